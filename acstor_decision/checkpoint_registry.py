@@ -39,7 +39,7 @@ from acstor_decision.identity import trust_state
 
 LOG = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 30.0
+CHECK_INTERVAL_S = 30.0
 """Interval at which the leader updates the metrics of checkpoints."""
 SWEEP_EVERY_S = 300.0
 """Interval at which Nova is asked whether servers with checkpoints exist."""
@@ -257,7 +257,7 @@ class CheckpointRegistry:
     def run_cleanup(self, leads: Callable[[], bool], stopping: threading.Event) -> None:
         """Update metrics and delete checkpoints of gone servers, while this one leads."""
         sweeps_s = self._clock() + SWEEP_EVERY_S
-        while not stopping.wait(LOOK_EVERY_S):
+        while not stopping.wait(CHECK_INTERVAL_S):
             try:
                 self.newest = tuple(self._store.newest_checkpoints()) if leads() else ()
                 if leads() and self._nova.is_configured and self._clock() >= sweeps_s:

@@ -48,7 +48,7 @@ class LearnedRing(base.Lockstep):
         """Take a host that was named alone for the predecessor: a tree has a choice."""
         self.predecessors.propose_predecessor(image_id, host, self._context.now)
 
-    def gave(self, image_id: ids.ImageId, host: ids.HostId) -> None:
+    def chunk_received(self, image_id: ids.ImageId, host: ids.HostId) -> None:
         """Keep a predecessor that gives."""
         self.predecessors.record_success(image_id, host, self._context.now)
 

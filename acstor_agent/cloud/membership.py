@@ -40,7 +40,7 @@ def ring_keeper_of(
     return ring_keeper.RingKeeper(
         pathlib.Path(own.state_dir) / "ring.json",
         pathlib.Path(own.ring_file) if own.ring_file else None,
-        ring_keeper.FORMER_S,
+        ring_keeper.FORMER_TABLE_S,
         signers=identity.signer_keys,
     )
 

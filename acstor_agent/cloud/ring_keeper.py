@@ -27,8 +27,8 @@ from acstor_common.wire import decision_messages
 
 LOG = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0
-FORMER_S = 3600.0
+CHECK_INTERVAL_S = 1.0
+FORMER_TABLE_S = 3600.0
 """How long the replaced table stays valid; the next table ends it earlier.
 
 Meanwhile, new homes ask its homes before the source, and its hosts may connect.
@@ -184,7 +184,7 @@ class RingKeeper:
     async def watch_file(self) -> None:
         """Check the operator's file every second, forever."""
         while True:
-            await trio.sleep(LOOK_EVERY_S)
+            await trio.sleep(CHECK_INTERVAL_S)
             self._check_file()
 
     def _check_file(self) -> None:

@@ -25,7 +25,7 @@ class Kind(enum.IntEnum):
 
 
 _KINDS = tuple(Kind)
-Turn = list[peer_wire.Request] | peer_wire.News
+Turn = list[peer_wire.Request] | peer_wire.Notification
 
 
 class SendQueue:
@@ -52,7 +52,7 @@ class SendQueue:
         self._urgent: dict[int, peer_wire.Request] = {}
         self._background: dict[int, peer_wire.Request] = {}
         self._left: dict[int, peer_wire.Request] = {}  # by the chunks that are still wanted
-        self._announcements: collections.deque[peer_wire.News] = collections.deque()
+        self._announcements: collections.deque[peer_wire.Notification] = collections.deque()
         self._first_in_a_row = 0
         self._last_lower = Kind.BACKGROUND
 
@@ -74,9 +74,9 @@ class SendQueue:
             (self._background if is_background else self._urgent)[request.request_id] = request
             self._left.update(dict.fromkeys(request.numbers, request))
 
-    def queue_announcements(self, news: peer_wire.News) -> None:
+    def queue_announcements(self, notification: peer_wire.Notification) -> None:
         """Queue an announcement."""
-        self._announcements.append(news)
+        self._announcements.append(notification)
 
     def raise_priority(self, request_id: int) -> None:
         """Move a request, if it is still queued, to those that guests wait for."""

@@ -37,7 +37,7 @@ from acstor_common.model import geometry
 
 LOG = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 10.0
+CHECK_INTERVAL_S = 10.0
 AGAIN_S = 30.0
 """Interval of retries of failed chunks."""
 AT_ONCE = checkpoint_client.CONNECTIONS // 4
@@ -154,7 +154,7 @@ class CheckpointRestore:
                     if not recovery.is_whole and recovery.checkpoint_id not in self._under_way:
                         self._under_way.add(recovery.checkpoint_id)
                         nursery.start_soon(self._complete, recovery)
-                with trio.move_on_after(LOOK_EVERY_S):
+                with trio.move_on_after(CHECK_INTERVAL_S):
                     await self._wanted.wait()
 
     async def _complete(self, recovery: restore_record.RestoreRecord) -> None:

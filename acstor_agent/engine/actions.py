@@ -237,14 +237,14 @@ Action = (
 class ActionQueue:
     """Collects the actions of one event."""
 
-    __slots__ = ("_asks", "_cancels", "_hurries", "_replies", "_stores", "_watch", "others")
+    __slots__ = ("_asks", "_cancels", "_priority_raises", "_replies", "_stores", "_watch", "others")
 
     def __init__(self) -> None:
         self._stores: list[ArrivedRun] = []
         self._replies: dict[Hashable, list[Answer]] = {}
         self._asks: dict[ids.HostId, list[transfer.Attempt]] = {}
         self._cancels: dict[ids.HostId, list[int]] = {}
-        self._hurries: dict[ids.HostId, list[int]] = {}
+        self._priority_raises: dict[ids.HostId, list[int]] = {}
         self._watch: list[Hashable] = []
         self.others: list[Action] = []
 
@@ -279,7 +279,7 @@ class ActionQueue:
 
     def add_priority_raise(self, host: ids.HostId, numbers: Iterable[int]) -> None:
         """Add requests whose priority a peer is to raise."""
-        self._hurries.setdefault(host, []).extend(numbers)
+        self._priority_raises.setdefault(host, []).extend(numbers)
 
     def add_cancel(self, host: ids.HostId, numbers: Iterable[int]) -> None:
         """Add requests that a peer is to cancel."""
@@ -304,9 +304,11 @@ class ActionQueue:
         if self._cancels:
             found += cancels
             self._cancels = {}
-        if self._hurries:
-            found += [RaisePriority(host, numbers) for host, numbers in self._hurries.items()]
-            self._hurries = {}
+        if self._priority_raises:
+            found += [
+                RaisePriority(host, numbers) for host, numbers in self._priority_raises.items()
+            ]
+            self._priority_raises = {}
         if self._asks:
             for host, asked in self._asks.items():
                 attempts = [attempt for attempt in asked if not attempt.is_over]  # ended since

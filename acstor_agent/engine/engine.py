@@ -106,7 +106,7 @@ class Engine:
             Due.LOOKUP_SLOT: lambda _: self.pending.lookups.release_slot(),
             Due.ANNOUNCEMENTS: lambda _: self.context.announcements.flush(self.context.now),
             Due.HINTS: lambda _: self.context.announcements.flush_hints(self.context.now),
-            Due.REPEAT_ANNOUNCEMENTS: lambda host: self.context.announcements.tell_again(
+            Due.REPEAT_ANNOUNCEMENTS: lambda host: self.context.announcements.repeat_announcements(
                 host, self.context.now
             ),
         }
@@ -150,7 +150,7 @@ class Engine:
         return attempt.refs[attempt.numbers.index(number)] if attempt is not None else None
 
     def recover_from_fault(self, now: float, why: str) -> Actions:
-        """End what an event that raised has left half done; readers are told ``why``."""
+        """End what an event that raised has left half done; readers get ``why``."""
         self.context.now = now
         self._recovery.recover_from_fault(why)
         return self._take_actions()
@@ -239,10 +239,10 @@ class Engine:
 
     @_event
     def source_read_progressed(
-        self, number: int, told: Iterable[tuple[int, transfer_.Bytes | Failure]]
+        self, number: int, outcomes: Iterable[tuple[int, transfer_.Bytes | Failure]]
     ) -> None:
         """Take chunks or failures of a read, by index in ``refs``; more may follow."""
-        self._responses.source_answered(number, told)
+        self._responses.source_answered(number, outcomes)
 
     @_event
     def source_ended(self, number: int, why: Failure = Failure.UNREACHABLE) -> None:
@@ -340,8 +340,8 @@ class Engine:
         segment_chunks: int = 1,
     ) -> None:
         """Take an announcement of a peer: held chunks, evicted chunks, eviction hints."""
-        told = here, gone, evictable, segment_chunks
-        self.context.announcements.process_announcement(host, *told, self.context.now)
+        message = here, gone, evictable, segment_chunks
+        self.context.announcements.process_announcement(host, *message, self.context.now)
 
     @_event
     def table_changed(self, table: hash_ring.Ring, former: hash_ring.Ring | None) -> None:

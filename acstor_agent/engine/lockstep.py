@@ -36,7 +36,7 @@ class Lockstep:
     def named(self, image_id: ids.ImageId, host: ids.HostId) -> None:
         """Record that a peer referred this host to one other host."""
 
-    def gave(self, image_id: ids.ImageId, host: ids.HostId) -> None:
+    def chunk_received(self, image_id: ids.ImageId, host: ids.HostId) -> None:
         """Record that a host gave a chunk."""
 
     def failed(self, image_id: ids.ImageId, host: ids.HostId) -> None:

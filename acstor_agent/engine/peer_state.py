@@ -95,7 +95,7 @@ class PeerStates:
 
     def __init__(self, rng: Random, *, may_hedge: bool = True) -> None:
         self.invalid_chunks = self.backoffs = self.hedges = 0
-        self.source_gave_s = 0.0  # time of its last chunk
+        self.last_source_chunk_s = 0.0  # time of its last chunk
         self._rng = rng
         self._peers: dict[ids.HostId, Peer] = {}
         self._backing_off: set[ids.HostId] = set()  # in backoff, or on trial after one
@@ -152,8 +152,8 @@ class PeerStates:
 
     # Backoff
 
-    def is_usable(self, host: ids.HostId, now: float) -> bool:
-        """Return whether to ask a host; after a backoff this allows one trial.
+    def try_acquire(self, host: ids.HostId, now: float) -> bool:
+        """Return whether to ask a host now; after a backoff, take the one trial.
 
         Until the trial has an outcome or TRIAL_S passed, other callers get False.
         """

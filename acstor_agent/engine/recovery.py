@@ -28,7 +28,7 @@ class Recovery:
         self._context, self._pending, self._requests = context, pending, requests
 
     def recover_from_fault(self, why: str) -> None:
-        """End what is half done; local readers are told ``why``."""
+        """End what is half done; local readers get ``why``."""
         context = self._context
         context.kept.clear()  # they may never be reported as stored
         context.source_reads.recount_reads()

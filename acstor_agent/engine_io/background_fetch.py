@@ -29,7 +29,7 @@ class BackgroundFetch(Generic[T]):
         self._driver, self._priority = driver, priority
         self._left: dict[_Run[T], None] = {}
         self._left_chunks = 0
-        self._came: list[tuple[T, Outcome]] = []
+        self._arrived: list[tuple[T, Outcome]] = []
         self._more = trio.Event()
 
     def __enter__(self) -> "BackgroundFetch[T]":
@@ -41,7 +41,7 @@ class BackgroundFetch(Generic[T]):
             self._cancel_runs(left)
 
     def __len__(self) -> int:
-        return self._left_chunks + len(self._came)
+        return self._left_chunks + len(self._arrived)
 
     def request_chunks(self, things: Iterable[tuple[T, read_request.ChunkRef]]) -> None:
         """Fetch chunks that are not in the cache, each for an item of the caller."""
@@ -75,13 +75,13 @@ class BackgroundFetch(Generic[T]):
 
     async def wait_for_arrivals(self) -> list[tuple[T, Outcome]]:
         """Wait for outcomes and return them; empty after :meth:`wake_waiter`."""
-        if self._came:
+        if self._arrived:
             await trio.lowlevel.cancel_shielded_checkpoint()  # do not lose the outcomes
         else:
             self._more = trio.Event()
             await self._more.wait()
-        came, self._came = self._came, []
-        return came
+        arrived, self._arrived = self._arrived, []
+        return arrived
 
     def chunks_completed(self, run: "_Run[T]", answer: actions.CompleteRead) -> None:
         """Take the answer for a run; request its missing chunks one by one."""
@@ -96,7 +96,7 @@ class BackgroundFetch(Generic[T]):
             if fetched is None:
                 again.append(_Run(self, (thing,), (ref,)))
             else:
-                self._came.append((thing, fetched))
+                self._arrived.append((thing, fetched))
         if len(again) < len(run.refs):
             self._more.set()
         self._ask(again)
@@ -106,10 +106,10 @@ class BackgroundFetch(Generic[T]):
             return
         self._forget(run)
         if answer.failure is None:
-            self._came += zip(run.things, answer.chunks, strict=True)
+            self._arrived += zip(run.things, answer.chunks, strict=True)
         else:
             failure = read_request.error_of(answer, run.what)
-            self._came += [(thing, failure) for thing in run.things]
+            self._arrived += [(thing, failure) for thing in run.things]
         self._more.set()
 
     def _forget(self, run: "_Run[T]") -> None:

@@ -83,7 +83,7 @@ class Exchange(engine_driver.EngineDriver):
         self._peer_client = peer_client.PeerClient(self, net, meter)
         self.peer_server = peer_server.PeerServer(self, cache, maps, meter)
         self.on_action(actions.CompleteRead, self._complete)
-        self.on_action(actions.ReportStall, self._tell_waiter)
+        self.on_action(actions.ReportStall, self._report_stall)
         self.on_action(actions.ReportBackoff, self._log_backoff)
         self.on_action(actions.ForwardAnnouncement, lambda heard: None)  # EventFanout takes them
 
@@ -186,15 +186,15 @@ class Exchange(engine_driver.EngineDriver):
         refs: Sequence[chunk_ref.ChunkRef],
         priority: Priority = Priority.GUEST,
         deadline_s: float = math.inf,
-        told: Callable[[str], None] = lambda why: None,
+        on_stall: Callable[[str], None] = lambda why: None,
         is_patient: bool = True,
     ) -> read_request.ReadRequest:
         """Fetch chunks that are not in the cache; returns at once.
 
         :param is_patient: retry while bytes may still arrive, if a guest waits
-        :param told: called with what is waited for, each time that all providers failed
+        :param on_stall: called with what is waited for, each time that all providers failed
         """
-        wish = read_request.ReadRequest(self, refs, deadline_s, told)
+        wish = read_request.ReadRequest(self, refs, deadline_s, on_stall)
         until_s, guest = self.clock() + deadline_s, disk_io.current_guest()
         if why := self.handle_event(
             self.core.request_chunks, refs, priority, wish, until_s, is_patient, guest
@@ -231,11 +231,11 @@ class Exchange(engine_driver.EngineDriver):
         if refs:
             self.handle_event(self.core.request_chunks, refs, Priority.READAHEAD, None)
 
-    def announcement_received(self, host: ids.HostId, news: peer_wire.SegmentNews) -> None:
+    def announcement_received(self, host: ids.HostId, message: peer_wire.Announcement) -> None:
         """Take an announcement of a peer."""
         kinds = (peer_wire.Advertise, peer_wire.Gone, peer_wire.EvictionHint)
-        told = [news.chunks if isinstance(news, kind) else () for kind in kinds]
-        self.handle_event(self.core.announcement_received, host, *told, news.segment_chunks)
+        chunks = [message.chunks if isinstance(message, kind) else () for kind in kinds]
+        self.handle_event(self.core.announcement_received, host, *chunks, message.segment_chunks)
 
     def protocol_violated(self, host: ids.HostId, error: errors.RemoteProtocolError) -> None:
         """Record that an asked peer broke the protocol."""
@@ -259,9 +259,9 @@ class Exchange(engine_driver.EngineDriver):
         """Return the hosts in backoff, with the seconds left; thread-safe."""
         return self.core.context.peers.in_backoff(self.clock())
 
-    def send_announcement(self, host: ids.HostId, news: peer_wire.News) -> None:
+    def send_announcement(self, host: ids.HostId, message: peer_wire.Notification) -> None:
         """Send a message to a host on the table and not in backoff; never waits or fails."""
-        self._peer_client.send_announcement_now(host, news, self.clock())
+        self._peer_client.send_announcement_now(host, message, self.clock())
 
     # Actions
 
@@ -271,27 +271,27 @@ class Exchange(engine_driver.EngineDriver):
             complete = complete._replace(why=self._in_words(wish, complete.why))
         if complete.failure is Failure.LOST:
             image_id = wish.refs[0].image_id
-            untold = self._log_limit.take_line((image_id, "lost"), self.clock())
-            if untold is not None:
+            suppressed = self._log_limit.take_line((image_id, "lost"), self.clock())
+            if suppressed is not None:
                 LOG.error(
                     "image %s: data is lost, reads of it fail with I/O errors: "
                     "%s: %s (and %d like it)",
-                    *(image_id, wish.what, complete.why, untold),
+                    *(image_id, wish.what, complete.why, suppressed),
                 )
         wish.complete(complete)
 
-    def _tell_waiter(self, told: actions.ReportStall) -> None:
-        wish: Any = told.token
-        why = self._in_words(wish, told.why)
-        if (absent := told.absent) is not None:
+    def _report_stall(self, stall: actions.ReportStall) -> None:
+        wish: Any = stall.token
+        why = self._in_words(wish, stall.why)
+        if (absent := stall.absent) is not None:
             key = absent.image_id, "absent"
             if self._log_limit.take_line(key, self.clock()) is not None:
                 LOG.warning(
                     "image %s: bytes of it cannot be had, guests that read them wait and get I/O "
                     "errors in %.0f s: %s: %s",
-                    *(absent.image_id, told.lost_in_s, read_request.in_words(absent), why),
+                    *(absent.image_id, stall.lost_in_s, read_request.in_words(absent), why),
                 )
-        wish.tell(why)
+        wish.on_stall(why)
 
     def _in_words(self, wish: read_request.ReadRequest, why: str) -> str:
         """Return why chunks are missing, with the source's last error for their image."""

@@ -88,9 +88,9 @@ class PeerClient:
         driver.on_action(actions.RequestChunks, self._ask)
         driver.on_action(actions.CancelRequests, self._cancel)
         driver.on_action(
-            actions.RaisePriority, lambda hurry: net.raise_priorities(hurry.host, hurry.numbers)
+            actions.RaisePriority, lambda todo: net.raise_priorities(todo.host, todo.numbers)
         )
-        driver.on_action(actions.SendAnnouncement, self._tell)
+        driver.on_action(actions.SendAnnouncement, self._send_announcement)
 
     def _address_of(self, host: ids.HostId) -> str | None:
         tables = self._core.context.ring
@@ -146,12 +146,12 @@ class PeerClient:
 
     def _hear(self, host: ids.HostId, answers: list[client_connection.Answer]) -> None:
         """Feed answers that arrived together; an empty list is a keepalive."""
-        came: list[tuple[int, read_request.FetchedChunk]] = []
+        chunks: list[tuple[int, read_request.FetchedChunk]] = []
         moved: list[tuple[int, float | None]] = []
         failed: list[tuple[int, Failure]] = []
         for answer in answers:
             if isinstance(answer, peer_wire.Chunk):
-                self._take(answer, came, moved, failed)
+                self._take(answer, chunks, moved, failed)
                 continue
             number = answer.request_id
             if self._asked.pop(number, None) is None:
@@ -163,8 +163,8 @@ class PeerClient:
                 failed.append((number, _failure_of(answer)))
         if moved and self._meter is not None:
             _count_received(self._meter, host, moved)
-        if came:
-            self._driver.handle_event(self._core.chunks_arrived, host, came)
+        if chunks:
+            self._driver.handle_event(self._core.chunks_arrived, host, chunks)
         if failed:
             self._driver.handle_event(self._core.peer_refused, host, failed)
         if not answers:
@@ -173,7 +173,7 @@ class PeerClient:
     def _take(
         self,
         answer: peer_wire.Chunk,
-        came: list[tuple[int, read_request.FetchedChunk]],
+        chunks: list[tuple[int, read_request.FetchedChunk]],
         moved: list[tuple[int, float | None]],
         failed: list[tuple[int, Failure]],
     ) -> None:
@@ -184,7 +184,7 @@ class PeerClient:
         if asked is None or of_all.count(asked) < len(of_all):
             if len(numbers) > 1:  # some were cancelled, or requested separately
                 for chunk in answer.iter_chunks():
-                    self._take(chunk, came, moved, failed)
+                    self._take(chunk, chunks, moved, failed)
             return
         for number in numbers:
             del self._asked[number]
@@ -196,32 +196,34 @@ class PeerClient:
             if data is None:
                 failed.append((number, Failure.INVALID))
             else:
-                came.append((number, read_request.FetchedChunk(data, origin)))
+                chunks.append((number, read_request.FetchedChunk(data, origin)))
                 right_bytes += len(data)
         self._driver.counters.relayed_bytes += right_bytes if asked.mode is _RELAYED else 0
 
     # Announcements
 
-    def _tell(self, tell: actions.SendAnnouncement) -> None:
-        address = self._address_of(tell.host)
+    def _send_announcement(self, message: actions.SendAnnouncement) -> None:
+        address = self._address_of(message.host)
         if address is None:
             return
-        news: list[peer_wire.SegmentNews] = []
-        length = tell.segment_chunks
-        news += [peer_wire.Advertise(tell.here, length)] if tell.here else []
-        news += [peer_wire.Gone(tell.gone, length)] if tell.gone else []
-        news += [peer_wire.EvictionHint(tell.evictable, length)] if tell.evictable else []
-        for one in news:
-            self._net.send_announcement(tell.host, address, one)
-        self._driver.counters.advertised += segments.count(tell.here)
-        self._driver.counters.withdrawn += segments.count(tell.gone)
-        self._driver.counters.copy_hints_sent += segments.count(tell.evictable)
+        messages: list[peer_wire.Announcement] = []
+        length = message.segment_chunks
+        messages += [peer_wire.Advertise(message.here, length)] if message.here else []
+        messages += [peer_wire.Gone(message.gone, length)] if message.gone else []
+        messages += [peer_wire.EvictionHint(message.evictable, length)] if message.evictable else []
+        for one in messages:
+            self._net.send_announcement(message.host, address, one)
+        self._driver.counters.advertised += segments.count(message.here)
+        self._driver.counters.withdrawn += segments.count(message.gone)
+        self._driver.counters.copy_hints_sent += segments.count(message.evictable)
 
-    def send_announcement_now(self, host: ids.HostId, news: peer_wire.News, now: float) -> None:
+    def send_announcement_now(
+        self, host: ids.HostId, message: peer_wire.Notification, now: float
+    ) -> None:
         """Send a message to a host, if it is on the table and not in backoff."""
         context = self._core.context
         if host in context.ring.table and not context.peers.is_in_backoff(host, now):
-            self._net.send_announcement(host, context.ring.table.address_of(host), news)
+            self._net.send_announcement(host, context.ring.table.address_of(host), message)
 
 
 def _failure_of(answer: peer_wire.Refuse | client_connection.RequestLost) -> Failure:

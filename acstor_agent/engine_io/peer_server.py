@@ -145,7 +145,7 @@ class PeerServer:
             elif isinstance(answer, actions.SendChunk) and answer.data is None:
                 here.append(answer)
             else:
-                answers.append(self._told(connection, answer))
+                answers.append(self._encode_answer(connection, answer))
         for given, data in zip(here, self._read_nowait(here), strict=True):
             if data is None:
                 scope = trio.CancelScope()
@@ -155,7 +155,7 @@ class PeerServer:
                 answers.append(_answer(given, data))
         self._send(connection, answers)
 
-    def _told(
+    def _encode_answer(
         self,
         connection: server_connection.ServerConnection,
         answer: actions.SendChunk | actions.SendRefusal | actions.SendReferral,
@@ -224,11 +224,11 @@ class PeerServer:
         connection.send_answers(answers)
 
     def _warn(self, host: ids.HostId, request: chunk_ref.Request, why: str) -> None:
-        untold = self._warned.take_line(host, trio.current_time())
-        if untold is not None:
+        suppressed = self._warned.take_line(host, trio.current_time())
+        if suppressed is not None:
             LOG.warning(
                 "%s asked for %d bytes of image %s at %d: refused, %s (and %d like it)",
-                *(host, request.length, request.image_id, request.offset, why, untold),
+                *(host, request.length, request.image_id, request.offset, why, suppressed),
             )
 
     def _send_keepalives(self, alive: actions.SendKeepalives) -> None:

@@ -33,21 +33,21 @@ class FetchedChunk(NamedTuple):
 class ReadRequest:
     """A pending read, a token of the engine; leaving the block cancels it.
 
-    :param told: called with what is waited for
+    :param on_stall: called with what is waited for
     """
 
-    __slots__ = ("_answer", "_came", "_deadline_s", "_driver", "refs", "tell")
+    __slots__ = ("_answer", "_deadline_s", "_done", "_driver", "on_stall", "refs")
 
     def __init__(
         self,
         driver: engine_driver.EngineDriver,
         refs: Sequence[ChunkRef],
         deadline_s: float,
-        told: Callable[[str], None],
+        on_stall: Callable[[str], None],
     ) -> None:
-        self.refs, self.tell = refs, told
+        self.refs, self.on_stall = refs, on_stall
         self._deadline_s, self._driver = deadline_s, driver
-        self._came = trio.Event()
+        self._done = trio.Event()
         self._answer: actions.CompleteRead | None = None
 
     def __enter__(self) -> "ReadRequest":
@@ -64,7 +64,7 @@ class ReadRequest:
     def complete(self, answer: actions.CompleteRead) -> None:
         """Take the answer."""
         self._answer = answer
-        self._came.set()
+        self._done.set()
 
     async def wait(self) -> Sequence[FetchedChunk]:
         """Return the chunks, in the order of ``refs``.
@@ -74,7 +74,7 @@ class ReadRequest:
         :raises errors.ChunkUnavailable: no provider gave a chunk, and there is no retry
         """
         if self._answer is None:
-            await self._came.wait()
+            await self._done.wait()
         assert self._answer is not None
         if self._answer.failure is None:
             return self._answer.chunks

@@ -53,14 +53,16 @@ class SourceReader:
         requester = base.Requester(_KLASSES.get(read.priority, Klass.FILL), str(read.who))
         began_s, left = trio.current_time(), len(pieces)
 
-        def told(answers: base.Answers) -> None:
+        def take_answers(answers: base.Answers) -> None:
             nonlocal left
             left -= len(answers)
-            self._told(read, began_s, answers)
+            self._take_answers(read, began_s, answers)
 
         try:
             with self._scopes[read.number]:
-                await self._source.read_pieces(base.PieceRequest(blob, pieces, told, requester))
+                await self._source.read_pieces(
+                    base.PieceRequest(blob, pieces, take_answers, requester)
+                )
         except Exception as error:
             why = self._driver.faults.record_fault("a read of the source", error)
             self.last_errors[read.image_id] = why
@@ -69,18 +71,22 @@ class SourceReader:
             if left:
                 self._driver.handle_event(self._core.source_ended, read.number)
 
-    def _told(self, read: actions.ReadSource, began_s: float, answers: base.Answers) -> None:
-        gave: list[tuple[int, Any]] = []
+    def _take_answers(
+        self, read: actions.ReadSource, began_s: float, answers: base.Answers
+    ) -> None:
+        outcomes: list[tuple[int, Any]] = []
         given_bytes = given = 0
         for number, outcome in answers:
             if isinstance(outcome, Exception):
-                gave.append((number, read_request.failure_of(outcome)))
+                outcomes.append((number, read_request.failure_of(outcome)))
                 self.last_errors[read.image_id] = str(outcome)
             else:
                 given += 1
                 given_bytes += len(outcome)
-                gave.append((number, read_request.FetchedChunk(outcome, counters.Origin.SOURCE)))
+                outcomes.append(
+                    (number, read_request.FetchedChunk(outcome, counters.Origin.SOURCE))
+                )
         if read.priority.is_urgent:
             self._driver.counters.source_timed_bytes += given_bytes
             self._driver.counters.source_s += given * (trio.current_time() - began_s)
-        self._driver.handle_event(self._core.source_read_progressed, read.number, gave)
+        self._driver.handle_event(self._core.source_read_progressed, read.number, outcomes)

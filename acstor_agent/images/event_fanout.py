@@ -34,12 +34,12 @@ class EventFanout:
         chunks.on_action(actions.ForwardAnnouncement, self.announcements_accepted)
         cache.on_evicted(self.chunk_evicted)
 
-    def announcement_received(self, host: ids.HostId, news: peer_wire.News) -> None:
+    def announcement_received(self, host: ids.HostId, notification: peer_wire.Notification) -> None:
         """Process an unsolicited message of a peer."""
-        if isinstance(news, peer_wire.SegmentNews):
-            self._chunks.announcement_received(host, news)
+        if isinstance(notification, peer_wire.Announcement):
+            self._chunks.announcement_received(host, notification)
         elif self._replicas is not None:
-            self._replicas.report_received(host, news)
+            self._replicas.report_received(host, notification)
 
     def announcements_accepted(self, heard: actions.ForwardAnnouncement) -> None:
         """Process accepted announcements: prefetch candidates and copy hints."""

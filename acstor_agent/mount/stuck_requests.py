@@ -21,7 +21,7 @@ from acstor_common.util import log_limit
 
 LOG = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0
+CHECK_INTERVAL_S = 1.0
 SUSPECT_AFTER_S = 2.0
 """Age of a request from which on its guest is checked for a kill."""
 LATE_S = 5.0
@@ -73,7 +73,7 @@ class StuckRequests:
 
     async def _tell(self) -> None:
         while True:
-            await trio.sleep(LOOK_EVERY_S)
+            await trio.sleep(CHECK_INTERVAL_S)
             now_s = self._clock()
             for file_id, late in self.list_late().items():
                 untold = self._told.take_line(file_id, now_s)
@@ -97,7 +97,7 @@ class StuckRequests:
 
     async def _let_go(self) -> None:
         while True:
-            await trio.sleep(LOOK_EVERY_S)
+            await trio.sleep(CHECK_INTERVAL_S)
             now_s = self._clock()
             late = self._table.late_guests(now_s, SUSPECT_AFTER_S)
             if not late:

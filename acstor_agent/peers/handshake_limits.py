@@ -49,7 +49,7 @@ class HandshakeLimits:
         return len(self._waiting) + sum(map(len, self._of_hosts.values()))
 
     @contextlib.contextmanager
-    def one_from(self, ip: str) -> Iterator[None]:
+    def limit_handshake(self, ip: str) -> Iterator[None]:
         """Count a connection as unauthenticated until the block ends.
 
         :raises trio.TooSlowError: it took too long, or was dropped for another one
@@ -80,33 +80,35 @@ class HandshakeLimits:
             _push_one_out(waiting)
         return waiting
 
-    def may_come(self, ip: str) -> bool:
+    def admit_connection(self, ip: str) -> bool:
         """Return whether to accept a connection from an address; count it if not."""
-        return self._may(self.handshakes.check_address, ip)
+        return self._admit(self.handshakes.check_address, ip)
 
-    def may_begin(self, ip: str) -> bool:
+    def admit_handshake(self, ip: str) -> bool:
         """Return whether an address may start a handshake; count it if not."""
-        return self._may(self.handshakes.try_begin, ip)
+        return self._admit(self.handshakes.try_begin, ip)
 
-    def _may(self, rule: Callable[[str, float], bool], ip: str) -> bool:
+    def _admit(self, rule: Callable[[str, float], bool], ip: str) -> bool:
         now = trio.current_time()
-        may = rule(ip, now)
-        if not may and (untold := self._said_hasty.take_line(None, now)) is not None:
+        is_admitted = rule(ip, now)
+        if not is_admitted and (suppressed := self._said_hasty.take_line(None, now)) is not None:
             LOG.warning(
-                "Handshakes come too quickly: one from %s is refused (and %d before it)", ip, untold
+                "Handshakes come too quickly: one from %s is refused (and %d before it)",
+                ip,
+                suppressed,
             )
-        return may
+        return is_admitted
 
     def log_drops(self, ip: str, peer: str, why: str) -> None:
         """Log a dropped connection, rate-limited for each address and reason."""
         now = trio.current_time()
-        untold = self._said.take_line((ip, why), now)
-        if untold is None:
+        suppressed = self._said.take_line((ip, why), now)
+        if suppressed is None:
             return
         if not self._may_say(now):
             self._unsaid += 1
             return
-        more = f" (and {untold} more like it)" if untold else ""
+        more = f" (and {suppressed} more like it)" if suppressed else ""
         LOG.warning("Connection from %s dropped: %s%s", peer, why, more)
 
     def _may_say(self, now: float) -> bool:

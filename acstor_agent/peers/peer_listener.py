@@ -19,7 +19,7 @@ from acstor_common.model import addresses
 
 LOG = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 2.0
+CHECK_INTERVAL_S = 2.0
 """Interval of checks that sockets still listen; the kernel does not always report it."""
 RETRY_FIRST_S = 0.1
 RETRY_LONGEST_S = 5.0
@@ -157,7 +157,7 @@ async def _open_again(addresses: Sequence[tuple[str, int]]) -> Listeners:
 
 async def _watch(listeners: Listeners) -> None:
     while True:
-        await trio.sleep(LOOK_EVERY_S)
+        await trio.sleep(CHECK_INTERVAL_S)
         for listener in listeners:
             if not listener.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 raise OSError("it does not listen any more")

@@ -77,7 +77,7 @@ class PeerNetwork:
         self.unauthenticated = handshake_limits.HandshakeLimits(
             self._limits.unauthenticated, self._limits.hello_s, admission.hosts_at
         )
-        may_enter = self.unauthenticated.may_come if credentials else lambda ip: True
+        may_enter = self.unauthenticated.admit_connection if credentials else lambda ip: True
         self.endpoint = peer_listener.PeerListener(self._accept, may_enter)
         self._nursery: trio.Nursery | None = None
         self._giver: server_connection.RequestHandler
@@ -86,7 +86,7 @@ class PeerNetwork:
     def subscribe(
         self,
         *,
-        heard: Heard = lambda host, news: None,
+        heard: Heard = lambda host, notification: None,
         protocol_violated: BrokeRules = lambda host, error: None,
         unheard: Callable[[ids.HostId], None] = lambda host: None,
     ) -> None:
@@ -148,14 +148,16 @@ class PeerNetwork:
     def _asking(self) -> list[base_connection.Connection]:
         return [line.connection for line in self._lines.values() if line.connection]
 
-    def send_announcement(self, host: ids.HostId, address: str, news: peer_wire.News) -> None:
+    def send_announcement(
+        self, host: ids.HostId, address: str, notification: peer_wire.Notification
+    ) -> None:
         """Send a message to ``host``; drop it if there is no connection or room."""
         try:
             line = self._line(host, address, peer_wire.Klass.BULK)
         except errors.ChunkUnavailable as e:
             LOG.debug("not told: %s", e)
             return
-        line.send_announcement(news)
+        line.send_announcement(notification)
 
     def send_requests(
         self,
@@ -312,7 +314,7 @@ class PeerNetwork:
         try:
             ip, port = stream.socket.getpeername()[:2]
             peer = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
-            with self.unauthenticated.one_from(ip):
+            with self.unauthenticated.limit_handshake(ip):
                 if not await self._may_begin(stream, ip):
                     return
                 try:
@@ -354,7 +356,7 @@ class PeerNetwork:
         if self._credentials is None:
             return True
         await connection_setup.wait_for_first_byte(stream)
-        if not self.unauthenticated.may_begin(ip):
+        if not self.unauthenticated.admit_handshake(ip):
             return False
         await self._share.next_turn(ip)  # after the check: refused ones do not queue
         return True

@@ -23,7 +23,7 @@ from acstor_common.util import supervision
 
 LOG = logging.getLogger(__name__)
 
-LOOK_EVERY_S: Final = 0.5
+CHECK_INTERVAL_S: Final = 0.5
 """A guest that overwrites 1 GB/s exceeds a limit by half of that."""
 RETRY_S: Final = 10.0
 """Time until another job is ended for space, and until ending a job is retried."""
@@ -103,7 +103,7 @@ class ScratchFiles:
 
     def run(self, ended: threading.Event) -> None:
         """Check the files periodically until ``ended`` is set."""
-        while not ended.wait(LOOK_EVERY_S):
+        while not ended.wait(CHECK_INTERVAL_S):
             self.end_oversized()
 
     def end_oversized(self) -> None:

@@ -34,7 +34,7 @@ from acstor_common.util import supervision
 
 LOG = logging.getLogger(__name__)
 
-LOOK_EVERY_S: Final = 10.0
+CHECK_INTERVAL_S: Final = 10.0
 FIRST_PAUSE_S: Final = 30.0
 LONGEST_PAUSE_S: Final = 1800.0
 _ENDS_WITHIN_S: Final = 30.0
@@ -80,7 +80,7 @@ class PullLoop:
 
     def run(self) -> None:
         """Start due pulls periodically until ``ended`` is set."""
-        while not self._ended.wait(LOOK_EVERY_S):
+        while not self._ended.wait(CHECK_INTERVAL_S):
             try:
                 self.start_due_pulls()
             except Exception:

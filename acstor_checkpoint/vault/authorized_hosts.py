@@ -13,7 +13,7 @@ from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.ring import hash_ring
 
-LOOK_EVERY_S: Final = 10.0
+CHECK_INTERVAL_S: Final = 10.0
 """Reading the table of a large cloud takes a second or two."""
 
 
@@ -30,12 +30,12 @@ class AuthorizedHosts:
         self._lock = threading.Lock()
         self._table: hash_ring.Ring | None = None
         self._why = ""
-        self._looked_s = -LOOK_EVERY_S
+        self._looked_s = -CHECK_INTERVAL_S
 
     def why_refused(self, certificate: certificates.HostCertificate) -> str:
         """Return why an authenticated host is refused; "" if it is not."""
         with self._lock:
-            if self._clock() - self._looked_s >= LOOK_EVERY_S:
+            if self._clock() - self._looked_s >= CHECK_INTERVAL_S:
                 self._look()
             table, why = self._table, self._why
         if table is None:
@@ -53,7 +53,7 @@ class AuthorizedHosts:
         """
         if self._table is None:
             with self._lock:
-                if self._clock() - self._looked_s >= LOOK_EVERY_S:
+                if self._clock() - self._looked_s >= CHECK_INTERVAL_S:
                     self._look()
         table = self._table
         return 0 if table is None else table.hosts_at(ip)

@@ -3,7 +3,7 @@
 
 The four files are one set.  The folder's name is a symbolic link to the set in use, and a new set
 replaces the link, never a file, so a reader never mixes two sets.  Operators may instead use a
-plain folder.  The set is read again on use after LOOK_EVERY_S.
+plain folder.  The set is read again on use after CHECK_INTERVAL_S.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 2.0
+CHECK_INTERVAL_S = 2.0
 MAX_FILE_BYTES = 256 * 1024
 SET_PREFIX = ".identity-"
 
@@ -82,22 +82,22 @@ class IdentityFiles:
         self.files = files
         self.here, self._clock = here, clock
         self._lock = threading.Lock()
-        self._refreshed_s = -LOOK_EVERY_S
+        self._refreshed_s = -CHECK_INTERVAL_S
         self._stamps: _Stamps | None = None
         self._identity = Identity()
         self._logged: set[str] = set()
 
     def current_credentials(self) -> Identity:
-        """Return the current set, at most LOOK_EVERY_S old."""
+        """Return the current set, at most CHECK_INTERVAL_S old."""
         with self._lock:
-            if self._clock() - self._refreshed_s >= LOOK_EVERY_S:
+            if self._clock() - self._refreshed_s >= CHECK_INTERVAL_S:
                 self._refresh()
             return self._identity
 
     def invalidate(self) -> None:
         """Read the files again on next use."""
         with self._lock:
-            self._refreshed_s = -LOOK_EVERY_S
+            self._refreshed_s = -CHECK_INTERVAL_S
 
     def signer_keys(self) -> Signers:
         """Return the trusted signing keys of the decision service."""

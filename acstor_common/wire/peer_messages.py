@@ -20,8 +20,8 @@ from acstor_common.wire import peer_request
 from acstor_common.wire import replica_messages
 from acstor_common.wire.peer_request import Cancel as Cancel
 from acstor_common.wire.peer_request import Get as Get
-from acstor_common.wire.peer_request import Hurry as Hurry
 from acstor_common.wire.peer_request import Klass as Klass
+from acstor_common.wire.peer_request import RaisePriority as RaisePriority
 from acstor_common.wire.replica_messages import ReplicaReport as ReplicaReport
 from acstor_common.wire.replica_messages import ReplicaRequest as ReplicaRequest
 
@@ -136,10 +136,10 @@ class EvictionHint(NamedTuple):
     segment_chunks: int = 1
 
 
-SegmentNews = Advertise | Gone | EvictionHint
-News = SegmentNews | ReplicaRequest | ReplicaReport
+Announcement = Advertise | Gone | EvictionHint
+Notification = Announcement | ReplicaRequest | ReplicaReport
 """Unsolicited messages without an answer, on BULK connections only."""
-Message = Hello | Get | Chunk | Refuse | Cancel | Hurry | Ping | Pong | Refer | News
+Message = Hello | Get | Chunk | Refuse | Cancel | RaisePriority | Ping | Pong | Refer | Notification
 
 
 class Type(enum.IntEnum):
@@ -158,7 +158,7 @@ class Type(enum.IntEnum):
     EVICTION_HINT = 11
     KEEP = 12
     KEPT = 13
-    HURRY = 14
+    RAISE_PRIORITY = 14
 
 
 _HELLO = struct.Struct(">BQ")  # class, ring epoch; then the host ID
@@ -184,8 +184,8 @@ def _encode_refuse(refuse: Refuse) -> bytes:
     return _REFUSE.pack(refuse.request_id, refuse.code)
 
 
-def _encode_segments(news: SegmentNews) -> bytes:
-    chunks, length = news
+def _encode_segments(announcement: Announcement) -> bytes:
+    chunks, length = announcement
     names, bitmaps = [name for name, _ in chunks], [bits for _, bits in chunks]
     _check_segments(names, bitmaps, length)
     if length == 1:
@@ -260,7 +260,9 @@ class Kind(NamedTuple):
     decode: Callable[[bytes], Message]
 
 
-def _news(type_: Type, made: Callable[[tuple[segments.Chunks, ...], int], SegmentNews]) -> Kind:
+def _announcement_kind(
+    type_: Type, made: Callable[[tuple[segments.Chunks, ...], int], Announcement]
+) -> Kind:
     return Kind(
         type_,
         1 + _CHUNK_BYTES,
@@ -270,7 +272,7 @@ def _news(type_: Type, made: Callable[[tuple[segments.Chunks, ...], int], Segmen
     )
 
 
-def _of_requests(type_: Type, made: Callable[[tuple[int, ...]], Cancel | Hurry]) -> Kind:
+def _of_requests(type_: Type, made: Callable[[tuple[int, ...]], Cancel | RaisePriority]) -> Kind:
     return Kind(
         type_,
         peer_request.MIN_NUMBERS_BYTES,
@@ -295,7 +297,7 @@ KINDS: dict[type[Message], Kind] = {
     ),
     Refuse: Kind(Type.REFUSE, _REFUSE.size, _REFUSE.size, _encode_refuse, _decode_refuse),
     Cancel: _of_requests(Type.CANCEL, Cancel),
-    Hurry: _of_requests(Type.HURRY, Hurry),
+    RaisePriority: _of_requests(Type.RAISE_PRIORITY, RaisePriority),
     Ping: Kind(
         Type.PING,
         _TOKEN.size,
@@ -310,10 +312,10 @@ KINDS: dict[type[Message], Kind] = {
         lambda pong: _TOKEN.pack(pong.token),
         lambda body: Pong(*_TOKEN.unpack(body)),
     ),
-    Advertise: _news(Type.ADVERTISE, Advertise),
+    Advertise: _announcement_kind(Type.ADVERTISE, Advertise),
     Refer: Kind(Type.REFER, _REFER.size + 2, _MAX_REFER_BYTES, _encode_refer, _decode_refer),
-    Gone: _news(Type.GONE, Gone),
-    EvictionHint: _news(Type.EVICTION_HINT, EvictionHint),
+    Gone: _announcement_kind(Type.GONE, Gone),
+    EvictionHint: _announcement_kind(Type.EVICTION_HINT, EvictionHint),
     ReplicaRequest: Kind(
         Type.KEEP,
         replica_messages.MIN_REQUEST_BYTES,

@@ -199,7 +199,7 @@ class Cancel(NamedTuple):
     request_ids: tuple[int, ...]
 
 
-class Hurry(NamedTuple):
+class RaisePriority(NamedTuple):
     """Raises the priority of these chunks to PEER."""
 
     request_ids: tuple[int, ...]
@@ -310,8 +310,8 @@ def _check_run(request: Request) -> None:
         raise ValueError(f"a proof of {len(proof)} bytes")
 
 
-def encode_numbers(message: Cancel | Hurry) -> bytes:
-    """Return the body of a Cancel or Hurry."""
+def encode_numbers(message: Cancel | RaisePriority) -> bytes:
+    """Return the body of a Cancel or RaisePriority."""
     _check_ids(message.request_ids)
     return struct.pack(f">{len(message.request_ids)}I", *message.request_ids)
 

@@ -31,9 +31,9 @@ from acstor_common.wire.peer_messages import EvictionHint as EvictionHint
 from acstor_common.wire.peer_messages import Get as Get
 from acstor_common.wire.peer_messages import Gone as Gone
 from acstor_common.wire.peer_messages import Hello as Hello
-from acstor_common.wire.peer_messages import Hurry as Hurry
 from acstor_common.wire.peer_messages import Ping as Ping
 from acstor_common.wire.peer_messages import Pong as Pong
+from acstor_common.wire.peer_messages import RaisePriority as RaisePriority
 from acstor_common.wire.peer_messages import Refer as Refer
 from acstor_common.wire.peer_messages import Refuse as Refuse
 from acstor_common.wire.peer_messages import ReplicaReport as ReplicaReport
@@ -61,14 +61,14 @@ SMALL_BYTES = 8192
 Buffer = peer_messages.Buffer
 Message = peer_messages.Message
 RefuseCode = peer_messages.RefuseCode
-News = peer_messages.News
-SegmentNews = peer_messages.SegmentNews
+Notification = peer_messages.Notification
+Announcement = peer_messages.Announcement
 Type = peer_messages.Type
 batches = peer_request.batches
 proof_of = peer_request.proof_of
 
 BULK_ONLY = frozenset(
-    {Type.ADVERTISE, Type.GONE, Type.EVICTION_HINT, Type.KEEP, Type.KEPT, Type.HURRY}
+    {Type.ADVERTISE, Type.GONE, Type.EVICTION_HINT, Type.KEEP, Type.KEPT, Type.RAISE_PRIORITY}
 )
 FROM_CLIENT = BULK_ONLY | {Type.HELLO, Type.GET, Type.CANCEL, Type.PING, Type.PONG}
 """What the side that opened the connection may send."""

@@ -38,7 +38,7 @@ from acstor_glance.prepare import preparation_budget
 LOG = logging.getLogger(__name__)
 
 NAME = "acstor_prehash"
-LOOK_EVERY_S = 1.0
+CHECK_INTERVAL_S = 1.0
 LOOK_AT_MOST_EVERY_S = 30.0
 PUBLISH_DEADLINE_S = 3600.0
 """Wait for an image to become active; the listener publishes later ones."""
@@ -188,7 +188,7 @@ class Publishing(threading.Thread):
         An active image is not enough: until its end the import rewrites properties.
         """
         deadline_s = time.monotonic() + PUBLISH_DEADLINE_S
-        wait_s = LOOK_EVERY_S
+        wait_s = CHECK_INTERVAL_S
         while time.monotonic() < deadline_s:
             image = images.read_or_none(self._image_id)
             if image is None:

@@ -49,7 +49,7 @@ class Cancels(NamedTuple):
     numbers: list[int]
 
 
-class Hurries(NamedTuple):
+class PriorityRaise(NamedTuple):
     """Numbers of requests that guests wait for now."""
 
     numbers: list[int]
@@ -121,7 +121,7 @@ class Host:
             actions.CompleteRead: self._complete,
             actions.RequestChunks: self._ask,
             actions.CancelRequests: self._cancel,
-            actions.RaisePriority: self._hurry,
+            actions.RaisePriority: self._raise_priority,
             actions.SendAnswers: self._reply,
             actions.WatchDelivery: self._watch,
             actions.SendKeepalives: self._say_alive,
@@ -226,8 +226,8 @@ class Host:
     def _cancel(self, cancel: actions.CancelRequests) -> None:
         self.send(cancel.host, Cancels(cancel.numbers), MESSAGE_BYTES)
 
-    def _hurry(self, hurry: actions.RaisePriority) -> None:
-        self.send(hurry.host, Hurries(hurry.numbers), MESSAGE_BYTES)
+    def _raise_priority(self, todo: actions.RaisePriority) -> None:
+        self.send(todo.host, PriorityRaise(todo.numbers), MESSAGE_BYTES)
 
     def _tell(self, tell: actions.SendAnnouncement) -> None:
         entry_bytes = 8 if tell.segment_chunks == 1 else 10
@@ -303,7 +303,7 @@ class Host:
                 self.run_actions(self.core.peer_requested(now, connection, host, requests))
             case Responses(answers):
                 self._answered(host, answers)
-            case Hurries(numbers):
+            case PriorityRaise(numbers):
                 self.run_actions(self.core.peer_raised_priority(now, connection, numbers))
             case Cancels(numbers):
                 self.run_actions(self.core.peer_cancelled(now, connection, numbers))

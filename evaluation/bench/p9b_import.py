@@ -26,7 +26,7 @@ from tests.lab.openstack import installed
 IMAGE_BYTES = 512 * geometry.MIB
 TURNS = int(os.environ.get("ACSTOR_BENCH_TURNS", "3"))
 IMPORTS = 3
-LOOK_EVERY_S = 0.02
+CHECK_INTERVAL_S = 0.02
 DEADLINE_S = 600.0
 TARGET = 1.2
 
@@ -110,5 +110,5 @@ def looks() -> Iterator[None]:
     end = time.monotonic() + DEADLINE_S
     while time.monotonic() < end:
         yield
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(CHECK_INTERVAL_S)
     raise harness.CannotRun(f"Glance did not finish within {DEADLINE_S:g} s")

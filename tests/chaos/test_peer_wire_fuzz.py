@@ -40,7 +40,7 @@ def valid_stream(rng: random.Random) -> bytearray:
                     peer_wire.Chunk(request_id, rng.randbytes(rng.randrange(1, 6000))),
                     peer_wire.Refuse(request_id, peer_wire.RefuseCode.MISSING),
                     peer_wire.Cancel((request_id,)),
-                    peer_wire.Hurry((request_id,)),
+                    peer_wire.RaisePriority((request_id,)),
                     peer_wire.Ping(request_id),
                     peer_wire.Advertise(announced.alone(*prefixes(rng))),
                     peer_wire.Gone(announced.alone(*prefixes(rng))),

@@ -334,7 +334,7 @@ class Cloud:
         self.nursery.start_soon(made.run)
         return made
 
-    def chunk_ref(self, chunk_no: int, image_id: ids.ImageId = IMAGE) -> chunk_ref.ChunkRef:
+    def ref_of(self, chunk_no: int, image_id: ids.ImageId = IMAGE) -> chunk_ref.ChunkRef:
         """Return what to ask for to have a chunk."""
         return self.want_at(chunk_no, chunk_no * CHUNK, image_id)
 

@@ -55,8 +55,8 @@ def cancels(orders: Orders, number: int) -> peer_wire.Message:
 
 
 def hurries(orders: Orders, number: int) -> peer_wire.Message:
-    """Hurry requests that were never made."""
-    return peer_wire.Hurry((number,))
+    """RaisePriority requests that were never made."""
+    return peer_wire.RaisePriority((number,))
 
 
 def gets(orders: Orders, number: int) -> peer_wire.Message:

@@ -93,7 +93,7 @@ def impostor(cloud: hosts.Cloud, to: str, name: str) -> Iterator[socket.socket]:
         yield link
 
 
-def flood(link: socket.socket, kind: type[peer_wire.News], count: int) -> None:
+def flood(link: socket.socket, kind: type[peer_wire.Notification], count: int) -> None:
     """Send full messages as fast as they are taken, half true and half invented."""
     for number in range(count):
         invented = range(1 + number * 400, 401 + number * 400)

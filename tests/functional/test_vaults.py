@@ -116,7 +116,7 @@ def test_who_is_not_in_the_table_any_more_is_answered_no_more(start: Start) -> N
     with h1.client(h2) as client, h3.client(h2) as other:
         client.put(of(h1), CHUNKS)
         h2.write_table("h1", "h2")
-        time.sleep(authorized_hosts.LOOK_EVERY_S + 1.0)
+        time.sleep(authorized_hosts.CHECK_INTERVAL_S + 1.0)
         with pytest.raises(errors.SourceUnreachable):
             other.fetch_chunk(of(h1), NAMES[0])
         assert client.missing_chunks(of(h1), NAMES) == set()
@@ -331,6 +331,6 @@ def test_new_certificates_are_taken_while_it_runs(start: Start, tmp_path: pathli
 
     identity_files.write(tmp_path / "h2" / "identity", identities.issue("h2", other))
     next_h1 = vaults.credentials_of(tmp_path / "next", "h1", other)
-    time.sleep(identity_files.LOOK_EVERY_S + 0.5)
+    time.sleep(identity_files.CHECK_INTERVAL_S + 0.5)
     with vault_client.VaultClient(h2.name, ("127.0.0.1", h2.port), next_h1) as client:
         assert client.missing_chunks(of(h1), NAMES) == set()

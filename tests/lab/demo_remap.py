@@ -37,7 +37,7 @@ REMAP_DEADLINE_S = 60.0
 TRAFFIC_SHARE = 0.95
 """Of the first host's link."""
 SAY_EVERY_S = 2.0
-LOOK_EVERY_S = 0.1
+CHECK_INTERVAL_S = 0.1
 MBIT = 1e6 / 8
 
 Say = Callable[[str], None]
@@ -203,7 +203,7 @@ class _Follower:
             if time.time() > self.said_s + SAY_EVERY_S:
                 self.said_s = time.time()
                 self.say(f"remap | {self.said_s - self.began_s:4.0f} s | {self._words()}")
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(CHECK_INTERVAL_S)
 
     def _words(self) -> str:
         vnodes = self.seen.tables()[-1].vnodes

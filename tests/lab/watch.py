@@ -15,7 +15,7 @@ from typing import Self
 from acstor_common.ring import hash_ring
 from tests.lab import decision
 
-LOOK_EVERY_S = 0.25
+CHECK_INTERVAL_S = 0.25
 
 
 class Load(NamedTuple):
@@ -62,7 +62,7 @@ class Watch:
         self._thread.join()
 
     def _look(self) -> None:
-        while not self._ends.wait(LOOK_EVERY_S):
+        while not self._ends.wait(CHECK_INTERVAL_S):
             found = self._service.query("SELECT host, seen_s, peers FROM hosts")
             for host, seen_s, peers in found:
                 if self._seen.get(host) != seen_s:

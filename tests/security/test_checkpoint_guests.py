@@ -165,7 +165,7 @@ def test_guest_that_overwrites_fills_no_more_than_its_bound(
                 guest.write(at * MIB, MIB, 8)
                 time.sleep(0.1)
                 most.append(scratch_bytes(owner))
-        time.sleep(2 * scratch_files.LOOK_EVERY_S)
+        time.sleep(2 * scratch_files.CHECK_INTERVAL_S)
         put(*words)
 
     monkeypatch.setattr(vault_client.VaultClient, "put", put_later)
@@ -199,7 +199,7 @@ def test_guest_whose_parts_get_nowhere_is_said_to_overwrite_too_much(
             while is_busy:
                 is_busy.pop()
                 guest.write(0, 6 * MIB, 8 + owner.states.load(guest.instance).number)
-                time.sleep(2 * scratch_files.LOOK_EVERY_S)
+                time.sleep(2 * scratch_files.CHECK_INTERVAL_S)
         put(*words)
 
     monkeypatch.setattr(vault_client.VaultClient, "put", put_later)

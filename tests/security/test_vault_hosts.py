@@ -209,7 +209,7 @@ def kept_in(vault: vaults.Vault) -> list[pathlib.Path]:
 def test_host_that_is_revoked_in_the_middle_of_a_put_is_cut_off(
     start: Start, h1: vaults.Vault
 ) -> None:
-    h2, within_s = start(), authorized_hosts.LOOK_EVERY_S + 5.0
+    h2, within_s = start(), authorized_hosts.CHECK_INTERVAL_S + 5.0
     assert within_s < tls_channel.allowed_s(1_000_000)
     with h1.dial(h2) as tls:
         begin_put(tls)

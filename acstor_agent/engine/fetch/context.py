@@ -65,9 +65,9 @@ class Context:
             *(self.out, self.timers, view, self.peers, self.locations, settings.topology), lookups
         )
 
-    def is_usable(self, host: ids.HostId) -> bool:
-        """Return whether to ask a host now; after a backoff, True allows one attempt."""
-        return self.ring.is_reachable(host) and self.peers.is_usable(host, self.now)
+    def try_acquire(self, host: ids.HostId) -> bool:
+        """Return whether to ask a host now; after a backoff, take its one trial."""
+        return self.ring.is_reachable(host) and self.peers.try_acquire(host, self.now)
 
     def upstreams_of(
         self, ref: chunk_ref.ChunkRef, requester: ids.HostId | None, is_moved: bool

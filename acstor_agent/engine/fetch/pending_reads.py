@@ -375,8 +375,8 @@ class PendingReads:
         transfer.why = why
         for waiter, _ in transfer.waiters:
             if not waiter.is_done:
-                told = actions.ReportStall(waiter.token, why, absent, lost_in_s)
-                self._context.out.others.append(told)
+                stall = actions.ReportStall(waiter.token, why, absent, lost_in_s)
+                self._context.out.others.append(stall)
         self.retries.pause_transfer(transfer, self._context.now)
 
     def _fail(self, transfer: Transfer, failure: Failure, why: str) -> None:

@@ -50,7 +50,7 @@ class ReadThrough:
             return
         context = self._context
         found = context.upstreams_of(transfer.first_ref, requester, is_moved)
-        transfer.upstreams = [h for h in found if context.is_usable(h)]
+        transfer.upstreams = [h for h in found if context.try_acquire(h)]
         if transfer.upstreams:
             self._relay(transfer, transfer.upstreams.pop(0), transfer.refs)
         else:

@@ -286,7 +286,7 @@ class RequestsOut:
         read: source_reads.SourceRead | None = attempt.transfer.read
         if read is None or not read.number:
             return never_s
-        return max(read.begun_s, self._book.source_gave_s)
+        return max(read.begun_s, self._book.last_source_chunk_s)
 
     def _late_s(self, attempt: Attempt) -> float:
         """Return when an attempt will be late."""

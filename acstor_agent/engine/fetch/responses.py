@@ -64,9 +64,9 @@ class Responses:
             self._pending.selection.preference.peers_took(now - min(guests), now)
         for attempt, chunks in given:
             if len(context.lockstep):
-                context.lockstep.gave(attempt.first_ref.image_id, host)
+                context.lockstep.chunk_received(attempt.first_ref.image_id, host)
             if attempt.track is not Track.PROBE:
-                self._chunks_came(attempt.transfer, chunks, attempt)
+                self._chunks_arrived(attempt.transfer, chunks, attempt)
 
     def peer_refused(self, host: ids.HostId, failed: Sequence[tuple[int, Failure]]) -> None:
         """Take refusals of a peer, by number."""
@@ -133,23 +133,25 @@ class Responses:
 
     # Source
 
-    def source_answered(self, number: int, told: Iterable[tuple[int, Bytes | Failure]]) -> None:
+    def source_answered(self, number: int, outcomes: Iterable[tuple[int, Bytes | Failure]]) -> None:
         """Take chunks and failures of a source read, by index."""
         context = self._context
-        self._source_told(context.source_reads.end_answered(number, told, _failure))
+        self._take_source_outcomes(context.source_reads.end_answered(number, outcomes, _failure))
 
     def source_ended(self, number: int, why: Failure) -> None:
         """Fail the remaining chunks of a source read."""
-        self._source_told([(read, [why]) for read in self._context.source_reads.end_range(number)])
+        self._take_source_outcomes(
+            [(read, [why]) for read in self._context.source_reads.end_range(number)]
+        )
 
-    def _source_told(
-        self, told: Sequence[tuple[source_reads.SourceRead, Sequence[Bytes | Failure]]]
+    def _take_source_outcomes(
+        self, outcomes: Sequence[tuple[source_reads.SourceRead, Sequence[Bytes | Failure]]]
     ) -> None:
         context = self._context
-        reads = [read for read, what in told if not isinstance(what[0], Failure)]
+        reads = [read for read, what in outcomes if not isinstance(what[0], Failure)]
         if reads:
             self._source_gave(reads)
-        for read, what in told:
+        for read, what in outcomes:
             transfer = context.transfers.get(read.first_ref.key)
             if transfer is None or transfer.read is not read:
                 continue
@@ -157,7 +159,7 @@ class Responses:
                 self._read_through.source_failed(transfer, what[0])
             else:
                 transfer.read = None
-                self._chunks_came(transfer, what, None)
+                self._chunks_arrived(transfer, what, None)
 
     def _source_gave(self, reads: list[source_reads.SourceRead]) -> None:
         """Record the latency of the source, by its oldest read."""
@@ -165,15 +167,15 @@ class Responses:
         for image_id in {read.first_ref.image_id for read in reads}:
             self._pending.lookups.image_denials.clear_denial(image_id)
         oldest = min(reads, key=lambda read: read.begun_s)
-        silent_s = now - max(oldest.begun_s, context.peers.source_gave_s)
-        context.peers.source_gave_s = now
+        silent_s = now - max(oldest.begun_s, context.peers.last_source_chunk_s)
+        context.peers.last_source_chunk_s = now
         context.peers.record_latency(peer_state.SOURCE, None, silent_s)
         context.peers.record_answers(sum([len(read.refs) for read in reads]))
         self._pending.selection.preference.source_took(now - oldest.wanted_s, now)
 
     # Peers and source
 
-    def _chunks_came(
+    def _chunks_arrived(
         self, transfer: transfer.Transfer, chunks: Sequence[Bytes], winner: Attempt | None
     ) -> None:
         for attempt in transfer.attempts.copy():

@@ -211,12 +211,12 @@ class SourceReads:
     def end_answered(
         self,
         number: int,
-        told: Iterable[tuple[int, T]],
+        outcomes: Iterable[tuple[int, T]],
         fate: Callable[[T], Hashable],
     ) -> list[tuple[SourceRead, list[T]]]:
         """End answered reads; return them with the answers for their chunks.
 
-        :param told: by index in the action; others are ignored
+        :param outcomes: by index in the action; others are ignored
         :param fate: classifies an answer; chunks of different classes are split
         """
         under_way = self._ranges.get(number)
@@ -225,7 +225,7 @@ class SourceReads:
         reads = under_way.reads
         found: dict[tuple[SourceRead, Hashable], dict[int, T]] = {}
         seen: set[int] = set()
-        for index, what in told:
+        for index, what in outcomes:
             if (read := reads.get(index)) is not None and index not in seen:
                 seen.add(index)
                 found.setdefault((read, fate(what)), {})[index] = what

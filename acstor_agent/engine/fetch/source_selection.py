@@ -87,7 +87,7 @@ class SourceSelection:
         if (holders and holders != [home]) or len(context.lockstep):
             is_simple = False
         else:
-            is_simple = home is None or context.peers.is_usable(home, context.now)
+            is_simple = home is None or context.peers.try_acquire(home, context.now)
         if is_simple:  # nearly always; other places are computed on demand
             transfer.table, transfer.places = None, _NOWHERE
             self._go(transfer, home, mode, transfer.refs)
@@ -170,7 +170,7 @@ class SourceSelection:
         if not (is_own or transfer.priority.asks_holders_only):
             yield from self._predecessor(transfer, home)
         for host in self._holders(transfer, home):
-            if (host, False) not in asked and self._context.is_usable(host):
+            if (host, False) not in asked and self._context.try_acquire(host):
                 yield Provider(host, Mode.HELD, refs)
         if transfer.priority.asks_holders_only:
             return
@@ -185,7 +185,7 @@ class SourceSelection:
         context, ref = self._context, transfer.first_ref
         assert home is not None
         host = context.lockstep.predecessor(ref.image_id, home)
-        if host is None or not _is_new(transfer, host) or not context.is_usable(host):
+        if host is None or not _is_new(transfer, host) or not context.try_acquire(host):
             return
         is_home = host == home
         mode = context.ring.home_mode(host, ref.place) if is_home else Mode.HELD
@@ -209,14 +209,14 @@ class SourceSelection:
             homes = {host for host, as_home in asked if as_home and host is not None}
             if host == ring.here or len(homes) >= ACTING_HOMES:
                 return
-            if host not in homes and self._context.is_usable(host):
+            if host not in homes and self._context.try_acquire(host):
                 yield Provider(host, ring.home_mode(host, ref.place), refs)
 
     def _other_owners(self, transfer: Transfer) -> Iterator[Provider]:
         context, ref, refs = self._context, transfer.first_ref, transfer.refs
         owners = context.ring.owners_of(ref.place, placement.OWNERS_ASKED)
         others = (h for h in owners if h != context.ring.here and _is_new(transfer, h))
-        for host in itertools.islice(filter(context.is_usable, others), LAST_RESORTS):
+        for host in itertools.islice(filter(context.try_acquire, others), LAST_RESORTS):
             yield Provider(host, Mode.HELD, refs)
         if transfer.priority is GUEST:  # a host in backoff may still hold it
             alone = [host for host in owners if context.peers.is_in_backoff(host, context.now)]
@@ -266,7 +266,7 @@ class SourceSelection:
             for host in hosts[:MOST_REFERRALS]
             if host != context.ring.here
             and _is_new(transfer, host)
-            and self._context.is_usable(host)
+            and self._context.try_acquire(host)
         ]
         again = Provider(attempt.host, attempt.mode.plain, attempt.refs)
         transfer.front[:0] = (*places, again)

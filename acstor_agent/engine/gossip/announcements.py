@@ -5,8 +5,8 @@ A message names segments, each with a bitmap of chunks (:mod:`acstor_common.mode
 are accepted from hosts of this group that are not in backoff, within :class:`AnnouncementLimits`,
 and with the same segment length; a new length starts empty tables.
 
-Own announcements gather for DELAY_S or until a message is full. A neighbour is not told what it
-announced or gave itself. The table keeps for each chunk the neighbours that were *not* told, mostly
+Own announcements gather for DELAY_S or until a message is full. A neighbour is not sent what it
+announced or gave itself. The table keeps for each chunk the neighbours that were *skipped*, mostly
 none, so one encoded message serves all. *Hints* tell hosts with surplus copies of chunks of this
 home that they may evict them first. All queues and tables are bounded and drop their oldest entry.
 """
@@ -35,7 +35,7 @@ NEW_CHUNKS = 4096
 """Latest announced chunks, which a new or reconnected neighbour gets."""
 AGAIN_S, AGAIN_LONGEST_S = 1.0, 60.0
 """Delay before a reconnected neighbour gets them: first, and longest after repeated failures."""
-TOLD_CHUNKS = 65_536
+REMEMBERED_CHUNKS = 65_536
 """Announced chunks that are remembered."""
 HINT_EVERY_S = 5.0
 HINTS = 1024
@@ -52,18 +52,18 @@ DENIAL_COST = 16
 PEERS = 4096
 """Peers whose announcement rate is remembered."""
 
-_Untold = tuple[ids.HostId, ...]
+_Skipped = tuple[ids.HostId, ...]
 
 
-class _Told(NamedTuple):
-    """An announced chunk: its segment, its bit, and the neighbours that were not told."""
+class _Announced(NamedTuple):
+    """An announced chunk: its segment, its bit, and the neighbours that were skipped."""
 
     segment: ids.Oid | None  # None: a segment of its own
     bit: int
-    untold: _Untold
+    skipped: _Skipped
 
 
-_News = dict[ids.Oid, _Told]
+_Queue = dict[ids.Oid, _Announced]
 _Chunks = Sequence[segments.Chunks]
 
 
@@ -135,13 +135,13 @@ class Announcements:
         self.limits = AnnouncementLimits(ANNOUNCED_CHUNKS, PEERS)
         self.heard_chunks = self.ignored_chunks = 0
         self._neighbours: dict[ids.HostId, None] = {}
-        self._told: generational_cache.GenerationalCache[ids.Oid, _Told] = (
-            generational_cache.GenerationalCache(TOLD_CHUNKS)
+        self._announced: generational_cache.GenerationalCache[ids.Oid, _Announced] = (
+            generational_cache.GenerationalCache(REMEMBERED_CHUNKS)
         )
-        self._here: _News = {}
-        self._gone: _News = {}
+        self._here: _Queue = {}
+        self._gone: _Queue = {}
         self._due_s: float | None = None
-        self._retry_scheduled: set[ids.HostId] = set()  # each has a TELL_AGAIN timer
+        self._retry_scheduled: set[ids.HostId] = set()  # each has a REPEAT_ANNOUNCEMENTS timer
         self._retry_wait_s: dict[ids.HostId, float] = {}  # of neighbours that sent nothing since
         self.hints: collections.OrderedDict[ids.HostId, dict[ids.Oid, int]] = (
             collections.OrderedDict()
@@ -178,21 +178,21 @@ class Announcements:
         if known or evictable:
             self._out.others.append(actions.ForwardAnnouncement(host, known, evictable))
 
-    def _admit_chunks(self, host: ids.HostId, told: _Chunks, lookups: int, now: float) -> _Chunks:
+    def _admit_chunks(self, host: ids.HostId, chunks: _Chunks, lookups: int, now: float) -> _Chunks:
         """Return as many of the chunks as the host's limit allows."""
-        count = segments.count(told)
+        count = segments.count(chunks)
         heard = self.limits.admit_chunks(host, count, now, lookups) if count else 0
         self.heard_chunks += heard
         self.ignored_chunks += count - heard
-        return told if heard == count else segments.first(told, heard)
+        return chunks if heard == count else segments.first(chunks, heard)
 
     def _skip_known(self, host: ids.HostId, known: _Chunks) -> None:
         """Drop queued announcements to a neighbour that announced the same chunks."""
         bits_of = dict(known)
-        for oid, told in self._here.items():
-            if told.bit & bits_of.get(_segment(oid, told), 0):
-                self._here[oid] = told = told._replace(untold=(*told.untold, host))
-                self._told.put(oid, told)
+        for oid, entry in self._here.items():
+            if entry.bit & bits_of.get(_segment(oid, entry), 0):
+                self._here[oid] = entry = entry._replace(skipped=(*entry.skipped, host))
+                self._announced.put(oid, entry)
 
     # Outgoing
 
@@ -213,14 +213,14 @@ class Announcements:
 
     def _clear_tables(self) -> None:
         self._segment_chunks = self._tables.table.segment_chunks
-        for table in (self._holders, self._told, self._here, self._gone, self.hints):
+        for table in (self._holders, self._announced, self._here, self._gone, self.hints):
             table.clear()
 
     def _send_latest(self, hosts: Sequence[ids.HostId], now: float) -> None:
-        last = self._told.keys()[-NEW_CHUNKS:] if hosts else []
+        last = self._announced.keys()[-NEW_CHUNKS:] if hosts else []
         for at in range(0, len(last), BATCH_CHUNKS):
-            batch = [(oid, self._told.get(oid)) for oid in last[at : at + BATCH_CHUNKS]]
-            self._send({oid: told for oid, told in batch if told is not None}, {}, hosts, now)
+            batch = [(oid, self._announced.get(oid)) for oid in last[at : at + BATCH_CHUNKS]]
+            self._send({oid: entry for oid, entry in batch if entry is not None}, {}, hosts, now)
 
     def announcement_lost(self, host: ids.HostId, now: float) -> None:
         """Schedule announcements again for a neighbour that may have missed some."""
@@ -230,7 +230,7 @@ class Announcements:
             self._retry_wait_s[host] = min(2 * wait_s, AGAIN_LONGEST_S)
             self._deadlines.put(now + wait_s, timers.Due.REPEAT_ANNOUNCEMENTS, host)
 
-    def tell_again(self, host: ids.HostId, now: float) -> None:
+    def repeat_announcements(self, host: ids.HostId, now: float) -> None:
         """Send the latest announcements to a neighbour, if it still is one."""
         self._retry_scheduled.discard(host)
         if host in self._neighbours:
@@ -242,47 +242,47 @@ class Announcements:
         """Announce cached chunks; ``giver`` None: the source."""
         if self._topology is None:
             return
-        told, bits = self._told, 1 << self._segment_chunks
+        announced, bits = self._announced, 1 << self._segment_chunks
         # Skip chunks of a former segment length, and duplicates.
-        unknown = (ref for ref in refs if ref.oid not in told and ref.bit < bits)
+        unknown = (ref for ref in refs if ref.oid not in announced and ref.bit < bits)
         new = [*{ref.oid: ref for ref in unknown}.values()]
         if self._gone:
             new = [ref for ref in new if not self._cancel_withdrawal(ref.oid)]
         before: bytes | None = None
-        untold: _Untold = ()
+        skipped: _Skipped = ()
         for ref, keys in zip(new, self._holders.all_keys(new), strict=True):
             if keys != before:  # often the same
-                before, untold = keys, self._neighbours_among(giver, keys)
-            news = _Told(ref.segment, ref.bit if ref.segment is not None else 1, untold)
+                before, skipped = keys, self._neighbours_among(giver, keys)
+            entry = _Announced(ref.segment, ref.bit if ref.segment is not None else 1, skipped)
             if self._neighbours:
-                self._put(self._here, ref.oid, news, now)
-            told.put(ref.oid, news)
+                self._put(self._here, ref.oid, entry, now)
+            announced.put(ref.oid, entry)
 
     def _cancel_withdrawal(self, oid: ids.Oid) -> bool:
         """Cancel a queued withdrawal of a chunk; return whether there was one."""
         former = self._gone.pop(oid, None)
         if former is not None:
-            self._told.put(oid, former)
+            self._announced.put(oid, former)
         return former is not None
 
-    def _neighbours_among(self, giver: ids.HostId | None, keys: bytes) -> _Untold:
+    def _neighbours_among(self, giver: ids.HostId | None, keys: bytes) -> _Skipped:
         hosts = (giver, *self._holders.hosts_of_keys(keys))
         return tuple({host: None for host in hosts if host in self._neighbours})
 
     def withdraw_chunk(self, oid: ids.Oid, now: float) -> None:
         """Withdraw the announcement of an evicted chunk."""
-        told = self._told.pop(oid)
-        if told is not None and self._here.pop(oid, None) is None and self._neighbours:
-            self._put(self._gone, oid, told, now)
+        entry = self._announced.pop(oid)
+        if entry is not None and self._here.pop(oid, None) is None and self._neighbours:
+            self._put(self._gone, oid, entry, now)
 
     def flush(self, now: float) -> None:
         """Send the gathered announcements if they are due."""
         if self._due_s is not None and self._due_s <= now:
             self._flush(now)
 
-    def _put(self, news: _News, oid: ids.Oid, told: _Told, now: float) -> None:
-        news[oid] = told
-        if len(news) >= BATCH_CHUNKS:
+    def _put(self, queue: _Queue, oid: ids.Oid, entry: _Announced, now: float) -> None:
+        queue[oid] = entry
+        if len(queue) >= BATCH_CHUNKS:
             self._flush(now)
         elif self._due_s is None:
             self._deadlines.put(now + DELAY_S, timers.Due.ANNOUNCEMENTS, None)
@@ -294,16 +294,18 @@ class Announcements:
         if here or gone:
             self._send(here, gone, self._neighbours, now)
 
-    def _send(self, here: _News, gone: _News, hosts: Iterable[ids.HostId], now: float) -> None:
-        all_news = _bitmaps(here, None), _bitmaps(gone, None)
-        some = {host for news in (here, gone) for told in news.values() for host in told.untold}
+    def _send(self, here: _Queue, gone: _Queue, hosts: Iterable[ids.HostId], now: float) -> None:
+        to_others = _bitmaps(here, None), _bitmaps(gone, None)
+        some = {
+            host for queue in (here, gone) for entry in queue.values() for host in entry.skipped
+        }
         for host in hosts:
             if host in some:
-                self._tell(host, _bitmaps(here, host), _bitmaps(gone, host), (), now)
+                self._send_message(host, _bitmaps(here, host), _bitmaps(gone, host), (), now)
             else:
-                self._tell(host, *all_news, (), now)
+                self._send_message(host, *to_others, (), now)
 
-    def _tell(
+    def _send_message(
         self,
         host: ids.HostId,
         here: tuple[segments.Chunks, ...],
@@ -313,8 +315,8 @@ class Announcements:
     ) -> None:
         """Send a message that is not empty to a host on the table and not in backoff."""
         if (here or gone or evictable) and self._is_good(host, now):
-            tell = actions.SendAnnouncement(host, here, gone, evictable, self._segment_chunks)
-            self._out.others.append(tell)
+            message = actions.SendAnnouncement(host, here, gone, evictable, self._segment_chunks)
+            self._out.others.append(message)
 
     def _is_good(self, host: ids.HostId, now: float) -> bool:
         return host in self._tables.table and not self._book.is_in_backoff(host, now)
@@ -343,17 +345,21 @@ class Announcements:
         """Send hints, one message for a host, to the hosts that wait longest."""
         for host in list(self.hints)[:HINTED_AT_A_TIME]:
             chunks = segments.bitmaps(self.hints.pop(host).items())
-            self._tell(host, (), (), chunks[:BATCH_CHUNKS], now)
+            self._send_message(host, (), (), chunks[:BATCH_CHUNKS], now)
             if rest := dict(chunks[BATCH_CHUNKS:]):
                 self.hints[host] = rest
         self._deadlines.put(now + HINT_EVERY_S, timers.Due.HINTS, None)
 
 
-def _bitmaps(news: _News, host: ids.HostId | None) -> tuple[segments.Chunks, ...]:
+def _bitmaps(queue: _Queue, host: ids.HostId | None) -> tuple[segments.Chunks, ...]:
     return segments.bitmaps(
-        [(_segment(oid, told), told.bit) for oid, told in news.items() if host not in told.untold]
+        [
+            (_segment(oid, entry), entry.bit)
+            for oid, entry in queue.items()
+            if host not in entry.skipped
+        ]
     )
 
 
-def _segment(oid: ids.Oid, told: _Told) -> ids.Oid:
-    return oid if told.segment is None else told.segment
+def _segment(oid: ids.Oid, entry: _Announced) -> ids.Oid:
+    return oid if entry.segment is None else entry.segment

@@ -41,12 +41,12 @@ class LocationIndex:
     def __init__(self, keys: host_interning.HostInterning, limit: int = SEGMENTS) -> None:
         self._keys = keys
         self._alike: dict[bytes, bytes] = {}  # equal entries as one object
-        self._told: generational_cache.GenerationalCache[ids.Oid, bytes] = (
+        self._holders: generational_cache.GenerationalCache[ids.Oid, bytes] = (
             generational_cache.GenerationalCache(limit)
         )
 
     def __len__(self) -> int:
-        return len(self._told)
+        return len(self._holders)
 
     def add_holder(self, host: ids.HostId, chunks: Iterable[segments.Chunks]) -> None:
         """Record that a host announced chunks."""
@@ -58,11 +58,11 @@ class LocationIndex:
             if (entry := made.get(bits)) is None:
                 entry = key + bits.to_bytes(2, "big")
                 made[bits] = entry = self._alike.setdefault(entry, entry)
-            known = self._told.get(segment)
+            known = self._holders.get(segment)
             if known is None:
-                self._told.put(segment, entry)
+                self._holders.put(segment, entry)
             elif known[-_ENTRY:] != entry:
-                self._told.put(segment, self._joined(known, key, bits))
+                self._holders.put(segment, self._joined(known, key, bits))
 
     def _joined(self, known: bytes, key: bytes, bits: int) -> bytes:
         """Return the holders of a segment with a host's additional chunks."""
@@ -85,7 +85,7 @@ class LocationIndex:
 
     def _take(self, host: ids.HostId, segment: ids.Oid, bits: int) -> bool:
         """Remove chunks of a host; return whether any was recorded."""
-        key, known = self._keys.get(host), self._told.get(segment)
+        key, known = self._keys.get(host), self._holders.get(segment)
         if key is None or known is None:
             return False
         for at in range(0, len(known), _ENTRY):
@@ -94,9 +94,9 @@ class LocationIndex:
                 left = held & ~bits
                 rest = key + left.to_bytes(2, "big") if left else b""
                 if after := known[:at] + rest + known[at + _ENTRY :]:
-                    self._told.put(segment, after)
+                    self._holders.put(segment, after)
                 else:
-                    self._told.pop(segment)
+                    self._holders.pop(segment)
                 return True
         return False
 
@@ -108,7 +108,7 @@ class LocationIndex:
     def holders_of_segment(self, ref: chunk_ref.ChunkRef) -> list[tuple[ids.HostId, int]]:
         """Return the hosts that announced chunks of the segment, each with its bitmap."""
         found = []
-        for entry in _split(self._told.get(ref.place) or b""):
+        for entry in _split(self._holders.get(ref.place) or b""):
             if (host := self._keys.host_of(entry[:_KEY])) is not None:
                 found.append((host, _bits(entry)))
         return found
@@ -121,7 +121,7 @@ class LocationIndex:
         for ref in refs:
             if ref.segment is None or ref.segment != segment:
                 segment = ref.segment
-                entries = _split(self._told.get(ref.place) or b"")
+                entries = _split(self._holders.get(ref.place) or b"")
             its = [entry[:_KEY] for entry in entries if _bits(entry) & ref.bit] if entries else ()
             found.append(b"".join(its))
         return found
@@ -137,7 +137,7 @@ class LocationIndex:
     def list_known(self) -> list[segments.Chunks]:
         """Return all announced chunks, for an image that is attached later."""
         found = []
-        for segment, known in self._told.items():
+        for segment, known in self._holders.items():
             bits = 0
             for entry in _split(known):
                 bits |= _bits(entry)
@@ -146,7 +146,7 @@ class LocationIndex:
 
     def clear(self) -> None:
         """Remove all holders."""
-        self._told.clear()
+        self._holders.clear()
 
 
 def _split(known: bytes) -> list[bytes]:

@@ -168,12 +168,12 @@ class Referrals:
         return [ref.oid for ref in refs if ref.bit & before.get(ref.place, 0)] if before else []
 
     def _add(self, segment: ids.Oid, known: bytes, key: bytes, new: _Requester) -> None:
-        full, told = _HEAD.unpack_from(known)
+        full, unhinted = _HEAD.unpack_from(known)
         at = _find(known, key)
         if at >= 0:
             old = _entry(known, at)
             full -= at < _at(full)
-            told -= at < _at(told)
+            unhinted -= at < _at(unhinted)
             known = known[:at] + known[at + _ENTRY :]
             more = new.bits & ~old.bits
             new = old._replace(
@@ -186,16 +186,16 @@ class Referrals:
         elif len(known) >= _at(HOSTS):
             return
         entry = key + _TAIL.pack(*new)
-        self._known.put(segment, _HEAD.pack(full, told) + known[_HEAD.size :] + entry)
+        self._known.put(segment, _HEAD.pack(full, unhinted) + known[_HEAD.size :] + entry)
 
     def take_surplus(self, ref: chunk_ref.ChunkRef, limit: int) -> ids.HostId | None:
         """Return the oldest requester of a chunk, once, if over ``limit`` hosts hold it."""
         known = self._known.get(ref.place)
         if known is None:
             return None
-        full, told = _HEAD.unpack_from(known)
+        full, unhinted = _HEAD.unpack_from(known)
         copies: list[int] = []
-        for at in range(_at(told), len(known), _ENTRY):
+        for at in range(_at(unhinted), len(known), _ENTRY):
             if _entry(known, at).copies & ref.bit:
                 copies.append(at)
                 if len(copies) > limit:
@@ -206,9 +206,9 @@ class Referrals:
         first = copies[0]
         one = _entry(known, first)
         _TAIL.pack_into(changed, first + _KEY, *one._replace(hinted=one.hinted | ref.bit))
-        while _at(told) < len(changed) and not _entry(changed, _at(told)).copies:
-            told += 1
-        _HEAD.pack_into(changed, 0, full, told)
+        while _at(unhinted) < len(changed) and not _entry(changed, _at(unhinted)).copies:
+            unhinted += 1
+        _HEAD.pack_into(changed, 0, full, unhinted)
         self._known.put(ref.place, bytes(changed))
         return self._keys.host_of(known[first : first + _KEY])
 
@@ -223,7 +223,7 @@ class Referrals:
         known, key = self._known.get(ref.place), self._keys.key_of(host)
         if known is None or self._has(known, key, ref.bit):
             return ()
-        full, told = _HEAD.unpack_from(known)
+        full, unhinted = _HEAD.unpack_from(known)
         while _at(full) < len(known) and not self._has_room(known, _at(full)):
             full += 1
         ranked = self._best(known, _at(full), ref.bit, priority)
@@ -231,7 +231,7 @@ class Referrals:
             return ()
         first, parent = ranked[0], _entry(known, ranked[0])
         changed = bytearray(known)
-        _HEAD.pack_into(changed, 0, full, told)
+        _HEAD.pack_into(changed, 0, full, unhinted)
         _TAIL.pack_into(changed, first + _KEY, *parent.with_child(ref.bit))
         child = _requester(ref.bit, priority, parent.depth + 1)
         self._add(ref.place, bytes(changed), key, child)

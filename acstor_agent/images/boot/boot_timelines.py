@@ -38,7 +38,7 @@ LEAST_BYTES = geometry.MIB
 """A guest that read less of an image did not boot from it."""
 TICK_S = 1.0
 TELL_EVERY_S = 30.0
-TOLD_AT_ONCE = 8
+REPORTED_AT_ONCE = 8
 
 InstanceOf = Callable[[int], str]
 """Returns the Nova instance of a process, "" if none; may block."""
@@ -79,7 +79,7 @@ class Timelines:
         self._instance_of, self._clock, self._wall_clock = instance_of, clock, wall_clock
         self._boots: dict[requests.Stream, _Boot] = {}
         self._over: collections.deque[boot_timeline.Timeline] = collections.deque(maxlen=KEPT)
-        self._untold: collections.deque[boot_timeline.Timeline] = collections.deque(maxlen=KEPT)
+        self._unreported: collections.deque[boot_timeline.Timeline] = collections.deque(maxlen=KEPT)
         self._ensured = lru_table.LruTable[ids.ImageId, collections.deque[tuple[float, float]]](
             IMAGES
         )
@@ -126,10 +126,10 @@ class Timelines:
         if boot.image.timelines.get(guest) is boot.timing:
             del boot.image.timelines[guest]
         if boot.recorder.read_bytes >= LEAST_BYTES:
-            told = self._told(boot, is_over=True)
-            self._over.append(told)
-            if told.instance_id:
-                self._untold.append(told)
+            timeline = self._timeline_of(boot, is_over=True)
+            self._over.append(timeline)
+            if timeline.instance_id:
+                self._unreported.append(timeline)
 
     async def run(self) -> None:
         """Find the instances of boots, and finish their timelines, for ever."""
@@ -146,7 +146,7 @@ class Timelines:
 
     def timelines_of(self, wanted_id: str = "") -> list[boot_timeline.Timeline]:
         """Return the timelines of an instance or image, or all, newest last."""
-        found = [*self._over, *(self._told(boot) for boot in self._going_on())]
+        found = [*self._over, *(self._timeline_of(boot) for boot in self._going_on())]
         return [one for one in found if wanted_id in ("", one.instance_id, one.image_id)]
 
     def new_boots(self) -> tuple[boot_timeline.Timeline, ...]:
@@ -155,18 +155,20 @@ class Timelines:
         A boot is reported every TELL_EVERY_S while it lasts, and at its end.
         """
         now_s = self._clock()
-        told = [self._untold.popleft() for _ in range(min(TOLD_AT_ONCE, len(self._untold)))]
+        timelines = [
+            self._unreported.popleft() for _ in range(min(REPORTED_AT_ONCE, len(self._unreported)))
+        ]
         for boot in self._going_on():
             is_due = now_s - boot.told_s >= TELL_EVERY_S
-            if boot.instance_id and is_due and len(told) < TOLD_AT_ONCE:
+            if boot.instance_id and is_due and len(timelines) < REPORTED_AT_ONCE:
                 boot.told_s = now_s
-                told.append(self._told(boot))
-        return tuple(told)
+                timelines.append(self._timeline_of(boot))
+        return tuple(timelines)
 
     def _going_on(self) -> Iterator[_Boot]:
         return (one for one in self._boots.values() if one.recorder.read_bytes >= LEAST_BYTES)
 
-    def _told(self, boot: _Boot, *, is_over: bool = False) -> boot_timeline.Timeline:
+    def _timeline_of(self, boot: _Boot, *, is_over: bool = False) -> boot_timeline.Timeline:
         recorder, now_s, zero_s = boot.recorder, self._clock(), boot.zero_s
         return boot_timeline.Timeline(
             image_id=boot.image.map.image_id,
@@ -196,6 +198,6 @@ def _spans(boot: _Boot, now_s: float) -> Iterator[boot_timeline.Span]:
     if loading.began_s >= zero_s:
         began_s, head_s = loading.began_s - zero_s, (loading.head_s or now_s) - zero_s
         ended_s = (loading.ended_s or now_s) - zero_s
-        came = {origin.value: count for origin, count in loading.bytes.items()}
+        bytes_by_origin = {origin.value: count for origin, count in loading.bytes.items()}
         yield boot_timeline.Span("boot image head", began_s, head_s)
-        yield boot_timeline.Span("boot image", head_s, ended_s, came)
+        yield boot_timeline.Span("boot image", head_s, ended_s, bytes_by_origin)

@@ -33,7 +33,7 @@ from acstor_common.util import log_once
 
 LOG = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 60.0
+CHECK_INTERVAL_S = 60.0
 ASK_S = 10.0
 """How long the source may take to answer whether it still has an image."""
 GONE_KEPT_S = 30 * 24 * 3600.0
@@ -82,7 +82,7 @@ class ImageEviction:
         """Evict unused images and attach maps that appeared, for ever."""
         self._boots.forget_others(self._images.list_attached())
         while True:
-            await trio.sleep(min(LOOK_EVERY_S, self._unused_s / 4 or LOOK_EVERY_S))
+            await trio.sleep(min(CHECK_INTERVAL_S, self._unused_s / 4 or CHECK_INTERVAL_S))
             await self._images.attach_new_maps()
             if self._unused_s:
                 await self.evict_unused()
@@ -168,7 +168,8 @@ class ImageEviction:
                 LOG.debug("image %s: %s", image_id, e)
             else:
                 return False
-        self._asks_from_s = trio.current_time() + LOOK_EVERY_S  # other images would wait as long
+        # Other images would wait as long.
+        self._asks_from_s = trio.current_time() + CHECK_INTERVAL_S
         return False
 
     def _only_of(self, image_id: ids.ImageId) -> set[ids.Cid]:

@@ -36,7 +36,7 @@ LOG = logging.getLogger(__name__)
 
 FOR_OTHERS = 2
 """1/FOR_OTHERS of the cache's limit may be pinned for other hosts."""
-FORMER_S = 3600.0
+FORMER_SHARE_S = 3600.0
 """How long a share by a former table stays pinned: other hosts still have to fetch their new
 shares, and their source may be away."""
 FORMERS = 8
@@ -250,7 +250,7 @@ class ImagePins:
         await _for_each(contents, self.cache.pin_chunk)
         if before is not None:
             formers = self._former.setdefault(image_id, [])
-            formers.append((trio.current_time() + FORMER_S, before))
+            formers.append((trio.current_time() + FORMER_SHARE_S, before))
             if len(formers) > FORMERS:
                 await self._merge_oldest(formers)
         return 0

@@ -84,7 +84,7 @@ class Replication:
         filler: background_fill.BackgroundFill,
         *,
         current_ring: Callable[[], hash_ring.Ring],
-        tell: Callable[[ids.HostId, peer_wire.News], None],
+        tell: Callable[[ids.HostId, peer_wire.Notification], None],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.refused = self.ignored = 0
@@ -117,18 +117,18 @@ class Replication:
         left_s = max(GRACE_S, until_s - self._wall_clock())
         self._leases.grant_lease(replica_leases.FORMER, image_id, left_s, self._clock())
 
-    def report_received(self, host: ids.HostId, news: peer_wire.News) -> None:
+    def report_received(self, host: ids.HostId, notification: peer_wire.Notification) -> None:
         """Process an unsolicited message of a peer."""
         table = self._current_ring()
         if host == self._here or self._here not in table or host not in table.group_of(self._here):
             self.ignored += 1
             return
-        match news:
+        match notification:
             case peer_wire.ReplicaRequest(leases):
                 for lease in leases:
                     self._take(host, lease)
             case peer_wire.ReplicaReport():
-                self._keepers.record_report(host, news, self._clock())
+                self._keepers.record_report(host, notification, self._clock())
 
     def _take(self, host: ids.HostId, lease: replica_messages.Lease) -> None:
         now_s = self._clock()

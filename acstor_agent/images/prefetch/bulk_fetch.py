@@ -70,29 +70,29 @@ async def fetch_all(
 
     :param keep: stores a chunk, or None if it was local; may raise AcstorError or OSError
     """
-    came = BulkResult[_T]()
+    result = BulkResult[_T]()
     async with trio.open_nursery() as reporting:
-        reporting.start_soon(_report_for_ever, came, report, total_bytes)
+        reporting.start_soon(_report_for_ever, result, report, total_bytes)
         with ahead:
             async for some in _some_of(things, ahead, is_here):
                 async with trio.open_nursery() as nursery:
                     for (thing, ref), became in some:
                         if keep is None or isinstance(became, errors.AcstorError):
-                            came.record_result(thing, ref.length, became)
+                            result.record_result(thing, ref.length, became)
                         else:
-                            nursery.start_soon(_keep_one, came, thing, ref.length, became, keep)
+                            nursery.start_soon(_keep_one, result, thing, ref.length, became, keep)
         reporting.cancel_scope.cancel()
-    return came
+    return result
 
 
-async def _report_for_ever(came: BulkResult[_T], report: Report, total_bytes: int) -> None:
+async def _report_for_ever(result: BulkResult[_T], report: Report, total_bytes: int) -> None:
     while True:
-        await report(came.done_bytes, total_bytes)
+        await report(result.done_bytes, total_bytes)
         await trio.sleep(REPORT_INTERVAL_S)
 
 
 async def _keep_one(
-    came: BulkResult[_T],
+    result: BulkResult[_T],
     thing: _T,
     length: int,
     became: background_fetch.FetchedChunk | None,
@@ -101,9 +101,9 @@ async def _keep_one(
     try:
         await keep(thing, became)
     except (errors.AcstorError, OSError) as e:
-        came.record_result(thing, length, e)
+        result.record_result(thing, length, e)
     else:
-        came.record_result(thing, length, became)
+        result.record_result(thing, length, became)
 
 
 async def _some_of(

@@ -67,13 +67,13 @@ async def pre_seed(
         if chunk_no % LOOKS_IN_A_ROW == 0:
             await trio.lowlevel.checkpoint()
     order = chunks_in_order(homes, first_chunk)
-    came = await bulk_fetch.fetch_all(
+    result = await bulk_fetch.fetch_all(
         ((chunk_no, image.chunk_ref_of(chunk_no)) for chunk_no in order),
         chunks.background_fetch(exchange.Priority.PRE_SEED),
         lambda ref: ref.cid == ids.ZERO_CID or chunks.has_chunk(ref.cid),
         report,
         total_bytes=cut.size_bytes,
     )
-    if came.failures:
-        raise came.failures[0][1]
-    return came.byte_totals()
+    if result.failures:
+        raise result.failures[0][1]
+    return result.byte_totals()

@@ -56,7 +56,7 @@ class AdvertisedPrefetch:
         self._next: list[int] = []
         self._ahead: background_fetch.BackgroundFetch[int] | None = None
 
-    def chunks_advertised(self, told: Iterable[segments.Chunks]) -> None:
+    def chunks_advertised(self, announced: Iterable[segments.Chunks]) -> None:
         """Record advertised chunks, and fetch useful ones.
 
         A prefetch never asks the home, so chunks that only their home announced are skipped.
@@ -64,7 +64,7 @@ class AdvertisedPrefetch:
         if not self._is_on:
             return
         find = self._index.find
-        for segment, bits in told:
+        for segment, bits in announced:
             if (named := find(segment)) is not None:  # rare when many images are attached
                 self._note(self._chunks_of(named, segment, bits))
         self._fetch_some()

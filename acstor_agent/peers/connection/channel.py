@@ -36,10 +36,10 @@ class Channel:
         self.connection: client_connection.ClientConnection | None = None
         self.failure: errors.AcstorError | None = None
         self._faults = faults
-        self._news: list[peer_wire.News] = []
+        self._notifications: list[peer_wire.Notification] = []
         self._has_told = False
         self._requests: dict[int, tuple[peer_wire.Request, client_connection.Hear]] = {}
-        self._hurried: set[int] = set()  # those that became urgent
+        self._raised: set[int] = set()  # those that became urgent
 
     @property
     def is_open(self) -> bool:
@@ -53,13 +53,13 @@ class Channel:
         has_gone = connection is None or connection.failure is not None or connection.is_left
         return self._has_told and has_gone
 
-    def send_announcement(self, news: peer_wire.News) -> None:
+    def send_announcement(self, notification: peer_wire.Notification) -> None:
         """Send an announcement, now or when connected."""
         self._has_told = True
         if self.connection:
-            self.connection.send_announcement(news)
-        elif len(self._news) < EARLY_MESSAGES:
-            self._news.append(news)
+            self.connection.send_announcement(notification)
+        elif len(self._notifications) < EARLY_MESSAGES:
+            self._notifications.append(notification)
 
     def send_requests(
         self, requests: Sequence[peer_wire.Request], hear: client_connection.Hear
@@ -81,20 +81,20 @@ class Channel:
             self.connection.cancel_requests(request_ids)
         for request_id in request_ids:
             self._requests.pop(request_id, None)
-            self._hurried.discard(request_id)
+            self._raised.discard(request_id)
 
     def raise_priorities(self, request_ids: Sequence[int]) -> None:
         """See :meth:`client_connection.ClientConnection.raise_priorities`."""
         if self.connection is not None:
             self.connection.raise_priorities(request_ids)
-        self._hurried.update(one for one in request_ids if one in self._requests)
+        self._raised.update(one for one in request_ids if one in self._requests)
 
     def open(self, connection: client_connection.ClientConnection) -> None:
         """Take the connection, and send what has waited for it."""
         self.connection = connection
         self.is_decided.set()
-        for news in self._news:
-            connection.send_announcement(news)
+        for notification in self._notifications:
+            connection.send_announcement(notification)
         asked: dict[client_connection.Hear, dict[peer_wire.Request, None]] = {}
         for request, hear in self._requests.values():
             asked.setdefault(hear, {})[request] = None
@@ -103,8 +103,8 @@ class Channel:
             connection.send_requests([*requests], hear)
             numbers = [number for request in requests for number in request.numbers]
             connection.cancel_requests([number for number in numbers if number not in wanted])
-        connection.raise_priorities(self._hurried)
-        self._hurried = set()
+        connection.raise_priorities(self._raised)
+        self._raised = set()
 
     def connection_ended(self) -> None:
         """Report waiting requests as lost: there is no connection any more."""

@@ -26,9 +26,9 @@ from acstor_common.util import lru_table
 from acstor_common.wire import peer_request
 from acstor_common.wire import peer_wire
 
-UNTOLD_BYTES = 256 * geometry.KIB
+QUEUED_BYTES = 256 * geometry.KIB
 """Queued bytes from which on announcements and Pongs are dropped."""
-UNTOLD_NEWS = 256
+QUEUED_NOTIFICATIONS = 256
 """Queued announcements from which on more are dropped: 1 MiB, if all are full."""
 NEXT_BYTES = 16 * geometry.KIB
 """Bytes in the outbox, which is not reordered, below which messages are added."""
@@ -65,7 +65,7 @@ class ClientConnection(base_connection.Connection):
         self._account(0, is_useful=True)  # this host asks it
         self._waiting: dict[int, tuple[peer_wire.Request, Hear]] = {}
         self._soon = send_queue.SendQueue()  # requests and announcements not sent yet
-        self._hurried: dict[int, None] = {}  # to be hurried once they are sent
+        self._raised: dict[int, None] = {}  # to be raised once they are sent
         self._heard: list[tuple[Hear, Answer]] = []
         self._has_shown_life = False
         self._chunk_bytes = 0  # the longest requested chunk
@@ -114,13 +114,13 @@ class ClientConnection(base_connection.Connection):
         """Tell the peer that guests wait for pending bulk requests."""
         for request_id in request_ids:
             if request_id in self._waiting:
-                self._hurried[request_id] = None
+                self._raised[request_id] = None
                 self._soon.raise_priority(request_id)
         if not self._is_writing:
             self._gather()
 
     def _gather(self) -> None:
-        if not (self._soon or self._hurried):
+        if not (self._soon or self._raised):
             return
         while self.outbox_bytes < NEXT_BYTES and (some := self._soon.pop_next()) is not None:
             if not isinstance(some, list):
@@ -130,10 +130,10 @@ class ClientConnection(base_connection.Connection):
             numbers = [number for request in some for number in request.numbers]
             gone = [number for number in numbers if number not in self._waiting]
             self.send_messages(*map(peer_wire.Cancel, _in_messages(gone)))
-        hurried = [one for one in self._hurried if one in self._waiting]
-        self._hurried = dict.fromkeys(one for one in hurried if one in self._soon)
-        sent = [one for one in hurried if one not in self._soon]
-        self.send_messages(*map(peer_wire.Hurry, _in_messages(sent)))
+        raised = [one for one in self._raised if one in self._waiting]
+        self._raised = dict.fromkeys(one for one in raised if one in self._soon)
+        sent = [one for one in raised if one not in self._soon]
+        self.send_messages(*map(peer_wire.RaisePriority, _in_messages(sent)))
 
     def cancel_requests(self, request_ids: Iterable[int]) -> None:
         """Cancel requests: tell the peer, and drop late answers."""
@@ -149,9 +149,12 @@ class ClientConnection(base_connection.Connection):
                 self._given_up[request_id] = waiting[0].length_of(request_id)
         self.send_messages(*map(peer_wire.Cancel, _in_messages(sent)))
 
-    def send_announcement(self, message: peer_wire.News | peer_wire.Pong) -> None:
+    def send_announcement(self, message: peer_wire.Notification | peer_wire.Pong) -> None:
         """Send an announcement or a Pong; drop it if too much is queued."""
-        if self.outbox_bytes >= UNTOLD_BYTES or self._soon.announcement_count >= UNTOLD_NEWS:
+        if (
+            self.outbox_bytes >= QUEUED_BYTES
+            or self._soon.announcement_count >= QUEUED_NOTIFICATIONS
+        ):
             return
         if self._is_writing and not isinstance(message, peer_wire.Pong):
             self._soon.queue_announcements(message)

@@ -19,7 +19,7 @@ from acstor_common.util import token_buckets
 from acstor_common.wire import peer_wire
 
 SMALL_MESSAGES = token_buckets.Rate(per_s=50.0, burst=100.0)
-"""Limit of Pings, Pongs, Cancels and Hurries of no open request; refusals count too."""
+"""Limit of Pings, Pongs, Cancels and RaisePriorities of no open request; refusals count too."""
 REFUSAL_PRICE = 0.25
 """Of a request; honest hosts are refused too while the source fails."""
 FEW = 40.0
@@ -28,7 +28,7 @@ TURN_S = 0.001
 """Age of a turn of the loop up to which work for a peer may start."""
 MANY_EVERY_S = 0.004
 """Interval of turns for the hosts that send many small messages."""
-_SMALL = (peer_wire.Ping, peer_wire.Pong, peer_wire.Hurry, peer_wire.Cancel)
+_SMALL = (peer_wire.Ping, peer_wire.Pong, peer_wire.RaisePriority, peer_wire.Cancel)
 
 
 class LoopTurns(Protocol):
@@ -84,10 +84,10 @@ def small_messages(
 ) -> int:
     """Return how many messages of those that arrived together are charged.
 
-    The first Cancel or Hurry of a request that is open, or arrived with it, is free.
+    The first Cancel or RaisePriority of a request that is open, or arrived with it, is free.
     """
     small = [message for message in messages if isinstance(message, _SMALL)]
-    named = [one for one in small if isinstance(one, peer_wire.Cancel | peer_wire.Hurry)]
+    named = [one for one in small if isinstance(one, peer_wire.Cancel | peer_wire.RaisePriority)]
     if not named:
         return len(small)
     free, seen = 0, set[int]()

@@ -19,7 +19,7 @@ from acstor_common.identity import credentials
 
 LOG = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 2.0
+CHECK_INTERVAL_S = 2.0
 AT_A_TIME = 256
 """Connections per batch; a certificate check counts as CHECK."""
 CHECK = 32
@@ -41,7 +41,7 @@ class Reauthorization:
     ) -> None:
         """Reload files and check all connections, for ever."""
         while True:
-            await trio.sleep(LOOK_EVERY_S)
+            await trio.sleep(CHECK_INTERVAL_S)
             if self._credentials is not None:
                 await trio.to_thread.run_sync(self._credentials.reload_files)
             await self._look(connections())

@@ -23,7 +23,7 @@ from acstor_common.model import ids
 from acstor_common.util import token_buckets
 from acstor_common.wire import peer_wire
 
-Heard = Callable[[ids.HostId, peer_wire.News], None]
+Heard = Callable[[ids.HostId, peer_wire.Notification], None]
 """Called with a host and its announcement."""
 Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer
 
@@ -35,7 +35,7 @@ ANSWER_BYTES = 2 * MESSAGE_BYTES + 64
 """Reserved for an answer beside its chunk: enough for a refusal."""
 
 
-NEWS = token_buckets.Rate(per_s=200.0, burst=400.0)
+NOTIFICATIONS = token_buckets.Rate(per_s=200.0, burst=400.0)
 """Announcement messages from a host; 70 a second fill 10 Gbit/s."""
 
 
@@ -71,8 +71,8 @@ class Budgets:
     """Limits that all peers share."""
 
     def __init__(self, limits: base_connection.Limits) -> None:
-        self.news: token_buckets.TokenBuckets[tuple[ids.HostId, peer_wire.Klass]] = (
-            token_buckets.TokenBuckets(NEWS, limits.incoming)
+        self.notifications: token_buckets.TokenBuckets[tuple[ids.HostId, peer_wire.Klass]] = (
+            token_buckets.TokenBuckets(NOTIFICATIONS, limits.incoming)
         )
         self.requests = budget.Budget(limits.requests, limits.host_requests)
         self.bytes = budget.Budget(limits.answer_bytes, limits.host_answer_bytes)
@@ -110,8 +110,10 @@ class ServerConnection(base_connection.Connection):
 
     def _parts(self, messages: list[peer_wire.Message]) -> Sequence[base_connection.Part]:
         self._came_s = self.last_progress
-        is_news = any([isinstance(message, peer_wire.News) for message in messages])
-        self._account(loop_share.small_messages(messages, self._open), is_useful=is_news)
+        has_notification = any(
+            [isinstance(message, peer_wire.Notification) for message in messages]
+        )
+        self._account(loop_share.small_messages(messages, self._open), is_useful=has_notification)
         if any([isinstance(message, peer_wire.Cancel) for message in messages]):
             return _not_cancelled(messages)
         return messages
@@ -137,8 +139,8 @@ class ServerConnection(base_connection.Connection):
                 ) or self._is_over(part)
             case peer_wire.Cancel():
                 return True
-            case _ if isinstance(part, peer_wire.News):
-                return budgets.news.tokens_left(sharer, trio.current_time()) >= 1
+            case _ if isinstance(part, peer_wire.Notification):
+                return budgets.notifications.tokens_left(sharer, trio.current_time()) >= 1
         return budgets.bytes.may_take(sharer, MESSAGE_BYTES)
 
     def _outbox_changed(self) -> None:
@@ -189,15 +191,15 @@ class ServerConnection(base_connection.Connection):
                     self._giver.requests_cancelled(self, known)
                     self._release([self._open.pop(number) for number in known])
                     self._outbox_changed()
-            case peer_wire.Hurry(request_ids):
+            case peer_wire.RaisePriority(request_ids):
                 self._settle()
                 known = [number for number in request_ids if number in self._open]
                 if known:
                     self._giver.priorities_raised(self, known)
             case peer_wire.Ping(token):
                 self.send_messages(peer_wire.Pong(token))
-            case _ if isinstance(part, peer_wire.News):
-                self._budgets.news.charge_tokens(self._sharer, 1, trio.current_time())
+            case _ if isinstance(part, peer_wire.Notification):
+                self._budgets.notifications.charge_tokens(self._sharer, 1, trio.current_time())
                 self._heard(self.host, part)
 
     def _take(self, requests: Sequence[peer_wire.Request]) -> None:

@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 IDLE_TIMEOUTS = 12
 """Timeouts of a read after which a job without progress fails."""
 TOLD_EVERY_S = 5.0
-LOOK_EVERY_S = 0.1
+CHECK_INTERVAL_S = 0.1
 """Interval of checks whether the body is complete."""
 
 
@@ -85,7 +85,7 @@ class FlattenJobs:
         self, job: futures.Future[None], body: delta_body.DeltaBody, watched: watchdog.Watchdog
     ) -> None:
         while not body.is_whole.is_set():
-            if futures.wait((job,), LOOK_EVERY_S).done:
+            if futures.wait((job,), CHECK_INTERVAL_S).done:
                 return
             self._stop_if_stalled(body, watched)
 

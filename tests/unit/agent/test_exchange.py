@@ -48,9 +48,7 @@ def read(cloud, name, wanted, deadline_s=10.0):
 async def read_everywhere(cloud, chunk_nos, names=("h1", "h2", "h3", "h4")):
     for chunk_no in chunk_nos:
         for name in names:
-            assert (await read(cloud, name, cloud.chunk_ref(chunk_no), 20)).data == bytes_of(
-                chunk_no
-            )
+            assert (await read(cloud, name, cloud.ref_of(chunk_no), 20)).data == bytes_of(chunk_no)
 
 
 def backoff(cloud, name, host, kind=failure.Failure.INVALID):
@@ -62,7 +60,7 @@ async def test_whole_cloud_reads_a_chunk_from_the_source_once(cloud, autojump_cl
     got = []
 
     async def one(name):
-        got.append(await read(cloud, name, cloud.chunk_ref(0)))
+        got.append(await read(cloud, name, cloud.ref_of(0)))
 
     async with trio.open_nursery() as nursery:
         for name in cloud.hosts:
@@ -74,7 +72,7 @@ async def test_whole_cloud_reads_a_chunk_from_the_source_once(cloud, autojump_cl
 
 
 async def test_batch_is_one_wish_and_comes_in_its_order(cloud, autojump_clock):
-    refs = [cloud.chunk_ref(n) for n in (5, 3, 5, 20, 4)]
+    refs = [cloud.ref_of(n) for n in (5, 3, 5, 20, 4)]
     with cloud.hosts["h1"].request_chunks(refs) as wish:
         got = await wish.wait()
     assert [bytes(one.data) for one in got] == [bytes_of(n) for n in (5, 3, 5, 20, 4)]
@@ -82,14 +80,14 @@ async def test_batch_is_one_wish_and_comes_in_its_order(cloud, autojump_clock):
 
 
 async def test_chunk_that_came_is_in_the_cache(cloud, autojump_clock):
-    name = cloud.others(cloud.chunk_ref(3))[0]
-    await read(cloud, name, cloud.chunk_ref(3))
-    assert await cloud.caches[name].read_chunk(cloud.chunk_ref(3).cid) == bytes_of(3)
-    assert (await read(cloud, name, cloud.chunk_ref(3))).origin is Origin.CACHE
+    name = cloud.others(cloud.ref_of(3))[0]
+    await read(cloud, name, cloud.ref_of(3))
+    assert await cloud.caches[name].read_chunk(cloud.ref_of(3).cid) == bytes_of(3)
+    assert (await read(cloud, name, cloud.ref_of(3))).origin is Origin.CACHE
 
 
 async def test_next_host_takes_a_dead_homes_part(cloud, autojump_clock):
-    wanted = cloud.chunk_ref(0)
+    wanted = cloud.ref_of(0)
     cloud.dead.add(cloud.home(wanted))
     for name in cloud.others(wanted):
         await read(cloud, name, wanted)
@@ -98,19 +96,19 @@ async def test_next_host_takes_a_dead_homes_part(cloud, autojump_clock):
 
 @pytest.mark.expect_log("is in backoff for .* s: invalid")
 async def test_lying_peer_costs_time_and_no_byte(cloud, autojump_clock):
-    wanted = cloud.chunk_ref(0)
+    wanted = cloud.ref_of(0)
     home, name = cloud.home(wanted), cloud.others(wanted)[0]
     cloud.lying.add(home)
     assert (await read(cloud, name, wanted)).data == bytes_of(0)
     assert cloud.hosts[name].core.counters.invalid == 1
     assert set(cloud.hosts[name].in_backoff()) == {home}
     cloud.asked.clear()
-    await read(cloud, name, cloud.chunk_ref(1))
+    await read(cloud, name, cloud.ref_of(1))
     assert home not in {asked for _, asked, _, _ in cloud.asked}
 
 
 async def test_while_the_source_is_down_peers_that_hold_the_chunk_give_it(cloud, autojump_clock):
-    wanted = cloud.chunk_ref(0)
+    wanted = cloud.ref_of(0)
     owners = cloud.ring.owners_of(wanted.cid, 4)
     await read(cloud, owners[2], wanted)
     cloud.caches[owners[0]].drop_chunk(wanted.cid)
@@ -129,7 +127,7 @@ async def test_source_that_comes_back_before_the_deadline_is_waited_for(cloud, a
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(mend)
-        assert (await read(cloud, "h1", cloud.chunk_ref(0))).data == bytes_of(0)
+        assert (await read(cloud, "h1", cloud.ref_of(0))).data == bytes_of(0)
 
 
 @pytest.mark.allow_log("is in backoff")
@@ -137,7 +135,7 @@ async def test_deadline_ends_a_read_and_says_why(cloud, autojump_clock):
     cloud.source.failure = DOWN
     began = trio.current_time()
     with pytest.raises(errors.DeadlineExceeded, match=r"within 5 s.*down"):
-        await read(cloud, cloud.home(cloud.chunk_ref(0)), cloud.chunk_ref(0), 5)
+        await read(cloud, cloud.home(cloud.ref_of(0)), cloud.ref_of(0), 5)
     assert trio.current_time() - began == pytest.approx(5, abs=0.1)
 
 
@@ -146,7 +144,7 @@ async def test_chunk_that_nobody_has_is_not_waited_for(cloud, autojump_clock):
     cloud.source.failure = errors.ChunkMissing("x", "memory")
     began = trio.current_time()
     with pytest.raises(errors.ChunkLost):
-        await read(cloud, "h1", cloud.chunk_ref(0), 30)
+        await read(cloud, "h1", cloud.ref_of(0), 30)
     assert trio.current_time() - began < 2
 
 
@@ -158,7 +156,7 @@ async def test_chunk_that_nobody_has_is_not_waited_for(cloud, autojump_clock):
 async def test_guest_who_can_do_without_waits_for_no_second_try(
     cloud, autojump_clock, failure, kind
 ):
-    wanted = cloud.chunk_ref(0)
+    wanted = cloud.ref_of(0)
     cloud.source.failure = failure
     began_s, one = trio.current_time(), cloud.hosts["h1"]
     with pytest.raises(kind):
@@ -169,7 +167,7 @@ async def test_guest_who_can_do_without_waits_for_no_second_try(
 
 @pytest.mark.allow_log("is in backoff")
 async def test_guest_who_can_do_without_ends_nobody_elses_wait(cloud, autojump_clock):
-    wanted, one, got = cloud.chunk_ref(0), cloud.hosts["h1"], []
+    wanted, one, got = cloud.ref_of(0), cloud.hosts["h1"], []
     cloud.source.failure = DOWN
 
     async def patient():
@@ -194,14 +192,14 @@ async def test_bytes_that_are_not_lost_yet_are_told_once_a_minute_for_each_image
         cloud.source.deleted.update((IMAGE, OTHER))
         for number in range(3):
             with pytest.raises(errors.DeadlineExceeded, match="lost if that is still so"):
-                await read(cloud, "h1", cloud.chunk_ref(number), 5)
+                await read(cloud, "h1", cloud.ref_of(number), 5)
         [line] = [record.getMessage() for record in caplog.records]
         assert f"image {IMAGE}: bytes of it cannot be had, guests that read them wait" in line
-        assert f"I/O errors in 900 s: chunk {cloud.chunk_ref(0).cid.hex()[:12]} " in line
+        assert f"I/O errors in 900 s: chunk {cloud.ref_of(0).cid.hex()[:12]} " in line
         for image_id, count in ((OTHER, 2), (IMAGE, 3)):
             await trio.sleep(exchange.TELLS_EVERY_S - 15)
             with pytest.raises(errors.DeadlineExceeded):
-                await read(cloud, "h1", cloud.chunk_ref(0, image_id), 5)
+                await read(cloud, "h1", cloud.ref_of(0, image_id), 5)
             assert caplog.text.count("cannot be had") == count
 
 
@@ -211,7 +209,7 @@ async def test_image_that_its_owner_deletes_costs_readers_of_another_nothing(
     cloud, autojump_clock, is_by_peer
 ):
     """Both have the same content, so they share a transfer, which may be the deleted one's."""
-    theirs, ours = cloud.chunk_ref(0, OTHER), cloud.chunk_ref(0)
+    theirs, ours = cloud.ref_of(0, OTHER), cloud.ref_of(0)
     cloud.source.deleted.add(OTHER)
     home, other = cloud.home(theirs), cloud.others(theirs)[0]
     got = []
@@ -235,19 +233,19 @@ async def test_image_that_its_owner_deletes_costs_readers_of_another_nothing(
 
 
 async def test_source_is_read_in_the_turn_of_who_wants_it(cloud, autojump_clock):
-    wanted = cloud.chunk_ref(0)
+    wanted = cloud.ref_of(0)
     home, name = cloud.home(wanted), cloud.others(wanted)[0]
     await exchange_cloud.bring(cloud.hosts[name], wanted, Priority.HYDRATE)
     assert cloud.source.streams == [requests.Stream(requests.Klass.PREFETCH, name)]
-    mine = next(n for n in range(1, 40) if cloud.home(cloud.chunk_ref(n)) == home)
-    await read(cloud, home, cloud.chunk_ref(mine))
+    mine = next(n for n in range(1, 40) if cloud.home(cloud.ref_of(n)) == home)
+    await read(cloud, home, cloud.ref_of(mine))
     assert cloud.source.streams[1].klass is requests.Klass.GUEST
 
 
 async def test_what_nobody_waited_for_is_written_as_a_stream_of_its_own(cloud):
     host, io = cloud.hosts["h1"], cloud.disks["h1"]
     io.change_policy("pregather")
-    mine = [n for n in range(40) if cloud.home(cloud.chunk_ref(n)) == "h1"]
+    mine = [n for n in range(40) if cloud.home(cloud.ref_of(n)) == "h1"]
     theirs = iter(n for n in range(40) if n not in mine)
     urgencies = (
         Priority.GUEST,
@@ -257,13 +255,13 @@ async def test_what_nobody_waited_for_is_written_as_a_stream_of_its_own(cloud):
         Priority.HYDRATE,
     )
     for priority in urgencies:
-        await exchange_cloud.bring(host, cloud.chunk_ref(next(theirs)), priority)
-    told = cloud.chunk_ref(next(theirs))
+        await exchange_cloud.bring(host, cloud.ref_of(next(theirs)), priority)
+    told = cloud.ref_of(next(theirs))
     await read(cloud, "h3", told)
     host.announcement_received(ids.HostId("h3"), peer_wire.Advertise(announced.alone(told.oid)))
     await exchange_cloud.bring(host, told, Priority.ADVERTISED)
-    await read(cloud, "h2", cloud.chunk_ref(mine[0]))
-    await exchange_cloud.bring(cloud.hosts["h2"], cloud.chunk_ref(mine[1]), Priority.HYDRATE)
+    await read(cloud, "h2", cloud.ref_of(mine[0]))
+    await exchange_cloud.bring(cloud.hosts["h2"], cloud.ref_of(mine[1]), Priority.HYDRATE)
     await cloud.caches["h1"].aclose()
     written = {  # records that change alone count as a byte
         str(stream): count.bytes // CHUNK for stream, count in io.account.streams.items()
@@ -282,15 +280,15 @@ async def test_what_nobody_waited_for_is_written_as_a_stream_of_its_own(cloud):
 async def test_source_is_read_in_the_turn_of_the_most_urgent_who_joins(tmp_path, autojump_clock):
     async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3"), max_source_reads=1) as cloud:
         cloud.source.delay_s = 0.4  # sooner than anybody is late
-        home = cloud.home(cloud.chunk_ref(0))
-        mine = [n for n in range(40) if cloud.home(cloud.chunk_ref(n)) == home]
-        first, second = cloud.others(cloud.chunk_ref(0))[:2]
+        home = cloud.home(cloud.ref_of(0))
+        mine = [n for n in range(40) if cloud.home(cloud.ref_of(n)) == home]
+        first, second = cloud.others(cloud.ref_of(0))[:2]
         async with trio.open_nursery() as nursery:
             for number in mine[0:5:2]:  # they are no neighbours
-                ref = cloud.chunk_ref(number)
+                ref = cloud.ref_of(number)
                 nursery.start_soon(exchange_cloud.bring, cloud.hosts[first], ref, Priority.HYDRATE)
                 await trio.sleep(0.02)
-            nursery.start_soon(read, cloud, second, cloud.chunk_ref(mine[4]))
+            nursery.start_soon(read, cloud, second, cloud.ref_of(mine[4]))
             await trio.sleep(0.5)
         assert [stream.klass for stream in cloud.source.streams] == [
             requests.Klass.PREFETCH,
@@ -310,9 +308,7 @@ async def test_guest_who_reads_much_keeps_no_other_guest_of_the_image_waiting(
 
         async def guest(opener, numbers):
             with disk_io.use_stream(requests.Stream(requests.Klass.GUEST, f"{IMAGE}/{opener}")):
-                with cloud.hosts["h1"].request_chunks(
-                    [cloud.chunk_ref(n) for n in numbers]
-                ) as wish:
+                with cloud.hosts["h1"].request_chunks([cloud.ref_of(n) for n in numbers]) as wish:
                     await wish.wait()
             took[opener] = trio.current_time()
 
@@ -326,15 +322,15 @@ async def test_guest_who_reads_much_keeps_no_other_guest_of_the_image_waiting(
 
 async def test_reader_who_gives_up_does_not_stop_the_others(cloud, autojump_clock):
     cloud.source.delay_s = 1.0
-    home, got = cloud.home(cloud.chunk_ref(0)), []
+    home, got = cloud.home(cloud.ref_of(0)), []
 
     async def patient():
-        got.append((await read(cloud, home, cloud.chunk_ref(0))).data)
+        got.append((await read(cloud, home, cloud.ref_of(0))).data)
 
     async with trio.open_nursery() as nursery:
         with trio.move_on_after(0.5):
             nursery.start_soon(patient)
-            await read(cloud, home, cloud.chunk_ref(0))
+            await read(cloud, home, cloud.ref_of(0))
     assert got == [bytes_of(0)]
     assert cloud.source.reads == [0]
 
@@ -347,13 +343,13 @@ async def test_two_homes_that_disagree_do_not_wait_for_each_other(cloud, autojum
     }
     with trio.fail_after(4):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(read, cloud, "h1", cloud.chunk_ref(0))
-            nursery.start_soon(read, cloud, "h2", cloud.chunk_ref(0))
+            nursery.start_soon(read, cloud, "h1", cloud.ref_of(0))
+            nursery.start_soon(read, cloud, "h2", cloud.ref_of(0))
 
 
 async def test_background_work_is_bounded_and_uses_the_bulk_connection(cloud, autojump_clock):
     cloud.source.delay_s = 1.0
-    name = cloud.others(cloud.chunk_ref(0))[0]
+    name = cloud.others(cloud.ref_of(0))[0]
     host, most = cloud.hosts[name], 0
 
     async def watch():
@@ -361,19 +357,19 @@ async def test_background_work_is_bounded_and_uses_the_bulk_connection(cloud, au
         while True:
             asked = [one for one in cloud.asked if one[0] == name]
             most = max(
-                most, len(asked) - sum(host.has_chunk(cloud.chunk_ref(n).cid) for n in range(20))
+                most, len(asked) - sum(host.has_chunk(cloud.ref_of(n).cid) for n in range(20))
             )
             await trio.sleep(0.1)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch)
-        host.prefetch_soon([cloud.chunk_ref(n) for n in range(20)])
+        host.prefetch_soon([cloud.ref_of(n) for n in range(20)])
         await trio.sleep(30)
-        assert all(host.has_chunk(cloud.chunk_ref(n).cid) for n in range(20))
+        assert all(host.has_chunk(cloud.ref_of(n).cid) for n in range(20))
         nursery.cancel_scope.cancel()
     assert 0 < most <= 4
     assert {one[2] for one in cloud.asked if one[0] == name} == {peer_wire.Priority.READAHEAD}
-    host.prefetch_soon([cloud.chunk_ref(0)])
+    host.prefetch_soon([cloud.ref_of(0)])
     assert not len(host.core)
 
 
@@ -382,38 +378,38 @@ async def test_background_work_is_bounded_and_uses_the_bulk_connection(cloud, au
 
 @pytest.mark.expect_log("is in backoff")
 async def test_frozen_home_is_raced_and_left_alone(cloud, autojump_clock):
-    home, name = cloud.home(cloud.chunk_ref(0)), cloud.others(cloud.chunk_ref(0))[0]
+    home, name = cloud.home(cloud.ref_of(0)), cloud.others(cloud.ref_of(0))[0]
     cloud.frozen.add(home)
     began = trio.current_time()
     for chunk_no in range(40):
-        await read(cloud, name, cloud.chunk_ref(chunk_no))
+        await read(cloud, name, cloud.ref_of(chunk_no))
     assert trio.current_time() - began < 5
     assert 1 <= cloud.hosts[name].core.counters.hedges <= 4
 
 
 @pytest.mark.expect_log("is in backoff")
 async def test_slow_home_is_left_alone_though_it_answers_and_comes_back(cloud, autojump_clock):
-    home, name = cloud.home(cloud.chunk_ref(0)), cloud.others(cloud.chunk_ref(0))[0]
+    home, name = cloud.home(cloud.ref_of(0)), cloud.others(cloud.ref_of(0))[0]
     cloud.slow.add(home)
     began = trio.current_time()
     for chunk_no in range(40):
-        await read(cloud, name, cloud.chunk_ref(chunk_no))
-    at_home = [n for n in range(40) if cloud.home(cloud.chunk_ref(n)) == home]
+        await read(cloud, name, cloud.ref_of(chunk_no))
+    at_home = [n for n in range(40) if cloud.home(cloud.ref_of(n)) == home]
     assert trio.current_time() - began < len(at_home) / 2
     assert cloud.hosts[name].core.counters.backoffs
     cloud.slow.clear()
     await trio.sleep(600)
     for chunk_no in at_home:
-        cloud.caches[name].drop_chunk(cloud.chunk_ref(chunk_no).cid)
-        await read(cloud, name, cloud.chunk_ref(chunk_no))
+        cloud.caches[name].drop_chunk(cloud.ref_of(chunk_no).cid)
+        await read(cloud, name, cloud.ref_of(chunk_no))
     assert not cloud.hosts[name].in_backoff()
 
 
 async def test_races_are_bounded_where_everything_is_slow(cloud, autojump_clock):
-    host = cloud.hosts[cloud.others(cloud.chunk_ref(0))[0]]
+    host = cloud.hosts[cloud.others(cloud.ref_of(0))[0]]
     cloud.source.delay_s = 0.4
     for chunk_no in range(40):
-        await host.fetch_chunk(cloud.chunk_ref(chunk_no), Priority.GUEST, 10)
+        await host.fetch_chunk(cloud.ref_of(chunk_no), Priority.GUEST, 10)
     assert host.core.counters.hedges <= 16 + 0.02 * 90
 
 
@@ -421,7 +417,7 @@ async def test_races_are_bounded_where_everything_is_slow(cloud, autojump_clock)
 
 
 async def test_requester_follows_a_referral_and_then_asks_plainly(cloud, autojump_clock):
-    wanted = cloud.chunk_ref(0)
+    wanted = cloud.ref_of(0)
     cloud.is_heard = False
     home = cloud.home(wanted)
     holder, asker, third = cloud.others(wanted)
@@ -448,7 +444,7 @@ def advertised(cloud, name):
 
 
 async def test_chunk_that_came_is_advertised_to_the_neighbours_on_the_ring(cloud, autojump_clock):
-    wanted = cloud.chunk_ref(0)
+    wanted = cloud.ref_of(0)
     name = cloud.others(wanted)[0]
     await read(cloud, name, wanted)
     await trio.sleep(1)
@@ -461,7 +457,7 @@ async def test_chunk_that_came_is_advertised_to_the_neighbours_on_the_ring(cloud
 
 
 async def test_host_that_joins_the_ring_is_told_what_is_here_already(cloud, autojump_clock):
-    wanted, whole = cloud.chunk_ref(0), cloud.ring
+    wanted, whole = cloud.ref_of(0), cloud.ring
     name = cloud.others(wanted)[0]
     alone = hash_ring.Ring(0, tuple(host for host in whole.hosts if host.host == name))
     cloud.views[name] = (alone, None)
@@ -474,7 +470,7 @@ async def test_host_that_joins_the_ring_is_told_what_is_here_already(cloud, auto
 
 
 async def test_advertiser_is_asked_before_the_home(cloud, autojump_clock):
-    wanted = cloud.chunk_ref(0)
+    wanted = cloud.ref_of(0)
     cloud.is_heard = False
     holder, asker, _ = cloud.others(wanted)
     await read(cloud, holder, wanted)
@@ -490,10 +486,10 @@ async def test_advertiser_is_asked_before_the_home(cloud, autojump_clock):
 async def test_read_ahead_waits_for_no_prefetch(cloud, autojump_clock):
     host = cloud.hosts["h1"]
     cloud.frozen.update(cloud.hosts)  # what is only advertised never comes
-    far = [n for n in range(40) if cloud.home(cloud.chunk_ref(n)) != "h1"][:8]
-    news = peer_wire.Advertise(announced.alone(*(cloud.chunk_ref(n).oid for n in far)))
+    far = [n for n in range(40) if cloud.home(cloud.ref_of(n)) != "h1"][:8]
+    news = peer_wire.Advertise(announced.alone(*(cloud.ref_of(n).oid for n in far)))
     host.announcement_received(ids.HostId("h2"), news)
-    mine = next(n for n in range(40) if cloud.home(cloud.chunk_ref(n)) == "h1")
+    mine = next(n for n in range(40) if cloud.home(cloud.ref_of(n)) == "h1")
 
     async def prefetch(wanted):
         with contextlib.suppress(errors.ChunkUnavailable):
@@ -501,20 +497,20 @@ async def test_read_ahead_waits_for_no_prefetch(cloud, autojump_clock):
 
     async with trio.open_nursery() as nursery:
         for n in far:
-            nursery.start_soon(prefetch, cloud.chunk_ref(n))
+            nursery.start_soon(prefetch, cloud.ref_of(n))
         await trio.sleep(0.1)
         assert (
             len([one for one in cloud.asked if one[0] == "h1"])
             <= prefetch_limits.ADVERTISED_AT_A_TIME
         )
-        host.prefetch_soon([cloud.chunk_ref(mine)])
+        host.prefetch_soon([cloud.ref_of(mine)])
         await trio.sleep(1)
-        assert host.has_chunk(cloud.chunk_ref(mine).cid)
+        assert host.has_chunk(cloud.ref_of(mine).cid)
         nursery.cancel_scope.cancel()
 
 
 async def test_whoever_joins_a_fetch_from_holders_only_still_gets_the_chunk(cloud, autojump_clock):
-    wanted = cloud.chunk_ref(0)
+    wanted = cloud.ref_of(0)
     liar, asker, _ = cloud.others(wanted)
     host = cloud.hosts[asker]
     host.announcement_received(ids.HostId(liar), peer_wire.Advertise(announced.alone(wanted.oid)))
@@ -538,7 +534,7 @@ async def test_whoever_joins_a_fetch_from_holders_only_still_gets_the_chunk(clou
 
 
 async def test_advertiser_that_has_not_got_it_costs_one_question(cloud, autojump_clock):
-    wanted = cloud.chunk_ref(0)
+    wanted = cloud.ref_of(0)
     holder, asker, _ = cloud.others(wanted)
     cloud.hosts[asker].announcement_received(
         ids.HostId(holder), peer_wire.Advertise(announced.alone(wanted.oid))
@@ -558,7 +554,7 @@ async def test_stranger_is_not_listened_to(cloud):
 
 
 def homes(cloud, table, chunk_no):
-    return table.home_at(cloud.chunk_ref(chunk_no).oid)
+    return table.home_at(cloud.ref_of(chunk_no).oid)
 
 
 def relayed(cloud):
@@ -593,7 +589,7 @@ async def test_while_the_source_is_down_far_hosts_give_what_they_hold(cloud, aut
     cloud.ring = cloud.placed(2, threshold=1)
     await read_everywhere(cloud, [0], ("h1", "h2"))
     cloud.source.failure = DOWN
-    assert (await read(cloud, "h3", cloud.chunk_ref(0), 20)).origin is Origin.PEER
+    assert (await read(cloud, "h3", cloud.ref_of(0), 20)).origin is Origin.PEER
 
 
 async def test_new_homes_take_chunks_from_the_former_ones(cloud, autojump_clock):
@@ -666,9 +662,9 @@ async def test_by_oid_another_image_with_the_same_content_is_a_hit_where_it_is_a
     names = ("h1", "h2", "h3")
     async with exchange_cloud.running(tmp_path, names, place_identity.ByOid) as made:
         for chunk_no in range(30):
-            await read(made, "h1", made.chunk_ref(chunk_no), 20)
+            await read(made, "h1", made.ref_of(chunk_no), 20)
         assert len(made.source.reads) == 30
-        elsewhere = {n: made.chunk_ref(n, OTHER) for n in range(30)}
+        elsewhere = {n: made.ref_of(n, OTHER) for n in range(30)}
         hits = [n for n, ref in elsewhere.items() if ref.cid in made.caches[made.home(ref)]]
         assert 0 < len(hits) < 30
         for chunk_no in range(30):
@@ -684,11 +680,11 @@ async def test_exchange_by_place_shares_nothing_between_images(tmp_path, autojum
     async with exchange_cloud.running(tmp_path, names, place_identity.ByPlace) as made:
         for chunk_no in range(10):
             for name in ("h1", "h2"):
-                await read(made, name, made.chunk_ref(chunk_no), 20)
+                await read(made, name, made.ref_of(chunk_no), 20)
         assert len(made.source.reads) == 10
-        new_to_h3 = [n for n in range(10) if made.chunk_ref(n).cid not in made.caches["h3"]]
+        new_to_h3 = [n for n in range(10) if made.ref_of(n).cid not in made.caches["h3"]]
         for chunk_no in range(10):
-            await read(made, "h3", made.chunk_ref(chunk_no, OTHER), 20)
+            await read(made, "h3", made.ref_of(chunk_no, OTHER), 20)
         assert made.source.reads[10:] == [n * CHUNK for n in new_to_h3] != []
 
 
@@ -696,8 +692,8 @@ async def test_where_homes_keep_a_chunk_lies_at_its_home_alone(tmp_path, autojum
     async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3"), homes_keep=True) as made:
         for chunk_no in range(20):
             for name in ("h1", "h2", "h3"):
-                assert (await read(made, name, made.chunk_ref(chunk_no), 20)).data
-        for wanted in map(made.chunk_ref, range(20)):
+                assert (await read(made, name, made.ref_of(chunk_no), 20)).data
+        for wanted in map(made.ref_of, range(20)):
             holders = [name for name, cache in made.caches.items() if wanted.cid in cache]
             assert holders == [made.home(wanted)]
         assert len(made.source.reads) == 20
@@ -706,7 +702,7 @@ async def test_where_homes_keep_a_chunk_lies_at_its_home_alone(tmp_path, autojum
 
 async def test_where_homes_keep_what_is_promised_is_kept_all_the_same(tmp_path, autojump_clock):
     async with exchange_cloud.running(tmp_path, ("h1", "h2"), homes_keep=True) as made:
-        of_h2 = [ref for ref in map(made.chunk_ref, range(40)) if made.home(ref) == "h2"]
+        of_h2 = [ref for ref in map(made.ref_of, range(40)) if made.home(ref) == "h2"]
         promised, other = of_h2[:2]
         made.caches["h1"].pin_chunk(promised.cid, promised.length)
         for wanted in (promised, other):
@@ -717,19 +713,17 @@ async def test_where_homes_keep_what_is_promised_is_kept_all_the_same(tmp_path, 
 async def test_where_homes_keep_a_new_home_reads_once_and_keeps(tmp_path, autojump_clock):
     async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3"), homes_keep=True) as made:
         for chunk_no in range(40):
-            await read(made, "h3", made.chunk_ref(chunk_no), 20)
+            await read(made, "h3", made.ref_of(chunk_no), 20)
         before = made.ring
         made.ring = made.placed(2, vnodes={"h1": 5})  # traffic takes its v-nodes; it is in backoff
         made.former = before
         moved = [
-            n
-            for n in range(40)
-            if before.home_at(made.chunk_ref(n).oid) != made.home(made.chunk_ref(n))
+            n for n in range(40) if before.home_at(made.ref_of(n).oid) != made.home(made.ref_of(n))
         ]
         for _ in range(2):
             for chunk_no in moved:
-                await read(made, "h3", made.chunk_ref(chunk_no), 20)
-        wanted = [made.chunk_ref(n) for n in moved if made.home(made.chunk_ref(n)) != "h3"]
+                await read(made, "h3", made.ref_of(chunk_no), 20)
+        wanted = [made.ref_of(n) for n in moved if made.home(made.ref_of(n)) != "h3"]
         assert wanted and all(ref.cid in made.caches[made.home(ref)] for ref in wanted)
         assert sorted(made.source.reads[40:]) == [n * CHUNK for n in moved]
 
@@ -738,7 +732,7 @@ async def test_where_homes_keep_a_new_home_reads_once_and_keeps(tmp_path, autoju
 
 
 async def test_neighbours_hear_what_is_gone_and_forget_it(cloud, autojump_clock):
-    wanted = cloud.chunk_ref(0)
+    wanted = cloud.ref_of(0)
     name = cloud.others(wanted)[0]
     await read(cloud, name, wanted)
     await trio.sleep(2)
@@ -754,7 +748,7 @@ async def test_neighbours_hear_what_is_gone_and_forget_it(cloud, autojump_clock)
 
 
 async def test_home_tells_the_holder_that_asked_longest_ago_to_let_go(cloud, autojump_clock):
-    wanted = cloud.chunk_ref(0)
+    wanted = cloud.ref_of(0)
     cloud.is_heard = False
     home, *askers = [cloud.home(wanted), *cloud.others(wanted)]
     for asker in askers:
@@ -767,7 +761,7 @@ async def test_home_tells_the_holder_that_asked_longest_ago_to_let_go(cloud, aut
 
 
 async def test_chunk_that_is_damaged_when_a_peer_wants_it_is_brought_anew(cloud, autojump_clock):
-    wanted = cloud.chunk_ref(0)
+    wanted = cloud.ref_of(0)
     home, name = cloud.home(wanted), cloud.others(wanted)[0]
     await read(cloud, home, wanted)
     real = cloud.caches[home].read_chunk
@@ -800,7 +794,7 @@ def far_holder(cloud, wanted):
 
 
 async def test_chunk_of_an_image_that_is_gone_comes_from_any_host(wide_cloud, autojump_clock):
-    wanted = wide_cloud.chunk_ref(0)
+    wanted = wide_cloud.ref_of(0)
     holder, reader = far_holder(wide_cloud, wanted)
     wide_cloud.source.deleted.add(IMAGE)
     fetched = await read(wide_cloud, reader, wanted)
@@ -812,14 +806,14 @@ async def test_chunk_of_an_image_that_is_gone_comes_from_any_host(wide_cloud, au
 
 @pytest.mark.allow_log("h. is in backoff")
 async def test_only_host_that_has_it_is_waited_for_while_it_is_cut_off(wide_cloud, autojump_clock):
-    wanted = wide_cloud.chunk_ref(0)
+    wanted = wide_cloud.ref_of(0)
     holder, reader = far_holder(wide_cloud, wanted)
     wide_cloud.source.deleted.add(IMAGE)
     wide_cloud.dead.add(holder)
     came, told = [], []
 
     async def wait():
-        with wide_cloud.hosts[reader].request_chunks([wanted], told=told.append) as wish:
+        with wide_cloud.hosts[reader].request_chunks([wanted], on_stall=told.append) as wish:
             came.append((await wish.wait())[0].data)
 
     async with trio.open_nursery() as nursery:
@@ -835,10 +829,10 @@ async def test_only_host_that_has_it_is_waited_for_while_it_is_cut_off(wide_clou
 async def test_hard_read_waits_for_the_source_for_minutes(cloud, autojump_clock):
     cloud.source.failure = errors.SourceUnreachable("x", "memory", "refused")
     came, told = [], []
-    name = cloud.home(cloud.chunk_ref(0))
+    name = cloud.home(cloud.ref_of(0))
 
     async def wait(host):
-        with host.request_chunks([cloud.chunk_ref(0)], told=told.append) as wish:
+        with host.request_chunks([cloud.ref_of(0)], on_stall=told.append) as wish:
             came.append((await wish.wait())[0].data)
 
     async with trio.open_nursery() as nursery:
@@ -857,10 +851,10 @@ async def test_hard_read_waits_for_the_source_for_minutes(cloud, autojump_clock)
 async def test_refusal_of_the_source_is_no_loss(cloud, autojump_clock):
     cloud.source.failure = errors.ChunkRefused("x", "memory", "no credentials")
     with trio.move_on_after(45) as waited:
-        await read(cloud, "h1", cloud.chunk_ref(0), 1000)
+        await read(cloud, "h1", cloud.ref_of(0), 1000)
     assert waited.cancelled_caught
     cloud.source.failure = None
-    assert (await read(cloud, "h1", cloud.chunk_ref(0))).data == bytes_of(0)
+    assert (await read(cloud, "h1", cloud.ref_of(0))).data == bytes_of(0)
 
 
 @pytest.mark.allow_log("h. is in backoff")
@@ -868,7 +862,7 @@ async def test_home_that_is_left_alone_gives_what_it_has_while_the_source_is_awa
     cloud, autojump_clock
 ):
     """It is in backoff because it could not read the source for others."""
-    wanted = cloud.chunk_ref(0)
+    wanted = cloud.ref_of(0)
     home, reader = cloud.home(wanted), cloud.others(wanted)[0]
     cloud.caches[home].store_chunk(wanted.cid, bytes_of(0), KeepClass.HOME)
     cloud.source.failure = errors.SourceUnreachable("x", "memory", "refused")
@@ -884,7 +878,7 @@ async def test_nothing_is_lost_without_a_table_where_there_are_others(tmp_path, 
     async with exchange_cloud.running(tmp_path, ("h1",), has_others=True) as made:
         made.ring, made.source.deleted = hash_ring.Ring(0, ()), {IMAGE}
         with pytest.raises(errors.DeadlineExceeded, match="no v-node table yet"):
-            await read(made, "h1", made.chunk_ref(0), 5)
+            await read(made, "h1", made.ref_of(0), 5)
 
 
 @pytest.mark.expect_log("bytes of it cannot be had")
@@ -892,19 +886,19 @@ async def test_absence_ends_when_the_source_gives_something(tmp_path, autojump_c
     async with exchange_cloud.running(tmp_path, ("h1",), lost_after_s=900.0) as made:
         made.source.deleted.add(IMAGE)
         with pytest.raises(errors.DeadlineExceeded, match="lost if that is still so"):
-            await read(made, "h1", made.chunk_ref(0), 5)
+            await read(made, "h1", made.ref_of(0), 5)
         made.source.deleted.clear()
-        await read(made, "h1", made.chunk_ref(1), 5)
+        await read(made, "h1", made.ref_of(1), 5)
         await trio.sleep(1000)
         made.source.deleted.add(IMAGE)
         with pytest.raises(errors.DeadlineExceeded, match="lost if that is still so"):
-            await read(made, "h1", made.chunk_ref(2), 5)
+            await read(made, "h1", made.ref_of(2), 5)
 
 
 async def test_chunks_are_stored_in_the_turn_of_why_they_were_wanted(cloud, autojump_clock):
-    refs = [cloud.chunk_ref(n) for n in range(8)]
+    refs = [cloud.ref_of(n) for n in range(8)]
     name = cloud.others(refs[0])[0]
-    here = next(n for n in range(40) if cloud.home(cloud.chunk_ref(n)) == name)
+    here = next(n for n in range(40) if cloud.home(cloud.ref_of(n)) == name)
     stored, store = {}, cloud.caches[name].store_chunk
 
     def noted(cid, *more):
@@ -915,7 +909,7 @@ async def test_chunks_are_stored_in_the_turn_of_why_they_were_wanted(cloud, auto
     guest = requests.Stream(requests.Klass.GUEST, "a guest")
     fill = requests.Stream(requests.Klass.FILL, "hydrate")
     later = requests.Stream(requests.Klass.BACKGROUND, "agent")
-    wanted = {cloud.chunk_ref(here): fill, refs[0]: fill, refs[1]: later, refs[2]: later}
+    wanted = {cloud.ref_of(here): fill, refs[0]: fill, refs[1]: later, refs[2]: later}
     with disk_io.use_stream(guest):
         for ref, stream in wanted.items():
             if stream is fill:
@@ -931,7 +925,7 @@ async def test_chunks_are_stored_in_the_turn_of_why_they_were_wanted(cloud, auto
 async def test_cache_that_has_a_bug_keeps_no_chunk_back_and_nothing_in_memory(
     cloud, autojump_clock
 ):
-    wanted = cloud.chunk_ref(0)
+    wanted = cloud.ref_of(0)
     name = cloud.others(wanted)[0]
     cloud.caches[name].store_chunk = None
     assert (await read(cloud, name, wanted)).data == bytes_of(0)
@@ -941,7 +935,7 @@ async def test_cache_that_has_a_bug_keeps_no_chunk_back_and_nothing_in_memory(
 async def test_former_table_that_counts_at_the_start_is_known_from_the_start(cloud):
     cloud.former = cloud.placed(0)
     started = cloud._host(ids.HostId("h1"))
-    started.prefetch_soon([cloud.chunk_ref(0)])
+    started.prefetch_soon([cloud.ref_of(0)])
     assert started.core.context.ring.former is cloud.former
 
 
@@ -949,10 +943,10 @@ async def test_prefetch_that_hangs_keeps_back_no_other_of_its_image(cloud, autoj
     """What came counts as come, and what is next begins, while a holder does not answer."""
     image_map = chunk_map.ChunkMap.parse(one_host.map_of(exchange_cloud.BYTES), "a map")
     name, hung, good = "h1", "h2", "h4"  # these two are its neighbours
-    numbers = [n for n in range(40) if cloud.home(cloud.chunk_ref(n)) == "h3"][:4]
-    oids = [cloud.chunk_ref(n).oid for n in numbers]
+    numbers = [n for n in range(40) if cloud.home(cloud.ref_of(n)) == "h3"][:4]
+    oids = [cloud.ref_of(n).oid for n in numbers]
     for number in numbers:
-        await exchange_cloud.bring(cloud.hosts[good], cloud.chunk_ref(number), Priority.HYDRATE)
+        await exchange_cloud.bring(cloud.hosts[good], cloud.ref_of(number), Priority.HYDRATE)
     cloud.frozen.add(hung)
     cloud.is_heard = False
     cloud.hosts[name].announcement_received(
@@ -976,9 +970,9 @@ async def test_prefetch_that_hangs_keeps_back_no_other_of_its_image(cloud, autoj
 
 async def test_prefetch_begins_nothing_that_the_home_alone_has(cloud, autojump_clock):
     image_map = chunk_map.ChunkMap.parse(one_host.map_of(exchange_cloud.BYTES), "a map")
-    number = next(n for n in range(40) if cloud.home(cloud.chunk_ref(n)) == "h4")
-    oid, host = cloud.chunk_ref(number).oid, cloud.hosts["h1"]
-    await exchange_cloud.bring(cloud.hosts["h4"], cloud.chunk_ref(number), Priority.HYDRATE)
+    number = next(n for n in range(40) if cloud.home(cloud.ref_of(n)) == "h4")
+    oid, host = cloud.ref_of(number).oid, cloud.hosts["h1"]
+    await exchange_cloud.bring(cloud.hosts["h4"], cloud.ref_of(number), Priority.HYDRATE)
     cloud.is_heard = False
     index = content_index.ContentIndex(image_map)
     ahead = advertised_prefetch.AdvertisedPrefetch(

@@ -90,7 +90,7 @@ async def asking_one(folder, version=peer_wire.MAJOR_VERSION, **chosen):
             ports = {"h1": 1, "h2": at.port}
             cloud.put_in_force(2, ports)
             cloud.ports = ports
-            cloud.peers = [n for n in range(40) if cloud.home(cloud.chunk_ref(n)) == "h2"]
+            cloud.peers = [n for n in range(40) if cloud.home(cloud.ref_of(n)) == "h2"]
             try:
                 yield cloud, peer
             finally:
@@ -99,7 +99,7 @@ async def asking_one(folder, version=peer_wire.MAJOR_VERSION, **chosen):
 
 async def read(cloud, numbers, deadline_s=15.0, within_s=12.0):
     """Read chunks in one batch; fails if one byte is wrong."""
-    refs = [cloud.chunk_ref(n) for n in numbers]
+    refs = [cloud.ref_of(n) for n in numbers]
     with (
         trio.fail_after(within_s),
         cloud.hosts["h1"].request_chunks(refs, deadline_s=deadline_s) as wish,
@@ -170,13 +170,13 @@ async def test_chunk_that_nobody_waits_for_any_more_takes_no_other_of_its_batch_
     async with asking_one(tmp_path) as (cloud, peer):
         peer.may_answer.clear()
         host, numbers = cloud.hosts["h1"], cloud.peers[:COUNT]
-        with host.request_chunks([cloud.chunk_ref(n) for n in numbers]):
+        with host.request_chunks([cloud.ref_of(n) for n in numbers]):
             await nets.wait_until(lambda: peer.asked)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read, cloud, numbers[2:4])
             await trio.sleep(0.05)
             peer.may_answer.set()
-        await nets.wait_until(lambda: all(host.has_chunk(cloud.chunk_ref(n).cid) for n in numbers))
+        await nets.wait_until(lambda: all(host.has_chunk(cloud.ref_of(n).cid) for n in numbers))
         assert [n for asked in peer.asked for n in asked] == numbers
         assert not cloud.source.reads and not len(host.core)
 
@@ -238,7 +238,7 @@ async def test_thousand_waiters_of_one_chunk_are_answered_and_ask_once(tmp_path)
     async with asking_one(tmp_path) as (cloud, peer):
         peer.may_answer.clear()
         host, number = cloud.hosts["h1"], cloud.peers[0]
-        wishes = [host.request_chunks([cloud.chunk_ref(number)]) for _ in range(1000)]
+        wishes = [host.request_chunks([cloud.ref_of(number)]) for _ in range(1000)]
         await nets.wait_until(lambda: peer.asked)
         for wish in wishes[::2]:  # every other guest is killed
             wish.__exit__(None, None, None)

@@ -85,7 +85,7 @@ async def cloud(tmp_path, store, monkeypatch):
 
 async def read(cloud, name, chunk_nos):
     for chunk_no in chunk_nos:
-        wanted = cloud.chunk_ref(chunk_no)
+        wanted = cloud.ref_of(chunk_no)
         got = await cloud.hosts[name].fetch_chunk(wanted, exchange.Priority.GUEST, 60.0)
         assert got.data == exchange_cloud.bytes_of(chunk_no)
 
@@ -110,8 +110,8 @@ async def test_guests_wait_for_what_is_still_to_come_and_hear_where_it_comes_fro
     await read_everywhere(cloud, range(10))
     reader = next(name for name in NAMES if name != cloud.image_home)
     heard = []
-    wanted = [cloud.chunk_ref(CHUNKS - 1)]
-    with cloud.hosts[reader].request_chunks(wanted, deadline_s=60.0, told=heard.append) as wish:
+    wanted = [cloud.ref_of(CHUNKS - 1)]
+    with cloud.hosts[reader].request_chunks(wanted, deadline_s=60.0, on_stall=heard.append) as wish:
         with trio.fail_after(20):
             while not any("for all hosts" in why for why in heard):  # noqa: ASYNC110 - no event
                 await trio.sleep(0.02)
@@ -131,7 +131,7 @@ async def test_guest_whose_time_ends_first_hears_what_happens(cloud, store):
     await read(cloud, reader, [0])
     why = f"{cloud.image_home} reads it as one stream, for all hosts"
     with pytest.raises(errors.DeadlineExceeded, match=why):
-        await cloud.hosts[reader].fetch_chunk(cloud.chunk_ref(30), exchange.Priority.GUEST, 2.0)
+        await cloud.hosts[reader].fetch_chunk(cloud.ref_of(30), exchange.Priority.GUEST, 2.0)
     go_on.set()
 
 

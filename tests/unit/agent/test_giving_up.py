@@ -120,7 +120,7 @@ def hung_disk(cloud):
     for number in range(40):
         data = exchange_cloud.bytes_of(number)
         cache.store_chunk(ids.cid_of(data), data)
-        cloud.names[HERE].record_names([cloud.chunk_ref(number)])
+        cloud.names[HERE].record_names([cloud.ref_of(number)])
     cache.read_chunks_nowait = lambda cids: [None] * len(cids)
     cache.read_chunk = disk
     return disk
@@ -216,7 +216,7 @@ async def test_fault_of_a_connection_costs_no_place_on_the_uplink(cloud):
     cloud.caches[HERE].store_chunk(
         ids.cid_of(exchange_cloud.bytes_of(0)), exchange_cloud.bytes_of(0)
     )
-    cloud.names[HERE].record_names([cloud.chunk_ref(0)])
+    cloud.names[HERE].record_names([cloud.ref_of(0)])
     peer.connection = Looked(peer.connection)
     peer.connection.is_there = None
     await peer.ask(requests([0]))

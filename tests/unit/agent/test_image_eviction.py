@@ -317,7 +317,7 @@ async def test_without_a_time_nothing_is_ever_detached(used, nursery, autojump_c
 async def test_maps_that_were_not_seen_at_the_start_are_looked_for(
     used, nursery, unused_s, monkeypatch
 ):
-    monkeypatch.setattr(image_eviction, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(image_eviction, "CHECK_INTERVAL_S", 0.01)
     used.detaching._unused_s = unused_s
     used.host.mirrors._attached.clear()
     nursery.start_soon(used.detaching.run)

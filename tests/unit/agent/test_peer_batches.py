@@ -45,7 +45,7 @@ class Here:
 
     def __init__(self):
         self.groups = []
-        self.hurries = []
+        self.raises = []
 
     def requests_received(self, connection, requests, came_s):
         self.groups.append([one.request_id for one in requests])
@@ -58,7 +58,7 @@ class Here:
         pass
 
     def priorities_raised(self, connection, request_ids):
-        self.hurries.append(list(request_ids))
+        self.raises.append(list(request_ids))
 
     def answers_drained(self, connection):
         pass

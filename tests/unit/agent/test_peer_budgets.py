@@ -285,7 +285,7 @@ def test_cancel_or_hurry_is_free_for_each_request_that_is_open():
     assert loop_share.small_messages([get]) == 0
     assert loop_share.small_messages([get, *cancels], {1, 2}) == 1
     assert loop_share.small_messages([get, *cancels, *cancels], {1, 2}) == 5
-    assert loop_share.small_messages([peer_wire.Hurry((1, 9)), peer_wire.Ping(1)], {1}) == 1
+    assert loop_share.small_messages([peer_wire.RaisePriority((1, 9)), peer_wire.Ping(1)], {1}) == 1
 
 
 async def test_host_pays_for_what_is_refused_and_not_for_what_this_host_cannot_give(monkeypatch):

@@ -21,7 +21,7 @@ async def cloud(tmp_path):
 
 def asked(cloud):
     """Return a chunk, its home, another host, and what that one is told."""
-    wanted = cloud.chunk_ref(0)
+    wanted = cloud.ref_of(0)
     return wanted, cloud.home(wanted), cloud.others(wanted)[0]
 
 
@@ -36,7 +36,7 @@ async def test_what_a_guest_waited_for_is_told_with_its_time(cloud, autojump_clo
 
 async def test_chunks_that_are_under_way_at_once_count_one_by_one(cloud, autojump_clock):
     _, home, name = asked(cloud)
-    refs = [cloud.chunk_ref(n) for n in range(40) if cloud.home(cloud.chunk_ref(n)) == home]
+    refs = [cloud.ref_of(n) for n in range(40) if cloud.home(cloud.ref_of(n)) == home]
     with cloud.hosts[name].request_chunks(refs) as wish:
         await wish.wait()
     assert len(refs) > 1
@@ -136,10 +136,10 @@ async def test_each_chunk_of_a_range_counts_until_its_own_bytes_come(cloud, auto
             request.report([(number, exchange_cloud.bytes_of(piece.offset // CHUNK))])
 
     cloud.source.read_pieces = one_after_the_other
-    homes = [cloud.home(cloud.chunk_ref(n)) for n in range(40)]
+    homes = [cloud.home(cloud.ref_of(n)) for n in range(40)]
     first = next(n for n in range(38) if homes[n] == homes[n + 1] == homes[n + 2])
     with cloud.hosts[homes[first]].request_chunks(
-        [cloud.chunk_ref(first + n) for n in range(3)]
+        [cloud.ref_of(first + n) for n in range(3)]
     ) as wish:
         await wish.wait()
     counted = cloud.hosts[homes[first]].counters

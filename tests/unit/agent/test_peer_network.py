@@ -329,7 +329,7 @@ async def test_pings_of_a_peer_that_does_not_read_take_no_memory(monkeypatch):
     limit_bytes, pings, heard = 16 * 1024, 20_000, []
     monkeypatch.setattr(loop_share, "SMALL_MESSAGES", PLENTY)
     [pong] = peer_wire.encode(peer_wire.Pong(1))
-    monkeypatch.setattr(client_connection, "UNTOLD_BYTES", limit_bytes)
+    monkeypatch.setattr(client_connection, "QUEUED_BYTES", limit_bytes)
     may_read = trio.Event()
 
     async def handler(stream):
@@ -772,7 +772,7 @@ async def test_loop_that_fails_at_a_connection_ends_no_other(monkeypatch):
         raise ValueError("unforeseen")
 
     monkeypatch.setattr(base_connection.Connection, "is_stuck", fail)
-    monkeypatch.setattr(periodic_checks, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(periodic_checks, "CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(periodic_checks.Reauthorization, "_look", fail)
     often = peer_network.Limits(silence_s=0.04)
     async with both(limits=often, server_limits=often) as (client, server):

@@ -58,7 +58,7 @@ class Identity:
         identity_files.write(self.folder / "identity", made)
 
     def read(self, security=SECURE, grace_s=GRACE_S):
-        looks = itertools.count(0, identity_files.LOOK_EVERY_S)  # it looks whenever it is asked
+        looks = itertools.count(0, identity_files.CHECK_INTERVAL_S)  # it looks whenever it is asked
         files = identity_files.IdentityFiles(self.host, self.files, lambda: next(looks))
         made = credentials.Credentials(files, security, grace_s, self.now)
         made.reload_files()
@@ -221,13 +221,13 @@ async def test_host_that_left_is_not_asked_either(pair):
 async def test_right_is_asked_for_with_the_certificate_s_time(pair):
     seen = []
 
-    def may_speak(host, not_before_s):
+    def authorize(host, not_before_s):
         seen.append((host, not_before_s))
         return ""
 
     tls = pair()
     async with (
-        serving(tls=tls[SERVER], admission=admission.Admission(may_speak)) as (_server, address),
+        serving(tls=tls[SERVER], admission=admission.Admission(authorize)) as (_server, address),
         asking(address, tls=tls[CLIENT]) as client,
     ):
         await client.fetch(0, 1)
@@ -237,16 +237,16 @@ async def test_right_is_asked_for_with_the_certificate_s_time(pair):
 
 @pytest.mark.expect_log("Connection with .* dropped: it is not on the table")
 async def test_open_connection_ends_when_its_host_leaves_the_table(pair, monkeypatch):
-    monkeypatch.setattr(periodic_checks, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(periodic_checks, "CHECK_INTERVAL_S", 0.05)
     allowed = {CLIENT, SERVER}
     tls = pair()
 
-    def may_speak(host, not_before_s):
+    def authorize(host, not_before_s):
         return nobody_but(*allowed).admission_error(host, not_before_s)
 
     async with (
         serving(tls=tls[SERVER]) as (server, address),
-        asking(address, tls=tls[CLIENT], admission=admission.Admission(may_speak)) as client,
+        asking(address, tls=tls[CLIENT], admission=admission.Admission(authorize)) as client,
     ):
         await client.fetch(0, 10)
         allowed.discard(SERVER)
@@ -256,7 +256,7 @@ async def test_open_connection_ends_when_its_host_leaves_the_table(pair, monkeyp
 @pytest.mark.expect_log("Connection with .* dropped: valid until")
 @pytest.mark.allow_log("was not renewed")
 async def test_open_connection_ends_when_time_passes_over_the_certificate(identity, monkeypatch):
-    monkeypatch.setattr(periodic_checks, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(periodic_checks, "CHECK_INTERVAL_S", 0.05)
     passed_s = 0
     tls = identity(CLIENT, now=lambda: time.time() + passed_s).read()
     async with (
@@ -272,7 +272,7 @@ async def test_open_connection_ends_when_time_passes_over_the_certificate(identi
 
 
 async def test_files_that_are_replaced_under_load_cost_no_connection(identity, monkeypatch):
-    monkeypatch.setattr(periodic_checks, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(periodic_checks, "CHECK_INTERVAL_S", 0.05)
     files = {host: identity(host) for host in (CLIENT, SERVER)}
     tls = {host: found.read() for host, found in files.items()}
     async with (
@@ -295,7 +295,7 @@ async def test_files_that_are_replaced_under_load_cost_no_connection(identity, m
 
 @pytest.mark.expect_log("Connection with .* dropped: none of the authorities")
 async def test_connections_end_when_their_authority_is_not_believed_any_more(identity, monkeypatch):
-    monkeypatch.setattr(periodic_checks, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(periodic_checks, "CHECK_INTERVAL_S", 0.05)
     found = identity(CLIENT)
     async with (
         serving(tls=identity(SERVER).read()) as (_server, address),
@@ -564,11 +564,11 @@ async def test_new_files_are_followed_by_some_checks_in_each_turn(identity, conn
 async def test_tables_are_followed_by_some_looks_in_each_turn(connected):
     turns = Turns()
 
-    def may_speak(host, not_before_s):
+    def authorize(host, not_before_s):
         turns.note()
         return ""
 
     connections = [connected(f"h{n}", None) for n in range(3 * periodic_checks.AT_A_TIME)]
     trio.lowlevel.add_instrument(turns)
-    await periodic_checks.Reauthorization(admission.Admission(may_speak), None)._look(connections)
+    await periodic_checks.Reauthorization(admission.Admission(authorize), None)._look(connections)
     assert turns.total == len(connections) and turns.most <= periodic_checks.AT_A_TIME + 1

@@ -111,18 +111,18 @@ async def test_fault_at_one_request_ends_that_one_alone(asker, autojump_clock, c
 
 @pytest.mark.expect_log("has failed")
 async def test_fault_at_a_wish_ends_that_one_alone(asker, autojump_clock):
-    host, wanted = asker.cloud.hosts[GIVER], asker.cloud.chunk_ref(0)
+    host, wanted = asker.cloud.hosts[GIVER], asker.cloud.ref_of(0)
     with pytest.raises(errors.SourceUnreachable, match="Error: "):
         await host.fetch_chunk(wanted._replace(oid="nonsense"), exchange.Priority.GUEST)
     assert not host.core.pending
-    assert (await host.fetch_chunk(asker.cloud.chunk_ref(1), exchange.Priority.GUEST)).data
+    assert (await host.fetch_chunk(asker.cloud.ref_of(1), exchange.Priority.GUEST)).data
 
 
 @pytest.mark.expect_log("has failed")
 async def test_travel_that_fails_to_begin_is_none_and_the_next_one_begins(
     asker, autojump_clock, monkeypatch
 ):
-    host, wanted = asker.cloud.hosts[GIVER], asker.cloud.chunk_ref(0)
+    host, wanted = asker.cloud.hosts[GIVER], asker.cloud.ref_of(0)
     with monkeypatch.context() as broken, pytest.raises(errors.SourceUnreachable, match="no list"):
         travels = host.core.pending.selection
         broken.setattr(travels, "_go", lambda *_: {}["no list"])
@@ -136,7 +136,7 @@ async def test_travel_that_fails_to_begin_is_none_and_the_next_one_begins(
 async def test_who_waits_for_what_a_fault_left_half_done_is_told_at_once(
     asker, autojump_clock, monkeypatch
 ):
-    host, wanted = asker.cloud.hosts[GIVER], asker.cloud.chunk_ref(0)
+    host, wanted = asker.cloud.hosts[GIVER], asker.cloud.ref_of(0)
 
     def fails(*_):
         monkeypatch.undo()
@@ -154,7 +154,7 @@ async def test_who_waits_for_what_a_fault_left_half_done_is_told_at_once(
 async def test_nothing_is_wanted_for_a_reason_that_only_others_have(
     asker, autojump_clock, priority
 ):
-    host, wanted = asker.cloud.hosts[GIVER], asker.cloud.chunk_ref(0)
+    host, wanted = asker.cloud.hosts[GIVER], asker.cloud.ref_of(0)
     with pytest.raises(errors.SourceUnreachable, match="no reason of a host's own"):
         await host.fetch_chunk(wanted, priority)
     with host.background_fetch(priority) as ahead:
@@ -168,7 +168,7 @@ async def test_nothing_is_wanted_for_a_reason_that_only_others_have(
 async def test_fault_at_what_is_fetched_ahead_ends_what_was_asked_with_it_alone(
     asker, autojump_clock
 ):
-    host, refs = asker.cloud.hosts[GIVER], [asker.cloud.chunk_ref(n) for n in range(4)]
+    host, refs = asker.cloud.hosts[GIVER], [asker.cloud.ref_of(n) for n in range(4)]
     refs[1] = refs[1]._replace(oid="nonsense")
     with host.background_fetch(exchange.Priority.PRE_SEED) as ahead:
         ahead.request_chunks(enumerate(refs[:2]))

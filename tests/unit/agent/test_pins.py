@@ -218,7 +218,7 @@ async def test_shares_by_several_tables_stay_until_each_has_had_its_time(
             assert promised_bytes(host) == 2 * MIB
         assert len(host.pins._former[IMAGE]) == 3
         left = {cid for part in parts[-3:] for cid in part.list_contents()}
-        mock_clock.jump(pins.FORMER_S - 200)  # FORMER_S after the fourth change
+        mock_clock.jump(pins.FORMER_SHARE_S - 200)  # FORMER_SHARE_S after the fourth change
         await host.pins.release_former()
         assert promised_bytes(host) == CHUNK * len(left) < 2 * MIB
         mock_clock.jump(200)
@@ -354,7 +354,7 @@ async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
 
             monkeypatch.setattr(replica_placement, "union_of_parts", give_up)
             await host.pins.apply_ring(IMAGE)
-        mock_clock.jump(10 * pins.FORMER_S)
+        mock_clock.jump(10 * pins.FORMER_SHARE_S)
         await host.pins.release_former()
         assert promised_bytes(host) == host.pins.pinned_of(IMAGE).total_bytes
         await host.pins.unpin_image(IMAGE)

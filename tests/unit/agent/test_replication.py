@@ -68,7 +68,7 @@ class Keeper:
 
     def __init__(self, host, place):
         self.host, self.place = host, place
-        self.told: list[tuple[str, peer_wire.News]] = []
+        self.told: list[tuple[str, peer_wire.Notification]] = []
         self.looks = 0
         host.boots.clock = trio.current_time
         self.filler = background_fill.BackgroundFill(
@@ -194,7 +194,7 @@ async def test_lease_that_is_not_renewed_ends(tmp_path, place):
 async def test_share_follows_the_table_and_the_former_one_stays_for_a_while(
     tmp_path, place, monkeypatch
 ):
-    monkeypatch.setattr(pins, "FORMER_S", 3.0)
+    monkeypatch.setattr(pins, "FORMER_SHARE_S", 3.0)
     async with running(tmp_path, place) as keeper:
         keeper.asks(H2, IMAGE)
         _, before = await keeper.answer(H2)

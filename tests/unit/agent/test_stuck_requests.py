@@ -68,7 +68,7 @@ def mount(nursery, monkeypatch):
 @pytest.fixture
 def hurry(monkeypatch):
     """Let it all be quick: threads and a clock that jumps do not go together."""
-    monkeypatch.setattr(stuck_requests, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(stuck_requests, "CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(stuck_requests, "SUSPECT_AFTER_S", 0.05)
     monkeypatch.setattr(stuck_requests, "LATE_S", 0.1)
 

@@ -51,9 +51,9 @@ def test_a_new_table_is_followed_and_the_last_one_stays() -> None:
     clock = manual_clock.ManualClock()
     here, one = authorized_hosts.AuthorizedHosts(ring, clock), certificate_of("h1")
     assert here.why_refused(one) == here.why_refused(one) == ""
-    clock.now_s += authorized_hosts.LOOK_EVERY_S
+    clock.now_s += authorized_hosts.CHECK_INTERVAL_S
     assert "table 7" in here.why_refused(one)
-    clock.now_s += authorized_hosts.LOOK_EVERY_S
+    clock.now_s += authorized_hosts.CHECK_INTERVAL_S
     assert "table 7" in here.why_refused(one) and here.why_refused(certificate_of("h2")) == ""
 
 
@@ -77,5 +77,5 @@ def test_addresses_of_hosts_are_those_of_the_last_table() -> None:
     assert here.hosts_at(ip) == 0
     tables.append(ring_of("h1"))
     assert here.hosts_at(ip) == 0  # it is looked for every ten seconds
-    clock.now_s += authorized_hosts.LOOK_EVERY_S
+    clock.now_s += authorized_hosts.CHECK_INTERVAL_S
     assert here.hosts_at(ip) == tables[0].hosts_at(ip) == 1

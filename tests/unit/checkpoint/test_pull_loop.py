@@ -214,7 +214,7 @@ def test_libvirt_that_is_away_is_said_once():
 @pytest.mark.expect_log("are not checked")
 def test_what_nobody_thought_of_does_not_end_it(monkeypatch):
     host = Host(server(1))
-    monkeypatch.setattr(pull_loop, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(pull_loop, "CHECK_INTERVAL_S", 0.0)
 
     def fail():
         host.ended.set()

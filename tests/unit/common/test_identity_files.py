@@ -66,7 +66,7 @@ def test_a_new_set_is_seen_after_some_seconds_or_when_told_so(files, folder, key
     assert files.current_credentials().certificate is None
     identity_files.write(folder, keys.host("h1"))
     assert files.current_credentials().certificate is None
-    clock.now_s += identity_files.LOOK_EVERY_S
+    clock.now_s += identity_files.CHECK_INTERVAL_S
     first = files.current_credentials()
     identity_files.write(folder, keys.host("h1"))
     assert files.current_credentials() is first
@@ -135,7 +135,7 @@ def test_a_certificate_of_another_cloud_is_not_used(files, folder, keys):
 def test_signers_that_are_none_are_said_once(files, folder, keys, clock, watched_log, signers):
     for _ in range(3):
         identity_files.write(folder, keys.host("h1")._replace(signers=signers))
-        clock.now_s += identity_files.LOOK_EVERY_S
+        clock.now_s += identity_files.CHECK_INTERVAL_S
         assert files.signer_keys() == ()
         assert files.current_credentials().certificate is not None
     assert len(watched_log.messages) == 1

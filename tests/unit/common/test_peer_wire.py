@@ -67,7 +67,7 @@ SAID = {
         EVICTION_HINT,
         KEEP,
         KEPT,
-        peer_wire.Hurry((9, 1)),
+        peer_wire.RaisePriority((9, 1)),
     ],
     "server": [HELLO._replace(host_id=ASKED), CHUNK, RUN, REFUSE, PING(5), PONG(6), REFER],
 }
@@ -125,7 +125,7 @@ def get_messages(draw) -> peer_wire.Get:
 
 
 @st.composite
-def news_of_segments(draw) -> peer_wire.SegmentNews:
+def news_of_segments(draw) -> peer_wire.Announcement:
     length = draw(st.sampled_from([1, 2, 4, 8, 16]))
     chunks = st.tuples(st.integers(1, 2**64 - 1), st.integers(1, (1 << length) - 1))
     kind = draw(st.sampled_from([peer_wire.Advertise, peer_wire.Gone, peer_wire.EvictionHint]))
@@ -138,7 +138,9 @@ later_messages = st.one_of(
     chunk_messages(),
     st.builds(peer_wire.Refuse, u32, st.sampled_from(peer_wire.RefuseCode)),
     st.builds(peer_wire.Cancel, st.lists(u32, min_size=1, max_size=64, unique=True).map(tuple)),
-    st.builds(peer_wire.Hurry, st.lists(u32, min_size=1, max_size=64, unique=True).map(tuple)),
+    st.builds(
+        peer_wire.RaisePriority, st.lists(u32, min_size=1, max_size=64, unique=True).map(tuple)
+    ),
     st.builds(peer_wire.Ping, u64),
     st.builds(peer_wire.Pong, u64),
     news_of_segments(),
@@ -663,12 +665,12 @@ BAD_STREAMS = {
     "Cancel of a number and a half": stream(HELLO) + frame(5, bytes(6)),
     "Cancel of 65": stream(HELLO) + frame(5, bytes(range(260 % 256)) * 65),
     "Cancel of a number twice": stream(HELLO) + frame(5, bytes(8)),
-    "Hurry of nothing": stream(HELLO) + frame(14, b""),
-    "Hurry of a number and a half": stream(HELLO) + frame(14, bytes(6)),
-    "Hurry of 65": stream(HELLO) + frame(14, b"".join(n.to_bytes(4) for n in range(65))),
-    "Hurry of a number twice": stream(HELLO) + frame(14, bytes(8)),
-    "Hurry where guests wait": stream(DEMAND_HELLO, peer_wire.Hurry((1,))),
-    "Hurry before Hello": stream(peer_wire.Hurry((1,))),
+    "RaisePriority of nothing": stream(HELLO) + frame(14, b""),
+    "RaisePriority of a number and a half": stream(HELLO) + frame(14, bytes(6)),
+    "RaisePriority of 65": stream(HELLO) + frame(14, b"".join(n.to_bytes(4) for n in range(65))),
+    "RaisePriority of a number twice": stream(HELLO) + frame(14, bytes(8)),
+    "RaisePriority where guests wait": stream(DEMAND_HELLO, peer_wire.RaisePriority((1,))),
+    "RaisePriority before Hello": stream(peer_wire.RaisePriority((1,))),
     "long Ping": stream(HELLO) + frame(6, bytes(9)),
     "unknown refusal": stream(HELLO) + frame(4, bytes(4) + b"\x09"),
     "refusal with a text": stream(HELLO) + frame(4, bytes(4) + b"\x01a"),
@@ -790,7 +792,7 @@ def test_get_out_of_range_is_refused(changes):
         (peer_wire.FROM_CLIENT, REFER),
         (peer_wire.FROM_SERVER, GET),
         (peer_wire.FROM_SERVER, peer_wire.Cancel((1,))),
-        (peer_wire.FROM_SERVER, peer_wire.Hurry((1,))),
+        (peer_wire.FROM_SERVER, peer_wire.RaisePriority((1,))),
         (peer_wire.FROM_SERVER, ADVERTISE),
         (peer_wire.FROM_SERVER, KEEP),
         (peer_wire.FROM_SERVER, KEPT),
@@ -825,10 +827,10 @@ def get_with(**changes) -> peer_wire.Get:
         peer_wire.Cancel(()),
         peer_wire.Cancel((1, 1)),
         peer_wire.Cancel(tuple(range(65))),
-        peer_wire.Hurry((-1,)),
-        peer_wire.Hurry(()),
-        peer_wire.Hurry((1, 1)),
-        peer_wire.Hurry(tuple(range(65))),
+        peer_wire.RaisePriority((-1,)),
+        peer_wire.RaisePriority(()),
+        peer_wire.RaisePriority((1, 1)),
+        peer_wire.RaisePriority(tuple(range(65))),
         peer_wire.Advertise(()),
         peer_wire.Advertise(announced.alone(0)),
         peer_wire.Advertise(announced.alone(2**64)),

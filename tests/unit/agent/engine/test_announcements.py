@@ -199,12 +199,12 @@ def test_what_is_gone_is_taken_back_from_those_who_were_told(machine):
 
 def test_of_what_was_told_long_ago_it_is_not_known_that_it_was_told():
     machine = one_machine.Machine(2, topology=topologies.all_hosts)
-    told = machine.core.context.announcements._told
-    for first in range(0, 2 * announcements.TOLD_CHUNKS, 512):
+    told = machine.core.context.announcements._announced
+    for first in range(0, 2 * announcements.REMEMBERED_CHUNKS, 512):
         refs = numbered(*range(first + 1, first + 513))
         machine.core.context.announcements.announce_chunks(refs, None, machine.now)
-        assert len(told) <= announcements.TOLD_CHUNKS
-    assert ids.Oid(1) not in told and ids.Oid(2 * announcements.TOLD_CHUNKS) in told
+        assert len(told) <= announcements.REMEMBERED_CHUNKS
+    assert ids.Oid(1) not in told and ids.Oid(2 * announcements.REMEMBERED_CHUNKS) in told
 
 
 def test_what_is_gone_is_told_to_a_neighbour_that_came_later(machine):

@@ -84,7 +84,7 @@ MUTANTS = {
         lambda: book.test_peer_that_is_many_times_slower_is_left_alone_however_its_answers_come(16),
     ),
     "a backoff does not hold": (
-        *(Book, "is_usable", lambda *_: True),
+        *(Book, "try_acquire", lambda *_: True),
         book.test_backoff_doubles_and_one_trial_ends_it,
     ),
     "the line of this host is held against a peer": (

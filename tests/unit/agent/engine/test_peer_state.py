@@ -103,16 +103,16 @@ def test_backoff_doubles_and_one_trial_ends_it():
         0.0,
         0.5,
     ]
-    assert not book.is_usable(H2, 0.4) and book.is_in_backoff(H2, 0.4)
+    assert not book.try_acquire(H2, 0.4) and book.is_in_backoff(H2, 0.4)
     assert book.record_failure(H2, F.UNREACHABLE, 0.4) == 0.0  # it was asked before
-    assert [book.is_usable(H2, 0.6), book.is_usable(H2, 0.7)] == [True, False]
-    assert book.is_usable(H2, 1.7)
+    assert [book.try_acquire(H2, 0.6), book.try_acquire(H2, 0.7)] == [True, False]
+    assert book.try_acquire(H2, 1.7)
     assert book.record_failure(H2, F.UNREACHABLE, 1.8) == 1.0
     assert book.record_failure(H2, F.INVALID, 1.9) == 0.0 and book.in_backoff(1.9)[H2] == 240.0
     book.record_success(H2, 100.0)
     assert book.is_in_backoff(H2, 100.0)  # an answer from before proves nothing
     book.record_success(H2, 300.0)
-    assert book.is_usable(H2, 300.0) and not book.is_doubtful(H2)
+    assert book.try_acquire(H2, 300.0) and not book.is_doubtful(H2)
 
 
 def test_success_between_failures_begins_their_count_anew():
@@ -120,7 +120,7 @@ def test_success_between_failures_begins_their_count_anew():
     for now in range(10):
         assert book.record_failure(H2, F.UNREACHABLE, now) == 0.0
         book.record_success(H2, now)
-    assert book.is_usable(H2, 10.0) and not book.backoffs
+    assert book.try_acquire(H2, 10.0) and not book.backoffs
 
 
 @pytest.mark.parametrize("why", [F.MISSING, F.WITHHELD])
@@ -130,7 +130,7 @@ def test_honest_no_is_no_failure(why):
         0.0,
         0.0,
     ]
-    assert book.record_failure(H2, F.UNREACHABLE, 0.0) == 0.0 and book.is_usable(H2, 0.0)
+    assert book.record_failure(H2, F.UNREACHABLE, 0.0) == 0.0 and book.try_acquire(H2, 0.0)
 
 
 def test_lie_of_a_host_that_is_left_alone_already_makes_it_longer():
@@ -156,13 +156,13 @@ def test_nobody_is_left_alone_for_longer_than_the_longest_backoff(steps, seed):
     for step, after_s in steps:
         now += after_s
         if step == "ask":
-            book.is_usable(H2, now)
+            book.try_acquire(H2, now)
         elif step == "ok":
             book.record_success(H2, now)
         else:
             book.record_failure(H2, F.INVALID if step == "lie" else F.UNREACHABLE, now)
         assert book.in_backoff(now).get(H2, 0.0) <= 600.0 * 1.25
-    assert book.is_usable(H2, now + 600.0 * 1.25 + 1.0)
+    assert book.try_acquire(H2, now + 600.0 * 1.25 + 1.0)
 
 
 def test_peer_that_left_is_remembered_while_it_is_left_alone():
@@ -171,7 +171,7 @@ def test_peer_that_left_is_remembered_while_it_is_left_alone():
     book.forget_others(lambda host: False, 1.0)
     assert book.is_in_backoff(H2, 1.0)
     book.forget_others(lambda host: False, 61.0)
-    assert not len(book) and book.is_usable(H2, 61.0)
+    assert not len(book) and book.try_acquire(H2, 61.0)
 
 
 def test_what_is_late_follows_the_median_of_its_kind_within_bounds():
@@ -232,7 +232,7 @@ def test_busy_peer_is_at_fault_only_if_it_was_asked_to_bring_something():
             assert attempt.host == H2
             machine.peer_refused(H2, [(attempt.number, F.BUSY)])
     book = machine.core.context.peers
-    assert book.is_usable(H2, machine.now) and not book.backoffs
+    assert book.try_acquire(H2, machine.now) and not book.backoffs
     assert machine.core.counters.fallbacks == 0
     machine.request_chunks([chunk(n) for n in others], P.GUEST, "a guest")
     asked = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts if a.host == H3]

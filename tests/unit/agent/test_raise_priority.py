@@ -64,7 +64,7 @@ async def cloud(tmp_path):
 async def test_guest_does_not_wait_behind_what_was_asked_for_ahead(cloud):
     """A giver whose uplink stands still has a line; a guest wants what is last in it."""
     giver, reader = cloud.hosts["h1"], cloud.hosts["h2"]
-    refs = [ref for n in range(40) if cloud.home(ref := cloud.chunk_ref(n)) == "h1"]
+    refs = [ref for n in range(40) if cloud.home(ref := cloud.ref_of(n)) == "h1"]
     for ref in refs:
         with giver.request_chunks((ref,)) as wish:
             await wish.wait()
@@ -89,7 +89,7 @@ async def test_home_that_reads_a_slow_source_sends_keepalives(tmp_path):
     async with exchange_cloud.running(tmp_path, ("h1", "h2"), **chosen) as cloud:
         await cloud.join()
         cloud.source.delay_s = 2.0
-        ref = next(ref for n in range(40) if cloud.home(ref := cloud.chunk_ref(n)) == "h1")
+        ref = next(ref for n in range(40) if cloud.home(ref := cloud.ref_of(n)) == "h1")
         with trio.fail_after(10), cloud.hosts["h2"].request_chunks((ref,)) as wish:
             home = cloud.hosts["h2"].core.context.peers.get(ids.HostId("h1"))
             await nets.wait_until(lambda: home.last_heard_s)
@@ -107,8 +107,8 @@ def priorities(giver):
 # Who asks
 
 
-async def hear_hurry(host):
-    while not any(isinstance(message, peer_wire.Hurry) for message in host.messages):
+async def hear_priority_raise(host):
+    while not any(isinstance(message, peer_wire.RaisePriority) for message in host.messages):
         await host.hear_more()
     return [m for m in host.messages if not isinstance(m, peer_wire.Hello | peer_wire.Ping)]
 
@@ -120,7 +120,7 @@ async def test_what_becomes_urgent_before_it_left_is_said_to_be_behind_the_reque
 
     async def converse(host):
         await reads.wait()
-        said.extend(await hear_hurry(host))
+        said.extend(await hear_priority_raise(host))
 
     async with talking(converse) as client:
         if is_connected:
@@ -134,10 +134,10 @@ async def test_what_becomes_urgent_before_it_left_is_said_to_be_behind_the_reque
         reads.set()
         await nets.wait_until(lambda: said)
         line = client.net._lines[nets.SERVER, nets.BULK]
-        assert not line._hurried and not line.connection._hurried
+        assert not line._raised and not line.connection._raised
     asked_first = [2, 4, 1] if is_connected else [1, 2, 4]  # what waited for room was sorted
     assert [one.request_id for one in nets.requests_in(said)] == asked_first
-    assert said[-1] == peer_wire.Hurry((2, 4))
+    assert said[-1] == peer_wire.RaisePriority((2, 4))
 
 
 async def test_what_waits_for_room_leaves_in_the_order_of_need():
@@ -153,21 +153,21 @@ async def test_what_waits_for_room_leaves_in_the_order_of_need():
         line = client.net._line(nets.SERVER, client.address, nets.BULK)
         await line.is_decided.wait()
         batches.fill(line.connection)
-        news = peer_wire.Advertise(announced.alone(7, 8))
+        announcement = peer_wire.Advertise(announced.alone(7, 8))
         client.net.send_requests(
             nets.SERVER, client.address, [later(1), later(2)], lambda answers: None
         )
-        client.net.send_announcement(nets.SERVER, client.address, news)
+        client.net.send_announcement(nets.SERVER, client.address, announcement)
         soon = batches.request(3, priority=peer_wire.Priority.READAHEAD)
         client.net.send_requests(nets.SERVER, client.address, [soon], lambda answers: None)
         reads.set()
         await nets.wait_until(lambda: said)
-    numbers = [m if m == news else [one.request_id for one in m.requests] for m in said]
-    assert numbers == [[3], news, [1, 2]]
+    numbers = [m if m == announcement else [one.request_id for one in m.requests] for m in said]
+    assert numbers == [[3], announcement, [1, 2]]
 
 
 async def test_no_more_news_wait_for_room_than_may(monkeypatch):
-    monkeypatch.setattr(client_connection, "UNTOLD_NEWS", 2)
+    monkeypatch.setattr(client_connection, "QUEUED_NOTIFICATIONS", 2)
     reads, heard = trio.Event(), []
 
     async def converse(host):
@@ -213,7 +213,7 @@ async def test_many_become_urgent_in_few_messages_and_those_that_are_answered_in
         await host.say(frames(batches.chunk(asked[0])))
         while sum(len(m.request_ids) for m in said) < 129:
             await host.hear_more()
-            said[:] = [m for m in host.messages if isinstance(m, peer_wire.Hurry)]
+            said[:] = [m for m in host.messages if isinstance(m, peer_wire.RaisePriority)]
 
     async with talking(converse) as client:
         heard = []
@@ -240,7 +240,7 @@ async def test_what_was_asked_for_urgently_is_not_said_to_be_urgent():
             client.net.send_requests(nets.SERVER, client.address, asked, lambda answers: None)
             client.net.raise_priorities(nets.SERVER, [number])
         await nets.wait_until(lambda: heard)
-    assert not any(isinstance(message, peer_wire.Hurry) for message in heard)
+    assert not any(isinstance(message, peer_wire.RaisePriority) for message in heard)
 
 
 # Who is asked
@@ -258,17 +258,19 @@ async def test_giver_is_told_of_requests_that_wait_and_of_no_others():
     async with nets.serving(giver=giver) as (_net, address):
         stream = await nets.dial(address)
         asked = frames(peer_wire.Get((later(1), later(2), later(3))))
-        hurry = frames(peer_wire.Hurry((3, 77, 1)), peer_wire.Hurry((78, 2**32 - 1)))
-        await stream.send_all(BULK_HELLO + asked + hurry)
-        await nets.wait_until(lambda: giver.hurries)
-        await stream.send_all(frames(peer_wire.Cancel((3,)), peer_wire.Hurry((3, 2))))
-        await nets.wait_until(lambda: len(giver.hurries) == 2)
+        raised = frames(
+            peer_wire.RaisePriority((3, 77, 1)), peer_wire.RaisePriority((78, 2**32 - 1))
+        )
+        await stream.send_all(BULK_HELLO + asked + raised)
+        await nets.wait_until(lambda: giver.raises)
+        await stream.send_all(frames(peer_wire.Cancel((3,)), peer_wire.RaisePriority((3, 2))))
+        await nets.wait_until(lambda: len(giver.raises) == 2)
         await stream.aclose()
     assert giver.groups == [[1, 2, 3]]
-    assert giver.hurries == [[3, 1], [2]]
+    assert giver.raises == [[3, 1], [2]]
 
 
-async def test_hurry_for_what_came_with_it_finds_the_request_known_to_the_giver():
+async def test_raised_priority_for_what_came_with_it_finds_the_request_known_to_the_giver():
     known, giver = [], Waiting()
     giver.priorities_raised = lambda connection, numbers: known.append(
         (list(numbers), list(giver.groups))
@@ -276,14 +278,14 @@ async def test_hurry_for_what_came_with_it_finds_the_request_known_to_the_giver(
     async with nets.serving(giver=giver) as (_net, address):
         stream = await nets.dial(address)
         await stream.send_all(
-            BULK_HELLO + frames(peer_wire.Get((later(1),)), peer_wire.Hurry((1,)))
+            BULK_HELLO + frames(peer_wire.Get((later(1),)), peer_wire.RaisePriority((1,)))
         )
         await nets.wait_until(lambda: known)
         await stream.aclose()
     assert known == [([1], [[1]])]
 
 
-async def test_flood_of_hurries_leaves_turns_to_others_and_holds_nothing(monkeypatch):
+async def test_flood_of_raised_priorities_leaves_turns_to_others_and_holds_nothing(monkeypatch):
     monkeypatch.setattr(loop_share, "SMALL_MESSAGES", nets.PLENTY)
     count, turns, giver = 20_000, 0, Waiting()
     async with nets.serving(giver=giver) as (net, address):
@@ -299,29 +301,31 @@ async def test_flood_of_hurries_leaves_turns_to_others_and_holds_nothing(monkeyp
                     turns += 1
 
             nursery.start_soon(count_turns)
-            await stream.send_all(frames(*(peer_wire.Hurry((n, n + 1)) for n in range(count))))
+            await stream.send_all(
+                frames(*(peer_wire.RaisePriority((n, n + 1)) for n in range(count)))
+            )
             await stream.send_all(frames(peer_wire.Ping(7)))
             assert await stream.receive_some() == frames(peer_wire.Pong(7))
             nursery.cancel_scope.cancel()
         assert turns > count / base_connection.PARTS_PER_TURN / 2
-        assert not giver.hurries and not net._budgets.requests.used
+        assert not giver.raises and not net._budgets.requests.used
         await nets.wait_until(lambda: not net._budgets.bytes.used)
         await stream.aclose()
 
 
-async def test_hurry_waits_for_room_as_any_small_message():
+async def test_raised_priority_waits_for_room_as_any_small_message():
     giver = Waiting()
     limits = peer_network.Limits(host_answer_bytes=batches.CHUNK + 3 * 128, answer_bytes=1 << 20)
     async with nets.serving(giver=giver, limits=limits) as (net, address):
         stream = await nets.dial(address)
         asked = peer_wire.Get((later(1), later(2)))
-        hurry = peer_wire.Hurry((1,))
-        await stream.send_all(BULK_HELLO + frames(asked, hurry))
+        raised = peer_wire.RaisePriority((1,))
+        await stream.send_all(BULK_HELLO + frames(asked, raised))
         await nets.wait_until(lambda: giver.groups)
         await trio.sleep(0.05)
-        assert giver.groups == [[1]] and not giver.hurries  # it came after what has to wait
+        assert giver.groups == [[1]] and not giver.raises  # it came after what has to wait
         [connection] = net._answering
         connection.send_answers([batches.chunk(later(1))])
         await nets.wait_until(lambda: giver.groups == [[1], [2]])
         await stream.aclose()
-    assert not giver.hurries  # it is answered
+    assert not giver.raises  # it is answered
