@@ -11,9 +11,9 @@ from acstor_policies import cache_orders
 from acstor_policies import disk_schedulers
 from acstor_policies import learned_ring
 from acstor_policies import place_identity
+from acstor_policies import prefetch_by_limit
 from acstor_policies import topologies
 from acstor_policies import unit_readahead
-from acstor_policies import unmatched_prefetch
 
 Changes = dict[str, Any]
 
@@ -54,10 +54,10 @@ ADVERTISE_FULL: Changes = {"topology": topologies.all_hosts}
 NO_PREFETCH: Changes = {"prefetcher": None}
 """Advertised chunks are not prefetched."""
 
-UNBOUNDED_PREFETCH: Changes = {"prefetcher": unmatched_prefetch.unbounded}
+UNBOUNDED_PREFETCH: Changes = {"prefetcher": prefetch_by_limit.unbounded}
 """All advertised chunks are prefetched."""
 
-PREFETCH_BY_LIMIT: Changes = {"prefetcher": unmatched_prefetch.by_limit}
+PREFETCH_BY_LIMIT: Changes = {"prefetcher": prefetch_by_limit.limited}
 """Advertised chunks are prefetched while fewer chunks than the limit are here and unread."""
 
 NO_READ_AHEAD: Changes = {"read_ahead": None}

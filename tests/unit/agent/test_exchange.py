@@ -21,7 +21,7 @@ from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_wire
 from acstor_policies import place_identity
-from acstor_policies import unmatched_prefetch
+from acstor_policies import prefetch_by_limit
 from tests.fakes import announced
 from tests.fakes import exchange_cloud
 from tests.fakes import one_host
@@ -29,7 +29,7 @@ from tests.fakes import one_host
 CHUNK, IMAGE, OTHER = exchange_cloud.CHUNK, exchange_cloud.IMAGE, exchange_cloud.OTHER
 bytes_of = exchange_cloud.bytes_of
 Priority = exchange.Priority
-eager = unmatched_prefetch.unbounded
+eager = prefetch_by_limit.unbounded
 Origin = counters.Origin
 KeepClass = public_cache.KeepClass
 DOWN = errors.SourceUnreachable("x", "memory", "down")

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefetch limited by unmatched chunks alone (Nicolae 2016, Algorithms 1 to 3).
+"""Prefetch that stops at a limit of unread chunks (Nicolae 2016, Algorithms 1 to 3).
 
-The rules of the paper, and no others:
+A chunk is *unmatched* from the time a prefetch brings it until a guest reads it.
 
-* an advertised chunk that is REMOTE is prefetched at once if fewer than ``limit`` chunks are
-  unmatched, which are those that have *arrived* and were not read: so what is under way does not
-  count, and a batch of advertisements passes as a whole;
-* else it is held back: it is not fetched ahead later, unless somebody advertises it anew;
-* ``limit`` held-back chunks that a guest then had to fetch on demand, since the last time, show
-  that the patterns have converged again: the chunks that are LOCAL stop counting.
+* The policy prefetches an advertised REMOTE chunk at once if fewer than ``limit`` chunks are
+  unmatched. Chunks under way do not count, so one batch of advertisements may exceed the limit.
+* Else it holds the chunk back until a peer advertises it again.
+* After guests fetched ``limit`` held-back chunks on demand, the guests' patterns agree again: the
+  LOCAL chunks stop counting as unmatched (a reactivation).
 
-It stands beside :mod:`~acstor_agent.core.images.prefetcher`, which bounds more tightly, so that
-both can be compared (the variant ``prefetch-by-limit``).
+:mod:`~acstor_agent.core.images.prefetcher` has a tighter bound; the variant ``prefetch-by-limit``
+compares both.
 """
 
 import collections
@@ -23,13 +22,13 @@ _E = chunk_state.ChunkEvent
 _Chunks = collections.OrderedDict[int, None]
 
 
-class UnmatchedPrefetcher:
+class LimitPrefetcher:
     """Selects chunks as :class:`prefetcher.Prefetcher` does, by the rules of the paper.
 
     :param limit: unmatched chunks from which on nothing is prefetched; None: no limit
 
     >>> states = chunk_state.ChunkStates(100)
-    >>> prefetcher = UnmatchedPrefetcher(states, limit=1)
+    >>> prefetcher = LimitPrefetcher(states, limit=1)
     >>> for chunk_no in (7, 8):
     ...     prefetcher.chunk_advertised(chunk_no)
     >>> prefetcher.take_candidates(10)
@@ -83,9 +82,9 @@ class UnmatchedPrefetcher:
         return prefetcher.take(self._states, self._next, room)
 
 
-def by_limit(states: chunk_state.ChunkStates) -> UnmatchedPrefetcher:
+def limited(states: chunk_state.ChunkStates) -> LimitPrefetcher:
     """Return the paper's policy for one image, with its limit."""
-    return UnmatchedPrefetcher(states, prefetcher.LIMIT)
+    return LimitPrefetcher(states, prefetcher.LIMIT)
 
 
 def unbounded(states: chunk_state.ChunkStates) -> prefetcher.Prefetcher:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from acstor_agent.core.images import chunk_state
 from acstor_agent.core.images import prefetcher
-from acstor_policies import unmatched_prefetch
+from acstor_policies import prefetch_by_limit
 
 E = chunk_state.ChunkEvent
 MANY = 10**6
@@ -16,7 +16,7 @@ class Reader:
 
     def __init__(self, chunks: int = 20_000, limit: int | None = prefetcher.LIMIT) -> None:
         self.states = chunk_state.ChunkStates(chunks)
-        self.prefetcher = unmatched_prefetch.UnmatchedPrefetcher(self.states, limit)
+        self.prefetcher = prefetch_by_limit.LimitPrefetcher(self.states, limit)
 
     def advertise(self, *chunk_nos: int) -> list[int]:
         """Advertise in one batch; return what was prefetched, and has come."""
