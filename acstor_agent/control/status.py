@@ -422,5 +422,5 @@ def of_exchange(chunks: exchange.Exchange, net: peer_network.PeerNetwork) -> dic
         "demoted_chunks": counted.demoted,
         "peer_listener_restarts": net.endpoint.reopened,
         "peer_internal_errors": net.faults.count + chunks.faults.count,
-        "in_backoff": {host: round(left_s, 1) for host, left_s in chunks.in_backoff().items()},
+        "in_backoff": {host: round(left_s, 1) for host, left_s in chunks.list_backoffs().items()},
     }

@@ -11,8 +11,8 @@ One read of a cold chunk
 1. ``engine_io.exchange`` feeds ``request_chunks`` to ``engine`` (``engine_io.engine_driver``).
 2. ``fetch.pending_reads`` records the read and creates a ``transfer`` for each missing run.
 3. ``fetch.source_selection`` orders the providers: holders, the home, the source, other owners.
-4. ``fetch.requests_out`` numbers the attempt and checks the peer's credit. All attempts for one
-   host leave in one ``RequestChunks`` (``actions``).
+4. ``fetch.requests_out`` numbers the attempt, and sends it within the limit of bytes in flight.
+   All attempts for one host leave in one ``RequestChunks`` (``actions``).
 5. ``engine_io.peer_client`` sends the request and compares the answer with the CID.
 6. ``fetch.responses`` updates ``peer_state`` with the latency or the failure of the peer.
 7. ``fetch.pending_reads`` emits ``Store`` and ``CompleteRead``, and cancels other attempts.

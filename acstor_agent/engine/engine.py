@@ -146,7 +146,7 @@ class Engine:
     def requested_chunk(self, host: ids.HostId, number: int) -> chunk_ref.ChunkRef | None:
         """Return the chunk that a peer was asked for under a number, if it is pending."""
         peer = self.context.peers.get(host)
-        attempt = peer.asks.get(number) if peer is not None else None
+        attempt = peer.pending.get(number) if peer is not None else None
         return attempt.refs[attempt.numbers.index(number)] if attempt is not None else None
 
     def recover_from_fault(self, now: float, why: str) -> Actions:

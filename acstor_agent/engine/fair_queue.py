@@ -2,8 +2,8 @@
 """A fair queue with priorities: for uploads, peer requests, source reads, retries.
 
 The most urgent priority goes first, but one of LOWER_EVERY turns goes to the lower ones in
-rotation. Within a priority, flows take turns (round robin: Nagle, RFC 970, 1985), as do the sharers
-of a flow.
+rotation. Within a priority, flows take turns (round robin: Nagle, RFC 970, 1985), and so do the
+subflows of a flow.
 """
 
 import collections
@@ -15,30 +15,31 @@ from typing import TypeVar
 from acstor_agent.engine import priority
 
 T = TypeVar("T", bound=Hashable)
-_Queue = collections.OrderedDict[Hashable, dict[T, None]]
-_Line = collections.OrderedDict[Hashable, _Queue[T]]
+_Subflows = collections.OrderedDict[Hashable, dict[T, None]]
+_Flows = collections.OrderedDict[Hashable, _Subflows[T]]
 
 LOWER_EVERY = 4
-_LINES = len(priority.Priority)
+"""One turn of this many goes to a lower priority, if one waits."""
+_PRIORITIES = len(priority.Priority)
 
 
 class FairQueue(Generic[T]):
-    """Items by priority, flow (``who``) and sharer of the flow.
+    """Items by priority, flow (such as a host or an image) and subflow (such as a guest).
 
     >>> turns = FairQueue()
-    >>> for who, what in (("h1", 1), ("h1", 2), ("h2", 3)):
-    ...     waiting = turns.put_item(priority.Priority.PEER, who, what)
+    >>> for flow, item in (("h1", 1), ("h1", 2), ("h2", 3)):
+    ...     waiting = turns.put_item(priority.Priority.PEER, flow, item)
     >>> turns.put_item(priority.Priority.PREFETCH, "h9", 9)
     1
     >>> [turns.take_next() for _ in range(5)]
     [1, 3, 2, 9, None]
     """
 
-    __slots__ = ("_lines", "_served", "_turn", "_urgent_in_a_row", "length")
+    __slots__ = ("_by_priority", "_served", "_turn", "_urgent_in_a_row", "length")
 
     def __init__(self) -> None:
-        self._lines: list[_Line[T]] = [collections.OrderedDict() for _ in range(_LINES)]
-        self._served = [0] * _LINES
+        self._by_priority: list[_Flows[T]] = [collections.OrderedDict() for _ in range(_PRIORITIES)]
+        self._served = [0] * _PRIORITIES
         self._turn = 0
         self._urgent_in_a_row = 0
         self.length = 0  # for callers that cannot afford len()
@@ -47,104 +48,104 @@ class FairQueue(Generic[T]):
         return self.length
 
     def __iter__(self) -> Iterator[T]:
-        for line in self._lines:
-            for queue in line.values():
-                for some in queue.values():
-                    yield from some
+        for flows in self._by_priority:
+            for subflows in flows.values():
+                for items in subflows.values():
+                    yield from items
 
     def put_item(
-        self, priority: priority.Priority, who: Hashable, what: T, sharer: Hashable = None
+        self, priority: priority.Priority, flow: Hashable, item: T, subflow: Hashable = None
     ) -> int:
-        """Queue an item once; return how many items its sharer has."""
-        line = self._lines[priority]
-        queue = line.get(who)
-        if queue is None:
-            queue = line[who] = collections.OrderedDict()
-        some = queue.get(sharer)
-        if some is None:
-            some = queue[sharer] = {}
-        self.length += what not in some
-        some[what] = None
-        return len(some)
+        """Queue an item once; return how many items its subflow has."""
+        flows = self._by_priority[priority]
+        subflows = flows.get(flow)
+        if subflows is None:
+            subflows = flows[flow] = collections.OrderedDict()
+        items = subflows.get(subflow)
+        if items is None:
+            items = subflows[subflow] = {}
+        self.length += item not in items
+        items[item] = None
+        return len(items)
 
     def remove(
-        self, priority: priority.Priority, who: Hashable, what: T, sharer: Hashable = None
+        self, priority: priority.Priority, flow: Hashable, item: T, subflow: Hashable = None
     ) -> bool:
         """Remove an item; return whether it was queued."""
-        line = self._lines[priority]
-        queue = line.get(who)
-        some = queue.get(sharer) if queue is not None else None
-        if queue is None or some is None or what not in some:
+        flows = self._by_priority[priority]
+        subflows = flows.get(flow)
+        items = subflows.get(subflow) if subflows is not None else None
+        if subflows is None or items is None or item not in items:
             return False
-        del some[what]
+        del items[item]
         self.length -= 1
-        if not some:
-            del queue[sharer]
-            if not queue:
-                del line[who]
+        if not items:
+            del subflows[subflow]
+            if not subflows:
+                del flows[flow]
         return True
 
     def is_queued(
-        self, priority: priority.Priority, who: Hashable, what: T, sharer: Hashable = None
+        self, priority: priority.Priority, flow: Hashable, item: T, subflow: Hashable = None
     ) -> bool:
         """Return whether an item is queued."""
-        queue = self._lines[priority].get(who)
-        return queue is not None and what in queue.get(sharer, ())
+        subflows = self._by_priority[priority].get(flow)
+        return subflows is not None and item in subflows.get(subflow, ())
 
-    def take_next(self, is_urgent: bool = False, without: Hashable = None) -> T | None:
+    def take_next(self, urgent_only: bool = False, skipped: Hashable = None) -> T | None:
         """Remove and return the next item, if any.
 
-        :param is_urgent: consider the most urgent priority only
-        :param without: a flow to skip
+        :param urgent_only: consider the most urgent priority only
+        :param skipped: a flow to skip
         """
         if not self.length:
             return None
-        lines = self._lines[:1] if is_urgent else self._lines
+        priorities = self._by_priority[:1] if urgent_only else self._by_priority
         heads = [
-            (number, who)
-            for number, line in enumerate(lines)
-            if line and (who := _first(line, without)) is not None
+            (number, flow)
+            for number, flows in enumerate(priorities)
+            if flows and (flow := _first(flows, skipped)) is not None
         ]
         if not heads:
             return None
-        number, who = heads[0]
+        number, flow = heads[0]
         lower = heads[1:]
         if not lower:
             self._urgent_in_a_row = 0
         elif self._urgent_in_a_row >= LOWER_EVERY - 1:
-            number, who = min(lower, key=lambda head: self._served[head[0]])
+            number, flow = min(lower, key=lambda head: self._served[head[0]])
             self._urgent_in_a_row = 0
         else:
             self._urgent_in_a_row += 1
-        return self._pop(number, who)
+        return self._pop(number, flow)
 
-    def take_of(self, priority: priority.Priority, who: Hashable = None) -> T | None:
+    def take_of(self, priority: priority.Priority, flow: Hashable = None) -> T | None:
         """Remove and return the next item of one priority, and of one flow if given."""
-        line = self._lines[priority]
-        if not line:
+        flows = self._by_priority[priority]
+        if not flows:
             return None
-        who = next(iter(line)) if who is None else who
-        return self._pop(priority, who) if who in line else None
+        flow = next(iter(flows)) if flow is None else flow
+        return self._pop(priority, flow) if flow in flows else None
 
-    def _pop(self, number: int, who: Hashable) -> T:
-        line = self._lines[number]
-        queue = line[who]
-        sharer, some = next(iter(queue.items()))
-        what = next(iter(some))
-        del some[what]
-        if some:
-            queue.move_to_end(sharer)
+    def _pop(self, number: int, flow: Hashable) -> T:
+        flows = self._by_priority[number]
+        subflows = flows[flow]
+        subflow, items = next(iter(subflows.items()))
+        item = next(iter(items))
+        del items[item]
+        if items:
+            subflows.move_to_end(subflow)
         else:
-            del queue[sharer]
-        if queue:
-            line.move_to_end(who)
+            del subflows[subflow]
+        if subflows:
+            flows.move_to_end(flow)
         else:
-            del line[who]
+            del flows[flow]
         self._turn += 1
         self._served[number] = self._turn
         self.length -= 1
-        return what
+        return item
 
 
-def _first(line: _Line[T], without: Hashable) -> Hashable | None:
-    return next((who for who in line if who != without), None)
+def _first(flows: _Flows[T], skipped: Hashable) -> Hashable | None:
+    return next((flow for flow in flows if flow != skipped), None)

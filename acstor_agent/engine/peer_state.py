@@ -8,8 +8,8 @@ After that, one trial request is allowed. Success resets the peer; failure doubl
 *Latency.* The EWMA of how long a provider was silent before it gave a chunk. An event counts once,
 by its oldest request, and only since the provider last gave, so a batch does not count against it.
 Holders, homes and the source are three *kinds*, each compared with its like: an answer is *late*
-after TIMES the median of its kind. A slow source or a slow link of this host makes no peer look
-slow.
+after LATE_FACTOR times the median of its kind. So a slow source or a slow link of this host does
+not make a peer look slow.
 """
 
 import statistics
@@ -24,36 +24,37 @@ from acstor_agent.engine import transfer
 from acstor_common.model import ids
 from acstor_common.util import lru_table
 
-CREDIT_BYTES = 8 * 1024 * 1024
-"""Bytes requested from one peer at a time: 7 ms at 10 Gbit/s, 2.7 s at 25 Mbit/s."""
+MAX_IN_FLIGHT_BYTES = 8 * 1024 * 1024
+"""Most bytes requested from one peer at a time: 7 ms at 10 Gbit/s, 2.7 s at 25 Mbit/s."""
 
 FAILURES_ALLOWED = 2
 """Failures in a row that put a peer in backoff."""
-FIRST_S, LIAR_S, LONGEST_S = 0.5, 60.0, 600.0
+INITIAL_BACKOFF_S, INVALID_BACKOFF_S, MAX_BACKOFF_S = 0.5, 60.0, 600.0
 """First backoff, first backoff after wrong bytes, longest backoff; each one doubles."""
 TRIAL_S = 1.0
 """Time that a trial request may take before another is allowed."""
 JITTER = 0.25
 """Random share of a backoff, so that hosts do not try at the same time."""
 
-TIMES = 4.0
-SHARE = 0.25
+LATE_FACTOR = 4.0
+"""An answer is late after this many times the median of its kind."""
+EWMA_WEIGHT = 0.25
 """Weight of the newest answer in the EWMA."""
-SOONEST_S, FIRST_GUESS_S, LATEST_S = 0.1, 0.5, 5.0
+MIN_LATE_S, INITIAL_LATE_S, MAX_LATE_S = 0.1, 0.5, 5.0
 """When an answer is late: minimum, without measurements, maximum."""
-SLOW_S = 0.25
+MIN_SLOW_S = 0.25
 """Answers below this never put a peer in backoff."""
-PLACES = 64
-"""Providers of a kind that are compared, those that gave last."""
-NOTES = 8
+MAX_PROVIDERS = 64
+"""Most providers of a kind that are compared: those that answered last."""
+MEDIAN_EVERY = 8
 """Answers after which the median is computed again."""
 
-HEDGES_A_CHUNK, HEDGES_FIRST, HEDGES_MOST = 0.02, 4.0, 16.0
+HEDGES_PER_CHUNK, INITIAL_HEDGES, MAX_HEDGES = 0.02, 4.0, 16.0
 """Hedge budget: 2 % of all chunks, and four at first, which go to the source only if it is fast:
 else many hosts that start at once would read a slow source four times each."""
 
 HELD, HOME, SOURCE = 0, 1, 2
-_LIES = frozenset({failure.Failure.INVALID})
+_INVALID = frozenset({failure.Failure.INVALID})
 _NO_FAULT = frozenset({failure.Failure.MISSING, failure.Failure.WITHHELD})
 
 
@@ -75,19 +76,19 @@ class Peer:
     """State of one peer."""
 
     __slots__ = (
-        *("asks", "failures", "last_chunk_s", "last_heard_s", "host", "has_lied", "line"),
-        *("backoffs", "probe_until_s", "credit_used_bytes", "until_s"),
+        *("pending", "failures", "last_chunk_s", "last_heard_s", "host", "has_sent_invalid"),
+        *("queue", "backoffs", "trial_until_s", "in_flight_bytes", "backoff_until_s"),
     )
 
     def __init__(self, host: ids.HostId) -> None:
         self.host = host
-        self.asks: dict[int, transfer.Attempt] = {}  # unanswered attempts by number
-        self.credit_used_bytes = 0  # of those that were sent
-        self.line: fair_queue.FairQueue[transfer.Attempt] = fair_queue.FairQueue()
+        self.pending: dict[int, transfer.Attempt] = {}  # unanswered attempts by number
+        self.in_flight_bytes = 0  # of the attempts that were sent
+        self.queue: fair_queue.FairQueue[transfer.Attempt] = fair_queue.FairQueue()  # not sent yet
         self.last_heard_s = self.last_chunk_s = 0.0  # time of the last sign of life, last chunk
         self.failures = self.backoffs = 0  # in a row
-        self.has_lied = False
-        self.until_s = self.probe_until_s = 0.0  # end of the backoff, of a trial
+        self.has_sent_invalid = False
+        self.backoff_until_s = self.trial_until_s = 0.0  # end of the backoff, of a trial
 
 
 class PeerStates:
@@ -100,13 +101,13 @@ class PeerStates:
         self._peers: dict[ids.HostId, Peer] = {}
         self._backing_off: set[ids.HostId] = set()  # in backoff, or on trial after one
         self._last_number = 0
-        self._hedges_most = HEDGES_MOST if may_hedge else 0.0
-        self._first_hedges_left = HEDGES_FIRST if may_hedge else 0.0
+        self._max_hedges = MAX_HEDGES if may_hedge else 0.0
+        self._first_hedges_left = INITIAL_HEDGES if may_hedge else 0.0
         self._hedges_left = 0.0
         self._usual_s: tuple[lru_table.LruTable[ids.HostId | None, float], ...] = (
-            *(lru_table.LruTable(PLACES) for _ in (HELD, HOME, SOURCE)),
+            *(lru_table.LruTable(MAX_PROVIDERS) for _ in (HELD, HOME, SOURCE)),
         )
-        self._late_s = [FIRST_GUESS_S] * 3
+        self._late_s = [INITIAL_LATE_S] * 3
         self._answers = [0] * 3
 
     def __len__(self) -> int:
@@ -135,18 +136,18 @@ class PeerStates:
                 first = 0
             self._last_number = first + count - 1
             numbers = range(first, first + count)
-            if peer.asks.keys().isdisjoint(numbers):
+            if peer.pending.keys().isdisjoint(numbers):
                 return tuple(numbers)
 
     def pending_attempts(self, host: ids.HostId) -> int:
         """Return how many numbers a host has not answered."""
         peer = self._peers.get(host)
-        return len(peer.asks) if peer else 0
+        return len(peer.pending) if peer else 0
 
     def forget_others(self, is_on_table: Callable[[ids.HostId], bool], now: float) -> None:
         """Forget idle hosts that are on no table."""
         for host, peer in list(self._peers.items()):
-            if not is_on_table(host) and not peer.asks and peer.until_s <= now:
+            if not is_on_table(host) and not peer.pending and peer.backoff_until_s <= now:
                 del self._peers[host]
                 self._backing_off.discard(host)
 
@@ -160,23 +161,23 @@ class PeerStates:
         if host not in self._backing_off:
             return True
         peer = self._peers[host]
-        if now < peer.until_s or now < peer.probe_until_s:
+        if now < peer.backoff_until_s or now < peer.trial_until_s:
             return False
-        peer.probe_until_s = now + TRIAL_S
+        peer.trial_until_s = now + TRIAL_S
         return True
 
     def is_in_backoff(self, host: ids.HostId, now: float) -> bool:
         """Return whether a host is in backoff."""
-        return host in self._backing_off and now < self._peers[host].until_s
+        return host in self._backing_off and now < self._peers[host].backoff_until_s
 
     def is_doubtful(self, host: ids.HostId | None) -> bool:
         """Return whether a host is in backoff, or on trial after one."""
         return host in self._backing_off
 
-    def in_backoff(self, now: float) -> dict[ids.HostId, float]:
+    def list_backoffs(self, now: float) -> dict[ids.HostId, float]:
         """Return the hosts in backoff, with the seconds left; thread-safe."""
         peers = [(host, self._peers.get(host)) for host in tuple(self._backing_off)]
-        left = {host: peer.until_s - now for host, peer in peers if peer is not None}
+        left = {host: peer.backoff_until_s - now for host, peer in peers if peer is not None}
         return {host: left_s for host, left_s in left.items() if left_s > 0}
 
     def record_failure(self, host: ids.HostId, failure: failure.Failure, now: float) -> float:
@@ -187,18 +188,19 @@ class PeerStates:
         if failure in _NO_FAULT:
             self.record_success(host, now)
             return 0.0
-        peer, is_lie = self.get_or_create(host), failure in _LIES
-        self.invalid_chunks += is_lie
-        is_alone = now < peer.until_s
-        if is_alone and (peer.has_lied or not is_lie):
+        peer, is_invalid = self.get_or_create(host), failure in _INVALID
+        self.invalid_chunks += is_invalid
+        is_alone = now < peer.backoff_until_s
+        if is_alone and (peer.has_sent_invalid or not is_invalid):
             return 0.0  # the request was sent before the backoff
         peer.failures += 1
-        peer.has_lied |= is_lie
-        if not (is_lie or peer.backoffs or peer.failures >= FAILURES_ALLOWED):
+        peer.has_sent_invalid |= is_invalid
+        if not (is_invalid or peer.backoffs or peer.failures >= FAILURES_ALLOWED):
             return 0.0
-        length_s = min((LIAR_S if peer.has_lied else FIRST_S) * 2.0**peer.backoffs, LONGEST_S)
+        first_s = INVALID_BACKOFF_S if peer.has_sent_invalid else INITIAL_BACKOFF_S
+        length_s = min(first_s * 2.0**peer.backoffs, MAX_BACKOFF_S)
         length_s *= 1 + JITTER * (2 * self._rng.random() - 1)
-        peer.until_s, peer.probe_until_s = now + length_s, 0.0
+        peer.backoff_until_s, peer.trial_until_s = now + length_s, 0.0
         peer.backoffs = min(peer.backoffs + 1, 32)
         self._backing_off.add(host)
         self.backoffs += 1
@@ -207,9 +209,9 @@ class PeerStates:
     def record_success(self, host: ids.HostId, now: float) -> None:
         """Reset a peer that answered correctly, unless it is in backoff."""
         peer = self._peers.get(host)
-        if peer is not None and peer.failures and now >= peer.until_s:
+        if peer is not None and peer.failures and now >= peer.backoff_until_s:
             peer.failures = peer.backoffs = 0
-            peer.has_lied = False
+            peer.has_sent_invalid = False
             self._backing_off.discard(host)
 
     # Latency
@@ -219,7 +221,7 @@ class PeerStates:
         return self._late_s[kind]
 
     @property
-    def soonest_late_s(self) -> float:
+    def min_late_s(self) -> float:
         """The shortest :meth:`late_s` of all kinds."""
         return min(self._late_s)
 
@@ -230,7 +232,7 @@ class PeerStates:
 
         Prefetches may be late on purpose, so they never count as slow.
         """
-        self.record_answers(sum([len(attempt.refs) for attempt in attempts]))
+        self.refill_hedges(sum([len(attempt.refs) for attempt in attempts]))
         peer = self.get_or_create(host)
         since_s, peer.last_chunk_s = peer.last_chunk_s, now
         guests = [a for a in attempts if a.priority is priority.Priority.GUEST]
@@ -239,7 +241,7 @@ class PeerStates:
         kind, took_s = kind_of(oldest), now - max(_sent_s(oldest), since_s)
         if guests:
             self.record_latency(kind, host, took_s)
-        if not self._is_slow(kind, host, took_s if guests else LATEST_S):
+        if not self._is_slow(kind, host, took_s if guests else MAX_LATE_S):
             self.record_success(host, now)
             return 0.0
         return took_s if guests else 0.0
@@ -248,26 +250,26 @@ class PeerStates:
         """Record for how many seconds a provider was silent."""
         usual_s = self._usual_s[kind]
         before_s = usual_s.get(host, took_s)
-        usual_s[host] = before_s + SHARE * (took_s - before_s)
+        usual_s[host] = before_s + EWMA_WEIGHT * (took_s - before_s)
         self._answers[kind] += 1
-        if self._answers[kind] % NOTES == 0:
+        if self._answers[kind] % MEDIAN_EVERY == 0:
             median_s = statistics.median_low(usual_s.values())
-            self._late_s[kind] = min(max(SOONEST_S, TIMES * median_s), LATEST_S)
+            self._late_s[kind] = min(max(MIN_LATE_S, LATE_FACTOR * median_s), MAX_LATE_S)
 
     def _is_slow(self, kind: int, host: ids.HostId, took_s: float) -> bool:
         """Return whether this answer and the EWMA are many times slower than others."""
         usual_s = self._usual_s[kind]
         own_s = min(took_s, usual_s.get(host, 0.0))
-        if own_s < SLOW_S:  # nearly always
+        if own_s < MIN_SLOW_S:  # nearly always
             return False
         others = [other_s for other, other_s in usual_s.items() if other != host]
-        return bool(others) and own_s > TIMES * statistics.median(others)
+        return bool(others) and own_s > LATE_FACTOR * statistics.median(others)
 
     # Hedges
 
-    def record_answers(self, chunks: int) -> None:
-        """Add to the hedge budget."""
-        self._hedges_left = min(self._hedges_most, self._hedges_left + HEDGES_A_CHUNK * chunks)
+    def refill_hedges(self, chunks: int) -> None:
+        """Add HEDGES_PER_CHUNK of each answered chunk to the hedge budget."""
+        self._hedges_left = min(self._max_hedges, self._hedges_left + HEDGES_PER_CHUNK * chunks)
 
     @property
     def may_hedge(self) -> bool:
@@ -276,7 +278,7 @@ class PeerStates:
 
     def take_hedge(self, host: ids.HostId | None) -> bool:
         """Take a hedge from the budget; return whether it allows this host (None: source)."""
-        if self._first_hedges_left >= 1.0 and (host is not None or self._is_source_quick):
+        if self._first_hedges_left >= 1.0 and (host is not None or self._is_source_fast):
             self._first_hedges_left -= 1.0
         elif self._hedges_left >= 1.0:
             self._hedges_left -= 1.0
@@ -286,9 +288,9 @@ class PeerStates:
         return True
 
     @property
-    def _is_source_quick(self) -> bool:
+    def _is_source_fast(self) -> bool:
         usual_s = self._usual_s[SOURCE].get(None)
-        return usual_s is not None and TIMES * usual_s <= FIRST_GUESS_S
+        return usual_s is not None and LATE_FACTOR * usual_s <= INITIAL_LATE_S
 
 
 def _sent_s(attempt: transfer.Attempt) -> float:

@@ -3,7 +3,7 @@
 
 A transfer is *whole* if an event will report its outcome: a pending attempt, a read of the source,
 a pause, a lookup, or an entry in the prefetch queue. All others end, with their readers. Counters
-(credit of peers, source reads, upload slots) are rebuilt. This scans all state.
+(bytes in flight to peers, source reads, upload slots) are rebuilt. This scans all state.
 """
 
 from acstor_agent.engine import transfer as transfer_
@@ -37,7 +37,7 @@ class Recovery:
                 a: None for a in transfer.peer_requests if self._requests.is_waiting(a)
             }
         self._pending.recover_from_fault(self._is_whole, why)
-        context.requests_out.recount_credits(self._is_awaited, context.now)
+        context.requests_out.recount_in_flight(self._is_awaited, context.now)
         self._requests.recover_from_fault()
         for transfer in dict.fromkeys(context.transfers.values()):
             context.transfers.drop_if_done(transfer)
@@ -73,7 +73,7 @@ class Recovery:
         if attempt.host is None:
             return transfer.read is not None or transfer.relay is not None
         peer = self._context.peers.get(attempt.host)
-        return peer is not None and peer.asks.get(attempt.number) is attempt
+        return peer is not None and peer.pending.get(attempt.number) is attempt
 
     def _is_awaited(self, attempt: Attempt) -> bool:
         transfer = attempt.transfer

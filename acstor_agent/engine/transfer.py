@@ -109,7 +109,7 @@ class Attempt:
         self.track = track
         self.priority = transfer.priority
         self.at_s = at_s
-        self.sent_s: float | None = None  # while it waits for the peer's credit
+        self.sent_s: float | None = None  # None: not sent yet
         self.connection: Hashable = None  # set by the shell
         self.is_late = self.is_over = False
         self.batch: dict[Attempt, None] = {}  # attempts that share one timer

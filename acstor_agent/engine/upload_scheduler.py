@@ -32,7 +32,7 @@ FOR_OTHERS = 2
 queue here, where others overtake them."""
 PATIENCE_S = 0.25
 UNDELIVERED_BYTES = 16 * 1024 * 1024
-"""Twice the credit of a peer, since delivery is polled only now and then."""
+"""Twice a peer's bytes in flight, since delivery is polled only now and then."""
 OF_LATE_S = 2.0
 """Where links have queues, some answer meets one within this time."""
 TOGETHER = 4
@@ -98,7 +98,7 @@ class UploadScheduler:
             return None
         full = self._full_receiver
         without = full.host if full is not None and self._is_full(full) else None
-        asker = self._turns.take_next(without=without)
+        asker = self._turns.take_next(skipped=without)
         if asker is not None:
             asker.link.receiver.undelivered -= _cost(asker.ref)
         return asker

@@ -255,9 +255,9 @@ class Exchange(engine_driver.EngineDriver):
         """Return all chunks that peers have announced, for an image attached later."""
         return self.core.context.locations.list_known()
 
-    def in_backoff(self) -> dict[ids.HostId, float]:
+    def list_backoffs(self) -> dict[ids.HostId, float]:
         """Return the hosts in backoff, with the seconds left; thread-safe."""
-        return self.core.context.peers.in_backoff(self.clock())
+        return self.core.context.peers.list_backoffs(self.clock())
 
     def send_announcement(self, host: ids.HostId, message: peer_wire.Notification) -> None:
         """Send a message to a host on the table and not in backoff; never waits or fails."""

@@ -119,7 +119,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     "lanes stand still": (5, prefetch_limits.PrefetchLimits, "start_queued", lambda _: iter(())),
     "lanes are never left": (5, prefetch_limits.PrefetchLimits, "remove_transfer", lambda *_: None),
     "liars are believed": (18, transfer_hosts.Host, "_is_right", lambda *_: True),
-    "what one peer is asked is not bounded": (1, peer_state, "CREDIT_BYTES", 1 << 40),
+    "what one peer is asked is not bounded": (1, peer_state, "MAX_IN_FLIGHT_BYTES", 1 << 40),
     "questions have no end": (1, requests_out.RequestsOut, "timeout_at_s", lambda *_: math.inf),
     "who shows life is waited for too long": (18, requests_out, "LONGEST_TIMES", 100),
     "what is answered elsewhere goes on": (
@@ -157,7 +157,7 @@ def test_faults_of_the_rules_are_found(fault, monkeypatch):
     seed, *where = FAULTS[fault]
     monkeypatch.setattr(*where)
     if fault == "what one peer is asked is not bounded":
-        monkeypatch.setattr(transfer_world, "CREDIT_BYTES", 16 * transfer_world.CHUNK)
+        monkeypatch.setattr(transfer_world, "MAX_IN_FLIGHT_BYTES", 16 * transfer_world.CHUNK)
     found = (transfer_swarm.play(seed)[1] for seed in (seed, *MORE_SEEDS))
     assert any(isinstance(error, transfer_world.Broken) for error in found)
 

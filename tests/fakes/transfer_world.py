@@ -37,7 +37,7 @@ SECRET = ids.ImageId("0f9e8d7c-6b5a-4c3d-8e1f-a0b1c2d3e4f5")
 SECRET_CHUNKS = 16
 IMAGES = (IMAGE, OTHER, SECRET)
 LOOK_EVERY = 16
-CREDIT_BYTES = 8 * 1024 * 1024
+MAX_IN_FLIGHT_BYTES = 8 * 1024 * 1024
 LONGEST_TIMES, LOOK_S = 4, 0.2
 """So many times its timeout may a question take that is no home's, and so late it may be seen."""
 RELAY_S = 5.0
@@ -366,7 +366,7 @@ class World:
                 "transfers": len(host.core),
                 "waiters": len(host.core.pending),
                 "peer_requests": len(host.core.requests),
-                "attempts": sum(len(peer.asks) for peer in peers),
+                "attempts": sum(len(peer.pending) for peer in peers),
                 "charged_to": sum(found.begun + found.requests for found in receivers),
                 "undelivered": sum(found.undelivered for found in receivers),
                 "answers": len(host.core.requests.uploads) + host.core.requests.uploads.used,
@@ -400,7 +400,7 @@ def check_host(host: Host) -> None:
 
 def _check_turns(host: Host) -> None:
     turns = host.core.context.source_reads._queue
-    queues = [queue for line in turns._lines for queue in line.values()]
+    queues = [subflows for flows in turns._by_priority for subflows in flows.values()]
     waiting = [len(reads) for queue in queues for reads in queue.values()]
     if sum(waiting) != len(turns) or 0 in waiting or {} in queues:
         raise Broken(f"{host.name}: {waiting} reads wait by opener, {len(turns)} in all")
@@ -427,17 +427,17 @@ def _check_transfer(host: Host, transfer: transfer_.Transfer) -> None:
 
 def _check_peer(host: Host, peer: peer_state.Peer) -> None:
     timeout_s = host.settings.get("timeout_s", 10.0)
-    for attempt in peer.asks.values():
+    for attempt in peer.pending.values():
         waits_s = host.world.now - (host.world.now if attempt.sent_s is None else attempt.sent_s)
         times = 1 if attempt.track is transfer_.Track.RELAY else LONGEST_TIMES
         if waits_s > times * timeout_s + LOOK_S:
             raise Broken(f"{host.name}: {peer.host} owes an answer since {waits_s:.1f} s")
     run_bytes = host.core.context.settings.run_chunks * CHUNK
-    if not 0 <= peer.credit_used_bytes < CREDIT_BYTES + run_bytes:
-        raise Broken(f"{host.name}: {peer.credit_used_bytes} bytes are under way with {peer.host}")
-    asks = dict.fromkeys(peer.asks.values())
+    if not 0 <= peer.in_flight_bytes < MAX_IN_FLIGHT_BYTES + run_bytes:
+        raise Broken(f"{host.name}: {peer.in_flight_bytes} bytes are under way with {peer.host}")
+    asks = dict.fromkeys(peer.pending.values())
     sent = sum(attempt.length for attempt in asks if attempt.sent_s is not None)
-    if sent != peer.credit_used_bytes:
+    if sent != peer.in_flight_bytes:
         raise Broken(
-            f"{host.name}: {sent} bytes are asked of {peer.host}, not {peer.credit_used_bytes}"
+            f"{host.name}: {sent} bytes are asked of {peer.host}, not {peer.in_flight_bytes}"
         )

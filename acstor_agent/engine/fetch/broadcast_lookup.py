@@ -82,7 +82,7 @@ class BroadcastLookups:
             hosts = context.ring.other_hosts()
             search.departed = self.image_denials.departed_hosts(hosts, context.now)
             left = self._denials.hosts_to_ask((ref.cid, ref.image_id), hosts, context.now)
-            alone = context.peers.in_backoff(context.now)
+            alone = context.peers.list_backoffs(context.now)
             search.asked = len(left)
             search.silent = [host for host in left if host in alone]
             search.left = [host for host in left if host not in alone]
@@ -94,7 +94,7 @@ class BroadcastLookups:
         while search.left and len(search.attempts) < HOSTS_AT_ONCE:
             refs = (search.ref,)
             what = (search.transfer, search.left.pop(), mode, refs, track, context.now)
-            search.attempts.append(context.requests_out.send_when_credited(*what))
+            search.attempts.append(context.requests_out.send_or_queue(*what))
         if not search.attempts:
             self._end(search)
 

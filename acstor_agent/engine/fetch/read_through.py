@@ -90,14 +90,14 @@ class ReadThrough:
 
     def _relay(self, transfer: Transfer, host: ids.HostId, refs: transfer_.Refs) -> None:
         mode, track, now = peer_request.Mode.RELAYED, transfer_.Track.RELAY, self._context.now
-        transfer.relay = self._context.requests_out.send_when_credited(
+        transfer.relay = self._context.requests_out.send_or_queue(
             transfer, host, mode, refs, track, now
         )
 
     def relay_late(self, relay: transfer_.Attempt) -> None:
         """Hedge a late relay with a read of the source, if a guest waits.
 
-        After LATEST_S this needs no budget: the upstream may starve this request.
+        After MAX_LATE_S this needs no budget: the upstream may starve this request.
         """
         book, now, urgency = self._context.peers, self._context.now, most_urgent(relay.transfer)
         if relay.is_late or not urgency.is_urgent:
@@ -105,7 +105,7 @@ class ReadThrough:
         for single in self._context.transfers.split_transfer(relay.transfer)[:-1]:
             if single.relay is not None:
                 self.relay_late(single.relay)
-        if not book.take_hedge(relay.host) and now < relay.at_s + peer_state.LATEST_S:
+        if not book.take_hedge(relay.host) and now < relay.at_s + peer_state.MAX_LATE_S:
             return
         relay.is_late = True
         self.read(relay.transfer, urgency)

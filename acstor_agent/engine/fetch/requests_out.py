@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attempts: numbered requests to peers within their credit, with deadlines.
+"""Attempts: numbered requests to peers, with deadlines and limited bytes in flight.
 
 Each ends once: by an answer, the loss of its connection, cancellation, or its timeout, which starts
 when it is sent: time in this host's queue does not count against the peer.
@@ -57,7 +57,7 @@ class RequestsOut:
         self.split: Callable[[Attempt, list[int]], Attempt] = divide_alone
         self._new: dict[Attempt, None] = {}
 
-    def send_when_credited(
+    def send_or_queue(
         self,
         transfer: transfer.Transfer,
         host: ids.HostId,
@@ -66,18 +66,18 @@ class RequestsOut:
         track: Track,
         now: float,
     ) -> Attempt:
-        """Create an attempt; send it at once, or when the peer's credit allows."""
+        """Create an attempt; send it at once, or queue it while too much is in flight."""
         peer = self._book.get_or_create(host)
         numbers = self._book.new_numbers(peer, len(refs))
         attempt = Attempt(numbers, transfer, host, mode, refs, track, now)
-        peer.asks.update(dict.fromkeys(numbers, attempt))
+        peer.pending.update(dict.fromkeys(numbers, attempt))
         attempt.watch_with(self._new)
-        credit_used_bytes = peer.credit_used_bytes + attempt.length
-        if not peer.line.length and credit_used_bytes <= peer_state.CREDIT_BYTES:
+        in_flight_bytes = peer.in_flight_bytes + attempt.length
+        if not peer.queue.length and in_flight_bytes <= peer_state.MAX_IN_FLIGHT_BYTES:
             self._out.add_request(host, attempt)
-            attempt.sent_s, peer.credit_used_bytes = now, credit_used_bytes
+            attempt.sent_s, peer.in_flight_bytes = now, in_flight_bytes
         else:
-            peer.line.put_item(attempt.priority, attempt.first_ref.image_id, attempt)
+            peer.queue.put_item(attempt.priority, attempt.first_ref.image_id, attempt)
             self._send_more(peer, now)
         return attempt
 
@@ -86,9 +86,9 @@ class RequestsOut:
         if attempt.host is None or attempt.is_over:
             return
         peer = self._book.get_or_create(attempt.host)
-        peer.asks.update(dict.fromkeys(part.numbers, part))
+        peer.pending.update(dict.fromkeys(part.numbers, part))
         if part.sent_s is None:
-            peer.line.put_item(part.priority, part.first_ref.image_id, part)
+            peer.queue.put_item(part.priority, part.first_ref.image_id, part)
         else:
             self._out.add_split_request(attempt, part)
 
@@ -103,7 +103,7 @@ class RequestsOut:
     def _send(self, peer: peer_state.Peer, attempt: Attempt, now: float) -> None:
         self._out.add_request(peer.host, attempt)
         attempt.sent_s = now
-        peer.credit_used_bytes += attempt.length
+        peer.in_flight_bytes += attempt.length
 
     def raise_priority(self, attempt: Attempt, priority: priority.Priority) -> None:
         """Raise the priority of an attempt."""
@@ -115,7 +115,7 @@ class RequestsOut:
         if attempt.host is None:
             return
         if attempt.sent_s is None:
-            line, who = self._book.get_or_create(attempt.host).line, attempt.first_ref.image_id
+            line, who = self._book.get_or_create(attempt.host).queue, attempt.first_ref.image_id
             line.remove(before, who, attempt)
             line.put_item(priority, who, attempt)
         elif attempt.priority.at_peer is PEER is not before.at_peer:
@@ -144,7 +144,7 @@ class RequestsOut:
         left = dict(reversed(answers[begin:])) if begin < len(answers) else {}  # the first counts
         while left:
             number, answer = left.popitem()
-            attempt = peer.asks.get(number)
+            attempt = peer.pending.get(number)
             if attempt is None or attempt.sent_s is None:
                 continue
             if len(attempt.numbers) == 1:
@@ -176,7 +176,7 @@ class RequestsOut:
         self, peer: peer_state.Peer, answers: Sequence[tuple[int, object]], begin: int
     ) -> Attempt | None:
         """Return the attempt that the next answers complete, if there is one."""
-        attempt = peer.asks.get(answers[begin][0]) if begin < len(answers) else None
+        attempt = peer.pending.get(answers[begin][0]) if begin < len(answers) else None
         if attempt is None or attempt.sent_s is None:
             return None
         some = answers[begin : begin + len(attempt.numbers)]
@@ -184,7 +184,7 @@ class RequestsOut:
 
     def _answered(self, peer: peer_state.Peer, attempt: Attempt) -> None:
         self._remove_attempt(peer, attempt)
-        peer.credit_used_bytes -= attempt.length
+        peer.in_flight_bytes -= attempt.length
 
     def _divide(
         self, attempt: Attempt, left: dict[int, T], fate: Callable[[T], Hashable]
@@ -199,7 +199,7 @@ class RequestsOut:
     def _remove_attempt(self, peer: peer_state.Peer, attempt: Attempt) -> None:
         attempt.end_attempt()
         for number in attempt.numbers:
-            del peer.asks[number]
+            del peer.pending[number]
 
     def cancel_attempt(self, attempt: Attempt, now: float) -> None:
         """Cancel an attempt."""
@@ -217,17 +217,17 @@ class RequestsOut:
         peer = self._book.get(host)
         if peer is None:
             return []
-        asks = dict.fromkeys(peer.asks.values())
+        asks = dict.fromkeys(peer.pending.values())
         lost = [a for a in asks if a.sent_s is not None and a.connection == connection]
         for attempt in lost:
             self._end(peer, attempt, now)
         return lost
 
-    def take_line(self, host: ids.HostId) -> list[Attempt]:
-        """End and return the attempts that wait for a host's credit."""
+    def take_queued(self, host: ids.HostId) -> list[Attempt]:
+        """End and return the attempts that were not sent to a host yet."""
         peer = self._book.get_or_create(host)
         waiting = []
-        while (attempt := peer.line.take_next()) is not None:
+        while (attempt := peer.queue.take_next()) is not None:
             self._remove_attempt(peer, attempt)
             waiting.append(attempt)
         return waiting
@@ -235,31 +235,31 @@ class RequestsOut:
     def _end(self, peer: peer_state.Peer, attempt: Attempt, now: float) -> None:
         self._remove_attempt(peer, attempt)
         if attempt.sent_s is None:
-            peer.line.remove(attempt.priority, attempt.first_ref.image_id, attempt)
+            peer.queue.remove(attempt.priority, attempt.first_ref.image_id, attempt)
             return
-        peer.credit_used_bytes -= attempt.length
+        peer.in_flight_bytes -= attempt.length
         self._send_more(peer, now)
 
     def _send_more(self, peer: peer_state.Peer, now: float) -> None:
-        while peer.line.length:
-            if peer.credit_used_bytes >= peer_state.CREDIT_BYTES:
+        while peer.queue.length:
+            if peer.in_flight_bytes >= peer_state.MAX_IN_FLIGHT_BYTES:
                 return
-            attempt = peer.line.take_next()
+            attempt = peer.queue.take_next()
             assert attempt is not None
             self._send(peer, attempt, now)
 
-    def recount_credits(self, is_awaited: Callable[[transfer.Attempt], bool], now: float) -> None:
-        """Rebuild credits and queues, and cancel unneeded attempts, after a fault."""
+    def recount_in_flight(self, is_awaited: Callable[[transfer.Attempt], bool], now: float) -> None:
+        """Recount bytes in flight, rebuild queues, and cancel unneeded attempts, after a fault."""
         for peer in self._book.list_peers():
-            attempts = list(dict.fromkeys(peer.asks.values()))
+            attempts = list(dict.fromkeys(peer.pending.values()))
             asks = [a for a in attempts if not a.is_over]
-            peer.asks = {number: a for a in asks for number in a.numbers}
-            peer.credit_used_bytes = sum(a.length for a in asks if a.sent_s is not None)
-            peer.line = fair_queue.FairQueue()
+            peer.pending = {number: a for a in asks for number in a.numbers}
+            peer.in_flight_bytes = sum(a.length for a in asks if a.sent_s is not None)
+            peer.queue = fair_queue.FairQueue()
             for attempt in asks:
                 attempt.watch_with(self._new)
                 if attempt.sent_s is None:
-                    peer.line.put_item(attempt.priority, attempt.first_ref.image_id, attempt)
+                    peer.queue.put_item(attempt.priority, attempt.first_ref.image_id, attempt)
             for attempt in attempts:
                 if not is_awaited(attempt):
                     self.cancel_attempt(attempt, now)
@@ -290,7 +290,7 @@ class RequestsOut:
 
     def _late_s(self, attempt: Attempt) -> float:
         """Return when an attempt will be late."""
-        latest_s = attempt.at_s + peer_state.LATEST_S
+        latest_s = attempt.at_s + peer_state.MAX_LATE_S
         late_s = self._book.late_s(peer_state.kind_of(attempt))
         return min(self._silent_since_s(attempt, latest_s) + late_s, latest_s)
 
@@ -309,7 +309,7 @@ class RequestsOut:
         """Set one timer for the attempts that are new or raised in this event."""
         if self._new:
             is_hedged = any(attempt.priority <= PEER for attempt in self._new)
-            after_s = self._book.soonest_late_s if is_hedged else self.timeout_s
+            after_s = self._book.min_late_s if is_hedged else self.timeout_s
             at_s = min(now + after_s, *map(self.timeout_at_s, self._new))
             self._deadlines.put(at_s, timers.Due.ATTEMPTS, self._new)
             self._new = {}

@@ -128,7 +128,7 @@ class Responses:
         if for_s:
             context.host_keys.forget_host(host)
             context.out.others.append(actions.ReportBackoff(host, for_s, why))
-            for attempt in context.requests_out.take_line(host):
+            for attempt in context.requests_out.take_queued(host):
                 self._failed(attempt, Failure.UNREACHABLE)
 
     # Source
@@ -170,7 +170,7 @@ class Responses:
         silent_s = now - max(oldest.begun_s, context.peers.last_source_chunk_s)
         context.peers.last_source_chunk_s = now
         context.peers.record_latency(peer_state.SOURCE, None, silent_s)
-        context.peers.record_answers(sum([len(read.refs) for read in reads]))
+        context.peers.refill_hedges(sum([len(read.refs) for read in reads]))
         self._pending.selection.preference.source_took(now - oldest.wanted_s, now)
 
     # Peers and source

@@ -131,7 +131,7 @@ class SourceSelection:
             transfer.attempts.append(context.requests_out.at_source(transfer, context.now))
             self._read_through.start_read(transfer, transfer.priority)
             return
-        attempt = context.requests_out.send_when_credited(
+        attempt = context.requests_out.send_or_queue(
             transfer, host, mode, refs, Track.FETCH, context.now
         )
         transfer.attempts.append(attempt)

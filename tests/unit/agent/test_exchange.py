@@ -101,7 +101,7 @@ async def test_lying_peer_costs_time_and_no_byte(cloud, autojump_clock):
     cloud.lying.add(home)
     assert (await read(cloud, name, wanted)).data == bytes_of(0)
     assert cloud.hosts[name].core.counters.invalid == 1
-    assert set(cloud.hosts[name].in_backoff()) == {home}
+    assert set(cloud.hosts[name].list_backoffs()) == {home}
     cloud.asked.clear()
     await read(cloud, name, cloud.ref_of(1))
     assert home not in {asked for _, asked, _, _ in cloud.asked}
@@ -402,7 +402,7 @@ async def test_slow_home_is_left_alone_though_it_answers_and_comes_back(cloud, a
     for chunk_no in at_home:
         cloud.caches[name].drop_chunk(cloud.ref_of(chunk_no).cid)
         await read(cloud, name, cloud.ref_of(chunk_no))
-    assert not cloud.hosts[name].in_backoff()
+    assert not cloud.hosts[name].list_backoffs()
 
 
 async def test_races_are_bounded_where_everything_is_slow(cloud, autojump_clock):
@@ -868,8 +868,8 @@ async def test_home_that_is_left_alone_gives_what_it_has_while_the_source_is_awa
     cloud.source.failure = errors.SourceUnreachable("x", "memory", "refused")
     for _ in range(20):
         backoff(cloud, reader, home)
-        await trio.sleep(min(cloud.hosts[reader].in_backoff()[home], 40))
-    assert cloud.hosts[reader].in_backoff()[home] > 10
+        await trio.sleep(min(cloud.hosts[reader].list_backoffs()[home], 40))
+    assert cloud.hosts[reader].list_backoffs()[home] > 10
     with trio.fail_after(5):
         assert (await read(cloud, reader, wanted)).data == bytes_of(0)
 

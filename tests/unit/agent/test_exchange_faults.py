@@ -148,7 +148,7 @@ async def test_one_chunk_that_does_not_come_costs_one_read_and_no_trust(tmp_path
         await read(cloud, numbers)
         assert [n for asked in peer.asked for n in asked] == numbers  # each was asked once
         assert cloud.source.reads == [numbers[3] * CHUNK]
-        assert not cloud.hosts["h1"].in_backoff() and not counters(cloud).invalid
+        assert not cloud.hosts["h1"].list_backoffs() and not counters(cloud).invalid
 
 
 @pytest.mark.expect_log("is in backoff for .*: invalid")
@@ -159,7 +159,7 @@ async def test_one_wrong_chunk_costs_the_peer_its_trust_and_its_neighbours_nothi
         await read(cloud, numbers)
         assert cloud.source.reads == [numbers[3] * CHUNK]  # the others of the frame were right
         assert counters(cloud).invalid == 1
-        assert cloud.hosts["h1"].in_backoff()["h2"] > 30
+        assert cloud.hosts["h1"].list_backoffs()["h2"] > 30
         asked = len(peer.asked)
         await read(cloud, cloud.peers[COUNT : 2 * COUNT])
         assert len(peer.asked) == asked and from_source(cloud) == 1 + COUNT
@@ -228,7 +228,7 @@ async def test_host_of_another_version_is_left_alone_as_a_silent_one_and_is_no_l
             await read(cloud, [number])
         assert from_source(cloud) == COUNT and not peer.asked
         assert not counters(cloud).invalid and counters(cloud).backoffs
-        assert cloud.hosts["h1"].in_backoff().get("h2", 0.0) < 2.0
+        assert cloud.hosts["h1"].list_backoffs().get("h2", 0.0) < 2.0
 
 
 # A thousand waiters
@@ -290,7 +290,7 @@ async def test_guests_have_their_bytes_beside_what_takes_the_interpreter(tmp_pat
         async with asking_one(tmp_path) as (cloud, peer):
             for at in range(0, 12, 4):
                 await read(cloud, cloud.peers[at : at + 4], within_s=20.0)
-            assert not cloud.hosts["h1"].in_backoff()
+            assert not cloud.hosts["h1"].list_backoffs()
             with pytest.raises(errors.DeadlineExceeded):
                 peer.odd = dict.fromkeys(range(40), is_silent)
                 cloud.source.delay_s = 60.0

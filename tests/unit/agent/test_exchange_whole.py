@@ -142,7 +142,7 @@ async def test_nobody_is_left_alone_for_what_has_not_come_yet(cloud, store):
         for name in NAMES:
             nursery.start_soon(read, cloud, name, range(20, 25))
         await trio.sleep(2)
-        assert not any(host.in_backoff() for host in cloud.hosts.values())
+        assert not any(host.list_backoffs() for host in cloud.hosts.values())
         go_on.set()
     assert store.whole == {PATH: 1}
 

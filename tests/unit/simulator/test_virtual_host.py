@@ -152,7 +152,7 @@ def test_wrong_bytes_are_held_against_who_gave_them_and_come_from_elsewhere() ->
     ]
     read_all(world, reader)
     assert reader.core.counters.invalid
-    assert liar.name in reader.core.context.peers.in_backoff(reader.core.context.now)
+    assert liar.name in reader.core.context.peers.list_backoffs(reader.core.context.now)
     assert all(data == cid for cid, data in reader.cache.items())
 
 

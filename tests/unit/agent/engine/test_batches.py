@@ -56,7 +56,7 @@ def test_lie_among_other_refusals_is_a_lie(machine):
     whys = (F.BUSY, F.INVALID, F.MISSING)
     machine.peer_refused(H2, [(a.number, why) for a, why in zip(attempts, whys, strict=True)])
     [alone] = machine.got(actions.ReportBackoff)
-    assert alone.for_s > peer_state.LIAR_S / 2
+    assert alone.for_s > peer_state.INVALID_BACKOFF_S / 2
     assert machine.core.counters.invalid == 1
 
 
@@ -82,20 +82,20 @@ def test_guests_who_get_a_trickle_are_raced_as_far_as_races_go(machine):
         give(machine, attempts[turn : turn + 1])
     machine.wait(0.5)
     hedged = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
-    assert len(hedged) == peer_state.HEDGES_FIRST and machine.now < peer_state.LATEST_S + 0.5
+    assert len(hedged) == peer_state.INITIAL_HEDGES and machine.now < peer_state.MAX_LATE_S + 0.5
     assert {a.transfer for a in hedged} <= {a.transfer for a in attempts[12:]}
 
 
 def test_number_of_what_waits_here_is_no_number_that_a_peer_was_asked_by(machine):
-    most = peer_state.CREDIT_BYTES // one_machine.CHUNK
+    most = peer_state.MAX_IN_FLIGHT_BYTES // one_machine.CHUNK
     machine = one_machine.Machine(background_limit=10_000)
     numbers = [machine.chunk_of("h2", skip) for skip in range(most + 1)]
     machine.request_chunks([chunk(n) for n in numbers], P.READAHEAD, "batch")
     sent = {a.number for ask in machine.got(actions.RequestChunks) for a in ask.attempts}
-    [unsent] = set(machine.core.context.peers.get_or_create(H2).asks) - sent
+    [unsent] = set(machine.core.context.peers.get_or_create(H2).pending) - sent
     assert not machine.chunks_arrived(H2, [(unsent, b"a guess")])
     assert not machine.peer_refused(H2, [(unsent, F.INVALID)])
-    assert unsent in machine.core.context.peers.get_or_create(H2).asks
+    assert unsent in machine.core.context.peers.get_or_create(H2).pending
 
 
 def test_what_came_is_stored_before_anybody_is_told(machine):

@@ -337,7 +337,7 @@ def test_peer_that_answers_something_has_more_time_but_not_for_ever(machine):
 
 
 def test_bytes_asked_of_one_peer_are_bounded_and_guests_overtake(machine):
-    most = peer_state.CREDIT_BYTES // one_machine.CHUNK
+    most = peer_state.MAX_IN_FLIGHT_BYTES // one_machine.CHUNK
     numbers = [machine.chunk_of("h2", skip) for skip in range(most + 10)]
     machine = one_machine.Machine(background_limit=10_000)
     machine.request_chunks([chunk(n) for n in numbers[:-1]], Priority.READAHEAD, 1)
@@ -530,7 +530,7 @@ def test_trial_without_an_answer_in_the_usual_time_is_a_failure(machine):
 
 
 def test_nobody_is_asked_for_what_came_in_the_same_event(machine):
-    most = peer_state.CREDIT_BYTES // one_machine.CHUNK
+    most = peer_state.MAX_IN_FLIGHT_BYTES // one_machine.CHUNK
     numbers = [machine.chunk_of("h2", skip) for skip in range(most + 1)]
     machine = one_machine.Machine(background_limit=10_000)
     machine.request_chunks(

@@ -70,6 +70,6 @@ def test_only_the_urgent_and_nobody_who_is_left_out_have_a_turn():
     line = fair_queue.FairQueue()
     line.put_item(P.GUEST, "full", 1)
     line.put_item(P.PEER, "h2", 2)
-    assert line.take_next(is_urgent=True, without="full") is None
-    assert line.take_next(without="full") == 2
+    assert line.take_next(urgent_only=True, skipped="full") is None
+    assert line.take_next(skipped="full") == 2
     assert line.take_next() == 1

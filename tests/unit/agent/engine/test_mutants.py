@@ -36,7 +36,7 @@ Book, Waiters = peer_state.PeerStates, pending_reads.PendingReads
 def all_lost(self, host, connection, now):
     """Take the loss of one connection for that of all."""
     peer = self._book.get_or_create(host)
-    lost = list(peer.asks.values())
+    lost = list(peer.pending.values())
     for attempt in lost:
         self._end(peer, attempt, now)
     return lost
@@ -92,7 +92,7 @@ MUTANTS = {
         book.test_what_waits_in_this_hosts_own_line_is_neither_late_nor_held_against_the_peer,
     ),
     "what waits for who is left alone waits on": (
-        *(requests_out.RequestsOut, "take_line", lambda *_: []),
+        *(requests_out.RequestsOut, "take_queued", lambda *_: []),
         book.test_who_is_left_alone_is_not_waited_for_by_what_was_not_sent,
     ),
     "a late home is waited for": (
@@ -140,7 +140,7 @@ MUTANTS = {
         waiting.test_what_is_read_ahead_follows_guests_to_the_source_where_hosts_hardly_read_the_same,
     ),
     "answers are never late": (
-        *(peer_state, "LATEST_S", 1e9),
+        *(peer_state, "MAX_LATE_S", 1e9),
         book.test_what_is_late_follows_the_median_of_its_kind_within_bounds,
     ),
     "a trial costs a guest": (
@@ -152,7 +152,7 @@ MUTANTS = {
         first.test_late_attempt_is_raced_and_the_winner_ends_it,
     ),
     "the first hedges are for the source, however slow it is": (
-        *(Book, "_is_source_quick", True),
+        *(Book, "_is_source_fast", True),
         book.test_first_races_are_for_peers_and_for_a_source_that_has_shown_that_it_is_quick,
     ),
     "what is fetched ahead is in the way": (

@@ -62,10 +62,10 @@ def test_what_comes_together_counts_by_the_oldest_question_in_whatever_order_it_
 
 def test_first_answers_say_nothing_of_what_is_usual_before_there_are_a_few():
     book = peer_state.PeerStates(Fixed())
-    for number in range(peer_state.NOTES):
-        assert book.late_s(peer_state.HOME) == peer_state.FIRST_GUESS_S
+    for number in range(peer_state.MEDIAN_EVERY):
+        assert book.late_s(peer_state.HOME) == peer_state.INITIAL_LATE_S
         book.record_latency(peer_state.HOME, ids.HostId(f"h{number}"), 0.3)
-    assert book.late_s(peer_state.HOME) == pytest.approx(peer_state.TIMES * 0.3)
+    assert book.late_s(peer_state.HOME) == pytest.approx(peer_state.LATE_FACTOR * 0.3)
 
 
 def test_what_waits_in_this_hosts_own_line_is_neither_late_nor_held_against_the_peer():
@@ -73,7 +73,7 @@ def test_what_waits_in_this_hosts_own_line_is_neither_late_nor_held_against_the_
     numbers = [n for n in range(8000) if machine.home_of(n) == "h2"][:300]
     machine.request_chunks([chunk(n) for n in numbers], P.GUEST, "a guest")
     waiting = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
-    assert len(waiting) * one_machine.CHUNK == peer_state.CREDIT_BYTES
+    assert len(waiting) * one_machine.CHUNK == peer_state.MAX_IN_FLIGHT_BYTES
     while machine.now < 4.0:  # it gives five every tenth of a second
         given, waiting = waiting[:5], waiting[5:]
         machine.chunks_arrived(H2, [(a.number, b"") for a in given])
@@ -89,11 +89,11 @@ def test_who_is_left_alone_is_not_waited_for_by_what_was_not_sent():
     numbers = [n for n in range(8000) if machine.home_of(n) == "h2"][:300]
     machine.request_chunks([chunk(n) for n in numbers], P.READAHEAD, "ahead", deadline_s=1e6)
     first = machine.attempt()
-    assert machine.core.context.peers.get_or_create(H2).line
+    assert machine.core.context.peers.get_or_create(H2).queue
     machine.peer_refused(H2, [(first.number, F.INVALID)])
     assert machine.got(actions.ReportBackoff)
     assert all(
-        a.sent_s is not None for a in machine.core.context.peers.get_or_create(H2).asks.values()
+        a.sent_s is not None for a in machine.core.context.peers.get_or_create(H2).pending.values()
     )
 
 
@@ -108,7 +108,7 @@ def test_backoff_doubles_and_one_trial_ends_it():
     assert [book.try_acquire(H2, 0.6), book.try_acquire(H2, 0.7)] == [True, False]
     assert book.try_acquire(H2, 1.7)
     assert book.record_failure(H2, F.UNREACHABLE, 1.8) == 1.0
-    assert book.record_failure(H2, F.INVALID, 1.9) == 0.0 and book.in_backoff(1.9)[H2] == 240.0
+    assert book.record_failure(H2, F.INVALID, 1.9) == 0.0 and book.list_backoffs(1.9)[H2] == 240.0
     book.record_success(H2, 100.0)
     assert book.is_in_backoff(H2, 100.0)  # an answer from before proves nothing
     book.record_success(H2, 300.0)
@@ -138,7 +138,7 @@ def test_lie_of_a_host_that_is_left_alone_already_makes_it_longer():
     for _ in range(2):
         book.record_failure(H2, F.UNREACHABLE, 0.0)
     book.record_failure(H2, F.INVALID, 0.25)
-    assert book.in_backoff(0.25)[H2] >= 60.0
+    assert book.list_backoffs(0.25)[H2] >= 60.0
 
 
 @pytest.mark.parametrize(("shown", "length_s"), [(0.0, 45.0), (0.999999, 75.0)])
@@ -161,7 +161,7 @@ def test_nobody_is_left_alone_for_longer_than_the_longest_backoff(steps, seed):
             book.record_success(H2, now)
         else:
             book.record_failure(H2, F.INVALID if step == "lie" else F.UNREACHABLE, now)
-        assert book.in_backoff(now).get(H2, 0.0) <= 600.0 * 1.25
+        assert book.list_backoffs(now).get(H2, 0.0) <= 600.0 * 1.25
     assert book.try_acquire(H2, now + 600.0 * 1.25 + 1.0)
 
 
@@ -209,13 +209,13 @@ def test_first_races_are_for_peers_and_for_a_source_that_has_shown_that_it_is_qu
         False,
     ]
     assert not book.take_hedge(H2) and not book.may_hedge
-    assert book.hedges == peer_state.HEDGES_FIRST
+    assert book.hedges == peer_state.INITIAL_HEDGES
 
 
 def test_races_that_answers_allow_are_for_the_source_too_however_slow_it_is():
     book = peer_state.PeerStates(Fixed())
     book.record_latency(peer_state.SOURCE, None, 3.0)
-    book.record_answers(99)  # 0.02 times that
+    book.refill_hedges(99)  # 0.02 times that
     assert [book.take_hedge(None), book.take_hedge(None)] == [True, False]
     assert book.may_hedge
     assert not peer_state.PeerStates(Fixed(), may_hedge=False).take_hedge(H2)

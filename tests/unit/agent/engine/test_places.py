@@ -227,7 +227,7 @@ def test_image_home_that_has_not_come_to_it_is_left_alone_by_nobody_and_asked_ag
     done = machine.play(5.0, peer, lambda *_: F.WITHHELD)
     assert not done
     assert asked.count(home) > 2
-    assert not machine.core.context.peers.in_backoff(machine.now)
+    assert not machine.core.context.peers.list_backoffs(machine.now)
 
 
 def test_image_home_itself_reads_the_source():

@@ -186,7 +186,7 @@ class Scene:
             for one in requests.receivers.values()
         ]
         owed = [
-            peer.host for peer in context.peers.list_peers() if peer.asks or peer.credit_used_bytes
+            peer.host for peer in context.peers.list_peers() if peer.pending or peer.in_flight_bytes
         ]
         counts = {
             "transfers": len(context.transfers),
@@ -205,7 +205,7 @@ class Scene:
             "places of answers": uplink.used + uplink._watched + len(uplink),
             "of receivers": sum(map(sum, receivers)),
             "owed by peers": len(owed),
-            "lines": sum(peer.line.length for peer in context.peers.list_peers()),
+            "lines": sum(peer.queue.length for peer in context.peers.list_peers()),
         }
         return {what: count for what, count in counts.items() if count}
 

@@ -92,7 +92,7 @@ def test_chunks_of_one_home_are_one_transfer_and_one_attempt(machine):
     assert done.chunks == [data_of(n) for n in numbers]
     assert [run.refs for run in store.runs] == [attempt.refs]
     assert (
-        not len(machine.core) and not machine.core.context.peers.get_or_create(H2).credit_used_bytes
+        not len(machine.core) and not machine.core.context.peers.get_or_create(H2).in_flight_bytes
     )
 
 
@@ -163,7 +163,7 @@ def test_part_that_came_leaves_the_rest_to_its_host_with_its_time(machine):
     numbers, attempt = ask_run(machine)
     give(machine, attempt, numbers, [2, 4])
     assert len(machine.core) == 6 and not machine.completes()
-    found = machine.wait(peer_state.LATEST_S + 1.0)
+    found = machine.wait(peer_state.MAX_LATE_S + 1.0)
     hedged = [
         ref
         for ask in found
@@ -171,7 +171,9 @@ def test_part_that_came_leaves_the_rest_to_its_host_with_its_time(machine):
         for _, ref, _ in ask.iter_chunks()
     ]
     rest = {chunk(n) for at, n in enumerate(numbers) if at not in (2, 4)}
-    assert len(hedged) == peer_state.HEDGES_FIRST and rest > set(hedged)  # the budget is in chunks
+    assert len(hedged) == peer_state.INITIAL_HEDGES and rest > set(
+        hedged
+    )  # the budget is in chunks
 
 
 def test_second_guest_joins_a_part(machine):
@@ -238,7 +240,7 @@ def test_lost_connection_ends_a_run_once(machine):
     [ask] = machine.got(actions.RequestChunks)
     assert ask.host != "h2" and [len(one.refs) for one in ask.attempts] == [8]
     assert machine.core.counters.fallbacks == 8
-    assert not machine.core.context.peers.get_or_create(H2).asks
+    assert not machine.core.context.peers.get_or_create(H2).pending
 
 
 def test_new_table_splits_runs(machine):
@@ -257,7 +259,7 @@ def test_hedges_that_the_budget_does_not_allow_split_no_run(machine):
     _, attempt = ask_run(machine)
     peers = machine.core.context.peers
     peers._first_hedges_left, peers._hedges_left = 0.0, 0.0
-    machine.wait(peer_state.LATEST_S - 1.0)
+    machine.wait(peer_state.MAX_LATE_S - 1.0)
     assert [one.count for one in transfers(machine)] == [8] and not attempt.is_late
 
 
@@ -386,4 +388,4 @@ def _check(machine):
         assert all([ref.key for ref in a.refs] == [*one.keys] for a in tracks)
         assert one.read is None or [ref.key for ref in one.read.refs] == [*one.keys]
     for peer in context.peers.list_peers():
-        assert all(number in attempt.numbers for number, attempt in peer.asks.items())
+        assert all(number in attempt.numbers for number, attempt in peer.pending.items())

@@ -142,7 +142,7 @@ def test_every_read_is_begun_once_or_forgotten_whoever_has_the_image_open(steps)
         it.start()
         for number in range(1, 300):
             it.reads.end_range(number)
-    assert not len(it.reads) and not any(it.reads._queue._lines)
+    assert not len(it.reads) and not any(it.reads._queue._by_priority)
     assert not it.reads._starts and not it.reads._stops and not it.reads._held
     assert len(set(it.seen)) == len(it.seen)
     assert {ref for read in it.made if read.number for ref in read.refs} == set(it.seen)
