@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits of scratch files, in which QEMU stores data that guests overwrite.
 
-One server's file may have half of the limit for all.  At half of that, reading stops, and the part
-is kept; at the limit the backup job is ended.  If the sum exceeds the limit, or the file system is
-nearly full, the job with the largest file is ended.  The space is freed with a delay, so no other
-job is ended for RETRY_S.
+A server's file may have half of the limit of all files.  At half of that, the capture stops
+reading and keeps the part that it has read; at the limit, the agent ends the backup job.  If the
+sum exceeds the limit, or the file system is nearly full, the agent ends the job with the largest
+file.  QEMU frees the space with a delay, so the agent ends no other job for RETRY_S.
 """
 
 import contextlib

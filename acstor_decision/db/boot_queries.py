@@ -15,7 +15,7 @@ from acstor_common.model import boot_timeline
 from acstor_common.wire import decision_messages
 from acstor_decision.db import models
 
-ROW = models.Boot
+_Row = models.Boot
 KEPT_OF_HOST = 256
 KEPT_S = 7 * 86400.0
 """How long a boot is kept; a row has some KiB."""
@@ -28,30 +28,30 @@ def record_boots(session: orm.Session, samples: Mapping[str, decision_messages.S
         if not timelines:
             continue
         session.execute(
-            sa.delete(ROW).where(ROW.host == host, ROW.server_id.in_(sorted(timelines)))
+            sa.delete(_Row).where(_Row.host == host, _Row.server_id.in_(sorted(timelines)))
         )
         rows = [_row(host, sample.sent_s, boot) for _, boot in sorted(timelines.items())]
-        session.execute(sa.insert(ROW), rows)
+        session.execute(sa.insert(_Row), rows)
         _forget_oldest(session, host)
 
 
 def _forget_oldest(session: orm.Session, host: str) -> None:
-    mine = sa.select(ROW.server_id).where(ROW.host == host)
-    newest = mine.order_by(ROW.told_s.desc(), ROW.server_id).offset(KEPT_OF_HOST)
+    mine = sa.select(_Row.server_id).where(_Row.host == host)
+    newest = mine.order_by(_Row.told_s.desc(), _Row.server_id).offset(KEPT_OF_HOST)
     # MariaDB has no offset without a limit; a sample adds no more rows than this
     old = list(session.execute(newest.limit(decision_messages.MAX_BOOTS)).scalars())
     if old:
-        session.execute(sa.delete(ROW).where(ROW.host == host, ROW.server_id.in_(old)))
+        session.execute(sa.delete(_Row).where(_Row.host == host, _Row.server_id.in_(old)))
 
 
 def delete_before(session: orm.Session, before_s: float) -> None:
     """Delete boots reported before a time."""
-    session.execute(sa.delete(ROW).where(ROW.told_s < before_s))
+    session.execute(sa.delete(_Row).where(_Row.told_s < before_s))
 
 
 def list_of_server(session: orm.Session, server_id: str) -> list[models.Boot]:
     """Return the last boot of a server on each host, the newest last."""
-    wanted = sa.select(ROW).where(ROW.server_id == server_id).order_by(ROW.told_s, ROW.host)
+    wanted = sa.select(_Row).where(_Row.server_id == server_id).order_by(_Row.told_s, _Row.host)
     return list(session.execute(wanted).scalars())
 
 

@@ -11,9 +11,9 @@ from sqlalchemy import orm
 from acstor_common.wire import checkpoint_messages as messages
 from acstor_decision.db import models
 
-ROW = models.CheckpointFailures
+_Row = models.CheckpointFailures
 KEPT_S: Final = 1800.0
-"""Hosts repeat a failure every ten minutes while it lasts."""
+"""A failure counts as current for this time; hosts repeat it every ten minutes."""
 _decoder = msgspec.json.Decoder(tuple[messages.Failing, ...])
 
 
@@ -21,18 +21,18 @@ def record_failures(
     session: orm.Session, host: str, failing: Sequence[messages.Failing], now_s: float
 ) -> None:
     """Replace the failures of a host."""
-    session.execute(sa.delete(ROW).where(ROW.host == host))
+    session.execute(sa.delete(_Row).where(_Row.host == host))
     if failing:
         said = msgspec.json.encode(failing).decode()
-        session.add(ROW(host=host, told_s=now_s, failing=said))
+        session.add(_Row(host=host, told_s=now_s, failing=said))
 
 
 def delete_before(session: orm.Session, before_s: float) -> None:
     """Delete failures reported before a time."""
-    session.execute(sa.delete(ROW).where(ROW.told_s < before_s))
+    session.execute(sa.delete(_Row).where(_Row.told_s < before_s))
 
 
 def list_failures(session: orm.Session, now_s: float) -> dict[str, tuple[messages.Failing, ...]]:
     """Return the current failures by host."""
-    rows = session.execute(sa.select(ROW).where(ROW.told_s >= now_s - KEPT_S)).scalars()
+    rows = session.execute(sa.select(_Row).where(_Row.told_s >= now_s - KEPT_S)).scalars()
     return {row.host: _decoder.decode(row.failing) for row in rows}

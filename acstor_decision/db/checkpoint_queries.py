@@ -14,7 +14,7 @@ from sqlalchemy import orm
 from acstor_common.wire import checkpoint_messages
 from acstor_decision.db import models
 
-ROW = models.Checkpoint
+_Row = models.Checkpoint
 MAX_PICTURED = 10_000
 RECOVERY_S = 3 * 86400.0
 """How long a recovery protects its checkpoint from deletion."""
@@ -43,23 +43,23 @@ def insert_checkpoint(
     del fields["sent_s"]
     fields["holders"] = msgspec.json.encode(taken.holders).decode()
     fields |= {"disk_key": fields.pop("key"), "told_s": told_s, "gone_s": None}
-    former = session.get(ROW, taken.checkpoint_id)
+    former = session.get(_Row, taken.checkpoint_id)
     if former is not None:
         is_same = all(getattr(former, n) == fields[n] for n in ("host", "manifest_name"))
         return list_of_instance(session, taken.instance_id) if is_same else None
     # only this host's rows: another host could claim this disk name
-    its_own = ROW.vault_disk == taken.vault_disk, ROW.host == taken.host
-    newest = sa.select(sa.func.max(ROW.number)).where(*its_own)
+    its_own = _Row.vault_disk == taken.vault_disk, _Row.host == taken.host
+    newest = sa.select(sa.func.max(_Row.number)).where(*its_own)
     if (session.execute(newest).scalar() or 0) >= taken.number:
         return None
-    session.execute(sa.insert(ROW).values(**fields, off_hosts_s=None, recovered_s=None))
-    of_others = ROW.instance_id == taken.instance_id, ROW.host != taken.host
-    session.execute(sa.update(ROW).where(*of_others).values(recovered_s=None))
+    session.execute(sa.insert(_Row).values(**fields, off_hosts_s=None, recovered_s=None))
+    of_others = _Row.instance_id == taken.instance_id, _Row.host != taken.host
+    session.execute(sa.update(_Row).where(*of_others).values(recovered_s=None))
     found = list_of_instance(session, taken.instance_id)
     old = [row for row in found[kept:] if not is_recovered(row, told_s)]
     if old:
         gone = [row.checkpoint_id for row in old]
-        session.execute(sa.delete(ROW).where(ROW.checkpoint_id.in_(gone)))
+        session.execute(sa.delete(_Row).where(_Row.checkpoint_id.in_(gone)))
     return [row for row in found if row not in old]
 
 
@@ -71,9 +71,9 @@ def record_recovery(
     :returns: the checkpoint; None if it was deleted
     """
     session.execute(
-        sa.update(ROW).where(ROW.checkpoint_id == checkpoint_id).values(recovered_s=now_s)
+        sa.update(_Row).where(_Row.checkpoint_id == checkpoint_id).values(recovered_s=now_s)
     )
-    return session.get(ROW, checkpoint_id)
+    return session.get(_Row, checkpoint_id)
 
 
 def is_recovered(row: models.Checkpoint, now_s: float) -> bool:
@@ -83,19 +83,19 @@ def is_recovered(row: models.Checkpoint, now_s: float) -> bool:
 
 def list_of_instance(session: orm.Session, instance_id: str) -> list[models.Checkpoint]:
     """Return the checkpoints of an instance, the newest first."""
-    wanted = sa.select(ROW).where(ROW.instance_id == instance_id)
-    return list(session.execute(wanted.order_by(ROW.told_s.desc(), ROW.number.desc())).scalars())
+    wanted = sa.select(_Row).where(_Row.instance_id == instance_id)
+    return list(session.execute(wanted.order_by(_Row.told_s.desc(), _Row.number.desc())).scalars())
 
 
 def list_of_host(session: orm.Session, host: str, limit: int) -> list[models.Checkpoint]:
     """Return the checkpoints that a host took."""
-    wanted = sa.select(ROW).where(ROW.host == host).order_by(ROW.checkpoint_id).limit(limit)
+    wanted = sa.select(_Row).where(_Row.host == host).order_by(_Row.checkpoint_id).limit(limit)
     return list(session.execute(wanted).scalars())
 
 
 def hosts_with_checkpoints(session: orm.Session, hosts: Collection[str]) -> set[str]:
     """Return those of these hosts that took a checkpoint which is kept."""
-    wanted = sa.select(ROW.host).distinct().where(ROW.host.in_(hosts))
+    wanted = sa.select(_Row.host).distinct().where(_Row.host.in_(hosts))
     return set(session.execute(wanted).scalars())
 
 
@@ -107,25 +107,25 @@ def list_checkpoints(
     :param marker: last one of the previous page; if it was deleted, begin with the newest
     :param instance_id: filter; empty: all; as ``host`` and ``project_id``
     """
-    wanted = sa.select(ROW)
+    wanted = sa.select(_Row)
     for column, value in (
-        (ROW.instance_id, instance_id),
-        (ROW.host, host),
-        (ROW.project_id, project_id),
+        (_Row.instance_id, instance_id),
+        (_Row.host, host),
+        (_Row.project_id, project_id),
     ):
         if value:
             wanted = wanted.where(column == value)
-    if marker and (last := session.get(ROW, marker)) is not None:
-        is_same_time = sa.and_(ROW.told_s == last.told_s, ROW.checkpoint_id < marker)
-        wanted = wanted.where(sa.or_(ROW.told_s < last.told_s, is_same_time))
-    in_order = wanted.order_by(ROW.told_s.desc(), ROW.checkpoint_id.desc())
+    if marker and (last := session.get(_Row, marker)) is not None:
+        is_same_time = sa.and_(_Row.told_s == last.told_s, _Row.checkpoint_id < marker)
+        wanted = wanted.where(sa.or_(_Row.told_s < last.told_s, is_same_time))
+    in_order = wanted.order_by(_Row.told_s.desc(), _Row.checkpoint_id.desc())
     return list(session.execute(in_order.limit(limit)).scalars())
 
 
 def list_instances(session: orm.Session, after: str, limit: int) -> list[str]:
     """Return the IDs above ``after`` of instances with checkpoints, sorted."""
-    wanted = sa.select(ROW.instance_id).distinct().where(ROW.instance_id > after)
-    return list(session.execute(wanted.order_by(ROW.instance_id).limit(limit)).scalars())
+    wanted = sa.select(_Row.instance_id).distinct().where(_Row.instance_id > after)
+    return list(session.execute(wanted.order_by(_Row.instance_id).limit(limit)).scalars())
 
 
 def record_presence(
@@ -136,38 +136,38 @@ def record_presence(
     :param host: its host; empty: none, as when shelved; None: Nova does not know the instance
     :returns: the number of deleted checkpoints
     """
-    its = ROW.instance_id == instance_id
+    its = _Row.instance_id == instance_id
     if host is not None:
         here = {"gone_s": None, "off_hosts_s": None if host else now_s}
-        was = ROW.off_hosts_s.is_not(None) if host else ROW.off_hosts_s.is_(None)
+        was = _Row.off_hosts_s.is_not(None) if host else _Row.off_hosts_s.is_(None)
         session.execute(
-            sa.update(ROW).where(its, sa.or_(was, ROW.gone_s.is_not(None))).values(**here)
+            sa.update(_Row).where(its, sa.or_(was, _Row.gone_s.is_not(None))).values(**here)
         )
         return 0
-    session.execute(sa.update(ROW).where(its, ROW.gone_s.is_(None)).values(gone_s=now_s))
-    gone = session.execute(sa.delete(ROW).where(its, ROW.gone_s <= now_s - kept_s))
+    session.execute(sa.update(_Row).where(its, _Row.gone_s.is_(None)).values(gone_s=now_s))
+    gone = session.execute(sa.delete(_Row).where(its, _Row.gone_s <= now_s - kept_s))
     return int(getattr(gone, "rowcount", 0))
 
 
 def delete_checkpoint(session: orm.Session, checkpoint_id: str) -> bool:
     """Delete a checkpoint; return whether it existed."""
-    if session.get(ROW, checkpoint_id) is None:
+    if session.get(_Row, checkpoint_id) is None:
         return False
-    session.execute(sa.delete(ROW).where(ROW.checkpoint_id == checkpoint_id))
+    session.execute(sa.delete(_Row).where(_Row.checkpoint_id == checkpoint_id))
     return True
 
 
 def list_newest(session: orm.Session) -> list[Newest]:
     """Return the newest checkpoint of each instance on a host, MAX_PICTURED at most."""
-    last = sa.select(ROW.instance_id, sa.func.max(ROW.told_s).label("told_s"))
+    last = sa.select(_Row.instance_id, sa.func.max(_Row.told_s).label("told_s"))
     last_of = (
-        last.where(ROW.gone_s.is_(None), ROW.off_hosts_s.is_(None))
-        .group_by(ROW.instance_id)
+        last.where(_Row.gone_s.is_(None), _Row.off_hosts_s.is_(None))
+        .group_by(_Row.instance_id)
         .subquery()
     )
-    is_last = sa.and_(ROW.instance_id == last_of.c.instance_id, ROW.told_s == last_of.c.told_s)
-    fields = (ROW.instance_id, ROW.taken_ms, ROW.interval_s, ROW.changed_bytes)
-    wanted = sa.select(*fields).join(last_of, is_last).order_by(ROW.instance_id)
+    is_last = sa.and_(_Row.instance_id == last_of.c.instance_id, _Row.told_s == last_of.c.told_s)
+    fields = (_Row.instance_id, _Row.taken_ms, _Row.interval_s, _Row.changed_bytes)
+    wanted = sa.select(*fields).join(last_of, is_last).order_by(_Row.instance_id)
     return [
         Newest(instance_id, taken_ms / 1000, interval_s, changed_bytes)
         for instance_id, taken_ms, interval_s, changed_bytes in session.execute(

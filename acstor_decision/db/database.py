@@ -444,7 +444,7 @@ class Database:
 
     def list_enrolments(self) -> list[models.Enrolment]:
         """Return all enrolments, sorted by host."""
-        return self._read(identity_queries.enrolments)
+        return self._read(identity_queries.list_enrolments)
 
     def get_enrolment(self, host: str) -> models.Enrolment | None:
         """Return a host's enrolment."""

@@ -18,14 +18,14 @@ from acstor_decision.db import models
 
 MAX_ENROLMENTS = 65_536
 """Limit of enrolments: four times the hosts of a v-node table."""
-MAX_OF_USER = hash_ring.MAX_HOSTS
+MAX_PER_USER = hash_ring.MAX_HOSTS
 """Limit of hosts that one Keystone user enrolled or requested."""
-MAX_UNHEARD = 1024
-"""Limit of those without a sample, against a stolen password."""
-MOST_SILENT = 100
-"""Number of silent hosts that are named."""
-WAITS_S = 3600.0
-"""How long a waiting host keeps its record when a limit is reached."""
+MAX_UNHEARD_PER_USER = 1024
+"""Limit of a user's hosts that sent no sample yet, against a stolen password."""
+MAX_SILENT_NAMES = 100
+"""Most silent hosts that are named."""
+MIN_WAITING_S = 3600.0
+"""At a limit, the records of hosts that waited longer are deleted."""
 
 MakeKey = Callable[[], models.AuthorityKey]
 
@@ -70,7 +70,7 @@ def _numbered(made: models.AuthorityKey, kind: str, number: int) -> models.Autho
     return made
 
 
-def enrolments(session: orm.Session) -> list[models.Enrolment]:
+def list_enrolments(session: orm.Session) -> list[models.Enrolment]:
     """Return all enrolments, sorted by host."""
     wanted = sa.select(models.Enrolment).order_by(models.Enrolment.host)
     return list(session.execute(wanted).scalars())
@@ -103,7 +103,7 @@ def exceeded_quota(
     """
     if _lack(session, user_id)[0]:
         row, state = models.Enrolment, enrolment_rules.EnrolmentState
-        waited = sa.and_(row.state == state.WAITING, row.asked_s < now_s - WAITS_S)
+        waited = sa.and_(row.state == state.WAITING, row.asked_s < now_s - MIN_WAITING_S)
         freed = sa.and_(row.state == state.FORGOTTEN, row.revoked_before_s < now_s - kept_s)
         session.execute(sa.delete(row).where(waited | freed))
     return _lack(session, user_id)
@@ -116,8 +116,8 @@ def _lack(session: orm.Session, user_id: str) -> tuple[int, str]:
     if user_id:
         of_user = known.where(row.user_id == user_id)
         unheard = of_user.where(~sa.exists().where(models.Host.host == row.host))
-        bounds.append((of_user, MAX_OF_USER, "are of this user"))
-        bounds.append((unheard, MAX_UNHEARD, "of this user were never heard"))
+        bounds.append((of_user, MAX_PER_USER, "are of this user"))
+        bounds.append((unheard, MAX_UNHEARD_PER_USER, "of this user were never heard"))
     for counted, bound, which in bounds:
         if (session.execute(counted).scalar() or 0) >= bound:
             return bound, which
@@ -137,7 +137,7 @@ def list_silent(session: orm.Session, before_s: float) -> Silent:
     heard = sa.exists().where(sender.host == row.host, sender.seen_s >= before_s)
     wanted = (row.state == enrolment_rules.EnrolmentState.ENROLLED, row.issued_s < before_s, ~heard)
     total = session.execute(sa.select(sa.func.count()).select_from(row).where(*wanted)).scalar()
-    named = sa.select(row.host).where(*wanted).order_by(row.host).limit(MOST_SILENT)
+    named = sa.select(row.host).where(*wanted).order_by(row.host).limit(MAX_SILENT_NAMES)
     return Silent(total or 0, list(session.execute(named).scalars()) if total else ())
 
 

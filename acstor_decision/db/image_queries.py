@@ -14,7 +14,7 @@ from acstor_common.wire import fill_progress
 from acstor_decision.core import enrolment_rules
 from acstor_decision.db import models
 
-ROW = models.HeldImage
+_Row = models.HeldImage
 KEPT_S = 86400.0
 """How long the images of a silent host are kept."""
 
@@ -61,20 +61,20 @@ def replace_images(session: orm.Session, samples: Mapping[str, decision_messages
     hosts = [host for host, images in images_of.items() if images is not None]
     if not hosts:
         return
-    session.execute(sa.delete(ROW).where(ROW.host.in_(hosts)))
+    session.execute(sa.delete(_Row).where(_Row.host.in_(hosts)))
     rows = [
         _row(host, image_id, held)
         for host in hosts
         for image_id, held in sorted((images_of[host] or {}).items())
     ]
     if rows:
-        session.execute(sa.insert(ROW), rows)
+        session.execute(sa.insert(_Row), rows)
 
 
 def forget_silent(session: orm.Session, before_s: float) -> None:
     """Delete the images of hosts without a sample since a time."""
     silent = sa.select(models.Host.host).where(models.Host.seen_s < before_s)
-    session.execute(sa.delete(ROW).where(ROW.host.in_(silent)))
+    session.execute(sa.delete(_Row).where(_Row.host.in_(silent)))
 
 
 def list_needed(session: orm.Session, since_s: float, lately_s: float, limit: int) -> Needed:
@@ -90,11 +90,13 @@ def list_needed(session: orm.Session, since_s: float, lately_s: float, limit: in
         enrolled.host == host.host, enrolled.state == enrolment_rules.EnrolmentState.REVOKED
     )
     wanted = (
-        sa.select(ROW.image_id)
-        .join(host, host.host == ROW.host)
-        .where(ROW.is_used.is_(True), ROW.is_whole.is_(False), host.seen_s >= since_s, ~is_revoked)
-        .group_by(ROW.image_id)
-        .order_by(sa.func.min(host.first_seen_s), ROW.image_id)
+        sa.select(_Row.image_id)
+        .join(host, host.host == _Row.host)
+        .where(
+            _Row.is_used.is_(True), _Row.is_whole.is_(False), host.seen_s >= since_s, ~is_revoked
+        )
+        .group_by(_Row.image_id)
+        .order_by(sa.func.min(host.first_seen_s), _Row.image_id)
         .limit(limit + 1)
     )
     is_silent = sa.and_(host.seen_s >= since_s, host.seen_s < lately_s)
@@ -110,36 +112,36 @@ def list_needed(session: orm.Session, since_s: float, lately_s: float, limit: in
 
 def list_images(session: orm.Session, after: str, limit: int, since_s: float) -> list[ImageTotals]:
     """Return images above an ID, with totals over live hosts."""
-    wanted = _together(since_s).where(ROW.image_id > after).order_by(ROW.image_id).limit(limit)
+    wanted = _together(since_s).where(_Row.image_id > after).order_by(_Row.image_id).limit(limit)
     return [_on_hosts(*found) for found in session.execute(wanted)]
 
 
 def get_image(session: orm.Session, image_id: str, since_s: float) -> ImageTotals | None:
     """Return one image; None if no live host has it."""
-    found = session.execute(_together(since_s).where(ROW.image_id == image_id)).first()
+    found = session.execute(_together(since_s).where(_Row.image_id == image_id)).first()
     return _on_hosts(*found) if found else None
 
 
 def _together(since_s: float) -> sa.Select[Any]:
-    is_warm = sa.case((ROW.missing_bytes == 0, 1), else_=0)
-    is_used = sa.case((ROW.is_used, 1), else_=0)
-    is_whole = sa.case((sa.and_(ROW.is_used, ROW.is_whole), 1), else_=0)
+    is_warm = sa.case((_Row.missing_bytes == 0, 1), else_=0)
+    is_used = sa.case((_Row.is_used, 1), else_=0)
+    is_whole = sa.case((sa.and_(_Row.is_used, _Row.is_whole), 1), else_=0)
     # SQLite's integer sums could overflow, which forged samples could exploit
-    sums = [sa.func.sum(getattr(ROW, name) * 1.0) for name in ("cached_bytes", *_COUNTED)]
+    sums = [sa.func.sum(getattr(_Row, name) * 1.0) for name in ("cached_bytes", *_COUNTED)]
     return (
         sa.select(
-            ROW.image_id,
+            _Row.image_id,
             sa.func.count(),
             sa.func.sum(is_warm),
             sa.func.sum(is_used),
             sa.func.sum(is_whole),
-            sa.func.max(ROW.size_bytes),
-            sa.func.max(ROW.boot_revision),
+            sa.func.max(_Row.size_bytes),
+            sa.func.max(_Row.boot_revision),
             *sums,
         )
-        .join(models.Host, models.Host.host == ROW.host)
+        .join(models.Host, models.Host.host == _Row.host)
         .where(models.Host.seen_s >= since_s)
-        .group_by(ROW.image_id)
+        .group_by(_Row.image_id)
     )
 
 
@@ -158,23 +160,23 @@ class Uses(NamedTuple):
 
 def count_uses(session: orm.Session, since_s: float, limit: int) -> Uses:
     """Count the uses of images on hosts with a sample since a time."""
-    is_ours = sa.and_(models.Host.seen_s >= since_s, ROW.is_used)
+    is_ours = sa.and_(models.Host.seen_s >= since_s, _Row.is_used)
     count = sa.func.count
-    totals = sa.select(count(), count(sa.case((ROW.is_whole, 1)))).select_from(ROW)
-    join = models.Host, models.Host.host == ROW.host
+    totals = sa.select(count(), count(sa.case((_Row.is_whole, 1)))).select_from(_Row)
+    join = models.Host, models.Host.host == _Row.host
     all_, whole = session.execute(totals.join(*join).where(is_ours)).one()
-    wanted = sa.select(ROW).join(*join).where(is_ours, ROW.is_whole.is_(False))
-    rows = session.execute(wanted.order_by(ROW.image_id, ROW.host).limit(limit)).scalars()
+    wanted = sa.select(_Row).join(*join).where(is_ours, _Row.is_whole.is_(False))
+    rows = session.execute(wanted.order_by(_Row.image_id, _Row.host).limit(limit)).scalars()
     return Uses(int(all_), int(whole), list(rows))
 
 
 def list_hosts(session: orm.Session, image_id: str, since_s: float) -> list[models.HeldImage]:
     """Return an image on each live host."""
     wanted = (
-        sa.select(ROW)
-        .join(models.Host, models.Host.host == ROW.host)
-        .where(ROW.image_id == image_id, models.Host.seen_s >= since_s)
-        .order_by(ROW.host)
+        sa.select(_Row)
+        .join(models.Host, models.Host.host == _Row.host)
+        .where(_Row.image_id == image_id, models.Host.seen_s >= since_s)
+        .order_by(_Row.host)
     )
     return list(session.execute(wanted).scalars())
 

@@ -14,7 +14,7 @@ from sqlalchemy import orm
 from acstor_common.wire import decision_messages
 from acstor_decision.db import models
 
-ROW = models.GivenTask
+_Row = models.GivenTask
 
 
 class SentTask(NamedTuple):
@@ -29,7 +29,7 @@ def record_task(
     session: orm.Session, hosts: Sequence[str], task: decision_messages.ImageTask, given_s: float
 ) -> None:
     """Store a task of hosts, in place of the previous one for this image."""
-    former = sa.delete(ROW).where(ROW.host.in_(hosts), ROW.image_id == task.image_id)
+    former = sa.delete(_Row).where(_Row.host.in_(hosts), _Row.image_id == task.image_id)
     session.execute(former)
     values = {
         "image_id": task.image_id,
@@ -37,19 +37,25 @@ def record_task(
         "given_s": given_s,
         "task": msgspec.json.encode(task).decode(),
     }
-    session.execute(sa.insert(ROW), [{"host": host, **values} for host in sorted(hosts)])
+    session.execute(sa.insert(_Row), [{"host": host, **values} for host in sorted(hosts)])
 
 
 def settle_tasks(session: orm.Session, since_s: float) -> list[SentTask]:
     """Return unacknowledged tasks sent since a time; delete the others."""
     left = []
     held = models.HeldImage
-    is_its = sa.and_(held.host == ROW.host, held.image_id == ROW.image_id)
-    progress_of = sa.select(ROW, held.task).outerjoin(held, is_its).order_by(ROW.host, ROW.image_id)
+    is_its = sa.and_(held.host == _Row.host, held.image_id == _Row.image_id)
+    progress_of = (
+        sa.select(_Row, held.task).outerjoin(held, is_its).order_by(_Row.host, _Row.image_id)
+    )
     for row, progress in session.execute(progress_of):
         if row.given_s < since_s or _request_of(progress) == row.request:
-            same = (ROW.host == row.host, ROW.image_id == row.image_id, ROW.request == row.request)
-            session.execute(sa.delete(ROW).where(*same))
+            same = (
+                _Row.host == row.host,
+                _Row.image_id == row.image_id,
+                _Row.request == row.request,
+            )
+            session.execute(sa.delete(_Row).where(*same))
         else:
             task = msgspec.json.decode(row.task, type=decision_messages.ImageTask)
             left.append(SentTask(row.host, row.given_s, task))

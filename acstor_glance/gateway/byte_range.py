@@ -25,7 +25,7 @@ class ByteRange(NamedTuple):
         return f"bytes {self.offset}-{self.offset + self.length - 1}/{size_bytes}"
 
 
-def parse(header: str, size_bytes: int, longest_bytes: int) -> ByteRange:
+def parse(header: str, size_bytes: int, max_bytes: int) -> ByteRange:
     """Parse a Range header, and clip its end to the image of ``size_bytes``.
 
     >>> parse("bytes=0-9", 4096, 100), parse("bytes=4090-9999", 4096, 100)
@@ -52,9 +52,9 @@ def parse(header: str, size_bytes: int, longest_bytes: int) -> ByteRange:
             f"the image has {size_bytes} bytes",
             {"Content-Range": f"bytes */{size_bytes}"},
         )
-    if last - first >= longest_bytes:
+    if last - first >= max_bytes:
         raise http_errors.HttpError(
             http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"ask for {longest_bytes} bytes at most",
+            f"ask for {max_bytes} bytes at most",
         )
     return ByteRange(first, last - first + 1)

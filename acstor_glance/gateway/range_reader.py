@@ -45,11 +45,11 @@ class RangeReader:
         self,
         known: image_lookup.ImageLookup,
         places: stores.Stores,
-        longest_bytes: int,
+        max_bytes: int,
         timeout_s: float,
     ) -> None:
         self._lookup, self._stores = known, places
-        self._longest_bytes, self._timeout_s = longest_bytes, timeout_s
+        self._max_bytes, self._timeout_s = max_bytes, timeout_s
         self._logged: ttl_cache.TtlCache[str] = ttl_cache.TtlCache(TOLD_S, MOST_TOLD)
 
     def read_range(
@@ -57,7 +57,7 @@ class RangeReader:
     ) -> ImageRange:
         """Return the range of the Range header; raises HttpError."""
         image = self._lookup.get_image(image_id, caller)
-        asked = byte_range.parse(header, image.size_bytes, self._longest_bytes)
+        asked = byte_range.parse(header, image.size_bytes, self._max_bytes)
 
         def look_again() -> image_lookup.Image:
             self._lookup.invalidate(image_id, caller)

@@ -229,7 +229,7 @@ def test_hosts_that_wait_for_long_make_room_when_there_is_none(configure, store,
     cloud.keeper.revoke_host(ids.HostId("h9"))
     refused(cloud, V.WAIT, host=H1)
     refused(cloud, V.NO_ROOM, host=H2)
-    cloud.now_s += identity_queries.WAITS_S
+    cloud.now_s += identity_queries.MIN_WAITING_S
     refused(cloud, V.WAIT, host=H2)
     assert [row.host for row in store.list_enrolments()] == ["h2", "h9"]
 
@@ -451,7 +451,7 @@ def hosts(count: int) -> list[ids.HostId]:
 def test_one_user_takes_so_many_names_that_were_never_heard_and_no_more(
     configure, store, monkeypatch, mode
 ):
-    monkeypatch.setattr(identity_queries, "MAX_UNHEARD", 3)
+    monkeypatch.setattr(identity_queries, "MAX_UNHEARD_PER_USER", 3)
     cloud = Cloud(configure(enrolment=mode), store)
     for host in hosts(3):
         with contextlib.suppress(enrolment_rules.EnrolmentRefused):
@@ -468,8 +468,8 @@ def test_one_user_takes_so_many_names_that_were_never_heard_and_no_more(
 
 
 def test_hosts_that_were_heard_count_for_the_larger_bound(cloud, monkeypatch):
-    monkeypatch.setattr(identity_queries, "MAX_UNHEARD", 1)
-    monkeypatch.setattr(identity_queries, "MAX_OF_USER", 2)
+    monkeypatch.setattr(identity_queries, "MAX_UNHEARD_PER_USER", 1)
+    monkeypatch.setattr(identity_queries, "MAX_PER_USER", 2)
     for host in (H1, H2):
         cloud.enrol(host)
         samples.note(cloud.store, samples.sample(0, host=host, sent_s=1.0))
@@ -480,7 +480,7 @@ def test_hosts_that_were_heard_count_for_the_larger_bound(cloud, monkeypatch):
 
 
 def test_a_name_that_is_forgotten_is_free_and_gives_back_no_certificate(cloud, monkeypatch):
-    monkeypatch.setattr(identity_queries, "MAX_UNHEARD", 1)
+    monkeypatch.setattr(identity_queries, "MAX_UNHEARD_PER_USER", 1)
     stolen = cloud.enrol(user="thief", key=certificates.new_key())
     samples.note(cloud.store, samples.sample(0, host="h1", sent_s=cloud.now_s - 3600))
     assert cloud.keeper.delete_host(H1)

@@ -164,7 +164,7 @@ def test_an_operator_names_the_key_and_the_user_that_he_lets_in(client, store):
 def test_a_password_takes_no_more_names_than_its_bound_until_some_are_forgotten(
     client, store, monkeypatch
 ):
-    monkeypatch.setattr("acstor_decision.db.identity_queries.MAX_UNHEARD", 2)
+    monkeypatch.setattr("acstor_decision.db.identity_queries.MAX_UNHEARD_PER_USER", 2)
     for number in range(2):
         assert ask(client, path=f"/v1/hosts/n{number}/certificate").status_code == 200
     for _ in range(3):
