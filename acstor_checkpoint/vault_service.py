@@ -31,9 +31,9 @@ Options = cfg.ConfigOpts.GroupAttr
 
 
 def host_of(agent: Options) -> ids.HostId:
-    """Return which host this is, from the options of its agent.
+    """Return this host's id from the options of its agent.
 
-    :raises errors.Unusable: its name is none
+    :raises errors.Unusable: its name is invalid
     """
     try:
         return ids.parse_host_id(agent.host)
@@ -42,7 +42,7 @@ def host_of(agent: Options) -> ids.HostId:
 
 
 def identity(agent: Options) -> identity_files.IdentityFiles:
-    """Return the files that prove which host this is, from the options of its agent.
+    """Return the files of this host's certificate and key, from the options of its agent.
 
     :raises errors.Unusable: the host has no name
     """
@@ -51,7 +51,7 @@ def identity(agent: Options) -> identity_files.IdentityFiles:
 
 
 def credentials(files: identity_files.IdentityFiles) -> credentials_.Credentials:
-    """Return what this host proves to other vaults, and to those who ask its own.
+    """Return the credentials with which this host authenticates to other vaults and to clients.
 
     :raises errors.Unusable: the host has no name
     """
@@ -64,7 +64,7 @@ def credentials(files: identity_files.IdentityFiles) -> credentials_.Credentials
 def serve_vault(
     own: Options,
     host: ids.HostId,
-    proof: credentials_.Credentials,
+    own_credentials: credentials_.Credentials,
     hosts: authorized_hosts.AuthorizedHosts,
 ) -> Iterator[vault_store.VaultStore | None]:
     """Serve the vault as long as the block runs; yield None without ``vault_listen``.
@@ -84,7 +84,7 @@ def serve_vault(
         except OSError as e:
             raise errors.Unusable(f"[acstor_checkpoint] vault_dir {folder}", str(e)) from e
         stack.callback(vault.close)
-        server = _server(own.vault_listen, vault_api.VaultApi(vault), proof, hosts)
+        server = _server(own.vault_listen, vault_api.VaultApi(vault), own_credentials, hosts)
         ended = threading.Event()
         scrubbing = scrubber.Scrubber(vault, ended)
         for name, loop, end in (
@@ -100,11 +100,11 @@ def serve_vault(
 def _server(
     listen: str,
     api: vault_api.VaultApi,
-    proof: credentials_.Credentials,
+    own_credentials: credentials_.Credentials,
     hosts: authorized_hosts.AuthorizedHosts,
 ) -> vault_server.VaultServer:
     try:
         sock = vault_server.listen(*addresses.parse(listen))
     except (OSError, ValueError) as e:
         raise errors.Unusable("[acstor_checkpoint] vault_listen", f"{listen}: {e}") from e
-    return vault_server.VaultServer(sock, api, proof, hosts)
+    return vault_server.VaultServer(sock, api, own_credentials, hosts)

@@ -53,7 +53,7 @@ class SizeColumn(columns.FormattableColumn[Any]):
         return mib(self._value) if isinstance(self._value, int | float) else str(self._value)
 
 
-class Sizes(columns.FormattableColumn[dict[str, int]]):
+class SizesColumn(columns.FormattableColumn[dict[str, int]]):
     """Sizes by name."""
 
     def human_readable(self) -> str:
@@ -61,7 +61,7 @@ class Sizes(columns.FormattableColumn[dict[str, int]]):
         return ", ".join(f"{text(name)} {mib(size)}" for name, size in sorted(self._value.items()))
 
 
-class Lines(columns.FormattableColumn[str]):
+class LinesColumn(columns.FormattableColumn[str]):
     """Text of several lines, such as PEM."""
 
     def human_readable(self) -> str:

@@ -67,7 +67,7 @@ class DiskRequests:
             return {
                 "disk_id": made.header.disk_id,
                 "image_id": made.header.image_id,
-                "size_bytes": checkpoint_file.size_of(head),
+                "size_bytes": checkpoint_file.disk_bytes(head),
                 "lacking_chunks": made.lacking_chunks,
                 "path": self._path_of(made.header.disk_id),
             }

@@ -22,7 +22,7 @@ class CheckpointReader:
     ) -> None:
         self.recovery, self._manifest = recovery, manifest
         self._holders = holders
-        self._places = checkpoint_file.places(manifest)
+        self._places = checkpoint_file.data_clusters(manifest)
         self._cluster_bytes = checkpoint_file.cluster_bytes(manifest)
         self.clusters = range(clusters - len(self._places), clusters)
         """The data clusters of the file."""

@@ -33,14 +33,14 @@ class Disk(NamedTuple):
 class Server(NamedTuple):
     """A server of Nova's on this host.
 
-    :param specs: extra specs of its flavor, if this Nova adds them to the XML
+    :param extra_specs: extra specs of its flavor, if this Nova adds them to the XML
     :param has_agent: a guest agent is connected
     """
 
     instance: ids.ImageId
     project: str
     disk: Disk
-    specs: Mapping[str, str]
+    extra_specs: Mapping[str, str]
     has_agent: bool
 
 
@@ -60,11 +60,11 @@ def parse(xml: str, base_of: FindBase) -> Server | None:
         project = _project(nova)
     except ValueError:
         return None
-    specs = {
+    extra_specs = {
         spec.get("name", ""): spec.text or ""
         for spec in nova.iterfind(f"{_NOVA}flavor/{_NOVA}extraSpecs/{_NOVA}extraSpec")
     }
-    return Server(instance, project, disk, specs, _has_agent(domain))
+    return Server(instance, project, disk, extra_specs, _has_agent(domain))
 
 
 def _project(nova: ET.Element) -> str:

@@ -26,7 +26,7 @@ def interval_s(
     server: domain_xml.Server, intervals: nova_intervals.Intervals, default_s: int
 ) -> int:
     """Return a server's interval in seconds; 0: never."""
-    spec_s = checkpoint_intervals.parse(server.specs.get(checkpoint_intervals.NAME))
+    spec_s = checkpoint_intervals.parse(server.extra_specs.get(checkpoint_intervals.NAME))
     wanted_s = nova_intervals.server_interval_s(server.instance, spec_s, intervals, default_s)
     return checkpoint_intervals.clamp(wanted_s)
 

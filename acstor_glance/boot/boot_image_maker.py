@@ -131,7 +131,7 @@ class BootImageMaker:
         if not self._modes.builds:
             return None
         found = {present.id: present} if present else {}
-        retry = plan.next_build(image, found, self._images.project_id)
+        retry = plan.next_boot_image_build(image, found, self._images.project_id)
         is_due = retry is not None and retry.at is not None and retry.at <= _now()
         return retry if is_due else None
 

@@ -109,7 +109,7 @@ class ImageReconciler:
             _wait(findings, todo.at)
         else:
             self._look_at_boot_image(image, found, now, findings)
-            if plan.is_to_be_compared(image):
+            if plan.is_comparison_due(image):
                 findings.to_compare.append(image.id)
 
     def _look_at_boot_image(
@@ -123,7 +123,7 @@ class ImageReconciler:
         if state is not None:
             findings.boot_states[state] += 1
         if self._builds:
-            build = plan.next_build(image, found, self._images.project_id)
+            build = plan.next_boot_image_build(image, found, self._images.project_id)
             if build is not None and build.at is not None and build.at <= now:
                 findings.to_boot.append(_noted(image, findings))
             elif build is not None:
@@ -149,8 +149,8 @@ def _is_orphan(
 
 def _reduced(artefact: image_record.Image) -> image_record.Image:
     """Return the part of an artefact that plans need, with shared values interned."""
-    own = {name: artefact.text(name) for name in plan.OWN_OF_ARTEFACT}
-    shared = {name: sys.intern(artefact.text(name)) for name in plan.SHARED_OF_ARTEFACTS}
+    own = {name: artefact.text(name) for name in plan.UNIQUE_PROPERTIES}
+    shared = {name: sys.intern(artefact.text(name)) for name in plan.SHARED_PROPERTIES}
     return image_record.Image(
         id=artefact.id,
         created_at=artefact.created_at,

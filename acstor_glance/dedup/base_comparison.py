@@ -98,7 +98,7 @@ class BaseComparer:
         image = self._images.read_or_none(image_id)
         base = (
             backing_images.find_backing_image(self._images, image)
-            if image and plan.is_to_be_compared(image)
+            if image and plan.is_comparison_due(image)
             else None
         )
         if image is None or base is None:

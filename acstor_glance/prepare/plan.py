@@ -18,16 +18,16 @@ from acstor_common.image import lineage
 from acstor_common.model import ids
 from acstor_common.util import backoff
 
-NEVER = "never"
+_NEVER = "never"
 RETRY_FIRST_S = 60
 """Delay after the first failure; each further failure doubles it."""
 RETRY_LAST_S = 86400
 """Longest delay between attempts."""
 ORPHAN_GRACE_S = 3600
 """Age at which an artefact without pointer is deleted, longer than its upload."""
-OWN_OF_ARTEFACT = (artefacts.OF_IMAGE, artefacts.OS_HASH_VALUE)
+UNIQUE_PROPERTIES = (artefacts.OF_IMAGE, artefacts.OS_HASH_VALUE)
 """Properties of an artefact that plans need, with values of its own."""
-SHARED_OF_ARTEFACTS = (artefacts.KIND, artefacts.OS_HASH_ALGO, artefacts.FORMAT, artefacts.ORIGIN)
+SHARED_PROPERTIES = (artefacts.KIND, artefacts.OS_HASH_ALGO, artefacts.FORMAT, artefacts.ORIGIN)
 """Properties that plans need, with values that many artefacts share."""
 _AT_ONCE = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
@@ -49,7 +49,7 @@ class Retry:
     at: datetime.datetime | None
 
     def __str__(self) -> str:
-        when = self.at.isoformat(timespec="seconds") if self.at else NEVER
+        when = self.at.isoformat(timespec="seconds") if self.at else _NEVER
         return f"{self.attempts} {when}"
 
     @classmethod
@@ -59,7 +59,7 @@ class Retry:
         if not (attempts.isascii() and attempts.isdecimal() and len(attempts) < 6):
             return None
         try:
-            at = None if when == NEVER else datetime.datetime.fromisoformat(when)
+            at = None if when == _NEVER else datetime.datetime.fromisoformat(when)
         except ValueError:
             return None
         if at is not None and at.tzinfo is None:
@@ -133,7 +133,7 @@ def retry_of(image: image_record.Image) -> Retry | None:
     return Retry.parse(image.text(artefacts.RETRY))
 
 
-def next_build(
+def next_boot_image_build(
     image: image_record.Image, found: Mapping[ids.ImageId, image_record.Image], project_id: str
 ) -> Retry | None:
     """Return when to build the image's boot image; None: never.
@@ -153,7 +153,7 @@ def next_build(
     return None if has_one or retry.at is None else retry
 
 
-def is_to_be_compared(image: image_record.Image) -> bool:
+def is_comparison_due(image: image_record.Image) -> bool:
     """Return whether to compare a prepared image with its backing image."""
     is_ready = artefacts.state_of(image) is artefacts.State.READY
     told = artefacts.lineage_of(image)

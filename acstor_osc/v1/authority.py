@@ -18,5 +18,5 @@ class ShowAuthority(output_columns.ShowOne):
         shown = {**found, "revoked": format_columns.DictColumn(found["revoked"])}
         for name in ("ca", "signers"):
             if isinstance(shown.get(name), str):
-                shown[name] = output_columns.Lines(shown[name])
+                shown[name] = output_columns.LinesColumn(shown[name])
         return list(shown), list(shown.values())

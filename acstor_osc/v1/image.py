@@ -383,7 +383,7 @@ def fields(image: dict[str, Any]) -> tuple[list[str], list[Any]]:
     if "parents" in shown:
         shown["parents"] = format_columns.ListColumn(shown["parents"])
     for name in ("read", "fetched"):
-        shown[name] = output_columns.Sizes(shown[name])
+        shown[name] = output_columns.SizesColumn(shown[name])
     return list(shown), list(shown.values())
 
 
@@ -394,7 +394,7 @@ def _long(image: Mapping[str, Any], name: str) -> Any:
 
 def _host_long(host: Mapping[str, Any]) -> tuple[Any, ...]:
     sizes = (host["size_bytes"], host["missing_bytes"])
-    fetched = output_columns.Sizes(host["fetched"])
+    fetched = output_columns.SizesColumn(host["fetched"])
     return (*map(output_columns.SizeColumn, sizes), host["boot_revision"], fetched)
 
 

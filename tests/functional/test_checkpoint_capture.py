@@ -337,7 +337,7 @@ def test_servers_are_those_of_nova_on_mirrors(place):
     (server,) = it.domains.list_servers()
     assert server.instance == it.guest.instance and server.project == it.guest.project
     assert server.disk == ("vda", str(it.guest.path), it.guest.image)
-    assert server.specs == {"acstor:checkpoint_interval_s": "120"}
+    assert server.extra_specs == {"acstor:checkpoint_interval_s": "120"}
     assert not server.has_agent
     elsewhere = libvirt_domains.Domains(domain_lab.uri(it.guest.host), lambda path: None)
     assert elsewhere.list_servers() == []

@@ -26,7 +26,7 @@ def cluster_bytes(manifest: checkpoint_manifest.Manifest) -> int:
     return min(manifest.subject.cut.chunk_bytes, MAX_CLUSTER_BYTES)
 
 
-def places(manifest: checkpoint_manifest.Manifest) -> "array.array[int]":
+def data_clusters(manifest: checkpoint_manifest.Manifest) -> "array.array[int]":
     """Return the disk cluster of each data cluster of the file."""
     found = array.array("Q")
     size = cluster_bytes(manifest)
@@ -53,8 +53,8 @@ def plan(manifest: checkpoint_manifest.Manifest, backing: str) -> qcow2_writer.P
         raise errors.Unusable(what, str(e)) from e
 
 
-def size_of(head: bytes) -> int:
-    """Return the disk size from the first HEAD_BYTES of a file."""
+def disk_bytes(head: bytes) -> int:
+    """Return the size of the disk from the first HEAD_BYTES of a file."""
     return int.from_bytes(head[_AT_SIZE:HEAD_BYTES])
 
 

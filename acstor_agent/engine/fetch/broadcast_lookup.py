@@ -24,26 +24,26 @@ Failure = failure.Failure
 GUEST = priority.Priority.GUEST
 LookupFailed = Callable[[transfer_.Transfer, chunk_ref.ChunkRef, Failure, str, float], None]
 
-HOSTS_AT_ONCE = 16
+MAX_HOSTS_ASKED = 16
 """Hosts that are asked for a chunk at a time."""
-CHUNKS_AT_ONCE = 4
+MAX_LOOKUPS = 4
 """Concurrent lookups; others queue, image by image."""
-QUESTION_S = 0.004
+HOLD_S_PER_HOST = 0.004
 """Seconds per asked host for which a failed lookup keeps its place: this host asks at most 1000
 times a second, whatever guests of a missing image read."""
-NAMED = 3
+MAX_NAMED = 3
 """Silent hosts that an error names at most."""
 
 
 class BroadcastLookup:
     """One lookup."""
 
-    __slots__ = ("asked", "attempts", "departed", "has_slot", "left", "ref", "silent", "transfer")
+    __slots__ = ("asked", "attempts", "departed", "has_slot", "ref", "silent", "to_ask", "transfer")
 
     def __init__(self, transfer: transfer_.Transfer, ref: chunk_ref.ChunkRef) -> None:
         self.transfer, self.ref = transfer, ref
         self.attempts: list[transfer_.Attempt] = []
-        self.left: list[ids.HostId] = []  # not asked yet
+        self.to_ask: list[ids.HostId] = []  # not asked yet
         self.silent: list[ids.HostId] = []
         self.departed: list[ids.HostId] = []
         self.asked = 0
@@ -61,7 +61,7 @@ class BroadcastLookups:
         )
         # Images take turns.
         self._waiting: fair_queue.FairQueue[BroadcastLookup] = fair_queue.FairQueue()
-        self._places = CHUNKS_AT_ONCE
+        self._free_slots = MAX_LOOKUPS
 
     def start_lookup(self, transfer: transfer_.Transfer, ref: chunk_ref.ChunkRef) -> None:
         """Queue a lookup of a chunk under an image for which the source denied it."""
@@ -70,13 +70,13 @@ class BroadcastLookups:
         self._start()
 
     def release_slot(self) -> None:
-        """Free the place of a failed lookup, and start the next."""
-        self._places += 1
+        """Free the slot of a failed lookup, and start the next."""
+        self._free_slots += 1
         self._start()
 
     def _start(self) -> None:
-        while self._places and (search := self._waiting.take_next()) is not None:
-            self._places -= 1
+        while self._free_slots and (search := self._waiting.take_next()) is not None:
+            self._free_slots -= 1
             search.has_slot = True
             context, ref = self._context, search.ref
             hosts = context.ring.other_hosts()
@@ -85,15 +85,15 @@ class BroadcastLookups:
             alone = context.peers.list_backoffs(context.now)
             search.asked = len(left)
             search.silent = [host for host in left if host in alone]
-            search.left = [host for host in left if host not in alone]
+            search.to_ask = [host for host in left if host not in alone]
             self._ask_more(search)
 
     def _ask_more(self, search: BroadcastLookup) -> None:
         context = self._context
         mode, track = peer_request.Mode.HELD_ONLY, transfer_.Track.LOOKUP
-        while search.left and len(search.attempts) < HOSTS_AT_ONCE:
+        while search.to_ask and len(search.attempts) < MAX_HOSTS_ASKED:
             refs = (search.ref,)
-            what = (search.transfer, search.left.pop(), mode, refs, track, context.now)
+            what = (search.transfer, search.to_ask.pop(), mode, refs, track, context.now)
             search.attempts.append(context.requests_out.send_or_queue(*what))
         if not search.attempts:
             self._end(search)
@@ -129,23 +129,23 @@ class BroadcastLookups:
         is_next = self._waiting.is_queued(GUEST, search.ref.image_id, search)
         return bool(search.attempts) or is_next
 
-    def recount_places(self) -> None:
-        """Rebuild the count of free places after a fault."""
+    def recount_slots(self) -> None:
+        """Rebuild the count of free slots after a fault."""
         searches = [t.search for t in self._context.transfers.values() if t.search is not None]
-        self._places = CHUNKS_AT_ONCE - sum(search.has_slot for search in searches)
-        self._places -= self._context.timers.count_entries(timers.Due.LOOKUP_SLOT)
+        self._free_slots = MAX_LOOKUPS - sum(search.has_slot for search in searches)
+        self._free_slots -= self._context.timers.count_entries(timers.Due.LOOKUP_SLOT)
         self._start()
 
     def _end(self, search: BroadcastLookup) -> None:
         transfer, context = search.transfer, self._context
-        free_s = context.now + QUESTION_S * search.asked
+        free_s = context.now + HOLD_S_PER_HOST * search.asked
         context.timers.put(free_s, timers.Due.LOOKUP_SLOT, None)
         transfer.search = None
         more_s = self.image_denials.record_denial(search.ref.image_id, context.now)
         silent = [*search.silent, *search.departed]
         failure, why, lost_in_s = Failure.UNREACHABLE, "", 0.0
         if silent:
-            named = ", ".join([*silent[:NAMED], "…"] if len(silent) > NAMED else silent)
+            named = ", ".join([*silent[:MAX_NAMED], "…"] if len(silent) > MAX_NAMED else silent)
             why = f"the source has not got it, and of the hosts that may these are silent: {named}"
         elif context.settings.has_others and not context.ring.table.epoch:
             why = "the source has not got it, and there is no v-node table yet"

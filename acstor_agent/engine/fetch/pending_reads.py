@@ -405,7 +405,7 @@ class PendingReads:
             if not lacks or any((waiter, n) not in coming for n in lacks):
                 self._complete(waiter, Failure.UNREACHABLE, why)
         self.prefetch_limits.recount_running(dict.fromkeys(transfers.values()))
-        self.lookups.recount_places()
+        self.lookups.recount_slots()
 
     # End of waiters
 

@@ -22,8 +22,8 @@ from acstor_decision.api.v1 import image_actions
 from acstor_decision.db import checkpoint_queries
 from acstor_decision.db import models
 
-SEES = f"{operation.READER} or {operation.RECOVERY}"
-"""A recovery lists the checkpoints first."""
+READ_RULE = f"{operation.READER} or {operation.RECOVERY}"
+"""Who may read checkpoints: a recovery lists them first."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,11 +291,11 @@ OPERATIONS = (
         "List checkpoints of servers",
         Checkpoints,
         list_checkpoints,
-        SEES,
+        READ_RULE,
         query=CheckpointPage,
     ),
     operation.Operation(
-        "checkpoint:get", "GET", _ONE, "Show a checkpoint", Checkpoint, show_checkpoint, SEES
+        "checkpoint:get", "GET", _ONE, "Show a checkpoint", Checkpoint, show_checkpoint, READ_RULE
     ),
     operation.Operation(
         "checkpoint:create",

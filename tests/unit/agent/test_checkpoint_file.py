@@ -30,17 +30,17 @@ def test_cluster_is_a_chunk():
     chunks = {1: b"x" * 65536, 3: bytes(65536), 9: b"y" * 512}
     of = made(65536, 9 * 65536 + 512, chunks)
     assert checkpoint_file.cluster_bytes(of) == 65536
-    assert list(checkpoint_file.places(of)) == [1, 9]
+    assert list(checkpoint_file.data_clusters(of)) == [1, 9]
     plan = checkpoint_file.plan(of, "/base")
     assert plan.file_bytes - plan.data_at == 2 * 65536
     head = next(iter(plan.iter_tables()))
-    assert checkpoint_file.size_of(head) == 9 * 65536 + 512
+    assert checkpoint_file.disk_bytes(head) == 9 * 65536 + 512
 
 
 async def test_chunk_that_is_larger_than_clusters_can_be_is_two():
     data = random.Random(1).randbytes(4 * MIB)
     of = made(4 * MIB, 9 * MIB, {0: data, 1: bytes(4 * MIB), 2: data[:MIB]})
-    assert list(checkpoint_file.places(of)) == [0, 1, 4]
+    assert list(checkpoint_file.data_clusters(of)) == [0, 1, 4]
     plan = checkpoint_file.plan(of, "/base")
     clusters = plan.file_bytes // (2 * MIB)
 

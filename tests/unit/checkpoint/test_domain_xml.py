@@ -57,7 +57,7 @@ def test_root_disk_alone_is_taken():
     server = domain_xml.parse(text, base_of)
     assert server.disk == ("vda", "/i/disk", IMAGE)
     assert (server.instance, server.project) == (INSTANCE, "p1")
-    assert server.specs == {"acstor:checkpoint_interval_s": "60"} and not server.has_agent
+    assert server.extra_specs == {"acstor:checkpoint_interval_s": "60"} and not server.has_agent
     connected = domain_xml.parse(xml(disk("/i/disk"), AGENT.format(state="connected")), base_of)
     assert connected.has_agent
 

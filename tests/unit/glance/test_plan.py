@@ -175,7 +175,7 @@ def test_artefact_of_a_kind_of_tomorrow_is_kept() -> None:
 def test_ready_image_without_a_boot_image_is_built_when_it_is_due() -> None:
     def due(image: image_record.Image, *found: image_record.Image) -> plan.Retry | None:
         by_id = {one.id: one for one in found}
-        return plan.next_build(image, by_id, records.SERVICE_PROJECT)
+        return plan.next_boot_image_build(image, by_id, records.SERVICE_PROJECT)
 
     later = NOW + datetime.timedelta(hours=1)
     assert due(records.image(**POINTER)) is None  # not ready yet
@@ -191,5 +191,5 @@ def test_ready_image_without_a_boot_image_is_built_when_it_is_due() -> None:
 
 def test_build_that_another_image_failed_at_is_not_this_ones() -> None:
     copied = {**READY, "acstor_state_of": OTHER_ID, "acstor_boot_retry": "1 never"}
-    assert plan.next_build(records.image(**copied), {}, records.SERVICE_PROJECT) is None
+    assert plan.next_boot_image_build(records.image(**copied), {}, records.SERVICE_PROJECT) is None
     assert step(records.image(**copied)) is plan.Step.PREPARE  # which forgets it

@@ -124,7 +124,10 @@ def test_new_version_has_the_boot_image_of_the_one_before_as_far_as_contents_agr
     assert second["acstor_boot_state"] == "waiting"  # for its own
     image = images.get_image(second["id"])
     boot_image = images.artefact_of(image, BOOT_IMAGE)
-    assert plan.next_build(image, {boot_image.id: boot_image}, images.project_id) is not None
+    assert (
+        plan.next_boot_image_build(image, {boot_image.id: boot_image}, images.project_id)
+        is not None
+    )
     assert not made.make_boot_image(ids.parse_image_id(second["id"]))  # once is enough
     assert boot(made, second, *(n + 5 for n in BOOTED))
     assert (origin(images, second), second["acstor_boot_state"]) == ("recorded", "ready")
