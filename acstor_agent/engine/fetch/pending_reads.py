@@ -83,45 +83,48 @@ class PendingReads:
         :raises errors.LocalProtocolError: the priority is neither GUEST nor one with a prefetch
             queue
         """
-        context, is_guest = self._context, priority is GUEST
+        is_guest = priority is GUEST
         if not is_guest and priority not in prefetch_limits.PREFETCH_PRIORITIES:
             raise errors.LocalProtocolError(f"{priority.name} is no reason of a host's own")
         waiter = Waiter(token, list(batch), is_patient and is_guest, deadline_s)
         if token is not None:
             self._add_waiter(waiter)
         is_source_first = is_guest and self._choose_source_first()
-        self._record_position(batch, priority)
-        index = 0
-        while index < len(batch):
-            ref = batch[index]
-            if context.kept and (kept := context.kept.get(ref.key)) is not None:
-                waiter.got[index] = kept
+        if batch and priority <= READAHEAD:
+            self._context.lockstep.read_here(batch[-1].image_id, batch[-1].offset)
+        self._fetch_missing(waiter, priority, opener, is_source_first)
+        if not (waiter.left or waiter.is_done) and token is not None:
+            self._complete(waiter, None, "")
+
+    def _fetch_missing(
+        self, waiter: Waiter, priority: Priority, opener: Hashable, is_source_first: bool
+    ) -> None:
+        """Give a waiter the chunks that are being stored; start or join transfers of the rest."""
+        kept, index = self._context.kept, 0
+        while index < len(waiter.refs) and not waiter.is_done:  # done: dropped from a full queue
+            ref = waiter.refs[index]
+            if kept and (data := kept.get(ref.key)) is not None:
+                waiter.got[index] = data
                 waiter.left -= 1
                 index += 1
                 continue
-            transfer = self._join_transfer(waiter, batch, index, priority)
+            transfer = self._join_transfer(waiter, index, priority)
             index += transfer.count
-            if is_guest:
+            if priority is GUEST:
                 transfer.opener = transfer.opener or opener
                 self._start_for_guest(transfer, ref, is_source_first)
                 is_source_first = self.selection.preference.is_source_first  # one chunk is a probe
             else:
                 self._queue_prefetch(transfer, priority)
-            if waiter.is_done:
-                return  # its first chunks were dropped from a full queue
-        if not waiter.left and token is not None:
-            self._complete(waiter, None, "")
 
     def _add_waiter(self, waiter: Waiter) -> None:
         self._waiters[waiter.token] = waiter
         if waiter.deadline_s < math.inf:
             self._context.timers.put(waiter.deadline_s, timers.Due.READ_DEADLINE, waiter)
 
-    def _join_transfer(
-        self, waiter: Waiter, batch: Sequence[chunk_ref.ChunkRef], index: int, priority: Priority
-    ) -> Transfer:
+    def _join_transfer(self, waiter: Waiter, index: int, priority: Priority) -> Transfer:
         """Return the transfer of the chunks from ``index`` on, after the waiter has joined it."""
-        refs = self._joinable_chunks(batch, index)
+        refs = self._joinable_chunks(waiter.refs, index)
         transfer = self._context.transfers.get_or_create(refs, priority)
         if waiter.token is not None:
             transfer.waiters.append((waiter, _positions(transfer, refs, index)))
@@ -162,12 +165,6 @@ class PendingReads:
                 return refs[:at]
             seen.add(key)
         return refs
-
-    def _record_position(self, batch: Sequence[chunk_ref.ChunkRef], priority: Priority) -> None:
-        context = self._context
-        if context.settings.learns_ring and batch and priority <= READAHEAD:
-            last = batch[-1]
-            context.lockstep.read_here(last.image_id, last.offset)
 
     def _start_for_guest(
         self, transfer: Transfer, ref: chunk_ref.ChunkRef, is_source_first: bool
