@@ -148,7 +148,7 @@ class Exchange(engine_driver.EngineDriver):
     def _segment_chunks(self) -> int:
         return self.core.context.ring.table.segment_chunks
 
-    def want_at(
+    def chunk_ref_at(
         self,
         image_id: ids.ImageId,
         keys: chunk_map.ScopeKeys,

@@ -336,9 +336,9 @@ class Cloud:
 
     def ref_of(self, chunk_no: int, image_id: ids.ImageId = IMAGE) -> chunk_ref.ChunkRef:
         """Return what to ask for to have a chunk."""
-        return self.want_at(chunk_no, chunk_no * CHUNK, image_id)
+        return self.chunk_ref_at(chunk_no, chunk_no * CHUNK, image_id)
 
-    def want_at(self, chunk_no: int, offset: int, image_id: ids.ImageId) -> chunk_ref.ChunkRef:
+    def chunk_ref_at(self, chunk_no: int, offset: int, image_id: ids.ImageId) -> chunk_ref.ChunkRef:
         """Return what to ask for to have a chunk that lies elsewhere in an image."""
         cid = ids.cid_of(bytes_of(chunk_no))
         self.contents[image_id, offset] = ids.Content(cid)

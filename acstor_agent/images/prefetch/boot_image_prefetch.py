@@ -132,13 +132,13 @@ class BootImagePrefetch:
         self, image_id: ids.ImageId, task: decision_messages.ImageTask
     ) -> list[chunk_ref.ChunkRef]:
         subject, head = await self._lookup.others.boot_head(self._here, image_id)
-        keys, want_at = subject.scope_keys, self._chunks.want_at
+        keys, chunk_ref_at = subject.scope_keys, self._chunks.chunk_ref_at
         formers = self._formers(task)
         if not prefetch_policy.is_served(keys, map(self._images.scope_keys, formers)):
             what = f"the boot image of image {image_id}"
             raise errors.Unusable(what, "is of a project of which no instance of this host is")
         return [
-            want_at(image_id, keys, base.AT_BOOT_IMAGE + one.offset, one.stored_bytes, one.cid)
+            chunk_ref_at(image_id, keys, base.AT_BOOT_IMAGE + one.offset, one.stored_bytes, one.cid)
             for one in head.frames
             if not (formers and await self._is_spare(subject, one))
         ]

@@ -368,7 +368,7 @@ class BootSession:
     ) -> tuple[dict[ids.Cid, memoryview], counters.Origin]:
         chunks, offset = self._host.chunks, base.AT_BOOT_IMAGE + frame.offset
         of = self._map.image_id, self._map.scope_keys
-        ref = chunks.want_at(*of, offset, frame.stored_bytes, frame.cid)
+        ref = chunks.chunk_ref_at(*of, offset, frame.stored_bytes, frame.cid)
         patience_s = self._host.frame_patience_s
         under_way = self.loading
         fetched = await chunks.fetch_chunk(ref, priority, patience_s, is_patient=False)

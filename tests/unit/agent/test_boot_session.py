@@ -125,7 +125,7 @@ async def test_frames_and_chunks_that_are_wanted_at_once_are_read_each_where_the
     image, frame = await attached(host), raw[100:300]
     place = base.AT_BOOT_IMAGE + 100, len(frame)
     refs = [
-        host.chunks.want_at(one_host.IMAGE, (), *place, ids.cid_of(frame)),
+        host.chunks.chunk_ref_at(one_host.IMAGE, (), *place, ids.cid_of(frame)),
         host.chunks.chunk_ref_of(image.map, 5),
     ][::at]
     with host.chunks.request_chunks(refs, deadline_s=one_host.DEADLINE_S) as wish:

@@ -650,7 +650,7 @@ async def test_another_image_with_the_same_content_is_a_hit_at_the_new_home(clou
     await read_everywhere(cloud, range(40), ("h2",))
     cloud.former, cloud.ring = before, cloud.placed(2, vnodes={"h1": 400})
     for chunk_no in range(40):
-        elsewhere = cloud.want_at(chunk_no, (40 - chunk_no) * CHUNK, OTHER)
+        elsewhere = cloud.chunk_ref_at(chunk_no, (40 - chunk_no) * CHUNK, OTHER)
         assert (await read(cloud, "h4", elsewhere, 20)).data
     assert len(cloud.source.reads) == 40
 
