@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
+import requests
 import tqdm
 from keystoneauth1 import adapter
 from keystoneauth1 import exceptions
@@ -15,6 +16,7 @@ from keystoneauth1 import session as keystone_session
 from osc_lib import exceptions as osc_exceptions
 from osc_lib.command import command
 
+from acstor_common.service import bounded_responses
 from acstor_osc import api_versions
 from acstor_osc import output_columns
 
@@ -54,7 +56,10 @@ class Client:
         if session.timeout is None:
             self._timeout_s = TIMEOUT_S
         self._adapter = adapter.Adapter(
-            session, service_type=SERVICE_TYPE, region_name=region, interface=self._interface
+            _bounded(session),
+            service_type=SERVICE_TYPE,
+            region_name=region,
+            interface=self._interface,
         )
 
     def require_version(self, needed: str) -> "Client":
@@ -101,6 +106,14 @@ class Client:
         if answer.status_code >= 400:
             raise Refused(answer.status_code, _message(answer))
         return answer.json()
+
+
+def _bounded(session: keystone_session.Session) -> keystone_session.Session:
+    """Return a copy with bounded responses; other services' commands keep the session."""
+    made = copy.copy(session)
+    made.session = requests.Session()
+    bounded_responses.bound(made, bounded_responses.MAX_LIST_BYTES)
+    return made
 
 
 def _message(answer: Any) -> str:

@@ -33,6 +33,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.model import ids
+from acstor_common.service import bounded_responses
 from acstor_glance import conf as glance_conf
 
 LOG = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ def session_of(conf: cfg.ConfigOpts) -> keystone_session.Session:
         raise errors.Unusable(
             f"[{group}] auth_type", "is not set", "Name the service user that reads the images"
         )
+    bounded_responses.bound(session, bounded_responses.MAX_LIST_BYTES)
     return session
 
 

@@ -5,6 +5,7 @@ Each row is one client, with a short deadline. What else is hung and refused, an
 doc/source/contributor/testing.rst, Outgoing calls.
 """
 
+import functools
 import os
 import pathlib
 import socket
@@ -26,6 +27,7 @@ from acstor_common.identity import certificates
 from acstor_common.identity import credentials
 from acstor_common.identity import identity_files
 from acstor_common.model import ids
+from acstor_common.service import bounded_responses
 from acstor_common.wire import vault_paths
 from acstor_decision import conf as decision_conf
 from acstor_decision.switch_loads import base
@@ -34,8 +36,10 @@ from acstor_glance.client import glance_client
 from acstor_nova import decision_client as nova_decision_client
 from acstor_nova.snapshots import gateway_client
 from acstor_osc import client as osc_client
+from tests.fakes import dripping_server
 from tests.fakes import fake_glance
 from tests.fakes import glance_options
+from tests.fakes import http_server
 from tests.fakes import silent_server
 from tests.lab import identities
 from tests.lab import local
@@ -135,6 +139,10 @@ CALLS: list[tuple[Callable[[Place], object], type[Exception], str]] = [
 ]
 
 
+BOUNDED = (listener_asks_glance, listener_asks_the_decision_service, command_asks_the_api)
+"""Their answers have a deadline and a size; ``test_api_answers.py`` has the agent's."""
+
+
 @pytest.fixture(autouse=True)
 def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nova_decision_client, "TIMEOUT_S", (1.0, 1.0))
@@ -163,6 +171,36 @@ def test_call_ends_while_the_service_refuses(
 ) -> None:
     address = f"{local.LOOPBACK}:{local.unused_port()}"
     check(Place(address, tmp_path / "s", tmp_path), call, error, words)
+
+
+@pytest.mark.parametrize(("call", "error", "words"), [row for row in CALLS if row[0] in BOUNDED])
+def test_call_ends_while_the_service_drips(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[Place], object],
+    error: type[Exception],
+    words: str,
+) -> None:
+    """It is never silent for long."""
+    bound = functools.partial(bounded_responses.bound, within_s=2.0)
+    monkeypatch.setattr(bounded_responses, "bound", bound)
+    with dripping_server.serve(dripping_server.drip(), 0.1) as server:
+        check(Place(server.address, tmp_path / "s", tmp_path), call, error, words)
+
+
+@pytest.mark.parametrize(("call", "error", "words"), [row for row in CALLS if row[0] in BOUNDED])
+def test_answer_without_end_is_not_read_to_the_end(
+    tmp_path: pathlib.Path, call: Callable[[Place], object], error: type[Exception], words: str
+) -> None:
+    with http_server.serve(
+        {"v1/status": b"", "v1/hosts": b"", f"v2/images/{IMAGE}": b""}
+    ) as server:
+        server.always = http_server.endless
+        address = server.url.removeprefix("http://").rstrip("/")
+        check(
+            Place(address, tmp_path / "s", tmp_path), call, error, "takes more than 16777216 bytes"
+        )
+        assert server.body_bytes < 2 * bounded_responses.MAX_LIST_BYTES
 
 
 def check(at: Place, call: Callable[[Place], object], error: type[Exception], words: str) -> None:
