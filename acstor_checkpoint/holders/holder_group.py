@@ -109,15 +109,16 @@ class HolderGroup:
     """The holders of one disk, called concurrently; not thread-safe.
 
     A leaky bucket bounds their time: a request has what its size takes at the slowest rate, and
-    what is left of SLACK_S, which a quicker request fills up again.  Where half an interval is
-    shorter than SLACK_S it counts instead, so that another holder can be asked in time.  Each
+    what is left of the slack, which a quicker request fills up again.  Where half an interval is
+    shorter than the slack it counts instead, so that another holder can be asked in time.  Each
     method raises :class:`HolderFailed` if one of them is slower, or does not do it.
 
     :param clients: one for each holder
     :param acknowledged: holders that acknowledged every chunk of the last manifest
     :param clock: monotonic
     :param interval_s: of the server's checkpoints; 0: it has none
-    :ivar slack_left_s: of SLACK_S, or of half an interval
+    :param slack_s: time in addition to that of the rates
+    :ivar slack_left_s: of the slack, or of half an interval
     :ivar filled_holders: holders that acknowledged chunks of the disk, now or before
     """
 
@@ -128,10 +129,12 @@ class HolderGroup:
         acknowledged: Collection[ids.HostId] = (),
         clock: Callable[[], float] = time.monotonic,
         interval_s: int = 0,
+        slack_s: float = SLACK_S,
     ) -> None:
         self._disk, self._clients, self._clock = disk, clients, clock
         self._acknowledged, self.filled_holders = acknowledged, set(acknowledged)
-        self.slack_left_s = self._slack_s = min(SLACK_S, interval_s / 2 or SLACK_S)
+        self._longest_slack_s = slack_s
+        self.slack_left_s = self._slack_s = min(slack_s, interval_s / 2 or slack_s)
         self.holders = tuple(client.holder for client in clients)
         self._took_s = dict.fromkeys(self.holders, 0.0)
 
@@ -187,9 +190,9 @@ class HolderGroup:
     def retain_only(self, parts: Iterable[object_names.RetainedNames]) -> None:
         """Have every holder drop all but chunks and manifests that stay.
 
-        No checkpoint waits for it, so they have SLACK_S, however short the interval is.
+        No checkpoint waits for it, so they have all slack, however short the interval is.
         """
-        self.slack_left_s = self._slack_s = SLACK_S
+        self.slack_left_s = self._slack_s = self._longest_slack_s
         for part in parts:
             self._call_holders(
                 functools.partial(_retain, self._disk, part), len(part.names) / MIN_NAMES_PER_S

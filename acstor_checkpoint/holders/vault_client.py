@@ -96,14 +96,22 @@ class VaultClient:
     * HostFault: the request was not sent
 
     :param credentials: for ``tls_channel.PROTOCOL``
+    :param request_s: time for a request, in addition to that of its bytes
+    :param connect_s: time for a connection, of that of the request
     :ivar request_began_s: when its last request began, by the monotonic clock
     """
 
     def __init__(
-        self, holder: ids.HostId, address: tuple[str, int], credentials: credentials.Credentials
+        self,
+        holder: ids.HostId,
+        address: tuple[str, int],
+        credentials: credentials.Credentials,
+        request_s: float = REQUEST_S,
+        connect_s: float = CONNECT_S,
     ) -> None:
         self.holder, self.request_began_s = holder, time.monotonic()
         self._address, self._credentials = address, credentials
+        self._request_s, self._connect_s = request_s, connect_s
         self._channel: tls_channel.TlsChannel | None = None
         self._sock: socket.socket | None = None
         self._is_aborted = False
@@ -242,7 +250,7 @@ class VaultClient:
 
     def _answer(self, request: _Request) -> _Answer:
         self.request_began_s = time.monotonic()
-        until_s = self.request_began_s + REQUEST_S + request.length / BYTES_PER_S
+        until_s = self.request_began_s + self._request_s + request.length / BYTES_PER_S
         try:
             return self._try_again(request, until_s)
         except (tls_channel.ConnectionBroken, OSError) as e:
@@ -275,7 +283,7 @@ class VaultClient:
         """
         self._check_not_aborted()
         context = self._context()
-        until_s = min(until_s, time.monotonic() + CONNECT_S)
+        until_s = min(until_s, time.monotonic() + self._connect_s)
         sock = self._dial(_left_s(until_s))
         with contextlib.ExitStack() as stack:
             stack.callback(sock.close)

@@ -308,13 +308,12 @@ def test_a_host_has_no_more_connections_than_its_own(start: Start) -> None:
             client.put(of(h3), CHUNKS)
 
 
-def test_who_sends_too_slowly_is_left(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_sends_too_slowly_is_left(start: Start) -> None:
     """The client's half: a vault that is silent is unreachable, not waited for."""
     h1 = start("h1")
-    monkeypatch.setattr(vault_client, "CONNECT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = ("127.0.0.1", silent.getsockname()[1])
-        client = vault_client.VaultClient(ids.HostId("h2"), address, h1.credentials)
+        client = vault_client.VaultClient(ids.HostId("h2"), address, h1.credentials, connect_s=1.0)
         began = time.monotonic()
         with client, pytest.raises(errors.SourceUnreachable):
             client.list_disks(h1.name)

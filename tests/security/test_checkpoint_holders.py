@@ -146,8 +146,6 @@ def test_slow_holder_is_replaced_after_the_time_of_a_request(
     monkeypatch: pytest.MonkeyPatch,
     how: str,
 ) -> None:
-    monkeypatch.setattr(holder_group, "SLACK_S", 2.0)
-
     def answer(line: str, tls: object) -> bytes | None:
         if how == "drips":
             hostile_holder.drip(tls, 0.3, hostile.ended)
@@ -163,7 +161,8 @@ def test_slow_holder_is_replaced_after_the_time_of_a_request(
                 stack.enter_context(places.client_of(holder))
                 for holder in (hostile.holder, of(honest))
             ]
-            disk = holder_group.HolderGroup(object_names.Disk(ids.HostId("owner"), DISK), clients)
+            owned = object_names.Disk(ids.HostId("owner"), DISK)
+            disk = holder_group.HolderGroup(owned, clients, slack_s=2.0)
             chunks = {chunk.name: chunk.data for chunk in sealed(64)}
             began_s = time.monotonic()
             with pytest.raises(

@@ -10,6 +10,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
 
@@ -142,15 +143,21 @@ SLOW: dict[str, tuple[hostile_vault.Answer, Work]] = {
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_holder_takes_bounded_time_and_memory(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, attack: str
-) -> None:
-    monkeypatch.setattr(vault_client, "REQUEST_S", REQUEST_S)
-    own, holder = (vaults.credentials_of(tmp_path / name, name) for name in ("h1", "h2"))
-    answer, work = ATTACKS[attack]
+@contextlib.contextmanager
+def answering(
+    folder: pathlib.Path, answer: hostile_vault.Answer
+) -> Iterator[tuple[hostile_vault.HostileVault, vault_client.VaultClient]]:
+    """Run a vault of h2 that answers so, and give a client of it to h1."""
+    own, holder = (vaults.credentials_of(folder / name, name) for name in ("h1", "h2"))
     with hostile_vault.HostileVault(holder, answer) as hostile:
-        client = vault_client.VaultClient(ids.HostId("h2"), hostile.address, own)
+        client = vault_client.VaultClient(ids.HostId("h2"), hostile.address, own, REQUEST_S)
+        yield hostile, client
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_holder_takes_bounded_time_and_memory(tmp_path: pathlib.Path, attack: str) -> None:
+    answer, work = ATTACKS[attack]
+    with answering(tmp_path, answer) as (_, client):
         began_s = time.monotonic()
         tracemalloc.start()
         try:
@@ -163,15 +170,10 @@ def test_holder_takes_bounded_time_and_memory(
 
 
 @pytest.mark.parametrize("attack", SLOW)
-def test_holder_that_is_slow_in_each_request_is_left(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, attack: str
-) -> None:
+def test_holder_that_is_slow_in_each_request_is_left(tmp_path: pathlib.Path, attack: str) -> None:
     """Each request ends in time; all of them do not."""
-    monkeypatch.setattr(vault_client, "REQUEST_S", REQUEST_S)
-    own, holder = (vaults.credentials_of(tmp_path / name, name) for name in ("h1", "h2"))
     answer, work = SLOW[attack]
-    with hostile_vault.HostileVault(holder, answer) as hostile:
-        client = vault_client.VaultClient(ids.HostId("h2"), hostile.address, own)
+    with answering(tmp_path, answer) as (hostile, client):
         began_s = time.monotonic()
         with client, pytest.raises(holder_group.HolderSlow):
             holder_group.call_all([client], work, 2 * REQUEST_S)
@@ -179,21 +181,16 @@ def test_holder_that_is_slow_in_each_request_is_left(
         assert len(hostile.requests) > 1
 
 
-def test_vault_far_away_is_asked_any_number_of_times(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vault_far_away_is_asked_any_number_of_times(tmp_path: pathlib.Path) -> None:
     """Round trips of all requests together take several times what one request may take."""
-    monkeypatch.setattr(vault_client, "REQUEST_S", REQUEST_S)
-    own, holder = (vaults.credentials_of(tmp_path / name, name) for name in ("h1", "h2"))
 
     def answer(tls: ssl.SSLSocket, _head: bytes) -> None:
         time.sleep(0.1 * REQUEST_S)
         tls.sendall(ok(b""))
 
-    with hostile_vault.HostileVault(holder, answer) as far:
-        with vault_client.VaultClient(ids.HostId("h2"), far.address, own) as client:
-            for _ in range(25):
-                assert client.missing_chunks(DISK, [CHUNK.name]) == set()
+    with answering(tmp_path, answer) as (_, client), client:
+        for _ in range(25):
+            assert client.missing_chunks(DISK, [CHUNK.name]) == set()
 
 
 def test_client_that_was_given_up_connects_no_more(tmp_path: pathlib.Path) -> None:
@@ -264,14 +261,9 @@ def test_vault_that_takes_bytes_slowly_is_left(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes some all the time, and less than it should."""
-    monkeypatch.setattr(vault_client, "REQUEST_S", REQUEST_S)
     monkeypatch.setattr(vault_client, "BYTES_PER_S", 8 << 20)
-    own, holder = (vaults.credentials_of(tmp_path / name, name) for name in ("h1", "h2"))
-    with hostile_vault.HostileVault(holder, silent) as hostile, contextlib.ExitStack() as stack:
+    with answering(tmp_path, silent) as (hostile, client), client:
         hostile.take_bytes = 16384
-        client = stack.enter_context(
-            vault_client.VaultClient(ids.HostId("h2"), hostile.address, own)
-        )
         began_s = time.monotonic()
         with pytest.raises(errors.SourceUnreachable):
             client.put(DISK, [CHUNK] * 400)

@@ -115,10 +115,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("what", ANSWERS)
-def test_damaged_answers_are_documented_errors(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    monkeypatch.setattr(vault_client, "REQUEST_S", 2.0)
+def test_damaged_answers_are_documented_errors(tmp_path: pathlib.Path, what: str) -> None:
     ask, sound = ANSWERS[what]
     others = [data for other, (_, data) in ANSWERS.items() if other != what]
     own, holder = (vaults.credentials_of(tmp_path / name, name) for name in ("h1", "h2"))
@@ -133,7 +130,7 @@ def test_damaged_answers_are_documented_errors(
     refused = 0
     with hostile_vault.HostileVault(holder, answer) as hostile:
         for _ in SEEDS:
-            client = vault_client.VaultClient(ids.HostId("h2"), hostile.address, own)
+            client = vault_client.VaultClient(ids.HostId("h2"), hostile.address, own, request_s=2.0)
             with client:
                 try:
                     ask(client)

@@ -107,7 +107,8 @@ def own_credentials(at: Place) -> credentials.Credentials:
 
 def checkpoint_daemon_asks_a_vault(at: Place) -> object:
     host, _, port = at.address.rpartition(":")
-    asking = vault_client.VaultClient(ids.HostId("h2"), (host, int(port)), own_credentials(at))
+    address, own = (host, int(port)), own_credentials(at)
+    asking = vault_client.VaultClient(ids.HostId("h2"), address, own, connect_s=1.0)
     return asking.list_disks(ids.HostId("h1"))
 
 
@@ -150,7 +151,6 @@ def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "TIMEOUT_S", 1.0)
     monkeypatch.setattr(osc_client, "TIMEOUT_S", 1.0)
     monkeypatch.setattr(checkpoint_client, "TIMEOUT_S", 1.0)
-    monkeypatch.setattr(vault_client, "CONNECT_S", 1.0)
     monkeypatch.setattr(libvirt_domains, "_OPEN_S", 1.0)
 
 

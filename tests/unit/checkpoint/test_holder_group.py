@@ -89,11 +89,8 @@ def test_time_that_is_left_is_used_up_by_what_is_beyond_the_rate_and_filled_up_a
     assert disk.slack_left_s == holder_group.SLACK_S
 
 
-def test_holder_that_takes_a_long_manifest_at_the_promised_rate_keeps_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(holder_group, "SLACK_S", 0.5)
-    disk = holder_group.HolderGroup(DISK, [Client(lambda: time.sleep(2.0))])
+def test_holder_that_takes_a_long_manifest_at_the_promised_rate_keeps_it() -> None:
+    disk = holder_group.HolderGroup(DISK, [Client(lambda: time.sleep(2.0))], slack_s=0.5)
     disk.put_manifest(bytes(2 * MIB))
     with pytest.raises(holder_group.HolderFailed, match="too slow"):
         disk.put_manifest(bytes(MIB))
@@ -103,12 +100,13 @@ def test_names_of_a_disk_are_looked_up_in_the_time_of_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They stand for 4 GiB of the disk, and are 2 MiB."""
-    monkeypatch.setattr(holder_group, "SLACK_S", 0.5)
     monkeypatch.setattr(holder_group, "MIN_NAMES_PER_S", len(NAMES))
-    asked = holder_group.HolderGroup(DISK, [Client(lambda: time.sleep(1.2))])
+    asked = holder_group.HolderGroup(DISK, [Client(lambda: time.sleep(1.2))], slack_s=0.5)
     assert asked.missing_names(NAMES) == set(NAMES)
     with pytest.raises(holder_group.HolderFailed, match="too slow"):
-        holder_group.HolderGroup(DISK, [Client(lambda: time.sleep(2.5))]).missing_names(NAMES)
+        holder_group.HolderGroup(
+            DISK, [Client(lambda: time.sleep(2.5))], slack_s=0.5
+        ).missing_names(NAMES)
 
 
 MANY = [ids.Cid(number.to_bytes(32)) for number in range(1, holder_group.MAX_LOST_CHUNKS + 2)]
@@ -157,11 +155,10 @@ def test_new_holder_lacks_everything_and_is_filled_by_what_it_acknowledges() -> 
     assert disk.filled_holders == {"h2"}
 
 
-def test_holder_that_drops_slowly_for_long_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holder_group, "SLACK_S", 0.5)
+def test_holder_that_drops_slowly_for_long_fails() -> None:
     client = Client(lambda: time.sleep(0.1))
     with pytest.raises(holder_group.HolderFailed, match="too slow"):
-        holder_group.HolderGroup(DISK, [client]).retain_only(
+        holder_group.HolderGroup(DISK, [client], slack_s=0.5).retain_only(
             [object_names.RetainedNames(object_names.ALL_FIRST_BYTES, NAMES)]
         )
     assert client.is_aborted

@@ -203,13 +203,11 @@ def test_an_answer_that_is_too_long_is_not_read(
             client._ask("GET", f"/v1/h1/{DISK.disk}/chunks/{CHUNKS[0].name.hex()}", [], 10)
 
 
-def test_a_vault_that_says_nothing_is_left(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vault_client, "CONNECT_S", 0.3)
+def test_a_vault_that_says_nothing_is_left(tmp_path: pathlib.Path) -> None:
     own = vaults.credentials_of(tmp_path / "h1", "h1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        with vault_client.VaultClient(H2, silent.getsockname(), own) as client:
+        address = silent.getsockname()
+        with vault_client.VaultClient(H2, address, own, connect_s=0.3) as client:
             with pytest.raises(errors.SourceUnreachable):
                 client.list_disks(H1)
 
