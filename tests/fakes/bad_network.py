@@ -9,12 +9,15 @@ direction of each connection.
 """
 
 import contextlib
+import functools
 import random
 import socket
 import struct
 import threading
 import time
 from collections.abc import Iterator
+
+from tests.fakes import server_threads
 
 HEADER = struct.Struct(">HBBI")
 HELLO = 1
@@ -34,9 +37,7 @@ class Relay:
     def cut(self) -> None:
         """End all connections; new ones are refused until ``is_cut`` is taken back."""
         self.is_cut = True
-        for link in list(self.links):
-            with contextlib.suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)
+        server_threads.shut_down(list(self.links))
 
     def tidy(self) -> None:
         """Let go of connections that have ended."""
@@ -106,16 +107,9 @@ def relaying(to_port: int, seed: int, lost: float, late: float) -> Iterator[Rela
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         made = Relay(listener.getsockname()[1], to_port, seed, lost, late)
-        accepting = threading.Thread(target=_accept, args=(listener, made))
-        accepting.start()
-        try:
+        accept_all = functools.partial(_accept, listener, made)
+        with server_threads.accepting(listener, accept_all, made.links):
             yield made
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            accepting.join()
-            for link in made.links:
-                with contextlib.suppress(OSError):
-                    link.shutdown(socket.SHUT_RDWR)
 
 
 def _accept(listener: socket.socket, made: Relay) -> None:

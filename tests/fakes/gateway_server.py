@@ -4,11 +4,12 @@
 import contextlib
 import http.server
 import json
-import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+
+from tests.fakes import server_threads
 
 UPLOADING, DONE = {"state": "uploading", "sent_bytes": 1}, {"state": "done", "size": 7}
 
@@ -39,17 +40,9 @@ class Gateway:
 def running() -> Iterator[Gateway]:
     """Let it answer on a free port of the loopback until the block ends."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    server.block_on_close = False
     server.gateway = Gateway(f"http://127.0.0.1:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with server_threads.serving(server):
         yield server.gateway
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -12,10 +12,11 @@ import http.server
 import re
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
+
+from tests.fakes import server_threads
 
 
 @dataclasses.dataclass
@@ -68,25 +69,17 @@ def serve(
     Then its connections are closed too.
     """
     server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _Handler)
-    server.daemon_threads = True
-    server.block_on_close = False
     if tls is not None:
         server.socket = tls.wrap_socket(
             server.socket, server_side=True, do_handshake_on_connect=False
         )
     scheme = "http" if tls is None else "https"
     server.local = LocalServer(f"{scheme}://127.0.0.1:{server.server_address[1]}/", files)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
     try:
-        yield server.local
+        with server_threads.serving(server):
+            yield server.local
     finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-        for link in server.local.links:
-            with contextlib.suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)
+        server_threads.shut_down(server.local.links)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

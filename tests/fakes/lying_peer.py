@@ -6,6 +6,7 @@ of its lies, chosen by a seeded generator.
 """
 
 import contextlib
+import functools
 import random
 import socket
 import threading
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.wire import peer_wire
+from tests.fakes import server_threads
 
 Lie = Callable[[socket.socket, peer_wire.Request, random.Random], None]
 
@@ -141,16 +143,9 @@ def _running(
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         peer = LyingPeer(name, listener.getsockname()[1], version)
-        accepting = threading.Thread(target=_accept, args=(listener, peer, begin))
-        accepting.start()
-        try:
+        accept_all = functools.partial(_accept, listener, peer, begin)
+        with server_threads.accepting(listener, accept_all, peer.links):
             yield peer
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            accepting.join()
-            for link in peer.links:
-                with contextlib.suppress(OSError):
-                    link.shutdown(socket.SHUT_RDWR)
 
 
 def _accept(listener: socket.socket, peer: LyingPeer, begin: Callable[[int], Answer]) -> None:

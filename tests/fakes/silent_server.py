@@ -3,8 +3,9 @@
 
 import contextlib
 import socket
-import threading
 from collections.abc import Iterator
+
+from tests.fakes import server_threads
 
 LOOPBACK = "127.0.0.1"
 
@@ -34,10 +35,5 @@ def serve(host: str = LOOPBACK) -> Iterator[SilentServer]:
                     stack.enter_context(listening.accept()[0])
                     made.connections += 1
 
-        thread = threading.Thread(target=accept)
-        thread.start()
-        try:
+        with server_threads.accepting(listening, accept):
             yield made
-        finally:
-            listening.shutdown(socket.SHUT_RDWR)
-            thread.join()
