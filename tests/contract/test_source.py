@@ -47,23 +47,25 @@ CHUNK, CLUSTER = 65_536, 20_000
 Make = Callable[[pathlib.Path, trio.Nursery], contextlib.AbstractContextManager[base.Source]]
 
 
+def blobs_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 @contextlib.contextmanager
 def over_http(folder, nursery):
-    with http_server.serve({path.name: path.read_bytes() for path in folder.iterdir()}) as server:
+    with http_server.serve(blobs_of(folder)) as server:
         yield http.HttpSource(server.url)
 
 
 @contextlib.contextmanager
 def over_glance(folder, nursery):
-    with http_server.serve({}) as server:
-        fake_glance.fill(server.files, {path.name: path.read_bytes() for path in folder.iterdir()})
+    with fake_glance.serving(blobs_of(folder)) as server:
         yield glance.GlanceSource(fake_glance.session(server.url))
 
 
 @contextlib.contextmanager
 def over_gateway(folder, nursery):
-    with http_server.serve({}) as server:
-        fake_glance.fill(server.files, {path.name: path.read_bytes() for path in folder.iterdir()})
+    with fake_glance.serving(blobs_of(folder)) as server:
         for name in [name for name in server.files if name.endswith("/file")]:
             server.files[name.replace("v2/", "v1/")] = server.files.pop(name)
         yield gateway.GatewaySource(fake_glance.session(server.url))
@@ -72,8 +74,7 @@ def over_gateway(folder, nursery):
 @contextlib.contextmanager
 def over_whole(folder, nursery):
     """Let Glance give nothing in parts."""
-    with http_server.serve({}) as server:
-        fake_glance.fill(server.files, {path.name: path.read_bytes() for path in folder.iterdir()})
+    with fake_glance.serving(blobs_of(folder)) as server:
         server.always = rangeless.Rangeless()
         driver = glance.GlanceSource(fake_glance.session(server.url))
         copies = download_source.DownloadSource(
@@ -85,8 +86,10 @@ def over_whole(folder, nursery):
 @contextlib.contextmanager
 def over_whole_qcow2(folder, nursery):
     """Let Glance give nothing of compressed files in parts."""
-    with over_qcow2(folder, nursery) as by_layout, http_server.serve({}) as server:
-        fake_glance.fill(server.files, {path.name: path.read_bytes() for path in folder.iterdir()})
+    with (
+        over_qcow2(folder, nursery) as by_layout,
+        fake_glance.serving(blobs_of(folder)) as server,
+    ):
         server.always = rangeless.Rangeless()
         driver = glance.GlanceSource(fake_glance.session(server.url))
         copies = download_source.DownloadSource(

@@ -4,10 +4,12 @@
 Images and artefacts are bound to each other as the real listener does it.
 """
 
+import contextlib
 import hashlib
 import json
 import pathlib
 import uuid
+from collections.abc import Iterator
 from collections.abc import Mapping
 
 from keystoneauth1 import plugin
@@ -16,7 +18,14 @@ from keystoneauth1 import session as keystone_session
 from acstor_agent.sources import base
 from acstor_agent.sources import glance
 from acstor_common.image import image_record
+from acstor_common.model import ids
 from tests.fakes import glance_records
+from tests.fakes import http_server
+
+IMAGE = base.Blob(ids.ImageId(glance_records.IMAGE_ID), base.BlobKind.IMAGE)
+CHUNK_MAP = IMAGE._replace(kind=base.BlobKind.CHUNK_MAP)
+BOOT_IMAGE = IMAGE._replace(kind=base.BlobKind.BOOT_IMAGE)
+RECORD = f"v2/images/{IMAGE.image_id}"
 
 
 class ServiceUser(plugin.BaseAuthPlugin):
@@ -90,3 +99,11 @@ def fill(files: dict[str, bytes], blobs: Mapping[str, bytes], made: str = "") ->
             put(files, record, data)
             image[kind.pointer] = artefact_id
             files[f"v2/images/{path.stem}"] = json.dumps(image).encode()
+
+
+@contextlib.contextmanager
+def serving(blobs: Mapping[str, bytes]) -> Iterator[http_server.LocalServer]:
+    """Serve a Glance that has blobs by their names."""
+    with http_server.serve({}) as server:
+        fill(server.files, blobs)
+        yield server

@@ -27,19 +27,16 @@ from tests.fakes import http_server
 from tests.fakes import rangeless
 
 MIB = 1 << 20
-IMAGE = base.Blob(ids.ImageId(glance_records.IMAGE_ID), base.BlobKind.IMAGE)
-CHUNK_MAP = IMAGE._replace(kind=base.BlobKind.CHUNK_MAP)
-BOOT_IMAGE = IMAGE._replace(kind=base.BlobKind.BOOT_IMAGE)
+IMAGE, RECORD = fake_glance.IMAGE, fake_glance.RECORD
+CHUNK_MAP, BOOT_IMAGE = fake_glance.CHUNK_MAP, fake_glance.BOOT_IMAGE
 MAP = random.Random(5).randbytes(3 * MIB + 77)
 BOOT = random.Random(6).randbytes(2 * MIB + 5)
 BLOBS = {IMAGE.name: glance_records.BYTES, CHUNK_MAP.name: MAP, BOOT_IMAGE.name: BOOT}
-RECORD = f"v2/images/{IMAGE.image_id}"
 
 
 @pytest.fixture
 def server():
-    with http_server.serve({}) as running:
-        fake_glance.fill(running.files, BLOBS)
+    with fake_glance.serving(BLOBS) as running:
         yield running
 
 
@@ -325,6 +322,16 @@ def with_gateway(server, folder, nursery):
     return over(server, folder, nursery, gateway.GatewaySource(fake_glance.session(server.url)))
 
 
+def let_gateway_answer(server, store, status):
+    """Let the gateway refuse a map that Glance gives only whole; return the map's path."""
+    path = artefact_path(server).lstrip("/")
+    server.files[path.replace("v2/", "v1/")] = MAP
+    store._refuse = lambda handler, asked: http_server.status(
+        status if handler.path.startswith("/v1/") else 400
+    )(handler, asked)
+    return path
+
+
 async def test_gateway_gives_ranges_before_anything_is_copied(server, store, tmp_path, nursery):
     path = artefact_path(server).lstrip("/")
     server.files[path.replace("v2/", "v1/")] = MAP
@@ -340,11 +347,7 @@ async def test_gateway_gives_ranges_before_anything_is_copied(server, store, tmp
 
 @pytest.mark.expect_log("Source .* refuses the size .* 409")
 async def test_store_that_the_gateway_refuses_is_read_whole(server, store, tmp_path, nursery):
-    path = artefact_path(server).lstrip("/")
-    server.files[path.replace("v2/", "v1/")] = MAP
-    store._refuse = lambda handler, asked: http_server.status(
-        409 if handler.path.startswith("/v1/") else 400
-    )(handler, asked)
+    path = let_gateway_answer(server, store, 409)
     source = with_gateway(server, tmp_path, nursery)
     assert await source.size_bytes(CHUNK_MAP) == len(MAP)
     before = sum(store.ranges.values())
@@ -357,11 +360,7 @@ async def test_store_that_the_gateway_refuses_is_read_whole(server, store, tmp_p
 
 @pytest.mark.allow_log("does not answer")
 async def test_gateway_that_is_down_is_waited_for(server, store, tmp_path, nursery):
-    path = artefact_path(server).lstrip("/")
-    server.files[path.replace("v2/", "v1/")] = MAP
-    store._refuse = lambda handler, asked: http_server.status(
-        503 if handler.path.startswith("/v1/") else 400
-    )(handler, asked)
+    let_gateway_answer(server, store, 503)
     source = with_gateway(server, tmp_path, nursery)
     with pytest.raises(errors.SourceUnreachable):
         await source.size_bytes(CHUNK_MAP)

@@ -66,8 +66,7 @@ class Cloud(exchange_cloud.Cloud):
 @pytest.fixture
 def store():
     made = rangeless.Rangeless()
-    with http_server.serve({}) as server:
-        fake_glance.fill(server.files, {BLOB.name: BYTES})
+    with fake_glance.serving({BLOB.name: BYTES}) as server:
         server.always = made
         made.server = server
         yield made

@@ -6,17 +6,15 @@ import json
 import pytest
 from oslo_config import cfg
 
-from acstor_agent.sources import base
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
 from acstor_agent.sources import source_client
 from acstor_common import errors
-from acstor_common.model import ids
 from tests.fakes import fake_glance
 from tests.fakes import glance_records
 from tests.fakes import http_server
 
-IMAGE = base.Blob(ids.ImageId(glance_records.IMAGE_ID), base.BlobKind.IMAGE)
+IMAGE = fake_glance.IMAGE
 DATA = glance_records.BYTES
 AT_GLANCE = f"v2/images/{IMAGE.image_id}/file"
 AT_GATEWAY = f"v1/images/{IMAGE.image_id}/file"
@@ -25,8 +23,7 @@ AT_GATEWAY = f"v1/images/{IMAGE.image_id}/file"
 @pytest.fixture
 def server():
     """Return a Glance of which a gateway reads the images."""
-    with http_server.serve({}) as running:
-        fake_glance.fill(running.files, {IMAGE.name: DATA})
+    with fake_glance.serving({IMAGE.name: DATA}) as running:
         running.files[AT_GATEWAY] = running.files.pop(AT_GLANCE)
         yield running
 

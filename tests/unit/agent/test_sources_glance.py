@@ -16,24 +16,20 @@ from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
-from acstor_common.model import ids
 from acstor_common.service import bounded_responses
 from acstor_common.util import lru_table
 from tests.fakes import fake_glance
 from tests.fakes import glance_records
 from tests.fakes import http_server
 
-IMAGE = base.Blob(ids.ImageId(glance_records.IMAGE_ID), base.BlobKind.IMAGE)
-CHUNK_MAP = IMAGE._replace(kind=base.BlobKind.CHUNK_MAP)
-BOOT_IMAGE = IMAGE._replace(kind=base.BlobKind.BOOT_IMAGE)
+IMAGE, RECORD = fake_glance.IMAGE, fake_glance.RECORD
+CHUNK_MAP, BOOT_IMAGE = fake_glance.CHUNK_MAP, fake_glance.BOOT_IMAGE
 BLOBS = {IMAGE.name: glance_records.BYTES, CHUNK_MAP.name: b"map" * 100, BOOT_IMAGE.name: b"boot"}
-RECORD = f"v2/images/{IMAGE.image_id}"
 
 
 @pytest.fixture
 def server():
-    with http_server.serve({}) as running:
-        fake_glance.fill(running.files, BLOBS)
+    with fake_glance.serving(BLOBS) as running:
         yield running
 
 

@@ -67,6 +67,13 @@ async def test_connections_are_bounded(server):
     assert source.in_flight == 3
 
 
+async def check_one_read_fails(source, server, kind, reason):
+    with pytest.raises(kind, match=reason) as caught:
+        await source.read(BLOB, 0, 4096)
+    assert caught.value.where == server.url + BLOB.name
+    assert await source.read(BLOB, 0, 4096) == DATA[:4096]
+
+
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [
@@ -84,10 +91,7 @@ async def test_connections_are_bounded(server):
 )
 async def test_what_asking_again_does_not_change_is_missing(source, server, behaviour, reason):
     server.behaviours = [behaviour]
-    with pytest.raises(errors.ChunkMissing, match=reason) as caught:
-        await source.read(BLOB, 0, 4096)
-    assert caught.value.where == server.url + BLOB.name
-    assert await source.read(BLOB, 0, 4096) == DATA[:4096]
+    await check_one_read_fails(source, server, errors.ChunkMissing, reason)
 
 
 @pytest.mark.parametrize(
@@ -117,10 +121,7 @@ async def test_what_may_pass_is_unreachable_and_the_next_read_works(
     source, server, behaviour, reason
 ):
     server.behaviours = [behaviour]
-    with pytest.raises(errors.SourceUnreachable, match=reason) as caught:
-        await source.read(BLOB, 0, 4096)
-    assert caught.value.where == server.url + BLOB.name
-    assert await source.read(BLOB, 0, 4096) == DATA[:4096]
+    await check_one_read_fails(source, server, errors.SourceUnreachable, reason)
 
 
 @pytest.mark.parametrize(

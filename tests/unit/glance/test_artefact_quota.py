@@ -14,23 +14,11 @@ from acstor_glance.client import artefact_quota
 from acstor_glance.prepare import image_preparer
 from acstor_glance.prepare import preparation_budget
 from tests.fakes import glance_options
-from tests.fakes import memory_images
+from tests.fakes import manual_clock
 
 GIB = 1 << 30
 CHUNK_MAP, CONVERTED = artefacts.Kind.CHUNK_MAP, artefacts.Kind.CONVERTED
 Outcome = image_preparer.PreparationOutcome
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def images() -> memory_images.MemoryImages:
-    return memory_images.MemoryImages()
 
 
 @pytest.fixture
@@ -66,7 +54,7 @@ def test_quota_counts_chunk_maps_and_boot_images_of_the_project(images, conf) ->
 
 
 def test_what_was_deleted_is_free_again_soon(images, conf) -> None:
-    clock, mine = Clock(), add(images, b"1")
+    clock, mine = manual_clock.ManualClock(), add(images, b"1")
     artefact_id = store(images, mine, GIB)
     quota = artefact_quota.ArtefactQuota(images, conf, clock)
     for _ in range(2):

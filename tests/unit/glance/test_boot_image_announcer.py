@@ -10,7 +10,6 @@ import pytest
 from acstor_common.model import ids
 from acstor_glance.boot import boot_image_announcer
 from tests.fakes import glance_options
-from tests.fakes import memory_images
 
 OLD, NEW = {"created_at": "2026-01-01T00:00:00Z"}, {"created_at": "2026-02-01T00:00:00Z"}
 DATA = bytes(range(256)) * 16
@@ -52,11 +51,6 @@ def decision():
     made = Decision()
     yield made
     made.stop()
-
-
-@pytest.fixture
-def images():
-    return memory_images.MemoryImages()
 
 
 @pytest.fixture

@@ -23,11 +23,6 @@ WANTED = plan.DesiredArtefacts({Kind.CHUNK_MAP: chunk_map.VERSION})
 MOST_BYTES_OF_IMAGE = 3000
 
 
-@pytest.fixture
-def images() -> memory_images.MemoryImages:
-    return memory_images.MemoryImages()
-
-
 def run(images: glance_client.GlanceClient, *, builds: bool = False) -> image_reconciler.Findings:
     return image_reconciler.ImageReconciler(images, WANTED, builds=builds).run()
 

@@ -40,11 +40,6 @@ def conf(tmp_path: pathlib.Path) -> cfg.ConfigOpts:
 
 
 @pytest.fixture
-def images() -> memory_images.MemoryImages:
-    return memory_images.MemoryImages()
-
-
-@pytest.fixture
 def made(
     images: memory_images.MemoryImages, conf: cfg.ConfigOpts
 ) -> boot_image_maker.BootImageMaker:

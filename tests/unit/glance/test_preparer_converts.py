@@ -32,11 +32,6 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def images() -> memory_images.MemoryImages:
-    return memory_images.MemoryImages()
-
-
-@pytest.fixture
 def conf(tmp_path: pathlib.Path) -> cfg.ConfigOpts:
     return glance_options.conf(state_dir=tmp_path / "state", convert_formats=["vdi"])
 

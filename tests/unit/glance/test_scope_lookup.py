@@ -38,11 +38,6 @@ def conf(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> cfg.ConfigO
 
 
 @pytest.fixture
-def images() -> memory_images.MemoryImages:
-    return memory_images.MemoryImages()
-
-
-@pytest.fixture
 def preparer(
     images: memory_images.MemoryImages, conf: cfg.ConfigOpts
 ) -> image_preparer.ImagePreparer:
