@@ -2,6 +2,7 @@
 """How often a task has let others have their turn of the event loop."""
 
 import contextlib
+from collections.abc import AsyncIterator
 from collections.abc import Iterator
 
 import trio
@@ -28,3 +29,25 @@ def counted() -> Iterator[Counted]:
         yield found
     finally:
         trio.lowlevel.remove_instrument(found)
+
+
+class Taken:
+    """Turns that a task beside a block has taken so far."""
+
+    turns = 0
+
+
+@contextlib.asynccontextmanager
+async def taken_beside() -> AsyncIterator[Taken]:
+    """Let a task take every turn that it gets until the block ends."""
+    found = Taken()
+
+    async def take() -> None:
+        while True:
+            found.turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take)
+        yield found
+        nursery.cancel_scope.cancel()

@@ -52,6 +52,7 @@ from tests.fakes import bus_log_limit
 from tests.fakes import checkpoint_hosts
 from tests.fakes import enrolled_hosts
 from tests.fakes import linked_host
+from tests.fakes import memory_bus
 from tests.security.fuzz import mutations
 from tests.security.fuzz import said
 
@@ -434,13 +435,8 @@ class Answers:
 
 @pytest.fixture
 def bus() -> Iterator[Any]:
-    cfg.CONF([], project="acstor", default_config_files=[], default_config_dirs=[])
-    made = message_bus.open_transport(
-        cfg.CONF, lambda conf: oslo_messaging.get_rpc_transport(conf, "kombu+memory:////")
-    )
-    yield made
-    made.cleanup()
-    cfg.CONF.reset()
+    with memory_bus.transport() as made:
+        yield made
 
 
 @pytest.fixture

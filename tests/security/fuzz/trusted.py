@@ -51,8 +51,11 @@ def _der(pem: bytes) -> bytes:
     return base64.b64decode(found[1])
 
 
-def _pem(der: bytes, label: str) -> bytes:
-    body = base64.encodebytes(der)
+def _as_pem(data: bytes, label: str) -> bytes:
+    """Return PEM as it is, and anything else as the DER of one."""
+    if data.startswith(b"--"):
+        return data
+    body = base64.encodebytes(data)
     return b"-----BEGIN %b-----\n%b-----END %b-----\n" % (label.encode(), body, label.encode())
 
 
@@ -84,9 +87,7 @@ HOST_CERTIFICATE = Target(
 )
 CERTIFICATE_REQUEST = Target(
     "certificate_request",
-    lambda data: certificates.request_key(
-        data if data.startswith(b"--") else _pem(data, "CERTIFICATE REQUEST")
-    ),
+    lambda data: certificates.request_key(_as_pem(data, "CERTIFICATE REQUEST")),
     (errors.NotAuthenticated,),
     lambda: [
         certificates.request(HOST, HOST_KEY),
@@ -97,9 +98,7 @@ CERTIFICATE_REQUEST = Target(
 )
 AUTHORITIES = Target(
     "authorities",
-    lambda data: certificates.read_ca(
-        data if data.startswith(b"--") else _pem(data, "CERTIFICATE")
-    ),
+    lambda data: certificates.read_ca(_as_pem(data, "CERTIFICATE")),
     (errors.NotAuthenticated,),
     lambda: [CA, CA + CA, _der(CA)],
 )

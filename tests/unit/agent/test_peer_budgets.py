@@ -21,6 +21,7 @@ from acstor_common.util import log_limit
 from acstor_common.util import token_buckets
 from acstor_common.wire import peer_wire
 from tests.fakes import peer_giver
+from tests.fakes import turns
 from tests.unit.agent import test_peer_network as nets
 
 DATA, DEMAND, BULK = nets.DATA, nets.DEMAND, nets.BULK
@@ -228,27 +229,18 @@ async def test_flood_of_small_messages_leaves_turns_to_others(monkeypatch):
     async with nets.serving() as (_server, address):
         stream = await nets.dial(address)
         pings = b"".join(peer_wire.encode(peer_wire.Ping(n))[0] for n in range(20_000))
-        turns = 0
         await stream.send_all(hello("h1"))
         await stream.receive_some()
-        async with trio.open_nursery() as nursery:
 
-            async def count():
-                nonlocal turns
-                while True:
-                    await trio.lowlevel.checkpoint()
-                    turns += 1
+        async def read():
+            got = 0
+            while got < len(pings):
+                got += len(await stream.receive_some())
 
-            async def read():
-                got = 0
-                while got < len(pings):
-                    got += len(await stream.receive_some())
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(count)
+        async with turns.taken_beside() as others, trio.open_nursery() as nursery:
             nursery.start_soon(read)
             await stream.send_all(pings)
-        assert turns > 20_000 / base_connection.PARTS_PER_TURN / 2
+        assert others.turns > 20_000 / base_connection.PARTS_PER_TURN / 2
         await stream.aclose()
 
 

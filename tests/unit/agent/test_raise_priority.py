@@ -16,6 +16,7 @@ from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_wire
 from tests.fakes import announced
 from tests.fakes import exchange_cloud
+from tests.fakes import turns
 from tests.unit.agent import test_peer_batches as batches
 from tests.unit.agent import test_peer_network as nets
 from tests.unit.agent.test_peer_batches import frames
@@ -287,27 +288,18 @@ async def test_raised_priority_for_what_came_with_it_finds_the_request_known_to_
 
 async def test_flood_of_raised_priorities_leaves_turns_to_others_and_holds_nothing(monkeypatch):
     monkeypatch.setattr(loop_share, "SMALL_MESSAGES", nets.PLENTY)
-    count, turns, giver = 20_000, 0, Waiting()
+    count, giver = 20_000, Waiting()
     async with nets.serving(giver=giver) as (net, address):
         stream = await nets.dial(address)
         await stream.send_all(BULK_HELLO)
         await stream.receive_some()
-        async with trio.open_nursery() as nursery:
-
-            async def count_turns():
-                nonlocal turns
-                while True:
-                    await trio.lowlevel.checkpoint()
-                    turns += 1
-
-            nursery.start_soon(count_turns)
+        async with turns.taken_beside() as others:
             await stream.send_all(
                 frames(*(peer_wire.RaisePriority((n, n + 1)) for n in range(count)))
             )
             await stream.send_all(frames(peer_wire.Ping(7)))
             assert await stream.receive_some() == frames(peer_wire.Pong(7))
-            nursery.cancel_scope.cancel()
-        assert turns > count / base_connection.PARTS_PER_TURN / 2
+        assert others.turns > count / base_connection.PARTS_PER_TURN / 2
         assert not giver.raises and not net._budgets.requests.used
         await nets.wait_until(lambda: not net._budgets.bytes.used)
         await stream.aclose()

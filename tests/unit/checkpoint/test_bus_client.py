@@ -24,6 +24,7 @@ from acstor_common.wire import message_bus
 from acstor_common.wire import signed_messages
 from acstor_decision import rpc
 from tests.fakes import checkpoint_hosts
+from tests.fakes import memory_bus
 from tests.lab import identities
 
 HOST, OTHER = ids.HostId("h1"), ids.HostId("h2")
@@ -92,13 +93,8 @@ class Service:
 
 @pytest.fixture
 def transport():
-    cfg.CONF([], project="acstor", default_config_files=[], default_config_dirs=[])
-    made = message_bus.open_transport(
-        cfg.CONF, lambda conf: oslo_messaging.get_rpc_transport(conf, "kombu+memory:////")
-    )
-    yield made
-    made.cleanup()
-    cfg.CONF.reset()
+    with memory_bus.transport() as made:
+        yield made
 
 
 @pytest.fixture

@@ -32,6 +32,14 @@ def fill(cache: public_cache.PublicCache, numbers, keep_class=KeepClass.BORROWED
         cache.allocate_slot(cid(number), 16 * KIB, keep_class)
 
 
+def fill_and_hold(cache):
+    """Fill the cache with four chunks, and hold the slot of the first."""
+    fill(cache, [1, 2, 3, 4])
+    slot = cache.slot_of(cid(1))
+    cache.hold_slot(slot)
+    return slot
+
+
 def held(cache: public_cache.PublicCache) -> list[ids.Cid]:
     return sorted(cache.cids())
 
@@ -224,9 +232,7 @@ def test_promoted_chunk_outlives_its_neighbours(order):
 @pytest.mark.parametrize("order", cache_orders.ORDERS)
 def test_held_slot_is_never_handed_out_and_is_a_victim_again_afterwards(order):
     cache = make(order)
-    fill(cache, [1, 2, 3, 4])
-    slot = cache.slot_of(cid(1))
-    cache.hold_slot(slot)
+    slot = fill_and_hold(cache)
     cache.hold_slot(slot)
     fill(cache, [5, 6, 7])
     assert cid(1) in cache
@@ -240,9 +246,7 @@ def test_held_slot_is_never_handed_out_and_is_a_victim_again_afterwards(order):
 
 def test_place_of_a_dropped_chunk_is_not_used_while_it_is_held():
     cache = make()
-    fill(cache, [1, 2, 3, 4])
-    slot = cache.slot_of(cid(1))
-    cache.hold_slot(slot)
+    slot = fill_and_hold(cache)
     cache.drop_chunk(slot)
     assert slot.is_gone and cid(1) not in cache
     fill(cache, [5])
@@ -527,9 +531,7 @@ def test_pin_outlives_the_loss_of_its_chunk():
 
 def test_held_chunk_that_is_pinned_and_unpinned_keeps_its_place_until_it_is_released():
     cache = make()
-    fill(cache, [1, 2, 3, 4])
-    slot = cache.slot_of(cid(1))
-    cache.hold_slot(slot)
+    slot = fill_and_hold(cache)
     fill(cache, range(10, 20))  # parks it
     cache.pin_chunk(cid(1), 16 * KIB)
     cache.release(slot)

@@ -24,11 +24,6 @@ Priority = priority.Priority
 H1, H2, H3 = map(ids.HostId, ("h1", "h2", "h3"))
 
 
-@pytest.fixture
-def machine():
-    return one_machine.Machine()
-
-
 def alive(kind):
     gc.collect()
     return sum(type(one) is kind for one in gc.get_objects())
@@ -380,22 +375,28 @@ def test_image_that_is_gone_does_not_take_the_same_content_of_another_one_along(
     assert {done.token for done in machine.completes()} == {"gone", "there"}
 
 
+def refuse_all(machine, failure_of):
+    """Have no chunk at the source, and a failure of each peer; return all actions."""
+    todo = machine.last
+    for action in todo:
+        if isinstance(action, actions.ReadSource):
+            machine.source_ended(action.number, Failure.MISSING)
+            todo += machine.last
+        elif isinstance(action, actions.RequestChunks):
+            refused = failure_of(action.host)
+            machine.peer_refused(action.host, [(a.number, refused) for a in action.attempts])
+            todo += machine.last
+    return todo
+
+
 def test_chunk_is_lost_when_the_source_and_every_host_say_no_for_long_enough():
     machine = one_machine.Machine(hosts=4, lost_after_s=30.0)
     request(machine, machine.chunk_of("h1"))
     asked = set()
     while not machine.completes():
         assert machine.now < 60
-        todo = machine.last
-        for action in todo:
-            if isinstance(action, actions.ReadSource):
-                machine.source_ended(action.number, Failure.MISSING)
-                todo += machine.last
-            elif isinstance(action, actions.RequestChunks):
-                asked.add(action.host)
-                numbers = [(a.number, Failure.MISSING) for a in action.attempts]
-                machine.peer_refused(action.host, numbers)
-                todo += machine.last
+        todo = refuse_all(machine, lambda host: Failure.MISSING)
+        asked |= {action.host for action in todo if isinstance(action, actions.RequestChunks)}
         if not any(isinstance(action, actions.CompleteRead) for action in todo):
             machine.wait(1.0)
         else:
@@ -408,15 +409,7 @@ def test_silent_host_leaves_hope_that_nothing_is_lost():
     machine = one_machine.Machine(hosts=3)
     request(machine, machine.chunk_of("h1"))
     for _ in range(60):
-        todo = machine.last
-        for action in todo:
-            if isinstance(action, actions.ReadSource):
-                machine.source_ended(action.number, Failure.MISSING)
-                todo += machine.last
-            elif isinstance(action, actions.RequestChunks):
-                no = Failure.MISSING if action.host == "h2" else Failure.BUSY
-                machine.peer_refused(action.host, [(a.number, no) for a in action.attempts])
-                todo += machine.last
+        todo = refuse_all(machine, lambda host: Failure.MISSING if host == "h2" else Failure.BUSY)
         assert not [a for a in todo if isinstance(a, actions.CompleteRead)]
         machine.wait(1.0)
     assert len(machine.core) == 1
