@@ -60,8 +60,7 @@ def pages_of(data: bytes | bytearray) -> list[bytes]:
 @pytest.mark.parametrize("seed", range(12))
 async def test_every_page_is_one_that_the_guest_may_expect(tmp_path, monkeypatch, seed):
     rng = random.Random(seed)
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         folder = tmp_path / "disks"
         safe = SafePages(monkeypatch)
         monkeypatch.setattr(disk_files.DiskFiles, "note_failure", lambda files: None)  # no power

@@ -202,6 +202,7 @@ async def one_host(
     folder: pathlib.Path,
     limit_bytes: int = 8 * geometry.MIB,
     *,
+    data: bytes = b"",
     is_keeping: bool = False,
     may_grow: bool = False,
     shares: replica_placement.ReplicaPlacement | None = None,
@@ -209,11 +210,14 @@ async def one_host(
 ) -> AsyncIterator[OneHost]:
     """Run a host in ``folder`` until the block ends; run again, it finds what it had on disk.
 
+    :param data: of IMAGE, which its source has then
     :param is_keeping: it keeps its promises of whole images
     :param shares: which part of them it keeps; all of each without
     """
     async with trio.open_nursery() as nursery:
         host = OneHost(folder, nursery, limit_bytes, is_keeping, may_grow, shares, table)
+        if data:
+            host.add(data)
         await nursery.start(host.cache.run)
         nursery.start_soon(host.chunks.run, math.inf)
         try:

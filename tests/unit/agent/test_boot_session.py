@@ -31,8 +31,7 @@ IN_MEMORY = 6  # chunk 20 has zeros only
 
 @pytest.fixture
 async def host(tmp_path):
-    async with one_host.one_host(tmp_path) as made:
-        made.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as made:
         yield made
 
 
@@ -158,8 +157,7 @@ async def press(host, seed, limit_bytes=8 * one_host.geometry.MIB):
 
 
 async def test_boot_image_outlives_what_presses_on_the_cache_and_a_new_worker(tmp_path):
-    async with one_host.one_host(tmp_path) as first:
-        first.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as first:
         image = await loaded(first)
         await check(image, 0, 1)
         cids = [frame.cid for frame in image.boots.head.frames]
@@ -168,8 +166,7 @@ async def test_boot_image_outlives_what_presses_on_the_cache_and_a_new_worker(tm
         assert image.map.cid_of(0) not in first.cache  # what anybody can give again made room
         assert all(cid in first.cache for cid in cids)
         assert first.cache.statistics.chunks_by_class["boot"] == len(cids)
-    async with one_host.one_host(tmp_path) as second:
-        second.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as second:
         second.add_boot_image(DATA, TRACE)
         await press(second, seed=4)
         image = await attached(second)
@@ -336,8 +333,7 @@ async def test_boot_image_of_other_bytes_is_told_and_counted(host):
 
 @pytest.mark.parametrize("nth", range(1, 12))
 async def test_source_that_fails_at_any_moment_costs_no_byte(tmp_path, nth):
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         image = await attached(host)
         host.source._fail = {len(host.source.reads) + nth}
         host.add_boot_image(DATA, TRACE)
@@ -427,8 +423,7 @@ async def test_neighbours_news_of_chunks_in_the_boot_image_start_no_prefetch(hos
 
 
 async def test_faulty_source_gives_up_without_an_error_in_the_guest(tmp_path):
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         host.add_boot_image(DATA, TRACE)
         faulty = faulty_source.FaultySource(
             faulty_source.MemorySource(host.blobs), share=1.0, error=errors.SourceUnreachable

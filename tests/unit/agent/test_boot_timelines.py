@@ -44,8 +44,7 @@ class Boots:
 
 @pytest.fixture
 async def boots(tmp_path):
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         yield Boots(host)
 
 

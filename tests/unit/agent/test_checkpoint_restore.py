@@ -79,8 +79,7 @@ class Worker:
 
 @pytest.fixture
 async def host(tmp_path):
-    async with one_host.one_host(tmp_path) as made:
-        made.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as made:
         yield made
 
 

@@ -35,8 +35,7 @@ BOOTS = [uuid.UUID(int=n).bytes for n in range(3)]
 
 @pytest.fixture
 async def host(tmp_path):
-    async with one_host.one_host(tmp_path) as made:
-        made.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as made:
         yield made
 
 

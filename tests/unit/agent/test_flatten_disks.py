@@ -53,8 +53,7 @@ class Host:
 
 @pytest.fixture
 async def host(tmp_path):
-    async with one_host.one_host(tmp_path) as parts:
-        parts.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as parts:
         yield Host(parts, tmp_path / "disks")
 
 

@@ -45,8 +45,7 @@ async def test_guest_that_fails_again_and_again_does_not_fill_the_log(
 @contextlib.asynccontextmanager
 async def mounted(folder):
     """Give what answers the kernel, with the host behind it; no kernel asks."""
-    async with one_host.one_host(folder) as host:
-        host.add(DATA)
+    async with one_host.one_host(folder, data=DATA) as host:
         known = inodes.Inodes(inodes.keyed(bytes(inodes.KEY_BYTES)))
         operations = fuse.MirrorOperations(
             host.mirrors,

@@ -73,8 +73,7 @@ async def until(is_true):
 
 @pytest.fixture
 async def used(tmp_path):
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         host.add(DATA[: 2 * CHUNK] + one_host.image_bytes(2 * CHUNK, seed=2), OTHER)
         made = Host(host)
         for image_id in (IMAGE, OTHER):

@@ -109,8 +109,7 @@ class Host:
 
 @pytest.fixture
 async def host(tmp_path, nursery):
-    async with one_host.one_host(tmp_path) as parts:
-        parts.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as parts:
         made = Host(parts)
         nursery.start_soon(made.tasks.run)
         yield made

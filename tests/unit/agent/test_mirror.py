@@ -26,8 +26,7 @@ DATA = one_host.image_bytes(20 * CHUNK) + 3 * ZEROS + one_host.image_bytes(CHUNK
 
 @pytest.fixture
 async def host(tmp_path):
-    async with one_host.one_host(tmp_path) as made:
-        made.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as made:
         yield made
 
 
@@ -223,8 +222,7 @@ async def test_what_is_missing_are_neither_cached_chunks_nor_zeros(image):
 
 
 async def test_image_of_another_run_needs_no_source(tmp_path):
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         image = await host.mirrors.attach_image(one_host.IMAGE)
         await image.read(0, len(DATA))
     async with one_host.one_host(tmp_path) as host:  # its source has nothing
@@ -234,16 +232,14 @@ async def test_image_of_another_run_needs_no_source(tmp_path):
 
 @pytest.mark.allow_log("is damaged in slab file")
 async def test_damaged_slots_are_fetched_again_without_anybody_noticing(tmp_path):
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         await (await host.mirrors.attach_image(one_host.IMAGE)).read(0, len(DATA))
     for slab in (tmp_path / "cache").glob("*.acslab"):  # which is first: that of short chunks?
         raw = bytearray(slab.read_bytes())
         for at in range(len(raw) // 6, len(raw), 5 * CHUNK):
             raw[at] ^= 1
         slab.write_bytes(raw)
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         image = await host.mirrors.attach_image(one_host.IMAGE)
         assert await read(image, 0, len(DATA)) == DATA
         assert host.cache.statistics.corrupt_chunks > 0

@@ -21,8 +21,7 @@ MAP = base.Blob(IMAGE, base.BlobKind.CHUNK_MAP)
 
 @pytest.fixture
 async def host(tmp_path):
-    async with one_host.one_host(tmp_path) as made:
-        made.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as made:
         yield made
 
 
@@ -37,8 +36,7 @@ async def test_image_is_attached_once_and_its_map_kept(host):
 
 
 async def test_kept_map_needs_no_source(tmp_path):
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         await host.mirrors.attach_image(IMAGE)
     async with one_host.one_host(tmp_path) as host:
         assert host.mirrors.list_attached() == [IMAGE]
@@ -110,8 +108,7 @@ async def test_image_stays_attached_until_its_map_can_be_deleted(host):
 
 
 async def test_folder_is_looked_through_once(tmp_path, monkeypatch):
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         await host.mirrors.attach_image(IMAGE)
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA, OTHER)
@@ -127,8 +124,7 @@ async def test_folder_is_looked_through_once(tmp_path, monkeypatch):
 
 
 async def test_map_whose_folder_was_away_at_the_start_needs_no_source(tmp_path):
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         await host.mirrors.attach_image(IMAGE)
     hidden = (tmp_path / "maps" / f"{IMAGE}.acmap").rename(tmp_path / "hidden")
     async with one_host.one_host(tmp_path) as host:
@@ -140,8 +136,7 @@ async def test_map_whose_folder_was_away_at_the_start_needs_no_source(tmp_path):
 
 @pytest.mark.expect_log("cannot be read")
 async def test_images_are_attached_again_when_the_folder_can_be_read(tmp_path, monkeypatch):
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         await host.mirrors.attach_image(IMAGE)
     listdir = os.listdir
 
@@ -164,8 +159,7 @@ async def test_images_are_attached_again_when_the_folder_can_be_read(tmp_path, m
 
 
 async def test_size_is_known_of_images_that_are_not_open(tmp_path):
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         assert host.mirrors.size_bytes(IMAGE) is None
         await host.mirrors.attach_image(IMAGE)
         assert host.mirrors.size_bytes(IMAGE) == len(DATA)
@@ -182,8 +176,7 @@ async def test_size_is_known_of_images_that_are_not_open(tmp_path):
 
 
 async def test_time_stamp_is_that_of_the_kept_map(tmp_path):
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         assert host.mirrors.touched_ns(IMAGE) == 0
         await host.mirrors.attach_image(IMAGE)
         host.mirrors.save_time_stamp(IMAGE, 123_456_789_000_000_001)
@@ -202,12 +195,10 @@ async def test_file_of_somebody_else_is_left_alone(tmp_path):
 
 @pytest.mark.expect_log("taking it from the source again")
 async def test_damaged_kept_map_is_taken_again(tmp_path):
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         await host.mirrors.attach_image(IMAGE)
     os.truncate(tmp_path / "maps" / f"{IMAGE}.acmap", 100)
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         assert (await host.mirrors.attach_image(IMAGE)).size_bytes == len(DATA)
 
 
@@ -282,8 +273,7 @@ async def test_image_that_is_refused_leaves_no_map(host):
 
 
 async def test_after_a_restart_peers_get_what_is_attached_whatever_the_source_says(tmp_path):
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         await host.mirrors.attach_image(IMAGE)
     async with one_host.one_host(tmp_path) as host:  # its source has got no image
         learnt = {}
@@ -303,8 +293,7 @@ async def test_after_a_restart_peers_get_what_is_attached_whatever_the_source_sa
 
 
 async def test_damaged_map_is_not_opened_for_peers_nor_taken_anew(tmp_path):
-    async with one_host.one_host(tmp_path) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
         await host.mirrors.attach_image(IMAGE)
     os.truncate(tmp_path / "maps" / f"{IMAGE}.acmap", 100)
     async with one_host.one_host(tmp_path) as host:

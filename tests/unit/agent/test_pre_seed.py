@@ -16,8 +16,7 @@ DATA = one_host.image_bytes(3 * PER_SEGMENT * CHUNK + 5 * CHUNK) + bytes(3 * CHU
 
 @pytest.fixture
 async def host(tmp_path):
-    async with one_host.one_host(tmp_path) as made:
-        made.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as made:
         yield made
 
 

@@ -31,8 +31,7 @@ def no_threads(monkeypatch):
 
 @pytest.fixture
 async def host(tmp_path):
-    async with one_host.one_host(tmp_path) as made:
-        made.add(DATA)
+    async with one_host.one_host(tmp_path, data=DATA) as made:
         yield made
 
 
