@@ -122,9 +122,7 @@ def build(
     with image.open("rb") as file:
         _check_size(image, os.fstat(file.fileno()).st_size, image_map)
         disk = guest_disk.GuestDisk(file.fileno(), image_map, budget)
-        # The BIOS would execute zeros if a partition table says so.
-        if firmware is boot_guest.Firmware.BIOS and not any(disk.read(0, BOOT_CODE_BYTES)):
-            raise _boot_failed(image, firmware)
+        _check_boot_code(image, disk, firmware)
         recording = record_boot(
             disk,
             image_map.geometry,
@@ -156,6 +154,14 @@ def _check_size(image: pathlib.Path, size_bytes: int, image_map: chunk_map.Chunk
     if size_bytes != expected:
         why = f"it has {size_bytes} bytes, its chunk map says {expected}"
         raise errors.Unusable(str(image), why, "Make the chunk map again")
+
+
+def _check_boot_code(
+    image: pathlib.Path, disk: guest_disk.GuestDisk, firmware: boot_guest.Firmware
+) -> None:
+    # The BIOS would execute zeros if a partition table says so.
+    if firmware is boot_guest.Firmware.BIOS and not any(disk.read(0, BOOT_CODE_BYTES)):
+        raise _boot_failed(image, firmware)
 
 
 def _boot_failed(image: pathlib.Path, firmware: boot_guest.Firmware) -> errors.BootFailed:

@@ -89,6 +89,22 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         type=pathlib.Path,
         help="chunk map of the image (default: IMAGE with the ending .acmap)",
     )
+    _add_end(parser)
+    _add_guest(parser)
+    parser.add_argument(
+        "--revision",
+        metavar="N",
+        type=argument_types.number_between(1, boot_image.MAX_REVISION),
+        default=1,
+        help="a boot image with a higher one takes the place of one with a lower one (default: 1)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.set_defaults(run=build)
+
+
+def _add_end(parser: argparse.ArgumentParser) -> None:
+    """Add what ends the boot."""
     parser.add_argument(
         "--marker",
         metavar="REGEX",
@@ -111,6 +127,10 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         help="take the boot to be over when nothing new was read for so long (default: "
         "%(default)g)",
     )
+
+
+def _add_guest(parser: argparse.ArgumentParser) -> None:
+    """Add what describes the guest and its sandbox."""
     parser.add_argument(
         "--memory",
         metavar="MIB",
@@ -134,16 +154,6 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         help="what keeps QEMU, which boots the image, away from this host; none trusts QEMU and "
         "the image (default: %(default)s)",
     )
-    parser.add_argument(
-        "--revision",
-        metavar="N",
-        type=argument_types.number_between(1, boot_image.MAX_REVISION),
-        default=1,
-        help="a boot image with a higher one takes the place of one with a lower one (default: 1)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.set_defaults(run=build)
 
 
 def build(options: argparse.Namespace) -> dict[str, Any]:

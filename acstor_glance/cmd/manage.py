@@ -89,47 +89,49 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     parser.add_argument("--quiet", action="store_true", help="show no progress bars")
     parser.add_argument("--verbose", action="store_true", help="log each step")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_commands(parser.add_subparsers(metavar="COMMAND", required=True))
+    return parser
+
+
+def _add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     prepare = commands.add_parser("prepare", help="make the chunk maps of images now")
+    prepare.set_defaults(run=Tool.prepare)
     prepare.add_argument("--force", action="store_true", help="even if they exist")
-    reconcile = commands.add_parser(
+    commands.add_parser(
         "reconcile", help="prepare all images that need it; delete orphaned artefacts"
-    )
+    ).set_defaults(run=Tool.reconcile)
     listing = commands.add_parser("list", help="show images, their states and artefacts")
+    listing.set_defaults(run=Tool.show)
     verify = commands.add_parser("verify", help="check the artefacts and their data")
+    verify.set_defaults(run=Tool.verify)
     verify.add_argument("--bytes", action="store_true", help="also read the images and compare")
     verify.add_argument("--repair", action="store_true", help="recreate or delete faulty artefacts")
     export = commands.add_parser(
         "export", help="copy images into a folder, for stores that agents cannot read"
     )
+    export.set_defaults(run=Tool.export)
     export.add_argument(
         "--folder", metavar="DIR", type=pathlib.Path, required=True, help="existing folder"
     )
     purge = commands.add_parser("purge", help="remove artefacts and properties from Glance")
+    purge.set_defaults(run=Tool.purge)
     purge.add_argument("--yes", action="store_true", help="delete; without it only list")
-    checking = commands.add_parser(
+    commands.add_parser(
         "check",
         help="show images in use that can be deleted, and count unsupported images by reason",
+    ).set_defaults(run=Tool.check)
+    for command in (prepare, listing, verify, export, purge):
+        _add_images(command)
+
+
+def _add_images(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "images",
+        metavar="IMAGE",
+        nargs="*",
+        type=argument_types.argument_type(ids.parse_image_id),
+        help="default: all images",
     )
-    for command, run in (
-        (checking, Tool.check),
-        (prepare, Tool.prepare),
-        (reconcile, Tool.reconcile),
-        (listing, Tool.show),
-        (verify, Tool.verify),
-        (export, Tool.export),
-        (purge, Tool.purge),
-    ):
-        command.set_defaults(run=run)
-        if command not in (reconcile, checking):
-            command.add_argument(
-                "images",
-                metavar="IMAGE",
-                nargs="*",
-                type=argument_types.argument_type(ids.parse_image_id),
-                help="default: all images",
-            )
-    return parser
 
 
 class Tool:

@@ -79,6 +79,21 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="A run that was stopped goes on where it was when it is started again.",
     )
     file_arguments.add_files(parser, "MAP", ".acmap")
+    _add_image(parser)
+    _add_names(parser)
+    parser.add_argument(
+        "--workers",
+        metavar="N",
+        type=argument_types.number_between(1, 1024),
+        help=f"threads that hash (default: one a core, at most {prehash.MAX_DEFAULT_WORKERS})",
+    )
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.add_argument("--quiet", action="store_true", help="print only errors (and JSON)")
+    return parser
+
+
+def _add_image(parser: argparse.ArgumentParser) -> None:
+    """Add what describes the image and the chunks."""
     parser.add_argument(
         "--image-id",
         metavar="UUID",
@@ -109,6 +124,10 @@ def make_parser() -> argparse.ArgumentParser:
         f"image's bytes; 'compute' computes the {DEFAULT_OS_HASH_ALGO}. Either takes longer than "
         "all the rest, which is done meanwhile",
     )
+
+
+def _add_names(parser: argparse.ArgumentParser) -> None:
+    """Add what decides how chunks are named."""
     parser.add_argument(
         "--scope-key-file",
         metavar="FILE",
@@ -123,15 +142,6 @@ def make_parser() -> argparse.ArgumentParser:
         help="chunk map of the image that this one was made from: what both have at the same "
         "place keeps its name; with --scope-key-file",
     )
-    parser.add_argument(
-        "--workers",
-        metavar="N",
-        type=argument_types.number_between(1, 1024),
-        help=f"threads that hash (default: one a core, at most {prehash.MAX_DEFAULT_WORKERS})",
-    )
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    parser.add_argument("--quiet", action="store_true", help="print only errors (and JSON)")
-    return parser
 
 
 def run(options: argparse.Namespace, image_id: ids.ImageId) -> prehash.Summary:

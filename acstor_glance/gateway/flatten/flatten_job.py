@@ -12,6 +12,7 @@ import collections
 import http
 import math
 import time
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from concurrent import futures
@@ -191,11 +192,8 @@ class FlattenJob:
                 self._watch.check()
                 yield piece
 
-        def stretches() -> Iterator[merge_plan.ClusterRun]:
+        def runs() -> Iterator[merge_plan.ClusterRun]:
             return merge_plan.cluster_runs(disk(), base.cluster_bytes)
-
-        def runs() -> Iterator[qcow2_writer.Run]:
-            return (one.run for one in stretches())
 
         quota_bytes = self._lookup.quota_left(self._request.caller)
         if self._request.disk_format == RAW:
@@ -203,13 +201,9 @@ class FlattenJob:
             return image_upload.UploadBody(
                 self._join_parts(self._bytes_of(base.file, disk(), pool)), size
             )
-        codec = base.disk.codec if base.disk is not None else layout.Codec.STORED
-        try:
-            plan = qcow2_writer.Plan(size, base.cluster_bytes, codec, runs)
-        except qcow2_header.Refused as error:
-            raise _conflict(str(error)) from error
+        plan = _plan_qcow2(base, size, lambda: (one.run for one in runs()))
         flatten_limits.check_file(plan.file_bytes, bounds, quota_bytes)
-        pieces = (piece for one in stretches() for piece in one.pieces)
+        pieces = (piece for one in runs() for piece in one.pieces)
         source = self._bytes_of(base.file, pieces, pool)
         parts = plan.iter_parts(lambda run: _next_bytes(source, run))
         return image_upload.UploadBody(self._join_parts(parts), plan.file_bytes)
@@ -288,6 +282,16 @@ class FlattenJob:
             raise http_errors.FlattenAborted(http.HTTPStatus.CONFLICT, words, "base") from error
         self._budget.charge_decoded(len(decoded), time.thread_time() - began_s)
         return decoded
+
+
+def _plan_qcow2(
+    base: BackingImage, size: int, runs: Callable[[], Iterator[qcow2_writer.Run]]
+) -> qcow2_writer.Plan:
+    codec = base.disk.codec if base.disk is not None else layout.Codec.STORED
+    try:
+        return qcow2_writer.Plan(size, base.cluster_bytes, codec, runs)
+    except qcow2_header.Refused as error:
+        raise _conflict(str(error)) from error
 
 
 def _next_bytes(source: Iterator[codecs.Buffer], run: qcow2_writer.Run) -> Iterator[codecs.Buffer]:
