@@ -20,6 +20,14 @@ LONG_TEXT = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 def upgrade() -> None:
     """Create the tables."""
+    _create_hosts()
+    _create_images()
+    _create_checkpoints()
+    _create_certificates()
+    _create_tasks_and_rings()
+
+
+def _create_hosts() -> None:
     op.create_table(
         "hosts",
         sa.Column("host", sa.String(255), primary_key=True),
@@ -41,6 +49,20 @@ def upgrade() -> None:
         sa.Column("health", LONG_TEXT),
         **MYSQL,
     )
+    op.create_table(
+        "traffic",
+        sa.Column("host", sa.String(255), primary_key=True),
+        sa.Column("collected_s", sa.Double, primary_key=True),
+        sa.Column("received_bytes_s", sa.Double, nullable=False),
+        sa.Column("sent_bytes_s", sa.Double, nullable=False),
+        sa.Column("chunks_received_bytes_s", sa.Double, nullable=False),
+        sa.Column("chunks_sent_bytes_s", sa.Double, nullable=False),
+        sa.Index("traffic_by_time", "collected_s"),
+        **MYSQL,
+    )
+
+
+def _create_images() -> None:
     op.create_table(
         "held_images",
         sa.Column("host", sa.String(255), primary_key=True),
@@ -74,6 +96,9 @@ def upgrade() -> None:
         sa.Index("boots_by_time", "told_s"),
         **MYSQL,
     )
+
+
+def _create_checkpoints() -> None:
     op.create_table(
         "checkpoints",
         sa.Column("checkpoint_id", sa.String(36), primary_key=True),
@@ -108,15 +133,9 @@ def upgrade() -> None:
         sa.Column("failing", LONG_TEXT, nullable=False),
         **MYSQL,
     )
-    op.create_table(
-        "given_tasks",
-        sa.Column("host", sa.String(255), primary_key=True),
-        sa.Column("image_id", sa.String(36), primary_key=True),
-        sa.Column("request", sa.BigInteger, nullable=False),
-        sa.Column("given_s", sa.Double, nullable=False),
-        sa.Column("task", sa.Text, nullable=False),
-        **MYSQL,
-    )
+
+
+def _create_certificates() -> None:
     op.create_table(
         "authority_keys",
         sa.Column("kind", sa.String(16), primary_key=True),
@@ -149,6 +168,18 @@ def upgrade() -> None:
         sa.Column("times", sa.BigInteger, nullable=False),
         **MYSQL,
     )
+
+
+def _create_tasks_and_rings() -> None:
+    op.create_table(
+        "given_tasks",
+        sa.Column("host", sa.String(255), primary_key=True),
+        sa.Column("image_id", sa.String(36), primary_key=True),
+        sa.Column("request", sa.BigInteger, nullable=False),
+        sa.Column("given_s", sa.Double, nullable=False),
+        sa.Column("task", sa.Text, nullable=False),
+        **MYSQL,
+    )
     op.create_table(
         "listeners",
         sa.Column("listener", sa.String(255), primary_key=True),
@@ -166,16 +197,5 @@ def upgrade() -> None:
         sa.Column("hosts", sa.Integer, nullable=False),
         sa.Column("instance", sa.String(255), nullable=False),
         sa.Column("ring_table", LONG_TEXT, nullable=False),
-        **MYSQL,
-    )
-    op.create_table(
-        "traffic",
-        sa.Column("host", sa.String(255), primary_key=True),
-        sa.Column("collected_s", sa.Double, primary_key=True),
-        sa.Column("received_bytes_s", sa.Double, nullable=False),
-        sa.Column("sent_bytes_s", sa.Double, nullable=False),
-        sa.Column("chunks_received_bytes_s", sa.Double, nullable=False),
-        sa.Column("chunks_sent_bytes_s", sa.Double, nullable=False),
-        sa.Index("traffic_by_time", "collected_s"),
         **MYSQL,
     )
