@@ -60,12 +60,6 @@ class Limits:
 def options() -> list[cfg.Opt]:
     """Return the options of a source's group that :func:`limits_of` reads."""
     return [
-        cfg.IntOpt(
-            "connections",
-            default=CONNECTIONS,
-            min=1,
-            help="Connections to the server, each with one request in flight.",
-        ),
         cfg.FloatOpt(
             "timeout_s",
             default=TIMEOUT_S,
@@ -83,7 +77,7 @@ def options() -> list[cfg.Opt]:
 
 def limits_of(group: cfg.ConfigOpts.GroupAttr) -> Limits:
     """Return the limits in a group with :func:`options`."""
-    return Limits(group.connections, group.timeout_s, group.ca_file)
+    return Limits(timeout_s=group.timeout_s, ca_file=group.ca_file)
 
 
 class HttpPool:
