@@ -7,7 +7,6 @@ from typing import Any
 
 import stevedore
 from oslo_config import cfg
-from oslo_config import types
 from oslo_db import options as db_options
 
 from acstor_common.service import conf as common_conf
@@ -56,23 +55,6 @@ OPTS = [
         default=True,
         help="Whether the service moves v-nodes away from overloaded hosts. If not, it moves "
         "v-nodes only when hosts join, leave or are drained.",
-    ),
-    cfg.Opt(
-        "segment_chunks",
-        type=types.Integer(choices=[0, 1, 2, 4, 8, 16]),
-        default=0,
-        help="Number of consecutive chunks of an image that have the same home. 0: as many as the "
-        "median link of the hosts transfers in 1 ms, so 16 with 10 Gbit/s and 1 with 1 Gbit/s. A "
-        "change moves most chunks to other homes, so set a fixed number where about half of the "
-        "links are fast.",
-    ),
-    cfg.FloatOpt(
-        "overload_share",
-        default=0.8,
-        min=0.01,
-        max=1.0,
-        help="A host is overloaded when the traffic of its links, with chunks, exceeds this share "
-        "of their rate in the busier direction.",
     ),
     cfg.StrOpt(
         "switch_loads",
@@ -190,7 +172,6 @@ def limits(own: cfg.ConfigOpts.GroupAttr) -> members.Limits:
     return members.Limits(
         collection_s=decision_messages.COLLECTION_S,
         dead_after_samples=own.dead_after_samples,
-        overload_share=own.overload_share,
         allowed=own.allowed_hosts,
     )
 
@@ -202,4 +183,4 @@ def silent_after_s(own: cfg.ConfigOpts.GroupAttr) -> float:
 
 def policy(own: cfg.ConfigOpts.GroupAttr) -> decider.Policy:
     """Return the policy of the decider."""
-    return decider.Policy(may_remap=own.remap, segment_chunks=own.segment_chunks or None)
+    return decider.Policy(may_remap=own.remap)

@@ -51,7 +51,6 @@ class Policy:
         v-nodes cause chunks to be fetched again
     :param may_remap: whether overload moves v-nodes
     :param factor: lambda of Equation 1, as printed in the paper; None: keep the number of v-nodes
-    :param segment_chunks: segment length; None: derive it from the hosts' links
     """
 
     vnodes_per_host: int = 100
@@ -60,7 +59,6 @@ class Policy:
     least_moved: float = 0.05
     may_remap: bool = True
     factor: float | None = None
-    segment_chunks: int | None = None
 
 
 class TableHost(NamedTuple):
@@ -95,7 +93,7 @@ class Reason(enum.Enum):
     OVERLOAD = "overload"  # a host was overloaded for several collections in a row
     THRESHOLD = "threshold"  # the load of switches or the locations of hosts changed
     PLACES = "places"  # the capacity of a location's uplink changed
-    SEGMENTS = "segments"  # the rate of most links or the option changed
+    SEGMENTS = "segments"  # the rate of most links changed
     REVOKED = "revoked"  # certificates of a host were revoked
     EPOCH = "epoch"  # agents had a table of a higher epoch than the database
 
@@ -137,7 +135,7 @@ class Decider:
         levels = {host: location.parse(place.location) for host, place in self.table.places.items()}
         self._observe_places(levels)
         self._thresholds.count_value(threshold.thresholds_for(levels.values(), self._busy))
-        self._segment_chunks.count_value(self.policy.segment_chunks or self._chunks_for_links())
+        self._segment_chunks.count_value(self._chunks_for_links())
 
     def _chunks_for_links(self) -> int:
         known = [self._members[host] for host in self.table.places if host in self._members]

@@ -203,13 +203,14 @@ def running(
     """Run a broker, the service and an agent on every host."""
     cloud = collective.Cloud(hosts, link_mbit, images)
     cloud.network.source_mbit = SOURCE_MBIT
-    policy = {"overload_share": OVERLOAD_SHARE, "dead_after_samples": 60, "remap": remap}
+    policy = {"dead_after_samples": 60, "remap": remap}
     constants = {tuned.COLLECTION_S: COLLECTION_S}
     with contextlib.ExitStack() as stack:
         net = stack.enter_context(cloud.network)
         server = image_server.ImageServer(net.source, images.files.folder)
         cloud.server = stack.enter_context(server)
-        service = decision.Service(net, constants=constants, **policy)
+        overload = {**constants, tuned.OVERLOAD_SHARE: OVERLOAD_SHARE}
+        service = decision.Service(net, constants=overload, **policy)
         stack.enter_context(service)
         own = {"constants": constants, **options}
         joined = service.join(net.hosts, link_mbit, server.url, **own)

@@ -29,6 +29,7 @@ ENROLMENT_RETRY_S = "acstor_agent.core.cloud.certificate_renewal.RETRY_LONGEST_S
 FORMER_TABLE_S = "acstor_agent.cloud.ring_keeper.FORMER_TABLE_S"
 METRICS_KEPT_S = "acstor_common.service.metrics_endpoint.KEPT_S"
 NOTIFICATION_POOL = "acstor_glance.controller.notifications.POOL"
+OVERLOAD_SHARE = "acstor_decision.core.membership.members.OVERLOAD_SHARE"
 PEER_SILENCE_S = "acstor_agent.settings.PEER_SILENCE_S"
 PEER_VERSION = "acstor_common.wire.peer_wire.MAJOR_VERSION"
 READ_AHEAD_LIMIT_BYTES = "acstor_agent.settings.READ_AHEAD_LIMIT_BYTES"

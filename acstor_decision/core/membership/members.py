@@ -22,6 +22,8 @@ from acstor_decision.core.membership import address_proofs
 from acstor_decision.core.membership import replay_filter
 
 SAMPLES_TO_JOIN = 2
+OVERLOAD_SHARE = 0.8
+"""Share of its links' rate, in either direction, above which a host is overloaded."""
 Refusal = replay_filter.Refusal
 
 _cached = functools.lru_cache(2 * hash_ring.MAX_HOSTS)
@@ -34,8 +36,6 @@ class Limits:
 
     :param collection_s: time between two samples of a host
     :param dead_after_samples: collections without a sample after which a host is gone
-    :param overload_share: share of its link's rate, in either direction, above which a host is
-        overloaded
     :param overload_collections: consecutive overloaded collections before v-nodes move; with one,
         every burst would move some
     :param allowed: patterns of the host IDs that may join
@@ -46,7 +46,6 @@ class Limits:
 
     collection_s: float = decision_messages.COLLECTION_S
     dead_after_samples: int = 6
-    overload_share: float = 0.8
     overload_collections: int = 2
     allowed: Sequence[str] = ("*",)
     hosts_per_ip: int = 4
@@ -274,7 +273,7 @@ class Members:
         """Count an accepted sample; a gap in the sequence resets the streaks."""
         last = member.last
         follows = sample.session == last.session and sample.number == last.number + 1
-        is_overloaded = busiest_share(sample) > self.limits.overload_share
+        is_overloaded = busiest_share(sample) > OVERLOAD_SHARE
         if not follows:
             member.overloaded_in_a_row = 0
             member.recent.clear()

@@ -345,13 +345,6 @@ def test_host_that_was_not_heard_yet_keeps_its_v_nodes_when_others_are_overloade
     assert abs(len(places[ids.HostId("h4")].names) - len(places[H2].names)) <= 1
 
 
-def test_option_says_how_long_segments_are_whatever_the_links():
-    cloud = Cloud(3, segment_chunks=4)
-    for _ in range(2):
-        cloud.decider.observe_loads()
-    assert cloud.collect({})[0].table.segment_chunks == 4
-
-
 THREE_RACKS = {f"h{number}": f"pod/rack{number % 3}" for number in range(1, 13)}
 
 
