@@ -290,89 +290,84 @@ def _select_hosts(call: operation.Call, wanted: HostNames) -> list[str]:
     return list(dict.fromkeys(wanted)) if wanted else names
 
 
-def _replica_operation(
+def _image_action(
     name: str,
     summary: str,
-    handler: Callable[[operation.Call], AcceptedTask],
-    body: type[HostSelection],
+    answer: type[msgspec.Struct],
+    handler: Callable[[operation.Call], msgspec.Struct],
+    body: type[msgspec.Struct],
+    rule: str = operation.ADMIN,
 ) -> operation.Operation:
     return operation.Operation(
         f"image:{name}",
         "POST",
-        f"/v1/images/{{image_id}}/{name}",
+        f"/v1/images/{{image_id}}/{name.replace('_', '-')}",
         summary,
-        AcceptedTask,
+        answer,
         handler,
-        rule=operation.ADMIN,
+        rule=rule,
         body=body,
         status=http.HTTPStatus.ACCEPTED,
     )
 
 
 OPERATIONS = (
-    operation.Operation(
-        "image:prepare",
-        "POST",
-        "/v1/images/{image_id}/prepare",
+    _image_action(
+        "prepare",
         "Prepare an image: make its chunk map and its boot image",
         images.Image,
         prepare,
-        rule=operation.ADMIN,
-        body=PrepareRequest,
-        status=http.HTTPStatus.ACCEPTED,
+        PrepareRequest,
     ),
-    operation.Operation(
-        "image:pre_seed",
-        "POST",
-        "/v1/images/{image_id}/pre-seed",
+    _image_action(
+        "pre_seed",
         "Let hosts fetch all of an image and pin it",
         AcceptedTask,
         pre_seed,
-        rule=operation.ADMIN,
-        body=PreSeedRequest,
-        status=http.HTTPStatus.ACCEPTED,
+        PreSeedRequest,
     ),
-    operation.Operation(
-        "image:flatten",
-        "POST",
-        "/v1/images/{image_id}/flatten",
+    _image_action(
+        "flatten",
         "Copy an image into the writable disks that are based on it",
         AcceptedTask,
         flatten,
-        rule=operation.ADMIN,
-        body=FlattenRequest,
-        status=http.HTTPStatus.ACCEPTED,
+        FlattenRequest,
     ),
-    _replica_operation(
-        "hydrate", "Cache an image completely, before others", hydrate, HydrateRequest
+    _image_action(
+        "hydrate",
+        "Cache an image completely, before others",
+        AcceptedTask,
+        hydrate,
+        HydrateRequest,
     ),
-    _replica_operation("pause", "Stop filling caches with an image", pause, HostSelection),
-    _replica_operation(
-        "resume", "Fill caches with an image at the normal rate again", resume, HostSelection
+    _image_action("pause", "Stop filling caches with an image", AcceptedTask, pause, HostSelection),
+    _image_action(
+        "resume",
+        "Fill caches with an image at the normal rate again",
+        AcceptedTask,
+        resume,
+        HostSelection,
     ),
-    _replica_operation(
-        "unpin", "Keep an image only as long as servers use it", unpin, HostSelection
+    _image_action(
+        "unpin",
+        "Keep an image only as long as servers use it",
+        AcceptedTask,
+        unpin,
+        HostSelection,
     ),
-    operation.Operation(
-        "image:record_boots",
-        "POST",
-        "/v1/images/{image_id}/record-boots",
+    _image_action(
+        "record_boots",
         "Record the next boots from an image",
         AcceptedTask,
         record_boots,
-        rule=operation.ADMIN,
-        body=RecordBootsRequest,
-        status=http.HTTPStatus.ACCEPTED,
+        RecordBootsRequest,
     ),
-    operation.Operation(
-        "image:prefetch_boot_image",
-        "POST",
-        "/v1/images/{image_id}/prefetch-boot-image",
+    _image_action(
+        "prefetch_boot_image",
         "Announce a new boot image to hosts, which may prefetch it",
         BroadcastTask,
         prefetch_boot_image,
+        PrefetchBootImageRequest,
         rule=f"role:acstor-prepare or role:service or {operation.ADMIN}",
-        body=PrefetchBootImageRequest,
-        status=http.HTTPStatus.ACCEPTED,
     ),
 )
