@@ -85,9 +85,9 @@ class ImageService:
             chunks.exchange, chunks.mirrors, cache, self.replication, self._is_for_others
         )
         chunks.peers.subscribe(
-            heard=fanout.announcement_received,
+            on_notification=fanout.announcement_received,
             protocol_violated=chunks.exchange.protocol_violated,
-            unheard=chunks.exchange.announcement_lost,
+            on_notification_lost=chunks.exchange.announcement_lost,
         )
 
     def _make_filler(self) -> background_fill.BackgroundFill:

@@ -31,7 +31,7 @@ Failure = read_request.Failure
 Origin = counters.Origin
 
 
-HEARS = 4096
+CALLBACKS = 4096
 """Hosts whose callback is cached."""
 
 
@@ -83,7 +83,7 @@ class PeerClient:
         meter: TransferMeter | None,
     ) -> None:
         self._driver, self._core, self._net, self._meter = driver, driver.core, net, meter
-        self._callbacks: dict[ids.HostId, client_connection.Hear] = {}
+        self._callbacks: dict[ids.HostId, client_connection.OnAnswers] = {}
         self._asked: dict[int, SentRequest] = {}
         driver.on_action(actions.RequestChunks, self._ask)
         driver.on_action(actions.CancelRequests, self._cancel)
@@ -105,11 +105,11 @@ class PeerClient:
             lost = [(number, Failure.UNREACHABLE) for number, _, _ in ask.iter_chunks()]
             self._driver.handle_event(self._core.peer_refused, host, lost)
             return
-        hear = self._callbacks.get(host)
-        if hear is None:
-            if len(self._callbacks) >= HEARS:
+        on_answers = self._callbacks.get(host)
+        if on_answers is None:
+            if len(self._callbacks) >= CALLBACKS:
                 self._callbacks.clear()  # created again on demand
-            hear = self._callbacks[host] = functools.partial(self._hear, host)
+            on_answers = self._callbacks[host] = functools.partial(self._answers_received, host)
         context, now = self._core.context, trio.current_time()
         timeout_ms = int(1000 * context.requests_out.timeout_s)
         urgent: list[peer_wire.Request] = []
@@ -130,7 +130,7 @@ class PeerClient:
                 some.append(request)
         for some in (urgent, others):
             if some:
-                self._net.send_requests(host, address, some, hear)
+                self._net.send_requests(host, address, some, on_answers)
 
     def _cancel(self, cancel: actions.CancelRequests) -> None:
         now, took_s = trio.current_time(), 0.0
@@ -144,7 +144,7 @@ class PeerClient:
             self._meter.count_received(cancel.host, 0, took_s)
         self._net.cancel_requests(cancel.host, cancel.numbers)
 
-    def _hear(self, host: ids.HostId, answers: list[client_connection.Answer]) -> None:
+    def _answers_received(self, host: ids.HostId, answers: list[client_connection.Answer]) -> None:
         """Feed answers that arrived together; an empty list is a keepalive."""
         chunks: list[tuple[int, read_request.FetchedChunk]] = []
         moved: list[tuple[int, float | None]] = []

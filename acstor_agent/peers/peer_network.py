@@ -42,7 +42,7 @@ RETRY_S = 1.0
 Limits = base_connection.Limits
 Credentials = credentials.Credentials
 SecurityMode = connection_setup.SecurityMode
-Heard = server_connection.Heard
+OnNotification = server_connection.OnNotification
 BrokeRules = Callable[[ids.HostId, errors.RemoteProtocolError], None]
 """Called with a host that was asked and broke the protocol."""
 
@@ -86,16 +86,17 @@ class PeerNetwork:
     def subscribe(
         self,
         *,
-        heard: Heard = lambda host, notification: None,
+        on_notification: OnNotification = lambda host, notification: None,
         protocol_violated: BrokeRules = lambda host, error: None,
-        unheard: Callable[[ids.HostId], None] = lambda host: None,
+        on_notification_lost: Callable[[ids.HostId], None] = lambda host: None,
     ) -> None:
         """Set the callbacks for events of peers, before any connection.
 
-        :param heard: called with a host and its announcement
-        :param unheard: called with a host that may have missed announcements
+        :param on_notification: called with a host and its announcement
+        :param on_notification_lost: called with a host that may have missed announcements
         """
-        self._heard, self._broke_rules, self._unheard = heard, protocol_violated, unheard
+        self._on_notification, self._on_notification_lost = on_notification, on_notification_lost
+        self._protocol_violated = protocol_violated
 
     @property
     def connections(self) -> tuple[int, int]:
@@ -164,12 +165,12 @@ class PeerNetwork:
         host: ids.HostId,
         address: str,
         requests: Sequence[peer_wire.Request],
-        hear: client_connection.Hear,
+        on_answers: client_connection.OnAnswers,
     ) -> None:
         """Request chunks of ``host`` in few messages; never waits. Callers keep deadlines.
 
         :param requests: of one class of connections
-        :param hear: called with each answer or loss, never from within this call
+        :param on_answers: called with each answer or loss, never from within this call
         :raises errors.LocalProtocolError: an answer to an older request with such a number is
             possible
         """
@@ -182,7 +183,7 @@ class PeerNetwork:
             line.connection_ended()
             self._leaving.add(line)
             channel.next_turn(functools.partial(self._forget, line))
-        line.send_requests(requests, hear)
+        line.send_requests(requests, on_answers)
 
     def cancel_requests(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
         """Cancel requests to ``host``."""
@@ -257,11 +258,11 @@ class PeerNetwork:
         finally:
             self._forget(line)
             if line.may_have_missed_announcements:
-                self._unheard(line.host)
+                self._on_notification_lost(line.host)
 
     def _record_violation(self, line: channel.Channel, error: errors.RemoteProtocolError) -> None:
         LOG.warning("Connection dropped: %s", error)
-        self._broke_rules(line.host, error)
+        self._protocol_violated(line.host, error)
 
     async def _dial(
         self, line: channel.Channel
@@ -378,7 +379,7 @@ class PeerNetwork:
                 theirs,
                 self._gate,
                 self._giver,
-                self._heard,
+                self._on_notification,
                 self._budgets,
                 self._share,
             )

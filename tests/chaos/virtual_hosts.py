@@ -280,7 +280,8 @@ class Host:
         self.server = Server(self.chunks.peer_server, rng)
         self.news = event_fanout.EventFanout(self.chunks, self.images, self.cache)
         self.net.subscribe(
-            heard=self.news.announcement_received, unheard=self.chunks.announcement_lost
+            on_notification=self.news.announcement_received,
+            on_notification_lost=self.chunks.announcement_lost,
         )
         self.opened = reattach.Reattach(self.images, self.waiting, float("inf"), LOST_AFTER_S)
         self._keep_whole(rng)

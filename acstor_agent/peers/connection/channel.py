@@ -38,7 +38,7 @@ class Channel:
         self._faults = faults
         self._notifications: list[peer_wire.Notification] = []
         self._has_told = False
-        self._requests: dict[int, tuple[peer_wire.Request, client_connection.Hear]] = {}
+        self._requests: dict[int, tuple[peer_wire.Request, client_connection.OnAnswers]] = {}
         self._raised: set[int] = set()  # those that became urgent
 
     @property
@@ -62,16 +62,16 @@ class Channel:
             self._notifications.append(notification)
 
     def send_requests(
-        self, requests: Sequence[peer_wire.Request], hear: client_connection.Hear
+        self, requests: Sequence[peer_wire.Request], on_answers: client_connection.OnAnswers
     ) -> None:
         """Send requests, now or when connected (``ClientConnection.send_requests``)."""
         if self.connection is not None and self.is_open:
-            self.connection.send_requests(requests, hear)
+            self.connection.send_requests(requests, on_answers)
             return
         used = self.connection.used_numbers if self.connection is not None else ()
         client_connection.check_numbers(requests, self._requests, *used)
         for one in requests:
-            self._requests.update(dict.fromkeys(one.numbers, (one, hear)))
+            self._requests.update(dict.fromkeys(one.numbers, (one, on_answers)))
         if self.is_decided.is_set():
             next_turn(self.connection_ended)
 
@@ -95,12 +95,12 @@ class Channel:
         self.is_decided.set()
         for notification in self._notifications:
             connection.send_announcement(notification)
-        asked: dict[client_connection.Hear, dict[peer_wire.Request, None]] = {}
-        for request, hear in self._requests.values():
-            asked.setdefault(hear, {})[request] = None
+        asked: dict[client_connection.OnAnswers, dict[peer_wire.Request, None]] = {}
+        for request, on_answers in self._requests.values():
+            asked.setdefault(on_answers, {})[request] = None
         wanted, self._requests = self._requests, {}
-        for hear, requests in asked.items():
-            connection.send_requests([*requests], hear)
+        for on_answers, requests in asked.items():
+            connection.send_requests([*requests], on_answers)
             numbers = [number for request in requests for number in request.numbers]
             connection.cancel_requests([number for number in numbers if number not in wanted])
         connection.raise_priorities(self._raised)
@@ -111,12 +111,12 @@ class Channel:
         self.is_decided.set()
         failure = self.failure or (self.connection.failure if self.connection else None)
         waiting, self._requests = self._requests, {}
-        heard = [
-            (hear, client_connection.lost(number, one, self.peer, failure))
-            for number, (one, hear) in waiting.items()
+        answers = [
+            (on_answers, client_connection.lost(number, one, self.peer, failure))
+            for number, (one, on_answers) in waiting.items()
         ]
         try:
-            client_connection.deliver_answers(heard)
+            client_connection.deliver_answers(answers)
         except Exception as error:  # a bug in a requester
             self._faults.record_fault("an answer of a peer", error)
 

@@ -45,7 +45,7 @@ class RequestLost(NamedTuple):
 
 
 Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer | RequestLost
-Hear = Callable[[list[Answer]], None]
+OnAnswers = Callable[[list[Answer]], None]
 """Called with answers that arrived together; empty: a keepalive. Never waits or fails."""
 
 
@@ -63,10 +63,10 @@ class ClientConnection(base_connection.Connection):
     ) -> None:
         super().__init__(host, link, receiver, klass, gate, share)
         self._account(0, is_useful=True)  # this host asks it
-        self._waiting: dict[int, tuple[peer_wire.Request, Hear]] = {}
+        self._waiting: dict[int, tuple[peer_wire.Request, OnAnswers]] = {}
         self._soon = send_queue.SendQueue()  # requests and announcements not sent yet
         self._raised: dict[int, None] = {}  # to be raised once they are sent
-        self._heard: list[tuple[Hear, Answer]] = []
+        self._answers: list[tuple[OnAnswers, Answer]] = []
         self._has_shown_life = False
         self._chunk_bytes = 0  # the longest requested chunk
         receiver.expects = self._expects
@@ -90,17 +90,17 @@ class ClientConnection(base_connection.Connection):
         """Tables with the numbers of requests whose answers may still arrive."""
         return self._waiting, self._given_up
 
-    def send_requests(self, requests: Sequence[peer_wire.Request], hear: Hear) -> None:
+    def send_requests(self, requests: Sequence[peer_wire.Request], on_answers: OnAnswers) -> None:
         """Send requests, in few messages; while the socket is full they are queued.
 
-        :param hear: called with the answer to each request, once
+        :param on_answers: called with the answer to each request, once
         :raises errors.LocalProtocolError: a number is in use, or was cancelled recently
         """
         check_numbers(requests, *self.used_numbers)
         if not self._waiting:
             self.last_progress = trio.current_time()  # silence counts from now on
         for request in requests:
-            self._waiting.update(dict.fromkeys(request.numbers, (request, hear)))
+            self._waiting.update(dict.fromkeys(request.numbers, (request, on_answers)))
             self._chunk_bytes = max(self._chunk_bytes, request.chunk_bytes or request.length)
         if self._is_writing:
             self._soon.queue_requests(requests)
@@ -207,7 +207,7 @@ class ClientConnection(base_connection.Connection):
                 raise self._violation(f"{length} bytes where {asked_bytes} were asked for")
         return are_awaited
 
-    def _waiting_for(self, first: int, count: int) -> tuple[peer_wire.Request, Hear] | None:
+    def _waiting_for(self, first: int, count: int) -> tuple[peer_wire.Request, OnAnswers] | None:
         """Return the one request that is pending for all these numbers."""
         known = self._waiting
         waiting = known.get(first) if not self._soon else None
@@ -240,14 +240,14 @@ class ClientConnection(base_connection.Connection):
             return
         for number in numbers:
             del self._waiting[number]
-        self._heard.append((waiting[1], answer))
+        self._answers.append((waiting[1], answer))
 
     def _answer(self, answer: peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer) -> None:
         """Deliver an answer, or drop it if its request was cancelled."""
         is_asked = answer.request_id not in self._soon
         waiting = self._waiting.pop(answer.request_id, None) if is_asked else None
         if waiting is not None:
-            self._heard.append((waiting[1], answer))
+            self._answers.append((waiting[1], answer))
         elif self._given_up.pop(answer.request_id, None) is None:
             raise self._violation(f"an answer that nobody asked for ({type(answer).__name__})")
 
@@ -256,12 +256,12 @@ class ClientConnection(base_connection.Connection):
 
     def _settle(self) -> None:
         """Deliver the answers that arrived together, and pass on keepalives."""
-        heard, self._heard = self._heard, []
-        deliver_answers(heard)
+        answers, self._answers = self._answers, []
+        deliver_answers(answers)
         if self._has_shown_life:
             self._has_shown_life = False
-            for hear in {hear for _, hear in self._waiting.values()}:
-                hear([])
+            for on_answers in {waiting[1] for waiting in self._waiting.values()}:
+                on_answers([])
 
     async def run(self, early: list[peer_wire.Message]) -> None:
         """Do as :meth:`base_connection.Connection.run`; then report requests as lost."""
@@ -270,9 +270,9 @@ class ClientConnection(base_connection.Connection):
         finally:
             waiting, self._waiting = self._waiting, {}
             self._soon.clear()
-            self._heard += [
-                (hear, lost(number, request, self.peer, self.failure))
-                for number, (request, hear) in waiting.items()
+            self._answers += [
+                (on_answers, lost(number, request, self.peer, self.failure))
+                for number, (request, on_answers) in waiting.items()
             ]
             self._settle()
 
@@ -308,15 +308,15 @@ def lost(
     )
 
 
-def deliver_answers(heard: Iterable[tuple[Hear, Answer]]) -> None:
+def deliver_answers(answers: Iterable[tuple[OnAnswers, Answer]]) -> None:
     """Call each requester once with its answers; raise a fault after all calls."""
-    answers: dict[Hear, list[Answer]] = {}
-    for hear, answer in heard:
-        answers.setdefault(hear, []).append(answer)
+    grouped: dict[OnAnswers, list[Answer]] = {}
+    for on_answers, answer in answers:
+        grouped.setdefault(on_answers, []).append(answer)
     fault: Exception | None = None
-    for hear, its in answers.items():
+    for on_answers, its in grouped.items():
         try:
-            hear(its)
+            on_answers(its)
         except Exception as error:
             fault = error
     if fault is not None:

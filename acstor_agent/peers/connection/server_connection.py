@@ -23,7 +23,7 @@ from acstor_common.model import ids
 from acstor_common.util import token_buckets
 from acstor_common.wire import peer_wire
 
-Heard = Callable[[ids.HostId, peer_wire.Notification], None]
+OnNotification = Callable[[ids.HostId, peer_wire.Notification], None]
 """Called with a host and its announcement."""
 Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer
 
@@ -88,13 +88,13 @@ class ServerConnection(base_connection.Connection):
         hello: peer_wire.Hello,
         gate: base_connection.DemandGate,
         giver: RequestHandler,
-        heard: Heard,
+        on_notification: OnNotification,
         budgets: Budgets,
         share: loop_share.LoopShare,
     ) -> None:
         super().__init__(hello.host_id, link, receiver, hello.klass, gate, share)
         self._giver = giver
-        self._heard = heard
+        self._on_notification = on_notification
         self._budgets = budgets
         self._charged_bytes = 0
         self._asked: list[peer_wire.Request] = []  # passed to the handler together
@@ -200,7 +200,7 @@ class ServerConnection(base_connection.Connection):
                 self.send_messages(peer_wire.Pong(token))
             case _ if isinstance(part, peer_wire.Notification):
                 self._budgets.notifications.charge_tokens(self._sharer, 1, trio.current_time())
-                self._heard(self.host, part)
+                self._on_notification(self.host, part)
 
     def _take(self, requests: Sequence[peer_wire.Request]) -> None:
         """Take the requests of one message, for which there is room."""

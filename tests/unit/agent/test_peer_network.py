@@ -844,7 +844,7 @@ async def test_who_was_not_reached_is_known_not_to_have_heard():
     unheard = []
     async with serving() as (_server, address):
         pass
-    async with asking(address, told={"unheard": unheard.append}) as client:
+    async with asking(address, told={"on_notification_lost": unheard.append}) as client:
         client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
         await wait_until(lambda: unheard)
         with pytest.raises(errors.SourceUnreachable):
@@ -856,7 +856,7 @@ async def test_who_was_told_and_has_gone_since_may_have_forgotten():
     unheard = []
     async with (
         serving() as (server, address),
-        asking(address, told={"unheard": unheard.append}) as client,
+        asking(address, told={"on_notification_lost": unheard.append}) as client,
     ):
         client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
         await client.fetch(priority=PREFETCH)
@@ -869,7 +869,9 @@ async def test_who_was_told_and_has_gone_since_may_have_forgotten():
 async def test_who_was_told_on_a_connection_that_is_idle_has_heard():
     unheard = []
     async with serving() as (_server, address):
-        async with asking(address, limits=QUICK, told={"unheard": unheard.append}) as client:
+        async with asking(
+            address, limits=QUICK, told={"on_notification_lost": unheard.append}
+        ) as client:
             client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
             await client.fetch(priority=PREFETCH)
             await wait_until(lambda: client.net.connections == (0, 0))
