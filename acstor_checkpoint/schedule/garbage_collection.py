@@ -6,8 +6,8 @@ A pass calls the holders of this host's disks one after the other; the first pas
 hour, calls all hosts, because others may have data that this host forgot.
 
 A pass, and each holder in it, has a deadline and a limit of disks.  So a hostile holder delays the
-next one by at most HOLDER_S, and blocks checkpoints of one disk only.  Disks that a holder lists
-are handled in a fixed cyclic order, so each is reached.
+next one by at most HOLDER_S.  A due checkpoint of the disk at hand ends the holder's turn.  Disks
+that a holder lists are handled in a fixed cyclic order, so each is reached.
 
 An unreadable state is set aside.  Until then unknown disks are kept: one may be that state's.  Only
 the decision service knows the valid checkpoints, and nothing is deleted without its complete
@@ -86,8 +86,13 @@ class Servers(Protocol):
     def list_servers(self) -> Collection[ids.ImageId] | None:
         """Return the servers; None: unknown."""
 
-    def hold_server(self, instance: ids.ImageId) -> contextlib.AbstractContextManager[bool]:
-        """Block checkpoints of a server during the block; yield False if one runs."""
+    def hold_server(
+        self, instance: ids.ImageId, end_block: Callable[[], None] = lambda: None
+    ) -> contextlib.AbstractContextManager[bool]:
+        """Block checkpoints of a server during the block; yield False if one runs.
+
+        :param end_block: called, maybe repeatedly, when the server is due; must not wait
+        """
 
 
 class GarbageCollection:
@@ -208,7 +213,7 @@ class GarbageCollection:
     ) -> None:
         for disk in disks:
             self._last[client.holder] = disk
-            with self._unchanged(disk, known) as is_unchanged:
+            with self._unchanged(client, disk, known) as is_unchanged:
                 if is_unchanged:
                     retained = kept.get(disk, set()) | self._begun(disk, known)
                     self._mark_incomplete(disk, retained, known)
@@ -223,13 +228,18 @@ class GarbageCollection:
                 self._states.save(instance, state)
 
     @contextlib.contextmanager
-    def _unchanged(self, disk: ids.ImageId, known: _Known) -> Iterator[bool]:
-        """Yield whether a disk's state is unchanged, and block its checkpoints."""
+    def _unchanged(
+        self, client: vault_client.VaultClient, disk: ids.ImageId, known: _Known
+    ) -> Iterator[bool]:
+        """Yield whether a disk's state is unchanged, and block its checkpoints.
+
+        A due checkpoint aborts the client: vaults drop its requests when the checkpoint begins.
+        """
         if disk not in known:
             yield True
             return
         instance, state = known[disk]
-        with self._servers.hold_server(instance) as is_held:
+        with self._servers.hold_server(instance, client.abort) as is_held:
             yield is_held and self._state(instance) == state
 
     def _known(self) -> tuple[_Known, bool]:

@@ -107,6 +107,11 @@ class ServerSchedule:
         entry = self._entries.get(instance)
         return entry is not None and entry.is_retried
 
+    def is_due(self, instance: ids.ImageId, now_s: float) -> bool:
+        """Return whether it is time for a server's checkpoint."""
+        entry = self._entries.get(instance)
+        return entry is not None and entry.needs_checkpoints and entry.due_s <= now_s
+
     def next_server(
         self, now_s: float, busy: Container[ids.ImageId] = (), *, may_retry: bool = True
     ) -> domain_xml.Server | None:
@@ -118,8 +123,7 @@ class ServerSchedule:
         due = [
             entry
             for instance, entry in self._entries.items()
-            if entry.needs_checkpoints
-            and entry.due_s <= now_s
+            if self.is_due(instance, now_s)
             and instance not in busy
             and (may_retry or not entry.is_retried)
         ]

@@ -90,7 +90,7 @@ class WorkerPool:
         self._present: list[domain_xml.Server] | None = None
         self._cleared: set[ids.ImageId] = set()
         self._running: dict[ids.ImageId, float] = {}
-        self._held: set[ids.ImageId] = set()
+        self._held: dict[ids.ImageId, Callable[[], None]] = {}
         self._faults = log_once.LogOnce(LOG)
         self.failures = failures.Failures()
 
@@ -149,18 +149,23 @@ class WorkerPool:
         return None if present is None else frozenset(server.instance for server in present)
 
     @contextlib.contextmanager
-    def hold_server(self, instance: ids.ImageId) -> Iterator[bool]:
-        """Block checkpoints of a server during the block; yield False if one runs."""
+    def hold_server(
+        self, instance: ids.ImageId, end_block: Callable[[], None] = lambda: None
+    ) -> Iterator[bool]:
+        """Block checkpoints of a server during the block; yield False if one runs.
+
+        :param end_block: called, maybe repeatedly, when the server is due; must not wait
+        """
         with self._lock:
             is_held = instance not in self._running and instance not in self._held
             if is_held:
-                self._held.add(instance)
+                self._held[instance] = end_block
         try:
             yield is_held
         finally:
             if is_held:
                 with self._lock:
-                    self._held.discard(instance)
+                    del self._held[instance]
                 self._woken.set()
 
     def run_turn(self) -> bool:
@@ -181,7 +186,10 @@ class WorkerPool:
 
     def _next(self) -> tuple[domain_xml.Server, Callable[[domain_xml.Server], None]] | None:
         """Return the next server and its work; None if nothing is due."""
-        busy = self._running.keys() | self._held
+        for instance, end_block in self._held.items():
+            if self._schedule.is_due(instance, self._clock()):
+                end_block()
+        busy = self._running.keys() | self._held.keys()
         for server in self._present or ():
             if server.instance not in self._cleared and server.instance not in busy:
                 return server, self._clear

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from acstor_checkpoint.capture import disk_states
+from acstor_checkpoint.capture import domain_xml
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.holders import holder_group
 from acstor_checkpoint.holders import vault_client
 from acstor_checkpoint.schedule import failures
 from acstor_checkpoint.schedule import garbage_collection
+from acstor_checkpoint.schedule import worker_pool
 from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import vault_api
@@ -28,11 +30,15 @@ from acstor_common.formats import checkpoint_encryption
 from acstor_common.identity import credentials
 from acstor_common.model import addresses
 from acstor_common.model import ids
+from acstor_common.util import supervision
 from tests.fakes import hostile_holder
+from tests.lab import runs
 from tests.lab import vaults
 
 SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+SERVER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+INTERVAL_S = 600
 NAMED = b"\n".join(str(uuid.uuid4()).encode() for _ in range(vault_store.MAX_DISKS))
 
 
@@ -64,7 +70,7 @@ class NoServers:
         return set()
 
     @contextlib.contextmanager
-    def hold_server(self, _instance: ids.ImageId) -> Iterator[bool]:
+    def hold_server(self, _instance: ids.ImageId, _end_block: object = None) -> Iterator[bool]:
         yield True
 
 
@@ -136,6 +142,76 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
     assert places.avoided == [("h2", True)] * is_slow
     assert servers.failures.by_holder() == ({("h2", "holder_slow"): 1} if is_slow else {})
     print(f"{asked} of {vault_store.MAX_DISKS} disks asked for, the pass took {took_s:.1f} s")
+
+
+class Taker:
+    """One server of this host, whose checkpoints are taken at once."""
+
+    def __init__(self) -> None:
+        disk = domain_xml.Disk("vda", "/disk", SERVER)
+        self.server, self.took_s = domain_xml.Server(SERVER, "p", disk, {}, False), list[float]()
+
+    def list_servers(self) -> list[domain_xml.Server]:
+        return [self.server]
+
+    def clean_up(self, _server: domain_xml.Server) -> None:
+        """Find nothing."""
+
+    def take_checkpoint(self, _server: domain_xml.Server, interval_s: int) -> types.SimpleNamespace:
+        self.took_s.append(time.monotonic())
+        names = "checkpoint_id", "full_read_reason", "slow_holder"
+        counts = dict.fromkeys(("read_bytes", "sent_bytes"), 1)
+        return types.SimpleNamespace(
+            instance_id=SERVER, interval_s=interval_s, **dict.fromkeys(names, ""), **counts
+        )
+
+
+@pytest.mark.parametrize("is_requested", [True, False])
+def test_due_checkpoint_waits_for_no_holder_that_is_slow_to_delete(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, is_requested: bool
+) -> None:
+    """Garbage collection gives the disk up at once, and goes on with the next holder."""
+    monkeypatch.setattr(worker_pool, "_LOOK_EVERY_S", 0.2)
+
+    def answer(line: str, tls: object) -> bytes | None:
+        if line.startswith("GET"):
+            return DISK.encode()
+        hostile_holder.drip(tls, 0.5, hostile.ended)
+        return None
+
+    states, taker = disk_states.DiskStates(tmp_path / "states"), Taker()
+    state = disk_states.new_state(DISK, 65536)
+    state.disk, state.holders = DISK, ["h2", "h3"]
+    state.taken_ms = time.time_ns() // 1_000_000 - (0 if is_requested else INTERVAL_S - 10) * 1000
+    states.save(SERVER, state)
+    pool, ended = worker_pool.WorkerPool(taker, taker, states, INTERVAL_S), threading.Event()
+    with (
+        hostile_holder.HostileHolder(tmp_path / "h2", "h2", answer) as hostile,
+        hostile_holder.HostileHolder(
+            tmp_path / "h3", "h3", lambda line, _: DISK.encode() if line[0] == "G" else b"0"
+        ) as honest,
+    ):
+        proof = vaults.credentials_of(tmp_path / "owner", "owner")
+        places = Places(proof, honest.holder, hostile.holder)
+        collection = garbage_collection.GarbageCollection(
+            ids.HostId("owner"), states, places, dict, pool, ended
+        )
+        worker = supervision.start_once("a worker", pool.run)
+        runs.wait_for(lambda: pool.list_servers() is not None, 10.0, "the servers", str)
+        collecting = supervision.start_once("garbage collection", collection.collect)
+        runs.wait_for(lambda: len(hostile.asked) == 2, 10.0, "the DELETE", str)
+        began_s = time.monotonic()
+        assert not taker.took_s
+        if is_requested:
+            pool.request_checkpoint(SERVER)
+        runs.wait_for(lambda: taker.took_s, 30.0, "the checkpoint", str)
+        collecting.join(30.0)
+        pool.stop()
+        worker.join(10.0)
+        assert not collecting.is_alive() and not worker.is_alive()
+        assert len(honest.asked) == 2
+    assert taker.took_s[0] - began_s < garbage_collection.HOLDER_S / 3
+    assert places.avoided == []
 
 
 @pytest.mark.parametrize("how", ["is silent", "drips", "takes no bytes"])

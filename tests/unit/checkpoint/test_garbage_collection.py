@@ -127,7 +127,7 @@ class World:
         return self.present
 
     @contextlib.contextmanager
-    def hold_server(self, instance):
+    def hold_server(self, instance, _end_block=None):
         yield instance not in self.busy
 
     def collect(self):
