@@ -27,6 +27,7 @@ from acstor_common import errors
 from acstor_common.identity import identity_files
 from acstor_common.model import ids
 from acstor_common.service import bounded_responses
+from acstor_decision import nova_client
 from tests.fakes import cloud_keys
 from tests.security.fuzz import mutations
 
@@ -61,6 +62,18 @@ STATUSES = (
 PLACES = ("/", "//", "http://[::", "http://127.0.0.1:1/", "ftp://x/", "\x7f", "http://\udcff/")
 TYPES = ("application/json", "text/html; charset=utf-99", "image/png", "multipart/form-data", "")
 
+SERVER = ids.parse_image_id("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
+_RECORD = {"id": SERVER, "OS-EXT-SRV-ATTR:host": "h1", "tenant_id": "p", "metadata": {"a": "b"}}
+NOVA: dict[str, tuple[dict[str, Any], Callable[[nova_client.NovaClient], object]]] = {
+    "GET /servers/detail": ({"servers": [_RECORD]}, lambda nova: nova.metadata_on("h1")),
+    "GET /servers/": ({"server": _RECORD}, lambda nova: nova.get_server(SERVER)),
+    "GET /os-aggregates": (
+        {"aggregates": [{"hosts": ["h1"], "metadata": {"a": "b"}}]},
+        lambda nova: nova.list_aggregates(),
+    ),
+}
+"""What Nova answers the decision service, and what asks for it."""
+
 Answer = tuple[int, dict[str, str], bytes]
 """Status, headers and body."""
 Change = Callable[[Answer, Any], Answer | None]
@@ -85,6 +98,8 @@ class Services(http.server.ThreadingHTTPServer):
         """Say nothing: a client that refuses an answer ends the connection."""
 
     def answer(self, asked: str, body: bytes) -> Answer:
+        if (nova := next((at for at in NOVA if asked.startswith(at)), None)) is not None:
+            return 200, {}, json.dumps(NOVA[nova][0]).encode()
         if asked.startswith("GET"):
             links = [{"rel": "self", "href": f"{self.url}/v3/"}]
             version = {"id": "v3.14", "status": "stable", "links": links, "media-types": []}
@@ -262,6 +277,32 @@ def test_answer_that_drips_ends_at_the_deadline(
     services.change[at] = drip
     assert not is_enrolled(host)
     assert time.monotonic() - began_s < 10.0
+
+
+@pytest.mark.allow_log("Nova does not answer: ")
+@pytest.mark.parametrize("at", NOVA)
+@pytest.mark.parametrize("is_deep", [False, True])
+def test_novas_answers_are_taken_or_refused_by_name(
+    services: Services, at: str, is_deep: bool
+) -> None:
+    """Of servers, their metadata and aggregates: from them come hosts' rights and intervals."""
+    conf = cfg.ConfigOpts()
+    nova_client.register_opts(conf)
+    conf([], project="acstor", default_config_files=[], default_config_dirs=[])
+    for name, value in {"auth_type": "none", "endpoint_override": services.url}.items():
+        conf.set_override(name, value, nova_client.GROUP.name)
+    nova, found, cases = nova_client.NovaClient(conf), 0, 1 if is_deep else CASES
+    services.change[at] = deep if is_deep else changed(random.Random(SEED))
+    for number in range(cases):
+        try:
+            NOVA[at][1](nova)
+            found += 1
+        except nova_client.NovaUnreachable:
+            continue
+        except BaseException as e:
+            e.add_note(f"answer {number} of seed {SEED}")
+            raise
+    assert found < cases and found >= cases // 40
 
 
 def test_redirects_without_end_are_refused(services: Services, tmp_path: pathlib.Path) -> None:
