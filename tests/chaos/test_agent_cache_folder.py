@@ -21,11 +21,6 @@ MORE = DATA[::-1]
 
 
 @pytest.fixture
-def images(tmp_path):
-    return local.ImageFolder(tmp_path / "images")
-
-
-@pytest.fixture
 def disk(tmp_path) -> Iterator[pathlib.Path]:
     folder = tmp_path / "disk"
     folder.mkdir()

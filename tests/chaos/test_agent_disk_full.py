@@ -22,11 +22,6 @@ LIMIT = 32 * MIB
 """More than the disks have; the cache grows by 2 MiB."""
 
 
-@pytest.fixture
-def images(tmp_path):
-    return local.ImageFolder(tmp_path / "images")
-
-
 @contextlib.contextmanager
 def small_disk(folder: pathlib.Path, size_bytes: int) -> Iterator[pathlib.Path]:
     """Mount a disk of ``size_bytes`` on a new folder until the block ends."""

@@ -30,11 +30,6 @@ LIVES_S = (0.02, 0.3)
 START_S = 20.0
 
 
-@pytest.fixture
-def images(tmp_path):
-    return local.ImageFolder(tmp_path / "images")
-
-
 def kill_worker(agent: agents.Agent) -> None:
     """Kill the worker and wait for the next one."""
     killed = agent.worker_pid()

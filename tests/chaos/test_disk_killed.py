@@ -29,11 +29,6 @@ KILLS = 4
 
 
 @pytest.fixture
-def images(tmp_path):
-    return local.ImageFolder(tmp_path / "images")
-
-
-@pytest.fixture
 def plain(tmp_path):
     path = tmp_path / "plain"
     path.write_bytes(DATA.ljust(SIZE, b"\0"))

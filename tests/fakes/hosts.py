@@ -9,6 +9,7 @@ every agent is killed when its time is over: then the kernel ends the read.
 import configparser
 import contextlib
 import json
+import mmap
 import os
 import pathlib
 import platform
@@ -199,6 +200,37 @@ def wait_until(is_true: Callable[[], bool], what: str, deadline_s: float = 10.0)
 def wait_written(agent: agents.Agent) -> None:
     """Wait until every chunk that the agent has taken in is on disk."""
     wait_until(lambda: not agent.status()["cache"]["pending_bytes"], "the cache on disk")
+
+
+def read_direct(path: pathlib.Path, offset: int, length: int) -> bytes:
+    """Read past the page cache; offset and length are multiples of 4 KiB."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        buffer = mmap.mmap(-1, length)
+        return buffer[: os.preadv(fd, [buffer], offset)]
+    finally:
+        os.close(fd)
+
+
+def fill_of(agent: agents.Agent, image_id: str) -> dict[str, Any] | None:
+    """Return the fill status of an image, None if it is not pinned."""
+    shown: dict[str, Any] | None = agent.status()["images"].get(image_id, {}).get("fill")
+    return shown
+
+
+def wait_fill_state(
+    agent: agents.Agent, image_id: str, state: str, within_s: float, why: str = ""
+) -> dict[str, Any]:
+    """Wait for a fill state, with a reason that has ``why`` in it; return the fill status."""
+
+    def is_so() -> bool:
+        shown = fill_of(agent, image_id)
+        return shown is not None and shown["state"] == state and why in shown["why"]
+
+    wait_until(is_so, f"an image that is {state}", within_s)
+    shown = fill_of(agent, image_id)
+    assert shown is not None
+    return shown
 
 
 def configure(folder: pathlib.Path, changes: Mapping[str, Mapping[str, Any]]) -> pathlib.Path:

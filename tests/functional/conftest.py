@@ -24,6 +24,7 @@ from tests.lab import tuned
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import cloud
 from tests.lab.openstack import installed
+from tests.lab.openstack import machine
 from tests.lab.openstack import mariadb as mariadb_lab
 from tests.lab.openstack import uploads
 
@@ -47,6 +48,15 @@ def lab_image() -> guest_image.GuestImage:
 def guest_image_id(images: local.ImageFolder, lab_image: guest_image.GuestImage) -> ids.ImageId:
     """Put a copy of the lab's image into the source."""
     return images.adopt(lab_image.raw)
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[machine.Machine]:
+    """A host with libvirt."""
+    from tests.lab import domain  # libvirt's module is not installed where no test needs it
+
+    with domain.libvirt_host() as running:
+        yield running
 
 
 @pytest.fixture
@@ -129,10 +139,16 @@ def listen(
 
 
 @pytest.fixture(scope="module")
-def cluster(openstack_lab: cloud.Cloud) -> Iterator[nova_hosts.NovaHosts]:
-    """The two compute hosts with acstor."""
+def compute_lab(openstack_lab: cloud.Cloud) -> cloud.Cloud:
+    """The OpenStack with its compute services."""
     if not installed.is_ready():
         pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
     openstack_lab.start_compute_services()
-    with nova_hosts.running(openstack_lab) as running:
+    return openstack_lab
+
+
+@pytest.fixture(scope="module")
+def cluster(compute_lab: cloud.Cloud) -> Iterator[nova_hosts.NovaHosts]:
+    """The two compute hosts with acstor."""
+    with nova_hosts.running(compute_lab) as running:
         yield running

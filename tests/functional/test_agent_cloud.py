@@ -2,7 +2,6 @@
 """Several agents on one ring: one source read for all, and what a bad one costs the others."""
 
 import contextlib
-import mmap
 import os
 import pathlib
 import socket
@@ -44,12 +43,7 @@ def image_id(images):
 
 
 def read(path: pathlib.Path, chunk_no: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    try:
-        buffer = mmap.mmap(-1, CHUNK)
-        return buffer[: os.preadv(fd, [buffer], chunk_no * CHUNK)]
-    finally:
-        os.close(fd)
+    return hosts.read_direct(path, chunk_no * CHUNK, CHUNK)
 
 
 def chunk(chunk_no: int) -> bytes:

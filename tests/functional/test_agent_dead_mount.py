@@ -7,8 +7,6 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-import pytest
-
 from tests.fakes import compute_host
 from tests.fakes import hosts
 from tests.lab import agents
@@ -37,11 +35,6 @@ def ended(agent: agents.Agent) -> bool:
     except OSError as e:
         return e.errno == errno.ENOTCONN
     return False
-
-
-@pytest.fixture
-def images(tmp_path):
-    return local.ImageFolder(tmp_path / "images")
 
 
 def test_guest_on_a_mount_that_has_ended_is_named(tmp_path, images):

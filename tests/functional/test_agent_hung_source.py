@@ -192,15 +192,16 @@ def memory_of(pid: int | None) -> int:
     return max(found)
 
 
+def start_given_up_soon(start, folder):
+    """Start an agent that gives a worker up a second after it should have ended."""
+    constants = given_up_after(1.0)
+    return start(sources="file", constants=constants, sections=sections(folder), **OPTIONS)
+
+
 def test_killed_worker_that_the_kernel_holds_is_replaced(images, folder, readers, start):
     """A thread in state D keeps the whole process from ending until the file server answers."""
     image_id = images.add(DATA)
-    agent = start(
-        sources="file",
-        constants=given_up_after(1.0),
-        sections=sections(folder),
-        **OPTIONS,
-    )
+    agent = start_given_up_soon(start, folder)
     path = agent.image_path(image_id)
     assert [read(path, number) for number in range(4)] == [chunk(n) for n in range(4)]
     hosts.wait_written(agent)
@@ -223,12 +224,7 @@ def test_killed_worker_that_the_kernel_holds_is_replaced(images, folder, readers
 
 def test_agent_ends_though_the_kernel_holds_its_worker(images, folder, readers, start):
     image_id = images.add(DATA)
-    agent = start(
-        sources="file",
-        constants=given_up_after(1.0),
-        sections=sections(folder),
-        **OPTIONS,
-    )
+    agent = start_given_up_soon(start, folder)
     path = agent.image_path(image_id)
     assert read(path, 0) == chunk(0)
     hosts.wait_written(agent)

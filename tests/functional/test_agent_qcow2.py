@@ -30,7 +30,7 @@ def test_qcow2_image_is_read_as_qemu_reads_it(images, start, options):
     image_id = qcow2_images.add(images, data, options)
     path = start().image_path(image_id)
     assert path.stat().st_size == len(data)
-    assert reading.read_direct(path, 0, 8 * MIB) == data
+    assert hosts.read_direct(path, 0, 8 * MIB) == data
 
 
 @pytest.mark.parametrize("chunk_bytes", [16 * KIB, MIB, 4 * MIB])
@@ -45,7 +45,7 @@ def test_chunks_and_clusters_need_not_be_alike(images, start, chunk_bytes, clust
         for _ in range(60):
             offset, length = rng.randrange(len(data)), rng.choice([1, 4096, CHUNK, 300 * KIB])
             assert os.pread(file.fileno(), length, offset) == data[offset : offset + length]
-    assert reading.read_direct(path, 0, 9 * MIB) == data
+    assert hosts.read_direct(path, 0, 9 * MIB) == data
 
 
 @pytest.mark.parametrize("options", [qcow2_images.DEFLATED, qcow2_images.STORED])
@@ -56,7 +56,7 @@ def test_qcow2_image_is_read_over_http(images, start, options):
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     with http_server.serve(files) as server:
         agent = start(**hosts.http_options(server.url))
-        assert reading.read_direct(agent.image_path(image_id), 0, 6 * MIB) == data
+        assert hosts.read_direct(agent.image_path(image_id), 0, 6 * MIB) == data
         of_map = len(files[f"{image_id}.acmap"])
         assert server.body_bytes < len(stored) * 1.05 + 2 * of_map
 
@@ -65,10 +65,10 @@ def test_same_content_is_shared_by_a_raw_and_a_qcow2_image(images, start):
     data = qcow2_images.some_bytes(4 * MIB)
     raw_id, qcow2_id = images.add(data), qcow2_images.add(images, data)
     agent = start()
-    assert reading.read_direct(agent.image_path(raw_id), 0, 4 * MIB) == data
+    assert hosts.read_direct(agent.image_path(raw_id), 0, 4 * MIB) == data
     before = agent.status()["exchange"]["source_bytes"]
     assert before > 0
-    assert reading.read_direct(agent.image_path(qcow2_id), 0, 4 * MIB) == data
+    assert hosts.read_direct(agent.image_path(qcow2_id), 0, 4 * MIB) == data
     assert agent.status()["exchange"]["source_bytes"] == before
 
 
@@ -97,12 +97,12 @@ def test_qcow2_file_that_was_changed_gives_no_wrong_bytes(images, start, tmp_pat
     stored = images.folder / f"{image_id}.qcow2"
     [extent] = [e for e in qcow2_images.extents_of(stored.read_bytes()) if e.at == CHUNK]
     assert extent.codec
-    assert reading.read_direct(image, 0, CHUNK) == data[:CHUNK]
+    assert hosts.read_direct(image, 0, CHUNK) == data[:CHUNK]
     _damage(stored, extent.offset + 20)
-    assert reading.errno_of(reading.read_direct, image, CHUNK, CHUNK)
-    assert reading.read_direct(image, 3 * CHUNK, CHUNK) == data[3 * CHUNK : 4 * CHUNK]
+    assert reading.errno_of(hosts.read_direct, image, CHUNK, CHUNK)
+    assert hosts.read_direct(image, 3 * CHUNK, CHUNK) == data[3 * CHUNK : 4 * CHUNK]
     _damage(stored, extent.offset + 20)
-    assert reading.read_direct(image, CHUNK, CHUNK) == data[CHUNK : 2 * CHUNK]
+    assert hosts.read_direct(image, CHUNK, CHUNK) == data[CHUNK : 2 * CHUNK]
 
 
 def test_other_source_gives_what_one_has_changed(images, start, tmp_path):
@@ -116,14 +116,14 @@ def test_other_source_gives_what_one_has_changed(images, start, tmp_path):
     with http_server.serve(files) as server:
         options = hosts.http_options(server.url)
         agent = start(**{**options, "sources": "file,http"})
-        assert reading.read_direct(agent.image_path(image_id), 0, 2 * MIB) == data
+        assert hosts.read_direct(agent.image_path(image_id), 0, 2 * MIB) == data
 
 
 def test_home_reads_a_qcow2_image_that_it_does_not_mirror(tmp_path, images):
     data = qcow2_images.some_bytes(20 * MIB)  # two pages of the layout
     image_id = qcow2_images.add(images, data)
     with hosts.cloud(tmp_path, images, ("h1", "h2")) as cloud:
-        assert reading.read_direct(cloud["h1"].image_path(image_id), 0, 20 * MIB) == data
+        assert hosts.read_direct(cloud["h1"].image_path(image_id), 0, 20 * MIB) == data
         home = cloud["h2"].status()
         assert home["exchange"]["served_chunks"] > 20
         assert home["exchange"]["source_bytes"] > MIB

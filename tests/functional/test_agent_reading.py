@@ -4,7 +4,6 @@
 import errno
 import mmap
 import os
-import pathlib
 import random
 import shutil
 import stat
@@ -26,16 +25,6 @@ CLOSE_S = 5.0
 needs_qemu = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
 
 
-def read_direct(path: pathlib.Path, offset: int, length: int) -> bytes:
-    """Read past the page cache; offset and length are multiples of 4 KiB."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    try:
-        buffer = mmap.mmap(-1, length)
-        return buffer[: os.preadv(fd, [buffer], offset)]
-    finally:
-        os.close(fd)
-
-
 def errno_of(action, *args, **kwargs) -> int:
     with pytest.raises(OSError) as caught:
         action(*args, **kwargs)
@@ -48,7 +37,7 @@ def test_whole_image_equals_the_file(images, start, chunk_bytes):
     image_id = images.add(data, chunk_bytes=chunk_bytes)
     path = start().image_path(image_id)
     subprocess.run(["cmp", path, images.path(image_id)], check=True)
-    assert read_direct(path, 0, 10 * MIB) == data
+    assert hosts.read_direct(path, 0, 10 * MIB) == data
 
 
 def test_image_of_any_length_ends_where_it_ends(images, start):
@@ -57,9 +46,9 @@ def test_image_of_any_length_ends_where_it_ends(images, start):
         data = local.random_bytes(size_bytes, seed=size_bytes)
         path = agent.image_path(images.add(data))
         assert path.stat().st_size == size_bytes
-        assert read_direct(path, 0, 4 * CHUNK) == data
+        assert hosts.read_direct(path, 0, 4 * CHUNK) == data
         assert path.read_bytes() == data
-        assert read_direct(path, 8 * CHUNK, 4096) == b""
+        assert hosts.read_direct(path, 8 * CHUNK, 4096) == b""
 
 
 def test_any_range_is_what_the_file_has_there(images, start):
@@ -73,7 +62,7 @@ def test_any_range_is_what_the_file_has_there(images, start):
             assert os.pread(buffered.fileno(), length, offset) == data[offset : offset + length]
             start_4k, length_4k = offset // 4096 * 4096, -(-length // 4096) * 4096
             expected = data[start_4k : start_4k + length_4k]
-            assert read_direct(path, start_4k, length_4k) == expected
+            assert hosts.read_direct(path, start_4k, length_4k) == expected
 
 
 def test_holes_of_a_sparse_image_cost_nothing(images, start):
@@ -81,7 +70,7 @@ def test_holes_of_a_sparse_image_cost_nothing(images, start):
     data[40 * MIB : 40 * MIB + 5] = b"hello"
     image_id = images.add(bytes(data))
     agent = start()
-    assert read_direct(agent.image_path(image_id), 0, 64 * MIB) == data
+    assert hosts.read_direct(agent.image_path(image_id), 0, 64 * MIB) == data
     status = agent.status()
     assert status["exchange"]["source_bytes"] == CHUNK
     assert status["read"]["zero"]["bytes"] == 64 * MIB - CHUNK
@@ -91,7 +80,7 @@ def test_chunks_that_are_alike_are_read_once(images, start):
     one = local.random_bytes(CHUNK, seed=1)
     image_id = images.add(one * 32)
     agent = start()
-    assert read_direct(agent.image_path(image_id), 0, 32 * CHUNK) == one * 32
+    assert hosts.read_direct(agent.image_path(image_id), 0, 32 * CHUNK) == one * 32
     assert agent.status()["exchange"]["source_bytes"] == CHUNK
 
 
@@ -124,7 +113,7 @@ def test_tar_that_looks_for_holes_archives_every_byte_of_an_image_that_is_not_he
 def test_chunks_of_another_run_are_there_at_once(images, start):
     image_id = images.add(local.random_bytes(16 * CHUNK))
     agent = start()
-    read_direct(agent.image_path(image_id), 0, 4 * CHUNK)
+    hosts.read_direct(agent.image_path(image_id), 0, 4 * CHUNK)
     agent.stop()
     agent.start()
     agent.wait_ready()

@@ -3,7 +3,6 @@
 
 import contextlib
 import errno
-import mmap
 import os
 import pathlib
 import threading
@@ -37,12 +36,7 @@ def begin(start, server, **options):
 
 
 def read(path: pathlib.Path, chunk_no: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    try:
-        buffer = mmap.mmap(-1, CHUNK)
-        return buffer[: os.preadv(fd, [buffer], chunk_no * CHUNK)]
-    finally:
-        os.close(fd)
+    return hosts.read_direct(path, chunk_no * CHUNK, CHUNK)
 
 
 def chunk(chunk_no: int) -> bytes:

@@ -29,20 +29,10 @@ KEEPING = {"keep_images": "host", "constants": BOOTS, "life_s": LIFE_S}
 DATA = local.random_bytes(12 * MIB + 12345, zero_share=0.1)
 
 
-def whole(agent: agents.Agent, image_id: str) -> dict | None:
-    return agent.status()["images"].get(image_id, {}).get("fill")
-
-
 def wait_for(agent: agents.Agent, image_id: str, state: str) -> dict:
-    def is_so() -> bool:
-        shown = whole(agent, image_id)
-        return shown is not None and shown["state"] == state
-
-    hosts.wait_until(is_so, f"an image that is {state}", SOON_S)
+    hosts.wait_fill_state(agent, image_id, state, SOON_S)
     hosts.wait_written(agent)
-    shown = whole(agent, image_id)
-    assert shown is not None
-    return shown
+    return hosts.fill_of(agent, image_id)
 
 
 def read_back(agent: agents.Agent, image_id: str, data: bytes) -> None:
@@ -128,7 +118,7 @@ def test_image_without_room_is_told_and_what_was_promised_first_stays(images, st
         assert f"image {second}: cannot become whole here" in agent.log()
         with pytest.raises(errors.Unusable, match="lacks"):
             agents.request(agent.control_socket, "pre-seed", image_id=second)
-    assert whole(agent, first)["state"] == "fully_cached"
+    assert hosts.fill_of(agent, first)["state"] == "fully_cached"
 
 
 def test_smaller_cache_after_a_restart_gives_up_nothing_that_was_promised(images, tmp_path):
@@ -159,7 +149,7 @@ def test_one_of_two_instances_closes_and_the_image_stays(images, start):
         next_worker(agent)
         agent.ctl("ensure", newer)
         wait_for(agent, newer, "fully_cached")
-        assert whole(agent, image_id)["state"] == "fully_cached"
+        assert hosts.fill_of(agent, image_id)["state"] == "fully_cached"
         assert agent.status()["cache"]["reserved_bytes"] > 12 * MIB / 2
 
 
@@ -170,7 +160,7 @@ def test_promises_outlive_a_restart_and_end_when_told(images, start):
         agent.ctl("ensure", image_id)
     agent.ctl("pre-seed", asked)
     wait_for(agent, used, "fully_cached")
-    assert whole(agent, asked)["is_pinned"]
+    assert hosts.fill_of(agent, asked)["is_pinned"]
     agent.stop()
     agent.start()
     agent.wait_ready()  # Nova has touched nothing yet
@@ -180,7 +170,9 @@ def test_promises_outlive_a_restart_and_end_when_told(images, start):
     agent.ctl("unpin", asked)
     assert not wait_for(agent, asked, "fully_cached")["is_pinned"]
     agent.ctl("drop", used)
-    hosts.wait_until(lambda: whole(agent, used) is None, "an image that is not kept", SOON_S)
+    hosts.wait_until(
+        lambda: hosts.fill_of(agent, used) is None, "an image that is not kept", SOON_S
+    )
     assert agent.status()["cache"]["reserved_bytes"] == MIB
 
 
@@ -198,7 +190,7 @@ def test_drop_that_fails_takes_no_promise_back(images, start):
     its_map.rmdir()
     hidden.rename(its_map)
     agent.ctl("drop", image_id)
-    assert whole(agent, image_id) is None
+    assert hosts.fill_of(agent, image_id) is None
     assert agent.status()["cache"]["reserved_bytes"] == 0
 
 
@@ -214,7 +206,7 @@ def test_source_that_is_away_is_asked_again_and_the_image_becomes_whole(images, 
     hosts.wait_until(
         lambda: "missed its deadline of 1 s" in agent.log(), "a missed deadline", SOON_S
     )
-    assert whole(agent, image_id)["is_late"]
+    assert hosts.fill_of(agent, image_id)["is_late"]
     pid = agent.worker_pid()
     hidden.rename(images.path(image_id))
     wait_for(agent, image_id, "fully_cached")
@@ -231,7 +223,7 @@ def test_pause_hurry_and_resume(images, start):
     wait_for(agent, first, "paused")
     agent.ctl("hydrate", second)
     wait_for(agent, second, "fully_cached")
-    left_bytes = whole(agent, first)["remaining_bytes"]
+    left_bytes = hosts.fill_of(agent, first)["remaining_bytes"]
     assert left_bytes > 8 * MIB  # at one megabit a second
     next_worker(agent)
     assert wait_for(agent, first, "paused")["remaining_bytes"] == left_bytes
@@ -245,7 +237,7 @@ def test_pause_hurry_and_resume(images, start):
     assert "due in" in agent.ctl("status")
     agent.ctl("hydrate", first, "--deadline", "6s")
     wait_for(agent, first, "fully_cached")
-    hosts.wait_until(lambda: whole(agent, first)["due_in_s"] is None, "no deadline", SOON_S)
+    hosts.wait_until(lambda: hosts.fill_of(agent, first)["due_in_s"] is None, "no deadline", SOON_S)
     with pytest.raises(errors.Unusable, match="cannot be cached completely"):
         agents.request(agent.control_socket, "set-fill-mode", image_id=UNKNOWN, mode="urgent")
 
@@ -255,9 +247,9 @@ def test_rate_is_bounded(images, start):
     agent = start(**KEEPING, fill_rate_limit_mbit=8.0)
     agent.ctl("ensure", image_id)
     wait_for(agent, image_id, "filling")
-    before, at_s = whole(agent, image_id)["remaining_bytes"], time.monotonic()
+    before, at_s = hosts.fill_of(agent, image_id)["remaining_bytes"], time.monotonic()
     time.sleep(4)
-    left, took_s = whole(agent, image_id)["remaining_bytes"], time.monotonic() - at_s
+    left, took_s = hosts.fill_of(agent, image_id)["remaining_bytes"], time.monotonic() - at_s
     assert before - left <= 1_000_000 * took_s + 2 * MIB
 
 

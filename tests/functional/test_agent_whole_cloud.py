@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 
-import pytest
-
 from acstor_common.model import geometry
 from tests.fakes import hosts
 from tests.lab import agents
@@ -25,19 +23,8 @@ KEEPING = {"keep_images": "cloud", "constants": BOOTS, "life_s": LIFE_S}
 DATA = local.random_bytes(8 * MIB + 12345, zero_share=0.1)
 
 
-def whole(agent: agents.Agent, image_id: str) -> dict | None:
-    return agent.status()["images"].get(image_id, {}).get("fill")
-
-
 def wait_for(agent: agents.Agent, image_id: str, state: str, why: str = "") -> dict:
-    def is_so() -> bool:
-        shown = whole(agent, image_id)
-        return shown is not None and shown["state"] == state and why in shown["why"]
-
-    hosts.wait_until(is_so, f"an image that is {state}", SOON_S)
-    shown = whole(agent, image_id)
-    assert shown is not None
-    return shown
+    return hosts.wait_fill_state(agent, image_id, state, SOON_S, why)
 
 
 def read_back(agent: agents.Agent, image_id: str) -> None:
@@ -49,11 +36,6 @@ def read_back(agent: agents.Agent, image_id: str) -> None:
 
 def promised_bytes(agent: agents.Agent) -> int:
     return agent.status()["cache"]["reserved_bytes"]
-
-
-@pytest.fixture
-def images(tmp_path):
-    return local.ImageFolder(tmp_path / "images")
 
 
 def test_image_outlives_its_source_and_any_one_host_and_who_leaves_is_replaced(tmp_path, images):

@@ -28,12 +28,6 @@ DISK_BYTES = 24 * MIB
 BASE = random.Random(18).randbytes(6 * MIB) + bytes(2 * MIB + 512)
 
 
-@pytest.fixture(scope="module")
-def host():
-    with domain_lab.libvirt_host() as running:
-        yield running
-
-
 class NoPace:
     def spend_bytes(self, count_bytes):
         pass

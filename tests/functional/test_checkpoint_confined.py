@@ -55,12 +55,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def host():
-    with domain_lab.libvirt_host() as running:
-        yield running
-
-
 @pytest.fixture
 def guest(host, tmp_path):
     with contextlib.closing(domain_lab.Domain(host, tmp_path, BASE, 4 << 20)) as made:

@@ -31,12 +31,6 @@ BASE = random.Random(18).randbytes(6 * MIB) + bytes(2 * MIB + 512)
 CRASH = checkpoint_manifest.Consistency.CRASH
 
 
-@pytest.fixture(scope="module")
-def host():
-    with domain_lab.libvirt_host() as running:
-        yield running
-
-
 @pytest.fixture
 def guest(host, tmp_path):
     made = domain_lab.Domain(host, tmp_path, BASE, DISK_BYTES)

@@ -277,26 +277,29 @@ def waiting(agent: agents.Agent, image_id: str) -> int:
     return (agent.status()["images"][image_id]["waiting"] or {"requests": 0})["requests"]
 
 
-def test_source_that_says_for_a_while_that_an_image_is_gone_is_waited_for(away):
-    at = away()
-    at.server.always = http_server.status(404)
+@contextlib.contextmanager
+def read_waits_for_source(at, status):
+    """Let a read wait while the source answers with a status, and get its bytes afterwards."""
+    at.server.always = http_server.status(status)
     with reader("thread", at.path, 9) as waits:
         hosts.wait_until(lambda: at.waiting()["requests"] == 1, "a read that waits", 30)
-        assert "lost if that is still so in" in at.waiting()["why"]
-        assert at.agent.log().count(f"image {at.image_id}: bytes of it cannot be had") == 1
+        yield
         at.server.always = http_server.fine
         assert waits.said() == waiting_reader.digest(chunk(9))
+
+
+def test_source_that_says_for_a_while_that_an_image_is_gone_is_waited_for(away):
+    at = away()
+    with read_waits_for_source(at, 404):
+        assert "lost if that is still so in" in at.waiting()["why"]
+        assert at.agent.log().count(f"image {at.image_id}: bytes of it cannot be had") == 1
 
 
 def test_source_that_refuses_is_waited_for(away):
     """Somebody has to mend something: that says nothing of the bytes."""
     at = away()
-    at.server.always = http_server.status(403)
-    with reader("thread", at.path, 9) as waits:
-        hosts.wait_until(lambda: at.waiting()["requests"] == 1, "a read that waits", 30)
+    with read_waits_for_source(at, 403):
         assert "refuses access (403)" in at.waiting()["why"]
-        at.server.always = http_server.fine
-        assert waits.said() == waiting_reader.digest(chunk(9))
 
 
 def test_soft_reads_end_in_time(away):

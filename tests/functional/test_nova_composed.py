@@ -27,7 +27,6 @@ from tests.lab import local
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import cloud
 from tests.lab.openstack import ini
-from tests.lab.openstack import installed
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
@@ -45,12 +44,9 @@ MUCH = f"write -P 5 {2 * MIB} 12M"
 
 
 @pytest.fixture(scope="module")
-def gateway(openstack_lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
+def gateway(compute_lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
     """Return a gateway beside Glance."""
-    if not installed.is_ready():
-        pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
-    openstack_lab.start_compute_services()
-    beside = acstor_gateway.Gateway(openstack_lab, openstack_lab.folder, auth_cache_s=0)
+    beside = acstor_gateway.Gateway(compute_lab, compute_lab.folder, auth_cache_s=0)
     try:
         beside.start()
         beside.wait_ready()

@@ -17,7 +17,6 @@ from tests.lab import runs
 from tests.lab.openstack import api
 from tests.lab.openstack import cloud
 from tests.lab.openstack import ini
-from tests.lab.openstack import installed
 
 pytestmark = [
     hosts.needs_fuse,
@@ -56,12 +55,9 @@ META_DATA = "openstack/latest/meta_data.json"
 
 
 @pytest.fixture(scope="module")
-def cluster(openstack_lab: cloud.Cloud) -> Iterator[nova_hosts.NovaHosts]:
+def cluster(compute_lab: cloud.Cloud) -> Iterator[nova_hosts.NovaHosts]:
     """The two compute hosts with acstor, where images may wish for all of this."""
-    if not installed.is_ready():
-        pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
-    openstack_lab.start_compute_services()
-    with nova_hosts.running(openstack_lab, more=OPTIONS) as running:
+    with nova_hosts.running(compute_lab, more=OPTIONS) as running:
         yield running
 
 

@@ -28,7 +28,6 @@ from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import client
 from tests.lab.openstack import cloud
 from tests.lab.openstack import image_stores
-from tests.lab.openstack import installed
 from tests.lab.openstack import uploads
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
@@ -39,12 +38,9 @@ BOOTED_S = 400.0
 
 
 @pytest.fixture(scope="module")
-def gateway(openstack_lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
+def gateway(compute_lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
     """Return the gateway of a cloud whose images lie in S3."""
-    if not installed.is_ready():
-        pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
-    openstack_lab.start_compute_services()
-    with image_stores.images_in_s3(openstack_lab) as beside:
+    with image_stores.images_in_s3(compute_lab) as beside:
         yield beside
 
 

@@ -31,12 +31,6 @@ DEADLINE_S = 60.0
 QEMU_10 = 10_000_000
 
 
-@pytest.fixture(scope="module")
-def host():
-    with domain_lab.libvirt_host() as running:
-        yield running
-
-
 @pytest.fixture
 def place(host, tmp_path):
     made = []

@@ -43,11 +43,6 @@ def agent(tmp_path: pathlib.Path, images: local.ImageFolder) -> Iterator[agents.
 
 
 @pytest.fixture
-def images(tmp_path: pathlib.Path) -> local.ImageFolder:
-    return local.ImageFolder(tmp_path / "images")
-
-
-@pytest.fixture
 def nova(tmp_path: pathlib.Path, agent: agents.Agent) -> nova_backend.Nova:
     folder = tmp_path / "nova"
     folder.mkdir()

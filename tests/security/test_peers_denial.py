@@ -32,11 +32,6 @@ MEMORY_LIMIT_BYTES = 512 * geometry.MIB
 
 
 @pytest.fixture
-def images(tmp_path):
-    return local.ImageFolder(tmp_path / "images")
-
-
-@pytest.fixture
 def image_id(images):
     return images.add(DATA)
 

@@ -46,11 +46,6 @@ SPENT_S = 1.0
 
 
 @pytest.fixture
-def images(tmp_path):
-    return local.ImageFolder(tmp_path / "images")
-
-
-@pytest.fixture
 def image_id(images):
     return images.add(DATA)
 

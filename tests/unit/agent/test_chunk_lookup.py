@@ -103,11 +103,6 @@ class Host:
 
 
 @pytest.fixture
-def images(tmp_path):
-    return local.ImageFolder(tmp_path / "images")
-
-
-@pytest.fixture
 def host(images, nursery):
     return Host(images, nursery)
 

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-import pathlib
 import shutil
 
 import pytest
@@ -10,11 +9,6 @@ from tests.fakes import qcow2_images
 from tests.lab import local
 
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
-
-
-@pytest.fixture
-def images(tmp_path: pathlib.Path) -> local.ImageFolder:
-    return local.ImageFolder(tmp_path / "images")
 
 
 def test_chunks_of_a_raw_image_need_as_many_bytes_as_they_have(images: local.ImageFolder) -> None:
