@@ -9,7 +9,6 @@ import pytest
 import trio
 
 from acstor_agent.control import image_requests
-from acstor_agent.core.cloud import interface_traffic
 from acstor_agent.core.images import capacity
 from acstor_agent.core.images import fill_rate
 from acstor_agent.core.images import image_usage
@@ -17,7 +16,6 @@ from acstor_agent.core.images import pin_record
 from acstor_agent.engine_io import background_fetch
 from acstor_agent.images.image import usage
 from acstor_agent.images.keep import background_fill
-from acstor_agent.images.keep import boot_deferral
 from acstor_agent.images.keep import fill_status
 from acstor_agent.images.keep import hydration
 from acstor_agent.images.keep import pin_file
@@ -28,6 +26,7 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.wire import decision_messages
 from acstor_common.wire import fill_progress
+from tests.fakes import filling_host
 from tests.fakes import one_host
 from tests.fakes import quiet_driver
 
@@ -35,38 +34,20 @@ IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
 MIB = geometry.MIB
 DATA = one_host.image_bytes(40 * CHUNK) + bytes(4 * CHUNK) + one_host.image_bytes(777, seed=2)
 SECOND = one_host.image_bytes(30 * CHUNK, seed=3)
-BOOT_IDLE_S, BOOT_LONGEST_S = 0.25, 1.0
+BOOT_IDLE_S, BOOT_LONGEST_S = filling_host.BOOT_IDLE_S, filling_host.BOOT_LONGEST_S
 IN_USE_S = 1.5
-LINK_BYTES_S = 125_000_000
-PATIENCE_S = 40.0
+LINK_BYTES_S, PATIENCE_S = filling_host.LINK_BYTES_S, filling_host.PATIENCE_S
+until = filling_host.until
 
 
-async def until(is_true, within_s=PATIENCE_S):
-    with trio.fail_after(within_s):
-        while not is_true():  # noqa: ASYNC110 - nothing says when it is
-            await trio.sleep(0.01)
-
-
-class Keeper:
+class Keeper(filling_host.FillingHost):
     """A host that keeps images whole, and what its link and its guests do."""
 
     def __init__(self, host):
-        self.host = host
+        super().__init__(host, reads=self)
         self._is_waiting, self._waited_s = False, -math.inf
-        self.looks, self.link_fails = 0, False
         self.wall_jumped_s = 0.0
-        host.boots.clock = trio.current_time
         self.uses = usage.ImageUsage(host.mirrors, set, set, clock=trio.current_time)
-        boots = boot_deferral.BootDeferral(host.mirrors, host.boots, BOOT_IDLE_S, BOOT_LONGEST_S)
-        self.filler = background_fill.BackgroundFill(
-            host.mirrors,
-            host.pins,
-            host.chunks,
-            boots,
-            reads=self,
-            read_traffic=self.look,
-            limit_bytes_s=1e9,
-        )
         self.whole = hydration.Hydration(
             host.mirrors,
             self.uses,
@@ -74,6 +55,7 @@ class Keeper:
             self.filler,
             wall_clock=lambda: time.time() + self.wall_jumped_s,
         )
+        self.loops = self.uses.run, self.whole.run
 
     @property
     def is_waiting(self):
@@ -85,12 +67,6 @@ class Keeper:
 
     def quiet_s(self):
         return 0.0 if self._is_waiting else trio.current_time() - self._waited_s
-
-    def look(self):
-        self.looks += 1
-        if self.link_fails:
-            raise errors.Unusable("network interfaces", "there are none")
-        return interface_traffic.InterfaceSample(float(self.looks), [], LINK_BYTES_S)
 
     def state(self, image_id=IMAGE):
         shown = self.whole.status.status_of(image_id)
@@ -109,32 +85,17 @@ class Keeper:
         self.uses.image_opened(image_id)
         return image
 
-    def promised_bytes(self):
-        return self.host.cache.statistics.reserved_bytes
 
-
-@contextlib.asynccontextmanager
-async def running(folder, limit_bytes=8 * MIB):
-    async with one_host.one_host(folder, limit_bytes, is_keeping=True) as host:
-        host.add(DATA)
-        host.add(SECOND, OTHER)
-        made = Keeper(host)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.uses.run)
-            nursery.start_soon(made.whole.run)
-            yield made
-            nursery.cancel_scope.cancel()
+def running(folder, limit_bytes=8 * MIB):
+    return filling_host.running(folder, limit_bytes, (DATA, SECOND), Keeper)
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
     """Let everything happen soon."""
     for module, name, value in (
-        (usage, "LOOK_S", 0.1),
-        (hydration, "TICK_S", 0.05),
-        (hydration, "RECOUNT_S", 0.2),
+        *filling_host.SHORT_INTERVALS,
         (background_fill, "SLICE_S", 0.3),
-        (background_fill, "MEASURE_S", 0.05),
         (background_fill, "FETCH_S", 0.5),
         (background_fill, "CALM_S", 0.2),
         (background_fill, "YIELD_S", 0.05),
@@ -182,8 +143,7 @@ async def test_at_the_start_promises_are_kept_and_none_is_made_before_a_use_is_s
 ):
     """Also those of a stopped instance that Nova has not touched yet."""
     monkeypatch.setattr(usage.ImageUsage.is_used, "__defaults__", (3600.0,))
-    async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True, data=DATA) as host:
         host.add(SECOND, OTHER)
         for image_id in (IMAGE, OTHER):
             await host.mirrors.attach_image(image_id)
@@ -455,8 +415,7 @@ async def test_image_with_a_deadline_does_not_come_at_once_while_that_is_noted(k
 
 
 async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tmp_path, fast):
-    async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True) as host:
-        host.add(DATA)
+    async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True, data=DATA) as host:
         host.add(SECOND, OTHER)
         whole = Keeper(host).whole
         for image_id in (IMAGE, OTHER):
@@ -750,8 +709,7 @@ async def test_chunks_of_a_boot_image_that_is_here_are_not_read_again(keeper):
 @contextlib.asynccontextmanager
 async def still(folder, limit_bytes=8 * MIB):
     """A host on which nothing happens by itself."""
-    async with one_host.one_host(folder, limit_bytes, is_keeping=True) as host:
-        host.add(DATA)
+    async with one_host.one_host(folder, limit_bytes, is_keeping=True, data=DATA) as host:
         host.add(SECOND, OTHER)
         yield Keeper(host)
 

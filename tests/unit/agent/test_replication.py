@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What hosts keep of images for each other: asked, refused, forged, forgotten; and room for it."""
 
-import contextlib
 import uuid
 
 import pytest
 import trio
 
-from acstor_agent.core.cloud import interface_traffic
 from acstor_agent.core.images import fill_rate
 from acstor_agent.core.images import pin_record
 from acstor_agent.core.images import replica_holders
@@ -16,7 +14,6 @@ from acstor_agent.core.images import replica_placement
 from acstor_agent.engine import identity
 from acstor_agent.images.image import usage
 from acstor_agent.images.keep import background_fill
-from acstor_agent.images.keep import boot_deferral
 from acstor_agent.images.keep import fill_status
 from acstor_agent.images.keep import hydration
 from acstor_agent.images.keep import pins
@@ -26,6 +23,7 @@ from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_wire
 from acstor_common.wire import replica_messages
+from tests.fakes import filling_host
 from tests.fakes import one_host
 
 IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
@@ -33,7 +31,7 @@ MIB = geometry.MIB
 DATA = one_host.image_bytes(200 * CHUNK) + bytes(4 * CHUNK)
 SECOND = one_host.image_bytes(100 * CHUNK, seed=3)
 H1, H2, H3, H4 = (ids.HostId(f"h{number}") for number in range(1, 5))
-SOON_S = 40.0
+until = filling_host.until
 
 
 def table_of(*names: str, epoch: int = 1) -> hash_ring.Ring:
@@ -42,12 +40,6 @@ def table_of(*names: str, epoch: int = 1) -> hash_ring.Ring:
         for number, name in enumerate(names, 1)
     ]
     return hash_ring.Ring(epoch, tuple(made))
-
-
-async def until(is_true, within_s=SOON_S):
-    with trio.fail_after(within_s):
-        while not is_true():  # noqa: ASYNC110 - nothing says when it is
-            await trio.sleep(0.01)
 
 
 class Place:
@@ -63,23 +55,13 @@ class Place:
         )
 
 
-class Keeper:
+class Keeper(filling_host.FillingHost):
     """Host h1, which keeps its shares, and what it tells others."""
 
     def __init__(self, host, place):
-        self.host, self.place = host, place
+        super().__init__(host, host.waiting)
+        self.place = place
         self.told: list[tuple[str, peer_wire.Notification]] = []
-        self.looks = 0
-        host.boots.clock = trio.current_time
-        self.filler = background_fill.BackgroundFill(
-            host.mirrors,
-            host.pins,
-            host.chunks,
-            boot_deferral.BootDeferral(host.mirrors, host.boots, 0.2, 1.0),
-            host.waiting,
-            read_traffic=self.look,
-            limit_bytes_s=1e9,
-        )
         self.replicas = replication.Replication(
             H1,
             host.mirrors,
@@ -94,10 +76,7 @@ class Keeper:
         self.whole = hydration.Hydration(
             host.mirrors, self.uses, host.pins, self.filler, self.replicas
         )
-
-    def look(self):
-        self.looks += 1
-        return interface_traffic.InterfaceSample(float(self.looks), [], 125_000_000)
+        self.loops = self.uses.run, self.whole.run, self.replicas.run
 
     def asks(self, host, *images, lease_s=3600):
         entries = tuple(replica_messages.Lease(one, lease_s) for one in images)
@@ -119,38 +98,26 @@ class Keeper:
         await until(last)
         return self.answers(host, image_id)[-1]
 
-    def promised_bytes(self):
-        return self.host.cache.statistics.reserved_bytes
-
     async def use(self, image_id=IMAGE):
         self.uses.image_opened(image_id)
         return await self.host.mirrors.attach_image(image_id)
 
 
-@contextlib.asynccontextmanager
-async def running(folder, place, limit_bytes=16 * MIB):
-    async with one_host.one_host(
-        folder, limit_bytes, is_keeping=True, shares=place.shares()
-    ) as host:
-        host.add(DATA)
-        host.add(SECOND, OTHER)
-        made = Keeper(host, place)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.uses.run)
-            nursery.start_soon(made.whole.run)
-            nursery.start_soon(made.replicas.run)
-            yield made
-            nursery.cancel_scope.cancel()
+def running(folder, place, limit_bytes=16 * MIB):
+    return filling_host.running(
+        folder,
+        limit_bytes,
+        (DATA, SECOND),
+        lambda host: Keeper(host, place),
+        shares=place.shares(),
+    )
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
     """Let everything happen soon."""
     for module, name, value in (
-        (usage, "LOOK_S", 0.1),
-        (hydration, "TICK_S", 0.05),
-        (hydration, "RECOUNT_S", 0.2),
-        (background_fill, "MEASURE_S", 0.05),
+        *filling_host.SHORT_INTERVALS,
         (background_fill, "SLICE_S", 0.5),
         (replication, "TICK_S", 0.05),
         (replication, "TELL_EVERY_S", 0.1),
