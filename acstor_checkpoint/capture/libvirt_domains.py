@@ -102,7 +102,14 @@ class _Link:
 
     def __init__(self) -> None:
         self.connection: Any = None
+        self.described = ""
+        """The server whose definition was asked for last."""
         self._calls = call_deadline.CallDeadline("libvirt", CALL_S)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call runs."""
+        return self._calls.is_busy
 
     def call(self, what: str, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
         """Run calls to libvirt; return their result.
@@ -124,27 +131,47 @@ class Domains:
     """
 
     def __init__(self, uri: str, base_of: domain_xml.FindBase, run_dir: str = RUN_DIR) -> None:
-        self._uri, self.base_of, self._run_dir = uri, base_of, run_dir
+        self.uri, self.base_of, self._run_dir = uri, base_of, run_dir
         self._option = f"[acstor_checkpoint] libvirt_uri = {uri}"
         self._lock = threading.Lock()
         self._opening = call_deadline.CallDeadline("libvirt-open", _OPEN_S)
         self._links: dict[str, _Link] = {}
+        self._listed: dict[str, domain_xml.Server] = {}
 
     def list_servers(self) -> list[domain_xml.Server]:
-        """Return the servers with supported disks, running or not, or raise Unusable."""
+        """Return the servers with supported disks, running or not, or raise Unusable.
+
+        libvirt 11 describes no domain while a call waits for its QEMU.  Such a server is returned
+        as it was listed last.  If its description comes too late, its calls are what wait for it.
+        """
         link = self._link("")
-        found = link.call(self._option, lambda: self._found(link))
+        try:
+            found = link.call(self._option, lambda: self._found(link))
+        except errors.Unusable:
+            with self._lock:
+                if link.is_busy and link.described and self._links.get("") is link:
+                    self._links[link.described] = self._links.pop("")
+            raise
         with self._lock:
-            here = {server.instance for server in found}
-            self._links = {key: one for key, one in self._links.items() if not key or key in here}
+            self._listed = {server.instance: server for server in found}
+            here = {"", *self._listed}
+            self._links = {
+                key: one for key, one in self._links.items() if key in here or one.is_busy
+            }
         return found
 
     def _found(self, link: "_Link") -> list[domain_xml.Server]:
+        link.described = ""
         domains = self._connected(link).listAllDomains()
-        return [server for domain in domains if (server := self._server(domain))]
+        return [server for domain in domains if (server := self._server(domain, link))]
 
-    def _server(self, domain: Any) -> domain_xml.Server | None:
+    def _server(self, domain: Any, link: "_Link") -> domain_xml.Server | None:
         """Return the server of a domain; None if unsupported or unreadable."""
+        instance = domain.UUIDString()
+        own = self._links.get(instance)
+        if own is not None and own.is_busy:
+            return self._listed.get(instance)
+        link.described = instance
         try:
             return domain_xml.parse(domain.XMLDesc(), self.base_of)
         except libvirt.libvirtError:  # deleted meanwhile
@@ -178,7 +205,7 @@ class Domains:
         return link.connection
 
     def _opened(self) -> Any:
-        connection = libvirt.open(self._uri)
+        connection = libvirt.open(self.uri)
         # Calls to a hung libvirtd fail.
         connection.setKeepAlive(_KEEPALIVE_S, _KEEPALIVE_COUNT)
         return connection

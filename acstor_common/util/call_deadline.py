@@ -35,6 +35,11 @@ class CallDeadline:
         self._free = threading.Lock()
         self._is_late = False
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call runs, late or not."""
+        return self._free.locked()
+
     def run_call(self, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
         """Return the result of ``work``, or raise its exception.
 
