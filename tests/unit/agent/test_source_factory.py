@@ -10,6 +10,7 @@ from acstor_agent.sources import base
 from acstor_agent.sources import deadline_source
 from acstor_agent.sources import source_client
 from acstor_agent.sources import source_factory
+from acstor_agent.sources.http_client import http_pool
 from acstor_common import errors
 from acstor_common.formats import layout
 from acstor_common.model import geometry
@@ -70,9 +71,9 @@ async def test_sources_are_asked_in_the_order_of_their_names(conf, tmp_path, nur
         await source.aclose()
 
 
-async def test_connections_of_the_driver_bound_the_reads_in_flight(conf, nursery):
+async def test_connections_of_the_driver_bound_the_reads_in_flight(conf, nursery, monkeypatch):
     conf.set_override("url", "http://127.0.0.1:1/", group="source_http")
-    conf.set_override("connections", 3, group="source_http")
+    monkeypatch.setattr(http_pool, "limits_of", lambda _group: http_pool.Limits(connections=3))
     source = source_client.SourceClient(*source_factory.build(["http"], conf, nursery, as_stored))
     assert source.in_flight == 3
     await source.aclose()
