@@ -198,7 +198,7 @@ class NovaClient:
             return self._adapter
 
 
-_ODD = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_ODD = (ValueError, LookupError, TypeError, AttributeError)
 """Errors that a malformed response causes."""
 
 

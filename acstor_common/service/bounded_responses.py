@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds size and duration of the responses that a keystoneauth session reads.
+"""Bounds size, depth and duration of the responses that a keystoneauth session reads.
 
 keystoneauth reads a whole body into memory, and its timeout is one of silence: each byte restarts
 it, also in the status line and headers.  http.client bounds the size of headers.
@@ -11,6 +11,7 @@ import http.client
 import io
 import math
 import time
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 from typing import Final
@@ -36,6 +37,7 @@ def bound(
 ) -> None:
     """Make a session fail on larger or slower responses, as on a lost connection.
 
+    JSON that is nested too deeply is malformed.
     Image data that the caller streams has any size, and a least rate instead of a deadline.
     """
     for scheme in ("http://", "https://"):
@@ -87,6 +89,7 @@ class _Adapter(keystone_session.TCPKeepAliveAdapter):
             pace.bytes_per_s = STREAM_BYTES_PER_S
         else:
             response.raw = _Body(response.raw, self._max_bytes)
+        response.json = functools.partial(_decode, response.json)  # type: ignore[method-assign]
         return response
 
     def _timeout(self, request: requests.PreparedRequest, timeout: float | None) -> Any:
@@ -94,6 +97,14 @@ class _Adapter(keystone_session.TCPKeepAliveAdapter):
         if isinstance(request.body, str | bytes | None):
             return urllib3.Timeout(total=self._within_s, connect=timeout)
         return urllib3.Timeout(connect=timeout, read=self._within_s)  # an upload takes its time
+
+
+def _decode(decode: Callable[..., Any], **kwargs: Any) -> Any:
+    """Return a body's JSON; what is nested too deeply is malformed."""
+    try:
+        return decode(**kwargs)
+    except RecursionError as e:
+        raise requests.JSONDecodeError("it is nested too deeply", "", 0) from e
 
 
 def _bound_reads(manager: Any) -> Any:

@@ -115,6 +115,17 @@ def test_answers_over_one_connection_have_a_deadline_each() -> None:
         assert server.connections == 1
 
 
+def test_json_that_is_nested_too_deeply_is_malformed() -> None:
+    body = b"[" * (MIB // 2)
+    answer = OK + b"Content-Type: application/json\r\n"
+    with serve(
+        lambda: iter([answer + f"Content-Length: {len(body)}\r\n\r\n".encode() + body])
+    ) as at:
+        found = session_of().get(f"http://{at.address}/")
+        with pytest.raises(ValueError, match="nested too deeply"):
+            found.json()
+
+
 def image_data(*pieces: bytes) -> Pieces:
     size = sum(map(len, pieces))
     head = OK + IMAGE_DATA + f"Content-Length: {size}\r\n\r\n".encode()
