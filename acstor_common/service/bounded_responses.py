@@ -38,7 +38,8 @@ def bound(
     """Make a session fail on larger or slower responses, as on a lost connection.
 
     JSON that is nested too deeply is malformed.
-    Image data that the caller streams has any size, and a least rate instead of a deadline.
+    Image data that the caller streams has any size, and a least rate instead of a deadline.  A
+    request with a timeout (connect, read) may wait for the answer to an upload as long as it says.
     """
     for scheme in ("http://", "https://"):
         session.session.mount(scheme, _Adapter(max_bytes, within_s))
@@ -76,13 +77,19 @@ class _Adapter(keystone_session.TCPKeepAliveAdapter):
         self,
         request: requests.PreparedRequest,
         stream: bool = False,
-        timeout: float | None = None,
+        timeout: float | tuple[float, float] | None = None,
         **kwargs: Any,
     ) -> requests.Response:
-        pace = _Pace(timeout)
+        connect_s, silence_s = timeout if isinstance(timeout, tuple) else (timeout, timeout)
+        upload_s = silence_s if isinstance(timeout, tuple) else self._within_s
+        pace = _Pace(silence_s)
+        if isinstance(request.body, str | bytes | None):
+            limits = urllib3.Timeout(total=self._within_s, connect=connect_s)
+        else:  # it takes its time; then the socket's timeout is what is left for the response
+            limits = urllib3.Timeout(connect=connect_s, read=upload_s)
         token = _PACE.set(pace)
         try:
-            response = super().send(request, stream, self._timeout(request, timeout), **kwargs)
+            response = super().send(request, stream, limits, **kwargs)  # type: ignore[arg-type]
         finally:
             _PACE.reset(token)
         if stream and response.ok and response.headers.get("Content-Type") == _IMAGE_DATA:
@@ -91,12 +98,6 @@ class _Adapter(keystone_session.TCPKeepAliveAdapter):
             response.raw = _Body(response.raw, self._max_bytes)
         response.json = functools.partial(_decode, response.json)  # type: ignore[method-assign]
         return response
-
-    def _timeout(self, request: requests.PreparedRequest, timeout: float | None) -> Any:
-        """Return timeouts after which the socket's is what is left for the response."""
-        if isinstance(request.body, str | bytes | None):
-            return urllib3.Timeout(total=self._within_s, connect=timeout)
-        return urllib3.Timeout(connect=timeout, read=self._within_s)  # an upload takes its time
 
 
 def _decode(decode: Callable[..., Any], **kwargs: Any) -> Any:

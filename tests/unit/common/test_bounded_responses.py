@@ -201,3 +201,13 @@ def test_upload_takes_its_time_and_its_answer_does_not() -> None:
         with pytest.raises(exceptions.ConnectionError):
             session_of().put(f"http://{server.address}/", data=pieces())
         assert 3 * WITHIN_S - 0.1 < time.monotonic() - began_s < 3 * WITHIN_S + SLACK_S
+
+
+def test_answer_to_an_upload_may_take_as_long_as_its_request_says() -> None:
+    with serve(drip(OK), 0.05) as server:
+        began_s = time.monotonic()
+        with pytest.raises(exceptions.ConnectionError):
+            session_of().put(
+                f"http://{server.address}/", data=iter([b"x"]), timeout=(1.0, 3 * WITHIN_S)
+            )
+        assert 3 * WITHIN_S - 0.1 < time.monotonic() - began_s < 3 * WITHIN_S + SLACK_S
