@@ -9,6 +9,8 @@ import shutil
 import signal
 import time
 
+import pytest
+
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
 from tests.fakes import nova_moves
@@ -171,23 +173,28 @@ def test_server_whose_image_is_on_a_host_outlives_it_in_glance(cluster):
         )
 
 
-@contextlib.contextmanager
-def booting(cluster, lab_image):
-    """Let a guest with an operating system boot on the first host; yield its server."""
+@pytest.fixture(scope="module")
+def system_id(cluster, lab_image):
+    """The image of an operating system, uploaded once."""
     with lab_image.raw.open("rb") as data:
-        image_id = cluster.images.map(cluster.images.add(data))
-    with cluster.server(image_id, cluster.hosts[0], "guest") as server:
+        return cluster.images.map(cluster.images.add(data))
+
+
+@contextlib.contextmanager
+def booting(cluster, system_id):
+    """Let a guest with an operating system boot on the first host; yield its server."""
+    with cluster.server(system_id, cluster.hosts[0], "guest") as server:
         yield server
-        assert cluster.images.downloads(image_id) == 0
+        assert cluster.images.downloads(system_id) == 0
 
 
 def waited_for(words, server):
     runs.wait_for(lambda: words in server.console(), BOOT_DEADLINE_S, words, server.console)
 
 
-def test_guest_boots_and_meets_no_error_while_workers_die(cluster, lab_image):
+def test_guest_boots_and_meets_no_error_while_workers_die(cluster, system_id):
     host = cluster.hosts[0]
-    with booting(cluster, lab_image) as server:
+    with booting(cluster, system_id) as server:
         for words in ("Linux version", "systemd"):
             waited_for(words, server)
             hosts.kill(host.agent.worker_pid())
@@ -196,9 +203,13 @@ def test_guest_boots_and_meets_no_error_while_workers_die(cluster, lab_image):
         assert host.agent.log().count("starting another") >= 2
 
 
-def test_guest_boots_and_meets_no_error_while_supervisors_go_and_come(cluster, lab_image, tmp_path):
+def test_guest_boots_and_meets_no_error_while_supervisors_go_and_come(cluster, system_id, tmp_path):
     host = cluster.hosts[0]
-    with nova_hosts.kept(host, tmp_path) as restart, booting(cluster, lab_image) as server:
+    with (
+        nova_hosts.agent_options(host, cache_dir=tmp_path / "cache"),  # it has nothing of the image
+        nova_hosts.kept(host, tmp_path) as restart,
+        booting(cluster, system_id) as server,
+    ):
         for words, number in (("Linux version", signal.SIGKILL), ("systemd", signal.SIGTERM)):
             waited_for(words, server)
             restart(number)
@@ -208,13 +219,13 @@ def test_guest_boots_and_meets_no_error_while_supervisors_go_and_come(cluster, l
 
 
 def test_guest_whose_disk_fails_is_paused_and_goes_on_when_it_is_mended(
-    cluster, lab_image, tmp_path
+    cluster, system_id, tmp_path
 ):
     """Its host has nothing of the image but what the guest asked for: other chunks fail."""
     host = cluster.hosts[0]
     domain = host.compute.machine.virsh
     options = {"read_deadline_s": 1, "keep_images": "none", "cache_dir": tmp_path / "cache"}
-    with nova_hosts.agent_options(host, **options), booting(cluster, lab_image) as server:
+    with nova_hosts.agent_options(host, **options), booting(cluster, system_id) as server:
         waited_for("Linux version", server)
         cluster.lab.glance.kill()
         try:
