@@ -13,15 +13,12 @@ from acstor_common.model import ids
 from acstor_common.service import boot_chart
 from tests.fakes import hosts
 from tests.lab import agents
-from tests.lab import guest
 from tests.lab import local
-from tests.lab import tuned
 
 pytestmark = hosts.needs_fuse
 
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 CHUNKS = 64
-LIFE_S = 280.0
 DATA = local.random_bytes(CHUNKS * CHUNK, seed=5, zero_share=0.1)
 SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 GUEST_OF = """
@@ -118,23 +115,3 @@ def test_boot_is_forgotten_with_its_worker_and_the_guest_reads_on(images, image_
         assert os.pread(file.fileno(), len(DATA), 0) == DATA
     hosts.wait_until(lambda: agent.is_mounted(), "the mount")
     assert agent.timelines() == []
-
-
-def test_real_guest_waits_only_where_it_is_told(guest_image_id, start, tmp_path):
-    """What a guest that boots by QEMU reads lies in its timeline, second by second."""
-    agent = start(constants={tuned.BOOT_IDLE_S: 600}, life_s=LIFE_S)
-    agents.request(agent.control_socket, "ensure", image_id=guest_image_id)
-    path = agent.image_path(guest_image_id)
-    disk = tmp_path / SERVER / "disk"
-    disk.parent.mkdir()
-    guest.make_overlay(disk, path, "raw", path.stat().st_size)
-    with guest.Guest(agent.host, disk, cache="writeback") as booted:
-        login_s = booted.wait_booted().login_s
-        hosts.wait_until(lambda: bool(agent.timelines(SERVER)), "who boots")
-    [boot] = agent.timelines(SERVER)
-    assert login_s is not None and boot.opened_s < boot.last_s
-    assert boot.bytes["source"] > 10 * geometry.MIB
-    assert sum(one.reads for one in boot.slices) == boot.reads
-    waited_s = sum(boot.waited_s.values())
-    assert sum(one.waited_s for one in boot.slices) == pytest.approx(waited_s, rel=0.01)
-    assert dict(boot_chart.shares(boot))["guest: by itself"] > 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real guest boots from the lab's image.  Needs the image: it is not built here."""
+"""What a guest of the lab says that does not boot."""
 
 import os
 import pathlib
@@ -10,7 +10,6 @@ import pytest
 
 from acstor_common import errors
 from tests.lab import guest
-from tests.lab import guest_image
 from tests.lab import network
 
 pytestmark = [
@@ -30,20 +29,6 @@ def host() -> Iterator[network.Host]:
 def overlay(host: network.Host, backing: pathlib.Path) -> pathlib.Path:
     size = backing.stat().st_size
     return guest.make_overlay(host.folder / "disk.qcow2", backing, "raw", size)
-
-
-def test_guest_boots_answers_and_reads_its_disk(
-    host: network.Host, lab_image: guest_image.GuestImage
-) -> None:
-    with guest.Guest(host, overlay(host, lab_image.raw)) as booted:
-        seen = booted.wait_booted()
-        assert seen.first_line_s is not None
-        assert seen.login_s is not None
-        assert 0 < seen.first_line_s < seen.login_s
-        assert seen.read_bytes is not None
-        assert 10_000_000 < seen.read_bytes < 200_000_000
-        assert booted.shell("echo lab > /root/note; cat /root/note") == "lab\n"
-        booted.check_progress()
 
 
 def test_disk_without_a_system_is_told_with_the_end_of_the_console(

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real guest that boots with its boot image, the worker being killed meanwhile.
+"""A real guest boots from a mirror: its milestones, its timeline, and what is recorded of it.
 
-The boot image is made of the boot before, as the agent has recorded it.
+The next guest boots with the boot image of that recording, and its worker is killed meanwhile.
 """
 
 import pathlib
 
 import msgspec
+import pytest
 
 from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
 from acstor_common.image import boot_trace
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from acstor_common.service import boot_chart
 from acstor_common.wire import trace_message
 from acstor_glance.boot import boot_builder
 from acstor_glance.boot import guest_disk
@@ -22,29 +24,38 @@ from tests.lab import guest
 from tests.lab import local
 from tests.lab import tuned
 
-pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
+pytestmark = hosts.needs_fuse
 LIFE_S = 280.0
+SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 
 
 def booted(agent: agents.Agent, image_id: ids.ImageId, name: str) -> guest.Guest:
     """Return a guest on ``agent``, to be started."""
     path = agent.image_path(image_id)
-    disk = guest.make_overlay(agent.host.folder / name, path, "raw", path.stat().st_size)
+    overlay = agent.host.folder / name
+    overlay.parent.mkdir(exist_ok=True)
+    disk = guest.make_overlay(overlay, path, "raw", path.stat().st_size)
     return guest.Guest(agent.host, disk)
 
 
-def test_guest_boots_with_a_boot_image_of_recorded_boots_and_the_worker_is_killed(
+def test_guest_boots_as_it_is_told_then_with_its_boot_image_and_the_worker_is_killed(
     tmp_path: pathlib.Path, images: local.ImageFolder, guest_image_id: ids.ImageId
 ) -> None:
-    given = {"life_s": LIFE_S, "constants": {tuned.RECORD_IDLE_S: 5}}
-    with hosts.running(tmp_path / "h1", images, **given) as agent:
-        with booted(agent, guest_image_id, "first.qcow2") as first:
-            first.wait_booted(LIFE_S)
+    constants = {tuned.RECORD_IDLE_S: 5, tuned.BOOT_IDLE_S: 600}
+    with hosts.running(tmp_path / "h1", images, life_s=LIFE_S, constants=constants) as agent:
+        agents.request(agent.control_socket, "ensure", image_id=guest_image_id)
+        with booted(agent, guest_image_id, f"{SERVER}/disk") as first:
+            check_milestones(first.wait_booted(LIFE_S))
             hosts.wait_until(lambda: agent.status()["boot"]["recorded"] > 0, "a trace", 60)
+            check_timeline(agent)
+            assert first.shell("echo lab > /root/note; cat /root/note") == "lab\n"
+            first.check_progress()
         (path,) = (agent.folder / "state/traces").glob("*.actrace")
         trace = msgspec.json.decode(path.read_bytes(), type=trace_message.BootTrace).trace
         head = write_boot_image(images, guest_image_id, boot_trace.merge([trace], 0.5))
     assert 100 * head.size_bytes < 3 * images.path(guest_image_id).stat().st_size
+    if not hosts.kernel_can_resend():
+        pytest.skip("what follows needs Linux 6.9 or newer")
     with hosts.running(tmp_path / "h2", images, name="h2", life_s=LIFE_S) as agent:
         with booted(agent, guest_image_id, "second.qcow2") as second:
             hosts.wait_until(lambda: boot_bytes(agent) > 5 * geometry.MIB, "reads", 60)
@@ -54,6 +65,26 @@ def test_guest_boots_with_a_boot_image_of_recorded_boots_and_the_worker_is_kille
             second.wait_booted(LIFE_S)
             assert boot_bytes(agent) > geometry.MIB  # served by the next worker
             second.check_progress()
+
+
+def check_milestones(seen: guest.Milestones) -> None:
+    assert seen.first_line_s is not None
+    assert seen.login_s is not None
+    assert 0 < seen.first_line_s < seen.login_s
+    assert seen.read_bytes is not None
+    assert 10_000_000 < seen.read_bytes < 200_000_000
+
+
+def check_timeline(agent: agents.Agent) -> None:
+    """Check that what the guest reads lies in its timeline, second by second."""
+    hosts.wait_until(lambda: bool(agent.timelines(SERVER)), "who boots")
+    [boot] = agent.timelines(SERVER)
+    assert boot.opened_s < boot.last_s
+    assert boot.bytes["source"] > 10 * geometry.MIB
+    assert sum(one.reads for one in boot.slices) == boot.reads
+    waited_s = sum(boot.waited_s.values())
+    assert sum(one.waited_s for one in boot.slices) == pytest.approx(waited_s, rel=0.01)
+    assert dict(boot_chart.shares(boot))["guest: by itself"] > 0
 
 
 def write_boot_image(
