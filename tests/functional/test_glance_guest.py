@@ -6,6 +6,7 @@ image's bytes, from Glance.
 """
 
 import pathlib
+import re
 import shutil
 from collections.abc import Callable
 
@@ -70,6 +71,8 @@ def test_guest_boots_from_glance_with_the_boot_image_that_the_listener_built(
     runs.wait_for(
         lambda: pointer in glance.record(image_id), LIFE_S, "the boot image", listener.log
     )
+    built = re.search(r"boot image built: (\d+) chunks, .* until marker", listener.log())
+    assert built and 300 < int(built[1]) < 3000, listener.log()
     stored_bytes = glance.record(glance.record(image_id)[pointer])["size"]
     assert 100 * stored_bytes < 3 * lab_image.raw.stat().st_size
 
