@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab import guest_image
+from tests.fakes import nova_hosts
 from tests.lab import runs
 from tests.lab.openstack import cloud
 
@@ -17,12 +17,12 @@ DEADLINE_S = 180
 
 
 @pytest.fixture
-def image_id(nova: cloud.Cloud, lab_image: guest_image.GuestImage) -> Iterator[str]:
+def image_id(nova: cloud.Cloud) -> Iterator[str]:
     images = nova.connect().image
     image = images.create_image(
-        name=f"guest-{uuid.uuid4()}",
-        filename=str(lab_image.compressed),
-        disk_format="qcow2",
+        name=f"image-{uuid.uuid4()}",
+        data=bytes(nova_hosts.IMAGE_BYTES),
+        disk_format="raw",
         container_format="bare",
     )
     yield image.id
