@@ -11,28 +11,37 @@ PIECE_BYTES = 64 * 1024
 
 
 @contextlib.contextmanager
-def tripwire(port: int, after_bytes: int, action: Callable[[], object]) -> Iterator[int]:
-    """Pass on connections to ``port`` until the block ends; yield the port to connect to.
+def tripwire(port: int, after_bytes: int) -> Iterator["Tripwire"]:
+    """Pass on connections to ``port`` until the block ends.
 
-    :param after_bytes: over one connection, before ``action`` is called, once, and waited for
+    :param after_bytes: over one connection, before the action is called, once, and waited for
     """
-    wire = _Wire(port, after_bytes, action)
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        wire = Tripwire(port, after_bytes, listener.getsockname()[1])
         thread = threading.Thread(target=wire.accept, args=(listener,))
         thread.start()
         try:
-            yield listener.getsockname()[1]
+            yield wire
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             thread.join()
 
 
-class _Wire:
-    def __init__(self, port: int, after_bytes: int, action: Callable[[], object]) -> None:
-        self._port, self._after_bytes, self._action = port, after_bytes, action
+def _nothing() -> None:
+    pass
+
+
+class Tripwire:
+    """Where to connect to (``port``), and what happens next (``action``)."""
+
+    def __init__(self, to_port: int, after_bytes: int, port: int) -> None:
+        self.port = port
+        self.action: Callable[[], object] = _nothing
+        self._to_port, self._after_bytes = to_port, after_bytes
         self._lock = threading.Lock()
 
     def accept(self, listener: socket.socket) -> None:
+        """Pass on connections until nobody listens any more."""
         with contextlib.suppress(OSError):
             while True:
                 near, _ = listener.accept()
@@ -41,7 +50,7 @@ class _Wire:
     def _join(self, near: socket.socket) -> None:
         """Pass on one connection both ways, and close both ends: what is not read is lost then."""
         with contextlib.suppress(OSError), near:
-            with socket.create_connection(("127.0.0.1", self._port)) as far:
+            with socket.create_connection(("127.0.0.1", self._to_port)) as far:
                 back = threading.Thread(target=self._pass_on, args=(far, near, False), daemon=True)
                 back.start()
                 self._pass_on(near, far, True)
@@ -61,5 +70,5 @@ class _Wire:
 
     def _trip(self) -> None:
         with self._lock:
-            action, self._action = self._action, lambda: None
+            action, self.action = self.action, _nothing
             action()

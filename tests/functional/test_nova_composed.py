@@ -10,7 +10,6 @@ import hashlib
 import pathlib
 import re
 import subprocess
-from collections.abc import Callable
 from collections.abc import Iterator
 
 import pytest
@@ -271,63 +270,59 @@ def test_base_that_glance_has_no_more_is_refused_and_the_snapshot_is_nova_s_own(
     assert fell_back(host, before) == {"gateway-refused": 1}
 
 
-@contextlib.contextmanager
-def interrupted(
-    cluster: nova_hosts.NovaHosts, port: int, action: Callable[[], object]
-) -> Iterator[nova_hosts.Host]:
-    """Have something happen in the middle of what Nova sends to the gateway."""
-    host = cluster.hosts[0]
+@pytest.fixture(scope="module")
+def wire(
+    cluster: nova_hosts.NovaHosts, gateway: acstor_gateway.Gateway
+) -> Iterator[tripwire.Tripwire]:
+    """Return what strikes in the middle of what Nova on the second host sends to the gateway."""
+    host = cluster.hosts[1]
     with (
-        tripwire.tripwire(port, 6 * MIB, action) as through,
-        cluster.changed(host, options_of(host, through)),
+        tripwire.tripwire(gateway.port, 6 * MIB) as through,
+        cluster.changed(host, options_of(host, through.port)),
     ):
-        yield host
+        yield through
 
 
 @pytest.mark.parametrize("status", ["ACTIVE", "SHUTOFF"])
-def test_gateway_that_is_killed_in_the_middle_costs_time_only(cluster, gateway, base_id, status):
-    with interrupted(cluster, gateway.port, gateway.kill) as host:
-        before = host.fallbacks()
-        try:
-            with cluster.server(base_id, host) as server:
-                write(server, MUCH, *WRITES)
-                if status == "SHUTOFF":
-                    switch_off(server)
-                check(cluster, server, server.snapshot())
-                assert server.client.get_server(server.id).status == status
-        finally:
-            gateway.start()
-            gateway.wait_ready()
-        assert fell_back(host, before) == {"gateway-unreachable": 1}
-
-
-def test_image_that_is_deleted_meanwhile_is_nova_s_own_error(cluster, gateway, base_id):
-    made: list[str] = []
-
-    def delete() -> None:
-        cluster.images.client.delete_image(made[0])
-
-    with interrupted(cluster, gateway.port, delete) as host:
+def test_gateway_that_is_killed_in_the_middle_costs_time_only(
+    cluster, gateway, wire, base_id, status
+):
+    host, wire.action = cluster.hosts[1], gateway.kill
+    before = host.fallbacks()
+    try:
         with cluster.server(base_id, host) as server:
-            write(server, MUCH)
-            made.append(server.client.create_server_image(server.id, "deleted").id)
-            assert wait_settled(cluster, server, made[0]) is None
-            write(server, *WRITES)  # it runs
-            check_left(host)
-
-
-def test_base_that_is_deleted_in_the_middle_gives_a_whole_image_or_none(cluster, gateway):
-    base_id = cluster.images.new()
-
-    def delete() -> None:
-        cluster.images.client.delete_image(base_id)
-
-    with interrupted(cluster, gateway.port, delete) as host:
-        with cluster.server(base_id, host) as server:
-            write(server, MUCH)
-            client = agent_client.AgentClient(str(host.agent.control_socket), 60.0)
-            client.pre_seed(base_id, 60.0)
+            write(server, MUCH, *WRITES)
+            if status == "SHUTOFF":
+                switch_off(server)
             check(cluster, server, server.snapshot())
+            assert server.client.get_server(server.id).status == status
+    finally:
+        gateway.start()
+        gateway.wait_ready()
+    assert fell_back(host, before) == {"gateway-unreachable": 1}
+
+
+def test_image_that_is_deleted_meanwhile_is_nova_s_own_error(cluster, wire, base_id):
+    made: list[str] = []
+    host = cluster.hosts[1]
+    wire.action = lambda: cluster.images.client.delete_image(made[0])
+    with cluster.server(base_id, host) as server:
+        write(server, MUCH)
+        made.append(server.client.create_server_image(server.id, "deleted").id)
+        assert wait_settled(cluster, server, made[0]) is None
+        write(server, *WRITES)  # it runs
+        check_left(host)
+
+
+def test_base_that_is_deleted_in_the_middle_gives_a_whole_image_or_none(cluster, wire):
+    base_id = cluster.images.new()
+    host = cluster.hosts[1]
+    wire.action = lambda: cluster.images.client.delete_image(base_id)
+    with cluster.server(base_id, host) as server:
+        write(server, MUCH)
+        client = agent_client.AgentClient(str(host.agent.control_socket), 60.0)
+        client.pre_seed(base_id, 60.0)
+        check(cluster, server, server.snapshot())
 
 
 def test_agent_that_is_away_makes_it_nova_s_own_affair(cluster, gateway, base_id):

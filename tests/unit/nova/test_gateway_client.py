@@ -105,8 +105,9 @@ def test_gateway_that_goes_away_in_the_middle_is_unreachable(gateway, client, bo
 def test_gateway_that_ends_in_the_middle_is_noticed_though_much_is_under_way(gateway):
     port, ended = int(gateway.url.rpartition(":")[2]), []
     gateway.takes_bytes = 8 << 20
-    with tripwire.tripwire(port, 4 << 20, lambda: ended.append(True)) as through:
-        client = gateway_client.GatewayClient(f"http://127.0.0.1:{through}", "")
+    with tripwire.tripwire(port, 4 << 20) as through:
+        through.action = lambda: ended.append(True)
+        client = gateway_client.GatewayClient(f"http://127.0.0.1:{through.port}", "")
         with pytest.raises(UNREACHABLE):
             client.flatten_image(IMAGE, "raw", LongBody())
     assert ended
