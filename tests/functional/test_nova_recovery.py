@@ -31,7 +31,10 @@ SLOW = 6
 
 
 class Recovery:
-    """The REST API with its database, and vaults that keep what is put there."""
+    """The REST API with its database, and vaults that keep what is put there.
+
+    The first host's Nova asks the API.
+    """
 
     def __init__(self, cluster, api, store, folder, holders) -> None:
         self.cluster, self.api, self._store = cluster, api, store
@@ -82,7 +85,9 @@ def recovery(cluster, tmp_path_factory):
             stack.callback(vault.close)
             vault.start()
             holders.append(vault)
-        yield Recovery(cluster, api, store, folder, holders)
+        made = Recovery(cluster, api, store, folder, holders)
+        stack.enter_context(made.used_by(cluster.hosts[0]))
+        yield made
 
 
 def disks_of(host):
@@ -92,7 +97,7 @@ def disks_of(host):
 @pytest.mark.timeout(1200)  # seven starts of a server, and a host that boots
 def test_server_goes_on_with_the_data_of_its_last_checkpoint(cluster, recovery):
     first, second = cluster.hosts
-    with recovery.used_by(first), cluster.server(cluster.images.new(), second) as server:
+    with cluster.server(cluster.images.new(), second) as server:
         kept = nova_moves.Kept(cluster, server)
         for at, pattern in ((4 * MIB, 0x5A), (0, 0x11), (20 * MIB + 12345, 0x77)):
             kept.write(at - at % 512, pattern)
@@ -117,20 +122,17 @@ def test_server_goes_on_with_the_data_of_its_last_checkpoint(cluster, recovery):
             assert server.lies_on_mirror(), "who asks for a rebuild wants an empty disk"
 
 
-def test_server_without_a_checkpoint_is_not_given_an_empty_disk(cluster, recovery):
+def test_server_without_a_checkpoint_begins_empty_only_where_that_is_preferred(cluster, recovery):
     first, second = cluster.hosts
-    with recovery.used_by(first), cluster.server(cluster.images.new(), second) as server:
-        with nova_moves.crashed(cluster, second):
-            cluster.client.evacuate_server(server.id, host=first.name)
-            server.wait("ERROR")
-            fault = cluster.client.get_server(server.id).fault
-            assert "checkpoints: it has none" in str(fault)
-
-
-def test_server_begins_as_its_image_where_the_operator_prefers_that(cluster, recovery):
-    first, second = cluster.hosts
-    with recovery.used_by(first, recover="preferred"):
-        with cluster.server(cluster.images.new(), second) as server:
-            with nova_moves.crashed(cluster, second):
-                nova_moves.evacuate(cluster, server, first)
-                assert server.lies_on_mirror()
+    with (
+        cluster.server(cluster.images.new(), second) as server,
+        cluster.server(cluster.images.new(), second) as other,
+        nova_moves.crashed(cluster, second),
+    ):
+        cluster.client.evacuate_server(server.id, host=first.name)
+        server.wait("ERROR")
+        fault = cluster.client.get_server(server.id).fault
+        assert "checkpoints: it has none" in str(fault)
+        with recovery.used_by(first, recover="preferred"):
+            nova_moves.evacuate(cluster, other, first)
+            assert other.lies_on_mirror()
