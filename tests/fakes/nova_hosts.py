@@ -97,6 +97,7 @@ class Images:
         """Upload an image that no agent can show yet; return its id."""
         image_id: str = self.client.create_image(
             name=f"image-{uuid.uuid4()}",
+            allow_duplicates=True,
             disk_format=disk_format,
             container_format="bare",
             data=data,

@@ -88,7 +88,8 @@ class Images:
     def create(self, **options: Any) -> Any:
         wanted = {"disk_format": "raw", "container_format": "bare", "visibility": "private"}
         user = self.admin if options.get("visibility") == "public" else self.tenant
-        image = user.create_image(name=f"test-{uuid.uuid4()}", **{**wanted, **options})
+        name = f"test-{uuid.uuid4()}"
+        image = user.create_image(name, allow_duplicates=True, **{**wanted, **options})
         self._made.append(image.id)
         return image
 
