@@ -20,13 +20,14 @@ from concurrent import futures
 import pytest
 
 from acstor_common.image import artefacts
+from acstor_glance.client import glance_client
 from acstor_glance.controller import image_scan
 from tests.lab import runs
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import uploads
 
-SERVED, UNFIT = 24, 200
-"""Images that are prepared, and further ones that are only counted: more than one page."""
+SERVED, UNFIT = 24, glance_client.PAGE_IMAGES
+"""Images that are prepared, and further ones that are only counted: with others, two pages."""
 COMMAND = [sys.executable, "-W", "ignore", "-m", "acstor_glance.cmd.manage", "--config-file"]
 
 
