@@ -5,6 +5,7 @@ The rule: everybody has the same password (:data:`api.PASSWORD`), and nothing el
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,12 +46,15 @@ def session(auth_url: str, user: str, project: str | None = None) -> keystone_se
     return keystone_session.Session(loader.load_from_options(**options))
 
 
+_kept_session = functools.cache(session)
+
+
 def connect(
     auth_url: str, user: str = "admin", project: str | None = None
 ) -> openstack.connection.Connection:
-    """Return a connection of the SDK for one of :data:`USERS`."""
+    """Return a connection of the SDK for one of :data:`USERS`; those of one user sign in once."""
     return openstack.connection.Connection(
-        session=session(auth_url, user, project), region_name=api.REGION
+        session=_kept_session(auth_url, user, project), region_name=api.REGION
     )
 
 
