@@ -268,8 +268,8 @@ class Server:
 
     def console(self) -> str:
         """Return what its guest has written on its serial console."""
-        log = self.host.compute.instances / self.id / "console.log"
-        return log.read_text(errors="replace") if log.exists() else ""
+        logs = (host.compute.instances / self.id / "console.log" for host in self._hosts.hosts)
+        return next((log.read_text(errors="replace") for log in logs if log.exists()), "")
 
     def disk(self, name: str = "disk") -> pathlib.Path:
         """Return the path of one of its disks, as its host sees it."""
