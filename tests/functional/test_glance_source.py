@@ -21,6 +21,7 @@ from tests.fakes import hosts
 from tests.fakes import one_host
 from tests.lab import agents
 from tests.lab import local
+from tests.lab.openstack import accounts
 from tests.lab.openstack import api
 
 DATA = random.Random(7).randbytes(3_000_001)
@@ -52,7 +53,8 @@ class Images:
 
     def ask(self, user, method, path, **options):
         where = {"endpoint_filter": {"service_type": "image"}}
-        return self.session(user).request(f"/v2/images{path}", method, **where, **options)
+        session = accounts.kept_session(self._lab.keystone.auth_url, user)
+        return session.request(f"/v2/images{path}", method, **where, **options)
 
     def record(self, image_id):
         return self.ask("acstor", "GET", f"/{image_id}").json()

@@ -46,7 +46,8 @@ def session(auth_url: str, user: str, project: str | None = None) -> keystone_se
     return keystone_session.Session(loader.load_from_options(**options))
 
 
-_kept_session = functools.cache(session)
+kept_session = functools.cache(session)
+"""The same, made once for each user: one token and one look at what each service offers."""
 
 
 def connect(
@@ -54,7 +55,7 @@ def connect(
 ) -> openstack.connection.Connection:
     """Return a connection of the SDK for one of :data:`USERS`; those of one user sign in once."""
     return openstack.connection.Connection(
-        session=_kept_session(auth_url, user, project), region_name=api.REGION
+        session=kept_session(auth_url, user, project), region_name=api.REGION
     )
 
 

@@ -21,6 +21,7 @@ from acstor_common import errors
 from acstor_common.model import ids
 from tests.fakes import http_server
 from tests.lab import runs
+from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import api
 from tests.lab.openstack import ceph
@@ -130,7 +131,8 @@ class Place:
 def ask(lab: cloud.Cloud, user: str, method: str, path: str, **options: Any) -> requests.Response:
     """Ask Glance."""
     where = {"endpoint_filter": {"service_type": "image"}, "raise_exc": False}
-    return lab.session(user).request(path, method, **where, **options)
+    session = accounts.kept_session(lab.keystone.auth_url, user)
+    return session.request(path, method, **where, **options)
 
 
 def said(answer: requests.Response, status: int) -> str:

@@ -21,6 +21,7 @@ from acstor_common.image import image_record
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from tests.lab import runs
+from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import cloud
 from tests.lab.openstack import glance as glance_service
@@ -82,7 +83,7 @@ class Images:
     def __init__(self, lab: cloud.Cloud) -> None:
         self.lab = lab
         self.tenant, self.admin = lab.connect("tenant").image, lab.connect("admin").image
-        self.project_id = lab.session("acstor").get_project_id()
+        self.project_id = accounts.kept_session(lab.keystone.auth_url, "acstor").get_project_id()
         self._made: list[str] = []
 
     def create(self, **options: Any) -> Any:
