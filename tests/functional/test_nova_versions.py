@@ -7,13 +7,16 @@ nova-compute does.  So the seams are looked at where they are, in code that runs
 """
 
 import fcntl
+import functools
 import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 
 import pytest
 
@@ -95,11 +98,25 @@ def wheel_of(release: str) -> pathlib.Path:
     return path
 
 
-def unpack(release: str, folder: pathlib.Path) -> pathlib.Path:
-    with zipfile.ZipFile(wheel_of(release)) as wheel:
-        wanted = re.compile(r"nova/(?!tests/|locale/)|nova-[^/]*dist-info/")
-        wheel.extractall(folder, [name for name in wheel.namelist() if wanted.match(name)])
-    return folder
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], pathlib.Path]:
+    """Return what unpacks a release, once, and says where; what Python compiles there stays."""
+
+    @functools.cache
+    def unpack(version: int) -> pathlib.Path:
+        folder = tmp_path_factory.mktemp(f"nova-{version}")
+        with zipfile.ZipFile(wheel_of(RELEASES[version])) as wheel:
+            wanted = re.compile(r"nova/(?!tests/|locale/)|nova-[^/]*dist-info/")
+            wheel.extractall(folder, [name for name in wheel.namelist() if wanted.match(name)])
+        return folder
+
+    return unpack
+
+
+@pytest.fixture
+def copy(released: Callable[[int], pathlib.Path], tmp_path: pathlib.Path) -> pathlib.Path:
+    """Return a copy of the newest release for a test to change."""
+    return shutil.copytree(released(max(RELEASES)), tmp_path / "nova")
 
 
 def start_nova(
@@ -162,15 +179,15 @@ def check_encryption_refused(found: dict) -> None:
 
 
 @pytest.mark.parametrize("version", RELEASES)
-def test_release_takes_acstor(tmp_path, version):
-    nova = unpack(RELEASES[version], tmp_path)
+def test_release_takes_acstor(released, version):
+    nova = released(version)
     check_taken(nova, *start_nova(nova))
 
 
 @pytest.mark.parametrize("python", PYTHONS or [NO_PYTHON])
 @pytest.mark.parametrize("version", RELEASES)
-def test_release_takes_acstor_with_another_python(tmp_path, version, python):
-    nova = unpack(RELEASES[version], tmp_path)
+def test_release_takes_acstor_with_another_python(released, version, python):
+    nova = released(version)
     found, log = start_nova(nova, program=python)
     assert found["python"] == python
     check_taken(nova, found, log)
@@ -183,13 +200,12 @@ def refused(found: dict, log: str) -> str:
     return re.search(r"acstor is disabled; Nova works as with images_type = qcow2: (.*)", log)[1]
 
 
-def test_unknown_version_is_refused_and_nova_goes_on(tmp_path):
-    nova = unpack(RELEASES[34], tmp_path)
-    metadata = next(nova.glob("nova-*.dist-info")) / "METADATA"
+def test_unknown_version_is_refused_and_nova_goes_on(copy):
+    metadata = next(copy.glob("nova-*.dist-info")) / "METADATA"
     text = metadata.read_text()
     metadata.write_text(re.sub(r"^Version: .*$", "Version: 35.0.0", text, count=1, flags=re.M))
     assert "Nova 35.0.0: acstor was tested with versions 31 to 34 only" in refused(
-        *start_nova(nova)
+        *start_nova(copy)
     )
 
 
@@ -200,27 +216,25 @@ def test_unknown_version_is_refused_and_nova_goes_on(tmp_path):
         ("virt/images.py", "del do_image_deep_inspection", "is not there"),
     ],
 )
-def test_seam_that_changed_is_refused_and_nova_goes_on(tmp_path, seam, damage, why):
-    nova = unpack(RELEASES[34], tmp_path)
-    with (nova / "nova" / seam).open("a") as file:
+def test_seam_that_changed_is_refused_and_nova_goes_on(copy, seam, damage, why):
+    with (copy / "nova" / seam).open("a") as file:
         file.write(f"\n{damage}\n")
-    assert why in refused(*start_nova(nova))
+    assert why in refused(*start_nova(copy))
 
 
-def test_snapshot_seam_that_changed_costs_only_snapshots_of_changes(tmp_path):
-    nova = unpack(RELEASES[34], tmp_path)
-    with (nova / "nova" / "virt/libvirt/driver.py").open("a") as file:
+def test_snapshot_seam_that_changed_costs_only_snapshots_of_changes(copy):
+    with (copy / "nova" / "virt/libvirt/driver.py").open("a") as file:
         file.write("\nLibvirtDriver._live_snapshot = lambda self: None\n")
-    found, log = start_nova(nova)
+    found, log = start_nova(copy)
     assert "LibvirtDriver._live_snapshot takes ('self',)" in log
     assert found["composed"] != registration.__file__ == found["precache"]
     assert found["classes"]["acstor"][1:4] == OURS
 
 
 @pytest.mark.parametrize("version", RELEASES)
-def test_nova_without_acstor_starts_with_the_file_that_switches_it_on(tmp_path, version):
+def test_nova_without_acstor_starts_with_the_file_that_switches_it_on(released, version):
     """As after a stock nova-compute is deployed where one with acstor was."""
-    nova = unpack(RELEASES[version], tmp_path)
+    nova = released(version)
     found, log = start_nova(nova, has_acstor=False)
     assert found["images_type"] == "default"
     assert list(found["classes"]) == ["qcow2"]
@@ -228,8 +242,8 @@ def test_nova_without_acstor_starts_with_the_file_that_switches_it_on(tmp_path, 
     assert "could not load configuration from 'acstor'" in log
 
 
-def test_backend_that_a_file_names_is_kept(tmp_path):
-    nova = unpack(RELEASES[34], tmp_path)
+def test_backend_that_a_file_names_is_kept(released):
+    nova = released(max(RELEASES))
     found, _ = start_nova(nova, f"{CONF}\n[libvirt]\nimages_type = qcow2\n")
     assert found["images_type"] == "qcow2"
     assert found["classes"]["qcow2"][0] == STOCK
@@ -238,8 +252,8 @@ def test_backend_that_a_file_names_is_kept(tmp_path):
     assert found["classes"]["qcow2"][1:5] == [*OURS, STOCK]
 
 
-def test_without_acstor_in_its_configuration_nova_is_untouched(tmp_path):
-    nova = unpack(RELEASES[34], tmp_path)
+def test_without_acstor_in_its_configuration_nova_is_untouched(released):
+    nova = released(max(RELEASES))
     found, _ = start_nova(nova, "[libvirt]\nimages_type = qcow2\n")
     assert list(found["classes"]) == ["qcow2"]
     assert found["classes"]["qcow2"][0] == STOCK
