@@ -335,6 +335,7 @@ async def _play_init(offer: bytes, operations: pyfuse3.Operations) -> tuple[int,
             nursery.start_soon(_run_main, stopped)
             with trio.move_on_after(INIT_WAIT_S):
                 reply = await _receive(ours)
+            # libfuse's loop must have left epoll before the real descriptor takes this number.
             while not stopped.is_set():
                 trio.lowlevel.notify_closing(session_fd)
                 await trio.sleep(0.001)
