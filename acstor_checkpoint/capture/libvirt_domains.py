@@ -142,7 +142,8 @@ class Domains:
         """Return the servers with supported disks, running or not, or raise Unusable.
 
         libvirt 11 describes no domain while a call waits for its QEMU.  Such a server is returned
-        as it was listed last.  If its description comes too late, its calls are what wait for it.
+        as it was listed last, or left out if it never was.  A connection that waits for a
+        description becomes that server's own, so each such QEMU costs one list.
         """
         link = self._link("")
         try:
