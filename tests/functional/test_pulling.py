@@ -80,7 +80,7 @@ def test_running_server_lies_on_the_mirror_with_what_its_checkpoint_had(place, t
     it.write(700 * CHUNK, CHUNK, 11)
     until_ordinary(it)
     served = libvirt_domains.Domains(
-        it.pulling._domains._uri, it.bases.image_of, domain_lab.run_dir(it.guest.host)
+        domain_lab.uri(it.guest.host), it.bases.image_of, domain_lab.run_dir(it.guest.host)
     )
     assert not [one for one in served.list_servers() if one.instance == it.guest.instance]
     it.write(0, 512, 13)  # and flush
