@@ -42,9 +42,8 @@ _NOT_READ: Final = ids.Cid(b"")
 class DiskTooLarge(errors.Unusable):
     """The differences of a disk exceed a manifest."""
 
-    def __init__(self, chunk_bytes: int) -> None:
-        most = checkpoint_manifest.MAX_ENTRIES * chunk_bytes
-        why = f"it differs from its image by more than {most >> 30} GiB"
+    def __init__(self, most_bytes: int) -> None:
+        why = f"it differs from its image by more than {most_bytes >> 30} GiB"
         super().__init__("a disk", why, "Rebuild the server from an image that has what it needs.")
 
 
@@ -118,9 +117,12 @@ class DiskCapture:
         group: HolderGroup,
         rate_limit: RateLimit,
         should_stop: Callable[[], bool] = lambda: False,
+        batch_bytes: int = BATCH_BYTES,
+        max_entries: int = checkpoint_manifest.MAX_ENTRIES,
     ) -> None:
         self._disk, self._seal, self._group, self._rate_limit = disk, seal, group, rate_limit
         self._should_stop, self.unread_bytes = should_stop, 0
+        self._batch_bytes, self._max_entries = batch_bytes, max_entries
         self.cut = geometry.Geometry(disk.size_bytes, chunk_bytes)
         self.changed_bytes, self.read_bytes, self.sent_bytes = 0, 0, 0
 
@@ -145,7 +147,7 @@ class DiskCapture:
 
     def _check_count(self, changed: ChangedRanges) -> None:
         """Raise DiskTooLarge before anything is read or sent."""
-        limit = checkpoint_manifest.MAX_ENTRIES
+        limit = self._max_entries
         if self.cut.chunk_count <= limit:
             return
         before = changed.before or ()
@@ -154,7 +156,7 @@ class DiskCapture:
         for first, stop in chunk_runs.added_chunks(chunk_runs.merge_runs(allocated, dirty), before):
             count += stop - first
             if count > limit:
-                raise DiskTooLarge(self.cut.chunk_bytes)
+                raise DiskTooLarge(limit * self.cut.chunk_bytes)
 
     def _runs(self, changed: ChangedRanges) -> Iterator[chunk_runs.Run]:
         allocated = chunk_runs.chunks_of(changed.allocated(), self.cut)
@@ -180,7 +182,7 @@ class DiskCapture:
 
     def _read_entries(self, runs: Iterable[chunk_runs.Run]) -> Iterator[checkpoint_manifest.Entry]:
         numbers = itertools.chain.from_iterable(itertools.starmap(range, runs))
-        count = max(1, BATCH_BYTES // self.cut.chunk_bytes)
+        count = max(1, self._batch_bytes // self.cut.chunk_bytes)
         buffer = memoryview(bytearray(count * self.cut.chunk_bytes))
         while batch := list(itertools.islice(numbers, count)):
             chunks = self._read(batch, buffer)

@@ -158,7 +158,11 @@ class DiskStates:
             return None
 
     def iter_needed(
-        self, instance: ids.ImageId, state: DiskState, retained: Collection[str]
+        self,
+        instance: ids.ImageId,
+        state: DiskState,
+        retained: Collection[str],
+        names_at_once: int = checkpoint_manifest.NAMES_AT_ONCE,
     ) -> Iterator[object_names.RetainedNames]:
         """Yield, in parts, names of manifests and all chunks they refer to.
 
@@ -170,7 +174,7 @@ class DiskStates:
         """
         counts = [self._count(instance, name) for name in retained]
         count = min(sum(counts), _DISTINCT * max(counts, default=0))
-        for within in checkpoint_manifest.name_ranges(count):
+        for within in checkpoint_manifest.name_ranges(count, names_at_once):
             part = {name for name in map(bytes.fromhex, retained) if name[0] in within}
             for name in retained:
                 part |= self._manifest(instance, state, name).names_within(within)

@@ -28,7 +28,6 @@ CHECK_INTERVAL_S: Final = 0.5
 RETRY_S: Final = 10.0
 """Time until another job is ended for space, and until ending a job is retried."""
 SPARE_BYTES: Final = 1 << 30
-"""Space to leave free: guests pause if their disks cannot grow."""
 
 
 class ScratchFull(errors.Unusable):
@@ -68,6 +67,7 @@ class ScratchFiles:
     """Scratch files of this host's servers; thread-safe.
 
     :param limit_bytes: of all files
+    :param spare_bytes: space to leave free: guests pause if their disks cannot grow
     """
 
     def __init__(
@@ -75,8 +75,10 @@ class ScratchFiles:
         folder: pathlib.Path,
         limit_bytes: int,
         clock: Callable[[], float] = time.monotonic,
+        spare_bytes: int = SPARE_BYTES,
     ) -> None:
         self._folder, self._limit_bytes, self._clock = folder, limit_bytes, clock
+        self._spare_bytes = spare_bytes
         self._next_s = -math.inf
         self._lock = threading.Lock()
         self._watched: list[ScratchFile] = []
@@ -129,6 +131,6 @@ class ScratchFiles:
         if size_bytes > self._limit_bytes:
             return f"all have {size_bytes} bytes, of {self._limit_bytes} at most"
         free = os.statvfs(self._folder)
-        if free.f_bavail * free.f_frsize < SPARE_BYTES:
-            return f"less than {SPARE_BYTES} bytes are free beside it"
+        if free.f_bavail * free.f_frsize < self._spare_bytes:
+            return f"less than {self._spare_bytes} bytes are free beside it"
         return ""

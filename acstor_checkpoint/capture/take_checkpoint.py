@@ -67,6 +67,7 @@ class Settings(NamedTuple):
     :param ended: set when the daemon ends, which aborts the running checkpoint
     :param window_s: limit of a snapshot, during which libvirt refuses to migrate the server
     :param long_window_s: the same for a server that writes faster than its disk is read
+    :param holders: limits of the holders of a disk
     """
 
     host: ids.HostId
@@ -77,6 +78,7 @@ class Settings(NamedTuple):
     ended: threading.Event
     window_s: float = 300.0
     long_window_s: float = 4 * 3600.0
+    holders: holder_group.HolderLimits = holder_group.LIMITS
 
 
 FindImage = Callable[[ids.ImageId], chunk_map.Subject]
@@ -272,6 +274,7 @@ class CheckpointTaker:
             clients,
             acknowledged,
             interval_s=interval_s,
+            limits=self._settings.holders,
         )
         stack.enter_context(self._record_holder_failure(group))
         return group, chosen

@@ -3,7 +3,7 @@
 
 A chunk is stored when each holder acknowledged it.
 
-A holder that lacks more than MAX_LOST_CHUNKS acknowledged chunks is replaced, whether its disk
+A holder that lacks more than ``lost_chunks`` acknowledged chunks is replaced, whether its disk
 failed or it lies: refilling it costs a read of the whole disk, as a new holder does.  If it is
 chosen again it is filled as a new one (``HolderPool.record_failure`` limits how often).
 """
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent import futures
-from typing import Final
+from typing import NamedTuple
 from typing import Protocol
 from typing import TypeVar
 
@@ -33,25 +33,37 @@ from acstor_common.model import ids
 from acstor_common.util import supervision
 
 T = TypeVar("T")
-SLACK_S: Final = 60.0
-"""Time in addition to that of the rates: a slow disk syncs a few MiB in it."""
-MIN_BYTES_PER_S: Final = 1 << 20
-"""Least rate of a holder, in bytes of the disk or of a manifest."""
-MIN_NAMES_PER_S: Final = 1 << 13
-"""Least rate of lookups: an eighth of a vault's limit for a host."""
-MAX_MISSING_NAMES: Final = 1 << 16
-"""Names in memory (8 MiB); if a holder lacks more, the disk is sent again."""
-MAX_LOST_CHUNKS: Final = 128
-"""Acknowledged chunks of a disk that a holder may lack in one checkpoint.
-
-A pass of scrubbing removes up to 100 unreadable files."""
-SLOW_S: Final = 60.0
-"""Of a checkpoint, or a part: a holder that took so much longer than the fastest one, and more than
-twice as long, is named."""
-STALLED_S: Final = 30.0
-"""Of a request: a vault on a slow disk takes 20 s for the most that one asks it to delete."""
-_ENDS_S: Final = 5.0
+_ENDS_S = 5.0
 """For requests whose connection was closed."""
+
+
+class HolderLimits(NamedTuple):
+    """Limits of a holder group.
+
+    :param slack_s: time in addition to that of the rates: a slow disk syncs a few MiB in it
+    :param min_bytes_per_s: least rate of a holder, in bytes of the disk or of a manifest
+    :param min_names_per_s: least rate of lookups: an eighth of a vault's limit for a host
+    :param names_per_request: of a lookup
+    :param missing_names: names in memory (8 MiB); if a holder lacks more, the disk is sent again
+    :param lost_chunks: acknowledged chunks of a disk that a holder may lack in one checkpoint; a
+        pass of scrubbing removes up to 100 unreadable files
+    :param slow_s: of a checkpoint, or a part: a holder that took so much longer than the fastest
+        one, and more than twice as long, is named
+    :param stalled_s: of a request: a vault on a slow disk takes 20 s for the most that one asks it
+        to delete
+    """
+
+    slack_s: float = 60.0
+    min_bytes_per_s: int = 1 << 20
+    min_names_per_s: int = 1 << 13
+    names_per_request: int = object_names.MAX_NAMES
+    missing_names: int = 1 << 16
+    lost_chunks: int = 128
+    slow_s: float = 60.0
+    stalled_s: float = 30.0
+
+
+LIMITS = HolderLimits()
 
 
 class HolderFailed(errors.AcstorError):
@@ -68,7 +80,7 @@ class HolderFailed(errors.AcstorError):
 class HolderSlow(HolderFailed):
     """A holder used up its time.
 
-    :param is_stalled: it used STALLED_S of it, or more, for one request
+    :param is_stalled: it used ``stalled_s`` of it, or more, for one request
     """
 
     def __init__(self, holder: ids.HostId, *, is_stalled: bool) -> None:
@@ -117,7 +129,6 @@ class HolderGroup:
     :param acknowledged: holders that acknowledged every chunk of the last manifest
     :param clock: monotonic
     :param interval_s: of the server's checkpoints; 0: it has none
-    :param slack_s: time in addition to that of the rates
     :ivar slack_left_s: of the slack, or of half an interval
     :ivar filled_holders: holders that acknowledged chunks of the disk, now or before
     """
@@ -129,38 +140,38 @@ class HolderGroup:
         acknowledged: Collection[ids.HostId] = (),
         clock: Callable[[], float] = time.monotonic,
         interval_s: int = 0,
-        slack_s: float = SLACK_S,
+        limits: HolderLimits = LIMITS,
     ) -> None:
         self._disk, self._clients, self._clock = disk, clients, clock
         self._acknowledged, self.filled_holders = acknowledged, set(acknowledged)
-        self._longest_slack_s = slack_s
-        self.slack_left_s = self._slack_s = min(slack_s, interval_s / 2 or slack_s)
+        self._limits = limits
+        self.slack_left_s = self._slack_s = min(limits.slack_s, interval_s / 2 or limits.slack_s)
         self.holders = tuple(client.holder for client in clients)
         self._took_s = dict.fromkeys(self.holders, 0.0)
 
     def missing_names(self, names: Iterable[ids.Cid]) -> Container[ids.Cid]:
         """Return those ``names`` (ascending) that any holder lacks.
 
-        If that is more than MAX_MISSING_NAMES, return all.
+        If that is more than ``missing_names``, return all.
 
-        :raises HolderLost: a holder lacks more than MAX_LOST_CHUNKS acknowledged chunks
+        :raises HolderLost: a holder lacks more than ``lost_chunks`` acknowledged chunks
         """
         found: set[bytes] = set()
         lost = collections.Counter[ids.HostId]()
         left = iter(names)
-        while part := list(itertools.islice(left, object_names.MAX_NAMES)):
+        while part := list(itertools.islice(left, self._limits.names_per_request)):
             work = functools.partial(_missing, self._disk, part)
-            missing = self._call_holders(work, len(part) / MIN_NAMES_PER_S)
+            missing = self._call_holders(work, len(part) / self._limits.min_names_per_s)
             lost.update(dict(zip(self.holders, map(len, missing), strict=True)))
             self._check_lost(lost)
             found.update(*missing)
-            if len(found) > MAX_MISSING_NAMES:
+            if len(found) > self._limits.missing_names:
                 return AllNames()
         return {ids.Cid(name) for name in found}
 
     def _check_lost(self, lost: Mapping[ids.HostId, int]) -> None:
         for holder in self._acknowledged:
-            if lost.get(holder, 0) > MAX_LOST_CHUNKS:
+            if lost.get(holder, 0) > self._limits.lost_chunks:
                 raise HolderLost(holder, f"it lacks {lost[holder]} chunks that it acknowledged")
 
     def put(
@@ -178,13 +189,13 @@ class HolderGroup:
             client.put(self._disk, chunks)
             return sum(len(chunk.data) for chunk in chunks)
 
-        sent = self._call_holders(put, plain_bytes / MIN_BYTES_PER_S)
+        sent = self._call_holders(put, plain_bytes / self._limits.min_bytes_per_s)
         self.filled_holders.update(self.holders)
         return sum(sent)
 
     def put_manifest(self, sealed: bytes | bytearray) -> None:
         """Store a sealed manifest at every holder."""
-        size_s = len(sealed) / MIN_BYTES_PER_S
+        size_s = len(sealed) / self._limits.min_bytes_per_s
         self._call_holders(lambda client: client.put_manifest(self._disk, sealed), size_s)
 
     def retain_only(self, parts: Iterable[object_names.RetainedNames]) -> None:
@@ -192,17 +203,18 @@ class HolderGroup:
 
         No checkpoint waits for it, so they have all slack, however short the interval is.
         """
-        self.slack_left_s = self._slack_s = self._longest_slack_s
+        self.slack_left_s = self._slack_s = self._limits.slack_s
         for part in parts:
             self._call_holders(
-                functools.partial(_retain, self._disk, part), len(part.names) / MIN_NAMES_PER_S
+                functools.partial(_retain, self._disk, part),
+                len(part.names) / self._limits.min_names_per_s,
             )
 
     def slow_holder(self) -> str:
-        """Return the holder that delayed the others by SLOW_S; "": none."""
+        """Return the holder that delayed the others by ``slow_s``; "": none."""
         slow = max(self.holders, key=self._took_s.__getitem__)
         slow_s, fast_s = self._took_s[slow], min(self._took_s.values())
-        return slow if slow_s > max(2 * fast_s, fast_s + SLOW_S) else ""
+        return slow if slow_s > max(2 * fast_s, fast_s + self._limits.slow_s) else ""
 
     def _call_holders(
         self, work: Callable[[vault_client.VaultClient], T], size_s: float
@@ -218,7 +230,7 @@ class HolderGroup:
             self._took_s[client.holder] += self._clock() - began_s
             return answer
 
-        answers = call_all(self._clients, timed, allowed_s)
+        answers = call_all(self._clients, timed, allowed_s, self._limits.stalled_s)
         self.slack_left_s = min(self._slack_s, allowed_s - (self._clock() - began_s))
         return answers
 
@@ -239,18 +251,20 @@ def call_all(
     clients: Sequence[vault_client.VaultClient],
     work: Callable[[vault_client.VaultClient], T],
     allowed_s: float,
+    stalled_s: float = LIMITS.stalled_s,
 ) -> list[T]:
     """Call all holders concurrently; return the results in order.
 
     The first failure aborts the others' requests.
 
     :param allowed_s: timeout of each holder
+    :param stalled_s: see :class:`HolderSlow`
     :raises HolderFailed: one of them failed
     :raises vault_client.HostFault: this host has no threads, descriptors or route
     """
     answers = [_start_call(client, work) for client in clients]
     done, _ = futures.wait(answers, allowed_s, futures.FIRST_EXCEPTION)
-    stalled_s = time.monotonic() - STALLED_S
+    began_s = time.monotonic() - stalled_s
     for client, answer in zip(clients, answers, strict=True):
         if answer not in done:
             client.abort()
@@ -261,7 +275,7 @@ def call_all(
             with _blame_holder(client, clients):
                 answer.result()
         elif not has_failed:
-            raise HolderSlow(client.holder, is_stalled=client.request_began_s < stalled_s)
+            raise HolderSlow(client.holder, is_stalled=client.request_began_s < began_s)
     return [answer.result() for answer in answers]
 
 

@@ -2,8 +2,7 @@
 """Client of another host's vault.
 
 The server's certificate must name that host.  Connections are kept alive; if one was closed
-meanwhile, the request is sent once more, as requests are idempotent.  A request has REQUEST_S, plus
-a second for each BYTES_PER_S sent or received.
+meanwhile, the request is sent once more, as requests are idempotent.
 """
 
 import contextlib
@@ -25,6 +24,7 @@ from typing import Self
 import h11
 
 from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import tls_channel
 from acstor_checkpoint.vault import vault_api
 from acstor_checkpoint.vault import vault_store
@@ -34,15 +34,8 @@ from acstor_common.formats import checkpoint_manifest
 from acstor_common.identity import credentials
 from acstor_common.model import ids
 
-CONNECT_S: Final = 10.0
 BATCH_BYTES: Final = 8 << 20
 """Sent together: 128 chunks of 64 KiB share one sync of the vault."""
-SHORT_BYTES: Final = 4096
-"""Of a response that is a number or text."""
-REQUEST_S: Final = 120.0
-"""A slow disk takes 20 s to delete vault_store.MAX_REMOVED files, or to sync."""
-BYTES_PER_S: Final = 1 << 20
-
 OWN_ERRORS: Final = frozenset(
     {
         errno.EMFILE,
@@ -56,6 +49,23 @@ OWN_ERRORS: Final = frozenset(
 _DISK_BYTES: Final = 37
 """A line of the list: a UUID and a newline."""
 _MOST_ROUNDS: Final = 2 * checkpoint_manifest.MAX_ENTRIES // vault_store.MAX_REMOVED
+
+
+class ClientLimits(NamedTuple):
+    """Limits of a client.
+
+    :param request_s: time for a request, in addition to that of its bytes; a slow disk takes 20 s
+        to delete vault_store.MAX_REMOVED files, or to sync
+    :param connect_s: time for a connection, of that of the request
+    :param min_bytes_per_s: least rate of a request and of its response
+    :param short_bytes: of a response that is a number or text
+    """
+
+    request_s: float = 120.0
+    connect_s: float = 10.0
+    min_bytes_per_s: int = 1 << 20
+    short_bytes: int = 4096
+    channel: tls_channel.ChannelLimits = tls_channel.LIMITS
 
 
 class HostFault(errors.Unusable):
@@ -96,8 +106,6 @@ class VaultClient:
     * HostFault: the request was not sent
 
     :param credentials: for ``tls_channel.PROTOCOL``
-    :param request_s: time for a request, in addition to that of its bytes
-    :param connect_s: time for a connection, of that of the request
     :ivar request_began_s: when its last request began, by the monotonic clock
     """
 
@@ -106,12 +114,11 @@ class VaultClient:
         holder: ids.HostId,
         address: tuple[str, int],
         credentials: credentials.Credentials,
-        request_s: float = REQUEST_S,
-        connect_s: float = CONNECT_S,
+        limits: ClientLimits = ClientLimits(),  # noqa: B008 (it is never changed)
     ) -> None:
         self.holder, self.request_began_s = holder, time.monotonic()
         self._address, self._credentials = address, credentials
-        self._request_s, self._connect_s = request_s, connect_s
+        self._limits = limits
         self._channel: tls_channel.TlsChannel | None = None
         self._sock: socket.socket | None = None
         self._is_aborted = False
@@ -212,12 +219,12 @@ class VaultClient:
 
     def list_manifests(self, disk: object_names.Disk) -> list[bytes]:
         """Return the names of the disk's manifests."""
-        limit = vault_store.MAX_MANIFESTS * object_names.NAME_BYTES
+        limit = quota.MAX_MANIFESTS * object_names.NAME_BYTES
         return list(_names(self._ask("GET", _path(disk, "manifests"), [], limit), self.holder))
 
     def list_disks(self, owner: ids.HostId) -> list[ids.ImageId]:
         """Return the disks of a host, or raise RemoteProtocolError."""
-        limit = vault_store.MAX_DISKS * _DISK_BYTES
+        limit = quota.MAX_DISKS * _DISK_BYTES
         text = self._ask("GET", f"/v1/{owner}", [], limit).decode("ascii", "replace")
         try:
             return [ids.parse_image_id(line) for line in text.splitlines()]
@@ -234,9 +241,10 @@ class VaultClient:
         raise errors.RemoteProtocolError(self.holder, f"{gone} items were deleted, without an end")
 
     def _ask(
-        self, method: str, path: str, body: Sequence[bytes | bytearray], limit: int = SHORT_BYTES
+        self, method: str, path: str, body: Sequence[bytes | bytearray], limit: int = 0
     ) -> bytes:
-        status, data = self._answer(_Request(method, path, body, max(limit, SHORT_BYTES)))
+        limit = max(limit, self._limits.short_bytes)
+        status, data = self._answer(_Request(method, path, body, limit))
         if status in (http.HTTPStatus.OK, http.HTTPStatus.NO_CONTENT):
             return data
         why = data[:300].decode("utf-8", "replace")
@@ -250,12 +258,15 @@ class VaultClient:
 
     def _answer(self, request: _Request) -> _Answer:
         self.request_began_s = time.monotonic()
-        until_s = self.request_began_s + self._request_s + request.length / BYTES_PER_S
+        until_s = self.request_began_s + self._limits.request_s + self._bytes_s(request.length)
         try:
             return self._try_again(request, until_s)
         except (tls_channel.ConnectionBroken, OSError) as e:
             why = str(e) or "no answer"
             raise errors.SourceUnreachable(request.path, self.holder, why) from e
+
+    def _bytes_s(self, count: int) -> float:
+        return count / self._limits.min_bytes_per_s
 
     def _try_again(self, request: _Request, until_s: float) -> _Answer:
         if self._channel is not None:
@@ -268,11 +279,32 @@ class VaultClient:
         self._channel = None  # restored on success
         with contextlib.ExitStack() as stack:
             stack.callback(channel.close)
-            answer = _exchange(channel, request, until_s)
+            answer = self._exchange(channel, request, until_s)
             if channel.begin_again():
                 stack.pop_all()
                 self._channel = channel
         return answer
+
+    def _exchange(
+        self, channel: tls_channel.TlsChannel, request: _Request, until_s: float
+    ) -> _Answer:
+        channel.end_by(until_s)
+        headers = [("host", "vault"), ("content-length", str(request.length))]
+        with contextlib.suppress(
+            tls_channel.ConnectionBroken
+        ):  # a refusal may come before the body is sent
+            channel.send(h11.Request(method=request.method, target=request.path, headers=headers))
+            channel.send_body(request.body, request.length)
+        response = channel.receive(math.inf)
+        if not isinstance(response, h11.Response):
+            raise tls_channel.ConnectionBroken("it ended without an answer")
+        announced = tls_channel.content_length(response) or 0
+        if announced > request.limit:
+            raise tls_channel.ConnectionBroken(
+                f"an answer of {announced} bytes, {request.limit} at most are expected"
+            )
+        channel.end_by(until_s + self._bytes_s(announced))
+        return _Answer(response.status_code, b"".join(channel.iter_body(announced)))
 
     def _connect(self, until_s: float) -> tls_channel.TlsChannel:
         """Connect, and authenticate the holder.
@@ -283,7 +315,7 @@ class VaultClient:
         """
         self._check_not_aborted()
         context = self._context()
-        until_s = min(until_s, time.monotonic() + self._connect_s)
+        until_s = min(until_s, time.monotonic() + self._limits.connect_s)
         sock = self._dial(_left_s(until_s))
         with contextlib.ExitStack() as stack:
             stack.callback(sock.close)
@@ -294,7 +326,7 @@ class VaultClient:
             self._sock = tls
             self._check_not_aborted()  # else abort() sees the connection
             stack.pop_all()
-        return tls_channel.TlsChannel(tls, h11.CLIENT)
+        return tls_channel.TlsChannel(tls, h11.CLIENT, self._limits.channel)
 
     def _context(self) -> ssl.SSLContext:
         try:
@@ -326,26 +358,6 @@ class VaultClient:
             raise errors.NotAuthenticated(
                 f"the vault of {self.holder}", "it speaks another protocol"
             )
-
-
-def _exchange(channel: tls_channel.TlsChannel, request: _Request, until_s: float) -> _Answer:
-    channel.end_by(until_s)
-    headers = [("host", "vault"), ("content-length", str(request.length))]
-    with contextlib.suppress(
-        tls_channel.ConnectionBroken
-    ):  # a refusal may come before the body is sent
-        channel.send(h11.Request(method=request.method, target=request.path, headers=headers))
-        channel.send_body(request.body, request.length)
-    response = channel.receive(math.inf)
-    if not isinstance(response, h11.Response):
-        raise tls_channel.ConnectionBroken("it ended without an answer")
-    announced = tls_channel.content_length(response) or 0
-    if announced > request.limit:
-        raise tls_channel.ConnectionBroken(
-            f"an answer of {announced} bytes, {request.limit} at most are expected"
-        )
-    channel.end_by(until_s + announced / BYTES_PER_S)
-    return _Answer(response.status_code, b"".join(channel.iter_body(announced)))
 
 
 def _left_s(until_s: float) -> float:

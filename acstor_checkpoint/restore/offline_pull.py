@@ -34,10 +34,8 @@ from acstor_common.formats import local_file
 COPY_ENDING: Final = ".acstor-pull"
 _LOOK_EVERY_S: Final = 0.2
 _LAY_S: Final = 30.0
-_ENDS_S: Final = 10.0
-"""Timeout of a killed tool."""
+_KILL_S: Final = 10.0
 _SPARE_BYTES: Final = 1 << 30
-"""Space to leave free: running guests pause if their disks cannot grow."""
 _HELD_S: Final = 1.0
 """A QEMU that opened the disk before the replacement requests its lock within."""
 _LOCK: Final = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 100, 200, 0)
@@ -60,10 +58,16 @@ class OfflineDisk(NamedTuple):
 
 
 class OfflinePull:
-    """Pulls offline disks."""
+    """Pulls offline disks.
 
-    def __init__(self, ended: threading.Event) -> None:
-        self._ended = ended
+    :param spare_bytes: space to leave free: running guests pause if their disks cannot grow
+    :param kill_s: timeout of a killed tool
+    """
+
+    def __init__(
+        self, ended: threading.Event, spare_bytes: int = _SPARE_BYTES, kill_s: float = _KILL_S
+    ) -> None:
+        self._ended, self._spare_bytes, self._kill_s = ended, spare_bytes, kill_s
 
     def __call__(self, disk: OfflineDisk, is_powered_off: Callable[[], bool]) -> None:
         """Pull all data of a disk.
@@ -73,7 +77,7 @@ class OfflinePull:
         copy = _copy_of(disk.path)
         before = overlay.stamp(disk.path)
         with overlay.open_file(disk.path, os.O_RDONLY) as source, _made(copy) as made:
-            _check_room(disk)
+            self._check_room(disk)
             overlay.check_backing_file(source, disk.path, disk.current_base)
             flags = ["--reflink=auto", "--sparse=always"]
             self._run(
@@ -107,14 +111,31 @@ class OfflinePull:
         :param more: further descriptors for the tool
         :raises errors.Unusable: it failed, or was aborted
         """
-        with _tool([*argv, local_file.path_of(fd)], (fd, *more)) as tool:
+        with _tool([*argv, local_file.path_of(fd)], (fd, *more), self._kill_s) as tool:
             while tool.poll() is None:
                 if self._ended.wait(_LOOK_EVERY_S) or not is_powered_off():
                     raise errors.Unusable(path, "the server is started, or this daemon ends")
-                _check_free(path, 0)
+                self._check_free(path, 0)
             if tool.returncode:
                 why = tool.stderr.read(4096).decode(errors="replace") if tool.stderr else ""
                 raise errors.Unusable(argv[0], why.strip())
+
+    def _check_room(self, disk: OfflineDisk) -> None:
+        try:
+            needed = sum(os.stat(path).st_blocks * 512 for path in (disk.path, disk.data_file))
+        except OSError as e:
+            raise errors.Unusable(disk.path, str(e)) from e
+        self._check_free(disk.path, needed)
+
+    def _check_free(self, path: str, needed: int) -> None:
+        try:
+            free = os.statvfs(os.path.dirname(path))
+        except OSError as e:
+            raise errors.Unusable(path, str(e)) from e
+        if free.f_bavail * free.f_frsize < needed + self._spare_bytes:
+            spare = self._spare_bytes
+            why = f"its copy needs {needed} bytes more, and {spare} are to stay free beside it"
+            raise errors.Unusable(path, why)
 
 
 def rebase(path: str, checkpoint: str, base: str) -> None:
@@ -155,7 +176,9 @@ def _copy_of(path: str) -> str:
 
 
 @contextlib.contextmanager
-def _tool(argv: Sequence[str], fds: Collection[int]) -> Iterator["subprocess.Popen[bytes]"]:
+def _tool(
+    argv: Sequence[str], fds: Collection[int], kill_s: float
+) -> Iterator["subprocess.Popen[bytes]"]:
     """Run a tool with these descriptors, at most for the block, or raise Unusable."""
     try:
         tool = subprocess.Popen(
@@ -170,27 +193,9 @@ def _tool(argv: Sequence[str], fds: Collection[int]) -> Iterator["subprocess.Pop
         if tool.stderr is not None:
             tool.stderr.close()
         try:
-            tool.wait(_ENDS_S)
+            tool.wait(kill_s)
         except subprocess.TimeoutExpired as e:  # hung in the file system
             raise errors.Unusable(argv[0], f"it was killed, and does not end: {e}") from e
-
-
-def _check_room(disk: OfflineDisk) -> None:
-    try:
-        needed = sum(os.stat(path).st_blocks * 512 for path in (disk.path, disk.data_file))
-    except OSError as e:
-        raise errors.Unusable(disk.path, str(e)) from e
-    _check_free(disk.path, needed)
-
-
-def _check_free(path: str, needed: int) -> None:
-    try:
-        free = os.statvfs(os.path.dirname(path))
-    except OSError as e:
-        raise errors.Unusable(path, str(e)) from e
-    if free.f_bavail * free.f_frsize < needed + _SPARE_BYTES:
-        why = f"its copy needs {needed} bytes more, and {_SPARE_BYTES} are to stay free beside it"
-        raise errors.Unusable(path, why)
 
 
 def _give_attributes(source: int, made: int, path: str) -> None:

@@ -78,9 +78,9 @@ class PullLoop:
         self._offline_instance: ids.ImageId | None = None
         self._faults = log_once.LogOnce(LOG)
 
-    def run(self) -> None:
+    def run(self, check_interval_s: float = CHECK_INTERVAL_S) -> None:
         """Start due pulls periodically until ``ended`` is set."""
-        while not self._ended.wait(CHECK_INTERVAL_S):
+        while not self._ended.wait(check_interval_s):
             try:
                 self.start_due_pulls()
             except Exception:

@@ -20,8 +20,8 @@ from typing import Final
 
 LOG = logging.getLogger(__name__)
 
-LONGEST_S: Final = 100.0
-"""Timeout of a sync; clients give up after 60 to 120 s."""
+TIMEOUT_S: Final = 100.0
+"""Of a sync; clients give up after 60 to 120 s."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -37,7 +37,8 @@ class GroupSync:
     :param folder: any folder on it; OSError if it cannot be opened
     """
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         # One for all passes: a descriptor reports errors since it was opened.
         self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         self._failed: OSError | None = None
@@ -49,14 +50,14 @@ class GroupSync:
     def wait_synced(self) -> None:
         """Wait until all data written before this call is durable.
 
-        :raises OSError: data was lost, or LONGEST_S passed
+        :raises OSError: data was lost, or the timeout passed
         """
         with self._lock:
             is_first = self._next is None
             mine = self._next = self._next or _Pass()
         if is_first:
             self._make(mine)
-        if not mine.ended.wait(LONGEST_S):
+        if not mine.ended.wait(self._timeout_s):
             raise OSError(errno.ETIMEDOUT, "the disk does not answer")
         if mine.error is not None:
             raise OSError(mine.error.errno, mine.error.strerror)

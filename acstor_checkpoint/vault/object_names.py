@@ -117,8 +117,8 @@ def pack_names(names: Iterable[bytes]) -> bytes:
     return b"".join(sorted(set(names)))
 
 
-def split(retained: RetainedNames) -> Iterator[RetainedNames]:
-    """Split into parts of at most MAX_NAMES names, whose ranges cover the whole range.
+def split(retained: RetainedNames, limit: int = MAX_NAMES) -> Iterator[RetainedNames]:
+    """Split into parts of at most ``limit`` names, whose ranges cover the whole range.
 
     >>> retained = RetainedNames(ALL_FIRST_BYTES, [bytes([7]) * 32, bytes(32)])
     >>> [(part.within, len(part.names)) for part in split(retained)]
@@ -130,7 +130,7 @@ def split(retained: RetainedNames) -> Iterator[RetainedNames]:
     start, some = retained.within.start, list[bytes]()
     for first in retained.within:
         part = by_first[first]
-        if some and len(some) + len(part) > MAX_NAMES:
+        if some and len(some) + len(part) > limit:
             yield RetainedNames(range(start, first), some)
             start, some = first, []
         some += part

@@ -45,9 +45,9 @@ class OwnerDeletion:
         self._vault, self._find_departed, self._ended = vault, gone, ended
         self._faults = log_once.LogOnce(LOG)
 
-    def run(self) -> None:
+    def run(self, first_s: float = FIRST_S, every_s: float = EVERY_S) -> None:
         """Delete periodically until ``ended`` is set; retry failures next time."""
-        pause_s = FIRST_S
+        pause_s = first_s
         while not self._ended.wait(pause_s):
             try:
                 self.delete_departed()
@@ -56,13 +56,13 @@ class OwnerDeletion:
                 self._faults.log_warning(f"orphaned data of hosts is not deleted yet: {e}")
             except Exception:
                 LOG.exception("orphaned data of hosts is not deleted yet")
-            pause_s = EVERY_S
+            pause_s = every_s
 
-    def delete_departed(self) -> None:
+    def delete_departed(self, owners_per_request: int = messages.MAX_OWNERS) -> None:
         """Delete data of all owners that left; AcstorError or OSError on failure."""
         owners = sorted(vault_files.owners_in(self._vault.folder))
-        for at in range(0, len(owners), messages.MAX_OWNERS):
-            some = owners[at : at + messages.MAX_OWNERS]
+        for at in range(0, len(owners), owners_per_request):
+            some = owners[at : at + owners_per_request]
             seen = {owner: self._seen(owner) for owner in some}
             for owner in set(self._find_departed(some)) & seen.keys():
                 self._drop(owner, seen[owner])

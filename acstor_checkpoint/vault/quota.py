@@ -19,6 +19,8 @@ LOG = logging.getLogger(__name__)
 
 BLOCK_BYTES: Final = 4096
 NEARLY_FULL: Final = 0.95
+MAX_DISKS: Final = 4096
+MAX_MANIFESTS: Final = 1024
 
 
 class Bound(enum.StrEnum):
@@ -51,11 +53,15 @@ class Limits(NamedTuple):
     :param total_bytes: for all hosts; 0: nothing is stored
     :param host_bytes: for one host
     :param inodes: for all hosts: chunks, manifests and folders
+    :param disks: per host: sixteen times the instances of a large one
+    :param manifests: per disk: forty days of hourly checkpoints
     """
 
     total_bytes: int
     host_bytes: int
     inodes: int
+    disks: int = MAX_DISKS
+    manifests: int = MAX_MANIFESTS
 
     @property
     def host_inodes(self) -> int:

@@ -50,9 +50,10 @@ class Scrubber:
         ended: threading.Event,
         wall: Callable[[], float] = time.time,
         bytes_per_s: int = BYTES_PER_S,
+        max_unreadable: int = MAX_UNREADABLE,
     ) -> None:
         self._vault, self._ended, self._wall = vault, ended, wall
-        self._bytes_per_s = bytes_per_s
+        self._bytes_per_s, self._max_unreadable = bytes_per_s, max_unreadable
 
     def run(self) -> None:
         """Scrub periodically until ``ended`` is set."""
@@ -76,7 +77,7 @@ class Scrubber:
     def scrub_all(self) -> int:
         """Read everything once; return how many files were removed.
 
-        :raises OSError: more than MAX_UNREADABLE files are unreadable
+        :raises OSError: more than ``max_unreadable`` files are unreadable
         """
         gone, unreadable = 0, 0
         for one in self._vault.iter_all():
@@ -89,7 +90,7 @@ class Scrubber:
                 continue  # deleted meanwhile
             except OSError as e:
                 unreadable += 1
-                if unreadable > MAX_UNREADABLE:
+                if unreadable > self._max_unreadable:
                     raise
                 gone += self._remove_unreadable(*one, e)
             else:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """HTTP/1.1 (h11) over TLS between a host and a vault; not thread-safe.
 
-Every wait has a timeout: SILENCE_S without data, and a deadline for each body.
+Every wait has a timeout: ``silence_s`` without data, and a deadline for each body.
 """
 
 import math
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Final
+from typing import NamedTuple
 
 import h11
 
@@ -18,13 +19,27 @@ from acstor_common.wire import vault_paths
 
 PROTOCOL: Final = vault_paths.PROTOCOL
 """ALPN protocol."""
-SILENCE_S: Final = 30.0
-"""Timeout without data; tolerates slow disks."""
-MIN_BYTES_PER_S: Final = 256 * 1024
-"""Least rate of a body, because it holds a thread."""
 _MAX_HEAD_BYTES: Final = 16 * 1024
-_PIECE_BYTES: Final = 256 * 1024
-_Clock = Callable[[], float]
+
+
+class ChannelLimits(NamedTuple):
+    """Limits of a channel.
+
+    :param silence_s: timeout without data; tolerates slow disks
+    :param min_bytes_per_s: least rate of a body, because it holds a thread
+    :param piece_bytes: received or sent at a time
+    """
+
+    silence_s: float = 30.0
+    min_bytes_per_s: int = 256 * 1024
+    piece_bytes: int = 256 * 1024
+
+    def body_s(self, length: int) -> float:
+        """Return the time for a body of this length."""
+        return self.silence_s + length / self.min_bytes_per_s
+
+
+LIMITS = ChannelLimits()
 
 
 class ConnectionBroken(Exception):
@@ -41,9 +56,10 @@ class TlsChannel:
         self,
         sock: ssl.SSLSocket,
         role: type[h11.CLIENT | h11.SERVER],
-        clock: _Clock = time.monotonic,
+        limits: ChannelLimits = LIMITS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sock, self._clock = sock, clock
+        self._sock, self._limits, self._clock = sock, limits, clock
         self._http = h11.Connection(role, max_incomplete_event_size=_MAX_HEAD_BYTES)
         self._until_s = math.inf
 
@@ -57,30 +73,31 @@ class TlsChannel:
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 self._wait_until(until_s)
-                self._http.receive_data(self._sock.recv(_PIECE_BYTES))
+                self._http.receive_data(self._sock.recv(self._limits.piece_bytes))
         except (OSError, h11.RemoteProtocolError) as e:
             raise ConnectionBroken(str(e) or type(e).__name__) from e
         return event if isinstance(event, h11.Event) else None
 
     def send(self, *events: h11.Event) -> None:
         """Send short events."""
-        self._write(b"".join(self._http.send(event) or b"" for event in events), SILENCE_S)
+        data = b"".join(self._http.send(event) or b"" for event in events)
+        self._write(data, self._limits.silence_s)
 
     def send_body(self, pieces: Iterable[bytes | bytearray], length: int) -> None:
         """Send a body and its end."""
-        until_s = self._clock() + allowed_s(length)
+        until_s, limits = self._clock() + self._limits.body_s(length), self._limits
         for piece in pieces:
             view = memoryview(piece)
-            for at in range(0, len(view), _PIECE_BYTES):
-                event = h11.Data(data=view[at : at + _PIECE_BYTES])  # type: ignore[arg-type]
+            for at in range(0, len(view), limits.piece_bytes):
+                event = h11.Data(data=view[at : at + limits.piece_bytes])  # type: ignore[arg-type]
                 for data in self._http.send_with_data_passthrough(event) or ():  # without a copy
-                    self._write(data, min(SILENCE_S, until_s - self._clock()))
+                    self._write(data, min(limits.silence_s, until_s - self._clock()))
         self.send(h11.EndOfMessage())
 
     def iter_body(self, length: int) -> Iterator[bytes]:
         """Yield the next body, which must not be longer than announced."""
-        until_s = self._clock() + allowed_s(length)
-        left_s, left = SILENCE_S, length
+        until_s, silence_s = self._clock() + self._limits.body_s(length), self._limits.silence_s
+        left_s, left = silence_s, length
         while isinstance(event := self.receive(left_s), h11.Data):
             left -= len(event.data)
             if left < 0:
@@ -88,7 +105,7 @@ class TlsChannel:
                     f"a body of more than the {length} bytes that were announced"
                 )
             yield bytes(event.data)
-            left_s = min(SILENCE_S, until_s - self._clock())
+            left_s = min(silence_s, until_s - self._clock())
         if not isinstance(event, h11.EndOfMessage):
             raise ConnectionBroken("it ended in the middle")
 
@@ -115,11 +132,6 @@ class TlsChannel:
             self._sock.sendall(data)
         except OSError as e:
             raise ConnectionBroken(str(e) or type(e).__name__) from e
-
-
-def allowed_s(length: int) -> float:
-    """Return the deadline of a body of this length."""
-    return SILENCE_S + length / MIN_BYTES_PER_S
 
 
 def content_length(message: h11.Request | h11.Response) -> int | None:

@@ -32,8 +32,10 @@ class VaultHealth:
         room: quota.Quota,
         safety: group_sync.GroupSync,
         clock: Callable[[], float] = time.monotonic,
+        slow_s: float = SLOW_S,
     ) -> None:
         self._room, self._safety, self._clock = room, safety, clock
+        self._slow_s = slow_s
         self._window = sliding_window.SlidingWindow(WINDOW_S, clock(), self._totals())
 
     def list_issues(self) -> Sequence[Issue]:
@@ -42,7 +44,7 @@ class VaultHealth:
         syncs = max(1, grown.get("syncs", 0))  # the first one may hang
         has = {
             Issue.FULL: "refused" in grown,
-            Issue.SLOW: grown.get("sync_ms", 0) > 1000 * SLOW_S * syncs,
+            Issue.SLOW: grown.get("sync_ms", 0) > 1000 * self._slow_s * syncs,
             Issue.NOT_SAFE: self._safety.has_failed,
         }
         return [issue for issue in Issue if has[issue]]

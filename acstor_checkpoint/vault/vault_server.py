@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Final
+from typing import NamedTuple
 
 import h11
 
@@ -34,16 +35,24 @@ from acstor_common.util import supervision
 
 LOG = logging.getLogger(__name__)
 
-HANDSHAKE_S: Final = 10.0
-"""Tolerates a busy host; an unauthenticated connection holds a scarce slot."""
-IDLE_S: Final = 120.0
-"""A daemon handles its next disk sooner, or reconnects."""
 LINGER_S: Final = 2.0
 """How long to read from a refused client, so that it can read the response."""
 _BACKLOG: Final = 128
 _LOOK_S: Final = 1.0
 _SAY_AGAIN_S: Final = 10.0
 _METHODS: Final = (b"GET", b"PUT", b"POST", b"DELETE")
+
+
+class ServerLimits(NamedTuple):
+    """Limits of a server.
+
+    :param handshake_s: tolerates a busy host; an unauthenticated connection holds a scarce slot
+    :param idle_s: between requests; a daemon handles its next disk sooner, or reconnects
+    """
+
+    handshake_s: float = 10.0
+    idle_s: float = 120.0
+    channel: tls_channel.ChannelLimits = tls_channel.LIMITS
 
 
 def listen(ip: str, port: int) -> socket.socket:
@@ -66,8 +75,9 @@ class VaultServer:
         api: vault_api.VaultApi,
         credentials: credentials.Credentials,
         hosts: authorized_hosts.AuthorizedHosts,
+        limits: ServerLimits = ServerLimits(),  # noqa: B008 (it is never changed)
     ) -> None:
-        self._sock, self._api = sock, api
+        self._sock, self._api, self._limits = sock, api, limits
         self._credentials, self._hosts = credentials, hosts
         self._connections = connection_limit.ConnectionLimit(hosts.hosts_at)
         self._handshakes = handshake_limiter.HandshakeLimiter(hosts.hosts_at)
@@ -151,7 +161,7 @@ class VaultServer:
 
     def _handshake(self, sock: socket.socket) -> ssl.SSLSocket:
         self._credentials.reload_files()
-        sock.settimeout(HANDSHAKE_S)
+        sock.settimeout(self._limits.handshake_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return self._credentials.tls_context(is_server=True).wrap_socket(sock, server_side=True)
 
@@ -169,8 +179,9 @@ class VaultServer:
     def _serve_requests(
         self, tls: ssl.SSLSocket, handle: socket.socket, certificate: certificates.HostCertificate
     ) -> None:
-        channel, number = tls_channel.TlsChannel(tls, h11.SERVER), next(self._numbers)
-        while isinstance(request := channel.receive(IDLE_S), h11.Request):
+        channel = tls_channel.TlsChannel(tls, h11.SERVER, self._limits.channel)
+        number = next(self._numbers)
+        while isinstance(request := channel.receive(self._limits.idle_s), h11.Request):
             with self._connections.mark_busy(handle):
                 if not self._answer(channel, request, certificate, number):
                     return

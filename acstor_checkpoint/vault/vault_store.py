@@ -37,14 +37,10 @@ from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
 
-MAX_DISKS: Final = 4096
-"""Per host: sixteen times the instances of a large one."""
 MAX_REMOVED: Final = 5000
 """Per request: 20 s on a busy disk."""
 _AT_ONCE: Final = 64
 """Objects handled while a new connection waits."""
-MAX_MANIFESTS: Final = 1024
-"""Per disk: forty days of hourly checkpoints."""
 
 
 class StoredObject:
@@ -182,10 +178,11 @@ class VaultStore:
         retained: object_names.NameList,
         connection: int = 0,
         within: range = object_names.ALL_FIRST_BYTES,
+        limit: int = MAX_REMOVED,
     ) -> int:
         """Delete a disk's objects except for ``retained``; return how many.
 
-        If it returns MAX_REMOVED there may be more.  Objects stored meanwhile over the same
+        If it returns ``limit`` there may be more.  Objects stored meanwhile over the same
         connection may be deleted, too.
 
         :param connection: see :meth:`begin_connection`
@@ -204,7 +201,7 @@ class VaultStore:
                 self.lookup_rate.spend_lookups(disk.owner, len(some))
                 with self._fencing.hold_generation(disk, connection):
                     for name in some:
-                        if gone >= MAX_REMOVED:
+                        if gone >= limit:
                             return gone
                         if name not in staying:
                             gone += self._remove(disk.owner, part / name.hex())
@@ -249,10 +246,11 @@ class VaultStore:
         folder = self._folder_of(disk)
         if folder.is_dir():
             return folder
-        self.lookup_rate.spend_lookups(disk.owner, MAX_DISKS)  # it lists all disks
+        most = self.quota.limits.disks
+        self.lookup_rate.spend_lookups(disk.owner, most)  # it lists all disks
         with self._folders_lock:
-            if len(self.list_disks(disk.owner)) >= MAX_DISKS:
-                raise errors.VaultFull(disk.owner, f"{MAX_DISKS} disks of one host")
+            if len(self.list_disks(disk.owner)) >= most:
+                raise errors.VaultFull(disk.owner, f"{most} disks of one host")
             self.make_folder(disk.owner, folder.parent)
             self.make_folder(disk.owner, folder)
         return folder
@@ -318,9 +316,10 @@ class Batch:
             return
         is_manifest = kind is object_names.Kind.MANIFEST
         if is_manifest:
-            self._vault.lookup_rate.spend_lookups(self._owner, MAX_MANIFESTS)
-            if len(list(vault_files.names_in(final.parent))) >= MAX_MANIFESTS:
-                raise ValueError(f"{MAX_MANIFESTS} manifests of one disk are enough")
+            most = self._vault.quota.limits.manifests
+            self._vault.lookup_rate.spend_lookups(self._owner, most)
+            if len(list(vault_files.names_in(final.parent))) >= most:
+                raise ValueError(f"{most} manifests of one disk are enough")
         self._vault.make_folder(self._owner, final.parent)
         size_bytes = length + vault_files.CHECKSUM_BYTES
         self._vault.quota.reserve(self._owner, size_bytes)

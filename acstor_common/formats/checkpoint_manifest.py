@@ -28,7 +28,7 @@ MAGIC: Final = b"\x89ackpt\r\n"
 VERSION: Final = 1
 MAX_ENTRIES: Final = 1 << 21
 """128 GiB of differences in chunks of 64 KiB."""
-_NAMES_AT_ONCE: Final = 1 << 18
+NAMES_AT_ONCE: Final = 1 << 18
 """40 MiB in memory."""
 MAX_CHUNKS: Final = 1 << 30
 """Of a disk: 64 TiB in chunks of 64 KiB."""
@@ -105,7 +105,7 @@ class _Header(NamedTuple):
     project: bytes
 
 
-def build(subject: Subject, entries: Iterable[Entry]) -> bytearray:
+def build(subject: Subject, entries: Iterable[Entry], max_entries: int = MAX_ENTRIES) -> bytearray:
     """Return a manifest before sealing.
 
     :param entries: ascending, without duplicates
@@ -114,8 +114,8 @@ def build(subject: Subject, entries: Iterable[Entry]) -> bytearray:
     made = bytearray(HEADER_BYTES)
     for chunk_no, cid in entries:
         made += _ENTRY.pack(chunk_no, cid)
-        if len(made) > HEADER_BYTES + MAX_ENTRIES * ENTRY_BYTES:
-            raise ValueError(f"more than {MAX_ENTRIES} chunks differ from the base image")
+        if len(made) > HEADER_BYTES + max_entries * ENTRY_BYTES:
+            raise ValueError(f"more than {max_entries} chunks differ from the base image")
     with memoryview(made) as view, view[HEADER_BYTES:] as table:
         if why := _fault_of_subject(subject) or _fault_of_entries(table, subject.cut):
             raise ValueError(why)
@@ -150,7 +150,9 @@ class Manifest:
         self._buffer, self.subject = buffer, subject
 
     @classmethod
-    def parse(cls, buffer: bytes | bytearray, what: str) -> "Manifest":
+    def parse(
+        cls, buffer: bytes | bytearray, what: str, max_entries: int = MAX_ENTRIES
+    ) -> "Manifest":
         """Validate ``buffer`` and return it as a manifest; 0.05 s per million entries.
 
         :raises errors.CheckpointFormatError: malformed
@@ -158,7 +160,7 @@ class Manifest:
         header = _Header(*_HEADER.unpack(buffer, what))
         subject = _subject(header, what)
         table = memoryview(buffer)[HEADER_BYTES:]
-        if header.entries > MAX_ENTRIES or len(table) != header.entries * ENTRY_BYTES:
+        if header.entries > max_entries or len(table) != header.entries * ENTRY_BYTES:
             why = f"{header.entries} entries do not fit {len(table)} bytes"
             raise errors.CheckpointFormatError(what, _AT_ENTRIES, why)
         if why := _fault_of_entries(table, subject.cut):
@@ -189,12 +191,12 @@ class Manifest:
     def _entry(self, number: int) -> Entry:
         return Entry(*_ENTRY.unpack_from(self._buffer, HEADER_BYTES + number * ENTRY_BYTES))
 
-    def iter_names(self) -> Iterator[ids.Cid]:
+    def iter_names(self, names_at_once: int = NAMES_AT_ONCE) -> Iterator[ids.Cid]:
         """Yield the distinct names that holders must store, ascending.
 
         It scans the manifest once for each of ``name_ranges`` to bound memory.
         """
-        for within in name_ranges(len(self)):
+        for within in name_ranges(len(self), names_at_once):
             with memoryview(self._buffer) as view:
                 entries = _ENTRY.iter_unpack(view[HEADER_BYTES:])
                 names = sorted(cid for _, cid in entries if cid[0] in within)  # a set is larger
@@ -210,9 +212,9 @@ class Manifest:
         return names
 
 
-def name_ranges(count: int) -> Iterator[range]:
-    """Yield ranges of first bytes, each with about _NAMES_AT_ONCE of the names."""
-    passes = min(256, 1 << (max(0, count - 1) // _NAMES_AT_ONCE).bit_length())
+def name_ranges(count: int, names_at_once: int = NAMES_AT_ONCE) -> Iterator[range]:
+    """Yield ranges of first bytes, each with about ``names_at_once`` of the names."""
+    passes = min(256, 1 << (max(0, count - 1) // names_at_once).bit_length())
     for first in range(0, 256, 256 // passes):
         yield range(first, first + 256 // passes)
 

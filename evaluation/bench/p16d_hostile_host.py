@@ -35,7 +35,7 @@ from acstor_checkpoint.schedule import garbage_collection
 from acstor_checkpoint.schedule import worker_pool
 from acstor_checkpoint.vault import connection_limit
 from acstor_checkpoint.vault import object_names
-from acstor_checkpoint.vault import vault_store
+from acstor_checkpoint.vault import quota
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -60,7 +60,7 @@ INTERVAL_S = 120.0
 REST_S = float(os.environ.get("ACSTOR_BENCH_P16D_REST_S", str(INTERVAL_S)))
 ATTACK_S = float(os.environ.get("ACSTOR_BENCH_P16D_S", "30"))
 HOLDING_S = ATTACK_S + 35.0
-"""Of an attack by a holder: longer than a holder has for a request (``holder_group.SLACK_S``)."""
+"""Of an attack by a holder: longer than a holder has for a request (``HolderLimits.slack_s``)."""
 SETTLES_S = 300.0
 """An attack begins when no checkpoint is late by more than IN_TIME intervals, or failed last."""
 IN_TIME = 0.1
@@ -72,7 +72,7 @@ NOVA_S = 0.2
 FLOODERS = 32
 SERVER = ids.ImageId("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 """That Nova is asked for, whoever registers."""
-NAMED = b"\n".join(str(uuid.uuid4()).encode() for _ in range(vault_store.MAX_DISKS))
+NAMED = b"\n".join(str(uuid.uuid4()).encode() for _ in range(quota.MAX_DISKS))
 
 
 class Places(holder_pool.HolderPool):

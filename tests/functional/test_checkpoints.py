@@ -143,7 +143,8 @@ def test_holder_that_lacks_what_it_acknowledged_is_replaced_before_anything_is_r
     owner, guest, lab, tmp_path, monkeypatch, may_lack_chunks
 ):
     """Unless this host had it dropped: then it gets all of it again."""
-    monkeypatch.setattr(holder_group, "MAX_LOST_CHUNKS", 4)
+    limits = holder_group.HolderLimits(lost_chunks=4)
+    monkeypatch.setattr(owner.taker, "_settings", owner.taker._settings._replace(holders=limits))
     start(guest)
     for number in range(8):
         guest.write(number * CHUNK, CHUNK, number + 1)

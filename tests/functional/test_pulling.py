@@ -227,9 +227,9 @@ def test_nobody_is_locked_out_but_who_writes_to_what_is_exchanged(place):
 
 
 @pytest.mark.expect_log("are to stay free")
-def test_copy_that_has_no_room_is_not_made(place, monkeypatch):
+def test_copy_that_has_no_room_is_not_made(place):
     it = place()
-    monkeypatch.setattr(offline_pull, "_SPARE_BYTES", 1 << 60)
+    it.pulling._pull_offline = offline_pull.OfflinePull(it.ended, spare_bytes=1 << 60)
     before = overlay.stamp(str(it.guest.path))
     it.look()
     assert not it.is_ordinary() and overlay.stamp(str(it.guest.path)) == before

@@ -313,7 +313,8 @@ def test_who_sends_too_slowly_is_left(start: Start) -> None:
     h1 = start("h1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = ("127.0.0.1", silent.getsockname()[1])
-        client = vault_client.VaultClient(ids.HostId("h2"), address, h1.credentials, connect_s=1.0)
+        limits = vault_client.ClientLimits(connect_s=1.0)
+        client = vault_client.VaultClient(ids.HostId("h2"), address, h1.credentials, limits)
         began = time.monotonic()
         with client, pytest.raises(errors.SourceUnreachable):
             client.list_disks(h1.name)

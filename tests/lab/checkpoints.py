@@ -23,6 +23,7 @@ from acstor_checkpoint.capture import overlay
 from acstor_checkpoint.capture import scratch_files
 from acstor_checkpoint.capture import take_checkpoint
 from acstor_checkpoint.holders import checkpoint_record
+from acstor_checkpoint.holders import holder_group
 from acstor_checkpoint.holders import vault_client
 from acstor_checkpoint.schedule import worker_pool
 from acstor_checkpoint.vault import object_names
@@ -95,9 +96,16 @@ class Host:
 
     :param mirrors: folders, if the guests have one each
     :param places: holders, others than all vaults in the order of their names
+    :param limits: of holders
     """
 
-    def __init__(self, options: Options, mirrors: Sequence[str] = (), places: Any = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        mirrors: Sequence[str] = (),
+        places: Any = None,
+        limits: holder_group.HolderLimits = holder_group.LIMITS,
+    ) -> None:
         self.options, self.folder = options, pathlib.Path(options.folder)
         self.sockets, self.ended = self.folder / "sockets", threading.Event()
         self.sockets.mkdir(exist_ok=True)
@@ -122,6 +130,7 @@ class Host:
                 self.ended,
                 options.longest_s,
                 options.most_s,
+                limits,
             ),
             self.domains,
             self.states,

@@ -47,11 +47,9 @@ def test_holder_that_drips_its_answer_to_a_deletion_is_left_alone(
     lab: checkpoints.Lab,
     guest: domain_lab.Domain,
     tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The checkpoint counts, the others do not wait for it twice, and it is named."""
-    monkeypatch.setattr(holder_group, "SLACK_S", 3.0)
-    monkeypatch.setattr(holder_group, "STALLED_S", 1.5)
+    limits = holder_group.HolderLimits(slack_s=3.0, stalled_s=1.5)
 
     def answer(line: str, tls: ssl.SSLSocket) -> bytes:
         if "/keep" in line:
@@ -60,7 +58,7 @@ def test_holder_that_drips_its_answer_to_a_deletion_is_left_alone(
 
     with hostile_holder.HostileHolder(tmp_path / "h0", "h0", answer) as hostile:
         lab.options.vaults["h0"] = hostile.port
-        owner = checkpoints.Host(lab.options)
+        owner = checkpoints.Host(lab.options, limits=limits)
         [server] = owner.domains.list_servers()
         record = owner.taker.take_checkpoint(server)
         assert [holder.host for holder in record.holders] == ["h0", "h1"]

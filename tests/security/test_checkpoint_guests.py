@@ -356,7 +356,7 @@ def test_full_disk(
     small = pathlib.Path(f"/proc/{guest.host.pid}/root{owner.sockets}")
     monkeypatch.setattr(owner.taker, "_settings", owner.taker._settings._replace(folder=small))
     monkeypatch.setattr(owner.scratch, "_folder", small)
-    monkeypatch.setattr(scratch_files, "SPARE_BYTES", 16 * MIB)
+    monkeypatch.setattr(owner.scratch, "_spare_bytes", 16 * MIB)
     put, lock, left = vault_client.VaultClient.put, threading.Lock(), list(range(15))
 
     def put_later(*words: Any) -> None:

@@ -2,6 +2,7 @@
 """A hostile holder delays no checkpoint for long, and the collection of garbage by its budget."""
 
 import contextlib
+import functools
 import pathlib
 import threading
 import time
@@ -39,7 +40,7 @@ SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 SERVER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 INTERVAL_S = 600
-NAMED = b"\n".join(str(uuid.uuid4()).encode() for _ in range(vault_store.MAX_DISKS))
+NAMED = b"\n".join(str(uuid.uuid4()).encode() for _ in range(quota.MAX_DISKS))
 
 
 class Places:
@@ -110,7 +111,8 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
     The one that drips is left alone for a while, and named.
     """
     monkeypatch.setattr(garbage_collection, "HOLDER_S", 3.0)
-    monkeypatch.setattr(holder_group, "STALLED_S", 1.5)
+    call_all = functools.partial(holder_group.call_all, stalled_s=1.5)
+    monkeypatch.setattr(holder_group, "call_all", call_all)
 
     def answer(line: str, tls: object) -> bytes | None:
         if line.startswith("GET"):
@@ -141,7 +143,7 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
     assert 1 <= asked <= garbage_collection.HOLDER_DISKS
     assert places.avoided == [("h2", True)] * is_slow
     assert servers.failures.by_holder() == ({("h2", "holder_slow"): 1} if is_slow else {})
-    print(f"{asked} of {vault_store.MAX_DISKS} disks asked for, the pass took {took_s:.1f} s")
+    print(f"{asked} of {quota.MAX_DISKS} disks asked for, the pass took {took_s:.1f} s")
 
 
 class Taker:
@@ -238,7 +240,8 @@ def test_slow_holder_is_replaced_after_the_time_of_a_request(
                 for holder in (hostile.holder, of(honest))
             ]
             owned = object_names.Disk(ids.HostId("owner"), DISK)
-            disk = holder_group.HolderGroup(owned, clients, slack_s=2.0)
+            limits = holder_group.HolderLimits(slack_s=2.0)
+            disk = holder_group.HolderGroup(owned, clients, limits=limits)
             chunks = {chunk.name: chunk.data for chunk in sealed(64)}
             began_s = time.monotonic()
             with pytest.raises(
@@ -289,7 +292,7 @@ def test_holder_that_denies_what_it_acknowledged_has_nothing_sent_again(
     tmp_path: pathlib.Path, honest: vaults.Vault, proof: credentials.Credentials
 ) -> None:
     """It is asked for the names of the last checkpoint, and named; nothing is read for it."""
-    chunks = {chunk.name: chunk.data for chunk in sealed(holder_group.MAX_LOST_CHUNKS + 1)}
+    chunks = {chunk.name: chunk.data for chunk in sealed(holder_group.LIMITS.lost_chunks + 1)}
     cids = sorted(map(ids.Cid, chunks))
     with served(tmp_path / "h2", "h2", Denying) as hostile, contextlib.ExitStack() as stack:
         places, disk = Places(proof), object_names.Disk(ids.HostId("owner"), DISK)
@@ -309,17 +312,17 @@ def test_holder_that_denies_what_it_acknowledged_has_nothing_sent_again(
 
 
 def test_holder_that_is_just_quick_enough_is_named(
-    tmp_path: pathlib.Path,
-    honest: vaults.Vault,
-    proof: credentials.Credentials,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path, honest: vaults.Vault, proof: credentials.Credentials
 ) -> None:
-    monkeypatch.setattr(holder_group, "SLOW_S", 1.0)
     chunks = {chunk.name: chunk.data for chunk in sealed(8)}
     with served(tmp_path / "h2", "h2", Slow) as hostile, contextlib.ExitStack() as stack:
         holders = (of(honest), hostile)
         clients = [stack.enter_context(Places(proof).client_of(holder)) for holder in holders]
-        disk = holder_group.HolderGroup(object_names.Disk(ids.HostId("owner"), DISK), clients)
+        owned, limits = (
+            object_names.Disk(ids.HostId("owner"), DISK),
+            holder_group.HolderLimits(slow_s=1.0),
+        )
+        disk = holder_group.HolderGroup(owned, clients, limits=limits)
         for name in sorted(map(ids.Cid, chunks)):
             disk.put([name], chunks.__getitem__, 1)
     assert disk.slow_holder() == "h2"

@@ -17,8 +17,8 @@ import pytest
 from acstor_checkpoint.holders import holder_group
 from acstor_checkpoint.holders import vault_client
 from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import tls_channel
-from acstor_checkpoint.vault import vault_store
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials
@@ -111,7 +111,7 @@ def drop_all(client: vault_client.VaultClient) -> object:
 
 def many_disks(tls: ssl.SSLSocket, head: bytes) -> None:
     if head.startswith(b"GET"):
-        listed = [f"0b9d4a5e-3c1f-4f0e-8d57-{n:012x}" for n in range(vault_store.MAX_DISKS)]
+        listed = [f"0b9d4a5e-3c1f-4f0e-8d57-{n:012x}" for n in range(quota.MAX_DISKS)]
         tls.sendall(ok("\n".join(listed).encode()))
     else:
         time.sleep(0.2)
@@ -145,12 +145,13 @@ SLOW: dict[str, tuple[hostile_vault.Answer, Work]] = {
 
 @contextlib.contextmanager
 def answering(
-    folder: pathlib.Path, answer: hostile_vault.Answer
+    folder: pathlib.Path, answer: hostile_vault.Answer, **more: int
 ) -> Iterator[tuple[hostile_vault.HostileVault, vault_client.VaultClient]]:
     """Run a vault of h2 that answers so, and give a client of it to h1."""
     own, holder = (vaults.credentials_of(folder / name, name) for name in ("h1", "h2"))
     with hostile_vault.HostileVault(holder, answer) as hostile:
-        client = vault_client.VaultClient(ids.HostId("h2"), hostile.address, own, REQUEST_S)
+        limits = vault_client.ClientLimits(request_s=REQUEST_S, **more)
+        client = vault_client.VaultClient(ids.HostId("h2"), hostile.address, own, limits)
         yield hostile, client
 
 
@@ -257,12 +258,9 @@ def test_certificate_that_this_host_lacks_is_no_fault_of_a_holder(tmp_path: path
         holder_group.call_all([client], lambda one: one.list_disks(DISK.owner), 5.0)
 
 
-def test_vault_that_takes_bytes_slowly_is_left(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vault_that_takes_bytes_slowly_is_left(tmp_path: pathlib.Path) -> None:
     """It takes some all the time, and less than it should."""
-    monkeypatch.setattr(vault_client, "BYTES_PER_S", 8 << 20)
-    with answering(tmp_path, silent) as (hostile, client), client:
+    with answering(tmp_path, silent, min_bytes_per_s=8 << 20) as (hostile, client), client:
         hostile.take_bytes = 16384
         began_s = time.monotonic()
         with pytest.raises(errors.SourceUnreachable):

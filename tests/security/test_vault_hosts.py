@@ -210,7 +210,7 @@ def test_host_that_is_revoked_in_the_middle_of_a_put_is_cut_off(
     start: Start, h1: vaults.Vault
 ) -> None:
     h2, within_s = start(), authorized_hosts.CHECK_INTERVAL_S + 5.0
-    assert within_s < tls_channel.allowed_s(1_000_000)
+    assert within_s < tls_channel.LIMITS.body_s(1_000_000)
     with h1.dial(h2) as tls:
         begin_put(tls)
         time.sleep(0.5)
@@ -222,7 +222,7 @@ def test_host_that_is_revoked_in_the_middle_of_a_put_is_cut_off(
 
 def test_put_that_drips_ends_in_its_time(start: Start, h1: vaults.Vault) -> None:
     h2 = start()
-    within_s = tls_channel.allowed_s(1_000_000) + 3.0
+    within_s = tls_channel.LIMITS.body_s(1_000_000) + 3.0
     with h1.dial(h2) as tls:
         begin_put(tls)
         assert drips(tls, within_s + 5.0) < within_s

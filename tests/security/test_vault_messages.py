@@ -35,6 +35,7 @@ PLACE = f"/v1/h1/{DISK}"
 TIMES = 25
 ANSWER_S = 0.15
 SEEDS = range(TIMES)
+LIMITS = vault_client.ClientLimits(request_s=2.0)
 
 
 def request(line: str, body: bytes = b"") -> bytes:
@@ -130,7 +131,7 @@ def test_damaged_answers_are_documented_errors(tmp_path: pathlib.Path, what: str
     refused = 0
     with hostile_vault.HostileVault(holder, answer) as hostile:
         for _ in SEEDS:
-            client = vault_client.VaultClient(ids.HostId("h2"), hostile.address, own, request_s=2.0)
+            client = vault_client.VaultClient(ids.HostId("h2"), hostile.address, own, LIMITS)
             with client:
                 try:
                     ask(client)

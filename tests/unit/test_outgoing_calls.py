@@ -108,7 +108,8 @@ def own_credentials(at: Place) -> credentials.Credentials:
 def checkpoint_daemon_asks_a_vault(at: Place) -> object:
     host, _, port = at.address.rpartition(":")
     address, own = (host, int(port)), own_credentials(at)
-    asking = vault_client.VaultClient(ids.HostId("h2"), address, own, connect_s=1.0)
+    limits = vault_client.ClientLimits(connect_s=1.0)
+    asking = vault_client.VaultClient(ids.HostId("h2"), address, own, limits)
     return asking.list_disks(ids.HostId("h1"))
 
 

@@ -58,8 +58,8 @@ def ranges(sectors):
     return [(sector * 512, 512) for sector in sorted(sectors)]
 
 
-def take(guest, holder, before, should_stop=lambda: False):
-    taking = disk_capture.DiskCapture(guest, CHUNK, SEAL, holder, NO_PACE, should_stop)
+def take(guest, holder, before, should_stop=lambda: False, **limits):
+    taking = disk_capture.DiskCapture(guest, CHUNK, SEAL, holder, NO_PACE, should_stop, **limits)
     written = ranges(guest.written) if before else ()
     entries = list(
         taking.iter_entries(
@@ -140,15 +140,14 @@ def test_chunks_in_a_row_are_read_at_once(monkeypatch):
     assert rebuilt(guest, holder, manifest) == guest.data
 
 
-def test_what_is_cut_goes_on_with_the_rest(monkeypatch):
-    monkeypatch.setattr(disk_capture, "BATCH_BYTES", 2 * CHUNK)
+def test_what_is_cut_goes_on_with_the_rest():
     guest, holder = Guest(b"", 20 * CHUNK), checkpoint_copies.Holder()
     guest.write(0, random.Random(1).randbytes(20 * CHUNK))
     guest.flush()
     before, parts = None, []
     while not parts or parts[-1].unread_bytes:
         late = iter([False, True, True])
-        taking, before = take(guest, holder, before, late.__next__)
+        taking, before = take(guest, holder, before, late.__next__, batch_bytes=2 * CHUNK)
         parts.append(taking)
         if len(parts) == 2:
             guest.write(0, random.Random(2).randbytes(CHUNK))  # what was read already
@@ -215,22 +214,21 @@ def test_reader_keeps_to_its_pace_and_stops_when_told():
 
 
 @pytest.mark.parametrize("has_before", [False, True])
-def test_what_has_no_manifest_is_refused_before_anything_is_sent(monkeypatch, has_before):
+def test_what_has_no_manifest_is_refused_before_anything_is_sent(has_before):
     guest, holder, before = Guest(b"", 20 * CHUNK), checkpoint_copies.Holder(), None
     if has_before:
         guest.write(2 * CHUNK, b"1" * 2 * CHUNK)
         guest.flush()
         _, before = take(guest, holder, None)
-    monkeypatch.setattr(checkpoint_manifest, "MAX_ENTRIES", 4)
     guest.write(0, b"2" * 4 * CHUNK)
     guest.flush()
-    taking, last = take(guest, holder, before)
+    taking, last = take(guest, holder, before, max_entries=4)
     assert taking.read_bytes == 4 * CHUNK and len(last) == 4
     kept = dict(holder.chunks)
     guest.write(19 * CHUNK, b"3" * CHUNK)
     guest.flush()
     with pytest.raises(disk_capture.DiskTooLarge, match="differs from its image by more than"):
-        take(guest, holder, last if has_before else None)
+        take(guest, holder, last if has_before else None, max_entries=4)
     assert holder.chunks == kept
 
 

@@ -97,10 +97,7 @@ def test_manifests_stay_as_long_as_they_are_named(known, tmp_path):
 
 
 @pytest.mark.parametrize("at_once", [1 << 19, 4])
-def test_all_that_manifests_need_is_named_in_parts_that_cover_everything(
-    known, monkeypatch, at_once
-):
-    monkeypatch.setattr(checkpoint_manifest, "_NAMES_AT_ONCE", at_once)
+def test_all_that_manifests_need_is_named_in_parts_that_cover_everything(known, at_once):
     state = disk_states.new_state(BASE, 65536)
     known.save(INSTANCE, state)
     cids = [ids.Cid(bytes([17 * n]) + bytes([n]) * 30 + b"\1") for n in range(15)]
@@ -112,7 +109,7 @@ def test_all_that_manifests_need_is_named_in_parts_that_cover_everything(
         known.save_manifest(INSTANCE, sealed_of(state, number, entries))
         for number, entries in enumerate((of_one, of_other), 1)
     }
-    parts = list(known.iter_needed(INSTANCE, state, stay))
+    parts = list(known.iter_needed(INSTANCE, state, stay, at_once))
     assert [first for part in parts for first in part.within] == list(range(256))
     assert len(parts) == (1 if at_once > 100 else 8)
     assert all(name[0] in part.within for part in parts for name in part.names)

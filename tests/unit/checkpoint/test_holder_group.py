@@ -66,6 +66,11 @@ class Clock:
         self.now_s += took_s
 
 
+def limited(*clients: Client, **limits: float) -> holder_group.HolderGroup:
+    """Return the group of these holders with limits other than the product's."""
+    return holder_group.HolderGroup(DISK, clients, limits=holder_group.LIMITS._replace(**limits))
+
+
 def test_round_trips_of_a_large_disk_do_not_add_up() -> None:
     """10,000 batches of 4 MiB, 30 ms away: 40 GiB at 67 MiB/s."""
     clock = Clock()
@@ -80,43 +85,40 @@ def test_time_that_is_left_is_used_up_by_what_is_beyond_the_rate_and_filled_up_a
     disk = holder_group.HolderGroup(DISK, [Client(lambda: clock.wait(took_s[0]))], clock=clock)
     took_s[0] = 8.0
     disk.put_manifest(bytes(2 * MIB))
-    assert disk.slack_left_s == holder_group.SLACK_S - 6.0
+    assert disk.slack_left_s == holder_group.LIMITS.slack_s - 6.0
     took_s[0] = 0.5
     disk.put_manifest(bytes(2 * MIB))
-    assert disk.slack_left_s == holder_group.SLACK_S - 4.5
+    assert disk.slack_left_s == holder_group.LIMITS.slack_s - 4.5
     for _ in range(10):
         disk.put_manifest(bytes(2 * MIB))
-    assert disk.slack_left_s == holder_group.SLACK_S
+    assert disk.slack_left_s == holder_group.LIMITS.slack_s
 
 
 def test_holder_that_takes_a_long_manifest_at_the_promised_rate_keeps_it() -> None:
-    disk = holder_group.HolderGroup(DISK, [Client(lambda: time.sleep(2.0))], slack_s=0.5)
+    disk = limited(Client(lambda: time.sleep(2.0)), slack_s=0.5)
     disk.put_manifest(bytes(2 * MIB))
     with pytest.raises(holder_group.HolderFailed, match="too slow"):
         disk.put_manifest(bytes(MIB))
 
 
-def test_names_of_a_disk_are_looked_up_in_the_time_of_names(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_names_of_a_disk_are_looked_up_in_the_time_of_names() -> None:
     """They stand for 4 GiB of the disk, and are 2 MiB."""
-    monkeypatch.setattr(holder_group, "MIN_NAMES_PER_S", len(NAMES))
-    asked = holder_group.HolderGroup(DISK, [Client(lambda: time.sleep(1.2))], slack_s=0.5)
+    limits = {"min_names_per_s": len(NAMES), "slack_s": 0.5}
+    asked = limited(Client(lambda: time.sleep(1.2)), **limits)
     assert asked.missing_names(NAMES) == set(NAMES)
     with pytest.raises(holder_group.HolderFailed, match="too slow"):
-        holder_group.HolderGroup(
-            DISK, [Client(lambda: time.sleep(2.5))], slack_s=0.5
-        ).missing_names(NAMES)
+        limited(Client(lambda: time.sleep(2.5)), **limits).missing_names(NAMES)
 
 
-MANY = [ids.Cid(number.to_bytes(32)) for number in range(1, holder_group.MAX_LOST_CHUNKS + 2)]
+LOST_CHUNKS = holder_group.LIMITS.lost_chunks
+MANY = [ids.Cid(number.to_bytes(32)) for number in range(1, LOST_CHUNKS + 2)]
 
 
-@pytest.mark.parametrize("lost", [holder_group.MAX_LOST_CHUNKS, holder_group.MAX_LOST_CHUNKS + 1])
+@pytest.mark.parametrize("lost", [LOST_CHUNKS, LOST_CHUNKS + 1])
 def test_holder_that_lacks_many_chunks_that_it_acknowledged_fails(lost: int) -> None:
     """It may lack a few: scrubbing removed them."""
     disk = holder_group.HolderGroup(DISK, [Client(lambda: None)], [ids.HostId("h2")])
-    if lost <= holder_group.MAX_LOST_CHUNKS:
+    if lost <= LOST_CHUNKS:
         assert disk.missing_names(MANY[:lost]) == set(MANY[:lost])
     else:
         with pytest.raises(holder_group.HolderLost, match="lacks 129 chunks that it acknowledged"):
@@ -124,23 +126,19 @@ def test_holder_that_lacks_many_chunks_that_it_acknowledged_fails(lost: int) -> 
     assert disk.filled_holders == {"h2"}
 
 
-def test_chunks_that_are_lost_are_counted_over_all_requests(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(object_names, "MAX_NAMES", 2)
-    disk = holder_group.HolderGroup(DISK, [Client(lambda: None)], [ids.HostId("h2")])
+def test_chunks_that_are_lost_are_counted_over_all_requests() -> None:
+    limits = holder_group.HolderLimits(names_per_request=2)
+    acknowledged = [ids.HostId("h2")]
+    disk = holder_group.HolderGroup(DISK, [Client(lambda: None)], acknowledged, limits=limits)
     with pytest.raises(holder_group.HolderLost):
         disk.missing_names(MANY)
 
 
 @pytest.mark.parametrize(("fast_s", "slow_s"), [(0.0, 0.3), (0.2, 0.3), (0.0, 0.0)])
-def test_holder_that_the_others_wait_for_is_named(
-    monkeypatch: pytest.MonkeyPatch, fast_s: float, slow_s: float
-) -> None:
-    """It took more than twice as long as the fastest one, and SLOW_S longer."""
-    monkeypatch.setattr(holder_group, "SLOW_S", 0.5)
+def test_holder_that_the_others_wait_for_is_named(fast_s: float, slow_s: float) -> None:
+    """It took more than twice as long as the fastest one, and ``slow_s`` longer."""
     clients = [Client(lambda: time.sleep(fast_s)), Client(lambda: time.sleep(slow_s), "h3")]
-    disk = holder_group.HolderGroup(DISK, clients)
+    disk = limited(*clients, slow_s=0.5)
     disk.put_manifest(b"sealed")
     assert disk.slow_holder() == ""
     for _ in range(2):
@@ -158,7 +156,7 @@ def test_new_holder_lacks_everything_and_is_filled_by_what_it_acknowledges() -> 
 def test_holder_that_drops_slowly_for_long_fails() -> None:
     client = Client(lambda: time.sleep(0.1))
     with pytest.raises(holder_group.HolderFailed, match="too slow"):
-        holder_group.HolderGroup(DISK, [client], slack_s=0.5).retain_only(
+        limited(client, slack_s=0.5).retain_only(
             [object_names.RetainedNames(object_names.ALL_FIRST_BYTES, NAMES)]
         )
     assert client.is_aborted

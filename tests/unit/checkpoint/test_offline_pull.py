@@ -237,21 +237,20 @@ def test_link_in_the_place_of_a_disk_is_not_shown(disk, never, tmp_path):
     check_not_exported(disk, tmp_path)
 
 
-def test_tool_is_ended_when_room_gets_short(tmp_path, monkeypatch):
+def test_tool_is_ended_when_room_gets_short(tmp_path):
     puller = offline_pull.OfflinePull(threading.Event())
     began_s = time.monotonic()
-    threading.Timer(0.5, monkeypatch.setattr, (offline_pull, "_SPARE_BYTES", 1 << 60)).start()
+    threading.Timer(0.5, setattr, (puller, "_spare_bytes", 1 << 60)).start()
     with pytest.raises(errors.Unusable, match="are to stay free"):
         puller._run(["sh", "-c", "sleep 60"], 2, str(tmp_path / "copy"), lambda: True)
     assert 0.4 < time.monotonic() - began_s < 30
 
 
 def test_tool_that_does_not_end_keeps_nobody(tmp_path, monkeypatch):
-    monkeypatch.setattr(offline_pull, "_ENDS_S", 0.2)
     monkeypatch.setattr(subprocess.Popen, "kill", lambda _: None)
     ended = threading.Event()
     ended.set()
     with pytest.raises(errors.Unusable, match="does not end"):
-        offline_pull.OfflinePull(ended)._run(
+        offline_pull.OfflinePull(ended, kill_s=0.2)._run(
             ["sh", "-c", "exec sleep 2"], 2, str(tmp_path), lambda: True
         )

@@ -11,7 +11,6 @@ from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import vault_store
 from acstor_common import errors
 from acstor_common.model import ids
-from acstor_common.wire import checkpoint_messages as messages
 
 HERE, H1, H2 = map(ids.HostId, ("h0", "h1", "h2"))
 IDS = [ids.parse_image_id(f"0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e2{n}") for n in range(3)]
@@ -78,16 +77,13 @@ def test_nothing_goes_of_a_disk_of_which_its_host_speaks_again(world):
     assert {(H1, IDS[1]), (H2, IDS[2])} <= set(world.kept())
 
 
-def test_many_hosts_are_asked_of_in_parts(world, monkeypatch):
-    monkeypatch.setattr(messages, "MAX_OWNERS", 1)
-    world.deletion.delete_departed()
+def test_many_hosts_are_asked_of_in_parts(world):
+    world.deletion.delete_departed(owners_per_request=1)
     assert world.asked == [[H1], [H2]] and world.kept() == [(H2, IDS[2])]
 
 
 @pytest.mark.expect_log("orphaned data")
-def test_it_goes_on_after_a_fault(world, monkeypatch):
-    monkeypatch.setattr(owner_deletion, "FIRST_S", 0.0)
-    monkeypatch.setattr(owner_deletion, "EVERY_S", 0.0)
+def test_it_goes_on_after_a_fault(world):
     world.why = "it is away"
 
     def later():
@@ -97,11 +93,11 @@ def test_it_goes_on_after_a_fault(world, monkeypatch):
             world.ended.set()
 
     world.meanwhile = later
-    world.deletion.run()
+    world.deletion.run(first_s=0.0, every_s=0.0)
     assert world.kept() == [(H2, IDS[2])]
 
 
-def test_it_ends_with_its_block(world, monkeypatch):
+def test_it_ends_with_its_block(world):
     with owner_deletion.run_deletion(world.vault, world.says):
         assert "owner deletion" in {thread.name for thread in threading.enumerate()}
     assert "owner deletion" not in {thread.name for thread in threading.enumerate()}

@@ -212,16 +212,15 @@ def test_libvirt_that_is_away_is_said_once():
 
 
 @pytest.mark.expect_log("are not checked")
-def test_what_nobody_thought_of_does_not_end_it(monkeypatch):
+def test_what_nobody_thought_of_does_not_end_it():
     host = Host(server(1))
-    monkeypatch.setattr(pull_loop, "CHECK_INTERVAL_S", 0.0)
 
     def fail():
         host.ended.set()
         raise RuntimeError("never")
 
     host.list_servers = fail
-    host.pulling.run()
+    host.pulling.run(check_interval_s=0.0)
 
 
 def test_nothing_begins_when_the_daemon_ends():

@@ -43,13 +43,12 @@ def test_reading_stops_before_the_bound_of_a_file(
 def test_what_is_too_large_is_ended_and_the_capture_is_told(
     tmp_path: pathlib.Path,
     file_of: Callable[[str, int], pathlib.Path],
-    monkeypatch: pytest.MonkeyPatch,
     how: str,
 ) -> None:
     limit = {"one file": 400, "all files": 640, "file system": 1 << 20}[how] * KIB
-    if how == "file system":
-        monkeypatch.setattr(scratch_files, "SPARE_BYTES", 1 << 62)
-    it, ended = scratch_files.ScratchFiles(tmp_path, limit), threading.Event()
+    spare = 1 << 62 if how == "file system" else scratch_files.SPARE_BYTES
+    it = scratch_files.ScratchFiles(tmp_path, limit, spare_bytes=spare)
+    ended = threading.Event()
     with contextlib.ExitStack() as stack:
         for name in ("b", "c"):
             file = file_of(name, {"one file": 40, "all files": 300, "file system": 100}[how] * KIB)
@@ -98,16 +97,12 @@ def test_other_failures_are_what_they_are(
 def test_one_capture_is_ended_while_its_space_comes_back(
     tmp_path: pathlib.Path,
     file_of: Callable[[str, int], pathlib.Path],
-    monkeypatch: pytest.MonkeyPatch,
     how: str,
 ) -> None:
     """Its file counts as long as it is there; another one's is ended where it stays."""
-    if how == "file system":
-        monkeypatch.setattr(scratch_files, "SPARE_BYTES", 1 << 62)
-    clock = manual_clock.ManualClock(1000.0)
-    it = scratch_files.ScratchFiles(
-        tmp_path, {"all files": 640, "file system": 1 << 20}[how] * KIB, clock
-    )
+    spare = 1 << 62 if how == "file system" else scratch_files.SPARE_BYTES
+    clock, limit = manual_clock.ManualClock(1000.0), {"all files": 640, "file system": 1 << 20}[how]
+    it = scratch_files.ScratchFiles(tmp_path, limit * KIB, clock, spare)
     with contextlib.ExitStack() as stack:
         files = {name: file_of(name, size * KIB) for name, size in [("a", 304), ("b", 300)]}
         files["c"] = file_of("c", 200 * KIB)

@@ -19,10 +19,10 @@ from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import tls_channel
 from acstor_checkpoint.vault import vault_api
-from acstor_checkpoint.vault import vault_files
 from acstor_checkpoint.vault import vault_server
 from acstor_checkpoint.vault import vault_store
 from acstor_common import errors
+from acstor_common.formats import checkpoint_encryption
 from acstor_common.identity import certificates
 from acstor_common.model import ids
 from tests.lab import runs
@@ -39,7 +39,9 @@ Fault = Callable[[certificates.HostCertificate], str]
 class Served:
     """A server in this process, and who asks it."""
 
-    def __init__(self, folder: pathlib.Path, fault: Fault) -> None:
+    def __init__(
+        self, folder: pathlib.Path, fault: Fault, limits: vault_server.ServerLimits
+    ) -> None:
         (folder / "vault").mkdir()
         self.vault = vault_store.VaultStore(
             folder / "vault", quota.Limits(1 << 20, 1 << 20, 100), H2
@@ -48,13 +50,15 @@ class Served:
         self.address: tuple[str, int] = sock.getsockname()
         own = vaults.credentials_of(folder / "h2", "h2")
         hosts: Any = types.SimpleNamespace(why_refused=fault, hosts_at=lambda _ip: 0)
-        self.server = vault_server.VaultServer(sock, vault_api.VaultApi(self.vault), own, hosts)
+        api = vault_api.VaultApi(self.vault)
+        self.server = vault_server.VaultServer(sock, api, own, hosts, limits)
         self.credentials = vaults.credentials_of(folder / "h1", "h1")
         self.thread = threading.Thread(target=self.server.serve)
         self.thread.start()
 
-    def client(self) -> vault_client.VaultClient:
-        return vault_client.VaultClient(H2, self.address, self.credentials)
+    def client(self, short_bytes: int = 4096) -> vault_client.VaultClient:
+        limits = vault_client.ClientLimits(short_bytes=short_bytes)
+        return vault_client.VaultClient(H2, self.address, self.credentials, limits)
 
     def tls(self) -> ssl.SSLSocket:
         sock = socket.create_connection(self.address, 10)
@@ -82,8 +86,21 @@ def refused() -> list[str]:
 
 
 @pytest.fixture
-def served(tmp_path: pathlib.Path, refused: list[str]) -> Iterator[Served]:
-    made = Served(tmp_path, lambda _certificate: "".join(refused))
+def limits() -> vault_server.ServerLimits:
+    return vault_server.ServerLimits()
+
+
+def limited(*channel: float, **limits: float) -> pytest.MarkDecorator:
+    """Return the mark of a test whose server has these limits, and its channels those."""
+    made = vault_server.ServerLimits(**limits, channel=tls_channel.ChannelLimits(*channel))
+    return pytest.mark.parametrize("limits", [made])
+
+
+@pytest.fixture
+def served(
+    tmp_path: pathlib.Path, refused: list[str], limits: vault_server.ServerLimits
+) -> Iterator[Served]:
+    made = Served(tmp_path, lambda _certificate: "".join(refused), limits)
     yield made
     made.close()
 
@@ -100,8 +117,8 @@ def ends_within(sock: socket.socket, deadline_s: float) -> bool:
     return True
 
 
-def test_silent_strangers_are_left(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vault_server, "HANDSHAKE_S", 0.2)
+@limited(handshake_s=0.2)
+def test_silent_strangers_are_left(served: Served) -> None:
     with socket.create_connection(served.address) as sock:
         assert ends_within(sock, 5)
     with socket.create_connection(served.address) as sock:
@@ -109,10 +126,8 @@ def test_silent_strangers_are_left(served: Served, monkeypatch: pytest.MonkeyPat
         assert ends_within(sock, 5)
 
 
-def test_a_connection_with_nothing_to_say_ends_and_another_is_made(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vault_server, "IDLE_S", 0.2)
+@limited(idle_s=0.2)
+def test_a_connection_with_nothing_to_say_ends_and_another_is_made(served: Served) -> None:
     with served.tls() as tls:
         assert ends_within(tls, 5)
     with served.client() as client:
@@ -122,9 +137,8 @@ def test_a_connection_with_nothing_to_say_ends_and_another_is_made(
         assert client.missing_chunks(DISK, [chunk.name for chunk in CHUNKS]) == set()
 
 
-def test_who_drips_a_body_is_left(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_channel, "SILENCE_S", 0.3)
-    monkeypatch.setattr(tls_channel, "MIN_BYTES_PER_S", 1 << 30)
+@limited(0.3, 1 << 30)
+def test_who_drips_a_body_is_left(served: Served) -> None:
     with served.tls() as tls:
         tls.sendall(PUT.encode())
         began = time.monotonic()
@@ -138,8 +152,8 @@ def test_who_drips_a_body_is_left(served: Served, monkeypatch: pytest.MonkeyPatc
     )  # the folders of the host and the disk
 
 
-def test_who_drips_a_request_is_left(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vault_server, "IDLE_S", 0.5)
+@limited(idle_s=0.5)
+def test_who_drips_a_request_is_left(served: Served) -> None:
     with served.tls() as tls:
         tls.sendall(b"GET /v1/h1 HTTP/1.1\r\nhost: ")
         runs.wait_for(lambda: served.server.connections == 1, 10, "the connection", str)
@@ -151,27 +165,22 @@ def test_who_drips_a_request_is_left(served: Served, monkeypatch: pytest.MonkeyP
         assert served.server.connections == 0
 
 
-def test_who_stops_in_a_body_is_left(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_channel, "SILENCE_S", 0.2)
+@limited(0.2)
+def test_who_stops_in_a_body_is_left(served: Served) -> None:
     with served.tls() as tls:
         tls.sendall(PUT.encode() + object_names.CHUNK_HEADER.pack(bytes(32), 5000) + b"some")
         assert ends_within(tls, 5)
     assert not any(path.is_file() for path in served.vault.folder.rglob("*"))
 
 
-def test_who_takes_an_answer_slowly_is_left(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@limited(1.5, 1 << 30, 8 << 20)
+def test_who_takes_an_answer_slowly_is_left(served: Served) -> None:
     """He takes some all the time, and not all of it in time."""
-    monkeypatch.setattr(tls_channel, "SILENCE_S", 1.5)
-    monkeypatch.setattr(tls_channel, "_PIECE_BYTES", 8 << 20)
-    monkeypatch.setattr(vault_files, "PIECE_BYTES", 8 << 20)
     served.vault.quota.limits = quota.Limits(1 << 30, 1 << 30, 100)
-    with served.client() as client:
-        monkeypatch.setattr(tls_channel, "MIN_BYTES_PER_S", 1 << 20)
-        name = client.put_manifest(DISK, bytes(8 << 20))
-    monkeypatch.setattr(tls_channel, "MIN_BYTES_PER_S", 1 << 30)
-    runs.wait_for(lambda: served.server.connections == 0, 10, "the end of the first", str)
+    manifest = bytes(8 << 20)
+    name = checkpoint_encryption.manifest_name(manifest)
+    with served.vault.open_batch(DISK) as batch:
+        batch.add(object_names.Kind.MANIFEST, name, len(manifest), [manifest])
     with served.slow_tls() as tls:
         tls.sendall(
             f"GET /v1/h1/{DISK.disk}/manifests/{name.hex()} HTTP/1.1\r\nhost: v\r\n\r\n".encode()
@@ -193,11 +202,8 @@ def test_a_host_that_is_revoked_gets_no_further_answer(served: Served, refused: 
             client.fetch_chunk(DISK, CHUNKS[0].name)
 
 
-def test_an_answer_that_is_too_long_is_not_read(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vault_client, "SHORT_BYTES", 10)
-    with served.client() as client:
+def test_an_answer_that_is_too_long_is_not_read(served: Served) -> None:
+    with served.client(short_bytes=10) as client:
         client.put(DISK, CHUNKS)
         with pytest.raises(errors.SourceUnreachable, match="10 at most"):
             client._ask("GET", f"/v1/h1/{DISK.disk}/chunks/{CHUNKS[0].name.hex()}", [], 10)
@@ -207,7 +213,8 @@ def test_a_vault_that_says_nothing_is_left(tmp_path: pathlib.Path) -> None:
     own = vaults.credentials_of(tmp_path / "h1", "h1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = silent.getsockname()
-        with vault_client.VaultClient(H2, address, own, connect_s=0.3) as client:
+        limits = vault_client.ClientLimits(connect_s=0.3)
+        with vault_client.VaultClient(H2, address, own, limits) as client:
             with pytest.raises(errors.SourceUnreachable):
                 client.list_disks(H1)
 

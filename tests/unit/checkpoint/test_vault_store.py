@@ -145,32 +145,23 @@ def test_late_request_of_an_earlier_connection_drops_nothing(vault: vault_store.
     assert asked_by(2, "DELETE", PATH) == http.HTTPStatus.CONFLICT
 
 
-def test_list_of_what_stays_has_a_limit(
-    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(object_names, "MAX_NAMES", 2)
+def test_list_of_what_stays_has_a_limit(vault: vault_store.VaultStore) -> None:
     put(vault, *CHUNKS[:3])
     target = f"{PATH}/keep/00-ff"
-    assert (
-        asked(vault, "POST", target, object_names.pack_names(NAMES[:3]))[0]
-        == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    )
-    assert asked(vault, "POST", target, object_names.pack_names(NAMES[:2]))[0] == http.HTTPStatus.OK
+    names = [number.to_bytes(32) for number in range(1, object_names.MAX_NAMES + 2)]
+    for count, status in (len(names), 413), (object_names.MAX_NAMES, 200):
+        assert asked(vault, "POST", target, b"".join(names[:count]))[0] == status
 
 
 @pytest.mark.parametrize("most", [3, 100])
-def test_list_of_what_stays_comes_in_parts(
-    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    monkeypatch.setattr(object_names, "MAX_NAMES", most)
+def test_list_of_what_stays_comes_in_parts(vault: vault_store.VaultStore, most: int) -> None:
     put(vault, *CHUNKS)
     manifest = b"a manifest"
     name = checkpoint_encryption.manifest_name(manifest)
     asked(vault, "PUT", f"{PATH}/manifests/{name.hex()}", manifest)
     stay, covered = [*NAMES[:7], name], list[int]()
-    for within, some in object_names.split(
-        object_names.RetainedNames(object_names.ALL_FIRST_BYTES, stay)
-    ):
+    retained = object_names.RetainedNames(object_names.ALL_FIRST_BYTES, stay)
+    for within, some in object_names.split(retained, most):
         covered += within
         target = f"{PATH}/keep/{within[0]:02x}-{within[-1]:02x}"
         assert asked(vault, "POST", target, b"".join(some))[0] == http.HTTPStatus.OK
@@ -390,21 +381,21 @@ def test_new_disks_and_manifests_count_as_what_is_listed_for_them(
             CHUNKS[0],
             disk=object_names.Disk(H1, ids.parse_image_id(str(uuid.UUID(int=number)))),
         )
-    asked_of = 100 * (vault_store.MAX_DISKS + lookup_rate.OF_REQUEST) - lookup_rate.OF_HOST.burst
+    asked_of = 100 * (quota.MAX_DISKS + lookup_rate.OF_REQUEST) - lookup_rate.OF_HOST.burst
     assert now_s == pytest.approx(asked_of / lookup_rate.OF_HOST.per_s, rel=0.02)
     for number in range(100):
         data = b"manifest %d" % number
         name = checkpoint_encryption.manifest_name(data)
         target = f"/v1/h1/{uuid.UUID(int=1)}/manifests/{name.hex()}"
         assert asked(vault, "PUT", target, data)[0] == http.HTTPStatus.NO_CONTENT
-    asked_of += 100 * (vault_store.MAX_MANIFESTS + 2 * lookup_rate.OF_REQUEST)
+    asked_of += 100 * (quota.MAX_MANIFESTS + 2 * lookup_rate.OF_REQUEST)
     assert now_s == pytest.approx(asked_of / lookup_rate.OF_HOST.per_s, rel=0.02)
 
 
 def test_disk_that_does_not_answer_is_an_error_in_time(
     vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_sync, "LONGEST_S", 0.2)
+    monkeypatch.setattr(vault, "group_sync", group_sync.GroupSync(vault.folder, timeout_s=0.2))
     may_end, begun = threading.Event(), threading.Event()
 
     def hang(_descriptor: int) -> None:
@@ -425,11 +416,8 @@ def test_disk_that_does_not_answer_is_an_error_in_time(
     put(vault, CHUNKS[0])
 
 
-def test_a_host_has_only_so_many_disks_and_manifests(
-    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vault_store, "MAX_DISKS", 1)
-    monkeypatch.setattr(vault_store, "MAX_MANIFESTS", 1)
+def test_a_host_has_only_so_many_disks_and_manifests(vault: vault_store.VaultStore) -> None:
+    vault.quota.limits = vault.quota.limits._replace(disks=1, manifests=1)
     put(vault, CHUNKS[0])
     with pytest.raises(errors.VaultFull, match="disks"):
         put(vault, CHUNKS[0], disk=object_names.Disk(H1, ids.ImageId(DISK.disk[::-1])))
@@ -505,14 +493,14 @@ def test_scrubbing_removes_what_the_disk_cannot_read_and_goes_on(
 
 @pytest.mark.expect_log("cannot be read")
 def test_scrubbing_removes_no_whole_vault_whose_disk_has_gone(
-    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
+    vault: vault_store.VaultStore,
 ) -> None:
-    monkeypatch.setattr(scrubber, "MAX_UNREADABLE", 3)
     put(vault, *CHUNKS)
     for name in NAMES:
         unreadable(vault, name)
+    scrubbing = scrubber.Scrubber(vault, threading.Event(), bytes_per_s=1 << 40, max_unreadable=3)
     with pytest.raises(OSError, match="Input/output error"):
-        fast_scrubber(vault).scrub_all()
+        scrubbing.scrub_all()
     assert len(here(vault)) == len(NAMES) - 3
 
 
@@ -585,13 +573,10 @@ def test_a_file_that_was_cut_is_removed(vault: vault_store.VaultStore, length: i
     assert here(vault) == set()
 
 
-def test_a_long_sweep_comes_in_steps(
-    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vault_store, "MAX_REMOVED", 8)
+def test_a_long_sweep_comes_in_steps(vault: vault_store.VaultStore) -> None:
     put(vault, *CHUNKS)
     stay = object_names.NameList(object_names.pack_names(NAMES[:1]))
-    assert [vault.retain_only(DISK, stay) for _ in range(3)] == [8, 8, 3]
+    assert [vault.retain_only(DISK, stay, limit=8) for _ in range(3)] == [8, 8, 3]
 
 
 def test_another_process_cannot_have_the_folder(tmp_path: pathlib.Path) -> None:

@@ -125,11 +125,11 @@ def test_fields_that_cannot_be_are_refused(raw: bytes, why: str) -> None:
     assert why in refusal(raw)
 
 
-def test_too_many_entries_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_manifest, "MAX_ENTRIES", 2)
-    refusal(RAW)
+def test_too_many_entries_are_refused() -> None:
+    with pytest.raises(errors.CheckpointFormatError, match="do not fit"):
+        checkpoint_manifest.Manifest.parse(RAW, "m", max_entries=2)
     with pytest.raises(ValueError, match="more than 2 chunks"):
-        checkpoint_manifest.build(SUBJECT, ENTRIES)
+        checkpoint_manifest.build(SUBJECT, ENTRIES, max_entries=2)
 
 
 @pytest.mark.parametrize(
@@ -146,11 +146,10 @@ def test_a_name_that_is_not_keyed_is_not_written() -> None:
         checkpoint_manifest.build(SUBJECT, [plain])
 
 
-def test_names_of_many_chunks_come_in_order_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_manifest, "_NAMES_AT_ONCE", 7)
+def test_names_of_many_chunks_come_in_order_and_once() -> None:
     cids = [ids.cid_of(bytes([n % 100]), SEAL.scope_key) for n in range(150)] + [ids.ZERO_CID]
     cut = geometry.Geometry(1 << 30, geometry.DEFAULT_CHUNK_BYTES)
     entries = itertools.starmap(checkpoint_manifest.Entry, enumerate(cids))
     raw = checkpoint_manifest.build(SUBJECT._replace(cut=cut), entries)
     found = checkpoint_manifest.Manifest.parse(raw, "m")
-    assert list(found.iter_names()) == sorted(set(cids) - {ids.ZERO_CID})
+    assert list(found.iter_names(names_at_once=7)) == sorted(set(cids) - {ids.ZERO_CID})
