@@ -104,7 +104,7 @@ class Supervisor:
         self._alarm_s = math.inf
         self._worker_pid = 0
         self._stopping = False
-        self._is_asking = False
+        self._is_stop_pending = self._is_asking = False
         self._was_ready = False
         self._told = ""
         self._held: list[int] = []
@@ -187,12 +187,13 @@ class Supervisor:
         connection.close()
 
     def _asked_to_stop(self, number: int, frame: object) -> None:
-        if self._stopping or self._is_asking:
-            return
-        self._is_asking = True
-        if self._may_stop():
-            self._stop()
-        self._is_asking = False
+        """Stop if no guest uses the mount; a signal during this check repeats it."""
+        self._is_stop_pending = True
+        while self._is_stop_pending and not (self._stopping or self._is_asking):
+            self._is_stop_pending, self._is_asking = False, True
+            if self._may_stop():
+                self._stop()
+            self._is_asking = False
 
     def _may_stop(self) -> bool:
         """Return whether the agent may stop; the mount is then unmounted or kept."""

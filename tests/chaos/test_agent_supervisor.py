@@ -3,6 +3,7 @@
 
 import contextlib
 import itertools
+import os
 import pathlib
 import resource
 import signal
@@ -23,13 +24,13 @@ pytestmark = hosts.needs_fuse
 class Supervised:
     """A supervisor with workers of one odd kind."""
 
-    def __init__(self, mount_point: pathlib.Path, work: str) -> None:
+    def __init__(self, mount_point: pathlib.Path, *work: str) -> None:
         mount_point.mkdir()
         self.mount_point = mount_point
         self.log = mount_point.with_suffix(".log")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fakes.odd_workers", str(mount_point), work],
+                [sys.executable, "-m", "tests.fakes.odd_workers", str(mount_point), *work],
                 cwd=guest_readers.ROOT,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -52,8 +53,8 @@ class Supervised:
 def supervise(tmp_path):
     with contextlib.ExitStack() as stack:
 
-        def begin(work: str) -> Supervised:
-            made = Supervised(tmp_path / "mirror", work)
+        def begin(*work: str) -> Supervised:
+            made = Supervised(tmp_path / "mirror", *work)
             stack.callback(made.process.stdout.close)
             stack.callback(end, made)
             return made
@@ -96,6 +97,17 @@ def test_supervisor_that_is_told_to_stop_starts_no_worker_more(supervise):
     time.sleep(0.3)  # now it pauses; the next one is due in a second
     assert made.stop(signal.SIGINT)[1] < 1.0
     assert made.process.stdout.read() == ""
+
+
+def test_signal_that_comes_during_a_refusal_is_checked_too(supervise):
+    made = supervise("serve", "signal-again")
+    made.said(2)
+    used = os.open(made.mount_point, os.O_PATH)  # this asks no worker
+    try:
+        assert made.stop()[0] == 0
+    finally:
+        os.close(used)
+    assert "is in use; the agent keeps running" in made.log.read_text()
 
 
 def test_host_without_room_for_a_worker_is_waited_for(supervise):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A supervisor whose workers misbehave, in a process of its own.
 
-    python -m tests.fakes.odd_workers MOUNT_POINT WORK
+    python -m tests.fakes.odd_workers MOUNT_POINT WORK [signal-again]
 
 Every start of a worker is a line on standard output: its time in seconds.
 """
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from acstor_agent.process import fd_store
 from acstor_agent.process import supervisor
 from acstor_common import errors
 
@@ -55,9 +56,24 @@ def serve_and_ignore_sigterm(inheritance: supervisor.Inheritance) -> None:
 WORKS = (die, fail, cannot_start, cannot_start_again, serve, serve_and_ignore_sigterm)
 
 
+class SignalAgain(fd_store.NoStore):
+    """Sends a second SIGTERM while the first one's check runs; then the host stops."""
+
+    def __init__(self) -> None:
+        self.checks = 0
+
+    def stop_reason(self) -> fd_store.Stopping:
+        """Return SIGNALLED, then HOST_STOPS."""
+        self.checks += 1
+        if self.checks > 1:
+            return fd_store.Stopping.HOST_STOPS
+        os.kill(os.getpid(), signal.SIGTERM)
+        return fd_store.Stopping.SIGNALLED
+
+
 def main() -> int:
     """Supervise workers of the kind that is asked for."""
-    mount_point, name = sys.argv[1:]
+    mount_point, name, *again = sys.argv[1:]
     chosen = {work.__name__: work for work in WORKS}[name]
 
     def work(inheritance: supervisor.Inheritance) -> None:
@@ -66,7 +82,8 @@ def main() -> int:
 
     supervisor.STOP_WAIT_S = 0.5
     ready = lambda: os.write(1, b"ready\n")  # noqa: E731
-    return supervisor.Supervisor(pathlib.Path(mount_point), work, ready).run()
+    store = SignalAgain() if again else None
+    return supervisor.Supervisor(pathlib.Path(mount_point), work, ready, store).run()
 
 
 if __name__ == "__main__":
