@@ -41,10 +41,13 @@ class LimitPrefetcher:
     """
 
     def __init__(
-        self, states: chunk_state.ChunkStates, limit: int | None = prefetcher.LIMIT
+        self,
+        states: chunk_state.ChunkStates,
+        limit: int | None = prefetcher.LIMIT,
+        held_limit: int = prefetcher.HELD_LIMIT,
     ) -> None:
         self._states = states
-        self._limit = limit
+        self._limit, self._held_limit = limit, held_limit
         self._next: _Chunks = collections.OrderedDict()  # to be requested when there is room
         self._held: _Chunks = collections.OrderedDict()
         self._demanded = 0  # held-back chunks fetched on demand since the last reactivation
@@ -56,9 +59,9 @@ class LimitPrefetcher:
             return
         if self._limit is None or self._states.unmatched < self._limit:
             self._held.pop(chunk_no, None)
-            _put(self._next, chunk_no)
+            self._put(self._next, chunk_no)
         elif chunk_no not in self._next:
-            _put(self._held, chunk_no)
+            self._put(self._held, chunk_no)
 
     @property
     def has_candidates(self) -> bool:
@@ -81,6 +84,11 @@ class LimitPrefetcher:
         """Return at most ``room`` chunks to prefetch now; their state is PREFETCH then."""
         return prefetcher.take(self._states, self._next, room)
 
+    def _put(self, chunks: _Chunks, chunk_no: int) -> None:
+        chunks.setdefault(chunk_no)
+        if len(chunks) > self._held_limit:
+            chunks.popitem(last=False)
+
 
 def limited(states: chunk_state.ChunkStates) -> LimitPrefetcher:
     """Return the paper's policy for one image, with its limit."""
@@ -90,9 +98,3 @@ def limited(states: chunk_state.ChunkStates) -> LimitPrefetcher:
 def unbounded(states: chunk_state.ChunkStates) -> prefetcher.Prefetcher:
     """Return a policy for one image that prefetches all that is advertised."""
     return prefetcher.Prefetcher(states, None)
-
-
-def _put(chunks: _Chunks, chunk_no: int) -> None:
-    chunks.setdefault(chunk_no)
-    if len(chunks) > prefetcher.HELD_LIMIT:
-        chunks.popitem(last=False)

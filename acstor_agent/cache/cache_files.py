@@ -49,8 +49,8 @@ class CacheFiles:
         self,
         files: slab_files.SlabFiles,
         mends: folder_recovery.FolderRecovery,
-        pending_limit_bytes: int = write_behind.PENDING_LIMIT_BYTES,
         io: disk_io.DiskIo | None = None,
+        write_limits: write_behind.WriteLimits = write_behind.WRITE_LIMITS,
     ) -> None:
         self._files = files
         self._io = io or disk_io.DiskIo()
@@ -62,7 +62,7 @@ class CacheFiles:
         """A live view of the CIDs in the cache; event loop only."""
         self.read_nowait = files.io.read_nowait
         self._behind = write_behind.WriteBehind(
-            files, mends, self._io, self.store_chunk, pending_limit_bytes
+            files, mends, self._io, self.store_chunk, write_limits
         )
         self.wait_for_room = self._behind.wait_for_room
         self._healed = self._refused = 0
@@ -75,9 +75,10 @@ class CacheFiles:
         limit_bytes: int,
         slab_bytes: int,
         order: type[cache_slot.Order] = cache_slot.LruOrder,
-        pending_limit_bytes: int = write_behind.PENDING_LIMIT_BYTES,
         io: disk_io.DiskIo | None = None,
         pins: cache_pins.Pins | None = None,
+        write_limits: write_behind.WriteLimits = write_behind.WRITE_LIMITS,
+        checks: folder_health.CheckIntervals = folder_health.CHECK_INTERVALS,
     ) -> "CacheFiles":
         """Open the cache in ``folder`` with the chunks of a former run.
 
@@ -87,7 +88,6 @@ class CacheFiles:
         :param limit_bytes: upper bound of the slab files' lengths, all together
         :param slab_bytes: the cache grows by files of this length
         :param order: in which order chunks of one class are evicted
-        :param pending_limit_bytes: chunks in memory from which on producers are to wait
         :param io: the way to the disk; one without a scheduler if not given
         :param pins: what is pinned before anything is read or given up
         :raises errors.Unusable: another process has the folder
@@ -95,10 +95,10 @@ class CacheFiles:
         files = slab_files.SlabFiles(pathlib.Path(folder), min(slab_bytes, limit_bytes))
         pins = cache_pins.Pins() if pins is None else pins
         mends = folder_recovery.FolderRecovery(
-            files, lambda: public_cache.PublicCache(limit_bytes, slab_bytes, order, pins)
+            files, lambda: public_cache.PublicCache(limit_bytes, slab_bytes, order, pins), checks
         )
         mends.open()
-        return cls(files, mends, pending_limit_bytes, io)
+        return cls(files, mends, io, write_limits)
 
     @property
     def trouble(self) -> folder_health.FolderFault | None:

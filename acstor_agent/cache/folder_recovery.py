@@ -21,8 +21,6 @@ from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
 
-CHECK_S = 30.0
-"""Interval of checks of a healthy folder, for deleted files."""
 
 NewCore = Callable[[], public_cache.PublicCache]
 
@@ -30,7 +28,12 @@ NewCore = Callable[[], public_cache.PublicCache]
 class FolderRecovery:
     """Watches one folder; keep :meth:`run` running."""
 
-    def __init__(self, files: slab_files.SlabFiles, make_core: NewCore) -> None:
+    def __init__(
+        self,
+        files: slab_files.SlabFiles,
+        make_core: NewCore,
+        checks: folder_health.CheckIntervals = folder_health.CHECK_INTERVALS,
+    ) -> None:
         self.core = make_core()
         self.writing = trio.Lock()
         self.takes_chunks = True
@@ -38,13 +41,14 @@ class FolderRecovery:
         self._is_full = False
         self._files = files
         self._make_core = make_core
-        self._patience = folder_health.FolderHealth()
+        self._health = folder_health.FolderHealth(checks)
+        self._healthy_s = checks.healthy_s
         self._changed = trio.Event()
 
     @property
     def trouble(self) -> folder_health.FolderFault | None:
         """The folder's fault, None if there is none."""
-        return self._patience.trouble
+        return self._health.trouble
 
     def open(self) -> None:
         """Open the folder with the chunks of a former run; record a fault, not raise it.
@@ -67,11 +71,11 @@ class FolderRecovery:
     def _met(self, what: str, now_s: float, is_full: bool = False) -> None:
         self.takes_chunks = self.takes_chunks and is_full
         self._is_full = self._is_full or is_full
-        if self._patience.record_fault(f"{self._files.folder}: {what}", now_s, time.time()):
+        if self._health.record_fault(f"{self._files.folder}: {what}", now_s, time.time()):
             LOG.warning(
                 "%s: %s",
                 "The cache stops growing" if is_full else "The cache takes no new chunks",
-                self._patience.trouble and self._patience.trouble.what,
+                self._health.trouble and self._health.trouble.what,
             )
         self._changed.set()
 
@@ -79,7 +83,7 @@ class FolderRecovery:
         """Check the folder, for ever."""
         while True:
             self._changed = trio.Event()
-            next_s = min(self._patience.look_at_s, trio.current_time() + CHECK_S)
+            next_s = min(self._health.look_at_s, trio.current_time() + self._healthy_s)
             with trio.move_on_at(next_s) as waited:
                 await self._changed.wait()
             if waited.cancelled_caught:
@@ -103,7 +107,7 @@ class FolderRecovery:
             self._forget(number)
         if not is_in_place:
             self._met("the folder was removed or replaced", trio.current_time())
-        elif self._patience.is_over(trio.current_time()):
+        elif self._health.is_over(trio.current_time()):
             LOG.warning("The cache recovered: %s can be written again", self._files.folder)
             self.takes_chunks, self._is_full = True, False
             self.core.grow_again()

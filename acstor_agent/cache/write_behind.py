@@ -8,6 +8,7 @@ without ``async`` never wait; call them from the event loop's thread.
 import errno
 from collections.abc import Callable
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import trio
 from oslo_log import log as logging
@@ -24,16 +25,30 @@ from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 
-PENDING_LIMIT_BYTES = 32 * geometry.MIB
 BATCH_BYTES = 8 * geometry.MIB
-BATCH_JOBS = 512  # below IOV_MAX, so a run of adjacent slots needs one call
-ENOUGH_BYTES = 2 * geometry.MIB
-"""Written at once: larger batches are no cheaper, and leave the processor's cache."""
-GATHER_S = 0.5
-"""How long fewer bytes are gathered: a thread switch costs the same for few chunks, and on slow
-links one arrives each 20 to 40 ms. A kill loses them; they are fetched again."""
 
 Store = Callable[[ids.Cid, cache_slot.Data, public_cache.KeepClass], bool]
+
+
+class WriteLimits(NamedTuple):
+    """When chunks in memory are written, and how many there may be.
+
+    :param pending_bytes: chunks in memory from which on producers are to wait
+    :param enough_bytes: written at once: larger batches are no cheaper, and leave the processor's
+        cache
+    :param batch_jobs: so many slots, too; below IOV_MAX, so a run of slots needs one call
+    :param gather_s: how long fewer bytes are gathered: a thread switch costs the same for few
+        chunks, and on slow links one arrives each 20 to 40 ms. A kill loses them; they are fetched
+        again
+    """
+
+    pending_bytes: int = 32 * geometry.MIB
+    enough_bytes: int = 2 * geometry.MIB
+    batch_jobs: int = 512
+    gather_s: float = 0.5
+
+
+WRITE_LIMITS = WriteLimits()
 
 
 class WriteBehind:
@@ -43,7 +58,6 @@ class WriteBehind:
     are in memory only.
 
     :param store: stores a chunk again whose slab could not be created
-    :param pending_limit_bytes: chunks in memory from which on producers wait
     """
 
     def __init__(
@@ -52,7 +66,7 @@ class WriteBehind:
         mends: folder_recovery.FolderRecovery,
         io: disk_io.DiskIo,
         store: Store,
-        pending_limit_bytes: int = PENDING_LIMIT_BYTES,
+        limits: WriteLimits = WRITE_LIMITS,
     ) -> None:
         self.pending_bytes = self.errors = 0
         self._files = files
@@ -60,8 +74,8 @@ class WriteBehind:
         self._core = mends.core
         self._io = io
         self._store = store
-        self._pending_limit_bytes = pending_limit_bytes
-        self._enough_bytes = min(ENOUGH_BYTES, pending_limit_bytes)
+        self._limits = limits
+        self._enough_bytes = min(limits.enough_bytes, limits.pending_bytes)
         self._actions: list[public_cache.SlabAction] = []
         self._dirty: dict[cache_slot.Slot, requests.Stream] = {}
         self._work, self._enough = trio.Event(), trio.Event()
@@ -70,7 +84,7 @@ class WriteBehind:
 
     def can_take(self, length_bytes: int) -> bool:
         """Return whether one more chunk is acceptable from a producer that did not wait."""
-        return self.pending_bytes + length_bytes <= 2 * self._pending_limit_bytes
+        return self.pending_bytes + length_bytes <= 2 * self._limits.pending_bytes
 
     def add(
         self, slots: Sequence[cache_slot.Slot], actions: Sequence[public_cache.SlabAction]
@@ -104,12 +118,13 @@ class WriteBehind:
 
     @property
     def _is_enough(self) -> bool:
-        return self.pending_bytes >= self._enough_bytes or len(self._dirty) >= BATCH_JOBS
+        is_batch = len(self._dirty) >= self._limits.batch_jobs
+        return is_batch or self.pending_bytes >= self._enough_bytes
 
     @property
     def has_room(self) -> bool:
         """Whether the chunks in memory are below their limit."""
-        return self.pending_bytes < self._pending_limit_bytes
+        return self.pending_bytes < self._limits.pending_bytes
 
     async def wait_for_room(self) -> None:
         """Wait until the chunks in memory are below their limit."""
@@ -120,7 +135,7 @@ class WriteBehind:
         """Write new chunks to disk, for ever."""
         while True:
             await self._work.wait()
-            with trio.move_on_after(GATHER_S):
+            with trio.move_on_after(self._limits.gather_s):
                 await self._enough.wait()
             due = len(self._dirty)  # later slots gather again
             while self._dirty or self._actions:
@@ -171,7 +186,7 @@ class WriteBehind:
         jobs: list[slab_io.WriteJob] = []
         batch_bytes, is_scheduling = 0, self._io.is_scheduling
         for slot, its in self._dirty.items():
-            if batch_bytes >= BATCH_BYTES or len(jobs) == BATCH_JOBS:
+            if batch_bytes >= BATCH_BYTES or len(jobs) == self._limits.batch_jobs:
                 break
             if is_scheduling and its != stream:
                 continue

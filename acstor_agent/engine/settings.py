@@ -23,6 +23,9 @@ class Settings(NamedTuple):
     :param run_chunks: most chunks that a new transfer requests from one home
     :param max_source_reads: limit of concurrent source reads
     :param may_refer: busy peers may answer with a referral to other hosts
+    :param requests_of_peer: most pending requests of one peer
+    :param transfers_of_peer: most transfers started for one peer: as many as it may request at a
+        time
     """
 
     timeout_s: float = 10.0
@@ -38,6 +41,8 @@ class Settings(NamedTuple):
     run_chunks: int = 1
     max_source_reads: int = 8
     may_refer: bool = True
+    requests_of_peer: int = 1024
+    transfers_of_peer: int = 512
 
     @property
     def learns_ring(self) -> bool:

@@ -261,14 +261,14 @@ class UploadSlots:
     64
     """
 
-    def __init__(self, count: int = MANY) -> None:
-        self.count = count
+    def __init__(self, count: int = MANY, few: int = FEW) -> None:
+        self.count, self._few = count, few
         self._quick_ones = 0
 
     def under_way(self, age_s: float) -> None:
         """Record how many seconds ago an undelivered answer was sent."""
         if age_s > LATE_S:
-            self.count, self._quick_ones = FEW, 0
+            self.count, self._quick_ones = self._few, 0
 
     def answer_delivered(self, took_s: float) -> None:
         """Record how many seconds a delivered answer took."""

@@ -71,7 +71,7 @@ class PeerNetwork:
         self._answering: set[server_connection.ServerConnection] = set()
         self._budgets = server_connection.Budgets(self._limits)
         many = self._limits.incoming + self._limits.outgoing
-        self._share = loop_share.LoopShare(many, turns)
+        self._share = loop_share.LoopShare(many, turns, self._limits.small_messages)
         self._traffic = traffic or traffic_control.unbounded()
         self.faults = fault_log.FaultLog()
         self.unauthenticated = handshake_limits.HandshakeLimits(
@@ -135,8 +135,10 @@ class PeerNetwork:
                 sweep = functools.partial(
                     periodic_checks.sweep, self._asking, self._limits.idle_s, self._limits
                 )
-                rights_ = periodic_checks.Reauthorization(self._admission, self._credentials)
-                watch = functools.partial(rights_.watch_files, self._all)
+                checks = periodic_checks.Reauthorization(
+                    self._admission, self._credentials, self._limits
+                )
+                watch = functools.partial(checks.watch_files, self._all)
                 nursery.start_soon(self._keep, "a look at connections to peers", sweep)
                 nursery.start_soon(self._keep, "a check of peers' certificates", watch)
                 self._nursery = nursery
@@ -283,7 +285,7 @@ class PeerNetwork:
                 raise
         return (
             client_connection.ClientConnection(
-                line.host, link, receiver, line.klass, self._gate, self._share
+                line.host, link, receiver, line.klass, self._gate, self._share, self._limits
             ),
             early,
         )

@@ -6,9 +6,21 @@ A broken folder is checked for ever, at increasing intervals. The caller gives t
 
 from typing import NamedTuple
 
-FIRST_LOOK_S = 1.0
-LONGEST_WAIT_S = 60.0
-"""The interval doubles up to this. After as long without a fault it starts at the first again."""
+
+class CheckIntervals(NamedTuple):
+    """Intervals of the checks of a folder.
+
+    :param healthy_s: without a fault, for deleted files
+    :param first_s: after a fault; it doubles with each further one
+    :param longest_s: up to this; after as long without a fault it starts at the first again
+    """
+
+    healthy_s: float = 30.0
+    first_s: float = 1.0
+    longest_s: float = 60.0
+
+
+CHECK_INTERVALS = CheckIntervals()
 
 
 class FolderFault(NamedTuple):
@@ -32,20 +44,21 @@ class FolderHealth:
     True
     """
 
-    def __init__(self) -> None:
+    def __init__(self, intervals: CheckIntervals = CHECK_INTERVALS) -> None:
+        self._intervals = intervals
         self.trouble: FolderFault | None = None
         self.look_at_s = float("inf")
         """Time of the next check, by the caller's clock."""
-        self._wait_s = FIRST_LOOK_S
+        self._wait_s = intervals.first_s
         self._over_at_s = float("-inf")
 
     def record_fault(self, what: str, now_s: float, time_s: float) -> bool:
         """Record a fault (``time_s``: wall clock); return whether it is new."""
         is_news = self.trouble is None
-        if is_news and now_s - self._over_at_s > LONGEST_WAIT_S:
-            self._wait_s = FIRST_LOOK_S
+        if is_news and now_s - self._over_at_s > self._intervals.longest_s:
+            self._wait_s = self._intervals.first_s
         self.look_at_s = now_s + self._wait_s
-        self._wait_s = min(LONGEST_WAIT_S, 2 * self._wait_s)
+        self._wait_s = min(self._intervals.longest_s, 2 * self._wait_s)
         self.trouble = FolderFault(what, time_s if self.trouble is None else self.trouble.since_s)
         return is_news
 

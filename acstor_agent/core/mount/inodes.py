@@ -103,8 +103,9 @@ class Inodes:
     'guest:7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11/3'
     """
 
-    def __init__(self, number_of: Hash) -> None:
+    def __init__(self, number_of: Hash, detached_limit: int = DETACHED) -> None:
         self._number_of = number_of
+        self._detached_limit = detached_limit
         self.openings: dict[int, Opening] = {}
         self.disks: dict[int, disk_header.DiskId] = {}
         self._images: dict[int, ids.ImageId] = {}
@@ -145,10 +146,10 @@ class Inodes:
         return inode
 
     def image_detached(self, image_id: ids.ImageId) -> None:
-        """Record that an image was detached; only the last DETACHED ones are kept."""
+        """Record that an image was detached; only the last ones are kept."""
         self._detached[image_id] = None
         self._detached.move_to_end(image_id)
-        if len(self._detached) > DETACHED:
+        if len(self._detached) > self._detached_limit:
             self.forget_image(next(iter(self._detached)))
 
     def forget_image(self, image_id: ids.ImageId) -> None:

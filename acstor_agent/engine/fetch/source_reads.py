@@ -93,8 +93,10 @@ class _Range:
 class SourceReads:
     """The queue of reads, and the ranges under way; ``places``: concurrent ranges."""
 
-    def __init__(self, out: actions.ActionQueue, places: int = 8) -> None:
-        self._out, self._places = out, places
+    def __init__(
+        self, out: actions.ActionQueue, places: int = 8, range_bytes: int = RANGE_BYTES
+    ) -> None:
+        self._out, self._places, self._range_bytes = out, places, range_bytes
         self.divide: Callable[[SourceRead, list[int]], SourceRead] = self.split
         self._places_of_one = places - 1 if places >= SPARING_FROM else places
         self._queue: fair_queue.FairQueue[SourceRead] = fair_queue.FairQueue()
@@ -163,7 +165,7 @@ class SourceReads:
             if read is None:
                 return
             self._forget_ends(read)
-            count = _range_length(read.refs)
+            count = _range_length(read.refs, self._range_bytes)
             if count < len(read.refs):
                 self.divide(read, list(range(count, len(read.refs))))
                 self._forget_ends(read)
@@ -187,7 +189,7 @@ class SourceReads:
     def _with_neighbours(self, read: SourceRead) -> Sequence[SourceRead]:
         """Dequeue neighbours that fit in one range with a read; return all, in order."""
         found = collections.deque([read])
-        left = RANGE_BYTES - (read.stop[1] - read.start[1])
+        left = self._range_bytes - (read.stop[1] - read.start[1])
         while (one := self._neighbour(self._starts.get(read.stop), read, left)) is not None:
             found.append(one)
             left -= one.stop[1] - one.start[1]
@@ -204,7 +206,8 @@ class SourceReads:
     ) -> SourceRead | None:
         if one is None or one.priority > read.priority or one.stop[1] - one.start[1] > left_bytes:
             return None
-        if _range_length(one.refs) < len(one.refs) or not self._dequeue(one):
+        count = _range_length(one.refs, self._range_bytes)
+        if count < len(one.refs) or not self._dequeue(one):
             return None
         return one
 
@@ -306,14 +309,14 @@ class SourceReads:
         self._held_by_others += sign * (not under_way.is_for_guest)
 
 
-def _range_length(refs: transfer.Refs) -> int:
+def _range_length(refs: transfer.Refs, range_bytes: int) -> int:
     """Return how many of the first chunks form one range, at least one.
 
     >>> one = chunk_ref.ChunkRef(ids.Cid(b""), ids.Oid(0), ids.ImageId("i"), 0, 8)
-    >>> _range_length((one, one._replace(offset=8), one._replace(offset=32)))
+    >>> _range_length((one, one._replace(offset=8), one._replace(offset=32)), RANGE_BYTES)
     2
     """
-    at, limit = refs[0].offset, refs[0].offset + RANGE_BYTES
+    at, limit = refs[0].offset, refs[0].offset + range_bytes
     for count, ref in enumerate(refs):
         if count and (ref.offset != at or at + ref.length > limit):
             return count

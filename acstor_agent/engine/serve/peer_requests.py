@@ -34,10 +34,6 @@ RELAYED = peer_request.Mode.RELAYED
 
 HELD_WAIT_S = 2.0
 """Wait of a HELD request for a transfer: breaks a cycle of hosts with different tables."""
-TRANSFERS_OF_A_PEER = 512
-"""Transfers started for one peer: as many as it may request at a time."""
-REQUESTS_OF_A_PEER = 1024
-"""Pending requests of one peer."""
 LOOK_S = 0.5
 """Interval at which deadlines are checked, so the longest delay of a timeout."""
 LONGEST_S = 60.0
@@ -80,7 +76,7 @@ class PeerRequests:
                 context.out.others.append(actions.CloseConnection(connection, why))
                 break
             deadline_s = context.now + min(request.timeout_s, LONGEST_S)
-            if link.receiver.requests + len(numbers) > REQUESTS_OF_A_PEER:
+            if link.receiver.requests + len(numbers) > context.settings.requests_of_peer:
                 askers = [PendingRequest(link, request, n, deadline_s) for n in numbers]
                 self._refuse_all(askers, Failure.BUSY)
                 continue
@@ -227,7 +223,7 @@ class PeerRequests:
             self._join(asker, transfer)
             return
         is_new = transfer is None or (transfer.relay is None and transfer.read is None)
-        if is_new and receiver.begun >= TRANSFERS_OF_A_PEER:
+        if is_new and receiver.begun >= context.settings.transfers_of_peer:
             self._refuse(asker, Failure.BUSY)
             return
         transfer = context.transfers.get_or_create((asker.ref,), asker.priority)

@@ -26,6 +26,7 @@ from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from acstor_common.util import token_buckets
 from acstor_common.wire import peer_compression
 from acstor_common.wire import peer_wire
 
@@ -57,6 +58,11 @@ class Limits:
     idle_s: float = 60.0  # until the client closes; the server after twice that
     silence_s: float = 20.0  # without progress of a frame or the outbox
     serve_s: float = 60.0  # longest time for a request, and for posted bytes
+    check_interval_s: float = 2.0  # between two checks of certificates and of the table
+    small_messages: token_buckets.Rate = loop_share.SMALL_MESSAGES  # of a host and class
+    queued_bytes: int = 256 * geometry.KIB  # at a client; announcements and Pongs are dropped above
+    queued_announcements: int = 256  # at a client; 1 MiB, if all are full
+    remembered_cancels: int = 2048  # of a client: eight times those in progress, 0.25 MB
 
 
 class DemandGate:

@@ -26,15 +26,8 @@ from acstor_common.util import lru_table
 from acstor_common.wire import peer_request
 from acstor_common.wire import peer_wire
 
-QUEUED_BYTES = 256 * geometry.KIB
-"""Queued bytes from which on announcements and Pongs are dropped."""
-QUEUED_NOTIFICATIONS = 256
-"""Queued announcements from which on more are dropped: 1 MiB, if all are full."""
 NEXT_BYTES = 16 * geometry.KIB
 """Bytes in the outbox, which is not reordered, below which messages are added."""
-
-GIVEN_UP = 2048
-"""Cancelled requests whose length is remembered: eight times those in progress, 0.25 MB."""
 
 
 class RequestLost(NamedTuple):
@@ -60,8 +53,10 @@ class ClientConnection(base_connection.Connection):
         klass: peer_wire.Klass,
         gate: base_connection.DemandGate,
         share: loop_share.LoopShare,
+        limits: base_connection.Limits,
     ) -> None:
         super().__init__(host, link, receiver, klass, gate, share)
+        self._limits = limits
         self._account(0, is_useful=True)  # this host asks it
         self._waiting: dict[int, tuple[peer_wire.Request, OnAnswers]] = {}
         self._soon = send_queue.SendQueue()  # requests and announcements not sent yet
@@ -71,7 +66,7 @@ class ClientConnection(base_connection.Connection):
         self._chunk_bytes = 0  # the longest requested chunk
         receiver.expects = self._expects
         receiver.awaited_bytes = self._awaited_bytes
-        self._given_up: lru_table.LruTable[int, int] = lru_table.LruTable(GIVEN_UP)
+        self._given_up: lru_table.LruTable[int, int] = lru_table.LruTable(limits.remembered_cancels)
 
     @property
     def is_idle(self) -> bool:
@@ -152,8 +147,8 @@ class ClientConnection(base_connection.Connection):
     def send_announcement(self, message: peer_wire.Notification | peer_wire.Pong) -> None:
         """Send an announcement or a Pong; drop it if too much is queued."""
         if (
-            self.outbox_bytes >= QUEUED_BYTES
-            or self._soon.announcement_count >= QUEUED_NOTIFICATIONS
+            self.outbox_bytes >= self._limits.queued_bytes
+            or self._soon.announcement_count >= self._limits.queued_announcements
         ):
             return
         if self._is_writing and not isinstance(message, peer_wire.Pong):

@@ -42,10 +42,16 @@ class LoopTurns(Protocol):
 class LoopShare:
     """Shares the event loop; ``turns`` None: each turn counts as young."""
 
-    def __init__(self, limit: int, turns: LoopTurns | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        turns: LoopTurns | None = None,
+        small_messages: token_buckets.Rate = SMALL_MESSAGES,
+    ) -> None:
         self._turns = turns
+        self._rate = small_messages
         self._small: token_buckets.TokenBuckets[Hashable] = token_buckets.TokenBuckets(
-            SMALL_MESSAGES, limit
+            small_messages, limit
         )
         self._few, self._many = trio.Lock(), trio.Lock()  # queues; the holder is next
         self._many_at_s = -math.inf  # when the next of the many may continue
@@ -71,12 +77,12 @@ class LoopShare:
 
     def sends_few(self, sharer: Hashable) -> bool:
         """Return whether a host and class has sent few small messages recently."""
-        return self._small.tokens_left(sharer, trio.current_time()) >= SMALL_MESSAGES.burst - FEW
+        return self._small.tokens_left(sharer, trio.current_time()) >= self._rate.burst - FEW
 
     def wait_s(self, sharer: Hashable) -> float:
         """Return for how many seconds nothing may be read from a host and class."""
         missing = 1.0 - self._small.tokens_left(sharer, trio.current_time())
-        return max(0.0, missing / SMALL_MESSAGES.per_s)
+        return max(0.0, missing / self._rate.per_s)
 
 
 def small_messages(

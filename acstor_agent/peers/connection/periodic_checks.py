@@ -19,7 +19,6 @@ from acstor_common.identity import credentials
 
 LOG = logging.getLogger(__name__)
 
-CHECK_INTERVAL_S = 2.0
 AT_A_TIME = 256
 """Connections per batch; a certificate check counts as CHECK."""
 CHECK = 32
@@ -31,17 +30,21 @@ class Reauthorization:
     """Checks open connections; ``credentials`` None: insecure mode."""
 
     def __init__(
-        self, admission: hello_exchange.Admission, credentials: credentials.Credentials | None
+        self,
+        admission: hello_exchange.Admission,
+        credentials: credentials.Credentials | None,
+        limits: base_connection.Limits,
     ) -> None:
         self._admission = admission
         self._credentials = credentials
+        self._interval_s = limits.check_interval_s
 
     async def watch_files(
         self, connections: Callable[[], Sequence[base_connection.Connection]]
     ) -> None:
         """Reload files and check all connections, for ever."""
         while True:
-            await trio.sleep(CHECK_INTERVAL_S)
+            await trio.sleep(self._interval_s)
             if self._credentials is not None:
                 await trio.to_thread.run_sync(self._credentials.reload_files)
             await self._look(connections())

@@ -16,7 +16,6 @@ import pytest
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.cache import folder_recovery
 from acstor_agent.cache import slab_files
 from acstor_agent.cache import write_behind
 from acstor_agent.core.cache import cache_slab
@@ -139,16 +138,11 @@ async def test_chunks_that_come_one_by_one_are_written_together(tmp_path, monkey
         assert batches == [3] and cache.is_written(CIDS[2])
 
 
-@pytest.mark.parametrize("limit", ["ENOUGH_BYTES", "PENDING_LIMIT_BYTES", "BATCH_JOBS"])
-async def test_chunks_that_are_enough_are_written_at_once(tmp_path, monkeypatch, limit):
-    monkeypatch.setattr(write_behind, "GATHER_S", 3600.0)
-    monkeypatch.setattr(write_behind, "ENOUGH_BYTES", 1 << 30)
-    options = {}
-    if limit == "PENDING_LIMIT_BYTES":
-        options["pending_limit_bytes"] = 20 * 64 * KIB
-    else:
-        monkeypatch.setattr(write_behind, limit, 20 * (64 * KIB if "BYTES" in limit else 1))
-    async with running(tmp_path, **options) as cache:
+@pytest.mark.parametrize("limit", ["enough_bytes", "pending_bytes", "batch_jobs"])
+async def test_chunks_that_are_enough_are_written_at_once(tmp_path, limit):
+    enough = {limit: 20 * (64 * KIB if "bytes" in limit else 1)}
+    limits = write_behind.WriteLimits(**{"enough_bytes": 1 << 30, "gather_s": 3600.0, **enough})
+    async with running(tmp_path, write_limits=limits) as cache:
         for cid, chunk in zip(CIDS[:19], CHUNKS, strict=False):
             assert cache.store_chunk(cid, chunk)
         await trio.sleep(0.1)
@@ -157,9 +151,9 @@ async def test_chunks_that_are_enough_are_written_at_once(tmp_path, monkeypatch,
         await written(cache, CIDS[19])
 
 
-async def test_chunk_without_room_hurries_those_that_wait_to_be_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(write_behind, "GATHER_S", 3600.0)
-    async with running(tmp_path, limit_bytes=SLAB_BYTES) as cache:
+async def test_chunk_without_room_hurries_those_that_wait_to_be_written(tmp_path):
+    limits = write_behind.WriteLimits(gather_s=3600.0)
+    async with running(tmp_path, limit_bytes=SLAB_BYTES, write_limits=limits) as cache:
         count = next(n for n in range(24) if not cache.store_chunk(CIDS[n], CHUNKS[n]))
         await written(cache, CIDS[count - 1])
         assert cache.store_chunk(CIDS[count], CHUNKS[count])
@@ -429,7 +423,7 @@ async def test_zero_chunk_is_never_stored(tmp_path):
 
 
 async def test_producers_wait_until_chunks_are_on_disk(tmp_path):
-    cache = open_cache(tmp_path, pending_limit_bytes=128 * KIB)
+    cache = open_cache(tmp_path, write_limits=write_behind.WriteLimits(pending_bytes=128 * KIB))
     for number in range(2):
         cache.store_chunk(CIDS[number], CHUNKS[number])
     with trio.move_on_after(0.05) as scope:
@@ -445,7 +439,7 @@ async def test_producers_wait_until_chunks_are_on_disk(tmp_path):
 
 
 async def test_memory_is_bounded_even_if_nobody_waits(tmp_path):
-    cache = open_cache(tmp_path, pending_limit_bytes=128 * KIB)
+    cache = open_cache(tmp_path, write_limits=write_behind.WriteLimits(pending_bytes=128 * KIB))
     stored = [cache.store_chunk(cid, chunk) for cid, chunk in zip(CIDS, CHUNKS, strict=True)]
     assert stored == [True] * 4 + [False] * 20
     assert cache.statistics.rejected_chunks == 20
@@ -639,12 +633,7 @@ async def test_damaged_record_is_a_free_slot(tmp_path):
         assert sorted(cache.iter_cids()) == sorted([CIDS[0], CIDS[2]])
 
 
-@pytest.fixture
-def quickly(monkeypatch):
-    """Have a broken folder looked at again after a blink."""
-    monkeypatch.setattr(folder_health, "FIRST_LOOK_S", 0.01)
-    monkeypatch.setattr(folder_health, "LONGEST_WAIT_S", 0.05)
-    monkeypatch.setattr(folder_recovery, "CHECK_S", 0.05)
+OFTEN = folder_health.CheckIntervals(healthy_s=0.05, first_s=0.01, longest_s=0.05)
 
 
 async def until(is_true) -> None:
@@ -655,9 +644,9 @@ async def until(is_true) -> None:
 
 @pytest.mark.expect_log("The cache takes no new chunks: .*/file/cache: Not a directory")
 @pytest.mark.expect_log("The cache recovered: ")
-async def test_folder_that_cannot_be_made_is_tried_again_until_it_can(tmp_path, quickly):
+async def test_folder_that_cannot_be_made_is_tried_again_until_it_can(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    async with running(tmp_path / "file" / "cache") as cache:
+    async with running(tmp_path / "file" / "cache", checks=OFTEN) as cache:
         assert not cache.store_chunk(CIDS[0], CHUNKS[0]) and cache.statistics.rejected_chunks == 1
         assert await cache.read_chunk(CIDS[0]) is None
         what, since_s = cache.trouble
@@ -665,16 +654,14 @@ async def test_folder_that_cannot_be_made_is_tried_again_until_it_can(tmp_path, 
         (tmp_path / "file").unlink()
         await until(lambda: cache.trouble is None)
         assert cache.store_chunk(CIDS[0], CHUNKS[0])
-    again = open_cache(tmp_path / "file" / "cache")
+    again = open_cache(tmp_path / "file" / "cache", checks=OFTEN)
     assert list(again.iter_cids()) == [CIDS[0]]
     await again.aclose()
 
 
 @pytest.mark.expect_log("The cache takes no new chunks: ")
 @pytest.mark.expect_log("The cache recovered: ")
-async def test_chunks_of_a_folder_that_was_unreadable_at_the_start_come_back(
-    tmp_path, monkeypatch, quickly
-):
+async def test_chunks_of_a_folder_that_was_unreadable_at_the_start_come_back(tmp_path, monkeypatch):
     await fill(tmp_path)
 
     def unreadable(path):
@@ -682,7 +669,7 @@ async def test_chunks_of_a_folder_that_was_unreadable_at_the_start_come_back(
 
     with monkeypatch.context() as patch:
         patch.setattr(pathlib.Path, "iterdir", unreadable)
-        cache = open_cache(tmp_path)
+        cache = open_cache(tmp_path, checks=OFTEN)
     gone = []
     cache.on_evicted(gone.append)
     async with trio.open_nursery() as nursery:
@@ -698,14 +685,14 @@ async def test_chunks_of_a_folder_that_was_unreadable_at_the_start_come_back(
 
 @pytest.mark.expect_log("The cache takes no new chunks: .*Read-only file system")
 @pytest.mark.expect_log("The cache recovered: ")
-async def test_failing_disk_is_left_alone_and_used_again(tmp_path, monkeypatch, quickly):
+async def test_failing_disk_is_left_alone_and_used_again(tmp_path, monkeypatch):
     def failing(fd, pieces, offset):
         calls.append(offset)
         raise OSError(errno.EROFS, "Read-only file system")
 
     calls = []
     await fill(tmp_path, count=10)
-    async with running(tmp_path) as cache:
+    async with running(tmp_path, checks=OFTEN) as cache:
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwritev", failing)
             assert cache.store_chunk(CIDS[10], CHUNKS[10])
@@ -720,13 +707,13 @@ async def test_failing_disk_is_left_alone_and_used_again(tmp_path, monkeypatch, 
             await until(lambda: len(calls) > 4)  # looked at again, in vain
         await until(lambda: cache.trouble is None)
         assert cache.store_chunk(CIDS[11], CHUNKS[11])
-    async with running(tmp_path) as cache:
+    async with running(tmp_path, checks=OFTEN) as cache:
         assert await cache.read_chunk(CIDS[11]) == CHUNKS[11]
 
 
 @pytest.mark.allow_log("The cache takes no new chunks: .*Input/output error")
 @pytest.mark.allow_log("The cache recovered: ")
-async def test_place_that_takes_no_bytes_is_not_used_again(tmp_path, monkeypatch, quickly):
+async def test_place_that_takes_no_bytes_is_not_used_again(tmp_path, monkeypatch):
     def bad_place(fd, pieces, offset):
         if offset == bad_offset:
             tried.append(offset)
@@ -734,7 +721,7 @@ async def test_place_that_takes_no_bytes_is_not_used_again(tmp_path, monkeypatch
         return pwritev(fd, pieces, offset)
 
     pwritev, tried = os.pwritev, []
-    async with running(tmp_path, limit_bytes=SLAB_BYTES) as cache:
+    async with running(tmp_path, limit_bytes=SLAB_BYTES, checks=OFTEN) as cache:
         cache.store_chunk(CIDS[0], CHUNKS[0])
         await settle(cache)
         bad_offset = cache.lookup(CIDS[0]).offset + 64 * KIB
@@ -749,11 +736,11 @@ async def test_place_that_takes_no_bytes_is_not_used_again(tmp_path, monkeypatch
 
 @pytest.mark.expect_log("The cache stops growing: .*No space left")
 @pytest.mark.expect_log("The cache recovered: ")
-async def test_cache_grows_again_when_there_is_room(tmp_path, monkeypatch, quickly):
+async def test_cache_grows_again_when_there_is_room(tmp_path, monkeypatch):
     def full(fd, offset, length):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async with running(tmp_path) as cache:
+    async with running(tmp_path, checks=OFTEN) as cache:
         with monkeypatch.context() as patch:
             patch.setattr(os, "posix_fallocate", full)
             cache.store_chunk(CIDS[0], CHUNKS[0])
@@ -770,7 +757,7 @@ async def test_cache_grows_again_when_there_is_room(tmp_path, monkeypatch, quick
 @pytest.mark.allow_log("The cache takes no new chunks: .*removed or replaced")
 @pytest.mark.allow_log("The cache recovered: ")
 @pytest.mark.parametrize("what", ["file", "folder"])
-async def test_slab_file_that_somebody_deletes_is_given_up(tmp_path, quickly, what):
+async def test_slab_file_that_somebody_deletes_is_given_up(tmp_path, what):
     folder = tmp_path / "cache"
     await fill(folder, count=15)
     async with running(folder) as cache:
@@ -812,13 +799,13 @@ async def test_folder_in_use_is_refused_until_its_user_closes_it(tmp_path):
 @pytest.mark.expect_log("Slab file . cannot be removed: .*x")
 @pytest.mark.expect_log("The cache takes no new chunks: .*: x")
 @pytest.mark.expect_log("The cache recovered: ")
-async def test_files_that_cannot_be_removed_yet_are_removed_later(tmp_path, quickly):
+async def test_files_that_cannot_be_removed_yet_are_removed_later(tmp_path):
     await fill(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             pathlib.Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "x"))
         )
-        cache = open_cache(tmp_path, limit_bytes=SLAB_BYTES)
+        cache = open_cache(tmp_path, limit_bytes=SLAB_BYTES, checks=OFTEN)
         assert len(list(tmp_path.glob("slab-*"))) == 2
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)

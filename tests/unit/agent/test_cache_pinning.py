@@ -9,7 +9,6 @@ import pytest
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.cache import folder_recovery
 from acstor_agent.core.cache import cache_pins
 from acstor_agent.core.cache import folder_health
 from acstor_common.model import ids
@@ -32,8 +31,8 @@ def pins():
 
 
 @contextlib.asynccontextmanager
-async def running(folder, pins, limit_bytes=LIMIT_BYTES):
-    cache = cache_files.CacheFiles.open(folder, limit_bytes, SLAB_BYTES, pins=pins)
+async def running(folder, pins, limit_bytes=LIMIT_BYTES, **options):
+    cache = cache_files.CacheFiles.open(folder, limit_bytes, SLAB_BYTES, pins=pins, **options)
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
         yield cache
@@ -134,21 +133,16 @@ async def test_small_pinned_chunk_in_a_large_slot_is_right_also_after_a_restart(
         await read_all(cache, (0, 20))
 
 
-@pytest.fixture
-def quickly(monkeypatch):
-    """Let the folder be looked at every few hundredths of a second."""
-    monkeypatch.setattr(folder_recovery, "CHECK_S", 0.05)
-    monkeypatch.setattr(folder_health, "FIRST_LOOK_S", 0.01)
-    monkeypatch.setattr(folder_health, "LONGEST_WAIT_S", 0.05)
+OFTEN = folder_health.CheckIntervals(healthy_s=0.05, first_s=0.01, longest_s=0.05)
 
 
 @pytest.mark.expect_log("Slab file 0 was deleted")
 @pytest.mark.allow_log("Slab file . was deleted")
 @pytest.mark.allow_log("The cache takes no new chunks: .*removed or replaced")
 @pytest.mark.allow_log("The cache recovered: ")
-async def test_pins_outlive_the_loss_of_the_whole_folder(tmp_path, pins, quickly):
+async def test_pins_outlive_the_loss_of_the_whole_folder(tmp_path, pins):
     folder = tmp_path / "cache"
-    async with running(folder, pins) as cache:
+    async with running(folder, pins, checks=OFTEN) as cache:
         await store(cache, range(20))
         shutil.rmtree(folder)
         with trio.fail_after(30):

@@ -9,7 +9,6 @@ import trio
 
 from acstor_agent.peers import peer_network
 from acstor_agent.peers.connection import client_connection
-from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
 from acstor_common.wire import peer_wire
 from tests.fakes import peer_giver
@@ -162,8 +161,7 @@ async def test_each_chunk_of_a_batch_is_answered_for_itself():
     assert "no answer within 0.3 s" in str(outcomes[3])
 
 
-async def test_peer_that_says_again_and_again_that_it_lives_is_heard_now_and_then(monkeypatch):
-    monkeypatch.setattr(loop_share, "SMALL_MESSAGES", nets.PLENTY)
+async def test_peer_that_says_again_and_again_that_it_lives_is_heard_now_and_then():
     heard, came = [], trio.Event()
 
     async def converse(host):
@@ -175,7 +173,7 @@ async def test_peer_that_says_again_and_again_that_it_lives_is_heard_now_and_the
         if answers:
             came.set()
 
-    async with asked_by(converse) as client:
+    async with asked_by(converse, limits=nets.TALKATIVE) as client:
         client.net.send_requests(nets.SERVER, client.address, [request(1)], hear)
         with trio.fail_after(5):
             await came.wait()
@@ -349,13 +347,13 @@ async def test_number_is_not_used_again_while_an_answer_to_it_may_come():
         assert heard == [peer_wire.Chunk(7, chunk(request(0, at=3)).data)]
 
 
-async def test_of_what_was_given_up_the_oldest_is_forgotten(monkeypatch):
-    monkeypatch.setattr(client_connection, "GIVEN_UP", 3)
+async def test_of_what_was_given_up_the_oldest_is_forgotten():
+    limits = peer_network.Limits(remembered_cancels=3)
 
     async def converse(host):
         await host.hear(5)
 
-    async with asked_by(converse) as client:
+    async with asked_by(converse, limits=limits) as client:
         await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
         [connection] = client.net._asking()
         connection.send_requests([request(n) for n in range(5)], lambda answers: None)

@@ -2,6 +2,7 @@
 """What peers and unauthenticated can make a host spend, over real TCP on the loopback."""
 
 import contextlib
+import dataclasses
 import socket
 
 import pytest
@@ -139,15 +140,14 @@ async def test_answer_that_is_taken_byte_by_byte_is_given_up():
                     await trio.sleep(0.01)
 
 
-async def test_flood_of_bad_requests_from_who_does_not_read_is_bounded(monkeypatch):
-    monkeypatch.setattr(loop_share, "SMALL_MESSAGES", nets.PLENTY)
+async def test_flood_of_bad_requests_from_who_does_not_read_is_bounded():
 
     class Refusing(peer_giver.TaskGiver):
         def requests_received(self, connection, requests, came_s):
             missing = peer_wire.RefuseCode.MISSING
             connection.send_answers([peer_wire.Refuse(one.request_id, missing) for one in requests])
 
-    limits = peer_network.Limits(answer_bytes=1 << 20, host_answer_bytes=1 << 18)
+    limits = dataclasses.replace(nets.TALKATIVE, answer_bytes=1 << 20, host_answer_bytes=1 << 18)
     net = peer_network.PeerNetwork(nets.SERVER, limits=limits, admission=nets.EVERYBODY)
     # Requests for one byte each, more than the sockets and the other side have room for.
     sent = hello("h1") + b"".join(nets.get_of(request_id=n, length=1) for n in range(50_000))
@@ -224,9 +224,8 @@ async def test_host_that_breaks_the_rules_again_and_again_is_said_once(caplog):
     assert len([r for r in caplog.records if "broke the protocol" in r.getMessage()]) == 1
 
 
-async def test_flood_of_small_messages_leaves_turns_to_others(monkeypatch):
-    monkeypatch.setattr(loop_share, "SMALL_MESSAGES", nets.PLENTY)
-    async with nets.serving() as (_server, address):
+async def test_flood_of_small_messages_leaves_turns_to_others():
+    async with nets.serving(limits=nets.TALKATIVE) as (_server, address):
         stream = await nets.dial(address)
         pings = b"".join(peer_wire.encode(peer_wire.Ping(n))[0] for n in range(20_000))
         await stream.send_all(hello("h1"))
@@ -249,10 +248,10 @@ async def test_flood_of_small_messages_leaves_turns_to_others(monkeypatch):
     [peer_wire.Ping(1), peer_wire.Pong(1), peer_wire.Cancel((1, 2))],
     ids=["Ping", "Pong", "Cancel of nothing"],
 )
-async def test_small_messages_are_read_at_the_rate_of_their_host(monkeypatch, message):
+async def test_small_messages_are_read_at_the_rate_of_their_host(message):
     """The former code read all 20,000 of them at once."""
-    monkeypatch.setattr(loop_share, "SMALL_MESSAGES", token_buckets.Rate(per_s=1e-3, burst=1000.0))
-    async with nets.serving() as (server, address):
+    rate = token_buckets.Rate(per_s=1e-3, burst=1000.0)
+    async with nets.serving(limits=peer_network.Limits(small_messages=rate)) as (server, address):
         flooding = await nets.dial(address)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(flooding.send_all, hello("h1") + frame(message) * 20_000)
@@ -280,11 +279,10 @@ def test_cancel_or_hurry_is_free_for_each_request_that_is_open():
     assert loop_share.small_messages([peer_wire.RaisePriority((1, 9)), peer_wire.Ping(1)], {1}) == 1
 
 
-async def test_host_pays_for_what_is_refused_and_not_for_what_this_host_cannot_give(monkeypatch):
-    rate = token_buckets.Rate(
-        per_s=0.01, burst=100.0
-    )  # so slow that what was paid is seen afterwards
-    monkeypatch.setattr(loop_share, "SMALL_MESSAGES", rate)
+async def test_host_pays_for_what_is_refused_and_not_for_what_this_host_cannot_give():
+    # So slow that what was paid is seen afterwards.
+    rate = token_buckets.Rate(per_s=0.01, burst=100.0)
+    limits = peer_network.Limits(small_messages=rate)
 
     class Refusing(peer_giver.TaskGiver):
         def requests_received(self, connection, requests, came_s):
@@ -294,7 +292,7 @@ async def test_host_pays_for_what_is_refused_and_not_for_what_this_host_cannot_g
 
     async with trio.open_nursery() as nursery:
         giver = Refusing(nets.serve_data, nursery)
-        async with nets.serving(giver=giver) as (server, address):
+        async with nets.serving(giver=giver, limits=limits) as (server, address):
             async with nets.asking(address) as client:
                 levels = []
                 for giver.code in (peer_wire.RefuseCode.BUSY, peer_wire.RefuseCode.MISSING):

@@ -13,8 +13,6 @@ import trio
 
 from acstor_agent.peers import peer_network
 from acstor_agent.peers.connection import base_connection
-from acstor_agent.peers.connection import client_connection
-from acstor_agent.peers.connection import loop_share
 from acstor_agent.peers.connection import periodic_checks
 from acstor_common import errors
 from acstor_common.model import ids
@@ -30,9 +28,9 @@ CID = ids.Cid(bytes(range(32)))
 PROOF = peer_wire.proof_of(CID, CLIENT, SERVER)
 DEMAND, BULK = peer_wire.Klass
 PEER, READAHEAD, PREFETCH = peer_wire.Priority
-PLENTY = token_buckets.Rate(per_s=1e9, burst=1e9)
 QUICK = peer_network.Limits(hello_s=0.2, idle_s=0.2, silence_s=0.2)
 PATIENT = peer_network.Limits()
+TALKATIVE = peer_network.Limits(small_messages=token_buckets.Rate(per_s=1e9, burst=1e9))
 DATA = os.urandom(1 << 20)
 HELLO = b"".join(peer_wire.encode(peer_wire.Hello(CLIENT, DEMAND, 1)))
 REQUEST = peer_wire.Request(
@@ -324,12 +322,10 @@ async def test_ping_is_answered_by_either_side():
         await stream.aclose()
 
 
-async def test_pings_of_a_peer_that_does_not_read_take_no_memory(monkeypatch):
+async def test_pings_of_a_peer_that_does_not_read_take_no_memory():
     """It gets the pongs that there is room for, and what it was asked goes on."""
     limit_bytes, pings, heard = 16 * 1024, 20_000, []
-    monkeypatch.setattr(loop_share, "SMALL_MESSAGES", PLENTY)
     [pong] = peer_wire.encode(peer_wire.Pong(1))
-    monkeypatch.setattr(client_connection, "QUEUED_BYTES", limit_bytes)
     may_read = trio.Event()
 
     async def handler(stream):
@@ -351,7 +347,7 @@ async def test_pings_of_a_peer_that_does_not_read_take_no_memory(monkeypatch):
         listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # small buffers
         await nursery.start(trio.serve_listeners, handler, [listener])
-        limits = peer_network.Limits(silence_s=120.0)
+        limits = dataclasses.replace(TALKATIVE, silence_s=120.0, queued_bytes=limit_bytes)
         async with (
             asking(address_of(listener), limits=limits) as client,
             trio.open_nursery() as fetching,
@@ -772,9 +768,8 @@ async def test_loop_that_fails_at_a_connection_ends_no_other(monkeypatch):
         raise ValueError("unforeseen")
 
     monkeypatch.setattr(base_connection.Connection, "is_stuck", fail)
-    monkeypatch.setattr(periodic_checks, "CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(periodic_checks.Reauthorization, "_look", fail)
-    often = peer_network.Limits(silence_s=0.04)
+    often = peer_network.Limits(silence_s=0.04, check_interval_s=0.01)
     async with both(limits=often, server_limits=often) as (client, server):
         for _ in range(5):
             assert len(await client.fetch()) == 65536

@@ -30,6 +30,7 @@ CLIENT, SERVER, DATA, DEMAND = nets.CLIENT, nets.SERVER, nets.DATA, nets.DEMAND
 asking, serving, wait_until = nets.asking, nets.serving, nets.wait_until
 SECURE, INSECURE = peer_network.SecurityMode
 DAY_S = 86400
+OFTEN = peer_network.Limits(check_interval_s=0.05)
 GRACE_S = certificates.GRACE_S
 OURS, THEIRS = (
     certificates.Authority.create(name, time.time(), 365 * DAY_S) for name in ("ours", "theirs")
@@ -236,8 +237,7 @@ async def test_right_is_asked_for_with_the_certificate_s_time(pair):
 
 
 @pytest.mark.expect_log("Connection with .* dropped: it is not on the table")
-async def test_open_connection_ends_when_its_host_leaves_the_table(pair, monkeypatch):
-    monkeypatch.setattr(periodic_checks, "CHECK_INTERVAL_S", 0.05)
+async def test_open_connection_ends_when_its_host_leaves_the_table(pair):
     allowed = {CLIENT, SERVER}
     tls = pair()
 
@@ -245,8 +245,10 @@ async def test_open_connection_ends_when_its_host_leaves_the_table(pair, monkeyp
         return nobody_but(*allowed).admission_error(host, not_before_s)
 
     async with (
-        serving(tls=tls[SERVER]) as (server, address),
-        asking(address, tls=tls[CLIENT], admission=admission.Admission(authorize)) as client,
+        serving(limits=OFTEN, tls=tls[SERVER]) as (server, address),
+        asking(
+            address, limits=OFTEN, tls=tls[CLIENT], admission=admission.Admission(authorize)
+        ) as client,
     ):
         await client.fetch(0, 10)
         allowed.discard(SERVER)
@@ -255,13 +257,12 @@ async def test_open_connection_ends_when_its_host_leaves_the_table(pair, monkeyp
 
 @pytest.mark.expect_log("Connection with .* dropped: valid until")
 @pytest.mark.allow_log("was not renewed")
-async def test_open_connection_ends_when_time_passes_over_the_certificate(identity, monkeypatch):
-    monkeypatch.setattr(periodic_checks, "CHECK_INTERVAL_S", 0.05)
+async def test_open_connection_ends_when_time_passes_over_the_certificate(identity):
     passed_s = 0
     tls = identity(CLIENT, now=lambda: time.time() + passed_s).read()
     async with (
-        serving(tls=identity(SERVER).read()) as (_server, address),
-        asking(address, tls=tls) as client,
+        serving(limits=OFTEN, tls=identity(SERVER).read()) as (_server, address),
+        asking(address, limits=OFTEN, tls=tls) as client,
     ):
         await client.fetch(0, 10)
         passed_s = DAY_S + GRACE_S + 3600
@@ -271,13 +272,12 @@ async def test_open_connection_ends_when_time_passes_over_the_certificate(identi
 # Files
 
 
-async def test_files_that_are_replaced_under_load_cost_no_connection(identity, monkeypatch):
-    monkeypatch.setattr(periodic_checks, "CHECK_INTERVAL_S", 0.05)
+async def test_files_that_are_replaced_under_load_cost_no_connection(identity):
     files = {host: identity(host) for host in (CLIENT, SERVER)}
     tls = {host: found.read() for host, found in files.items()}
     async with (
-        serving(tls=tls[SERVER]) as (server, address),
-        asking(address, tls=tls[CLIENT]) as client,
+        serving(limits=OFTEN, tls=tls[SERVER]) as (server, address),
+        asking(address, limits=OFTEN, tls=tls[CLIENT]) as client,
     ):
         await client.fetch(0, 10)
         [before] = server._answering
@@ -294,12 +294,11 @@ async def test_files_that_are_replaced_under_load_cost_no_connection(identity, m
 
 
 @pytest.mark.expect_log("Connection with .* dropped: none of the authorities")
-async def test_connections_end_when_their_authority_is_not_believed_any_more(identity, monkeypatch):
-    monkeypatch.setattr(periodic_checks, "CHECK_INTERVAL_S", 0.05)
+async def test_connections_end_when_their_authority_is_not_believed_any_more(identity):
     found = identity(CLIENT)
     async with (
-        serving(tls=identity(SERVER).read()) as (_server, address),
-        asking(address, tls=found.read()) as client,
+        serving(limits=OFTEN, tls=identity(SERVER).read()) as (_server, address),
+        asking(address, limits=OFTEN, tls=found.read()) as client,
     ):
         await client.fetch(0, 10)
         found.write(THEIRS, THEIRS.certificate_pem)
@@ -311,7 +310,7 @@ async def test_hello_that_comes_after_its_authority_went_ends_the_connection(ide
     """The handshake was before, and the look at all connections was before it was one."""
     found = identity(SERVER)
     ours = found.read()
-    looks = periodic_checks.Reauthorization(nets.EVERYBODY, ours)
+    looks = periodic_checks.Reauthorization(nets.EVERYBODY, ours, nets.PATIENT)
     async with serving(tls=ours) as (server, address):
         ip, port = address.split(":")
         client = identity(CLIENT).read()
@@ -552,7 +551,7 @@ async def test_new_files_are_followed_by_some_checks_in_each_turn(identity, conn
 
     monkeypatch.setattr(ours, "chain_fault", counted)
     trio.lowlevel.add_instrument(turns)
-    watched = periodic_checks.Reauthorization(nets.EVERYBODY, ours)
+    watched = periodic_checks.Reauthorization(nets.EVERYBODY, ours, nets.PATIENT)
     await watched._look(connections)
     assert turns.total == 40  # once for each host
     assert turns.most <= periodic_checks.AT_A_TIME / periodic_checks.CHECK + 1
@@ -570,5 +569,7 @@ async def test_tables_are_followed_by_some_looks_in_each_turn(connected):
 
     connections = [connected(f"h{n}", None) for n in range(3 * periodic_checks.AT_A_TIME)]
     trio.lowlevel.add_instrument(turns)
-    await periodic_checks.Reauthorization(admission.Admission(authorize), None)._look(connections)
+    await periodic_checks.Reauthorization(admission.Admission(authorize), None, nets.PATIENT)._look(
+        connections
+    )
     assert turns.total == len(connections) and turns.most <= periodic_checks.AT_A_TIME + 1

@@ -9,8 +9,6 @@ import trio
 from acstor_agent.engine import priority
 from acstor_agent.peers import peer_network
 from acstor_agent.peers.connection import base_connection
-from acstor_agent.peers.connection import client_connection
-from acstor_agent.peers.connection import loop_share
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_wire
@@ -167,8 +165,8 @@ async def test_what_waits_for_room_leaves_in_the_order_of_need():
     assert numbers == [[3], announcement, [1, 2]]
 
 
-async def test_no_more_news_wait_for_room_than_may(monkeypatch):
-    monkeypatch.setattr(client_connection, "QUEUED_NOTIFICATIONS", 2)
+async def test_no_more_news_wait_for_room_than_may():
+    limits = peer_network.Limits(queued_announcements=2)
     reads, heard = trio.Event(), []
 
     async def converse(host):
@@ -177,7 +175,7 @@ async def test_no_more_news_wait_for_room_than_may(monkeypatch):
             await host.hear_more()
         heard.extend(m for m in host.messages if isinstance(m, peer_wire.Advertise))
 
-    async with talking(converse) as client:
+    async with talking(converse, limits=limits) as client:
         line = client.net._line(nets.SERVER, client.address, nets.BULK)
         await line.is_decided.wait()
         batches.fill(line.connection)
@@ -193,7 +191,7 @@ async def test_no_more_news_wait_for_room_than_may(monkeypatch):
 
 
 @contextlib.asynccontextmanager
-async def talking(converse):
+async def talking(converse, **options):
     """Let ``converse`` answer a client on a connection in bulk; gives the client."""
 
     async def handler(stream):
@@ -202,7 +200,7 @@ async def talking(converse):
             await converse(batches.Host(stream))
             await trio.sleep_forever()
 
-    async with nets.faking(handler) as address, nets.asking(address) as client:
+    async with nets.faking(handler) as address, nets.asking(address, **options) as client:
         yield client
 
 
@@ -286,10 +284,9 @@ async def test_raised_priority_for_what_came_with_it_finds_the_request_known_to_
     assert known == [([1], [[1]])]
 
 
-async def test_flood_of_raised_priorities_leaves_turns_to_others_and_holds_nothing(monkeypatch):
-    monkeypatch.setattr(loop_share, "SMALL_MESSAGES", nets.PLENTY)
+async def test_flood_of_raised_priorities_leaves_turns_to_others_and_holds_nothing():
     count, giver = 20_000, Waiting()
-    async with nets.serving(giver=giver) as (net, address):
+    async with nets.serving(giver=giver, limits=nets.TALKATIVE) as (net, address):
         stream = await nets.dial(address)
         await stream.send_all(BULK_HELLO)
         await stream.receive_some()

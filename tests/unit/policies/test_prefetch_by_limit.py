@@ -14,9 +14,9 @@ MANY = 10**6
 class Reader:
     """One image with its prefetcher, and a network that gives at once what is asked for."""
 
-    def __init__(self, chunks: int = 20_000, limit: int | None = prefetcher.LIMIT) -> None:
+    def __init__(self, chunks: int = 20_000, limit: int | None = prefetcher.LIMIT, **more) -> None:
         self.states = chunk_state.ChunkStates(chunks)
-        self.prefetcher = prefetch_by_limit.LimitPrefetcher(self.states, limit)
+        self.prefetcher = prefetch_by_limit.LimitPrefetcher(self.states, limit, **more)
 
     def advertise(self, *chunk_nos: int) -> list[int]:
         """Advertise in one batch; return what was prefetched, and has come."""
@@ -93,9 +93,8 @@ def test_places_are_given_in_the_order_of_the_advertisements():
     ]
 
 
-def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(prefetcher, "HELD_LIMIT", 3)
-    reader = Reader(limit=1)
+def test_what_is_remembered_is_bounded():
+    reader = Reader(limit=1, held_limit=3)
     assert reader.advertise(*range(5)) == [2, 3, 4]
     reader.advertise(*range(10, 20))
     assert len(reader.prefetcher._held) == 3

@@ -128,9 +128,8 @@ def test_who_was_refused_a_number_does_not_take_it_away():
     assert list(known.disks.values()) == [DISK]
 
 
-def test_numbers_of_detached_images_are_known_for_long_but_not_for_ever(monkeypatch):
-    monkeypatch.setattr(inodes, "DETACHED", 10)
-    known = host()
+def test_numbers_of_detached_images_are_known_for_long_but_not_for_ever():
+    known = inodes.Inodes(inodes.keyed(KEY), detached_limit=10)
     some = [ids.parse_image_id(str(uuid.UUID(int=number))) for number in range(100)]
     handles = {image_id: known.open(known.know_image(image_id), 3) for image_id in some}
     for image_id in some:

@@ -143,8 +143,8 @@ def test_look_up_that_ends_after_its_request_changes_nothing(machine):
     assert not machine.last and not machine.core.requests._links
 
 
-def test_request_that_is_looked_up_has_its_time_and_is_counted(machine, monkeypatch):
-    monkeypatch.setattr(peer_requests, "REQUESTS_OF_A_PEER", 3)
+def test_request_that_is_looked_up_has_its_time_and_is_counted():
+    machine = one_machine.Machine(requests_of_peer=3)
     look_up(machine, 1, 2, 3)
     machine.ask_me("h2", machine.request(4, "h2", image_id=UNKNOWN))
     assert machine.answers()[0].failure is Failure.BUSY and not machine.got(actions.LookUpContents)
@@ -306,8 +306,8 @@ def test_who_waits_hears_now_and_then_that_he_is_not_forgotten(machine):
 # What one peer may bring about
 
 
-def test_peer_makes_this_host_bring_so_much_and_no_more(machine, monkeypatch):
-    monkeypatch.setattr(peer_requests, "TRANSFERS_OF_A_PEER", 4)
+def test_peer_makes_this_host_bring_so_much_and_no_more():
+    machine = one_machine.Machine(transfers_of_peer=4)
     numbers = [machine.chunk_of("h1", skip) for skip in range(6)]
     machine.ask_me("h2", *(machine.request(n, "h2") for n in numbers))
     assert [answer.failure for answer in machine.answers()] == [Failure.BUSY] * 2
@@ -318,8 +318,8 @@ def test_peer_makes_this_host_bring_so_much_and_no_more(machine, monkeypatch):
     assert not machine.answers()
 
 
-def test_requests_that_wait_for_one_peer_are_bounded(machine, monkeypatch):
-    monkeypatch.setattr(peer_requests, "REQUESTS_OF_A_PEER", 5)
+def test_requests_that_wait_for_one_peer_are_bounded():
+    machine = one_machine.Machine(requests_of_peer=5)
     number = machine.chunk_of("h1")
     machine.ask_me("h2", *(machine.request(number, "h2", request_id=n) for n in range(1, 8)))
     assert [answer.failure for answer in machine.answers()] == [Failure.BUSY] * 2

@@ -181,9 +181,8 @@ def test_read_of_a_guest_takes_no_neighbour_that_is_less_urgent(out):
     assert wants_of(begun(out, reads)) == [chunks(3)]
 
 
-def test_range_has_a_mebibyte_at_most_but_for_a_chunk_that_is_longer(out, monkeypatch):
-    monkeypatch.setattr(source_reads, "RANGE_BYTES", 3 * CHUNK)
-    reads = source_reads.SourceReads(out, places=9)
+def test_range_has_a_mebibyte_at_most_but_for_a_chunk_that_is_longer(out):
+    reads = source_reads.SourceReads(out, places=9, range_bytes=3 * CHUNK)
     for number in range(7):
         reads.read(chunks(number), P.GUEST, "image", 0.0)
     reads.read(chunks(*range(10, 15)), P.GUEST, "image", 0.0)

@@ -47,9 +47,8 @@ def vars_of(receiver):
 # Turns
 
 
-def test_urgent_answers_go_first_but_others_are_not_starved(machine, monkeypatch):
-    monkeypatch.setattr(upload_scheduler, "FEW", 1)
-    machine.core.requests.uploads.places.count = 1
+def test_urgent_answers_go_first_but_others_are_not_starved(machine):
+    machine.core.requests.uploads.places = upload_scheduler.UploadSlots(1, few=1)
     machine.cache.update(chunk(n).cid for n in range(40))
     only = Mode.HELD_ONLY
     machine.ask_me("h9", machine.request(0, "h9", only))
@@ -213,9 +212,8 @@ def test_each_connection_is_watched_once_however_many_answers_wait(machine):
     assert watched == [999, *9 * [0]]  # one was watched from the beginning
 
 
-def test_content_that_leaves_the_cache_before_its_turn_is_brought_again(machine, monkeypatch):
-    monkeypatch.setattr(upload_scheduler, "FEW", 1)
-    machine.core.requests.uploads.places.count = 1
+def test_content_that_leaves_the_cache_before_its_turn_is_brought_again(machine):
+    machine.core.requests.uploads.places = upload_scheduler.UploadSlots(1, few=1)
     numbers = [machine.chunk_of("h1", skip) for skip in range(3)]
     machine.cache.update(chunk(n).cid for n in numbers)
     machine.ask_me("h2", machine.request(numbers[0], "h2", Mode.HOME_ONLY))
