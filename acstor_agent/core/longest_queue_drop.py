@@ -56,15 +56,6 @@ class LongestQueueDrop(Generic[Owner, Token]):
             self._tokens.pop(owner, None)
             self._weights.pop(owner, None)
 
-    def reduce_waiter(self, owner: Owner, token: Token, weight: int) -> None:
-        """Reduce the weight of a waiter; remove it at 0."""
-        tokens = self._tokens[owner]
-        if tokens[token] == weight:
-            self.remove_waiter(owner, token)
-        else:
-            tokens[token] -= weight
-            self._add(owner, -weight)
-
     def _add(self, owner: Owner, weight: int) -> None:
         self._weights[owner] += weight
         self.total += weight

@@ -8,7 +8,6 @@ no other host, so a request takes one more hop at most, whatever tables the host
 """
 
 import enum
-from typing import NamedTuple
 
 import blake3
 
@@ -25,13 +24,6 @@ class SourceAccess(enum.Enum):
     IN_PARTS = enum.auto()
     WHOLE = enum.auto()  # only as a whole image, which one host reads for all
     WHOLE_HERE = enum.auto()  # as a whole image, which this host has read or reads
-
-
-class Upstream(NamedTuple):
-    """A host that a home asks before the source."""
-
-    host: ids.HostId
-    may_read_source: bool  # on behalf of this home
 
 
 def owners(
@@ -76,7 +68,7 @@ def upstreams(
     oid: ids.Oid,
     requester: ids.HostId | None = None,
     is_moved: bool = False,
-) -> list[Upstream]:
+) -> list[ids.HostId]:
     """Return the hosts that ``here``, acting as home, asks before the source.
 
     After a remap, the new home asks the former home, which may hold the chunk or lack the new
@@ -88,22 +80,22 @@ def upstreams(
     :param former: the previous table, while it is remembered
     :param is_moved: ``here`` is home by the requester's table, and was not by the one before
     """
-    found: dict[ids.HostId, Upstream] = {}
+    found: list[ids.HostId | None] = []
     now = home(table, here, oid)
     if former is not None and now is not None:
         before = home(former, here, oid)
         if before is not None and now == here:
             is_bad = _is_too_far(table, here, before) or _is_overloaded(table, former, before)
             if before != requester and not is_bad:
-                found[before] = Upstream(before, may_read_source=True)
+                found.append(before)
         elif before == here:  # even if the new home asks, since that has the former table
-            found[now] = Upstream(now, may_read_source=True)
+            found.append(now)
     if is_moved and now not in (None, requester):
-        found[now] = Upstream(now, may_read_source=True)
+        found.append(now)
     outer = outer_home(table, here, oid)
     if outer not in (None, requester):
-        found[outer] = Upstream(outer, may_read_source=True)
-    return [upstream for host, upstream in found.items() if host != here]
+        found.append(outer)
+    return [host for host in dict.fromkeys(found) if host is not None and host != here]
 
 
 def is_left_to_new_home(

@@ -127,8 +127,7 @@ class RingView:
         table, former = self.table, self._former_homes
         if former is None and self._outer is None and not is_moved:
             return []  # nearly always
-        found = placement.upstreams(table, former, self.here, oid, requester, is_moved)
-        return [upstream.host for upstream in found]
+        return placement.upstreams(table, former, self.here, oid, requester, is_moved)
 
     def with_image_homes(
         self, upstreams: list[ids.HostId], image_id: ids.ImageId

@@ -79,7 +79,7 @@ class Exchange(engine_driver.EngineDriver):
         self._segments: dict[tuple[ids.ImageId, int], _Segment] = {}
         self._log_limit = log_limit.LogLimit(TELLS_EVERY_S)
         self._source_reader = source_reader.SourceReader(self, source)
-        self._cache_writer = cache_writer.CacheWriter(self, cache)
+        cache_writer.CacheWriter(self, cache)
         self._peer_client = peer_client.PeerClient(self, net, meter)
         self.peer_server = peer_server.PeerServer(self, cache, maps, meter)
         self.on_action(actions.CompleteRead, self._complete)

@@ -61,11 +61,6 @@ def use_stream(stream: requests.Stream | None) -> _StreamScope:
     return _StreamScope(stream)
 
 
-def current_stream() -> requests.Stream:
-    """Return the stream of the current context."""
-    return _stream.get()
-
-
 def current_guest() -> str | None:
     """Return the guest of the current context; None if there is none."""
     klass, name = _stream.get()

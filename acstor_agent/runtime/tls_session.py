@@ -101,11 +101,6 @@ class TlsSession:
         return self._incoming.pending + len(self._received)
 
     @property
-    def has_more(self) -> bool:
-        """Return whether received data may yield plain text."""
-        return self._is_begun or bool(self._received)
-
-    @property
     def readable_bytes(self) -> int:
         """Return the number of decrypted bytes not read yet."""
         return self._tls.pending()

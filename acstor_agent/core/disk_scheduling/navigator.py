@@ -108,7 +108,6 @@ class Navigator:
         self.zone_bytes = zone_bytes
         self._decay = decay
         self._window_s = window_s
-        self._zone_limit = zone_limit
         self._zones = lru_table.LruTable[int, _Zone](zone_limit)
         self._leaving: dict[int, set[int]] = {}  # window: zones that leave the sum in it
         self._now_s = 0.0

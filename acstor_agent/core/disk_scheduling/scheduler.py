@@ -171,13 +171,6 @@ class Scheduler:
         self._forget(request)
         return True
 
-    def drop_stream(self, stream: requests.Stream) -> list[requests.Request]:
-        """Cancel and return all requests of a stream that ended."""
-        gone = list(self._waiting.get(stream, ()))
-        for request in gone:
-            self.give_up(request)
-        return gone
-
     def pick_request(self, now_s: float) -> requests.Request | None:
         """Remove and return the request to serve now; None: keep the disk idle.
 

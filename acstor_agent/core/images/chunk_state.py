@@ -90,20 +90,6 @@ TRANSITIONS: dict[ChunkState, dict[ChunkEvent, ChunkState]] = {
 }
 
 
-def next_state(state: ChunkState, event: ChunkEvent) -> ChunkState:
-    """Return the state that follows ``state`` after ``event``.
-
-    >>> next_state(ChunkState.REMOTE, ChunkEvent.PREFETCH_SENT)
-    <ChunkState.PREFETCH: 2>
-
-    :raises errors.IllegalTransition: ``event`` is illegal in ``state``: a bug of the caller
-    """
-    try:
-        return TRANSITIONS[state][event]
-    except KeyError:
-        raise errors.IllegalTransition(state.name, event.name) from None
-
-
 # One byte a chunk: the state's number, or _FORGIVEN for a LOCAL chunk no longer counted.
 _STATES = tuple(ChunkState)
 _REMOTE, _PREFETCH, _LOCAL, _READ, _WRITTEN = range(len(_STATES))

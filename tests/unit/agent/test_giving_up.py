@@ -202,7 +202,7 @@ async def test_disk_is_read_for_a_peer_in_its_turn(cloud, wired, klass):
     disk, peer, streams = hung_disk(cloud), Peer(cloud), []
 
     async def read_chunk(cid):
-        streams.append(str(disk_io.current_stream()))
+        streams.append(str(disk_io._stream.get()))
         await disk(cid)
 
     cloud.caches[HERE].read_chunk = read_chunk

@@ -34,7 +34,7 @@ class Room:
             self.failed.append((name, type(e)))
 
     async def _work(self, guest, name):
-        assert disk_io.current_stream() == guest
+        assert disk_io._stream.get() == guest
         self.at_work.append(name)
         await self.is_over.wait()
 

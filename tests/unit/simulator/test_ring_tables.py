@@ -38,7 +38,7 @@ def home_of(table: hash_ring.Ring, cid: ids.Cid, reader: int) -> int:
 
 def upstreams(table: hash_ring.Ring, cid: ids.Cid, home: int) -> list[int]:
     found = placement.upstreams(table, None, ids.HostId(f"h{home}"), ids.oid_of(cid))
-    return [int(upstream.host.removeprefix("h")) for upstream in found]
+    return [int(upstream.removeprefix("h")) for upstream in found]
 
 
 def collect(of: ring_tables.TrafficTable, times: int, first: int = 1) -> None:

@@ -58,7 +58,7 @@ def refuse(found: peer_requests.PeerRequests, asker: Any, ref: Any) -> None:
     found._refuse(asker, failure.Failure.MISSING)
 
 
-def ask_nobody(*_: Any) -> list[placement.Upstream]:
+def ask_nobody(*_: Any) -> list[Any]:
     return []
 
 

@@ -38,18 +38,6 @@ def test_one_that_is_heavy_lets_several_go():
     assert waiting.total == 9
 
 
-def test_one_of_which_a_part_leaves_weighs_less_and_keeps_its_turn():
-    waiting = longest_queue_drop.LongestQueueDrop(limit=10)
-    waiting.add_waiter("a", "first", 6)
-    waiting.add_waiter("a", "second", 4)
-    waiting.reduce_waiter("a", "first", 5)
-    assert (waiting.total, len(waiting)) == (5, 2)
-    assert waiting.add_waiter("a", "third", 5) == []
-    assert waiting.add_waiter("b", "other", 3) == ["third"]
-    waiting.reduce_waiter("a", "first", 1)
-    assert (waiting.total, len(waiting)) == (7, 2)
-
-
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 30), st.booleans()), max_size=80))
 def test_total_never_exceeds_the_limit_and_is_what_waits(steps):
     waiting, held = longest_queue_drop.LongestQueueDrop(limit=100), {}
