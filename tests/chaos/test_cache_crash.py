@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import trio
@@ -58,8 +59,8 @@ def cid(number: int) -> ids.Cid:
     return list(content())[number]
 
 
-def open_cache(folder: pathlib.Path) -> cache_files.CacheFiles:
-    return cache_files.CacheFiles.open(folder, LIMIT_BYTES, SLAB_BYTES)
+def open_cache(folder: pathlib.Path, **options: Any) -> cache_files.CacheFiles:
+    return cache_files.CacheFiles.open(folder, LIMIT_BYTES, SLAB_BYTES, **options)
 
 
 @contextlib.contextmanager
@@ -128,9 +129,8 @@ def check(folder: pathlib.Path, expected: set[ids.Cid]) -> set[ids.Cid]:
 
 async def live(folder: pathlib.Path) -> None:
     """Store, promote and drop without end, and write often, to be killed often while it writes."""
-    write_behind.GATHER_S = 0.02
     dice = random.Random(os.getpid())
-    cache = open_cache(folder)
+    cache = open_cache(folder, write_limits=write_behind.WriteLimits(gather_s=0.02))
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
         while True:

@@ -16,6 +16,7 @@ from acstor_agent.engine import host_interning
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import priority
 from acstor_agent.engine import ring_view
+from acstor_agent.engine import settings
 from acstor_agent.engine import upload_scheduler
 from acstor_agent.engine.fetch import pending_reads
 from acstor_agent.engine.fetch import prefetch_limits
@@ -99,7 +100,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     "names are not looked at": (32, authorization.Authorization, "may_give", lambda *_: True),
     "who was referred waits for long": (1, peer_requests, "HELD_WAIT_S", 60.0),
     "time of requests is not looked at": (1, peer_requests, "LOOK_S", 30.0),
-    "requests of a host are not bounded": (1, peer_requests, "REQUESTS_OF_A_PEER", 1 << 40),
+    "requests of a host are not bounded": (1, settings.Settings, "requests_of_peer", 1 << 40),
     "what a host does not read is not bounded": (1, upload_scheduler, "UNDELIVERED_BYTES", 1 << 40),
     "what was delivered is not noted": (
         0,

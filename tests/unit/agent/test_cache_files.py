@@ -760,7 +760,7 @@ async def test_cache_grows_again_when_there_is_room(tmp_path, monkeypatch):
 async def test_slab_file_that_somebody_deletes_is_given_up(tmp_path, what):
     folder = tmp_path / "cache"
     await fill(folder, count=15)
-    async with running(folder) as cache:
+    async with running(folder, checks=OFTEN) as cache:
         if what == "file":
             (folder / "slab-00000.acslab").unlink()
         else:

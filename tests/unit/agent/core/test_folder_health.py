@@ -24,5 +24,5 @@ def test_folder_that_breaks_again_soon_waits_as_long_as_before():
     assert patience.record_fault("x", 8.0, 0.0)
     assert patience.look_at_s == 8.0 + 8.0
     assert patience.is_over(16.0)
-    assert patience.record_fault("x", 17.0 + folder_health.LONGEST_WAIT_S, 0.0)
-    assert patience.look_at_s == 18.0 + folder_health.LONGEST_WAIT_S
+    assert patience.record_fault("x", 17.0 + folder_health.CHECK_INTERVALS.longest_s, 0.0)
+    assert patience.look_at_s == 18.0 + folder_health.CHECK_INTERVALS.longest_s

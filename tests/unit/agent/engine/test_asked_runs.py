@@ -7,7 +7,6 @@ from acstor_agent.engine import actions
 from acstor_agent.engine import failure
 from acstor_agent.engine import priority
 from acstor_agent.engine import upload_scheduler
-from acstor_agent.engine.serve import peer_requests
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
 from tests.fakes import one_machine
@@ -146,7 +145,7 @@ def test_run_leaves_only_as_far_as_a_peer_may_have_undelivered_bytes(machine, le
 
 def test_peer_that_has_asked_for_too_much_gets_no_chunk_of_a_run(machine):
     link = machine.core.requests._link("h2", H2)
-    link.receiver.requests = peer_requests.REQUESTS_OF_A_PEER - COUNT + 1
+    link.receiver.requests = machine.core.context.settings.requests_of_peer - COUNT + 1
     machine.ask_me("h2", run(machine))
     assert [answer.failure for answer in machine.answers()] == [Failure.BUSY] * COUNT
 

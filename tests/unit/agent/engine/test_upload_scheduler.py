@@ -7,7 +7,6 @@ from acstor_agent.engine import actions
 from acstor_agent.engine import failure
 from acstor_agent.engine import priority
 from acstor_agent.engine import upload_scheduler
-from acstor_agent.engine.serve import peer_requests
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
 from acstor_policies import place_identity
@@ -132,7 +131,7 @@ def test_receiver_that_does_not_read_is_given_so_much_and_no_more(machine):
         given += given_bytes(machine)
     assert given <= 16 * 1024 * 1024 + one_machine.CHUNK and busy > 10_000
     (receiver,) = machine.core.requests.receivers.values()
-    assert receiver.requests <= peer_requests.REQUESTS_OF_A_PEER
+    assert receiver.requests <= machine.core.context.settings.requests_of_peer
     others = flood(machine, "h3", "h3", 100)  # nobody else is hindered
     for _ in range(50):
         machine.answers_delivered(["h3"])
