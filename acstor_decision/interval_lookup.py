@@ -30,6 +30,7 @@ class IntervalLookup:
     """Looks up the intervals of hosts and their servers; thread-safe.
 
     :param least_s: minimum for metadata of servers; 0: ignore that metadata
+    :param max_servers: limit of servers in a response
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class IntervalLookup:
         nova: nova_client.NovaClient,
         least_s: int,
         clock: Callable[[], float] = time.monotonic,
+        max_servers: int = messages.MAX_INTERVALS,
     ) -> None:
         self._nova, self._least_s, self._clock = nova, least_s, clock
+        self._max_servers = max_servers
         self._lock, self._turns = threading.Lock(), threading.Lock()
         self._aggregates: _TimedAggregates = clock() - KNOWN_S, None
         self._hosts_asked_s: dict[str, float] = {}
@@ -80,7 +83,7 @@ class IntervalLookup:
             if wanted_s is not None:
                 bounded_s = checkpoint_intervals.clamp(wanted_s, self._least_s)
                 found.append(messages.ServerInterval(ids.parse_image_id(instance_id), bounded_s))
-        return tuple(found[: messages.MAX_INTERVALS])
+        return tuple(found[: self._max_servers])
 
     def _take_turn(self, host: str) -> None:
         """Record a host's request, and raise if its last one is too recent."""

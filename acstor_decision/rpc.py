@@ -31,8 +31,6 @@ LOG = logging.getLogger(__name__)
 SEND_RETRIES = 1
 CALLERS = 3
 """Threads of one API process that may wait for the broker."""
-CALL_TIMEOUT_S = 10
-"""Timeout of a call; a daemon waits for libvirt at most."""
 
 AcceptSample = Callable[[decision_messages.Signed], None]
 Seal = Callable[[msgspec.Struct, str], decision_messages.Signed]
@@ -177,12 +175,20 @@ class TaskSender:
 
     :param conf: the global configuration
     :param seal: signs a message for a purpose
+    :param call_timeout_s: timeout of a call; a daemon waits for libvirt at most
     """
 
     def __init__(
-        self, conf: cfg.ConfigOpts, seal: Seal, wall: Callable[[], float] = time.time
+        self,
+        conf: cfg.ConfigOpts,
+        seal: Seal,
+        wall: Callable[[], float] = time.time,
+        *,
+        call_timeout_s: float = 10.0,
+        retries: int = SEND_RETRIES,
     ) -> None:
         self._conf, self._seal, self._wall = conf, seal, wall
+        self._call_timeout_s, self._retries = call_timeout_s, retries
         self._transport: Any = None
         self._opening = threading.Lock()
         self._limit = concurrency_limit.ConcurrencyLimit("the message bus", CALLERS, time.monotonic)
@@ -230,7 +236,7 @@ class TaskSender:
         )
         target = oslo_messaging.Target(topic=checkpoint_messages.DAEMON_TOPIC, server=host)
         encoded = decision_messages.encode(self._seal(wanted, signing.CHECKPOINT_WANTED))
-        client = _client(self._opened(), target, timeout=CALL_TIMEOUT_S)
+        client = _client(self._opened(), target, self._retries, timeout=self._call_timeout_s)
         try:
             with self._limit.hold_place():
                 said = client.call({}, checkpoint_messages.CHECKPOINT_WANTED, payload=encoded)
@@ -243,7 +249,7 @@ class TaskSender:
     def _send(self, target: oslo_messaging.Target, method: str, payload: msgspec.Struct) -> None:
         try:
             with self._limit.hold_place():
-                _cast(self._opened(), target, method, payload)
+                _cast(self._opened(), target, method, payload, self._retries)
         except concurrency_limit.LimitReached as e:
             raise BusUnreachable(str(e)) from e
 
@@ -258,10 +264,10 @@ class TaskSender:
 
 
 def _client(
-    transport: oslo_messaging.Transport, target: oslo_messaging.Target, **more: Any
+    transport: oslo_messaging.Transport, target: oslo_messaging.Target, retries: int, **more: Any
 ) -> oslo_messaging.RPCClient:
     versioned = target(version=decision_messages.VERSION)
-    return oslo_messaging.get_rpc_client(transport, versioned, retry=SEND_RETRIES, **more)
+    return oslo_messaging.get_rpc_client(transport, versioned, retry=retries, **more)
 
 
 def _cast(
@@ -269,9 +275,10 @@ def _cast(
     target: oslo_messaging.Target,
     method: str,
     payload: msgspec.Struct,
+    retries: int = SEND_RETRIES,
 ) -> None:
     """Send a message; raise BusUnreachable if the broker does not accept it."""
-    client = _client(transport, target)
+    client = _client(transport, target, retries)
     encoded = decision_messages.encode(payload)
     try:
         client.cast({}, method, payload=encoded)

@@ -77,25 +77,29 @@ def account(name: str) -> User:
     return User(name, found.pw_uid, found.pw_gid, groups)
 
 
-def find_user(name: str, root: pathlib.Path = pathlib.Path("/")) -> User:
+def find_user(
+    name: str, root: pathlib.Path = pathlib.Path("/"), service_account: str = ACCOUNT
+) -> User:
     """Return the user whose permissions to check.
 
-    :param name: empty: nova-compute's, or else ``nova``, or else the current user
+    :param name: empty: nova-compute's, or else ``service_account``, or else the current user
     """
-    runs = running_user(root)
+    runs = running_user(root, service_account)
     if runs is not None and name in ("", runs.name):
         return runs
     try:
-        return account(name or ACCOUNT)
+        return account(name or service_account)
     except errors.Unusable:
         if name:
             raise
         return current_user()
 
 
-def running_user(root: pathlib.Path = pathlib.Path("/")) -> User | None:
+def running_user(
+    root: pathlib.Path = pathlib.Path("/"), service_account: str = ACCOUNT
+) -> User | None:
     """Return the user of the running nova-compute, if any."""
-    for pid in _pids(root):
+    for pid in _pids(root, service_account):
         try:
             lines = (root / "proc" / str(pid) / "status").read_text().splitlines()
             fields = dict(line.split(":", 1) for line in lines if ":" in line)
@@ -109,7 +113,7 @@ def running_user(root: pathlib.Path = pathlib.Path("/")) -> User | None:
 
 def config_args(root: pathlib.Path = pathlib.Path("/")) -> list[str]:
     """Return the configuration options of the running nova-compute's command line."""
-    words = next((_words(root, pid) for pid in _pids(root)), [])
+    words = next((_words(root, pid) for pid in _pids(root, ACCOUNT)), [])
     found = []
     for word, after in itertools.pairwise([*words, ""]):
         name, _, own = word.partition("=")
@@ -119,24 +123,26 @@ def config_args(root: pathlib.Path = pathlib.Path("/")) -> list[str]:
     return found
 
 
-def _pids(root: pathlib.Path) -> list[int]:
+def _pids(root: pathlib.Path, service_account: str) -> list[int]:
     every = [int(path.name) for path in (root / "proc").glob("[0-9]*") if path.name.isdecimal()]
     return [
-        pid for pid in sorted(every) if _is_compute(_words(root, pid)) and _is_believed(root, pid)
+        pid
+        for pid in sorted(every)
+        if _is_compute(_words(root, pid)) and _is_trusted(root, pid, service_account)
     ]
 
 
-def _is_believed(root: pathlib.Path, pid: int) -> bool:
+def _is_trusted(root: pathlib.Path, pid: int, service_account: str) -> bool:
     """Return whether root may trust a process's command line (see the module)."""
-    believed = {0}
+    trusted = {0}
     with contextlib.suppress(KeyError):
-        believed.add(pwd.getpwnam(ACCOUNT).pw_uid)
+        trusted.add(pwd.getpwnam(service_account).pw_uid)
     with contextlib.suppress(OSError):
-        believed.add((root / FOLDER).stat().st_uid)
+        trusted.add((root / FOLDER).stat().st_uid)
     try:
         lines = (root / "proc" / str(pid) / "status").read_text().splitlines()
         [uids] = (line.split()[1:] for line in lines if line.startswith("Uid:"))
-        return bool(uids) and {*map(int, uids)} <= believed and _is_python(root, pid)
+        return bool(uids) and {*map(int, uids)} <= trusted and _is_python(root, pid)
     except (OSError, ValueError):
         return False  # the process has ended
 

@@ -43,9 +43,6 @@ DISK = "disk"
 RECOVERED_FROM = "acstor_recovered_from"
 """Key in the server's metadata: the moment of the checkpoint."""
 CREATE_S = 60
-LATE_S = 180.0
-"""Time for which a delayed checkpoint is retried."""
-ASK_AGAIN_S = 5.0
 _LOST = frozenset(
     {
         "ChunkInvalid",
@@ -201,8 +198,8 @@ def _create_with_retries(
     path: str,
     size_bytes: int,
 ) -> None:
-    """Make a disk on a checkpoint; retry until LATE_S while that is only delayed."""
-    ends_s = time.monotonic() + LATE_S
+    """Make a disk on a checkpoint; retry while that is only delayed."""
+    ends_s = time.monotonic() + host.timeouts.checkpoint_s
     while True:
         try:
             return _create_disk(host, recovery, base, path, size_bytes)
@@ -210,7 +207,7 @@ def _create_with_retries(
             if not _is_delayed(e) or time.monotonic() > ends_s:
                 raise
             LOG.warning("checkpoint %s is requested again: %s", recovery.checkpoint_id, e)
-        time.sleep(ASK_AGAIN_S)
+        time.sleep(host.timeouts.checkpoint_retry_s)
 
 
 def _base(host: imagebackend.HostContext, context: Any, image_id: str) -> str:
@@ -258,7 +255,7 @@ def wait_for_checkpoint(host: imagebackend.HostContext, checkpoint_id: str, path
 
     :raises Exception: Nova's: it is not on this host, or the agent does not answer in time
     """
-    ends_s = time.monotonic() + host.agent_wait_s
+    ends_s = time.monotonic() + host.timeouts.agent_start_s
     while True:
         try:
             known = {one["checkpoint_id"]: one for one in host.agent.list_recovered()}

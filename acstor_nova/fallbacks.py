@@ -17,13 +17,17 @@ from acstor_nova import agent_client
 
 LOG = logging.getLogger(__name__)
 
-TELL_AGAIN_S = 10.0
+RETRY_S = 10.0
 
 
 class Fallbacks:
-    """The fallback counters of one nova-compute."""
+    """The fallback counters of one nova-compute.
 
-    def __init__(self) -> None:
+    :param retry_s: between two attempts to report them
+    """
+
+    def __init__(self, retry_s: float = RETRY_S) -> None:
+        self._retry_s = retry_s
         self._lock = threading.Lock()
         self._total: collections.Counter[control_wire.Fallback] = collections.Counter()
         self._untold: collections.Counter[control_wire.Fallback] = collections.Counter()
@@ -54,7 +58,7 @@ class Fallbacks:
     def _tell_until_known(self, agent: agent_client.AgentClient) -> None:
         is_known = False
         while not is_known:
-            time.sleep(TELL_AGAIN_S)
+            time.sleep(self._retry_s)
             try:
                 is_answered = self.report(agent)
             except Exception:

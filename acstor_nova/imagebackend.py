@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
+from typing import NamedTuple
 
 from oslo_config import cfg
 
@@ -32,7 +33,6 @@ from acstor_nova import mirror_link
 LOG = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 0.5
-AGENT_WAIT_S = 60.0
 CACHEMODE = "writeback"
 """Cache mode of root disks on a mirror, unless [libvirt] disk_cachemodes sets one.
 
@@ -40,8 +40,6 @@ Instances share the page cache. libvirt rejects native I/O with it, so QEMU uses
 """
 PRECACHE_TIMEOUT_S = 3600.0
 """Time limit of a request to cache an image: 40 GB at 100 Mbit/s."""
-SWITCH_OFF_S = 2.0
-"""Longest wait for the agent before an instance is switched off."""
 ROOT_DISKS = frozenset({"disk", "disk.rescue"})
 NOTE = "acstor_image"
 """Key in an instance's system metadata: image ID and Glance's hash of the image."""
@@ -69,6 +67,32 @@ class NovaFunctions:
     cannot_start: Callable[[str], Exception]
 
 
+class Timeouts(NamedTuple):
+    """Timeouts and intervals in seconds.
+
+    :param agent_start_s: for an agent that is not running yet, as after a reboot
+    :param agent_answer_s: for an answer of the agent
+    :param power_off_s: for the agent, before an instance is switched off
+    :param report_retry_s: between two attempts to report fallbacks
+    :param checkpoint_s: for a checkpoint that is only delayed
+    :param checkpoint_retry_s: between two requests for a checkpoint
+    :param upload_end_s: until Glance ends an aborted upload
+    :param upload_poll_s: between two requests for an image's status
+    """
+
+    agent_start_s: float = 60.0
+    agent_answer_s: float = agent_client.TIMEOUT_S
+    power_off_s: float = 2.0
+    report_retry_s: float = fallbacks.RETRY_S
+    checkpoint_s: float = 180.0
+    checkpoint_retry_s: float = 5.0
+    upload_end_s: float = 60.0
+    upload_poll_s: float = 1.0
+
+
+DEFAULT_TIMEOUTS = Timeouts()
+
+
 def parse_image(record: Mapping[str, Any]) -> image_record.Image:
     """Parse Nova's record of an image, which has additional properties apart."""
     return image_record.Image.from_record({**record.get("properties", {}), **record})
@@ -86,20 +110,17 @@ class NotEligibleError(Exception):
 
 
 class HostContext:
-    """The agent, the paths and the fallback counters of this nova-compute.
+    """The agent, the paths and the fallback counters of this nova-compute."""
 
-    :param agent_wait_s: longest wait for an agent that is not running yet, as after a reboot
-    """
-
-    def __init__(self, nova: NovaFunctions, *, agent_wait_s: float = AGENT_WAIT_S) -> None:
-        self.nova, self.agent_wait_s = nova, agent_wait_s
-        self.fallbacks = fallbacks.Fallbacks()
+    def __init__(self, nova: NovaFunctions, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
+        self.nova, self.timeouts = nova, timeouts
+        self.fallbacks = fallbacks.Fallbacks(timeouts.report_retry_s)
 
     @property
     def agent(self) -> agent_client.AgentClient:
         """A client of the agent."""
         own = self.nova.conf.acstor
-        return agent_client.AgentClient(own.control_socket, agent_client.TIMEOUT_S)
+        return agent_client.AgentClient(own.control_socket, self.timeouts.agent_answer_s)
 
     def mirror_path(self, image_id: str) -> str:
         """Return the path of an image's mirror."""
@@ -232,9 +253,9 @@ class HostContext:
     ) -> None:
         """Wait until an image's mirror can be read; ``os_hash`` is the disk's, if known.
 
-        :raises errors.AcstorError: not readable within ``agent_wait_s``, or other bytes
+        :raises errors.AcstorError: not readable within ``agent_start_s``, or other bytes
         """
-        ends_s = time.monotonic() + self.agent_wait_s
+        ends_s = time.monotonic() + self.timeouts.agent_start_s
         while True:
             try:
                 self.agent.attach_image(image_id, mirror_link.HEAD_BYTES, os_hash)
@@ -269,7 +290,9 @@ def notify_power_off(host: HostContext, instance_id: str, *, is_taken_back: bool
     bases = [local_file.backing_of(os.path.join(folder, name)) for name in ROOT_DISKS]
     if any(base is not None and mirror_link.is_agent_file(base) for base in bases):
         try:
-            host.agent.notify_power_off(instance_id, SWITCH_OFF_S, is_taken_back=is_taken_back)
+            host.agent.notify_power_off(
+                instance_id, host.timeouts.power_off_s, is_taken_back=is_taken_back
+            )
         except (errors.AgentUnreachable, errors.AgentRefused) as e:
             may = "fail for a minute" if is_taken_back else "delay its end"
             LOG.info("instance %s: its reads may %s: %s", instance_id, may, e)

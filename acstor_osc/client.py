@@ -39,6 +39,7 @@ class Client:
     """Client of the API with the user's credentials.
 
     :param asked: version of the API, from :func:`api_versions.parse`
+    :param timeout_s: of a request, unless the session has a timeout
     """
 
     _asked, _sent = api_versions.MAJOR, api_versions.KNOWN[0]
@@ -50,11 +51,12 @@ class Client:
         region: str | None,
         interface: str | None,
         asked: str = api_versions.MAJOR,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._region, self._interface = region, interface or "public"
         self._asked = asked
         if session.timeout is None:
-            self._timeout_s = TIMEOUT_S
+            self._timeout_s = timeout_s
         self._adapter = adapter.Adapter(
             _bounded(session),
             service_type=SERVICE_TYPE,

@@ -106,21 +106,22 @@ def make_plain_app(
     store: database.Database,
     images: glance_client.GlanceClient | None = None,
     bus: rpc.TaskSender | None = None,
-    asked: nova_client.NovaClient | None = None,
+    nova: nova_client.NovaClient | None = None,
+    authority: certificate_authority.CertificateAuthority | None = None,
 ) -> flask.Flask:
     """Return the application without the token check; it trusts all headers."""
     app = flask.Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
     app.url_map.strict_slashes = False
     enforcer = policies.make_enforcer(conf)
-    keeper = certificate_authority.CertificateAuthority(conf.acstor_decision, store)
+    authority = authority or certificate_authority.CertificateAuthority(conf.acstor_decision, store)
     template = operation.Call(
         store=store,
         limits=decision_conf.limits(conf.acstor_decision),
         images=images or glance_client.GlanceClient(conf),
-        bus=bus or rpc.TaskSender(conf, keeper.sign_payload),
-        authority=keeper,
-        nova=asked or nova_client.NovaClient(conf, glance_client.CALLERS),
+        bus=bus or rpc.TaskSender(conf, authority.sign_payload),
+        authority=authority,
+        nova=nova or nova_client.NovaClient(conf, glance_client.CALLERS),
     )
     for known in routes.ALL:
         rule = known.path.replace("{", "<").replace("}", ">")

@@ -51,6 +51,7 @@ class Policy:
         v-nodes cause chunks to be fetched again
     :param may_remap: whether overload moves v-nodes
     :param factor: lambda of Equation 1, as printed in the paper; None: keep the number of v-nodes
+    :param max_vnodes: limit of a table's v-nodes
     """
 
     vnodes_per_host: int = 100
@@ -59,6 +60,7 @@ class Policy:
     least_moved: float = 0.05
     may_remap: bool = True
     factor: float | None = None
+    max_vnodes: int = hash_ring.MAX_POINTS
 
 
 class TableHost(NamedTuple):
@@ -215,10 +217,10 @@ class Decider:
         self, living: Collection[ids.HostId], drained: Collection[str]
     ) -> vnode_counts.Counts:
         """Return v-node counts that change only what the members require."""
-        base = min(self.policy.vnodes_per_host, hash_ring.MAX_POINTS // max(1, len(living)))
+        base = min(self.policy.vnodes_per_host, self.policy.max_vnodes // max(1, len(living)))
         owned = {host: len(place.names) for host, place in self.table.places.items()}
         counts = {host: 0 if host in drained else owned.get(host) or base for host in living}
-        if sum(counts.values()) <= hash_ring.MAX_POINTS:
+        if sum(counts.values()) <= self.policy.max_vnodes:
             return counts
         return {host: min(count, base) for host, count in counts.items()}
 
@@ -236,7 +238,7 @@ class Decider:
         most = int(self.policy.weight_limit * self.policy.vnodes_per_host)
         most = min(most, hash_ring.MAX_VNODES)
         if self.policy.factor is not None:
-            most = min(most, hash_ring.MAX_POINTS // max(1, len(homes)))
+            most = min(most, self.policy.max_vnodes // max(1, len(homes)))
             return steady | vnode_counts.printed_counts(traffic, self.policy.factor, most)
         return steady | vnode_counts.bounded_counts(traffic, sum(steady.values()), most)
 

@@ -9,8 +9,30 @@ the key, its own.
 import dataclasses
 import enum
 from collections.abc import Callable
+from typing import NamedTuple
 
 from acstor_common import errors
+from acstor_common.identity import signing
+from acstor_common.ring import hash_ring
+
+
+class EnrolmentLimits(NamedTuple):
+    """Limits of enrolments and of the authority's keys.
+
+    :param hosts: known hosts, four times those of a v-node table
+    :param per_user: hosts that one Keystone user enrolled or requested
+    :param unheard_per_user: a user's hosts that sent no sample yet, against a stolen password
+    :param least_waiting_s: at a limit, the records of hosts that waited longer are deleted
+    :param least_interval_s: time between two certificates of a host
+    :param keys: trusted keys of a kind; hosts accept no more
+    """
+
+    hosts: int = 65_536
+    per_user: int = hash_ring.MAX_HOSTS
+    unheard_per_user: int = 1024
+    least_waiting_s: float = 3600.0
+    least_interval_s: float = 1.0
+    keys: int = signing.MAX_PUBLIC_KEYS
 
 
 class EnrolmentState(enum.StrEnum):

@@ -26,6 +26,7 @@ from sqlalchemy import orm
 from acstor_common import errors
 from acstor_common.wire import checkpoint_messages
 from acstor_common.wire import decision_messages
+from acstor_decision.core import enrolment_rules
 from acstor_decision.db import boot_queries
 from acstor_decision.db import checkpoint_failure_queries
 from acstor_decision.db import checkpoint_queries
@@ -450,11 +451,12 @@ class Database:
         """Return a host's enrolment."""
         return self._read(lambda session: session.get(models.Enrolment, host))
 
-    def exceeded_quota(self, user_id: str, now_s: float, kept_s: float) -> tuple[int, str]:
+    def exceeded_quota(
+        self, user_id: str, limits: enrolment_rules.EnrolmentLimits, now_s: float, kept_s: float
+    ) -> tuple[int, str]:
         """See :func:`identity_queries.exceeded_quota`."""
-        return self._write(
-            lambda session: identity_queries.exceeded_quota(session, user_id, now_s, kept_s)
-        )
+        asked = user_id, limits, now_s, kept_s
+        return self._write(lambda session: identity_queries.exceeded_quota(session, *asked))
 
     def forget_host(self, host: str, change: Callable[[models.Enrolment], bool]) -> bool:
         """See :func:`identity_queries.delete_host`."""

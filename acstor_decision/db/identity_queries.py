@@ -12,20 +12,11 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from acstor_common.ring import hash_ring
 from acstor_decision.core import enrolment_rules
 from acstor_decision.db import models
 
-MAX_ENROLMENTS = 65_536
-"""Limit of enrolments: four times the hosts of a v-node table."""
-MAX_PER_USER = hash_ring.MAX_HOSTS
-"""Limit of hosts that one Keystone user enrolled or requested."""
-MAX_UNHEARD_PER_USER = 1024
-"""Limit of a user's hosts that sent no sample yet, against a stolen password."""
 MAX_SILENT_NAMES = 100
 """Most silent hosts that are named."""
-MIN_WAITING_S = 3600.0
-"""At a limit, the records of hosts that waited longer are deleted."""
 
 MakeKey = Callable[[], models.AuthorityKey]
 
@@ -92,7 +83,11 @@ def update_enrolment(
 
 
 def exceeded_quota(
-    session: orm.Session, user_id: str, now_s: float, kept_s: float
+    session: orm.Session,
+    user_id: str,
+    limits: enrolment_rules.EnrolmentLimits,
+    now_s: float,
+    kept_s: float,
 ) -> tuple[int, str]:
     """Return the limit that a user's next host exceeds, and its name; else (0, "").
 
@@ -101,23 +96,26 @@ def exceeded_quota(
     :param user_id: empty: an operator
     :param kept_s: how long the record of a freed name is kept
     """
-    if _lack(session, user_id)[0]:
+    if _lack(session, user_id, limits)[0]:
         row, state = models.Enrolment, enrolment_rules.EnrolmentState
-        waited = sa.and_(row.state == state.WAITING, row.asked_s < now_s - MIN_WAITING_S)
+        waited_since_s = now_s - limits.least_waiting_s
+        waited = sa.and_(row.state == state.WAITING, row.asked_s < waited_since_s)
         freed = sa.and_(row.state == state.FORGOTTEN, row.revoked_before_s < now_s - kept_s)
         session.execute(sa.delete(row).where(waited | freed))
-    return _lack(session, user_id)
+    return _lack(session, user_id, limits)
 
 
-def _lack(session: orm.Session, user_id: str) -> tuple[int, str]:
+def _lack(
+    session: orm.Session, user_id: str, limits: enrolment_rules.EnrolmentLimits
+) -> tuple[int, str]:
     row = models.Enrolment
     known = sa.select(sa.func.count()).select_from(row)
-    bounds = [(known, MAX_ENROLMENTS, "are known")]
+    bounds = [(known, limits.hosts, "are known")]
     if user_id:
         of_user = known.where(row.user_id == user_id)
         unheard = of_user.where(~sa.exists().where(models.Host.host == row.host))
-        bounds.append((of_user, MAX_PER_USER, "are of this user"))
-        bounds.append((unheard, MAX_UNHEARD_PER_USER, "of this user were never heard"))
+        bounds.append((of_user, limits.per_user, "are of this user"))
+        bounds.append((unheard, limits.unheard_per_user, "of this user were never heard"))
     for counted, bound, which in bounds:
         if (session.execute(counted).scalar() or 0) >= bound:
             return bound, which

@@ -38,8 +38,7 @@ FORMER_TRUSTED_S = 30 * 86400
 """How long a previous key is trusted beyond the lifetime of its last signature."""
 STOLEN_S = 0.0
 """End of the trust in a stolen key: before any clock's time."""
-MAX_KEYS = signing.MAX_PUBLIC_KEYS
-"""Limit of trusted keys of a kind; hosts accept no more."""
+_LIMITS = enrolment_rules.EnrolmentLimits()
 
 
 class IssuedCertificate(NamedTuple):
@@ -68,8 +67,9 @@ class CertificateAuthority:
         own: cfg.ConfigOpts.GroupAttr,
         store: database.Database,
         wall: Callable[[], float] = time.time,
+        limits: enrolment_rules.EnrolmentLimits = _LIMITS,
     ) -> None:
-        self._own, self._store, self._wall = own, store, wall
+        self._own, self._store, self._wall, self._limits = own, store, wall, limits
         self.enrolment: str = own.enrolment
         self.certificate_lifetime_s: int = own.certificate_lifetime_s
 
@@ -83,15 +83,14 @@ class CertificateAuthority:
 
     def signer_keys(self) -> bytes:
         """Return the public keys of signers (PEM)."""
-        rows = _told(self._keys(SIGNER), self._wall())
+        rows = self._told(SIGNER)
         return b"".join(signing.public_pem(row.secret_key.encode()) for row in rows)
 
     def authority_chain(self) -> bytes:
         """Return the authorities that hosts trust (PEM), the issuing one first."""
         if self._own.ca_dir:
             return self._own_ca(pathlib.Path(self._own.ca_dir, certificates.CA_FILE))
-        rows = _told(self._keys(CA), self._wall())
-        return b"".join(row.certificate.encode() for row in rows)
+        return b"".join(row.certificate.encode() for row in self._told(CA))
 
     def _own_ca(self, path: pathlib.Path) -> bytes:
         bundle = _file(path)
@@ -125,6 +124,13 @@ class CertificateAuthority:
             LOG.info("the %s's key %d is in the database", kind, found[0].number)
         return found
 
+    def _told(self, kind: str) -> list[models.AuthorityKey]:
+        """Return the keys that hosts trust: the current one, then others, newest first."""
+        rows, now_s = self._keys(kind), self._wall()
+        first = _in_use(rows, now_s)
+        others = [row for row in _trusted(rows, now_s) if row.number != first.number]
+        return [first, *others][: self._limits.keys]
+
     def renew_key(self, kind: str, *, at_once: bool) -> models.AuthorityKey:
         """Create a new key.
 
@@ -134,7 +140,7 @@ class CertificateAuthority:
         """
         now_s = self._wall()
         if not at_once:
-            _check_keys(_trusted(self._keys(kind), now_s))
+            _check_keys(_trusted(self._keys(kind), now_s), self._limits.keys)
         from_s = now_s if at_once else now_s + self.certificate_lifetime_s
         until_s = STOLEN_S if at_once else from_s + self.certificate_lifetime_s + FORMER_TRUSTED_S
         return self._store.add_authority_key(kind, lambda: _made(kind, now_s, from_s), until_s)
@@ -180,7 +186,7 @@ class CertificateAuthority:
             if verdict is not enrolment_rules.Verdict.ISSUE:
                 raise enrolment_records.refusal(verdict, host, row)
             row = row or enrolment_records.new_row(host)
-            enrolment_records.check_rate(row, now_s)
+            enrolment_records.check_rate(row, now_s, self._limits.least_interval_s)
             at_s = max(int(now_s), row.revoked_before_s + certificates.BACKDATE_S)
             lifetime_s = self.certificate_lifetime_s
             certificate = authority.issue_certificate(csr, host, at_s, lifetime_s)
@@ -196,7 +202,7 @@ class CertificateAuthority:
 
     def _check_room(self, host: str, user_id: str) -> None:
         bound, which = self._store.exceeded_quota(
-            user_id, self._wall(), trust_state.REVOCATION_KEPT_S
+            user_id, self._limits, self._wall(), trust_state.REVOCATION_KEPT_S
         )
         if bound:
             raise enrolment_rules.EnrolmentRefused(
@@ -279,15 +285,8 @@ def _in_use(rows: Sequence[models.AuthorityKey], now_s: float) -> models.Authori
     return next((row for row in usable if row.signs_from_s <= now_s), usable[-1])
 
 
-def _told(rows: Sequence[models.AuthorityKey], now_s: float) -> list[models.AuthorityKey]:
-    """Return the keys that hosts trust: the current one, then others, newest first."""
-    first = _in_use(rows, now_s)
-    others = [row for row in _trusted(rows, now_s) if row.number != first.number]
-    return [first, *others][:MAX_KEYS]
-
-
-def _check_keys(trusted: Sequence[models.AuthorityKey]) -> None:
-    if len(trusted) < MAX_KEYS:
+def _check_keys(trusted: Sequence[models.AuthorityKey], limit: int) -> None:
+    if len(trusted) < limit:
         return
     ends = [row.trusted_until_s for row in trusted if row.trusted_until_s is not None]
     first_s = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(min(ends, default=0.0)))

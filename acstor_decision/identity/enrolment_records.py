@@ -13,8 +13,6 @@ from acstor_decision.core import enrolment_rules
 from acstor_decision.db import models
 from acstor_decision.identity import trust_state
 
-LEAST_INTERVAL_S = 1.0
-
 
 def read_request(user_id: str, csr: bytes, proof: str) -> enrolment_rules.CertificateRequest:
     """Parse a certificate request; ``proof`` as for CertificateAuthority.enrol_host.
@@ -140,9 +138,9 @@ def bind_key(
     row.issued_s, row.not_after_s = issued_s, not_after_s
 
 
-def check_rate(row: models.Enrolment, now_s: float) -> None:
+def check_rate(row: models.Enrolment, now_s: float, least_interval_s: float) -> None:
     """Raise EnrolmentRefused if the host received a certificate a moment ago."""
-    if row.issued_s is not None and abs(now_s - row.issued_s) < LEAST_INTERVAL_S:
+    if row.issued_s is not None and abs(now_s - row.issued_s) < least_interval_s:
         why = "it was given a certificate less than a second ago"
         raise enrolment_rules.EnrolmentRefused(row.host, enrolment_rules.Verdict.TOO_OFTEN, why)
 

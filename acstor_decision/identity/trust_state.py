@@ -54,14 +54,14 @@ class TrustState(NamedTuple):
         row = self.hosts.get(host)
         return row is not None and row.state == enrolment_rules.EnrolmentState.ENROLLED
 
-    def list_revoked(self, now_s: float) -> dict[str, int]:
+    def list_revoked(self, now_s: float, limit: int = hash_ring.MAX_REVOKED) -> dict[str, int]:
         """Return the revocations for a v-node table.
 
         If there are too many, those of freed names are omitted first, then the oldest.
         """
         found = [row for row in self.hosts.values() if _is_named(row, now_s)]
         found.sort(key=_rank, reverse=True)
-        return {row.host: row.revoked_before_s for row in found[: hash_ring.MAX_REVOKED]}
+        return {row.host: row.revoked_before_s for row in found[:limit]}
 
     def sign_data(self, purpose: str, data: bytes) -> str:
         """Return the signature of ``data``, in base64."""

@@ -33,9 +33,6 @@ from acstor_nova.snapshots import gateway_client
 LOG = logging.getLogger(__name__)
 
 FORMATS = ("raw", "qcow2")
-SETTLE_S = 60.0
-"""Longest wait until Glance ends an aborted upload, before the next one."""
-ASK_AGAIN_S = 1.0
 _REASONS = control_wire.Fallback
 _Ineligible = imagebackend.NotEligibleError
 
@@ -241,10 +238,10 @@ class Snapshot:
 
         The gateway completes only correct uploads.
         """
-        ends_s = time.monotonic() + SETTLE_S
+        ends_s = time.monotonic() + self._host.timeouts.upload_end_s
         while True:
             image = self._host.nova.get_image(self._context, self._image_id)
             status = image.status if image else None
             if status != image_record.SAVING or time.monotonic() > ends_s:
                 return status == image_record.ACTIVE
-            time.sleep(ASK_AGAIN_S)
+            time.sleep(self._host.timeouts.upload_poll_s)

@@ -103,8 +103,8 @@ class CloudParameters:
             if not is_right:
                 raise WrongNumbersError(wrong)
 
-    def boot_scenario(self) -> simulation.Scenario:
-        """Return the rush as a scenario of the simulator."""
+    def boot_scenario(self, longest_s: float) -> simulation.Scenario:
+        """Return the rush, ended after ``longest_s``, as a scenario of the simulator."""
         return simulation.Scenario(
             self.shape,
             guests=self.rush,
@@ -117,7 +117,7 @@ class CloudParameters:
             busy=self.busy_percent / 100,
             think_s=self.boot_s,
             sizes=self.sizes,
-            longest_s=LONGEST_S,
+            longest_s=longest_s,
         )
 
 
@@ -230,11 +230,14 @@ def cache_size(parameters: CloudParameters) -> CacheSize:
 
 
 def simulate(
-    parameters: CloudParameters, way: str, progress: Callable[[int], None] = lambda booted: None
+    parameters: CloudParameters,
+    way: str,
+    progress: Callable[[int], None] = lambda booted: None,
+    longest_s: float = LONGEST_S,
 ) -> simulation.Result:
-    """Simulate the rush under one of the policies in ``WAYS``.
+    """Simulate the rush, ended after ``longest_s``, under one of the policies in ``WAYS``.
 
     :raises WrongNumbersError: the numbers are inconsistent
     """
     parameters.check()
-    return simulation.simulate(parameters.boot_scenario(), way, progress)
+    return simulation.simulate(parameters.boot_scenario(longest_s), way, progress)

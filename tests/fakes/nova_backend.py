@@ -98,7 +98,7 @@ class Nova:
             inspect=lambda image_id, path: self.inspected.append((image_id, path)),
             cannot_start=CannotStartError,
         )
-        self.host = imagebackend.HostContext(nova, agent_wait_s=0.0)
+        self.host = imagebackend.HostContext(nova, imagebackend.Timeouts(agent_start_s=0.0))
         self.stock = type("Stock", (Stock,), {})
         bases = evacuation.RecoveringBase, imagebackend.MirrorBase, self.stock
         self.backend = type("Acstor", bases, {"host": self.host})
@@ -107,6 +107,9 @@ class Nova:
             control_wire.PreSeed: scripted_agent.done({}),
             control_wire.CountFallback: scripted_agent.done(),
         }
+
+    def limit(self, **timeouts):
+        self.host.timeouts = self.host.timeouts._replace(**timeouts)
 
     def disk(self, name="disk"):
         instance = types.SimpleNamespace(image_ref=IMAGE, uuid=INSTANCE, metadata={})

@@ -91,7 +91,7 @@ def decision_service_asks_prometheus(at: Place) -> object:
 
 
 def command_asks_the_api(at: Place) -> object:
-    asking = osc_client.Client(fake_glance.session(at.url), None, None)
+    asking = osc_client.Client(fake_glance.session(at.url), None, None, timeout_s=1.0)
     return asking.get("/v1/status")
 
 
@@ -149,8 +149,6 @@ BOUNDED = (listener_asks_glance, listener_asks_the_decision_service, command_ask
 def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nova_decision_client, "TIMEOUT_S", (1.0, 1.0))
     monkeypatch.setattr(gateway_client, "_ASKED_S", (1.0, 1.0))
-    monkeypatch.setattr(base, "TIMEOUT_S", 1.0)
-    monkeypatch.setattr(osc_client, "TIMEOUT_S", 1.0)
     monkeypatch.setattr(checkpoint_client, "TIMEOUT_S", 1.0)
     monkeypatch.setattr(libvirt_domains, "_OPEN_S", 1.0)
 

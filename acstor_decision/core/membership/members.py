@@ -39,6 +39,7 @@ class Limits:
     :param overload_collections: consecutive overloaded collections before v-nodes move; with one,
         every burst would move some
     :param allowed: patterns of the host IDs that may join
+    :param hosts: limit of members
     :param hosts_per_ip: limit at one IP address that is not a loopback address
     :param verify_addresses: a host becomes a member only after it proved its address, except for
         loopback addresses
@@ -48,6 +49,7 @@ class Limits:
     dead_after_samples: int = 6
     overload_collections: int = 2
     allowed: Sequence[str] = ("*",)
+    hosts: int = hash_ring.MAX_HOSTS
     hosts_per_ip: int = 4
     verify_addresses: bool = False
 
@@ -291,7 +293,7 @@ class Members:
             return Refusal.NOT_ALLOWED
         if stale := self._order.why_refused(ids.HostId(sample.host), sample, now_s, wall_s):
             return stale
-        if sample.host not in self._members and len(self._members) >= hash_ring.MAX_HOSTS:
+        if sample.host not in self._members and len(self._members) >= self.limits.hosts:
             return Refusal.FULL
         return self._address_refusal(ids.HostId(sample.host), sample.address, now_s)
 

@@ -317,9 +317,11 @@ def test_copy_of_a_request_means_nothing(daemon, key):
 def asks(transport, key):
     """Return what asks the host as the service does; with another key if one is given."""
 
-    def ask(request, key=key):
+    def ask(request, key=key, timeout_s=3):
         caster = rpc.TaskSender(
-            cfg.CONF, lambda what, purpose: signed_messages.sign_payload(what, purpose, key)
+            cfg.CONF,
+            lambda what, purpose: signed_messages.sign_payload(what, purpose, key),
+            call_timeout_s=timeout_s,
         )
         caster._transport = transport
         return caster.request_checkpoint(INSTANCE, HOST, request)
@@ -332,8 +334,7 @@ def answered(asks, count=20):
     return next(said for request in range(1, count) if (said := asks(request)) is not None)
 
 
-def test_request_over_the_bus_is_answered_until_the_end(daemon, asks, monkeypatch):
-    monkeypatch.setattr(rpc, "CALL_TIMEOUT_S", 3)
+def test_request_over_the_bus_is_answered_until_the_end(daemon, asks):
     daemon.listen_for_requests(lambda instance: 5)
     heard = opened(decision_messages.encode(answered(asks)))
     assert (heard.host, heard.number) == (HOST, 5)
@@ -341,8 +342,7 @@ def test_request_over_the_bus_is_answered_until_the_end(daemon, asks, monkeypatc
 
 
 @pytest.mark.expect_log("is of no use")
-def test_request_that_proves_nothing_is_not_answered_over_the_bus(daemon, asks, monkeypatch):
-    monkeypatch.setattr(rpc, "CALL_TIMEOUT_S", 3)
+def test_request_that_proves_nothing_is_not_answered_over_the_bus(daemon, asks):
     asked = []
     daemon.listen_for_requests(lambda instance: asked.append(instance) or 5)
     answered(asks)
@@ -350,6 +350,5 @@ def test_request_that_proves_nothing_is_not_answered_over_the_bus(daemon, asks, 
     daemon.stop()
 
 
-def test_host_whose_daemon_is_not_there_answers_nothing_soon(asks, monkeypatch):
-    monkeypatch.setattr(rpc, "CALL_TIMEOUT_S", 1)
-    assert asks(1) is None
+def test_host_whose_daemon_is_not_there_answers_nothing_soon(asks):
+    assert asks(1, timeout_s=1) is None

@@ -12,11 +12,9 @@ from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import signing
 from acstor_common.model import ids
-from acstor_common.ring import hash_ring
 from acstor_common.wire import signed_messages
 from acstor_decision.core import enrolment_rules
 from acstor_decision.db import database
-from acstor_decision.db import identity_queries
 from acstor_decision.identity import certificate_authority
 from acstor_decision.identity import trust_state
 from tests.fakes import cloud_keys
@@ -29,13 +27,20 @@ H1, H2 = ids.HostId("h1"), ids.HostId("h2")
 class Cloud:
     """An authority, and hosts that ask it."""
 
-    def __init__(self, conf: Any, store: database.Database) -> None:
+    def __init__(self, conf: Any, store: database.Database, **limits: Any) -> None:
         self.now_s = 1_800_000_000.0
-        self.store = store
-        self.keeper = certificate_authority.CertificateAuthority(
-            conf.acstor_decision, store, lambda: self.now_s
-        )
+        self.store, self._own = store, conf.acstor_decision
+        self.limit(**limits)
         self.keys = {H1: certificates.new_key(), H2: certificates.new_key()}
+
+    def limit(self, **limits: Any) -> None:
+        """Go on with an authority of other limits."""
+        self.keeper = certificate_authority.CertificateAuthority(
+            self._own,
+            self.store,
+            lambda: self.now_s,
+            enrolment_rules.EnrolmentLimits(**limits),
+        )
 
     def enrol(
         self, host: ids.HostId = H1, user: str = "u", key: bytes = b"", proof_by: bytes = b""
@@ -191,12 +196,12 @@ def test_the_table_forgets_revocations_of_hosts_that_enrolled_anew_and_no_others
     assert set(cloud.keeper.load_trust_state().list_revoked(cloud.now_s)) == {"h2"}
 
 
-def test_of_more_revoked_hosts_than_a_table_holds_the_newest_are_named(cloud, monkeypatch):
-    monkeypatch.setattr(hash_ring, "MAX_REVOKED", 2)
+def test_of_more_revoked_hosts_than_a_table_holds_the_newest_are_named(cloud):
     for number in range(4):
         cloud.keeper.revoke_host(ids.HostId(f"h{number}"))
         cloud.now_s += 10
-    assert set(cloud.keeper.load_trust_state().list_revoked(cloud.now_s)) == {"h2", "h3"}
+    trust = cloud.keeper.load_trust_state()
+    assert set(trust.list_revoked(cloud.now_s, limit=2)) == {"h2", "h3"}
 
 
 def test_where_hosts_have_to_be_approved_a_new_one_waits(configure, store):
@@ -213,23 +218,22 @@ def test_where_hosts_have_to_be_approved_a_new_one_waits(configure, store):
     assert cloud.fault(cloud.enrol()) == "", "a renewal needs nobody's leave"
 
 
-def test_hosts_that_ask_too_often_or_are_too_many_are_refused(cloud, monkeypatch):
+def test_hosts_that_ask_too_often_or_are_too_many_are_refused(cloud):
     cloud.enrol()
     csr = certificates.request(H1, cloud.keys[H1])
     with pytest.raises(enrolment_rules.EnrolmentRefused, match="less than a second ago"):
         cloud.keeper.enrol_host(H1, "u", "", csr, "")
-    monkeypatch.setattr(identity_queries, "MAX_ENROLMENTS", 1)
+    cloud.limit(hosts=1)
     assert "1 hosts are known, and no more may be" in refused(cloud, V.NO_ROOM, host=H2)
     cloud.enrol()
 
 
-def test_hosts_that_wait_for_long_make_room_when_there_is_none(configure, store, monkeypatch):
-    cloud = Cloud(configure(enrolment="approved"), store)
-    monkeypatch.setattr(identity_queries, "MAX_ENROLMENTS", 2)
+def test_hosts_that_wait_for_long_make_room_when_there_is_none(configure, store):
+    cloud = Cloud(configure(enrolment="approved"), store, hosts=2)
     cloud.keeper.revoke_host(ids.HostId("h9"))
     refused(cloud, V.WAIT, host=H1)
     refused(cloud, V.NO_ROOM, host=H2)
-    cloud.now_s += identity_queries.MIN_WAITING_S
+    cloud.now_s += enrolment_rules.EnrolmentLimits().least_waiting_s
     refused(cloud, V.WAIT, host=H2)
     assert [row.host for row in store.list_enrolments()] == ["h2", "h9"]
 
@@ -448,11 +452,8 @@ def hosts(count: int) -> list[ids.HostId]:
 
 
 @pytest.mark.parametrize("mode", ["automatic", "approved"])
-def test_one_user_takes_so_many_names_that_were_never_heard_and_no_more(
-    configure, store, monkeypatch, mode
-):
-    monkeypatch.setattr(identity_queries, "MAX_UNHEARD_PER_USER", 3)
-    cloud = Cloud(configure(enrolment=mode), store)
+def test_one_user_takes_so_many_names_that_were_never_heard_and_no_more(configure, store, mode):
+    cloud = Cloud(configure(enrolment=mode), store, unheard_per_user=3)
     for host in hosts(3):
         with contextlib.suppress(enrolment_rules.EnrolmentRefused):
             cloud.enrol(host, "shared", certificates.new_key())
@@ -467,9 +468,8 @@ def test_one_user_takes_so_many_names_that_were_never_heard_and_no_more(
     cloud.enrol(H1, "shared")  # an operator let it in
 
 
-def test_hosts_that_were_heard_count_for_the_larger_bound(cloud, monkeypatch):
-    monkeypatch.setattr(identity_queries, "MAX_UNHEARD_PER_USER", 1)
-    monkeypatch.setattr(identity_queries, "MAX_PER_USER", 2)
+def test_hosts_that_were_heard_count_for_the_larger_bound(cloud):
+    cloud.limit(unheard_per_user=1, per_user=2)
     for host in (H1, H2):
         cloud.enrol(host)
         samples.note(cloud.store, samples.sample(0, host=host, sent_s=1.0))
@@ -479,8 +479,8 @@ def test_hosts_that_were_heard_count_for_the_larger_bound(cloud, monkeypatch):
     cloud.enrol(H2)
 
 
-def test_a_name_that_is_forgotten_is_free_and_gives_back_no_certificate(cloud, monkeypatch):
-    monkeypatch.setattr(identity_queries, "MAX_UNHEARD_PER_USER", 1)
+def test_a_name_that_is_forgotten_is_free_and_gives_back_no_certificate(cloud):
+    cloud.limit(unheard_per_user=1)
     stolen = cloud.enrol(user="thief", key=certificates.new_key())
     samples.note(cloud.store, samples.sample(0, host="h1", sent_s=cloud.now_s - 3600))
     assert cloud.keeper.delete_host(H1)
@@ -530,15 +530,15 @@ def test_a_host_that_still_sends_samples_is_not_forgotten(cloud):
 
 
 def test_freed_names_push_no_revoked_host_off_the_table_and_go_when_nothing_is_left_of_them(
-    cloud, monkeypatch
+    cloud,
 ):
-    monkeypatch.setattr(hash_ring, "MAX_REVOKED", 2)
     cloud.keeper.revoke_host(H2)
     for host in hosts(3):
         cloud.enrol(host, key=certificates.new_key())
         cloud.keeper.delete_host(host)
-    assert set(cloud.keeper.load_trust_state().list_revoked(cloud.now_s)) == {"h2", "n2"}
-    monkeypatch.setattr(identity_queries, "MAX_ENROLMENTS", 4)
+    trust = cloud.keeper.load_trust_state()
+    assert set(trust.list_revoked(cloud.now_s, limit=2)) == {"h2", "n2"}
+    cloud.limit(hosts=4)
     refused(cloud, V.NO_ROOM)
     cloud.now_s += trust_state.REVOCATION_KEPT_S + 10
     cloud.enrol()
@@ -546,7 +546,7 @@ def test_freed_names_push_no_revoked_host_off_the_table_and_go_when_nothing_is_l
 
 
 @pytest.mark.parametrize("kind", [certificate_authority.CA, certificate_authority.SIGNER])
-def test_no_more_keys_are_made_than_hosts_take(cloud, kind, monkeypatch):
+def test_no_more_keys_are_made_than_hosts_take(cloud, kind):
     for _ in range(signing.MAX_PUBLIC_KEYS - 1):
         cloud.keeper.renew_key(kind, at_once=False)
         cloud.now_s += 60
@@ -559,11 +559,11 @@ def test_no_more_keys_are_made_than_hosts_take(cloud, kind, monkeypatch):
     cloud.keeper.renew_key(kind, at_once=False)
 
 
-def test_of_more_keys_than_hosts_take_the_one_in_use_and_the_newest_are_told(cloud, monkeypatch):
-    monkeypatch.setattr(certificate_authority, "MAX_KEYS", 10**6)
+def test_of_more_keys_than_hosts_take_the_one_in_use_and_the_newest_are_told(cloud):
+    cloud.limit(keys=10**6)
     for _ in range(70):
         cloud.keeper.renew_key(certificate_authority.SIGNER, at_once=False)
-    monkeypatch.setattr(certificate_authority, "MAX_KEYS", signing.MAX_PUBLIC_KEYS)
+    cloud.limit()
     issued = cloud.enrol()
     told = signing.read_public_keys(issued.signers)
     assert len(told) == 64

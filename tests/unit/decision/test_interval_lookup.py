@@ -72,10 +72,10 @@ def test_nobody_gets_checkpoints_more_often_than_the_operator_offers(cloud, said
     assert told == ([] if wanted_s is None else [wanted_s])
 
 
-def test_answer_has_a_bound(cloud, monkeypatch):
-    monkeypatch.setattr(messages, "MAX_INTERVALS", 1)
+def test_answer_has_a_bound(cloud):
     cloud.metadata = {"h1": {SERVER: {NAME: "600"}, OTHER: {NAME: "600"}}}
-    assert len(of(cloud, least_s=60).of_servers) == 1
+    lookup = interval_lookup.IntervalLookup(cloud, 60, max_servers=1)
+    assert len(lookup.intervals_of_host("h1").of_servers) == 1
 
 
 def test_aggregates_are_asked_for_once_a_minute_for_all_hosts(cloud):

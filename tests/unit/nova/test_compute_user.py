@@ -30,15 +30,14 @@ TITLE = "nova-compute: master process [/usr/bin/nova-compute --config-file /etc/
 
 
 @pytest.mark.parametrize("words", [SCRIPT, SCRIPT[1:], (TITLE,)], ids=["python", "script", "title"])
-def test_rights_are_those_of_the_process(tmp_path, put, words, monkeypatch):
-    monkeypatch.setattr(compute_user, "ACCOUNT", "nobody")
+def test_rights_are_those_of_the_process(tmp_path, put, words):
     put(40, "vi", "/etc/nova/nova-compute.conf", "nova-compute")
     put(70, *words, uid=65534, gid=4, groups="4 6")
-    found = compute_user.find_user("", tmp_path)
+    found = compute_user.find_user("", tmp_path, "nobody")
     assert found == ("nobody", 65534, 4, frozenset({4, 6}), 70)
     assert str(found) == "user nobody, groups adm, disk (nova-compute, process 70)"
-    assert compute_user.find_user("nobody", tmp_path) == found
-    assert compute_user.find_user("daemon", tmp_path).pid is None
+    assert compute_user.find_user("nobody", tmp_path, "nobody") == found
+    assert compute_user.find_user("daemon", tmp_path, "nobody").pid is None
 
 
 EVIL = (*SCRIPT, "--config-file", "/tmp/evil.conf")
@@ -92,21 +91,20 @@ def test_user_who_is_not_there_is_refused():
         compute_user.find_user("nobody-of-that-name")
 
 
-def test_group_that_came_after_the_start_is_told(tmp_path, put, monkeypatch):
+def test_group_that_came_after_the_start_is_told(tmp_path, put):
     """As where the package made nova a member and nova-compute was not restarted."""
-    monkeypatch.setattr(compute_user, "ACCOUNT", "nobody")
     put(70, *SCRIPT, uid=65534, gid=0, groups="0")
-    user = compute_user.find_user("", tmp_path)
+    user = compute_user.find_user("", tmp_path, "nobody")
     found = compute_user.check_user(user, NOGROUP)
     assert found.level == "warning" and "nogroup too, its process is not" in found.detail
     assert compute_user.check_user(compute_user.account("nobody"), NOGROUP).level == "ok"
 
 
-def test_group_that_opens_nothing_may_be_missing(tmp_path, put, monkeypatch):
+def test_group_that_opens_nothing_may_be_missing(tmp_path, put):
     """As in DevStack, whose nova-compute has libvirt's group in place of its user's own."""
-    monkeypatch.setattr(compute_user, "ACCOUNT", "nobody")
     put(70, *SCRIPT, uid=65534, gid=4, groups="4")
-    found = compute_user.check_user(compute_user.find_user("", tmp_path), frozenset({4}))
+    user = compute_user.find_user("", tmp_path, "nobody")
+    found = compute_user.check_user(user, frozenset({4}))
     assert found.level == "ok" and "groups adm" in found.detail
 
 
@@ -121,10 +119,9 @@ def test_rights_are_given_back_whatever_happens():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
-def test_who_is_neither_root_nor_nova_compute_is_told_to_be_root(tmp_path, put, monkeypatch):
-    monkeypatch.setattr(compute_user, "ACCOUNT", "bin")
+def test_who_is_neither_root_nor_nova_compute_is_told_to_be_root(tmp_path, put):
     put(70, *SCRIPT, uid=2, gid=2)
-    user = compute_user.find_user("", tmp_path)
+    user = compute_user.find_user("", tmp_path, "bin")
     with compute_user.acting_as(compute_user.account("nobody")):
         found = compute_user.check_user(user, NOGROUP)
         with compute_user.acting_as(user):

@@ -268,11 +268,10 @@ def test_nova_goes_on_when_glance_has_let_go_of_what_failed(
 
 
 @pytest.mark.expect_log("gateway-unreachable")
-def test_upload_that_hangs_is_waited_for_no_longer_than_allowed(nova, agent, gateway, monkeypatch):
+def test_upload_that_hangs_is_waited_for_no_longer_than_allowed(nova, agent, gateway):
     gateway.lines = []
     nova.status = "saving"
-    monkeypatch.setattr(delta_snapshot, "SETTLE_S", 0.05)
-    monkeypatch.setattr(delta_snapshot, "ASK_AGAIN_S", 0.02)
+    nova.host.timeouts = imagebackend.Timeouts(upload_end_s=0.05, upload_poll_s=0.02)
     assert nova.is_made_as_ever() == {R.GATEWAY_UNREACHABLE: 1}
 
 

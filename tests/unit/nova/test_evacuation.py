@@ -195,18 +195,16 @@ LATE = scripted_agent.failed("DeadlineExceeded", "it did not arrive")
 
 
 @pytest.mark.expect_log("is requested again")
-def test_checkpoint_that_is_late_is_asked_for_again(nova, agent, monkeypatch):
-    monkeypatch.setattr(evacuation, "ASK_AGAIN_S", 0.0)
+def test_checkpoint_that_is_late_is_asked_for_again(nova, agent):
+    nova.limit(checkpoint_retry_s=0.0)
     answers = iter([LATE, scripted_agent.failed("OSError", "no space left"), ATTACHED])
     agent.answers[control_wire.AttachCheckpoint] = lambda request: next(answers)(request)
     assert base_of(evacuate(nova))[0] == f"{NEW}.qcow2"
 
 
 @pytest.mark.parametrize("recover", ["required", "preferred"])
-def test_checkpoint_that_stays_late_is_neither_an_older_one_nor_an_empty_disk(
-    nova, agent, monkeypatch, recover
-):
-    monkeypatch.setattr(evacuation, "LATE_S", -1.0)
+def test_checkpoint_that_stays_late_is_neither_an_older_one_nor_an_empty_disk(nova, agent, recover):
+    nova.limit(checkpoint_s=-1.0)
     nova.conf.set_override("recover", recover, group="acstor")
     agent.answers[control_wire.AttachCheckpoint] = LATE
     with pytest.raises(nova_backend.CannotStartError, match="it did not arrive"):

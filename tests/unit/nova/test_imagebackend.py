@@ -11,7 +11,6 @@ import types
 import pytest
 
 from acstor_common.wire import control_wire
-from acstor_nova import agent_client
 from acstor_nova import fallbacks
 from acstor_nova import imagebackend
 from acstor_nova import mirror_link
@@ -194,8 +193,8 @@ def test_without_an_agent_images_are_downloaded_and_the_count_is_told_later(nova
 
 @pytest.mark.expect_log(r"\[agent-unreachable, 2 since the start\]")
 @pytest.mark.allow_log("agent-unreachable")
-def test_agent_that_is_back_is_told_without_another_image(nova, monkeypatch):
-    monkeypatch.setattr(fallbacks, "TELL_AGAIN_S", 0.05)
+def test_agent_that_is_back_is_told_without_another_image(nova):
+    nova.host.fallbacks = fallbacks.Fallbacks(0.05)
     for _ in range(2):
         nova.host.record_fallback(IMAGE, R.AGENT_UNREACHABLE, "it is away")
     time.sleep(0.2)  # it is asked again and again
@@ -227,9 +226,9 @@ def test_reason_that_an_older_agent_refuses_keeps_no_other_from_being_told(nova,
 
 
 @pytest.mark.expect_log("agent-unreachable")
-def test_agent_that_hangs_is_waited_for_once(nova, agent, monkeypatch):
+def test_agent_that_hangs_is_waited_for_once(nova, agent):
     agent.answers[control_wire.AttachImage] = lambda request: b""
-    monkeypatch.setattr(agent_client, "TIMEOUT_S", 0.2)
+    nova.limit(agent_answer_s=0.2)
     nova.spawn()
     assert nova.base.read_bytes() == DOWNLOADED
     assert agent.asked == [control_wire.AttachImage(IMAGE, mirror_link.HEAD_BYTES)]
@@ -325,7 +324,7 @@ def test_start_goes_on_when_the_agent_comes(nova, monkeypatch):
     with scripted_agent.running(nova.socket, nova.answers):
         made = nova.spawn()
     nova.socket.unlink()
-    nova.host.agent_wait_s = 60.0
+    nova.limit(agent_start_s=60.0)
     later = []
     start = lambda _: later.append(scripted_agent.ScriptedAgent(nova.socket, nova.answers))  # noqa: E731
     # In place of the module: time.sleep itself is also called by the threads of oslo.messaging.
@@ -397,9 +396,9 @@ def test_agent_is_told_of_an_instance_that_is_switched_off_if_it_lies_on_a_mirro
     assert len(agent.asked) == 2
 
 
-def test_agent_that_hangs_refuses_or_is_away_keeps_no_instance_on(nova, monkeypatch, caplog):
+def test_agent_that_hangs_refuses_or_is_away_keeps_no_instance_on(nova, caplog):
     caplog.set_level("INFO")
-    monkeypatch.setattr(imagebackend, "SWITCH_OFF_S", 0.2)
+    nova.limit(power_off_s=0.2)
     answers = (lambda request: b"", scripted_agent.failed("Unusable", "too many"))
     with scripted_agent.running(nova.socket, nova.answers) as agent:
         nova.spawn()

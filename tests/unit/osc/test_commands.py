@@ -245,7 +245,6 @@ def test_drain_and_enable(run, store):
 
 
 def test_drain_waits_until_the_table_says_so(run, store, monkeypatch):
-    monkeypatch.setattr(client, "POLL_INTERVAL_S", 0.0)
     looked = []
 
     def look_again(_seconds: float) -> None:
@@ -526,7 +525,9 @@ def test_pre_seed_that_takes_too_long_says_how_to_look_at_it(run, glance, bus, a
 
 def test_hosts_that_do_not_hear_of_a_pre_seed_are_named(run, glance, monkeypatch):
     glance.add(IMAGE)
-    monkeypatch.setattr(image, "RECEIVED_WITHIN_S", -1.0)
+    clock = iter([0.0, image.RECEIVED_WITHIN_S + 1.0])
+    own_time = types.SimpleNamespace(monotonic=lambda: next(clock))
+    monkeypatch.setattr(image, "time", own_time)
     with pytest.raises(exceptions.CommandError, match=r"1 of 1 hosts did not receive it \(h0001\)"):
         run(image.PreSeedImage, IMAGE, "--host", "h0001", "--wait")
 

@@ -11,10 +11,9 @@ from tests.fakes import fake_glance
 from tests.fakes import silent_server
 
 
-def test_command_ends_while_the_api_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "TIMEOUT_S", 1.0)
+def test_command_ends_while_the_api_hangs() -> None:
     with silent_server.serve() as api:
-        asked = client.Client(fake_glance.session(api.url), None, None)
+        asked = client.Client(fake_glance.session(api.url), None, None, timeout_s=1.0)
         began_s = time.monotonic()
         with pytest.raises(exceptions.CommandError, match=f"does not answer: .*{api.url}"):
             asked.get("/v1/status")

@@ -21,7 +21,9 @@ from acstor_common.wire import decision_messages
 from acstor_decision.api import app
 from acstor_decision.api import conf as api_conf
 from acstor_decision.api import glance_client
+from acstor_decision.core import enrolment_rules
 from acstor_decision.db import database
+from acstor_decision.identity import certificate_authority
 from tests.fakes import checkpoint_hosts
 from tests.fakes import enrolled_hosts
 
@@ -108,11 +110,31 @@ def bus(api_configuration: cfg.ConfigOpts, store: database.Database) -> Bus:
 
 
 @pytest.fixture
+def enrolment_limits() -> enrolment_rules.EnrolmentLimits:
+    return enrolment_rules.EnrolmentLimits()
+
+
+@pytest.fixture
+def authority(
+    api_configuration: cfg.ConfigOpts,
+    store: database.Database,
+    enrolment_limits: enrolment_rules.EnrolmentLimits,
+) -> certificate_authority.CertificateAuthority:
+    return certificate_authority.CertificateAuthority(
+        api_configuration.acstor_decision, store, limits=enrolment_limits
+    )
+
+
+@pytest.fixture
 def client(
-    api_configuration: cfg.ConfigOpts, store: database.Database, glance: Glance, bus: Bus
+    api_configuration: cfg.ConfigOpts,
+    store: database.Database,
+    glance: Glance,
+    bus: Bus,
+    authority: certificate_authority.CertificateAuthority,
 ) -> testing.FlaskClient:
     nova = checkpoint_hosts.Nova()
-    made = app.make_plain_app(api_configuration, store, glance, bus, nova).test_client()
+    made = app.make_plain_app(api_configuration, store, glance, bus, nova, authority).test_client()
     made.environ_base["keystone.token_auth"] = object()  # of the one who asks
     made.environ_base.update({f"HTTP_{k.upper().replace('-', '_')}": v for k, v in ADMIN.items()})
     return made

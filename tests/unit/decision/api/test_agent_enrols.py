@@ -8,6 +8,7 @@ from acstor_common import errors
 from acstor_common.identity import identity_files
 from acstor_common.model import ids
 from acstor_decision.api import app
+from acstor_decision.core import enrolment_rules
 from tests.unit.decision.api import conftest
 
 H1 = ids.HostId("h1")
@@ -30,9 +31,9 @@ class Adapter:
         return type("Response", (), {"status_code": answer.status_code, "content": answer.data})()
 
 
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch):
-    monkeypatch.setattr("acstor_decision.identity.enrolment_records.LEAST_INTERVAL_S", 0.0)
+@pytest.fixture
+def enrolment_limits():
+    return enrolment_rules.EnrolmentLimits(least_interval_s=0.0)
 
 
 @pytest.fixture

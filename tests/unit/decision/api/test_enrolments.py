@@ -11,8 +11,12 @@ from acstor_common.identity import signing
 from acstor_common.model import ids
 from acstor_common.wire import signed_messages
 from acstor_decision.api import app
+from acstor_decision.core import enrolment_rules
 from tests.unit.decision.api import conftest
 
+Limits = enrolment_rules.EnrolmentLimits
+PATIENT = Limits(least_interval_s=60.0)
+"""A minute lies between certificates: however slow this machine is, nobody waits for it."""
 PATH = "/v1/hosts/h1/certificate"
 AGENT = {"X-Roles": "acstor-reader", "X-User-Id": "agent-of-h1", "X-Project-Id": "service"}
 KEY = certificates.new_key()
@@ -59,21 +63,15 @@ def test_a_stolen_password_of_another_host_and_one_without_the_key_are_refused_a
     assert ask(client, csr=other).status_code == 409
 
 
-def test_a_host_renews_with_a_proof(client, monkeypatch):
-    monkeypatch.setattr("acstor_decision.identity.enrolment_records.LEAST_INTERVAL_S", 0.0)
+@pytest.mark.parametrize("enrolment_limits", [Limits(least_interval_s=0.0)])
+def test_a_host_renews_with_a_proof(client):
     ask(client)
     csr = certificates.request(ids.HostId("h1"), certificates.new_key())
     proof = signed_messages.signature_of(signing.RENEWAL, csr, KEY)
     assert ask(client, csr=csr, proof=proof).status_code == 200
 
 
-@pytest.fixture
-def patient(monkeypatch):
-    """A minute lies between certificates: however slow this machine is, nobody waits for it."""
-    monkeypatch.setattr("acstor_decision.identity.enrolment_records.LEAST_INTERVAL_S", 60.0)
-
-
-@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("enrolment_limits", [PATIENT])
 @pytest.mark.expect_log("no certificate for user agent-of-h1")
 def test_who_asks_again_at_once_is_told_to_wait(client):
     ask(client)
@@ -161,10 +159,8 @@ def test_an_operator_names_the_key_and_the_user_that_he_lets_in(client, store):
 
 
 @pytest.mark.expect_log("no certificate for user agent-of-h1.*2 hosts of this user were never")
-def test_a_password_takes_no_more_names_than_its_bound_until_some_are_forgotten(
-    client, store, monkeypatch
-):
-    monkeypatch.setattr("acstor_decision.db.identity_queries.MAX_UNHEARD_PER_USER", 2)
+@pytest.mark.parametrize("enrolment_limits", [Limits(unheard_per_user=2)])
+def test_a_password_takes_no_more_names_than_its_bound_until_some_are_forgotten(client, store):
     for number in range(2):
         assert ask(client, path=f"/v1/hosts/n{number}/certificate").status_code == 200
     for _ in range(3):
@@ -187,7 +183,7 @@ def test_a_host_that_is_up_is_not_forgotten_and_only_operators_forget(client, st
         assert client.post("/v1/hosts/h1/forget", headers=headers).status_code == 403
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("enrolment_limits", [PATIENT])
 @pytest.mark.expect_log("no certificate for user agent-of-h1")
 def test_every_refusal_is_counted_by_its_reason(client, store):
     ask(client)

@@ -67,13 +67,12 @@ def test_status_says_that_glance_is_silent_and_the_rest_answers_at_once(client, 
 
 def test_requests_that_need_the_broker_take_few_threads_while_it_hangs(monkeypatch):
     cfg.CONF([], project="acstor", default_config_files=[])
-    monkeypatch.setattr(rpc, "SEND_RETRIES", 0)
     wanted = decision_messages.ImageWanted("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11", False)
     with futures.ThreadPoolExecutor(THREADS) as pool:
         with silent_server.serve() as broker:
             url = f"rabbit://u:p@{broker.address}/"
             bus = rpc.TaskSender(
-                cfg.CONF, lambda payload, _: decision_messages.Signed("{}", "", "")
+                cfg.CONF, lambda payload, _: decision_messages.Signed("{}", "", ""), retries=0
             )
             transport = message_bus.open_transport(
                 cfg.CONF, lambda conf: oslo_messaging.get_rpc_transport(conf, url)

@@ -14,7 +14,6 @@ from werkzeug import test
 
 from acstor_common import errors
 from acstor_decision.api import app
-from acstor_decision.api import health_check
 from acstor_decision.api import middleware
 from acstor_decision.db import database
 from tests.unit.decision.api import conftest as samples
@@ -111,11 +110,11 @@ def test_every_answer_has_an_id_that_the_log_has_too(served, store, monkeypatch)
 
         def fail(*_args):
             logger.info("asked")
-            return 1
+            return []
 
-        monkeypatch.setattr(store, "latest_epoch", fail)
-        monkeypatch.setattr(health_check, "KEPT_S", 0.0)
-        ids = [asked.get("/healthz").headers["x-openstack-request-id"] for _ in range(2)]
+        monkeypatch.setattr(store, "list_rings", fail)
+        answers = [asked.get("/v1/rings", headers=samples.ADMIN) for _ in range(2)]
+        ids = [answer.headers["x-openstack-request-id"] for answer in answers]
     finally:
         logger.removeHandler(handler)
     assert all(re.fullmatch(r"req-[0-9a-f-]{36}", one) for one in ids) and ids[0] != ids[1]

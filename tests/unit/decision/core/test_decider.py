@@ -535,9 +535,8 @@ def test_a_large_cloud_is_decided_about_and_fits_a_table(hosts):
     assert len(encoded) < hash_ring.MAX_FILE_BYTES
 
 
-def test_more_hosts_get_fewer_v_nodes_each_before_a_table_is_too_large(monkeypatch):
-    cloud = Cloud(2)
-    monkeypatch.setattr(hash_ring, "MAX_POINTS", 250)
+def test_more_hosts_get_fewer_v_nodes_each_before_a_table_is_too_large():
+    cloud = Cloud(2, max_vnodes=250)
     cloud.hosts.append("h3")
     cloud.collect({}, times=3)
     published = ring_conversion.to_ring(cloud.decider.table, 1)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_common.model import ids
-from acstor_common.ring import hash_ring
 from acstor_common.wire import decision_messages
 from acstor_decision.core.membership import members
 
@@ -332,9 +331,8 @@ def test_in_a_lab_all_hosts_may_be_at_one_address_of_the_loopback():
         assert cloud.hear(sample(f"h{number}", address=f"127.0.0.1:{7200 + number}")) is None
 
 
-def test_there_is_no_room_for_more_hosts_than_a_table_has(monkeypatch):
-    monkeypatch.setattr(hash_ring, "MAX_HOSTS", 2)
-    cloud = Cloud()
+def test_there_is_no_room_for_more_hosts_than_a_table_has():
+    cloud = Cloud(hosts=2)
     cloud.collect("h1", "h2", times=2)
     assert cloud.hear(sample("h3", 3)) is R.FULL
     cloud.collect("h1", "h2")
