@@ -9,9 +9,9 @@ with each read. Random readers get no readahead. Unread bytes are bounded in two
 * all windows of the image, also of readers that stopped: 1/SHARE of what was read of it, because a
   booting guest begins and leaves many short runs.
 
-A window is a multiple of the reader's last read, so the next read finds its bytes in one piece. A
-copying program's window is refilled when half of it was read, so reads share requests. Readers of
-an image are identified by the offset where they stopped; the least recent one is forgotten.
+A window is a multiple of the reader's last read, so the next read finds its bytes in one piece. It
+is refilled when half of it was read, so several reads share a request. Readers of an image are
+identified by the offset where they stopped; the least recent one is forgotten.
 """
 
 import dataclasses
@@ -93,7 +93,7 @@ class ReadAhead:
             self._readers[stop] = reader
             return (0, 0)
         start = max(reader.fetched_to, stop)
-        if length >= COPY_READ_BYTES and start - stop > reader.window_bytes // 2:
+        if start - stop > reader.window_bytes // 2:
             self._readers[stop] = reader
             return (0, 0)
         reader.window_bytes = self._window_bytes(reader, stop, start - stop, length)

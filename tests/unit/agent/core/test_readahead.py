@@ -27,8 +27,15 @@ def test_window_grows_with_what_was_read_and_to_the_limit_at_most():
     ranges = read_in_order(readahead.ReadAhead(2 * MIB), 0, 3000)
     assert ranges[:2] == [(0, 0), (0, 0)]
     assert reach(ranges)[0] == readahead.FIRST_WINDOW_BYTES
-    assert max(reach(ranges)[:200]) == readahead.FREE_WINDOW_BYTES
+    assert max(reach(ranges[:200])) == readahead.FREE_WINDOW_BYTES
     assert max(reach(ranges)) == 2 * MIB
+
+
+def test_window_is_refilled_when_half_of_it_was_read():
+    ranges = read_in_order(readahead.ReadAhead(MIB), 0, 2000)[-1000:]
+    lengths = [stop - start for start, stop in ranges if stop]
+    assert set(lengths) == {MIB // 2}
+    assert len(lengths) == 1000 * READ // (MIB // 2)
 
 
 def test_limit_below_the_free_window_is_kept():
