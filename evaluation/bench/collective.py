@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from acstor_common.model import ids
+from acstor_decision.core import segment_length
 from evaluation.bench import harness
 from tests.lab import agents
 from tests.lab import image_server
@@ -103,7 +104,7 @@ class Cloud:
     """Hosts with agents, and an image server, joined by links of one rate.
 
     :param hosts: how many; they are called by their number, from 0
-    :param link_mbit: rate of every link, the image server's as well
+    :param link_mbit: rate of every link, the image server's as well; it gives the segment length
     :param groups: hosts that share a ring; a host in no group works alone
     :param without_agent: hosts on whose place on the ring no agent of ours runs
     """
@@ -121,6 +122,7 @@ class Cloud:
         self.images = images
         self._groups = groups
         self._without_agent = without_agent
+        self._segment_chunks = segment_length.chunks_for([int(link_mbit * 1e6 / 8)])
 
     @contextlib.contextmanager
     def running(self, **options: object) -> Iterator["Cloud"]:
@@ -154,7 +156,8 @@ class Cloud:
         rings = {}
         for group_no, group in enumerate(self._groups):
             path = net.run.folder / f"ring-{group_no}.json"
-            agents.write_ring([net.hosts[number] for number in sorted(group)], path)
+            members = [net.hosts[number] for number in sorted(group)]
+            agents.write_ring(members, path, segment_chunks=self._segment_chunks)
             rings.update(dict.fromkeys(group, path))
         return rings
 

@@ -45,19 +45,23 @@ DEFAULTS: Mapping[str, object] = {
 }
 
 
-def ring_of(hosts: Sequence[network.Host], epoch: int = 1) -> dict[str, Any]:
+def ring_of(
+    hosts: Sequence[network.Host], epoch: int = 1, segment_chunks: int = 1
+) -> dict[str, Any]:
     """Return a v-node table in which every one of ``hosts`` has the same weight."""
     entries = [
         {"host": host.name, "address": f"{host.address}:{PEER_PORT}", "vnodes": VNODES}
         for host in hosts
     ]
-    return {"version": 1, "epoch": epoch, "hosts": entries}
+    return {"version": 1, "epoch": epoch, "hosts": entries, "segment_chunks": segment_chunks}
 
 
-def write_ring(hosts: Sequence[network.Host], path: pathlib.Path, epoch: int = 1) -> pathlib.Path:
+def write_ring(
+    hosts: Sequence[network.Host], path: pathlib.Path, epoch: int = 1, segment_chunks: int = 1
+) -> pathlib.Path:
     """Write the table of :func:`ring_of` at once (readers see the old one or the new one)."""
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(ring_of(hosts, epoch)))
+    new.write_text(json.dumps(ring_of(hosts, epoch, segment_chunks)))
     return new.replace(path)
 
 
