@@ -68,8 +68,11 @@ class BootImageMaker:
         images: glance_client.GlanceClient,
         conf: cfg.ConfigOpts,
         modes: build_modes.BuildModes,
+        *,
+        cost_limits: preparation_budget.CostLimits = preparation_budget.COST_LIMITS,
     ) -> None:
         self._images, self._conf, self._modes = images, conf.acstor_glance, modes
+        self._cost_limits = cost_limits
         state_dir = glance_conf.state_dir(conf)
         self._leases = work_leases.WorkLeases(
             self._conf.coordination_url, state_dir, BOOT_IMAGE.value
@@ -205,6 +208,7 @@ class BootImageMaker:
             image_map.layout.stored.size_bytes,
             self._conf.max_expansion_ratio,
             preparation_budget.SPARE_S + longer_s,
+            limits=self._cost_limits,
         )
 
     @contextlib.contextmanager
@@ -292,7 +296,9 @@ class BootImageMaker:
     def _reserve(self, image: image_record.Image, output: pathlib.Path) -> None:
         """Charge a boot image to its project's quota; delete it if it does not fit."""
         count, size_bytes = output.stat().st_size, image.size_bytes
-        budget = preparation_budget.PreparationBudget(f"image {image.id}", size_bytes)
+        budget = preparation_budget.PreparationBudget(
+            f"image {image.id}", size_bytes, limits=self._cost_limits
+        )
         try:
             budget.check_artefact(BOOT_IMAGE, count)
             self._quota.reserve_bytes(image, count)

@@ -37,7 +37,7 @@ LOG = logging.getLogger(__name__)
 PASS_S = 5.0
 REPORT_S = 30.0
 """Interval of reports to the decision service that this listener runs."""
-MOST_A_PASS = 50
+IMAGES_PER_PASS = 50
 """Limit of images that one pass reads and changes."""
 MOST_FAILURES = 3
 """Images of a pass for which Glance may be unreachable before the pass ends.
@@ -103,9 +103,12 @@ class ProtectionReconciler:
         images: glance_client.GlanceClient,
         counters: metrics.ListenerMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        images_per_pass: int = IMAGES_PER_PASS,
     ) -> None:
         own = conf.acstor_glance
-        self.is_on = bool(own.protect_used_images)
+        self._images_per_pass = images_per_pass
+        self._is_enabled = bool(own.protect_used_images)
         self.needed: frozenset[str] = frozenset()
         """Images that hosts use without having fully cached them, by the last answer."""
         self._images, self._counters, self._clock = images, counters, clock
@@ -122,7 +125,7 @@ class ProtectionReconciler:
         self._unreported = log_once.LogOnce(LOG)
         self._stopping = threading.Event()
         if counters is not None:
-            counters.protects.set(int(self.is_on))
+            counters.protects.set(int(self._is_enabled))
 
     def start(self) -> None:
         """Start the thread."""
@@ -168,7 +171,7 @@ class ProtectionReconciler:
 
         :raises errors.ImageServiceError: the decision service or Glance is away, or refuses
         """
-        needed = _ask(self._service) if self.is_on else None
+        needed = _ask(self._service) if self._is_enabled else None
         self.needed = frozenset(needed.images if needed else ())
         with self._claimed() as is_ours:
             if not is_ours:
@@ -225,7 +228,7 @@ class ProtectionReconciler:
     def _each(self, image_ids: list[str], do: Callable[[str], None]) -> None:
         """Call ``do`` for some images; delay failed ones; raise if Glance is away."""
         failures = 0
-        for image_id in image_ids[:MOST_A_PASS]:
+        for image_id in image_ids[: self._images_per_pass]:
             try:
                 do(image_id)
             except errors.ImageServiceError as exc:

@@ -23,8 +23,8 @@ from acstor_glance.controller import message_verifier
 LOG = logging.getLogger(__name__)
 
 CA_FILE, SIGNERS_FILE = "ca.pem", "signers.pem"
-ASK_EVERY_S = 60.0
-ASK_AGAIN_S = 5.0
+REFRESH_S = 60.0
+RETRY_S = 5.0
 MAX_ANSWER_BYTES = 1 << 22
 """Longest answer: MAX_REVOKED hosts with the longest names fit."""
 
@@ -36,10 +36,13 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class TrustStore:
-    """Trusted keys, refreshed by a thread; thread-safe."""
+    """Trusted keys, refreshed by a thread; thread-safe.
 
-    def __init__(self, conf: cfg.ConfigOpts) -> None:
-        self._conf = conf
+    :param retry_s: delay after a failure
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, *, retry_s: float = RETRY_S) -> None:
+        self._conf, self._retry_s = conf, retry_s
         self._trust = message_verifier.NO_TRUST
         self._stopping = threading.Event()
         self._fault = log_once.LogOnce(LOG)
@@ -66,10 +69,10 @@ class TrustStore:
                 self._fault.log_warning(
                     f"whom to believe on the message bus is not known anew: {exc}"
                 )
-                wait_s = ASK_AGAIN_S
+                wait_s = self._retry_s
             else:
                 self._fault.log_warning("")
-                wait_s = ASK_EVERY_S
+                wait_s = REFRESH_S
 
     def refresh(self) -> None:
         """Read the keys once.

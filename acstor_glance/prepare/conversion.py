@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import IO
 from typing import Any
+from typing import NamedTuple
 
 from acstor_common import errors
 from acstor_common.image import artefacts
@@ -36,12 +37,8 @@ DRIVERS = {"vmdk": "vmdk", "vhd": "vpc", "vhdx": "vhdx", "vdi": "vdi"}
 
 MEMORY_BYTES = 2048 * geometry.MIB
 """Address space of qemu-img, which uses 100 MiB of it."""
-SPARE_BYTES = 64 * geometry.MIB
-SPARE_S = 60
 SLOWEST_BYTES_S = 4 * geometry.MIB
 """qemu-img compresses some 30 MiB per second of a processor."""
-_GROWTH = 2
-"""Data that was compressed with a longer window may grow."""
 NO_ROOM, TOO_LONG = os.strerror(errno.ENOSPC), os.strerror(errno.EFBIG)
 _ERROR_BYTES = 2048
 _INFO_BYTES = 256 * geometry.KIB
@@ -59,9 +56,28 @@ _MODE = 0o666
 _IMAGE, _MADE = "/image", "/made"
 
 
+class ConversionLimits(NamedTuple):
+    """Limits of qemu-img: ``growth * uploaded bytes + spare_bytes``, and time.
+
+    :param growth: data that was compressed with a longer window may grow
+    :param spare_s: processor seconds in addition to SLOWEST_BYTES_S
+    """
+
+    growth: int = 2
+    spare_bytes: int = 64 * geometry.MIB
+    spare_s: int = 60
+
+
+CONVERSION_LIMITS = ConversionLimits()
+
+
 @contextlib.contextmanager
 def convert_image(
-    image: image_record.Image, stored: IO[bytes], work: pathlib.Path, isolation: sandbox.Sandbox
+    image: image_record.Image,
+    stored: IO[bytes],
+    work: pathlib.Path,
+    isolation: sandbox.Sandbox,
+    limits: ConversionLimits = CONVERSION_LIMITS,
 ) -> Iterator[IO[bytes]]:
     """Yield the converted qcow2 file of an image.
 
@@ -82,7 +98,7 @@ def convert_image(
     with (work / "made").open("w+b") as made:
         os.fchmod(made.fileno(), _MODE)
         os.fchmod(stored.fileno(), _MODE)
-        job = _Job(name, DRIVERS[disk_format], stored, made, isolation)
+        job = _Job(name, DRIVERS[disk_format], stored, made, isolation, limits)
         _check_info(name, job.info(), job.image)
         job.convert()
         made.seek(0)
@@ -91,9 +107,16 @@ def convert_image(
 
 class _Job:
     def __init__(
-        self, name: str, driver: str, stored: IO[bytes], made: IO[bytes], isolation: sandbox.Sandbox
+        self,
+        name: str,
+        driver: str,
+        stored: IO[bytes],
+        made: IO[bytes],
+        isolation: sandbox.Sandbox,
+        limits: ConversionLimits,
     ) -> None:
         self._name, self._driver, self._isolation = name, driver, isolation
+        self._limits = limits
         self._fds = [stored.fileno(), made.fileno()]
         self._paths = [pathlib.Path(stored.name), pathlib.Path(made.name)]
         self._stored_bytes = os.fstat(stored.fileno()).st_size
@@ -104,7 +127,7 @@ class _Job:
     def info(self) -> dict[str, Any]:
         words = ["info", "-f", self._driver, "--output=json", self.image]
         with tempfile.TemporaryFile() as said:
-            self._run(words, said, _INFO_BYTES, SPARE_S)
+            self._run(words, said, _INFO_BYTES, self._limits.spare_s)
             said.seek(0)
             with contextlib.suppress(ValueError, RecursionError):
                 found = json.loads(said.read(_INFO_BYTES))
@@ -114,8 +137,8 @@ class _Job:
 
     def convert(self) -> None:
         words = ["convert", "-q", "-c", "-f", self._driver, "-O", artefacts.AS_CONVERTED]
-        most_bytes = _GROWTH * self._stored_bytes + SPARE_BYTES
-        longest_s = SPARE_S + self._stored_bytes // SLOWEST_BYTES_S
+        most_bytes = self._limits.growth * self._stored_bytes + self._limits.spare_bytes
+        longest_s = self._limits.spare_s + self._stored_bytes // SLOWEST_BYTES_S
         with tempfile.TemporaryFile() as said:
             self._run([*words, self.image, self._made], said, most_bytes, longest_s)
 
@@ -168,7 +191,8 @@ class _Job:
     def _too_much(self, longest_s: int) -> errors.LimitExceeded:
         why = (
             f"{QEMU_IMG} was ended: for its {self._stored_bytes} bytes it may take {longest_s} s "
-            f"and write {_GROWTH} times as much and {SPARE_BYTES // geometry.MIB} MiB"
+            f"and write {self._limits.growth} times as much and "
+            f"{self._limits.spare_bytes // geometry.MIB} MiB"
         )
         return errors.LimitExceeded(self._name, why, f"{preparation_budget.NOT_RETRIED}. {REMEDY}")
 

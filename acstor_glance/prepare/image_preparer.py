@@ -5,7 +5,6 @@ The result is recorded in the image's properties, for other listeners and operat
 while Glance is away.
 """
 
-import dataclasses
 import datetime
 import enum
 import logging
@@ -13,7 +12,6 @@ import os
 import pathlib
 from collections.abc import Callable
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import IO
 
 from oslo_config import cfg
@@ -45,19 +43,6 @@ LOG = logging.getLogger(__name__)
 CHUNK_MAP, CONVERTED = artefacts.Kind.CHUNK_MAP, artefacts.Kind.CONVERTED
 
 
-@dataclasses.dataclass(frozen=True)
-class NextStep:
-    """A step for each image that has its chunk map.
-
-    :param kind: the artefact that it publishes; images that have one are skipped
-    :param run: gets the image's current record, while its lease is held. An error of acstor's means
-        that the image has failed, and is retried later
-    """
-
-    kind: artefacts.Kind
-    run: Callable[[image_record.Image], None]
-
-
 Progress = Callable[[int], None]
 Begin = Callable[[str], bool]
 """Called with the project of an image to prepare; returns whether to begin now."""
@@ -81,7 +66,7 @@ class ImagePreparer:
 
     Methods raise errors.ImageServiceUnreachable if Glance or the coordination service is away.
 
-    :param after_chunk_map: steps after the chunk map, in order
+    :param chunk_bytes: size of the chunks; None: SERVICE_CHUNK_BYTES
     """
 
     def __init__(
@@ -89,15 +74,18 @@ class ImagePreparer:
         images: glance_client.GlanceClient,
         conf: cfg.ConfigOpts,
         counters: metrics.ListenerMetrics | None = None,
-        after_chunk_map: Sequence[NextStep] = (),
+        *,
+        chunk_bytes: int | None = None,
+        cost_limits: preparation_budget.CostLimits = preparation_budget.COST_LIMITS,
+        conversion_limits: conversion.ConversionLimits = conversion.CONVERSION_LIMITS,
     ) -> None:
         self._images, self._conf = images, conf.acstor_glance
         self._counters = counters or metrics.ListenerMetrics()
-        self._after_chunk_map = tuple(after_chunk_map)
-        kinds = [CHUNK_MAP, *(step.kind for step in after_chunk_map)]
+        self._chunk_bytes = chunk_bytes or prehash.SERVICE_CHUNK_BYTES
+        self._cost_limits, self._conversion_limits = cost_limits, conversion_limits
         convertible = tuple(self._conf.convert_formats)
-        versions = glance_client.FORMAT_VERSIONS
-        self.wanted = plan.DesiredArtefacts({kind: versions[kind] for kind in kinds}, convertible)
+        version = glance_client.FORMAT_VERSIONS[CHUNK_MAP]
+        self.wanted = plan.DesiredArtefacts({CHUNK_MAP: version}, convertible)
         state_dir = glance_conf.state_dir(conf)
         self.scopes = scope_lookup.ScopeLookup(images, conf)
         self._quota = artefact_quota.ArtefactQuota(images, conf)
@@ -196,10 +184,6 @@ class ImagePreparer:
         if is_forced or any(self._images.artefact_of(image, kind) is None for kind in needed):
             self._make_chunk_map(image, is_forced, progress)
         image = self._images.get_image(image_id)
-        for step in self._after_chunk_map:
-            if self._images.artefact_of(image, step.kind) is None:
-                step.run(image)
-                image = self._images.get_image(image_id)
         foreign = {
             kind.pointer: ""
             for kind in artefacts.Kind
@@ -245,16 +229,19 @@ class ImagePreparer:
                 self.spool.temporary_map() as file,
                 self._images.open_image_data(image.id) as pieces,
             ):
-                chunk_bytes = prehash.SERVICE_CHUNK_BYTES
                 stream_prehash.write_map(
-                    *(image, pieces, chunk_bytes, file, counted, naming, self.spool.folder),
+                    *(image, pieces, self._chunk_bytes, file, counted, naming, self.spool.folder),
                     budget=budget,
                 )
                 self._publish(image, file)
 
     def _budget(self, image: image_record.Image) -> preparation_budget.PreparationBudget:
-        size_bytes, ratio = image.size_bytes, self._conf.max_expansion_ratio
-        return preparation_budget.PreparationBudget(f"image {image.id}", size_bytes, ratio)
+        return preparation_budget.PreparationBudget(
+            f"image {image.id}",
+            image.size_bytes,
+            self._conf.max_expansion_ratio,
+            limits=self._cost_limits,
+        )
 
     def _convert(
         self,
@@ -275,7 +262,9 @@ class ImagePreparer:
                     )
                 progress(image.size_bytes)
                 isolation = sandbox.Sandbox(self._conf.builder_sandbox)
-                with conversion.convert_image(image, copied, work, isolation) as made:
+                with conversion.convert_image(
+                    image, copied, work, isolation, self._conversion_limits
+                ) as made:
                     self._publish_converted(image, made, work, naming, budget)
 
     def _reuse_conversion(
@@ -294,7 +283,7 @@ class ImagePreparer:
             with self.spool.temporary_map() as file:
                 with self._images.open_image_data(read.glance_id) as pieces:
                     stream_prehash.write_map(
-                        *(read.image, pieces, prehash.SERVICE_CHUNK_BYTES, file, progress),
+                        *(read.image, pieces, self._chunk_bytes, file, progress),
                         *(naming, work, read.other_hash, budget),
                     )
                 self._publish(image, file, read.image)
@@ -318,7 +307,7 @@ class ImagePreparer:
         as_read = artefacts.as_read(image, image_record.Image(size_bytes=size_bytes))
         with self.spool.temporary_map() as file:
             stream_prehash.write_map_of_file(
-                *(as_read, made, work, file, prehash.SERVICE_CHUNK_BYTES),
+                *(as_read, made, work, file, self._chunk_bytes),
                 naming=naming,
                 is_hashed=True,
                 budget=budget,
@@ -347,7 +336,7 @@ class ImagePreparer:
             map_path,
             image.id,
             disk_format=format_check.format_named(image.disk_format),
-            chunk_bytes=prehash.SERVICE_CHUNK_BYTES,
+            chunk_bytes=self._chunk_bytes,
             os_hash=image.os_hash,
             workers=prehash.SERVICE_THREADS,
             max_virtual_bytes=image_record.SERVED_VIRTUAL_BYTES,

@@ -61,10 +61,16 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
     """Task that makes the chunk map of the staged file."""
 
     def __init__(
-        self, name: str, image_id: ids.ImageId, wrapper: Any, conf: cfg.ConfigOpts
+        self,
+        name: str,
+        image_id: ids.ImageId,
+        wrapper: Any,
+        conf: cfg.ConfigOpts,
+        chunk_bytes: int = prehash.SERVICE_CHUNK_BYTES,
     ) -> None:
         super().__init__(name=name)
         self._image_id, self._wrapper, self._conf = image_id, wrapper, conf
+        self._chunk_bytes = chunk_bytes
 
     def execute(self, file_path: str, **_others: Any) -> None:
         """Make the chunk map; never raises, so the import continues."""
@@ -126,7 +132,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
                     spool.map_path(self._image_id),
                     self._image_id,
                     disk_format=disk_format,
-                    chunk_bytes=prehash.SERVICE_CHUNK_BYTES,
+                    chunk_bytes=self._chunk_bytes,
                     workers=prehash.SERVICE_THREADS,
                     max_virtual_bytes=image_record.SERVED_VIRTUAL_BYTES,
                     naming=naming,

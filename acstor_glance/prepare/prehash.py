@@ -45,12 +45,6 @@ from acstor_glance.prepare import image_file
 from acstor_glance.prepare import preparation_budget
 from acstor_glance.prepare import progress_log
 
-RECORD_BYTES = 32 * geometry.MIB
-"""Bytes of the image for one task of a thread and one entry of the log."""
-
-READ_BYTES = 512 * geometry.KIB
-PIECE_BYTES = 1 * geometry.MIB
-"""Bytes passed at a time to the thread that computes Glance's hash."""
 MAX_DEFAULT_WORKERS = 8
 SERVICE_CHUNK_BYTES = geometry.DEFAULT_CHUNK_BYTES
 """The chunk size of services, one for all: only chunks of equal size match."""
@@ -59,6 +53,22 @@ SERVICE_THREADS = 2
 
 Progress = Callable[[int], None]
 _T = TypeVar("_T")
+
+
+class BufferSizes(NamedTuple):
+    """Bytes of the image that are handled together.
+
+    :param record: for one task of a thread and one entry of the log
+    :param read: for one read
+    :param piece: passed at a time to the thread that computes Glance's hash
+    """
+
+    record: int = 32 * geometry.MIB
+    read: int = 512 * geometry.KIB
+    piece: int = geometry.MIB
+
+
+BUFFER_SIZES = BufferSizes()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,6 +102,7 @@ def prehash(
     naming: deduplication.Naming = deduplication.PLAIN,
     max_virtual_bytes: int = qcow2_header.MAX_VIRTUAL_BYTES,
     budget: preparation_budget.PreparationBudget | None = None,
+    sizes: BufferSizes = BUFFER_SIZES,
 ) -> Summary:
     """Write the chunk map of ``image`` to ``map_path``; resume a stopped run.
 
@@ -122,9 +133,8 @@ def prehash(
             guest = qcow2.Qcow2(source, max_virtual_bytes)
         cut = geometry.Geometry(guest.virtual_size, chunk_bytes)
         source.check_apart_from(path, _log_path(path))
-        job = _Job(
-            source, guest, cut, naming, budget or preparation_budget.PreparationBudget(source.name)
-        )
+        budget = budget or preparation_budget.PreparationBudget(source.name)
+        job = _Job(source, guest, cut, naming, budget, sizes)
         with _open_log(_log_path(path), job) as log:
             resumed_chunks = log.chunk_count
             os_hash = _hash(job, log, os_hash, hasher, workers or default_workers(), progress)
@@ -159,6 +169,7 @@ class _Job(NamedTuple):
     cut: geometry.Geometry
     naming: deduplication.Naming
     budget: preparation_budget.PreparationBudget
+    sizes: BufferSizes
 
 
 def _hash(
@@ -203,8 +214,8 @@ def _hash_rest(
     first = log.chunk_count * job.cut.chunk_bytes
     progress(min(first, size_bytes) * file_bytes // max(1, size_bytes))
     tasks = (
-        functools.partial(_hash_record, job, start, min(start + RECORD_BYTES, size_bytes))
-        for start in range(first, size_bytes, RECORD_BYTES)
+        functools.partial(_hash_record, job, start, min(start + job.sizes.record, size_bytes))
+        for start in range(first, size_bytes, job.sizes.record)
     )
     with contextlib.closing(_in_order(tasks, workers)) as records:
         for record in records:
@@ -238,7 +249,7 @@ def _hash_record(job: _Job, start: int, stop: int) -> progress_log.Record:
     part = job.guest.part_reader(start, stop, job.cut)
     if part.is_hole:
         return progress_log.Record(_zero_cids(job, stop - start))
-    buffer = bytearray(max(READ_BYTES, job.cut.chunk_bytes, job.guest.cluster_bytes))
+    buffer = bytearray(max(job.sizes.read, job.cut.chunk_bytes, job.guest.cluster_bytes))
     cids = bytearray()
     for offset in range(start, stop, len(buffer)):
         _hash_piece(job, part, buffer, offset, min(offset + len(buffer), stop), cids)
@@ -293,7 +304,7 @@ def _hash_whole(
 ) -> None:
     """Hash the chunks not in the log, and the whole file, reading once."""
     size_bytes = job.cut.size_bytes
-    zeros = bytes(PIECE_BYTES)
+    zeros = bytes(job.sizes.piece)
     cids = bytearray()
     free: list[bytearray] = []  # buffers that are hashed
     progress(0)
@@ -304,11 +315,11 @@ def _hash_whole(
             if piece.data:
                 hasher.update(piece.data)
             else:
-                for at in range(0, piece.length, PIECE_BYTES):
+                for at in range(0, piece.length, len(zeros)):
                     hasher.update(zeros[: piece.length - at])
             free.append(piece.buffer)
             cids += piece.cids
-            is_record = piece.stop % RECORD_BYTES == 0 or piece.stop == size_bytes
+            is_record = piece.stop % job.sizes.record == 0 or piece.stop == size_bytes
             if cids and is_record:
                 with image_file.system_error(log.path):
                     log.append_record(progress_log.Record(bytes(cids)))
@@ -319,7 +330,7 @@ def _hash_whole(
 def _piece_tasks(job: _Job, first: int, free: list[bytearray]) -> Iterator[Callable[[], _Piece]]:
     """Yield tasks that read and name a piece each; before ``first`` they only read."""
     size_bytes = job.cut.size_bytes
-    piece_bytes = min(max(PIECE_BYTES, job.cut.chunk_bytes), RECORD_BYTES)
+    piece_bytes = min(max(job.sizes.piece, job.cut.chunk_bytes), job.sizes.record)
     for start in range(0, size_bytes, piece_bytes):
         buffer = free.pop() if free else bytearray(piece_bytes)
         stop = min(start + piece_bytes, size_bytes)
@@ -394,12 +405,12 @@ def _open_log(path: pathlib.Path, job: _Job) -> progress_log.ProgressLog:
         job.cut,
         job.source.mtime_ns,
         job.source.inode,
-        RECORD_BYTES,
+        job.sizes.record,
         layout.DiskFormat.RAW if job.guest is job.source else layout.DiskFormat.QCOW2,
         job.naming.fingerprint,
     )
     with image_file.system_error(path):
-        return progress_log.ProgressLog(path, job.cut, RECORD_BYTES, header)
+        return progress_log.ProgressLog(path, job.cut, job.sizes.record, header)
 
 
 def _log_path(path: pathlib.Path) -> pathlib.Path:

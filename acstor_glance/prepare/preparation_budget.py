@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from acstor_common import errors
 from acstor_common.image import artefacts
@@ -20,13 +21,24 @@ SPARE_BYTES = 256 * geometry.MIB
 """Decoded bytes allowed to every image: a second of a processor."""
 SLOWEST_DECODER_BYTES_S = 16 * geometry.MIB
 """Decoded bytes per second of a processor; zlib and zstd yield 200 MiB."""
-SPARE_CPU_S = 1.0
 SLOWEST_BYTES_S = 1 * geometry.MIB
 """Uploaded bytes per second until the deadline, including a copy of the image."""
 SPARE_S = 300.0
-SPARE_ARTEFACT_BYTES = 64 * geometry.MIB
-"""Bytes allowed to every artefact: the chunk map of a disk of 128 GiB."""
 NOT_RETRIED = "It is not tried again by itself"
+
+
+class CostLimits(NamedTuple):
+    """Costs that are allowed to every image, however few bytes were uploaded.
+
+    :param spare_cpu_s: processor seconds for decoding
+    :param spare_artefact_bytes: length of an artefact; by default that of a 128 GiB disk's map
+    """
+
+    spare_cpu_s: float = 1.0
+    spare_artefact_bytes: int = 64 * geometry.MIB
+
+
+COST_LIMITS = CostLimits()
 
 
 class PreparationBudget:
@@ -46,7 +58,9 @@ class PreparationBudget:
         max_expansion_ratio: int = 1,
         spare_s: float = SPARE_S,
         clock: Callable[[], float] = time.monotonic,
+        limits: CostLimits = COST_LIMITS,
     ) -> None:
+        self._limits = limits
         self._what, self._uploaded_bytes, self._ratio = what, uploaded_bytes, max_expansion_ratio
         self._most_bytes = max(uploaded_bytes * max_expansion_ratio, SPARE_BYTES)
         self._clock, self._spare_s, self._began_s = clock, spare_s, clock()
@@ -88,7 +102,7 @@ class PreparationBudget:
                 f"To serve it, raise [acstor_glance] max_expansion_ratio ({self._ratio}) and "
                 "prepare it with --force",
             )
-        if total_s > SPARE_CPU_S + total_bytes / SLOWEST_DECODER_BYTES_S:
+        if total_s > self._limits.spare_cpu_s + total_bytes / SLOWEST_DECODER_BYTES_S:
             raise self._exceeded(
                 f"its clusters decode too slowly: {total_bytes} bytes in {total_s:.1f} s of a "
                 f"processor, and {SLOWEST_DECODER_BYTES_S // geometry.MIB} MiB a second are the "
@@ -99,7 +113,7 @@ class PreparationBudget:
 
     def check_artefact(self, kind: artefacts.Kind, count: int) -> None:
         """Check that an artefact is short, or not longer than the image."""
-        if count > max(self._uploaded_bytes, SPARE_ARTEFACT_BYTES):
+        if count > max(self._uploaded_bytes, self._limits.spare_artefact_bytes):
             raise self._exceeded(
                 f"its {kind.value} would have {count} bytes, and its {self._uploaded_bytes} bytes "
                 "do not allow that",

@@ -58,7 +58,7 @@ def write_image(path: pathlib.Path) -> None:
 
 def read_chunks(path: pathlib.Path, use: Callable[[memoryview], object]) -> None:
     """Read the file as pre-hashing does and give each chunk to ``use``."""
-    window = memoryview(bytearray(prehash.READ_BYTES))
+    window = memoryview(bytearray(prehash.BUFFER_SIZES.read))
     size = geometry.DEFAULT_CHUNK_BYTES
     chunks = [window[at : at + size] for at in range(0, len(window), size)]
     with path.open("rb", buffering=0) as file:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ from acstor_glance.prepare import prehash
 
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 CHUNK = 16384
+SIZES = prehash.BufferSizes(record=4 * CHUNK)
+OPTIONS: dict[str, Any] = {"chunk_bytes": CHUNK, "workers": 1, "sizes": SIZES}
 COMMAND = [
     sys.executable,
     "-c",
@@ -44,7 +47,7 @@ def run_killed_at(step: int, image: pathlib.Path, map_path: pathlib.Path) -> int
 
     sys.addaudithook(count)
     try:
-        prehash.prehash(image, map_path, IMAGE_ID, chunk_bytes=CHUNK, workers=1, progress=count)
+        prehash.prehash(image, map_path, IMAGE_ID, progress=count, **OPTIONS)
         os._exit(0)
     finally:
         os._exit(1)
@@ -60,8 +63,7 @@ def check(map_path: pathlib.Path, image: pathlib.Path) -> None:
 
 
 @pytest.fixture
-def image(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    monkeypatch.setattr(prehash, "RECORD_BYTES", 4 * CHUNK)
+def image(tmp_path: pathlib.Path) -> pathlib.Path:
     path = tmp_path / "image.raw"
     path.write_bytes(random.Random(5).randbytes(20 * CHUNK) + bytes(3 * CHUNK) + b"end")
     return path
@@ -78,7 +80,7 @@ def test_kill_at_any_step_leaves_a_right_map_or_none(image: pathlib.Path) -> Non
         if ended == 0:
             break
         assert ended == -signal.SIGKILL
-        prehash.prehash(image, map_path, IMAGE_ID, chunk_bytes=CHUNK, workers=1)
+        prehash.prehash(image, map_path, IMAGE_ID, **OPTIONS)
         check(map_path, image)
         assert sorted(path.name for path in image.parent.iterdir()) == ["image.acmap", "image.raw"]
     assert step > 15
@@ -110,7 +112,7 @@ def test_command_killed_at_random_goes_on_with_what_was_done(tmp_path: pathlib.P
         [*COMMAND, str(image), "--json"], capture_output=True, check=True, timeout=60
     )
     summary = json.loads(done.stdout)
-    assert summary["resumed_chunks"] * 65536 > 500 * prehash.RECORD_BYTES
+    assert summary["resumed_chunks"] * 65536 > 500 * prehash.BUFFER_SIZES.record
     assert summary["chunks"] - summary["zero_chunks"] == 16
     raw = image.with_suffix(".acmap").read_bytes()
     found = chunk_map.ChunkMap.parse(raw, "m", expected_stored_bytes=256 << 30)

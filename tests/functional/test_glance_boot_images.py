@@ -41,7 +41,7 @@ BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
 SOON = {tuned.RETRY_FIRST_S: 1, tuned.RECONCILE_INTERVAL_S: 2}
 
 
-def test_step_after_the_chunk_map_publishes_an_artefact_of_its_own(
+def test_better_boot_image_takes_the_place_of_an_earlier_one(
     glance: uploads.Images, listen: Listen
 ) -> None:
     listener = listen()
@@ -50,28 +50,21 @@ def test_step_after_the_chunk_map_publishes_an_artefact_of_its_own(
     listener.stop()
     conf = manage_command.load_conf(str(listener.conf_file))
     images = glance_client.connect(conf)
-    given: list[str] = []
 
-    def build(image: image_record.Image) -> None:
-        given.append(image.id)
-        file = io.BytesIO(b"a boot image" * len(given))
-        images.publish_artefact(BOOT_IMAGE, image, file, revision=len(given))
+    def publish(revision: int) -> image_record.Image:
+        file = io.BytesIO(b"a boot image" * revision)
+        images.publish_artefact(BOOT_IMAGE, images.get_image(image_id), file, revision=revision)
+        found = images.artefact_of(images.get_image(image_id), BOOT_IMAGE)
+        assert found is not None
+        return found
 
-    step = image_preparer.NextStep(BOOT_IMAGE, build)
-    preparing = image_preparer.ImagePreparer(images, conf, after_chunk_map=[step])
-    assert (
-        preparing.prepare_image(ids.parse_image_id(image_id))
-        is image_preparer.PreparationOutcome.PREPARED
-    )
+    first = publish(1)
+    preparing = image_preparer.ImagePreparer(images, conf)
     assert (
         preparing.prepare_image(ids.parse_image_id(image_id))
         is image_preparer.PreparationOutcome.NOTHING
     )
-    first = images.artefact_of(images.get_image(image_id), BOOT_IMAGE)
-    assert first is not None
-    build(images.get_image(image_id))  # a better one takes its place
-    second = images.artefact_of(images.get_image(image_id), BOOT_IMAGE)
-    assert second is not None
+    second = publish(2)
     assert (artefacts.revision_of(first), artefacts.revision_of(second)) == (1, 2)
     assert not glance.exists(first.id)
     assert len(glance.artefacts_of(image_id)) == 2

@@ -21,6 +21,7 @@ from tests.fakes import glance_records as records
 from tests.lab import runs
 
 WALLS = sandbox.Sandbox.BUBBLEWRAP
+LIMITS = conversion.ConversionLimits()
 DISK_BYTES = 12 * geometry.MIB + 512
 OPTIONS = {
     "vmdk": ["-O", "vmdk", "-o", "subformat=monolithicSparse"],
@@ -55,7 +56,11 @@ def made_of(disk: pathlib.Path, folder: pathlib.Path, kind: str) -> pathlib.Path
 
 
 def convert(
-    path: pathlib.Path, disk_format: str, work: pathlib.Path, isolation: sandbox.Sandbox = WALLS
+    path: pathlib.Path,
+    disk_format: str,
+    work: pathlib.Path,
+    isolation: sandbox.Sandbox = WALLS,
+    limits: conversion.ConversionLimits = LIMITS,
 ) -> pathlib.Path:
     """Convert an image; return the raw disk in what came of it."""
     image = records.image(disk_format=disk_format, size=path.stat().st_size)
@@ -64,7 +69,7 @@ def convert(
     with (work / "image").open("w+b") as stored:
         stored.write(path.read_bytes())
         stored.flush()
-        with conversion.convert_image(image, stored, work, isolation) as made:
+        with conversion.convert_image(image, stored, work, isolation, limits) as made:
             words = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw"]
             runs.tool([*words, made.name, raw])
             assert pathlib.Path(made.name).stat().st_size < 5 * geometry.MIB
@@ -150,26 +155,25 @@ def bomb(path: pathlib.Path, blocks: int = 512) -> pathlib.Path:
 
 
 def test_small_file_that_says_the_same_block_again_and_again_does_not_grow(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path,
 ) -> None:
     path = bomb(tmp_path / "bomb.vdi")
-    monkeypatch.setattr(conversion, "SPARE_BYTES", 4 * geometry.MIB)
+    limits = LIMITS._replace(spare_bytes=4 * geometry.MIB)
     began_s = time.monotonic()
     with pytest.raises(errors.LimitExceeded, match=r"write 2 times"):
-        convert(path, "vdi", tmp_path / "work")
-    assert time.monotonic() - began_s < conversion.SPARE_S
+        convert(path, "vdi", tmp_path / "work", limits=limits)
+    assert time.monotonic() - began_s < limits.spare_s
     assert max(one.stat().st_size for one in tmp_path.rglob("made")) <= 8 * geometry.MIB
 
 
 def test_conversion_that_takes_too_long_is_ended_and_leaves_no_process(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path,
 ) -> None:
     path = bomb(tmp_path / "bomb.vdi")
-    monkeypatch.setattr(conversion, "SPARE_S", 1)
-    monkeypatch.setattr(conversion, "SPARE_BYTES", 2048 * geometry.MIB)
+    limits = LIMITS._replace(spare_s=1, spare_bytes=2048 * geometry.MIB)
     began_s = time.monotonic()
     with pytest.raises(errors.LimitExceeded, match="was ended: for its"):
-        convert(path, "vdi", tmp_path / "work")
+        convert(path, "vdi", tmp_path / "work", limits=limits)
     assert time.monotonic() - began_s < 60
     runs.wait_for(lambda: not still_running(tmp_path), 10, "the end of it", lambda: str(tmp_path))
 

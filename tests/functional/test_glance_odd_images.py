@@ -177,7 +177,8 @@ def test_listener_killed_while_it_hashes_leaves_the_next_one_what_it_has_done(
     assert max(percents(first, image_id)) < 100
     assert glance.artefacts() == []
     (kept,) = (tmp_path / "state" / "maps").glob("*.part")
-    assert kept.stat().st_size >= 0.4 * LARGE_BYTES // prehash.RECORD_BYTES * RECORD_OF_ZEROS
+    records = 0.4 * LARGE_BYTES // prehash.BUFFER_SIZES.record
+    assert kept.stat().st_size >= records * RECORD_OF_ZEROS
     listen("second", **options)
     record = glance.wait_state(image_id)
     assert not kept.exists()

@@ -77,6 +77,7 @@ class World:
     ) -> None:
         self.glance, self.store, self.api, self.listener = glance, store, api, listener
         self.now_s = 1000.0
+        self.images_per_pass = protection_reconciler.IMAGES_PER_PASS
         listener.configure()
         self.conf = manage.load_conf(str(listener.conf_file))
         self.state_dir = glance_conf.state_dir(self.conf)
@@ -89,7 +90,10 @@ class World:
         self.images = Counted(images._client, images._find_project_id)
         self.images.asked = []
         self.guard = protection_reconciler.ProtectionReconciler(
-            self.conf, self.images, clock=lambda: self.now_s
+            self.conf,
+            self.images,
+            clock=lambda: self.now_s,
+            images_per_pass=self.images_per_pass,
         )
 
     def tell(self, *images_of_hosts: dict[str, decision_messages.HeldImage]) -> None:
@@ -361,10 +365,11 @@ def test_list_that_is_not_whole_gives_nothing_back(
 
 @pytest.mark.expect_log("it could not be protected; tried again soon")
 def test_glance_that_is_away_delays_and_a_pass_is_bounded(
-    glance: uploads.Images, guarded: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+    glance: uploads.Images, guarded: Callable[..., World]
 ) -> None:
-    monkeypatch.setattr(protection_reconciler, "MOST_A_PASS", 4)
     world = guarded(coordination_url="mysql://root@127.0.0.1:1/away")  # it is no reason to wait
+    world.images_per_pass = 4
+    world.restart()
     made = [glance.create().id for _ in range(6)]
     world.tell(dict.fromkeys(made, FILLING))
     glance.lab.glance.stop()

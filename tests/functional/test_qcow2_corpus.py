@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -32,9 +33,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def make_map(image: pathlib.Path) -> chunk_map.ChunkMap:
+OPTIONS: dict[str, Any] = {"disk_format": QCOW2, "chunk_bytes": CHUNK, "os_hash": SHA512}
+
+
+def make_map(image: pathlib.Path, **options: Any) -> chunk_map.ChunkMap:
     path = image.with_suffix(".acmap")
-    prehash.prehash(image, path, IMAGE_ID, disk_format=QCOW2, chunk_bytes=CHUNK, os_hash=SHA512)
+    prehash.prehash(image, path, IMAGE_ID, **OPTIONS, **options)
     return chunk_map.ChunkMap.parse(path.read_bytes(), str(path))
 
 
@@ -180,13 +184,11 @@ def test_a_raw_image_is_not_taken_for_qcow2_nor_the_other_way(tmp_path: pathlib.
         prehash.prehash(image, tmp_path / "m", IMAGE_ID)
 
 
-def test_a_run_that_was_stopped_goes_on(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prehash, "RECORD_BYTES", 1 << 18)
+def test_a_run_that_was_stopped_goes_on(tmp_path: pathlib.Path) -> None:
     variant = qcow2_corpus.Variant("stopped", "cluster_size=64k", 3 << 20, is_compressed=True)
     image = variant.make(tmp_path)
-    whole = make_map(image)
+    sizes = prehash.BufferSizes(record=1 << 18)
+    whole = make_map(image, sizes=sizes)
     expected = [whole.cid_of(number) for number in range(len(whole))]
     map_path, part = image.with_suffix(".acmap"), image.with_suffix(".acmap.part")
     map_path.unlink()
@@ -201,12 +203,12 @@ def test_a_run_that_was_stopped_goes_on(
         if len(seen) == 6:
             raise Stop
 
-    options = {"disk_format": QCOW2, "chunk_bytes": CHUNK, "os_hash": SHA512}
+    options = {**OPTIONS, "sizes": sizes}
     with pytest.raises(Stop):
-        prehash.prehash(image, map_path, IMAGE_ID, progress=stop, **options)  # type: ignore[arg-type]
+        prehash.prehash(image, map_path, IMAGE_ID, progress=stop, **options)
     assert part.exists() and not map_path.exists()
     del seen[:]
-    summary = prehash.prehash(image, map_path, IMAGE_ID, progress=seen.append, **options)  # type: ignore[arg-type]
+    summary = prehash.prehash(image, map_path, IMAGE_ID, progress=seen.append, **options)
     assert summary.resumed_chunks == 5 * (1 << 18) // CHUNK
     found = chunk_map.ChunkMap.parse(map_path.read_bytes(), "map")
     assert [found.cid_of(number) for number in range(len(found))] == expected

@@ -81,13 +81,11 @@ def test_image_beyond_the_quota_fails_and_is_tried_again(images, conf) -> None:
 
 
 @pytest.mark.expect_log("could not be prepared")
-def test_image_whose_chunk_map_is_longer_fails_for_good(images, conf, monkeypatch) -> None:
-    monkeypatch.setattr(preparation_budget, "SPARE_ARTEFACT_BYTES", 0)
+def test_image_whose_chunk_map_is_longer_fails_for_good(images, conf) -> None:
+    limits = preparation_budget.CostLimits(spare_artefact_bytes=0)
+    preparer = image_preparer.ImagePreparer(images, conf, cost_limits=limits)
     image = images.add(b"some bytes")
-    assert (
-        image_preparer.ImagePreparer(images, conf).prepare_image(ids.parse_image_id(image["id"]))
-        is Outcome.FAILED
-    )
+    assert preparer.prepare_image(ids.parse_image_id(image["id"])) is Outcome.FAILED
     assert "its 10 bytes do not allow that" in image["acstor_message"]
     assert image["acstor_retry"] == "1 never"
     assert list(images.list_artefacts()) == []

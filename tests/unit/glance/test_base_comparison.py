@@ -18,7 +18,6 @@ from acstor_glance.controller import image_reconciler
 from acstor_glance.dedup import base_comparison
 from acstor_glance.dedup import block_dedup
 from acstor_glance.prepare import image_preparer
-from acstor_glance.prepare import prehash
 from tests.fakes import glance_options
 from tests.fakes import memory_images
 
@@ -47,7 +46,7 @@ class World:
         conf = glance_options.conf(state_dir=folder, file_store_dirs=[str(folder)])
         self.conf = conf.acstor_glance
         self.images, self.counters = StoredImages(), metrics.ListenerMetrics()
-        self.preparer = image_preparer.ImagePreparer(self.images, conf)
+        self.preparer = image_preparer.ImagePreparer(self.images, conf, chunk_bytes=CHUNK)
         self.comparing = base_comparison.BaseComparer(self.images, conf, self.counters)
         self.set_option = lambda name, value: conf.set_override(name, value, "acstor_glance")
 
@@ -72,8 +71,7 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch):
-    monkeypatch.setattr(prehash, "SERVICE_CHUNK_BYTES", CHUNK)
+def world(tmp_path):
     return World(tmp_path)
 
 

@@ -106,9 +106,13 @@ def conf(tmp_path):
 
 @pytest.fixture
 def made(tmp_path, glance, conf):
-    folder = tmp_path / "state"
-    folder.mkdir()
-    return boot_image_maker.BootImageMaker(glance, conf, RECORDED)
+    return make(tmp_path, glance, conf)
+
+
+def make(tmp_path, glance, conf, modes=RECORDED, **limits):
+    (tmp_path / "state").mkdir()
+    cost_limits = preparation_budget.CostLimits(**limits)
+    return boot_image_maker.BootImageMaker(glance, conf, modes, cost_limits=cost_limits)
 
 
 def boot(*trace: int, host: str = "h1", image_id: str = IMAGE_ID, chunks: int = 24):
@@ -227,15 +231,18 @@ def test_killed_process_owes_images_and_leaves_nothing(glance, made, conf, tmp_p
 
 
 @pytest.fixture
-def slow(tmp_path, glance, monkeypatch):
+def slow(tmp_path, glance):
     """Let the image be one whose clusters decode slowly, of which there is a chunk map."""
     data = qcow2_bombs.slow(4 << 21)
-    monkeypatch.setattr(preparation_budget, "SPARE_CPU_S", 100.0)
+    patient = preparation_budget.CostLimits(spare_cpu_s=100.0)
     image = tmp_path / "slow"
     image.write_bytes(data)
     os_hash = chunk_map.OsHash("sha512", hashlib.sha512(data).digest())
     prehash.prehash(
-        *(image, tmp_path / "map", IMAGE_ID), disk_format=layout.DiskFormat.QCOW2, os_hash=os_hash
+        *(image, tmp_path / "map", IMAGE_ID),
+        disk_format=layout.DiskFormat.QCOW2,
+        os_hash=os_hash,
+        budget=preparation_budget.PreparationBudget("image", limits=patient),
     )
     glance.bytes = {IMAGE_ID: data, MAP_ID: (tmp_path / "map").read_bytes()}
     glance.image |= {
@@ -245,21 +252,19 @@ def slow(tmp_path, glance, monkeypatch):
         "acstor_state": "ready",
         "acstor_state_of": IMAGE_ID,
     }
-    monkeypatch.setattr(preparation_budget, "SPARE_CPU_S", 0.0)
 
 
 @pytest.mark.expect_log("its clusters decode too slowly")
-def test_boot_image_of_recorded_boots_costs_no_more_than_the_budget(glance, made, slow):
+def test_boot_image_of_recorded_boots_costs_no_more_than_the_budget(tmp_path, glance, conf, slow):
+    made = make(tmp_path, glance, conf, spare_cpu_s=0.0)
     made.add_trace(boot(0, 32, 64, 96, chunks=128))
     assert not made.make_boot_image(IMAGE_ID)
     assert glance.published == []
 
 
 def test_build_that_costs_too_much_fails_for_good(glance, tmp_path, conf, slow):
-    (tmp_path / "state").mkdir()
-    builds = boot_image_maker.BootImageMaker(
-        glance, conf, build_modes.BuildModes(builds=True, records=False)
-    )
+    modes = build_modes.BuildModes(builds=True, records=False)
+    builds = make(tmp_path, glance, conf, modes, spare_cpu_s=0.0)
     assert not builds.make_boot_image(IMAGE_ID)
     assert glance.image["acstor_boot_state"] == "failed"
     assert "decode too slowly" in glance.image["acstor_boot_message"]
@@ -289,8 +294,8 @@ def test_build_beyond_the_quota_of_its_project_is_tried_again_later(glance, tmp_
     assert glance.image["acstor_boot_retry"].startswith("1 2")
 
 
-def test_boot_image_is_no_longer_than_its_image(made, monkeypatch, tmp_path):
-    monkeypatch.setattr(preparation_budget, "SPARE_ARTEFACT_BYTES", 0)
+def test_boot_image_is_no_longer_than_its_image(glance, conf, tmp_path):
+    made = make(tmp_path, glance, conf, spare_artefact_bytes=0)
     output = tmp_path / "boot image"
     output.write_bytes(bytes(101))
     made._reserve(glance_records.image(size=101), output)

@@ -18,7 +18,8 @@ def info_of(tmp_path, monkeypatch):
         )
         with (tmp_path / "image").open("w+b") as stored, (tmp_path / "made").open("w+b") as made:
             isolation = sandbox.Sandbox.BUBBLEWRAP
-            job = conversion._Job("image x", "vmdk", stored, made, isolation)
+            limits = conversion.ConversionLimits()
+            job = conversion._Job("image x", "vmdk", stored, made, isolation, limits)
             conversion._check_info("image x", job.info(), job.image)
 
     return judge

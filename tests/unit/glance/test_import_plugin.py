@@ -11,6 +11,7 @@ from taskflow.patterns import linear_flow
 
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
+from acstor_common.model import ids
 from acstor_glance.prepare import import_plugin
 from acstor_glance.prepare import prehash
 from tests.fakes import glance_options
@@ -67,14 +68,19 @@ def staged(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def run(wrapper: Wrapper, staged: pathlib.Path) -> None:
     """Run the plugin's flow as Glance does, with the path that an earlier task provides."""
-    flow = linear_flow.Flow("import").add(
+    run_task(
         import_plugin.get_flow(
             image_id=records.IMAGE_ID,
             task_id="task",
             task_type="api_image_import",
             action_wrapper=wrapper,
-        )
+        ),
+        staged,
     )
+
+
+def run_task(task: Any, staged: pathlib.Path) -> None:
+    flow = linear_flow.Flow("import").add(task)
     taskflow.engines.run(flow, store={"file_path": f"file://{staged}"})
 
 
@@ -112,15 +118,14 @@ def test_empty_and_sparse_files_are_hashed(
     conf: cfg.ConfigOpts,
     staged: pathlib.Path,
     tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prehash, "SERVICE_CHUNK_BYTES", geometry.MAX_CHUNK_BYTES)
     for size_bytes in (0, 1 << 37):
         staged.write_bytes(b"")
         with staged.open("r+b") as file:
             file.truncate(size_bytes)
-        wrapper = Wrapper()
-        run(wrapper, staged)
+        wrapper, image_id = Wrapper(), ids.parse_image_id(records.IMAGE_ID)
+        large = geometry.MAX_CHUNK_BYTES
+        run_task(import_plugin.HashStaged("hash", image_id, wrapper, conf, large), staged)
         assert wrapper.properties["acstor_state"] == "hashed"
         [name] = waiting_maps(tmp_path)
         found = chunk_map.ChunkMap.parse((tmp_path / "state/maps" / name).read_bytes(), name)

@@ -25,15 +25,11 @@ from acstor_glance.prepare import progress_log
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 CHUNK = 16384
 RECORD = 4 * CHUNK
+SIZES = prehash.BufferSizes(record=RECORD)
 
 
 class Stop(Exception):
     """Ends a run from its progress callback, as a kill would."""
-
-
-@pytest.fixture(autouse=True)
-def small_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prehash, "RECORD_BYTES", RECORD)
 
 
 @pytest.fixture
@@ -65,7 +61,7 @@ def cids_of(path: pathlib.Path) -> list[ids.Cid]:
 
 
 def make(image: pathlib.Path, **options: object) -> prehash.Summary:
-    arguments = {"chunk_bytes": CHUNK, "workers": 2, **options}
+    arguments = {"chunk_bytes": CHUNK, "workers": 2, "sizes": SIZES, **options}
     return prehash.prehash(image, map_of(image), IMAGE_ID, **arguments)  # type: ignore[arg-type]
 
 
@@ -102,11 +98,8 @@ def test_every_chunk_gets_its_cid(image: pathlib.Path, chunk_bytes: int, workers
     assert {path.name for path in image.parent.iterdir()} == {"image.raw", "image.acmap"}
 
 
-def test_chunks_larger_than_a_read_are_hashed_whole(
-    image: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prehash, "READ_BYTES", CHUNK)
-    make(image, chunk_bytes=RECORD)
+def test_chunks_larger_than_a_read_are_hashed_whole(image: pathlib.Path) -> None:
+    make(image, chunk_bytes=RECORD, sizes=SIZES._replace(read=CHUNK))
     assert cids_of(map_of(image)) == expected_cids(image, RECORD)
 
 
@@ -146,7 +139,7 @@ def test_progress_rises_to_the_size_of_the_image(image: pathlib.Path) -> None:
 def test_open_file_is_hashed_and_its_position_kept(image: pathlib.Path) -> None:
     with image.open("rb") as file:
         file.seek(77)
-        prehash.prehash(file, map_of(image), IMAGE_ID, chunk_bytes=CHUNK)
+        prehash.prehash(file, map_of(image), IMAGE_ID, chunk_bytes=CHUNK, sizes=SIZES)
         assert file.tell() == 77 == os.lseek(file.fileno(), 0, os.SEEK_CUR)
     assert cids_of(map_of(image)) == expected_cids(image)
 
@@ -287,7 +280,7 @@ def test_other_chunk_size_is_started_over(image: pathlib.Path) -> None:
 def test_log_holds_between_runs_of_another_image_id_or_hash(image: pathlib.Path) -> None:
     stop_run(image)
     other = ids.parse_image_id("00000000-0000-4000-8000-000000000001")
-    summary = prehash.prehash(image, map_of(image), other, chunk_bytes=CHUNK)
+    summary = prehash.prehash(image, map_of(image), other, chunk_bytes=CHUNK, sizes=SIZES)
     assert summary.resumed_chunks == 20
     found = chunk_map.ChunkMap.parse(map_of(image).read_bytes(), "m", expected_image_id=other)
     assert len(found) == 44

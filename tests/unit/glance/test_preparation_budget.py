@@ -57,9 +57,10 @@ def test_artefact_is_no_longer_than_its_image() -> None:
     spent.check_artefact(CHUNK_MAP, 100 * MIB)
     with pytest.raises(errors.LimitExceeded, match="its chunk_map would have 104857601 bytes"):
         spent.check_artefact(CHUNK_MAP, 100 * MIB + 1)
-    made(1).check_artefact(CHUNK_MAP, preparation_budget.SPARE_ARTEFACT_BYTES)
+    spare_bytes = preparation_budget.CostLimits().spare_artefact_bytes
+    made(1).check_artefact(CHUNK_MAP, spare_bytes)
     with pytest.raises(errors.LimitExceeded, match="its 1 bytes do not allow that"):
-        made(1).check_artefact(CHUNK_MAP, preparation_budget.SPARE_ARTEFACT_BYTES + 1)
+        made(1).check_artefact(CHUNK_MAP, spare_bytes + 1)
 
 
 def test_location_that_drips_is_given_up_whatever_length_it_says() -> None:

@@ -45,10 +45,14 @@ def data(tmp_path: pathlib.Path) -> bytes:
 
 
 def handle(
-    images: memory_images.MemoryImages, conf: cfg.ConfigOpts, image: dict[str, Any], **how: bool
+    images: memory_images.MemoryImages,
+    conf: cfg.ConfigOpts,
+    image: dict[str, Any],
+    is_forced: bool = False,
+    **limits: Any,
 ) -> Outcome:
-    outcome = image_preparer.ImagePreparer(images, conf).prepare_image(
-        ids.parse_image_id(image["id"]), **how
+    outcome = image_preparer.ImagePreparer(images, conf, **limits).prepare_image(
+        ids.parse_image_id(image["id"]), is_forced=is_forced
     )
     assert list(pathlib.Path(conf.acstor_glance.state_dir, "maps").iterdir()) == []
     return outcome
@@ -142,13 +146,10 @@ def test_glance_that_goes_away_between_both_artefacts_leaves_neither_in_force(
 
 
 @pytest.mark.expect_log("could not be prepared")
-def test_conversion_that_takes_more_than_its_bytes_allow_fails_for_good(
-    images, conf, data, monkeypatch
-):
-    monkeypatch.setattr(conversion, "SPARE_BYTES", 0)
-    monkeypatch.setattr(conversion, "_GROWTH", 0)
+def test_conversion_that_takes_more_than_its_bytes_allow_fails_for_good(images, conf, data):
+    limits = conversion.ConversionLimits(growth=0, spare_bytes=0)
     image = images.add(data, disk_format="vdi")
-    assert handle(images, conf, image) is Outcome.FAILED
+    assert handle(images, conf, image, conversion_limits=limits) is Outcome.FAILED
     assert "qemu-img was ended" in image["acstor_message"]
     assert image["acstor_retry"] == "1 never"
     assert made_of(images, image) == set()

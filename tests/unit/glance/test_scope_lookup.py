@@ -18,7 +18,6 @@ from acstor_glance.client import scope_lookup
 from acstor_glance.controller import artefact_verifier
 from acstor_glance.prepare import image_preparer
 from acstor_glance.prepare import plan
-from acstor_glance.prepare import prehash
 from tests.fakes import glance_options
 from tests.fakes import glance_records
 from tests.fakes import memory_images
@@ -32,8 +31,7 @@ def data(*numbers: int) -> bytes:
 
 
 @pytest.fixture
-def conf(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> cfg.ConfigOpts:
-    monkeypatch.setattr(prehash, "SERVICE_CHUNK_BYTES", CHUNK)
+def conf(tmp_path: pathlib.Path) -> cfg.ConfigOpts:
     return glance_options.conf(state_dir=tmp_path)
 
 
@@ -41,7 +39,7 @@ def conf(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> cfg.ConfigO
 def preparer(
     images: memory_images.MemoryImages, conf: cfg.ConfigOpts
 ) -> image_preparer.ImagePreparer:
-    return image_preparer.ImagePreparer(images, conf)
+    return image_preparer.ImagePreparer(images, conf, chunk_bytes=CHUNK)
 
 
 def prepared(
@@ -98,7 +96,8 @@ def test_scope_cloud_names_private_images_for_all(
     images: memory_images.MemoryImages, conf: cfg.ConfigOpts
 ) -> None:
     conf.set_override("dedup_scope", "cloud", "acstor_glance")
-    found = prepared(image_preparer.ImagePreparer(images, conf), data(1), owner=A)
+    preparer = image_preparer.ImagePreparer(images, conf, chunk_bytes=CHUNK)
+    found = prepared(preparer, data(1), owner=A)
     assert names(found) == [ids.cid_of(data(1))]
     assert not list(images.list_artefacts(kind=artefacts.SCOPE_SECRET))  # none is needed
 

@@ -122,10 +122,9 @@ def test_what_it_does_not_say_leaves_what_was_known(conf, session, answer):
 
 
 @pytest.mark.expect_log("whom to believe on the message bus is not known anew: .*no route")
-def test_it_is_asked_again_until_it_answers(conf, session, monkeypatch, watched_log):
-    monkeypatch.setattr(trust_store, "ASK_AGAIN_S", 0.01)
+def test_it_is_asked_again_until_it_answers(conf, session, watched_log):
     session.answer = exceptions.ConnectFailure("no route")
-    knows = trust_store.TrustStore(conf)
+    knows = trust_store.TrustStore(conf, retry_s=0.01)
     knows.start()
     deadline_s = time.monotonic() + 10
     while len(session.asked) < 3 and time.monotonic() < deadline_s:
