@@ -50,6 +50,10 @@ class ListenerMetrics:
             "acstor_glance_queued_images", "Images in the queue of the workers"
         )
         self.working = self._gauge("acstor_glance_active_images", "Images in preparation")
+        self._add_protection()
+        self._add_boot_images()
+
+    def _add_protection(self) -> None:
         self.protections = self._counter(
             "acstor_glance_protection_changes", "Protections of images set or removed", ["change"]
         )
@@ -67,6 +71,7 @@ class ListenerMetrics:
             "Whether the listener protects needed images: 1, or 0",
         )
 
+    def _add_boot_images(self) -> None:
         self.boot_images_made = self._gauge(
             "acstor_glance_boot_image_method_enabled",
             "Whether this listener makes boot images by this method: 1, or 0",

@@ -110,27 +110,19 @@ def build(
 ) -> Summary:
     """Boot an image and write its boot image.
 
-    :param image: its file, as in Glance
     :param marker: regular expression for console output that ends the boot
     :param budget: limits of the cost; None: only slow decoders are refused
-    :raises errors.LimitExceeded: decoding the image costs more than ``budget``
     :raises errors.BootFailed: this firmware finds nothing to boot
-    :raises errors.Unusable: QEMU cannot be run, or takes too much
+    :raises errors.Unusable: QEMU cannot be run; it, or decoding the image, takes too much
     :raises errors.ChunkInvalid: the image is not that of the chunk map
-    :raises OSError: the image cannot be read, or the output not written
     """
     with image.open("rb") as file:
         _check_size(image, os.fstat(file.fileno()).st_size, image_map)
         disk = guest_disk.GuestDisk(file.fileno(), image_map, budget)
         _check_boot_code(image, disk, firmware)
+        limits = limits or boot_guest.GuestLimits()
         recording = record_boot(
-            disk,
-            image_map.geometry,
-            limits or boot_guest.GuestLimits(),
-            firmware,
-            marker,
-            isolation,
-            progress,
+            disk, image_map.geometry, limits, firmware, marker, isolation, progress
         )
         if recording.end is EndReason.NOTHING:
             raise _boot_failed(image, firmware)
@@ -138,15 +130,8 @@ def build(
     if not head.header.chunk_count:
         output.unlink()
         raise errors.BootFailed(str(image), "the guest read nothing: it does not boot")
-    return Summary(
-        str(output),
-        recording.end.value,
-        head.header.chunk_count,
-        head.raw_bytes,
-        head.size_bytes,
-        disk.size_bytes,
-        round(recording.seconds_s, 3),
-    )
+    counts = (head.header.chunk_count, head.raw_bytes, head.size_bytes, disk.size_bytes)
+    return Summary(str(output), recording.end.value, *counts, round(recording.seconds_s, 3))
 
 
 def _check_size(image: pathlib.Path, size_bytes: int, image_map: chunk_map.ChunkMap) -> None:

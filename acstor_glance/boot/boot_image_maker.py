@@ -27,7 +27,6 @@ from acstor_common.model import ids
 from acstor_common.util import atomic_file
 from acstor_common.wire import trace_message
 from acstor_glance import conf as glance_conf
-from acstor_glance import mapped_file
 from acstor_glance import sandbox
 from acstor_glance.boot import boot_builder
 from acstor_glance.boot import boot_guest
@@ -36,6 +35,7 @@ from acstor_glance.boot import guest_disk
 from acstor_glance.boot import predecessor_images
 from acstor_glance.boot import trace_store
 from acstor_glance.client import artefact_quota
+from acstor_glance.client import backing_images
 from acstor_glance.client import glance_client
 from acstor_glance.client import stored_bytes
 from acstor_glance.client import work_leases
@@ -351,16 +351,11 @@ class BootImageMaker:
 
     @contextlib.contextmanager
     def _chunk_map(self, image: image_record.Image) -> Iterator[chunk_map.ChunkMap]:
-        """Yield the image's chunk map, checked."""
         artefact = self._images.artefact_of(image, artefacts.Kind.CHUNK_MAP)
         if artefact is None:
             raise errors.Unusable(f"image {image.id}", "it has no chunk map")
-        with tempfile.TemporaryFile(dir=self._folder) as file:
-            with self._images.open_image_data(artefact.id) as pieces:
-                file.writelines(pieces)
-            with mapped_file.map_file(file) as view:
-                read = stored_bytes.find_stored_bytes(self._images, image)
-                yield artefacts.parse_chunk_map(read.image, view)
+        with backing_images.open_chunk_map(self._images, image, artefact, self._folder) as found:
+            yield found
 
     def _publish(
         self,

@@ -63,11 +63,6 @@ class NbdRecorder:
         self.client, self._connection = socket.socketpair()
         self._thread: threading.Thread | None = None
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the server is running."""
-        return self._thread is not None and self._thread.is_alive()
-
     def __enter__(self) -> Self:
         self._thread = supervision.start_once("recording-export", self._serve)
         return self

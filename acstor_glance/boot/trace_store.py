@@ -58,11 +58,6 @@ class TraceStore:
                 found.append(ids.parse_image_id(path.stem))
         return found
 
-    def remove(self, image_id: ids.ImageId) -> None:
-        """Delete the traces of an image."""
-        with self._lock:
-            self._path(image_id).unlink(missing_ok=True)
-
     def _path(self, image_id: ids.ImageId) -> pathlib.Path:
         return self._folder / f"{image_id}{ENDING}"
 

@@ -7,6 +7,7 @@ says that the owner of the image may read it.
 
 import contextlib
 import logging
+import pathlib
 import tempfile
 from collections.abc import Iterator
 
@@ -49,24 +50,37 @@ def chunk_map_of(
     if image is None or artefact is None:
         yield None
         return
-    with tempfile.TemporaryFile() as file:
+    with contextlib.ExitStack() as stack:
+        try:
+            found = stack.enter_context(open_chunk_map(images, image, artefact))
+        except (errors.ChunkMapFormatError, errors.Unusable) as exc:
+            LOG.warning("image %s: no deduplication with it: %s", image.id, exc)
+            found = None
+        yield found
+
+
+@contextlib.contextmanager
+def open_chunk_map(
+    images: glance_client.GlanceClient,
+    image: image_record.Image,
+    artefact: image_record.Image,
+    folder: pathlib.Path | None = None,
+) -> Iterator[chunk_map.ChunkMap]:
+    """Yield an image's chunk map, valid inside the block.
+
+    :param artefact: the chunk map in Glance
+    :param folder: for a temporary copy; None: the system's
+    :raises errors.ChunkMapFormatError: it is damaged, or of another image
+    :raises errors.Unusable: the image's conversion is missing
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
         with images.open_image_data(artefact.id) as pieces:
             file.writelines(pieces)
         with mapped_file.map_file(file) as view:
-            yield _parsed(images, image, view)
+            stored = stored_bytes.find_stored_bytes(images, image)
+            yield artefacts.parse_chunk_map(stored.image, view)
 
 
 def _members(images: glance_client.GlanceClient, image: image_record.Image) -> list[str]:
     is_shared = image.visibility == "shared"
     return images.list_members(image.id) if is_shared else []
-
-
-def _parsed(
-    images: glance_client.GlanceClient, image: image_record.Image, view: memoryview
-) -> chunk_map.ChunkMap | None:
-    try:
-        as_read = stored_bytes.find_stored_bytes(images, image).image
-        return artefacts.parse_chunk_map(as_read, view)
-    except (errors.ChunkMapFormatError, errors.Unusable) as exc:
-        LOG.warning("image %s: no deduplication with it: %s", image.id, exc)
-        return None

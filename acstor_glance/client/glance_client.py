@@ -201,22 +201,18 @@ class GlanceClient:
             for place in found or ()
         ]
 
-    def file_path(self, image_id: str) -> str:
-        """Return the path of the image's bytes in a file store; empty if not in one."""
-        try:
-            urls = [url for url, _store in self.list_locations(image_id)]
-        except errors.ImageServiceRefused:
-            return ""  # Glance is older, or hides locations from this user
-        return next((url.removeprefix("file://") for url in urls if url.startswith("file://")), "")
-
     def local_path(self, image: image_record.Image, folders: Sequence[str]) -> pathlib.Path | None:
         """Return an image's file if it is below one of ``folders`` and has its size."""
-        text = self.file_path(image.id) if folders else ""
-        path = pathlib.Path(text).resolve() if text else None
-        roots = [pathlib.Path(folder).resolve() for folder in folders]
-        if path is None or not any(path.is_relative_to(root) for root in roots):
+        try:
+            locations = self.list_locations(image.id) if folders else []
+        except errors.ImageServiceRefused:
+            return None  # Glance is older, or hides locations from this user
+        urls = (url for url, _store in locations if url.startswith("file://"))
+        if not (url := next(urls, "")):
             return None
-        is_whole = path.is_file() and path.stat().st_size == image.size_bytes
+        path = pathlib.Path(url.removeprefix("file://")).resolve()
+        is_below = any(path.is_relative_to(pathlib.Path(folder).resolve()) for folder in folders)
+        is_whole = is_below and path.is_file() and path.stat().st_size == image.size_bytes
         return path if is_whole else None
 
     @contextlib.contextmanager

@@ -43,5 +43,4 @@ def find_stored_bytes(images: glance_client.GlanceClient, image: image_record.Im
     found = images.artefact_of(image, CONVERTED)
     if found is None:
         raise errors.Unusable(f"image {image.id}", "nothing was converted", "Prepare it")
-    os_hash = found.os_hash
-    return StoredBytes(artefacts.as_read(image, found), found.id, os_hash)
+    return StoredBytes(artefacts.as_read(image, found), found.id, found.os_hash)

@@ -65,7 +65,8 @@ def _fault(
         for kind in artefacts.Kind:
             _check_pointer(images, image, kind)
         with tempfile.TemporaryFile() as stored:
-            _fetch(images, image.text(CHUNK_MAP.pointer), stored)
+            with images.open_image_data(image.text(CHUNK_MAP.pointer)) as pieces:
+                stored.writelines(pieces)
             with mapped_file.map_file(stored) as view:
                 read = stored_bytes.find_stored_bytes(images, image)
                 image_map = artefacts.parse_chunk_map(read.image, view)
@@ -104,12 +105,6 @@ def _check_pointer(
         return
     version = glance_client.FORMAT_VERSIONS[kind]
     artefacts.check_belongs(image, images.get_image(pointer), kind, images.project_id, version)
-
-
-def _fetch(images: glance_client.GlanceClient, artefact_id: str, file: io.BufferedIOBase) -> None:
-    with images.open_image_data(artefact_id) as pieces:
-        for piece in pieces:
-            file.write(piece)
 
 
 def _compare(

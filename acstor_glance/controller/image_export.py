@@ -13,7 +13,6 @@ import os
 import pathlib
 from collections.abc import Collection
 
-from acstor_common import errors
 from acstor_common.formats import boot_frames
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
@@ -21,6 +20,7 @@ from acstor_common.model import ids
 from acstor_common.util import atomic_file
 from acstor_glance.client import glance_client
 from acstor_glance.client import stored_bytes
+from acstor_glance.prepare import image_file
 from acstor_glance.prepare import image_preparer
 
 LOG = logging.getLogger(__name__)
@@ -109,8 +109,7 @@ def _write_image(
             progress(file.tell())
         file.truncate(file.tell())
         if hasher.digest() != os_hash.value:
-            why = f"its data does not have the {os_hash.algo} that Glance says"
-            raise errors.ContentMismatch(f"image {stored.image.id}", why)
+            raise image_file.hash_mismatch(f"image {stored.image.id}", os_hash)
 
 
 def _read(images: glance_client.GlanceClient, artefact_id: str) -> bytes:

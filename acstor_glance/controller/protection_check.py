@@ -12,6 +12,7 @@ from oslo_config import cfg
 from acstor_common import errors
 from acstor_common.wire import decision_messages
 from acstor_glance import deletion_protection
+from acstor_glance.client import decision_client
 from acstor_glance.client import glance_client
 from acstor_glance.controller import protection_reconciler
 
@@ -48,11 +49,10 @@ def check_protection(conf: cfg.ConfigOpts, images: glance_client.GlanceClient) -
         is_on,
         "" if is_on else "it is off: images that servers need can be deleted",
     )
+    service = decision_client.DecisionClient(conf)
     try:
-        needed, reported = (
-            protection_reconciler.fetch_needed(conf),
-            protection_reconciler.fetch_listeners(conf),
-        )
+        needed = protection_reconciler.fetch_needed(service)
+        reported = protection_reconciler.fetch_listeners(service)
     except errors.ImageServiceError as exc:
         yield Finding("decision service", False, f"nobody knows which images hosts need: {exc}")
         return

@@ -79,18 +79,13 @@ class Listeners(msgspec.Struct, frozen=True):
     listeners: list[Listener]
 
 
-def fetch_listeners(conf: cfg.ConfigOpts) -> list[Listener]:
+def fetch_listeners(service: decision_client.DecisionClient) -> list[Listener]:
     """Return the listeners that have reported."""
-    service = decision_client.DecisionClient(conf)
     return service.get("/v1/listeners", Listeners, MOST_BYTES).listeners
 
 
-def fetch_needed(conf: cfg.ConfigOpts) -> decision_messages.NeededImages:
+def fetch_needed(service: decision_client.DecisionClient) -> decision_messages.NeededImages:
     """Return the images that hosts need."""
-    return _ask(decision_client.DecisionClient(conf))
-
-
-def _ask(service: decision_client.DecisionClient) -> decision_messages.NeededImages:
     return service.get("/v1/needed-images", decision_messages.NeededImages, MOST_BYTES)
 
 
@@ -171,7 +166,7 @@ class ProtectionReconciler:
 
         :raises errors.ImageServiceError: the decision service or Glance is away, or refuses
         """
-        needed = _ask(self._service) if self._is_enabled else None
+        needed = fetch_needed(self._service) if self._is_enabled else None
         self.needed = frozenset(needed.images if needed else ())
         with self._claimed() as is_ours:
             if not is_ours:

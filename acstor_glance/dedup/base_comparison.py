@@ -146,16 +146,15 @@ class BaseComparer:
 
     def _share_files(self, files: _Files, maps: _Maps) -> int:
         """Share equal blocks of two files; return the number of bytes."""
-        pace = block_dedup.RateLimit(
-            self._conf.block_dedup_rate_mib_s * geometry.MIB, self._stopping.wait
-        )
+        bytes_s = self._conf.block_dedup_rate_mib_s * geometry.MIB
         with (
             block_dedup.open_stored_file(files[0], maps[0].layout.stored.size_bytes) as own_file,
             block_dedup.open_stored_file(files[1], maps[1].layout.stored.size_bytes) as base_file,
         ):
             block_bytes = block_dedup.block_bytes(own_file)
             ranges = common_ranges.find_ranges(*maps, block_bytes)
-            return block_dedup.share_blocks(own_file, base_file, ranges, pace)
+            wait = self._stopping.wait
+            return block_dedup.share_blocks(own_file, base_file, ranges, bytes_s, wait)
 
     def _path_of(self, image: image_record.Image) -> pathlib.Path | None:
         stored = stored_bytes.find_stored_bytes(self._images, image)

@@ -65,15 +65,19 @@ def share_blocks(
     image: int,
     base: int,
     ranges: Iterable[common_ranges.Range],
-    pace: "RateLimit",
+    bytes_s: int,
+    wait: Callable[[float], bool],
 ) -> int:
     """Share ranges of two files; return the number of bytes shared.
 
     :param image: a descriptor, as ``base`` is
+    :param bytes_s: limit of the rate; 0: none
+    :param wait: waits so many seconds; returns true to stop the work
     :raises errors.Unusable: the kernel refuses
     :raises Stopped: the wait was interrupted; shared blocks stay shared
     """
     shared_bytes = 0
+    limiter = rate_limiter.RateLimiter(bytes_s or math.inf, time.monotonic)
     for one in _calls(image, ranges):
         _read_ahead(image, base, one)
         try:
@@ -81,29 +85,13 @@ def share_blocks(
         except OSError as exc:
             why = _WHY.get(exc.errno or 0, str(exc.strerror))
             raise errors.Unusable("deduplication of an image with its backing image", why) from exc
-        pace.wait(one.length)
+        if wait(limiter.wait_s(one.length)):
+            raise Stopped
     return shared_bytes
 
 
 class Stopped(Exception):
     """The work was interrupted."""
-
-
-class RateLimit:
-    """Limits the rate; ``wait_s`` waits, and returns true to stop the work."""
-
-    def __init__(
-        self,
-        bytes_s: int,
-        wait_s: Callable[[float], bool],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._pace, self._wait_s = rate_limiter.RateLimiter(bytes_s or math.inf, clock), wait_s
-
-    def wait(self, done_bytes: int) -> None:
-        """Wait until more may be done; raises Stopped."""
-        if self._wait_s(self._pace.wait_s(done_bytes)):
-            raise Stopped
 
 
 def _calls(image: int, ranges: Iterable[common_ranges.Range]) -> Iterator[common_ranges.Range]:

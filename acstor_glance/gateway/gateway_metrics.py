@@ -79,6 +79,13 @@ class GatewayMetrics:
         self.limit = self._gauge(
             "acstor_gateway_reads_limit", "Limit of concurrent reads from a store"
         )
+        self._add_compositions()
+        for status in STATUSES:
+            self._requests.labels(str(status))
+        for service in SERVICES:
+            self._service_faults.labels(service)
+
+    def _add_compositions(self) -> None:
         self._compositions = self._counter(
             "acstor_gateway_compositions",
             "Flattened images, made from a backing image and a delta, by outcome",
@@ -99,10 +106,6 @@ class GatewayMetrics:
             self._compositions.labels(outcome)
         for part in COMPOSED_OF:
             self._composed_bytes.labels(part)
-        for status in STATUSES:
-            self._requests.labels(str(status))
-        for service in SERVICES:
-            self._service_faults.labels(service)
 
     def count_response(self, status: int) -> None:
         """Count an answer."""

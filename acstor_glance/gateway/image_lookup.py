@@ -249,8 +249,7 @@ def _image_of(image_id: ids.ImageId, record: image_record.Image) -> Image:
             {"Content-Range": "bytes */0"},
         )
     md5 = record.text("checksum").lower()
-    os_hash = record.os_hash
-    return Image(image_id, record.size_bytes, md5, disk_format_of(record), os_hash)
+    return Image(image_id, record.size_bytes, md5, disk_format_of(record), record.os_hash)
 
 
 def disk_format_of(record: image_record.Image) -> str:

@@ -43,7 +43,7 @@ def why_not_raw(head: bytes) -> str:
     :param head: the first INSPECTED_BYTES of the image, or all of a smaller one
     """
     try:
-        foreign = _formats_of(head) - RAW_FORMATS
+        foreign = {str(found) for found in _inspectors_of(head)} - RAW_FORMATS
     except Exception as e:  # oslo.utils raises any type: fuzzing found AttributeError
         return f"its format cannot be told: inspecting it ended in {type(e).__name__}"
     if not foreign:
@@ -92,10 +92,6 @@ def why_not_convertible(file: IO[bytes], disk_format: str) -> str:
     except Exception as e:  # as above
         return f"its format cannot be told: inspecting it ended in {type(e).__name__}"
     return ""
-
-
-def _formats_of(head: bytes) -> set[str]:
-    return {str(found) for found in _inspectors_of(head)}
 
 
 def _inspectors_of(head: bytes) -> list[format_inspector.FileInspector]:

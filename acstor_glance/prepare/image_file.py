@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from acstor_common import errors
+from acstor_common.formats import chunk_map
 from acstor_common.formats import layout
 from acstor_common.formats import local_file
 from acstor_common.formats import qcow2_header
@@ -111,6 +112,12 @@ class ImageFile:
         return ImageChanged(
             self.name, "changed while it was read", "Run again when nobody writes to it"
         )
+
+
+def hash_mismatch(name: str, os_hash: chunk_map.OsHash) -> errors.ContentMismatch:
+    """Return the error for bytes that do not have Glance's hash."""
+    why = f"its data does not have the {os_hash.algo} that Glance says"
+    return errors.ContentMismatch(name, why)
 
 
 class FileHash:

@@ -133,7 +133,7 @@ class ImagePreparer:
         elif todo.step is plan.Step.PREPARE or can_be_forced:
             if not begin(image.owner):
                 return PreparationOutcome.QUEUED
-            outcome = self._attempt(image, is_forced, progress or _no_progress)
+            outcome = self._attempt(image, is_forced, progress or (lambda done_bytes: None))
         else:
             is_waiting = todo.step is plan.Step.WAIT
             outcome = PreparationOutcome.WAITING if is_waiting else PreparationOutcome.NOTHING
@@ -256,10 +256,8 @@ class ImagePreparer:
                 return
             with (work / "image").open("w+b") as copied:
                 with self._images.open_image_data(image.id) as pieces:
-                    os_hash = image.os_hash
-                    stream_prehash.copy_stream(
-                        image, budget.enforce_deadline(pieces), copied, os_hash
-                    )
+                    in_time = budget.enforce_deadline(pieces)
+                    stream_prehash.copy_stream(image, in_time, copied, image.os_hash)
                 progress(image.size_bytes)
                 isolation = sandbox.Sandbox(self._conf.builder_sandbox)
                 with conversion.convert_image(
@@ -426,7 +424,3 @@ class ImagePreparer:
 
 def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
-
-
-def _no_progress(done_bytes: int) -> None:
-    """Ignore the progress."""

@@ -79,7 +79,10 @@ class MapSpool:
         """
         with self.temporary_map() as file:
             try:
-                with self._waiting(image.id) as buffer:
+                with (
+                    self.map_path(image.id).open("rb") as waiting,
+                    mapped_file.map_file(waiting) as buffer,
+                ):
                     found = chunk_map.ChunkMap.parse(
                         buffer,
                         str(self.map_path(image.id)),
@@ -88,8 +91,7 @@ class MapSpool:
                     )
                     is_usable = found.scope_keys == scope_keys
                     if is_usable:
-                        os_hash = image.os_hash
-                        file.writelines(chunk_map_writer.with_os_hash(found, buffer, os_hash))
+                        file.writelines(chunk_map_writer.with_os_hash(found, buffer, image.os_hash))
             except (FileNotFoundError, errors.ChunkMapFormatError):
                 is_usable = False
             if not is_usable:
@@ -97,9 +99,3 @@ class MapSpool:
                 return
             file.seek(0)
             yield file
-
-    @contextlib.contextmanager
-    def _waiting(self, image_id: ids.ImageId) -> Iterator[memoryview]:
-        with self.map_path(image_id).open("rb") as waiting:
-            with mapped_file.map_file(waiting) as view:
-                yield view

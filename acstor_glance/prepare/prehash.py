@@ -86,7 +86,7 @@ class Summary:
     os_hash_value: str
     disk_format: str
     stored_bytes: int
-    seconds_s: float
+    seconds_s: float = 0.0
 
 
 def prehash(
@@ -107,60 +107,27 @@ def prehash(
     """Write the chunk map of ``image`` to ``map_path``; resume a stopped run.
 
     :param image: a path, or an open file, whose position is restored
-    :param disk_format: the stated format; it is never guessed
     :param os_hash: the file's hash in Glance, to compare; without value: compute it
     :param workers: threads; by default one per core, at most 8
-    :param progress: called with the bytes of the file done, including an earlier run's unless a raw
-        image's hash is computed
-    :param naming: names the chunks; a map with scope keys is readable by its owner only
+    :param progress: called with the bytes of the file done
     :param max_virtual_bytes: limit of a qcow2 image's disk
     :param budget: limits of the cost; None: only slow decoders are refused
-    :raises errors.ContentMismatch: the file does not have ``os_hash``
-    :raises errors.NotRaw: the file has another format, or one that is never served
-    :raises errors.LimitExceeded: it costs more than ``budget`` allows
-    :raises errors.Unusable: the image cannot be read or changed; the map cannot be written, or
-        another process makes it
+    :raises errors.Unusable: the image or the map cannot be used, or another process makes the map;
+        ContentMismatch, NotRaw and LimitExceeded: the image is faulty
     :raises ValueError: an invalid chunk size or hash, or an unknown algorithm
     """
     started_s = time.monotonic()
-    progress = progress or (lambda done_bytes: None)
     path = pathlib.Path(map_path)
-    hasher = hashlib.new(os_hash.algo) if os_hash.algo else None
     with image_file.open_image(image) as source:
         source.check_format(disk_format)
         guest: image_file.ImageFile | qcow2.Qcow2 = source
         if disk_format is layout.DiskFormat.QCOW2:
             guest = qcow2.Qcow2(source, max_virtual_bytes)
         cut = geometry.Geometry(guest.virtual_size, chunk_bytes)
-        source.check_apart_from(path, _log_path(path))
         budget = budget or preparation_budget.PreparationBudget(source.name)
-        job = _Job(source, guest, cut, naming, budget, sizes)
-        with _open_log(_log_path(path), job) as log:
-            resumed_chunks = log.chunk_count
-            os_hash = _hash(job, log, os_hash, hasher, workers or default_workers(), progress)
-            stored = _stored(disk_format, source, log)
-            subject = chunk_map.Subject(image_id, cut, os_hash, naming.scope_keys, stored)
-            zero_chunks = _write_map(path, subject, log)
-            log.remove()
-    return Summary(
-        image_id=image_id,
-        map_path=str(path),
-        size_bytes=cut.size_bytes,
-        chunk_bytes=chunk_bytes,
-        chunks=cut.chunk_count,
-        zero_chunks=zero_chunks,
-        resumed_chunks=resumed_chunks,
-        os_hash_algo=os_hash.algo,
-        os_hash_value=os_hash.value.hex(),
-        disk_format=disk_format.glance_name,
-        stored_bytes=source.size_bytes,
-        seconds_s=time.monotonic() - started_s,
-    )
-
-
-def default_workers() -> int:
-    """Return one per available core, at most 8: then the disk is the limit."""
-    return min(len(os.sched_getaffinity(0)), MAX_DEFAULT_WORKERS)
+        job = _Job(source, guest, cut, naming, budget, sizes, workers or default_workers())
+        made = _make_map(job, path, image_id, os_hash, progress or (lambda done_bytes: None))
+    return dataclasses.replace(made, seconds_s=time.monotonic() - started_s)
 
 
 class _Job(NamedTuple):
@@ -170,6 +137,49 @@ class _Job(NamedTuple):
     naming: deduplication.Naming
     budget: preparation_budget.PreparationBudget
     sizes: BufferSizes
+    workers: int
+
+    @property
+    def disk_format(self) -> layout.DiskFormat:
+        is_raw = self.guest is self.source
+        return layout.DiskFormat.RAW if is_raw else layout.DiskFormat.QCOW2
+
+
+def _make_map(
+    job: _Job,
+    path: pathlib.Path,
+    image_id: ids.ImageId,
+    os_hash: chunk_map.OsHash,
+    progress: Progress,
+) -> Summary:
+    source, cut = job.source, job.cut
+    hasher = hashlib.new(os_hash.algo) if os_hash.algo else None
+    source.check_apart_from(path, _log_path(path))
+    with _open_log(_log_path(path), job) as log:
+        resumed_chunks = log.chunk_count
+        os_hash = _hash(job, log, os_hash, hasher, progress)
+        stored = _stored(job.disk_format, source, log)
+        subject = chunk_map.Subject(image_id, cut, os_hash, job.naming.scope_keys, stored)
+        zero_chunks = _write_map(path, subject, log)
+        log.remove()
+    return Summary(
+        image_id=image_id,
+        map_path=str(path),
+        size_bytes=cut.size_bytes,
+        chunk_bytes=cut.chunk_bytes,
+        chunks=cut.chunk_count,
+        zero_chunks=zero_chunks,
+        resumed_chunks=resumed_chunks,
+        os_hash_algo=os_hash.algo,
+        os_hash_value=os_hash.value.hex(),
+        disk_format=job.disk_format.glance_name,
+        stored_bytes=source.size_bytes,
+    )
+
+
+def default_workers() -> int:
+    """Return one per available core, at most 8: then the disk is the limit."""
+    return min(len(os.sched_getaffinity(0)), MAX_DEFAULT_WORKERS)
 
 
 def _hash(
@@ -177,7 +187,6 @@ def _hash(
     log: progress_log.ProgressLog,
     os_hash: chunk_map.OsHash,
     hasher: "hashlib._Hash | None",
-    workers: int,
     progress: Progress,
 ) -> chunk_map.OsHash:
     """Hash the chunks that are not in the log, and the file; return the file's hash.
@@ -186,9 +195,9 @@ def _hash(
     """
     try:
         if hasher is not None and job.guest is job.source:
-            _hash_whole(job, log, hasher, workers, progress)
+            _hash_whole(job, log, hasher, progress)
         else:
-            _hash_rest(job, log, hasher, workers, progress)
+            _hash_rest(job, log, hasher, progress)
         job.source.check_unchanged()
         return _checked(os_hash, hasher, job.source.name)
     except (
@@ -205,7 +214,6 @@ def _hash_rest(
     job: _Job,
     log: progress_log.ProgressLog,
     hasher: "hashlib._Hash | None",
-    workers: int,
     progress: Progress,
 ) -> None:
     """Hash the records that are not in the log, and the file with ``hasher``."""
@@ -217,7 +225,7 @@ def _hash_rest(
         functools.partial(_hash_record, job, start, min(start + job.sizes.record, size_bytes))
         for start in range(first, size_bytes, job.sizes.record)
     )
-    with contextlib.closing(_in_order(tasks, workers)) as records:
+    with contextlib.closing(_in_order(tasks, job.workers)) as records:
         for record in records:
             with image_file.system_error(log.path):
                 log.append_record(record)
@@ -299,7 +307,6 @@ def _hash_whole(
     job: _Job,
     log: progress_log.ProgressLog,
     hasher: "hashlib._Hash",
-    workers: int,
     progress: Progress,
 ) -> None:
     """Hash the chunks not in the log, and the whole file, reading once."""
@@ -310,7 +317,7 @@ def _hash_whole(
     progress(0)
     first = log.chunk_count * job.cut.chunk_bytes
     tasks = _piece_tasks(job, first, free)
-    with contextlib.closing(_in_order(tasks, max(1, workers - 1))) as pieces:
+    with contextlib.closing(_in_order(tasks, max(1, job.workers - 1))) as pieces:
         for piece in pieces:
             if piece.data:
                 hasher.update(piece.data)
@@ -354,9 +361,7 @@ def _checked(
     if hasher is None:
         return os_hash
     if os_hash.value and hasher.digest() != os_hash.value:
-        raise errors.ContentMismatch(
-            name, f"its data does not have the {os_hash.algo} that Glance says"
-        )
+        raise image_file.hash_mismatch(name, os_hash)
     return chunk_map.OsHash(os_hash.algo, hasher.digest())
 
 
@@ -406,7 +411,7 @@ def _open_log(path: pathlib.Path, job: _Job) -> progress_log.ProgressLog:
         job.source.mtime_ns,
         job.source.inode,
         job.sizes.record,
-        layout.DiskFormat.RAW if job.guest is job.source else layout.DiskFormat.QCOW2,
+        job.disk_format,
         job.naming.fingerprint,
     )
     with image_file.system_error(path):

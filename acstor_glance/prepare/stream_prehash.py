@@ -51,14 +51,10 @@ def write_map(
 ) -> None:
     """Write the chunk map of ``image`` to ``file``.
 
-    :param progress: called with the bytes of the image done
     :param folder: for the copy of a qcow2 image; None: the system's temporary folder
-    :param bytes_hash: Glance's hash of a conversion, which ``pieces`` are of; the map has the
-        image's
+    :param bytes_hash: Glance's hash of a conversion, if ``pieces`` are of one
     :param budget: limits of the cost; None: only slow decoders are refused
-    :raises errors.LimitExceeded: it costs more
-    :raises errors.NotRaw: the bytes have another format than Glance states, or an unsafe one
-    :raises errors.Unusable: they do not have Glance's hash, or space is missing
+    :raises errors.Unusable: as in :func:`prehash.prehash`, or space is missing
     :raises errors.ImageServiceUnreachable: the stream has another length than Glance states
     """
     if budget is not None:
@@ -130,8 +126,7 @@ def write_map_of_file(
             return
         with mapped_file.map_file(made) as view:
             found = chunk_map.ChunkMap.parse(view, str(map_path))
-            os_hash = image.os_hash
-            file.writelines(chunk_map_writer.with_os_hash(found, view, os_hash))
+            file.writelines(chunk_map_writer.with_os_hash(found, view, image.os_hash))
 
 
 def copy_stream(
@@ -162,7 +157,7 @@ def copy_stream(
         raise _differs(name, f"{done_bytes} of {size_bytes}")
     copied.flush()
     if hasher is not None and bytes_hash is not None and hasher.digest() != bytes_hash.value:
-        raise _wrong_bytes(name, bytes_hash)
+        raise image_file.hash_mismatch(name, bytes_hash)
 
 
 def _cids_on_the_way(
@@ -192,7 +187,7 @@ def _cids_on_the_way(
     if done_bytes < cut.size_bytes:
         raise _differs(name, f"{done_bytes} of {cut.size_bytes}")
     if hasher.digest() != os_hash.value:
-        raise _wrong_bytes(name, os_hash)
+        raise image_file.hash_mismatch(name, os_hash)
 
 
 def _buffers(pieces: Iterator[bytes]) -> Iterator[tuple[bytearray, int]]:
@@ -222,11 +217,6 @@ def _check_raw(name: str, head: bytes) -> None:
     why = format_check.why_not_raw(head)
     if why:
         raise errors.NotRaw(name, why, "Upload it under its own disk format, or convert it")
-
-
-def _wrong_bytes(name: str, os_hash: chunk_map.OsHash) -> errors.ContentMismatch:
-    why = f"its data does not have the {os_hash.algo} that Glance says"
-    return errors.ContentMismatch(name, why)
 
 
 def _differs(name: str, came: str) -> errors.ImageServiceUnreachable:

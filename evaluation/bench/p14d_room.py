@@ -152,7 +152,7 @@ def share(image: composed_lines.Image, base: composed_lines.Image, bytes_s: int)
         block_dedup.open_stored_file(base.path, base.path.stat().st_size) as below,
     ):
         ranges = common_ranges.find_ranges(own_map, base_map, block_dedup.block_bytes(own))
-        return block_dedup.share_blocks(own, below, ranges, block_dedup.RateLimit(bytes_s, _wait))
+        return block_dedup.share_blocks(own, below, ranges, bytes_s, _wait)
 
 
 def _wait(seconds: float) -> bool:

@@ -354,7 +354,7 @@ def test_list_that_is_not_whole_gives_nothing_back(
     told = world.store.needed_images(0.0, 0.0, 0)
     assert (told.image_ids, told.is_complete) == ([], False)
     cut = decision_messages.NeededImages([], False, time.time(), 1.0, 3, time.time())
-    monkeypatch.setattr(protection_reconciler, "_ask", lambda _: cut)
+    monkeypatch.setattr(protection_reconciler, "fetch_needed", lambda _: cut)
     world.make_passes(4 * deletion_protection.UNNEEDED_S)
     assert world.standing(image_id) == "acstor"
     assert not_guaranteed(world) == {

@@ -43,12 +43,11 @@ def store(xfs, request):
 def share(image, base, ranges=None, bytes_s=FAST, wait_s=lambda _: False):
     """Let two paths share; by default all of them."""
     ranges = [Range(0, 0, base.stat().st_size)] if ranges is None else ranges
-    pace = block_dedup.RateLimit(bytes_s, wait_s)
     with (
         block_dedup.open_stored_file(image, image.stat().st_size) as own,
         block_dedup.open_stored_file(base, base.stat().st_size) as below,
     ):
-        return block_dedup.share_blocks(own, below, ranges, pace)
+        return block_dedup.share_blocks(own, below, ranges, bytes_s, wait_s)
 
 
 def share_images(image, base):
@@ -221,7 +220,6 @@ from acstor_glance.dedup import common_ranges, block_dedup
 image, base = sys.argv[1:3]
 length, bytes_s, user = map(int, sys.argv[3:])
 ranges = [common_ranges.Range(0, 0, length)]
-pace = block_dedup.RateLimit(bytes_s, lambda s: time.sleep(s))
 opened = block_dedup.open_stored_file
 with opened(image, length) as own, opened(base, length) as below:
     os.setgroups([])
@@ -229,7 +227,7 @@ with opened(image, length) as own, opened(base, length) as below:
     os.setuid(user)
     print("began", flush=True)
     try:
-        print(block_dedup.share_blocks(own, below, ranges, pace))
+        print(block_dedup.share_blocks(own, below, ranges, bytes_s, time.sleep))
     except errors.Unusable as e:
         print(e)
 """

@@ -133,7 +133,7 @@ def test_base_without_a_chunk_map_tells_nothing(world):
 def test_files_share_as_fast_as_an_operator_lets_them(stored, monkeypatch):
     asked = []
 
-    def share(image, base, ranges, pace):
+    def share(image, base, ranges, bytes_s, wait):
         asked.extend(ranges)
         return 4096
 

@@ -166,7 +166,7 @@ def test_rubbish_ends_the_connection_and_the_export_ends_in_time(tmp_path, raw, 
         client.link.shutdown(socket.SHUT_WR)
         while client.link.recv(4096):
             pass
-    assert not server.export.is_running
+    assert not server.export._thread.is_alive()
 
 
 def test_export_that_nobody_uses_ends(tmp_path):
@@ -175,4 +175,4 @@ def test_export_that_nobody_uses_ends(tmp_path):
         disk = Disk(image.fileno())
         with nbd_recorder.NbdRecorder(disk, SIZE, lambda *_: None) as export:
             pass
-        assert not export.is_running
+        assert not export._thread.is_alive()
