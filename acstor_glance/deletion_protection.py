@@ -57,8 +57,8 @@ class Change(enum.StrEnum):
     """A change of an image's protection or tags."""
 
     SET = "set"
-    TAKE_BACK = "taken back"
-    NOTE = "was taken back by somebody, which is noted"
+    REMOVE = "removed"
+    RECORD_REMOVAL = "was removed by a user, which is recorded"
 
 
 def tags_after(
@@ -71,19 +71,19 @@ def tags_after(
     """
     of_image = _of_image(image, project_id)
     now = datetime.datetime.fromtimestamp(math.ceil(now_s), datetime.UTC)
-    words = {Change.SET: artefacts.PROTECTED, Change.NOTE: artefacts.UNPROTECTED}
+    words = {Change.SET: artefacts.PROTECTED, Change.RECORD_REMOVAL: artefacts.UNPROTECTED}
     added = [words[change] + of_image + now.isoformat()] if change in words else []
-    return [*tags_of(image, project_id), *added]
+    return [*tags_without_marks(image, project_id), *added]
 
 
-def tags_of(image: image_record.Image, project_id: str) -> list[str]:
+def tags_without_marks(image: image_record.Image, project_id: str) -> list[str]:
     """Return an image's tags without acstor's own."""
     words = (artefacts.PROTECTED, artefacts.UNPROTECTED)
     own = tuple(word + _of_image(image, project_id) for word in words)
     return [tag for tag in image.tags if not tag.startswith(own)]
 
 
-def marked_s(image: image_record.Image, project_id: str) -> float | None:
+def protection_time_s(image: image_record.Image, project_id: str) -> float | None:
     """Return when acstor protected an image: None without mark, 0 if unreadable."""
     own = artefacts.PROTECTED + _of_image(image, project_id)
     marks = [tag.removeprefix(own) for tag in image.tags if tag.startswith(own)]
@@ -99,7 +99,7 @@ def _of_image(image: image_record.Image, project_id: str) -> str:
     return f"{image.id},{project_id},"
 
 
-def _is_noted(image: image_record.Image, project_id: str) -> bool:
+def _has_removal_tag(image: image_record.Image, project_id: str) -> bool:
     own = artefacts.UNPROTECTED + _of_image(image, project_id)
     return any(tag.startswith(own) for tag in image.tags)
 
@@ -110,49 +110,51 @@ def protection_of(image: image_record.Image | None, project_id: str) -> Protecti
         return ProtectionStatus.GONE
     if artefacts.is_left_alone(image, project_id):
         return ProtectionStatus.ARTEFACT
-    is_noted = _is_noted(image, project_id)
-    is_marked = marked_s(image, project_id) is not None
+    has_removal_tag = _has_removal_tag(image, project_id)
+    is_marked = protection_time_s(image, project_id) is not None
     if image.is_protected:
-        return ProtectionStatus.OURS if is_marked and not is_noted else ProtectionStatus.OTHERS
-    return ProtectionStatus.DECLINED if is_marked or is_noted else ProtectionStatus.FREE
+        return (
+            ProtectionStatus.OURS if is_marked and not has_removal_tag else ProtectionStatus.OTHERS
+        )
+    return ProtectionStatus.DECLINED if is_marked or has_removal_tag else ProtectionStatus.FREE
 
 
 def is_newly_declined(image: image_record.Image, project_id: str) -> bool:
     """Return whether a user removed acstor's protection and no tag records it yet."""
     is_declined = protection_of(image, project_id) is ProtectionStatus.DECLINED
-    return is_declined and not _is_noted(image, project_id)
+    return is_declined and not _has_removal_tag(image, project_id)
 
 
 class ProtectionState:
     """Protection of images needed or protected; ``now_s`` is of a monotonic clock."""
 
     def __init__(self) -> None:
-        self._told = decision_messages.NeededImages([], False, None, None, 0, 0.0)
-        self._told_at_s = float("-inf")
+        self._answer = decision_messages.NeededImages([], False, None, None, 0, 0.0)
+        self._answered_at_s = float("-inf")
         self._needed: dict[str, None] = {}  # in the order in which they became needed
         self._known: dict[str, ProtectionStatus] = {}
         self._marked_s: dict[str, float] = {}
         self._unneeded_since: dict[str, float] = {}
-        self._again: dict[str, float] = {}
-        self._to_note: set[str] = set()
+        self._recheck_at: dict[str, float] = {}
+        self._to_record: set[str] = set()
 
-    def set_needed(self, told: decision_messages.NeededImages, now_s: float) -> None:
+    def set_needed(self, answer: decision_messages.NeededImages, now_s: float) -> None:
         """Store an answer of the decision service."""
-        needed = dict.fromkeys(told.images)
+        needed = dict.fromkeys(answer.images)
         before = {image_id: None for image_id in self._needed if image_id in needed}
-        if not told.is_complete or now_s - self._told_at_s > ANSWER_GAP_S:
+        if not answer.is_complete or now_s - self._answered_at_s > ANSWER_GAP_S:
             self._unneeded_since.clear()  # answers in between may have had them
-        self._told, self._needed, self._told_at_s = told, before | needed, now_s
+        self._answer, self._needed, self._answered_at_s = answer, before | needed, now_s
         self._settle(now_s)
 
-    def set_protected(self, ours: Mapping[str, float], now_s: float) -> None:
+    def set_protected(self, protected_at: Mapping[str, float], now_s: float) -> None:
         """Store all images that acstor protects, with their times; recheck the others."""
-        rest = {one: is_now for one, is_now in self._known.items() if one not in ours}
+        rest = {one: status for one, status in self._known.items() if one not in protected_at}
         for image_id in rest:
-            self._again.setdefault(image_id, now_s)
-        self._known = {**rest, **dict.fromkeys(ours, ProtectionStatus.OURS)}
-        self._marked_s |= ours
-        self._to_note &= rest.keys()
+            self._recheck_at.setdefault(image_id, now_s)
+        self._known = {**rest, **dict.fromkeys(protected_at, ProtectionStatus.OURS)}
+        self._marked_s |= protected_at
+        self._to_record &= rest.keys()
         self._settle(now_s)
 
     def update_image(
@@ -162,31 +164,31 @@ class ProtectionState:
         self._forget(image_id)
         self._known[image_id] = status = protection_of(image, project_id)
         if image is not None and status is ProtectionStatus.OURS:
-            self._marked_s[image_id] = marked_s(image, project_id) or 0.0
+            self._marked_s[image_id] = protection_time_s(image, project_id) or 0.0
         if image is not None and is_newly_declined(image, project_id):
-            self._to_note.add(image_id)
+            self._to_record.add(image_id)
 
     def mark_failed(self, image_id: str, now_s: float) -> None:
         """Record a failure and delay the next attempt; OURS stays, to be removed one day."""
         if self._known.get(image_id) is not ProtectionStatus.OURS:
             self._known[image_id] = ProtectionStatus.FAILED
-        self._again[image_id] = now_s + RETRY_S
+        self._recheck_at[image_id] = now_s + RETRY_S
 
     def mark_changed(self, image_id: str) -> None:
         """Queue an image for another look, if it is known here."""
         if image_id in self._known:
-            self._again.setdefault(image_id, 0.0)
+            self._recheck_at.setdefault(image_id, 0.0)
 
     def images_to_check(self, now_s: float) -> list[str]:
         """Return the images to read now: new ones, changes and rechecks take turns."""
-        known, again_s = self._known, self._again
+        known, recheck_at = self._known, self._recheck_at
         new = [one for one in self._needed if one not in known]
         changes = sorted(
             one
-            for one, is_now in known.items()
-            if again_s.get(one, now_s) <= now_s and self._change(one, is_now, now_s)
+            for one, status in known.items()
+            if recheck_at.get(one, now_s) <= now_s and self._change(one, status, now_s)
         )
-        again = sorted((at_s, one) for one, at_s in again_s.items() if at_s <= now_s)
+        again = sorted((at_s, one) for one, at_s in recheck_at.items() if at_s <= now_s)
         in_turn = itertools.zip_longest(new, changes, [one for _, one in again])
         return list(dict.fromkeys(one for turn in in_turn for one in turn if one is not None))
 
@@ -194,11 +196,11 @@ class ProtectionState:
         """Return the change that an image needs, after :meth:`update_image`."""
         return self._change(image_id, self._known[image_id], now_s)
 
-    def service_s(self) -> float:
+    def service_time_s(self) -> float:
         """Return the time by the decision service's clock."""
-        return self._told.now_s
+        return self._answer.now_s
 
-    def list_states(self) -> dict[str, ProtectionStatus | None]:
+    def list_statuses(self) -> dict[str, ProtectionStatus | None]:
         """Return the status of each needed image; None: not read yet."""
         return {image_id: self._known.get(image_id) for image_id in sorted(self._needed)}
 
@@ -206,50 +208,50 @@ class ProtectionState:
         """Return the images that acstor protects, without those to be retried later."""
         return [
             one
-            for one, is_now in self._known.items()
-            if is_now is ProtectionStatus.OURS and self._again.get(one, now_s) <= now_s
+            for one, status in self._known.items()
+            if status is ProtectionStatus.OURS and self._recheck_at.get(one, now_s) <= now_s
         ]
 
-    def _change(self, image_id: str, is_now: ProtectionStatus, now_s: float) -> Change | None:
-        if image_id in self._to_note:
-            return Change.NOTE
-        if is_now is ProtectionStatus.FREE and image_id in self._needed:
+    def _change(self, image_id: str, status: ProtectionStatus, now_s: float) -> Change | None:
+        if image_id in self._to_record:
+            return Change.RECORD_REMOVAL
+        if status is ProtectionStatus.FREE and image_id in self._needed:
             return Change.SET
-        if is_now is ProtectionStatus.OURS and self._may_be_taken_back(image_id, now_s):
-            return Change.TAKE_BACK
+        if status is ProtectionStatus.OURS and self._may_be_removed(image_id, now_s):
+            return Change.REMOVE
         return None
 
-    def _may_be_taken_back(self, image_id: str, now_s: float) -> bool:
+    def _may_be_removed(self, image_id: str, now_s: float) -> bool:
         since_s = self._unneeded_since.get(image_id)
         if since_s is None or now_s - since_s < UNNEEDED_S:
             return False
-        told = self._told
-        if not told.is_complete:
+        answer = self._answer
+        if not answer.is_complete:
             return False
-        if told.last_sample_s is None or told.now_s - told.last_sample_s > SAMPLE_AGE_S:
+        if answer.last_sample_s is None or answer.now_s - answer.last_sample_s > SAMPLE_AGE_S:
             return False
-        if told.first_sample_s is None:
+        if answer.first_sample_s is None:
             return False
-        is_of_this_database = self._marked_s.get(image_id, 0.0) >= told.first_sample_s
-        return is_of_this_database or told.now_s - told.first_sample_s > SILENT_HOST_S
+        is_of_this_database = self._marked_s.get(image_id, 0.0) >= answer.first_sample_s
+        return is_of_this_database or answer.now_s - answer.first_sample_s > SILENT_HOST_S
 
     def _settle(self, now_s: float) -> None:
         """Drop irrelevant images; record since when protected ones are unneeded."""
-        kept = self._needed.keys() | self._to_note
-        for image_id, is_now in list(self._known.items()):
-            if image_id not in kept and is_now is not ProtectionStatus.OURS:
+        kept = self._needed.keys() | self._to_record
+        for image_id, status in list(self._known.items()):
+            if image_id not in kept and status is not ProtectionStatus.OURS:
                 self._forget(image_id)
-        ours = set(self.list_protected())
-        unneeded = ours - self._needed.keys()
-        if self._told.is_complete:
+        protected = set(self.list_protected())
+        unneeded = protected - self._needed.keys()
+        if self._answer.is_complete:
             for image_id in unneeded:
                 self._unneeded_since.setdefault(image_id, now_s)
         for image_id in self._unneeded_since.keys() - unneeded:
             del self._unneeded_since[image_id]
-        for image_id in self._marked_s.keys() - ours:
+        for image_id in self._marked_s.keys() - protected:
             del self._marked_s[image_id]
 
     def _forget(self, image_id: str) -> None:
         self._known.pop(image_id, None)
-        self._again.pop(image_id, None)
-        self._to_note.discard(image_id)
+        self._recheck_at.pop(image_id, None)
+        self._to_record.discard(image_id)

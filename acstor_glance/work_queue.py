@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from acstor_common.model import ids
 
-MOST_WAITING = 100_000
-UNKNOWN = ""
+MAX_QUEUED = 100_000
+UNKNOWN_PROJECT = ""
 """Project of images that only a notification named; treated as one project."""
 
 
@@ -22,7 +22,7 @@ class Rank(enum.IntEnum):
     OLD = 2  # a reconcile found it
 
 
-class Turn(NamedTuple):
+class QueuedImage(NamedTuple):
     """An image that a worker has taken from the queue."""
 
     image_id: ids.ImageId
@@ -57,7 +57,7 @@ class WorkQueue:
     the rest.
     """
 
-    def __init__(self, workers: int = 1, *, limit: int = MOST_WAITING) -> None:
+    def __init__(self, workers: int = 1, *, limit: int = MAX_QUEUED) -> None:
         self._limit = limit
         self._most_of_project = max(1, workers - 1)
         self._projects: collections.OrderedDict[str, _Project] = collections.OrderedDict()
@@ -67,7 +67,7 @@ class WorkQueue:
         self._is_closed = False
 
     def add_image(
-        self, image_id: ids.ImageId, rank: Rank = Rank.NEW, project: str = UNKNOWN
+        self, image_id: ids.ImageId, rank: Rank = Rank.NEW, project: str = UNKNOWN_PROJECT
     ) -> None:
         """Queue an image of a project; the rank of a queued image is never lowered."""
         with self._changed:
@@ -94,35 +94,35 @@ class WorkQueue:
             return True
         largest = max(self._projects.values(), key=len)
         own = len(self._projects.get(project, ()))
-        is_fairer = project != UNKNOWN and len(largest) > own + 1
+        is_fairer = project != UNKNOWN_PROJECT and len(largest) > own + 1
         is_urgent = rank is Rank.BOOTED and largest.last_rank > rank
         if not is_fairer and not is_urgent:
             return False
         self._remove(next(reversed(largest.by_rank[largest.last_rank])))
         return True
 
-    def take_image(self) -> Turn | None:
+    def take_image(self) -> QueuedImage | None:
         """Wait for an image, and return it; None when the queue is closed."""
         with self._changed:
             while not self._is_closed:
-                turn = self._next([Rank.BOOTED]) or self._next(Rank)
-                if turn is not None:
-                    self._remove(turn.image_id)
-                    self._working[turn.image_id] = turn.project
-                    if turn.project in self._projects:
-                        self._projects.move_to_end(turn.project)
-                    return turn
+                queued = self._next([Rank.BOOTED]) or self._next(Rank)
+                if queued is not None:
+                    self._remove(queued.image_id)
+                    self._working[queued.image_id] = queued.project
+                    if queued.project in self._projects:
+                        self._projects.move_to_end(queued.project)
+                    return queued
                 self._changed.wait()
         return None
 
-    def may_begin(self, turn: Turn, project: str) -> bool:
-        """Return whether ``turn`` is the owner's; else queue the image for its project."""
-        if turn.project == project:
+    def may_begin(self, queued: QueuedImage, project: str) -> bool:
+        """Return whether ``queued`` is the owner's; else queue the image for its project."""
+        if queued.project == project:
             return True
-        self.add_image(turn.image_id, turn.rank, project)
+        self.add_image(queued.image_id, queued.rank, project)
         return False
 
-    def _next(self, ranks: Iterable[Rank]) -> Turn | None:
+    def _next(self, ranks: Iterable[Rank]) -> QueuedImage | None:
         ranks = list(ranks)
         workers = collections.Counter(self._working.values())
         for project in sorted(self._projects, key=lambda name: workers[name]):
@@ -130,7 +130,7 @@ class WorkQueue:
                 for rank in ranks:
                     for image_id in self._projects[project].by_rank[rank]:
                         if image_id not in self._working:
-                            return Turn(image_id, rank, project)
+                            return QueuedImage(image_id, rank, project)
         return None
 
     def finish_image(self, image_id: ids.ImageId) -> None:

@@ -252,8 +252,8 @@ class _Notes:
         with self._lock:
             if self._recorder.is_full:
                 return  # also bounds the cache
-            for asked in self._cache.read(offset, length):
-                self._recorder.read(*asked, self._now_s())
+            for extent in self._cache.read(offset, length):
+                self._recorder.read(*extent, self._now_s())
 
     def starved(self, starved_s: float) -> None:
         """Set the time that the guest has waited for a processor so far."""

@@ -23,9 +23,9 @@ from acstor_glance.client import glance_client
 
 LOG = logging.getLogger(__name__)
 
-MOST_PENDING = 1000
+MAX_PENDING = 1000
 """Limit of pending announcements; the oldest ones are dropped."""
-MOST_BYTES = 1 << 16
+MAX_ANSWER_BYTES = 1 << 16
 """Longest answer of the decision service."""
 PUBLIC = "public"
 """Only administrators can make images public, unlike ``community`` ones."""
@@ -45,7 +45,7 @@ class BootImageAnnouncer:
     """
 
     def __init__(
-        self, images: glance_client.GlanceClient, conf: cfg.ConfigOpts, *, limit: int = MOST_PENDING
+        self, images: glance_client.GlanceClient, conf: cfg.ConfigOpts, *, limit: int = MAX_PENDING
     ) -> None:
         self._images = images
         self._service = decision_client.DecisionClient(conf)
@@ -80,6 +80,6 @@ class BootImageAnnouncer:
             return  # no host needs it
         body: dict[str, Any] = {"previous_images": previous, "is_public": is_public}
         self._service.post(
-            f"/v1/images/{image_id}/prefetch-boot-image", body, _Announced, MOST_BYTES
+            f"/v1/images/{image_id}/prefetch-boot-image", body, _Announced, MAX_ANSWER_BYTES
         )
         LOG.info("image %s: hosts are told of its boot image", image_id)

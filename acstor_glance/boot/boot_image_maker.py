@@ -371,7 +371,12 @@ class BootImageMaker:
         try:
             with path.open("rb") as file:
                 self._images.publish_artefact(
-                    BOOT_IMAGE, image, file, revision, also=also, said=said
+                    BOOT_IMAGE,
+                    image,
+                    file,
+                    revision,
+                    artefact_properties=also,
+                    image_properties=said,
                 )
         finally:
             path.unlink()

@@ -55,9 +55,11 @@ class BootImageService:
         """Start no further boot image."""
         self._queue.close()
 
-    def queue_image(self, image_id: ids.ImageId, project: str, *, is_asked: bool = False) -> None:
-        """Queue an image that may need a boot image; ``is_asked``: by an operator."""
-        self._add(image_id, Rank.BOOTED if is_asked else Rank.NEW, project)
+    def queue_image(
+        self, image_id: ids.ImageId, project: str, *, is_requested: bool = False
+    ) -> None:
+        """Queue an image that may need a boot image; ``is_requested``: by an operator."""
+        self._add(image_id, Rank.BOOTED if is_requested else Rank.NEW, project)
 
     def requeue(
         self,
@@ -75,27 +77,29 @@ class BootImageService:
             self._add(self._owed.pop(), Rank.BOOTED)
         for image_id in image_ids:
             rank = Rank.BOOTED if image_id in booted else Rank.OLD
-            self._add(image_id, rank, owners.get(image_id, work_queue.UNKNOWN))
+            self._add(image_id, rank, owners.get(image_id, work_queue.UNKNOWN_PROJECT))
 
     def add_trace(self, trace: trace_message.BootTrace) -> None:
         """Store the trace of one boot, and queue its image."""
         self._add(self._maker.add_trace(trace), Rank.BOOTED)
 
-    def _add(self, image_id: ids.ImageId, rank: Rank, project: str = work_queue.UNKNOWN) -> None:
+    def _add(
+        self, image_id: ids.ImageId, rank: Rank, project: str = work_queue.UNKNOWN_PROJECT
+    ) -> None:
         self._queue.add_image(image_id, rank, project)
         self._show()
 
     def _show(self) -> None:
         waiting, _ = self._queue.queue_sizes()
-        self._counters.boot_images_waiting.set(waiting)
+        self._counters.queued_boot_images.set(waiting)
 
     def _work(self) -> None:
-        while (turn := self._queue.take_image()) is not None:
-            image_id = turn.image_id
+        while (queued := self._queue.take_image()) is not None:
+            image_id = queued.image_id
             self._show()
             try:
                 if self._maker.make_boot_image(
-                    image_id, functools.partial(self._queue.may_begin, turn)
+                    image_id, functools.partial(self._queue.may_begin, queued)
                 ):
                     self._announcer.announce(image_id)
             except errors.AcstorError as exc:

@@ -14,7 +14,7 @@ from acstor_common.formats import codecs
 from acstor_common.formats import layout
 from acstor_glance.prepare import preparation_budget
 
-KEPT_BYTES = 8 * layout.MAX_CLUSTER_BYTES
+CACHE_BYTES = 8 * layout.MAX_CLUSTER_BYTES
 """Size of the cache of decoded clusters."""
 
 
@@ -30,7 +30,7 @@ class GuestDisk:
         self._file, self._layout = file, image_map.layout
         self._what = f"the file of image {image_map.image_id}"
         self._budget = budget or preparation_budget.PreparationBudget(self._what)
-        self._kept = cluster_cache.ClusterCache(KEPT_BYTES)
+        self._kept = cluster_cache.ClusterCache(CACHE_BYTES)
         self.size_bytes = image_map.geometry.size_bytes
         """Length of the disk."""
 

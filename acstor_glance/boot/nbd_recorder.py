@@ -37,18 +37,18 @@ _REQUEST_MAGIC, _REPLY_MAGIC = 0x25609513, 0x67446698
 _CMD_READ, _CMD_DISC = 0, 2
 _EIO, _EINVAL = 5, 22
 
-Read = Callable[[int, int], None]
+OnRead = Callable[[int, int], None]
 """Called with offset and length of a read, in the server's thread."""
 
 
-class Disk(Protocol):
+class ReadableDisk(Protocol):
     """The exported disk."""
 
     def read(self, offset: int, length: int) -> bytes:
         """Return ``length`` bytes; raises OSError or errors.Unusable."""
 
 
-class _Broken(Exception):
+class _ProtocolError(Exception):
     """The client violated the protocol or disconnected."""
 
 
@@ -58,7 +58,7 @@ class NbdRecorder:
     Whoever passes ``client`` to another process closes it here. ``read`` is called after each read.
     """
 
-    def __init__(self, disk: Disk, size_bytes: int, read: Read) -> None:
+    def __init__(self, disk: ReadableDisk, size_bytes: int, read: OnRead) -> None:
         self._disk, self._size_bytes, self._read = disk, size_bytes, read
         self.client, self._connection = socket.socketpair()
         self._thread: threading.Thread | None = None
@@ -80,7 +80,7 @@ class NbdRecorder:
                 self._negotiate(connection)
                 while self._answer(connection):
                     pass
-        except (_Broken, OSError) as e:
+        except (_ProtocolError, OSError) as e:
             LOG.debug("export: %s", e)
 
     def _negotiate(self, connection: socket.socket) -> None:
@@ -89,7 +89,7 @@ class NbdRecorder:
         while True:
             magic, option, length = _OPTION.unpack(_receive(connection, _OPTION.size))
             if magic != b"IHAVEOPT" or length > MAX_OPTION_BYTES:
-                raise _Broken(f"no option: {magic!r}, {length} bytes")
+                raise _ProtocolError(f"no option: {magic!r}, {length} bytes")
             _receive(connection, length)
             if option == _OPT_EXPORT_NAME:
                 connection.sendall(struct.pack(">QH", self._size_bytes, _EXPORT_FLAGS))
@@ -101,7 +101,7 @@ class NbdRecorder:
             if option == _OPT_GO:
                 return
             if option == _OPT_ABORT:
-                raise _Broken("the client wants no export")
+                raise _ProtocolError("the client wants no export")
 
     @staticmethod
     def _reply(connection: socket.socket, option: int, kind: int, data: bytes = b"") -> None:
@@ -112,12 +112,12 @@ class NbdRecorder:
         raw = _receive(connection, _REQUEST.size)
         magic, _flags, command, handle, offset, length = _REQUEST.unpack(raw)
         if magic != _REQUEST_MAGIC:
-            raise _Broken(f"no request: {magic:#x}")
+            raise _ProtocolError(f"no request: {magic:#x}")
         if command == _CMD_DISC:
             return False
         if command != _CMD_READ:
             if length:  # a write: its data follows, of any length
-                raise _Broken(f"command {command} on a read-only export")
+                raise _ProtocolError(f"command {command} on a read-only export")
             self._refuse(connection, handle, _EINVAL)
         elif not 0 < length <= MAX_READ_BYTES or offset + length > self._size_bytes:
             self._refuse(connection, handle, _EINVAL)
@@ -149,7 +149,7 @@ def _receive(connection: socket.socket, length: int) -> bytes:
     while length:
         part = connection.recv(length)
         if not part:
-            raise _Broken("the client hung up")
+            raise _ProtocolError("the client hung up")
         parts.append(part)
         length -= len(part)
     return b"".join(parts)

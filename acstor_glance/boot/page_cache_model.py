@@ -41,30 +41,30 @@ class PageCacheModel:
     def read(self, offset: int, length: int) -> list[Extent]:
         """Return the reads that the kernel sends to the mirror, in order."""
         index, stop = offset // PAGE_BYTES, min(-(-(offset + length) // PAGE_BYTES), self._end)
-        asked: list[Extent] = []
+        reads: list[Extent] = []
         for page in range(index, stop):
             if page in self._marks:
                 self._marks.discard(page)
-                self._go_on(page, stop - page, asked)
+                self._go_on(page, stop - page, reads)
             elif page not in self._pages:
-                self._miss(page, stop - page, asked)
+                self._miss(page, stop - page, reads)
         self._last = max(stop - 1, index)
-        return asked
+        return reads
 
-    def _miss(self, page: int, wanted: int, asked: list[Extent]) -> None:
+    def _miss(self, page: int, wanted: int, reads: list[Extent]) -> None:
         if page == 0 or wanted > WINDOW_PAGES or 0 <= page - self._last <= 1:
             self._start, self._size = page, max(_first_window(wanted), min(wanted, WINDOW_PAGES))
             ahead = self._size - wanted
-            self._fetch(ahead if ahead > 0 else self._size // 2, asked)
+            self._fetch(ahead if ahead > 0 else self._size // 2, reads)
             return
         before = self._present_before(page)
         if before <= wanted:
-            self._add(page, page + wanted, asked)
+            self._add(page, page + wanted, reads)
             return
         self._start, self._size = page, min(before + wanted, WINDOW_PAGES)
-        self._fetch(1, asked)
+        self._fetch(1, reads)
 
-    def _go_on(self, page: int, wanted: int, asked: list[Extent]) -> None:
+    def _go_on(self, page: int, wanted: int, reads: list[Extent]) -> None:
         if page == self._mark:
             self._start += self._size
             self._size = max(self._size, _next_window(self._size))
@@ -75,7 +75,7 @@ class PageCacheModel:
             if end - page > WINDOW_PAGES:
                 return
             self._start, self._size = end, _next_window(end - page + wanted)
-        self._fetch(self._size, asked)
+        self._fetch(self._size, reads)
 
     def _present_before(self, page: int) -> int:
         first = page
@@ -83,15 +83,15 @@ class PageCacheModel:
             first -= 1
         return page - first
 
-    def _fetch(self, ahead: int, asked: list[Extent]) -> None:
+    def _fetch(self, ahead: int, reads: list[Extent]) -> None:
         """Read the window, and mark the page from which ``ahead`` pages remain."""
         end = self._start + self._size
         self._mark = end - ahead
         if self._mark < self._end and self._mark not in self._pages:
             self._marks.add(self._mark)
-        self._add(self._start, end, asked)
+        self._add(self._start, end, reads)
 
-    def _add(self, start: int, end: int, asked: list[Extent]) -> None:
+    def _add(self, start: int, end: int, reads: list[Extent]) -> None:
         """Read the missing pages of a range, up to the image's end."""
         first = None
         for page in range(start, min(end, self._end) + 1):
@@ -100,7 +100,7 @@ class PageCacheModel:
                 self._pages.add(page)
                 first = page if first is None else first
             elif first is not None:
-                asked.append((first * PAGE_BYTES, (page - first) * PAGE_BYTES))
+                reads.append((first * PAGE_BYTES, (page - first) * PAGE_BYTES))
                 first = None
 
 

@@ -17,14 +17,14 @@ from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_glance.client import glance_client
 
-FAMILY = ("os_distro", "os_version")
+FAMILY_PROPERTIES = ("os_distro", "os_version")
 """Both must be set and equal."""
-SAME = ("os_type", "hw_architecture", "architecture", "hw_firmware_type")
+MACHINE_PROPERTIES = ("os_type", "hw_architecture", "architecture", "hw_firmware_type")
 """Equal, or missing in both, if distribution and version make the family."""
-MOST_LISTED = 200
-MOST_LOOKED_AT = 10
+MAX_LISTED = 200
+MAX_PREDECESSORS = 10
 """Limit of predecessors to look at, newest first."""
-LEAST_CHUNKS = 16
+MIN_CHUNKS = 16
 """Fewer chunks in common are no boot."""
 
 
@@ -34,7 +34,7 @@ def find_predecessors(
     """Return the predecessors of ``image``, newest first."""
     found = {other.id: other for other in _listed(images, image) if is_predecessor(other, image)}
     newest = sorted(found.values(), key=operator.attrgetter("created_at"), reverse=True)
-    return newest[:MOST_LOOKED_AT]
+    return newest[:MAX_PREDECESSORS]
 
 
 def _listed(
@@ -42,10 +42,10 @@ def _listed(
 ) -> Iterator[image_record.Image]:
     if not image.owner:
         return
-    for wanted in ({"name": image.name}, {name: image.text(name) for name in FAMILY}):
+    for wanted in ({"name": image.name}, {name: image.text(name) for name in FAMILY_PROPERTIES}):
         if all(wanted.values()):
             found = images.list_images(owner=image.owner, **wanted)
-            yield from itertools.islice(found, MOST_LISTED)
+            yield from itertools.islice(found, MAX_LISTED)
     base_id = image.text(deduplication.BASE_IMAGE)
     base = images.read_or_none(base_id) if base_id else None
     if base is not None:
@@ -57,27 +57,31 @@ def is_predecessor(other: image_record.Image, image: image_record.Image) -> bool
     if not image.owner or other.owner != image.owner or other.created_at >= image.created_at:
         return False
     is_base = image.text(deduplication.BASE_IMAGE) == other.id
-    is_family = all(map(image.text, FAMILY)) and all(
-        image.text(name) == other.text(name) for name in (*FAMILY, *SAME)
+    is_family = all(map(image.text, FAMILY_PROPERTIES)) and all(
+        image.text(name) == other.text(name) for name in (*FAMILY_PROPERTIES, *MACHINE_PROPERTIES)
     )
     is_namesake = bool(image.name) and image.name == other.name
     return is_base or is_family or is_namesake
 
 
 def inherit_trace(
-    trace: Sequence[int], of: chunk_map.ChunkMap, image_map: chunk_map.ChunkMap
+    trace: Sequence[int], predecessor_map: chunk_map.ChunkMap, image_map: chunk_map.ChunkMap
 ) -> tuple[int, ...]:
     """Return the chunks with the same data as a predecessor's trace, in its order.
 
-    :param of: the predecessor's chunk map
-    :return: empty if they have fewer than LEAST_CHUNKS in common
+    :param predecessor_map: the predecessor's chunk map
+    :return: empty if they have fewer than MIN_CHUNKS in common
     """
-    wanted = {of.cid_of(chunk_no) for chunk_no in trace if not of.is_zero(chunk_no)}
+    wanted = {
+        predecessor_map.cid_of(chunk_no)
+        for chunk_no in trace
+        if not predecessor_map.is_zero(chunk_no)
+    }
     places: dict[ids.Cid, int] = {}
     for chunk_no in range(len(image_map)):
         cid = image_map.cid_of(chunk_no)
         if cid in wanted:
             places.setdefault(cid, chunk_no)
-    found = dict.fromkeys(places.get(of.cid_of(chunk_no), -1) for chunk_no in trace)
+    found = dict.fromkeys(places.get(predecessor_map.cid_of(chunk_no), -1) for chunk_no in trace)
     found.pop(-1, None)
-    return tuple(found) if len(found) >= LEAST_CHUNKS else ()
+    return tuple(found) if len(found) >= MIN_CHUNKS else ()

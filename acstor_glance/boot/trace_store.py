@@ -14,16 +14,16 @@ from acstor_common.model import ids
 from acstor_common.util import atomic_file
 from acstor_common.wire import trace_message
 
-TRACES_LIMIT = 8
-TRACES_OF_A_HOST = 2
-IMAGES_LIMIT = 1000
-ENDING = ".actraces"
+MAX_TRACES = 8
+MAX_HOST_TRACES = 2
+MAX_IMAGES = 1000
+SUFFIX = ".actraces"
 
 
 class TraceStore:
     """The folder of traces; thread-safe."""
 
-    def __init__(self, state_dir: pathlib.Path, *, images_limit: int = IMAGES_LIMIT) -> None:
+    def __init__(self, state_dir: pathlib.Path, *, images_limit: int = MAX_IMAGES) -> None:
         self._images_limit = images_limit
         self._folder = state_dir / "traces"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -37,9 +37,9 @@ class TraceStore:
             if trace in kept:  # sent again, by any host
                 return len(kept)
             of_host = [old for old in kept if old.host == trace.host]
-            for old in of_host[: max(0, len(of_host) + 1 - TRACES_OF_A_HOST)]:
+            for old in of_host[: max(0, len(of_host) + 1 - MAX_HOST_TRACES)]:
                 kept.remove(old)
-            kept = [*kept, trace][-TRACES_LIMIT:]
+            kept = [*kept, trace][-MAX_TRACES:]
             self._make_room(image_id)
             with atomic_file.atomic_write(self._path(image_id), 0o600) as file:
                 file.write(msgspec.json.encode(kept))
@@ -53,13 +53,13 @@ class TraceStore:
     def list_images(self) -> list[ids.ImageId]:
         """Return the images with traces."""
         found = []
-        for path in sorted(self._folder.glob(f"*{ENDING}")):
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             with contextlib.suppress(ValueError):  # leftovers have other names
                 found.append(ids.parse_image_id(path.stem))
         return found
 
     def _path(self, image_id: ids.ImageId) -> pathlib.Path:
-        return self._folder / f"{image_id}{ENDING}"
+        return self._folder / f"{image_id}{SUFFIX}"
 
     def _load(self, image_id: ids.ImageId) -> list[trace_message.BootTrace]:
         try:
@@ -69,7 +69,7 @@ class TraceStore:
             return []  # damaged counts as missing
 
     def _make_room(self, image_id: ids.ImageId) -> None:
-        others = [path for path in self._folder.glob(f"*{ENDING}") if path.stem != image_id]
+        others = [path for path in self._folder.glob(f"*{SUFFIX}") if path.stem != image_id]
         if len(others) >= self._images_limit:
             min(others, key=lambda path: path.stat().st_mtime).unlink()
 

@@ -18,9 +18,9 @@ from acstor_common.image import image_record
 from acstor_common.util import byte_sizes
 from acstor_glance.client import glance_client
 
-REMEMBERED_S = 300.0
+MAX_AGE_S = 300.0
 """Age after which a project's sum is read again; reservations are added meanwhile."""
-ASK_AGAIN_S = 10.0
+RECHECK_AGE_S = 10.0
 """Largest age of the sum when a reservation is refused."""
 _COUNTED = (artefacts.Kind.CHUNK_MAP, artefacts.Kind.BOOT_IMAGE)
 
@@ -40,7 +40,7 @@ class ArtefactQuota:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._images = images
-        self._most_bytes = int(conf.acstor_glance.artefact_quota_per_project)
+        self._max_bytes = int(conf.acstor_glance.artefact_quota_per_project)
         self._clock, self._lock = clock, threading.Lock()
         self._known: dict[str, _Used] = {}
 
@@ -51,20 +51,20 @@ class ArtefactQuota:
         """
         project = image.owner
         with self._lock:
-            used = self._used(project, REMEMBERED_S)
+            used = self._used(project, MAX_AGE_S)
             if not self._fits(used, count):
-                used = self._used(project, ASK_AGAIN_S)
+                used = self._used(project, RECHECK_AGE_S)
             if not self._fits(used, count):
                 raise errors.QuotaExceeded(
                     f"image {image.id}",
                     f"the artefacts of its project take {used.used_bytes} bytes, and {count} more "
-                    f"are over their quota of {byte_sizes.in_units(self._most_bytes)}",
+                    f"are over their quota of {byte_sizes.in_units(self._max_bytes)}",
                     "Delete images, or raise [acstor_glance] artefact_quota_per_project",
                 )
             self._known[project] = used._replace(used_bytes=used.used_bytes + count)
 
     def _fits(self, used: _Used, count: int) -> bool:
-        return used.used_bytes + max(count, 1) <= self._most_bytes
+        return used.used_bytes + max(count, 1) <= self._max_bytes
 
     def _used(self, project: str, age_s: float) -> _Used:
         known, now_s = self._known.get(project), self._clock()

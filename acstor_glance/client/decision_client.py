@@ -27,33 +27,37 @@ class DecisionClient:
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self._conf = conf
-        self._way = log_once.LogOnce(LOG)
+        self._transport_fault = log_once.LogOnce(LOG)
 
     @functools.cached_property
     def _session(self) -> keystone_session.Session:
         return glance_client.session_of(self._conf)
 
-    def get(self, path: str, kind: type[T], most_bytes: int) -> T:
-        """Return the decoded answer to a GET, of up to ``most_bytes``.
+    def get(self, path: str, answer_type: type[T], max_bytes: int) -> T:
+        """Return the decoded answer to a GET, of up to ``max_bytes``.
 
         :raises errors.ImageServiceError: no answer, or an invalid one
         :raises errors.Unusable: the options of the service user are invalid
         """
-        return self._asked("GET", path, None, kind, most_bytes)
+        return self._request("GET", path, None, answer_type, max_bytes)
 
-    def post(self, path: str, body: object, kind: type[T], most_bytes: int) -> T:
+    def post(self, path: str, body: object, answer_type: type[T], max_bytes: int) -> T:
         """Return the decoded answer to a POST of ``body`` as JSON; raises as :meth:`get`."""
-        return self._asked("POST", path, body, kind, most_bytes)
+        return self._request("POST", path, body, answer_type, max_bytes)
 
-    def _asked(self, method: str, path: str, body: object, kind: type[T], most_bytes: int) -> T:
+    def _request(
+        self, method: str, path: str, body: object, answer_type: type[T], max_bytes: int
+    ) -> T:
         try:
             with glance_client.translate_errors(f"the decision service's {path}"):
-                return self._ask(method, path, body, kind, most_bytes)
+                return self._send(method, path, body, answer_type, max_bytes)
         except errors.ImageServiceError:
             self.__dict__.pop("_session", None)  # Keystone's catalog may have changed
             raise
 
-    def _ask(self, method: str, path: str, body: object, kind: type[T], most_bytes: int) -> T:
+    def _send(
+        self, method: str, path: str, body: object, answer_type: type[T], max_bytes: int
+    ) -> T:
         own = self._conf.acstor_glance
         api = keystone_adapter.Adapter(
             self._session,
@@ -63,8 +67,8 @@ class DecisionClient:
             endpoint_override=own.decision_endpoint,
         )
         response: Any = api.request(path, method, **({} if body is None else {"json": body}))
-        self._way.log_warning(decision_messages.way_fault(response.url or ""))
+        self._transport_fault.log_warning(decision_messages.way_fault(response.url or ""))
         try:
-            return msgspec.json.decode(response.content[:most_bytes], type=kind)
+            return msgspec.json.decode(response.content[:max_bytes], type=answer_type)
         except msgspec.DecodeError as exc:
             raise exceptions.ClientException(f"invalid answer: {exc}") from exc

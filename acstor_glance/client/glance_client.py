@@ -41,7 +41,7 @@ LOG = logging.getLogger(__name__)
 PAGE_IMAGES = 100
 PIECE_BYTES = 1 << 20
 _PATCH = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
-_PASSING = frozenset({408, 409, 413, 429, 500, 502, 503, 504})
+_TEMPORARY = frozenset({408, 409, 413, 429, 500, 502, 503, 504})
 
 FORMAT_VERSIONS = {
     artefacts.Kind.CHUNK_MAP: chunk_map.VERSION,
@@ -232,23 +232,23 @@ class GlanceClient:
         file: IO[bytes],
         revision: int = 1,
         *,
-        also: Mapping[str, str] | None = None,
-        said: Mapping[str, str] | None = None,
+        artefact_properties: Mapping[str, str] | None = None,
+        image_properties: Mapping[str, str] | None = None,
     ) -> ids.ImageId:
         """Store ``file`` as an artefact, point the image to it, delete earlier ones.
 
         A kill leaves the old or the new artefact in force; a reconcile deletes the other.
 
-        :param also: further properties of the artefact
-        :param said: properties of the image that change together with its pointer
+        :param artefact_properties: further properties of the artefact
+        :param image_properties: properties of the image that change together with its pointer
         :raises ValueError: the image has no hash yet
         """
         made = artefacts.new_artefact(
-            image, kind, self.project_id, FORMAT_VERSIONS[kind], revision, also
+            image, kind, self.project_id, FORMAT_VERSIONS[kind], revision, artefact_properties
         )
         artefact_id = self.create_image(made, file)
         try:
-            self.set_properties(image.id, {kind.pointer: artefact_id, **(said or {})})
+            self.set_properties(image.id, {kind.pointer: artefact_id, **(image_properties or {})})
         except errors.AcstorError:
             self._delete_quietly(artefact_id)
             raise
@@ -377,7 +377,7 @@ def translate_errors(what: str) -> Iterator[None]:
 
 
 def _of_status(what: str, status: object, exc: Exception) -> errors.ImageServiceError:
-    if status in _PASSING:
+    if status in _TEMPORARY:
         return errors.ImageServiceUnreachable(what, first_line(exc))
     why = first_line(exc)
     if status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):

@@ -19,13 +19,13 @@ from acstor_common.image import image_record
 from acstor_glance.client import glance_client
 
 GATEWAY_TYPE = "acstor-gateway"
-MOST_STORES = 64
+MAX_STORES = 64
 """Limit of remembered sets of stores; images in others are each probed."""
-MOST_UNCLEAR = 3
+MAX_FAILURES = 3
 """Images of the same stores to try before these stores count as unavailable."""
-_NO_PARTS = (http.HTTPStatus.OK, http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.CONFLICT)
+_NO_RANGES = (http.HTTPStatus.OK, http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.CONFLICT)
 """Answers of Glance and of the gateway for a store without range reads."""
-_BYTE = {"Range": "bytes=0-0"}
+_FIRST_BYTE = {"Range": "bytes=0-0"}
 
 
 class RangeSupport(enum.StrEnum):
@@ -33,13 +33,13 @@ class RangeSupport(enum.StrEnum):
 
     RANGES = "ranges"
     WHOLE = "whole"  # no ranges
-    NOTHING = "nothing"  # the store or the image's bytes are unavailable
+    UNAVAILABLE = "unavailable"  # the store or the image's bytes are unavailable
 
 
 class ProbeResult(NamedTuple):
     """Range support of an image's stores, and the reason if it is not RANGES."""
 
-    readable: RangeSupport
+    support: RangeSupport
     why: str = ""
 
 
@@ -49,13 +49,13 @@ class RangeProber:
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         own, session = conf.acstor_glance, glance_client.session_of(conf)
         interfaces = own.valid_interfaces or ["internal", "public"]
-        place: dict[str, Any] = {"region_name": own.region_name, "interface": interfaces}
+        adapter_options: dict[str, Any] = {"region_name": own.region_name, "interface": interfaces}
         self._glance = adapter.Adapter(
-            session, "image", endpoint_override=own.endpoint_override, **place
+            session, "image", endpoint_override=own.endpoint_override, **adapter_options
         )
-        self._gateway = _gateway(session, place)
+        self._gateway = _gateway(session, adapter_options)
         self._known: dict[str, ProbeResult] = {}
-        self._unclear: dict[str, int] = {}
+        self._failures: dict[str, int] = {}
 
     def has_ranges(self, image: image_record.Image) -> ProbeResult:
         """Return whether an active image can be read in ranges."""
@@ -63,17 +63,17 @@ class RangeProber:
         if (known := self._known.get(stores)) is not None:
             return known
         answer = self._ask(image.id)
-        if answer.readable is RangeSupport.NOTHING:
-            self._unclear[stores] = self._unclear.get(stores, 0) + 1
-            if self._unclear[stores] < MOST_UNCLEAR:
+        if answer.support is RangeSupport.UNAVAILABLE:
+            self._failures[stores] = self._failures.get(stores, 0) + 1
+            if self._failures[stores] < MAX_FAILURES:
                 return answer
-        if len(self._known) < MOST_STORES:
+        if len(self._known) < MAX_STORES:
             self._known[stores] = answer
         return answer
 
     def _ask(self, image_id: str) -> ProbeResult:
         found = _byte(self._glance, f"/v2/images/{image_id}/file", "Glance")
-        if found.readable is RangeSupport.WHOLE and self._gateway is not None:
+        if found.support is RangeSupport.WHOLE and self._gateway is not None:
             return _byte(self._gateway, f"/v1/images/{image_id}/file", "the gateway")
         return found
 
@@ -83,25 +83,28 @@ def stores_of(image: image_record.Image) -> str:
     return image.text("stores")
 
 
-def _gateway(session: keystone_session.Session, place: dict[str, Any]) -> adapter.Adapter | None:
-    found = adapter.Adapter(session, GATEWAY_TYPE, **place)
+def _gateway(
+    session: keystone_session.Session, adapter_options: dict[str, Any]
+) -> adapter.Adapter | None:
+    found = adapter.Adapter(session, GATEWAY_TYPE, **adapter_options)
     try:
         return found if found.get_endpoint() else None
     except exceptions.ClientException:
         return None
 
 
-def _byte(asked: adapter.Adapter, path: str, where: str) -> ProbeResult:
+def _byte(service: adapter.Adapter, path: str, service_name: str) -> ProbeResult:
     try:
-        answer = asked.get(path, headers=_BYTE, raise_exc=False, stream=True)
+        answer = service.get(path, headers=_FIRST_BYTE, raise_exc=False, stream=True)
     except (exceptions.ClientException, requests.exceptions.RequestException) as exc:
         return ProbeResult(
-            RangeSupport.NOTHING, f"{where} gives nothing of it: {glance_client.first_line(exc)}"
+            RangeSupport.UNAVAILABLE,
+            f"{service_name} gives nothing of it: {glance_client.first_line(exc)}",
         )
     answer.close()
     if answer.status_code == http.HTTPStatus.PARTIAL_CONTENT:
         return ProbeResult(RangeSupport.RANGES)
-    why = f"{where} answers {answer.status_code} when it is asked for a part of it"
+    why = f"{service_name} answers {answer.status_code} when it is asked for a part of it"
     return ProbeResult(
-        RangeSupport.WHOLE if answer.status_code in _NO_PARTS else RangeSupport.NOTHING, why
+        RangeSupport.WHOLE if answer.status_code in _NO_RANGES else RangeSupport.UNAVAILABLE, why
     )

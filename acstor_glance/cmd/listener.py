@@ -36,19 +36,21 @@ def build(conf: cfg.ConfigOpts) -> tuple[listener_service.ListenerService, metri
     images = glance_client.connect(conf)
     preparer = image_preparer.ImagePreparer(images, conf, counters)
     modes = build_modes.choose_modes(conf)
-    counters.show_ways(modes)
-    reconciler = image_reconciler.ImageReconciler(images, preparer.wanted, builds=modes.builds)
-    guard = protection_reconciler.ProtectionReconciler(conf, images, counters)
-    boots = None
-    if modes.any:
-        built = boot_image_maker.BootImageMaker(images, conf, modes)
-        ahead = boot_image_announcer.BootImageAnnouncer(images, conf)
-        boots = boot_image_service.BootImageService(built, modes, counters, ahead)
-    compared = base_comparison.BaseComparer(images, conf, counters)
-    made = listener_service.ListenerService(
-        conf, preparer, reconciler, counters, guard, boots, compared
+    counters.show_build_modes(modes)
+    reconciler = image_reconciler.ImageReconciler(
+        images, preparer.desired, builds_boot_images=modes.builds
     )
-    return made, counters
+    protection = protection_reconciler.ProtectionReconciler(conf, images, counters)
+    boot_images = None
+    if modes.any:
+        maker = boot_image_maker.BootImageMaker(images, conf, modes)
+        announcer = boot_image_announcer.BootImageAnnouncer(images, conf)
+        boot_images = boot_image_service.BootImageService(maker, modes, counters, announcer)
+    comparer = base_comparison.BaseComparer(images, conf, counters)
+    service = listener_service.ListenerService(
+        conf, preparer, reconciler, counters, protection, boot_images, comparer
+    )
+    return service, counters
 
 
 def main() -> int:

@@ -161,7 +161,7 @@ class Tool:
             for image, image_map in image_iteration.iterate_images(self._images):
                 others = self._images.read_converted(image)
                 known = {one.id: one for one in (image_map, others) if one}
-                todo = plan.plan_image(image, known, project_id, self._preparer.wanted, now)
+                todo = plan.plan_image(image, known, project_id, self._preparer.desired, now)
                 if todo.step is not plan.Step.NOTHING:
                     found.append(image.id)
                 step()
@@ -169,11 +169,13 @@ class Tool:
 
     def reconcile(self) -> int:
         """Run one reconciliation, as the listener does regularly."""
-        wanted = self._preparer.wanted
-        findings = image_reconciler.ImageReconciler(self._images, wanted, builds=False).run()
+        wanted = self._preparer.desired
+        findings = image_reconciler.ImageReconciler(
+            self._images, wanted, builds_boot_images=False
+        ).run()
         for artefact_id in findings.deleted:
             self._print_result({"artefact": artefact_id, "outcome": "deleted"})
-        return self._prepare(findings.todo)
+        return self._prepare(findings.to_prepare)
 
     def show(self) -> int:
         """Show every selected image, with its states and artefacts."""
@@ -256,7 +258,7 @@ class Tool:
         for finding in protection_check.check_protection(self._conf, self._images):
             outcome = "ok" if finding.is_healthy else "not guaranteed"
             self._print_result(
-                {"check": finding.what, "outcome": outcome, "message": finding.message}
+                {"check": finding.subject, "outcome": outcome, "message": finding.message}
             )
             is_healthy = is_healthy and finding.is_healthy
         return 0 if self._count() and is_healthy else EXIT_FAULTY
@@ -273,7 +275,7 @@ class Tool:
                 step()
         for label, count in sorted(counting.counts.items(), key=lambda one: -one[1].images):
             facts: dict[str, Any] = {"reason": label, "images": count.images}
-            if count.reason is not image_scan.Reason.SERVED:
+            if count.reason is not image_scan.ScanReason.SERVED:
                 facts |= {"examples": count.examples, "message": count.message}
             self._print_result(facts)
         return counting.is_healthy
@@ -287,7 +289,7 @@ class Tool:
         names = dict.fromkeys(artefacts.IMAGE_PROPERTIES, "")
         project_id = self._images.project_id
         for image in self._selected_images():
-            if deletion_protection.tags_of(image, project_id) != list(image.tags):
+            if deletion_protection.tags_without_marks(image, project_id) != list(image.tags):
                 of_image = {"protection": image.id}
                 self._purge(of_image, self._remove_protection, image.id, project_id)
             if names.keys() & image.properties.keys():
@@ -303,7 +305,7 @@ class Tool:
             deletion_protection.protection_of(image, project_id)
             is deletion_protection.ProtectionStatus.OURS
         )
-        tags = deletion_protection.tags_of(image, project_id)
+        tags = deletion_protection.tags_without_marks(image, project_id)
         self._images.set_protection(image, tags, False if is_ours else None)
 
     def _purge(self, what: dict[str, Any], remove: Callable[..., object], *arguments: Any) -> None:

@@ -23,12 +23,12 @@ class BusServer:
     """Serves messages to listeners; each message reaches one listener.
 
     :param conf: the global configuration object, which oslo.messaging needs
-    :param heard: handler of the payload by method
+    :param handlers: handler of the payload by method
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, heard: Mapping[str, message_bus.Heard]) -> None:
+    def __init__(self, conf: cfg.ConfigOpts, handlers: Mapping[str, message_bus.Heard]) -> None:
         self._transport = message_bus.open_transport(conf)
-        self._endpoint = message_bus.Endpoint(heard, time.monotonic)
+        self._endpoint = message_bus.Endpoint(handlers, time.monotonic)
         self._stopping = threading.Event()
         self._server: message_bus.BusServer | None = None
 

@@ -15,23 +15,23 @@ from acstor_common.util import log_once
 
 LOG = logging.getLogger(__name__)
 
-MOST_HINTS = 1000
+MAX_HINTS = 1000
 
 
 class HintQueue:
     """Image IDs that are not checked yet; thread-safe.
 
-    :param look: returns whether the image exists; then ``found`` is called
-    :param failed: called when Glance did not answer
+    :param exists: returns whether the image exists; then ``on_found`` is called
+    :param on_failure: called when Glance did not answer
     """
 
     def __init__(
         self,
-        look: Callable[[ids.ImageId], bool],
-        found: Callable[[ids.ImageId], None],
-        failed: Callable[[], None],
+        exists: Callable[[ids.ImageId], bool],
+        on_found: Callable[[ids.ImageId], None],
+        on_failure: Callable[[], None],
     ) -> None:
-        self._look, self._found, self._failed = look, found, failed
+        self._exists, self._on_found, self._on_failure = exists, on_found, on_failure
         self._waiting: dict[ids.ImageId, None] = {}  # in the order of arrival
         self._changed = threading.Condition()
         self._is_closed = False
@@ -40,7 +40,7 @@ class HintQueue:
     def put(self, image_id: ids.ImageId) -> None:
         """Queue an image ID if there is room."""
         with self._changed:
-            if len(self._waiting) < MOST_HINTS:
+            if len(self._waiting) < MAX_HINTS:
                 self._waiting[image_id] = None
                 self._changed.notify()
 
@@ -48,12 +48,12 @@ class HintQueue:
         """Check the IDs in order until :meth:`close` is called."""
         while (image_id := self._next()) is not None:
             try:
-                if self._look(image_id):
-                    self._found(image_id)
+                if self._exists(image_id):
+                    self._on_found(image_id)
                 self._fault.log_warning("")
             except errors.AcstorError as exc:
                 self._fault.log_warning(f"images that notifications name are not looked at: {exc}")
-                self._failed()
+                self._on_failure()
 
     def close(self) -> None:
         """Make :meth:`run` return."""

@@ -35,7 +35,7 @@ class ExportOutcome(enum.StrEnum):
     """Result of the export of an image."""
 
     EXPORTED = "exported"
-    THERE = "there"  # was complete
+    PRESENT = "present"  # was complete
     UNPREPARED = "unprepared"  # no chunk map, or not served
 
 
@@ -56,7 +56,7 @@ def export(
     if found[artefacts.Kind.CHUNK_MAP] is None:
         return ExportOutcome.UNPREPARED
     stem = folder / image.id
-    outcome = ExportOutcome.THERE
+    outcome = ExportOutcome.PRESENT
     stored = stored_bytes.find_stored_bytes(images, image)
     disk_format = stored.image.disk_format
     path = stem.with_suffix(IMAGE_ENDINGS[disk_format])

@@ -27,15 +27,15 @@ BootState = artefacts.BootState
 class Findings:
     """Findings and actions of a pass.
 
-    :param todo: images to prepare, in Glance's order: newest first, hidden ones last
+    :param to_prepare: images to prepare, in Glance's order: newest first, hidden ones last
     :param to_compare: images to compare with their backing image, or to deduplicate with it
-    :param owners: projects of the images in ``todo`` and ``to_boot``
+    :param owners: projects of the images in ``to_prepare`` and ``to_build``
     """
 
     images: int = 0
     artefacts: int = 0
-    todo: list[ids.ImageId] = dataclasses.field(default_factory=list)
-    to_boot: list[ids.ImageId] = dataclasses.field(default_factory=list)
+    to_prepare: list[ids.ImageId] = dataclasses.field(default_factory=list)
+    to_build: list[ids.ImageId] = dataclasses.field(default_factory=list)
     to_compare: list[ids.ImageId] = dataclasses.field(default_factory=list)
     owners: dict[ids.ImageId, str] = dataclasses.field(default_factory=dict)
     boot_states: collections.Counter[BootState] = dataclasses.field(
@@ -47,7 +47,7 @@ class Findings:
 
     def __str__(self) -> str:
         return (
-            f"{self.images} images, {len(self.todo)} to do, {len(self.to_boot)} to boot, "
+            f"{self.images} images, {len(self.to_prepare)} to do, {len(self.to_build)} to boot, "
             f"{self.waiting} wait for their next attempt; {self.artefacts} artefacts, "
             f"{len(self.deleted)} deleted"
         )
@@ -59,11 +59,11 @@ class ImageReconciler:
     def __init__(
         self,
         images: glance_client.GlanceClient,
-        wanted: plan.DesiredArtefacts,
+        desired: plan.DesiredArtefacts,
         *,
-        builds: bool,
+        builds_boot_images: bool,
     ) -> None:
-        self._images, self._wanted, self._builds = images, wanted, builds
+        self._images, self._desired, self._builds_boot_images = images, desired, builds_boot_images
 
     def run(self) -> Findings:
         """Make one pass; delete orphaned artefacts."""
@@ -102,9 +102,9 @@ class ImageReconciler:
         findings: Findings,
     ) -> None:
         """Record what an image needs; ``found``: its artefacts by ID."""
-        todo = plan.plan_image(image, found, self._images.project_id, self._wanted, now)
+        todo = plan.plan_image(image, found, self._images.project_id, self._desired, now)
         if todo.step in (plan.Step.PREPARE, plan.Step.REFUSE):
-            findings.todo.append(_noted(image, findings))
+            findings.to_prepare.append(_noted(image, findings))
         elif todo.step is plan.Step.WAIT:
             _wait(findings, todo.at)
         else:
@@ -122,10 +122,10 @@ class ImageReconciler:
         state = artefacts.boot_state_of(image)
         if state is not None:
             findings.boot_states[state] += 1
-        if self._builds:
+        if self._builds_boot_images:
             build = plan.next_boot_image_build(image, found, self._images.project_id)
             if build is not None and build.at is not None and build.at <= now:
-                findings.to_boot.append(_noted(image, findings))
+                findings.to_build.append(_noted(image, findings))
             elif build is not None:
                 _wait(findings, build.at)
 

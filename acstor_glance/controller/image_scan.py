@@ -21,9 +21,9 @@ from acstor_glance.client import glance_client
 from acstor_glance.client import image_iteration
 from acstor_glance.client import range_support
 
-EXAMPLES = 5
+MAX_EXAMPLES = 5
 """Limit of example images per reason."""
-MOST_LABELS = 200
+MAX_LABELS = 200
 """Limit of labels; further details count as OTHER_DETAIL."""
 OTHER_DETAIL = "others"
 _DETAIL = re.compile(r"[a-z0-9][a-z0-9_.,-]{0,63}")
@@ -33,7 +33,7 @@ _FORMAT_WORDS = "its format "
 RangesOf = Callable[[image_record.Image], range_support.ProbeResult]
 
 
-class Reason(enum.StrEnum):
+class ScanReason(enum.StrEnum):
     """Status of an image: served, or why not."""
 
     SERVED = "served"
@@ -51,33 +51,33 @@ class Reason(enum.StrEnum):
     STORE_AWAY = "store-away"
 
 
-FAULTY = frozenset({Reason.FAILED, Reason.RECORD_DIFFERS, Reason.STORE_AWAY})
+FAULTY = frozenset({ScanReason.FAILED, ScanReason.RECORD_DIFFERS, ScanReason.STORE_AWAY})
 """Reasons that need an operator's attention."""
 
 _WHAT_TO_DO = {
-    Reason.SERVED: "",
-    Reason.NOT_ACTIVE: "nothing: they are not there, or somebody deactivated them",
-    Reason.DISK_FORMAT: "upload them as raw or qcow2, let Glance convert imports, or name the "
+    ScanReason.SERVED: "",
+    ScanReason.NOT_ACTIVE: "nothing: they are not there, or somebody deactivated them",
+    ScanReason.DISK_FORMAT: "upload them as raw or qcow2, let Glance convert imports, or name the "
     "format in convert_formats",
-    Reason.CONTAINER_FORMAT: "upload the disk itself, in no container (bare)",
-    Reason.ENCRYPTED: "nothing: Nova takes encrypted images by itself",
-    Reason.EMPTY: "nothing: there is nothing in them",
-    Reason.NO_HASH: "upload them, or let Glance hash new locations (do_secure_hash)",
-    Reason.REFUSED: "acstor_message on each says why and what to do",
-    Reason.FAILED: "acstor_message on each says why, acstor_retry when it is tried again",
-    Reason.RECORD_DIFFERS: "their chunk map is of other bytes than Glance has: prepare them, and "
-    "see who changed them",
-    Reason.NOT_MAPPED: "wait for the listener, or prepare",
-    Reason.NO_RANGES: "run acstor-glance-gateway; without it one host reads each of them as a "
+    ScanReason.CONTAINER_FORMAT: "upload the disk itself, in no container (bare)",
+    ScanReason.ENCRYPTED: "nothing: Nova takes encrypted images by itself",
+    ScanReason.EMPTY: "nothing: there is nothing in them",
+    ScanReason.NO_HASH: "upload them, or let Glance hash new locations (do_secure_hash)",
+    ScanReason.REFUSED: "acstor_message on each says why and what to do",
+    ScanReason.FAILED: "acstor_message on each says why, acstor_retry when it is tried again",
+    ScanReason.RECORD_DIFFERS: "their chunk map is of other bytes than Glance has: prepare them, "
+    "and see who changed them",
+    ScanReason.NOT_MAPPED: "wait for the listener, or prepare",
+    ScanReason.NO_RANGES: "run acstor-glance-gateway; without it one host reads each of them as a "
     "whole, for all hosts",
-    Reason.STORE_AWAY: "look after the store, or its gateway",
+    ScanReason.STORE_AWAY: "look after the store, or its gateway",
 }
 
 
 class ImageStatus(NamedTuple):
     """Status of one image; ``detail``, such as the disk format, may be empty."""
 
-    reason: Reason
+    reason: ScanReason
     detail: str = ""
     why: str = ""
 
@@ -86,7 +86,7 @@ class ImageStatus(NamedTuple):
 class Count:
     """Images with one reason and detail; examples and text of the first ones."""
 
-    reason: Reason
+    reason: ScanReason
     images: int = 0
     examples: list[str] = dataclasses.field(default_factory=list)
     why: str = ""
@@ -112,27 +112,29 @@ class ScanContext(NamedTuple):
 
 
 def status_of(
-    image: image_record.Image, found: image_record.Image | None, cloud: ScanContext
+    image: image_record.Image, found: image_record.Image | None, context: ScanContext
 ) -> ImageStatus:
     """Return the status of an image; ``found`` is what it names as its chunk map."""
-    by_record = _by_record(image, cloud.convertible)
+    by_record = _by_record(image, context.convertible)
     if by_record is not None:
         return by_record
-    if _why_foreign(image, found, image_iteration.CHUNK_MAP, cloud.project_id):
-        return _unmapped(image, found, cloud.project_id)
+    if _why_foreign(image, found, image_iteration.CHUNK_MAP, context.project_id):
+        return _unmapped(image, found, context.project_id)
     read = image
     if image.is_convertible:
-        converted = cloud.converted_of(image)
-        why = _why_foreign(image, converted, artefacts.Kind.CONVERTED, cloud.project_id)
+        converted = context.converted_of(image)
+        why = _why_foreign(image, converted, artefacts.Kind.CONVERTED, context.project_id)
         if why or converted is None:
-            return ImageStatus(Reason.NOT_MAPPED, "", f"what it was converted to: {why}")
+            return ImageStatus(ScanReason.NOT_MAPPED, "", f"what it was converted to: {why}")
         read = converted
     stores = range_support.stores_of(read)
-    answer = cloud.ranges_of(read)
-    if answer.readable is range_support.RangeSupport.RANGES:
-        return ImageStatus(Reason.SERVED)
-    is_whole = answer.readable is range_support.RangeSupport.WHOLE
-    return ImageStatus(Reason.NO_RANGES if is_whole else Reason.STORE_AWAY, stores, answer.why)
+    answer = context.ranges_of(read)
+    if answer.support is range_support.RangeSupport.RANGES:
+        return ImageStatus(ScanReason.SERVED)
+    is_whole = answer.support is range_support.RangeSupport.WHOLE
+    return ImageStatus(
+        ScanReason.NO_RANGES if is_whole else ScanReason.STORE_AWAY, stores, answer.why
+    )
 
 
 def _why_foreign(
@@ -150,19 +152,19 @@ def _why_foreign(
 def _by_record(image: image_record.Image, convertible: Collection[str]) -> ImageStatus | None:
     """Return the status by the image's record; None if that allows serving it."""
     if image.status != image_record.ACTIVE:
-        return ImageStatus(Reason.NOT_ACTIVE, image.status)
+        return ImageStatus(ScanReason.NOT_ACTIVE, image.status)
     if image_record.why_format_not_served(image, convertible):
         disk = image.disk_format
         if disk not in (*image_record.SERVED_DISK_FORMATS, *convertible):
-            return ImageStatus(Reason.DISK_FORMAT, disk)
+            return ImageStatus(ScanReason.DISK_FORMAT, disk)
         container = image.container_format
-        return ImageStatus(Reason.CONTAINER_FORMAT, container)
+        return ImageStatus(ScanReason.CONTAINER_FORMAT, container)
     if image.is_encrypted:
-        return ImageStatus(Reason.ENCRYPTED)
+        return ImageStatus(ScanReason.ENCRYPTED)
     if not image.size_bytes:
-        return ImageStatus(Reason.EMPTY)
+        return ImageStatus(ScanReason.EMPTY)
     why_not = image_record.why_not_served(image, convertible)
-    return ImageStatus(Reason.NO_HASH) if why_not else None
+    return ImageStatus(ScanReason.NO_HASH) if why_not else None
 
 
 def _unmapped(
@@ -171,20 +173,20 @@ def _unmapped(
     """Return why an image that could be served has no valid chunk map."""
     state, message = artefacts.state_of(image), image.text(artefacts.MESSAGE)
     if state is artefacts.State.REFUSED:
-        return ImageStatus(Reason.REFUSED, refusal_of(message), message)
+        return ImageStatus(ScanReason.REFUSED, refusal_label(message), message)
     if state is artefacts.State.FAILED:
-        return ImageStatus(Reason.FAILED, "", message)
+        return ImageStatus(ScanReason.FAILED, "", message)
     why = _why_foreign(image, found, image_iteration.CHUNK_MAP, project_id) if found else ""
     is_other = found is not None and artefacts.is_of_other_bytes(
         image, found, image_iteration.CHUNK_MAP, project_id
     )
-    return ImageStatus(Reason.RECORD_DIFFERS if is_other else Reason.NOT_MAPPED, "", why)
+    return ImageStatus(ScanReason.RECORD_DIFFERS if is_other else ScanReason.NOT_MAPPED, "", why)
 
 
-def refusal_of(message: str) -> str:
+def refusal_label(message: str) -> str:
     """Return the label for the reason in a refusal's message.
 
-    >>> refusal_of("it has a backing file. Upload it converted")
+    >>> refusal_label("it has a backing file. Upload it converted")
     'backing-file'
     """
     for reason in qcow2_header.Reason:
@@ -207,21 +209,21 @@ class ImageScan:
 
     def run(self) -> Iterator[int]:
         """Count all images; yield the number so far after each."""
-        cloud = ScanContext(
+        context = ScanContext(
             self._images.project_id,
             self._ranges_of,
             self._images.read_converted,
             self._convertible,
         )
         for number, (image, found) in enumerate(image_iteration.iterate_images(self._images), 1):
-            self._add(image.id, status_of(image, found, cloud))
+            self._add(image.id, status_of(image, found, context))
             yield number
 
     def _add(self, image_id: str, status: ImageStatus) -> None:
         count = self.counts.setdefault(self._label(status), Count(status.reason))
         count.images += 1
         count.why = count.why or status.why
-        if len(count.examples) < EXAMPLES:
+        if len(count.examples) < MAX_EXAMPLES:
             count.examples.append(image_id)
 
     def _label(self, status: ImageStatus) -> str:
@@ -229,7 +231,7 @@ class ImageScan:
             return status.reason.value
         shown = status.detail if _DETAIL.fullmatch(status.detail) else OTHER_DETAIL
         label = f"{status.reason}:{shown}"
-        is_room = label in self.counts or len(self.counts) < MOST_LABELS
+        is_room = label in self.counts or len(self.counts) < MAX_LABELS
         return label if is_room else f"{status.reason}:{OTHER_DETAIL}"
 
     @property

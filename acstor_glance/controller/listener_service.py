@@ -39,13 +39,13 @@ LOG = logging.getLogger(__name__)
 RECONCILE_INTERVAL_S = 300.0
 """Interval between full passes; a pass over 10,000 images reads 300 pages."""
 
-SOON_S = 10.0
+RETRY_S = 10.0
 """Delay of the next pass after a failure of Glance."""
 
-MOST_ASKED = 1000
+MAX_REQUESTS = 1000
 """Limit of queued requests of operators; the next reconcile finds the others."""
 
-GOOD_OUTCOMES = (
+BOOT_IMAGE_OUTCOMES = (
     image_preparer.PreparationOutcome.PREPARED,
     image_preparer.PreparationOutcome.NOTHING,
 )
@@ -65,56 +65,58 @@ class ListenerService:
         preparer: image_preparer.ImagePreparer,
         reconciler: image_reconciler.ImageReconciler,
         counters: metrics.ListenerMetrics,
-        guard: protection_reconciler.ProtectionReconciler,
-        boots: boot_image_service.BootImageService | None = None,
-        comparing: base_comparison.BaseComparer | None = None,
+        protection: protection_reconciler.ProtectionReconciler,
+        boot_images: boot_image_service.BootImageService | None = None,
+        comparer: base_comparison.BaseComparer | None = None,
     ) -> None:
-        self._boots, self._comparing = boots, comparing
+        self._boot_images, self._comparer = boot_images, comparer
         self._trust_store = trust_store.TrustStore(conf)
         self._verifier = message_verifier.MessageVerifier(self._trust_store.trust_anchors)
-        self._guard = guard
+        self._protection = protection
         self._conf, self._counters = conf.acstor_glance, counters
         self._preparer, self._reconciler = preparer, reconciler
         self._queue = work_queue.WorkQueue(self._conf.workers)
-        self._hints = hint_queue.HintQueue(preparer.image_exists, self._found, self._schedule_pass)
-        self._listening = notifications.NotificationListener(conf, self._seen)
-        heard: dict[str, message_bus.Heard] = {decision_messages.IMAGE_WANTED: self._requested}
-        if boots is not None and boots.uses_traces:
-            heard[trace_message.BOOT_TRACED] = lambda sent: boots.add_trace(
+        self._hints = hint_queue.HintQueue(
+            preparer.image_exists, self._on_image_found, self._schedule_pass
+        )
+        self._listening = notifications.NotificationListener(conf, self._on_notification)
+        handlers: dict[str, message_bus.Heard] = {decision_messages.IMAGE_WANTED: self._on_request}
+        if boot_images is not None and boot_images.uses_traces:
+            handlers[trace_message.BOOT_TRACED] = lambda sent: boot_images.add_trace(
                 self._verifier.verify_trace(sent)
             )
-        self._server = bus_server.BusServer(conf, heard)
+        self._server = bus_server.BusServer(conf, handlers)
         self._requests: dict[ids.ImageId, bool] = {}  # requests of operators: whether forced
         self._stopping, self._is_due = threading.Event(), threading.Event()
 
     def run(self) -> None:
         """Serve until :meth:`stop` is called."""
         self._trust_store.start()
-        self._guard.start()
+        self._protection.start()
         supervision.start("acstor-hints", self._hints.run, self._stopping)
         self._listening.start()
         self._server.start()
-        if self._boots is not None:
-            self._boots.start()
-        if self._comparing is not None:
-            self._comparing.start()
+        if self._boot_images is not None:
+            self._boot_images.start()
+        if self._comparer is not None:
+            self._comparer.start()
         workers = [
             supervision.start(f"acstor-worker-{number}", self._work, self._stopping)
             for number in range(self._conf.workers)
         ]
         supervision.run("acstor-reconciler", self._reconcile_forever, self._stopping)
         self._trust_store.stop()
-        self._guard.stop()
-        if self._comparing is not None:
-            self._comparing.stop()
+        self._protection.stop()
+        if self._comparer is not None:
+            self._comparer.stop()
         self._listening.stop()
         wait_for_broker = self._server.stop()
         self._hints.close()
         self._queue.close()
         for worker in workers:  # a worker in the middle of an image is abandoned; its lease expires
             worker.join(STOP_S / len(workers))
-        if self._boots is not None:
-            self._boots.stop()
+        if self._boot_images is not None:
+            self._boot_images.stop()
         wait_for_broker()
 
     def _reconcile_forever(self) -> None:
@@ -126,32 +128,35 @@ class ListenerService:
         self._stopping.set()
         self._is_due.set()
 
-    def _seen(self, event_type: str, image_id: ids.ImageId) -> None:
-        self._counters.messages.labels(event_type).inc()
-        if image_id in self._guard.needed:
-            self._guard.mark_changed(image_id)
+    def _on_notification(self, event_type: str, image_id: ids.ImageId) -> None:
+        self._counters.notifications.labels(event_type).inc()
+        if image_id in self._protection.needed:
+            self._protection.mark_changed(image_id)
         self._hints.put(image_id)
 
-    def _found(self, image_id: ids.ImageId) -> None:
-        self._guard.mark_changed(image_id)
+    def _on_image_found(self, image_id: ids.ImageId) -> None:
+        self._protection.mark_changed(image_id)
         self._put(image_id)
 
     def _schedule_pass(self) -> None:
         self._is_due.set()
 
-    def _requested(self, payload: object) -> None:
+    def _on_request(self, payload: object) -> None:
         """Queue an image on an operator's request, signed by the decision service."""
         wanted = self._verifier.verify_request(payload)
         image_id = ids.parse_image_id(wanted.image_id)
-        if len(self._requests) >= MOST_ASKED:
-            LOG.warning("image %s: not prepared now: %d others wait", image_id, MOST_ASKED)
+        if len(self._requests) >= MAX_REQUESTS:
+            LOG.warning("image %s: not prepared now: %d others wait", image_id, MAX_REQUESTS)
             return
         LOG.info("image %s: an operator wants it prepared", image_id)
         self._requests[image_id] = wanted.is_forced
         self._put(image_id, Rank.BOOTED)
 
     def _put(
-        self, image_id: ids.ImageId, rank: Rank = Rank.NEW, project: str = work_queue.UNKNOWN
+        self,
+        image_id: ids.ImageId,
+        rank: Rank = Rank.NEW,
+        project: str = work_queue.UNKNOWN_PROJECT,
     ) -> None:
         self._queue.add_image(image_id, rank, project)
         self._show_queue()
@@ -159,7 +164,7 @@ class ListenerService:
     def _wait(self, wait_s: float) -> None:
         if self._is_due.wait(wait_s) and not self._stopping.is_set():
             self._is_due.clear()
-            self._stopping.wait(SOON_S)
+            self._stopping.wait(RETRY_S)
 
     def _reconcile(self) -> float:
         """Reconcile once; return the seconds until the next pass."""
@@ -170,19 +175,19 @@ class ListenerService:
         except errors.AcstorError as exc:
             LOG.warning("reconcile: %s", self._error_text(exc))
             self._counters.reconciles.labels("failed").inc()
-            return SOON_S
+            return RETRY_S
         except Exception:
             LOG.exception("reconcile: unexpected")
             self._counters.reconciles.labels("failed").inc()
-            return SOON_S
+            return RETRY_S
         for image_id in self._requests:
             self._put(image_id, Rank.BOOTED)
-        for image_id in findings.todo:
+        for image_id in findings.to_prepare:
             self._put(image_id, Rank.OLD, findings.owners[image_id])
-        if self._boots is not None:
-            self._boots.requeue(findings.to_boot, findings.owners, self._guard.needed)
-        if self._comparing is not None:
-            self._comparing.requeue(findings.to_compare)
+        if self._boot_images is not None:
+            self._boot_images.requeue(findings.to_build, findings.owners, self._protection.needed)
+        if self._comparer is not None:
+            self._comparer.requeue(findings.to_compare)
         self._counters.show_boot_states(findings.boot_states)
         self._counters.deleted_artefacts.inc(len(findings.deleted))
         self._counters.reconciles.labels("whole").inc()
@@ -198,30 +203,32 @@ class ListenerService:
         return min(interval_s, max(due_s, 0.0) + 1.0)
 
     def _work(self) -> None:
-        while (turn := self._queue.take_image()) is not None:
-            image_id = turn.image_id
+        while (queued := self._queue.take_image()) is not None:
+            image_id = queued.image_id
             self._show_queue()
             is_forced = self._requests.pop(image_id, None)
             try:
                 outcome = self._preparer.prepare_image(
                     image_id,
                     is_forced=bool(is_forced),
-                    begin=functools.partial(self._queue.may_begin, turn),
+                    begin=functools.partial(self._queue.may_begin, queued),
                 )
                 LOG.debug("image %s: %s", image_id, outcome)
                 if outcome is image_preparer.PreparationOutcome.FAILED:
                     self._is_due.set()  # the next pass schedules another attempt
-                if outcome is image_preparer.PreparationOutcome.CLAIMED:
+                if outcome is image_preparer.PreparationOutcome.LEASED:
                     self._keep_request(image_id, is_forced)
                 elif outcome is image_preparer.PreparationOutcome.QUEUED and is_forced is not None:
                     self._requests.setdefault(image_id, is_forced)
-                elif self._boots is not None and outcome in GOOD_OUTCOMES:
-                    self._boots.queue_image(image_id, turn.project, is_asked=is_forced is not None)
+                elif self._boot_images is not None and outcome in BOOT_IMAGE_OUTCOMES:
+                    self._boot_images.queue_image(
+                        image_id, queued.project, is_requested=is_forced is not None
+                    )
                 if (
-                    self._comparing is not None
+                    self._comparer is not None
                     and outcome is image_preparer.PreparationOutcome.PREPARED
                 ):
-                    self._comparing.queue_image(image_id)
+                    self._comparer.queue_image(image_id)
             except errors.AcstorError as exc:
                 LOG.warning("image %s: %s; retrying soon", image_id, self._error_text(exc))
                 self._keep_request(image_id, is_forced)
@@ -248,5 +255,5 @@ class ListenerService:
 
     def _show_queue(self) -> None:
         waiting, working = self._queue.queue_sizes()
-        self._counters.waiting.set(waiting)
-        self._counters.working.set(working)
+        self._counters.queued_images.set(waiting)
+        self._counters.active_images.set(working)

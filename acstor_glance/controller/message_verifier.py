@@ -24,9 +24,9 @@ from acstor_common.wire import trace_message
 LOG = logging.getLogger(__name__)
 
 TRACE_AGE_S = 86400.0
-BURST = 64
-PACE_S = 10.0
-"""Traces of one host: a burst of BURST, then one every PACE_S."""
+TRACE_BURST = 64
+TRACE_INTERVAL_S = 10.0
+"""Traces of one host: a burst of TRACE_BURST, then one every TRACE_INTERVAL_S."""
 MAX_HOSTS = 16384
 
 
@@ -60,7 +60,7 @@ class MessageVerifier:
     ) -> None:
         self._trust, self._clock = trust, clock
         self._fresh = replay_filter.ReplayFilter()
-        rate = token_buckets.Rate(1.0 / PACE_S, BURST)
+        rate = token_buckets.Rate(1.0 / TRACE_INTERVAL_S, TRACE_BURST)
         self._rates: token_buckets.TokenBuckets[str] = token_buckets.TokenBuckets(rate, hosts)
 
     def verify_trace(self, payload: object) -> trace_message.BootTrace:
@@ -80,7 +80,8 @@ class MessageVerifier:
             raise errors.NotAuthenticated(what, why)
         if not self._rates.try_take(certificate.host, 1.0, now_s):
             raise errors.RemoteProtocolError(
-                certificate.host, f"more traces than {BURST}, and one in {PACE_S:.0f} s after that"
+                certificate.host,
+                f"more traces than {TRACE_BURST}, and one in {TRACE_INTERVAL_S:.0f} s after that",
             )
         return trace
 
@@ -104,11 +105,11 @@ class MessageVerifier:
     def verify_request(self, payload: object) -> decision_messages.ImageWanted:
         """Return a request of the decision service; raises as :meth:`verify_trace`."""
         signed, trust = decision_messages.decode(payload, decision_messages.Signed), self._trust()
-        asked = signed_messages.verify_from_service(
+        request = signed_messages.verify_from_service(
             signed, signing.IMAGE_WANTED, trust.signers, decision_messages.ImageWantedAt
         )
-        wanted = asked.wanted
-        message = (asked.request, wanted.image_id, wanted.is_forced, asked.given_s)
-        if why := self._fresh.check_and_remember(message, asked.given_s, self._clock()):
+        wanted = request.wanted
+        message = (request.request, wanted.image_id, wanted.is_forced, request.given_s)
+        if why := self._fresh.check_and_remember(message, request.given_s, self._clock()):
             raise errors.NotAuthenticated(f"a request for image {wanted.image_id}", why)
         return wanted

@@ -25,7 +25,7 @@ POOL = "acstor"
 """Queue of all listeners; other consumers of the topics get every message too."""
 EVENTS = ("image.activate", "image.update", "image.delete")
 
-Seen = Callable[[str, ids.ImageId], None]
+OnNotification = Callable[[str, ids.ImageId], None]
 
 
 class Endpoint:
@@ -35,15 +35,15 @@ class Endpoint:
         event_type="^(" + "|".join(event.replace(".", r"\.") for event in EVENTS) + ")$"
     )
 
-    def __init__(self, seen: Seen) -> None:
-        self._seen = seen
+    def __init__(self, on_notification: OnNotification) -> None:
+        self._on_notification = on_notification
 
     def info(
         self, context: Any, publisher_id: str, event_type: str, payload: Any, metadata: Any
     ) -> str:
         """Handle one message."""
         for image_id in image_ids_of(event_type, payload):
-            self._seen(event_type, image_id)
+            self._on_notification(event_type, image_id)
         return str(oslo_messaging.NotificationResult.HANDLED)
 
 
@@ -66,8 +66,8 @@ def image_ids_of(event_type: str, payload: Any) -> Iterator[ids.ImageId]:
 class NotificationListener:
     """Listener on the broker, in its own threads; survives outages of the broker."""
 
-    def __init__(self, conf: cfg.ConfigOpts, seen: Seen) -> None:
-        self._conf, self._seen = conf, seen
+    def __init__(self, conf: cfg.ConfigOpts, on_notification: OnNotification) -> None:
+        self._conf, self._on_notification = conf, on_notification
         self._listener: Any = None
         self._transport = message_bus.open_transport(
             conf, oslo_messaging.get_notification_transport
@@ -91,7 +91,7 @@ class NotificationListener:
             return oslo_messaging.get_notification_listener(
                 self._transport,
                 targets,
-                [Endpoint(self._seen)],
+                [Endpoint(self._on_notification)],
                 executor="threading",
                 pool=POOL,
                 allow_requeue=True,

@@ -16,7 +16,7 @@ from acstor_glance.client import decision_client
 from acstor_glance.client import glance_client
 from acstor_glance.controller import protection_reconciler
 
-MOST_LOOKED_AT = 1000
+MAX_IMAGES = 1000
 
 _WHY = {
     deletion_protection.ProtectionStatus.FREE: "it is not protected yet: it is within seconds, "
@@ -33,18 +33,20 @@ _WHY = {
 }
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """Result of one check."""
 
-    what: str
+    subject: str
     is_healthy: bool
     message: str
 
 
-def check_protection(conf: cfg.ConfigOpts, images: glance_client.GlanceClient) -> Iterator[Finding]:
+def check_protection(
+    conf: cfg.ConfigOpts, images: glance_client.GlanceClient
+) -> Iterator[CheckResult]:
     """Yield the results of all checks."""
     is_on = bool(conf.acstor_glance.protect_used_images)
-    yield Finding(
+    yield CheckResult(
         "protect_used_images",
         is_on,
         "" if is_on else "it is off: images that servers need can be deleted",
@@ -54,21 +56,21 @@ def check_protection(conf: cfg.ConfigOpts, images: glance_client.GlanceClient) -
         needed = protection_reconciler.fetch_needed(service)
         reported = protection_reconciler.fetch_listeners(service)
     except errors.ImageServiceError as exc:
-        yield Finding("decision service", False, f"nobody knows which images hosts need: {exc}")
+        yield CheckResult("decision service", False, f"nobody knows which images hosts need: {exc}")
         return
-    yield _hosts(needed)
-    yield _listeners(reported)
+    yield _check_hosts(needed)
+    yield _check_listeners(reported)
     if not needed.is_complete:
-        yield Finding(
+        yield CheckResult(
             "needed images",
             False,
             f"more than {len(needed.images)}: the others are not protected anew, and nothing is "
             "given back",
         )
-    yield from _standings(needed, images)
+    yield from _check_images(needed, images)
 
 
-def _hosts(needed: decision_messages.NeededImages) -> Finding:
+def _check_hosts(needed: decision_messages.NeededImages) -> CheckResult:
     why = ""
     if (
         needed.last_sample_s is None
@@ -83,27 +85,27 @@ def _hosts(needed: decision_messages.NeededImages) -> Finding:
             f"{needed.silent_hosts} were heard within a day, but not lately: what they have come "
             "to need since is not protected"
         )
-    return Finding("hosts", not why, why)
+    return CheckResult("hosts", not why, why)
 
 
-def _listeners(reported: list[protection_reconciler.Listener]) -> Finding:
+def _check_listeners(reported: list[protection_reconciler.ListenerReport]) -> CheckResult:
     silent = [one.listener for one in reported if one.is_silent]
     why = "none has ever reported to the decision service: is acstor-glance-listener running?"
     if silent:
         why = f"silent: {', '.join(silent)}. Look at acstor-glance-listener there"
-    return Finding(
+    return CheckResult(
         "listeners", bool(reported) and not silent, why if silent or not reported else ""
     )
 
 
-def _standings(
+def _check_images(
     needed: decision_messages.NeededImages, images: glance_client.GlanceClient
-) -> Iterator[Finding]:
-    looked_at, project_id = needed.images[:MOST_LOOKED_AT], images.project_id
+) -> Iterator[CheckResult]:
+    looked_at, project_id = needed.images[:MAX_IMAGES], images.project_id
     for image_id in looked_at:
         status = deletion_protection.protection_of(images.read_or_none(image_id), project_id)
         why = _WHY.get(status, "")
-        yield Finding(f"image {image_id}", not why, why)
+        yield CheckResult(f"image {image_id}", not why, why)
     left = len(needed.images) - len(looked_at)
     if left:
-        yield Finding("other images", False, f"{left} more are needed and were not looked at")
+        yield CheckResult("other images", False, f"{left} more are needed and were not looked at")

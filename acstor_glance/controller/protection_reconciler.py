@@ -39,19 +39,19 @@ REPORT_S = 30.0
 """Interval of reports to the decision service that this listener runs."""
 IMAGES_PER_PASS = 50
 """Limit of images that one pass reads and changes."""
-MOST_FAILURES = 3
+MAX_FAILURES = 3
 """Images of a pass for which Glance may be unreachable before the pass ends.
 
 Refusals do not count, since a tenant can cause them.
 """
-MOST_SAID = 10
+MAX_LOGGED = 10
 """Limit of images that a pass logs."""
-MOST_BYTES = 1 << 20
+MAX_ANSWER_BYTES = 1 << 20
 """Longest answer of the decision service."""
-ALL = ids.parse_image_id("00000000-0000-0000-0000-000000000000")
+ALL_IMAGES = ids.parse_image_id("00000000-0000-0000-0000-000000000000")
 """Lease of the pass over all images."""
 
-_SAID = {
+_WARNINGS = {
     deletion_protection.ProtectionStatus.DECLINED: "somebody took acstor's protection back: it is "
     "left so, and what "
     "hosts lack of it is lost when it is deleted",
@@ -65,7 +65,7 @@ _SAID = {
 }
 
 
-class Listener(msgspec.Struct, frozen=True):
+class ListenerReport(msgspec.Struct, frozen=True):
     """A listener, as the decision service knows it."""
 
     listener: str
@@ -73,20 +73,20 @@ class Listener(msgspec.Struct, frozen=True):
     is_silent: bool
 
 
-class Listeners(msgspec.Struct, frozen=True):
+class ListenerReports(msgspec.Struct, frozen=True):
     """Answer of ``GET /v1/listeners``."""
 
-    listeners: list[Listener]
+    listeners: list[ListenerReport]
 
 
-def fetch_listeners(service: decision_client.DecisionClient) -> list[Listener]:
+def fetch_listeners(service: decision_client.DecisionClient) -> list[ListenerReport]:
     """Return the listeners that have reported."""
-    return service.get("/v1/listeners", Listeners, MOST_BYTES).listeners
+    return service.get("/v1/listeners", ListenerReports, MAX_ANSWER_BYTES).listeners
 
 
 def fetch_needed(service: decision_client.DecisionClient) -> decision_messages.NeededImages:
     """Return the images that hosts need."""
-    return service.get("/v1/needed-images", decision_messages.NeededImages, MOST_BYTES)
+    return service.get("/v1/needed-images", decision_messages.NeededImages, MAX_ANSWER_BYTES)
 
 
 class ProtectionReconciler:
@@ -111,16 +111,16 @@ class ProtectionReconciler:
         folder = glance_conf.state_dir(conf)
         self._leases = work_leases.WorkLeases(own.coordination_url, folder, "protection")
         self._known = deletion_protection.ProtectionState()
-        self._lists_at_s = float("-inf")
-        self._said: dict[str, deletion_protection.ProtectionStatus] = {}
-        self._happened: collections.deque[str] = collections.deque(maxlen=1000)
+        self._relist_at_s = float("-inf")
+        self._logged: dict[str, deletion_protection.ProtectionStatus] = {}
+        self._notified: collections.deque[str] = collections.deque(maxlen=1000)
         self._fault = log_once.LogOnce(LOG)
         self._incomplete = log_once.LogOnce(LOG)
-        self._reports_at_s = float("-inf")
+        self._report_at_s = float("-inf")
         self._unreported = log_once.LogOnce(LOG)
         self._stopping = threading.Event()
         if counters is not None:
-            counters.protects.set(int(self._is_enabled))
+            counters.protection_enabled.set(int(self._is_enabled))
 
     def start(self) -> None:
         """Start the thread."""
@@ -132,7 +132,7 @@ class ProtectionReconciler:
 
     def mark_changed(self, image_id: ids.ImageId) -> None:
         """Record a notification about an image; thread-safe."""
-        self._happened.append(image_id)
+        self._notified.append(image_id)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -148,12 +148,12 @@ class ProtectionReconciler:
             self._stopping.wait(PASS_S)
 
     def _report_if_due(self) -> None:
-        if self._clock() < self._reports_at_s:
+        if self._clock() < self._report_at_s:
             return
-        self._reports_at_s = self._clock() + REPORT_S
+        self._report_at_s = self._clock() + REPORT_S
         try:
             report = {"listener": socket.gethostname()}
-            self._service.post("/v1/listeners", report, Listeners, MOST_BYTES)
+            self._service.post("/v1/listeners", report, ListenerReports, MAX_ANSWER_BYTES)
         except errors.AcstorError as exc:
             self._unreported.log_warning(
                 f"the decision service is not told that this listener runs: {exc}"
@@ -168,21 +168,21 @@ class ProtectionReconciler:
         """
         needed = fetch_needed(self._service) if self._is_enabled else None
         self.needed = frozenset(needed.images if needed else ())
-        with self._claimed() as is_ours:
+        with self._leased() as is_ours:
             if not is_ours:
                 return
             if needed is None:
                 self._list_if_due()
-                self._take_all_back()
+                self._remove_all()
                 return
             self._protect(needed)
         if self._counters is not None:
-            self._counters.guarded_at.set(time.time())
+            self._counters.protection_pass_at.set(time.time())
 
     def _protect(self, needed: decision_messages.NeededImages) -> None:
         """Protect needed images first; then look for protection to remove."""
-        while self._happened:
-            self._known.mark_changed(self._happened.popleft())
+        while self._notified:
+            self._known.mark_changed(self._notified.popleft())
         self._known.set_needed(needed, self._clock())
         self._incomplete.log_warning(
             ""
@@ -191,59 +191,59 @@ class ProtectionReconciler:
             "anew, and nothing is given back"
         )
         try:
-            self._each(self._known.images_to_check(self._clock()), self._settle)
+            self._for_each(self._known.images_to_check(self._clock()), self._update_protection)
             self._list_if_due()
         finally:
-            self._tell()
+            self._report_statuses()
 
     @contextlib.contextmanager
-    def _claimed(self) -> Iterator[bool]:
+    def _leased(self) -> Iterator[bool]:
         """Yield whether to make a pass; True if the coordination service fails."""
         with contextlib.ExitStack() as stack:
             try:
-                is_ours = stack.enter_context(self._leases.lease_image(ALL))
+                is_ours = stack.enter_context(self._leases.lease_image(ALL_IMAGES))
             except errors.ImageServiceUnreachable as exc:
                 LOG.debug("%s; going on without", exc)
                 is_ours = True
             yield is_ours
 
     def _list_if_due(self) -> None:
-        if self._clock() < self._lists_at_s:
+        if self._clock() < self._relist_at_s:
             return
         project_id = self._images.project_id
         found: dict[str, float] = {
-            record.id: deletion_protection.marked_s(record, project_id) or 0.0
+            record.id: deletion_protection.protection_time_s(record, project_id) or 0.0
             for record in self._images.list_images(protected="true")
             if deletion_protection.protection_of(record, project_id)
             is deletion_protection.ProtectionStatus.OURS
         }
         self._known.set_protected(found, self._clock())
-        self._lists_at_s = self._clock() + deletion_protection.RELIST_S
+        self._relist_at_s = self._clock() + deletion_protection.RELIST_S
 
-    def _each(self, image_ids: list[str], do: Callable[[str], None]) -> None:
-        """Call ``do`` for some images; delay failed ones; raise if Glance is away."""
+    def _for_each(self, image_ids: list[str], action: Callable[[str], None]) -> None:
+        """Call ``action`` for some images; delay failed ones; raise if Glance is away."""
         failures = 0
         for image_id in image_ids[: self._images_per_pass]:
             try:
-                do(image_id)
+                action(image_id)
             except errors.ImageServiceError as exc:
                 LOG.info("image %s: %s", image_id, exc)
                 self._known.mark_failed(image_id, self._clock())
                 failures += isinstance(exc, errors.ImageServiceUnreachable)
-                if failures >= MOST_FAILURES:
+                if failures >= MAX_FAILURES:
                     raise
 
-    def _settle(self, image_id: str) -> None:
+    def _update_protection(self, image_id: str) -> None:
         record = self._images.read_or_none(image_id)
         self._known.update_image(image_id, record, self._images.project_id)
         change = self._known.plan_change(image_id, self._clock())
         if record is not None and change is not None:
             self._change(record, change)
 
-    def _take_all_back(self) -> None:
-        self._each(sorted(self._known.list_protected(self._clock())), self._take_back)
+    def _remove_all(self) -> None:
+        self._for_each(sorted(self._known.list_protected(self._clock())), self._remove_protection)
 
-    def _take_back(self, image_id: str) -> None:
+    def _remove_protection(self, image_id: str) -> None:
         record, project_id = self._images.read_or_none(image_id), self._images.project_id
         self._known.update_image(image_id, record, project_id)
         is_ours = (
@@ -251,14 +251,16 @@ class ProtectionReconciler:
             is deletion_protection.ProtectionStatus.OURS
         )
         if record is not None and is_ours:
-            self._change(record, deletion_protection.Change.TAKE_BACK)
+            self._change(record, deletion_protection.Change.REMOVE)
 
     def _change(self, record: image_record.Image, change: deletion_protection.Change) -> None:
         """Change an image that was read just now, or changes by others would be lost."""
         project_id = self._images.project_id
-        tags = deletion_protection.tags_after(change, record, project_id, self._known.service_s())
-        is_noted = change is deletion_protection.Change.NOTE
-        is_protected = None if is_noted else change is deletion_protection.Change.SET
+        tags = deletion_protection.tags_after(
+            change, record, project_id, self._known.service_time_s()
+        )
+        is_record = change is deletion_protection.Change.RECORD_REMOVAL
+        is_protected = None if is_record else change is deletion_protection.Change.SET
         try:
             changed = self._images.set_protection(record, tags, is_protected)
         except errors.ImageGone:
@@ -270,24 +272,24 @@ class ProtectionReconciler:
     def _count(self, image_id: str, change: deletion_protection.Change) -> None:
         LOG.info("image %s: protection against being deleted %s", image_id, change.value)
         if self._counters is not None:
-            self._counters.protections.labels(change.name.lower()).inc()
+            self._counters.protection_changes.labels(change.name.lower()).inc()
 
-    def _tell(self) -> None:
+    def _report_statuses(self) -> None:
         """Update the metrics, and log each image at risk once."""
-        standings = self._known.list_states()
-        for image_id in self._said.keys() - standings.keys():
-            del self._said[image_id]
+        statuses = self._known.list_statuses()
+        for image_id in self._logged.keys() - statuses.keys():
+            del self._logged[image_id]
         news = {
-            image_id: is_now
-            for image_id, is_now in standings.items()
-            if is_now in _SAID and self._said.get(image_id) is not is_now
+            image_id: status
+            for image_id, status in statuses.items()
+            if status in _WARNINGS and self._logged.get(image_id) is not status
         }
-        for image_id, is_now in list(news.items())[:MOST_SAID]:
-            LOG.warning("image %s: %s", image_id, _SAID[is_now])
-        if len(news) > MOST_SAID:
+        for image_id, status in list(news.items())[:MAX_LOGGED]:
+            LOG.warning("image %s: %s", image_id, _WARNINGS[status])
+        if len(news) > MAX_LOGGED:
             LOG.warning(
-                "so are %d more images; the command check names them", len(news) - MOST_SAID
+                "so are %d more images; the command check names them", len(news) - MAX_LOGGED
             )
-        self._said |= news
+        self._logged |= news
         if self._counters is not None:
-            self._counters.show_needed(standings.values())
+            self._counters.show_needed(statuses.values())

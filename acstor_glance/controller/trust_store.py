@@ -29,7 +29,7 @@ MAX_ANSWER_BYTES = 1 << 22
 """Longest answer: MAX_REVOKED hosts with the longest names fit."""
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _AuthorityAnswer(msgspec.Struct, frozen=True):
     ca: str
     signers: str
     revoked: dict[str, int] = {}
@@ -89,7 +89,7 @@ class TrustStore:
             except errors.NotAuthenticated as exc:
                 raise errors.Unusable(own.trusted_dir, str(exc)) from exc
             return
-        answer = self._service.get("/v1/authority", _Answer, MAX_ANSWER_BYTES)
+        answer = self._service.get("/v1/authority", _AuthorityAnswer, MAX_ANSWER_BYTES)
         self._trust = parse_trust(answer.ca.encode(), answer.signers.encode(), answer.revoked)
 
 

@@ -31,7 +31,7 @@ from acstor_glance.prepare import plan
 
 LOG = logging.getLogger(__name__)
 
-MOST_REMEMBERED = 100_000
+MAX_REMEMBERED = 100_000
 """Limit of remembered images; others are compared once more."""
 
 _Files = tuple[pathlib.Path, pathlib.Path]
@@ -75,8 +75,8 @@ class BaseComparer:
                 self._queue.add_image(image_id, work_queue.Rank.OLD)
 
     def _work(self) -> None:
-        while (turn := self._queue.take_image()) is not None:
-            image_id = turn.image_id
+        while (queued := self._queue.take_image()) is not None:
+            image_id = queued.image_id
             try:
                 if self.compare_image(image_id):
                     self._remember(image_id)
@@ -89,7 +89,7 @@ class BaseComparer:
                 self._queue.finish_image(image_id)
 
     def _remember(self, image_id: ids.ImageId) -> None:
-        if len(self._seen) >= MOST_REMEMBERED:
+        if len(self._seen) >= MAX_REMEMBERED:
             self._seen.clear()
         self._seen.add(image_id)
 
@@ -104,7 +104,7 @@ class BaseComparer:
         if image is None or base is None:
             return True
         files = self._files_of(image, base)
-        if files is None and _is_told(image, base):
+        if files is None and _is_recorded(image, base):
             return True
         with (
             backing_images.chunk_map_of(self._images, image) as own_map,
@@ -161,6 +161,6 @@ class BaseComparer:
         return self._images.local_path(stored.own_image, self._conf.file_store_dirs)
 
 
-def _is_told(image: image_record.Image, base: image_record.Image) -> bool:
-    told = artefacts.lineage_of(image)
-    return told.base == base.id and told.own_bytes is not None
+def _is_recorded(image: image_record.Image, base: image_record.Image) -> bool:
+    lineage = artefacts.lineage_of(image)
+    return lineage.base == base.id and lineage.own_bytes is not None

@@ -32,11 +32,11 @@ from acstor_glance.gateway.flatten import image_upload
 
 LOG = logging.getLogger(__name__)
 
-LONGEST_RANGE_BYTES = 8 << 20
+MAX_RANGE_BYTES = 8 << 20
 """Of a request, which may take so much memory; agents request 1 MiB at a time."""
 OPEN_PATHS = frozenset({"/", "/healthz"})
 """Paths that need no token."""
-KEYSTONE_IS_GONE = (
+KEYSTONE_UNAVAILABLE = (
     "Keystone does not answer, or refuses the user of [keystone_authtoken] (the log of the gateway "
     "says which), so this token cannot be checked"
 )
@@ -47,17 +47,17 @@ VERSIONS = {"versions": [{"id": "v1", "status": "CURRENT"}]}
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Any]
 
 
-def make_app(conf: cfg.ConfigOpts, counted: gateway_metrics.GatewayMetrics) -> Wsgi:
+def make_app(conf: cfg.ConfigOpts, counters: gateway_metrics.GatewayMetrics) -> Wsgi:
     """Return the application, behind keystonemiddleware."""
-    own = conf.acstor_gateway
-    known, places = image_lookup.ImageLookup(conf, counted), stores.Stores(conf, counted)
-    made = range_reader.RangeReader(known, places, LONGEST_RANGE_BYTES, own.timeout_s)
-    fills = image_upload.ImageUploader(conf, known, places.default_driver)
+    options = conf.acstor_gateway
+    lookup, image_stores = image_lookup.ImageLookup(conf, counters), stores.Stores(conf, counters)
+    reader = range_reader.RangeReader(lookup, image_stores, MAX_RANGE_BYTES, options.timeout_s)
+    uploader = image_upload.ImageUploader(conf, lookup, image_stores.default_driver)
     ratio = conf.acstor_glance.max_expansion_ratio
-    composes = flatten_jobs.FlattenJobs(known, made, fills, own, ratio, counted)
-    plain = make_plain_app(made, composes)
+    jobs = flatten_jobs.FlattenJobs(lookup, reader, uploader, options, ratio, counters)
+    plain = make_plain_app(reader, jobs)
     guarded = token_validation.TokenCheck(
-        plain, conf, functools.partial(_unavailable, counted), KEYSTONE_IS_GONE
+        plain, conf, functools.partial(_unavailable, counters), KEYSTONE_UNAVAILABLE
     )
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
@@ -65,7 +65,7 @@ def make_app(conf: cfg.ConfigOpts, counted: gateway_metrics.GatewayMetrics) -> W
             return plain(environ, start_response)
 
         def start(status: str, *more: Any) -> Any:
-            counted.count_response(int(status[:3]))
+            counters.count_response(int(status[:3]))
             return start_response(status, *more)
 
         return guarded(environ, start)
@@ -74,40 +74,38 @@ def make_app(conf: cfg.ConfigOpts, counted: gateway_metrics.GatewayMetrics) -> W
 
 
 def _unavailable(
-    counted: gateway_metrics.GatewayMetrics, message: str
+    counters: gateway_metrics.GatewayMetrics, message: str
 ) -> webob.exc.HTTPServiceUnavailable:
-    counted.service_failed("keystone")
+    counters.count_service_fault("keystone")
     body = _fault_body(http.HTTPStatus.SERVICE_UNAVAILABLE, message)
     return webob.exc.HTTPServiceUnavailable(body=body, content_type="application/json")
 
 
-def make_plain_app(
-    made: range_reader.RangeReader, composes: flatten_jobs.FlattenJobs
-) -> flask.Flask:
+def make_plain_app(reader: range_reader.RangeReader, jobs: flatten_jobs.FlattenJobs) -> flask.Flask:
     """Return the application without token validation: it trusts the environment."""
     app = flask.Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = 0
     app.add_url_rule("/", "versions", lambda: _json(VERSIONS))
     app.add_url_rule("/healthz", "healthz", lambda: _json({"status": "ok"}))
-    app.add_url_rule("/v1/images/<image_id>/file", "file", lambda image_id: _file(made, image_id))
+    app.add_url_rule("/v1/images/<image_id>/file", "file", lambda image_id: _file(reader, image_id))
     app.add_url_rule(
         "/v1/images/<image_id>/changes",
         "changes",
-        lambda image_id: _changes(composes, image_id),
+        lambda image_id: _changes(jobs, image_id),
         methods=["PUT"],
     )
     app.register_error_handler(Exception, _fault)
     return app
 
 
-def _file(made: range_reader.RangeReader, image_id: str) -> flask.Response:
+def _file(reader: range_reader.RangeReader, image_id: str) -> flask.Response:
     request = flask.request
     if request.method != "GET":
         raise exceptions.MethodNotAllowed(["GET"])
     wanted, caller = _image_id(image_id), _caller()
-    answer = made.read_range(wanted, request.headers.get("Range", ""), caller)
+    answer = reader.read_range(wanted, request.headers.get("Range", ""), caller)
     headers = {
-        "Content-Range": answer.asked.content_range(answer.size_bytes),
+        "Content-Range": answer.requested.content_range(answer.size_bytes),
         "Accept-Ranges": "bytes",
         "Cache-Control": "no-store",
     }
@@ -116,7 +114,7 @@ def _file(made: range_reader.RangeReader, image_id: str) -> flask.Response:
     )
 
 
-def _changes(composes: flatten_jobs.FlattenJobs, image_id: str) -> flask.Response:
+def _changes(jobs: flatten_jobs.FlattenJobs, image_id: str) -> flask.Response:
     request = flask.request
     wanted, caller = _image_id(image_id), _caller()
     disk_format = request.args.get("format", "")
@@ -126,7 +124,7 @@ def _changes(composes: flatten_jobs.FlattenJobs, image_id: str) -> flask.Respons
     if length_bytes is None:
         words = "give the length of the body in Content-Length"
         raise http_errors.HttpError(http.HTTPStatus.LENGTH_REQUIRED, words)
-    lines = composes.start_job(
+    lines = jobs.start_job(
         flatten_job.FlattenRequest(wanted, disk_format, caller),
         request.headers.get("X-Project-Id", ""),  # from keystonemiddleware, not the client
         request.environ["wsgi.input"],  # werkzeug's own stream is limited to 0 bytes

@@ -73,10 +73,10 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.in_flight = self._gauge(
+        self.reads_in_flight = self._gauge(
             "acstor_gateway_reads_in_flight", "Reads from stores in progress"
         )
-        self.limit = self._gauge(
+        self.reads_limit = self._gauge(
             "acstor_gateway_reads_limit", "Limit of concurrent reads from a store"
         )
         self._add_compositions()
@@ -111,7 +111,7 @@ class GatewayMetrics:
         """Count an answer."""
         self._requests.labels(str(status)).inc()
 
-    def service_failed(self, service: str) -> None:
+    def count_service_fault(self, service: str) -> None:
         """Count a request that failed because one of SERVICES did not answer."""
         self._service_faults.labels(service).inc()
 
@@ -150,8 +150,8 @@ class StoreMetrics:
         }
         self._bytes = counters.read_bytes.labels(store, driver)
         self._seconds = counters.read_seconds.labels(store, driver)
-        self._in_flight = counters.in_flight.labels(store, driver)
-        counters.limit.labels(store, driver).set(reads)
+        self._in_flight = counters.reads_in_flight.labels(store, driver)
+        counters.reads_limit.labels(store, driver).set(reads)
 
     def count_start(self) -> None:
         """Count the start of a read."""

@@ -31,8 +31,8 @@ class HttpError(errors.AcstorError):
 
 
 class FlattenAborted(HttpError):
-    """A job stopped by ``who``: ``client``, ``base`` or ``glance``."""
+    """A job stopped by ``party``: ``client``, ``base`` or ``glance``."""
 
-    def __init__(self, status: http.HTTPStatus, message: str, who: str) -> None:
+    def __init__(self, status: http.HTTPStatus, message: str, party: str) -> None:
         super().__init__(status, message)
-        self.who = who
+        self.party = party

@@ -38,15 +38,15 @@ LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MOST_REMEMBERED = 16_384
-CALLERS = 16
+MAX_CACHED = 16_384
+MAX_CONCURRENT = 16
 """Concurrent requests to Glance: half of the documented server's threads."""
 READABLE = frozenset({image_record.ACTIVE, image_record.DEACTIVATED})
 """Statuses of readable images; only administrators and agents may read the second."""
 _BARE = image_record.SERVED_CONTAINER_FORMAT
-_YES = frozenset({200, 204, 206, 400, 416})
+_PERMITTED = frozenset({200, 204, 206, 400, 416})
 """Answers that mean permission; Glance decides before it looks at range and store."""
-_AS_THEY_ARE = frozenset({401, 403, 404})
+_PASSED_ON = frozenset({401, 403, 404})
 
 
 class Caller(NamedTuple):
@@ -67,7 +67,7 @@ class Caller(NamedTuple):
         return hashlib.sha256(self.token.encode()).digest()
 
 
-class Image(NamedTuple):
+class ReadableImage(NamedTuple):
     """Part of Glance's record of an image.
 
     :param md5: hexadecimal; empty if unknown
@@ -102,17 +102,17 @@ class ImageLookup:
     Methods raise http_errors.HttpError when Glance refuses or fails.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, counted: gateway_metrics.GatewayMetrics) -> None:
-        self._images, self._counted = glance_client.connect(conf), counted
+    def __init__(self, conf: cfg.ConfigOpts, counters: gateway_metrics.GatewayMetrics) -> None:
+        self._images, self._counters = glance_client.connect(conf), counters
         ttl_s, self._glance = conf.acstor_gateway.auth_cache_s, adapter_of(conf)
-        self._limit = concurrency_limit.ConcurrencyLimit("Glance", CALLERS, time.monotonic)
+        self._limit = concurrency_limit.ConcurrencyLimit("Glance", MAX_CONCURRENT, time.monotonic)
         self._fault, self._locations_fault = log_once.LogOnce(LOG), log_once.LogOnce(LOG)
-        self._known: ttl_cache.TtlCache[Image] = ttl_cache.TtlCache(ttl_s, MOST_REMEMBERED)
+        self._known: ttl_cache.TtlCache[ReadableImage] = ttl_cache.TtlCache(ttl_s, MAX_CACHED)
         self._locations: ttl_cache.TtlCache[list[stores.Location]] = ttl_cache.TtlCache(
-            ttl_s, MOST_REMEMBERED
+            ttl_s, MAX_CACHED
         )
 
-    def get_image(self, image_id: ids.ImageId, caller: Caller) -> Image:
+    def get_image(self, image_id: ids.ImageId, caller: Caller) -> ReadableImage:
         """Return an image that the caller may download."""
         key = (caller.key, image_id)
         known = self._known.get(key)
@@ -139,7 +139,7 @@ class ImageLookup:
         answer = self._get("/v2/info/usage", caller)
         if answer.status_code != http.HTTPStatus.OK:
             return None
-        return self._decoded(answer, quota_left)
+        return self._decoded(answer, parse_quota_left)
 
     def list_locations(self, image_id: ids.ImageId, is_fresh: bool) -> list[stores.Location]:
         """Return the locations of an image, in Glance's order; ``is_fresh``: uncached."""
@@ -153,11 +153,11 @@ class ImageLookup:
         """Drop the cached answer for this caller."""
         self._known.invalidate((caller.key, image_id))
 
-    def _fetch_image(self, image_id: ids.ImageId, caller: Caller) -> Image:
+    def _fetch_image(self, image_id: ids.ImageId, caller: Caller) -> ReadableImage:
         image = _image_of(image_id, self.fetch_record(image_id, caller))
         behind = {"Range": f"bytes={image.size_bytes}-"}
         answer = self._get(f"/v2/images/{image_id}/file", caller, behind)
-        if answer.status_code not in _YES:
+        if answer.status_code not in _PERMITTED:
             raise self._refusal(answer.status_code, "whether this may be downloaded")
         return image
 
@@ -196,7 +196,7 @@ class ImageLookup:
             raise self._refusal(None, str(error)) from error
         except errors.ImageServiceError as error:
             self._locations_fault.log_warning(f"where images are Glance does not tell: {error.why}")
-            self._counted.service_failed("glance")
+            self._counters.count_service_fault("glance")
             raise http_errors.HttpError(
                 http.HTTPStatus.BAD_GATEWAY,
                 "Glance does not tell the gateway's user where images are (the role service lets "
@@ -213,30 +213,30 @@ class ImageLookup:
 
     def _refusal(self, status: int | None, words: str) -> http_errors.HttpError:
         """Return Glance's refusal, or the error that Glance fails."""
-        if status in _AS_THEY_ARE:
+        if status in _PASSED_ON:
             answer = http.HTTPStatus(status)
             return http_errors.HttpError(
                 answer, f"Glance answers {status} when it is asked {words}"
             )
-        self._counted.service_failed("glance")
-        said = f"it answers {status} when it is asked {words}" if status else words
-        return http_errors.HttpError(http.HTTPStatus.BAD_GATEWAY, f"Glance cannot be asked: {said}")
+        self._counters.count_service_fault("glance")
+        why = f"it answers {status} when it is asked {words}" if status else words
+        return http_errors.HttpError(http.HTTPStatus.BAD_GATEWAY, f"Glance cannot be asked: {why}")
 
 
-def quota_left(said: Mapping[str, Any]) -> int | None:
+def parse_quota_left(usage: Mapping[str, Any]) -> int | None:
     """Return the rest of a project's quota in bytes; None if it has none.
 
-    :param said: Glance's answer to ``/v2/info/usage``, in MiB; a limit of -1 is none
+    :param usage: Glance's answer to ``/v2/info/usage``, in MiB; a limit of -1 is none
     """
     try:
-        found = said["usage"]["image_size_total"]
+        found = usage["usage"]["image_size_total"]
         limit_mib, used_mib = int(found["limit"]), int(found["usage"])
     except (KeyError, TypeError, ValueError):
         return None
     return None if limit_mib < 0 else max(0, limit_mib - used_mib) * geometry.MIB
 
 
-def _image_of(image_id: ids.ImageId, record: image_record.Image) -> Image:
+def _image_of(image_id: ids.ImageId, record: image_record.Image) -> ReadableImage:
     if record.status not in READABLE:
         raise http_errors.HttpError(
             http.HTTPStatus.CONFLICT,
@@ -249,7 +249,7 @@ def _image_of(image_id: ids.ImageId, record: image_record.Image) -> Image:
             {"Content-Range": "bytes */0"},
         )
     md5 = record.text("checksum").lower()
-    return Image(image_id, record.size_bytes, md5, disk_format_of(record), record.os_hash)
+    return ReadableImage(image_id, record.size_bytes, md5, disk_format_of(record), record.os_hash)
 
 
 def disk_format_of(record: image_record.Image) -> str:

@@ -21,12 +21,12 @@ from acstor_glance.gateway.readers import base
 
 LOG = logging.getLogger(__name__)
 
-TOLD_S = 60.0
+LOG_REPEAT_S = 60.0
 """Time for which the log does not repeat why an image cannot be read."""
-MOST_TOLD = 1024
+MAX_LOGGED = 1024
 
 
-Fault = base.StoreFault | http_errors.HttpError
+ReadFault = base.StoreFault | http_errors.HttpError
 """Why a location fails."""
 
 
@@ -34,7 +34,7 @@ class ImageRange(NamedTuple):
     """A range of an image."""
 
     data: bytes
-    asked: byte_range.ByteRange
+    requested: byte_range.ByteRange
     size_bytes: int
 
 
@@ -43,46 +43,48 @@ class RangeReader:
 
     def __init__(
         self,
-        known: image_lookup.ImageLookup,
-        places: stores.Stores,
+        lookup: image_lookup.ImageLookup,
+        image_stores: stores.Stores,
         max_bytes: int,
         timeout_s: float,
     ) -> None:
-        self._lookup, self._stores = known, places
+        self._lookup, self._stores = lookup, image_stores
         self._max_bytes, self._timeout_s = max_bytes, timeout_s
-        self._logged: ttl_cache.TtlCache[str] = ttl_cache.TtlCache(TOLD_S, MOST_TOLD)
+        self._logged: ttl_cache.TtlCache[str] = ttl_cache.TtlCache(LOG_REPEAT_S, MAX_LOGGED)
 
     def read_range(
         self, image_id: ids.ImageId, header: str, caller: image_lookup.Caller
     ) -> ImageRange:
         """Return the range of the Range header; raises HttpError."""
         image = self._lookup.get_image(image_id, caller)
-        asked = byte_range.parse(header, image.size_bytes, self._max_bytes)
+        requested = byte_range.parse(header, image.size_bytes, self._max_bytes)
 
-        def look_again() -> image_lookup.Image:
+        def refresh() -> image_lookup.ReadableImage:
             self._lookup.invalidate(image_id, caller)
             return self._lookup.get_image(image_id, caller)
 
-        return ImageRange(self._read(image, asked, look_again), asked, image.size_bytes)
+        return ImageRange(self._read(image, requested, refresh), requested, image.size_bytes)
 
-    def read_part(self, image: image_lookup.Image, asked: byte_range.ByteRange) -> bytes:
+    def read_part(
+        self, image: image_lookup.ReadableImage, requested: byte_range.ByteRange
+    ) -> bytes:
         """Return a range for a job; permission was checked at its start, as in Glance."""
-        return self._read(image, asked, lambda: image)
+        return self._read(image, requested, lambda: image)
 
     def _read(
         self,
-        image: image_lookup.Image,
-        asked: byte_range.ByteRange,
-        look_again: Callable[[], image_lookup.Image],
+        image: image_lookup.ReadableImage,
+        requested: byte_range.ByteRange,
+        refresh: Callable[[], image_lookup.ReadableImage],
     ) -> bytes:
         image_id, until_s = image.image_id, time.monotonic() + self._timeout_s
-        tried = self._lookup.list_locations(image_id, is_fresh=False)
-        data, faults = self._read_first(image, tried, asked, until_s)
+        cached = self._lookup.list_locations(image_id, is_fresh=False)
+        data, faults = self._read_first(image, cached, requested, until_s)
         if data is None:
-            image = look_again()
+            image = refresh()
             now = self._lookup.list_locations(image_id, is_fresh=True)
-            if now != tried:
-                data, faults = self._read_first(image, now, asked, until_s)
+            if now != cached:
+                data, faults = self._read_first(image, now, requested, until_s)
         if data is None:
             refused = _refused(faults)
             self._log_failure(image_id, refused.message)
@@ -96,18 +98,18 @@ class RangeReader:
 
     def _read_first(
         self,
-        image: image_lookup.Image,
+        image: image_lookup.ReadableImage,
         locations: list[stores.Location],
-        asked: byte_range.ByteRange,
+        requested: byte_range.ByteRange,
         until_s: float,
-    ) -> tuple[bytes | None, list[Fault]]:
+    ) -> tuple[bytes | None, list[ReadFault]]:
         """Return the data from the first location that works, and the others' faults."""
-        faults: list[Fault] = []
+        faults: list[ReadFault] = []
         for location in locations:
             if faults and time.monotonic() > until_s:
                 break
             try:
-                part = self._stores.read(location, asked)
+                part = self._stores.read(location, requested)
                 _check(image, part, location.store or location.scheme)
             except base.StoreFault as fault:
                 self._stores.count_fault(fault)
@@ -119,7 +121,7 @@ class RangeReader:
         return None, faults
 
 
-def _check(image: image_lookup.Image, part: base.Part, store: str) -> None:
+def _check(image: image_lookup.ReadableImage, part: base.ObjectRange, store: str) -> None:
     """Raise ContentMismatch if an object differs from Glance's record."""
     if part.size_bytes != image.size_bytes:
         why = f"it has {part.size_bytes} bytes, and Glance's record says {image.size_bytes}"
@@ -129,7 +131,7 @@ def _check(image: image_lookup.Image, part: base.Part, store: str) -> None:
         raise base.ContentMismatch(store, why)
 
 
-def _refused(faults: list[Fault]) -> http_errors.HttpError:
+def _refused(faults: list[ReadFault]) -> http_errors.HttpError:
     """Return one error for all locations; a temporary one takes precedence."""
     words = "; ".join(str(fault) for fault in faults) or "Glance names no place where its bytes are"
     passing = [fault for fault in faults if isinstance(fault, http_errors.HttpError)]

@@ -29,13 +29,13 @@ class ReadAdmission:
         name: str,
         reads: int,
         timeout_s: float,
-        counted: gateway_metrics.StoreMetrics,
+        counters: gateway_metrics.StoreMetrics,
         *,
         queue_s: float = QUEUE_S,
     ) -> None:
         self._queue_s = queue_s
         self._name, self._reads, self._timeout_s = name, reads, timeout_s
-        self._counted = counted
+        self._counters = counters
         self._places = threading.BoundedSemaphore(reads)
         self._threads = futures.ThreadPoolExecutor(reads, thread_name_prefix=f"store-{name}")
         self._lock = threading.Lock()
@@ -46,14 +46,14 @@ class ReadAdmission:
         all_are_late = len(self._late) >= self._reads
         wait_s = 0.0 if all_are_late else min(self._queue_s, self._timeout_s)
         if not self._places.acquire(timeout=wait_s):
-            self._counted.count_fault("full")
+            self._counters.count_fault("full")
             raise http_errors.HttpError(
                 http.HTTPStatus.SERVICE_UNAVAILABLE,
                 f"store {self._name}: {self._reads} reads are under way, {len(self._late)} late",
                 {"Retry-After": "1"},
             )
         began_s = time.monotonic()
-        self._counted.count_start()
+        self._counters.count_start()
         job = self._threads.submit(read)
         job.add_done_callback(lambda job: self._ended(job, began_s))
         futures.wait((job,), self._timeout_s)
@@ -61,7 +61,7 @@ class ReadAdmission:
             if is_under_way := not job.done():
                 self._late.add(job)
         if is_under_way or self._has_timed_out(job, began_s):
-            self._counted.count_fault("late")
+            self._counters.count_fault("late")
             why = f"store {self._name}: no answer within {self._timeout_s:g} s"
             raise http_errors.HttpError(http.HTTPStatus.GATEWAY_TIMEOUT, why)
         return job.result()
@@ -71,7 +71,7 @@ class ReadAdmission:
         return job.exception() is not None and time.monotonic() - began_s >= self._timeout_s
 
     def _ended(self, job: futures.Future[Any], began_s: float) -> None:
-        self._counted.count_end(time.monotonic() - began_s)
+        self._counters.count_end(time.monotonic() - began_s)
         with self._lock:
             self._late.discard(job)
         self._places.release()

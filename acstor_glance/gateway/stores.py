@@ -57,7 +57,7 @@ class Stores:
     :raises errors.Unusable: it names no stores
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, counted: gateway_metrics.GatewayMetrics) -> None:
+    def __init__(self, conf: cfg.ConfigOpts, counters: gateway_metrics.GatewayMetrics) -> None:
         self._conf = conf
         self._enabled = _register(conf)
         glance_store.create_multi_stores(conf)
@@ -66,18 +66,18 @@ class Stores:
         for name in self._enabled:
             self._prepare(name)
         own = conf.acstor_gateway
-        self._counted = {
+        self._counters = {
             name: gateway_metrics.StoreMetrics(
-                counted, name, _kind_of(driver), own.max_reads if name in self._readers else 0
+                counters, name, _kind_of(driver), own.max_reads if name in self._readers else 0
             )
             for name, driver in self._enabled.items()
         }
         self._others = gateway_metrics.StoreMetrics(
-            counted, gateway_metrics.OTHER, gateway_metrics.OTHER
+            counters, gateway_metrics.OTHER, gateway_metrics.OTHER
         )
         self._admissions = {
             name: read_admission.ReadAdmission(
-                name, own.max_reads, own.timeout_s, self._counted[name]
+                name, own.max_reads, own.timeout_s, self._counters[name]
             )
             for name in self._readers
         }
@@ -89,9 +89,9 @@ class Stores:
 
     def count_fault(self, fault: base.StoreFault) -> None:
         """Count a fault of a store."""
-        self._counted.get(fault.store, self._others).count_fault(fault.fault)
+        self._counters.get(fault.store, self._others).count_fault(fault.fault)
 
-    def read(self, location: Location, asked: byte_range.ByteRange) -> base.Part:
+    def read(self, location: Location, requested: byte_range.ByteRange) -> base.ObjectRange:
         """Read a range of the object at a location.
 
         :raises base.StoreFault: it cannot be read
@@ -111,14 +111,16 @@ class Stores:
         except (glance_store.GlanceStoreException, ValueError) as error:  # ValueError: no URL
             why = f"a location of another kind ({location.scheme}) names it"
             raise base.RangesUnsupported(name, why) from error
-        part = self._admissions[name].run(lambda: self._read(reader, place, asked))
-        self._counted[name].count_bytes(len(part.data))
+        part = self._admissions[name].run(lambda: self._read(reader, place, requested))
+        self._counters[name].count_bytes(len(part.data))
         return part
 
-    def _read(self, reader: base.Reader, place: Any, asked: byte_range.ByteRange) -> base.Part:
+    def _read(
+        self, reader: base.Reader, place: Any, requested: byte_range.ByteRange
+    ) -> base.ObjectRange:
         if isinstance(reader, offset_reader.OffsetReader):
-            return reader.read(place, asked)
-        return reader.read(place.store_location, asked)
+            return reader.read(place, requested)
+        return reader.read(place.store_location, requested)
 
     def _only_store_of(self, location: Location) -> str:
         """Return the only store that a location without a name can be in."""
@@ -196,9 +198,9 @@ def _web(name: str, _store: Any, options: Any, own: Any) -> base.Reader:
     )
 
 
-def _networks(name: str, told: Iterable[str]) -> list[addresses.Network]:
+def _networks(name: str, networks: Iterable[str]) -> list[addresses.Network]:
     try:
-        return [ipaddress.ip_network(one) for one in told]
+        return [ipaddress.ip_network(one) for one in networks]
     except ValueError as error:
         raise errors.Unusable(name, f"[acstor_gateway] internal_web_networks: {error}") from error
 

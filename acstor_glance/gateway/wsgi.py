@@ -40,18 +40,18 @@ def load(files: list[str]) -> app.Wsgi:
     for stray in common_conf.unknown(conf, options):
         if stray.section.lower() == gateway_conf.GROUP.name:  # other sections are Glance's
             common_conf.LOG.warning("%s", stray)
-    counted = gateway_metrics.GatewayMetrics()
-    made = app.make_app(conf, counted)
+    counters = gateway_metrics.GatewayMetrics()
+    application = app.make_app(conf, counters)
     if address := conf.acstor_gateway.metrics_listen:
         try:
-            counted.serve(address)
+            counters.serve(address)
         except errors.Unusable as error:  # images are read without metrics
             LOG.warning(
                 "this process has no metrics: %s. With several processes %s must name a folder",
                 error,
                 gateway_metrics.FOLDER_VARIABLE,
             )
-    return made
+    return application
 
 
 with console_script.exit_on_error("acstor-glance-gateway", cfg.Error, errors.Unusable):

@@ -137,19 +137,19 @@ class _Job:
 
     def convert(self) -> None:
         words = ["convert", "-q", "-c", "-f", self._driver, "-O", artefacts.AS_CONVERTED]
-        most_bytes = self._limits.growth * self._stored_bytes + self._limits.spare_bytes
+        max_bytes = self._limits.growth * self._stored_bytes + self._limits.spare_bytes
         longest_s = self._limits.spare_s + self._stored_bytes // SLOWEST_BYTES_S
         with tempfile.TemporaryFile() as said:
-            self._run([*words, self.image, self._made], said, most_bytes, longest_s)
+            self._run([*words, self.image, self._made], said, max_bytes, longest_s)
 
-    def _run(self, words: Sequence[str], said: IO[bytes], most_bytes: int, longest_s: int) -> None:
+    def _run(self, words: Sequence[str], said: IO[bytes], max_bytes: int, longest_s: int) -> None:
         """Run qemu-img; ``said`` gets its output.
 
         :param longest_s: limit of processor seconds, and half the limit of time
         """
         cpu_s = f"{longest_s}:{longest_s + _GRACE_S}"
         bounds: dict[str, int | str] = {
-            "as": MEMORY_BYTES, "cpu": cpu_s, "fsize": most_bytes, "nofile": 64,
+            "as": MEMORY_BYTES, "cpu": cpu_s, "fsize": max_bytes, "nofile": 64,
             "nproc": _THREADS, "core": 0}  # fmt: skip
         files = dict(zip((_IMAGE, _MADE), self._paths, strict=True))
         argv = [*sandbox.command(self._isolation, bounds, files=files), QEMU_IMG, *words]

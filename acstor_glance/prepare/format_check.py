@@ -27,10 +27,10 @@ RAW_FORMATS = frozenset({"raw", "gpt", "iso"})
 INSPECTED_BYTES = 1 * geometry.MIB
 
 
-def format_named(name: str) -> layout.DiskFormat:
+def parse_disk_format(name: str) -> layout.DiskFormat:
     """Return the format with Glance's name; all but qcow2 are read as raw.
 
-    >>> format_named("qcow2").name, format_named("raw").name
+    >>> parse_disk_format("qcow2").name, parse_disk_format("raw").name
     ('QCOW2', 'RAW')
     """
     is_qcow2 = name == layout.DiskFormat.QCOW2.glance_name

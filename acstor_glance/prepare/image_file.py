@@ -47,7 +47,7 @@ class ImageFile:
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill ``view`` from ``offset`` on."""
-        with system_error(self.name):
+        with translate_os_errors(self.name):
             count = local_file.read_into(self.fd, view, offset)
         if count < len(view):
             raise self._changed()
@@ -99,7 +99,7 @@ class ImageFile:
     def check_apart_from(self, *paths: pathlib.Path) -> None:
         """Raise if writing to one of ``paths`` would destroy the image."""
         for path in paths:
-            with system_error(path):
+            with translate_os_errors(path):
                 if not path.exists():
                     continue
                 status = path.stat()
@@ -147,14 +147,14 @@ def open_image(image: str | os.PathLike[str] | IO[bytes]) -> Iterator[ImageFile]
         finally:
             os.lseek(image.fileno(), position, os.SEEK_SET)
         return
-    with system_error(image):
+    with translate_os_errors(image):
         file = open(image, "rb", buffering=0)
     with file:
         yield ImageFile(file)
 
 
 @contextlib.contextmanager
-def system_error(path: str | os.PathLike[str]) -> Iterator[None]:
+def translate_os_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Translate OSError about ``path`` into errors.Unusable."""
     try:
         yield

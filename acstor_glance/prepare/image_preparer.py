@@ -44,7 +44,7 @@ CHUNK_MAP, CONVERTED = artefacts.Kind.CHUNK_MAP, artefacts.Kind.CONVERTED
 
 
 Progress = Callable[[int], None]
-Begin = Callable[[str], bool]
+MayBegin = Callable[[str], bool]
 """Called with the project of an image to prepare; returns whether to begin now."""
 
 
@@ -56,7 +56,7 @@ class PreparationOutcome(enum.StrEnum):
     REFUSED = "refused"
     FAILED = "failed"
     WAITING = "waiting"
-    CLAIMED = "claimed"  # another process holds its lease
+    LEASED = "leased"  # another process holds its lease
     QUEUED = "queued"  # until its project's turn
     GONE = "gone"
 
@@ -85,7 +85,7 @@ class ImagePreparer:
         self._cost_limits, self._conversion_limits = cost_limits, conversion_limits
         convertible = tuple(self._conf.convert_formats)
         version = glance_client.FORMAT_VERSIONS[CHUNK_MAP]
-        self.wanted = plan.DesiredArtefacts({CHUNK_MAP: version}, convertible)
+        self.desired = plan.DesiredArtefacts({CHUNK_MAP: version}, convertible)
         state_dir = glance_conf.state_dir(conf)
         self.scopes = scope_lookup.ScopeLookup(images, conf)
         self._quota = artefact_quota.ArtefactQuota(images, conf)
@@ -100,7 +100,7 @@ class ImagePreparer:
         *,
         is_forced: bool = False,
         progress: Progress | None = None,
-        begin: Begin = lambda project: True,
+        begin: MayBegin = lambda project: True,
     ) -> PreparationOutcome:
         """Execute the image's plan, unless another process holds its lease.
 
@@ -112,7 +112,7 @@ class ImagePreparer:
                 return self.prepare_leased(
                     image_id, is_forced=is_forced, progress=progress, begin=begin
                 )
-        return self._counted(PreparationOutcome.CLAIMED)
+        return self._counted(PreparationOutcome.LEASED)
 
     def prepare_leased(
         self,
@@ -120,7 +120,7 @@ class ImagePreparer:
         *,
         is_forced: bool = False,
         progress: Progress | None = None,
-        begin: Begin = lambda project: True,
+        begin: MayBegin = lambda project: True,
     ) -> PreparationOutcome:
         """Execute the image's plan; the caller holds its lease."""
         image = self._images.read_or_none(image_id)
@@ -147,17 +147,17 @@ class ImagePreparer:
         return False
 
     def _counted(self, outcome: PreparationOutcome) -> PreparationOutcome:
-        self._counters.images.labels(outcome.value).inc()
+        self._counters.processed_images.labels(outcome.value).inc()
         return outcome
 
     def _plan(self, image: image_record.Image) -> plan.Plan:
-        pointers = [artefacts.pointer_of(image, kind) for kind in self.wanted.for_image(image)]
+        pointers = [artefacts.pointer_of(image, kind) for kind in self.desired.for_image(image)]
         found = [self._images.read_or_none(pointer) for pointer in pointers if pointer]
         by_id = {record.id: record for record in found if record}
-        return plan.plan_image(image, by_id, self._images.project_id, self.wanted, _now())
+        return plan.plan_image(image, by_id, self._images.project_id, self.desired, _now())
 
     def _can_be_forced(self, image: image_record.Image) -> bool:
-        why_not = image_record.why_not_served(image, self.wanted.convertible)
+        why_not = image_record.why_not_served(image, self.desired.convertible)
         return not why_not and artefacts.KIND not in image.properties
 
     def _attempt(
@@ -190,14 +190,14 @@ class ImagePreparer:
             if kind.pointer in image.properties and self._images.artefact_of(image, kind) is None
         }
         ready = artefacts.state_properties(image_id, artefacts.State.READY)
-        asked = self._boot_image_asked(image)
+        requested = self._boot_image_request(image)
         copied = dict.fromkeys(artefacts.LINEAGE_PROPERTIES, "")  # by Nova, or of an earlier map
-        self._images.set_properties(image_id, {**foreign, **ready, **asked, **copied})
+        self._images.set_properties(image_id, {**foreign, **ready, **requested, **copied})
         self.spool.remove(image_id)
         seconds = (_now() - started).total_seconds()
         LOG.info("image %s: prepared in %.1f s", image_id, seconds)
 
-    def _boot_image_asked(self, image: image_record.Image) -> dict[str, str]:
+    def _boot_image_request(self, image: image_record.Image) -> dict[str, str]:
         """Return the properties that request a boot image from a listener."""
         if self._conf.boot_images == "none":
             return artefacts.boot_properties(None)
@@ -333,7 +333,7 @@ class ImagePreparer:
             path,
             map_path,
             image.id,
-            disk_format=format_check.format_named(image.disk_format),
+            disk_format=format_check.parse_disk_format(image.disk_format),
             chunk_bytes=self._chunk_bytes,
             os_hash=image.os_hash,
             workers=prehash.SERVICE_THREADS,
@@ -367,7 +367,9 @@ class ImagePreparer:
         named_in = deduplication.DedupScope.PROJECT if is_keyed else deduplication.DedupScope.CLOUD
         before = self._images.artefact_of(image, CHUNK_MAP)
         also = {artefacts.SCOPE: named_in}
-        self._images.publish_artefact(CHUNK_MAP, image, file, also=also, said=said)
+        self._images.publish_artefact(
+            CHUNK_MAP, image, file, artefact_properties=also, image_properties=said
+        )
         if before is not None and before.text(artefacts.SCOPE) != named_in:
             self._drop_boot_image(image)
 

@@ -39,7 +39,7 @@ LOG = logging.getLogger(__name__)
 
 NAME = "acstor_prehash"
 CHECK_INTERVAL_S = 1.0
-LOOK_AT_MOST_EVERY_S = 30.0
+CHECK_INTERVAL_MAX_S = 30.0
 PUBLISH_DEADLINE_S = 3600.0
 """Wait for an image to become active; the listener publishes later ones."""
 
@@ -101,11 +101,11 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
             )
         state, message, retry = artefacts.State.REFUSED, why, ""
         if not why:
-            found = format_check.format_named(disk_format)
+            found = format_check.parse_disk_format(disk_format)
             state, message, retry = self._hash(staged, found, spool)
         self._record_state(state, message, retry)
         if state is artefacts.State.HASHED:
-            Publishing(self._image_id, self._conf).start()
+            PublishThread(self._image_id, self._conf).start()
 
     def _record_state(self, state: artefacts.State, message: str, retry: str) -> None:
         said = artefacts.state_properties(self._image_id, state, message, retry)
@@ -121,7 +121,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
         """Make the chunk map in the spool; return state, message and retry."""
         ratio = self._conf.acstor_glance.max_expansion_ratio
         try:
-            with image_file.system_error(staged):
+            with image_file.translate_os_errors(staged):
                 size_bytes = staged.stat().st_size
             budget = preparation_budget.PreparationBudget(
                 f"image {self._image_id}", size_bytes, ratio
@@ -165,7 +165,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
             yield naming
 
 
-class Publishing(threading.Thread):
+class PublishThread(threading.Thread):
     """Thread that publishes the chunk map when its image is active.
 
     It holds the image's lease, so that no listener reads the image again.
@@ -203,6 +203,6 @@ class Publishing(threading.Thread):
             if is_active and image_record.IMPORT_TASK not in image.properties:
                 return True
             time.sleep(wait_s)
-            wait_s = min(1.5 * wait_s, LOOK_AT_MOST_EVERY_S)
+            wait_s = min(1.5 * wait_s, CHECK_INTERVAL_MAX_S)
         LOG.info("image %s: is not active yet; left to the listener", self._image_id)
         return False

@@ -227,7 +227,7 @@ def _hash_rest(
     )
     with contextlib.closing(_in_order(tasks, job.workers)) as records:
         for record in records:
-            with image_file.system_error(log.path):
+            with image_file.translate_os_errors(log.path):
                 log.append_record(record)
             done_bytes = min(log.chunk_count * job.cut.chunk_bytes, size_bytes)
             share = done_bytes * file_bytes // size_bytes
@@ -251,17 +251,17 @@ def _in_order(tasks: Iterator[Callable[[], _T]], workers: int) -> Generator[_T, 
         pool.shutdown(cancel_futures=True)
 
 
-def _hash_record(job: _Job, start: int, stop: int) -> progress_log.Record:
+def _hash_record(job: _Job, start: int, stop: int) -> progress_log.HashedRecord:
     """Return the CIDs and extents of the bytes from ``start`` to ``stop``."""
     job.budget.check_time()
     part = job.guest.part_reader(start, stop, job.cut)
     if part.is_hole:
-        return progress_log.Record(_zero_cids(job, stop - start))
+        return progress_log.HashedRecord(_zero_cids(job, stop - start))
     buffer = bytearray(max(job.sizes.read, job.cut.chunk_bytes, job.guest.cluster_bytes))
     cids = bytearray()
     for offset in range(start, stop, len(buffer)):
         _hash_piece(job, part, buffer, offset, min(offset + len(buffer), stop), cids)
-    return progress_log.Record(bytes(cids), b"".join(map(layout.pack, part.extents)))
+    return progress_log.HashedRecord(bytes(cids), b"".join(map(layout.pack, part.extents)))
 
 
 def _hash_piece(
@@ -328,8 +328,8 @@ def _hash_whole(
             cids += piece.cids
             is_record = piece.stop % job.sizes.record == 0 or piece.stop == size_bytes
             if cids and is_record:
-                with image_file.system_error(log.path):
-                    log.append_record(progress_log.Record(bytes(cids)))
+                with image_file.translate_os_errors(log.path):
+                    log.append_record(progress_log.HashedRecord(bytes(cids)))
                 cids.clear()
             progress(piece.stop)
 
@@ -391,7 +391,7 @@ def _write_map(
             yield record.cids
 
     entries = (record.entries for record in log.iter_records()) if subject.stored.entries else ()
-    with image_file.system_error(path), atomic_file.atomic_write(path, mode) as file:
+    with image_file.translate_os_errors(path), atomic_file.atomic_write(path, mode) as file:
         file.writelines(chunk_map_writer.write_map(subject, cids(), entries, path.parent))
     return zero_chunks
 
@@ -414,7 +414,7 @@ def _open_log(path: pathlib.Path, job: _Job) -> progress_log.ProgressLog:
         job.disk_format,
         job.naming.fingerprint,
     )
-    with image_file.system_error(path):
+    with image_file.translate_os_errors(path):
         return progress_log.ProgressLog(path, job.cut, job.sizes.record, header)
 
 

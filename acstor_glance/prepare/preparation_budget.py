@@ -62,7 +62,7 @@ class PreparationBudget:
     ) -> None:
         self._limits = limits
         self._what, self._uploaded_bytes, self._ratio = what, uploaded_bytes, max_expansion_ratio
-        self._most_bytes = max(uploaded_bytes * max_expansion_ratio, SPARE_BYTES)
+        self._max_bytes = max(uploaded_bytes * max_expansion_ratio, SPARE_BYTES)
         self._clock, self._spare_s, self._began_s = clock, spare_s, clock()
         self._lock = threading.Lock()
         self._bytes, self._cpu_s = 0, 0.0
@@ -96,9 +96,9 @@ class PreparationBudget:
             self._bytes += count
             self._cpu_s += cpu_s
             total_bytes, total_s = self._bytes, self._cpu_s
-        if total_bytes > self._most_bytes:
+        if total_bytes > self._max_bytes:
             raise self._exceeded(
-                f"its {self._uploaded_bytes} bytes decode to more than {self._most_bytes:.0f}",
+                f"its {self._uploaded_bytes} bytes decode to more than {self._max_bytes:.0f}",
                 f"To serve it, raise [acstor_glance] max_expansion_ratio ({self._ratio}) and "
                 "prepare it with --force",
             )

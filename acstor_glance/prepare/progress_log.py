@@ -35,7 +35,7 @@ _DIGEST_BYTES = 32
 _SMALLEST_EXTENT_BYTES = 512
 
 
-class Record(NamedTuple):
+class HashedRecord(NamedTuple):
     """CIDs of one record of an image, and its packed layout entries (none if raw)."""
 
     cids: bytes
@@ -89,7 +89,7 @@ class ProgressLog:
     def __exit__(self, *exc_info: object) -> None:
         self._file.close()
 
-    def append_record(self, record: Record) -> None:
+    def append_record(self, record: HashedRecord) -> None:
         """Append a record; it survives a kill from then on."""
         cids, length = record.cids, len(record.entries)
         if cids == bytes(len(cids)):  # a hundred times faster than any()
@@ -100,7 +100,7 @@ class ProgressLog:
         self._file.flush()
         self.chunk_count += len(record.cids) // ids.CID_BYTES
 
-    def iter_records(self) -> Iterator[Record]:
+    def iter_records(self) -> Iterator[HashedRecord]:
         """Yield each finished record."""
         return (record for record, _chain, _stop in self._sound())
 
@@ -143,7 +143,7 @@ class ProgressLog:
         self._file.truncate(sound_stop)
         self._file.seek(0, os.SEEK_END)
 
-    def _sound(self) -> Iterator[tuple[Record, bytes, int]]:
+    def _sound(self) -> Iterator[tuple[HashedRecord, bytes, int]]:
         """Yield each valid record, its hash and the offset of its end."""
         stop = self._file.seek(len(self._header))
         chain = self._header[-_DIGEST_BYTES:]
@@ -163,4 +163,4 @@ class ProgressLog:
             if self._file.read(_DIGEST_BYTES) != chain:
                 return
             stop += len(raw_length) + len(body) + _DIGEST_BYTES
-            yield Record(zeros or body[:cids_bytes], body[cids_bytes:]), chain, stop
+            yield HashedRecord(zeros or body[:cids_bytes], body[cids_bytes:]), chain, stop

@@ -79,14 +79,14 @@ def write_map(
 
 
 def _format_of(image: image_record.Image) -> layout.DiskFormat:
-    return format_check.format_named(image.disk_format)
+    return format_check.parse_disk_format(image.disk_format)
 
 
 @contextlib.contextmanager
 def work_folder(folder: pathlib.Path | None) -> Iterator[pathlib.Path]:
     """Yield a folder that is deleted after the block."""
     with tempfile.TemporaryDirectory(prefix=WORK_PREFIX, dir=folder) as work:
-        with image_file.system_error(work):
+        with image_file.translate_os_errors(work):
             yield pathlib.Path(work)
 
 

@@ -89,7 +89,7 @@ def compose(stream: bytes, base: Base, disk_format: str) -> Iterator[bytes]:
     received, done = Received(stream), 0
     size = received.head.virtual_size
 
-    def pieces() -> Iterator[merge_plan.Piece]:
+    def pieces() -> Iterator[merge_plan.DiskPiece]:
         return merge_plan.pieces(received.table, base.iter_extents(), size)
 
     def stretches() -> Iterator[merge_plan.ClusterRun]:
@@ -111,11 +111,11 @@ def compose(stream: bytes, base: Base, disk_format: str) -> Iterator[bytes]:
 
 
 def bytes_of(
-    pieces: Iterable[merge_plan.Piece], base: Base, received: Received
+    pieces: Iterable[merge_plan.DiskPiece], base: Base, received: Received
 ) -> Iterator[bytes | memoryview]:
     """Yield what pieces are, each read alone."""
     for piece in pieces:
-        if piece.origin is merge_plan.Origin.PACKED:
+        if piece.origin is merge_plan.PieceOrigin.COMPRESSED:
             assert piece.extent is not None
             stored = memoryview(bytearray(piece.extent.stored_bytes))
             base.source.read_into(stored, piece.extent.offset)
@@ -124,9 +124,9 @@ def bytes_of(
         while piece.length:
             length = min(piece.length, PART_BYTES)
             data = memoryview(bytearray(length))
-            if piece.origin is merge_plan.Origin.CHANGED:
+            if piece.origin is merge_plan.PieceOrigin.DELTA:
                 data = received.read(length)
-            elif piece.origin is merge_plan.Origin.BASE:
+            elif piece.origin is merge_plan.PieceOrigin.BASE:
                 base.read_into(data, piece.at)
             yield data
             piece = piece.slice_between(piece.at + len(data), piece.stop)

@@ -57,7 +57,9 @@ def stored(path: pathlib.Path, disk_format: str, maps: pathlib.Path) -> Image:
     """Return the image that a file is, with its chunk map."""
     map_path = maps / f"{path.name}.acmap"
     image_id = ids.parse_image_id(str(uuid.uuid4()))
-    prehash.prehash(path, map_path, image_id, disk_format=format_check.format_named(disk_format))
+    prehash.prehash(
+        path, map_path, image_id, disk_format=format_check.parse_disk_format(disk_format)
+    )
     return Image(path, disk_format, map_path)
 
 

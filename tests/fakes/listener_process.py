@@ -60,7 +60,7 @@ def main(folder: str, told: str) -> None:
     counters, images = metrics.ListenerMetrics(), _images(pathlib.Path(folder))
     tenants = list(images.records.values())
     prepared = image_preparer.ImagePreparer(images, conf, counters)
-    found = image_reconciler.ImageReconciler(images, prepared.wanted, builds=False)
+    found = image_reconciler.ImageReconciler(images, prepared.desired, builds_boot_images=False)
     guarded = protection_reconciler.ProtectionReconciler(conf, images, counters)
     made = listener_service.ListenerService(conf, prepared, found, counters, guarded)
     listener_service.RECONCILE_INTERVAL_S, began_s = RECONCILE_S, time.monotonic()
@@ -90,7 +90,7 @@ def main(folder: str, told: str) -> None:
                     for image in tenants
                 },
                 "cpu_s": cpu.ru_utime + cpu.ru_stime,
-                "failed": counters.images.labels("failed")._value.get(),
+                "failed": counters.processed_images.labels("failed")._value.get(),
             }
         ),
         flush=True,

@@ -91,9 +91,9 @@ def test_image_that_cannot_boot_says_so_once_and_for_all(images, conf, made, dat
     before = dict(image)
     assert not made.make_boot_image(image_id)
     found = image_reconciler.ImageReconciler(
-        images, image_preparer.ImagePreparer(images, conf).wanted, builds=True
+        images, image_preparer.ImagePreparer(images, conf).desired, builds_boot_images=True
     ).run()
-    assert (found.to_boot, found.todo, found.boot_states) == ([], [], {"unbootable": 1})
+    assert (found.to_build, found.to_prepare, found.boot_states) == ([], [], {"unbootable": 1})
     assert image == before
     made.add_trace(
         trace_message.BootTrace(
@@ -146,11 +146,11 @@ def test_listener_that_was_killed_loses_no_image_of_its_queue(images, conf, made
     waiting = [prepared(images, conf, ENDS_SOON)[0] for _ in range(2)]
     image_id, image = prepared(images, conf, ENDS_SOON)
     image.update(acstor_boot_state="building", acstor_boot_retry="1 2026-01-01T00:00:00+00:00")
-    wanted = image_preparer.ImagePreparer(images, conf).wanted
+    wanted = image_preparer.ImagePreparer(images, conf).desired
     findings = image_reconciler.ImageReconciler(
-        images, wanted, builds=True
+        images, wanted, builds_boot_images=True
     ).run()  # of the next listener
-    assert set(findings.to_boot) == {*waiting, image_id}
+    assert set(findings.to_build) == {*waiting, image_id}
     assert findings.boot_states == {"waiting": 2, "building": 1}
     assert made.make_boot_image(image_id)
     assert image["acstor_boot_state"] == "ready"
@@ -163,7 +163,7 @@ def test_image_that_glances_import_prepared_is_built_without_a_reconcile(images,
     ahead = boot_image_announcer.BootImageAnnouncer(images, conf)
     boots = boot_image_service.BootImageService(made, BOTH, counters, ahead)
     preparing = image_preparer.ImagePreparer(images, conf, counters)
-    looking = image_reconciler.ImageReconciler(images, preparing.wanted, builds=True)
+    looking = image_reconciler.ImageReconciler(images, preparing.desired, builds_boot_images=True)
     service = listener_service.ListenerService(conf, preparing, looking, counters, guard, boots)
     threads = [threading.Thread(target=run) for run in (service._work, service._hints.run)]
     for thread in threads:

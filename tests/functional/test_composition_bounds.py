@@ -33,7 +33,7 @@ class Glance:
 
     def __init__(self, base: bytes, disk_format: str) -> None:
         self.base, self.quota, self.taken = base, None, 0
-        self.image_of_base = image_lookup.Image(
+        self.image_of_base = image_lookup.ReadableImage(
             changed_disks.BASE_ID, len(base), "", disk_format, changed_disks.OS_HASH
         )
 

@@ -95,7 +95,7 @@ def test_export_brings_what_agents_need_and_takes_out_what_is_not_served(
     made = publish_boot_image(listener, image_id, exported.folder)
     assert export(listener, exported.folder, image_id, other_id) == {
         image_id: "exported",
-        other_id: "there",
+        other_id: "present",
     }
     stored = exported.boot_image_path(ids.parse_image_id(image_id)).read_bytes()
     assert stored == made

@@ -101,15 +101,15 @@ def test_check_sees_which_stores_give_parts_and_by_whom(place, tmp_path):
         for store in ("fs", "s3")
     }
     nowhere = {"region_name": "nowhere", "endpoint_override": place.lab.glance.url}
-    assert seen_by(found["fs"], **nowhere).readable is range_support.RangeSupport.RANGES
+    assert seen_by(found["fs"], **nowhere).support is range_support.RangeSupport.RANGES
     assert seen_by(found["s3"], **nowhere) == (
         range_support.RangeSupport.WHOLE,
         "Glance answers 400 when it is asked for a part of it",
     )
-    assert seen_by(found["s3"]).readable is range_support.RangeSupport.RANGES
+    assert seen_by(found["s3"]).support is range_support.RangeSupport.RANGES
     place.gateway.stop()
     away = seen_by(found["s3"])
-    assert away.readable is range_support.RangeSupport.NOTHING
+    assert away.support is range_support.RangeSupport.UNAVAILABLE
     assert away.why.startswith("the gateway gives nothing of it: ")
 
 

@@ -123,7 +123,7 @@ class World:
 def not_guaranteed(world: World) -> dict[str, str]:
     """Return what the check finds that is not as it should be, with the first words about it."""
     found = protection_check.check_protection(world.conf, world.images)
-    bad = {one.what: one.message for one in found if not one.is_healthy}
+    bad = {one.subject: one.message for one in found if not one.is_healthy}
     return {what: message[:19] for what, message in bad.items()}
 
 
@@ -262,7 +262,7 @@ def test_what_was_protected_is_given_back_when_the_option_is_off_and_by_purge(
     glance.patch(own, "tenant", protected=True)
     world.tell({image_id: FILLING, own: FILLING})
     with work_leases.WorkLeases(None, world.state_dir, "protection").lease_image(
-        protection_reconciler.ALL
+        protection_reconciler.ALL_IMAGES
     ):
         world.make_pass()  # another listener makes one
     assert world.images.asked == []
@@ -312,7 +312,7 @@ def test_images_that_glance_refuses_and_artefacts_hold_the_others_up_by_nothing(
     project_id = world.images.project_id
     artefact = glance.create().id
     glance.patch(artefact, acstor_kind="chunk_map", os_hidden=True)
-    full = sorted(glance.create().id for _ in range(protection_reconciler.MOST_FAILURES))
+    full = sorted(glance.create().id for _ in range(protection_reconciler.MAX_FAILURES))
     for image_id in full:
         glance.patch(image_id, tags=[f"tag {n}" for n in range(128)])
     copied, own = (glance.create().id for _ in range(2))
@@ -377,7 +377,7 @@ def test_glance_that_is_away_delays_and_a_pass_is_bounded(
         world.make_pass()
     glance.lab.glance.start()
     glance.lab.glance.wait_ready()
-    assert len(world.images.asked) == protection_reconciler.MOST_FAILURES
+    assert len(world.images.asked) == protection_reconciler.MAX_FAILURES
     world.images.asked.clear()
     world.make_pass(deletion_protection.RETRY_S)
     assert len(world.images.asked) == 8  # four were looked at, and protected

@@ -284,7 +284,7 @@ def test_glance_and_keystone_that_hang_or_refuse_the_listener(
             constants={
                 tuned.NOTIFICATION_POOL: f"test-{tmp_path.name}",
                 tuned.RECONCILE_INTERVAL_S: 1,
-                tuned.RECONCILE_SOON_S: 1,
+                tuned.RECONCILE_RETRY_S: 1,
             },
             auth_url=f"{keystone.url}/v3",
             endpoint_override=glance.url,

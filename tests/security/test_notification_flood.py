@@ -38,7 +38,7 @@ def test_ids_that_strangers_name_keep_no_image_of_a_tenant_waiting(tmp_path):
     conf, images = glance_options.conf(state_dir=tmp_path), SlowImages()
     counters = metrics.ListenerMetrics()
     preparing = image_preparer.ImagePreparer(images, conf, counters)
-    looking = image_reconciler.ImageReconciler(images, preparing.wanted, builds=False)
+    looking = image_reconciler.ImageReconciler(images, preparing.desired, builds_boot_images=False)
     guard = protection_reconciler.ProtectionReconciler(conf, images, counters)
     service = listener_service.ListenerService(conf, preparing, looking, counters, guard)
     threads = [threading.Thread(target=run) for run in (service._work, service._hints.run)]
@@ -64,7 +64,7 @@ def test_ids_that_strangers_name_keep_no_image_of_a_tenant_waiting(tmp_path):
             time.sleep(0.05)
         assert flooding.wait(60)
         assert sum(service._queue.queue_sizes()) <= OWN
-        assert len(service._hints._waiting) <= hint_queue.MOST_HINTS
+        assert len(service._hints._waiting) <= hint_queue.MAX_HINTS
     finally:
         service._queue.close()
         service._hints.close()

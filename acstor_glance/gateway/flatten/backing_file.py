@@ -14,11 +14,11 @@ from acstor_glance.gateway import http_errors
 from acstor_glance.gateway.flatten import watchdog
 
 PAGE_BYTES = 1 << 16
-PAGES = 128
+CACHE_PAGES = 128
 """8 MiB, enough for the tables of a 64 GiB disk, which are read five times."""
-PAUSE_S = 1.0
+RETRY_S = 1.0
 """Delay before a retry."""
-PASSING = frozenset(
+TEMPORARY = frozenset(
     {
         http.HTTPStatus.BAD_GATEWAY,
         http.HTTPStatus.SERVICE_UNAVAILABLE,
@@ -35,14 +35,14 @@ class BackingFile:
         name: str,
         size_bytes: int,
         read: Callable[[byte_range.ByteRange], bytes],
-        watched: watchdog.Watchdog,
+        watch: watchdog.Watchdog,
         *,
-        pages: int = PAGES,
-        pause_s: float = PAUSE_S,
+        pages: int = CACHE_PAGES,
+        pause_s: float = RETRY_S,
     ) -> None:
         self._pause_s = pause_s
         self.name, self.size_bytes = name, size_bytes
-        self._read, self._watch = read, watched
+        self._read, self._watch = read, watch
         self._pages: lru_table.LruTable[int, bytes] = lru_table.LruTable(pages)
         self.read_bytes = 0
 
@@ -64,7 +64,7 @@ class BackingFile:
             try:
                 data = self._read(byte_range.ByteRange(offset, length))
             except http_errors.HttpError as error:
-                if error.status not in PASSING or self._watch.left_s <= self._pause_s:
+                if error.status not in TEMPORARY or self._watch.left_s <= self._pause_s:
                     words = f"the base: {error.message}"
                     raise http_errors.FlattenAborted(error.status, words, "base") from error
             else:

@@ -37,10 +37,10 @@ class DeltaBody:
         stream: Any,
         length_bytes: int,
         image_id: ids.ImageId,
-        watched: watchdog.Watchdog,
+        watch: watchdog.Watchdog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream, self._length_bytes, self._watch = stream, length_bytes, watched
+        self._stream, self._length_bytes, self._watch = stream, length_bytes, watch
         self._reader = disk_delta.Reader(
             f"the changes for image {image_id}", image_record.SERVED_VIRTUAL_BYTES
         )
@@ -102,7 +102,7 @@ class DeltaBody:
 
     def _check_rate(self) -> None:
         """Raise FlattenAborted if reads have waited too long in all."""
-        if self._waited_s > self._watch.longest_s + self.read_bytes / SLOWEST_BYTES_S:
+        if self._waited_s > self._watch.stall_s + self.read_bytes / SLOWEST_BYTES_S:
             words = f"{self.read_bytes} bytes of changes came in {self._waited_s:.0f} s"
             raise http_errors.FlattenAborted(http.HTTPStatus.REQUEST_TIMEOUT, words, "client")
 

@@ -142,7 +142,7 @@ class FlattenJob:
             self._watch.stop_work(_conflict("the composition is over"))  # stops reads in progress
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _base_image(self, head: disk_delta.Head) -> image_lookup.Image:
+    def _base_image(self, head: disk_delta.Head) -> image_lookup.ReadableImage:
         """Return the backing image, if the caller may download it."""
         try:
             image = self._lookup.get_image(head.base, self._request.caller)
@@ -156,9 +156,9 @@ class FlattenJob:
             raise _conflict("the changes are of another base: Glance's hash is not theirs")
         return image
 
-    def _open_backing(self, image: image_lookup.Image) -> BackingImage:
-        def read(asked: byte_range.ByteRange) -> bytes:
-            return self._reader.read_part(image, asked)
+    def _open_backing(self, image: image_lookup.ReadableImage) -> BackingImage:
+        def read(requested: byte_range.ByteRange) -> bytes:
+            return self._reader.read_part(image, requested)
 
         name = f"the base {image.image_id}"
         self._file = backing_file.BackingFile(name, image.size_bytes, read, self._watch)
@@ -186,7 +186,7 @@ class FlattenJob:
         )
         self._watch.set_deadline(bounds.longest_s)
 
-        def disk() -> Iterator[merge_plan.Piece]:
+        def disk() -> Iterator[merge_plan.DiskPiece]:
             pieces = merge_plan.pieces(table, base.iter_extents(), size)
             for piece in flatten_limits.bounded_pieces(pieces, bounds):
                 self._watch.check()
@@ -231,7 +231,7 @@ class FlattenJob:
     def _bytes_of(
         self,
         file: backing_file.BackingFile,
-        pieces: Iterable[merge_plan.Piece],
+        pieces: Iterable[merge_plan.DiskPiece],
         pool: futures.Executor,
     ) -> Iterator[codecs.Buffer]:
         """Yield the data of pieces in order; reads the backing image ahead."""
@@ -251,20 +251,22 @@ class FlattenJob:
     ) -> Iterator[codecs.Buffer]:
         stored = memoryview(job.result() if job is not None else b"")
         for piece in batch.pieces:
-            if piece.origin is merge_plan.Origin.CHANGED:
+            if piece.origin is merge_plan.PieceOrigin.DELTA:
                 yield from self._body.read(piece.length)
-            elif piece.origin is merge_plan.Origin.ZERO:
+            elif piece.origin is merge_plan.PieceOrigin.ZERO:
                 for start in range(0, piece.length, SEND_BYTES):
                     yield _ZEROS[: piece.length - start]
             else:
                 yield self._of_base(piece, stored, batch.offset)
 
-    def _of_base(self, piece: merge_plan.Piece, stored: memoryview, offset: int) -> codecs.Buffer:
+    def _of_base(
+        self, piece: merge_plan.DiskPiece, stored: memoryview, offset: int
+    ) -> codecs.Buffer:
         """Return the data of a piece; ``stored`` is a part of the file from ``offset``."""
         start, stop = merge_plan.stored_range(piece)
         own = stored[start - offset : stop - offset]
         extent = piece.extent
-        if piece.origin is merge_plan.Origin.PACKED or extent is None:
+        if piece.origin is merge_plan.PieceOrigin.COMPRESSED or extent is None:
             return own
         if extent.codec is layout.Codec.STORED:
             return own

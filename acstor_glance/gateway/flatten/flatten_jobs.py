@@ -30,7 +30,7 @@ LOG = logging.getLogger(__name__)
 
 IDLE_TIMEOUTS = 12
 """Timeouts of a read after which a job without progress fails."""
-TOLD_EVERY_S = 5.0
+PROGRESS_INTERVAL_S = 5.0
 CHECK_INTERVAL_S = 0.1
 """Interval of checks whether the body is complete."""
 
@@ -43,65 +43,67 @@ class FlattenJobs:
         lookup: image_lookup.ImageLookup,
         reader: range_reader.RangeReader,
         uploader: image_upload.ImageUploader,
-        own: Any,
+        options: Any,
         ratio: int,
-        counted: gateway_metrics.GatewayMetrics,
+        counters: gateway_metrics.GatewayMetrics,
     ) -> None:
         self._lookup, self._reader, self._uploader = lookup, reader, uploader
         self._ratio = ratio
-        self._still_s, self._counted = IDLE_TIMEOUTS * own.timeout_s, counted
-        self._places = job_slots.JobSlots(own.max_compositions, -(-own.max_compositions // 2))
-        threads = max(1, own.max_compositions)
+        self._stall_s, self._counters = IDLE_TIMEOUTS * options.timeout_s, counters
+        self._slots = job_slots.JobSlots(
+            options.max_compositions, -(-options.max_compositions // 2)
+        )
+        threads = max(1, options.max_compositions)
         self._threads = futures.ThreadPoolExecutor(threads, thread_name_prefix="composition")
-        counted.compositions_limit.set(own.max_compositions)
+        counters.compositions_limit.set(options.max_compositions)
 
     def start_job(
-        self, order: flatten_job.FlattenRequest, project_id: str, stream: Any, length_bytes: int
+        self, request: flatten_job.FlattenRequest, project_id: str, stream: Any, length_bytes: int
     ) -> Iterator[bytes]:
         """Start a job; return the answer's lines when the body is complete.
 
         :param stream: ``wsgi.input``
         :raises http_errors.HttpError: the job is refused, or has failed already
         """
-        watched = watchdog.Watchdog(self._still_s)
-        body = delta_body.DeltaBody(stream, length_bytes, order.image_id, watched)
+        watch = watchdog.Watchdog(self._stall_s)
+        body = delta_body.DeltaBody(stream, length_bytes, request.image_id, watch)
         work = flatten_job.FlattenJob(
-            *(self._lookup, self._reader, self._uploader, order, body, watched, self._ratio)
+            *(self._lookup, self._reader, self._uploader, request, body, watch, self._ratio)
         )
-        place = contextlib.ExitStack()
+        slot = contextlib.ExitStack()
         try:
-            place.enter_context(self._places.acquire_slot(project_id))
+            slot.enter_context(self._slots.acquire_slot(project_id))
         except http_errors.HttpError:
-            self._counted.count_job("busy")
+            self._counters.count_job("busy")
             raise
-        self._counted.compositions_in_flight.inc()
-        job = self._threads.submit(self._run, order, work, body, place)
-        self._wait(job, body, watched)
+        self._counters.compositions_in_flight.inc()
+        job = self._threads.submit(self._run, request, work, body, slot)
+        self._wait(job, body, watch)
         if job.done() and (error := job.exception()):
             raise error
-        return self._lines(job, work, body, watched)
+        return self._lines(job, work, body, watch)
 
     def _wait(
-        self, job: futures.Future[None], body: delta_body.DeltaBody, watched: watchdog.Watchdog
+        self, job: futures.Future[None], body: delta_body.DeltaBody, watch: watchdog.Watchdog
     ) -> None:
         while not body.is_whole.is_set():
             if futures.wait((job,), CHECK_INTERVAL_S).done:
                 return
-            self._stop_if_stalled(body, watched)
+            self._stop_if_stalled(body, watch)
 
-    def _stop_if_stalled(self, body: delta_body.DeltaBody, watched: watchdog.Watchdog) -> None:
+    def _stop_if_stalled(self, body: delta_body.DeltaBody, watch: watchdog.Watchdog) -> None:
         """Stop a stalled job; Glance and the stores have their own timeouts."""
-        if not watched.is_stalled:
+        if not watch.is_stalled:
             return
         if body.is_waiting:
-            words = f"no changes came for {self._still_s:g} s"
-            watched.stop_work(
+            words = f"no changes came for {self._stall_s:g} s"
+            watch.stop_work(
                 http_errors.FlattenAborted(http.HTTPStatus.REQUEST_TIMEOUT, words, "client")
             )
             body.abort_read()
         else:
-            words = f"nothing moved for {self._still_s:g} s"
-            watched.stop_work(
+            words = f"nothing moved for {self._stall_s:g} s"
+            watch.stop_work(
                 http_errors.FlattenAborted(http.HTTPStatus.GATEWAY_TIMEOUT, words, "base")
             )
 
@@ -110,34 +112,34 @@ class FlattenJobs:
         job: futures.Future[None],
         work: flatten_job.FlattenJob,
         body: delta_body.DeltaBody,
-        watched: watchdog.Watchdog,
+        watch: watchdog.Watchdog,
     ) -> Iterator[bytes]:
         try:
             while not job.done():
-                told = {"state": "uploading", "sent_bytes": work.sent_bytes}
-                yield _line({**told, "file_bytes": work.file_bytes})
-                futures.wait((job,), TOLD_EVERY_S)
-                self._stop_if_stalled(body, watched)
+                progress = {"state": "uploading", "sent_bytes": work.sent_bytes}
+                yield _line({**progress, "file_bytes": work.file_bytes})
+                futures.wait((job,), PROGRESS_INTERVAL_S)
+                self._stop_if_stalled(body, watch)
             yield _line(_outcome(job.exception(), work, body))
         finally:  # also when the client disconnects
             words = "the client did not wait for it"
-            watched.stop_work(
+            watch.stop_work(
                 http_errors.FlattenAborted(http.HTTPStatus.BAD_REQUEST, words, "client")
             )
 
     def _run(
         self,
-        order: flatten_job.FlattenRequest,
+        request: flatten_job.FlattenRequest,
         work: flatten_job.FlattenJob,
         body: delta_body.DeltaBody,
-        place: contextlib.ExitStack,
+        slot: contextlib.ExitStack,
     ) -> None:
         outcome, why = "done", ""
         try:
-            with place:
-                work.run(self._still_s)
+            with slot:
+                work.run(self._stall_s)
         except http_errors.HttpError as error:
-            outcome = error.who if isinstance(error, http_errors.FlattenAborted) else "refused"
+            outcome = error.party if isinstance(error, http_errors.FlattenAborted) else "refused"
             why = error.message
             raise
         except Exception as error:
@@ -146,12 +148,12 @@ class FlattenJobs:
             words = "the gateway failed; its log says why"
             raise http_errors.HttpError(http.HTTPStatus.INTERNAL_SERVER_ERROR, words) from error
         finally:
-            self._counted.compositions_in_flight.dec()
-            self._counted.count_job(
+            self._counters.compositions_in_flight.dec()
+            self._counters.count_job(
                 outcome, base=work.base_bytes, changes=body.read_bytes, image=work.sent_bytes
             )
             bytes_of = f"{work.sent_bytes} bytes of {work.base_bytes} and {body.read_bytes}"
-            LOG.info("image %s, composed: %s, %s %s", order.image_id, outcome, bytes_of, why)
+            LOG.info("image %s, composed: %s, %s %s", request.image_id, outcome, bytes_of, why)
 
 
 def _outcome(

@@ -50,8 +50,8 @@ def _decoded(stored_bytes: int, ratio: int) -> int:
 
 
 def bounded_pieces(
-    pieces: Iterable[merge_plan.Piece], bounds: FlattenLimits
-) -> Iterator[merge_plan.Piece]:
+    pieces: Iterable[merge_plan.DiskPiece], bounds: FlattenLimits
+) -> Iterator[merge_plan.DiskPiece]:
     """Yield pieces of a disk; HttpError if the backing image exceeds its limit."""
     left = bounds.base_bytes
     for piece in pieces:

@@ -26,13 +26,13 @@ LOG = logging.getLogger(__name__)
 SETTLE_S = 10.0
 """Longest wait until Glance notices the end of a failed upload."""
 SETTLE_STEP_S = 0.25
-UNSIZED = frozenset({"swift"})
+CHUNKED_DRIVERS = frozenset({"swift"})
 """Drivers to which images are sent in HTTP chunks.
 
 With the length, Swift's cannot store a large object's last segment (glance_store 5.7); without it,
 S3's would read the image into memory.
 """
-_AS_THEY_ARE = frozenset({400, 401, 403, 404, 409, 410, 413, 415})
+_PASSED_ON = frozenset({400, 401, 403, 404, 409, 410, 413, 415})
 
 
 class UploadBody:
@@ -65,16 +65,16 @@ class ImageUploader:
     """Uploads images; ``default_driver`` is that of Glance's default store."""
 
     def __init__(
-        self, conf: cfg.ConfigOpts, known: image_lookup.ImageLookup, default_driver: str
+        self, conf: cfg.ConfigOpts, lookup: image_lookup.ImageLookup, default_driver: str
     ) -> None:
-        self._glance, self._known = image_lookup.adapter_of(conf), known
-        self._is_sized = default_driver not in UNSIZED
+        self._glance, self._lookup = image_lookup.adapter_of(conf), lookup
+        self._is_sized = default_driver not in CHUNKED_DRIVERS
 
     def check_target(
         self, image_id: ids.ImageId, caller: image_lookup.Caller, disk_format: str
     ) -> None:
         """Raise HttpError unless an image is queued and has this format."""
-        record = self._known.fetch_record(image_id, caller)
+        record = self._lookup.fetch_record(image_id, caller)
         if (status := record.status) != image_record.QUEUED:
             words = f"the image's status is {status or 'unknown'}, not {image_record.QUEUED}"
             raise http_errors.HttpError(http.HTTPStatus.CONFLICT, words)
@@ -109,7 +109,7 @@ class ImageUploader:
         if not answer.ok:
             status = answer.status_code
             words = f"Glance answers {status} ({answer.reason}) to the image's bytes"
-            code = status if status in _AS_THEY_ARE else http.HTTPStatus.BAD_GATEWAY
+            code = status if status in _PASSED_ON else http.HTTPStatus.BAD_GATEWAY
             raise http_errors.FlattenAborted(http.HTTPStatus(code), words, "glance")
         self._verify(image_id, caller, data)
 
@@ -129,7 +129,7 @@ class ImageUploader:
         return answer
 
     def _verify(self, image_id: ids.ImageId, caller: image_lookup.Caller, data: UploadBody) -> None:
-        record = self._known.fetch_record(image_id, caller)
+        record = self._lookup.fetch_record(image_id, caller)
         status, size = record.status, record.size_bytes
         if status != image_record.ACTIVE or size != data.length:
             words = f"of {data.length} bytes Glance has {size}, and the image is {status}"
@@ -141,7 +141,7 @@ class ImageUploader:
         until_s = time.monotonic() + SETTLE_S
         while time.monotonic() < until_s:
             try:
-                record = self._known.fetch_record(image_id, caller, SETTLE_S)
+                record = self._lookup.fetch_record(image_id, caller, SETTLE_S)
             except http_errors.HttpError:  # the image, or Glance, is gone
                 return
             if record.status != image_record.SAVING:

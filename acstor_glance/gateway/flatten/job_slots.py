@@ -15,8 +15,8 @@ RETRY_AFTER_S = 30
 class JobSlots:
     """The slots of one process, and how many one project may use."""
 
-    def __init__(self, most: int, most_of_project: int) -> None:
-        self._most, self._most_of_project = most, most_of_project
+    def __init__(self, limit: int, project_limit: int) -> None:
+        self._limit, self._project_limit = limit, project_limit
         self._lock = threading.Lock()
         self._taken: collections.Counter[str] = collections.Counter()
 
@@ -34,12 +34,12 @@ class JobSlots:
                 self._taken += collections.Counter()  # drops zero counts
 
     def _check(self, project_id: str) -> None:
-        whose, count, most = "", self._taken.total(), self._most
-        if count < most:
-            whose, count, most = " of this project", self._taken[project_id], self._most_of_project
-        if count >= most:
+        whose, count, limit = "", self._taken.total(), self._limit
+        if count < limit:
+            whose, count, limit = " of this project", self._taken[project_id], self._project_limit
+        if count >= limit:
             raise http_errors.HttpError(
                 http.HTTPStatus.SERVICE_UNAVAILABLE,
-                f"{count} compositions{whose} are under way, of {most}",
+                f"{count} compositions{whose} are under way, of {limit}",
                 {"Retry-After": str(RETRY_AFTER_S)},
             )

@@ -14,28 +14,28 @@ from acstor_common.formats import disk_delta
 from acstor_common.formats import layout
 from acstor_common.formats import qcow2_writer
 
-MOST_PIECES = 1024
+MAX_PIECES = 1024
 """Limit of pieces in a batch, which are buffered."""
 GAP_BYTES = 256 << 10
 """Ranges no further apart are read at once: the gap costs less than a request."""
 
 
-class Origin(enum.Enum):
-    """Origin of bytes."""
+class PieceOrigin(enum.Enum):
+    """Origin of the bytes of a piece."""
 
     ZERO = enum.auto()
-    CHANGED = enum.auto()
+    DELTA = enum.auto()
     BASE = enum.auto()
-    PACKED = enum.auto()
+    COMPRESSED = enum.auto()
     """A compressed cluster of the base, copied as stored."""
 
 
-class Piece(NamedTuple):
+class DiskPiece(NamedTuple):
     """A range of the disk from offset ``at``, and the base's extent if it has it."""
 
     at: int
     length: int
-    origin: Origin
+    origin: PieceOrigin
     extent: layout.Extent | None = None
 
     @property
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
         """End offset on the disk."""
         return self.at + self.length
 
-    def slice_between(self, start: int, stop: int) -> "Piece":
+    def slice_between(self, start: int, stop: int) -> "DiskPiece":
         """Return the part between two offsets of the disk."""
         return self._replace(at=start, length=stop - start)
 
@@ -52,7 +52,7 @@ class ClusterRun(NamedTuple):
     """Clusters of the resulting file, and the pieces that they are made of."""
 
     run: qcow2_writer.Run
-    pieces: list[Piece]
+    pieces: list[DiskPiece]
 
 
 class Batch(NamedTuple):
@@ -60,63 +60,65 @@ class Batch(NamedTuple):
 
     offset: int
     length: int
-    pieces: list[Piece]
+    pieces: list[DiskPiece]
 
 
 def pieces(
     table: Iterable[disk_delta.Extent], extents: Iterable[layout.Extent], virtual_size: int
-) -> Iterator[Piece]:
+) -> Iterator[DiskPiece]:
     """Yield the pieces of the whole disk; ``extents`` are the base's."""
-    below, at = _Below(extents), 0
+    below, at = _BaseExtents(extents), 0
     for change in table:
         yield from below.between(at, change.at)
         is_zero = change.kind is disk_delta.Kind.ZERO
-        yield Piece(change.at, change.length, Origin.ZERO if is_zero else Origin.CHANGED)
+        yield DiskPiece(
+            change.at, change.length, PieceOrigin.ZERO if is_zero else PieceOrigin.DELTA
+        )
         at = change.stop
     yield from below.between(at, virtual_size)
 
 
-class _Below:
+class _BaseExtents:
     """The base's extents, joined where they are contiguous in the file."""
 
     def __init__(self, extents: Iterable[layout.Extent]) -> None:
         self._rest = layout.runs(extents)
         self._next = next(self._rest, None)
 
-    def between(self, at: int, stop: int) -> Iterator[Piece]:
+    def between(self, at: int, stop: int) -> Iterator[DiskPiece]:
         """Yield the base's pieces from ``at`` to ``stop``; calls must be in disk order."""
         while at < stop:
             extent = self._next
             if extent is None or extent.at >= stop:
-                yield Piece(at, stop - at, Origin.ZERO)
+                yield DiskPiece(at, stop - at, PieceOrigin.ZERO)
                 return
             if extent.at > at:
-                yield Piece(at, extent.at - at, Origin.ZERO)
+                yield DiskPiece(at, extent.at - at, PieceOrigin.ZERO)
                 at = extent.at
             end = min(extent.at + extent.length, stop)
             if end > at:
-                yield Piece(at, end - at, Origin.BASE, extent)
+                yield DiskPiece(at, end - at, PieceOrigin.BASE, extent)
                 at = end
             if extent.at + extent.length <= at:
                 self._next = next(self._rest, None)
 
 
-def cluster_runs(disk: Iterable[Piece], cluster_bytes: int) -> Iterator[ClusterRun]:
+def cluster_runs(disk: Iterable[DiskPiece], cluster_bytes: int) -> Iterator[ClusterRun]:
     """Yield the clusters that are not zeros, in disk order; copy compressed ones."""
     for parts in _clusters(disk, cluster_bytes):
         at, stop = parts[0].at, parts[-1].stop
-        if all(part.origin is Origin.ZERO for part in parts):
+        if all(part.origin is PieceOrigin.ZERO for part in parts):
             continue
         if packed := _packed(parts, cluster_bytes):
             run = qcow2_writer.Run(at, cluster_bytes, packed.stored_bytes)
-            yield ClusterRun(run, [parts[0]._replace(origin=Origin.PACKED)])
+            yield ClusterRun(run, [parts[0]._replace(origin=PieceOrigin.COMPRESSED)])
             continue
         if behind := -stop % cluster_bytes:  # the disk ends within its last cluster
-            parts.append(Piece(stop, behind, Origin.ZERO))
+            parts.append(DiskPiece(stop, behind, PieceOrigin.ZERO))
         yield ClusterRun(qcow2_writer.Run(at, stop + behind - at), parts)
 
 
-def _packed(parts: list[Piece], cluster_bytes: int) -> layout.Extent | None:
+def _packed(parts: list[DiskPiece], cluster_bytes: int) -> layout.Extent | None:
     """Return the compressed cluster if the pieces are a complete unchanged one."""
     extent = parts[0].extent
     if extent is None or extent.codec is layout.Codec.STORED or len(parts) > 1:
@@ -125,9 +127,9 @@ def _packed(parts: list[Piece], cluster_bytes: int) -> layout.Extent | None:
     return extent if is_whole and extent.stored_bytes <= cluster_bytes else None
 
 
-def _clusters(disk: Iterable[Piece], cluster_bytes: int) -> Iterator[list[Piece]]:
+def _clusters(disk: Iterable[DiskPiece], cluster_bytes: int) -> Iterator[list[DiskPiece]]:
     """Yield the pieces of one cluster, or one piece of several complete clusters."""
-    held: list[Piece] = []
+    held: list[DiskPiece] = []
     for piece in disk:
         at = piece.at
         if held:
@@ -144,7 +146,7 @@ def _clusters(disk: Iterable[Piece], cluster_bytes: int) -> Iterator[list[Piece]
         yield held
 
 
-def stored_range(piece: Piece) -> tuple[int, int]:
+def stored_range(piece: DiskPiece) -> tuple[int, int]:
     """Return start and end in the base's file; ValueError if it is not the base's."""
     extent = piece.extent
     if extent is None:
@@ -155,34 +157,34 @@ def stored_range(piece: Piece) -> tuple[int, int]:
     return start, start + piece.length
 
 
-def batches(parts: Iterable[Piece], most_bytes: int) -> Iterator[Batch]:
+def batches(parts: Iterable[DiskPiece], max_bytes: int) -> Iterator[Batch]:
     """Yield batches of pieces that are near each other in the base's file.
 
-    :param most_bytes: per read; at least the longest compressed cluster
+    :param max_bytes: per read; at least the longest compressed cluster
     """
-    held: list[Piece] = []
+    held: list[DiskPiece] = []
     low = high = 0
-    for piece in _short(parts, most_bytes):
+    for piece in _short(parts, max_bytes):
         if piece.extent is not None:
             start, stop = stored_range(piece)
             is_near = start <= high + GAP_BYTES and stop >= low - GAP_BYTES
-            if high and not (is_near and max(high, stop) - min(low, start) <= most_bytes):
+            if high and not (is_near and max(high, stop) - min(low, start) <= max_bytes):
                 yield Batch(low, high - low, held)
                 held, high = [], 0
             low, high = (min(low, start), max(high, stop)) if high else (start, stop)
         held.append(piece)
-        if len(held) == MOST_PIECES:
+        if len(held) == MAX_PIECES:
             yield Batch(low, high - low, held)
             held, low, high = [], 0, 0
     if held:
         yield Batch(low, high - low, held)
 
 
-def _short(parts: Iterable[Piece], most_bytes: int) -> Iterator[Piece]:
-    """Yield pieces, with uncompressed ones of the base cut to ``most_bytes``."""
+def _short(parts: Iterable[DiskPiece], max_bytes: int) -> Iterator[DiskPiece]:
+    """Yield pieces, with uncompressed ones of the base cut to ``max_bytes``."""
     for piece in parts:
         if piece.extent is None or piece.extent.codec is not layout.Codec.STORED:
             yield piece
             continue
-        for at in range(piece.at, piece.stop, most_bytes):
-            yield piece.slice_between(at, min(at + most_bytes, piece.stop))
+        for at in range(piece.at, piece.stop, max_bytes):
+            yield piece.slice_between(at, min(at + max_bytes, piece.stop))

@@ -15,11 +15,11 @@ from acstor_glance.gateway import http_errors
 class Watchdog:
     """Watchdog of one job, for two threads.
 
-    :param longest_s: longest time without progress
+    :param stall_s: longest time without progress
     """
 
-    def __init__(self, longest_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.longest_s, self._clock = longest_s, clock
+    def __init__(self, stall_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stall_s, self._clock = stall_s, clock
         self._moved_s = clock()
         self._why: http_errors.HttpError | None = None
         self._ends_s, self._deadline_s = math.inf, math.inf
@@ -31,12 +31,12 @@ class Watchdog:
     @property
     def is_stalled(self) -> bool:
         """Whether there was no progress for too long."""
-        return self._clock() - self._moved_s > self.longest_s
+        return self._clock() - self._moved_s > self.stall_s
 
     @property
     def left_s(self) -> float:
         """Time until the job counts as stalled."""
-        return max(0.0, self._moved_s + self.longest_s - self._clock())
+        return max(0.0, self._moved_s + self.stall_s - self._clock())
 
     def note_progress(self) -> None:
         """Record progress; raises HttpError if the job was stopped."""

@@ -63,7 +63,7 @@ class CredentialsRefused(StoreFault):
     fault = "credentials"
 
 
-class Part(NamedTuple):
+class ObjectRange(NamedTuple):
     """A range of an object; size and MD5 (hexadecimal or empty) are the object's."""
 
     data: bytes
@@ -78,24 +78,24 @@ class Reader(abc.ABC):
         self.name = name
 
     @abc.abstractmethod
-    def read(self, location: Any, asked: byte_range.ByteRange) -> Part:
+    def read(self, location: Any, requested: byte_range.ByteRange) -> ObjectRange:
         """Read a range of the object at a ``StoreLocation``; raises StoreFault."""
 
     def of_answer(
-        self, asked: byte_range.ByteRange, content_range: str, data: bytes, md5: str = ""
-    ) -> Part:
+        self, requested: byte_range.ByteRange, content_range: str, data: bytes, md5: str = ""
+    ) -> ObjectRange:
         """Return the range from an HTTP answer; StoreUnreachable if it is another."""
         match = _CONTENT_RANGE.fullmatch(content_range)
-        wanted = (asked.offset, asked.offset + asked.length - 1)
+        wanted = (requested.offset, requested.offset + requested.length - 1)
         if match is None or (int(match[1]), int(match[2])) != wanted:
             got = content_range[:80]
             raise StoreUnreachable(self.name, f"asked for bytes {wanted}, it answers {got!r}")
-        if len(data) != asked.length:
+        if len(data) != requested.length:
             raise StoreUnreachable(
-                self.name, f"its answer ended after {len(data)} of {asked.length} bytes"
+                self.name, f"its answer ended after {len(data)} of {requested.length} bytes"
             )
         digits = md5.strip('"').lower()
-        return Part(data, int(match[3]), digits if _MD5.fullmatch(digits) else "")
+        return ObjectRange(data, int(match[3]), digits if _MD5.fullmatch(digits) else "")
 
     def of_status(self, status: object, words: str) -> StoreFault:
         """Return the error for an unsuccessful HTTP answer."""

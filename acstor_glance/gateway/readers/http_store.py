@@ -40,11 +40,11 @@ class WebReader(base.Reader):
         self._own = threading.local()
         self._late = f"it took longer than {timeout_s:g} s"
 
-    def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
+    def read(self, location: Any, requested: byte_range.ByteRange) -> base.ObjectRange:
         """Read a range; see :meth:`base.Reader.read`."""
         with deadline_adapter.ReadDeadline(self._timeout_s, self._networks) as bounds:
             try:
-                with self._ask(location.get_uri(), asked) as answer:
+                with self._ask(location.get_uri(), requested) as answer:
                     status = answer.status_code
                     if status == http.HTTPStatus.OK:
                         raise base.RangesUnsupported(
@@ -52,7 +52,7 @@ class WebReader(base.Reader):
                         )
                     if status != http.HTTPStatus.PARTIAL_CONTENT:
                         raise self.of_status(status, f"the web server answers {status}")
-                    data = answer.raw.read(asked.length + 1)
+                    data = answer.raw.read(requested.length + 1)
                     content_range = answer.headers.get("Content-Range", "")
             except deadline_adapter.InternalAddress as error:
                 why = "[acstor_gateway] internal_web_networks does not allow its internal address"
@@ -67,12 +67,12 @@ class WebReader(base.Reader):
                 raise base.StoreUnreachable(self.name, why) from error
         if bounds.is_over:  # data cut off at the deadline may look complete
             raise base.StoreUnreachable(self.name, self._late)
-        return self.of_answer(asked, content_range, data)
+        return self.of_answer(requested, content_range, data)
 
-    def _ask(self, url: str, asked: byte_range.ByteRange) -> requests.Response:
+    def _ask(self, url: str, requested: byte_range.ByteRange) -> requests.Response:
         """Return the answer with unread body; follow redirects within the server."""
         wanted = {
-            "Range": f"bytes={asked.offset}-{asked.offset + asked.length - 1}",
+            "Range": f"bytes={requested.offset}-{requested.offset + requested.length - 1}",
             "Accept-Encoding": "identity",
         }
         server = _server_of(url)

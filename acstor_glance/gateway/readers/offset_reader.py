@@ -17,15 +17,15 @@ class OffsetReader(base.Reader):
         super().__init__(name)
         self._find_store = find_store
 
-    def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
+    def read(self, location: Any, requested: byte_range.ByteRange) -> base.ObjectRange:
         """Read a range; see :meth:`base.Reader.read`."""
         try:
             store = self._find_store(self.name)
             size_bytes = store.get_size(location)
-            if asked.offset + asked.length > size_bytes:
+            if requested.offset + requested.length > size_bytes:
                 raise self.of_status(416, "")
-            pieces, _ = store.get(location, offset=asked.offset, chunk_size=asked.length)
-            data = _joined(pieces, asked.length)
+            pieces, _ = store.get(location, offset=requested.offset, chunk_size=requested.length)
+            data = _joined(pieces, requested.length)
         except glance_store.NotFound as error:
             raise base.ObjectMissing(self.name, "it has no such object") from error
         except (
@@ -37,11 +37,12 @@ class OffsetReader(base.Reader):
             ) from error
         except (glance_store.GlanceStoreException, OSError) as error:
             raise base.StoreUnreachable(self.name, type(error).__name__) from error
-        if len(data) != asked.length:
+        if len(data) != requested.length:
             raise base.StoreUnreachable(
-                self.name, f"it gave {len(data)} of {asked.length} bytes from {asked.offset} on"
+                self.name,
+                f"it gave {len(data)} of {requested.length} bytes from {requested.offset} on",
             )
-        return base.Part(data, size_bytes)
+        return base.ObjectRange(data, size_bytes)
 
 
 def _joined(pieces: Iterable[bytes], length: int) -> bytes:

@@ -26,7 +26,7 @@ class RbdReader(base.Reader):
         self._lock = threading.Lock()
         self._cluster: _Cluster | None = None
 
-    def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
+    def read(self, location: Any, requested: byte_range.ByteRange) -> base.ObjectRange:
         """Read a range; see :meth:`base.Reader.read`."""
         pool = location.pool or self._store.pool
         cluster = None
@@ -39,9 +39,9 @@ class RbdReader(base.Reader):
                 ) as image,
             ):
                 size_bytes = image.size()
-                if asked.offset + asked.length > size_bytes:
+                if requested.offset + requested.length > size_bytes:
                     raise self.of_status(416, "")
-                data = image.read(asked.offset, asked.length)
+                data = image.read(requested.offset, requested.length)
         except (rbd.ImageNotFound, rados.ObjectNotFound) as error:
             raise base.ObjectMissing(
                 self.name, "it has no such RBD image, or no such pool"
@@ -51,9 +51,11 @@ class RbdReader(base.Reader):
         except (rados.Error, rbd.Error, store_errors.GlanceStoreException) as error:
             self._drop(cluster)
             raise base.StoreUnreachable(self.name, type(error).__name__) from error
-        if len(data) != asked.length:
-            raise base.StoreUnreachable(self.name, f"it gave {len(data)} of {asked.length} bytes")
-        return base.Part(data, size_bytes)
+        if len(data) != requested.length:
+            raise base.StoreUnreachable(
+                self.name, f"it gave {len(data)} of {requested.length} bytes"
+            )
+        return base.ObjectRange(data, size_bytes)
 
     def _connected(self) -> "_Cluster":
         with self._lock:

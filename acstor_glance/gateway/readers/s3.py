@@ -27,13 +27,13 @@ class S3Reader(base.Reader):
         super().__init__(name)
         self._client = _connect(options, reads, timeout_s)
 
-    def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
+    def read(self, location: Any, requested: byte_range.ByteRange) -> base.ObjectRange:
         """Read a range; see :meth:`base.Reader.read`."""
-        wanted = f"bytes={asked.offset}-{asked.offset + asked.length - 1}"
+        wanted = f"bytes={requested.offset}-{requested.offset + requested.length - 1}"
         try:
             answer = self._client.get_object(Bucket=location.bucket, Key=location.key, Range=wanted)
             with contextlib.closing(answer["Body"]) as body:
-                data = body.read(asked.length + 1)
+                data = body.read(requested.length + 1)
         except botocore.exceptions.ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             code = str(error.response.get("Error", {}).get("Code", ""))[:60]
@@ -43,7 +43,7 @@ class S3Reader(base.Reader):
         md5 = answer.get("ETag", "")
         if answer.get("ServerSideEncryption", "") not in _PLAIN or "SSECustomerAlgorithm" in answer:
             md5 = ""
-        return self.of_answer(asked, answer.get("ContentRange", ""), data, md5)
+        return self.of_answer(requested, answer.get("ContentRange", ""), data, md5)
 
 
 def _connect(options: Any, reads: int, timeout_s: float) -> Any:

@@ -31,10 +31,10 @@ class SwiftReader(base.Reader):
         self._lock = threading.Lock()
         self._idle: lru_table.LruTable[object, list[Any]] = lru_table.LruTable(ACCOUNTS)
 
-    def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
+    def read(self, location: Any, requested: byte_range.ByteRange) -> base.ObjectRange:
         """Read a range; see :meth:`base.Reader.read`."""
         account = (location.swift_url, location.user, location.key)
-        wanted = f"bytes={asked.offset}-{asked.offset + asked.length - 1}"
+        wanted = f"bytes={requested.offset}-{requested.offset + requested.length - 1}"
         try:
             manager = self._take(account) or self._store.get_manager(location, allow_reauth=True)
             connection = manager.get_connection()
@@ -56,7 +56,7 @@ class SwiftReader(base.Reader):
             raise base.StoreUnreachable(self.name, type(error).__name__) from error
         self._keep(account, manager)
         md5 = "" if any(name in headers for name in _LARGE) else headers.get("etag", "")
-        return self.of_answer(asked, headers.get("content-range", ""), data, md5)
+        return self.of_answer(requested, headers.get("content-range", ""), data, md5)
 
     def _take(self, account: object) -> Any:
         with self._lock:

@@ -61,7 +61,7 @@ def test_what_was_deleted_is_free_again_soon(images, conf) -> None:
         with pytest.raises(errors.QuotaExceeded):
             quota.reserve_bytes(mine, 1)
         images.delete_artefact(artefact_id)
-    clock.now_s += artefact_quota.ASK_AGAIN_S + 1
+    clock.now_s += artefact_quota.RECHECK_AGE_S + 1
     quota.reserve_bytes(mine, GIB)
 
 

@@ -178,7 +178,9 @@ def test_what_was_stopped_is_done_again(stored, monkeypatch):
 
 def to_compare(world):
     return (
-        image_reconciler.ImageReconciler(world.images, world.preparer.wanted, builds=False)
+        image_reconciler.ImageReconciler(
+            world.images, world.preparer.desired, builds_boot_images=False
+        )
         .run()
         .to_compare
     )

@@ -80,14 +80,14 @@ class MemoryGlance:
     def set_properties(self, image_id, properties):
         self.image.update(properties)
 
-    def publish_artefact(self, kind, image, file, revision, also, said):
+    def publish_artefact(self, kind, image, file, revision, artefact_properties, image_properties):
         raw = file.read()
         head = boot_frames.check_boot_image([raw], "what was published")
         assert head.header.revision == revision
         assert head.header.binding.os_hash == OS_HASH
         self.published.append((revision, list(head.trace)))
-        self.artefacts[kind] = {"id": BOOT_IMAGE_ID, **also}
-        self.image.update(said)
+        self.artefacts[kind] = {"id": BOOT_IMAGE_ID, **artefact_properties}
+        self.image.update(image_properties)
         self.bytes[BOOT_IMAGE_ID] = raw
 
 

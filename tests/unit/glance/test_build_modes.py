@@ -53,7 +53,7 @@ def test_options_say_what_is_done(conf: cfg.ConfigOpts) -> None:
 
 def test_metrics_say_what_was_decided_and_how_far_images_are() -> None:
     counters = metrics.ListenerMetrics()
-    counters.show_ways(build_modes.BuildModes(builds=False, records=True))
+    counters.show_build_modes(build_modes.BuildModes(builds=False, records=True))
     counters.show_boot_states({artefacts.BootState.WAITING: 3})
 
     def shown(name: str, **labels: str) -> float | None:

@@ -47,7 +47,7 @@ def mark(at_s=0.0, image_id=IMAGE, project_id=BY, change=deletion_protection.Cha
     return tag
 
 
-NOTED = mark(change=deletion_protection.Change.NOTE)
+NOTED = mark(change=deletion_protection.Change.RECORD_REMOVAL)
 GARBAGE = f"{artefacts.PROTECTED}{IMAGE},{BY},"
 
 
@@ -84,14 +84,18 @@ def test_image_stands_in_glance_as_its_record_says(image, standing):
 
 @pytest.mark.parametrize("when", ["", "garbage", "0001-01-01T00:00:00", "9999-12-31T23:59:59"])
 def test_mark_whose_time_makes_no_sense_is_still_one(when):
-    assert deletion_protection.marked_s(record(mark=GARBAGE + when), BY) is not None
+    assert deletion_protection.protection_time_s(record(mark=GARBAGE + when), BY) is not None
 
 
 def test_mark_goes_and_other_tags_stay():
     anothers = mark(project_id="another")
     image = record(tags=[NOTED, "mine", anothers, mark()])
-    assert deletion_protection.tags_of(image, BY) == ["mine", anothers]
-    assert WALL_S + 7 <= deletion_protection.marked_s(record(mark=mark(7.2)), BY) <= WALL_S + 8.2
+    assert deletion_protection.tags_without_marks(image, BY) == ["mine", anothers]
+    assert (
+        WALL_S + 7
+        <= deletion_protection.protection_time_s(record(mark=mark(7.2)), BY)
+        <= WALL_S + 8.2
+    )
 
 
 def known(*images, at_s=0.0, marked_at_s=0.0, **told):
@@ -105,7 +109,7 @@ def known(*images, at_s=0.0, marked_at_s=0.0, **told):
 def test_needed_image_is_looked_at_once_and_protected():
     made = deletion_protection.ProtectionState()
     made.set_needed(needed(IMAGE), 0.0)
-    assert (made.images_to_check(0.0), made.list_states()) == ([IMAGE], {IMAGE: None})
+    assert (made.images_to_check(0.0), made.list_statuses()) == ([IMAGE], {IMAGE: None})
     made.update_image(IMAGE, record(), BY)
     assert (made.images_to_check(0.0), made.plan_change(IMAGE, 0.0)) == (
         [IMAGE],
@@ -113,7 +117,7 @@ def test_needed_image_is_looked_at_once_and_protected():
     )
     made.update_image(IMAGE, record(protected=True, mark=mark()), BY)
     assert (made.images_to_check(0.0), made.plan_change(IMAGE, 0.0)) == ([], None)
-    assert (made.list_states(), made.list_protected()) == ({IMAGE: Standing.OURS}, [IMAGE])
+    assert (made.list_statuses(), made.list_protected()) == ({IMAGE: Standing.OURS}, [IMAGE])
     made.set_needed(needed(IMAGE, now_s=5.0, last_sample_s=5.0), 5.0)
     assert made.images_to_check(5.0) == []
 
@@ -163,7 +167,7 @@ def test_it_is_taken_back_when_nobody_has_needed_it_for_a_while():
     made.set_needed(needed(now_s=at_s, last_sample_s=at_s), at_s)
     assert (made.images_to_check(at_s), made.plan_change(IMAGE, at_s)) == (
         [IMAGE],
-        deletion_protection.Change.TAKE_BACK,
+        deletion_protection.Change.REMOVE,
     )
     made.update_image(IMAGE, record(), BY)
     assert (made.list_protected(), made.images_to_check(at_s)) == ([], [])
@@ -197,7 +201,7 @@ def test_image_that_cannot_be_changed_comes_again_later_and_after_the_others():
     assert made.images_to_check(0.0) == [IMAGE]
     assert made.images_to_check(deletion_protection.RETRY_S) == [IMAGE, OTHER]
     made.set_protected({}, 1.0)
-    assert made.list_states() == {IMAGE: None, OTHER: Standing.FAILED}
+    assert made.list_statuses() == {IMAGE: None, OTHER: Standing.FAILED}
     made.update_image(OTHER, record(OTHER, protected=True), BY)
     assert made.images_to_check(deletion_protection.RETRY_S) == [IMAGE]
 
@@ -213,7 +217,7 @@ def test_take_back_that_fails_is_tried_again():
     )
     again_s = late_s + deletion_protection.RETRY_S
     assert tell_until(made, late_s + 1, again_s) == [IMAGE]
-    assert made.plan_change(IMAGE, again_s) is deletion_protection.Change.TAKE_BACK
+    assert made.plan_change(IMAGE, again_s) is deletion_protection.Change.REMOVE
 
 
 def test_images_that_are_looked_at_again_hold_no_new_one_up():
@@ -239,14 +243,16 @@ def test_what_somebody_took_back_is_noted_and_his_own_protection_stays():
     made.update_image(IMAGE, image, BY)
     assert (made.images_to_check(0.0), made.plan_change(IMAGE, 0.0)) == (
         [IMAGE],
-        deletion_protection.Change.NOTE,
+        deletion_protection.Change.RECORD_REMOVAL,
     )
-    tags = deletion_protection.tags_after(deletion_protection.Change.NOTE, image, BY, WALL_S)
+    tags = deletion_protection.tags_after(
+        deletion_protection.Change.RECORD_REMOVAL, image, BY, WALL_S
+    )
     assert tags == ["mine", NOTED]
     made.update_image(IMAGE, record(tags=tags), BY)
-    assert (made.images_to_check(0.0), made.list_states()) == ([], {IMAGE: Standing.DECLINED})
+    assert (made.images_to_check(0.0), made.list_statuses()) == ([], {IMAGE: Standing.DECLINED})
     made.update_image(IMAGE, record(tags=tags, protected=True), BY)
-    assert made.list_states() == {IMAGE: Standing.OTHERS}
+    assert made.list_statuses() == {IMAGE: Standing.OTHERS}
     assert tell_until(made, 1.0, 500.0) == []
 
 
@@ -256,12 +262,12 @@ def test_what_somebody_took_back_is_noted_also_when_only_the_list_shows_it():
     assert made.images_to_check(300.0) == [IMAGE]
     image = record(mark=mark())
     made.update_image(IMAGE, image, BY)
-    assert made.plan_change(IMAGE, 300.0) is deletion_protection.Change.NOTE
+    assert made.plan_change(IMAGE, 300.0) is deletion_protection.Change.RECORD_REMOVAL
     made.mark_failed(IMAGE, 300.0)  # Glance is away just then
     made.set_needed(needed(now_s=310.0, last_sample_s=310.0), 310.0)
     assert made.images_to_check(331.0) == [IMAGE]
     made.update_image(IMAGE, image, BY)
-    assert made.plan_change(IMAGE, 331.0) is deletion_protection.Change.NOTE
+    assert made.plan_change(IMAGE, 331.0) is deletion_protection.Change.RECORD_REMOVAL
     made.update_image(IMAGE, record(mark=NOTED), BY)
     made.set_needed(needed(now_s=340.0, last_sample_s=340.0), 340.0)
     assert (made.images_to_check(340.0), made.list_protected()) == ([], [])
@@ -297,7 +303,7 @@ def test_image_to_which_something_happened_is_looked_at_if_it_matters():
         made.mark_changed(image_id)
     assert made.images_to_check(0.0) == [IMAGE]
     made.update_image(IMAGE, record(mark=NOTED), BY)
-    assert (made.list_states(), made.images_to_check(0.0)) == ({IMAGE: Standing.DECLINED}, [])
+    assert (made.list_statuses(), made.images_to_check(0.0)) == ({IMAGE: Standing.DECLINED}, [])
 
 
 class OwnersAndHosts(stateful.RuleBasedStateMachine):
@@ -325,7 +331,7 @@ class OwnersAndHosts(stateful.RuleBasedStateMachine):
     @stateful.rule()
     def list_all(self):
         ours = {
-            one: deletion_protection.marked_s(image, BY)
+            one: deletion_protection.protection_time_s(image, BY)
             for one, image in self.glance.items()
             if deletion_protection.protection_of(image, BY) is Standing.OURS
         }
@@ -367,11 +373,11 @@ class OwnersAndHosts(stateful.RuleBasedStateMachine):
             if change is deletion_protection.Change.SET:
                 assert before is Standing.FREE and image_id in self.needed
                 self.set_image(image_id, is_protected=True)
-            elif change is deletion_protection.Change.TAKE_BACK:
+            elif change is deletion_protection.Change.REMOVE:
                 assert before is Standing.OURS and image_id not in self.needed
                 assert self.now_s - self.unneeded_s[image_id] >= deletion_protection.UNNEEDED_S
                 self.set_image(image_id, is_protected=False)
-            elif change is deletion_protection.Change.NOTE:
+            elif change is deletion_protection.Change.RECORD_REMOVAL:
                 assert before is Standing.DECLINED
             if change is not None:
                 now_s = WALL_S + self.now_s

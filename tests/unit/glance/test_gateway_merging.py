@@ -82,7 +82,7 @@ def expected(table, base):
             skip, offset = at - extent.at, extent.offset
             shown[at // SECTOR] = offset + skip if extent.codec is STORED else (offset, skip)
     for change in table:
-        name = "CHANGED" if change.kind is DATA else "ZERO"
+        name = "DELTA" if change.kind is DATA else "ZERO"
         for at in range(change.at, change.stop, SECTOR):
             shown[at // SECTOR] = name
     return shown
@@ -123,7 +123,7 @@ def test_cluster_that_is_whole_and_untouched_is_carried_and_one_that_is_changed_
     first, second = merge_plan.cluster_runs(merge_plan.pieces(table, base, DISK), CLUSTER)
     assert first == (
         qcow2_writer.Run(0, CLUSTER, 700),
-        [merge_plan.Piece(0, CLUSTER, Origin.PACKED, base[0])],
+        [merge_plan.DiskPiece(0, CLUSTER, Origin.PACKED, base[0])],
     )
     assert second.run == qcow2_writer.Run(CLUSTER, CLUSTER)
     origins = [piece.origin for piece in second.pieces]
@@ -172,9 +172,9 @@ def test_far_places_are_reads_of_their_own_and_near_ones_are_one():
 def test_batch_holds_no_more_pieces_than_it_may():
     table = [disk_delta.Extent(at, SECTOR, DATA) for at in range(0, DISK * 64, 2 * SECTOR)]
     batches = list(merge_plan.batches(merge_plan.pieces(table, [], DISK * 64), CLUSTER))
-    assert max(len(batch.pieces) for batch in batches) == merge_plan.MOST_PIECES
+    assert max(len(batch.pieces) for batch in batches) == merge_plan.MAX_PIECES
 
 
 def test_piece_that_is_not_the_bases_has_no_place_there():
     with pytest.raises(ValueError, match="not the base's"):
-        merge_plan.stored_range(merge_plan.Piece(0, CLUSTER, Origin.ZERO))
+        merge_plan.stored_range(merge_plan.DiskPiece(0, CLUSTER, Origin.ZERO))

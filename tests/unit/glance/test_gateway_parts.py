@@ -156,7 +156,7 @@ def test_body_that_ends_early_gives_not_its_last_bytes(length):
     got = []
     with pytest.raises(http_errors.FlattenAborted, match="the body ended after") as caught:
         read_all(body, got)
-    assert (caught.value.status, caught.value.who) == (400, "client")
+    assert (caught.value.status, caught.value.party) == (400, "client")
     assert (b"".join(got) != DATA, body.is_whole.is_set()) == (True, False)
 
 
@@ -226,8 +226,8 @@ class Store:
         return self.data[asked.offset : asked.offset + asked.length]
 
 
-def file_of(store, longest_s=30.0, **limits):
-    watched = watchdog.Watchdog(longest_s)
+def file_of(store, stall_s=30.0, **limits):
+    watched = watchdog.Watchdog(stall_s)
     return backing_file.BackingFile("base", len(store.data), store.read, watched, **limits)
 
 
@@ -250,11 +250,11 @@ def test_store_that_is_busy_is_asked_again_and_one_that_refuses_is_not():
     gone = Store(b"x" * 100, http_errors.HttpError(409, "no such object"))
     with pytest.raises(http_errors.FlattenAborted, match="the base: no such object") as caught:
         file_of(gone).read_part(0, 10)
-    assert (caught.value.status, caught.value.who) == (409, "base")
+    assert (caught.value.status, caught.value.party) == (409, "base")
 
 
 def test_store_that_stays_busy_ends_the_composition_in_time():
     store = Store(b"x", *[http_errors.HttpError(503, "full")] * 1000)
     with pytest.raises(http_errors.FlattenAborted, match="full") as caught:
-        file_of(store, longest_s=0.1, pause_s=0.01).read_part(0, 1)
+        file_of(store, stall_s=0.1, pause_s=0.01).read_part(0, 1)
     assert caught.value.status == 503

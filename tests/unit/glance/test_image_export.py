@@ -61,7 +61,7 @@ def test_image_and_map_are_written_once_for_owner_and_group(glance, folder):
     assert written.read_bytes() == records.BYTES
     assert written.stat().st_mode & 0o777 == image_export.MODE
     glance.bytes[records.IMAGE_ID] = b"is not read again"
-    assert image_export.export(glance, image, folder) is image_export.ExportOutcome.THERE
+    assert image_export.export(glance, image, folder) is image_export.ExportOutcome.PRESENT
 
 
 def test_other_bytes_than_glance_has_a_hash_of_are_not_written(glance, folder):

@@ -24,7 +24,7 @@ MOST_BYTES_OF_IMAGE = 3000
 
 
 def run(images: glance_client.GlanceClient, *, builds: bool = False) -> image_reconciler.Findings:
-    return image_reconciler.ImageReconciler(images, WANTED, builds=builds).run()
+    return image_reconciler.ImageReconciler(images, WANTED, builds_boot_images=builds).run()
 
 
 def add_artefact(
@@ -60,19 +60,19 @@ def test_images_that_have_all_are_counted_and_left_alone(
         add_ready(images)
     found = run(images, builds=True)
     assert (found.images, found.artefacts, found.boot_states) == (3, 6, {"ready": 3})
-    assert (found.todo, found.to_boot, found.deleted) == ([], [], [])
+    assert (found.to_prepare, found.to_build, found.deleted) == ([], [], [])
 
 
 def test_what_is_to_be_done_comes_as_glance_lists_it(images: memory_images.MemoryImages) -> None:
     hidden = images.add(b"1", created_at="2026-09-01T00:00:00Z", os_hidden=True)
     older, younger = (images.add(b"2", created_at=f"2026-0{n}-01T00:00:00Z") for n in (3, 4))
     expected = [younger["id"], older["id"], hidden["id"]]
-    assert run(images).todo == expected
+    assert run(images).to_prepare == expected
     for image in (hidden, older, younger):
         image |= {artefacts.STATE: "ready", artefacts.STATE_OF: image["id"]}
         add_artefact(images, image, Kind.CHUNK_MAP, created_at=OLD)
     found = run(images, builds=True)
-    assert (found.todo, found.to_boot) == ([], expected)
+    assert (found.to_prepare, found.to_build) == ([], expected)
 
 
 @pytest.mark.parametrize(
@@ -92,16 +92,16 @@ def test_image_whose_chunk_map_is_not_its_own_is_to_be_prepared(
     images: memory_images.MemoryImages, altered: dict[str, str]
 ) -> None:
     image = add_ready(images)
-    assert run(images).todo == []
+    assert run(images).to_prepare == []
     images.records[image[Kind.CHUNK_MAP.pointer]].update(altered)
-    assert image["id"] in run(images).todo
+    assert image["id"] in run(images).to_prepare
 
 
 def test_image_whose_boot_image_is_a_stopgap_is_booted(images: memory_images.MemoryImages) -> None:
     image = add_ready(images)
-    assert run(images, builds=True).to_boot == []
+    assert run(images, builds=True).to_build == []
     images.records[image[Kind.BOOT_IMAGE.pointer]][artefacts.ORIGIN] = "inherited"
-    assert run(images, builds=True).to_boot == [image["id"]]
+    assert run(images, builds=True).to_build == [image["id"]]
 
 
 def test_artefacts_of_images_that_have_another_one_or_are_gone_are_deleted(

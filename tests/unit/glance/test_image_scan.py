@@ -14,7 +14,7 @@ from acstor_glance.prepare import format_check
 from tests.fakes import glance_records as records
 from tests.fakes import memory_images
 
-Reason = image_scan.Reason
+Reason = image_scan.ScanReason
 REFUSED = {"acstor_state": "refused", "acstor_state_of": records.IMAGE_ID}
 
 
@@ -53,7 +53,7 @@ def cloud(ranges_of: image_scan.RangesOf = ranges_of, **given: Any) -> image_sca
     ],
 )
 def test_image_without_a_chunk_map_says_why(
-    changed: dict[str, Any], reason: image_scan.Reason, detail: str
+    changed: dict[str, Any], reason: image_scan.ScanReason, detail: str
 ) -> None:
     assert standing(records.image(**changed))[:2] == (reason, detail)
 
@@ -75,7 +75,7 @@ def test_image_with_its_own_chunk_map_is_served() -> None:
     ],
 )
 def test_chunk_map_that_is_not_its_own_does_not_count(
-    changed: dict[str, Any], reason: image_scan.Reason
+    changed: dict[str, Any], reason: image_scan.ScanReason
 ) -> None:
     image = records.image()
     other = {"acstor_os_hash_value": changed.pop("os_hash_value", image.os_hash.value.hex())}
@@ -88,7 +88,7 @@ def test_image_whose_store_gives_no_parts_says_which_and_what_was_answered() -> 
     image = records.image(stores="s3,rbd")
     for readable, reason in (
         (range_support.RangeSupport.WHOLE, Reason.NO_RANGES),
-        (range_support.RangeSupport.NOTHING, Reason.STORE_AWAY),
+        (range_support.RangeSupport.UNAVAILABLE, Reason.STORE_AWAY),
     ):
         answer = range_support.ProbeResult(readable, "it answers 400")
         asked = cloud(lambda _image, answer=answer: answer)
@@ -100,7 +100,7 @@ def test_every_refusal_of_qcow2_has_its_name() -> None:
     for reason in qcow2_header.Reason:
         message = f"{qcow2_header.Refused('image', reason, 'because').why}. Convert it"
         expected = reason.name.lower().replace("_", "-")
-        assert image_scan.refusal_of(artefacts.fit_message(message)) == expected
+        assert image_scan.refusal_label(artefacts.fit_message(message)) == expected
 
 
 def test_what_oslo_utils_refuses_is_called_as_we_call_it() -> None:
@@ -175,10 +175,10 @@ def test_words_of_tenants_make_no_table_long_and_examples_are_few() -> None:
     rude = [records.record(id=image_id(900), disk_format="\x1b[31m")]
     counting = image_scan.ImageScan(Listed(*odd, *rude), ranges_of)
     list(counting.run())
-    assert len(counting.counts) == image_scan.MOST_LABELS + 1
+    assert len(counting.counts) == image_scan.MAX_LABELS + 1
     others = counting.counts["disk-format:others"]
-    assert others.images == 501 - image_scan.MOST_LABELS
-    assert len(others.examples) == image_scan.EXAMPLES
+    assert others.images == 501 - image_scan.MAX_LABELS
+    assert len(others.examples) == image_scan.MAX_EXAMPLES
     assert counting.is_healthy
 
 
@@ -224,7 +224,7 @@ def test_image_of_another_format_is_served_by_what_it_was_converted_to() -> None
     ],
 )
 def test_image_of_another_format_is_not_served_without_its_own_conversion(
-    convertible: list[str], changed: dict[str, Any] | None, reason: image_scan.Reason
+    convertible: list[str], changed: dict[str, Any] | None, reason: image_scan.ScanReason
 ) -> None:
     image, own, made = converted_image(**(changed or {}))
     found = None if changed is None else made

@@ -54,7 +54,7 @@ def conf(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> cfg.ConfigO
     scope = "cloud"  # which asks nobody
     conf = glance_options.conf(state_dir=tmp_path / "state", dedup_scope=scope)
     monkeypatch.setattr(import_plugin.cfg, "CONF", conf)
-    monkeypatch.setattr(import_plugin.Publishing, "start", lambda thread: None)
+    monkeypatch.setattr(import_plugin.PublishThread, "start", lambda thread: None)
     return conf
 
 

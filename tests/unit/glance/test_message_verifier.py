@@ -107,13 +107,13 @@ def test_a_host_that_was_revoked_is_believed_no_more(listener):
 
 def test_one_host_may_send_so_many_traces_and_takes_no_turn_of_others(listener):
     payload, other = sent(trace()), sent(trace("h2"), KEYS.host("h2"))
-    for _ in range(message_verifier.BURST):
+    for _ in range(message_verifier.TRACE_BURST):
         listener.proofs.verify_trace(payload)
     for _ in range(3):
         with pytest.raises(errors.RemoteProtocolError, match="h1 broke the protocol: more traces"):
             listener.proofs.verify_trace(payload)
     listener.proofs.verify_trace(other)
-    listener.now_s += message_verifier.PACE_S
+    listener.now_s += message_verifier.TRACE_INTERVAL_S
     listener.proofs.verify_trace(payload)
     with pytest.raises(errors.RemoteProtocolError):
         listener.proofs.verify_trace(payload)

@@ -17,11 +17,11 @@ ENTRY = layout.pack(layout.Extent(0, 4096, layout.Codec.STORED, 512, 4096))
 ZEROS = bytes(PER_RECORD * ids.CID_BYTES)
 NAMED = b"".join(ids.cid_of(b"%d" % n) for n in range(PER_RECORD))
 RECORDS = [
-    progress_log.Record(ZEROS),
-    progress_log.Record(NAMED, ENTRY),
-    progress_log.Record(ZEROS, ENTRY),
-    progress_log.Record(NAMED),
-    progress_log.Record(ZEROS),
+    progress_log.HashedRecord(ZEROS),
+    progress_log.HashedRecord(NAMED, ENTRY),
+    progress_log.HashedRecord(ZEROS, ENTRY),
+    progress_log.HashedRecord(NAMED),
+    progress_log.HashedRecord(ZEROS),
 ]
 
 

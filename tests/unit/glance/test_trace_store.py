@@ -43,7 +43,7 @@ def test_forged_hosts_gain_no_more_than_the_places_that_there_are(tmp_path):
     store = trace_store.TraceStore(tmp_path)
     for number in range(50):
         count = store.add_trace(message(number, f"forged-{number}"))
-    assert count == len(firsts(store)) == trace_store.TRACES_LIMIT
+    assert count == len(firsts(store)) == trace_store.MAX_TRACES
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 10_000
 
 

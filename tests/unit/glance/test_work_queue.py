@@ -174,7 +174,7 @@ def test_image_of_which_a_message_told_waits_for_the_turn_of_its_project() -> No
     queue = work_queue.WorkQueue()
     queue.add_image(A, Rank.NEW)
     turn = queue.take_image()
-    assert turn == (A, Rank.NEW, work_queue.UNKNOWN)
+    assert turn == (A, Rank.NEW, work_queue.UNKNOWN_PROJECT)
     assert not queue.may_begin(turn, "its own")
     queue.finish_image(A)
     turn = queue.take_image()
