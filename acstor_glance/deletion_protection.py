@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides which images acstor protects against deletion in Glance.
 
-An image is *needed* while a host uses it and has not fully cached it. acstor sets the property
-``protected`` of a needed image, with a mark, the tag ``acstor_protected=…`` of image, service
-project and time. There is no other record, so a listener continues from Glance after a crash. Marks
-with another image's ID are copies, those with another project are another acstor's; both are
-ignored.
+An image is *needed* while a host uses it and has not fully cached it. acstor sets ``protected`` of
+a needed image, and a mark: the tag ``acstor_protected=…`` of image, service project and time. It
+ignores marks of other images (copies) and of other projects (another acstor).
 
 acstor removes only protection that it has set. Where a user removed it (a mark without
 ``protected``), acstor replaces the mark by ``acstor_unprotected=…``, and leaves the image alone
-until a user removes this tag.
-
-Protection is removed only after a while of complete answers without the image, and only while hosts
-report. Images marked before the decision service's database began keep it until that is a day old.
+until a user removes this tag. Protection is removed only after a while of complete answers without
+the image, and only while hosts report. Images marked before the decision service's database began
+keep it until that is a day old.
 """
 
 import datetime
@@ -236,7 +233,6 @@ class ProtectionState:
         return is_of_this_database or answer.now_s - answer.first_sample_s > SILENT_HOST_S
 
     def _settle(self, now_s: float) -> None:
-        """Drop irrelevant images; record since when protected ones are unneeded."""
         kept = self._needed.keys() | self._to_record
         for image_id, status in list(self._known.items()):
             if image_id not in kept and status is not ProtectionStatus.OURS:

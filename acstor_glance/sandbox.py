@@ -2,13 +2,13 @@
 """Sandbox for QEMU with hostile images: bubblewrap, another user and limits.
 
 A guest that breaks out of QEMU finds a read-only /usr and a few empty devices: no other file of the
-host, no network, no other process, no /proc. Data passes through the descriptors that QEMU
-inherited, and through the files that :func:`command` binds.
+host, no network, no other process, no /proc. Data passes through inherited descriptors and bound
+files.
 
 Root needs no user namespace, and becomes another user inside. Another user gets a user namespace in
-which it cannot create more (``--disable-userns``, with bubblewrap 0.8 or later and a writable
-/proc/sys/user). Memory limits of control groups need privileges, so the builder watches
-:func:`resident_bytes` instead; the kernel kills QEMU first (``oom_score_adj``).
+which it cannot create more (``--disable-userns``: bubblewrap 0.8, writable /proc/sys/user). Memory
+limits of control groups need privileges, so the builder watches :func:`resident_bytes` instead; the
+kernel kills QEMU first (``oom_score_adj``).
 """
 
 import contextlib
@@ -148,7 +148,6 @@ def _bubblewrap_options(devices: Sequence[str], files: Mapping[str, pathlib.Path
 
 @functools.cache
 def _userns_options() -> list[str]:
-    """Return the option that forbids user namespaces, and their capabilities, inside."""
     option = "--disable-userns"
     argv = [BUBBLEWRAP, "--unshare-user", option, "--ro-bind", "/", "/", "true"]
     try:

@@ -47,14 +47,13 @@ class _Project:
 class WorkQueue:
     """Queue of up to ``limit`` images for ``workers`` workers; each is queued once at most.
 
-    Images with rank BOOTED go first. Then the next image is of the project with the fewest busy
-    workers; among equals, of the project served longest ago. Within a project, images go by rank,
-    then by arrival. A project uses all workers but one at most. A changed image is queued again.
+    Images with rank BOOTED go first, then one of the project with the fewest busy workers, then of
+    the project served longest ago; within a project by rank and arrival. A project uses all workers
+    but one at most.
 
-    When the queue is full, an image with rank BOOTED displaces a less urgent one, and an image of a
-    known project displaces one of a project with more images. Images without a known project
-    displace none, because any publisher on the message bus may name them. The next reconcile finds
-    the rest.
+    In a full queue, an image with rank BOOTED displaces a less urgent one, and an image of a known
+    project one of a project with more images. Images without a known project displace none, because
+    any publisher on the message bus may name them.
     """
 
     def __init__(self, workers: int = 1, *, limit: int = MAX_QUEUED) -> None:
@@ -89,7 +88,6 @@ class WorkQueue:
             del self._projects[project]
 
     def _has_room_for(self, project: str, rank: Rank) -> bool:
-        """Return whether one more image fits, after displacing another if necessary."""
         if len(self._waiting) < self._limit:
             return True
         largest = max(self._projects.values(), key=len)

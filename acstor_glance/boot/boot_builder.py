@@ -3,13 +3,11 @@
 
 The image is hostile. The guest has no network, bounded memory, a disk served by
 :mod:`nbd_recorder`, and a temporary file of bounded size for writes. A seccomp filter, resource
-limits and a
-:mod:`sandbox` confine QEMU, which dies with this process. Disk, socket and log have no names, so a
-    kill leaves nothing behind. The guest only determines the trace: every build ends at its limit,
-    and every chunk is checked against the chunk map.
+limits and a :mod:`sandbox` confine QEMU. The guest only determines the trace: every build ends at
+its limit, and every chunk is checked against the chunk map.
 
 The boot is over some seconds after the marker appears on the console, when nothing new was read for
-a while, or at a limit. If the firmware finds nothing to boot, there is no boot image.
+a while, or at a limit.
 """
 
 import dataclasses

@@ -53,7 +53,6 @@ class GuestLimits:
     :param longest_s: limit of the recording
     :param idle_s: the boot is over if nothing new is read for so long
     :param settle_s: time to continue after the marker
-    :param written_bytes: limit of the guest's writes
     :param boot_bytes: limit of the recorded reads
     """
 
@@ -80,10 +79,7 @@ def accelerator() -> str:
 
 
 def make_overlay(written: int, size_bytes: int) -> None:
-    """Write an empty qcow2 overlay to the open file ``written``.
-
-    :raises errors.Unusable: qemu-img is not installed, or fails
-    """
+    """Write an empty qcow2 overlay to the open file ``written``; raises errors.Unusable."""
     argv = [QEMU_IMG, "create", "-q", "-f", "qcow2", f"/proc/self/fd/{written}", str(size_bytes)]
     try:
         done = subprocess.run(

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Announces new boot images to hosts, so that they can prefetch them.
 
-The decision service tells the hosts, which decide by ``prefetch_boot_images``. The announcement
-says whether the image is public, and which images of its family preceded it. A tenant's image
-without predecessors is not announced, and nothing is without a decision service.
+Hosts decide by ``prefetch_boot_images``. The announcement says whether the image is public, and
+which images of its family preceded it. A tenant's image without predecessors is not announced.
 """
 
 import logging
@@ -32,17 +31,12 @@ PUBLIC = "public"
 
 
 class _Announced(msgspec.Struct, frozen=True):
-    """The answer of the decision service."""
-
     image_id: str
     request: int
 
 
 class BootImageAnnouncer:
-    """Announces boot images; its methods block.
-
-    :param limit: of pending announcements
-    """
+    """Announces boot images; its methods block."""
 
     def __init__(
         self, images: glance_client.GlanceClient, conf: cfg.ConfigOpts, *, limit: int = MAX_PENDING

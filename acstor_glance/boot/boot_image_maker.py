@@ -98,7 +98,6 @@ class BootImageMaker:
         """Make the boot image that an image needs now; return whether one was made.
 
         :param begin: called with the image's project; returns whether to begin now
-        :raises errors.FormatError: an artefact is damaged
         """
         with self._leases.lease_image(image_id) as is_ours:
             image = self._images.read_or_none(image_id) if is_ours else None
@@ -130,7 +129,6 @@ class BootImageMaker:
     def _due_build(
         self, image: image_record.Image, present: image_record.Image | None
     ) -> plan.Retry | None:
-        """Return the attempts so far if a build is due."""
         if not self._modes.builds:
             return None
         found = {present.id: present} if present else {}
@@ -145,7 +143,6 @@ class BootImageMaker:
         present: image_record.Image | None,
         before: plan.Retry,
     ) -> bool:
-        """Boot the image and publish its boot image; record a failure on the image."""
         retry = plan.Retry.after_failure(before, _now())
         building = "it is being built, or the builder was killed"
         self._record_state(image, artefacts.BootState.BUILDING, building, str(retry))
@@ -264,7 +261,6 @@ class BootImageMaker:
         return True
 
     def _head_of(self, artefact: image_record.Image) -> boot_image.Head | None:
-        """Return the head of a boot image; None if it is damaged."""
         raw = bytearray()
         with self._images.open_image_data(artefact.id) as pieces:
             for piece in pieces:
@@ -281,7 +277,6 @@ class BootImageMaker:
         output: pathlib.Path,
         revision: int,
     ) -> bool:
-        """Write the boot image of a trace; return whether it succeeded."""
         try:
             budget = self._budget(image_map)
             with self._bytes(image, budget) as path, path.open("rb") as file:
@@ -309,7 +304,6 @@ class BootImageMaker:
     def _predecessor(
         self, image: image_record.Image
     ) -> tuple[image_record.Image, image_record.Image] | None:
-        """Return the newest predecessor with a boot image, and that boot image."""
         for other in predecessor_images.find_predecessors(self._images, image):
             found = self._images.artefact_of(other, BOOT_IMAGE)
             if found is not None and not image_record.why_not_served(other):
@@ -395,7 +389,6 @@ def firmware_of(image: image_record.Image) -> boot_guest.Firmware:
 
 
 def _check_machine(image: image_record.Image) -> None:
-    """Raise errors.BootFailed if the image is for another architecture."""
     for name in ("hw_architecture", "architecture"):
         said = image.text(name).lower()
         if said and said not in boot_guest.ARCHITECTURES:

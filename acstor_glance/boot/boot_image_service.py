@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Service that makes boot images of prepared images and from recorded boots.
 
-Images that hosts boot go first. The queue is not persistent: after a restart the stored traces and
-the first reconcile refill it.
+After a restart the stored traces and the first reconcile refill the queue.
 """
 
 import functools
@@ -67,10 +66,7 @@ class BootImageService:
         owners: Mapping[ids.ImageId, str],
         used: Collection[str] = (),
     ) -> None:
-        """Queue images whose boot image is due, or failed earlier.
-
-        :param used: images that hosts use, which go first
-        """
+        """Queue images whose boot image is due, or failed earlier; ``used`` ones go first."""
         self._announcer.announce_pending()
         booted = {*used, *self._maker.list_recorded()}
         while self._owed:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read-only NBD server on a socket pair that records reads, for QEMU.
 
-It sees reads in order and in time without privileges; FUSE would need a mount, and some builds of
-QEMU lack trace events. A hostile image may take over QEMU, so all input is checked, and at worst
-the connection ends. Protocol: https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md.
+A hostile image may take over QEMU, so all input is checked, and at worst the connection ends.
+Protocol: https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md.
 """
 
 import contextlib

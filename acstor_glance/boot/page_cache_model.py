@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model of a compute host's page cache: a mirror's reads for a guest's.
 
-On a host, QEMU reads the mirror through the page cache, whose readahead exceeds the guest's reads.
-The builder's guest reads by NBD, without readahead. The model adds these pages, a twentieth of a
-boot's reads, as recorded boots have them.
-
-It follows Linux's ``mm/readahead.c`` for one open file: a miss that continues the last read, or
-follows many cached pages, starts a window; a read of a window's marked page starts the next one, up
-to twice as wide.
+On a host, QEMU reads the mirror through the page cache; the builder's guest reads by NBD, without
+readahead. The model adds these pages, a twentieth of a boot's reads, by Linux's ``mm/readahead.c``
+for one open file: a miss that continues the last read, or follows many cached pages, starts a
+window; a read of a window's marked page starts the next one, up to twice as wide.
 
 >>> cache = PageCacheModel(size_bytes=1 << 20)
 >>> cache.read(65536, 4096)  # not sequential
@@ -92,7 +89,6 @@ class PageCacheModel:
         self._add(self._start, end, reads)
 
     def _add(self, start: int, end: int, reads: list[Extent]) -> None:
-        """Read the missing pages of a range, up to the image's end."""
         first = None
         for page in range(start, min(end, self._end) + 1):
             is_missing = page < min(end, self._end) and page not in self._pages

@@ -2,8 +2,7 @@
 """Finds an image's predecessors, and derives its boot trace from theirs.
 
 A predecessor is an older image of the same project with the same name, with the same distribution,
-version and machine properties, or from which the image is a snapshot. Of its trace, only chunks
-that the image also has are used.
+version and machine properties, or from which the image is a snapshot.
 """
 
 import itertools
@@ -69,8 +68,7 @@ def inherit_trace(
 ) -> tuple[int, ...]:
     """Return the chunks with the same data as a predecessor's trace, in its order.
 
-    :param predecessor_map: the predecessor's chunk map
-    :return: empty if they have fewer than MIN_CHUNKS in common
+    Empty if they have fewer than MIN_CHUNKS in common.
     """
     wanted = {
         predecessor_map.cid_of(chunk_no)

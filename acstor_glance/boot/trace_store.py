@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores boot traces from agents, until a boot image is made of them.
-
-Limits of traces per image and per host, and of images, bound the folder whatever is sent.
-"""
+"""Stores boot traces from agents, within limits, until a boot image is made of them."""
 
 import contextlib
 import pathlib

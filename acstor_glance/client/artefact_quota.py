@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Artefact quota: limits the chunk maps and boot images of one project.
 
-They belong to the service's project, so Glance's quota of the tenant does not count them. An
-image's conversion is not counted: the size of the upload bounds it.
+They belong to the service's project, so Glance's quota of the tenant does not count them. The size
+of the upload bounds an image's conversion.
 """
 
 import threading

@@ -34,11 +34,7 @@ class DecisionClient:
         return glance_client.session_of(self._conf)
 
     def get(self, path: str, answer_type: type[T], max_bytes: int) -> T:
-        """Return the decoded answer to a GET, of up to ``max_bytes``.
-
-        :raises errors.ImageServiceError: no answer, or an invalid one
-        :raises errors.Unusable: the options of the service user are invalid
-        """
+        """Return the decoded answer to a GET; raises errors.ImageServiceError or Unusable."""
         return self._request("GET", path, None, answer_type, max_bytes)
 
     def post(self, path: str, body: object, answer_type: type[T], max_bytes: int) -> T:

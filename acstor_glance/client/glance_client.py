@@ -52,10 +52,7 @@ FORMAT_VERSIONS = {
 
 
 def session_of(conf: cfg.ConfigOpts) -> keystone_session.Session:
-    """Return a session of the service user, without contacting Keystone.
-
-    :raises errors.Unusable: the options of the service user are invalid
-    """
+    """Return a session of the service user, without contacting Keystone; raises Unusable."""
     group = glance_conf.GROUP.name
     try:
         auth = loading.load_auth_from_conf_options(conf, group)
@@ -92,7 +89,6 @@ class GlanceClient:
     Every method raises :class:`errors.ImageServiceError` when Glance or Keystone fails or refuses.
 
     :param client: a glanceclient of API v2 with a keystoneauth session
-    :param find_project_id: returns the ID of the service user's project
     """
 
     def __init__(self, client: Any, find_project_id: Any) -> None:
@@ -239,7 +235,6 @@ class GlanceClient:
 
         A kill leaves the old or the new artefact in force; a reconcile deletes the other.
 
-        :param artefact_properties: further properties of the artefact
         :param image_properties: properties of the image that change together with its pointer
         :raises ValueError: the image has no hash yet
         """
@@ -298,9 +293,8 @@ class GlanceClient:
     def set_protection(
         self, image: image_record.Image, tags: Sequence[str], is_protected: bool | None
     ) -> image_record.Image:
-        """Set tags and protection (None: keep) in one request; return the changed image.
+        """Set tags and protection (None: keep) of an image just read; return the changed one.
 
-        :param image: its record, just read
         :raises errors.ImageServiceRefused: also if Glance allows no more tags
         """
         changes: list[dict[str, Any]] = [{"op": "replace", "path": "/tags", "value": list(tags)}]

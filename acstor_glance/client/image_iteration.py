@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Iterates over all images with their chunk maps, in memory for a few pages.
 
-Merges images, sorted by ID, with chunk maps, sorted by names that contain the image IDs. It looks
-up a renamed chunk map separately.
+Merges images, sorted by ID, with chunk maps, sorted by names that contain the image IDs.
 """
 
 from collections.abc import Iterator

@@ -2,11 +2,9 @@
 """Determines the naming of an image's chunks, from Glance's record of it.
 
 The cloud's secret is an artefact like chunk maps: hidden, private and in acstor's service project.
-The first process that needs it creates it, so all hosts share it without configuration. It is in
-the artefact's bytes, because notifications contain properties. The oldest active secret counts, so
-processes that create one at the same time soon agree.
-
-If the secret is lost, new private images share no chunks with earlier ones.
+The first process that needs it creates it. It is in the artefact's bytes, because notifications
+contain properties. The oldest active secret counts, so processes that create one at the same time
+soon agree. If it is lost, new private images share no chunks with earlier ones.
 """
 
 import contextlib
@@ -37,10 +35,7 @@ class ScopeLookup:
 
     @contextlib.contextmanager
     def naming_of_image(self, image: image_record.Image) -> Iterator[deduplication.Naming]:
-        """Yield the naming of an image's chunks, valid inside the block.
-
-        :raises errors.Unusable: the cloud's secret is damaged
-        """
+        """Yield the naming of an image's chunks, valid inside the block; raises Unusable."""
         if deduplication.scope_of(image, self._dedup_scope) is deduplication.DedupScope.CLOUD:
             yield deduplication.PLAIN
             return
@@ -83,5 +78,4 @@ class ScopeLookup:
 
 
 def _age(record: image_record.Image) -> tuple[str, str]:
-    """Return a sort key by creation time that is the same everywhere."""
     return record.created_at, record.id

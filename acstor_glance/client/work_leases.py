@@ -2,7 +2,7 @@
 """Work leases: one plugin or listener at a time works on an image.
 
 A lease only saves work. Its holder reads the image again before it starts, and if two work on one
-image anyway (the coordination service fails, or is not shared), one artefact is in force.
+image anyway, one artefact is in force.
 """
 
 import contextlib

@@ -104,7 +104,6 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_end(parser: argparse.ArgumentParser) -> None:
-    """Add what ends the boot."""
     parser.add_argument(
         "--marker",
         metavar="REGEX",
@@ -130,7 +129,6 @@ def _add_end(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_guest(parser: argparse.ArgumentParser) -> None:
-    """Add what describes the guest and its sandbox."""
     parser.add_argument(
         "--memory",
         metavar="MIB",

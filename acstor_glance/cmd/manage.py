@@ -196,7 +196,6 @@ class Tool:
         return 0
 
     def _scope_facts(self, image: image_record.Image) -> dict[str, str]:
-        """Return the scope in which an image is named, and the scope due if it differs."""
         image_map = self._images.artefact_of(image, artefacts.Kind.CHUNK_MAP)
         if image_map is None:
             return {"scope": "", "scope_due": ""}
@@ -264,7 +263,6 @@ class Tool:
         return 0 if self._count() and is_healthy else EXIT_FAULTY
 
     def _count(self) -> bool:
-        """Report the numbers of images by status; return whether none needs attention."""
         counting = image_scan.ImageScan(
             self._images,
             range_support.RangeProber(self._conf).has_ranges,
@@ -299,7 +297,6 @@ class Tool:
         return 0
 
     def _remove_protection(self, image_id: str, project_id: str) -> None:
-        """Remove acstor's tags and protection from an image."""
         image = self._images.get_image(image_id)
         is_ours = (
             deletion_protection.protection_of(image, project_id)

@@ -93,7 +93,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_image(parser: argparse.ArgumentParser) -> None:
-    """Add what describes the image and the chunks."""
     parser.add_argument(
         "--image-id",
         metavar="UUID",
@@ -127,7 +126,6 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_names(parser: argparse.ArgumentParser) -> None:
-    """Add what decides how chunks are named."""
     parser.add_argument(
         "--scope-key-file",
         metavar="FILE",

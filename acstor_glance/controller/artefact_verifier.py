@@ -24,10 +24,7 @@ CHUNK_MAP, BOOT_IMAGE = artefacts.Kind.CHUNK_MAP, artefacts.Kind.BOOT_IMAGE
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The result for one image; ``fault`` is empty if its artefacts are valid.
-
-    :param bad_boot_image: ID of the faulty artefact, if it is the boot image
-    """
+    """The result for one image; ``fault`` is empty if its artefacts are valid."""
 
     image_id: str
     state: str
@@ -97,7 +94,6 @@ def _check_boot_image(
 def _check_pointer(
     images: glance_client.GlanceClient, image: image_record.Image, kind: artefacts.Kind
 ) -> None:
-    """Raise if a pointer leads to no artefact of the image, or none is where needed."""
     pointer = artefacts.pointer_of(image, kind)
     if pointer is None:
         if kind is CHUNK_MAP or kind.pointer in image.properties:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queue of image IDs from notifications, each checked in Glance by one thread.
 
-Anyone on the message bus can send unsigned notifications. So unknown IDs must not reach the work
-queue; the next reconcile finds the images that are dropped here.
+Anyone on the message bus can send unsigned notifications, so unknown IDs must not reach the work
+queue.
 """
 
 import logging

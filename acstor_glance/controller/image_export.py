@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exports images from Glance into a folder for the sources ``file`` and ``http``.
 
-For stores without range reads: one host downloads each image for all. Every name in the folder is a
-complete verified file, and the chunk map is written last. The folder has images of all tenants, so
-only its owner and group may read the files.
+Every name in the folder is a complete verified file, and the chunk map is written last. The folder
+has images of all tenants, so only its owner and group may read the files.
 """
 
 import enum

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reconciliation: one pass over all images and artefacts in Glance.
 
-A pass returns the images to prepare, and deletes orphaned artefacts after another look at their
-image. It keeps no image records, and of artefact records only what plans need.
+Returns the images to prepare, and deletes orphaned artefacts after another look at their image.
 """
 
 import collections
@@ -27,7 +26,7 @@ BootState = artefacts.BootState
 class Findings:
     """Findings and actions of a pass.
 
-    :param to_prepare: images to prepare, in Glance's order: newest first, hidden ones last
+    :param to_prepare: in Glance's order: newest first, hidden ones last
     :param to_compare: images to compare with their backing image, or to deduplicate with it
     :param owners: projects of the images in ``to_prepare`` and ``to_build``
     """
@@ -87,7 +86,6 @@ class ImageReconciler:
         return findings
 
     def _artefacts_by_image(self, findings: Findings) -> dict[str, list[image_record.Image]]:
-        """Return all artefacts, reduced to what plans need, by image ID."""
         by_image: dict[str, list[image_record.Image]] = {}
         for artefact in self._images.list_artefacts():
             findings.artefacts += 1
@@ -101,7 +99,6 @@ class ImageReconciler:
         now: datetime.datetime,
         findings: Findings,
     ) -> None:
-        """Record what an image needs; ``found``: its artefacts by ID."""
         todo = plan.plan_image(image, found, self._images.project_id, self._desired, now)
         if todo.step in (plan.Step.PREPARE, plan.Step.REFUSE):
             findings.to_prepare.append(_noted(image, findings))
@@ -132,7 +129,6 @@ class ImageReconciler:
     def _delete_orphan(
         self, artefact: image_record.Image, now: datetime.datetime, findings: Findings
     ) -> None:
-        """Delete an artefact if it is still an orphan after reading its image again."""
         of_image = artefact.text(artefacts.OF_IMAGE)
         latest = self._images.read_or_none(of_image) if of_image else None
         if why := plan.why_orphan(artefact, latest, now, plan.ORPHAN_GRACE_S):

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts all images by status: served, or the reason why not.
 
-Reasons match those of Nova's fallbacks (:class:`control_wire.Fallback`) where both exist. Memory is
-bounded, however many images there are.
+Reasons match those of Nova's fallbacks (:class:`control_wire.Fallback`) where both exist.
 """
 
 import dataclasses
@@ -102,7 +101,6 @@ class ScanContext(NamedTuple):
     """Lookups beside an image's record.
 
     :param ranges_of: returns the range support of the image that agents read
-    :param converted_of: returns the record that an image points to as its conversion
     """
 
     project_id: str
@@ -150,7 +148,6 @@ def _why_foreign(
 
 
 def _by_record(image: image_record.Image, convertible: Collection[str]) -> ImageStatus | None:
-    """Return the status by the image's record; None if that allows serving it."""
     if image.status != image_record.ACTIVE:
         return ImageStatus(ScanReason.NOT_ACTIVE, image.status)
     if image_record.why_format_not_served(image, convertible):
@@ -170,7 +167,6 @@ def _by_record(image: image_record.Image, convertible: Collection[str]) -> Image
 def _unmapped(
     image: image_record.Image, found: image_record.Image | None, project_id: str
 ) -> ImageStatus:
-    """Return why an image that could be served has no valid chunk map."""
     state, message = artefacts.state_of(image), image.text(artefacts.MESSAGE)
     if state is artefacts.State.REFUSED:
         return ImageStatus(ScanReason.REFUSED, refusal_label(message), message)

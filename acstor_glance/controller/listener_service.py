@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The listener service: notifications and reconciles fill a queue for workers.
 
-Failures of the broker, of Glance or of a worker do not end the service. It keeps no state: after a
-restart the first reconcile finds every image that needs work.
+It keeps no state: after a restart the first reconcile finds every image that needs work.
 """
 
 import datetime
@@ -142,7 +141,6 @@ class ListenerService:
         self._is_due.set()
 
     def _on_request(self, payload: object) -> None:
-        """Queue an image on an operator's request, signed by the decision service."""
         wanted = self._verifier.verify_request(payload)
         image_id = ids.parse_image_id(wanted.image_id)
         if len(self._requests) >= MAX_REQUESTS:
@@ -195,7 +193,6 @@ class ListenerService:
         return self._until_next(findings.next_at)
 
     def _until_next(self, retry_at: datetime.datetime | None) -> float:
-        """Return the seconds after a complete pass until the next pass or due attempt."""
         interval_s = RECONCILE_INTERVAL_S
         if retry_at is None:
             return interval_s
@@ -241,7 +238,6 @@ class ListenerService:
                 self._show_queue()
 
     def _error_text(self, error: errors.AcstorError) -> str:
-        """Return an error's text; for errors of Glance, with the service user."""
         if not isinstance(error, errors.ImageServiceError):
             return str(error)
         group = glance_conf.GROUP.name

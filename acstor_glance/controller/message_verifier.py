@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verifies signatures of messages: hosts' traces, the decision service's requests.
 
-Signatures are checked before contents. A compromised host can send traces in its own name only, at
-a limited rate.
+Signatures are checked before contents. A compromised host can send traces in its own name only.
 """
 
 import logging
@@ -46,10 +45,7 @@ NO_TRUST = TrustAnchors(b"", (), {})
 
 
 class MessageVerifier:
-    """Verifies messages; ``trust`` returns the current keys.
-
-    :param hosts: number of hosts whose rates are remembered
-    """
+    """Verifies messages; ``trust`` returns the current keys."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Listens for Glance's notifications, and extracts the IDs of images to look at.
 
-Only the IDs are used; the image's state is read from Glance. So false, late and duplicate messages
-do no harm. oslo.messaging needs the process's global configuration object.
+Only the IDs are used, so false, late and duplicate messages do no harm. oslo.messaging needs the
+process's global configuration object.
 """
 
 import logging

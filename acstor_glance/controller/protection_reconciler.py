@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Protects images that hosts need against deletion (:mod:`deletion_protection`).
 
-A pass reads the list of needed images from the decision service, looks at those of unknown status
-in Glance, and changes a bounded number of images. One listener makes a pass at a time; two at once
-do no harm.
+One listener makes a pass at a time; two at once do no harm.
 """
 
 import collections
@@ -180,7 +178,6 @@ class ProtectionReconciler:
             self._counters.protection_pass_at.set(time.time())
 
     def _protect(self, needed: decision_messages.NeededImages) -> None:
-        """Protect needed images first; then look for protection to remove."""
         while self._notified:
             self._known.mark_changed(self._notified.popleft())
         self._known.set_needed(needed, self._clock())
@@ -221,7 +218,6 @@ class ProtectionReconciler:
         self._relist_at_s = self._clock() + deletion_protection.RELIST_S
 
     def _for_each(self, image_ids: list[str], action: Callable[[str], None]) -> None:
-        """Call ``action`` for some images; delay failed ones; raise if Glance is away."""
         failures = 0
         for image_id in image_ids[: self._images_per_pass]:
             try:
@@ -275,7 +271,6 @@ class ProtectionReconciler:
             self._counters.protection_changes.labels(change.name.lower()).inc()
 
     def _report_statuses(self) -> None:
-        """Update the metrics, and log each image at risk once."""
         statuses = self._known.list_statuses()
         for image_id in self._logged.keys() - statuses.keys():
             del self._logged[image_id]

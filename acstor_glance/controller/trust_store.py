@@ -36,10 +36,7 @@ class _AuthorityAnswer(msgspec.Struct, frozen=True):
 
 
 class TrustStore:
-    """Trusted keys, refreshed by a thread; thread-safe.
-
-    :param retry_s: delay after a failure
-    """
+    """Trusted keys, refreshed by a thread; thread-safe."""
 
     def __init__(self, conf: cfg.ConfigOpts, *, retry_s: float = RETRY_S) -> None:
         self._conf, self._retry_s = conf, retry_s
@@ -75,11 +72,7 @@ class TrustStore:
                 wait_s = REFRESH_S
 
     def refresh(self) -> None:
-        """Read the keys once.
-
-        :raises errors.NotAuthenticated: the decision service's answer is invalid
-        :raises OSError: a file cannot be read
-        """
+        """Read the keys once; raises NotAuthenticated, or OSError for a file."""
         own = self._conf.acstor_glance
         if own.trusted_dir:
             ca, signers = (pathlib.Path(own.trusted_dir, name) for name in (CA_FILE, SIGNERS_FILE))

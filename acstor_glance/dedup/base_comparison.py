@@ -2,7 +2,7 @@
 """Compares images with their backing images, and deduplicates their blocks.
 
 Images in Glance are complete, so an image repeats the data of its backing image; a file store's
-file system can share the blocks. Results are recorded on the image. No image waits for this.
+file system can share the blocks.
 """
 
 import logging
@@ -131,7 +131,6 @@ class BaseComparer:
         return None if own_path is None or base_path is None else (own_path, base_path)
 
     def _share(self, image_id: ids.ImageId, files: _Files, maps: _Maps) -> None:
-        """Share blocks of both files, and record the result; raises block_dedup.Stopped."""
         try:
             shared_bytes = self._share_files(files, maps)
         except errors.Unusable as exc:
@@ -145,7 +144,6 @@ class BaseComparer:
         self._images.set_properties(image_id, {artefacts.SHARED_BYTES: str(shared_bytes)})
 
     def _share_files(self, files: _Files, maps: _Maps) -> int:
-        """Share equal blocks of two files; return the number of bytes."""
         bytes_s = self._conf.block_dedup_rate_mib_s * geometry.MIB
         with (
             block_dedup.open_stored_file(files[0], maps[0].layout.stored.size_bytes) as own_file,

@@ -95,7 +95,6 @@ class Stopped(Exception):
 
 
 def _calls(image: int, ranges: Iterable[common_ranges.Range]) -> Iterator[common_ranges.Range]:
-    """Yield the parts of ranges that have data, in pieces for one call each."""
     for one in ranges:
         for start, stop in _data(image, one.offset, one.offset + one.length):
             for at in range(start, stop, CALL_BYTES):
@@ -125,7 +124,6 @@ def _read_ahead(image: int, base: int, one: common_ranges.Range) -> None:
 
 
 def _share_one(image: int, base: int, one: common_ranges.Range) -> int:
-    """Share one range; return the number of bytes, 0 if the data differ."""
     asked = bytearray(_ASKED.pack(one.base_offset, one.length, 1, 0, 0))
     asked += _TOLD.pack(image, one.offset, 0, 0, 0)
     fcntl.ioctl(base, _FIDEDUPERANGE, asked)

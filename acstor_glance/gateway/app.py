@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The WSGI application: serves ranges of images, and flattens deltas into images.
 
-``GET /v1/images/<id>/file`` answers a range as Glance does for a store with ranges: 206 with
-Content-Range. ``PUT /v1/images/<id>/changes`` flattens a delta and its backing image into an image,
-and answers with lines of JSON meanwhile. Nothing is read before the token is validated.
+``GET /v1/images/<id>/file`` answers a range as Glance does for a store with ranges. ``PUT
+/v1/images/<id>/changes`` flattens a delta and its backing image into an image, and answers with
+lines of JSON meanwhile. Nothing is read before the token is validated.
 """
 
 import functools
@@ -142,7 +142,6 @@ def _image_id(text: str) -> ids.ImageId:
 
 
 def _caller() -> image_lookup.Caller:
-    """Return the caller, if the token is valid."""
     headers = flask.request.headers
     token = headers.get("X-Auth-Token", "")
     if flask.request.environ.get(TOKEN_INFO) is None or not token:

@@ -2,8 +2,8 @@
 """Prometheus metrics of the gateway; ``doc/source/admin/gateway.rst`` explains some.
 
 All processes of the WSGI server write to files in ``PROMETHEUS_MULTIPROC_DIR`` (prometheus-client's
-multiprocess mode) and listen at the same address (SO_REUSEPORT), and any of them answers for all.
-Without that folder there is one process. Clients choose no label values.
+multiprocess mode) and listen at the same address (SO_REUSEPORT); any of them answers for all.
+Clients choose no label values.
 """
 
 import contextlib
@@ -172,8 +172,6 @@ class StoreMetrics:
 
 
 class _AllProcesses:
-    """Collector of the metrics of all processes."""
-
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
         self._files = multiprocess.MultiProcessCollector(None, str(folder))  # type: ignore[no-untyped-call]
@@ -189,7 +187,6 @@ class _AllProcesses:
 
 
 def _make_folder() -> None:
-    """Create the folder, which prometheus-client expects to exist."""
     if folder := os.environ.get(FOLDER_VARIABLE):
         try:
             pathlib.Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -212,7 +212,6 @@ class ImageLookup:
             raise self._refusal(None, "its answer is no record of an image") from error
 
     def _refusal(self, status: int | None, words: str) -> http_errors.HttpError:
-        """Return Glance's refusal, or the error that Glance fails."""
         if status in _PASSED_ON:
             answer = http.HTTPStatus(status)
             return http_errors.HttpError(

@@ -2,7 +2,7 @@
 """Reads a range of an image, after checking permission and integrity.
 
 An object counts only if its size and, where both are known, its MD5 are those of Glance's record.
-Locations are tried in order; if all cached ones fail, Glance is asked for them again.
+If all cached locations fail, Glance is asked for them again.
 """
 
 import http
@@ -103,7 +103,6 @@ class RangeReader:
         requested: byte_range.ByteRange,
         until_s: float,
     ) -> tuple[bytes | None, list[ReadFault]]:
-        """Return the data from the first location that works, and the others' faults."""
         faults: list[ReadFault] = []
         for location in locations:
             if faults and time.monotonic() > until_s:
@@ -122,7 +121,6 @@ class RangeReader:
 
 
 def _check(image: image_lookup.ReadableImage, part: base.ObjectRange, store: str) -> None:
-    """Raise ContentMismatch if an object differs from Glance's record."""
     if part.size_bytes != image.size_bytes:
         why = f"it has {part.size_bytes} bytes, and Glance's record says {image.size_bytes}"
         raise base.ContentMismatch(store, why)

@@ -123,7 +123,6 @@ class Stores:
         return reader.read(place.store_location, requested)
 
     def _only_store_of(self, location: Location) -> str:
-        """Return the only store that a location without a name can be in."""
         known = store_location.SCHEME_TO_CLS_BACKEND_MAP.get(location.scheme, {})
         names = [str(name) for name in known if name in self._enabled]
         if len(names) == 1:
@@ -150,7 +149,6 @@ class Stores:
             LOG.warning("store %s (%s) is not read: %s", name, kind, self._why_not[name])
 
     def _reader(self, name: str, kind: str, store: Any) -> base.Reader:
-        """Return the reader of a store; raises errors.Unusable or ImportError."""
         own = self._conf.acstor_gateway
         if kind in _MAKERS:
             options = store_driver.BackendGroupConfiguration(store.OPTIONS, name, conf=self._conf)
@@ -215,7 +213,6 @@ _MAKERS: Mapping[str, Callable[[str, Any, Any, Any], base.Reader]] = {
 
 
 def _register(conf: cfg.ConfigOpts) -> dict[str, str]:
-    """Register the stores' options; return the drivers by store name."""
     conf.register_opts([cfg.DictOpt("enabled_backends")])
     enabled: dict[str, str] = dict(conf.enabled_backends or {})
     if not enabled:

@@ -1,5 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparation of one image: check, convert, hash, publish its chunk map.
-
-``image_preparer`` executes what ``plan`` returns.
-"""
+"""Preparation of one image: check, convert, hash, publish its chunk map."""

@@ -17,7 +17,7 @@ def append_cids(
 ) -> None:
     """Append the CIDs of the chunks in the first ``length`` bytes of ``buffer``.
 
-    ``chunk_no`` is the buffer's first; only the image's last chunk may be short.
+    :param chunk_no: the buffer's first; only the image's last chunk may be short
     """
     zeros = _zeros(chunk_bytes)
     window = memoryview(buffer)[:length]

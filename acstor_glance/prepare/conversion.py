@@ -2,10 +2,8 @@
 """Converts an image of another format to a qcow2 file, which agents read instead.
 
 The image is hostile. oslo.utils inspects it first, as in Glance and Nova. qemu-img then runs in a
-:mod:`sandbox` with two files and limits of memory, time and output. Time and output depend on the
-    uploaded bytes, never on the size that the image states.
-
-:class:`errors.NotRaw` (faulty image) and :class:`errors.LimitExceeded` are not retried.
+:mod:`sandbox` with two files and limits of memory, time and output, which depend on the uploaded
+bytes, never on the size that the image states.
 """
 
 import contextlib
@@ -143,10 +141,6 @@ class _Job:
             self._run([*words, self.image, self._made], said, max_bytes, longest_s)
 
     def _run(self, words: Sequence[str], said: IO[bytes], max_bytes: int, longest_s: int) -> None:
-        """Run qemu-img; ``said`` gets its output.
-
-        :param longest_s: limit of processor seconds, and half the limit of time
-        """
         cpu_s = f"{longest_s}:{longest_s + _GRACE_S}"
         bounds: dict[str, int | str] = {
             "as": MEMORY_BYTES, "cpu": cpu_s, "fsize": max_bytes, "nofile": 64,
@@ -177,7 +171,6 @@ class _Job:
         self._check_status(status, message, longest_s)
 
     def _check_status(self, status: int, message: str, longest_s: int) -> None:
-        """Raise what qemu-img's exit status and error output mean; nothing for success."""
         if status in _OF_BOUNDS or TOO_LONG in message:
             raise self._too_much(longest_s)
         if status < 0 or status > _SIGNALLED:
@@ -209,7 +202,6 @@ def _check_info(name: str, info: dict[str, Any], own_name: str) -> None:
 
 
 def _file_names(said: object) -> Iterator[str]:
-    """Yield every file name in qemu-img's facts, at any depth."""
     left = [said]
     while left:
         one = left.pop()

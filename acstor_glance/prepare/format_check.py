@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that an image's bytes have the format that Glance states.
 
-Glance accepts a qcow2 file with disk format raw, and a hypervisor that guesses formats would open
-the files that its header names. oslo.utils does the check, as in Glance and Nova.
+A hypervisor that guesses formats would open the files that a qcow2 header names. oslo.utils does
+the check, as in Glance and Nova.
 """
 
 import io
@@ -38,7 +38,7 @@ def parse_disk_format(name: str) -> layout.DiskFormat:
 
 
 def why_not_raw(head: bytes) -> str:
-    """Return why an image that begins with ``head`` is not raw; empty if it is.
+    """Return why an image is not raw; empty if it is.
 
     :param head: the first INSPECTED_BYTES of the image, or all of a smaller one
     """
@@ -52,12 +52,7 @@ def why_not_raw(head: bytes) -> str:
 
 
 def why_not_qcow2(head: bytes) -> str:
-    """Return why an image that begins with ``head`` is no safe qcow2; empty if it is.
-
-    Rejects what Glance and Nova reject: with oslo.utils 10.2 also files with extended L2 entries.
-
-    :param head: the first INSPECTED_BYTES of the image, or all of a smaller one
-    """
+    """Return why an image is no safe qcow2 by Glance's and Nova's check; empty if it is."""
     try:
         found = _inspectors_of(head)
         formats = {str(one) for one in found}
@@ -75,7 +70,6 @@ def why_not_convertible(file: IO[bytes], disk_format: str) -> str:
     """Return why an image is unsafe to convert; empty if it is safe.
 
     :param file: is read to its end, where some formats have metadata, and closed
-    :raises OSError: it cannot be read
     """
     inspector = format_inspector.InspectWrapper(file)
     while inspector.read(geometry.MIB):

@@ -70,7 +70,6 @@ class ImageFile:
         return len(view)
 
     def _data_from(self, offset: int, stop: int) -> int:
-        """Return the offset of the next data, ``stop`` at most."""
         try:
             return min(os.lseek(self.fd, offset, os.SEEK_DATA), stop)
         except OSError as exc:

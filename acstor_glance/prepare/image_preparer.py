@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Executes the plan of one image: hash, publish, refuse, or record a failure.
 
-The result is recorded in the image's properties, for other listeners and operators. Nothing changes
-while Glance is away.
+The result is recorded in the image's properties. Nothing changes while Glance is away.
 """
 
 import datetime
@@ -198,7 +197,6 @@ class ImagePreparer:
         LOG.info("image %s: prepared in %.1f s", image_id, seconds)
 
     def _boot_image_request(self, image: image_record.Image) -> dict[str, str]:
-        """Return the properties that request a boot image from a listener."""
         if self._conf.boot_images == "none":
             return artefacts.boot_properties(None)
         present = self._images.artefact_of(image, artefacts.Kind.BOOT_IMAGE)
@@ -209,7 +207,6 @@ class ImagePreparer:
     def _make_chunk_map(
         self, image: image_record.Image, is_forced: bool, progress: Progress
     ) -> None:
-        """Publish the chunk map of the import plugin, or make one from the bytes."""
         self._quota.reserve_bytes(image, 0)
         counted = self._progress_counter(image, progress)
         budget = self._budget(image)
@@ -250,7 +247,6 @@ class ImagePreparer:
         naming: deduplication.Naming,
         budget: preparation_budget.PreparationBudget,
     ) -> None:
-        """Convert the image and publish the chunk map; keep a valid earlier conversion."""
         with stream_prehash.work_folder(self.spool.folder) as work:
             if self._reuse_conversion(image, work, progress, naming, budget):
                 return
@@ -273,7 +269,6 @@ class ImagePreparer:
         naming: deduplication.Naming,
         budget: preparation_budget.PreparationBudget,
     ) -> bool:
-        """Make the chunk map from an earlier conversion; return whether it was valid."""
         if self._images.artefact_of(image, CONVERTED) is None:
             return False
         try:
@@ -355,7 +350,6 @@ class ImagePreparer:
         """Publish a chunk map, after checking that it is of this image.
 
         :param as_read: the record of the bytes that agents read, if not the image's
-        :param said: properties of the image that change together with its pointer
         """
         file.flush()
         count = os.fstat(file.fileno()).st_size
@@ -396,7 +390,6 @@ class ImagePreparer:
         return count
 
     def _refuse(self, image: image_record.Image, why: str, retry: str = "") -> PreparationOutcome:
-        """Record on the image why it is not served, and remove its pointers."""
         LOG.info("image %s is not served: %s", image.id, why)
         pointers = {kind.pointer: "" for kind in artefacts.Kind}
         said = artefacts.state_properties(image.id, artefacts.State.REFUSED, why, retry)
@@ -407,7 +400,6 @@ class ImagePreparer:
     def _fail(
         self, image: image_record.Image, why: str, retry: plan.Retry | None = None
     ) -> PreparationOutcome:
-        """Record a failure and the next attempt; ``retry`` None: with increasing delays."""
         retry = retry or plan.Retry.after_failure(plan.retry_of(image), _now())
         LOG.warning("image %s could not be prepared (attempt and next: %s): %s",
                     image.id, retry, why)  # fmt: skip

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``acstor_prehash``: plugin of Glance's image import that makes the chunk map.
 
-It runs in Glance's process, on the staged file. It never raises, since an image whose plugin fails
-stays in ``importing``; after any failure the listener does the work. Glance knows the image's hash
-only after the import, so the chunk map waits in the spool until a thread publishes it.
+It runs in Glance's process and never raises, since an image whose plugin fails stays in
+``importing``; after any failure the listener does the work. Glance knows the image's hash only
+after the import, so the chunk map waits in the spool until a thread publishes it.
 """
 
 import contextlib
@@ -118,7 +118,6 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
     def _hash(
         self, staged: pathlib.Path, disk_format: layout.DiskFormat, spool: map_spool.MapSpool
     ) -> tuple[artefacts.State, str, str]:
-        """Make the chunk map in the spool; return state, message and retry."""
         ratio = self._conf.acstor_glance.max_expansion_ratio
         try:
             with image_file.translate_os_errors(staged):

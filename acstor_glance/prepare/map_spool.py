@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spool of chunk maps that were made before Glance knew the image's hash.
 
-A waiting map has no hash; :meth:`MapSpool.finished_map` adds it. The spool is a private folder,
-shared by import plugin and listener of one host.
+A waiting map has no hash; :meth:`MapSpool.finished_map` adds it.
 """
 
 import contextlib
@@ -22,10 +21,7 @@ from acstor_glance import mapped_file
 
 
 class MapSpool:
-    """Folder of waiting chunk maps and of those being made.
-
-    :raises errors.Unusable: it cannot be created
-    """
+    """Private folder of waiting and unfinished maps; raises Unusable without it."""
 
     def __init__(self, state_dir: pathlib.Path) -> None:
         self.folder = state_dir / "maps"

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans what an image needs, from its record: no I/O, no clock.
 
-Plans are idempotent: after its execution, a plan is empty. So messages may come twice, late or in
-any order.
+After its execution, a plan is empty; so messages may come twice, late or in any order.
 """
 
 import dataclasses

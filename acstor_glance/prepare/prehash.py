@@ -2,16 +2,12 @@
 """Pre-hashing: makes the chunk map of an image file.
 
 A chunk map appears complete or not at all. The file must not change meanwhile, and must have
-Glance's hash if that is known. Memory is constant. Threads hash records of 32 MiB, and skip holes.
-Finished records go in order to a log beside the map (``MAP.part``), from which a killed run
-resumes.
+Glance's hash if that is known. Memory is constant. Threads hash records of 32 MiB; finished records
+go in order to a log beside the map (``MAP.part``), from which a killed run resumes.
 
-Glance's hash (SHA-512 by default, 0.7 GB/s) is serial and slower than BLAKE3 (2.5 GB/s). For a raw
-image the caller's thread computes it from the buffers that the threads have read; a resumed run
-reads logged records again for it. For qcow2, chunks are those of the disk, which the threads
-decompress, and the caller's thread reads the file beside them.
-
-Threads suffice: BLAKE3 and preadv release the GIL, and preadv is faster than pread and mmap.
+Glance's hash is serial and slower than BLAKE3 (SHA-512: 0.7 of 2.5 GB/s). For a raw image the
+caller's thread computes it from the buffers that the threads have read; for qcow2, whose chunks are
+the disk's, it reads the file beside them. Threads suffice: BLAKE3 and preadv release the GIL.
 """
 
 import collections
@@ -189,10 +185,7 @@ def _hash(
     hasher: "hashlib._Hash | None",
     progress: Progress,
 ) -> chunk_map.OsHash:
-    """Hash the chunks that are not in the log, and the file; return the file's hash.
-
-    The log is removed if another run cannot continue it.
-    """
+    """Hash chunks and file; remove the log if another run cannot continue it."""
     try:
         if hasher is not None and job.guest is job.source:
             _hash_whole(job, log, hasher, progress)
@@ -216,7 +209,6 @@ def _hash_rest(
     hasher: "hashlib._Hash | None",
     progress: Progress,
 ) -> None:
-    """Hash the records that are not in the log, and the file with ``hasher``."""
     size_bytes, file_bytes = job.cut.size_bytes, job.source.size_bytes
     file_hash = image_file.FileHash(job.source, hasher)
     first = log.chunk_count * job.cut.chunk_bytes
@@ -252,7 +244,6 @@ def _in_order(tasks: Iterator[Callable[[], _T]], workers: int) -> Generator[_T, 
 
 
 def _hash_record(job: _Job, start: int, stop: int) -> progress_log.HashedRecord:
-    """Return the CIDs and extents of the bytes from ``start`` to ``stop``."""
     job.budget.check_time()
     part = job.guest.part_reader(start, stop, job.cut)
     if part.is_hole:
@@ -379,7 +370,6 @@ def _write_map(
     subject: chunk_map.Subject,
     log: progress_log.ProgressLog,
 ) -> int:
-    """Write the map from the complete log, atomically; return its zero chunks."""
     atomic_file.remove_leftovers(path.parent, path.name)  # the log's lock protects the map
     mode = 0o600 if subject.scope_keys else 0o644
     zero_chunks = 0

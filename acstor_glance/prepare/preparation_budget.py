@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budget: limits of bytes and time for the preparation of one image.
 
-Limits depend on the uploaded bytes, never on the size that the image states. A qcow2 file of 20 MiB
-can state a disk of 2 TiB whose clusters all decode, or clusters that take a second each.
+Limits depend on the uploaded bytes, never on the size that the image states: a qcow2 file of 20 MiB
+can state a disk of 2 TiB whose clusters all decode.
 """
 
 import math
@@ -72,10 +72,7 @@ class PreparationBudget:
         self._check_time(self._uploaded_bytes)
 
     def enforce_deadline(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield pieces of the image; only received bytes extend the deadline.
-
-        A tenant's web server may state any length.
-        """
+        """Yield pieces of the image; only received bytes extend the deadline."""
         received_bytes = 0
         for piece in pieces:
             received_bytes += len(piece)

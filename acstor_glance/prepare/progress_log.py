@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log of a pre-hash run's finished records, from which the next run resumes.
 
-An entry is valid if the chain of hashes from the header to it is; the rest is cut off. The header
-identifies the image by size, mtime and inode; another image starts a new log.
-
 Layout: the header (magic, size, mtime_ns, inode, chunk bytes, record bytes, disk format, naming,
 and BLAKE3-256 of those); for each record the length of its entries, its CIDs, its entries of the
 layout, and BLAKE3-256 (previous hash + all those). The highest bit of the length means that all
-CIDs are zeros' and left out. A change of layout changes the magic.
+CIDs are zeros' and left out. The rest after the last valid record is cut off.
 """
 
 import fcntl
@@ -67,7 +64,6 @@ class ProgressLog:
         """Open or create the log, and count its valid records.
 
         :raises errors.Unusable: another process has it open, or the file is no log
-        :raises OSError: it cannot be created, read or written
         """
         self.path, self._cut, self._header = path, cut, header
         self._record_chunks = record_bytes // cut.chunk_bytes
@@ -119,7 +115,6 @@ class ProgressLog:
             raise errors.Unusable(str(self.path), "another process has just finished this map")
 
     def _load(self) -> None:
-        """Load the valid records; start over if the log is of another image."""
         found = self._file.read(len(self._header))
         if found[: len(MAGIC)] != MAGIC[: len(found)]:
             raise errors.Unusable(
@@ -144,7 +139,6 @@ class ProgressLog:
         self._file.seek(0, os.SEEK_END)
 
     def _sound(self) -> Iterator[tuple[HashedRecord, bytes, int]]:
-        """Yield each valid record, its hash and the offset of its end."""
         stop = self._file.seek(len(self._header))
         chain = self._header[-_DIGEST_BYTES:]
         for first in range(0, self._cut.chunk_count, self._record_chunks):

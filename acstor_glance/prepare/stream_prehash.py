@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pre-hashes an image that arrives as a stream from Glance's API.
 
-A map is complete only after the stream's hash was compared with Glance's. Memory is constant: the
-map goes to a file. SHA-512 (0.6 GB/s on one core) is faster than Glance.
-
 The tables of a qcow2 image can be anywhere in it, so it is copied to an unnamed file first.
 """
 
@@ -135,10 +132,7 @@ def copy_stream(
     copied: IO[bytes],
     bytes_hash: chunk_map.OsHash | None = None,
 ) -> None:
-    """Write the stream to ``copied``, if there is space.
-
-    :param bytes_hash: the expected hash; None: not checked here
-    """
+    """Write the stream to ``copied``; check the hash if one is expected."""
     name, size_bytes = f"image {image.id}", image.size_bytes
     space = os.statvfs(copied.fileno())
     if size_bytes > space.f_bavail * space.f_frsize:
@@ -167,7 +161,6 @@ def _cids_on_the_way(
     progress: Callable[[int], None],
     naming: deduplication.Naming,
 ) -> Iterator[bytes]:
-    """Yield the CIDs of a raw image as it arrives; check its hash at the end."""
     os_hash, cut = subject.os_hash, subject.geometry
     name = f"image {image.id}"
     hasher = _hasher(name, os_hash.algo)
@@ -220,5 +213,4 @@ def _check_raw(name: str, head: bytes) -> None:
 
 
 def _differs(name: str, came: str) -> errors.ImageServiceUnreachable:
-    """Return a retryable error for a stream of the wrong length."""
     return errors.ImageServiceUnreachable(f"bytes of {name}", f"{came} bytes came")

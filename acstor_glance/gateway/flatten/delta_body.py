@@ -101,7 +101,6 @@ class DeltaBody:
         return b"".join(parts)
 
     def _check_rate(self) -> None:
-        """Raise FlattenAborted if reads have waited too long in all."""
         if self._waited_s > self._watch.stall_s + self.read_bytes / SLOWEST_BYTES_S:
             words = f"{self.read_bytes} bytes of changes came in {self._waited_s:.0f} s"
             raise http_errors.FlattenAborted(http.HTTPStatus.REQUEST_TIMEOUT, words, "client")

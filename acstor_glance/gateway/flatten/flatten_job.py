@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One job: merges a delta and its backing image while both arrive, and uploads.
 
-It buffers only a few parts, so the slowest party sets the pace.
-
     client, delta         --> DeltaBody   \\
                                             merge_plan, qcow2_writer --> ImageUploader --> Glance
     stores, backing image --> BackingFile /
@@ -128,7 +126,6 @@ class FlattenJob:
         """Merge and upload the image; return when it is active.
 
         :param timeout_s: longest wait for Glance per part
-        :raises http_errors.HttpError: the job is refused, or failed
         """
         request = self._request
         self._uploader.check_target(request.image_id, request.caller, request.disk_format)
@@ -143,7 +140,6 @@ class FlattenJob:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _base_image(self, head: disk_delta.Head) -> image_lookup.ReadableImage:
-        """Return the backing image, if the caller may download it."""
         try:
             image = self._lookup.get_image(head.base, self._request.caller)
         except http_errors.HttpError as error:
@@ -179,7 +175,6 @@ class FlattenJob:
         table: disk_delta.Table,
         pool: futures.Executor,
     ) -> image_upload.UploadBody:
-        """Return the bytes of the image, which are made on demand."""
         size = head.virtual_size
         bounds = flatten_limits.limits_for(
             base.file.size_bytes, base.disk_bytes, head.stream_bytes, self._ratio
@@ -209,7 +204,6 @@ class FlattenJob:
         return image_upload.UploadBody(self._join_parts(parts), plan.file_bytes)
 
     def _join_parts(self, parts: Iterable[codecs.Buffer]) -> Iterator[codecs.Buffer]:
-        """Yield parts, short ones joined; translate errors."""
         held = bytearray()
         try:
             for part in parts:

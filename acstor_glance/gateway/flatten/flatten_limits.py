@@ -38,7 +38,6 @@ def limits_for(
     >>> limits_for(224 << 10, 2 << 40, 160, 64).file_bytes >> 20
     512
 
-    :param base_disk_bytes: stated length of the disk
     :param ratio: decoded bytes per stored byte (``max_expansion_ratio``)
     """
     of_base = _decoded(base_file_bytes, ratio)

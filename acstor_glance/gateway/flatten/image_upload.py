@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uploads an image's bytes to Glance with the caller's token.
+"""Uploads an image's bytes to Glance with the caller's token, which Glance authorizes.
 
-Glance authorizes the upload. The length is stated, so Glance rejects an incomplete upload, and the
-image is ``queued`` again.
+The length is stated, so Glance rejects an incomplete upload, and the image is ``queued`` again.
 """
 
 import http
@@ -137,7 +136,6 @@ class ImageUploader:
             raise http_errors.FlattenAborted(http.HTTPStatus.BAD_GATEWAY, words, "glance")
 
     def _settle(self, image_id: ids.ImageId, caller: image_lookup.Caller) -> None:
-        """Wait until Glance has noticed the end of the upload."""
         until_s = time.monotonic() + SETTLE_S
         while time.monotonic() < until_s:
             try:

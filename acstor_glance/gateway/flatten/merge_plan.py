@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans which bytes of an image come from the delta and which from the base.
 
-Zeros fill the rest. Compressed clusters of the base without changes are copied as stored. All
-functions stream in disk order. No I/O.
+Zeros fill the rest. Compressed clusters of the base without changes are copied as stored. No I/O.
 """
 
 import enum
@@ -119,7 +118,6 @@ def cluster_runs(disk: Iterable[DiskPiece], cluster_bytes: int) -> Iterator[Clus
 
 
 def _packed(parts: list[DiskPiece], cluster_bytes: int) -> layout.Extent | None:
-    """Return the compressed cluster if the pieces are a complete unchanged one."""
     extent = parts[0].extent
     if extent is None or extent.codec is layout.Codec.STORED or len(parts) > 1:
         return None
@@ -181,7 +179,6 @@ def batches(parts: Iterable[DiskPiece], max_bytes: int) -> Iterator[Batch]:
 
 
 def _short(parts: Iterable[DiskPiece], max_bytes: int) -> Iterator[DiskPiece]:
-    """Yield pieces, with uncompressed ones of the base cut to ``max_bytes``."""
     for piece in parts:
         if piece.extent is None or piece.extent.codec is not layout.Codec.STORED:
             yield piece

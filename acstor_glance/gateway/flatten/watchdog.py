@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watchdog of a job: stops it when it stalls, or at its deadline.
-
-The working thread checks often; the waiting thread decides.
-"""
+"""Watchdog of a job: stops it when it stalls, or at its deadline."""
 
 import http
 import math

@@ -70,7 +70,6 @@ class WebReader(base.Reader):
         return self.of_answer(requested, content_range, data)
 
     def _ask(self, url: str, requested: byte_range.ByteRange) -> requests.Response:
-        """Return the answer with unread body; follow redirects within the server."""
         wanted = {
             "Range": f"bytes={requested.offset}-{requested.offset + requested.length - 1}",
             "Accept-Encoding": "identity",

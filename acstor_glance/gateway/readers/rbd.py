@@ -64,7 +64,6 @@ class RbdReader(base.Reader):
             return self._cluster
 
     def _drop(self, cluster: "_Cluster | None") -> None:
-        """Drop a failed connection; it closes after its last read."""
         with self._lock:
             if cluster is not None and self._cluster is cluster:
                 self._cluster = None

@@ -12,7 +12,7 @@ from acstor_common.formats import disk_delta
 from acstor_common.formats import layout
 from acstor_common.formats import qcow2_writer
 from acstor_glance.gateway.flatten import merge_plan
-from acstor_glance.gateway.flatten.merge_plan import Origin
+from acstor_glance.gateway.flatten.merge_plan import PieceOrigin
 
 SECTOR, CLUSTER, DISK = 512, 4096, 16 * 4096
 STORED, DEFLATE = layout.Codec.STORED, layout.Codec.DEFLATE
@@ -67,7 +67,7 @@ def painted(disk):
 def owner(piece, at):
     if piece.extent is None:
         return piece.origin.name
-    assert piece.origin in (Origin.BASE, Origin.PACKED)
+    assert piece.origin in (PieceOrigin.BASE, PieceOrigin.COMPRESSED)
     skip = at - piece.extent.at
     if piece.extent.codec is STORED:
         return piece.extent.offset + skip
@@ -106,10 +106,10 @@ def test_stretches_are_runs_that_a_file_can_have_and_lose_nothing(table, base, c
                 shown[at // SECTOR] = owner(piece, at)
         if run.packed_bytes:
             (piece,) = pieces
-            assert (piece.origin, piece.length) == (Origin.PACKED, cluster_bytes)
+            assert (piece.origin, piece.length) == (PieceOrigin.COMPRESSED, cluster_bytes)
             assert run.packed_bytes == piece.extent.stored_bytes <= cluster_bytes
         else:
-            assert all(piece.origin is not Origin.PACKED for piece in pieces)
+            assert all(piece.origin is not PieceOrigin.COMPRESSED for piece in pieces)
     assert shown == expected(table, base)
     runs = [stretch.run for stretch in stretches]
     plan = qcow2_writer.Plan(DISK, cluster_bytes, DEFLATE, lambda: runs)
@@ -123,11 +123,11 @@ def test_cluster_that_is_whole_and_untouched_is_carried_and_one_that_is_changed_
     first, second = merge_plan.cluster_runs(merge_plan.pieces(table, base, DISK), CLUSTER)
     assert first == (
         qcow2_writer.Run(0, CLUSTER, 700),
-        [merge_plan.DiskPiece(0, CLUSTER, Origin.PACKED, base[0])],
+        [merge_plan.DiskPiece(0, CLUSTER, PieceOrigin.COMPRESSED, base[0])],
     )
     assert second.run == qcow2_writer.Run(CLUSTER, CLUSTER)
     origins = [piece.origin for piece in second.pieces]
-    assert origins == [Origin.BASE, Origin.CHANGED, Origin.BASE]
+    assert origins == [PieceOrigin.BASE, PieceOrigin.DELTA, PieceOrigin.BASE]
 
 
 def test_what_is_all_zeros_takes_no_cluster_and_the_last_one_is_filled_up():
@@ -138,7 +138,7 @@ def test_what_is_all_zeros_takes_no_cluster_and_the_last_one_is_filled_up():
     )
     assert whole.run == qcow2_writer.Run(CLUSTER, CLUSTER)
     assert last.run == qcow2_writer.Run(2 * CLUSTER, CLUSTER)
-    assert [piece.origin for piece in last.pieces] == [Origin.BASE, Origin.ZERO]
+    assert [piece.origin for piece in last.pieces] == [PieceOrigin.BASE, PieceOrigin.ZERO]
     parts = list(merge_plan.cluster_runs(merge_plan.pieces([], [], DISK), CLUSTER))
     assert parts == []
 
@@ -177,4 +177,4 @@ def test_batch_holds_no_more_pieces_than_it_may():
 
 def test_piece_that_is_not_the_bases_has_no_place_there():
     with pytest.raises(ValueError, match="not the base's"):
-        merge_plan.stored_range(merge_plan.DiskPiece(0, CLUSTER, Origin.ZERO))
+        merge_plan.stored_range(merge_plan.DiskPiece(0, CLUSTER, PieceOrigin.ZERO))
