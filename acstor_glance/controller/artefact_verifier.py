@@ -17,6 +17,7 @@ from acstor_glance.boot import boot_builder
 from acstor_glance.client import glance_client
 from acstor_glance.client import stored_bytes
 from acstor_glance.prepare import image_preparer
+from acstor_glance.prepare import service_hashing
 from acstor_glance.prepare import stream_prehash
 
 CHUNK_MAP, BOOT_IMAGE = artefacts.Kind.CHUNK_MAP, artefacts.Kind.BOOT_IMAGE
@@ -114,10 +115,8 @@ def _compare(
     naming = deduplication.Naming(next(iter(image_map.scope_keys), None), image_map)
     chunk_bytes = image_map.geometry.chunk_bytes
     with tempfile.TemporaryFile() as fresh, images.open_image_data(read.glance_id) as pieces:
-        stream_prehash.write_map(
-            *(read.image, pieces, chunk_bytes, fresh, progress, naming),
-            bytes_hash=read.other_hash,
-        )
+        hashing = service_hashing.ServiceHashing(chunk_bytes, naming, progress)
+        stream_prehash.write_map(read.image, pieces, fresh, hashing, bytes_hash=read.other_hash)
         for file in (fresh, stored):
             file.seek(0)
         digests = {hashlib.file_digest(file, "sha256").digest() for file in (fresh, stored)}

@@ -30,11 +30,11 @@ from acstor_glance.client import scope_lookup
 from acstor_glance.client import stored_bytes
 from acstor_glance.client import work_leases
 from acstor_glance.prepare import conversion
-from acstor_glance.prepare import format_check
 from acstor_glance.prepare import map_spool
 from acstor_glance.prepare import plan
 from acstor_glance.prepare import prehash
 from acstor_glance.prepare import preparation_budget
+from acstor_glance.prepare import service_hashing
 from acstor_glance.prepare import stream_prehash
 
 LOG = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ LOG = logging.getLogger(__name__)
 CHUNK_MAP, CONVERTED = artefacts.Kind.CHUNK_MAP, artefacts.Kind.CONVERTED
 
 
-Progress = Callable[[int], None]
+Progress = prehash.Progress
 MayBegin = Callable[[str], bool]
 """Called with the project of an image to prepare; returns whether to begin now."""
 
@@ -65,7 +65,7 @@ class ImagePreparer:
 
     Methods raise errors.ImageServiceUnreachable if Glance or the coordination service is away.
 
-    :param chunk_bytes: size of the chunks; None: SERVICE_CHUNK_BYTES
+    :param chunk_bytes: size of the chunks; None: that of services
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ImagePreparer:
     ) -> None:
         self._images, self._conf = images, conf.acstor_glance
         self._counters = counters or metrics.ListenerMetrics()
-        self._chunk_bytes = chunk_bytes or prehash.SERVICE_CHUNK_BYTES
+        self._chunk_bytes = chunk_bytes or service_hashing.CHUNK_BYTES
         self._cost_limits, self._conversion_limits = cost_limits, conversion_limits
         convertible = tuple(self._conf.convert_formats)
         version = glance_client.FORMAT_VERSIONS[CHUNK_MAP]
@@ -208,11 +208,15 @@ class ImagePreparer:
         self, image: image_record.Image, is_forced: bool, progress: Progress
     ) -> None:
         self._quota.reserve_bytes(image, 0)
-        counted = self._progress_counter(image, progress)
-        budget = self._budget(image)
         with self.scopes.naming_of_image(image) as naming:
+            hashing = service_hashing.ServiceHashing(
+                self._chunk_bytes,
+                naming,
+                self._progress_counter(image, progress),
+                self._budget(image),
+            )
             if image.is_convertible:
-                self._convert(image, counted, naming, budget)
+                self._convert(image, hashing)
                 return
             with self.spool.finished_map(image, naming.scope_keys) as waiting:
                 if waiting is not None and not is_forced:
@@ -220,16 +224,16 @@ class ImagePreparer:
                     return
             path = self._images.local_path(image, self._conf.file_store_dirs)
             if path is not None:
-                self._hash_file(image, path, naming, counted, budget)
+                map_path = self.spool.work_path(image.id)
+                hashing.hash_file(path, map_path, image.id, image.disk_format, image.os_hash)
+                with map_path.open("rb") as file:
+                    self._publish(image, file)
                 return
             with (
                 self.spool.temporary_map() as file,
                 self._images.open_image_data(image.id) as pieces,
             ):
-                stream_prehash.write_map(
-                    *(image, pieces, self._chunk_bytes, file, counted, naming, self.spool.folder),
-                    budget=budget,
-                )
+                stream_prehash.write_map(image, pieces, file, hashing, self.spool.folder)
                 self._publish(image, file)
 
     def _budget(self, image: image_record.Image) -> preparation_budget.PreparationBudget:
@@ -240,34 +244,27 @@ class ImagePreparer:
             limits=self._cost_limits,
         )
 
-    def _convert(
-        self,
-        image: image_record.Image,
-        progress: Progress,
-        naming: deduplication.Naming,
-        budget: preparation_budget.PreparationBudget,
-    ) -> None:
+    def _convert(self, image: image_record.Image, hashing: service_hashing.ServiceHashing) -> None:
         with stream_prehash.work_folder(self.spool.folder) as work:
-            if self._reuse_conversion(image, work, progress, naming, budget):
+            if self._reuse_conversion(image, work, hashing):
                 return
             with (work / "image").open("w+b") as copied:
                 with self._images.open_image_data(image.id) as pieces:
-                    in_time = budget.enforce_deadline(pieces)
+                    in_time = hashing.enforce_deadline(pieces)
                     stream_prehash.copy_stream(image, in_time, copied, image.os_hash)
-                progress(image.size_bytes)
+                hashing.progress(image.size_bytes)
                 isolation = sandbox.Sandbox(self._conf.builder_sandbox)
-                with conversion.convert_image(
-                    image, copied, work, isolation, self._conversion_limits
-                ) as made:
-                    self._publish_converted(image, made, work, naming, budget)
+                limits = self._conversion_limits
+                with conversion.convert_image(image, copied, work, isolation, limits) as made:
+                    self._publish_converted(
+                        image, made, work, hashing._replace(progress=lambda done_bytes: None)
+                    )
 
     def _reuse_conversion(
         self,
         image: image_record.Image,
         work: pathlib.Path,
-        progress: Progress,
-        naming: deduplication.Naming,
-        budget: preparation_budget.PreparationBudget,
+        hashing: service_hashing.ServiceHashing,
     ) -> bool:
         if self._images.artefact_of(image, CONVERTED) is None:
             return False
@@ -276,8 +273,7 @@ class ImagePreparer:
             with self.spool.temporary_map() as file:
                 with self._images.open_image_data(read.glance_id) as pieces:
                     stream_prehash.write_map(
-                        *(read.image, pieces, self._chunk_bytes, file, progress),
-                        *(naming, work, read.other_hash, budget),
+                        read.image, pieces, file, hashing, work, read.other_hash
                     )
                 self._publish(image, file, read.image)
         except (errors.LimitExceeded, errors.QuotaExceeded):
@@ -292,19 +288,13 @@ class ImagePreparer:
         image: image_record.Image,
         made: IO[bytes],
         work: pathlib.Path,
-        naming: deduplication.Naming,
-        budget: preparation_budget.PreparationBudget,
+        hashing: service_hashing.ServiceHashing,
     ) -> None:
         """Store a conversion; point to it and to its chunk map in one request."""
         size_bytes = os.fstat(made.fileno()).st_size
         as_read = artefacts.as_read(image, image_record.Image(size_bytes=size_bytes))
         with self.spool.temporary_map() as file:
-            stream_prehash.write_map_of_file(
-                *(as_read, made, work, file, self._chunk_bytes),
-                naming=naming,
-                is_hashed=True,
-                budget=budget,
-            )
+            stream_prehash.write_map_of_file(as_read, made, work, file, hashing, is_hashed=True)
             version = glance_client.FORMAT_VERSIONS[CONVERTED]
             record = artefacts.new_artefact(image, CONVERTED, self._images.project_id, version)
             artefact_id = self._images.create_image(record, made)
@@ -314,31 +304,6 @@ class ImagePreparer:
                 self._images.delete_artefact(artefact_id)
                 raise
         self._images.delete_others(CONVERTED, image.id, artefact_id)
-
-    def _hash_file(
-        self,
-        image: image_record.Image,
-        path: pathlib.Path,
-        naming: deduplication.Naming,
-        progress: Progress,
-        budget: preparation_budget.PreparationBudget,
-    ) -> None:
-        map_path = self.spool.work_path(image.id)
-        prehash.prehash(
-            path,
-            map_path,
-            image.id,
-            disk_format=format_check.parse_disk_format(image.disk_format),
-            chunk_bytes=self._chunk_bytes,
-            os_hash=image.os_hash,
-            workers=prehash.SERVICE_THREADS,
-            max_virtual_bytes=image_record.SERVED_VIRTUAL_BYTES,
-            progress=progress,
-            naming=naming,
-            budget=budget,
-        )
-        with map_path.open("rb") as file:
-            self._publish(image, file)
 
     def _publish(
         self,

@@ -19,7 +19,6 @@ from taskflow import task
 from taskflow.patterns import linear_flow
 
 from acstor_common import errors
-from acstor_common.formats import layout
 from acstor_common.image import artefacts
 from acstor_common.image import deduplication
 from acstor_common.image import image_record
@@ -27,13 +26,12 @@ from acstor_common.model import ids
 from acstor_glance import conf as glance_conf
 from acstor_glance.client import glance_client
 from acstor_glance.client import scope_lookup
-from acstor_glance.prepare import format_check
 from acstor_glance.prepare import image_file
 from acstor_glance.prepare import image_preparer
 from acstor_glance.prepare import map_spool
 from acstor_glance.prepare import plan
-from acstor_glance.prepare import prehash
 from acstor_glance.prepare import preparation_budget
+from acstor_glance.prepare import service_hashing
 
 LOG = logging.getLogger(__name__)
 
@@ -66,7 +64,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
         image_id: ids.ImageId,
         wrapper: Any,
         conf: cfg.ConfigOpts,
-        chunk_bytes: int = prehash.SERVICE_CHUNK_BYTES,
+        chunk_bytes: int = service_hashing.CHUNK_BYTES,
     ) -> None:
         super().__init__(name=name)
         self._image_id, self._wrapper, self._conf = image_id, wrapper, conf
@@ -101,8 +99,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
             )
         state, message, retry = artefacts.State.REFUSED, why, ""
         if not why:
-            found = format_check.parse_disk_format(disk_format)
-            state, message, retry = self._hash(staged, found, spool)
+            state, message, retry = self._hash(staged, disk_format, spool)
         self._record_state(state, message, retry)
         if state is artefacts.State.HASHED:
             PublishThread(self._image_id, self._conf).start()
@@ -116,7 +113,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
             LOG.info("image %s: %s, but nothing says so on it: %s", self._image_id, state, exc)
 
     def _hash(
-        self, staged: pathlib.Path, disk_format: layout.DiskFormat, spool: map_spool.MapSpool
+        self, staged: pathlib.Path, disk_format: str, spool: map_spool.MapSpool
     ) -> tuple[artefacts.State, str, str]:
         ratio = self._conf.acstor_glance.max_expansion_ratio
         try:
@@ -126,17 +123,9 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
                 f"image {self._image_id}", size_bytes, ratio
             )
             with self._naming() as naming:
-                summary = prehash.prehash(
-                    staged,
-                    spool.map_path(self._image_id),
-                    self._image_id,
-                    disk_format=disk_format,
-                    chunk_bytes=self._chunk_bytes,
-                    workers=prehash.SERVICE_THREADS,
-                    max_virtual_bytes=image_record.SERVED_VIRTUAL_BYTES,
-                    naming=naming,
-                    budget=budget,
-                )
+                hashing = service_hashing.ServiceHashing(self._chunk_bytes, naming, budget=budget)
+                map_path = spool.map_path(self._image_id)
+                summary = hashing.hash_file(staged, map_path, self._image_id, disk_format)
         except errors.NotRaw as exc:
             return artefacts.State.REFUSED, f"{exc.why}. {exc.remedy}", ""
         except errors.LimitExceeded as exc:

@@ -42,10 +42,6 @@ from acstor_glance.prepare import preparation_budget
 from acstor_glance.prepare import progress_log
 
 MAX_DEFAULT_WORKERS = 8
-SERVICE_CHUNK_BYTES = geometry.DEFAULT_CHUNK_BYTES
-"""The chunk size of services, one for all: only chunks of equal size match."""
-SERVICE_THREADS = 2
-"""Threads of a service that hash a file; Glance's hash takes longer than two."""
 
 Progress = Callable[[int], None]
 _T = TypeVar("_T")

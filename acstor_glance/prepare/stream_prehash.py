@@ -10,7 +10,6 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Callable
 from collections.abc import Iterator
 from typing import IO
 
@@ -18,15 +17,13 @@ from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.formats import chunk_map_writer
 from acstor_common.formats import layout
-from acstor_common.image import deduplication
 from acstor_common.image import image_record
 from acstor_common.model import geometry
 from acstor_glance import mapped_file
 from acstor_glance.prepare import chunk_hashing
 from acstor_glance.prepare import format_check
 from acstor_glance.prepare import image_file
-from acstor_glance.prepare import prehash
-from acstor_glance.prepare import preparation_budget
+from acstor_glance.prepare import service_hashing
 
 BUFFER_BYTES = 4 * geometry.MIB
 """A multiple of every chunk size, and at least INSPECTED_BYTES."""
@@ -38,45 +35,33 @@ WORK_PREFIX = "copy-"
 def write_map(
     image: image_record.Image,
     pieces: Iterator[bytes],
-    chunk_bytes: int,
     file: IO[bytes],
-    progress: Callable[[int], None] = lambda done_bytes: None,
-    naming: deduplication.Naming = deduplication.PLAIN,
+    hashing: service_hashing.ServiceHashing,
     folder: pathlib.Path | None = None,
     bytes_hash: chunk_map.OsHash | None = None,
-    budget: preparation_budget.PreparationBudget | None = None,
 ) -> None:
     """Write the chunk map of ``image`` to ``file``.
 
     :param folder: for the copy of a qcow2 image; None: the system's temporary folder
     :param bytes_hash: Glance's hash of a conversion, if ``pieces`` are of one
-    :param budget: limits of the cost; None: only slow decoders are refused
     :raises errors.Unusable: as in :func:`prehash.prehash`, or space is missing
     :raises errors.ImageServiceUnreachable: the stream has another length than Glance states
     """
-    if budget is not None:
-        pieces = budget.enforce_deadline(pieces)
-    if _format_of(image) is layout.DiskFormat.QCOW2:
+    pieces = hashing.enforce_deadline(pieces)
+    if format_check.parse_disk_format(image.disk_format) is layout.DiskFormat.QCOW2:
         with work_folder(folder) as work, tempfile.TemporaryFile(dir=work) as copied:
             copy_stream(image, pieces, copied, bytes_hash)
-            is_hashed = bytes_hash is not None
-            write_map_of_file(
-                *(image, copied, work, file, chunk_bytes, progress, naming, is_hashed, budget)
-            )
+            write_map_of_file(image, copied, work, file, hashing, is_hashed=bytes_hash is not None)
     else:
         subject = chunk_map.Subject(
             image.id,
-            geometry.Geometry(image.size_bytes, chunk_bytes),
+            geometry.Geometry(image.size_bytes, hashing.chunk_bytes),
             image.os_hash,
-            naming.scope_keys,
+            hashing.naming.scope_keys,
             layout.raw(image.size_bytes),
         )
-        cids = _cids_on_the_way(image, subject, pieces, progress, naming)
+        cids = _cids_on_the_way(image, subject, pieces, hashing)
         file.writelines(chunk_map_writer.write_map(subject, cids, folder=folder))
-
-
-def _format_of(image: image_record.Image) -> layout.DiskFormat:
-    return format_check.parse_disk_format(image.disk_format)
 
 
 @contextlib.contextmanager
@@ -92,11 +77,9 @@ def write_map_of_file(
     stored: IO[bytes],
     work: pathlib.Path,
     file: IO[bytes],
-    chunk_bytes: int,
-    progress: Callable[[int], None] = lambda done_bytes: None,
-    naming: deduplication.Naming = deduplication.PLAIN,
-    is_hashed: bool = False,
-    budget: preparation_budget.PreparationBudget | None = None,
+    hashing: service_hashing.ServiceHashing,
+    *,
+    is_hashed: bool,
 ) -> None:
     """Write the chunk map of an image in the file ``stored`` to ``file``.
 
@@ -104,19 +87,8 @@ def write_map_of_file(
     :param is_hashed: the bytes were verified, and are a conversion's
     """
     map_path = work / "map"
-    prehash.prehash(
-        stored,
-        map_path,
-        image.id,
-        disk_format=_format_of(image),
-        chunk_bytes=chunk_bytes,
-        os_hash=chunk_map.UNKNOWN_OS_HASH if is_hashed else image.os_hash,
-        workers=prehash.SERVICE_THREADS,
-        max_virtual_bytes=image_record.SERVED_VIRTUAL_BYTES,
-        progress=progress,
-        naming=naming,
-        budget=budget,
-    )
+    os_hash = chunk_map.UNKNOWN_OS_HASH if is_hashed else image.os_hash
+    hashing.hash_file(stored, map_path, image.id, image.disk_format, os_hash)
     with map_path.open("rb") as made:
         if not is_hashed:
             shutil.copyfileobj(made, file, BUFFER_BYTES)
@@ -158,8 +130,7 @@ def _cids_on_the_way(
     image: image_record.Image,
     subject: chunk_map.Subject,
     pieces: Iterator[bytes],
-    progress: Callable[[int], None],
-    naming: deduplication.Naming,
+    hashing: service_hashing.ServiceHashing,
 ) -> Iterator[bytes]:
     os_hash, cut = subject.os_hash, subject.geometry
     name = f"image {image.id}"
@@ -173,10 +144,10 @@ def _cids_on_the_way(
         hasher.update(memoryview(buffer)[:length])
         cids = bytearray()
         chunk_no = done_bytes // cut.chunk_bytes
-        chunk_hashing.append_cids(buffer, length, cut.chunk_bytes, cids, naming, chunk_no)
+        chunk_hashing.append_cids(buffer, length, cut.chunk_bytes, cids, hashing.naming, chunk_no)
         yield bytes(cids)
         done_bytes += length
-        progress(done_bytes)
+        hashing.progress(done_bytes)
     if done_bytes < cut.size_bytes:
         raise _differs(name, f"{done_bytes} of {cut.size_bytes}")
     if hasher.digest() != os_hash.value:

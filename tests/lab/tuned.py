@@ -38,7 +38,7 @@ RECONCILE_RETRY_S = "acstor_glance.controller.listener_service.RETRY_S"
 RECORD_IDLE_S = "acstor_agent.images.boot.boot_recording.IDLE_S"
 RECORD_LONGEST_S = "acstor_agent.images.boot.boot_recording.LONGEST_S"
 RETRY_FIRST_S = "acstor_glance.prepare.plan.RETRY_FIRST_S"
-SERVICE_CHUNK_BYTES = "acstor_glance.prepare.prehash.SERVICE_CHUNK_BYTES"
+SERVICE_CHUNK_BYTES = "acstor_glance.prepare.service_hashing.CHUNK_BYTES"
 SOURCE_TIMEOUT_S = "acstor_agent.core.sources.attempt_timeout.BASE_S"
 TRACES_NEEDED = "acstor_glance.boot.boot_image_maker.TRACES_NEEDED"
 

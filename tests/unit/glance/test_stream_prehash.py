@@ -13,11 +13,13 @@ from acstor_common import errors
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.model import ids
+from acstor_glance.prepare import service_hashing
 from acstor_glance.prepare import stream_prehash
 from tests.fakes import glance_records as records
 from tests.fakes import qcow2_files
 
 CHUNK = 16384
+HASHING = service_hashing.ServiceHashing(CHUNK)
 
 
 def image_of(data: bytes, **changed: object) -> image_record.Image:
@@ -35,7 +37,7 @@ def pieces_of(data: bytes, lengths: list[int]) -> Iterator[bytes]:
 
 def make(image: image_record.Image, pieces: Iterator[bytes]) -> bytes:
     file = io.BytesIO()
-    stream_prehash.write_map(image, pieces, CHUNK, file)
+    stream_prehash.write_map(image, pieces, file, HASHING)
     return file.getvalue()
 
 
@@ -86,7 +88,7 @@ def qcow2_file() -> bytes:
 
 def make_qcow2(folder: pathlib.Path, data: bytes, came: bytes, **changed: object) -> bytes:
     image, file = image_of(data, disk_format="qcow2", **changed), io.BytesIO()
-    stream_prehash.write_map(image, pieces_of(came, [1000, 1, 5000]), CHUNK, file, folder=folder)
+    stream_prehash.write_map(image, pieces_of(came, [1000, 1, 5000]), file, HASHING, folder)
     return file.getvalue()
 
 
