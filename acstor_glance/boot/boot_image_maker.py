@@ -7,7 +7,6 @@ Failures are logged and recorded; they never affect whether the image is served.
 import contextlib
 import datetime
 import logging
-import os
 import pathlib
 import tempfile
 from collections.abc import Callable
@@ -39,6 +38,7 @@ from acstor_glance.client import backing_images
 from acstor_glance.client import glance_client
 from acstor_glance.client import stored_bytes
 from acstor_glance.client import work_leases
+from acstor_glance.prepare import image_file
 from acstor_glance.prepare import plan
 from acstor_glance.prepare import preparation_budget
 
@@ -194,8 +194,7 @@ class BootImageMaker:
     def _record_state(
         self, image: image_record.Image, state: artefacts.BootState, message: str, retry: str
     ) -> None:
-        said = artefacts.boot_properties(state, message, retry)
-        self._images.set_properties(image.id, said)
+        self._images.set_properties(image.id, artefacts.boot_properties(state, message, retry))
 
     def _budget(
         self, image_map: chunk_map.ChunkMap, longer_s: float = 0.0
@@ -220,12 +219,7 @@ class BootImageMaker:
             return
         with tempfile.TemporaryFile(dir=self._folder) as file:  # unnamed, so a kill leaves none
             with self._images.open_image_data(read.glance_id) as pieces:
-                for piece in budget.enforce_deadline(pieces):
-                    if any(piece):
-                        file.write(piece)
-                    else:
-                        file.seek(len(piece), os.SEEK_CUR)
-            file.truncate(file.tell())
+                image_file.write_sparse(file, budget.enforce_deadline(pieces))
             file.flush()
             yield pathlib.Path(f"/proc/self/fd/{file.fileno()}")
 
@@ -253,10 +247,10 @@ class BootImageMaker:
         if not trace or (is_same and not artefacts.is_stopgap(present)):
             return False
         revision = before.header.revision + 1 if before else 1
-        output = self._output(image_map.image_id)
-        if not self._write(image, image_map, trace, output, revision):
+        if not self._publish_trace(
+            image, image_map, trace, revision, artefacts.BootOrigin.RECORDED
+        ):
             return False
-        self._publish(image, output, revision, artefacts.BootOrigin.RECORDED)
         LOG.info("image %s: boot image of %d boots, revision %d", image.id, len(fitting), revision)
         return True
 
@@ -269,14 +263,15 @@ class BootImageMaker:
                     return boot_image.parse_head(raw, f"boot image {artefact.id}")
         return None
 
-    def _write(
+    def _publish_trace(
         self,
         image: image_record.Image,
         image_map: chunk_map.ChunkMap,
         trace: tuple[int, ...],
-        output: pathlib.Path,
         revision: int,
+        origin: artefacts.BootOrigin,
     ) -> bool:
+        output = self._output(image.id)
         try:
             budget = self._budget(image_map)
             with self._bytes(image, budget) as path, path.open("rb") as file:
@@ -286,6 +281,7 @@ class BootImageMaker:
         except (errors.ChunkInvalid, errors.Unusable, OSError) as exc:
             LOG.warning("image %s: no boot image of recorded boots: %s", image.id, exc)
             return False
+        self._publish(image, output, revision, origin)
         return True
 
     def _reserve(self, image: image_record.Image, output: pathlib.Path) -> None:
@@ -328,10 +324,9 @@ class BootImageMaker:
         except (errors.FormatError, errors.Unusable) as exc:
             LOG.info("image %s: nothing of image %s is used: %s", image.id, before.id, exc)
             return False
-        output = self._output(image_map.image_id)
-        if not trace or not self._write(image, image_map, trace, output, 1):
+        inherited = artefacts.BootOrigin.INHERITED
+        if not trace or not self._publish_trace(image, image_map, trace, 1, inherited):
             return False
-        self._publish(image, output, 1, artefacts.BootOrigin.INHERITED)
         LOG.info("image %s: boot image of %d chunks that boots of image %s read",
                  image.id, len(trace), before.id)  # fmt: skip
         return True
@@ -360,17 +355,12 @@ class BootImageMaker:
     ) -> None:
         is_its_own = origin is not artefacts.BootOrigin.INHERITED
         state = artefacts.BootState.READY if is_its_own else artefacts.BootState.WAITING
-        said = artefacts.boot_properties(state)
-        also = {artefacts.ORIGIN: origin.value}
         try:
             with path.open("rb") as file:
                 self._images.publish_artefact(
-                    BOOT_IMAGE,
-                    image,
-                    file,
-                    revision,
-                    artefact_properties=also,
-                    image_properties=said,
+                    *(BOOT_IMAGE, image, file, revision),
+                    artefact_properties={artefacts.ORIGIN: origin.value},
+                    image_properties=artefacts.boot_properties(state),
                 )
         finally:
             path.unlink()

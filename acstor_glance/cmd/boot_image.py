@@ -26,15 +26,12 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.service import argument_types
-from acstor_common.service import console_script
 from acstor_glance import mapped_file
 from acstor_glance import sandbox
 from acstor_glance.boot import boot_builder
 from acstor_glance.boot import boot_guest
-from acstor_glance.cmd import file_arguments
+from acstor_glance.cmd import command_line
 
-EXIT_FAILED = 1
-EXIT_STOPPED = 130
 DAY_S = 86400
 DEFAULTS = boot_guest.GuestLimits()
 
@@ -42,15 +39,14 @@ DEFAULTS = boot_guest.GuestLimits()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     options = make_parser().parse_args(argv)
-    try:
-        print_result(options.run(options), options.json)
-    except (errors.AcstorError, OSError) as exc:
-        print(f"acstor-boot-image: {console_script.error_text(exc)}", file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        print("acstor-boot-image: stopped; nothing was written", file=sys.stderr)
-        return EXIT_STOPPED
-    return 0
+
+    def run() -> int:
+        _print_result(options.run(options), options.json)
+        return 0
+
+    return command_line.run_command(
+        "acstor-boot-image", run, "stopped; nothing was written", OSError
+    )
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -82,7 +78,7 @@ def _add_read(
 
 
 def _add_build(parser: argparse.ArgumentParser) -> None:
-    file_arguments.add_files(parser, "FILE", ".acboot")
+    command_line.add_files(parser, "FILE", ".acboot")
     parser.add_argument(
         "--map",
         metavar="MAP",
@@ -235,8 +231,7 @@ def _facts(head: boot_image.Head) -> dict[str, Any]:
     }
 
 
-def print_result(result: dict[str, Any], as_json: bool) -> None:
-    """Print facts, one per line or as JSON."""
+def _print_result(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(result))
         return

@@ -1,13 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of commands that make a file from an image."""
+"""What the commands share: arguments, progress bars, errors and exit statuses."""
 
 import argparse
 import contextlib
 import pathlib
+import sys
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import IO
 
+import tqdm
+
 from acstor_common import errors
+from acstor_common.service import console_script
+
+EXIT_FAILED, EXIT_STOPPED = 1, 130
+
+
+def run_command(
+    program: str, run: Callable[[], int], stopped: str, *faults: type[Exception]
+) -> int:
+    """Run a command, print its errors; return the exit status.
+
+    :param stopped: message for an interrupted command
+    :param faults: errors besides acstor's that are printed in one line
+    """
+    expected: tuple[type[Exception], ...] = (errors.AcstorError, *faults)
+    try:
+        return run()
+    except expected as exc:
+        print(f"{program}: {console_script.error_text(exc)}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        print(f"{program}: {stopped}", file=sys.stderr)
+        return EXIT_STOPPED
+
+
+@contextlib.contextmanager
+def byte_bar(name: str, size_bytes: int, *, is_shown: bool) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar; yield a function to call with the bytes done.
+
+    The rate excludes bytes that an earlier run has done.
+    """
+    with tqdm.tqdm(
+        desc=name,
+        total=size_bytes or None,
+        unit="B",
+        unit_scale=True,
+        disable=not is_shown,
+        leave=False,
+    ) as bar:
+        has_begun = False
+
+        def update(done_bytes: int) -> None:
+            nonlocal has_begun
+            if not has_begun:
+                has_begun, bar.initial = True, done_bytes
+            bar.update(done_bytes - bar.n)
+
+        yield update
 
 
 def add_files(parser: argparse.ArgumentParser, metavar: str, ending: str) -> None:
@@ -23,7 +74,7 @@ def add_files(parser: argparse.ArgumentParser, metavar: str, ending: str) -> Non
 
 
 @contextlib.contextmanager
-def readable(path: pathlib.Path) -> Iterator[IO[bytes]]:
+def open_readable(path: pathlib.Path) -> Iterator[IO[bytes]]:
     """Yield a file that is open for reading; raises errors.Unusable."""
     try:
         file = path.open("rb")

@@ -10,9 +10,7 @@ from typing import Any
 
 from oslo_config import cfg
 
-from acstor_common import errors
 from acstor_common.service import conf as common_conf
-from acstor_common.service import console_script
 from acstor_common.service import signals
 from acstor_glance import conf as glance_conf
 from acstor_glance import metrics
@@ -21,6 +19,7 @@ from acstor_glance.boot import boot_image_maker
 from acstor_glance.boot import boot_image_service
 from acstor_glance.boot import build_modes
 from acstor_glance.client import glance_client
+from acstor_glance.cmd import command_line
 from acstor_glance.controller import image_reconciler
 from acstor_glance.controller import listener_service
 from acstor_glance.controller import protection_reconciler
@@ -55,14 +54,14 @@ def build(conf: cfg.ConfigOpts) -> tuple[listener_service.ListenerService, metri
 
 def main() -> int:
     """Run the listener until SIGTERM or SIGINT; return an exit status."""
-    try:
+
+    def start() -> int:
         glance_conf.load(cfg.CONF, sys.argv[1:], PROG, common_conf.load)
         signals.install(cfg.CONF.mutate_config_files)
         listener, counters = build(cfg.CONF)
         return run(listener, counters, cfg.CONF.acstor_glance.metrics_listen)
-    except (errors.AcstorError, cfg.Error) as exc:
-        print(f"{PROG}: {console_script.error_text(exc)}", file=sys.stderr)
-        return 1
+
+    return command_line.run_command(PROG, start, "stopped", cfg.Error)
 
 
 def run(

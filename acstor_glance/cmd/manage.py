@@ -29,7 +29,6 @@ from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_common.service import argument_types
 from acstor_common.service import conf as common_conf
-from acstor_common.service import console_script
 from acstor_common.service import log_format
 from acstor_common.util import printable_text
 from acstor_glance import conf as glance_conf
@@ -37,6 +36,7 @@ from acstor_glance import deletion_protection
 from acstor_glance.client import glance_client
 from acstor_glance.client import image_iteration
 from acstor_glance.client import range_support
+from acstor_glance.cmd import command_line
 from acstor_glance.controller import artefact_verifier
 from acstor_glance.controller import image_export
 from acstor_glance.controller import image_reconciler
@@ -46,7 +46,7 @@ from acstor_glance.prepare import image_preparer
 from acstor_glance.prepare import plan
 
 PROG = "acstor-glance-manage"
-EXIT_FAILED, EXIT_FAULTY, EXIT_STOPPED = 1, 3, 130
+EXIT_FAULTY = 3
 CONF_FILE = "/etc/acstor/acstor-glance.conf"
 
 BAD_OUTCOMES = frozenset(
@@ -60,15 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     level = logging.INFO if options.verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     log_format.install()
-    try:
-        tool = Tool(load_conf(options.config_file), options)
-        return int(options.run(tool))
-    except (errors.AcstorError, cfg.Error) as exc:
-        print(f"{PROG}: {console_script.error_text(exc)}", file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        print(f"{PROG}: stopped; completed work is kept", file=sys.stderr)
-        return EXIT_STOPPED
+
+    def run() -> int:
+        return int(options.run(Tool(load_conf(options.config_file), options)))
+
+    return command_line.run_command(PROG, run, "stopped; completed work is kept", cfg.Error)
 
 
 def load_conf(path: str) -> cfg.ConfigOpts:
@@ -337,17 +333,10 @@ class Tool:
             if not artefacts.is_left_alone(image, project_id):
                 yield image
 
-    @contextlib.contextmanager
-    def _bar(self, image_id: str, size_bytes: int) -> Iterator[Callable[[int], None]]:
-        with tqdm.tqdm(
-            desc=image_id,
-            total=size_bytes or None,
-            unit="B",
-            unit_scale=True,
-            disable=not self._shows_progress,
-            leave=False,
-        ) as bar:
-            yield lambda done_bytes: bar.update(done_bytes - bar.n) and None
+    def _bar(
+        self, image_id: str, size_bytes: int
+    ) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+        return command_line.byte_bar(image_id, size_bytes, is_shown=self._shows_progress)
 
     @contextlib.contextmanager
     def _steps(self, what: str, total: int | None) -> Iterator[Callable[[], object]]:

@@ -18,8 +18,6 @@ import sys
 from collections.abc import Iterator
 from collections.abc import Sequence
 
-import tqdm
-
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.formats import layout
@@ -27,10 +25,9 @@ from acstor_common.image import deduplication
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.service import argument_types
-from acstor_common.service import console_script
 from acstor_common.service import log_format
 from acstor_glance import mapped_file
-from acstor_glance.cmd import file_arguments
+from acstor_glance.cmd import command_line
 from acstor_glance.prepare import prehash
 
 DEFAULT_OS_HASH_ALGO = "sha512"
@@ -39,8 +36,6 @@ DEFAULT_OS_HASH_ALGO = "sha512"
 ENDINGS = {one: f".{one.glance_name}" for one in layout.DiskFormat}
 """File name endings by disk format."""
 
-EXIT_FAILED = 1
-EXIT_STOPPED = 130
 _SIZE = re.compile(r"([0-9]{1,12})(|K|M)(?:iB)?")
 _UNITS = {"": 1, "K": geometry.KIB, "M": geometry.MIB}
 
@@ -52,22 +47,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.base and not options.scope_key_file:
         parser.error("--base needs --scope-key-file: plain names are the same everywhere")
     try:
-        image_id = options.image_id or image_id_of_name(options.image)
+        image_id = options.image_id or _image_id_of_name(options.image)
     except ValueError as exc:
         parser.error(str(exc))
     level = logging.ERROR if options.quiet else logging.INFO
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     log_format.install()
-    try:
-        summary = run(options, image_id)
-    except (errors.AcstorError, ValueError) as exc:
-        print(f"acstor-prehash: {console_script.error_text(exc)}", file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        print("acstor-prehash: stopped; run again to continue", file=sys.stderr)
-        return EXIT_STOPPED
-    report(summary, options)
-    return 0
+
+    def run() -> int:
+        _print_summary(_hash_image(options, image_id), options)
+        return 0
+
+    return command_line.run_command(
+        "acstor-prehash", run, "stopped; run again to continue", ValueError
+    )
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -78,7 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
         "chunks.",
         epilog="A run that was stopped goes on where it was when it is started again.",
     )
-    file_arguments.add_files(parser, "MAP", ".acmap")
+    command_line.add_files(parser, "MAP", ".acmap")
     _add_image(parser)
     _add_names(parser)
     parser.add_argument(
@@ -110,14 +103,14 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chunk-size",
         metavar="SIZE",
-        type=argument_types.argument_type(parse_chunk_size),
+        type=argument_types.argument_type(_parse_chunk_size),
         default=geometry.DEFAULT_CHUNK_BYTES,
         help="a power of two from 16K to 4M (default: 64K)",
     )
     parser.add_argument(
         "--os-hash",
         metavar="ALGO:HEX|compute",
-        type=argument_types.argument_type(parse_os_hash),
+        type=argument_types.argument_type(_parse_os_hash),
         default=chunk_map.UNKNOWN_OS_HASH,
         help="os_hash_algo and os_hash_value of the image in Glance, which are compared with the "
         f"image's bytes; 'compute' computes the {DEFAULT_OS_HASH_ALGO}. Either takes longer than "
@@ -142,41 +135,42 @@ def _add_names(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace, image_id: ids.ImageId) -> prehash.Summary:
-    """Hash the image, with a progress bar."""
-    output = options.output or options.image.with_suffix(".acmap")
+def _hash_image(options: argparse.Namespace, image_id: ids.ImageId) -> prehash.Summary:
+    image: pathlib.Path = options.image
     is_shown = not options.quiet and sys.stderr.isatty()
-    with naming_of(options) as naming, Bar(options.image, is_shown) as bar:
+    size_bytes = image.stat().st_size if is_shown and image.exists() else 0
+    with (
+        _open_naming(options) as naming,
+        command_line.byte_bar(image.name, size_bytes, is_shown=is_shown) as progress,
+    ):
         return prehash.prehash(
-            options.image,
-            output,
+            image,
+            options.output or image.with_suffix(".acmap"),
             image_id,
-            disk_format=format_of(options),
+            disk_format=_format_of(options),
             chunk_bytes=options.chunk_size,
             os_hash=options.os_hash,
             workers=options.workers,
-            progress=bar.update,
+            progress=progress,
             naming=naming,
         )
 
 
 @contextlib.contextmanager
-def naming_of(options: argparse.Namespace) -> Iterator[deduplication.Naming]:
-    """Yield the naming of the chunks; raises Unusable or ChunkMapFormatError."""
+def _open_naming(options: argparse.Namespace) -> Iterator[deduplication.Naming]:
     if not options.scope_key_file:
         yield deduplication.PLAIN
         return
-    key = read_key(options.scope_key_file)
+    key = _read_key(options.scope_key_file)
     if not options.base:
         yield deduplication.Naming(key)
         return
-    with file_arguments.readable(options.base) as file, mapped_file.map_file(file) as view:
+    with command_line.open_readable(options.base) as file, mapped_file.map_file(file) as view:
         yield deduplication.Naming(key, chunk_map.ChunkMap.parse(view, str(options.base)))
 
 
-def read_key(path: pathlib.Path) -> ids.ScopeKey:
-    """Return the scope key in a file; raises Unusable if others can read it."""
-    with file_arguments.readable(path) as file:
+def _read_key(path: pathlib.Path) -> ids.ScopeKey:
+    with command_line.open_readable(path) as file:
         if os.fstat(file.fileno()).st_mode & 0o077:
             raise errors.Unusable(str(path), "others can read this key", "chmod 600")
         text = file.read(200).decode("ascii", "replace").strip()
@@ -185,36 +179,7 @@ def read_key(path: pathlib.Path) -> ids.ScopeKey:
     return ids.ScopeKey(bytes.fromhex(text))
 
 
-class Bar:
-    """Progress bar in bytes; its rate excludes bytes hashed by an earlier run."""
-
-    def __init__(self, image: pathlib.Path, show: bool) -> None:
-        self._image, self._show = image, show
-        self._bar: tqdm.tqdm | None = None
-
-    def __enter__(self) -> "Bar":
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def update(self, done_bytes: int) -> None:
-        """Show that ``done_bytes`` are done."""
-        if self._bar is None:
-            self._bar = tqdm.tqdm(
-                desc=self._image.name,
-                total=self._image.stat().st_size,
-                initial=done_bytes,
-                unit="B",
-                unit_scale=True,
-                disable=not self._show,
-            )
-        self._bar.update(done_bytes - self._bar.n)
-
-
-def report(summary: prehash.Summary, options: argparse.Namespace) -> None:
-    """Print the summary as text or JSON."""
+def _print_summary(summary: prehash.Summary, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(dataclasses.asdict(summary)))
     elif not options.quiet:
@@ -225,15 +190,13 @@ def report(summary: prehash.Summary, options: argparse.Namespace) -> None:
         )
 
 
-def format_of(options: argparse.Namespace) -> layout.DiskFormat:
-    """Return the format of ``--format``, or that of the file's name."""
+def _format_of(options: argparse.Namespace) -> layout.DiskFormat:
     is_named_qcow2 = options.image.suffix == ENDINGS[layout.DiskFormat.QCOW2]
     by_name = layout.DiskFormat.QCOW2 if is_named_qcow2 else layout.DiskFormat.RAW
     return layout.DiskFormat[options.format.upper()] if options.format else by_name
 
 
-def image_id_of_name(image: pathlib.Path) -> ids.ImageId:
-    """Return the ID in a file name ``<UUID>.raw`` or ``<UUID>.qcow2``, or ValueError."""
+def _image_id_of_name(image: pathlib.Path) -> ids.ImageId:
     try:
         if image.suffix in ENDINGS.values():
             return ids.parse_image_id(image.stem)
@@ -244,8 +207,7 @@ def image_id_of_name(image: pathlib.Path) -> ids.ImageId:
     )
 
 
-def parse_chunk_size(text: str) -> int:
-    """Return a chunk size such as ``64K`` in bytes."""
+def _parse_chunk_size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     size = int(match[1]) * _UNITS[match[2]] if match else 0
     if not geometry.is_chunk_size(size):
@@ -253,7 +215,7 @@ def parse_chunk_size(text: str) -> int:
     return size
 
 
-def parse_os_hash(text: str) -> chunk_map.OsHash:
+def _parse_os_hash(text: str) -> chunk_map.OsHash:
     """Return an image hash from ``ALGO:HEX``; for ``compute`` one without value."""
     if text == "compute":
         return chunk_map.OsHash(DEFAULT_OS_HASH_ALGO, b"")

@@ -8,9 +8,9 @@ has images of all tenants, so only its owner and group may read the files.
 import enum
 import hashlib
 import logging
-import os
 import pathlib
 from collections.abc import Collection
+from collections.abc import Iterator
 
 from acstor_common.formats import boot_frames
 from acstor_common.image import artefacts
@@ -99,16 +99,20 @@ def _write_image(
         atomic_file.atomic_write(path, MODE) as file,
         images.open_image_data(stored.glance_id) as pieces,
     ):
-        for piece in pieces:
-            hasher.update(piece)
-            if any(piece):
-                file.write(piece)
-            else:
-                file.seek(len(piece), os.SEEK_CUR)  # a hole
-            progress(file.tell())
-        file.truncate(file.tell())
+        image_file.write_sparse(file, _hashed(pieces, hasher, progress))
         if hasher.digest() != os_hash.value:
             raise image_file.hash_mismatch(f"image {stored.image.id}", os_hash)
+
+
+def _hashed(
+    pieces: Iterator[bytes], hasher: "hashlib._Hash", progress: image_preparer.Progress
+) -> Iterator[bytes]:
+    done_bytes = 0
+    for piece in pieces:
+        hasher.update(piece)
+        done_bytes += len(piece)
+        yield piece
+        progress(done_bytes)
 
 
 def _read(images: glance_client.GlanceClient, artefact_id: str) -> bytes:

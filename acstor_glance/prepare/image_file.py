@@ -7,6 +7,7 @@ import hashlib
 import os
 import pathlib
 import stat
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import IO
@@ -111,6 +112,16 @@ class ImageFile:
         return ImageChanged(
             self.name, "changed while it was read", "Run again when nobody writes to it"
         )
+
+
+def write_sparse(file: IO[bytes], pieces: Iterable[bytes]) -> None:
+    """Write pieces to an empty file, with holes for those of zeros."""
+    for piece in pieces:
+        if any(piece):
+            file.write(piece)
+        else:
+            file.seek(len(piece), os.SEEK_CUR)
+    file.truncate(file.tell())
 
 
 def hash_mismatch(name: str, os_hash: chunk_map.OsHash) -> errors.ContentMismatch:
