@@ -8,8 +8,5 @@
 set -euo pipefail
 # shellcheck source=tools/lib.sh
 source "$(dirname "$0")/lib.sh"
-cd "$ROOT"
 
-bash tools/install.sh
-export PATH=$VENV/bin:$PATH
-exec python -m evaluation.bench "$@"
+run_module evaluation.bench "$@"

@@ -7,9 +7,6 @@
 set -euo pipefail
 # shellcheck source=tools/lib.sh
 source "$(dirname "$0")/lib.sh"
-cd "$ROOT"
 
 require_lab "tools/demo.sh"
-bash tools/install.sh
-export PATH=$VENV/bin:$PATH
-exec python -m tests.lab.demo "$@"
+run_module tests.lab.demo "$@"

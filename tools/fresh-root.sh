@@ -17,12 +17,12 @@ set -euo pipefail
 # shellcheck source=tools/lib.sh
 source "$(dirname "$0")/lib.sh"
 SCRIPT=$ROOT/tools/fresh-root.sh
-PLACE=$ROOT/.cache/fresh-root
+ROOTS=$ROOT/.cache/fresh-root
 CLONE=/root/acstor
 # On top of the smallest variant: what a machine has on which "git clone" works.
 INCLUDE=ca-certificates,git
 
-# mirrors_for RELEASE: lines "SUITE URL", the places from which apt takes this machine's release.
+# mirrors_for RELEASE: lines "SUITE URL", from which apt takes this machine's release.
 mirrors_for() {
     local own
     own=$(. /etc/os-release && echo "$VERSION_CODENAME")
@@ -34,8 +34,8 @@ mirrors_for() {
         done
 }
 
-# carry FOLDER FILE...: copy what exists of these to the same place of the root.
-carry() {
+# copy_files FOLDER FILE...: copy those that exist to the same path in the root.
+copy_files() {
     local folder=$1 file
     shift
     for file; do
@@ -43,30 +43,30 @@ carry() {
     done
 }
 
-# How packages can be had here: certificates, proxies, mirrors, and where pip looks.
-carry_ways_to_packages() {
+# How packages are fetched here: certificates, proxies, mirrors, and pip's indexes.
+copy_package_settings() {
     local folder=$1 word # of a variable: a file or folder that it names
-    carry "$folder" /etc/resolv.conf /etc/hosts /usr/local/share/ca-certificates \
+    copy_files "$folder" /etc/resolv.conf /etc/hosts /usr/local/share/ca-certificates \
         /etc/apt/auth.conf /etc/apt/auth.conf.d \
         /etc/pip.conf "$HOME/.pip" "$HOME/.config/pip" "$HOME/.netrc"
     chroot "$folder" update-ca-certificates >/dev/null 2>&1
     for word in "${SSL_CERT_FILE:-}" "${PIP_CERT:-}" "${REQUESTS_CA_BUNDLE:-}" "${CURL_CA_BUNDLE:-}"; do
-        [[ -z $word || -e $folder/$word ]] || carry "$folder" "$word"
+        [[ -z $word || -e $folder/$word ]] || copy_files "$folder" "$word"
     done
     apt-config dump | grep --extended-regexp '^Acquire::(https?|Check|Retries|Force)' \
-        >"$folder/etc/apt/apt.conf.d/00carried" || true
+        >"$folder/etc/apt/apt.conf.d/00copied" || true
     for word in ${PIP_FIND_LINKS:-}; do
-        [[ ! -d $word ]] || carry "$folder" "$word"
+        [[ ! -d $word ]] || copy_files "$folder" "$word"
     done
 }
 
 require_debootstrap() {
     command -v debootstrap >/dev/null && return
     say "installing debootstrap"
-    { apt-get --yes update && apt-get --yes install --no-install-recommends debootstrap; } \
-        >"$LOGS/apt.log" 2>&1 </dev/null ||
-        fail "there is no debootstrap here, and it cannot be installed." \
-            "Run: apt-get install debootstrap. The whole log is $LOGS/apt.log."
+    : >"$LOGS/apt.log"
+    logged apt.log "Is the network up?" apt-get --yes update
+    logged apt.log "Run: apt-get install debootstrap." \
+        apt-get --yes install --no-install-recommends debootstrap
 }
 
 build() {
@@ -77,19 +77,17 @@ build() {
         fail "apt of this machine names no HTTP mirror from which $release could be taken." \
             "Use a Debian machine whose /etc/apt names one; see sources.list(5)."
     say "building a root of $release in $folder"
-    debootstrap --variant=minbase --include="$INCLUDE" "$release" "$folder" "$main" \
-        >"$LOGS/debootstrap.log" 2>&1 </dev/null || {
-        tail -n 15 "$LOGS/debootstrap.log" >&2
-        fail "debootstrap of $release failed." "The whole log is $LOGS/debootstrap.log."
-    }
+    : >"$LOGS/debootstrap.log"
+    logged debootstrap.log "Can the mirror be reached?" \
+        debootstrap --variant=minbase --include="$INCLUDE" "$release" "$folder" "$main"
     awk '{ print "deb " $2 " " $1 " main" }' <<<"$mirrors" >"$folder/etc/apt/sources.list"
-    carry_ways_to_packages "$folder"
+    copy_package_settings "$folder"
     git clone --quiet "$ROOT" "$folder$CLONE"
     git -C "$ROOT" diff --quiet HEAD 2>/dev/null ||
         say "changes that are not committed are not in the root"
 }
 
-# What a login has, and what the environment says of the ways to packages.
+# The variables of a login, and those about fetching packages.
 environment() {
     printf '%s\0' HOME=/root LANG=C.UTF-8 TERM="${TERM:-dumb}" \
         PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -97,8 +95,9 @@ environment() {
         '^(PIP_[A-Z_]+|[a-z]+_proxy|[A-Z]+_PROXY|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE)=' || true
 }
 
-# room FOLDER COMMAND...: process 1 of the new namespaces; makes FOLDER the root and runs the command.
-room() {
+# namespace_init FOLDER COMMAND...: process 1 of the new namespaces; makes FOLDER the root and runs
+# the command.
+namespace_init() {
     local folder=$1 variables
     shift
     mapfile -d '' -t variables < <(environment)
@@ -123,20 +122,20 @@ room() {
 
 # run_in FOLDER COMMAND...: dies with this script, and all its processes and mounts with it.
 run_in() {
-    set -m # a group of its own: ^C reaches this script, which ends the room
-    setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child bash "$SCRIPT" --room "$@" \
+    set -m # a group of its own: ^C reaches this script, which ends the namespaces
+    setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child bash "$SCRIPT" --init "$@" \
         </dev/null &
     set +m
-    room_pid=$!
+    init_pid=$!
     local status=0
-    wait "$room_pid" || status=$?
-    room_pid=
+    wait "$init_pid" || status=$?
+    init_pid=
     return "$status"
 }
 
-room_pid='' made=''
+init_pid='' made=''
 clean_up() {
-    [[ -z $room_pid ]] || kill -KILL "$room_pid" 2>/dev/null || true
+    [[ -z $init_pid ]] || kill -KILL "$init_pid" 2>/dev/null || true
     wait
     if [[ -n $made && -n $keep ]]; then
         say "the root is kept: tools/fresh-root.sh --in $made COMMAND... runs in it"
@@ -145,13 +144,11 @@ clean_up() {
     fi
 }
 
-usage() { sed -n '3,16s/^# \?//p' "$SCRIPT"; }
-
 keep=''
 case ${1:-} in
-    --room)
+    --init)
         shift
-        room "$@"
+        namespace_init "$@"
         ;;
     --in)
         [[ $# -gt 2 && -d $2$CLONE ]] || fail "there is no root ${2:-}, or no command." "$(usage)"
@@ -178,12 +175,12 @@ esac
 
 require_root "a fresh root"
 require_amd64
-mkdir --parents "$PLACE" "$LOGS"
+mkdir --parents "$ROOTS" "$LOGS"
 require_debootstrap
-require_space "$PLACE" "$needed_mib" "a fresh root"
+require_space "$ROOTS" "$needed_mib" "a fresh root"
 trap clean_up EXIT
 trap 'exit 130' INT TERM HUP
-made=$(mktemp --directory "$(realpath "$PLACE")/$release-XXXXXX")
+made=$(mktemp --directory "$(realpath "$ROOTS")/$release-XXXXXX")
 chmod 755 "$made"
 build "$release" "$made"
 for command in "${commands[@]}"; do

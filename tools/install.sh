@@ -20,16 +20,6 @@ missing_packages() {
     comm -23 <(echo "$wanted") <(echo "$installed")
 }
 
-# logged LOG REMEDY COMMAND...: the command's output goes to the log; its end is shown on failure.
-logged() {
-    local log=$LOGS/$1 remedy=$2
-    shift 2
-    "$@" >>"$log" 2>&1 </dev/null || {
-        tail -n 15 "$log" >&2
-        fail "this failed: $*" "$remedy The whole log is $log."
-    }
-}
-
 forbid_services() {
     [[ ! -e $POLICY ]] || grep -q "acstor's" "$POLICY" || return 0 # somebody else decides
     trap 'rm -f "$POLICY"' EXIT
@@ -108,8 +98,7 @@ install_venv() {
     : >"$LOGS/pip.log"
     venv_is_ours ||
         logged pip.log "Is python3-venv installed?" /usr/bin/python3 -m venv --clear "$VENV"
-    # pbr takes the version from git; a tarball, or a clone that git refuses to read, has none.
-    git -C "$ROOT" rev-parse HEAD >/dev/null 2>&1 || export PBR_VERSION=${PBR_VERSION:-0.0.1}
+    set_version
     # Not `python -m pip`: in the checkout it takes acstor.egg-info for what is installed, and leaves
     # the entry points of an older acstor in the virtualenv.
     logged pip.log "Is the network up? Behind a mirror or proxy, set PIP_INDEX_URL or HTTPS_PROXY." \
@@ -122,7 +111,7 @@ install_venv() {
 part=${1:-all}
 case $part in
     all | unit) ;;
-    *) fail "there is no part '$part' to install." "Usage: tools/install.sh [unit]" ;;
+    *) fail "there is no part '$part' to install." "$(usage)" ;;
 esac
 require_amd64
 command -v apt-get >/dev/null ||

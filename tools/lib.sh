@@ -22,6 +22,32 @@ fail() {
     exit 1
 }
 
+# usage: the comment at the top of the script.
+usage() { sed --quiet '3,/^[^#]/s/^# \?//p' "$ROOT/tools/$(basename "$0")"; }
+
+# logged LOG REMEDY COMMAND...: the command's output goes to the log; its end is shown on failure.
+logged() {
+    local log=$LOGS/$1 remedy=$2
+    shift 2
+    "$@" >>"$log" 2>&1 </dev/null || {
+        tail -n 15 "$log" >&2
+        fail "this failed: $*" "$remedy The whole log is $log."
+    }
+}
+
+# pbr takes the version from git; a tarball, or a clone that git refuses to read, has none.
+set_version() {
+    git -C "$ROOT" rev-parse HEAD >/dev/null 2>&1 || export PBR_VERSION=${PBR_VERSION:-0.0.1}
+}
+
+# run_module MODULE [arguments]: installs what is missing, then runs a module of the checkout.
+run_module() {
+    cd "$ROOT" || exit
+    bash tools/install.sh
+    export PATH=$VENV/bin:$PATH
+    exec python -m "$@"
+}
+
 require_root() {
     [[ $EUID -eq 0 ]] || fail "$1 needs root." "Run it again with sudo, or as root."
 }

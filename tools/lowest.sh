@@ -19,8 +19,7 @@ if [[ ! -e $FOLDER/installed || $(<"$FOLDER/installed") != "$key" ]]; then
     /usr/bin/python3 -m venv "$FOLDER/uv"
     "$FOLDER/uv/bin/pip" --quiet install uv
     uv=$FOLDER/uv/bin/uv
-    # pbr takes the version from git; a tarball has none.
-    git rev-parse HEAD >/dev/null 2>&1 || export PBR_VERSION=${PBR_VERSION:-0.0.1}
+    set_version
     "$uv" --quiet venv --seed --python /usr/bin/python3 "$FOLDER/venv"
     "$uv" --quiet pip compile pyproject.toml --python "$FOLDER/venv/bin/python" --all-extras \
         --resolution lowest-direct --output-file "$FOLDER/versions.txt"

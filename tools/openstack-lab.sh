@@ -6,8 +6,6 @@
 set -euo pipefail
 # shellcheck source=tools/lib.sh
 source "$(dirname "$0")/lib.sh"
-cd "$ROOT"
 
 require_root "the OpenStack lab"
-bash tools/install.sh
-exec "$VENV/bin/python" -m tests.lab.openstack "$@"
+run_module tests.lab.openstack "$@"

@@ -38,7 +38,7 @@ case ${1:-} in
     --revision) revision=$2 && shift 2 ;;
 esac
 folder=${1:-}
-[[ $folder == [^-]* ]] || fail "there is no folder to build in." "$(sed -n '3,16s/^# \?//p' "$0")"
+[[ $folder == [^-]* ]] || fail "there is no folder to build in." "$(usage)"
 shift
 git -C "$ROOT" rev-parse HEAD >/dev/null 2>&1 ||
     fail "$ROOT is no git checkout." "Packages are made of what is committed: clone the repository."

@@ -8,9 +8,6 @@
 set -euo pipefail
 # shellcheck source=tools/lib.sh
 source "$(dirname "$0")/lib.sh"
-cd "$ROOT"
 
 require_lab "tools/paper.sh"
-bash tools/install.sh
-export PATH=$VENV/bin:$PATH
-exec python -m evaluation.papers "$@"
+run_module evaluation.papers "$@"

@@ -21,7 +21,7 @@ part=all
 case ${1:-} in
     lint | unit | functional | packages | all) part=$1 && shift ;;
     lowest) shift && exec bash tools/lowest.sh "$@" ;;
-    -h | --help) sed -n '3,8s/^# \?//p' "$0" && exit ;;
+    -h | --help) usage && exit ;;
 esac
 
 case $part in

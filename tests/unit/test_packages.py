@@ -91,12 +91,14 @@ def test_manual_pages_are_built_with_what_commands_need():
     assert {name for package in of_commands for name in depends(package)} <= {*built}
 
 
-def test_every_room_is_in_a_package():
-    rooms = set(
-        re.findall(r'^    "(acstor_\w+)": ', (DEBIAN / "rooms.py").read_text(), re.MULTILINE)
+def test_every_python_package_is_in_a_debian_package():
+    packages = set(
+        re.findall(
+            r'^    "(acstor_\w+)": ', (DEBIAN / "split_packages.py").read_text(), re.MULTILINE
+        )
     )
     every = {path.parent.name for path in ROOT.glob("acstor_*/__init__.py")}
-    assert rooms == every - {EXPERIMENTS}
+    assert packages == every - {EXPERIMENTS}
     excluded = PYPROJECT["tool"]["setuptools"]["packages"]["find"]["exclude"]
     assert excluded == [f"{EXPERIMENTS}*"]
 
