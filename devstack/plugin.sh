@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# DevStack sources this file as: plugin.sh <mode> [phase], in the order in which it calls the
-# functions below.  Everything here may be run twice: stack.sh after a failed stack.sh.
+# DevStack sources this file as: plugin.sh <mode> [phase].  Each phase may run twice: stack.sh runs
+# again after a failure.
 
 _acstor_services() {
     echo acstor-agent acstor-checkpointd acstor-glance-listener acstor-decision acstor-api \
@@ -13,7 +13,7 @@ _acstor_commands() {
         acstor-glance-manage acstor-nova-manage acstor-prehash
 }
 
-# The options of keystoneauth with which a user of acstor's signs in, in a group of a file.
+# Sets keystoneauth's options for a user of acstor in a group of a file.
 _acstor_sign_in() {
     local file=$1 group=$2 user=${3:-$ACSTOR_USER}
     iniset "$file" "$group" auth_type password
@@ -37,7 +37,7 @@ acstor_install() {
     _acstor_link_commands
 }
 
-# What operators call; DevStack's virtualenv is not on their PATH.
+# Links the operators' commands, since DevStack's virtualenv is not on their PATH.
 _acstor_link_commands() {
     local bin command
     bin=$(get_python_exec_prefix)
@@ -58,7 +58,7 @@ _acstor_make_user() {
     done
 }
 
-# A file that will hold a password is nobody else's from its first moment.
+# Creates a file for passwords, which only its owner can read.
 _acstor_secret_file() {
     [[ -e $1 ]] || install -m 600 /dev/null "$1"
 }
@@ -105,7 +105,7 @@ acstor_configure_agent() {
     fi
 }
 
-# It runs as root, as the agent does, and shows others what the agent has enrolled with.
+# The daemon runs as root, and presents the agent's certificate to other hosts.
 acstor_configure_checkpointd() {
     local conf=$ACSTOR_CONF_DIR/acstor-checkpoint.conf
     _acstor_secret_file "$conf"
@@ -137,7 +137,7 @@ acstor_configure_glance() {
     fi
 }
 
-# The rest of its configuration is Glance's own.
+# The gateway reads glance-api.conf, too.
 acstor_configure_gateway() {
     local conf=$ACSTOR_CONF_DIR/acstor-gateway.conf
     _acstor_secret_file "$conf"
@@ -162,8 +162,7 @@ acstor_configure_decision() {
     fi
 }
 
-# nova-cpu.conf is made of nova.conf when nova-compute starts, so nova.conf is the one to change;
-# then all of Nova's services read it, and they have acstor in their virtualenv.
+# DevStack makes nova-cpu.conf from nova.conf when nova-compute starts, so this changes nova.conf.
 acstor_configure_nova() {
     iniset "$NOVA_CONF" DEFAULT config_source acstor
     iniset "$NOVA_CONF" acstor driver acstor
@@ -177,7 +176,7 @@ acstor_configure_nova() {
     fi
 }
 
-# Tempest's plug-in wants servers on mirrors, and the counters of an agent that it can ask.
+# Tempest's plug-in needs servers on mirrors, and an agent's metrics.
 acstor_configure_tempest() {
     is_service_enabled tempest || return 0
     iniset "$TEMPEST_CONFIG" service_available acstor "$ACSTOR_FOR_NOVA"
@@ -197,8 +196,8 @@ acstor_make_folders() {
     done
 }
 
-# As stack.sh makes new databases, images and accounts, so an authority; what trusts the last one, or
-# was kept for its images, is of no use. The services of that cloud may still run.
+# stack.sh creates new databases, images and accounts, so certificates and caches of the last cloud
+# are useless. Its services may still run.
 acstor_forget_last_cloud() {
     acstor_stop
     acstor_remove_files
