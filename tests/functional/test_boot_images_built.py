@@ -170,7 +170,7 @@ def test_image_that_glances_import_prepared_is_built_without_a_reconcile(images,
         thread.start()
     boots.start()
     try:
-        service._seen("image.update", image_id)  # it is told of what the plugin set
+        service._on_notification("image.update", image_id)  # it is told of what the plugin set
         end_s = time.monotonic() + 60
         while image["acstor_boot_state"] != "ready":
             assert time.monotonic() < end_s, image["acstor_boot_state"]

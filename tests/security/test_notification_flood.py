@@ -46,7 +46,7 @@ def test_ids_that_strangers_name_keep_no_image_of_a_tenant_waiting(tmp_path):
         thread.start()
     flooding = threading.Event()
     try:
-        endpoint = notifications.Endpoint(service._seen)
+        endpoint = notifications.Endpoint(service._on_notification)
 
         def flood() -> None:
             for number in range(NAMED):
