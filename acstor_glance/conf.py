@@ -181,10 +181,7 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
 
 
 def load(conf: cfg.ConfigOpts, args: Sequence[str], prog: str, read: Callable[..., None]) -> None:
-    """Load the files that the command line ``args`` names into ``conf``.
-
-    :param read: reader for a service or for a command, from :mod:`acstor_common.service.conf`
-    """
+    """Load the files that the command line ``args`` names into ``conf``."""
     options = [*list_opts(), (GROUP, _sign_in_options())]
     read(conf, args, prog, register_opts, options, description=DESCRIPTION)
 

@@ -32,7 +32,6 @@ SILENT_HOST_S = 86400.0
 RELIST_S = 300.0
 """Interval between full reads of the protected images from Glance."""
 RETRY_S = 30.0
-"""Delay before an image that could not be read or changed is tried again."""
 ANSWER_GAP_S = 60.0
 """Longest interval between answers over which an image counts as unneeded."""
 _GONE = frozenset({"deleted", "pending_delete", "killed"})

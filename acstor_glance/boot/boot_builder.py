@@ -314,7 +314,6 @@ class _Watch:
             raise errors.Unusable(boot_guest.QEMU, f"it took {sizes}, and was killed")
 
     def _take_console(self, selector: selectors.BaseSelector) -> None:
-        """Search the end of the console's output, which is unbounded."""
         assert self._process.stdout is not None
         text = os.read(self._process.stdout.fileno(), CONSOLE_TAIL_BYTES)
         if not text:

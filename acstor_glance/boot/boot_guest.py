@@ -24,7 +24,6 @@ QEMU, QEMU_IMG = "qemu-system-x86_64", "qemu-img"
 UEFI_FIRMWARE = pathlib.Path("/usr/share/ovmf/OVMF.fd")
 """OVMF as one read-only file; the guest's variables are not kept."""
 ARCHITECTURES = ("x86_64", "amd64", "x86", "i386", "i486", "i586", "i686")
-"""Architectures that QEMU runs here, as in Glance's properties."""
 NOTHING_TO_BOOT = re.compile(
     rb"No bootable device\.|BdsDxe: No bootable option|UEFI Interactive Shell"
 )

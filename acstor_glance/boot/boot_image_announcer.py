@@ -23,9 +23,7 @@ from acstor_glance.client import glance_client
 LOG = logging.getLogger(__name__)
 
 MAX_PENDING = 1000
-"""Limit of pending announcements; the oldest ones are dropped."""
 MAX_ANSWER_BYTES = 1 << 16
-"""Longest answer of the decision service."""
 PUBLIC = "public"
 """Only administrators can make images public, unlike ``community`` ones."""
 

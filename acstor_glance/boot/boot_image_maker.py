@@ -48,14 +48,10 @@ BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
 CHANGED_SHARE = 0.05
 """A boot image is replaced if at least this share of its chunks changes."""
 LONGEST_S = boot_guest.GuestLimits().longest_s
-"""Time limit of a guest's boot."""
 LIMIT_BYTES = 256 * geometry.MIB
 """Limit of the uncompressed chunks; a boot reads some tens of MiB."""
 TRACES_NEEDED = 2
-"""Recorded boots needed for a boot image, since one may be unusual.
-
-One is enough if the image has no boot image and none is about to be built.
-"""
+"""Since one may be unusual; one is enough if there is no boot image, nor a build due."""
 TRACE_SHARE = 0.5
 """Share of the recorded boots that must have read a chunk of the boot image."""
 
@@ -182,7 +178,6 @@ class BootImageMaker:
         return summary
 
     def _record_failure(self, image: image_record.Image, exc: Exception, retry: plan.Retry) -> None:
-        """Record why a build failed, and its next attempt, if another one may succeed."""
         is_unbootable = isinstance(exc, errors.BootFailed)
         if is_unbootable or isinstance(exc, errors.LimitExceeded):
             retry = plan.Retry(retry.attempts, None)
@@ -313,7 +308,6 @@ class BootImageMaker:
         before: image_record.Image,
         artefact: image_record.Image,
     ) -> bool:
-        """Make a boot image from chunks that a predecessor's boot image also has."""
         head = self._head_of(artefact)
         try:
             with self._chunk_map(before) as its_map:
@@ -387,7 +381,6 @@ def _check_machine(image: image_record.Image) -> None:
 
 
 def _error_text(exc: Exception) -> str:
-    """Return an error's text without the builder's file name."""
     if not isinstance(exc, (errors.BootFailed, errors.LimitExceeded)):
         return str(exc)
     return f"{exc.why}. {exc.remedy}" if exc.remedy else exc.why

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads an image's file as the guest's disk, by the chunk map's layout.
-
-Data is not verified; users compare it with the CIDs.
-"""
+"""Reads an image's file as the guest's disk, by the chunk map's layout, unverified."""
 
 import os
 import time
@@ -15,7 +12,6 @@ from acstor_common.formats import layout
 from acstor_glance.prepare import preparation_budget
 
 CACHE_BYTES = 8 * layout.MAX_CLUSTER_BYTES
-"""Size of the cache of decoded clusters."""
 
 
 class GuestDisk:
@@ -32,13 +28,11 @@ class GuestDisk:
         self._budget = budget or preparation_budget.PreparationBudget(self._what)
         self._kept = cluster_cache.ClusterCache(CACHE_BYTES)
         self.size_bytes = image_map.geometry.size_bytes
-        """Length of the disk."""
 
     def read(self, offset: int, length: int) -> bytes:
         """Return bytes of the disk, with zeros beyond its end.
 
-        :raises errors.Unusable: compressed data is damaged
-        :raises errors.LimitExceeded: decoding costs more than the budget
+        :raises errors.Unusable: compressed data is damaged, or decoding exceeds the budget
         """
         data, stop = bytearray(length), min(offset + length, self.size_bytes)
         for extent in self._layout.find(offset, stop) if offset < stop else ():

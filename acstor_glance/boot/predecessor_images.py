@@ -22,7 +22,6 @@ MACHINE_PROPERTIES = ("os_type", "hw_architecture", "architecture", "hw_firmware
 """Equal, or missing in both, if distribution and version make the family."""
 MAX_LISTED = 200
 MAX_PREDECESSORS = 10
-"""Limit of predecessors to look at, newest first."""
 MIN_CHUNKS = 16
 """Fewer chunks in common are no boot."""
 

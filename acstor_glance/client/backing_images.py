@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the backing image that an image's properties name, with its chunk map.
 
-Tenants can write these properties. So nothing of a backing image is read or revealed unless Glance
+Tenants can write these properties, so nothing of a backing image is read or revealed unless Glance
 says that the owner of the image may read it.
 """
 
@@ -71,7 +71,6 @@ def open_chunk_map(
     :param artefact: the chunk map in Glance
     :param folder: for a temporary copy; None: the system's
     :raises errors.ChunkMapFormatError: it is damaged, or of another image
-    :raises errors.Unusable: the image's conversion is missing
     """
     with tempfile.TemporaryFile(dir=folder) as file:
         with images.open_image_data(artefact.id) as pieces:

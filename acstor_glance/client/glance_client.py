@@ -48,7 +48,6 @@ FORMAT_VERSIONS = {
     artefacts.Kind.BOOT_IMAGE: boot_image.VERSION,
     artefacts.Kind.CONVERTED: artefacts.CONVERTED_VERSION,
 }
-"""The format version of each kind that is written and read."""
 
 
 def session_of(conf: cfg.ConfigOpts) -> keystone_session.Session:
@@ -182,9 +181,9 @@ class GlanceClient:
         return self.read_or_none(pointer) if pointer and is_one else None
 
     def list_locations(self, image_id: str) -> list[tuple[str, str]]:
-        """Return URL and store of each location of the image's bytes, preferred first.
+        """Return URL (with passwords) and store of each location, preferred first.
 
-        URLs may hold passwords; the store may be empty. Older Glances refuse.
+        Older Glances refuse.
         """
         with translate_errors(f"locations of image {image_id}"):
             try:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes whether Glance, or the gateway beside it, serves ranges of an image.
-
-One byte of one image is read for all images in the same stores.
-"""
+"""Probes whether Glance, or the gateway beside it, serves ranges of images by store."""
 
 import enum
 import http
@@ -20,7 +17,6 @@ from acstor_glance.client import glance_client
 
 GATEWAY_TYPE = "acstor-gateway"
 MAX_STORES = 64
-"""Limit of remembered sets of stores; images in others are each probed."""
 MAX_FAILURES = 3
 """Images of the same stores to try before these stores count as unavailable."""
 _NO_RANGES = (http.HTTPStatus.OK, http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.CONFLICT)

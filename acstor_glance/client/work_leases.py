@@ -49,10 +49,7 @@ class WorkLeases:
 
     @contextlib.contextmanager
     def lease_image(self, image_id: ids.ImageId) -> Iterator[bool]:
-        """Yield whether this thread got the lease, which ends with the block.
-
-        :raises errors.ImageServiceUnreachable: the coordination service does not answer
-        """
+        """Yield whether this thread got the lease; raises errors.ImageServiceUnreachable."""
         with self._guard:
             is_free = image_id not in self._mine
             self._mine.add(image_id)

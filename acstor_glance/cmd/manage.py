@@ -324,7 +324,6 @@ class Tool:
         return EXIT_FAULTY if outcomes & BAD_OUTCOMES else 0
 
     def _selected_images(self) -> Iterator[image_record.Image]:
-        """Yield the images that the command line names, or all but the artefacts."""
         if getattr(self._options, "images", None):
             yield from map(self._images.get_image, self._options.images)
             return
@@ -340,7 +339,6 @@ class Tool:
 
     @contextlib.contextmanager
     def _steps(self, what: str, total: int | None) -> Iterator[Callable[[], object]]:
-        """Yield a function to call after each of ``total`` images (None: number unknown)."""
         with tqdm.tqdm(
             desc=what, total=total, unit=" images", disable=not self._shows_progress, leave=False
         ) as bar:

@@ -31,10 +31,8 @@ from acstor_glance.cmd import command_line
 from acstor_glance.prepare import prehash
 
 DEFAULT_OS_HASH_ALGO = "sha512"
-"""Glance's default of ``[DEFAULT] hashing_algorithm``."""
 
 ENDINGS = {one: f".{one.glance_name}" for one in layout.DiskFormat}
-"""File name endings by disk format."""
 
 _SIZE = re.compile(r"([0-9]{1,12})(|K|M)(?:iB)?")
 _UNITS = {"": 1, "K": geometry.KIB, "M": geometry.MIB}

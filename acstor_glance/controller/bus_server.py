@@ -22,7 +22,6 @@ LOG = logging.getLogger(__name__)
 class BusServer:
     """Serves messages to listeners; each message reaches one listener.
 
-    :param conf: the global configuration object, which oslo.messaging needs
     :param handlers: handler of the payload by method
     """
 

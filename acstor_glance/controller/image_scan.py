@@ -21,7 +21,6 @@ from acstor_glance.client import image_iteration
 from acstor_glance.client import range_support
 
 MAX_EXAMPLES = 5
-"""Limit of example images per reason."""
 MAX_LABELS = 200
 """Limit of labels; further details count as OTHER_DETAIL."""
 OTHER_DETAIL = "others"
@@ -51,7 +50,6 @@ class ScanReason(enum.StrEnum):
 
 
 FAULTY = frozenset({ScanReason.FAILED, ScanReason.RECORD_DIFFERS, ScanReason.STORE_AWAY})
-"""Reasons that need an operator's attention."""
 
 _WHAT_TO_DO = {
     ScanReason.SERVED: "",

@@ -39,7 +39,6 @@ RECONCILE_INTERVAL_S = 300.0
 """Interval between full passes; a pass over 10,000 images reads 300 pages."""
 
 RETRY_S = 10.0
-"""Delay of the next pass after a failure of Glance."""
 
 MAX_REQUESTS = 1000
 """Limit of queued requests of operators; the next reconcile finds the others."""
@@ -244,7 +243,6 @@ class ListenerService:
         return f"{error} ({session_options.describe(group, self._conf)})"
 
     def _keep_request(self, image_id: ids.ImageId, is_forced: bool | None) -> None:
-        """Keep an operator's request for the next pass; ``is_forced`` None: there is none."""
         if is_forced is not None:
             self._requests.setdefault(image_id, is_forced)
             self._is_due.set()

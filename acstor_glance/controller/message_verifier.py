@@ -25,7 +25,6 @@ LOG = logging.getLogger(__name__)
 TRACE_AGE_S = 86400.0
 TRACE_BURST = 64
 TRACE_INTERVAL_S = 10.0
-"""Traces of one host: a burst of TRACE_BURST, then one every TRACE_INTERVAL_S."""
 MAX_HOSTS = 16384
 
 

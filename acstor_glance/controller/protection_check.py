@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks whether needed images are protected against deletion, without changes.
-
-Anything that cannot be determined counts as a problem.
-"""
+"""Checks whether needed images are protected; what cannot be determined is a problem."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -34,18 +34,11 @@ LOG = logging.getLogger(__name__)
 
 PASS_S = 5.0
 REPORT_S = 30.0
-"""Interval of reports to the decision service that this listener runs."""
 IMAGES_PER_PASS = 50
-"""Limit of images that one pass reads and changes."""
 MAX_FAILURES = 3
-"""Images of a pass for which Glance may be unreachable before the pass ends.
-
-Refusals do not count, since a tenant can cause them.
-"""
+"""Unreachable answers that end a pass; refusals do not count, since a tenant can cause them."""
 MAX_LOGGED = 10
-"""Limit of images that a pass logs."""
 MAX_ANSWER_BYTES = 1 << 20
-"""Longest answer of the decision service."""
 ALL_IMAGES = ids.parse_image_id("00000000-0000-0000-0000-000000000000")
 """Lease of the pass over all images."""
 

@@ -32,7 +32,6 @@ from acstor_glance.prepare import plan
 LOG = logging.getLogger(__name__)
 
 MAX_REMEMBERED = 100_000
-"""Limit of remembered images; others are compared once more."""
 
 _Files = tuple[pathlib.Path, pathlib.Path]
 _Maps = tuple[chunk_map.ChunkMap, chunk_map.ChunkMap]

@@ -2,8 +2,7 @@
 """Shares equal blocks of two files by ``FIDEDUPERANGE`` (XFS reflink=1, Btrfs).
 
 The kernel locks both files, compares the bytes, and shares them only if they are equal. So no
-file's content ever changes, either file may be deleted, and an interruption does no harm. Files are
-opened read-only.
+file's content ever changes, and either file may be deleted.
 """
 
 import contextlib
@@ -72,9 +71,8 @@ def share_blocks(
 
     :param image: a descriptor, as ``base`` is
     :param bytes_s: limit of the rate; 0: none
-    :param wait: waits so many seconds; returns true to stop the work
+    :param wait: waits so many seconds; returns true to stop the work, which raises Stopped
     :raises errors.Unusable: the kernel refuses
-    :raises Stopped: the wait was interrupted; shared blocks stay shared
     """
     shared_bytes = 0
     limiter = rate_limiter.RateLimiter(bytes_s or math.inf, time.monotonic)

@@ -35,7 +35,6 @@ LOG = logging.getLogger(__name__)
 MAX_RANGE_BYTES = 8 << 20
 """Of a request, which may take so much memory; agents request 1 MiB at a time."""
 OPEN_PATHS = frozenset({"/", "/healthz"})
-"""Paths that need no token."""
 KEYSTONE_UNAVAILABLE = (
     "Keystone does not answer, or refuses the user of [keystone_authtoken] (the log of the gateway "
     "says which), so this token cannot be checked"

@@ -38,7 +38,6 @@ SERVICES = ("glance", "keystone")
 STATUSES = (200, 206, 400, 401, 403, 404, 405, 409, 411, 413, 416, 500, 502, 503, 504)
 """Labels created at start, so that alerts see each counter rise from 0."""
 OUTCOMES = ("done", "refused", "busy", "client", "base", "glance", "fault")
-"""Outcomes of jobs: done, or which party failed or refused."""
 COMPOSED_OF = ("base", "changes", "image")
 """Bytes read of backing images and deltas, and bytes of results."""
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)

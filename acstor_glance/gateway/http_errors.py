@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that the gateway answers with.
-
-409 means a fault of this image or of the configuration: a retry is useless. 502, 503 and 504 mean
-that a store or Glance fails at the moment.
-"""
+"""Errors of the gateway: 409 is a fault of the image, 502 to 504 are temporary."""
 
 import http
 from collections.abc import Mapping

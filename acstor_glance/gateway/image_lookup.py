@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks Glance for an image's record, locations, and the permission to download.
 
-For the permission it requests a range beyond the image's end with the caller's token. Glance
-decides, then answers 416 without accessing a store. The service user asks for locations.
+For the permission it requests a range beyond the image's end with the caller's token: Glance
+decides, then answers 416 without accessing a store.
 """
 
 import hashlib
@@ -97,10 +97,7 @@ def adapter_of(conf: cfg.ConfigOpts) -> adapter.Adapter:
 
 
 class ImageLookup:
-    """Images of the Glance that ``conf`` names.
-
-    Methods raise http_errors.HttpError when Glance refuses or fails.
-    """
+    """Images of the Glance that ``conf`` names; methods raise http_errors.HttpError."""
 
     def __init__(self, conf: cfg.ConfigOpts, counters: gateway_metrics.GatewayMetrics) -> None:
         self._images, self._counters = glance_client.connect(conf), counters

@@ -27,7 +27,6 @@ MAX_LOGGED = 1024
 
 
 ReadFault = base.StoreFault | http_errors.HttpError
-"""Why a location fails."""
 
 
 class ImageRange(NamedTuple):

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stores in ``glance-api.conf``, with their readers.
-
-A store without reader is logged once at the start.
-"""
+"""The stores in ``glance-api.conf``, with their readers."""
 
 import ipaddress
 import logging
@@ -34,11 +31,7 @@ _FORMER = "glance.store."
 
 
 class Location(NamedTuple):
-    """A location of an image.
-
-    :param url: may hold a password
-    :param store: its name in ``enabled_backends``; empty: unknown
-    """
+    """A location of an image; ``url`` may hold a password, ``store`` may be empty."""
 
     url: str
     store: str
@@ -51,11 +44,7 @@ class Location(NamedTuple):
 
 
 class Stores:
-    """All stores of a configuration.
-
-    :param conf: the global configuration object, which glance_store needs
-    :raises errors.Unusable: it names no stores
-    """
+    """All stores of a configuration (glance_store's global one); raises errors.Unusable."""
 
     def __init__(self, conf: cfg.ConfigOpts, counters: gateway_metrics.GatewayMetrics) -> None:
         self._conf = conf
@@ -92,11 +81,7 @@ class Stores:
         self._counters.get(fault.store, self._others).count_fault(fault.fault)
 
     def read(self, location: Location, requested: byte_range.ByteRange) -> base.ObjectRange:
-        """Read a range of the object at a location.
-
-        :raises base.StoreFault: it cannot be read
-        :raises http_errors.HttpError: the store is overloaded or too slow
-        """
+        """Read a range of an object; raises base.StoreFault or http_errors.HttpError."""
         name = location.store or self._only_store_of(location)
         reader = self._readers.get(name)
         if reader is None:
@@ -209,7 +194,6 @@ _MAKERS: Mapping[str, Callable[[str, Any, Any, Any], base.Reader]] = {
     "rbd": _rbd,
     "http": _web,
 }
-"""Readers for drivers that read only whole objects."""
 
 
 def _register(conf: cfg.ConfigOpts) -> dict[str, str]:

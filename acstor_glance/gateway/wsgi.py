@@ -24,10 +24,7 @@ LOG = logging.getLogger(__name__)
 
 
 def load(files: list[str]) -> app.Wsgi:
-    """Return the application for configuration files.
-
-    :raises errors.Unusable: the stores or the service user are invalid
-    """
+    """Return the application for configuration files; raises errors.Unusable."""
     conf = cfg.CONF  # glance_store knows no other
     log.register_options(conf)
     args = [part for file in files for part in ("--config-file", file)]

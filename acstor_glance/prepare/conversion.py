@@ -31,7 +31,6 @@ from acstor_glance.prepare import preparation_budget
 QEMU_IMG = "qemu-img"
 REMEDY = "Upload it converted (qemu-img convert -O qcow2)"
 DRIVERS = {"vmdk": "vmdk", "vhd": "vpc", "vhdx": "vhdx", "vdi": "vdi"}
-"""QEMU's names of Glance's disk formats."""
 
 MEMORY_BYTES = 2048 * geometry.MIB
 """Address space of qemu-img, which uses 100 MiB of it."""

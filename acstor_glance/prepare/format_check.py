@@ -20,7 +20,6 @@ _UNSAFE = {
     "data_file": EXTERNAL_DATA,
     "unknown_features": "it has incompatible features that are not known",
 }
-"""Failures of oslo.utils' safety check, in words for operators."""
 RAW_FORMATS = frozenset({"raw", "gpt", "iso"})
 """Formats, as detected by oslo.utils, that a guest can read as raw."""
 

@@ -290,7 +290,6 @@ class ImagePreparer:
         work: pathlib.Path,
         hashing: service_hashing.ServiceHashing,
     ) -> None:
-        """Store a conversion; point to it and to its chunk map in one request."""
         size_bytes = os.fstat(made.fileno()).st_size
         as_read = artefacts.as_read(image, image_record.Image(size_bytes=size_bytes))
         with self.spool.temporary_map() as file:

@@ -177,10 +177,7 @@ class PublishThread(threading.Thread):
             LOG.exception("image %s: left to the listener", self._image_id)
 
     def _is_imported_in_time(self, images: glance_client.GlanceClient) -> bool:
-        """Wait for the import; return whether the image is active then.
-
-        An active image is not enough: until its end the import rewrites properties.
-        """
+        """Return whether the image is active after its import, which rewrites properties."""
         deadline_s = time.monotonic() + PUBLISH_DEADLINE_S
         wait_s = CHECK_INTERVAL_S
         while time.monotonic() < deadline_s:

@@ -21,7 +21,6 @@ _NEVER = "never"
 RETRY_FIRST_S = 60
 """Delay after the first failure; each further failure doubles it."""
 RETRY_LAST_S = 86400
-"""Longest delay between attempts."""
 ORPHAN_GRACE_S = 3600
 """Age at which an artefact without pointer is deleted, longer than its upload."""
 UNIQUE_PROPERTIES = (artefacts.OF_IMAGE, artefacts.OS_HASH_VALUE)

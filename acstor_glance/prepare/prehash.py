@@ -122,6 +122,11 @@ def prehash(
     return dataclasses.replace(made, seconds_s=time.monotonic() - started_s)
 
 
+def default_workers() -> int:
+    """Return one per available core, at most 8: then the disk is the limit."""
+    return min(len(os.sched_getaffinity(0)), MAX_DEFAULT_WORKERS)
+
+
 class _Job(NamedTuple):
     source: image_file.ImageFile
     guest: image_file.ImageFile | qcow2.Qcow2
@@ -146,8 +151,9 @@ def _make_map(
 ) -> Summary:
     source, cut = job.source, job.cut
     hasher = hashlib.new(os_hash.algo) if os_hash.algo else None
-    source.check_apart_from(path, _log_path(path))
-    with _open_log(_log_path(path), job) as log:
+    log_path = path.with_name(path.name + ".part")
+    source.check_apart_from(path, log_path)
+    with _open_log(log_path, job) as log:
         resumed_chunks = log.chunk_count
         os_hash = _hash(job, log, os_hash, hasher, progress)
         stored = _stored(job.disk_format, source, log)
@@ -167,11 +173,6 @@ def _make_map(
         disk_format=job.disk_format.glance_name,
         stored_bytes=source.size_bytes,
     )
-
-
-def default_workers() -> int:
-    """Return one per available core, at most 8: then the disk is the limit."""
-    return min(len(os.sched_getaffinity(0)), MAX_DEFAULT_WORKERS)
 
 
 def _hash(
@@ -296,7 +297,6 @@ def _hash_whole(
     hasher: "hashlib._Hash",
     progress: Progress,
 ) -> None:
-    """Hash the chunks not in the log, and the whole file, reading once."""
     size_bytes = job.cut.size_bytes
     zeros = bytes(job.sizes.piece)
     cids = bytearray()
@@ -402,7 +402,3 @@ def _open_log(path: pathlib.Path, job: _Job) -> progress_log.ProgressLog:
     )
     with image_file.translate_os_errors(path):
         return progress_log.ProgressLog(path, job.cut, job.sizes.record, header)
-
-
-def _log_path(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(path.name + ".part")

@@ -42,9 +42,7 @@ COST_LIMITS = CostLimits()
 
 
 class PreparationBudget:
-    """The remaining budget of one image; thread-safe.
-
-    Methods raise errors.LimitExceeded when a limit is exceeded.
+    """The remaining budget of one image; thread-safe; raises errors.LimitExceeded.
 
     :param uploaded_bytes: its size in Glance; infinite: only slow decoders are refused
     :param max_expansion_ratio: decoded bytes per uploaded byte

@@ -155,7 +155,6 @@ def _cids_on_the_way(
 
 
 def _buffers(pieces: Iterator[bytes]) -> Iterator[tuple[bytearray, int]]:
-    """Yield the bytes in one reused buffer, which is full except the last time."""
     buffer, filled = bytearray(BUFFER_BYTES), 0
     for piece in pieces:
         view = memoryview(piece)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the file of a backing image from its store, for one job.
-
-Temporary failures are retried while there is time, since the upload has already begun.
-"""
+"""Reads the file of a backing image from its store, for one job; retries failures."""
 
 import http
 import time
@@ -17,7 +14,6 @@ PAGE_BYTES = 1 << 16
 CACHE_PAGES = 128
 """8 MiB, enough for the tables of a 64 GiB disk, which are read five times."""
 RETRY_S = 1.0
-"""Delay before a retry."""
 TEMPORARY = frozenset(
     {
         http.HTTPStatus.BAD_GATEWAY,
@@ -56,10 +52,7 @@ class BackingFile:
             done += len(part)
 
     def read_part(self, offset: int, length: int) -> bytes:
-        """Return a part of the file; thread-safe.
-
-        :raises http_errors.HttpError: the store fails, or the job was stopped
-        """
+        """Return a part of the file; thread-safe; raises http_errors.HttpError."""
         while True:
             try:
                 data = self._read(byte_range.ByteRange(offset, length))

@@ -50,7 +50,6 @@ class DeltaBody:
         """Set when the complete body is verified."""
         self.read_bytes = 0
         self.is_waiting = False
-        """Whether a read waits for the client."""
 
     def read_header(self) -> tuple[disk_delta.Head, disk_delta.Table]:
         """Read and check the header and the table; raises FlattenAborted."""

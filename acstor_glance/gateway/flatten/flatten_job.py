@@ -40,10 +40,8 @@ from acstor_glance.prepare import preparation_budget
 RAW, QCOW2 = (one.glance_name for one in (layout.DiskFormat.RAW, layout.DiskFormat.QCOW2))
 FORMATS = frozenset({RAW, QCOW2})
 READ_BYTES = 4 << 20
-"""Bytes per read of the backing image."""
 READS_AHEAD = 3
 SEND_BYTES = 1 << 20
-"""Bytes per upload of many small pieces."""
 CLUSTER_BYTES = 1 << 16
 """Cluster size of the result, as qemu-img's."""
 MIN_KEPT_CLUSTER_BYTES = 1 << 14
@@ -228,7 +226,6 @@ class FlattenJob:
         pieces: Iterable[merge_plan.DiskPiece],
         pool: futures.Executor,
     ) -> Iterator[codecs.Buffer]:
-        """Yield the data of pieces in order; reads the backing image ahead."""
         under_way: collections.deque[tuple[merge_plan.Batch, futures.Future[bytes] | None]] = (
             collections.deque()
         )
@@ -256,7 +253,6 @@ class FlattenJob:
     def _of_base(
         self, piece: merge_plan.DiskPiece, stored: memoryview, offset: int
     ) -> codecs.Buffer:
-        """Return the data of a piece; ``stored`` is a part of the file from ``offset``."""
         start, stop = merge_plan.stored_range(piece)
         own = stored[start - offset : stop - offset]
         extent = piece.extent

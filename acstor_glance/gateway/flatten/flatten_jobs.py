@@ -32,7 +32,6 @@ IDLE_TIMEOUTS = 12
 """Timeouts of a read after which a job without progress fails."""
 PROGRESS_INTERVAL_S = 5.0
 CHECK_INTERVAL_S = 0.1
-"""Interval of checks whether the body is complete."""
 
 
 class FlattenJobs:

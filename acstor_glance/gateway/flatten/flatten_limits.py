@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of the bytes that a job makes of a delta and its backing image.
-
-They depend on the stored and the sent bytes, never on the stated sizes of disks. No I/O.
-"""
+"""Limits of the bytes that a job makes, by the stored and the sent bytes. No I/O."""
 
 import http
 from collections.abc import Iterable

@@ -90,8 +90,7 @@ class ImageUploader:
         """Upload an image; return when it is active.
 
         :param timeout_s: longest wait for Glance, per part and for its answer
-        :raises http_errors.HttpError: from ``data``; then Glance has discarded the image
-        :raises http_errors.FlattenAborted: Glance rejects it
+        :raises http_errors.HttpError: from ``data``, or Glance rejects the image
         """
         try:
             answer = self._put(image_id, caller, data, timeout_s)

@@ -14,7 +14,6 @@ from acstor_common.formats import layout
 from acstor_common.formats import qcow2_writer
 
 MAX_PIECES = 1024
-"""Limit of pieces in a batch, which are buffered."""
 GAP_BYTES = 256 << 10
 """Ranges no further apart are read at once: the gap costs less than a request."""
 
@@ -26,7 +25,6 @@ class PieceOrigin(enum.Enum):
     DELTA = enum.auto()
     BASE = enum.auto()
     COMPRESSED = enum.auto()
-    """A compressed cluster of the base, copied as stored."""
 
 
 class DiskPiece(NamedTuple):

@@ -10,7 +10,7 @@ from acstor_glance.gateway import http_errors
 
 
 class Watchdog:
-    """Watchdog of one job, for two threads.
+    """Watchdog of one job: the working thread checks often, the waiting thread decides.
 
     :param stall_s: longest time without progress
     """

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of range readers, and their errors.
-
-Most glance_store drivers read only whole objects; they supply options, credentials and the meaning
-of locations. Errors contain no location, since some hold passwords.
-"""
+"""Base of range readers, and their errors, which contain no location (passwords)."""
 
 import abc
 import http
@@ -23,7 +19,6 @@ class StoreFault(errors.AcstorError):
 
     status = http.HTTPStatus.CONFLICT
     fault = "not_read"
-    """Label of the metric."""
 
     def __init__(self, store: str, why: str) -> None:
         super().__init__(store, why)

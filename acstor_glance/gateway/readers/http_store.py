@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store ``http``: GET with a range, from the web server of a location.
 
-Tenants may name and run these servers. :mod:`deadline_adapter` enforces a deadline, and denies
-internal addresses. No more is read than was requested; no cookies are kept; redirects to other
-servers are not followed.
+Tenants may name and run these servers: :mod:`deadline_adapter` denies internal addresses, no more
+is read than was requested, and redirects to other servers are not followed.
 """
 
 import http

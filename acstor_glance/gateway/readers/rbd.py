@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ceph: reads ranges of RBD images by librbd, with the store's keyring.
 
-The cluster connection is kept until an error. Each read opens the image, since Ceph returns zeros
-for an image that is deleted while open.
+Each read opens the image, since Ceph returns zeros for an image that is deleted while open.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """S3: GetObject with a range, with the store's access key.
 
-The ETag is the MD5 of an object that was uploaded in one part, unless a key service's key encrypts
-it.
+The ETag is the MD5 of an object that was uploaded in one part and is not encrypted by KMS.
 """
 
 import contextlib

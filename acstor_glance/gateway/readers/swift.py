@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Swift: GET with a range, which Swift applies to large objects too.
-
-A connection serves one read at a time, and is kept for the same account. The driver renews tokens.
-"""
+"""Swift: GET with a range, which Swift applies to large objects too."""
 
 import http
 import threading
