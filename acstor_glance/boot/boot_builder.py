@@ -222,7 +222,7 @@ def record_boot(
             status = process.poll()
         words = boot_guest.first_log_lines(log)
     if status in _KILLED:
-        why = f"it was killed after {seconds_s:.0f} s, by somebody or for want of memory: {words}"
+        why = f"it was killed after {seconds_s:.0f} s, by a user or for lack of memory: {words}"
         raise errors.Unusable(boot_guest.QEMU, why)
     if end is EndReason.ENDED and not notes.trace():
         raise errors.Unusable(boot_guest.QEMU, f"it ended before the image was read: {words}")

@@ -169,4 +169,4 @@ def _argv(written: int, image: int, limits: GuestLimits, firmware: Firmware) -> 
 def first_log_lines(log: IO[bytes]) -> str:
     """Return the start of QEMU's log."""
     log.seek(0)
-    return log.read(_QEMU_WORDS_BYTES).decode(errors="replace").strip() or "it said nothing"
+    return log.read(_QEMU_WORDS_BYTES).decode(errors="replace").strip() or "it logged nothing"

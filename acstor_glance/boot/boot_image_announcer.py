@@ -55,9 +55,9 @@ class BootImageAnnouncer:
             try:
                 self._send(image_id)
             except errors.ImageGone as exc:
-                LOG.info("image %s: hosts are not told of its boot image: %s", image_id, exc)
+                LOG.info("image %s: its boot image is not announced: %s", image_id, exc)
             except (errors.ImageServiceError, errors.Unusable) as exc:
-                self._fault.log_warning(f"hosts are not told of new boot images: {exc}")
+                self._fault.log_warning(f"new boot images cannot be announced: {exc}")
                 return
             self._pending.pop(image_id, None)
         self._fault.log_warning("")
@@ -74,4 +74,4 @@ class BootImageAnnouncer:
         self._service.post(
             f"/v1/images/{image_id}/prefetch-boot-image", body, _Announced, MAX_ANSWER_BYTES
         )
-        LOG.info("image %s: hosts are told of its boot image", image_id)
+        LOG.info("image %s: its boot image is announced", image_id)

@@ -189,7 +189,7 @@ class GlanceClient:
             try:
                 _response, found = self._client.http_client.get(f"/v2/images/{image_id}/locations")
             except glance_errors.HTTPNotFound as exc:
-                why = "there are none for this user; before its API 2.17 Glance tells none"
+                why = "there are none for this user; before its API 2.17 Glance returns none"
                 raise errors.ImageServiceRefused(f"locations of image {image_id}", why) from exc
         return [
             (str(place.get("url", "")), str((place.get("metadata") or {}).get("store", "")))

@@ -95,12 +95,12 @@ def _byte(service: adapter.Adapter, path: str, service_name: str) -> ProbeResult
     except (exceptions.ClientException, requests.exceptions.RequestException) as exc:
         return ProbeResult(
             RangeSupport.UNAVAILABLE,
-            f"{service_name} gives nothing of it: {glance_client.first_line(exc)}",
+            f"{service_name} returns no data: {glance_client.first_line(exc)}",
         )
     answer.close()
     if answer.status_code == http.HTTPStatus.PARTIAL_CONTENT:
         return ProbeResult(RangeSupport.RANGES)
-    why = f"{service_name} answers {answer.status_code} when it is asked for a part of it"
+    why = f"{service_name} answers {answer.status_code} to a range request"
     return ProbeResult(
         RangeSupport.WHOLE if answer.status_code in _NO_RANGES else RangeSupport.UNAVAILABLE, why
     )

@@ -46,8 +46,8 @@ class ScopeLookup:
     def _secret(self) -> bytes:
         found = self._oldest_secret()
         if found is None:
-            LOG.info("The secret of this cloud's scopes is made: private images share no chunks "
-                     "with those that were named with another one")  # fmt: skip
+            LOG.info("Created the secret of this cloud's scopes: private images share no chunks "
+                     "with those of another secret")  # fmt: skip
             record = artefacts.new_secret(self._images.project_id)
             self._images.create_image(
                 record, io.BytesIO(secrets.token_bytes(deduplication.SECRET_BYTES))

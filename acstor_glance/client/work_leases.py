@@ -116,7 +116,7 @@ def _quietly(end: Callable[[], object]) -> None:
     try:
         end()
     except Exception as exc:  # drivers let errors of their libraries through
-        LOG.info("a claim ends by itself only: %s", exc)
+        LOG.info("a lease was not released, and expires: %s", exc)
 
 
 @contextlib.contextmanager
@@ -126,4 +126,4 @@ def _translated(url: str) -> Iterator[None]:
     except Exception as exc:  # drivers let errors of their libraries through
         where = url.partition("://")[0]  # the rest may hold a password
         why = f"{str(exc) or type(exc).__name__} ([acstor_glance] coordination_url)"
-        raise errors.ImageServiceUnreachable(f"claiming an image ({where})", why) from exc
+        raise errors.ImageServiceUnreachable(f"lease of an image ({where})", why) from exc

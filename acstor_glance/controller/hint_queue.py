@@ -52,7 +52,7 @@ class HintQueue:
                     self._on_found(image_id)
                 self._fault.log_warning("")
             except errors.AcstorError as exc:
-                self._fault.log_warning(f"images that notifications name are not looked at: {exc}")
+                self._fault.log_warning(f"images that notifications name cannot be read: {exc}")
                 self._on_failure()
 
     def close(self) -> None:

@@ -143,9 +143,9 @@ class ListenerService:
         wanted = self._verifier.verify_request(payload)
         image_id = ids.parse_image_id(wanted.image_id)
         if len(self._requests) >= MAX_REQUESTS:
-            LOG.warning("image %s: not prepared now: %d others wait", image_id, MAX_REQUESTS)
+            LOG.warning("image %s: request dropped: %d others are queued", image_id, MAX_REQUESTS)
             return
-        LOG.info("image %s: an operator wants it prepared", image_id)
+        LOG.info("image %s: an operator requested its preparation", image_id)
         self._requests[image_id] = wanted.is_forced
         self._put(image_id, Rank.BOOTED)
 

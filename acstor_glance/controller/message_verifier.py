@@ -92,7 +92,7 @@ class MessageVerifier:
         if certificates.is_revoked(certificate, trust.revoked):
             return "its certificate was revoked"
         if trace.host != certificate.host:
-            return f"it says to be of {trace.host}"
+            return f"it states the host {trace.host}"
         if abs(now_s - trace.recorded_s) > TRACE_AGE_S:
             return f"it was recorded {now_s - trace.recorded_s:.0f} s ago by this host's clock"
         return ""

@@ -16,17 +16,14 @@ from acstor_glance.controller import protection_reconciler
 MAX_IMAGES = 1000
 
 _WHY = {
-    deletion_protection.ProtectionStatus.FREE: "it is not protected yet: it is within seconds, "
-    "where a listener "
-    "runs and its log says nothing else, and where Glance takes one more tag on it",
-    deletion_protection.ProtectionStatus.DECLINED: "somebody took acstor's protection back, and "
-    "acstor leaves it "
-    "so; take the tag acstor_unprotected=... from it if acstor is to protect it again",
-    deletion_protection.ProtectionStatus.ARTEFACT: "hosts say that servers use it, and it is an "
-    "artefact, which is "
-    "never protected: a host tells what is not so",
-    deletion_protection.ProtectionStatus.GONE: "it is not in Glance any more: what no host has of "
-    "it is lost",
+    deletion_protection.ProtectionStatus.FREE: "it is not protected yet: a listener protects it "
+    "within seconds, unless its log shows an error or Glance allows no more tags",
+    deletion_protection.ProtectionStatus.DECLINED: "a user removed acstor's protection; to allow "
+    "it again, remove the tag acstor_unprotected=... from the image",
+    deletion_protection.ProtectionStatus.ARTEFACT: "hosts report that servers use it, but it is an "
+    "artefact, which is never protected: a host reports wrong data",
+    deletion_protection.ProtectionStatus.GONE: "it is not in Glance any more: data that no host "
+    "has is lost",
 }
 
 
@@ -46,14 +43,14 @@ def check_protection(
     yield CheckResult(
         "protect_used_images",
         is_on,
-        "" if is_on else "it is off: images that servers need can be deleted",
+        "" if is_on else "it is disabled: images that servers need can be deleted",
     )
     service = decision_client.DecisionClient(conf)
     try:
         needed = protection_reconciler.fetch_needed(service)
         reported = protection_reconciler.fetch_listeners(service)
     except errors.ImageServiceError as exc:
-        yield CheckResult("decision service", False, f"nobody knows which images hosts need: {exc}")
+        yield CheckResult("decision service", False, f"the needed images are unknown: {exc}")
         return
     yield _check_hosts(needed)
     yield _check_listeners(reported)
@@ -61,8 +58,8 @@ def check_protection(
         yield CheckResult(
             "needed images",
             False,
-            f"more than {len(needed.images)}: the others are not protected anew, and nothing is "
-            "given back",
+            f"more than {len(needed.images)}: the others are not protected, and no protection "
+            "is removed",
         )
     yield from _check_images(needed, images)
 
@@ -74,13 +71,13 @@ def _check_hosts(needed: decision_messages.NeededImages) -> CheckResult:
         or needed.now_s - needed.last_sample_s > deletion_protection.SAMPLE_AGE_S
     ):
         why = (
-            "no host tells which images it needs: new ones are not protected, and nothing is given "
-            "back"
+            "no host reports the images that it needs: new ones are not protected, and no "
+            "protection is removed"
         )
     elif needed.silent_hosts:
         why = (
-            f"{needed.silent_hosts} were heard within a day, but not lately: what they have come "
-            "to need since is not protected"
+            f"{needed.silent_hosts} reported within a day, but not lately: images that they need "
+            "since then are not protected"
         )
     return CheckResult("hosts", not why, why)
 
@@ -105,4 +102,4 @@ def _check_images(
         yield CheckResult(f"image {image_id}", not why, why)
     left = len(needed.images) - len(looked_at)
     if left:
-        yield CheckResult("other images", False, f"{left} more are needed and were not looked at")
+        yield CheckResult("other images", False, f"{left} more are needed and were not checked")

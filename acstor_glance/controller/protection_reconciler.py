@@ -43,16 +43,13 @@ ALL_IMAGES = ids.parse_image_id("00000000-0000-0000-0000-000000000000")
 """Lease of the pass over all images."""
 
 _WARNINGS = {
-    deletion_protection.ProtectionStatus.DECLINED: "somebody took acstor's protection back: it is "
-    "left so, and what "
-    "hosts lack of it is lost when it is deleted",
+    deletion_protection.ProtectionStatus.DECLINED: "a user removed acstor's protection, which is "
+    "not set again; data that hosts lack is lost when the image is deleted",
     deletion_protection.ProtectionStatus.GONE: "it is not in Glance any more, and hosts that use "
-    "it lack "
-    "parts of it",
-    deletion_protection.ProtectionStatus.ARTEFACT: "hosts say that servers use it, and it is an "
-    "artefact: a host "
-    "tells what is not so",
-    deletion_protection.ProtectionStatus.FAILED: "it could not be protected; tried again soon",
+    "it lack data of it",
+    deletion_protection.ProtectionStatus.ARTEFACT: "hosts report that servers use it, but it is an "
+    "artefact: a host reports wrong data",
+    deletion_protection.ProtectionStatus.FAILED: "it could not be protected; retrying soon",
 }
 
 
@@ -131,7 +128,7 @@ class ProtectionReconciler:
             try:
                 self.run_pass()
             except errors.AcstorError as exc:
-                self._fault.log_warning(f"images that hosts need are not protected anew: {exc}")
+                self._fault.log_warning(f"the needed images cannot be protected now: {exc}")
             except Exception:
                 LOG.exception("protection of images: unexpected")
             else:
@@ -147,7 +144,7 @@ class ProtectionReconciler:
             self._service.post("/v1/listeners", report, ListenerReports, MAX_ANSWER_BYTES)
         except errors.AcstorError as exc:
             self._unreported.log_warning(
-                f"the decision service is not told that this listener runs: {exc}"
+                f"this listener cannot report to the decision service: {exc}"
             )
         else:
             self._unreported.log_warning("")
@@ -177,8 +174,8 @@ class ProtectionReconciler:
         self._incomplete.log_warning(
             ""
             if needed.is_complete
-            else f"more than {len(needed.images)} images are needed: the others are not protected "
-            "anew, and nothing is given back"
+            else f"more than {len(needed.images)} images are needed: the others are not protected, "
+            "and no protection is removed"
         )
         try:
             self._for_each(self._known.images_to_check(self._clock()), self._update_protection)
@@ -259,7 +256,7 @@ class ProtectionReconciler:
         self._count(record.id, change)
 
     def _count(self, image_id: str, change: deletion_protection.Change) -> None:
-        LOG.info("image %s: protection against being deleted %s", image_id, change.value)
+        LOG.info("image %s: protection against deletion %s", image_id, change.value)
         if self._counters is not None:
             self._counters.protection_changes.labels(change.name.lower()).inc()
 
@@ -276,7 +273,8 @@ class ProtectionReconciler:
             LOG.warning("image %s: %s", image_id, _WARNINGS[status])
         if len(news) > MAX_LOGGED:
             LOG.warning(
-                "so are %d more images; the command check names them", len(news) - MAX_LOGGED
+                "%d more images have such problems; the command check names them",
+                len(news) - MAX_LOGGED,
             )
         self._logged |= news
         if self._counters is not None:

@@ -64,7 +64,7 @@ class TrustStore:
                 self.refresh()
             except (errors.AcstorError, OSError) as exc:
                 self._fault.log_warning(
-                    f"whom to believe on the message bus is not known anew: {exc}"
+                    f"the trusted keys of the message bus cannot be refreshed: {exc}"
                 )
                 wait_s = self._retry_s
             else:

@@ -137,7 +137,7 @@ class BaseComparer:
             self._counters.compared_images.labels("refused").inc()
             return
         self._trouble.log_warning("")
-        LOG.info("image %s: %d bytes share room with its base", image_id, shared_bytes)
+        LOG.info("image %s: %d bytes share blocks with its backing image", image_id, shared_bytes)
         self._counters.compared_images.labels("shared").inc()
         self._counters.shared_bytes.inc(shared_bytes)
         self._images.set_properties(image_id, {artefacts.SHARED_BYTES: str(shared_bytes)})

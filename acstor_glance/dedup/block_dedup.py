@@ -29,12 +29,12 @@ _ASKED = struct.Struct("=QQHHI")  # offset and length in the base, number of fil
 _TOLD = struct.Struct("=qQQiI")  # descriptor, its offset, shared bytes, status, reserved
 _DIFFERS = 1
 _WHY = {
-    errno.EPERM: "the kernel lets only who owns the image's file, or may write to it: run the "
-    "listener as Glance's user",
-    errno.EROFS: "the store's folder may only be read here: ReadWritePaths= in the listener's unit",
-    errno.EXDEV: "the image and its base are not on one file system",
+    errno.EPERM: "the kernel allows it only to the owner of the image's file, or with write "
+    "access: run the listener as Glance's user",
+    errno.EROFS: "the store's folder is read-only: set ReadWritePaths= in the listener's unit",
+    errno.EXDEV: "the image and its backing image are on different file systems",
 }
-_CANNOT = "its file system cannot: XFS (reflink=1) and Btrfs can"
+_CANNOT = "its file system does not support it: use XFS (reflink=1) or Btrfs"
 _WHY |= dict.fromkeys((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY), _CANNOT)
 
 

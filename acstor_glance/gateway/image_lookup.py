@@ -192,12 +192,12 @@ class ImageLookup:
         except concurrency_limit.LimitReached as error:
             raise self._refusal(None, str(error)) from error
         except errors.ImageServiceError as error:
-            self._locations_fault.log_warning(f"where images are Glance does not tell: {error.why}")
+            self._locations_fault.log_warning(f"Glance does not return locations: {error.why}")
             self._counters.count_service_fault("glance")
             raise http_errors.HttpError(
                 http.HTTPStatus.BAD_GATEWAY,
-                "Glance does not tell the gateway's user where images are (the role service lets "
-                f"him ask): {type(error).__name__}",
+                "Glance returns no locations to the gateway's user, who needs the role service: "
+                f"{type(error).__name__}",
             ) from error
         self._locations_fault.log_warning("")
         return [stores.Location(url, store) for url, store in found]
@@ -216,7 +216,7 @@ class ImageLookup:
             )
         self._counters.count_service_fault("glance")
         why = f"it answers {status} when it is asked {words}" if status else words
-        return http_errors.HttpError(http.HTTPStatus.BAD_GATEWAY, f"Glance cannot be asked: {why}")
+        return http_errors.HttpError(http.HTTPStatus.BAD_GATEWAY, f"Glance did not answer: {why}")
 
 
 def parse_quota_left(usage: Mapping[str, Any]) -> int | None:

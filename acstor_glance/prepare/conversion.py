@@ -130,7 +130,7 @@ class _Job:
                 found = json.loads(said.read(_INFO_BYTES))
                 if isinstance(found, dict):
                     return found
-        raise errors.NotRaw(self._name, f"{QEMU_IMG} says nothing that can be read of it", REMEDY)
+        raise errors.NotRaw(self._name, f"{QEMU_IMG} returned no valid JSON", REMEDY)
 
     def convert(self) -> None:
         words = ["convert", "-q", "-c", "-f", self._driver, "-O", artefacts.AS_CONVERTED]

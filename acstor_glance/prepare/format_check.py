@@ -44,7 +44,7 @@ def why_not_raw(head: bytes) -> str:
     try:
         foreign = {str(found) for found in _inspectors_of(head)} - RAW_FORMATS
     except Exception as e:  # oslo.utils raises any type: fuzzing found AttributeError
-        return f"its format cannot be told: inspecting it ended in {type(e).__name__}"
+        return f"its format is unknown: the inspection raised {type(e).__name__}"
     if not foreign:
         return ""
     return f"its format is {' or '.join(sorted(foreign))}, but Glance says raw"
@@ -61,7 +61,7 @@ def why_not_qcow2(head: bytes) -> str:
     except format_inspector.SafetyCheckFailed as e:
         return "; ".join(_UNSAFE.get(name, str(why)) for name, why in e.failures.items())
     except Exception as e:  # as above
-        return f"its format cannot be told: inspecting it ended in {type(e).__name__}"
+        return f"its format is unknown: the inspection raised {type(e).__name__}"
     return ""
 
 
@@ -83,7 +83,7 @@ def why_not_convertible(file: IO[bytes], disk_format: str) -> str:
     except format_inspector.SafetyCheckFailed as e:
         return "; ".join(map(str, e.failures.values()))
     except Exception as e:  # as above
-        return f"its format cannot be told: inspecting it ended in {type(e).__name__}"
+        return f"its format is unknown: the inspection raised {type(e).__name__}"
     return ""
 
 

@@ -71,7 +71,7 @@ def test_service_that_goes_away_is_said_and_used_again_when_it_is_back(
         assert is_ours
         mariadb.stop()  # what was claimed is given up without an error
     with (
-        pytest.raises(errors.ImageServiceUnreachable, match=r"claiming an image \(mysql\)"),
+        pytest.raises(errors.ImageServiceUnreachable, match=r"lease of an image \(mysql\)"),
         mine.lease_image(ONE),
     ):
         pytest.fail("it was claimed")

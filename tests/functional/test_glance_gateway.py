@@ -104,13 +104,13 @@ def test_check_sees_which_stores_give_parts_and_by_whom(place, tmp_path):
     assert seen_by(found["fs"], **nowhere).support is range_support.RangeSupport.RANGES
     assert seen_by(found["s3"], **nowhere) == (
         range_support.RangeSupport.WHOLE,
-        "Glance answers 400 when it is asked for a part of it",
+        "Glance answers 400 to a range request",
     )
     assert seen_by(found["s3"]).support is range_support.RangeSupport.RANGES
     place.gateway.stop()
     away = seen_by(found["s3"])
     assert away.support is range_support.RangeSupport.UNAVAILABLE
-    assert away.why.startswith("the gateway gives nothing of it: ")
+    assert away.why.startswith("the gateway returns no data: ")
 
 
 # Who may read what

@@ -151,7 +151,7 @@ def test_glance_that_is_down_is_told_of_and_what_is_remembered_is_read_on(place)
     place.lab.glance.stop()
     try:
         assert place.read(known, "bytes=5-9", token=token).content == DATA[5:10]
-        assert "Glance cannot be asked" in said(place.read(other, token=token), 502)
+        assert "Glance did not answer" in said(place.read(other, token=token), 502)
         assert place.gateway.counted("service_errors_total", service="glance") == before + 1
     finally:
         place.lab.glance.start()

@@ -161,7 +161,7 @@ def guarded(
                 glance.patch(record["id"], protected=False)
 
 
-@pytest.mark.expect_log("somebody took acstor's protection back: it is left so")
+@pytest.mark.expect_log("a user removed acstor's protection, which is not set again")
 def test_images_that_a_host_lacks_cannot_be_deleted_until_they_are_whole_there(
     glance: uploads.Images, as_documented: None, guarded: Callable[..., World],
     preparing_user: str, project: str,
@@ -214,7 +214,7 @@ def test_images_that_a_host_lacks_cannot_be_deleted_until_they_are_whole_there(
     stranger.delete_image(made["stranger's"])
 
 
-@pytest.mark.expect_log("somebody took acstor's protection back: it is left so")
+@pytest.mark.expect_log("a user removed acstor's protection, which is not set again")
 @pytest.mark.expect_log("it is not in Glance any more, and hosts that use it lack")
 def test_protection_of_the_owner_stays_and_what_he_takes_back_is_left_to_him(
     glance: uploads.Images, guarded: Callable[..., World], caplog: pytest.LogCaptureFixture
@@ -236,9 +236,9 @@ def test_protection_of_the_owner_stays_and_what_he_takes_back_is_left_to_him(
     world.make_pass()
     assert world.standing(declined) == "declined"
     said = [record.getMessage() for record in caplog.records if declined in record.getMessage()]
-    assert len([line for line in said if "took acstor's protection back" in line]) == 2
+    assert len([line for line in said if "removed acstor's protection" in line]) == 2
 
-    assert not_guaranteed(world) == {f"image {declined}": "somebody took acsto"}
+    assert not_guaranteed(world) == {f"image {declined}": "a user removed acst"}
     glance.patch(declined, "tenant", protected=True)  # his own
     world.guard.mark_changed(ids.parse_image_id(declined))
     world.make_pass()
@@ -303,8 +303,8 @@ def declined_tag(world: World, image_id: str) -> str:
     return f"{artefacts.UNPROTECTED}{image_id},{world.images.project_id},x"
 
 
-@pytest.mark.expect_log("it is an artefact: a host tells what is not so")
-@pytest.mark.expect_log("it could not be protected; tried again soon")
+@pytest.mark.expect_log("it is an artefact: a host reports wrong data")
+@pytest.mark.expect_log("it could not be protected; retrying soon")
 def test_images_that_glance_refuses_and_artefacts_hold_the_others_up_by_nothing(
     glance: uploads.Images, guarded: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,12 +358,12 @@ def test_list_that_is_not_whole_gives_nothing_back(
     world.make_passes(4 * deletion_protection.UNNEEDED_S)
     assert world.standing(image_id) == "acstor"
     assert not_guaranteed(world) == {
-        "hosts": "3 were heard within",
+        "hosts": "3 reported within a",
         "needed images": "more than 0: the ot",
     }
 
 
-@pytest.mark.expect_log("it could not be protected; tried again soon")
+@pytest.mark.expect_log("it could not be protected; retrying soon")
 def test_glance_that_is_away_delays_and_a_pass_is_bounded(
     glance: uploads.Images, guarded: Callable[..., World]
 ) -> None:

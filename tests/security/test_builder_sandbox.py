@@ -286,7 +286,7 @@ def test_kernel_takes_it_first_where_memory_is_short(tmp_path, monkeypatch):
 def test_one_that_was_killed_inside_is_told_as_that(tmp_path, monkeypatch):
     image, image_map = prepared(tmp_path)
     instead_of_qemu(monkeypatch, "import os, time\ntime.sleep(1)\nos.kill(os.getpid(), 9)")
-    with pytest.raises(errors.Unusable, match=r"was killed after . s, by somebody or for want of"):
+    with pytest.raises(errors.Unusable, match=r"was killed after . s, by a user or for lack of"):
         boot_builder.build(image, image_map, tmp_path / "out", limits=LIMITS)
 
 

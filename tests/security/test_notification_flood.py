@@ -33,7 +33,7 @@ class SlowImages(memory_images.MemoryImages):
         return super().get_image(image_id)
 
 
-@pytest.mark.allow_log("images that hosts need|whom to believe")
+@pytest.mark.allow_log("the needed images|the trusted keys")
 def test_ids_that_strangers_name_keep_no_image_of_a_tenant_waiting(tmp_path):
     conf, images = glance_options.conf(state_dir=tmp_path), SlowImages()
     counters = metrics.ListenerMetrics()

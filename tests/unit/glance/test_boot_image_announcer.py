@@ -97,7 +97,7 @@ def test_nobody_is_told_of_an_image_that_no_host_may_want(images, decision, ahea
     assert decision.told == []
 
 
-@pytest.mark.expect_log("hosts are not told of new boot images")
+@pytest.mark.expect_log("new boot images cannot be announced")
 @pytest.mark.parametrize("status", [403, 500, 503])
 def test_what_cannot_be_told_is_told_later_and_no_more_than_once(images, decision, ahead, status):
     made = [images.add(DATA, name=name, visibility="public", **NEW) for name in ("a", "b")]
@@ -111,7 +111,7 @@ def test_what_cannot_be_told_is_told_later_and_no_more_than_once(images, decisio
     assert [path.split("/")[3] for path, _ in decision.told] == [one["id"] for one in made]
 
 
-@pytest.mark.expect_log("hosts are not told of new boot images")
+@pytest.mark.expect_log("new boot images cannot be announced")
 def test_what_waits_to_be_told_is_bounded(images, decision, listener_conf):
     ahead = boot_image_announcer.BootImageAnnouncer(images, listener_conf, limit=2)
     made = [images.add(DATA, name=name, visibility="public", **NEW) for name in ("a", "b", "c")]

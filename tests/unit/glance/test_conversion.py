@@ -27,7 +27,7 @@ def info_of(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("said", ["", "{", "5", "null", "[5]", "[" * 100_000, '{"a":' * 50_000])
 def test_what_cannot_be_read_is_refused(info_of, said):
-    with pytest.raises(errors.NotRaw, match="says nothing that can be read of it"):
+    with pytest.raises(errors.NotRaw, match="returned no valid JSON"):
         info_of(said)
 
 

@@ -58,7 +58,7 @@ def test_a_host_is_believed_about_its_own_boots(listener):
 @pytest.mark.parametrize(
     ("payload", "why"),
     [
-        (sent(trace("h2")), "a boot trace of h1 proves nothing: it says to be of h2"),
+        (sent(trace("h2")), "a boot trace of h1 proves nothing: it states the host h2"),
         (sent(trace(), STRANGER.host("h1")), "none of the authorities known here issued it"),
         (sent(trace(), H1._replace(key=KEYS.host("h1").key)), "none of the keys known here"),
         (sent(trace(), purpose=signing.SAMPLE), "none of the keys known here"),

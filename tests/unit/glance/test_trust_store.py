@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the listener learns whom to believe: files, or the decision service."""
+"""Where the listener gets trusted keys from: files, or the decision service."""
 
 import json
 import time
@@ -121,7 +121,7 @@ def test_what_it_does_not_say_leaves_what_was_known(conf, session, answer):
     assert knows.trust_anchors() is known
 
 
-@pytest.mark.expect_log("whom to believe on the message bus is not known anew: .*no route")
+@pytest.mark.expect_log("the trusted keys of the message bus cannot be refreshed: .*no route")
 def test_it_is_asked_again_until_it_answers(conf, session, watched_log):
     session.answer = exceptions.ConnectFailure("no route")
     knows = trust_store.TrustStore(conf, retry_s=0.01)
