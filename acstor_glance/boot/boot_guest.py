@@ -49,10 +49,8 @@ class Firmware(enum.StrEnum):
 class GuestLimits:
     """Resource limits of a guest, and when its boot counts as over.
 
-    :param longest_s: limit of the recording
     :param idle_s: the boot is over if nothing new is read for so long
     :param settle_s: time to continue after the marker
-    :param boot_bytes: limit of the recorded reads
     """
 
     longest_s: float = 300.0
@@ -103,7 +101,6 @@ def run_guest(
 
     :param written: file descriptor of the overlay
     :param image: socket of the NBD server; closed here
-    :raises errors.Unusable: QEMU, the firmware or the sandbox is not available
     """
     if not sandbox.is_installed(isolation, QEMU):
         raise errors.Unusable(QEMU, "it is not installed", "Install qemu-system-x86")

@@ -361,13 +361,7 @@ class BootImageMaker:
 
 
 def firmware_of(image: image_record.Image) -> boot_guest.Firmware:
-    """Return the firmware by which Nova would boot the image.
-
-    >>> firmware_of(image_record.Image(properties={"hw_firmware_type": "uefi"})).value
-    'uefi'
-    >>> firmware_of(image_record.Image()).value
-    'bios'
-    """
+    """Return the firmware by which Nova would boot the image."""
     wants_uefi = image.text("hw_firmware_type") == boot_guest.Firmware.UEFI
     return boot_guest.Firmware.UEFI if wants_uefi else boot_guest.Firmware.BIOS
 

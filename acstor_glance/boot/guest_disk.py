@@ -30,10 +30,7 @@ class GuestDisk:
         self.size_bytes = image_map.geometry.size_bytes
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return bytes of the disk, with zeros beyond its end.
-
-        :raises errors.Unusable: compressed data is damaged, or decoding exceeds the budget
-        """
+        """Return bytes of the disk, with zeros beyond its end; raises errors.Unusable."""
         data, stop = bytearray(length), min(offset + length, self.size_bytes)
         for extent in self._layout.find(offset, stop) if offset < stop else ():
             low, high = max(extent.at, offset), min(extent.at + extent.length, stop)

@@ -65,10 +65,7 @@ def is_predecessor(other: image_record.Image, image: image_record.Image) -> bool
 def inherit_trace(
     trace: Sequence[int], predecessor_map: chunk_map.ChunkMap, image_map: chunk_map.ChunkMap
 ) -> tuple[int, ...]:
-    """Return the chunks with the same data as a predecessor's trace, in its order.
-
-    Empty if they have fewer than MIN_CHUNKS in common.
-    """
+    """Return the chunks with the data of a predecessor's trace; empty if too few."""
     wanted = {
         predecessor_map.cid_of(chunk_no)
         for chunk_no in trace

@@ -45,10 +45,7 @@ class ArtefactQuota:
         self._known: dict[str, _Used] = {}
 
     def reserve_bytes(self, image: image_record.Image, count: int) -> None:
-        """Reserve ``count`` bytes for a new artefact; 0: check that any are left.
-
-        :raises errors.QuotaExceeded: the quota of the image's project does not suffice
-        """
+        """Reserve bytes for a new artefact (0: check for any left); raises QuotaExceeded."""
         project = image.owner
         with self._lock:
             used = self._used(project, MAX_AGE_S)

@@ -181,10 +181,7 @@ class GlanceClient:
         return self.read_or_none(pointer) if pointer and is_one else None
 
     def list_locations(self, image_id: str) -> list[tuple[str, str]]:
-        """Return URL (with passwords) and store of each location, preferred first.
-
-        Older Glances refuse.
-        """
+        """Return URL (with passwords) and store of each location; older Glances refuse."""
         with translate_errors(f"locations of image {image_id}"):
             try:
                 _response, found = self._client.http_client.get(f"/v2/images/{image_id}/locations")
@@ -292,10 +289,7 @@ class GlanceClient:
     def set_protection(
         self, image: image_record.Image, tags: Sequence[str], is_protected: bool | None
     ) -> image_record.Image:
-        """Set tags and protection (None: keep) of an image just read; return the changed one.
-
-        :raises errors.ImageServiceRefused: also if Glance allows no more tags
-        """
+        """Set tags and protection (None: keep) of an image just read; return the changed one."""
         changes: list[dict[str, Any]] = [{"op": "replace", "path": "/tags", "value": list(tags)}]
         if is_protected is not None:
             changes.append({"op": "replace", "path": "/protected", "value": is_protected})

@@ -38,10 +38,7 @@ def run_command(
 
 @contextlib.contextmanager
 def byte_bar(name: str, size_bytes: int, *, is_shown: bool) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar; yield a function to call with the bytes done.
-
-    The rate excludes bytes that an earlier run has done.
-    """
+    """Show a progress bar, without an earlier run's bytes in the rate; yield its update."""
     with tqdm.tqdm(
         desc=name,
         total=size_bytes or None,

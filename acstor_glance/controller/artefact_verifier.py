@@ -40,10 +40,7 @@ def verify_image(
     is_thorough: bool = False,
     progress: image_preparer.Progress = lambda done_bytes: None,
 ) -> Verdict:
-    """Check the artefacts of one image; ``is_thorough``: read it and compare CIDs.
-
-    :raises errors.ImageServiceUnreachable: Glance is away
-    """
+    """Check the artefacts of one image; ``is_thorough``: read it and compare CIDs."""
     state = artefacts.state_of(image)
     why_not = image_record.why_not_served(image)
     fault, bad = ("", "") if why_not else _fault(images, image, is_thorough, progress)

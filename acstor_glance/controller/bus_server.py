@@ -20,10 +20,7 @@ LOG = logging.getLogger(__name__)
 
 
 class BusServer:
-    """Serves messages to listeners; each message reaches one listener.
-
-    :param handlers: handler of the payload by method
-    """
+    """Serves messages to listeners, each to one; ``handlers`` by method."""
 
     def __init__(self, conf: cfg.ConfigOpts, handlers: Mapping[str, message_bus.Heard]) -> None:
         self._transport = message_bus.open_transport(conf)

@@ -96,10 +96,7 @@ class Count:
 
 
 class ScanContext(NamedTuple):
-    """Lookups beside an image's record.
-
-    :param ranges_of: returns the range support of the image that agents read
-    """
+    """Lookups beside an image's record."""
 
     project_id: str
     ranges_of: RangesOf

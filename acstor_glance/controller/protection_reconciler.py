@@ -150,10 +150,7 @@ class ProtectionReconciler:
             self._unreported.log_warning("")
 
     def run_pass(self) -> None:
-        """Make one pass: read the needed images, protect them, remove other protection.
-
-        :raises errors.ImageServiceError: the decision service or Glance is away, or refuses
-        """
+        """Protect needed images, and remove other protection; raises ImageServiceError."""
         needed = fetch_needed(self._service) if self._is_enabled else None
         self.needed = frozenset(needed.images if needed else ())
         with self._leased() as is_ours:

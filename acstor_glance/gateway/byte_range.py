@@ -17,11 +17,7 @@ class ByteRange(NamedTuple):
     length: int
 
     def content_range(self, size_bytes: int) -> str:
-        """Return the value of the Content-Range header.
-
-        >>> ByteRange(512, 10).content_range(4096)
-        'bytes 512-521/4096'
-        """
+        """Return the value of the Content-Range header."""
         return f"bytes {self.offset}-{self.offset + self.length - 1}/{size_bytes}"
 
 

@@ -189,10 +189,7 @@ def why_orphan(
     now: datetime.datetime,
     grace_s: float,
 ) -> str:
-    """Return why an artefact is an orphan; empty if it is not, or may be in use.
-
-    :param image: its image, read after the artefact; None: there is none
-    """
+    """Return why an artefact is an orphan; empty if it is not, or may be in use."""
     if artefact.text(artefacts.KIND) == artefacts.SCOPE_SECRET:
         return ""
     of_image = artefact.text(artefacts.OF_IMAGE)

@@ -56,15 +56,14 @@ def header_bytes(
 
 
 class ProgressLog:
-    """The finished records of an image, in order; locked for one process."""
+    """The finished records of an image, in order; locked for one process.
+
+    :raises errors.Unusable: another process has it open, or the file is no log
+    """
 
     def __init__(
         self, path: pathlib.Path, cut: geometry.Geometry, record_bytes: int, header: bytes
     ) -> None:
-        """Open or create the log, and count its valid records.
-
-        :raises errors.Unusable: another process has it open, or the file is no log
-        """
         self.path, self._cut, self._header = path, cut, header
         self._record_chunks = record_bytes // cut.chunk_bytes
         self._most_entry_bytes = record_bytes // _SMALLEST_EXTENT_BYTES * layout.ENTRY_BYTES

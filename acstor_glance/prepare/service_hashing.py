@@ -23,11 +23,7 @@ THREADS = 2
 
 
 class ServiceHashing(NamedTuple):
-    """Hashing of one image.
-
-    :param progress: called with the bytes done
-    :param budget: limits of the cost; None: only slow decoders are refused
-    """
+    """Hashing of one image; ``progress`` is called with the bytes done."""
 
     chunk_bytes: int
     naming: deduplication.Naming = deduplication.PLAIN

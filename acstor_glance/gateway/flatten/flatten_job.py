@@ -121,10 +121,7 @@ class FlattenJob:
         return self._file.read_bytes if self._file else 0
 
     def run(self, timeout_s: float) -> None:
-        """Merge and upload the image; return when it is active.
-
-        :param timeout_s: longest wait for Glance per part
-        """
+        """Merge and upload the image; ``timeout_s``: longest wait for Glance per part."""
         request = self._request
         self._uploader.check_target(request.image_id, request.caller, request.disk_format)
         head, table = self._body.read_header()

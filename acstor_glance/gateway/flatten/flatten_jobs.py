@@ -59,11 +59,7 @@ class FlattenJobs:
     def start_job(
         self, request: flatten_job.FlattenRequest, project_id: str, stream: Any, length_bytes: int
     ) -> Iterator[bytes]:
-        """Start a job; return the answer's lines when the body is complete.
-
-        :param stream: ``wsgi.input``
-        :raises http_errors.HttpError: the job is refused, or has failed already
-        """
+        """Start a job; return the answer's lines when the body (``wsgi.input``) is complete."""
         watch = watchdog.Watchdog(self._stall_s)
         body = delta_body.DeltaBody(stream, length_bytes, request.image_id, watch)
         work = flatten_job.FlattenJob(

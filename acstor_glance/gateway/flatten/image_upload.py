@@ -87,11 +87,7 @@ class ImageUploader:
     def upload_image(
         self, image_id: ids.ImageId, caller: image_lookup.Caller, data: UploadBody, timeout_s: float
     ) -> None:
-        """Upload an image; return when it is active.
-
-        :param timeout_s: longest wait for Glance, per part and for its answer
-        :raises http_errors.HttpError: from ``data``, or Glance rejects the image
-        """
+        """Upload an image; ``timeout_s``: longest wait for Glance, per part and for its answer."""
         try:
             answer = self._put(image_id, caller, data, timeout_s)
         except http_errors.HttpError:

@@ -154,10 +154,7 @@ def stored_range(piece: DiskPiece) -> tuple[int, int]:
 
 
 def batches(parts: Iterable[DiskPiece], max_bytes: int) -> Iterator[Batch]:
-    """Yield batches of pieces that are near each other in the base's file.
-
-    :param max_bytes: per read; at least the longest compressed cluster
-    """
+    """Yield pieces by reads of the base's file: up to ``max_bytes``, or one cluster."""
     held: list[DiskPiece] = []
     low = high = 0
     for piece in _short(parts, max_bytes):

@@ -10,9 +10,9 @@ from acstor_glance.gateway import http_errors
 
 
 class Watchdog:
-    """Watchdog of one job: the working thread checks often, the waiting thread decides.
+    """Watchdog of one job, which stalls after ``stall_s`` without progress.
 
-    :param stall_s: longest time without progress
+    The working thread checks often, the waiting thread decides.
     """
 
     def __init__(self, stall_s: float, clock: Callable[[], float] = time.monotonic) -> None:
