@@ -189,7 +189,11 @@ def _hash(
         else:
             _hash_rest(job, log, hasher, progress)
         job.source.check_unchanged()
-        return _checked(os_hash, hasher, job.source.name)
+        if hasher is None:
+            return os_hash
+        if os_hash.value and hasher.digest() != os_hash.value:
+            raise image_file.hash_mismatch(job.source.name, os_hash)
+        return chunk_map.OsHash(os_hash.algo, hasher.digest())
     except (
         image_file.ImageChanged,
         errors.ContentMismatch,
@@ -340,16 +344,6 @@ def _read_piece(job: _Job, buffer: bytearray, start: int, stop: int, is_new: boo
         job.source.read_into(memoryview(buffer)[: stop - start], start)
     data = memoryview(buffer)[: stop - start if has_data else 0]
     return _Piece(stop, stop - start, buffer, data, cids)
-
-
-def _checked(
-    os_hash: chunk_map.OsHash, hasher: "hashlib._Hash | None", name: str
-) -> chunk_map.OsHash:
-    if hasher is None:
-        return os_hash
-    if os_hash.value and hasher.digest() != os_hash.value:
-        raise image_file.hash_mismatch(name, os_hash)
-    return chunk_map.OsHash(os_hash.algo, hasher.digest())
 
 
 def _stored(
