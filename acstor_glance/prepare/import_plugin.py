@@ -23,6 +23,7 @@ from acstor_common.image import artefacts
 from acstor_common.image import deduplication
 from acstor_common.image import image_record
 from acstor_common.model import ids
+from acstor_common.util import backoff
 from acstor_glance import conf as glance_conf
 from acstor_glance.client import glance_client
 from acstor_glance.client import scope_lookup
@@ -178,8 +179,7 @@ class PublishThread(threading.Thread):
 
     def _is_imported_in_time(self, images: glance_client.GlanceClient) -> bool:
         """Return whether the image is active after its import, which rewrites properties."""
-        deadline_s = time.monotonic() + PUBLISH_DEADLINE_S
-        wait_s = CHECK_INTERVAL_S
+        deadline_s, checks = time.monotonic() + PUBLISH_DEADLINE_S, 0
         while time.monotonic() < deadline_s:
             image = images.read_or_none(self._image_id)
             if image is None:
@@ -187,7 +187,7 @@ class PublishThread(threading.Thread):
             is_active = image.status == image_record.ACTIVE
             if is_active and image_record.IMPORT_TASK not in image.properties:
                 return True
-            time.sleep(wait_s)
-            wait_s = min(1.5 * wait_s, CHECK_INTERVAL_MAX_S)
+            time.sleep(backoff.pause_s(checks, CHECK_INTERVAL_S, CHECK_INTERVAL_MAX_S))
+            checks += 1
         LOG.info("image %s: is not active yet; left to the listener", self._image_id)
         return False
