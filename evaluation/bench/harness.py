@@ -116,9 +116,12 @@ _REGISTRY: dict[str, Benchmark] = {}
 
 
 def benchmark(
-    bench_id: str, *, title: str, target: str, unit: str
+    bench_id: str, *, title: str, target: str, unit: str = "times"
 ) -> Callable[[Callable[[Say], Result]], Callable[[Say], Result]]:
-    """Register the decorated function as the one that measures ``bench_id``."""
+    """Register the decorated function as the one that measures ``bench_id``.
+
+    :param unit: of the value; "times" for a ratio of two figures of one run
+    """
 
     def register(run: Callable[[Say], Result]) -> Callable[[Say], Result]:
         if bench_id in _REGISTRY:

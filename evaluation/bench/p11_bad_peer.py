@@ -55,7 +55,6 @@ Deed = Callable[[collective.Cloud], None]
     title="One peer of three dead, frozen, slow or lying: completion of the others over all "
     "healthy, the worst case",
     target=f"<= {TARGET}",
-    unit="times",
 )
 def run(say: harness.Say) -> harness.Result:
     """Let two hosts read beside a third one in every state of health."""

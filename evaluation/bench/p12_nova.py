@@ -57,13 +57,11 @@ LINK_MBIT = 100.0
     "P12",
     title="Server create to login on a cold host, 100 Mbit/s to Glance: stock Nova over acstor",
     target=">= 5",
-    unit="times",
 )
 @harness.benchmark(
     "P12a",
     title="Bytes out of the store for this boot over stored bytes of the chunks asked for",
     target="<= 1.05",
-    unit="times",
 )
 def run(say: harness.Say) -> harness.Result:
     """Boot the same disk on both hosts, one after the other."""

@@ -41,7 +41,6 @@ LINK_MBIT = 100.0
     "P12b",
     title="First boot to login, cold host, boot image behind 100 Mbit/s, over a warm raw file",
     target="<= 1.25",
-    unit="times",
 )
 @harness.benchmark(
     "P12c",

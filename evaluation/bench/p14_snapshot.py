@@ -29,7 +29,6 @@ DISK_GIB = 2
     "P14",
     title="A snapshot of a running server until its image is active: acstor over stock Nova",
     target="<= 1",
-    unit="times",
 )
 def run(say: harness.Say) -> harness.Result:
     """Make snapshots of a server on each host, in turns."""

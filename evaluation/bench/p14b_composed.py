@@ -61,13 +61,11 @@ class Taken(NamedTuple):
     "P14b",
     title="Snapshot after 100 MB of writes: bytes that leave the host over bytes written",
     target="<= 1.1",
-    unit="times",
 )
 @harness.benchmark(
     "P14c",
     title="The same: time until it is active at 100 Mbit/s, acstor over stock Nova",
     target="<= 0.3",
-    unit="times",
 )
 def run(say: harness.Say) -> harness.Result:
     """Make snapshots of a server on each host, in turns."""

@@ -123,13 +123,11 @@ class Guest:
     title="Checkpoints of a guest that writes 5 MB/s: bytes that leave the host for each copy, "
     "over bytes written",
     target="<= 1.15",
-    unit="times",
 )
 @harness.benchmark(
     "P16b",
     title="A guest that writes and flushes: time while a checkpoint is read, over that without",
     target="<= 1.1",
-    unit="times",
 )
 @harness.benchmark(
     "P16c",

@@ -28,7 +28,6 @@ BASELINE_DIVISOR = 8
     title="Shifted-Same: bytes out of the source / unique bytes; mean throughput of all but the "
     "first host / link rate",
     target="<= 1.05, >= 0.85",
-    unit="times",
 )
 def run(say: harness.Say) -> harness.Result:
     """Let 16 hosts read 32 MiB, a second apart, in each of the ways."""

@@ -41,7 +41,6 @@ UNREAD_TARGET = 0.02
     "P3",
     title="Sync-Disjoint: completion over that of direct reads; bytes moved and never read / read",
     target=f"<= 1.01, <= {UNREAD_TARGET}",
-    unit="times",
 )
 def run(say: harness.Say) -> harness.Result:
     """Let 8 hosts read 32 MiB each, in turns with and without a ring."""

@@ -48,7 +48,6 @@ AGENTS: dict[str, dict[str, object]] = {
     "P5",
     title="A read that hits: 4 KiB random latency, 1 MiB sequential rate, over bare pyfuse3",
     target="<= 2, >= 0.6",
-    unit="times",
 )
 def run(say: harness.Say) -> harness.Result:
     """Read all files in turns."""

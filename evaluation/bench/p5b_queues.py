@@ -38,7 +38,6 @@ Figures = dict[str, float]
     "P5b",
     title="4 KiB random reads that hit, one and 32 at a time: reads a second over bare pyfuse3",
     target=">= 0.7, >= 0.7",
-    unit="times",
 )
 def run(say: harness.Say) -> harness.Result:
     """Have fio read each way in turns."""

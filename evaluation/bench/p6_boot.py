@@ -52,13 +52,11 @@ KEPT_S = 3600.0
     "P6",
     title="Guest boot to login, boot image ready, over a warm local raw file",
     target="<= 1.10",
-    unit="times",
 )
 @harness.benchmark(
     "P6a",
     title="Boot trace replayed, boot image ready: over bare pyfuse3; HTTP on demand over it",
     target="<= 1.5, >= 10",
-    unit="times",
 )
 @harness.benchmark("P6b", title="Boot image over image, Debian guest", target="<= 3", unit="%")
 def run(say: harness.Say) -> harness.Result:

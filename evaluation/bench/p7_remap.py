@@ -68,34 +68,23 @@ WAYS: dict[str, tuple[dict[str, object], bool]] = {
 
 
 @harness.benchmark(
-    "P7d",
-    title="Remap: v-nodes moved / those that hosts had too many of",
-    target="<= 1",
-    unit="times",
+    "P7d", title="Remap: v-nodes moved / those that hosts had too many of", target="<= 1"
 )
 @harness.benchmark(
-    "P7c",
-    title="CV of all traffic while hosts read: with remap / without",
-    target="<= 0.99",
-    unit="times",
+    "P7c", title="CV of all traffic while hosts read: with remap / without", target="<= 0.99"
 )
 @harness.benchmark(
     "P7b",
     title="The same traffic, mean time: hosts that ask homes only, no remap / acstor",
     target=f">= {TARGET}",
-    unit="times",
 )
 @harness.benchmark(
-    "P7a",
-    title="The same traffic, mean time: acstor without remap / with it",
-    target="> 1",
-    unit="times",
+    "P7a", title="The same traffic, mean time: acstor without remap / with it", target="> 1"
 )
 @harness.benchmark(
     "P7",
     title="A region read by all beside traffic of mean 56 %, CV 1.2: mean time / that if alone",
     target="<= 1.15",
-    unit="times",
 )
 def run(say: harness.Say) -> harness.Result:
     """Let all hosts read in each way."""

@@ -55,7 +55,6 @@ class Point(NamedTuple):
     title="Disk scheduling, figures 5 and 8 to 12: sort's bandwidth with pregather over cfq, "
     "anticipatory, deadline",
     target=">= 1.26, >= 1.28, >= 1.38",
-    unit="times",
 )
 def run(say: harness.Say) -> harness.Result:
     """Play what the figures show."""

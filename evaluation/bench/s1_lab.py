@@ -101,7 +101,6 @@ class Lab:
     title="Two guests and a peer on an emulated rotating disk: the guests' rate with pregather "
     "over that with none, and with deadline; the same of all three together",
     target="> 1, > 1, > 1, > 1",
-    unit="times",
 )
 def run(say: harness.Say) -> harness.Result:
     """Read with each policy in turn."""

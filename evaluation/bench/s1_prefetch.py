@@ -216,7 +216,6 @@ def traces(say: harness.Say) -> dict[str, list[Read]]:
     title="Fetching ahead by vNavigator's units: hits in a boot, and waste, over those of reading "
     "ahead in order",
     target="> 1, <= 1",
-    unit="times",
 )
 def run(say: harness.Say) -> harness.Result:
     """Play all traces with all predictors."""

@@ -57,14 +57,12 @@ OPTIONS = {
     "W1",
     title="Time until a used image of 2 GiB is whole, over that of what it lacks on 100 Mbit/s",
     target="<= 1.3",
-    unit="times",
 )
 @harness.benchmark(
     "W1a",
     title="99th percentile of a guest's reads while another image becomes whole, over that while "
     "it is paused",
     target="<= 1.1",
-    unit="times",
 )
 def run(say: harness.Say) -> harness.Result:
     """Let images become whole on one of three hosts."""

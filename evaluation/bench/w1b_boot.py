@@ -36,7 +36,6 @@ WAYS = ("paused", "becomes whole")
     "W1b",
     title="Boot of a guest while another image becomes whole, over that while it is paused",
     target="<= 1.05",
-    unit="times",
 )
 def run(say: harness.Say) -> harness.Result:
     """Boot a guest on a cold host, beside an image that becomes whole and beside one that waits."""

@@ -29,7 +29,6 @@ OPTIONS = w1_whole.OPTIONS | {"keep_images": "cloud", "link_mbit": LINK_MBIT}
     "W2",
     title="Time until a used image is kept by two hosts, over that of its bytes on all links",
     target="<= 2",
-    unit="times",
 )
 def run(say: harness.Say) -> harness.Result:
     """Let an image become whole in a cloud of four cold hosts."""
