@@ -8,6 +8,7 @@ server logged, not what agents say.
 
 import contextlib
 import dataclasses
+import functools
 import mmap
 import os
 import pathlib
@@ -15,12 +16,15 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from acstor_common import errors
 from acstor_common.model import ids
 from acstor_decision.core import segment_length
 from evaluation.bench import harness
@@ -185,31 +189,23 @@ class Cloud:
             then be multiples of 4 KiB
         :raises harness.CannotRun: a host read something else than the image has, or failed
         """
-        barrier = threading.Barrier(len(readings))
-        seen: dict[int, Seen] = {}
-        faults: list[str] = []
+        began_s: dict[int, float] = {}
 
-        def read(number: int, reading: Reading) -> None:
-            barrier.wait()
-            start = time.monotonic()
+        def read(number: int, reading: Reading) -> list[str]:
+            start_s = time.monotonic()
             time.sleep(reading.delay_s)
-            began = time.monotonic()
-            try:
-                data = self.images.data(reading.image_no)
-                wrong = compare(self._path(number, reading), data, reading, is_direct)
-                faults.extend(f"host {number} read wrong bytes at {offset}" for offset in wrong)
-            except OSError as e:
-                faults.append(f"host {number}: {e}")
-            seen[number] = Seen(began - start, time.monotonic() - start, reading.length)
+            began_s[number] = time.monotonic() - start_s
+            data = self.images.data(reading.image_no)
+            wrong = compare(self._path(number, reading), data, reading, is_direct)
+            return [f"read wrong bytes at {offset}" for offset in wrong]
 
-        threads = [threading.Thread(target=read, args=item) for item in readings.items()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if faults:
-            raise harness.CannotRun("; ".join(faults[:5]))
-        return dict(sorted(seen.items()))
+        took_s = run_together(
+            {number: functools.partial(read, number, one) for number, one in readings.items()}
+        )
+        return {
+            number: Seen(began_s[number], ended_s, readings[number].length)
+            for number, ended_s in took_s.items()
+        }
 
     def settle(self) -> None:
         """Wait until no chunk is on its way: what comes late has been moved as well."""
@@ -226,6 +222,35 @@ class Cloud:
     def cpu_seconds(self) -> float:
         """Return the processor time that the agents have used so far, all together."""
         return sum(harness.cpu_seconds(agent.pid) for agent in self.agents.values())
+
+
+def run_together(work: Mapping[int, Callable[[], Iterable[str]]]) -> dict[int, float]:
+    """Run each host's work in a thread, all from one start on; return how long each took, in s.
+
+    :param work: returns what went wrong
+    :raises harness.CannotRun: something did, or work failed
+    """
+    barrier = threading.Barrier(len(work))
+    took_s: dict[int, float] = {}
+    faults: list[str] = []
+
+    def run(number: int, one: Callable[[], Iterable[str]]) -> None:
+        barrier.wait()
+        began_s = time.monotonic()
+        try:
+            faults.extend(f"host {number} {fault}" for fault in one())
+        except (errors.Unusable, OSError) as e:
+            faults.append(f"host {number}: {e}")
+        took_s[number] = time.monotonic() - began_s
+
+    threads = [threading.Thread(target=run, args=item) for item in work.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if faults:
+        raise harness.CannotRun("; ".join(faults[:5]))
+    return dict(sorted(took_s.items()))
 
 
 def pieces(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:

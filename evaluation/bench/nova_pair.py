@@ -2,6 +2,7 @@
 """One cloud with two compute hosts: the first uses acstor, the second is stock Nova's."""
 
 import contextlib
+import pathlib
 from collections.abc import Iterator
 
 from acstor_common.model import geometry
@@ -27,6 +28,17 @@ def check() -> None:
     """
     if not installed.is_ready():
         raise harness.CannotRun(f"the services of OpenStack are not installed: {installed.REMEDY}")
+
+
+@contextlib.contextmanager
+def started(folder: pathlib.Path) -> Iterator[cloud.Cloud]:
+    """Run a cloud with all that servers need until the block ends."""
+    lab = cloud.Cloud(folder)
+    try:
+        lab.start_compute_services()
+        yield lab
+    finally:
+        lab.stop()
 
 
 @contextlib.contextmanager
@@ -72,6 +84,27 @@ def running(
         both = nova_hosts.NovaHosts(lab, hosts, images)
         both.client.create_flavor(name=FLAVOR, ram=384, vcpus=1, disk=disk_gib)
         yield both
+
+
+@contextlib.contextmanager
+def servers(
+    both: nova_hosts.NovaHosts, raw: pathlib.Path, qcow2: pathlib.Path
+) -> Iterator[dict[str, nova_hosts.Server]]:
+    """Run a server on each host until the block ends; both are at their login prompts.
+
+    :param raw: the disk's bytes: the image of acstor's host, with a chunk map
+    :param qcow2: the same disk: the image of stock Nova's host
+    """
+    with raw.open("rb") as plain, qcow2.open("rb") as packed:
+        image_ids = both.images.map(both.images.add(plain)), both.images.add(packed, "qcow2")
+    with contextlib.ExitStack() as stack:
+        found = {
+            way: stack.enter_context(both.server(image_id, host, FLAVOR, DEADLINE_S))
+            for way, image_id, host in zip(("acstor", "stock"), image_ids, both.hosts, strict=True)
+        }
+        for server in found.values():
+            wait_login(server)
+        yield found
 
 
 def wait_login(server: nova_hosts.Server) -> None:

@@ -169,9 +169,7 @@ class Place:
 def started(folder: pathlib.Path) -> Iterator[Place]:
     """Run the cloud, all of whose hosts have one link to Glance and the gateway."""
     with contextlib.ExitStack() as stack:
-        lab = cloud.Cloud(folder)
-        stack.callback(lab.stop)
-        lab.start_compute_services()
+        lab = stack.enter_context(nova_pair.started(folder))
         gateway = None
         if STORE == "s3":
             gateway = stack.enter_context(image_stores.images_in_s3(lab))

@@ -19,7 +19,6 @@ from evaluation.bench import nova_pair
 from tests.fakes import nova_hosts
 from tests.lab import guest_image
 from tests.lab import runs
-from tests.lab.openstack import cloud
 
 ROUNDS = 7
 DISK_GIB = 2
@@ -35,23 +34,14 @@ def run(say: harness.Say) -> harness.Result:
     nova_pair.check()
     guest = guest_image.ensure(say)
     with runs.Run() as folders, contextlib.ExitStack() as stack:
-        lab = cloud.Cloud(folders.folder / "openstack")
-        stack.callback(lab.stop)
-        lab.start_compute_services()
+        lab = stack.enter_context(nova_pair.started(folders.folder / "openstack"))
         both = stack.enter_context(nova_pair.running(lab, DISK_GIB))
-        with guest.raw.open("rb") as raw, guest.qcow2.open("rb") as qcow2:
-            ids = both.images.map(both.images.add(raw)), both.images.add(qcow2, "qcow2")
-        servers = {
-            way: stack.enter_context(both.server(image_id, host, nova_pair.FLAVOR))
-            for way, image_id, host in zip(("acstor", "stock"), ids, both.hosts, strict=True)
-        }
-        for server in servers.values():
-            nova_pair.wait_login(server)
+        servers = stack.enter_context(nova_pair.servers(both, guest.raw, guest.qcow2))
         say("both guests are at their login prompts")
         cold_s = time_of(servers["acstor"])
         control = str(both.hosts[0].agent.control_socket)
         agent_client.AgentClient(control, nova_pair.DEADLINE_S).pre_seed(
-            ids[0], nova_pair.DEADLINE_S
+            servers["acstor"].image_id, nova_pair.DEADLINE_S
         )
         took_s: dict[str, list[float]] = {way: [] for way in servers}
         for number in range(ROUNDS):

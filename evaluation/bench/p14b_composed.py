@@ -72,23 +72,13 @@ def run(say: harness.Say) -> harness.Result:
     nova_pair.check()
     guest = guest_image.ensure(say)
     with runs.Run() as folders, contextlib.ExitStack() as stack:
-        lab = cloud.Cloud(folders.folder / "openstack")
-        stack.callback(lab.stop)
-        lab.start_compute_services()
+        lab = stack.enter_context(nova_pair.started(folders.folder / "openstack"))
         gateway = stack.enter_context(beside(lab))
         net = stack.enter_context(network.Network(hosts=1, link_mbit=LINK_MBIT))
         both = stack.enter_context(joined(lab, gateway, net))
         disk = p12_nova.make_disk(guest, folders.folder, say, DATA_MIB)
-        with disk.raw.open("rb") as raw, disk.qcow2.open("rb") as qcow2:
-            ids = both.images.map(both.images.add(raw)), both.images.add(qcow2, "qcow2")
-        servers = {
-            way: stack.enter_context(
-                both.server(image_id, host, nova_pair.FLAVOR, nova_pair.DEADLINE_S)
-            )
-            for way, image_id, host in zip(("acstor", "stock"), ids, both.hosts, strict=True)
-        }
+        servers = stack.enter_context(nova_pair.servers(both, disk.raw, disk.qcow2))
         for server in servers.values():
-            nova_pair.wait_login(server)
             write(server)
         say(f"both servers have written {WRITTEN_BYTES} bytes")
         taken: dict[str, list[Taken]] = {way: [] for way in servers}

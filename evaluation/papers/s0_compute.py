@@ -2,8 +2,9 @@
 """A workload that reads and computes: what S0's exchange is for, beside plain sweeps by dd."""
 
 import functools
-import threading
+import pathlib
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,28 +49,21 @@ def run(way: str, say: harness.Say) -> experiment.Outcome:
 
 def _work(cloud: collective.Cloud) -> list[float]:
     """Run the workload on each host, in a thread; return how long each took."""
-    barrier = threading.Barrier(HOSTS)
-    took_s = [0.0] * HOSTS
-    wrong: list[str] = []
+    image_id, data = cloud.images.ids[0], cloud.images.data(0)
 
-    def work(number: int) -> None:
-        path, data = cloud.agents[number].image_path(cloud.images.ids[0]), cloud.images.data(0)
-        barrier.wait()
-        began_s = time.monotonic()
+    def work(path: pathlib.Path) -> Iterator[str]:
         for span in collective.pieces([(0, REGION_BYTES)]):
             if collective.compare(path, data, collective.Reading((span,)), is_direct=False):
-                wrong.append(f"host {number} read wrong bytes at {span[0]}")
+                yield f"read wrong bytes at {span[0]}"
             time.sleep(COMPUTE_S)
-        took_s[number] = time.monotonic() - began_s
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(HOSTS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if wrong:
-        raise harness.CannotRun("; ".join(wrong[:5]))
-    return took_s
+    took_s = collective.run_together(
+        {
+            number: functools.partial(work, cloud.agents[number].image_path(image_id))
+            for number in range(HOSTS)
+        }
+    )
+    return list(took_s.values())
 
 
 def cases(scale: experiment.Scale) -> Sequence[experiment.Case]:

@@ -8,13 +8,10 @@ repository.
 import functools
 import pathlib
 import statistics
-import threading
-import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from acstor_common import errors
 from evaluation.bench import collective
 from evaluation.bench import harness
 from evaluation.papers import experiment
@@ -79,26 +76,15 @@ def at_once(jobs: Mapping[int, Job]) -> list[float]:
     :raises harness.CannotRun: one failed, or said something else than the package holds
     """
     right = _unpacked(repositories.packages()[repositories.COMMON]).strip()
-    barrier, took_s, faults = threading.Barrier(len(jobs)), dict[int, float](), list[str]()
 
-    def run(number: int, job: Job) -> None:
-        barrier.wait()
-        began = time.monotonic()
-        try:
-            if (said := job().strip()) != right:
-                faults.append(f"host {number} unpacked {said!r}")
-        except (errors.Unusable, OSError) as e:
-            faults.append(f"host {number}: {e}")
-        took_s[number] = time.monotonic() - began
+    def unpack(job: Job) -> list[str]:
+        said = job().strip()
+        return [] if said == right else [f"unpacked {said!r}"]
 
-    threads = [threading.Thread(target=run, args=item) for item in jobs.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if faults:
-        raise harness.CannotRun("; ".join(faults[:3]))
-    return [took_s[number] for number in sorted(took_s)]
+    took_s = collective.run_together(
+        {number: functools.partial(unpack, job) for number, job in jobs.items()}
+    )
+    return list(took_s.values())
 
 
 def _told(took_s: Sequence[float], hosts: int) -> experiment.Outcome:
