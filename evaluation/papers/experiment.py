@@ -104,6 +104,51 @@ class Row:
     because: str = ""
     is_headline: bool = False
 
+    @classmethod
+    def over(
+        cls,
+        part: str,
+        what: str,
+        paper: str,
+        ours: float | None,
+        unit: str,
+        baseline: float | None,
+        baseline_name: str,
+        **verdict: Any,
+    ) -> "Row":
+        """Return the row whose ratio is ours over the baseline.
+
+        :param verdict: ``goal`` and what follows it
+        """
+        ratio = divided(ours, baseline)
+        return cls(part, what, paper, ours, unit, baseline, baseline_name, ratio, **verdict)
+
+    @classmethod
+    def cost(cls, *figures: Any, **named: Any) -> "Row":
+        """Return the row of a figure that is better if it is less, over the baseline.
+
+        Takes what :meth:`over` takes.
+        """
+        return cls.over(*figures, better=Better.LESS, **named)
+
+    @classmethod
+    def speed_up(
+        cls,
+        part: str,
+        what: str,
+        paper: str,
+        ours: float | None,
+        baseline: float | None,
+        baseline_name: str,
+        **verdict: Any,
+    ) -> "Row":
+        """Return the row of two times, in s, whose ratio is the baseline over ours.
+
+        :param verdict: ``goal`` and what follows it
+        """
+        ratio = divided(baseline, ours)
+        return cls(part, what, paper, ours, "s", baseline, baseline_name, ratio, **verdict)
+
     @property
     def compared(self) -> float | None:
         """What is held against the goal."""
@@ -134,6 +179,11 @@ class Absent:
     what: str
     paper: str
     why: str
+
+
+def divided(one: float | None, other: float | None) -> float | None:
+    """Return a quotient; None if one of the two is missing, or nothing to divide by."""
+    return None if one is None or not other else one / other
 
 
 def no_pairs(_: Outcomes) -> Mapping[str, Sequence[float]]:

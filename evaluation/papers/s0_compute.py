@@ -80,17 +80,15 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
         return []
     took_s = ours["completion_s"]
     return [
-        experiment.Row(
+        experiment.Row.speed_up(
             "3.1.2",
             f"completion of reading and computing, {HOSTS} hosts, acstor against direct",
             "no number",
             took_s,
-            "s",
             direct["completion_s"],
             played.DIRECT,
-            direct["completion_s"] / took_s,
         ),
-        experiment.Row(
+        experiment.Row.cost(
             "3.1.2",
             "the same by what computing takes alone",
             "no number",
@@ -98,8 +96,6 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
             "s",
             alone_s,
             "computing alone",
-            took_s / alone_s,
-            better=experiment.Better.LESS,
         ),
     ]
 

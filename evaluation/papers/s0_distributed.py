@@ -212,7 +212,7 @@ def _rows(
 ) -> list[experiment.Row]:
     what = f"{claims.pattern}, {whose}: "
     rates = [
-        experiment.Row(
+        experiment.Row.over(
             part,
             f"{what}throughput of {which}, against striped alone",
             paper,
@@ -220,8 +220,7 @@ def _rows(
             "of the link",
             striped[end],
             STRIPED,
-            ours[end] / striped[end],
-            goal,
+            goal=goal,
             because=claims.because,
             is_headline=end == "mean",
         )
@@ -251,7 +250,7 @@ def _carried(
         ours["rate"]["mean"] * ours_crossed,
         striped["rate"]["mean"] * striped_crossed,
     )
-    return experiment.Row(
+    return experiment.Row.over(
         "Table 3",
         f"{what}: what a link carries; {ours_crossed / striped_crossed:.2f} times the bytes of "
         f"striped, for {ours['rate']['mean'] / striped['rate']['mean']:.2f} times its throughput",
@@ -260,7 +259,6 @@ def _carried(
         "of the link",
         baseline,
         STRIPED,
-        carried / baseline,
     )
 
 

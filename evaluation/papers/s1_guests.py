@@ -47,16 +47,7 @@ def cases(scale: experiment.Scale) -> list[experiment.Case]:
     """Return a case for each policy."""
     make = functools.partial(workloads.four_guests, s1_runs.total_bytes(scale))
     about_s = 5.0 if scale is experiment.Scale.WHOLE else 0.7
-    return [
-        s1_runs.case(
-            policy,
-            make,
-            policy,
-            about_s,
-            functools.partial(s1_runs.with_rates, is_drawn=policy == "pregather"),
-        )
-        for policy in s1_runs.POLICIES
-    ]
+    return s1_runs.cases_of_policies(make, about_s, ["pregather"])
 
 
 def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
@@ -92,7 +83,7 @@ def _bandwidths(found: dict[str, Outcome]) -> Rows:
     own = found["pregather"]["all_mb_s"]
     for other in (*OTHERS, "none"):
         goal, mb_s = s1_disk.PAPER_GAIN.get(other), found[other]["all_mb_s"]
-        row = experiment.Row(
+        row = experiment.Row.over(
             "Figure 6(b)",
             f"Bandwidth of four guests with pregather over {other}",
             f"{goal} times" if goal else "not measured",
@@ -100,7 +91,6 @@ def _bandwidths(found: dict[str, Outcome]) -> Rows:
             "MB/s",
             mb_s,
             other,
-            ratio=own / mb_s,
             goal=goal,
             is_headline=goal is not None,
         )
@@ -134,7 +124,7 @@ def _applications(found: dict[str, Outcome]) -> Rows:
     made.append(_less(found, ("VM4 RW",), ("cfq",), 26, "VM4's random writer", VM4_RR))
     own, other = (found[policy]["mb_s"]["VM4"] for policy in ("pregather", "deadline"))
     made.append(
-        experiment.Row(
+        experiment.Row.over(
             "Figure 6(b)",
             "VM4's bandwidth with pregather over deadline",
             "almost the same",
@@ -142,7 +132,6 @@ def _applications(found: dict[str, Outcome]) -> Rows:
             "MB/s",
             other,
             "deadline",
-            ratio=own / other,
             goal=1.0,
             because=VM4_BANDWIDTH,
         )
@@ -196,7 +185,7 @@ def _requests(found: dict[str, Outcome]) -> Rows:
     ]
     for name in own:
         made.append(
-            experiment.Row(
+            experiment.Row.over(
                 "Figure 7",
                 f"{name}'s requests/s with pregather, on average",
                 "drawn; VM1 and VM2 more than VM3 and VM4",
@@ -204,7 +193,6 @@ def _requests(found: dict[str, Outcome]) -> Rows:
                 "",
                 cfq[name]["mean"],
                 "cfq",
-                ratio=own[name]["mean"] / cfq[name]["mean"],
             )
         )
     return made

@@ -79,7 +79,7 @@ def _bandwidths(name: str, found: Mapping[str, dict[str, Any]]) -> Rows:
     own = found["pregather"]["all_mb_s"]
     for other in ("cfq", "deadline", "none"):
         goal = s1_disk.PAPER_GAIN.get(other) if name == FOUR else None
-        row = experiment.Row(
+        row = experiment.Row.over(
             "Figure 6(b)" if name == FOUR else "",
             f"{name}: bandwidth with pregather over {other}",
             f"{goal} times" if goal else "not measured",
@@ -87,7 +87,6 @@ def _bandwidths(name: str, found: Mapping[str, dict[str, Any]]) -> Rows:
             "MB/s",
             found[other]["all_mb_s"],
             other,
-            ratio=own / found[other]["all_mb_s"],
             goal=goal,
             because=_because(name),
         )
@@ -98,15 +97,13 @@ def _bandwidths(name: str, found: Mapping[str, dict[str, Any]]) -> Rows:
 def _first(name: str, found: Mapping[str, dict[str, Any]]) -> experiment.Row:
     part, goal = PAPER_FIRST[name]
     own_s, cfq_s = (next(iter(found[p]["took_s"]["VM1"].values())) for p in ("pregather", "cfq"))
-    return experiment.Row(
+    return experiment.Row.speed_up(
         part,
         f"{name}: time of the first application with cfq over that with pregather",
         f"{goal:.2f} times",
         own_s,
-        "s",
         cfq_s,
         "cfq",
-        ratio=cfq_s / own_s,
         goal=goal,
         because=_because(name),
     )

@@ -5,6 +5,7 @@ import functools
 import itertools
 import statistics
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -38,6 +39,23 @@ def case(
     """
     run = functools.partial(_run, make, policy, summarize)
     return experiment.Case(name, run, about_s, is_timed=False)
+
+
+def cases_of_policies(make: Make, about_s: float, drawn: Collection[str]) -> list[experiment.Case]:
+    """Return a case for each policy, with its rates.
+
+    :param drawn: the policies whose rates are drawn
+    """
+    return [
+        case(
+            policy,
+            make,
+            policy,
+            about_s,
+            functools.partial(with_rates, is_drawn=policy in drawn),
+        )
+        for policy in POLICIES
+    ]
 
 
 def _run(make: Make, policy: str, summarize: Summarize, say: harness.Say) -> experiment.Outcome:

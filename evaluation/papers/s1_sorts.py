@@ -31,16 +31,7 @@ def cases(scale: experiment.Scale, with_queries: bool) -> list[experiment.Case]:
     queries = QUERY_READS[scale] if with_queries else 0
     make = functools.partial(workloads.sort_guests, BLOCKS[scale], queries)
     about_s = 6.0 if scale is experiment.Scale.WHOLE else 2.0
-    return [
-        s1_runs.case(
-            policy,
-            make,
-            policy,
-            about_s,
-            functools.partial(s1_runs.with_rates, is_drawn=policy in s1_figures.PAPER_IOPS),
-        )
-        for policy in s1_runs.POLICIES
-    ]
+    return s1_runs.cases_of_policies(make, about_s, s1_figures.PAPER_IOPS)
 
 
 # Figures 2, 8 and 9
@@ -54,22 +45,20 @@ def sort_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experi
     own = found["pregather"]
     made: Rows = []
     for other, goal in s1_figures.PAPER_SORT_S.items():
-        row = experiment.Row(
+        row = experiment.Row.speed_up(
             "Figure 8(a)",
             f"Time of the sort with {other} over that with pregather",
             f"{100 * (1 - 1 / goal):.0f} % less: {goal:.2f} times",
             own["s"],
-            "s",
             found[other]["s"],
             other,
-            ratio=found[other]["s"] / own["s"],
             goal=goal,
             is_headline=other == "cfq",
         )
         made.append(row)
     for other in (*OTHERS, "none"):
         paper_gain = s1_figures.PAPER_SORT_MB_S.get(other)
-        row = experiment.Row(
+        row = experiment.Row.over(
             "Figure 8(b)",
             f"Bandwidth with pregather over {other}",
             f"{paper_gain} times" if paper_gain else "not measured",
@@ -77,7 +66,6 @@ def sort_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experi
             "MB/s",
             found[other]["all_mb_s"],
             other,
-            ratio=own["all_mb_s"] / found[other]["all_mb_s"],
             goal=paper_gain,
         )
         made.append(row)
@@ -150,15 +138,13 @@ def beside_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | expe
     made: Rows = []
     for name, goal in s1_figures.PAPER_BESIDE_S.items():
         own_s, cfq_s = (_end_s(found[policy], name) for policy in ("pregather", "cfq"))
-        row = experiment.Row(
+        row = experiment.Row.speed_up(
             "Figure 10(a)",
             f"{name}: time with cfq over that with pregather",
             f"{100 * (1 - 1 / goal):.0f} % less: {goal:.2f} times",
             own_s,
-            "s",
             cfq_s,
             "cfq",
-            ratio=cfq_s / own_s,
             goal=goal,
         )
         made.append(row)
@@ -177,7 +163,7 @@ def _requests(found: Mapping[str, dict[str, Any]]) -> Rows:
         (own, cfq), (paper, paper_cfq) = (
             [pair[at] for pair in table.values()] for table in (means, s1_figures.PAPER_IOPS)
         )
-        row = experiment.Row(
+        row = experiment.Row.over(
             "Figure 11",
             f"Requests/s of {what} with pregather over cfq",
             f"about {paper} and {paper_cfq}: {paper / paper_cfq:.2f} times",
@@ -185,7 +171,6 @@ def _requests(found: Mapping[str, dict[str, Any]]) -> Rows:
             "",
             cfq,
             "cfq",
-            ratio=own / cfq,
             goal=paper / paper_cfq,
         )
         made.append(row)

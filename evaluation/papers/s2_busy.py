@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures 12 and 13 of S2: one guest boots beside programs that use the device, or the memory."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib import figure
 
@@ -59,32 +59,43 @@ CLAIMS = {
 
 def disk_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
     """Return the rows of figure 12."""
+    return _rows(outcomes, (0, MOST), _disk_name, _disk_row)
+
+
+def _rows(
+    outcomes: experiment.Outcomes,
+    sizes: Sequence[int],
+    name: Callable[[str, int, str], str],
+    row: Callable[[str, int, str, float, float], experiment.Row],
+) -> list[experiment.Row]:
+    """Return a row for each device, size and policy beside acstor that was run.
+
+    :param name: of a case of a device, size and policy
+    :param row: of a device, size and policy, with the seconds of acstor and of the policy
+    """
     found = []
-    for device in s2_many.DEVICES:
-        for count in (0, MOST):
-            ours = outcomes.get(_disk_name(device, count, s2_scene.ACSTOR))
-            for policy in (NORMAL, s2_scene.PREFETCHING):
-                theirs = outcomes.get(_disk_name(device, count, policy))
-                if ours and theirs:
-                    found.append(_disk_row(device, count, policy, ours, theirs))
+    for device, size in itertools.product(s2_many.DEVICES, sizes):
+        ours = outcomes.get(name(device, size, s2_scene.ACSTOR))
+        for policy in (NORMAL, s2_scene.PREFETCHING):
+            theirs = outcomes.get(name(device, size, policy))
+            if ours and theirs:
+                found.append(row(device, size, policy, ours["all_s"], theirs["all_s"]))
     return found
 
 
 def _disk_row(
-    device: str, count: int, policy: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]
+    device: str, count: int, policy: str, ours_s: float, theirs_s: float
 ) -> experiment.Row:
     paper, goal = CLAIMS.get((device, count), ("no number", None))
     is_claimed = policy == NORMAL
-    return experiment.Row(
+    return experiment.Row.speed_up(
         part="Figure 12",
         what=f"{s2_many.DEVICES[device]}, {count} programs write: time to boot one guest, acstor "
         f"beside {'a normal boot' if is_claimed else policy}",
         paper=paper if is_claimed else "no number",
-        ours=ours["all_s"],
-        unit="s",
-        baseline=theirs["all_s"],
+        ours=ours_s,
+        baseline=theirs_s,
         baseline_name="normal" if is_claimed else policy,
-        ratio=theirs["all_s"] / ours["all_s"],
         goal=goal if is_claimed else None,
         is_headline=is_claimed and goal is not None,
         because="acstor's boot is hardly more than the guest's processor time (3 s) and its own "
@@ -135,33 +146,23 @@ def _memory_name(device: str, mib: int, policy: str) -> str:
 
 def memory_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
     """Return the rows of figure 13."""
-    found = []
-    for device in s2_many.DEVICES:
-        for mib in MEMORIES_MIB:
-            ours = outcomes.get(_memory_name(device, mib, s2_scene.ACSTOR))
-            for policy in (NORMAL, s2_scene.PREFETCHING):
-                theirs = outcomes.get(_memory_name(device, mib, policy))
-                if ours and theirs:
-                    found.append(_memory_row(device, mib, policy, ours, theirs))
-    return found
+    return _rows(outcomes, MEMORIES_MIB, _memory_name, _memory_row)
 
 
 def _memory_row(
-    device: str, mib: int, policy: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]
+    device: str, mib: int, policy: str, ours_s: float, theirs_s: float
 ) -> experiment.Row:
     is_normal = policy == NORMAL
     is_claimed = device == "hdd" and mib == MEMORIES_MIB[-1]
     paper, goal = ("up to 4 times", 4.0) if is_normal else ("almost 2 times", 2.0)
-    return experiment.Row(
+    return experiment.Row.speed_up(
         part="Figure 13",
         what=f"{s2_many.DEVICES[device]}, {mib} MiB for the guest's page cache: time to boot one "
         f"guest, acstor beside {'a normal boot' if is_normal else policy}",
         paper=paper if is_claimed else "no number",
-        ours=ours["all_s"],
-        unit="s",
-        baseline=theirs["all_s"],
+        ours=ours_s,
+        baseline=theirs_s,
         baseline_name="normal" if is_normal else policy,
-        ratio=theirs["all_s"] / ours["all_s"],
         goal=goal if is_claimed else None,
         because="the time that the guest's processor needs, and its writes, are in both; without "
         "them the difference is that of figure 11 without think times",

@@ -90,7 +90,7 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.
 
 def _row(name: str, outcome: experiment.Outcome) -> experiment.Row:
     ours, whole, filled = (outcome[key] for key in ("boot_image_mb", "image_mb", "filled_mb"))
-    return experiment.Row(
+    return experiment.Row.cost(
         part="Table I",
         what=f"{name}: boot image; image in full, {filled:,.0f} MB of it not zeros",
         paper="Debian 26 MB of 1,200 MB" if name.startswith("Debian") else "no number",
@@ -98,8 +98,6 @@ def _row(name: str, outcome: experiment.Outcome) -> experiment.Row:
         unit="MB",
         baseline=whole,
         baseline_name="the image",
-        ratio=ours / whole,
-        better=experiment.Better.LESS,
     )
 
 
@@ -191,7 +189,7 @@ def common(of_images: Sequence[set[bytes]]) -> dict[str, float]:
 def common_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
     """Return the row of what boot images have in common."""
     return [
-        experiment.Row(
+        experiment.Row.cost(
             part="Section VII",
             what=f"{outcome['images']} images: boot chunks that a host keeps once, beside those of "
             f"all boot images",
@@ -200,8 +198,6 @@ def common_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | expe
             unit="MB",
             baseline=outcome["all_mb"],
             baseline_name="all",
-            ratio=outcome["unique_mb"] / outcome["all_mb"],
-            better=experiment.Better.LESS,
         )
         for outcome in outcomes.values()
     ]

@@ -86,7 +86,7 @@ def _rows(outcome: experiment.Outcome) -> list[experiment.Row | experiment.Absen
     last: Mapping[str, float] = outcome["each"][-1]
 
     def row(what: str, key: str, unit: str) -> experiment.Row:
-        return experiment.Row(
+        return experiment.Row.cost(
             part="Beyond",
             what=f"{what}, third host, source behind {SOURCE_MBIT:.0f} Mbit/s",
             paper="none",
@@ -94,8 +94,6 @@ def _rows(outcome: experiment.Outcome) -> list[experiment.Row | experiment.Absen
             unit=unit,
             baseline=first[key],
             baseline_name="first host",
-            ratio=last[key] / first[key] if first[key] else None,
-            better=experiment.Better.LESS,
         )
 
     return [

@@ -238,7 +238,7 @@ def memory_name(count: int, where: str) -> str:
 def memory_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
     """Return the rows of figure 9."""
     return [
-        experiment.Row(
+        experiment.Row.cost(
             part="Figure 9",
             what=f"{s2_scene.of_guests(count)}, different images on HDD, boot images {where} "
             f"when guests begin: time to boot all, over that with boot images in memory",
@@ -247,9 +247,7 @@ def memory_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | expe
             unit="s",
             baseline=outcomes[other]["all_s"],
             baseline_name=IN_MEMORY,
-            ratio=outcomes[name]["all_s"] / outcomes[other]["all_s"],
             goal=1.0 if where == ON_SSD else None,
-            better=experiment.Better.LESS,
             because="acstor checks and decompresses a boot image before guests get it, once for "
             "each image, on the processors that the guests use",
         )
@@ -312,15 +310,13 @@ def real_name(count: int, policy: str, kind: str) -> str:
 def real_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
     """Return the rows of guests of QEMU beside replayed ones."""
     return [
-        experiment.Row(
+        experiment.Row.speed_up(
             part="Figure 11(a)",
             what=f"{s2_scene.of_guests(count)} {kind}, different images, HDD: time to boot all",
             paper="no number",
             ours=ours["all_s"],
-            unit="s",
             baseline=theirs["all_s"],
             baseline_name=s2_scene.ALL_AT_ONCE,
-            ratio=theirs["all_s"] / ours["all_s"],
         )
         for count in (1, 4)
         for kind in _KINDS

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib import figure
 
@@ -223,18 +224,12 @@ def read_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experi
 
 def _bare_row(device: str, order: str, outcome: experiment.Outcome) -> experiment.Row:
     bare, plain = outcome[f"{BARE}, {order}"]["s"], outcome[f"{PLAIN}, {order}"]["s"]
-    return experiment.Row(
-        part="Table II",
-        what=f"{_device(device)}: {order} read through pyfuse3 alone, which neither checks nor "
-        "keeps, over a plain file",
-        paper="no number",
-        ours=bare,
-        unit="s",
-        baseline=plain,
-        baseline_name=PLAIN,
-        ratio=bare / plain,
-        better=experiment.Better.LESS,
-    )
+    what = "through pyfuse3 alone, which neither checks nor keeps, over a plain file"
+    return _over_plain(f"{_device(device)}: {order} read {what}", "no number", bare, plain)
+
+
+def _over_plain(what: str, paper: str, ours: float, plain: float, **verdict: Any) -> experiment.Row:
+    return experiment.Row.cost("Table II", what, paper, ours, "s", plain, PLAIN, **verdict)
 
 
 def _device(device: str) -> str:
@@ -245,35 +240,25 @@ def _read_row(device: str, order: str, outcome: experiment.Outcome) -> experimen
     ours, plain = outcome[f"{MIRROR}, {order}"]["s"], outcome[f"{PLAIN}, {order}"]["s"]
     bare = outcome[f"{BARE}, {order}"]["s"]
     if device == KEPT:
-        return experiment.Row(
-            part="Table II",
-            what=f"{_device(device)}: {order} read of what the host has: through the mirror, over "
+        return _over_plain(
+            f"{_device(device)}: {order} read of what the host has: through the mirror, over "
             "a plain file",
-            paper="10 % longer at worst (in the table SSD, sequential: 1.15 times)",
-            ours=ours,
-            unit="s",
-            baseline=plain,
-            baseline_name=PLAIN,
-            ratio=ours / plain,
+            "10 % longer at worst (in the table SSD, sequential: 1.15 times)",
+            ours,
+            plain,
             goal=1.1,
-            better=experiment.Better.LESS,
             is_headline=True,
             because="the kernel asks file systems in user space for 128 KiB at a time, and each of "
             "these reads the disk before it asks for the next. pyfuse3 alone, which only reads the "
             f"file, takes {bare / plain:.2f} times as long as the plain file",
         )
-    return experiment.Row(
-        part="Table II",
-        what=f"{_device(device)}: {order} read of a backing file, never read before: through the "
+    return _over_plain(
+        f"{_device(device)}: {order} read of a backing file, never read before: through the "
         "mirror, over a plain file",
-        paper=PAPER.get((device, order), "no number"),
-        ours=ours,
-        unit="s",
-        baseline=plain,
-        baseline_name=PLAIN,
-        ratio=ours / plain,
+        PAPER.get((device, order), "no number"),
+        ours,
+        plain,
         goal=1.1 if device in s2_many.DEVICES else None,
-        better=experiment.Better.LESS,
         is_headline=device in s2_many.DEVICES,
         because="a first read through the mirror also checks each chunk by its hash and keeps it "
         "in the host's cache, which the paper's file system does not: the processor time of that "
@@ -343,7 +328,7 @@ def database_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | ex
         return []
     rate, baseline = statistics.mean(ours), statistics.mean(plain)
     return [
-        experiment.Row(
+        experiment.Row.over(
             part="Table III",
             what="SSD: pgbench (TPC-B) in a guest, its database in the guest's own file, "
             "transactions a second",
@@ -352,7 +337,6 @@ def database_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | ex
             unit="tps",
             baseline=baseline,
             baseline_name="normal I/O path",
-            ratio=rate / baseline,
             goal=1205 / 1226,
             is_headline=True,
             because="nothing of acstor is in the way of the guest's own file. Guests with the "

@@ -251,15 +251,13 @@ def prefetch_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | ex
     for name, seconds in outcomes.items():
         for order in (TIME_ORDER, OFFSET_ORDER):
             found.append(
-                experiment.Row(
+                experiment.Row.speed_up(
                     part="Figure 6",
                     what=f"{name}: have in memory what boots need, as boot images beside {order}",
                     paper="boot images are fastest",
                     ours=seconds[BOOT_IMAGE],
-                    unit="s",
                     baseline=seconds[order],
                     baseline_name=order,
-                    ratio=seconds[order] / seconds[BOOT_IMAGE],
                     goal=1.0,
                     because="acstor checks every chunk by its hash and decompresses it, which the "
                     "script does not, so where the device hardly lets wait the processor decides",

@@ -139,23 +139,21 @@ def _at_worst(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     if still is None or moved is None or bound is None:
         return []
     most = still / bound
-    gain = experiment.Row(
+    gain = experiment.Row.speed_up(
         "5.4.2",
         "times that acstor boots sooner than collaborative at 70 MB/s and CV 1.2",
         "2.6",
         moved,
-        "s",
         still,
         COLLABORATIVE,
-        still / moved,
-        2.6,
+        goal=2.6,
         is_headline=True,
         because=f"the most that there is to gain here is {most:.2f}: each host alone, with a "
         f"storage that is near and that nobody shares, takes {bound:.1f} s, since a busy host has "
         f"5 % of its own link, whoever gives, and {boot_traces.THINK_S:.0f} s are the guest's own. "
         f"Guests that only read gain more (below)",
     )
-    part = experiment.Row(
+    part = experiment.Row.cost(
         "5.4.2",
         "the same, beside the bound: what each host takes when nobody else reads",
         "no number",
@@ -163,19 +161,15 @@ def _at_worst(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         "s",
         bound,
         "bound",
-        moved / bound,
-        better=experiment.Better.LESS,
     )
     waits = [one - boot_traces.THINK_S for one in (still, moved)]
-    waited = experiment.Row(
+    waited = experiment.Row.speed_up(
         "5.4.2",
         "the same, of what guests wait",
         "no number",
         waits[1],
-        "s",
         waits[0],
         COLLABORATIVE,
-        waits[0] / waits[1],
     )
     return [gain, part, waited]
 
@@ -188,7 +182,7 @@ def _of_storage(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         policy: statistics.fmean(outcomes[f"{traffic}, {policy}"]["boot_s"] for traffic in ratios)
         for policy in ("local", "none")
     }
-    share = experiment.Row(
+    share = experiment.Row.cost(
         "Figure 6",
         "boot time with local caches as a share of that without a cache, over all traffic",
         "40 to 50 %",
@@ -196,19 +190,17 @@ def _of_storage(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         "s",
         both["none"],
         "no cache",
-        both["local"] / both["none"],
-        0.5,
-        experiment.Better.LESS,
-        "five guests of five images drawn at random have 3.4 different ones on a host, and 30 % of "
-        "the chunks are in all images: 53 % of the reads are first ones. The paper does not say "
-        "what its images have in common",
+        goal=0.5,
+        because="five guests of five images drawn at random have 3.4 different ones on a host, and "
+        "30 % of the chunks are in all images: 53 % of the reads are first ones. The paper does "
+        "not say what its images have in common",
         is_headline=True,
     )
     spreads = []
     for policy in ("none", "local"):
         times_s = [outcomes[f"{traffic}, {policy}"]["boot_s"] for traffic in ratios]
         spreads.append(
-            experiment.Row(
+            experiment.Row.cost(
                 "Figures 6, 7",
                 f"boot time of {policy} under the heaviest traffic for it / the lightest",
                 "stable",
@@ -216,10 +208,8 @@ def _of_storage(outcomes: experiment.Outcomes) -> list[experiment.Row]:
                 "s",
                 min(times_s),
                 "least",
-                max(times_s) / min(times_s),
-                1.0,
-                experiment.Better.LESS,
-                "busy hosts have too little of their own links left for what they read",
+                goal=1.0,
+                because="busy hosts have too little of their own links left for what they read",
             )
         )
     return [share, *spreads]
@@ -237,7 +227,7 @@ def _crossings(outcomes: experiment.Outcomes) -> list[experiment.Row]:
             simulated.value(outcomes, f"{heavy}, {which}") for which in (policy, "local")
         )
         rows.append(
-            experiment.Row(
+            experiment.Row.cost(
                 "Figure 6(c)",
                 f"{policy} beside local caches at {heavy}",
                 said,
@@ -245,9 +235,7 @@ def _crossings(outcomes: experiment.Outcomes) -> list[experiment.Row]:
                 "s",
                 local,
                 "local",
-                simulated.divided(ours, local),
-                goal,
-                experiment.Better.LESS,
+                goal=goal,
             )
         )
     return rows
@@ -315,19 +303,17 @@ def _think_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
             simulated.value(outcomes, f"{think_s:g} s, {policy}")
             for policy in (COLLABORATIVE, ACSTOR, BOUND)
         )
-        most = simulated.divided(still, bound)
+        most = experiment.divided(still, bound)
         rows.append(
-            experiment.Row(
+            experiment.Row.speed_up(
                 "5.4.2",
                 f"the gain, for a guest that computes for {think_s:g} s"
                 + (f" (at most {most:.2f} here)" if most else ""),
                 "2.6",
                 moved,
-                "s",
                 still,
                 COLLABORATIVE,
-                simulated.divided(still, moved),
-                None if think_s == boot_traces.THINK_S else 2.6,
+                goal=None if think_s == boot_traces.THINK_S else 2.6,
                 because=""
                 if most is None
                 else f"each host alone takes {bound:.1f} s, so {most:.2f} is the most there is",
@@ -370,7 +356,7 @@ def _slopes(outcomes: experiment.Outcomes) -> list[experiment.Row]:
             for pair in (few, many)
         )
         rows.append(
-            experiment.Row(
+            experiment.Row.cost(
                 "Figure 8",
                 f"what 192 guests take longer than 32, CV {cv}",
                 "acstor's line is less steep" if cv > paper_figures.CVS[0] else "nearly alike",
@@ -378,10 +364,8 @@ def _slopes(outcomes: experiment.Outcomes) -> list[experiment.Row]:
                 "s",
                 theirs,
                 COLLABORATIVE,
-                simulated.divided(ours, theirs),
-                1.0,
-                experiment.Better.LESS,
-                "no host is overloaded, so no v-node moves",
+                goal=1.0,
+                because="no host is overloaded, so no v-node moves",
             )
         )
     return rows

@@ -96,7 +96,7 @@ def _rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         }
         fifo = found.get("fifo")
         rows += [
-            experiment.Row(
+            experiment.Row.over(
                 "3.3.2",
                 f"{policy}: share of reads that hit; {kind}, room for {share:.0%} of what boots "
                 f"read",
@@ -105,7 +105,6 @@ def _rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
                 "",
                 fifo,
                 "fifo",
-                hits / fifo if fifo else None,
             )
             for policy, hits in found.items()
             if policy != "fifo"

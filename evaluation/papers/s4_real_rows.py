@@ -52,7 +52,7 @@ def traffic_rows(outcomes: experiment.Outcomes) -> Sequence[Row]:
             "collaborative",
             most,
         ),
-        Row(
+        Row.cost(
             "5.4.2",
             "acstor / each host alone from the source, beside the same traffic",
             "no number",
@@ -60,8 +60,6 @@ def traffic_rows(outcomes: experiment.Outcomes) -> Sequence[Row]:
             "s",
             acstor["limit_s"],
             "alone",
-            acstor["mean_s"] / acstor["limit_s"],
-            better=LESS,
         ),
         _against(collaborative, acstor, "acstor, idle hosts alone", "idle_mean_s"),
     ]
@@ -95,23 +93,21 @@ def _against(
     goal: float | None = None,
     because: str = "",
 ) -> Row:
-    return Row(
+    return Row.speed_up(
         "Figure 6(b), 5.4.2",
         f"mean time, mean load 70 MB/s, CV 1.2: {of} / {who}",
         "2.6 x" if goal else "no number",
         ours[field],
-        "s",
         baseline[field],
         of,
-        baseline[field] / ours[field],
-        goal,
+        goal=goal,
         because=because,
         is_headline=goal is not None,
     )
 
 
 def _cv(baseline: Mapping[str, Any], ours: Mapping[str, Any], who: str) -> Row:
-    return Row(
+    return Row.cost(
         "Figure 10, 5.6",
         f"CV of all traffic while hosts read, other traffic of CV 1.2: {who}",
         '"significantly reduced"',
@@ -119,9 +115,7 @@ def _cv(baseline: Mapping[str, Any], ours: Mapping[str, Any], who: str) -> Row:
         "",
         baseline["traffic_cv"],
         traffic.COLLABORATIVE,
-        ours["traffic_cv"] / baseline["traffic_cv"],
-        1.0,
-        LESS,
+        goal=1.0,
     )
 
 
@@ -150,19 +144,17 @@ def remap_rows(outcomes: experiment.Outcomes) -> Sequence[Row]:
 
 def _misses(name: str, one: Mapping[str, Any]) -> Row:
     second = one["second"]
-    return Row(
-        "5.7",
+    what = (
         f"misses after the remap, found {name}: {one['moved']} of {one['names']} names moved, the "
         f"tables foresee {one['misses_if_asked_once']}; homes gave "
-        f"{second['fetched_chunks']['home']} chunks, former homes {second['relayed_chunks']}",
-        "no number",
-        second["source_chunks"],
-        "chunks",
-        one["moved"],
-        "moved",
-        second["source_chunks"] / one["moved"] if one["moved"] else None,
-        better=LESS,
+        f"{second['fetched_chunks']['home']} chunks, former homes {second['relayed_chunks']}"
     )
+    return _misses_over_moved("5.7", what, "no number", one)
+
+
+def _misses_over_moved(part: str, what: str, paper: str, one: Mapping[str, Any]) -> Row:
+    missed = one["second"]["source_chunks"]
+    return Row.cost(part, what, paper, missed, "chunks", one["moved"], "moved")
 
 
 def _avoided(
@@ -189,7 +181,7 @@ def _no_miss(one: Mapping[str, Any]) -> float | None:
 
 def _uplinks(part: str, name: str, one: Mapping[str, Any]) -> Row:
     before, after = one["first"], one["second"]
-    return Row(
+    return Row.cost(
         part,
         f"chunks that the two busy hosts gave, of all that hosts gave each other: {name}",
         "no number",
@@ -197,22 +189,18 @@ def _uplinks(part: str, name: str, one: Mapping[str, Any]) -> Row:
         "%",
         100 * before["busy_share"],
         "before the remap",
-        after["busy_share"] / before["busy_share"] if before["busy_share"] else None,
-        better=LESS,
     )
 
 
 def _pays(by_oid: Mapping[str, Any], still: Mapping[str, Any]) -> Row:
-    return Row(
+    return Row.speed_up(
         "5.7",
         "mean time of the second reading: without remap and without a miss / with both",
         '"still has the better I/O performance"',
         by_oid["second"]["mean_s"],
-        "s",
         still["second"]["mean_s"],
         "no remap",
-        still["second"]["mean_s"] / by_oid["second"]["mean_s"],
-        1.0,
+        goal=1.0,
     )
 
 
@@ -252,20 +240,13 @@ def beyond_rows(outcomes: experiment.Outcomes) -> Sequence[Row]:
     if one is None:
         return []
     second = one["second"]
+    what = (
+        f"misses after the remap: {one['moved']} of {one['names']} names moved; homes gave "
+        f"{second['fetched_chunks']['home']} chunks, holders "
+        f"{second['fetched_chunks']['peer']}; readers themselves read "
+        f"{second['fetched_chunks']['source']}, as homes or since the source was quicker"
+    )
     return [
-        Row(
-            "3.4.3",
-            f"misses after the remap: {one['moved']} of {one['names']} names moved; homes gave "
-            f"{second['fetched_chunks']['home']} chunks, holders "
-            f"{second['fetched_chunks']['peer']}; readers themselves read "
-            f"{second['fetched_chunks']['source']}, as homes or since the source was quicker",
-            "no such thing",
-            second["source_chunks"],
-            "chunks",
-            one["moved"],
-            "moved",
-            second["source_chunks"] / one["moved"] if one["moved"] else None,
-            better=LESS,
-        ),
+        _misses_over_moved("3.4.3", what, "no such thing", one),
         _uplinks("5.7", "acstor", one),
     ]

@@ -117,11 +117,6 @@ def mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
-def divided(one: float | None, other: float | None) -> float | None:
-    """Return a quotient; None if one of the two is missing."""
-    return None if one is None or not other else one / other
-
-
 Rows = Callable[[experiment.Outcomes], Sequence[experiment.Row | experiment.Absent]]
 
 

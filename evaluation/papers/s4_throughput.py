@@ -25,7 +25,7 @@ def _mb_s(outcomes: experiment.Outcomes, workload: str, x: int, policy: str) -> 
 
 def _gain(outcomes: experiment.Outcomes, workload: str, x: int = HEAVY) -> float | None:
     ours, theirs = (_mb_s(outcomes, workload, x, policy) for policy in (ACSTOR, COLLABORATIVE))
-    return simulated.divided(ours, theirs)
+    return experiment.divided(ours, theirs)
 
 
 @simulated.complete
@@ -41,7 +41,7 @@ def _rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
             "times",
             gains[1],
             "proxy",
-            simulated.divided(*gains),
+            experiment.divided(*gains),
             1.0,
         )
     )
@@ -52,7 +52,7 @@ def _rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
 
 def _gain_row(outcomes: experiment.Outcomes, workload: str) -> experiment.Row:
     ours, theirs = (_mb_s(outcomes, workload, HEAVY, policy) for policy in (ACSTOR, COLLABORATIVE))
-    return experiment.Row(
+    return experiment.Row.over(
         "Figure 9(a)" if workload == SERVER else "Figure 9(b)",
         f"{workload}: what all guests read and write, 70 MB/s, CV 1.2",
         "clearly more (drawn)",
@@ -60,14 +60,13 @@ def _gain_row(outcomes: experiment.Outcomes, workload: str) -> experiment.Row:
         "MB/s",
         theirs,
         COLLABORATIVE,
-        simulated.divided(ours, theirs),
-        1.0,
+        goal=1.0,
     )
 
 
 def _video_row(outcomes: experiment.Outcomes, policy: str) -> experiment.Row:
     heavy, even = (_mb_s(outcomes, VIDEO, x, policy) for x in (HEAVY, EVEN))
-    return experiment.Row(
+    return experiment.Row.over(
         "Figure 9(c)",
         f"video server, {policy}: 70 MB/s and CV 1.2 beside 40 MB/s and CV 0.4",
         "almost no effect",
@@ -75,8 +74,7 @@ def _video_row(outcomes: experiment.Outcomes, policy: str) -> experiment.Row:
         "MB/s",
         even,
         "even traffic",
-        simulated.divided(heavy, even),
-        1.0,
+        goal=1.0,
         because="a quarter of its bytes are first reads of the image here, and a guest that waits "
         "for them writes nothing meanwhile; the paper does not say how many of its reads leave "
         "the host",
@@ -85,7 +83,7 @@ def _video_row(outcomes: experiment.Outcomes, policy: str) -> experiment.Row:
 
 def _storage_row(outcomes: experiment.Outcomes, workload: str) -> experiment.Row:
     ours, none = (_mb_s(outcomes, workload, HEAVY, policy) for policy in (ACSTOR, "none"))
-    return experiment.Row(
+    return experiment.Row.over(
         "Figure 9",
         f"{workload}: acstor beside no cache, 70 MB/s, CV 1.2",
         "2 to 8 times (abstract, of all approaches)",
@@ -93,8 +91,7 @@ def _storage_row(outcomes: experiment.Outcomes, workload: str) -> experiment.Row
         "MB/s",
         none,
         "no cache",
-        simulated.divided(ours, none),
-        2.0,
+        goal=2.0,
     )
 
 

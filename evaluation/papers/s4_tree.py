@@ -93,7 +93,7 @@ def _means(runs: Mapping[str, Mapping[str, float]]) -> list[experiment.Row]:
         policy: statistics.fmean(times_s[policy] for times_s in runs.values()) for policy in ORDER
     }
     return [
-        experiment.Row(
+        experiment.Row.cost(
             "Figure 11",
             f"mean boot time over all runs: {policy}",
             "no number",
@@ -101,9 +101,7 @@ def _means(runs: Mapping[str, Mapping[str, float]]) -> list[experiment.Row]:
             "s",
             means[slower],
             slower,
-            means[policy] / means[slower],
-            1.0,
-            experiment.Better.LESS,
+            goal=1.0,
         )
         for slower, policy in itertools.pairwise(ORDER)
     ]
@@ -120,7 +118,7 @@ def _spreads(runs: Mapping[str, Mapping[str, float]]) -> list[experiment.Row]:
     for policy in ORDER:
         times_s = [times_s[policy] for times_s in runs.values()]
         rows.append(
-            experiment.Row(
+            experiment.Row.cost(
                 "Figure 11",
                 f"{policy}: slowest / fastest pattern",
                 said[policy],
@@ -128,8 +126,6 @@ def _spreads(runs: Mapping[str, Mapping[str, float]]) -> list[experiment.Row]:
                 "s",
                 min(times_s),
                 "fastest",
-                max(times_s) / min(times_s),
-                better=experiment.Better.LESS,
             )
         )
     return rows
@@ -180,7 +176,7 @@ def _large_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
                 "s",
                 None if policy == simulated.COLLABORATIVE else beside,
                 "" if policy == simulated.COLLABORATIVE else simulated.COLLABORATIVE,
-                None if policy == simulated.COLLABORATIVE else simulated.divided(ours, beside),
+                None if policy == simulated.COLLABORATIVE else experiment.divided(ours, beside),
                 1.0 if is_acstor else None,
                 experiment.Better.LESS,
             )
@@ -243,7 +239,7 @@ def _rule_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
             ours = simulated.value(outcomes, f"{name}, {policy}")
             if ours is not None:
                 rows.append(
-                    experiment.Row(
+                    experiment.Row.cost(
                         "beyond",
                         f"{what}; {name}",
                         "",
@@ -251,8 +247,6 @@ def _rule_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
                         "s",
                         printed,
                         "S4's rules",
-                        simulated.divided(ours, printed),
-                        better=experiment.Better.LESS,
                     )
                 )
     return rows
@@ -294,7 +288,7 @@ def _huge_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     for policy in HUGE_POLICIES[:2]:
         theirs = simulated.value(outcomes, policy)
         rows.append(
-            experiment.Row(
+            experiment.Row.cost(
                 "beyond",
                 f"1,024 hosts: acstor beside {policy}",
                 "",
@@ -302,14 +296,12 @@ def _huge_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
                 "s",
                 theirs,
                 policy,
-                simulated.divided(ours, theirs),
-                better=experiment.Better.LESS,
             )
         )
     read = simulated.value(outcomes, simulated.ACSTOR, "storage_mb")
     local = simulated.value(outcomes, "local", "storage_mb")
     rows.append(
-        experiment.Row(
+        experiment.Row.cost(
             "beyond",
             "1,024 hosts: what leaves the storage with acstor",
             "",
@@ -317,8 +309,6 @@ def _huge_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
             "MB",
             local,
             "local",
-            simulated.divided(read, local),
-            better=experiment.Better.LESS,
         )
     )
     return rows
