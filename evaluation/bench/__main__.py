@@ -52,7 +52,7 @@ def listing(known: dict[str, harness.Benchmark]) -> str:
     """Return the table of all benchmarks."""
     table = prettytable.PrettyTable(["ID", "Benchmark", "Target", "Unit"], align="l")
     for item in known.values():
-        table.add_row([item.bench_id, item.title, item.target, item.unit])
+        table.add_row([item.bench_id, item.entry.title, item.target, item.entry.unit])
     return table.get_string()
 
 

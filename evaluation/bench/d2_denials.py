@@ -39,18 +39,7 @@ BEGIN_S = 0.3
 Attack = Callable[[], contextlib.AbstractContextManager[object]]
 
 
-@harness.benchmark(
-    "D2",
-    title="Worst p99 of a guest's cached reads beside each denial of service",
-    target="<= 10",
-    unit="ms",
-)
-@harness.benchmark(
-    "D2b",
-    title="Worst p99 of a guest's uncached compressed reads beside them, against that at rest",
-    target="<= 3",
-    unit="ratio",
-)
+@harness.measures("D2", "D2b")
 def run(say: harness.Say) -> harness.Result:
     """Read at rest, then beside each attack."""
     cached_ms: dict[str, float] = {}

@@ -28,18 +28,7 @@ LIFE_S = 120.0
 CHUNKS = GIBIBYTES * denials.GIB // denials.CHUNK
 
 
-@harness.benchmark(
-    "D3",
-    title="Attach of an image of 20 GiB whose chunks are all different",
-    target="<= 1",
-    unit="s",
-)
-@harness.benchmark(
-    "D3b",
-    title="Longest cached read of another guest beside the attach",
-    target="<= 10",
-    unit="ms",
-)
+@harness.measures("D3", "D3b")
 def run(say: harness.Say) -> harness.Result:
     """Attach it by new agents, one after the other."""
     turns: list[dict[str, float]] = []

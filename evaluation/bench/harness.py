@@ -6,18 +6,20 @@ like any other; only a benchmark that could not run is a failure.  Figures are
 ratios taken in one run where that is possible, since absolute times say more
 about the machine than about acstor.
 
-A benchmark is a function in a module ``evaluation/bench/<id>_<name>.py``::
+A benchmark has its title, target and unit in ``evaluation/bench/benchmarks.toml``, and is a
+function in a module ``evaluation/bench/<id>_<name>.py``::
 
-    @harness.benchmark("P9", title="Pre-hash rate", target=">= 2", unit="GB/s")
+    @harness.measures("P9")
     def run(say: harness.Say) -> harness.Result:
         return harness.Result({"P9": 6.1}, details={"sha1": 2.0})
 
-Several decorators on one function mean that one run gives several ids.  A target
-may have several parts (``"<= 2, >= 0.6"``); then the value is a tuple of as many.
+One run may give several ids.  A target may have several parts (``"<= 2, >= 0.6"``); then the
+value is a tuple of as many.
 """
 
 import dataclasses
 import datetime
+import functools
 import importlib
 import json
 import operator
@@ -26,9 +28,11 @@ import pathlib
 import platform
 import re
 import subprocess
+import tomllib
 import traceback
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +40,7 @@ from matplotlib import figure
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODULES = "[a-z][0-9]*_*.py"
+CATALOGUE = pathlib.Path(__file__).with_name("benchmarks.toml")
 
 Value = float | tuple[float, ...]
 Say = Callable[[str], None]
@@ -102,31 +107,63 @@ class Target:
 
 
 @dataclasses.dataclass(frozen=True)
+class Entry:
+    """What a benchmark measures, as the catalogue has it.
+
+    :param unit: of the value; "times" for a ratio of two figures of one run
+    """
+
+    title: str
+    target: Target
+    unit: str = "times"
+
+
+@dataclasses.dataclass(frozen=True)
 class Benchmark:
     """One id and the function that gives its value (and maybe those of others)."""
 
     bench_id: str
-    title: str
-    target: Target
-    unit: str
+    entry: Entry
     run: Callable[[Say], Result]
+
+    @property
+    def target(self) -> Target:
+        """What its value has to be."""
+        return self.entry.target
 
 
 _REGISTRY: dict[str, Benchmark] = {}
 
 
-def benchmark(
-    bench_id: str, *, title: str, target: str, unit: str = "times"
-) -> Callable[[Callable[[Say], Result]], Callable[[Say], Result]]:
-    """Register the decorated function as the one that measures ``bench_id``.
+@functools.cache
+def catalogue() -> Mapping[str, Entry]:
+    """Return all benchmarks' entries by their ids."""
+    rows = tomllib.loads(CATALOGUE.read_text())
+    return {
+        bench_id: Entry(**{**row, "target": Target.parse(row["target"])})
+        for bench_id, row in rows.items()
+    }
 
-    :param unit: of the value; "times" for a ratio of two figures of one run
+
+def bounds(bench_id: str) -> tuple[float, ...]:
+    """Return the numbers of a benchmark's target, for pictures."""
+    return tuple(bound for _, bound in catalogue()[bench_id].target.bounds)
+
+
+def measures(
+    *bench_ids: str, entries: Mapping[str, Entry] | None = None
+) -> Callable[[Callable[[Say], Result]], Callable[[Say], Result]]:
+    """Register the decorated function as the one that measures these benchmarks.
+
+    :param entries: what they measure, by their ids; None for the catalogue
     """
 
     def register(run: Callable[[Say], Result]) -> Callable[[Say], Result]:
-        if bench_id in _REGISTRY:
-            raise ValueError(f"two benchmarks are called {bench_id}")
-        _REGISTRY[bench_id] = Benchmark(bench_id, title, Target.parse(target), unit, run)
+        for bench_id in bench_ids:
+            if bench_id in _REGISTRY:
+                raise ValueError(f"two benchmarks are called {bench_id}")
+            entry = (entries or catalogue())[bench_id]
+            _REGISTRY[bench_id] = Benchmark(bench_id, entry, run)
         return run
 
     return register
@@ -164,7 +201,7 @@ def _run_family(family: list[Benchmark], results: pathlib.Path, say: Say) -> boo
     """Run the function that these benchmarks share, and report each."""
     names = ", ".join(item.bench_id for item in family)
     for item in family:
-        say(f"{item.bench_id}: {item.title} (target {item.target} {item.unit})")
+        say(f"{item.bench_id}: {item.entry.title} (target {item.target} {item.entry.unit})")
     try:
         result = family[0].run(say)
         missing = [item.bench_id for item in family if item.bench_id not in result.values]
@@ -190,9 +227,9 @@ def _keep(item: Benchmark, result: Result, results: pathlib.Path) -> None:
     value = result.values[item.bench_id]
     record = {
         "id": item.bench_id,
-        "title": item.title,
+        "title": item.entry.title,
         "value": value,
-        "unit": item.unit,
+        "unit": item.entry.unit,
         "target": str(item.target),
         "passed": item.target.is_met(value),
         "details": result.details,
@@ -221,7 +258,7 @@ def _draw_values(picture: figure.Figure, family: list[Benchmark], result: Result
         axes.bar(range(len(parts)), parts, color="tab:blue")
         for at, (sign, bound) in enumerate(item.target.bounds):
             axes.hlines(bound, at - 0.5, at + 0.5, color="tab:red", label=f"{sign} {bound:g}")
-        axes.set(title=f"{item.bench_id}: {item.title}", ylabel=item.unit, xticks=[])
+        axes.set(title=f"{item.bench_id}: {item.entry.title}", ylabel=item.entry.unit, xticks=[])
         axes.legend()
 
 

@@ -65,21 +65,7 @@ class Line(NamedTuple):
     seconds: list[float]
 
 
-@harness.benchmark(
-    "P14d",
-    title="Room of three snapshots in a line that shares it, over whole ones: raw, qcow2",
-    target="<= 0.3, <= 0.3",
-)
-@harness.benchmark(
-    "P14e",
-    title="Reading the third of them cold, over a copy that shares nothing: raw, qcow2",
-    target="<= 1.05, <= 1.05",
-)
-@harness.benchmark(
-    "P14f",
-    title="Reading it while its room is being shared, over while nothing is: raw, qcow2",
-    target="<= 1.1, <= 1.1",
-)
+@harness.measures("P14d", "P14e", "P14f")
 def run(say: harness.Say) -> harness.Result:
     """Make a line of each format, share its room, and read its end."""
     if why := file_systems.why_not() or ("" if qcow2_corpus.HAS_TOOLS else "no qemu-utils"):

@@ -118,23 +118,7 @@ class Guest:
         return Written(*map(float, said.split()))
 
 
-@harness.benchmark(
-    "P16",
-    title="Checkpoints of a guest that writes 5 MB/s: bytes that leave the host for each copy, "
-    "over bytes written",
-    target="<= 1.15",
-)
-@harness.benchmark(
-    "P16b",
-    title="A guest that writes and flushes: time while a checkpoint is read, over that without",
-    target="<= 1.1",
-)
-@harness.benchmark(
-    "P16c",
-    title="A guest that writes 5 MB/s: longest write with checkpoints, less that without",
-    target="<= 1",
-    unit="s",
-)
+@harness.measures("P16", "P16b", "P16c")
 def run(say: harness.Say) -> harness.Result:
     """Let a guest write with and without checkpoints, in turns."""
     with contextlib.ExitStack() as stack:

@@ -415,12 +415,7 @@ ATTACKS: dict[str, tuple[Attack, float]] = {
 }
 
 
-@harness.benchmark(
-    "P16d",
-    title="Checkpoints beside a hostile host: largest lateness in intervals",
-    target="<= 1",
-    unit="intervals",
-)
+@harness.measures("P16d")
 def run(say: harness.Say) -> harness.Result:
     """Attack in one way after the other, and look how late checkpoints are."""
     found = {}

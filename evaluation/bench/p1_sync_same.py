@@ -32,9 +32,7 @@ LINK_MBIT = 25
 REGION_BYTES = 32 * geometry.MIB
 IMAGE_BYTES = 40 * geometry.MIB
 BASELINE_DIVISOR = 8
-COMPLETION_TARGET = 1.15
 FAST_HOSTS, FAST_MBIT, FAST_BYTES = 4, 1000, 256 * geometry.MIB
-FAST_TARGET = 1.5
 SERIES_VARIABLE = "ACSTOR_BENCH_HOSTS"
 SECURITY_VARIABLE = "ACSTOR_BENCH_SECURITY"
 SERIES_SUM_MBIT = 400
@@ -42,13 +40,7 @@ SERIES_SUM_MBIT = 400
 SERIES_LIMIT_S = 5
 
 
-@harness.benchmark("P1c", title="Sync-Same: slowest over fastest host", target="<= 1.05")
-@harness.benchmark(
-    "P1b", title="Sync-Same: bytes out of the source over unique bytes", target="<= 1.02"
-)
-@harness.benchmark(
-    "P1", title="Sync-Same: completion over region / link rate", target=f"<= {COMPLETION_TARGET}"
-)
+@harness.measures("P1", "P1b", "P1c")
 def run(say: harness.Say) -> harness.Result:
     """Let 16 hosts read 32 MiB in each of the ways."""
     broadcast.require_client()
@@ -82,11 +74,7 @@ def run(say: harness.Say) -> harness.Result:
     )
 
 
-@harness.benchmark(
-    "P1d",
-    title="Sync-Same where the processor limits, 4 hosts at 1 Gbit/s: completion over the limit",
-    target=f"<= {FAST_TARGET}",
-)
+@harness.measures("P1d")
 def run_fast(say: harness.Say) -> harness.Result:
     """Let four hosts read 256 MiB over fast links: on one ring, and each alone."""
     full = patterns.sync_same(FAST_HOSTS, FAST_MBIT, FAST_BYTES, FAST_BYTES)
@@ -126,4 +114,4 @@ def draw(picture: figure.Figure, found: dict[str, Any], sweep: dict[str, dict[st
     if sweep:
         pictures.over_hosts(picture, "Sync-Same over the number of hosts", sweep)
     else:
-        pictures.compare(picture, title, found, COMPLETION_TARGET)
+        pictures.compare(picture, title, found, *harness.bounds("P1"))

@@ -44,11 +44,7 @@ AGENTS: dict[str, dict[str, object]] = {
 """The agents that are measured, by what they do beside serving; ``acstor`` is the figure."""
 
 
-@harness.benchmark(
-    "P5",
-    title="A read that hits: 4 KiB random latency, 1 MiB sequential rate, over bare pyfuse3",
-    target="<= 2, >= 0.6",
-)
+@harness.measures("P5")
 def run(say: harness.Say) -> harness.Result:
     """Read all files in turns."""
     with tempfile.TemporaryDirectory(prefix="acstor-p5-") as name, contextlib.ExitStack() as stack:

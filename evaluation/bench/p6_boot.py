@@ -48,17 +48,7 @@ KEPT_S = 3600.0
 """So long the boot image stays in memory though nobody boots."""
 
 
-@harness.benchmark(
-    "P6",
-    title="Guest boot to login, boot image ready, over a warm local raw file",
-    target="<= 1.10",
-)
-@harness.benchmark(
-    "P6a",
-    title="Boot trace replayed, boot image ready: over bare pyfuse3; HTTP on demand over it",
-    target="<= 1.5, >= 10",
-)
-@harness.benchmark("P6b", title="Boot image over image, Debian guest", target="<= 3", unit="%")
+@harness.measures("P6", "P6a", "P6b")
 def run(say: harness.Say) -> harness.Result:
     """Build the boot image, replay its trace, boot guests."""
     with runs.Run() as lab_run:

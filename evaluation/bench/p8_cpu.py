@@ -36,13 +36,7 @@ MODES = ("insecure", "secure")
 FLOOR = "plain Python"
 
 
-@harness.benchmark(
-    "P8",
-    title="CPU seconds of agents per GB: from a peer, checked and stored (secure, insecure); from "
-    "the cache; from a file source",
-    target="<= 1.8, <= 1.5, <= 0.3, <= 1.5",
-    unit="s/GB",
-)
+@harness.measures("P8")
 def run(say: harness.Say) -> harness.Result:
     """Read one image from a source, a cache and a peer."""
     with tempfile.TemporaryDirectory(prefix="acstor-p8-") as name:

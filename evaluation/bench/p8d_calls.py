@@ -46,13 +46,7 @@ class Call(NamedTuple):
     last: int
 
 
-@harness.benchmark(
-    "P8d",
-    title="Python calls for a cold 64 KiB read from a peer: calls, modules, lines of functions and "
-    "returns at the reader; calls, modules at the giver",
-    target="<= 170, <= 25, <= 1200, <= 40, <= 100, <= 20",
-    unit="",
-)
+@harness.measures("P8d")
 def run(say: harness.Say) -> harness.Result:
     """Trace reads of one image that another host has in its cache."""
     with tempfile.TemporaryDirectory(prefix="acstor-p8d-") as name:

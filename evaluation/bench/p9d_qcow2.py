@@ -29,7 +29,6 @@ DISK_BYTES = 1024 * geometry.MIB
 TURNS = int(os.environ.get("ACSTOR_BENCH_TURNS", "5"))
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 SHA512 = chunk_map.OsHash("sha512", b"")
-TARGET = 0.8
 CODECS = ("zlib", "zstd")
 
 
@@ -43,12 +42,7 @@ class Took(NamedTuple):
         return f"{self.wall_s:.2f} s ({self.cpu_s:.2f} s of processors)"
 
 
-@harness.benchmark(
-    "P9d",
-    title="Rate of pre-hashing a compressed qcow2 image, against qemu-img convert",
-    target=f">= {TARGET:g}",
-    unit="ratio",
-)
+@harness.measures("P9d")
 def run(say: harness.Say) -> harness.Result:
     """Do both in turns with each codec; the value is that of deflate, which is the usual one."""
     with tempfile.TemporaryDirectory(prefix="acstor-p9d-") as folder:

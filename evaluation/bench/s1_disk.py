@@ -50,13 +50,7 @@ Run = simulation.Simulation
 Make = Callable[[], list[simulation.Guest]]
 
 
-@harness.benchmark(
-    "S1",
-    title="Disk scheduling, four guests: share of seeks at zero; bandwidth over cfq, anticipatory, "
-    "deadline; waits met by sequential and by random guests; MiB of memory",
-    target=">= 0.75, >= 1.5, >= 1.6, >= 2.2, >= 0.9, >= 0.8, < 2",
-    unit="share, times, share, MiB",
-)
+@harness.measures("S1")
 def run(say: harness.Say) -> harness.Result:
     """Play all scenarios with all policies."""
     four = {policy: play(workloads.four_guests, policy, say) for policy in POLICIES}

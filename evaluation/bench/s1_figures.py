@@ -50,12 +50,7 @@ class Point(NamedTuple):
     at_zero: float
 
 
-@harness.benchmark(
-    "S1F",
-    title="Disk scheduling, figures 5 and 8 to 12: sort's bandwidth with pregather over cfq, "
-    "anticipatory, deadline",
-    target=">= 1.26, >= 1.28, >= 1.38",
-)
+@harness.measures("S1F")
 def run(say: harness.Say) -> harness.Result:
     """Play what the figures show."""
     sweep = [zones(layout, sectors) for layout in LAYOUTS for sectors in ZONES]

@@ -96,12 +96,7 @@ class Lab:
         )
 
 
-@harness.benchmark(
-    "S1L",
-    title="Two guests and a peer on an emulated rotating disk: the guests' rate with pregather "
-    "over that with none, and with deadline; the same of all three together",
-    target="> 1, > 1, > 1, > 1",
-)
+@harness.measures("S1L")
 def run(say: harness.Say) -> harness.Result:
     """Read with each policy in turn."""
     with (

@@ -211,12 +211,7 @@ def traces(say: harness.Say) -> dict[str, list[Read]]:
 # Results
 
 
-@harness.benchmark(
-    "S1P",
-    title="Fetching ahead by vNavigator's units: hits in a boot, and waste, over those of reading "
-    "ahead in order",
-    target="> 1, <= 1",
-)
+@harness.measures("S1P")
 def run(say: harness.Say) -> harness.Result:
     """Play all traces with all predictors."""
     found = {

@@ -25,11 +25,7 @@ DEADLINE_S = 600.0
 OPTIONS = w1_whole.OPTIONS | {"keep_images": "cloud", "link_mbit": LINK_MBIT}
 
 
-@harness.benchmark(
-    "W2",
-    title="Time until a used image is kept by two hosts, over that of its bytes on all links",
-    target="<= 2",
-)
+@harness.measures("W2")
 def run(say: harness.Say) -> harness.Result:
     """Let an image become whole in a cloud of four cold hosts."""
     with collective.images(local.random_bytes(IMAGE_BYTES, 2)) as images:

@@ -26,7 +26,9 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, harness.Benchmark]:
 
 
 def add(bench_id: str, target: str, result: harness.Result | Exception) -> harness.Benchmark:
-    @harness.benchmark(bench_id, title=f"Title of {bench_id}", target=target, unit="GB/s")
+    entry = harness.Entry(f"Title of {bench_id}", harness.Target.parse(target), "GB/s")
+
+    @harness.measures(bench_id, entries={bench_id: entry})
     def run(say: harness.Say) -> harness.Result:
         say(f"{bench_id} at work")
         if isinstance(result, Exception):
@@ -136,9 +138,10 @@ def test_ids_of_one_run_are_measured_once_and_the_wanted_one_comes_last(
 ) -> None:
     runs: list[int] = []
 
-    @harness.benchmark("P1", title="completion", target="<= 1.15", unit="x")
-    @harness.benchmark("P1b", title="bytes", target="<= 1.02", unit="x")
-    @harness.benchmark("P1c", title="fairness", target="<= 1.05", unit="x")
+    targets = {"P1": "<= 1.15", "P1b": "<= 1.02", "P1c": "<= 1.05"}
+    entries = {name: harness.Entry("", harness.Target.parse(one)) for name, one in targets.items()}
+
+    @harness.measures(*targets, entries=entries)
     def measure(say: harness.Say) -> harness.Result:
         runs.append(1)
         return harness.Result({"P1": 1.1, "P1b": 1.3, "P1c": 1.0})
@@ -190,6 +193,10 @@ def test_benchmarks_are_found_and_sorted_by_number() -> None:
     assert "P9" in known
     assert known == sorted(known, key=harness._natural)
     assert sorted(["P10", "P9", "P1b", "P1"], key=harness._natural) == ["P1", "P1b", "P9", "P10"]
+
+
+def test_everything_in_the_catalogue_is_measured() -> None:
+    assert set(harness.load_all()) == set(harness.catalogue())
 
 
 def test_every_benchmark_has_a_row_on_its_page_and_every_row_a_benchmark() -> None:
