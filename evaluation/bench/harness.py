@@ -151,19 +151,22 @@ def bounds(bench_id: str) -> tuple[float, ...]:
 
 
 def measures(
-    *bench_ids: str, entries: Mapping[str, Entry] | None = None
+    *bench_ids: str,
+    entries: Mapping[str, Entry] | None = None,
+    registry: dict[str, Benchmark] = _REGISTRY,
 ) -> Callable[[Callable[[Say], Result]], Callable[[Say], Result]]:
     """Register the decorated function as the one that measures these benchmarks.
 
     :param entries: what they measure, by their ids; None for the catalogue
+    :param registry: where they are registered
     """
 
     def register(run: Callable[[Say], Result]) -> Callable[[Say], Result]:
         for bench_id in bench_ids:
-            if bench_id in _REGISTRY:
+            if bench_id in registry:
                 raise ValueError(f"two benchmarks are called {bench_id}")
             entry = (entries or catalogue())[bench_id]
-            _REGISTRY[bench_id] = Benchmark(bench_id, entry, run)
+            registry[bench_id] = Benchmark(bench_id, entry, run)
         return run
 
     return register
@@ -262,7 +265,7 @@ def _draw_values(picture: figure.Figure, family: list[Benchmark], result: Result
         axes.legend()
 
 
-def machine() -> dict[str, Any]:
+def machine(checkout: pathlib.Path = ROOT) -> dict[str, Any]:
     """Return what a figure depends on besides the code: processor, kernel, Python, commit."""
     cpuinfo = pathlib.Path("/proc/cpuinfo").read_text()
     model = re.search(r"^model name\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
@@ -271,9 +274,9 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": _git(checkout, "rev-parse", "HEAD"),
         "has_local_changes": bool(
-            _git("status", "--porcelain", "--untracked-files=no", *_WITHOUT_PAPERS)
+            _git(checkout, "status", "--porcelain", "--untracked-files=no", *_WITHOUT_PAPERS)
         ),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
@@ -304,10 +307,10 @@ def cpu_seconds(pid: int) -> float:
     return sum(ticks[member] for member in family) / os.sysconf("SC_CLK_TCK")
 
 
-def _git(*arguments: str) -> str:
+def _git(checkout: pathlib.Path, *arguments: str) -> str:
     """Return what git says; empty outside of a repository."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True)
     except FileNotFoundError:
         return ""
     return done.stdout.strip()

@@ -19,6 +19,7 @@ import functools
 import statistics
 import sys
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -58,37 +59,6 @@ class Size(NamedTuple):
         return dataclasses.replace(
             small, link_mbit=small.link_mbit / self.slower, readings=readings
         )
-
-
-@harness.measures("M1")
-def run(say: harness.Say) -> harness.Result:
-    """Play all patterns in the model and in the lab."""
-    found = compare(list(PATTERNS), Size(), say)
-    return harness.Result({"M1": worst(found)}, found, lambda picture: draw(picture, found))
-
-
-def compare(
-    names: Sequence[str], size: Size, say: harness.Say, turns: int = 1
-) -> dict[str, dict[str, float]]:
-    """Play patterns in both; return each figure of the lab and of the model.
-
-    :param turns: how often the lab plays each; the median counts
-
-    :raises harness.CannotRun: the lab cannot
-    """
-    found = {}
-    for name in names:
-        in_lab, in_model = PATTERNS[name]
-        say(f"{name}: the model")
-        modelled = joined(statistics.mean, [in_model(size, seed) for seed in SEEDS])
-        say(f"{name}: the lab")
-        measured = joined(statistics.median, [in_lab(size) for _ in range(turns)])
-        for what, value in measured.items():
-            pair = {"lab": value, "model": modelled[what]}
-            found[f"{name}, {what}"] = pair
-            both = f"lab {value:.3f}, model {pair['model']:.3f}"
-            say(f"{name}, {what}: {both}, {difference(pair):+.1%}")
-    return found
 
 
 def joined(how: Callable[[list[float]], float], turns: Sequence[Figures]) -> Figures:
@@ -238,12 +208,44 @@ def model_bad_peer(size: Size, seed: int) -> Figures:
     )
 
 
-PATTERNS: dict[str, tuple[Callable[[Size], Figures], Callable[[Size, int], Figures]]] = {
+Patterns = Mapping[str, tuple[Callable[[Size], Figures], Callable[[Size, int], Figures]]]
+"""How each is played in the lab and, with a seed, in the model, by the names of patterns."""
+PATTERNS: Patterns = {
     "P1": (lab_same, model_same),
     "P2": (lab_shifted, model_shifted),
     "P3": (lab_disjoint, model_disjoint),
     "P11": (lab_bad_peer, model_bad_peer),
 }
+
+
+@harness.measures("M1")
+def run(say: harness.Say, patterns: Patterns = PATTERNS) -> harness.Result:
+    """Play all patterns in the model and in the lab."""
+    found = compare(patterns, Size(), say)
+    return harness.Result({"M1": worst(found)}, found, lambda picture: draw(picture, found))
+
+
+def compare(
+    patterns: Patterns, size: Size, say: harness.Say, turns: int = 1
+) -> dict[str, dict[str, float]]:
+    """Play patterns in both; return each figure of the lab and of the model.
+
+    :param turns: how often the lab plays each; the median counts
+
+    :raises harness.CannotRun: the lab cannot
+    """
+    found = {}
+    for name, (in_lab, in_model) in patterns.items():
+        say(f"{name}: the model")
+        modelled = joined(statistics.mean, [in_model(size, seed) for seed in SEEDS])
+        say(f"{name}: the lab")
+        measured = joined(statistics.median, [in_lab(size) for _ in range(turns)])
+        for what, value in measured.items():
+            pair = {"lab": value, "model": modelled[what]}
+            found[f"{name}, {what}"] = pair
+            both = f"lab {value:.3f}, model {pair['model']:.3f}"
+            say(f"{name}, {what}: {both}, {difference(pair):+.1%}")
+    return found
 
 
 def draw(picture: figure.Figure, found: dict[str, dict[str, float]]) -> None:
@@ -260,21 +262,25 @@ def draw(picture: figure.Figure, found: dict[str, dict[str, float]]) -> None:
     axes.legend()
 
 
-def main() -> int:
-    """Compare some patterns, and say by the exit status whether they agree."""
+def main(patterns: Patterns = PATTERNS) -> int:
+    """Compare some patterns, and say by the exit status whether they agree.
+
+    :param patterns: those that there are
+    """
     parser = argparse.ArgumentParser(prog="python -m evaluation.bench.m1_model")
-    parser.add_argument("names", metavar="PATTERN", nargs="*", help=f"of {', '.join(PATTERNS)}")
+    parser.add_argument("names", metavar="PATTERN", nargs="*", help=f"of {', '.join(patterns)}")
     parser.add_argument("--divisor", type=int, default=1, help="play so much less (1)")
     parser.add_argument("--slower", type=float, default=1, help="links so much slower (1)")
     parser.add_argument("--turns", type=int, default=1, help="of the lab (1)")
     options = parser.parse_args()
     numbers = options.divisor, options.slower, options.turns
-    if not set(options.names) <= set(PATTERNS) or min(numbers) < 1:
-        parser.error(f"patterns are {', '.join(PATTERNS)}; no number is below 1")
+    if not set(options.names) <= set(patterns) or min(numbers) < 1:
+        parser.error(f"patterns are {', '.join(patterns)}; no number is below 1")
     size = Size(options.divisor, options.slower)
     say = functools.partial(print, flush=True)
     try:
-        found = compare(options.names or list(PATTERNS), size, say, options.turns)
+        wanted = {name: patterns[name] for name in options.names or patterns}
+        found = compare(wanted, size, say, options.turns)
     except harness.CannotRun as e:
         print(f"M1 could not run: {e}", file=sys.stderr)
         return EXIT_COULD_NOT_RUN

@@ -82,9 +82,13 @@ class Console:
 
 
 class Business:
-    """Whether a process computes, or would if there were a processor for it."""
+    """Whether a process computes, or would if there were a processor for it.
 
-    def __init__(self, pid: int) -> None:
+    :param limit_s: who is busy for longer is not believed
+    """
+
+    def __init__(self, pid: int, limit_s: float = BUSY_S) -> None:
+        self._limit_s = limit_s
         self._tasks = pathlib.Path(f"/proc/{pid}/task")
         self._last_s = self._spoke_s = time.monotonic()
         self._last_wanted_s = 0.0
@@ -102,7 +106,7 @@ class Business:
                 wanted_s += (ran_ns + waited_ns) / 1e9
         more_s = wanted_s - self._last_wanted_s
         self._last_s, self._last_wanted_s = now_s, wanted_s
-        return more_s > BUSY_SHARE * passed_s and now_s - self._spoke_s < BUSY_S
+        return more_s > BUSY_SHARE * passed_s and now_s - self._spoke_s < self._limit_s
 
     def spoke(self) -> None:
         """Note that it gets on with what it does."""

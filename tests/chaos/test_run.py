@@ -111,18 +111,16 @@ def test_wrong_byte_is_found_once(tmp_path, start, way):
     assert f"{way}: " in made.findings[0]
 
 
-def test_reader_that_ends_and_one_that_waits_are_found(tmp_path, start, monkeypatch):
-    made = watch.Watch(["h1"])
+def test_reader_that_ends_and_one_that_waits_are_found(tmp_path, start):
+    made = watch.Watch(["h1"], read_limit_s=0.5)
     look_until(made, start(tmp_path / "none"), "ended by exit status 1")
     os.mkfifo(tmp_path / "pipe")  # who opens it waits
-    monkeypatch.setattr(watch, "WAITS_S", 0.5)
     look_until(made, start(tmp_path / "pipe", way="buffered"), "nothing explains it")
 
 
-def test_wait_that_a_step_explains_is_no_finding(tmp_path, start, monkeypatch):
+def test_wait_that_a_step_explains_is_no_finding(tmp_path, start):
     os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr(watch, "WAITS_S", 0.5)
-    made = watch.Watch(["h1", "h2"])
+    made = watch.Watch(["h1", "h2"], read_limit_s=0.5)
     reader = start(tmp_path / "pipe", way="buffered")
     step = plan.Step(1, 0.0, 9.0, "freeze-worker", "h1", "", 0)
     made.begins(step)

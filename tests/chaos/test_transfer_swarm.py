@@ -157,9 +157,10 @@ MORE_SEEDS = (1, 2, 3, 4)
 def test_faults_of_the_rules_are_found(fault, monkeypatch):
     seed, *where = FAULTS[fault]
     monkeypatch.setattr(*where)
+    limit = {}
     if fault == "what one peer is asked is not bounded":
-        monkeypatch.setattr(transfer_world, "MAX_IN_FLIGHT_BYTES", 16 * transfer_world.CHUNK)
-    found = (transfer_swarm.play(seed)[1] for seed in (seed, *MORE_SEEDS))
+        limit["in_flight_limit_bytes"] = 16 * transfer_world.CHUNK
+    found = (transfer_swarm.play(seed, **limit)[1] for seed in (seed, *MORE_SEEDS))
     assert any(isinstance(error, transfer_world.Broken) for error in found)
 
 

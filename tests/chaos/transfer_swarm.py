@@ -380,9 +380,11 @@ def play(
     learns_ring: bool = False,
     run_chunks: int = 1,
     segment_chunks: int = 1,
+    in_flight_limit_bytes: int = transfer_world.MAX_IN_FLIGHT_BYTES,
 ) -> tuple[Run, BaseException | None]:
     """Do one run; return it, and what was wrong."""
     run = Run(seed, hosts, learns_ring, run_chunks, segment_chunks)
+    run.world.in_flight_limit_bytes = in_flight_limit_bytes
     try:
         run.go()
     except Exception as e:

@@ -63,10 +63,18 @@ class Broken(Exception):
     """A promise does not hold."""
 
 
-class World:
-    """A run: its hosts, guests, and what was done."""
+Fault = Callable[["World"], Callable[[], object] | None]
+"""Does harm, and returns what undoes it."""
 
-    def __init__(self, seed: int, folder: pathlib.Path) -> None:
+
+class World:
+    """A run: its hosts, guests, and what was done.
+
+    :param faults: what may happen; one that is there twice is twice as likely
+    """
+
+    def __init__(self, seed: int, folder: pathlib.Path, faults: Sequence[Fault]) -> None:
+        self._faults = faults
         self.rng = random.Random(f"virtual/{seed}")
         self.is_calm = seed % CALM_EVERY == 0
         self.folder = folder
@@ -215,7 +223,7 @@ class World:
         async with trio.open_nursery() as nursery:
             while trio.current_time() < end_s:
                 await trio.sleep(self.rng.expovariate(self._faults_a_second))
-                fault = self.rng.choice(FAULTS)
+                fault = self.rng.choice(self._faults)
                 self.done[fault.__name__] += 1
                 undo = fault(self)
                 self._must_be_due_in_time()
@@ -532,7 +540,7 @@ class World:
             raise Broken(f"the source gave {given} bytes, there are {unique}")
 
 
-FAULTS: tuple[Callable[[World], Callable[[], object] | None], ...] = (
+FAULTS: tuple[Fault, ...] = (
     World.kill,
     World.break_source,
     World.break_source,
@@ -548,7 +556,7 @@ FAULTS: tuple[Callable[[World], Callable[[], object] | None], ...] = (
 )
 
 
-def play(seed: int) -> tuple[World, BaseException | None]:
+def play(seed: int, faults: Sequence[Fault] = FAULTS) -> tuple[World, BaseException | None]:
     """Do one run; return it, and what was wrong."""
     trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # as trio's plug-in for hypothesis does
     trio._core._run._r.seed(seed)
@@ -563,7 +571,7 @@ def play(seed: int) -> tuple[World, BaseException | None]:
     signal.alarm(WALL_S)
     try:
         with tempfile.TemporaryDirectory(dir=shared_memory()) as folder:
-            world = World(seed, pathlib.Path(folder))
+            world = World(seed, pathlib.Path(folder), faults)
             rng = random.Random(f"threads/{seed}")
             clocks = virtual_hosts.wall_clocks(world.clock_off_s)
             with world.network.in_force(), virtual_hosts.no_threads(rng), clocks:

@@ -16,16 +16,20 @@ from tests.chaos import plan
 from tests.chaos import readers
 
 WAITS_S = 30.0
-"""A read may wait so long when nothing explains it: a loaded machine, and back-off of all kinds."""
+"""Of a read that nothing explains: a loaded machine, and back-off of all kinds."""
 DIES_S = 25.0
 FINDINGS = 40
 """No more are kept."""
 
 
 class Watch:
-    """The findings of a run."""
+    """The findings of a run.
 
-    def __init__(self, hosts: Sequence[str]) -> None:
+    :param read_limit_s: a read may wait so long when nothing explains it
+    """
+
+    def __init__(self, hosts: Sequence[str], read_limit_s: float = WAITS_S) -> None:
+        self._read_limit_s = read_limit_s
         self.findings: list[str] = []
         self._active: dict[int, plan.Step] = {}
         now_s = time.monotonic()
@@ -103,7 +107,7 @@ class Watch:
             return
         state = reader.state
         since_s = max(state.since_s, self._clear_s[host], self._ran_s.get(reader.pid, 0.0))
-        if state.since_s and now_s - since_s > WAITS_S + reader.extra_s:
+        if state.since_s and now_s - since_s > self._read_limit_s + reader.extra_s:
             waits = f"{state.length} bytes at {state.offset}"
             took_s = now_s - state.since_s
             what = (

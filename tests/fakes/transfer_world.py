@@ -82,6 +82,7 @@ class World:
     :param chunks: of the image; a second one has every other chunk of it
     :param link_bytes_per_s: of each host and of the source; None: no time
     :param names: what hosts mean by the same chunk
+    :ivar in_flight_limit_bytes: a host may have asked no more of one peer
     :param table: of the first v-node table: ``vnodes`` of each host (40), ``location`` of each by
         its number, and what else ``hash_ring.Ring`` has
     """
@@ -99,6 +100,7 @@ class World:
         **table: Any,
     ) -> None:
         self.segment_chunks = segment_chunks
+        self.in_flight_limit_bytes = MAX_IN_FLIGHT_BYTES
         self.rng = random.Random(f"world/{seed}")
         self.make_names = names
         self._names = names()
@@ -433,7 +435,7 @@ def _check_peer(host: Host, peer: peer_state.Peer) -> None:
         if waits_s > times * timeout_s + LOOK_S:
             raise Broken(f"{host.name}: {peer.host} owes an answer since {waits_s:.1f} s")
     run_bytes = host.core.context.settings.run_chunks * CHUNK
-    if not 0 <= peer.in_flight_bytes < MAX_IN_FLIGHT_BYTES + run_bytes:
+    if not 0 <= peer.in_flight_bytes < host.world.in_flight_limit_bytes + run_bytes:
         raise Broken(f"{host.name}: {peer.in_flight_bytes} bytes are under way with {peer.host}")
     asks = dict.fromkeys(peer.pending.values())
     sent = sum(attempt.length for attempt in asks if attempt.sent_s is not None)

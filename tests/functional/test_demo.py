@@ -23,10 +23,9 @@ pytestmark = [
 ]
 
 
-def test_requests_leave_the_host_that_traffic_comes_to(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(demo_remap, "IMAGE_BYTES", 64 << 20)
+def test_requests_leave_the_host_that_traffic_comes_to(tmp_path) -> None:
     images = local.ImageFolder(tmp_path / "images")
-    image_id = images.add(local.random_bytes(demo_remap.IMAGE_BYTES))
+    image_id = images.add(local.random_bytes(64 << 20))
     said: list[str] = []
     with (
         network.Network(4, LINK_MBIT) as net,

@@ -165,9 +165,8 @@ def test_next_run_sweeps_what_a_killed_one_left_and_nothing_else() -> None:
         assert len(runs.namespaces(living.run.tag)) == 3
 
 
-def test_network_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "PREFIX", "300.0.0.")
-    net = network.Network(hosts=1)
-    with pytest.raises(errors.Unusable, match=r"300\.0\.0\.1/24"):
+def test_network_that_cannot_be_made_leaves_nothing() -> None:
+    net = network.Network(hosts=1, prefix="300.0.0.")
+    with pytest.raises(errors.Unusable, match=r"300\.0\.0\.254/24"):
         net.__enter__()
     assert left_of(net.run.tag) == []

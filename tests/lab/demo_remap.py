@@ -118,7 +118,7 @@ class Programs:
             self._failures.append(f"{host}: {e}")
 
     def _read(self, host: str, path: pathlib.Path) -> None:
-        offsets = list(range(0, IMAGE_BYTES, CHUNK_BYTES))
+        offsets = list(range(0, path.stat().st_size, CHUNK_BYTES))
         random.Random(host).shuffle(offsets)
         buffer = mmap.mmap(-1, CHUNK_BYTES)  # O_DIRECT wants it aligned
         with open(os.open(path, os.O_RDONLY | os.O_DIRECT), "rb", buffering=0) as image:

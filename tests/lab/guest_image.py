@@ -130,16 +130,27 @@ def mirror_of(suite: str) -> str:
     raise errors.Unusable("apt", f"no HTTP mirror for {suite} is configured", "See sources.list(5)")
 
 
-def _command(folder: pathlib.Path, say: Say, argv: Sequence[str | pathlib.Path]) -> None:
-    """Run a command in a room of its own; its output goes to a log, the last line is said."""
+def _command(
+    folder: pathlib.Path,
+    say: Say,
+    argv: Sequence[str | pathlib.Path],
+    room: Sequence[str] = ROOM,
+    deadline_s: float = DEBOOTSTRAP_DEADLINE_S,
+    say_every_s: float = SAY_EVERY_S,
+) -> None:
+    """Run a command in a room of its own; its output goes to a log, the last line is said.
+
+    :param room: the command that makes the room
+    :raises subprocess.TimeoutExpired: it took longer
+    """
     log = folder / "build.log"
-    words = [*ROOM, *map(str, argv)]
+    words = [*room, *map(str, argv)]
     with log.open("ab") as out:
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
         try:
-            status = _wait(process, log, say)
+            status = _wait(process, log, say, deadline_s, say_every_s)
         except BaseException:
             process.kill()
             process.wait()
@@ -149,15 +160,21 @@ def _command(folder: pathlib.Path, say: Say, argv: Sequence[str | pathlib.Path])
         raise errors.Unusable(f"building the guest image: {argv[0]}", tail.strip())
 
 
-def _wait(process: subprocess.Popen[bytes], log: pathlib.Path, say: Say) -> int:
+def _wait(
+    process: subprocess.Popen[bytes],
+    log: pathlib.Path,
+    say: Say,
+    deadline_s: float,
+    say_every_s: float,
+) -> int:
     """Wait for a process and say now and then what it logged last; return its status."""
     begin = time.monotonic()
     while True:
         try:
-            return process.wait(SAY_EVERY_S)
+            return process.wait(say_every_s)
         except subprocess.TimeoutExpired:
             passed_s = time.monotonic() - begin
-            if passed_s > DEBOOTSTRAP_DEADLINE_S:
+            if passed_s > deadline_s:
                 raise
             lines = log.read_text(errors="replace").splitlines() or [""]
             say(f"guest image: {passed_s:.0f} s: {lines[-1]}")

@@ -33,7 +33,8 @@ from acstor_common import errors
 from tests.lab import runs
 
 PREFIX = "10.0.0."
-SOURCE_ADDRESS = f"{PREFIX}254"
+SOURCE_NUMBER = 254
+SOURCE_ADDRESS = f"{PREFIX}{SOURCE_NUMBER}"
 HOST_LIMIT = 200
 DEFAULT_MTU = 1500
 MIN_MTU, MAX_MTU = 576, 65535
@@ -116,6 +117,7 @@ class Network:
     :param hosts: number of hosts, 1 to 200
     :param link_mbit: rate of each host's link, both ways; None leaves it unshaped
     :param source_mbit: the same for the image server
+    :param prefix: of all addresses: their first three numbers
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class Network:
         link_mbit: float | None = None,
         source_mbit: float | None = None,
         mtu: int = DEFAULT_MTU,
+        prefix: str = PREFIX,
     ) -> None:
         if not 1 <= hosts <= HOST_LIMIT:
             raise ValueError(f"a lab has 1 to {HOST_LIMIT} hosts, not {hosts}")
@@ -135,8 +138,8 @@ class Network:
         self.link_mbit, self.source_mbit, self.mtu = link_mbit, source_mbit, mtu
         self.run = runs.Run()
         self._switch = self.run.namespace("switch")
-        self.source = self._host("source", SOURCE_ADDRESS)
-        self.hosts = [self._host(f"h{n}", f"{PREFIX}{n}") for n in range(1, hosts + 1)]
+        self.source = self._host("source", f"{prefix}{SOURCE_NUMBER}")
+        self.hosts = [self._host(f"h{n}", f"{prefix}{n}") for n in range(1, hosts + 1)]
 
     def _host(self, name: str, address: str) -> Host:
         return Host(name, self.run.namespace(name), address, self.run.folder / name)

@@ -135,9 +135,9 @@ def tool(argv: Sequence[str | pathlib.Path], stdin: str | None = None) -> str:
     return done.stdout
 
 
-def namespaces(tag: str) -> list[str]:
+def namespaces(tag: str, netns_folder: pathlib.Path = NETNS_FOLDER) -> list[str]:
     """Return the names of the network namespaces of run ``tag``."""
-    names = os.listdir(NETNS_FOLDER) if NETNS_FOLDER.is_dir() else []
+    names = os.listdir(netns_folder) if netns_folder.is_dir() else []
     return sorted(name for name in names if name.startswith(f"acs{tag}-"))
 
 
@@ -186,10 +186,12 @@ def _kill_until_gone(find: Callable[[], list[int]], deadline_s: float) -> None:
         time.sleep(0.02)
 
 
-def erase(tag: str) -> None:
+def erase(
+    tag: str, runs_folder: pathlib.Path = RUNS_FOLDER, netns_folder: pathlib.Path = NETNS_FOLDER
+) -> None:
     """Remove all that run ``tag`` made: processes, mounts, namespaces, its folder."""
-    folder = RUNS_FOLDER / tag
-    names = namespaces(tag)
+    folder = runs_folder / tag
+    names = namespaces(tag, netns_folder)
     kill_all(names)
     for point in mounts_beneath(folder, kind="fuse"):  # nobody may be there to answer a look
         tool(["umount", "--lazy", point])
@@ -203,15 +205,17 @@ def erase(tag: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep() -> list[str]:
+def sweep(
+    runs_folder: pathlib.Path = RUNS_FOLDER, netns_folder: pathlib.Path = NETNS_FOLDER
+) -> list[str]:
     """Erase the runs whose owner is dead and return their tags."""
-    tags = set(os.listdir(RUNS_FOLDER)) if RUNS_FOLDER.is_dir() else set()
-    if NETNS_FOLDER.is_dir():
-        named = (re.match(r"acs([0-9tn]+)-", name) for name in os.listdir(NETNS_FOLDER))
+    tags = set(os.listdir(runs_folder)) if runs_folder.is_dir() else set()
+    if netns_folder.is_dir():
+        named = (re.match(r"acs([0-9tn]+)-", name) for name in os.listdir(netns_folder))
         tags.update(match[1] for match in named if match)
     orphans = sorted(tag for tag in tags if is_orphan(tag))
     for tag in orphans:
-        erase(tag)
+        erase(tag, runs_folder, netns_folder)
     return orphans
 
 

@@ -185,7 +185,13 @@ ACSTOR = "acstor"
 """As acstor is meant: with a boot image; and the second act is played with its agents."""
 
 
-def travel(journeys: dict[str, Journey], label: str, say: Say) -> None:
+def travel(
+    journeys: dict[str, Journey],
+    label: str,
+    say: Say,
+    deadline_s: float = 2 * DEADLINE_S,
+    say_every_s: float = SAY_EVERY_S,
+) -> None:
     """Let all journeys go on side by side until each has arrived; say where they are.
 
     :raises errors.Unusable: one failed, or they took too long together
@@ -197,9 +203,9 @@ def travel(journeys: dict[str, Journey], label: str, say: Say) -> None:
             places[name] = next(journey, "booted")
         now = time.monotonic()
         words = "  ".join(f"{name}: {place}" for name, place in places.items())
-        if now - begin > 2 * DEADLINE_S:
+        if now - begin > deadline_s:
             raise errors.Unusable(label, f"not all have booted after {now - begin:.0f} s: {words}")
-        if now - last_said >= SAY_EVERY_S:
+        if now - last_said >= say_every_s:
             say(f"{label} | {now - begin:4.0f} s | {words}")
             last_said = now
         time.sleep(0.05)

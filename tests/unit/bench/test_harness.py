@@ -9,6 +9,7 @@ import runpy
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from collections.abc import Iterator
 
 import pytest
@@ -17,31 +18,33 @@ from matplotlib import figure
 from evaluation.bench import harness
 
 
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, harness.Benchmark]:
-    """Begin without the real benchmarks."""
-    fresh: dict[str, harness.Benchmark] = {}
-    monkeypatch.setattr(harness, "_REGISTRY", fresh)
-    return fresh
-
-
-def add(bench_id: str, target: str, result: harness.Result | Exception) -> harness.Benchmark:
+def add(
+    bench_id: str,
+    target: str,
+    result: harness.Result | Exception,
+    registry: dict[str, harness.Benchmark] | None = None,
+) -> harness.Benchmark:
+    """Return a benchmark, registered beside those of a registry, or alone."""
+    into = {} if registry is None else registry
     entry = harness.Entry(f"Title of {bench_id}", harness.Target.parse(target), "GB/s")
 
-    @harness.measures(bench_id, entries={bench_id: entry})
+    @harness.measures(bench_id, entries={bench_id: entry}, registry=into)
     def run(say: harness.Say) -> harness.Result:
         say(f"{bench_id} at work")
         if isinstance(result, Exception):
             raise result
         return result
 
-    return harness._REGISTRY[bench_id]
+    return into[bench_id]
 
 
-def run(results: pathlib.Path, *wanted: harness.Benchmark) -> tuple[bool, list[str]]:
+def run(
+    results: pathlib.Path,
+    *wanted: harness.Benchmark,
+    known: Iterable[harness.Benchmark] = (),
+) -> tuple[bool, list[str]]:
     lines: list[str] = []
-    known = harness._REGISTRY.values()
-    return harness.run_benchmarks(wanted, known, results, lines.append), lines
+    return harness.run_benchmarks(wanted, known or wanted, results, lines.append), lines
 
 
 @pytest.mark.parametrize(
@@ -69,7 +72,6 @@ def test_what_is_no_target_is_refused(text: str) -> None:
         harness.Target.parse(text)
 
 
-@pytest.mark.usefixtures("registry")
 def test_last_line_gives_id_value_target_and_verdict(tmp_path: pathlib.Path) -> None:
     done = run(tmp_path, add("P9", ">= 2", harness.Result({"P9": 6.54321})))
     assert done[0] and done[1][-1] == "P9 6.543 >=2 pass"
@@ -86,7 +88,6 @@ def test_code_that_is_not_committed_is_told_and_a_run_s_own_results_are_not(
     code, page = tmp_path / "code.py", tmp_path / "evaluation/papers/results/S0.json"
     page.parent.mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(harness, "ROOT", tmp_path)
     for path in (code, page):
         path.write_text("1")
     git("init", "--quiet")
@@ -95,11 +96,10 @@ def test_code_that_is_not_committed_is_told_and_a_run_s_own_results_are_not(
     told = []
     for path in (page, code):
         path.write_text("2")
-        told.append(harness.machine()["has_local_changes"])
+        told.append(harness.machine(tmp_path)["has_local_changes"])
     assert told == [False, True]
 
 
-@pytest.mark.usefixtures("registry")
 def test_json_and_picture_are_kept(tmp_path: pathlib.Path) -> None:
     results = tmp_path / "new" / "folder"
     run(results, add("P9", ">= 2", harness.Result({"P9": 1.5}, {"sha1": 2.0})))
@@ -125,14 +125,12 @@ def test_json_and_picture_are_kept(tmp_path: pathlib.Path) -> None:
     assert (results / "P9.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.usefixtures("registry")
 def test_benchmark_draws_its_own_picture(tmp_path: pathlib.Path) -> None:
     drawn: list[figure.Figure] = []
     run(tmp_path, add("P9", ">= 2", harness.Result({"P9": 1.0}, draw=drawn.append)))
     assert len(drawn) == 1 and (tmp_path / "P9.png").exists()
 
 
-@pytest.mark.usefixtures("registry")
 def test_ids_of_one_run_are_measured_once_and_the_wanted_one_comes_last(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -141,20 +139,20 @@ def test_ids_of_one_run_are_measured_once_and_the_wanted_one_comes_last(
     targets = {"P1": "<= 1.15", "P1b": "<= 1.02", "P1c": "<= 1.05"}
     entries = {name: harness.Entry("", harness.Target.parse(one)) for name, one in targets.items()}
 
-    @harness.measures(*targets, entries=entries)
+    known: dict[str, harness.Benchmark] = {}
+
+    @harness.measures(*targets, entries=entries, registry=known)
     def measure(say: harness.Say) -> harness.Result:
         runs.append(1)
         return harness.Result({"P1": 1.1, "P1b": 1.3, "P1c": 1.0})
 
-    known = harness._REGISTRY
-    done, lines = run(tmp_path, known["P1"], known["P1b"])
+    done, lines = run(tmp_path, known["P1"], known["P1b"], known=known.values())
     assert done and len(runs) == 1
     assert set(lines[-2:]) == {"P1 1.1 <=1.15 pass", "P1b 1.3 <=1.02 fail"}
     assert lines[-3] == "P1c 1 <=1.05 pass"
     assert {path.name for path in tmp_path.glob("*.json")} == {"P1.json", "P1b.json", "P1c.json"}
 
 
-@pytest.mark.usefixtures("registry")
 def test_missed_target_is_no_failure_of_the_tool(tmp_path: pathlib.Path) -> None:
     done, lines = run(tmp_path, add("P9", ">= 2", harness.Result({"P9": 0.1})))
     assert done and lines[-1].endswith("fail")
@@ -169,7 +167,6 @@ def test_missed_target_is_no_failure_of_the_tool(tmp_path: pathlib.Path) -> None
         (harness.Result({"P8": (1.0, 2.0)}), "see above"),
     ],
 )
-@pytest.mark.usefixtures("registry")
 def test_benchmark_that_cannot_run_does_not_stop_the_others(
     tmp_path: pathlib.Path, trouble: harness.Result | Exception, reason: str
 ) -> None:
@@ -181,11 +178,11 @@ def test_benchmark_that_cannot_run_does_not_stop_the_others(
     assert not (tmp_path / "P8.json").exists()
 
 
-@pytest.mark.usefixtures("registry")
 def test_two_benchmarks_cannot_have_one_id() -> None:
-    add("P9", ">= 2", harness.Result({}))
+    registry: dict[str, harness.Benchmark] = {}
+    add("P9", ">= 2", harness.Result({}), registry)
     with pytest.raises(ValueError, match="two benchmarks are called P9"):
-        add("P9", ">= 2", harness.Result({}))
+        add("P9", ">= 2", harness.Result({}), registry)
 
 
 def test_benchmarks_are_found_and_sorted_by_number() -> None:

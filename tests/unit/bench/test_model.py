@@ -21,12 +21,11 @@ def silent(line: str) -> None:
     pass
 
 
-def model_of(monkeypatch: pytest.MonkeyPatch, lab: float, *model: float) -> None:
-    """Let one pattern have one figure, which each seed of the model finds to be another."""
+def model_of(lab: float, *model: float) -> m1_model.Patterns:
+    """Return one pattern that has one figure, which each seed of the model finds to be another."""
     by_seed = dict(zip(m1_model.SEEDS, model, strict=True))
     in_lab: Callable[[m1_model.Size], m1_model.Figures] = lambda size: {"figure": lab}  # noqa: E731
-    pair = in_lab, lambda size, seed: {"figure": by_seed[seed]}
-    monkeypatch.setattr(m1_model, "PATTERNS", {"P1": pair})
+    return {"P1": (in_lab, lambda size, seed: {"figure": by_seed[seed]})}
 
 
 @pytest.mark.parametrize(
@@ -45,18 +44,16 @@ def test_status_says_whether_the_mean_of_the_model_agrees_with_the_lab(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    model_of(monkeypatch, lab, *model)
     monkeypatch.setattr(sys, "argv", ["m1_model", "P1"])
-    assert m1_model.main() == status
+    assert m1_model.main(model_of(lab, *model)) == status
     printed = capsys.readouterr().out
     assert f"P1, figure: lab {lab:.3f}, model {sum(model) / 3:.3f}" in printed
 
 
-def test_median_of_the_turns_of_the_lab_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_median_of_the_turns_of_the_lab_counts() -> None:
     turns = iter((1.0, 9.0, 1.2))
     pair = lambda size: {"figure": next(turns)}, lambda size, seed: {"figure": 1.0}
-    monkeypatch.setattr(m1_model, "PATTERNS", {"P1": pair})
-    found = m1_model.compare(["P1"], SMALL, silent, turns=3)
+    found = m1_model.compare({"P1": pair}, SMALL, silent, turns=3)
     assert found == {"P1, figure": {"lab": 1.2, "model": 1.0}}
 
 
@@ -64,11 +61,9 @@ def test_lab_that_cannot_run_is_another_status(monkeypatch: pytest.MonkeyPatch) 
     def fail(size: m1_model.Size) -> m1_model.Figures:
         raise harness.CannotRun("as it should")
 
-    model_of(monkeypatch, 1.0, 1.0, 1.0, 1.0)
-    (_, in_model) = m1_model.PATTERNS["P1"]
-    monkeypatch.setattr(m1_model, "PATTERNS", {"P1": (fail, in_model)})
+    (_, in_model) = model_of(1.0, 1.0, 1.0, 1.0)["P1"]
     monkeypatch.setattr(sys, "argv", ["m1_model"])
-    assert m1_model.main() == m1_model.EXIT_COULD_NOT_RUN
+    assert m1_model.main({"P1": (fail, in_model)}) == m1_model.EXIT_COULD_NOT_RUN
 
 
 @pytest.mark.parametrize(
@@ -82,11 +77,8 @@ def test_unknown_pattern_and_divisor_are_wrong_usage(
         m1_model.main()
 
 
-def test_benchmark_is_the_largest_difference_and_draws_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model_of(monkeypatch, 2.0, 1.5, 1.5, 1.5)
-    found = m1_model.run(silent)
+def test_benchmark_is_the_largest_difference_and_draws_all() -> None:
+    found = m1_model.run(silent, model_of(2.0, 1.5, 1.5, 1.5))
     assert found.values == {"M1": 0.25}
     picture = figure.Figure()
     assert found.draw is not None

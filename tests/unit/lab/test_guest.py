@@ -115,9 +115,7 @@ def test_socket_with_a_long_path_is_reached(tmp_path: pathlib.Path) -> None:
                 assert accepted.recv(5) == b"hello"
 
 
-def test_a_build_says_what_it_is_doing(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(guest_image, "ROOM", [])
-    monkeypatch.setattr(guest_image, "SAY_EVERY_S", 0.1)
+def test_a_build_says_what_it_is_doing(tmp_path) -> None:
     said: list[str] = []
     go_on = tmp_path / "go-on"
 
@@ -127,13 +125,11 @@ def test_a_build_says_what_it_is_doing(tmp_path, monkeypatch) -> None:
             go_on.touch()
 
     script = f"echo retrieving; echo unpacking; until [ -e {go_on} ]; do sleep 0.05; done"
-    guest_image._command(tmp_path, say, ["sh", "-c", script])
+    guest_image._command(tmp_path, say, ["sh", "-c", script], room=(), say_every_s=0.1)
     assert said[-1].endswith("unpacking")
 
 
-def test_a_build_that_hangs_is_ended(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(guest_image, "ROOM", [])
-    monkeypatch.setattr(guest_image, "SAY_EVERY_S", 0.1)
-    monkeypatch.setattr(guest_image, "DEBOOTSTRAP_DEADLINE_S", 0.3)
+def test_a_build_that_hangs_is_ended(tmp_path) -> None:
+    soon = {"room": (), "deadline_s": 0.3, "say_every_s": 0.1}
     with pytest.raises(subprocess.TimeoutExpired):
-        guest_image._command(tmp_path, lambda _: None, ["sleep", "600"])
+        guest_image._command(tmp_path, lambda _: None, ["sleep", "600"], **soon)

@@ -63,13 +63,9 @@ def test_signal_waits_until_clean_up_is_over() -> None:
     assert order == ["cleaned up"]
 
 
-def test_folder_of_a_run_is_swept_only_when_its_owner_is_dead(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runs, "RUNS_FOLDER", tmp_path)
-    monkeypatch.setattr(runs, "NETNS_FOLDER", tmp_path / "none")
+def test_folder_of_a_run_is_swept_only_when_its_owner_is_dead(tmp_path: pathlib.Path) -> None:
     orphan, own, foreign = f"{dead_pid()}t1n1", runs.new_tag(), "notes"
     for name in (orphan, own, foreign):
         (tmp_path / name).mkdir()
-    assert runs.sweep() == [orphan]
+    assert runs.sweep(tmp_path, tmp_path / "none") == [orphan]
     assert sorted(os.listdir(tmp_path)) == sorted([own, foreign])

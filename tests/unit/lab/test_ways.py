@@ -41,12 +41,10 @@ def journey(steps: int) -> Iterator[str]:
         yield f"step {step}"
 
 
-def test_journeys_go_on_side_by_side_until_the_last_has_arrived(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ways, "SAY_EVERY_S", 0.0)
+def test_journeys_go_on_side_by_side_until_the_last_has_arrived() -> None:
     said: list[str] = []
-    ways.travel({"h1": journey(1), "h2": journey(3)}, "test", said.append)  # type: ignore[dict-item]
+    journeys = {"h1": journey(1), "h2": journey(3)}
+    ways.travel(journeys, "test", said.append, say_every_s=0.0)  # type: ignore[arg-type]
     assert [words.split(" | ")[2] for words in said] == [
         "h1: step 0  h2: step 0",
         "h1: booted  h2: step 1",
@@ -55,10 +53,10 @@ def test_journeys_go_on_side_by_side_until_the_last_has_arrived(
     ]
 
 
-def test_journey_that_never_arrives_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "DEADLINE_S", 0.1)
+def test_journey_that_never_arrives_is_named() -> None:
+    journeys = {"h1": journey(1000), "h2": journey(1)}
     with pytest.raises(errors.Unusable, match=r"h1: step [0-9]+ *h2: booted"):
-        ways.travel({"h1": journey(1000), "h2": journey(1)}, "test", print)  # type: ignore[dict-item]
+        ways.travel(journeys, "test", print, deadline_s=0.2)  # type: ignore[arg-type]
 
 
 def test_report_names_emulation_and_every_figure() -> None:
