@@ -33,6 +33,9 @@ GB = 1e9
 DEADLINE_S = 300.0
 """No reading takes longer: then agents are killed, and their guests see errors."""
 STORED_DEADLINE_S = 60.0
+HOME_VNODES = 200
+"""Of who gives, beside one of the host that reads, which must be on the table to be answered."""
+PLAINLY = "plain Python"
 TOUCHED = 3
 """So many times an image's bytes are touched before it is read: what is received, what the kernel
 keeps of the disk, what the reader asks for."""

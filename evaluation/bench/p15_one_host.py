@@ -38,10 +38,7 @@ IMAGE_BYTES = int(os.environ.get("ACSTOR_BENCH_P15_MIB", "1024")) * geometry.MIB
 CACHE_BYTES = 2 * IMAGE_BYTES + 256 * geometry.MIB
 PEERS = (1, 4, 16)
 ROUNDS = 3
-HOME_VNODES = 200
-"""Of each giver, beside one of the host that reads, which must be on the table to be answered."""
 MODES = ("secure", "insecure")
-FLOOR = "plain Python"
 
 
 @harness.measures("P15")
@@ -64,7 +61,8 @@ def run(say: harness.Say) -> harness.Result:
     details: dict[str, Any] = {
         "ways": best,
         "of_floor": {
-            peers: _rate(ways[MODES[0]]) / _rate(ways[FLOOR]) for peers, ways in best.items()
+            peers: _rate(ways[MODES[0]]) / _rate(ways[loopback.PLAINLY])
+            for peers, ways in best.items()
         },
     }
     return harness.Result({"P15": rates}, details, lambda picture: draw(picture, best))
@@ -114,7 +112,7 @@ class Play:
         :raises harness.CannotRun: bytes did not come
         """
         image_map = self._images.map_of(self._image_id)
-        vnodes = {**dict.fromkeys(self._givers, HOME_VNODES), "reader": 1}
+        vnodes = {**dict.fromkeys(self._givers, loopback.HOME_VNODES), "reader": 1}
         cloud = loopback.Cloud(self._folder, self._images, vnodes, self._security, CACHE_BYTES)
         found = []
         with contextlib.ExitStack() as stack:
@@ -129,7 +127,7 @@ class Play:
                     loopback.attach(reader, self._image_id)
                     found.append((self._security, self._by_agents(reader, givers)))
                 plain = loopback.plainly(self._folder, self._images, self._image_id, self._peers)
-                found.append((FLOOR, plain))
+                found.append((loopback.PLAINLY, plain))
         return found
 
     def _by_agents(self, reader: agents.Agent, givers: Sequence[agents.Agent]) -> loopback.Figures:

@@ -30,10 +30,7 @@ IMAGE_BYTES = 256 * geometry.MIB
 CACHE_BYTES = 2 * IMAGE_BYTES
 CACHE_REPEATS = 4
 ROUNDS = 6
-HOME_VNODES = 200
-"""Beside one of the host that reads, which must be on the table to be answered."""
 MODES = ("insecure", "secure")
-FLOOR = "plain Python"
 
 
 @harness.measures("P8")
@@ -48,7 +45,7 @@ def run(say: harness.Say) -> harness.Result:
         for turn, security in itertools.product(range(ROUNDS), MODES):
             played = play(folder / f"{security}-{turn}", images, image_id, security)
             if security == MODES[0]:
-                played[FLOOR] = loopback.plainly(folder, images, image_id)
+                played[loopback.PLAINLY] = loopback.plainly(folder, images, image_id)
             for way, figures in played.items():
                 say(
                     f"{way}: {figures['cpu_s_per_gb']:.2f} CPU s/GB, {figures['gb_per_s']:.2f} GB/s"
@@ -63,7 +60,7 @@ def play(
     folder: pathlib.Path, images: local.ImageFolder, image_id: ids.ImageId, security: str
 ) -> dict[str, dict[str, Any]]:
     """Let two new agents exchange the image in one of the modes; return what each way cost."""
-    hosts = {"h1": HOME_VNODES, "h2": 1}
+    hosts = {"h1": loopback.HOME_VNODES, "h2": 1}
     cloud = loopback.Cloud(folder, images, hosts, security, CACHE_BYTES)
     with contextlib.ExitStack() as stack:
         first, second = (stack.enter_context(cloud.running(host)) for host in hosts)

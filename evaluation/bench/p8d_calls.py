@@ -69,7 +69,7 @@ def traced(
     folder: pathlib.Path, images: local.ImageFolder, image_id: ids.ImageId
 ) -> tuple[list[tuple[float, float]], dict[str, list[Call]]]:
     """Return when each read began and was over, and all calls of both hosts."""
-    hosts = {"giver": 200, "reader": 1}
+    hosts = {"giver": loopback.HOME_VNODES, "reader": 1}
     cloud = loopback.Cloud(folder / "cloud", images, hosts, "secure", 2 * IMAGE_BYTES)
     spans: list[tuple[float, float]] = []
     with contextlib.ExitStack() as stack:

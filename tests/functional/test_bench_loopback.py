@@ -25,7 +25,7 @@ def test_host_reads_an_image_from_peers_and_by_plain_python(peers, images, tmp_p
     image_id = images.add(local.random_bytes(IMAGE_BYTES))
     play = p15_one_host.Play(tmp_path / "play", images, image_id, peers, "insecure")
     turns = play.turns(1)
-    assert [way for way, _ in turns] == ["insecure", p15_one_host.FLOOR]
+    assert [way for way, _ in turns] == ["insecure", loopback.PLAINLY]
     for _, figures in turns:
         assert figures["gb_per_s"] > 0
         assert len(figures["by_agent"]) == 1 + peers

@@ -56,7 +56,7 @@ def test_reads_of_chunks_cover_them_once_and_no_others(image_map: chunk_map.Chun
 
 def test_picture_has_a_bar_for_each_way_and_number_of_peers() -> None:
     figures = {"gb_per_s": 0.5, "cpu_s_per_gb": 2.0, "by_agent": [1.0, 1.0]}
-    ways = {"insecure": figures, p15_one_host.FLOOR: figures}
+    ways = {"insecure": figures, loopback.PLAINLY: figures}
     picture = figure.Figure()
     p15_one_host.draw(picture, {"1 peer": ways, "4 peers": ways})
     rates, costs = picture.axes
