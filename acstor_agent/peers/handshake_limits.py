@@ -82,11 +82,11 @@ class HandshakeLimits:
 
     def admit_connection(self, ip: str) -> bool:
         """Return whether to accept a connection from an address; count it if not."""
-        return self._admit(self.handshakes.check_address, ip)
+        return self._admit(self.handshakes.admit_connection, ip)
 
     def admit_handshake(self, ip: str) -> bool:
         """Return whether an address may start a handshake; count it if not."""
-        return self._admit(self.handshakes.try_begin, ip)
+        return self._admit(self.handshakes.admit_handshake, ip)
 
     def _admit(self, rule: Callable[[str, float], bool], ip: str) -> bool:
         now = trio.current_time()

@@ -22,7 +22,7 @@ from typing import Self
 from acstor_common import errors
 
 ALLOCATION: Final = "base:allocation"
-"""Context with the flags of :class:`Allocation`."""
+"""Context of holes and zeros."""
 MAX_READ_BYTES: Final = 1 << 20
 _MAX_STATUS_BYTES: Final = 1 << 30
 """Range of one block status request."""
@@ -81,13 +81,6 @@ class _ReplyKind(enum.IntEnum):
     DATA = 1
     HOLE = 2
     BLOCK_STATUS = 5
-
-
-class Allocation(enum.IntFlag):
-    """Flags of ``base:allocation``."""
-
-    HOLE = 1
-    ZERO = 2
 
 
 DIRTY: Final = 1

@@ -102,10 +102,7 @@ class _Snapshot(NamedTuple):
 
 
 class CheckpointTaker:
-    """Takes checkpoints of this host's servers; one thread per server.
-
-    :param clock_ms: wall clock, since 1970
-    """
+    """Takes checkpoints of this host's servers; one thread per server."""
 
     def __init__(
         self,
@@ -116,11 +113,10 @@ class CheckpointTaker:
         pool: holder_group.HolderPool,
         register: checkpoint_record.Register,
         scratch: scratch_files.ScratchFiles,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._settings, self._domains, self._states = settings, domains, states
         self._image_of, self._pool, self._register = image_of, pool, register
-        self._scratch, self._clock_ms = scratch, clock_ms
+        self._scratch = scratch
         self._windows = snapshot_window.SnapshotWindow(settings.window_s, settings.long_window_s)
         self._rate_limit = rate_limit.RateLimit(settings.rate_bytes_s, settings.ended)
 
@@ -318,7 +314,7 @@ class CheckpointTaker:
                 LOG.warning("%s", e)
                 before, since = None, ""
                 exported = self._export(stack, domain, bitmap, since)
-            taken_ms = self._clock_ms()
+            taken_ms = _wall_clock_ms()
             context = _meta_context(libvirt_domains.EXPORT_BITMAP if since else "")
             disk = stack.enter_context(nbd_client.Disk(exported.export, context, NBD_TIMEOUT_S))
             before, should_stop = before if since else None, lambda: watched.should_stop
@@ -343,7 +339,7 @@ class CheckpointTaker:
         base_of, settings = self._domains.base_of, self._settings
         bitmaps = offline_export.list_bitmaps(server.disk, base_of)
         since = state.bitmap if state.bitmap in bitmaps and before else ""
-        taken_ms = self._clock_ms()
+        taken_ms = _wall_clock_ms()
         context = _meta_context(since)
         with (
             offline_export.export_disk(
@@ -472,6 +468,10 @@ class CheckpointTaker:
         if left != state.obsolete_bitmaps or state.may_be_frozen:
             state.obsolete_bitmaps, state.may_be_frozen = left, False
             self._states.save(server.instance, state)
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _meta_context(bitmap: str) -> str:

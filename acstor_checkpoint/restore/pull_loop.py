@@ -87,10 +87,10 @@ class PullLoop:
                 LOG.exception("disks of recovered servers are not checked")
         self.wait_for_pull()
 
-    def wait_for_pull(self, timeout_s: float = _ENDS_WITHIN_S) -> None:
-        """Wait for the running offline pull."""
+    def wait_for_pull(self) -> None:
+        """Wait for the running offline pull, _ENDS_WITHIN_S at most."""
         if self._offline_thread is not None:
-            self._offline_thread.join(timeout_s)
+            self._offline_thread.join(_ENDS_WITHIN_S)
 
     def start_due_pulls(self) -> None:
         """Start all pulls that are due."""

@@ -7,7 +7,6 @@ Every wait has a timeout: ``silence_s`` without data, and a deadline for each bo
 import math
 import ssl
 import time
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Final
@@ -57,9 +56,8 @@ class TlsChannel:
         sock: ssl.SSLSocket,
         role: type[h11.CLIENT | h11.SERVER],
         limits: ChannelLimits = LIMITS,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sock, self._limits, self._clock = sock, limits, clock
+        self._sock, self._limits = sock, limits
         self._http = h11.Connection(role, max_incomplete_event_size=_MAX_HEAD_BYTES)
         self._until_s = math.inf
 
@@ -69,7 +67,7 @@ class TlsChannel:
 
     def receive(self, within_s: float) -> h11.Event | None:
         """Return the next event; None if the peer paused."""
-        until_s = self._clock() + within_s
+        until_s = time.monotonic() + within_s
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 self._wait_until(until_s)
@@ -85,18 +83,18 @@ class TlsChannel:
 
     def send_body(self, pieces: Iterable[bytes | bytearray], length: int) -> None:
         """Send a body and its end."""
-        until_s, limits = self._clock() + self._limits.body_s(length), self._limits
+        until_s, limits = time.monotonic() + self._limits.body_s(length), self._limits
         for piece in pieces:
             view = memoryview(piece)
             for at in range(0, len(view), limits.piece_bytes):
                 event = h11.Data(data=view[at : at + limits.piece_bytes])  # type: ignore[arg-type]
                 for data in self._http.send_with_data_passthrough(event) or ():  # without a copy
-                    self._write(data, min(limits.silence_s, until_s - self._clock()))
+                    self._write(data, min(limits.silence_s, until_s - time.monotonic()))
         self.send(h11.EndOfMessage())
 
     def iter_body(self, length: int) -> Iterator[bytes]:
         """Yield the next body, which must not be longer than announced."""
-        until_s, silence_s = self._clock() + self._limits.body_s(length), self._limits.silence_s
+        until_s, silence_s = time.monotonic() + self._limits.body_s(length), self._limits.silence_s
         left_s, left = silence_s, length
         while isinstance(event := self.receive(left_s), h11.Data):
             left -= len(event.data)
@@ -105,7 +103,7 @@ class TlsChannel:
                     f"a body of more than the {length} bytes that were announced"
                 )
             yield bytes(event.data)
-            left_s = min(silence_s, until_s - self._clock())
+            left_s = min(silence_s, until_s - time.monotonic())
         if not isinstance(event, h11.EndOfMessage):
             raise ConnectionBroken("it ended in the middle")
 
@@ -121,14 +119,14 @@ class TlsChannel:
         self._sock.close()
 
     def _wait_until(self, until_s: float) -> None:
-        left_s = min(until_s, self._until_s) - self._clock()
+        left_s = min(until_s, self._until_s) - time.monotonic()
         if left_s <= 0:
             raise ConnectionBroken("it is too slow")
         self._sock.settimeout(left_s)
 
     def _write(self, data: bytes, within_s: float) -> None:
         try:
-            self._wait_until(self._clock() + within_s)
+            self._wait_until(time.monotonic() + within_s)
             self._sock.sendall(data)
         except OSError as e:
             raise ConnectionBroken(str(e) or type(e).__name__) from e

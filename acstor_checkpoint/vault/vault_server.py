@@ -31,6 +31,7 @@ from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials
 from acstor_common.identity import handshake_limiter
+from acstor_common.util import log_limit
 from acstor_common.util import supervision
 
 LOG = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ LINGER_S: Final = 2.0
 """How long to read from a refused client, so that it can read the response."""
 _BACKLOG: Final = 128
 _LOOK_S: Final = 1.0
-_SAY_AGAIN_S: Final = 10.0
+_REFUSALS_S: Final = 10.0
+"""Between two log lines about refused handshakes."""
 _METHODS: Final = (b"GET", b"PUT", b"POST", b"DELETE")
 
 
@@ -81,7 +83,8 @@ class VaultServer:
         self._credentials, self._hosts = credentials, hosts
         self._connections = connection_limit.ConnectionLimit(hosts.hosts_at)
         self._handshakes = handshake_limiter.HandshakeLimiter(hosts.hosts_at)
-        self._refusal_logged_s = self._error_logged_s = -_SAY_AGAIN_S
+        self._refusals = log_limit.LogLimit(_REFUSALS_S)
+        self._errors = log_limit.LogLimit(_LOOK_S)
         self._numbers = itertools.count(1)
         self._is_closed = threading.Event()
 
@@ -129,22 +132,16 @@ class VaultServer:
             stack.pop_all()
 
     def _may_begin(self, ip: str, now_s: float) -> bool:
-        may = self._handshakes.try_begin(ip, now_s)
-        if not may and now_s - self._refusal_logged_s >= _SAY_AGAIN_S:
-            LOG.warning(
-                "Handshakes come too quickly: one from %s is refused (and %d before it)",
-                ip,
-                self._handshakes.refused - 1,
-            )
-            self._refusal_logged_s = now_s
+        may = self._handshakes.admit_handshake(ip, now_s)
+        if not may and (before := self._refusals.take_line(None, now_s)) is not None:
+            why = "Handshakes come too quickly: one from %s is refused (and %d before it)"
+            LOG.warning(why, ip, before)
         return may
 
     def _log_error(self, ip: str, error: Exception) -> None:
         """Log why a connection ended, at most once a second, as anybody can connect."""
-        now_s = time.monotonic()
-        if now_s - self._error_logged_s >= _LOOK_S:
+        if self._errors.take_line(None, time.monotonic()) is not None:
             LOG.info("connection of %s: %s", ip, error)
-            self._error_logged_s = now_s
 
     def _serve_connection(self, sock: socket.socket, handle: socket.socket, ip: str) -> None:
         try:

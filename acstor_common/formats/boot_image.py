@@ -47,7 +47,7 @@ HEADER_BYTES = _HEADER.size_bytes
 
 # Offsets of the header's fields, for errors.
 _AT_COMPRESSION, _AT_CHUNK_BYTES = 10, 12
-_AT_CHUNK_COUNT, _AT_FRAME_CHUNKS, _AT_IMAGE_ID, _AT_OS_HASH, _AT_REVISION = 24, 28, 32, 48, 132
+_AT_CHUNK_COUNT, _AT_FRAME_CHUNKS, _AT_IMAGE_ID, _AT_OS_HASH = 24, 28, 32, 48
 
 Buffer = bytes | bytearray | memoryview
 

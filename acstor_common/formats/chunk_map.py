@@ -232,13 +232,10 @@ class ChunkMap:
         *,
         expected_image_id: ids.ImageId | None = None,
         expected_stored_bytes: int | None = None,
-        check_trailer: bool = True,
         pause: layout.Pause = layout.no_pause,
     ) -> "ChunkMap":
-        """Validate ``buffer`` and return it as a map.
+        """Validate ``buffer`` and return it as a map; the hash takes 1 ms per 5 MiB.
 
-        :param check_trailer: hash the buffer (1 ms per 5 MiB), and check each CID and entry of the
-            layout; omit it only if this host did so before
         :param pause: called after each 0.5 ms of work or so; sleeps to release the interpreter
         :raises errors.ChunkMapFormatError: malformed, damaged, or of another image than expected
         """
@@ -247,12 +244,10 @@ class ChunkMap:
             _check_expected(subject, expected_image_id, expected_stored_bytes, what)
             of = sections(subject.geometry, subject.stored, tables)
             _check_length(view, of, what)
-            if check_trailer:
-                _check_trailer(view, what)
+            _check_trailer(view, what)
             _check_numbers(view, subject, tables, what, pause)
-            if check_trailer:
-                _check_cids(view, subject, of, what, pause)
-                _check_layout(view, subject, of, what, pause)
+            _check_cids(view, subject, of, what, pause)
+            _check_layout(view, subject, of, what, pause)
         return cls(buffer, subject, tables)
 
     def __len__(self) -> int:

@@ -30,7 +30,7 @@ from acstor_common.model import ids
 
 _COPY_BYTES = 1 * geometry.MIB
 _IN_MEMORY_BYTES = 4 * geometry.MIB
-_RUN_CONTENTS = 1 << 17
+RUN_CONTENTS = 1 << 17
 """Contents sorted in memory: those of 8 GiB."""
 _NUMBER = struct.Struct("<I")
 _CHUNK_NO = struct.Struct(">I")  # big-endian, so that records sort by CID and chunk
@@ -46,6 +46,7 @@ def write_map(
     cids: Iterable[bytes],
     entries: Iterable[bytes] = (),
     folder: pathlib.Path | None = None,
+    run_contents: int = RUN_CONTENTS,
 ) -> Iterator[bytes]:
     """Yield the bytes of a map.
 
@@ -65,7 +66,7 @@ def write_map(
     """
     cut, stored = subject.geometry, subject.stored
     chunk_map.header_bytes(subject, chunk_map.Tables(0, 0))  # fails before anything is read
-    with _Tables(folder) as tables:
+    with _Tables(folder, run_contents) as tables:
         for piece in cids:
             tables.feed(piece)
         tables.end()
@@ -97,12 +98,12 @@ def _check_missing(what: str, missing: int) -> None:
 
 
 class _Tables:
-    def __init__(self, folder: pathlib.Path | None) -> None:
+    def __init__(self, folder: pathlib.Path | None, run_contents: int) -> None:
         self.fed_bytes = 0
         self._files = contextlib.ExitStack()
         self._blocks = self._temporary(folder)
         self._heads, self._firsts = self._temporary(folder), self._temporary(folder)
-        self._contents = _Contents(self._temporary(folder))
+        self._contents = _Contents(self._temporary(folder), run_contents)
         self._content_count = 0
         self._pending = bytearray()
         self._numbers: dict[bytes, int] = {}  # block numbers by hash
@@ -170,8 +171,8 @@ class _Contents:
     :param file: for sorted runs
     """
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+    def __init__(self, file: IO[bytes], run_contents: int) -> None:
+        self._file, self._run_contents = file, run_contents
         self._run: dict[bytes, int] = {ids.ZERO_CID: 0}  # excluded from the index
         self._stops: list[int] = []
 
@@ -179,7 +180,7 @@ class _Contents:
         """Add the contents of a block; blocks come in order of their chunks."""
         noted = map(self._run.setdefault, _CIDS.unpack(block), itertools.count(first_chunk))
         collections.deque(noted, maxlen=0)
-        if len(self._run) > _RUN_CONTENTS:
+        if len(self._run) > self._run_contents:
             self._file.writelines(self._sorted_run())
             self._stops.append(self._file.tell())
             self._run = {ids.ZERO_CID: 0}

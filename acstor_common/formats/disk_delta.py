@@ -115,18 +115,20 @@ class Table:
         self._raw = raw
 
     @classmethod
-    def from_runs(cls, changes: Iterable[Extent], virtual_size: int) -> "Table":
+    def from_runs(
+        cls, changes: Iterable[Extent], virtual_size: int, max_extents: int = MAX_EXTENTS
+    ) -> "Table":
         """Return the table of a disk's extents, merged.
 
-        :raises TooManyExtents: more than MAX_EXTENTS
+        :raises TooManyExtents: more than ``max_extents``
         :raises ValueError: an extent is outside of the disk or out of order
         """
         raw, before = bytearray(), 0
         for change in merge_adjacent(changes):
             if why := _fault_of(change, before, virtual_size):
                 raise ValueError(why)
-            if len(raw) == MAX_EXTENTS * EXTENT_BYTES:
-                raise TooManyExtents(f"a table holds at most {MAX_EXTENTS} changes")
+            if len(raw) == max_extents * EXTENT_BYTES:
+                raise TooManyExtents(f"a table holds at most {max_extents} changes")
             raw += _EXTENT.pack(*change)
             before = change.stop
         return cls(bytes(raw))

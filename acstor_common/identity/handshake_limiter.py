@@ -25,9 +25,9 @@ class HandshakeLimiter:
     :param hosts_at: returns how many hosts of the table have an address
 
     >>> handshakes = HandshakeLimiter({"10.0.0.1": 1}.get)
-    >>> sum(handshakes.try_begin(f"192.0.2.{n % 250}", 0.0) for n in range(1000))
+    >>> sum(handshakes.admit_handshake(f"192.0.2.{n % 250}", 0.0) for n in range(1000))
     100
-    >>> handshakes.try_begin("10.0.0.1", 0.0), handshakes.refused
+    >>> handshakes.admit_handshake("10.0.0.1", 0.0), handshakes.refused
     (True, 900)
     """
 
@@ -44,26 +44,23 @@ class HandshakeLimiter:
             OF_UNAUTHENTICATED, 1
         )
 
-    def check_address(self, ip: str, now: float) -> bool:
+    def admit_connection(self, ip: str, now: float) -> bool:
         """Return whether a handshake would be allowed; count a refusal."""
-        may = self._is_left(ip, self._hosts_at(ip), now)
-        self.refused += not may
-        return may
+        is_admitted = self._has_tokens(ip, self._hosts_at(ip), now)
+        self.refused += not is_admitted
+        return is_admitted
 
-    def try_begin(self, ip: str, now: float) -> bool:
-        """Return whether a handshake may begin, and charge for it."""
-        hosts = self._hosts_at(ip)
-        may = self._is_left(ip, hosts, now)
-        if not may:
-            self.refused += 1
-        elif hosts:
+    def admit_handshake(self, ip: str, now: float) -> bool:
+        """Charge for a handshake and return True, or count a refusal and return False."""
+        hosts, is_admitted = self._hosts_at(ip), self.admit_connection(ip, now)
+        if is_admitted and hosts:
             self._hosts.charge_tokens(ip, 1 / hosts, now)
-        else:
+        elif is_admitted:
             self._others.charge_tokens(ip, 1, now)
             self._all.charge_tokens(None, 1, now)
-        return may
+        return is_admitted
 
-    def _is_left(self, ip: str, hosts: int | None, now: float) -> bool:
+    def _has_tokens(self, ip: str, hosts: int | None, now: float) -> bool:
         if hosts:
             return self._hosts.tokens_left(ip, now) >= 1 / hosts
         return self._all.tokens_left(None, now) >= 1 and self._others.tokens_left(ip, now) >= 1

@@ -83,8 +83,8 @@ _INVALID = re.compile(
 class Size(types.Integer):
     """Type of an option that is a size: bytes, or such as 20GiB."""
 
-    def __init__(self, least: int, most: int | None = None) -> None:
-        super().__init__(min=least, max=most, type_name="size in bytes, or such as 20GiB")
+    def __init__(self, least: int) -> None:
+        super().__init__(min=least, type_name="size in bytes, or such as 20GiB")
 
     def __call__(self, value: object) -> int:
         """Return the size in bytes, or raise ValueError."""
@@ -93,22 +93,16 @@ class Size(types.Integer):
             raise ValueError(
                 f"{byte_sizes.in_units(found)} is less than {byte_sizes.in_units(int(self.min))}"
             )
-        if self.max is not None and found > self.max:
-            raise ValueError(
-                f"{byte_sizes.in_units(found)} is more than {byte_sizes.in_units(int(self.max))}"
-            )
         return found
 
 
-def size_opt(
-    name: str, default: int, help: str, least: int = 0, most: int | None = None
-) -> cfg.IntOpt:
+def size_opt(name: str, default: int, help: str, least: int = 0) -> cfg.IntOpt:
     """Return an option that is a size."""
     text = f"{help} Bytes, or a size such as {byte_sizes.in_units(default)}."
     option = cfg.IntOpt(
         name, default=default, sample_default=byte_sizes.in_units(default), help=text
     )
-    option.type = Size(least, most)
+    option.type = Size(least)
     return option
 
 

@@ -93,8 +93,8 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
     daemon_threads = True
     request_queue_size = CONNECTIONS
 
-    def __init__(self, address: tuple[str, int], is_shared: bool) -> None:
-        self.allow_reuse_port = is_shared
+    def __init__(self, address: tuple[str, int], is_shared: bool, deadline_s: float) -> None:
+        self.allow_reuse_port, self._deadline_s = is_shared, deadline_s
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._lock = threading.Lock()
         self._open: dict[Any, float] = {}  # connection -> time accepted, oldest first
@@ -111,10 +111,10 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
         time.sleep(ACCEPT_INTERVAL_S)
 
     def service_actions(self) -> None:
-        """Close connections older than DEADLINE_S."""
+        """Close connections that are too old."""
         with self._lock:
             for request, since_s in list(self._open.items()):
-                if time.monotonic() - since_s < DEADLINE_S:
+                if time.monotonic() - since_s < self._deadline_s:
                     break
                 self._end(request)
 
@@ -166,6 +166,7 @@ def serve(
     own: prometheus_client.CollectorRegistry,
     option: str,
     is_shared: bool = False,
+    deadline_s: float = DEADLINE_S,
 ) -> Callable[[], None]:
     """Start the endpoint; return the function that stops it.
 
@@ -179,7 +180,7 @@ def serve(
         prometheus_client.ProcessCollector(registry=own)
         own.register(_Loops())
     try:
-        server = _Server(addresses.parse(address), is_shared)
+        server = _Server(addresses.parse(address), is_shared, deadline_s)
     except (ValueError, OSError) as e:
         raise errors.Unusable(option, f"{address}: {e}") from e
     server.set_app(MetricsApp(own))

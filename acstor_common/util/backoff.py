@@ -25,6 +25,7 @@ class Restarts:
     A loop that ran for STEADY_S starts again with the first pause.
 
     :param most: failures in a row after which the loop is given up (None: never)
+    :param first_s: the first pause
 
     >>> restarts = Restarts(most=3)
     >>> [restarts.next_pause(ran_s=0.1) for _ in range(3)]
@@ -33,8 +34,8 @@ class Restarts:
     0.5
     """
 
-    def __init__(self, most: int | None = MOST_FAILURES) -> None:
-        self._most = most
+    def __init__(self, most: int | None = MOST_FAILURES, first_s: float = FIRST_PAUSE_S) -> None:
+        self._most, self._first_s = most, first_s
         self._failures = 0
 
     def next_pause(self, ran_s: float) -> float | None:
@@ -44,4 +45,4 @@ class Restarts:
         self._failures += 1
         if self._most is not None and self._failures >= self._most:
             return None
-        return pause_s(self._failures - 1, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        return pause_s(self._failures - 1, self._first_s, LONGEST_PAUSE_S)

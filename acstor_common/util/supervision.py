@@ -40,13 +40,18 @@ def start(
     stopping: threading.Event | None = None,
     *,
     is_vital: bool = True,
+    first_pause_s: float = backoff.FIRST_PAUSE_S,
 ) -> threading.Thread:
     """Run a loop in a supervised daemon thread until it returns; return the thread.
 
     :param stopping: once set, the loop is not restarted
     :param is_vital: end the process if the loop keeps failing
     """
-    return _started(name, lambda: run(name, loop, stopping, is_vital=is_vital))
+
+    def supervised() -> None:
+        run(name, loop, stopping, is_vital=is_vital, first_pause_s=first_pause_s)
+
+    return _started(name, supervised)
 
 
 def start_once(name: str, work: Callable[[], None]) -> threading.Thread:
@@ -68,10 +73,12 @@ def run(
     stopping: threading.Event | None = None,
     *,
     is_vital: bool = True,
+    first_pause_s: float = backoff.FIRST_PAUSE_S,
 ) -> None:
     """Run a loop in the caller's thread until it returns; see :func:`start`."""
     stopping = stopping or threading.Event()
-    again = backoff.Restarts(backoff.MOST_FAILURES if is_vital else None)
+    most = backoff.MOST_FAILURES if is_vital else None
+    again = backoff.Restarts(most, first_pause_s)
     while not stopping.is_set():
         began_s = time.monotonic()
         try:

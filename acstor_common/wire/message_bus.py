@@ -25,7 +25,7 @@ from acstor_common.wire import decision_messages
 
 LOG = logging.getLogger(__name__)
 
-AGAIN_AFTER_S = 1.0
+RETRY_S = 1.0
 STOP_WAIT_S = 5.0
 """Longest wait for the broker on process exit."""
 WARNINGS = 30
@@ -116,7 +116,11 @@ class BusServer:
 
 
 def serve(
-    transport: Any, target: Any, endpoint: "Endpoint", stopping: threading.Event
+    transport: Any,
+    target: Any,
+    endpoint: "Endpoint",
+    stopping: threading.Event,
+    retry_s: float = RETRY_S,
 ) -> BusServer | None:
     """Start an RPC server when the broker is available; None if stopped before.
 
@@ -129,6 +133,7 @@ def serve(
         target.topic,
         stopping,
         broker_of(transport),
+        retry_s,
     )
     return None if server is None else BusServer(transport, target, server)
 
@@ -157,7 +162,13 @@ def close_in_background(
     return functools.partial(last.join, wait_s)
 
 
-def start(make: Callable[[], Any], topic: str, stopping: threading.Event, broker: str = "") -> Any:
+def start(
+    make: Callable[[], Any],
+    topic: str,
+    stopping: threading.Event,
+    broker: str = "",
+    retry_s: float = RETRY_S,
+) -> Any:
     """Create and start a server; retry until the broker accepts it.
 
     It blocks, logs each error once in a row, and returns None if stopped before.
@@ -169,7 +180,7 @@ def start(make: Callable[[], Any], topic: str, stopping: threading.Event, broker
             server.start()  # waits for the broker; reconnects by itself
         except Exception as e:  # also errors of kombu
             fault.log_warning(f"cannot listen to {topic} on the message bus yet: {e}{where}")
-            stopping.wait(AGAIN_AFTER_S)
+            stopping.wait(retry_s)
         else:
             return server
     return None

@@ -18,6 +18,7 @@ def made(
     scope_keys: chunk_map.ScopeKeys = (),
     stored: layout.Stored | None = None,
     entries: Iterable[bytes] = (),
+    run_contents: int = chunk_map_writer.RUN_CONTENTS,
 ) -> bytes:
     """Return a chunk map; see :func:`chunk_map_writer.write_map`.
 
@@ -25,4 +26,5 @@ def made(
     """
     stored = stored or layout.raw(cut.size_bytes)
     subject = chunk_map.Subject(image_id, cut, os_hash, scope_keys, stored)
-    return b"".join(chunk_map_writer.write_map(subject, cids, entries))
+    parts = chunk_map_writer.write_map(subject, cids, entries, run_contents=run_contents)
+    return b"".join(parts)

@@ -89,37 +89,31 @@ class Loop:
             raise LookupError("of a test")
 
 
-@pytest.fixture
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backoff, "FIRST_PAUSE_S", 0.001)
-
-
 @pytest.mark.expect_log("a loop failed; restarting it in")
-def test_failed_loop_is_logged_counted_and_run_again(short_pauses: None) -> None:
+def test_failed_loop_is_logged_counted_and_run_again() -> None:
     loop = Loop(2)
     before = supervision.failures().get("a loop", 0)
-    supervision.start("a loop", loop.run).join(10)
+    supervision.start("a loop", loop.run, first_pause_s=0.001).join(10)
     assert loop.runs == 3
     assert supervision.failures()["a loop"] - before == 2
 
 
 @pytest.mark.expect_log("a part failed; restarting it in")
-def test_loop_that_is_not_vital_is_never_given_up(short_pauses: None) -> None:
+def test_loop_that_is_not_vital_is_never_given_up() -> None:
     loop = Loop(backoff.MOST_FAILURES + 1)
-    supervision.start("a part", loop.run, is_vital=False).join(10)
+    supervision.start("a part", loop.run, is_vital=False, first_pause_s=0.001).join(10)
     assert loop.runs == backoff.MOST_FAILURES + 2
 
 
 @pytest.mark.expect_log("a stopped loop failed; restarting it in")
-def test_loop_is_not_run_again_when_it_is_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backoff, "FIRST_PAUSE_S", 600.0)
+def test_loop_is_not_run_again_when_it_is_to_stop() -> None:
     stopping, has_run = threading.Event(), threading.Event()
 
     def fail() -> None:
         has_run.set()
         raise LookupError("of a test")
 
-    thread = supervision.start("a stopped loop", fail, stopping)
+    thread = supervision.start("a stopped loop", fail, stopping, first_pause_s=600.0)
     assert has_run.wait(10)
     stopping.set()
     thread.join(10)

@@ -17,6 +17,8 @@ from acstor_common import errors
 from tests.fakes import nbd_server as fake
 
 KIB = 1024
+ZERO = 2
+"""NBD_STATE_ZERO of ``base:allocation``."""
 MIB = 1024 * KIB
 ACCEPTING = "00010000"
 """The kernel's flag of a socket that listens (__SO_ACCEPTCON)."""
@@ -74,7 +76,7 @@ def test_bytes_and_allocation_are_those_of_the_disk(tmp_path):
         for at in range(0, len(wanted), MIB):
             assert read(shown_disk, at, MIB) == wanted[at : at + MIB]
         assert read(shown_disk, 3 * MIB + 1, 7) == wanted[3 * MIB + 1 : 3 * MIB + 8]
-    assert [(e.at, e.length) for e in extents if not e.flags & nbd_client.Allocation.ZERO] == [
+    assert [(e.at, e.length) for e in extents if not e.flags & ZERO] == [
         (0, 64 * KIB),
         (3 * MIB, 64 * KIB),
         (8 * MIB - 64 * KIB, 64 * KIB),

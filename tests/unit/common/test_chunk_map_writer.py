@@ -6,7 +6,6 @@ import random
 import pytest
 
 from acstor_common.formats import chunk_map
-from acstor_common.formats import chunk_map_writer
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from tests.fakes import chunk_maps
@@ -27,12 +26,10 @@ def some_cids(count: int) -> list[ids.Cid]:
 
 @pytest.mark.parametrize("run_contents", [200, 1000, 1 << 17])
 @pytest.mark.parametrize("count", [1, 256, 5000])
-def test_index_has_each_content_once_with_its_first_chunk(
-    monkeypatch: pytest.MonkeyPatch, count: int, run_contents: int
-) -> None:
-    monkeypatch.setattr(chunk_map_writer, "_RUN_CONTENTS", run_contents)
+def test_index_has_each_content_once_with_its_first_chunk(count: int, run_contents: int) -> None:
     cids = some_cids(count)
-    made = chunk_maps.made(IMAGE_ID, geometry.Geometry(count * CHUNK, CHUNK), cids)
+    cut = geometry.Geometry(count * CHUNK, CHUNK)
+    made = chunk_maps.made(IMAGE_ID, cut, cids, run_contents=run_contents)
     found = chunk_map.ChunkMap.parse(made, "made")
     first: dict[ids.Cid, int] = {}
     for chunk_no, cid in enumerate(cids):

@@ -176,13 +176,10 @@ def test_disk_that_no_reader_would_take_is_not_written(size: int) -> None:
         disk_delta.Writer(size, BASE_ID, OS_HASH, disk_delta.Table.from_runs([], size))
 
 
-def test_more_changes_than_a_table_may_have_are_said_to_be_too_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(disk_delta, "MAX_EXTENTS", 3)
-    assert len(disk_delta.Table.from_runs(CHANGES[:3], SIZE)) == 3
+def test_more_changes_than_a_table_may_have_are_said_to_be_too_many() -> None:
+    assert len(disk_delta.Table.from_runs(CHANGES[:3], SIZE, max_extents=3)) == 3
     with pytest.raises(disk_delta.TooManyExtents):
-        disk_delta.Table.from_runs(CHANGES, SIZE)
+        disk_delta.Table.from_runs(CHANGES, SIZE, max_extents=3)
 
 
 def test_runs_are_joined_and_cut_where_one_change_must_end() -> None:

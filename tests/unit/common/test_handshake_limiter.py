@@ -12,41 +12,41 @@ def test_restart_of_a_thousand_hosts_is_let_in_at_once():
     hosts = {f"10.0.{n >> 8}.{n & 255}": 1 for n in range(1000)}
     made = handshake_limiter.HandshakeLimiter(hosts.get)
     for _ in range(8):  # of each class two, and all of them again
-        assert all(made.try_begin(ip, 0.0) for ip in hosts)
+        assert all(made.admit_handshake(ip, 0.0) for ip in hosts)
     assert made.refused == 0
 
 
 def test_hosts_at_one_address_have_an_allowance_each():
     made = handshake_limiter.HandshakeLimiter({"10.0.0.1": 16}.get)
-    assert sum(made.try_begin("10.0.0.1", 0.0) for _ in range(1000)) == 16 * 32
+    assert sum(made.admit_handshake("10.0.0.1", 0.0) for _ in range(1000)) == 16 * 32
 
 
 def test_host_that_floods_keeps_out_nobody_else():
     made = handshake_limiter.HandshakeLimiter({"10.0.0.1": 1, "10.0.0.2": 1}.get)
-    assert sum(made.try_begin("10.0.0.1", 0.0) for _ in range(1000)) == 32
-    assert made.try_begin("10.0.0.2", 0.0) and made.try_begin("192.0.2.1", 0.0)
-    assert sum(made.try_begin("10.0.0.1", 10.0) for _ in range(1000)) == 32
+    assert sum(made.admit_handshake("10.0.0.1", 0.0) for _ in range(1000)) == 32
+    assert made.admit_handshake("10.0.0.2", 0.0) and made.admit_handshake("192.0.2.1", 0.0)
+    assert sum(made.admit_handshake("10.0.0.1", 10.0) for _ in range(1000)) == 32
 
 
 def test_stranger_leaves_something_for_others():
     made = handshake_limiter.HandshakeLimiter(NOBODY)
-    assert sum(made.try_begin("192.0.2.1", 0.0) for _ in range(1000)) == 10
-    assert made.try_begin("192.0.2.2", 0.0)
+    assert sum(made.admit_handshake("192.0.2.1", 0.0) for _ in range(1000)) == 10
+    assert made.admit_handshake("192.0.2.2", 0.0)
 
 
 def test_look_takes_nothing_and_a_refusal_is_counted():
     made = handshake_limiter.HandshakeLimiter(NOBODY)
-    assert all(made.check_address("192.0.2.1", 0.0) for _ in range(1000))
+    assert all(made.admit_connection("192.0.2.1", 0.0) for _ in range(1000))
     for _ in range(10):
-        made.try_begin("192.0.2.1", 0.0)
-    assert not made.check_address("192.0.2.1", 0.0)
+        made.admit_handshake("192.0.2.1", 0.0)
+    assert not made.admit_connection("192.0.2.1", 0.0)
     assert made.refused == 1
 
 
 def test_addresses_that_are_remembered_are_bounded():
     made = handshake_limiter.HandshakeLimiter(NOBODY)
     for n in range(3 * handshake_limiter.ADDRESSES):
-        made.try_begin(f"fd00::{n:x}", n / 50)
+        made.admit_handshake(f"fd00::{n:x}", n / 50)
     assert len(made._others) == handshake_limiter.ADDRESSES
 
 

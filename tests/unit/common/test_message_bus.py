@@ -50,7 +50,6 @@ class Refusing:
 @pytest.mark.expect_log("cannot listen to lighthouses on the message bus yet: no broker")
 @pytest.mark.expect_log("cannot listen to lighthouses on the message bus yet: odd")
 def test_a_server_that_cannot_start_is_started_again_and_hears(transport, monkeypatch, watched_log):
-    monkeypatch.setattr(message_bus, "AGAIN_AFTER_S", 0.01)
     heard = threading.Event()
     endpoint = message_bus.Endpoint({"lit": lambda _: heard.set()}, time.monotonic)
     made = []
@@ -63,7 +62,7 @@ def test_a_server_that_cannot_start_is_started_again_and_hears(transport, monkey
 
     monkeypatch.setattr(oslo_messaging, "get_rpc_server", refusing_server)
     target = oslo_messaging.Target(topic="lighthouses", server="h1")
-    served = message_bus.serve(transport, target, endpoint, threading.Event())
+    served = message_bus.serve(transport, target, endpoint, threading.Event(), retry_s=0.01)
     assert served is not None
     assert len(made) == 5
     assert len(watched_log.messages) == 2, "each reason is logged once"

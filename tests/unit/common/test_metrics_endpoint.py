@@ -22,13 +22,16 @@ PATIENCE_S = 60.0
 
 
 @contextlib.contextmanager
-def endpoint(address: str = "127.0.0.1:{port}") -> Iterator[int]:
+def endpoint(
+    address: str = "127.0.0.1:{port}", deadline_s: float = metrics_endpoint.DEADLINE_S
+) -> Iterator[int]:
     """Serve on a port of the loopback that is free."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
     own = prometheus_client.CollectorRegistry()
     prometheus_client.Gauge("of_a_test", "A number", registry=own).set(7)
-    stop = metrics_endpoint.serve(address.format(port=port), own, "an option")
+    where = address.format(port=port)
+    stop = metrics_endpoint.serve(where, own, "an option", deadline_s=deadline_s)
     try:
         yield port
     finally:
@@ -81,11 +84,8 @@ def test_clients_that_say_nothing_take_so_many_threads_and_displace_the_oldest()
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.0\r\n"])
-def test_client_that_does_not_end_its_request_is_closed_after_a_while(
-    monkeypatch: pytest.MonkeyPatch, said: bytes
-) -> None:
-    monkeypatch.setattr(metrics_endpoint, "DEADLINE_S", 0.2)
-    with endpoint() as port, connect(port) as slow:
+def test_client_that_does_not_end_its_request_is_closed_after_a_while(said: bytes) -> None:
+    with endpoint(deadline_s=0.2) as port, connect(port) as slow:
         slow.sendall(said)
         began_s = time.monotonic()
         assert slow.recv(1) == b""
