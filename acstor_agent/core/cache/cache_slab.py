@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 from acstor_agent.core.cache import checksums
 from acstor_common import errors
+from acstor_common.formats import file_header
 from acstor_common.model import geometry
 from acstor_common.model import ids
 
 MAGIC = b"ACSTSLAB"
-VERSION = 2
+VERSION = 3
 ALIGNMENT_BYTES = 4096
 MIN_SLOT_BYTES = 4096
 MAX_SLOT_BYTES = geometry.MAX_CHUNK_BYTES
@@ -29,11 +30,13 @@ MAX_SLAB_BYTES = 256 * geometry.MIB
 """Largest slab: the disk needs this much free space whenever the cache grows."""
 MIN_SLAB_BYTES = geometry.MIB
 
-_HEADER = struct.Struct("<8sIII40x")
+_HEADER = file_header.FileHeader(
+    "a slab file", MAGIC, VERSION, "2xII12x", errors.CacheFormatError
+)
 _RECORD = struct.Struct("<32sQIB15x")
 _STORED_RECORD = struct.Struct("<32sQIB15xI")
 _CRC = struct.Struct("<I")
-HEADER_BYTES = _HEADER.size + _CRC.size
+HEADER_BYTES = _HEADER.size_bytes
 RECORD_BYTES = _STORED_RECORD.size
 _FREE = bytes(ids.CID_BYTES)
 
@@ -128,8 +131,7 @@ def record_offset(slot_no: int) -> int:
 
 def pack_header(layout: SlabLayout) -> bytes:
     """Return the header of a slab file."""
-    raw = _HEADER.pack(MAGIC, VERSION, layout.slot_bytes, layout.slot_count)
-    return raw + _CRC.pack(zlib.crc32(raw))
+    return _HEADER.pack(layout.slot_bytes, layout.slot_count)
 
 
 def unpack_header(raw: bytes, file_bytes: int, what: str) -> SlabLayout:
@@ -137,15 +139,7 @@ def unpack_header(raw: bytes, file_bytes: int, what: str) -> SlabLayout:
 
     :raises errors.CacheFormatError: not the header of a slab file of ``file_bytes``
     """
-    if len(raw) < HEADER_BYTES:
-        raise errors.CacheFormatError(what, len(raw), "the file ends inside its header")
-    magic, version, slot_bytes, slot_count = _HEADER.unpack_from(raw)
-    if magic != MAGIC:
-        raise errors.CacheFormatError(what, 0, "this is not a slab file")
-    if zlib.crc32(raw[: _HEADER.size]) != _CRC.unpack_from(raw, _HEADER.size)[0]:
-        raise errors.CacheFormatError(what, _HEADER.size, "the header does not match its CRC")
-    if version != VERSION:
-        raise errors.CacheFormatError(what, 8, f"version {version} is unknown, {VERSION} expected")
+    slot_bytes, slot_count = _HEADER.unpack(raw, what)
     is_power = slot_bytes & (slot_bytes - 1) == 0
     if not (is_power and MIN_SLOT_BYTES <= slot_bytes <= MAX_SLOT_BYTES):
         raise errors.CacheFormatError(what, 12, f"no slot has {slot_bytes} bytes")

@@ -206,12 +206,11 @@ def _slab_seeds() -> list[bytes]:
 
 
 def _mend_slab(data: bytearray) -> None:
-    ends = range(cache_slab.HEADER_BYTES, len(data) + 1, cache_slab.RECORD_BYTES)
-    begin = 0
-    for end in ends:
-        crc = zlib.crc32(data[begin : end - 4])
-        data[end - 4 : end] = crc.to_bytes(4, "little")
-        begin = end
+    _mend_digests(data, cache_slab.HEADER_BYTES, 0)
+    for begin in range(cache_slab.HEADER_BYTES, len(data), cache_slab.RECORD_BYTES):
+        end = begin + cache_slab.RECORD_BYTES
+        if end <= len(data):
+            data[end - 4 : end] = zlib.crc32(data[begin : end - 4]).to_bytes(4, "little")
 
 
 SLAB = Target(

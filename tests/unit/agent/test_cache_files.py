@@ -574,7 +574,8 @@ def set_bytes(path: pathlib.Path, offset: int, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("damage", "word"),
     [
-        (lambda path: set_bytes(path, 8, b"\xff"), "CRC"),
+        (lambda path: set_bytes(path, 8, b"\xff"), "version 255"),
+        (lambda path: set_bytes(path, 20, b"\xff"), "checksum"),
         (
             lambda path: set_bytes(
                 path, 0, cache_slab.pack_header(cache_slab.SlabLayout(4096, 9999))
@@ -582,8 +583,8 @@ def set_bytes(path: pathlib.Path, offset: int, data: bytes) -> None:
             "fit",
         ),
         (lambda path: os.truncate(path, 500_000), "slots do not fit"),
-        (lambda path: os.truncate(path, 30), "ends inside"),
-        (lambda path: os.truncate(path, 0), "ends inside"),
+        (lambda path: os.truncate(path, 30), "truncated"),
+        (lambda path: os.truncate(path, 0), "not a slab file"),
         (lambda path: set_bytes(path, 0, bytes(64)), "not a slab file"),
     ],
 )

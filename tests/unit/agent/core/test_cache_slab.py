@@ -14,7 +14,7 @@ from acstor_agent.core.cache import checksums
 from acstor_common import errors
 from acstor_common.model import ids
 
-GOLDEN = pathlib.Path(__file__).parents[3] / "data" / "cache_slab-v2.acslab"
+GOLDEN = pathlib.Path(__file__).parents[3] / "data" / "cache_slab-v3.acslab"
 LAYOUT = cache_slab.SlabLayout(4096, 3)
 CID = ids.cid_of(b"acstor")
 
@@ -58,16 +58,16 @@ def test_header_with_a_flipped_bit_is_refused(bit):
         cache_slab.unpack_header(bytes(raw), LAYOUT.file_bytes, "slab-00001")
 
 
-def forge(version=2, slot_bytes=4096, slot_count=3) -> bytes:
-    raw = cache_slab._HEADER.pack(cache_slab.MAGIC, version, slot_bytes, slot_count)
-    return raw + struct.pack("<I", cache_slab.zlib.crc32(raw))
+def forge(version=3, slot_bytes=4096, slot_count=3) -> bytes:
+    raw = struct.pack("<8sH2xII12x", cache_slab.MAGIC, version, slot_bytes, slot_count)
+    return raw + blake3.blake3(raw).digest()
 
 
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        (forge(version=1), "version 1 is unknown"),
-        (forge(version=3), "version 3 is unknown"),
+        (forge(version=2), "version 2 is not known"),
+        (forge(version=4), "version 4 is not known"),
         (forge(slot_bytes=5000), "no slot has 5000 bytes"),
         (forge(slot_bytes=2048), "no slot has 2048 bytes"),
         (forge(slot_bytes=0), "no slot has 0 bytes"),
@@ -75,8 +75,8 @@ def forge(version=2, slot_bytes=4096, slot_count=3) -> bytes:
         (forge(slot_count=0), "0 slots do not fit"),
         (forge(slot_count=4), "4 slots do not fit"),
         (forge(slot_count=2**32 - 1), "do not fit"),
-        (forge()[:63], "ends inside its header"),
-        (b"", "ends inside its header"),
+        (forge()[:63], "truncated in the header"),
+        (b"", "not a slab file"),
     ],
 )
 def test_header_that_cannot_be_right_is_refused(header, why):
@@ -118,7 +118,7 @@ def test_no_rubbish_is_taken_for_a_record(table):
     assert list(cache_slab.unpack_records(table, 4096)) == []
 
 
-def test_file_of_version_2_is_still_understood():
+def test_golden_file_of_version_3_is_read():
     raw = GOLDEN.read_bytes()
     layout = cache_slab.unpack_header(raw[:64], len(raw), GOLDEN.name)
     assert layout == cache_slab.SlabLayout(slot_bytes=8192, slot_count=3)
