@@ -11,11 +11,11 @@ from oslo_config import cfg
 from acstor_checkpoint.vault import authorized_hosts
 from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import scrubber
-from acstor_checkpoint.vault import tls_channel
 from acstor_checkpoint.vault import vault_api
 from acstor_checkpoint.vault import vault_files
 from acstor_checkpoint.vault import vault_server
 from acstor_checkpoint.vault import vault_store
+from acstor_checkpoint.vault_protocol import tls_channel
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials as credentials_

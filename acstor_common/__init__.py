@@ -2,5 +2,5 @@
 """Shared by all acstor processes: formats, messages, keys, the ring, errors.
 
 Packages, from top to bottom: ``service`` and ``wire``; ``identity``, ``ring`` and ``image``;
-``formats``; ``util``; ``model``.  ``errors`` holds every exception of acstor.
+``disks``; ``formats``; ``util``; ``model``.  ``errors`` holds every exception of acstor.
 """

@@ -28,8 +28,8 @@ from typing import NamedTuple
 from oslo_concurrency import processutils
 
 from acstor_common import errors
-from acstor_common.formats import local_file
-from acstor_common.formats import recovery_marker
+from acstor_common.disks import local_file
+from acstor_common.disks import recovery_marker
 from acstor_common.wire import control_wire
 from acstor_nova import decision_client
 from acstor_nova import imagebackend

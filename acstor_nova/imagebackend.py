@@ -22,8 +22,8 @@ from typing import NamedTuple
 from oslo_config import cfg
 
 from acstor_common import errors
+from acstor_common.disks import local_file
 from acstor_common.formats import chunk_map
-from acstor_common.formats import local_file
 from acstor_common.image import image_record
 from acstor_common.wire import control_wire
 from acstor_nova import agent_client

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Disks recovered from checkpoints that may lack part of the checkpoint's data.
 
-A disk with a :mod:`recovery marker <acstor_common.formats.recovery_marker>` must not be read or
+A disk with a :mod:`recovery marker <acstor_common.disks.recovery_marker>` must not be read or
 moved by its own tables alone.
 """
 
@@ -10,8 +10,8 @@ import os
 from oslo_concurrency import processutils
 
 from acstor_common import errors
-from acstor_common.formats import local_file
-from acstor_common.formats import recovery_marker
+from acstor_common.disks import local_file
+from acstor_common.disks import recovery_marker
 from acstor_nova import imagebackend
 from acstor_nova import mirror_link
 from acstor_nova.snapshots import delta_stream

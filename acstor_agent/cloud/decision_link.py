@@ -28,7 +28,7 @@ from acstor_common import errors
 from acstor_common.identity import signing
 from acstor_common.model import boot_timeline
 from acstor_common.model import ids
-from acstor_common.util import minhash
+from acstor_common.model import minhash
 from acstor_common.wire import decision_messages
 
 LOG = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from acstor_checkpoint.capture import domain_xml
 from acstor_checkpoint.capture import nbd_client
 from acstor_checkpoint.capture import overlay
 from acstor_common import errors
-from acstor_common.formats import local_file
+from acstor_common.disks import local_file
 
 EXPORT: Final = "disk"
 _DEADLINE_S: Final = 30.0

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from acstor_common import errors
-from acstor_common.formats import disk_delta
-from acstor_common.formats import local_file
-from acstor_common.formats import qcow2
+from acstor_common.disks import disk_delta
+from acstor_common.disks import local_file
+from acstor_common.disks import qcow2
 from acstor_common.model import ids
 
 

@@ -39,7 +39,7 @@ from acstor_checkpoint.capture import scratch_files
 from acstor_checkpoint.capture import snapshot_window
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.holders import holder_group
-from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest

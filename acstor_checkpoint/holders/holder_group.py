@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.holders import vault_client
-from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.util import supervision

@@ -23,11 +23,11 @@ from typing import Self
 
 import h11
 
-from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import quota
-from acstor_checkpoint.vault import tls_channel
 from acstor_checkpoint.vault import vault_api
 from acstor_checkpoint.vault import vault_store
+from acstor_checkpoint.vault_protocol import object_names
+from acstor_checkpoint.vault_protocol import tls_channel
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest

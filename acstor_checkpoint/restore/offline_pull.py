@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from acstor_checkpoint.capture import overlay
 from acstor_common import errors
-from acstor_common.formats import local_file
+from acstor_common.disks import local_file
 
 COPY_ENDING: Final = ".acstor-pull"
 _LOOK_EVERY_S: Final = 0.2

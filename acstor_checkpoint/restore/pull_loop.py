@@ -8,7 +8,7 @@ server can migrate, and has checkpoints.  Offline disks have one thread of their
 do not delay running servers.
 
 Progress is recorded by the backing file and a marker
-(:mod:`acstor_common.formats.recovery_marker`), so an interrupted pull starts again.
+(:mod:`acstor_common.disks.recovery_marker`), so an interrupted pull starts again.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from acstor_checkpoint.capture import libvirt_domains
 from acstor_checkpoint.restore import offline_pull
 from acstor_checkpoint.restore import recovered_disks
 from acstor_common import errors
-from acstor_common.formats import recovery_marker
+from acstor_common.disks import recovery_marker
 from acstor_common.model import ids
 from acstor_common.util import backoff
 from acstor_common.util import log_once

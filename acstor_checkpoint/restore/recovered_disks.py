@@ -15,9 +15,9 @@ import msgspec
 
 from acstor_checkpoint.capture import overlay
 from acstor_common import errors
-from acstor_common.formats import disk_delta
-from acstor_common.formats import local_file
-from acstor_common.formats import recovery_marker
+from acstor_common.disks import disk_delta
+from acstor_common.disks import local_file
+from acstor_common.disks import recovery_marker
 from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)

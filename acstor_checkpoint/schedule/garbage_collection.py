@@ -32,7 +32,7 @@ from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.holders import holder_group
 from acstor_checkpoint.holders import vault_client
 from acstor_checkpoint.schedule import failures
-from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.util import log_once

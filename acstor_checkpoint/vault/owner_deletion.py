@@ -14,9 +14,9 @@ from collections.abc import Collection
 from collections.abc import Iterator
 from typing import Final
 
-from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import vault_files
 from acstor_checkpoint.vault import vault_store
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.util import log_once

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import vault_store
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 
 LOG = logging.getLogger(__name__)

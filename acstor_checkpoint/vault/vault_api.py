@@ -30,9 +30,9 @@ from typing import Final
 from typing import NamedTuple
 
 from acstor_checkpoint.vault import lookup_rate
-from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import vault_store
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest

@@ -19,8 +19,8 @@ from typing import TypeVar
 
 import blake3
 
-from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import quota
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.util import atomic_file

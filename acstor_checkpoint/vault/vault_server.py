@@ -25,8 +25,8 @@ import h11
 
 from acstor_checkpoint.vault import authorized_hosts
 from acstor_checkpoint.vault import connection_limit
-from acstor_checkpoint.vault import tls_channel
 from acstor_checkpoint.vault import vault_api
+from acstor_checkpoint.vault_protocol import tls_channel
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials

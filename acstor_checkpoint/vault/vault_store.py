@@ -27,10 +27,10 @@ from typing import Final
 from acstor_checkpoint.vault import connection_fencing
 from acstor_checkpoint.vault import group_sync
 from acstor_checkpoint.vault import lookup_rate
-from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import vault_files
 from acstor_checkpoint.vault import vault_health
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.util import atomic_file

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File formats: chunk maps, boot images, disk deltas, checkpoints, qcow2.
+"""File formats of acstor: chunk maps, layouts, boot images, checkpoints.
 
 ``doc/source/format`` describes every byte of the formats that acstor defines.
 """

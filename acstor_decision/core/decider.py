@@ -17,10 +17,10 @@ from typing import NamedTuple
 from typing import TypeVar
 
 from acstor_common.model import ids
+from acstor_common.model import minhash
 from acstor_common.ring import hash_ring
 from acstor_common.ring import location
 from acstor_common.ring import location_policies
-from acstor_common.util import minhash
 from acstor_decision.core import link_capacity
 from acstor_decision.core import location_tuning
 from acstor_decision.core import remap

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from acstor_common.formats import qcow2_header
+from acstor_common.disks import qcow2_header
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.wire import control_wire

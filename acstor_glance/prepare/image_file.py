@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import IO
 
 from acstor_common import errors
+from acstor_common.disks import local_file
+from acstor_common.disks import qcow2_header
 from acstor_common.formats import chunk_map
 from acstor_common.formats import layout
-from acstor_common.formats import local_file
-from acstor_common.formats import qcow2_header
 from acstor_common.model import geometry
 from acstor_glance.prepare import format_check
 

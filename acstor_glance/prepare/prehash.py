@@ -27,11 +27,11 @@ from typing import NamedTuple
 from typing import TypeVar
 
 from acstor_common import errors
+from acstor_common.disks import qcow2
+from acstor_common.disks import qcow2_header
 from acstor_common.formats import chunk_map
 from acstor_common.formats import chunk_map_writer
 from acstor_common.formats import layout
-from acstor_common.formats import qcow2
-from acstor_common.formats import qcow2_header
 from acstor_common.image import deduplication
 from acstor_common.model import geometry
 from acstor_common.model import ids

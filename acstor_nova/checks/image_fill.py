@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from oslo_config import cfg
 
-from acstor_common.formats import local_file
+from acstor_common.disks import local_file
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_nova import check_results

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 from acstor_common import errors
+from acstor_common.disks import local_file
 from acstor_common.formats import chunk_map
-from acstor_common.formats import local_file
 from acstor_common.image import image_record
 from acstor_common.image import lineage
 from acstor_common.model import ids

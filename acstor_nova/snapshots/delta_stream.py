@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from acstor_common.formats import disk_delta
-from acstor_common.formats import local_file
-from acstor_common.formats import qcow2
+from acstor_common.disks import disk_delta
+from acstor_common.disks import local_file
+from acstor_common.disks import qcow2
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_nova import agent_client

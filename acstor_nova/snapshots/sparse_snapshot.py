@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 
 from acstor_common import errors
-from acstor_common.formats import local_file
+from acstor_common.disks import local_file
 from acstor_common.model import ids
 from acstor_common.wire import control_wire
 from acstor_nova import imagebackend

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from typing import Protocol
 
 from acstor_common.model import ids
+from acstor_common.model import minhash
 from acstor_common.ring import hash_ring
-from acstor_common.util import minhash
 from acstor_common.wire import decision_messages
 from acstor_decision.core import decider
 from acstor_decision.core import ring_conversion

@@ -39,7 +39,7 @@ from matplotlib import figure
 from acstor_checkpoint import conf
 from acstor_checkpoint.capture import domain_xml
 from acstor_checkpoint.holders import checkpoint_record
-from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids

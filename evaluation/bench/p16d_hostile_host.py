@@ -34,8 +34,8 @@ from acstor_checkpoint.schedule import bus_client
 from acstor_checkpoint.schedule import garbage_collection
 from acstor_checkpoint.schedule import worker_pool
 from acstor_checkpoint.vault import connection_limit
-from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import quota
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids

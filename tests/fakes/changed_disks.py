@@ -5,12 +5,12 @@ import pathlib
 from collections.abc import Iterable
 from collections.abc import Iterator
 
+from acstor_common.disks import disk_delta
+from acstor_common.disks import qcow2
+from acstor_common.disks import qcow2_header
+from acstor_common.disks import qcow2_writer
 from acstor_common.formats import chunk_map
-from acstor_common.formats import disk_delta
 from acstor_common.formats import layout
-from acstor_common.formats import qcow2
-from acstor_common.formats import qcow2_header
-from acstor_common.formats import qcow2_writer
 from acstor_common.model import ids
 from acstor_glance.gateway.flatten import merge_plan
 

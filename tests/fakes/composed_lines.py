@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from acstor_common.disks import disk_delta
+from acstor_common.disks import local_file
+from acstor_common.disks import qcow2
 from acstor_common.formats import chunk_map
-from acstor_common.formats import disk_delta
-from acstor_common.formats import local_file
-from acstor_common.formats import qcow2
 from acstor_common.model import ids
 from acstor_glance.prepare import format_check
 from acstor_glance.prepare import prehash

@@ -10,7 +10,7 @@ import zlib
 
 import zstandard
 
-from acstor_common.formats import qcow2_header
+from acstor_common.disks import qcow2_header
 
 COMPRESSED, COPIED, ZERO = 1 << 62, 1 << 63, 1
 END_OF_EXTENSIONS = struct.pack(">II", 0, 0)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a disk has whose file an agent has made of a checkpoint, by the library alone."""
 
-from acstor_common.formats import disk_delta
-from acstor_common.formats import qcow2
+from acstor_common.disks import disk_delta
+from acstor_common.disks import qcow2
 from tests.fakes import qcow2_files
 
 

@@ -4,7 +4,7 @@
 import pathlib
 from collections.abc import Sequence
 
-from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest as manifest
 from acstor_common.formats import chunk_map

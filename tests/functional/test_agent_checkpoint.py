@@ -11,13 +11,13 @@ import uuid
 
 import pytest
 
-from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
+from acstor_common.disks import local_file
+from acstor_common.disks import qcow2
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest as manifest
 from acstor_common.formats import chunk_map
-from acstor_common.formats import local_file
-from acstor_common.formats import qcow2
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from tests.fakes import hosts

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_common.formats import qcow2
-from acstor_common.formats import qcow2_header
+from acstor_common.disks import qcow2
+from acstor_common.disks import qcow2_header
 from acstor_glance.prepare import image_file
 from tests.fakes import changed_disks
 from tests.fakes import qcow2_corpus

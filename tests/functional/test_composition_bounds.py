@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("glance_store")
 
+from acstor_common.disks import disk_delta
+from acstor_common.disks.disk_delta import Extent
+from acstor_common.disks.disk_delta import Kind
 from acstor_common.formats import chunk_map
-from acstor_common.formats import disk_delta
-from acstor_common.formats.disk_delta import Extent
-from acstor_common.formats.disk_delta import Kind
 from acstor_glance.gateway import http_errors
 from acstor_glance.gateway import image_lookup
 from acstor_glance.gateway.flatten import delta_body

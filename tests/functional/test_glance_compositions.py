@@ -7,8 +7,8 @@ import uuid
 import pytest
 import requests
 
+from acstor_common.disks import disk_delta
 from acstor_common.formats import chunk_map
-from acstor_common.formats import disk_delta
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import changed_disks
 from tests.lab.openstack import image_stores

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from acstor_common.formats import disk_delta
+from acstor_common.disks import disk_delta
 from tests.lab import runs
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import changed_disks

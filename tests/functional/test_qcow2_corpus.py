@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from acstor_common import errors
+from acstor_common.disks import qcow2
+from acstor_common.disks import qcow2_header
 from acstor_common.formats import chunk_map
 from acstor_common.formats import codecs
 from acstor_common.formats import layout
-from acstor_common.formats import qcow2
-from acstor_common.formats import qcow2_header
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_glance.prepare import image_file

@@ -390,7 +390,7 @@ OFF_PULL = """
 import pathlib, threading
 from acstor_checkpoint.restore import offline_pull
 from acstor_common.model import ids
-from acstor_common.formats import recovery_marker
+from acstor_common.disks import recovery_marker
 disk, base, shown = (f"/var/lib/nova/instances/{name}" for name in ("one/disk", "base", "shown"))
 recovery_marker.write(disk, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
 puller = offline_pull.OfflinePull(threading.Event())

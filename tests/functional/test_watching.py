@@ -17,9 +17,9 @@ import yaml
 from acstor_checkpoint import metrics as checkpoint_metrics
 from acstor_checkpoint.holders import holder_group
 from acstor_checkpoint.schedule import failures
-from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import vault_store
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_decision import conf as decision_conf

@@ -12,11 +12,11 @@ from acstor_checkpoint.capture import libvirt_domains
 from acstor_checkpoint.restore import offline_pull
 from acstor_checkpoint.restore import pull_loop
 from acstor_checkpoint.restore import recovered_disks
+from acstor_common.disks import local_file
+from acstor_common.disks import qcow2
+from acstor_common.disks import qcow2_writer
+from acstor_common.disks import recovery_marker
 from acstor_common.formats import layout
-from acstor_common.formats import local_file
-from acstor_common.formats import qcow2
-from acstor_common.formats import qcow2_writer
-from acstor_common.formats import recovery_marker
 from acstor_common.model import ids
 from tests.lab import domain as domain_lab
 from tests.lab import runs

@@ -8,7 +8,7 @@ import ssl
 import subprocess
 
 from acstor_checkpoint.holders import vault_client
-from acstor_checkpoint.vault import tls_channel
+from acstor_checkpoint.vault_protocol import tls_channel
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials

@@ -22,11 +22,11 @@ from acstor_checkpoint.holders import vault_client
 from acstor_checkpoint.schedule import failures
 from acstor_checkpoint.schedule import garbage_collection
 from acstor_checkpoint.schedule import worker_pool
-from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import vault_api
 from acstor_checkpoint.vault import vault_server
 from acstor_checkpoint.vault import vault_store
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.identity import credentials
 from acstor_common.model import addresses

@@ -16,9 +16,9 @@ import pytest
 
 from acstor_checkpoint.holders import holder_group
 from acstor_checkpoint.holders import vault_client
-from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import quota
-from acstor_checkpoint.vault import tls_channel
+from acstor_checkpoint.vault_protocol import object_names
+from acstor_checkpoint.vault_protocol import tls_channel
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials
@@ -209,7 +209,7 @@ def test_client_that_was_given_up_connects_no_more(tmp_path: pathlib.Path) -> No
 ASK = """
 import pathlib, sys
 from acstor_checkpoint.holders import holder_group, vault_client
-from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common.model import ids
 from tests.lab import vaults
 own = vaults.credentials_of(pathlib.Path(sys.argv[1]), "h1")

@@ -20,9 +20,9 @@ from acstor_checkpoint.holders import vault_client
 from acstor_checkpoint.vault import authorized_hosts
 from acstor_checkpoint.vault import connection_limit
 from acstor_checkpoint.vault import lookup_rate
-from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import quota
-from acstor_checkpoint.vault import tls_channel
+from acstor_checkpoint.vault_protocol import object_names
+from acstor_checkpoint.vault_protocol import tls_channel
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.model import ids

@@ -12,7 +12,7 @@ import pytest
 
 from acstor_checkpoint.holders import vault_client
 from acstor_checkpoint.vault import connection_limit
-from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.model import ids

@@ -13,7 +13,7 @@ import trio
 
 from acstor_agent.disks import checkpoint_client
 from acstor_agent.disks import checkpoint_restore
-from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from tests.fakes import hostile_vault

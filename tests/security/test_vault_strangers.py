@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from acstor_checkpoint.vault import connection_limit
-from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.identity import handshake_limiter
 from acstor_common.model import ids

@@ -30,9 +30,7 @@ MAX_SLAB_BYTES = 256 * geometry.MIB
 """Largest slab: the disk needs this much free space whenever the cache grows."""
 MIN_SLAB_BYTES = geometry.MIB
 
-_HEADER = file_header.FileHeader(
-    "a slab file", MAGIC, VERSION, "2xII12x", errors.CacheFormatError
-)
+_HEADER = file_header.FileHeader("a slab file", MAGIC, VERSION, "2xII12x", errors.CacheFormatError)
 _RECORD = struct.Struct("<32sQIB15x")
 _STORED_RECORD = struct.Struct("<32sQIB15xI")
 _CRC = struct.Struct("<I")

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from acstor_common import errors
+from acstor_common.disks import qcow2_header
+from acstor_common.disks import qcow2_writer
 from acstor_common.formats import checkpoint_manifest
 from acstor_common.formats import layout
-from acstor_common.formats import qcow2_header
-from acstor_common.formats import qcow2_writer
 from acstor_common.model import ids
 
 MAX_CLUSTER_BYTES: Final = 1 << qcow2_header.MAX_CLUSTER_BITS

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from acstor_common import errors
-from acstor_common.formats import disk_delta
+from acstor_common.disks import disk_delta
 from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_glance.gateway import http_errors

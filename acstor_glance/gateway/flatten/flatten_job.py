@@ -17,13 +17,13 @@ from concurrent import futures
 from typing import NamedTuple
 
 from acstor_common import errors
+from acstor_common.disks import disk_delta
+from acstor_common.disks import qcow2
+from acstor_common.disks import qcow2_header
+from acstor_common.disks import qcow2_writer
 from acstor_common.formats import chunk_map
 from acstor_common.formats import codecs
-from acstor_common.formats import disk_delta
 from acstor_common.formats import layout
-from acstor_common.formats import qcow2
-from acstor_common.formats import qcow2_header
-from acstor_common.formats import qcow2_writer
 from acstor_common.model import ids
 from acstor_glance.gateway import byte_range
 from acstor_glance.gateway import http_errors

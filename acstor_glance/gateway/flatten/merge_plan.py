@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from acstor_common.formats import disk_delta
+from acstor_common.disks import disk_delta
+from acstor_common.disks import qcow2_writer
 from acstor_common.formats import layout
-from acstor_common.formats import qcow2_writer
 
 MAX_PIECES = 1024
 GAP_BYTES = 256 << 10

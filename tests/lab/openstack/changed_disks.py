@@ -17,8 +17,8 @@ from urllib import parse
 
 import requests
 
+from acstor_common.disks import disk_delta
 from acstor_common.formats import chunk_map
-from acstor_common.formats import disk_delta
 from acstor_common.model import ids
 from tests.lab import runs
 from tests.lab.openstack import acstor_gateway

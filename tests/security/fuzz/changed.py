@@ -4,9 +4,9 @@
 import blake3
 
 from acstor_common import errors
-from acstor_common.formats import disk_delta
-from acstor_common.formats import qcow2
-from acstor_common.formats import qcow2_header
+from acstor_common.disks import disk_delta
+from acstor_common.disks import qcow2
+from acstor_common.disks import qcow2_header
 from tests.fakes import changed_disks
 from tests.fakes import qcow2_files
 from tests.security.fuzz import stored

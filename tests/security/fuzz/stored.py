@@ -10,12 +10,12 @@ import blake3
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.disks import disk_header
 from acstor_common import errors
+from acstor_common.disks import qcow2
+from acstor_common.disks import qcow2_header
 from acstor_common.formats import boot_frames
 from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
 from acstor_common.formats import layout
-from acstor_common.formats import qcow2
-from acstor_common.formats import qcow2_header
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from tests.fakes import chunk_maps

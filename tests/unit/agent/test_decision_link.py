@@ -18,8 +18,8 @@ from acstor_common.identity import identity_files
 from acstor_common.identity import signing
 from acstor_common.model import boot_timeline
 from acstor_common.model import ids
+from acstor_common.model import minhash
 from acstor_common.ring import hash_ring
-from acstor_common.util import minhash
 from acstor_common.wire import decision_messages
 from acstor_common.wire import signed_messages
 from tests.fakes import cloud_keys

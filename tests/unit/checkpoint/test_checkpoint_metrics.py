@@ -14,10 +14,10 @@ from acstor_checkpoint.capture import snapshot_window
 from acstor_checkpoint.holders import holder_group
 from acstor_checkpoint.holders import vault_client
 from acstor_checkpoint.schedule import failures
-from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import scrubber
 from acstor_checkpoint.vault import vault_store
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.service import metrics_endpoint

@@ -10,9 +10,9 @@ import pytest
 from acstor_checkpoint.capture import disk_states
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.schedule import garbage_collection as collection
-from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import vault_store
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest

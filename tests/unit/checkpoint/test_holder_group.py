@@ -11,7 +11,7 @@ import pytest
 from acstor_checkpoint.capture import disk_capture
 from acstor_checkpoint.holders import holder_group
 from acstor_checkpoint.holders import vault_client
-from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common.model import ids
 
 MIB = 1 << 20

@@ -5,7 +5,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault_protocol import object_names
 
 NAMES = strategies.sets(strategies.binary(min_size=32, max_size=32), max_size=40)
 

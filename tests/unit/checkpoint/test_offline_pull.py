@@ -15,7 +15,7 @@ from acstor_checkpoint.capture import domain_xml
 from acstor_checkpoint.capture import offline_export
 from acstor_checkpoint.restore import offline_pull
 from acstor_common import errors
-from acstor_common.formats import local_file
+from acstor_common.disks import local_file
 from acstor_common.model import ids
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import owner_deletion
 from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import vault_store
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.model import ids
 

@@ -10,7 +10,7 @@ from acstor_checkpoint.capture import domain_xml
 from acstor_checkpoint.restore import offline_pull
 from acstor_checkpoint.restore import pull_loop
 from acstor_common import errors
-from acstor_common.formats import recovery_marker
+from acstor_common.disks import recovery_marker
 from acstor_common.model import ids
 
 CHECKPOINT = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")

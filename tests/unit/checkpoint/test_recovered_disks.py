@@ -11,7 +11,7 @@ from acstor_agent.core.disks import disk_header
 from acstor_agent.core.disks import restore_record
 from acstor_checkpoint.restore import recovered_disks
 from acstor_common import errors
-from acstor_common.formats import recovery_marker
+from acstor_common.disks import recovery_marker
 from acstor_common.model import ids
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")

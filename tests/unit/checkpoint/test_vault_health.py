@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from acstor_checkpoint.vault import group_sync
-from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import vault_health
 from acstor_checkpoint.vault import vault_store
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.model import ids
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from acstor_checkpoint.holders import vault_client
-from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import quota
-from acstor_checkpoint.vault import tls_channel
 from acstor_checkpoint.vault import vault_api
 from acstor_checkpoint.vault import vault_server
 from acstor_checkpoint.vault import vault_store
+from acstor_checkpoint.vault_protocol import object_names
+from acstor_checkpoint.vault_protocol import tls_channel
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.identity import certificates

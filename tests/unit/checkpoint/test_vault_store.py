@@ -17,12 +17,12 @@ from hypothesis import strategies
 
 from acstor_checkpoint.vault import group_sync
 from acstor_checkpoint.vault import lookup_rate
-from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import scrubber
 from acstor_checkpoint.vault import vault_api
 from acstor_checkpoint.vault import vault_files
 from acstor_checkpoint.vault import vault_store
+from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.model import ids

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+from acstor_common.disks import qcow2
 from acstor_common.formats import cluster_cache
 from acstor_common.formats import layout
-from acstor_common.formats import qcow2
 from acstor_common.model import geometry
 from tests.fakes import qcow2_bombs
 from tests.fakes import qcow2_files

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import strategies
 
 from acstor_common import errors
+from acstor_common.disks import disk_delta
+from acstor_common.disks.disk_delta import Extent
+from acstor_common.disks.disk_delta import Kind
 from acstor_common.formats import chunk_map
-from acstor_common.formats import disk_delta
-from acstor_common.formats.disk_delta import Extent
-from acstor_common.formats.disk_delta import Kind
 from acstor_common.model import ids
 
 BASE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")

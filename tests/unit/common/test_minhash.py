@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_common.model import ids
-from acstor_common.util import minhash
+from acstor_common.model import minhash
 
 CIDS = [ids.cid_of(b"chunk %d" % n) for n in range(4000)]
 

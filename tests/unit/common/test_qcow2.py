@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from acstor_common import errors
+from acstor_common.disks import qcow2
+from acstor_common.disks import qcow2_header
+from acstor_common.disks.qcow2_header import Feature
+from acstor_common.disks.qcow2_header import Reason
 from acstor_common.formats import layout
-from acstor_common.formats import qcow2
-from acstor_common.formats import qcow2_header
-from acstor_common.formats.qcow2_header import Feature
-from acstor_common.formats.qcow2_header import Reason
 from acstor_common.model import geometry
 from tests.fakes import qcow2_files
 from tests.fakes.qcow2_files import COMPRESSED

@@ -5,12 +5,12 @@ import dataclasses
 
 import pytest
 
-from acstor_common.formats import qcow2
-from acstor_common.formats import qcow2_header
-from acstor_common.formats.disk_delta import Extent
-from acstor_common.formats.disk_delta import Kind
-from acstor_common.formats.qcow2_header import Feature
-from acstor_common.formats.qcow2_header import Reason
+from acstor_common.disks import qcow2
+from acstor_common.disks import qcow2_header
+from acstor_common.disks.disk_delta import Extent
+from acstor_common.disks.disk_delta import Kind
+from acstor_common.disks.qcow2_header import Feature
+from acstor_common.disks.qcow2_header import Reason
 from tests.fakes import qcow2_files
 from tests.fakes.qcow2_files import Bytes
 from tests.fakes.qcow2_files import File

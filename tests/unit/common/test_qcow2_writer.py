@@ -12,12 +12,12 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
+from acstor_common.disks import disk_delta
+from acstor_common.disks import qcow2
+from acstor_common.disks import qcow2_writer
+from acstor_common.disks.qcow2_writer import Run
 from acstor_common.formats import codecs
-from acstor_common.formats import disk_delta
 from acstor_common.formats import layout
-from acstor_common.formats import qcow2
-from acstor_common.formats import qcow2_writer
-from acstor_common.formats.qcow2_writer import Run
 from tests.fakes import qcow2_files
 from tests.fakes.qcow2_files import Bytes
 

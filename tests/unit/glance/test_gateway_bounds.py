@@ -3,7 +3,7 @@
 
 import pytest
 
-from acstor_common.formats import qcow2
+from acstor_common.disks import qcow2
 from acstor_glance.gateway import http_errors
 from acstor_glance.gateway.flatten import flatten_limits
 from acstor_glance.gateway.flatten import merge_plan

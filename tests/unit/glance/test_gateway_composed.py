@@ -6,13 +6,13 @@ import pytest
 from hypothesis import strategies
 
 from acstor_common import errors
+from acstor_common.disks import disk_delta
+from acstor_common.disks import qcow2
+from acstor_common.disks import qcow2_writer
+from acstor_common.disks.disk_delta import Extent
+from acstor_common.disks.disk_delta import Kind
 from acstor_common.formats import chunk_map
-from acstor_common.formats import disk_delta
 from acstor_common.formats import layout
-from acstor_common.formats import qcow2
-from acstor_common.formats import qcow2_writer
-from acstor_common.formats.disk_delta import Extent
-from acstor_common.formats.disk_delta import Kind
 from tests.fakes import changed_disks
 from tests.fakes import qcow2_files
 from tests.fakes.qcow2_files import Bytes

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from acstor_common.formats import disk_delta
+from acstor_common.disks import disk_delta
+from acstor_common.disks import qcow2_writer
 from acstor_common.formats import layout
-from acstor_common.formats import qcow2_writer
 from acstor_glance.gateway.flatten import merge_plan
 from acstor_glance.gateway.flatten.merge_plan import PieceOrigin
 

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
+from acstor_common.disks import disk_delta
 from acstor_common.formats import chunk_map
-from acstor_common.formats import disk_delta
 from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_glance.gateway import http_errors

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from acstor_common.formats import qcow2_header
+from acstor_common.disks import qcow2_header
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_glance.client import range_support

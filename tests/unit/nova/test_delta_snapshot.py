@@ -11,7 +11,7 @@ import types
 import pytest
 from oslo_config import cfg
 
-from acstor_common.formats import disk_delta
+from acstor_common.disks import disk_delta
 from acstor_common.image import image_record
 from acstor_common.model import geometry
 from acstor_common.wire import control_wire

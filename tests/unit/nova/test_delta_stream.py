@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from acstor_common import errors
+from acstor_common.disks import disk_delta
 from acstor_common.formats import chunk_map
-from acstor_common.formats import disk_delta
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_nova import agent_client

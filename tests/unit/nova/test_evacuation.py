@@ -11,7 +11,7 @@ import types
 import pytest
 
 from acstor_common import errors
-from acstor_common.formats import recovery_marker
+from acstor_common.disks import recovery_marker
 from acstor_common.wire import control_wire
 from acstor_nova import agent_client
 from acstor_nova import decision_client

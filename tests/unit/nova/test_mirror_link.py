@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from acstor_common.formats import local_file
+from acstor_common.disks import local_file
 from acstor_nova import mirror_link
 
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"

@@ -7,14 +7,14 @@ import stat
 import struct
 
 from acstor_common import errors
-from acstor_common.formats import qcow2_header
+from acstor_common.disks import qcow2_header
 
 _HEADER = struct.Struct(">4sIQI")  # magic, version, offset and length of the backing file's name
 _MAX_NAME_BYTES = 1023
 
 
 class LocalFile:
-    """An open file as :class:`acstor_common.formats.qcow2_header.Source`; it may grow.
+    """An open file as :class:`acstor_common.disks.qcow2_header.Source`; it may grow.
 
     :param descriptor: stays open while this is used
     """

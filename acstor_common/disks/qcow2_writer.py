@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from acstor_common.disks import qcow2_header
 from acstor_common.formats import layout
-from acstor_common.formats import qcow2_header
 
 _COPIED, _COMPRESSED, _ZERO = 1 << 63, 1 << 62, 1
 _SECTOR = qcow2_header.SECTOR_BYTES

@@ -20,13 +20,13 @@ import sys
 from collections.abc import Iterable
 from collections.abc import Iterator
 
+from acstor_common.disks import disk_delta
+from acstor_common.disks import qcow2_header
+from acstor_common.disks.disk_delta import Kind
+from acstor_common.disks.qcow2_header import Reason
+from acstor_common.disks.qcow2_header import Refused
 from acstor_common.formats import codecs
-from acstor_common.formats import disk_delta
 from acstor_common.formats import layout
-from acstor_common.formats import qcow2_header
-from acstor_common.formats.disk_delta import Kind
-from acstor_common.formats.qcow2_header import Reason
-from acstor_common.formats.qcow2_header import Refused
 from acstor_common.model import geometry
 
 _OFFSET_MASK = 0x00FFFFFFFFFFFE00

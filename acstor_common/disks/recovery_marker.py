@@ -12,7 +12,7 @@ of the disk is taken.  It is deleted with the server's folder.
 
 import pathlib
 
-from acstor_common.formats import local_file
+from acstor_common.disks import local_file
 from acstor_common.model import ids
 from acstor_common.util import atomic_file
 
