@@ -61,12 +61,10 @@ def run_captures(
     proof: credentials.Credentials,
     link: DecisionLink,
 ) -> Iterator[worker_pool.WorkerPool]:
-    """Take checkpoints as long as the block runs.
+    """Take checkpoints as long as the block runs, or raise Unusable.
 
     :param files: of the agent of this host
     :param mount_point: where it shows mirrors
-    :param proof: what this host proves to vaults
-    :raises errors.Unusable: a folder cannot be used
     """
     ended = threading.Event()
     # Two processes would delete each other's chunks from vaults.
@@ -162,7 +160,6 @@ def _pulling(
 
 
 def _vault_port(own: Options) -> int:
-    """Return the port of all vaults: that of this host's own, if it has one."""
     return addresses.parse(own.vault_listen)[1] if own.vault_listen else VAULT_PORT
 
 

@@ -130,10 +130,7 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
 
 
 def agent_options(conf: cfg.ConfigOpts) -> cfg.ConfigOpts.GroupAttr:
-    """Return the agent's own options that this daemon reads.
-
-    :raises errors.Unusable: its configuration file cannot be read
-    """
+    """Return the agent's options that this daemon reads from its file, or raise Unusable."""
     agent, path = cfg.ConfigOpts(), conf.acstor_checkpoint.agent_config_file
     common_conf.register(agent, common_conf.AGENT_GROUP, common_conf.HOST_OPTS)
     try:

@@ -54,7 +54,6 @@ class VaultCollector(registry.Collector):
         )
 
     def _gauges(self) -> Iterator[tuple[str, str, float]]:
-        """Yield the name, the help text and the value of each gauge."""
         used, limits = self._vault.quota.usage_by_host(), self._vault.quota.limits
         used_bytes = sum(one.size_bytes for one in used.values())
         yield "used_bytes", "Size of the vault's files on disk", used_bytes
@@ -88,10 +87,7 @@ class CheckpointStatus(Protocol):
 
 
 class CheckpointCollector(registry.Collector):
-    """Metrics of checkpoints.
-
-    :param by_server: for each server, instead of the maximum
-    """
+    """Metrics of checkpoints, of each server or only the longest times."""
 
     def __init__(self, daemon: CheckpointStatus, by_server: bool = False) -> None:
         self._daemon, self._by_server = daemon, by_server
@@ -145,10 +141,7 @@ class CheckpointCollector(registry.Collector):
 
 
 def serve(address: str, *collectors: registry.Collector) -> Callable[[], None]:
-    """Start the endpoint in a thread; return the function that stops it.
-
-    :raises errors.Unusable: the address cannot be used
-    """
+    """Start the endpoint; return the function that stops it, or raise Unusable."""
     own = prometheus_client.CollectorRegistry()
     for collector in collectors:
         own.register(collector)

@@ -31,10 +31,7 @@ Options = cfg.ConfigOpts.GroupAttr
 
 
 def host_of(agent: Options) -> ids.HostId:
-    """Return this host's id from the options of its agent.
-
-    :raises errors.Unusable: its name is invalid
-    """
+    """Return this host's id from the options of its agent, or raise Unusable."""
     try:
         return ids.parse_host_id(agent.host)
     except ValueError as e:
@@ -42,19 +39,13 @@ def host_of(agent: Options) -> ids.HostId:
 
 
 def identity(agent: Options) -> identity_files.IdentityFiles:
-    """Return the files of this host's certificate and key, from the options of its agent.
-
-    :raises errors.Unusable: the host has no name
-    """
+    """Return this host's certificate and key files by its agent's options, or raise Unusable."""
     folder = common_conf.identity_dir(agent)
     return identity_files.IdentityFiles(host_of(agent), identity_files.files_in(folder))
 
 
 def credentials(files: identity_files.IdentityFiles) -> credentials_.Credentials:
-    """Return the credentials with which this host authenticates to other vaults and to clients.
-
-    :raises errors.Unusable: the host has no name
-    """
+    """Return the credentials for vaults and their clients."""
     made = credentials_.Credentials(files, tls_channel.PROTOCOL, certificates.GRACE_S)
     made.reload_files()
     return made

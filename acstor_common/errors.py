@@ -46,10 +46,7 @@ class CacheFormatError(FormatError):
 
 
 class ForeignArtefact(AcstorError):
-    """An image points to an artefact of another image: do not use the artefact.
-
-    :param kind: the expected kind (``chunk_map``, ``boot_image``)
-    """
+    """An image points to an artefact of another image: do not use the artefact."""
 
     def __init__(self, image_id: str, kind: str, artefact_id: str, why: str) -> None:
         super().__init__(image_id, kind, artefact_id, why)
@@ -180,10 +177,7 @@ class OtherVersion(RemoteProtocolError):
 
 
 class NotAuthenticated(AcstorError):
-    """Authentication failed: discard the message, and log the sender.
-
-    :param what: what failed (a certificate, a signature, a sample)
-    """
+    """Authentication of ``what`` failed: discard the message, and log the sender."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(what, why)
@@ -218,10 +212,7 @@ class CacheFull(AcstorError):
 
 
 class VaultFull(AcstorError):
-    """A vault is full: it keeps its checkpoints and accepts no new ones.
-
-    :param what: the limit that was reached, for people
-    """
+    """A vault is full: it keeps its checkpoints and accepts no new ones."""
 
     def __init__(self, vault: str, what: str) -> None:
         super().__init__(vault, what)
@@ -330,10 +321,7 @@ class AgentRefused(AcstorError):
 
 
 class GatewayUnreachable(AcstorError):
-    """The gateway's answer is missing or incomplete: ask Glance instead.
-
-    :param where: its URL
-    """
+    """The gateway's answer is missing or incomplete: ask Glance instead."""
 
     def __init__(self, where: str, why: str) -> None:
         super().__init__(where, why)
@@ -369,10 +357,7 @@ class DecisionUnreachable(AcstorError):
 
 
 class UnsupportedNova(AcstorError):
-    """acstor does not support this version of Nova: Nova runs without acstor.
-
-    :param version: as Nova's package reports it
-    """
+    """acstor does not support this version of Nova: Nova runs without acstor."""
 
     def __init__(self, version: str, why: str) -> None:
         super().__init__(version, why)
@@ -383,10 +368,7 @@ class UnsupportedNova(AcstorError):
 
 
 class ImageServiceError(AcstorError):
-    """A request to Glance or Keystone failed; the subclass tells whether to retry.
-
-    :param what: the request, for people
-    """
+    """A request to Glance or Keystone failed; the subclass tells whether to retry."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(what, why)

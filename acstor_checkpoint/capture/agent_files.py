@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reader of the agent's files: v-node table, and headers of chunk maps.
-
-The agent has verified them, and other users cannot write them.
-"""
+"""Reader of the agent's files, which it has verified, and which other users cannot write."""
 
 import pathlib
 from typing import Final
@@ -35,10 +32,7 @@ class AgentFiles:
         return cls(pathlib.Path(agent.state_dir), ring_file)
 
     def read_ring(self) -> hash_ring.Ring:
-        """Return the v-node table.
-
-        :raises errors.Unusable: there is none, or it cannot be read
-        """
+        """Return the v-node table, or raise Unusable."""
         path = self._ring_file or self.state_dir / "ring.json"
         try:
             with path.open("rb") as file:
@@ -50,10 +44,7 @@ class AgentFiles:
             raise errors.Unusable(str(path), f"there is no v-node table: {e}") from e
 
     def read_image(self, image_id: ids.ImageId) -> chunk_map.Subject:
-        """Return how an image is cut, and the hash that Glance had of it.
-
-        :raises errors.Unusable: the agent does not have its chunk map
-        """
+        """Return an image's geometry and hash, or raise Unusable without its chunk map."""
         path = self.state_dir / "maps" / f"{image_id}.acmap"
         try:
             with path.open("rb") as file:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of chunk numbers to read for a checkpoint.
-
-A chunk is read if any source indicates that the last manifest may be outdated for it.
-"""
+"""Runs of chunk numbers to read for a checkpoint."""
 
 import heapq
 from collections.abc import Container

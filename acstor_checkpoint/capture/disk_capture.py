@@ -60,10 +60,7 @@ class HolderGroup(Protocol):
     """All holders of one disk's checkpoints."""
 
     def missing_names(self, names: Iterable[ids.Cid]) -> Container[ids.Cid]:
-        """Return those ``names`` (ascending) that any holder lacks, or a superset.
-
-        :raises errors.AcstorError: a holder does not answer
-        """
+        """Return those ``names`` (ascending) that any holder lacks, or a superset."""
 
     def put(
         self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes], plain_bytes: int
@@ -73,7 +70,6 @@ class HolderGroup(Protocol):
         :param names: ascending
         :param sealed: returns a chunk that a holder lacks; called by any thread
         :param plain_bytes: bytes read of the disk for them
-        :raises errors.AcstorError: a holder failed
         """
 
 
@@ -102,11 +98,12 @@ class ChangedRanges(NamedTuple):
 class DiskCapture:
     """Captures one checkpoint, and counts bytes.
 
-    Afterwards ``unread_bytes`` is what was not read.  Such chunks are in no entry, even if the last
-    manifest has them, so the next capture reads them.
+    Chunks that were not read (``unread_bytes``) are in no entry, even if the last manifest has
+    them, so the next capture reads them.
 
     :param chunk_bytes: of the base's chunk map
     :param should_stop: returns whether to stop reading
+    :param batch_bytes: of the disk, sealed and sent at a time, and held in memory
     """
 
     def __init__(
@@ -220,7 +217,6 @@ class DiskCapture:
             self.read_bytes += len(part)
 
     def _store(self, chunks: dict[ids.Cid, memoryview], plain_bytes: int) -> None:
-        """Store chunks at all holders; ``plain_bytes`` were read for them."""
         chunks.pop(ids.ZERO_CID, None)
         if chunks:
             sealed = _once(lambda name: self._seal.close(name, chunks[name]))

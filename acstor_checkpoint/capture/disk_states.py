@@ -44,13 +44,12 @@ class DiskState(msgspec.Struct, forbid_unknown_fields=True):
     :param number: of the last started checkpoint
     :param bitmap: dirty bitmap since the last one; "": none
     :param manifest: name of the last one's manifest, in hex; "": none
-    :param obsolete_bitmaps: to delete
     :param may_be_frozen: an aborted checkpoint may have left file systems frozen
     :param is_partial: ``manifest`` is a partial capture, no checkpoint
-    :param unread_bytes: unread bytes of the last part
+    :param unread_bytes: of the last part
     :param stalled_parts: parts without progress since the last checkpoint
     :param may_lack_chunks: garbage collection may have deleted chunks of ``manifest``
-    :param full_read_reason: reason of a full first part, for the record
+    :param full_read_reason: of a full first part, for the record
     """
 
     version: int
@@ -110,10 +109,7 @@ class DiskStates:
             return None
 
     def read(self, instance: ids.ImageId) -> DiskState | None:
-        """Return the state of a disk; None if missing or malformed.
-
-        :raises OSError: it cannot be read now
-        """
+        """Return the state of a disk; None if missing or malformed; OSError if unreadable now."""
         path = self._of(instance) / _STATE
         try:
             with path.open("rb") as file:
@@ -164,12 +160,11 @@ class DiskStates:
         retained: Collection[str],
         names_at_once: int = checkpoint_manifest.NAMES_AT_ONCE,
     ) -> Iterator[object_names.RetainedNames]:
-        """Yield, in parts, names of manifests and all chunks they refer to.
+        """Yield, in parts, names of ``retained`` manifests and all chunks they refer to.
 
         Only one manifest and one part are in memory, so each manifest is read once per part.  Parts
         are larger if more than _DISTINCT manifests have few names in common.
 
-        :param retained: the manifests' names, in hex
         :raises errors.Unusable: a manifest is missing or damaged
         """
         counts = [self._count(instance, name) for name in retained]

@@ -33,7 +33,7 @@ class Disk(NamedTuple):
 class Server(NamedTuple):
     """A server of Nova's on this host.
 
-    :param extra_specs: extra specs of its flavor, if this Nova adds them to the XML
+    :param extra_specs: of its flavor, if this Nova adds them to the XML
     :param has_agent: a guest agent is connected
     """
 

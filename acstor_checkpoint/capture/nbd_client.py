@@ -3,9 +3,7 @@
 
 It implements what a checkpoint needs: fixed newstyle negotiation, structured replies, reads, and
 block status of one context (the NBD project's ``doc/proto.md``).  libnbd has no package on PyPI,
-and ``qemu-img map`` shows bitmaps only by an experimental option.
-
-One request at a time; replies are validated and have a timeout.
+and ``qemu-img map`` shows bitmaps only by an experimental option.  Replies are validated.
 """
 
 import contextlib
@@ -111,7 +109,7 @@ class Export(NamedTuple):
 
 
 class Disk:
-    """Connection to one export; context manager, not thread-safe.
+    """Connection to one export; context manager, not thread-safe, one request at a time.
 
     :param context: of :meth:`iter_extents`
     :param timeout_s: of one request
@@ -137,21 +135,15 @@ class Disk:
             raise
 
     def __enter__(self) -> Self:
-        """Return the disk."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Disconnect."""
         with contextlib.closing(self._socket), contextlib.suppress(errors.Unusable):
             with self._deadline():
                 self._request(_Command.DISCONNECT, 0, 0)
 
     def read_into(self, view: memoryview, at: int) -> None:
-        """Fill ``view``, of at most MAX_READ_BYTES, from ``at``.
-
-        :raises ValueError: outside of the disk, or too long
-        :raises errors.Unusable: reading failed
-        """
+        """Fill ``view``, of at most MAX_READ_BYTES, from ``at``, or raise Unusable."""
         if at < 0 or at + len(view) > self.size_bytes or len(view) > MAX_READ_BYTES:
             raise ValueError(f"{len(view)} bytes at {at} cannot be asked for")
         filled = 0
@@ -166,11 +158,9 @@ class Disk:
             raise self._fault(f"{filled} bytes came of {len(view)}")
 
     def iter_extents(self) -> Iterator[Extent]:
-        """Yield the extents of the context for the whole disk, in order.
+        """Yield the extents of the context for the whole disk, in order, or raise Unusable.
 
         Other requests may be made in between.
-
-        :raises errors.Unusable: an error, too many replies, or timeout
         """
         at, requests = 0, -(-self.size_bytes // _MAX_STATUS_BYTES)
         answers, left_s = 2 * requests + _MORE_ANSWERS, self._timeout_s + requests * _ANSWER_S
@@ -286,7 +276,6 @@ class Disk:
         raise self._fault("it does not say how large the export is")
 
     def _negotiate(self, option: _Option, data: bytes) -> list[tuple[int, bytes]]:
-        """Negotiate an option; return the replies before the acknowledgement."""
         self._send(_OPTION.pack(_OPTION_MAGIC, option, len(data)) + data)
         replies: list[tuple[int, bytes]] = []
         while len(replies) < 16:
@@ -332,7 +321,6 @@ class Disk:
             view = view[count:]
 
     def _wait_on(self) -> None:
-        """Set the socket's timeout to the deadline, or raise TimeoutError."""
         left_s = self._ends_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError

@@ -110,10 +110,7 @@ def _wait(server: "subprocess.Popen[bytes]", socket: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _opened(disk: domain_xml.Disk, base_of: domain_xml.FindBase) -> Iterator[int]:
-    """Open the overlay for the block; Unusable unless its header names the mirror.
-
-    Nova owns the folder, and the tools run as root.
-    """
+    """Open an overlay for the block; Unusable unless its header names the mirror."""
     with overlay.open_file(disk.path) as fd:
         for path in (disk.path, local_file.path_of(fd)):  # a recovery marker is beside the former
             overlay.check_backing(fd, disk.path, base_of(path), disk.base)

@@ -3,9 +3,7 @@
 
 QEMU caches qcow2 tables, and writes them on a guest flush or before.  So the file's tables have all
 clusters whose writes were flushed, and may lack later ones.  They never lose a cluster: with a
-backing file discarded clusters are marked as zeros.
-
-Only tables are read here, no data.
+backing file discarded clusters are marked as zeros.  Only tables are read here, no data.
 """
 
 import contextlib
@@ -21,10 +19,7 @@ from acstor_common.model import ids
 
 
 class Stamp(NamedTuple):
-    """Identifies a version of the file.
-
-    Writers can set mtime back, but not ctime.
-    """
+    """Identifies a version of a file: writers can set mtime back, but not ctime."""
 
     inode: int
     size_bytes: int
@@ -57,10 +52,7 @@ def check_backing(fd: int, path: str, found: str | None, base: str) -> None:
 
 
 def allocated_ranges(path: str) -> Iterator[disk_delta.Extent]:
-    """Yield the overlay's differences from its base, according to its tables.
-
-    :raises errors.Unusable: no overlay, or unreadable
-    """
+    """Yield an overlay's differences from its base by its tables, or raise Unusable."""
     with open_file(path) as fd:
         # QEMU may write with O_DIRECT, past the page cache.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -73,10 +65,7 @@ def virtual_size(fd: int, path: str) -> int:
 
 
 def base_of(path: str, mirrors: str) -> ids.ImageId | None:
-    """Return the image whose mirror backs an overlay; None if none does.
-
-    :param mirrors: folder of the agent's mirrors: ``<mount point>/images``
-    """
+    """Return the image whose mirror in the folder ``mirrors`` backs an overlay, or None."""
     try:
         # Resolve Nova's link only, without access to the mirror.
         return _shown_in(mirrors, os.readlink(backing_path(path)), ".raw")
@@ -85,10 +74,7 @@ def base_of(path: str, mirrors: str) -> ids.ImageId | None:
 
 
 def checkpoint_of(path: str, disks: str) -> ids.ImageId | None:
-    """Return the checkpoint whose disk backs an overlay; None if none does.
-
-    :param disks: folder of the agent's disks: ``<mount point>/disks``
-    """
+    """Return the checkpoint whose disk in the folder ``disks`` backs an overlay, or None."""
     try:
         return _shown_in(disks, backing_path(path), ".qcow2")
     except ValueError:

@@ -42,10 +42,7 @@ class PartialCapture(errors.AcstorError):
 
 
 class Overwritten(PartialCapture):
-    """A part without progress: the guest overwrote too much during the capture.
-
-    While this continues, the server has no new checkpoint.
-    """
+    """A part without progress: the guest overwrote too much during the capture."""
 
     def __str__(self) -> str:
         why = "the guest overwrites a quarter of scratch_limit_bytes while its disk is read"
@@ -67,7 +64,6 @@ def has_stalled(before_bytes: int, unread_bytes: int, read_bytes: int) -> bool:
 class SnapshotWindow:
     """Time limits of all servers' snapshots; thread-safe.
 
-    :param window_s: limit of a snapshot
     :param long_window_s: limit after MAX_STALLED_PARTS parts without progress
     """
 
@@ -79,11 +75,9 @@ class SnapshotWindow:
 
     @contextlib.contextmanager
     def open_window(self, stalled_parts: int) -> Iterator[tuple[ShouldStop, bool]]:
-        """Yield an :data:`ShouldStop`, and whether the long limit applies.
+        """Yield a :data:`ShouldStop`, and whether the long limit applies.
 
         The time begins with its first call.
-
-        :param stalled_parts: parts without progress
         """
         is_long = stalled_parts >= MAX_STALLED_PARTS and self._long.acquire(blocking=False)
         until_s = 0.0

@@ -59,7 +59,6 @@ NO_BITMAP: Final = "what was written since the last one was not noted"
 class Settings(NamedTuple):
     """Settings of captures.
 
-    :param host: this one
     :param copies: number of holders
     :param rate_bytes_s: of reading disks; 0: no limit
     :param folder: for sockets and scratch files; QEMU can write to it
@@ -125,8 +124,7 @@ class CheckpointTaker:
     ) -> checkpoint_record.Record:
         """Take a checkpoint; it is registered when this returns.
 
-        :param interval_s: between the server's checkpoints, 0 if it has none; a silent holder fails
-            after half of it
+        :param interval_s: between checkpoints, 0: none; a silent holder fails after half of it
         :raises errors.AcstorError: no checkpoint was taken
         """
         self.clean_up(server)
@@ -152,7 +150,6 @@ class CheckpointTaker:
         chosen: Sequence[checkpoint_record.Holder],
         interval_s: int,
     ) -> tuple[checkpoint_record.Record, set[str]]:
-        """Take and register a checkpoint; return it and the manifests to retain."""
         snapshot, capture, sealed = self._capture(server, state, image, why, group)
         state.manifest = self._states.save_manifest(server.instance, sealed)
         if capture.unread_bytes:
@@ -212,10 +209,7 @@ class CheckpointTaker:
         return snapshot_window.Overwritten if is_overwritten else snapshot_window.PartialCapture
 
     def clean_up(self, server: domain_xml.Server) -> None:
-        """End jobs of an aborted checkpoint, also of a former daemon.
-
-        :raises errors.AcstorError: it failed
-        """
+        """End jobs of an aborted checkpoint, also of a former daemon, or raise AcstorError."""
         state = self._states.load(server.instance)
         obsolete_bitmaps, may_be_frozen = (
             (state.obsolete_bitmaps, state.may_be_frozen) if state else ([], False)
@@ -359,7 +353,6 @@ class CheckpointTaker:
         group: holder_group.HolderGroup,
         should_stop: snapshot_window.ShouldStop,
     ) -> tuple[disk_capture.DiskCapture, bytearray]:
-        """Store the chunks; return the capture, and the sealed manifest."""
         seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
         # Without a bitmap the next attempt would start over, so there is no limit.
         ends = (
@@ -424,7 +417,6 @@ class CheckpointTaker:
         bitmap: str,
         chosen: Sequence[checkpoint_record.Holder],
     ) -> None:
-        """Record the base of the next checkpoint."""
         former = [] if state.bitmap in ("", bitmap) else [state.bitmap]
         state.obsolete_bitmaps = [
             *(name for name in state.obsolete_bitmaps if name != bitmap),
@@ -441,10 +433,7 @@ class CheckpointTaker:
         retained: set[str],
         group: holder_group.HolderGroup,
     ) -> str:
-        """Delete what no checkpoint needs, as far as holders answer in time.
-
-        Return the holder that was too slow; "" if none.
-        """
+        """Delete what no checkpoint needs; return the holder that was too slow, or ""."""
         slow_holder = ""
         try:
             self._forget_bitmaps(server, state)

@@ -86,7 +86,6 @@ def run(conf: cfg.ConfigOpts, register: checkpoint_record.Register | None = None
 
 
 def _end_on_signal() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set."""
     ended = threading.Event()
 
     def stop(_number: int, _frame: Any) -> None:
@@ -110,10 +109,9 @@ def _start_captures(
     register: checkpoint_record.Register | None,
     stack: contextlib.ExitStack,
 ) -> metrics.CheckpointStatus:
-    """Take checkpoints until the stack closes.
+    """Take checkpoints until the stack closes, or raise Unusable.
 
     :param register: registers checkpoints; None: use the message bus
-    :raises errors.Unusable: invalid transport_url, or an unusable folder
     """
     from acstor_checkpoint import capture_service  # needs libvirt, and a vault alone does not
 
@@ -140,10 +138,9 @@ def _open_bus(
     vault: vault_store.VaultStore | None,
     stack: contextlib.ExitStack,
 ) -> bus_client.BusClient:
-    """Return the client on the message bus, stopped when the stack closes.
+    """Return the client on the message bus, stopped when the stack closes, or raise Unusable.
 
-    :param vault: of this host; orphaned data is deleted from it, and its issues are reported
-    :raises errors.Unusable: invalid transport_url
+    :param vault: orphaned data is deleted from it, and its issues are reported
     """
     bus = bus_client.BusClient(
         identity.here,

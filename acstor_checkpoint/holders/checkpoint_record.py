@@ -25,8 +25,7 @@ class Record(NamedTuple):
     :param interval_s: of the server's checkpoints; 0: on request only
     :param number: increases with each checkpoint of the disk
     :param changed_bytes: chunks that differ from the image
-    :param read_bytes: read from the disk for this checkpoint
-    :param sent_bytes: sent to all holders
+    :param sent_bytes: to all holders
     :param full_read_reason: why the whole overlay was read; "": only changes were
     :param manifest_name: BLAKE3 of the sealed manifest, in hex
     :param key: the disk's key, in hex; secret

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls all holders of one disk's checkpoints concurrently.
 
-A chunk is stored when each holder acknowledged it.
-
 A holder that lacks more than ``lost_chunks`` acknowledged chunks is replaced, whether its disk
-failed or it lies: refilling it costs a read of the whole disk, as a new holder does.  If it is
-chosen again it is filled as a new one (``HolderPool.record_failure`` limits how often).
+failed or it lies: refilling it costs a read of the whole disk, as a new holder does
+(``HolderPool.record_failure`` limits how often).
 """
 
 import collections
@@ -123,7 +121,7 @@ class HolderGroup:
     A leaky bucket bounds their time: a request has what its size takes at the slowest rate, and
     what is left of the slack, which a quicker request fills up again.  Where half an interval is
     shorter than the slack it counts instead, so that another holder can be asked in time.  Each
-    method raises :class:`HolderFailed` if one of them is slower, or does not do it.
+    method raises :class:`HolderFailed` if one of them is slower, or fails.
 
     :param clients: one for each holder
     :param acknowledged: holders that acknowledged every chunk of the last manifest
@@ -150,12 +148,7 @@ class HolderGroup:
         self._took_s = dict.fromkeys(self.holders, 0.0)
 
     def missing_names(self, names: Iterable[ids.Cid]) -> Container[ids.Cid]:
-        """Return those ``names`` (ascending) that any holder lacks.
-
-        If that is more than ``missing_names``, return all.
-
-        :raises HolderLost: a holder lacks more than ``lost_chunks`` acknowledged chunks
-        """
+        """Return ``names`` (ascending) that any holder lacks; all if these are too many."""
         found: set[bytes] = set()
         lost = collections.Counter[ids.HostId]()
         left = iter(names)
@@ -219,10 +212,7 @@ class HolderGroup:
     def _call_holders(
         self, work: Callable[[vault_client.VaultClient], T], size_s: float
     ) -> list[T]:
-        """Call all holders.
-
-        :param size_s: time of the request's size at the least rate
-        """
+        """Call all holders; ``size_s`` is the time of the request's size at the least rate."""
         allowed_s, began_s = self.slack_left_s + size_s, self._clock()
 
         def timed(client: vault_client.VaultClient) -> T:

@@ -21,10 +21,9 @@ def choose_holders(
     current: Sequence[ids.HostId] = (),
     is_usable: Callable[[ids.HostId], bool] = lambda _host: True,
 ) -> tuple[ids.HostId, ...]:
-    """Return the hosts that should keep a disk's checkpoints.
+    """Return the hosts that should keep a disk's checkpoints, fewer if there are not enough.
 
     :param owner: the disk's host, which is never chosen
-    :param copies: wanted number; fewer are returned if there are not enough hosts
     :param current: present holders, the oldest first
     :param is_usable: returns False for a host that is full or failed
     """

@@ -29,8 +29,6 @@ MAX_BACKOFF_S: Final = 86400.0
 
 
 class _Backoff(NamedTuple):
-    """A host's backoff, and its costly failures so far."""
-
     until_s: float = -math.inf
     costly_failures: int = 0
 
@@ -38,8 +36,6 @@ class _Backoff(NamedTuple):
 class HolderPool:
     """Chooses among the hosts of the v-node table.
 
-    :param ring: returns the table
-    :param proof: credentials for vaults
     :param vault_port: port of all vaults, at the addresses of the agents
     :param allowed: hosts that may be chosen; empty: all
     """
@@ -79,10 +75,7 @@ class HolderPool:
         return vault_client.VaultClient(holder.host, addresses.parse(holder.address), self._proof)
 
     def record_failure(self, holder: ids.HostId, *, is_costly: bool) -> None:
-        """Avoid a holder for a while.
-
-        :param is_costly: it had acknowledged chunks, so a disk must be read in full
-        """
+        """Avoid a holder for a while; see :meth:`holder_group.HolderPool.record_failure`."""
         now_s, last = self._clock(), self._backoffs.get(holder, _Backoff())
         if now_s < last.until_s:  # several workers may report one failure
             return

@@ -105,7 +105,6 @@ class VaultClient:
     * errors.VaultRefused: forbidden, or invalid request
     * HostFault: the request was not sent
 
-    :param credentials: for ``tls_channel.PROTOCOL``
     :ivar request_began_s: when its last request began, by the monotonic clock
     """
 
@@ -158,10 +157,9 @@ class VaultClient:
         return True
 
     def put(self, disk: object_names.Disk, chunks: Iterable[object_names.SealedChunk]) -> None:
-        """Store chunks durably.
+        """Store chunks durably, or raise VaultFull, possibly after some of them.
 
         :param chunks: consumed while sending, to bound memory
-        :raises errors.VaultFull: limit reached; chunks before may be stored
         """
         for batch in _batches(chunks):
             self._ask("PUT", _path(disk, "chunks"), [b"".join(batch)])
@@ -180,10 +178,7 @@ class VaultClient:
         return found
 
     def put_manifest(self, disk: object_names.Disk, sealed: bytes | bytearray) -> bytes:
-        """Store a sealed manifest durably; return its name.
-
-        :raises errors.VaultFull: limit reached
-        """
+        """Store a sealed manifest durably; return its name, or raise VaultFull."""
         name = checkpoint_encryption.manifest_name(sealed)
         self._ask("PUT", _path(disk, "manifests", name), [sealed])
         return name
@@ -206,11 +201,7 @@ class VaultClient:
         return self._ask("GET", _path(disk, "chunks", name), [], limit)
 
     def fetch_manifest(self, disk: object_names.Disk, name: bytes) -> bytes:
-        """Return a sealed manifest.
-
-        :raises errors.ChunkMissing: the vault lacks it
-        :raises errors.ChunkInvalid: the vault sent another one
-        """
+        """Return a sealed manifest; ChunkMissing or ChunkInvalid if the vault lacks it."""
         limit = vault_api.MAX_MANIFEST_BYTES
         sealed = self._ask("GET", _path(disk, "manifests", name), [], limit)
         if checkpoint_encryption.manifest_name(sealed) != name:
@@ -309,9 +300,8 @@ class VaultClient:
     def _connect(self, until_s: float) -> tls_channel.TlsChannel:
         """Connect, and authenticate the holder.
 
-        :raises OSError: connection failed
+        :raises OSError: connection failed; HostFault: by this host's fault
         :raises errors.NotAuthenticated: another host
-        :raises HostFault: this host cannot connect
         """
         self._check_not_aborted()
         context = self._context()
@@ -361,7 +351,6 @@ class VaultClient:
 
 
 def _left_s(until_s: float) -> float:
-    """Return the time until a deadline; ConnectionBroken if it has passed."""
     left_s = until_s - time.monotonic()
     if left_s <= 0:
         raise tls_channel.ConnectionBroken("it is too slow")

@@ -45,7 +45,6 @@ _LOCK: Final = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 100, 200, 0)
 class OfflineDisk(NamedTuple):
     """The disk of a powered-off server.
 
-    :param path: of the overlay
     :param base: new raw backing file
     :param current_base: current backing file, according to the header
     :param data_file: file with the data between both
@@ -70,10 +69,7 @@ class OfflinePull:
         self._ended, self._spare_bytes, self._kill_s = ended, spare_bytes, kill_s
 
     def __call__(self, disk: OfflineDisk, is_powered_off: Callable[[], bool]) -> None:
-        """Pull all data of a disk.
-
-        :raises errors.Unusable: the server was started, or space is short
-        """
+        """Pull all data of a disk; Unusable if the server was started or space is short."""
         copy = _copy_of(disk.path)
         before = overlay.stamp(disk.path)
         with overlay.open_file(disk.path, os.O_RDONLY) as source, _made(copy) as made:
@@ -104,12 +100,11 @@ class OfflinePull:
         is_powered_off: Callable[[], bool],
         *more: int,
     ) -> None:
-        """Run a tool; abort it if the server starts or space gets short.
+        """Run a tool; abort it if the server starts or space gets short, and raise Unusable.
 
         :param argv: without the output file, which is last
         :param fd: output file
         :param more: further descriptors for the tool
-        :raises errors.Unusable: it failed, or was aborted
         """
         with _tool([*argv, local_file.path_of(fd)], (fd, *more), self._kill_s) as tool:
             while tool.poll() is None:
@@ -199,7 +194,6 @@ def _tool(
 
 
 def _give_attributes(source: int, made: int, path: str) -> None:
-    """Copy owner, mode, times and extended attributes."""
     try:
         status = os.fstat(source)
         os.fchown(made, status.st_uid, status.st_gid)

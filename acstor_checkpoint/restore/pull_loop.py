@@ -5,10 +5,7 @@ The disk of a recovered server is an overlay of the checkpoint's disk, which is 
 image's mirror.  When the agent has fetched all of the checkpoint, its data is pulled into the
 overlay, by QEMU if the server runs, else by qemu-img.  Then the mirror is the backing file, so the
 server can migrate, and has checkpoints.  Offline disks have one thread of their own, so that they
-do not delay running servers.
-
-Progress is recorded by the backing file and a marker
-(:mod:`acstor_common.disks.recovery_marker`), so an interrupted pull starts again.
+do not delay running servers.  An interrupted pull starts again.
 """
 
 import contextlib
@@ -152,7 +149,6 @@ class PullLoop:
     def _start_offline(
         self, server: domain_xml.Server, base: str, domain: libvirt_domains.Domain
     ) -> None:
-        """Start an offline pull unless another one runs."""
         if self._is_pulling_offline():
             return
         path, checkpoint_id = server.disk.path, server.disk.base

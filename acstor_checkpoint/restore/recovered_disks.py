@@ -58,10 +58,7 @@ class RecoveredDisks:
         return found
 
     def is_copied_into(self, path: str, checkpoint_id: ids.ImageId) -> bool:
-        """Return whether an overlay's tables cover those of a checkpoint.
-
-        :raises errors.Unusable: one of them is unreadable
-        """
+        """Return whether an overlay's tables cover a checkpoint's, or raise Unusable."""
         has = _joined(overlay.allocated_ranges(path))
         own = next(has, None)
         for start, stop in _joined(
@@ -90,10 +87,7 @@ class BackingImages:
         self._logged: set[str] = set()
 
     def image_of(self, path: str) -> ids.ImageId | None:
-        """Return the image of an overlay's mirror; None if it has none.
-
-        Also None while it may lack data of its checkpoint, or this is unknown.
-        """
+        """Return the image of an overlay's mirror, or None, also if it may lack checkpoint data."""
         image_id = overlay.base_of(path, self.mirrors)
         return None if image_id is None or self._may_lack_some(path) else image_id
 
@@ -124,7 +118,6 @@ class BackingImages:
 
 
 def _joined(found: Iterable[disk_delta.Extent]) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of merged extents."""
     start = stop = 0
     for at, length, _ in found:
         if at > stop:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Authorization of hosts for this vault: in the v-node table and not revoked.
-
-The last valid table stays in force.
-"""
+"""Authorization of hosts by the last valid v-node table."""
 
 import threading
 import time
@@ -47,10 +44,7 @@ class AuthorizedHosts:
         return ""
 
     def hosts_at(self, ip: str) -> int:
-        """Return the number of hosts in the table with an IP address.
-
-        It blocks only for the first table.
-        """
+        """Return how many hosts have an IP address; blocks only for the first table."""
         if self._table is None:
             with self._lock:
                 if self._clock() - self._looked_s >= CHECK_INTERVAL_S:

@@ -21,10 +21,7 @@ class _Turn:
 
 
 class ConnectionFencing:
-    """Fences the disks of one vault; thread-safe.
-
-    Connection numbers increase.
-    """
+    """Fences the disks of one vault; thread-safe.  Connection numbers increase."""
 
     def __init__(self) -> None:
         self._turns: dict[object_names.Disk, _Turn] = {}
@@ -37,10 +34,7 @@ class ConnectionFencing:
 
     @contextlib.contextmanager
     def hold_generation(self, disk: object_names.Disk, connection: int) -> Iterator[None]:
-        """Block later connections during the block.
-
-        :raises errors.VaultRefused: this connection is fenced
-        """
+        """Block later connections during the block; VaultRefused if this one is fenced."""
         turn = self._turns.setdefault(disk, _Turn())
         with turn.lock:
             if turn.latest > connection:

@@ -87,10 +87,7 @@ class ConnectionLimit:
 
     @contextlib.contextmanager
     def admit_host(self, handle: socket.socket, host: ids.HostId) -> Iterator[bool]:
-        """Hold a slot for a host's connection; yield False if there is none.
-
-        :param handle: see :meth:`add`; open until the block ends
-        """
+        """Hold a slot for a host's connection; yield False if there is none."""
         with self._lock:
             may_stay = self._make_room(host)
             if may_stay:
@@ -122,7 +119,6 @@ class ConnectionLimit:
                 self._held[handle] = held._replace(idle_since_s=idle_since_s)
 
     def _make_room(self, host: ids.HostId) -> bool:
-        """Close a connection if all slots are taken; return whether one is free."""
         counts = collections.Counter(held.host for held in self._held.values())
         is_own = counts[host] >= CONNECTIONS_OF_HOST
         if not is_own and len(self._held) < CONNECTIONS:

@@ -48,10 +48,7 @@ class GroupSync:
         self._lock, self._one_at_a_time = threading.Lock(), threading.Lock()
 
     def wait_synced(self) -> None:
-        """Wait until all data written before this call is durable.
-
-        :raises OSError: data was lost, or the timeout passed
-        """
+        """Wait until all data written before this call is durable; OSError if it is lost."""
         with self._lock:
             is_first = self._next is None
             mine = self._next = self._next or _Pass()

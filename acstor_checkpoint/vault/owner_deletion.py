@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deletes data of hosts that left the cloud.
 
-An owner deletes its own obsolete data.  For owners that left, each vault asks the decision service.
-Data is deleted only on the service's confirmation, and not if the owner accessed it since the
-question: it may have returned.
+Data is deleted only on the decision service's confirmation, and not if the owner accessed it since
+the question: it may have returned.
 """
 
 import contextlib

@@ -143,7 +143,6 @@ class Quota:
         self._total = Usage(total.size_bytes + size_bytes, total.inodes + inodes)
 
     def _bounds(self, owner: ids.HostId, size_bytes: int) -> Iterator[tuple[Bound, int, int]]:
-        """Yield each limit with the usage it would have."""
         one, total, limits = self._used[owner], self._total, self.limits
         yield Bound.VAULT_BYTES, total.size_bytes + size_bytes, limits.total_bytes
         yield Bound.HOST_BYTES, one.size_bytes + size_bytes, limits.host_bytes

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scrubber: reads the vault's files periodically to detect corruption.
+"""Scrubber: reads the vault's files periodically, at a low rate, to detect corruption.
 
-It runs at a low rate.  Corrupt files are removed; the owner, which checks for missing chunks before
-each checkpoint, sends them again.
+Corrupt files are removed; the owner, which checks for missing chunks before each checkpoint, sends
+them again.
 """
 
 import errno
@@ -75,10 +75,7 @@ class Scrubber:
         return min(max(FIRST_S, EVERY_S - (self._wall() - last_s)), EVERY_S)
 
     def scrub_all(self) -> int:
-        """Read everything once; return how many files were removed.
-
-        :raises OSError: more than ``max_unreadable`` files are unreadable
-        """
+        """Read all; return how many files were removed, or raise OSError if many are unreadable."""
         gone, unreadable = 0, 0
         for one in self._vault.iter_all():
             try:

@@ -109,8 +109,6 @@ class _Refused(Exception):
 
 
 class _Place(NamedTuple):
-    """A parsed path; missing parts are empty."""
-
     owner: ids.HostId
     disk: str = ""
     what: str = ""

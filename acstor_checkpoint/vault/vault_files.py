@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a vault: paths, contents, listing.
-
-Files with other names are ignored, except for leftovers of killed writers.
-"""
+"""Files of a vault; others are ignored, except for leftovers of killed writers."""
 
 import contextlib
 import fcntl
@@ -40,11 +37,10 @@ _T = TypeVar("_T")
 def locked(
     folder: pathlib.Path, why: str = "another process keeps a vault there"
 ) -> Iterator[None]:
-    """Create a folder if needed, and lock it for this process.
+    """Create a folder if needed, and lock it for this process, or raise OSError.
 
     :param why: error text if it is locked
     :raises errors.Unusable: locked by another process, or accessible to others
-    :raises OSError: it cannot be created
     """
     atomic_file.make_private(folder)
     with (folder / _LOCK).open("wb") as file:
@@ -108,10 +104,9 @@ def sizes_in(folder: pathlib.Path) -> Iterator[int]:
 
 
 def write(path: pathlib.Path, length: int, pieces: Pieces, checksum: bytes | None = None) -> None:
-    """Write a file of ``length`` bytes and their checksum, without sync.
+    """Write a file of ``length`` bytes and their checksum, without sync; ValueError if wrong.
 
     :param checksum: expected checksum, if known
-    :raises ValueError: wrong length or checksum
     """
     found = blake3.blake3(max_threads=1)
     with path.open("xb", buffering=0) as file:

@@ -2,11 +2,8 @@
 """Server of this host's vault: mutual TLS 1.3, a thread per connection.
 
 It answers only authenticated hosts.  Before each request, and each second of a body, it checks that
-the host's certificate is not revoked.
-
-Limits: connections (connection_limit.py), handshakes per second and address, and durations of
-handshakes, silence, bodies and idle connections.  Handshakes run in the connections' threads; WSGI
-servers such as cheroot (10 and 11) run them in the accepting thread.
+the host's certificate is not revoked.  Handshakes run in the connections' threads; WSGI servers
+such as cheroot (10 and 11) run them in the accepting thread.
 """
 
 import contextlib
@@ -67,7 +64,6 @@ class VaultServer:
     """Serves hosts until it is closed.
 
     :param sock: see :func:`listen`; closed with the server
-    :param credentials: for ``tls_channel.PROTOCOL``
     :param hosts: may use the vault
     """
 
@@ -190,10 +186,7 @@ class VaultServer:
         certificate: certificates.HostCertificate,
         connection: int,
     ) -> bool:
-        """Answer a request; return whether the connection is reusable.
-
-        :raises errors.NotAuthenticated: the host is revoked
-        """
+        """Answer a request; return whether the connection is reusable."""
         self._credentials.reload_files()
         self._check_trust(certificate.pem)
         if request.method not in _METHODS:
@@ -230,7 +223,6 @@ def _send(channel: tls_channel.TlsChannel, answer: vault_api.Response) -> None:
 
 
 def _finished(channel: tls_channel.TlsChannel, body: vault_api.RequestBody) -> bool:
-    """Discard the rest of a request; return whether the connection is reusable."""
     until_s = time.monotonic() + LINGER_S
     for _ in body.iter_rest():
         if time.monotonic() > until_s:

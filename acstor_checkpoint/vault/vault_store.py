@@ -5,11 +5,8 @@ Chunks are ``<folder>/<owner>/<disk>/<first byte of the name>/<name>``, manifest
 ``<folder>/<owner>/<disk>/manifests/<name>``, each followed by the BLAKE3 of its bytes.  There is no
 index: the files are the state, also after a kill.
 
-Data is durable before it is acknowledged.  A file gets its name after its data is durable, and
-:meth:`VaultStore.open_batch` ends when the name is durable, too.
-
-Data is encrypted, so only its checksum can be verified.  Corrupt files are removed; the owner
-learns that they are missing, and sends them again.
+Data is durable before it is acknowledged: a file gets its name after its data is durable.  Data is
+encrypted, so only its checksum can be verified.
 """
 
 import contextlib
@@ -56,11 +53,9 @@ class StoredObject:
 
 
 class VaultStore:
-    """Storage in a folder; thread-safe.  Methods raise OSError if the disk fails.
+    """Storage in a locked folder; thread-safe.  Methods raise OSError if the disk fails.
 
     Creation reads all names and sizes in the folder for the quota.
-
-    :param folder: locked for this process (:func:`vault_files.locked`)
     """
 
     def __init__(self, folder: pathlib.Path, limits: quota.Limits, here: ids.HostId) -> None:
@@ -114,10 +109,7 @@ class VaultStore:
         return self._fencing.latest_connection(disk)
 
     def missing_chunks(self, disk: object_names.Disk, asked: Sequence[bytes]) -> list[bytes]:
-        """Return which chunks are missing.
-
-        :param asked: at most object_names.MAX_NAMES
-        """
+        """Return which chunks, at most object_names.MAX_NAMES, are missing."""
         self.lookup_rate.spend_lookups(disk.owner, len(asked))
         folder = str(self._folder_of(disk))
         return [name for name in asked if not os.path.exists(vault_files.chunk_path(folder, name))]
@@ -126,11 +118,7 @@ class VaultStore:
     def open_object(
         self, disk: object_names.Disk, kind: object_names.Kind, name: bytes
     ) -> Iterator[StoredObject]:
-        """Yield a verified object.
-
-        :raises errors.ChunkMissing: it does not exist
-        :raises errors.ChunkInvalid: it was corrupt, and has been removed
-        """
+        """Yield a verified object, or raise ChunkMissing; ChunkInvalid: corrupt, and removed."""
         path = vault_files.path_of(self._folder_of(disk), kind, name)
         what = f"{kind} {name.hex()} of {disk.disk}"
         try:
@@ -161,10 +149,7 @@ class VaultStore:
         return sorted(vault_files.disks_in(self.folder / owner))
 
     def iter_all(self) -> Iterator[tuple[object_names.Disk, object_names.Kind, bytes]]:
-        """Yield all objects, maybe without those that change meanwhile.
-
-        Unreadable folders are logged and skipped.
-        """
+        """Yield all objects of readable folders, maybe without those that change meanwhile."""
         for owner in vault_files.owners_in(self.folder):
             for disk in map(object_names.Disk, itertools.repeat(owner), self.list_disks(owner)):
                 for part in vault_files.parts_of(self._folder_of(disk)):
@@ -209,10 +194,7 @@ class VaultStore:
         return gone
 
     def delete_disk(self, disk: object_names.Disk, connection: int = 0) -> int:
-        """Delete a disk; return the number of objects as :meth:`retain_only`.
-
-        :raises errors.VaultRefused: fenced by a later connection
-        """
+        """Delete a disk; return the number of objects as :meth:`retain_only`."""
         gone = self.retain_only(disk, object_names.NameList(b""), connection)
         folder = self._folder_of(disk)
         for empty in (folder, folder.parent):
@@ -306,10 +288,7 @@ class Batch:
     def add(
         self, kind: object_names.Kind, name: bytes, length: int, pieces: vault_files.Pieces
     ) -> None:
-        """Write an object of ``length`` bytes.
-
-        :raises ValueError: wrong length, or wrong name
-        """
+        """Write an object of ``length`` bytes; ValueError for a wrong length or name."""
         final = vault_files.path_of(self._folder, kind, name)
         if final.exists():
             vault_files.discard(pieces, length)
@@ -328,10 +307,7 @@ class Batch:
         vault_files.write(incoming.path, length, pieces, name if is_manifest else None)
 
     def commit_batch(self) -> None:
-        """Sync the data, link the names, sync again.
-
-        Objects that existed before may not be durable yet, so the sync covers them, too.
-        """
+        """Sync the data, also of objects that existed before, link the names, sync again."""
         self._vault.group_sync.wait_synced()
         if not self._incoming:
             return

@@ -83,7 +83,6 @@ class NameList(Sequence[bytes]):
             before = name
 
     def __len__(self) -> int:
-        """Return the number of names."""
         return len(self._view) // NAME_BYTES
 
     @overload
@@ -99,7 +98,6 @@ class NameList(Sequence[bytes]):
         return bytes(self._view[at * NAME_BYTES : (at + 1) * NAME_BYTES])
 
     def __contains__(self, name: object) -> bool:
-        """Return whether a name is in the list."""
         if not isinstance(name, bytes):
             return False
         at = bisect.bisect_left(self, name)

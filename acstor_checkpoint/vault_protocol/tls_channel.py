@@ -46,10 +46,7 @@ class ConnectionBroken(Exception):
 
 
 class TlsChannel:
-    """One side of a connection.  Its methods raise :class:`ConnectionBroken`.
-
-    :param role: ``h11.CLIENT`` or ``h11.SERVER``
-    """
+    """One side of a connection.  Its methods raise :class:`ConnectionBroken`."""
 
     def __init__(
         self,

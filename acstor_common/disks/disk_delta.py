@@ -6,10 +6,7 @@ A delta is a header, a table of extents in order, the data of those that have so
 base, or zeros past its end.
 
 Header and table are validated at once, the data only by the trailer at the end: discard everything
-if :meth:`Reader.end` fails.
-
-There is no I/O: a sender gets the front from a :class:`Writer` and feeds it the data it sends; a
-receiver feeds each part to a :class:`Reader`.
+if :meth:`Reader.end` fails.  There is no I/O.
 """
 
 import enum
@@ -134,7 +131,6 @@ class Table:
         return cls(bytes(raw))
 
     def __len__(self) -> int:
-        """Return the number of extents."""
         return len(self._raw) // EXTENT_BYTES
 
     def __iter__(self) -> Iterator[Extent]:
@@ -142,7 +138,6 @@ class Table:
             yield Extent(at, length, _KINDS[kind])
 
     def __bytes__(self) -> bytes:
-        """Return the table as in the stream."""
         return self._raw
 
     @property
@@ -200,7 +195,6 @@ def overlay(upper: Iterable[Extent], lower: Iterable[Extent]) -> Iterator[Extent
 
 
 def _behind(change: Extent, offset: int) -> Extent | None:
-    """Return the part of an extent from ``offset`` on; None if there is none."""
     return Extent(offset, change.stop - offset, change.kind) if change.stop > offset else None
 
 
@@ -262,10 +256,7 @@ def _header_bytes(head: Head) -> bytes:
 
 
 class Reader:
-    """Validates the stream in order: head, table, data, end.
-
-    Methods raise errors.DiskDeltaFormatError.
-    """
+    """Validates the stream in order: head, table, data, end; raises DiskDeltaFormatError."""
 
     def __init__(self, what: str, max_virtual_bytes: int = MAX_VIRTUAL_BYTES) -> None:
         self._what, self._max_virtual_bytes = what, max_virtual_bytes

@@ -14,10 +14,7 @@ _MAX_NAME_BYTES = 1023
 
 
 class LocalFile:
-    """An open file as :class:`acstor_common.disks.qcow2_header.Source`; it may grow.
-
-    :param descriptor: stays open while this is used
-    """
+    """An open file as :class:`qcow2_header.Source`; it may grow, and must stay open."""
 
     def __init__(self, descriptor: int, name: str) -> None:
         self._descriptor, self.name = descriptor, name
@@ -49,9 +46,7 @@ def read_into(descriptor: int, view: memoryview, offset: int) -> int:
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
-    """Open a regular file without following a symbolic link.
-
-    For folders that others may write to.
+    """Open a regular file in a folder that others may write to, without following a link.
 
     :raises OSError: ELOOP: a link; EINVAL: not a regular file; or as ``os.open``
     """
@@ -68,10 +63,7 @@ def path_of(descriptor: int) -> str:
 
 
 def backing_of(path: str) -> str | None:
-    """Return the backing file's path of a qcow2 file.
-
-    None if it has none, is not qcow2, or cannot be read.
-    """
+    """Return a qcow2 file's backing file; None without one, or if the file cannot be read."""
     try:
         with open(path, "rb") as file:
             magic, _version, at, length = _HEADER.unpack(file.read(_HEADER.size))

@@ -6,10 +6,8 @@ cluster, and ignores the rest.)
 
 The L1 table points to L2 tables, whose entries describe clusters: offset, compressed, zeros or
 unallocated, which reads from the backing file or as zeros.  With subclusters an entry has a bitmap
-for each 32nd part.
-
-Tables are read on demand in parts and not cached, so memory does not grow with the disk.  Reading
-is thread-safe.
+for each 32nd part.  Tables are read on demand in parts and not cached, so memory does not grow with
+the disk.  Reading is thread-safe.
 """
 
 import array
@@ -47,7 +45,6 @@ class Qcow2:
     Methods raise :class:`Refused` if the file is malformed or unsupported, errors.Unusable if it is
     unreadable.
 
-    :param source: the file; stays open while this is used
     :param may_have_backing: accept an overlay; unallocated clusters read as zeros
     """
 
@@ -107,7 +104,6 @@ class Qcow2:
         return Part(self.source, self.cluster_bytes, extents, self._last)
 
     def _in_file(self, start: int, stop: int) -> Iterator[layout.Extent]:
-        """Yield stored extents, clipped to the end of the file."""
         file_bytes = self.source.size_bytes
         for extent in self._clipped(start, stop):
             at, length, codec, offset, stored_bytes = extent
@@ -120,10 +116,7 @@ class Qcow2:
             yield layout.Extent(at, length, codec, offset, stored_bytes)
 
     def _clipped(self, start: int, stop: int) -> Iterator[layout.Extent]:
-        """Yield extents of the tables, clipped to disk and range.
-
-        Zeros have no stored bytes; stored extents begin within the file.
-        """
+        """Yield extents of the tables, clipped; zeros have no stored bytes."""
         for extent in self._mapped(start, stop):
             if extent.at >= stop:
                 return
@@ -185,7 +178,6 @@ class Qcow2:
             at += cluster_bytes
 
     def _subclusters(self, words: "array.array[int]", at: int) -> Iterator[layout.Extent]:
-        """As :meth:`_clusters`, for pairs of entry and bitmap."""
         if not any(words):
             return
         for word, bitmap in zip(words[::2], words[1::2], strict=True):
@@ -257,7 +249,6 @@ class Qcow2:
             before = offset
 
     def _l2_offsets(self) -> Iterable[int]:
-        """Return the sorted offsets of all L2 tables, sorted in parts."""
         pieces = []
         for _, entries in self._l1_pieces(0, self._header.l1_entries):
             if any(entries):
@@ -267,19 +258,13 @@ class Qcow2:
 
 
 class _Last:
-    """The compressed cluster that was decoded last; threads may race.
-
-    Only one, because its memory stays in the CPU's cache: with eight, pre-hashing was 3 % slower.
-    """
+    """The compressed cluster decoded last; threads may race.  Caching eight was 3 % slower."""
 
     cluster: tuple[tuple[object, ...], codecs.Buffer] = (), b""
 
 
 class Part:
-    """A part of a disk whose tables have been read; not thread-safe.
-
-    :param last: shared by all parts of the disk
-    """
+    """A part of a disk whose tables have been read; not thread-safe."""
 
     def __init__(
         self,
@@ -316,7 +301,6 @@ class Part:
         return count
 
     def _read(self, view: memoryview, extent: layout.Extent, skip: int) -> None:
-        """Fill ``view`` from byte ``skip`` of an extent."""
         if extent.codec is layout.Codec.STORED:
             self._source.read_into(view, extent.offset + skip)
             return
@@ -325,7 +309,6 @@ class Part:
         view[:] = decoded if is_whole else memoryview(decoded)[skip : skip + len(view)]
 
     def _decoded(self, extent: layout.Extent) -> codecs.Buffer:
-        """Return a decompressed cluster, from ``_last`` if possible."""
         place = extent[2:]
         last, decoded = self._last.cluster
         if last != place:

@@ -181,8 +181,7 @@ def parse(
     """Read and validate the header of a qcow2 file.
 
     :param may_have_backing: accept an overlay
-    :raises Refused: unsupported or malformed
-    :raises errors.Unusable: unreadable
+    :raises Refused: unsupported or malformed; errors.Unusable: unreadable
     """
     fields = _read_fields(source)
     if fields.backing_offset and not may_have_backing:

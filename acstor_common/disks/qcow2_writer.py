@@ -40,7 +40,6 @@ Buffer = bytes | bytearray | memoryview
 class Run(NamedTuple):
     """A run of clusters of the disk: data, zeros, or one compressed cluster.
 
-    :param at: disk offset
     :param length: whole clusters; the last one may exceed the disk
     :param packed_bytes: stored length of a compressed cluster; 0: not compressed
     :param is_zero: zeros without stored bytes, which hide the backing file
@@ -141,7 +140,6 @@ class Plan:
         return tables, self._clusters(end)
 
     def _refcount_clusters(self) -> tuple[int, int]:
-        """Return clusters of refcount table and blocks, counting themselves."""
         others = 1 + self._l1_clusters + self._l2_tables + self._data_clusters
         table = blocks = 1
         while True:
@@ -202,7 +200,6 @@ class Plan:
         yield from _pieces(self._l2_words(), "Q", self._l2_tables * self._cluster_bytes)
 
     def _extended(self) -> bytes:
-        """Return the header, its extensions and the backing file's name."""
         extensions = b""
         if self._backing:
             extensions = _EXTENSION.pack(_BACKING_FORMAT, len(_RAW)) + _RAW.ljust(8, b"\0")

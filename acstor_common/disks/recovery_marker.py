@@ -23,8 +23,7 @@ _MAX_BYTES = 64
 def read(disk: str) -> ids.ImageId | None:
     """Return the checkpoint that a disk may lack data of; None without marker.
 
-    :raises OSError: unreadable, or a link
-    :raises ValueError: the marker is damaged
+    :raises OSError: unreadable, or a link; ValueError: damaged
     """
     try:
         fd = local_file.open_regular(_path(disk))

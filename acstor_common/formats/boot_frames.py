@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames of a boot image: verification, decompression, split into chunks.
-
-A frame is verified by the CID in the table before decompression, its chunks by the CIDs in the
-chunk map.
-"""
+"""Frames of a boot image: verified by the table's CIDs, decompressed, split into chunks."""
 
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -26,7 +22,7 @@ def unpack_frame(
 ) -> list[tuple[int, memoryview]]:
     """Return the chunks of a frame, ``(chunk_no, bytes)``, in order of first touch.
 
-    It takes about 1 ms per MiB.  It does not verify the chunks against the image's chunk map.
+    Takes about 1 ms per MiB.  The chunks are not verified by the image's chunk map.
 
     :raises errors.BootImageFormatError: the bytes are not the frame's
     """
@@ -62,10 +58,7 @@ def _cut(
 def unpack_checked(
     image_map: chunk_map.ChunkMap, frame: boot_image.Frame, stored: boot_image.Buffer, what: str
 ) -> dict[ids.Cid, memoryview]:
-    """Return the chunks of a frame by CID, verified against the chunk map.
-
-    :raises errors.BootImageFormatError: the bytes are not the frame's, or not the image's
-    """
+    """Return a frame's chunks by CID, all verified, or raise BootImageFormatError."""
     by_cid = {}
     cut, keys = image_map.geometry, image_map.scope_keys
     for chunk_no, data in unpack_frame(cut, frame, stored, what, keys):
@@ -79,10 +72,7 @@ def unpack_checked(
 def check_boot_image(
     parts: Iterable[boot_image.Buffer], what: str, keys: chunk_map.ScopeKeys = ()
 ) -> boot_image.Head:
-    """Verify a complete boot image in parts of any length; return its head.
-
-    :raises errors.BootImageFormatError: malformed or damaged
-    """
+    """Verify all of a boot image; return its head, or raise BootImageFormatError."""
     buffer = b"".join(parts)
     head = boot_image.parse_head(buffer, what)
     if len(buffer) != head.size_bytes:

@@ -2,10 +2,8 @@
 """Boot images: the chunks that an image reads while it boots, in that order.
 
 A boot image is a header, a table, and frames (Nguyen 2019, "YOLO", section IV);
-``doc/source/format/boot_image.rst`` is the specification.  The table has a checksum, and a frame is
-verified by its CID in the table before decompression.  Callers verify the chunks by the chunk map.
-
-A reader needs the head (header and table, some KiB) first, then frames in any order.
+``doc/source/format/boot_image.rst`` is the specification.  A reader needs the head (header and
+table, some KiB) first, then frames in any order.
 """
 
 import struct
@@ -171,10 +169,7 @@ class Writer:
         return len(self._chunk_nos)
 
     def add(self, chunk_no: int, data: Buffer) -> None:
-        """Add the next chunk.
-
-        :raises ValueError: not a chunk of the image, of wrong length, or too many
-        """
+        """Add the next chunk; ValueError if it is not of the image, or too many."""
         cut = self._of.cut
         if not 0 <= chunk_no < cut.chunk_count or len(data) != cut.chunk_length(chunk_no):
             raise ValueError(f"chunk {chunk_no} with {len(data)} bytes is not of this image")
@@ -270,10 +265,7 @@ def check_binding(header: Header, expected: Binding, what: str) -> None:
 
 
 def parse_head(buffer: Buffer, what: str) -> Head:
-    """Parse header and table at the beginning of ``buffer``.
-
-    :raises errors.BootImageFormatError: damaged or inconsistent
-    """
+    """Parse header and table at the beginning of ``buffer``, or raise BootImageFormatError."""
     with memoryview(buffer) as view:
         header = _parse_header(view, what)
         if view.nbytes < header.head_bytes:

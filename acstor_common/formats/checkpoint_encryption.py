@@ -90,10 +90,9 @@ class Seal:
         return ids.cid_of(plain, self.scope_key)
 
     def close(self, name: ids.Cid, plain: Data) -> bytes:
-        """Compress and encrypt a chunk.
+        """Compress and encrypt a chunk of at most 4 MiB.
 
         :param name: :meth:`chunk_name` of the chunk, not ZERO_CID
-        :param plain: at most 4 MiB
         """
         packed = _thread_state.zstd.compress(plain)
         if len(packed) < len(plain):
@@ -118,26 +117,22 @@ class Seal:
         return bytes(plain)
 
     def close_manifest(self, plain: Data) -> bytearray:
-        """Return a manifest as others may keep it; see :meth:`close_manifest_in_place`."""
+        """Return a sealed copy of a manifest."""
         return self.close_manifest_in_place(bytearray(plain))
 
     def close_manifest_in_place(self, data: bytearray) -> bytearray:
-        """Return a manifest as others may keep it, which takes its place: one may have 80 MiB.
-
-        :func:`manifest_name` has its name.
-        """
+        """Seal a manifest in place, as one may have 80 MiB, and return it."""
         self._manifests.close_in_place(layout.Codec.STORED, _MANIFEST, data)
         return data
 
     def open_manifest(self, sealed: Data, max_bytes: int) -> bytearray:
-        """Decrypt a manifest; see :meth:`open_manifest_in_place`."""
+        """Return a decrypted copy of a manifest; see :meth:`open_manifest_in_place`."""
         return self.open_manifest_in_place(bytearray(sealed), max_bytes)
 
     def open_manifest_in_place(self, data: bytearray, max_bytes: int) -> bytearray:
-        """Decrypt a manifest in place, as it may have 80 MiB.
+        """Decrypt a manifest in place, and return it.
 
-        :param max_bytes: limit of its length
-        :raises errors.NotAuthenticated: altered, cut, or of another disk
+        :raises errors.NotAuthenticated: altered, cut, longer than ``max_bytes``, or of another disk
         """
         try:
             codec = self._manifests.open_in_place(_MANIFEST, data, max_bytes)
@@ -204,7 +199,6 @@ class _Cipher:
 
 
 def _opened_head(sealed: Data, max_bytes: int) -> tuple[int, bytes]:
-    """Return codec and nonce; ValueError for a wrong length or version."""
     if not SEAL_BYTES <= len(sealed) <= max_bytes + SEAL_BYTES:
         raise ValueError(f"{len(sealed)} bytes are not its length")
     version, codec, nonce = _HEAD.unpack_from(sealed)

@@ -2,11 +2,9 @@
 """Checkpoint manifests: the chunks of a disk that differ from its base image.
 
 A manifest is complete: other chunks are the base image's, or zeros past its end.
-``doc/source/format/checkpoint.rst`` is the specification.  Outside of hosts with the disk's key a
-manifest is sealed (:mod:`acstor_common.formats.checkpoint_encryption`).  Fields are checked
-nevertheless, because the host that wrote it may be compromised.
-
-A manifest of MAX_ENTRIES has 80 MiB, so it is read in place.
+``doc/source/format/checkpoint.rst`` is the specification.  Fields are checked although a manifest
+is sealed, because the host that wrote it may be compromised.  A manifest of MAX_ENTRIES has 80 MiB,
+so it is read in place.
 """
 
 import bisect
@@ -153,9 +151,9 @@ class Manifest:
     def parse(
         cls, buffer: bytes | bytearray, what: str, max_entries: int = MAX_ENTRIES
     ) -> "Manifest":
-        """Validate ``buffer`` and return it as a manifest; 0.05 s per million entries.
+        """Validate ``buffer`` and return it as a manifest, or raise CheckpointFormatError.
 
-        :raises errors.CheckpointFormatError: malformed
+        Takes 0.05 s per million entries.
         """
         header = _Header(*_HEADER.unpack(buffer, what))
         subject = _subject(header, what)
@@ -168,7 +166,6 @@ class Manifest:
         return cls(buffer, subject)
 
     def __len__(self) -> int:
-        """Return the number of chunks that differ from the base."""
         return (len(self._buffer) - HEADER_BYTES) // ENTRY_BYTES
 
     def __bool__(self) -> bool:
@@ -176,7 +173,6 @@ class Manifest:
         return True
 
     def __iter__(self) -> Iterator[Entry]:
-        """Yield the chunks that differ from the base, in order."""
         with memoryview(self._buffer) as view:
             yield from map(Entry._make, _ENTRY.iter_unpack(view[HEADER_BYTES:]))
 

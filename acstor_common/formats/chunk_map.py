@@ -2,10 +2,9 @@
 """Chunk maps: the CID of each chunk of one image.
 
 A map is a header, a directory of pages, blocks of CIDs, an index of contents, the layout of an
-image that is not raw (layout.py), and a trailer with the hash of all;
-``doc/source/format/chunk_map.rst`` is the specification.  Pages with equal CIDs share a block, so a
-map of 2 TiB of zeros takes 520 KiB.  A dense map of 1 TiB has 640 MiB, so maps are read in place
-(bytes, or a mapped file).  :meth:`ChunkMap.parse` validates; chunk_map_writer.py writes maps.
+image that is not raw, and a trailer with the hash of all; ``doc/source/format/chunk_map.rst`` is
+the specification.  Pages with equal CIDs share a block, so a map of 2 TiB of zeros takes 520 KiB. A
+dense map of 1 TiB has 640 MiB, so maps are read in place (bytes, or a mapped file).
 
 A map with scope keys is secret: it allows to test who else in the scope has a chunk
 (:mod:`acstor_common.model.ids`).
@@ -251,7 +250,6 @@ class ChunkMap:
         return cls(buffer, subject, tables)
 
     def __len__(self) -> int:
-        """Return the number of chunks."""
         return self._count
 
     def cid_of(self, chunk_no: int) -> ids.Cid:
@@ -280,10 +278,7 @@ class ChunkMap:
         return found
 
     def sorted_heads(self) -> memoryview:
-        """Return the heads of the contents' CIDs (:func:`head_of`), ascending.
-
-        It is a view of the map, which must stay open.
-        """
+        """Return a view of the heads of the contents' CIDs (:func:`head_of`), ascending."""
         with memoryview(self._buffer) as view:
             return view[self._index_at : self._firsts_at].cast("I")
 
@@ -333,9 +328,7 @@ class ChunkMap:
     def iter_blocks(
         self, pause: layout.Pause = layout.no_pause
     ) -> Iterator[tuple[list[ids.Cid], int]]:
-        """Yield the CIDs of each distinct block, and its number of pages.
-
-        A short last page is padded with ZERO_CID.
+        """Yield the CIDs of each distinct block, padded with ZERO_CID, and its number of pages.
 
         :param pause: as of :meth:`parse`
         """
@@ -378,10 +371,7 @@ class ChunkMap:
 
 
 def parse_head(head: Buffer, what: str, expected_image_id: ids.ImageId) -> tuple[Subject, Tables]:
-    """Parse the header in the first HEADER_BYTES of a map.
-
-    :raises errors.ChunkMapFormatError: malformed, or of another image
-    """
+    """Parse the first HEADER_BYTES of an image's map, or raise ChunkMapFormatError."""
     with memoryview(head) as view:
         subject, tables = _parse_header(view, what)
     _check_expected(subject, expected_image_id, None, what)
@@ -549,7 +539,6 @@ def _check_cids(
 def _pieces(
     view: memoryview, start: int, stop: int, pause: layout.Pause
 ) -> Iterator[tuple[int, memoryview]]:
-    """Yield offset and bytes of pieces of a map; pause between two."""
     for at in range(start, stop, _PIECE_BYTES):
         if at > start:
             pause()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes chunk maps (chunk_map.py) as streams, in bounded memory.
+"""Writes chunk maps as streams, in bounded memory.
 
 Header and directory contain lengths of what follows, so blocks and index go to temporary files
 first.  The index is built by an external merge sort in some 30 MiB of memory.  A distinct block
@@ -125,7 +125,6 @@ class _Tables:
         return chunk_map.Tables(len(self._numbers), self._content_count)
 
     def feed(self, cids: bytes) -> None:
-        """Add the CIDs of the next chunks."""
         self.fed_bytes += len(cids)
         self._pending += cids
         stop = len(self._pending) // chunk_map.BLOCK_BYTES * chunk_map.BLOCK_BYTES
@@ -134,7 +133,6 @@ class _Tables:
         del self._pending[:stop]
 
     def end(self) -> None:
-        """Add the last page, and sort the contents."""
         if self._pending:
             self._take(bytes(self._pending.ljust(chunk_map.BLOCK_BYTES, b"\0")))
         for records in self._contents.sorted():
@@ -145,7 +143,6 @@ class _Tables:
             self._content_count += len(records)
 
     def parts(self) -> Iterator[bytes]:
-        """Yield directory, blocks and index."""
         yield bytes(self._directory)
         for file in (self._blocks, self._heads, self._firsts):
             file.seek(0)
@@ -164,12 +161,7 @@ class _Tables:
 
 
 class _Contents:
-    """Sorts contents by CID with their first chunk (external merge sort).
-
-    Knuth, The Art of Computer Programming, vol. 3, 5.4.
-
-    :param file: for sorted runs
-    """
+    """Sorts contents by CID with their first chunk: external merge sort (Knuth, TAOCP 3, 5.4)."""
 
     def __init__(self, file: IO[bytes], run_contents: int) -> None:
         self._file, self._run_contents = file, run_contents
@@ -177,7 +169,6 @@ class _Contents:
         self._stops: list[int] = []
 
     def add(self, block: bytes, first_chunk: int) -> None:
-        """Add the contents of a block; blocks come in order of their chunks."""
         noted = map(self._run.setdefault, _CIDS.unpack(block), itertools.count(first_chunk))
         collections.deque(noted, maxlen=0)
         if len(self._run) > self._run_contents:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cache of decompressed clusters.
-
-Keys are stored extents, because entries of a qcow2 file may share one.
-"""
+"""Cache of decompressed clusters, by stored extent: entries of a qcow2 file may share one."""
 
 import collections
 import threading
@@ -15,10 +12,7 @@ _Key = tuple[object, ...]
 
 
 class ClusterCache:
-    """LRU cache of decompressed clusters; thread-safe.
-
-    If it is full, the image with the most bytes loses its least recently used.
-    """
+    """LRU cache, thread-safe; if full, the image with the most bytes loses its oldest cluster."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes, self._lock = limit_bytes, threading.Lock()

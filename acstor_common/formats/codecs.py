@@ -48,10 +48,7 @@ _thread_state = _ThreadState()
 
 
 def decode(codec: layout.Codec, stored: Buffer, length: int) -> Buffer:
-    """Return the first ``length`` decompressed bytes; ignore the rest.
-
-    :raises CodecError: malformed or too short
-    """
+    """Return the first ``length`` decompressed bytes, or raise CodecError."""
     try:
         if codec is layout.Codec.STORED or not length:  # for zlib 0 means no limit
             decoded: Buffer = stored[:length]
@@ -65,12 +62,7 @@ def decode(codec: layout.Codec, stored: Buffer, length: int) -> Buffer:
 
 
 def decode_steps(codec: layout.Codec, stored: Buffer, length: int) -> Generator[int, None, Buffer]:
-    """Decompress in steps of some milliseconds; each may run in another thread.
-
-    It yields the bytes produced by each step, and returns as :func:`decode`.
-
-    :raises CodecError: as :func:`decode`
-    """
+    """Decompress in steps of some ms, yielding the bytes of each; return as :func:`decode`."""
     try:
         if _is_one_step(codec, stored, length):
             decoded = decode(codec, stored, length)
@@ -91,7 +83,6 @@ def _checked(decoded: Buffer, length: int) -> Buffer:
 
 
 def _is_one_step(codec: layout.Codec, stored: Buffer, length: int) -> bool:
-    """Return whether decompression takes no longer than a step."""
     if codec is layout.Codec.STORED:
         return True
     is_short = len(stored) <= STEP_STORED_BYTES or (
@@ -154,7 +145,6 @@ def _block(stored: Buffer, at: int) -> tuple[bool, int, int]:
 
 
 def _unzstd_steps(stored: memoryview, length: int) -> Generator[int, None, Buffer]:
-    """Decompress a frame in steps of as many blocks as the rest may need."""
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj()
     parts: list[bytes] = []
     start, left = 0, length

@@ -3,10 +3,7 @@
 
 The stored file is Glance's.  A raw image needs no table (identity).  For a qcow2 image a table maps
 guest bytes to extents, which may be compressed; the rest is zeros.  The table is part of the chunk
-map (``doc/source/format/chunk_map.rst``), and is read in place.
-
-An extent is a hint: data is verified by the CIDs, so a wrong table cannot give wrong data.  Extents
-never exceed the stored file, the image or the limits here.
+map (``doc/source/format/chunk_map.rst``).  An extent is a hint: data is verified by the CIDs.
 
 Extents do not cross pages of PAGE_CHUNKS chunks.  An index has the first entry of each page, so a
 host without the map finds a page's extents with two reads.
@@ -219,10 +216,7 @@ def ends_of(slots: Buffer) -> tuple[int, int]:
 
 
 class Table:
-    """Ordered extents, read in place from ``offset`` of a buffer.
-
-    The buffer must stay unchanged and open.
-    """
+    """Ordered extents, read in place from ``offset`` of a buffer, which stays open."""
 
     __slots__ = ("_buffer", "_offset", "count")
 
@@ -232,8 +226,7 @@ class Table:
     def extents_between(self, start: int, stop: int, low: int, high: int) -> list[Extent]:
         """Return the extents that overlap a guest range, not clipped.
 
-        :param low: first candidate entry
-        :param high: end of the candidates
+        :param low: first candidate entry; ``high`` ends the candidates
         """
         numbers = range(self.count)
         first = bisect.bisect_right(numbers, start, low, high, key=self._at)

@@ -4,9 +4,9 @@
 The host's ID is the only DNS subjectAltName.  There is no fallback to the common name, and a
 certificate with two names is rejected.  The authority ignores names in requests.
 
-Expiry is checked apart from the chain (:func:`time_fault`), because hosts continue for a while with
-expired certificates.  Validity begins BACKDATE_S before the issue to allow for clock skew;
-revocations (:func:`refused_before`) account for it.
+Expiry is checked apart from the chain, because hosts continue for a while with expired
+certificates.  Validity begins BACKDATE_S before the issue to allow for clock skew; revocations
+account for it.
 """
 
 import datetime
@@ -71,10 +71,7 @@ class HostCertificate(NamedTuple):
 
 
 def request(host: ids.HostId, key: bytes) -> bytes:
-    """Return a certificate request (PKCS 10, PEM), signed with ``key`` (PEM).
-
-    :raises errors.NotAuthenticated: the key is unusable
-    """
+    """Return a certificate request (PKCS 10, PEM), or raise NotAuthenticated."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     names = x509.SubjectAlternativeName([x509.DNSName(host)])
     csr = builder.add_extension(names, critical=True).sign(signing.read_key(key), None)
@@ -82,10 +79,7 @@ def request(host: ids.HostId, key: bytes) -> bytes:
 
 
 def request_key(csr_pem: bytes) -> ed25519.Ed25519PublicKey:
-    """Return the public key of a certificate request after checking its signature.
-
-    :raises errors.NotAuthenticated: malformed, not Ed25519, or not signed with its key
-    """
+    """Return the key that signed a certificate request, or raise NotAuthenticated."""
     what = "a certificate request"
     try:
         csr = x509.load_pem_x509_csr(_bounded(csr_pem, MAX_CERTIFICATE_BYTES, what))
@@ -113,7 +107,7 @@ def fingerprint(key: ed25519.Ed25519PublicKey) -> str:
 class Authority:
     """A certificate authority, which issues host certificates.
 
-    :param key_pem: its key: Ed25519, or the EC or RSA key of an operator's own authority
+    :param key_pem: Ed25519, or the EC or RSA key of an operator's own authority
     :raises errors.NotAuthenticated: no authority's certificate, or not of this key
     """
 
@@ -142,10 +136,7 @@ class Authority:
     def issue_certificate(
         self, csr_pem: bytes, host: ids.HostId, now_s: float, valid_s: int
     ) -> bytes:
-        """Return a certificate (PEM) of ``host`` for the key of a request.
-
-        Names in the request are ignored.  See :func:`request_key` for errors.
-        """
+        """Return a host's certificate (PEM) for the key of a request, ignoring its names."""
         key = request_key(csr_pem)
         builder = _builder(x509.Name([]), self._certificate.subject, key, now_s, valid_s)
         builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
@@ -209,10 +200,7 @@ def _bounded(data: bytes, limit: int, what: str) -> bytes:
 
 
 def read_ca(ca_pem: bytes) -> list[x509.Certificate]:
-    """Return the certificates of the authorities in a file (``ca.pem``), in order.
-
-    :raises errors.NotAuthenticated: malformed, no authority's, or not usable for hosts
-    """
+    """Return the authorities' certificates in a file, in order, or raise NotAuthenticated."""
     what = "certificates of authorities"
     try:
         found = x509.load_pem_x509_certificates(_bounded(ca_pem, MAX_BUNDLE_BYTES, what))
@@ -227,12 +215,10 @@ def read_ca(ca_pem: bytes) -> list[x509.Certificate]:
 
 
 def _check_uses(certificate: x509.Certificate, what: str) -> None:
-    """Check that a certificate allows both ends of a connection.
+    """Raise NotAuthenticated unless a certificate allows both ends of a connection.
 
     OpenSSL applies an authority's extended key usage to the certificates that it issues, and would
     close connections without a reason.
-
-    :raises errors.NotAuthenticated: the extended key usage leaves one out
     """
     try:
         uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -262,9 +248,7 @@ def described(certificate: x509.Certificate) -> str:
 
 
 def read_host_certificate(pem_or_der: bytes, ca_pem: bytes) -> HostCertificate:
-    """Parse a host's certificate, and check its chain and name.
-
-    The caller checks the time (:func:`time_fault`).
+    """Parse a host's certificate, and check its chain and name, not its time.
 
     :param ca_pem: trusted authorities; one of them must be the direct issuer
     :raises errors.NotAuthenticated: malformed, of another issuer, without exactly one name, not

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """TLS credentials of this host, and checks of other hosts' certificates.
 
-The files (``identity_files``) may be replaced at any time; an unusable set leaves the old one in
-force.  OpenSSL checks chain and key; this module checks the times, because hosts continue for a
-while with expired certificates.
+The files may be replaced at any time; an unusable set leaves the old one in force.  OpenSSL checks
+chain and key; this module checks the times, because hosts continue for a while with expired
+certificates.
 """
 
 import contextlib
@@ -71,10 +71,7 @@ class Credentials:
         return self._loaded is not None
 
     def reload_files(self) -> None:
-        """Load replaced files (reads the disk); log faults.
-
-        An unusable set leaves the old one in force.
-        """
+        """Load replaced files (reads the disk); log faults, and keep the old set then."""
         identity, fault = self._files.current_credentials(), ""
         if identity is not self._seen:
             self._seen = identity
@@ -85,7 +82,6 @@ class Credentials:
     def _load_set(
         self, identity: identity_files.Identity, own: certificates.HostCertificate
     ) -> str:
-        """Put a set in force; return the fault if it is unusable."""
         try:
             server, client = (self._context(identity, own, protocol) for protocol in _PROTOCOLS)
         except (OSError, ValueError) as e:  # ssl.SSLError is an OSError

@@ -3,7 +3,7 @@
 
 The four files are one set.  The folder's name is a symbolic link to the set in use, and a new set
 replaces the link, never a file, so a reader never mixes two sets.  Operators may instead use a
-plain folder.  The set is read again on use after CHECK_INTERVAL_S.
+plain folder.
 """
 
 import contextlib
@@ -149,10 +149,7 @@ class IdentityFiles:
 
 
 def checked(found: Set, here: ids.HostId) -> certificates.HostCertificate:
-    """Return a set's certificate after checking its host and key.
-
-    :raises errors.NotAuthenticated: of another host, or not of this key
-    """
+    """Return a set's certificate if it is this host's, with its key, or raise NotAuthenticated."""
     certificate = certificates.read_host_certificate(found.certificate, found.ca)
     what = f"the certificate of {certificate.host}"
     if certificate.host != here:
@@ -163,11 +160,9 @@ def checked(found: Set, here: ids.HostId) -> certificates.HostCertificate:
 
 
 def write(folder: pathlib.Path, new: Set) -> None:
-    """Replace the set in ``folder``; waits for the disk.
+    """Replace the set in ``folder`` durably; on OSError the previous set stays in use.
 
     The previous set stays beside it for current readers, until the next call.
-
-    :raises OSError: writing failed; the previous set stays in use
     """
     before = os.path.realpath(folder)
     made = pathlib.Path(tempfile.mkdtemp(prefix=SET_PREFIX, dir=folder.parent))

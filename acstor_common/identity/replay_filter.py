@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replay protection of signed messages.
 
-Messages older than AGE_S are rejected, and younger ones are remembered.  The content is remembered,
-not the signature, which has several valid encodings.  Clocks may differ: a message may be up to
-FUTURE_S early.
+Messages older than AGE_S are rejected, and younger ones are remembered by their content: a
+signature has several valid encodings.  Clocks may differ: a message may be up to FUTURE_S early.
 """
 
 import collections

@@ -22,11 +22,7 @@ _NONCE: Final = bytes(12)  # each key encrypts one message
 
 
 def public_key(secret_pem: bytes) -> bytes:
-    """Return the service's public encryption key.
-
-    :param secret_pem: its signing key
-    :raises errors.NotAuthenticated: see :func:`signing.read_key`
-    """
+    """Return the public encryption key of a signing key, or raise NotAuthenticated."""
     return _key_of(secret_pem).public_key().public_bytes_raw()
 
 
@@ -37,8 +33,6 @@ def encrypt(public: bytes, data: bytes, associated_data: bytes) -> bytes:
     >>> decrypt(secret, encrypt(public_key(secret), b"a key", b"h1"), b"h1")
     b'a key'
 
-    :param public: see :func:`public_key`
-    :param associated_data: additional authenticated data
     :raises errors.NotAuthenticated: ``public`` is no key
     """
     own = x25519.X25519PrivateKey.generate()

@@ -70,10 +70,7 @@ def pem_of(key: PublicKey) -> str:
 
 
 def read_public_keys(bundle_pem: bytes) -> tuple[ed25519.Ed25519PublicKey, ...]:
-    """Return the public keys of a file (``signers.pem``), in order.
-
-    :raises errors.NotAuthenticated: one is malformed, or not 1 to MAX_PUBLIC_KEYS keys
-    """
+    """Return the public keys of a file (``signers.pem``), or raise NotAuthenticated."""
     parts = bundle_pem.split(_BEGIN)[1:]
     if not 1 <= len(parts) <= MAX_PUBLIC_KEYS:
         raise errors.NotAuthenticated("public keys", f"{len(parts)}; 1 to {MAX_PUBLIC_KEYS} may be")
@@ -91,10 +88,7 @@ def _public_key(pem: bytes) -> ed25519.Ed25519PublicKey:
 
 
 def sign(key_pem: bytes, purpose: str, payload: bytes) -> bytes:
-    """Return the signature (64 bytes) of ``payload`` for a purpose.
-
-    :raises errors.NotAuthenticated: see :func:`read_key`
-    """
+    """Return the signature (64 bytes) of ``payload`` for a purpose, or raise NotAuthenticated."""
     return read_key(key_pem).sign(_signed_bytes(purpose, payload))
 
 
@@ -104,12 +98,10 @@ def verify(
     payload: bytes,
     signature: bytes,
 ) -> None:
-    """Verify a signature of ``payload`` for a purpose under any of the keys.
+    """Verify a signature of ``payload`` for a purpose under any key, or raise NotAuthenticated.
 
     >>> key = new_key()
     >>> verify(read_public_keys(public_pem(key)), TABLE, b"{}", sign(key, TABLE, b"{}"))
-
-    :raises errors.NotAuthenticated: no key made it
     """
     for key in public_keys:
         try:

@@ -3,8 +3,7 @@
 
 An artefact (chunk map, boot image, conversion) is a Glance image itself: hidden, private, owned by
 the service project.  A property of the original image points to it.  Tenants can write such a
-property and Nova copies it to snapshots, so :func:`why_foreign` checks that the service project
-owns the artefact and that it names the image, by ID and Glance's hash.
+property and Nova copies it to snapshots, so :func:`why_foreign` checks the artefact.
 
 Clouds store these names: do not change or reuse them.
 """
@@ -150,17 +149,14 @@ def boot_state_of(image: image_record.Image) -> BootState | None:
 
 
 def boot_properties(state: BootState | None, message: str = "", retry: str = "") -> dict[str, str]:
-    """Return the properties of a boot image's state; the caller removes empty ones.
-
-    :param state: None: boot images are disabled
-    """
+    """Return the properties of a boot image's state (None: disabled), also empty ones."""
     return {BOOT_STATE: state or "", BOOT_MESSAGE: fit_message(message), BOOT_RETRY: retry}
 
 
 def state_properties(
     image_id: ids.ImageId, state: State, message: str = "", retry: str = ""
 ) -> dict[str, str]:
-    """Return the properties of a preparation's state; the caller removes empty ones."""
+    """Return the properties of a preparation's state, also empty ones."""
     return {
         STATE: state.value,
         MESSAGE: fit_message(message),
@@ -289,10 +285,7 @@ def is_stopgap(artefact: image_record.Image | None) -> bool:
 
 
 def as_read(image: image_record.Image, converted: image_record.Image | None) -> image_record.Image:
-    """Return an image's record with the format and size that agents read.
-
-    :param converted: the converted artefact; None: the image is read itself
-    """
+    """Return an image's record with the format and size of its conversion, which agents read."""
     if converted is None:
         return image
     return dataclasses.replace(image, disk_format=AS_CONVERTED, size_bytes=converted.size_bytes)
@@ -305,7 +298,7 @@ def check_belongs(
     project_id: str,
     format_version: int,
 ) -> None:
-    """Raise ForeignArtefact unless the artefact is valid; see :func:`why_foreign`."""
+    """Raise ForeignArtefact unless an artefact is valid; see :func:`why_foreign`."""
     why = why_foreign(image, artefact, kind, project_id, format_version)
     if why:
         raise errors.ForeignArtefact(image.id, kind.value, artefact.id, why)
@@ -361,11 +354,7 @@ def _bound_hash(artefact: image_record.Image) -> chunk_map.OsHash:
 
 
 def parse_chunk_map(image: image_record.Image, buffer: chunk_map.Buffer) -> chunk_map.ChunkMap:
-    """Parse the chunk map of ``image``, and check its IDs, size and hash.
-
-    :param image: as agents read it (:func:`as_read`)
-    :raises errors.ChunkMapFormatError: damaged or of another image
-    """
+    """Parse the map of an image :func:`as_read`, or raise ChunkMapFormatError."""
     found = chunk_map.ChunkMap.parse(
         buffer,
         f"chunk map of image {image.id}",

@@ -18,7 +18,6 @@ class Window(NamedTuple):
 
     :param longest_s: time since the first read
     :param idle_s: time without a first read of a chunk
-    :param limit_chunks: number of chunks
     """
 
     longest_s: float

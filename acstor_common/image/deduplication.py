@@ -39,11 +39,7 @@ class DedupScope(enum.StrEnum):
 
 
 def key_of(secret: bytes, project_id: str) -> ids.ScopeKey:
-    """Return the key of a project's scope.
-
-    :param secret: of the cloud; ValueError unless SECRET_BYTES long
-    :param project_id: empty for images without an owner
-    """
+    """Return the key of a project's scope ("": images without owner) under the cloud's secret."""
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a secret of {SECRET_BYTES} bytes is needed, not of {len(secret)}")
     material = secret + project_id.encode()
@@ -51,11 +47,7 @@ def key_of(secret: bytes, project_id: str) -> ids.ScopeKey:
 
 
 def is_open(image: image_record.Image) -> bool:
-    """Return whether every project may read an image, so that its CIDs are plain.
-
-    >>> is_open(image_record.Image(visibility="community")), is_open(image_record.Image())
-    (True, False)
-    """
+    """Return whether every project may read an image, so that its CIDs are plain."""
     return image.visibility in OPEN_VISIBILITIES
 
 

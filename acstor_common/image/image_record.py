@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images of Glance, and whether acstor can serve an image.
 
-:class:`Image` is parsed once, where a record of Glance's API v2 arrives: base and additional
-properties side by side. Tenants write additional properties, so no value of a record has a trusted
-type.
+:class:`Image` is parsed once, where a record of Glance's API v2 arrives.  Tenants write additional
+properties, so no value of a record has a trusted type.
 """
 
 import dataclasses
@@ -95,11 +94,7 @@ class Image:
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether the image's properties declare it encrypted.
-
-        >>> Image(properties={"os_encrypt_format": "LUKS"}).is_encrypted
-        True
-        """
+        """Whether the image's properties declare it encrypted."""
         return any(
             name.startswith("os_encrypt") and value for name, value in self.properties.items()
         )
@@ -133,10 +128,7 @@ def why_not_served(image: Image, convertible: Collection[str] | None = None) -> 
 
 
 def why_format_not_served(image: Image, convertible: Collection[str] | None = None) -> str:
-    """Return why acstor does not serve an image's format; "" if it does.
-
-    :param convertible: as for :func:`why_not_served`
-    """
+    """Return why acstor does not serve an image's format; as :func:`why_not_served`."""
     container, disk = image.container_format, image.disk_format
     if convertible is None:
         convertible = CONVERTIBLE_DISK_FORMATS if image.text(CONVERTED) else ()

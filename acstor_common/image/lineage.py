@@ -3,9 +3,8 @@
 
 Nova records the first image of a line of snapshots (:data:`deduplication.BASE_IMAGE`), and copies
 properties of images to snapshots.  So acstor adds DIRECT_BASE, the image that the disk lies on,
-with the snapshot's own ID to detect copies.
-
-Tenants may write both, so check with :func:`deduplication.may_read` before use.
+with the snapshot's own ID to detect copies.  Tenants may write both, so check with
+:func:`deduplication.may_read` before use.
 """
 
 import contextlib

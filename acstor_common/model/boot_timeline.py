@@ -2,9 +2,8 @@
 """Timeline of one boot on its host, as the agent records and reports it.
 
 A boot begins when a process opens an image, or with the preparation just before, and ends when the
-image was not read for a while.  Times are seconds since the beginning (monotonic clock).
-
-Names of fields must not change; a new field needs a default.
+image was not read for a while.  Times are seconds since the beginning (monotonic clock).  Names of
+fields must not change; a new field needs a default.
 """
 
 import enum

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint intervals, as set on flavors, host aggregates and servers of Nova.
-
-A value that is no number is ignored.
-"""
+"""Checkpoint intervals, as set on flavors, host aggregates and servers of Nova."""
 
 from typing import Final
 

@@ -7,9 +7,7 @@ one home.  Of 16 hosts with 100 v-nodes each, the heaviest owns 1.17 times its s
 rings).  Load is not bounded further, because a busy home refers requesters to other hosts.
 
 If the table has locations and a threshold, each host asks the first owner nearer than the threshold
-(Wu et al. 2017, Algorithm 1), so each group of near hosts has its own homes;
-:meth:`Ring.group_of` returns the ring of one group.
-
+(Wu et al. 2017, Algorithm 1), so each group of near hosts has its own homes.
 doc/source/format/ring.rst specifies the file format.
 """
 
@@ -201,10 +199,7 @@ class Ring:
         return {ids.HostId(host.host): host.location for host in self.hosts}
 
     def group_of(self, host: ids.HostId) -> "Ring":
-        """Return the ring of the hosts nearer to ``host`` than the threshold.
-
-        ``self`` if there is no threshold or the host is unknown.
-        """
+        """Return the ring of the hosts nearer to ``host`` than the threshold, or this ring."""
         return self._nearer_than(self.threshold, host)
 
     def outer_group_of(self, host: ids.HostId) -> "Ring | None":
@@ -346,10 +341,9 @@ def _check_owners(hosts: tuple[RingHost, ...]) -> None:
 
 
 def decode(data: bytes, what: str) -> Ring:
-    """Parse a v-node table in JSON.
+    """Parse a v-node table in JSON, or raise RingFormatError.
 
     :param what: name of the table, for the error (a path)
-    :raises errors.RingFormatError: malformed, inconsistent or of another version
     """
     if len(data) > MAX_FILE_BYTES:
         raise errors.RingFormatError(

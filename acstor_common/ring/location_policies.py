@@ -43,12 +43,12 @@ def vnode_share(
 ) -> float:
     """Return the share of a host's v-nodes that counts on a location's ring.
 
+    :param levels: location of the host
+    :param within: location of the ring, which contains the host
+
     >>> places = {"pod1": LocationPolicy(50), "pod1/rack1": LocationPolicy(20)}
     >>> [vnode_share(places, ("pod1", "rack1"), at) for at in ((), ("pod1",), ("pod1", "rack1"))]
     [0.1, 0.2, 1.0]
-
-    :param levels: location of the host
-    :param within: location of the ring, which contains the host
     """
     share = 1.0
     for depth in range(len(within) + 1, len(levels) + 1) if places else ():

@@ -88,13 +88,11 @@ def shares(timeline: boot_timeline.Timeline, events: Sequence[Event] = ()) -> li
 
 
 def _offset_s(timeline: boot_timeline.Timeline, events: Iterable[Event]) -> float:
-    """Return the time from Nova's first event to the timeline's beginning."""
     first_s = min((event.from_at_s for event in events), default=timeline.began_at_s)
     return max(0.0, timeline.began_at_s - first_s)
 
 
 def _covered_s(spans: Iterable[boot_timeline.Span]) -> float:
-    """Return the length of the union of some spans."""
     covered_s = until_s = 0.0
     for span in sorted(spans, key=lambda span: span.from_s):
         covered_s += max(0.0, span.to_s - max(span.from_s, until_s))

@@ -35,9 +35,8 @@ _IMAGE_DATA: Final = "application/octet-stream"
 def bound(
     session: keystone_session.Session, max_bytes: int = MAX_BYTES, within_s: float = WITHIN_S
 ) -> None:
-    """Make a session fail on larger or slower responses, as on a lost connection.
+    """Make a session fail on larger, slower or deeper responses, as on a lost connection.
 
-    JSON that is nested too deeply is malformed.
     Image data that the caller streams has any size, and a least rate instead of a deadline.  A
     request with a timeout (connect, read) may wait for the answer to an upload as long as it says.
     """
@@ -46,11 +45,7 @@ def bound(
 
 
 class _Pace:
-    """What a response must keep up with.
-
-    :ivar silence_s: longest pause between two bytes
-    :ivar bytes_per_s: so many bytes gain a second
-    """
+    """What a response must keep up with: longest silence, and least rate."""
 
     def __init__(self, silence_s: float | None) -> None:
         self.silence_s = math.inf if silence_s is None else silence_s
@@ -157,20 +152,14 @@ class _Reader(io.RawIOBase):
 
 
 class _Body:
-    """Stands in for the response of urllib3, from which requests reads the body.
-
-    :param raw: urllib3's response
-    """
+    """Stands in for the response of urllib3, from which requests reads the body."""
 
     def __init__(self, raw: Any, max_bytes: int) -> None:
         self._raw, self._max_bytes = raw, max_bytes
         self.close, self.release_conn = raw.close, raw.release_conn
 
     def stream(self, count: int, decode_content: bool) -> Iterator[bytes]:
-        """Yield the body in pieces as they arrive.
-
-        :raises exceptions.ConnectFailure: the body is too large
-        """
+        """Yield the body in pieces as they arrive; ConnectFailure if it is too large."""
         size_bytes = 0
         while data := self._raw.read1(count, decode_content=decode_content):
             size_bytes += len(data)

@@ -109,8 +109,7 @@ def size_opt(name: str, default: int, help: str, least: int = 0) -> cfg.IntOpt:
 def register(conf: cfg.ConfigOpts, group: cfg.OptGroup, options: Sequence[cfg.Opt]) -> None:
     """Register options of a group with ``conf``.
 
-    Objects that register the same group would share its table of options, so this makes a new
-    group.
+    Objects that register one group would share its table of options, so this makes a new group.
     """
     conf.register_group(cfg.OptGroup(group.name, title=group.title, help=group.help))
     conf.register_opts(options, group=group.name)
@@ -134,10 +133,7 @@ def load(
     options: Options,
     description: str = "",
 ) -> None:
-    """Read a service's configuration as :func:`read` does, and set up logging.
-
-    Unknown options are logged.
-    """
+    """Read a service's configuration as :func:`read` does, set up logging, log unknown options."""
     log.register_options(conf)
     read(conf, args, prog, register, options, description=description)
     log.setup(conf, "acstor")
@@ -220,10 +216,7 @@ def read(
 
 
 def _why_invalid(group: cfg.OptGroup, option: cfg.Opt, error: cfg.ConfigFileValueError) -> str:
-    """Return an error message with location, reason and a valid example.
-
-    Values of secret options are not shown.
-    """
+    """Return an error with location, reason and an example; no values of secret options."""
     match = _INVALID.fullmatch(str(error))
     file, why = match.groups() if match else ("", str(error))
     if option.secret:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry points of commands: ``--version``, errors for missing dependencies.
-
-pip installs all commands, whichever extras were selected.
-"""
+"""Entry points of commands; pip installs all of them, whichever extras were selected."""
 
 import contextlib
 import importlib

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Suppression of Eventlet's deprecation warning in commands.
 
-oslo.service, futurist and oslo.utils import Eventlet if it is installed, and acstor does not use
-it.  Processes that load acstor as a plug-in keep their own filters.
+oslo.service, futurist and oslo.utils import Eventlet if it is installed; acstor does not use it.
 """
 
 import logging

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus endpoint of every service.
+"""Prometheus endpoint of every service, with bounds on the load that clients can cause.
 
-The load that clients can cause is bounded:
-
-* one connection is accepted each ACCEPT_INTERVAL_S, and at most CONNECTIONS are open: a further one
-  closes the oldest;
-* a connection ends after DEADLINE_S, and a request has at most REQUEST_BYTES;
-* metrics are collected by one thread at a time, and cached for KEPT_S.
+One connection is accepted each ACCEPT_INTERVAL_S, and at most CONNECTIONS are open: a further one
+closes the oldest.  A connection ends after DEADLINE_S, and a request has at most REQUEST_BYTES.
+Metrics are collected by one thread at a time, and cached for KEPT_S.
 """
 
 import io
@@ -171,8 +168,7 @@ def serve(
     """Start the endpoint; return the function that stops it.
 
     :param option: name of the option with the address, for errors
-    :param is_shared: processes share the port (SO_REUSEPORT), so metrics of one process are left
-        out
+    :param is_shared: processes share the port (SO_REUSEPORT); metrics of one process are left out
     :raises errors.Unusable: the address cannot be used
     """
     own.register(_Build())

@@ -8,10 +8,7 @@ _USERS = ("username", "user_id", "application_credential_id", "application_crede
 
 
 def session_options(timeout_s: int) -> list[cfg.Opt]:
-    """Return a session's options.
-
-    :param timeout_s: default of ``timeout``
-    """
+    """Return a session's options, with this default of ``timeout``."""
     found: list[cfg.Opt] = [*loading.get_session_conf_options()]
     cfg.set_defaults(found, timeout=timeout_s)
     return found

@@ -17,10 +17,7 @@ IGNORED = (signal.SIGUSR1, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, sig
 
 
 def install(read_options: Callable[[], object] | None = None) -> None:
-    """Install the handlers; forks inherit them, executed programs do not.
-
-    :param read_options: reloads mutable options (``mutate_config_files``)
-    """
+    """Install the handlers; ``read_options`` reloads mutable options."""
     for number in IGNORED:
         ignore(number)
     signal.signal(signal.SIGHUP, lambda _number, _frame: reload(read_options))

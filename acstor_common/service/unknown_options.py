@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Detection of unknown options in configuration files, with suggestions.
 
-oslo.config ignores unknown options, so a misspelt or misplaced option silently leaves the default
-in force.  Only sections whose options are all known are checked; sections of other programs in a
-shared file are not.
+oslo.config ignores unknown options, so a misspelt option silently leaves the default in force.
+Only sections whose options are all known are checked.
 """
 
 import difflib
@@ -87,7 +86,6 @@ def find_unknown(
 
 
 def _in_default(file: str, names: Set[str], known: Known) -> Iterator[UnknownOption]:
-    """Yield acstor's options that are misplaced in [DEFAULT]."""
     elsewhere = {name for section, own in known.items() if section in OURS for name in own}
     strange = elsewhere - known.get(DEFAULT, frozenset()) - _OTHERS_HAVE_TOO
     for name in sorted(name for name in names if plain(name) in strange):

@@ -2,8 +2,7 @@
 """Atomic replacement of files.
 
 A reader sees the old file or the new one, also after a kill, and after a power failure if the write
-is durable.  A killed writer leaves a file named :data:`INCOMING` and the target's name; the owner
-of the target may delete it.
+is durable.  A killed writer leaves a file named :data:`INCOMING` and the target's name.
 """
 
 import contextlib
@@ -57,9 +56,9 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def remove_leftovers(folder: pathlib.Path, name: str = "") -> None:
-    """Delete what killed writers of ``name`` (default: of all files) left.
+    """Delete what killed writers of ``name`` (default: of all files) left, if possible.
 
-    No writer may be active.  Files that cannot be deleted are ignored.
+    No writer may be active.
     """
     with contextlib.suppress(OSError):
         for left in folder.glob(f"{INCOMING}{glob.escape(name)}*"):
@@ -67,10 +66,7 @@ def remove_leftovers(folder: pathlib.Path, name: str = "") -> None:
 
 
 def make_private(folder: pathlib.Path) -> None:
-    """Create a folder with mode 0700; an existing one keeps its mode.
-
-    :raises errors.Unusable: it exists, and group or others have access
-    """
+    """Create a folder of mode 0700; Unusable if it exists and others have access."""
     try:
         folder.mkdir(mode=0o700, parents=True)
     except FileExistsError:

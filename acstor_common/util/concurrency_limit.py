@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fair limit on the threads that use another service at the same time.
 
-It keeps a hung service from taking all threads of a WSGI server, which must still answer such as
-``/healthz``.  A free slot goes to the waiting caller with the fewest slots; among those, to the one
-served or refused longest ago.  So busy callers do not starve others.
+It keeps a hung service from taking all threads of a WSGI server.  A free slot goes to the waiting
+caller with the fewest slots; among those, to the one served or refused longest ago.
 """
 
 import contextlib
@@ -65,10 +64,7 @@ class ConcurrencyLimit:
 
     @contextlib.contextmanager
     def hold_place(self, caller: str = "") -> Iterator[None]:
-        """Hold a slot for ``caller``; do not wait if all running calls are late.
-
-        :raises LimitReached: no slot became free
-        """
+        """Hold a slot, or raise LimitReached; does not wait if all running calls are late."""
         with self._changed:
             call = _Call(caller, next(self._numbers))
             self._waiting.append(call)

@@ -20,7 +20,6 @@ class Ewma:
         self.value = 0.0
 
     def __bool__(self) -> bool:
-        """Return whether any value was added."""
         return self._count > 0
 
     def add(self, value: float) -> float:

@@ -24,7 +24,6 @@ class LogLimit:
         self._lines: lru_table.LruTable[Hashable, tuple[float, int]] = lru_table.LruTable(MAX_KEYS)
 
     def __len__(self) -> int:
-        """Return the number of remembered keys, MAX_KEYS at most."""
         return len(self._lines)
 
     def take_line(self, key: Hashable, now_s: float) -> int | None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rate limit in bytes per second; whoever moves bytes sleeps itself.
 
-The algorithm is virtual scheduling (generic cell rate algorithm, ITU-T I.371): bytes may be moved
-while there is no debt, and cause a debt.
+Virtual scheduling (generic cell rate algorithm, ITU-T I.371): bytes may be moved while there is no
+debt, and cause a debt.
 """
 
 import math

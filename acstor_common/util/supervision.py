@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Supervision of long-lived threads.
 
-A loop that raises is logged, counted and restarted after a pause (:mod:`backoff`). A vital
-loop that keeps failing ends the process with EXIT_FAILED, and systemd restarts it.
+A loop that raises is logged, counted and restarted after a pause.  A vital loop that keeps failing
+ends the process with EXIT_FAILED, and systemd restarts it.
 """
 
 import logging

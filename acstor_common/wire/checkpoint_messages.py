@@ -1,18 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages between checkpoint daemons and the decision service on the bus.
 
-Daemons call (server: the decision service):
-
-* ``SERVICE_KEY``: returns a :class:`ServiceKey` for encryption;
-* ``REGISTER_CHECKPOINT`` with a :class:`SealedMessage` (it contains a
-  :class:`RegisteredCheckpoint`) when all replicas are stored; returns a
-  :class:`CheckpointResponse`.  Checkpoints that it does not list are deleted;
-* ``KEPT_CHECKPOINTS`` with a :class:`RetentionRequest`; returns a :class:`CheckpointResponse`;
-* ``INTERVALS`` with an :class:`IntervalRequest`; returns an :class:`IntervalResponse`;
-* ``OWNERS`` with an :class:`OwnerRequest`; returns an :class:`OwnerResponse`.
-
-The service calls ``CHECKPOINT_WANTED`` of one daemon (``DAEMON_TOPIC``) with a
-:class:`CheckpointRequest`; returns a :class:`CheckpointReply`.
+Daemons call the service: ``SERVICE_KEY`` returns a :class:`ServiceKey` for encryption;
+``REGISTER_CHECKPOINT`` with a :class:`SealedMessage` (it contains a :class:`RegisteredCheckpoint`)
+when all replicas are stored, and ``KEPT_CHECKPOINTS`` with a :class:`RetentionRequest`, return a
+:class:`CheckpointResponse`: checkpoints that it does not list are deleted; ``INTERVALS`` and
+``OWNERS``.  The service calls ``CHECKPOINT_WANTED`` of one daemon (``DAEMON_TOPIC``).
 
 All messages are signed for their purpose (:mod:`acstor_common.identity.signing`), and contain time
 and host against replay.
@@ -66,7 +59,6 @@ class RegisteredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     :param vault_disk: ID of the disk in vaults
     :param image_id: base image of the disk
     :param taken_ms: since 1970, wall clock of the host
-    :param consistency: ``crash`` or ``filesystem``
     :param number: of the checkpoint in the vault's disk, from 1
     :param changed_bytes: data that differs from the image
     :param sent_bytes: data sent to the holders
@@ -254,8 +246,7 @@ class CheckpointReply(msgspec.Struct, frozen=True, kw_only=True):
     """Answers a CheckpointRequest.
 
     :param why: reason of a rejection; empty: the checkpoint is queued
-    :param number: the disk's last started checkpoint; 0: none.  Later ones include all writes
-        before the request
+    :param number: the disk's last started checkpoint; later ones include all writes before this
     """
 
     request: decision_messages.Word

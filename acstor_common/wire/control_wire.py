@@ -158,9 +158,7 @@ class DropDisk(Request, frozen=True, tag="drop-disk"):
 
 
 class AttachCheckpoint(Request, frozen=True, tag="attach-checkpoint"):
-    """Create a readable disk from a checkpoint; its data is fetched on demand.
-
-    The disk is a read-only qcow2 file on ``backing_file``.
+    """Create a read-only qcow2 disk from a checkpoint; its data is fetched on demand.
 
     :param checkpoint_id: also the ID of the disk
     :param owner: the host that took the checkpoint

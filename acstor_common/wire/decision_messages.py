@@ -5,12 +5,12 @@ Agents cast samples to all instances of the service (fanout of ``TOPIC``).  The 
 v-node table to all agents (fanout of ``AGENT_TOPIC``), and again to an agent whose sample shows an
 older epoch.  ``GET_RING`` returns the table at once.
 
-Operators' tasks are cast to agents (``IMAGE_TASK_GIVEN``), requests to prepare an image to
-listeners (``IMAGE_WANTED``).  There is no reply: agents report progress in samples, listeners in
-Glance.  A task that an agent does not report is cast again, so receivers must be idempotent.
+Operators' tasks are cast to agents, requests to prepare an image to listeners.  Agents report
+progress in samples, listeners in Glance.  A task that an agent does not report is cast again, so
+receivers must be idempotent.
 
 :func:`decode` validates messages.  Topics, methods and field names are stable; a new field needs a
-    default.
+default.
 """
 
 import contextlib
@@ -128,8 +128,7 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
 
     :param request: number of the request; progress reports repeat it
     :param deadline_s: of a hydrate, in seconds from the request; 0: as fast as possible
-    :param due_at_s: the same as wall clock, because delivery may be late; 0: ``deadline_s`` counts
-        from arrival
+    :param due_at_s: the same as wall clock, because delivery may be late; 0: see ``deadline_s``
     :param previous_images: earlier images of its family
     """
 
@@ -194,9 +193,8 @@ class FetchedBytes(msgspec.Struct, frozen=True):
 class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
     """One image on one host; counters start with the agent's worker.
 
-    :param size_bytes: None if nothing was read since the start
-    :param cached_bytes: None likewise
-    :param missing_bytes: neither cached nor zeros; None likewise
+    :param size_bytes: None if nothing was read since the start, as are the next two
+    :param missing_bytes: neither cached nor zeros
     :param boot_image: state of its boot image there
     """
 
@@ -379,11 +377,7 @@ def way_fault(url: str) -> str:
 
 
 def encode(payload: msgspec.Struct) -> dict[str, Any]:
-    """Return ``payload`` as JSON types.
-
-    >>> encode(Traffic(received=1))
-    {'received': 1, 'sent': 0}
-    """
+    """Return ``payload`` as JSON types."""
     encoded: dict[str, Any] = msgspec.to_builtins(payload)
     return encoded
 

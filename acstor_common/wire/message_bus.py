@@ -48,11 +48,8 @@ def open_transport(
 ) -> Any:
     """Return a transport for the configured broker, without connecting.
 
-    oslo.messaging requires the global configuration.
-
     :param conf: the global configuration: oslo.messaging works with no other
-    :raises errors.Unusable: what it names is no broker that oslo.messaging knows, or the installed
-        version has no option for REPLY_S
+    :raises errors.Unusable: no broker that oslo.messaging knows, or no option for REPLY_S
     """
     oslo_messaging.set_transport_defaults(decision_messages.EXCHANGE)
     _bound_replies(conf)
@@ -65,10 +62,7 @@ def open_transport(
 
 
 def _bound_replies(conf: cfg.ConfigOpts) -> None:
-    """Make REPLY_S the default of the option for it, before the driver registers the same one.
-
-    :raises errors.Unusable: this oslo.messaging has no such option
-    """
+    """Make REPLY_S the default of its option before the driver registers it, or raise Unusable."""
     name, group = "kombu_missing_consumer_retry_timeout", "oslo_messaging_rabbit"
     options = {option.dest: option for option in dict(messaging_opts.list_opts()).get(group, ())}
     if name not in options:
@@ -122,10 +116,7 @@ def serve(
     stopping: threading.Event,
     retry_s: float = RETRY_S,
 ) -> BusServer | None:
-    """Start an RPC server when the broker is available; None if stopped before.
-
-    It blocks.
-    """
+    """Start an RPC server when the broker is available; blocks; None if stopped before."""
     server = start(
         lambda: oslo_messaging.get_rpc_server(
             transport, target, [endpoint], executor="threading", server_cls=_server
@@ -169,9 +160,9 @@ def start(
     broker: str = "",
     retry_s: float = RETRY_S,
 ) -> Any:
-    """Create and start a server; retry until the broker accepts it.
+    """Create and start a server; retry until the broker accepts it; None if stopped before.
 
-    It blocks, logs each error once in a row, and returns None if stopped before.
+    It blocks, and logs each error once in a row.
     """
     fault, where = log_once.LogOnce(LOG), f" ({broker})" if broker else ""
     while not stopping.is_set():
@@ -214,7 +205,6 @@ class _Limit(logging.Filter):
         self._warnings = ThrottledWarnings(time.monotonic)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log a record."""
         return record.levelno < logging.WARNING or self._warnings.take_line()
 
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages between agents, and the encoding of their bodies.
 
-The same functions validate sent and received messages.  A fault is a ValueError or struct.error;
-``peer_wire``, which frames the bodies, converts it.  doc/source/format/peer_wire.rst is the
-specification.
+The same functions validate sent and received messages.  A fault is a ValueError or struct.error.
+doc/source/format/peer_wire.rst is the specification.
 """
 
 import enum
@@ -54,8 +53,7 @@ class Chunk(NamedTuple):
     :param request_id: number of the first chunk; the others have consecutive numbers
     :param data: of all chunks, concatenated
     :param chunk_bytes: of a run: the length of each chunk but the last; 0: one chunk
-    :param raw_bytes: length of one chunk whose ``data`` is compressed (``peer_compression``); 0:
-        not compressed.  Receivers get decompressed data
+    :param raw_bytes: length of one chunk with compressed ``data``; receivers get it decompressed
     """
 
     request_id: int

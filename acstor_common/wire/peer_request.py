@@ -128,11 +128,7 @@ _PLAIN = (
 
 
 def chunks_in(length: int, chunk_bytes: int) -> int:
-    """Return the number of chunks of a request.
-
-    >>> chunks_in(65536, 0), chunks_in(65537, 65536)
-    (1, 2)
-    """
+    """Return the number of chunks of a request."""
     return -(-length // chunk_bytes) if chunk_bytes else 1
 
 
@@ -231,12 +227,10 @@ _PROOF_CONTEXT = "acstor 2026-11 peer protocol 3: proof that CIDs are known"
 
 
 def proof_of(cids: bytes, asker: ids.HostId, asked: ids.HostId) -> bytes:
-    """Return the proof for ``asked`` that ``asker`` knows the CIDs of a request.
+    """Return the proof for ``asked`` that ``asker`` knows the CIDs of a request, concatenated.
 
     BLAKE3 in key derivation mode.  It reveals no CID, and no other host accepts it, so the receiver
     cannot reuse it.
-
-    :param cids: of all chunks of a request, concatenated
 
     >>> cid = ids.Cid(bytes(range(32)))
     >>> proof_of(cid, ids.HostId("h1"), ids.HostId("h2")).hex()

@@ -6,10 +6,8 @@ Memory is allocated only after the length in a frame's header was checked.
 
 The interface is that of h11 and asyncio's BufferedProtocol: the caller receives into
 :meth:`Receiver.get_buffers` and calls :meth:`Receiver.bytes_received`.  The chunks of a frame are
-    contiguous in one buffer without copies, so the data of a run stays in one piece.  Each chunk is
-    returned as soon as it is complete, or of an encrypted frame (``peer_encryption``) after its tag
-    was verified.  ``peer_messages`` encodes bodies; doc/source/format/peer_wire.rst is the
-    specification.
+contiguous in one buffer without copies.  Each chunk is returned as soon as it is complete, or of an
+encrypted frame after its tag was verified.  doc/source/format/peer_wire.rst is the specification.
 """
 
 import struct
@@ -159,7 +157,6 @@ def _frames(answers: Sequence[Chunk], run_bytes: int) -> Iterator[Sequence[Chunk
 
 
 def _parts(answers: Iterable[Chunk], run_bytes: int) -> Iterator[Chunk]:
-    """Split runs that are longer than a frame."""
     for answer in answers:
         number, data, size, _ = answer
         if not size or len(data) <= run_bytes:
@@ -205,7 +202,6 @@ class _Run(NamedTuple):
         return min(self.begin + chunks * size, self.end)
 
     def divide(self, stop: int) -> tuple["_Run", list["_Run"]]:
-        """Split at a chunk boundary; the second part may be empty."""
         size = self.chunk_bytes
         if stop == self.end:
             return self, []
@@ -329,7 +325,6 @@ class Receiver:
         return Type(type_), body_bytes
 
     def _chunk_head_bytes(self, have: int) -> int:
-        """Return the bytes before the data of a frame with chunks, or up to its count."""
         counted = HEADER_BYTES + _COUNT_BYTES
         if have < counted:
             return counted
@@ -363,13 +358,11 @@ class Receiver:
         return True
 
     def _check_total(self, head_bytes: int, total_bytes: int) -> None:
-        """Check a frame's chunk bytes against the limit for its number of chunks."""
         is_one = head_bytes == HEADER_BYTES + _COUNT_BYTES + _RUN.size
         if not 0 < total_bytes <= (MAX_DATA_BYTES if is_one else RUN_BYTES):
             raise self._error(f"a Chunk with {total_bytes} bytes of data")
 
     def _runs_in(self, head: bytes, total_bytes: int) -> list["_Run"]:
-        """Return the runs of a frame, with their ranges in its data."""
         found: list[_Run] = []
         end = chunks = 0
         heads = list(_RUN.iter_unpack(head[HEADER_BYTES + _COUNT_BYTES :]))
@@ -399,7 +392,6 @@ class Receiver:
         return found
 
     def _give_chunks(self, data: bytearray, messages: list[Message]) -> bool:
-        """Return complete chunks; False if more bytes are needed."""
         is_whole, runs = self._filled == len(data), self._runs
         while runs:
             run = runs[0]
@@ -476,8 +468,7 @@ class Receiver:
 class EncryptedReceiver(Receiver):
     """Parses encrypted frames, each of which is a record (``peer_encryption``).
 
-    Only the length of a record is used before its tag was verified.  Chunks stay where they were
-    decrypted.
+    Only the length of a record is used before its tag was verified.
     """
 
     least_bytes = peer_encryption.LENGTH_BYTES

@@ -2,9 +2,7 @@
 """Messages about replicas of images: leases and reports.
 
 A host whose instances use an image asks other hosts to keep their shares of it for the time of a
-lease (Keep); they report their progress (Kept).
-
-A fault is a ValueError or struct.error.
+lease (Keep); they report their progress (Kept).  A fault is a ValueError or struct.error.
 """
 
 import enum
@@ -42,10 +40,7 @@ class ShareState(enum.IntEnum):
 
 
 class Lease(NamedTuple):
-    """An image that instances of the sender use, and for how long to keep it.
-
-    0 seconds release it.
-    """
+    """An image that instances of the sender use, and for how long to keep it; 0 s: release it."""
 
     image_id: ids.ImageId
     lease_s: int

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Message with a boot trace, from an agent to listeners that prepare images.
-
-It contains chunk numbers only, no image data.  Names are stable; a new field needs a default.
-"""
+"""Message with a boot trace, from an agent to listeners that prepare images; names are stable."""
 
 from typing import Annotated
 

@@ -10,11 +10,7 @@ PROTOCOL: Final = "acstor-vault/1"
 
 
 def chunk(owner: ids.HostId, disk: ids.ImageId, name: bytes) -> str:
-    """Return the path of a sealed chunk.
-
-    >>> chunk(ids.HostId("h1"), ids.ImageId("6b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"), b"\\1\\2")
-    '/v1/h1/6b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21/chunks/0102'
-    """
+    """Return the path of a sealed chunk."""
     return f"/v1/{owner}/{disk}/chunks/{name.hex()}"
 
 
