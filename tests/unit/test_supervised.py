@@ -131,10 +131,9 @@ def test_failed_work_is_logged_and_counted() -> None:
 def test_process_ends_when_a_vital_loop_keeps_failing() -> None:
     program = (
         "import logging, threading\n"
-        "from acstor_common.util import backoff, supervision\n"
+        "from acstor_common.util import supervision\n"
         "logging.basicConfig()\n"
-        "backoff.FIRST_PAUSE_S = 0.001\n"
-        "supervision.start('rounds', lambda: 1 / 0)\n"
+        "supervision.start('rounds', lambda: 1 / 0, first_pause_s=0.001)\n"
         "threading.Event().wait(60)\n"
     )
     ended = subprocess.run(
