@@ -133,7 +133,7 @@ class AgentClient:
         result: dict[str, Any] = self._ask(control_wire.Status())
         return result
 
-    def _ask(self, request: control_wire.Request, timeout_s: float | None = None) -> Any:
+    def _ask(self, request: control_wire.ControlRequest, timeout_s: float | None = None) -> Any:
         for reply in self._replies(request, timeout_s or self._timeout_s):
             match reply:
                 case control_wire.Failed(kind, error):
@@ -145,7 +145,7 @@ class AgentClient:
         )
 
     def _replies(
-        self, request: control_wire.Request, timeout_s: float
+        self, request: control_wire.ControlRequest, timeout_s: float
     ) -> Iterator[control_wire.AnyReply]:
         ends_s = time.monotonic() + timeout_s
         try:

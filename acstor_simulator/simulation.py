@@ -177,7 +177,7 @@ class _Run:
         self._traffic_cv: list[float] = []
         self._collections = 0
         self._before = [0] * len(self._hosts)
-        self._others: list[decision_messages.Traffic] = []
+        self._others: list[decision_messages.TrafficBytes] = []
         self._rates: list[float] = []
         self._later_s: list[float] = []
         self._when_later = dataclasses.replace(self._world.counts), 0.0
@@ -230,7 +230,7 @@ class _Run:
 
     def _note_others(self) -> None:
         self._others = [
-            decision_messages.Traffic(
+            decision_messages.TrafficBytes(
                 *(int(link.others * COLLECTION_S) for link in self._nic(host))
             )
             for host in range(len(self._hosts))

@@ -78,7 +78,7 @@ def _add_command(
     commands: Any,
     name: str,
     text: str,
-    make: Callable[[argparse.Namespace], control_wire.Request],
+    make: Callable[[argparse.Namespace], control_wire.ControlRequest],
     show: Callable[[Any], str] = ctl_tables.format_fields,
 ) -> argparse.ArgumentParser:
     added: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
@@ -210,7 +210,7 @@ def _configured_socket(config_file: str | None) -> str:
     return path
 
 
-def _ask(path: str, request: control_wire.Request, show_progress: bool) -> Any:
+def _ask(path: str, request: control_wire.ControlRequest, show_progress: bool) -> Any:
     """Send a request and return its result."""
     with tqdm.tqdm(
         unit="B", unit_scale=True, unit_divisor=1024, disable=None if show_progress else True
@@ -228,7 +228,7 @@ def _ask(path: str, request: control_wire.Request, show_progress: bool) -> Any:
     raise errors.AgentUnreachable(path, "it closed the connection before it answered")
 
 
-def _replies(path: str, request: control_wire.Request) -> Iterator[control_wire.AnyReply]:
+def _replies(path: str, request: control_wire.ControlRequest) -> Iterator[control_wire.AnyReply]:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
             agent.settimeout(CONNECT_TIMEOUT_S)

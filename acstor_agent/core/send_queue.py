@@ -25,7 +25,7 @@ class Kind(enum.IntEnum):
 
 
 _KINDS = tuple(Kind)
-Turn = list[peer_wire.Request] | peer_wire.Notification
+Turn = list[peer_wire.ChunkRequest] | peer_wire.Notification
 
 
 class SendQueue:
@@ -49,9 +49,9 @@ class SendQueue:
     )
 
     def __init__(self) -> None:
-        self._urgent: dict[int, peer_wire.Request] = {}
-        self._background: dict[int, peer_wire.Request] = {}
-        self._left: dict[int, peer_wire.Request] = {}  # by the chunks that are still wanted
+        self._urgent: dict[int, peer_wire.ChunkRequest] = {}
+        self._background: dict[int, peer_wire.ChunkRequest] = {}
+        self._left: dict[int, peer_wire.ChunkRequest] = {}  # by the chunks that are still wanted
         self._announcements: collections.deque[peer_wire.Notification] = collections.deque()
         self._first_in_a_row = 0
         self._last_lower = Kind.BACKGROUND
@@ -67,7 +67,7 @@ class SendQueue:
         """Number of queued announcements."""
         return len(self._announcements)
 
-    def queue_requests(self, requests: Iterable[peer_wire.Request]) -> None:
+    def queue_requests(self, requests: Iterable[peer_wire.ChunkRequest]) -> None:
         """Queue requests."""
         for request in requests:
             is_background = request.priority is peer_wire.Priority.PREFETCH
@@ -123,8 +123,10 @@ class SendQueue:
         some = self._urgent if kind is Kind.URGENT else self._background
         return self._take_requests(some)
 
-    def _take_requests(self, some: dict[int, peer_wire.Request]) -> list[peer_wire.Request]:
-        turn: list[peer_wire.Request] = []
+    def _take_requests(
+        self, some: dict[int, peer_wire.ChunkRequest]
+    ) -> list[peer_wire.ChunkRequest]:
+        turn: list[peer_wire.ChunkRequest] = []
         chunks = 0
         for request in some.values():
             chunks += request.chunks

@@ -112,8 +112,8 @@ class PeerClient:
             on_answers = self._callbacks[host] = functools.partial(self._answers_received, host)
         context, now = self._core.context, trio.current_time()
         timeout_ms = int(1000 * context.requests_out.timeout_s)
-        urgent: list[peer_wire.Request] = []
-        others: list[peer_wire.Request] = []
+        urgent: list[peer_wire.ChunkRequest] = []
+        others: list[peer_wire.ChunkRequest] = []
         for attempt in ask.attempts:
             priority, mode = PRIORITIES[attempt.priority], attempt.mode
             since_s = now if priority is _URGENT else None
@@ -124,7 +124,7 @@ class PeerClient:
                 proof = peer_wire.proof_of(cids, context.ring.here, host)
                 place = run.number, run.image_id, run.offset, run.length
                 how = wire_mode, priority, timeout_ms, run.chunk_bytes
-                request = peer_wire.Request(*place, proof, *how)
+                request = peer_wire.ChunkRequest(*place, proof, *how)
                 asked = SentRequest(run.number, run.refs, mode, since_s)
                 self._asked.update(dict.fromkeys(request.numbers, asked))
                 some.append(request)

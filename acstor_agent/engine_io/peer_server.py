@@ -64,7 +64,7 @@ class PeerServer:
     def requests_received(
         self,
         connection: server_connection.ServerConnection,
-        requests: Sequence[peer_wire.Request],
+        requests: Sequence[peer_wire.ChunkRequest],
         came_s: float,
     ) -> None:
         """See :meth:`server_connection.RequestHandler.requests_received`."""

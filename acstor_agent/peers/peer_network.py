@@ -166,7 +166,7 @@ class PeerNetwork:
         self,
         host: ids.HostId,
         address: str,
-        requests: Sequence[peer_wire.Request],
+        requests: Sequence[peer_wire.ChunkRequest],
         on_answers: client_connection.OnAnswers,
     ) -> None:
         """Request chunks of ``host`` in few messages; never waits. Callers keep deadlines.

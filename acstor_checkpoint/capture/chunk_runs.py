@@ -12,27 +12,27 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 
 
-class Run(NamedTuple):
+class ChunkRun(NamedTuple):
     """Chunks from ``first`` to ``stop``, exclusive."""
 
     first: int
     stop: int
 
 
-def chunks_of(ranges: Iterable[tuple[int, int]], cut: geometry.Geometry) -> Iterator[Run]:
+def chunks_of(ranges: Iterable[tuple[int, int]], cut: geometry.Geometry) -> Iterator[ChunkRun]:
     """Yield the chunks that overlap ordered byte ranges (offset, length).
 
     >>> list(chunks_of([(0, 1), (65535, 2), (400000, 9)], geometry.Geometry(400001, 65536)))
     [Run(first=0, stop=2), Run(first=6, stop=7)]
     """
     return merge_runs(
-        Run(at // cut.chunk_bytes, min(-(-(at + length) // cut.chunk_bytes), cut.chunk_count))
+        ChunkRun(at // cut.chunk_bytes, min(-(-(at + length) // cut.chunk_bytes), cut.chunk_count))
         for at, length in ranges
         if length and at < cut.size_bytes
     )
 
 
-def merge_runs(*runs: Iterable[Run]) -> Iterator[Run]:
+def merge_runs(*runs: Iterable[ChunkRun]) -> Iterator[ChunkRun]:
     """Yield the union of several ordered lists of runs.
 
     >>> list(merge_runs([Run(0, 2), Run(7, 8)], [Run(1, 3), Run(3, 4)]))
@@ -42,14 +42,16 @@ def merge_runs(*runs: Iterable[Run]) -> Iterator[Run]:
     for run in heapq.merge(*runs):
         if run.first > stop:
             if stop > first:
-                yield Run(first, stop)
+                yield ChunkRun(first, stop)
             first = run.first
         stop = max(stop, run.stop)
     if stop > first:
-        yield Run(first, stop)
+        yield ChunkRun(first, stop)
 
 
-def added_chunks(runs: Iterable[Run], before: Iterable[checkpoint_manifest.Entry]) -> Iterator[Run]:
+def added_chunks(
+    runs: Iterable[ChunkRun], before: Iterable[checkpoint_manifest.Entry]
+) -> Iterator[ChunkRun]:
     """Yield the chunks of ``runs`` that the last manifest lacks.
 
     >>> named = [checkpoint_manifest.Entry(chunk_no, ids.ZERO_CID) for chunk_no in (1, 3)]
@@ -62,21 +64,21 @@ def added_chunks(runs: Iterable[Run], before: Iterable[checkpoint_manifest.Entry
         while known is not None and known < stop:
             if known >= first:
                 if known > first:
-                    yield Run(first, known)
+                    yield ChunkRun(first, known)
                 first = known + 1
             known = next(numbers, None)
         if first < stop:
-            yield Run(first, stop)
+            yield ChunkRun(first, stop)
 
 
 def chunks_named(
     names: Container[ids.Cid], before: Iterable[checkpoint_manifest.Entry]
-) -> Iterator[Run]:
+) -> Iterator[ChunkRun]:
     """Yield the chunks that have one of ``names`` in the last manifest."""
-    return merge_runs(Run(no, no + 1) for no, cid in before if cid in names)
+    return merge_runs(ChunkRun(no, no + 1) for no, cid in before if cid in names)
 
 
-def resized_chunks(before: geometry.Geometry, now: geometry.Geometry) -> Iterator[Run]:
+def resized_chunks(before: geometry.Geometry, now: geometry.Geometry) -> Iterator[ChunkRun]:
     """Yield the chunks whose length changes with the disk's size.
 
     >>> list(resized_chunks(geometry.Geometry(100000, 65536), geometry.Geometry(200000, 65536)))
@@ -84,4 +86,4 @@ def resized_chunks(before: geometry.Geometry, now: geometry.Geometry) -> Iterato
     """
     last = min(before.chunk_count, now.chunk_count) - 1
     if last >= 0 and before.chunk_length(last) != now.chunk_length(last):
-        yield Run(last, last + 1)
+        yield ChunkRun(last, last + 1)

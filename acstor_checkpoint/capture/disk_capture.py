@@ -47,7 +47,7 @@ class DiskTooLarge(errors.Unusable):
         super().__init__("a disk", why, "Rebuild the server from an image that has what it needs.")
 
 
-class Disk(Protocol):
+class SnapshotDisk(Protocol):
     """A snapshot of a disk."""
 
     size_bytes: int
@@ -73,7 +73,7 @@ class HolderGroup(Protocol):
         """
 
 
-class RateLimit(Protocol):
+class ReadLimit(Protocol):
     """Limits the rate of reading a disk."""
 
     def spend_bytes(self, count_bytes: int) -> None:
@@ -108,11 +108,11 @@ class DiskCapture:
 
     def __init__(
         self,
-        disk: Disk,
+        disk: SnapshotDisk,
         chunk_bytes: int,
         seal: checkpoint_encryption.Seal,
         group: HolderGroup,
-        rate_limit: RateLimit,
+        rate_limit: ReadLimit,
         should_stop: Callable[[], bool] = lambda: False,
         batch_bytes: int = BATCH_BYTES,
         max_entries: int = checkpoint_manifest.MAX_ENTRIES,
@@ -155,7 +155,7 @@ class DiskCapture:
             if count > limit:
                 raise DiskTooLarge(limit * self.cut.chunk_bytes)
 
-    def _runs(self, changed: ChangedRanges) -> Iterator[chunk_runs.Run]:
+    def _runs(self, changed: ChangedRanges) -> Iterator[chunk_runs.ChunkRun]:
         allocated = chunk_runs.chunks_of(changed.allocated(), self.cut)
         before = changed.before
         if before is None:
@@ -171,13 +171,15 @@ class DiskCapture:
             )
         )
 
-    def _clip(self, runs: Iterable[chunk_runs.Run]) -> Iterator[chunk_runs.Run]:
+    def _clip(self, runs: Iterable[chunk_runs.ChunkRun]) -> Iterator[chunk_runs.ChunkRun]:
         """Clip runs to the end of the disk, which may have shrunk."""
         for first, stop in runs:
             if first < self.cut.chunk_count:
-                yield chunk_runs.Run(first, min(stop, self.cut.chunk_count))
+                yield chunk_runs.ChunkRun(first, min(stop, self.cut.chunk_count))
 
-    def _read_entries(self, runs: Iterable[chunk_runs.Run]) -> Iterator[checkpoint_manifest.Entry]:
+    def _read_entries(
+        self, runs: Iterable[chunk_runs.ChunkRun]
+    ) -> Iterator[checkpoint_manifest.Entry]:
         numbers = itertools.chain.from_iterable(itertools.starmap(range, runs))
         count = max(1, self._batch_bytes // self.cut.chunk_bytes)
         buffer = memoryview(bytearray(count * self.cut.chunk_bytes))

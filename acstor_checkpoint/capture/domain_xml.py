@@ -22,7 +22,7 @@ _ROOT_DISK: Final = "disk"
 _AGENT_CHANNEL: Final = "org.qemu.guest_agent.0"
 
 
-class Disk(NamedTuple):
+class RootDisk(NamedTuple):
     """A server's root disk: libvirt's name (``vda``), overlay, image of the mirror."""
 
     target: str
@@ -39,7 +39,7 @@ class Server(NamedTuple):
 
     instance: ids.ImageId
     project: str
-    disk: Disk
+    disk: RootDisk
     extra_specs: Mapping[str, str]
     has_agent: bool
 
@@ -75,7 +75,7 @@ def _project(nova: ET.Element) -> str:
     return project
 
 
-def _disk(domain: ET.Element, base_of: FindBase) -> Disk | None:
+def _disk(domain: ET.Element, base_of: FindBase) -> RootDisk | None:
     for disk in domain.iterfind("devices/disk[@type='file'][@device='disk']"):
         driver, source, target = (disk.find(name) for name in ("driver", "source", "target"))
         if driver is None or source is None or target is None or driver.get("type") != "qcow2":
@@ -83,7 +83,7 @@ def _disk(domain: ET.Element, base_of: FindBase) -> Disk | None:
         path = source.get("file", "")
         base = base_of(path) if os.path.basename(path) == _ROOT_DISK else None
         if base is not None:
-            return Disk(target.get("dev", ""), path, base)
+            return RootDisk(target.get("dev", ""), path, base)
     return None
 
 

@@ -85,7 +85,7 @@ DIRTY: Final = 1
 """Flag of a dirty bitmap's context."""
 
 
-class Extent(NamedTuple):
+class StatusExtent(NamedTuple):
     """A range of the disk with its flags in the context."""
 
     at: int
@@ -108,7 +108,7 @@ class Export(NamedTuple):
     size_bytes: int
 
 
-class Disk:
+class ExportedDisk:
     """Connection to one export; context manager, not thread-safe, one request at a time.
 
     :param context: of :meth:`iter_extents`
@@ -157,7 +157,7 @@ class Disk:
         if filled != len(view):
             raise self._fault(f"{filled} bytes came of {len(view)}")
 
-    def iter_extents(self) -> Iterator[Extent]:
+    def iter_extents(self) -> Iterator[StatusExtent]:
         """Yield the extents of the context for the whole disk, in order, or raise Unusable.
 
         Other requests may be made in between.
@@ -173,7 +173,7 @@ class Disk:
             for length, flags in found:
                 length = min(length, self.size_bytes - at)
                 if length:
-                    yield Extent(at, length, flags)
+                    yield StatusExtent(at, length, flags)
                 at += length
             if at < self.size_bytes and (at == before or not answers):
                 raise self._fault(f"no status of what is at {at}")

@@ -30,7 +30,7 @@ class DiskChanged(errors.Unusable):
     """The server was started, or its disk was written: retry."""
 
 
-def list_bitmaps(disk: domain_xml.Disk, base_of: domain_xml.FindBase) -> set[str]:
+def list_bitmaps(disk: domain_xml.RootDisk, base_of: domain_xml.FindBase) -> set[str]:
     """Return the consistent bitmaps of an overlay, or raise Unusable."""
     path = disk.path
     try:
@@ -50,7 +50,7 @@ def list_bitmaps(disk: domain_xml.Disk, base_of: domain_xml.FindBase) -> set[str
 
 @contextlib.contextmanager
 def export_disk(
-    disk: domain_xml.Disk,
+    disk: domain_xml.RootDisk,
     base_of: domain_xml.FindBase,
     bitmap: str,
     folder: pathlib.Path,
@@ -109,7 +109,7 @@ def _wait(server: "subprocess.Popen[bytes]", socket: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _opened(disk: domain_xml.Disk, base_of: domain_xml.FindBase) -> Iterator[int]:
+def _opened(disk: domain_xml.RootDisk, base_of: domain_xml.FindBase) -> Iterator[int]:
     """Open an overlay for the block; Unusable unless its header names the mirror."""
     with overlay.open_file(disk.path) as fd:
         for path in (disk.path, local_file.path_of(fd)):  # a recovery marker is beside the former

@@ -92,7 +92,7 @@ class _Snapshot(NamedTuple):
     """
 
     checkpoint_id: str
-    disk: nbd_client.Disk
+    disk: nbd_client.ExportedDisk
     before: checkpoint_manifest.Manifest | None
     bitmap: str
     is_frozen: bool
@@ -109,7 +109,7 @@ class CheckpointTaker:
         domains: libvirt_domains.Domains,
         states: disk_states.DiskStates,
         image_of: FindImage,
-        pool: holder_group.HolderPool,
+        pool: holder_group.HolderChooser,
         register: checkpoint_record.Register,
         scratch: scratch_files.ScratchFiles,
     ) -> None:
@@ -121,7 +121,7 @@ class CheckpointTaker:
 
     def take_checkpoint(
         self, server: domain_xml.Server, interval_s: int = 0
-    ) -> checkpoint_record.Record:
+    ) -> checkpoint_record.CheckpointRecord:
         """Take a checkpoint; it is registered when this returns.
 
         :param interval_s: between checkpoints, 0: none; a silent holder fails after half of it
@@ -147,9 +147,9 @@ class CheckpointTaker:
         image: chunk_map.Subject,
         why: str,
         group: holder_group.HolderGroup,
-        chosen: Sequence[checkpoint_record.Holder],
+        chosen: Sequence[checkpoint_record.VaultHolder],
         interval_s: int,
-    ) -> tuple[checkpoint_record.Record, set[str]]:
+    ) -> tuple[checkpoint_record.CheckpointRecord, set[str]]:
         snapshot, capture, sealed = self._capture(server, state, image, why, group)
         state.manifest = self._states.save_manifest(server.instance, sealed)
         if capture.unread_bytes:
@@ -196,7 +196,7 @@ class CheckpointTaker:
         state: disk_states.DiskState,
         snapshot: _Snapshot,
         capture: disk_capture.DiskCapture,
-        chosen: Sequence[checkpoint_record.Holder],
+        chosen: Sequence[checkpoint_record.VaultHolder],
     ) -> type[snapshot_window.PartialCapture]:
         """Make a part the base of the next attempt; return the error that reports it."""
         has_stalled = snapshot_window.has_stalled(
@@ -251,7 +251,7 @@ class CheckpointTaker:
 
     def _open_holders(
         self, stack: contextlib.ExitStack, state: disk_states.DiskState, interval_s: int
-    ) -> tuple[holder_group.HolderGroup, Sequence[checkpoint_record.Holder]]:
+    ) -> tuple[holder_group.HolderGroup, Sequence[checkpoint_record.VaultHolder]]:
         disk = ids.ImageId(state.disk)
         current = [ids.HostId(host) for host in state.holders]
         chosen = self._pool.choose_holders(disk, self._settings.copies, current)
@@ -260,7 +260,7 @@ class CheckpointTaker:
         clients = [stack.enter_context(self._pool.client_of(holder)) for holder in chosen]
         acknowledged = [] if state.may_lack_chunks else current
         group = holder_group.HolderGroup(
-            object_names.Disk(self._settings.host, disk),
+            object_names.VaultDisk(self._settings.host, disk),
             clients,
             acknowledged,
             interval_s=interval_s,
@@ -310,7 +310,9 @@ class CheckpointTaker:
                 exported = self._export(stack, domain, bitmap, since)
             taken_ms = _wall_clock_ms()
             context = _meta_context(libvirt_domains.EXPORT_BITMAP if since else "")
-            disk = stack.enter_context(nbd_client.Disk(exported.export, context, NBD_TIMEOUT_S))
+            disk = stack.enter_context(
+                nbd_client.ExportedDisk(exported.export, context, NBD_TIMEOUT_S)
+            )
             before, should_stop = before if since else None, lambda: watched.should_stop
             yield _Snapshot(
                 checkpoint_id, disk, before, bitmap, exported.is_frozen, taken_ms, should_stop
@@ -339,7 +341,7 @@ class CheckpointTaker:
             offline_export.export_disk(
                 server.disk, base_of, since, settings.folder, settings.mirrors
             ) as export,
-            nbd_client.Disk(export, context, NBD_TIMEOUT_S) as disk,
+            nbd_client.ExportedDisk(export, context, NBD_TIMEOUT_S) as disk,
         ):
             before = before if since else None
             yield _Snapshot(checkpoint_id, disk, before, since, False, taken_ms)
@@ -387,9 +389,9 @@ class CheckpointTaker:
         snapshot: _Snapshot,
         capture: disk_capture.DiskCapture,
         interval_s: int,
-        chosen: Sequence[checkpoint_record.Holder],
-    ) -> checkpoint_record.Record:
-        return checkpoint_record.Record(
+        chosen: Sequence[checkpoint_record.VaultHolder],
+    ) -> checkpoint_record.CheckpointRecord:
+        return checkpoint_record.CheckpointRecord(
             checkpoint_id=snapshot.checkpoint_id,
             instance_id=server.instance,
             project=server.project,
@@ -415,7 +417,7 @@ class CheckpointTaker:
         instance: ids.ImageId,
         state: disk_states.DiskState,
         bitmap: str,
-        chosen: Sequence[checkpoint_record.Holder],
+        chosen: Sequence[checkpoint_record.VaultHolder],
     ) -> None:
         former = [] if state.bitmap in ("", bitmap) else [state.bitmap]
         state.obsolete_bitmaps = [

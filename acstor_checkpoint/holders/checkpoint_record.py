@@ -9,14 +9,14 @@ from acstor_common.formats import checkpoint_manifest
 from acstor_common.model import ids
 
 
-class Holder(NamedTuple):
+class VaultHolder(NamedTuple):
     """A host that keeps checkpoints, and the ``ip:port`` of its vault."""
 
     host: ids.HostId
     address: str
 
 
-class Record(NamedTuple):
+class CheckpointRecord(NamedTuple):
     """A checkpoint that all its holders have stored.
 
     :param owner: the host that took it
@@ -48,12 +48,12 @@ class Record(NamedTuple):
     sent_bytes: int
     full_read_reason: str
     manifest_name: str
-    holders: tuple[Holder, ...]
+    holders: tuple[VaultHolder, ...]
     key: str
     slow_holder: str = ""
 
 
-Register = Callable[[Record], Collection[str]]
+Register = Callable[[CheckpointRecord], Collection[str]]
 """Registers a checkpoint; returns the disk's manifests to retain, in hex.
 
 Raises an error of acstor if registration fails."""

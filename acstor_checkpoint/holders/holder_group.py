@@ -90,15 +90,15 @@ class HolderLost(HolderFailed):
     """A holder lacks acknowledged chunks."""
 
 
-class HolderPool(Protocol):
+class HolderChooser(Protocol):
     """Hosts that can keep checkpoints."""
 
     def choose_holders(
         self, disk: ids.ImageId, copies: int, current: Sequence[ids.HostId]
-    ) -> Sequence[checkpoint_record.Holder]:
+    ) -> Sequence[checkpoint_record.VaultHolder]:
         """Return holders of a disk; current ones if they are usable."""
 
-    def client_of(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
+    def client_of(self, holder: checkpoint_record.VaultHolder) -> vault_client.VaultClient:
         """Return a client of a holder's vault."""
 
     def record_failure(self, holder: ids.HostId, *, is_costly: bool) -> None:
@@ -133,7 +133,7 @@ class HolderGroup:
 
     def __init__(
         self,
-        disk: object_names.Disk,
+        disk: object_names.VaultDisk,
         clients: Sequence[vault_client.VaultClient],
         acknowledged: Collection[ids.HostId] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -226,13 +226,13 @@ class HolderGroup:
 
 
 def _missing(
-    disk: object_names.Disk, names: Sequence[ids.Cid], client: vault_client.VaultClient
+    disk: object_names.VaultDisk, names: Sequence[ids.Cid], client: vault_client.VaultClient
 ) -> set[bytes]:
     return client.missing_chunks(disk, names)
 
 
 def _retain(
-    disk: object_names.Disk, part: object_names.RetainedNames, client: vault_client.VaultClient
+    disk: object_names.VaultDisk, part: object_names.RetainedNames, client: vault_client.VaultClient
 ) -> int:
     return client.retain_only(disk, part)
 

@@ -56,21 +56,21 @@ class HolderPool:
 
     def choose_holders(
         self, disk: ids.ImageId, copies: int, current: Sequence[ids.HostId]
-    ) -> Sequence[checkpoint_record.Holder]:
+    ) -> Sequence[checkpoint_record.VaultHolder]:
         """Return holders of a disk; Unusable without v-node table."""
         ring = self._ring()
         chosen = holder_placement.choose_holders(
             ring, self._host, disk, copies, current, self._is_usable
         )
-        return [checkpoint_record.Holder(host, self._address(ring, host)) for host in chosen]
+        return [checkpoint_record.VaultHolder(host, self._address(ring, host)) for host in chosen]
 
-    def other_hosts(self) -> Sequence[checkpoint_record.Holder]:
+    def other_hosts(self) -> Sequence[checkpoint_record.VaultHolder]:
         """Return all hosts but this one; Unusable without v-node table."""
         ring = self._ring()
         hosts = [ids.HostId(host.host) for host in ring.hosts if host.host != self._host]
-        return [checkpoint_record.Holder(host, self._address(ring, host)) for host in hosts]
+        return [checkpoint_record.VaultHolder(host, self._address(ring, host)) for host in hosts]
 
-    def client_of(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
+    def client_of(self, holder: checkpoint_record.VaultHolder) -> vault_client.VaultClient:
         """Return a client of a holder's vault."""
         return vault_client.VaultClient(holder.host, addresses.parse(holder.address), self._proof)
 

@@ -90,7 +90,7 @@ class _Request(NamedTuple):
         return sum(map(len, self.body))
 
 
-class _Answer(NamedTuple):
+class _Response(NamedTuple):
     status: int
     data: bytes
 
@@ -156,7 +156,7 @@ class VaultClient:
             return False
         return True
 
-    def put(self, disk: object_names.Disk, chunks: Iterable[object_names.SealedChunk]) -> None:
+    def put(self, disk: object_names.VaultDisk, chunks: Iterable[object_names.SealedChunk]) -> None:
         """Store chunks durably, or raise VaultFull, possibly after some of them.
 
         :param chunks: consumed while sending, to bound memory
@@ -164,7 +164,7 @@ class VaultClient:
         for batch in _batches(chunks):
             self._ask("PUT", _path(disk, "chunks"), [b"".join(batch)])
 
-    def missing_chunks(self, disk: object_names.Disk, chunks: Iterable[bytes]) -> set[bytes]:
+    def missing_chunks(self, disk: object_names.VaultDisk, chunks: Iterable[bytes]) -> set[bytes]:
         """Return which chunks the vault lacks."""
         found: set[bytes] = set()
         left = iter(sorted(set(chunks)))
@@ -177,13 +177,15 @@ class VaultClient:
             found |= named
         return found
 
-    def put_manifest(self, disk: object_names.Disk, sealed: bytes | bytearray) -> bytes:
+    def put_manifest(self, disk: object_names.VaultDisk, sealed: bytes | bytearray) -> bytes:
         """Store a sealed manifest durably; return its name, or raise VaultFull."""
         name = checkpoint_encryption.manifest_name(sealed)
         self._ask("PUT", _path(disk, "manifests", name), [sealed])
         return name
 
-    def retain_only(self, disk: object_names.Disk, retained: object_names.RetainedNames) -> int:
+    def retain_only(
+        self, disk: object_names.VaultDisk, retained: object_names.RetainedNames
+    ) -> int:
         """Delete other chunks and manifests of a disk; return how many."""
         gone = 0
         for within, some in object_names.split(retained):
@@ -191,16 +193,16 @@ class VaultClient:
             gone += self._until_all_went("POST", path, b"".join(some))
         return gone
 
-    def delete_disk(self, disk: object_names.Disk) -> int:
+    def delete_disk(self, disk: object_names.VaultDisk) -> int:
         """Delete a disk; return the number of objects."""
         return self._until_all_went("DELETE", _path(disk), b"")
 
-    def fetch_chunk(self, disk: object_names.Disk, name: bytes) -> bytes:
+    def fetch_chunk(self, disk: object_names.VaultDisk, name: bytes) -> bytes:
         """Return a sealed chunk, to be verified by ``Seal.open``, or raise ChunkMissing."""
         limit = checkpoint_encryption.MAX_SEALED_BYTES
         return self._ask("GET", _path(disk, "chunks", name), [], limit)
 
-    def fetch_manifest(self, disk: object_names.Disk, name: bytes) -> bytes:
+    def fetch_manifest(self, disk: object_names.VaultDisk, name: bytes) -> bytes:
         """Return a sealed manifest; ChunkMissing or ChunkInvalid if the vault lacks it."""
         limit = vault_api.MAX_MANIFEST_BYTES
         sealed = self._ask("GET", _path(disk, "manifests", name), [], limit)
@@ -208,7 +210,7 @@ class VaultClient:
             raise errors.ChunkInvalid(f"manifest {name.hex()}", self.holder, "it is another one")
         return sealed
 
-    def list_manifests(self, disk: object_names.Disk) -> list[bytes]:
+    def list_manifests(self, disk: object_names.VaultDisk) -> list[bytes]:
         """Return the names of the disk's manifests."""
         limit = quota.MAX_MANIFESTS * object_names.NAME_BYTES
         return list(_names(self._ask("GET", _path(disk, "manifests"), [], limit), self.holder))
@@ -247,7 +249,7 @@ class VaultClient:
             raise errors.SourceUnreachable(path, self.holder, why)
         raise errors.VaultRefused(self.holder, f"{method} {path}: {status} {why}")
 
-    def _answer(self, request: _Request) -> _Answer:
+    def _answer(self, request: _Request) -> _Response:
         self.request_began_s = time.monotonic()
         until_s = self.request_began_s + self._limits.request_s + self._bytes_s(request.length)
         try:
@@ -259,13 +261,13 @@ class VaultClient:
     def _bytes_s(self, count: int) -> float:
         return count / self._limits.min_bytes_per_s
 
-    def _try_again(self, request: _Request, until_s: float) -> _Answer:
+    def _try_again(self, request: _Request, until_s: float) -> _Response:
         if self._channel is not None:
             with contextlib.suppress(tls_channel.ConnectionBroken):  # closed meanwhile
                 return self._try(request, until_s)
         return self._try(request, until_s)
 
-    def _try(self, request: _Request, until_s: float) -> _Answer:
+    def _try(self, request: _Request, until_s: float) -> _Response:
         channel = self._channel or self._connect(until_s)
         self._channel = None  # restored on success
         with contextlib.ExitStack() as stack:
@@ -278,7 +280,7 @@ class VaultClient:
 
     def _exchange(
         self, channel: tls_channel.TlsChannel, request: _Request, until_s: float
-    ) -> _Answer:
+    ) -> _Response:
         channel.end_by(until_s)
         headers = [("host", "vault"), ("content-length", str(request.length))]
         with contextlib.suppress(
@@ -295,7 +297,7 @@ class VaultClient:
                 f"an answer of {announced} bytes, {request.limit} at most are expected"
             )
         channel.end_by(until_s + self._bytes_s(announced))
-        return _Answer(response.status_code, b"".join(channel.iter_body(announced)))
+        return _Response(response.status_code, b"".join(channel.iter_body(announced)))
 
     def _connect(self, until_s: float) -> tls_channel.TlsChannel:
         """Connect, and authenticate the holder.
@@ -371,7 +373,7 @@ def _batches(chunks: Iterable[object_names.SealedChunk]) -> Iterator[list[bytes]
         yield batch
 
 
-def _path(disk: object_names.Disk, what: str = "", name: bytes = b"") -> str:
+def _path(disk: object_names.VaultDisk, what: str = "", name: bytes = b"") -> str:
     return "/".join(filter(None, ["/v1", disk.owner, disk.disk, what, name.hex()]))
 
 

@@ -93,7 +93,7 @@ class BusClient:
         self._stopping = threading.Event()
         self._server: message_bus.BusServer | None = None
 
-    def register_checkpoint(self, record: checkpoint_record.Record) -> set[str]:
+    def register_checkpoint(self, record: checkpoint_record.CheckpointRecord) -> set[str]:
         """Register a checkpoint; return manifests of its disk to retain, in hex.
 
         :raises errors.CheckpointRefused: the service rejects it
@@ -110,7 +110,9 @@ class BusClient:
             raise errors.CheckpointRefused(what, f"the decision service refuses it: {answer.why}")
         return {one.manifest_name for one in answer.kept if one.vault_disk == record.vault_disk}
 
-    def _registered(self, record: checkpoint_record.Record) -> messages.CheckpointResponse:
+    def _registered(
+        self, record: checkpoint_record.CheckpointRecord
+    ) -> messages.CheckpointResponse:
         identity = self._identity()
         told = self._encrypt_record(self._message_of(record))
         return self._ask(messages.REGISTER_CHECKPOINT, told, identity, messages.CheckpointResponse)
@@ -167,7 +169,9 @@ class BusClient:
             raise errors.DecisionUnreachable("the message bus", answer.why)
         return set(map(ids.HostId, answer.gone))
 
-    def _message_of(self, record: checkpoint_record.Record) -> messages.RegisteredCheckpoint:
+    def _message_of(
+        self, record: checkpoint_record.CheckpointRecord
+    ) -> messages.RegisteredCheckpoint:
         return messages.RegisteredCheckpoint(
             checkpoint_id=record.checkpoint_id,
             host=self._host,
@@ -183,7 +187,7 @@ class BusClient:
             sent_bytes=record.sent_bytes,
             interval_s=record.interval_s,
             manifest_name=record.manifest_name,
-            holders=tuple(messages.Holder(*holder) for holder in record.holders),
+            holders=tuple(messages.RegisteredHolder(*holder) for holder in record.holders),
             key=record.key,
             sent_s=self._wall(),
         )

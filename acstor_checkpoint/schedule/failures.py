@@ -17,7 +17,7 @@ from acstor_common.model import ids
 from acstor_common.wire import checkpoint_messages as messages
 
 
-class Reason(enum.StrEnum):
+class FailureReason(enum.StrEnum):
     """Cause of a failure."""
 
     HOLDER = "holder"  # replaced, as for the next two
@@ -33,20 +33,20 @@ class Reason(enum.StrEnum):
 
 
 _REASONS = (
-    (holder_group.HolderSlow, Reason.HOLDER_SLOW),
-    (holder_group.HolderLost, Reason.HOLDER_LOST),
-    (holder_group.HolderFailed, Reason.HOLDER),
-    (disk_capture.DiskTooLarge, Reason.TOO_LARGE),
-    (scratch_files.ScratchFull, Reason.SCRATCH_FULL),
-    (snapshot_window.Overwritten, Reason.OVERWRITTEN),
-    (vault_client.HostFault, Reason.HOST),
-    (errors.CheckpointRefused, Reason.REFUSED),
-    (errors.DecisionUnreachable, Reason.DECISION),
+    (holder_group.HolderSlow, FailureReason.HOLDER_SLOW),
+    (holder_group.HolderLost, FailureReason.HOLDER_LOST),
+    (holder_group.HolderFailed, FailureReason.HOLDER),
+    (disk_capture.DiskTooLarge, FailureReason.TOO_LARGE),
+    (scratch_files.ScratchFull, FailureReason.SCRATCH_FULL),
+    (snapshot_window.Overwritten, FailureReason.OVERWRITTEN),
+    (vault_client.HostFault, FailureReason.HOST),
+    (errors.CheckpointRefused, FailureReason.REFUSED),
+    (errors.DecisionUnreachable, FailureReason.DECISION),
 )
 
 
-def _reason(e: Exception) -> Reason:
-    return next((reason for kind, reason in _REASONS if isinstance(e, kind)), Reason.OTHER)
+def _reason(e: Exception) -> FailureReason:
+    return next((reason for kind, reason in _REASONS if isinstance(e, kind)), FailureReason.OTHER)
 
 
 class Failures:
@@ -57,8 +57,8 @@ class Failures:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._reasons = collections.Counter[Reason](dict.fromkeys(Reason, 0))
-        self._holders = collections.Counter[tuple[ids.HostId, Reason]]()
+        self._reasons = collections.Counter[FailureReason](dict.fromkeys(FailureReason, 0))
+        self._holders = collections.Counter[tuple[ids.HostId, FailureReason]]()
         self._waits = collections.Counter[str]()
         self._failing: dict[ids.ImageId, messages.Failing] = {}
 
@@ -87,7 +87,9 @@ class Failures:
         if holder:
             with self._lock:
                 self._waits[holder] += 1
-                self._failing[instance] = messages.Failing(instance, Reason.HOLDER_SLOW, holder)
+                self._failing[instance] = messages.Failing(
+                    instance, FailureReason.HOLDER_SLOW, holder
+                )
 
     def failing_servers(self, here: Collection[ids.ImageId] | None) -> list[messages.Failing]:
         """Return servers whose last attempt failed or was delayed.
@@ -99,7 +101,7 @@ class Failures:
                 self._failing = {one: what for one, what in self._failing.items() if one in here}
             return list(self._failing.values())
 
-    def by_reason(self) -> Mapping[Reason, int]:
+    def by_reason(self) -> Mapping[FailureReason, int]:
         """Return the number of failures by reason."""
         with self._lock:
             return dict(self._reasons)
@@ -109,7 +111,7 @@ class Failures:
         with self._lock:
             return dict(self._waits)
 
-    def by_holder(self) -> Mapping[tuple[ids.HostId, Reason], int]:
+    def by_holder(self) -> Mapping[tuple[ids.HostId, FailureReason], int]:
         """Return the number of failures by holder and reason."""
         with self._lock:
             return dict(self._holders)

@@ -65,10 +65,10 @@ Raises errors.DecisionUnreachable or errors.Unusable."""
 class HolderPool(Protocol):
     """Hosts that can keep checkpoints."""
 
-    def other_hosts(self) -> Sequence[checkpoint_record.Holder]:
+    def other_hosts(self) -> Sequence[checkpoint_record.VaultHolder]:
         """Return all hosts but this one."""
 
-    def client_of(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
+    def client_of(self, holder: checkpoint_record.VaultHolder) -> vault_client.VaultClient:
         """Return a client of a holder's vault."""
 
     def record_failure(self, holder: ids.HostId, *, is_costly: bool) -> None:
@@ -110,7 +110,7 @@ class GarbageCollection:
     ) -> None:
         self._host, self._states, self._pool = host, states, pool
         self._list_retained, self._servers, self._ended, self._clock = kept, servers, ended, clock
-        self._left: list[checkpoint_record.Holder] = []
+        self._left: list[checkpoint_record.VaultHolder] = []
         self._last: dict[ids.HostId, ids.ImageId] = {}
         """The last disk handled at each holder."""
         self._all_s = clock()
@@ -148,7 +148,7 @@ class GarbageCollection:
         if not self._left:
             self._delete_departed_states()
 
-    def _holders(self) -> list[checkpoint_record.Holder]:
+    def _holders(self) -> list[checkpoint_record.VaultHolder]:
         others = list(self._pool.other_hosts())
         if self._clock() < self._all_s:
             known, _ = self._known()
@@ -159,7 +159,7 @@ class GarbageCollection:
         self._last = {host: disk for host, disk in self._last.items() if host in hosts}
         return others
 
-    def _collect_at(self, holder: checkpoint_record.Holder) -> None:
+    def _collect_at(self, holder: checkpoint_record.VaultHolder) -> None:
         """Delete obsolete data at one holder; its failure is logged.
 
         :raises errors.AcstorError: the decision service failed
@@ -272,7 +272,7 @@ class GarbageCollection:
         self, client: vault_client.VaultClient, disk: ids.ImageId, retained: set[str], known: _Known
     ) -> None:
         """Delete a disk, or what its retained manifests do not name if they are here."""
-        folder = object_names.Disk(self._host, disk)
+        folder = object_names.VaultDisk(self._host, disk)
         if not retained:
             if gone := client.delete_disk(folder):
                 LOG.info("%s: disk %s: all %d things went", client.holder, disk, gone)

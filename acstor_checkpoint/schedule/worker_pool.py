@@ -51,7 +51,7 @@ class CheckpointTaker(Protocol):
 
     def take_checkpoint(
         self, server: domain_xml.Server, interval_s: int
-    ) -> checkpoint_record.Record:
+    ) -> checkpoint_record.CheckpointRecord:
         """Take it, and register it.
 
         :param interval_s: of the server's checkpoints; 0: it has none
@@ -276,7 +276,7 @@ class WorkerPool:
         why = "server %s: no checkpoint: %s; tried again in %.0f s"
         LOG.warning(why, instance, e, pause_s, exc_info=_counted(e))
 
-    def _note_success(self, record: checkpoint_record.Record, began_s: float) -> None:
+    def _note_success(self, record: checkpoint_record.CheckpointRecord, began_s: float) -> None:
         instance = record.instance_id
         with self._lock:
             self._schedule.record_success(

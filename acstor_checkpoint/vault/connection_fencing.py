@@ -24,16 +24,16 @@ class ConnectionFencing:
     """Fences the disks of one vault; thread-safe.  Connection numbers increase."""
 
     def __init__(self) -> None:
-        self._turns: dict[object_names.Disk, _Turn] = {}
+        self._turns: dict[object_names.VaultDisk, _Turn] = {}
 
-    def begin_generation(self, disk: object_names.Disk, connection: int) -> None:
+    def begin_generation(self, disk: object_names.VaultDisk, connection: int) -> None:
         """Fence earlier connections; wait for one that is deleting."""
         turn = self._turns.setdefault(disk, _Turn())
         with turn.lock:
             turn.latest = max(turn.latest, connection)
 
     @contextlib.contextmanager
-    def hold_generation(self, disk: object_names.Disk, connection: int) -> Iterator[None]:
+    def hold_generation(self, disk: object_names.VaultDisk, connection: int) -> Iterator[None]:
         """Block later connections during the block; VaultRefused if this one is fenced."""
         turn = self._turns.setdefault(disk, _Turn())
         with turn.lock:
@@ -41,11 +41,11 @@ class ConnectionFencing:
                 raise errors.VaultRefused(disk.owner, "a later connection speaks of this disk")
             yield
 
-    def latest_connection(self, disk: object_names.Disk) -> int:
+    def latest_connection(self, disk: object_names.VaultDisk) -> int:
         """Return the last connection that accessed a disk; 0: none."""
         turn = self._turns.get(disk)
         return turn.latest if turn is not None else 0
 
-    def forget_disk(self, disk: object_names.Disk) -> None:
+    def forget_disk(self, disk: object_names.VaultDisk) -> None:
         """Forget a deleted disk."""
         self._turns.pop(disk, None)

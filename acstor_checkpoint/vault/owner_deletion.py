@@ -66,12 +66,12 @@ class OwnerDeletion:
             for owner in set(self._find_departed(some)) & seen.keys():
                 self._drop(owner, seen[owner])
 
-    def _seen(self, owner: ids.HostId) -> dict[object_names.Disk, int]:
+    def _seen(self, owner: ids.HostId) -> dict[object_names.VaultDisk, int]:
         """Return the last connection of each disk of a host."""
-        disks = [object_names.Disk(owner, disk) for disk in self._vault.list_disks(owner)]
+        disks = [object_names.VaultDisk(owner, disk) for disk in self._vault.list_disks(owner)]
         return {disk: self._vault.latest_connection(disk) for disk in disks}
 
-    def _drop(self, owner: ids.HostId, seen: dict[object_names.Disk, int]) -> None:
+    def _drop(self, owner: ids.HostId, seen: dict[object_names.VaultDisk, int]) -> None:
         gone = 0
         with contextlib.suppress(errors.VaultRefused):  # the owner returned
             for disk, connection in seen.items():

@@ -47,7 +47,7 @@ INODE_BYTES = 26 << 10
 """Of the limit, for each file and folder: chunks of 64 KiB compress to a third or more."""
 
 
-class Limits(NamedTuple):
+class VaultLimits(NamedTuple):
     """Limits of a vault.
 
     :param total_bytes: for all hosts; 0: nothing is stored
@@ -73,9 +73,9 @@ class Limits(NamedTuple):
         return min(self.inodes, self.inodes * self.host_bytes // max(1, self.total_bytes))
 
 
-def limits(total_bytes: int, host_bytes: int) -> Limits:
+def limits(total_bytes: int, host_bytes: int) -> VaultLimits:
     """Return the limits of a vault, with an inode for each INODE_BYTES."""
-    return Limits(total_bytes, host_bytes, total_bytes // INODE_BYTES)
+    return VaultLimits(total_bytes, host_bytes, total_bytes // INODE_BYTES)
 
 
 class Usage(NamedTuple):
@@ -97,7 +97,7 @@ def allocated_bytes(size_bytes: int) -> int:
 class Quota:
     """Space accounting of one vault; thread-safe."""
 
-    def __init__(self, limits: Limits, here: str) -> None:
+    def __init__(self, limits: VaultLimits, here: str) -> None:
         self.limits = limits
         self._here = here
         self._lock = threading.Lock()

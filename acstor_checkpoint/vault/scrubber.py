@@ -96,7 +96,7 @@ class Scrubber:
         return gone
 
     def _remove_unreadable(
-        self, disk: object_names.Disk, kind: object_names.Kind, name: bytes, why: OSError
+        self, disk: object_names.VaultDisk, kind: object_names.ObjectKind, name: bytes, why: OSError
     ) -> int:
         """Remove an unreadable file if its data is lost; return how many."""
         LOG.error("%s %s of %s cannot be read: %s", kind, name.hex(), disk.disk, why)

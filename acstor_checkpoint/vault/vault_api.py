@@ -115,8 +115,8 @@ class _Place(NamedTuple):
     name: str = ""
 
     @property
-    def of(self) -> object_names.Disk:
-        return object_names.Disk(self.owner, ids.parse_image_id(self.disk))
+    def of(self) -> object_names.VaultDisk:
+        return object_names.VaultDisk(self.owner, ids.parse_image_id(self.disk))
 
 
 class VaultApi:
@@ -207,7 +207,7 @@ class VaultApi:
     def _get(self, place: _Place, _body: RequestBody, stack: contextlib.ExitStack) -> Response:
         name = object_names.parse_name(place.name)
         kept = stack.enter_context(
-            self._vault.open_object(place.of, object_names.Kind(place.what), name)
+            self._vault.open_object(place.of, object_names.ObjectKind(place.what), name)
         )
         return Response(http.HTTPStatus.OK, kept.length, kept.iter_bytes())
 
@@ -223,7 +223,7 @@ class VaultApi:
                     body.read_exactly(object_names.CHUNK_HEADER.size)
                 )
                 object_names.check_length(length)
-                batch.add(object_names.Kind.CHUNK, name, length, [body.read_exactly(length)])
+                batch.add(object_names.ObjectKind.CHUNK, name, length, [body.read_exactly(length)])
                 left -= object_names.CHUNK_HEADER.size + length
             if left:
                 raise ValueError(f"more than {MAX_BATCH} chunks, or not whole ones")
@@ -234,7 +234,7 @@ class VaultApi:
     ) -> Response:
         length, name = body.bounded_length(MAX_MANIFEST_BYTES), object_names.parse_name(place.name)
         with self._vault.open_batch(place.of, body.connection) as batch:
-            batch.add(object_names.Kind.MANIFEST, name, length, body.iter_all(length))
+            batch.add(object_names.ObjectKind.MANIFEST, name, length, body.iter_all(length))
         return Response(http.HTTPStatus.NO_CONTENT)
 
     def _missing(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:

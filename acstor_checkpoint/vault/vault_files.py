@@ -51,10 +51,10 @@ def locked(
         yield
 
 
-def path_of(folder: pathlib.Path, kind: object_names.Kind, name: bytes) -> pathlib.Path:
+def path_of(folder: pathlib.Path, kind: object_names.ObjectKind, name: bytes) -> pathlib.Path:
     """Return an object's path in the folder of its disk."""
     text = name.hex()
-    return folder / (kind.value if kind is object_names.Kind.MANIFEST else text[:2]) / text
+    return folder / (kind.value if kind is object_names.ObjectKind.MANIFEST else text[:2]) / text
 
 
 def chunk_path(folder: str, name: bytes) -> str:
@@ -76,7 +76,7 @@ def disks_in(folder: pathlib.Path) -> Iterator[ids.ImageId]:
 def parts_of(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield the folders of a disk that hold files."""
     for name in _folders(folder):
-        if name == object_names.Kind.MANIFEST or _SHARD.fullmatch(name):
+        if name == object_names.ObjectKind.MANIFEST or _SHARD.fullmatch(name):
             yield folder / name
 
 

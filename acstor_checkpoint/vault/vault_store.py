@@ -58,7 +58,7 @@ class VaultStore:
     Creation reads all names and sizes in the folder for the quota.
     """
 
-    def __init__(self, folder: pathlib.Path, limits: quota.Limits, here: ids.HostId) -> None:
+    def __init__(self, folder: pathlib.Path, limits: quota.VaultLimits, here: ids.HostId) -> None:
         self.folder = folder
         self.quota = quota.Quota(limits, here)
         self.lookup_rate = lookup_rate.LookupRate()
@@ -80,7 +80,7 @@ class VaultStore:
         self.group_sync.close()
 
     @contextlib.contextmanager
-    def open_batch(self, disk: object_names.Disk, connection: int = 0) -> Iterator["Batch"]:
+    def open_batch(self, disk: object_names.VaultDisk, connection: int = 0) -> Iterator["Batch"]:
         """Yield a batch for a disk; its objects are durable when the block ends.
 
         :param connection: see :meth:`begin_connection`
@@ -94,7 +94,7 @@ class VaultStore:
         finally:
             made.close()
 
-    def begin_connection(self, disk: object_names.Disk, connection: int) -> None:
+    def begin_connection(self, disk: object_names.VaultDisk, connection: int) -> None:
         """Fence earlier connections' deletions of a disk; numbers increase.
 
         Hosts that exceed their rate wait here, as in :meth:`missing_chunks` and
@@ -104,11 +104,11 @@ class VaultStore:
         if self._folder_of(disk).is_dir():
             self._fencing.begin_generation(disk, connection)
 
-    def latest_connection(self, disk: object_names.Disk) -> int:
+    def latest_connection(self, disk: object_names.VaultDisk) -> int:
         """Return the last connection of a disk since the start; 0: none."""
         return self._fencing.latest_connection(disk)
 
-    def missing_chunks(self, disk: object_names.Disk, asked: Sequence[bytes]) -> list[bytes]:
+    def missing_chunks(self, disk: object_names.VaultDisk, asked: Sequence[bytes]) -> list[bytes]:
         """Return which chunks, at most object_names.MAX_NAMES, are missing."""
         self.lookup_rate.spend_lookups(disk.owner, len(asked))
         folder = str(self._folder_of(disk))
@@ -116,7 +116,7 @@ class VaultStore:
 
     @contextlib.contextmanager
     def open_object(
-        self, disk: object_names.Disk, kind: object_names.Kind, name: bytes
+        self, disk: object_names.VaultDisk, kind: object_names.ObjectKind, name: bytes
     ) -> Iterator[StoredObject]:
         """Yield a verified object, or raise ChunkMissing; ChunkInvalid: corrupt, and removed."""
         path = vault_files.path_of(self._folder_of(disk), kind, name)
@@ -133,33 +133,43 @@ class VaultStore:
                 raise errors.ChunkInvalid(what, str(path), "its data is corrupt")
             yield StoredObject(file, length)
 
-    def remove(self, disk: object_names.Disk, kind: object_names.Kind, name: bytes) -> int:
+    def remove(
+        self, disk: object_names.VaultDisk, kind: object_names.ObjectKind, name: bytes
+    ) -> int:
         """Remove a corrupt object; return 1, or 0 if it does not exist."""
         path = vault_files.path_of(self._folder_of(disk), kind, name)
         gone = self._remove(disk.owner, path)
         self.corrupt_files += gone
         return gone
 
-    def list_manifests(self, disk: object_names.Disk) -> list[bytes]:
+    def list_manifests(self, disk: object_names.VaultDisk) -> list[bytes]:
         """Return the names of a disk's manifests, ascending."""
-        return sorted(vault_files.names_in(self._folder_of(disk) / object_names.Kind.MANIFEST))
+        return sorted(
+            vault_files.names_in(self._folder_of(disk) / object_names.ObjectKind.MANIFEST)
+        )
 
     def list_disks(self, owner: ids.HostId) -> list[ids.ImageId]:
         """Return the disks of a host."""
         return sorted(vault_files.disks_in(self.folder / owner))
 
-    def iter_all(self) -> Iterator[tuple[object_names.Disk, object_names.Kind, bytes]]:
+    def iter_all(self) -> Iterator[tuple[object_names.VaultDisk, object_names.ObjectKind, bytes]]:
         """Yield all objects of readable folders, maybe without those that change meanwhile."""
         for owner in vault_files.owners_in(self.folder):
-            for disk in map(object_names.Disk, itertools.repeat(owner), self.list_disks(owner)):
+            for disk in map(
+                object_names.VaultDisk, itertools.repeat(owner), self.list_disks(owner)
+            ):
                 for part in vault_files.parts_of(self._folder_of(disk)):
-                    is_shard = part.name != object_names.Kind.MANIFEST
-                    kind = object_names.Kind.CHUNK if is_shard else object_names.Kind.MANIFEST
+                    is_shard = part.name != object_names.ObjectKind.MANIFEST
+                    kind = (
+                        object_names.ObjectKind.CHUNK
+                        if is_shard
+                        else object_names.ObjectKind.MANIFEST
+                    )
                     yield from ((disk, kind, name) for name in _listed(part))
 
     def retain_only(
         self,
-        disk: object_names.Disk,
+        disk: object_names.VaultDisk,
         retained: object_names.NameList,
         connection: int = 0,
         within: range = object_names.ALL_FIRST_BYTES,
@@ -177,7 +187,7 @@ class VaultStore:
         gone = 0
         self.lookup_rate.spend_lookups(disk.owner, len(retained))
         for part in vault_files.parts_of(self._folder_of(disk)):
-            is_shard = part.name != object_names.Kind.MANIFEST
+            is_shard = part.name != object_names.ObjectKind.MANIFEST
             if is_shard and int(part.name, 16) not in within:
                 continue
             staying = retained.beginning_with(int(part.name, 16)) if is_shard else retained
@@ -193,7 +203,7 @@ class VaultStore:
             self._remove_folder(disk.owner, part)
         return gone
 
-    def delete_disk(self, disk: object_names.Disk, connection: int = 0) -> int:
+    def delete_disk(self, disk: object_names.VaultDisk, connection: int = 0) -> int:
         """Delete a disk; return the number of objects as :meth:`retain_only`."""
         gone = self.retain_only(disk, object_names.NameList(b""), connection)
         folder = self._folder_of(disk)
@@ -221,10 +231,10 @@ class VaultStore:
         """Return a temporary path in the folder of a disk."""
         return folder / f"{atomic_file.INCOMING}{next(self._numbers)}"
 
-    def _folder_of(self, disk: object_names.Disk) -> pathlib.Path:
+    def _folder_of(self, disk: object_names.VaultDisk) -> pathlib.Path:
         return self.folder / disk.owner / disk.disk
 
-    def _folder_for(self, disk: object_names.Disk) -> pathlib.Path:
+    def _folder_for(self, disk: object_names.VaultDisk) -> pathlib.Path:
         folder = self._folder_of(disk)
         if folder.is_dir():
             return folder
@@ -286,14 +296,14 @@ class Batch:
         self._incoming: list[_Incoming] = []
 
     def add(
-        self, kind: object_names.Kind, name: bytes, length: int, pieces: vault_files.Pieces
+        self, kind: object_names.ObjectKind, name: bytes, length: int, pieces: vault_files.Pieces
     ) -> None:
         """Write an object of ``length`` bytes; ValueError for a wrong length or name."""
         final = vault_files.path_of(self._folder, kind, name)
         if final.exists():
             vault_files.discard(pieces, length)
             return
-        is_manifest = kind is object_names.Kind.MANIFEST
+        is_manifest = kind is object_names.ObjectKind.MANIFEST
         if is_manifest:
             most = self._vault.quota.limits.manifests
             self._vault.lookup_rate.spend_lookups(self._owner, most)

@@ -31,7 +31,7 @@ _RANGE: Final = re.compile("([0-9a-f]{2})-([0-9a-f]{2})")
 _NAME: Final = re.compile(f"[0-9a-f]{{{2 * NAME_BYTES}}}")
 
 
-class Disk(NamedTuple):
+class VaultDisk(NamedTuple):
     """A disk with checkpoints in a vault.
 
     :param owner: the host that took them; only it may add or delete data
@@ -41,7 +41,7 @@ class Disk(NamedTuple):
     disk: ids.ImageId
 
 
-class Kind(enum.StrEnum):
+class ObjectKind(enum.StrEnum):
     """Kind of an object; the value is used in paths of the protocol."""
 
     CHUNK = "chunks"

@@ -52,14 +52,14 @@ Buffer = bytes | bytearray | memoryview
 _Fault = errors.DiskDeltaFormatError
 
 
-class Kind(enum.IntEnum):
+class ExtentKind(enum.IntEnum):
     """Content of an extent: data in the stream, or zeros."""
 
     DATA = 1
     ZERO = 2
 
 
-_KINDS = {kind.value: kind for kind in Kind}  # ten times faster than Kind(kind)
+_KINDS = {kind.value: kind for kind in ExtentKind}  # ten times faster than Kind(kind)
 
 
 class Extent(NamedTuple):
@@ -67,7 +67,7 @@ class Extent(NamedTuple):
 
     at: int
     length: int
-    kind: Kind
+    kind: ExtentKind
 
     @property
     def stop(self) -> int:
@@ -103,7 +103,7 @@ class TooManyExtents(ValueError):
     """A disk has more extents than a table may have: use another way."""
 
 
-class Table:
+class ExtentTable:
     """Validated extents in order, 16 bytes each."""
 
     __slots__ = ("_raw",)
@@ -114,7 +114,7 @@ class Table:
     @classmethod
     def from_runs(
         cls, changes: Iterable[Extent], virtual_size: int, max_extents: int = MAX_EXTENTS
-    ) -> "Table":
+    ) -> "ExtentTable":
         """Return the table of a disk's extents, merged.
 
         :raises TooManyExtents: more than ``max_extents``
@@ -143,7 +143,7 @@ class Table:
     @property
     def data_bytes(self) -> int:
         """Bytes of data of all extents."""
-        return sum(change.length for change in self if change.kind is Kind.DATA)
+        return sum(change.length for change in self if change.kind is ExtentKind.DATA)
 
 
 def merge_adjacent(changes: Iterable[Extent]) -> Iterator[Extent]:
@@ -215,7 +215,7 @@ class Writer:
     """
 
     def __init__(
-        self, virtual_size: int, base: ids.ImageId, os_hash: chunk_map.OsHash, table: Table
+        self, virtual_size: int, base: ids.ImageId, os_hash: chunk_map.OsHash, table: ExtentTable
     ) -> None:
         self.table = table
         self.head = Head(virtual_size, base, os_hash, len(table), table.data_bytes)
@@ -270,7 +270,7 @@ class Reader:
         self._hash.update(raw)
         return self._head
 
-    def read_table(self, raw: Buffer) -> Table:
+    def read_table(self, raw: Buffer) -> ExtentTable:
         """Parse the table, ``table_bytes`` of the head."""
         head, before, data_bytes = self._head, 0, 0
         if len(raw) != head.table_bytes:
@@ -279,12 +279,12 @@ class Reader:
             if why := _fault_of((at, length, kind), before, head.virtual_size):
                 raise _Fault(self._what, HEADER_BYTES + number * EXTENT_BYTES, why)
             before = at + length
-            data_bytes += length if kind == Kind.DATA else 0
+            data_bytes += length if kind == ExtentKind.DATA else 0
         if data_bytes != head.data_bytes:
             why = f"{head.data_bytes} bytes are said to follow, and {data_bytes} have changed"
             raise _Fault(self._what, _AT_DATA, why)
         self._hash.update(raw)
-        return Table(bytes(raw))
+        return ExtentTable(bytes(raw))
 
     def feed(self, data: Buffer) -> None:
         """Hash the next data."""
@@ -338,7 +338,7 @@ def _fault_of_size(virtual_size: int, max_virtual_bytes: int = MAX_VIRTUAL_BYTES
 
 def _fault_of(change: tuple[int, int, int], before: int, virtual_size: int) -> str:
     at, length, kind = change
-    if kind not in (Kind.DATA, Kind.ZERO):
+    if kind not in (ExtentKind.DATA, ExtentKind.ZERO):
         return f"a change of the kind {kind}"
     if at % SECTOR_BYTES or length % SECTOR_BYTES:
         return f"a change of {length} bytes at {at}, not of whole sectors"

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 
 from acstor_common.disks import disk_delta
 from acstor_common.disks import qcow2_header
-from acstor_common.disks.disk_delta import Kind
-from acstor_common.disks.qcow2_header import Reason
+from acstor_common.disks.disk_delta import ExtentKind
+from acstor_common.disks.qcow2_header import RefusalReason
 from acstor_common.disks.qcow2_header import Refused
 from acstor_common.formats import codecs
 from acstor_common.formats import layout
@@ -80,13 +80,13 @@ class Qcow2:
         """Yield the delta to the backing file in order; without one, the whole disk."""
         found = (
             disk_delta.Extent(
-                extent.at, extent.length, Kind.ZERO if _is_zeros(extent) else Kind.DATA
+                extent.at, extent.length, ExtentKind.ZERO if _is_zeros(extent) else ExtentKind.DATA
             )
             for extent in self._clipped(0, self.virtual_size)
         )
         if self._header.has_backing_file:
             return disk_delta.merge_adjacent(found)
-        zeros = disk_delta.Extent(0, self.virtual_size, Kind.ZERO)
+        zeros = disk_delta.Extent(0, self.virtual_size, ExtentKind.ZERO)
         return disk_delta.merge_adjacent(
             disk_delta.overlay(found, [zeros] if self.virtual_size else [])
         )
@@ -98,10 +98,10 @@ class Qcow2:
         if not self.part_reader(start, at + len(view), uncut).fill_buffer(view, at):
             _clear(view)
 
-    def part_reader(self, start: int, stop: int, cut: geometry.Geometry) -> "Part":
+    def part_reader(self, start: int, stop: int, cut: geometry.Geometry) -> "DiskPart":
         """Return a reader of a part of the disk, with extents of the chunk map's layout."""
         extents = list(layout.merge_adjacent(self.iter_extents(start, stop), cut))
-        return Part(self.source, self.cluster_bytes, extents, self._last)
+        return DiskPart(self.source, self.cluster_bytes, extents, self._last)
 
     def _in_file(self, start: int, stop: int) -> Iterator[layout.Extent]:
         file_bytes = self.source.size_bytes
@@ -122,7 +122,7 @@ class Qcow2:
                 return
             if extent.offset >= self.source.size_bytes:
                 why = f"the cluster at {extent.at} of the disk"
-                raise Refused(self.name, Reason.TRUNCATED, why)
+                raise Refused(self.name, RefusalReason.TRUNCATED, why)
             if extent.at + extent.length > stop:
                 extent = extent._replace(length=stop - extent.at)
             yield extent
@@ -191,7 +191,7 @@ class Qcow2:
         is_stored, is_zero = bitmap & 0xFFFFFFFF, bitmap >> 32
         if is_stored & is_zero or (is_stored and not offset):
             why = f"the bitmap {bitmap:#x} of the cluster at {at} of the disk"
-            raise Refused(self.name, Reason.TABLES, why)
+            raise Refused(self.name, RefusalReason.TABLES, why)
         if offset % self.cluster_bytes:
             raise self._misplaced(at)
         size = self.cluster_bytes // _SUBCLUSTERS
@@ -212,11 +212,13 @@ class Qcow2:
 
     def _check_has_zeros(self) -> None:
         if self._header.version < 3:
-            raise Refused(self.name, Reason.TABLES, "there are no zero clusters in version 2")
+            raise Refused(
+                self.name, RefusalReason.TABLES, "there are no zero clusters in version 2"
+            )
 
     def _misplaced(self, at: int) -> Refused:
         why = f"the cluster at {at} of the disk does not begin with one of the file"
-        return Refused(self.name, Reason.TABLES, why)
+        return Refused(self.name, RefusalReason.TABLES, why)
 
     def _words(self, offset: int, length: int) -> "array.array[int]":
         words = array.array("Q", bytes(length))
@@ -237,15 +239,15 @@ class Qcow2:
             span = qcow2_header.Span(offset, offset + cluster_bytes, "an L2 table")
             if offset % cluster_bytes:
                 why = f"the L2 table at {offset} does not begin with a cluster"
-                raise Refused(self.name, Reason.TABLES, why)
+                raise Refused(self.name, RefusalReason.TABLES, why)
             if span.stop > self.source.size_bytes:
-                raise Refused(self.name, Reason.TABLES_OUTSIDE, f"the L2 table at {offset}")
+                raise Refused(self.name, RefusalReason.TABLES_OUTSIDE, f"the L2 table at {offset}")
             if offset == before:
-                raise Refused(self.name, Reason.TABLES_OVERLAP, f"two L2 tables at {offset}")
+                raise Refused(self.name, RefusalReason.TABLES_OVERLAP, f"two L2 tables at {offset}")
             for table in self._header.tables:
                 if span.overlaps(table):
                     why = f"the L2 table at {offset} and the {table.what}"
-                    raise Refused(self.name, Reason.TABLES_OVERLAP, why)
+                    raise Refused(self.name, RefusalReason.TABLES_OVERLAP, why)
             before = offset
 
     def _l2_offsets(self) -> Iterable[int]:
@@ -263,7 +265,7 @@ class _Last:
     cluster: tuple[tuple[object, ...], codecs.Buffer] = (), b""
 
 
-class Part:
+class DiskPart:
     """A part of a disk whose tables have been read; not thread-safe."""
 
     def __init__(
@@ -326,7 +328,7 @@ class Part:
             return codecs.decode(extent.codec, stored, self._cluster_bytes)
         except codecs.CodecError as exc:
             why = f"the cluster at {extent.at} of the disk: {exc}"
-            raise Refused(self._source.name, Reason.DATA, why) from exc
+            raise Refused(self._source.name, RefusalReason.DATA, why) from exc
 
 
 def _is_zeros(extent: layout.Extent) -> bool:

@@ -59,7 +59,7 @@ class Feature(enum.IntFlag):
 _KNOWN = Feature.DIRTY | Feature.COMPRESSION | Feature.EXTENDED_L2
 
 
-class Reason(enum.StrEnum):
+class RefusalReason(enum.StrEnum):
     """Why a qcow2 file is rejected."""
 
     FORMAT = "its format is not what Glance says"
@@ -84,7 +84,7 @@ REMEDY = "Upload it converted (qemu-img convert), with all it needs in one file"
 class Refused(errors.NotRaw):
     """A qcow2 file is rejected permanently."""
 
-    def __init__(self, what: str, reason: Reason, detail: str = "") -> None:
+    def __init__(self, what: str, reason: RefusalReason, detail: str = "") -> None:
         super().__init__(what, f"{reason}: {detail}" if detail else reason.value, REMEDY)
         self.args = (what, reason, detail)  # for copy and pickle
         self.reason = reason
@@ -185,7 +185,7 @@ def parse(
     """
     fields = _read_fields(source)
     if fields.backing_offset and not may_have_backing:
-        raise Refused(source.name, Reason.BACKING_FILE)
+        raise Refused(source.name, RefusalReason.BACKING_FILE)
     _check_kind(fields, source.name)
     _check_numbers(fields, source.name, max_virtual_bytes)
     _check_extensions(fields, source)
@@ -200,7 +200,7 @@ def parse(
         tables=_tables(fields, source),
     )
     if fields.l1_size < header.l1_entries:
-        raise Refused(source.name, Reason.TABLES, "the L1 table is too short for the disk")
+        raise Refused(source.name, RefusalReason.TABLES, "the L1 table is too short for the disk")
     return header
 
 
@@ -208,16 +208,16 @@ def _read_fields(source: Source) -> _Fields:
     head = bytearray(min(source.size_bytes, _FIELDS_3_END + 8))
     source.read_into(memoryview(head), 0)
     if head[:4] != MAGIC:
-        raise Refused(source.name, Reason.FORMAT, "it is not qcow2")
+        raise Refused(source.name, RefusalReason.FORMAT, "it is not qcow2")
     if len(head) < _FIELDS_2.size:
-        raise Refused(source.name, Reason.TRUNCATED)
+        raise Refused(source.name, RefusalReason.TRUNCATED)
     fields_2 = _FIELDS_2.unpack_from(head)
     if fields_2[1] == 2:
         return _Fields._make((*fields_2, 0, 0, 0, 4, _FIELDS_2.size, 0))
     if fields_2[1] != 3:
-        raise Refused(source.name, Reason.VERSION, f"version {fields_2[1]}")
+        raise Refused(source.name, RefusalReason.VERSION, f"version {fields_2[1]}")
     if len(head) < _FIELDS_3_END:
-        raise Refused(source.name, Reason.TRUNCATED)
+        raise Refused(source.name, RefusalReason.TRUNCATED)
     fields_3 = _FIELDS_3.unpack_from(head, _FIELDS_2.size)
     has_compression = fields_3[-1] > _FIELDS_3_END and len(head) > _FIELDS_3_END
     compression = head[_FIELDS_3_END] if has_compression else 0
@@ -226,54 +226,60 @@ def _read_fields(source: Source) -> _Fields:
 
 def _check_kind(fields: _Fields, name: str) -> None:
     if fields.incompatible & Feature.EXTERNAL_DATA or fields.autoclear & _EXTERNAL_IS_RAW:
-        raise Refused(name, Reason.EXTERNAL_DATA)
+        raise Refused(name, RefusalReason.EXTERNAL_DATA)
     if fields.crypt_method:
-        raise Refused(name, Reason.ENCRYPTED, f"method {fields.crypt_method}")
+        raise Refused(name, RefusalReason.ENCRYPTED, f"method {fields.crypt_method}")
     if fields.incompatible & Feature.CORRUPT:
-        raise Refused(name, Reason.CORRUPT)
+        raise Refused(name, RefusalReason.CORRUPT)
     if unknown := fields.incompatible & ~int(_KNOWN):
-        raise Refused(name, Reason.FEATURES, f"{unknown:#x}")
+        raise Refused(name, RefusalReason.FEATURES, f"{unknown:#x}")
 
 
 def _check_numbers(fields: _Fields, name: str, max_virtual_bytes: int) -> None:
     if not MIN_CLUSTER_BITS <= fields.cluster_bits <= MAX_CLUSTER_BITS:
-        raise Refused(name, Reason.HEADER, f"clusters of 2**{fields.cluster_bits} bytes")
+        raise Refused(name, RefusalReason.HEADER, f"clusters of 2**{fields.cluster_bits} bytes")
     has_subclusters = bool(fields.incompatible & Feature.EXTENDED_L2)
     if has_subclusters and fields.cluster_bits < _MIN_EXTENDED_CLUSTER_BITS:
-        raise Refused(name, Reason.HEADER, f"subclusters of 2**{fields.cluster_bits} bytes")
+        raise Refused(name, RefusalReason.HEADER, f"subclusters of 2**{fields.cluster_bits} bytes")
     if fields.size > max_virtual_bytes:
         why = f"{fields.size} bytes, and {max_virtual_bytes} are allowed"
-        raise Refused(name, Reason.TOO_LARGE, why)
+        raise Refused(name, RefusalReason.TOO_LARGE, why)
     if fields.size % SECTOR_BYTES:
-        raise Refused(name, Reason.HEADER, f"a disk of {fields.size} bytes, not of whole sectors")
+        raise Refused(
+            name, RefusalReason.HEADER, f"a disk of {fields.size} bytes, not of whole sectors"
+        )
     if fields.refcount_order > _MAX_REFCOUNT_ORDER:
-        raise Refused(name, Reason.HEADER, f"refcounts of 2**{fields.refcount_order} bits")
+        raise Refused(name, RefusalReason.HEADER, f"refcounts of 2**{fields.refcount_order} bits")
     if (
         fields.version == 3
         and not _FIELDS_3_END <= fields.header_length <= 1 << fields.cluster_bits
     ):
-        raise Refused(name, Reason.HEADER, f"a header of {fields.header_length} bytes")
+        raise Refused(name, RefusalReason.HEADER, f"a header of {fields.header_length} bytes")
     name_stop = fields.backing_offset + fields.backing_length
     if fields.backing_offset and (
         fields.backing_length > _MAX_BACKING_BYTES or name_stop > 1 << fields.cluster_bits
     ):
-        raise Refused(name, Reason.HEADER, "the name of its backing file is not in the header")
+        raise Refused(
+            name, RefusalReason.HEADER, "the name of its backing file is not in the header"
+        )
 
 
 def _codec(fields: _Fields, name: str) -> layout.Codec:
     codecs = {0: layout.Codec.DEFLATE, 1: layout.Codec.ZSTD}
     codec = codecs.get(fields.compression)
     if codec is None:
-        raise Refused(name, Reason.FEATURES, f"compression type {fields.compression}")
+        raise Refused(name, RefusalReason.FEATURES, f"compression type {fields.compression}")
     if bool(fields.incompatible & Feature.COMPRESSION) != bool(fields.compression):
-        raise Refused(name, Reason.HEADER, "the compression type and its feature do not agree")
+        raise Refused(
+            name, RefusalReason.HEADER, "the compression type and its feature do not agree"
+        )
     return codec
 
 
 def _check_extensions(fields: _Fields, source: Source) -> None:
     """Reject extensions that change where data is; ignore others."""
     if fields.header_length > source.size_bytes:
-        raise Refused(source.name, Reason.TRUNCATED)
+        raise Refused(source.name, RefusalReason.TRUNCATED)
     # The backing file's name follows the extensions.
     end = min(fields.backing_offset or 1 << fields.cluster_bits, source.size_bytes)
     area = bytearray(max(0, end - fields.header_length))
@@ -283,20 +289,22 @@ def _check_extensions(fields: _Fields, source: Source) -> None:
         kind, length = _EXTENSION.unpack_from(area, at)
         at += _EXTENSION.size + -(-length // 8) * 8
         if at > len(area):
-            raise Refused(source.name, Reason.HEADER, "an extension is longer than the header")
+            raise Refused(
+                source.name, RefusalReason.HEADER, "an extension is longer than the header"
+            )
         if kind == 0:
             return
         if kind == _EXTERNAL_DATA_NAME:
-            raise Refused(source.name, Reason.EXTERNAL_DATA)
+            raise Refused(source.name, RefusalReason.EXTERNAL_DATA)
         if kind == _CRYPT_HEADER:
-            raise Refused(source.name, Reason.ENCRYPTED)
+            raise Refused(source.name, RefusalReason.ENCRYPTED)
 
 
 def _tables(fields: _Fields, source: Source) -> tuple[Span, ...]:
     """Return header and tables if they lie in the file and do not overlap."""
     cluster_bytes, name = 1 << fields.cluster_bits, source.name
     if not fields.refcount_clusters:
-        raise Refused(name, Reason.TABLES, "it has no refcount table")
+        raise Refused(name, RefusalReason.TABLES, "it has no refcount table")
     spans = [Span(0, cluster_bytes, "header")]
     for what, offset, length, limit in (
         ("L1 table", fields.l1_offset, fields.l1_size * 8, MAX_L1_BYTES),
@@ -314,15 +322,15 @@ def _tables(fields: _Fields, source: Source) -> tuple[Span, ...]:
         ),
     ):
         if length > limit:
-            raise Refused(name, Reason.TABLES, f"a {what} of {length} bytes")
+            raise Refused(name, RefusalReason.TABLES, f"a {what} of {length} bytes")
         if offset % cluster_bytes:
-            raise Refused(name, Reason.TABLES, f"the {what} does not begin with a cluster")
+            raise Refused(name, RefusalReason.TABLES, f"the {what} does not begin with a cluster")
         if length:
             spans.append(Span(offset, offset + length, what))
     for number, span in enumerate(spans):
         if span.stop > source.size_bytes and number:
-            raise Refused(name, Reason.TABLES_OUTSIDE, f"the {span.what}")
+            raise Refused(name, RefusalReason.TABLES_OUTSIDE, f"the {span.what}")
         for other in spans[:number]:
             if span.overlaps(other):
-                raise Refused(name, Reason.TABLES_OVERLAP, f"{span.what} and {other.what}")
+                raise Refused(name, RefusalReason.TABLES_OVERLAP, f"{span.what} and {other.what}")
     return tuple(spans)

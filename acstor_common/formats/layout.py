@@ -215,7 +215,7 @@ def ends_of(slots: Buffer) -> tuple[int, int]:
     return _read_at(slots)[0], _read_at(slots, len(slots) - SLOT_BYTES)[0]
 
 
-class Table:
+class LayoutTable:
     """Ordered extents, read in place from ``offset`` of a buffer, which stays open."""
 
     __slots__ = ("_buffer", "_offset", "count")
@@ -259,7 +259,7 @@ class Layout:
         self.stored, self.size_bytes = stored, cut.size_bytes
         self._buffer = buffer
         self._page_bytes, self._pages = page_bytes(cut), page_count(cut)
-        self._table = Table(buffer, entries_at, stored.entries)
+        self._table = LayoutTable(buffer, entries_at, stored.entries)
         self._index_at = entries_at + stored.entries * ENTRY_BYTES
 
     def find(self, start: int, stop: int) -> list[Extent]:

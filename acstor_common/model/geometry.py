@@ -21,7 +21,7 @@ def is_chunk_size(size: int) -> bool:
     return MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES and size & (size - 1) == 0
 
 
-class Piece(NamedTuple):
+class ChunkPiece(NamedTuple):
     """The part of a byte range that lies in one chunk; offsets within the chunk."""
 
     chunk_no: int
@@ -72,11 +72,11 @@ class Geometry:
         is_whole = not start and 0 <= chunk_no and 0 < left
         return chunk_no if is_whole and length == min(self.chunk_bytes, left) else None
 
-    def split_range(self, offset: int, length: int) -> Iterator[Piece]:
+    def split_range(self, offset: int, length: int) -> Iterator[ChunkPiece]:
         """Split a byte range at chunk boundaries; cut it at the end of the image."""
         stop = min(offset + length, self.size_bytes)
         while offset < stop:
             chunk_no, start = divmod(offset, self.chunk_bytes)
             piece_stop = min(self.chunk_bytes, start + stop - offset)
-            yield Piece(chunk_no, start, piece_stop)
+            yield ChunkPiece(chunk_no, start, piece_stop)
             offset += piece_stop - start

@@ -92,7 +92,7 @@ class _FileHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     location: str = ""
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class _RingFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     version: int
     epoch: _Epoch
     hosts: Annotated[tuple[_FileHost, ...], msgspec.Meta(max_length=MAX_HOSTS)]
@@ -360,7 +360,7 @@ def _decode(data: bytes) -> Ring:
     version = msgspec.json.decode(data, type=_Versioned).version
     if version != FORMAT_VERSION:
         raise ValueError(f"version {version} is unknown, {FORMAT_VERSION} is expected")
-    table = msgspec.json.decode(data, type=_File)
+    table = msgspec.json.decode(data, type=_RingFile)
     hosts = tuple(_read_host(host) for host in table.hosts)
     thresholds = table.threshold, table.outer_threshold
     return Ring(
@@ -384,7 +384,7 @@ def encode(ring: Ring) -> bytes:
     )
     both = ring.threshold, ring.outer_threshold
     return msgspec.json.encode(
-        _File(
+        _RingFile(
             *(FORMAT_VERSION, ring.epoch, hosts, *both),
             *(ring.outward, ring.revoked, ring.segment_chunks),
         )

@@ -40,7 +40,7 @@ class Event(NamedTuple):
     to_at_s: float
 
 
-class Share(NamedTuple):
+class TimeShare(NamedTuple):
     """A share of the boot's time."""
 
     what: str
@@ -68,23 +68,23 @@ def draw(timeline: boot_timeline.Timeline, events: Sequence[Event] = ()) -> str:
     )
 
 
-def shares(timeline: boot_timeline.Timeline, events: Sequence[Event] = ()) -> list[Share]:
+def shares(timeline: boot_timeline.Timeline, events: Sequence[Event] = ()) -> list[TimeShare]:
     """Return the shares of the time from the beginning to the last read, in order."""
     ready_s = _covered_s(span for span in timeline.spans if span.what == "ensure")
     ready_s = min(ready_s, timeline.opened_s)
     found = [
-        Share("agent: until the image was ready for Nova", ready_s),
-        Share("Nova and QEMU: until the guest opened its disk", timeline.opened_s - ready_s),
+        TimeShare("agent: until the image was ready for Nova", ready_s),
+        TimeShare("Nova and QEMU: until the guest opened its disk", timeline.opened_s - ready_s),
     ]
     if events:
-        found.insert(0, Share("Nova: until it asked the agent", _offset_s(timeline, events)))
+        found.insert(0, TimeShare("Nova: until it asked the agent", _offset_s(timeline, events)))
     running_s = max(0.0, timeline.last_s - timeline.opened_s)
     found += [
-        Share(f"guest waits: {_WAITS.get(what, what)}", waited_s)
+        TimeShare(f"guest waits: {_WAITS.get(what, what)}", waited_s)
         for what, waited_s in sorted(timeline.waited_s.items(), key=lambda item: -item[1])
     ]
     waited_s = sum(timeline.waited_s.values())
-    return [*found, Share("guest: by itself", max(0.0, running_s - waited_s))]
+    return [*found, TimeShare("guest: by itself", max(0.0, running_s - waited_s))]
 
 
 def _offset_s(timeline: boot_timeline.Timeline, events: Iterable[Event]) -> float:

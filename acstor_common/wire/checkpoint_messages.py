@@ -41,7 +41,7 @@ _Interval = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTERVAL_S)]
 _Number = Annotated[int, msgspec.Meta(ge=1, le=decision_messages.MAX_NUMBER)]
 
 
-class Holder(msgspec.Struct, frozen=True):
+class RegisteredHolder(msgspec.Struct, frozen=True):
     """A host that keeps a checkpoint, and the ``ip:port`` of its vault."""
 
     host: str
@@ -80,7 +80,9 @@ class RegisteredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     sent_bytes: decision_messages.Bytes
     interval_s: _Interval = 0
     manifest_name: patterns.Hex64
-    holders: Annotated[tuple[Holder, ...], msgspec.Meta(min_length=1, max_length=MAX_HOLDERS)]
+    holders: Annotated[
+        tuple[RegisteredHolder, ...], msgspec.Meta(min_length=1, max_length=MAX_HOLDERS)
+    ]
     key: patterns.Hex64
     sent_s: decision_messages.Moment
 

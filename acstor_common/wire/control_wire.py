@@ -55,17 +55,17 @@ class FillMode(enum.StrEnum):
     PAUSED = "paused"
 
 
-class Request(
+class ControlRequest(
     msgspec.Struct, tag_field="op", forbid_unknown_fields=True, omit_defaults=True, frozen=True
 ):
     """Base class of requests."""
 
 
-class Status(Request, frozen=True, tag="status"):
+class Status(ControlRequest, frozen=True, tag="status"):
     """Returns the agent's status."""
 
 
-class Timelines(Request, frozen=True, tag="timelines"):
+class Timelines(ControlRequest, frozen=True, tag="timelines"):
     """Returns timelines of boots.
 
     :param wanted_id: of an instance or an image; empty: all boots
@@ -74,7 +74,7 @@ class Timelines(Request, frozen=True, tag="timelines"):
     wanted_id: str = ""
 
 
-class AttachImage(Request, frozen=True, tag="ensure"):
+class AttachImage(ControlRequest, frozen=True, tag="ensure"):
     """Attach an image to the mirror now, so that opening it does not block.
 
     :param head_bytes: bytes to cache from the start of the image
@@ -88,25 +88,25 @@ class AttachImage(Request, frozen=True, tag="ensure"):
     os_hash_value: Annotated[str, msgspec.Meta(max_length=MAX_HASH_TEXT)] = ""
 
 
-class DetachImage(Request, frozen=True, tag="drop"):
+class DetachImage(ControlRequest, frozen=True, tag="drop"):
     """Detach an image that no guest uses."""
 
     image_id: str
 
 
-class PreSeed(Request, frozen=True, tag="pre-seed"):
+class PreSeed(ControlRequest, frozen=True, tag="pre-seed"):
     """Fetch all of an image in the background, and pin it."""
 
     image_id: str
 
 
-class Unpin(Request, frozen=True, tag="unpin"):
+class Unpin(ControlRequest, frozen=True, tag="unpin"):
     """Remove the pin that :class:`PreSeed` set."""
 
     image_id: str
 
 
-class SetFillMode(Request, frozen=True, tag="set-fill-mode"):
+class SetFillMode(ControlRequest, frozen=True, tag="set-fill-mode"):
     """Set how fast the agent caches an image completely.
 
     :param deadline_s: of an urgent image, in seconds from now; 0: as fast as possible
@@ -121,7 +121,7 @@ class SetFillMode(Request, frozen=True, tag="set-fill-mode"):
             raise ValueError(f"fill mode {self.mode} takes no deadline")
 
 
-class PowerOff(Request, frozen=True, tag="switched-off"):
+class PowerOff(ControlRequest, frozen=True, tag="switched-off"):
     """Nova is powering an instance off: fail its guest's pending reads.
 
     :param is_taken_back: power-off was cancelled
@@ -131,19 +131,19 @@ class PowerOff(Request, frozen=True, tag="switched-off"):
     is_taken_back: bool = False
 
 
-class Zeros(Request, frozen=True, tag="zeros"):
+class Zeros(ControlRequest, frozen=True, tag="zeros"):
     """Returns which chunks of an image are zeros (:meth:`ChunkMap.zero_bitmap`)."""
 
     image_id: str
 
 
-class Flatten(Request, frozen=True, tag="flatten"):
+class Flatten(ControlRequest, frozen=True, tag="flatten"):
     """Copy all data that a disk reads from its image into the disk's file."""
 
     disk_id: str
 
 
-class MakeDisk(Request, frozen=True, tag="make-disk"):
+class MakeDisk(ControlRequest, frozen=True, tag="make-disk"):
     """Create a writable disk from an image, padded with zeros to ``size_bytes``."""
 
     disk_id: str
@@ -151,13 +151,13 @@ class MakeDisk(Request, frozen=True, tag="make-disk"):
     size_bytes: int | None = None
 
 
-class DropDisk(Request, frozen=True, tag="drop-disk"):
+class DropDisk(ControlRequest, frozen=True, tag="drop-disk"):
     """Delete a disk that is not open."""
 
     disk_id: str
 
 
-class AttachCheckpoint(Request, frozen=True, tag="attach-checkpoint"):
+class AttachCheckpoint(ControlRequest, frozen=True, tag="attach-checkpoint"):
     """Create a read-only qcow2 disk from a checkpoint; its data is fetched on demand.
 
     :param checkpoint_id: also the ID of the disk
@@ -180,30 +180,30 @@ class AttachCheckpoint(Request, frozen=True, tag="attach-checkpoint"):
     max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
-class ListRestoredDisks(Request, frozen=True, tag="recovered"):
+class ListRestoredDisks(ControlRequest, frozen=True, tag="recovered"):
     """Returns disks created from checkpoints, and their progress."""
 
 
-class CountFallback(Request, frozen=True, tag="count-fallback"):
+class CountFallback(ControlRequest, frozen=True, tag="count-fallback"):
     """Count fallbacks of Nova since the last report."""
 
     reason: Fallback
     times: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
-class SetRing(Request, frozen=True, tag="set-ring"):
+class SetRing(ControlRequest, frozen=True, tag="set-ring"):
     """Use this v-node table (JSON) if its epoch is higher."""
 
     ring: msgspec.Raw
 
 
-class SetDiskPolicy(Request, frozen=True, tag="set-disk-policy"):
+class SetDiskPolicy(ControlRequest, frozen=True, tag="set-disk-policy"):
     """Set the scheduling policy of the agent's disk I/O."""
 
     policy: str
 
 
-class GetRing(Request, frozen=True, tag="ring"):
+class GetRing(ControlRequest, frozen=True, tag="ring"):
     """Returns the v-node table in force."""
 
 
@@ -258,7 +258,7 @@ _reply_decoder: msgspec.json.Decoder[AnyReply] = msgspec.json.Decoder(AnyReply)
 _encoder = msgspec.json.Encoder()
 
 
-def encode(message: Request | Reply) -> bytes:
+def encode(message: ControlRequest | Reply) -> bytes:
     r"""Return a message as a line.
 
     >>> encode(AttachImage("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"))

@@ -78,7 +78,7 @@ Signature = Annotated[str, patterns.full_match("[A-Za-z0-9+/]{86}==")]
 """64 bytes in base64."""
 
 
-class Traffic(msgspec.Struct, frozen=True):
+class TrafficBytes(msgspec.Struct, frozen=True):
     """Bytes received and sent by the host in one collection."""
 
     received: Bytes = 0
@@ -92,7 +92,7 @@ class TimedTraffic(msgspec.Struct, frozen=True):
     took_s: Seconds = 0.0
 
 
-class PeerTraffic(Traffic, frozen=True):
+class PeerTraffic(TrafficBytes, frozen=True):
     """Chunk bytes exchanged with one peer.
 
     :param timed: the received chunks that a guest waited for
@@ -265,8 +265,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     sent_s: Moment
     interval_s: Annotated[float, msgspec.Meta(ge=LEAST_INTERVAL_S, le=3600)]
     link_bytes_s: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
-    total: Traffic
-    chunks: Traffic = Traffic()
+    total: TrafficBytes
+    chunks: TrafficBytes = TrafficBytes()
     cache_bytes: Bytes = 0
     cache_limit_bytes: Bytes = 0
     ring_epoch: Epoch = 0

@@ -248,7 +248,7 @@ def _decode_refer(body: bytes) -> Refer:
     return Refer(request_id, tuple(hosts))
 
 
-class Kind(NamedTuple):
+class MessageKind(NamedTuple):
     """Type, size limits and codec of one message other than Chunk."""
 
     type: Type
@@ -260,8 +260,8 @@ class Kind(NamedTuple):
 
 def _announcement_kind(
     type_: Type, made: Callable[[tuple[segments.Chunks, ...], int], Announcement]
-) -> Kind:
-    return Kind(
+) -> MessageKind:
+    return MessageKind(
         type_,
         1 + _CHUNK_BYTES,
         1 + _SEGMENT_BYTES * MAX_SEGMENTS,
@@ -270,8 +270,10 @@ def _announcement_kind(
     )
 
 
-def _of_requests(type_: Type, made: Callable[[tuple[int, ...]], Cancel | RaisePriority]) -> Kind:
-    return Kind(
+def _of_requests(
+    type_: Type, made: Callable[[tuple[int, ...]], Cancel | RaisePriority]
+) -> MessageKind:
+    return MessageKind(
         type_,
         peer_request.MIN_NUMBERS_BYTES,
         peer_request.MAX_NUMBERS_BYTES,
@@ -282,28 +284,28 @@ def _of_requests(type_: Type, made: Callable[[tuple[int, ...]], Cancel | RaisePr
 
 _MAX_REFER_BYTES = _REFER.size + MAX_REFERRALS * (1 + _MAX_HOST_BYTES)
 
-KINDS: dict[type[Message], Kind] = {
-    Hello: Kind(
+KINDS: dict[type[Message], MessageKind] = {
+    Hello: MessageKind(
         Type.HELLO, _HELLO.size + 1, _HELLO.size + _MAX_HOST_BYTES, _encode_hello, _decode_hello
     ),
-    Get: Kind(
+    Get: MessageKind(
         Type.GET,
         peer_request.MIN_GET_BYTES,
         peer_request.MAX_GET_BYTES,
         peer_request.encode_get,
         peer_request.decode_get,
     ),
-    Refuse: Kind(Type.REFUSE, _REFUSE.size, _REFUSE.size, _encode_refuse, _decode_refuse),
+    Refuse: MessageKind(Type.REFUSE, _REFUSE.size, _REFUSE.size, _encode_refuse, _decode_refuse),
     Cancel: _of_requests(Type.CANCEL, Cancel),
     RaisePriority: _of_requests(Type.RAISE_PRIORITY, RaisePriority),
-    Ping: Kind(
+    Ping: MessageKind(
         Type.PING,
         _TOKEN.size,
         _TOKEN.size,
         lambda ping: _TOKEN.pack(ping.token),
         lambda body: Ping(*_TOKEN.unpack(body)),
     ),
-    Pong: Kind(
+    Pong: MessageKind(
         Type.PONG,
         _TOKEN.size,
         _TOKEN.size,
@@ -311,17 +313,17 @@ KINDS: dict[type[Message], Kind] = {
         lambda body: Pong(*_TOKEN.unpack(body)),
     ),
     Advertise: _announcement_kind(Type.ADVERTISE, Advertise),
-    Refer: Kind(Type.REFER, _REFER.size + 2, _MAX_REFER_BYTES, _encode_refer, _decode_refer),
+    Refer: MessageKind(Type.REFER, _REFER.size + 2, _MAX_REFER_BYTES, _encode_refer, _decode_refer),
     Gone: _announcement_kind(Type.GONE, Gone),
     EvictionHint: _announcement_kind(Type.EVICTION_HINT, EvictionHint),
-    ReplicaRequest: Kind(
+    ReplicaRequest: MessageKind(
         Type.KEEP,
         replica_messages.MIN_REQUEST_BYTES,
         replica_messages.MAX_REQUEST_BYTES,
         replica_messages.encode_request,
         replica_messages.decode_request,
     ),
-    ReplicaReport: Kind(
+    ReplicaReport: MessageKind(
         Type.KEPT,
         replica_messages.MIN_REPORT_BYTES,
         replica_messages.MAX_REPORT_BYTES,

@@ -132,7 +132,7 @@ def chunks_in(length: int, chunk_bytes: int) -> int:
     return -(-length // chunk_bytes) if chunk_bytes else 1
 
 
-class Request(NamedTuple):
+class ChunkRequest(NamedTuple):
     """Requests a chunk or a run of chunks of an image.
 
     :param request_id: number of the first chunk; the others have consecutive numbers
@@ -186,7 +186,7 @@ class Request(NamedTuple):
 class Get(NamedTuple):
     """Requests of one image, mode, priority and timeout; 1 to MAX_BATCH chunks in all."""
 
-    requests: tuple[Request, ...]
+    requests: tuple[ChunkRequest, ...]
 
 
 class Cancel(NamedTuple):
@@ -201,7 +201,7 @@ class RaisePriority(NamedTuple):
     request_ids: tuple[int, ...]
 
 
-def batches(requests: Iterable[Request]) -> Iterator[Get]:
+def batches(requests: Iterable[ChunkRequest]) -> Iterator[Get]:
     """Pack requests into as few messages as possible.
 
     >>> one = Request(1, ids.ImageId("i"), 0, 1, bytes(16), Mode.HELD, Priority.PEER, 9)
@@ -209,7 +209,7 @@ def batches(requests: Iterable[Request]) -> Iterator[Get]:
     >>> [[request.request_id for request in get.requests] for get in batches(asked)]
     [[1, 2], [3]]
     """
-    kinds: dict[tuple[object, ...], tuple[list[Request], set[int]]] = {}
+    kinds: dict[tuple[object, ...], tuple[list[ChunkRequest], set[int]]] = {}
     for request in requests:
         kind = request.image_id, request.mode, request.priority, request.timeout_ms
         batch, offsets = kinds.setdefault(kind, ([], set()))
@@ -263,7 +263,9 @@ def decode_get(body: bytes) -> Get:
     image_id, mode, priority = _image_id(image), Mode(mode_code), Priority(priority_code)
     requests = tuple(
         [
-            Request(request_id, image_id, offset, length, proof, mode, priority, timeout_ms, size)
+            ChunkRequest(
+                request_id, image_id, offset, length, proof, mode, priority, timeout_ms, size
+            )
             for request_id, offset, length, size, proof in _RUN.iter_unpack(body[_HEAD.size :])
         ]
     )
@@ -271,7 +273,7 @@ def decode_get(body: bytes) -> Get:
     return Get(requests)
 
 
-def _check(requests: tuple[Request, ...]) -> None:
+def _check(requests: tuple[ChunkRequest, ...]) -> None:
     if not 1 <= len(requests) <= MAX_BATCH:
         raise ValueError(f"a Get of {len(requests)} requests")
     if requests[0].timeout_ms < 1:
@@ -290,7 +292,7 @@ def _check(requests: tuple[Request, ...]) -> None:
         raise ValueError("a chunk twice in a Get")
 
 
-def _check_run(request: Request) -> None:
+def _check_run(request: ChunkRequest) -> None:
     """Check a request; count only what is known to be small."""
     request_id, _, offset, length, proof, _, _, _, size = request
     is_run = size > 0

@@ -36,10 +36,10 @@ from acstor_common.wire.peer_messages import Refer as Refer
 from acstor_common.wire.peer_messages import Refuse as Refuse
 from acstor_common.wire.peer_messages import ReplicaReport as ReplicaReport
 from acstor_common.wire.peer_messages import ReplicaRequest as ReplicaRequest
+from acstor_common.wire.peer_request import ChunkRequest as ChunkRequest
 from acstor_common.wire.peer_request import Klass as Klass
 from acstor_common.wire.peer_request import Mode as Mode
 from acstor_common.wire.peer_request import Priority as Priority
-from acstor_common.wire.peer_request import Request as Request
 
 MAGIC = 0x4143
 """``AC``; the high bit 0 makes a TLS server fail at once (no SSLv2 hello)."""

@@ -52,7 +52,7 @@ class ReplicaRequest(NamedTuple):
     leases: tuple[Lease, ...]
 
 
-class Share(NamedTuple):
+class ImageShare(NamedTuple):
     """State of the sender's share of one image: its chunks, and those not cached."""
 
     image_id: ids.ImageId
@@ -68,10 +68,10 @@ class ReplicaReport(NamedTuple):
     """
 
     ring_epoch: int
-    shares: tuple[Share, ...]
+    shares: tuple[ImageShare, ...]
 
 
-_T = TypeVar("_T", Lease, Share)
+_T = TypeVar("_T", Lease, ImageShare)
 
 
 def encode_request(keep: ReplicaRequest) -> bytes:
@@ -110,9 +110,9 @@ def decode_report(body: bytes) -> ReplicaReport:
     return ReplicaReport(ring_epoch, shares)
 
 
-def _shares_in(body: bytes) -> Iterator[Share]:
+def _shares_in(body: bytes) -> Iterator[ImageShare]:
     for raw, state, total_bytes, left_bytes in _KEPT.iter_unpack(body):
-        yield Share(ids.image_id_from_bytes(raw), ShareState(state), total_bytes, left_bytes)
+        yield ImageShare(ids.image_id_from_bytes(raw), ShareState(state), total_bytes, left_bytes)
 
 
 def _check_leases(leases: tuple[Lease, ...]) -> None:
@@ -122,7 +122,7 @@ def _check_leases(leases: tuple[Lease, ...]) -> None:
             raise ValueError(f"a lease of {lease.lease_s} s")
 
 
-def _check_shares(shares: tuple[Share, ...]) -> None:
+def _check_shares(shares: tuple[ImageShare, ...]) -> None:
     _check_images(shares, MAX_REPORTS)
     for share in shares:
         if not 0 <= share.left_bytes <= share.total_bytes <= MAX_BYTES:

@@ -176,6 +176,6 @@ def list_newest(session: orm.Session) -> list[Newest]:
     ]
 
 
-def holders_of(row: models.Checkpoint) -> list[checkpoint_messages.Holder]:
+def holders_of(row: models.Checkpoint) -> list[checkpoint_messages.RegisteredHolder]:
     """Return the holders of a checkpoint."""
-    return msgspec.json.decode(row.holders, type=list[checkpoint_messages.Holder])
+    return msgspec.json.decode(row.holders, type=list[checkpoint_messages.RegisteredHolder])

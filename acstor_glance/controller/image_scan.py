@@ -180,7 +180,7 @@ def refusal_label(message: str) -> str:
     >>> refusal_label("it has a backing file. Upload it converted")
     'backing-file'
     """
-    for reason in qcow2_header.Reason:
+    for reason in qcow2_header.RefusalReason:
         if message.startswith(reason.value):
             return reason.name.lower().replace("_", "-")
     return "format" if message.startswith(_FORMAT_WORDS) else "other"

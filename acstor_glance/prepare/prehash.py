@@ -258,7 +258,7 @@ def _hash_record(job: _Job, start: int, stop: int) -> progress_log.HashedRecord:
 
 def _hash_piece(
     job: _Job,
-    part: image_file.ImageFile | qcow2.Part,
+    part: image_file.ImageFile | qcow2.DiskPart,
     buffer: bytearray,
     start: int,
     stop: int,

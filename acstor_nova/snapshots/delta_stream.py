@@ -44,7 +44,7 @@ class DeltaBody:
         self._disk = disk
         zeros = zeros_of(told, disk.virtual_size)
         found = disk_delta.overlay(_without_zeros(disk), zeros)
-        table = disk_delta.Table.from_runs(found, disk.virtual_size)
+        table = disk_delta.ExtentTable.from_runs(found, disk.virtual_size)
         self._writer = disk_delta.Writer(disk.virtual_size, base, told.os_hash, table)
         self.head = self._writer.head
 
@@ -60,7 +60,7 @@ class DeltaBody:
 
     def _data(self) -> Iterator[bytes]:
         for change in self._writer.table:
-            if change.kind is disk_delta.Kind.DATA:
+            if change.kind is disk_delta.ExtentKind.DATA:
                 for _, piece in _pieces(self._disk, change):
                     self._writer.feed(piece)
                     yield piece
@@ -78,20 +78,20 @@ def zeros_of(told: agent_client.ZeroMap, virtual_size: int) -> Iterator[disk_del
         at = chunk_no * told.cut.chunk_bytes
         length = min(told.cut.chunk_bytes, virtual_size - at)
         if length > 0:
-            yield disk_delta.Extent(at, length, disk_delta.Kind.ZERO)
+            yield disk_delta.Extent(at, length, disk_delta.ExtentKind.ZERO)
 
 
 def _without_zeros(disk: qcow2.Qcow2) -> Iterator[disk_delta.Extent]:
     """Yield the delta of a disk, with data that is zeros marked as such."""
     for change in disk.iter_changes():
-        if change.kind is disk_delta.Kind.ZERO:
+        if change.kind is disk_delta.ExtentKind.ZERO:
             yield change
             continue
         for at, piece in _pieces(disk, change):
             for begin in range(0, len(piece), BLOCK_BYTES):
                 block = piece[begin : begin + BLOCK_BYTES]
                 is_zero = block == _ZEROS[: len(block)]
-                kind = disk_delta.Kind.ZERO if is_zero else disk_delta.Kind.DATA
+                kind = disk_delta.ExtentKind.ZERO if is_zero else disk_delta.ExtentKind.DATA
                 yield disk_delta.Extent(at + begin, len(block), kind)
 
 

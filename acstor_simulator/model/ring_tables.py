@@ -32,7 +32,7 @@ class Figures(NamedTuple):
     :param peers: waits by the peer that served them
     """
 
-    others: decision_messages.Traffic
+    others: decision_messages.TrafficBytes
     peers: dict[ids.HostId, decision_messages.TimedTraffic]
     source: decision_messages.TimedTraffic
 

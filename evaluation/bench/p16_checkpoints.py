@@ -325,7 +325,7 @@ def drop(owner: checkpoints.Host, it: Guest) -> None:
     state = owner.states.load(it.domain.instance)
     if state is None:
         return
-    old = object_names.Disk(ids.HostId(checkpoints.OWNER), ids.ImageId(state.disk))
+    old = object_names.VaultDisk(ids.HostId(checkpoints.OWNER), ids.ImageId(state.disk))
     for holder in owner.places.choose_holders(old.disk, COPIES, ()):
         with owner.places.client_of(holder) as client:
             client.delete_disk(old)
@@ -333,7 +333,7 @@ def drop(owner: checkpoints.Host, it: Guest) -> None:
     owner.states.save(it.domain.instance, state)
 
 
-def take(owner: checkpoints.Host, it: Guest) -> checkpoint_record.Record:
+def take(owner: checkpoints.Host, it: Guest) -> checkpoint_record.CheckpointRecord:
     """Take a checkpoint; return its record."""
     return owner.taker.take_checkpoint(server_of(owner, it))
 

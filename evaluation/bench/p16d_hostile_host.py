@@ -89,7 +89,7 @@ class Places(holder_pool.HolderPool):
 
     def choose_holders(
         self, disk: ids.ImageId, copies: int, current: Sequence[ids.HostId]
-    ) -> Sequence[checkpoint_record.Holder]:
+    ) -> Sequence[checkpoint_record.VaultHolder]:
         return super().choose_holders(disk, copies, [ids.HostId(HOSTILE), *current])
 
     def forgive(self) -> None:
@@ -126,7 +126,7 @@ class Host:
     def list_servers(self) -> list[domain_xml.Server]:
         return [one for one in self.host.domains.list_servers() if one.instance in self.here]
 
-    def register(self, new: checkpoint_record.Record) -> set[str]:
+    def register(self, new: checkpoint_record.CheckpointRecord) -> set[str]:
         for pause_s in (0.0, *bus_client.RETRY_PAUSES_S):
             time.sleep(pause_s)
             with contextlib.suppress(nova_client.NovaBusy):
@@ -299,10 +299,10 @@ def idle_connections(cloud: Cloud) -> Iterator[None]:
 
 
 def asking(
-    cloud: Cloud, ask: Callable[[vault_client.VaultClient, object_names.Disk], None]
+    cloud: Cloud, ask: Callable[[vault_client.VaultClient, object_names.VaultDisk], None]
 ) -> contextlib.AbstractContextManager[None]:
     own = cloud.vaults[HOSTILE]
-    disk = object_names.Disk(own.name, ids.ImageId(str(uuid.uuid4())))
+    disk = object_names.VaultDisk(own.name, ids.ImageId(str(uuid.uuid4())))
 
     def work(vault: vaults.Vault, ended: Ended) -> None:
         with own.client(vault) as client:
@@ -318,7 +318,7 @@ def names_without_end(cloud: Cloud) -> contextlib.AbstractContextManager[None]:
 
 
 def small_chunks(cloud: Cloud) -> contextlib.AbstractContextManager[None]:
-    def put(client: vault_client.VaultClient, disk: object_names.Disk) -> None:
+    def put(client: vault_client.VaultClient, disk: object_names.VaultDisk) -> None:
         found = sorted(os.urandom(32) for _ in range(64))
         client.put(disk, [object_names.SealedChunk(ids.Cid(name), bytes(64)) for name in found])
 

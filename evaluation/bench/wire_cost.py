@@ -112,7 +112,7 @@ class Giver:
     def requests_received(
         self,
         connection: server_connection.ServerConnection,
-        requests: Sequence[peer_wire.Request],
+        requests: Sequence[peer_wire.ChunkRequest],
         came_s: float,
     ) -> None:
         """Answer what came together in one reply."""
@@ -131,7 +131,7 @@ class Giver:
     async def _find(
         self,
         connection: server_connection.ServerConnection,
-        request: peer_wire.Request,
+        request: peer_wire.ChunkRequest,
         cid: ids.Cid,
     ) -> None:
         """Read what is not in the page cache."""
@@ -234,7 +234,7 @@ class Reader:
                     has_all.set()
 
             requests = [
-                peer_wire.Request(
+                peer_wire.ChunkRequest(
                     request_id,
                     IMAGE,
                     number * CHUNK,

@@ -23,7 +23,7 @@ def prefixes(rng: random.Random) -> tuple[int, ...]:
 
 def get(request_id: int, rng: random.Random) -> peer_wire.Get:
     mode, priority = rng.choice(list(peer_wire.Mode)), peer_wire.Priority.PREFETCH
-    first = peer_wire.Request(
+    first = peer_wire.ChunkRequest(
         request_id, IMAGE, 65536, 65536, rng.randbytes(16), mode, priority, 100
     )
     others = rng.sample(range(100, 200), rng.randrange(peer_wire.MAX_BATCH))
@@ -51,7 +51,7 @@ def valid_stream(rng: random.Random) -> bytearray:
                     peer_wire.ReplicaReport(
                         rng.randrange(2**64),
                         (
-                            replica_messages.Share(
+                            replica_messages.ImageShare(
                                 IMAGE, replica_messages.ShareState.KEPT, 2**40, 7
                             ),
                         ),

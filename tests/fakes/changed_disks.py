@@ -47,11 +47,11 @@ def stream_of(overlay: qcow2.Qcow2, found: Iterable[disk_delta.Extent] | None = 
     :param found: its changes, if they are not all that it has
     """
     found = overlay.iter_changes() if found is None else found
-    table = disk_delta.Table.from_runs(found, overlay.virtual_size)
+    table = disk_delta.ExtentTable.from_runs(found, overlay.virtual_size)
     writer = disk_delta.Writer(overlay.virtual_size, BASE_ID, OS_HASH, table)
     sent = [writer.front]
     for change in table:
-        if change.kind is disk_delta.Kind.DATA:
+        if change.kind is disk_delta.ExtentKind.DATA:
             data = memoryview(bytearray(change.length))
             overlay.read_into(data, change.at)
             writer.feed(data)

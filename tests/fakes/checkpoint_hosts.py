@@ -27,9 +27,9 @@ def checkpoint_id(number: int) -> str:
     return f"0b9d4a5e-3c1f-4f0e-8d57-{number:012}"
 
 
-def record() -> checkpoint_record.Record:
+def record() -> checkpoint_record.CheckpointRecord:
     """Return a checkpoint of SERVER as its own host h1 knows it."""
-    return checkpoint_record.Record(
+    return checkpoint_record.CheckpointRecord(
         checkpoint_id=checkpoint_id(1),
         instance_id=ids.ImageId(SERVER),
         project=PROJECT,
@@ -46,7 +46,7 @@ def record() -> checkpoint_record.Record:
         sent_bytes=1 << 19,
         full_read_reason="",
         manifest_name="ab" * 32,
-        holders=(checkpoint_record.Holder(ids.HostId("h2"), "10.0.0.2:7202"),),
+        holders=(checkpoint_record.VaultHolder(ids.HostId("h2"), "10.0.0.2:7202"),),
         key="cd" * 32,
     )
 
@@ -68,7 +68,10 @@ def taken(number: int, **changed: Any) -> messages.RegisteredCheckpoint:
         "sent_bytes": 1 << 19,
         "interval_s": 600,
         "manifest_name": f"{number:064x}",
-        "holders": (messages.Holder("h2", "10.0.0.2:7205"), messages.Holder("h3", "[fd00::3]:1")),
+        "holders": (
+            messages.RegisteredHolder("h2", "10.0.0.2:7205"),
+            messages.RegisteredHolder("h3", "[fd00::3]:1"),
+        ),
         "key": "cd" * 32,
         "sent_s": NOW_S + number,
     }

@@ -99,9 +99,9 @@ def sample(host: str, sent_s: float = 1000.0, **fields: Any) -> decision_message
             "sent_s": sent_s,
             "interval_s": 5.0,
             "link_bytes_s": 1000,
-            "total": decision_messages.Traffic(50, 100),
-            "chunks": decision_messages.Traffic(5, 10),
-            "peers": {"h9": decision_messages.Traffic(1, 2)},
+            "total": decision_messages.TrafficBytes(50, 100),
+            "chunks": decision_messages.TrafficBytes(5, 10),
+            "peers": {"h9": decision_messages.TrafficBytes(1, 2)},
             **fields,
         }
     )

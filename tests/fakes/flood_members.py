@@ -61,7 +61,7 @@ def hurries(orders: Orders, number: int) -> peer_wire.Message:
 
 def gets(orders: Orders, number: int) -> peer_wire.Message:
     """Return a request that is refused: its proof is none."""
-    request = peer_wire.Request(
+    request = peer_wire.ChunkRequest(
         number,
         ids.parse_image_id(orders.image_id),
         0,

@@ -43,7 +43,7 @@ class HostileHolder:
         self._answer, self.asked, self.ended = answer, list[str](), threading.Event()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
-        self.holder = checkpoint_record.Holder(ids.HostId(name), f"127.0.0.1:{self.port}")
+        self.holder = checkpoint_record.VaultHolder(ids.HostId(name), f"127.0.0.1:{self.port}")
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._listen, daemon=True).start()

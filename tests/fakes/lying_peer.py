@@ -20,7 +20,7 @@ from acstor_common.model import ids
 from acstor_common.wire import peer_wire
 from tests.fakes import server_threads
 
-Lie = Callable[[socket.socket, peer_wire.Request, random.Random], None]
+Lie = Callable[[socket.socket, peer_wire.ChunkRequest, random.Random], None]
 
 
 def send(link: socket.socket, *messages: peer_wire.Message) -> None:
@@ -28,49 +28,49 @@ def send(link: socket.socket, *messages: peer_wire.Message) -> None:
         link.sendall(b"".join(peer_wire.encode(message)))
 
 
-def other_bytes(link: socket.socket, get: peer_wire.Request, rng: random.Random) -> None:
+def other_bytes(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:
     """Answer with as many bytes, but others."""
     send(link, peer_wire.Chunk(get.request_id, rng.randbytes(get.length)))
 
 
-def too_few_bytes(link: socket.socket, get: peer_wire.Request, rng: random.Random) -> None:
+def too_few_bytes(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:
     """Answer with fewer bytes than were asked for."""
     send(link, peer_wire.Chunk(get.request_id, rng.randbytes(max(1, get.length // 2))))
 
 
-def garbage(link: socket.socket, get: peer_wire.Request, rng: random.Random) -> None:
+def garbage(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:
     """Answer with what is no frame."""
     link.sendall(rng.randbytes(200))
 
 
-def half_a_chunk(link: socket.socket, get: peer_wire.Request, rng: random.Random) -> None:
+def half_a_chunk(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:
     """Hang up in the middle of the answer."""
     frame = b"".join(peer_wire.encode(peer_wire.Chunk(get.request_id, bytes(get.length))))
     link.sendall(frame[: rng.randrange(len(frame))])
     raise ConnectionError
 
 
-def hang_up(link: socket.socket, get: peer_wire.Request, rng: random.Random) -> None:
+def hang_up(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:
     """Close the connection without an answer."""
     raise ConnectionError
 
 
-def silence(link: socket.socket, get: peer_wire.Request, rng: random.Random) -> None:
+def silence(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:
     """Never answer."""
 
 
-def late(link: socket.socket, get: peer_wire.Request, rng: random.Random) -> None:
+def late(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:
     """Answer other bytes when nobody waits any more."""
     time.sleep(1.0)
     other_bytes(link, get, rng)
 
 
-def answer_of_another(link: socket.socket, get: peer_wire.Request, rng: random.Random) -> None:
+def answer_of_another(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:
     """Answer a request that nobody made."""
     send(link, peer_wire.Chunk(get.request_id ^ 0x5555, rng.randbytes(get.length)))
 
 
-def refuse(link: socket.socket, get: peer_wire.Request, rng: random.Random) -> None:
+def refuse(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:
     """Refuse, for any of the reasons there are."""
     code = rng.choice(list(peer_wire.RefuseCode))
     send(link, peer_wire.Refuse(get.request_id, code))
@@ -89,7 +89,7 @@ LIES: Sequence[Lie] = (
 )
 
 
-Answer = Callable[[socket.socket, Sequence[peer_wire.Request]], None]
+Answer = Callable[[socket.socket, Sequence[peer_wire.ChunkRequest]], None]
 """Answers the requests of one message."""
 
 
@@ -111,7 +111,7 @@ def lying(name: str, seed: int, lies: Sequence[Lie] = LIES) -> Iterator[LyingPee
     def begin(number: int) -> Answer:
         rng = random.Random(f"{seed}/{number}")
 
-        def answer(link: socket.socket, requests: Sequence[peer_wire.Request]) -> None:
+        def answer(link: socket.socket, requests: Sequence[peer_wire.ChunkRequest]) -> None:
             for request in requests:
                 rng.choice(lies)(link, request, rng)
 

@@ -17,7 +17,7 @@ from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.wire import peer_wire
 
-Serve = Callable[[ids.HostId, peer_wire.Request], Awaitable[Any]]
+Serve = Callable[[ids.HostId, peer_wire.ChunkRequest], Awaitable[Any]]
 
 _REFUSALS = {
     peer_wire.RefuseCode.MISSING: errors.ChunkMissing,
@@ -29,7 +29,7 @@ async def fetch(
     net: peer_network.PeerNetwork,
     host: ids.HostId,
     address: str,
-    request: peer_wire.Request,
+    request: peer_wire.ChunkRequest,
     timeout_s: float,
 ) -> Any:
     """Return the bytes of a chunk, or whom to ask instead.
@@ -47,7 +47,7 @@ async def fetch_all(
     net: peer_network.PeerNetwork,
     host: ids.HostId,
     address: str,
-    requests: Sequence[peer_wire.Request],
+    requests: Sequence[peer_wire.ChunkRequest],
     timeout_s: float,
 ) -> dict[int, Any]:
     """Return what comes of requests that leave together, by number: see :func:`fetch`, or why."""
@@ -96,11 +96,11 @@ class TaskGiver:
 
     def __init__(self, serve: Serve, nursery: trio.Nursery) -> None:
         self._serve, self._nursery = serve, nursery
-        self.asked_for: list[peer_wire.Request] = []
+        self.asked_for: list[peer_wire.ChunkRequest] = []
         self._scopes: dict[tuple[Any, int], trio.CancelScope] = {}
 
     def requests_received(
-        self, connection: Any, requests: Sequence[peer_wire.Request], came_s: float
+        self, connection: Any, requests: Sequence[peer_wire.ChunkRequest], came_s: float
     ) -> None:
         """See ``server_connection.RequestHandler``."""
         for request in requests:
@@ -110,7 +110,7 @@ class TaskGiver:
             self._nursery.start_soon(self._answer, connection, request, scope)
 
     async def _answer(
-        self, connection: Any, request: peer_wire.Request, scope: trio.CancelScope
+        self, connection: Any, request: peer_wire.ChunkRequest, scope: trio.CancelScope
     ) -> None:
         code = peer_wire.RefuseCode.UNREACHABLE
         answer: Any = None

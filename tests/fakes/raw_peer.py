@@ -119,7 +119,7 @@ class RawPeer:
         """Ask for something; return the answer."""
         self._last_id += 1
         shown = proof or peer_wire.proof_of(cid, self.name, ids.HostId(asked))
-        request = peer_wire.Request(
+        request = peer_wire.ChunkRequest(
             self._last_id, image_id, offset, length, shown, *AS_HOME, timeout_ms=5000
         )
         self.send(peer_wire.Get((request,)))

@@ -12,7 +12,7 @@ def over(raw: bytes, image: bytes) -> bytes:
     disk = bytearray(image.ljust(file.virtual_size, b"\0"))
     for at, length, kind in file.iter_changes():
         part = bytearray(length)
-        if kind is disk_delta.Kind.DATA:
+        if kind is disk_delta.ExtentKind.DATA:
             file.read_into(memoryview(part), at)
         disk[at : at + length] = part
     return bytes(disk)

@@ -64,8 +64,10 @@ class TakenCheckpoint:
         """Let vaults keep it."""
         for holder in holders:
             with self.owner.client(holder) as client:
-                client.put(object_names.Disk(self.owner.name, self.disk), self.chunks)
-                client.put_manifest(object_names.Disk(self.owner.name, self.disk), self.manifest)
+                client.put(object_names.VaultDisk(self.owner.name, self.disk), self.chunks)
+                client.put_manifest(
+                    object_names.VaultDisk(self.owner.name, self.disk), self.manifest
+                )
 
     def told(
         self, checkpoint_id: str, holders: Sequence[vaults.Vault]
@@ -86,7 +88,7 @@ class TakenCheckpoint:
             changed_bytes=len(self.chunks) * subject.cut.chunk_bytes,
             sent_bytes=sum(len(chunk.data) for chunk in self.chunks),
             manifest_name=self.manifest_name,
-            holders=tuple(messages.Holder(one.name, address_of(one)) for one in holders),
+            holders=tuple(messages.RegisteredHolder(one.name, address_of(one)) for one in holders),
             key=KEY.hex(),
             sent_s=subject.taken_ms / 1000,
         )

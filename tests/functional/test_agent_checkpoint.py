@@ -83,8 +83,8 @@ class Kept:
         owner = vaults.Vault(folder / OWNER, OWNER)  # it never listens
         for holder in self.vaults:
             with owner.client(holder) as client:
-                client.put(object_names.Disk(owner.name, DISK), chunks)
-                client.put_manifest(object_names.Disk(owner.name, DISK), sealed)
+                client.put(object_names.VaultDisk(owner.name, DISK), chunks)
+                client.put_manifest(object_names.VaultDisk(owner.name, DISK), sealed)
         self.told = {
             "checkpoint_id": str(uuid.uuid4()),
             "instance_id": INSTANCE,

@@ -182,4 +182,4 @@ def test_overlay_is_refused_where_nobody_says_that_it_may_be_one(tmp_path: pathl
     with image_file.open_image(overlay_path) as file:
         with pytest.raises(qcow2_header.Refused) as caught:
             qcow2.Qcow2(file)
-    assert caught.value.reason is qcow2_header.Reason.BACKING_FILE
+    assert caught.value.reason is qcow2_header.RefusalReason.BACKING_FILE

@@ -68,7 +68,7 @@ class Place:
         )
         with (
             self.domain.export_snapshot(bitmap, self.bitmap, self.folder) as moment,
-            nbd_client.Disk(moment.export, context, 20.0) as disk,
+            nbd_client.ExportedDisk(moment.export, context, 20.0) as disk,
         ):
             meanwhile(moment)
             self.taking = disk_capture.DiskCapture(

@@ -154,8 +154,10 @@ def test_holder_that_lacks_what_it_acknowledged_is_replaced_before_anything_is_r
     owner.states.save(guest.instance, state)
     for path in lab.vaults["h1"].folder.rglob("[0-9a-f]" * 64):
         path.unlink()
-    read, seen = nbd_client.Disk.read_into, []
-    monkeypatch.setattr(nbd_client.Disk, "read_into", lambda *words: seen.append(1) or read(*words))
+    read, seen = nbd_client.ExportedDisk.read_into, []
+    monkeypatch.setattr(
+        nbd_client.ExportedDisk, "read_into", lambda *words: seen.append(1) or read(*words)
+    )
     if not may_lack_chunks:
         with pytest.raises(holder_group.HolderLost, match=r"h1 .* 8 chunks that it acknowledged"):
             owner.taker.take_checkpoint(server_of(owner, guest))

@@ -12,7 +12,7 @@ pytest.importorskip("glance_store")
 
 from acstor_common.disks import disk_delta
 from acstor_common.disks.disk_delta import Extent
-from acstor_common.disks.disk_delta import Kind
+from acstor_common.disks.disk_delta import ExtentKind
 from acstor_common.formats import chunk_map
 from acstor_glance.gateway import http_errors
 from acstor_glance.gateway import image_lookup
@@ -56,7 +56,7 @@ class Glance:
 
 def changes_of(size: int, *found: Extent) -> bytes:
     """Return a body: what changed of a disk of ``size`` bytes."""
-    table = disk_delta.Table.from_runs(found, size)
+    table = disk_delta.ExtentTable.from_runs(found, size)
     writer = disk_delta.Writer(size, changed_disks.BASE_ID, chunk_map.UNKNOWN_OS_HASH, table)
     data = b"x" * writer.head.data_bytes
     writer.feed(data)
@@ -89,7 +89,7 @@ def test_body_of_160_bytes_makes_no_image_of_terabytes() -> None:
 
 def test_honest_compositions_are_made() -> None:
     size = 64 << 20
-    written = changes_of(size, Extent(1 << 20, 1 << 20, Kind.DATA))
+    written = changes_of(size, Extent(1 << 20, 1 << 20, ExtentKind.DATA))
     for disk_format, most in (("raw", size), ("qcow2", 3 << 20)):
         glance = Glance(RAW_BASE, "raw")
         made = compose(glance, written, disk_format)

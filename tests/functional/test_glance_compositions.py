@@ -16,7 +16,7 @@ from tests.lab.openstack import ini
 from tests.lab.openstack import uploads
 
 KIB, MIB = 1 << 10, 1 << 20
-DATA, ZERO = disk_delta.Kind.DATA, disk_delta.Kind.ZERO
+DATA, ZERO = disk_delta.ExtentKind.DATA, disk_delta.ExtentKind.ZERO
 BASE = changed_disks.some_base(6 * MIB)
 said = image_stores.said
 FORMATS = ("qcow2", "raw")

@@ -20,7 +20,7 @@ from tests.lab.openstack import ini
 from tests.lab.openstack import uploads
 
 KIB, MIB = 1 << 10, 1 << 20
-DATA = disk_delta.Kind.DATA
+DATA = disk_delta.ExtentKind.DATA
 TIMEOUT_S = 1.5
 STILL_S = 12 * TIMEOUT_S
 said = image_stores.said

@@ -242,7 +242,7 @@ def test_cluster_that_is_damaged_is_refused_and_no_log_stays(tmp_path: pathlib.P
     image.write_bytes(raw)
     with pytest.raises(qcow2_header.Refused) as caught:
         make_map(image)
-    assert caught.value.reason is qcow2_header.Reason.DATA
+    assert caught.value.reason is qcow2_header.RefusalReason.DATA
     assert list(tmp_path.iterdir()) == [image]
 
 

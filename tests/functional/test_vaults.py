@@ -51,8 +51,8 @@ def start(tmp_path: pathlib.Path) -> Iterator[Start]:
         yield begin
 
 
-def of(vault: vaults.Vault, disk: ids.ImageId = DISK) -> object_names.Disk:
-    return object_names.Disk(vault.name, disk)
+def of(vault: vaults.Vault, disk: ids.ImageId = DISK) -> object_names.VaultDisk:
+    return object_names.VaultDisk(vault.name, disk)
 
 
 def test_other_hosts_keep_what_one_host_put(start: Start) -> None:

@@ -93,7 +93,7 @@ def names_of_the_gateway() -> set[str]:
 def names_of_a_vault(folder: pathlib.Path) -> set[str]:
     """What a checkpoint daemon tells of its vault from the start."""
     folder.mkdir()
-    kept = vault_store.VaultStore(folder, quota.Limits(0, 0, 0), ids.HostId("h1"))
+    kept = vault_store.VaultStore(folder, quota.VaultLimits(0, 0, 0), ids.HostId("h1"))
     told = prometheus_client.CollectorRegistry()
     told.register(checkpoint_metrics.VaultCollector(kept))
     kept.close()
@@ -229,7 +229,7 @@ def test_full_vault_of_a_host_without_libvirt_is_a_finding_while_it_reports_it(
         )
         stack.callback(h1.close)
         h1.start()
-        disk = object_names.Disk(h2.name, ids.ImageId("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
+        disk = object_names.VaultDisk(h2.name, ids.ImageId("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
         with h2.client(h1) as client, pytest.raises(errors.VaultFull):
             client.put(disk, [object_names.SealedChunk(bytes(32), b"x")])
 

@@ -75,14 +75,14 @@ class Places:
 
     def choose_holders(
         self, disk: ids.ImageId, copies: int, current: Any
-    ) -> list[checkpoint_record.Holder]:
+    ) -> list[checkpoint_record.VaultHolder]:
         order = sorted(self._vaults, key=lambda name: (name in self.avoided, name))
         return [
-            checkpoint_record.Holder(ids.HostId(name), f"127.0.0.1:{self._vaults[name]}")
+            checkpoint_record.VaultHolder(ids.HostId(name), f"127.0.0.1:{self._vaults[name]}")
             for name in order[:copies]
         ]
 
-    def client_of(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
+    def client_of(self, holder: checkpoint_record.VaultHolder) -> vault_client.VaultClient:
         address = addresses.parse(holder.address)
         return vault_client.VaultClient(holder.host, address, self._proof)
 
@@ -145,7 +145,7 @@ class Host:
             self.domains, self.taker, self.states, self.options.interval_s
         )
 
-    def register(self, new: checkpoint_record.Record) -> set[str]:
+    def register(self, new: checkpoint_record.CheckpointRecord) -> set[str]:
         """Note a checkpoint; the last two of a disk stay."""
         if self.refuses:
             raise errors.Unusable("decision service", "it does not answer")
@@ -154,18 +154,20 @@ class Host:
         mine = [each for each in self.registered() if each.vault_disk == new.vault_disk]
         return {each.manifest_name for each in mine[-2:]}
 
-    def registered(self) -> list[checkpoint_record.Record]:
+    def registered(self) -> list[checkpoint_record.CheckpointRecord]:
         if not self.records.exists():
             return []
-        return [checkpoint_record.Record(**json.loads(line)) for line in self.records.open()]
+        return [
+            checkpoint_record.CheckpointRecord(**json.loads(line)) for line in self.records.open()
+        ]
 
-    def rebuilt(self, new: checkpoint_record.Record, base: bytes) -> list[bytes]:
+    def rebuilt(self, new: checkpoint_record.CheckpointRecord, base: bytes) -> list[bytes]:
         """Return the disk that a checkpoint is, once for each holder."""
         seal = checkpoint_encryption.Seal(bytes.fromhex(new.key))
-        disk = object_names.Disk(ids.HostId(new.owner), new.vault_disk)
+        disk = object_names.VaultDisk(ids.HostId(new.owner), new.vault_disk)
         found = []
         for holder in new.holders:
-            with self.places.client_of(checkpoint_record.Holder(*holder)) as client:
+            with self.places.client_of(checkpoint_record.VaultHolder(*holder)) as client:
                 sealed = client.fetch_manifest(disk, bytes.fromhex(new.manifest_name))
                 plain = seal.open_manifest(sealed, checkpoint_manifest.MAX_BYTES)
                 manifest = checkpoint_manifest.Manifest.parse(plain, "it")

@@ -46,14 +46,16 @@ NAMED = b"\n".join(str(uuid.uuid4()).encode() for _ in range(quota.MAX_DISKS))
 class Places:
     """A hostile holder and an honest one, of which the former is asked first."""
 
-    def __init__(self, proof: credentials.Credentials, *holders: checkpoint_record.Holder) -> None:
+    def __init__(
+        self, proof: credentials.Credentials, *holders: checkpoint_record.VaultHolder
+    ) -> None:
         self._proof, self._holders = proof, holders
         self.avoided: list[tuple[str, bool]] = []
 
-    def other_hosts(self) -> tuple[checkpoint_record.Holder, ...]:
+    def other_hosts(self) -> tuple[checkpoint_record.VaultHolder, ...]:
         return self._holders
 
-    def client_of(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
+    def client_of(self, holder: checkpoint_record.VaultHolder) -> vault_client.VaultClient:
         address = addresses.parse(holder.address)
         return vault_client.VaultClient(holder.host, address, self._proof)
 
@@ -88,8 +90,8 @@ def proof(tmp_path: pathlib.Path, honest: vaults.Vault) -> credentials.Credentia
     return vaults.credentials_of(tmp_path / "owner", "owner")
 
 
-def of(vault: vaults.Vault) -> checkpoint_record.Holder:
-    return checkpoint_record.Holder(vault.name, f"127.0.0.1:{vault.port}")
+def of(vault: vaults.Vault) -> checkpoint_record.VaultHolder:
+    return checkpoint_record.VaultHolder(vault.name, f"127.0.0.1:{vault.port}")
 
 
 def sealed(count: int) -> list[object_names.SealedChunk]:
@@ -124,7 +126,7 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
     with hostile_holder.HostileHolder(tmp_path / "h2", "h2", answer) as hostile:
         places, servers = Places(proof, of(honest), hostile.holder), NoServers()
         with places.client_of(of(honest)) as client:
-            client.put(object_names.Disk(ids.HostId("owner"), DISK), sealed(4))
+            client.put(object_names.VaultDisk(ids.HostId("owner"), DISK), sealed(4))
         collection = garbage_collection.GarbageCollection(
             ids.HostId("owner"),
             disk_states.DiskStates(tmp_path / "states"),
@@ -150,7 +152,7 @@ class Taker:
     """One server of this host, whose checkpoints are taken at once."""
 
     def __init__(self) -> None:
-        disk = domain_xml.Disk("vda", "/disk", SERVER)
+        disk = domain_xml.RootDisk("vda", "/disk", SERVER)
         self.server, self.took_s = domain_xml.Server(SERVER, "p", disk, {}, False), list[float]()
 
     def list_servers(self) -> list[domain_xml.Server]:
@@ -239,7 +241,7 @@ def test_slow_holder_is_replaced_after_the_time_of_a_request(
                 stack.enter_context(places.client_of(holder))
                 for holder in (hostile.holder, of(honest))
             ]
-            owned = object_names.Disk(ids.HostId("owner"), DISK)
+            owned = object_names.VaultDisk(ids.HostId("owner"), DISK)
             limits = holder_group.HolderLimits(slack_s=2.0)
             disk = holder_group.HolderGroup(owned, clients, limits=limits)
             chunks = {chunk.name: chunk.data for chunk in sealed(64)}
@@ -251,21 +253,22 @@ def test_slow_holder_is_replaced_after_the_time_of_a_request(
             assert time.monotonic() - began_s < 2.0 + 4.0 + 2.0  # 4 s are those of 4 MiB
         with places.client_of(of(honest)) as client:  # it was asked at the same time
             assert (
-                client.missing_chunks(object_names.Disk(ids.HostId("owner"), DISK), chunks) == set()
+                client.missing_chunks(object_names.VaultDisk(ids.HostId("owner"), DISK), chunks)
+                == set()
             )
 
 
 class Denying(vault_store.VaultStore):
     """Keeps what it gets, and says of each chunk that it is not there."""
 
-    def missing_chunks(self, disk: object_names.Disk, asked: Sequence[bytes]) -> list[bytes]:
+    def missing_chunks(self, disk: object_names.VaultDisk, asked: Sequence[bytes]) -> list[bytes]:
         return list(asked)
 
 
 class Slow(vault_store.VaultStore):
     """Keeps what it gets, a little slower than others."""
 
-    def begin_connection(self, disk: object_names.Disk, connection: int) -> None:
+    def begin_connection(self, disk: object_names.VaultDisk, connection: int) -> None:
         time.sleep(0.2)
         super().begin_connection(disk, connection)
 
@@ -273,16 +276,16 @@ class Slow(vault_store.VaultStore):
 @contextlib.contextmanager
 def served(
     folder: pathlib.Path, name: str, kind: type[vault_store.VaultStore]
-) -> Iterator[checkpoint_record.Holder]:
+) -> Iterator[checkpoint_record.VaultHolder]:
     proof = vaults.credentials_of(folder / "identity", name)
     (folder / "vault").mkdir()
-    kept = kind(folder / "vault", quota.Limits(1 << 30, 1 << 30, 10000), ids.HostId(name))
+    kept = kind(folder / "vault", quota.VaultLimits(1 << 30, 1 << 30, 10000), ids.HostId(name))
     sock = vault_server.listen("127.0.0.1", 0)
     everybody: Any = types.SimpleNamespace(why_refused=lambda _: "", hosts_at=lambda _: 0)
     server = vault_server.VaultServer(sock, vault_api.VaultApi(kept), proof, everybody)
     thread = threading.Thread(target=server.serve)
     thread.start()
-    yield checkpoint_record.Holder(ids.HostId(name), f"127.0.0.1:{sock.getsockname()[1]}")
+    yield checkpoint_record.VaultHolder(ids.HostId(name), f"127.0.0.1:{sock.getsockname()[1]}")
     server.close()
     thread.join(10.0)
     kept.close()
@@ -295,7 +298,7 @@ def test_holder_that_denies_what_it_acknowledged_has_nothing_sent_again(
     chunks = {chunk.name: chunk.data for chunk in sealed(holder_group.LIMITS.lost_chunks + 1)}
     cids = sorted(map(ids.Cid, chunks))
     with served(tmp_path / "h2", "h2", Denying) as hostile, contextlib.ExitStack() as stack:
-        places, disk = Places(proof), object_names.Disk(ids.HostId("owner"), DISK)
+        places, disk = Places(proof), object_names.VaultDisk(ids.HostId("owner"), DISK)
         holders = (hostile, of(honest))
         clients = [stack.enter_context(places.client_of(holder)) for holder in holders]
         first = holder_group.HolderGroup(disk, clients)
@@ -319,7 +322,7 @@ def test_holder_that_is_just_quick_enough_is_named(
         holders = (of(honest), hostile)
         clients = [stack.enter_context(Places(proof).client_of(holder)) for holder in holders]
         owned, limits = (
-            object_names.Disk(ids.HostId("owner"), DISK),
+            object_names.VaultDisk(ids.HostId("owner"), DISK),
             holder_group.HolderLimits(slow_s=1.0),
         )
         disk = holder_group.HolderGroup(owned, clients, limits=limits)
@@ -335,7 +338,9 @@ def test_holder_that_answers_with_an_error_is_replaced(
     """It has no reason to: each request of a checkpoint can be done."""
     with hostile_holder.HostileHolder(tmp_path / "h2", "h2", lambda *_: b"no", status) as hostile:
         with Places(proof).client_of(hostile.holder) as client:
-            disk = holder_group.HolderGroup(object_names.Disk(ids.HostId("owner"), DISK), [client])
+            disk = holder_group.HolderGroup(
+                object_names.VaultDisk(ids.HostId("owner"), DISK), [client]
+            )
             with pytest.raises(holder_group.HolderFailed, match="h2 keeps no checkpoint"):
                 disk.put([SEAL.chunk_name(b"some")], bytes, 65536)
             with pytest.raises(holder_group.HolderFailed, match="h2 keeps no checkpoint"):
@@ -348,7 +353,9 @@ def test_holder_whose_answer_makes_no_sense_is_replaced(
 ) -> None:
     with hostile_holder.HostileHolder(tmp_path / "h2", "h2", lambda *_: answer) as hostile:
         with Places(proof).client_of(hostile.holder) as client:
-            disk = holder_group.HolderGroup(object_names.Disk(ids.HostId("owner"), DISK), [client])
+            disk = holder_group.HolderGroup(
+                object_names.VaultDisk(ids.HostId("owner"), DISK), [client]
+            )
             with pytest.raises(holder_group.HolderFailed, match="h2 keeps no checkpoint"):
                 disk.retain_only(
                     [object_names.RetainedNames(object_names.ALL_FIRST_BYTES, [bytes(32)])]

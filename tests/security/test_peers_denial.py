@@ -97,7 +97,7 @@ def ask_and_be_deaf(cloud: hosts.Cloud, name: str, image_id: ids.ImageId) -> raw
         for number in range(256):
             proof = peer_wire.proof_of(CIDS[number], peer.name, ids.HostId("h1"))
             at = number * CHUNK
-            request = peer_wire.Request(
+            request = peer_wire.ChunkRequest(
                 number, image_id, at, CHUNK, proof, *raw_peer.AS_HOME, timeout_ms=60_000
             )
             peer.send(peer_wire.Get((request,)))

@@ -28,7 +28,7 @@ from tests.fakes import hostile_vault
 from tests.fakes import subnets
 from tests.lab import vaults
 
-DISK = object_names.Disk(
+DISK = object_names.VaultDisk(
     ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 )
 REQUEST_S = 2.0
@@ -104,7 +104,7 @@ def drop(client: vault_client.VaultClient) -> object:
 def drop_all(client: vault_client.VaultClient) -> object:
     """Do what a sweep does with all disks that a holder names."""
     return [
-        client.delete_disk(object_names.Disk(DISK.owner, disk))
+        client.delete_disk(object_names.VaultDisk(DISK.owner, disk))
         for disk in client.list_disks(DISK.owner)
     ]
 

@@ -42,7 +42,7 @@ PUT = "PUT /v1/{host}/{disk}/chunks HTTP/1.1\r\nhost: v\r\ncontent-length: 10000
 ASKING_S = 8.0
 
 Start = Callable[..., vaults.Vault]
-Ask = Callable[[vault_client.VaultClient, object_names.Disk, list[bytes]], object]
+Ask = Callable[[vault_client.VaultClient, object_names.VaultDisk, list[bytes]], object]
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_hosts_that_hold_all_connections_keep_no_other_host_out(
         for number in range(3):
             began_s = time.monotonic()
             with h1.client(h2) as client:
-                client.put(object_names.Disk(h1.name, DISK), [chunk(number)])
+                client.put(object_names.VaultDisk(h1.name, DISK), [chunk(number)])
             assert time.monotonic() - began_s < UPLOAD_S
     assert "Traceback" not in h2.log()
 
@@ -113,19 +113,19 @@ class Asking:
             thread.join()
 
     def _run(self) -> None:
-        disk = object_names.Disk(self._host.name, DISK)
+        disk = object_names.VaultDisk(self._host.name, DISK)
         with contextlib.suppress(errors.AcstorError), self._host.client(self._vault) as client:
             while not self._ended.is_set():
                 self._ask(client, disk, self._asked)
                 self.names += len(self._asked)
 
 
-def keep(client: vault_client.VaultClient, disk: object_names.Disk, stay: list[bytes]) -> None:
+def keep(client: vault_client.VaultClient, disk: object_names.VaultDisk, stay: list[bytes]) -> None:
     client.retain_only(disk, object_names.RetainedNames(object_names.ALL_FIRST_BYTES, stay))
 
 
 def list_disks(
-    client: vault_client.VaultClient, disk: object_names.Disk, _names: list[bytes]
+    client: vault_client.VaultClient, disk: object_names.VaultDisk, _names: list[bytes]
 ) -> None:
     for _ in range(object_names.MAX_NAMES // lookup_rate.OF_REQUEST):
         client.list_disks(disk.owner)
@@ -137,12 +137,12 @@ def test_one_host_has_a_vault_look_up_no_more_names_than_its_rate(
 ) -> None:
     h2, rate = start(), lookup_rate.OF_HOST
     with h1.client(h2) as client:
-        client.put(object_names.Disk(h1.name, DISK), [chunk(1)])
+        client.put(object_names.VaultDisk(h1.name, DISK), [chunk(1)])
     other, began_s = vaults.Vault(tmp_path / "h3", "h3"), time.monotonic()
     with Asking(h1, h2, ask) as asking, other.client(h2) as client:
         for number in range(int(ASKING_S)):
             put_s = time.monotonic()
-            client.put(object_names.Disk(other.name, DISK), [chunk(number)])
+            client.put(object_names.VaultDisk(other.name, DISK), [chunk(number)])
             assert time.monotonic() - put_s < UPLOAD_S
             time.sleep(1.0)
         took_s, asked = time.monotonic() - began_s, asking.names
@@ -157,7 +157,7 @@ def test_one_host_reads_no_more_from_a_vault_than_its_rate(
     """Also of chunks that are not there, and by many connections."""
     cost, rate, took, ended = 6400, lookup_rate.OF_HOST, list[int](), threading.Event()
     h2 = start(constants={"acstor_checkpoint.vault.lookup_rate.OF_REQUEST": cost})
-    disk, other = object_names.Disk(h1.name, DISK), vaults.Vault(tmp_path / "h3", "h3")
+    disk, other = object_names.VaultDisk(h1.name, DISK), vaults.Vault(tmp_path / "h3", "h3")
     with h1.client(h2) as client:
         client.put(disk, [chunk(1)])
 
@@ -175,7 +175,7 @@ def test_one_host_reads_no_more_from_a_vault_than_its_rate(
     with other.client(h2) as client:
         for number in range(5):
             put_s = time.monotonic()
-            client.put(object_names.Disk(other.name, DISK), [chunk(number)])
+            client.put(object_names.VaultDisk(other.name, DISK), [chunk(number)])
             assert time.monotonic() - put_s < UPLOAD_S
             time.sleep(1.0)
     ended.set()
@@ -227,13 +227,13 @@ def test_put_that_drips_ends_in_its_time(start: Start, h1: vaults.Vault) -> None
         begin_put(tls)
         assert drips(tls, within_s + 5.0) < within_s
     with h1.client(h2) as client:
-        client.put(object_names.Disk(h1.name, DISK), [chunk(1)])
+        client.put(object_names.VaultDisk(h1.name, DISK), [chunk(1)])
     assert "Traceback" not in h2.log()
 
 
-def small_chunks(disk_no: int) -> tuple[object_names.Disk, list[object_names.SealedChunk]]:
+def small_chunks(disk_no: int) -> tuple[object_names.VaultDisk, list[object_names.SealedChunk]]:
     """Return the smallest chunks that there are, one for each folder of a disk."""
-    disk = object_names.Disk(ids.HostId("h1"), ids.parse_image_id(str(uuid.UUID(int=disk_no))))
+    disk = object_names.VaultDisk(ids.HostId("h1"), ids.parse_image_id(str(uuid.UUID(int=disk_no))))
     length = checkpoint_encryption.SEAL_BYTES + 1
     return disk, [object_names.SealedChunk(bytes([n]) * 32, bytes(length)) for n in range(256)]
 
@@ -270,7 +270,7 @@ def test_one_host_takes_no_more_inodes_and_bytes_than_its_quota(
         client.put(*small_chunks(99))
     assert taken(h2.folder / "h1")[0] <= inodes * 1.01
     h3 = vaults.Vault(tmp_path / "h3", "h3")
-    disk = object_names.Disk(h3.name, DISK)
+    disk = object_names.VaultDisk(h3.name, DISK)
     with h3.client(h2) as client:
         client.put(disk, [chunk(number) for number in range(100)])
     assert sum(path.is_file() for path in (h2.folder / "h3").rglob("*")) == 100
@@ -292,7 +292,7 @@ def test_vault_with_a_full_disk_refuses_serves_and_drops(
     start: Start, h1: vaults.Vault, tmp_path: pathlib.Path
 ) -> None:
     size_bytes = 2 << 20
-    disk = object_names.Disk(h1.name, DISK)
+    disk = object_names.VaultDisk(h1.name, DISK)
     chunks = [object_names.SealedChunk(bytes([n]) * 32, os.urandom(60000)) for n in range(50)]
     with small_disk(tmp_path / "h2" / "vault", size_bytes):
         h2 = start()
@@ -336,4 +336,4 @@ def test_second_daemon_does_not_start_in_the_same_folder(
     told = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert told.returncode == 1 and "another process keeps a vault there" in told.stderr
     with h1.client(h2) as client:
-        client.put(object_names.Disk(h1.name, DISK), [chunk(1)])
+        client.put(object_names.VaultDisk(h1.name, DISK), [chunk(1)])

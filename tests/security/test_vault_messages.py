@@ -30,7 +30,10 @@ CHUNK = object_names.SealedChunk(NAME, SEAL.close(NAME, PLAIN))
 MANIFEST = SEAL.close_manifest(b"a manifest")
 MANIFEST_NAME = checkpoint_encryption.manifest_name(MANIFEST)
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
-H1, H3 = object_names.Disk(ids.HostId("h1"), DISK), object_names.Disk(ids.HostId("h3"), DISK)
+H1, H3 = (
+    object_names.VaultDisk(ids.HostId("h1"), DISK),
+    object_names.VaultDisk(ids.HostId("h3"), DISK),
+)
 PLACE = f"/v1/h1/{DISK}"
 TIMES = 25
 ANSWER_S = 0.15

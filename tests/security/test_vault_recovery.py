@@ -97,7 +97,7 @@ class World:
         self.hostile = vaults.credentials_of(folder / "h3", "h3")
 
     def put(self, owner: vaults.Vault) -> None:
-        disk = object_names.Disk(OWNER, kept_checkpoints.VAULT_DISK)
+        disk = object_names.VaultDisk(OWNER, kept_checkpoints.VAULT_DISK)
         with owner.client(self.honest) as client:
             client.put(disk, [object_names.SealedChunk(*one) for one in self.kept.chunks.items()])
             client.put_manifest(disk, self.kept.manifest)

@@ -50,7 +50,7 @@ def upload(h1: vaults.Vault, h2: vaults.Vault, number: int) -> float:
     """Put chunks over a connection of their own; return how long it took."""
     began_s = time.monotonic()
     with h1.client(h2) as client:
-        client.put(object_names.Disk(h1.name, DISK), sealed(number))
+        client.put(object_names.VaultDisk(h1.name, DISK), sealed(number))
     return time.monotonic() - began_s
 
 
@@ -63,7 +63,7 @@ def test_hosts_come_in_and_go_on_beside_a_flood_of_silent_strangers(
         until_s, took_s = time.monotonic() + FLOOD_S, list[float]()
         while len(took_s) < UPLOADS or time.monotonic() < until_s:
             took_s.append(upload(h1, h2, 5 + len(took_s)))
-            going_on.put(object_names.Disk(h1.name, DISK), sealed(1000 + len(took_s)))
+            going_on.put(object_names.VaultDisk(h1.name, DISK), sealed(1000 + len(took_s)))
     assert max(took_s) < UPLOAD_S
     assert "Handshakes come too quickly" in h2.log()
     assert "Traceback" not in h2.log()

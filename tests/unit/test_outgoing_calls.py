@@ -119,7 +119,9 @@ def agent_asks_a_vault(at: Place) -> object:
 
 
 def checkpoint_daemon_reads_a_disk(at: Place) -> object:
-    return nbd_client.Disk(nbd_client.Export(str(at.path), "vda", os.getpid(), 1 << 20), "", 1.0)
+    return nbd_client.ExportedDisk(
+        nbd_client.Export(str(at.path), "vda", os.getpid(), 1 << 20), "", 1.0
+    )
 
 
 def checkpoint_daemon_asks_libvirt(at: Place) -> object:

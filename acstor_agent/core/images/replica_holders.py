@@ -58,7 +58,7 @@ class Report(NamedTuple):
 
 class _Answer(NamedTuple):
     ring_epoch: int
-    share: replica_messages.Share
+    share: replica_messages.ImageShare
     at_s: float
 
 

@@ -254,16 +254,16 @@ class Replication:
 
     def _share_for(
         self, host: ids.HostId, image_id: ids.ImageId, epoch: int
-    ) -> tuple[int, replica_messages.Share | None]:
+    ) -> tuple[int, replica_messages.ImageShare | None]:
         """Return epoch and report of an image's share."""
         if not self._leases.has_lease(host, image_id):
-            return epoch, replica_messages.Share(image_id, State.CROWDED, 0, 0)
+            return epoch, replica_messages.ImageShare(image_id, State.CROWDED, 0, 0)
         share = self.share_of(image_id)
         if share is not None:
             its = share.table.epoch if share.table else epoch
-            return its, replica_messages.Share(image_id, *share[:3])
+            return its, replica_messages.ImageShare(image_id, *share[:3])
         state = self._state_without_share(image_id)
-        return epoch, None if state is None else replica_messages.Share(image_id, state, 0, 0)
+        return epoch, None if state is None else replica_messages.ImageShare(image_id, state, 0, 0)
 
     async def _attach_for_ever(self) -> None:
         while True:

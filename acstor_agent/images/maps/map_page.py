@@ -63,7 +63,9 @@ class PagedLayout:
                 why = "its layout has made room for those of others"
                 raise errors.SourceOverloaded(what, "this host", why)
             count = len(page.entries) // layout.ENTRY_BYTES
-            found += layout.Table(page.entries, 0, count).extents_between(start, stop, 0, count)
+            found += layout.LayoutTable(page.entries, 0, count).extents_between(
+                start, stop, 0, count
+            )
         return found
 
 

@@ -35,7 +35,7 @@ LOG = logging.getLogger(__name__)
 LOOK_FOR_ROOM_S = 0.1
 PARTS_PER_TURN = peer_wire.MAX_BATCH
 """Messages, or requests in them, before other tasks get a turn."""
-Part = peer_wire.Message | peer_wire.Request
+Part = peer_wire.Message | peer_wire.ChunkRequest
 BULK_YIELDS_S = 0.05
 """How long bulk data yields to demand data, each time."""
 NEARLY_BYTES = 16 * geometry.KIB
@@ -421,6 +421,6 @@ class Connection(abc.ABC):
         return False
 
 
-def describe(request: peer_wire.Request) -> str:
+def describe(request: peer_wire.ChunkRequest) -> str:
     """Return a request in words."""
     return f"{request.length} bytes of image {request.image_id} at {request.offset}"

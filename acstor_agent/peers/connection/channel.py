@@ -38,7 +38,7 @@ class Channel:
         self._faults = faults
         self._notifications: list[peer_wire.Notification] = []
         self._has_told = False
-        self._requests: dict[int, tuple[peer_wire.Request, client_connection.OnAnswers]] = {}
+        self._requests: dict[int, tuple[peer_wire.ChunkRequest, client_connection.OnAnswers]] = {}
         self._raised: set[int] = set()  # those that became urgent
 
     @property
@@ -62,7 +62,7 @@ class Channel:
             self._notifications.append(notification)
 
     def send_requests(
-        self, requests: Sequence[peer_wire.Request], on_answers: client_connection.OnAnswers
+        self, requests: Sequence[peer_wire.ChunkRequest], on_answers: client_connection.OnAnswers
     ) -> None:
         """Send requests, now or when connected (``ClientConnection.send_requests``)."""
         if self.connection is not None and self.is_open:
@@ -95,7 +95,7 @@ class Channel:
         self.is_decided.set()
         for notification in self._notifications:
             connection.send_announcement(notification)
-        asked: dict[client_connection.OnAnswers, dict[peer_wire.Request, None]] = {}
+        asked: dict[client_connection.OnAnswers, dict[peer_wire.ChunkRequest, None]] = {}
         for request, on_answers in self._requests.values():
             asked.setdefault(on_answers, {})[request] = None
         wanted, self._requests = self._requests, {}

@@ -58,7 +58,7 @@ class ClientConnection(base_connection.Connection):
         super().__init__(host, link, receiver, klass, gate, share)
         self._limits = limits
         self._account(0, is_useful=True)  # this host asks it
-        self._waiting: dict[int, tuple[peer_wire.Request, OnAnswers]] = {}
+        self._waiting: dict[int, tuple[peer_wire.ChunkRequest, OnAnswers]] = {}
         self._soon = send_queue.SendQueue()  # requests and announcements not sent yet
         self._raised: dict[int, None] = {}  # to be raised once they are sent
         self._answers: list[tuple[OnAnswers, Answer]] = []
@@ -85,7 +85,9 @@ class ClientConnection(base_connection.Connection):
         """Tables with the numbers of requests whose answers may still arrive."""
         return self._waiting, self._given_up
 
-    def send_requests(self, requests: Sequence[peer_wire.Request], on_answers: OnAnswers) -> None:
+    def send_requests(
+        self, requests: Sequence[peer_wire.ChunkRequest], on_answers: OnAnswers
+    ) -> None:
         """Send requests, in few messages; while the socket is full they are queued.
 
         :param on_answers: called with the answer to each request, once
@@ -202,7 +204,9 @@ class ClientConnection(base_connection.Connection):
                 raise self._violation(f"{length} bytes where {asked_bytes} were asked for")
         return are_awaited
 
-    def _waiting_for(self, first: int, count: int) -> tuple[peer_wire.Request, OnAnswers] | None:
+    def _waiting_for(
+        self, first: int, count: int
+    ) -> tuple[peer_wire.ChunkRequest, OnAnswers] | None:
         """Return the one request that is pending for all these numbers."""
         known = self._waiting
         waiting = known.get(first) if not self._soon else None
@@ -277,7 +281,7 @@ def _in_messages(request_ids: Sequence[int]) -> Iterator[tuple[int, ...]]:
         yield tuple(request_ids[begin : begin + peer_wire.MAX_BATCH])
 
 
-def check_numbers(requests: Sequence[peer_wire.Request], *used: Mapping[int, object]) -> None:
+def check_numbers(requests: Sequence[peer_wire.ChunkRequest], *used: Mapping[int, object]) -> None:
     """Check that numbers of requests are unique and not in use.
 
     :raises errors.LocalProtocolError: they are not
@@ -292,7 +296,7 @@ def check_numbers(requests: Sequence[peer_wire.Request], *used: Mapping[int, obj
 
 
 def lost(
-    number: int, request: peer_wire.Request, peer: str, failure: errors.AcstorError | None
+    number: int, request: peer_wire.ChunkRequest, peer: str, failure: errors.AcstorError | None
 ) -> RequestLost:
     """Return the loss of a chunk's request, because of ``failure`` if given."""
     if isinstance(failure, errors.RemoteProtocolError):

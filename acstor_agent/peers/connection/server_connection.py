@@ -43,7 +43,10 @@ class RequestHandler(Protocol):
     """Answers requests; no method waits, or fails because of a peer."""
 
     def requests_received(
-        self, connection: "ServerConnection", requests: Sequence[peer_wire.Request], came_s: float
+        self,
+        connection: "ServerConnection",
+        requests: Sequence[peer_wire.ChunkRequest],
+        came_s: float,
     ) -> None:
         """Take requests that arrived together, with numbers that are not in use.
 
@@ -97,7 +100,7 @@ class ServerConnection(base_connection.Connection):
         self._on_notification = on_notification
         self._budgets = budgets
         self._charged_bytes = 0
-        self._asked: list[peer_wire.Request] = []  # passed to the handler together
+        self._asked: list[peer_wire.ChunkRequest] = []  # passed to the handler together
         self._open: dict[int, int] = {}  # unanswered requests, and their bytes
         self._works = 0
         self._answering_bytes = 0
@@ -118,7 +121,7 @@ class ServerConnection(base_connection.Connection):
             return _not_cancelled(messages)
         return messages
 
-    def _is_over(self, request: peer_wire.Request) -> bool:
+    def _is_over(self, request: peer_wire.ChunkRequest) -> bool:
         return trio.current_time() - self._came_s >= request.timeout_ms / 1000
 
     def _has_room(self, part: base_connection.Part) -> bool:
@@ -131,7 +134,7 @@ class ServerConnection(base_connection.Connection):
                     budgets.requests.may_take_in_parts(sharer, count)
                     and budgets.bytes.may_take_in_parts(sharer, total)
                 ) or self._is_over(requests[0])
-            case peer_wire.Request():
+            case peer_wire.ChunkRequest():
                 count, total = part.chunks, part.length + part.chunks * ANSWER_BYTES
                 return (
                     budgets.requests.may_take(sharer, count)
@@ -182,7 +185,7 @@ class ServerConnection(base_connection.Connection):
         match part:
             case peer_wire.Get(requests):
                 self._take(requests)
-            case peer_wire.Request():
+            case peer_wire.ChunkRequest():
                 self._take((part,))
             case peer_wire.Cancel(request_ids):
                 self._settle()  # the handler must know the requests
@@ -202,7 +205,7 @@ class ServerConnection(base_connection.Connection):
                 self._budgets.notifications.charge_tokens(self._sharer, 1, trio.current_time())
                 self._on_notification(self.host, part)
 
-    def _take(self, requests: Sequence[peer_wire.Request]) -> None:
+    def _take(self, requests: Sequence[peer_wire.ChunkRequest]) -> None:
         """Take the requests of one message, for which there is room."""
         asked: dict[int, int] = {}
         for request in requests:

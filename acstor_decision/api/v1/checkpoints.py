@@ -98,7 +98,7 @@ class CheckpointRecovery(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     vault_disk: str
     manifest_name: str
-    holders: list[checkpoint_messages.Holder]
+    holders: list[checkpoint_messages.RegisteredHolder]
     key: str
     taken_at: datetime.datetime
 

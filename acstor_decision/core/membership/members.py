@@ -139,7 +139,7 @@ class Members:
             sent_s=0,
             interval_s=self.limits.collection_s,
             link_bytes_s=1,
-            total=decision_messages.Traffic(),
+            total=decision_messages.TrafficBytes(),
         )
         if host not in self._members:
             self._members[host] = Member(unknown, now_s)

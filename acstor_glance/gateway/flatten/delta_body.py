@@ -51,7 +51,7 @@ class DeltaBody:
         self.read_bytes = 0
         self.is_waiting = False
 
-    def read_header(self) -> tuple[disk_delta.Head, disk_delta.Table]:
+    def read_header(self) -> tuple[disk_delta.Head, disk_delta.ExtentTable]:
         """Read and check the header and the table; raises FlattenAborted."""
         with _translated():
             head = self._reader.read_head(self._take(disk_delta.HEADER_BYTES))

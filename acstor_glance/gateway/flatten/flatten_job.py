@@ -167,7 +167,7 @@ class FlattenJob:
         self,
         base: BackingImage,
         head: disk_delta.Head,
-        table: disk_delta.Table,
+        table: disk_delta.ExtentTable,
         pool: futures.Executor,
     ) -> image_upload.UploadBody:
         size = head.virtual_size
@@ -274,7 +274,7 @@ class FlattenJob:
 
 
 def _plan_qcow2(
-    base: BackingImage, size: int, runs: Callable[[], Iterator[qcow2_writer.Run]]
+    base: BackingImage, size: int, runs: Callable[[], Iterator[qcow2_writer.ClusterRun]]
 ) -> qcow2_writer.Plan:
     codec = base.disk.codec if base.disk is not None else layout.Codec.STORED
     try:
@@ -283,7 +283,9 @@ def _plan_qcow2(
         raise _conflict(str(error)) from error
 
 
-def _next_bytes(source: Iterator[codecs.Buffer], run: qcow2_writer.Run) -> Iterator[codecs.Buffer]:
+def _next_bytes(
+    source: Iterator[codecs.Buffer], run: qcow2_writer.ClusterRun
+) -> Iterator[codecs.Buffer]:
     """Yield the bytes of the next run; no piece crosses a run's end."""
     left = run.packed_bytes or run.length
     while left:

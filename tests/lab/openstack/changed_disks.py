@@ -26,7 +26,7 @@ from tests.lab.openstack import image_stores
 
 KIB, MIB = 1 << 10, 1 << 20
 DEADLINE_S = 60.0
-DATA, ZERO = disk_delta.Kind.DATA, disk_delta.Kind.ZERO
+DATA, ZERO = disk_delta.ExtentKind.DATA, disk_delta.ExtentKind.ZERO
 
 
 @dataclasses.dataclass
@@ -43,8 +43,8 @@ class Disk:
     seed: int = 1
 
     @property
-    def table(self) -> disk_delta.Table:
-        return disk_delta.Table.from_runs(self.found, self.size)
+    def table(self) -> disk_delta.ExtentTable:
+        return disk_delta.ExtentTable.from_runs(self.found, self.size)
 
     @property
     def data(self) -> bytes:

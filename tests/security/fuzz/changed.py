@@ -12,7 +12,7 @@ from tests.fakes import qcow2_files
 from tests.security.fuzz import stored
 from tests.security.fuzz.target import Target
 
-DATA, ZERO = disk_delta.Kind.DATA, disk_delta.Kind.ZERO
+DATA, ZERO = disk_delta.ExtentKind.DATA, disk_delta.ExtentKind.ZERO
 DISK_BYTES = 16384
 FOUND = [
     disk_delta.Extent(0, 512, DATA),
@@ -22,14 +22,14 @@ FOUND = [
 
 
 def _stream(found: list[disk_delta.Extent]) -> bytes:
-    table = disk_delta.Table.from_runs(found, DISK_BYTES)
+    table = disk_delta.ExtentTable.from_runs(found, DISK_BYTES)
     writer = disk_delta.Writer(DISK_BYTES, stored.IMAGE, stored.OS_HASH, table)
     data = b"x" * table.data_bytes
     writer.feed(data)
     return writer.front + data + writer.end()
 
 
-def _received(data: bytes) -> tuple[disk_delta.Head, disk_delta.Table]:
+def _received(data: bytes) -> tuple[disk_delta.Head, disk_delta.ExtentTable]:
     reader, at = disk_delta.Reader("stream", stored.QCOW2_LIMIT), disk_delta.HEADER_BYTES
     head = reader.read_head(data[:at])
     table = reader.read_table(data[at : at + head.table_bytes])
@@ -40,7 +40,7 @@ def _received(data: bytes) -> tuple[disk_delta.Head, disk_delta.Table]:
     return head, table
 
 
-def _check_stream(taken: tuple[disk_delta.Head, disk_delta.Table], data: bytes) -> None:
+def _check_stream(taken: tuple[disk_delta.Head, disk_delta.ExtentTable], data: bytes) -> None:
     """See that no two changes are of one byte, and that it is written as it was read."""
     head, table = taken
     assert head.stream_bytes == len(data)
@@ -65,11 +65,11 @@ CHANGES = Target(
 )
 
 
-def _changes_of(data: bytes) -> disk_delta.Table:
+def _changes_of(data: bytes) -> disk_delta.ExtentTable:
     """Return what an overlay has, which always fits into a table, and read all of it."""
     source = qcow2_files.Bytes(data)
     overlay = qcow2.Qcow2(source, stored.QCOW2_LIMIT, may_have_backing=True)
-    table = disk_delta.Table.from_runs(overlay.iter_changes(), overlay.virtual_size)
+    table = disk_delta.ExtentTable.from_runs(overlay.iter_changes(), overlay.virtual_size)
     window = memoryview(bytearray(1 << 21))
     for change in table:
         for at in range(change.at, change.stop if change.kind is DATA else 0, len(window)):

@@ -82,7 +82,7 @@ def _ask(data: bytes) -> tuple[int, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "vault").mkdir()
         vault = vault_store.VaultStore(
-            pathlib.Path(folder) / "vault", quota.Limits(65536, 65536, 4), HOST
+            pathlib.Path(folder) / "vault", quota.VaultLimits(65536, 65536, 4), HOST
         )
         try:
             body = vault_api.RequestBody(len(said), iter([said]))

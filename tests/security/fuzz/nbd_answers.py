@@ -40,7 +40,7 @@ def _capture(data: bytes) -> Taken:
     before = checkpoint_manifest.build(SUBJECT, ())
     manifest = checkpoint_manifest.Manifest.parse(before, "before")
     _qemu().said = data
-    with nbd_client.Disk(_qemu().export, CONTEXT, TIMEOUT_S) as disk:
+    with nbd_client.ExportedDisk(_qemu().export, CONTEXT, TIMEOUT_S) as disk:
         holder, free = checkpoint_copies.Holder(), rate_limit.RateLimit(0, threading.Event())
         taking = disk_capture.DiskCapture(disk, CHUNK, kept.SEAL, holder, free)
         seen = disk_capture.ChangedRanges(

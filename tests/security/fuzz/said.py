@@ -55,7 +55,7 @@ def _check_frames(taken: list[Any], data: bytes) -> None:
 
 def _frame_seeds() -> list[bytes]:
     mode, priority = peer_wire.Mode.HOME, peer_wire.Priority.PREFETCH
-    request = peer_wire.Request(1, stored.IMAGE, 65536, 65536, PROOF, mode, priority, 100)
+    request = peer_wire.ChunkRequest(1, stored.IMAGE, 65536, 65536, PROOF, mode, priority, 100)
     messages: list[peer_wire.Message] = [
         peer_wire.Get((request,)),
         peer_wire.Get((request, *(request._replace(request_id=n, offset=n) for n in range(2, 5)))),
@@ -194,9 +194,9 @@ SAMPLE_EXAMPLE = decision_messages.Sample(
     sent_s=10.0,
     interval_s=5.0,
     link_bytes_s=1000,
-    total=decision_messages.Traffic(1, 2),
+    total=decision_messages.TrafficBytes(1, 2),
     sketch=(1, 2),
-    peers={"h2": decision_messages.Traffic(3, 4)},
+    peers={"h2": decision_messages.TrafficBytes(3, 4)},
     images={stored.IMAGE: HELD},
 )
 TRACE_EXAMPLE = trace_message.BootTrace(

@@ -58,8 +58,8 @@ async def test_a_sample_says_what_was_carried_and_what_of_it_were_chunks(host):
     [sample] = host.bus.samples
     assert (sample.host, sample.address, sample.location) == ("h1", "10.0.0.1:7201", "pod1/rack1")
     assert (sample.number, sample.interval_s, sample.link_bytes_s) == (1, COLLECTION_S, 1000)
-    assert sample.total == decision_messages.Traffic(3000, 500)
-    assert sample.chunks == decision_messages.Traffic(1030, 20)
+    assert sample.total == decision_messages.TrafficBytes(3000, 500)
+    assert sample.chunks == decision_messages.TrafficBytes(1030, 20)
     assert (sample.cache_bytes, sample.cache_limit_bytes, sample.ring_epoch) == (70, 100, 3)
     assert sample.sketch == minhash.make_sketch(CIDS)
     assert sample.peers == {

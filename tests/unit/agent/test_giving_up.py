@@ -44,7 +44,7 @@ class Hung:
 
 def requests(numbers, image_id=IMAGE, timeout_ms=60_000, priority=peer_wire.Priority.PEER):
     return [
-        peer_wire.Request(
+        peer_wire.ChunkRequest(
             *(number, image_id, number % 40 * CHUNK, CHUNK),
             proof=peer_wire.proof_of(
                 ids.cid_of(exchange_cloud.bytes_of(number % 40)), ids.HostId(PEER), ids.HostId(HERE)

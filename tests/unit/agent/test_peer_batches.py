@@ -31,7 +31,7 @@ def batch(numbers=range(1, COUNT + 1), **changes) -> bytes:
     return peer_wire.encode(get)[0]
 
 
-def chunk(asked: peer_wire.Request) -> peer_wire.Chunk:
+def chunk(asked: peer_wire.ChunkRequest) -> peer_wire.Chunk:
     return peer_wire.Chunk(asked.request_id, DATA[asked.offset : asked.offset + asked.length])
 
 

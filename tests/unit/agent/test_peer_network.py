@@ -33,7 +33,7 @@ PATIENT = peer_network.Limits()
 TALKATIVE = peer_network.Limits(small_messages=token_buckets.Rate(per_s=1e9, burst=1e9))
 DATA = os.urandom(1 << 20)
 HELLO = b"".join(peer_wire.encode(peer_wire.Hello(CLIENT, DEMAND, 1)))
-REQUEST = peer_wire.Request(
+REQUEST = peer_wire.ChunkRequest(
     0, IMAGE, 0, 1, PROOF, peer_wire.Mode.HOME_ONLY, peer_wire.Priority.PEER, 60_000
 )
 SERVER_HELLO = b"".join(peer_wire.encode(peer_wire.Hello(SERVER, DEMAND, 0)))
@@ -44,14 +44,14 @@ def get_of(**changes) -> bytes:
     return peer_wire.encode(peer_wire.Get((REQUEST._replace(**changes),)))[0]
 
 
-def requests_in(messages) -> list[peer_wire.Request]:
+def requests_in(messages) -> list[peer_wire.ChunkRequest]:
     return [r for m in messages if isinstance(m, peer_wire.Get) for r in m.requests]
 
 
 EVERYBODY = admission.Admission()
 
 
-async def serve_data(host: ids.HostId, get: peer_wire.Request) -> bytes:
+async def serve_data(host: ids.HostId, get: peer_wire.ChunkRequest) -> bytes:
     await trio.lowlevel.checkpoint()
     return DATA[get.offset : get.offset + get.length]
 
@@ -100,7 +100,9 @@ class Client:
         mode=peer_wire.Mode.HOME_ONLY,
     ):
         self.asked += 1
-        request = peer_wire.Request(self.asked, IMAGE, offset, length, PROOF, mode, priority, 1)
+        request = peer_wire.ChunkRequest(
+            self.asked, IMAGE, offset, length, PROOF, mode, priority, 1
+        )
         return await peer_giver.fetch(self.net, host, self.address, request, timeout_s)
 
 

@@ -32,7 +32,7 @@ class Asker:
             proof = peer_wire.proof_of(named, ASKER, GIVER)
             place = IMAGE, offset, CHUNK
             mode, priority = peer_wire.Mode.HOME_ONLY, peer_wire.Priority.PEER
-            requests.append(peer_wire.Request(number, *place, proof, mode, priority, 5000))
+            requests.append(peer_wire.ChunkRequest(number, *place, proof, mode, priority, 5000))
             self.connection.hears[number] = self.heard.extend
         self.cloud.hosts[GIVER].peer_server.requests_received(
             self.connection, requests, trio.current_time()

@@ -384,7 +384,9 @@ async def test_image_that_is_used_here_is_whole_when_the_others_say_so(tmp_path,
         rest = 2 * 200 * CHUNK - keeper.promised_bytes()
         say = [(H2, rest - CHUNK), (H3, CHUNK)]
         for host, total_bytes in say:
-            share = replica_messages.Share(IMAGE, replica_messages.ShareState.KEPT, total_bytes, 0)
+            share = replica_messages.ImageShare(
+                IMAGE, replica_messages.ShareState.KEPT, total_bytes, 0
+            )
             keeper.replicas.report_received(host, peer_wire.ReplicaReport(1, (share,)))
         assert (shown()["state"], shown()["remaining_bytes"], shown()["cached_share"]) == (
             "fully_cached",

@@ -41,7 +41,7 @@ def test_liar_greets_as_the_host_it_plays_and_answers_as_many_other_bytes(
     assert isinstance(greeting, peer_wire.Hello) and greeting.host_id == "h3"
     mode, priority = peer_wire.Mode.HOME_ONLY, peer_wire.Priority.PEER
     proof = bytes(peer_wire.PROOF_BYTES)
-    request = peer_wire.Request(5, IMAGE_ID, 0, 4096, proof, mode, priority, 1000)
+    request = peer_wire.ChunkRequest(5, IMAGE_ID, 0, 4096, proof, mode, priority, 1000)
     get = peer_wire.Get((request,))
     chunks = [ask(link, get, receiver), ask(link, get, receiver)]
     assert all(isinstance(chunk, peer_wire.Chunk) for chunk in chunks)

@@ -127,7 +127,7 @@ def test_service_is_told_all_of_a_checkpoint_and_says_what_stays(daemon, service
     [(host, told)] = service.told
     assert (host, told.host, told.consistency, told.interval_s) == (HOST, HOST, "filesystem", 600)
     assert (told.key, told.manifest_name) == (RECORD.key, RECORD.manifest_name)
-    assert told.holders == (messages.Holder(OTHER, "10.0.0.2:7202"),)
+    assert told.holders == (messages.RegisteredHolder(OTHER, "10.0.0.2:7202"),)
 
 
 def test_host_that_is_to_come_again_does_so(daemon, service, monkeypatch):

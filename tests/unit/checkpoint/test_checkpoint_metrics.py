@@ -23,7 +23,7 @@ from acstor_common.model import ids
 from acstor_common.service import metrics_endpoint
 from tests.lab import local
 
-DISK = object_names.Disk(
+DISK = object_names.VaultDisk(
     ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 )
 OTHER = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e22")
@@ -32,7 +32,7 @@ NAME = bytes(range(32))
 
 def put(vault: vault_store.VaultStore, name: bytes) -> None:
     with vault.open_batch(DISK) as batch:
-        batch.add(object_names.Kind.CHUNK, name, 4, [b"abcd"])
+        batch.add(object_names.ObjectKind.CHUNK, name, 4, [b"abcd"])
 
 
 def shown(address: str) -> dict[str, float]:
@@ -50,7 +50,9 @@ def shown(address: str) -> dict[str, float]:
 @pytest.mark.expect_log("corrupt; removed")
 def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_endpoint, "KEPT_S", 0.0)
-    vault = vault_store.VaultStore(tmp_path, quota.Limits(7 * 4096, 6 * 4096, 9), ids.HostId("h2"))
+    vault = vault_store.VaultStore(
+        tmp_path, quota.VaultLimits(7 * 4096, 6 * 4096, 9), ids.HostId("h2")
+    )
     address = f"127.0.0.1:{local.unused_port()}"
     stop = metrics.serve(address, metrics.VaultCollector(vault))
     wanted = {
@@ -87,7 +89,7 @@ def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
     spoilt.write_bytes(b"something else")
     with (
         pytest.raises(errors.ChunkInvalid),
-        vault.open_object(DISK, object_names.Kind.CHUNK, bytes.fromhex(spoilt.name)),
+        vault.open_object(DISK, object_names.ObjectKind.CHUNK, bytes.fromhex(spoilt.name)),
     ):
         pass
     monkeypatch.setattr(scrubber, "ended_s", lambda _folder: 5.0)
@@ -100,7 +102,7 @@ def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_address_that_cannot_be_used_is_named(tmp_path: pathlib.Path) -> None:
-    vault = vault_store.VaultStore(tmp_path, quota.Limits(0, 0, 0), ids.HostId("h2"))
+    vault = vault_store.VaultStore(tmp_path, quota.VaultLimits(0, 0, 0), ids.HostId("h2"))
     with pytest.raises(errors.Unusable, match="metrics_listen"):
         metrics.serve("nowhere", metrics.VaultCollector(vault))
     vault.close()

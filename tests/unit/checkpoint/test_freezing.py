@@ -13,7 +13,7 @@ from acstor_common.model import ids
 
 INSTANCE = ids.ImageId("8d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 MIB = 1 << 20
-DISK = domain_xml.Disk("vda", "/disk", INSTANCE)
+DISK = domain_xml.RootDisk("vda", "/disk", INSTANCE)
 
 
 class Domain:

@@ -54,7 +54,7 @@ class World:
     def __init__(self, folder):
         for name in ("h2", "h3"):
             (folder / name).mkdir()
-        limits = quota.Limits(1 << 30, 1 << 30, 1000)
+        limits = quota.VaultLimits(1 << 30, 1 << 30, 1000)
         self.vaults = {
             name: vault_store.VaultStore(folder / name, limits, ids.HostId(name))
             for name in ("h2", "h3")
@@ -75,7 +75,7 @@ class World:
         return self.stays
 
     def other_hosts(self):
-        return [checkpoint_record.Holder(ids.HostId(name), "") for name in self.vaults]
+        return [checkpoint_record.VaultHolder(ids.HostId(name), "") for name in self.vaults]
 
     @contextlib.contextmanager
     def client_of(self, holder):
@@ -103,10 +103,10 @@ class World:
         )
         sealed = seal.close_manifest(checkpoint_manifest.build(subject, entries))
         manifest = self.states.save_manifest(instance, sealed)
-        disk = object_names.Disk(HOST, ids.ImageId(state.disk))
-        things = [(object_names.Kind.MANIFEST, bytes.fromhex(manifest), sealed)]
+        disk = object_names.VaultDisk(HOST, ids.ImageId(state.disk))
+        things = [(object_names.ObjectKind.MANIFEST, bytes.fromhex(manifest), sealed)]
         things += [
-            (object_names.Kind.CHUNK, name, seal.close(name, plain[n])) for n, name in entries
+            (object_names.ObjectKind.CHUNK, name, seal.close(name, plain[n])) for n, name in entries
         ]
         for one in self.vaults.values():
             with one.open_batch(disk) as batch:

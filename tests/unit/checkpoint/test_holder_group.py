@@ -15,7 +15,7 @@ from acstor_checkpoint.vault_protocol import object_names
 from acstor_common.model import ids
 
 MIB = 1 << 20
-DISK = object_names.Disk(
+DISK = object_names.VaultDisk(
     ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 )
 NAMES = [ids.Cid(bytes([number]) * 32) for number in range(1, 4)]
@@ -34,18 +34,18 @@ class Client:
     def abort(self) -> None:
         self.is_aborted = True
 
-    def missing_chunks(self, _disk: object_names.Disk, asked: Iterable[bytes]) -> set[bytes]:
+    def missing_chunks(self, _disk: object_names.VaultDisk, asked: Iterable[bytes]) -> set[bytes]:
         self._wait()
         return set(asked)
 
-    def put(self, _disk: object_names.Disk, _chunks: object) -> None:
+    def put(self, _disk: object_names.VaultDisk, _chunks: object) -> None:
         self._wait()
 
-    def put_manifest(self, _disk: object_names.Disk, _sealed: bytes) -> bytes:
+    def put_manifest(self, _disk: object_names.VaultDisk, _sealed: bytes) -> bytes:
         self._wait()
         return bytes(32)
 
-    def retain_only(self, _disk: object_names.Disk, _stay: object) -> int:
+    def retain_only(self, _disk: object_names.VaultDisk, _stay: object) -> int:
         for _ in range(100):
             self._wait()
             if self.is_aborted:

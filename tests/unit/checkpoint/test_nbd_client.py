@@ -69,7 +69,7 @@ def test_bytes_and_allocation_are_those_of_the_disk(tmp_path):
     qemu_img("convert", "-O", "qcow2", raw, disk)
     with (
         shown(tmp_path, disk, len(wanted)) as export,
-        nbd_client.Disk(export, nbd_client.ALLOCATION, 20.0) as shown_disk,
+        nbd_client.ExportedDisk(export, nbd_client.ALLOCATION, 20.0) as shown_disk,
     ):
         assert shown_disk.size_bytes == len(wanted)
         extents = list(shown_disk.iter_extents())
@@ -93,7 +93,7 @@ def test_bitmap_marks_what_was_written(tmp_path):
         subprocess.run(["qemu-io", "-c", write, disk], check=True, stdout=subprocess.DEVNULL)
     with (
         shown(tmp_path, disk, 3 * KIB * MIB, "-B", "since") as export,
-        nbd_client.Disk(export, "qemu:dirty-bitmap:since", 20.0) as shown_disk,
+        nbd_client.ExportedDisk(export, "qemu:dirty-bitmap:since", 20.0) as shown_disk,
     ):
         dirty = [(e.at, e.length) for e in shown_disk.iter_extents() if e.flags & nbd_client.DIRTY]
     assert dirty == [(64 * KIB, 64 * KIB), (2048 * MIB, 128 * KIB)]
@@ -105,15 +105,15 @@ def test_what_is_not_there_is_said(tmp_path):
     qemu_img("create", "-f", "qcow2", disk, "1M")
     with shown(tmp_path, disk, MIB) as export:
         with pytest.raises(errors.Unusable, match="vdb"):
-            nbd_client.Disk(export._replace(name="vdb"), nbd_client.ALLOCATION, 20.0)
+            nbd_client.ExportedDisk(export._replace(name="vdb"), nbd_client.ALLOCATION, 20.0)
         with pytest.raises(errors.Unusable, match="does not know qemu:dirty-bitmap:since"):
-            nbd_client.Disk(export, "qemu:dirty-bitmap:since", 20.0)
-        with nbd_client.Disk(export, nbd_client.ALLOCATION, 20.0) as shown_disk:
+            nbd_client.ExportedDisk(export, "qemu:dirty-bitmap:since", 20.0)
+        with nbd_client.ExportedDisk(export, nbd_client.ALLOCATION, 20.0) as shown_disk:
             for at, length in ((MIB, 1), (-1, 1), (0, 2 * MIB)):
                 with pytest.raises(ValueError, match="cannot be asked for"):
                     read(shown_disk, at, length)
     with pytest.raises(errors.Unusable, match="No such file"):
-        nbd_client.Disk(
+        nbd_client.ExportedDisk(
             nbd_client.Export(str(tmp_path / "none"), "vda", 1, MIB), nbd_client.ALLOCATION, 20.0
         )
 
@@ -145,7 +145,7 @@ def test_what_is_not_there_is_said(tmp_path):
 )
 def test_negotiation_that_makes_no_sense_is_refused(tmp_path, said, why):
     with fake.saying(tmp_path, said) as export, pytest.raises(errors.Unusable, match=why):
-        nbd_client.Disk(export, nbd_client.ALLOCATION, 1.0)
+        nbd_client.ExportedDisk(export, nbd_client.ALLOCATION, 1.0)
 
 
 DATA = struct.pack(">Q", 0) + bytes(512)
@@ -175,7 +175,7 @@ DATA = struct.pack(">Q", 0) + bytes(512)
 def test_bytes_that_were_not_asked_for_are_refused(tmp_path, said, why):
     with (
         fake.saying(tmp_path, fake.AGREED + said) as export,
-        nbd_client.Disk(export, nbd_client.ALLOCATION, 0.5) as disk,
+        nbd_client.ExportedDisk(export, nbd_client.ALLOCATION, 0.5) as disk,
         pytest.raises(errors.Unusable, match=why),
     ):
         read(disk, 0, 512)
@@ -194,7 +194,7 @@ def test_bytes_that_were_not_asked_for_are_refused(tmp_path, said, why):
 def test_status_that_makes_no_sense_is_refused(tmp_path, said, why):
     with (
         fake.saying(tmp_path, fake.AGREED + said) as export,
-        nbd_client.Disk(export, nbd_client.ALLOCATION, 1.0) as disk,
+        nbd_client.ExportedDisk(export, nbd_client.ALLOCATION, 1.0) as disk,
         pytest.raises(errors.Unusable, match=why),
     ):
         list(disk.iter_extents())
@@ -205,7 +205,7 @@ def test_process_that_is_not_the_expected_one_is_not_asked(tmp_path):
         fake.saying(tmp_path, fake.AGREED) as export,
         pytest.raises(errors.Unusable, match=f"process {os.getpid()} listens there, .* process 1$"),
     ):
-        nbd_client.Disk(export._replace(pid=1), nbd_client.ALLOCATION, 1.0)
+        nbd_client.ExportedDisk(export._replace(pid=1), nbd_client.ALLOCATION, 1.0)
 
 
 @pytest.mark.parametrize("size_bytes", [1 << 57, MIB - 1])
@@ -214,7 +214,7 @@ def test_size_that_libvirt_does_not_say_is_refused(tmp_path, size_bytes):
         fake.saying(tmp_path, fake.AGREED) as export,
         pytest.raises(errors.Unusable, match="it shows 1048576"),
     ):
-        nbd_client.Disk(export._replace(size_bytes=size_bytes), nbd_client.ALLOCATION, 1.0)
+        nbd_client.ExportedDisk(export._replace(size_bytes=size_bytes), nbd_client.ALLOCATION, 1.0)
 
 
 def test_extents_of_a_byte_come_to_an_end(tmp_path):
@@ -228,7 +228,7 @@ def test_extents_of_a_byte_come_to_an_end(tmp_path):
 
     with (
         fake.telling(tmp_path, 8 << 30, status) as export,
-        nbd_client.Disk(export, nbd_client.ALLOCATION, 20.0) as disk,
+        nbd_client.ExportedDisk(export, nbd_client.ALLOCATION, 20.0) as disk,
         pytest.raises(errors.Unusable, match="no status of what is at"),
     ):
         for _ in disk.iter_extents():
@@ -244,7 +244,7 @@ def test_all_answers_to_questions_for_the_status_have_a_deadline(tmp_path):
     began_s = time.monotonic()
     with (
         fake.telling(tmp_path, 16 << 30, status) as export,
-        nbd_client.Disk(export, nbd_client.ALLOCATION, 1.0) as disk,
+        nbd_client.ExportedDisk(export, nbd_client.ALLOCATION, 1.0) as disk,
         pytest.raises(errors.Unusable, match="no answer in"),
     ):
         list(disk.iter_extents())

@@ -17,7 +17,9 @@ INSTANCE = ids.parse_image_id("5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 
 def server(spec):
     specs = {} if spec is None else {checkpoint_intervals.NAME: spec}
-    return domain_xml.Server(INSTANCE, "p", domain_xml.Disk("vda", "/disk", INSTANCE), specs, False)
+    return domain_xml.Server(
+        INSTANCE, "p", domain_xml.RootDisk("vda", "/disk", INSTANCE), specs, False
+    )
 
 
 def test_server_counts_for_more_than_flavor_than_aggregate_than_host():

@@ -174,7 +174,7 @@ def base_of(path):
 
 
 def check_not_exported(disk, folder):
-    of = domain_xml.Disk("vda", disk.path, IMAGE)
+    of = domain_xml.RootDisk("vda", disk.path, IMAGE)
     with pytest.raises(errors.Unusable):
         offline_export.list_bitmaps(of, base_of)
     with pytest.raises(errors.Unusable):
@@ -196,7 +196,7 @@ def test_mirror_is_raw_whatever_the_header_says_of_it(disk, tmp_path):
     secret.write_bytes(b"s" * (1 << 20))
     create(disk.base, secret, "raw")
     create(disk.path, disk.base, "qcow2")
-    of = domain_xml.Disk("vda", disk.path, IMAGE)
+    of = domain_xml.RootDisk("vda", disk.path, IMAGE)
     assert offline_export.list_bitmaps(of, base_of) == set()
     (tmp_path / f"{IMAGE}.raw").symlink_to(disk.base)
     with offline_export.export_disk(of, base_of, "", tmp_path, str(tmp_path)) as export:
@@ -220,7 +220,7 @@ def test_disk_whose_name_is_taken_after_the_check_is_not_read(disk, monkeypatch,
         return image(*words, **more)
 
     monkeypatch.setattr(offline_export, "_image", swap)
-    of = domain_xml.Disk("vda", disk.path, IMAGE)
+    of = domain_xml.RootDisk("vda", disk.path, IMAGE)
     with pytest.raises(offline_export.DiskChanged):
         with offline_export.export_disk(of, base_of, "", tmp_path, str(tmp_path)) as export:
             url = f"nbd+unix:///{export.name}?socket={export.path}"

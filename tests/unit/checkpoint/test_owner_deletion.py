@@ -20,7 +20,7 @@ class World:
     """A vault, and a decision service."""
 
     def __init__(self, folder):
-        self.vault = vault_store.VaultStore(folder, quota.Limits(1 << 20, 1 << 20, 200), HERE)
+        self.vault = vault_store.VaultStore(folder, quota.VaultLimits(1 << 20, 1 << 20, 200), HERE)
         self.gone, self.asked, self.why = {H1}, [], ""
         self.meanwhile, self.ended = (lambda: None), threading.Event()
         self.deletion = owner_deletion.OwnerDeletion(self.vault, self.says, self.ended)
@@ -33,8 +33,8 @@ class World:
         return self.gone
 
     def put(self, owner, disk, connection=0, name=1):
-        with self.vault.open_batch(object_names.Disk(owner, disk), connection) as batch:
-            batch.add(object_names.Kind.CHUNK, bytes([name]) * 32, 3, [b"abc"])
+        with self.vault.open_batch(object_names.VaultDisk(owner, disk), connection) as batch:
+            batch.add(object_names.ObjectKind.CHUNK, bytes([name]) * 32, 3, [b"abc"])
 
     def kept(self):
         return sorted((place.owner, place.disk) for place, _, _ in self.vault.iter_all())

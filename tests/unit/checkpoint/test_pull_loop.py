@@ -18,7 +18,7 @@ CHECKPOINT = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 
 def server(number, path="/disk"):
     instance = ids.parse_image_id(f"0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e3{number}")
-    return domain_xml.Server(instance, "p", domain_xml.Disk("vda", path, CHECKPOINT), {}, False)
+    return domain_xml.Server(instance, "p", domain_xml.RootDisk("vda", path, CHECKPOINT), {}, False)
 
 
 @pytest.fixture(autouse=True)

@@ -27,16 +27,16 @@ class Place:
 
     def __init__(self, folder: pathlib.Path, slow_s: float) -> None:
         self.now_s = 1000.0
-        limits = quota.Limits(12 * 4096, 9 * 4096, 1000)
+        limits = quota.VaultLimits(12 * 4096, 9 * 4096, 1000)
         self.vault = vault_store.VaultStore(folder, limits, ids.HostId("h3"))
         self.health = vault_health.VaultHealth(
             self.vault.quota, self.vault.group_sync, lambda: self.now_s, slow_s
         )
 
     def put(self, owner: ids.HostId, *numbers: int) -> None:
-        with self.vault.open_batch(object_names.Disk(owner, DISK)) as batch:
+        with self.vault.open_batch(object_names.VaultDisk(owner, DISK)) as batch:
             for number in numbers:
-                batch.add(object_names.Kind.CHUNK, bytes([7, number]) * 16, 4, [b"abcd"])
+                batch.add(object_names.ObjectKind.CHUNK, bytes([7, number]) * 16, 4, [b"abcd"])
 
     def issues(self, after_s: float = 600.0) -> list[vault_health.Issue]:
         self.now_s += after_s

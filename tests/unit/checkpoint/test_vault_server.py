@@ -29,7 +29,7 @@ from tests.lab import runs
 from tests.lab import vaults
 
 H1, H2 = ids.HostId("h1"), ids.HostId("h2")
-DISK = object_names.Disk(H1, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
+DISK = object_names.VaultDisk(H1, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
 CHUNKS = [object_names.SealedChunk(bytes([n]) * 32, bytes([n]) * 100) for n in range(1, 5)]
 PUT = f"PUT /v1/h1/{DISK.disk}/chunks HTTP/1.1\r\nhost: v\r\ncontent-length: 1000000\r\n\r\n"
 
@@ -44,7 +44,7 @@ class Served:
     ) -> None:
         (folder / "vault").mkdir()
         self.vault = vault_store.VaultStore(
-            folder / "vault", quota.Limits(1 << 20, 1 << 20, 100), H2
+            folder / "vault", quota.VaultLimits(1 << 20, 1 << 20, 100), H2
         )
         sock = vault_server.listen("127.0.0.1", 0)
         self.address: tuple[str, int] = sock.getsockname()
@@ -176,11 +176,11 @@ def test_who_stops_in_a_body_is_left(served: Served) -> None:
 @limited(1.5, 1 << 30, 8 << 20)
 def test_who_takes_an_answer_slowly_is_left(served: Served) -> None:
     """He takes some all the time, and not all of it in time."""
-    served.vault.quota.limits = quota.Limits(1 << 30, 1 << 30, 100)
+    served.vault.quota.limits = quota.VaultLimits(1 << 30, 1 << 30, 100)
     manifest = bytes(8 << 20)
     name = checkpoint_encryption.manifest_name(manifest)
     with served.vault.open_batch(DISK) as batch:
-        batch.add(object_names.Kind.MANIFEST, name, len(manifest), [manifest])
+        batch.add(object_names.ObjectKind.MANIFEST, name, len(manifest), [manifest])
     with served.slow_tls() as tls:
         tls.sendall(
             f"GET /v1/h1/{DISK.disk}/manifests/{name.hex()} HTTP/1.1\r\nhost: v\r\n\r\n".encode()

@@ -28,8 +28,8 @@ from acstor_common.formats import checkpoint_encryption
 from acstor_common.model import ids
 
 H1, H2 = ids.HostId("h1"), ids.HostId("h2")
-DISK = object_names.Disk(H1, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
-LIMITS = quota.Limits(1 << 20, 1 << 20, 200)
+DISK = object_names.VaultDisk(H1, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
+LIMITS = quota.VaultLimits(1 << 20, 1 << 20, 200)
 CHUNKS = [
     object_names.SealedChunk(random.Random(n).randbytes(32), bytes([n]) * 100) for n in range(20)
 ]
@@ -44,16 +44,18 @@ def vault(tmp_path: pathlib.Path) -> Iterator[vault_store.VaultStore]:
     made.close()
 
 
-def open_in(folder: pathlib.Path, limits: quota.Limits = LIMITS) -> vault_store.VaultStore:
+def open_in(folder: pathlib.Path, limits: quota.VaultLimits = LIMITS) -> vault_store.VaultStore:
     return vault_store.VaultStore(folder, limits, H2)
 
 
 def put(
-    vault: vault_store.VaultStore, *chunks: object_names.SealedChunk, disk: object_names.Disk = DISK
+    vault: vault_store.VaultStore,
+    *chunks: object_names.SealedChunk,
+    disk: object_names.VaultDisk = DISK,
 ) -> None:
     with vault.open_batch(disk) as batch:
         for name, data in chunks:
-            batch.add(object_names.Kind.CHUNK, name, len(data), [data])
+            batch.add(object_names.ObjectKind.CHUNK, name, len(data), [data])
 
 
 def here(vault: vault_store.VaultStore) -> set[bytes]:
@@ -61,7 +63,9 @@ def here(vault: vault_store.VaultStore) -> set[bytes]:
 
 
 def got(
-    vault: vault_store.VaultStore, name: bytes, kind: object_names.Kind = object_names.Kind.CHUNK
+    vault: vault_store.VaultStore,
+    name: bytes,
+    kind: object_names.ObjectKind = object_names.ObjectKind.CHUNK,
 ) -> bytes:
     with vault.open_object(DISK, kind, name) as kept:
         return b"".join(kept.iter_bytes())
@@ -229,11 +233,11 @@ def test_a_batch_that_fails_keeps_nothing(vault: vault_store.VaultStore) -> None
         raise OSError(5, "the disk is broken")
 
     with pytest.raises(OSError, match="broken"), vault.open_batch(DISK) as batch:
-        batch.add(object_names.Kind.CHUNK, NAMES[1], 100, [CHUNKS[1].data])
-        batch.add(object_names.Kind.CHUNK, NAMES[2], 100, broken())
+        batch.add(object_names.ObjectKind.CHUNK, NAMES[1], 100, [CHUNKS[1].data])
+        batch.add(object_names.ObjectKind.CHUNK, NAMES[2], 100, broken())
     for pieces in ([b"x" * 99], [b"x" * 101], [b"x" * 60] * 2, []):
         with pytest.raises(ValueError, match="announced"), vault.open_batch(DISK) as batch:
-            batch.add(object_names.Kind.CHUNK, NAMES[3], 100, pieces)
+            batch.add(object_names.ObjectKind.CHUNK, NAMES[3], 100, pieces)
     assert here(vault) == {NAMES[0]} and files_of(vault) == 1
     assert vault.quota.usage_by_host() == walked(vault)
 
@@ -322,22 +326,22 @@ def test_what_no_vault_made_is_left_alone(vault: vault_store.VaultStore) -> None
 def test_small_chunks_of_one_host_leave_others_their_share_of_the_inodes(
     tmp_path: pathlib.Path,
 ) -> None:
-    vault = open_in(tmp_path, quota.Limits(800 * 4096, 400 * 4096, 20))
+    vault = open_in(tmp_path, quota.VaultLimits(800 * 4096, 400 * 4096, 20))
     put(vault, *CHUNKS[:4])  # and their folders, those of the disk and of the host
     assert vault.quota.usage_by_host() == {H1: quota.Usage(10 * 4096, 10)} == walked(vault)
     with pytest.raises(errors.VaultFull, match="10 inodes of one host"):
         put(vault, *CHUNKS[4:5])
-    put(vault, *CHUNKS[:4], disk=object_names.Disk(H2, DISK.disk))
+    put(vault, *CHUNKS[:4], disk=object_names.VaultDisk(H2, DISK.disk))
     vault.close()
 
 
 @pytest.mark.expect_log("h1 has used up its quota of this vault")
 def test_every_bound_is_kept(tmp_path: pathlib.Path) -> None:
-    vault = open_in(tmp_path, quota.Limits(30 * 4096, 15 * 4096, 20))
+    vault = open_in(tmp_path, quota.VaultLimits(30 * 4096, 15 * 4096, 20))
     put(vault, *CHUNKS[:4])
     for disk, chunks, why in (
         (DISK, CHUNKS[4:5], "one host"),
-        (object_names.Disk(H2, DISK.disk), CHUNKS[:5], "20 inodes is reached"),
+        (object_names.VaultDisk(H2, DISK.disk), CHUNKS[:5], "20 inodes is reached"),
     ):
         with pytest.raises(errors.VaultFull, match=why):
             put(vault, *chunks, disk=disk)
@@ -349,7 +353,7 @@ def test_every_bound_is_kept(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.expect_log(r"h1 has used up its quota of this vault \(host_inodes\)")
 def test_host_is_full_until_it_drops_something(tmp_path: pathlib.Path) -> None:
-    vault = open_in(tmp_path, quota.Limits(2 << 20, 1 << 20, 120))
+    vault = open_in(tmp_path, quota.VaultLimits(2 << 20, 1 << 20, 120))
     shard = [object_names.SealedChunk(bytes([7, n]) * 16, b"x" * 100) for n in range(100)]
     put(vault, *shard[:55])
     assert vault.quota.usage_by_host()[H1].inodes == 58 and vault.quota.full_hosts() == 0
@@ -373,13 +377,13 @@ def test_new_disks_and_manifests_count_as_what_is_listed_for_them(
         nonlocal now_s
         now_s += seconds
 
-    vault.quota.limits = quota.Limits(1 << 30, 1 << 30, 10_000)
+    vault.quota.limits = quota.VaultLimits(1 << 30, 1 << 30, 10_000)
     vault.lookup_rate = lookup_rate.LookupRate(lambda: now_s, sleep)
     for number in range(100):
         put(
             vault,
             CHUNKS[0],
-            disk=object_names.Disk(H1, ids.parse_image_id(str(uuid.UUID(int=number)))),
+            disk=object_names.VaultDisk(H1, ids.parse_image_id(str(uuid.UUID(int=number)))),
         )
     asked_of = 100 * (quota.MAX_DISKS + lookup_rate.OF_REQUEST) - lookup_rate.OF_HOST.burst
     assert now_s == pytest.approx(asked_of / lookup_rate.OF_HOST.per_s, rel=0.02)
@@ -420,7 +424,7 @@ def test_a_host_has_only_so_many_disks_and_manifests(vault: vault_store.VaultSto
     vault.quota.limits = vault.quota.limits._replace(disks=1, manifests=1)
     put(vault, CHUNKS[0])
     with pytest.raises(errors.VaultFull, match="disks"):
-        put(vault, CHUNKS[0], disk=object_names.Disk(H1, ids.ImageId(DISK.disk[::-1])))
+        put(vault, CHUNKS[0], disk=object_names.VaultDisk(H1, ids.ImageId(DISK.disk[::-1])))
     for number, status in (1, 204), (2, 400), (1, 204):
         data = b"manifest %d" % number
         name = checkpoint_encryption.manifest_name(data)
@@ -441,7 +445,9 @@ def test_a_manifest_is_what_its_name_says(vault: vault_store.VaultStore) -> None
 @pytest.mark.parametrize("at", [0, 50, 99, 100, 131])
 def test_an_altered_file_is_removed(vault: vault_store.VaultStore, at: int) -> None:
     put(vault, *CHUNKS[:2])
-    path = vault_files.path_of(vault.folder / H1 / DISK.disk, object_names.Kind.CHUNK, NAMES[0])
+    path = vault_files.path_of(
+        vault.folder / H1 / DISK.disk, object_names.ObjectKind.CHUNK, NAMES[0]
+    )
     raw = bytearray(path.read_bytes())
     raw[at] ^= 1
     path.write_bytes(raw)
@@ -566,7 +572,9 @@ def test_scrubbing_ends_at_once(vault: vault_store.VaultStore) -> None:
 @pytest.mark.parametrize("length", [0, 1, 31, 32, 131])
 def test_a_file_that_was_cut_is_removed(vault: vault_store.VaultStore, length: int) -> None:
     put(vault, CHUNKS[0])
-    path = vault_files.path_of(vault.folder / H1 / DISK.disk, object_names.Kind.CHUNK, NAMES[0])
+    path = vault_files.path_of(
+        vault.folder / H1 / DISK.disk, object_names.ObjectKind.CHUNK, NAMES[0]
+    )
     os.truncate(path, length)
     with pytest.raises(errors.ChunkInvalid):
         got(vault, NAMES[0])
@@ -621,10 +629,10 @@ def test_hostile_requests_break_nothing(
     tmp_path: pathlib.Path, method: str, target: str, data: bytes
 ) -> None:
     vault = open_in(tmp_path / "vault") if (tmp_path / "vault").exists() else _new(tmp_path)
-    put(vault, CHUNKS[0], disk=object_names.Disk(H2, DISK.disk))
+    put(vault, CHUNKS[0], disk=object_names.VaultDisk(H2, DISK.disk))
     status, _ = asked(vault, method, target, data)
     assert status in (200, 204, 400, 403, 404)
-    assert not vault.missing_chunks(object_names.Disk(H2, DISK.disk), NAMES[:1])
+    assert not vault.missing_chunks(object_names.VaultDisk(H2, DISK.disk), NAMES[:1])
     assert {path.name for path in tmp_path.iterdir()} == {"vault"}
     vault.close()
 

@@ -20,7 +20,7 @@ from acstor_common.wire import checkpoint_messages as messages
 from tests.lab import runs
 
 IDS = [ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a1{n}") for n in range(4)]
-DISK = domain_xml.Disk("vda", "/disk", IDS[0])
+DISK = domain_xml.RootDisk("vda", "/disk", IDS[0])
 
 
 def server(number, **specs):

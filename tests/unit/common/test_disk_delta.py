@@ -14,14 +14,14 @@ from hypothesis import strategies
 from acstor_common import errors
 from acstor_common.disks import disk_delta
 from acstor_common.disks.disk_delta import Extent
-from acstor_common.disks.disk_delta import Kind
+from acstor_common.disks.disk_delta import ExtentKind
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 
 BASE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "changes-v1.acchanges"
 OS_HASH = chunk_map.OsHash("sha512", hashlib.sha512(b"base").digest())
-DATA, ZERO = Kind.DATA, Kind.ZERO
+DATA, ZERO = ExtentKind.DATA, ExtentKind.ZERO
 SIZE = 8192
 CHANGES = [
     Extent(0, 512, DATA),
@@ -35,7 +35,7 @@ TEXT = [(b"what a server wrote\n" * 26)[:512], (b"and wrote later on\n" * 54)[:1
 def stream(
     found: list[Extent] | None = None, data: bytes = b"".join(TEXT), size: int = SIZE
 ) -> bytes:
-    table = disk_delta.Table.from_runs(CHANGES if found is None else found, size)
+    table = disk_delta.ExtentTable.from_runs(CHANGES if found is None else found, size)
     writer = disk_delta.Writer(size, BASE_ID, OS_HASH, table)
     writer.feed(data[:100])
     writer.feed(data[100:])
@@ -149,7 +149,9 @@ def test_rubbish_is_no_stream_of_changes(rubbish: bytes) -> None:
 
 
 def test_writer_takes_just_the_bytes_of_the_table() -> None:
-    writer = disk_delta.Writer(SIZE, BASE_ID, OS_HASH, disk_delta.Table.from_runs(CHANGES, SIZE))
+    writer = disk_delta.Writer(
+        SIZE, BASE_ID, OS_HASH, disk_delta.ExtentTable.from_runs(CHANGES, SIZE)
+    )
     with pytest.raises(ValueError, match="1536 bytes less"):
         writer.end()
     with pytest.raises(ValueError, match="1 bytes more"):
@@ -167,19 +169,19 @@ def test_writer_takes_just_the_bytes_of_the_table() -> None:
 )
 def test_what_no_reader_would_take_is_not_written(found: list[Extent], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        disk_delta.Table.from_runs(found, SIZE)
+        disk_delta.ExtentTable.from_runs(found, SIZE)
 
 
 @pytest.mark.parametrize("size", [-512, 511, (64 << 40) + 512])
 def test_disk_that_no_reader_would_take_is_not_written(size: int) -> None:
     with pytest.raises(ValueError, match="a disk of"):
-        disk_delta.Writer(size, BASE_ID, OS_HASH, disk_delta.Table.from_runs([], size))
+        disk_delta.Writer(size, BASE_ID, OS_HASH, disk_delta.ExtentTable.from_runs([], size))
 
 
 def test_more_changes_than_a_table_may_have_are_said_to_be_too_many() -> None:
-    assert len(disk_delta.Table.from_runs(CHANGES[:3], SIZE, max_extents=3)) == 3
+    assert len(disk_delta.ExtentTable.from_runs(CHANGES[:3], SIZE, max_extents=3)) == 3
     with pytest.raises(disk_delta.TooManyExtents):
-        disk_delta.Table.from_runs(CHANGES, SIZE, max_extents=3)
+        disk_delta.ExtentTable.from_runs(CHANGES, SIZE, max_extents=3)
 
 
 def test_runs_are_joined_and_cut_where_one_change_must_end() -> None:
@@ -209,7 +211,7 @@ def disk_changes(draw: strategies.DrawFn) -> list[Extent]:
     return found
 
 
-def by_sector(found: list[Extent]) -> dict[int, Kind]:
+def by_sector(found: list[Extent]) -> dict[int, ExtentKind]:
     return {at: change.kind for change in found for at in range(change.at, change.stop, 512)}
 
 
@@ -219,7 +221,7 @@ def test_upper_changes_hide_the_lower_ones_and_nothing_else(
 ) -> None:
     found = list(disk_delta.overlay(upper, lower))
     assert by_sector(found) == by_sector(lower) | by_sector(upper)
-    disk_delta.Table.from_runs(found, SECTORS * 512)  # in order, and none twice
+    disk_delta.ExtentTable.from_runs(found, SECTORS * 512)  # in order, and none twice
 
 
 @hypothesis.given(disk_changes())

@@ -104,7 +104,7 @@ def test_pages_are_checked_by_themselves_as_they_are_read() -> None:
         two = slots[page * 8 : page * 8 + 16]
         assert layout.why_invalid(some, two, CUT, found.stored, page) is None
         assert layout.why_invalid(some, two, CUT, found.stored, page + 1) is not None
-        table = layout.Table(some, 0, high - low)
+        table = layout.LayoutTable(some, 0, high - low)
         start, stop = page * layout.page_bytes(CUT), (page + 1) * layout.page_bytes(CUT)
         assert table.extents_between(start, stop, 0, high - low) == found.find(start, stop)
 

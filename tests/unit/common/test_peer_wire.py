@@ -23,7 +23,7 @@ HELLO = peer_wire.Hello(ASKER, peer_wire.Klass.BULK, 7)
 DEMAND_HELLO = HELLO._replace(klass=peer_wire.Klass.DEMAND)
 PROOF = peer_wire.proof_of(CID, ASKER, ASKED)
 MODE, PRIORITY = peer_wire.Mode, peer_wire.Priority
-REQUEST = peer_wire.Request(
+REQUEST = peer_wire.ChunkRequest(
     0x01020304, IMAGE, 1 << 40, 65536, PROOF, MODE.HOME, PRIORITY.PREFETCH, 5000
 )
 GET = peer_wire.Get((REQUEST,))
@@ -45,8 +45,8 @@ OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 LEASES = (replica_messages.Lease(IMAGE, 86400), replica_messages.Lease(OTHER, 0))
 KEEP = peer_wire.ReplicaRequest(LEASES)
 SHARES = (
-    replica_messages.Share(IMAGE, replica_messages.ShareState.KEPT, 1 << 40, 0x01020304),
-    replica_messages.Share(OTHER, replica_messages.ShareState.REFUSED, 0, 0),
+    replica_messages.ImageShare(IMAGE, replica_messages.ShareState.KEPT, 1 << 40, 0x01020304),
+    replica_messages.ImageShare(OTHER, replica_messages.ShareState.REFUSED, 0, 0),
 )
 KEPT = peer_wire.ReplicaReport(0x0102030405, SHARES)
 PING, PONG = peer_wire.Ping, peer_wire.Pong
@@ -113,12 +113,12 @@ def get_messages(draw) -> peer_wire.Get:
         length = (count - 1) * size + draw(st.integers(1, size))
         place = draw(st.integers(0, 2**32 - count)), shared["image_id"], draw(st.integers(0, 2**50))
         how = shared["mode"], shared["priority"], shared["timeout_ms"], size
-        return peer_wire.Get((peer_wire.Request(*place, length, draw(proofs), *how),))
+        return peer_wire.Get((peer_wire.ChunkRequest(*place, length, draw(proofs), *how),))
     step = draw(st.integers(1, 2**50))
     length, proof = draw(st.integers(1, peer_wire.MAX_DATA_BYTES)), draw(proofs)
     return peer_wire.Get(
         tuple(
-            peer_wire.Request(number, offset=at * step, length=length, proof=proof, **shared)
+            peer_wire.ChunkRequest(number, offset=at * step, length=length, proof=proof, **shared)
             for at, number in enumerate(numbers)
         )
     )
@@ -158,7 +158,7 @@ later_messages = st.one_of(
         u64,
         st.lists(
             st.builds(
-                lambda image_id, state, sizes: replica_messages.Share(
+                lambda image_id, state, sizes: replica_messages.ImageShare(
                     image_id, state, max(sizes), min(sizes)
                 ),
                 st.uuids().map(str),

@@ -15,7 +15,7 @@ from acstor_common import errors
 from acstor_common.disks import qcow2
 from acstor_common.disks import qcow2_header
 from acstor_common.disks.qcow2_header import Feature
-from acstor_common.disks.qcow2_header import Reason
+from acstor_common.disks.qcow2_header import RefusalReason
 from acstor_common.formats import layout
 from acstor_common.model import geometry
 from tests.fakes import qcow2_files
@@ -32,7 +32,7 @@ def opened(file: File) -> qcow2.Qcow2:
     return qcow2.Qcow2(Bytes(file.pack()))
 
 
-def part_of(disk: qcow2.Qcow2, start: int = 0, stop: int | None = None) -> qcow2.Part:
+def part_of(disk: qcow2.Qcow2, start: int = 0, stop: int | None = None) -> qcow2.DiskPart:
     cut = geometry.Geometry(disk.virtual_size, geometry.DEFAULT_CHUNK_BYTES)
     return disk.part_reader(start, disk.virtual_size if stop is None else stop, cut)
 
@@ -80,7 +80,7 @@ def test_file_that_ends_within_a_cluster_has_zeros_behind() -> None:
     file = File(size=2 * CLUSTER, l2_entries=[DATA, DATA + CLUSTER], data=b"a" * (CLUSTER + 7))
     assert read(file) == (b"a" * (CLUSTER + 7)).ljust(2 * CLUSTER, b"\0")
     cut = dataclasses.replace(file, data=b"a" * CLUSTER)
-    assert refused(cut).reason is Reason.TRUNCATED
+    assert refused(cut).reason is RefusalReason.TRUNCATED
 
 
 def test_disk_that_ends_within_a_cluster_is_read_to_its_end() -> None:
@@ -141,7 +141,7 @@ def test_subclusters_are_stored_or_zeros_each() -> None:
 
 @pytest.mark.parametrize(("bitmap", "offset"), [(1 << 32 | 1, 4 << 14), (2, 0)])
 def test_subclusters_that_are_two_things_at_once_are_refused(bitmap: int, offset: int) -> None:
-    assert refused(with_subclusters(bitmap, offset)).reason is Reason.TABLES
+    assert refused(with_subclusters(bitmap, offset)).reason is RefusalReason.TABLES
 
 
 DATA_NAME = struct.pack(">II", 0x44415441, 3) + b"abc".ljust(8, b"\0")
@@ -152,75 +152,77 @@ LONG_EXTENSION = struct.pack(">II", 0x12345678, 1 << 31)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"version": 1}, Reason.VERSION),
-        ({"version": 4}, Reason.VERSION),
-        ({"backing_offset": 200, "backing_length": 5}, Reason.BACKING_FILE),
-        ({"backing_offset": 200}, Reason.BACKING_FILE),
-        ({"version": 2, "backing_offset": 1 << 63}, Reason.BACKING_FILE),
-        ({"crypt_method": 1}, Reason.ENCRYPTED),
-        ({"crypt_method": 2}, Reason.ENCRYPTED),
-        ({"crypt_method": 77}, Reason.ENCRYPTED),
-        ({"version": 2, "crypt_method": 1}, Reason.ENCRYPTED),
-        ({"extensions": CRYPT_HEADER}, Reason.ENCRYPTED),
-        ({"incompatible": Feature.EXTERNAL_DATA}, Reason.EXTERNAL_DATA),
-        ({"extensions": DATA_NAME}, Reason.EXTERNAL_DATA),
-        ({"autoclear": 2}, Reason.EXTERNAL_DATA),
-        ({"version": 2, "extensions": DATA_NAME}, Reason.EXTERNAL_DATA),
-        ({"incompatible": Feature.CORRUPT}, Reason.CORRUPT),
-        ({"incompatible": Feature.CORRUPT | Feature.DIRTY}, Reason.CORRUPT),
-        ({"incompatible": 32}, Reason.FEATURES),
-        ({"incompatible": 1 << 63}, Reason.FEATURES),
-        ({"compression": 1}, Reason.HEADER),
-        ({"incompatible": Feature.COMPRESSION}, Reason.HEADER),
-        ({"compression": 2, "incompatible": Feature.COMPRESSION}, Reason.FEATURES),
-        ({"extensions": LONG_EXTENSION}, Reason.HEADER),
-        ({"extensions": struct.pack(">II", 0, CLUSTER)}, Reason.HEADER),
-        ({"refcount_order": 7}, Reason.HEADER),
-        ({"header_length": 103}, Reason.HEADER),
-        ({"header_length": CLUSTER + 1}, Reason.HEADER),
-        ({"header_length": (1 << 32) - 1}, Reason.HEADER),
-        ({"incompatible": Feature.EXTENDED_L2}, Reason.HEADER),
-        ({"size": 1000}, Reason.HEADER),
-        ({"size": (1 << 44) + 512}, Reason.TOO_LARGE),
-        ({"size": 1 << 60}, Reason.TOO_LARGE),
-        ({"size": (1 << 64) - 512}, Reason.TOO_LARGE),
-        ({"size": 3 << 20}, Reason.TABLES),
-        ({"l1_size": 0}, Reason.TABLES),
-        ({"l1_size": (1 << 22) + 1}, Reason.TABLES),
-        ({"l1_size": (1 << 32) - 1}, Reason.TABLES),
-        ({"l1_size": 1 << 22}, Reason.TABLES_OUTSIDE),
-        ({"l1_offset": CLUSTER + 8}, Reason.TABLES),
-        ({"l1_offset": 1 << 40}, Reason.TABLES_OUTSIDE),
-        ({"l1_offset": (1 << 64) - CLUSTER}, Reason.TABLES_OUTSIDE),
-        ({"l1_offset": 0}, Reason.TABLES_OVERLAP),
-        ({"l1_offset": 2 * CLUSTER}, Reason.TABLES_OVERLAP),
-        ({"refcount_offset": 0}, Reason.TABLES_OVERLAP),
-        ({"refcount_offset": 1 << 50}, Reason.TABLES_OUTSIDE),
-        ({"refcount_clusters": 0}, Reason.TABLES),
-        ({"snapshot_offset": 77}, Reason.TABLES),
-        ({"refcount_clusters": (1 << 32) - 1}, Reason.TABLES),
-        ({"snapshots": 1, "snapshot_offset": 0}, Reason.TABLES_OVERLAP),
-        ({"snapshots": 1, "snapshot_offset": 1 << 50}, Reason.TABLES_OUTSIDE),
-        ({"snapshots": 65537, "snapshot_offset": DATA}, Reason.TABLES),
-        ({"l1_entries": [0x200]}, Reason.TABLES),
-        ({"l1_entries": [CLUSTER]}, Reason.TABLES_OVERLAP),
-        ({"l1_entries": [2 * CLUSTER]}, Reason.TABLES_OVERLAP),
-        ({"l1_entries": [DATA]}, Reason.TABLES_OUTSIDE),
-        ({"l1_entries": [1 << 55]}, Reason.TABLES_OUTSIDE),
-        ({"size": 4 << 20, "l1_entries": [3 * CLUSTER] * 2}, Reason.TABLES_OVERLAP),
-        ({"l2_entries": [DATA]}, Reason.TRUNCATED),
-        ({"l2_entries": [1 << 55]}, Reason.TRUNCATED),
-        ({"l2_entries": [3 * CLUSTER + 512]}, Reason.TABLES),
-        ({"l2_entries": [3 * CLUSTER + 512 | qcow2_files.ZERO]}, Reason.TABLES),
-        ({"l2_entries": [COMPRESSED | DATA]}, Reason.TRUNCATED),
-        ({"l2_entries": [COMPRESSED | (1 << 58) - 1]}, Reason.TRUNCATED),
-        ({"version": 2, "l2_entries": [1]}, Reason.TABLES),
-        ({"l2_entries": [COMPRESSED | 2 * CLUSTER]}, Reason.DATA),
-        ({"cluster_bits": 8}, Reason.HEADER),
-        ({"cluster_bits": 22}, Reason.HEADER),
+        ({"version": 1}, RefusalReason.VERSION),
+        ({"version": 4}, RefusalReason.VERSION),
+        ({"backing_offset": 200, "backing_length": 5}, RefusalReason.BACKING_FILE),
+        ({"backing_offset": 200}, RefusalReason.BACKING_FILE),
+        ({"version": 2, "backing_offset": 1 << 63}, RefusalReason.BACKING_FILE),
+        ({"crypt_method": 1}, RefusalReason.ENCRYPTED),
+        ({"crypt_method": 2}, RefusalReason.ENCRYPTED),
+        ({"crypt_method": 77}, RefusalReason.ENCRYPTED),
+        ({"version": 2, "crypt_method": 1}, RefusalReason.ENCRYPTED),
+        ({"extensions": CRYPT_HEADER}, RefusalReason.ENCRYPTED),
+        ({"incompatible": Feature.EXTERNAL_DATA}, RefusalReason.EXTERNAL_DATA),
+        ({"extensions": DATA_NAME}, RefusalReason.EXTERNAL_DATA),
+        ({"autoclear": 2}, RefusalReason.EXTERNAL_DATA),
+        ({"version": 2, "extensions": DATA_NAME}, RefusalReason.EXTERNAL_DATA),
+        ({"incompatible": Feature.CORRUPT}, RefusalReason.CORRUPT),
+        ({"incompatible": Feature.CORRUPT | Feature.DIRTY}, RefusalReason.CORRUPT),
+        ({"incompatible": 32}, RefusalReason.FEATURES),
+        ({"incompatible": 1 << 63}, RefusalReason.FEATURES),
+        ({"compression": 1}, RefusalReason.HEADER),
+        ({"incompatible": Feature.COMPRESSION}, RefusalReason.HEADER),
+        ({"compression": 2, "incompatible": Feature.COMPRESSION}, RefusalReason.FEATURES),
+        ({"extensions": LONG_EXTENSION}, RefusalReason.HEADER),
+        ({"extensions": struct.pack(">II", 0, CLUSTER)}, RefusalReason.HEADER),
+        ({"refcount_order": 7}, RefusalReason.HEADER),
+        ({"header_length": 103}, RefusalReason.HEADER),
+        ({"header_length": CLUSTER + 1}, RefusalReason.HEADER),
+        ({"header_length": (1 << 32) - 1}, RefusalReason.HEADER),
+        ({"incompatible": Feature.EXTENDED_L2}, RefusalReason.HEADER),
+        ({"size": 1000}, RefusalReason.HEADER),
+        ({"size": (1 << 44) + 512}, RefusalReason.TOO_LARGE),
+        ({"size": 1 << 60}, RefusalReason.TOO_LARGE),
+        ({"size": (1 << 64) - 512}, RefusalReason.TOO_LARGE),
+        ({"size": 3 << 20}, RefusalReason.TABLES),
+        ({"l1_size": 0}, RefusalReason.TABLES),
+        ({"l1_size": (1 << 22) + 1}, RefusalReason.TABLES),
+        ({"l1_size": (1 << 32) - 1}, RefusalReason.TABLES),
+        ({"l1_size": 1 << 22}, RefusalReason.TABLES_OUTSIDE),
+        ({"l1_offset": CLUSTER + 8}, RefusalReason.TABLES),
+        ({"l1_offset": 1 << 40}, RefusalReason.TABLES_OUTSIDE),
+        ({"l1_offset": (1 << 64) - CLUSTER}, RefusalReason.TABLES_OUTSIDE),
+        ({"l1_offset": 0}, RefusalReason.TABLES_OVERLAP),
+        ({"l1_offset": 2 * CLUSTER}, RefusalReason.TABLES_OVERLAP),
+        ({"refcount_offset": 0}, RefusalReason.TABLES_OVERLAP),
+        ({"refcount_offset": 1 << 50}, RefusalReason.TABLES_OUTSIDE),
+        ({"refcount_clusters": 0}, RefusalReason.TABLES),
+        ({"snapshot_offset": 77}, RefusalReason.TABLES),
+        ({"refcount_clusters": (1 << 32) - 1}, RefusalReason.TABLES),
+        ({"snapshots": 1, "snapshot_offset": 0}, RefusalReason.TABLES_OVERLAP),
+        ({"snapshots": 1, "snapshot_offset": 1 << 50}, RefusalReason.TABLES_OUTSIDE),
+        ({"snapshots": 65537, "snapshot_offset": DATA}, RefusalReason.TABLES),
+        ({"l1_entries": [0x200]}, RefusalReason.TABLES),
+        ({"l1_entries": [CLUSTER]}, RefusalReason.TABLES_OVERLAP),
+        ({"l1_entries": [2 * CLUSTER]}, RefusalReason.TABLES_OVERLAP),
+        ({"l1_entries": [DATA]}, RefusalReason.TABLES_OUTSIDE),
+        ({"l1_entries": [1 << 55]}, RefusalReason.TABLES_OUTSIDE),
+        ({"size": 4 << 20, "l1_entries": [3 * CLUSTER] * 2}, RefusalReason.TABLES_OVERLAP),
+        ({"l2_entries": [DATA]}, RefusalReason.TRUNCATED),
+        ({"l2_entries": [1 << 55]}, RefusalReason.TRUNCATED),
+        ({"l2_entries": [3 * CLUSTER + 512]}, RefusalReason.TABLES),
+        ({"l2_entries": [3 * CLUSTER + 512 | qcow2_files.ZERO]}, RefusalReason.TABLES),
+        ({"l2_entries": [COMPRESSED | DATA]}, RefusalReason.TRUNCATED),
+        ({"l2_entries": [COMPRESSED | (1 << 58) - 1]}, RefusalReason.TRUNCATED),
+        ({"version": 2, "l2_entries": [1]}, RefusalReason.TABLES),
+        ({"l2_entries": [COMPRESSED | 2 * CLUSTER]}, RefusalReason.DATA),
+        ({"cluster_bits": 8}, RefusalReason.HEADER),
+        ({"cluster_bits": 22}, RefusalReason.HEADER),
     ],
 )  # fmt: skip
-def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], reason: Reason) -> None:
+def test_what_is_not_served_is_refused_by_name(
+    changes: dict[str, Any], reason: RefusalReason
+) -> None:
     exc = refused(File(**changes))
     assert exc.reason is reason
     assert str(reason) in str(exc) and str(exc).startswith("image: ")
@@ -234,7 +236,7 @@ def test_cluster_sizes_beyond_all_are_refused(bits: int) -> None:
     data[20:24] = bits.to_bytes(4, "big")
     with pytest.raises(qcow2_header.Refused) as caught:
         qcow2.Qcow2(Bytes(bytes(data)))
-    assert caught.value.reason is Reason.HEADER
+    assert caught.value.reason is RefusalReason.HEADER
 
 
 def test_sound_files_are_not_refused() -> None:
@@ -274,7 +276,7 @@ def test_a_file_that_is_cut_is_refused(length: int) -> None:
 def test_compressed_bytes_that_are_no_cluster_are_refused(packed: bytes) -> None:
     entry = qcow2_files.compressed_entry(DATA, max(1, len(packed)))
     file = File(size=CLUSTER, l2_entries=[entry], data=packed.ljust(600, b"\xff"))
-    assert refused(file).reason is Reason.DATA
+    assert refused(file).reason is RefusalReason.DATA
 
 
 def peak_bytes(work: Any) -> int:
@@ -312,7 +314,7 @@ def test_zstd_frame_that_asks_for_much_memory_is_refused() -> None:
     entry = qcow2_files.compressed_entry(DATA, len(frame))
     file = File(size=CLUSTER, incompatible=Feature.COMPRESSION, compression=1, data=frame,
                 l2_entries=[entry])  # fmt: skip
-    assert refused(file).reason is Reason.DATA
+    assert refused(file).reason is RefusalReason.DATA
 
 
 def test_huge_disk_with_nothing_on_it_costs_little() -> None:
@@ -343,7 +345,7 @@ def test_largest_l1_table_of_all_is_checked_in_little_memory() -> None:
     def check() -> None:
         with pytest.raises(qcow2_header.Refused) as caught:
             qcow2.Qcow2(source)
-        assert caught.value.reason is Reason.TABLES_OVERLAP
+        assert caught.value.reason is RefusalReason.TABLES_OVERLAP
 
     assert peak_bytes(check) < 8 << 20
 

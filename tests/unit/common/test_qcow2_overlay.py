@@ -8,16 +8,16 @@ import pytest
 from acstor_common.disks import qcow2
 from acstor_common.disks import qcow2_header
 from acstor_common.disks.disk_delta import Extent
-from acstor_common.disks.disk_delta import Kind
+from acstor_common.disks.disk_delta import ExtentKind
 from acstor_common.disks.qcow2_header import Feature
-from acstor_common.disks.qcow2_header import Reason
+from acstor_common.disks.qcow2_header import RefusalReason
 from tests.fakes import qcow2_files
 from tests.fakes.qcow2_files import Bytes
 from tests.fakes.qcow2_files import File
 
 CLUSTER = 4096
 AT_DATA = 4 * CLUSTER
-DATA, ZERO = Kind.DATA, Kind.ZERO
+DATA, ZERO = ExtentKind.DATA, ExtentKind.ZERO
 NAME = {"backing_offset": 200, "backing_length": 20, "extensions": b"\0" * 88 + b"/base/" * 3}
 
 
@@ -90,26 +90,26 @@ def test_file_without_a_backing_file_says_all_of_the_disk() -> None:
 def test_overlay_is_refused_if_nobody_says_that_it_may_be_one() -> None:
     with pytest.raises(qcow2_header.Refused) as caught:
         qcow2.Qcow2(Bytes(overlay().pack()))
-    assert caught.value.reason is Reason.BACKING_FILE
+    assert caught.value.reason is RefusalReason.BACKING_FILE
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"backing_length": 1024}, Reason.HEADER),
-        ({"backing_length": CLUSTER - 199}, Reason.HEADER),
-        ({"backing_offset": CLUSTER}, Reason.HEADER),
-        ({"backing_offset": 1 << 63}, Reason.HEADER),
-        ({"cluster_bits": 63}, Reason.HEADER),
-        ({"incompatible": Feature.EXTERNAL_DATA}, Reason.EXTERNAL_DATA),
-        ({"autoclear": 2}, Reason.EXTERNAL_DATA),
-        ({"crypt_method": 1}, Reason.ENCRYPTED),
-        ({"incompatible": Feature.CORRUPT}, Reason.CORRUPT),
-        ({"l1_entries": [3 * CLUSTER, 3 * CLUSTER], "size": 4 << 20}, Reason.TABLES_OVERLAP),
+        ({"backing_length": 1024}, RefusalReason.HEADER),
+        ({"backing_length": CLUSTER - 199}, RefusalReason.HEADER),
+        ({"backing_offset": CLUSTER}, RefusalReason.HEADER),
+        ({"backing_offset": 1 << 63}, RefusalReason.HEADER),
+        ({"cluster_bits": 63}, RefusalReason.HEADER),
+        ({"incompatible": Feature.EXTERNAL_DATA}, RefusalReason.EXTERNAL_DATA),
+        ({"autoclear": 2}, RefusalReason.EXTERNAL_DATA),
+        ({"crypt_method": 1}, RefusalReason.ENCRYPTED),
+        ({"incompatible": Feature.CORRUPT}, RefusalReason.CORRUPT),
+        ({"l1_entries": [3 * CLUSTER, 3 * CLUSTER], "size": 4 << 20}, RefusalReason.TABLES_OVERLAP),
     ],
 )
 def test_what_is_refused_of_other_files_is_refused_of_overlays(
-    fields: dict[str, object], reason: Reason
+    fields: dict[str, object], reason: RefusalReason
 ) -> None:
     fields = dict(fields)
     bits = fields.pop("cluster_bits", 12)
@@ -122,9 +122,9 @@ def test_what_is_refused_of_other_files_is_refused_of_overlays(
 
 @pytest.mark.parametrize(
     ("entry", "reason"),
-    [(AT_DATA + 512, Reason.TABLES), (100 * CLUSTER, Reason.TRUNCATED)],
+    [(AT_DATA + 512, RefusalReason.TABLES), (100 * CLUSTER, RefusalReason.TRUNCATED)],
 )
-def test_tables_that_make_no_sense_are_refused(entry: int, reason: Reason) -> None:
+def test_tables_that_make_no_sense_are_refused(entry: int, reason: RefusalReason) -> None:
     file = overlay(0, entry, data=b"a" * CLUSTER)
     with pytest.raises(qcow2_header.Refused) as caught:
         changes_of(file)

@@ -126,7 +126,7 @@ def test_one_that_a_server_is_recovered_from_stays_until_its_new_host_has_all(ho
     hosts.nova.servers[checkpoint_hosts.SERVER] = nova_client.Server("h2", checkpoint_hosts.PROJECT)
     hosts.now_s += 1
     its_own = {"host": "h2", "vault_disk": checkpoint_hosts.OTHER_SERVER}
-    its_own["holders"] = (messages.Holder("h3", "10.0.0.3:1"),)
+    its_own["holders"] = (messages.RegisteredHolder("h3", "10.0.0.3:1"),)
     assert not hosts.register(taken(5, **its_own)).why
     assert hosts.ids() == [checkpoint_id(5), checkpoint_id(4)]
 
@@ -171,7 +171,10 @@ def test_what_would_take_the_place_of_a_later_one_is_refused(hosts, second, is_t
 
 
 def test_no_host_keeps_another_from_registering_by_its_disks_name(hosts):
-    other, its_holders = checkpoint_hosts.OTHER_SERVER, (messages.Holder("h3", "10.0.0.3:1"),)
+    other, its_holders = (
+        checkpoint_hosts.OTHER_SERVER,
+        (messages.RegisteredHolder("h3", "10.0.0.3:1"),),
+    )
     hosts.nova.servers[other] = nova_client.Server("h2", checkpoint_hosts.PROJECT)
     last = decision_messages.MAX_NUMBER
     evil = taken(
@@ -235,7 +238,7 @@ AT_H2 = {
     "host": "h2",
     "checkpoint_id": checkpoint_id(3),
     "vault_disk": checkpoint_hosts.OTHER_SERVER,
-    "holders": (messages.Holder("h1", "10.0.0.1:7205"),),
+    "holders": (messages.RegisteredHolder("h1", "10.0.0.1:7205"),),
 }
 
 
@@ -252,7 +255,7 @@ def test_former_host_registers_nothing_from_the_moment_on_at_which_a_server_has_
 @pytest.mark.expect_log("is refused")
 def test_host_names_hosts_of_this_cloud_at_their_own_addresses_alone(hosts):
     def registers(number, **where):
-        holders = tuple(messages.Holder(host, at) for host, at in where.items())
+        holders = tuple(messages.RegisteredHolder(host, at) for host, at in where.items())
         return hosts.register(taken(number, holders=holders)).why
 
     assert "h9 at 10.0.0.9:7202 has not enrolled" in registers(1, h9="10.0.0.9:7202")
@@ -361,7 +364,7 @@ def test_host_is_told_which_of_its_own_stay(hosts):
     hosts.nova.servers[checkpoint_hosts.OTHER_SERVER] = nova_client.Server(
         "h2", checkpoint_hosts.PROJECT
     )
-    holders = (messages.Holder("h1", "10.0.0.1:7205"),)
+    holders = (messages.RegisteredHolder("h1", "10.0.0.1:7205"),)
     other = taken(
         2, host="h2", instance_id=checkpoint_hosts.OTHER_SERVER, vault_disk=SERVER, holders=holders
     )

@@ -144,7 +144,7 @@ def sample(
         interval_s=COLLECTION_S,
         link_bytes_s=1000,
         ring_epoch=epoch,
-        total=decision_messages.Traffic(0, int(share * 1000 * COLLECTION_S)),
+        total=decision_messages.TrafficBytes(0, int(share * 1000 * COLLECTION_S)),
         location=place,
     )
 

@@ -10,7 +10,7 @@ from acstor_common.disks import disk_delta
 from acstor_common.disks import qcow2
 from acstor_common.disks import qcow2_writer
 from acstor_common.disks.disk_delta import Extent
-from acstor_common.disks.disk_delta import Kind
+from acstor_common.disks.disk_delta import ExtentKind
 from acstor_common.formats import chunk_map
 from acstor_common.formats import layout
 from tests.fakes import changed_disks
@@ -31,7 +31,7 @@ def base_file(size: int, kinds: str, codec: layout.Codec) -> bytes:
         if kind != ".":
             data = pack(data) if kind == "p" else data
             runs.append(
-                qcow2_writer.Run(number * CLUSTER, CLUSTER, len(data) if kind == "p" else 0)
+                qcow2_writer.ClusterRun(number * CLUSTER, CLUSTER, len(data) if kind == "p" else 0)
             )
             stored.append(data)
     plan, rest = qcow2_writer.Plan(size, CLUSTER, codec, lambda: runs), iter(stored)
@@ -52,10 +52,10 @@ def bases(draw: strategies.DrawFn) -> changed_disks.Base:
 
 def stream(found: list[Extent], size: int) -> tuple[bytes, bytes]:
     """Return a stream of changes, and all bytes of the disk as if each had been written."""
-    table = disk_delta.Table.from_runs(found, size)
+    table = disk_delta.ExtentTable.from_runs(found, size)
     writer = disk_delta.Writer(size, changed_disks.BASE_ID, chunk_map.UNKNOWN_OS_HASH, table)
     disk = b"".join(bytes([n % 251 + 1]) * 512 for n in range(size // 512))
-    data = b"".join(disk[c.at : c.stop] for c in table if c.kind is Kind.DATA)
+    data = b"".join(disk[c.at : c.stop] for c in table if c.kind is ExtentKind.DATA)
     writer.feed(data)
     return writer.front + data + writer.end(), disk
 
@@ -66,7 +66,9 @@ def expected(base: changed_disks.Base, found: list[Extent], written: bytes) -> b
     base.read_into(memoryview(disk), 0)
     disk = disk[:size].ljust(size, b"\0")
     for at, length, kind in found:
-        disk[at : at + length] = written[at : at + length] if kind is Kind.DATA else bytes(length)
+        disk[at : at + length] = (
+            written[at : at + length] if kind is ExtentKind.DATA else bytes(length)
+        )
     return bytes(disk)
 
 
@@ -94,7 +96,10 @@ def codecs_of(file: bytes) -> list[tuple[int, layout.Codec]]:
 def test_compressed_clusters_are_carried_but_where_something_changed() -> None:
     deflate, stored = layout.Codec.DEFLATE, layout.Codec.STORED
     base = qcow2.Qcow2(Bytes(base_file(6 * CLUSTER, "pppp.s", deflate)))
-    found = [Extent(CLUSTER + 512, 512, Kind.DATA), Extent(2 * CLUSTER, CLUSTER, Kind.ZERO)]
+    found = [
+        Extent(CLUSTER + 512, 512, ExtentKind.DATA),
+        Extent(2 * CLUSTER, CLUSTER, ExtentKind.ZERO),
+    ]
     got = b"".join(changed_disks.compose(stream(found, 6 * CLUSTER)[0], base, "qcow2"))
     assert codecs_of(got) == [(0, deflate), (1, stored), (3, deflate), (5, stored)]
 
@@ -109,7 +114,7 @@ def test_cluster_that_its_base_ends_within_is_not_carried(size: int) -> None:
 
 def test_stream_that_was_altered_ends_the_composition() -> None:
     base = changed_disks.RawBase(Bytes(b"base" * 1000))
-    sent, _ = stream([Extent(0, 4096, Kind.DATA)], 8192)
+    sent, _ = stream([Extent(0, 4096, ExtentKind.DATA)], 8192)
     altered = sent[:200] + b"?" + sent[201:]
     with pytest.raises(errors.DiskDeltaFormatError, match="the trailer does not match"):
         list(changed_disks.compose(altered, base, "qcow2"))

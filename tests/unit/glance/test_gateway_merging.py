@@ -16,7 +16,7 @@ from acstor_glance.gateway.flatten.merge_plan import PieceOrigin
 
 SECTOR, CLUSTER, DISK = 512, 4096, 16 * 4096
 STORED, DEFLATE = layout.Codec.STORED, layout.Codec.DEFLATE
-DATA, ZERO = disk_delta.Kind.DATA, disk_delta.Kind.ZERO
+DATA, ZERO = disk_delta.ExtentKind.DATA, disk_delta.ExtentKind.ZERO
 
 sectors = st.integers(0, DISK // SECTOR)
 
@@ -32,7 +32,7 @@ def tables(draw):
         for start, stop in itertools.pairwise(ends)
         if draw(st.booleans())
     ]
-    return disk_delta.Table.from_runs(runs, DISK)
+    return disk_delta.ExtentTable.from_runs(runs, DISK)
 
 
 @st.composite
@@ -119,25 +119,27 @@ def test_stretches_are_runs_that_a_file_can_have_and_lose_nothing(table, base, c
 
 def test_cluster_that_is_whole_and_untouched_is_carried_and_one_that_is_changed_is_not():
     base = [layout.Extent(at, CLUSTER, DEFLATE, 9000 + at, 700) for at in (0, CLUSTER)]
-    table = disk_delta.Table.from_runs([disk_delta.Extent(CLUSTER + SECTOR, SECTOR, DATA)], DISK)
+    table = disk_delta.ExtentTable.from_runs(
+        [disk_delta.Extent(CLUSTER + SECTOR, SECTOR, DATA)], DISK
+    )
     first, second = merge_plan.cluster_runs(merge_plan.pieces(table, base, DISK), CLUSTER)
     assert first == (
-        qcow2_writer.Run(0, CLUSTER, 700),
+        qcow2_writer.ClusterRun(0, CLUSTER, 700),
         [merge_plan.DiskPiece(0, CLUSTER, PieceOrigin.COMPRESSED, base[0])],
     )
-    assert second.run == qcow2_writer.Run(CLUSTER, CLUSTER)
+    assert second.run == qcow2_writer.ClusterRun(CLUSTER, CLUSTER)
     origins = [piece.origin for piece in second.pieces]
     assert origins == [PieceOrigin.BASE, PieceOrigin.DELTA, PieceOrigin.BASE]
 
 
 def test_what_is_all_zeros_takes_no_cluster_and_the_last_one_is_filled_up():
-    table = disk_delta.Table.from_runs([disk_delta.Extent(0, CLUSTER, ZERO)], DISK)
+    table = disk_delta.ExtentTable.from_runs([disk_delta.Extent(0, CLUSTER, ZERO)], DISK)
     base = [layout.Extent(0, 3 * CLUSTER, STORED, 0, 3 * CLUSTER)]
     whole, last = merge_plan.cluster_runs(
         merge_plan.pieces(table, base, 2 * CLUSTER + SECTOR), CLUSTER
     )
-    assert whole.run == qcow2_writer.Run(CLUSTER, CLUSTER)
-    assert last.run == qcow2_writer.Run(2 * CLUSTER, CLUSTER)
+    assert whole.run == qcow2_writer.ClusterRun(CLUSTER, CLUSTER)
+    assert last.run == qcow2_writer.ClusterRun(2 * CLUSTER, CLUSTER)
     assert [piece.origin for piece in last.pieces] == [PieceOrigin.BASE, PieceOrigin.ZERO]
     parts = list(merge_plan.cluster_runs(merge_plan.pieces([], [], DISK), CLUSTER))
     assert parts == []

@@ -88,14 +88,14 @@ def body_of(raw, length_bytes=None):
 
 
 def stream_of(*found, data=b""):
-    table = disk_delta.Table.from_runs(found, DISK)
+    table = disk_delta.ExtentTable.from_runs(found, DISK)
     writer = disk_delta.Writer(DISK, IMAGE, chunk_map.UNKNOWN_OS_HASH, table)
     writer.feed(data)
     return writer.front + data + writer.end()
 
 
 DATA = bytes(range(256)) * 4
-WHOLE = stream_of(disk_delta.Extent(512, 1024, disk_delta.Kind.DATA), data=DATA)
+WHOLE = stream_of(disk_delta.Extent(512, 1024, disk_delta.ExtentKind.DATA), data=DATA)
 
 
 def test_body_gives_the_bytes_of_the_changes_and_is_whole_with_the_last():
@@ -108,7 +108,7 @@ def test_body_gives_the_bytes_of_the_changes_and_is_whole_with_the_last():
 
 
 def test_body_without_bytes_is_whole_with_its_table():
-    body = body_of(stream_of(disk_delta.Extent(512, 1024, disk_delta.Kind.ZERO)))
+    body = body_of(stream_of(disk_delta.Extent(512, 1024, disk_delta.ExtentKind.ZERO)))
     body.read_header()
     assert body.is_whole.is_set()
 
@@ -144,7 +144,9 @@ def test_client_that_drips_is_sent_away_though_something_always_moves(each_s, is
 
 def test_larger_disk_than_is_served_is_refused_by_its_header():
     size = image_record.SERVED_VIRTUAL_BYTES + 512
-    table = disk_delta.Table.from_runs([disk_delta.Extent(0, 512, disk_delta.Kind.ZERO)], size)
+    table = disk_delta.ExtentTable.from_runs(
+        [disk_delta.Extent(0, 512, disk_delta.ExtentKind.ZERO)], size
+    )
     writer = disk_delta.Writer(size, IMAGE, chunk_map.UNKNOWN_OS_HASH, table)
     with pytest.raises(http_errors.FlattenAborted, match="are allowed"):
         body_of(writer.front + writer.end()).read_header()

@@ -97,15 +97,15 @@ def test_image_whose_store_gives_no_parts_says_which_and_what_was_answered() -> 
 
 
 def test_every_refusal_of_qcow2_has_its_name() -> None:
-    for reason in qcow2_header.Reason:
+    for reason in qcow2_header.RefusalReason:
         message = f"{qcow2_header.Refused('image', reason, 'because').why}. Convert it"
         expected = reason.name.lower().replace("_", "-")
         assert image_scan.refusal_label(artefacts.fit_message(message)) == expected
 
 
 def test_what_oslo_utils_refuses_is_called_as_we_call_it() -> None:
-    assert format_check.BACKING_FILE == qcow2_header.Reason.BACKING_FILE
-    assert format_check.EXTERNAL_DATA == qcow2_header.Reason.EXTERNAL_DATA
+    assert format_check.BACKING_FILE == qcow2_header.RefusalReason.BACKING_FILE
+    assert format_check.EXTERNAL_DATA == qcow2_header.RefusalReason.EXTERNAL_DATA
 
 
 class Listed(memory_images.MemoryImages):

@@ -71,7 +71,7 @@ def composed(base, raw):
     at += head.table_bytes
     made = bytearray(base.ljust(head.virtual_size, b"\0"))
     for change in table:
-        if change.kind is disk_delta.Kind.DATA:
+        if change.kind is disk_delta.ExtentKind.DATA:
             made[change.at : change.stop] = raw[at : at + change.length]
             reader.feed(raw[at : at + change.length])
             at += change.length
@@ -99,14 +99,14 @@ def test_changes_and_base_are_the_disk(disk):
     )
     table, made = composed(disk.base.read_bytes(), disk.sent())
     assert made == disk.flat()
-    data_bytes = sum(change.length for change in table if change.kind is disk_delta.Kind.DATA)
+    data_bytes = sum(change.length for change in table if change.kind is disk_delta.ExtentKind.DATA)
     assert data_bytes == 5 * CHUNK, "what was written, in clusters; no zeros"
 
 
 def test_zeros_of_the_image_are_told_and_nobody_has_to_read_them(disk):
     raw = disk.sent()
     table, made = composed(disk.base.read_bytes(), raw)
-    assert table == [disk_delta.Extent(MIB, 2 * MIB, disk_delta.Kind.ZERO)]
+    assert table == [disk_delta.Extent(MIB, 2 * MIB, disk_delta.ExtentKind.ZERO)]
     assert made == disk.flat() and len(raw) < 1000
 
 

@@ -47,7 +47,7 @@ def collect(of: ring_tables.TrafficTable, times: int, first: int = 1) -> None:
     for collection in range(first, first + times):
         figures = [
             ring_tables.Figures(
-                decision_messages.Traffic(),
+                decision_messages.TrafficBytes(),
                 {
                     of.hosts[peer]: decision_messages.TimedTraffic(
                         100, 10.0 if TREE.rack_of(peer) == SLOW_RACK else 1.0
@@ -94,7 +94,7 @@ def tell(
     for collection in range(first, first + times):
         figures = [
             ring_tables.Figures(
-                decision_messages.Traffic(full if host == busy else 0, 0),
+                decision_messages.TrafficBytes(full if host == busy else 0, 0),
                 {},
                 decision_messages.TimedTraffic(),
             )

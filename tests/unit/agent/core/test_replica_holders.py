@@ -27,7 +27,7 @@ def leases_in(told) -> dict[str, dict[str, int]]:
 
 def kept(share_of=X, left=0, total=100, state=KEPT, epoch=7) -> replica_messages.ReplicaReport:
     return replica_messages.ReplicaReport(
-        epoch, (replica_messages.Share(share_of, state, total, left),)
+        epoch, (replica_messages.ImageShare(share_of, state, total, left),)
     )
 
 

@@ -15,7 +15,9 @@ MODE = peer_wire.Mode.HELD_ONLY
 
 def request(number, priority=PREFETCH):
     image_id = ids.ImageId("00000000-0000-4000-8000-000000000001")
-    return peer_wire.Request(number, image_id, number << 16, 65536, bytes(16), MODE, priority, 9)
+    return peer_wire.ChunkRequest(
+        number, image_id, number << 16, 65536, bytes(16), MODE, priority, 9
+    )
 
 
 def named(news):

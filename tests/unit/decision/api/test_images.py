@@ -324,9 +324,9 @@ def test_a_count_takes_the_least_busy_hosts_that_are_not_warm(client, store, gla
     read_by_nobody = decision_messages.HeldImage(size_bytes=SIZE)
     told = {}, {}, {IMAGES[0]: WARM}, {IMAGES[0]: COLD}, {IMAGES[0]: read_by_nobody}, {}, {}
     hold(store, *told)
-    busy = decision_messages.Traffic(10**9, 0)
+    busy = decision_messages.TrafficBytes(10**9, 0)
     conftest.note(store, conftest.sample(0, sent_s=time.time(), total=busy))
-    conftest.note(store, conftest.sample(6, sent_s=1.0, total=decision_messages.Traffic()))
+    conftest.note(store, conftest.sample(6, sent_s=1.0, total=decision_messages.TrafficBytes()))
     asked = client.post(f"/v1/images/{IMAGES[0]}/pre-seed", json={"count": 3}).json
     assert asked["hosts"] == ["h0001", "h0003", "h0004"]
     all_cold = client.post(f"/v1/images/{IMAGES[0]}/pre-seed", json={"count": 99}).json

@@ -69,7 +69,7 @@ class Cloud:
             sent_s=self.round * COLLECTION_S,
             interval_s=COLLECTION_S,
             link_bytes_s=self.links.get(host, LINK_BYTES_S),
-            total=decision_messages.Traffic(0, int(share * LINK_BYTES_S * COLLECTION_S)),
+            total=decision_messages.TrafficBytes(0, int(share * LINK_BYTES_S * COLLECTION_S)),
             sketch=self.sketches.get(host, ()),
             peers={
                 other: decision_messages.PeerTraffic(

@@ -112,7 +112,7 @@ SAMPLE = decision_messages.Sample(
     sent_s=0,
     interval_s=5,
     link_bytes_s=1000,
-    total=decision_messages.Traffic(),
+    total=decision_messages.TrafficBytes(),
 )
 
 

@@ -27,16 +27,16 @@ def sample(host: str = "h1", number: int = 1, **fields: Any) -> decision_message
         "sent_s": WALL_S + number * COLLECTION_S,
         "interval_s": COLLECTION_S,
         "link_bytes_s": LINK_BYTES_S,
-        "total": decision_messages.Traffic(0, 0),
+        "total": decision_messages.TrafficBytes(0, 0),
     }
     return decision_messages.Sample(**own | fields)
 
 
-def busy(share: float, own: float = 0.0) -> dict[str, decision_messages.Traffic]:
+def busy(share: float, own: float = 0.0) -> dict[str, decision_messages.TrafficBytes]:
     whole = LINK_BYTES_S * COLLECTION_S
     return {
-        "total": decision_messages.Traffic(0, int(share * whole)),
-        "chunks": decision_messages.Traffic(0, int(own * whole)),
+        "total": decision_messages.TrafficBytes(0, int(share * whole)),
+        "chunks": decision_messages.TrafficBytes(0, int(own * whole)),
     }
 
 
@@ -160,7 +160,7 @@ def test_a_host_that_is_expelled_is_gone_at_once_with_its_address():
 
 def test_what_a_host_tells_of_others_is_nobodys_traffic_but_its_own():
     cloud = Cloud()
-    lies = {"h2": decision_messages.Traffic(2**62, 2**62)}
+    lies = {"h2": decision_messages.TrafficBytes(2**62, 2**62)}
     cloud.collect("h2", times=4)
     before = cloud.members[H2].traffic_share(), cloud.members[H2].last
     cloud.round -= 4
@@ -347,7 +347,9 @@ def test_no_collection_is_so_short_that_its_rates_are_no_numbers(interval_s):
 
 def test_the_most_that_a_sample_can_say_is_a_number():
     cloud = Cloud()
-    most = decision_messages.Traffic(decision_messages.MAX_NUMBER, decision_messages.MAX_NUMBER)
+    most = decision_messages.TrafficBytes(
+        decision_messages.MAX_NUMBER, decision_messages.MAX_NUMBER
+    )
     least = {"interval_s": decision_messages.LEAST_INTERVAL_S, "link_bytes_s": 1}
     cloud.collect("h1", "h2", times=2)
     assert cloud.hear(sample("h1", 3, total=most, **least)) is None
