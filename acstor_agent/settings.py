@@ -286,7 +286,7 @@ def peer_credentials(
         return None
     made = peer_network.Credentials(identity_, security, certificates.GRACE_S)
     made.reload_files()
-    if not made.is_there and not may_come_later:
+    if not made.has_certificate and not may_come_later:
         files = ", ".join(str(path) for path in identity_.files[:3])
         why = f"{security.value} needs a certificate of this host that can be used in {files}"
         raise errors.Unusable("[acstor_agent] peer_security", why, HOW_TO_GET_A_CERTIFICATE)

@@ -10,7 +10,7 @@ import prometheus_client
 from prometheus_client import core
 from prometheus_client import registry
 
-from acstor_checkpoint.schedule import failures as failures_
+from acstor_checkpoint.schedule import failures
 from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import scrubber
 from acstor_checkpoint.vault import vault_store
@@ -77,7 +77,7 @@ class VaultCollector(registry.Collector):
 class CheckpointStatus(Protocol):
     """Status of the checkpoints of this host; thread-safe."""
 
-    failures: failures_.Failures
+    failures: failures.Failures
 
     def overdue_s(self) -> Mapping[ids.ImageId, float]:
         """Return for how long servers are overdue."""

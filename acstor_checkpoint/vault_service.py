@@ -18,7 +18,7 @@ from acstor_checkpoint.vault import vault_store
 from acstor_checkpoint.vault_protocol import tls_channel
 from acstor_common import errors
 from acstor_common.identity import certificates
-from acstor_common.identity import credentials as credentials_
+from acstor_common.identity import credentials
 from acstor_common.identity import identity_files
 from acstor_common.model import addresses
 from acstor_common.model import ids
@@ -38,15 +38,15 @@ def host_of(agent: Options) -> ids.HostId:
         raise errors.Unusable("[acstor_agent] host", str(e)) from e
 
 
-def identity(agent: Options) -> identity_files.IdentityFiles:
+def open_identity(agent: Options) -> identity_files.IdentityFiles:
     """Return this host's certificate and key files by its agent's options, or raise Unusable."""
     folder = common_conf.identity_dir(agent)
     return identity_files.IdentityFiles(host_of(agent), identity_files.files_in(folder))
 
 
-def credentials(files: identity_files.IdentityFiles) -> credentials_.Credentials:
+def load_credentials(files: identity_files.IdentityFiles) -> credentials.Credentials:
     """Return the credentials for vaults and their clients."""
-    made = credentials_.Credentials(files, tls_channel.PROTOCOL, certificates.GRACE_S)
+    made = credentials.Credentials(files, tls_channel.PROTOCOL, certificates.GRACE_S)
     made.reload_files()
     return made
 
@@ -55,7 +55,7 @@ def credentials(files: identity_files.IdentityFiles) -> credentials_.Credentials
 def serve_vault(
     own: Options,
     host: ids.HostId,
-    own_credentials: credentials_.Credentials,
+    own_credentials: credentials.Credentials,
     hosts: authorized_hosts.AuthorizedHosts,
 ) -> Iterator[vault_store.VaultStore | None]:
     """Serve the vault as long as the block runs; yield None without ``vault_listen``.
@@ -91,7 +91,7 @@ def serve_vault(
 def _server(
     listen: str,
     api: vault_api.VaultApi,
-    own_credentials: credentials_.Credentials,
+    own_credentials: credentials.Credentials,
     hosts: authorized_hosts.AuthorizedHosts,
 ) -> vault_server.VaultServer:
     try:

@@ -117,23 +117,23 @@ class DeadlineExceeded(AcstorError):
 class QueueFull(AcstorError):
     """The queue is full, and the caller has the largest share of it."""
 
-    def __init__(self, who: str) -> None:
-        super().__init__(who)
-        self.who = who
+    def __init__(self, requester: str) -> None:
+        super().__init__(requester)
+        self.requester = requester
 
     def __str__(self) -> str:
-        return f"{self.who} has too much waiting"
+        return f"{self.requester} has too much waiting"
 
 
 class ReaderKilled(AcstorError):
     """The reading process is being killed: the reply only lets it exit."""
 
-    def __init__(self, who: str) -> None:
-        super().__init__(who)
-        self.who = who
+    def __init__(self, reader: str) -> None:
+        super().__init__(reader)
+        self.reader = reader
 
     def __str__(self) -> str:
-        return f"{self.who} is being ended"
+        return f"{self.reader} is being ended"
 
 
 class ProtocolError(AcstorError):

@@ -162,7 +162,7 @@ class NovaClient:
 
     def _get(self, path: str, asker: str = "", **query: str) -> dict[str, Any] | None:
         try:
-            with self._limit.hold_place(asker):
+            with self._limit.hold_slot(asker):
                 answer = self._answer(path, query)
         except concurrency_limit.LimitReached as e:
             raise NovaBusy(str(e)) from e

@@ -238,7 +238,7 @@ class TaskSender:
         encoded = decision_messages.encode(self._seal(wanted, signing.CHECKPOINT_WANTED))
         client = _client(self._opened(), target, self._retries, timeout=self._call_timeout_s)
         try:
-            with self._limit.hold_place():
+            with self._limit.hold_slot():
                 said = client.call({}, checkpoint_messages.CHECKPOINT_WANTED, payload=encoded)
         except oslo_messaging.MessagingTimeout:
             return None
@@ -248,7 +248,7 @@ class TaskSender:
 
     def _send(self, target: oslo_messaging.Target, method: str, payload: msgspec.Struct) -> None:
         try:
-            with self._limit.hold_place():
+            with self._limit.hold_slot():
                 _cast(self._opened(), target, method, payload, self._retries)
         except concurrency_limit.LimitReached as e:
             raise BusUnreachable(str(e)) from e

@@ -408,7 +408,7 @@ class DecisionService:
             epoch=self.current.epoch,
             thresholds=self.decider.table.thresholds,
             segment_chunks=self.decider.table.segment_chunks,
-            places=len(self.decider.table.outward),
+            places=len(self.decider.table.policies),
             traffic_cv=self.members.traffic_cv(now_s),
             hosts=hosts,
             silent=silent.names,

@@ -104,7 +104,7 @@ def protection_of(image: image_record.Image | None, project_id: str) -> Protecti
     """Return the protection status of an image; ``image`` None: it is not in Glance."""
     if image is None or image.status in _GONE:
         return ProtectionStatus.GONE
-    if artefacts.is_left_alone(image, project_id):
+    if artefacts.is_excluded(image, project_id):
         return ProtectionStatus.ARTEFACT
     has_removal_tag = _has_removal_tag(image, project_id)
     is_marked = protection_time_s(image, project_id) is not None

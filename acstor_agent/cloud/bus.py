@@ -107,7 +107,7 @@ class Bus:
                 self.dropped += 1
             self._changed.notify()
 
-    def subscribe(self, topic: str, heard: Mapping[str, message_bus.Heard]) -> None:
+    def subscribe(self, topic: str, heard: Mapping[str, message_bus.Handler]) -> None:
         """Receive messages to a topic, for all its subscribers or for this host.
 
         :param heard: handlers of payloads by method

@@ -217,10 +217,10 @@ class Enrolment:
         request = certificates.request(self._here, key)
         self._log_key(certificates.fingerprint(certificates.request_key(request)))
         answer = self._ask(request)
-        new = identity_files.Set(
+        new = identity_files.IdentitySet(
             answer.ca.encode(), answer.certificate.encode(), key, answer.signers.encode()
         )
-        identity_files.checked(new, self._here)
+        identity_files.check_set(new, self._here)
         signing.read_public_keys(new.signers)
         identity_files.write(folder, new)
         pending_key(folder).unlink(missing_ok=True)
@@ -235,7 +235,9 @@ class Enrolment:
     def _ask(self, request: bytes) -> EnrolmentResponse:
         body = {"csr": request.decode(), "proof": self._proof(request)}
         try:
-            self._url_log.log_warning(decision_messages.way_fault(self._api.get_endpoint() or ""))
+            self._url_log.log_warning(
+                decision_messages.why_insecure(self._api.get_endpoint() or "")
+            )
             response = self._api.post(
                 f"/v1/hosts/{self._here}/certificate", json=body, raise_exc=False
             )

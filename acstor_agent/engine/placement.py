@@ -56,7 +56,7 @@ def outer_home(table: hash_ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.Hos
     """
     outer = table.outer_group_of(here)
     found = outer.owners_at(oid, 1) if outer is not None else ()
-    if not found or not table.outward:  # in such a table it is the home of its group already
+    if not found or not table.policies:  # in such a table it is the home of its group already
         return next(iter(found), None)
     return home(table, found[0], oid)
 
@@ -119,4 +119,4 @@ def _is_too_far(table: hash_ring.Ring, here: ids.HostId, host: ids.HostId) -> bo
 def _is_overloaded(table: hash_ring.Ring, former: hash_ring.Ring, host: ids.HostId) -> bool:
     """Return whether ``host`` lost v-nodes because of traffic, and is not drained."""
     has_lost = table.vnodes_of(host) < former.vnodes_of(host)
-    return has_lost and table.is_spared(host) and not table.is_drained(host)
+    return has_lost and table.is_deprioritized(host) and not table.is_drained(host)

@@ -115,7 +115,7 @@ class RingView:
         """
         is_giver = self._is_giver_cache.get(host)
         if is_giver is None:
-            is_giver = self.is_near(host) and not self.table.is_spared(host)
+            is_giver = self.is_near(host) and not self.table.is_deprioritized(host)
             if host in self.table:
                 self._is_giver_cache[host] = is_giver
         return is_giver

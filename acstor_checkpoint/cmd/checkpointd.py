@@ -67,11 +67,11 @@ def run(conf: cfg.ConfigOpts, register: checkpoint_record.Register | None = None
             "an address to keep those of others",
         )
     agent = checkpoint_conf.agent_options(conf)
-    identity, files = vault_service.identity(agent), agent_files.AgentFiles.from_options(agent)
-    proof = vault_service.credentials(identity)
+    identity, files = vault_service.open_identity(agent), agent_files.AgentFiles.from_options(agent)
+    proof = vault_service.load_credentials(identity)
     with contextlib.ExitStack() as stack:
         authorized = authorized_hosts.AuthorizedHosts(files.read_ring)
-        served = vault_service.serve_vault(own, identity.here, proof, authorized)
+        served = vault_service.serve_vault(own, identity.host, proof, authorized)
         vault = stack.enter_context(served)
         collectors: list[registry.Collector] = []
         if vault is not None:
@@ -124,7 +124,7 @@ def _start_captures(
     else:
         link = capture_service.DecisionLink(register)
     running = capture_service.run_captures(
-        conf.acstor_checkpoint, files, conf.acstor.mount_point, identity.here, proof, link
+        conf.acstor_checkpoint, files, conf.acstor.mount_point, identity.host, proof, link
     )
     captures = stack.enter_context(running)
     if bus is not None:
@@ -143,7 +143,7 @@ def _open_bus(
     :param vault: orphaned data is deleted from it, and its issues are reported
     """
     bus = bus_client.BusClient(
-        identity.here,
+        identity.host,
         identity,
         bus_client.open_transport(conf.config_file or [], conf.config_dir or []),
         tuple if vault is None else vault.health.list_issues,

@@ -220,7 +220,7 @@ class HolderGroup:
             self._took_s[client.holder] += self._clock() - began_s
             return answer
 
-        answers = call_all(self._clients, timed, allowed_s, self._limits.stalled_s)
+        answers = call_holders(self._clients, timed, allowed_s, self._limits.stalled_s)
         self.slack_left_s = min(self._slack_s, allowed_s - (self._clock() - began_s))
         return answers
 
@@ -237,7 +237,7 @@ def _retain(
     return client.retain_only(disk, part)
 
 
-def call_all(
+def call_holders(
     clients: Sequence[vault_client.VaultClient],
     work: Callable[[vault_client.VaultClient], T],
     allowed_s: float,

@@ -192,7 +192,7 @@ class GarbageCollection:
         One that holds up a single request is replaced; one that has much to delete is not.
         """
         try:
-            holder_group.call_all([client], work, HOLDER_S)
+            holder_group.call_holders([client], work, HOLDER_S)
         except holder_group.HolderSlow as e:
             LOG.info("%s", e)
             if e.is_stalled:

@@ -39,9 +39,9 @@ class OwnerDeletion:
     """The deletion loop."""
 
     def __init__(
-        self, vault: vault_store.VaultStore, gone: FindDeparted, ended: threading.Event
+        self, vault: vault_store.VaultStore, find_departed: FindDeparted, ended: threading.Event
     ) -> None:
-        self._vault, self._find_departed, self._ended = vault, gone, ended
+        self._vault, self._find_departed, self._ended = vault, find_departed, ended
         self._faults = log_once.LogOnce(LOG)
 
     def run(self, first_s: float = FIRST_S, every_s: float = EVERY_S) -> None:
@@ -84,10 +84,10 @@ class OwnerDeletion:
 
 
 @contextlib.contextmanager
-def run_deletion(vault: vault_store.VaultStore, gone: FindDeparted) -> Iterator[None]:
+def run_deletion(vault: vault_store.VaultStore, find_departed: FindDeparted) -> Iterator[None]:
     """Run the loop in a thread during the block."""
     ended = threading.Event()
-    deletion = OwnerDeletion(vault, gone, ended)
+    deletion = OwnerDeletion(vault, find_departed, ended)
     thread = supervision.start("owner deletion", deletion.run, ended)
     try:
         yield

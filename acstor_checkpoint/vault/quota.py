@@ -97,9 +97,9 @@ def allocated_bytes(size_bytes: int) -> int:
 class Quota:
     """Space accounting of one vault; thread-safe."""
 
-    def __init__(self, limits: VaultLimits, here: str) -> None:
+    def __init__(self, limits: VaultLimits, host: str) -> None:
         self.limits = limits
-        self._here = here
+        self._host = host
         self._lock = threading.Lock()
         self._used: collections.defaultdict[ids.HostId, Usage] = collections.defaultdict(Usage)
         self._total = Usage()
@@ -161,4 +161,4 @@ class Quota:
         if bound.is_of_host and owner not in self._full:
             self._full.add(owner)
             LOG.warning("%s has used up its quota of this vault (%s)", owner, bound)
-        raise errors.VaultFull(self._here, f"the limit of {limit} {bound.resource} is reached")
+        raise errors.VaultFull(self._host, f"the limit of {limit} {bound.resource} is reached")

@@ -29,12 +29,12 @@ class VaultHealth:
 
     def __init__(
         self,
-        room: quota.Quota,
-        safety: group_sync.GroupSync,
+        vault_quota: quota.Quota,
+        vault_sync: group_sync.GroupSync,
         clock: Callable[[], float] = time.monotonic,
         slow_s: float = SLOW_S,
     ) -> None:
-        self._room, self._safety, self._clock = room, safety, clock
+        self._quota, self._sync, self._clock = vault_quota, vault_sync, clock
         self._slow_s = slow_s
         self._window = sliding_window.SlidingWindow(WINDOW_S, clock(), self._totals())
 
@@ -45,15 +45,15 @@ class VaultHealth:
         has = {
             Issue.FULL: "refused" in grown,
             Issue.SLOW: grown.get("sync_ms", 0) > 1000 * self._slow_s * syncs,
-            Issue.NOT_SAFE: self._safety.has_failed,
+            Issue.NOT_SAFE: self._sync.has_failed,
         }
         return [issue for issue in Issue if has[issue]]
 
     def _totals(self) -> dict[str, int]:
         return {
             "refused": sum(
-                self._room.refused[bound] for bound in quota.Bound if not bound.is_of_host
+                self._quota.refused[bound] for bound in quota.Bound if not bound.is_of_host
             ),
-            "syncs": self._safety.passes,
-            "sync_ms": int(1000 * self._safety.took_s),
+            "syncs": self._sync.passes,
+            "sync_ms": int(1000 * self._sync.took_s),
         }

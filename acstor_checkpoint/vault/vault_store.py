@@ -58,9 +58,9 @@ class VaultStore:
     Creation reads all names and sizes in the folder for the quota.
     """
 
-    def __init__(self, folder: pathlib.Path, limits: quota.VaultLimits, here: ids.HostId) -> None:
+    def __init__(self, folder: pathlib.Path, limits: quota.VaultLimits, host: ids.HostId) -> None:
         self.folder = folder
-        self.quota = quota.Quota(limits, here)
+        self.quota = quota.Quota(limits, host)
         self.lookup_rate = lookup_rate.LookupRate()
         self.corrupt_files = 0  #: corrupt files since the start
         self._numbers = itertools.count()

@@ -66,7 +66,7 @@ class Credentials:
         self._logged = ("", 0.0)
 
     @property
-    def is_there(self) -> bool:
+    def has_certificate(self) -> bool:
         """Whether the host has a certificate."""
         return self._loaded is not None
 

@@ -34,7 +34,7 @@ Signers = tuple[signing.PublicKey, ...]
 _Stamps = tuple[tuple[int, int, int] | None, ...]
 
 
-class Files(NamedTuple):
+class IdentityPaths(NamedTuple):
     """Paths of the files."""
 
     ca: pathlib.Path
@@ -43,7 +43,7 @@ class Files(NamedTuple):
     signers: pathlib.Path
 
 
-class Set(NamedTuple):
+class IdentitySet(NamedTuple):
     """Contents of the files (PEM); empty if a file is missing."""
 
     ca: bytes
@@ -65,9 +65,9 @@ class Identity(NamedTuple):
     signers: Signers = ()
 
 
-def files_in(folder: pathlib.Path) -> Files:
+def files_in(folder: pathlib.Path) -> IdentityPaths:
     """Return the paths of the files in a folder."""
-    return Files(*(folder / f"{name}.pem" for name in ("ca", "cert", "key", "signers")))
+    return IdentityPaths(*(folder / f"{name}.pem" for name in ("ca", "cert", "key", "signers")))
 
 
 class IdentityFiles:
@@ -75,12 +75,12 @@ class IdentityFiles:
 
     def __init__(
         self,
-        here: ids.HostId,
-        files: Files,
+        host: ids.HostId,
+        files: IdentityPaths,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.files = files
-        self.here, self._clock = here, clock
+        self.host, self._clock = host, clock
         self._lock = threading.Lock()
         self._refreshed_s = -CHECK_INTERVAL_S
         self._stamps: _Stamps | None = None
@@ -112,7 +112,7 @@ class IdentityFiles:
         self._identity = self._read()
 
     def _read(self) -> Identity:
-        found = Set(*(self._bytes_of(path) for path in self.files))
+        found = IdentitySet(*(self._bytes_of(path) for path in self.files))
         signers: Signers = ()
         certificate = None
         if found.signers:
@@ -122,7 +122,7 @@ class IdentityFiles:
             with self._log_errors(self.files.ca):
                 certificates.read_ca(found.ca)
                 with self._log_errors(self.files.certificate):
-                    certificate = checked(found, self.here)
+                    certificate = check_set(found, self.host)
         return Identity(certificate, found.key if certificate else b"", found.ca, signers)
 
     def _bytes_of(self, path: pathlib.Path) -> bytes:
@@ -148,18 +148,18 @@ class IdentityFiles:
             LOG.warning("%s; it is not used", what)
 
 
-def checked(found: Set, here: ids.HostId) -> certificates.HostCertificate:
+def check_set(found: IdentitySet, host: ids.HostId) -> certificates.HostCertificate:
     """Return a set's certificate if it is this host's, with its key, or raise NotAuthenticated."""
     certificate = certificates.read_host_certificate(found.certificate, found.ca)
     what = f"the certificate of {certificate.host}"
-    if certificate.host != here:
-        raise errors.NotAuthenticated(what, f"this host is {here}")
+    if certificate.host != host:
+        raise errors.NotAuthenticated(what, f"this host is {host}")
     if signing.read_key(found.key).public_key() != certificate.public_key:
         raise errors.NotAuthenticated(what, "the key beside it is another one's")
     return certificate
 
 
-def write(folder: pathlib.Path, new: Set) -> None:
+def write(folder: pathlib.Path, new: IdentitySet) -> None:
     """Replace the set in ``folder`` durably; on OSError the previous set stays in use.
 
     The previous set stays beside it for current readers, until the next call.

@@ -25,7 +25,7 @@ RETRIES: Final = 1
 """Instead of three: enough for a connection that Keystone closed when idle."""
 CALLERS: Final = 4
 """Threads of a process that ask Keystone at a time."""
-IS_NOWHERE: Final = (
+NO_KEYSTONE_URL: Final = (
     "this token cannot be checked: Keystone's catalog has no URL of Keystone itself as "
     "[keystone_authtoken] interface and region_name ask for one ({why}): change these options"
 )
@@ -67,13 +67,13 @@ class TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without type
         except webob.exc.HTTPServiceUnavailable as e:
             raise self._unavailable(self._is_gone) from e
         except exceptions.EndpointNotFound as e:
-            LOG.error("%s", IS_NOWHERE.format(why=e))
-            raise self._unavailable(IS_NOWHERE.format(why=e)) from e
+            LOG.error("%s", NO_KEYSTONE_URL.format(why=e))
+            raise self._unavailable(NO_KEYSTONE_URL.format(why=e)) from e
 
     def _verify_in_turn(self, *args: Any, **kwargs: Any) -> Any:
         """Ask Keystone; fail as if it did not answer if too many threads wait."""
         try:
-            with self._limit.hold_place():
+            with self._limit.hold_slot():
                 return self._verify(*args, **kwargs)
         except concurrency_limit.LimitReached as e:
             raise exceptions.ConnectFailure(str(e)) from e

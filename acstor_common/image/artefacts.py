@@ -40,7 +40,7 @@ class Kind(enum.StrEnum):
 CONVERTED_VERSION = 1
 """Format version of converted images: 1 is one qcow2 file."""
 
-AS_CONVERTED = layout.DiskFormat.QCOW2.glance_name
+CONVERTED_FORMAT = layout.DiskFormat.QCOW2.glance_name
 """Disk format of converted images."""
 
 SCOPE_SECRET = "scope_secret"
@@ -203,7 +203,7 @@ def is_artefact(record: image_record.Image, project_id: str) -> bool:
     return KIND in record.properties and bool(project_id) and record.owner == project_id
 
 
-def is_left_alone(record: image_record.Image, project_id: str) -> bool:
+def is_excluded(record: image_record.Image, project_id: str) -> bool:
     """Return whether acstor excludes an image: an artefact of any service project.
 
     The service project may have changed, or a second acstor uses the same Glance.  A tenant who
@@ -243,7 +243,7 @@ def new_artefact(
     os_hash = image.os_hash
     if os_hash == chunk_map.UNKNOWN_OS_HASH:
         raise ValueError(f"image {image.id} has no hash in Glance")
-    disk_format = AS_CONVERTED if kind is Kind.CONVERTED else "raw"
+    disk_format = CONVERTED_FORMAT if kind is Kind.CONVERTED else "raw"
     return {
         **_hidden(name_of(kind, image.id), kind.value, project_id),
         "disk_format": disk_format,
@@ -279,7 +279,7 @@ def _hidden(name: str, kind: str, project_id: str) -> dict[str, Any]:
     }
 
 
-def is_stopgap(artefact: image_record.Image | None) -> bool:
+def is_inherited(artefact: image_record.Image | None) -> bool:
     """Return whether a boot image is inherited, until the image has its own."""
     return artefact is not None and artefact.text(ORIGIN) == BootOrigin.INHERITED
 
@@ -288,7 +288,7 @@ def as_read(image: image_record.Image, converted: image_record.Image | None) -> 
     """Return an image's record with the format and size of its conversion, which agents read."""
     if converted is None:
         return image
-    return dataclasses.replace(image, disk_format=AS_CONVERTED, size_bytes=converted.size_bytes)
+    return dataclasses.replace(image, disk_format=CONVERTED_FORMAT, size_bytes=converted.size_bytes)
 
 
 def check_belongs(

@@ -15,7 +15,7 @@ from acstor_common.model import ids
 
 DIRECT_BASE = "direct_base_image_ref"
 """Set with a tenant's token, so it does not have the protected prefix."""
-MOST_GENERATIONS = 16
+MAX_GENERATIONS = 16
 """Bound on following bases, which may form a cycle."""
 
 

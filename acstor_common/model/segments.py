@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from acstor_common.model import ids
 
-MOST_CHUNKS = 16
+MAX_CHUNKS = 16
 """Per segment: one FUSE read at the default chunk size."""
 
 
@@ -26,7 +26,7 @@ _BITS = operator.itemgetter(1)
 
 def check(segment_chunks: int) -> None:
     """Raise ValueError unless segments may have this many chunks: 1, 2, 4, 8 or 16."""
-    if not 1 <= segment_chunks <= MOST_CHUNKS or segment_chunks & (segment_chunks - 1):
+    if not 1 <= segment_chunks <= MAX_CHUNKS or segment_chunks & (segment_chunks - 1):
         raise ValueError(f"segments of {segment_chunks} chunks: 1, 2, 4, 8 or 16 are allowed")
 
 

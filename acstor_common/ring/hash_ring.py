@@ -102,7 +102,7 @@ class _RingFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         dict[str, location_policies.LocationPolicy], msgspec.Meta(max_length=MAX_HOSTS)
     ] = {}
     revoked: Annotated[dict[str, _BeforeS], msgspec.Meta(max_length=MAX_REVOKED)] = {}
-    segment_chunks: Annotated[int, msgspec.Meta(ge=1, le=segments.MOST_CHUNKS)] = 1
+    segment_chunks: Annotated[int, msgspec.Meta(ge=1, le=segments.MAX_CHUNKS)] = 1
 
 
 class _Versioned(msgspec.Struct):
@@ -120,7 +120,7 @@ class Ring:
     :param threshold: hosts nearer than this share homes; None: all hosts share homes
     :param outer_threshold: before a home reads the source, it asks the home among the hosts nearer
         than this; None: it does not
-    :param outward: policies, by location
+    :param policies: policies, by location
     :param within: the location of this ring, if it is that of a group
     :param segment_chunks: chunks per segment (:mod:`acstor_common.model.segments`)
     :param revoked: by host, the wall clock before which the validity of a revoked certificate
@@ -135,27 +135,27 @@ class Ring:
         threshold: int | None = None,
         outer_threshold: int | None = None,
         revoked: Mapping[str, int] = MappingProxyType({}),
-        outward: location_policies.LocationPolicies = MappingProxyType({}),
+        policies: location_policies.LocationPolicies = MappingProxyType({}),
         within: location.Levels = (),
         segment_chunks: int = 1,
     ) -> None:
         _check(hosts)
         segments.check(segment_chunks)
         self.segment_chunks = segment_chunks
-        location_policies.check_policies(outward, threshold, outer_threshold)
+        location_policies.check_policies(policies, threshold, outer_threshold)
         for host in revoked:
             ids.parse_host_id(host)
         self.revoked = dict(revoked)
         self.epoch = epoch
         self.threshold = threshold
         self.outer_threshold = outer_threshold
-        self.outward = dict(outward)
+        self.policies = dict(policies)
         self._levels = {ids.HostId(host.host): location.parse(host.location) for host in hosts}
         self._groups: dict[location.Levels, Ring] = {}
         self.hosts = tuple(sorted(hosts, key=lambda host: host.host))
         self._ids = tuple(ids.HostId(host.host) for host in self.hosts)
         self._addresses = {ids.HostId(host.host): host.address for host in self.hosts}
-        points = _sorted_points(self.hosts, outward, within)
+        points = _sorted_points(self.hosts, policies, within)
         self._vnodes = {ids.HostId(host.host): host.vnodes for host in self.hosts}
         self._homes = sum(count > 0 for count in self._vnodes.values())
         owned = sum(self._vnodes.values())
@@ -179,7 +179,7 @@ class Ring:
     def _hosts_by_ip(self) -> collections.Counter[str]:
         return collections.Counter(addresses.parse(host.address)[0] for host in self.hosts)
 
-    def is_spared(self, host: ids.HostId) -> bool:
+    def is_deprioritized(self, host: ids.HostId) -> bool:
         """Return whether a host has less than half of an even share of the v-nodes.
 
         Its link is loaded by other traffic, so other holders of a chunk are asked first.
@@ -207,7 +207,7 @@ class Ring:
         if self.threshold is None or self.outer_threshold is None:
             return None
         group = location.ancestor(self._levels.get(host, ()), self.threshold)
-        outer = location_policies.outer_threshold_of(self.outward, group, self.outer_threshold)
+        outer = location_policies.outer_threshold_of(self.policies, group, self.outer_threshold)
         return None if outer == location_policies.FROM_SOURCE else self._nearer_than(outer, host)
 
     def _nearer_than(self, threshold: int | None, host: ids.HostId) -> "Ring":
@@ -223,7 +223,7 @@ class Ring:
                 if is_all
                 else Ring(
                     *(self.epoch, tuple(near), self.threshold, self.outer_threshold),
-                    outward=self.outward,
+                    policies=self.policies,
                     within=place,
                     segment_chunks=self.segment_chunks,
                 )
@@ -277,14 +277,14 @@ class Ring:
 
 
 def _sorted_points(
-    hosts: Iterable[RingHost], outward: location_policies.LocationPolicies, within: location.Levels
+    hosts: Iterable[RingHost], policies: location_policies.LocationPolicies, within: location.Levels
 ) -> list[tuple[int, int]]:
     """Return the point of each v-node with the number of its host."""
     return sorted(
         (vnode.point_of(name), number)
         for number, host in enumerate(hosts)
         for name in location_policies.counted_vnodes(
-            outward, host.iter_vnodes(), location.parse(host.location), within
+            policies, host.iter_vnodes(), location.parse(host.location), within
         )
     )
 
@@ -386,6 +386,6 @@ def encode(ring: Ring) -> bytes:
     return msgspec.json.encode(
         _RingFile(
             *(FORMAT_VERSION, ring.epoch, hosts, *both),
-            *(ring.outward, ring.revoked, ring.segment_chunks),
+            *(ring.policies, ring.revoked, ring.segment_chunks),
         )
     )

@@ -6,7 +6,7 @@ from typing import Final
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 STEADY_S: Final = 60.0
-MOST_FAILURES: Final = 10
+MAX_FAILURES: Final = 10
 """They take about two minutes with their pauses."""
 
 
@@ -34,7 +34,7 @@ class Restarts:
     0.5
     """
 
-    def __init__(self, most: int | None = MOST_FAILURES, first_s: float = FIRST_PAUSE_S) -> None:
+    def __init__(self, most: int | None = MAX_FAILURES, first_s: float = FIRST_PAUSE_S) -> None:
         self._most, self._first_s = most, first_s
         self._failures = 0
 

@@ -23,12 +23,12 @@ _REMEMBERED_S: Final = 60.0
 class LimitReached(errors.AcstorError):
     """All slots are taken."""
 
-    def __init__(self, what: str, most: int) -> None:
-        super().__init__(what, most)
-        self.what, self.most = what, most
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(what, limit)
+        self.what, self.limit = what, limit
 
     def __str__(self) -> str:
-        return f"{self.most} others wait for {self.what}"
+        return f"{self.limit} others wait for {self.what}"
 
 
 class _Call:
@@ -41,21 +41,21 @@ class _Call:
 class ConcurrencyLimit:
     """Slots for calls to one service.
 
-    :param most: slots
+    :param limit: slots
     :param wait_s: longest wait; a call that runs longer counts as late
-    :param waiting: length of the queue; one more call evicts the lowest-ranked
+    :param max_waiting: length of the queue; one more call evicts the lowest-ranked
     """
 
     def __init__(
         self,
         what: str,
-        most: int,
+        limit: int,
         clock: Callable[[], float],
         wait_s: float = 1.0,
-        waiting: int = sys.maxsize,
+        max_waiting: int = sys.maxsize,
     ) -> None:
-        self._what, self._most, self._clock = what, most, clock
-        self._wait_s, self._most_waiting = wait_s, waiting
+        self._what, self._limit, self._clock = what, limit, clock
+        self._wait_s, self._max_waiting = wait_s, max_waiting
         self._changed = threading.Condition()
         self._numbers = itertools.count()
         self._calls: list[_Call] = []
@@ -63,7 +63,7 @@ class ConcurrencyLimit:
         self._asked_s: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def hold_place(self, caller: str = "") -> Iterator[None]:
+    def hold_slot(self, caller: str = "") -> Iterator[None]:
         """Hold a slot, or raise LimitReached; does not wait if all running calls are late."""
         with self._changed:
             call = _Call(caller, next(self._numbers))
@@ -82,7 +82,7 @@ class ConcurrencyLimit:
                 self._changed.notify_all()
 
     def _wait(self, call: _Call) -> None:
-        if len(self._waiting) > self._most_waiting:
+        if len(self._waiting) > self._max_waiting:
             self._waiting.remove(max(self._waiting, key=self._rank))
             self._changed.notify_all()
         until_s = self._clock() + self._wait_s
@@ -90,11 +90,11 @@ class ConcurrencyLimit:
             latest_s = max((one.began_s for one in self._calls), default=math.inf)
             left_s = min(until_s, latest_s + self._wait_s) - self._clock()
             if left_s <= 0 or call not in self._waiting:
-                raise LimitReached(self._what, self._most)
+                raise LimitReached(self._what, self._limit)
             self._changed.wait(left_s)
 
     def _is_next(self, call: _Call) -> bool:
-        is_free = len(self._calls) < self._most
+        is_free = len(self._calls) < self._limit
         return is_free and call in self._waiting and call is min(self._waiting, key=self._rank)
 
     def _rank(self, call: _Call) -> tuple[int, float, int]:

@@ -77,7 +77,7 @@ def run(
 ) -> None:
     """Run a loop in the caller's thread until it returns; see :func:`start`."""
     stopping = stopping or threading.Event()
-    most = backoff.MOST_FAILURES if is_vital else None
+    most = backoff.MAX_FAILURES if is_vital else None
     again = backoff.Restarts(most, first_pause_s)
     while not stopping.is_set():
         began_s = time.monotonic()

@@ -356,10 +356,10 @@ class NeededImages(msgspec.Struct, frozen=True):
 _T = TypeVar("_T")
 
 
-def way_fault(url: str) -> str:
+def why_insecure(url: str) -> str:
     """Return why the REST API's URL is insecure; "" if it is not.
 
-    >>> way_fault("https://d.example:9710"), way_fault("http://127.0.0.1:9710")
+    >>> why_insecure("https://d.example:9710"), why_insecure("http://127.0.0.1:9710")
     ('', '')
     """
     where = urllib.parse.urlsplit(url)

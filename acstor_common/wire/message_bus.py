@@ -36,7 +36,7 @@ REPLY_S = 1
 WOKEN = "woken"
 """Method without effect, which a server sends to itself to wake up."""
 
-Heard = Callable[[Any], Any]
+Handler = Callable[[Any], Any]
 """Handler of a message's unvalidated payload; returns the reply, runs in a thread.
 
 Errors are logged, and the reply is None."""
@@ -221,20 +221,20 @@ class Endpoint:
 
     target = oslo_messaging.Target(version=decision_messages.VERSION)
 
-    def __init__(self, heard: Mapping[str, Heard], clock: Callable[[], float]) -> None:
+    def __init__(self, handlers: Mapping[str, Handler], clock: Callable[[], float]) -> None:
         self._warnings = ThrottledWarnings(clock)
-        for method, callback in heard.items():
-            setattr(self, method, self._safely(method, callback))
+        for method, handler in handlers.items():
+            setattr(self, method, self._safely(method, handler))
 
     def woken(self, _context: object) -> None:
         """Do nothing: the message itself wakes the server."""
 
-    def _safely(self, method: str, callback: Heard) -> Callable[..., Any]:
-        def hear(_context: object, payload: object = None) -> Any:
+    def _safely(self, method: str, handler: Handler) -> Callable[..., Any]:
+        def handle(_context: object, payload: object = None) -> Any:
             try:
-                return callback(payload)
+                return handler(payload)
             except (errors.AcstorError, ValueError, OSError) as e:
                 self._warnings.log_line("message %s is of no use: %s", method, e)
                 return None
 
-        return hear
+        return handle

@@ -20,7 +20,7 @@ SECRET_BYTES = 32
 _NONCE_BYTES = 12
 
 LENGTH_BYTES = 4
-MOST_BYTES = 1 << 36
+REKEY_BYTES = 1 << 36
 """Bytes per key, plus a frame; RFC 8446 (5.5) allows TLS five times as many."""
 
 _NEXT_CONTEXT = "acstor 2026-11 peer protocol 3: the next key of a direction"
@@ -35,7 +35,7 @@ class Encryption:
 
     A frame becomes a *record*: its length, the encrypted frame, its tag.
 
-    :param most_bytes: after which the next key is derived
+    :param rekey_bytes: after which the next key is derived
 
     >>> ours, theirs = Encryption(bytes(32)), Encryption(bytes(32))
     >>> record = ours.encrypt([b"a ", b"frame"])
@@ -43,9 +43,9 @@ class Encryption:
     (27, b'a frame')
     """
 
-    def __init__(self, key: bytes, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, key: bytes, rekey_bytes: int = REKEY_BYTES) -> None:
         self._key, self._aes = key, algorithms.AES(key)
-        self._most_bytes = self._left_bytes = most_bytes
+        self._rekey_bytes = self._left_bytes = rekey_bytes
         self._number = 0
 
     def encrypt(self, parts: Sequence[Buffer]) -> bytearray:
@@ -80,7 +80,7 @@ class Encryption:
         """Return the next frame's nonce; derive the next key first if due."""
         if self._left_bytes <= 0:
             self._key = blake3.blake3(self._key, derive_key_context=_NEXT_CONTEXT).digest()
-            self._aes, self._left_bytes = algorithms.AES(self._key), self._most_bytes
+            self._aes, self._left_bytes = algorithms.AES(self._key), self._rekey_bytes
         self._left_bytes -= length
         nonce = self._number.to_bytes(_NONCE_BYTES, "big")
         self._number += 1

@@ -226,8 +226,8 @@ def batches(requests: Iterable[ChunkRequest]) -> Iterator[Get]:
 _PROOF_CONTEXT = "acstor 2026-11 peer protocol 3: proof that CIDs are known"
 
 
-def proof_of(cids: bytes, asker: ids.HostId, asked: ids.HostId) -> bytes:
-    """Return the proof for ``asked`` that ``asker`` knows the CIDs of a request, concatenated.
+def proof_of(cids: bytes, requester: ids.HostId, responder: ids.HostId) -> bytes:
+    """Return the proof for ``responder`` that ``requester`` knows a request's joined CIDs.
 
     BLAKE3 in key derivation mode.  It reveals no CID, and no other host accepts it, so the receiver
     cannot reuse it.
@@ -236,7 +236,7 @@ def proof_of(cids: bytes, asker: ids.HostId, asked: ids.HostId) -> bytes:
     >>> proof_of(cid, ids.HostId("h1"), ids.HostId("h2")).hex()
     '66c346027299b6578dc1e691d4778198'
     """
-    names = asker.encode("ascii"), asked.encode("ascii")
+    names = requester.encode("ascii"), responder.encode("ascii")
     material = b"%b%b%b\0%b" % (len(cids).to_bytes(4, "big"), cids, *names)
     return blake3.blake3(material, derive_key_context=_PROOF_CONTEXT).digest(length=PROOF_BYTES)
 

@@ -111,7 +111,7 @@ class GlanceClient:
             self._conf, GROUP.name, session=self._session, auth=auth
         )
         try:
-            with self._limit.hold_place():
+            with self._limit.hold_slot():
                 return asking.get(path, params=query).json()
         except concurrency_limit.LimitReached as e:
             raise GlanceUnreachable(str(e)) from e

@@ -80,7 +80,7 @@ class Table(NamedTuple):
     places: Mapping[ids.HostId, TableHost]
     thresholds: threshold.Thresholds = threshold.Thresholds()
     revoked: Mapping[str, int] = MappingProxyType({})
-    outward: location_policies.LocationPolicies = MappingProxyType({})
+    policies: location_policies.LocationPolicies = MappingProxyType({})
     segment_chunks: int = 1
 
     def vnodes_by_host(self) -> remap.Owners:
@@ -125,7 +125,7 @@ class Decider:
         self._busy: Collection[int] = ()
         self._collections = 0
         needed = known.limits.overload_collections
-        self._location_tuner = location_tuning.LocationTuner(needed, table.outward)
+        self._location_tuner = location_tuning.LocationTuner(needed, table.policies)
         self._revoked: Mapping[str, int] = table.revoked
 
     def observe_loads(self, busy: Collection[int] | None = ()) -> None:
@@ -210,7 +210,7 @@ class Decider:
         """Adopt a table that another instance published."""
         if table != self.table:
             self.table = table
-            self._location_tuner.load_policies(table.outward)
+            self._location_tuner.load_policies(table.policies)
             self._members.forget_overloads()
 
     def _steady(
@@ -263,12 +263,12 @@ class Decider:
         if levels is not None:
             thresholds = self._settled(self._thresholds, self.table.thresholds)
         moved = remap.count_moved(old, owners)
-        outward = self._outward(places.values(), thresholds.near)
+        policies = self._find_policies(places.values(), thresholds.near)
         segment_chunks = self._settled(self._segment_chunks, self.table.segment_chunks)
-        table = Table(places, thresholds, self._revoked, outward, segment_chunks)
+        table = Table(places, thresholds, self._revoked, policies, segment_chunks)
         return Decision(table, reason, moved, overloaded)
 
-    def _outward(
+    def _find_policies(
         self, places: Iterable[TableHost], near: int | None
     ) -> location_policies.LocationPolicies:
         if near is None:

@@ -17,7 +17,7 @@ def to_ring(table: decider.Table, epoch: int) -> hash_ring.Ring:
         for host, place in table.places.items()
     )
     return hash_ring.Ring(
-        *(epoch, hosts, *table.thresholds, table.revoked, table.outward),
+        *(epoch, hosts, *table.thresholds, table.revoked, table.policies),
         segment_chunks=table.segment_chunks,
     )
 
@@ -31,5 +31,5 @@ def from_ring(published: hash_ring.Ring) -> decider.Table:
         for host in published.hosts
     }
     thresholds = threshold.Thresholds(published.threshold, published.outer_threshold)
-    said = published.revoked, published.outward, published.segment_chunks
+    said = published.revoked, published.policies, published.segment_chunks
     return decider.Table(places, thresholds, *said)

@@ -36,4 +36,4 @@ def chunks_for(links_bytes_s: Iterable[int], current: int = 1) -> int:
 def _carried(link_bytes_s: int) -> int:
     """Return how many chunks a link carries in SEGMENT_S, as a valid segment length."""
     most = int(link_bytes_s * SEGMENT_S / geometry.DEFAULT_CHUNK_BYTES)
-    return min(segments.MOST_CHUNKS, 1 << max(0, most.bit_length() - 1))
+    return min(segments.MAX_CHUNKS, 1 << max(0, most.bit_length() - 1))

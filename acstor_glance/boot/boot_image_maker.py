@@ -102,7 +102,7 @@ class BootImageMaker:
             present = self._images.artefact_of(image, BOOT_IMAGE)
             build = self._due_build(image, present)
             is_built_soon = build is not None and not build.attempts
-            has_its_own = present is not None and not artefacts.is_stopgap(present)
+            has_its_own = present is not None and not artefacts.is_inherited(present)
             needed = TRACES_NEEDED if has_its_own or is_built_soon else 1
             traces = self._traces.list_traces(image_id) if self._modes.records else []
             before = self._predecessor(image) if present is None else None
@@ -239,7 +239,7 @@ class BootImageMaker:
         trace = tuple(chunk_no for chunk_no in merged if not image_map.is_zero(chunk_no))
         before = self._head_of(present) if present else None
         is_same = before is not None and not is_worth_rebuilding(trace, list(before.trace))
-        if not trace or (is_same and not artefacts.is_stopgap(present)):
+        if not trace or (is_same and not artefacts.is_inherited(present)):
             return False
         revision = before.header.revision + 1 if before else 1
         if not self._publish_trace(

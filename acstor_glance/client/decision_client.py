@@ -63,7 +63,7 @@ class DecisionClient:
             endpoint_override=own.decision_endpoint,
         )
         response: Any = api.request(path, method, **({} if body is None else {"json": body}))
-        self._transport_fault.log_warning(decision_messages.way_fault(response.url or ""))
+        self._transport_fault.log_warning(decision_messages.why_insecure(response.url or ""))
         try:
             return msgspec.json.decode(response.content[:max_bytes], type=answer_type)
         except msgspec.DecodeError as exc:

@@ -26,7 +26,7 @@ def iterate_images(images: glance_client.GlanceClient) -> Iterator[MappedImage]:
     project_id = images.project_id
     maps = _Maps(images)
     for image in images.list_images(sorted_by="id"):
-        if not artefacts.is_left_alone(image, project_id):
+        if not artefacts.is_excluded(image, project_id):
             yield MappedImage(image, maps.linked_map(image))
 
 

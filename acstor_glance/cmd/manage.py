@@ -329,7 +329,7 @@ class Tool:
             return
         project_id = self._images.project_id
         for image in self._images.list_images():
-            if not artefacts.is_left_alone(image, project_id):
+            if not artefacts.is_excluded(image, project_id):
                 yield image
 
     def _bar(

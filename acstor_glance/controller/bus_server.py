@@ -22,7 +22,7 @@ LOG = logging.getLogger(__name__)
 class BusServer:
     """Serves messages to listeners, each to one; ``handlers`` by method."""
 
-    def __init__(self, conf: cfg.ConfigOpts, handlers: Mapping[str, message_bus.Heard]) -> None:
+    def __init__(self, conf: cfg.ConfigOpts, handlers: Mapping[str, message_bus.Handler]) -> None:
         self._transport = message_bus.open_transport(conf)
         self._endpoint = message_bus.Endpoint(handlers, time.monotonic)
         self._stopping = threading.Event()

@@ -166,7 +166,7 @@ class ImageLookup:
         timeout_s: float = glance_conf.TIMEOUT_S,
     ) -> requests.Response:
         try:
-            with self._limit.hold_place():
+            with self._limit.hold_slot():
                 answer: requests.Response = self._glance.get(
                     path,
                     headers={**caller.headers, **(headers or {})},
@@ -187,7 +187,7 @@ class ImageLookup:
 
     def _fetch_locations(self, image_id: ids.ImageId) -> list[stores.Location]:
         try:
-            with self._limit.hold_place():
+            with self._limit.hold_slot():
                 found = self._images.list_locations(image_id)
         except concurrency_limit.LimitReached as error:
             raise self._refusal(None, str(error)) from error

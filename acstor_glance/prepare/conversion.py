@@ -133,7 +133,7 @@ class _Job:
         raise errors.NotRaw(self._name, f"{QEMU_IMG} returned no valid JSON", REMEDY)
 
     def convert(self) -> None:
-        words = ["convert", "-q", "-c", "-f", self._driver, "-O", artefacts.AS_CONVERTED]
+        words = ["convert", "-q", "-c", "-f", self._driver, "-O", artefacts.CONVERTED_FORMAT]
         max_bytes = self._limits.growth * self._stored_bytes + self._limits.spare_bytes
         longest_s = self._limits.spare_s + self._stored_bytes // SLOWEST_BYTES_S
         with tempfile.TemporaryFile() as said:

@@ -200,7 +200,7 @@ class ImagePreparer:
         if self._conf.boot_images == "none":
             return artefacts.boot_properties(None)
         present = self._images.artefact_of(image, artefacts.Kind.BOOT_IMAGE)
-        has_its_own = present is not None and not artefacts.is_stopgap(present)
+        has_its_own = present is not None and not artefacts.is_inherited(present)
         state = artefacts.BootState.READY if has_its_own else artefacts.BootState.WAITING
         return artefacts.boot_properties(state)
 

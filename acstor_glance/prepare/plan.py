@@ -103,7 +103,7 @@ def plan_image(
     now: datetime.datetime,
 ) -> Plan:
     """Return what ``image`` needs; ``found`` has at least its artefacts, by ID."""
-    if artefacts.is_left_alone(image, project_id):
+    if artefacts.is_excluded(image, project_id):
         return Plan(Step.NOTHING, "it is an artefact itself")
     if image.status != image_record.ACTIVE:
         return Plan(Step.NOTHING, image_record.why_not_served(image))
@@ -145,7 +145,7 @@ def next_boot_image_build(
     pointer = artefacts.pointer_of(image, artefacts.Kind.BOOT_IMAGE)
     present = found.get(pointer) if pointer else None
     is_complete = not _why_incomplete(image, found, project_id, wanted)
-    has_one = is_complete and not artefacts.is_stopgap(present)
+    has_one = is_complete and not artefacts.is_inherited(present)
     written = Retry.parse(image.text(artefacts.BOOT_RETRY))
     retry = written or Retry(0, _AT_ONCE)
     return None if has_one or retry.at is None else retry

@@ -59,7 +59,7 @@ class Cloud:
         hosts: Mapping[str, int],
         security: str,
         cache_bytes: int,
-        segment_chunks: int = segments.MOST_CHUNKS,
+        segment_chunks: int = segments.MAX_CHUNKS,
     ) -> None:
         folder.mkdir()
         self._folder, self._images = folder, images

@@ -164,7 +164,7 @@ def main() -> int:
     _CHUNKS.extend(chunk_refs(CHUNKS))
     size = bytes_of(under_way)
     print(f"a chunk under way, wanted in batches of {BATCH}: {size / CHUNKS:.0f} bytes")
-    for make, length in itertools.product((told, given), (1, segments.MOST_CHUNKS)):
+    for make, length in itertools.product((told, given), (1, segments.MAX_CHUNKS)):
         for of_one in (1, 2, 4, 16, 1000):
             if make is told and of_one > location_index.HOLDERS:
                 continue

@@ -65,7 +65,9 @@ def identity(host: ids.HostId, mode: str, folder: pathlib.Path) -> credentials.C
     where = folder / f"identity-{host}-{mode}"
     key = certificates.new_key()
     issued = AUTHORITY.issue_certificate(certificates.request(host, key), host, time.time(), 86400)
-    identity_files.write(where, identity_files.Set(AUTHORITY.certificate_pem, issued, key, b""))
+    identity_files.write(
+        where, identity_files.IdentitySet(AUTHORITY.certificate_pem, issued, key, b"")
+    )
     looks = itertools.count(0, identity_files.CHECK_INTERVAL_S)
     files = identity_files.IdentityFiles(host, identity_files.files_in(where), lambda: next(looks))
     made = credentials.Credentials(files, peer_network.SecurityMode(mode), 86400)

@@ -41,14 +41,14 @@ class CloudKeys:
 
     def host(
         self, name: str, now_s: float | None = None, valid_s: int = DAY_S
-    ) -> identity_files.Set:
+    ) -> identity_files.IdentitySet:
         """Return what the files of a host hold, with a certificate issued at ``now_s``."""
         issued_s = self.now_s if now_s is None else now_s
         return identities.issue(
             name, self.authority, now_s=issued_s, valid_s=valid_s, signers=self.signers
         )
 
-    def give(self, state_dir: pathlib.Path, name: str) -> identity_files.Set:
+    def give(self, state_dir: pathlib.Path, name: str) -> identity_files.IdentitySet:
         """Put the files of a host in its state folder, which is made if it is not there."""
         state_dir.mkdir(parents=True, exist_ok=True)
         made = self.host(name)

@@ -80,7 +80,9 @@ _KINDS = {one.__name__: one for one in (pings, cancels, hurries, gets)}
 class Flood:
     """One connection of a host."""
 
-    def __init__(self, orders: Orders, kind: str, name: str, files: identity_files.Set) -> None:
+    def __init__(
+        self, orders: Orders, kind: str, name: str, files: identity_files.IdentitySet
+    ) -> None:
         klass = peer_wire.Klass.BULK if kind in _IN_BULK else peer_wire.Klass.DEMAND
         self._orders, self._make = orders, _KINDS[kind]
         self.peer = raw_peer.RawPeer(orders.port, name, files, klass)
@@ -126,7 +128,7 @@ def main() -> None:
     floods = []
     for name, texts in orders.members.items():
         certificate, key, authority = (text.encode() for text in texts)
-        files = identity_files.Set(authority, certificate, key, b"")
+        files = identity_files.IdentitySet(authority, certificate, key, b"")
         floods += [Flood(orders, kind, name, files) for kind in orders.kinds]
     take_what_is_left()  # not before: the time for a handshake is short
     print(len(floods), flush=True)

@@ -122,7 +122,11 @@ def check_referral(host: Any, asker: ids.HostId, hosts: tuple[ids.HostId, ...]) 
     if host.core.context.settings.learns_ring and len(hosts) == 2 and hosts[1] == host.name:
         hosts = hosts[:1]  # a tree of one, which is not the next one in step
     for name in hosts:
-        if name in (asker, host.name) or not tables.is_near(name) or tables.table.is_spared(name):
+        if (
+            name in (asker, host.name)
+            or not tables.is_near(name)
+            or tables.table.is_deprioritized(name)
+        ):
             raise Broken(f"{host.name} sends {asker} to {name}")
         if name not in host.judged and not _is_good(host, name):  # judged after it was named
             raise Broken(f"{host.name} sends {asker} to {name}, who has left or is left alone")

@@ -19,7 +19,7 @@ NO_CHECK_TIME = 0x200000
 AS_HOME = peer_wire.Mode.HOME_ONLY, peer_wire.Priority.PEER
 
 
-def context_of(files: identity_files.Set, protocol: str = "secure") -> ssl.SSLContext:
+def context_of(files: identity_files.IdentitySet, protocol: str = "secure") -> ssl.SSLContext:
     """Return the TLS context of a host with these files, which takes any certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -58,7 +58,7 @@ class RawPeer:
         self,
         port: int,
         name: str,
-        files: identity_files.Set | None,
+        files: identity_files.IdentitySet | None,
         klass: peer_wire.Klass = peer_wire.Klass.DEMAND,
     ) -> None:
         self.name = ids.HostId(name)
@@ -127,7 +127,7 @@ class RawPeer:
 
 
 @contextlib.contextmanager
-def greeted(port: int, name: str, files: identity_files.Set | None) -> Iterator[RawPeer]:
+def greeted(port: int, name: str, files: identity_files.IdentitySet | None) -> Iterator[RawPeer]:
     """Give a peer that has exchanged Hello with the agent."""
     with RawPeer(port, name, files) as peer:
         assert isinstance(peer.greet(), peer_wire.Hello)

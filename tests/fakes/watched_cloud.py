@@ -213,7 +213,7 @@ class WatchedCloud:
         keeper.allow_host(host, certificates.fingerprint(certificates.request_key(request)))
         issued = keeper.enrol_host(host, "by hand", local.LOOPBACK, request, "")
         agent.state_dir.mkdir(parents=True, exist_ok=True)
-        new = identity_files.Set(issued.ca, issued.certificate, key, issued.signers)
+        new = identity_files.IdentitySet(issued.ca, issued.certificate, key, issued.signers)
         identity_files.write(agent.identity, new)
 
     def _compute(self, name: str) -> compute_host.Compute:

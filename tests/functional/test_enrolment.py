@@ -100,7 +100,7 @@ def enrolled_earlier(
     keeper._wall = lambda: time.time() - age_s
     issued = keeper.enrol_host(host, user_id, local.LOOPBACK, certificates.request(host, key), "")
     state_dir.mkdir(parents=True)
-    new = identity_files.Set(issued.ca, issued.certificate, key, issued.signers)
+    new = identity_files.IdentitySet(issued.ca, issued.certificate, key, issued.signers)
     identity_files.write(state_dir / "identity", new)
 
 

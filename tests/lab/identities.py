@@ -30,7 +30,7 @@ def issue(
     now_s: float | None = None,
     valid_s: int = VALID_S,
     signers: bytes = b"",
-) -> identity_files.Set:
+) -> identity_files.IdentitySet:
     """Return what the files of a host hold.
 
     :param issuer: another authority than the lab's
@@ -42,7 +42,7 @@ def issue(
     host, key = ids.parse_host_id(name), certificates.new_key()
     issued_s = (time.time() if now_s is None else now_s) - age_s
     certificate = issuer.issue_certificate(certificates.request(host, key), host, issued_s, valid_s)
-    return identity_files.Set(issuer.certificate_pem, certificate, key, signers)
+    return identity_files.IdentitySet(issuer.certificate_pem, certificate, key, signers)
 
 
 def give(state_dir: pathlib.Path, name: str) -> None:

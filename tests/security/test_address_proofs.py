@@ -61,7 +61,7 @@ def listening() -> Iterator[address_book.Address]:
 
 
 @contextlib.contextmanager
-def showing(files: identity_files.Set) -> Iterator[address_book.Address]:
+def showing(files: identity_files.IdentitySet) -> Iterator[address_book.Address]:
     """Have a server that shows a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with credentials._in_memory(files.certificate + files.key) as path:

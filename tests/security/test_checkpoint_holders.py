@@ -113,8 +113,8 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
     The one that drips is left alone for a while, and named.
     """
     monkeypatch.setattr(garbage_collection, "HOLDER_S", 3.0)
-    call_all = functools.partial(holder_group.call_all, stalled_s=1.5)
-    monkeypatch.setattr(holder_group, "call_all", call_all)
+    call_holders = functools.partial(holder_group.call_holders, stalled_s=1.5)
+    monkeypatch.setattr(holder_group, "call_holders", call_holders)
 
     def answer(line: str, tls: object) -> bytes | None:
         if line.startswith("GET"):

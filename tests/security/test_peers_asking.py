@@ -102,7 +102,7 @@ def test_proof_that_was_made_for_another_host_is_of_no_use(cloud, mirrored):
 # Who may speak
 
 OTHER = certificates.Authority.create("another cloud", time.time(), DAY_S)
-UNAUTHENTICATED: dict[str, tuple[str, identity_files.Set | None, str]] = {
+UNAUTHENTICATED: dict[str, tuple[str, identity_files.IdentitySet | None, str]] = {
     "not on the table": ("h9", identities.issue("h9"), "it is not on the v-node table"),
     "another cloud": ("evil", identities.issue("evil", OTHER), "its certificate is not believed"),
     "another's name": ("evil", identities.issue("h9"), "its certificate is of h9"),

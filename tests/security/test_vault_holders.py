@@ -177,7 +177,7 @@ def test_holder_that_is_slow_in_each_request_is_left(tmp_path: pathlib.Path, att
     with answering(tmp_path, answer) as (hostile, client):
         began_s = time.monotonic()
         with client, pytest.raises(holder_group.HolderSlow):
-            holder_group.call_all([client], work, 2 * REQUEST_S)
+            holder_group.call_holders([client], work, 2 * REQUEST_S)
         assert time.monotonic() - began_s < 2 * REQUEST_S + LATE_S
         assert len(hostile.requests) > 1
 
@@ -218,7 +218,7 @@ clients = [
     for n, ip in enumerate(sys.argv[2:], 2)
 ]
 try:
-    holder_group.call_all(clients, lambda one: one.list_disks(ids.HostId("h1")), 30.0)
+    holder_group.call_holders(clients, lambda one: one.list_disks(ids.HostId("h1")), 30.0)
 except (vault_client.HostFault, holder_group.HolderFailed) as e:
     print(type(e).__name__, e)
 """
@@ -247,7 +247,7 @@ def test_descriptors_that_this_host_lacks_are_no_fault_of_a_holder(tmp_path: pat
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
         resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, before[1]))
         with pytest.raises(vault_client.HostFault, match="Too many open files"):
-            holder_group.call_all([client], lambda one: one.list_disks(DISK.owner), 5.0)
+            holder_group.call_holders([client], lambda one: one.list_disks(DISK.owner), 5.0)
 
 
 def test_certificate_that_this_host_lacks_is_no_fault_of_a_holder(tmp_path: pathlib.Path) -> None:
@@ -255,7 +255,7 @@ def test_certificate_that_this_host_lacks_is_no_fault_of_a_holder(tmp_path: path
     own = credentials.Credentials(files, tls_channel.PROTOCOL, certificates.GRACE_S)
     client = vault_client.VaultClient(ids.HostId("h2"), ("127.0.0.1", 1), own)
     with pytest.raises(vault_client.HostFault, match="no certificate yet"):
-        holder_group.call_all([client], lambda one: one.list_disks(DISK.owner), 5.0)
+        holder_group.call_holders([client], lambda one: one.list_disks(DISK.owner), 5.0)
 
 
 def test_vault_that_takes_bytes_slowly_is_left(tmp_path: pathlib.Path) -> None:

@@ -72,7 +72,7 @@ def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_steady_run() -> None
 
 def test_loop_that_keeps_failing_is_given_up() -> None:
     again = backoff.Restarts()
-    told = [again.next_pause(1.0) for _ in range(backoff.MOST_FAILURES)]
+    told = [again.next_pause(1.0) for _ in range(backoff.MAX_FAILURES)]
     assert None not in told[:-1] and told[-1] is None
 
 
@@ -100,9 +100,9 @@ def test_failed_loop_is_logged_counted_and_run_again() -> None:
 
 @pytest.mark.expect_log("a part failed; restarting it in")
 def test_loop_that_is_not_vital_is_never_given_up() -> None:
-    loop = Loop(backoff.MOST_FAILURES + 1)
+    loop = Loop(backoff.MAX_FAILURES + 1)
     supervision.start("a part", loop.run, is_vital=False, first_pause_s=0.001).join(10)
-    assert loop.runs == backoff.MOST_FAILURES + 2
+    assert loop.runs == backoff.MAX_FAILURES + 2
 
 
 @pytest.mark.expect_log("a stopped loop failed; restarting it in")

@@ -189,7 +189,7 @@ def show_image(call: operation.Call) -> ImageDetail:
 def _parents(call: operation.Call, shown: image_record.Image | None) -> list[str]:
     found: list[str] = []
     own_id = shown and shown.id
-    while shown and len(found) < lineage.MOST_GENERATIONS:
+    while shown and len(found) < lineage.MAX_GENERATIONS:
         base = artefacts.lineage_of(shown).base
         if base is None or base in (own_id, *found):
             break

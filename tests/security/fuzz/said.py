@@ -90,7 +90,7 @@ def _check_ring(taken: hash_ring.Ring, data: bytes) -> None:
     again = hash_ring.decode(hash_ring.encode(taken), "again")
     assert (again.epoch, again.hosts) == (taken.epoch, taken.hosts)
     assert (again.threshold, again.outer_threshold) == (taken.threshold, taken.outer_threshold)
-    assert again.outward == taken.outward
+    assert again.policies == taken.policies
     assert again.owners_of(CID, 3) == taken.owners_of(CID, 3)
 
 

@@ -55,7 +55,7 @@ class Identity:
         key = certificates.new_key()
         request = certificates.request(self.host, key)
         issued = issuer.issue_certificate(request, names or self.host, time.time() - age_s, DAY_S)
-        made = identity_files.Set(ca_pem, issued, key, b"")
+        made = identity_files.IdentitySet(ca_pem, issued, key, b"")
         identity_files.write(self.folder / "identity", made)
 
     def read(self, security=SECURE, grace_s=GRACE_S):
@@ -348,21 +348,21 @@ def test_files_that_cannot_be_used_leave_in_force_what_was_there(identity, name)
     getattr(found.files, name).write_bytes(b"garbage")
     bad = found.read()
     good.reload_files()
-    assert good.is_there and good.generation == 1
-    assert not bad.is_there
+    assert good.has_certificate and good.generation == 1
+    assert not bad.has_certificate
     with pytest.raises(OSError, match="no certificate yet"):
         bad.tls_context(is_server=True)
     found.write()
     for credentials_ in (good, bad):
         credentials_.reload_files()
-    assert (good.generation, bad.generation, bad.is_there) == (2, 1, True)
+    assert (good.generation, bad.generation, bad.has_certificate) == (2, 1, True)
 
 
 @pytest.mark.expect_log(
     "server.example proves nothing: this host is client.example; it is not used"
 )
 def test_certificate_of_another_host_is_not_used(identity):
-    assert not identity(CLIENT, names=SERVER).read().is_there
+    assert not identity(CLIENT, names=SERVER).read().has_certificate
 
 
 # On the wire
@@ -462,7 +462,7 @@ def test_hosts_alone_on_the_loopback_prove_nothing_by_default(identity, address)
 @pytest.mark.parametrize("address", ["0.0.0.0:7201", "192.0.2.1:7201", "[::]:7201"])
 def test_off_the_loopback_the_default_is_secure(identity, address):
     made = settings.peer_credentials(Own(address), files_of(identity(CLIENT)))
-    assert made.protocol is SECURE and made.is_there
+    assert made.protocol is SECURE and made.has_certificate
 
 
 def test_without_a_certificate_there_is_no_start_unless_one_may_come(identity, tmp_path):
@@ -470,7 +470,7 @@ def test_without_a_certificate_there_is_no_start_unless_one_may_come(identity, t
     with pytest.raises(errors.Unusable, match=r"none/cert\.pem.*enrol.*peer_security = insecure"):
         settings.peer_credentials(Own(), nothing)
     made = settings.peer_credentials(Own(), nothing, may_come_later=True)
-    assert not made.is_there
+    assert not made.has_certificate
 
 
 @pytest.mark.expect_log("peer_security = insecure: whoever reaches this host's port")

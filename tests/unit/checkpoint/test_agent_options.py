@@ -31,7 +31,7 @@ def test_name_identity_and_files_are_those_of_the_agent(tmp_path: pathlib.Path) 
     conf = read(tmp_path)
     agent = checkpoint_conf.agent_options(conf)
     assert vault_service.host_of(agent) == "h7"
-    assert vault_service.identity(agent).files[0] == pathlib.Path("/srv/state/identity/ca.pem")
+    assert vault_service.open_identity(agent).files[0] == pathlib.Path("/srv/state/identity/ca.pem")
     assert agent_files.AgentFiles.from_options(agent).state_dir == pathlib.Path("/srv/state")
     assert conf.transport_url is None
 
@@ -39,7 +39,7 @@ def test_name_identity_and_files_are_those_of_the_agent(tmp_path: pathlib.Path) 
 def test_folder_of_the_identity_may_be_another_one(tmp_path: pathlib.Path) -> None:
     (tmp_path / "agent.conf").write_text("[acstor_agent]\nhost = h7\nidentity_dir = /etc/own\n")
     agent = checkpoint_conf.agent_options(read(tmp_path))
-    assert vault_service.identity(agent).files[0].parent == pathlib.Path("/etc/own")
+    assert vault_service.open_identity(agent).files[0].parent == pathlib.Path("/etc/own")
 
 
 def test_agent_without_a_configuration_file_is_named(tmp_path: pathlib.Path) -> None:
@@ -50,7 +50,7 @@ def test_agent_without_a_configuration_file_is_named(tmp_path: pathlib.Path) -> 
 def test_host_of_the_agent_that_is_no_host_is_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "agent.conf").write_text("[acstor_agent]\nhost = no host\n")
     with pytest.raises(errors.Unusable, match=r"\[acstor_agent\] host"):
-        vault_service.identity(checkpoint_conf.agent_options(read(tmp_path)))
+        vault_service.open_identity(checkpoint_conf.agent_options(read(tmp_path)))
 
 
 @pytest.mark.parametrize(("listen", "port"), [("", 7202), ("192.0.2.1:7300", 7300)])

@@ -13,7 +13,7 @@ from acstor_common.util import concurrency_limit
 def test_place_is_free_again_after_the_call_and_after_an_error() -> None:
     limit = concurrency_limit.ConcurrencyLimit("Glance", 1, time.monotonic)
     for _ in range(2):
-        with pytest.raises(ValueError), limit.hold_place():
+        with pytest.raises(ValueError), limit.hold_slot():
             raise ValueError
 
 
@@ -21,7 +21,7 @@ def test_caller_waits_for_a_place_that_becomes_free() -> None:
     limit = concurrency_limit.ConcurrencyLimit("Glance", 1, time.monotonic)
 
     def call() -> None:
-        with limit.hold_place():
+        with limit.hold_slot():
             time.sleep(0.05)
 
     with futures.ThreadPoolExecutor(4) as pool:
@@ -34,7 +34,7 @@ def test_nobody_waits_once_all_calls_are_late() -> None:
     ended, begun = threading.Event(), threading.Barrier(3)
 
     def hang() -> None:
-        with limit.hold_place():
+        with limit.hold_slot():
             begun.wait(10)
             ended.wait(30)
 
@@ -45,11 +45,11 @@ def test_nobody_waits_once_all_calls_are_late() -> None:
         try:
             for _ in range(2):
                 with pytest.raises(concurrency_limit.LimitReached, match="2 others wait"):
-                    with limit.hold_place():
+                    with limit.hold_slot():
                         pass
             began_s = time.monotonic()
             for _ in range(50):
-                with pytest.raises(concurrency_limit.LimitReached), limit.hold_place():
+                with pytest.raises(concurrency_limit.LimitReached), limit.hold_slot():
                     pass
             assert time.monotonic() - began_s < 5  # 50 waits would take 10 s
         finally:
@@ -58,11 +58,11 @@ def test_nobody_waits_once_all_calls_are_late() -> None:
 
 def test_caller_who_asks_now_and_then_is_served_beside_those_who_ask_without_end() -> None:
     """16 callers keep 4 places busy and 4 calls waiting; each of 40 others is served at once."""
-    limit = concurrency_limit.ConcurrencyLimit("Nova", 4, time.monotonic, 2.0, waiting=4)
+    limit = concurrency_limit.ConcurrencyLimit("Nova", 4, time.monotonic, 2.0, max_waiting=4)
     stopping, refused = threading.Event(), list[str]()
 
     def ask(who: str) -> None:
-        with limit.hold_place(who):
+        with limit.hold_slot(who):
             time.sleep(0.02)
 
     def flood(who: str) -> None:
@@ -91,7 +91,7 @@ def test_caller_who_holds_places_comes_after_one_who_holds_none() -> None:
     order, busy, ends = list[str](), threading.Barrier(3), threading.Semaphore(0)
 
     def ask(who: str) -> None:
-        with limit.hold_place(who):
+        with limit.hold_slot(who):
             order.append(who)
             if len(order) <= 2:
                 busy.wait(10)

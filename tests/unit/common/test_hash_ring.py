@@ -279,7 +279,7 @@ def test_shares_of_places_count_beyond_them_and_nowhere_else(given_shares):
     plain = located(1, 4)
     of = hash_ring.Ring(1, plain.hosts, 1, 4, {}, places)
     again = hash_ring.decode(hash_ring.encode(of), "again")
-    assert again.outward == places
+    assert again.policies == places
     for host in ("h0", "h1", "h2", "h3"):
         for cid in CIDS[:20]:
             near = plain.group_of(host).owners_of(cid)

@@ -438,7 +438,7 @@ def test_record_that_comes_first_is_no_longer_than_a_hello(accepts):
 
 
 def test_next_key_is_taken_after_as_many_bytes_by_both_sides():
-    ours, theirs = (peer_encryption.Encryption(bytes(32), most_bytes=100) for _ in range(2))
+    ours, theirs = (peer_encryption.Encryption(bytes(32), rekey_bytes=100) for _ in range(2))
     keys = set()
     for number in range(20):
         record = ours.encrypt([bytes([number]) * 30])

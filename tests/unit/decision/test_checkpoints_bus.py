@@ -62,7 +62,7 @@ def daemon(tmp_path, configure, store, nova, bus, listens):
     key, certificate = hosts.identity(HOST)
     hosts.identity("h2")  # keeps it
     trust = hosts.keeper.load_trust_state()
-    held = identity_files.Set(trust.ca, certificate, key, trust.signers)
+    held = identity_files.IdentitySet(trust.ca, certificate, key, trust.signers)
     identity_files.write(tmp_path / "identity", held)
     files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "identity"))
     transport = bus_client.open_transport(bus, [])

@@ -68,7 +68,7 @@ def test_rack_that_gives_late_is_asked_for_less_by_the_others_and_serves_itself(
     assert (of.ring.threshold, of.ring.outer_threshold) == (1, hash_ring.MAX_THRESHOLD)
     before = sum(TREE.rack_of(up) == SLOW_RACK for cid in CIDS for up in upstreams(of.ring, cid, 0))
     collect(of, 3, first=4)
-    assert {place: rule.share for place, rule in of.ring.outward.items()} == {"pod1/rack5": 10}
+    assert {place: rule.share for place, rule in of.ring.policies.items()} == {"pod1/rack5": 10}
     after = sum(TREE.rack_of(up) == SLOW_RACK for cid in CIDS for up in upstreams(of.ring, cid, 0))
     assert after < before / 3
     reader = SLOW_RACK * TREE.shape.rack_hosts

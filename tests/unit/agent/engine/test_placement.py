@@ -20,14 +20,14 @@ def table(
     vnodes: dict[str, int] | None = None,
     threshold: int | None = None,
     outer: int | None = None,
-    outward: dict[str, location_policies.LocationPolicy] | None = None,
+    policies: dict[str, location_policies.LocationPolicy] | None = None,
 ) -> hash_ring.Ring:
     weights = vnodes or {}
     hosts = tuple(
         hash_ring.RingHost(host, f"10.0.0.{host[1:]}:7201", weights.get(host, 50), place)
         for host, place in pods.items()
     )
-    return hash_ring.Ring(epoch, hosts, threshold, outer, {}, outward or {})
+    return hash_ring.Ring(epoch, hosts, threshold, outer, {}, policies or {})
 
 
 def test_near_owners_come_first_and_far_ones_are_the_last_resort():
@@ -72,7 +72,7 @@ def test_home_of_a_pod_asks_the_clouds_home_unless_it_is_that():
 
 
 def test_clouds_home_is_the_home_of_those_near_it_whatever_its_place_gives():
-    of = table(threshold=1, outer=2, outward={"s/p1": location_policies.LocationPolicy(10)})
+    of = table(threshold=1, outer=2, policies={"s/p1": location_policies.LocationPolicy(10)})
     givers = [placement.outer_home(of, "h3", oid) for oid in OIDS]
     for oid, giver in zip(OIDS, givers, strict=True):
         assert placement.home(of, giver, oid) == giver
@@ -94,7 +94,7 @@ def test_golden_table_with_places_gives_the_homes_that_are_committed():
 
 def test_group_that_is_to_read_the_source_asks_no_wider_home():
     of = table(
-        threshold=1, outer=2, outward={"s/p1": location_policies.LocationPolicy(outer_threshold=0)}
+        threshold=1, outer=2, policies={"s/p1": location_policies.LocationPolicy(outer_threshold=0)}
     )
     for oid in OIDS:
         assert placement.outer_home(of, "h1", oid) is None
@@ -118,7 +118,7 @@ def test_former_home_that_kept_its_v_nodes_is_asked_however_many_another_host_ha
     moved = [
         oid for oid in OIDS if placement.home(before, "h1", oid) != placement.home(after, "h1", oid)
     ]
-    assert moved and all(after.is_spared(host) for host in ("h2", "h3", "h4"))
+    assert moved and all(after.is_deprioritized(host) for host in ("h2", "h3", "h4"))
     for oid in moved:
         old = placement.home(before, "h1", oid)
         assert placement.upstreams(after, before, "h1", oid) == [old]

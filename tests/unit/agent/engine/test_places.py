@@ -44,7 +44,7 @@ def test_holder_that_owes_fewest_is_asked_first(machine):
 def test_host_that_is_spared_is_asked_as_no_holder():
     table = one_machine.table(8, weights={"h3": 5})
     machine = one_machine.Machine(table=table, topology=topologies.all_hosts)
-    assert table.is_spared(H3)
+    assert table.is_deprioritized(H3)
     number = machine.chunk_of("h2")
     machine.announcement_received(H3, announced(chunk(number)), [], [])
     machine.request_chunks([chunk(number)], P.GUEST, "a guest")

@@ -188,7 +188,7 @@ def publish(
             for one in given
         ),
         *thresholds,
-        outward=places,
+        policies=places,
     )
     store.store_ring(
         database.Publication(

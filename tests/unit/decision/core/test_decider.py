@@ -372,7 +372,7 @@ def test_rack_whose_way_out_is_slow_is_home_of_less_for_others_and_as_much_withi
     cloud = racked(lambda one, other: 5.0 if THREE_RACKS[other] == "pod/rack1" else 1.0)
     [decision] = observe(cloud, 3)
     assert (decision.reason, decision.moved) == (Reason.PLACES, 0)
-    assert {place: rule.share for place, rule in decision.table.outward.items()} == {
+    assert {place: rule.share for place, rule in decision.table.policies.items()} == {
         "pod/rack1": 20
     }
     published = ring_conversion.to_ring(decision.table, 4)
@@ -412,7 +412,7 @@ def test_group_that_gets_chunks_much_faster_from_its_pod_asks_there_and_nobody_e
         cloud.decider.observe_loads()
         cloud.collect({})
     [decision] = observe(cloud, 3)
-    assert {p: rule.outer_threshold for p, rule in decision.table.outward.items()} == {
+    assert {p: rule.outer_threshold for p, rule in decision.table.policies.items()} == {
         "pod1/rack3": 2
     }
     published = ring_conversion.to_ring(decision.table, 4)
