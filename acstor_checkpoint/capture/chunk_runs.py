@@ -23,7 +23,7 @@ def chunks_of(ranges: Iterable[tuple[int, int]], cut: geometry.Geometry) -> Iter
     """Yield the chunks that overlap ordered byte ranges (offset, length).
 
     >>> list(chunks_of([(0, 1), (65535, 2), (400000, 9)], geometry.Geometry(400001, 65536)))
-    [Run(first=0, stop=2), Run(first=6, stop=7)]
+    [ChunkRun(first=0, stop=2), ChunkRun(first=6, stop=7)]
     """
     return merge_runs(
         ChunkRun(at // cut.chunk_bytes, min(-(-(at + length) // cut.chunk_bytes), cut.chunk_count))
@@ -35,8 +35,8 @@ def chunks_of(ranges: Iterable[tuple[int, int]], cut: geometry.Geometry) -> Iter
 def merge_runs(*runs: Iterable[ChunkRun]) -> Iterator[ChunkRun]:
     """Yield the union of several ordered lists of runs.
 
-    >>> list(merge_runs([Run(0, 2), Run(7, 8)], [Run(1, 3), Run(3, 4)]))
-    [Run(first=0, stop=4), Run(first=7, stop=8)]
+    >>> list(merge_runs([ChunkRun(0, 2), ChunkRun(7, 8)], [ChunkRun(1, 3), ChunkRun(3, 4)]))
+    [ChunkRun(first=0, stop=4), ChunkRun(first=7, stop=8)]
     """
     first, stop = 0, 0
     for run in heapq.merge(*runs):
@@ -55,8 +55,8 @@ def added_chunks(
     """Yield the chunks of ``runs`` that the last manifest lacks.
 
     >>> named = [checkpoint_manifest.Entry(chunk_no, ids.ZERO_CID) for chunk_no in (1, 3)]
-    >>> list(added_chunks([Run(0, 3), Run(3, 5)], named))
-    [Run(first=0, stop=1), Run(first=2, stop=3), Run(first=4, stop=5)]
+    >>> list(added_chunks([ChunkRun(0, 3), ChunkRun(3, 5)], named))
+    [ChunkRun(first=0, stop=1), ChunkRun(first=2, stop=3), ChunkRun(first=4, stop=5)]
     """
     numbers = (entry.chunk_no for entry in before)
     known = next(numbers, None)
@@ -82,7 +82,7 @@ def resized_chunks(before: geometry.Geometry, now: geometry.Geometry) -> Iterato
     """Yield the chunks whose length changes with the disk's size.
 
     >>> list(resized_chunks(geometry.Geometry(100000, 65536), geometry.Geometry(200000, 65536)))
-    [Run(first=1, stop=2)]
+    [ChunkRun(first=1, stop=2)]
     """
     last = min(before.chunk_count, now.chunk_count) - 1
     if last >= 0 and before.chunk_length(last) != now.chunk_length(last):

@@ -67,7 +67,7 @@ class VaultLimits(NamedTuple):
     def host_inodes(self) -> int:
         """Inodes for one host, in proportion to its bytes.
 
-        >>> Limits(total_bytes=100, host_bytes=50, inodes=1000).host_inodes
+        >>> VaultLimits(total_bytes=100, host_bytes=50, inodes=1000).host_inodes
         500
         """
         return min(self.inodes, self.inodes * self.host_bytes // max(1, self.total_bytes))

@@ -149,8 +149,8 @@ class ExtentTable:
 def merge_adjacent(changes: Iterable[Extent]) -> Iterator[Extent]:
     """Merge adjacent extents of one kind, up to MAX_EXTENT_BYTES each.
 
-    >>> parts = [Extent(0, 512, Kind.DATA), Extent(512, 512, Kind.DATA)]
-    >>> list(merge_adjacent(parts)) == [Extent(0, 1024, Kind.DATA)]
+    >>> parts = [Extent(0, 512, ExtentKind.DATA), Extent(512, 512, ExtentKind.DATA)]
+    >>> list(merge_adjacent(parts)) == [Extent(0, 1024, ExtentKind.DATA)]
     True
     """
     run: Extent | None = None
@@ -175,9 +175,11 @@ def _cut(run: Extent) -> Iterator[Extent]:
 def overlay(upper: Iterable[Extent], lower: Iterable[Extent]) -> Iterator[Extent]:
     """Overlay ordered extents ``upper`` on ``lower``.
 
-    >>> zeros = [Extent(0, 4096, Kind.ZERO)]
-    >>> list(overlay([Extent(512, 512, Kind.DATA)], zeros)) == [
-    ...     Extent(0, 512, Kind.ZERO), Extent(512, 512, Kind.DATA), Extent(1024, 3072, Kind.ZERO)]
+    >>> zeros = [Extent(0, 4096, ExtentKind.ZERO)]
+    >>> list(overlay([Extent(512, 512, ExtentKind.DATA)], zeros)) == [
+    ...     Extent(0, 512, ExtentKind.ZERO),
+    ...     Extent(512, 512, ExtentKind.DATA),
+    ...     Extent(1024, 3072, ExtentKind.ZERO)]
     True
     """
     rest = iter(lower)
@@ -205,7 +207,7 @@ class Writer:
     """Creates the stream: :attr:`front`, then the data, then :meth:`end`.
 
     >>> base = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
-    >>> table = Table.from_runs([Extent(512, 512, Kind.DATA)], virtual_size=4096)
+    >>> table = ExtentTable.from_runs([Extent(512, 512, ExtentKind.DATA)], virtual_size=4096)
     >>> writer = Writer(4096, base, chunk_map.UNKNOWN_OS_HASH, table)
     >>> writer.feed(bytes(512))
     >>> len(writer.front + bytes(512) + writer.end()) == writer.head.stream_bytes

@@ -37,7 +37,7 @@ class Geometry:
     >>> g.chunk_count, g.chunk_length(3)
     (4, 3392)
     >>> list(g.split_range(65000, 1000))
-    [Piece(chunk_no=0, start=65000, stop=65536), Piece(chunk_no=1, start=0, stop=464)]
+    [ChunkPiece(chunk_no=0, start=65000, stop=65536), ChunkPiece(chunk_no=1, start=0, stop=464)]
     """
 
     size_bytes: int

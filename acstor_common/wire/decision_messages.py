@@ -385,8 +385,8 @@ def encode(payload: msgspec.Struct) -> dict[str, Any]:
 def decode(payload: object, kind: type[_T]) -> _T:
     """Return a received message, or raise RemoteProtocolError with the claimed sender.
 
-    >>> decode({"sent": 3}, Traffic)
-    Traffic(received=0, sent=3)
+    >>> decode({"sent": 3}, TrafficBytes)
+    TrafficBytes(received=0, sent=3)
     """
     try:
         found = msgspec.convert(payload, kind)

@@ -204,7 +204,7 @@ class RaisePriority(NamedTuple):
 def batches(requests: Iterable[ChunkRequest]) -> Iterator[Get]:
     """Pack requests into as few messages as possible.
 
-    >>> one = Request(1, ids.ImageId("i"), 0, 1, bytes(16), Mode.HELD, Priority.PEER, 9)
+    >>> one = ChunkRequest(1, ids.ImageId("i"), 0, 1, bytes(16), Mode.HELD, Priority.PEER, 9)
     >>> asked = [one, one._replace(request_id=2, offset=1), one._replace(request_id=3)]
     >>> [[request.request_id for request in get.requests] for get in batches(asked)]
     [[1, 2], [3]]
