@@ -57,11 +57,7 @@ class ForeignArtefact(AcstorError):
 
 
 class ChunkUnavailable(AcstorError):
-    """A source or peer cannot supply the bytes: try the next one.
-
-    :param what: image, offset and length, for people
-    :param where: the source or peer: a URL, a path, a host
-    """
+    """A source or peer (``where``) cannot supply the bytes: try the next one."""
 
     def __init__(self, what: str, where: str, why: str = "") -> None:
         super().__init__(what, where, why)
@@ -156,10 +152,7 @@ class IllegalTransition(LocalProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer violated the protocol: count it and drop the connection.
-
-    :param peer: host ID or address
-    """
+    """A peer (host ID or address) violated the protocol: count it, drop the connection."""
 
     def __init__(self, peer: str, why: str) -> None:
         super().__init__(peer, why)
@@ -238,7 +231,7 @@ class RingFormatError(FormatError):
 
 
 class Unusable(AcstorError):
-    """The agent cannot start or continue with this configuration or environment.
+    """The process cannot start or continue with this configuration or environment.
 
     :param what: the option, folder or mount point at fault
     :param remedy: what the operator can do
@@ -257,11 +250,7 @@ class CheckpointRefused(Unusable):
 
 
 class NumberInUse(AcstorError):
-    """Two objects have the same number: the second one is rejected.
-
-    :param what: the rejected object, with its full ID
-    :param owner: the object that has the number
-    """
+    """Two objects have the same number: the second one (``what``) is rejected."""
 
     def __init__(self, what: str, owner: str, number: int) -> None:
         super().__init__(what, owner, number)
@@ -346,7 +335,7 @@ class GatewayRefused(AcstorError):
 
 
 class DecisionUnreachable(AcstorError):
-    """The REST API of the decision service gave no usable answer."""
+    """The decision service gave no usable answer."""
 
     def __init__(self, url: str, why: str) -> None:
         super().__init__(url, why)

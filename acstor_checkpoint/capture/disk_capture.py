@@ -172,7 +172,6 @@ class DiskCapture:
         )
 
     def _clip(self, runs: Iterable[chunk_runs.ChunkRun]) -> Iterator[chunk_runs.ChunkRun]:
-        """Clip runs to the end of the disk, which may have shrunk."""
         for first, stop in runs:
             if first < self.cut.chunk_count:
                 yield chunk_runs.ChunkRun(first, min(stop, self.cut.chunk_count))

@@ -293,7 +293,6 @@ class ExportedDisk:
 
     @contextlib.contextmanager
     def _deadline(self, within_s: float | None = None) -> Iterator[None]:
-        """Limit the time of the block to ``within_s`` or the timeout."""
         within_s = self._timeout_s if within_s is None else within_s
         self._ends_s = time.monotonic() + within_s
         try:

@@ -118,7 +118,6 @@ def _opened(disk: domain_xml.RootDisk, base_of: domain_xml.FindBase) -> Iterator
 
 
 def _image(fd: int, **more: object) -> str:
-    """Return a QEMU file specification of an open overlay, without lock."""
     path = local_file.path_of(fd)
     return "json:" + json.dumps(
         {"driver": "qcow2", "force-share": True, "file": _file(path), **more}

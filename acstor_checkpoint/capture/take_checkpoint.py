@@ -466,12 +466,10 @@ def _wall_clock_ms() -> int:
 
 
 def _meta_context(bitmap: str) -> str:
-    """Return the NBD metadata context of a dirty bitmap; "": of the allocation."""
     return f"qemu:dirty-bitmap:{bitmap}" if bitmap else nbd_client.ALLOCATION
 
 
 def _dirty_ranges(snapshot: _Snapshot) -> Iterator[tuple[int, int]]:
-    """Yield dirty ranges since ``before``; nothing without it."""
     extents = snapshot.disk.iter_extents() if snapshot.before else ()
     return ((at, length) for at, length, flags in extents if flags & nbd_client.DIRTY)
 

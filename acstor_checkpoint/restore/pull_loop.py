@@ -120,7 +120,6 @@ class PullLoop:
 
     @contextlib.contextmanager
     def _log_and_retry(self, instance: ids.ImageId) -> Iterator[None]:
-        """Log errors of the block, and schedule a retry."""
         try:
             yield
         except Exception as e:

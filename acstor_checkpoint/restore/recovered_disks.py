@@ -104,7 +104,6 @@ class BackingImages:
         return f"{self._disks}/{checkpoint_id}.qcow2"
 
     def _may_lack_some(self, path: str) -> bool:
-        """Return whether an overlay has a marker; log an unreadable one once."""
         try:
             may_lack_some = recovery_marker.read(path) is not None
         except (OSError, ValueError) as e:

@@ -89,7 +89,6 @@ class GroupSync:
 
 
 def _fault(descriptor: int) -> OSError | None:
-    """Sync a file system; return the error or None."""
     if not _libc.syncfs(descriptor):
         return None
     number = ctypes.get_errno()

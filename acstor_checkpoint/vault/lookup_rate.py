@@ -45,7 +45,6 @@ class LookupRate:
             self._sleep(wait_s)
 
     def _take(self, host: ids.HostId, count: int) -> float:
-        """Take names from a host's bucket, or return how long to wait."""
         with self._lock:
             now_s = self._clock()
             lacking = count - self._buckets.tokens_left(host, now_s)

@@ -301,7 +301,6 @@ def _check_extensions(fields: _Fields, source: Source) -> None:
 
 
 def _tables(fields: _Fields, source: Source) -> tuple[Span, ...]:
-    """Return header and tables if they lie in the file and do not overlap."""
     cluster_bytes, name = 1 << fields.cluster_bits, source.name
     if not fields.refcount_clusters:
         raise Refused(name, RefusalReason.TABLES, "it has no refcount table")

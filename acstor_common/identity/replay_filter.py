@@ -25,7 +25,6 @@ class ReplayFilter:
         """Return why a message is rejected; remember it and return "" if accepted.
 
         :param message: identifies it; already authenticated
-        :param given_s: wall clock of the signer
         """
         age_s = now_s - given_s
         if age_s > AGE_S:

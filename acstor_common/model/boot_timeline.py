@@ -70,10 +70,7 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 class LongRead(msgspec.Struct, frozen=True):
-    """One of the longest reads.
-
-    :param why: reasons of failed attempts; empty if none failed
-    """
+    """One of the longest reads; ``why`` has the reasons of failed attempts."""
 
     at_s: Moment
     took_s: Moment

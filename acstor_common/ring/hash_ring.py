@@ -279,7 +279,6 @@ class Ring:
 def _sorted_points(
     hosts: Iterable[RingHost], policies: location_policies.LocationPolicies, within: location.Levels
 ) -> list[tuple[int, int]]:
-    """Return the point of each v-node with the number of its host."""
     return sorted(
         (vnode.point_of(name), number)
         for number, host in enumerate(hosts)

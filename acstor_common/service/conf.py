@@ -166,7 +166,6 @@ def unknown(conf: cfg.ConfigOpts, options: Options) -> list[unknown_options.Unkn
 
 
 def _known(conf: cfg.ConfigOpts, options: Options) -> dict[str, set[str]]:
-    """Return the names allowed in each section, deprecated ones included."""
     known: dict[str, set[str]] = {}
     for group, members in options:
         names = known.setdefault(group.name, set())

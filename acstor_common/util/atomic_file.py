@@ -56,10 +56,7 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def remove_leftovers(folder: pathlib.Path, name: str = "") -> None:
-    """Delete what killed writers of ``name`` (default: of all files) left, if possible.
-
-    No writer may be active.
-    """
+    """Delete what killed writers of ``name``, or of all files, left; no writer may be active."""
     with contextlib.suppress(OSError):
         for left in folder.glob(f"{INCOMING}{glob.escape(name)}*"):
             left.unlink(missing_ok=True)

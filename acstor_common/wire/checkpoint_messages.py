@@ -106,10 +106,7 @@ class ServiceKey(msgspec.Struct, frozen=True):
 
 
 class SealedMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A :class:`RegisteredCheckpoint`, encrypted to the service.
-
-    :param box: :func:`sealed_box.encrypt` in base64; the host's name is authenticated data
-    """
+    """A :class:`RegisteredCheckpoint` in a sealed box (base64), bound to the host's name."""
 
     host: str
     box: Annotated[str, msgspec.Meta(max_length=MAX_BOX)]
@@ -146,10 +143,7 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class CheckpointResponse(Response, frozen=True):
-    """Checkpoints of the instance or host that its holders must retain.
-
-    :param is_complete: there are no others
-    """
+    """Checkpoints of the instance or host that its holders must retain."""
 
     kept: Annotated[tuple[RetainedCheckpoint, ...], msgspec.Meta(max_length=MAX_KEPT)] = ()
     is_complete: bool = True

@@ -66,10 +66,7 @@ class Status(ControlRequest, frozen=True, tag="status"):
 
 
 class Timelines(ControlRequest, frozen=True, tag="timelines"):
-    """Returns timelines of boots.
-
-    :param wanted_id: of an instance or an image; empty: all boots
-    """
+    """Returns timelines of the boots of an instance or an image; empty: all boots."""
 
     wanted_id: str = ""
 
@@ -122,10 +119,7 @@ class SetFillMode(ControlRequest, frozen=True, tag="set-fill-mode"):
 
 
 class PowerOff(ControlRequest, frozen=True, tag="switched-off"):
-    """Nova is powering an instance off: fail its guest's pending reads.
-
-    :param is_taken_back: power-off was cancelled
-    """
+    """Nova powers an instance off, or takes that back: fail its guest's pending reads."""
 
     instance_id: str
     is_taken_back: bool = False

@@ -93,10 +93,7 @@ class TimedTraffic(msgspec.Struct, frozen=True):
 
 
 class PeerTraffic(TrafficBytes, frozen=True):
-    """Chunk bytes exchanged with one peer.
-
-    :param timed: the received chunks that a guest waited for
-    """
+    """Chunk bytes exchanged with one peer; ``timed`` are received ones a guest waited for."""
 
     timed: TimedTraffic = TimedTraffic()
 
@@ -158,10 +155,7 @@ class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageWanted(msgspec.Struct, frozen=True):
-    """A request to prepare an image now.
-
-    :param is_forced: even if it is prepared, or failed before
-    """
+    """A request to prepare an image now, or if forced, again."""
 
     image_id: str
     is_forced: bool = False
@@ -171,11 +165,7 @@ class ImageWanted(msgspec.Struct, frozen=True):
 
 
 class ReadBytes(msgspec.Struct, frozen=True):
-    """Bytes that guests read, by location of the data at that time.
-
-    :param local: in the host's cache, or zeros
-    :param boot: in the boot image in memory
-    """
+    """Bytes that guests read: from this host (or zeros), its boot image, a peer, a source."""
 
     local: Bytes = 0
     boot: Bytes = 0
@@ -288,10 +278,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Signed(msgspec.Struct, frozen=True):
-    """A signed message (:mod:`acstor_common.wire.signed_messages`).
+    """A signed message: a payload in JSON, whose bytes the Ed25519 signature (base64) covers.
 
-    :param payload: JSON; the signature covers these bytes
-    :param signature: Ed25519, in base64
     :param certificate: PEM of the sending host; empty: the decision service
     """
 

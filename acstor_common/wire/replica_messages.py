@@ -62,10 +62,7 @@ class ImageShare(NamedTuple):
 
 
 class ReplicaReport(NamedTuple):
-    """Answers a Keep, and reports later changes: 1 to 128 shares.
-
-    :param ring_epoch: of the v-node table that determined the shares
-    """
+    """Reports 1 to 128 shares, which the table of ``ring_epoch`` determined."""
 
     ring_epoch: int
     shares: tuple[ImageShare, ...]

@@ -18,11 +18,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class BootTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """Chunks that one guest read while it booted, in order of first touch.
-
-    :param host: must match the certificate
-    :param recorded_s: wall clock of the recording's end
-    """
+    """Chunks that one guest read while it booted, in order of first touch; signed by ``host``."""
 
     host: Annotated[str, msgspec.Meta(max_length=255)]
     image_id: Annotated[str, msgspec.Meta(max_length=36)]
