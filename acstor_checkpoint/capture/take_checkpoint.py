@@ -15,12 +15,9 @@ checkpoint, but does not send stored chunks again.
 """
 
 import contextlib
-import functools
 import logging
 import pathlib
 import threading
-import time
-import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -28,11 +25,10 @@ from typing import Final
 from typing import NamedTuple
 
 from acstor_checkpoint.capture import disk_capture
+from acstor_checkpoint.capture import disk_snapshot
 from acstor_checkpoint.capture import disk_states
 from acstor_checkpoint.capture import domain_xml
 from acstor_checkpoint.capture import libvirt_domains
-from acstor_checkpoint.capture import nbd_client
-from acstor_checkpoint.capture import offline_export
 from acstor_checkpoint.capture import overlay
 from acstor_checkpoint.capture import rate_limit
 from acstor_checkpoint.capture import scratch_files
@@ -48,8 +44,6 @@ from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 
-NBD_TIMEOUT_S: Final = 120.0
-"""QEMU may read from a mirror, which may fetch chunks from other hosts."""
 FIRST: Final = "it is the first one"
 IMAGE_CHANGED: Final = "the disk began anew"
 MANIFEST_LOST: Final = "what the last one had is not known here any more"
@@ -84,22 +78,6 @@ FindImage = Callable[[ids.ImageId], chunk_map.Subject]
 """Returns an image's geometry and Glance's hash."""
 
 
-class _Snapshot(NamedTuple):
-    """A snapshot of a disk, taken for a checkpoint.
-
-    :param bitmap: dirty bitmap that begins with it; "": none
-    :param should_stop: returns whether its scratch file is too large to go on reading
-    """
-
-    checkpoint_id: str
-    disk: nbd_client.ExportedDisk
-    before: checkpoint_manifest.Manifest | None
-    bitmap: str
-    is_frozen: bool
-    taken_ms: int
-    should_stop: snapshot_window.ShouldStop = lambda: False
-
-
 class CheckpointTaker:
     """Takes checkpoints of this host's servers; one thread per server."""
 
@@ -115,7 +93,9 @@ class CheckpointTaker:
     ) -> None:
         self._settings, self._domains, self._states = settings, domains, states
         self._image_of, self._pool, self._register = image_of, pool, register
-        self._scratch = scratch
+        self._snapshots = disk_snapshot.SnapshotSource(
+            domains, states, scratch, settings.folder, settings.mirrors
+        )
         self._windows = snapshot_window.SnapshotWindow(settings.window_s, settings.long_window_s)
         self._rate_limit = rate_limit.RateLimit(settings.rate_bytes_s, settings.ended)
 
@@ -172,7 +152,7 @@ class CheckpointTaker:
         image: chunk_map.Subject,
         why: str,
         group: holder_group.HolderGroup,
-    ) -> tuple[_Snapshot, disk_capture.DiskCapture, bytearray]:
+    ) -> tuple[disk_snapshot.DiskSnapshot, disk_capture.DiskCapture, bytearray]:
         """Capture a snapshot; return it, its capture and the sealed manifest.
 
         :param why: reason for a full read; "": none is known yet
@@ -182,7 +162,7 @@ class CheckpointTaker:
         why = why or ("" if before else MANIFEST_LOST)
         with (
             self._open_window(server, state) as should_stop,
-            self._open_snapshot(server, state, before) as snapshot,
+            self._snapshots.open_snapshot(server, state, before) as snapshot,
         ):
             why = why or ("" if snapshot.before else NO_BITMAP)
             capture, sealed = self._capture_disk(server, state, image, snapshot, group, should_stop)
@@ -194,7 +174,7 @@ class CheckpointTaker:
         self,
         instance: ids.ImageId,
         state: disk_states.DiskState,
-        snapshot: _Snapshot,
+        snapshot: disk_snapshot.DiskSnapshot,
         capture: disk_capture.DiskCapture,
         chosen: Sequence[checkpoint_record.VaultHolder],
     ) -> type[snapshot_window.PartialCapture]:
@@ -277,81 +257,12 @@ class CheckpointTaker:
             self._pool.record_failure(e.holder, is_costly=e.holder in group.filled_holders)
             raise
 
-    @contextlib.contextmanager
-    def _open_snapshot(
-        self,
-        server: domain_xml.Server,
-        state: disk_states.DiskState,
-        before: checkpoint_manifest.Manifest | None,
-    ) -> Iterator[_Snapshot]:
-        """Create a snapshot; without ``before`` if its bitmap is lost."""
-        domain, checkpoint_id = self._domains.find_domain(server), str(uuid.uuid4())
-        if not domain.is_active():
-            self._states.save(server.instance, state)
-            with self._open_offline(server, state, checkpoint_id, before) as snapshot:
-                yield snapshot
-                if domain.is_active():
-                    raise offline_export.DiskChanged(domain.name, "it was started")
-            return
-        bitmap = f"{libvirt_domains.PREFIX}{checkpoint_id}"
-        state.obsolete_bitmaps.append(bitmap)
-        state.may_be_frozen = server.has_agent
-        self._states.save(server.instance, state)
-        since = state.bitmap if before else ""
-        files = domain.export_files(bitmap, self._settings.folder)
-        end = functools.partial(domain.end_backup, str(files.socket))
-        with contextlib.ExitStack() as stack:
-            watched = stack.enter_context(self._scratch.watch_file(files.scratch, end))
-            try:
-                exported = self._export(stack, domain, bitmap, since)
-            except libvirt_domains.BitmapLost as e:
-                LOG.warning("%s", e)
-                before, since = None, ""
-                exported = self._export(stack, domain, bitmap, since)
-            taken_ms = _wall_clock_ms()
-            context = _meta_context(libvirt_domains.EXPORT_BITMAP if since else "")
-            disk = stack.enter_context(
-                nbd_client.ExportedDisk(exported.export, context, NBD_TIMEOUT_S)
-            )
-            before, should_stop = before if since else None, lambda: watched.should_stop
-            yield _Snapshot(
-                checkpoint_id, disk, before, bitmap, exported.is_frozen, taken_ms, should_stop
-            )
-
-    def _export(
-        self, stack: contextlib.ExitStack, domain: libvirt_domains.Domain, bitmap: str, since: str
-    ) -> libvirt_domains.Snapshot:
-        return stack.enter_context(domain.export_snapshot(bitmap, since, self._settings.folder))
-
-    @contextlib.contextmanager
-    def _open_offline(
-        self,
-        server: domain_xml.Server,
-        state: disk_states.DiskState,
-        checkpoint_id: str,
-        before: checkpoint_manifest.Manifest | None,
-    ) -> Iterator[_Snapshot]:
-        """Export a powered-off server's disk; the bitmap continues unchanged."""
-        base_of, settings = self._domains.base_of, self._settings
-        bitmaps = offline_export.list_bitmaps(server.disk, base_of)
-        since = state.bitmap if state.bitmap in bitmaps and before else ""
-        taken_ms = _wall_clock_ms()
-        context = _meta_context(since)
-        with (
-            offline_export.export_disk(
-                server.disk, base_of, since, settings.folder, settings.mirrors
-            ) as export,
-            nbd_client.ExportedDisk(export, context, NBD_TIMEOUT_S) as disk,
-        ):
-            before = before if since else None
-            yield _Snapshot(checkpoint_id, disk, before, since, False, taken_ms)
-
     def _capture_disk(
         self,
         server: domain_xml.Server,
         state: disk_states.DiskState,
         image: chunk_map.Subject,
-        snapshot: _Snapshot,
+        snapshot: disk_snapshot.DiskSnapshot,
         group: holder_group.HolderGroup,
         should_stop: snapshot_window.ShouldStop,
     ) -> tuple[disk_capture.DiskCapture, bytearray]:
@@ -365,7 +276,7 @@ class CheckpointTaker:
         )
         seen = disk_capture.ChangedRanges(
             snapshot.before,
-            functools.partial(_dirty_ranges, snapshot),
+            snapshot.iter_dirty_ranges,
             lambda: (change[:2] for change in overlay.allocated_ranges(server.disk.path)),
         )
         entries = capture.iter_entries(seen)
@@ -377,7 +288,7 @@ class CheckpointTaker:
             os_hash=image.os_hash,
             cut=capture.cut,
             taken_ms=snapshot.taken_ms,
-            consistency=_consistency(snapshot),
+            consistency=snapshot.consistency,
             number=state.number,
         )
         return capture, seal.close_manifest_in_place(checkpoint_manifest.build(subject, entries))
@@ -386,7 +297,7 @@ class CheckpointTaker:
         self,
         server: domain_xml.Server,
         state: disk_states.DiskState,
-        snapshot: _Snapshot,
+        snapshot: disk_snapshot.DiskSnapshot,
         capture: disk_capture.DiskCapture,
         interval_s: int,
         chosen: Sequence[checkpoint_record.VaultHolder],
@@ -399,7 +310,7 @@ class CheckpointTaker:
             owner=self._settings.host,
             vault_disk=ids.ImageId(state.disk),
             taken_ms=snapshot.taken_ms,
-            consistency=_consistency(snapshot),
+            consistency=snapshot.consistency,
             interval_s=interval_s,
             number=state.number,
             disk_bytes=capture.cut.size_bytes,
@@ -459,21 +370,3 @@ class CheckpointTaker:
         if left != state.obsolete_bitmaps or state.may_be_frozen:
             state.obsolete_bitmaps, state.may_be_frozen = left, False
             self._states.save(server.instance, state)
-
-
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _meta_context(bitmap: str) -> str:
-    return f"qemu:dirty-bitmap:{bitmap}" if bitmap else nbd_client.ALLOCATION
-
-
-def _dirty_ranges(snapshot: _Snapshot) -> Iterator[tuple[int, int]]:
-    extents = snapshot.disk.iter_extents() if snapshot.before else ()
-    return ((at, length) for at, length, flags in extents if flags & nbd_client.DIRTY)
-
-
-def _consistency(snapshot: _Snapshot) -> checkpoint_manifest.Consistency:
-    frozen = checkpoint_manifest.Consistency.FILESYSTEM
-    return frozen if snapshot.is_frozen else checkpoint_manifest.Consistency.CRASH

@@ -75,7 +75,7 @@ class HolderPool:
         return vault_client.VaultClient(holder.host, addresses.parse(holder.address), self._proof)
 
     def record_failure(self, holder: ids.HostId, *, is_costly: bool) -> None:
-        """Avoid a holder for a while; see :meth:`holder_group.HolderPool.record_failure`."""
+        """Avoid a holder for a while; see :meth:`holder_group.HolderChooser.record_failure`."""
         now_s, last = self._clock(), self._backoffs.get(holder, _Backoff())
         if now_s < last.until_s:  # several workers may report one failure
             return
