@@ -181,7 +181,7 @@ def _encode_chunks(chunks: Sequence[Chunk]) -> list[Buffer]:
     return [b"".join(head), *[data for _, data, _, _ in chunks]]
 
 
-class _Run(NamedTuple):
+class _ReceivedRun(NamedTuple):
     """Chunks with consecutive numbers, and their range in the frame's data."""
 
     number: int
@@ -201,14 +201,14 @@ class _Run(NamedTuple):
         chunks = (filled - self.begin) // size + (not is_past)
         return min(self.begin + chunks * size, self.end)
 
-    def divide(self, stop: int) -> tuple["_Run", list["_Run"]]:
+    def divide(self, stop: int) -> tuple["_ReceivedRun", list["_ReceivedRun"]]:
         size = self.chunk_bytes
         if stop == self.end:
             return self, []
         chunks = (stop - self.begin) // size
-        some = _Run(self.number, self.begin, stop, size if chunks > 1 else 0)
+        some = _ReceivedRun(self.number, self.begin, stop, size if chunks > 1 else 0)
         rest_size = size if self.end - stop > size else 0
-        return some, [_Run(self.number + chunks, stop, self.end, rest_size)]
+        return some, [_ReceivedRun(self.number + chunks, stop, self.end, rest_size)]
 
 
 class Receiver:
@@ -237,7 +237,7 @@ class Receiver:
         self._data: bytearray | None = None  # of the chunks of the incomplete frame
         self._data_view = self._small_view[:0]
         self._filled = 0
-        self._runs: list[_Run] = []  # incomplete ones, in order
+        self._runs: list[_ReceivedRun] = []  # incomplete ones, in order
         self._is_shared = True  # chunks are returned as views of _data
 
     least_bytes = HEADER_BYTES
@@ -362,8 +362,8 @@ class Receiver:
         if not 0 < total_bytes <= (MAX_DATA_BYTES if is_one else RUN_BYTES):
             raise self._error(f"a Chunk with {total_bytes} bytes of data")
 
-    def _runs_in(self, head: bytes, total_bytes: int) -> list["_Run"]:
-        found: list[_Run] = []
+    def _runs_in(self, head: bytes, total_bytes: int) -> list["_ReceivedRun"]:
+        found: list[_ReceivedRun] = []
         end = chunks = 0
         heads = list(_RUN.iter_unpack(head[HEADER_BYTES + _COUNT_BYTES :]))
         raw_total = 0
@@ -375,7 +375,7 @@ class Receiver:
             if raw_bytes and (chunk_bytes or not length < raw_bytes <= MAX_DATA_BYTES):
                 raise self._error(f"{raw_bytes} bytes compressed to {length}")
             begin, end = end, end + length
-            found.append(_Run(number, begin, end, chunk_bytes, raw_bytes))
+            found.append(_ReceivedRun(number, begin, end, chunk_bytes, raw_bytes))
             raw_total += raw_bytes or length
             its = peer_request.chunks_in(length, chunk_bytes)
             chunks += its
@@ -406,7 +406,7 @@ class Receiver:
             self._data, self._data_view = None, self._small_view[:0]
         return is_whole
 
-    def _give_run(self, run: "_Run", data: memoryview, messages: list[Message]) -> None:
+    def _give_run(self, run: "_ReceivedRun", data: memoryview, messages: list[Message]) -> None:
         """Append a run as a view, or if not shared as copied chunks."""
         if run.raw_bytes:
             try:
