@@ -78,7 +78,9 @@ class ListenerService:
             preparer.image_exists, self._on_image_found, self._schedule_pass
         )
         self._listening = notifications.NotificationListener(conf, self._on_notification)
-        handlers: dict[str, message_bus.Handler] = {decision_messages.IMAGE_WANTED: self._on_request}
+        handlers: dict[str, message_bus.Handler] = {
+            decision_messages.IMAGE_WANTED: self._on_request
+        }
         if boot_images is not None and boot_images.uses_traces:
             handlers[trace_message.BOOT_TRACED] = lambda sent: boot_images.add_trace(
                 self._verifier.verify_trace(sent)
