@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """For sources of tests that say what one read of a range gives, and nothing more."""
 
+import trio
+
 from acstor_agent.sources import base
 from acstor_agent.sources import driver
 from acstor_common import errors
@@ -15,6 +17,19 @@ class ReadingSource(base.Source):
     async def read_pieces(self, request: base.PieceRequest) -> None:
         """Read each run of pieces."""
         await _Reading(self).read_pieces(request)
+
+
+async def read_side_by_side(source: base.Source, blob: base.Blob, length: int, piece: int) -> bytes:
+    """Read all of a blob in pieces that are asked for at once."""
+    got: dict[int, bytes] = {}
+
+    async def read(offset: int) -> None:
+        got[offset] = await source.read(blob, offset, min(piece, length - offset))
+
+    async with trio.open_nursery() as nursery:
+        for offset in range(0, length, piece):
+            nursery.start_soon(read, offset)
+    return b"".join(got[offset] for offset in sorted(got))
 
 
 class _Reading(driver.Driver):

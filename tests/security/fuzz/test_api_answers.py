@@ -8,7 +8,6 @@ answers of each service than 100, and ``ACSTOR_FUZZ_SEED`` another seed than 1.
 import contextlib
 import http.server
 import json
-import os
 import pathlib
 import random
 import threading
@@ -29,10 +28,10 @@ from acstor_common.model import ids
 from acstor_common.service import bounded_responses
 from acstor_decision import nova_client
 from tests.fakes import cloud_keys
+from tests.security.fuzz import cases
 from tests.security.fuzz import mutations
 
-CASES = int(os.environ.get("ACSTOR_FUZZ_CASES", "100"))
-SEED = int(os.environ.get("ACSTOR_FUZZ_SEED", "1"))
+CASES, SEED = cases.CASES, cases.SEED
 CASE_S = 1.0
 HOST = ids.HostId("h1")
 KEYS = cloud_keys.CloudKeys()
@@ -221,17 +220,9 @@ DECISION, TOKENS, VERSIONS = "POST /v1/hosts", "POST /v3/auth", "GET /v3"
 def test_answers_are_taken_or_refused_by_name(
     services: Services, tmp_path: pathlib.Path, at: str
 ) -> None:
-    found, began_s = 0, time.monotonic()
     services.change[at] = changed(random.Random(SEED))
-    for number in range(CASES):
-        try:  # a host that asks each service anew
-            found += is_enrolled(host_of(services, tmp_path))
-        except BaseException as e:
-            e.add_note(f"answer {number} of seed {SEED}")
-            raise
-    took_s = time.monotonic() - began_s
-    print(f"{at}: {found} of {CASES} taken, in {took_s:.1f} s")
-    assert CASES // 40 < found < CASES and took_s < CASES * CASE_S
+    # A host that asks each service anew.
+    cases.check_some_taken(at, lambda: is_enrolled(host_of(services, tmp_path)), CASE_S)
 
 
 def huge(answer: Answer, out: Any) -> None:
@@ -291,9 +282,9 @@ def test_novas_answers_are_taken_or_refused_by_name(
     conf([], project="acstor", default_config_files=[], default_config_dirs=[])
     for name, value in {"auth_type": "none", "endpoint_override": services.url}.items():
         conf.set_override(name, value, nova_client.GROUP.name)
-    nova, found, cases = nova_client.NovaClient(conf), 0, 1 if is_deep else CASES
+    nova, found, count = nova_client.NovaClient(conf), 0, 1 if is_deep else CASES
     services.change[at] = deep if is_deep else changed(random.Random(SEED))
-    for number in range(cases):
+    for number in range(count):
         try:
             NOVA[at][1](nova)
             found += 1
@@ -302,7 +293,7 @@ def test_novas_answers_are_taken_or_refused_by_name(
         except BaseException as e:
             e.add_note(f"answer {number} of seed {SEED}")
             raise
-    assert found < cases and found >= cases // 40
+    assert found < count and found >= count // 40
 
 
 def test_redirects_without_end_are_refused(services: Services, tmp_path: pathlib.Path) -> None:

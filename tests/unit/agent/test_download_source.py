@@ -25,6 +25,7 @@ from tests.fakes import fake_glance
 from tests.fakes import glance_records
 from tests.fakes import http_server
 from tests.fakes import rangeless
+from tests.fakes import reading_source
 
 MIB = 1 << 20
 IMAGE, RECORD = fake_glance.IMAGE, fake_glance.RECORD
@@ -119,15 +120,8 @@ async def test_artefact_is_read_whole_once_and_in_parts_from_then_on(
 
 
 async def test_many_readers_share_one_stream(server, store, source):
-    got = {}
-
-    async def read(offset):
-        got[offset] = await source.read(BOOT_IMAGE, offset, min(99_999, len(BOOT) - offset))
-
-    async with trio.open_nursery() as nursery:
-        for offset in range(0, len(BOOT), 99_999):
-            nursery.start_soon(read, offset)
-    assert b"".join(got[offset] for offset in sorted(got)) == BOOT
+    read = await reading_source.read_side_by_side(source, BOOT_IMAGE, len(BOOT), 99_999)
+    assert read == BOOT
     assert store.whole == {artefact_path(server, BOOT_IMAGE): 1}
 
 

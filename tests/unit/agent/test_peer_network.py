@@ -141,6 +141,18 @@ async def faking(handler):
         nursery.cancel_scope.cancel()
 
 
+def answering(data: bytes):
+    """Return a handler that says ``data`` when it is asked for something, and nothing more."""
+
+    async def handler(stream):
+        await stream.send_all(SERVER_HELLO)
+        await stream.receive_some()
+        await stream.send_all(data)
+        await trio.sleep_forever()
+
+    return handler
+
+
 async def dial(address: str) -> trio.SocketStream:
     ip, port = address.split(":")
     return await trio.open_tcp_stream(ip, int(port))
@@ -581,13 +593,8 @@ async def test_half_close_in_the_middle_of_a_chunk_fails_the_fetch():
 
 
 async def test_peer_that_stops_in_the_middle_of_a_chunk_is_dropped():
-    async def handler(stream):
-        await stream.send_all(SERVER_HELLO)
-        await stream.receive_some()
-        await stream.send_all(peer_wire.encode(peer_wire.Chunk(1, bytes(65536)))[0] + bytes(1000))
-        await trio.sleep_forever()
-
-    async with faking(handler) as address, asking(address, limits=QUICK) as client:
+    begun = peer_wire.encode(peer_wire.Chunk(1, bytes(65536)))[0] + bytes(1000)
+    async with faking(answering(begun)) as address, asking(address, limits=QUICK) as client:
         with pytest.raises(errors.SourceUnreachable, match="nothing moved"):
             await client.fetch()
 
@@ -627,13 +634,8 @@ async def test_client_whose_requests_wait_for_us_is_not_dropped():
 
 @pytest.mark.expect_log("Refer where none was allowed")
 async def test_referral_that_nobody_allowed_ends_the_connection():
-    async def handler(stream):
-        await stream.send_all(SERVER_HELLO)
-        await stream.receive_some()
-        await stream.send_all(b"".join(peer_wire.encode(peer_wire.Refer(1, ("h9",)))))
-        await trio.sleep_forever()
-
-    async with faking(handler) as address, asking(address) as client:
+    referral = b"".join(peer_wire.encode(peer_wire.Refer(1, ("h9",))))
+    async with faking(answering(referral)) as address, asking(address) as client:
         with pytest.raises(errors.RemoteProtocolError, match="Refer"):
             await client.fetch()
 

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import functools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,26 +8,16 @@ from hypothesis import strategies as st
 from acstor_agent.core.images import chunk_state
 from acstor_agent.core.images import prefetcher
 from acstor_policies import prefetch_by_limit
+from tests.fakes import prefetch_reader
 
 E = chunk_state.ChunkEvent
-MANY = 10**6
+MANY = prefetch_reader.MANY
 
 
-class Reader:
-    """One image with its prefetcher, and a network that gives at once what is asked for."""
-
+class Reader(prefetch_reader.PrefetchReader):
     def __init__(self, chunks: int = 20_000, limit: int | None = prefetcher.LIMIT, **more) -> None:
-        self.states = chunk_state.ChunkStates(chunks)
-        self.prefetcher = prefetch_by_limit.LimitPrefetcher(self.states, limit, **more)
-
-    def advertise(self, *chunk_nos: int) -> list[int]:
-        """Advertise in one batch; return what was prefetched, and has come."""
-        for chunk_no in chunk_nos:
-            self.prefetcher.chunk_advertised(chunk_no)
-        taken = self.prefetcher.take_candidates(MANY)
-        for chunk_no in taken:
-            self.states.apply_event(chunk_no, E.PREFETCH_ARRIVED)
-        return taken
+        make = functools.partial(prefetch_by_limit.LimitPrefetcher, limit=limit, **more)
+        super().__init__(make, chunks)
 
     def read(self, *chunk_nos: int) -> list[int]:
         """Read; return what that made room for."""

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import functools
 import itertools
 
 import pytest
@@ -7,28 +8,14 @@ from hypothesis import strategies as st
 
 from acstor_agent.core.images import chunk_state
 from acstor_agent.core.images import prefetcher
+from tests.fakes import prefetch_reader
 
 E = chunk_state.ChunkEvent
-MANY = 10**6
 
 
-class Reader:
-    """One image with its prefetcher, and a network that gives at once what is asked for."""
-
+class Reader(prefetch_reader.PrefetchReader):
     def __init__(self, chunks: int = 20_000, **options) -> None:
-        self.states = chunk_state.ChunkStates(chunks)
-        self.prefetcher = prefetcher.Prefetcher(self.states, **options)
-
-    def advertise(self, *chunk_nos: int) -> list[int]:
-        for chunk_no in chunk_nos:
-            self.prefetcher.chunk_advertised(chunk_no)
-        return self.arrive()
-
-    def arrive(self) -> list[int]:
-        taken = self.prefetcher.take_candidates(MANY)
-        for chunk_no in taken:
-            self.states.apply_event(chunk_no, E.PREFETCH_ARRIVED)
-        return taken
+        super().__init__(functools.partial(prefetcher.Prefetcher, **options), chunks)
 
     def read(self, *chunk_nos: int) -> list[int]:
         """Read, and return what that made room for."""
