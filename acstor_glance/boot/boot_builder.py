@@ -206,30 +206,32 @@ def record_boot(
         min(boot_image.MAX_CHUNKS, max(1, limits.boot_bytes // cut.chunk_bytes)),
     )
     size_bytes = -(-cut.size_bytes // SECTOR_BYTES) * SECTOR_BYTES
-    notes = _Notes(boot_trace.Recorder(cut, window), page_cache_model.PageCacheModel(size_bytes))
+    recorder = _BootRecorder(
+        boot_trace.Recorder(cut, window), page_cache_model.PageCacheModel(size_bytes)
+    )
     with (
         tempfile.TemporaryFile() as written,
         tempfile.TemporaryFile() as log,
-        nbd_recorder.NbdRecorder(disk, size_bytes, notes.read) as export,
+        nbd_recorder.NbdRecorder(disk, size_bytes, recorder.read) as export,
     ):
         boot_guest.make_overlay(written.fileno(), size_bytes)
         with boot_guest.run_guest(
             written.fileno(), export.client, log, limits, firmware, isolation
         ) as process:
             began_s = time.monotonic()
-            end = _Watch(process, notes, limits, marker).wait(progress)
+            end = _Watch(process, recorder, limits, marker).wait(progress)
             seconds_s = time.monotonic() - began_s
             status = process.poll()
         words = boot_guest.first_log_lines(log)
     if status in _KILLED:
         why = f"it was killed after {seconds_s:.0f} s, by a user or for lack of memory: {words}"
         raise errors.Unusable(boot_guest.QEMU, why)
-    if end is EndReason.ENDED and not notes.trace():
+    if end is EndReason.ENDED and not recorder.trace():
         raise errors.Unusable(boot_guest.QEMU, f"it ended before the image was read: {words}")
-    return Recording(notes.trace(), end, seconds_s)
+    return Recording(recorder.trace(), end, seconds_s)
 
 
-class _Notes:
+class _BootRecorder:
     """Thread-safe recorder; the NBD server writes, the builder reads.
 
     Its clock stops while the guest waits for a processor: on a busy host a guest may read nothing
@@ -244,7 +246,7 @@ class _Notes:
         self._recorder = recorder
         self._cache = cache
         self._lock = threading.Lock()
-        self._starved_s = 0.0
+        self._cpu_wait_s = 0.0
 
     def read(self, offset: int, length: int) -> None:
         with self._lock:
@@ -253,13 +255,13 @@ class _Notes:
             for extent in self._cache.read(offset, length):
                 self._recorder.read(*extent, self._now_s())
 
-    def starved(self, starved_s: float) -> None:
+    def set_cpu_wait(self, cpu_wait_s: float) -> None:
         """Set the time that the guest has waited for a processor so far."""
         with self._lock:
-            self._starved_s = max(self._starved_s, starved_s)
+            self._cpu_wait_s = max(self._cpu_wait_s, cpu_wait_s)
 
     def _now_s(self) -> float:
-        return time.monotonic() - self._starved_s
+        return time.monotonic() - self._cpu_wait_s
 
     def trace(self) -> tuple[int, ...]:
         with self._lock:
@@ -276,11 +278,11 @@ class _Watch:
     def __init__(
         self,
         process: subprocess.Popen[bytes],
-        notes: _Notes,
+        recorder: _BootRecorder,
         limits: boot_guest.GuestLimits,
         marker: str,
     ) -> None:
-        self._process, self._notes, self._limits = process, notes, limits
+        self._process, self._recorder, self._limits = process, recorder, limits
         self._marker = re.compile(marker.encode())
         self._tail = b""
         self._console_is_open = True
@@ -300,9 +302,9 @@ class _Watch:
                 else:
                     time.sleep(_POLL_S)
                 now_s = time.monotonic()
-                self._notes.starved(sandbox.cpu_wait_s(self._process.pid))
+                self._recorder.set_cpu_wait(sandbox.cpu_wait_s(self._process.pid))
                 self._check_memory()
-                progress(now_s - began_s, self._notes.state()[0])
+                progress(now_s - began_s, self._recorder.state()[0])
                 end = self._end(now_s, now_s - began_s)
                 if end is not None:
                     return end
@@ -326,7 +328,7 @@ class _Watch:
             self._has_nothing = True
 
     def _end(self, now_s: float, since_s: float) -> EndReason | None:
-        _, is_full, is_over = self._notes.state()
+        _, is_full, is_over = self._recorder.state()
         if self._marked_s is not None and now_s - self._marked_s >= self._limits.settle_s:
             return EndReason.MARKER
         if self._has_nothing:

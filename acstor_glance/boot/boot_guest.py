@@ -75,12 +75,12 @@ def accelerator() -> str:
     return "kvm" if has_kvm and os.access("/dev/kvm", os.R_OK | os.W_OK) else "tcg"
 
 
-def make_overlay(written: int, size_bytes: int) -> None:
-    """Write an empty qcow2 overlay to the open file ``written``; raises errors.Unusable."""
-    argv = [QEMU_IMG, "create", "-q", "-f", "qcow2", f"/proc/self/fd/{written}", str(size_bytes)]
+def make_overlay(overlay_fd: int, size_bytes: int) -> None:
+    """Write an empty qcow2 overlay to the open file ``overlay_fd``; raises errors.Unusable."""
+    argv = [QEMU_IMG, "create", "-q", "-f", "qcow2", f"/proc/self/fd/{overlay_fd}", str(size_bytes)]
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, check=False, timeout=60, pass_fds=[written]
+            argv, capture_output=True, text=True, check=False, timeout=60, pass_fds=[overlay_fd]
         )
     except FileNotFoundError as e:
         raise errors.Unusable(QEMU_IMG, "it is not installed", "Install QEMU") from e
@@ -90,7 +90,7 @@ def make_overlay(written: int, size_bytes: int) -> None:
 
 @contextlib.contextmanager
 def run_guest(
-    written: int,
+    overlay_fd: int,
     image: socket.socket,
     log: IO[bytes],
     limits: GuestLimits,
@@ -99,7 +99,7 @@ def run_guest(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run QEMU; its standard output is the console of guest and firmware.
 
-    :param written: file descriptor of the overlay
+    :param overlay_fd: file descriptor of the overlay
     :param image: socket of the NBD server; closed here
     """
     if not sandbox.is_installed(isolation, QEMU):
@@ -111,11 +111,11 @@ def run_guest(
     devices, group = (["/dev/kvm"], "kvm") if accelerator() == "kvm" else ([], "")
     confined = sandbox.command(isolation, _bounds(limits), devices, group)
     process = subprocess.Popen(
-        [*confined, *_argv(written, image.fileno(), limits, firmware)],
+        [*confined, *_argv(overlay_fd, image.fileno(), limits, firmware)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=log,
-        pass_fds=[written, image.fileno()],
+        pass_fds=[overlay_fd, image.fileno()],
         cwd="/",
         env={"PATH": os.environ.get("PATH", os.defpath)},
     )
@@ -138,7 +138,7 @@ def _bounds(limits: GuestLimits) -> dict[str, int]:
     }
 
 
-def _argv(written: int, image: int, limits: GuestLimits, firmware: Firmware) -> list[str]:
+def _argv(overlay_fd: int, image: int, limits: GuestLimits, firmware: Firmware) -> list[str]:
     accel = accelerator()
     export = {"driver": "nbd", "server": {"type": "fd", "str": str(image)}, "read-only": True}
     disk = {
@@ -155,7 +155,7 @@ def _argv(written: int, image: int, limits: GuestLimits, firmware: Firmware) -> 
         *(("-bios", str(UEFI_FIRMWARE)) if firmware is Firmware.UEFI else ()),
         *(("-cpu", "host") if accel == "kvm" else ()),
         *("-m", f"{limits.memory_bytes // geometry.MIB}M", "-nic", "none"),
-        *("-add-fd", f"fd={written},set=1", "-blockdev", json.dumps(disk)),
+        *("-add-fd", f"fd={overlay_fd},set=1", "-blockdev", json.dumps(disk)),
         *("-device", "virtio-blk-pci,drive=disk,rerror=report,werror=report"),
         *("-chardev", "stdio,id=console,mux=on,signal=off", "-serial", "chardev:console"),
         *("-device", f"isa-debugcon,iobase={_FIRMWARE_PORT},chardev=console", "-monitor", "none"),

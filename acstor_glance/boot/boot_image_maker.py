@@ -89,11 +89,11 @@ class BootImageMaker:
         return ids.parse_image_id(trace.image_id)
 
     def make_boot_image(
-        self, image_id: ids.ImageId, begin: Callable[[str], bool] = lambda project: True
+        self, image_id: ids.ImageId, may_begin: Callable[[str], bool] = lambda project: True
     ) -> bool:
         """Make the boot image that an image needs now; return whether one was made.
 
-        :param begin: called with the image's project; returns whether to begin now
+        :param may_begin: called with the image's project; returns whether to begin now
         """
         with self._leases.lease_image(image_id) as is_ours:
             image = self._images.read_or_none(image_id) if is_ours else None
@@ -110,7 +110,7 @@ class BootImageMaker:
                 return False
             if self._images.artefact_of(image, artefacts.Kind.CHUNK_MAP) is None:
                 return False
-            if not begin(image.owner):
+            if not may_begin(image.owner):
                 return False
             with self._chunk_map(image) as image_map:
                 if self._merge(image, image_map, present, traces, needed):

@@ -209,7 +209,7 @@ class ListenerService:
                 outcome = self._preparer.prepare_image(
                     image_id,
                     is_forced=bool(is_forced),
-                    begin=functools.partial(self._queue.may_begin, queued),
+                    may_begin=functools.partial(self._queue.may_begin, queued),
                 )
                 LOG.debug("image %s: %s", image_id, outcome)
                 if outcome is image_preparer.PreparationOutcome.FAILED:

@@ -99,7 +99,7 @@ class ImagePreparer:
         *,
         is_forced: bool = False,
         progress: Progress | None = None,
-        begin: MayBegin = lambda project: True,
+        may_begin: MayBegin = lambda project: True,
     ) -> PreparationOutcome:
         """Execute the image's plan, unless another process holds its lease.
 
@@ -109,7 +109,7 @@ class ImagePreparer:
         with self.leases.lease_image(image_id) as is_ours:
             if is_ours:
                 return self.prepare_leased(
-                    image_id, is_forced=is_forced, progress=progress, begin=begin
+                    image_id, is_forced=is_forced, progress=progress, may_begin=may_begin
                 )
         return self._counted(PreparationOutcome.LEASED)
 
@@ -119,7 +119,7 @@ class ImagePreparer:
         *,
         is_forced: bool = False,
         progress: Progress | None = None,
-        begin: MayBegin = lambda project: True,
+        may_begin: MayBegin = lambda project: True,
     ) -> PreparationOutcome:
         """Execute the image's plan; the caller holds its lease."""
         image = self._images.read_or_none(image_id)
@@ -130,7 +130,7 @@ class ImagePreparer:
         if todo.step is plan.Step.REFUSE:
             outcome = self._refuse(image, todo.why)
         elif todo.step is plan.Step.PREPARE or can_be_forced:
-            if not begin(image.owner):
+            if not may_begin(image.owner):
                 return PreparationOutcome.QUEUED
             outcome = self._attempt(image, is_forced, progress or (lambda done_bytes: None))
         else:

@@ -99,7 +99,7 @@ def plan_image(
     image: image_record.Image,
     found: Mapping[ids.ImageId, image_record.Image],
     project_id: str,
-    wanted: DesiredArtefacts,
+    desired: DesiredArtefacts,
     now: datetime.datetime,
 ) -> Plan:
     """Return what ``image`` needs; ``found`` has at least its artefacts, by ID."""
@@ -107,10 +107,10 @@ def plan_image(
         return Plan(Step.NOTHING, "it is an artefact itself")
     if image.status != image_record.ACTIVE:
         return Plan(Step.NOTHING, image_record.why_not_served(image))
-    why_not = image_record.why_not_served(image, wanted.convertible)
+    why_not = image_record.why_not_served(image, desired.convertible)
     if why_not:
         return Plan(Step.NOTHING if _is_refused(image, why_not) else Step.REFUSE, why_not)
-    why = _why_incomplete(image, found, project_id, wanted.for_image(image))
+    why = _why_incomplete(image, found, project_id, desired.for_image(image))
     if not why and artefacts.state_of(image) is artefacts.State.READY:
         return Plan(Step.NOTHING)
     return _plan_attempt(image, why, now)
@@ -141,10 +141,10 @@ def next_boot_image_build(
     """
     if artefacts.state_of(image) is not artefacts.State.READY:
         return None
-    wanted = {artefacts.Kind.BOOT_IMAGE: boot_image.VERSION}
+    desired = {artefacts.Kind.BOOT_IMAGE: boot_image.VERSION}
     pointer = artefacts.pointer_of(image, artefacts.Kind.BOOT_IMAGE)
     present = found.get(pointer) if pointer else None
-    is_complete = not _why_incomplete(image, found, project_id, wanted)
+    is_complete = not _why_incomplete(image, found, project_id, desired)
     has_one = is_complete and not artefacts.is_inherited(present)
     written = Retry.parse(image.text(artefacts.BOOT_RETRY))
     retry = written or Retry(0, _AT_ONCE)
@@ -169,9 +169,9 @@ def _why_incomplete(
     image: image_record.Image,
     found: Mapping[ids.ImageId, image_record.Image],
     project_id: str,
-    wanted: Mapping[artefacts.Kind, int],
+    desired: Mapping[artefacts.Kind, int],
 ) -> str:
-    for kind, version in wanted.items():
+    for kind, version in desired.items():
         pointer = artefacts.pointer_of(image, kind)
         if pointer is None:
             return f"it has no {kind.value}"

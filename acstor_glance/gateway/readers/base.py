@@ -76,7 +76,7 @@ class Reader(abc.ABC):
     def read(self, location: Any, requested: byte_range.ByteRange) -> ObjectRange:
         """Read a range of the object at a ``StoreLocation``; raises StoreFault."""
 
-    def of_answer(
+    def parse_response(
         self, requested: byte_range.ByteRange, content_range: str, data: bytes, md5: str = ""
     ) -> ObjectRange:
         """Return the range from an HTTP answer; StoreUnreachable if it is another."""
@@ -92,7 +92,7 @@ class Reader(abc.ABC):
         digits = md5.strip('"').lower()
         return ObjectRange(data, int(match[3]), digits if _MD5.fullmatch(digits) else "")
 
-    def of_status(self, status: object, words: str) -> StoreFault:
+    def status_error(self, status: object, words: str) -> StoreFault:
         """Return the error for an unsuccessful HTTP answer."""
         if status in (http.HTTPStatus.NOT_FOUND, http.HTTPStatus.GONE):
             return ObjectMissing(self.name, "it has no such object")

@@ -50,7 +50,7 @@ class WebReader(base.Reader):
                             self.name, "the web server does no range requests"
                         )
                     if status != http.HTTPStatus.PARTIAL_CONTENT:
-                        raise self.of_status(status, f"the web server answers {status}")
+                        raise self.status_error(status, f"the web server answers {status}")
                     data = answer.raw.read(requested.length + 1)
                     content_range = answer.headers.get("Content-Range", "")
             except deadline_adapter.InternalAddress as error:
@@ -66,7 +66,7 @@ class WebReader(base.Reader):
                 raise base.StoreUnreachable(self.name, why) from error
         if bounds.is_over:  # data cut off at the deadline may look complete
             raise base.StoreUnreachable(self.name, self._late)
-        return self.of_answer(requested, content_range, data)
+        return self.parse_response(requested, content_range, data)
 
     def _ask(self, url: str, requested: byte_range.ByteRange) -> requests.Response:
         wanted = {

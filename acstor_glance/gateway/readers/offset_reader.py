@@ -23,7 +23,7 @@ class OffsetReader(base.Reader):
             store = self._find_store(self.name)
             size_bytes = store.get_size(location)
             if requested.offset + requested.length > size_bytes:
-                raise self.of_status(416, "")
+                raise self.status_error(416, "")
             pieces, _ = store.get(location, offset=requested.offset, chunk_size=requested.length)
             data = _joined(pieces, requested.length)
         except glance_store.NotFound as error:

@@ -39,7 +39,7 @@ class RbdReader(base.Reader):
             ):
                 size_bytes = image.size()
                 if requested.offset + requested.length > size_bytes:
-                    raise self.of_status(416, "")
+                    raise self.status_error(416, "")
                 data = image.read(requested.offset, requested.length)
         except (rbd.ImageNotFound, rados.ObjectNotFound) as error:
             raise base.ObjectMissing(

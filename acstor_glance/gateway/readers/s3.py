@@ -36,13 +36,13 @@ class S3Reader(base.Reader):
         except botocore.exceptions.ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             code = str(error.response.get("Error", {}).get("Code", ""))[:60]
-            raise self.of_status(status, f"it answers {status} {code}") from error
+            raise self.status_error(status, f"it answers {status} {code}") from error
         except (botocore.exceptions.BotoCoreError, OSError) as error:
             raise base.StoreUnreachable(self.name, type(error).__name__) from error
         md5 = answer.get("ETag", "")
         if answer.get("ServerSideEncryption", "") not in _PLAIN or "SSECustomerAlgorithm" in answer:
             md5 = ""
-        return self.of_answer(requested, answer.get("ContentRange", ""), data, md5)
+        return self.parse_response(requested, answer.get("ContentRange", ""), data, md5)
 
 
 def _connect(options: Any, reads: int, timeout_s: float) -> Any:

@@ -41,9 +41,9 @@ class SwiftReader(base.Reader):
             )
         except swiftclient.ClientException as error:
             status = error.http_status or None
-            raise self.of_status(status, f"it answers {status}") from error
+            raise self.status_error(status, f"it answers {status}") from error
         except (keystone_errors.Unauthorized, keystone_errors.Forbidden) as error:
-            raise self.of_status(http.HTTPStatus.UNAUTHORIZED, "Keystone does") from error
+            raise self.status_error(http.HTTPStatus.UNAUTHORIZED, "Keystone does") from error
         except (
             keystone_errors.ClientException,
             store_errors.GlanceStoreException,
@@ -53,7 +53,7 @@ class SwiftReader(base.Reader):
             raise base.StoreUnreachable(self.name, type(error).__name__) from error
         self._keep(account, manager)
         md5 = "" if any(name in headers for name in _LARGE) else headers.get("etag", "")
-        return self.of_answer(requested, headers.get("content-range", ""), data, md5)
+        return self.parse_response(requested, headers.get("content-range", ""), data, md5)
 
     def _take(self, account: object) -> Any:
         with self._lock:
