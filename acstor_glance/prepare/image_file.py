@@ -126,8 +126,9 @@ def write_sparse(file: IO[bytes], pieces: Iterable[bytes]) -> None:
 
 def hash_mismatch(name: str, os_hash: chunk_map.OsHash) -> errors.ContentMismatch:
     """Return the error for bytes that do not have Glance's hash."""
-    why = f"its data does not have the {os_hash.algo} that Glance says"
-    return errors.ContentMismatch(name, why)
+    return errors.ContentMismatch(
+        name, f"its data does not have the {os_hash.algo} that Glance says"
+    )
 
 
 class FileHash:
