@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from acstor_common.model import geometry
+from tests.fakes import file_systems
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
@@ -22,13 +23,8 @@ MORE = DATA[::-1]
 
 @pytest.fixture
 def disk(tmp_path) -> Iterator[pathlib.Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount(folder, "size=64m")
-    try:
+    with file_systems.small_disk(tmp_path / "disk", 64 << 20) as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def mount(folder: pathlib.Path, options: str) -> None:

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from acstor_common.model import geometry
+from tests.fakes import file_systems
 from tests.fakes import hosts
+from tests.lab import agents
 from tests.lab import local
 
 pytestmark = hosts.needs_fuse
@@ -23,15 +25,17 @@ LIMIT = 32 * MIB
 
 
 @contextlib.contextmanager
-def small_disk(folder: pathlib.Path, size_bytes: int) -> Iterator[pathlib.Path]:
-    """Mount a disk of ``size_bytes`` on a new folder until the block ends."""
-    folder.mkdir()
-    options = f"size={size_bytes}"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
+def running(
+    folder: pathlib.Path, images: local.ImageFolder, disk_bytes: int
+) -> Iterator[tuple[agents.Agent, pathlib.Path]]:
+    """Run an agent whose cache is on a disk of its own; yield it, and the disk."""
+    with (
+        file_systems.small_disk(folder / "disk", disk_bytes) as disk,
+        hosts.running(
+            folder / "h1", images, cache_dir=disk / "cache", cache_limit_bytes=LIMIT
+        ) as agent,
+    ):
+        yield agent, disk
 
 
 def read_direct(path: pathlib.Path) -> bytes:
@@ -42,12 +46,7 @@ def read_direct(path: pathlib.Path) -> bytes:
 
 def test_full_disk_stops_caching_and_nothing_else(tmp_path, images):
     image_id = images.add(DATA)
-    with (
-        small_disk(tmp_path / "disk", 6 * MIB) as disk,
-        hosts.running(
-            tmp_path / "h1", images, cache_dir=disk / "cache", cache_limit_bytes=LIMIT
-        ) as agent,
-    ):
+    with running(tmp_path, images, 6 * MIB) as (agent, disk):
         path, pid = agent.image_path(image_id), agent.worker_pid()
         for _ in range(2):
             assert read_direct(path) == DATA
@@ -66,7 +65,7 @@ def test_full_disk_stops_caching_and_nothing_else(tmp_path, images):
 
 def test_disk_that_fills_while_neighbours_chunks_are_prefetched(tmp_path, images):
     image_id = images.add(DATA)
-    with small_disk(tmp_path / "disk", 6 * MIB) as disk:
+    with file_systems.small_disk(tmp_path / "disk", 6 * MIB) as disk:
         small = {
             "cache_dir": disk / "cache",
             "cache_limit_bytes": LIMIT,
@@ -92,12 +91,7 @@ def test_disk_that_fills_while_neighbours_chunks_are_prefetched(tmp_path, images
 
 def test_disk_that_others_fill_is_a_disk_that_is_full(tmp_path, images):
     image_id = images.add(DATA)
-    with (
-        small_disk(tmp_path / "disk", 12 * MIB) as disk,
-        hosts.running(
-            tmp_path / "h1", images, cache_dir=disk / "cache", cache_limit_bytes=LIMIT
-        ) as agent,
-    ):
+    with running(tmp_path, images, 12 * MIB) as (agent, disk):
         with contextlib.suppress(OSError):
             (disk / "others").write_bytes(bytes(12 * MIB))
         assert read_direct(agent.image_path(image_id)) == DATA
@@ -110,7 +104,7 @@ def test_disk_that_others_fill_is_a_disk_that_is_full(tmp_path, images):
 def test_full_state_folder_keeps_new_images_out_and_nothing_else(tmp_path, images):
     known, unknown = images.add(DATA), images.add(DATA[:MIB])
     with (
-        small_disk(tmp_path / "disk", MIB) as disk,
+        file_systems.small_disk(tmp_path / "disk", MIB) as disk,
         hosts.running(tmp_path / "h1", images, state_dir=disk / "state") as agent,
     ):
         assert read_direct(agent.image_path(known)) == DATA

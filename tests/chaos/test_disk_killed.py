@@ -14,6 +14,7 @@ import pytest
 
 from acstor_common.model import geometry
 from tests.fakes import disk_writers
+from tests.fakes import file_systems
 from tests.fakes import hosts
 from tests.fakes import http_server
 from tests.lab import agents
@@ -104,51 +105,49 @@ def test_agent_that_is_stopped_makes_disks_safe_first(tmp_path, images):
         assert state.read_bytes()[4096:4098] == b"\2\0"
 
 
+@contextlib.contextmanager
+def running_on_small_disk(folder, images, disk_bytes):
+    """Run an agent whose state is on a disk of its own; yield it, and the disk."""
+    with (
+        file_systems.small_disk(folder / "disk", disk_bytes) as disk,
+        hosts.running(folder / "h1", images, state_dir=disk / "state") as agent,
+    ):
+        yield agent, disk
+
+
 def test_full_disk_is_told_to_the_writer_and_nothing_is_lost(tmp_path, images):
     image_id = images.add(DATA)
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={4 * MIB}", "tmpfs", folder], check=True)
-    try:
-        with hosts.running(tmp_path / "h1", images, state_dir=folder / "state") as agent:
-            path = make(agent, image_id)
-            truth, written = bytearray(DATA.ljust(SIZE, b"\0")), 0
-            with path.open("rb+", buffering=0) as file:
-                with pytest.raises(OSError) as caught:
-                    for at in range(0, SIZE, CHUNK):
-                        os.pwrite(file.fileno(), b"x" * CHUNK, at)
-                        os.fsync(file.fileno())
-                        truth[at : at + CHUNK] = b"x" * CHUNK
-                        written += CHUNK
-                assert caught.value.errno == errno.ENOSPC
-                assert written > 3 * MIB
-                os.pwrite(file.fileno(), b"in place", 5)
-                truth[5:13] = b"in place"
-            assert path.read_bytes() == truth
-            subprocess.run(["mount", "-o", f"remount,size={64 * MIB}", folder], check=True)
-            with path.open("rb+", buffering=0) as file:
-                os.pwrite(file.fileno(), b"y" * CHUNK, written)
-            truth[written : written + CHUNK] = b"y" * CHUNK
-            assert path.read_bytes() == truth
-            assert agent.status()["worker_pid"] == agent.worker_pid()
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
+    with running_on_small_disk(tmp_path, images, 4 * MIB) as (agent, folder):
+        path = make(agent, image_id)
+        truth, written = bytearray(DATA.ljust(SIZE, b"\0")), 0
+        with path.open("rb+", buffering=0) as file:
+            with pytest.raises(OSError) as caught:
+                for at in range(0, SIZE, CHUNK):
+                    os.pwrite(file.fileno(), b"x" * CHUNK, at)
+                    os.fsync(file.fileno())
+                    truth[at : at + CHUNK] = b"x" * CHUNK
+                    written += CHUNK
+            assert caught.value.errno == errno.ENOSPC
+            assert written > 3 * MIB
+            os.pwrite(file.fileno(), b"in place", 5)
+            truth[5:13] = b"in place"
+        assert path.read_bytes() == truth
+        subprocess.run(["mount", "-o", f"remount,size={64 * MIB}", folder], check=True)
+        with path.open("rb+", buffering=0) as file:
+            os.pwrite(file.fileno(), b"y" * CHUNK, written)
+        truth[written : written + CHUNK] = b"y" * CHUNK
+        assert path.read_bytes() == truth
+        assert agent.status()["worker_pid"] == agent.worker_pid()
 
 
 def test_full_disk_makes_no_half_a_disk(tmp_path, images):
     image_id = images.add(DATA)
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={MIB}", "tmpfs", folder], check=True)
-    try:
-        with hosts.running(tmp_path / "h1", images, state_dir=folder / "state") as agent:
-            agents.request(agent.control_socket, "ensure", image_id=image_id)
-            with contextlib.suppress(OSError):
-                (folder / "others").write_bytes(bytes(MIB))
-            with pytest.raises(agents.errors.Unusable, match="No space left"):
-                make(agent, image_id)
-            assert list((folder / "state" / "disks").iterdir()) == []
-            (folder / "others").unlink()
-            assert make(agent, image_id).read_bytes() == DATA.ljust(SIZE, b"\0")
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
+    with running_on_small_disk(tmp_path, images, MIB) as (agent, folder):
+        agents.request(agent.control_socket, "ensure", image_id=image_id)
+        with contextlib.suppress(OSError):
+            (folder / "others").write_bytes(bytes(MIB))
+        with pytest.raises(agents.errors.Unusable, match="No space left"):
+            make(agent, image_id)
+        assert list((folder / "state" / "disks").iterdir()) == []
+        (folder / "others").unlink()
+        assert make(agent, image_id).read_bytes() == DATA.ljust(SIZE, b"\0")

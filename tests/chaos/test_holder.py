@@ -16,11 +16,11 @@ import time
 
 import pytest
 
-from acstor_agent.mount import open_files
 from acstor_agent.process import fd_holder
 from acstor_common import errors
 from tests.fakes import guest_readers
 from tests.fakes import hosts
+from tests.fakes import managed_agent
 from tests.lab import agents
 from tests.lab import local
 from tests.lab import runs
@@ -92,15 +92,12 @@ class Contained:
 
     @contextlib.contextmanager
     def reading(self):
-        with guest_readers.Readers(self.truth, [self.mirror], seed=1) as readers:
-            try:
-                path = str(self.mirror)
-                hosts.wait_until(lambda: open_files.pids_with_open(path), "readers", DEADLINE_S)
-                yield readers
-            except BaseException:
-                self.end_holder()
-                self.agent.kill()
-                raise
+        def end_all():
+            self.end_holder()
+            self.agent.kill()
+
+        with managed_agent.reading(self.truth, self.mirror, end_all) as readers:
+            yield readers
 
     def clean_up(self):
         for process in (self.holder, self.agent):

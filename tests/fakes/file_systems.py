@@ -29,6 +29,20 @@ def why_not(kind: str = "xfs") -> str:
 
 
 @contextlib.contextmanager
+def small_disk(folder: pathlib.Path, size_bytes: int, mode: str = "1777") -> Iterator[pathlib.Path]:
+    """Mount a file system in memory on a new folder until the block ends.
+
+    :param mode: of its root
+    """
+    folder.mkdir(parents=True)
+    run("mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode={mode}", "tmpfs", folder)
+    try:
+        yield folder
+    finally:
+        run("umount", "--lazy", folder)
+
+
+@contextlib.contextmanager
 def mounted(
     folder: pathlib.Path, size_bytes: int, kind: str = "xfs", *, direct: bool = False
 ) -> Iterator[pathlib.Path]:

@@ -6,6 +6,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -26,6 +27,25 @@ IMAGE_BYTES = 8 << 20
 NEWER_KERNEL: tuple[str, ...] = ()
 OLDER_KERNEL = (sys.executable, str(pathlib.Path(older_kernel.__file__)))
 """Has an agent see a kernel of before 6.9."""
+
+
+@contextlib.contextmanager
+def reading(
+    truth: pathlib.Path, mirror: pathlib.Path, end_all: Callable[[], None]
+) -> Iterator[guest_readers.Readers]:
+    """Have a mirror read until the block ends.
+
+    :param end_all: ends who serves the mirror, if the block fails: else readers wait for it
+    """
+    with guest_readers.Readers(truth, [mirror], seed=1) as readers:
+        try:
+            # Not by this process: one that forks closes its files, and waits for an answer.
+            path = str(mirror)
+            hosts.wait_until(lambda: open_files.pids_with_open(path), "readers", DEADLINE_S)
+            yield readers
+        except BaseException:
+            end_all()
+            raise
 
 
 class ManagedAgent:
@@ -101,16 +121,13 @@ class ManagedAgent:
     @contextlib.contextmanager
     def reading(self) -> Iterator[guest_readers.Readers]:
         """Have the image read; readers end even if the block fails while nobody serves."""
-        with guest_readers.Readers(self.truth, [self.mirror], seed=1) as readers:
-            try:
-                # Not by this process: one that forks closes its files, and waits for an answer.
-                path = str(self.mirror)
-                hosts.wait_until(lambda: open_files.pids_with_open(path), "readers", DEADLINE_S)
-                yield readers
-            except BaseException:
-                self.manager.drop()
-                self.process.kill()
-                raise
+
+        def end_all() -> None:
+            self.manager.drop()
+            self.process.kill()
+
+        with reading(self.truth, self.mirror, end_all) as readers:
+            yield readers
 
     def clean_up(self) -> None:
         """End it, and what it mounted."""

@@ -25,6 +25,19 @@ def accepting(
         shut_down(links)
 
 
+@contextlib.contextmanager
+def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run ``work`` in a thread until the block ends, which sets its event."""
+    is_over = threading.Event()
+    thread = threading.Thread(target=work, args=(is_over,))
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
 def shut_down(links: Iterable[socket.socket]) -> None:
     """End connections, of which some may have ended."""
     for link in links:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A source that answers badly, late or not at all: patience up to the deadline, then EIO."""
 
-import contextlib
 import errno
 import os
 import pathlib
@@ -13,6 +12,7 @@ import pytest
 from acstor_common.model import geometry
 from tests.fakes import hosts
 from tests.fakes import http_server
+from tests.fakes import server_threads
 from tests.lab import local
 
 pytestmark = hosts.needs_fuse
@@ -130,23 +130,15 @@ def test_permanent_refusal_is_a_warning_and_a_trouble_until_it_is_over(
     assert agent.status()["faults"] == {}
 
 
-@contextlib.contextmanager
 def server_down_and_up(files: dict[str, bytes], port: int, down_s: float):
     """Serve again on ``port`` after a while."""
-    end = threading.Event()
 
-    def serve() -> None:
-        if not end.wait(down_s):
+    def serve(is_over: threading.Event) -> None:
+        if not is_over.wait(down_s):
             with http_server.serve(files, port=port):
-                end.wait(30)
+                is_over.wait(30)
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
+    return server_threads.beside(serve)
 
 
 def test_source_that_comes_back_in_time_is_waited_for(images, start):

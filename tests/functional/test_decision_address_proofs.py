@@ -18,6 +18,7 @@ import pytest
 from acstor_common.ring import hash_ring
 from tests.fakes import hosts
 from tests.fakes import sample_senders
+from tests.fakes import server_threads
 from tests.lab import agents
 from tests.lab import decision
 from tests.lab import image_server
@@ -91,23 +92,17 @@ def cloud(tmp_path: pathlib.Path, rabbitmq: rabbitmq_lab.RabbitMQ) -> Iterator[C
         yield Cloud(net, database, instance, server, bus, running)
 
 
-@contextlib.contextmanager
-def impostor(cloud: Cloud, folder: pathlib.Path, name: str, address: str) -> Iterator[None]:
+def impostor(
+    cloud: Cloud, folder: pathlib.Path, name: str, address: str
+) -> contextlib.AbstractContextManager[None]:
     """Have a host with a certificate say in each collection that it is at an address."""
     sender = sample_senders.Sender(cloud.instance, folder / name, name)
-    over = threading.Event()
 
-    def send() -> None:
-        while not over.wait(decision.COLLECTION_S):
+    def send(is_over: threading.Event) -> None:
+        while not is_over.wait(decision.COLLECTION_S):
             cloud.bus.send(sender.next(address=address))
 
-    thread = threading.Thread(target=send)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    return server_threads.beside(send)
 
 
 def test_only_proven_addresses_are_published_and_a_changed_one_is_proven_again(

@@ -91,12 +91,7 @@ class Nginx:
         if self._process is None or self._process.poll() is not None:
             return
         self.resume()
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        runs.end(self._process, DEADLINE_S)
 
     def pause(self) -> None:
         """Freeze it: connections stay, no answer comes."""

@@ -23,6 +23,7 @@ import types
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
+from typing import Any
 
 from acstor_common import errors
 
@@ -116,6 +117,16 @@ def kill_recorded(path: pathlib.Path, deadline_s: float = KILL_DEADLINE_S) -> No
     path.unlink(missing_ok=True)
 
 
+def end(process: subprocess.Popen[bytes], deadline_s: float) -> None:
+    """Have a child end by SIGTERM, or kill it when it takes longer."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(deadline_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def tool(argv: Sequence[str | pathlib.Path], stdin: str | None = None) -> str:
     """Run a command that must succeed and return its output.
 
@@ -133,6 +144,19 @@ def tool(argv: Sequence[str | pathlib.Path], stdin: str | None = None) -> str:
         why = (failure.stderr or failure.stdout).strip()[-2000:]
         raise errors.Unusable(" ".join(words[:12]), f"exit {failure.returncode}: {why}") from None
     return done.stdout
+
+
+def run_to_end(
+    argv: Sequence[str | pathlib.Path], deadline_s: float, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command without input, whatever its status; its output has its errors, too.
+
+    :param options: more of ``subprocess.run``
+    :raises subprocess.TimeoutExpired: it took longer
+    """
+    options["stdin"], options["stdout"] = subprocess.DEVNULL, subprocess.PIPE
+    options["stderr"] = subprocess.STDOUT
+    return subprocess.run(argv, text=True, timeout=deadline_s, check=False, **options)
 
 
 def namespaces(tag: str, netns_folder: pathlib.Path = NETNS_FOLDER) -> list[str]:

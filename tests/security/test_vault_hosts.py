@@ -26,6 +26,7 @@ from acstor_checkpoint.vault_protocol import tls_channel
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.model import ids
+from tests.fakes import file_systems
 from tests.lab import local
 from tests.lab import runs
 from tests.lab import vaults
@@ -276,17 +277,6 @@ def test_one_host_takes_no_more_inodes_and_bytes_than_its_quota(
     assert sum(path.is_file() for path in (h2.folder / "h3").rglob("*")) == 100
 
 
-@contextlib.contextmanager
-def small_disk(folder: pathlib.Path, size_bytes: int) -> Iterator[None]:
-    folder.mkdir(parents=True)
-    options = f"size={size_bytes},mode=0700"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 def test_vault_with_a_full_disk_refuses_serves_and_drops(
     start: Start, h1: vaults.Vault, tmp_path: pathlib.Path
@@ -294,7 +284,7 @@ def test_vault_with_a_full_disk_refuses_serves_and_drops(
     size_bytes = 2 << 20
     disk = object_names.VaultDisk(h1.name, DISK)
     chunks = [object_names.SealedChunk(bytes([n]) * 32, os.urandom(60000)) for n in range(50)]
-    with small_disk(tmp_path / "h2" / "vault", size_bytes):
+    with file_systems.small_disk(tmp_path / "h2" / "vault", size_bytes, mode="0700"):
         h2 = start()
         with h1.client(h2) as client:
             put = 0
