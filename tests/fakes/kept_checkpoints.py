@@ -23,6 +23,21 @@ INSTANCE = ids.parse_image_id("5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 VAULT_DISK = ids.parse_image_id("6b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 
 
+def subject(
+    disk: ids.ImageId,
+    instance: ids.ImageId,
+    base: ids.ImageId,
+    cut: geometry.Geometry,
+    number: int = 1,
+) -> manifest.Subject:
+    """Return the subject of a checkpoint's manifest.
+
+    :param disk: as vaults name it
+    """
+    crash, unknown = manifest.Consistency.CRASH, chunk_map.UNKNOWN_OS_HASH
+    return manifest.Subject(disk, instance, "p", base, unknown, cut, number, crash, number)
+
+
 class Kept:
     """A checkpoint: its sealed manifest, and its sealed chunks by name."""
 

@@ -173,16 +173,21 @@ def test_server_that_is_off_lies_on_the_mirror_with_what_its_checkpoint_had(plac
     ends_as_it_should(it)
 
 
-def meanwhile(monkeypatch, it, what):
-    """Do something when the copy is made."""
+def before_program(monkeypatch, program, what):
+    """Do something before the pull runs a program."""
     done = offline_pull.OfflinePull._run
 
     def run(self, argv, *more):
-        if argv[0] == "sync":
+        if argv[0] == program:
             what()
         done(self, argv, *more)
 
     monkeypatch.setattr(offline_pull.OfflinePull, "_run", run)
+
+
+def meanwhile(monkeypatch, it, what):
+    """Do something when the copy is made."""
+    before_program(monkeypatch, "sync", what)
     it.look()
     monkeypatch.undo()
     assert not it.is_ordinary()
@@ -240,15 +245,7 @@ def test_server_that_nova_has_taken_away_is_no_fault(place, monkeypatch):
     it = place()
     folder = it.guest.path.parent
     moved = folder.with_name(f"{folder.name}_resize")
-    meanwhile_moved = lambda: os.rename(folder, moved)  # noqa: E731
-    done = offline_pull.OfflinePull._run
-
-    def run(self, argv, *more):
-        if argv[0] == "qemu-img":
-            meanwhile_moved()
-        done(self, argv, *more)
-
-    monkeypatch.setattr(offline_pull.OfflinePull, "_run", run)
+    before_program(monkeypatch, "qemu-img", lambda: os.rename(folder, moved))
     it.look()
     os.rename(moved, folder)
     assert not it.is_ordinary()

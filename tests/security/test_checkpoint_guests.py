@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
@@ -144,6 +145,29 @@ def scratch_bytes(owner: checkpoints.Host) -> int:
     return sum(path.stat().st_blocks * 512 for path in owner.sockets.glob("*.scratch"))
 
 
+def server_of(owner: checkpoints.Host, guest: domain_lab.Domain) -> domain_xml.Server:
+    """Return the server that a guest is."""
+    return next(s for s in owner.domains.list_servers() if s.instance == guest.instance)
+
+
+def put_after(
+    monkeypatch: pytest.MonkeyPatch, overwrite: Callable[[], None], pause_s: float = 0.0
+) -> None:
+    """Have each part wait for ``overwrite``, one after the other, before a holder takes it.
+
+    :param pause_s: how long each waits beside the others, after that
+    """
+    put, lock = vault_client.VaultClient.put, threading.Lock()
+
+    def put_later(*words: Any) -> None:
+        with lock:
+            overwrite()
+        time.sleep(pause_s)
+        put(*words)
+
+    monkeypatch.setattr(vault_client.VaultClient, "put", put_later)
+
+
 @pytest.mark.allow_log("the capture is ended")
 @pytest.mark.parametrize("is_stuck", [False, True])
 def test_guest_that_overwrites_fills_no_more_than_its_bound(
@@ -158,19 +182,15 @@ def test_guest_that_overwrites_fills_no_more_than_its_bound(
     guest, most = guests[0], list[int]()
     monkeypatch.setattr(owner.scratch, "_limit_bytes", 16 * MIB)
     guest.write(0, 15 * MIB, 7)
-    put, lock = vault_client.VaultClient.put, threading.Lock()
 
-    def put_later(*words: Any) -> None:
-        with lock:
-            for at in range(15 if is_stuck else 6) if not most else ():
-                guest.write(at * MIB, MIB, 8)
-                time.sleep(0.1)
-                most.append(scratch_bytes(owner))
-        time.sleep(2 * scratch_files.CHECK_INTERVAL_S)
-        put(*words)
+    def overwrite() -> None:
+        for at in range(15 if is_stuck else 6) if not most else ():
+            guest.write(at * MIB, MIB, 8)
+            time.sleep(0.1)
+            most.append(scratch_bytes(owner))
 
-    monkeypatch.setattr(vault_client.VaultClient, "put", put_later)
-    server = next(s for s in owner.domains.list_servers() if s.instance == guest.instance)
+    put_after(monkeypatch, overwrite, pause_s=2 * scratch_files.CHECK_INTERVAL_S)
+    server = server_of(owner, guest)
     with pytest.raises(snapshot_window.PartialCapture):
         owner.taker.take_checkpoint(server)
     assert 6 * MIB < max(most) < 14 * MIB and scratch_bytes(owner) == 0
@@ -193,18 +213,15 @@ def test_guest_whose_parts_get_nowhere_is_said_to_overwrite_too_much(
     guest, is_busy = guests[0], list[bool]()
     monkeypatch.setattr(owner.scratch, "_limit_bytes", 16 * MIB)
     guest.write(0, 15 * MIB, 7)
-    put, lock = vault_client.VaultClient.put, threading.Lock()
 
-    def put_later(*words: Any) -> None:
-        with lock:
-            while is_busy:
-                is_busy.pop()
-                guest.write(0, 6 * MIB, 8 + owner.states.load(guest.instance).number)
-                time.sleep(2 * scratch_files.CHECK_INTERVAL_S)
-        put(*words)
+    def overwrite() -> None:
+        while is_busy:
+            is_busy.pop()
+            guest.write(0, 6 * MIB, 8 + owner.states.load(guest.instance).number)
+            time.sleep(2 * scratch_files.CHECK_INTERVAL_S)
 
-    monkeypatch.setattr(vault_client.VaultClient, "put", put_later)
-    server = next(s for s in owner.domains.list_servers() if s.instance == guest.instance)
+    put_after(monkeypatch, overwrite)
+    server = server_of(owner, guest)
     kinds = []
     for _ in range(3):
         is_busy.append(True)
@@ -278,7 +295,7 @@ def test_job_that_begins_when_nobody_waits_for_it_any_more_is_ended(
     """Its scratch file would grow, and nobody would look at it."""
     monkeypatch.setattr(libvirt_domains, "CALL_S", 2.0)
     attacker, bitmap = guests[0], "acstor-0123456789ab"
-    server = next(s for s in owner.domains.list_servers() if s.instance == attacker.instance)
+    server = server_of(owner, attacker)
     domain = owner.domains.find_domain(server)
     os.kill(attacker.pid(), signal.SIGSTOP)
     try:
@@ -313,7 +330,7 @@ def test_scratch_file_is_watched_from_the_beginning_of_its_job(
         return export(domain, socket)
 
     monkeypatch.setattr(libvirt_domains.Domain, "_export", export_later)
-    server = next(s for s in owner.domains.list_servers() if s.instance == guest.instance)
+    server = server_of(owner, guest)
     with pytest.raises(scratch_files.ScratchFull, match="at most"):
         owner.taker.take_checkpoint(server)
     assert 8 * MIB < max(most) < 14 * MIB and most[-1] == 0 and not guest.is_busy()
@@ -357,17 +374,15 @@ def test_full_disk(
     monkeypatch.setattr(owner.taker, "_settings", owner.taker._settings._replace(folder=small))
     monkeypatch.setattr(owner.scratch, "_folder", small)
     monkeypatch.setattr(owner.scratch, "_spare_bytes", 16 * MIB)
-    put, lock, left = vault_client.VaultClient.put, threading.Lock(), list(range(15))
+    left = list(range(15))
 
-    def put_later(*words: Any) -> None:
-        with lock:
-            while left:
-                guest.write(left.pop() * MIB, MIB, 8)
-                time.sleep(0.1)
-        put(*words)
+    def overwrite() -> None:
+        while left:
+            guest.write(left.pop() * MIB, MIB, 8)
+            time.sleep(0.1)
 
-    monkeypatch.setattr(vault_client.VaultClient, "put", put_later)
-    server = next(s for s in owner.domains.list_servers() if s.instance == guest.instance)
+    put_after(monkeypatch, overwrite)
+    server = server_of(owner, guest)
     with pytest.raises(scratch_files.ScratchFull, match="bytes are free beside it"):
         owner.taker.take_checkpoint(server)
     assert not guest.is_busy()

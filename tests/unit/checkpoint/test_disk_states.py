@@ -10,9 +10,9 @@ from acstor_checkpoint.capture import disk_states
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest
-from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from tests.fakes import kept_checkpoints
 
 INSTANCE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 BASE = ids.ImageId("8d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -24,17 +24,8 @@ def known(tmp_path):
 
 
 def sealed_of(state, number, entries=()):
-    subject = checkpoint_manifest.Subject(
-        ids.ImageId(state.disk),
-        INSTANCE,
-        "p",
-        BASE,
-        chunk_map.UNKNOWN_OS_HASH,
-        geometry.Geometry(1 << 20, 65536),
-        number,
-        checkpoint_manifest.Consistency.CRASH,
-        number,
-    )
+    cut = geometry.Geometry(1 << 20, 65536)
+    subject = kept_checkpoints.subject(ids.ImageId(state.disk), INSTANCE, BASE, cut, number)
     seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
     return seal.close_manifest(checkpoint_manifest.build(subject, entries))
 

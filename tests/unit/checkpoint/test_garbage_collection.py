@@ -16,9 +16,9 @@ from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest
-from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from tests.fakes import kept_checkpoints
 
 HOST, CHUNK = ids.HostId("h1"), geometry.DEFAULT_CHUNK_BYTES
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -90,17 +90,8 @@ class World:
         seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
         plain = {number: bytes([byte]) * CHUNK for number, byte in enumerate(chunks)}
         entries = [checkpoint_manifest.Entry(n, seal.chunk_name(data)) for n, data in plain.items()]
-        subject = checkpoint_manifest.Subject(
-            ids.ImageId(state.disk),
-            instance,
-            "p",
-            IMAGE,
-            chunk_map.UNKNOWN_OS_HASH,
-            geometry.Geometry(1 << 20, CHUNK),
-            1,
-            checkpoint_manifest.Consistency.CRASH,
-            state.number,
-        )
+        cut, disk = geometry.Geometry(1 << 20, CHUNK), ids.ImageId(state.disk)
+        subject = kept_checkpoints.subject(disk, instance, IMAGE, cut, state.number)
         sealed = seal.close_manifest(checkpoint_manifest.build(subject, entries))
         manifest = self.states.save_manifest(instance, sealed)
         disk = object_names.VaultDisk(HOST, ids.ImageId(state.disk))
