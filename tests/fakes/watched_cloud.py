@@ -341,9 +341,7 @@ class WatchedCloud:
         try:
             yield
         finally:
-            agent.stop()
-            agent.start()
-            agent.wait_ready()
+            restart(agent)
 
     @contextlib.contextmanager
     def mount_dead(self) -> Iterator[None]:
@@ -352,9 +350,7 @@ class WatchedCloud:
         disk = self.nova[BROKEN].instances / image_id / "disk"
         with compute_host.guest(disk, agent.image_path(image_id)):
             hosts.kill_agent(agent)
-            agent.stop()
-            agent.start()
-            agent.wait_ready()
+            restart(agent)
             yield
 
     @contextlib.contextmanager
@@ -401,10 +397,15 @@ class WatchedCloud:
             agent.wait_ready()
             yield
         finally:
-            agent.stop()
-            agent.start()
-            agent.wait_ready()
+            restart(agent)
             shutil.rmtree(info.parent)
+
+
+def restart(agent: agents.Agent) -> None:
+    """Stop an agent, start it, and wait until it serves."""
+    agent.stop()
+    agent.start()
+    agent.wait_ready()
 
 
 @contextlib.contextmanager

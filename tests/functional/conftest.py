@@ -68,11 +68,16 @@ def mariadb(openstack_lab: cloud.Cloud) -> mariadb_lab.MariaDB:
     return openstack_lab.mariadb
 
 
+def require_openstack() -> None:
+    """Skip the test where OpenStack's services are not installed."""
+    if not installed.is_ready():
+        pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
+
+
 @pytest.fixture
 def keystone_glance(openstack_lab: cloud.Cloud) -> cloud.Cloud:
     """Keystone and Glance, with the broker and the database that they need."""
-    if not installed.is_ready():
-        pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
+    require_openstack()
     openstack_lab.start_image_services()
     return openstack_lab
 
@@ -99,8 +104,7 @@ def glance(keystone_glance: cloud.Cloud) -> Iterator[uploads.Images]:
 @pytest.fixture(scope="module")
 def image_services(openstack_lab: cloud.Cloud) -> cloud.Cloud:
     """Keystone and Glance, for what else a module has them do until it ends."""
-    if not installed.is_ready():
-        pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
+    require_openstack()
     openstack_lab.start_image_services()
     return openstack_lab
 
@@ -141,8 +145,7 @@ def listen(
 @pytest.fixture(scope="module")
 def compute_lab(openstack_lab: cloud.Cloud) -> cloud.Cloud:
     """The OpenStack with its compute services."""
-    if not installed.is_ready():
-        pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
+    require_openstack()
     openstack_lab.start_compute_services()
     return openstack_lab
 

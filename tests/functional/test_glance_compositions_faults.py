@@ -95,6 +95,16 @@ def begun(sender, link, stream, image_id):
     sender.wait_status(image_id, "saving")
 
 
+@contextlib.contextmanager
+def half_sent(sender, base):
+    """Send the first half of a body that needs the base late; yield image, link and the rest."""
+    image_id, stream = sender.queued("raw"), LATE.stream(base)
+    with sender.slowly(image_id, len(stream), "raw") as link:
+        link.sendall(stream[:HALF])
+        time.sleep(2.0)  # what is read ahead is read
+        yield image_id, link, stream[HALF:]
+
+
 def error_of(answer: str) -> dict:
     """Return what an answer says that went wrong, in its status or in its last line."""
     error: dict = json.loads(answer.splitlines()[-1])["error"]
@@ -115,14 +125,11 @@ def test_client_that_goes_in_the_middle_leaves_no_image(sender, base):
 
 def test_client_that_goes_before_the_answer_leaves_no_image(sender, base):
     """The body was whole; what is left is reading the base, from a store that answers nothing."""
-    image_id, stream = sender.queued("raw"), LATE.stream(base)
     before = broken(sender)
-    with sender.slowly(image_id, len(stream), "raw") as link:
-        link.sendall(stream[:HALF])
-        time.sleep(2.0)  # what is read ahead is read
+    with half_sent(sender, base) as (image_id, link, rest):
         sender.place.objects.s3.signal(signal.SIGSTOP)
         try:
-            link.sendall(stream[HALF:])
+            link.sendall(rest)
             assert b" 200 " in link.recv(100)
             link.close()
             time.sleep(STILL_S + 2)
@@ -211,13 +218,10 @@ def test_gateway_that_is_killed_in_the_middle_leaves_no_image(sender, base):
 
 
 def test_store_of_the_base_that_dies_in_the_middle_leaves_no_image(sender, base):
-    image_id, stream = sender.queued("raw"), LATE.stream(base)
     before = broken(sender)
-    with sender.slowly(image_id, len(stream), "raw") as link:
-        link.sendall(stream[:HALF])
-        time.sleep(2.0)  # what is read ahead is read
+    with half_sent(sender, base) as (image_id, link, rest):
         sender.place.objects.s3.kill()
-        link.sendall(stream[HALF:])
+        link.sendall(rest)
         answer = changed_disks.rest_of(link)
     assert error_of(answer)["code"] == 502
     sender.place.objects.start()

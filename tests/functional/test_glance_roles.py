@@ -124,6 +124,15 @@ def test_policies_are_the_defaults_of_glance_with_smaller_rights(
     assert shipped == wanted
 
 
+def listen_as(
+    glance: uploads.Images, listen: Listen, user: str, project: str
+) -> tuple[keystone_session.Session, acstor_glance.Listener]:
+    """Start a listener with a user's roles; artefacts are looked for in its project from now on."""
+    session = accounts.session(glance.lab.keystone.auth_url, user, project)
+    glance.project_id = session.get_project_id()
+    return session, listen(username=user, project_name=project)
+
+
 def test_documented_role_is_enough_and_tenants_cannot_touch_what_it_writes(
     glance: uploads.Images,
     as_documented: None,
@@ -132,9 +141,7 @@ def test_documented_role_is_enough_and_tenants_cannot_touch_what_it_writes(
     project: str,
 ) -> None:
     data = uploads.some_bytes(seed=50)
-    session = accounts.session(glance.lab.keystone.auth_url, preparing_user, project)
-    glance.project_id = session.get_project_id()
-    listener = listen(username=preparing_user, project_name=project)
+    session, listener = listen_as(glance, listen, preparing_user, project)
     image_id = glance.upload(data)
     glance.wait_state(image_id)
     artefact = glance.check_chunk_map(image_id, data)
@@ -165,9 +172,7 @@ def test_artefacts_of_another_service_project_are_left_alone(
     glance.wait_state(image_id)
     first.stop()
     own_id = glance.project_id
-    session = accounts.session(glance.lab.keystone.auth_url, preparing_user, project)
-    glance.project_id = session.get_project_id()
-    second = listen(username=preparing_user, project_name=project)
+    _, second = listen_as(glance, listen, preparing_user, project)
     second.stop()
     uploads.manage(second, "reconcile")
     try:
@@ -182,9 +187,7 @@ def test_agents_role_reads_all_images_and_changes_nothing(
     project: str,
 ) -> None:  # fmt: skip
     data = uploads.some_bytes(seed=51)
-    preparing = accounts.session(glance.lab.keystone.auth_url, preparing_user, project)
-    glance.project_id = preparing.get_project_id()
-    listener = listen(username=preparing_user, project_name=project)
+    _, listener = listen_as(glance, listen, preparing_user, project)
     image_id = glance.upload(data)
     glance.wait_state(image_id)
     listener.stop()

@@ -19,6 +19,7 @@ from acstor_common.model import ids
 from acstor_glance.prepare import prehash
 from tests.fakes import hosts
 from tests.fakes import one_host
+from tests.fakes import reading_source
 from tests.lab import agents
 from tests.lab import local
 from tests.lab.openstack import accounts
@@ -88,15 +89,8 @@ def image(image_id):
 async def test_ranges_of_a_tenants_private_image_come_side_by_side(images, source):
     blob = image(images.put("tenant", DATA))
     assert await source.size_bytes(blob) == len(DATA)
-    got = {}
-
-    async def read(offset):
-        got[offset] = await source.read(blob, offset, min(200_000, len(DATA) - offset))
-
-    async with trio.open_nursery() as nursery:
-        for offset in range(0, len(DATA), 200_000):
-            nursery.start_soon(read, offset)
-    assert b"".join(got[offset] for offset in sorted(got)) == DATA
+    read = await reading_source.read_side_by_side(source, blob, len(DATA), 200_000)
+    assert read == DATA
     with pytest.raises(errors.ChunkMissing):
         await source.read(blob, len(DATA) - 1, 2)
     with pytest.raises(errors.ChunkMissing):

@@ -160,16 +160,23 @@ def place(running: Place) -> Iterator[Place]:
         proxy.pass_on()
 
 
+def check_waits(
+    place: Place, waiting: concurrent.futures.Future[bytes], proxy: faulty_proxy.FaultyProxy
+) -> None:
+    """Check that a read waits for a service, which is told of, and others do not; end the fault."""
+    place.wait_trouble(proxy.url, "[source_glance], as acstor")
+    place.check_cached()
+    assert not waiting.done()
+    proxy.pass_on()
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_glance_that_hangs_or_refuses(place: Place, fault: str) -> None:
     path, chunk_no = place.agent.image_path(place.images[0]), next(place.unread)
     with concurrent.futures.ThreadPoolExecutor(1) as guest:
         getattr(place.glance, fault)()
         waiting = guest.submit(read, path, chunk_no)
-        place.wait_trouble(place.glance.url, "[source_glance], as acstor")
-        place.check_cached()
-        assert not waiting.done()
-        place.glance.pass_on()
+        check_waits(place, waiting, place.glance)
         assert waiting.result(WAIT_S) == place.chunk(chunk_no)
     place.wait_no_trouble()
 
@@ -183,10 +190,7 @@ def test_keystone_that_hangs_or_refuses(place: Place, fault: str) -> None:
     agent.wait_ready()
     with concurrent.futures.ThreadPoolExecutor(1) as guest:
         waiting = guest.submit(read, agent.image_path(place.images[0]), chunk_no)
-        place.wait_trouble(place.keystone.url, "[source_glance], as acstor")
-        place.check_cached()
-        assert not waiting.done()
-        place.keystone.pass_on()
+        check_waits(place, waiting, place.keystone)
         assert waiting.result(WAIT_S) == place.chunk(chunk_no)
     place.wait_no_trouble()
 

@@ -34,6 +34,13 @@ def flatten(server):
     assert is_flat(server)
 
 
+def written(cluster, server):
+    """Write to the disk of a server; return what the disk has to be."""
+    kept = nova_moves.Kept(cluster, server)
+    kept.write(4 * MIB, 0x5A)
+    return kept
+
+
 @pytest.fixture(scope="module", params=["qcow2", "raw"])
 def other(cluster, request):
     """The second host, without acstor."""
@@ -45,8 +52,7 @@ def test_server_is_moved_while_it_is_off(cluster, other):
     first, second = cluster.hosts
     image_id = cluster.images.new()
     with cluster.server(image_id, first) as server:
-        kept = nova_moves.Kept(cluster, server)
-        kept.write(4 * MIB, 0x5A)
+        kept = written(cluster, server)
         nova_moves.migrate(server)
         assert kept.is_on(second)
         server.hard_reboot()
@@ -63,8 +69,7 @@ def test_server_is_moved_while_it_is_off(cluster, other):
 def test_server_comes_back_elsewhere_from_the_shelf(cluster, other):
     first, second = cluster.hosts
     with cluster.server(cluster.images.new(), first) as server:
-        kept = nova_moves.Kept(cluster, server)
-        kept.write(4 * MIB, 0x5A)
+        kept = written(cluster, server)
         nova_moves.unshelve(server, second)
         assert kept.is_on(second)
         nova_moves.unshelve(server, first)
@@ -77,8 +82,7 @@ def test_server_whose_image_was_deleted_is_moved(cluster, other):
     first, second = cluster.hosts
     image_id = cluster.images.new()
     with cluster.server(image_id, first) as server:
-        kept = nova_moves.Kept(cluster, server)
-        kept.write(4 * MIB, 0x5A)
+        kept = written(cluster, server)
         first.agent.ctl("pre-seed", image_id)
         cluster.images.client.delete_image(image_id)
         nova_moves.migrate(server)
@@ -90,8 +94,7 @@ def test_flat_server_is_moved_without_its_image(cluster, other):
     first, second = cluster.hosts
     image_id = cluster.images.new()
     with cluster.server(image_id, first) as server:
-        kept = nova_moves.Kept(cluster, server)
-        kept.write(4 * MIB, 0x5A)
+        kept = written(cluster, server)
         flatten(server)
         cluster.images.client.delete_image(image_id)
         cluster.lab.glance.kill()

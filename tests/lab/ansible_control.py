@@ -10,7 +10,6 @@ import pathlib
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -105,16 +104,11 @@ class Control:
         own["PATH"] = f"{VENV / 'bin'}:{os.environ.get('PATH', os.defpath)}"
         program, *words = shlex.split(line)
         assert program == "ansible-playbook"
-        done = subprocess.run(
+        done = runs.run_to_end(
             [VENV / "bin" / program, *words, *arguments],
+            PLAY_S,
             cwd=self._books,
             env={name: str(value) for name, value in own.items()} | {"HOME": str(self._folder)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=PLAY_S,
-            check=False,
         )
         rows = _RECAP.findall(done.stdout)
         if not rows:

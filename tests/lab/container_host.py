@@ -7,7 +7,6 @@ The rule: nothing outlives its process, as all mounts and processes lie in its n
 
 import pathlib
 import shutil
-import signal
 import subprocess
 from typing import Self
 
@@ -86,12 +85,7 @@ class ContainerHost:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        runs.end(self._process, END_S)
 
     def _is_there(self) -> bool:
         if self._process.poll() is not None:

@@ -88,15 +88,7 @@ def _run(argv: list[str | pathlib.Path]) -> str:
     :raises errors.Unusable: it failed
     """
     try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=BUILD_S,
-            check=False,
-        )
+        done = runs.run_to_end(argv, BUILD_S)
     except subprocess.TimeoutExpired as e:
         raise errors.Unusable(str(argv[1]), f"did not end in {BUILD_S:.0f} s") from e
     if done.returncode:
