@@ -10,6 +10,7 @@ import os
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Final
 from typing import NamedTuple
 
@@ -42,6 +43,21 @@ class Server(NamedTuple):
     disk: RootDisk
     extra_specs: Mapping[str, str]
     has_agent: bool
+
+
+class ServerList(NamedTuple):
+    """The servers of this host.
+
+    :param servers: with supported disks
+    :param undescribed: domains that libvirt names, but has not described yet: maybe such servers
+    """
+
+    servers: Sequence[Server]
+    undescribed: frozenset[ids.ImageId] = frozenset()
+
+    def instances(self) -> frozenset[ids.ImageId]:
+        """Return the servers that are or may be on this host; all others are gone."""
+        return self.undescribed.union(server.instance for server in self.servers)
 
 
 FindBase = Callable[[str], ids.ImageId | None]

@@ -58,6 +58,8 @@ _LOOK_EVERY_S: Final = 0.02
 _OPEN_S: Final = 30.0
 CALL_S: Final = 90.0
 """Timeout of one step's calls, including a guest agent and the end of a job."""
+DESCRIBE_S: Final = 0.2
+"""Timeout of describing a server whose last description failed."""
 _KEEPALIVE_S, _KEEPALIVE_COUNT = 5, 6
 _REDEFINE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE
 _VALIDATE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE_VALIDATE
@@ -100,11 +102,11 @@ class _Link:
     each server has its own connection.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float | None = None) -> None:
         self.connection: Any = None
-        self.described = ""
-        """The server whose definition was asked for last."""
-        self._calls = call_deadline.CallDeadline("libvirt", CALL_S)
+        self.described = ids.ImageId("")
+        """The server whose description was asked for last."""
+        self._calls = call_deadline.CallDeadline("libvirt", timeout_s or CALL_S)
 
     @property
     def is_busy(self) -> bool:
@@ -137,50 +139,96 @@ class Domains:
         self._opening = call_deadline.CallDeadline("libvirt-open", _OPEN_S)
         self._links: dict[str, _Link] = {}
         self._listed: dict[str, domain_xml.Server] = {}
+        self._suspects: dict[str, _Link] = {}
+        """Connections for servers whose last description failed."""
 
-    def list_servers(self) -> list[domain_xml.Server]:
+    def list_servers(self) -> domain_xml.ServerList:
         """Return the servers with supported disks, running or not, or raise Unusable.
 
-        libvirt 11 describes no domain while a call waits for its QEMU.  Such a server is returned
-        as it was listed last, or left out if it never was.  A connection that waits for a
-        description becomes that server's own, so each such QEMU costs one list.
+        libvirt 11 describes no domain while a call waits for its QEMU.  A server without a
+        description is listed as it was last, or as undescribed if it never was.  A connection that
+        waits for a description becomes that server's own, and from then on the server is described
+        over a connection with a short timeout.  So each such QEMU delays one list.
         """
         link = self._link("")
         try:
             found = link.call(self._option, lambda: self._found(link))
-        except errors.Unusable:
-            with self._lock:
-                if link.is_busy and link.described and self._links.get("") is link:
+        except errors.Unusable as e:
+            if link.is_busy and link.described and self._links.get("") is link:
+                self._suspect(link.described, e)
+                with self._lock:
                     self._links[link.described] = self._links.pop("")
             raise
         with self._lock:
-            self._listed = {server.instance: server for server in found}
-            here = {"", *self._listed}
+            self._listed = {server.instance: server for server in found.servers}
+            here = found.instances()
             self._links = {
-                key: one for key, one in self._links.items() if key in here or one.is_busy
+                key: one for key, one in self._links.items() if key in {"", *here} or one.is_busy
             }
+            self._suspects = {key: one for key, one in self._suspects.items() if key in here}
         return found
 
-    def _found(self, link: "_Link") -> list[domain_xml.Server]:
-        link.described = ""
-        domains = self._connected(link).listAllDomains()
-        return [server for domain in domains if (server := self._server(domain, link))]
+    def _found(self, link: "_Link") -> domain_xml.ServerList:
+        link.described = ids.ImageId("")
+        servers, undescribed = list[domain_xml.Server](), set[ids.ImageId]()
+        for domain in self._connected(link).listAllDomains():
+            instance = ids.ImageId(domain.UUIDString())
+            server = self._listed.get(instance)
+            is_described = False
+            if not self._is_waiting(instance):
+                try:
+                    server, is_described = self._described(domain, instance, link), True
+                except errors.Unusable as e:
+                    self._suspect(instance, e)
+            if server is not None:
+                servers.append(server)
+            elif not is_described:
+                undescribed.add(instance)
+        return domain_xml.ServerList(servers, frozenset(undescribed))
 
-    def _server(self, domain: Any, link: "_Link") -> domain_xml.Server | None:
-        """Return the server of a domain; None if unsupported or unreadable."""
-        instance = domain.UUIDString()
+    def _is_waiting(self, instance: ids.ImageId) -> bool:
+        """Return whether a call waits for a server's QEMU."""
         own = self._links.get(instance)
-        if own is not None and own.is_busy:
-            return self._listed.get(instance)
-        link.described = instance
+        return own is not None and own.is_busy
+
+    def _described(
+        self, domain: Any, instance: ids.ImageId, link: "_Link"
+    ) -> domain_xml.Server | None:
+        """Return the server of a domain; None if unsupported or deleted.
+
+        :raises errors.Unusable: libvirt does not describe it, or the description is malformed
+        """
+        if (own := self._suspects.get(instance)) is None:
+            link.described = instance
+            return self._parsed(domain, link)
+        server = own.call(
+            f"server {instance}", lambda: self._parsed(self._looked_up(own, instance), own)
+        )
+        with self._lock:
+            self._suspects.pop(instance, None)
+        return server
+
+    def _parsed(self, domain: Any, link: "_Link") -> domain_xml.Server | None:
+        name = f"server {domain.UUIDString()}"
         try:
             return domain_xml.parse(domain.XMLDesc(), self.base_of)
-        except libvirt.libvirtError:  # deleted meanwhile
-            return None
+        except libvirt.libvirtError as e:
+            if e.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                return None
+            if not link.connection.isAlive():  # no server can be described
+                raise
+            raise errors.Unusable(name, str(e)) from e
         except Exception as e:
-            LOG.warning("domain %s is skipped: %s", domain.UUIDString(), e, exc_info=True)
-            supervision.count_failure("libvirt")
-            return None
+            raise errors.Unusable(name, f"its description is malformed: {e}") from e
+
+    def _suspect(self, instance: ids.ImageId, e: Exception) -> None:
+        """Describe a server with a short timeout from now on, until it is described."""
+        with self._lock:
+            if instance in self._suspects:
+                return
+            self._suspects[instance] = _Link(DESCRIBE_S)
+        LOG.warning("server %s: libvirt does not describe it now: %s", instance, e)
+        supervision.count_failure("libvirt")
 
     def find_domain(self, server: domain_xml.Server) -> "Domain":
         """Return the domain of a server, or raise Unusable."""

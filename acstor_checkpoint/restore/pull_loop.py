@@ -97,11 +97,10 @@ class PullLoop:
             self._faults.log_warning(str(e))
             return
         self._faults.log_warning("")
-        here = {server.instance for server in found}
-        for instance in set(self._tried) - here:
+        for instance in set(self._tried) - found.instances():
             del self._tried[instance]
             LOG.info("server %s: its disk lies on no checkpoint any more", instance)
-        for server in found:
+        for server in found.servers:
             if not self._ended.is_set():
                 self._try(server)
 

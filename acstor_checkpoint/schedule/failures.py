@@ -6,6 +6,7 @@ import enum
 import threading
 from collections.abc import Collection
 from collections.abc import Mapping
+from typing import Final
 
 from acstor_checkpoint.capture import disk_capture
 from acstor_checkpoint.capture import scratch_files
@@ -32,6 +33,8 @@ class FailureReason(enum.StrEnum):
     OTHER = "other"
 
 
+UNDESCRIBED: Final = "undescribed"
+"""Reported for a server that libvirt has not described yet."""
 _REASONS = (
     (holder_group.HolderSlow, FailureReason.HOLDER_SLOW),
     (holder_group.HolderLost, FailureReason.HOLDER_LOST),

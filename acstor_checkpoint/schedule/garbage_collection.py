@@ -84,7 +84,7 @@ class Servers(Protocol):
     failures: failures.Failures
 
     def list_servers(self) -> Collection[ids.ImageId] | None:
-        """Return the servers; None: unknown."""
+        """Return the servers that are or may be on this host; None: unknown."""
 
     def hold_server(
         self, instance: ids.ImageId, end_block: Callable[[], None] = lambda: None

@@ -134,7 +134,8 @@ class ServerSchedule:
         entry = self._entries.get(instance)
         if entry is None:
             raise errors.Unusable(
-                f"server {instance}", "it is not on this host, or not on a mirror"
+                f"server {instance}",
+                "it is not on this host, not on a mirror, or libvirt does not describe it",
             )
         if not entry.every_s:
             names = f"[acstor_checkpoint] checkpoint_interval_s, {checkpoint_intervals.NAME}"

@@ -39,10 +39,10 @@ _LOOK_EVERY_S: Final = 10.0
 """Delay until a new server or a request is noticed."""
 
 
-class ServerList(Protocol):
+class Domains(Protocol):
     """Lists the servers of this host."""
 
-    def list_servers(self) -> list[domain_xml.Server]:
+    def list_servers(self) -> domain_xml.ServerList:
         """Return the servers, or raise Unusable."""
 
 
@@ -71,7 +71,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        domains: ServerList,
+        domains: Domains,
         taker: CheckpointTaker,
         states: disk_states.DiskStates,
         default_s: int,
@@ -87,7 +87,7 @@ class WorkerPool:
         self._woken = threading.Event()
         self._has_ended = False
         self._refresh_s = clock()
-        self._present: list[domain_xml.Server] | None = None
+        self._present: domain_xml.ServerList | None = None
         self._cleared: set[ids.ImageId] = set()
         self._running: dict[ids.ImageId, float] = {}
         self._held: dict[ids.ImageId, Callable[[], None]] = {}
@@ -143,10 +143,10 @@ class WorkerPool:
             }
 
     def list_servers(self) -> frozenset[ids.ImageId] | None:
-        """Return the servers of this host; None while libvirt fails."""
+        """Return the servers that are or may be on this host; None while libvirt fails."""
         with self._lock:
             present = self._present
-        return None if present is None else frozenset(server.instance for server in present)
+        return None if present is None else present.instances()
 
     @contextlib.contextmanager
     def hold_server(
@@ -190,7 +190,7 @@ class WorkerPool:
             if self._schedule.is_due(instance, self._clock()):
                 end_block()
         busy = self._running.keys() | self._held.keys()
-        for server in self._present or ():
+        for server in self._present.servers if self._present else ():
             if server.instance not in self._cleared and server.instance not in busy:
                 return server, self._clear
         may_retry = sum(map(self._schedule.is_retried, self._running)) < RETRY_WORKERS
@@ -208,9 +208,9 @@ class WorkerPool:
             self._refreshing.release()
         with self._lock:
             self._present = present
-            self._cleared &= {server.instance for server in present or ()}
+            self._cleared &= present.instances() if present else frozenset()
 
-    def _query_servers(self) -> list[domain_xml.Server] | None:
+    def _query_servers(self) -> domain_xml.ServerList | None:
         try:
             intervals = (
                 self._intervals.current_intervals()
@@ -226,13 +226,20 @@ class WorkerPool:
         return present
 
     def _failing(self) -> list[messages.Failing]:
-        return self.failures.failing_servers(self.list_servers())
+        """Return failures to report, with undescribed servers that had checkpoints here."""
+        with self._lock:
+            undescribed = self._present.undescribed if self._present else frozenset()
+        known = sorted(undescribed.intersection(self._states.list_instances()))
+        return [
+            *self.failures.failing_servers(self.list_servers()),
+            *(messages.Failing(instance, failures.UNDESCRIBED) for instance in known),
+        ]
 
     def _update_schedule(
-        self, present: list[domain_xml.Server], intervals: nova_intervals.Intervals
+        self, present: domain_xml.ServerList, intervals: nova_intervals.Intervals
     ) -> None:
         with self._lock:
-            self._schedule.set_servers(present, self._clock(), self._age_s, intervals)
+            self._schedule.set_servers(present.servers, self._clock(), self._age_s, intervals)
 
     def _clear(self, server: domain_xml.Server) -> None:
         try:

@@ -42,6 +42,7 @@ FAILURE_REMEDIES: Final = {
     "scratch_full": "raise scratch_limit_bytes",
     "overwritten": "raise scratch_limit_bytes",
     "host": "look at the routes, the memory, the threads and the descriptors of that host",
+    "undescribed": "look at the QEMU of the server, which libvirt does not describe",
     "full": "raise vault_limit_bytes, give the vault a larger disk, or more hosts vaults",
     "slow": "give vault_dir a file system of its own, or a faster disk",
     "not_safe": "look at the disk of vault_dir, and restart acstor-checkpointd",

@@ -340,7 +340,7 @@ def take(owner: checkpoints.Host, it: Guest) -> checkpoint_record.CheckpointReco
 
 def server_of(owner: checkpoints.Host, it: Guest) -> domain_xml.Server:
     """Return the guest as a server."""
-    return next(s for s in owner.domains.list_servers() if s.instance == it.domain.instance)
+    return next(s for s in owner.domains.list_servers().servers if s.instance == it.domain.instance)
 
 
 def sent_by(net: network.Network) -> int:

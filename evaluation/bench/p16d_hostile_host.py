@@ -123,8 +123,9 @@ class Host:
         )
         self.ended = threading.Event()
 
-    def list_servers(self) -> list[domain_xml.Server]:
-        return [one for one in self.host.domains.list_servers() if one.instance in self.here]
+    def list_servers(self) -> domain_xml.ServerList:
+        found = self.host.domains.list_servers().servers
+        return domain_xml.ServerList([one for one in found if one.instance in self.here])
 
     def register(self, new: checkpoint_record.CheckpointRecord) -> set[str]:
         for pause_s in (0.0, *bus_client.RETRY_PAUSES_S):

@@ -51,7 +51,9 @@ class Place:
 
     @property
     def domain(self):
-        (server,) = [s for s in self.domains.list_servers() if s.instance == self.guest.instance]
+        (server,) = [
+            s for s in self.domains.list_servers().servers if s.instance == self.guest.instance
+        ]
         return self.domains.find_domain(server)
 
     def start(self):
@@ -322,19 +324,19 @@ def test_server_can_be_deleted_while_a_checkpoint_is_taken(place):
 
     with pytest.raises(libvirt_domains.errors.Unusable):
         it.take(delete)
-    assert it.domains.list_servers() == []
+    assert it.domains.list_servers().servers == []
     assert list(it.folder.glob("acstor-*")) == []
 
 
 def test_servers_are_those_of_nova_on_mirrors(place):
     it = place()
-    (server,) = it.domains.list_servers()
+    (server,) = it.domains.list_servers().servers
     assert server.instance == it.guest.instance and server.project == it.guest.project
     assert server.disk == ("vda", str(it.guest.path), it.guest.image)
     assert server.extra_specs == {"acstor:checkpoint_interval_s": "120"}
     assert not server.has_agent
     elsewhere = libvirt_domains.Domains(domain_lab.uri(it.guest.host), lambda path: None)
-    assert elsewhere.list_servers() == []
+    assert elsewhere.list_servers().servers == []
 
 
 def test_image_ids_are_compared(place):

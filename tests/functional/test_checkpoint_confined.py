@@ -27,7 +27,7 @@ from acstor_checkpoint.capture import libvirt_domains, overlay
 instance, mirrors, folder, how = sys.argv[1:]
 folder = pathlib.Path(folder)
 found = libvirt_domains.Domains("qemu:///system", lambda path: overlay.base_of(path, mirrors))
-(server,) = [one for one in found.list_servers() if one.instance == instance]
+(server,) = [one for one in found.list_servers().servers if one.instance == instance]
 domain = found.find_domain(server)
 if how == "clear":
     domain.clean_up([BITMAP], folder, may_be_frozen=False)

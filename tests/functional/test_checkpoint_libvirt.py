@@ -76,7 +76,7 @@ def test_libvirt_that_hangs_or_refuses_is_an_error_and_is_asked_again(
 
         def answers() -> bool:
             with contextlib.suppress(errors.Unusable):
-                return asked.list_servers() == []
+                return asked.list_servers().servers == []
             return False
 
         hosts.wait_until(answers, "libvirt", WAIT_S)

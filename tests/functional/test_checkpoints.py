@@ -51,7 +51,7 @@ def owner(lab):
 
 
 def server_of(owner, guest):
-    return next(s for s in owner.domains.list_servers() if s.instance == guest.instance)
+    return next(s for s in owner.domains.list_servers().servers if s.instance == guest.instance)
 
 
 def start(guest):
@@ -220,7 +220,7 @@ def test_server_that_is_deleted_meanwhile_has_no_checkpoint(owner, guest):
     with pytest.raises(errors.AcstorError):
         owner.taker.take_checkpoint(server_of(owner, guest))
     assert owner.registered() == [] and list(owner.sockets.iterdir()) == []
-    assert owner.domains.list_servers() == []
+    assert owner.domains.list_servers().servers == []
 
 
 def delete(guest):

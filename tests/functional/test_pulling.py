@@ -82,11 +82,11 @@ def test_running_server_lies_on_the_mirror_with_what_its_checkpoint_had(place, t
     served = libvirt_domains.Domains(
         domain_lab.uri(it.guest.host), it.bases.image_of, domain_lab.run_dir(it.guest.host)
     )
-    assert not [one for one in served.list_servers() if one.instance == it.guest.instance]
+    assert not [one for one in served.list_servers().servers if one.instance == it.guest.instance]
     it.write(0, 512, 13)  # and flush
     it.look()
     assert not it.is_marked()
-    [server] = [one for one in served.list_servers() if one.instance == it.guest.instance]
+    [server] = [one for one in served.list_servers().servers if one.instance == it.guest.instance]
     assert server.disk.base == it.guest.image
     with served.find_domain(server).export_snapshot("acstor-one", "", tmp_path):
         assert "acstor-one" in it.guest.bitmaps()  # it has checkpoints as ever

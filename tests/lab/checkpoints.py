@@ -82,6 +82,9 @@ class Places:
             for name in order[:copies]
         ]
 
+    def other_hosts(self) -> list[checkpoint_record.VaultHolder]:
+        return self.choose_holders(ids.ImageId(""), len(self._vaults), [])
+
     def client_of(self, holder: checkpoint_record.VaultHolder) -> vault_client.VaultClient:
         address = addresses.parse(holder.address)
         return vault_client.VaultClient(holder.host, address, self._proof)
@@ -106,7 +109,7 @@ class Host:
         places: Any = None,
         limits: holder_group.HolderLimits = holder_group.LIMITS,
     ) -> None:
-        self.options, self.folder = options, pathlib.Path(options.folder)
+        self.options, self.folder, self._mirrors = options, pathlib.Path(options.folder), mirrors
         self.sockets, self.ended = self.folder / "sockets", threading.Event()
         self.sockets.mkdir(exist_ok=True)
         self.scratch = scratch_files.ScratchFiles(self.sockets, options.scratch_limit_bytes)
@@ -139,6 +142,10 @@ class Host:
             self.register,
             self.scratch,
         )
+
+    def started(self) -> "Host":
+        """Return what a new process of this host would have."""
+        return Host(self.options, self._mirrors)
 
     def daemon(self) -> worker_pool.WorkerPool:
         return worker_pool.WorkerPool(

@@ -59,7 +59,7 @@ def test_holder_that_drips_its_answer_to_a_deletion_is_left_alone(
     with hostile_holder.HostileHolder(tmp_path / "h0", "h0", answer) as hostile:
         lab.options.vaults["h0"] = hostile.port
         owner = checkpoints.Host(lab.options, limits=limits)
-        [server] = owner.domains.list_servers()
+        [server] = owner.domains.list_servers().servers
         record = owner.taker.take_checkpoint(server)
         assert [holder.host for holder in record.holders] == ["h0", "h1"]
         assert record.slow_holder == "h0"

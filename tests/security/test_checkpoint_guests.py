@@ -16,12 +16,16 @@ import pytest
 
 pytest.importorskip("libvirt")
 
+import libvirt
+import libvirt_qemu
+
 from acstor_checkpoint.capture import disk_states
 from acstor_checkpoint.capture import domain_xml
 from acstor_checkpoint.capture import libvirt_domains
 from acstor_checkpoint.capture import scratch_files
 from acstor_checkpoint.capture import snapshot_window
 from acstor_checkpoint.holders import vault_client
+from acstor_checkpoint.schedule import garbage_collection
 from acstor_checkpoint.schedule import worker_pool
 from acstor_common import errors
 from acstor_common.model import geometry
@@ -129,7 +133,7 @@ def test_socket_that_another_guest_puts_in_the_place_is_refused(
             os.rename(theirs.export.path, shown.export.path)
             yield shown
 
-    servers = {server.instance: server for server in owner.domains.list_servers()}
+    servers = {server.instance: server for server in owner.domains.list_servers().servers}
     of_attacker = owner.domains.find_domain(servers[attacker.instance])
     with of_attacker.export_snapshot("acstor-0123456789ab", "", owner.sockets) as theirs:
         monkeypatch.setattr(libvirt_domains.Domain, "export_snapshot", replaced)
@@ -147,7 +151,7 @@ def scratch_bytes(owner: checkpoints.Host) -> int:
 
 def server_of(owner: checkpoints.Host, guest: domain_lab.Domain) -> domain_xml.Server:
     """Return the server that a guest is."""
-    return next(s for s in owner.domains.list_servers() if s.instance == guest.instance)
+    return next(s for s in owner.domains.list_servers().servers if s.instance == guest.instance)
 
 
 def put_after(
@@ -252,7 +256,9 @@ def test_qemu_that_does_not_answer_its_monitor_delays_no_other(
             time.sleep(3.0)
             assert not taken(owner, attacker)
             began_s = time.monotonic()
-            assert len(owner.domains.list_servers()) == 2 and time.monotonic() - began_s < 2.0
+            assert (
+                len(owner.domains.list_servers().servers) == 2 and time.monotonic() - began_s < 2.0
+            )
             os.kill(attacker.pid(), signal.SIGCONT)
             runs.wait_for(lambda: taken(owner, attacker), 90.0, "the attacker's checkpoint", str)
     finally:
@@ -272,7 +278,7 @@ def test_qemu_that_lets_another_program_wait_costs_one_list_of_servers(
     """libvirt 11 describes no domain while any program's call waits for its QEMU."""
     monkeypatch.setattr(libvirt_domains, "CALL_S", 2.0)
     attacker = guests[0]
-    servers = owner.domains.list_servers()
+    servers = owner.domains.list_servers().servers
     server = next(s for s in servers if s.instance == attacker.instance)
     other = libvirt_domains.Domains(owner.domains.uri, owner.domains.base_of)
     domain = other.find_domain(server)
@@ -283,10 +289,78 @@ def test_qemu_that_lets_another_program_wait_costs_one_list_of_servers(
         with contextlib.suppress(errors.Unusable):
             owner.domains.list_servers()
         began_s = time.monotonic()
-        assert owner.domains.list_servers() == servers and time.monotonic() - began_s < 1.0
+        assert owner.domains.list_servers().servers == servers and time.monotonic() - began_s < 1.0
     finally:
         os.kill(attacker.pid(), signal.SIGCONT)
     runs.wait_for(lambda: is_answered(owner, server), 20.0, "an answer of the domain", str)
+
+
+@pytest.mark.expect_log("libvirt does not describe it now")
+@pytest.mark.expect_log("libvirt does not answer within")
+def test_qemu_that_hangs_while_the_daemon_starts_loses_nothing_of_its_server(
+    owner: checkpoints.Host,
+    guests: list[domain_lab.Domain],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with libvirt 11, its description waits for it; a first checkpoint was not finished."""
+    monkeypatch.setattr(libvirt_domains, "CALL_S", 2.0)
+    attacker, victim = guests
+    disks, kept = {}, dict[str, set[str]]()
+    for guest in guests:
+        record = owner.taker.take_checkpoint(server_of(owner, guest))
+        state = owner.states.load(guest.instance)
+        assert state is not None
+        state.is_partial = True
+        owner.states.save(guest.instance, state)
+        disks[guest.instance] = record.vault_disk
+    describe = libvirt.virDomain.XMLDesc
+
+    def wait_and_describe(domain: Any, flags: int = 0) -> str:
+        if domain.UUIDString() == attacker.instance:
+            libvirt_qemu.qemuMonitorCommand(domain, '{"execute": "query-status"}', 0)
+        return str(describe(domain, flags))
+
+    monkeypatch.setattr(libvirt.virDomain, "XMLDesc", wait_and_describe)
+    os.kill(attacker.pid(), signal.SIGSTOP)
+    started = owner.started()
+    daemon = started.daemon()
+    collection = garbage_collection.GarbageCollection(
+        ids.HostId(owner.options.owner),
+        started.states,
+        owner.places,
+        lambda: kept,
+        daemon,
+        owner.ended,
+    )
+    try:
+        with working(daemon):
+            runs.wait_for(lambda: daemon.list_servers() is not None, 20.0, "the servers", str)
+            assert collection.collect()
+            assert sorted(started.states.list_instances()) == sorted(disks)
+            assert held_disks(owner) == set(disks.values())
+            assert [one.instance_id for one in daemon._failing()] == [attacker.instance]
+            victim.domain.destroy()
+            victim.domain.undefine()
+            runs.wait_for(
+                lambda: victim.instance not in (daemon.list_servers() or ()), 20.0, "it", str
+            )
+            assert collection.collect()
+            assert started.states.list_instances() == [attacker.instance]
+            assert held_disks(owner) == {disks[attacker.instance]}
+            os.kill(attacker.pid(), signal.SIGCONT)
+            runs.wait_for(lambda: daemon._failing() == [], 60.0, "its description", str)
+    finally:
+        os.kill(attacker.pid(), signal.SIGCONT)
+
+
+def held_disks(owner: checkpoints.Host) -> set[str]:
+    """Return the disks of a host that both holders have something of."""
+    found = []
+    for holder in owner.places.other_hosts():
+        with owner.places.client_of(holder) as client:
+            found.append(set(client.list_disks(ids.HostId(owner.options.owner))))
+    assert found[0] == found[1]
+    return set(found[0])
 
 
 def test_job_that_begins_when_nobody_waits_for_it_any_more_is_ended(

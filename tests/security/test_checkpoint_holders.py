@@ -155,8 +155,8 @@ class Taker:
         disk = domain_xml.RootDisk("vda", "/disk", SERVER)
         self.server, self.took_s = domain_xml.Server(SERVER, "p", disk, {}, False), list[float]()
 
-    def list_servers(self) -> list[domain_xml.Server]:
-        return [self.server]
+    def list_servers(self) -> domain_xml.ServerList:
+        return domain_xml.ServerList([self.server])
 
     def clean_up(self, _server: domain_xml.Server) -> None:
         """Find nothing."""

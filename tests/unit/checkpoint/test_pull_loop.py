@@ -35,6 +35,7 @@ class Host:
 
     def __init__(self, *found):
         self.found, self.done, self.now_s = list(found), [], 0.0
+        self.undescribed = set()
         self.is_active = self.is_complete = True
         self.fault = None
         self.ended = threading.Event()
@@ -56,7 +57,7 @@ class Host:
     def list_servers(self):
         if isinstance(self.found, Exception):
             raise self.found
-        return self.found
+        return domain_xml.ServerList(self.found, frozenset(self.undescribed))
 
     def find_domain(self, one):
         pull = lambda base, rate: self._pull(one, base, rate)  # noqa: E731
@@ -198,7 +199,10 @@ def test_one_that_fails_waits_longer_each_time_and_keeps_nobody_from_his_turn():
 def test_server_that_is_done_or_gone_is_forgotten():
     host = Host(server(1))
     host.look()
-    host.found = []
+    host.found, host.undescribed = [], {server(1).instance}
+    host.look()
+    assert host.pulling._tried  # libvirt does not describe it now
+    host.undescribed = set()
     host.look()
     assert host.pulling._tried == {}
 

@@ -33,6 +33,7 @@ class Host:
 
     def __init__(self, folder, *here, interval_s=600):
         self.here, self.now_s, self.wall_ms = list(here), 1000.0, 1_800_000_000_000
+        self.undescribed = set()
         self.took, self.cleared, self.fails, self.slow = [], [], {}, {}
         self.states = disk_states.DiskStates(folder)
         self.daemon = self.started(interval_s)
@@ -50,7 +51,7 @@ class Host:
     def list_servers(self):
         if self.here is None:
             raise errors.Unusable("libvirt", "it is away")
-        return self.here
+        return domain_xml.ServerList(self.here, frozenset(self.undescribed))
 
     def take_checkpoint(self, each, interval_s):
         number = IDS.index(each.instance)
@@ -413,3 +414,36 @@ def test_workers_look_together_not_each_for_itself(host, monkeypatch):
         it.daemon.run_turn()
         it.now_s += 1
     assert len([at_s for at_s in looked if at_s >= began_s]) == 6
+
+
+def test_server_that_libvirt_does_not_describe_is_neither_gone_nor_run(host):
+    it = host(server(0))
+    state = disk_states.new_state(IDS[0], 65536)
+    for number in (0, 1):
+        it.states.save(IDS[number], state)
+    it.undescribed = {IDS[1], IDS[2]}
+    assert it.run(5) == [0] and it.cleared == [0]
+    assert it.daemon.list_servers() == set(IDS[:3])
+    assert it.daemon.overdue_s().keys() == {IDS[0]}
+    assert it.daemon._failing() == [messages.Failing(IDS[1], "undescribed")]  # the other has none
+    with pytest.raises(errors.Unusable, match="libvirt does not describe it"):
+        it.daemon.request_checkpoint(IDS[1])
+    it.here, it.undescribed = [server(0), server(1)], set()
+    it.now_s += 10
+    assert it.run(5) == [1] and it.cleared == [0, 1] and it.daemon._failing() == []
+
+
+@pytest.mark.allow_log("no checkpoint")
+def test_failure_of_a_server_that_is_not_described_any_more_stays_reported(host):
+    it = host(server(0))
+    it.fails[0] = OSError("full")
+    it.run(5)
+    [failing] = it.daemon._failing()
+    it.here, it.undescribed = [], {IDS[0]}
+    it.now_s += 10
+    it.run(5)
+    assert failing in it.daemon._failing()
+    it.undescribed = set()
+    it.now_s += 10
+    it.run(5)
+    assert it.daemon._failing() == []
