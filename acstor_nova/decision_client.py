@@ -8,13 +8,15 @@ from typing import TypeVar
 
 import msgspec
 import requests
+from keystoneauth1 import exceptions
 
 from acstor_common import errors
+from acstor_common.service import bounded_responses
 
 T = TypeVar("T")
 
 TIMEOUT_S = (5.0, 30.0)
-"""Timeouts to connect and to answer; the API may have to ask Keystone."""
+"""Timeouts to connect and of silence; the API may have to ask Keystone."""
 MAX_ANSWER_BYTES = 1024 * 1024
 NEWEST = 10
 """Limit of checkpoints to try, newest first."""
@@ -76,29 +78,31 @@ class DecisionClient:
         return self._get(f"/v1/checkpoints/{checkpoint_id}/recovery", Recovery)
 
     def _get(self, path: str, answer: type[T]) -> T:
-        with self._failures(path):
-            said = requests.get(
+        with self._failures(path), requests.Session() as session:
+            bounded_responses.bound_requests(session, MAX_ANSWER_BYTES)
+            said = session.get(
                 self._url + path,
                 headers=self._headers,
                 timeout=TIMEOUT_S,
                 verify=self._verify,
                 allow_redirects=False,
-                stream=True,
             )
-            with said:
-                raw = said.raw.read(MAX_ANSWER_BYTES + 1, decode_content=True)
             if said.status_code != requests.codes.ok:
-                raise errors.DecisionUnreachable(self._url + path, _words(said.status_code, raw))
-            if len(raw) > MAX_ANSWER_BYTES:
-                raise ValueError(f"it is longer than {MAX_ANSWER_BYTES} bytes")
-            return msgspec.json.decode(raw, type=answer)
+                why = _words(said.status_code, said.content)
+                raise errors.DecisionUnreachable(self._url + path, why)
+            return msgspec.json.decode(said.content, type=answer)
 
     @contextlib.contextmanager
     def _failures(self, path: str) -> Iterator[None]:
         try:
             yield
         except (
-            *(requests.RequestException, OSError, ValueError, msgspec.DecodeError, RecursionError),
+            exceptions.ClientException,
+            requests.RequestException,
+            OSError,
+            ValueError,
+            msgspec.DecodeError,
+            RecursionError,
         ) as e:
             why = f"{type(e).__name__}: {e}"
             raise errors.DecisionUnreachable(self._url + path, why) from e

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds size, depth and duration of the responses that a keystoneauth session reads.
+"""Bounds size, depth and duration of the responses that a session of requests reads.
 
-keystoneauth reads a whole body into memory, and its timeout is one of silence: each byte restarts
-it, also in the status line and headers.  http.client bounds the size of headers.
+requests and keystoneauth read a whole body into memory, and their timeouts are of silence: each
+byte restarts them, also in the status line and headers.  http.client bounds the size of headers.
 """
 
 import contextvars
@@ -10,6 +10,7 @@ import functools
 import http.client
 import io
 import math
+import socket
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -29,19 +30,36 @@ WITHIN_S: Final = 120.0
 """From the connection to the last byte of the body; after an upload, from its end."""
 STREAM_BYTES_PER_S: Final = 64 << 10
 """Least rate of streamed image data, which may be WITHIN_S behind it."""
+KEEPALIVE_S: Final = 20
+KEEPALIVES: Final = 3
+"""TCP keepalive, which detects a dead server while it has much to do."""
 _IMAGE_DATA: Final = "application/octet-stream"
+_SOCKET_OPTIONS: Final = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVES),
+]
 
 
 def bound(
     session: keystone_session.Session, max_bytes: int = MAX_BYTES, within_s: float = WITHIN_S
 ) -> None:
-    """Make a session fail on larger, slower or deeper responses, as on a lost connection.
+    """Make a keystoneauth session fail on larger or slower responses; see :class:`Adapter`."""
+    _mount(session.session, Adapter(max_bytes, within_s))
 
-    Image data that the caller streams has any size, and a least rate instead of a deadline.  A
-    request with a timeout (connect, read) may wait for the answer to an upload as long as it says.
-    """
+
+def bound_requests(
+    session: requests.Session, max_bytes: int = MAX_BYTES, within_s: float = WITHIN_S
+) -> None:
+    """Make a session of requests fail on larger or slower responses, also of image data."""
+    _mount(session, Adapter(max_bytes, within_s, streams_images=False))
+
+
+def _mount(session: requests.Session, adapter: "Adapter") -> None:
     for scheme in ("http://", "https://"):
-        session.session.mount(scheme, _Adapter(max_bytes, within_s))
+        session.mount(scheme, adapter)
 
 
 class _Pace:
@@ -56,30 +74,57 @@ _PACE: contextvars.ContextVar[_Pace] = contextvars.ContextVar("pace")
 """Of the response that this thread requests; urllib3 passes nothing through to http.client."""
 
 
-class _Adapter(keystone_session.TCPKeepAliveAdapter):
-    def __init__(self, max_bytes: int, within_s: float) -> None:
+class Adapter(keystone_session.TCPKeepAliveAdapter):
+    """Fails on larger, slower or deeper responses, as on a lost connection.
+
+    Image data that the caller streams has any size, and a least rate instead of a deadline.  A
+    request with a timeout (connect, read) may wait for the answer to an upload as long as it says,
+    and one with a urllib3.Timeout without an upload has its total as deadline, if it is shorter.
+
+    :param connection_class: base of urllib3's connections, before their own
+    :param streams_images: treat image data so
+    """
+
+    def __init__(
+        self,
+        max_bytes: int,
+        within_s: float,
+        connection_class: type = object,
+        *,
+        streams_images: bool = True,
+    ) -> None:
+        self._connection_class = connection_class  # first: the next call needs it
         super().__init__()
         self._max_bytes, self._within_s = max_bytes, within_s
+        self._streams_images = streams_images
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, **kwargs)
-        _bound_reads(self.poolmanager)
+        """Create the pool manager."""
+        super().init_poolmanager(*args, **{"socket_options": _SOCKET_OPTIONS, **kwargs})
+        _bound_reads(self.poolmanager, self._connection_class)
 
     def proxy_manager_for(self, *args: Any, **kwargs: Any) -> Any:
-        return _bound_reads(super().proxy_manager_for(*args, **kwargs))
+        """Return the pool manager of a proxy."""
+        return _bound_reads(super().proxy_manager_for(*args, **kwargs), self._connection_class)
 
     def send(  # type: ignore[override]
         self,
         request: requests.PreparedRequest,
         stream: bool = False,
-        timeout: float | tuple[float, float] | None = None,
+        timeout: float | tuple[float, float] | urllib3.Timeout | None = None,
         **kwargs: Any,
     ) -> requests.Response:
+        """Send a request; return the response, with its body unread if ``stream``."""
+        within_s = self._within_s
+        if isinstance(timeout, urllib3.Timeout):
+            if isinstance(timeout.total, int | float):
+                within_s = min(within_s, timeout.total)
+            timeout = None
         connect_s, silence_s = timeout if isinstance(timeout, tuple) else (timeout, timeout)
-        upload_s = silence_s if isinstance(timeout, tuple) else self._within_s
+        upload_s = silence_s if isinstance(timeout, tuple) else within_s
         pace = _Pace(silence_s)
         if isinstance(request.body, str | bytes | None):
-            limits = urllib3.Timeout(total=self._within_s, connect=connect_s)
+            limits = urllib3.Timeout(total=within_s, connect=connect_s)
         else:  # it takes its time; then the socket's timeout is what is left for the response
             limits = urllib3.Timeout(connect=connect_s, read=upload_s)
         token = _PACE.set(pace)
@@ -87,7 +132,8 @@ class _Adapter(keystone_session.TCPKeepAliveAdapter):
             response = super().send(request, stream, limits, **kwargs)  # type: ignore[arg-type]
         finally:
             _PACE.reset(token)
-        if stream and response.ok and response.headers.get("Content-Type") == _IMAGE_DATA:
+        is_image = response.headers.get("Content-Type") == _IMAGE_DATA
+        if self._streams_images and stream and response.ok and is_image:
             pace.bytes_per_s = STREAM_BYTES_PER_S
         else:
             response.raw = _Body(response.raw, self._max_bytes)
@@ -103,18 +149,22 @@ def _decode(decode: Callable[..., Any], **kwargs: Any) -> Any:
         raise requests.JSONDecodeError("it is nested too deeply", "", 0) from e
 
 
-def _bound_reads(manager: Any) -> Any:
+def _bound_reads(manager: Any, connection_class: type) -> Any:
     """Make the connections of urllib3's pool manager read responses as :class:`_Response`."""
     pools = manager.pool_classes_by_scheme
-    manager.pool_classes_by_scheme = {scheme: _bounded(pool) for scheme, pool in pools.items()}
+    manager.pool_classes_by_scheme = {
+        scheme: _bounded(pool, connection_class) for scheme, pool in pools.items()
+    }
     return manager
 
 
 @functools.cache
-def _bounded(pool: Any) -> Any:
+def _bounded(pool: Any, connection_class: type) -> Any:
     if pool.ConnectionCls.response_class is _Response:
         return pool  # requests returns a proxy's manager again
-    connection = type("Connection", (pool.ConnectionCls,), {"response_class": _Response})
+    own = () if connection_class is object else (connection_class,)
+    bases = (*own, pool.ConnectionCls)
+    connection = type("Connection", bases, {"response_class": _Response})
     return type("Pool", (pool,), {"ConnectionCls": connection})
 
 
@@ -155,16 +205,22 @@ class _Body:
     """Stands in for the response of urllib3, from which requests reads the body."""
 
     def __init__(self, raw: Any, max_bytes: int) -> None:
-        self._raw, self._max_bytes = raw, max_bytes
+        self._raw, self._max_bytes, self._left_bytes = raw, max_bytes, max_bytes
         self.close, self.release_conn = raw.close, raw.release_conn
 
     def stream(self, count: int, decode_content: bool) -> Iterator[bytes]:
         """Yield the body in pieces as they arrive; ConnectFailure if it is too large."""
-        size_bytes = 0
         while data := self._raw.read1(count, decode_content=decode_content):
-            size_bytes += len(data)
-            if size_bytes > self._max_bytes:
-                self.close()
-                why = f"the answer takes more than {self._max_bytes} bytes"
-                raise exceptions.ConnectFailure(why)
-            yield data
+            yield self._counted(data)
+
+    def read(self, count: int) -> bytes:
+        """Return the next bytes as they were sent; ConnectFailure if it is too large."""
+        return self._counted(self._raw.read(count, decode_content=False))
+
+    def _counted(self, data: bytes) -> bytes:
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            self.close()
+            why = f"the answer takes more than {self._max_bytes} bytes"
+            raise exceptions.ConnectFailure(why)
+        return data

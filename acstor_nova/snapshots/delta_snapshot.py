@@ -223,7 +223,9 @@ class Snapshot:
     def _flatten(self, body: delta_stream.DeltaBody) -> None:
         began_s = time.monotonic()
         try:
-            size = self._gateway.flatten_image(self._image_id, self._format, body)
+            size = self._gateway.flatten_image(
+                self._image_id, self._format, body, body.head.virtual_size
+            )
         except Exception as e:
             if not self._is_active():
                 raise

@@ -6,8 +6,9 @@ Every failure is one of two errors, and every wait has a timeout.
 
 import contextlib
 import http
+import itertools
 import logging
-import socket
+import time
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
@@ -16,9 +17,11 @@ from typing import Protocol
 import msgspec
 import requests
 import urllib3
-from requests import adapters
+from keystoneauth1 import exceptions
 
 from acstor_common import errors
+from acstor_common.model import geometry
+from acstor_common.service import bounded_responses
 
 LOG = logging.getLogger(__name__)
 
@@ -27,13 +30,14 @@ IDLE_TIMEOUT_S = 1800.0
 
 Between two changes the gateway may copy much of the base: 45 GB at 25 MB/s in that time.
 """
-KEEPALIVE_S, KEEPALIVES = 20, 3
-"""TCP keepalive, which detects a dead gateway."""
-_SENT_S = (IDLE_TIMEOUT_S, IDLE_TIMEOUT_S)
+SLOWEST_BYTES_S = 1 * geometry.MIB
+"""Of the new image's disk, each second until the deadlines; the gateway allows as much."""
 _ASKED_S = (10.0, 60.0)
-"""Timeouts to connect and to answer; the gateway may ask Keystone and others."""
+"""Timeouts to connect and of silence; the gateway may ask Keystone and others."""
 _DONE = "done"
 MAX_LINE_BYTES = 16 * 1024
+MAX_ANSWER_BYTES = 64 * geometry.MIB
+"""The gateway sends a line each five seconds."""
 
 
 class Body(Protocol):
@@ -58,23 +62,11 @@ class _Line(msgspec.Struct):
     size: int = 0
 
 
-class _Alive(adapters.HTTPAdapter):
-    """Adapter with TCP keepalive."""
-
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        """Create the pool manager."""
-        options = [
-            *urllib3.connection.HTTPConnection.default_socket_options,
-            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVES),
-        ]
-        super().init_poolmanager(*args, socket_options=options, **kwargs)
-
-
 class GatewayClient:
-    """Client for one caller; every method raises GatewayUnreachable or GatewayRefused."""
+    """Client for one caller; every method raises GatewayUnreachable or GatewayRefused.
+
+    Each answer has a deadline.  So has the upload of a delta.
+    """
 
     def __init__(self, url: str, ca_file: str, headers: Mapping[str, str] | None = None) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
@@ -92,17 +84,26 @@ class GatewayClient:
         with self._asked("GET", path, headers={"Range": "bytes=0-0"}) as answer:
             _check(answer, http.HTTPStatus.PARTIAL_CONTENT)
 
-    def flatten_image(self, image_id: str, disk_format: str, body: Body) -> int:
+    def flatten_image(
+        self, image_id: str, disk_format: str, body: Body, disk_bytes: int = 0
+    ) -> int:
         """Make an image from a delta; return its size in Glance in bytes.
 
         :param image_id: the new image, whose record has the same format
+        :param disk_bytes: size of its disk, for the deadlines of the upload and of the answer
         """
         path = f"/v1/images/{image_id}/changes"
         headers = {"Content-Type": "application/octet-stream"}
-        asked = self._asked("PUT", path, headers=headers, params={"format": disk_format}, data=body)
-        with asked as answer:
+        within_s = IDLE_TIMEOUT_S + disk_bytes / SLOWEST_BYTES_S
+        sent = _TimedBody(body, within_s)
+        with self._asked(
+            "PUT", path, headers, within_s, params={"format": disk_format}, data=sent
+        ) as answer:
             _check(answer, http.HTTPStatus.OK)
+            until_s = time.monotonic() + within_s
             for line in self._lines(answer):
+                if time.monotonic() > until_s:
+                    raise TimeoutError(f"it was not done within {within_s:.0f} s")
                 if line.error is not None:
                     raise errors.GatewayRefused(answer.status_code, line.error.message)
                 if line.state == _DONE:
@@ -111,14 +112,21 @@ class GatewayClient:
 
     @contextlib.contextmanager
     def _asked(
-        self, method: str, path: str, headers: Mapping[str, str] | None = None, **more: Any
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        within_s: float = bounded_responses.WITHIN_S,
+        **more: Any,
     ) -> Iterator[requests.Response]:
         # The connect timeout applies to each piece of the body.
-        timeout_s = _SENT_S if "data" in more else _ASKED_S
+        timeout_s = IDLE_TIMEOUT_S if "data" in more else _ASKED_S
         try:
-            with (
-                _session() as session,
-                session.request(
+            with requests.Session() as session:
+                bounded_responses.bound_requests(
+                    session, max_bytes=MAX_ANSWER_BYTES, within_s=within_s
+                )
+                with session.request(
                     method,
                     f"{self._url}{path}",
                     headers={**self._headers, **(headers or {})},
@@ -127,11 +135,10 @@ class GatewayClient:
                     allow_redirects=False,
                     stream=True,
                     **more,
-                ) as answer,
-            ):
-                yield answer
-        except (OSError, urllib3.exceptions.HTTPError) as e:  # those of requests are OSError
-            raise errors.GatewayUnreachable(self._url, str(e)) from e
+                ) as answer:
+                    yield answer
+        except (OSError, urllib3.exceptions.HTTPError, exceptions.ClientException) as e:
+            raise errors.GatewayUnreachable(self._url, str(e)) from e  # those of requests: OSError
 
     def _lines(self, answer: requests.Response) -> Iterator[_Line]:
         for raw in _cut(answer):
@@ -141,22 +148,32 @@ class GatewayClient:
                 raise errors.GatewayUnreachable(self._url, f"invalid answer: {e}") from e
 
 
-def _session() -> requests.Session:
-    session = requests.Session()
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, _Alive())
-    return session
+class _TimedBody:
+    """A body whose upload has a deadline; each piece has the timeout of the socket."""
+
+    def __init__(self, body: Body, within_s: float) -> None:
+        self._body, self._within_s = body, within_s
+
+    def __len__(self) -> int:
+        return len(self._body)
+
+    def __iter__(self) -> Iterator[bytes]:
+        until_s = time.monotonic() + self._within_s
+        for piece in self._body:
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"it did not take the changes within {self._within_s:.0f} s")
+            yield piece
 
 
 def _cut(answer: requests.Response) -> Iterator[bytes]:
     """Yield lines as soon as they are complete; split overlong ones."""
-    line = bytearray()
-    for byte in answer.iter_content(1):
-        if byte == b"\n" or len(line) == MAX_LINE_BYTES:
-            yield bytes(line)
-            line.clear()
-        else:
-            line += byte
+    left = b""
+    for piece in answer.iter_content(MAX_LINE_BYTES):  # as much as there is
+        *lines, left = (left + piece).split(b"\n")
+        yield from lines
+        while len(left) >= MAX_LINE_BYTES:
+            yield left[:MAX_LINE_BYTES]
+            left = left[MAX_LINE_BYTES:]
 
 
 def _check(answer: requests.Response, wanted: http.HTTPStatus) -> None:
@@ -166,7 +183,7 @@ def _check(answer: requests.Response, wanted: http.HTTPStatus) -> None:
 
 
 def _words(answer: requests.Response) -> str:
-    said = answer.raw.read(MAX_LINE_BYTES, decode_content=True)
+    said = b"".join(itertools.islice(answer.iter_content(1), MAX_LINE_BYTES))
     with contextlib.suppress(msgspec.MsgspecError):
         line = msgspec.json.decode(said, type=_Line)
         if line.error is not None and line.error.message:

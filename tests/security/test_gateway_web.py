@@ -15,8 +15,8 @@ import types
 import pytest
 
 from acstor_glance.gateway import byte_range
+from acstor_glance.gateway.readers import address_filter
 from acstor_glance.gateway.readers import base
-from acstor_glance.gateway.readers import deadline_adapter
 from acstor_glance.gateway.readers import http_store
 from tests.fakes import http_server
 
@@ -96,7 +96,7 @@ def test_time_begins_anew_with_each_read_of_a_kept_connection(server, reader):
 
 
 @contextlib.contextmanager
-def dripping(beginning=b""):
+def dripping(beginning=b"", again=b"x"):
     """Give a port where a byte comes now and then after a beginning, for ever."""
     listener = socket.create_server(("127.0.0.1", 0))
     is_over = threading.Event()
@@ -105,8 +105,8 @@ def dripping(beginning=b""):
         link, _ = listener.accept()
         with link, contextlib.suppress(OSError):
             link.sendall(beginning)
-            while not is_over.wait(0.05):
-                link.sendall(b"x")
+            while not is_over.wait(0.05 if len(again) == 1 else 0.001):
+                link.sendall(again)
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -121,6 +121,23 @@ def dripping(beginning=b""):
 def test_head_that_does_not_end_is_given_up_in_time():
     with dripping(b"HTTP/1.1 206 Fine\r\nX-Slow: ") as port, ended_in_time():
         read(f"http://127.0.0.1:{port}/image")
+
+
+def test_body_that_is_quick_and_never_ends_is_given_up_in_time():
+    """Image data of other servers gains time by its rate."""
+    head = b"HTTP/1.1 206 Fine\r\nContent-Type: application/octet-stream\r\n\r\n"
+    with dripping(head, bytes(200)) as port, ended_in_time():
+        read(f"http://127.0.0.1:{port}/image", byte_range.ByteRange(0, 1 << 20))
+
+
+def test_redirects_share_one_deadline(server):
+    def later(handler, asked):
+        time.sleep(0.2)
+        http_server.redirect("/image")(handler, asked)
+
+    server.behaviours = [later] * http_store.REDIRECTS
+    with ended_in_time():
+        read(f"{server.url}image")
 
 
 def test_tls_that_does_not_end_is_given_up_in_time():
@@ -216,16 +233,16 @@ def test_internal_servers_are_not_connected_to(server, host):
     ],
 )
 def test_only_public_addresses_are_connected_to(address, is_allowed):
-    assert deadline_adapter.is_allowed(address) == is_allowed
+    assert address_filter.is_allowed(address) == is_allowed
     everywhere = [ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")]
-    assert deadline_adapter.is_allowed(address, everywhere)
+    assert address_filter.is_allowed(address, everywhere)
 
 
 def test_public_addresses_of_this_host_are_internal(monkeypatch):
-    monkeypatch.setattr(deadline_adapter.addresses, "is_public", lambda _: True)
-    assert deadline_adapter.is_allowed("192.0.2.1")
-    assert not deadline_adapter.is_allowed("127.0.0.1")
-    assert deadline_adapter.is_allowed("127.0.0.1", NETWORKS)
+    monkeypatch.setattr(address_filter.addresses, "is_public", lambda _: True)
+    assert address_filter.is_allowed("192.0.2.1")
+    assert not address_filter.is_allowed("127.0.0.1")
+    assert address_filter.is_allowed("127.0.0.1", NETWORKS)
 
 
 def resolved(*found):

@@ -5,7 +5,6 @@ Each row is one client, with a short deadline. What else is hung and refused, an
 doc/source/contributor/testing.rst, Outgoing calls.
 """
 
-import functools
 import os
 import pathlib
 import socket
@@ -74,6 +73,10 @@ def nova_asks_the_gateway(at: Place) -> object:
     return gateway_client.GatewayClient(at.url, "").check_gateway()
 
 
+def nova_asks_for_a_base(at: Place) -> object:
+    return gateway_client.GatewayClient(at.url, "").check_base(IMAGE)
+
+
 def listener_asks_glance(at: Place) -> object:
     return glance_client.connect(at.glance_conf()).get_image(IMAGE)
 
@@ -132,6 +135,7 @@ def checkpoint_daemon_asks_libvirt(at: Place) -> object:
 CALLS: list[tuple[Callable[[Place], object], type[Exception], str]] = [
     (nova_asks_for_checkpoints, errors.DecisionUnreachable, "{address}"),
     (nova_asks_the_gateway, errors.GatewayUnreachable, "{address}"),
+    (nova_asks_for_a_base, errors.GatewayUnreachable, "{address}"),
     (listener_asks_glance, errors.ImageServiceUnreachable, "{address}"),
     (listener_asks_the_decision_service, errors.ImageServiceUnreachable, "{address}"),
     (decision_service_asks_prometheus, base.LoadsUnknown, "{address}"),
@@ -143,7 +147,14 @@ CALLS: list[tuple[Callable[[Place], object], type[Exception], str]] = [
 ]
 
 
-BOUNDED = (listener_asks_glance, listener_asks_the_decision_service, command_asks_the_api)
+BOUNDED = (
+    nova_asks_for_checkpoints,
+    nova_asks_the_gateway,
+    nova_asks_for_a_base,
+    listener_asks_glance,
+    listener_asks_the_decision_service,
+    command_asks_the_api,
+)
 """Their answers have a deadline and a size; ``test_api_answers.py`` has the agent's."""
 
 
@@ -174,18 +185,33 @@ def test_call_ends_while_the_service_refuses(
     check(Place(address, tmp_path / "s", tmp_path), call, error, words)
 
 
+DRIPS = {
+    "status line": dripping_server.drip(),
+    "headers": dripping_server.drip(b"HTTP/1.1 200 OK\r\nX-Name: "),
+    "body": dripping_server.drip(b"HTTP/1.1 500 No\r\nContent-Length: 9999\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize("before", DRIPS.values(), ids=DRIPS)
 @pytest.mark.parametrize(("call", "error", "words"), [row for row in CALLS if row[0] in BOUNDED])
 def test_call_ends_while_the_service_drips(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
+    before: dripping_server.Pieces,
     call: Callable[[Place], object],
     error: type[Exception],
     words: str,
 ) -> None:
     """It is never silent for long."""
-    bound = functools.partial(bounded_responses.bound, within_s=2.0)
-    monkeypatch.setattr(bounded_responses, "bound", bound)
-    with dripping_server.serve(dripping_server.drip(), 0.1) as server:
+    initialize = bounded_responses.Adapter.__init__
+
+    def initialize_short(
+        adapter: bounded_responses.Adapter, max_bytes: int, _within_s: float, **more: bool
+    ) -> None:
+        initialize(adapter, max_bytes, 2.0, **more)
+
+    monkeypatch.setattr(bounded_responses.Adapter, "__init__", initialize_short)
+    with dripping_server.serve(before, 0.1) as server:
         check(Place(server.address, tmp_path / "s", tmp_path), call, error, words)
 
 

@@ -52,7 +52,6 @@ WITHOUT_LOOP = {
         "acstor_glance/gateway/flatten/flatten_jobs.py",
         "ThreadPoolExecutor",
     ): "_lines reads the result",
-    ("acstor_glance/gateway/readers/deadline_adapter.py", "Timer"): "ends one read",
     ("acstor_glance/prepare/prehash.py", "ThreadPoolExecutor"): "_in_order reads the results",
 }
 """Threads that run no loop: who starts one waits for its result, errors included."""

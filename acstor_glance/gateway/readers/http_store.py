@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store ``http``: GET with a range, from the web server of a location.
 
-Tenants may name and run these servers: :mod:`deadline_adapter` denies internal addresses, no more
-is read than was requested, and redirects to other servers are not followed.
+Tenants may name and run these servers. A read has a deadline (:mod:`bounded_responses`), and
+:mod:`address_filter` denies internal addresses. No more is read than was requested; no cookies are
+kept; redirects to other servers are not followed.
 """
 
 import http
 import http.cookiejar
 import threading
+import time
 import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
 import requests
-import urllib3.exceptions
+import urllib3
+from keystoneauth1 import exceptions
 
 from acstor_common.model import addresses
+from acstor_common.service import bounded_responses
 from acstor_glance.gateway import byte_range
+from acstor_glance.gateway.readers import address_filter
 from acstor_glance.gateway.readers import base
-from acstor_glance.gateway.readers import deadline_adapter
 
 REDIRECTS = 5
 
@@ -34,49 +38,54 @@ class WebReader(base.Reader):
         networks: Sequence[addresses.Network] = (),
     ) -> None:
         super().__init__(name)
-        self._networks = networks
+        self._connection_class = type(
+            "Connection", (address_filter.FilteredConnection,), {"networks": networks}
+        )
         self._options, self._timeout_s = options, timeout_s
         self._own = threading.local()
         self._late = f"it took longer than {timeout_s:g} s"
 
     def read(self, location: Any, requested: byte_range.ByteRange) -> base.ObjectRange:
         """Read a range; see :meth:`base.Reader.read`."""
-        with deadline_adapter.ReadDeadline(self._timeout_s, self._networks) as bounds:
-            try:
-                with self._ask(location.get_uri(), requested) as answer:
-                    status = answer.status_code
-                    if status == http.HTTPStatus.OK:
-                        raise base.RangesUnsupported(
-                            self.name, "the web server does no range requests"
-                        )
-                    if status != http.HTTPStatus.PARTIAL_CONTENT:
-                        raise self.status_error(status, f"the web server answers {status}")
-                    data = answer.raw.read(requested.length + 1)
-                    content_range = answer.headers.get("Content-Range", "")
-            except deadline_adapter.InternalAddress as error:
-                why = "[acstor_gateway] internal_web_networks does not allow its internal address"
-                raise base.RangesUnsupported(self.name, why) from error
-            except (
-                requests.exceptions.RequestException,
-                urllib3.exceptions.HTTPError,
-                OSError,
-                ValueError,  # invalid URL, or redirect to one
-            ) as error:
-                why = self._late if bounds.is_over else type(error).__name__
-                raise base.StoreUnreachable(self.name, why) from error
-        if bounds.is_over:  # data cut off at the deadline may look complete
-            raise base.StoreUnreachable(self.name, self._late)
+        until_s = time.monotonic() + self._timeout_s
+        try:
+            with self._ask(location.get_uri(), requested, until_s) as answer:
+                status = answer.status_code
+                if status == http.HTTPStatus.OK:
+                    raise base.RangesUnsupported(self.name, "the web server does no range requests")
+                if status != http.HTTPStatus.PARTIAL_CONTENT:
+                    raise self.status_error(status, f"the web server answers {status}")
+                data = answer.raw.read(requested.length + 1)
+                content_range = answer.headers.get("Content-Range", "")
+        except address_filter.InternalAddress as error:
+            why = "[acstor_gateway] internal_web_networks does not allow its internal address"
+            raise base.RangesUnsupported(self.name, why) from error
+        except (
+            requests.exceptions.RequestException,
+            urllib3.exceptions.HTTPError,
+            exceptions.ClientException,
+            OSError,
+            ValueError,  # invalid URL, or redirect to one
+        ) as error:
+            is_late = time.monotonic() >= until_s - address_filter.LEAST_S
+            why = self._late if is_late else type(error).__name__
+            raise base.StoreUnreachable(self.name, why) from error
         return self.parse_response(requested, content_range, data)
 
-    def _ask(self, url: str, requested: byte_range.ByteRange) -> requests.Response:
+    def _ask(self, url: str, requested: byte_range.ByteRange, until_s: float) -> requests.Response:
         wanted = {
             "Range": f"bytes={requested.offset}-{requested.offset + requested.length - 1}",
             "Accept-Encoding": "identity",
         }
         server = _server_of(url)
         for _ in range(1 + REDIRECTS):
-            answer = self._session().get(  # the deadline comes before its timeout
-                url, headers=wanted, stream=True, timeout=2 * self._timeout_s, allow_redirects=False
+            left_s = max(address_filter.LEAST_S, until_s - time.monotonic())
+            answer = self._session().get(
+                url,
+                headers=wanted,
+                stream=True,
+                timeout=urllib3.Timeout(total=left_s),  # type: ignore[arg-type]
+                allow_redirects=False,
             )
             if not answer.is_redirect:
                 return answer
@@ -95,7 +104,7 @@ class WebReader(base.Reader):
         if session is None:
             session = self._own.session = requests.Session()
             for scheme in ("http://", "https://"):
-                session.mount(scheme, deadline_adapter.Adapter())
+                session.mount(scheme, self._adapter())
             session.trust_env = False
             session.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
             session.verify = (
@@ -103,6 +112,14 @@ class WebReader(base.Reader):
             )
             session.proxies = dict(self._options.http_proxy_information or {})
         return session
+
+    def _adapter(self) -> bounded_responses.Adapter:
+        return bounded_responses.Adapter(
+            bounded_responses.MAX_LIST_BYTES,
+            self._timeout_s,
+            self._connection_class,
+            streams_images=False,
+        )
 
 
 def _server_of(url: str) -> tuple[str, str, int | None]:

@@ -184,7 +184,7 @@ def test_server_is_gone_once_libvirt_names_it_no_more(here: Libvirt) -> None:
 
 
 def test_names_of_servers_are_of_those_that_are_described_or_not() -> None:
-    disk = domain_xml.Disk("vda", "/disk", IMAGE)
+    disk = domain_xml.RootDisk("vda", "/disk", IMAGE)
     known = domain_xml.Server(SERVERS[0], "p", disk, {}, False)
     found = domain_xml.ServerList([known], frozenset(SERVERS[1:2]))
     assert found.instances() == set(SERVERS[:2])

@@ -2,6 +2,7 @@
 """A server that answers byte by byte, or without end, holds nobody; image data has its own pace."""
 
 import itertools
+import socket
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import requests
+import urllib3
 from keystoneauth1 import exceptions
 from keystoneauth1 import session as keystone_session
 
@@ -211,3 +213,45 @@ def test_answer_to_an_upload_may_take_as_long_as_its_request_says() -> None:
                 f"http://{server.address}/", data=iter([b"x"]), timeout=(1.0, 3 * WITHIN_S)
             )
         assert 3 * WITHIN_S - 0.1 < time.monotonic() - began_s < 3 * WITHIN_S + SLACK_S
+
+
+def test_kernel_asks_a_server_that_is_silent_whether_it_lives() -> None:
+    session = requests.Session()
+    bounded_responses.bound_requests(session)
+    for url in ("http://server", "https://server"):
+        pools = session.get_adapter(url).poolmanager  # type: ignore[attr-defined]
+        with socket.socket() as link:
+            for option in pools.connection_pool_kw["socket_options"]:
+                link.setsockopt(*option)
+            assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            for option, seconds in (
+                (socket.TCP_KEEPIDLE, bounded_responses.KEEPALIVE_S),
+                (socket.TCP_KEEPINTVL, bounded_responses.KEEPALIVE_S),
+                (socket.TCP_KEEPCNT, bounded_responses.KEEPALIVES),
+            ):
+                assert link.getsockopt(socket.IPPROTO_TCP, option) == seconds
+            assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_request_may_shorten_its_deadline() -> None:
+    session = requests.Session()
+    bounded_responses.bound_requests(session, within_s=30.0)
+    with serve(drip(OK), 0.05) as server:
+        began_s = time.monotonic()
+        with pytest.raises(requests.exceptions.ConnectionError):
+            session.get(
+                f"http://{server.address}/",
+                timeout=urllib3.Timeout(total=WITHIN_S),  # type: ignore[arg-type]
+            )
+        assert WITHIN_S - 0.1 < time.monotonic() - began_s < WITHIN_S + SLACK_S
+
+
+def test_body_that_is_read_as_it_was_sent_is_bounded() -> None:
+    session = requests.Session()
+    bounded_responses.bound_requests(session, max_bytes=1000)
+    head = OK + b"Content-Encoding: gzip\r\nContent-Length: 2000\r\n\r\n"
+    with serve(lambda: iter([head, bytes(2000)])) as server:
+        answer = session.get(f"http://{server.address}/", stream=True)
+        assert answer.raw.read(600) == bytes(600)
+        with pytest.raises(exceptions.ConnectionError, match="takes more than 1000 bytes"):
+            answer.raw.read(600)

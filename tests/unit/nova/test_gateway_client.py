@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is asked of the gateway, and that whatever it answers is a yes or one of two errors."""
 
+import contextlib
+import itertools
+import json
 import socket
+import threading
+import time
 
 import pytest
 
 from acstor_common import errors
 from acstor_nova.snapshots import gateway_client
+from tests.fakes import dripping_server
 from tests.fakes import gateway_server
 from tests.fakes import tripwire
 
@@ -116,10 +122,72 @@ def test_gateway_that_ends_in_the_middle_is_noticed_though_much_is_under_way(gat
 def test_gateway_that_says_nothing_more_is_waited_for_no_longer_than_allowed(
     gateway, client, monkeypatch
 ):
-    monkeypatch.setattr(gateway_client, "_SENT_S", (0.2, 0.2))
+    monkeypatch.setattr(gateway_client, "IDLE_TIMEOUT_S", 0.2)
     gateway.stalls_s = 1.0
     with pytest.raises(UNREACHABLE, match="timed out"):
         client.flatten_image(IMAGE, "raw", Body())
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+IMAGE_DATA = b"Content-Type: application/octet-stream\r\n\r\n"
+LINE = json.dumps(gateway_server.UPLOADING).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        dripping_server.drip(HEAD + b"X-Name: "),
+        dripping_server.drip(HEAD + b"\r\n", LINE),
+        lambda: itertools.chain([HEAD + b"\r\n"], itertools.repeat(LINE)),
+        lambda: itertools.chain([HEAD + IMAGE_DATA], itertools.repeat(LINE * 1000)),
+        dripping_server.drip(b"HTTP/1.1 500 No\r\n\r\n", b" "),
+    ],
+    ids=["headers", "body", "lines", "image data", "error"],
+)
+def test_answer_to_changes_that_never_ends_has_a_deadline(monkeypatch, pieces):
+    monkeypatch.setattr(gateway_client, "IDLE_TIMEOUT_S", 1.0)
+    with dripping_server.serve(pieces, 0.05) as server:
+        client = gateway_client.GatewayClient(f"http://{server.address}", "")
+        began_s = time.monotonic()
+        with pytest.raises(UNREACHABLE):
+            client.flatten_image(IMAGE, "raw", Body(), gateway_client.SLOWEST_BYTES_S)
+        assert 1.9 < time.monotonic() - began_s < 12.0
+
+
+def test_answer_to_changes_that_never_pauses_has_a_deadline(monkeypatch):
+    """It is the client that has no time left then."""
+    monkeypatch.setattr(gateway_client, "IDLE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(gateway_client, "MAX_ANSWER_BYTES", 1 << 40)
+    pieces = lambda: itertools.chain([HEAD + b"\r\n"], itertools.repeat(LINE * 1000))  # noqa: E731
+    with dripping_server.serve(pieces) as server:
+        client = gateway_client.GatewayClient(f"http://{server.address}", "")
+        began_s = time.monotonic()
+        with pytest.raises(UNREACHABLE, match="it was not done within 2 s"):
+            client.flatten_image(IMAGE, "raw", Body(), gateway_client.SLOWEST_BYTES_S)
+        assert 1.9 < time.monotonic() - began_s < 12.0
+
+
+def test_gateway_that_takes_changes_slowly_has_a_deadline(monkeypatch):
+    """No piece takes long enough for the timeout of silence."""
+    monkeypatch.setattr(gateway_client, "IDLE_TIMEOUT_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = gateway_client.GatewayClient(f"http://127.0.0.1:{server.getsockname()[1]}", "")
+        ended = threading.Event()
+        thread = threading.Thread(target=take_slowly, args=(server, ended))
+        thread.start()
+        began_s = time.monotonic()
+        with pytest.raises(UNREACHABLE, match="did not take the changes within 2 s"):
+            client.flatten_image(IMAGE, "raw", LongBody(), gateway_client.SLOWEST_BYTES_S)
+        assert 1.9 < time.monotonic() - began_s < 12.0
+        ended.set()
+        thread.join()
+
+
+def take_slowly(server, ended):
+    link, _ = server.accept()
+    with link, contextlib.suppress(OSError):
+        while not ended.wait(0.1):
+            link.recv(1 << 20)
 
 
 def test_disk_that_cannot_be_read_is_not_blamed_on_the_gateway(client):
@@ -148,15 +216,3 @@ def test_redirection_is_not_followed(gateway, client):
     gateway.refuse("PUT", 302, "over there")
     with pytest.raises(REFUSED, match="over there"):
         client.flatten_image(IMAGE, "raw", Body())
-
-
-def test_kernel_asks_a_gateway_that_is_silent_whether_it_lives():
-    for url in ("http://gateway", "https://gateway"):
-        pools = gateway_client._session().get_adapter(url).poolmanager
-        with socket.socket() as link:
-            for option in pools.connection_pool_kw["socket_options"]:
-                link.setsockopt(*option)
-            assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            idle_s = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
-            assert idle_s == gateway_client.KEEPALIVE_S
-            assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
