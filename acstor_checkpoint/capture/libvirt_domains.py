@@ -59,7 +59,9 @@ _OPEN_S: Final = 30.0
 CALL_S: Final = 90.0
 """Timeout of one step's calls, including a guest agent and the end of a job."""
 DESCRIBE_S: Final = 0.2
-"""Timeout of describing a server whose last description failed."""
+"""Timeout of describing a server of which a description failed or took long."""
+SLOW_S: Final = 1.0
+"""Of a description; libvirt's own work takes milliseconds."""
 _KEEPALIVE_S, _KEEPALIVE_COUNT = 5, 6
 _REDEFINE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE
 _VALIDATE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE_VALIDATE
@@ -106,6 +108,8 @@ class _Link:
         self.connection: Any = None
         self.described = ids.ImageId("")
         """The server whose description was asked for last."""
+        self.has_failed = False
+        """Whether the last description of its server failed."""
         self._calls = call_deadline.CallDeadline("libvirt", timeout_s or CALL_S)
 
     @property
@@ -140,46 +144,53 @@ class Domains:
         self._links: dict[str, _Link] = {}
         self._listed: dict[str, domain_xml.Server] = {}
         self._suspects: dict[str, _Link] = {}
-        """Connections for servers whose last description failed."""
+        """Connections for servers of which a description failed or took long."""
 
     def list_servers(self) -> domain_xml.ServerList:
         """Return the servers with supported disks, running or not, or raise Unusable.
 
         libvirt 11 describes no domain while a call waits for its QEMU.  A server without a
         description is listed as it was last, or as undescribed if it never was.  A connection that
-        waits for a description becomes that server's own, and from then on the server is described
-        over a connection with a short timeout.  So each such QEMU delays one list.
+        waits for a description becomes that server's own.  A server whose description failed, or
+        took long, is described over a connection with a short timeout from then on.  So each such
+        QEMU delays one list.
         """
         link = self._link("")
         try:
             found = link.call(self._option, lambda: self._found(link))
         except errors.Unusable as e:
-            if link.is_busy and link.described and self._links.get("") is link:
-                self._suspect(link.described, e)
+            is_late = isinstance(e.__cause__, call_deadline.CallTimeout) and link.is_busy
+            if is_late and link.described and self._links.get("") is link:
+                self._note_failure(link.described, e)
                 with self._lock:
                     self._links[link.described] = self._links.pop("")
             raise
         with self._lock:
-            self._listed = {server.instance: server for server in found.servers}
+            self._listed = {
+                **{key: one for key, one in self._listed.items() if key in found.undescribed},
+                **{server.instance: server for server in found.servers},
+            }
             here = found.instances()
             self._links = {
                 key: one for key, one in self._links.items() if key in {"", *here} or one.is_busy
             }
-            self._suspects = {key: one for key, one in self._suspects.items() if key in here}
         return found
 
     def _found(self, link: "_Link") -> domain_xml.ServerList:
         link.described = ids.ImageId("")
+        domains = self._connected(link).listAllDomains()
+        named = {ids.ImageId(domain.UUIDString()): domain for domain in domains}
+        with self._lock:
+            self._suspects = {key: one for key, one in self._suspects.items() if key in named}
         servers, undescribed = list[domain_xml.Server](), set[ids.ImageId]()
-        for domain in self._connected(link).listAllDomains():
-            instance = ids.ImageId(domain.UUIDString())
+        for instance, domain in named.items():
             server = self._listed.get(instance)
             is_described = False
             if not self._is_waiting(instance):
                 try:
                     server, is_described = self._described(domain, instance, link), True
                 except errors.Unusable as e:
-                    self._suspect(instance, e)
+                    self._note_failure(instance, e)
             if server is not None:
                 servers.append(server)
             elif not is_described:
@@ -198,14 +209,22 @@ class Domains:
 
         :raises errors.Unusable: libvirt does not describe it, or the description is malformed
         """
-        if (own := self._suspects.get(instance)) is None:
-            link.described = instance
-            return self._parsed(domain, link)
-        server = own.call(
-            f"server {instance}", lambda: self._parsed(self._looked_up(own, instance), own)
-        )
-        with self._lock:
-            self._suspects.pop(instance, None)
+        if (own := self._suspects.get(instance)) is not None:
+            server = own.call(f"server {instance}", lambda: self._described_later(instance, own))
+            own.has_failed = False
+            return server
+        link.described, began_s = instance, time.monotonic()
+        server = self._parsed(domain, link)
+        if time.monotonic() - began_s > SLOW_S:
+            self._suspect(instance)
+        return server
+
+    def _described_later(self, instance: ids.ImageId, own: "_Link") -> domain_xml.Server | None:
+        """Describe a server over its own connection; the next list has a late result."""
+        server = self._parsed(self._looked_up(own, instance), own)
+        if server is not None:
+            with self._lock:
+                self._listed[instance] = server
         return server
 
     def _parsed(self, domain: Any, link: "_Link") -> domain_xml.Server | None:
@@ -221,14 +240,17 @@ class Domains:
         except Exception as e:
             raise errors.Unusable(name, f"its description is malformed: {e}") from e
 
-    def _suspect(self, instance: ids.ImageId, e: Exception) -> None:
-        """Describe a server with a short timeout from now on, until it is described."""
+    def _suspect(self, instance: ids.ImageId) -> "_Link":
+        """Describe a server over a connection of its own from now on; return it."""
         with self._lock:
-            if instance in self._suspects:
-                return
-            self._suspects[instance] = _Link(DESCRIBE_S)
-        LOG.warning("server %s: libvirt does not describe it now: %s", instance, e)
-        supervision.count_failure("libvirt")
+            return self._suspects.setdefault(instance, _Link(DESCRIBE_S))
+
+    def _note_failure(self, instance: ids.ImageId, e: errors.Unusable) -> None:
+        own = self._suspect(instance)
+        if not own.has_failed:
+            own.has_failed = True
+            LOG.warning("server %s: libvirt does not describe it now: %s", instance, e)
+            supervision.count_failure("libvirt")
 
     def find_domain(self, server: domain_xml.Server) -> "Domain":
         """Return the domain of a server, or raise Unusable."""

@@ -165,7 +165,12 @@ def _bounded(pool: Any, connection_class: type) -> Any:
     own = () if connection_class is object else (connection_class,)
     bases = (*own, pool.ConnectionCls)
     connection = type("Connection", bases, {"response_class": _Response})
-    return type("Pool", (pool,), {"ConnectionCls": connection})
+    return type("Pool", (pool,), {"ConnectionCls": connection, "__str__": _address_of})
+
+
+def _address_of(pool: Any) -> str:
+    """Return the address of a pool, for its errors."""
+    return f"{pool.host}:{pool.port}"
 
 
 class _Response(http.client.HTTPResponse):

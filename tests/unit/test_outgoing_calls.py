@@ -147,14 +147,8 @@ CALLS: list[tuple[Callable[[Place], object], type[Exception], str]] = [
 ]
 
 
-BOUNDED = (
-    nova_asks_for_checkpoints,
-    nova_asks_the_gateway,
-    nova_asks_for_a_base,
-    listener_asks_glance,
-    listener_asks_the_decision_service,
-    command_asks_the_api,
-)
+LISTS = (listener_asks_glance, listener_asks_the_decision_service, command_asks_the_api)
+BOUNDED = (nova_asks_for_checkpoints, nova_asks_the_gateway, nova_asks_for_a_base, *LISTS)
 """Their answers have a deadline and a size; ``test_api_answers.py`` has the agent's."""
 
 
@@ -215,7 +209,7 @@ def test_call_ends_while_the_service_drips(
         check(Place(server.address, tmp_path / "s", tmp_path), call, error, words)
 
 
-@pytest.mark.parametrize(("call", "error", "words"), [row for row in CALLS if row[0] in BOUNDED])
+@pytest.mark.parametrize(("call", "error", "words"), [row for row in CALLS if row[0] in LISTS])
 def test_answer_without_end_is_not_read_to_the_end(
     tmp_path: pathlib.Path, call: Callable[[Place], object], error: type[Exception], words: str
 ) -> None:

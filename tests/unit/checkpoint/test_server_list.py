@@ -61,7 +61,14 @@ class Libvirt:
 
     def describe(self, domain: Any, flags: int = 0) -> str:
         fault = self.faults.get(domain.UUIDString())
+        if fault == self.describe_slowly:
+            time.sleep(0.4)
+            fault = None
         return fault() if fault else self._describe(domain, flags)
+
+    def describe_slowly(self) -> str:
+        """Stand for a description that comes late."""
+        raise NotImplementedError
 
     def hang(self) -> str:
         self.ended.wait(60.0)
@@ -171,6 +178,22 @@ def test_many_servers_that_time_out_delay_no_list_but_the_first_ones(
     began_s = time.monotonic()
     assert here.listed() == ({SERVERS[0]}, set(SERVERS[1:]))
     assert time.monotonic() - began_s < len(SERVERS) * 0.05 + 0.4
+
+
+@pytest.mark.allow_log("does not describe it now")
+def test_servers_that_are_described_slowly_are_listed_and_delay_no_list_but_the_first_ones(
+    here: Libvirt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A QEMU may answer just before libvirt gives it up, again and again."""
+    monkeypatch.setattr(libvirt_domains, "DESCRIBE_S", 0.05)
+    monkeypatch.setattr(libvirt_domains, "SLOW_S", 0.2)
+    for one in SERVERS[1:]:
+        here.faults[one] = here.describe_slowly
+    runs.wait_for(here.answers, 20.0, "the description of all", str)
+    for _ in range(3):
+        began_s = time.monotonic()
+        assert here.listed() == (set(SERVERS), set())
+        assert time.monotonic() - began_s < len(SERVERS) * 0.05 + 0.4
 
 
 @pytest.mark.expect_log("does not describe it now")

@@ -238,7 +238,7 @@ def test_request_may_shorten_its_deadline() -> None:
     bounded_responses.bound_requests(session, within_s=30.0)
     with serve(drip(OK), 0.05) as server:
         began_s = time.monotonic()
-        with pytest.raises(requests.exceptions.ConnectionError):
+        with pytest.raises(requests.exceptions.ReadTimeout, match=server.address):
             session.get(
                 f"http://{server.address}/",
                 timeout=urllib3.Timeout(total=WITHIN_S),  # type: ignore[arg-type]

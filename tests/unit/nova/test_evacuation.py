@@ -276,7 +276,7 @@ FAULTS = {
     refused: r"you may not \(HTTP 403\)",
     none: "checkpoints: it has none",
     nonsense: "recursion",
-    endless: "longer than",
+    endless: "takes more than 1048576 bytes",
     too_many: "length <= 10",
 }
 
