@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Group commit: one ``syncfs`` for all threads that wait.
+"""Group commit: one ``syncfs`` for all threads that wait, and a limit of its data per host.
 
 A thread waits for a pass that began after its call.  After a failure all later calls fail until a
 restart: the kernel reports an I/O error once, and not for which data.
@@ -8,6 +8,8 @@ restart: the kernel reports an I/O error once, and not for which data.
 other processes' data, so a vault should have its own file system.
 """
 
+import collections
+import contextlib
 import ctypes
 import errno
 import logging
@@ -16,12 +18,17 @@ import os
 import pathlib
 import threading
 import time
+from collections.abc import Iterator
 from typing import Final
+
+from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 100.0
 """Of a sync; clients give up after 60 to 120 s."""
+UNSYNCED_BYTES: Final = 32 << 20
+"""Of one host: its daemon's four workers send as much."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -86,6 +93,54 @@ class GroupSync:
                 self._began_s = math.inf
             mine.error = self._failed
             mine.ended.set()
+
+
+class UnsyncedLimit:
+    """Bounds the data of each host between write and sync; thread-safe.
+
+    Otherwise one host would decide how long all others wait for a sync.  The requests of a host
+    have their turns in order, and one that is larger than the limit has its turn alone.
+    """
+
+    def __init__(self, limit_bytes: int = UNSYNCED_BYTES, timeout_s: float = TIMEOUT_S) -> None:
+        self._limit_bytes, self._timeout_s = limit_bytes, timeout_s
+        self._changed = threading.Condition()
+        self._held: collections.Counter[ids.HostId] = collections.Counter()
+        self._waiting: dict[ids.HostId, collections.deque[object]] = {}
+
+    @contextlib.contextmanager
+    def hold(self, owner: ids.HostId, size_bytes: int) -> Iterator[None]:
+        """Count data of a host during the block; wait for its earlier data first.
+
+        :raises OSError: the timeout passed
+        """
+        with self._changed:
+            self._wait(owner, size_bytes)
+            self._held[owner] += size_bytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held[owner] -= size_bytes
+                self._held += collections.Counter()  # without zeros
+                self._changed.notify_all()
+
+    def _wait(self, owner: ids.HostId, size_bytes: int) -> None:
+        mine, waiting = object(), self._waiting.setdefault(owner, collections.deque())
+        waiting.append(mine)
+
+        def may_begin() -> bool:
+            held = self._held[owner]
+            return waiting[0] is mine and (not held or held + size_bytes <= self._limit_bytes)
+
+        try:
+            if not self._changed.wait_for(may_begin, self._timeout_s):
+                raise OSError(errno.ETIMEDOUT, "earlier data of this host is not synced yet")
+        finally:
+            waiting.remove(mine)
+            if not waiting:
+                del self._waiting[owner]
+            self._changed.notify_all()
 
 
 def _fault(descriptor: int) -> OSError | None:

@@ -21,6 +21,7 @@ recovered on any of them; the data is sealed.
 
 import contextlib
 import errno
+import functools
 import http
 import logging
 from collections.abc import Callable
@@ -136,6 +137,10 @@ class VaultApi:
             ("DELETE", "", False): self._drop,
         }
 
+    def piece_rate(self, host: ids.HostId) -> lookup_rate.PieceRate:
+        """Return what charges a connection of a host for small pieces."""
+        return lookup_rate.PieceRate(functools.partial(self._vault.lookup_rate.spend_lookups, host))
+
     @contextlib.contextmanager
     def answer_request(
         self, host: ids.HostId, method: str, target: str, body: RequestBody
@@ -215,7 +220,7 @@ class VaultApi:
         self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack
     ) -> Response:
         left = body.bounded_length(MAX_BATCH_BYTES)
-        with self._vault.open_batch(place.of, body.connection) as batch:
+        with self._vault.open_batch(place.of, body.connection, left) as batch:
             for _ in range(MAX_BATCH):
                 if not left:
                     break
@@ -233,7 +238,7 @@ class VaultApi:
         self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack
     ) -> Response:
         length, name = body.bounded_length(MAX_MANIFEST_BYTES), object_names.parse_name(place.name)
-        with self._vault.open_batch(place.of, body.connection) as batch:
+        with self._vault.open_batch(place.of, body.connection, length) as batch:
             batch.add(object_names.ObjectKind.MANIFEST, name, length, body.iter_all(length))
         return Response(http.HTTPStatus.NO_CONTENT)
 

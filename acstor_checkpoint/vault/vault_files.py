@@ -81,13 +81,16 @@ def parts_of(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def names_in(part: pathlib.Path) -> Iterator[bytes]:
-    """Yield the names of objects in one folder of a disk."""
-    with contextlib.suppress(FileNotFoundError):
-        for text in os.listdir(part):
+    """Yield the names of objects in one folder of a disk, one at a time.
+
+    Owners choose the names, so all of a host's may be in one folder.
+    """
+    with contextlib.suppress(FileNotFoundError), os.scandir(part) as found:
+        for entry in found:
             try:
-                name = object_names.parse_name(text)
+                name = object_names.parse_name(entry.name)
             except ValueError:
-                _warn_ignored(part / text)
+                _warn_ignored(part / entry.name)
             else:
                 yield name
 

@@ -172,12 +172,15 @@ class VaultServer:
     def _serve_requests(
         self, tls: ssl.SSLSocket, handle: socket.socket, certificate: certificates.HostCertificate
     ) -> None:
-        channel = tls_channel.TlsChannel(tls, h11.SERVER, self._limits.channel)
-        number = next(self._numbers)
+        rate, number = self._api.piece_rate(certificate.host), next(self._numbers)
+        channel = tls_channel.TlsChannel(
+            tls, h11.SERVER, self._limits.channel, note_piece=rate.note_piece
+        )
         while isinstance(request := channel.receive(self._limits.idle_s), h11.Request):
             with self._connections.mark_busy(handle):
                 if not self._answer(channel, request, certificate, number):
                     return
+            rate.begin_request()
 
     def _answer(
         self,

@@ -67,6 +67,7 @@ class VaultStore:
         self._folders_lock = threading.RLock()
         self._fencing = connection_fencing.ConnectionFencing()
         self.group_sync = group_sync.GroupSync(folder)
+        self.unsynced = group_sync.UnsyncedLimit()
         self.group_sync.wait_synced()  # names that a killed process gave may not be durable
         for owner in vault_files.owners_in(folder):
             self.quota.count_existing(owner, quota.BLOCK_BYTES)
@@ -80,19 +81,23 @@ class VaultStore:
         self.group_sync.close()
 
     @contextlib.contextmanager
-    def open_batch(self, disk: object_names.VaultDisk, connection: int = 0) -> Iterator["Batch"]:
+    def open_batch(
+        self, disk: object_names.VaultDisk, connection: int = 0, size_bytes: int = 0
+    ) -> Iterator["Batch"]:
         """Yield a batch for a disk; its objects are durable when the block ends.
 
         :param connection: see :meth:`begin_connection`
+        :param size_bytes: of its objects; it waits while the owner has too much unsynced data
         :raises errors.VaultFull: limit reached; nothing is stored
         """
         made = Batch(self, self._folder_for(disk), disk.owner)
         self.begin_connection(disk, connection)
-        try:
-            yield made
-            made.commit_batch()
-        finally:
-            made.close()
+        with self.unsynced.hold(disk.owner, size_bytes):
+            try:
+                yield made
+                made.commit_batch()
+            finally:
+                made.close()
 
     def begin_connection(self, disk: object_names.VaultDisk, connection: int) -> None:
         """Fence earlier connections' deletions of a disk; numbers increase.
@@ -262,12 +267,11 @@ class VaultStore:
         return 1
 
 
-def _listed(part: pathlib.Path) -> list[bytes]:
+def _listed(part: pathlib.Path) -> Iterator[bytes]:
     try:
-        return list(vault_files.names_in(part))
+        yield from vault_files.names_in(part)
     except OSError as e:
         LOG.error("%s", e)
-        return []
 
 
 def _dozens(found: Iterable[bytes]) -> Iterator[list[bytes]]:

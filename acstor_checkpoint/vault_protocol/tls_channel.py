@@ -7,6 +7,7 @@ Every wait has a timeout: ``silence_s`` without data, and a deadline for each bo
 import math
 import ssl
 import time
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Final
@@ -46,15 +47,19 @@ class ConnectionBroken(Exception):
 
 
 class TlsChannel:
-    """One side of a connection.  Its methods raise :class:`ConnectionBroken`."""
+    """One side of a connection.  Its methods raise :class:`ConnectionBroken`.
+
+    :param note_piece: called with the size of each received piece
+    """
 
     def __init__(
         self,
         sock: ssl.SSLSocket,
         role: type[h11.CLIENT | h11.SERVER],
         limits: ChannelLimits = LIMITS,
+        note_piece: Callable[[int], None] = lambda _size_bytes: None,
     ) -> None:
-        self._sock, self._limits = sock, limits
+        self._sock, self._limits, self._note_piece = sock, limits, note_piece
         self._http = h11.Connection(role, max_incomplete_event_size=_MAX_HEAD_BYTES)
         self._until_s = math.inf
 
@@ -68,7 +73,9 @@ class TlsChannel:
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 self._wait_until(until_s)
-                self._http.receive_data(self._sock.recv(self._limits.piece_bytes))
+                piece = self._sock.recv(self._limits.piece_bytes)
+                self._note_piece(len(piece))
+                self._http.receive_data(piece)
         except (OSError, h11.RemoteProtocolError) as e:
             raise ConnectionBroken(str(e) or type(e).__name__) from e
         return event if isinstance(event, h11.Event) else None

@@ -2,6 +2,7 @@
 """Hosts that misuse a real vault keep no other host from it, and take no more than their quota."""
 
 import contextlib
+import itertools
 import os
 import pathlib
 import ssl
@@ -275,6 +276,111 @@ def test_one_host_takes_no_more_inodes_and_bytes_than_its_quota(
     with h3.client(h2) as client:
         client.put(disk, [chunk(number) for number in range(100)])
     assert sum(path.is_file() for path in (h2.folder / "h3").rglob("*")) == 100
+
+
+NAMES, LINKS = 120_000, 40_000
+LISTING_BYTES = 16 << 20
+"""Most memory for all listings; a list of the names takes as much by itself."""
+RECORDS_S = 6.0
+
+
+def fill_one_folder(vault: vaults.Vault) -> None:
+    """Let all chunks of a disk of h1 have names that begin alike, as their owner can choose."""
+    part = vault.folder / "h1" / DISK / "00"
+    part.mkdir(mode=0o700, parents=True)
+    vault.folder.chmod(0o700)
+    for number in range(NAMES):
+        path = part / f"{number:064x}"
+        if number % LINKS:
+            os.link(part / f"{number - number % LINKS:064x}", path)
+        else:
+            path.write_bytes(bytes(100))
+
+
+def most_memory_bytes(vault: vaults.Vault) -> int:
+    assert vault.process is not None
+    status = pathlib.Path(f"/proc/{vault.process.pid}/status").read_text()
+    [line] = (line for line in status.splitlines() if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
+
+
+def test_host_whose_chunks_are_in_one_folder_takes_no_memory_for_their_names(
+    start: Start, h1: vaults.Vault, tmp_path: pathlib.Path
+) -> None:
+    """Connections that may drop nothing have it listed again and again."""
+    (tmp_path / "h2").mkdir(exist_ok=True)
+    fill_one_folder(vaults.Vault(tmp_path / "h2", "h2"))
+    h2 = start()
+    disk, ended = object_names.VaultDisk(h1.name, DISK), threading.Event()
+    stay = object_names.RetainedNames(object_names.ALL_FIRST_BYTES, [bytes(32)])
+
+    def list_again(client: vault_client.VaultClient) -> None:
+        while not ended.is_set():
+            with contextlib.suppress(errors.AcstorError):
+                client.retain_only(disk, stay)
+
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(h1.client(h2)) for _ in range(8)]
+        for client in clients:
+            client.missing_chunks(disk, [bytes(32)])
+        latest = stack.enter_context(h1.client(h2))
+        latest.missing_chunks(disk, [bytes(32)])
+        before_bytes = most_memory_bytes(h2)
+        with pytest.raises(errors.VaultRefused, match="a later connection"):
+            clients[0].retain_only(disk, stay)
+        threads = [threading.Thread(target=list_again, args=(client,)) for client in clients]
+        for thread in threads:
+            thread.start()
+        time.sleep(3.0)
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert most_memory_bytes(h2) - before_bytes < LISTING_BYTES
+    assert "Traceback" not in h2.log()
+
+
+def processor_s(vault: vaults.Vault) -> float:
+    assert vault.process is not None
+    stat = pathlib.Path(f"/proc/{vault.process.pid}/stat").read_text()
+    return sum(map(int, stat.rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("is_body", [True, False])
+def test_host_that_sends_each_byte_in_a_record_takes_bounded_processor_time(
+    start: Start, h1: vaults.Vault, tmp_path: pathlib.Path, is_body: bool
+) -> None:
+    """A record costs as much as a large one; another host is served meanwhile."""
+    h2, ended = start(), threading.Event()
+    head = PUT.format(host="h1", disk=DISK)
+    head = head if is_body else head.replace("host: v", f"host: {'v' * 12000}")
+
+    def send_records() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(OSError), h1.dial(h2) as tls:
+                if is_body:
+                    tls.sendall(head.encode())
+                for byte in itertools.cycle(head.encode()):
+                    if ended.is_set():
+                        break
+                    tls.sendall(bytes([byte]))
+
+    other = vaults.Vault(tmp_path / "h3", "h3")
+    threads = [threading.Thread(target=send_records) for _ in range(4)]
+    began_s, used_s = time.monotonic(), processor_s(h2)
+    for thread in threads:
+        thread.start()
+    with other.client(h2) as client:
+        while time.monotonic() - began_s < RECORDS_S:
+            put_s = time.monotonic()
+            client.put(object_names.VaultDisk(other.name, DISK), [chunk(1)])
+            assert time.monotonic() - put_s < UPLOAD_S
+            time.sleep(0.5)
+    used_s = processor_s(h2) - used_s
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert used_s < 0.5 * (time.monotonic() - began_s)
+    print(f"{used_s:.2f} s of a processor")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")

@@ -8,8 +8,10 @@ import pathlib
 import random
 import threading
 import time
+import tracemalloc
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -26,6 +28,7 @@ from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.model import ids
+from tests.lab import runs
 
 H1, H2 = ids.HostId("h1"), ids.HostId("h2")
 DISK = object_names.VaultDisk(H1, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
@@ -534,14 +537,14 @@ def test_folder_that_cannot_be_listed_ends_no_pass(
     (spoilt,) = vault.folder.rglob(NAMES[9].hex())
     spoilt.write_bytes(b"something else")
     (first,) = vault.folder.rglob(NAMES[0].hex())
-    listed = os.listdir
+    scan = os.scandir
 
-    def listdir(folder: pathlib.Path) -> list[str]:
+    def scandir(folder: pathlib.Path) -> Any:
         if folder == first.parent:
             raise OSError(errno.EIO, "Input/output error")
-        return listed(folder)
+        return scan(folder)
 
-    monkeypatch.setattr(vault_files.os, "listdir", listdir)
+    monkeypatch.setattr(vault_files.os, "scandir", scandir)
     assert fast_scrubber(vault).scrub_all() == 1
 
 
@@ -683,3 +686,70 @@ def test_what_is_read_counts_for_who_reads_it(
         == http.HTTPStatus.NOT_FOUND
     )
     assert spent == [(h3, lookup_rate.OF_REQUEST)]
+
+
+def test_names_of_one_folder_are_read_one_at_a_time(vault: vault_store.VaultStore) -> None:
+    """An owner chooses them: all of its chunks may be in one folder."""
+    put(vault, object_names.SealedChunk(bytes(32), bytes(100)))
+    part = vault.folder / H1 / DISK.disk / "00"
+    for number in range(1, 20_000):
+        os.link(part / bytes(32).hex(), part / f"{number:064x}")
+    most_bytes = list[int]()
+    tracemalloc.start()
+    assert sum(1 for _ in vault.iter_all()) == 20_000
+    most_bytes.append(tracemalloc.get_traced_memory()[1])
+    tracemalloc.reset_peak()
+    assert vault.retain_only(DISK, object_names.NameList(bytes(32))) == vault_store.MAX_REMOVED
+    most_bytes.append(tracemalloc.get_traced_memory()[1])
+    tracemalloc.stop()
+    assert max(most_bytes) < 1 << 20, most_bytes
+
+
+def test_one_host_has_a_bounded_amount_of_data_that_is_not_synced(
+    vault: vault_store.VaultStore,
+) -> None:
+    """So it does not decide how long a sync takes; another host waits for none of it."""
+    size_bytes, begun, go_on = group_sync.UNSYNCED_BYTES // 4, list[str](), threading.Event()
+
+    def begin(owner: str, size_bytes: int) -> None:
+        with vault.open_batch(object_names.VaultDisk(ids.HostId(owner), DISK.disk), 0, size_bytes):
+            begun.append(owner)
+            assert go_on.wait(30.0)
+
+    threads = [threading.Thread(target=begin, args=("h1", size_bytes)) for _ in range(16)]
+    threads += [threading.Thread(target=begin, args=("h3", 4 * group_sync.UNSYNCED_BYTES))]
+    for thread in threads:
+        thread.start()
+    runs.wait_for(lambda: len(begun) == 5, 10.0, "the batches", str)
+    time.sleep(0.2)
+    assert sorted(begun) == ["h1"] * 4 + ["h3"]
+    go_on.set()
+    for thread in threads:
+        thread.join(30.0)
+    assert len(begun) == 17 and not vault.unsynced._held and not vault.unsynced._waiting
+
+
+def test_data_that_is_never_synced_ends_the_wait_of_its_host(
+    vault: vault_store.VaultStore,
+) -> None:
+    vault.unsynced = group_sync.UnsyncedLimit(timeout_s=0.2)
+    with vault.open_batch(DISK, 0, group_sync.UNSYNCED_BYTES):
+        with pytest.raises(OSError, match="not synced yet"), vault.open_batch(DISK, 0, 1):
+            pass
+    with vault.open_batch(DISK, 0, 1):
+        pass
+
+
+def test_small_pieces_are_charged_and_large_ones_are_free() -> None:
+    spent = list[int]()
+    rate = lookup_rate.PieceRate(spent.append)
+    for _ in range(1000):
+        rate.note_piece(16 << 10)
+    assert not spent
+    rate.begin_request()
+    for _ in range(lookup_rate.FREE_PIECES):
+        rate.note_piece(1)
+    assert not spent
+    for _ in range(100):
+        rate.note_piece(1)
+    assert spent == [lookup_rate.OF_PIECE] * 100
