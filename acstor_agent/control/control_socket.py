@@ -92,6 +92,7 @@ async def serve(
     listener: trio.SocketListener,
     handle: Handler,
     max_clients: int = MAX_CLIENTS,
+    max_line_bytes: int = control_wire.MAX_LINE_BYTES,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -103,7 +104,7 @@ async def serve(
             with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 try:
                     with clients.one_more() as client:
-                        async for line in _lines(stream):
+                        async for line in _lines(stream, max_line_bytes):
                             with clients.busy(client):
                                 if not await _answer(stream, line, handle):
                                     return
@@ -198,7 +199,7 @@ def _failed(error: Exception) -> control_wire.Failed:
     return control_wire.Failed(type(error).__name__, str(error))
 
 
-async def _lines(stream: trio.SocketStream) -> AsyncIterator[bytes]:
+async def _lines(stream: trio.SocketStream, max_bytes: int) -> AsyncIterator[bytes]:
     """Split a client's data into lines; raise RemoteProtocolError for long ones."""
     buffer = bytearray()
     while chunk := await stream.receive_some(READ_BYTES):
@@ -207,7 +208,5 @@ async def _lines(stream: trio.SocketStream) -> AsyncIterator[bytes]:
         for line in lines:
             yield bytes(line)
         buffer = bytearray(rest)
-        if len(buffer) > control_wire.MAX_LINE_BYTES:
-            raise errors.RemoteProtocolError(
-                "control client", f"a line of over {control_wire.MAX_LINE_BYTES} bytes"
-            )
+        if len(buffer) > max_bytes:
+            raise errors.RemoteProtocolError("control client", f"a line of over {max_bytes} bytes")

@@ -71,7 +71,7 @@ class ImageService:
             self.usage,
             stored.pins,
             self.replication,
-            unused_s=own.detach_unused_after_s,
+            limits=image_eviction.EvictionLimits(own.detach_unused_after_s),
             others=[boots.recording.forget_image, inode_numbers.image_detached],
         )
         self.boot_prefetch = self._make_boot_prefetch()
@@ -100,8 +100,8 @@ class ImageService:
             boot_deferral.BootDeferral(mirrors, self._boots.sessions),
             self._guests.read_admission,
             read_traffic=meter.read_counters,
-            limit_bytes_s=settings.fill_rate_bytes_s(self._own),
             first_chunk=pre_seed.first_chunk_of(self._cloud.host),
+            limits=background_fill.FillLimits(settings.fill_rate_bytes_s(self._own)),
         )
 
     def _make_replication(self, filler: background_fill.BackgroundFill) -> replication.Replication:
@@ -115,6 +115,7 @@ class ImageService:
 
     def _make_boot_prefetch(self) -> boot_image_prefetch.BootImagePrefetch:
         rings = self._cloud.rings
+        bytes_s = min(boot_image_prefetch.BYTES_S, settings.fill_rate_bytes_s(self._own))
         return boot_image_prefetch.BootImagePrefetch(
             boot_image_prefetch.Mode(self._own.prefetch_boot_images),
             self._boots.sessions,
@@ -123,7 +124,7 @@ class ImageService:
             self._chunks.chunk_lookup,
             self._guests.read_admission,
             host_count=lambda: len(rings.ring.hosts),
-            limit_bytes_s=settings.fill_rate_bytes_s(self._own),
+            limits=boot_image_prefetch.PrefetchLimits(bytes_s),
         )
 
     def _is_leased(self, image_id: ids.ImageId) -> bool:

@@ -38,8 +38,7 @@ from acstor_common.model import geometry
 LOG = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 10.0
-AGAIN_S = 30.0
-"""Interval of retries of failed chunks."""
+RETRY_S = 30.0
 AT_ONCE = checkpoint_client.CONNECTIONS // 4
 """Background fetches; the other connections are for guests."""
 TURNS = 256
@@ -47,10 +46,15 @@ TURNS = 256
 
 
 class CheckpointRestore:
-    """The restored disks of this host; keep :meth:`run` running."""
+    """The restored disks of this host; keep :meth:`run` running.
 
-    def __init__(self, made: disks.Disks, images: mirrors.Mirrors) -> None:
-        self._disks, self._images = made, images
+    :param retry_s: interval of retries of failed chunks
+    """
+
+    def __init__(
+        self, made: disks.Disks, images: mirrors.Mirrors, retry_s: float = RETRY_S
+    ) -> None:
+        self._disks, self._images, self._retry_s = made, images, retry_s
         self._changing: dict[disk_header.DiskId, trio.Lock] = {}
         self._wanted = trio.Event()
         self._under_way: set[disk_header.DiskId] = set()
@@ -167,7 +171,7 @@ class CheckpointRestore:
                     await self._forget_key(recovery)
                 except (errors.AcstorError, OSError) as e:
                     LOG.warning("disk %s: not all of its checkpoint is here: %s", disk_id, e)
-                    await trio.sleep(AGAIN_S)
+                    await trio.sleep(self._retry_s)
                 else:
                     return
         finally:

@@ -30,7 +30,6 @@ SCAN_EVERY_S = 2.0
 RESCAN_S = 60.0
 """Interval of full scans without a new waiting guest or a dying process."""
 LINKS_LIMIT = 500_000
-"""Most descriptors in one scan; a larger scan is inconclusive."""
 FDS_LIMIT = 16
 """Most descriptors of one file compared between two processes; more count as shared."""
 INIT = 1
@@ -62,10 +61,13 @@ class _SwitchedOff(NamedTuple):
 
 
 class KilledGuests:
-    """The processes that have files open whose requests wait."""
+    """The processes that have files open whose requests wait.
 
-    def __init__(self, tag: Tag) -> None:
-        self._tag = tag
+    :param links_limit: of descriptors in one scan; a larger scan is inconclusive
+    """
+
+    def __init__(self, tag: Tag, links_limit: int = LINKS_LIMIT) -> None:
+        self._tag, self._links_limit = tag, links_limit
         self._pids: dict[requests.Stream, set[int]] = {}
         self._scanned_s = -RESCAN_S
         self._not_before_s = -math.inf
@@ -108,7 +110,9 @@ class KilledGuests:
                 self._is_told = True
             return []
         if holders is None:
-            LOG.warning("processes have over %d files open: killed processes may hang", LINKS_LIMIT)
+            LOG.warning(
+                "processes have over %d files open: killed processes may hang", self._links_limit
+            )
             self._not_before_s = now_s + RESCAN_S
             return []
         self._pids = {
@@ -145,7 +149,7 @@ class KilledGuests:
                     raise
                 continue
             looked_at += len(links)
-            if looked_at > LINKS_LIMIT:
+            if looked_at > self._links_limit:
                 return None
             of_process: dict[int, list[int]] = {}
             for fd, path in links.items():
@@ -170,7 +174,7 @@ class KilledGuests:
         return process_state.Holder(pid, tag, thread, tuple(fds), is_dying)
 
 
-def guests_of(instance_id: str) -> list[tuple[int, int]]:
+def guests_of(instance_id: str, links_limit: int = LINKS_LIMIT) -> list[tuple[int, int]]:
     """Return (PID, start time) of processes that can write an instance's root disk.
 
     Readers of the disk, such as libvirt, Nova and qemu-img, do not count.
@@ -185,8 +189,8 @@ def guests_of(instance_id: str) -> list[tuple[int, int]]:
         except PermissionError:
             continue
         looked_at += len(links)
-        if looked_at > LINKS_LIMIT:
-            why = f"processes have over {LINKS_LIMIT} files open: who is switched off may hang"
+        if looked_at > links_limit:
+            why = f"processes have over {links_limit} files open: who is switched off may hang"
             raise errors.Unusable("this agent", why)
         fds = [fd for fd, path in links.items() if path.endswith(f"/{instance_id}/disk")]
         if any(_is_written(thread, fd) for fd in fds):

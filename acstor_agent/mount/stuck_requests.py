@@ -5,6 +5,7 @@ A killed process cannot exit before its requests are answered, so they are answe
 that no program sees. Without waiting requests this costs nothing.
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -21,12 +22,16 @@ from acstor_common.util import log_limit
 
 LOG = logging.getLogger(__name__)
 
-CHECK_INTERVAL_S = 1.0
-SUSPECT_AFTER_S = 2.0
-"""Age of a request from which on its guest is checked for a kill."""
-LATE_S = 5.0
-"""Age of a request from which on it counts as late."""
 TELLS_EVERY_S = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class StuckLimits:
+    """Intervals of the watch."""
+
+    check_interval_s: float = 1.0
+    suspect_after_s: float = 2.0  # age of a request whose guest is checked for a kill
+    late_s: float = 5.0  # age of a request that counts as late
 
 
 class StuckRequests:
@@ -37,7 +42,9 @@ class StuckRequests:
         table: blocked_requests.BlockedRequests,
         known: inodes.Inodes,
         clock: Callable[[], float] = time.monotonic,
+        limits: StuckLimits = StuckLimits(),
     ) -> None:
+        self.limits = limits
         self.ended = 0
         """Requests failed because their process was being killed."""
         self._table, self._known, self._clock = table, known, clock
@@ -73,7 +80,7 @@ class StuckRequests:
 
     async def _tell(self) -> None:
         while True:
-            await trio.sleep(CHECK_INTERVAL_S)
+            await trio.sleep(self.limits.check_interval_s)
             now_s = self._clock()
             for file_id, late in self.list_late().items():
                 untold = self._told.take_line(file_id, now_s)
@@ -89,7 +96,7 @@ class StuckRequests:
     def list_late(self) -> dict[str, blocked_requests.LateWaits]:
         """Return late requests by image or disk ID; any thread may call it."""
         found: dict[str, blocked_requests.LateWaits] = {}
-        for guest, late in self._table.late_guests(self._clock(), LATE_S).items():
+        for guest, late in self._table.late_guests(self._clock(), self.limits.late_s).items():
             file_id = guest.name.partition("/")[0]
             known = found.get(file_id)
             found[file_id] = known.joined(late) if known else late
@@ -97,9 +104,9 @@ class StuckRequests:
 
     async def _let_go(self) -> None:
         while True:
-            await trio.sleep(CHECK_INTERVAL_S)
+            await trio.sleep(self.limits.check_interval_s)
             now_s = self._clock()
-            late = self._table.late_guests(now_s, SUSPECT_AFTER_S)
+            late = self._table.late_guests(now_s, self.limits.suspect_after_s)
             if not late:
                 continue
             waiters = [waiter for guest in late if (waiter := self._waiter(guest)) is not None]

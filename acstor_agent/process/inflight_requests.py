@@ -64,9 +64,13 @@ class InflightRequests:
     """
 
     def __init__(
-        self, record: mount_record.MountRecord, lock_timeout_s: float = LOCK_TIMEOUT_S
+        self,
+        record: mount_record.MountRecord,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+        max_requests: int = fuse_connection.MAX_REQUESTS,
     ) -> None:
         _lock(record.fd, lock_timeout_s)
+        self._max_requests = max_requests
         at = mount_record.FACTS_BYTES
         os.ftruncate(record.fd, max(os.fstat(record.fd).st_size, at + _BYTES))
         # Never closed, because that would release the lock.
@@ -93,7 +97,7 @@ class InflightRequests:
     @property
     def is_full(self) -> bool:
         """Whether no further request can be taken."""
-        return len(self._slots) >= fuse_connection.MAX_REQUESTS
+        return len(self._slots) >= self._max_requests
 
     def save_request(self, length: int) -> bytes:
         """Save the request of this length from the buffer, and clear the buffer."""

@@ -7,6 +7,7 @@ as a home (``engine/fetch/read_through.py``). Copies are bounded in number and d
 """
 
 import collections
+import dataclasses
 import logging
 import math
 import os
@@ -29,29 +30,43 @@ from acstor_common.model import ids
 LOG = logging.getLogger(__name__)
 
 ARTEFACTS_AT_A_TIME, IMAGES_AT_A_TIME = 4, 2
-KEPT_S = 600.0
-"""Time after its last read until a copy is removed."""
-AGAIN_S = 10.0
-"""Time after a failure until a copy is started again."""
-LOOK_S = 30.0
-LOOK_AGAIN_S = 60.0
-"""Interval at which Glance is asked whether an artefact was replaced."""
-WAIT_S = {base.BlobKind.CHUNK_MAP: 30.0, base.BlobKind.BOOT_IMAGE: 8.0}
-IMAGE_WAIT_S = 5.0
-"""Time that one read waits for an image's stream: less than a peer's timeout (10 s)."""
-FIND_S = attempt_timeout.BASE_S
-"""Timeout of a look-up in Glance."""
-NEAR_BYTES = 32 * geometry.MIB
-"""Reads further ahead in an image's stream fail at once."""
-HEAD_BYTES = 4 * geometry.MIB
-"""Start of a boot image that is read here though another host copies it: its frame list."""
 THREADS = 4
-MOST_OF_FREE = 2
-"""A copy takes at most this fraction of the free space: a half."""
-
 
 Elsewhere = Callable[[ids.ImageId], str]
 """Returns in words which other host copies an image for all; empty: this one does."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DownloadLimits:
+    """Limits of copies.
+
+    :param image_wait_s: for an image's stream: less than a peer's timeout (10 s)
+    :param head_bytes: of a boot image that another host copies: its frame list
+    """
+
+    stream: full_download.StreamLimits = dataclasses.field(
+        default_factory=full_download.StreamLimits
+    )
+    kept_s: float = 600.0  # after its last read
+    sweep_interval_s: float = 30.0  # between looks for copies that are kept no longer
+    retry_s: float = 10.0  # after a failure
+    recheck_s: float = 60.0  # between looks in Glance for a new artefact
+    lookup_s: float = attempt_timeout.BASE_S  # for a look-up in Glance
+    chunk_map_wait_s: float = 30.0  # of one read for the stream
+    boot_image_wait_s: float = 8.0
+    image_wait_s: float = 5.0
+    near_bytes: int = 32 * geometry.MIB  # reads further ahead in an image's stream fail at once
+    head_bytes: int = 4 * geometry.MIB
+    free_space_parts: int = 2  # a copy takes one of these of the free space at most
+
+    def wait_s(self, kind: base.BlobKind) -> float:
+        """Return how long one read waits for a stream."""
+        match kind:
+            case base.BlobKind.CHUNK_MAP:
+                return self.chunk_map_wait_s
+            case base.BlobKind.BOOT_IMAGE:
+                return self.boot_image_wait_s
+        return self.image_wait_s
 
 
 class DownloadSource(base.Source):
@@ -67,9 +82,9 @@ class DownloadSource(base.Source):
         nursery: trio.Nursery,
         rng: random.Random,
         elsewhere: Elsewhere = lambda image_id: "",
-        image_wait_s: float = IMAGE_WAIT_S,
+        limits: DownloadLimits = DownloadLimits(),
     ) -> None:
-        self._image_wait_s = image_wait_s
+        self.limits = limits
         self._source, self._folder, self._elsewhere = source, folder, elsewhere
         self._nursery, self._rng = nursery, rng
         self._copies: collections.OrderedDict[base.Blob, full_download.FullDownload] = (
@@ -117,7 +132,7 @@ class DownloadSource(base.Source):
 
     async def read_pieces(self, request: base.PieceRequest) -> None:
         """Read pieces of a copy, as far as it arrives in time."""
-        until_s = trio.current_time() + WAIT_S.get(request.blob.kind, self._image_wait_s)
+        until_s = trio.current_time() + self.limits.wait_s(request.blob.kind)
         runs = driver.runs_of(request, self.where)
         for run in sorted(runs, key=lambda run: run.offset):
             try:
@@ -142,8 +157,9 @@ class DownloadSource(base.Source):
                 if stop > copy.place.size_bytes:
                     raise self._ended(run, copy.place)
                 if copy.came_bytes < stop:
-                    is_near = _is_artefact(run.blob) or stop <= copy.came_bytes + NEAR_BYTES
-                    await copy.wait_for(stop, until_s if is_near else -math.inf)
+                    is_near = stop <= copy.came_bytes + self.limits.near_bytes
+                    waits = is_near or _is_artefact(run.blob)
+                    await copy.wait_for(stop, until_s if waits else -math.inf)
                 count_bytes = await copy.read_into(run, count_bytes)
                 run.pieces_filled(count_bytes)
 
@@ -166,11 +182,11 @@ class DownloadSource(base.Source):
             self._copies.move_to_end(blob)
             if copy.failure is None:
                 return copy
-            if trio.current_time() < copy.used_s + AGAIN_S:
+            if trio.current_time() < copy.used_s + self.limits.retry_s:
                 raise copy.failure_of(stop)
         until_bytes = place.size_bytes
         if blob.kind is not base.BlobKind.CHUNK_MAP and (why := self._elsewhere(blob.image_id)):
-            until_bytes = min(until_bytes, HEAD_BYTES)
+            until_bytes = min(until_bytes, self.limits.head_bytes)
             if blob.kind is not base.BlobKind.BOOT_IMAGE or stop > until_bytes:
                 raise errors.ChunkRefused(run.what, self.where, f"no part of it comes alone; {why}")
         return self._begin(blob, place, until_bytes)
@@ -182,7 +198,7 @@ class DownloadSource(base.Source):
             return await self._find(blob)
         if copy is None or not _is_artefact(blob):
             return place
-        if copy.looked_s < trio.current_time() - LOOK_AGAIN_S:
+        if copy.looked_s < trio.current_time() - self.limits.recheck_s:
             copy.looked_s = trio.current_time()
             try:
                 return await self._find(blob)
@@ -191,17 +207,18 @@ class DownloadSource(base.Source):
         return place
 
     async def _find(self, blob: base.Blob, *, is_in_use: bool = True) -> glance.Place:
-        with trio.move_on_after(FIND_S):
+        with trio.move_on_after(self.limits.lookup_s):
             return await self._source.find(blob, is_in_use=is_in_use)
-        why = f"no answer within {FIND_S:g} s"
+        why = f"no answer within {self.limits.lookup_s:g} s"
         raise errors.SourceUnreachable(f"the place of {blob.name}", self.where, why)
 
     def _begin(
         self, blob: base.Blob, place: glance.Place, until_bytes: int
     ) -> full_download.FullDownload:
         self._drop(blob)
-        copy = full_download.FullDownload(blob, place, until_bytes, self.where, self._threads)
-        self._copies[blob] = copy
+        copy = self._copies[blob] = full_download.FullDownload(
+            blob, place, until_bytes, self.where, self._threads, self.limits.stream
+        )
         self._nursery.start_soon(self._download, copy)
         if not self._is_looking:
             self._is_looking = True
@@ -243,7 +260,7 @@ class DownloadSource(base.Source):
         while True:
             free_bytes = await copy.in_thread(self._free_bytes)
             free_bytes -= sum(other.to_come_bytes for other in self._copies.values())
-            if copy.until_bytes <= free_bytes // MOST_OF_FREE:
+            if copy.until_bytes <= free_bytes // self.limits.free_space_parts:
                 copy.has_room = True
                 return
             unused = next((other for other in self._copies.values() if other.is_idle), None)
@@ -262,8 +279,8 @@ class DownloadSource(base.Source):
 
     async def _sweep(self) -> None:
         while self._copies:
-            await trio.sleep(LOOK_S)
-            before_s = trio.current_time() - KEPT_S
+            await trio.sleep(self.limits.sweep_interval_s)
+            before_s = trio.current_time() - self.limits.kept_s
             for blob, copy in list(self._copies.items()):
                 if copy.is_idle and copy.used_s < before_s:
                     self._drop(blob)

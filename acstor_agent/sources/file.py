@@ -36,7 +36,6 @@ OPEN_FILES_LIMIT = 64
 HANGING_OF_ONE = base.DEFAULT_IN_FLIGHT // 2
 """Calls about one blob that may hang, so that the rest of the file system stays usable."""
 ORDER_S = 0.1
-"""Time that a read waits for the read before it to reach the kernel."""
 REMEMBERED = 64
 """Reads that others may follow: more than are under way."""
 HINT_BYTES = 128 * 1024
@@ -116,8 +115,8 @@ class _OpenFiles:
 class _Turn:
     """When a thread may read: after the read that ends where it begins."""
 
-    def __init__(self, before: threading.Event | None) -> None:
-        self._before = before
+    def __init__(self, before: threading.Event | None, order_s: float) -> None:
+        self._before, self._order_s = before, order_s
         self.ended = threading.Event()
 
     @property
@@ -126,9 +125,8 @@ class _Turn:
         return self._before is not None
 
     def wait(self) -> None:
-        """Wait for the end of the previous turn, or for ORDER_S."""
         if self._before is not None:
-            self._before.wait(ORDER_S)
+            self._before.wait(self._order_s)
 
     def end(self) -> None:
         """Let the next read start."""
@@ -142,7 +140,8 @@ class _Order:
     gives no hint, since hints disable the kernel's own readahead.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, order_s: float) -> None:
+        self._order_s = order_s
         self._latest = lru_table.LruTable[tuple[base.Blob, int], _Turn](REMEMBERED)  # by their ends
         self._under_way: collections.Counter[base.Blob] = collections.Counter()
 
@@ -151,7 +150,7 @@ class _Order:
         """Yield the turn of a read; it ends with the block at the latest."""
         blob, end = run.blob, (run.blob, run.offset + run.length)
         before = self._latest.get((blob, run.offset)) if self._under_way[blob] else None
-        turn = _Turn(before.ended if before else None)
+        turn = _Turn(before.ended if before else None, self._order_s)
         self._latest[end] = turn
         self._under_way[blob] += 1
         try:
@@ -164,12 +163,18 @@ class _Order:
 
 
 class FileSource(driver.Driver):
-    """The blobs in ``folder``; ``open_files_limit`` files stay open between reads."""
+    """The blobs in ``folder``.
 
-    def __init__(self, folder: str, open_files_limit: int = OPEN_FILES_LIMIT) -> None:
+    :param open_files_limit: of files that stay open between reads
+    :param order_s: how long a read waits for the read before it to reach the kernel
+    """
+
+    def __init__(
+        self, folder: str, open_files_limit: int = OPEN_FILES_LIMIT, order_s: float = ORDER_S
+    ) -> None:
         self._folder = folder
         self._files = _OpenFiles(open_files_limit)
-        self._order = _Order()
+        self._order = _Order(order_s)
         self._threads = blocking_threads.Threads(
             lambda: self._folder, self.in_flight, HANGING_OF_ONE
         )

@@ -6,6 +6,7 @@ beginning, and skips what is here. No more is accepted than Glance's record stat
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import logging
 import os
@@ -26,20 +27,13 @@ from acstor_agent.sources import glance
 from acstor_agent.sources.http_client import http_pool
 from acstor_common import errors
 from acstor_common.model import geometry
+from acstor_common.util import backoff
 
 LOG = logging.getLogger(__name__)
 
 WRITE_BYTES = geometry.MIB
 """Bytes written at a time; fewer if a reader waits for them."""
-FRUITLESS = 3
-"""Breaks in a row without progress after which a stream fails."""
-TRIES = 10
-"""Starts of a stream at most."""
 WINDOW_S = 60.0
-LEAST_BYTES = int(WINDOW_S * attempt_timeout.SLOWEST_BYTES_PER_S)
-"""A stream that brings less in WINDOW_S counts as broken."""
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 10.0
 
 _KINDS = (
     errors.SourceUnreachable,
@@ -52,6 +46,18 @@ _KINDS = (
 T = TypeVar("T")
 Pour = Callable[[http_pool.Take], Awaitable[None]]
 """Passes the whole blob to a callback, part by part."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamLimits:
+    """Limits of one stream, which counts as broken below ``least_bytes`` in ``window_s``."""
+
+    window_s: float = WINDOW_S
+    least_bytes: int = int(WINDOW_S * attempt_timeout.SLOWEST_BYTES_PER_S)
+    tries: int = 10  # starts of it
+    fruitless_tries: int = 3  # in a row, without progress
+    first_pause_s: float = 0.5  # between tries
+    longest_pause_s: float = 10.0
 
 
 class _Enough(Exception):
@@ -68,13 +74,14 @@ class FullDownload:
         until_bytes: int,
         where: str,
         limiter: trio.CapacityLimiter,
+        limits: StreamLimits = StreamLimits(),
     ) -> None:
         self.blob, self.place, self.until_bytes = blob, place, until_bytes
         self.came_bytes = 0  # can be read
         self.failure: errors.ChunkUnavailable | None = None  # why no more arrives
         self.used_s = self.looked_s = trio.current_time()  # last use, last check in Glance
         self.scope = trio.CancelScope()
-        self._where, self._limiter = where, limiter
+        self._where, self._limiter, self._limits = where, limiter, limits
         self._descriptor = -1
         self._closed: trio.Event | None = None
         self._readers = 0
@@ -221,8 +228,8 @@ class FullDownload:
             await self._check_hash()
 
     async def _stream(self, pour: Pour, rng: random.Random) -> None:
-        fruitless = 0
-        for left in reversed(range(TRIES)):
+        fruitless, limits = 0, self._limits
+        for left in reversed(range(limits.tries)):
             before = self.came_bytes
             self._streamed_bytes = 0
             try:
@@ -230,18 +237,18 @@ class FullDownload:
             except errors.SourceUnreachable as error:
                 await self._write()
                 fruitless = 0 if self.came_bytes > before else fruitless + 1
-                if not left or fruitless == FRUITLESS:
+                if not left or fruitless == limits.fruitless_tries:
                     raise
                 LOG.info("%s; it is begun again, %s", error, self.progress)
-            pause_s = min(FIRST_PAUSE_S * 2.0**fruitless, LONGEST_PAUSE_S)
+            pause_s = backoff.pause_s(fruitless, limits.first_pause_s, limits.longest_pause_s)
             await trio.sleep(pause_s * rng.uniform(0.5, 1))
 
     async def _once(self, pour: Pour) -> None:
-        self._window_bytes = 0
-        with trio.move_on_after(WINDOW_S) as self._window, contextlib.suppress(_Enough):
+        self._window_bytes, limits = 0, self._limits
+        with trio.move_on_after(limits.window_s) as self._window, contextlib.suppress(_Enough):
             await pour(self._take)
         if self._window.cancelled_caught:
-            why = f"less than {LEAST_BYTES} bytes of it came in {WINDOW_S:g} s"
+            why = f"less than {limits.least_bytes} bytes of it came in {limits.window_s:g} s"
             raise errors.SourceUnreachable(self.blob.name, self._where, why)
         await self._write()
 
@@ -249,8 +256,9 @@ class FullDownload:
         fresh = part[max(0, self._taken_bytes - self._streamed_bytes) :]
         self._streamed_bytes += len(part)
         self._window_bytes += len(part)
-        if self._window_bytes >= LEAST_BYTES:
-            self._window.deadline, self._window_bytes = trio.current_time() + WINDOW_S, 0
+        if self._window_bytes >= self._limits.least_bytes:
+            self._window.deadline = trio.current_time() + self._limits.window_s
+            self._window_bytes = 0
         if fresh:
             self._held.append(fresh[: self.until_bytes - self._taken_bytes])
             self._taken_bytes += len(self._held[-1])

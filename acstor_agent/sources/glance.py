@@ -52,7 +52,6 @@ STREAMS = 6
 STREAM_SILENCE_S = 30.0
 """Timeout of silence in a whole download, which must restart from the beginning."""
 NO_RANGES_S = 300.0
-"""Time for which reads do not ask again for ranges that Glance does not serve."""
 _NEW = frozenset({image_record.ACTIVE})
 _IN_USE = frozenset({image_record.ACTIVE, image_record.DEACTIVATED})
 """Statuses of images that are attached, and of those that guests read already."""
@@ -105,7 +104,11 @@ class NoRanges(NamedTuple):
 
 
 class GlanceSource(driver.Driver):
-    """The images of a cloud's Glance; ``endpoint`` None: from the catalog."""
+    """The images of a cloud's Glance.
+
+    :param endpoint: None: from the catalog
+    :param no_ranges_s: how long reads do not ask again for ranges that Glance does not serve
+    """
 
     group_name = GROUP
 
@@ -116,8 +119,10 @@ class GlanceSource(driver.Driver):
         endpoint: str | None = None,
         region_name: str | None = None,
         interfaces: Sequence[str] = INTERFACES,
+        *,
+        no_ranges_s: float = NO_RANGES_S,
     ) -> None:
-        self._session, self._endpoint = session, endpoint
+        self._session, self._endpoint, self._no_ranges_s = session, endpoint, no_ranges_s
         self._region_name, self._interfaces = region_name, list(interfaces)
         limits = limits or http_pool.Limits()
         self._link = http_pool.HttpPool(self.group_name, limits)
@@ -306,7 +311,7 @@ class GlanceSource(driver.Driver):
         if error.status not in (200, 400) and not (error.status == 416 and is_inside):
             return ""
         why = NO_RANGES.format(status=error.status)
-        self._no_ranges[blob] = NoRanges(trio.current_time() + NO_RANGES_S, why)
+        self._no_ranges[blob] = NoRanges(trio.current_time() + self._no_ranges_s, why)
         return why
 
     async def _find(self, blob: base.Blob, what: str, statuses: frozenset[str]) -> Place:

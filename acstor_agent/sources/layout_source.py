@@ -35,7 +35,6 @@ REMEMBERED_BYTES = 8 * layout.MAX_CLUSTER_BYTES
 AT_ONCE_BYTES = geometry.MIB
 """Bytes decoded in a thread before they are reported: some milliseconds."""
 SLOW_S = 0.005
-"""Clusters that take longer to decode are always cached."""
 
 
 class Layout(Protocol):
@@ -66,6 +65,7 @@ class LayoutSource(base.Wrapper):
     """Reads images at one place by their layouts; places share ``decoding``.
 
     :param nursery: runs decoding; must outlive the source's use
+    :param slow_s: clusters that take longer to decode are always cached
     """
 
     def __init__(
@@ -74,9 +74,10 @@ class LayoutSource(base.Wrapper):
         layout_of: LayoutOf,
         nursery: trio.Nursery,
         decoding: decode_threads.DecodeThreads | None = None,
+        slow_s: float = SLOW_S,
     ) -> None:
         super().__init__(inner)
-        self._layout_of, self._nursery = layout_of, nursery
+        self._layout_of, self._nursery, self._slow_s = layout_of, nursery, slow_s
         self._remembered = cluster_cache.ClusterCache(REMEMBERED_BYTES)
         self._decoding = decoding or decode_threads.DecodeThreads(nursery)
 
@@ -109,7 +110,7 @@ class LayoutSource(base.Wrapper):
             error = errors.SourceOverloaded(f"image {blob.image_id}", self.where, why)
             request.report([(number, error) for number in range(len(request.pieces))])
             return
-        reading = _Reading(self.where, request, self._remembered)
+        reading = _Reading(self.where, request, self._remembered, self._slow_s)
         reading.plan(found)
         stored = self._stored(blob, found)
         await reading.run(self._inner, stored, self._nursery, self._decoding)
@@ -133,12 +134,16 @@ class _Reading:
     """One call: its pieces, the reads for them, and the bytes that have arrived."""
 
     def __init__(
-        self, where: str, request: base.PieceRequest, remembered: cluster_cache.ClusterCache
+        self,
+        where: str,
+        request: base.PieceRequest,
+        remembered: cluster_cache.ClusterCache,
+        slow_s: float,
     ) -> None:
         self._where, self._blob, self._pieces = where, request.blob, request.pieces
         self._report: base.ReportOutcomes | None = request.report
         self._requester = request.requester
-        self._remembered = remembered
+        self._remembered, self._slow_s = remembered, slow_s
         self._known: dict[layout.Extent, base.Buffer] = {}
         self._wrong: set[layout.Extent] = set()  # extents with wrong bytes
         self._missing: dict[int, int] = {}  # missing tiles, by piece number
@@ -352,7 +357,7 @@ class _Reading:
         stored = self._tiles.bytes_of(fragment.span)
         began_s = time.monotonic()
         data = yield from codecs.decode_steps(extent.codec, stored, extent.length)
-        is_slow = time.monotonic() - began_s >= SLOW_S
+        is_slow = time.monotonic() - began_s >= self._slow_s
         if (fragment.is_part or is_slow) and extent not in self._wrong:
             self._remembered.put(extent, data, image_id)
         return data

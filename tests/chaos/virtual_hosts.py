@@ -295,8 +295,8 @@ class Host:
             boot_deferral.BootDeferral(self.images, self.boots, 2.0, 20.0),
             self.waiting,
             read_traffic=lambda: interface_traffic.InterfaceSample(self._clock(), [], 12_500_000),
-            limit_bytes_s=2e6,
             first_chunk=rng.randrange(64),
+            limits=background_fill.FillLimits(2e6),
         )
         self.whole = hydration.Hydration(
             self.images, self.uses, self.pins, filler, wall_clock=time.time

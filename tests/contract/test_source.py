@@ -78,7 +78,8 @@ def over_whole(folder, nursery):
         server.always = rangeless.Rangeless()
         driver = glance.GlanceSource(fake_glance.session(server.url))
         copies = download_source.DownloadSource(
-            driver, folder, nursery, random.Random(3), image_wait_s=60.0
+            *(driver, folder, nursery, random.Random(3)),
+            limits=download_source.DownloadLimits(image_wait_s=60.0),
         )
         yield source_client.SourceClient([driver], copies=copies)
 
@@ -93,7 +94,8 @@ def over_whole_qcow2(folder, nursery):
         server.always = rangeless.Rangeless()
         driver = glance.GlanceSource(fake_glance.session(server.url))
         copies = download_source.DownloadSource(
-            driver, folder, nursery, random.Random(3), image_wait_s=60.0
+            *(driver, folder, nursery, random.Random(3)),
+            limits=download_source.DownloadLimits(image_wait_s=60.0),
         )
         first, last = (
             layout_source.LayoutSource(place, by_layout._layout_of, nursery)

@@ -2,6 +2,7 @@
 """A host that fills images in the background, with short intervals and a link of 1 Gbit/s."""
 
 import contextlib
+import dataclasses
 import pathlib
 from collections.abc import AsyncIterator
 from collections.abc import Awaitable
@@ -23,13 +24,8 @@ from tests.fakes import one_host
 BOOT_IDLE_S, BOOT_LONGEST_S = 0.25, 1.0
 LINK_BYTES_S = 125_000_000
 PATIENCE_S = 40.0
-SHORT_INTERVALS = (
-    (usage, "LOOK_S", 0.1),
-    (hydration, "TICK_S", 0.05),
-    (hydration, "RECOUNT_S", 0.2),
-    (background_fill, "MEASURE_S", 0.05),
-)
-"""Constants for ``monkeypatch.setattr``."""
+HYDRATION_LIMITS = hydration.HydrationLimits(tick_s=0.05, recount_s=0.2)
+USAGE_LIMITS = usage.UsageLimits(look_s=0.1)
 
 
 async def until(is_true: Callable[[], Any], within_s: float = PATIENCE_S) -> None:
@@ -44,7 +40,9 @@ class FillingHost:
 
     loops: tuple[Callable[[], Awaitable[None]], ...]
 
-    def __init__(self, host: one_host.OneHost, reads: read_admission.ReadAdmission) -> None:
+    def __init__(
+        self, host: one_host.OneHost, reads: read_admission.ReadAdmission, **limits: float
+    ) -> None:
         self.host = host
         self.looks, self.link_fails = 0, False
         host.boots.clock = trio.current_time
@@ -56,8 +54,12 @@ class FillingHost:
             boots,
             reads=reads,
             read_traffic=self._look,
-            limit_bytes_s=1e9,
+            limits=background_fill.FillLimits(1e9, measure_interval_s=0.05, **limits),
         )
+
+    def set_limits(self, **limits: float) -> None:
+        """Change limits of the fill."""
+        self.filler.limits = dataclasses.replace(self.filler.limits, **limits)
 
     def _look(self) -> interface_traffic.InterfaceSample:
         self.looks += 1

@@ -48,6 +48,7 @@ IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 DEADLINE_S = 5.0
 NO_HOSTS = hash_ring.Ring(0, ())
+PIN_LIMITS = pins.PinLimits()
 BOOT_LIMIT_BYTES, BOOT_IDLE_S, BOOT_LONGEST_S = geometry.MIB, 60.0, 600.0
 
 
@@ -111,6 +112,7 @@ class OneHost:
         may_grow: bool,
         shares: replica_placement.ReplicaPlacement | None,
         table: hash_ring.Ring,
+        pin_limits: pins.PinLimits,
     ) -> None:
         self.blobs: dict[base.Blob, bytes] = {}
         self.source = faulty_source.FaultySource(faulty_source.MemorySource(self.blobs))
@@ -118,7 +120,10 @@ class OneHost:
         self.maps = folder / "maps"
         self.io = disk_io.DiskIo()
         self.pins = pins.ImagePins(
-            folder, limit_bytes, geometry.MIB, may_grow=may_grow, shares=shares
+            *(folder, limit_bytes, geometry.MIB),
+            may_grow=may_grow,
+            shares=shares,
+            limits=pin_limits,
         )
         if is_keeping:
             self.pins.load()
@@ -207,6 +212,7 @@ async def one_host(
     may_grow: bool = False,
     shares: replica_placement.ReplicaPlacement | None = None,
     table: hash_ring.Ring = NO_HOSTS,
+    pin_limits: pins.PinLimits = PIN_LIMITS,
 ) -> AsyncIterator[OneHost]:
     """Run a host in ``folder`` until the block ends; run again, it finds what it had on disk.
 
@@ -215,7 +221,8 @@ async def one_host(
     :param shares: which part of them it keeps; all of each without
     """
     async with trio.open_nursery() as nursery:
-        host = OneHost(folder, nursery, limit_bytes, is_keeping, may_grow, shares, table)
+        how = is_keeping, may_grow, shares, table, pin_limits
+        host = OneHost(folder, nursery, limit_bytes, *how)
         if data:
             host.add(data)
         await nursery.start(host.cache.run)

@@ -181,12 +181,6 @@ class Speed:
         return None if self.bytes_s < 1 else count / self.bytes_s
 
 
-def _longest_pause_s(deadline: Deadline | None, now_s: float) -> float:
-    if deadline is None or deadline.left_s(now_s) <= 0:
-        return LONGEST_PAUSE_S
-    return max(FIRST_PAUSE_S, RESERVE_SHARE * deadline.left_s(now_s))
-
-
 class Failure(NamedTuple):
     """Why a fill failed, and when it is retried."""
 
@@ -204,14 +198,20 @@ class Backoff:
     Failure(why='the source is away', again_s=115.0)
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, first_pause_s: float = FIRST_PAUSE_S, longest_pause_s: float = LONGEST_PAUSE_S
+    ) -> None:
         self.failure: Failure | None = None
         self.failures = 0
+        self._first_pause_s, self._longest_pause_s = first_pause_s, longest_pause_s
 
     def record_failure(self, why: str, now_s: float, deadline: Deadline | None = None) -> None:
         """Record a failure; the pause is at most a tenth of the time to a deadline."""
-        pause_s = backoff.pause_s(self.failures, FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        self.failure = Failure(why, now_s + min(pause_s, _longest_pause_s(deadline, now_s)))
+        longest_s = self._longest_pause_s
+        if deadline is not None and (left_s := deadline.left_s(now_s)) > 0:
+            longest_s = min(longest_s, max(self._first_pause_s, RESERVE_SHARE * left_s))
+        pause_s = backoff.pause_s(self.failures, self._first_pause_s, longest_s)
+        self.failure = Failure(why, now_s + pause_s)
         self.failures += 1
 
     def record_success(self) -> None:

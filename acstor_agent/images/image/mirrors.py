@@ -35,13 +35,14 @@ MAP_READ_BYTES = 1 * geometry.MIB
 MAX_MAP_BYTES = 4096 * geometry.MIB
 """A longer map is rejected: it would be of an image of 7 TiB."""
 MAX_ALL_MAPS_BYTES = 16 * 1024 * geometry.MIB
-"""Limit of all chunk maps together: those of 28 TiB of distinct chunks."""
+"""Those of 28 TiB of distinct chunks."""
 
 
 class Mirrors:
     """All mirrors of this host.
 
     :param claim: called before an image counts as attached; may raise
+    :param max_all_maps_bytes: limit of all chunk maps together
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class Mirrors:
         folder: pathlib.Path,
         source: base.Source,
         claim: Callable[[ids.ImageId], object] = lambda image_id: None,
+        max_all_maps_bytes: int = MAX_ALL_MAPS_BYTES,
     ) -> None:
+        self.max_all_maps_bytes = max_all_maps_bytes
         self._folder = folder
         self._source = source
         self._claim = claim
@@ -288,10 +291,10 @@ class Mirrors:
         self._coming_bytes += size_bytes
         try:
             all_bytes = sum(self._attached.values()) + self._coming_bytes
-            if all_bytes > MAX_ALL_MAPS_BYTES:
+            if all_bytes > self.max_all_maps_bytes:
                 raise errors.Unusable(
                     what,
-                    f"with it all chunk maps take {all_bytes} bytes of {MAX_ALL_MAPS_BYTES}",
+                    f"with it all chunk maps take {all_bytes} bytes of {self.max_all_maps_bytes}",
                     "Detach images that no guest uses",
                 )
             yield

@@ -22,6 +22,7 @@ image before the start are missed; their reads and Nova's touches count. With No
 off (``manager_interval = -1``), an image of a stopped instance without a disk looks unused.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable
 from collections.abc import Collection
@@ -33,11 +34,18 @@ from acstor_agent.images.image import mirrors
 from acstor_common.model import ids
 
 LOOK_S = 10.0
-LOOKED_AT_A_TIME = 64
-"""Images examined between two checkpoints: about 20 µs each."""
 
 Look = Callable[[], Collection[ids.ImageId]]
 """Returns images; blocks, called in a thread."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UsageLimits:
+    """Intervals of the search for uses; a touch or a read counts for ``in_use_s``."""
+
+    look_s: float = LOOK_S
+    in_use_s: float = image_usage.IN_USE_S
+    images_per_checkpoint: int = 64  # of about 20 µs each
 
 
 class ImageUsage:
@@ -51,7 +59,9 @@ class ImageUsage:
         clock: Callable[[], float] = time.monotonic,
         *,
         is_for_others: Callable[[ids.ImageId], bool] = lambda image_id: False,
+        limits: UsageLimits = UsageLimits(),
     ) -> None:
+        self.limits = limits
         self._images, self._clock = images, clock
         self._is_for_others = is_for_others
         self._look_for_open, self._look_for_bases = look_for_open, look_for_bases
@@ -93,12 +103,9 @@ class ImageUsage:
             idle_s=self._touches.idle_s(image_id, self._clock()),
         )
 
-    def is_used(self, image_id: ids.ImageId, within_s: float = image_usage.IN_USE_S) -> bool:
-        """Return whether instances of this host use an image; see the guarantee above.
-
-        :param within_s: how long a touch or a read counts, at least two LOOK_S
-        """
-        return self.usage_of(image_id).is_used(within_s)
+    def is_used(self, image_id: ids.ImageId) -> bool:
+        """Return whether instances of this host use an image; see the guarantee above."""
+        return self.usage_of(image_id).is_used(self.limits.in_use_s)
 
     def is_seen(self, image_id: ids.ImageId) -> bool:
         """Return whether an image is used, with evidence from after the worker's start."""
@@ -118,7 +125,7 @@ class ImageUsage:
         """Scan periodically, for ever."""
         while True:
             await self.scan_processes()
-            await trio.sleep(LOOK_S)
+            await trio.sleep(self.limits.look_s)
 
     async def scan_processes(self) -> None:
         """Scan processes and disks for uses that cannot be counted.
@@ -138,7 +145,7 @@ class ImageUsage:
     async def _note_touches(self, attached: Collection[ids.ImageId]) -> None:
         """Record images touched or read since the last scan, independent of the clock."""
         for number, image_id in enumerate(attached, 1):
-            if number % LOOKED_AT_A_TIME == 0:
+            if number % self.limits.images_per_checkpoint == 0:
                 await trio.lowlevel.checkpoint()
             if not self._images.is_attached(image_id):
                 continue

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetches missing chunks of pinned images at the lowest priority.
 
-A fetch pauses while a guest waits for a chunk, at most YIELD_S. All fills together use the spare
+A fetch pauses while a guest waits for a chunk, up to a limit. All fills together use the spare
 bandwidth of the link, and a tenth of that while guests wait (``core/images/fill_rate.py``).
 """
 
 import collections
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -32,21 +33,28 @@ from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 
-SLICE_S = 5.0
-"""How long one image is filled before the next one is chosen."""
-MEASURE_S = 1.0
 UNDER_WAY = 8
 TOGETHER_S = 0.01
 """Chunks that arrive in this time at the allowed rate are requested together."""
-CALM_S = 1.0
-"""After a guest's wait, only one request is in flight for this time."""
-FETCH_S = 60.0
-"""Longest wait for a chunk after a slice."""
 FAILURES = 8
-YIELD_S = 0.25
 YIELD_TICK_S = 0.005
 
 FillMode = pin_record.FillMode
+
+
+@dataclasses.dataclass(frozen=True)
+class FillLimits:
+    """Limits of the background fill."""
+
+    bytes_s: float = math.inf
+    slice_s: float = 5.0  # of one image, before the next one is chosen
+    measure_interval_s: float = 1.0  # of the link's traffic
+    calm_s: float = 1.0  # one request is in flight for so long after a guest's wait
+    fetch_s: float = 60.0  # longest wait for a chunk after a slice
+    yield_s: float = 0.25  # longest pause for a waiting guest
+    first_pause_s: float = fill_rate.FIRST_PAUSE_S  # after a failure
+    longest_pause_s: float = fill_rate.LONGEST_PAUSE_S
+    chunks_per_checkpoint: int = pre_seed.LOOKS_IN_A_ROW
 
 
 class Progress:
@@ -56,7 +64,7 @@ class Progress:
     ``part``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backoff: fill_rate.Backoff) -> None:
         self.part: replica_placement.Part | None = None
         self.total_bytes = 0
         self.left_bytes: int | None = None
@@ -72,7 +80,7 @@ class Progress:
         self.cloud_looked_s = -math.inf
         self.is_behind = False  # no capacity for its share by the table in force
         self.is_used = False  # by instances of this host
-        self.backoff = fill_rate.Backoff()
+        self.backoff = backoff
         self.counted_s = -math.inf
         self.lost_then = 0  # losses of pinned chunks, of all images, at the count
         self.changes_then = -1  # ImagePins.changes when it did not fit
@@ -121,17 +129,26 @@ class BackgroundFill:
         reads: read_admission.ReadAdmission,
         *,
         read_traffic: Callable[[], interface_traffic.InterfaceSample],
-        limit_bytes_s: float,
         first_chunk: int = 0,
+        limits: FillLimits = FillLimits(),
     ) -> None:
-        self.boots = boots
+        self.boots, self.limits = boots, limits
         self.progress: dict[ids.ImageId, Progress] = {}
         self.current: ids.ImageId | None = None
         """The image that is being filled."""
         self._images, self._pins, self._chunks, self._reads = images, image_pins, chunks, reads
-        self._read_traffic, self._limit_bytes_s = read_traffic, limit_bytes_s
-        self._first_chunk = first_chunk
+        self._read_traffic, self._first_chunk = read_traffic, first_chunk
         self._spare, self._pacer = fill_rate.SpareBandwidth(), fill_rate.Pacer()
+
+    def progress_of(self, image_id: ids.ImageId) -> Progress:
+        """Return the fill state of an image, a new one if it is not filled yet."""
+        if image_id not in self.progress:
+            self.progress[image_id] = Progress(self.make_backoff())
+        return self.progress[image_id]
+
+    def make_backoff(self) -> fill_rate.Backoff:
+        """Return a backoff with the pauses of these limits."""
+        return fill_rate.Backoff(self.limits.first_pause_s, self.limits.longest_pause_s)
 
     def pause_fill(self) -> None:
         """Record that filling pauses."""
@@ -169,7 +186,7 @@ class BackgroundFill:
                 homes.append(is_home)
             elif not self._pins.cache.is_written(image_map.cid_of(number)):
                 unwritten.append(number)
-            if looked_at % pre_seed.LOOKS_IN_A_ROW == 0:
+            if looked_at % self.limits.chunks_per_checkpoint == 0:
                 await trio.lowlevel.checkpoint()
         order = pre_seed.chunks_in_order(homes, self._first_chunk)
         return [missing[at] for at in order]
@@ -177,7 +194,7 @@ class BackgroundFill:
     async def fill_slice(
         self, part: replica_placement.Part, progress: Progress, also_due: Collection[Progress] = ()
     ) -> str:
-        """Fill an image for SLICE_S; return the failure if nothing arrived.
+        """Fill an image for ``slice_s``; return the failure if nothing arrived.
 
         :param also_due: other images with deadlines that wait for this one
         """
@@ -190,15 +207,16 @@ class BackgroundFill:
     async def _fill_slice(
         self, part: replica_placement.Part, progress: Progress, also_due: Collection[Progress]
     ) -> str:
-        filling = _Slice(part.map, progress, trio.current_time() + SLICE_S)
+        slice_s, fetch_s = self.limits.slice_s, self.limits.fetch_s
+        filling = _Slice(part.map, progress, trio.current_time() + slice_s)
         async with trio.open_nursery() as nursery:
             await nursery.start(self._measure, progress, also_due)
             with self._chunks.background_fetch(exchange.Priority.HYDRATE) as ahead:
-                with trio.move_on_after(SLICE_S + FETCH_S):
+                with trio.move_on_after(slice_s + fetch_s):
                     await self._fetch_some(filling, ahead)
                 for number in ahead.missing_items():
                     what = read_request.in_words(self._chunks.chunk_ref_of(part.map, number))
-                    filling.chunk_failed(number, f"{what} did not come in {FETCH_S:.0f} s")
+                    filling.chunk_failed(number, f"{what} did not come in {fetch_s:.0f} s")
             nursery.cancel_scope.cancel()
         if progress.missing or not filling.came:
             return "" if filling.came else filling.why
@@ -233,14 +251,14 @@ class BackgroundFill:
         is_urgent = pin.mode is FillMode.URGENT and self._is_pressing(pin, progress)
         room = (UNDER_WAY if is_urgent or self._is_calm() else 1) - len(ahead)
         if room <= 0:
-            return CALM_S / 10
+            return self.limits.calm_s / 10
         numbers = self._next_of(filling, room, math.inf if is_urgent else self._pacer.bytes_s)
         if not is_urgent:
             wait_s = self._pacer.wait_s(
                 sum(map(filling.chunk_length, numbers)), trio.current_time()
             )
             if wait_s:
-                return min(wait_s, MEASURE_S)  # the rate may have changed by then
+                return min(wait_s, self.limits.measure_interval_s)  # the rate may change by then
         for _ in numbers:
             progress.missing.popleft()
         if not is_urgent:
@@ -301,11 +319,10 @@ class BackgroundFill:
         return progress.deadline.is_pressing(trio.current_time())
 
     def _is_calm(self) -> bool:
-        return self._reads.quiet_s() >= CALM_S
+        return self._reads.quiet_s() >= self.limits.calm_s
 
     async def _yield_to_guests(self) -> None:
-        """Wait until no guest waits, at most YIELD_S."""
-        with trio.move_on_after(YIELD_S):
+        with trio.move_on_after(self.limits.yield_s):
             while not self._reads.quiet_s():  # noqa: ASYNC110 - nothing says when it is
                 await trio.sleep(YIELD_TICK_S)
 
@@ -324,12 +341,12 @@ class BackgroundFill:
                 spare_bytes_s = fill_rate.UNKNOWN_BYTES_S
             if self.boots.is_any_booting() or not self._is_calm():
                 spare_bytes_s *= fill_rate.BESIDE_GUESTS
-            usual_bytes_s = min(spare_bytes_s, self._limit_bytes_s)
+            usual_bytes_s = min(spare_bytes_s, self.limits.bytes_s)
             self._pacer.bytes_s = max(usual_bytes_s, self._needed_bytes_s(progress, also_due))
             progress.speed.refresh(trio.current_time())
             task_status.started()
             task_status = trio.TASK_STATUS_IGNORED
-            await trio.sleep(MEASURE_S)
+            await trio.sleep(self.limits.measure_interval_s)
 
     def _needed_bytes_s(self, progress: Progress, also_due: Collection[Progress]) -> float:
         if progress.deadline is None:

@@ -11,6 +11,7 @@ With replication, a host keeps its share of each image instead, also of images t
 Failures are retried with exponential backoff.
 """
 
+import dataclasses
 import logging
 import math
 import time
@@ -33,15 +34,19 @@ from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 
-TICK_S = 1.0
-RECOUNT_S = 15.0
-"""Interval of recounts of missing chunks, and of retries to pin."""
 CLOUD_S = 5.0
 """Interval of updates of the state in the cloud."""
-ATTACH_S = 10.0
-ATTACHING_S = 1.0
-"""After attaching took this long, further images wait for the next round."""
 FillMode = pin_record.FillMode
+
+
+@dataclasses.dataclass(frozen=True)
+class HydrationLimits:
+    """Intervals and timeouts of hydration."""
+
+    tick_s: float = 1.0
+    recount_s: float = 15.0  # between counts of missing chunks, and between tries to pin
+    attach_s: float = 10.0  # for one image
+    attach_round_s: float = 1.0  # after it, further images wait for the next round
 
 
 class Hydration:
@@ -55,7 +60,9 @@ class Hydration:
         filler: background_fill.BackgroundFill,
         replicas: replication.Replication | None = None,
         wall_clock: Callable[[], float] = time.time,
+        limits: HydrationLimits = HydrationLimits(),
     ) -> None:
+        self.limits = limits
         self._images, self._uses, self._pins, self._filler = images, uses, image_pins, filler
         self._replicas, self._wall_clock = replicas, wall_clock
         self._boots = filler.boots
@@ -80,19 +87,19 @@ class Hydration:
                 continue
             self._filler.pause_fill()
             self._changed = trio.Event()
-            with trio.move_on_after(TICK_S):
+            with trio.move_on_after(self.limits.tick_s):
                 await self._changed.wait()
 
     async def _settle(self) -> None:
         all_pins = self._pins.list_pins()
         await self._pins.release_former()
-        self._attach_by_s = trio.current_time() + ATTACHING_S
+        self._attach_by_s = trio.current_time() + self.limits.attach_round_s
         every = {**all_pins, **dict.fromkeys(self._images.list_attached())}
         for image_id in every:
             one = all_pins.get(image_id)
             is_used, is_asked = self._is_used(image_id, one), one is not None and one.is_asked
             if is_used or is_asked or self._is_leased(image_id):
-                known = self._known.setdefault(image_id, background_fill.Progress())
+                known = self._filler.progress_of(image_id)
                 if is_used and not known.is_used:
                     known.changes_then, known.counted_s = -1, -math.inf  # it has precedence now
                 known.is_used = is_used
@@ -122,14 +129,14 @@ class Hydration:
         return self._replicas is not None and self._replicas.is_leased(image_id)
 
     async def _keep(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
-        known = self._known.setdefault(image_id, background_fill.Progress())
+        known = self._filler.progress_of(image_id)
         self._boots.note_reads(image_id)
         self._filler.update_unwritten(known)
         await self._look_at_deadline(image_id, known)
         if is_for_others and not self._pins.has_share:
             return  # the pinned part stays: others fetch it from here
         await self._note_leases(image_id, is_for_others=is_for_others)
-        is_due = trio.current_time() - known.counted_s >= RECOUNT_S
+        is_due = trio.current_time() - known.counted_s >= self.limits.recount_s
         if self._pins.pinned_of(image_id) is None:
             await self._pin_if_due(image_id, known, is_due, is_for_others=is_for_others)
             return
@@ -192,7 +199,7 @@ class Hydration:
         self, image_id: ids.ImageId, known: background_fill.Progress, *, is_for_others: bool = False
     ) -> None:
         try:
-            with trio.fail_after(ATTACH_S):
+            with trio.fail_after(self.limits.attach_s):
                 max_map_bytes = replication.MAP_BYTES if is_for_others else mirrors.MAX_MAP_BYTES
                 image = await self._images.attach_image(image_id, max_map_bytes)
         except (errors.AcstorError, OSError, trio.TooSlowError) as e:
@@ -315,9 +322,7 @@ class Hydration:
         :raises errors.Unusable: the image is not kept here
         """
         if self._pins.get(image_id) is None and self._uses.is_used(image_id):
-            await self._pin_image(
-                image_id, self._known.setdefault(image_id, background_fill.Progress())
-            )
+            await self._pin_image(image_id, self._filler.progress_of(image_id))
         self._check_pinned(image_id)
         due_at_s = self._wall_clock() + deadline_s if deadline_s else 0.0
         await self._pins.change_pin(image_id, mode=mode, deadline_s=deadline_s, due_at_s=due_at_s)

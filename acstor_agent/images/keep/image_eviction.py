@@ -12,6 +12,7 @@ An image in use is never detached: between the last check and the detach there i
 that is open nevertheless reattaches the image by its number.
 """
 
+import dataclasses
 import itertools
 import logging
 import math
@@ -33,13 +34,10 @@ from acstor_common.util import log_once
 
 LOG = logging.getLogger(__name__)
 
-CHECK_INTERVAL_S = 60.0
 ASK_S = 10.0
 """How long the source may take to answer whether it still has an image."""
 GONE_KEPT_S = 30 * 24 * 3600.0
 """By the wall clock, since it outlives restarts."""
-ASK_AGAIN_S = 3600.0
-"""Interval of checks for an image that the source no longer has."""
 DROPS_IN_A_ROW = 256
 """Chunks dropped between two checkpoints: about a millisecond."""
 
@@ -47,13 +45,25 @@ Detached = Callable[[ids.ImageId], None]
 """Called with an image that was detached; never waits."""
 
 
+@dataclasses.dataclass(frozen=True)
+class EvictionLimits:
+    """Intervals of eviction.
+
+    :param unused_s: unused time before eviction; 0 disables it. An image attached only for other
+        hosts is evicted as soon as it need not be kept.
+    :param gone_check_interval_s: for an image that the source no longer has
+    """
+
+    unused_s: float
+    check_interval_s: float = 60.0
+    gone_check_interval_s: float = 3600.0
+
+
 class ImageEviction:
     """Evicts unused images; keep :meth:`run` running.
 
     ``detached`` and ``purged_chunks`` count since the start.
 
-    :param unused_s: unused time before eviction; 0 disables it. An image attached only for other
-        hosts is evicted as soon as it need not be kept.
     :param others: called with each image that was detached
     """
 
@@ -65,13 +75,14 @@ class ImageEviction:
         image_pins: pins.ImagePins,
         replicas: replication.Replication | None = None,
         *,
-        unused_s: float,
+        limits: EvictionLimits,
         others: Iterable[Detached] = (),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.detached = self.purged_chunks = 0
+        self.limits = limits
         self._images, self._boots, self._uses = images, boots, uses
-        self._pins, self._replicas, self._unused_s = image_pins, replicas, unused_s
+        self._pins, self._replicas = image_pins, replicas
         self._source, self._counters = boots.source, boots.chunks.counters
         self._others, self._wall_clock = tuple(others), wall_clock
         self._stay_until_s: dict[ids.ImageId, float] = {}
@@ -82,9 +93,10 @@ class ImageEviction:
         """Evict unused images and attach maps that appeared, for ever."""
         self._boots.forget_others(self._images.list_attached())
         while True:
-            await trio.sleep(min(CHECK_INTERVAL_S, self._unused_s / 4 or CHECK_INTERVAL_S))
+            interval_s, unused_s = self.limits.check_interval_s, self.limits.unused_s
+            await trio.sleep(min(interval_s, unused_s / 4 or interval_s))
             await self._images.attach_new_maps()
-            if self._unused_s:
+            if self.limits.unused_s:
                 await self.evict_unused()
 
     async def evict_unused(self) -> None:
@@ -124,7 +136,7 @@ class ImageEviction:
             return False
         if self._uses.is_only_for_others(image_id):
             return not use.is_open  # at once: its map counts against the limit for other hosts
-        return not use.is_used(self._unused_s)
+        return not use.is_used(self.limits.unused_s)
 
     def _is_kept(self, image_id: ids.ImageId) -> bool:
         """Return whether an image stays although it is unused."""
@@ -139,7 +151,8 @@ class ImageEviction:
         if await self._is_gone(image_id):
             if self._wall_clock() - self._images.touched_ns(image_id) / 1e9 < GONE_KEPT_S:
                 LOG.info("image %s: deleted; kept for guests of other hosts", image_id)
-                self._stay_until_s[image_id] = trio.current_time() + ASK_AGAIN_S
+                stay_s = self.limits.gone_check_interval_s
+                self._stay_until_s[image_id] = trio.current_time() + stay_s
                 return
             garbage = await trio.to_thread.run_sync(self._only_of, image_id)
         if not self._is_unused(image_id):
@@ -150,7 +163,8 @@ class ImageEviction:
             LOG.debug("%s", e)
             return
         self.detached += 1
-        LOG.info("image %s: detached, nobody used it for %g s", image_id, self._unused_s)
+        unused_s = self.limits.unused_s
+        LOG.info("image %s: detached, nobody used it for %g s", image_id, unused_s)
         await self._purge(image_id, garbage)
 
     async def _is_gone(self, image_id: ids.ImageId) -> bool:
@@ -169,7 +183,7 @@ class ImageEviction:
             else:
                 return False
         # Other images would wait as long.
-        self._asks_from_s = trio.current_time() + CHECK_INTERVAL_S
+        self._asks_from_s = trio.current_time() + self.limits.check_interval_s
         return False
 
     def _only_of(self, image_id: ids.ImageId) -> set[ids.Cid]:

@@ -9,6 +9,7 @@ touched first; unused ones are unpinned later.
 """
 
 import collections
+import dataclasses
 import logging
 import math
 import pathlib
@@ -36,17 +37,26 @@ LOG = logging.getLogger(__name__)
 
 FOR_OTHERS = 2
 """1/FOR_OTHERS of the cache's limit may be pinned for other hosts."""
-FORMER_SHARE_S = 3600.0
-"""How long a share by a former table stays pinned: other hosts still have to fetch their new
-shares, and their source may be away."""
-FORMERS = 8
-"""Former shares of an image with separate ends; older ones are merged."""
-FOUND = 256
 AT_A_TIME = 1000
 """Contents pinned between two checkpoints: less than a millisecond."""
 
 ImagePin = pin_record.ImagePin
 Contents = capacity.Contents
+
+
+@dataclasses.dataclass(frozen=True)
+class PinLimits:
+    """Limits of the shares that are remembered.
+
+    :param former_share_s: how long a share by a former table stays pinned: other hosts still have
+        to fetch their new shares, and their source may be away
+    :param former_shares: of an image with separate ends; older ones are merged
+    :param unpinned_parts: parts of images for which there was no capacity
+    """
+
+    former_share_s: float = 3600.0
+    former_shares: int = 8
+    unpinned_parts: int = 256
 
 
 class ImagePins:
@@ -60,8 +70,10 @@ class ImagePins:
         *,
         may_grow: bool = False,
         shares: replica_placement.ReplicaPlacement | None = None,
+        limits: PinLimits = PinLimits(),
     ) -> None:
         self.pins = cache_pins.Pins()
+        self._limits = limits
         self.may_grow = self.pins.may_grow = may_grow
         self.changes = 0
         """Number of changes of the pinned contents; capacity only changes with it."""
@@ -77,7 +89,7 @@ class ImagePins:
         """Pinned part of each image, with its map, independent of later maps."""
         self._former: dict[ids.ImageId, list[tuple[float, replica_placement.Part]]] = {}
         """Parts pinned by former tables, with the end of each."""
-        self._found = lru_table.LruTable[ids.ImageId, replica_placement.Part](FOUND)
+        self._found = lru_table.LruTable[ids.ImageId, replica_placement.Part](limits.unpinned_parts)
         self._changing = trio.Lock()
 
     def load(self) -> None:
@@ -250,8 +262,8 @@ class ImagePins:
         await _for_each(contents, self.cache.pin_chunk)
         if before is not None:
             formers = self._former.setdefault(image_id, [])
-            formers.append((trio.current_time() + FORMER_SHARE_S, before))
-            if len(formers) > FORMERS:
+            formers.append((trio.current_time() + self._limits.former_share_s, before))
+            if len(formers) > self._limits.former_shares:
                 await self._merge_oldest(formers)
         return 0
 

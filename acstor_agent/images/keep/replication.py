@@ -9,6 +9,7 @@ all effects of leases are bounded.
 """
 
 import collections
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -33,9 +34,6 @@ from acstor_common.wire import replica_messages
 
 LOG = logging.getLogger(__name__)
 
-TICK_S = 0.25
-TELL_EVERY_S = 10.0
-"""Least interval of progress reports for a share that is being filled."""
 ATTACH_S = 10.0
 AT_A_TIME = 16
 """Hosts answered at once, because each may need a new connection."""
@@ -50,11 +48,22 @@ NEW_OF_HOST = token_buckets.Rate(per_s=256 / 3600, burst=2.0 * replica_leases.IM
 """New images per host, each of which may cause a source access."""
 HOSTS = 4096
 REMEMBERED = 4 * replica_leases.IMAGES
-GRACE_S = 900.0
-"""After a start nothing kept for others is released for this time: by then each of 1,000 hosts
-has renewed its leases."""
 
 State = replica_messages.ShareState
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicationLimits:
+    """Intervals of replication.
+
+    :param report_interval_s: least one for a share that is being filled
+    :param grace_s: nothing kept for others is released for so long after a start: by then each of
+        1,000 hosts has renewed its leases
+    """
+
+    tick_s: float = 0.25
+    report_interval_s: float = 10.0
+    grace_s: float = 900.0
 
 
 class Share(NamedTuple):
@@ -86,8 +95,10 @@ class Replication:
         current_ring: Callable[[], hash_ring.Ring],
         tell: Callable[[ids.HostId, peer_wire.Notification], None],
         wall_clock: Callable[[], float] = time.time,
+        limits: ReplicationLimits = ReplicationLimits(),
     ) -> None:
         self.refused = self.ignored = 0
+        self._limits = limits
         self._here, self._images, self._filler = here, images, filler
         self._current_ring, self._tell = current_ring, tell
         self._clock = trio.lowlevel.current_clock().current_time
@@ -114,7 +125,7 @@ class Replication:
 
     def restore_lease(self, image_id: ids.ImageId, until_s: float) -> None:
         """Restore a lease from before a restart."""
-        left_s = max(GRACE_S, until_s - self._wall_clock())
+        left_s = max(self._limits.grace_s, until_s - self._wall_clock())
         self._leases.grant_lease(replica_leases.FORMER, image_id, left_s, self._clock())
 
     def report_received(self, host: ids.HostId, notification: peer_wire.Notification) -> None:
@@ -181,7 +192,7 @@ class Replication:
             nursery.start_soon(self._attach_for_ever)
             while True:
                 self.send_due_messages()
-                await trio.sleep(TICK_S)
+                await trio.sleep(self._limits.tick_s)
 
     def send_due_messages(self) -> None:
         """Send the messages that are due."""
@@ -206,7 +217,7 @@ class Replication:
             last, at_s = self._last.get(image_id, (None, 0.0))
             is_soon = isinstance(share, Share) and share.left_bytes and isinstance(last, Share)
             hosts = self._leases.hosts_of(image_id)
-            every_s = max(TELL_EVERY_S, replica_holders.PER_HOST_S * len(hosts))
+            every_s = max(self._limits.report_interval_s, replica_holders.PER_HOST_S * len(hosts))
             if share == last or (is_soon and now_s < at_s + every_s):
                 continue
             self._last[image_id] = share, now_s
@@ -269,7 +280,7 @@ class Replication:
         while True:
             image_id = self._next_to_attach()
             if image_id is None:
-                await trio.sleep(TICK_S)
+                await trio.sleep(self._limits.tick_s)
             else:
                 await self._attach(image_id)
 
@@ -288,7 +299,7 @@ class Replication:
 
     async def _attach(self, image_id: ids.ImageId) -> None:
         before = self._failed.pop(image_id, None)
-        backoff = before.backoff if before else fill_rate.Backoff()
+        backoff = before.backoff if before else self._filler.make_backoff()
         try:
             with trio.fail_after(ATTACH_S):
                 await self._images.attach_image(image_id, self._room_for_map(image_id))

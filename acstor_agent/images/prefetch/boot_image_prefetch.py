@@ -9,8 +9,8 @@ This has the lowest priority, and evicts neither boot images in use nor pinned c
 """
 
 import collections
+import dataclasses
 import logging
-import math
 import random
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -42,14 +42,23 @@ LOG = logging.getLogger(__name__)
 BYTES_S = 6_250_000.0
 """50 Mbit/s: a boot image of 40 MiB takes 7 s."""
 UNDER_WAY = 4
-YIELD_S = 10.0
-"""Longest pause before a frame while a guest waits for remote data."""
-YIELD_TICK_S = 0.1
 FETCH_S = 60.0
 """A frame fails after this time; the booting guest requests it again."""
 
 KeepClass = public_cache.KeepClass
 Mode = prefetch_policy.Mode
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefetchLimits:
+    """Limits of prefetching boot images.
+
+    :param yield_s: longest pause before a frame while a guest waits for remote data
+    """
+
+    bytes_s: float = BYTES_S
+    yield_s: float = 10.0
+    yield_tick_s: float = 0.1
 
 
 class BootImagePrefetch:
@@ -69,15 +78,16 @@ class BootImagePrefetch:
         reads: read_admission.ReadAdmission,
         *,
         host_count: Callable[[], int],
-        limit_bytes_s: float = math.inf,
+        limits: PrefetchLimits = PrefetchLimits(),
     ) -> None:
+        self._limits = limits
         self._mode = mode if boots.memory.limit_bytes else Mode.NONE
         self._images, self._uses, self._lookup, self._reads = images, uses, lookup, reads
         self._chunks, self._cache, self._counters = boots.chunks, boots.cache, boots.counters
         self._here, self._host_count = boots.chunks.here, host_count
         self._position = random.random()  # among the notified hosts
         self._pacer = fill_rate.Pacer()
-        self._pacer.bytes_s = min(BYTES_S, limit_bytes_s)
+        self._pacer.bytes_s = limits.bytes_s
         kept_bytes = boots.cache.statistics.limit_bytes // public_cache.BOOT_SHARES[KeepClass.AHEAD]
         self._daily = token_buckets.TokenBuckets[None](prefetch_policy.daily(kept_bytes), 1)
 
@@ -199,6 +209,6 @@ class BootImagePrefetch:
         """Wait for the rate limit, then until no guest waits."""
         while wait_s := self._pacer.wait_s(length, trio.current_time()):  # noqa: ASYNC110 - it says when
             await trio.sleep(wait_s)
-        with trio.move_on_after(YIELD_S):
+        with trio.move_on_after(self._limits.yield_s):
             while not self._reads.quiet_s():  # noqa: ASYNC110 - nothing says when it is
-                await trio.sleep(YIELD_TICK_S)
+                await trio.sleep(self._limits.yield_tick_s)

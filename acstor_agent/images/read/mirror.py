@@ -40,9 +40,6 @@ MAX_READ_BYTES = 1 * geometry.MIB
 _ZEROS = bytes(MAX_READ_BYTES)
 _SCRATCH = memoryview(mmap.mmap(-1, MAX_READ_BYTES))
 """Shared buffer for the answer to a read that hits."""
-_BUFFERS: list[memoryview] = []
-"""Reusable buffers for reads that wait: fresh memory costs more than copying."""
-BUFFERS = 32
 _LOCAL_ORIGIN = {
     read_plan.StepKind.ZERO: counters.Origin.ZERO,
     read_plan.StepKind.MEMORY: counters.Origin.BOOT,
@@ -50,6 +47,26 @@ _LOCAL_ORIGIN = {
 }
 _Step = read_plan.Step[cache_slot.Slot]
 Via = read_timing.Via
+
+
+class BufferPool:
+    """Reusable buffers for reads that wait: fresh memory costs more than copying."""
+
+    def __init__(self, limit: int = 32) -> None:
+        self.free: list[memoryview] = []
+        self._limit = limit
+
+    def take_buffer(self) -> memoryview:
+        """Return a buffer of MAX_READ_BYTES, which may hold bytes of a former read."""
+        return self.free.pop() if self.free else memoryview(mmap.mmap(-1, MAX_READ_BYTES))
+
+    def put_back(self, buffer: memoryview) -> None:
+        """Keep a buffer for the next read, unless there are enough."""
+        if len(self.free) < self._limit:
+            self.free.append(buffer)
+
+
+SHARED_BUFFERS = BufferPool()
 
 
 class CachedBytes(NamedTuple):
@@ -84,7 +101,7 @@ class Mirror:
         reads: read_admission.ReadAdmission,
         total: counters.ReadCounters | None = None,
     ) -> None:
-        self._reads = reads
+        self.buffers, self._reads = SHARED_BUFFERS, reads
         self.map = image_map
         self.prefetch = prefetch
         self.boots = boots
@@ -258,10 +275,9 @@ class Mirror:
             view = memoryview(bytearray(length))
             await self._fill(offset, view, steps)
             return view
-        buffer = _BUFFERS.pop() if _BUFFERS else memoryview(mmap.mmap(-1, MAX_READ_BYTES))
+        buffer = self.buffers.take_buffer()
         await self._fill(offset, buffer[:length], steps)
-        if len(_BUFFERS) < BUFFERS:  # not after a failure: a thread may still write to it
-            _BUFFERS.append(buffer)
+        self.buffers.put_back(buffer)  # not after a failure: a thread may still write to it
         return buffer[:length]
 
     async def _fill(self, offset: int, view: memoryview, steps: list[_Step] | None = None) -> None:

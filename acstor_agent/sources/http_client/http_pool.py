@@ -55,6 +55,7 @@ class Limits:
     connections: int = CONNECTIONS  # each with one request in flight
     timeout_s: float = TIMEOUT_S  # for a connection, and of silence
     ca_file: str | None = None  # PEM file; None: the system's authorities
+    keep_alive_s: float = KEEP_ALIVE_S  # of an idle connection
 
 
 def options() -> list[cfg.Opt]:
@@ -255,7 +256,7 @@ class HttpPool:
             whose, stream, since_s = self._idle.pop()
             if whose != server:
                 kept.append((whose, stream, since_s))
-            elif trio.current_time() - since_s < KEEP_ALIVE_S and stream.is_idle():
+            elif trio.current_time() - since_s < self._limits.keep_alive_s and stream.is_idle():
                 found = stream
             else:
                 stream.close()

@@ -60,7 +60,7 @@ class Parts:
         host.add_boot_image(DATA, TRACE)
         self.stored = host.blobs[BOOT_BLOB]
 
-    def ahead(self, mode=Mode.BOOTED, quiet_s=None, host_count=0):
+    def ahead(self, mode=Mode.BOOTED, quiet_s=None, host_count=0, **limits):
         return boot_image_prefetch.BootImagePrefetch(
             mode,
             self.host.boots,
@@ -69,6 +69,7 @@ class Parts:
             self.host.naming,
             types.SimpleNamespace(quiet_s=quiet_s or (lambda: self.quiet_s)),
             host_count=lambda: host_count,
+            limits=boot_image_prefetch.PrefetchLimits(**limits),
         )
 
     async def report(self, done, total):
@@ -310,13 +311,12 @@ async def test_cache_that_takes_nothing_ends_it(parts, monkeypatch):
         await parts.ahead().prefetch_boot_image(task(FORMER), report)
 
 
-async def test_frames_wait_while_a_guest_waits_but_not_for_ever(parts, monkeypatch):
-    monkeypatch.setattr(boot_image_prefetch, "YIELD_S", 0.05)
-    monkeypatch.setattr(boot_image_prefetch, "YIELD_TICK_S", 0.01)
+async def test_frames_wait_while_a_guest_waits_but_not_for_ever(parts):
     await parts.host.mirrors.attach_image(FORMER)
     parts.quiet_s = 0.0
     begun_s = trio.current_time()
-    await parts.ahead().prefetch_boot_image(task(FORMER), report)
+    ahead = parts.ahead(yield_s=0.05, yield_tick_s=0.01)
+    await ahead.prefetch_boot_image(task(FORMER), report)
     assert trio.current_time() - begun_s >= 3 * 0.05
 
 

@@ -74,7 +74,9 @@ class Worker:
     def __init__(self, host, folder, kept, boot=0) -> None:
         self.kept, self.link = kept, kept_checkpoints.Link(kept)
         self.disks = disks.Disks(folder / "disks", host.opened, bytes([boot] * 16), link=self.link)
-        self.recovering = checkpoint_restore.CheckpointRestore(self.disks, host.mirrors)
+        self.recovering = checkpoint_restore.CheckpointRestore(
+            self.disks, host.mirrors, retry_s=0.05
+        )
 
 
 @pytest.fixture
@@ -341,8 +343,7 @@ async def test_read_fails_in_time_when_no_holder_comes_back(worker, kept, autoju
 
 
 @pytest.mark.expect_log("not all of its checkpoint is here")
-async def test_what_failed_is_brought_when_it_can_be(worker, kept, monkeypatch, caplog):
-    monkeypatch.setattr(checkpoint_restore, "AGAIN_S", 0.05)
+async def test_what_failed_is_brought_when_it_can_be(worker, kept, caplog):
     worker.link.deadline_s = 0.05
     one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     worker.link.faults = {ONE: AWAY, TWO: AWAY}

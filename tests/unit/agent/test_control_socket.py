@@ -46,8 +46,8 @@ class Served:
 
 @pytest.fixture
 async def served(path, nursery, request):
-    made, limit = Served(path), getattr(request, "param", control_socket.MAX_CLIENTS)
-    await nursery.start(control_socket.serve, control_socket.bind(path, None), made, limit)
+    made, limits = Served(path), getattr(request, "param", ())
+    await nursery.start(control_socket.serve, control_socket.bind(path, None), made, *limits)
     return made
 
 
@@ -92,8 +92,8 @@ async def test_rubbish_ends_the_conversation(served):
 
 
 @pytest.mark.expect_log("a line of over 100 bytes")
-async def test_line_that_does_not_end_ends_the_conversation(served, monkeypatch):
-    monkeypatch.setattr(control_wire, "MAX_LINE_BYTES", 100)
+@pytest.mark.parametrize("served", [(control_socket.MAX_CLIENTS, 100)], indirect=True)
+async def test_line_that_does_not_end_ends_the_conversation(served):
     failed, end = await served.ask(b"x" * 200, replies=2)
     assert "a line of over 100 bytes" in failed["error"]
     assert end is None
@@ -170,7 +170,7 @@ async def hung_up(stream):
 
 
 @pytest.mark.expect_log("control socket: more than 4 clients")
-@pytest.mark.parametrize("served", [4], indirect=True)
+@pytest.mark.parametrize("served", [(4,)], indirect=True)
 async def test_client_that_asked_nothing_for_longest_makes_room(served):
     streams = await connected(served, 4)
     await trio.testing.wait_all_tasks_blocked()
@@ -185,7 +185,7 @@ async def test_client_that_asked_nothing_for_longest_makes_room(served):
 
 
 @pytest.mark.expect_log("control socket: more than 4 clients")
-@pytest.mark.parametrize("served", [4], indirect=True)
+@pytest.mark.parametrize("served", [(4,)], indirect=True)
 async def test_client_whose_request_is_carried_out_keeps_its_place(served):
     may_end = trio.Event()
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blobs in stores without ranges: Glance gives them whole, and a copy gives the parts."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -33,6 +34,7 @@ CHUNK_MAP, BOOT_IMAGE = fake_glance.CHUNK_MAP, fake_glance.BOOT_IMAGE
 MAP = random.Random(5).randbytes(3 * MIB + 77)
 BOOT = random.Random(6).randbytes(2 * MIB + 5)
 BLOBS = {IMAGE.name: glance_records.BYTES, CHUNK_MAP.name: MAP, BOOT_IMAGE.name: BOOT}
+STREAM = full_download.StreamLimits(first_pause_s=0.01, longest_pause_s=0.01)
 
 
 @pytest.fixture
@@ -48,22 +50,27 @@ def store(server):
     return server.always
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(full_download, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(full_download, "LONGEST_PAUSE_S", 0.01)
-
-
-def over(server, folder, nursery, *others, elsewhere=""):
+def over(server, folder, nursery, *others, elsewhere="", **limits):
     """Return a source of what Glance has, and then others.
 
     :param elsewhere: who takes images whole for all, if not this host
     """
     driver = glance.GlanceSource(fake_glance.session(server.url))
     copies = download_source.DownloadSource(
-        driver, folder, nursery, random.Random(1), lambda image_id: elsewhere
+        *(driver, folder, nursery, random.Random(1), lambda image_id: elsewhere),
+        limits=download_source.DownloadLimits(**{"stream": STREAM, **limits}),
     )
     return source_client.SourceClient([driver, *others], copies=copies)
+
+
+def set_limits(source, **limits):
+    """Change limits of a source's copies."""
+    source._copies.limits = dataclasses.replace(source._copies.limits, **limits)
+
+
+def set_stream_limits(source, **limits):
+    """Change limits of a source's next streams."""
+    set_limits(source, stream=dataclasses.replace(STREAM, **limits))
 
 
 @pytest.fixture
@@ -145,11 +152,11 @@ async def test_what_has_come_is_read_while_the_rest_comes(store, source):
     assert await source.read(BOOT_IMAGE, 0, len(BOOT)) == BOOT
 
 
-async def test_reader_of_what_is_long_in_coming_is_told_how_far_it_is(store, source, monkeypatch):
+async def test_reader_of_what_is_long_in_coming_is_told_how_far_it_is(store, source):
     go_on = threading.Event()
     store.streams = [rangeless.held_back(100_000, go_on)]
     assert await source.read(BOOT_IMAGE, 0, 100_000) == BOOT[:100_000]
-    monkeypatch.setattr(download_source, "WAIT_S", {base.BlobKind.BOOT_IMAGE: 0.2})
+    set_limits(source, boot_image_wait_s=0.2)
     why = f"comes as one stream, and is not there yet: 100000 of {len(BOOT)} bytes of it have come"
     with pytest.raises(errors.ChunkRefused, match=why):
         await source.read(BOOT_IMAGE, 2 * MIB, 4)
@@ -163,9 +170,7 @@ async def test_stream_that_breaks_is_begun_again_and_goes_on_where_it_was(server
 
 
 @pytest.mark.expect_log("not read whole, 10 of .* the body ended|not read whole, 10 of")
-async def test_stream_that_comes_no_further_is_given_up_and_begun_anew_later(
-    server, store, source, monkeypatch
-):
+async def test_stream_that_comes_no_further_is_given_up_and_begun_anew_later(server, store, source):
     store.streams = [rangeless.cut(10)] * 4
     with pytest.raises(errors.SourceUnreachable):
         await source.read(CHUNK_MAP, 5, 10)
@@ -173,7 +178,7 @@ async def test_stream_that_comes_no_further_is_given_up_and_begun_anew_later(
     with pytest.raises(errors.SourceUnreachable):
         await source.read(CHUNK_MAP, 0, 4)
     assert store.whole == {artefact_path(server): 4}  # not again at once
-    monkeypatch.setattr(download_source, "AGAIN_S", 0.0)
+    set_limits(source, retry_s=0.0)
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
 
 
@@ -184,36 +189,32 @@ async def test_stream_that_always_breaks_a_little_later_is_not_begun_for_ever(
     store.streams = [rangeless.cut(n * 1000) for n in range(1, 100)]
     with pytest.raises(errors.SourceUnreachable):
         await source.read(CHUNK_MAP, 0, len(MAP))
-    assert store.whole == {artefact_path(server): full_download.TRIES}
+    assert store.whole == {artefact_path(server): STREAM.tries}
 
 
 @pytest.mark.expect_log("not read whole, .*less than 100000 bytes of it came in 0.2 s")
-async def test_stream_that_only_trickles_gives_its_turn_back(server, store, source, monkeypatch):
-    monkeypatch.setattr(full_download, "WINDOW_S", 0.2)
-    monkeypatch.setattr(full_download, "LEAST_BYTES", 100_000)
-    store.streams = [rangeless.trickling(0.02)] * full_download.TRIES
+async def test_stream_that_only_trickles_gives_its_turn_back(server, store, source):
+    set_stream_limits(source, window_s=0.2, least_bytes=100_000)
+    store.streams = [rangeless.trickling(0.02)] * STREAM.tries
     with trio.fail_after(25), pytest.raises(errors.SourceUnreachable, match="bytes of it came in"):
         await source.read(CHUNK_MAP, MIB, 4)
-    assert store.whole[artefact_path(server)] <= 1 + full_download.TRIES
+    assert store.whole[artefact_path(server)] <= 1 + STREAM.tries
     assert source._copies._artefact_turns.borrowed_tokens == 0
 
 
-async def test_stream_that_is_slow_and_no_slower_than_it_may_be_comes_to_its_end(
-    store, source, monkeypatch
-):
-    monkeypatch.setattr(full_download, "WINDOW_S", 2.0)
-    monkeypatch.setattr(full_download, "LEAST_BYTES", 100_000)
+async def test_stream_that_is_slow_and_no_slower_than_it_may_be_comes_to_its_end(store, source):
+    set_stream_limits(source, window_s=2.0, least_bytes=100_000)
     store.streams = [rangeless.trickling(0.2, 200_000)]
     began_s = trio.current_time()
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
-    assert trio.current_time() - began_s > full_download.WINDOW_S
+    assert trio.current_time() - began_s > 2.0
     assert sum(store.whole.values()) == 1
 
 
 async def test_record_that_only_trickles_is_waited_for_no_longer_than_an_attempt_may_take(
-    server, store, source, monkeypatch
+    server, store, source
 ):
-    monkeypatch.setattr(download_source, "FIND_S", 0.3)
+    set_limits(source, lookup_s=0.3)
     server.always = rangeless.trickling(0.1)
     with trio.fail_after(25), pytest.raises(errors.SourceUnreachable, match="no answer within"):
         await source._copies.size_bytes(CHUNK_MAP)
@@ -248,9 +249,7 @@ async def test_no_more_is_taken_in_than_the_record_says(server, store, source, a
 
 
 @pytest.mark.expect_log("not read whole.*its sha512 is .* not what Glance has")
-async def test_artefact_that_was_changed_in_the_store_is_given_up(
-    server, store, source, monkeypatch
-):
+async def test_artefact_that_was_changed_in_the_store_is_given_up(server, store, source):
     path = artefact_path(server, BOOT_IMAGE).lstrip("/")
     server.files[path] = BOOT[::-1]
     await source.read(BOOT_IMAGE, 0, len(BOOT))  # its reader checks what he reads
@@ -263,7 +262,7 @@ async def test_artefact_that_was_changed_in_the_store_is_given_up(
                 break
             await trio.sleep(0.01)
     server.files[path] = BOOT
-    monkeypatch.setattr(download_source, "AGAIN_S", 0.0)
+    set_limits(source, retry_s=0.0)
     assert await source.read(BOOT_IMAGE, 0, len(BOOT)) == BOOT
 
 
@@ -274,12 +273,12 @@ async def test_chunk_of_a_copy_is_checked(source):
         await source.read(BOOT_IMAGE, 11, 10, right)
 
 
-async def test_artefact_that_took_the_place_of_another_is_found(server, source, monkeypatch):
+async def test_artefact_that_took_the_place_of_another_is_found(server, source):
     assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
     better = BOOT[::-1]
     fake_glance.fill(server.files, {**BLOBS, BOOT_IMAGE.name: better}, made="later")
     assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
-    monkeypatch.setattr(download_source, "LOOK_AGAIN_S", 0.0)
+    set_limits(source, recheck_s=0.0)
     assert await source.read(BOOT_IMAGE, 0, 64) == better[:64]
 
 
@@ -375,7 +374,7 @@ async def test_store_that_has_ranges_again_is_read_in_ranges_by_who_attaches(ser
 
 @pytest.mark.parametrize(("blob", "data"), [(IMAGE, glance_records.BYTES), (BOOT_IMAGE, BOOT)])
 async def test_guests_read_on_of_a_deactivated_image_that_nobody_can_attach(
-    server, store, source, blob, data, monkeypatch
+    server, store, source, blob, data
 ):
     """Who tries to attach it takes nothing from them, nor does a look for another boot image."""
     assert await source.size_bytes(blob) == len(data)
@@ -383,7 +382,7 @@ async def test_guests_read_on_of_a_deactivated_image_that_nobody_can_attach(
     deactivate(server)
     with pytest.raises(errors.ChunkRefused, match="deactivated"):
         await source.size_bytes(blob)
-    monkeypatch.setattr(download_source, "LOOK_AGAIN_S", 0.0)
+    set_limits(source, recheck_s=0.0)
     for _ in range(2):
         assert await source.read(blob, 100, 50) == data[100:150]
         assert (await source.find_blob(blob)).size_bytes == len(data)
@@ -421,10 +420,9 @@ async def test_other_hosts_take_no_image_and_say_who_does(server, store, tmp_pat
 
 
 async def test_other_hosts_read_the_beginning_of_a_boot_image_alone(
-    server, store, tmp_path, nursery, monkeypatch
+    server, store, tmp_path, nursery
 ):
-    monkeypatch.setattr(download_source, "HEAD_BYTES", 100_000)
-    source = over(server, tmp_path, nursery, elsewhere=WORDS)
+    source = over(server, tmp_path, nursery, elsewhere=WORDS, head_bytes=100_000)
     go_on = threading.Event()
     store.streams = [rangeless.held_back(200_000, go_on)]
     with trio.fail_after(10):
@@ -438,19 +436,17 @@ async def test_other_hosts_read_the_beginning_of_a_boot_image_alone(
 
 
 async def test_host_that_is_to_take_a_boot_image_takes_more_than_its_beginning(
-    server, store, tmp_path, nursery, monkeypatch
+    server, store, tmp_path, nursery
 ):
-    monkeypatch.setattr(download_source, "HEAD_BYTES", 100_000)
-    source = over(server, tmp_path, nursery, elsewhere=WORDS)
+    source = over(server, tmp_path, nursery, elsewhere=WORDS, head_bytes=100_000)
     assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
     source._copies._elsewhere = lambda image_id: ""  # a new table
     assert await source.read(BOOT_IMAGE, 0, len(BOOT)) == BOOT
     await source.aclose()
 
 
-async def test_what_lies_far_ahead_in_an_image_is_refused_at_once(store, source, monkeypatch):
-    monkeypatch.setattr(download_source, "NEAR_BYTES", 1000)
-    source._copies._image_wait_s = 60.0
+async def test_what_lies_far_ahead_in_an_image_is_refused_at_once(store, source):
+    set_limits(source, near_bytes=1000, image_wait_s=60.0)
     go_on = threading.Event()
     store.streams = [rangeless.held_back(5000, go_on)]
     assert await source.read(IMAGE, 0, 500) == glance_records.BYTES[:500]
@@ -483,8 +479,8 @@ async def test_image_whose_store_has_ranges_does_not_come_with_its_boot_image(
 
 
 @pytest.mark.expect_log("not read whole.*of which it may take half")
-async def test_copy_without_room_is_refused_with_what_it_needs(source, monkeypatch, tmp_path):
-    monkeypatch.setattr(download_source, "MOST_OF_FREE", 1 << 60)
+async def test_copy_without_room_is_refused_with_what_it_needs(source, tmp_path):
+    set_limits(source, free_space_parts=1 << 60)
     why = f"needs {len(MAP)} bytes, and .* are free in {tmp_path}"
     with pytest.raises(errors.ChunkRefused, match=why):
         await source.read(CHUNK_MAP, 0, 4)
@@ -530,12 +526,12 @@ async def test_unused_copy_makes_room_for_another(source, tmp_path, monkeypatch)
     assert nameless_files(tmp_path) == 1
 
 
-async def test_copy_that_nobody_reads_goes(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(download_source, "LOOK_S", 0.01)
+async def test_copy_that_nobody_reads_goes(source, tmp_path):
+    set_limits(source, sweep_interval_s=0.01)
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
     await trio.sleep(0.1)
     assert nameless_files(tmp_path) == 1
-    monkeypatch.setattr(download_source, "KEPT_S", 0.01)
+    set_limits(source, kept_s=0.01)
     await all_gone(tmp_path)
     assert await source.read(CHUNK_MAP, 0, 4) == MAP[:4]
 

@@ -48,7 +48,9 @@ class Cloud(exchange_cloud.Cloud):
         copies = download_source.DownloadSource(
             *(driver, self._folder, self.nursery, random.Random(1)),
             elsewhere=self.elsewhere(here),
-            image_wait_s=0.3,
+            limits=download_source.DownloadLimits(
+                full_download.StreamLimits(first_pause_s=0.01), image_wait_s=0.3
+            ),
         )
         made = self.sources[here] = source_client.SourceClient([driver], copies=copies)
         return made, made.source_access
@@ -73,8 +75,7 @@ def store():
 
 
 @pytest.fixture
-async def cloud(tmp_path, store, monkeypatch):
-    monkeypatch.setattr(full_download, "FIRST_PAUSE_S", 0.01)
+async def cloud(tmp_path, store):
     running = exchange_cloud.running(tmp_path, NAMES, store.server, kind=Cloud)
     async with running as made:
         yield made

@@ -2,6 +2,7 @@
 """When images become whole, in which order, and what keeps them from it."""
 
 import contextlib
+import dataclasses
 import math
 import time
 
@@ -11,7 +12,6 @@ import trio
 from acstor_agent.control import image_requests
 from acstor_agent.core.images import capacity
 from acstor_agent.core.images import fill_rate
-from acstor_agent.core.images import image_usage
 from acstor_agent.core.images import pin_record
 from acstor_agent.engine_io import background_fetch
 from acstor_agent.images.image import usage
@@ -19,7 +19,6 @@ from acstor_agent.images.keep import background_fill
 from acstor_agent.images.keep import fill_status
 from acstor_agent.images.keep import hydration
 from acstor_agent.images.keep import pin_file
-from acstor_agent.images.prefetch import pre_seed
 from acstor_agent.images.read import boot_session
 from acstor_common import errors
 from acstor_common.model import geometry
@@ -36,6 +35,14 @@ DATA = one_host.image_bytes(40 * CHUNK) + bytes(4 * CHUNK) + one_host.image_byte
 SECOND = one_host.image_bytes(30 * CHUNK, seed=3)
 BOOT_IDLE_S, BOOT_LONGEST_S = filling_host.BOOT_IDLE_S, filling_host.BOOT_LONGEST_S
 IN_USE_S = 1.5
+FILL_LIMITS = {
+    "slice_s": 0.3,
+    "fetch_s": 0.5,
+    "calm_s": 0.2,
+    "yield_s": 0.05,
+    "first_pause_s": 0.1,
+    "longest_pause_s": 0.5,
+}
 LINK_BYTES_S, PATIENCE_S = filling_host.LINK_BYTES_S, filling_host.PATIENCE_S
 until = filling_host.until
 
@@ -43,17 +50,19 @@ until = filling_host.until
 class Keeper(filling_host.FillingHost):
     """A host that keeps images whole, and what its link and its guests do."""
 
-    def __init__(self, host):
-        super().__init__(host, reads=self)
+    def __init__(self, host, in_use_s=IN_USE_S):
+        super().__init__(host, reads=self, **FILL_LIMITS)
         self._is_waiting, self._waited_s = False, -math.inf
         self.wall_jumped_s = 0.0
-        self.uses = usage.ImageUsage(host.mirrors, set, set, clock=trio.current_time)
+        self.uses = usage.ImageUsage(
+            *(host.mirrors, set, set),
+            clock=trio.current_time,
+            limits=dataclasses.replace(filling_host.USAGE_LIMITS, in_use_s=in_use_s),
+        )
         self.whole = hydration.Hydration(
-            host.mirrors,
-            self.uses,
-            host.pins,
-            self.filler,
+            *(host.mirrors, self.uses, host.pins, self.filler),
             wall_clock=lambda: time.time() + self.wall_jumped_s,
+            limits=filling_host.HYDRATION_LIMITS,
         )
         self.loops = self.uses.run, self.whole.run
 
@@ -90,26 +99,8 @@ def running(folder, limit_bytes=8 * MIB):
     return filling_host.running(folder, limit_bytes, (DATA, SECOND), Keeper)
 
 
-@pytest.fixture(autouse=True)
-def fast(monkeypatch):
-    """Let everything happen soon."""
-    for module, name, value in (
-        *filling_host.SHORT_INTERVALS,
-        (background_fill, "SLICE_S", 0.3),
-        (background_fill, "FETCH_S", 0.5),
-        (background_fill, "CALM_S", 0.2),
-        (background_fill, "YIELD_S", 0.05),
-        (fill_rate, "FIRST_PAUSE_S", 0.1),
-        (fill_rate, "LONGEST_PAUSE_S", 0.5),
-    ):
-        monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(image_usage, "IN_USE_S", IN_USE_S)
-    monkeypatch.setattr(image_usage.UsageEvidence.is_used, "__defaults__", (IN_USE_S,))
-    monkeypatch.setattr(usage.ImageUsage.is_used, "__defaults__", (IN_USE_S,))
-
-
 @pytest.fixture
-async def keeper(tmp_path, fast):
+async def keeper(tmp_path):
     async with running(tmp_path) as made:
         yield made
 
@@ -138,17 +129,14 @@ async def test_an_image_in_use_is_told_as_used_though_it_is_not_kept_whole_or_fa
     assert told.why == "x" * fill_progress.MAX_WHY
 
 
-async def test_at_the_start_promises_are_kept_and_none_is_made_before_a_use_is_seen(
-    tmp_path, fast, monkeypatch
-):
+async def test_at_the_start_promises_are_kept_and_none_is_made_before_a_use_is_seen(tmp_path):
     """Also those of a stopped instance that Nova has not touched yet."""
-    monkeypatch.setattr(usage.ImageUsage.is_used, "__defaults__", (3600.0,))
     async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True, data=DATA) as host:
         host.add(SECOND, OTHER)
         for image_id in (IMAGE, OTHER):
             await host.mirrors.attach_image(image_id)
         await host.pins.pin_image(IMAGE, host.mirrors.get_nowait(IMAGE).map)
-        made = Keeper(host)
+        made = Keeper(host, in_use_s=3600.0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.whole.run)  # nobody has looked yet
             await made.wait("fully_cached", IMAGE)
@@ -240,7 +228,8 @@ async def test_guest_who_waits_all_the_time_slows_it_down_and_does_not_end_it(ke
     began_s = trio.current_time()
     await keeper.use()
     await keeper.wait("fully_cached")
-    assert trio.current_time() - began_s >= 41 / background_fill.UNDER_WAY * background_fill.YIELD_S
+    yields = 41 / background_fill.UNDER_WAY
+    assert trio.current_time() - began_s >= yields * FILL_LIMITS["yield_s"]
 
 
 @pytest.fixture
@@ -274,7 +263,7 @@ async def test_chunks_are_asked_for_together_that_the_rate_lets_come_soon(keeper
     assert max(batches) == (background_fill.UNDER_WAY, background_fill.UNDER_WAY)
     assert max(under_way for _, under_way in batches) <= background_fill.UNDER_WAY
     batches.clear()
-    keeper.whole._filler._limit_bytes_s = 2.5 * CHUNK / background_fill.TOGETHER_S
+    keeper.set_limits(bytes_s=2.5 * CHUNK / background_fill.TOGETHER_S)
     await keeper.use(OTHER)
     await keeper.wait("fully_cached", OTHER)
     assert max(batches)[0] == 2
@@ -307,7 +296,7 @@ async def test_link_that_cannot_be_looked_at_does_not_keep_it_from_filling(keepe
 
 
 async def test_slow_rate_is_kept_over_many_slices(keeper):
-    keeper.whole._filler._limit_bytes_s = 12.0 * CHUNK
+    keeper.set_limits(bytes_s=12.0 * CHUNK)
     began_s = trio.current_time()
     image = await keeper.use()
     await keeper.wait("fully_cached")
@@ -317,7 +306,7 @@ async def test_slow_rate_is_kept_over_many_slices(keeper):
 
 async def test_chunk_larger_than_a_slice_allows_comes_nevertheless(keeper):
     keeper.host.add(one_host.image_bytes(3 * CHUNK))
-    keeper.whole._filler._limit_bytes_s = CHUNK / (5 * background_fill.SLICE_S)
+    keeper.set_limits(bytes_s=CHUNK / (5 * FILL_LIMITS["slice_s"]))
     image = await keeper.use()
     await keeper.wait("fully_cached")
     assert image.count_cached().missing_bytes == 0
@@ -384,7 +373,7 @@ async def test_what_operators_wish_over_the_bus_is_done(keeper):
 
 
 async def test_image_with_a_deadline_comes_at_the_rate_that_it_needs(keeper):
-    keeper.whole._filler._limit_bytes_s = CHUNK / 10  # it would take minutes
+    keeper.set_limits(bytes_s=CHUNK / 10)  # it would take minutes
     image = await keeper.use()
     await keeper.wait("filling")
     began_s = trio.current_time()
@@ -403,7 +392,7 @@ async def test_image_with_a_deadline_does_not_come_at_once_while_that_is_noted(k
         time.sleep(1.0)  # three slices
         write(path, raw)
 
-    keeper.whole._filler._limit_bytes_s = CHUNK / 10
+    keeper.set_limits(bytes_s=CHUNK / 10)
     keeper.is_waiting = True  # fetchers look all the time whether they may go on
     await keeper.use()
     left_bytes = (await keeper.wait("filling"))["remaining_bytes"]
@@ -414,7 +403,7 @@ async def test_image_with_a_deadline_does_not_come_at_once_while_that_is_noted(k
     assert 590.0 < shown["due_in_s"] <= 600.0
 
 
-async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tmp_path, fast):
+async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tmp_path):
     async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True, data=DATA) as host:
         host.add(SECOND, OTHER)
         whole = Keeper(host).whole
@@ -465,10 +454,10 @@ async def test_deadline_that_is_missed_is_told_once_and_the_rest_comes_as_it_can
     ("jumped_s", "least_s", "most_s"), [(0, 3000, 3600), (-1e9, 3600, 3600), (1e9, -60, 0)]
 )
 async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
-    tmp_path, fast, jumped_s, least_s, most_s
+    tmp_path, jumped_s, least_s, most_s
 ):
     async with running(tmp_path) as made:
-        made.whole._filler._limit_bytes_s = 1.0
+        made.set_limits(bytes_s=1.0)
         made.host.chunks.background_fetch = _never
         await made.use()
         await made.wait("filling")
@@ -554,7 +543,7 @@ async def test_fetch_that_never_ends_counts_as_failed(keeper):
 
 
 @pytest.mark.expect_log("cannot become whole here: the cache lacks")
-async def test_image_without_room_is_told_and_becomes_whole_when_there_is_some(tmp_path, fast):
+async def test_image_without_room_is_told_and_becomes_whole_when_there_is_some(tmp_path):
     async with running(tmp_path, MIB) as keeper:
         await keeper.use(IMAGE)
         await keeper.wait("fully_cached", IMAGE)
@@ -579,9 +568,7 @@ async def test_image_without_room_is_told_and_becomes_whole_when_there_is_some(t
         assert keeper.state(IMAGE) is None and not keeper.told(IMAGE).is_used
 
 
-async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_often(
-    tmp_path, fast
-):
+async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_often(tmp_path):
     async with running(tmp_path, MIB) as keeper:
         host = keeper.host
         host.source._delay, host.source._delay_s = range(1000), 0.1  # longer than a slice in all
@@ -609,14 +596,14 @@ async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_
 
 @pytest.mark.expect_log("cannot become whole here: the cache lacks")
 async def test_image_without_room_that_is_asked_for_when_there_is_some_becomes_whole(
-    tmp_path, fast, monkeypatch
+    tmp_path, monkeypatch
 ):
     async with running(tmp_path, MIB) as keeper:
         await keeper.use(IMAGE)
         await keeper.wait("fully_cached", IMAGE)
         image = await keeper.use(OTHER)
         await keeper.wait("no_space", OTHER)
-        monkeypatch.setattr(hydration, "RECOUNT_S", math.inf)
+        keeper.whole.limits = dataclasses.replace(keeper.whole.limits, recount_s=math.inf)
         await keeper.host.pins.unpin_image(IMAGE)
         await keeper.whole.request_hydration(image)
         assert (await keeper.wait("fully_cached", OTHER))["shortfall_bytes"] == 0
@@ -661,7 +648,7 @@ async def test_whole_image_is_not_counted_again_while_others_are_not_whole(keepe
     await keeper.use(OTHER)
     await keeper.wait("failing", OTHER)
     before = counted.count(IMAGE)
-    await trio.sleep(5 * hydration.RECOUNT_S)
+    await trio.sleep(5 * keeper.whole.limits.recount_s)
     assert counted.count(IMAGE) == before
     host.cache.drop_chunk(image.map.cid_of(3))
     await until(lambda: counted.count(IMAGE) > before)
@@ -672,7 +659,7 @@ async def test_whole_image_is_not_counted_again_while_others_are_not_whole(keepe
 
 
 @pytest.mark.expect_log("cannot become whole here: the cache lacks")
-async def test_room_is_looked_for_only_when_there_may_be_more(tmp_path, fast, monkeypatch):
+async def test_room_is_looked_for_only_when_there_may_be_more(tmp_path, monkeypatch):
     async with running(tmp_path, MIB) as keeper:
         await keeper.use(IMAGE)
         await keeper.wait("fully_cached", IMAGE)
@@ -682,7 +669,7 @@ async def test_room_is_looked_for_only_when_there_may_be_more(tmp_path, fast, mo
         monkeypatch.setattr(
             capacity, "slots_of", lambda *found: looked.append(found) or slots_of(*found)
         )
-        await trio.sleep(5 * hydration.RECOUNT_S)
+        await trio.sleep(5 * keeper.whole.limits.recount_s)
         assert not looked
 
 
@@ -715,14 +702,13 @@ async def still(folder, limit_bytes=8 * MIB):
 
 
 async def test_source_that_hangs_holds_up_one_image_at_a_time_and_ever_less_often(
-    tmp_path, fast, monkeypatch
+    tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(hydration, "ATTACH_S", 0.2)
-    monkeypatch.setattr(hydration, "ATTACHING_S", 0.1)
-    monkeypatch.setattr(hydration, "RECOUNT_S", 0.0)
-    monkeypatch.setattr(fill_rate, "FIRST_PAUSE_S", 1000.0)
-    monkeypatch.setattr(fill_rate, "LONGEST_PAUSE_S", 1000.0)
     async with still(tmp_path) as keeper:
+        keeper.set_limits(first_pause_s=1000.0, longest_pause_s=1000.0)
+        keeper.whole.limits = hydration.HydrationLimits(
+            recount_s=0.0, attach_s=0.2, attach_round_s=0.1
+        )
         asked, attach = [], keeper.host.mirrors.attach_image
 
         async def hang(image_id, *_):
@@ -738,8 +724,9 @@ async def test_source_that_hangs_holds_up_one_image_at_a_time_and_ever_less_ofte
             assert len(asked) == min(settled, 2)
         assert set(asked) == {IMAGE, OTHER}
         monkeypatch.setattr(keeper.host.mirrors, "attach_image", attach)
-        monkeypatch.setattr(hydration, "ATTACH_S", 60.0)
-        monkeypatch.setattr(hydration, "ATTACHING_S", 60.0)
+        keeper.whole.limits = hydration.HydrationLimits(
+            recount_s=0.0, attach_s=60.0, attach_round_s=60.0
+        )
         for known in keeper.whole._known.values():
             known.backoff.failure = known.backoff.failure._replace(again_s=0.0)
         await keeper.whole._settle()
@@ -749,10 +736,10 @@ async def test_source_that_hangs_holds_up_one_image_at_a_time_and_ever_less_ofte
 
 
 async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_it_is_counted(
-    tmp_path, fast, monkeypatch
+    tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(pre_seed, "LOOKS_IN_A_ROW", 1)
     async with still(tmp_path) as keeper:
+        keeper.set_limits(chunks_per_checkpoint=1)
         image = await keeper.use()
         await image.read(0, len(DATA))
         is_written = keeper.host.cache.is_written
@@ -782,7 +769,7 @@ async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_
                 await trio.sleep(0.01)
 
 
-async def test_image_that_is_to_be_counted_first_is_not_the_next_to_be_filled(tmp_path, fast):
+async def test_image_that_is_to_be_counted_first_is_not_the_next_to_be_filled(tmp_path):
     """Else nothing but that is done while it is not counted."""
     async with still(tmp_path) as keeper:
         await keeper.use()
@@ -797,9 +784,7 @@ async def test_image_that_is_to_be_counted_first_is_not_the_next_to_be_filled(tm
 
 @pytest.mark.parametrize("is_detached", [True, False])
 @pytest.mark.allow_log("cannot become whole here")
-async def test_map_of_an_image_without_room_goes_when_it_is_used_no_more(
-    tmp_path, fast, is_detached
-):
+async def test_map_of_an_image_without_room_goes_when_it_is_used_no_more(tmp_path, is_detached):
     async with still(tmp_path, limit_bytes=CHUNK) as keeper:
         await keeper.use()
         await keeper.uses.scan_processes()

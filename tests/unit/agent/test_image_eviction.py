@@ -37,7 +37,7 @@ class Host:
             host.boots,
             self.uses,
             host.pins,
-            unused_s=HOUR_S,
+            limits=image_eviction.EvictionLimits(HOUR_S),
             others=[self.told.append],
             wall_clock=lambda: self.wall_s,
         )
@@ -177,9 +177,9 @@ async def test_chunks_of_an_image_that_is_gone_go_but_not_those_that_another_one
     assert used.detaching.purged_chunks == 2
 
 
-async def test_image_that_is_gone_stays_a_month_for_guests_of_other_hosts(used, monkeypatch):
+async def test_image_that_is_gone_stays_a_month_for_guests_of_other_hosts(used):
     """They may have no other place to get its chunks from."""
-    monkeypatch.setattr(image_eviction, "ASK_AGAIN_S", 0.0)
+    used.detaching.limits = image_eviction.EvictionLimits(HOUR_S, gone_check_interval_s=0.0)
     used.uses.image_opened(OTHER)
     cids = [*used.host.mirrors.cids_of(IMAGE)]
     used.delete(IMAGE, days_ago=0)
@@ -304,7 +304,7 @@ async def test_image_whose_map_cannot_be_deleted_stays_and_the_others_go(used, m
 
 
 async def test_without_a_time_nothing_is_ever_detached(used, nursery, autojump_clock):
-    used.detaching._unused_s = 0.0
+    used.detaching.limits = image_eviction.EvictionLimits(0.0)
     nursery.start_soon(used.detaching.run)
     used.now_s += 1000 * HOUR_S
     await used.uses.scan_processes()
@@ -313,11 +313,8 @@ async def test_without_a_time_nothing_is_ever_detached(used, nursery, autojump_c
 
 
 @pytest.mark.parametrize("unused_s", [0.0, HOUR_S])
-async def test_maps_that_were_not_seen_at_the_start_are_looked_for(
-    used, nursery, unused_s, monkeypatch
-):
-    monkeypatch.setattr(image_eviction, "CHECK_INTERVAL_S", 0.01)
-    used.detaching._unused_s = unused_s
+async def test_maps_that_were_not_seen_at_the_start_are_looked_for(used, nursery, unused_s):
+    used.detaching.limits = image_eviction.EvictionLimits(unused_s, check_interval_s=0.01)
     used.host.mirrors._attached.clear()
     nursery.start_soon(used.detaching.run)
     await until(lambda: used.host.mirrors.list_attached() == [IMAGE, OTHER])

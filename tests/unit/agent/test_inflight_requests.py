@@ -128,9 +128,8 @@ def test_memory_of_answered_writes_is_given_back_but_for_a_few(record):
     )
 
 
-def test_places_are_used_again_and_their_number_is_bounded(record, monkeypatch):
-    monkeypatch.setattr(inflight_requests.fuse_connection, "MAX_REQUESTS", 3)
-    table = inflight_requests.InflightRequests(record)
+def test_places_are_used_again_and_their_number_is_bounded(record):
+    table = inflight_requests.InflightRequests(record, max_requests=3)
     for unique in range(2, 40, 2):
         assert not table.is_full
         take(table, request(unique))

@@ -7,6 +7,7 @@ some.  Here processes that live are said to be dying.
 
 import contextlib
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -251,8 +252,7 @@ def test_processes_are_scanned_only_when_there_is_reason(image, hold, monkeypatc
 def test_scan_that_is_cut_short_proves_nothing(image, hold, monkeypatch):
     pid = hold()
     lie(monkeypatch, pid)
-    monkeypatch.setattr(killed_guests, "LINKS_LIMIT", 3)
-    found, scans = killed_guests.KilledGuests(tag), []
+    found, scans = killed_guests.KilledGuests(tag, links_limit=3), []
     real = found._holders
     monkeypatch.setattr(found, "_holders", lambda *at: scans.append(at) or real(*at))
     for now_s in range(120):  # nor is it made again soon
@@ -260,11 +260,10 @@ def test_scan_that_is_cut_short_proves_nothing(image, hold, monkeypatch):
     assert len(scans) == 2
 
 
-def test_search_for_a_guest_that_is_cut_short_is_said(image, hold, monkeypatch):
+def test_search_for_a_guest_that_is_cut_short_is_said(image, hold):
     hold()
-    monkeypatch.setattr(killed_guests, "LINKS_LIMIT", 3)
     with pytest.raises(errors.Unusable, match="over 3 files open"):
-        killed_guests.guests_of("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
+        killed_guests.guests_of("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12", links_limit=3)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who sees less")
@@ -316,7 +315,7 @@ def test_openings_are_compared_only_where_the_kernel_can(monkeypatch):
         assert share(mine, mine) and not share(mine, theirs)
         assert share(mine, theirs, *range(1000, 1000 + killed_guests.FDS_LIMIT))
         assert share(mine, 1_000_000)  # there is none: nobody knows
-        monkeypatch.setattr(killed_guests, "_KCMP", {})
+        monkeypatch.setattr(platform, "machine", lambda: "another one")
         assert share(mine, theirs)
 
 

@@ -99,11 +99,11 @@ class OneByOne(base.Wrapper):
 class Place:
     """A place that has an image, and what it was asked for."""
 
-    def __init__(self, image, nursery, **faults):
+    def __init__(self, image, nursery, slow_s=layout_source.SLOW_S, **faults):
         self.blobs = {QCOW2: bytes(image.stored)}
         self.faulty = faulty_source.FaultySource(faulty_source.MemorySource(self.blobs), **faults)
         self.source = layout_source.LayoutSource(
-            self.faulty, lambda image_id: image.layout, nursery
+            self.faulty, lambda image_id: image.layout, nursery, slow_s=slow_s
         )
 
 
@@ -291,7 +291,6 @@ async def test_large_cluster_is_read_once_for_chunks_that_follow(nursery):
 
 
 async def test_slow_cluster_that_many_entries_name_is_decoded_once(nursery, monkeypatch):
-    monkeypatch.setattr(layout_source, "SLOW_S", 0.0)
     image = Image(length=20 * CHUNK)
     first = next(extent for extent in image.extents if extent.codec)
     cluster = bytes(image.data[first.at : first.at + CHUNK])
@@ -305,7 +304,7 @@ async def test_slow_cluster_that_many_entries_name_is_decoded_once(nursery, monk
         return real(*args)
 
     monkeypatch.setattr(codecs, "decode_steps", decode_steps)
-    place = Place(image, nursery)
+    place = Place(image, nursery, slow_s=0.0)
     pieces = [base.Piece(n * CHUNK, CHUNK) for n in range(20)]
     for piece in pieces:
         assert await told_of(place.source, [piece]) == [cluster]

@@ -74,18 +74,19 @@ async def test_cached_read_waits_for_nothing(image):
     assert not scope.cancelled_caught
 
 
-async def test_buffer_that_is_used_again_has_nothing_of_the_read_before(image, monkeypatch):
-    used = memoryview(bytearray(b"\xff" * mirror.MAX_READ_BYTES))
-    monkeypatch.setattr(mirror, "_BUFFERS", [used])
+async def test_buffer_that_is_used_again_has_nothing_of_the_read_before(image):
+    used, image.buffers = (
+        memoryview(bytearray(b"\xff" * mirror.MAX_READ_BYTES)),
+        mirror.BufferPool(),
+    )
+    image.buffers.put_back(used)
     found = await image.read(0, len(DATA))
-    assert bytes(found) == DATA and found.obj is used.obj and mirror._BUFFERS == [used]
+    assert bytes(found) == DATA and found.obj is used.obj and image.buffers.free == [used]
     assert bytes(await image.read(0, len(DATA))) == DATA
 
 
-async def test_reads_that_wait_together_have_buffers_of_their_own(host, image, monkeypatch):
-    monkeypatch.setattr(mirror, "_BUFFERS", [])
-    monkeypatch.setattr(mirror, "BUFFERS", 2)
-    right = []
+async def test_reads_that_wait_together_have_buffers_of_their_own(host, image):
+    right, image.buffers = [], mirror.BufferPool(limit=2)
 
     async def one(offset):
         right.append(await read(image, offset, 8 * CHUNK) == DATA[offset : offset + 8 * CHUNK])
@@ -93,17 +94,15 @@ async def test_reads_that_wait_together_have_buffers_of_their_own(host, image, m
     async with trio.open_nursery() as nursery:
         for chunk_no in (0, 3, 8, 15):
             nursery.start_soon(one, chunk_no * CHUNK)
-    assert right == [True] * 4 and len(mirror._BUFFERS) == 2
+    assert right == [True] * 4 and len(image.buffers.free) == 2
 
 
-async def test_buffer_of_a_read_that_failed_is_used_by_nobody(
-    host, image, monkeypatch, autojump_clock
-):
-    monkeypatch.setattr(mirror, "_BUFFERS", [])
+async def test_buffer_of_a_read_that_failed_is_used_by_nobody(host, image, autojump_clock):
+    image.buffers = mirror.BufferPool()
     host.source._share = 1.0
     with pytest.raises(errors.DeadlineExceeded):
         await image.read(0, len(DATA))
-    assert not mirror._BUFFERS
+    assert not image.buffers.free
 
 
 async def test_what_is_in_memory_is_put_beside_what_is_fetched_without_a_thread(image, monkeypatch):

@@ -211,9 +211,9 @@ async def test_offer_of_a_map_without_end_is_refused(host, monkeypatch):
         await host.mirrors.attach_image(IMAGE)
 
 
-async def test_maps_that_come_at_the_same_time_share_the_bound(host, monkeypatch):
+async def test_maps_that_come_at_the_same_time_share_the_bound(host):
     host.add(DATA, OTHER)
-    monkeypatch.setattr(mirrors, "MAX_ALL_MAPS_BYTES", len(host.blobs[MAP]) * 3 // 2)
+    host.mirrors.max_all_maps_bytes = len(host.blobs[MAP]) * 3 // 2
     refused = []
 
     async def attach(image_id):
@@ -228,9 +228,9 @@ async def test_maps_that_come_at_the_same_time_share_the_bound(host, monkeypatch
     assert len(refused) == len(host.mirrors.list_attached()) == 1
 
 
-async def test_all_maps_of_a_host_have_one_bound(host, monkeypatch):
+async def test_all_maps_of_a_host_have_one_bound(host):
     host.add(DATA, OTHER)
-    monkeypatch.setattr(mirrors, "MAX_ALL_MAPS_BYTES", len(host.blobs[MAP]) * 3 // 2)
+    host.mirrors.max_all_maps_bytes = len(host.blobs[MAP]) * 3 // 2
     await host.mirrors.attach_image(IMAGE)
     with pytest.raises(errors.Unusable, match=r"all chunk maps take .* Detach images"):
         await host.mirrors.attach_image(OTHER)

@@ -199,12 +199,10 @@ class Place:
         )
 
 
-async def test_shares_by_several_tables_stay_until_each_has_had_its_time(
-    tmp_path, monkeypatch, mock_clock
-):
-    monkeypatch.setattr(pins, "FORMERS", 3)
+async def test_shares_by_several_tables_stay_until_each_has_had_its_time(tmp_path, mock_clock):
+    limits = pins.PinLimits(former_shares=3)
     place = Place("h1", "h2")  # each has all of it
-    async with keeping(tmp_path, shares=place.shares()) as host:
+    async with keeping(tmp_path, shares=place.shares(), pin_limits=limits) as host:
         host.add(DATA)
         await make(host, IMAGE)
         parts, names = [host.pins.pinned_of(IMAGE)], ["h1", "h2"]
@@ -218,7 +216,7 @@ async def test_shares_by_several_tables_stay_until_each_has_had_its_time(
             assert promised_bytes(host) == 2 * MIB
         assert len(host.pins._former[IMAGE]) == 3
         left = {cid for part in parts[-3:] for cid in part.list_contents()}
-        mock_clock.jump(pins.FORMER_SHARE_S - 200)  # FORMER_SHARE_S after the fourth change
+        mock_clock.jump(limits.former_share_s - 200)  # that long after the fourth change
         await host.pins.release_former()
         assert promised_bytes(host) == CHUNK * len(left) < 2 * MIB
         mock_clock.jump(200)
@@ -288,8 +286,8 @@ async def test_smaller_limit_lets_images_of_others_make_room_at_the_start(tmp_pa
         assert list(host.pins.list_pins()) == [OTHER, IMAGE]
 
 
-async def test_share_of_an_image_without_room_is_found_once_for_each_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(pins, "FOUND", 1)
+async def test_share_of_an_image_without_room_is_found_once_for_each_table(tmp_path):
+    limits = pins.PinLimits(unpinned_parts=1)
     place, found = Place("h1", "h2"), []
     keeps = place.shares()
     part_of = keeps.part_of
@@ -299,7 +297,7 @@ async def test_share_of_an_image_without_room_is_found_once_for_each_table(tmp_p
         return part_of(image_map, table, pause)
 
     keeps.part_of = noted
-    async with keeping(tmp_path, 2 * MIB, shares=keeps) as host:
+    async with keeping(tmp_path, 2 * MIB, shares=keeps, pin_limits=limits) as host:
         host.add(one_host.image_bytes(3 * MIB))
         host.add(one_host.image_bytes(3 * MIB, seed=4), OTHER)
         for _ in range(3):
@@ -338,9 +336,9 @@ async def test_contents_of_an_image_that_is_larger_than_the_cache_are_not_looked
 async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
     tmp_path, monkeypatch, mock_clock
 ):
-    monkeypatch.setattr(pins, "FORMERS", 1)
+    limits = pins.PinLimits(former_shares=1)
     place, both = Place("h1", "h2", "h3"), replica_placement.union_of_parts
-    async with keeping(tmp_path, shares=place.shares()) as host:
+    async with keeping(tmp_path, shares=place.shares(), pin_limits=limits) as host:
         host.add(DATA)
         await make(host, IMAGE)
         place.be("h1", "h2", "h3", "h4")
@@ -354,7 +352,7 @@ async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
 
             monkeypatch.setattr(replica_placement, "union_of_parts", give_up)
             await host.pins.apply_ring(IMAGE)
-        mock_clock.jump(10 * pins.FORMER_SHARE_S)
+        mock_clock.jump(10 * limits.former_share_s)
         await host.pins.release_former()
         assert promised_bytes(host) == host.pins.pinned_of(IMAGE).total_bytes
         await host.pins.unpin_image(IMAGE)

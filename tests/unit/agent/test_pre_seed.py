@@ -105,15 +105,18 @@ async def test_empty_image_is_done_at_once(tmp_path):
         assert (await seed(host))["done_bytes"] == 0
 
 
-async def test_others_have_their_turns_while_homes_are_looked_for(host, monkeypatch):
-    monkeypatch.setattr(pre_seed, "LOOKS_IN_A_ROW", 8)
+async def test_others_have_their_turns_while_homes_are_looked_for(tmp_path):
     turns, looks = 0, collections.Counter()
+    chunks, in_a_row = 4 * pre_seed.LOOKS_IN_A_ROW, pre_seed.LOOKS_IN_A_ROW
 
     def is_home(ref):
         looks[turns] += 1
         return False
 
-    async with trio.open_nursery() as nursery:
+    async with (
+        one_host.one_host(tmp_path, data=bytes(chunks * CHUNK)) as host,
+        trio.open_nursery() as nursery,
+    ):
 
         async def others():
             nonlocal turns
@@ -124,4 +127,4 @@ async def test_others_have_their_turns_while_homes_are_looked_for(host, monkeypa
         nursery.start_soon(others)
         await seed(host, is_home=is_home)
         nursery.cancel_scope.cancel()
-    assert sum(looks.values()) == -(-len(DATA) // CHUNK) and max(looks.values()) <= 2 * 8
+    assert sum(looks.values()) == chunks and max(looks.values()) <= 2 * in_a_row

@@ -6,14 +6,12 @@ import uuid
 import pytest
 import trio
 
-from acstor_agent.core.images import fill_rate
 from acstor_agent.core.images import pin_record
 from acstor_agent.core.images import replica_holders
 from acstor_agent.core.images import replica_leases
 from acstor_agent.core.images import replica_placement
 from acstor_agent.engine import identity
 from acstor_agent.images.image import usage
-from acstor_agent.images.keep import background_fill
 from acstor_agent.images.keep import fill_status
 from acstor_agent.images.keep import hydration
 from acstor_agent.images.keep import pins
@@ -58,8 +56,8 @@ class Place:
 class Keeper(filling_host.FillingHost):
     """Host h1, which keeps its shares, and what it tells others."""
 
-    def __init__(self, host, place):
-        super().__init__(host, host.waiting)
+    def __init__(self, host, place, first_pause_s=0.2, grace_s=900.0):
+        super().__init__(host, host.waiting, slice_s=0.5, first_pause_s=first_pause_s)
         self.place = place
         self.told: list[tuple[str, peer_wire.Notification]] = []
         self.replicas = replication.Replication(
@@ -69,12 +67,19 @@ class Keeper(filling_host.FillingHost):
             current_ring=lambda: place.table,
             tell=lambda host_id, news: self.told.append((host_id, news)),
             wall_clock=lambda: place.wall_s,
+            limits=replication.ReplicationLimits(
+                tick_s=0.05, report_interval_s=0.1, grace_s=grace_s
+            ),
         )
         self.uses = usage.ImageUsage(
-            host.mirrors, set, set, clock=trio.current_time, is_for_others=self.replicas.is_leased
+            *(host.mirrors, set, set),
+            clock=trio.current_time,
+            is_for_others=self.replicas.is_leased,
+            limits=filling_host.USAGE_LIMITS,
         )
         self.whole = hydration.Hydration(
-            host.mirrors, self.uses, host.pins, self.filler, self.replicas
+            *(host.mirrors, self.uses, host.pins, self.filler, self.replicas),
+            limits=filling_host.HYDRATION_LIMITS,
         )
         self.loops = self.uses.run, self.whole.run, self.replicas.run
 
@@ -103,28 +108,21 @@ class Keeper(filling_host.FillingHost):
         return await self.host.mirrors.attach_image(image_id)
 
 
-def running(folder, place, limit_bytes=16 * MIB):
+def running(folder, place, limit_bytes=16 * MIB, pin_limits=one_host.PIN_LIMITS, **limits):
     return filling_host.running(
         folder,
         limit_bytes,
         (DATA, SECOND),
-        lambda host: Keeper(host, place),
+        lambda host: Keeper(host, place, **limits),
         shares=place.shares(),
+        pin_limits=pin_limits,
     )
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
-    """Let everything happen soon."""
-    for module, name, value in (
-        *filling_host.SHORT_INTERVALS,
-        (background_fill, "SLICE_S", 0.5),
-        (replication, "TICK_S", 0.05),
-        (replication, "TELL_EVERY_S", 0.1),
-        (replica_holders, "EVERY_S", 0.5),
-        (fill_rate, "FIRST_PAUSE_S", 0.2),
-    ):
-        monkeypatch.setattr(module, name, value)
+    """Let leases be renewed soon."""
+    monkeypatch.setattr(replica_holders, "EVERY_S", 0.5)
 
 
 @pytest.fixture
@@ -158,11 +156,8 @@ async def test_lease_that_is_not_renewed_ends(tmp_path, place):
         await until(lambda: not keeper.promised_bytes())
 
 
-async def test_share_follows_the_table_and_the_former_one_stays_for_a_while(
-    tmp_path, place, monkeypatch
-):
-    monkeypatch.setattr(pins, "FORMER_SHARE_S", 3.0)
-    async with running(tmp_path, place) as keeper:
+async def test_share_follows_the_table_and_the_former_one_stays_for_a_while(tmp_path, place):
+    async with running(tmp_path, place, pin_limits=pins.PinLimits(former_share_s=3.0)) as keeper:
         keeper.asks(H2, IMAGE)
         _, before = await keeper.answer(H2)
         place.table = table_of("h1", "h2", "h3", "h4", epoch=2)
@@ -184,9 +179,7 @@ async def test_pins_of_shares_are_there_before_the_cache_is_opened_again(tmp_pat
         assert host.source.reads == []
 
 
-async def test_lease_outlives_a_restart_and_ends_within_a_day_whatever_the_date(
-    tmp_path, place, monkeypatch
-):
+async def test_lease_outlives_a_restart_and_ends_within_a_day_whatever_the_date(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         keeper.asks(H2, IMAGE, lease_s=86400)
         await keeper.answer(H2)
@@ -202,9 +195,8 @@ async def test_lease_outlives_a_restart_and_ends_within_a_day_whatever_the_date(
         await until(lambda: keeper.replicas.is_leased(IMAGE))
         await keeper.whole._settle()
         assert keeper.promised_bytes()  # until who used it had time to ask again
-    monkeypatch.setattr(replication, "GRACE_S", 0.2)
     place.wall_s = 1e13
-    async with running(tmp_path, place) as keeper:
+    async with running(tmp_path, place, grace_s=0.2) as keeper:
         await until(lambda: not keeper.promised_bytes())
 
 
@@ -254,8 +246,7 @@ async def test_host_that_asks_for_too_much_is_told_so(tmp_path, place):
 
 
 async def test_pause_after_a_failure_outlives_the_lease(tmp_path, place, monkeypatch):
-    monkeypatch.setattr(fill_rate, "FIRST_PAUSE_S", 3600.0)
-    async with running(tmp_path, place) as keeper:
+    async with running(tmp_path, place, first_pause_s=3600.0) as keeper:
         unknown, attached = ids.ImageId(str(uuid.UUID(int=7))), []
         attach = keeper.host.mirrors.attach_image
 

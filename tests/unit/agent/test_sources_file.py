@@ -210,9 +210,9 @@ def answers(monkeypatch):
 
 
 async def test_reads_in_order_come_to_the_kernel_in_order_whichever_thread_is_first(
-    source, path, hinted, monkeypatch
+    tmp_path, path, hinted, monkeypatch
 ):
-    monkeypatch.setattr(file, "ORDER_S", 10.0)
+    source = file.FileSource(str(tmp_path), order_s=10.0)
     late_s, read = [0.2, 0.15, 0.1, 0.05, 0.0], {}
     real = source._open
     monkeypatch.setattr(source, "_open", lambda *args: time.sleep(late_s.pop(0)) or real(*args))
@@ -262,9 +262,8 @@ async def test_read_that_hangs_keeps_those_that_follow_it_for_a_moment_only(sour
         answers.set()
 
 
-async def test_read_that_was_given_up_keeps_nobody(source, path, answers, monkeypatch):
-    monkeypatch.setattr(file, "ORDER_S", 10.0)
-    read = {}
+async def test_read_that_was_given_up_keeps_nobody(tmp_path, path, answers):
+    source, read = file.FileSource(str(tmp_path), order_s=10.0), {}
     with trio.fail_after(5):
         async with trio.open_nursery() as nursery:
             with trio.CancelScope() as scope:

@@ -126,10 +126,9 @@ async def test_glance_is_asked_once_for_ranges_that_it_does_not_give(server):
     await both.aclose()
 
 
-async def test_glance_is_asked_again_when_that_is_old(server, monkeypatch):
-    monkeypatch.setattr(glance, "NO_RANGES_S", 0.0)
+async def test_glance_is_asked_again_when_that_is_old(server):
     server.files[AT_GLANCE] = DATA
-    source = glance.GlanceSource(fake_glance.session(server.url))
+    source = glance.GlanceSource(fake_glance.session(server.url), no_ranges_s=0.0)
     server.behaviours = [http_server.fine, http_server.status(400)]
     with pytest.raises(errors.ChunkRefused):
         await source.read(IMAGE, 0, 4)

@@ -253,11 +253,12 @@ async def test_connection_that_the_server_has_closed_meanwhile_is_not_used(sourc
     assert server.connections == 2
 
 
-async def test_connection_that_was_idle_for_long_is_not_used(source, server, monkeypatch):
-    monkeypatch.setattr(http_pool, "KEEP_ALIVE_S", 0.1)
+async def test_connection_that_was_idle_for_long_is_not_used(server):
+    source = http.HttpSource(server.url, http_pool.Limits(keep_alive_s=0.1))
     await source.read(BLOB, 0, 10)
     await trio.sleep(0.2)
     await source.read(BLOB, 0, 10)
+    await source.aclose()
     assert server.connections == 2
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests that wait for long, told and ended; that real processes end is tested on real mounts."""
 
+import dataclasses
 import threading
 import types
 
@@ -17,12 +18,14 @@ from acstor_common.model import ids
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 DISK = disk_header.DiskId("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
+QUICK = stuck_requests.StuckLimits(check_interval_s=0.01, suspect_after_s=0.05, late_s=0.1)
+"""For tests with threads, which do not go with a clock that jumps."""
 
 
 class Mount:
     """Guests that wait, the look after them, and what is found out about their processes."""
 
-    def __init__(self, nursery, monkeypatch):
+    def __init__(self, nursery, monkeypatch, limits):
         self.known = inodes.Inodes(inodes.keyed(bytes(32)))
         self.inode = self.known.know_image(IMAGE)
         self.known.know_disk(DISK)
@@ -30,7 +33,7 @@ class Mount:
         clock = types.SimpleNamespace(monotonic=trio.current_time)
         monkeypatch.setattr(read_admission, "time", clock)
         self.rescue = stuck_requests.StuckRequests(
-            self.waiting.table, self.known, trio.current_time
+            self.waiting.table, self.known, trio.current_time, limits
         )
         self.killed, self.asked, self.ended = set(), [], []
         self.has_ended = trio.Event()
@@ -61,20 +64,18 @@ class Mount:
 
 
 @pytest.fixture
-def mount(nursery, monkeypatch):
-    return Mount(nursery, monkeypatch)
+def limits():
+    return stuck_requests.StuckLimits()
 
 
 @pytest.fixture
-def hurry(monkeypatch):
-    """Let it all be quick: threads and a clock that jumps do not go together."""
-    monkeypatch.setattr(stuck_requests, "CHECK_INTERVAL_S", 0.01)
-    monkeypatch.setattr(stuck_requests, "SUSPECT_AFTER_S", 0.05)
-    monkeypatch.setattr(stuck_requests, "LATE_S", 0.1)
+def mount(nursery, monkeypatch, limits):
+    return Mount(nursery, monkeypatch, limits)
 
 
 @pytest.mark.expect_log("have waited for up to")
-async def test_who_is_killed_is_ended_and_others_wait_on(hurry, mount):
+@pytest.mark.parametrize("limits", [QUICK])
+async def test_who_is_killed_is_ended_and_others_wait_on(mount):
     killed, living = mount.guest(7), mount.guest(8)
     mount.read(killed)
     mount.read(living, "refused")
@@ -88,7 +89,8 @@ async def test_who_is_killed_is_ended_and_others_wait_on(hurry, mount):
     assert mount.rescue.list_late()[IMAGE].why == "refused"
 
 
-async def test_request_that_is_newer_than_the_look_at_processes_waits_on(hurry, mount, monkeypatch):
+@pytest.mark.parametrize("limits", [dataclasses.replace(QUICK, late_s=1e9)])
+async def test_request_that_is_newer_than_the_look_at_processes_waits_on(mount, monkeypatch):
     killed = mount.guest(7)
     looks, goes_on = threading.Event(), threading.Event()
 
@@ -98,7 +100,6 @@ async def test_request_that_is_newer_than_the_look_at_processes_waits_on(hurry, 
         return [killed]
 
     monkeypatch.setattr(mount.rescue._dying, "killed_of", among)
-    monkeypatch.setattr(stuck_requests, "LATE_S", 1e9)
     mount.read(killed)
     with trio.fail_after(20):
         assert await trio.to_thread.run_sync(looks.wait, 15)
@@ -130,7 +131,8 @@ async def test_image_is_told_once_in_a_while_however_many_wait(mount, autojump_c
 
 
 @pytest.mark.expect_log("have waited for up to")
-async def test_guest_whose_process_cannot_be_seen_is_never_ended(hurry, mount):
+@pytest.mark.parametrize("limits", [QUICK])
+async def test_guest_whose_process_cannot_be_seen_is_never_ended(mount):
     unseen, disk = mount.guest(0), inodes.guest_of_disk(DISK)
     mount.killed |= {unseen, disk}
     mount.read(unseen)

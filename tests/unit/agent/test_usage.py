@@ -39,9 +39,10 @@ class Signs:
             raise self.open
         return self.open
 
-    def uses(self):
+    def uses(self, images_per_checkpoint=64):
         return usage.ImageUsage(
-            self.host.mirrors, self.look_for_open, lambda: self.bases, lambda: self.now_s
+            *(self.host.mirrors, self.look_for_open, lambda: self.bases, lambda: self.now_s),
+            limits=usage.UsageLimits(images_per_checkpoint=images_per_checkpoint),
         )
 
     def let_pass(self, uses, seconds=image_usage.IN_USE_S):
@@ -87,8 +88,8 @@ async def test_failed_look_shows_nothing(signs):
 
 
 async def test_guests_have_their_turns_while_images_are_looked_at(signs, monkeypatch):
-    monkeypatch.setattr(usage, "LOOKED_AT_A_TIME", 1)
-    uses, looked_at, stamp = signs.uses(), [], signs.host.mirrors.touched_ns
+    uses, looked_at = signs.uses(images_per_checkpoint=1), []
+    stamp = signs.host.mirrors.touched_ns
     turns = Turns()
 
     def touched_ns(image_id):
@@ -102,9 +103,8 @@ async def test_guests_have_their_turns_while_images_are_looked_at(signs, monkeyp
     assert first < second
 
 
-async def test_image_that_is_detached_during_a_look_is_forgotten(signs, monkeypatch):
-    monkeypatch.setattr(usage, "LOOKED_AT_A_TIME", 1)
-    uses = signs.uses()
+async def test_image_that_is_detached_during_a_look_is_forgotten(signs):
+    uses = signs.uses(images_per_checkpoint=1)
     await uses.scan_processes()
 
     async def detach():
