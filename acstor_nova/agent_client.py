@@ -97,10 +97,10 @@ class AgentClient:
         return ZeroMap(cut, base64.b64decode(said["zeros"]), os_hash)
 
     def notify_power_off(
-        self, instance_id: str, timeout_s: float, *, is_taken_back: bool = False
+        self, instance_id: str, timeout_s: float, *, is_cancelled: bool = False
     ) -> None:
         """Let reads of an instance fail instead of wait, as it is powered off; or not."""
-        self._ask(control_wire.PowerOff(instance_id, is_taken_back), timeout_s)
+        self._ask(control_wire.PowerOff(instance_id, is_cancelled), timeout_s)
 
     def count_fallback(self, reason: control_wire.Fallback, times: int) -> None:
         """Add fallbacks to the agent's counters."""

@@ -281,7 +281,7 @@ def _is_reused(error: Exception) -> bool:
     return isinstance(error, errors.AgentRefused) and error.kind == errors.ImageIdReused.__name__
 
 
-def notify_power_off(host: HostContext, instance_id: str, *, is_taken_back: bool = False) -> None:
+def notify_power_off(host: HostContext, instance_id: str, *, is_cancelled: bool = False) -> None:
     """Tell the agent that an instance on a mirror is being switched off, or stays on.
 
     Otherwise a QEMU whose reads wait ends only when libvirt kills it after 10 s.
@@ -291,10 +291,10 @@ def notify_power_off(host: HostContext, instance_id: str, *, is_taken_back: bool
     if any(base is not None and mirror_link.is_agent_file(base) for base in bases):
         try:
             host.agent.notify_power_off(
-                instance_id, host.timeouts.power_off_s, is_taken_back=is_taken_back
+                instance_id, host.timeouts.power_off_s, is_cancelled=is_cancelled
             )
         except (errors.AgentUnreachable, errors.AgentRefused) as e:
-            may = "fail for a minute" if is_taken_back else "delay its end"
+            may = "fail for a minute" if is_cancelled else "delay its end"
             LOG.info("instance %s: its reads may %s: %s", instance_id, may, e)
 
 

@@ -424,7 +424,7 @@ def _register_poweroff(module: ModuleType) -> None:
         try:
             stock(self)
         except BaseException:  # it may still run, so its reads must wait again
-            _notify_power_off(backend.host, self.uuid, is_taken_back=True)
+            _notify_power_off(backend.host, self.uuid, is_cancelled=True)
             raise
 
     try:
@@ -436,10 +436,10 @@ def _register_poweroff(module: ModuleType) -> None:
     setattr(module.Guest, _MARK, True)
 
 
-def _notify_power_off(host: Any, instance_id: str, is_taken_back: bool = False) -> None:
+def _notify_power_off(host: Any, instance_id: str, is_cancelled: bool = False) -> None:
     from acstor_nova import imagebackend
 
     try:
-        imagebackend.notify_power_off(host, instance_id, is_taken_back=is_taken_back)
+        imagebackend.notify_power_off(host, instance_id, is_cancelled=is_cancelled)
     except Exception:
         LOG.exception("cannot report the power-off of an instance to the agent")

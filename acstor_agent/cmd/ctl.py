@@ -117,8 +117,8 @@ def _add_queries(add: _Add) -> None:
 
 def _add_image_commands(add: _Add) -> None:
     for name, text, kind in (
-        ("ensure", "attach an image now", control_wire.AttachImage),
-        ("drop", "detach an image that no guest uses", control_wire.DetachImage),
+        ("attach", "attach an image now", control_wire.AttachImage),
+        ("detach", "detach an image that no guest uses", control_wire.DetachImage),
         ("pre-seed", "fetch all of an image to this host and pin it", control_wire.PreSeed),
         ("unpin", "keep a pre-seeded image only while servers use it", control_wire.Unpin),
         ("pause", "stop filling the cache with an image", _fill_mode(_FillMode.PAUSED)),

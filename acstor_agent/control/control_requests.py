@@ -81,9 +81,9 @@ class ControlRequests:
                 return await trio.to_thread.run_sync(self._status)
             case control_wire.Timelines(wanted_id):
                 return {"timelines": self._timelines.timelines_of(wanted_id)}
-            case control_wire.PowerOff(instance_id, is_taken_back):
+            case control_wire.PowerOff(instance_id, is_cancelled):
                 instance_id = ids.parse_image_id(instance_id)
-                return {"processes": await self._stuck.switched_off(instance_id, is_taken_back)}
+                return {"processes": await self._stuck.power_off(instance_id, is_cancelled)}
             case control_wire.CountFallback(reason, times):
                 self.nova_fallbacks[reason.value] += times
                 return None
@@ -104,9 +104,9 @@ class ControlRequests:
     ) -> Any:
         match request:
             case control_wire.AttachImage():
-                return await self._ensure(request)
+                return await self._attach(request)
             case control_wire.DetachImage(image_id):
-                return await self._drop(ids.parse_image_id(image_id))
+                return await self._detach(ids.parse_image_id(image_id))
             case control_wire.PreSeed(image_id):
                 return await self._images.pre_seed(image_id, report)
             case control_wire.Unpin(image_id):
@@ -131,12 +131,12 @@ class ControlRequests:
             case control_wire.ListRestoredDisks():
                 return await self._disks.list_restored()
 
-    async def _ensure(self, request: control_wire.AttachImage) -> dict[str, Any]:
+    async def _attach(self, request: control_wire.AttachImage) -> dict[str, Any]:
         began_s = time.monotonic()
         expected = image_record.parse_os_hash(request.os_hash_algo, request.os_hash_value)
         found = await self._images.attach(request.image_id, request.head_bytes, expected)
         found.boots.begin_boot()
-        self._timelines.image_ensured(found.map.image_id, began_s)
+        self._timelines.image_attached(found.map.image_id, began_s)
         stored = found.map.layout.stored
         return {
             "image_id": found.map.image_id,
@@ -145,7 +145,7 @@ class ControlRequests:
             "stored_bytes": stored.size_bytes,
         }
 
-    async def _drop(self, image_id: ids.ImageId) -> dict[str, str]:
+    async def _detach(self, image_id: ids.ImageId) -> dict[str, str]:
         await self._disks.check_unused_image(image_id)
         self._eviction.detach_image(image_id)
         await self._images.forget_image(image_id)  # only now: one that cannot go stays pinned

@@ -34,9 +34,9 @@ FDS_LIMIT = 16
 """Most descriptors of one file compared between two processes; more count as shared."""
 INIT = 1
 """Opens no images, and may be unreadable in a container."""
-TOLD_S = 60.0
+POWER_OFF_S = 60.0
 """How long a process counts as dying after its instance's power-off was announced."""
-TOLD_LIMIT = 1024
+POWER_OFF_LIMIT = 1024
 _ROOT_DISKS = frozenset({"disk", "disk.rescue"})
 _KCMP = {"x86_64": 312, "aarch64": 272, "riscv64": 272, "ppc64le": 354, "s390x": 343}
 _KCMP_FILE = 0
@@ -55,7 +55,7 @@ class Waiter(NamedTuple):
     tag: int
 
 
-class _SwitchedOff(NamedTuple):
+class _PowerOff(NamedTuple):
     instance_id: str
     ends_s: float
 
@@ -72,29 +72,29 @@ class KilledGuests:
         self._scanned_s = -RESCAN_S
         self._not_before_s = -math.inf
         self._is_told = False
-        self._switched_off: dict[tuple[int, int], _SwitchedOff] = {}
+        self._power_offs: dict[tuple[int, int], _PowerOff] = {}
 
-    def switched_off(
-        self, instance_id: str, processes_: Iterable[tuple[int, int]], now_s: float
+    def note_power_off(
+        self, instance_id: str, processes: Iterable[tuple[int, int]], now_s: float
     ) -> None:
-        """Treat the processes of an instance as dying for :data:`TOLD_S`.
+        """Treat the processes of an instance as dying for :data:`POWER_OFF_S`.
 
-        :param processes_: see :func:`guests_of`
+        :param processes: see :func:`guests_of`
         :raises errors.Unusable: there are too many
         """
-        known = {one: told for one, told in self._switched_off.items() if told.ends_s > now_s}
-        known.update(dict.fromkeys(processes_, _SwitchedOff(instance_id, now_s + TOLD_S)))
-        if len(known) > TOLD_LIMIT:
-            raise errors.Unusable("this agent", f"{TOLD_LIMIT} processes are being shut down")
-        self._switched_off = known
+        known = {one: told for one, told in self._power_offs.items() if told.ends_s > now_s}
+        known.update(dict.fromkeys(processes, _PowerOff(instance_id, now_s + POWER_OFF_S)))
+        if len(known) > POWER_OFF_LIMIT:
+            raise errors.Unusable("this agent", f"{POWER_OFF_LIMIT} processes are being shut down")
+        self._power_offs = known
 
     def cancel_power_off(self, instance_id: str) -> int:
         """Treat the processes of an instance as alive again; return their number."""
-        before = self._switched_off
-        self._switched_off = {
+        before = self._power_offs
+        self._power_offs = {
             one: told for one, told in before.items() if told.instance_id != instance_id
         }
-        return len(before) - len(self._switched_off)
+        return len(before) - len(self._power_offs)
 
     def killed_of(self, waiters: Sequence[Waiter], now_s: float) -> list[requests.Stream]:
         """Return the guests whose processes are all being killed; blocks."""
@@ -131,7 +131,7 @@ class KilledGuests:
         if since_s >= RESCAN_S or any(waiter.guest not in self._pids for waiter in waiters):
             return True
         known = set().union(*(self._pids[waiter.guest] for waiter in waiters))
-        told = {pid for pid, _ in self._switched_off}
+        told = {pid for pid, _ in self._power_offs}
         return bool(known & told) or any(_is_marked(pid) for pid in known)
 
     def _holders(
@@ -165,7 +165,7 @@ class KilledGuests:
     ) -> process_state.Holder:
         tag = tag_of_opener(pid, self._tag)
         first = next(_threads_of(pid, [pid]), None)
-        told = first and self._switched_off.get((pid, first.started))
+        told = first and self._power_offs.get((pid, first.started))
         is_dying = told is not None and told.ends_s > now_s
         # Other threads, which may be many, are rarely needed.
         if not is_dying and _is_marked(pid):

@@ -51,7 +51,7 @@ class StuckRequests:
         self._dying = killed_guests.KilledGuests(known.process_tag)
         self._thread = trio.CapacityLimiter(1)  # its own: the shared threads may all hang
         self._asked = trio.CapacityLimiter(1)
-        self._telling = trio.Lock()  # a withdrawal must follow its announcement
+        self._announcing = trio.Lock()  # a cancellation must follow its power-off
         self._told = log_limit.LogLimit(TELLS_EVERY_S)
 
     async def run(self) -> None:
@@ -60,22 +60,22 @@ class StuckRequests:
             nursery.start_soon(self._tell)
             nursery.start_soon(self._let_go)
 
-    async def switched_off(self, instance_id: str, is_taken_back: bool = False) -> int:
+    async def power_off(self, instance_id: str, is_cancelled: bool = False) -> int:
         """Stop blocking the requests of an instance that is being powered off.
 
         SIGTERM alone does not end a QEMU with blocked reads; libvirt waits for it for 10 s.
 
-        :param is_taken_back: withdraw this: the instance stays on
+        :param is_cancelled: the instance stays on
         :returns: number of processes
         :raises errors.Unusable: too many are being powered off, or processes cannot be scanned
         """
-        async with self._telling:
-            if is_taken_back:
+        async with self._announcing:
+            if is_cancelled:
                 return self._dying.cancel_power_off(instance_id)
             guests = await trio.to_thread.run_sync(
                 killed_guests.guests_of, instance_id, abandon_on_cancel=True, limiter=self._asked
             )
-            self._dying.switched_off(instance_id, guests, self._clock())
+            self._dying.note_power_off(instance_id, guests, self._clock())
             return len(guests)
 
     async def _tell(self) -> None:

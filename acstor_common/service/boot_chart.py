@@ -70,7 +70,7 @@ def draw(timeline: boot_timeline.Timeline, events: Sequence[Event] = ()) -> str:
 
 def shares(timeline: boot_timeline.Timeline, events: Sequence[Event] = ()) -> list[TimeShare]:
     """Return the shares of the time from the beginning to the last read, in order."""
-    ready_s = _covered_s(span for span in timeline.spans if span.what == "ensure")
+    ready_s = _covered_s(span for span in timeline.spans if span.what == "attach")
     ready_s = min(ready_s, timeline.opened_s)
     found = [
         TimeShare("agent: until the image was ready for Nova", ready_s),

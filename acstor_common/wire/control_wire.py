@@ -71,7 +71,7 @@ class Timelines(ControlRequest, frozen=True, tag="timelines"):
     wanted_id: str = ""
 
 
-class AttachImage(ControlRequest, frozen=True, tag="ensure"):
+class AttachImage(ControlRequest, frozen=True, tag="attach-image"):
     """Attach an image to the mirror now, so that opening it does not block.
 
     :param head_bytes: bytes to cache from the start of the image
@@ -85,7 +85,7 @@ class AttachImage(ControlRequest, frozen=True, tag="ensure"):
     os_hash_value: Annotated[str, msgspec.Meta(max_length=MAX_HASH_TEXT)] = ""
 
 
-class DetachImage(ControlRequest, frozen=True, tag="drop"):
+class DetachImage(ControlRequest, frozen=True, tag="detach-image"):
     """Detach an image that no guest uses."""
 
     image_id: str
@@ -118,11 +118,14 @@ class SetFillMode(ControlRequest, frozen=True, tag="set-fill-mode"):
             raise ValueError(f"fill mode {self.mode} takes no deadline")
 
 
-class PowerOff(ControlRequest, frozen=True, tag="switched-off"):
-    """Nova powers an instance off, or takes that back: fail its guest's pending reads."""
+class PowerOff(ControlRequest, frozen=True, tag="power-off"):
+    """Nova is powering an instance off: fail its guest's pending reads.
+
+    :param is_cancelled: the instance stays on
+    """
 
     instance_id: str
-    is_taken_back: bool = False
+    is_cancelled: bool = False
 
 
 class Zeros(ControlRequest, frozen=True, tag="zeros"):
@@ -174,7 +177,7 @@ class AttachCheckpoint(ControlRequest, frozen=True, tag="attach-checkpoint"):
     max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
-class ListRestoredDisks(ControlRequest, frozen=True, tag="recovered"):
+class ListRestoredDisks(ControlRequest, frozen=True, tag="list-restored-disks"):
     """Returns disks created from checkpoints, and their progress."""
 
 
@@ -256,7 +259,7 @@ def encode(message: ControlRequest | Reply) -> bytes:
     r"""Return a message as a line.
 
     >>> encode(AttachImage("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"))
-    b'{"op":"ensure","image_id":"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"}\n'
+    b'{"op":"attach-image","image_id":"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"}\n'
     """
     return _encoder.encode(message) + b"\n"
 

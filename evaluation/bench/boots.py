@@ -53,7 +53,7 @@ def prepare(folder: pathlib.Path, say: harness.Say) -> Prepared:
 
 def wait_ready(agent: agents.Agent, image_id: ids.ImageId) -> None:
     """Let an agent load a boot image, and wait until it is in memory."""
-    agents.request(agent.control_socket, "ensure", image_id=image_id)
+    agents.request(agent.control_socket, "attach-image", image_id=image_id)
 
     def is_ready() -> bool:
         shown = agent.status()["images"][image_id]["boot_image"]

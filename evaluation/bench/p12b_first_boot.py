@@ -87,7 +87,7 @@ def boot_cold(made: boots.Prepared) -> tuple[float, boot_timeline.Timeline]:
     ):
         agent.wait_ready()
         began_s = time.monotonic()
-        agents.request(agent.control_socket, "ensure", image_id=made.image_id)
+        agents.request(agent.control_socket, "attach-image", image_id=made.image_id)
         ensured_s = time.monotonic() - began_s
         seconds = boots.login_s(net.hosts[0], agent.image_path(made.image_id))
         timeline = timeline_of(agent, made.image_id)

@@ -166,7 +166,7 @@ def measure(lab: Lab, policy: str, say: harness.Say) -> dict[str, Any]:
         read_deadline_s=DEADLINE_S,
     ) as peer:
         peer.wait_ready()
-        agents.request(peer.control_socket, "ensure", image_id=lab.image_id)
+        agents.request(peer.control_socket, "attach-image", image_id=lab.image_id)
         took_s = read_all(
             {
                 "guest 1": (lab.image, starts[0], starts[2]),

@@ -43,7 +43,7 @@ def of_agent(folder: pathlib.Path) -> dict[str, int]:
     image_id = images.add(local.random_bytes(IMAGE_BYTES))
     with hosts.running(folder / "h1", images, life_s=600) as agent:
         found = {"agent_started_bytes": memory_bytes(agent)}
-        agent.ctl("ensure", image_id)
+        agent.ctl("attach", image_id)
         found["agent_with_image_bytes"] = memory_bytes(agent)
         with agent.image_path(image_id).open("rb") as mirror:
             for _ in range(READ_BYTES // PIECE_BYTES):

@@ -57,7 +57,7 @@ def become_whole(cloud: collective.Cloud, say: harness.Say) -> list[tuple[float,
     """Have the first host keep the image; return its share in the cloud, second by second."""
     agent, image_id = cloud.agents[0], cloud.images.ids[0]
     began_s = told_s = time.monotonic()
-    agent.ctl("ensure", image_id)
+    agent.ctl("attach", image_id)
     seen = [(0.0, 0.0)]
     while True:
         shown, now_s = w1_whole.whole(agent, image_id), time.monotonic()

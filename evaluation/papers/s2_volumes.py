@@ -218,7 +218,7 @@ def _load_s(boot: s2_boot.Boot, agent: agents.Agent, count: int) -> float:
     wanted = [boot.image_id(number) for number in range(count)]
     began_s = time.monotonic()
     for image_id in wanted:
-        agents.request(agent.control_socket, "ensure", image_id=image_id)
+        agents.request(agent.control_socket, "attach-image", image_id=image_id)
 
     def are_ready() -> bool:
         shown = agent.status()["images"]

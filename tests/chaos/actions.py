@@ -268,11 +268,11 @@ def _attach_and_drop(world: World, step: plan.Step, _: random.Random) -> Undo:
     host, path = world.hosts[step.host], world.truth / world.spare_id
 
     def work() -> None:
-        host.ask("ensure", image_id=world.spare_id)
+        host.ask("attach-image", image_id=world.spare_id)
         argv = ["dd", f"if={host.image_path(world.spare_id)}", "iflag=direct", "bs=1M"]
         if why := read_wrong([*argv, "status=none"], path.read_bytes(), SPARE_READ_S):
             world.found(f"{step.host}: a read of the spare image: {why}")
-        host.ask("drop", image_id=world.spare_id)
+        host.ask("detach-image", image_id=world.spare_id)
 
     return _aside(world, work)
 

@@ -75,7 +75,7 @@ def test_disk_that_fills_while_neighbours_chunks_are_prefetched(tmp_path, images
             tmp_path, images, ("h1", "h2"), each=lambda name: small if name == "h1" else {}
         ) as cloud:
             agent = cloud["h1"]
-            agent.ctl("ensure", image_id)
+            agent.ctl("attach", image_id)
             pid = agent.worker_pid()
             assert read_direct(cloud["h2"].image_path(image_id)) == DATA
 

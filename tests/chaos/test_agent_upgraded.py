@@ -21,7 +21,7 @@ pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 CLIENT_S = 30.0
 
 
-class NextEnsure(control_wire.ControlRequest, frozen=True, tag="ensure"):
+class NextEnsure(control_wire.ControlRequest, frozen=True, tag="attach-image"):
     """What the next version of Nova's part asks: it knows one thing more."""
 
     image_id: str

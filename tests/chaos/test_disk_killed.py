@@ -143,7 +143,7 @@ def test_full_disk_is_told_to_the_writer_and_nothing_is_lost(tmp_path, images):
 def test_full_disk_makes_no_half_a_disk(tmp_path, images):
     image_id = images.add(DATA)
     with running_on_small_disk(tmp_path, images, MIB) as (agent, folder):
-        agents.request(agent.control_socket, "ensure", image_id=image_id)
+        agents.request(agent.control_socket, "attach-image", image_id=image_id)
         with contextlib.suppress(OSError):
             (folder / "others").write_bytes(bytes(MIB))
         with pytest.raises(agents.errors.Unusable, match="No space left"):

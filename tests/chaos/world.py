@@ -85,7 +85,7 @@ class World:
             stack.callback(self._kill_readers)
             for host in self.hosts.values():
                 for image_id in self.image_ids:
-                    host.ask("ensure", image_id=image_id)
+                    host.ask("attach-image", image_id=image_id)
                 for number in range(len(self.image_ids) * 2):
                     self.readers[host.name].append(self._make_reader(host, number))
             for number in range(self._guest_count):

@@ -222,7 +222,7 @@ class WatchedCloud:
             self.folder / name / "nova", agent, installed.BIN / "acstor-nova-manage"
         )
         image_id = self.image_ids[HOSTS.index(name)]
-        agent.ctl("ensure", image_id)
+        agent.ctl("attach", image_id)
         made.make_instance(image_id)
         return made
 
@@ -358,7 +358,7 @@ class WatchedCloud:
         """Let the cache of a host be too small for what its instances use."""
         small = {"acstor_agent": {"cache_limit_bytes": str(IMAGE_BYTES * 3 // 2)}}
         with self.reconfigured(BROKEN, small):
-            self.agents[BROKEN].ctl("ensure", self.image_ids[0])
+            self.agents[BROKEN].ctl("attach", self.image_ids[0])
             self.nova[BROKEN].make_instance(self.image_ids[0])
             yield
 

@@ -38,7 +38,7 @@ def check_refused(agent: agents.Agent, said: str) -> None:
     pid = agent.worker_pid()
     assert errno_of(os.stat, agent.image_path(IMAGE)) == errno.EIO
     with pytest.raises(errors.Unusable, match=said):
-        agents.request(agent.control_socket, "ensure", image_id=IMAGE)
+        agents.request(agent.control_socket, "attach-image", image_id=IMAGE)
     assert said in agent.log()
     status = agent.status()
     assert (status["images"], status["worker_pid"]) == ({}, pid)
@@ -99,7 +99,7 @@ def test_map_that_went_bad_on_this_host_is_taken_again(images, start):
     data = local.random_bytes(5 * CHUNK)
     images.add(data, IMAGE)
     agent = start()
-    agent.ctl("ensure", IMAGE)
+    agent.ctl("attach", IMAGE)
     agent.stop()
     kept = agent.folder / "state" / "maps" / f"{IMAGE}.acmap"
     kept.write_bytes(kept.read_bytes()[:-7])
@@ -161,7 +161,7 @@ def test_image_deleted_in_use_keeps_what_is_cached_and_cannot_be_attached_anew(i
         images.map_path(IMAGE).unlink()
         os.posix_fadvise(guest.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         assert os.pread(guest.fileno(), len(data), 0) == data
-    agent.ctl("drop", IMAGE)
+    agent.ctl("detach", IMAGE)
     assert errno_of(open, agent.image_path(IMAGE)) == errno.EIO  # an empty folder: not mounted?
     images.add(data, OTHER)
     assert errno_of(open, agent.image_path(IMAGE)) == errno.ENOENT

@@ -60,7 +60,7 @@ def wait_state(agent: agents.Agent, image_id: ids.ImageId, wanted: str) -> None:
 def test_boot_is_served_from_memory_and_memory_is_given_back(images, image_id, start):
     head = images.add_boot_image(image_id, TRACE)
     agent = start(constants={tuned.BOOT_IDLE_S: 1})
-    agents.request(agent.control_socket, "ensure", image_id=image_id)
+    agents.request(agent.control_socket, "attach-image", image_id=image_id)
     wait_state(agent, image_id, "ready")
     assert agent.status()["boot"]["memory_bytes"] == head.raw_bytes
     images.path(image_id).unlink()  # nothing of what is read now may come from the source

@@ -107,7 +107,7 @@ class Kept:
 
     def recovered(self, agent: agents.Agent) -> dict[str, object]:
         """Return what the agent tells of it."""
-        [told] = agents.request(agent.control_socket, "recovered")["disks"]
+        [told] = agents.request(agent.control_socket, "list-restored-disks")["disks"]
         return told
 
     def is_whole(self, agent: agents.Agent) -> bool:
@@ -177,7 +177,7 @@ def test_what_no_holder_has_cannot_be_attached(tmp_path, images, kept):
     with running(tmp_path, images) as agent:
         with pytest.raises(errors.Unusable, match="any holder"):
             kept.attach(agent)
-        assert agents.request(agent.control_socket, "recovered")["disks"] == []
+        assert agents.request(agent.control_socket, "list-restored-disks")["disks"] == []
 
 
 def test_disk_is_dropped_when_nobody_has_it_open(tmp_path, images, kept):
@@ -206,7 +206,7 @@ def test_what_no_disk_can_lie_on_is_refused(tmp_path, images, kept, backing):
         told = {**kept.told, "backing_file": backing}
         with pytest.raises(errors.Unusable, match=r"no absolute path|name of a backing file"):
             agents.request(agent.control_socket, "attach-checkpoint", **told)
-        assert agents.request(agent.control_socket, "recovered")["disks"] == []
+        assert agents.request(agent.control_socket, "list-restored-disks")["disks"] == []
 
 
 def test_only_what_the_checkpoint_has_is_copied_off_it(tmp_path, images, kept):

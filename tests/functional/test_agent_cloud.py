@@ -148,7 +148,7 @@ def test_source_down_leaves_what_peers_hold(tmp_path, images, image_id):
         with stack:
             cloud = stack.enter_context(hosts.cloud(tmp_path, images, ("h1", "h2"), **options))
             chunk_no, unread = owned_by(cloud, "h1")[:2]
-            cloud["h2"].ctl("ensure", image_id)
+            cloud["h2"].ctl("attach", image_id)
             assert read(cloud["h1"].image_path(image_id), chunk_no) == chunk(chunk_no)
             server.always = http_server.hang_up
             assert read(cloud["h2"].image_path(image_id), chunk_no) == chunk(chunk_no)
@@ -243,7 +243,7 @@ def test_host_that_leaves_the_ring_while_it_is_asked_is_just_not_asked(tmp_path,
         options = {"in_ring_only": ghosts, **patient(2.2), "variants": "no-read-ahead"}
         with hosts.cloud(tmp_path, images, ("h1",), **options) as cloud:
             agent = cloud["h1"]
-            agent.ctl("ensure", image_id)
+            agent.ctl("attach", image_id)
             chunk_no = owned_by(cloud, "slow", "gone")[0]
             got: list[bytes] = []
             path = agent.image_path(image_id)

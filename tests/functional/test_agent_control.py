@@ -70,7 +70,7 @@ def test_status_is_a_table_for_people_and_json_for_machines(images, start):
 def test_ensured_image_is_attached_before_anybody_opens_it(images, start):
     image_id = images.add(local.random_bytes(3 * CHUNK))
     agent = start()
-    assert json.loads(agent.ctl("--json", "ensure", image_id)) == {
+    assert json.loads(agent.ctl("--json", "attach", image_id)) == {
         "image_id": image_id,
         "size_bytes": 3 * CHUNK,
         "disk_format": "raw",
@@ -81,11 +81,11 @@ def test_ensured_image_is_attached_before_anybody_opens_it(images, start):
 
 def test_what_cannot_be_done_is_said_with_exit_status_1(start):
     agent = start()
-    for command in ("ensure", "pre-seed", "drop"):
+    for command in ("attach", "pre-seed", "detach"):
         done = ctl(agent, command, UNKNOWN)
         assert done.returncode == 1
         assert UNKNOWN in done.stderr
-    assert ctl(agent, "ensure", "not-an-image").returncode == 2
+    assert ctl(agent, "attach", "not-an-image").returncode == 2
     assert ctl(agent).returncode == 2
     nobody = subprocess.run(
         [agents.BIN / "acstor-agent-ctl", "--socket", "/nowhere/x.sock", "status"],
@@ -101,11 +101,11 @@ def test_image_in_use_is_not_dropped(images, start):
     image_id = images.add(data)
     agent = start()
     with agent.image_path(image_id).open("rb") as opened:
-        done = ctl(agent, "drop", image_id)
+        done = ctl(agent, "detach", image_id)
         assert done.returncode == 1
         assert f"[{os.getpid()}]" in done.stderr
         assert opened.read() == data
-    agent.ctl("drop", image_id)
+    agent.ctl("detach", image_id)
     assert agent.status()["images"] == {}
     assert os.listdir(agent.mount_point / "images") == []
     assert agent.image_path(image_id).read_bytes() == data
@@ -126,10 +126,10 @@ def test_image_in_use_in_another_mount_namespace_is_not_dropped(images, start):
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as guest:
         guest.stdout.readline()
         try:
-            assert str(guest.pid) in ctl(agent, "drop", image_id).stderr
+            assert str(guest.pid) in ctl(agent, "detach", image_id).stderr
         finally:
             guest.stdin.close()
-    assert ctl(agent, "drop", image_id).returncode == 0
+    assert ctl(agent, "detach", image_id).returncode == 0
 
 
 def test_pre_seed_brings_everything_once(images, start):
@@ -163,7 +163,7 @@ def test_pre_seed_ends_with_its_client_and_the_agent_goes_on(images, start):
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     with http_server.serve(files) as server:
         agent = start(constants={tuned.BACKGROUND_LIMIT: 1}, **hosts.http_options(server.url))
-        agent.ctl("ensure", image_id)
+        agent.ctl("attach", image_id)
         server.always = http_server.slow(0.2)
         pid = agent.worker_pid()
         with connected(agent) as link:
@@ -229,8 +229,8 @@ def test_members_of_the_control_group_may_use_the_socket(start):
         b"{}\n",
         b"[]\n",
         b'{"op":"format-the-disk"}\n',
-        b'{"op":"ensure"}\n',
-        b'{"op":"ensure","image_id":7}\n',
+        b'{"op":"attach-image"}\n',
+        b'{"op":"attach-image","image_id":7}\n',
         b'{"op":"status","more":1}\n',
         b"[" * 100_000 + b"\n",
     ],
@@ -247,7 +247,7 @@ def test_line_that_is_no_request_is_refused_and_the_client_cut_off(shared, line)
 
 def test_request_that_makes_no_sense_is_refused_and_the_client_may_go_on(shared):
     with connected(shared) as link, link.makefile("rb") as replies:
-        for op in ("ensure", "drop", "pre-seed"):
+        for op in ("attach-image", "detach-image", "pre-seed"):
             for image_id in ("", "../../etc/passwd", "x" * 5000, UNKNOWN):
                 link.sendall(json.dumps({"op": op, "image_id": image_id}).encode() + b"\n")
                 assert json.loads(replies.readline())["reply"] == "failed"
@@ -291,7 +291,7 @@ def test_map_that_cannot_be_kept_is_an_answer_and_no_end(images, start):
     maps = agent.folder / "state" / "maps"
     subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", maps], check=True)
     try:
-        done = ctl(agent, "ensure", image_id)
+        done = ctl(agent, "attach", image_id)
         assert done.returncode == 1
         assert "Read-only file system" in done.stderr
         with pytest.raises(OSError, match="Read-only file system"):
@@ -299,7 +299,7 @@ def test_map_that_cannot_be_kept_is_an_answer_and_no_end(images, start):
         assert worker_lives_on(agent, pid)
     finally:
         subprocess.run(["umount", maps], check=True)
-    assert ctl(agent, "ensure", image_id).returncode == 0
+    assert ctl(agent, "attach", image_id).returncode == 0
 
 
 @pytest.fixture(scope="module")

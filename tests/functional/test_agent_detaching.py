@@ -89,7 +89,7 @@ def test_image_that_is_open_stays_and_one_that_was_detached_comes_back(images, s
     data = local.random_bytes(3 * CHUNK)
     one, other = images.add(data), images.add(local.random_bytes(CHUNK, seed=2))
     agent = start(life_s=LIFE_S, detach_unused_after_s=UNUSED_S)
-    agent.ctl("ensure", other)
+    agent.ctl("attach", other)
     with agent.image_path(one).open("rb", buffering=0) as opened:
         assert opened.read(10) == data[:10]
         hosts.wait_until(

@@ -211,14 +211,14 @@ def test_control_makes_shows_and_drops_disks(image_id, start):
     with pytest.raises(errors.Unusable, match="exists already"):
         agents.request(agent.control_socket, "make-disk", disk_id=disk_id, image_id=image_id)
     with pytest.raises(errors.Unusable, match=rf"disks \['{disk_id}'\] began as"):
-        agents.request(agent.control_socket, "drop", image_id=image_id)
+        agents.request(agent.control_socket, "detach-image", image_id=image_id)
     agent.ctl("drop-disk", disk_id)
     assert errno_of(os.stat, path) == errno.ENOENT
     assert list((agent.folder / "state" / "disks").iterdir()) == []
     agents.request(agent.control_socket, "make-disk", disk_id=disk_id, image_id=image_id)
     assert path.read_bytes() == DATA
     agent.ctl("drop-disk", disk_id)
-    agent.ctl("drop", image_id)
+    agent.ctl("detach", image_id)
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_hosts_of_two_versions_refuse_each_other_by_name_and_read_the_source(
         more = images.add(local.random_bytes(4 * MIB, seed=6))
 
         def is_asked():
-            cloud["h1"].ctl("ensure", more)
+            cloud["h1"].ctl("attach", more)
             cloud["h1"].image_path(more).read_bytes()
             return cloud["h3"].status()["exchange"]["served_chunks"] > 0
 
@@ -164,7 +164,7 @@ def test_host_that_stands_still_now_and_then_blames_nobody(tmp_path, images, ima
                     got.append(data)
                     time.sleep(0.02)
 
-        cloud["h1"].ctl("ensure", image_id)
+        cloud["h1"].ctl("attach", image_id)
         reader = threading.Thread(target=read)
         reader.start()
         for _ in range(4):

@@ -131,7 +131,7 @@ def test_images_that_nobody_has_are_not_kept_and_hold_nobody_up(tmp_path, images
         with impostor(cloud, "h1", "h99") as link, contextlib.suppress(ConnectionError):
             lying_peer.send(link, keeps(1))
             assert link.recv(1000) == b""  # not even Hello
-        cloud["h2"].ctl("ensure", image_id)  # an honest host is served beside it
+        cloud["h2"].ctl("attach", image_id)  # an honest host is served beside it
 
         def state() -> str | None:
             shown = cloud["h2"].status()["images"].get(image_id, {}).get("fill")
@@ -153,7 +153,7 @@ def test_flood_in_the_name_of_a_neighbour_costs_no_byte_and_no_memory(
     tmp_path, images, image_id, kind
 ):
     with hosts.cloud(tmp_path, images, ("h1", "h2", "h3"), life_s=60) as cloud:
-        cloud["h1"].ctl("ensure", image_id)
+        cloud["h1"].ctl("attach", image_id)
         pid = cloud["h1"].worker_pid()
         before = resident_bytes(pid)
         with impostor(cloud, "h1", "h3") as link:

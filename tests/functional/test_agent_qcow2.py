@@ -134,7 +134,7 @@ def test_qcow2_image_that_nobody_opens_becomes_whole_after_a_restart(images, sta
     data = qcow2_images.some_bytes(9 * MIB)
     image_id = qcow2_images.add(images, data, qcow2_images.DEFLATED)
     agent = start(**keeping.KEEPING, fill_rate_limit_mbit=1.0)
-    agent.ctl("ensure", image_id)
+    agent.ctl("attach", image_id)
     agent.ctl("pause", image_id)
     keeping.wait_for(agent, image_id, "paused")
     keeping.next_worker(agent)

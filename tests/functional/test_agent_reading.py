@@ -128,7 +128,7 @@ def test_folder_lists_what_was_opened_and_what_was_ensured(images, start):
     assert sorted(os.listdir(agent.mount_point)) == ["disks", "images"]
     assert os.listdir(folder) == []
     agent.image_path(opened).read_bytes()
-    agent.ctl("ensure", ensured)
+    agent.ctl("attach", ensured)
     assert sorted(os.listdir(folder)) == sorted([f"{opened}.raw", f"{ensured}.raw"])
     assert other not in agent.status()["images"]
     with os.scandir(folder) as entries:

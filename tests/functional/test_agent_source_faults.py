@@ -85,7 +85,7 @@ def test_bad_answers_are_eio_until_they_are_good_again(web, start, behaviour, sa
 def test_passing_faults_are_never_seen(web, start):
     server, image_id = web
     agent = begin(start, server, read_deadline_s=10)
-    agent.ctl("ensure", image_id)
+    agent.ctl("attach", image_id)
     bad = [http_server.status(503), http_server.half_a_body, http_server.garbage]
     server.behaviours = [behaviour for behaviour in bad for _ in range(2)]
     assert agent.image_path(image_id).read_bytes() == DATA

@@ -59,7 +59,7 @@ def test_boot_of_a_server_is_told_by_where_its_bytes_came_from(images, image_id,
     disk.parent.mkdir()
     disk.write_bytes(b"")
     agent = start()
-    agents.request(agent.control_socket, "ensure", image_id=image_id)
+    agents.request(agent.control_socket, "attach-image", image_id=image_id)
     hosts.wait_until(
         lambda: agent.status()["images"][image_id]["boot_image"]["state"] == "ready",
         "the boot image",
@@ -79,7 +79,7 @@ def test_boot_of_a_server_is_told_by_where_its_bytes_came_from(images, image_id,
     assert boot.bytes == {origin: one["bytes"] for origin, one in read.items() if one["bytes"]}
     assert sum(boot.bytes.values()) == len(DATA)
     assert boot.reads == CHUNKS and boot.boot_image == "ready"
-    assert {span.what for span in boot.spans} >= {"ensure", "chunk map", "boot image"}
+    assert {span.what for span in boot.spans} >= {"attach", "chunk map", "boot image"}
     assert sum(share.took_s for share in boot_chart.shares(boot)) == pytest.approx(boot.last_s)
     shown = agent.ctl("timeline", SERVER)
     assert f"Boot of server {SERVER}" in shown and "agent: boot image" in shown

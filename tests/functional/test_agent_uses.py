@@ -36,7 +36,7 @@ def wait_closed(agent: agents.Agent, image_id: str) -> None:
 def test_image_is_open_from_the_first_opening_to_the_last_closing(images, start):
     image_id = images.add(local.random_bytes(MIB))
     agent = start(life_s=LIFE_S)
-    agent.ctl("ensure", image_id)
+    agent.ctl("attach", image_id)
     wait_closed(agent, image_id)
     with agent.image_path(image_id).open("rb"):
         with agent.image_path(image_id).open("rb"):
@@ -49,7 +49,7 @@ def test_image_is_open_from_the_first_opening_to_the_last_closing(images, start)
 def test_next_worker_finds_out_what_is_open(images, start):
     one, other = images.add(local.random_bytes(MIB, 1)), images.add(local.random_bytes(MIB, 2))
     agent = start(life_s=LIFE_S)
-    agent.ctl("ensure", other)
+    agent.ctl("attach", other)
     with agent.image_path(one).open("rb") as opened:
         next_worker(agent)
         wait_closed(agent, other)
@@ -64,7 +64,7 @@ def test_next_worker_finds_out_what_is_open(images, start):
 def test_image_is_closed_when_its_process_was_killed(images, start):
     image_id = images.add(local.random_bytes(MIB))
     agent = start(life_s=LIFE_S)
-    agent.ctl("ensure", image_id)
+    agent.ctl("attach", image_id)
     wait_closed(agent, image_id)
     with agent.image_path(image_id).open("rb") as opened:
         other = subprocess.Popen(["sleep", "600"], stdin=opened)
@@ -80,7 +80,7 @@ def test_image_that_nova_touches_stays_and_one_that_it_does_not_touch_goes(image
     touched, other = images.add(local.random_bytes(MIB)), images.add(local.random_bytes(MIB, 2))
     agent = start(life_s=2 * LIFE_S, detach_unused_after_s=4 * usage.LOOK_S)
     for image_id in (touched, other):
-        agent.ctl("ensure", image_id)
+        agent.ctl("attach", image_id)
 
     def is_gone() -> bool:
         os.utime(agent.image_path(touched))

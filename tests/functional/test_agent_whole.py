@@ -103,9 +103,9 @@ def test_image_without_room_is_told_and_what_was_promised_first_stays(images, st
         "cache_may_grow_for_pins": may_grow,
     }
     agent = start(**KEEPING, **room)
-    agent.ctl("ensure", first)
+    agent.ctl("attach", first)
     wait_for(agent, first, "fully_cached")
-    agent.ctl("ensure", second)
+    agent.ctl("attach", second)
     if may_grow:
         wait_for(agent, second, "fully_cached")
         cache = agent.status()["cache"]
@@ -125,7 +125,7 @@ def test_smaller_cache_after_a_restart_gives_up_nothing_that_was_promised(images
     first, second = images.add(DATA), images.add(local.random_bytes(12 * MIB, 5))
     with hosts.running(tmp_path / "h1", images, cache_limit_bytes=64 * MIB, **KEEPING) as agent:
         for image_id in (first, second):
-            agent.ctl("ensure", image_id)
+            agent.ctl("attach", image_id)
             wait_for(agent, image_id, "fully_cached")
     images.path(first).unlink()
     images.path(second).unlink()
@@ -147,7 +147,7 @@ def test_one_of_two_instances_closes_and_the_image_stays(images, start):
             wait_for(agent, image_id, "fully_cached")
         next_worker(agent)  # it must find out by itself who has it open
         next_worker(agent)
-        agent.ctl("ensure", newer)
+        agent.ctl("attach", newer)
         wait_for(agent, newer, "fully_cached")
         assert hosts.fill_of(agent, image_id)["state"] == "fully_cached"
         assert agent.status()["cache"]["reserved_bytes"] > 12 * MIB / 2
@@ -157,7 +157,7 @@ def test_promises_outlive_a_restart_and_end_when_told(images, start):
     used, asked = images.add(DATA), images.add(local.random_bytes(MIB, 5))
     agent = start(**KEEPING)
     for image_id in (used, asked):
-        agent.ctl("ensure", image_id)
+        agent.ctl("attach", image_id)
     agent.ctl("pre-seed", asked)
     wait_for(agent, used, "fully_cached")
     assert hosts.fill_of(agent, asked)["is_pinned"]
@@ -169,7 +169,7 @@ def test_promises_outlive_a_restart_and_end_when_told(images, start):
     assert "pinned" in agent.ctl("status")
     agent.ctl("unpin", asked)
     assert not wait_for(agent, asked, "fully_cached")["is_pinned"]
-    agent.ctl("drop", used)
+    agent.ctl("detach", used)
     hosts.wait_until(
         lambda: hosts.fill_of(agent, used) is None, "an image that is not kept", SOON_S
     )
@@ -185,11 +185,11 @@ def test_drop_that_fails_takes_no_promise_back(images, start):
     hidden = its_map.rename(its_map.with_suffix(".hidden"))
     its_map.mkdir()
     with pytest.raises(errors.Unusable, match="directory"):
-        agents.request(agent.control_socket, "drop", image_id=image_id)
+        agents.request(agent.control_socket, "detach-image", image_id=image_id)
     assert wait_for(agent, image_id, "fully_cached")["is_pinned"]
     its_map.rmdir()
     hidden.rename(its_map)
-    agent.ctl("drop", image_id)
+    agent.ctl("detach", image_id)
     assert hosts.fill_of(agent, image_id) is None
     assert agent.status()["cache"]["reserved_bytes"] == 0
 
@@ -197,7 +197,7 @@ def test_drop_that_fails_takes_no_promise_back(images, start):
 def test_source_that_is_away_is_asked_again_and_the_image_becomes_whole(images, start):
     image_id = images.add(DATA)
     agent = start(**KEEPING)
-    agent.ctl("ensure", image_id)
+    agent.ctl("attach", image_id)
     hidden = images.path(image_id).with_suffix(".hidden")
     images.path(image_id).rename(hidden)
     shown = wait_for(agent, image_id, "failing")
@@ -217,7 +217,7 @@ def test_pause_hurry_and_resume(images, start):
     first, second = images.add(DATA), images.add(local.random_bytes(8 * MIB, 5))
     agent = start(**KEEPING, fill_rate_limit_mbit=1.0)
     for image_id in (first, second):
-        agent.ctl("ensure", image_id)
+        agent.ctl("attach", image_id)
     wait_for(agent, first, "filling")
     agent.ctl("pause", first)
     wait_for(agent, first, "paused")
@@ -245,7 +245,7 @@ def test_pause_hurry_and_resume(images, start):
 def test_rate_is_bounded(images, start):
     image_id = images.add(DATA)
     agent = start(**KEEPING, fill_rate_limit_mbit=8.0)
-    agent.ctl("ensure", image_id)
+    agent.ctl("attach", image_id)
     wait_for(agent, image_id, "filling")
     before, at_s = hosts.fill_of(agent, image_id)["remaining_bytes"], time.monotonic()
     time.sleep(4)
@@ -257,7 +257,7 @@ def test_rate_is_bounded(images, start):
 def test_promises_that_are_lost_are_made_again_before_anything_is_pushed_out(images, start, damage):
     image_id = images.add(DATA)
     agent = start(**KEEPING)
-    agent.ctl("ensure", image_id)
+    agent.ctl("attach", image_id)
     wait_for(agent, image_id, "fully_cached")
     agent.stop()
     file = agent.state_dir / "pins.json"
@@ -277,7 +277,7 @@ def test_promises_that_are_lost_are_made_again_before_anything_is_pushed_out(ima
 def test_lost_chunks_of_a_whole_image_come_back(images, start):
     image_id = images.add(DATA)
     agent = start(**KEEPING, cache_limit_bytes=32 * MIB)
-    agent.ctl("ensure", image_id)
+    agent.ctl("attach", image_id)
     wait_for(agent, image_id, "fully_cached")
     cache_dir = agent.folder / "cache"
     sorted(cache_dir.glob("slab-*.acslab"))[0].unlink()
@@ -289,9 +289,9 @@ def test_lost_chunks_of_a_whole_image_come_back(images, start):
 def test_dropped_image_is_not_kept(images, start):
     image_id = images.add(DATA)
     agent = start(**KEEPING)
-    agent.ctl("ensure", image_id)
+    agent.ctl("attach", image_id)
     wait_for(agent, image_id, "fully_cached")
-    agent.ctl("drop", image_id)
+    agent.ctl("detach", image_id)
     assert agent.status()["cache"]["reserved_bytes"] == 0
     assert json.loads((agent.state_dir / "pins.json").read_bytes())["images"] == []
 
@@ -299,7 +299,7 @@ def test_dropped_image_is_not_kept(images, start):
 def test_none_fetches_and_pins_nothing_by_itself(images, start):
     image_id = images.add(DATA)
     agent = start(keep_images="none", constants=BOOTS)
-    agent.ctl("ensure", image_id)
+    agent.ctl("attach", image_id)
     with pytest.raises(errors.Unusable, match="keep_images is none"):
         agents.request(agent.control_socket, "unpin", image_id=image_id)
     time.sleep(4)
@@ -312,7 +312,7 @@ def test_other_hosts_are_asked_before_the_source(images, tmp_path):
     image_id = images.add(DATA)
     with hosts.cloud(tmp_path, images, **KEEPING) as cloud:
         for agent in cloud.agents.values():
-            agent.ctl("ensure", image_id)
+            agent.ctl("attach", image_id)
         total_bytes = [
             wait_for(a, image_id, "fully_cached")["total_bytes"] for a in cloud.agents.values()
         ]
@@ -327,11 +327,11 @@ def test_promises_that_cannot_be_written_are_a_trouble_and_cost_nothing(images, 
     first, second = images.add(DATA), images.add(local.random_bytes(MIB, 5))
     agent = start(**KEEPING)
     file = agent.state_dir / "pins.json"
-    agent.ctl("ensure", first)
+    agent.ctl("attach", first)
     wait_for(agent, first, "fully_cached")
     file.unlink()
     file.mkdir()  # nothing can take its place
-    agent.ctl("ensure", second)
+    agent.ctl("attach", second)
     wait_for(agent, second, "fully_cached")
     assert "cannot be written" in agent.status()["faults"]["pins.json"]["why"]
     file.rmdir()

@@ -41,7 +41,7 @@ def promised_bytes(agent: agents.Agent) -> int:
 def test_image_outlives_its_source_and_any_one_host_and_who_leaves_is_replaced(tmp_path, images):
     image_id = images.add(DATA)
     with hosts.cloud(tmp_path, images, ("h1", "h2", "h3", "h4"), **KEEPING) as cloud:
-        cloud["h1"].ctl("ensure", image_id)
+        cloud["h1"].ctl("attach", image_id)
         total_bytes = wait_for(cloud["h1"], image_id, "fully_cached")["total_bytes"]
         sums = {name: promised_bytes(agent) for name, agent in cloud.agents.items()}
         assert all(0 < one < 0.75 * total_bytes / 2 for one in sums.values())

@@ -223,7 +223,7 @@ def test_it_is_told_how_far_an_image_is_and_it_is_paused_and_hurried(cloud: Clou
         assert shown["fill_by_host"]["h2"]["cached_share"] == 1.0
     why = cloud.refused("image", "hydrate", image_id, "--host", "h1", "--wait")
     assert "h1: " in why and "cannot be cached completely: keep_images is none" in why
-    cloud.agents["h2"].ctl("drop", image_id)
+    cloud.agents["h2"].ctl("detach", image_id)
 
 
 def test_it_is_told_where_guests_found_their_bytes(cloud):
@@ -246,7 +246,7 @@ def test_an_image_cannot_be_deleted_that_a_host_uses_and_lacks_parts_of(cloud):
     image_id = cloud.images.add(data)
     formats = {"disk_format": "raw", "container_format": "bare"}
     tenant.create_image(name="used", id=image_id, data=data, **formats)
-    agent.ctl("ensure", image_id)
+    agent.ctl("attach", image_id)
     with agent.image_path(image_id).open("rb", buffering=0) as guest:
         assert guest.read(10) == data[:10]
         runs.wait_for(
@@ -266,7 +266,7 @@ def test_an_image_cannot_be_deleted_that_a_host_uses_and_lacks_parts_of(cloud):
             cloud.listener.log,
         )
     delete(cloud.lab, image_id)  # its owner's will: it is not protected again
-    agent.ctl("drop", image_id)
+    agent.ctl("detach", image_id)
 
 
 def test_an_image_is_prepared_anew_on_request(cloud):

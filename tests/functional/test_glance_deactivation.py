@@ -35,7 +35,7 @@ def with_glance(
 
 
 def ensure(agent: agents.Agent, image_id: str) -> Any:
-    return agents.request(agent.control_socket, "ensure", image_id=image_id)
+    return agents.request(agent.control_socket, "attach-image", image_id=image_id)
 
 
 @hosts.needs_fuse

@@ -52,7 +52,7 @@ def wait_boot_image_loaded(agent: agents.Agent, image_id: ids.ImageId) -> None:
         shown = agent.status()["images"][image_id]["boot_image"]
         return bool(shown and shown["state"] == "ready")
 
-    agents.request(agent.control_socket, "ensure", image_id=image_id)
+    agents.request(agent.control_socket, "attach-image", image_id=image_id)
     runs.wait_for(is_ready, uploads.DEADLINE_S, "the boot image", agent.log)
 
 

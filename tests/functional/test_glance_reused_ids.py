@@ -80,7 +80,7 @@ def test_guest_of_a_deleted_image_never_reads_what_came_under_its_id(
                 lost += not found
             assert lost  # so the other bytes were there to be read
         listener.stop()
-        agents.request(agent.control_socket, "drop", image_id=image_id)
+        agents.request(agent.control_socket, "detach-image", image_id=image_id)
         deactivation.ensure(agent, image_id)
         assert agent.image_path(image_id).read_bytes() == new
 

@@ -229,6 +229,6 @@ def test_who_writes_to_the_store_cannot_change_an_image_with_its_map(
     with agent_of_glance(keystone_glance, tmp_path) as agent:
         agent.wait_ready()
         with pytest.raises(errors.Unusable, match="changed it in the store"):
-            agents.request(agent.control_socket, "ensure", image_id=image_id)
+            agents.request(agent.control_socket, "attach-image", image_id=image_id)
         with pytest.raises(OSError):
             agent.image_path(image_id).read_bytes()

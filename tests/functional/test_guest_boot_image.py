@@ -43,7 +43,7 @@ def test_guest_boots_as_it_is_told_then_with_its_boot_image_and_the_worker_is_ki
 ) -> None:
     constants = {tuned.RECORD_IDLE_S: 5, tuned.BOOT_IDLE_S: 600}
     with hosts.running(tmp_path / "h1", images, life_s=LIFE_S, constants=constants) as agent:
-        agents.request(agent.control_socket, "ensure", image_id=guest_image_id)
+        agents.request(agent.control_socket, "attach-image", image_id=guest_image_id)
         with booted(agent, guest_image_id, f"{SERVER}/disk") as first:
             check_milestones(first.wait_booted(LIFE_S))
             hosts.wait_until(lambda: agent.status()["boot"]["recorded"] > 0, "a trace", 60)

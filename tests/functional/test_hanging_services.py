@@ -148,7 +148,7 @@ def running(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         agent.wait_ready()
         unread = iter(range(9, len(data) // uploads.CHUNK))
         found = Place(agent, keystone, glance, rabbitmq, lab, data, images, unread)
-        agents.request(agent.control_socket, "ensure", image_id=images[0])
+        agents.request(agent.control_socket, "attach-image", image_id=images[0])
         found.check_cached()
         yield found
 
@@ -204,12 +204,12 @@ def test_keystone_that_refuses_the_user(place: Place) -> None:
         agent.start()
         agent.wait_ready()
         with pytest.raises(errors.Unusable, match="refuses the credentials"):
-            agents.request(agent.control_socket, "ensure", image_id=place.images[1])
+            agents.request(agent.control_socket, "attach-image", image_id=place.images[1])
         place.wait_trouble("HTTP 401", f"[source_glance], as acstor at {place.keystone.url}")
         place.check_cached()
     finally:
         admin.update_user(user, enabled=True)
-    agents.request(agent.control_socket, "ensure", image_id=place.images[1])
+    agents.request(agent.control_socket, "attach-image", image_id=place.images[1])
     chunk_no = next(place.unread)
     assert read(agent.image_path(place.images[0]), chunk_no) == place.chunk(chunk_no)
     place.wait_no_trouble()

@@ -39,7 +39,7 @@ def test_images_that_do_not_fit_are_named_before_nova_uses_them_and_afterwards(i
     with agent(keep_images="none", cache_limit_bytes=SMALL) as running:
         nova = compute_host.Compute(tmp_path / "nova", running)
         for image_id in (first, second):
-            running.ctl("ensure", image_id)
+            running.ctl("attach", image_id)
             nova.make_instance(image_id)
         found = check(nova)["keep_images"]
         assert found["level"] == "warning"
@@ -52,15 +52,15 @@ def test_images_that_do_not_fit_are_named_before_nova_uses_them_and_afterwards(i
         assert found["space for images"]["level"] == "warning"  # though no use was seen yet
         before = "1 images of instances are not pinned yet, at most 12 MiB; there will be no space"
         assert before in found["space for images"]["detail"]
-        running.ctl("ensure", first)
-        running.ctl("ensure", second)
+        running.ctl("attach", first)
+        running.ctl("attach", second)
         wait_for(running, "no_space", first)  # the other one was touched later
         assert f"{first} lacks" in check(nova)["space for images"]["detail"]
 
     with agent(keep_images="host", cache_limit_bytes=LARGE) as running:
         nova = compute_host.Compute(tmp_path / "nova", running)
         for image_id in (first, second):
-            running.ctl("ensure", image_id)
+            running.ctl("attach", image_id)
         wait_for(running, "fully_cached", first, second)
         found = check(nova)
         about = (

@@ -80,7 +80,7 @@ def test_instance_of_a_former_image_does_not_come_to_lie_on_the_later_bytes(
     made = nova.spawn()
     made.libvirt_info("none")
     nova.image |= put(images, LATER)
-    agents.request(agent.control_socket, "drop", image_id=IMAGE)
+    agents.request(agent.control_socket, "detach-image", image_id=IMAGE)
     again = nova.backend(made._instance, "disk", made.path)
     with pytest.raises(nova_backend.CannotStartError, match="its id was used again"):
         if moment == "start":

@@ -53,7 +53,7 @@ def test_idle_strangers_do_not_keep_out_hosts(tmp_path, images, image_id):
     with hosts.cloud(
         tmp_path, images, ("h1", "h2"), security="secure", variants="no-read-ahead", life_s=90
     ) as cloud:
-        cloud["h1"].ctl("ensure", image_id)
+        cloud["h1"].ctl("attach", image_id)
         with contextlib.ExitStack() as stack:
             for _ in range(UNAUTHENTICATED):
                 address = (local.LOOPBACK, cloud.ports["h1"])
@@ -110,7 +110,7 @@ def test_hundred_peers_that_do_not_read_leave_the_agent_within_its_memory(
     deaf = [f"deaf{number}" for number in range(DEAF)]
     with hosts.cloud(tmp_path, images, ("h1", "h2"), security="secure", life_s=90) as cloud:
         write_ring_with(cloud, deaf)
-        cloud["h1"].ctl("ensure", image_id)
+        cloud["h1"].ctl("attach", image_id)
         pid = cloud["h1"].worker_pid()
         before = resident_bytes(pid)
         most = before

@@ -28,9 +28,9 @@ AT_ONCE = 64
 KEPT = 64
 """Finished boots kept, of some KiB each."""
 IMAGES = 256
-ENSURES = 8
+ATTACHES = 8
 LOOK_BACK_S = 120.0
-"""Preparations this long before an open belong to the boot."""
+"""Attachments this long before an open belong to the boot."""
 IDLE_S = 120.0
 """A guest under emulation on a busy host read nothing for 20 s before its login."""
 LONGEST_S = 600.0
@@ -58,7 +58,7 @@ class _Boot:
     loading: load_record.LoadRecord
     zero_s: float
     began_at_s: float
-    ensured: tuple[tuple[float, float], ...]
+    attaches: tuple[tuple[float, float], ...]
     instance_id: str = ""
     told_s: float = 0.0
 
@@ -80,15 +80,15 @@ class Timelines:
         self._boots: dict[requests.Stream, _Boot] = {}
         self._over: collections.deque[boot_timeline.Timeline] = collections.deque(maxlen=KEPT)
         self._unreported: collections.deque[boot_timeline.Timeline] = collections.deque(maxlen=KEPT)
-        self._ensured = lru_table.LruTable[ids.ImageId, collections.deque[tuple[float, float]]](
+        self._attaches = lru_table.LruTable[ids.ImageId, collections.deque[tuple[float, float]]](
             IMAGES
         )
 
-    def image_ensured(self, image_id: ids.ImageId, from_s: float) -> None:
-        """Record that an image was prepared for a guest, from ``from_s`` until now."""
-        known = self._ensured.get(image_id) or collections.deque(maxlen=ENSURES)
+    def image_attached(self, image_id: ids.ImageId, from_s: float) -> None:
+        """Record that an image was attached for a guest, from ``from_s`` until now."""
+        known = self._attaches.get(image_id) or collections.deque(maxlen=ATTACHES)
         known.append((from_s, self._clock()))
-        self._ensured[image_id] = known
+        self._attaches[image_id] = known
 
     def image_opened(self, image: mirror.Mirror, guest: requests.Stream, thread: int) -> None:
         """Record an open."""
@@ -97,8 +97,8 @@ class Timelines:
             return
         now_s = self._clock()
         since_s = now_s - LOOK_BACK_S
-        ensured = tuple(one for one in self._ensured_of(image) if one[0] >= since_s)
-        begins = [from_s for from_s, _ in ensured]
+        attaches = tuple(one for one in self._attaches_of(image) if one[0] >= since_s)
+        begins = [from_s for from_s, _ in attaches]
         begins += [image.attached_s[0], image.boots.loading.began_s]
         zero_s = min((one for one in begins if since_s <= one <= now_s), default=now_s)
         timing = read_timing.Timing(timeline_recorder.TimelineRecorder(now_s), self._clock)
@@ -111,12 +111,12 @@ class Timelines:
             loading=image.boots.loading,
             zero_s=zero_s,
             began_at_s=max(0.0, self._wall_clock() - (now_s - zero_s)),
-            ensured=ensured,
+            attaches=attaches,
             told_s=now_s,
         )
 
-    def _ensured_of(self, image: mirror.Mirror) -> collections.deque[tuple[float, float]]:
-        return self._ensured.get(image.map.image_id, collections.deque())
+    def _attaches_of(self, image: mirror.Mirror) -> collections.deque[tuple[float, float]]:
+        return self._attaches.get(image.map.image_id, collections.deque())
 
     def image_closed(self, guest: requests.Stream) -> None:
         """Record a close."""
@@ -191,8 +191,8 @@ class Timelines:
 def _spans(boot: _Boot, now_s: float) -> Iterator[boot_timeline.Span]:
     zero_s, loading = boot.zero_s, boot.loading
     attached_s, attached_to_s = boot.image.attached_s
-    for from_s, to_s in boot.ensured:
-        yield boot_timeline.Span("ensure", from_s - zero_s, to_s - zero_s)
+    for from_s, to_s in boot.attaches:
+        yield boot_timeline.Span("attach", from_s - zero_s, to_s - zero_s)
     if attached_s >= zero_s:
         yield boot_timeline.Span("chunk map", attached_s - zero_s, attached_to_s - zero_s)
     if loading.began_s >= zero_s:

@@ -97,14 +97,14 @@ async def test_chunks_that_come_with_the_boot_image_are_not_told_as_the_sources(
 async def test_boot_is_told_from_what_was_done_for_it_before_it_was_opened(boots):
     image = await boots.host.mirrors.attach_image(IMAGE)
     began_s = trio.current_time()
-    boots.made.image_ensured(IMAGE, began_s - 500)  # for another boot
+    boots.made.image_attached(IMAGE, began_s - 500)  # for another boot
     await trio.sleep(0.05)
-    boots.made.image_ensured(IMAGE, began_s)
+    boots.made.image_attached(IMAGE, began_s)
     opened_s = trio.current_time()
     boots.made.image_opened(image, guest(1), thread=7)
     await boots.read(image, guest(1), range(CHUNKS))
     [told] = boots.made.timelines_of(IMAGE)
-    [ensure] = [span for span in told.spans if span.what == "ensure"]
+    [ensure] = [span for span in told.spans if span.what == "attach"]
     assert ensure.to_s - ensure.from_s >= 0.05
     assert told.opened_s == pytest.approx(opened_s - began_s, abs=1.0)
     assert told.began_at_s <= WALL_S + began_s + 0.1
@@ -180,8 +180,8 @@ async def test_what_is_noted_is_bounded_however_many_boot(boots):
         boots.made.image_closed(guest(number))
     assert len(boots.made.timelines_of()) == boot_timelines.KEPT
     for number in range(boot_timelines.IMAGES + 9):
-        boots.made.image_ensured(ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-{number:012x}"), 0.0)
-    assert len(boots.made._ensured) == boot_timelines.IMAGES
+        boots.made.image_attached(ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-{number:012x}"), 0.0)
+    assert len(boots.made._attaches) == boot_timelines.IMAGES
 
 
 async def test_number_that_is_used_again_is_another_boot(boots):

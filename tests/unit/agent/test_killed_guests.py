@@ -140,11 +140,11 @@ def test_only_the_guest_that_is_switched_off_is_named_until_that_must_be_over(
             asked = [waiter(image, GUEST, guest.pid), waiter(image, OTHER, living)]
             judge = killed_guests.KilledGuests(tag)
             assert judge.killed_of(asked, 0.0) == []
-            judge.switched_off(instance, [(pid, started - 1) for pid, started in found], 0.0)
+            judge.note_power_off(instance, [(pid, started - 1) for pid, started in found], 0.0)
             assert judge.killed_of(asked, 2.0) == [], "an older process of that id"
-            judge.switched_off(instance, found, 3.0)
+            judge.note_power_off(instance, found, 3.0)
             assert judge.killed_of(asked, 4.0) == [GUEST], "though it is not marked in /proc"
-            assert judge.killed_of(asked, 3.0 + killed_guests.TOLD_S) == []
+            assert judge.killed_of(asked, 3.0 + killed_guests.POWER_OFF_S) == []
         finally:
             guest.kill()
     assert killed_guests.guests_of(instance) == []
@@ -173,10 +173,10 @@ def test_guest_is_known_by_the_root_disk_that_it_writes(image, tmp_path):
 
 def test_processes_that_are_switched_off_are_forgotten_and_have_a_limit():
     judge = killed_guests.KilledGuests(tag)
-    judge.switched_off("a", [(pid, 1) for pid in range(killed_guests.TOLD_LIMIT)], 0.0)
+    judge.note_power_off("a", [(pid, 1) for pid in range(killed_guests.POWER_OFF_LIMIT)], 0.0)
     with pytest.raises(errors.Unusable, match="are being shut down"):
-        judge.switched_off("b", [(0, 2)], 1.0)
-    judge.switched_off("b", [(0, 2)], killed_guests.TOLD_S)
+        judge.note_power_off("b", [(0, 2)], 1.0)
+    judge.note_power_off("b", [(0, 2)], killed_guests.POWER_OFF_S)
 
 
 def test_instance_that_stays_on_after_all_waits_again_and_others_do_not(image, hold):
@@ -184,7 +184,7 @@ def test_instance_that_stays_on_after_all_waits_again_and_others_do_not(image, h
     asked = [waiter(image, GUEST, staying), waiter(image, OTHER, ending)]
     judge = killed_guests.KilledGuests(tag)
     for instance, pid in (("staying", staying), ("ending", ending)):
-        judge.switched_off(instance, [(pid, first.started) for first in first_of(pid)], 0.0)
+        judge.note_power_off(instance, [(pid, first.started) for first in first_of(pid)], 0.0)
     assert judge.killed_of(asked, 1.0) == [GUEST, OTHER]
     assert judge.cancel_power_off("staying") == 1
     assert judge.killed_of(asked, 3.0) == [OTHER]

@@ -157,9 +157,9 @@ async def test_what_is_taken_back_while_processes_are_looked_for_is_so_when_they
 
     monkeypatch.setattr(stuck_requests.killed_guests, "guests_of", guests_of)
     async with trio.open_nursery() as asking:
-        asking.start_soon(mount.rescue.switched_off, IMAGE)
+        asking.start_soon(mount.rescue.power_off, IMAGE)
         await looks.wait()
-        asking.start_soon(mount.rescue.switched_off, IMAGE, True)
+        asking.start_soon(mount.rescue.power_off, IMAGE, True)
         await trio.testing.wait_all_tasks_blocked()
         goes_on.set()
-    assert mount.rescue._dying._switched_off == {}
+    assert mount.rescue._dying._power_offs == {}

@@ -17,9 +17,9 @@ BOOT = boot_timeline.Timeline(
     began_at_s=BEGAN_AT_S,
     boot_image="ready",
     spans=(
-        boot_timeline.Span("ensure", 0.0, 1.0),
+        boot_timeline.Span("attach", 0.0, 1.0),
         boot_timeline.Span("chunk map", 0.0, 0.75),
-        boot_timeline.Span("ensure", 3.0, 3.5),
+        boot_timeline.Span("attach", 3.0, 3.5),
         boot_timeline.Span("boot image head", 1.0, 1.25),
         boot_timeline.Span("boot image", 1.25, 6.0, {"source": 20 * MIB}),
     ),

@@ -44,8 +44,8 @@ def test_ring_is_carried_as_it_is():
         b"hello\n",
         b"{}",
         b'{"op":"reboot"}',
-        b'{"op":"ensure"}',
-        b'{"op":"ensure","image_id":7}',
+        b'{"op":"attach-image"}',
+        b'{"op":"attach-image","image_id":7}',
         b'{"op":"status","more":1}',
         b'{"op":"count-fallback","reason":"the weather"}',
         b'{"op":"count-fallback","reason":"disk-format","times":0}',
@@ -95,5 +95,5 @@ def test_every_request_is_among_those_that_are_kept():
 
 def test_field_that_another_version_does_not_know_is_not_sent_without_need():
     assert json.loads(control_wire.encode(control_wire.AttachImage(IMAGE))) == {
-        "op": "ensure", "image_id": IMAGE
+        "op": "attach-image", "image_id": IMAGE
     }  # fmt: skip

@@ -384,10 +384,10 @@ def test_agent_is_told_of_an_instance_that_is_switched_off_if_it_lies_on_a_mirro
     nova.spawn()
     del agent.asked[:]
     imagebackend.notify_power_off(nova.host, INSTANCE)
-    imagebackend.notify_power_off(nova.host, INSTANCE, is_taken_back=True)
+    imagebackend.notify_power_off(nova.host, INSTANCE, is_cancelled=True)
     assert agent.asked == [
         control_wire.PowerOff(INSTANCE),
-        control_wire.PowerOff(INSTANCE, is_taken_back=True),
+        control_wire.PowerOff(INSTANCE, is_cancelled=True),
     ]
     nova.base.unlink()
     nova.base.write_bytes(bytes(SIZE))

@@ -32,9 +32,9 @@ def nova(monkeypatch):
             if self.fails:
                 raise NotEndedError
 
-    def switch_off(where, instance_id, *, is_taken_back=False):
+    def switch_off(where, instance_id, *, is_cancelled=False):
         assert (where, instance_id) == (host, INSTANCE)
-        done.append("taken back" if is_taken_back else "told")
+        done.append("taken back" if is_cancelled else "told")
 
     monkeypatch.setattr(registration.nova_hooks, "check_hooks", lambda version, modules: None)
     monkeypatch.setattr(registration, "nova_version", lambda: 34)
