@@ -176,10 +176,10 @@ def boot_memory_of(own: Options) -> boot_memory.BootMemory:
     return boot_memory.BootMemory(limit_bytes, boot_memory.IDLE_S, boot_memory.LONGEST_S)
 
 
-def boot_limits(own: Options) -> boot_recording.Limits:
+def boot_limits(own: Options) -> boot_recording.RecordingLimits:
     """Return which boots are recorded, and for how long."""
     longest_s = boot_recording.LONGEST_S if own.boot_memory_limit_bytes else 0.0
-    return boot_recording.Limits(longest_s, boot_recording.IDLE_S, boot_recording.BOOTS)
+    return boot_recording.RecordingLimits(longest_s, boot_recording.IDLE_S, boot_recording.BOOTS)
 
 
 def host_id(text: str) -> ids.HostId:

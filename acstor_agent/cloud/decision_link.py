@@ -114,17 +114,17 @@ class DecisionLink:
 
     def __init__(
         self,
-        here: HostAddress,
+        address: HostAddress,
         *,
         message_bus: decision_receiver.Bus,
         meter: traffic_meter.TrafficMeter,
-        sender: message_signing.Sender,
+        sender: message_signing.MessageSigner,
         receiver: decision_receiver.DecisionReceiver,
         rings: ring_keeper.RingKeeper,
         report: HostReport,
         collection_s: float = decision_messages.COLLECTION_S,
     ) -> None:
-        self._here, self._bus, self._meter = here, message_bus, meter
+        self._address, self._bus, self._meter = address, message_bus, meter
         self._sender, self._receiver, self._rings = sender, receiver, rings
         self._report, self._collection_s = report, collection_s
         self._unsent_boots: tuple[boot_timeline.Timeline, ...] = ()  # in no sample that was sent
@@ -225,7 +225,7 @@ class DecisionLink:
         self._number += 1
         self._unsent_boots = self._unsent_boots or self._report.new_boots()
         return decision_messages.Sample(
-            **self._here._asdict(),
+            **self._address._asdict(),
             session=self._session,
             started_s=self._start_time(),
             number=self._number,

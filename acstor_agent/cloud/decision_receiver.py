@@ -56,13 +56,13 @@ class DecisionReceiver:
 
     def __init__(
         self,
-        here: ids.HostId,
+        host: ids.HostId,
         bus: Bus,
         files: identity_files.IdentityFiles,
         rings: ring_keeper.RingKeeper,
         tasks: TaskQueue,
     ) -> None:
-        self._here, self._bus, self._files = here, bus, files
+        self._host, self._bus, self._files = host, bus, files
         self._rings, self._tasks = rings, tasks
         self._replay_filter = replay_filter.ReplayFilter()
         self._is_subscribed = False
@@ -123,7 +123,7 @@ class DecisionReceiver:
     def _accept_task(self, given: decision_messages.TaskForHosts) -> str:
         task = given.task
         message = (task.request, task.kind, task.image_id, given.given_s)
-        if given.hosts and self._here not in given.hosts:
+        if given.hosts and self._host not in given.hosts:
             return "it is for other hosts"
         if why := self._replay_filter.check_and_remember(message, given.given_s, time.time()):
             return why

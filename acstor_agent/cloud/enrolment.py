@@ -72,14 +72,14 @@ class EnrolmentState(NamedTuple):
 
     :param error: reason of the last failure; "" after a success
     :param failures: consecutive ones
-    :param clock_off_s: how far this host's clock is ahead of the service's
+    :param clock_offset_s: how far this host's clock is ahead of the service's
     :param fingerprint: SHA-256 of the key of a failing request; "": none
     """
 
     enrolled: int = 0
     failures: int = 0
     error: str = ""
-    clock_off_s: float = 0.0
+    clock_offset_s: float = 0.0
     fingerprint: str = ""
 
 
@@ -91,10 +91,10 @@ def is_configured(conf: cfg.ConfigOpts) -> bool:
 
 def from_conf(
     conf: cfg.ConfigOpts,
-    here: ids.HostId,
+    host: ids.HostId,
     files: identity_files.IdentityFiles,
     revoked: Callable[[], dict[str, int]],
-) -> "Enrolment | None":
+) -> "HostEnrolment | None":
     """Return the enrolment of this host; None if it is not configured.
 
     :param revoked: returns the revocations of the current v-node table
@@ -110,10 +110,10 @@ def from_conf(
         )
     api, section = _adapter(conf), conf[GROUP].auth_section or GROUP
     configured = session_options.describe(section, conf[section])
-    return Enrolment(here, files, api, revoked=revoked, configured=configured)
+    return HostEnrolment(host, files, api, revoked=revoked, configured=configured)
 
 
-class Enrolment:
+class HostEnrolment:
     """Keeps the host's certificate valid; keep :meth:`run` running.
 
     :param api: adapter for the decision service, with credentials
@@ -123,7 +123,7 @@ class Enrolment:
 
     def __init__(
         self,
-        here: ids.HostId,
+        host: ids.HostId,
         files: identity_files.IdentityFiles,
         api: keystone_adapter.Adapter,
         clock: Callable[[], float] = time.time,
@@ -132,14 +132,14 @@ class Enrolment:
         configured: str = "",
     ) -> None:
         self.state = EnrolmentState()
-        self._here, self._files, self._api = here, files, api
+        self._host, self._files, self._api = host, files, api
         self._clock, self._rng, self._revoked = clock, rng, revoked
         self._configured = f" ({configured})" if configured else ""
         self._asked_for = ""
         self._answered = (0.0, 0.0)
         """The service's time in its last response, and the time of arrival."""
         self._url_log = log_once.LogOnce(LOG)
-        self._thread = blocking_threads.Threads(lambda: "the decision service", 1)
+        self._thread = blocking_threads.BlockingThreads(lambda: "the decision service", 1)
 
     async def run(self) -> None:
         """Request certificates when they are due, forever."""
@@ -176,7 +176,7 @@ class Enrolment:
         due_s = certificate_renewal.due_s(certificate, self._rng())
         while True:
             self._compare_clocks()
-            now_s = self._clock() - self.state.clock_off_s
+            now_s = self._clock() - self.state.clock_offset_s
             if due_s <= now_s or certificates.time_fault(certificate, now_s, 0.0):
                 return
             if certificates.is_revoked(certificate, self._revoked()):
@@ -185,10 +185,12 @@ class Enrolment:
 
     def _record_success(self, answer: EnrolmentResponse) -> None:
         self._answered = answer.now, trio.current_time()
-        self.state = EnrolmentState(self.state.enrolled + 1, clock_off_s=self.state.clock_off_s)
+        self.state = EnrolmentState(
+            self.state.enrolled + 1, clock_offset_s=self.state.clock_offset_s
+        )
         self._compare_clocks()
         left_s = answer.not_after - answer.now
-        LOG.info("host %s has a certificate for %.0f s", self._here, left_s)
+        LOG.info("host %s has a certificate for %.0f s", self._host, left_s)
 
     def _compare_clocks(self) -> None:
         """Update the clock's offset, as it may have been set since the last response."""
@@ -197,9 +199,9 @@ class Enrolment:
         service_s, then_s = self._answered
         off_s = self._clock() - service_s - (trio.current_time() - then_s)
         error = certificate_renewal.clock_fault(off_s)
-        if error and not certificate_renewal.clock_fault(self.state.clock_off_s):
+        if error and not certificate_renewal.clock_fault(self.state.clock_offset_s):
             LOG.warning("%s: set the clock, or other hosts will refuse this host", error)
-        self.state = self.state._replace(error=error, clock_off_s=off_s)
+        self.state = self.state._replace(error=error, clock_offset_s=off_s)
 
     async def _record_failure(self, why: str) -> None:
         failures = self.state.failures + 1
@@ -214,13 +216,13 @@ class Enrolment:
         """Request a certificate once and store it."""
         folder: pathlib.Path = self._files.files.certificate.parent
         key = _next_key(folder)
-        request = certificates.request(self._here, key)
+        request = certificates.request(self._host, key)
         self._log_key(certificates.fingerprint(certificates.request_key(request)))
         answer = self._ask(request)
         new = identity_files.IdentitySet(
             answer.ca.encode(), answer.certificate.encode(), key, answer.signers.encode()
         )
-        identity_files.check_set(new, self._here)
+        identity_files.check_set(new, self._host)
         signing.read_public_keys(new.signers)
         identity_files.write(folder, new)
         pending_key(folder).unlink(missing_ok=True)
@@ -230,7 +232,7 @@ class Enrolment:
     def _log_key(self, fingerprint: str) -> None:
         if fingerprint != self._asked_for:
             self._asked_for = fingerprint
-            LOG.info("host %s asks for a certificate of the key %s", self._here, fingerprint)
+            LOG.info("host %s asks for a certificate of the key %s", self._host, fingerprint)
 
     def _ask(self, request: bytes) -> EnrolmentResponse:
         body = {"csr": request.decode(), "proof": self._proof(request)}
@@ -239,7 +241,7 @@ class Enrolment:
                 decision_messages.why_insecure(self._api.get_endpoint() or "")
             )
             response = self._api.post(
-                f"/v1/hosts/{self._here}/certificate", json=body, raise_exc=False
+                f"/v1/hosts/{self._host}/certificate", json=body, raise_exc=False
             )
         except (exceptions.ConnectionError, exceptions.HttpServerError) as e:
             why = f"{e}{self._configured}"
@@ -253,7 +255,7 @@ class Enrolment:
             why = f"{e!r}{self._configured}"
             raise errors.NotEnrolled(f"Keystone's answer makes no sense: {why}") from e
         if response.status_code not in (200, 201):
-            raise errors.NotEnrolled(why_refused(response.status_code, response.content))
+            raise errors.NotEnrolled(refusal_text(response.status_code, response.content))
         try:
             return msgspec.json.decode(response.content, type=EnrolmentResponse)
         except _NOT_JSON as e:
@@ -289,10 +291,10 @@ def _next_key(folder: pathlib.Path) -> bytes:
     return key
 
 
-def why_refused(status: int, body: bytes) -> str:
+def refusal_text(status: int, body: bytes) -> str:
     """Describe the refusal in a response of the decision service.
 
-    >>> why_refused(403, b'{"error": {"code": 403, "message": "no policy allows it"}}')
+    >>> refusal_text(403, b'{"error": {"code": 403, "message": "no policy allows it"}}')
     'the decision service refuses (403): no policy allows it'
     """
     try:

@@ -65,19 +65,19 @@ class Membership:
     def __init__(
         self,
         conf: cfg.ConfigOpts,
-        here: ids.HostId,
+        host: ids.HostId,
         identity: identity_files.IdentityFiles,
         rings: ring_keeper.RingKeeper,
         supervised: supervised_tasks.SupervisedTasks,
     ) -> None:
         own = conf.acstor_agent
-        self._conf, self.host = conf, here
+        self._conf, self.host = conf, host
         self.identity, self.rings = identity, rings
-        self._sender = message_signing.Sender(self.identity)
+        self._sender = message_signing.MessageSigner(self.identity)
         self._credentials = credentials.Credentials(
             identity, vault_paths.PROTOCOL, certificates.GRACE_S
         )
-        self.enrolment = enrolment.from_conf(conf, here, self.identity, rings.revoked_certificates)
+        self.enrolment = enrolment.from_conf(conf, host, self.identity, rings.revoked_certificates)
         self._bus = self._open_bus(supervised)
         self.decision: decision_link.DecisionLink | None = None
         """Set by :meth:`make_link` if there is a bus."""

@@ -41,7 +41,7 @@ def verify_table(
     return table
 
 
-class Sender:
+class MessageSigner:
     """Signs messages of this host.
 
     ``signed_count`` counts messages, ``unsigned_count`` those that could not be signed.

@@ -103,8 +103,8 @@ def _identity(identity: dict[str, Any]) -> str:
         parts.append(enrolment["error"])
         if enrolment["fingerprint"]:
             parts.append(f"KEY is {enrolment['fingerprint']}")
-    if enrolment and abs(enrolment["clock_off_s"]) >= 1:
-        off_s = enrolment["clock_off_s"]
+    if enrolment and abs(enrolment["clock_offset_s"]) >= 1:
+        off_s = enrolment["clock_offset_s"]
         parts.append(f"the clock was {abs(off_s):.0f} s {'ahead' if off_s > 0 else 'behind'}")
     return "; ".join(parts)
 

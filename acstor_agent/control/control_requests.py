@@ -57,7 +57,7 @@ class ControlRequests:
         disks: disk_requests.DiskRequests,
         *,
         eviction: image_eviction.ImageEviction,
-        timelines: boot_timelines.Timelines,
+        timelines: boot_timelines.BootTimelines,
         rings: ring_keeper.RingKeeper,
         stuck: stuck_requests.StuckRequests,
         status: Callable[[], dict[str, Any]],

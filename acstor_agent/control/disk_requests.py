@@ -75,7 +75,7 @@ class DiskRequests:
 
     async def list_restored(self) -> dict[str, Any]:
         """Return the disks that were made of checkpoints."""
-        return {"disks": await trio.to_thread.run_sync(self._restore.list_recovered)}
+        return {"disks": await trio.to_thread.run_sync(self._restore.list_restored)}
 
     def _path_of(self, disk_id: disk_header.DiskId) -> str:
         return f"{self._mount_point}/disks/{self._disks.name_of(disk_id)}"
@@ -95,7 +95,7 @@ class DiskRequests:
         :raises errors.Unusable: a process has it open, or a disk is based on it
         """
         await self._check_closed(f"images/{image_id}.raw", f"image {image_id}")
-        if made := await self._disks.of_image(image_id):
+        if made := await self._disks.disks_of_image(image_id):
             raise errors.Unusable(f"image {image_id}", f"is what disks {made} began as")
 
     async def _check_closed(self, name: str, what: str) -> None:
@@ -120,7 +120,7 @@ class DiskRequests:
 
     async def flatten_disks(self, image_id: str, report: control_socket.Report) -> dict[str, int]:
         """Copy an image into all disks of this host that are based on it."""
-        known = await self._disks.of_image(ids.parse_image_id(image_id))
+        known = await self._disks.disks_of_image(ids.parse_image_id(image_id))
         if not known:  # avoids fetching a chunk map
             return {"done_bytes": 0}
         made = [await self._disks.open(disk_id) for disk_id in known]

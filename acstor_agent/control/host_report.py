@@ -22,7 +22,7 @@ FAILED = "failed reads"
 WINDOW_S = 3600.0
 
 
-class Health:
+class HealthSummary:
     """Summarizes the host's health.
 
     :param fallbacks: Nova's fallbacks since the start, by reason
@@ -75,8 +75,8 @@ class HostReport:
         chunks: exchange.Exchange,
         cache: cache_files.CacheFiles,
         tasks: image_tasks.ImageTasks,
-        timelines: boot_timelines.Timelines,
-        health: Health,
+        timelines: boot_timelines.BootTimelines,
+        health: HealthSummary,
     ) -> None:
         self._chunks, self._cache = chunks, cache
         self.iter_cids, self.changed_images = cache.iter_cids, tasks.changed_images

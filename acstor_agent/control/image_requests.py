@@ -42,14 +42,14 @@ class ImageRequests:
 
     def __init__(
         self,
-        here: ids.HostId,
+        host: ids.HostId,
         images: mirrors.Mirrors,
         uses: usage.ImageUsage,
         filling: hydration.Hydration | None,
         chunks: exchange.Exchange,
         patience_s: float,
     ) -> None:
-        self._host, self._patience_s = here, patience_s
+        self._host, self._patience_s = host, patience_s
         self._uses, self._hydration, self._chunks = uses, filling, chunks
         self.mirrors = images
 

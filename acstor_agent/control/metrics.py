@@ -122,7 +122,7 @@ def _of_identity(identity: dict[str, Any]) -> Iterator[core.Metric]:
         "Keys that this host trusts to sign v-node tables and tasks",
         identity["signers"],
     )
-    enrolment = identity["enrolment"] or {"failures": 0, "clock_off_s": 0.0}
+    enrolment = identity["enrolment"] or {"failures": 0, "clock_offset_s": 0.0}
     yield Gauge(
         "acstor_enrolment_consecutive_failures",
         "Failed attempts to get a certificate since the last success",
@@ -131,7 +131,7 @@ def _of_identity(identity: dict[str, Any]) -> Iterator[core.Metric]:
     yield Gauge(
         "acstor_clock_offset_seconds",
         "Offset of this host's clock from the decision service's; above 0: it is ahead",
-        enrolment["clock_off_s"],
+        enrolment["clock_offset_s"],
     )
 
 

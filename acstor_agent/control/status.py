@@ -70,7 +70,7 @@ def of_ring(rings: ring_keeper.RingKeeper) -> dict[str, Any]:
 
 
 def of_identity(
-    identity: identity_files.Identity, enrolling: enrolment.Enrolment | None
+    identity: identity_files.Identity, enrolling: enrolment.HostEnrolment | None
 ) -> dict[str, Any]:
     """Return the state of the certificate, the signers and the enrolment."""
     certificate = identity.certificate
@@ -191,7 +191,7 @@ def of_shares(
     """Return the parts of images kept for other hosts; None without replication."""
     if replicas is None:
         return None
-    images, total_bytes = image_pins.for_others()
+    images, total_bytes = image_pins.count_for_others()
     return {"images": images, "bytes": total_bytes, **replicas.report_counts()}
 
 
@@ -314,8 +314,8 @@ def of_latency(latency: counters.Latency) -> dict[str, Any]:
 
 def of_cache(cache: cache_files.CacheFiles) -> dict[str, Any]:
     """Return the numbers of the public cache, and its folder's fault."""
-    trouble = cache.trouble._asdict() if cache.trouble else None
-    return {**dataclasses.asdict(cache.statistics), "fault": trouble}
+    issue = cache.trouble._asdict() if cache.trouble else None
+    return {**dataclasses.asdict(cache.statistics), "fault": issue}
 
 
 def of_disk_io(io: disk_io.DiskIo) -> dict[str, Any]:
@@ -342,13 +342,13 @@ def of_disk_io(io: disk_io.DiskIo) -> dict[str, Any]:
 
 
 def of_faults(
-    known: health_issues.HealthIssues, sources: Iterable[source_client.PlaceState] = ()
+    known: health_issues.HealthIssues, sources: Iterable[source_client.SourceStatus] = ()
 ) -> dict[str, Any]:
     """Return the faults of the agent's parts and sources, with reason and beginning."""
-    found = {what: trouble._asdict() for what, trouble in known.now.copy().items()}
+    found = {what: issue._asdict() for what, issue in known.now.copy().items()}
     for place in sources:
-        if (trouble := place.trouble or _of_hanging(place.health)) is not None:
-            found[f"source {place.where}"] = trouble._asdict()
+        if (issue := place.issue or _of_hanging(place.health)) is not None:
+            found[f"source {place.where}"] = issue._asdict()
     return found
 
 
@@ -359,7 +359,7 @@ def _of_hanging(health: base.Health) -> health_issues.HealthIssue | None:
     return health_issues.HealthIssue(why, time.time() - health.hanging_for_s)
 
 
-def of_sources(sources: Iterable[source_client.PlaceState]) -> dict[str, Any]:
+def of_sources(sources: Iterable[source_client.SourceStatus]) -> dict[str, Any]:
     """Return the health of each source, by its location."""
     return {place.where: place.health._asdict() for place in sources}
 

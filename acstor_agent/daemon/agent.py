@@ -136,7 +136,7 @@ class Agent:
         )
 
     def _make_report(self) -> host_report.HostReport:
-        health = host_report.Health(
+        health = host_report.HealthSummary(
             self._chunks.mirrors,
             self._guests.stuck_requests,
             self._guests.dead_mounts,
@@ -263,4 +263,4 @@ class Agent:
         }
 
     def _faults(self) -> dict[str, Any]:
-        return status.of_faults(self._supervised.issues, self._chunks.source.place_health())
+        return status.of_faults(self._supervised.issues, self._chunks.source.list_statuses())

@@ -46,7 +46,7 @@ class BootService:
             memory=settings.boot_memory_of(own),
             frame_patience_s=settings.place_timeout_s(own),
         )
-        self.timelines = boot_timelines.Timelines(killed_guests.instance_of)
+        self.timelines = boot_timelines.BootTimelines(killed_guests.instance_of)
         self.trace_spool = trace_spool.TraceSpool(pathlib.Path(own.state_dir) / "traces")
         self.recording = boot_recording.BootRecording(
             cloud.host, settings.boot_limits(own), self._send_trace

@@ -62,7 +62,7 @@ class ChunkService:
         self.chunk_lookup = chunk_lookup.ChunkLookup(
             self.mirrors,
             detached_maps.DetachedMaps(self.source, nursery),
-            stored.pins.pinned_of,
+            stored.pins.pinned_part,
             lambda: rings.current_ring().segment_chunks,
         )
         self.exchange = self._make_exchange(stored)
@@ -117,7 +117,7 @@ class ChunkService:
         return {
             "exchange": status.of_exchange(self.exchange, self.peers),
             "refused": status.of_refused(
-                self.exchange, self.chunk_lookup.others, self.peers.unauthenticated
+                self.exchange, self.chunk_lookup.detached, self.peers.unauthenticated
             ),
-            "sources": status.of_sources(self.source.place_health()),
+            "sources": status.of_sources(self.source.list_statuses()),
         }

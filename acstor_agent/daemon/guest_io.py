@@ -42,9 +42,11 @@ class GuestIo:
             pathlib.Path(own.state_dir) / "disks",
             self.reattach,
             io=io,
-            known=inode_numbers,
+            inode_numbers=inode_numbers,
             reads=self.read_admission,
-            link=checkpoint_client.Link(cloud.vault_tls_context, deadline_s),
+            holder_connections=checkpoint_client.HolderConnections(
+                cloud.vault_tls_context, deadline_s
+            ),
         )
         self.checkpoint_restore = checkpoint_restore.CheckpointRestore(self.disks, images)
 
@@ -54,7 +56,7 @@ class GuestIo:
             "guests": status.of_guests(
                 self.read_admission,
                 self.disks.writes,
-                self.stuck_requests.ended,
+                self.stuck_requests.aborted,
                 self.dead_mounts.guests,
             )
         }

@@ -76,7 +76,7 @@ class ImageService:
         )
         self.boot_prefetch = self._make_boot_prefetch()
         self._subscribe()
-        chunks.mirrors.make_with(self._make_mirror)
+        chunks.mirrors.set_mirror_factory(self._make_mirror)
 
     def _subscribe(self) -> None:
         """Pass events of peers and of the cache to images."""
@@ -110,7 +110,7 @@ class ImageService:
             self._chunks.mirrors,
             filler,
             current_ring=self._cloud.rings.current_ring,
-            tell=self._chunks.exchange.send_announcement,
+            send=self._chunks.exchange.send_announcement,
         )
 
     def _make_boot_prefetch(self) -> boot_image_prefetch.BootImagePrefetch:

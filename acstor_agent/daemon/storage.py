@@ -26,7 +26,7 @@ class Storage(NamedTuple):
 
     @classmethod
     def open(
-        cls, own: cfg.ConfigOpts.GroupAttr, here: ids.HostId, rings: ring_keeper.RingKeeper
+        cls, own: cfg.ConfigOpts.GroupAttr, host: ids.HostId, rings: ring_keeper.RingKeeper
     ) -> Self:
         """Open the configured cache; blocks.
 
@@ -41,7 +41,7 @@ class Storage(NamedTuple):
             own.cache_limit_bytes,
             slab_bytes,
             may_grow=own.cache_may_grow_for_pins,
-            shares=_replica_placement(own, here, rings) if own.keep_images == "cloud" else None,
+            shares=_replica_placement(own, host, rings) if own.keep_images == "cloud" else None,
         )
         if own.keep_images != "none":
             pinned.load()
@@ -58,9 +58,9 @@ class Storage(NamedTuple):
 
 
 def _replica_placement(
-    own: cfg.ConfigOpts.GroupAttr, here: ids.HostId, rings: ring_keeper.RingKeeper
+    own: cfg.ConfigOpts.GroupAttr, host: ids.HostId, rings: ring_keeper.RingKeeper
 ) -> replica_placement.ReplicaPlacement:
     naming = settings.policies(own).identity()
     return replica_placement.ReplicaPlacement(
-        here, rings.current_ring, naming.oid_of, is_by_place=naming.is_by_place
+        host, rings.current_ring, naming.oid_of, is_by_place=naming.is_by_place
     )

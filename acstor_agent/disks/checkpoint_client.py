@@ -56,7 +56,7 @@ _SMOOTHING = 0.25
 _MAY_PASS = (errors.SourceUnreachable, errors.ChunkRefused)
 
 
-class AnswerTimes:
+class ResponseTimes:
     """Recent response times of holders for a chunk, by address."""
 
     def __init__(self) -> None:
@@ -82,16 +82,16 @@ class AnswerTimes:
         self._noted.pop(address, None)
 
 
-class Link:
+class HolderConnections:
     """Connections to the holders of all checkpoints."""
 
     def __init__(self, context: Callable[[], ssl.SSLContext], deadline_s: float) -> None:
         self._context = context
         # By address, least recently used first, so holders do not share connections.
-        self._links: dict[str, http_pool.HttpPool] = {}
+        self._pools: dict[str, http_pool.HttpPool] = {}
         self._limiter = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
         self.deadline_s = deadline_s
-        self.times = AnswerTimes()
+        self.times = ResponseTimes()
 
     def check(self) -> None:
         """Check that this host can authenticate to holders.
@@ -110,19 +110,19 @@ class Link:
         """
         address, _, path = url.removeprefix("https://").partition("/v1/")
         asked = http_range.RangeRequest(path, url, 0, 0)
-        async with (await self._link_to(address)).send_request(asked) as answer:
+        async with (await self._pool_of(address)).send_request(asked) as answer:
             if answer.status != 200:
-                raise http_range.refusal(asked, answer.status)
+                raise http_range.status_error(asked, answer.status)
             return await answer.read_body(limit_bytes)
 
-    async def _link_to(self, address: str) -> http_pool.HttpPool:
-        found = self._links.pop(address, None)
+    async def _pool_of(self, address: str) -> http_pool.HttpPool:
+        found = self._pools.pop(address, None)
         if found is None:
-            limits = http_pool.Limits(CONNECTIONS, TIMEOUT_S)
+            limits = http_pool.HttpLimits(CONNECTIONS, TIMEOUT_S)
             found = http_pool.HttpPool("checkpoints", limits, context=self._context)
-        self._links[address] = found
-        if len(self._links) > HOLDERS:
-            await self._links.pop(next(iter(self._links))).aclose()
+        self._pools[address] = found
+        if len(self._pools) > HOLDERS:
+            await self._pools.pop(next(iter(self._pools))).aclose()
         return found
 
     async def in_thread(self, work: Callable[[bytes, str], T], sealed: bytes, where: str) -> T:
@@ -133,8 +133,8 @@ class Link:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        for link in self._links.values():
-            await link.aclose()
+        for connections in self._pools.values():
+            await connections.aclose()
 
 
 class CheckpointClient:
@@ -143,14 +143,16 @@ class CheckpointClient:
     :raises ValueError: the key is invalid
     """
 
-    def __init__(self, link: Link, recovery: restore_record.RestoreRecord) -> None:
-        self._link, self._recovery = link, recovery
-        self._seal = checkpoint_encryption.Seal(recovery.key)
+    def __init__(
+        self, connections: HolderConnections, record: restore_record.RestoreRecord
+    ) -> None:
+        self._connections, self._record = connections, record
+        self._seal = checkpoint_encryption.Seal(record.key)
         self._failed: set[restore_record.Holder] = set()
 
     async def fetch_manifest(self) -> bytes:
         """Return the sealed manifest, verified by its name."""
-        name = self._recovery.manifest_name
+        name = self._record.manifest_name
         limit_bytes = checkpoint_manifest.MAX_BYTES + checkpoint_encryption.SEAL_BYTES
 
         def checked(sealed: bytes, where: str) -> bytes:
@@ -158,11 +160,11 @@ class CheckpointClient:
                 raise errors.ChunkInvalid(f"manifest {name.hex()}", where, "it is another one")
             return sealed
 
-        path = vault_paths.manifest(self._recovery.owner, self._recovery.vault_disk, name)
-        within_s = min(MANIFEST_S, self._link.deadline_s)
+        path = vault_paths.manifest(self._record.owner, self._record.vault_disk, name)
+        within_s = min(MANIFEST_S, self._connections.deadline_s)
 
         def noted(address: str, _took_s: float) -> None:  # a manifest may be long
-            self._link.times.forget_holder(address)
+            self._connections.times.forget_holder(address)
 
         ask = functools.partial(self._from, path, limit_bytes, checked, noted)
         return await self._first(path, ask, lambda _others: LONGEST_HEDGE_S, within_s)
@@ -174,7 +176,7 @@ class CheckpointClient:
         :raises errors.CheckpointFormatError: it is malformed
         """
         plain = self._seal.open_manifest(sealed, checkpoint_manifest.MAX_BYTES)
-        what = f"the manifest of checkpoint {self._recovery.checkpoint_id}"
+        what = f"the manifest of checkpoint {self._record.checkpoint_id}"
         return checkpoint_manifest.Manifest.parse(plain, what)
 
     async def fetch_chunk(self, name: ids.Cid, length: int) -> bytes:
@@ -188,9 +190,11 @@ class CheckpointClient:
             return self._seal.open(name, sealed, length, where)
 
         limit_bytes = length + checkpoint_encryption.SEAL_BYTES
-        path = vault_paths.chunk(self._recovery.owner, self._recovery.vault_disk, name)
-        ask = functools.partial(self._from, path, limit_bytes, opened, self._link.times.record_time)
-        return await self._first(path, ask, self._hedge_s, self._link.deadline_s)
+        path = vault_paths.chunk(self._record.owner, self._record.vault_disk, name)
+        ask = functools.partial(
+            self._from, path, limit_bytes, opened, self._connections.times.record_time
+        )
+        return await self._first(path, ask, self._hedge_s, self._connections.deadline_s)
 
     async def _first(self, path: str, ask: Ask[T], hedge_s: Hedge, within_s: float) -> T:
         """Return the first holder's result; retry while one may succeed."""
@@ -222,24 +226,24 @@ class CheckpointClient:
     ) -> T:
         began_s = trio.current_time()
         try:
-            sealed = await self._link.get(f"https://{holder.address}{path}", limit_bytes)
+            sealed = await self._connections.get(f"https://{holder.address}{path}", limit_bytes)
         except errors.SourceOverloaded:  # that is no response time
             raise
         except errors.SourceUnreachable:
-            self._link.times.record_time(holder.address, math.inf)
+            self._connections.times.record_time(holder.address, math.inf)
             raise
         noted(holder.address, trio.current_time() - began_s)
-        return await self._link.in_thread(check, sealed, holder.host)
+        return await self._connections.in_thread(check, sealed, holder.host)
 
     def _note_slow(self, pending: Mapping[restore_record.Holder, float]) -> None:
         for holder, began_s in pending.items():
             took_s = trio.current_time() - began_s
-            if took_s > self._link.times.expected_s(holder.address):
-                self._link.times.record_time(holder.address, took_s)
+            if took_s > self._connections.times.expected_s(holder.address):
+                self._connections.times.record_time(holder.address, took_s)
 
     def _hedge_s(self, others: Sequence[restore_record.Holder]) -> float:
         """Return the hedge delay: twice the shortest expected time of the others."""
-        expected = (self._link.times.expected_s(other.address) for other in others)
+        expected = (self._connections.times.expected_s(other.address) for other in others)
         known = [took_s for took_s in expected if 0 < took_s < math.inf]
         if not known:
             return HEDGE_S
@@ -247,9 +251,9 @@ class CheckpointClient:
 
     def _fastest_first(self) -> list[restore_record.Holder]:
         def rank(holder: restore_record.Holder) -> tuple[bool, float]:
-            return holder in self._failed, self._link.times.expected_s(holder.address)
+            return holder in self._failed, self._connections.times.expected_s(holder.address)
 
-        return sorted(self._recovery.holders, key=rank)
+        return sorted(self._record.holders, key=rank)
 
 
 class _Race(Generic[T]):

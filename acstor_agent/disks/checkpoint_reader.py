@@ -15,12 +15,12 @@ class CheckpointReader:
 
     def __init__(
         self,
-        recovery: restore_record.RestoreRecord,
+        record: restore_record.RestoreRecord,
         manifest: checkpoint_manifest.Manifest,
         holders: checkpoint_client.CheckpointClient,
         clusters: int,
     ) -> None:
-        self.recovery, self._manifest = recovery, manifest
+        self.record, self._manifest = record, manifest
         self._holders = holders
         self._places = checkpoint_file.data_clusters(manifest)
         self._cluster_bytes = checkpoint_file.cluster_bytes(manifest)

@@ -71,7 +71,7 @@ class CheckpointRestore:
 
     async def make_disk(
         self,
-        recovery: restore_record.RestoreRecord,
+        record: restore_record.RestoreRecord,
         backing: str,
         max_bytes: int = image_record.SERVED_VIRTUAL_BYTES,
     ) -> disk.Disk:
@@ -82,59 +82,59 @@ class CheckpointRestore:
         :raises errors.ChunkUnavailable: no holder has the manifest
         :raises errors.DeadlineExceeded: no holder answered in time
         """
-        async with self._alone(recovery.checkpoint_id):
-            if not self._disks.has_disk(recovery.checkpoint_id):
-                await self._make(recovery, backing, max_bytes)
-            found = restore_files.read(self._disks.folder, recovery.checkpoint_id)
-            if found is None or found.manifest_name != recovery.manifest_name:
-                what = f"disk {recovery.checkpoint_id}"
+        async with self._alone(record.checkpoint_id):
+            if not self._disks.has_disk(record.checkpoint_id):
+                await self._make(record, backing, max_bytes)
+            found = restore_files.read(self._disks.folder, record.checkpoint_id)
+            if found is None or found.manifest_name != record.manifest_name:
+                what = f"disk {record.checkpoint_id}"
                 raise errors.Unusable(what, "is there, and was not made of this checkpoint")
             self._wanted.set()
-            return await self._disks.open(recovery.checkpoint_id)
+            return await self._disks.open(record.checkpoint_id)
 
     async def _make(
-        self, recovery: restore_record.RestoreRecord, backing: str, max_bytes: int
+        self, record: restore_record.RestoreRecord, backing: str, max_bytes: int
     ) -> None:
-        if self._disks.link is None:
-            what = f"checkpoint {recovery.checkpoint_id}"
+        if self._disks.holder_connections is None:
+            what = f"checkpoint {record.checkpoint_id}"
             raise errors.Unusable(what, "this host cannot reach the holders")
-        self._disks.link.check()
-        of = checkpoint_client.CheckpointClient(self._disks.link, recovery)
+        self._disks.holder_connections.check()
+        of = checkpoint_client.CheckpointClient(self._disks.holder_connections, record)
         sealed = await of.fetch_manifest()
         manifest = await trio.to_thread.run_sync(of.open_manifest, sealed)
-        image = await self._images.attach_image(recovery.image_id)
-        _check(recovery, manifest.subject, image)
-        _check_size(recovery, manifest.subject, max_bytes)
+        image = await self._images.attach_image(record.image_id)
+        _check(record, manifest.subject, image)
+        _check_size(record, manifest.subject, max_bytes)
         plan = await trio.to_thread.run_sync(checkpoint_file.plan, manifest, backing)
         cut = geometry.Geometry(plan.file_bytes, checkpoint_file.cluster_bytes(manifest))
-        header = _header(recovery, cut)
+        header = _header(record, cut)
         folder = self._disks.folder
-        await trio.to_thread.run_sync(_remove_left, folder, recovery.checkpoint_id)
-        await trio.to_thread.run_sync(restore_files.write, folder, recovery, sealed)
+        await trio.to_thread.run_sync(_remove_left, folder, record.checkpoint_id)
+        await trio.to_thread.run_sync(restore_files.write, folder, record, sealed)
         await self._disks.create_disk(header, plan.iter_tables())
         LOG.info(
             "disk %s: made of the checkpoint of instance %s, which has %d chunks",
-            recovery.checkpoint_id,
-            recovery.instance_id,
+            record.checkpoint_id,
+            record.instance_id,
             len(manifest),
         )
 
-    def list_recovered(self) -> list[dict[str, Any]]:
+    def list_restored(self) -> list[dict[str, Any]]:
         """Return the status of each restored disk; blocks; any thread may call it."""
-        return [self._told(recovery) for recovery in self._recoveries()]
+        return [self._told(record) for record in self._records()]
 
-    def _told(self, recovery: restore_record.RestoreRecord) -> dict[str, Any]:
-        opened = self._disks.get_nowait(recovery.checkpoint_id)
+    def _told(self, record: restore_record.RestoreRecord) -> dict[str, Any]:
+        opened = self._disks.get_nowait(record.checkpoint_id)
         lacking = opened.lacking_chunks if opened else None
         return {
-            "checkpoint_id": recovery.checkpoint_id,
-            "instance_id": recovery.instance_id,
-            "image_id": recovery.image_id,
-            "is_whole": recovery.is_whole,
-            "lacking_chunks": 0 if recovery.is_whole else lacking,
+            "checkpoint_id": record.checkpoint_id,
+            "instance_id": record.instance_id,
+            "image_id": record.image_id,
+            "is_whole": record.is_whole,
+            "lacking_chunks": 0 if record.is_whole else lacking,
         }
 
-    def _recoveries(self) -> Iterator[restore_record.RestoreRecord]:
+    def _records(self) -> Iterator[restore_record.RestoreRecord]:
         for disk_id in self._disks.list_disks():
             try:
                 found = restore_files.read(self._disks.folder, disk_id)
@@ -154,21 +154,21 @@ class CheckpointRestore:
         async with trio.open_nursery() as nursery:
             while True:
                 self._wanted = trio.Event()
-                for recovery in await trio.to_thread.run_sync(list, self._recoveries()):
-                    if not recovery.is_whole and recovery.checkpoint_id not in self._under_way:
-                        self._under_way.add(recovery.checkpoint_id)
-                        nursery.start_soon(self._complete, recovery)
+                for record in await trio.to_thread.run_sync(list, self._records()):
+                    if not record.is_whole and record.checkpoint_id not in self._under_way:
+                        self._under_way.add(record.checkpoint_id)
+                        nursery.start_soon(self._complete, record)
                 with trio.move_on_after(CHECK_INTERVAL_S):
                     await self._wanted.wait()
 
-    async def _complete(self, recovery: restore_record.RestoreRecord) -> None:
+    async def _complete(self, record: restore_record.RestoreRecord) -> None:
         """Fetch all missing chunks; retry failures while the disk exists."""
-        disk_id = recovery.checkpoint_id
+        disk_id = record.checkpoint_id
         try:
             while self._disks.has_disk(disk_id):
                 try:
                     await self._bring_all(await self._disks.open(disk_id))
-                    await self._forget_key(recovery)
+                    await self._forget_key(record)
                 except (errors.AcstorError, OSError) as e:
                     LOG.warning("disk %s: not all of its checkpoint is here: %s", disk_id, e)
                     await trio.sleep(self._retry_s)
@@ -205,23 +205,21 @@ class CheckpointRestore:
         if failures:
             raise failures[0]
 
-    async def _forget_key(self, recovery: restore_record.RestoreRecord) -> None:
-        async with self._alone(recovery.checkpoint_id):
-            one = await self._disks.open(recovery.checkpoint_id)
+    async def _forget_key(self, record: restore_record.RestoreRecord) -> None:
+        async with self._alone(record.checkpoint_id):
+            one = await self._disks.open(record.checkpoint_id)
             await one.sync()
-            await trio.to_thread.run_sync(restore_files.forget_key, self._disks.folder, recovery)
+            await trio.to_thread.run_sync(restore_files.forget_key, self._disks.folder, record)
             one.checkpoint = None
-        LOG.info("disk %s: all of its checkpoint is here", recovery.checkpoint_id)
+        LOG.info("disk %s: all of its checkpoint is here", record.checkpoint_id)
 
 
-def _header(
-    recovery: restore_record.RestoreRecord, cut: geometry.Geometry
-) -> disk_header.DiskHeader:
+def _header(record: restore_record.RestoreRecord, cut: geometry.Geometry) -> disk_header.DiskHeader:
     """Return the header: no part of the qcow2 file is the image's."""
     try:
-        return disk_header.DiskHeader(recovery.checkpoint_id, recovery.image_id, cut, 0)
+        return disk_header.DiskHeader(record.checkpoint_id, record.image_id, cut, 0)
     except ValueError as e:
-        raise errors.Unusable(f"checkpoint {recovery.checkpoint_id}", str(e)) from e
+        raise errors.Unusable(f"checkpoint {record.checkpoint_id}", str(e)) from e
 
 
 def _remove_left(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
@@ -232,21 +230,21 @@ def _remove_left(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
 
 
 def _check_size(
-    recovery: restore_record.RestoreRecord, subject: checkpoint_manifest.Subject, max_bytes: int
+    record: restore_record.RestoreRecord, subject: checkpoint_manifest.Subject, max_bytes: int
 ) -> None:
     """Check the disk's size, because the tables alone may fill this host's disk."""
     if subject.cut.size_bytes > max_bytes:
         why = f"its disk has {subject.cut.size_bytes} bytes, and may have {max_bytes} at most"
-        raise errors.Unusable(f"checkpoint {recovery.checkpoint_id}", why)
+        raise errors.Unusable(f"checkpoint {record.checkpoint_id}", why)
 
 
 def _check(
-    recovery: restore_record.RestoreRecord,
+    record: restore_record.RestoreRecord,
     subject: checkpoint_manifest.Subject,
     image: mirror.Mirror,
 ) -> None:
-    what = f"checkpoint {recovery.checkpoint_id}"
-    told = (recovery.vault_disk, recovery.instance_id, recovery.image_id)
+    what = f"checkpoint {record.checkpoint_id}"
+    told = (record.vault_disk, record.instance_id, record.image_id)
     if (subject.disk, subject.instance, subject.base) != told:
         raise errors.Unusable(what, "its manifest is of another disk, instance or image")
     here = image.map
@@ -255,4 +253,4 @@ def _check(
         raise errors.Unusable(what, why)
     known = subject.os_hash, (here.os_hash_algo, here.os_hash_value)
     if all(algo for algo, _ in known) and known[0] != known[1]:
-        raise errors.Unusable(what, f"image {recovery.image_id} is not what it was then")
+        raise errors.Unusable(what, f"image {record.image_id} is not what it was then")

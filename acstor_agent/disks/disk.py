@@ -44,7 +44,7 @@ class Disk:
     """A writable disk.
 
     :param checkpoint: source of missing chunks, until none is missing
-    :param is_fixed: read-only
+    :param is_read_only: read-only
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Disk:
         writes: read_admission.ReadAdmission | None = None,
         checkpoint: checkpoint_reader.CheckpointReader | None = None,
         *,
-        is_fixed: bool = False,
+        is_read_only: bool = False,
     ) -> None:
-        self.checkpoint, self.is_fixed = checkpoint, is_fixed
+        self.checkpoint, self.is_read_only = checkpoint, is_read_only
         self.header = files.header
         self._guest = inodes.guest_of_disk(files.header.disk_id)
         self._reads = read_admission.ReadAdmission() if reads is None else reads
@@ -115,9 +115,9 @@ class Disk:
             return await (await self._attach(self.header)).read(offset, length, self._guest)
         if len(stretches) == 1 and (kept := self._read_nowait(stretches[0])) is not None:
             return kept
-        is_here = all(one.origin is disk_plan.Origin.DISK for one in stretches)
+        is_local = all(one.origin is disk_plan.Origin.DISK for one in stretches)
         return await self._reads.run_admitted(
-            self._guest, self._read, stretches, length, is_here=is_here
+            self._guest, self._read, stretches, length, is_local=is_local
         )
 
     async def _read_brought(self, lacking: Sequence[int], offset: int, length: int) -> bytearray:
@@ -175,7 +175,7 @@ class Disk:
         :raises OSError: EFBIG after the disk's end; EROFS; ENOSPC and others of the host's disk
         :raises errors.AcstorError: missing bytes are unavailable; nothing changed
         """
-        if self.is_fixed:
+        if self.is_read_only:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         if offset >= self.size_bytes and data:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

@@ -44,22 +44,22 @@ class Disks:
     """All writable disks of this host.
 
     :param boot_id: ID of the host's boot; None: of the current one
-    :param known: the inode numbers, one for each disk
-    :param link: connections to holders of checkpoints; without it, restored disks wait
+    :param inode_numbers: the inode numbers, one for each disk
+    :param holder_connections: without them, restored disks wait
     """
 
     def __init__(
         self,
         folder: pathlib.Path,
-        opened: reattach.Reattach,
+        reattach: reattach.Reattach,
         boot_id: bytes | None = None,
         io: disk_io.DiskIo | None = None,
-        known: inodes.Inodes | None = None,
+        inode_numbers: inodes.Inodes | None = None,
         reads: read_admission.ReadAdmission | None = None,
-        link: checkpoint_client.Link | None = None,
+        holder_connections: checkpoint_client.HolderConnections | None = None,
     ) -> None:
-        self.link = link
-        self._inodes = known or inodes.Inodes(inodes.keyed(bytes(inodes.KEY_BYTES)))
+        self.holder_connections = holder_connections
+        self._inodes = inode_numbers or inodes.Inodes(inodes.keyed(bytes(inodes.KEY_BYTES)))
         self._reads = reads
         table = None if reads is None else reads.table
         self.writes = read_admission.ReadAdmission(read_admission.WRITES_LIMIT_BYTES, table=table)
@@ -67,7 +67,7 @@ class Disks:
         with contextlib.suppress(OSError):  # an attempt to create a disk fails
             folder.mkdir(mode=0o700, exist_ok=True)
         self.folder = folder
-        self._opened = opened
+        self._opened = reattach
         self._boot_id = boot_id or this_boot()
         self._disks: dict[disk_header.DiskId, disk.Disk] = {}
         self._opening = trio.Lock()
@@ -109,22 +109,22 @@ class Disks:
         except BaseException:
             files.close()
             raise
-        is_fixed = restore_files.exist(self.folder, disk_id)
+        is_read_only = restore_files.exist(self.folder, disk_id)
         ways = self._attach, self._io, self._reads, self.writes
-        return disk.Disk(files, *ways, former, is_fixed=is_fixed)
+        return disk.Disk(files, *ways, former, is_read_only=is_read_only)
 
     def _checkpoint(
         self, disk_id: disk_header.DiskId, clusters: int
     ) -> checkpoint_reader.CheckpointReader | None:
         """Return the checkpoint of a disk that still misses chunks of it."""
-        recovery = restore_files.read(self.folder, disk_id)
-        if recovery is None or recovery.is_whole:
+        record = restore_files.read(self.folder, disk_id)
+        if record is None or record.is_whole:
             return None
-        if self.link is None:
+        if self.holder_connections is None:
             raise errors.Unusable(f"disk {disk_id}", "this host cannot reach its checkpoint")
-        of = checkpoint_client.CheckpointClient(self.link, recovery)
+        of = checkpoint_client.CheckpointClient(self.holder_connections, record)
         manifest = of.open_manifest(restore_files.read_manifest(self.folder, disk_id))
-        return checkpoint_reader.CheckpointReader(recovery, manifest, of, clusters)
+        return checkpoint_reader.CheckpointReader(record, manifest, of, clusters)
 
     def name_of(self, disk_id: disk_header.DiskId) -> str:
         """Return the file name of a disk."""
@@ -200,7 +200,7 @@ class Disks:
             self._inodes.forget_disk(disk_id)
         LOG.info("disk %s: dropped", disk_id)
 
-    async def of_image(self, image_id: ids.ImageId) -> list[disk_header.DiskId]:
+    async def disks_of_image(self, image_id: ids.ImageId) -> list[disk_header.DiskId]:
         """Return the disks based on an image; damaged ones are left out."""
         found = []
         for disk_id in self.list_disks():
@@ -240,8 +240,8 @@ class Disks:
     async def aclose(self) -> None:
         """Sync all disks and close connections; no use afterwards."""
         await self.sync_writes()
-        if self.link is not None:
-            await self.link.aclose()
+        if self.holder_connections is not None:
+            await self.holder_connections.aclose()
 
     async def _attach(self, header: disk_header.DiskHeader) -> mirror.Mirror:
         found = await self._opened.get_mirror(header.image_id, inodes.guest_of_disk(header.disk_id))

@@ -13,34 +13,34 @@ from acstor_agent.core.disks import restore_record
 from acstor_common import errors
 from acstor_common.util import atomic_file
 
-RECOVERY_ENDING = ".acrecovery"
+RECORD_ENDING = ".acrecovery"
 MANIFEST_ENDING = ".acmanifest"
 """Sealed, as the holders have it."""
 
 
-def _recovery_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib.Path:
-    return folder / f"{disk_id}{RECOVERY_ENDING}"
+def _record_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib.Path:
+    return folder / f"{disk_id}{RECORD_ENDING}"
 
 
 def _manifest_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib.Path:
     return folder / f"{disk_id}{MANIFEST_ENDING}"
 
 
-def write(folder: pathlib.Path, recovery: restore_record.RestoreRecord, sealed: bytes) -> None:
+def write(folder: pathlib.Path, record: restore_record.RestoreRecord, sealed: bytes) -> None:
     """Write both files durably."""
-    with atomic_file.atomic_write(_manifest_path(folder, recovery.checkpoint_id), 0o600) as file:
+    with atomic_file.atomic_write(_manifest_path(folder, record.checkpoint_id), 0o600) as file:
         file.write(sealed)
-    _write_recovery(folder, recovery)
+    _write_record(folder, record)
 
 
-def _write_recovery(folder: pathlib.Path, recovery: restore_record.RestoreRecord) -> None:
-    with atomic_file.atomic_write(_recovery_path(folder, recovery.checkpoint_id), 0o600) as file:
-        file.write(restore_record.pack(recovery))
+def _write_record(folder: pathlib.Path, record: restore_record.RestoreRecord) -> None:
+    with atomic_file.atomic_write(_record_path(folder, record.checkpoint_id), 0o600) as file:
+        file.write(restore_record.pack(record))
 
 
 def exist(folder: pathlib.Path, disk_id: disk_header.DiskId) -> bool:
     """Return whether a disk was restored from a checkpoint."""
-    return _recovery_path(folder, disk_id).exists()
+    return _record_path(folder, disk_id).exists()
 
 
 def read(folder: pathlib.Path, disk_id: disk_header.DiskId) -> restore_record.RestoreRecord | None:
@@ -48,7 +48,7 @@ def read(folder: pathlib.Path, disk_id: disk_header.DiskId) -> restore_record.Re
 
     :raises errors.FormatError: it is damaged
     """
-    path = _recovery_path(folder, disk_id)
+    path = _record_path(folder, disk_id)
     try:
         with path.open("rb") as file:
             found = restore_record.unpack(file.read(restore_record.MAX_BYTES), str(path))
@@ -71,22 +71,22 @@ def read_manifest(folder: pathlib.Path, disk_id: disk_header.DiskId) -> bytes:
         raise errors.FormatError(str(path), 0, "the checkpoint's manifest is missing") from e
 
 
-def forget_key(folder: pathlib.Path, recovery: restore_record.RestoreRecord) -> None:
+def forget_key(folder: pathlib.Path, record: restore_record.RestoreRecord) -> None:
     """Remove key, holders and manifest, because all chunks are here."""
-    _write_recovery(folder, recovery._replace(key=b"", holders=()))
-    _manifest_path(folder, recovery.checkpoint_id).unlink(missing_ok=True)
+    _write_record(folder, record._replace(key=b"", holders=()))
+    _manifest_path(folder, record.checkpoint_id).unlink(missing_ok=True)
 
 
 def remove(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
     """Delete both files, after the disk."""
-    _recovery_path(folder, disk_id).unlink(missing_ok=True)
+    _record_path(folder, disk_id).unlink(missing_ok=True)
     _manifest_path(folder, disk_id).unlink(missing_ok=True)
 
 
 def leftover_disk_ids(folder: pathlib.Path, state_ending: str) -> list[disk_header.DiskId]:
     """Return the IDs of leftover files without a disk."""
     found = set()
-    for ending in (RECOVERY_ENDING, MANIFEST_ENDING):
+    for ending in (RECORD_ENDING, MANIFEST_ENDING):
         for path in folder.glob(f"*{ending}"):
             with contextlib.suppress(ValueError):
                 found.add(disk_header.parse_disk_id(path.stem))

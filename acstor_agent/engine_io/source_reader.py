@@ -49,11 +49,11 @@ class SourceReader:
     async def _read(self, read: actions.ReadSource) -> None:
         blob, offset = base.blob_at(read.image_id, read.refs[0].offset)
         begin = read.refs[0].offset - offset
-        pieces = [base.Piece(ref.offset - begin, ref.length, ref.content) for ref in read.refs]
+        pieces = [base.BlobPiece(ref.offset - begin, ref.length, ref.content) for ref in read.refs]
         requester = base.Requester(_KLASSES.get(read.priority, Klass.FILL), str(read.who))
         began_s, left = trio.current_time(), len(pieces)
 
-        def take_answers(answers: base.Answers) -> None:
+        def take_answers(answers: base.Outcomes) -> None:
             nonlocal left
             left -= len(answers)
             self._take_answers(read, began_s, answers)
@@ -72,7 +72,7 @@ class SourceReader:
                 self._driver.handle_event(self._core.source_ended, read.number)
 
     def _take_answers(
-        self, read: actions.ReadSource, began_s: float, answers: base.Answers
+        self, read: actions.ReadSource, began_s: float, answers: base.Outcomes
     ) -> None:
         outcomes: list[tuple[int, Any]] = []
         given_bytes = given = 0

@@ -61,7 +61,7 @@ def guests_on_dead_mounts(mount_point: str) -> tuple[str, ...]:
 
     :raises OSError: processes cannot be listed
     """
-    live = fuse_connection.device(mount_point)
+    live = fuse_connection.device_number(mount_point)
     found = set()
     for pid in open_files.pids():
         with contextlib.suppress(OSError):  # it exited

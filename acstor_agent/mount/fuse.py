@@ -119,7 +119,7 @@ class MirrorOperations(pyfuse3.Operations):
         opened: reattach.Reattach,
         recording: boot_recording.BootRecording | None = None,
         gid: int = 0,
-        timelines: boot_timelines.Timelines | None = None,
+        timelines: boot_timelines.BootTimelines | None = None,
     ) -> None:
         super().__init__()
         self._images, self._disks, self._cache = images, writable, cache
@@ -128,7 +128,7 @@ class MirrorOperations(pyfuse3.Operations):
         self._inodes = known
         self._uses = uses
         self._opened, self._gid = opened, gid
-        self._timelines = timelines or boot_timelines.Timelines()
+        self._timelines = timelines or boot_timelines.BootTimelines()
         for taken in known.know_at_start(images.list_attached(), writable.list_disks()):
             LOG.error("%s; neither is served", taken)
 
@@ -221,7 +221,7 @@ class MirrorOperations(pyfuse3.Operations):
         if inode in self._inodes.disks:
             if flags & os.O_TRUNC:
                 raise pyfuse3.FUSEError(errno.EPERM)
-            if (await self._disk(inode)).is_fixed and flags & (os.O_WRONLY | os.O_RDWR):
+            if (await self._disk(inode)).is_read_only and flags & (os.O_WRONLY | os.O_RDWR):
                 raise pyfuse3.FUSEError(errno.EROFS)
             return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(inode), keep_cache=False)
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC):

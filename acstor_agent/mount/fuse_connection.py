@@ -64,7 +64,7 @@ _GO_BACK = (
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Connection(NamedTuple):
+class MountConnection(NamedTuple):
     """A mount, by its descriptor."""
 
     fuse_fd: int
@@ -87,7 +87,7 @@ class UnsupportedMountError(errors.Unusable):
         self.fuse_fd = fuse_fd
 
 
-def kept(descriptors: Sequence[int]) -> Connection | None:
+def from_descriptors(descriptors: Sequence[int]) -> MountConnection | None:
     """Return the connection with these kept descriptors, in any order, if any.
 
     :raises UnsupportedMountError: the record is missing or of another version; other descriptors
@@ -96,7 +96,7 @@ def kept(descriptors: Sequence[int]) -> Connection | None:
     kinds = {mount_record.is_record(fd): fd for fd in descriptors}
     try:
         if kinds.keys() == {False, True} and len(descriptors) == 2:
-            return Connection(kinds[False], mount_record.MountRecord(kinds[True]))
+            return MountConnection(kinds[False], mount_record.MountRecord(kinds[True]))
         why = "it was kept without its record"
     except ValueError as e:
         why = f"its record makes no sense here: {e}"
@@ -113,13 +113,13 @@ def mounted_type(mount_point: str) -> str | None:
     return _mounted(mount_point)[0]
 
 
-def device(mount_point: str) -> str:
+def device_number(mount_point: str) -> str:
     """Return the device number of the mount as in mountinfo; empty if none."""
     return _mounted(mount_point)[1]
 
 
 def _mounted(mount_point: str) -> tuple[str | None, str]:
-    wanted = resolved(mount_point)
+    wanted = resolve_path(mount_point)
     found: tuple[str | None, str] = (None, "")
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
         for line in mounts:
@@ -131,7 +131,7 @@ def _mounted(mount_point: str) -> tuple[str | None, str]:
     return found
 
 
-def resolved(mount_point: str) -> str:
+def resolve_path(mount_point: str) -> str:
     """Return the path without links, without accessing the mount.
 
     :func:`os.path.realpath` calls lstat on each part, which blocks on a mount without a worker.
@@ -145,7 +145,7 @@ def resolved(mount_point: str) -> str:
     return os.path.realpath(path)
 
 
-def mount(mount_point: str) -> Connection:
+def mount(mount_point: str) -> MountConnection:
     """Mount on the folder ``mount_point``.
 
     :raises errors.Unusable: no /dev/fuse, no such folder, or another mount is there
@@ -168,7 +168,7 @@ def mount(mount_point: str) -> Connection:
                 options.encode(),
             )
         )
-        return Connection(fuse_fd, mount_record.MountRecord.begin_record(_read_init(fuse_fd)))
+        return MountConnection(fuse_fd, mount_record.MountRecord.begin_record(_read_init(fuse_fd)))
     except OSError as e:
         os.close(fuse_fd)
         raise errors.Unusable(mount_point, f"cannot mount: {e.strerror}") from e
@@ -177,7 +177,7 @@ def mount(mount_point: str) -> Connection:
 def _free_mount_point(mount_point: str) -> None:
     """Check that nothing is mounted there; remove the mount of a dead agent."""
     present = mounted_type(mount_point)
-    if present == FS_TYPE and _ask(mount_point) in _DEAD:
+    if present == FS_TYPE and _probe_error(mount_point) in _DEAD:
         LOG.warning("%s: clearing the mount that a dead agent left behind", mount_point)
         unmount(mount_point)
         return
@@ -195,7 +195,7 @@ def _free_mount_point(mount_point: str) -> None:
         raise errors.Unusable(mount_point, "is not a folder")
 
 
-def _ask(mount_point: str) -> int:
+def _probe_error(mount_point: str) -> int:
     """Ask the agent of a mount by statvfs; return the error, or 0.
 
     A child process asks, because the mount may never answer.
@@ -291,7 +291,7 @@ def _check(result: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-async def adopt(connection: Connection, operations: pyfuse3.Operations) -> None:
+async def adopt(connection: MountConnection, operations: pyfuse3.Operations) -> None:
     """Attach pyfuse3 to a mounted connection; then run pyfuse3.main().
 
     :raises errors.Unusable: the kernel was told by another version what this one does not support

@@ -46,7 +46,7 @@ Tag = Callable[[int, int], int]
 """Computes the tag of a process from its ID and start time."""
 
 
-class Waiter(NamedTuple):
+class WaitingGuest(NamedTuple):
     """A guest with waiting requests."""
 
     guest: requests.Stream
@@ -79,7 +79,7 @@ class KilledGuests:
     ) -> None:
         """Treat the processes of an instance as dying for :data:`POWER_OFF_S`.
 
-        :param processes: see :func:`guests_of`
+        :param processes: see :func:`processes_of`
         :raises errors.Unusable: there are too many
         """
         known = {one: told for one, told in self._power_offs.items() if told.ends_s > now_s}
@@ -96,7 +96,7 @@ class KilledGuests:
         }
         return len(before) - len(self._power_offs)
 
-    def killed_of(self, waiters: Sequence[Waiter], now_s: float) -> list[requests.Stream]:
+    def find_killed(self, waiters: Sequence[WaitingGuest], now_s: float) -> list[requests.Stream]:
         """Return the guests whose processes are all being killed; blocks."""
         if not self._is_due(waiters, now_s):
             return []
@@ -124,7 +124,7 @@ class KilledGuests:
             if process_state.may_end(waiter.tag, holders[waiter.inode], _shares)
         ]
 
-    def _is_due(self, waiters: Sequence[Waiter], now_s: float) -> bool:
+    def _is_due(self, waiters: Sequence[WaitingGuest], now_s: float) -> bool:
         since_s = now_s - self._scanned_s
         if since_s < SCAN_EVERY_S or now_s < self._not_before_s:
             return False
@@ -174,7 +174,7 @@ class KilledGuests:
         return process_state.Holder(pid, tag, thread, tuple(fds), is_dying)
 
 
-def guests_of(instance_id: str, links_limit: int = LINKS_LIMIT) -> list[tuple[int, int]]:
+def processes_of(instance_id: str, links_limit: int = LINKS_LIMIT) -> list[tuple[int, int]]:
     """Return (PID, start time) of processes that can write an instance's root disk.
 
     Readers of the disk, such as libvirt, Nova and qemu-img, do not count.

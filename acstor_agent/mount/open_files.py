@@ -24,7 +24,7 @@ class User(NamedTuple):
 
 def users_of(mount_point: str) -> list[User]:
     """Return the processes with open files below a mount point."""
-    below = fuse_connection.resolved(mount_point)
+    below = fuse_connection.resolve_path(mount_point)
     found = []
     for pid in pids():
         paths = {path for path in _open_of(pid) if path == below or path.startswith(f"{below}/")}
@@ -38,7 +38,7 @@ def images_open(mount_point: str) -> set[ids.ImageId]:
 
     :raises OSError: processes cannot be listed
     """
-    below = f"{fuse_connection.resolved(mount_point)}/images/"
+    below = f"{fuse_connection.resolve_path(mount_point)}/images/"
     found = set()
     for pid in pids():
         for path in _open_of(pid):

@@ -40,15 +40,15 @@ class StuckRequests:
     def __init__(
         self,
         table: blocked_requests.BlockedRequests,
-        known: inodes.Inodes,
+        inode_numbers: inodes.Inodes,
         clock: Callable[[], float] = time.monotonic,
         limits: StuckLimits = StuckLimits(),
     ) -> None:
         self.limits = limits
-        self.ended = 0
+        self.aborted = 0
         """Requests failed because their process was being killed."""
-        self._table, self._known, self._clock = table, known, clock
-        self._dying = killed_guests.KilledGuests(known.process_tag)
+        self._table, self._inode_numbers, self._clock = table, inode_numbers, clock
+        self._dying = killed_guests.KilledGuests(inode_numbers.process_tag)
         self._thread = trio.CapacityLimiter(1)  # its own: the shared threads may all hang
         self._asked = trio.CapacityLimiter(1)
         self._announcing = trio.Lock()  # a cancellation must follow its power-off
@@ -73,7 +73,7 @@ class StuckRequests:
             if is_cancelled:
                 return self._dying.cancel_power_off(instance_id)
             guests = await trio.to_thread.run_sync(
-                killed_guests.guests_of, instance_id, abandon_on_cancel=True, limiter=self._asked
+                killed_guests.processes_of, instance_id, abandon_on_cancel=True, limiter=self._asked
             )
             self._dying.note_power_off(instance_id, guests, self._clock())
             return len(guests)
@@ -98,8 +98,8 @@ class StuckRequests:
         found: dict[str, blocked_requests.LateWaits] = {}
         for guest, late in self._table.late_guests(self._clock(), self.limits.late_s).items():
             file_id = guest.name.partition("/")[0]
-            known = found.get(file_id)
-            found[file_id] = known.joined(late) if known else late
+            inode_numbers = found.get(file_id)
+            found[file_id] = inode_numbers.joined(late) if inode_numbers else late
         return found
 
     async def _let_go(self) -> None:
@@ -111,19 +111,23 @@ class StuckRequests:
                 continue
             waiters = [waiter for guest in late if (waiter := self._waiter(guest)) is not None]
             for guest in await trio.to_thread.run_sync(
-                self._dying.killed_of, waiters, now_s, abandon_on_cancel=True, limiter=self._thread
+                self._dying.find_killed,
+                waiters,
+                now_s,
+                abandon_on_cancel=True,
+                limiter=self._thread,
             ):
                 ended = read_admission.fail_requests(self._table, guest, now_s)
-                self.ended += ended
+                self.aborted += ended
                 LOG.info("%s is being ended: %d of its requests end", guest, ended)
 
-    def _waiter(self, guest: requests.Stream) -> killed_guests.Waiter | None:
+    def _waiter(self, guest: requests.Stream) -> killed_guests.WaitingGuest | None:
         """Return the search key of a guest; None if its process is unknown.
 
         An image may be open in unseen processes, too; a disk has one guest.
         """
         file_id, slash, _ = guest.name.partition("/")
-        inode, tag = self._known.owner_of(guest)
+        inode, tag = self._inode_numbers.owner_of(guest)
         if slash and not tag:
             return None
-        return killed_guests.Waiter(guest, inode, file_id + base.BlobKind.IMAGE.value, tag)
+        return killed_guests.WaitingGuest(guest, inode, file_id + base.BlobKind.IMAGE.value, tag)

@@ -128,12 +128,12 @@ class HolderStore:
     def __init__(self, state_dir: pathlib.Path) -> None:
         self._path = state_dir / SOCKET
 
-    def put(self, connection: fuse_connection.Connection) -> bool:
+    def put(self, connection: fuse_connection.MountConnection) -> bool:
         """Send the descriptors; return whether they are kept."""
         answer = _ask(self._path, PUT, (connection.fuse_fd, connection.record.fd))
         return answer is not None and answer[0] == KEPT
 
-    def ensure_kept(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
+    def ensure_kept(self, connection: fuse_connection.MountConnection, is_kept: bool) -> bool:
         """Send the descriptors again, because the holder may be a new one."""
         is_still_kept = self.put(connection)
         if is_still_kept != is_kept:
@@ -141,18 +141,18 @@ class HolderStore:
             tell("%s: the holder %s the mount", self._path, what)
         return is_still_kept
 
-    def take_connection(self) -> fuse_connection.Connection | None:
+    def take_connection(self) -> fuse_connection.MountConnection | None:
         """Return the kept connection, which stays kept."""
         answer = _ask(self._path, TAKE, ())
-        return fuse_connection.kept(answer[1] if answer else ())
+        return fuse_connection.from_descriptors(answer[1] if answer else ())
 
     def drop_connection(self) -> None:
         """Tell the holder to close the descriptors."""
         _ask(self._path, FORGET, ())
 
-    def stop_reason(self) -> fd_store.Stopping:
+    def stop_reason(self) -> fd_store.StopReason:
         """Return SIGNALLED: the next supervisor follows in any case."""
-        return fd_store.Stopping.SIGNALLED
+        return fd_store.StopReason.SIGNALLED
 
     def wait_longer(self, why: str) -> None:
         """Do nothing: no manager waits."""

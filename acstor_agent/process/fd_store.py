@@ -7,7 +7,7 @@ from typing import Protocol
 from acstor_agent.mount import fuse_connection
 
 
-class Stopping(enum.Enum):
+class StopReason(enum.Enum):
     """Why a supervisor is told to stop."""
 
     SIGNALLED = enum.auto()  # by a signal; the next supervisor takes over
@@ -18,13 +18,13 @@ class Stopping(enum.Enum):
 class FdStore(Protocol):
     """Keeps a connection while no supervisor runs."""
 
-    def put(self, connection: fuse_connection.Connection) -> bool:
+    def put(self, connection: fuse_connection.MountConnection) -> bool:
         """Store it; return whether that worked."""
 
-    def ensure_kept(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
+    def ensure_kept(self, connection: fuse_connection.MountConnection, is_kept: bool) -> bool:
         """Check that it is still kept; return whether it is."""
 
-    def take_connection(self) -> fuse_connection.Connection | None:
+    def take_connection(self) -> fuse_connection.MountConnection | None:
         """Return the kept connection, None if there is none.
 
         :raises errors.Unusable: it is of another version
@@ -33,7 +33,7 @@ class FdStore(Protocol):
     def drop_connection(self) -> None:
         """Drop the connection."""
 
-    def stop_reason(self) -> Stopping:
+    def stop_reason(self) -> StopReason:
         """Return why the supervisor is told to stop."""
 
     def wait_longer(self, why: str) -> None:
@@ -43,24 +43,24 @@ class FdStore(Protocol):
 class NoStore:
     """No store: the mount ends with its supervisor."""
 
-    def put(self, connection: fuse_connection.Connection) -> bool:
+    def put(self, connection: fuse_connection.MountConnection) -> bool:
         """Return False."""
         return False
 
-    def ensure_kept(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
+    def ensure_kept(self, connection: fuse_connection.MountConnection, is_kept: bool) -> bool:
         """Return False."""
         return False
 
-    def take_connection(self) -> fuse_connection.Connection | None:
+    def take_connection(self) -> fuse_connection.MountConnection | None:
         """Return None."""
         return None
 
     def drop_connection(self) -> None:
         """Do nothing."""
 
-    def stop_reason(self) -> Stopping:
+    def stop_reason(self) -> StopReason:
         """Return SIGNALLED."""
-        return Stopping.SIGNALLED
+        return StopReason.SIGNALLED
 
     def wait_longer(self, why: str) -> None:
         """Do nothing."""

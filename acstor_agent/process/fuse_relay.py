@@ -38,7 +38,7 @@ class Relay:
     :raises errors.Unusable: the host's buffer limits are too low
     """
 
-    def __init__(self, connection: fuse_connection.Connection) -> None:
+    def __init__(self, connection: fuse_connection.MountConnection) -> None:
         for end in _pair():  # fail now rather than at a worker's start
             end.close()
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -90,7 +90,7 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     return ends
 
 
-def _be_relay(connection: fuse_connection.Connection, supervisor: socket.socket) -> None:
+def _be_relay(connection: fuse_connection.MountConnection, supervisor: socket.socket) -> None:
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -105,7 +105,9 @@ def _be_relay(connection: fuse_connection.Connection, supervisor: socket.socket)
 class _Moving:
     """Forwards messages between kernel and worker."""
 
-    def __init__(self, connection: fuse_connection.Connection, supervisor: socket.socket) -> None:
+    def __init__(
+        self, connection: fuse_connection.MountConnection, supervisor: socket.socket
+    ) -> None:
         self._fuse_fd = connection.fuse_fd
         os.set_blocking(self._fuse_fd, False)
         self._supervisor: socket.socket | None = supervisor

@@ -56,22 +56,22 @@ class DescriptorStore:
     def __init__(self) -> None:
         self._handed: dict[str, list[int]] = {}
 
-    def put(self, connection: fuse_connection.Connection) -> bool:
+    def put(self, connection: fuse_connection.MountConnection) -> bool:
         """Store a connection; return whether the manager keeps it."""
         handed = (connection.fuse_fd, connection.record.fd)
         return _tell(f"FDSTORE=1\nFDNAME={MOUNT}", *handed) and _room() >= len(handed)
 
-    def ensure_kept(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
+    def ensure_kept(self, connection: fuse_connection.MountConnection, is_kept: bool) -> bool:
         """Return ``is_kept``: the manager keeps descriptors until the host stops."""
         return is_kept
 
-    def take_connection(self) -> fuse_connection.Connection | None:
+    def take_connection(self) -> fuse_connection.MountConnection | None:
         """Return the connection that the manager passed to this process, once.
 
         Descriptors of other versions have other names, and are included.
         """
         self._handed = _handed_over()
-        kept = fuse_connection.kept([fd for fds in self._handed.values() for fd in fds])
+        kept = fuse_connection.from_descriptors([fd for fds in self._handed.values() for fd in fds])
         if kept is None and self._handed:  # only a record; its mount ended
             self.drop_connection()
         return kept
@@ -81,19 +81,19 @@ class DescriptorStore:
         for name in {MOUNT, *self._handed}:
             _tell(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
-    def stop_reason(self) -> fd_store.Stopping:
+    def stop_reason(self) -> fd_store.StopReason:
         """Return why SIGTERM was sent.
 
         systemd keeps descriptors during a restart of the unit and drops them at a stop; only its
         job list shows which one it is.
         """
         if not os.environ.get("NOTIFY_SOCKET"):
-            return fd_store.Stopping.SIGNALLED
+            return fd_store.StopReason.SIGNALLED
         if _systemctl("is-system-running").strip() == "stopping":
-            return fd_store.Stopping.HOST_STOPS
+            return fd_store.StopReason.HOST_STOPS
         jobs = [line.split() for line in _systemctl("list-jobs", "--no-legend").splitlines()]
         is_stop = any(job[1:3] == [_unit(), "stop"] for job in jobs)
-        return fd_store.Stopping.UNIT_STOPS if is_stop else fd_store.Stopping.SIGNALLED
+        return fd_store.StopReason.UNIT_STOPS if is_stop else fd_store.StopReason.SIGNALLED
 
     def wait_longer(self, why: str) -> None:
         """Extend the stop timeout by :data:`PATIENCE_S`, with the reason as status."""

@@ -70,7 +70,7 @@ class WithGuests(enum.StrEnum):
 class Inheritance:
     """What a worker gets from its supervisor."""
 
-    connection: fuse_connection.Connection
+    connection: fuse_connection.MountConnection
     ready: Callable[[], None]
 
 
@@ -92,7 +92,7 @@ class Supervisor:
     ) -> None:
         self._mount_point = mount_point
         self._store = store or fd_store.NoStore()
-        self._connection: fuse_connection.Connection | None = None
+        self._connection: fuse_connection.MountConnection | None = None
         self._is_kept = False
         self._renewed_s = -RENEW_S
         self._relay: fuse_relay.Relay | None = None
@@ -128,7 +128,7 @@ class Supervisor:
         finally:
             self._disconnect(connection)
 
-    def _connect(self) -> fuse_connection.Connection:
+    def _connect(self) -> fuse_connection.MountConnection:
         """Take back the kept connection if its mount exists, or mount.
 
         A kept mount must not be accessed, because no worker answers yet.
@@ -156,7 +156,7 @@ class Supervisor:
         self._is_kept = self._store.put(made)
         return made
 
-    def _take(self, point: str) -> fuse_connection.Connection | None:
+    def _take(self, point: str) -> fuse_connection.MountConnection | None:
         """Return the kept connection; drop one of another version if it is unused."""
         try:
             return self._store.take_connection()
@@ -170,7 +170,7 @@ class Supervisor:
             self._store.drop_connection()
             return None
 
-    def _disconnect(self, connection: fuse_connection.Connection) -> None:
+    def _disconnect(self, connection: fuse_connection.MountConnection) -> None:
         """Unmount; leave a mount in use to the store."""
         if self._relay:
             self._relay.end_relay()
@@ -199,10 +199,10 @@ class Supervisor:
         """Return whether the agent may stop; the mount is then unmounted or kept."""
         why = self._store.stop_reason()
         self._renew()
-        leaves_it = self._is_kept and why is fd_store.Stopping.SIGNALLED
+        leaves_it = self._is_kept and why is fd_store.StopReason.SIGNALLED
         if (
             leaves_it
-            or why is fd_store.Stopping.HOST_STOPS
+            or why is fd_store.StopReason.HOST_STOPS
             or self._with_guests is WithGuests.UNMOUNT
         ):
             return True
@@ -226,9 +226,9 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._worker_pid, number)
 
-    def _refuse(self, point: str, why: fd_store.Stopping) -> None:
+    def _refuse(self, point: str, why: fd_store.StopReason) -> None:
         users = open_files.describe(open_files.users_of(point))
-        if why is fd_store.Stopping.UNIT_STOPS:
+        if why is fd_store.StopReason.UNIT_STOPS:
             self._store.wait_longer(f"stops when nobody uses {point} any more: {users}")
             self._set_alarm(LOOK_AGAIN_S)
             if users == self._told:
@@ -266,7 +266,7 @@ class Supervisor:
         self._tell_worker(signal.SIGTERM)
         self._set_alarm(STOP_WAIT_S)
 
-    def _keep_worker(self, connection: fuse_connection.Connection) -> int:
+    def _keep_worker(self, connection: fuse_connection.MountConnection) -> int:
         failures = 0  # in a row
         while True:
             started_s = time.monotonic()
@@ -294,7 +294,7 @@ class Supervisor:
     def _has_come(self, found: signal.struct_siginfo | None) -> bool:
         return found is not None and (found.si_signo in STOPS or self._is_alarm_over())
 
-    def _start(self, connection: fuse_connection.Connection) -> tuple[int, int]:
+    def _start(self, connection: fuse_connection.MountConnection) -> tuple[int, int]:
         """Fork a worker; return its pidfd, and the pipe on which it reports ready."""
         self._held = [pid for pid in self._held if os.waitpid(pid, os.WNOHANG)[0] == 0]
         ready_read, ready_write = os.pipe()
@@ -328,8 +328,8 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _relayed(
-        self, connection: fuse_connection.Connection
-    ) -> Iterator[fuse_connection.Connection]:
+        self, connection: fuse_connection.MountConnection
+    ) -> Iterator[fuse_connection.MountConnection]:
         """Yield the worker's connection: the relay's socket if there is a relay."""
         if self._relay is None:
             yield connection

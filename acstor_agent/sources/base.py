@@ -106,7 +106,7 @@ def blob_at(image_id: ids.ImageId, offset: int) -> tuple[Blob, int]:
     return Blob(image_id, BlobKind.IMAGE), offset
 
 
-class Piece(NamedTuple):
+class BlobPiece(NamedTuple):
     """A range of a blob to read, mostly a chunk; ``content`` None: not verified."""
 
     offset: int
@@ -117,9 +117,9 @@ class Piece(NamedTuple):
 Outcome = Buffer | Exception
 """Bytes of a piece in a buffer that is not reused, or an :class:`errors.ChunkUnavailable`; any
 other exception is a bug."""
-Answers = Sequence[tuple[int, Outcome]]
+Outcomes = Sequence[tuple[int, Outcome]]
 """Outcomes of pieces, by their numbers in the request."""
-ReportOutcomes = Callable[[Answers], None]
+ReportOutcomes = Callable[[Outcomes], None]
 """Called in the event loop's thread; does not wait."""
 
 
@@ -127,7 +127,7 @@ class PieceRequest(NamedTuple):
     """Pieces of a blob to read, and what to call with their outcomes."""
 
     blob: Blob
-    pieces: Sequence[Piece]  # of at least one byte each, in any order
+    pieces: Sequence[BlobPiece]  # of at least one byte each, in any order
     report: ReportOutcomes
     requester: Requester = AGENT  # for turns at decoding
 
@@ -194,7 +194,7 @@ class Source(abc.ABC):
         if length == 0 and offset >= 0:
             return b""
         answers: list[tuple[int, Outcome]] = []
-        pieces = (Piece(offset, length, content),)
+        pieces = (BlobPiece(offset, length, content),)
         await self.read_pieces(PieceRequest(blob, pieces, answers.extend))
         [(_, outcome)] = answers
         if isinstance(outcome, Exception):

@@ -23,23 +23,23 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Threads:
+class BlockingThreads:
     """The threads of one place.
 
-    :param at_a_time: concurrent calls; at most twice as many more may hang
-    :param most_of_one: calls about one thing that may hang; None: ``at_a_time``
+    :param max_calls: concurrent calls; at most twice as many more may hang
+    :param max_hung_per_key: calls about one thing that may hang; None: ``max_calls``
     """
 
     def __init__(
         self,
         place: Callable[[], str],
-        at_a_time: int,
-        most_of_one: int | None = None,
+        max_calls: int,
+        max_hung_per_key: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._place, self._clock = place, clock
-        self._limiter = trio.CapacityLimiter(3 * at_a_time)
-        self._fence = hung_calls.Fence(at_a_time, most_of_one or at_a_time)
+        self._limiter = trio.CapacityLimiter(3 * max_calls)
+        self._fence = hung_calls.Fence(max_calls, max_hung_per_key or max_calls)
         self._is_logged = False
 
     @property
@@ -47,16 +47,16 @@ class Threads:
         """The calls that hang now; may be read from any thread."""
         return self._fence.count_hung(self._clock())
 
-    async def run(self, what: str, of: Hashable, function: Callable[[], T]) -> T:
+    async def run(self, what: str, key: Hashable, function: Callable[[], T]) -> T:
         """Call ``function`` in a thread and return its result; cancellation abandons it.
 
-        :param of: the thing that the call is about
+        :param key: the thing that the call is about
         :raises errors.SourceUnreachable: too many calls hang
         """
         self._log_changes()
-        if self._fence.is_refused(of, self._clock()):
+        if self._fence.is_refused(key, self._clock()):
             raise errors.SourceUnreachable(what, self._place(), str(self.hanging))
-        ticket = _Ticket(self, of)
+        ticket = _Ticket(self, key)
         limiter = cast(trio.CapacityLimiter, ticket)  # any object with its methods
         try:
             return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=limiter)
@@ -67,13 +67,13 @@ class Threads:
                 trio.lowlevel.current_trio_token().run_sync_soon(self._log_changes)
             raise
 
-    async def begin_call(self, owner: object, of: Hashable) -> hung_calls.Call:
+    async def begin_call(self, owner: object, key: Hashable) -> hung_calls.Call:
         """Wait for a free thread, and record the start of a call."""
         try:
             self._limiter.acquire_on_behalf_of_nowait(owner)
         except trio.WouldBlock:
             await self._limiter.acquire_on_behalf_of(owner)
-        return self._fence.begin_call(of, self._clock())
+        return self._fence.begin_call(key, self._clock())
 
     def end_call(self, owner: object, call: hung_calls.Call) -> None:
         """Record that a call returned, even if it was abandoned."""
@@ -96,13 +96,13 @@ class Threads:
 class _Ticket:
     """A limiter for trio that records when the thread really starts and ends."""
 
-    def __init__(self, threads: Threads, of: Hashable) -> None:
+    def __init__(self, threads: BlockingThreads, key: Hashable) -> None:
         self.call: hung_calls.Call | None = None
-        self._threads, self._of = threads, of
+        self._threads, self._key = threads, key
 
     async def acquire_on_behalf_of(self, borrower: object) -> None:
         """Record the start."""
-        self.call = await self._threads.begin_call(borrower, self._of)
+        self.call = await self._threads.begin_call(borrower, self._key)
 
     def release_on_behalf_of(self, borrower: object) -> None:
         """Record the end, in the event loop's thread, also after cancellation."""

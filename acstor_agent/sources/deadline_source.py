@@ -39,7 +39,7 @@ class DeadlineSource(base.Wrapper):
         pieces = request.pieces
         left, has_error = set(range(len(pieces))), False
 
-        def took(answers: base.Answers) -> None:
+        def took(answers: base.Outcomes) -> None:
             nonlocal has_error
             left.difference_update([at for at, _ in answers])
             has_error |= any([isinstance(outcome, Exception) for _, outcome in answers])

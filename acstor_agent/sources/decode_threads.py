@@ -18,7 +18,7 @@ from acstor_agent.core.sources import decode_slots
 from acstor_common.model import ids
 
 
-class _Slice(NamedTuple):
+class _DecodeSlice(NamedTuple):
     used_s: float
     decoded_bytes: int
     is_done: bool
@@ -49,7 +49,7 @@ class DecodeThreads:
         job = self._slots.wait(image_id, guest)
         begun = self._begun[job] = trio.Event()
         self._begin()
-        done = _Slice(0.0, 0, is_done=False)
+        done = _DecodeSlice(0.0, 0, is_done=False)
         try:
             await begun.wait()
             done = await trio.to_thread.run_sync(
@@ -81,11 +81,11 @@ class DecodeThreads:
 
     # In a thread
 
-    def _work(self, steps: Iterator[int], job: decode_slots.Job) -> _Slice:
+    def _work(self, steps: Iterator[int], job: decode_slots.Job) -> _DecodeSlice:
         began_s, decoded_bytes = time.thread_time(), 0
         for step_bytes in steps:
             decoded_bytes += step_bytes
             used_s = time.thread_time() - began_s
             if self._slots.is_over(job, used_s, decoded_bytes):
-                return _Slice(used_s, decoded_bytes, is_done=False)
-        return _Slice(time.thread_time() - began_s, decoded_bytes, is_done=True)
+                return _DecodeSlice(used_s, decoded_bytes, is_done=False)
+        return _DecodeSlice(time.thread_time() - began_s, decoded_bytes, is_done=True)

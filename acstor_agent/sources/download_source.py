@@ -32,7 +32,7 @@ LOG = logging.getLogger(__name__)
 ARTEFACTS_AT_A_TIME, IMAGES_AT_A_TIME = 4, 2
 THREADS = 4
 
-Elsewhere = Callable[[ids.ImageId], str]
+DelegatedHost = Callable[[ids.ImageId], str]
 """Returns in words which other host copies an image for all; empty: this one does."""
 
 
@@ -81,11 +81,11 @@ class DownloadSource(base.Source):
         folder: pathlib.Path,
         nursery: trio.Nursery,
         rng: random.Random,
-        elsewhere: Elsewhere = lambda image_id: "",
+        delegated_host: DelegatedHost = lambda image_id: "",
         limits: DownloadLimits = DownloadLimits(),
     ) -> None:
         self.limits = limits
-        self._source, self._folder, self._elsewhere = source, folder, elsewhere
+        self._source, self._folder, self._delegated_host = source, folder, delegated_host
         self._nursery, self._rng = nursery, rng
         self._copies: collections.OrderedDict[base.Blob, full_download.FullDownload] = (
             collections.OrderedDict()
@@ -111,7 +111,7 @@ class DownloadSource(base.Source):
 
     def begin_download(self, image_id: ids.ImageId) -> None:
         """Start the copy of an image, unless another host copies it."""
-        if self._elsewhere(image_id):
+        if self._delegated_host(image_id):
             return
         for blob in base.stored_blobs(base.Blob(image_id, base.BlobKind.IMAGE)):
             if self._source.lacks_ranges(blob) and blob not in self._copies:
@@ -123,8 +123,8 @@ class DownloadSource(base.Source):
 
     async def find_blob(self, blob: base.Blob) -> base.BlobState:
         """Return the state in Glance's record, also of a deactivated image."""
-        place = await self._find(blob)
-        return base.BlobState(place.size_bytes, place.glance_id)
+        location = await self._find(blob)
+        return base.BlobState(location.size_bytes, location.glance_id)
 
     def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
         """Return Glance's hash of the stored bytes."""
@@ -146,7 +146,7 @@ class DownloadSource(base.Source):
             self._drop(blob)
             await copy.wait_deleted()
 
-    async def _fill(self, run: driver.Run, until_s: float) -> None:
+    async def _fill(self, run: driver.BlobRun, until_s: float) -> None:
         copy = await self._copy_of(run)
         with copy.hold_open():
             count_bytes = 0
@@ -154,70 +154,72 @@ class DownloadSource(base.Source):
                 stop = piece.offset + piece.length
                 if run.offset + count_bytes >= stop:
                     continue  # it was read with the previous piece
-                if stop > copy.place.size_bytes:
-                    raise self._ended(run, copy.place)
-                if copy.came_bytes < stop:
-                    is_near = stop <= copy.came_bytes + self.limits.near_bytes
+                if stop > copy.location.size_bytes:
+                    raise self._ended(run, copy.location)
+                if copy.received_bytes < stop:
+                    is_near = stop <= copy.received_bytes + self.limits.near_bytes
                     waits = is_near or _is_artefact(run.blob)
                     await copy.wait_for(stop, until_s if waits else -math.inf)
                 count_bytes = await copy.read_into(run, count_bytes)
                 run.pieces_filled(count_bytes)
 
-    def _ended(self, run: driver.Run, place: glance.Place) -> errors.ChunkMissing:
-        why = f"it ends at byte {place.size_bytes}"
+    def _ended(self, run: driver.BlobRun, location: glance.BlobLocation) -> errors.ChunkMissing:
+        why = f"it ends at byte {location.size_bytes}"
         return errors.ChunkMissing(run.what, self.where, why)
 
-    async def _copy_of(self, run: driver.Run) -> full_download.FullDownload:
+    async def _copy_of(self, run: driver.BlobRun) -> full_download.FullDownload:
         blob, stop = run.blob, run.offset + run.length
-        place = await self._place_of(blob)
-        stop = min(stop, place.size_bytes)
+        location = await self._place_of(blob)
+        stop = min(stop, location.size_bytes)
         if run.offset >= stop:
-            raise self._ended(run, place)
+            raise self._ended(run, location)
         copy = self._copies.get(blob)
         if (
             copy is not None
-            and copy.place.glance_id == place.glance_id
-            and stop <= copy.until_bytes
+            and copy.location.glance_id == location.glance_id
+            and stop <= copy.end_bytes
         ):
             self._copies.move_to_end(blob)
             if copy.failure is None:
                 return copy
-            if trio.current_time() < copy.used_s + self.limits.retry_s:
+            if trio.current_time() < copy.last_used_s + self.limits.retry_s:
                 raise copy.failure_of(stop)
-        until_bytes = place.size_bytes
-        if blob.kind is not base.BlobKind.CHUNK_MAP and (why := self._elsewhere(blob.image_id)):
-            until_bytes = min(until_bytes, self.limits.head_bytes)
-            if blob.kind is not base.BlobKind.BOOT_IMAGE or stop > until_bytes:
+        end_bytes = location.size_bytes
+        if blob.kind is not base.BlobKind.CHUNK_MAP and (
+            why := self._delegated_host(blob.image_id)
+        ):
+            end_bytes = min(end_bytes, self.limits.head_bytes)
+            if blob.kind is not base.BlobKind.BOOT_IMAGE or stop > end_bytes:
                 raise errors.ChunkRefused(run.what, self.where, f"no part of it comes alone; {why}")
-        return self._begin(blob, place, until_bytes)
+        return self._begin(blob, location, end_bytes)
 
-    async def _place_of(self, blob: base.Blob) -> glance.Place:
+    async def _place_of(self, blob: base.Blob) -> glance.BlobLocation:
         """Return where Glance has a blob; ask again now and then whether it was replaced."""
-        copy, place = self._copies.get(blob), self._source.known_location(blob)
-        if place is None:
+        copy, location = self._copies.get(blob), self._source.known_location(blob)
+        if location is None:
             return await self._find(blob)
         if copy is None or not _is_artefact(blob):
-            return place
-        if copy.looked_s < trio.current_time() - self.limits.recheck_s:
-            copy.looked_s = trio.current_time()
+            return location
+        if copy.checked_s < trio.current_time() - self.limits.recheck_s:
+            copy.checked_s = trio.current_time()
             try:
                 return await self._find(blob)
             except errors.SourceUnreachable as error:
                 LOG.debug("%s", error)
-        return place
+        return location
 
-    async def _find(self, blob: base.Blob, *, is_in_use: bool = True) -> glance.Place:
+    async def _find(self, blob: base.Blob, *, is_in_use: bool = True) -> glance.BlobLocation:
         with trio.move_on_after(self.limits.lookup_s):
             return await self._source.find(blob, is_in_use=is_in_use)
         why = f"no answer within {self.limits.lookup_s:g} s"
         raise errors.SourceUnreachable(f"the place of {blob.name}", self.where, why)
 
     def _begin(
-        self, blob: base.Blob, place: glance.Place, until_bytes: int
+        self, blob: base.Blob, location: glance.BlobLocation, end_bytes: int
     ) -> full_download.FullDownload:
         self._drop(blob)
         copy = self._copies[blob] = full_download.FullDownload(
-            blob, place, until_bytes, self.where, self._threads, self.limits.stream
+            blob, location, end_bytes, self.where, self._threads, self.limits.stream
         )
         self._nursery.start_soon(self._download, copy)
         if not self._is_looking:
@@ -227,12 +229,12 @@ class DownloadSource(base.Source):
 
     async def _download_unasked(self, blob: base.Blob) -> None:
         try:
-            place = await self._find(blob)
+            location = await self._find(blob)
         except errors.ChunkUnavailable as error:
             LOG.debug("%s", error)
             return
         if blob not in self._copies:
-            self._begin(blob, place, place.size_bytes)
+            self._begin(blob, location, location.size_bytes)
 
     async def _download(self, copy: full_download.FullDownload) -> None:
         name = copy.blob.name
@@ -240,13 +242,13 @@ class DownloadSource(base.Source):
             is_artefact = _is_artefact(copy.blob)
             async with self._artefact_turns if is_artefact else self._image_turns:
                 await self._make_room(copy)
-                LOG.info("%s: read whole, %d bytes", name, copy.until_bytes)
+                LOG.info("%s: read whole, %d bytes", name, copy.end_bytes)
                 await copy.download_all(self._folder, self._rng, self._pour_of(copy))
         if copy.failure is not None and not copy.is_dropped:
             LOG.warning("%s: not read whole, %s: %s", name, copy.progress, copy.failure.why)
 
-    def _pour_of(self, copy: full_download.FullDownload) -> full_download.Pour:
-        return lambda take: self._source.download_blob(copy.blob, copy.place, take)
+    def _pour_of(self, copy: full_download.FullDownload) -> full_download.StreamBlob:
+        return lambda take: self._source.download_blob(copy.blob, copy.location, take)
 
     # Disk space
 
@@ -259,14 +261,14 @@ class DownloadSource(base.Source):
         """Remove idle copies until there is space for this one, and reserve it."""
         while True:
             free_bytes = await copy.in_thread(self._free_bytes)
-            free_bytes -= sum(other.to_come_bytes for other in self._copies.values())
-            if copy.until_bytes <= free_bytes // self.limits.free_space_parts:
-                copy.has_room = True
+            free_bytes -= sum(other.reserved_bytes for other in self._copies.values())
+            if copy.end_bytes <= free_bytes // self.limits.free_space_parts:
+                copy.has_reserved_space = True
                 return
             unused = next((other for other in self._copies.values() if other.is_idle), None)
             if unused is None:
                 why = (
-                    f"its copy needs {copy.until_bytes} bytes, and {free_bytes} are free in "
+                    f"its copy needs {copy.end_bytes} bytes, and {free_bytes} are free in "
                     f"{self._folder}, of which it may take half"
                 )
                 raise errors.ChunkRefused(copy.blob.name, self.where, why)
@@ -282,7 +284,7 @@ class DownloadSource(base.Source):
             await trio.sleep(self.limits.sweep_interval_s)
             before_s = trio.current_time() - self.limits.kept_s
             for blob, copy in list(self._copies.items()):
-                if copy.is_idle and copy.used_s < before_s:
+                if copy.is_idle and copy.last_used_s < before_s:
                     self._drop(blob)
         self._is_looking = False
 

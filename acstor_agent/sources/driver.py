@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Interface of a driver: it fills buffers with the bytes of one kind of place.
 
-No piece is reported before it was verified against its CID (:meth:`Run.pieces_filled`). A buffer
-belongs to one run and is not reused, since an abandoned thread may still write to it.
+Pieces are verified against their CIDs before they are reported (:meth:`BlobRun.pieces_filled`). A
+buffer belongs to one run and is not reused, since an abandoned thread may still write to it.
 """
 
 import abc
@@ -22,11 +22,15 @@ RUNS_AT_A_TIME = 4
 """Concurrent runs of one call, as for a fragmented qcow2 file."""
 
 
-class Run:
+class BlobRun:
     """Adjacent pieces of a blob, and the buffers that a driver fills."""
 
     def __init__(
-        self, blob: base.Blob, pieces: Sequence[base.Piece], where: str, report: base.ReportOutcomes
+        self,
+        blob: base.Blob,
+        pieces: Sequence[base.BlobPiece],
+        where: str,
+        report: base.ReportOutcomes,
     ) -> None:
         self.blob, self.pieces = blob, pieces
         self.offset = pieces[0].offset
@@ -110,8 +114,8 @@ class Driver(base.Source):
         """
 
     @abc.abstractmethod
-    async def fill_run(self, run: Run) -> None:
-        """Fill the buffers in order, and report progress by :meth:`Run.pieces_filled`.
+    async def fill_run(self, run: BlobRun) -> None:
+        """Fill the buffers in order, and report progress by :meth:`BlobRun.pieces_filled`.
 
         Pieces reported as filled stay valid if the rest fails.
 
@@ -135,7 +139,7 @@ class Driver(base.Source):
             for _ in runs[:RUNS_AT_A_TIME]:
                 nursery.start_soon(read_next)
 
-    async def _read(self, run: Run) -> None:
+    async def _read(self, run: BlobRun) -> None:
         try:
             await self.fill_run(run)
         except errors.ChunkUnavailable as error:
@@ -168,7 +172,7 @@ def shifted_report(report: base.ReportOutcomes, by: int) -> base.ReportOutcomes:
     return lambda answers: report([(number + by, outcome) for number, outcome in answers])
 
 
-def check_pieces(blob: base.Blob, pieces: Sequence[base.Piece]) -> None:
+def check_pieces(blob: base.Blob, pieces: Sequence[base.BlobPiece]) -> None:
     """Check ranges.
 
     :raises errors.LocalProtocolError: a piece is empty, or has a negative offset
@@ -179,11 +183,11 @@ def check_pieces(blob: base.Blob, pieces: Sequence[base.Piece]) -> None:
             raise errors.LocalProtocolError(why)
 
 
-def runs_of(request: base.PieceRequest, where: str) -> Iterator[Run]:
+def runs_of(request: base.PieceRequest, where: str) -> Iterator[BlobRun]:
     """Yield the runs of adjacent pieces of a request.
 
     >>> blob = base.Blob(base.ids.ImageId("i"), base.BlobKind.IMAGE)
-    >>> pieces = [base.Piece(0, 4), base.Piece(4, 2), base.Piece(8, 1)]
+    >>> pieces = [base.BlobPiece(0, 4), base.BlobPiece(4, 2), base.BlobPiece(8, 1)]
     >>> [run.what for run in runs_of(base.PieceRequest(blob, pieces, print), "memory")]
     ['i.raw bytes 0-5', 'i.raw bytes 8-8']
 
@@ -194,5 +198,5 @@ def runs_of(request: base.PieceRequest, where: str) -> Iterator[Run]:
     first = 0
     for stop, before in enumerate(pieces, 1):
         if stop == len(pieces) or before.offset + before.length != pieces[stop].offset:
-            yield Run(blob, pieces[first:stop], where, shifted_report(request.report, first))
+            yield BlobRun(blob, pieces[first:stop], where, shifted_report(request.report, first))
             first = stop

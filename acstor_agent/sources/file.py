@@ -54,7 +54,7 @@ _NOT_THERE = {
     errno.ENAMETOOLONG: "the name is too long",
 }
 """Permanent errors; all others (EIO, ESTALE, ENFILE, …) are transient."""
-_WITHHELD = frozenset({errno.ENOTDIR, errno.EACCES, errno.EPERM})
+_REFUSED = frozenset({errno.ENOTDIR, errno.EACCES, errno.EPERM})
 """Errors that say nothing of the file."""
 _IMAGES = (base.BlobKind.IMAGE, base.BlobKind.QCOW2)
 EMPTY = "there is no such file, and nothing else in the folder: is its file system mounted?"
@@ -146,7 +146,7 @@ class _Order:
         self._under_way: collections.Counter[base.Blob] = collections.Counter()
 
     @contextlib.contextmanager
-    def turn(self, run: driver.Run) -> Iterator[_Turn]:
+    def turn(self, run: driver.BlobRun) -> Iterator[_Turn]:
         """Yield the turn of a read; it ends with the block at the latest."""
         blob, end = run.blob, (run.blob, run.offset + run.length)
         before = self._latest.get((blob, run.offset)) if self._under_way[blob] else None
@@ -175,7 +175,7 @@ class FileSource(driver.Driver):
         self._folder = folder
         self._files = _OpenFiles(open_files_limit)
         self._order = _Order(order_s)
-        self._threads = blocking_threads.Threads(
+        self._threads = blocking_threads.BlockingThreads(
             lambda: self._folder, self.in_flight, HANGING_OF_ONE
         )
 
@@ -214,7 +214,7 @@ class FileSource(driver.Driver):
 
         return await self._in_thread(blob, f"the size of {blob.name}", size)
 
-    async def fill_run(self, run: driver.Run) -> None:
+    async def fill_run(self, run: driver.BlobRun) -> None:
         """Read and verify in one thread."""
 
         def fill(file: _OpenFile) -> tuple[int, int]:
@@ -297,7 +297,7 @@ def _translated(error: OSError, what: str, path: str) -> errors.ChunkUnavailable
     reason = _NOT_THERE.get(error.errno or 0)
     if reason is None:
         return errors.SourceUnreachable(what, path, error.strerror or str(error))
-    if error.errno in _WITHHELD:
+    if error.errno in _REFUSED:
         return errors.ChunkRefused(what, path, reason)
     if error.errno == errno.ENOENT and not _holds_anything(os.path.dirname(path)):
         return errors.ChunkRefused(what, path, EMPTY)

@@ -44,7 +44,7 @@ _KINDS = (
 )
 
 T = TypeVar("T")
-Pour = Callable[[http_pool.Take], Awaitable[None]]
+StreamBlob = Callable[[http_pool.TakePart], Awaitable[None]]
 """Passes the whole blob to a callback, part by part."""
 
 
@@ -70,22 +70,22 @@ class FullDownload:
     def __init__(
         self,
         blob: base.Blob,
-        place: glance.Place,
-        until_bytes: int,
+        location: glance.BlobLocation,
+        end_bytes: int,
         where: str,
         limiter: trio.CapacityLimiter,
         limits: StreamLimits = StreamLimits(),
     ) -> None:
-        self.blob, self.place, self.until_bytes = blob, place, until_bytes
-        self.came_bytes = 0  # can be read
+        self.blob, self.location, self.end_bytes = blob, location, end_bytes
+        self.received_bytes = 0  # can be read
         self.failure: errors.ChunkUnavailable | None = None  # why no more arrives
-        self.used_s = self.looked_s = trio.current_time()  # last use, last check in Glance
+        self.last_used_s = self.checked_s = trio.current_time()  # last use, last check in Glance
         self.scope = trio.CancelScope()
         self._where, self._limiter, self._limits = where, limiter, limits
         self._descriptor = -1
         self._closed: trio.Event | None = None
         self._readers = 0
-        self.has_room = self.is_dropped = False  # disk space is reserved
+        self.has_reserved_space = self.is_dropped = False  # disk space is reserved
         self._moved = trio.Event()
         self._stops: list[int] = []  # offsets that readers wait for
         self._held: list[bytes] = []  # arrived and not written
@@ -96,7 +96,7 @@ class FullDownload:
     @property
     def is_over(self) -> bool:
         """Whether no more of it arrives."""
-        return self.failure is not None or self.came_bytes >= self.until_bytes
+        return self.failure is not None or self.received_bytes >= self.end_bytes
 
     @property
     def is_idle(self) -> bool:
@@ -106,18 +106,18 @@ class FullDownload:
     @property
     def is_complete_or_running(self) -> bool:
         """Whether the whole blob is here or arrives."""
-        return self.failure is None and self.until_bytes == self.place.size_bytes
+        return self.failure is None and self.end_bytes == self.location.size_bytes
 
     @property
-    def to_come_bytes(self) -> int:
+    def reserved_bytes(self) -> int:
         """Bytes of disk space that it will still take."""
-        is_coming = self.has_room and not self.is_over
-        return self.until_bytes - self.came_bytes if is_coming else 0
+        is_coming = self.has_reserved_space and not self.is_over
+        return self.end_bytes - self.received_bytes if is_coming else 0
 
     @property
     def progress(self) -> str:
         """Its progress in words."""
-        return f"{self.came_bytes} of {self.until_bytes} bytes of it have come"
+        return f"{self.received_bytes} of {self.end_bytes} bytes of it have come"
 
     # Readers
 
@@ -129,7 +129,7 @@ class FullDownload:
             yield
         finally:
             self._readers -= 1
-            self.used_s = trio.current_time()
+            self.last_used_s = trio.current_time()
             self._close_unused()
 
     async def wait_for(self, stop: int, until_s: float) -> None:
@@ -140,7 +140,7 @@ class FullDownload:
         self._stops.append(stop)
         try:
             with trio.move_on_at(until_s):
-                while self.came_bytes < stop:
+                while self.received_bytes < stop:
                     if self.failure is not None:
                         raise self.failure_of(stop)
                     if self._taken_bytes >= stop and self._held:
@@ -149,7 +149,7 @@ class FullDownload:
                         await self._moved.wait()
         finally:
             self._stops.remove(stop)
-        if self.came_bytes < stop:
+        if self.received_bytes < stop:
             why = f"it comes as one stream, and is not there yet: {self.progress}"
             raise errors.ChunkRefused(self.blob.name, self._where, why)
 
@@ -159,7 +159,7 @@ class FullDownload:
         kind = next(kind for kind in _KINDS if isinstance(self.failure, kind))
         return kind(f"{self.blob.name} up to byte {stop}", self._where, self.failure.why)
 
-    async def read_into(self, run: driver.Run, count_bytes: int) -> int:
+    async def read_into(self, run: driver.BlobRun, count_bytes: int) -> int:
         """Fill and verify buffers of a run from ``count_bytes`` on; return the new count.
 
         :raises errors.SourceUnreachable: the file cannot be read
@@ -216,34 +216,36 @@ class FullDownload:
             self._tell()
             self._close_unused()
 
-    async def download_all(self, folder: pathlib.Path, rng: random.Random, pour: Pour) -> None:
+    async def download_all(
+        self, folder: pathlib.Path, rng: random.Random, pour: StreamBlob
+    ) -> None:
         """Download everything into a file on the file system of ``folder``.
 
         :raises errors.ChunkUnavailable: it failed
         :raises OSError: there can be no file
         """
-        self._descriptor = await self.in_thread(lambda: _nameless(folder))
+        self._descriptor = await self.in_thread(lambda: _open_unlinked(folder))
         await self._stream(pour, rng)
-        if self.until_bytes == self.place.size_bytes:
+        if self.end_bytes == self.location.size_bytes:
             await self._check_hash()
 
-    async def _stream(self, pour: Pour, rng: random.Random) -> None:
+    async def _stream(self, pour: StreamBlob, rng: random.Random) -> None:
         fruitless, limits = 0, self._limits
         for left in reversed(range(limits.tries)):
-            before = self.came_bytes
+            before = self.received_bytes
             self._streamed_bytes = 0
             try:
                 return await self._once(pour)
             except errors.SourceUnreachable as error:
                 await self._write()
-                fruitless = 0 if self.came_bytes > before else fruitless + 1
+                fruitless = 0 if self.received_bytes > before else fruitless + 1
                 if not left or fruitless == limits.fruitless_tries:
                     raise
                 LOG.info("%s; it is begun again, %s", error, self.progress)
             pause_s = backoff.pause_s(fruitless, limits.first_pause_s, limits.longest_pause_s)
             await trio.sleep(pause_s * rng.uniform(0.5, 1))
 
-    async def _once(self, pour: Pour) -> None:
+    async def _once(self, pour: StreamBlob) -> None:
         self._window_bytes, limits = 0, self._limits
         with trio.move_on_after(limits.window_s) as self._window, contextlib.suppress(_Enough):
             await pour(self._take)
@@ -260,13 +262,13 @@ class FullDownload:
             self._window.deadline = trio.current_time() + self._limits.window_s
             self._window_bytes = 0
         if fresh:
-            self._held.append(fresh[: self.until_bytes - self._taken_bytes])
+            self._held.append(fresh[: self.end_bytes - self._taken_bytes])
             self._taken_bytes += len(self._held[-1])
         here = self._taken_bytes
-        is_awaited = any(self.came_bytes < stop <= here for stop in self._stops)
-        if is_awaited or here - self.came_bytes >= WRITE_BYTES or here == self.until_bytes:
+        is_awaited = any(self.received_bytes < stop <= here for stop in self._stops)
+        if is_awaited or here - self.received_bytes >= WRITE_BYTES or here == self.end_bytes:
             await self._write()
-        if self.came_bytes == self.until_bytes < self.place.size_bytes:
+        if self.received_bytes == self.end_bytes < self.location.size_bytes:
             raise _Enough
 
     async def _write(self) -> None:
@@ -277,19 +279,19 @@ class FullDownload:
                 return
             try:
                 await trio.to_thread.run_sync(
-                    _write_all, self._descriptor, data, self.came_bytes, limiter=self._writer
+                    _write_all, self._descriptor, data, self.received_bytes, limiter=self._writer
                 )
             except OSError as error:
                 self.failure = self._of_disk(error)  # later parts cannot be written either
                 raise self.failure from error
             del self._held[:count]
-            self.came_bytes += len(data)
-            self.used_s = trio.current_time()
+            self.received_bytes += len(data)
+            self.last_used_s = trio.current_time()
             self._tell()
 
     async def _check_hash(self) -> None:
         """Compare an artefact with Glance's hash; chunks have CIDs."""
-        os_hash = self.place.os_hash
+        os_hash = self.location.os_hash
         if (
             self.blob.kind not in glance.ARTEFACTS
             or os_hash.algo not in hashlib.algorithms_available
@@ -318,7 +320,7 @@ class FullDownload:
         self._moved = trio.Event()
 
 
-def _nameless(folder: pathlib.Path) -> int:
+def _open_unlinked(folder: pathlib.Path) -> int:
     """Open a file that vanishes with its descriptor."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         return os.dup(file.fileno())

@@ -48,7 +48,7 @@ class GatewaySource(glance.GlanceSource):
     def __init__(
         self,
         session: keystone_session.Session,
-        limits: http_pool.Limits | None = None,
+        limits: http_pool.HttpLimits | None = None,
         endpoint: str | None = None,
         region_name: str | None = None,
         interfaces: Sequence[str] = glance.INTERFACES,
@@ -88,7 +88,7 @@ class GatewaySource(glance.GlanceSource):
         )
 
     async def _why_refused(
-        self, blob: base.Blob, place: glance.Place, error: http_range.RangeRefused
+        self, blob: base.Blob, location: glance.BlobLocation, error: http_range.RangeRefused
     ) -> str:
         """Ask again for the text of a refusal, which names the store and its fault."""
         if error.status != CONFLICT:

@@ -83,7 +83,7 @@ class ServiceEndpoint(NamedTuple):
     files: str  # URL below which the bytes of images are
 
 
-class Place(NamedTuple):
+class BlobLocation(NamedTuple):
     """Where Glance has the bytes of a blob."""
 
     glance_id: ids.ImageId
@@ -91,7 +91,7 @@ class Place(NamedTuple):
     os_hash: chunk_map.OsHash
 
     @classmethod
-    def from_image(cls, image: image_record.Image) -> "Place":
+    def from_image(cls, image: image_record.Image) -> "BlobLocation":
         """Return the place of an image's own bytes."""
         return cls(image.id, image.size_bytes, image.os_hash)
 
@@ -115,7 +115,7 @@ class GlanceSource(driver.Driver):
     def __init__(
         self,
         session: keystone_session.Session,
-        limits: http_pool.Limits | None = None,
+        limits: http_pool.HttpLimits | None = None,
         endpoint: str | None = None,
         region_name: str | None = None,
         interfaces: Sequence[str] = INTERFACES,
@@ -124,17 +124,17 @@ class GlanceSource(driver.Driver):
     ) -> None:
         self._session, self._endpoint, self._no_ranges_s = session, endpoint, no_ranges_s
         self._region_name, self._interfaces = region_name, list(interfaces)
-        limits = limits or http_pool.Limits()
+        limits = limits or http_pool.HttpLimits()
         self._link = http_pool.HttpPool(self.group_name, limits)
         patient = max(limits.timeout_s, STREAM_SILENCE_S)
         self._streams = http_pool.HttpPool(
             self.group_name,
             dataclasses.replace(limits, connections=STREAMS, timeout_s=patient),
         )
-        self._threads = blocking_threads.Threads(
+        self._threads = blocking_threads.BlockingThreads(
             lambda: f"Keystone, for {self._where}", SIGN_IN_THREADS
         )
-        self._places = lru_table.LruTable[base.Blob, Place](PLACES_LIMIT)
+        self._places = lru_table.LruTable[base.Blob, BlobLocation](PLACES_LIMIT)
         self._no_ranges = lru_table.LruTable[base.Blob, NoRanges](PLACES_LIMIT)
         self._where = endpoint or "Glance"
 
@@ -196,31 +196,31 @@ class GlanceSource(driver.Driver):
         return await self._look(blob, f"a look at {blob.name}", _IN_USE)
 
     async def _look(self, blob: base.Blob, what: str, statuses: frozenset[str]) -> base.BlobState:
-        place = await self._find(blob, what, statuses)
+        location = await self._find(blob, what, statuses)
         try:
-            if place.size_bytes == 0:
-                return base.BlobState(0, place.glance_id)
+            if location.size_bytes == 0:
+                return base.BlobState(0, location.glance_id)
             ask = self._link.size_bytes
-            size_bytes = await self._of_file(blob, what, place, 0, 1, ask)
-            return base.BlobState(size_bytes, place.glance_id)
+            size_bytes = await self._of_file(blob, what, location, 0, 1, ask)
+            return base.BlobState(size_bytes, location.glance_id)
         except errors.ChunkMissing:
             self._places.pop(blob, None)  # its bytes may come from another source
             raise
 
-    async def fill_run(self, run: driver.Run) -> None:
+    async def fill_run(self, run: driver.BlobRun) -> None:
         """Read the run with one request; after 404 the next read looks the blob up again."""
         blob, what = run.blob, run.what
         known = self._no_ranges.get(blob)
         if known is not None and trio.current_time() < known.until_s:
             raise errors.ChunkRefused(what, self._where, known.why)
-        place = self._places.use(blob) or await self._find(blob, what, _IN_USE)
-        if place.size_bytes == 0:
+        location = self._places.use(blob) or await self._find(blob, what, _IN_USE)
+        if location.size_bytes == 0:
             raise errors.ChunkMissing(what, self._where, "the image is empty")
         try:
             ask = functools.partial(self._link.fill_run, run)
-            await self._of_file(blob, what, place, run.offset, run.length, ask)
+            await self._of_file(blob, what, location, run.offset, run.length, ask)
         except http_range.RangeRefused as error:
-            if error.status == 404 and place.glance_id != blob.image_id:
+            if error.status == 404 and location.glance_id != blob.image_id:
                 self._places.pop(blob, None)  # it may have been replaced
             raise
 
@@ -228,11 +228,11 @@ class GlanceSource(driver.Driver):
         """Return whether Glance refused a range of a blob last time."""
         return blob in self._no_ranges
 
-    def known_location(self, blob: base.Blob) -> Place | None:
+    def known_location(self, blob: base.Blob) -> BlobLocation | None:
         """Return the location of a blob from the last look-up."""
         return self._places.get(blob)
 
-    async def find(self, blob: base.Blob, *, is_in_use: bool) -> Place:
+    async def find(self, blob: base.Blob, *, is_in_use: bool) -> BlobLocation:
         """Look up a blob in Glance, and check that it may be used.
 
         :param is_in_use: accept a deactivated image
@@ -241,7 +241,9 @@ class GlanceSource(driver.Driver):
         what = f"the place of {blob.name}"
         return await self._find(blob, what, _IN_USE if is_in_use else _NEW)
 
-    async def download_blob(self, blob: base.Blob, place: Place, take: http_pool.Take) -> None:
+    async def download_blob(
+        self, blob: base.Blob, location: BlobLocation, take: http_pool.TakePart
+    ) -> None:
         """Pass a whole blob to ``take``, part by part; works with every store.
 
         :raises errors.ChunkUnavailable: it cannot be read completely
@@ -249,12 +251,12 @@ class GlanceSource(driver.Driver):
         what = f"all of {blob.name}"
 
         async def pour(ticket: ServiceEndpoint) -> None:
-            url = f"{ticket.endpoint}/v2/images/{place.glance_id}/file"
+            url = f"{ticket.endpoint}/v2/images/{location.glance_id}/file"
             asked, headers = (
                 http_range.RangeRequest(what, url, 0, 0),
                 {"X-Auth-Token": ticket.token},
             )
-            await self._streams.download_blob(asked, headers, place.size_bytes, take)
+            await self._streams.download_blob(asked, headers, location.size_bytes, take)
 
         try:
             await self._signed_in(what, pour)
@@ -265,8 +267,8 @@ class GlanceSource(driver.Driver):
 
     def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
         """Return Glance's hash of the stored bytes."""
-        place = self._places.get(blob)
-        return place.os_hash if place else chunk_map.UNKNOWN_OS_HASH
+        location = self._places.get(blob)
+        return location.os_hash if location else chunk_map.UNKNOWN_OS_HASH
 
     def source_health(self) -> base.Health:
         """Return how many calls of Keystone and of the resolver hang."""
@@ -282,21 +284,21 @@ class GlanceSource(driver.Driver):
         self,
         blob: base.Blob,
         what: str,
-        place: Place,
+        location: BlobLocation,
         offset: int,
         length: int,
         ask: Callable[[http_range.RangeRequest, dict[str, str]], Awaitable[T]],
     ) -> T:
 
         async def ask_for_range(ticket: ServiceEndpoint) -> T:
-            url = f"{ticket.files}/{place.glance_id}/file"
+            url = f"{ticket.files}/{location.glance_id}/file"
             asked = http_range.RangeRequest(what, url, offset, length)
             return await ask(asked, {"X-Auth-Token": ticket.token})
 
         try:
             answer = await self._signed_in(what, ask_for_range)
         except http_range.RangeRefused as error:
-            why = await self._why_refused(blob, place, error)
+            why = await self._why_refused(blob, location, error)
             if not why:
                 raise
             raise errors.ChunkRefused(what, error.where, why) from error
@@ -304,32 +306,32 @@ class GlanceSource(driver.Driver):
         return answer
 
     async def _why_refused(
-        self, blob: base.Blob, place: Place, error: http_range.RangeRefused
+        self, blob: base.Blob, location: BlobLocation, error: http_range.RangeRefused
     ) -> str:
         """Return what a refusal of a range means, and the remedy; empty: nothing to add."""
-        is_inside = error.asked.offset + error.asked.length <= place.size_bytes
+        is_inside = error.asked.offset + error.asked.length <= location.size_bytes
         if error.status not in (200, 400) and not (error.status == 416 and is_inside):
             return ""
         why = NO_RANGES.format(status=error.status)
         self._no_ranges[blob] = NoRanges(trio.current_time() + self._no_ranges_s, why)
         return why
 
-    async def _find(self, blob: base.Blob, what: str, statuses: frozenset[str]) -> Place:
+    async def _find(self, blob: base.Blob, what: str, statuses: frozenset[str]) -> BlobLocation:
         self._places.pop(blob, None)
         image = await self._record(blob.image_id, what)
         if why := _why_not_served(image, statuses):
             raise errors.ChunkRefused(what, self._where, why)
-        place = Place.from_image(image)
+        location = BlobLocation.from_image(image)
         if blob.kind in ARTEFACTS:
-            place = await self._find_artefact(image, *ARTEFACTS[blob.kind], what)
+            location = await self._find_artefact(image, *ARTEFACTS[blob.kind], what)
         elif image.is_convertible:
-            place = await self._find_artefact(image, *CONVERTED, what)
-        self._places[blob] = place
-        return place
+            location = await self._find_artefact(image, *CONVERTED, what)
+        self._places[blob] = location
+        return location
 
     async def _find_artefact(
         self, image: image_record.Image, kind: artefacts.Kind, version: int, what: str
-    ) -> Place:
+    ) -> BlobLocation:
         artefact_id = artefacts.pointer_of(image, kind)
         if artefact_id is None:
             state = artefacts.state_of(image)
@@ -342,7 +344,7 @@ class GlanceSource(driver.Driver):
         except errors.ForeignArtefact as error:
             LOG.warning("%s", error)
             raise errors.ChunkMissing(what, self._where, str(error)) from error
-        return Place.from_image(artefact)
+        return BlobLocation.from_image(artefact)
 
     async def _record(self, image_id: ids.ImageId, what: str) -> image_record.Image:
 
@@ -350,7 +352,7 @@ class GlanceSource(driver.Driver):
             asked = http_range.RangeRequest(what, f"{ticket.endpoint}/v2/images/{image_id}", 0, 0)
             async with self._link.send_request(asked, {"X-Auth-Token": ticket.token}) as answer:
                 if answer.status != 200:
-                    raise http_range.refusal(asked, answer.status)
+                    raise http_range.status_error(asked, answer.status)
                 text = await answer.read_body(RECORD_LIMIT_BYTES)
             try:
                 return image_record.Image.from_record(msgspec.json.decode(text, type=dict))

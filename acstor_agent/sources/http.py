@@ -21,9 +21,9 @@ class HttpSource(driver.Driver):
     :raises errors.Unusable: the URL or a limit is invalid
     """
 
-    def __init__(self, url: str, limits: http_pool.Limits | None = None) -> None:
+    def __init__(self, url: str, limits: http_pool.HttpLimits | None = None) -> None:
         self._base_url, auth = _parsed(url)
-        limits = limits or http_pool.Limits()
+        limits = limits or http_pool.HttpLimits()
         self._link = http_pool.HttpPool(GROUP, limits, auth, follows_redirects=True)
 
     @classmethod
@@ -60,7 +60,7 @@ class HttpSource(driver.Driver):
         what, where = f"the size of {blob.name}", self._base_url + blob.name
         return await self._link.size_bytes(http_range.RangeRequest(what, where, 0, 1))
 
-    async def fill_run(self, run: driver.Run) -> None:
+    async def fill_run(self, run: driver.BlobRun) -> None:
         """Read the run with one request."""
         where = self._base_url + run.blob.name
         await self._link.fill_run(

@@ -125,7 +125,7 @@ class LayoutSource(base.Wrapper):
 
 class _Wanted(NamedTuple):
     number: int
-    piece: base.Piece
+    piece: base.BlobPiece
     fragments: list[stored_reads.Fragment]
     runs: list[tuple[int, int]]
 
@@ -176,7 +176,7 @@ class _Reading:
                 self._users[number].append(one)
         self._tell(outcomes)
 
-    def _wanted(self, found: Layout, number: int, piece: base.Piece) -> _Wanted:
+    def _wanted(self, found: Layout, number: int, piece: base.BlobPiece) -> _Wanted:
         offset, length, _ = piece
         if offset + length > found.size_bytes:
             why = f"the image ends at byte {found.size_bytes}"
@@ -212,7 +212,7 @@ class _Reading:
             self._report = None  # do not report after cancellation
             self._ready.clear()
 
-    def _stored_pieces(self) -> list[base.Piece]:
+    def _stored_pieces(self) -> list[base.BlobPiece]:
         """Return the reads of the place, with the CID where a tile is a whole chunk."""
         pieces = []
         for number, (start, stop) in enumerate(self._tiles.ranges):
@@ -221,7 +221,7 @@ class _Reading:
                 case [one] if self._is_stored_whole(one):
                     self._direct[number] = one.number
                     content = one.piece.content
-            pieces.append(base.Piece(start, stop - start, content))
+            pieces.append(base.BlobPiece(start, stop - start, content))
         return pieces
 
     def _is_stored_whole(self, one: _Wanted) -> bool:
@@ -231,7 +231,7 @@ class _Reading:
             and one.fragments[0].extent.codec is layout.Codec.STORED
         )
 
-    def _took(self, answers: base.Answers) -> None:
+    def _took(self, answers: base.Outcomes) -> None:
         """Take read tiles; report or decode the pieces that are complete."""
         outcomes: list[tuple[int, base.Outcome]] = []
         for at, outcome in answers:
@@ -288,7 +288,7 @@ class _Reading:
                 if not self._users[number]:
                     self._tiles.drop(number)
 
-    def _tell(self, outcomes: base.Answers) -> None:
+    def _tell(self, outcomes: base.Outcomes) -> None:
         if outcomes and self._report is not None:
             self._left -= len(outcomes)
             self._report(outcomes)

@@ -30,11 +30,11 @@ _Read = Callable[[base.Source, Sequence[int], base.ReportOutcomes], Awaitable[No
 """Reads the pieces with these numbers from a source; reports outcomes by index."""
 
 
-class PlaceState(NamedTuple):
+class SourceStatus(NamedTuple):
     """State of one source."""
 
     where: str
-    trouble: health_issues.HealthIssue | None  # why it is down, or what it refuses
+    issue: health_issues.HealthIssue | None  # why it is down, or what it refuses
     health: base.Health
 
 
@@ -127,10 +127,10 @@ class SourceClient(base.Source):
         """The limit of the preferred source."""
         return self._sources[self.failover.sources[0]].in_flight
 
-    def place_health(self) -> list[PlaceState]:
+    def list_statuses(self) -> list[SourceStatus]:
         """Return the state of each source; may be called from any thread."""
         return [
-            PlaceState(
+            SourceStatus(
                 state.where, self.failover.fault_of(state), self._sources[state].source_health()
             )
             for state in self.failover.sources
@@ -157,7 +157,7 @@ class SourceClient(base.Source):
         count: int,
         what: Callable[[int], str],
         read: _Read,
-        told: Callable[..., None],
+        report: Callable[..., None],
         ignores_refusals: bool = False,
     ) -> None:
         def may_copy() -> bool:
@@ -168,12 +168,12 @@ class SourceClient(base.Source):
         asked = known, key, blob.image_id, count, what, may_copy
         until_s = trio.current_effective_deadline()
         with contextlib.closing(failover.SourceRequest(*asked, until_s, sources)) as request:
-            run = _Run(self._sources, request, read, told)
+            run = _Attempts(self._sources, request, read, report)
             await (run.hedged() if request.may_hedge else run.alone())
         if run.fault is not None:
             raise run.fault
         if request.left:
-            told(request.list_failures())
+            report(request.list_failures())
 
     def _start_image_copy(self, blob: base.Blob) -> None:
         """Start the copy of an image whose boot image is read from copies."""
@@ -183,7 +183,7 @@ class SourceClient(base.Source):
             self._copies.begin_download(blob.image_id)
 
 
-class _Run:
+class _Attempts:
     """The attempts of one request."""
 
     def __init__(
@@ -191,9 +191,9 @@ class _Run:
         sources: dict[failover.SourceState, base.Source],
         request: failover.SourceRequest,
         read: _Read,
-        told: base.ReportOutcomes,
+        report: base.ReportOutcomes,
     ) -> None:
-        self._sources, self._request, self._read, self._told = sources, request, read, told
+        self._sources, self._request, self._read, self._report = sources, request, read, report
         self._changed = trio.Event()
         self.fault: Exception | None = None  # a bug in a source or in the callback
 
@@ -218,15 +218,15 @@ class _Run:
     def _next(self) -> failover.Attempt | None:
         attempt = self._request.next_attempt(trio.current_time())
         if attempt is not None and (final := self._request.final_failures(attempt)):
-            self._told(final)
+            self._report(final)
         return attempt
 
     async def _attempt(self, attempt: failover.Attempt) -> None:
         request = self._request
 
-        def took(answers: base.Answers) -> None:
+        def took(answers: base.Outcomes) -> None:
             if final := request.record_outcomes(attempt, answers, trio.current_time()):
-                self._told(final)
+                self._report(final)
             if not request.left:
                 self._changed.set()
 

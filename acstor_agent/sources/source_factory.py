@@ -46,7 +46,7 @@ def build(
     conf: cfg.ConfigOpts,
     nursery: trio.Nursery,
     layout_of: layout_source.LayoutOf,
-    elsewhere: download_source.Elsewhere = lambda image_id: "",
+    delegated_host: download_source.DelegatedHost = lambda image_id: "",
 ) -> Sources:
     """Return the sources ``names``, the preferred one first.
 
@@ -68,7 +68,9 @@ def build(
     if streaming is None:
         return Sources(sources, configured)
     folder = pathlib.Path(conf.acstor_agent.cache_dir)
-    copies = download_source.DownloadSource(streaming, folder, nursery, random.Random(), elsewhere)
+    copies = download_source.DownloadSource(
+        streaming, folder, nursery, random.Random(), delegated_host
+    )
     images = layout_source.LayoutSource(copies, layout_of, nursery, decoding)
     return Sources(sources, configured, copies, images)
 

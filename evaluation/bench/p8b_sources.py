@@ -53,7 +53,7 @@ HTTP = """\
   }}
 """
 
-Read = Callable[[base.Source, list[base.Piece]], Awaitable[None]]
+Read = Callable[[base.Source, list[base.BlobPiece]], Awaitable[None]]
 
 
 @harness.measures("P8b")
@@ -64,10 +64,10 @@ def run(say: harness.Say) -> harness.Result:
         folder = pathlib.Path(name) / "www"
         data = (folder / BLOB.name).read_bytes()
         pieces = [
-            base.Piece(at, CHUNK_BYTES, ids.Content(ids.cid_of(data[at : at + CHUNK_BYTES])))
+            base.BlobPiece(at, CHUNK_BYTES, ids.Content(ids.cid_of(data[at : at + CHUNK_BYTES])))
             for at in range(0, IMAGE_BYTES, CHUNK_BYTES)
         ]
-        limits = http_pool.Limits(ca_file=f"{name}/ca.pem")
+        limits = http_pool.HttpLimits(ca_file=f"{name}/ca.pem")
         drivers: dict[str, Callable[[], base.Source]] = {
             "file": lambda: file.FileSource(str(folder)),
             "http": lambda: http.HttpSource(urls[0]),
@@ -91,7 +91,7 @@ def run(say: harness.Say) -> harness.Result:
 
 
 async def chain(
-    make: Callable[[], base.Source], read: Read, pieces: list[base.Piece]
+    make: Callable[[], base.Source], read: Read, pieces: list[base.BlobPiece]
 ) -> dict[str, float]:
     """Return what it costs to read all pieces through the wrappers that every driver has."""
     async with trio.open_nursery() as nursery:
@@ -105,7 +105,7 @@ async def chain(
     return cost.figures
 
 
-async def in_runs(source: base.Source, pieces: list[base.Piece]) -> None:
+async def in_runs(source: base.Source, pieces: list[base.BlobPiece]) -> None:
     """Want sixteen chunks that follow each other, then the next."""
     for first in range(0, len(pieces), AT_A_TIME):
         some = pieces[first : first + AT_A_TIME]
@@ -114,7 +114,7 @@ async def in_runs(source: base.Source, pieces: list[base.Piece]) -> None:
         check(some, [outcome for _, outcome in told])
 
 
-async def one_by_one(source: base.Source, pieces: list[base.Piece]) -> None:
+async def one_by_one(source: base.Source, pieces: list[base.BlobPiece]) -> None:
     """Want one chunk after the other: so many requests of the place."""
     for piece in pieces:
         check([piece], [await source.read(BLOB, *piece)])
@@ -126,7 +126,7 @@ WAYS: dict[str, Read] = {
 }
 
 
-def check(pieces: list[base.Piece], outcomes: list[base.Outcome]) -> None:
+def check(pieces: list[base.BlobPiece], outcomes: list[base.Outcome]) -> None:
     """Stop the benchmark if a chunk did not come."""
     for outcome in outcomes:
         if isinstance(outcome, Exception):
@@ -135,11 +135,11 @@ def check(pieces: list[base.Piece], outcomes: list[base.Outcome]) -> None:
         raise harness.CannotRun(f"{len(outcomes)} of {len(pieces)} chunks came")
 
 
-async def least_of_file(path: pathlib.Path, pieces: list[base.Piece]) -> dict[str, float]:
+async def least_of_file(path: pathlib.Path, pieces: list[base.BlobPiece]) -> dict[str, float]:
     """Read sixteen chunks a call, and hash each, in a thread."""
     fd = os.open(path, os.O_RDONLY)
 
-    def read(some: list[base.Piece]) -> None:
+    def read(some: list[base.BlobPiece]) -> None:
         buffers = [bytearray(piece.length) for piece in some]
         os.preadv(fd, buffers, some[0].offset)
         for piece, buffer in zip(some, buffers, strict=True):
@@ -152,7 +152,7 @@ async def least_of_file(path: pathlib.Path, pieces: list[base.Piece]) -> dict[st
     return cost.figures
 
 
-def least_of_http(url: str, pieces: list[base.Piece]) -> dict[str, float]:
+def least_of_http(url: str, pieces: list[base.BlobPiece]) -> dict[str, float]:
     """Ask for sixteen chunks a request, by a plain socket, and hash each."""
     host, port = url.removeprefix("http://").rstrip("/").split(":")
     with Cost() as cost, socket.create_connection((host, int(port))) as link:

@@ -76,7 +76,7 @@ async def chain(images: local.ImageFolder, image_map: chunk_map.ChunkMap) -> dic
     blob = base.Blob(image_map.image_id, base.BlobKind.IMAGE)
     cut = image_map.geometry
     pieces = [
-        base.Piece(cut.chunk_offset(n), cut.chunk_length(n), image_map.content_of(n))
+        base.BlobPiece(cut.chunk_offset(n), cut.chunk_length(n), image_map.content_of(n))
         for n in range(len(image_map))
     ]
     async with trio.open_nursery() as nursery:

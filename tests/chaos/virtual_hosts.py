@@ -234,9 +234,9 @@ class Host:
             [deadline_source.DeadlineSource(source, 2.0) for source in sources], jitter=rng.random
         )
         self.images = mirrors.Mirrors(folder / "maps", self.source)
-        self.images.make_with(self._make_mirror)
+        self.images.set_mirror_factory(self._make_mirror)
         looked_up = detached_maps.DetachedMaps(self.source, nursery, self._clock)
-        self.naming = chunk_lookup.ChunkLookup(self.images, looked_up, self.pins.pinned_of)
+        self.naming = chunk_lookup.ChunkLookup(self.images, looked_up, self.pins.pinned_part)
         self._named.restore_names(self.cache.iter_cids())
         core = engine.Engine(
             here,

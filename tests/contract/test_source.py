@@ -191,7 +191,7 @@ async def test_any_range_is_exactly_what_is_stored(source, offset, length):
 
 
 CHUNKS = [
-    base.Piece(at, len(chunk), ids.Content(ids.cid_of(chunk)))
+    base.BlobPiece(at, len(chunk), ids.Content(ids.cid_of(chunk)))
     for at in range(0, SIZE, CHUNK)
     for chunk in [BLOBS[IMAGE][at : at + CHUNK]]
 ]
@@ -214,7 +214,7 @@ async def test_many_pieces_are_exactly_what_is_stored(source, order):
 
 async def test_pieces_of_any_length_are_exactly_what_is_stored(source):
     starts = [0, 1, 4096, 70_000, 70_001, 299_999, SIZE]
-    pieces = [base.Piece(a, b - a) for a, b in itertools.pairwise(starts)]
+    pieces = [base.BlobPiece(a, b - a) for a, b in itertools.pairwise(starts)]
     outcomes = await told_of(source, IMAGE, pieces)
     assert b"".join(outcomes) == BLOBS[IMAGE]
 
@@ -230,7 +230,7 @@ async def test_wrong_piece_is_invalid_and_harms_none_beside_it(source):
 
 
 async def test_piece_past_the_end_is_missing_and_harms_none_beside_it(source):
-    past = [base.Piece(SIZE, 5), base.Piece(SIZE + 5, 10_000)]
+    past = [base.BlobPiece(SIZE, 5), base.BlobPiece(SIZE + 5, 10_000)]
     *good, first, second = await told_of(source, IMAGE, [*CHUNKS, *past])
     assert b"".join(good) == BLOBS[IMAGE]
     assert isinstance(first, errors.ChunkMissing) and isinstance(second, errors.ChunkMissing)
@@ -241,7 +241,9 @@ async def test_each_piece_of_an_absent_blob_is_missing(source):
     assert all(isinstance(outcome, errors.ChunkMissing) for outcome in outcomes)
 
 
-@pytest.mark.parametrize("piece", [base.Piece(-1, 10), base.Piece(0, -1), base.Piece(5, 0)])
+@pytest.mark.parametrize(
+    "piece", [base.BlobPiece(-1, 10), base.BlobPiece(0, -1), base.BlobPiece(5, 0)]
+)
 async def test_piece_that_is_none_is_a_bug_of_the_caller(source, piece):
     with pytest.raises(errors.LocalProtocolError, match=IMAGE.name):
         await source.read_pieces(base.PieceRequest(IMAGE, [CHUNKS[0], piece], lambda answers: None))

@@ -93,7 +93,7 @@ class Link:
 
     def __init__(self, kept: Kept, deadline_s: float = 5.0) -> None:
         self.deadline_s = deadline_s
-        self.times = checkpoint_client.AnswerTimes()
+        self.times = checkpoint_client.ResponseTimes()
         self.asked: list[tuple[str, str]] = []
         self.faults: dict[str, Exception | Callable[[bytes], bytes]] = {}
         """Of holders, by their addresses: what they fail with, or make of what they give."""

@@ -96,7 +96,7 @@ class LinkedHost:
             decision_link.HostAddress(here, "10.0.0.1:7201", "pod1/rack1"),
             message_bus=self.bus,
             meter=self.meter,
-            sender=message_signing.Sender(self.files),
+            sender=message_signing.MessageSigner(self.files),
             receiver=decision_receiver.DecisionReceiver(
                 here, self.bus, self.files, self.rings, self
             ),

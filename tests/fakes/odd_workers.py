@@ -62,13 +62,13 @@ class SignalAgain(fd_store.NoStore):
     def __init__(self) -> None:
         self.checks = 0
 
-    def stop_reason(self) -> fd_store.Stopping:
+    def stop_reason(self) -> fd_store.StopReason:
         """Return SIGNALLED, then HOST_STOPS."""
         self.checks += 1
         if self.checks > 1:
-            return fd_store.Stopping.HOST_STOPS
+            return fd_store.StopReason.HOST_STOPS
         os.kill(os.getpid(), signal.SIGTERM)
-        return fd_store.Stopping.SIGNALLED
+        return fd_store.StopReason.SIGNALLED
 
 
 def main() -> int:

@@ -133,9 +133,9 @@ class OneHost:
         self.pins.cache = self.cache
         here = ids.HostId("h1")
         self.mirrors = mirrors.Mirrors(self.maps, base.Wrapper(self.source))
-        self.mirrors.make_with(self._mirror)
+        self.mirrors.set_mirror_factory(self._mirror)
         looked_up = detached_maps.DetachedMaps(self.source, nursery)
-        self.naming = chunk_lookup.ChunkLookup(self.mirrors, looked_up, self.pins.pinned_of)
+        self.naming = chunk_lookup.ChunkLookup(self.mirrors, looked_up, self.pins.pinned_part)
         core = engine.Engine(
             here,
             table,

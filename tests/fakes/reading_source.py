@@ -52,7 +52,7 @@ class _Reading(driver.Driver):
         """Ask the source."""
         return await self._source.size_bytes(blob)
 
-    async def fill_run(self, run: driver.Run) -> None:
+    async def fill_run(self, run: driver.BlobRun) -> None:
         """Read the range that the run is."""
         run.put(await self._source.read(run.blob, run.offset, run.length))
 

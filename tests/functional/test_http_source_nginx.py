@@ -91,7 +91,7 @@ async def test_one_connection_serves_reads_that_follow_each_other(server):
 
 
 async def test_several_requests_are_in_flight_and_no_more_than_allowed(server):
-    source = http.HttpSource(server.url + "slow/", http_pool.Limits(connections=4))
+    source = http.HttpSource(server.url + "slow/", http_pool.HttpLimits(connections=4))
     async with trio.open_nursery() as nursery:
         for number in range(8):
             nursery.start_soon(source.read, BLOB, number * 65_536, 65_536)
@@ -104,7 +104,7 @@ async def test_several_requests_are_in_flight_and_no_more_than_allowed(server):
 
 
 async def test_cancelled_reads_leave_the_connections_usable(server):
-    source = http.HttpSource(server.url + "slow/", http_pool.Limits(connections=2))
+    source = http.HttpSource(server.url + "slow/", http_pool.HttpLimits(connections=2))
     for number in range(10):
         with trio.move_on_after(0.005 * number):
             await source.read(BLOB, 0, 1_000_000)
@@ -145,12 +145,12 @@ async def test_server_that_dies_and_comes_back_is_unreachable_meanwhile(server):
 
 
 async def test_neighbours_are_one_request_and_no_byte_comes_twice(server):
-    driver = http.HttpSource(server.url, http_pool.Limits(connections=2))
+    driver = http.HttpSource(server.url, http_pool.HttpLimits(connections=2))
     source = deadline_source.DeadlineSource(driver)
     chunks = [DATA[at : at + 65_536] for at in range(0, 32 * 65_536, 65_536)]
     wanted = [*range(16), *range(17, 30)]
     pieces = [
-        base.Piece(number * 65_536, 65_536, ids.Content(ids.cid_of(chunks[number])))
+        base.BlobPiece(number * 65_536, 65_536, ids.Content(ids.cid_of(chunks[number])))
         for number in wanted
     ]
     told = {}

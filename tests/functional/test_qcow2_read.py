@@ -36,7 +36,7 @@ def prepared(variant: qcow2_corpus.Variant, folder: pathlib.Path, chunk_size: st
     return image_id
 
 
-def pieces_of(found: chunk_map.ChunkMap) -> list[base.Piece]:
+def pieces_of(found: chunk_map.ChunkMap) -> list[base.BlobPiece]:
     """Return all chunks of an image, with what their bytes must be; those of zeros as well."""
     cut = found.geometry
     pieces = []
@@ -44,11 +44,13 @@ def pieces_of(found: chunk_map.ChunkMap) -> list[base.Piece]:
         at = number * cut.chunk_bytes
         length = min(cut.chunk_bytes, cut.size_bytes - at)
         content = None if found.is_zero(number) else found.content_of(number)
-        pieces.append(base.Piece(at, length, content))
+        pieces.append(base.BlobPiece(at, length, content))
     return pieces
 
 
-async def read(source: base.Source, image_id: ids.ImageId, pieces: list[base.Piece]) -> list[bytes]:
+async def read(
+    source: base.Source, image_id: ids.ImageId, pieces: list[base.BlobPiece]
+) -> list[bytes]:
     """Return the bytes of each piece; fail if some cannot be had or are told twice."""
     told: list[tuple[int, base.Outcome]] = []
     await source.read_pieces(

@@ -117,7 +117,9 @@ def checkpoint_daemon_asks_a_vault(at: Place) -> object:
 
 
 def agent_asks_a_vault(at: Place) -> object:
-    link = checkpoint_client.Link(lambda: own_credentials(at).tls_context(is_server=False), 60.0)
+    link = checkpoint_client.HolderConnections(
+        lambda: own_credentials(at).tls_context(is_server=False), 60.0
+    )
     return trio.run(link.get, f"https://{at.address}/v1/h1", 1000)
 
 

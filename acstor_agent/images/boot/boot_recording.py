@@ -31,14 +31,14 @@ IDLE_S = 20.0
 BOOTS = 4
 """Boots of one image recorded by a worker. A boot image needs two traces; the others replace
 failed boots."""
-MOST_ASKED = 1024
+MAX_REQUESTED = 1024
 """Images for which operators requested recordings; the oldest is forgotten."""
 
 Send = Callable[[trace_message.BootTrace], None]
 """Sends a trace; never waits or fails."""
 
 
-class Limits(NamedTuple):
+class RecordingLimits(NamedTuple):
     """Limits of recording.
 
     :param longest_s: longest recording; 0 disables it
@@ -54,16 +54,16 @@ class BootRecording:
 
     def __init__(
         self,
-        here: ids.HostId,
-        limits: Limits,
+        host: ids.HostId,
+        limits: RecordingLimits,
         send: Send,
         clock: Callable[[], float] = time.monotonic,
-        asked_limit: int = MOST_ASKED,
+        requested_limit: int = MAX_REQUESTED,
     ) -> None:
-        self._here, self._limits, self._send, self._clock = here, limits, send, clock
+        self._host, self._limits, self._send, self._clock = host, limits, send, clock
         self._open: dict[ids.ImageId, mirror.Mirror] = {}
         self._sent: dict[ids.ImageId, int] = {}
-        self._asked = lru_table.LruTable[ids.ImageId, int](asked_limit)
+        self._requested = lru_table.LruTable[ids.ImageId, int](requested_limit)
 
     def record_more(self, image_id: ids.ImageId, boots: int) -> None:
         """Record so many more boots of an image.
@@ -74,20 +74,20 @@ class BootRecording:
             raise errors.Unusable(
                 "boot_memory_limit_bytes", "is 0, so nothing is recorded here", "Set it to more"
             )
-        self._asked[image_id] = self._sent.get(image_id, 0) + boots
+        self._requested[image_id] = self._sent.get(image_id, 0) + boots
 
     def forget_image(self, image_id: ids.ImageId) -> None:
         """Forget a detached image, except for an operator's pending request."""
-        left = self.boots_left(image_id) if image_id in self._asked else 0
+        left = self.boots_left(image_id) if image_id in self._requested else 0
         self._open.pop(image_id, None)
         self._sent.pop(image_id, None)
-        self._asked.pop(image_id, None)
+        self._requested.pop(image_id, None)
         if left:
-            self._asked[image_id] = left
+            self._requested[image_id] = left
 
     def boots_left(self, image_id: ids.ImageId) -> int:
         """Return how many boots of an image are still to be recorded."""
-        wanted = self._asked.get(image_id, self._limits.boots)
+        wanted = self._requested.get(image_id, self._limits.boots)
         return max(0, wanted - self._sent.get(image_id, 0))
 
     def open(self, image: mirror.Mirror) -> int:
@@ -121,7 +121,7 @@ class BootRecording:
         LOG.info("image %s: recorded a boot of %d chunks", image_id, len(trace))
         self._send(
             trace_message.BootTrace(
-                host=self._here,
+                host=self._host,
                 image_id=image_id,
                 size_bytes=cut.size_bytes,
                 chunk_bytes=cut.chunk_bytes,

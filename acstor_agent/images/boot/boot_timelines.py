@@ -24,10 +24,10 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.util import lru_table
 
-AT_ONCE = 64
-KEPT = 64
+MAX_BOOTS = 64
+MAX_FINISHED = 64
 """Finished boots kept, of some KiB each."""
-IMAGES = 256
+MAX_IMAGES = 256
 ATTACHES = 8
 LOOK_BACK_S = 120.0
 """Attachments this long before an open belong to the boot."""
@@ -37,7 +37,7 @@ LONGEST_S = 600.0
 LEAST_BYTES = geometry.MIB
 """A guest that read less of an image did not boot from it."""
 TICK_S = 1.0
-TELL_EVERY_S = 30.0
+REPORT_INTERVAL_S = 30.0
 REPORTED_AT_ONCE = 8
 
 InstanceOf = Callable[[int], str]
@@ -60,14 +60,14 @@ class _Boot:
     began_at_s: float
     attaches: tuple[tuple[float, float], ...]
     instance_id: str = ""
-    told_s: float = 0.0
+    reported_s: float = 0.0
 
     @property
     def recorder(self) -> timeline_recorder.TimelineRecorder:
         return self.timing.recorder
 
 
-class Timelines:
+class BootTimelines:
     """The timelines; keep :meth:`run` running."""
 
     def __init__(
@@ -78,10 +78,14 @@ class Timelines:
     ) -> None:
         self._instance_of, self._clock, self._wall_clock = instance_of, clock, wall_clock
         self._boots: dict[requests.Stream, _Boot] = {}
-        self._over: collections.deque[boot_timeline.Timeline] = collections.deque(maxlen=KEPT)
-        self._unreported: collections.deque[boot_timeline.Timeline] = collections.deque(maxlen=KEPT)
+        self._over: collections.deque[boot_timeline.Timeline] = collections.deque(
+            maxlen=MAX_FINISHED
+        )
+        self._unreported: collections.deque[boot_timeline.Timeline] = collections.deque(
+            maxlen=MAX_FINISHED
+        )
         self._attaches = lru_table.LruTable[ids.ImageId, collections.deque[tuple[float, float]]](
-            IMAGES
+            MAX_IMAGES
         )
 
     def image_attached(self, image_id: ids.ImageId, from_s: float) -> None:
@@ -93,7 +97,7 @@ class Timelines:
     def image_opened(self, image: mirror.Mirror, guest: requests.Stream, thread: int) -> None:
         """Record an open."""
         self.image_closed(guest)  # a reused number
-        if len(self._boots) >= AT_ONCE:
+        if len(self._boots) >= MAX_BOOTS:
             return
         now_s = self._clock()
         since_s = now_s - LOOK_BACK_S
@@ -112,7 +116,7 @@ class Timelines:
             zero_s=zero_s,
             began_at_s=max(0.0, self._wall_clock() - (now_s - zero_s)),
             attaches=attaches,
-            told_s=now_s,
+            reported_s=now_s,
         )
 
     def _attaches_of(self, image: mirror.Mirror) -> collections.deque[tuple[float, float]]:
@@ -152,16 +156,16 @@ class Timelines:
     def new_boots(self) -> tuple[boot_timeline.Timeline, ...]:
         """Return new reports of boots of instances, a few at a time.
 
-        A boot is reported every TELL_EVERY_S while it lasts, and at its end.
+        A boot is reported every REPORT_INTERVAL_S while it lasts, and at its end.
         """
         now_s = self._clock()
         timelines = [
             self._unreported.popleft() for _ in range(min(REPORTED_AT_ONCE, len(self._unreported)))
         ]
         for boot in self._going_on():
-            is_due = now_s - boot.told_s >= TELL_EVERY_S
+            is_due = now_s - boot.reported_s >= REPORT_INTERVAL_S
             if boot.instance_id and is_due and len(timelines) < REPORTED_AT_ONCE:
-                boot.told_s = now_s
+                boot.reported_s = now_s
                 timelines.append(self._timeline_of(boot))
         return tuple(timelines)
 

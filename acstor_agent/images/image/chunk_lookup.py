@@ -27,11 +27,11 @@ class ChunkLookup(authorization.ChunkMaps):
     def __init__(
         self,
         images: mirrors.Mirrors,
-        others: detached_maps.DetachedMaps,
+        detached: detached_maps.DetachedMaps,
         kept: Callable[[ids.ImageId], replica_placement.Part | None],
         segment_chunks: Callable[[], int] = lambda: 1,
     ) -> None:
-        self._images, self.others, self._kept = images, others, kept
+        self._images, self.detached, self._kept = images, detached, kept
         self._segment_chunks = segment_chunks
 
     def is_attached(self, image_id: ids.ImageId) -> bool:
@@ -41,8 +41,8 @@ class ChunkLookup(authorization.ChunkMaps):
     def content_at(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
         """See :meth:`authorization.ChunkMaps.content_at`."""
         found = self._images.content_at(image_id, offset, length)
-        if found is None and self.others.is_known(image_id, offset):
-            return self.others.content_at(image_id, offset, length)
+        if found is None and self.detached.is_known(image_id, offset):
+            return self.detached.content_at(image_id, offset, length)
         return found
 
     def contents_of(self, request: chunk_ref.Request) -> Sequence[ids.Content] | None:
@@ -57,7 +57,7 @@ class ChunkLookup(authorization.ChunkMaps):
         if length == 1 or request.offset >= base.AT_BOOT_IMAGE:
             return None
         image = self._images.get_nowait(request.image_id)
-        cut = image.map.geometry if image else self.others.geometry_of(request.image_id)
+        cut = image.map.geometry if image else self.detached.geometry_of(request.image_id)
         if cut is None:
             return None
         asked = request.offset // cut.chunk_bytes
@@ -66,7 +66,7 @@ class ChunkLookup(authorization.ChunkMaps):
         if image is not None:
             cids: list[ids.Cid] | None = image.map.cids_between(first, stop)
         else:
-            cids = self.others.cids_of(request.image_id, first, stop)
+            cids = self.detached.cids_of(request.image_id, first, stop)
         if cids is None:
             return None
         return authorization.Segments(cids, asked - first, cut.chunk_bytes, length)
@@ -77,7 +77,7 @@ class ChunkLookup(authorization.ChunkMaps):
             return image.map.layout
         if (part := self._kept(image_id)) is not None:
             return part.map.layout
-        return self.others.layout_of(image_id)
+        return self.detached.layout_of(image_id)
 
     async def read_map_for_peer(
         self, host: ids.HostId, image_id: ids.ImageId, offset: int, length: int
@@ -92,7 +92,7 @@ class ChunkLookup(authorization.ChunkMaps):
             if (found := self.content_at(image_id, offset, length)) is not None:
                 return found
             if not await self._images.open_attached(image_id):
-                await self.others.read_from_source(host, image_id, offset)
+                await self.detached.read_from_source(host, image_id, offset)
         if (found := self.content_at(image_id, offset, length)) is None:
             what = f"image {image_id}"
             raise errors.SourceUnreachable(what, "this host", "too many are asked for")

@@ -67,7 +67,9 @@ class Mirrors:
         self._coming_bytes = 0  # of maps that are being downloaded
         self._subjects: dict[ids.ImageId, chunk_map.Subject] = {}  # of images that are not open
 
-    def make_with(self, make: Callable[[chunk_map.ChunkMap], Awaitable[mirror.Mirror]]) -> None:
+    def set_mirror_factory(
+        self, make: Callable[[chunk_map.ChunkMap], Awaitable[mirror.Mirror]]
+    ) -> None:
         """Set what makes the mirror of a chunk map, before any image is attached."""
         self._make = make
 
@@ -120,7 +122,7 @@ class Mirrors:
                 self._found.add(image_id)
                 LOG.info("image %s: attached by the map that is here", image_id)
 
-    def was_found(self, image_id: ids.ImageId) -> bool:
+    def was_attached_by_map(self, image_id: ids.ImageId) -> bool:
         """Return whether :meth:`attach_new_maps` attached an image."""
         return image_id in self._found
 

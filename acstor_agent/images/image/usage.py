@@ -35,7 +35,7 @@ from acstor_common.model import ids
 
 LOOK_S = 10.0
 
-Look = Callable[[], Collection[ids.ImageId]]
+FindImages = Callable[[], Collection[ids.ImageId]]
 """Returns images; blocks, called in a thread."""
 
 
@@ -54,8 +54,8 @@ class ImageUsage:
     def __init__(
         self,
         images: mirrors.Mirrors,
-        look_for_open: Look,
-        look_for_bases: Look,
+        find_open: FindImages,
+        find_bases: FindImages,
         clock: Callable[[], float] = time.monotonic,
         *,
         is_for_others: Callable[[ids.ImageId], bool] = lambda image_id: False,
@@ -64,7 +64,7 @@ class ImageUsage:
         self.limits = limits
         self._images, self._clock = images, clock
         self._is_for_others = is_for_others
-        self._look_for_open, self._look_for_bases = look_for_open, look_for_bases
+        self._look_for_open, self._look_for_bases = find_open, find_bases
         self._openings = image_usage.Openings()
         attached = images.list_attached()
         self._touches = image_usage.Touches(clock(), attached)
@@ -154,7 +154,7 @@ class ImageUsage:
             stamp_ns = self._images.touched_ns(image_id)
             seen = self._seen.get(image_id)
             is_for_others = self._is_for_others(image_id)
-            shows_none = is_for_others or self._images.was_found(image_id)
+            shows_none = is_for_others or self._images.was_attached_by_map(image_id)
             if seen is None and shows_none and not reads:
                 self._touches.image_attached(image_id, self._clock(), is_for_others=is_for_others)
             elif seen != (stamp_ns, reads):

@@ -57,7 +57,7 @@ class FillLimits:
     chunks_per_checkpoint: int = pre_seed.LOOKS_IN_A_ROW
 
 
-class Progress:
+class FillProgress:
     """Fill state of one image.
 
     ``left_bytes`` is None until counted; ``missing`` has one chunk of each missing content of
@@ -70,29 +70,31 @@ class Progress:
         self.left_bytes: int | None = None
         self.unwritten: list[int] = []  # cached in memory only, as of the count
         self.unwritten_bytes = 0  # of these, at the last check
-        self.lacking_bytes = 0
+        self.shortfall_bytes = 0
         self.missing: collections.deque[int] = collections.deque()
         self.deadline: fill_rate.Deadline | None = None
-        self.is_miss_told = False
+        self.is_miss_logged = False
         self.speed = fill_rate.Speed()
         self.cloud_speed = fill_rate.Speed()
         self.cloud_left_bytes: int | None = None
-        self.cloud_looked_s = -math.inf
-        self.is_behind = False  # no capacity for its share by the table in force
+        self.cloud_checked_s = -math.inf
+        self.lacks_new_share = False  # no capacity for its share by the table in force
         self.is_used = False  # by instances of this host
         self.backoff = backoff
         self.counted_s = -math.inf
-        self.lost_then = 0  # losses of pinned chunks, of all images, at the count
-        self.changes_then = -1  # ImagePins.changes when it did not fit
+        self.losses_at_count = 0  # losses of pinned chunks, of all images, at the count
+        self.changes_at_failure = -1  # ImagePins.changes when it did not fit
 
     @property
-    def to_come_bytes(self) -> int | None:
+    def unfinished_bytes(self) -> int | None:
         """Bytes missing or not yet on disk; None: not counted yet."""
         return None if self.left_bytes is None else self.left_bytes + self.unwritten_bytes
 
 
-class _Slice:
-    def __init__(self, image_map: chunk_map.ChunkMap, progress: Progress, until_s: float) -> None:
+class _FillSlice:
+    def __init__(
+        self, image_map: chunk_map.ChunkMap, progress: FillProgress, until_s: float
+    ) -> None:
         self.map, self.progress, self.until_s = image_map, progress, until_s
         self.came = self.failures = 0
         self.why = ""
@@ -133,17 +135,17 @@ class BackgroundFill:
         limits: FillLimits = FillLimits(),
     ) -> None:
         self.boots, self.limits = boots, limits
-        self.progress: dict[ids.ImageId, Progress] = {}
+        self.progress: dict[ids.ImageId, FillProgress] = {}
         self.current: ids.ImageId | None = None
         """The image that is being filled."""
         self._images, self._pins, self._chunks, self._reads = images, image_pins, chunks, reads
         self._read_traffic, self._first_chunk = read_traffic, first_chunk
         self._spare, self._pacer = fill_rate.SpareBandwidth(), fill_rate.Pacer()
 
-    def progress_of(self, image_id: ids.ImageId) -> Progress:
+    def progress_of(self, image_id: ids.ImageId) -> FillProgress:
         """Return the fill state of an image, a new one if it is not filled yet."""
         if image_id not in self.progress:
-            self.progress[image_id] = Progress(self.make_backoff())
+            self.progress[image_id] = FillProgress(self.make_backoff())
         return self.progress[image_id]
 
     def make_backoff(self) -> fill_rate.Backoff:
@@ -154,9 +156,12 @@ class BackgroundFill:
         """Record that filling pauses."""
         self._spare.reset()
 
-    async def count_missing(self, part: replica_placement.Part, progress: Progress) -> None:
+    async def count_missing(self, part: replica_placement.Part, progress: FillProgress) -> None:
         """Find the missing chunks of a part."""
-        progress.counted_s, progress.lost_then = trio.current_time(), self._pins.cache.pinned_lost
+        progress.counted_s, progress.losses_at_count = (
+            trio.current_time(),
+            self._pins.cache.pinned_lost,
+        )
         lengths = part.map.geometry.chunk_length
         unwritten: list[int] = []
         missing = await self._missing(part.map, part.numbers, unwritten)
@@ -166,7 +171,7 @@ class BackgroundFill:
         progress.missing = collections.deque(missing)
         self.update_unwritten(progress)
 
-    def update_unwritten(self, progress: Progress) -> None:
+    def update_unwritten(self, progress: FillProgress) -> None:
         """Update the bytes that are in memory only."""
         if (part := progress.part) is None:
             return
@@ -192,7 +197,10 @@ class BackgroundFill:
         return [missing[at] for at in order]
 
     async def fill_slice(
-        self, part: replica_placement.Part, progress: Progress, also_due: Collection[Progress] = ()
+        self,
+        part: replica_placement.Part,
+        progress: FillProgress,
+        also_due: Collection[FillProgress] = (),
     ) -> str:
         """Fill an image for ``slice_s``; return the failure if nothing arrived.
 
@@ -205,10 +213,13 @@ class BackgroundFill:
             self.current = None
 
     async def _fill_slice(
-        self, part: replica_placement.Part, progress: Progress, also_due: Collection[Progress]
+        self,
+        part: replica_placement.Part,
+        progress: FillProgress,
+        also_due: Collection[FillProgress],
     ) -> str:
         slice_s, fetch_s = self.limits.slice_s, self.limits.fetch_s
-        filling = _Slice(part.map, progress, trio.current_time() + slice_s)
+        filling = _FillSlice(part.map, progress, trio.current_time() + slice_s)
         async with trio.open_nursery() as nursery:
             await nursery.start(self._measure, progress, also_due)
             with self._chunks.background_fetch(exchange.Priority.HYDRATE) as ahead:
@@ -229,7 +240,7 @@ class BackgroundFill:
         return trouble.what if trouble else "the cache has no space for what came"
 
     async def _fetch_some(
-        self, filling: _Slice, ahead: background_fetch.BackgroundFetch[int]
+        self, filling: _FillSlice, ahead: background_fetch.BackgroundFetch[int]
     ) -> None:
         while (wait_s := await self._ask_some(filling, ahead)) is not None or ahead:
             with trio.move_on_after(math.inf if wait_s is None else wait_s):
@@ -237,7 +248,7 @@ class BackgroundFill:
                     self._take(filling, number, outcome)
 
     async def _ask_some(
-        self, filling: _Slice, ahead: background_fetch.BackgroundFetch[int]
+        self, filling: _FillSlice, ahead: background_fetch.BackgroundFetch[int]
     ) -> float | None:
         """Request as many chunks as the rate allows now.
 
@@ -266,7 +277,7 @@ class BackgroundFill:
         await self._fetch(filling, numbers, ahead)
         return 0.0
 
-    def _next_of(self, filling: _Slice, room: int, bytes_s: float) -> list[int]:
+    def _next_of(self, filling: _FillSlice, room: int, bytes_s: float) -> list[int]:
         """Return the chunks to request together: TOGETHER_S worth, at least one."""
         numbers: list[int] = []
         left_bytes = TOGETHER_S * bytes_s
@@ -278,7 +289,7 @@ class BackgroundFill:
         return numbers
 
     async def _fetch(
-        self, filling: _Slice, numbers: list[int], ahead: background_fetch.BackgroundFetch[int]
+        self, filling: _FillSlice, numbers: list[int], ahead: background_fetch.BackgroundFetch[int]
     ) -> None:
         refs: list[tuple[int, chunk_ref.ChunkRef]] = []
         for number in numbers:
@@ -293,7 +304,7 @@ class BackgroundFill:
                 filling.chunk_failed(number, str(e))
         ahead.request_chunks(refs)
 
-    def _take(self, filling: _Slice, number: int, outcome: background_fetch.Outcome) -> None:
+    def _take(self, filling: _FillSlice, number: int, outcome: background_fetch.Outcome) -> None:
         if isinstance(outcome, errors.AcstorError):
             filling.chunk_failed(number, str(outcome))
             return
@@ -313,7 +324,7 @@ class BackgroundFill:
             return False
         return cid in self._pins.cache
 
-    def _is_pressing(self, pin: pin_record.ImagePin, progress: Progress) -> bool:
+    def _is_pressing(self, pin: pin_record.ImagePin, progress: FillProgress) -> bool:
         if progress.deadline is None:
             return not pin.deadline_s  # else the deadline is not set yet
         return progress.deadline.is_pressing(trio.current_time())
@@ -328,8 +339,8 @@ class BackgroundFill:
 
     async def _measure(
         self,
-        progress: Progress,
-        also_due: Collection[Progress],
+        progress: FillProgress,
+        also_due: Collection[FillProgress],
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         while True:
@@ -348,7 +359,7 @@ class BackgroundFill:
             task_status = trio.TASK_STATUS_IGNORED
             await trio.sleep(self.limits.measure_interval_s)
 
-    def _needed_bytes_s(self, progress: Progress, also_due: Collection[Progress]) -> float:
+    def _needed_bytes_s(self, progress: FillProgress, also_due: Collection[FillProgress]) -> float:
         if progress.deadline is None:
             return 0.0
         every = ((one.deadline, one.left_bytes or 0) for one in (progress, *also_due))

@@ -55,7 +55,7 @@ class FillStatus:
         known, pin = self._filler.progress.get(image_id), self._pins.get(image_id)
         if known is None or self.is_for_others(image_id):
             return None
-        left_bytes = known.to_come_bytes  # read once: the event loop may change it
+        left_bytes = known.unfinished_bytes  # read once: the event loop may change it
         total_bytes, speed = max(known.total_bytes, left_bytes or 0), known.speed
         state, why = self._state(image_id, known, pin, left_bytes)
         if (cloud := self._in_cloud(known)) is not None:
@@ -74,7 +74,7 @@ class FillStatus:
             "remaining_s": takes_s,
             "due_in_s": round(deadline.left_s(now_s), 1) if deadline else None,
             "is_late": deadline.is_late(takes_s, now_s) if deadline else None,
-            "shortfall_bytes": known.lacking_bytes,
+            "shortfall_bytes": known.shortfall_bytes,
             "is_shared": cloud is not None,
             "is_pinned": bool(pin and pin.is_asked),
             "mode": (pin.mode if pin else FillMode.NORMAL).value,
@@ -83,13 +83,13 @@ class FillStatus:
     def _state(
         self,
         image_id: ids.ImageId,
-        known: background_fill.Progress,
+        known: background_fill.FillProgress,
         pin: pin_record.ImagePin | None,
         left_bytes: int | None,
     ) -> tuple[State, str]:
         failure: fill_rate.Failure | None = known.backoff.failure
-        if known.lacking_bytes:
-            return State.NO_SPACE, f"the cache lacks {known.lacking_bytes} bytes"
+        if known.shortfall_bytes:
+            return State.NO_SPACE, f"the cache lacks {known.shortfall_bytes} bytes"
         if pin is not None and left_bytes == 0 and image_id != self._filler.current:
             return State.FULLY_CACHED, ""
         if pin is not None and pin.mode is FillMode.PAUSED:
@@ -100,7 +100,9 @@ class FillStatus:
             return State.FILLING, ""
         return (State.BOOTING if self._filler.boots.is_booting(image_id) else State.QUEUED), ""
 
-    def _in_cloud(self, known: background_fill.Progress) -> replica_holders.CloudProgress | None:
+    def _in_cloud(
+        self, known: background_fill.FillProgress
+    ) -> replica_holders.CloudProgress | None:
         """Return the state of an image in the cloud; None if it is kept whole here."""
         part = known.part
         if self._replicas is None or part is None or part.table is None:
@@ -108,12 +110,12 @@ class FillStatus:
         report = self._replicas.report_shares(part.map.image_id)
         copies = self._replicas.count_copies()
         return replica_holders.cloud_progress(
-            report, copies, part.image_bytes, known.total_bytes, known.to_come_bytes
+            report, copies, part.image_bytes, known.total_bytes, known.unfinished_bytes
         )
 
-    def update_cloud_rate(self, known: background_fill.Progress) -> bool:
+    def update_cloud_rate(self, known: background_fill.FillProgress) -> bool:
         """Update the fill rate in the cloud; return whether it is known."""
-        known.cloud_looked_s = self._clock()
+        known.cloud_checked_s = self._clock()
         if (cloud := self._in_cloud(known)) is None or cloud.left_bytes is None:
             return False
         before, known.cloud_left_bytes = known.cloud_left_bytes, cloud.left_bytes

@@ -101,7 +101,10 @@ class Hydration:
             if is_used or is_asked or self._is_leased(image_id):
                 known = self._filler.progress_of(image_id)
                 if is_used and not known.is_used:
-                    known.changes_then, known.counted_s = -1, -math.inf  # it has precedence now
+                    known.changes_at_failure, known.counted_s = (
+                        -1,
+                        -math.inf,
+                    )  # it has precedence now
                 known.is_used = is_used
                 await self._keep(image_id, is_for_others=not (is_used or is_asked))
             elif one is not None:
@@ -115,7 +118,7 @@ class Hydration:
         self._boots.forget_others(self._known.keys())
         for known in list(self._known.values()):
             if (
-                trio.current_time() >= known.cloud_looked_s + CLOUD_S
+                trio.current_time() >= known.cloud_checked_s + CLOUD_S
                 and self.status.update_cloud_rate(known)
             ):
                 await trio.lowlevel.checkpoint()  # it takes 1 ms for 1,000 hosts
@@ -137,20 +140,20 @@ class Hydration:
             return  # the pinned part stays: others fetch it from here
         await self._note_leases(image_id, is_for_others=is_for_others)
         is_due = trio.current_time() - known.counted_s >= self.limits.recount_s
-        if self._pins.pinned_of(image_id) is None:
+        if self._pins.pinned_part(image_id) is None:
             await self._pin_if_due(image_id, known, is_due, is_for_others=is_for_others)
             return
-        if is_due or not known.is_behind:
+        if is_due or not known.lacks_new_share:
             # An image that an operator pinned lacks nothing.
-            known.lacking_bytes = await self._pins.apply_ring(image_id)
-            known.is_behind = bool(known.lacking_bytes)
-            known.counted_s = trio.current_time() if known.is_behind else known.counted_s
+            known.shortfall_bytes = await self._pins.apply_ring(image_id)
+            known.lacks_new_share = bool(known.shortfall_bytes)
+            known.counted_s = trio.current_time() if known.lacks_new_share else known.counted_s
         await self._count_if_due(image_id, known, is_due)
 
     async def _pin_if_due(
         self,
         image_id: ids.ImageId,
-        known: background_fill.Progress,
+        known: background_fill.FillProgress,
         is_due: bool,
         *,
         is_for_others: bool,
@@ -159,20 +162,20 @@ class Hydration:
             known.part = known.left_bytes = None
             known.missing.clear()
             is_due = True
-        is_other_room = known.changes_then != self._pins.changes
+        is_other_room = known.changes_at_failure != self._pins.changes
         if is_due and is_other_room and self._may_attach(image_id, known):
             known.counted_s = trio.current_time()
             await self._pin_image(image_id, known, is_for_others=is_for_others)
 
     async def _count_if_due(
-        self, image_id: ids.ImageId, known: background_fill.Progress, is_due: bool
+        self, image_id: ids.ImageId, known: background_fill.FillProgress, is_due: bool
     ) -> None:
-        part, cache = self._pins.pinned_of(image_id), self._pins.cache
+        part, cache = self._pins.pinned_part(image_id), self._pins.cache
         if part is None:
             return  # it was unpinned meanwhile
         is_same, is_complete = known.part is part, not cache.pinned_missing
         if is_same and is_complete and not known.left_bytes:
-            known.left_bytes, known.lost_then = 0, cache.pinned_lost
+            known.left_bytes, known.losses_at_count = 0, cache.pinned_lost
             known.missing.clear()
         elif not is_same or is_complete:  # the last chunks arrived otherwise
             await self._filler.count_missing(part, known)
@@ -187,16 +190,20 @@ class Hydration:
             changes["leased_until_s"] = until_s
         await self._pins.change_pin(image_id, **changes)
 
-    def _must_count(self, known: background_fill.Progress, lost: int, is_due: bool) -> bool:
-        return lost != known.lost_then or (is_due and bool(known.left_bytes))
+    def _must_count(self, known: background_fill.FillProgress, lost: int, is_due: bool) -> bool:
+        return lost != known.losses_at_count or (is_due and bool(known.left_bytes))
 
-    def _may_attach(self, image_id: ids.ImageId, known: background_fill.Progress) -> bool:
+    def _may_attach(self, image_id: ids.ImageId, known: background_fill.FillProgress) -> bool:
         """Return whether to load a chunk map now; a hanging load must not block others."""
         is_open, now_s = self._images.get_nowait(image_id) is not None, trio.current_time()
         return is_open or (now_s < self._attach_by_s and known.backoff.may_try(now_s))
 
     async def _pin_image(
-        self, image_id: ids.ImageId, known: background_fill.Progress, *, is_for_others: bool = False
+        self,
+        image_id: ids.ImageId,
+        known: background_fill.FillProgress,
+        *,
+        is_for_others: bool = False,
     ) -> None:
         try:
             with trio.fail_after(self.limits.attach_s):
@@ -209,8 +216,8 @@ class Hydration:
         known.backoff.record_success()
         changes = self._pins.changes
         lacking_bytes = await self._pins.pin_image(image_id, image.map, is_for_others=is_for_others)
-        known.changes_then = changes if lacking_bytes else -1
-        if lacking_bytes and not known.lacking_bytes:
+        known.changes_at_failure = changes if lacking_bytes else -1
+        if lacking_bytes and not known.shortfall_bytes:
             LOG.log(
                 logging.INFO if is_for_others else logging.WARNING,
                 "image %s: cannot %s: the cache lacks %d bytes for it and for what was promised "
@@ -219,10 +226,10 @@ class Hydration:
                 "be kept for other hosts" if is_for_others else "become whole here",
                 lacking_bytes,
             )
-        known.lacking_bytes = lacking_bytes
+        known.shortfall_bytes = lacking_bytes
 
     async def _look_at_deadline(
-        self, image_id: ids.ImageId, known: background_fill.Progress
+        self, image_id: ids.ImageId, known: background_fill.FillProgress
     ) -> None:
         """Update the deadline of an image; log a miss, and clear it when it is met."""
         pin, now_s = self._pins.get(image_id), trio.current_time()
@@ -230,7 +237,7 @@ class Hydration:
             known.deadline = None
             return
         if known.deadline is None:
-            known.is_miss_told = False
+            known.is_miss_logged = False
             left_s = fill_rate.time_left_s(pin.due_at_s, pin.deadline_s, self._wall_clock())
             known.deadline = fill_rate.Deadline(now_s + left_s, pin.deadline_s)
         left_s, is_known = known.deadline.left_s(now_s), known.counted_s > -math.inf
@@ -238,8 +245,8 @@ class Hydration:
             LOG.info("image %s: is whole %.0f s before it was due", image_id, left_s)
             known.deadline = None
             await self._pins.change_pin(image_id, deadline_s=0.0, due_at_s=0.0)
-        elif left_s <= 0 and is_known and not known.is_miss_told:
-            known.is_miss_told = True
+        elif left_s <= 0 and is_known and not known.is_miss_logged:
+            known.is_miss_logged = True
             left = "all of it" if known.left_bytes is None else f"{known.left_bytes} bytes"
             LOG.warning(
                 "image %s: missed its deadline of %.0f s: %s left; filling as fast as possible now",
@@ -258,7 +265,7 @@ class Hydration:
             known = self._known.get(image_id)
             if known is None or not known.missing or not known.backoff.may_try(trio.current_time()):
                 continue
-            if known.part is not self._pins.pinned_of(image_id):
+            if known.part is not self._pins.pinned_part(image_id):
                 continue  # the missing chunks are counted first
             if all_pins[image_id].mode is FillMode.URGENT or not self._boots.is_booting(image_id):
                 return image_id
@@ -268,13 +275,15 @@ class Hydration:
         known = self._known.get(image_id)
         return known.deadline.at_s if known and known.deadline else -math.inf
 
-    def _due_besides(self, current: background_fill.Progress) -> list[background_fill.Progress]:
+    def _due_besides(
+        self, current: background_fill.FillProgress
+    ) -> list[background_fill.FillProgress]:
         now_s, every = trio.current_time(), self._known.values()
         due = [one for one in every if one is not current and one.deadline and one.missing]
         return [one for one in due if one.backoff.may_try(now_s)]
 
     async def _fill(self, image_id: ids.ImageId) -> None:
-        part, known = self._pins.pinned_of(image_id), self._known[image_id]
+        part, known = self._pins.pinned_part(image_id), self._known[image_id]
         if part is None:
             return
         before = len(known.missing)
@@ -335,7 +344,7 @@ class Hydration:
     def _check_pinned(self, image_id: ids.ImageId) -> None:
         if self._pins.get(image_id) is None:
             known = self._known.get(image_id)
-            lacks = f": the cache lacks {known.lacking_bytes} bytes" if known else ""
+            lacks = f": the cache lacks {known.shortfall_bytes} bytes" if known else ""
             raise errors.Unusable(f"image {image_id}", f"cannot be cached completely here{lacks}")
 
     async def forget_image(self, image_id: ids.ImageId) -> None:

@@ -168,11 +168,11 @@ class ImagePins:
         """Return the pin of an image; any thread may call it."""
         return self._kept.get(image_id)
 
-    def pinned_of(self, image_id: ids.ImageId) -> replica_placement.Part | None:
+    def pinned_part(self, image_id: ids.ImageId) -> replica_placement.Part | None:
         """Return the pinned part of an image, if any; any thread may call it."""
         return self._pinned.get(image_id)
 
-    def for_others(self) -> tuple[int, int]:
+    def count_for_others(self) -> tuple[int, int]:
         """Return number and bytes of images kept for other hosts only."""
         images = [one.image_id for one in self.list_pins().values() if one.is_for_others]
         parts = [part for one in images if (part := self._pinned.get(ids.ImageId(one)))]
@@ -332,7 +332,7 @@ class ImagePins:
     def _too_many_for_others(self, pin: ImagePin, part: replica_placement.Part) -> int:
         if not pin.is_for_others:
             return 0
-        _, kept_bytes = self.for_others()
+        _, kept_bytes = self.count_for_others()
         before = self._pinned.get(ids.ImageId(pin.image_id))
         kept_bytes += part.total_bytes - (before.total_bytes if before else 0)
         return max(0, kept_bytes - self._limit_bytes // FOR_OTHERS)

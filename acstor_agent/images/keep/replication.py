@@ -66,7 +66,7 @@ class ReplicationLimits:
     grace_s: float = 900.0
 
 
-class Share(NamedTuple):
+class LocalShare(NamedTuple):
     """State of this host's share of an image."""
 
     state: State
@@ -83,31 +83,31 @@ class _Failed(NamedTuple):
 class Replication:
     """Leases in both directions; keep :meth:`run` running.
 
-    :param tell: sends a message to a host of the table; never waits or fails
+    :param send: sends a message to a host of the table; never waits or fails
     """
 
     def __init__(
         self,
-        here: ids.HostId,
+        host: ids.HostId,
         images: mirrors.Mirrors,
         filler: background_fill.BackgroundFill,
         *,
         current_ring: Callable[[], hash_ring.Ring],
-        tell: Callable[[ids.HostId, peer_wire.Notification], None],
+        send: Callable[[ids.HostId, peer_wire.Notification], None],
         wall_clock: Callable[[], float] = time.time,
         limits: ReplicationLimits = ReplicationLimits(),
     ) -> None:
         self.refused = self.ignored = 0
         self._limits = limits
-        self._here, self._images, self._filler = here, images, filler
-        self._current_ring, self._tell = current_ring, tell
+        self._host, self._images, self._filler = host, images, filler
+        self._current_ring, self._send = current_ring, send
         self._clock = trio.lowlevel.current_clock().current_time
         self._wall_clock = wall_clock
-        self._keepers, self._leases = replica_holders.ReplicaHolders(), replica_leases.Leases()
+        self._holders, self._leases = replica_holders.ReplicaHolders(), replica_leases.Leases()
         self._table: hash_ring.Ring | None = None
         self._used: list[ids.ImageId] = []
-        self._owed: dict[ids.HostId, dict[ids.ImageId, None]] = {}
-        self._last: dict[ids.ImageId, tuple[Share | State, float]] = {}
+        self._due_reports: dict[ids.HostId, dict[ids.ImageId, None]] = {}
+        self._last: dict[ids.ImageId, tuple[LocalShare | State, float]] = {}
         self._failed = lru_table.LruTable[ids.ImageId, _Failed](REMEMBERED)
         self._new = token_buckets.TokenBuckets[ids.HostId](NEW_OF_HOST, HOSTS)
 
@@ -131,17 +131,17 @@ class Replication:
     def report_received(self, host: ids.HostId, notification: peer_wire.Notification) -> None:
         """Process an unsolicited message of a peer."""
         table = self._current_ring()
-        if host == self._here or self._here not in table or host not in table.group_of(self._here):
+        if host == self._host or self._host not in table or host not in table.group_of(self._host):
             self.ignored += 1
             return
         match notification:
             case peer_wire.ReplicaRequest(leases):
                 for lease in leases:
-                    self._take(host, lease)
+                    self._record_lease(host, lease)
             case peer_wire.ReplicaReport():
-                self._keepers.record_report(host, notification, self._clock())
+                self._holders.record_report(host, notification, self._clock())
 
-    def _take(self, host: ids.HostId, lease: replica_messages.Lease) -> None:
+    def _record_lease(self, host: ids.HostId, lease: replica_messages.Lease) -> None:
         now_s = self._clock()
         is_new = lease.lease_s and not self._leases.has_lease(host, lease.image_id)
         if is_new and self._new.tokens_left(host, now_s) < 1:
@@ -151,7 +151,7 @@ class Replication:
         elif is_new:
             self._new.charge_tokens(host, 1, now_s)
         if lease.lease_s:
-            owed = self._owed.setdefault(host, {})
+            owed = self._due_reports.setdefault(host, {})
             if len(owed) < replica_leases.IMAGES_OF_HOST:
                 owed[lease.image_id] = None
 
@@ -160,23 +160,23 @@ class Replication:
     def report_shares(self, image_id: ids.ImageId) -> replica_holders.Report:
         """Return the state of the other hosts' shares; any thread may call it."""
         table = self._current_ring()
-        return self._keepers.report_shares(
+        return self._holders.report_shares(
             image_id, self._others(table), table.epoch, self._clock()
         )
 
     def _others(self, table: hash_ring.Ring) -> list[ids.HostId]:
         """Return the other hosts with shares; none if this host is not on the table."""
-        if self._here not in table:
+        if self._host not in table:
             return []
         return [
             host
-            for host in replica_placement.replica_hosts(table, self._here)
-            if host != self._here
+            for host in replica_placement.replica_hosts(table, self._host)
+            if host != self._host
         ]
 
     def count_copies(self) -> int:
         """Return the intended copies of each chunk; any thread may call it."""
-        return replica_placement.copy_count(self._current_ring(), self._here)
+        return replica_placement.copy_count(self._current_ring(), self._host)
 
     def report_counts(self) -> dict[str, int]:
         """Return counters for status; any thread may call it."""
@@ -200,11 +200,11 @@ class Replication:
         used, is_moved = self._images_in_use(), table is not self._table
         if is_moved or used != self._used:
             self._table, self._used = table, used
-            self._keepers.set_images(self._others(table), used, now_s)
+            self._holders.set_images(self._others(table), used, now_s)
         if is_moved:
-            self._keepers.shares_changed(now_s)
-        for host, keep in self._keepers.take_due(now_s):
-            self._tell(host, keep)
+            self._holders.shares_changed(now_s)
+        for host, keep in self._holders.take_due(now_s):
+            self._send(host, keep)
         self._leases.end_expired(now_s)
         self._note_changes(now_s)
         self._answer(table)
@@ -215,14 +215,16 @@ class Replication:
             if share is None:
                 continue  # it will be known soon
             last, at_s = self._last.get(image_id, (None, 0.0))
-            is_soon = isinstance(share, Share) and share.left_bytes and isinstance(last, Share)
+            is_soon = (
+                isinstance(share, LocalShare) and share.left_bytes and isinstance(last, LocalShare)
+            )
             hosts = self._leases.hosts_of(image_id)
             every_s = max(self._limits.report_interval_s, replica_holders.PER_HOST_S * len(hosts))
             if share == last or (is_soon and now_s < at_s + every_s):
                 continue
             self._last[image_id] = share, now_s
             for host in hosts:
-                self._owed.setdefault(host, {})[image_id] = None
+                self._due_reports.setdefault(host, {})[image_id] = None
         for image_id in self._last.keys() - set(self._leases.leased_images()):
             del self._last[image_id]
 
@@ -230,13 +232,13 @@ class Replication:
         """Return the images used here, which other hosts are to keep, too."""
         return [image_id for image_id, one in self._filler.progress.items() if one.is_used]
 
-    def share_of(self, image_id: ids.ImageId) -> Share | None:
+    def share_of(self, image_id: ids.ImageId) -> LocalShare | None:
         """Return the state of this host's share; None: not pinned, or not counted yet."""
         progress = self._filler.progress.get(image_id)
         if progress is None:
             return None
-        if progress.lacking_bytes:
-            return Share(State.NO_ROOM, 0, 0, None)
+        if progress.shortfall_bytes:
+            return LocalShare(State.NO_ROOM, 0, 0, None)
         if progress.part is None or progress.left_bytes is None:
             return None
         if image_id == self._filler.current and not progress.left_bytes:
@@ -245,15 +247,15 @@ class Replication:
         left_bytes = min(progress.left_bytes + progress.unwritten_bytes, progress.total_bytes)
         is_failing = progress.left_bytes and progress.backoff.failure
         state = State.FAILING if is_failing else State.KEPT
-        return Share(state, progress.total_bytes, left_bytes, progress.part.table)
+        return LocalShare(state, progress.total_bytes, left_bytes, progress.part.table)
 
     def _state_without_share(self, image_id: ids.ImageId) -> State | None:
         failed = self._failed.get(image_id)
         return None if failed is None else failed.state
 
     def _answer(self, table: hash_ring.Ring) -> None:
-        for host in list(self._owed)[:AT_A_TIME]:
-            owed = list(self._owed.pop(host))
+        for host in list(self._due_reports)[:AT_A_TIME]:
+            owed = list(self._due_reports.pop(host))
             if host == replica_leases.FORMER or host not in table:
                 continue
             found = [self._share_for(host, image_id, table.epoch) for image_id in owed]
@@ -261,7 +263,7 @@ class Replication:
                 told = [share for its, share in found if its == epoch and share is not None]
                 for at in range(0, len(told), replica_messages.MAX_REPORTS):
                     part = tuple(told[at : at + replica_messages.MAX_REPORTS])
-                    self._tell(host, peer_wire.ReplicaReport(epoch, part))
+                    self._send(host, peer_wire.ReplicaReport(epoch, part))
 
     def _share_for(
         self, host: ids.HostId, image_id: ids.ImageId, epoch: int

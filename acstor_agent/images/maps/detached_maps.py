@@ -2,7 +2,7 @@
 """Chunk maps of images that are not attached here, for requests of peers.
 
 Peers ask a home for chunks of images that its own guests do not use. The home reads the chunk map
-from the source itself. So it serves no image that it cannot open, and notices within LOOK_AGAIN_S
+from the source itself. So it serves no image that it cannot open, and notices within RECHECK_S
 that an image was deleted, or its map or boot image replaced. A deactivated image is still served: a
 peer that knows its CIDs attached it before.
 
@@ -36,24 +36,24 @@ from acstor_common.util import log_limit
 from acstor_common.util import lru_table
 from acstor_common.util import token_buckets
 
-LOOK_AGAIN_S = 60.0
+RECHECK_S = 60.0
 """Interval of checks that the source still allows reading an image."""
-LOOK_SOON_S = 5.0
+RECHECK_FAILED_S = 5.0
 """The same after the source did not answer or had no such image."""
 IMAGES = 1024
 """Images remembered, and images remembered as missing."""
 PAGES_BYTES = 32 * geometry.MIB
 BOOT_HEADS = 64
 MAX_BOOT_HEAD_BYTES = geometry.MIB
-AT_A_TIME = 8
-AT_A_TIME_A_HOST = 2
-LOOKS_OF_HOST = token_buckets.Rate(per_s=32.0, burst=512.0)
+MAX_LOADS = 8
+MAX_LOADS_PER_HOST = 2
+LOADS_PER_HOST = token_buckets.Rate(per_s=32.0, burst=512.0)
 """Loads caused by one host. A page covers 128 MiB of an image, so this is 32 Gbit/s."""
-LOOKS_OF_ALL = token_buckets.Rate(per_s=256.0, burst=4096.0)
+LOADS_IN_ALL = token_buckets.Rate(per_s=256.0, burst=4096.0)
 MISS_COST = 16
 """Additional cost of a failed load: a peer can request invented IDs twice a second."""
 HOSTS = 4096
-SAY_AGAIN_S = 10.0
+LOG_INTERVAL_S = 10.0
 
 LOG = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class _Image:
     subject: chunk_map.Subject
     tables: chunk_map.Tables
     stamp: str
-    look_again_s: float
+    recheck_s: float
 
 
 def boot_extents(head: boot_image.Head) -> dict[Extent, ids.Cid]:
@@ -102,15 +102,15 @@ class DetachedMaps:
             images_limit
         )
         self._loads = single_flight.SingleFlight(nursery)
-        self._limiter = trio.CapacityLimiter(AT_A_TIME)
+        self._limiter = trio.CapacityLimiter(MAX_LOADS)
         self._limiters: dict[ids.HostId, trio.CapacityLimiter] = {}
-        self._looks: token_buckets.TokenBuckets[ids.HostId] = token_buckets.TokenBuckets(
-            LOOKS_OF_HOST, HOSTS
+        self._load_rates: token_buckets.TokenBuckets[ids.HostId] = token_buckets.TokenBuckets(
+            LOADS_PER_HOST, HOSTS
         )
-        self._all_looks: token_buckets.TokenBuckets[None] = token_buckets.TokenBuckets(
-            LOOKS_OF_ALL, 1
+        self._total_load_rate: token_buckets.TokenBuckets[None] = token_buckets.TokenBuckets(
+            LOADS_IN_ALL, 1
         )
-        self._said = log_limit.LogLimit(SAY_AGAIN_S)
+        self._said = log_limit.LogLimit(LOG_INTERVAL_S)
         self.refused = 0
         """Loads refused because a host exceeded its rate."""
 
@@ -195,11 +195,14 @@ class DetachedMaps:
 
     def _is_fresh(self, image_id: ids.ImageId) -> bool:
         image = self._images.get(image_id)
-        return image is not None and self._clock() < image.look_again_s
+        return image is not None and self._clock() < image.recheck_s
 
-    def _check_looks(self, host: ids.HostId, image_id: ids.ImageId) -> None:
+    def _check_load_rate(self, host: ids.HostId, image_id: ids.ImageId) -> None:
         now = self._clock()
-        if self._looks.tokens_left(host, now) >= 1 and self._all_looks.tokens_left(None, now) >= 1:
+        if (
+            self._load_rates.tokens_left(host, now) >= 1
+            and self._total_load_rate.tokens_left(None, now) >= 1
+        ):
             return
         self.refused += 1
         if (untold := self._said.take_line(host, now)) is not None:
@@ -214,8 +217,8 @@ class DetachedMaps:
         raise errors.SourceUnreachable(what, self._source.where, "it is asked too often already")
 
     def _charge(self, host: ids.HostId, looks: int) -> None:
-        self._looks.charge_tokens(host, looks, self._clock())
-        self._all_looks.charge_tokens(None, looks, self._clock())
+        self._load_rates.charge_tokens(host, looks, self._clock())
+        self._total_load_rate.charge_tokens(None, looks, self._clock())
 
     def _check_missing(self, image_id: ids.ImageId) -> None:
         until_s, kind = self._missing.get(image_id, (0.0, errors.ChunkMissing))
@@ -223,7 +226,7 @@ class DetachedMaps:
             raise kind(f"image {image_id}", self._source.where, "not a moment ago")
 
     async def boot_head(
-        self, here: ids.HostId, image_id: ids.ImageId
+        self, host: ids.HostId, image_id: ids.ImageId
     ) -> tuple[chunk_map.Subject, boot_image.Head]:
         """Return image and boot image head, as the source has them now.
 
@@ -235,8 +238,8 @@ class DetachedMaps:
         """
         self._check_missing(image_id)
         if (image := self._images.get(image_id)) is not None:
-            image.look_again_s = 0.0  # the boot image may have been replaced
-        await self._once(here, image_id, None, lambda: self._open(image_id))
+            image.recheck_s = 0.0  # the boot image may have been replaced
+        await self._once(host, image_id, None, lambda: self._open(image_id))
         image = self._images.get(image_id)
         if image is None:  # evicted by other requests
             raise errors.SourceUnreachable(f"image {image_id}", "this host", "too many are asked")
@@ -258,7 +261,7 @@ class DetachedMaps:
         """
         what = image_id, page
         if what not in self._loads:
-            self._check_looks(host, image_id)
+            self._check_load_rate(host, image_id)
             end_turn = await self._wait_for_turn(host)
             if what in self._loads:
                 end_turn()
@@ -269,8 +272,8 @@ class DetachedMaps:
         await self._loads.wait(what)
 
     async def _wait_for_turn(self, host: ids.HostId) -> Callable[[], None]:
-        """Take one of the host's AT_A_TIME_A_HOST turns; return what gives it back."""
-        limiter = self._limiters.setdefault(host, trio.CapacityLimiter(AT_A_TIME_A_HOST))
+        """Take one of the host's MAX_LOADS_PER_HOST turns; return what gives it back."""
+        limiter = self._limiters.setdefault(host, trio.CapacityLimiter(MAX_LOADS_PER_HOST))
         turn = object()
 
         def end_turn() -> None:
@@ -312,12 +315,12 @@ class DetachedMaps:
             self._forget(image_id)
             is_refused = isinstance(e, errors.ChunkRefused)
             kind = errors.ChunkRefused if is_refused else errors.ChunkMissing
-            self._missing[image_id] = self._clock() + LOOK_SOON_S, kind
+            self._missing[image_id] = self._clock() + RECHECK_FAILED_S, kind
             raise
         except errors.SourceUnreachable:
             if image is None:
                 raise
-            image.look_again_s = self._clock() + LOOK_SOON_S  # known pages are still served
+            image.recheck_s = self._clock() + RECHECK_FAILED_S  # known pages are still served
             return
         if image is None or image.stamp != now.stamp:
             self._forget(image_id)  # pages of the former map
@@ -339,7 +342,7 @@ class DetachedMaps:
         if size_bytes != subject.stored.size_bytes:
             what = f"{size_bytes} bytes, its chunk map is of {subject.stored.size_bytes}"
             raise errors.ChunkMissing(f"image {image_id}", self._source.where, what)
-        return _Image(subject, tables, stamp, self._clock() + LOOK_AGAIN_S)
+        return _Image(subject, tables, stamp, self._clock() + RECHECK_S)
 
     async def _read_head(self, image_id: ids.ImageId) -> tuple[chunk_map.Subject, chunk_map.Tables]:
         blob = base.Blob(image_id, base.BlobKind.CHUNK_MAP)

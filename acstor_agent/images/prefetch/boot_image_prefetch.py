@@ -130,18 +130,18 @@ class BootImagePrefetch:
         self._take_room(image_id, total_bytes, sum(ref.length for ref in missing))
         for ref in refs:
             self._cache.keep_ahead(ref.cid)
-        came_bytes = await self._fetch(missing, report, total_bytes)
+        received_bytes = await self._fetch(missing, report, total_bytes)
         self._counters.ahead += 1
         LOG.info(
             "image %s: its boot image is here before it is needed: %d bytes, %d came in %.1f s",
-            *(image_id, total_bytes, came_bytes, trio.current_time() - begun_s),
+            *(image_id, total_bytes, received_bytes, trio.current_time() - begun_s),
         )
         return {"done_bytes": total_bytes}
 
     async def _look_up(
         self, image_id: ids.ImageId, task: decision_messages.ImageTask
     ) -> list[chunk_ref.ChunkRef]:
-        subject, head = await self._lookup.others.boot_head(self._here, image_id)
+        subject, head = await self._lookup.detached.boot_head(self._here, image_id)
         keys, chunk_ref_at = subject.scope_keys, self._chunks.chunk_ref_at
         formers = self._formers(task)
         if not prefetch_policy.is_served(keys, map(self._images.scope_keys, formers)):
@@ -180,7 +180,7 @@ class BootImagePrefetch:
     async def _fetch(
         self, missing: Sequence[chunk_ref.ChunkRef], report: bulk_fetch.Report, total_bytes: int
     ) -> int:
-        left, came_bytes = collections.deque(missing), 0
+        left, received_bytes = collections.deque(missing), 0
         here_bytes = total_bytes - sum(ref.length for ref in missing)
         with self._chunks.background_fetch(exchange.Priority.HYDRATE) as ahead:
             while left or ahead:
@@ -193,11 +193,11 @@ class BootImagePrefetch:
                     for ref, outcome in await ahead.wait_for_arrivals():
                         if isinstance(outcome, errors.AcstorError):
                             raise outcome
-                        came_bytes += self._keep(ref)
-                await report(here_bytes + came_bytes, total_bytes)
+                        received_bytes += self._keep(ref)
+                await report(here_bytes + received_bytes, total_bytes)
                 if waiting.cancelled_caught:
                     raise errors.DeadlineExceeded("a part of a boot image", FETCH_S)
-        return came_bytes
+        return received_bytes
 
     def _keep(self, ref: chunk_ref.ChunkRef) -> int:
         if not self._cache.keep_ahead(ref.cid):

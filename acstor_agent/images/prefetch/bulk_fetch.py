@@ -60,7 +60,7 @@ class BulkResult(Generic[_T]):
 async def fetch_all(
     things: Iterable[_Thing[_T]],
     ahead: background_fetch.BackgroundFetch[_Thing[_T]],
-    is_here: Callable[[chunk_ref.ChunkRef], bool],
+    is_cached: Callable[[chunk_ref.ChunkRef], bool],
     report: Report,
     *,
     total_bytes: int,
@@ -74,7 +74,7 @@ async def fetch_all(
     async with trio.open_nursery() as reporting:
         reporting.start_soon(_report_for_ever, result, report, total_bytes)
         with ahead:
-            async for some in _some_of(things, ahead, is_here):
+            async for some in _some_of(things, ahead, is_cached):
                 async with trio.open_nursery() as nursery:
                     for (thing, ref), became in some:
                         if keep is None or isinstance(became, errors.AcstorError):
@@ -109,7 +109,7 @@ async def _keep_one(
 async def _some_of(
     things: Iterable[_Thing[_T]],
     ahead: background_fetch.BackgroundFetch[_Thing[_T]],
-    is_here: Callable[[chunk_ref.ChunkRef], bool],
+    is_cached: Callable[[chunk_ref.ChunkRef], bool],
 ) -> AsyncIterator[Sequence[tuple[_Thing[_T], background_fetch.Outcome | None]]]:
     rest, is_more = iter(things), True
     while is_more or ahead:
@@ -122,6 +122,6 @@ async def _some_of(
         here: list[_Thing[_T]] = []
         missing: list[_Thing[_T]] = []
         for one in some:
-            (here if is_here(one[1]) else missing).append(one)
+            (here if is_cached(one[1]) else missing).append(one)
         ahead.request_chunks((one, one[1]) for one in missing)
         yield [(one, None) for one in here]

@@ -258,9 +258,9 @@ class Mirror:
         try:
             if guest is None:
                 return await self._filled(offset, length, steps)
-            is_here = not _is_missing(steps)
+            is_local = not _is_missing(steps)
             return await self._reads.run_admitted(
-                guest, self._filled, offset, length, steps, is_here=is_here
+                guest, self._filled, offset, length, steps, is_local=is_local
             )
         except errors.ReaderKilled:
             raise
@@ -376,8 +376,8 @@ class Mirror:
         missing: list[int] = []
         here: list[int] = []
         for chunk_no in numbers:
-            is_here = self._chunks.has_chunk(self.map.cid_of(chunk_no))
-            (here if is_here else missing).append(chunk_no)
+            is_local = self._chunks.has_chunk(self.map.cid_of(chunk_no))
+            (here if is_local else missing).append(chunk_no)
         with self._wish(missing) if missing else contextlib.nullcontext() as wish:
             for chunk_no in here:
                 start = max(0, chunk_no * self._chunk_bytes - offset)

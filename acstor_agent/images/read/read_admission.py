@@ -102,22 +102,22 @@ class ReadAdmission:
         work: Callable[..., Awaitable[T]],
         *args: object,
         more_bytes: int = 0,
-        is_here: bool = False,
+        is_local: bool = False,
     ) -> T:
         """Run ``work(*args)`` for a guest when it is the guest's turn.
 
         :param more_bytes: additional memory that the request holds while it waits
-        :param is_here: it waits for this host's disk only, so it uses the local queue
+        :param is_local: it waits for this host's disk only, so it uses the local queue
         :raises errors.QueueFull: the limit is exceeded, and the guest has most
         :raises errors.ReaderKilled: the guest is being killed
         :raises errors.DeadlineExceeded: its turn did not come in time
         """
-        self._elsewhere += not is_here
+        self._elsewhere += not is_local
         try:
             with self.track_request(guest, more_bytes), disk_io.use_stream(guest):
-                line = self._lines.get((guest, is_here))
+                line = self._lines.get((guest, is_local))
                 if line is None:
-                    line = self._lines[guest, is_here] = _Line(self._at_once)
+                    line = self._lines[guest, is_local] = _Line(self._at_once)
                 if line.places:
                     line.places -= 1
                 else:
@@ -127,9 +127,9 @@ class ReadAdmission:
                     return await work(*args)
                 finally:
                     if line.leave() == self._at_once:
-                        del self._lines[guest, is_here]
+                        del self._lines[guest, is_local]
         finally:
-            if not is_here:
+            if not is_local:
                 self._elsewhere -= 1
                 self._elsewhere_s = trio.current_time()
 

@@ -25,7 +25,7 @@ class HttpConnector:
     """Connects to the servers of one source, ``what`` in words."""
 
     def __init__(self, what: str) -> None:
-        self._threads = blocking_threads.Threads(
+        self._threads = blocking_threads.BlockingThreads(
             lambda: f"the resolver, for {what}", LOOKUPS_AT_A_TIME
         )
 

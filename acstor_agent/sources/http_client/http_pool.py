@@ -44,12 +44,12 @@ MOST_HINTS = 8
 _HEADERS = (("User-Agent", "acstor-agent"), ("Accept-Encoding", "identity"))
 _NOTHING: Mapping[str, str] = {}
 
-Take = Callable[[bytes], Awaitable[None]]
+TakePart = Callable[[bytes], Awaitable[None]]
 """Takes the next part of a body."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class HttpLimits:
     """Limits of a pool."""
 
     connections: int = CONNECTIONS  # each with one request in flight
@@ -76,23 +76,23 @@ def options() -> list[cfg.Opt]:
     ]
 
 
-def limits_of(group: cfg.ConfigOpts.GroupAttr) -> Limits:
+def limits_of(group: cfg.ConfigOpts.GroupAttr) -> HttpLimits:
     """Return the limits in a group with :func:`options`."""
-    return Limits(timeout_s=group.timeout_s, ca_file=group.ca_file)
+    return HttpLimits(timeout_s=group.timeout_s, ca_file=group.ca_file)
 
 
 class HttpPool:
     """Connections to a server, kept open.
 
     :param context: returns the TLS context instead of ``limits``; may raise OSError
-    :param follows_redirects: as :func:`http_range.redirected` allows
+    :param follows_redirects: as :func:`http_range.redirect_target` allows
     :raises errors.Unusable: the file of the authority cannot be used
     """
 
     def __init__(
         self,
         what: str,
-        limits: Limits,
+        limits: HttpLimits,
         auth: tuple[str, str] | None = None,
         context: Callable[[], ssl.SSLContext] | None = None,
         *,
@@ -105,7 +105,7 @@ class HttpPool:
         if context is None:
             context = itertools.repeat(http_stream.tls_context(what, limits.ca_file)).__next__
         self._context = context
-        self._dialler = http_connector.HttpConnector(f"[{what}]")
+        self._connector = http_connector.HttpConnector(f"[{what}]")
         self._follows_redirects = follows_redirects
         self._credentials: dict[str, str] = {}
         if auth is not None:
@@ -118,7 +118,7 @@ class HttpPool:
     @property
     def hanging(self) -> hung_calls.Hanging:
         """The calls of the resolver that hang now; may be read from any thread."""
-        return self._dialler.hanging
+        return self._connector.hanging
 
     async def size_bytes(
         self, asked: http_range.RangeRequest, headers: Mapping[str, str] = _NOTHING
@@ -128,9 +128,9 @@ class HttpPool:
         :raises errors.ChunkUnavailable: the server has no ranges, or states no size
         """
         async with self.send_request(asked, headers) as answer:
-            if http_range.is_of_empty_blob(answer.status, answer.headers):
+            if http_range.is_empty_blob(answer.status, answer.headers):
                 return 0
-            size = http_range.check_answer(asked, answer.status, answer.headers)
+            size = http_range.check_range_response(asked, answer.status, answer.headers)
             if len(await answer.read_body(1)) < 1:
                 raise asked.transient_error("the body ended after 0 of 1 bytes")
         return await self._size_by_head(asked, headers) if size is None else size
@@ -141,10 +141,13 @@ class HttpPool:
         asked = dataclasses.replace(asked, length=0)
         async with self.send_request(asked, headers, "HEAD") as answer:
             await answer.read_body(0)
-            return http_range.check_head(asked, answer.status, answer.headers)
+            return http_range.check_head_response(asked, answer.status, answer.headers)
 
     async def fill_run(
-        self, run: driver.Run, asked: http_range.RangeRequest, headers: Mapping[str, str] = _NOTHING
+        self,
+        run: driver.BlobRun,
+        asked: http_range.RangeRequest,
+        headers: Mapping[str, str] = _NOTHING,
     ) -> None:
         """Fill a run with the requested range.
 
@@ -152,8 +155,8 @@ class HttpPool:
         """
         async with self.send_request(asked, headers) as answer:
             try:
-                http_range.check_answer(asked, answer.status, answer.headers)
-            except http_range.Ended as end:
+                http_range.check_range_response(asked, answer.status, answer.headers)
+            except http_range.RangeTruncated as end:
                 if end.length >= len(run.buffers[0]):  # else it contains no whole piece
                     await answer.fill_run(run, end.length)
                 raise
@@ -164,14 +167,14 @@ class HttpPool:
         asked: http_range.RangeRequest,
         headers: Mapping[str, str],
         size_bytes: int,
-        take: Take,
+        take: TakePart,
     ) -> None:
         """Pass a whole blob of ``size_bytes`` to ``take``, part by part.
 
         :raises errors.ChunkUnavailable: it cannot be read completely, or has another length
         """
         async with self.send_request(asked, headers) as answer:
-            http_range.check_whole(asked, answer.status, answer.headers, size_bytes)
+            http_range.check_full_response(asked, answer.status, answer.headers, size_bytes)
             count_bytes = await answer.stream_body(size_bytes, take)
             if count_bytes < size_bytes:
                 why = f"the body ended after {count_bytes} of {size_bytes} bytes"
@@ -205,11 +208,11 @@ class HttpPool:
             while True:
                 stream = self._idle_to(server) or await self._connect(server)
                 if followed:
-                    http_range.check_redirected(asked, url, stream.peer, first_peer)
+                    http_range.check_redirect_target(asked, url, stream.peer, first_peer)
                 answer = await self._receive_head(asked, stream, request)
                 if not self._follows_redirects or answer.status not in http_range.REDIRECTS:
                     break
-                url = http_range.redirected(asked, url, answer.headers, followed)
+                url = http_range.redirect_target(asked, url, answer.headers, followed)
                 followed, first_peer = followed + 1, first_peer or stream.peer
                 await answer.drain_body()
                 self._put_back(server, stream, answer.is_over)
@@ -231,7 +234,7 @@ class HttpPool:
         """Send a request; return its response, and note a pause that the server asks for."""
         answer = HttpResponse(asked, stream)
         await answer.send_request(request)
-        if pause_s := http_range.pause_s(answer.headers):
+        if pause_s := http_range.retry_after_s(answer.headers):
             self._not_before = trio.current_time() + pause_s
         return answer
 
@@ -245,7 +248,7 @@ class HttpPool:
     async def _connect(self, server: http_endpoint.HttpEndpoint) -> http_stream.Stream:
         context = self._context() if server.is_tls else None
         return await http_stream.connect(
-            self._dialler, server.host, server.port, context, self._limits.timeout_s
+            self._connector, server.host, server.port, context, self._limits.timeout_s
         )
 
     def _idle_to(self, server: http_endpoint.HttpEndpoint) -> http_stream.Stream | None:
@@ -311,7 +314,7 @@ class HttpResponse:
         tokens = self.headers.get("Connection").lower()
         self._is_kept = event.http_version != b"1.0" and "close" not in tokens
 
-    async def fill_run(self, run: driver.Run, length: int) -> None:
+    async def fill_run(self, run: driver.BlobRun, length: int) -> None:
         """Read the body, of ``length`` bytes, into the buffers of a run.
 
         :raises errors.SourceUnreachable: the body is shorter or longer
@@ -346,7 +349,7 @@ class HttpResponse:
         await self.stream_body(limit_bytes, take)
         return bytes(body)
 
-    async def stream_body(self, limit_bytes: int, take: Take) -> int:
+    async def stream_body(self, limit_bytes: int, take: TakePart) -> int:
         """Pass the whole body to ``take``, part by part; return its length.
 
         :raises errors.SourceUnreachable: it is longer than ``limit_bytes``

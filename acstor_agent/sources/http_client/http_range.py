@@ -70,11 +70,11 @@ class RangeRefused(errors.ChunkMissing):
         self.asked, self.status = asked, status
 
 
-class Withheld(RangeRefused, errors.SourceRefused):
+class AccessRefused(RangeRefused, errors.SourceRefused):
     """A refusal that does not mean that the blob is missing."""
 
 
-class Ended(errors.ChunkMissing):
+class RangeTruncated(errors.ChunkMissing):
     """The blob ends within the requested range."""
 
     def __init__(self, asked: RangeRequest, size_bytes: int, length: int) -> None:
@@ -109,13 +109,13 @@ class HasHeaders(Protocol):
         """Return a header's value."""
 
 
-def check_answer(asked: RangeRequest, status: int, headers: HasHeaders) -> int | None:
+def check_range_response(asked: RangeRequest, status: int, headers: HasHeaders) -> int | None:
     """Return the blob's size in bytes, None if the server does not state it.
 
     :raises errors.ChunkUnavailable: the body is not the requested range
     """
     if status != 206:
-        raise refusal(asked, status)
+        raise status_error(asked, status)
     _check_encoding(asked, headers)
     announced = headers.get("Content-Length", str(asked.length))
     size_bytes = _check_content_range(asked, headers.get("Content-Range", ""), announced)
@@ -124,13 +124,15 @@ def check_answer(asked: RangeRequest, status: int, headers: HasHeaders) -> int |
     return size_bytes
 
 
-def check_whole(asked: RangeRequest, status: int, headers: HasHeaders, size_bytes: int) -> None:
+def check_full_response(
+    asked: RangeRequest, status: int, headers: HasHeaders, size_bytes: int
+) -> None:
     """Check the head of a response with a whole blob of ``size_bytes``.
 
     :raises errors.ChunkUnavailable: the body is not that
     """
     if status != 200:
-        raise refusal(asked, status)
+        raise status_error(asked, status)
     _check_encoding(asked, headers)
     announced = headers.get("Content-Length", str(size_bytes))
     if announced != str(size_bytes):
@@ -138,11 +140,11 @@ def check_whole(asked: RangeRequest, status: int, headers: HasHeaders, size_byte
         raise errors.ChunkRefused(asked.what, asked.where, why)
 
 
-def redirected(asked: RangeRequest, url: str, headers: HasHeaders, followed: int) -> str:
+def redirect_target(asked: RangeRequest, url: str, headers: HasHeaders, followed: int) -> str:
     """Return the URL that a redirect leads to.
 
     >>> asked = RangeRequest("a blob", "http://h/a", 0, 1)
-    >>> redirected(asked, "http://h/a", {"Location": "//other/b?c"}, 0)
+    >>> redirect_target(asked, "http://h/a", {"Location": "//other/b?c"}, 0)
     'http://other/b?c'
 
     :param followed: redirects before this one
@@ -164,7 +166,7 @@ def redirected(asked: RangeRequest, url: str, headers: HasHeaders, followed: int
     raise _not_followed(asked, location, why)
 
 
-def check_redirected(asked: RangeRequest, url: str, peer: str, first_peer: str) -> None:
+def check_redirect_target(asked: RangeRequest, url: str, peer: str, first_peer: str) -> None:
     """Refuse a redirect to addresses that only this host or its link can reach.
 
     A compromised server could make agents request internal services, such as metadata.
@@ -190,16 +192,17 @@ def _not_followed(asked: RangeRequest, location: str, why: str) -> errors.Source
     return errors.SourceRefused(asked.what, asked.where, why)
 
 
-def check_head(asked: RangeRequest, status: int, headers: HasHeaders) -> int:
+def check_head_response(asked: RangeRequest, status: int, headers: HasHeaders) -> int:
     """Return the blob's size in bytes from the response to HEAD.
 
-    >>> check_head(RangeRequest("a blob", "http://h/a", 0, 0), 200, {"Content-Length": "10"})
+    >>> asked = RangeRequest("a blob", "http://h/a", 0, 0)
+    >>> check_head_response(asked, 200, {"Content-Length": "10"})
     10
 
     :raises errors.ChunkUnavailable: it has none
     """
     if status != 200:
-        raise refusal(asked, status)
+        raise status_error(asked, status)
     _check_encoding(asked, headers)
     announced = headers.get("Content-Length", "")
     if not _LENGTH.fullmatch(announced):
@@ -211,12 +214,12 @@ def check_head(asked: RangeRequest, status: int, headers: HasHeaders) -> int:
     return int(announced)
 
 
-def is_of_empty_blob(status: int, headers: HasHeaders) -> bool:
+def is_empty_blob(status: int, headers: HasHeaders) -> bool:
     """Return whether this is the response to a range request for an empty blob.
 
-    >>> is_of_empty_blob(416, {"Content-Range": "bytes */0"})  # RFC 9110
+    >>> is_empty_blob(416, {"Content-Range": "bytes */0"})  # RFC 9110
     True
-    >>> is_of_empty_blob(200, {"Content-Length": "0"})  # nginx
+    >>> is_empty_blob(200, {"Content-Length": "0"})  # nginx
     True
     """
     if status == 416:
@@ -224,11 +227,11 @@ def is_of_empty_blob(status: int, headers: HasHeaders) -> bool:
     return status == 200 and headers.get("Content-Length", "") == "0"
 
 
-def pause_s(headers: HasHeaders) -> float:
+def retry_after_s(headers: HasHeaders) -> float:
     """Return the seconds that the server asks to wait, RETRY_AFTER_LIMIT_S at most.
 
-    >>> pause_s({"Retry-After": "3"}), pause_s({"Retry-After": "86400"}), pause_s({})
-    (3.0, 5.0, 0.0)
+    >>> retry_after_s({"Retry-After": "3"}), retry_after_s({"Retry-After": "86400"})
+    (3.0, 5.0)
     """
     after = headers.get("Retry-After", "")
     if not after:
@@ -243,11 +246,11 @@ def pause_s(headers: HasHeaders) -> float:
         return 0.0
 
 
-def refusal(asked: RangeRequest, status: int) -> errors.ChunkUnavailable:
+def status_error(asked: RangeRequest, status: int) -> errors.ChunkUnavailable:
     """Return the error for a response without success."""
     if status in _PASSING:
         return asked.transient_error(f"the server answered {status}")
-    return (RangeRefused if status in _CERTAIN else Withheld)(asked, status)
+    return (RangeRefused if status in _CERTAIN else AccessRefused)(asked, status)
 
 
 def _check_encoding(asked: RangeRequest, headers: HasHeaders) -> None:
@@ -269,7 +272,7 @@ def _check_content_range(asked: RangeRequest, text: str, announced: str) -> int 
     asked_last = asked.offset + asked.length - 1
     if first == asked.offset and last + 1 == size_bytes and last < asked_last:
         length = size_bytes - first
-        raise Ended(asked, size_bytes, length if announced == str(length) else 0)
+        raise RangeTruncated(asked, size_bytes, length if announced == str(length) else 0)
     if (first, last) != (asked.offset, asked_last) or (
         size_bytes is not None and size_bytes <= last
     ):

@@ -156,7 +156,7 @@ class TlsStream(Stream):
 
 
 async def connect(
-    dialler: http_connector.HttpConnector,
+    connector: http_connector.HttpConnector,
     host: str,
     port: int,
     context: ssl.SSLContext | None,
@@ -169,7 +169,7 @@ async def connect(
     :raises errors.SourceUnreachable: see :meth:`http_connector.HttpConnector.connect_socket`
     """
     with trio.move_on_after(silence_s):
-        sock = await dialler.connect_socket(host, port)
+        sock = await connector.connect_socket(host, port)
         if context is None:
             return Stream(sock, silence_s)
         stream = None

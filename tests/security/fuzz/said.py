@@ -252,18 +252,18 @@ def _parse_answer(data: bytes) -> int | None:
     status, *lines = data.decode("latin-1").split("\n")
     headers = dict(line.partition(": ")[::2] for line in lines)
     number = int(status) if status.isascii() and status.isdecimal() and len(status) < 5 else 0
-    assert 0.0 <= http_range.pause_s(headers) <= http_range.RETRY_AFTER_LIMIT_S
-    http_range.is_of_empty_blob(number, headers)
+    assert 0.0 <= http_range.retry_after_s(headers) <= http_range.RETRY_AFTER_LIMIT_S
+    http_range.is_empty_blob(number, headers)
     if number in http_range.REDIRECTS:
-        led_to = http_range.redirected(ASKED, ASKED.where, headers, 0)
+        led_to = http_range.redirect_target(ASKED, ASKED.where, headers, 0)
         with contextlib.suppress(ValueError):
             server, target = http_endpoint.endpoint_of(led_to)
             assert not server.is_tls and target.isascii() and not target.startswith("\r\n")
         return None
     if number == 200:
-        assert http_range.check_head(ASKED, number, headers) >= 0
+        assert http_range.check_head_response(ASKED, number, headers) >= 0
         return None
-    return http_range.check_answer(ASKED, number, headers)
+    return http_range.check_range_response(ASKED, number, headers)
 
 
 def _check_answer(taken: int | None, _data: bytes) -> None:

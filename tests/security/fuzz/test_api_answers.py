@@ -163,7 +163,7 @@ def services() -> Iterator[Services]:
         thread.join()
 
 
-def host_of(services: Services, folder: pathlib.Path) -> enrolment.Enrolment:
+def host_of(services: Services, folder: pathlib.Path) -> enrolment.HostEnrolment:
     """Return what enrols a host, as the configuration says."""
     conf = cfg.ConfigOpts()
     agent_conf.register_opts(conf)
@@ -179,7 +179,7 @@ def host_of(services: Services, folder: pathlib.Path) -> enrolment.Enrolment:
     return made
 
 
-def is_enrolled(host: enrolment.Enrolment) -> bool:
+def is_enrolled(host: enrolment.HostEnrolment) -> bool:
     """Return whether a host has a new certificate; what refuses it has the product's name."""
     try:
         host._enrol()

@@ -15,12 +15,12 @@ HANGS = pytest.mark.expect_log(r"the folder: \d calls? hangs?, the oldest for")
 class Place:
     """A place whose calls hang until it answers, and a clock."""
 
-    def __init__(self, at_a_time=2, most_of_one=None):
+    def __init__(self, max_calls=2, max_hung_per_key=None):
         self.now_s = 0.0
         self.answers = threading.Event()
         self.began = threading.Semaphore(0)
-        self.threads = blocking_threads.Threads(
-            lambda: "the folder", at_a_time, most_of_one, clock=lambda: self.now_s
+        self.threads = blocking_threads.BlockingThreads(
+            lambda: "the folder", max_calls, max_hung_per_key, clock=lambda: self.now_s
         )
 
     def call(self):
@@ -87,7 +87,7 @@ async def test_place_that_was_mounted_anew_is_used_though_old_calls_hang_for_eve
 
 @HANGS
 async def test_one_file_that_hangs_leaves_the_others_readable():
-    place = Place(at_a_time=4, most_of_one=1)
+    place = Place(max_calls=4, max_hung_per_key=1)
     try:
         await place.hang("a")
         place.now_s = hung_calls.HANGS_AFTER_S

@@ -13,7 +13,7 @@ from tests.fakes import one_host
 CHUNK = one_host.CHUNK
 CHUNKS = 40
 TRACE = tuple(range(30, 10, -1))
-LIMITS = boot_recording.Limits(longest_s=60.0, idle_s=10.0, boots=2)
+LIMITS = boot_recording.RecordingLimits(longest_s=60.0, idle_s=10.0, boots=2)
 
 
 @pytest.fixture

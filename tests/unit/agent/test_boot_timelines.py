@@ -29,7 +29,7 @@ class Boots:
         self.host = host
         host.now_s = trio.current_time()
         self.guests = {}
-        self.made = boot_timelines.Timelines(
+        self.made = boot_timelines.BootTimelines(
             lambda thread: self.guests.get(thread, ""),
             trio.current_time,
             lambda: WALL_S + trio.current_time(),
@@ -51,7 +51,7 @@ async def boots(tmp_path):
 @pytest.fixture
 def short(monkeypatch):
     """Let boots be over, and be told, soon."""
-    for name, seconds in (("IDLE_S", 0.6), ("TICK_S", 0.02), ("TELL_EVERY_S", 0.3)):
+    for name, seconds in (("IDLE_S", 0.6), ("TICK_S", 0.02), ("REPORT_INTERVAL_S", 0.3)):
         monkeypatch.setattr(boot_timelines, name, seconds)
 
 
@@ -168,20 +168,20 @@ async def test_who_only_looks_at_an_image_leaves_nothing(boots):
 
 async def test_what_is_noted_is_bounded_however_many_boot(boots):
     image = await boots.host.mirrors.attach_image(IMAGE)
-    for number in range(2 * boot_timelines.AT_ONCE):
+    for number in range(2 * boot_timelines.MAX_BOOTS):
         boots.made.image_opened(image, guest(number), thread=number)
-    assert len(image.timelines) == boot_timelines.AT_ONCE
-    for number in range(2 * boot_timelines.AT_ONCE):
+    assert len(image.timelines) == boot_timelines.MAX_BOOTS
+    for number in range(2 * boot_timelines.MAX_BOOTS):
         boots.made.image_closed(guest(number))
     assert not image.timelines
-    for number in range(boot_timelines.KEPT + 9):
+    for number in range(boot_timelines.MAX_FINISHED + 9):
         boots.made.image_opened(image, guest(number), thread=number)
         await boots.read(image, guest(number), range(CHUNKS // 2))
         boots.made.image_closed(guest(number))
-    assert len(boots.made.timelines_of()) == boot_timelines.KEPT
-    for number in range(boot_timelines.IMAGES + 9):
+    assert len(boots.made.timelines_of()) == boot_timelines.MAX_FINISHED
+    for number in range(boot_timelines.MAX_IMAGES + 9):
         boots.made.image_attached(ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-{number:012x}"), 0.0)
-    assert len(boots.made._attaches) == boot_timelines.IMAGES
+    assert len(boots.made._attaches) == boot_timelines.MAX_IMAGES
 
 
 async def test_number_that_is_used_again_is_another_boot(boots):

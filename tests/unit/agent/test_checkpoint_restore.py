@@ -73,7 +73,9 @@ class Worker:
 
     def __init__(self, host, folder, kept, boot=0) -> None:
         self.kept, self.link = kept, kept_checkpoints.Link(kept)
-        self.disks = disks.Disks(folder / "disks", host.opened, bytes([boot] * 16), link=self.link)
+        self.disks = disks.Disks(
+            folder / "disks", host.opened, bytes([boot] * 16), holder_connections=self.link
+        )
         self.recovering = checkpoint_restore.CheckpointRestore(
             self.disks, host.mirrors, retry_s=0.05
         )
@@ -105,7 +107,7 @@ async def running(worker):
 
 async def until_whole(worker):
     with trio.fail_after(5):
-        while not all(told["is_whole"] for told in worker.recovering.list_recovered()):  # noqa: ASYNC110 - as whoever waits looks
+        while not all(told["is_whole"] for told in worker.recovering.list_restored()):  # noqa: ASYNC110 - as whoever waits looks
             await trio.sleep(0.01)
 
 
@@ -161,7 +163,7 @@ async def test_all_comes_by_itself_and_the_key_is_forgotten(worker, kept, tmp_pa
     assert await content(one) == truth()
     assert kept_checkpoints.KEY.hex() not in path.read_text()
     assert not list((tmp_path / "disks").glob("*.acmanifest"))
-    assert worker.recovering.list_recovered() == [
+    assert worker.recovering.list_restored() == [
         {
             "checkpoint_id": DISK,
             "instance_id": kept_checkpoints.INSTANCE,
@@ -248,7 +250,7 @@ async def test_crowded_holder_is_not_silent_and_answers_end_silence(worker, kept
 
 
 async def test_holders_of_which_times_are_remembered_are_bounded():
-    times = checkpoint_client.AnswerTimes()
+    times = checkpoint_client.ResponseTimes()
     for number in range(checkpoint_client.REMEMBERED + 1):
         times.record_time(str(number), 1.0)
     assert len(times._noted) == checkpoint_client.REMEMBERED
@@ -256,11 +258,11 @@ async def test_holders_of_which_times_are_remembered_are_bounded():
 
 
 async def test_holders_to_which_connections_are_kept_are_bounded():
-    link = checkpoint_client.Link(ssl.create_default_context, 1.0)
-    first = await link._link_to("h0:1")
+    link = checkpoint_client.HolderConnections(ssl.create_default_context, 1.0)
+    first = await link._pool_of("h0:1")
     for number in range(1, checkpoint_client.HOLDERS + 1):
-        assert await link._link_to("h0:1" if number == 5 else f"h{number}:1")
-    assert len(link._links) == checkpoint_client.HOLDERS and await link._link_to("h0:1") is first
+        assert await link._pool_of("h0:1" if number == 5 else f"h{number}:1")
+    assert len(link._pools) == checkpoint_client.HOLDERS and await link._pool_of("h0:1") is first
     await link.aclose()
 
 

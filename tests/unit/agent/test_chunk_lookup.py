@@ -178,7 +178,7 @@ async def test_image_that_is_not_there_is_remembered_for_a_moment(host, images, 
             await host.ask(NOWHERE)
     assert len(host.source.asked) == 1
     images.add(DATA, NOWHERE)
-    await trio.sleep(detached_maps.LOOK_SOON_S)
+    await trio.sleep(detached_maps.RECHECK_FAILED_S)
     assert (await host.ask(NOWHERE)).cid == CIDS[0]
 
 
@@ -191,7 +191,7 @@ async def test_image_that_this_host_may_not_read_is_not_called_missing(
             await host.ask(image_id)
     assert len(host.source.asked) == 1
     host.source.is_forbidden = False
-    await trio.sleep(detached_maps.LOOK_SOON_S)
+    await trio.sleep(detached_maps.RECHECK_FAILED_S)
     assert await host.ask(image_id)
 
 
@@ -200,9 +200,9 @@ async def test_image_that_is_deleted_is_noticed_after_a_minute(
 ):
     await host.ask(image_id)
     images.path(image_id).unlink()
-    await trio.sleep(detached_maps.LOOK_AGAIN_S / 2)
+    await trio.sleep(detached_maps.RECHECK_S / 2)
     assert await host.ask(image_id)
-    await trio.sleep(detached_maps.LOOK_AGAIN_S / 2)
+    await trio.sleep(detached_maps.RECHECK_S / 2)
     with pytest.raises(errors.ChunkMissing):
         await host.ask(image_id)
     assert host.others.counts == {"images": 0, "map_bytes": 0}
@@ -213,7 +213,7 @@ async def test_while_the_source_is_down_what_is_known_goes_on_and_nothing_is_lea
 ):
     await host.ask(image_id)
     host.source.is_down = True
-    await trio.sleep(2 * detached_maps.LOOK_AGAIN_S)
+    await trio.sleep(2 * detached_maps.RECHECK_S)
     assert (await host.ask(image_id, 1)).cid == CIDS[1]
     with pytest.raises(errors.SourceUnreachable):
         await host.ask(images.add(DATA))
@@ -249,7 +249,7 @@ async def test_hosts_take_turns_and_few_loads_are_under_way(host, images, autoju
             nursery.start_soon(ask, image_id, OTHER)
         await trio.sleep(0.1)
         nursery.start_soon(ask, many[0], PEER)
-    assert host.source.most <= detached_maps.AT_A_TIME_A_HOST + 1
+    assert host.source.most <= detached_maps.MAX_LOADS_PER_HOST + 1
     assert done[PEER] < 8  # its own six steps; those of the other took 29 * 6 / 2
 
 
@@ -258,7 +258,7 @@ async def test_what_is_asked_for_and_given_up_does_not_pile_up(host, images, aut
     for _ in range(200):
         with trio.move_on_after(0.001):
             await host.ask(ids.parse_image_id(str(uuid.uuid4())))
-    assert len(host.others._loads._under_way) <= detached_maps.AT_A_TIME_A_HOST
+    assert len(host.others._loads._under_way) <= detached_maps.MAX_LOADS_PER_HOST
     assert (await host.ask(images.add(DATA), host=OTHER)).cid == CIDS[0]
     await trio.sleep(5)
     assert not host.others._loads._under_way and not host.others._limiters
@@ -302,7 +302,7 @@ async def test_ids_that_a_host_makes_up_are_soon_not_asked_for(host, image_id, a
     times, pause_s = 6000, 0.01
     refused = await ask_in_vain(host, PEER, times, pause_s)
     each = 1 + detached_maps.MISS_COST
-    rate = detached_maps.LOOKS_OF_HOST
+    rate = detached_maps.LOADS_PER_HOST
     assert len(host.source.asked) == times - refused
     assert len(host.source.asked) <= (2 * rate.burst + rate.per_s * times * pause_s) / each
     assert host.others.refused == refused
@@ -318,7 +318,7 @@ async def test_ids_that_many_hosts_make_up_are_asked_for_at_a_bounded_rate(
     async with trio.open_nursery() as nursery:
         for number in range(200):
             nursery.start_soon(ask_in_vain, host, f"h{number}", 100, 0.1)
-    each, rate = 1 + detached_maps.MISS_COST, detached_maps.LOOKS_OF_ALL
+    each, rate = 1 + detached_maps.MISS_COST, detached_maps.LOADS_IN_ALL
     assert len(host.source.asked) <= 10 + (2 * rate.burst + rate.per_s * 10) / each
     assert (await host.ask(image_id)).cid == CIDS[0]  # what is known goes on being given
 
@@ -356,7 +356,7 @@ async def test_map_that_was_replaced_is_read_again_after_a_minute(
     images.add(other, image_id)
     new = ids.cid_of(other[:CHUNK])
     proof = peer_wire.proof_of(new, PEER, HERE)
-    await trio.sleep(detached_maps.LOOK_AGAIN_S)
+    await trio.sleep(detached_maps.RECHECK_S)
     assert (await host.ask(image_id, proof=proof)).cid == new
     assert host.others.counts == {"images": 1, "map_bytes": 10 * ids.CID_BYTES}
 
@@ -370,7 +370,7 @@ async def test_image_that_is_cut_otherwise_now_is_asked_for_as_it_is_cut(
     images.add(DATA, image_id, chunk_bytes=2 * CHUNK)
     cid = ids.cid_of(DATA[: 2 * CHUNK])
     wider = {"length": 2 * CHUNK, "proof": peer_wire.proof_of(cid, PEER, HERE)}
-    await trio.sleep(detached_maps.LOOK_AGAIN_S)
+    await trio.sleep(detached_maps.RECHECK_S)
     assert (await host.ask(image_id, **wider)).cid == cid
 
 
@@ -378,7 +378,7 @@ async def test_map_that_is_as_it_was_is_not_read_again(host, image_id, autojump_
     await host.ask(image_id)
     for _ in range(3):
         host.source.asked.clear()
-        await trio.sleep(detached_maps.LOOK_AGAIN_S)
+        await trio.sleep(detached_maps.RECHECK_S)
         await host.ask(image_id)
         kinds = [kind for kind, _ in host.source.asked]
         assert kinds == [base.BlobKind.CHUNK_MAP] * 2 + [base.BlobKind.IMAGE] * 2
@@ -403,7 +403,7 @@ async def test_boot_image_that_was_replaced_is_read_again_after_a_minute(
     old = images.add_boot_image(image_id, [0, 1, 5]).frames[0]
     await host.ask(image_id, **of_frame(old))
     new = images.add_boot_image(image_id, [7, 8]).frames[0]
-    await trio.sleep(detached_maps.LOOK_AGAIN_S)
+    await trio.sleep(detached_maps.RECHECK_S)
     assert (await host.ask(image_id, **of_frame(new))).cid == new.cid
 
 
@@ -450,7 +450,7 @@ async def test_artefacts_that_are_replaced_in_glance_are_found_there(host, image
     images.boot_image_path(image_id).unlink()
     frame = images.add_boot_image(image_id, [2, 3]).frames[0]
     on_glance.show(image_id, "second")
-    on_glance.now_s += detached_maps.LOOK_AGAIN_S
+    on_glance.now_s += detached_maps.RECHECK_S
     cid = ids.cid_of(DATA[: 2 * CHUNK])
     wider = {"length": 2 * CHUNK, "proof": peer_wire.proof_of(cid, PEER, HERE)}
     assert (await host.ask(image_id, **wider)).cid == cid
@@ -469,13 +469,13 @@ async def test_image_that_was_deactivated_goes_on_for_who_knows_its_chunks(
         await host.ask(image_id)
     on_glance.deactivate(image_id)
     for _ in range(2):
-        on_glance.now_s += detached_maps.LOOK_AGAIN_S
+        on_glance.now_s += detached_maps.RECHECK_S
         assert (await host.ask(image_id, 4)).cid == CIDS[4]
         assert (await host.ask(image_id, **of_frame(frame))).cid == frame.cid
         with pytest.raises(errors.ChunkMissing):
             await host.ask(image_id, 4, proof=bytes(16))
     on_glance.files.clear()
-    on_glance.now_s += detached_maps.LOOK_AGAIN_S
+    on_glance.now_s += detached_maps.RECHECK_S
     with pytest.raises(errors.ChunkMissing):
         await host.ask(image_id, 4)
     assert host.others.counts == {"images": 0, "map_bytes": 0}

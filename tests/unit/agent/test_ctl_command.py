@@ -21,7 +21,7 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         (
             {
                 "certificate_not_after_s": END_S,
-                "enrolment": {"error": "", "failures": 0, "clock_off_s": 0.2, "fingerprint": ""},
+                "enrolment": {"error": "", "failures": 0, "clock_offset_s": 0.2, "fingerprint": ""},
             },
             f"certificate until {ctl_tables._time(END_S)}",
         ),
@@ -31,7 +31,7 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
                 "enrolment": {
                     "error": "Keystone is away",
                     "failures": 3,
-                    "clock_off_s": -86400.0,
+                    "clock_offset_s": -86400.0,
                     "fingerprint": "ab" * 32,
                 },
             },

@@ -354,7 +354,7 @@ async def test_disk_that_cannot_be_is_refused_and_leaves_nothing(host, tmp_path,
 
 async def test_dropped_disk_is_gone_and_can_be_made_again(host, tmp_path):
     known = inodes.Inodes(inodes.keyed(bytes(inodes.KEY_BYTES)))
-    every = disks.Disks(tmp_path / "disks", host.opened, known=known)
+    every = disks.Disks(tmp_path / "disks", host.opened, inode_numbers=known)
     image = await host.mirrors.attach_image(one_host.IMAGE)
     one = await every.make_disk(DISK, image)
     assert list(known.disks.values()) == [DISK]
@@ -376,8 +376,8 @@ async def test_dropped_disk_is_gone_and_can_be_made_again(host, tmp_path):
 async def test_disks_know_their_images(host, tmp_path):
     every = all_disks(host, tmp_path)
     await every.make_disk(DISK, await host.mirrors.attach_image(one_host.IMAGE))
-    assert await every.of_image(one_host.IMAGE) == [DISK]
-    assert await every.of_image(one_host.OTHER) == []
+    assert await every.disks_of_image(one_host.IMAGE) == [DISK]
+    assert await every.disks_of_image(one_host.OTHER) == []
     assert every.list_base_images() == {one_host.IMAGE}
 
 

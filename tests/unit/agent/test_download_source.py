@@ -50,14 +50,14 @@ def store(server):
     return server.always
 
 
-def over(server, folder, nursery, *others, elsewhere="", **limits):
+def over(server, folder, nursery, *others, delegated_host="", **limits):
     """Return a source of what Glance has, and then others.
 
-    :param elsewhere: who takes images whole for all, if not this host
+    :param delegated_host: who takes images whole for all, if not this host
     """
     driver = glance.GlanceSource(fake_glance.session(server.url))
     copies = download_source.DownloadSource(
-        *(driver, folder, nursery, random.Random(1), lambda image_id: elsewhere),
+        *(driver, folder, nursery, random.Random(1), lambda image_id: delegated_host),
         limits=download_source.DownloadLimits(**{"stream": STREAM, **limits}),
     )
     return source_client.SourceClient([driver, *others], copies=copies)
@@ -410,7 +410,7 @@ async def test_image_is_read_whole_where_it_is_for_this_host_to_do(store, source
 
 
 async def test_other_hosts_take_no_image_and_say_who_does(server, store, tmp_path, nursery):
-    source = over(server, tmp_path, nursery, elsewhere=WORDS)
+    source = over(server, tmp_path, nursery, delegated_host=WORDS)
     assert await source.size_bytes(IMAGE) == len(glance_records.BYTES)
     with pytest.raises(errors.ChunkRefused, match=f"no part of it comes alone; {WORDS}"):
         await source.read(IMAGE, 0, 4)
@@ -422,7 +422,7 @@ async def test_other_hosts_take_no_image_and_say_who_does(server, store, tmp_pat
 async def test_other_hosts_read_the_beginning_of_a_boot_image_alone(
     server, store, tmp_path, nursery
 ):
-    source = over(server, tmp_path, nursery, elsewhere=WORDS, head_bytes=100_000)
+    source = over(server, tmp_path, nursery, delegated_host=WORDS, head_bytes=100_000)
     go_on = threading.Event()
     store.streams = [rangeless.held_back(200_000, go_on)]
     with trio.fail_after(10):
@@ -438,9 +438,9 @@ async def test_other_hosts_read_the_beginning_of_a_boot_image_alone(
 async def test_host_that_is_to_take_a_boot_image_takes_more_than_its_beginning(
     server, store, tmp_path, nursery
 ):
-    source = over(server, tmp_path, nursery, elsewhere=WORDS, head_bytes=100_000)
+    source = over(server, tmp_path, nursery, delegated_host=WORDS, head_bytes=100_000)
     assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
-    source._copies._elsewhere = lambda image_id: ""  # a new table
+    source._copies._delegated_host = lambda image_id: ""  # a new table
     assert await source.read(BOOT_IMAGE, 0, len(BOOT)) == BOOT
     await source.aclose()
 
@@ -490,14 +490,14 @@ async def test_copy_without_room_is_refused_with_what_it_needs(source, tmp_path)
 @pytest.mark.expect_log("not read whole.*of which it may take half")
 async def test_copies_that_begin_together_do_not_take_the_same_room(source, monkeypatch):
     """The first one has room, and no file yet, when the second one looks."""
-    looked, go_on, nameless = threading.Event(), threading.Event(), full_download._nameless
+    looked, go_on, nameless = threading.Event(), threading.Event(), full_download._open_unlinked
 
     def slow(folder):
         looked.set()
         go_on.wait(30)
         return nameless(folder)
 
-    monkeypatch.setattr(full_download, "_nameless", slow)
+    monkeypatch.setattr(full_download, "_open_unlinked", slow)
     monkeypatch.setattr(download_source.DownloadSource, "_free_bytes", lambda self: 2 * len(MAP))
 
     async def read_map():

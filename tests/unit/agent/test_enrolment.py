@@ -105,7 +105,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def enrolling(api, files, wall):
-    return enrolment.Enrolment(H1, files, api, wall, lambda: 0.5)
+    return enrolment.HostEnrolment(H1, files, api, wall, lambda: 0.5)
 
 
 async def test_a_host_without_a_certificate_asks_for_one_at_once(
@@ -117,7 +117,7 @@ async def test_a_host_without_a_certificate_asks_for_one_at_once(
     assert len(files.signer_keys()) == 1
     assert [set(body) for body in api.asked] == [{"csr", "proof"}]
     assert api.asked[0]["proof"] == ""
-    assert enrolling.state._replace(clock_off_s=0.0) == enrolment.EnrolmentState(enrolled=1)
+    assert enrolling.state._replace(clock_offset_s=0.0) == enrolment.EnrolmentState(enrolled=1)
 
 
 async def test_it_is_renewed_before_two_thirds_of_its_life_with_proof(
@@ -155,7 +155,9 @@ async def test_a_revoked_host_asks_until_it_is_allowed_and_not_after_that(
     autojump_clock, api, files, wall, nursery
 ):
     revoked = {}
-    nursery.start_soon(enrolment.Enrolment(H1, files, api, wall, lambda: 0.5, lambda: revoked).run)
+    nursery.start_soon(
+        enrolment.HostEnrolment(H1, files, api, wall, lambda: 0.5, lambda: revoked).run
+    )
     await trio.sleep(enrolment.TICK_S)
     first = files.current_credentials().certificate
     assert len(api.asked) == 1
@@ -256,7 +258,9 @@ async def test_a_lost_answer_locks_nobody_out_for_the_next_request_is_for_the_sa
     nursery.start_soon(enrolling.run)
     await trio.sleep(1)
     api.instead = None
-    nursery.start_soon(enrolment.Enrolment(H1, files, api, wall, lambda: 0.5).run)  # a new worker
+    nursery.start_soon(
+        enrolment.HostEnrolment(H1, files, api, wall, lambda: 0.5).run
+    )  # a new worker
     await trio.sleep(1)
     first, second = (certificates.request_key(body["csr"].encode()) for body in api.asked)
     assert first == second == files.current_credentials().certificate.public_key
@@ -298,7 +302,7 @@ async def test_a_clock_that_is_a_day_off_is_told_and_renewal_goes_by_the_service
     api.off_s = off_s
     nursery.start_soon(enrolling.run)
     await trio.sleep(1)
-    assert enrolling.state.clock_off_s == pytest.approx(off_s, abs=2)
+    assert enrolling.state.clock_offset_s == pytest.approx(off_s, abs=2)
     assert "86400 s" in enrolling.state.error
     await trio.sleep(LIFE_S * 0.5)
     assert len(api.asked) == 1
@@ -315,10 +319,10 @@ async def test_a_clock_that_is_set_right_is_no_fault_any_more_and_moves_no_renew
     api.clock = lambda: wall() - wall.set_by_s
     nursery.start_soon(enrolling.run)
     await trio.sleep(LIFE_S * 0.1)
-    assert enrolling.state.clock_off_s == pytest.approx(off_s, abs=2)
+    assert enrolling.state.clock_offset_s == pytest.approx(off_s, abs=2)
     wall.set_by_s = 0.0
     await trio.sleep(2 * enrolment.TICK_S)
-    assert enrolling.state.error == "" and abs(enrolling.state.clock_off_s) < 2
+    assert enrolling.state.error == "" and abs(enrolling.state.clock_offset_s) < 2
     await trio.sleep(LIFE_S * 0.4)
     assert len(api.asked) == 1
     await trio.sleep(LIFE_S * 0.2)

@@ -47,7 +47,7 @@ class Cloud(exchange_cloud.Cloud):
         driver = glance.GlanceSource(fake_glance.session(self._server.url))
         copies = download_source.DownloadSource(
             *(driver, self._folder, self.nursery, random.Random(1)),
-            elsewhere=self.elsewhere(here),
+            delegated_host=self.elsewhere(here),
             limits=download_source.DownloadLimits(
                 full_download.StreamLimits(first_pause_s=0.01), image_wait_s=0.3
             ),

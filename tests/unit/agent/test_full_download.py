@@ -21,7 +21,7 @@ DATA = random.Random(1).randbytes(3000)
 
 
 async def test_reader_that_gives_up_before_he_writes_leaves_no_hole(tmp_path, nursery):
-    place = glance.Place(IMAGE.image_id, len(DATA), chunk_map.UNKNOWN_OS_HASH)
+    place = glance.BlobLocation(IMAGE.image_id, len(DATA), chunk_map.UNKNOWN_OS_HASH)
     copy = full_download.FullDownload(IMAGE, place, len(DATA), "Glance", trio.CapacityLimiter(1))
     has_begun, go_on = trio.Event(), trio.Event()
 
@@ -51,14 +51,14 @@ async def test_reader_that_gives_up_before_he_writes_leaves_no_hole(tmp_path, nu
     go_on.set()
     with copy.hold_open(), trio.fail_after(10):
         await copy.wait_for(len(DATA), trio.current_time() + 5)
-        run = driver.Run(IMAGE, [base.Piece(0, len(DATA))], "Glance", lambda answers: None)
+        run = driver.BlobRun(IMAGE, [base.BlobPiece(0, len(DATA))], "Glance", lambda answers: None)
         assert await copy.read_into(run, 0) == len(DATA)
     assert bytes(run.buffers[0]) == DATA
     copy.drop()
 
 
 async def test_file_of_a_copy_is_not_closed_where_others_wait_for_it(tmp_path, monkeypatch):
-    place = glance.Place(IMAGE.image_id, len(DATA), chunk_map.UNKNOWN_OS_HASH)
+    place = glance.BlobLocation(IMAGE.image_id, len(DATA), chunk_map.UNKNOWN_OS_HASH)
     copy = full_download.FullDownload(IMAGE, place, len(DATA), "Glance", trio.CapacityLimiter(1))
     with copy.download_during():
         await copy.download_all(tmp_path, random.Random(1), lambda take: take(DATA))

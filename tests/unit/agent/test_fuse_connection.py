@@ -57,7 +57,7 @@ class Kept:
 
     def take_connection(self):
         fds = (self._connection.fuse_fd, self._connection.record.fd)
-        return fuse_connection.kept([os.dup(fd) for fd in fds])
+        return fuse_connection.from_descriptors([os.dup(fd) for fd in fds])
 
     def put(self, connection):
         return True

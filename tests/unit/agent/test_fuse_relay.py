@@ -35,7 +35,7 @@ class World:
     def __init__(self):
         self.kernel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.record = mount_record.MountRecord.begin_record(b"offer")
-        self.connection = fuse_connection.Connection(theirs.detach(), self.record)
+        self.connection = fuse_connection.MountConnection(theirs.detach(), self.record)
         self.kernel.settimeout(WAIT_S)
         self.start()
 

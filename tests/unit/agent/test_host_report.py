@@ -18,7 +18,9 @@ class Host:
         self.fallbacks = {"not-mapped": 3, "agent-away": 0}
         self.troubles = {"metrics": {"why": "address in use", "since_s": 12.0}}
         self.guests = ["s1"]
-        self.health = host_report.Health(self, self, self, self.fallbacks, lambda: self.troubles)
+        self.health = host_report.HealthSummary(
+            self, self, self, self.fallbacks, lambda: self.troubles
+        )
 
     def failed_reads(self):
         return self.failed

@@ -732,7 +732,7 @@ async def test_source_that_hangs_holds_up_one_image_at_a_time_and_ever_less_ofte
         await keeper.whole._settle()
         await keeper.whole._settle()
         assert keeper.whole._known[IMAGE].backoff.failure is None
-        assert keeper.host.pins.pinned_of(IMAGE) and keeper.host.pins.pinned_of(OTHER)
+        assert keeper.host.pins.pinned_part(IMAGE) and keeper.host.pins.pinned_part(OTHER)
 
 
 async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_it_is_counted(

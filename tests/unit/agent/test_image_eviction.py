@@ -321,7 +321,7 @@ async def test_maps_that_were_not_seen_at_the_start_are_looked_for(used, nursery
 
 
 async def test_recordings_of_it_are_forgotten_but_not_what_operators_ask_for(used):
-    limits = boot_recording.Limits(longest_s=60.0, idle_s=10.0, boots=2)
+    limits = boot_recording.RecordingLimits(longest_s=60.0, idle_s=10.0, boots=2)
     recording = boot_recording.BootRecording(ids.HostId("h1"), limits, lambda trace: None)
     image = await used.host.mirrors.attach_image(IMAGE)
     assert recording.open(image)
@@ -335,9 +335,9 @@ async def test_recordings_of_it_are_forgotten_but_not_what_operators_ask_for(use
 
 
 def test_images_that_operators_want_recorded_are_so_many_at_most():
-    limits = boot_recording.Limits(longest_s=60.0, idle_s=10.0, boots=1)
+    limits = boot_recording.RecordingLimits(longest_s=60.0, idle_s=10.0, boots=1)
     recording = boot_recording.BootRecording(
-        ids.HostId("h1"), limits, lambda trace: None, asked_limit=4
+        ids.HostId("h1"), limits, lambda trace: None, requested_limit=4
     )
     asked = [ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-{number:012}") for number in range(6)]
     for image_id in asked:

@@ -16,7 +16,7 @@ from tests.fakes import one_host
 
 CHUNK = one_host.CHUNK
 DATA = one_host.image_bytes(4 * CHUNK)
-LIMITS = boot_recording.Limits(longest_s=60.0, idle_s=10.0, boots=0)
+LIMITS = boot_recording.RecordingLimits(longest_s=60.0, idle_s=10.0, boots=0)
 State = decision_messages.TaskState
 Kind = decision_messages.TaskKind
 NOT_USED = fill_progress.FillStatus(

@@ -82,7 +82,7 @@ def first_of(pid):
 
 
 def waiter(image, guest, of):
-    return killed_guests.Waiter(guest, image.stat().st_ino, image.name, of)
+    return killed_guests.WaitingGuest(guest, image.stat().st_ino, image.name, of)
 
 
 def lie(monkeypatch, *pids: int) -> None:
@@ -118,7 +118,7 @@ def test_only_the_guest_whose_process_is_dying_is_named(image, hold, monkeypatch
     killed, living = hold(), hold()
     lie(monkeypatch, killed)
     waiters = [waiter(image, GUEST, killed), waiter(image, OTHER, living)]
-    assert killed_guests.KilledGuests(tag).killed_of(waiters, 0.0) == [GUEST]
+    assert killed_guests.KilledGuests(tag).find_killed(waiters, 0.0) == [GUEST]
 
 
 def test_only_the_guest_that_is_switched_off_is_named_until_that_must_be_over(
@@ -134,20 +134,20 @@ def test_only_the_guest_that_is_switched_off_is_named_until_that_must_be_over(
     ):
         try:
             assert guest.stdout.readline()
-            found = killed_guests.guests_of(instance)
+            found = killed_guests.processes_of(instance)
             assert [pid for pid, _ in found] == [guest.pid], "who only reads it is none"
             living = hold()
             asked = [waiter(image, GUEST, guest.pid), waiter(image, OTHER, living)]
             judge = killed_guests.KilledGuests(tag)
-            assert judge.killed_of(asked, 0.0) == []
+            assert judge.find_killed(asked, 0.0) == []
             judge.note_power_off(instance, [(pid, started - 1) for pid, started in found], 0.0)
-            assert judge.killed_of(asked, 2.0) == [], "an older process of that id"
+            assert judge.find_killed(asked, 2.0) == [], "an older process of that id"
             judge.note_power_off(instance, found, 3.0)
-            assert judge.killed_of(asked, 4.0) == [GUEST], "though it is not marked in /proc"
-            assert judge.killed_of(asked, 3.0 + killed_guests.POWER_OFF_S) == []
+            assert judge.find_killed(asked, 4.0) == [GUEST], "though it is not marked in /proc"
+            assert judge.find_killed(asked, 3.0 + killed_guests.POWER_OFF_S) == []
         finally:
             guest.kill()
-    assert killed_guests.guests_of(instance) == []
+    assert killed_guests.processes_of(instance) == []
 
 
 def test_guest_is_known_by_the_root_disk_that_it_writes(image, tmp_path):
@@ -185,9 +185,9 @@ def test_instance_that_stays_on_after_all_waits_again_and_others_do_not(image, h
     judge = killed_guests.KilledGuests(tag)
     for instance, pid in (("staying", staying), ("ending", ending)):
         judge.note_power_off(instance, [(pid, first.started) for first in first_of(pid)], 0.0)
-    assert judge.killed_of(asked, 1.0) == [GUEST, OTHER]
+    assert judge.find_killed(asked, 1.0) == [GUEST, OTHER]
     assert judge.cancel_power_off("staying") == 1
-    assert judge.killed_of(asked, 3.0) == [OTHER]
+    assert judge.find_killed(asked, 3.0) == [OTHER]
     assert judge.cancel_power_off("staying") == 0
 
 
@@ -200,10 +200,10 @@ def test_opening_that_a_living_process_has_as_well_is_not_ended(image, hold, mon
             child = int(process.stdout.readline())
             lie(monkeypatch, process.pid)
             asked = [waiter(image, GUEST, process.pid)]
-            assert killed_guests.KilledGuests(tag).killed_of(asked, 0.0) == []
+            assert killed_guests.KilledGuests(tag).find_killed(asked, 0.0) == []
             os.kill(child, signal.SIGKILL)
             process.stdout.readline()  # the child is reaped
-            assert killed_guests.KilledGuests(tag).killed_of(asked, 0.0) == [GUEST]
+            assert killed_guests.KilledGuests(tag).find_killed(asked, 0.0) == [GUEST]
         finally:
             process.kill()
 
@@ -213,22 +213,22 @@ def test_who_has_a_file_open_whose_name_the_kernel_has_forgotten_is_found(image,
     asked = [waiter(image, GUEST, living), waiter(image, OTHER, 1)]
     image.unlink()
     lie(monkeypatch, killed)
-    assert killed_guests.KilledGuests(tag).killed_of(asked, 0.0) == []
+    assert killed_guests.KilledGuests(tag).find_killed(asked, 0.0) == []
     lie(monkeypatch, killed, living)
-    assert killed_guests.KilledGuests(tag).killed_of(asked, 0.0) == [GUEST, OTHER]
+    assert killed_guests.KilledGuests(tag).find_killed(asked, 0.0) == [GUEST, OTHER]
 
 
 def test_opener_that_has_gone_leaves_it_to_all_who_have_the_file(image, hold, monkeypatch):
     killed, living = hold(), hold()
     asked = [waiter(image, GUEST, 1)]
     lie(monkeypatch, killed)
-    assert killed_guests.KilledGuests(tag).killed_of(asked, 0.0) == []
+    assert killed_guests.KilledGuests(tag).find_killed(asked, 0.0) == []
     lie(monkeypatch, killed, living)
-    assert killed_guests.KilledGuests(tag).killed_of(asked, 0.0) == [GUEST]
+    assert killed_guests.KilledGuests(tag).find_killed(asked, 0.0) == [GUEST]
 
 
 def test_file_that_nobody_has_open_says_nothing(image):
-    assert killed_guests.KilledGuests(tag).killed_of([waiter(image, GUEST, 1)], 0.0) == []
+    assert killed_guests.KilledGuests(tag).find_killed([waiter(image, GUEST, 1)], 0.0) == []
 
 
 def test_processes_are_scanned_only_when_there_is_reason(image, hold, monkeypatch):
@@ -238,14 +238,14 @@ def test_processes_are_scanned_only_when_there_is_reason(image, hold, monkeypatc
     monkeypatch.setattr(found, "_holders", lambda *at: scans.append(at) or real(*at))
     one, other = waiter(image, GUEST, pid), waiter(image, OTHER, pid)
     for now_s in range(30):
-        found.killed_of([one], float(now_s))
+        found.find_killed([one], float(now_s))
     assert len(scans) == 1
-    found.killed_of([one, other], 30.0)  # one more waits
+    found.find_killed([one, other], 30.0)  # one more waits
     assert len(scans) == 2
     lie(monkeypatch, pid)
-    assert found.killed_of([one], 31.0) == []  # so soon again
-    assert found.killed_of([one], 32.0) == [GUEST]
-    found.killed_of([], 99.0)
+    assert found.find_killed([one], 31.0) == []  # so soon again
+    assert found.find_killed([one], 32.0) == [GUEST]
+    found.find_killed([], 99.0)
 
 
 @pytest.mark.expect_log("processes have over 3 files open")
@@ -256,14 +256,14 @@ def test_scan_that_is_cut_short_proves_nothing(image, hold, monkeypatch):
     real = found._holders
     monkeypatch.setattr(found, "_holders", lambda *at: scans.append(at) or real(*at))
     for now_s in range(120):  # nor is it made again soon
-        assert found.killed_of([waiter(image, GUEST, pid)], float(now_s)) == []
+        assert found.find_killed([waiter(image, GUEST, pid)], float(now_s)) == []
     assert len(scans) == 2
 
 
 def test_search_for_a_guest_that_is_cut_short_is_said(image, hold):
     hold()
     with pytest.raises(errors.Unusable, match="over 3 files open"):
-        killed_guests.guests_of("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12", links_limit=3)
+        killed_guests.processes_of("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12", links_limit=3)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who sees less")
@@ -279,7 +279,7 @@ def test_process_that_cannot_be_seen_may_live(image, hold, monkeypatch):
                 os.setresgid(65534, 65534, 65534)
                 os.setresuid(65534, 65534, 65534)
                 lie(monkeypatch, os.getpid())
-                code = len(killed_guests.KilledGuests(tag).killed_of(asked, 0.0))
+                code = len(killed_guests.KilledGuests(tag).find_killed(asked, 0.0))
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -298,7 +298,7 @@ def test_that_processes_cannot_be_seen_is_told_once(image, hold, monkeypatch, ca
     monkeypatch.setattr(os, "listdir", listdir)
     found = killed_guests.KilledGuests(tag)
     for now_s in range(200):
-        assert found.killed_of([waiter(image, GUEST, pid)], float(now_s)) == []
+        assert found.find_killed([waiter(image, GUEST, pid)], float(now_s)) == []
     assert len(caplog.records) == 1
 
 

@@ -81,7 +81,7 @@ class Image:
     def piece(self, chunk_no):
         at = chunk_no * CHUNK
         chunk = bytes(self.data[at : at + CHUNK])
-        return base.Piece(at, len(chunk), ids.Content(ids.cid_of(chunk)))
+        return base.BlobPiece(at, len(chunk), ids.Content(ids.cid_of(chunk)))
 
     def bytes_of(self, pieces):
         return [bytes(self.data[p.offset : p.offset + p.length]) for p in pieces]
@@ -124,7 +124,7 @@ async def test_pieces_are_what_the_guest_reads(nursery, cluster, slack):
         assert await told_of(place.source, pieces) == image.bytes_of(pieces)
     rng = random.Random(2)
     starts = [0, *sorted(rng.sample(range(1, len(image.data)), 40)), len(image.data)]
-    pieces = [base.Piece(a, b - a) for a, b in itertools.pairwise(starts)]
+    pieces = [base.BlobPiece(a, b - a) for a, b in itertools.pairwise(starts)]
     assert b"".join(await told_of(place.source, pieces)) == image.data
     assert await place.source.read(IMAGE, 1000, 50_000) == image.data[1000:51_000]
 
@@ -142,7 +142,7 @@ async def test_zeros_and_raw_images_cost_nothing(nursery):
     image = Image()
     image.set_layout([])
     place = Place(image, nursery)
-    zeros = [base.Piece(0, CHUNK), base.Piece(CHUNK, CHUNK)]
+    zeros = [base.BlobPiece(0, CHUNK), base.BlobPiece(CHUNK, CHUNK)]
     assert await told_of(place.source, zeros) == [bytes(CHUNK)] * 2
     assert place.faulty.reads == []
     place.blobs[IMAGE] = bytes(image.data)
@@ -161,7 +161,7 @@ async def test_what_is_no_image_is_read_as_it_is(nursery):
 async def test_image_of_which_nothing_is_known_is_not_the_places_fault(nursery):
     place = Place(Image(), nursery)
     place.source._layout_of = lambda image_id: None
-    [outcome] = await told_of(place.source, [base.Piece(0, 5)])
+    [outcome] = await told_of(place.source, [base.BlobPiece(0, 5)])
     assert type(outcome) is errors.SourceOverloaded
     assert place.faulty.reads == []
 
@@ -169,13 +169,13 @@ async def test_image_of_which_nothing_is_known_is_not_the_places_fault(nursery):
 async def test_piece_past_the_end_is_missing_and_harms_none_beside_it(nursery):
     image = Image()
     place = Place(image, nursery)
-    past = base.Piece(len(image.data), 1)
+    past = base.BlobPiece(len(image.data), 1)
     *good, missing = await told_of(place.source, [*image.pieces, past])
     assert good == image.bytes_of(image.pieces)
     assert type(missing) is errors.ChunkMissing
     with pytest.raises(errors.LocalProtocolError):
         await place.source.read_pieces(
-            base.PieceRequest(IMAGE, [base.Piece(-1, 5)], lambda answers: None)
+            base.PieceRequest(IMAGE, [base.BlobPiece(-1, 5)], lambda answers: None)
         )
 
 
@@ -231,7 +231,7 @@ async def test_time_to_decode_is_no_time_of_the_place(nursery, monkeypatch, auto
     monkeypatch.setattr(place.source._decoding, "run", slow)
     source = source_client.SourceClient([place.source])
     assert await told_of(source, image.pieces[:2]) == image.bytes_of(image.pieces[:2])
-    assert source.place_health()[0].health.missed_attempts == 0
+    assert source.list_statuses()[0].health.missed_attempts == 0
 
 
 async def test_next_place_gives_what_one_lies_about(nursery):
@@ -272,7 +272,7 @@ async def test_bomb_is_not_blown_up(nursery):
     image.set_layout(extents)
     place = Place(image, nursery)
     zeros = ids.Content(ids.cid_of(bytes(CHUNK)))
-    pieces = [base.Piece(n * CHUNK, CHUNK, zeros) for n in range(2)]
+    pieces = [base.BlobPiece(n * CHUNK, CHUNK, zeros) for n in range(2)]
     for outcome in await told_of(place.source, pieces):
         assert isinstance(outcome, errors.ChunkInvalid) or outcome == bytes(CHUNK)
 
@@ -305,7 +305,7 @@ async def test_slow_cluster_that_many_entries_name_is_decoded_once(nursery, monk
 
     monkeypatch.setattr(codecs, "decode_steps", decode_steps)
     place = Place(image, nursery, slow_s=0.0)
-    pieces = [base.Piece(n * CHUNK, CHUNK) for n in range(20)]
+    pieces = [base.BlobPiece(n * CHUNK, CHUNK) for n in range(20)]
     for piece in pieces:
         assert await told_of(place.source, [piece]) == [cluster]
     assert await told_of(place.source, pieces) == [cluster] * 20

@@ -86,7 +86,7 @@ async def picture_of(host, by_image=False):
         "identity": {
             "certificate_not_after_s": 1_800_000_000,
             "signers": 2,
-            "enrolment": {"failures": 4, "clock_off_s": -7.5},
+            "enrolment": {"failures": 4, "clock_offset_s": -7.5},
         },
     }
 

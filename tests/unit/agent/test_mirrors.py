@@ -265,7 +265,7 @@ async def test_image_that_is_refused_leaves_no_map(host):
         raise errors.NumberInUse(f"image {image_id}", "another image", 1)
 
     refusing = mirrors.Mirrors(host.maps, host.source, refuse)
-    refusing.make_with(host._mirror)
+    refusing.set_mirror_factory(host._mirror)
     with pytest.raises(errors.NumberInUse):
         await refusing.attach_image(IMAGE)
     assert refusing.list_attached() == []

@@ -47,7 +47,7 @@ def test_record_of_something_else_is_refused(data):
     fds = [os.open("/dev/null", os.O_RDWR), os.memfd_create(mount_record.NAME)]
     os.write(fds[1], data)
     with pytest.raises(errors.Unusable, match="its record makes no sense here") as caught:
-        fuse_connection.kept(fds)
+        fuse_connection.from_descriptors(fds)
     os.close(caught.value.fuse_fd)
     assert_closed(fds)
 
@@ -61,7 +61,7 @@ def assert_closed(fds):
 @pytest.mark.parametrize("step", [1, -1])
 def test_connection_is_known_in_any_order(record, step):
     fds = [os.open("/dev/null", os.O_RDWR), os.dup(record.fd)]
-    found = fuse_connection.kept(fds[::step])
+    found = fuse_connection.from_descriptors(fds[::step])
     assert (found.fuse_fd, found.record.fd) == tuple(fds)
     found.close()
 
@@ -69,13 +69,13 @@ def test_connection_is_known_in_any_order(record, step):
 def test_mount_without_a_record_is_refused_and_a_record_without_a_mount_is_nothing(record):
     fds = [os.open("/dev/null", os.O_RDWR)]
     with pytest.raises(errors.Unusable, match="it was kept without its record") as caught:
-        fuse_connection.kept(fds)
+        fuse_connection.from_descriptors(fds)
     os.close(caught.value.fuse_fd)
     assert_closed(fds)
     fds = [os.dup(record.fd)]
-    assert fuse_connection.kept(fds) is None
+    assert fuse_connection.from_descriptors(fds) is None
     assert_closed(fds)
-    assert fuse_connection.kept([]) is None
+    assert fuse_connection.from_descriptors([]) is None
 
 
 def test_fact_after_one_that_was_cut_off_is_read(record):

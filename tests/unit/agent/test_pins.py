@@ -104,7 +104,7 @@ async def test_promise_whose_map_is_lost_is_kept_and_pins_when_it_is_back(tmp_pa
     (tmp_path / "maps" / f"{IMAGE}.acmap").unlink()
     async with keeping(tmp_path) as host:
         assert host.pins.get(IMAGE).is_asked
-        assert host.pins.pinned_of(IMAGE) is None and promised_bytes(host) == 0
+        assert host.pins.pinned_part(IMAGE) is None and promised_bytes(host) == 0
         host.add(DATA)
         assert await make(host, IMAGE) == 0
         assert promised_bytes(host) == 2 * MIB
@@ -205,13 +205,13 @@ async def test_shares_by_several_tables_stay_until_each_has_had_its_time(tmp_pat
     async with keeping(tmp_path, shares=place.shares(), pin_limits=limits) as host:
         host.add(DATA)
         await make(host, IMAGE)
-        parts, names = [host.pins.pinned_of(IMAGE)], ["h1", "h2"]
+        parts, names = [host.pins.pinned_part(IMAGE)], ["h1", "h2"]
         for number in range(3, 9):  # more tables than are remembered one by one
             mock_clock.jump(100)
             names.append(f"h{number}")
             place.be(*names)
             assert await host.pins.apply_ring(IMAGE) == 0
-            parts.append(host.pins.pinned_of(IMAGE))
+            parts.append(host.pins.pinned_part(IMAGE))
             await host.pins.release_former()
             assert promised_bytes(host) == 2 * MIB
         assert len(host.pins._former[IMAGE]) == 3
@@ -354,7 +354,7 @@ async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
             await host.pins.apply_ring(IMAGE)
         mock_clock.jump(10 * limits.former_share_s)
         await host.pins.release_former()
-        assert promised_bytes(host) == host.pins.pinned_of(IMAGE).total_bytes
+        assert promised_bytes(host) == host.pins.pinned_part(IMAGE).total_bytes
         await host.pins.unpin_image(IMAGE)
         assert promised_bytes(host) == 0
 
@@ -371,8 +371,8 @@ async def test_share_that_only_shrinks_follows_the_table_though_there_is_no_room
         host.pins._limit_bytes = CHUNK
         place.be("h1", "h2", "h3", "h4")
         assert await host.pins.apply_ring(IMAGE) == 0
-        assert host.pins.pinned_of(IMAGE).table is place.table
-        assert host.pins.pinned_of(IMAGE).total_bytes < 2 * MIB
+        assert host.pins.pinned_part(IMAGE).table is place.table
+        assert host.pins.pinned_part(IMAGE).total_bytes < 2 * MIB
         place.be("h1", "h2")
         await host.pins._release(IMAGE)
         assert await host.pins.apply_ring(IMAGE) > 0  # it grows
@@ -386,12 +386,12 @@ async def test_where_the_table_comes_later_no_more_is_pinned_at_the_start_than_h
         assert await make(host, IMAGE) == 0 == await make(host, OTHER)
     place.be("h2", "h3")
     async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
-        assert promised_bytes(host) == 2 * MIB and not host.pins.pinned_of(OTHER)
+        assert promised_bytes(host) == 2 * MIB and not host.pins.pinned_part(OTHER)
         assert list(host.pins.list_pins()) == [IMAGE, OTHER]
         place.be("h1", "h2", "h3", "h4", "h5", "h6")
         assert await host.pins.apply_ring(IMAGE) == 0
         await host.pins._release(IMAGE)
-        assert await make(host, OTHER) == 0 and host.pins.pinned_of(OTHER)
+        assert await make(host, OTHER) == 0 and host.pins.pinned_part(OTHER)
 
 
 async def test_what_is_kept_for_others_is_summed_up_without_its_chunks(host, monkeypatch):
@@ -400,4 +400,4 @@ async def test_what_is_kept_for_others_is_summed_up_without_its_chunks(host, mon
     monkeypatch.setattr(
         geometry.Geometry, "chunk_length", lambda *_: pytest.fail("it takes long for many images")
     )
-    assert host.pins.for_others() == (2, 4 * MIB)
+    assert host.pins.count_for_others() == (2, 4 * MIB)

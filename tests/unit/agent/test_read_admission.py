@@ -93,7 +93,7 @@ async def test_what_is_on_the_hosts_disk_does_not_wait_behind_what_is_not(nurser
         assert room.at_work == ["a miss"]
         return b"here"
 
-    assert await room.waiting.run_admitted(FLOOD, read, is_here=True) == b"here"
+    assert await room.waiting.run_admitted(FLOOD, read, is_local=True) == b"here"
     room.is_over.set()
 
 

@@ -65,7 +65,7 @@ class Keeper(filling_host.FillingHost):
             host.mirrors,
             self.filler,
             current_ring=lambda: place.table,
-            tell=lambda host_id, news: self.told.append((host_id, news)),
+            send=lambda host_id, news: self.told.append((host_id, news)),
             wall_clock=lambda: place.wall_s,
             limits=replication.ReplicationLimits(
                 tick_s=0.05, report_interval_s=0.1, grace_s=grace_s
@@ -271,7 +271,7 @@ async def test_host_cannot_have_ever_new_images_looked_for(tmp_path, place):
             keeper.asks(H3, image_id)
             keeper.asks(H3, image_id, lease_s=0)
         assert 80 <= keeper.replicas.refused <= 88
-        await until(lambda: not keeper.replicas._owed)
+        await until(lambda: not keeper.replicas._due_reports)
         keeper.asks(H3, IMAGE)
         await keeper.answer(H3, state=replica_messages.ShareState.CROWDED)
         keeper.asks(H2, IMAGE)
@@ -304,7 +304,7 @@ async def test_share_is_not_said_to_be_there_while_some_of_it_is_in_memory_only(
         lock = keeper.host.cache._mends.writing  # nothing is written while it is held
         async with lock:
             keeper.asks(H2, IMAGE)
-            await until(lambda: keeper.host.pins.pinned_of(IMAGE))
+            await until(lambda: keeper.host.pins.pinned_part(IMAGE))
             await until(lambda: not keeper.host.cache.pinned_missing)
             await until(lambda: keeper.replicas.share_of(IMAGE) is not None)
 
@@ -461,7 +461,7 @@ async def test_image_that_was_kept_for_others_is_told_as_used_as_soon_as_it_is(t
         told = fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE)
         assert (told.is_used, told.state) == (True, fill_status.State.NO_SPACE)
         await until(lambda: not keeper.host.pins.get(IMAGE).is_for_others)
-        assert not keeper.host.pins.pinned_of(IMAGE)
+        assert not keeper.host.pins.pinned_part(IMAGE)
         assert keeper.replicas._images_in_use() == [IMAGE]
 
 

@@ -14,7 +14,7 @@ from acstor_agent.process import service_manager
 @pytest.fixture
 def connection():
     record = mount_record.MountRecord.begin_record(b"offer")
-    made = fuse_connection.Connection(os.open("/dev/null", os.O_RDWR), record)
+    made = fuse_connection.MountConnection(os.open("/dev/null", os.O_RDWR), record)
     yield made
     made.close()
 

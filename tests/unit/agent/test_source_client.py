@@ -155,9 +155,9 @@ async def test_hung_source_costs_a_reader_some_seconds(autojump_clock):
     both = once([hung(), Place("second")])
     assert await both.read(BLOB, 2, 3) == b"234"
     assert trio.current_time() < 3
-    trouble = both.place_health()[0].trouble
-    assert "no answer for 2.0 s, while second answered" in trouble.why
-    assert both.place_health()[1].trouble is None
+    issue = both.list_statuses()[0].issue
+    assert "no answer for 2.0 s, while second answered" in issue.why
+    assert both.list_statuses()[1].issue is None
 
 
 @SILENT
@@ -210,7 +210,7 @@ async def test_hung_source_is_tried_less_and_less_often_and_used_when_it_answers
     assert trio.current_time() > 5 + 10 + 20 + 40
     assert sum(wait > 0 for wait in waits) == 4
     assert max(waits) < 3
-    assert both.place_health()[0].trouble is None
+    assert both.list_statuses()[0].issue is None
     asked = len(second.reads)
     await both.read(BLOB, 2, 3)
     assert len(second.reads) == asked
@@ -223,7 +223,7 @@ async def test_slow_source_that_answers_first_after_all_is_not_down(autojump_clo
     assert await both.read(BLOB, 2, 3) == b"234"
     assert trio.current_time() == pytest.approx(3.0, abs=0.1)
     assert (len(second.reads), second.in_flight_now) == (1, 0)
-    assert both.place_health()[0].trouble is None
+    assert both.list_statuses()[0].issue is None
 
 
 @pytest.mark.allow_log("does not answer")
@@ -251,7 +251,7 @@ async def test_source_that_answers_others_meanwhile_is_not_down(autojump_clock):
         nursery.start_soon(both.read, BLOB, 2, 3)
         nursery.start_soon(read_often)
         await trio.sleep(9)
-        assert both.place_health()[0].trouble is None
+        assert both.list_statuses()[0].issue is None
         assert len(first.reads) > 80
         nursery.cancel_scope.cancel()
 
@@ -308,13 +308,13 @@ async def test_crowd_at_a_source_that_hangs_is_no_answer_of_it(autojump_clock):
         for _ in range(200):
             nursery.start_soon(both.read, BLOB, 2, 3)
             await trio.sleep(0.1)
-        assert both.place_health()[0].trouble is not None
+        assert both.list_statuses()[0].issue is not None
 
 
 # Many pieces at a time
 
 DATA = bytes(range(100))
-PIECES = [base.Piece(at, 10) for at in range(0, 50, 10)]
+PIECES = [base.BlobPiece(at, 10) for at in range(0, 50, 10)]
 
 
 def part(at):
@@ -339,7 +339,7 @@ async def test_next_source_is_asked_only_for_what_the_first_has_not_given(kind):
     both = once([first, second])
     assert await ask(both) == [part(at) for at in range(0, 50, 10)]
     assert (first.asked, second.asked) == ([[0, 10, 20, 30, 40]], [[10, 30]])
-    is_down = both.place_health()[0].trouble is not None
+    is_down = both.list_statuses()[0].issue is not None
     assert is_down is (kind is errors.SourceUnreachable)
 
 
@@ -383,7 +383,7 @@ async def test_source_that_has_said_no_and_goes_on_telling_is_not_silent(autojum
     both = once([first, second])
     assert await ask(both) == [part(at) for at in range(0, 50, 10)]
     assert second.asked == [[0, 10]]  # in the end, and not beside the first
-    assert both.place_health()[0].trouble is None
+    assert both.list_statuses()[0].issue is None
 
 
 @pytest.mark.allow_log("does not answer")
@@ -404,7 +404,7 @@ async def test_pieces_that_both_give_are_told_once_and_are_an_answer_of_both(aut
     both.failover.note_answer = note_answer
     assert await ask(both) == [part(at) for at in range(0, 50, 10)]
     assert trio.current_time() == pytest.approx(7.7)
-    assert [state.trouble.why for state in both.place_health()] == [
+    assert [state.issue.why for state in both.list_statuses()] == [
         "by order"
     ] * 2  # a piece of each
     assert watch == pytest.approx([2.7, 2.7, 7.7, 7.7])  # the first of which both have given
@@ -426,8 +426,8 @@ async def test_sources_that_have_given_all_between_them_are_waited_for_no_longer
         began_s = trio.current_time()
         assert await ask(both) == [part(at) for at in range(0, 50, 10)]
         assert trio.current_time() == pytest.approx(began_s + seconds)
-    assert "while second answered" in both.place_health()[0].trouble.why
-    assert both.place_health()[1].trouble is None
+    assert "while second answered" in both.list_statuses()[0].issue.why
+    assert both.list_statuses()[1].issue is None
 
 
 async def test_source_that_is_asked_when_nothing_is_left_has_answered_nothing(autojump_clock):
@@ -439,7 +439,7 @@ async def test_source_that_is_asked_when_nothing_is_left_has_answered_nothing(au
         told = []
         await both.read_pieces(base.PieceRequest(BLOB, PIECES[:1], told.extend))
         assert told == [(0, part(0))]
-        assert both.place_health()[0].trouble is None and [] not in second.asked
+        assert both.list_statuses()[0].issue is None and [] not in second.asked
 
 
 @SILENT

@@ -73,7 +73,7 @@ async def test_sources_are_asked_in_the_order_of_their_names(conf, tmp_path, nur
 
 async def test_connections_of_the_driver_bound_the_reads_in_flight(conf, nursery, monkeypatch):
     conf.set_override("url", "http://127.0.0.1:1/", group="source_http")
-    monkeypatch.setattr(http_pool, "limits_of", lambda _group: http_pool.Limits(connections=3))
+    monkeypatch.setattr(http_pool, "limits_of", lambda _group: http_pool.HttpLimits(connections=3))
     source = source_client.SourceClient(*source_factory.build(["http"], conf, nursery, as_stored))
     assert source.in_flight == 3
     await source.aclose()

@@ -20,7 +20,7 @@ def test_part_names_first_and_last_byte():
 
 def test_negative_range_names_blob_and_numbers():
     with pytest.raises(errors.LocalProtocolError, match=rf"{BLOB.name}.*offset -5, length 7"):
-        driver.check_pieces(BLOB, [base.Piece(-5, 7)])
+        driver.check_pieces(BLOB, [base.BlobPiece(-5, 7)])
 
 
 async def test_wrapper_by_itself_changes_nothing():

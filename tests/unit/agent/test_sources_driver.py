@@ -38,7 +38,7 @@ def test_wrong_chunk_is_invalid_and_everything_is_named():
 async def test_corrupt_read_with_content_is_invalid():
     outcomes = []
     await source(corrupt=[1]).read_pieces(
-        base.PieceRequest(BLOB, [base.Piece(0, 7, CONTENT)], outcomes.extend)
+        base.PieceRequest(BLOB, [base.BlobPiece(0, 7, CONTENT)], outcomes.extend)
     )
     [(_, outcome)] = outcomes
     with pytest.raises(errors.ChunkInvalid, match=rf"{BLOB.name} bytes 0-6 .* memory"):
@@ -48,7 +48,7 @@ async def test_corrupt_read_with_content_is_invalid():
 async def test_read_that_gives_fewer_bytes_than_asked_may_pass():
     outcomes = []
     await source(truncate=[1]).read_pieces(
-        base.PieceRequest(BLOB, [base.Piece(0, 7, CONTENT)], outcomes.extend)
+        base.PieceRequest(BLOB, [base.BlobPiece(0, 7, CONTENT)], outcomes.extend)
     )
     [(number, failure)] = outcomes
     assert number == 0
@@ -70,7 +70,7 @@ async def test_read_without_content_is_not_looked_at():
 def test_keyed_chunk_is_checked_with_the_keys_that_come_with_it(keys, of, why):
     keyed = ids.Content(ids.cid_of(CHUNK, KEY), keys)
     told = []
-    run = driver.Run(BLOB, [base.Piece(0, 7, keyed)], "memory", told.extend)
+    run = driver.BlobRun(BLOB, [base.BlobPiece(0, 7, keyed)], "memory", told.extend)
     run.put(of)
     [(_, outcome)] = told
     if why is None:
@@ -82,10 +82,12 @@ def test_keyed_chunk_is_checked_with_the_keys_that_come_with_it(keys, of, why):
 
 def a_run(told, wrong=()):
     pieces = [
-        base.Piece(5 + 10 * number, 10, ids.Content(ids.cid_of(b"x" if number in wrong else chunk)))
+        base.BlobPiece(
+            5 + 10 * number, 10, ids.Content(ids.cid_of(b"x" if number in wrong else chunk))
+        )
         for number, chunk in enumerate(CHUNKS)
     ]
-    run = driver.Run(BLOB, pieces, "memory", told.append)
+    run = driver.BlobRun(BLOB, pieces, "memory", told.append)
     for buffer, chunk in zip(run.buffers, CHUNKS, strict=True):
         buffer[:] = chunk
     return run
@@ -138,7 +140,7 @@ async def test_driver_that_tells_nothing_is_told_of():
 
     outcomes = []
     await Idle().read_pieces(
-        base.PieceRequest(BLOB, [base.Piece(0, 7), base.Piece(9, 1)], outcomes.extend)
+        base.PieceRequest(BLOB, [base.BlobPiece(0, 7), base.BlobPiece(9, 1)], outcomes.extend)
     )
     assert [(number, type(outcome)) for number, outcome in outcomes] == [
         (0, errors.SourceUnreachable),
@@ -150,7 +152,7 @@ async def test_ranges_of_one_call_are_read_beside_each_other_and_each_fails_alon
     memory = faulty_source.MemorySource({BLOB: bytes(range(100))})
     inner = faulty_source.FaultySource(memory, delay=range(1, 99), fail=[3])
     told = []
-    pieces = [base.Piece(at, 3) for at in range(0, 50, 5)]
+    pieces = [base.BlobPiece(at, 3) for at in range(0, 50, 5)]
     await inner.read_pieces(base.PieceRequest(BLOB, pieces, told.extend))
     assert inner.in_flight_most == driver.RUNS_AT_A_TIME == 4
     outcomes = dict(told)
@@ -167,6 +169,6 @@ async def test_ranges_that_were_not_begun_are_not_read_for_who_gave_up(autojump_
     inner = faulty_source.FaultySource(memory, delay=range(1, 99), delay_s=10.0)
     told = []
     with trio.move_on_after(5):
-        pieces = [base.Piece(at, 3) for at in range(0, 50, 5)]
+        pieces = [base.BlobPiece(at, 3) for at in range(0, 50, 5)]
         await inner.read_pieces(base.PieceRequest(BLOB, pieces, told.extend))
     assert told == [] and len(inner.reads) == driver.RUNS_AT_A_TIME and not inner.in_flight_now

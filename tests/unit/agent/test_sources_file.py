@@ -138,7 +138,7 @@ async def test_read_that_gives_less_is_continued_in_all_buffers(source, path, mo
     monkeypatch.setattr(os, "preadv", three_bytes)
     assert await source.read(BLOB, 0, 10) == b"0123456789"
     told = []
-    pieces = [base.Piece(1, 4), base.Piece(5, 2), base.Piece(7, 3)]
+    pieces = [base.BlobPiece(1, 4), base.BlobPiece(5, 2), base.BlobPiece(7, 3)]
     await source.read_pieces(base.PieceRequest(BLOB, pieces, told.extend))
     assert told == [(0, b"1234"), (1, b"56"), (2, b"789")]
 
@@ -146,7 +146,7 @@ async def test_read_that_gives_less_is_continued_in_all_buffers(source, path, mo
 async def test_pieces_before_the_end_of_a_file_are_given(source, path):
     told = []
     await source.read_pieces(
-        base.PieceRequest(BLOB, [base.Piece(6, 2), base.Piece(8, 4)], told.extend)
+        base.PieceRequest(BLOB, [base.BlobPiece(6, 2), base.BlobPiece(8, 4)], told.extend)
     )
     assert told[0] == (0, b"67")
     assert str(told[1][1]) == (
@@ -160,12 +160,12 @@ async def test_many_chunks_are_one_call(source, path, monkeypatch):
     monkeypatch.setattr(os, "preadv", lambda *args: calls.append(args) or real(*args))
     told = []
     await source.read_pieces(
-        base.PieceRequest(BLOB, [base.Piece(2 * n, 2) for n in range(64)], told.extend)
+        base.PieceRequest(BLOB, [base.BlobPiece(2 * n, 2) for n in range(64)], told.extend)
     )
     assert len(calls) == 1
     assert b"".join(data for _, data in told) == bytes(range(128))
     await source.read_pieces(
-        base.PieceRequest(BLOB, [base.Piece(n, 1) for n in range(200)], told.extend)
+        base.PieceRequest(BLOB, [base.BlobPiece(n, 1) for n in range(200)], told.extend)
     )
     assert len(calls) == 1 + 4  # the kernel takes so many buffers and no more
 

@@ -38,7 +38,7 @@ def server():
 
 @pytest.fixture
 async def source(server):
-    source = http.HttpSource(server.url, http_pool.Limits(timeout_s=0.5))
+    source = http.HttpSource(server.url, http_pool.HttpLimits(timeout_s=0.5))
     yield source
     await source.aclose()
 
@@ -57,7 +57,7 @@ async def test_connection_is_used_again(source, server):
 
 
 async def test_connections_are_bounded(server):
-    source = http.HttpSource(server.url, http_pool.Limits(connections=3))
+    source = http.HttpSource(server.url, http_pool.HttpLimits(connections=3))
     server.behaviours = [http_server.slow(0.02)] * 12
     async with trio.open_nursery() as nursery:
         for number in range(12):
@@ -254,7 +254,7 @@ async def test_connection_that_the_server_has_closed_meanwhile_is_not_used(sourc
 
 
 async def test_connection_that_was_idle_for_long_is_not_used(server):
-    source = http.HttpSource(server.url, http_pool.Limits(keep_alive_s=0.1))
+    source = http.HttpSource(server.url, http_pool.HttpLimits(keep_alive_s=0.1))
     await source.read(BLOB, 0, 10)
     await trio.sleep(0.2)
     await source.read(BLOB, 0, 10)
@@ -263,7 +263,7 @@ async def test_connection_that_was_idle_for_long_is_not_used(server):
 
 
 PIECES = [
-    base.Piece(at, 65_536, ids.Content(ids.cid_of(DATA[at : at + 65_536])))
+    base.BlobPiece(at, 65_536, ids.Content(ids.cid_of(DATA[at : at + 65_536])))
     for at in range(0, 8 * 65_536, 65_536)
 ]
 
@@ -299,14 +299,14 @@ async def test_pieces_before_the_end_of_a_shorter_blob_are_kept(source, server):
     await source.read_pieces(base.PieceRequest(BLOB, PIECES, told.extend))
     outcomes = dict(told)
     assert [outcomes[n] for n in range(3)] == [DATA[p.offset :][: p.length] for p in PIECES[:3]]
-    assert {type(outcomes[n]) for n in range(3, 8)} == {http_range.Ended}
+    assert {type(outcomes[n]) for n in range(3, 8)} == {http_range.RangeTruncated}
     told.clear()
     await source.read_pieces(base.PieceRequest(BLOB, PIECES, told.extend))
-    assert {type(outcome) for _, outcome in told} == {http_range.Ended}
+    assert {type(outcome) for _, outcome in told} == {http_range.RangeTruncated}
 
 
 async def test_bytes_behind_the_end_of_a_shorter_blob_are_no_part_of_it(source, server):
-    pieces = [base.Piece(n * 65_536, 65_536) for n in range(8)]  # whatever they are
+    pieces = [base.BlobPiece(n * 65_536, 65_536) for n in range(8)]  # whatever they are
 
     def more(handler, asked):
         http_server.shorter_blob(3 * 65_536)(handler, asked)
@@ -317,7 +317,7 @@ async def test_bytes_behind_the_end_of_a_shorter_blob_are_no_part_of_it(source, 
     await source.read_pieces(base.PieceRequest(BLOB, pieces, told.extend))
     outcomes = dict(told)
     assert [outcomes[n] for n in range(3)] == [DATA[p.offset :][: p.length] for p in pieces[:3]]
-    assert {type(outcomes[n]) for n in range(3, 8)} == {http_range.Ended}
+    assert {type(outcomes[n]) for n in range(3, 8)} == {http_range.RangeTruncated}
     assert await source.size_bytes(BLOB) == len(DATA)
     assert server.connections == 2
 
@@ -386,7 +386,7 @@ async def test_resolver_that_hangs_takes_few_threads_and_none_of_others(monkeypa
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    limits = http_pool.Limits(connections=20, timeout_s=0.2)
+    limits = http_pool.HttpLimits(connections=20, timeout_s=0.2)
     source = http.HttpSource("http://images.example/", limits)
     ours = trio.to_thread.current_default_thread_limiter()
     try:
@@ -407,7 +407,7 @@ async def fails_to_read(source, number, why):
 
 
 async def test_name_that_does_not_exist_is_unreachable():
-    source = http.HttpSource("http://no-such-host.invalid/", http_pool.Limits(timeout_s=5))
+    source = http.HttpSource("http://no-such-host.invalid/", http_pool.HttpLimits(timeout_s=5))
     with pytest.raises(errors.SourceUnreachable, match="gaierror"):
         await source.read(BLOB, 0, 1)
     assert source.source_health() == base.Health()
@@ -496,7 +496,7 @@ async def test_credentials_are_sent_but_never_shown(server, caplog):
 
 @pytest.mark.parametrize("token", ["secret\n", "secret\0", " secret", "secret\xe9"])
 async def test_token_that_is_no_header_is_sent_to_nobody_and_not_shown(server, token):
-    link = http_pool.HttpPool("source_glance", http_pool.Limits(timeout_s=0.5))
+    link = http_pool.HttpPool("source_glance", http_pool.HttpLimits(timeout_s=0.5))
     asked = http_range.RangeRequest("a blob", server.url + BLOB.name, 0, 1)
     with pytest.raises(errors.SourceUnreachable, match="X-Auth-Token") as caught:
         await link.size_bytes(asked, {"X-Auth-Token": token})
@@ -556,7 +556,7 @@ def tls_server(tls_context):
 
 @pytest.fixture
 async def tls_source(tls_server, tmp_path):
-    limits = http_pool.Limits(timeout_s=0.5, ca_file=str(tmp_path / "ca.pem"))
+    limits = http_pool.HttpLimits(timeout_s=0.5, ca_file=str(tmp_path / "ca.pem"))
     source = http.HttpSource(tls_server.url, limits)
     yield source
     await source.aclose()
@@ -630,7 +630,7 @@ async def test_bytes_by_tls_that_nobody_asked_for_are_no_answer(tls_source, tls_
 
 async def test_server_that_speaks_no_tls_is_unreachable(server, tmp_path):
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
-    limits = http_pool.Limits(timeout_s=0.5, ca_file=str(tmp_path / "ca.pem"))
+    limits = http_pool.HttpLimits(timeout_s=0.5, ca_file=str(tmp_path / "ca.pem"))
     source = http.HttpSource(server.url.replace("http:", "https:"), limits)
     with pytest.raises(errors.SourceUnreachable, match=r"SSL|silent"):
         await source.read(BLOB, 0, 10)
@@ -639,7 +639,7 @@ async def test_server_that_speaks_no_tls_is_unreachable(server, tmp_path):
 
 async def test_server_that_takes_connections_and_says_nothing_is_unreachable(tmp_path):
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
-    limits = http_pool.Limits(timeout_s=0.2, ca_file=str(tmp_path / "ca.pem"))
+    limits = http_pool.HttpLimits(timeout_s=0.2, ca_file=str(tmp_path / "ca.pem"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for scheme, reason in (("http", "silent"), ("https", "no connection within|silent")):
             source = http.HttpSource(f"{scheme}://127.0.0.1:{silent.getsockname()[1]}/", limits)
@@ -654,7 +654,7 @@ async def test_certificate_of_another_server_is_not_believed(tmp_path):
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("images.example.org").configure_cert(context)
     with http_server.serve({BLOB.name: DATA}, context) as other:
-        source = http.HttpSource(other.url, http_pool.Limits(ca_file=str(tmp_path / "ca.pem")))
+        source = http.HttpSource(other.url, http_pool.HttpLimits(ca_file=str(tmp_path / "ca.pem")))
         with pytest.raises(errors.SourceUnreachable, match=r"CERTIFICATE_VERIFY_FAILED.*127\.0"):
             await source.read(BLOB, 0, 10)
         await source.aclose()
@@ -668,7 +668,7 @@ async def test_server_of_another_authority_is_unreachable(server, tmp_path):
         for authority, is_trusted in ((ours, False), (theirs, True)):
             authority.cert_pem.write_to_path(tmp_path / "ca.pem")
             source = http.HttpSource(
-                tls_server.url, http_pool.Limits(ca_file=str(tmp_path / "ca.pem"))
+                tls_server.url, http_pool.HttpLimits(ca_file=str(tmp_path / "ca.pem"))
             )
             if is_trusted:
                 assert await source.read(BLOB, 5, 5) == DATA[5:10]
@@ -684,4 +684,4 @@ def test_ca_file_that_cannot_be_read_is_named(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(errors.Unusable, match=r"\[source_http\] ca_file: .*ca\.pem"):
-        http.HttpSource("https://h/", http_pool.Limits(ca_file=str(path)))
+        http.HttpSource("https://h/", http_pool.HttpLimits(ca_file=str(path)))

@@ -27,7 +27,7 @@ def test_range_header_names_the_last_byte():
     ],
 )
 def test_exact_answer_gives_the_size(headers, size):
-    assert http_range.check_answer(ASKED, 206, headers) == size
+    assert http_range.check_range_response(ASKED, 206, headers) == size
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_exact_answer_gives_the_size(headers, size):
 )
 def test_status_that_will_not_change_is_missing_with_the_reason(status, reason):
     with pytest.raises(errors.ChunkMissing, match=rf"chunk 3 .* http://h/x.raw: .*{reason}") as no:
-        http_range.check_answer(ASKED, status, GOOD)
+        http_range.check_range_response(ASKED, status, GOOD)
     may_be_there = status not in (404, 410, 416)
     assert isinstance(no.value, errors.ChunkRefused) is may_be_there
     assert type(copy.copy(no.value)) is type(no.value)
@@ -55,7 +55,7 @@ def test_status_that_will_not_change_is_missing_with_the_reason(status, reason):
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 599])
 def test_status_that_may_change_is_unreachable(status):
     with pytest.raises(errors.SourceUnreachable, match=str(status)):
-        http_range.check_answer(ASKED, status, GOOD)
+        http_range.check_range_response(ASKED, status, GOOD)
 
 
 @pytest.mark.parametrize(
@@ -78,23 +78,23 @@ def test_status_that_may_change_is_unreachable(status):
 )
 def test_other_content_range_is_unreachable(text):
     with pytest.raises(errors.SourceUnreachable):
-        http_range.check_answer(ASKED, 206, GOOD | {"Content-Range": text})
+        http_range.check_range_response(ASKED, 206, GOOD | {"Content-Range": text})
 
 
 def test_range_cut_at_the_end_of_the_blob_is_missing_with_its_size():
     with pytest.raises(errors.ChunkMissing, match="the blob ends at byte 120"):
-        http_range.check_answer(ASKED, 206, GOOD | {"Content-Range": "bytes 100-119/120"})
+        http_range.check_range_response(ASKED, 206, GOOD | {"Content-Range": "bytes 100-119/120"})
 
 
 def test_encoded_blob_is_refused():
     with pytest.raises(errors.ChunkMissing, match="gzip"):
-        http_range.check_answer(ASKED, 206, GOOD | {"Content-Encoding": "gzip"})
+        http_range.check_range_response(ASKED, 206, GOOD | {"Content-Encoding": "gzip"})
 
 
 @pytest.mark.parametrize("length", ["49", "51", "", "fifty", "050"])
 def test_other_content_length_is_unreachable(length):
     with pytest.raises(errors.SourceUnreachable, match="Content-Length"):
-        http_range.check_answer(ASKED, 206, GOOD | {"Content-Length": length})
+        http_range.check_range_response(ASKED, 206, GOOD | {"Content-Length": length})
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_other_content_length_is_unreachable(length):
     ],
 )
 def test_empty_blob_is_told_from_a_refusal(status, headers, is_empty):
-    assert http_range.is_of_empty_blob(status, headers) is is_empty
+    assert http_range.is_empty_blob(status, headers) is is_empty
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_empty_blob_is_told_from_a_refusal(status, headers, is_empty):
     ],
 )
 def test_retry_after_is_heeded_within_reason(headers, pause_s):
-    assert http_range.pause_s(headers) == pause_s
+    assert http_range.retry_after_s(headers) == pause_s
 
 
 @given(
@@ -155,9 +155,9 @@ def test_retry_after_is_heeded_within_reason(headers, pause_s):
     ),
 )
 def test_whatever_comes_is_the_exact_range_or_unavailable(status, headers):
-    assert 0 <= http_range.pause_s(headers) <= http_range.RETRY_AFTER_LIMIT_S
+    assert 0 <= http_range.retry_after_s(headers) <= http_range.RETRY_AFTER_LIMIT_S
     try:
-        http_range.check_answer(ASKED, status, headers)
+        http_range.check_range_response(ASKED, status, headers)
     except errors.ChunkUnavailable:
         return
     assert status == 206
@@ -166,7 +166,7 @@ def test_whatever_comes_is_the_exact_range_or_unavailable(status, headers):
 
 @pytest.mark.parametrize("status", [403, 404, 503])
 def test_each_of_those_who_asked_can_be_given_a_refusal_of_his_own(status):
-    made = http_range.refusal(ASKED, status)
+    made = http_range.status_error(ASKED, status)
     copied = copy.copy(made)
     assert (str(copied), type(copied)) == (str(made), type(made))
     assert getattr(copied, "status", None) == getattr(made, "status", None)

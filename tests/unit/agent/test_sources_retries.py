@@ -103,7 +103,7 @@ async def test_only_pieces_that_failed_are_asked_for_again(autojump_clock):
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(mend)
-        pieces = [base.Piece(at, 2) for at in range(0, 10, 2)]
+        pieces = [base.BlobPiece(at, 2) for at in range(0, 10, 2)]
         await retried(inner, attempts=3).read_pieces(base.PieceRequest(BLOB, pieces, told.extend))
     assert inner.asked == [[0, 2, 4, 6, 8], [2, 8], [2]]
     outcomes = dict(told)
@@ -118,7 +118,7 @@ async def test_pieces_are_given_on_before_the_others_are_asked_for_again(autojum
     await retried(inner).read_pieces(
         base.PieceRequest(
             BLOB,
-            [base.Piece(0, 2), base.Piece(2, 2)],
+            [base.BlobPiece(0, 2), base.BlobPiece(2, 2)],
             lambda answers: told_s.update({n: trio.current_time() for n, _ in answers}),
         )
     )
@@ -130,7 +130,7 @@ async def test_pieces_are_not_asked_for_again_when_the_caller_is_about_to_give_u
     told = []
     with trio.fail_after(0.02):
         await retried(inner).read_pieces(
-            base.PieceRequest(BLOB, [base.Piece(0, 2), base.Piece(2, 2)], told.extend)
+            base.PieceRequest(BLOB, [base.BlobPiece(0, 2), base.BlobPiece(2, 2)], told.extend)
         )
     assert [number for number, _ in told] == [1, 0]
     assert inner.asked == [[0, 2]]
@@ -180,7 +180,7 @@ async def test_question_without_an_answer_ends_in_time(autojump_clock, ask, what
     assert 30 <= trio.current_time() < 31
     with pytest.raises(errors.SourceUnreachable, match="no answer within 60 s"):
         await ask(source)
-    assert source.place_health()[0].health.missed_attempts == 2
+    assert source.list_statuses()[0].health.missed_attempts == 2
 
 
 async def test_slow_link_costs_one_time_out_at_most(autojump_clock):
@@ -195,7 +195,7 @@ async def test_failure_before_the_deadline_is_passed_on_and_counts_as_no_time(au
     source = attempts(memory(fail=[1], delay=[1], delay_s=20.0))
     with pytest.raises(errors.SourceUnreachable, match="by order"):
         await source.read(BLOB, 0, 10)
-    assert source.place_health()[0].health.missed_attempts == 0
+    assert source.list_statuses()[0].health.missed_attempts == 0
 
 
 async def test_reader_who_gives_up_is_no_missed_attempt(autojump_clock):
@@ -203,7 +203,7 @@ async def test_reader_who_gives_up_is_no_missed_attempt(autojump_clock):
     with trio.move_on_after(5) as scope:
         await source.read(BLOB, 0, 10)
     assert scope.cancelled_caught
-    assert source.place_health()[0].health.missed_attempts == 0
+    assert source.list_statuses()[0].health.missed_attempts == 0
 
 
 async def test_missed_attempt_is_made_again(autojump_clock):
@@ -236,12 +236,12 @@ async def test_pieces_that_came_in_time_are_told_and_the_rest_is_unreachable(aut
 
     source = attempts(inner)
     await source.read_pieces(
-        base.PieceRequest(BLOB, [base.Piece(at, 10) for at in (0, 10, 20, 30)], note)
+        base.PieceRequest(BLOB, [base.BlobPiece(at, 10) for at in (0, 10, 20, 30)], note)
     )
     assert told_s == {0: 0, 1: 20, 2: 30, 3: 30}
     assert (outcomes[0], outcomes[1]) == (DATA[:10], DATA[10:20])
     assert {type(outcomes[number]) for number in (2, 3)} == {errors.SourceUnreachable}
-    assert source.place_health()[0].health.missed_attempts == 1
+    assert source.list_statuses()[0].health.missed_attempts == 1
     assert inner.cancelled == 1
 
 
@@ -261,7 +261,7 @@ async def test_pieces_that_all_fail_once_keep_their_numbers(autojump_clock, orde
                 request.report([(at, error if self.asked == 1 else data)])
 
     found = {}
-    pieces = [base.Piece(at * 100, 100, None) for at in range(3)]
+    pieces = [base.BlobPiece(at * 100, 100, None) for at in range(3)]
     await retried(Mixed()).read_pieces(
         base.PieceRequest(BLOB, pieces, lambda some: found.update(some))
     )
@@ -273,7 +273,9 @@ async def test_bug_of_who_is_told_is_raised_though_nothing_is_left():
         raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
-        await retried(Flaky()).read_pieces(base.PieceRequest(BLOB, [base.Piece(0, 3, None)], told))
+        await retried(Flaky()).read_pieces(
+            base.PieceRequest(BLOB, [base.BlobPiece(0, 3, None)], told)
+        )
 
 
 async def test_failure_that_a_source_raises_is_that_of_all_its_pieces():

@@ -74,9 +74,9 @@ def test_source_that_hangs_or_is_down_is_a_trouble(monkeypatch):
     monkeypatch.setattr(status, "time", types.SimpleNamespace(time=lambda: 1000.0))
     down = health_issues.HealthIssue("no answer within 30 s", 900.0)
     sources = [
-        source_client.PlaceState("/fine", None, base.Health(0, 0.0, 4)),
-        source_client.PlaceState("/hangs", None, base.Health(2, 70.0, 0)),
-        source_client.PlaceState("http://down/", down, base.Health(1, 99.0, 0)),
+        source_client.SourceStatus("/fine", None, base.Health(0, 0.0, 4)),
+        source_client.SourceStatus("/hangs", None, base.Health(2, 70.0, 0)),
+        source_client.SourceStatus("http://down/", down, base.Health(1, 99.0, 0)),
     ]
     assert status.of_faults(health_issues.HealthIssues(), sources) == {
         "source /hangs": {"why": "2 calls to it hang", "since_s": 930.0},

@@ -37,7 +37,7 @@ class Mount:
         )
         self.killed, self.asked, self.ended = set(), [], []
         self.has_ended = trio.Event()
-        monkeypatch.setattr(self.rescue._dying, "killed_of", self._among)
+        monkeypatch.setattr(self.rescue._dying, "find_killed", self._among)
         self._nursery = nursery
         nursery.start_soon(self.rescue.run)
 
@@ -85,7 +85,7 @@ async def test_who_is_killed_is_ended_and_others_wait_on(mount):
     with trio.fail_after(20):
         await mount.has_ended.wait()
     await trio.sleep(0.2)
-    assert (mount.ended, mount.rescue.ended) == ([killed], 1)
+    assert (mount.ended, mount.rescue.aborted) == ([killed], 1)
     assert mount.rescue.list_late()[IMAGE].why == "refused"
 
 
@@ -99,17 +99,17 @@ async def test_request_that_is_newer_than_the_look_at_processes_waits_on(mount, 
         goes_on.wait(60)
         return [killed]
 
-    monkeypatch.setattr(mount.rescue._dying, "killed_of", among)
+    monkeypatch.setattr(mount.rescue._dying, "find_killed", among)
     mount.read(killed)
     with trio.fail_after(20):
         assert await trio.to_thread.run_sync(looks.wait, 15)
         mount.read(killed)
         await trio.testing.wait_all_tasks_blocked()
-        monkeypatch.setattr(mount.rescue._dying, "killed_of", lambda waiters, now_s: [])
+        monkeypatch.setattr(mount.rescue._dying, "find_killed", lambda waiters, now_s: [])
         goes_on.set()
         await mount.has_ended.wait()
     await trio.testing.wait_all_tasks_blocked()
-    assert (len(mount.ended), mount.rescue.ended, len(mount.waiting.table)) == (1, 1, 1)
+    assert (len(mount.ended), mount.rescue.aborted, len(mount.waiting.table)) == (1, 1, 1)
 
 
 async def test_nobody_is_asked_about_while_nothing_waits_for_long(mount, autojump_clock):
@@ -150,12 +150,12 @@ async def test_what_is_taken_back_while_processes_are_looked_for_is_so_when_they
     """Nova does not wait for the answer for long."""
     looks, goes_on = trio.Event(), threading.Event()
 
-    def guests_of(instance_id):
+    def processes_of(instance_id):
         trio.from_thread.run_sync(looks.set)
         goes_on.wait(60)
         return [(7, 1)]
 
-    monkeypatch.setattr(stuck_requests.killed_guests, "guests_of", guests_of)
+    monkeypatch.setattr(stuck_requests.killed_guests, "processes_of", processes_of)
     async with trio.open_nursery() as asking:
         asking.start_soon(mount.rescue.power_off, IMAGE)
         await looks.wait()

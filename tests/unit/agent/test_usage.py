@@ -33,7 +33,7 @@ class Signs:
         self.now_s = 1000.0
         self.looks = 0
 
-    def look_for_open(self):
+    def find_open(self):
         self.looks += 1
         if isinstance(self.open, OSError):
             raise self.open
@@ -41,7 +41,7 @@ class Signs:
 
     def uses(self, images_per_checkpoint=64):
         return usage.ImageUsage(
-            *(self.host.mirrors, self.look_for_open, lambda: self.bases, lambda: self.now_s),
+            *(self.host.mirrors, self.find_open, lambda: self.bases, lambda: self.now_s),
             limits=usage.UsageLimits(images_per_checkpoint=images_per_checkpoint),
         )
 

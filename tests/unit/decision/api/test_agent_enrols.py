@@ -42,7 +42,7 @@ def files(tmp_path):
 
 
 def enrolling(client, files):
-    return enrolment.Enrolment(H1, files, Adapter(client))
+    return enrolment.HostEnrolment(H1, files, Adapter(client))
 
 
 def test_a_host_enrols_and_renews_and_each_certificate_has_a_key_of_its_own(client, files):
