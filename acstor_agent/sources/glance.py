@@ -30,6 +30,7 @@ from acstor_agent.sources import driver
 from acstor_agent.sources import keystone_auth
 from acstor_agent.sources.http_client import http_pool
 from acstor_agent.sources.http_client import http_range
+from acstor_agent.sources.http_client import http_response
 from acstor_common import errors
 from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
@@ -242,7 +243,7 @@ class GlanceSource(driver.Driver):
         return await self._find(blob, what, _IN_USE if is_in_use else _NEW)
 
     async def download_blob(
-        self, blob: base.Blob, location: BlobLocation, take: http_pool.TakePart
+        self, blob: base.Blob, location: BlobLocation, take: http_response.TakePart
     ) -> None:
         """Pass a whole blob to ``take``, part by part; works with every store.
 

@@ -18,7 +18,7 @@ from acstor_agent.core import health_issues
 from acstor_agent.core.sources import failover
 from acstor_agent.engine import placement
 from acstor_agent.sources import base
-from acstor_agent.sources import download_source
+from acstor_agent.sources.wrappers import download_source
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids

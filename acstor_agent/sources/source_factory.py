@@ -15,12 +15,12 @@ from oslo_config import cfg
 from acstor_agent import conf as agent_conf
 from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline_source
-from acstor_agent.sources import decode_threads
-from acstor_agent.sources import download_source
 from acstor_agent.sources import driver as driver_
 from acstor_agent.sources import glance
-from acstor_agent.sources import layout_source
+from acstor_agent.sources.wrappers import deadline_source
+from acstor_agent.sources.wrappers import decode_threads
+from acstor_agent.sources.wrappers import download_source
+from acstor_agent.sources.wrappers import layout_source
 from acstor_common import errors
 from acstor_common.service import session_options
 

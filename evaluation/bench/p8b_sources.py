@@ -25,11 +25,11 @@ import trio
 import trustme
 
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline_source
 from acstor_agent.sources import file
 from acstor_agent.sources import http
 from acstor_agent.sources import source_client
 from acstor_agent.sources.http_client import http_pool
+from acstor_agent.sources.wrappers import deadline_source
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from evaluation.bench import harness

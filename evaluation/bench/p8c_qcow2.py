@@ -16,10 +16,10 @@ import time
 import trio
 
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline_source
 from acstor_agent.sources import file
-from acstor_agent.sources import layout_source
 from acstor_agent.sources import source_client
+from acstor_agent.sources.wrappers import deadline_source
+from acstor_agent.sources.wrappers import layout_source
 from acstor_common.formats import chunk_map
 from acstor_common.formats import codecs
 from acstor_common.formats import layout

@@ -50,8 +50,8 @@ from acstor_agent.images.read import mirror
 from acstor_agent.images.read import read_admission
 from acstor_agent.peers import peer_network
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline_source
 from acstor_agent.sources import source_client
+from acstor_agent.sources.wrappers import deadline_source
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry

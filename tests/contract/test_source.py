@@ -13,14 +13,14 @@ import pytest
 import trio
 
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline_source
-from acstor_agent.sources import download_source
 from acstor_agent.sources import file
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
 from acstor_agent.sources import http
-from acstor_agent.sources import layout_source
 from acstor_agent.sources import source_client
+from acstor_agent.sources.wrappers import deadline_source
+from acstor_agent.sources.wrappers import download_source
+from acstor_agent.sources.wrappers import layout_source
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.formats import layout

@@ -12,10 +12,10 @@ import requests
 import trio
 
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline_source
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
 from acstor_agent.sources import source_client
+from acstor_agent.sources.wrappers import deadline_source
 from acstor_common import errors
 from acstor_common.image import image_record
 from acstor_common.model import ids

@@ -13,9 +13,9 @@ import pytest
 import trio
 
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline_source
 from acstor_agent.sources import http
 from acstor_agent.sources.http_client import http_pool
+from acstor_agent.sources.wrappers import deadline_source
 from acstor_common import errors
 from acstor_common.model import ids
 from tests.lab import local

@@ -10,7 +10,7 @@ import trio
 
 from acstor_agent.sources import base
 from acstor_agent.sources import file
-from acstor_agent.sources import layout_source
+from acstor_agent.sources.wrappers import layout_source
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids

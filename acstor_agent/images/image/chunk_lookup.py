@@ -10,7 +10,7 @@ from acstor_agent.engine.serve import authorization
 from acstor_agent.images.image import mirrors
 from acstor_agent.images.maps import detached_maps
 from acstor_agent.sources import base
-from acstor_agent.sources import layout_source
+from acstor_agent.sources.wrappers import layout_source
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.model import segments

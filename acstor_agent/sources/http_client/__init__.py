@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP client: connector, stream, connection pool, check of range responses."""
+"""The HTTP client: connector, stream, responses, connection pool, check of ranges."""

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Range requests over a bounded number of HTTP connections.
 
-h11 parses heads and chunked bodies. A body of exactly the requested length is received into its
-final buffers; of any other, at most that length and one network read are accepted. Redirects are
-followed where the source allows it, without credentials for other servers; the environment is not
-read for proxies or credentials.
+Redirects are followed where the source allows it, without credentials for other servers; the
+environment is not read for proxies or credentials.
 """
 
 import base64
@@ -14,7 +12,6 @@ import functools
 import itertools
 import ssl
 from collections.abc import AsyncIterator
-from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Mapping
 
@@ -27,25 +24,14 @@ from acstor_agent.sources import driver
 from acstor_agent.sources.http_client import http_connector
 from acstor_agent.sources.http_client import http_endpoint
 from acstor_agent.sources.http_client import http_range
+from acstor_agent.sources.http_client import http_response
 from acstor_agent.sources.http_client import http_stream
-from acstor_common.model import geometry
 
 CONNECTIONS = 8
 TIMEOUT_S = 5.0
 KEEP_ALIVE_S = 60.0
-HEAD_BYTES = 4096
-"""Bytes received at a time until a head is complete, and so copied of a body at most."""
-PART_BYTES = 64 * geometry.KIB
-"""Bytes received at a time of a body without the requested length."""
-EVENTS_PER_TURN = 64
-"""Heads and parts of bodies before other tasks get a turn; h11 needs 10 us for each."""
-MOST_HINTS = 8
-"""1xx responses before the final one (RFC 8297)."""
 _HEADERS = (("User-Agent", "acstor-agent"), ("Accept-Encoding", "identity"))
 _NOTHING: Mapping[str, str] = {}
-
-TakePart = Callable[[bytes], Awaitable[None]]
-"""Takes the next part of a body."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +153,7 @@ class HttpPool:
         asked: http_range.RangeRequest,
         headers: Mapping[str, str],
         size_bytes: int,
-        take: TakePart,
+        take: http_response.TakePart,
     ) -> None:
         """Pass a whole blob of ``size_bytes`` to ``take``, part by part.
 
@@ -193,7 +179,7 @@ class HttpPool:
         asked: http_range.RangeRequest,
         headers: Mapping[str, str] = _NOTHING,
         method: str = "GET",
-    ) -> AsyncIterator["HttpResponse"]:
+    ) -> AsyncIterator[http_response.HttpResponse]:
         """Send a request; yield its response, with an unread body.
 
         :raises errors.SourceUnreachable: there is no complete response
@@ -230,9 +216,9 @@ class HttpPool:
 
     async def _receive_head(
         self, asked: http_range.RangeRequest, stream: http_stream.Stream, request: h11.Request
-    ) -> "HttpResponse":
+    ) -> http_response.HttpResponse:
         """Send a request; return its response, and note a pause that the server asks for."""
-        answer = HttpResponse(asked, stream)
+        answer = http_response.HttpResponse(asked, stream)
         await answer.send_request(request)
         if pause_s := http_range.retry_after_s(answer.headers):
             self._not_before = trio.current_time() + pause_s
@@ -275,121 +261,6 @@ class HttpPool:
         self._idle.append((server, stream, trio.current_time()))
         if len(self._idle) > self.connections:
             self._idle.pop(0)[1].close()
-
-
-class HttpResponse:
-    """The response to one request; ``is_over``: read, and the connection is reusable."""
-
-    status = 0
-    headers = http_range.Headers(())
-
-    def __init__(self, asked: http_range.RangeRequest, stream: http_stream.Stream) -> None:
-        self.is_over = False
-        self._asked, self._stream = asked, stream
-        self._http = h11.Connection(h11.CLIENT)
-        self._is_kept = False
-        self._part_bytes = HEAD_BYTES
-        self._events = 0
-
-    async def send_request(self, request: h11.Request) -> None:
-        """Send the request, and receive the head of the response."""
-        sent = self._http.send(request)
-        assert sent is not None  # None only for events that end the connection
-        if self._asked.length:  # the last line; the others are cached
-            sent = b"%bRange: %b\r\n\r\n" % (sent[:-2], self._asked.header.encode())
-        await self._stream.send(sent)
-        for _ in range(1 + MOST_HINTS):
-            event = await self._next_event()
-            if event is None:
-                raise self._asked.transient_error(
-                    "the server closed the connection without an answer"
-                )
-            if isinstance(event, h11.Response):
-                break
-        else:
-            raise self._asked.transient_error(
-                f"more than {MOST_HINTS} answers of 1xx came before one"
-            )
-        self.status, self.headers = event.status_code, http_range.Headers(event.headers)
-        tokens = self.headers.get("Connection").lower()
-        self._is_kept = event.http_version != b"1.0" and "close" not in tokens
-
-    async def fill_run(self, run: driver.BlobRun, length: int) -> None:
-        """Read the body, of ``length`` bytes, into the buffers of a run.
-
-        :raises errors.SourceUnreachable: the body is shorter or longer
-        """
-        is_plain = not self.headers.get("Transfer-Encoding")
-        if not is_plain or self.headers.get("Content-Length") != str(length):
-            run.put(await self._exactly(length))
-            return
-        early = self._http.trailing_data[0]
-        count_bytes = min(len(early), length)
-        run.put(memoryview(early)[:count_bytes])
-        while count_bytes < length:
-            left = driver.rest_of(run.buffers, count_bytes)
-            got = await self._stream.receive_into(left)
-            if not got:
-                why = f"the body ended after {count_bytes} of {length} bytes"
-                raise self._asked.transient_error(why)
-            count_bytes += got
-            run.pieces_filled(min(count_bytes, length))  # buffers may be larger than the body
-        self.is_over = self._is_kept and max(len(early), count_bytes) <= length
-
-    async def read_body(self, limit_bytes: int) -> bytes:
-        """Return the whole body.
-
-        :raises errors.SourceUnreachable: it is longer than ``limit_bytes``
-        """
-        body = bytearray()
-
-        async def take(part: bytes) -> None:
-            body.extend(part)
-
-        await self.stream_body(limit_bytes, take)
-        return bytes(body)
-
-    async def stream_body(self, limit_bytes: int, take: TakePart) -> int:
-        """Pass the whole body to ``take``, part by part; return its length.
-
-        :raises errors.SourceUnreachable: it is longer than ``limit_bytes``
-        """
-        self._part_bytes, count_bytes = PART_BYTES, 0
-        while not isinstance(event := await self._next_event(), h11.EndOfMessage):
-            if isinstance(event, h11.Data):
-                count_bytes += len(event.data)
-                if count_bytes > limit_bytes:
-                    raise self._asked.transient_error(
-                        f"the body is longer than {limit_bytes} bytes"
-                    )
-                await take(bytes(event.data))
-        self.is_over = self._is_kept and not self._http.trailing_data[0]
-        return count_bytes
-
-    async def drain_body(self) -> None:
-        """Read and drop a short body, so that the connection can be reused."""
-        if int(self.headers.get("Content-Length", str(HEAD_BYTES + 1))) <= HEAD_BYTES:
-            await self.read_body(HEAD_BYTES)
-
-    async def _exactly(self, length: int) -> bytes:
-        body = await self.read_body(length)
-        if len(body) < length:
-            raise self._asked.transient_error(f"the body ended after {len(body)} of {length} bytes")
-        return body
-
-    async def _next_event(self) -> h11.Event | None:
-        """Return the next event of the response; None if the connection is closed instead."""
-        self._events += 1
-        if self._events % EVENTS_PER_TURN == 0:
-            await trio.lowlevel.checkpoint()
-        while (event := self._http.next_event()) is h11.NEED_DATA:
-            part = bytearray(self._part_bytes)
-            got = await self._stream.receive_into([part])
-            if not got and self._http.states[h11.SERVER] is h11.SEND_RESPONSE:
-                return None
-            self._http.receive_data(bytes(memoryview(part)[:got]))
-        assert isinstance(event, h11.Event)
-        return event
 
 
 def _request_of(

@@ -10,7 +10,7 @@ import trio.testing
 
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.sources import decode_slots
-from acstor_agent.sources import decode_threads
+from acstor_agent.sources.wrappers import decode_threads
 from acstor_common.model import ids
 
 GUEST = requests.Stream(requests.Klass.GUEST, "a guest")

@@ -15,11 +15,11 @@ import trio.testing
 
 from acstor_agent.engine import placement
 from acstor_agent.sources import base
-from acstor_agent.sources import download_source
-from acstor_agent.sources import full_download
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
 from acstor_agent.sources import source_client
+from acstor_agent.sources.wrappers import download_source
+from acstor_agent.sources.wrappers import full_download
 from acstor_common import errors
 from acstor_common.model import ids
 from tests.fakes import fake_glance

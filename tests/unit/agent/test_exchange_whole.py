@@ -11,10 +11,10 @@ import trio
 from acstor_agent.engine import placement
 from acstor_agent.engine_io import exchange
 from acstor_agent.sources import base
-from acstor_agent.sources import download_source
-from acstor_agent.sources import full_download
 from acstor_agent.sources import glance
 from acstor_agent.sources import source_client
+from acstor_agent.sources.wrappers import download_source
+from acstor_agent.sources.wrappers import full_download
 from acstor_common import errors
 from acstor_common.ring import hash_ring
 from tests.fakes import exchange_cloud

@@ -10,8 +10,8 @@ import trio.testing
 
 from acstor_agent.sources import base
 from acstor_agent.sources import driver
-from acstor_agent.sources import full_download
 from acstor_agent.sources import glance
+from acstor_agent.sources.wrappers import full_download
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 from tests.fakes import glance_records

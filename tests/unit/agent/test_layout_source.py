@@ -13,10 +13,10 @@ import zstandard
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline_source
 from acstor_agent.sources import driver
-from acstor_agent.sources import layout_source
 from acstor_agent.sources import source_client
+from acstor_agent.sources.wrappers import deadline_source
+from acstor_agent.sources.wrappers import layout_source
 from acstor_common import errors
 from acstor_common.formats import codecs
 from acstor_common.formats import layout

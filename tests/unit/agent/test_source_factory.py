@@ -7,10 +7,10 @@ from oslo_config import cfg
 
 import acstor_agent.conf
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline_source
 from acstor_agent.sources import source_client
 from acstor_agent.sources import source_factory
 from acstor_agent.sources.http_client import http_pool
+from acstor_agent.sources.wrappers import deadline_source
 from acstor_common import errors
 from acstor_common.formats import layout
 from acstor_common.model import geometry

@@ -13,13 +13,14 @@ import trustme
 
 from acstor_agent.runtime import tls_session
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline_source
 from acstor_agent.sources import http
 from acstor_agent.sources import source_client
 from acstor_agent.sources.http_client import http_connector
 from acstor_agent.sources.http_client import http_pool
 from acstor_agent.sources.http_client import http_range
+from acstor_agent.sources.http_client import http_response
 from acstor_agent.sources.http_client import http_stream
+from acstor_agent.sources.wrappers import deadline_source
 from acstor_common import errors
 from acstor_common.model import addresses
 from acstor_common.model import ids
@@ -208,7 +209,7 @@ async def test_body_in_chunks_of_a_byte_lets_others_have_their_turn():
     ours.setblocking(False)
     with ours, theirs:
         theirs.sendall(head + b"1\r\nx\r\n" * 4096 + b"0\r\n\r\n")  # all of it is here
-        answer = http_pool.HttpResponse(asked, http_stream.Stream(ours, 1.0))
+        answer = http_response.HttpResponse(asked, http_stream.Stream(ours, 1.0))
         request = h11.Request(method="GET", target="/a", headers=[("Host", "images.example")])
         with turns.counted() as counted:
             await answer.send_request(request)

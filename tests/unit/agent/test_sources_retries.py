@@ -8,8 +8,8 @@ import trio
 from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.core.sources import failover
 from acstor_agent.sources import base
-from acstor_agent.sources import deadline_source
 from acstor_agent.sources import source_client
+from acstor_agent.sources.wrappers import deadline_source
 from acstor_common import errors
 from acstor_common.model import ids
 from tests.fakes import faulty_source

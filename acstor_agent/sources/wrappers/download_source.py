@@ -20,8 +20,8 @@ import trio
 from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.sources import base
 from acstor_agent.sources import driver
-from acstor_agent.sources import full_download
 from acstor_agent.sources import glance
+from acstor_agent.sources.wrappers import full_download
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry

@@ -24,7 +24,7 @@ from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.sources import base
 from acstor_agent.sources import driver
 from acstor_agent.sources import glance
-from acstor_agent.sources.http_client import http_pool
+from acstor_agent.sources.http_client import http_response
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.util import backoff
@@ -44,7 +44,7 @@ _KINDS = (
 )
 
 T = TypeVar("T")
-StreamBlob = Callable[[http_pool.TakePart], Awaitable[None]]
+StreamBlob = Callable[[http_response.TakePart], Awaitable[None]]
 """Passes the whole blob to a callback, part by part."""
 
 

@@ -21,8 +21,8 @@ import trio
 from acstor_agent.core.sources import stored_reads
 from acstor_agent.sources import base
 from acstor_agent.sources import chunk_verification
-from acstor_agent.sources import decode_threads
 from acstor_agent.sources import driver
+from acstor_agent.sources.wrappers import decode_threads
 from acstor_common import errors
 from acstor_common.formats import cluster_cache
 from acstor_common.formats import codecs
