@@ -66,12 +66,7 @@ def open_bus(
 
 
 class Bus:
-    """Casts and receives messages.
-
-    ``sent`` and ``dropped`` count messages since the start.
-
-    :param host: address of this agent on the bus
-    """
+    """Casts and receives messages, and counts those ``sent`` and ``dropped``."""
 
     def __init__(
         self,
@@ -108,10 +103,7 @@ class Bus:
             self._changed.notify()
 
     def subscribe(self, topic: str, heard: Mapping[str, message_bus.Handler]) -> None:
-        """Receive messages to a topic, for all its subscribers or for this host.
-
-        :param heard: handlers of payloads by method
-        """
+        """Receive messages to a topic by handlers of payloads (``heard``), by method."""
         endpoint = message_bus.Endpoint(heard, time.monotonic)
         supervision.start(
             "bus-listener",

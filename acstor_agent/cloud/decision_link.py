@@ -45,15 +45,12 @@ Images = dict[str, decision_messages.HeldImage] | None
 
 
 class ExchangeTotals(NamedTuple):
-    """Bytes exchanged since the start, and the size of the cache.
-
-    :param source: bytes read from sources for waiting guests
-    """
+    """Bytes exchanged since the start, and the size of the cache."""
 
     chunks: interface_traffic.TrafficBytes
     cache_bytes: int
     cache_limit_bytes: int
-    source: decision_messages.TimedTraffic = decision_messages.TimedTraffic()
+    source: decision_messages.TimedTraffic = decision_messages.TimedTraffic()  # guests waited
 
 
 def exchange_totals(chunks: exchange.Exchange, cache: cache_files.CacheFiles) -> ExchangeTotals:
@@ -86,11 +83,7 @@ class HostReport(Protocol):
 
 
 class HostAddress(NamedTuple):
-    """Where a host is.
-
-    :param address: where other agents reach it
-    :param location: its place in the cloud's topology
-    """
+    """Where other agents reach a host, and its place in the cloud's topology."""
 
     host: ids.HostId
     address: str
@@ -137,10 +130,7 @@ class DecisionLink:
         self._can_read_meter = True
 
     def count_received(self, peer: ids.HostId, count: int, took_s: float | None = None) -> None:
-        """Count bytes of a chunk from a peer.
-
-        :param took_s: from request to data, if a guest waited
-        """
+        """Count bytes of a chunk from a peer; ``took_s`` if a guest waited."""
         counted = self._peers[peer]
         counted.received += count
         if took_s is not None:

@@ -49,10 +49,7 @@ class TaskQueue(Protocol):
 
 
 class DecisionReceiver:
-    """Puts signed tables in force, and queues signed tasks.
-
-    :param files: trusted signers of tables and tasks
-    """
+    """Puts tables in force, and queues tasks, that trusted signers have signed."""
 
     def __init__(
         self,

@@ -53,34 +53,23 @@ _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class EnrolmentResponse(msgspec.Struct, frozen=True):
-    """The decision service's response to a certificate request.
-
-    :param ca: PEM of the authorities that issue certificates of hosts
-    :param signers: PEM of the public keys that sign tables and tasks
-    :param now: the service's wall clock
-    """
+    """The decision service's response to a certificate request."""
 
     certificate: str
-    ca: str
-    signers: str
+    ca: str  # PEM of the authorities that issue certificates of hosts
+    signers: str  # PEM of the public keys that sign tables and tasks
     not_after: float
-    now: float
+    now: float  # the service's wall clock
 
 
 class EnrolmentState(NamedTuple):
-    """State of enrolment, for ``status``.
-
-    :param error: reason of the last failure; "" after a success
-    :param failures: consecutive ones
-    :param clock_offset_s: how far this host's clock is ahead of the service's
-    :param fingerprint: SHA-256 of the key of a failing request; "": none
-    """
+    """State of enrolment, for ``status``."""
 
     enrolled: int = 0
-    failures: int = 0
-    error: str = ""
-    clock_offset_s: float = 0.0
-    fingerprint: str = ""
+    failures: int = 0  # consecutive ones
+    error: str = ""  # reason of the last failure; "" after a success
+    clock_offset_s: float = 0.0  # of this host's clock from the service's
+    fingerprint: str = ""  # SHA-256 of the key of a failing request
 
 
 def is_configured(conf: cfg.ConfigOpts) -> bool:
@@ -193,7 +182,6 @@ class HostEnrolment:
         LOG.info("host %s has a certificate for %.0f s", self._host, left_s)
 
     def _compare_clocks(self) -> None:
-        """Update the clock's offset, as it may have been set since the last response."""
         if self.state.failures or not self.state.enrolled:
             return
         service_s, then_s = self._answered
@@ -213,7 +201,6 @@ class HostEnrolment:
     # In a thread
 
     def _enrol(self) -> EnrolmentResponse:
-        """Request a certificate once and store it."""
         folder: pathlib.Path = self._files.files.certificate.parent
         key = _next_key(folder)
         request = certificates.request(self._host, key)
@@ -306,7 +293,6 @@ def refusal_text(status: int, body: bytes) -> str:
 
 
 def _adapter(conf: cfg.ConfigOpts) -> keystone_adapter.Adapter:
-    """Return the adapter for the decision service; raise Unusable for wrong options."""
     own = conf[GROUP]
     try:
         if own.auth_section == glance.GROUP:

@@ -46,10 +46,7 @@ def ring_keeper_of(
 
 
 def import_optional(conf: cfg.ConfigOpts) -> None:
-    """Import optional modules that this host needs, before a worker is forked.
-
-    The imports take two fifths of an agent's start, while guests of a restarted worker wait.
-    """
+    """Import modules that this host needs, two fifths of a start, before a worker is forked."""
     if conf.transport_url:
         importlib.import_module("acstor_agent.cloud.bus")
     if conf.transport_url or conf.acstor_agent.keep_images != "none":
@@ -57,10 +54,7 @@ def import_optional(conf: cfg.ConfigOpts) -> None:
 
 
 class Membership:
-    """This host's connections to its cloud.
-
-    :param supervised: gets failures of the message bus
-    """
+    """This host's connections to its cloud."""
 
     def __init__(
         self,

@@ -42,29 +42,22 @@ def verify_table(
 
 
 class MessageSigner:
-    """Signs messages of this host.
-
-    ``signed_count`` counts messages, ``unsigned_count`` those that could not be signed.
-    """
+    """Signs messages of this host."""
 
     def __init__(self, files: identity_files.IdentityFiles) -> None:
         self._files = files
         self._fault = log_once.LogOnce(LOG)
-        self.signed_count = 0
-        self.unsigned_count = 0
 
     def sign_message(self, payload: msgspec.Struct, purpose: str) -> dict[str, Any] | None:
         """Return the signed message; None if this host has no certificate."""
         identity = self._files.current_credentials()
         if identity.certificate is None:
-            self.unsigned_count += 1
             self._fault.log_warning(
                 "no samples and boot traces are sent: this host has no certificate "
                 f"({self._files.files.certificate})"
             )
             return None
         self._fault.log_warning("")
-        self.signed_count += 1
         signed = signed_messages.sign_payload(
             payload, purpose, identity.key, identity.certificate.pem
         )

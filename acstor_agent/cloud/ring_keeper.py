@@ -90,11 +90,7 @@ class RingKeeper:
         return self.ring.revoked
 
     def admission_error(self, host: ids.HostId, not_before_s: float) -> str:
-        """Return why a host may not connect to this one; "" if it may.
-
-        :param host: subject of its certificate
-        :param not_before_s: start of the certificate's validity, wall clock
-        """
+        """Return why the host with a certificate of this start may not connect; "" if it may."""
         return table_rules.admission_error(host, not_before_s, self.ring, self.former_ring())
 
     def hosts_at(self, ip: str) -> int:

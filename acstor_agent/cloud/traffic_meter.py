@@ -23,11 +23,7 @@ InterfaceSample = interface_traffic.InterfaceSample
 
 
 class TrafficMeter:
-    """Reads the counters of the interfaces with the host's traffic.
-
-    :param names: of the interfaces; empty: those of the default routes
-    :param link_mbit: their total rate; 0: as they report
-    """
+    """Reads the counters of named interfaces, or those of the default routes."""
 
     def __init__(self, names: Sequence[str], link_mbit: float) -> None:
         self._names = names

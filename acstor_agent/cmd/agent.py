@@ -72,10 +72,7 @@ def run(conf: cfg.ConfigOpts) -> int:
 
 
 def find_fd_store(state_dir: pathlib.Path) -> fd_store.FdStore:
-    """Return the store that keeps the mount between supervisors: a holder, if present.
-
-    A holder's stale socket does not replace the service manager.
-    """
+    """Return the store of the mount: a live holder, else the service manager's."""
     manager = service_manager.DescriptorStore()
     if not fd_holder.has_socket(state_dir):
         return manager

@@ -211,7 +211,6 @@ def _configured_socket(config_file: str | None) -> str:
 
 
 def _ask(path: str, request: control_wire.ControlRequest, show_progress: bool) -> Any:
-    """Send a request and return its result."""
     with tqdm.tqdm(
         unit="B", unit_scale=True, unit_divisor=1024, disable=None if show_progress else True
     ) as bar:

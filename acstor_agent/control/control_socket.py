@@ -143,7 +143,6 @@ class _Clients:
 
     @contextlib.contextmanager
     def busy(self, client: trio.CancelScope) -> Iterator[None]:
-        """Mark a client as busy, so that it is not replaced."""
         self._idle.pop(client, None)  # absent if the client was just replaced
         self._busy.add(client)
         try:
@@ -164,7 +163,6 @@ class _Clients:
 
 
 async def _answer(stream: trio.SocketStream, line: bytes, handle: Handler) -> bool:
-    """Handle one request; return whether the connection may continue."""
     with trio.CancelScope() as scope:
 
         async def report(done_bytes: int, total_bytes: int) -> None:
@@ -184,7 +182,6 @@ async def _answer(stream: trio.SocketStream, line: bytes, handle: Handler) -> bo
 
 
 async def _reply(line: bytes, handle: Handler, report: Report) -> control_wire.Reply:
-    """Call the handler; convert all errors into replies."""
     try:
         return control_wire.Done(await handle(control_wire.decode_request(line), report))
     except (errors.AcstorError, ValueError, OSError) as e:

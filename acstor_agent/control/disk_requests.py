@@ -23,10 +23,7 @@ from acstor_common.wire import control_wire
 
 
 class DiskRequests:
-    """Makes, restores, flattens and drops disks on request.
-
-    :param patience_s: limit of a restore, up to the first bytes of the disk
-    """
+    """Makes, restores, flattens and drops disks; a restore may take ``patience_s``."""
 
     def __init__(
         self,

@@ -23,11 +23,7 @@ WINDOW_S = 3600.0
 
 
 class HealthSummary:
-    """Summarizes the host's health.
-
-    :param fallbacks: Nova's fallbacks since the start, by reason
-    :param faults: returns the faults of parts, as in status
-    """
+    """Summarizes the host's health; ``fallbacks`` are Nova's since the start, by reason."""
 
     def __init__(
         self,

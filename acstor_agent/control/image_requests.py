@@ -35,10 +35,7 @@ FILL_MODES = {
 
 
 class ImageRequests:
-    """Attaches, fills and describes images on request.
-
-    :param patience_s: limit of an attachment, source included
-    """
+    """Attaches, fills and describes images; an attachment may take ``patience_s``."""
 
     def __init__(
         self,

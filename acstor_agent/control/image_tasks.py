@@ -48,8 +48,6 @@ DESCRIBE_EVERY_S = 15.0
 
 
 class _BootImageTask(NamedTuple):
-    """A boot image to prefetch, and when this host was told."""
-
     task: decision_messages.ImageTask
     at_s: float
 
@@ -204,7 +202,6 @@ class ImageTasks:
         why: str = "",
         is_new: bool = False,
     ) -> None:
-        """Set a task's progress; that of another task of the image stays unless this is new."""
         told = self._progress.get(task.image_id)
         if is_new or told is None or told.request == task.request:
             self._progress[task.image_id] = decision_messages.TaskProgress(
@@ -227,7 +224,6 @@ class ImageTasks:
         return whole.is_used and not whole.is_fully_cached, whole.is_used, touched_ns, image_id
 
     def _describe_changed(self, changed: set[str]) -> dict[str, decision_messages.HeldImage] | None:
-        """Return the images to report, with changed ones updated; None if none changed."""
         present, held = self._reported(), self._held
         whole_of = {one: self._images.fill_report(ids.parse_image_id(one)) for one in present}
         turned = {one for one, whole in whole_of.items() if self._differs(held.get(one), whole)}

@@ -4,10 +4,8 @@
 The agent counts in plain integers, so that reads do not pay for labels and locks.
 """
 
-import itertools
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from typing import Any
 
 import prometheus_client
@@ -15,7 +13,8 @@ import trio
 from prometheus_client import core
 from prometheus_client import registry
 
-from acstor_agent.core import counters
+from acstor_agent.control import disk_metrics
+from acstor_agent.control import metric_values
 from acstor_common.service import metrics_endpoint
 
 Gauge = core.GaugeMetricFamily
@@ -27,12 +26,7 @@ Rows = dict[str | None, dict[str, Any]]
 
 
 class Collector(registry.Collector):
-    """Converts the agent's numbers into metrics.
-
-    Its cost is independent of the number of images unless ``by_image`` is set.
-
-    :param read_status: returns the numbers; called from the endpoint's thread
-    """
+    """Converts the numbers into metrics; ``read_status`` is called in the endpoint's thread."""
 
     def __init__(self, read_status: ReadStatus) -> None:
         self._read_status = read_status
@@ -49,7 +43,7 @@ class Collector(registry.Collector):
         yield _of_refused(status["refused"])
         yield from _of_boots(status["boot"])
         yield from _of_cache(status["cache"])
-        yield from _of_disk_io(status["disk_io"], by_image)
+        yield from disk_metrics.of_disk_io(status["disk_io"], by_image)
         yield _of_event_loop(status["event_loop"])
         yield from _of_guests(status["guests"])
         yield from _of_sources(status["sources"])
@@ -96,19 +90,23 @@ def _of_event_loop(iterations: dict[str, Any]) -> core.Metric:
         "acstor_event_loop_lag_seconds",
         "Duration of event loop iterations, the longest wait of a request for the loop",
     )
-    found.add_metric([], *_buckets(iterations))
+    found.add_metric([], *metric_values.cumulative_buckets(iterations))
     return found
 
 
 def _of_faults(faults: dict[str, dict[str, Any]]) -> core.Metric:
     text = "Beginning of a fault, by the part that fails; absent for parts that work"
     since_s = {part: fault["since_s"] for part, fault in faults.items()}
-    return _labelled(Gauge("acstor_fault_start_timestamp_seconds", text, labels=["part"]), since_s)
+    return metric_values.labelled(
+        Gauge("acstor_fault_start_timestamp_seconds", text, labels=["part"]), since_s
+    )
 
 
 def _of_fallbacks(fallbacks: dict[str, int]) -> core.Metric:
     text = "Fallbacks of Nova to its own download, by reason"
-    return _labelled(Counter("acstor_nova_fallbacks", text, labels=["reason"]), fallbacks)
+    return metric_values.labelled(
+        Counter("acstor_nova_fallbacks", text, labels=["reason"]), fallbacks
+    )
 
 
 def _of_identity(identity: dict[str, Any]) -> Iterator[core.Metric]:
@@ -133,13 +131,6 @@ def _of_identity(identity: dict[str, Any]) -> Iterator[core.Metric]:
         "Offset of this host's clock from the decision service's; above 0: it is ahead",
         enrolment["clock_offset_s"],
     )
-
-
-def _labelled(family: Gauge | Counter, values: Mapping[str, float]) -> core.Metric:
-    """Return a family of metrics with values by their label."""
-    for label, value in values.items():
-        family.add_metric([label], value)
-    return family
 
 
 def _key(image_id: str | None) -> list[str]:
@@ -172,7 +163,7 @@ def _of_reads(reads: Rows, by_image: bool) -> Iterator[core.Metric]:
         for (name, unit), family in families.items():
             for origin, counts in row[name].items():
                 family.add_metric([*key, origin], counts[unit])
-        seconds.add_metric(key, *_buckets(row["latency"]))
+        seconds.add_metric(key, *metric_values.cumulative_buckets(row["latency"]))
         in_flight.add_metric(key, row["reads_in_flight"])
         failed.add_metric(key, row["failed_reads"])
         lost.add_metric(key, row["lost_reads"])
@@ -269,7 +260,9 @@ def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
 
 def _of_refused(refused: dict[str, int]) -> core.Metric:
     text = "Requests of peers that were refused, and connections without a valid certificate"
-    return _labelled(Counter("acstor_refused_peer_requests", text, labels=["kind"]), refused)
+    return metric_values.labelled(
+        Counter("acstor_refused_peer_requests", text, labels=["kind"]), refused
+    )
 
 
 def _of_boots(boots: dict[str, Any]) -> Iterator[core.Metric]:
@@ -318,7 +311,7 @@ def _of_cache(cache: dict[str, Any]) -> Iterator[core.Metric]:
 def _of_guests(guests: dict[str, Any]) -> Iterator[core.Metric]:
     text = "Requests that wait for data that is not cached"
     waiting = {kind: guests[f"waiting_{kind}"] for kind in ("reads", "writes")}
-    yield _labelled(Gauge("acstor_waiting_requests", text, labels=["kind"]), waiting)
+    yield metric_values.labelled(Gauge("acstor_waiting_requests", text, labels=["kind"]), waiting)
     yield Gauge(
         "acstor_guests_on_dead_mounts",
         "Guests that use a dead mount and get I/O errors",
@@ -356,79 +349,9 @@ def _of_late(late: Rows, by_image: bool) -> Iterator[core.Metric]:
 def _of_sources(sources: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
     text = "Calls to a source that hang in the kernel, one thread each"
     hanging = {where: health["hanging_calls"] for where, health in sources.items()}
-    yield _labelled(Gauge("acstor_source_hanging_calls", text, labels=["source"]), hanging)
+    yield metric_values.labelled(
+        Gauge("acstor_source_hanging_calls", text, labels=["source"]), hanging
+    )
     text = "Requests to a source that timed out"
     missed = {where: health["missed_attempts"] for where, health in sources.items()}
-    yield _labelled(Counter("acstor_source_timeouts", text, labels=["source"]), missed)
-
-
-def _of_disk_io(io: dict[str, Any], by_image: bool) -> Iterator[core.Metric]:
-    yield core.InfoMetricFamily(
-        "acstor_disk_policy", "Scheduling policy of the agent's disk", {"policy": io["policy"]}
-    )
-    yield Gauge(
-        "acstor_disk_queued_requests", "Disk requests in the scheduler's queue", io["waiting"]
-    )
-    yield Counter(
-        "acstor_disk_stalls", "Times when the disk did not complete a request in time", io["stalls"]
-    )
-    text = "Disk requests by seek distance"
-    yield _labelled(Counter("acstor_disk_seeks", text, labels=["distance"]), io["seeks"])
-    streams = io["streams"]
-    yield from _of_streams(streams if by_image else _by_class(streams))
-
-
-def _by_class(streams: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Sum up the streams of each class: guests, peers, kinds of background work."""
-    found: dict[str, dict[str, Any]] = {}
-    for stream, count in streams.items():
-        klass = stream.partition(":")[0]
-        if (known := found.get(klass)) is None:
-            found[klass] = count
-            continue
-        latency, other = known["latency"], count["latency"]
-        buckets = [a + b for a, b in zip(latency["buckets"], other["buckets"], strict=True)]
-        found[klass] = {
-            **{name: known[name] + count[name] for name in ("requests", "bytes", "slices")},
-            "slice_s": max(known["slice_s"] or 0.0, count["slice_s"] or 0.0),
-            "waits": {end: known["waits"][end] + times for end, times in count["waits"].items()},
-            "latency": {"buckets": buckets, "total_s": latency["total_s"] + other["total_s"]},
-        }
-    return found
-
-
-def _of_streams(streams: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
-    families = {
-        name: Counter(f"acstor_disk_stream_{name}", text, labels=["stream"])
-        for name, text in (
-            ("requests", "Disk requests by stream"),
-            ("bytes", "Bytes of disk requests by stream"),
-            ("slices", "Time slices by stream"),
-        )
-    }
-    length = Gauge(
-        "acstor_disk_stream_slice_seconds", "Length of the last time slice", labels=["stream"]
-    )
-    waits = Counter(
-        "acstor_disk_stream_waits", "Anticipation waits by their end", labels=["stream", "end"]
-    )
-    seconds = Histogram(
-        "acstor_disk_stream_duration_seconds",
-        "Duration of disk requests, from submission to completion",
-        labels=["stream"],
-    )
-    for stream, count in streams.items():
-        for name, family in families.items():
-            family.add_metric([stream], count[name])
-        length.add_metric([stream], count["slice_s"] or 0.0)
-        for end, times in count["waits"].items():
-            waits.add_metric([stream, end], times)
-        seconds.add_metric([stream], *_buckets(count["latency"]))
-    yield from [*families.values(), length, waits, seconds]
-
-
-def _buckets(latency: dict[str, Any]) -> tuple[list[tuple[str, int]], float]:
-    """Return a histogram in Prometheus' form: cumulative buckets, and the sum."""
-    bounds = [*map(str, counters.LATENCY_BOUNDS_S), "+Inf"]
-    upto = itertools.accumulate(latency["buckets"])
-    return list(zip(bounds, upto, strict=True)), latency["total_s"]
+    yield metric_values.labelled(Counter("acstor_source_timeouts", text, labels=["source"]), missed)

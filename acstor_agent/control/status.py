@@ -115,10 +115,7 @@ def of_all_images(
     counted: counters.ExchangeCounters,
     late: Mapping[str, blocked_requests.LateWaits],
 ) -> dict[str, Any]:
-    """Return totals of all images, under the key None.
-
-    Counters are kept for the host, and not summed up here.
-    """
+    """Return totals of all images, under the key None, from counters of the host."""
     return {
         "reads": {None: of_reads(images.reads, counted.fetched_total)},
         "fill": of_fill_totals(filling.status.list_status().values() if filling else ()),
@@ -204,10 +201,7 @@ def of_image(
     late: blocked_requests.LateWaits | None = None,
     size_bytes: int | None = None,
 ) -> dict[str, Any]:
-    """Return the state of one image; most fields are None if it was not read yet.
-
-    :param late: its reads that have waited long
-    """
+    """Return the state of one image; most fields are None if it was not read yet."""
     return {
         "size_bytes": image.size_bytes if image else size_bytes,
         "chunk_bytes": image.map.geometry.chunk_bytes if image else None,
@@ -247,19 +241,10 @@ def of_boot_image(boots: boot_session.BootSession) -> dict[str, Any]:
 
 def of_boots(host: boot_session.BootSessions) -> dict[str, Any]:
     """Return the numbers of this host's boot images."""
-    counted = host.counters
     return {
         "memory_bytes": host.memory.used_bytes,
         "memory_limit_bytes": host.memory.limit_bytes,
-        "loaded": counted.loaded,
-        "dropped": counted.dropped,
-        "ignored": counted.ignored,
-        "refused": counted.refused,
-        "failed": counted.failed,
-        "recorded": counted.recorded,
-        "prefetched": counted.ahead,
-        "prefetched_bytes": counted.ahead_bytes,
-        "prefetched_used_bytes": counted.ahead_used_bytes,
+        **dataclasses.asdict(host.counters),
     }
 
 
@@ -281,10 +266,7 @@ def of_disks(
 def of_disk(
     made: disk.Disk | None, late: blocked_requests.LateWaits | None = None
 ) -> dict[str, Any]:
-    """Return the state of one disk; most fields are None if it was not used yet.
-
-    :param late: its requests that have waited long
-    """
+    """Return the state of one disk; most fields are None if it was not used yet."""
     waiting_ = of_blocked_requests(late)
     if made is None:
         unknown = ("image_id", "size_bytes", "written_bytes", "unsynced_bytes", "lacking_bytes")
@@ -370,11 +352,7 @@ def of_guests(
     ended: int,
     on_dead_mounts: Collection[str],
 ) -> dict[str, Any]:
-    """Return the numbers of waiting and refused requests of guests.
-
-    :param ended: requests aborted because their process was killed
-    :param on_dead_mounts: guests on dead mounts
-    """
+    """Return the numbers of waiting, refused and aborted (``ended``) requests of guests."""
     return {
         "on_dead_mounts": sorted(on_dead_mounts),
         "ended": ended,

@@ -39,12 +39,7 @@ from acstor_common.identity import identity_files
 
 
 class Agent:
-    """The parts of a worker.
-
-    :param inode_numbers: of images and disks
-    :param identity: this host's certificate and keys
-    :param rings: the current v-node table
-    """
+    """The parts of a worker."""
 
     def __init__(
         self,
@@ -91,13 +86,11 @@ class Agent:
             self._chunks.mirrors,
             self._guests.disks,
             self._stored.cache,
-            settings.patience_s(own),
             self._known,
-            self._images.usage,
             self._guests.reattach,
-            self._boots.recording,
+            fuse.OpenObservers(self._images.usage, self._boots.recording, self._boots.timelines),
+            settings.patience_s(own),
             settings.mirror_gid(own),
-            self._boots.timelines,
         )
 
     def _make_requests(
@@ -148,10 +141,6 @@ class Agent:
         )
 
     def _set_disk_policy(self, policy: str) -> str:
-        """Change the disk policy; return the resulting one.
-
-        :raises errors.Unusable: there is no such policy
-        """
         io = self._stored.io
         if policy not in (disk_io.AUTO, *io.schedulers):
             raise errors.Unusable(f"disk policy {policy}", "there is no such policy")
@@ -236,7 +225,6 @@ class Agent:
         }
 
     def _metrics(self) -> dict[str, Any]:
-        """Return the numbers for the metrics; thread-safe."""
         by_image = self._conf.acstor_agent.metrics_by_image
         of_images = status.of_each_image if by_image else status.of_all_images
         chunks, late = self._chunks, self._guests.stuck_requests.list_late()

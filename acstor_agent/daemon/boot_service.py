@@ -21,10 +21,7 @@ from acstor_common.wire import trace_message
 
 
 class BootService:
-    """Loads boot images, records boots, and sends their traces.
-
-    :param heads: folder of the heads of boot images
-    """
+    """Loads boot images, whose heads are in a folder, records boots, and sends their traces."""
 
     def __init__(
         self,

@@ -27,11 +27,7 @@ from acstor_agent.sources import source_factory
 
 
 class ChunkService:
-    """Fetches chunks from peers and sources, and serves peers.
-
-    :param maps: folder of the chunk maps
-    :param lag: of the event loop
-    """
+    """Fetches chunks from peers and sources, and serves peers; ``maps`` is a folder."""
 
     def __init__(
         self,

@@ -33,10 +33,7 @@ from acstor_common.model import ids
 
 
 class ImageService:
-    """Makes mirrors of images, fills pinned ones, and evicts unused ones.
-
-    Attributes ``replication`` and ``hydration`` are None if the configuration does not want them.
-    """
+    """Makes mirrors of images, fills pinned ones, and evicts unused ones."""
 
     def __init__(
         self,
@@ -79,7 +76,6 @@ class ImageService:
         chunks.mirrors.set_mirror_factory(self._make_mirror)
 
     def _subscribe(self) -> None:
-        """Pass events of peers and of the cache to images."""
         chunks, cache = self._chunks, self._stored.cache
         fanout = event_fanout.EventFanout(
             chunks.exchange, chunks.mirrors, cache, self.replication, self._is_for_others

@@ -30,6 +30,7 @@ from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest
 from acstor_common.model import ids
 from acstor_common.util import backoff
+from acstor_common.util import lru_table
 from acstor_common.wire import vault_paths
 
 T = TypeVar("T")
@@ -60,7 +61,8 @@ class ResponseTimes:
     """Recent response times of holders for a chunk, by address."""
 
     def __init__(self) -> None:
-        self._noted: dict[str, tuple[float, float]] = {}  # (response time, when recorded)
+        # (response time, when recorded)
+        self._noted = lru_table.LruTable[str, tuple[float, float]](REMEMBERED)
 
     def expected_s(self, address: str) -> float:
         """Return the expected response time; 0: unknown, inf: it failed recently."""
@@ -72,9 +74,6 @@ class ResponseTimes:
         former_s = self.expected_s(address)
         if 0 < former_s < math.inf and took_s < math.inf:
             took_s = former_s + _SMOOTHING * (took_s - former_s)
-        self.forget_holder(address)
-        if len(self._noted) >= REMEMBERED:
-            self.forget_holder(next(iter(self._noted)))
         self._noted[address] = took_s, trio.current_time()
 
     def forget_holder(self, address: str) -> None:
@@ -87,8 +86,8 @@ class HolderConnections:
 
     def __init__(self, context: Callable[[], ssl.SSLContext], deadline_s: float) -> None:
         self._context = context
-        # By address, least recently used first, so holders do not share connections.
-        self._pools: dict[str, http_pool.HttpPool] = {}
+        # By address, so holders do not share connections.
+        self._pools = lru_table.LruTable[str, http_pool.HttpPool](HOLDERS)
         self._limiter = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
         self.deadline_s = deadline_s
         self.times = ResponseTimes()
@@ -116,13 +115,11 @@ class HolderConnections:
             return await answer.read_body(limit_bytes)
 
     async def _pool_of(self, address: str) -> http_pool.HttpPool:
-        found = self._pools.pop(address, None)
-        if found is None:
+        if (found := self._pools.use(address)) is None:
             limits = http_pool.HttpLimits(CONNECTIONS, TIMEOUT_S)
             found = http_pool.HttpPool("checkpoints", limits, context=self._context)
-        self._pools[address] = found
-        if len(self._pools) > HOLDERS:
-            await self._pools.pop(next(iter(self._pools))).aclose()
+            if evicted := self._pools.put(address, found):
+                await evicted[1].aclose()
         return found
 
     async def in_thread(self, work: Callable[[bytes, str], T], sealed: bytes, where: str) -> T:
@@ -197,7 +194,6 @@ class CheckpointClient:
         return await self._first(path, ask, self._hedge_s, self._connections.deadline_s)
 
     async def _first(self, path: str, ask: Ask[T], hedge_s: Hedge, within_s: float) -> T:
-        """Return the first holder's result; retry while one may succeed."""
         why = ""
         with trio.move_on_after(within_s):
             for tries in itertools.count():
@@ -257,12 +253,7 @@ class CheckpointClient:
 
 
 class _Race(Generic[T]):
-    """Asks holders one after the other, with hedges.
-
-    :ivar won: the first holder that answered, and its result
-    :ivar failures: of holders that failed
-    :ivar pending: start of the request to each other holder
-    """
+    """Asks holders one after the other, with hedges; ``pending`` has the start of each request."""
 
     def __init__(self, ask: Ask[T]) -> None:
         self._ask = ask

@@ -46,10 +46,7 @@ TURNS = 256
 
 
 class CheckpointRestore:
-    """The restored disks of this host; keep :meth:`run` running.
-
-    :param retry_s: interval of retries of failed chunks
-    """
+    """The restored disks of this host; keep :meth:`run` running."""
 
     def __init__(
         self, made: disks.Disks, images: mirrors.Mirrors, retry_s: float = RETRY_S
@@ -162,7 +159,6 @@ class CheckpointRestore:
                     await self._wanted.wait()
 
     async def _complete(self, record: restore_record.RestoreRecord) -> None:
-        """Fetch all missing chunks; retry failures while the disk exists."""
         disk_id = record.checkpoint_id
         try:
             while self._disks.has_disk(disk_id):
@@ -223,7 +219,6 @@ def _header(record: restore_record.RestoreRecord, cut: geometry.Geometry) -> dis
 
 
 def _remove_left(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
-    """Remove the leftovers of a killed creation or deletion."""
     if restore_files.exist(folder, disk_id):  # else it is another kind of disk
         disk_files.data_path(folder, disk_id).unlink(missing_ok=True)
     restore_files.remove(folder, disk_id)

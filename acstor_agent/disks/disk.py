@@ -41,11 +41,7 @@ _Place = tuple[disk_plan.Stretch, memoryview]
 
 
 class Disk:
-    """A writable disk.
-
-    :param checkpoint: source of missing chunks, until none is missing
-    :param is_read_only: read-only
-    """
+    """A writable disk; ``checkpoint`` is the source of missing chunks, until none is missing."""
 
     def __init__(
         self,
@@ -288,7 +284,6 @@ class Disk:
             raise failures[0]
 
     async def _bring_one(self, chunk_no: int) -> None:
-        """Fetch a chunk, once for concurrent readers."""
         lock = self._bringing.setdefault(chunk_no, trio.Lock())
         async with lock:
             try:

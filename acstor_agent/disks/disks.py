@@ -41,12 +41,7 @@ def this_boot() -> bytes:
 
 
 class Disks:
-    """All writable disks of this host.
-
-    :param boot_id: ID of the host's boot; None: of the current one
-    :param inode_numbers: the inode numbers, one for each disk
-    :param holder_connections: without them, restored disks wait
-    """
+    """All writable disks of this host; without ``holder_connections``, restored ones wait."""
 
     def __init__(
         self,
@@ -116,7 +111,6 @@ class Disks:
     def _checkpoint(
         self, disk_id: disk_header.DiskId, clusters: int
     ) -> checkpoint_reader.CheckpointReader | None:
-        """Return the checkpoint of a disk that still misses chunks of it."""
         record = restore_files.read(self.folder, disk_id)
         if record is None or record.is_whole:
             return None
@@ -212,10 +206,7 @@ class Disks:
         return found
 
     def list_base_images(self) -> set[ids.ImageId]:
-        """Return the base images of all disks; blocks; any thread may call it.
-
-        Disks with a damaged state are left out.
-        """
+        """Return the base images of all disks but damaged ones; blocks; from any thread."""
         found = set()
         for disk_id in self.list_disks():
             opened = self._disks.get(disk_id)

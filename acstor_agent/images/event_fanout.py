@@ -16,10 +16,7 @@ from acstor_common.wire import peer_wire
 
 
 class EventFanout:
-    """Distributes events to the exchange and to the images concerned.
-
-    It subscribes to announcements of the exchange and to evictions of the cache.
-    """
+    """Distributes announcements and evictions to the exchange and to the images concerned."""
 
     def __init__(
         self,

@@ -26,10 +26,7 @@ _FILE = re.compile(r"/(?:images|disks)/[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{1
 
 
 class DeadMounts:
-    """Guests of this host on a dead mount; keep :meth:`run` running.
-
-    ``guests`` are instance IDs, or descriptions of processes without an instance.
-    """
+    """``guests`` on a dead mount: instance IDs, or processes; keep :meth:`run` running."""
 
     def __init__(self, mount_point: str) -> None:
         self.guests: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 from typing import NoReturn
 from typing import ParamSpec
 from typing import TypeVar
@@ -103,6 +104,14 @@ def _answers_errors(
     return guarded
 
 
+class OpenObservers(NamedTuple):
+    """Parts that are notified when a guest opens or closes an image."""
+
+    usage: usage.ImageUsage
+    recording: boot_recording.BootRecording | None
+    timelines: boot_timelines.BootTimelines
+
+
 class MirrorOperations(pyfuse3.Operations):
     """pyfuse3 operations on the mirrors and disks of this host."""
 
@@ -111,32 +120,24 @@ class MirrorOperations(pyfuse3.Operations):
     def __init__(
         self,
         images: mirrors.Mirrors,
-        writable: disks.Disks,
+        writable_disks: disks.Disks,
         cache: cache_files.CacheFiles,
+        inode_numbers: inodes.Inodes,
+        reattached: reattach.Reattach,
+        observers: OpenObservers,
         attach_deadline_s: float,
-        known: inodes.Inodes,
-        uses: usage.ImageUsage,
-        opened: reattach.Reattach,
-        recording: boot_recording.BootRecording | None = None,
         gid: int = 0,
-        timelines: boot_timelines.BootTimelines | None = None,
     ) -> None:
         super().__init__()
-        self._images, self._disks, self._cache = images, writable, cache
-        self._attach_deadline_s = attach_deadline_s
-        self._recording = recording
-        self._inodes = known
-        self._uses = uses
-        self._opened, self._gid = opened, gid
-        self._timelines = timelines or boot_timelines.BootTimelines()
-        for taken in known.know_at_start(images.list_attached(), writable.list_disks()):
+        self._images, self._disks, self._cache = images, writable_disks, cache
+        self._inodes, self._reattached, self._observers = inode_numbers, reattached, observers
+        self._attach_deadline_s, self._gid = attach_deadline_s, gid
+        attached = images.list_attached()
+        for taken in inode_numbers.know_at_start(attached, writable_disks.list_disks()):
             LOG.error("%s; neither is served", taken)
 
     def name_guests(self, is_on: bool) -> None:
-        """Switch the attribution of I/O to streams, which has a cost.
-
-        A stream is a disk, or one opener of an image.
-        """
+        """Switch the attribution of I/O to disks and openers of images, which has a cost."""
         for operation in ("read", "write", "fsync"):
             if is_on:
                 self.__dict__[operation] = self._as_guest(getattr(type(self), operation))
@@ -228,11 +229,12 @@ class MirrorOperations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.EROFS)
         image = await self._mirror(inode)
         image.boots.begin_boot()
+        uses, recording, timelines = self._observers
         tag = killed_guests.tag_of_opener(ctx.pid, self._inodes.process_tag)
-        opener = 0 if self._recording is None else self._recording.open(image)
+        opener = 0 if recording is None else recording.image_opened(image)
         handle = self._inodes.open(inode, opener, tag)
-        self._uses.image_opened(image.map.image_id)
-        self._timelines.image_opened(image, self._inodes.guest_of(handle), ctx.pid)
+        uses.image_opened(image.map.image_id)
+        timelines.image_opened(image, self._inodes.guest_of(handle), ctx.pid)
         keep = self._images.note_open(image.map.image_id)
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=keep)
 
@@ -254,7 +256,7 @@ class MirrorOperations(pyfuse3.Operations):
         opening = self._inodes.opening_of(fh)
         if opening is None:
             raise pyfuse3.FUSEError(errno.ESTALE)
-        met = await self._opened.get_mirror(opening.image_id, opening.guest)
+        met = await self._reattached.get_mirror(opening.image_id, opening.guest)
         met.boots.begin_boot()  # a guest may have been booting during the restart
         return await met.read(off, size, opening.guest)
 
@@ -282,8 +284,8 @@ class MirrorOperations(pyfuse3.Operations):
         opening = self._inodes.opening_of(fh)
         if opening is None:
             return
-        self._uses.image_closed(opening.image_id)
-        self._timelines.image_closed(opening.guest)
+        self._observers.usage.image_closed(opening.image_id)
+        self._observers.timelines.image_closed(opening.guest)
         found = self._images.get_nowait(opening.image_id)
         if found is not None and found.recorder is not None:
             found.recorder.close(opening.opener)

@@ -77,10 +77,7 @@ class MountConnection(NamedTuple):
 
 
 class UnsupportedMountError(errors.Unusable):
-    """This version cannot serve the mount that was kept.
-
-    ``fuse_fd`` is its connection; the catcher closes it.
-    """
+    """This version cannot serve the mount that was kept; the catcher closes ``fuse_fd``."""
 
     def __init__(self, why: str, fuse_fd: int) -> None:
         super().__init__(_OTHERS, why, _GO_BACK)
@@ -259,10 +256,7 @@ def check_visible(mount_point: str) -> None:
 
 
 def unmount_unused(mount_point: str, fuse_fd: int) -> bool:
-    """Unmount if unused; return whether the connection has ended.
-
-    A copy in another mount namespace may still be in use.
-    """
+    """Unmount if unused; return whether the connection ended, in other namespaces, too."""
     if mounted_type(mount_point) == FS_TYPE:
         _libc.umount2(os.fsencode(mount_point), 0)
     return not is_connected(fuse_fd)

@@ -29,7 +29,7 @@ LOG = logging.getLogger(__name__)
 SCAN_EVERY_S = 2.0
 RESCAN_S = 60.0
 """Interval of full scans without a new waiting guest or a dying process."""
-LINKS_LIMIT = 500_000
+LINKS_LIMIT = 500_000  # descriptors in one scan; a larger scan is inconclusive
 FDS_LIMIT = 16
 """Most descriptors of one file compared between two processes; more count as shared."""
 INIT = 1
@@ -61,10 +61,7 @@ class _PowerOff(NamedTuple):
 
 
 class KilledGuests:
-    """The processes that have files open whose requests wait.
-
-    :param links_limit: of descriptors in one scan; a larger scan is inconclusive
-    """
+    """The processes that have files open whose requests wait."""
 
     def __init__(self, tag: Tag, links_limit: int = LINKS_LIMIT) -> None:
         self._tag, self._links_limit = tag, links_limit
@@ -199,10 +196,7 @@ def processes_of(instance_id: str, links_limit: int = LINKS_LIMIT) -> list[tuple
 
 
 def instance_of(thread: int) -> str:
-    """Return the Nova instance of a guest's thread; "" if it has none.
-
-    A guest has its root disk open for writing.
-    """
+    """Return the Nova instance of a thread with a root disk open for writing, else ""."""
     with contextlib.suppress(PermissionError):
         for fd, path in _links(thread).items():
             folder, name = os.path.split(path)
@@ -230,10 +224,7 @@ def tag_of_opener(thread: int, tag: Tag) -> int:
 
 
 def _is_marked(pid: int) -> bool:
-    """Return whether a process may be dying, by its first thread.
-
-    A fatal signal reaches every thread at once.
-    """
+    """Return whether a process may be dying: a fatal signal reaches every thread at once."""
     first = next(_threads_of(pid, [pid]), None)
     return first is None or first.is_ending
 
@@ -245,10 +236,7 @@ def _threads_of(pid: int, threads: Iterable[int]) -> Iterator[process_state.Thre
 
 
 def _links_of(pid: int) -> tuple[int, dict[int, str]]:
-    """Return a thread of a process with its open files, by descriptor.
-
-    If the first thread exited, another one shows the files.
-    """
+    """Return a thread of a process, another one if the first exited, and its open files."""
     links = _links(pid)
     if not links and _is_marked(pid):
         for thread in _numbers(f"/proc/{pid}/task"):

@@ -19,10 +19,7 @@ FACTS_BYTES = 1 << 20
 
 
 class Mounted(msgspec.Struct, frozen=True, tag_field="fact", tag="mounted"):
-    """The mount was created.
-
-    :param numbers: layout of its inodes and handles (:data:`inodes.LAYOUT`)
-    """
+    """The mount was created, with :data:`inodes.LAYOUT` as ``numbers``."""
 
     numbers: int
     init_request: bytes

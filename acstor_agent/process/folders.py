@@ -98,7 +98,6 @@ def lock_folders(folders: list[pathlib.Path]) -> Iterator[None]:
 
 
 def _open_lock(folder: pathlib.Path) -> IO[str]:
-    """Return the lock file of a folder; a read-only one can be locked, too."""
     make_private(folder)
     path = folder / ".lock"
     try:

@@ -119,7 +119,6 @@ class _Moving:
         self._inflight = inflight_requests.InflightRequests(connection.record)
 
     def run(self) -> None:
-        """Forward messages until neither supervisor nor worker is left."""
         for answer in self._inflight.unsent_replies:
             self._answer(memoryview(answer))
         while self._supervisor or self._worker:

@@ -66,10 +66,7 @@ class DescriptorStore:
         return is_kept
 
     def take_connection(self) -> fuse_connection.MountConnection | None:
-        """Return the connection that the manager passed to this process, once.
-
-        Descriptors of other versions have other names, and are included.
-        """
+        """Return the connection that the manager passed to this process, of any version, once."""
         self._handed = _handed_over()
         kept = fuse_connection.from_descriptors([fd for fds in self._handed.values() for fd in fds])
         if kept is None and self._handed:  # only a record; its mount ended
@@ -102,10 +99,7 @@ class DescriptorStore:
 
 
 def _room() -> int:
-    """Return how many descriptors the manager keeps, 0 if it has no store.
-
-    systemd passes it from 254 on; older ones are queried.
-    """
+    """Return how many descriptors the manager keeps: systemd passes it from 254 on."""
     said = os.environ.get("FDSTORE")
     if said is None and (unit := _unit()):
         said = _systemctl("show", "--property=FileDescriptorStoreMax", "--value", unit).strip()

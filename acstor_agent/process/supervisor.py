@@ -157,7 +157,6 @@ class Supervisor:
         return made
 
     def _take(self, point: str) -> fuse_connection.MountConnection | None:
-        """Return the kept connection; drop one of another version if it is unused."""
         try:
             return self._store.take_connection()
         except fuse_connection.UnsupportedMountError as e:
@@ -171,7 +170,6 @@ class Supervisor:
             return None
 
     def _disconnect(self, connection: fuse_connection.MountConnection) -> None:
-        """Unmount; leave a mount in use to the store."""
         if self._relay:
             self._relay.end_relay()
         point = str(self._mount_point)
@@ -247,7 +245,6 @@ class Supervisor:
         return time.monotonic() >= self._alarm_s - ALARM_EARLY_S
 
     def _alarmed(self, number: int, frame: object) -> None:
-        """Retry a delayed stop, or kill a worker that does not stop."""
         if not self._is_alarm_over():
             return
         self._alarm_s = math.inf
@@ -345,7 +342,6 @@ class Supervisor:
             yield connection._replace(fuse_fd=end.fileno())
 
     def _follow(self, worker: int, ready_read: int) -> int | None:
-        """Wait until a worker is ready, and until it exits or is held by the kernel."""
         poll = select.poll()
         poll.register(worker, select.POLLIN)
         poll.register(ready_read, select.POLLIN)

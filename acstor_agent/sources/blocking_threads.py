@@ -82,7 +82,6 @@ class BlockingThreads:
         self._log_changes()
 
     def _log_changes(self) -> None:
-        """Log once when calls hang, and once when none does any more."""
         hanging = self.hanging
         if bool(hanging.calls) is self._is_logged:
             return
@@ -101,7 +100,6 @@ class _Ticket:
         self._threads, self._key = threads, key
 
     async def acquire_on_behalf_of(self, borrower: object) -> None:
-        """Record the start."""
         self.call = await self._threads.begin_call(borrower, self._key)
 
     def release_on_behalf_of(self, borrower: object) -> None:

@@ -94,17 +94,14 @@ class _OpenFiles:
         return file
 
     def forget(self, path: str) -> None:
-        """Drop ``path``, so that the next use opens it again."""
         with self._lock:
             self._files.pop(path, None)
 
     def clear(self) -> None:
-        """Drop all files."""
         with self._lock:
             self._files.clear()
 
     def close_some(self) -> None:
-        """Close files without readers."""
         with contextlib.suppress(IndexError):
             while True:
                 fd = self._to_close.popleft()
@@ -121,7 +118,6 @@ class _Turn:
 
     @property
     def follows(self) -> bool:
-        """Whether it follows another read."""
         return self._before is not None
 
     def wait(self) -> None:
@@ -129,7 +125,6 @@ class _Turn:
             self._before.wait(self._order_s)
 
     def end(self) -> None:
-        """Let the next read start."""
         self.ended.set()
 
 
@@ -258,7 +253,6 @@ class FileSource(driver.Driver):
         return self._files.get(os.path.join(self._folder, blob.image_id))
 
     async def _in_thread(self, blob: base.Blob, what: str, use: Callable[[_OpenFile], T]) -> T:
-        """Run ``use`` on the blob's file in a thread, and translate errors."""
         path = self._path(blob)
 
         def work() -> T:
@@ -283,7 +277,6 @@ def _hint(fd: int, offset: int, length: int) -> None:
 
 
 def _preadv_fully(fd: int, buffers: Sequence[bytearray], offset: int) -> int:
-    """Fill the buffers; return the number of bytes, lower only at the end of the file."""
     count_bytes = 0
     while left := driver.rest_of(buffers, count_bytes):
         got = os.preadv(fd, left, offset + count_bytes)

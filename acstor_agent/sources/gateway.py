@@ -7,7 +7,6 @@ Glance serves no ranges.
 """
 
 import copy
-from collections.abc import Sequence
 
 import msgspec
 from keystoneauth1 import session as keystone_session
@@ -20,7 +19,6 @@ from acstor_agent.sources import keystone_auth
 from acstor_agent.sources.http_client import http_pool
 from acstor_agent.sources.http_client import http_range
 from acstor_common import errors
-from acstor_common.service import bounded_responses
 
 GROUP = "source_gateway"
 SERVICE_TYPE = "acstor-gateway"
@@ -50,11 +48,10 @@ class GatewaySource(glance.GlanceSource):
         session: keystone_session.Session,
         limits: http_pool.HttpLimits | None = None,
         endpoint: str | None = None,
-        region_name: str | None = None,
-        interfaces: Sequence[str] = glance.INTERFACES,
+        catalog: keystone_auth.Catalog = keystone_auth.DEFAULT_CATALOG,
         url: str | None = None,
     ) -> None:
-        super().__init__(session, limits, endpoint, region_name, interfaces)
+        super().__init__(session, limits, endpoint, catalog)
         self._url = url
         self._where = url or "the gateway"
 
@@ -71,21 +68,7 @@ class GatewaySource(glance.GlanceSource):
     @classmethod
     def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> "GatewaySource":
         """Create the source from the group ``source_gateway``."""
-        limits = http_pool.limits_of(group)
-        session = keystone_session.Session(
-            auth=keystone_auth.auth(group, GROUP),
-            timeout=limits.timeout_s,
-            verify=limits.ca_file or True,
-        )
-        bounded_responses.bound(session)
-        return cls(
-            session,
-            limits,
-            group.endpoint_override or None,
-            group.region_name or None,
-            glance.interfaces_of(group),
-            group.url,
-        )
+        return cls(*cls._conf_arguments(group), url=group.url)
 
     async def _why_refused(
         self, blob: base.Blob, location: glance.BlobLocation, error: http_range.RangeRefused
@@ -112,7 +95,7 @@ class GatewaySource(glance.GlanceSource):
 
     def _sign_in(self, refused: str | None) -> glance.ServiceEndpoint:
         ticket = super()._sign_in(refused)
-        url = self._url or self._url_of(SERVICE_TYPE, "a gateway")
+        url = self._url or self._catalog.url_of(self._session, SERVICE_TYPE, "a gateway")
         return ticket._replace(files=f"{url.rstrip('/').removesuffix('/v1')}/v1/images")
 
 

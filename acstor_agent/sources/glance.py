@@ -10,10 +10,8 @@ bytes come over the connections of http_pool.py.
 import dataclasses
 import functools
 import logging
-import re
 from collections.abc import Awaitable
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import NamedTuple
 from typing import TypeVar
 
@@ -22,7 +20,6 @@ import trio
 from keystoneauth1 import exceptions
 from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
-from oslo_config import types
 
 from acstor_agent.sources import base
 from acstor_agent.sources import blocking_threads
@@ -45,14 +42,11 @@ GROUP = "source_glance"
 SIGN_IN_THREADS = 2
 RECORD_LIMIT_BYTES = 1 << 20
 PLACES_LIMIT = 4096
-INTERFACES = ("internal", "public")
-"""Interfaces of the catalog, the preferred one first; DevStack has only public ones."""
-_SOME_INTERFACES = re.compile(r"^(internal|public|admin)(\s*,\s*(internal|public|admin))*$")
 STREAMS = 6
 """Concurrent whole downloads, on connections of their own."""
 STREAM_SILENCE_S = 30.0
 """Timeout of silence in a whole download, which must restart from the beginning."""
-NO_RANGES_S = 300.0
+NO_RANGES_S = 300.0  # until reads ask again for ranges that Glance did not serve
 _NEW = frozenset({image_record.ACTIVE})
 _IN_USE = frozenset({image_record.ACTIVE, image_record.DEACTIVATED})
 """Statuses of images that are attached, and of those that guests read already."""
@@ -105,11 +99,7 @@ class NoRanges(NamedTuple):
 
 
 class GlanceSource(driver.Driver):
-    """The images of a cloud's Glance.
-
-    :param endpoint: None: from the catalog
-    :param no_ranges_s: how long reads do not ask again for ranges that Glance does not serve
-    """
+    """The images of a cloud's Glance; ``endpoint`` None: from the catalog."""
 
     group_name = GROUP
 
@@ -118,13 +108,12 @@ class GlanceSource(driver.Driver):
         session: keystone_session.Session,
         limits: http_pool.HttpLimits | None = None,
         endpoint: str | None = None,
-        region_name: str | None = None,
-        interfaces: Sequence[str] = INTERFACES,
+        catalog: keystone_auth.Catalog = keystone_auth.DEFAULT_CATALOG,
         *,
         no_ranges_s: float = NO_RANGES_S,
     ) -> None:
         self._session, self._endpoint, self._no_ranges_s = session, endpoint, no_ranges_s
-        self._region_name, self._interfaces = region_name, list(interfaces)
+        self._catalog = catalog
         limits = limits or http_pool.HttpLimits()
         self._link = http_pool.HttpPool(self.group_name, limits)
         patient = max(limits.timeout_s, STREAM_SILENCE_S)
@@ -148,21 +137,19 @@ class GlanceSource(driver.Driver):
                 "endpoint_override",
                 help="Glance's URL without the version; the one of Keystone's catalog by default.",
             ),
-            cfg.StrOpt("region_name", help="Region whose Glance is taken from the catalog."),
-            cfg.Opt(
-                "valid_interfaces",
-                type=types.String(regex=_SOME_INTERFACES),
-                default=",".join(INTERFACES),
-                deprecated_name="interface",
-                help="Which of the catalog's URLs of Glance is taken: the first of these that it "
-                "has. They are internal, public and admin, with commas between them.",
-            ),
+            *keystone_auth.catalog_options(),
             *http_pool.options(),
         ]
 
     @classmethod
     def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> "GlanceSource":
         """Create the source from the group ``source_glance``."""
+        return cls(*cls._conf_arguments(group))
+
+    @classmethod
+    def _conf_arguments(
+        cls, group: cfg.ConfigOpts.GroupAttr
+    ) -> tuple[keystone_session.Session, http_pool.HttpLimits, str | None, keystone_auth.Catalog]:
         limits = http_pool.limits_of(group)
         session = keystone_session.Session(
             auth=keystone_auth.auth(group, cls.group_name),
@@ -170,13 +157,8 @@ class GlanceSource(driver.Driver):
             verify=limits.ca_file or True,
         )
         bounded_responses.bound(session)
-        return cls(
-            session,
-            limits,
-            group.endpoint_override,
-            group.region_name,
-            interfaces_of(group),
-        )
+        catalog = keystone_auth.Catalog.from_conf(group)
+        return session, limits, group.endpoint_override or None, catalog
 
     @property
     def where(self) -> str:
@@ -253,10 +235,8 @@ class GlanceSource(driver.Driver):
 
         async def pour(ticket: ServiceEndpoint) -> None:
             url = f"{ticket.endpoint}/v2/images/{location.glance_id}/file"
-            asked, headers = (
-                http_range.RangeRequest(what, url, 0, 0),
-                {"X-Auth-Token": ticket.token},
-            )
+            asked = http_range.RangeRequest(what, url, 0, 0)
+            headers = {"X-Auth-Token": ticket.token}
             await self._streams.download_blob(asked, headers, location.size_bytes, take)
 
         try:
@@ -396,31 +376,12 @@ class GlanceSource(driver.Driver):
         if refused is not None and self._session.get_token() == refused:
             self._session.invalidate()
         token = self._session.get_token()
-        endpoint = self._endpoint or self._url_of("image", "an image service")
+        endpoint = self._endpoint or self._catalog.url_of(
+            self._session, "image", "an image service"
+        )
         project_id = self._session.get_project_id() or ""
         endpoint = endpoint.rstrip("/").removesuffix("/v2")
         return ServiceEndpoint(token or "", endpoint, project_id, f"{endpoint}/v2/images")
-
-    def _url_of(self, service_type: str, what: str) -> str:
-        """Return the URL of a service from the catalog.
-
-        :raises exceptions.EndpointNotFound: there is none
-        """
-        url = self._session.get_endpoint(
-            service_type=service_type, region_name=self._region_name, interface=self._interfaces
-        )
-        if not url:
-            region = f" in the region {self._region_name}" if self._region_name else ""
-            raise exceptions.EndpointNotFound(
-                f"its catalog has no URL of {what} (service type {service_type}){region} with the "
-                f"interface {' or '.join(self._interfaces)} ([{GROUP}] valid_interfaces)"
-            )
-        return str(url)
-
-
-def interfaces_of(group: cfg.ConfigOpts.GroupAttr) -> list[str]:
-    """Return the interfaces in an option group, the preferred one first."""
-    return [name.strip() for name in group.valid_interfaces.split(",")]
 
 
 def _why_not_served(image: image_record.Image, statuses: frozenset[str]) -> str:

@@ -1,17 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keystone authentication of an agent: options and plugin."""
+"""Keystone authentication of an agent: options, plugin, and URLs of the catalog."""
 
 import copy
+import re
+from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
+from typing import Self
 
 from keystoneauth1 import exceptions
 from keystoneauth1 import loading
 from keystoneauth1 import plugin
+from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
+from oslo_config import types
 
 from acstor_common import errors
 
 AUTH_TYPES = ("password", "v3applicationcredential")
+INTERFACES = ("internal", "public")
+"""Interfaces of the catalog, the preferred one first; DevStack has only public ones."""
+_SOME_INTERFACES = re.compile(r"^(internal|public|admin)(\s*,\s*(internal|public|admin))*$")
+
+
+class Catalog(NamedTuple):
+    """Which URLs of Keystone's catalog are used."""
+
+    region_name: str | None = None
+    interfaces: Sequence[str] = INTERFACES
+
+    @classmethod
+    def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> Self:
+        """Return the choice in a group with :func:`catalog_options`."""
+        interfaces = [name.strip() for name in group.valid_interfaces.split(",")]
+        return cls(group.region_name or None, interfaces)
+
+    def url_of(self, session: keystone_session.Session, service_type: str, what: str) -> str:
+        """Return the URL of a service.
+
+        :raises exceptions.EndpointNotFound: the catalog has none
+        """
+        url = session.get_endpoint(
+            service_type=service_type,
+            region_name=self.region_name,
+            interface=list(self.interfaces),
+        )
+        if not url:
+            region = f" in the region {self.region_name}" if self.region_name else ""
+            raise exceptions.EndpointNotFound(
+                f"its catalog has no URL of {what} (service type {service_type}){region} with the "
+                f"interface {' or '.join(self.interfaces)} (see valid_interfaces)"
+            )
+        return str(url)
+
+
+DEFAULT_CATALOG = Catalog()
+
+
+def catalog_options() -> list[cfg.Opt]:
+    """Return the options that choose a URL of Glance from the catalog."""
+    return [
+        cfg.StrOpt("region_name", help="Region whose Glance is taken from the catalog."),
+        cfg.Opt(
+            "valid_interfaces",
+            type=types.String(regex=_SOME_INTERFACES),
+            default=",".join(INTERFACES),
+            help="Which of the catalog's URLs of Glance is taken: the first of these that it "
+            "has. They are internal, public and admin, with commas between them.",
+        ),
+    ]
 
 
 def options() -> list[cfg.Opt]:

@@ -198,12 +198,10 @@ class _Attempts:
         self.fault: Exception | None = None  # a bug in a source or in the callback
 
     async def alone(self) -> None:
-        """Make one attempt after the other, with no source to hedge with."""
         while self.fault is None and (attempt := self._next()):
             await self._attempt(attempt)
 
     async def hedged(self) -> None:
-        """Make attempts until no piece is missing or no source is left."""
         async with trio.open_nursery() as nursery:
             while self.fault is None:
                 self._changed = trio.Event()

@@ -39,12 +39,9 @@ Send = Callable[[trace_message.BootTrace], None]
 
 
 class RecordingLimits(NamedTuple):
-    """Limits of recording.
+    """Limits of recording."""
 
-    :param longest_s: longest recording; 0 disables it
-    """
-
-    longest_s: float
+    longest_s: float  # 0 disables recording
     idle_s: float
     boots: int
 
@@ -90,7 +87,7 @@ class BootRecording:
         wanted = self._requested.get(image_id, self._limits.boots)
         return max(0, wanted - self._sent.get(image_id, 0))
 
-    def open(self, image: mirror.Mirror) -> int:
+    def image_opened(self, image: mirror.Mirror) -> int:
         """Record an open; return the opener number, 0 if it is not recorded."""
         image_id = image.map.image_id
         if not self._limits.longest_s or not self.boots_left(image_id):

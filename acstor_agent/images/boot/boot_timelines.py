@@ -46,17 +46,12 @@ InstanceOf = Callable[[int], str]
 
 @dataclasses.dataclass(eq=False)
 class _Boot:
-    """A current boot.
-
-    :ivar zero_s: its beginning, by the monotonic clock
-    """
-
     image: mirror.Mirror
     guest: requests.Stream
     thread: int
     timing: read_timing.Timing
     loading: load_record.LoadRecord
-    zero_s: float
+    zero_s: float  # its beginning, by the monotonic clock
     began_at_s: float
     attaches: tuple[tuple[float, float], ...]
     instance_id: str = ""
@@ -154,10 +149,7 @@ class BootTimelines:
         return [one for one in found if wanted_id in ("", one.instance_id, one.image_id)]
 
     def new_boots(self) -> tuple[boot_timeline.Timeline, ...]:
-        """Return new reports of boots of instances, a few at a time.
-
-        A boot is reported every REPORT_INTERVAL_S while it lasts, and at its end.
-        """
+        """Return a few new reports of boots, made each REPORT_INTERVAL_S and at the end."""
         now_s = self._clock()
         timelines = [
             self._unreported.popleft() for _ in range(min(REPORTED_AT_ONCE, len(self._unreported)))

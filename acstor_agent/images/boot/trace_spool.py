@@ -21,10 +21,7 @@ ENDING = ".actrace"
 
 
 class TraceSpool:
-    """The folder; when it is full, a new trace replaces the oldest.
-
-    Keep :meth:`run` running. Unwritten traces are lost when the process ends.
-    """
+    """The folder; when it is full, a new trace replaces the oldest. Keep :meth:`run` running."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         with contextlib.suppress(OSError):  # each trace logs its own failure

@@ -42,7 +42,6 @@ class Mirrors:
     """All mirrors of this host.
 
     :param claim: called before an image counts as attached; may raise
-    :param max_all_maps_bytes: limit of all chunk maps together
     """
 
     def __init__(
@@ -83,10 +82,7 @@ class Mirrors:
         return self._attached.keys()
 
     def size_bytes(self, image_id: ids.ImageId) -> int | None:
-        """Return the size of an attached image; None if its map is unreadable.
-
-        Any thread may call it. It reads the head of a map that is not open, once.
-        """
+        """Return the size of an attached image, None if its map is unreadable; from any thread."""
         subject = self._subject(image_id)
         return None if subject is None else subject.geometry.size_bytes
 
@@ -157,10 +153,7 @@ class Mirrors:
         return None if image is None else image.content_at(offset, length)
 
     def cids_of(self, image_id: ids.ImageId) -> Iterator[ids.Cid]:
-        """Yield the CIDs of an image; none if it is detached or its map is damaged.
-
-        Blocks; call it in a thread. It does not open the image.
-        """
+        """Yield the CIDs of an image, none if its map is damaged; blocks, and opens no image."""
         opened = self._mirrors.get(image_id)
         try:
             found = opened.map if opened else open_map(self._path(image_id), image_id)
@@ -188,10 +181,7 @@ class Mirrors:
             return self._mirrors[image_id]
 
     async def open_attached(self, image_id: ids.ImageId) -> bool:
-        """Open the map of an attached image; return whether that was needed and worked.
-
-        It never reads the source; a damaged map is replaced at the next attachment.
-        """
+        """Open the map of an attached image, not from the source; return whether that worked."""
         path = self._path(image_id)
         if image_id in self._mirrors or image_id not in self._attached:
             return False
@@ -289,7 +279,6 @@ class Mirrors:
 
     @contextlib.contextmanager
     def _room_for(self, size_bytes: int, what: str) -> Iterator[None]:
-        """Reserve capacity for a map during its download."""
         self._coming_bytes += size_bytes
         try:
             all_bytes = sum(self._attached.values()) + self._coming_bytes
@@ -337,7 +326,6 @@ def _images_in(folder: pathlib.Path, level: int) -> dict[ids.ImageId, int]:
 
 
 def _check_hash(path: pathlib.Path, os_hash: chunk_map.OsHash, what: str) -> None:
-    """Check a map against the hash that Glance has."""
     try:
         with path.open("rb") as file:
             actual = hashlib.file_digest(file, os_hash.algo).digest()

@@ -84,10 +84,7 @@ class ImageUsage:
         self.image_touched(image_id)
 
     def image_touched(self, image_id: ids.ImageId, *, is_by_nova: bool = False) -> None:
-        """Record a use of an image, which may not be attached yet.
-
-        :param is_by_nova: the touch shows Nova's presence
-        """
+        """Record a use of an image, attached or not; ``is_by_nova`` shows Nova's presence."""
         self._touches.image_touched(image_id, self._clock(), is_by_nova=is_by_nova)
 
     def image_detached(self, image_id: ids.ImageId) -> None:
@@ -143,7 +140,6 @@ class ImageUsage:
         self._forget_others()
 
     async def _note_touches(self, attached: Collection[ids.ImageId]) -> None:
-        """Record images touched or read since the last scan, independent of the clock."""
         for number, image_id in enumerate(attached, 1):
             if number % self.limits.images_per_checkpoint == 0:
                 await trio.lowlevel.checkpoint()

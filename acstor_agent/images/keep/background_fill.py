@@ -109,7 +109,6 @@ class _FillSlice:
         )
 
     def chunk_failed(self, number: int, why: str) -> None:
-        """Record a failed chunk, and queue it again."""
         self.failures += 1
         self.why = why
         self.progress.missing.append(number)
@@ -202,10 +201,7 @@ class BackgroundFill:
         progress: FillProgress,
         also_due: Collection[FillProgress] = (),
     ) -> str:
-        """Fill an image for ``slice_s``; return the failure if nothing arrived.
-
-        :param also_due: other images with deadlines that wait for this one
-        """
+        """Fill an image for ``slice_s``; ``also_due`` wait. Return why nothing arrived."""
         self.current = part.map.image_id
         try:
             return await self._fill_slice(part, progress, also_due)
@@ -250,10 +246,7 @@ class BackgroundFill:
     async def _ask_some(
         self, filling: _FillSlice, ahead: background_fetch.BackgroundFetch[int]
     ) -> float | None:
-        """Request as many chunks as the rate allows now.
-
-        :return: seconds until the next request; None: not in this slice
-        """
+        """Request what the rate allows; return seconds until the next request, None: not now."""
         progress, pin = filling.progress, self._pins.get(filling.map.image_id)
         if pin is None or pin.mode is FillMode.PAUSED or filling.failures >= FAILURES:
             return None

@@ -14,11 +14,7 @@ _HERE = (counters.Origin.ZERO, counters.Origin.CACHE)
 
 
 class BootDeferral:
-    """The boots of images.
-
-    :param idle_s: a boot ends after so long without remote reads
-    :param longest_s: a boot ends this long after the last guest began
-    """
+    """Boots of images: each ends ``idle_s`` after its last remote read, or ``longest_s`` long."""
 
     def __init__(
         self,

@@ -142,10 +142,7 @@ def _state_in_cloud(
 def fill_report(
     status: FillStatus | None, uses: usage.ImageUsage, image_id: ids.ImageId
 ) -> fill_progress.FillStatus:
-    """Return the status of an image for other services; any thread may call it.
-
-    :param status: None: images are not kept here
-    """
+    """Return the status of an image for other services; any thread may call it."""
     if status is not None and status.is_for_others(image_id):
         return fill_progress.FillStatus(
             state=State.EVICTABLE, is_used=False, why="its share is kept for other hosts"

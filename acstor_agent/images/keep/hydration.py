@@ -231,7 +231,6 @@ class Hydration:
     async def _look_at_deadline(
         self, image_id: ids.ImageId, known: background_fill.FillProgress
     ) -> None:
-        """Update the deadline of an image; log a miss, and clear it when it is met."""
         pin, now_s = self._pins.get(image_id), trio.current_time()
         if pin is None or pin.mode is not FillMode.URGENT or not pin.deadline_s:
             known.deadline = None
@@ -256,7 +255,6 @@ class Hydration:
             )
 
     def _next(self) -> ids.ImageId | None:
-        """Return the image to fill now."""
         all_pins = self._pins.list_pins()
         urgent = [image_id for image_id, one in all_pins.items() if one.mode is FillMode.URGENT]
         normal = [image_id for image_id, one in all_pins.items() if one.mode is FillMode.NORMAL]

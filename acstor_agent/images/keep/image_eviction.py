@@ -47,25 +47,15 @@ Detached = Callable[[ids.ImageId], None]
 
 @dataclasses.dataclass(frozen=True)
 class EvictionLimits:
-    """Intervals of eviction.
+    """Intervals of eviction."""
 
-    :param unused_s: unused time before eviction; 0 disables it. An image attached only for other
-        hosts is evicted as soon as it need not be kept.
-    :param gone_check_interval_s: for an image that the source no longer has
-    """
-
-    unused_s: float
+    unused_s: float  # before eviction; 0 disables it
     check_interval_s: float = 60.0
-    gone_check_interval_s: float = 3600.0
+    gone_check_interval_s: float = 3600.0  # for an image that the source no longer has
 
 
 class ImageEviction:
-    """Evicts unused images; keep :meth:`run` running.
-
-    ``detached`` and ``purged_chunks`` count since the start.
-
-    :param others: called with each image that was detached
-    """
+    """Evicts unused images, and then calls ``others``; keep :meth:`run` running."""
 
     def __init__(
         self,
@@ -139,7 +129,6 @@ class ImageEviction:
         return not use.is_used(self.limits.unused_s)
 
     def _is_kept(self, image_id: ids.ImageId) -> bool:
-        """Return whether an image stays although it is unused."""
         is_leased = self._replicas is not None and self._replicas.is_leased(image_id)
         return is_leased or self._pins.get(image_id) is not None
 

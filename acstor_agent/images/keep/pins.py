@@ -46,17 +46,11 @@ Contents = capacity.Contents
 
 @dataclasses.dataclass(frozen=True)
 class PinLimits:
-    """Limits of the shares that are remembered.
+    """Limits of the shares that are remembered."""
 
-    :param former_share_s: how long a share by a former table stays pinned: other hosts still have
-        to fetch their new shares, and their source may be away
-    :param former_shares: of an image with separate ends; older ones are merged
-    :param unpinned_parts: parts of images for which there was no capacity
-    """
-
-    former_share_s: float = 3600.0
-    former_shares: int = 8
-    unpinned_parts: int = 256
+    former_share_s: float = 3600.0  # others fetch their new shares; their source may be away
+    former_shares: int = 8  # of an image with separate ends; older ones are merged
+    unpinned_parts: int = 256  # of images for which there was no capacity
 
 
 class ImagePins:
@@ -136,7 +130,6 @@ class ImagePins:
             self.pins.beyond_bytes = self._lacking_bytes({})
 
     def _waits_for_table(self, one: ImagePin) -> bool:
-        """Return whether a later table may reduce an image's part."""
         return self._shares is not None and not self.has_share and not one.is_asked
 
     def _lacks_for_others(
@@ -157,7 +150,6 @@ class ImagePins:
         return cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes)
 
     def _beyond_bytes(self, part: replica_placement.Part) -> int:
-        """Return how much longer a part is than the whole cache, a quick check."""
         return max(0, part.total_bytes - self._limit_bytes)
 
     def list_pins(self) -> dict[ids.ImageId, ImagePin]:
@@ -223,10 +215,7 @@ class ImagePins:
             return 0
 
     async def apply_ring(self, image_id: ids.ImageId) -> int:
-        """Adapt the pinned part of an image to the v-node table in force.
-
-        :return: bytes that the cache lacks; if not 0, the pinned part is unchanged
-        """
+        """Adapt the pinned part of an image to the current table; return the bytes it lacks."""
         async with self._changing:
             now, part = self._kept.get(image_id), self._pinned.get(image_id)
             if now is None or part is None or (now.is_for_others and not self.has_share):

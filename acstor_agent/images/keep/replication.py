@@ -54,16 +54,11 @@ State = replica_messages.ShareState
 
 @dataclasses.dataclass(frozen=True)
 class ReplicationLimits:
-    """Intervals of replication.
-
-    :param report_interval_s: least one for a share that is being filled
-    :param grace_s: nothing kept for others is released for so long after a start: by then each of
-        1,000 hosts has renewed its leases
-    """
+    """Intervals of replication."""
 
     tick_s: float = 0.25
-    report_interval_s: float = 10.0
-    grace_s: float = 900.0
+    report_interval_s: float = 10.0  # least one for a share that is being filled
+    grace_s: float = 900.0  # after a start, until 1,000 hosts have renewed their leases
 
 
 class LocalShare(NamedTuple):
@@ -81,10 +76,7 @@ class _Failed(NamedTuple):
 
 
 class Replication:
-    """Leases in both directions; keep :meth:`run` running.
-
-    :param send: sends a message to a host of the table; never waits or fails
-    """
+    """Leases in both directions, told by ``send``, which never waits; keep :meth:`run` running."""
 
     def __init__(
         self,
@@ -229,7 +221,6 @@ class Replication:
             del self._last[image_id]
 
     def _images_in_use(self) -> list[ids.ImageId]:
-        """Return the images used here, which other hosts are to keep, too."""
         return [image_id for image_id, one in self._filler.progress.items() if one.is_used]
 
     def share_of(self, image_id: ids.ImageId) -> LocalShare | None:
@@ -268,7 +259,6 @@ class Replication:
     def _share_for(
         self, host: ids.HostId, image_id: ids.ImageId, epoch: int
     ) -> tuple[int, replica_messages.ImageShare | None]:
-        """Return epoch and report of an image's share."""
         if not self._leases.has_lease(host, image_id):
             return epoch, replica_messages.ImageShare(image_id, State.CROWDED, 0, 0)
         share = self.share_of(image_id)
@@ -314,7 +304,6 @@ class Replication:
             LOG.info("image %s: attached, because other hosts use it", image_id)
 
     def _room_for_map(self, image_id: ids.ImageId) -> int:
-        """Return the longest map that may be downloaded for a leased image."""
         used, total_bytes = set(self._images_in_use()), 0
         bytes_of: collections.Counter[ids.HostId] = collections.Counter()
         for image in self._images.open():

@@ -77,10 +77,7 @@ def boot_extents(head: boot_image.Head) -> dict[Extent, ids.Cid]:
 
 
 class DetachedMaps:
-    """Pages of chunk maps, and heads of boot images, from the source.
-
-    :param nursery: where loads run, so that they outlive who asked
-    """
+    """Pages of chunk maps, and heads of boot images, from the source."""
 
     def __init__(
         self,

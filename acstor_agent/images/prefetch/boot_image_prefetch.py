@@ -51,22 +51,15 @@ Mode = prefetch_policy.Mode
 
 @dataclasses.dataclass(frozen=True)
 class PrefetchLimits:
-    """Limits of prefetching boot images.
-
-    :param yield_s: longest pause before a frame while a guest waits for remote data
-    """
+    """Limits of prefetching boot images."""
 
     bytes_s: float = BYTES_S
-    yield_s: float = 10.0
+    yield_s: float = 10.0  # longest pause before a frame while a guest waits for remote data
     yield_tick_s: float = 0.1
 
 
 class BootImagePrefetch:
-    """Prefetches boot images, one at a time.
-
-    :param reads: the waiting reads of guests, which go before
-    :param host_count: returns the number of hosts that a notification reaches
-    """
+    """Prefetches boot images, one at a time, after the waiting reads of guests."""
 
     def __init__(
         self,
@@ -131,7 +124,7 @@ class BootImagePrefetch:
         for ref in refs:
             self._cache.keep_ahead(ref.cid)
         received_bytes = await self._fetch(missing, report, total_bytes)
-        self._counters.ahead += 1
+        self._counters.prefetched += 1
         LOG.info(
             "image %s: its boot image is here before it is needed: %d bytes, %d came in %.1f s",
             *(image_id, total_bytes, received_bytes, trio.current_time() - begun_s),
@@ -202,11 +195,10 @@ class BootImagePrefetch:
     def _keep(self, ref: chunk_ref.ChunkRef) -> int:
         if not self._cache.keep_ahead(ref.cid):
             raise errors.Unusable("a part of a boot image", "arrived, and the cache has no space")
-        self._counters.ahead_bytes += ref.length
+        self._counters.prefetched_bytes += ref.length
         return ref.length
 
     async def _wait_for_turn(self, length: int) -> None:
-        """Wait for the rate limit, then until no guest waits."""
         while wait_s := self._pacer.wait_s(length, trio.current_time()):  # noqa: ASYNC110 - it says when
             await trio.sleep(wait_s)
         with trio.move_on_after(self._limits.yield_s):

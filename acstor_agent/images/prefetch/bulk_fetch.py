@@ -66,10 +66,7 @@ async def fetch_all(
     total_bytes: int,
     keep: Keep[_T] | None = None,
 ) -> BulkResult[_T]:
-    """Fetch the chunks of things and return the result.
-
-    :param keep: stores a chunk, or None if it was local; may raise AcstorError or OSError
-    """
+    """Fetch the chunks of things and store them by ``keep``, which gets None for a local one."""
     result = BulkResult[_T]()
     async with trio.open_nursery() as reporting:
         reporting.start_soon(_report_for_ever, result, report, total_bytes)

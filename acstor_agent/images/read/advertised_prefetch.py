@@ -30,11 +30,7 @@ _E = chunk_state.ChunkEvent
 
 
 class AdvertisedPrefetch:
-    """The prefetch of one image.
-
-    :param is_covered: says whether a chunk comes by another way, with the boot image
-    :param make_policy: makes what decides; None: nothing is prefetched
-    """
+    """The prefetch of one image; a chunk that ``is_covered`` comes with the boot image."""
 
     def __init__(
         self,
@@ -114,10 +110,7 @@ class AdvertisedPrefetch:
                 self.prefetcher.fetched_on_demand(self._index.first_same(chunk_no))
 
     def read(self, offset: int, length: int) -> None:
-        """Record a guest's read, which proves prefetches of its range useful.
-
-        This is on the path of every read, and returns at once if no prefetch is pending.
-        """
+        """Record a guest's read, which proves prefetches of its range useful."""
         if not (self.states.unmatched or self.states.under_way) or not length:
             return
         first = offset // self._map.geometry.chunk_bytes

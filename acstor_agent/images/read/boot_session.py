@@ -7,6 +7,7 @@ missing frame raises the frame's priority instead of fetching the chunk separate
 is ignored, and guests read without it.
 """
 
+import dataclasses
 import enum
 import logging
 import math
@@ -60,28 +61,23 @@ class State(enum.Enum):
     FAILED = "failed"  # the source did not provide it
 
 
+@dataclasses.dataclass(slots=True)
 class BootCounters:
-    """Counters of all boot images of this host.
+    """Counters of all boot images of this host; the names are shown by ``status``."""
 
-    ``ahead`` counts prefetched boot images, with ``ahead_bytes``; of these, guests needed
-    ``ahead_used_bytes`` later.
-    """
-
-    __slots__ = (
-        *("dropped", "failed", "ignored", "loaded", "recorded", "refused"),
-        *("ahead", "ahead_bytes", "ahead_used_bytes"),
-    )
-
-    def __init__(self) -> None:
-        self.loaded = self.dropped = self.ignored = self.refused = self.failed = 0
-        self.recorded = self.ahead = self.ahead_bytes = self.ahead_used_bytes = 0
+    loaded: int = 0
+    dropped: int = 0
+    ignored: int = 0
+    refused: int = 0
+    failed: int = 0
+    recorded: int = 0
+    prefetched: int = 0
+    prefetched_bytes: int = 0
+    prefetched_used_bytes: int = 0  # needed by guests later
 
 
 class BootSessions:
-    """State shared by the boots of all images.
-
-    :param frame_patience_s: how long a read waits for a frame before it fetches its chunk alone
-    """
+    """State shared by the boots of all images."""
 
     def __init__(
         self,
@@ -343,7 +339,6 @@ class BootSession:
         failures: list[errors.AcstorError],
         scope: trio.CancelScope,
     ) -> None:
-        """Load frames until none is left; the first failure cancels all loaders."""
         try:
             for frame in left:
                 if self._is_needed(frame):
@@ -377,7 +372,7 @@ class BootSession:
             boot_frames.unpack_checked, self._map, frame, fetched.data, self._what
         )
         if self._host.cache.keep_for_boot(frame.cid):
-            self._host.counters.ahead_used_bytes += frame.stored_bytes
+            self._host.counters.prefetched_used_bytes += frame.stored_bytes
         return found, fetched.origin
 
     def _keep(self, chunks: dict[ids.Cid, memoryview]) -> None:

@@ -253,7 +253,6 @@ class Mirror:
     async def _read(
         self, offset: int, length: int, guest: requests.Stream | None, steps: list[_Step]
     ) -> memoryview:
-        """Wait for bytes that are not local, or not in memory."""
         self.counters.count_waiting(1)
         try:
             if guest is None:
@@ -281,12 +280,7 @@ class Mirror:
         return buffer[:length]
 
     async def _fill(self, offset: int, view: memoryview, steps: list[_Step] | None = None) -> None:
-        """Fill ``view`` with the range from ``offset``; one failure ends it.
-
-        All missing chunks are requested together before the first wait.
-
-        :param steps: the plan, which is remade if a chunk arrived since
-        """
+        """Fill ``view`` from ``offset``; all missing chunks are requested before the first wait."""
         if steps is None or self._has_come(steps):
             steps = self._plan(offset, len(view))
         missing: list[int] = []
@@ -304,7 +298,6 @@ class Mirror:
             self._put_all(offset, view, missing, await wish.wait())
 
     def _has_come(self, steps: list[_Step]) -> bool:
-        """Return whether a chunk to fetch has become local."""
         cids = [cid for step in steps if step.cids is not None for cid in step.cids]
         return any(map(self._chunks.has_chunk, cids)) or any(
             map(self.boots.in_memory.__contains__, cids)
@@ -331,7 +324,6 @@ class Mirror:
             self._count(origin, sum(its), chunks=len(its))
 
     def _put(self, offset: int, view: memoryview, chunk_no: int, data: read_request.Bytes) -> int:
-        """Copy a chunk's part of the range from ``offset``; return its length."""
         start = chunk_no * self._chunk_bytes - offset
         if start < 0:
             data, start = memoryview(data)[-start:], 0
@@ -347,7 +339,6 @@ class Mirror:
         steps: list[_Step],
         missing: Container[int] = frozenset(),
     ) -> None:
-        """Copy local steps, and chunks that arrive with a boot image."""
         left: list[int] = []
         for step in steps:
             for chunk_no, cid in step.fetches():
@@ -372,7 +363,6 @@ class Mirror:
             await self._fill_left(offset, view, left)
 
     async def _fill_left(self, offset: int, view: memoryview, numbers: list[int]) -> None:
-        """Fill in chunks that no boot image had; they may be local by now."""
         missing: list[int] = []
         here: list[int] = []
         for chunk_no in numbers:

@@ -51,10 +51,6 @@ class RangeRequest:
         """Value of the Range header."""
         return f"bytes={self.offset}-{self.offset + self.length - 1}"
 
-    def permanent_error(self, why: str) -> errors.ChunkMissing:
-        """Return the error for a permanent failure."""
-        return errors.ChunkMissing(self.what, self.where, why)
-
     def transient_error(self, why: str) -> errors.SourceUnreachable:
         """Return the error for a transient failure."""
         return errors.SourceUnreachable(self.what, self.where, why)

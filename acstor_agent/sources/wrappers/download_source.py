@@ -38,11 +38,7 @@ DelegatedHost = Callable[[ids.ImageId], str]
 
 @dataclasses.dataclass(frozen=True)
 class DownloadLimits:
-    """Limits of copies.
-
-    :param image_wait_s: for an image's stream: less than a peer's timeout (10 s)
-    :param head_bytes: of a boot image that another host copies: its frame list
-    """
+    """Limits of copies."""
 
     stream: full_download.StreamLimits = dataclasses.field(
         default_factory=full_download.StreamLimits
@@ -54,9 +50,9 @@ class DownloadLimits:
     lookup_s: float = attempt_timeout.BASE_S  # for a look-up in Glance
     chunk_map_wait_s: float = 30.0  # of one read for the stream
     boot_image_wait_s: float = 8.0
-    image_wait_s: float = 5.0
+    image_wait_s: float = 5.0  # less than a peer's timeout (10 s)
     near_bytes: int = 32 * geometry.MIB  # reads further ahead in an image's stream fail at once
-    head_bytes: int = 4 * geometry.MIB
+    head_bytes: int = 4 * geometry.MIB  # frame list of a boot image that another host copies
     free_space_parts: int = 2  # a copy takes one of these of the free space at most
 
     def wait_s(self, kind: base.BlobKind) -> float:
@@ -70,10 +66,7 @@ class DownloadLimits:
 
 
 class DownloadSource(base.Source):
-    """The copies of this host, on the file system of ``folder``.
-
-    :param nursery: runs streams; must outlive the source's use
-    """
+    """The copies of this host, on the file system of ``folder``; streams run in ``nursery``."""
 
     def __init__(
         self,
@@ -194,7 +187,6 @@ class DownloadSource(base.Source):
         return self._begin(blob, location, end_bytes)
 
     async def _place_of(self, blob: base.Blob) -> glance.BlobLocation:
-        """Return where Glance has a blob; ask again now and then whether it was replaced."""
         copy, location = self._copies.get(blob), self._source.known_location(blob)
         if location is None:
             return await self._find(blob)

@@ -272,7 +272,7 @@ class FullDownload:
             raise _Enough
 
     async def _write(self) -> None:
-        """Write what has arrived; it is kept until then, even if the caller is cancelled."""
+        """Write what has arrived, which is kept until then, even if the caller is cancelled."""
         async with self._writing:
             count, data = len(self._held), b"".join(self._held)
             if not data:

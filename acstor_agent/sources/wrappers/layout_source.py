@@ -155,7 +155,6 @@ class _Reading:
         self._done = trio.Event()
 
     def plan(self, found: Layout) -> None:
-        """Compute the reads; report pieces that need none."""
         outcomes: list[tuple[int, base.Outcome]] = []
         wanted = []
         for number, piece in enumerate(self._pieces):
@@ -199,7 +198,6 @@ class _Reading:
         nursery: trio.Nursery,
         decoding: decode_threads.DecodeThreads,
     ) -> None:
-        """Read the stored file, and return when all pieces are reported."""
         self._nursery, self._decoding = nursery, decoding
         try:
             self._decode_soon()
@@ -232,7 +230,6 @@ class _Reading:
         )
 
     def _took(self, answers: base.Outcomes) -> None:
-        """Take read tiles; report or decode the pieces that are complete."""
         outcomes: list[tuple[int, base.Outcome]] = []
         for at, outcome in answers:
             if (number := self._direct.get(at)) is not None:

@@ -117,7 +117,7 @@ async def test_boot_of_a_new_version_reads_nothing_of_its_boot_image_from_elsewh
     assert (parts.kept["ahead"], parts.kept["boot"]) == (parts.frames_bytes, 0)
     assert not host.mirrors.is_attached(NEW)
     counted = host.boots.counters
-    assert (counted.ahead, counted.ahead_bytes) == (1, parts.frames_bytes)
+    assert (counted.prefetched, counted.prefetched_bytes) == (1, parts.frames_bytes)
     host.source.reads.clear()
     image = await host.mirrors.attach_image(NEW)
     image.boots.begin_boot()
@@ -132,7 +132,7 @@ async def test_boot_of_a_new_version_reads_nothing_of_its_boot_image_from_elsewh
     frames = [read for read in host.source.reads if read[0] >= head and read[1] > CHUNK]
     assert frames == []
     assert (parts.kept["ahead"], parts.kept["boot"]) == (0, parts.frames_bytes)
-    assert counted.ahead_used_bytes == parts.frames_bytes
+    assert counted.prefetched_used_bytes == parts.frames_bytes
 
 
 async def test_what_is_here_already_is_kept_and_does_not_come_again(parts):
@@ -143,7 +143,7 @@ async def test_what_is_here_already_is_kept_and_does_not_come_again(parts):
     assert await ahead.prefetch_boot_image(task(FORMER), report) == {
         "done_bytes": parts.frames_bytes
     }
-    assert parts.host.boots.counters.ahead_bytes == parts.frames_bytes
+    assert parts.host.boots.counters.prefetched_bytes == parts.frames_bytes
     assert all(length <= 1024 for _, length in parts.host.source.reads)
 
 
@@ -219,7 +219,7 @@ async def test_boot_image_that_was_taken_away_or_damaged_is_not_brought(parts):
     del parts.host.blobs[BOOT_BLOB]
     with pytest.raises(errors.ChunkMissing):
         await parts.ahead().prefetch_boot_image(task(FORMER), report)
-    assert parts.host.boots.counters.ahead_bytes == 0
+    assert parts.host.boots.counters.prefetched_bytes == 0
 
 
 async def test_parts_whose_chunks_the_version_before_has_brought_already_do_not_come(parts):
@@ -301,7 +301,7 @@ async def test_boot_image_that_goes_or_changes_midway_ends_it_and_what_came_stay
         await parts.ahead(quiet_s=turn).prefetch_boot_image(task(FORMER), report)
     assert not isinstance(caught.value, errors.Unusable)
     assert 0 < parts.kept["ahead"] < parts.frames_bytes
-    assert parts.host.boots.counters.ahead == 0
+    assert parts.host.boots.counters.prefetched == 0
 
 
 async def test_cache_that_takes_nothing_ends_it(parts, monkeypatch):

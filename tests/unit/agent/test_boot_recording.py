@@ -28,7 +28,7 @@ def decode(payload):
 
 
 def boot(host, image, recording):
-    opener = recording.open(image)
+    opener = recording.image_opened(image)
     for chunk_no in TRACE if opener else ():
         image.recorder.read(opener, chunk_no * CHUNK, 1, host.now_s)
 
@@ -56,7 +56,7 @@ async def test_recording_can_be_turned_off(host):
     off = LIMITS._replace(longest_s=0.0)
     recording = boot_recording.BootRecording("h1", off, lambda message: None)
     image = await host.mirrors.attach_image(one_host.IMAGE)
-    assert recording.open(image) == 0
+    assert recording.image_opened(image) == 0
     assert image.recorder is None
 
 

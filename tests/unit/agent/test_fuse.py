@@ -10,6 +10,7 @@ import trio
 
 from acstor_agent.core.mount import inodes
 from acstor_agent.disks import disks
+from acstor_agent.images.boot import boot_timelines
 from acstor_agent.images.image import usage
 from acstor_agent.mount import fuse
 from acstor_common import errors
@@ -51,10 +52,12 @@ async def mounted(folder):
             host.mirrors,
             disks.Disks(folder / "disks", host.opened),
             host.cache,
-            one_host.DEADLINE_S,
             known,
-            usage.ImageUsage(host.mirrors, set, set),
             host.opened,
+            fuse.OpenObservers(
+                usage.ImageUsage(host.mirrors, set, set), None, boot_timelines.BootTimelines()
+            ),
+            one_host.DEADLINE_S,
         )
         yield host, operations, known
 

@@ -324,7 +324,7 @@ async def test_recordings_of_it_are_forgotten_but_not_what_operators_ask_for(use
     limits = boot_recording.RecordingLimits(longest_s=60.0, idle_s=10.0, boots=2)
     recording = boot_recording.BootRecording(ids.HostId("h1"), limits, lambda trace: None)
     image = await used.host.mirrors.attach_image(IMAGE)
-    assert recording.open(image)
+    assert recording.image_opened(image)
     recording._sent[IMAGE] = 2
     recording.record_more(OTHER, 3)
     recording._sent[OTHER] = 1

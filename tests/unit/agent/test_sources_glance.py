@@ -12,6 +12,7 @@ from oslo_config import cfg
 from acstor_agent.sources import base
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
+from acstor_agent.sources import keystone_auth
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.image import artefacts
@@ -336,7 +337,8 @@ async def test_public_url_is_taken_where_the_catalog_has_no_internal_one(server)
 
 async def test_catalog_without_a_url_is_told_with_what_was_looked_for(server):
     signs_in = keystone_session.Session(auth=PublicUrls(server.url))
-    source = glance.GlanceSource(signs_in, region_name="north", interfaces=["internal", "admin"])
+    catalog = keystone_auth.Catalog("north", ["internal", "admin"])
+    source = glance.GlanceSource(signs_in, catalog=catalog)
     wanted = r"no URL of an image service .*region north .*internal or admin .*valid_interfaces"
     with pytest.raises(errors.ChunkMissing, match=wanted):
         await source.read(IMAGE, 0, 4)
@@ -348,9 +350,8 @@ async def test_catalog_without_a_url_is_told_with_what_was_looked_for(server):
     [
         ("", ["internal", "public"]),
         ("valid_interfaces = public , admin", ["public", "admin"]),
-        ("interface = admin", ["admin"]),
     ],
-    ids=["default", "new", "former name"],
+    ids=["default", "chosen"],
 )
 def test_interfaces_are_read_in_order(tmp_path, line, found):
     file = tmp_path / "agent.conf"
@@ -358,7 +359,7 @@ def test_interfaces_are_read_in_order(tmp_path, line, found):
     conf = cfg.ConfigOpts()
     conf.register_opts(glance.GlanceSource.options(), group=glance.GROUP)
     conf(["--config-file", str(file)])
-    assert glance.interfaces_of(conf[glance.GROUP]) == found
+    assert keystone_auth.Catalog.from_conf(conf[glance.GROUP]).interfaces == found
 
 
 def test_interface_that_there_is_not_is_refused(tmp_path):
@@ -368,4 +369,4 @@ def test_interface_that_there_is_not_is_refused(tmp_path):
     conf.register_opts(glance.GlanceSource.options(), group=glance.GROUP)
     conf(["--config-file", str(file)])
     with pytest.raises(cfg.ConfigFileValueError):
-        glance.interfaces_of(conf[glance.GROUP])
+        keystone_auth.Catalog.from_conf(conf[glance.GROUP])
