@@ -9,10 +9,8 @@ Files of a disk are changed under a lock of that disk, so a disk with silent hol
 other.
 """
 
-import contextlib
 import logging
 import pathlib
-from collections.abc import AsyncIterator
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +28,7 @@ from acstor_agent.disks import restore_files
 from acstor_agent.images.image import mirrors
 from acstor_agent.images.read import mirror
 from acstor_agent.runtime import disk_io
+from acstor_agent.runtime import keyed_locks
 from acstor_common import errors
 from acstor_common.formats import checkpoint_manifest
 from acstor_common.image import image_record
@@ -52,19 +51,9 @@ class CheckpointRestore:
         self, made: disks.Disks, images: mirrors.Mirrors, retry_s: float = RETRY_S
     ) -> None:
         self._disks, self._images, self._retry_s = made, images, retry_s
-        self._changing: dict[disk_header.DiskId, trio.Lock] = {}
+        self._changing = keyed_locks.KeyedLocks[disk_header.DiskId]()
         self._wanted = trio.Event()
         self._under_way: set[disk_header.DiskId] = set()
-
-    @contextlib.asynccontextmanager
-    async def _alone(self, disk_id: disk_header.DiskId) -> AsyncIterator[None]:
-        lock = self._changing.setdefault(disk_id, trio.Lock())
-        try:
-            async with lock:
-                yield
-        finally:
-            if self._changing.get(disk_id) is lock and not lock.locked():  # it has no waiters
-                del self._changing[disk_id]
 
     async def make_disk(
         self,
@@ -79,7 +68,7 @@ class CheckpointRestore:
         :raises errors.ChunkUnavailable: no holder has the manifest
         :raises errors.DeadlineExceeded: no holder answered in time
         """
-        async with self._alone(record.checkpoint_id):
+        async with self._changing.hold(record.checkpoint_id):
             if not self._disks.has_disk(record.checkpoint_id):
                 await self._make(record, backing, max_bytes)
             found = restore_files.read(self._disks.folder, record.checkpoint_id)
@@ -145,7 +134,7 @@ class CheckpointRestore:
         """Fetch missing chunks, for ever; first remove leftovers of former workers."""
         folder = self._disks.folder
         for disk_id in restore_files.leftover_disk_ids(folder, disk_files.STATE_ENDING):
-            async with self._alone(disk_id):
+            async with self._changing.hold(disk_id):
                 if not self._disks.has_disk(disk_id):  # else it was just created
                     _remove_left(folder, disk_id)
         async with trio.open_nursery() as nursery:
@@ -202,7 +191,7 @@ class CheckpointRestore:
             raise failures[0]
 
     async def _forget_key(self, record: restore_record.RestoreRecord) -> None:
-        async with self._alone(record.checkpoint_id):
+        async with self._changing.hold(record.checkpoint_id):
             one = await self._disks.open(record.checkpoint_id)
             await one.sync()
             await trio.to_thread.run_sync(restore_files.forget_key, self._disks.folder, record)

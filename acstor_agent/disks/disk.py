@@ -11,6 +11,7 @@ Written chunks have no CID, so they are never served to peers.
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 from collections.abc import AsyncIterator
@@ -32,6 +33,7 @@ from acstor_agent.engine_io import read_request
 from acstor_agent.images.read import mirror
 from acstor_agent.images.read import read_admission
 from acstor_agent.runtime import disk_io
+from acstor_agent.runtime import keyed_locks
 from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
@@ -72,7 +74,7 @@ class Disk:
         self.written_chunks = len(files.written) + len(files.unsynced)
         self._unsynced = set(files.unsynced)
         self._locks: dict[int, trio.Lock] = {}
-        self._bringing: dict[int, trio.Lock] = {}
+        self._bringing = keyed_locks.KeyedLocks[int]()
         self.lacking_chunks = sum(map(self.is_missing, checkpoint.clusters if checkpoint else ()))
         """Chunks of the checkpoint that are not in the disk's own file."""
         self._syncing = trio.Lock()
@@ -136,21 +138,8 @@ class Disk:
         return buffer if self._files.read_nowait(memoryview(buffer), stretch.start) else None
 
     async def _fill(self, places: Iterable[_Place]) -> None:
-        """Fill places (zeros before) concurrently; one failure ends it."""
-        failures: list[errors.AcstorError | OSError] = []
-        async with trio.open_nursery() as nursery:
-
-            async def fill(stretch: disk_plan.Stretch, view: memoryview) -> None:
-                try:
-                    await self._fill_one(stretch, view)
-                except (errors.AcstorError, OSError) as e:
-                    failures.append(e)
-                    nursery.cancel_scope.cancel()
-
-            for place in places:
-                nursery.start_soon(fill, *place)
-        if failures:
-            raise failures[0]
+        """Fill places, which are zeros before."""
+        await _run_all(functools.partial(self._fill_one, *place) for place in places)
 
     async def _fill_one(self, stretch: disk_plan.Stretch, view: memoryview) -> None:
         if stretch.origin is disk_plan.Origin.DISK:
@@ -268,33 +257,13 @@ class Disk:
         :raises errors.AcstorError: some are unavailable
         :raises OSError: some could not be written
         """
-        failures: list[errors.AcstorError | OSError] = []
-        async with trio.open_nursery() as nursery:
-
-            async def bring(chunk_no: int) -> None:
-                try:
-                    await self._bring_one(chunk_no)
-                except (errors.AcstorError, OSError) as e:
-                    failures.append(e)
-                    nursery.cancel_scope.cancel()
-
-            for chunk_no in chunk_nos:
-                nursery.start_soon(bring, chunk_no)
-        if failures:
-            raise failures[0]
+        await _run_all(functools.partial(self._bring_one, chunk_no) for chunk_no in chunk_nos)
 
     async def _bring_one(self, chunk_no: int) -> None:
-        lock = self._bringing.setdefault(chunk_no, trio.Lock())
-        async with lock:
-            try:
-                if self.is_missing(chunk_no) and self.checkpoint is not None:
-                    await self.keep_base_chunk(
-                        chunk_no, await self.checkpoint.fetch_cluster(chunk_no)
-                    )
-                    self.lacking_chunks -= 1
-            finally:
-                if not lock.statistics().tasks_waiting:
-                    self._bringing.pop(chunk_no, None)
+        async with self._bringing.hold(chunk_no):
+            if self.is_missing(chunk_no) and self.checkpoint is not None:
+                await self.keep_base_chunk(chunk_no, await self.checkpoint.fetch_cluster(chunk_no))
+                self.lacking_chunks -= 1
 
     async def keep_base_chunk(self, chunk_no: int, data: read_request.Bytes) -> None:
         """Store the image's bytes of a chunk, unless a guest wrote it.
@@ -349,6 +318,24 @@ class Disk:
         async with self._syncing:
             self._files.close()
             self._io.forget_file(self._name)
+
+
+async def _run_all(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Run calls concurrently; the first failure cancels the others, and is raised."""
+    failures: list[errors.AcstorError | OSError] = []
+
+    async def run(call: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await call()
+        except (errors.AcstorError, OSError) as e:
+            failures.append(e)
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for call in calls:
+            nursery.start_soon(run, call)
+    if failures:
+        raise failures[0]
 
 
 def _length(stretches: Sequence[disk_plan.Stretch]) -> int:

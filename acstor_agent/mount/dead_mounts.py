@@ -17,6 +17,7 @@ import trio
 from acstor_agent.mount import fuse_connection
 from acstor_agent.mount import killed_guests
 from acstor_agent.mount import open_files
+from acstor_agent.mount import proc_files
 
 LOG = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def guests_on_dead_mounts(mount_point: str) -> tuple[str, ...]:
     """
     live = fuse_connection.device_number(mount_point)
     found = set()
-    for pid in open_files.pids():
+    for pid in proc_files.pids():
         with contextlib.suppress(OSError):  # it exited
             if any(_is_dead(pid, fd, live) for fd in _files_of(pid)):
                 instance = killed_guests.instance_of(pid)
@@ -68,16 +69,11 @@ def guests_on_dead_mounts(mount_point: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _files_of(pid: int) -> list[str]:
-    found = []
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):  # it was closed meanwhile
-            if _FILE.search(os.readlink(f"/proc/{pid}/fd/{fd}")):
-                found.append(fd)
-    return found
+def _files_of(pid: int) -> list[int]:
+    return [fd for fd, path in proc_files.links(pid).items() if _FILE.search(path)]
 
 
-def _is_dead(pid: int, fd: str, live: str) -> bool:
+def _is_dead(pid: int, fd: int, live: str) -> bool:
     if live and _device_of(pid, fd) == live:
         return False
     try:
@@ -87,11 +83,9 @@ def _is_dead(pid: int, fd: str, live: str) -> bool:
     return False
 
 
-def _device_of(pid: int, fd: str) -> str:
+def _device_of(pid: int, fd: int) -> str:
     """Return the device of a descriptor's mount; empty if it is in no namespace."""
-    with open(f"/proc/{pid}/fdinfo/{fd}", encoding="utf-8") as lines:
-        told = dict(line.split(":", 1) for line in lines if line.startswith("mnt_id"))
-    wanted = told.get("mnt_id", "").strip()
+    wanted = proc_files.descriptor_field(pid, fd, "mnt_id:")
     with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
         for line in mounts:
             number, _parent, device, _rest = line.split(" ", 3)

@@ -10,7 +10,6 @@ import itertools
 import logging
 import math
 import os
-import pathlib
 import platform
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.mount import process_state
+from acstor_agent.mount import proc_files
 from acstor_common import errors
 from acstor_common.model import ids
 
@@ -138,7 +138,7 @@ class KilledGuests:
         names = {name for name, _ in files}
         found: dict[int, list[process_state.Holder]] = {inode: [] for _, inode in files}
         looked_at = 0
-        for pid in _numbers("/proc"):
+        for pid in proc_files.pids():
             try:
                 thread, links = _links_of(pid)
             except PermissionError:
@@ -166,7 +166,7 @@ class KilledGuests:
         is_dying = told is not None and told.ends_s > now_s
         # Other threads, which may be many, are rarely needed.
         if not is_dying and _is_marked(pid):
-            threads = _numbers(f"/proc/{pid}/task")
+            threads = proc_files.numbers(f"/proc/{pid}/task")
             is_dying = process_state.is_dying(_threads_of(pid, threads))
         return process_state.Holder(pid, tag, thread, tuple(fds), is_dying)
 
@@ -180,7 +180,7 @@ def processes_of(instance_id: str, links_limit: int = LINKS_LIMIT) -> list[tuple
     """
     found: list[tuple[int, int]] = []
     looked_at = 0
-    for pid in _numbers("/proc"):
+    for pid in proc_files.pids():
         try:
             thread, links = _links_of(pid)
         except PermissionError:
@@ -198,7 +198,7 @@ def processes_of(instance_id: str, links_limit: int = LINKS_LIMIT) -> list[tuple
 def instance_of(thread: int) -> str:
     """Return the Nova instance of a thread with a root disk open for writing, else ""."""
     with contextlib.suppress(PermissionError):
-        for fd, path in _links(thread).items():
+        for fd, path in proc_files.links(thread).items():
             folder, name = os.path.split(path)
             instance_id = os.path.basename(folder)
             if name in _ROOT_DISKS and _is_id(instance_id) and _is_written(thread, fd):
@@ -215,7 +215,7 @@ def _is_id(name: str) -> bool:
 
 def tag_of_opener(thread: int, tag: Tag) -> int:
     """Return the tag of a thread's process, 0 if it is unreadable or exited."""
-    for line in _text(f"/proc/{thread}/status").splitlines():
+    for line in proc_files.text(f"/proc/{thread}/status").splitlines():
         if line.startswith("Tgid:"):
             pid = int(line.split()[1])
             for first in _threads_of(pid, [pid]):
@@ -231,57 +231,28 @@ def _is_marked(pid: int) -> bool:
 
 def _threads_of(pid: int, threads: Iterable[int]) -> Iterator[process_state.Thread]:
     for thread in threads:
-        if stat := _text(f"/proc/{pid}/task/{thread}/stat"):
+        if stat := proc_files.text(f"/proc/{pid}/task/{thread}/stat"):
             yield process_state.thread_of(stat)
 
 
 def _links_of(pid: int) -> tuple[int, dict[int, str]]:
     """Return a thread of a process, another one if the first exited, and its open files."""
-    links = _links(pid)
+    links = proc_files.links(pid)
     if not links and _is_marked(pid):
-        for thread in _numbers(f"/proc/{pid}/task"):
-            if links := _links(thread):
+        for thread in proc_files.numbers(f"/proc/{pid}/task"):
+            if links := proc_files.links(thread):
                 return thread, links
     return pid, links
 
 
-def _links(thread: int) -> dict[int, str]:
-    links = {}
-    for fd in _numbers(f"/proc/{thread}/fd"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # closed meanwhile
-            links[fd] = os.readlink(f"/proc/{thread}/fd/{fd}")
-    return links
-
-
 def _inode(thread: int, fd: int) -> int:
     """Return the inode of an open file, 0 if unknown (before Linux 5.14)."""
-    return int(_of_opening(thread, fd, "ino:") or "0")
+    return int(proc_files.descriptor_field(thread, fd, "ino:") or "0")
 
 
 def _is_written(thread: int, fd: int) -> bool:
-    return bool(int(_of_opening(thread, fd, "flags:") or "0", 8) & (os.O_WRONLY | os.O_RDWR))
-
-
-def _of_opening(thread: int, fd: int, name: str) -> str:
-    for line in _text(f"/proc/{thread}/fdinfo/{fd}").splitlines():
-        if line.startswith(name):
-            return line.split()[1]
-    return ""
-
-
-def _text(path: str) -> str:
-    try:
-        return pathlib.Path(path).read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _numbers(folder: str) -> list[int]:
-    """Return the numeric names in a folder, sorted; none if its process exited."""
-    try:
-        return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+    flags = int(proc_files.descriptor_field(thread, fd, "flags:") or "0", 8)
+    return bool(flags & (os.O_WRONLY | os.O_RDWR))
 
 
 def _shares(one: process_state.Holder, other: process_state.Holder) -> bool:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from acstor_agent.core.mount import process_state
 from acstor_agent.mount import fuse_connection
+from acstor_agent.mount import proc_files
 from acstor_agent.sources import base
 from acstor_common.model import ids
 
@@ -26,7 +27,7 @@ def users_of(mount_point: str) -> list[User]:
     """Return the processes with open files below a mount point."""
     below = fuse_connection.resolve_path(mount_point)
     found = []
-    for pid in pids():
+    for pid in proc_files.pids():
         paths = {path for path in _open_of(pid) if path == below or path.startswith(f"{below}/")}
         if paths:
             found.append(User(pid, name_of(pid), tuple(sorted(paths))))
@@ -40,7 +41,7 @@ def images_open(mount_point: str) -> set[ids.ImageId]:
     """
     below = f"{fuse_connection.resolve_path(mount_point)}/images/"
     found = set()
-    for pid in pids():
+    for pid in proc_files.pids():
         for path in _open_of(pid):
             if path.startswith(below):
                 name, _, _ = path.removeprefix(below).partition(base.BlobKind.IMAGE.value)
@@ -66,19 +67,12 @@ def describe(users: list[User]) -> str:
     return "; ".join(told + more)
 
 
-def pids() -> list[int]:
-    """Return the IDs of all processes."""
-    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
-
-
 def _open_of(pid: int) -> list[str]:
-    paths = []
+    paths: list[str] = []
     with contextlib.suppress(OSError):  # it exited
-        folder = f"/proc/{pid}/fd"
-        for link in (f"/proc/{pid}/cwd", *(f"{folder}/{fd}" for fd in os.listdir(folder))):
-            with contextlib.suppress(OSError):  # it was closed meanwhile
-                paths.append(os.readlink(link).removesuffix(process_state.FORGOTTEN))
-    return paths
+        paths += proc_files.links(pid).values()
+        paths.append(os.readlink(f"/proc/{pid}/cwd"))
+    return [path.removesuffix(process_state.FORGOTTEN) for path in paths]
 
 
 def name_of(pid: int) -> str:
@@ -95,4 +89,4 @@ def pids_with_open(path: str) -> list[int]:
     """Return the processes that have ``path`` open."""
     folder, name = os.path.split(path)
     real = os.path.join(os.path.realpath(os.path.dirname(folder)), os.path.basename(folder), name)
-    return [pid for pid in pids() if real in _open_of(pid)]
+    return [pid for pid in proc_files.pids() if real in _open_of(pid)]

@@ -98,8 +98,8 @@ class StuckRequests:
         found: dict[str, blocked_requests.LateWaits] = {}
         for guest, late in self._table.late_guests(self._clock(), self.limits.late_s).items():
             file_id = guest.name.partition("/")[0]
-            inode_numbers = found.get(file_id)
-            found[file_id] = inode_numbers.joined(late) if inode_numbers else late
+            known = found.get(file_id)
+            found[file_id] = known.joined(late) if known else late
         return found
 
     async def _let_go(self) -> None:

@@ -11,7 +11,6 @@ import logging
 import os
 import pathlib
 import time
-from collections.abc import AsyncIterator
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Collection
@@ -22,6 +21,7 @@ import trio
 from acstor_agent.core import counters
 from acstor_agent.images.maps import file_mapping
 from acstor_agent.images.read import mirror
+from acstor_agent.runtime import keyed_locks
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.formats import chunk_map
@@ -56,7 +56,7 @@ class Mirrors:
         self._source = source
         self._claim = claim
         self._mirrors: dict[ids.ImageId, mirror.Mirror] = {}
-        self._attaching: dict[ids.ImageId, trio.Lock] = {}
+        self._attaching = keyed_locks.KeyedLocks[ids.ImageId]()
         self.reads = counters.ReadCounters()
         """Counters of all images, detached ones included."""
         atomic_file.remove_leftovers(folder)
@@ -172,7 +172,7 @@ class Mirrors:
         :raises errors.ChunkMapFormatError: the source's map is invalid or of another image
         :raises errors.NumberInUse: the inode number is in use
         """
-        async with self._attaching_one(image_id):
+        async with self._attaching.hold(image_id):
             if image_id not in self._mirrors:
                 began_s = time.monotonic()
                 made = await self._make(await self._map_of(image_id, max_map_bytes))
@@ -185,7 +185,7 @@ class Mirrors:
         path = self._path(image_id)
         if image_id in self._mirrors or image_id not in self._attached:
             return False
-        async with self._attaching_one(image_id):
+        async with self._attaching.hold(image_id):
             if image_id not in self._mirrors:
                 try:
                     kept = await trio.to_thread.run_sync(open_map, path, image_id)
@@ -194,16 +194,6 @@ class Mirrors:
                     return False
                 self._mirrors[image_id] = await self._make(kept)
         return True
-
-    @contextlib.asynccontextmanager
-    async def _attaching_one(self, image_id: ids.ImageId) -> AsyncIterator[None]:
-        lock = self._attaching.setdefault(image_id, trio.Lock())
-        try:
-            async with lock:
-                yield
-        finally:
-            if not lock.statistics().tasks_waiting and not lock.locked():
-                self._attaching.pop(image_id, None)
 
     def detach_image(self, image_id: ids.ImageId) -> None:
         """Detach an image; its chunks stay in the cache until evicted.

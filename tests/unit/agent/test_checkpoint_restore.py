@@ -126,7 +126,7 @@ async def test_chunks_come_when_they_are_read_and_once(worker, kept):
     async with trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(one.read, cluster_of(one, 1) * CHUNK + 5, 100)
-    assert len(worker.link.asked) == 2 and one._bringing == {}
+    assert len(worker.link.asked) == 2 and not one._bringing
 
 
 async def test_file_is_one_that_qemu_finds_no_fault_with(worker, kept, tmp_path):
@@ -224,7 +224,7 @@ async def test_silent_holder_of_one_checkpoint_keeps_no_other_waiting(worker, ke
                 await content(await worker.recovering.make_disk(kept.recovery(), MIRROR)) == truth()
             )
             nursery.cancel_scope.cancel()
-    assert worker.recovering._changing == {}
+    assert not worker.recovering._changing
 
 
 async def test_silent_holder_is_asked_last_by_all_for_a_while(worker, kept, mock_clock):
