@@ -41,7 +41,7 @@ class _Message(NamedTuple):
     is_fanout: bool
 
 
-Tell = Callable[[str], None]
+ReportFault = Callable[[str], None]
 """Called in a thread with the reason why messages cannot be sent; empty: they can."""
 
 
@@ -49,7 +49,7 @@ def open_bus(
     host: str,
     files: Sequence[str],
     folders: Sequence[str] = (),
-    tell: Tell = lambda _: None,
+    report_fault: ReportFault = lambda _: None,
     retry_s: float = RETRY_S,
 ) -> "Bus":
     """Return the bus of the configuration.
@@ -62,7 +62,7 @@ def open_bus(
     args += [part for folder in folders for part in ("--config-dir", folder)]
     cfg.CONF(args, project="acstor", default_config_files=[], default_config_dirs=[])
     transport = message_bus.open_transport(cfg.CONF)
-    return Bus(host, transport, tell, retry_s)
+    return Bus(host, transport, report_fault, retry_s)
 
 
 class Bus:
@@ -72,12 +72,12 @@ class Bus:
         self,
         host: str,
         transport: oslo_messaging.transport.Transport,
-        tell: Tell = lambda _: None,
+        report_fault: ReportFault = lambda _: None,
         retry_s: float = RETRY_S,
     ) -> None:
         self.sent = 0
         self.dropped = 0
-        self._host, self._tell, self._retry_s = host, tell, retry_s
+        self._host, self._report_fault, self._retry_s = host, report_fault, retry_s
         self._transport = transport
         self._queue: collections.deque[_Message] = collections.deque()
         self._changed = threading.Condition()
@@ -102,9 +102,9 @@ class Bus:
                 self.dropped += 1
             self._changed.notify()
 
-    def subscribe(self, topic: str, heard: Mapping[str, message_bus.Handler]) -> None:
-        """Receive messages to a topic by handlers of payloads (``heard``), by method."""
-        endpoint = message_bus.Endpoint(heard, time.monotonic)
+    def subscribe(self, topic: str, handlers: Mapping[str, message_bus.Handler]) -> None:
+        """Receive messages to a topic by handlers of payloads (``handlers``), by method."""
+        endpoint = message_bus.Endpoint(handlers, time.monotonic)
         supervision.start(
             "bus-listener",
             lambda: self._serve(topic, endpoint),
@@ -142,14 +142,14 @@ class Bus:
                 why = message_bus.why_unreachable(e, self._transport)
                 if why != told:
                     LOG.warning("the message bus is unreachable: %s; trying again", why)
-                    self._tell(why)
+                    self._report_fault(why)
                 told = why
                 self._put_back(message)
                 self._stopping.wait(self._retry_s)
             else:
                 if told:
                     LOG.info("the message bus is back")
-                    self._tell("")
+                    self._report_fault("")
                 told = ""
                 self.sent += 1
 

@@ -33,7 +33,7 @@ from acstor_common.wire import decision_messages
 
 LOG = logging.getLogger(__name__)
 
-SKETCH_EVERY_S = 30.0
+SKETCH_INTERVAL_S = 30.0
 """Interval between sketches; one of a full cache takes some tenths of a second."""
 MAX_PEERS = 256
 """Limit of the peers in a sample, those with the most bytes."""
@@ -126,7 +126,7 @@ class DecisionLink:
         self._number = 0
         self._peers: collections.defaultdict[ids.HostId, _Peer] = collections.defaultdict(_Peer)
         self._sketch: tuple[int, ...] = ()
-        self._sketched_s = -SKETCH_EVERY_S
+        self._sketched_s = -SKETCH_INTERVAL_S
         self._can_read_meter = True
 
     def count_received(self, peer: ids.HostId, count: int, took_s: float | None = None) -> None:
@@ -177,7 +177,7 @@ class DecisionLink:
 
     async def _make_sketch(self) -> None:
         now_s = trio.current_time()
-        if now_s - self._sketched_s >= SKETCH_EVERY_S:
+        if now_s - self._sketched_s >= SKETCH_INTERVAL_S:
             self._sketch = await trio.to_thread.run_sync(
                 lambda: minhash.make_sketch(self._report.iter_cids())
             )

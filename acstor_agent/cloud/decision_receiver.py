@@ -34,7 +34,7 @@ class Bus(Protocol):
     ) -> None:
         """Queue a message; never waits."""
 
-    def subscribe(self, topic: str, heard: Mapping[str, Callable[[Any], None]]) -> None:
+    def subscribe(self, topic: str, handlers: Mapping[str, Callable[[Any], None]]) -> None:
         """Receive messages to a topic."""
 
     def stop(self) -> None:
@@ -72,11 +72,11 @@ class DecisionReceiver:
             )
         if self._is_subscribed:
             return
-        heard = {
+        handlers = {
             decision_messages.RING_PUBLISHED: lambda payload: self._receive_table(payload, token),
             decision_messages.IMAGE_TASK_GIVEN: lambda payload: self._receive_task(payload, token),
         }
-        self._bus.subscribe(decision_messages.AGENT_TOPIC, heard)
+        self._bus.subscribe(decision_messages.AGENT_TOPIC, handlers)
         self._is_subscribed = True
 
     # In a thread of the bus

@@ -31,7 +31,7 @@ BACKLOG = 16
 MAX_CLIENTS = 64
 """Limit of connections; each may have a task and MAX_LINE_BYTES in memory."""
 READ_BYTES = 64 * 1024
-WARN_EVERY_S = 10.0
+LOG_INTERVAL_S = 10.0
 _CREDENTIALS = struct.Struct("iii")  # pid, uid, gid: struct ucred of linux/socket.h
 
 Report = Callable[[int, int], Awaitable[None]]
@@ -124,7 +124,7 @@ class _Clients:
         self._limit = limit
         self._idle: dict[trio.CancelScope, None] = {}  # longest idle first
         self._busy: set[trio.CancelScope] = set()
-        self._said = log_limit.LogLimit(WARN_EVERY_S)
+        self._said = log_limit.LogLimit(LOG_INTERVAL_S)
 
     @contextlib.contextmanager
     def one_more(self) -> Iterator[trio.CancelScope]:

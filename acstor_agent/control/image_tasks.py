@@ -43,7 +43,7 @@ MAX_IMAGES = 256
 Images in use that are not fully cached come first, as they must stay in the source; then others in
 use; then the most recently used.
 """
-DESCRIBE_EVERY_S = 15.0
+DESCRIBE_INTERVAL_S = 15.0
 """Interval at which images without tasks are examined; 10,000 chunks take 1 ms."""
 
 
@@ -73,7 +73,7 @@ class ImageTasks:
         self._progress = lru_table.LruTable[str, decision_messages.TaskProgress](MAX_REPORTED_TASKS)
         self._held: dict[str, decision_messages.HeldImage] = {}
         self._changed: set[str] = set()
-        self._described_s = -DESCRIBE_EVERY_S
+        self._described_s = -DESCRIBE_INTERVAL_S
         self._asked, self._to_do = trio.open_memory_channel[decision_messages.ImageTask](
             MAX_WAITING
         )
@@ -141,7 +141,7 @@ class ImageTasks:
         for image_id, told in list(self._progress.items()):
             self._update_recording(image_id, told)
         changed, self._changed = self._changed, set()
-        if now_s - self._described_s >= DESCRIBE_EVERY_S:
+        if now_s - self._described_s >= DESCRIBE_INTERVAL_S:
             self._described_s = now_s
             self._held = await trio.to_thread.run_sync(lambda: self._describe(self._reported()))
             return self._held
@@ -180,7 +180,7 @@ class ImageTasks:
         is_open = told.state is decision_messages.TaskState.RUNNING
         if told.kind is not decision_messages.TaskKind.RECORD_BOOTS or not is_open:
             return
-        left = self._recording.boots_left(ids.parse_image_id(image_id))
+        left = self._recording.remaining_boots(ids.parse_image_id(image_id))
         done = max(0, told.total - left)
         if done != told.done:
             state = (

@@ -34,7 +34,7 @@ from acstor_common.util import lru_table
 from acstor_common.wire import vault_paths
 
 T = TypeVar("T")
-Ask = Callable[[restore_record.Holder], Awaitable[T]]
+AskHolder = Callable[[restore_record.Holder], Awaitable[T]]
 Hedge = Callable[[Sequence[restore_record.Holder]], float]
 
 CONNECTIONS = 8
@@ -193,7 +193,7 @@ class CheckpointClient:
         )
         return await self._first(path, ask, self._hedge_s, self._connections.deadline_s)
 
-    async def _first(self, path: str, ask: Ask[T], hedge_s: Hedge, within_s: float) -> T:
+    async def _first(self, path: str, ask: AskHolder[T], hedge_s: Hedge, within_s: float) -> T:
         why = ""
         with trio.move_on_after(within_s):
             for tries in itertools.count():
@@ -255,7 +255,7 @@ class CheckpointClient:
 class _Race(Generic[T]):
     """Asks holders one after the other, with hedges; ``pending`` has the start of each request."""
 
-    def __init__(self, ask: Ask[T]) -> None:
+    def __init__(self, ask: AskHolder[T]) -> None:
         self._ask = ask
         self.won: tuple[restore_record.Holder, T] | None = None
         self.failures: dict[restore_record.Holder, errors.ChunkUnavailable] = {}

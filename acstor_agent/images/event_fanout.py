@@ -38,14 +38,14 @@ class EventFanout:
         elif self._replicas is not None:
             self._replicas.report_received(host, notification)
 
-    def announcements_accepted(self, heard: actions.ForwardAnnouncement) -> None:
+    def announcements_accepted(self, action: actions.ForwardAnnouncement) -> None:
         """Process accepted announcements: prefetch candidates and copy hints."""
         for image in self._images.open():
-            if heard.here and not self._is_for_others(image.map.image_id):
-                image.prefetch.chunks_advertised(heard.here)
-            for some in heard.evictable:
+            if action.here and not self._is_for_others(image.map.image_id):
+                image.prefetch.chunks_advertised(action.here)
+            for some in action.evictable:
                 for _, ref in image.prefetch.chunks_of(some):
-                    if self._chunks.home_of(ref) == heard.host:
+                    if self._chunks.home_of(ref) == action.host:
                         self._chunks.counters.demoted += self._cache.demote_chunk(ref.cid)
 
     def chunk_evicted(self, cid: ids.Cid) -> None:

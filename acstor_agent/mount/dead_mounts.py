@@ -21,7 +21,7 @@ from acstor_agent.mount import proc_files
 
 LOG = logging.getLogger(__name__)
 
-LOOK_S = 30.0
+SCAN_INTERVAL_S = 30.0
 DEAD = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
 _FILE = re.compile(r"/(?:images|disks)/[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b[^/]*$")
 
@@ -49,7 +49,7 @@ class DeadMounts:
                     ", ".join(new),
                 )
             self.guests = found
-            await trio.sleep(LOOK_S)
+            await trio.sleep(SCAN_INTERVAL_S)
 
 
 def guests_on_dead_mounts(mount_point: str) -> tuple[str, ...]:

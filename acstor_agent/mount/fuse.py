@@ -62,8 +62,8 @@ _DISKS = pyfuse3.InodeT(3)
 _FOLDERS = {_IMAGES: b"images", _DISKS: b"disks"}
 _ENDING = base.BlobKind.IMAGE.value
 
-TELLS_EVERY_S = 10.0
-_told = log_limit.LogLimit(TELLS_EVERY_S)
+LOG_INTERVAL_S = 10.0
+_told = log_limit.LogLimit(LOG_INTERVAL_S)
 
 
 def _tell(what: str, args: tuple[object, ...], error: Exception) -> None:

@@ -37,7 +37,7 @@ LOG = logging.getLogger(__name__)
 FS_TYPE = "fuse.acstor"
 INIT_BYTES_LIMIT = 64 * 1024
 INIT_WAIT_S = 10.0
-ASK_WAIT_S = 10.0
+PROBE_TIMEOUT_S = 10.0
 """How long the agent at a mount point may take to answer."""
 MAX_BACKGROUND = 32_768
 """Background requests of the kernel: O_DIRECT I/O and readahead of all guests, in order of
@@ -209,7 +209,7 @@ def _probe_error(mount_point: str) -> int:
         finally:
             os._exit(code)
     with os.fdopen(os.pidfd_open(pid)) as child:
-        if select.select([child], [], [], ASK_WAIT_S)[0]:
+        if select.select([child], [], [], PROBE_TIMEOUT_S)[0]:
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

@@ -26,7 +26,7 @@ from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 
-SCAN_EVERY_S = 2.0
+SCAN_INTERVAL_S = 2.0
 RESCAN_S = 60.0
 """Interval of full scans without a new waiting guest or a dying process."""
 LINKS_LIMIT = 500_000  # descriptors in one scan; a larger scan is inconclusive
@@ -123,7 +123,7 @@ class KilledGuests:
 
     def _is_due(self, waiters: Sequence[WaitingGuest], now_s: float) -> bool:
         since_s = now_s - self._scanned_s
-        if since_s < SCAN_EVERY_S or now_s < self._not_before_s:
+        if since_s < SCAN_INTERVAL_S or now_s < self._not_before_s:
             return False
         if since_s >= RESCAN_S or any(waiter.guest not in self._pids for waiter in waiters):
             return True

@@ -22,7 +22,7 @@ from acstor_common.util import log_limit
 
 LOG = logging.getLogger(__name__)
 
-TELLS_EVERY_S = 60.0
+LOG_INTERVAL_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class StuckRequests:
         self._thread = trio.CapacityLimiter(1)  # its own: the shared threads may all hang
         self._asked = trio.CapacityLimiter(1)
         self._announcing = trio.Lock()  # a cancellation must follow its power-off
-        self._told = log_limit.LogLimit(TELLS_EVERY_S)
+        self._told = log_limit.LogLimit(LOG_INTERVAL_S)
 
     async def run(self) -> None:
         """Watch the requests, for ever."""

@@ -46,15 +46,15 @@ BLOCKED_SIGNALS = STOPS | {signal.SIGALRM}
 STOP_WAIT_S = 10.0
 ALARM_EARLY_S = 0.1
 """Tolerance for clock differences to the timer."""
-LOOK_AGAIN_S = 2.0
+RECHECK_S = 2.0
 """Interval of checks for guests while a stop is delayed."""
 RESTART_PAUSE_S = 0.3, 5.0
 """First and longest pause between workers that end at once."""
 STEADY_AFTER_S = 1.0
 """A worker that lived longer is replaced without delay."""
 RENEW_S = 2.0
-HELD_LOOK_S = 1.0
-HELD_LOOKS = 3
+HELD_CHECK_S = 1.0
+HELD_CHECKS = 3
 """Checks in a row after which an ended worker counts as held by the kernel."""
 HELD = "the kernel holds threads of it, which hang in a call"
 
@@ -228,7 +228,7 @@ class Supervisor:
         users = open_files.describe(open_files.users_of(point))
         if why is fd_store.StopReason.UNIT_STOPS:
             self._store.wait_longer(f"stops when nobody uses {point} any more: {users}")
-            self._set_alarm(LOOK_AGAIN_S)
+            self._set_alarm(RECHECK_S)
             if users == self._told:
                 return
             LOG.error("%s is in use; the agent stops when it is released: %s", point, users)
@@ -346,8 +346,8 @@ class Supervisor:
         poll.register(worker, select.POLLIN)
         poll.register(ready_read, select.POLLIN)
         looks = 0
-        while looks < HELD_LOOKS:
-            found = {fd for fd, _ in poll.poll(1000 * HELD_LOOK_S)}
+        while looks < HELD_CHECKS:
+            found = {fd for fd, _ in poll.poll(1000 * HELD_CHECK_S)}
             if time.monotonic() - self._renewed_s >= RENEW_S:
                 self._renew()
             if ready_read in found:

@@ -33,7 +33,7 @@ from acstor_common.util import lru_table
 T = TypeVar("T")
 
 OPEN_FILES_LIMIT = 64
-HANGING_OF_ONE = base.DEFAULT_IN_FLIGHT // 2
+MAX_HUNG_PER_BLOB = base.DEFAULT_IN_FLIGHT // 2
 """Calls about one blob that may hang, so that the rest of the file system stays usable."""
 ORDER_S = 0.1
 REMEMBERED = 64
@@ -171,7 +171,7 @@ class FileSource(driver.Driver):
         self._files = _OpenFiles(open_files_limit)
         self._order = _Order(order_s)
         self._threads = blocking_threads.BlockingThreads(
-            lambda: self._folder, self.in_flight, HANGING_OF_ONE
+            lambda: self._folder, self.in_flight, MAX_HUNG_PER_BLOB
         )
 
     @classmethod

@@ -290,7 +290,7 @@ class GlanceSource(driver.Driver):
         self, blob: base.Blob, location: BlobLocation, error: http_range.RangeRefused
     ) -> str:
         """Return what a refusal of a range means, and the remedy; empty: nothing to add."""
-        is_inside = error.asked.offset + error.asked.length <= location.size_bytes
+        is_inside = error.range_request.offset + error.range_request.length <= location.size_bytes
         if error.status not in (200, 400) and not (error.status == 416 and is_inside):
             return ""
         why = NO_RANGES.format(status=error.status)

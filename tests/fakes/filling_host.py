@@ -25,7 +25,7 @@ BOOT_IDLE_S, BOOT_LONGEST_S = 0.25, 1.0
 LINK_BYTES_S = 125_000_000
 PATIENCE_S = 40.0
 HYDRATION_LIMITS = hydration.HydrationLimits(tick_s=0.05, recount_s=0.2)
-USAGE_LIMITS = usage.UsageLimits(look_s=0.1)
+USAGE_LIMITS = usage.UsageLimits(scan_interval_s=0.1)
 
 
 async def until(is_true: Callable[[], Any], within_s: float = PATIENCE_S) -> None:

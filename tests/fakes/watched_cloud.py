@@ -70,7 +70,7 @@ AGENT_CONSTANTS: tuned.Constants = {
     tuned.COLLECTION_S: decision.COLLECTION_S,
     tuned.BOOT_IDLE_S: 1.0,
     tuned.METRICS_KEPT_S: 0.0,
-    "acstor_agent.mount.dead_mounts.LOOK_S": 1.0,
+    "acstor_agent.mount.dead_mounts.SCAN_INTERVAL_S": 1.0,
 }
 LISTENER_CONSTANTS: tuned.Constants = {
     tuned.RECONCILE_INTERVAL_S: 5.0,

@@ -78,7 +78,7 @@ def test_image_is_closed_when_its_process_was_killed(images, start):
 
 def test_image_that_nova_touches_stays_and_one_that_it_does_not_touch_goes(images, start):
     touched, other = images.add(local.random_bytes(MIB)), images.add(local.random_bytes(MIB, 2))
-    agent = start(life_s=2 * LIFE_S, detach_unused_after_s=4 * usage.LOOK_S)
+    agent = start(life_s=2 * LIFE_S, detach_unused_after_s=4 * usage.SCAN_INTERVAL_S)
     for image_id in (touched, other):
         agent.ctl("attach", image_id)
 

@@ -21,7 +21,7 @@ from acstor_common.wire import trace_message
 
 LOG = logging.getLogger(__name__)
 
-LEAST_CHUNKS = 16
+MIN_CHUNKS = 16
 """A guest that read fewer chunks did not boot from the image."""
 TICK_S = 1.0
 LONGEST_S = 180.0
@@ -75,14 +75,14 @@ class BootRecording:
 
     def forget_image(self, image_id: ids.ImageId) -> None:
         """Forget a detached image, except for an operator's pending request."""
-        left = self.boots_left(image_id) if image_id in self._requested else 0
+        left = self.remaining_boots(image_id) if image_id in self._requested else 0
         self._open.pop(image_id, None)
         self._sent.pop(image_id, None)
         self._requested.pop(image_id, None)
         if left:
             self._requested[image_id] = left
 
-    def boots_left(self, image_id: ids.ImageId) -> int:
+    def remaining_boots(self, image_id: ids.ImageId) -> int:
         """Return how many boots of an image are still to be recorded."""
         wanted = self._requested.get(image_id, self._limits.boots)
         return max(0, wanted - self._sent.get(image_id, 0))
@@ -90,13 +90,13 @@ class BootRecording:
     def image_opened(self, image: mirror.Mirror) -> int:
         """Record an open; return the opener number, 0 if it is not recorded."""
         image_id = image.map.image_id
-        if not self._limits.longest_s or not self.boots_left(image_id):
+        if not self._limits.longest_s or not self.remaining_boots(image_id):
             return 0
         if image.recorder is None:
             window = boot_trace.Window(
                 self._limits.longest_s, self._limits.idle_s, trace_message.MAX_CHUNKS
             )
-            image.recorder = boot_recorder.BootRecorder(image.map.geometry, window, LEAST_CHUNKS)
+            image.recorder = boot_recorder.BootRecorder(image.map.geometry, window, MIN_CHUNKS)
         self._open[image_id] = image
         return image.recorder.open(self._clock())
 

@@ -34,7 +34,7 @@ LOOK_BACK_S = 120.0
 IDLE_S = 120.0
 """A guest under emulation on a busy host read nothing for 20 s before its login."""
 LONGEST_S = 600.0
-LEAST_BYTES = geometry.MIB
+MIN_BYTES = geometry.MIB
 """A guest that read less of an image did not boot from it."""
 TICK_S = 1.0
 REPORT_INTERVAL_S = 30.0
@@ -124,7 +124,7 @@ class BootTimelines:
             return
         if boot.image.timelines.get(guest) is boot.timing:
             del boot.image.timelines[guest]
-        if boot.recorder.read_bytes >= LEAST_BYTES:
+        if boot.recorder.read_bytes >= MIN_BYTES:
             timeline = self._timeline_of(boot, is_over=True)
             self._over.append(timeline)
             if timeline.instance_id:
@@ -162,7 +162,7 @@ class BootTimelines:
         return tuple(timelines)
 
     def _going_on(self) -> Iterator[_Boot]:
-        return (one for one in self._boots.values() if one.recorder.read_bytes >= LEAST_BYTES)
+        return (one for one in self._boots.values() if one.recorder.read_bytes >= MIN_BYTES)
 
     def _timeline_of(self, boot: _Boot, *, is_over: bool = False) -> boot_timeline.Timeline:
         recorder, now_s, zero_s = boot.recorder, self._clock(), boot.zero_s

@@ -21,17 +21,17 @@ TRIES = 3
 class ChunkLookup(authorization.ChunkMaps):
     """The chunk maps of attached images, and of others that peers request.
 
-    :param kept: returns the pinned part of an image, with its map, even if the image is not open
+    :param pinned_part: returns the pinned part and map of an image, open or not
     """
 
     def __init__(
         self,
         images: mirrors.Mirrors,
         detached: detached_maps.DetachedMaps,
-        kept: Callable[[ids.ImageId], replica_placement.Part | None],
+        pinned_part: Callable[[ids.ImageId], replica_placement.Part | None],
         segment_chunks: Callable[[], int] = lambda: 1,
     ) -> None:
-        self._images, self.detached, self._kept = images, detached, kept
+        self._images, self.detached, self._pinned_part = images, detached, pinned_part
         self._segment_chunks = segment_chunks
 
     def is_attached(self, image_id: ids.ImageId) -> bool:
@@ -75,7 +75,7 @@ class ChunkLookup(authorization.ChunkMaps):
         """Return the layout of an image's stored file; None if unknown here."""
         if (image := self._images.get_nowait(image_id)) is not None:
             return image.map.layout
-        if (part := self._kept(image_id)) is not None:
+        if (part := self._pinned_part(image_id)) is not None:
             return part.map.layout
         return self.detached.layout_of(image_id)
 

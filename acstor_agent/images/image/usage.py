@@ -4,7 +4,7 @@
 An image is in use while one of these holds:
 
 * a process has it open: counted since the worker started; earlier opens are found in /proc, each
-  LOOK_S;
+  SCAN_INTERVAL_S;
 * a disk in ``disks/`` is based on it;
 * it was touched, read, or requested by Nova less than ``within_s`` ago. Nova touches the images of
   all its instances, also stopped ones, each pass of its image cache manager (40 minutes). Time
@@ -15,7 +15,7 @@ away, and the host's clock may be wrong. :meth:`ImageUsage.is_seen` excludes tha
 
 Guarantee: :meth:`ImageUsage.is_used` is never False before the first scan, nor for an image opened
 since the start; the answer holds until the next await. It may be True after the last use for
-``within_s`` plus two LOOK_S, or a week in Nova's absence.
+``within_s`` plus two SCAN_INTERVAL_S, or a week in Nova's absence.
 
 Limits: processes that are invisible here (other pid namespace, no CAP_SYS_PTRACE) and opened an
 image before the start are missed; their reads and Nova's touches count. With Nova's cache manager
@@ -33,7 +33,7 @@ from acstor_agent.core.images import image_usage
 from acstor_agent.images.image import mirrors
 from acstor_common.model import ids
 
-LOOK_S = 10.0
+SCAN_INTERVAL_S = 10.0
 
 FindImages = Callable[[], Collection[ids.ImageId]]
 """Returns images; blocks, called in a thread."""
@@ -43,7 +43,7 @@ FindImages = Callable[[], Collection[ids.ImageId]]
 class UsageLimits:
     """Intervals of the search for uses; a touch or a read counts for ``in_use_s``."""
 
-    look_s: float = LOOK_S
+    scan_interval_s: float = SCAN_INTERVAL_S
     in_use_s: float = image_usage.IN_USE_S
     images_per_checkpoint: int = 64  # of about 20 µs each
 
@@ -122,7 +122,7 @@ class ImageUsage:
         """Scan periodically, for ever."""
         while True:
             await self.scan_processes()
-            await trio.sleep(self.limits.look_s)
+            await trio.sleep(self.limits.scan_interval_s)
 
     async def scan_processes(self) -> None:
         """Scan processes and disks for uses that cannot be counted.

@@ -33,7 +33,7 @@ from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 
-UNDER_WAY = 8
+MAX_IN_FLIGHT = 8
 TOGETHER_S = 0.01
 """Chunks that arrive in this time at the allowed rate are requested together."""
 FAILURES = 8
@@ -54,7 +54,7 @@ class FillLimits:
     yield_s: float = 0.25  # longest pause for a waiting guest
     first_pause_s: float = fill_rate.FIRST_PAUSE_S  # after a failure
     longest_pause_s: float = fill_rate.LONGEST_PAUSE_S
-    chunks_per_checkpoint: int = pre_seed.LOOKS_IN_A_ROW
+    chunks_per_checkpoint: int = pre_seed.CHUNKS_PER_CHECKPOINT
 
 
 class FillProgress:
@@ -253,7 +253,7 @@ class BackgroundFill:
         if not progress.missing or trio.current_time() >= filling.until_s:
             return None
         is_urgent = pin.mode is FillMode.URGENT and self._is_pressing(pin, progress)
-        room = (UNDER_WAY if is_urgent or self._is_calm() else 1) - len(ahead)
+        room = (MAX_IN_FLIGHT if is_urgent or self._is_calm() else 1) - len(ahead)
         if room <= 0:
             return self.limits.calm_s / 10
         numbers = self._next_of(filling, room, math.inf if is_urgent else self._pacer.bytes_s)

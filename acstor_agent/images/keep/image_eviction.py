@@ -4,7 +4,7 @@
 Deleted are the mirror and its inode, the chunk map, the boot image, and the state of other modules
 (``others``). Chunks stay in the cache until evicted.
 
-An image that is gone from the source stays for GONE_KEPT_S after Nova's last touch, because guests
+An image that is gone from the source stays for KEEP_GONE_S after Nova's last touch, because guests
 of other hosts may need its chunks from here, which are not served without the chunk map. Then its
 chunks are dropped, except those of other attached images.
 
@@ -34,9 +34,9 @@ from acstor_common.util import log_once
 
 LOG = logging.getLogger(__name__)
 
-ASK_S = 10.0
+LOOKUP_TIMEOUT_S = 10.0
 """How long the source may take to answer whether it still has an image."""
-GONE_KEPT_S = 30 * 24 * 3600.0
+KEEP_GONE_S = 30 * 24 * 3600.0
 """By the wall clock, since it outlives restarts."""
 DROPS_IN_A_ROW = 256
 """Chunks dropped between two checkpoints: about a millisecond."""
@@ -138,7 +138,7 @@ class ImageEviction:
     async def _take_away(self, image_id: ids.ImageId) -> None:
         garbage: Collection[ids.Cid] = ()
         if await self._is_gone(image_id):
-            if self._wall_clock() - self._images.touched_ns(image_id) / 1e9 < GONE_KEPT_S:
+            if self._wall_clock() - self._images.touched_ns(image_id) / 1e9 < KEEP_GONE_S:
                 LOG.info("image %s: deleted; kept for guests of other hosts", image_id)
                 stay_s = self.limits.gone_check_interval_s
                 self._stay_until_s[image_id] = trio.current_time() + stay_s
@@ -159,7 +159,7 @@ class ImageEviction:
     async def _is_gone(self, image_id: ids.ImageId) -> bool:
         if trio.current_time() < self._asks_from_s:
             return False
-        with trio.move_on_after(ASK_S):
+        with trio.move_on_after(LOOKUP_TIMEOUT_S):
             try:
                 blob = self._images.stored_blob(image_id)
                 if blob is None:  # its format is unknown

@@ -71,7 +71,7 @@ class ImagePins:
         self.may_grow = self.pins.may_grow = may_grow
         self.changes = 0
         """Number of changes of the pinned contents; capacity only changes with it."""
-        self.tell: Callable[[str], None] = lambda why: None
+        self.report_write: Callable[[str], None] = lambda why: None
         """Called after each write of the file, with the failure or ""."""
         self.cache: cache_files.CacheFiles
         """The cache with these pins; set once it is open."""
@@ -386,9 +386,9 @@ class ImagePins:
         try:
             await trio.to_thread.run_sync(self._file.write, self.list_pins())
         except OSError as e:
-            self.tell(f"cannot be written: {e.strerror}; a restart would not know all pins")
+            self.report_write(f"cannot be written: {e.strerror}; a restart would not know all pins")
         else:
-            self.tell("")
+            self.report_write("")
 
 
 async def _for_each(contents: Contents, do: cache_files.Pin) -> None:

@@ -41,7 +41,7 @@ LOG = logging.getLogger(__name__)
 
 BYTES_S = 6_250_000.0
 """50 Mbit/s: a boot image of 40 MiB takes 7 s."""
-UNDER_WAY = 4
+MAX_IN_FLIGHT = 4
 FETCH_S = 60.0
 """A frame fails after this time; the booting guest requests it again."""
 
@@ -177,7 +177,7 @@ class BootImagePrefetch:
         here_bytes = total_bytes - sum(ref.length for ref in missing)
         with self._chunks.background_fetch(exchange.Priority.HYDRATE) as ahead:
             while left or ahead:
-                if left and len(ahead) < UNDER_WAY:
+                if left and len(ahead) < MAX_IN_FLIGHT:
                     ref = left.popleft()
                     await self._wait_for_turn(ref.length)
                     ahead.request_chunks([(ref, ref)])

@@ -18,7 +18,7 @@ from acstor_agent.images.prefetch import bulk_fetch
 from acstor_agent.images.read import mirror
 from acstor_common.model import ids
 
-LOOKS_IN_A_ROW = 200
+CHUNKS_PER_CHECKPOINT = 200
 """Chunks examined between two checkpoints: about a millisecond."""
 
 
@@ -64,7 +64,7 @@ async def pre_seed(
     homes = bytearray()
     for chunk_no in range(cut.chunk_count):
         homes.append(is_home(image.chunk_ref_of(chunk_no)))
-        if chunk_no % LOOKS_IN_A_ROW == 0:
+        if chunk_no % CHUNKS_PER_CHECKPOINT == 0:
             await trio.lowlevel.checkpoint()
     order = chunks_in_order(homes, first_chunk)
     result = await bulk_fetch.fetch_all(

@@ -21,7 +21,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 from acstor_common.model import segments
 
-UNDER_WAY = 32
+MAX_IN_FLIGHT = 32
 
 MakePolicy = Callable[[chunk_state.ChunkStates], prefetcher.PrefetchPolicy]
 """Returns the policy of one image, from the states of its chunks."""
@@ -123,7 +123,7 @@ class AdvertisedPrefetch:
             self._fetch_some()
 
     def _fetch_some(self) -> None:
-        self._next += self.prefetcher.take_candidates(UNDER_WAY - self.states.under_way)
+        self._next += self.prefetcher.take_candidates(MAX_IN_FLIGHT - self.states.under_way)
         if not self._next:
             return
         if self._ahead is None:

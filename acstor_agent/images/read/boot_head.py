@@ -56,7 +56,7 @@ class BootHead:
             except (OSError, errors.BootImageFormatError):
                 await self._download()
 
-    async def look_for_newer(self) -> None:
+    async def check_for_newer(self) -> None:
         """Forget the head if the source has a newer revision, for the next boot."""
         with contextlib.suppress(errors.ChunkUnavailable):
             header = await self._read_header()

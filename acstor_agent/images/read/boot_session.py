@@ -38,10 +38,10 @@ from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
 
-UNDER_WAY = 8
+MAX_IN_FLIGHT = 8
 HEAD_PATIENCE_S = 1.0
 """How long a guest's read waits to learn whether the boot image has its chunk."""
-LOOK_AGAIN_S = 60.0
+RECHECK_S = 60.0
 """Least time before an image without a usable boot image is examined again."""
 TICK_S = 1.0
 UNAVAILABLE = (errors.ChunkUnavailable, errors.DeadlineExceeded)
@@ -279,7 +279,7 @@ class BootSession:
             try:
                 await self._load_head()
                 await self._load_frames()
-                await self._head.look_for_newer()
+                await self._head.check_for_newer()
             except errors.BootImageFormatError as e:
                 self._ignore(e)
             except errors.ChunkMissing as e:
@@ -292,7 +292,7 @@ class BootSession:
                 self._give_up(State.FAILED, e)
 
     def _give_up(self, state: State, why: errors.AcstorError) -> None:
-        self._look_again_s = self._host.clock() + LOOK_AGAIN_S
+        self._look_again_s = self._host.clock() + RECHECK_S
         LOG.info("%s: not used: %s", self._what, why)
         self._end(state)
 
@@ -303,7 +303,7 @@ class BootSession:
         self._host.counters.ignored += 1
         self._scope.cancel()
         self._end(State.IGNORED)
-        self._look_again_s = self._host.clock() + LOOK_AGAIN_S
+        self._look_again_s = self._host.clock() + RECHECK_S
         self._head.frames = {}
         self._head.forget_head()
 
@@ -325,7 +325,7 @@ class BootSession:
         left = iter(head.frames)
         failures: list[errors.AcstorError] = []
         async with trio.open_nursery() as nursery:
-            for _ in range(UNDER_WAY):
+            for _ in range(MAX_IN_FLIGHT):
                 nursery.start_soon(self._load_some, left, failures, nursery.cancel_scope)
         if failures:
             raise failures[0]

@@ -35,7 +35,7 @@ REQUEST_BYTES = 16 * geometry.KIB
 READS_LIMIT_BYTES = 12_288 * REQUEST_BYTES
 WRITES_LIMIT_BYTES = 128 * geometry.MIB
 """Limit of pending data of writes; libfuse has each piece a second time."""
-TELLS_EVERY_S = 60.0
+LOG_INTERVAL_S = 60.0
 
 
 _wait: contextvars.ContextVar[blocked_requests.Wait | None] = contextvars.ContextVar(
@@ -82,7 +82,7 @@ class ReadAdmission:
             longest_queue_drop.LongestQueueDrop(limit_bytes)
         )
         self._lines: dict[tuple[requests.Stream, bool], _Line] = {}
-        self._told_s = -TELLS_EVERY_S
+        self._told_s = -LOG_INTERVAL_S
         self._elsewhere, self._elsewhere_s = 0, -math.inf
 
     def __len__(self) -> int:
@@ -148,23 +148,23 @@ class ReadAdmission:
         return _TrackedRequest(self, guest, REQUEST_BYTES + more_bytes)
 
     def begin_request(
-        self, known: "_TrackedRequest", guest: requests.Stream, count_bytes: int
+        self, request: "_TrackedRequest", guest: requests.Stream, count_bytes: int
     ) -> blocked_requests.Wait:
         """List a request; fail those that exceed the limit."""
-        for loser in self._queue.add_waiter(guest, known, count_bytes):
+        for loser in self._queue.add_waiter(guest, request, count_bytes):
             loser.end(errors.QueueFull(str(guest)))
-        return self.table.begin_request(guest, time.monotonic(), known)
+        return self.table.begin_request(guest, time.monotonic(), request)
 
-    def end_request(self, known: "_TrackedRequest", wait: blocked_requests.Wait) -> None:
+    def end_request(self, request: "_TrackedRequest", wait: blocked_requests.Wait) -> None:
         """Remove a request."""
         self.table.end_request(wait)
-        self._queue.remove_waiter(wait.guest, known)
-        if isinstance(known.why, errors.QueueFull):
+        self._queue.remove_waiter(wait.guest, request)
+        if isinstance(request.why, errors.QueueFull):
             self._tell(wait.guest)
 
     def _tell(self, guest: requests.Stream) -> None:
         self.refused += 1
-        if trio.current_time() - self._told_s >= TELLS_EVERY_S:
+        if trio.current_time() - self._told_s >= LOG_INTERVAL_S:
             self._told_s = trio.current_time()
             LOG.warning(
                 "%s has the most waiting requests, above the limit: its newest ones fail "

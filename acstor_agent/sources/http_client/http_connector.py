@@ -16,9 +16,9 @@ from acstor_agent.core.sources import hung_calls
 from acstor_agent.sources import blocking_threads
 
 LOOKUPS_AT_A_TIME = 2
-LATE_S = 0.25
+NEXT_ADDRESS_S = 0.25
 """Time without a connection after which the next address is tried too."""
-MOST_ADDRESSES = 8
+MAX_ADDRESSES = 8
 
 
 class HttpConnector:
@@ -55,7 +55,7 @@ class HttpConnector:
             return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
         addresses = await self._threads.run(f"the address of {host}", host, look_up)
-        return addresses[:MOST_ADDRESSES]
+        return addresses[:MAX_ADDRESSES]
 
 
 async def _connect_any(addresses: Sequence[str], host: str, port: int) -> trio.SocketStream:
@@ -75,7 +75,7 @@ async def _connect_any(addresses: Sequence[str], host: str, port: int) -> trio.S
         for address in addresses:
             has_failed = trio.Event()
             nursery.start_soon(connect, address, has_failed)
-            with trio.move_on_after(LATE_S):
+            with trio.move_on_after(NEXT_ADDRESS_S):
                 await has_failed.wait()
     for late in made[1:]:  # connected in the same turn
         late.socket.close()

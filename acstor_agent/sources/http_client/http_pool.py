@@ -107,41 +107,41 @@ class HttpPool:
         return self._connector.hanging
 
     async def size_bytes(
-        self, asked: http_range.RangeRequest, headers: Mapping[str, str] = _NOTHING
+        self, range_request: http_range.RangeRequest, headers: Mapping[str, str] = _NOTHING
     ) -> int:
         """Return the blob's size from a range of one byte, else from HEAD.
 
         :raises errors.ChunkUnavailable: the server has no ranges, or states no size
         """
-        async with self.send_request(asked, headers) as answer:
+        async with self.send_request(range_request, headers) as answer:
             if http_range.is_empty_blob(answer.status, answer.headers):
                 return 0
-            size = http_range.check_range_response(asked, answer.status, answer.headers)
+            size = http_range.check_range_response(range_request, answer.status, answer.headers)
             if len(await answer.read_body(1)) < 1:
-                raise asked.transient_error("the body ended after 0 of 1 bytes")
-        return await self._size_by_head(asked, headers) if size is None else size
+                raise range_request.transient_error("the body ended after 0 of 1 bytes")
+        return await self._size_by_head(range_request, headers) if size is None else size
 
     async def _size_by_head(
-        self, asked: http_range.RangeRequest, headers: Mapping[str, str]
+        self, range_request: http_range.RangeRequest, headers: Mapping[str, str]
     ) -> int:
-        asked = dataclasses.replace(asked, length=0)
-        async with self.send_request(asked, headers, "HEAD") as answer:
+        range_request = dataclasses.replace(range_request, length=0)
+        async with self.send_request(range_request, headers, "HEAD") as answer:
             await answer.read_body(0)
-            return http_range.check_head_response(asked, answer.status, answer.headers)
+            return http_range.check_head_response(range_request, answer.status, answer.headers)
 
     async def fill_run(
         self,
         run: driver.BlobRun,
-        asked: http_range.RangeRequest,
+        range_request: http_range.RangeRequest,
         headers: Mapping[str, str] = _NOTHING,
     ) -> None:
         """Fill a run with the requested range.
 
         :raises errors.ChunkUnavailable: it cannot be read completely
         """
-        async with self.send_request(asked, headers) as answer:
+        async with self.send_request(range_request, headers) as answer:
             try:
-                http_range.check_range_response(asked, answer.status, answer.headers)
+                http_range.check_range_response(range_request, answer.status, answer.headers)
             except http_range.RangeTruncated as end:
                 if end.length >= len(run.buffers[0]):  # else it contains no whole piece
                     await answer.fill_run(run, end.length)
@@ -150,7 +150,7 @@ class HttpPool:
 
     async def download_blob(
         self,
-        asked: http_range.RangeRequest,
+        range_request: http_range.RangeRequest,
         headers: Mapping[str, str],
         size_bytes: int,
         take: http_response.TakePart,
@@ -159,12 +159,12 @@ class HttpPool:
 
         :raises errors.ChunkUnavailable: it cannot be read completely, or has another length
         """
-        async with self.send_request(asked, headers) as answer:
-            http_range.check_full_response(asked, answer.status, answer.headers, size_bytes)
+        async with self.send_request(range_request, headers) as answer:
+            http_range.check_full_response(range_request, answer.status, answer.headers, size_bytes)
             count_bytes = await answer.stream_body(size_bytes, take)
             if count_bytes < size_bytes:
                 why = f"the body ended after {count_bytes} of {size_bytes} bytes"
-                raise asked.transient_error(why)
+                raise range_request.transient_error(why)
 
     async def aclose(self) -> None:
         """Close idle connections; those in use are closed after use."""
@@ -176,7 +176,7 @@ class HttpPool:
     @contextlib.asynccontextmanager
     async def send_request(
         self,
-        asked: http_range.RangeRequest,
+        range_request: http_range.RangeRequest,
         headers: Mapping[str, str] = _NOTHING,
         method: str = "GET",
     ) -> AsyncIterator[http_response.HttpResponse]:
@@ -186,39 +186,42 @@ class HttpPool:
         """
         if trio.current_time() < self._not_before:
             await trio.sleep_until(self._not_before)
-        url, credentials = asked.where, {**self._credentials, **headers}
-        server, request = _request_of(asked, method, url, credentials)
+        url, credentials = range_request.where, {**self._credentials, **headers}
+        server, request = _request_of(range_request, method, url, credentials)
         stream, is_clean, followed, first_peer = None, False, 0, ""
         await self._take_turn()
         try:
             while True:
                 stream = self._idle_to(server) or await self._connect(server)
                 if followed:
-                    http_range.check_redirect_target(asked, url, stream.peer, first_peer)
-                answer = await self._receive_head(asked, stream, request)
+                    http_range.check_redirect_target(range_request, url, stream.peer, first_peer)
+                answer = await self._receive_head(range_request, stream, request)
                 if not self._follows_redirects or answer.status not in http_range.REDIRECTS:
                     break
-                url = http_range.redirect_target(asked, url, answer.headers, followed)
+                url = http_range.redirect_target(range_request, url, answer.headers, followed)
                 followed, first_peer = followed + 1, first_peer or stream.peer
                 await answer.drain_body()
                 self._put_back(server, stream, answer.is_over)
                 stream = None
-                server, request = _request_of(asked, method, url, credentials)
+                server, request = _request_of(range_request, method, url, credentials)
             yield answer
             is_clean = answer.is_over
         except (OSError, h11.ProtocolError) as error:
             via = f", after a redirect to {server.authority}" if followed else ""
-            raise asked.transient_error(_reason(error) + via) from error
+            raise range_request.transient_error(_reason(error) + via) from error
         finally:
             if stream is not None:
                 self._put_back(server, stream, is_clean)
             self._turns.release()
 
     async def _receive_head(
-        self, asked: http_range.RangeRequest, stream: http_stream.Stream, request: h11.Request
+        self,
+        range_request: http_range.RangeRequest,
+        stream: http_stream.Stream,
+        request: h11.Request,
     ) -> http_response.HttpResponse:
         """Send a request; return its response, and note a pause that the server asks for."""
-        answer = http_response.HttpResponse(asked, stream)
+        answer = http_response.HttpResponse(range_request, stream)
         await answer.send_request(request)
         if pause_s := http_range.retry_after_s(answer.headers):
             self._not_before = trio.current_time() + pause_s
@@ -264,20 +267,20 @@ class HttpPool:
 
 
 def _request_of(
-    asked: http_range.RangeRequest, method: str, url: str, credentials: Mapping[str, str]
+    range_request: http_range.RangeRequest, method: str, url: str, credentials: Mapping[str, str]
 ) -> tuple[http_endpoint.HttpEndpoint, h11.Request]:
     """Return a URL's server and the request head; credentials go to the first only."""
     try:
         server, target = http_endpoint.endpoint_of(url)
-        is_first = server == http_endpoint.endpoint_of(asked.where)[0]
+        is_first = server == http_endpoint.endpoint_of(range_request.where)[0]
     except ValueError as error:
-        raise asked.transient_error(str(error)) from error
+        raise range_request.transient_error(str(error)) from error
     head = ("Host", server.authority), *_HEADERS, *(credentials.items() if is_first else ())
     try:
         return server, _request(method, target, head)
     except (h11.LocalProtocolError, UnicodeEncodeError):  # their texts contain the values
         why = f"a value of {', '.join(name for name, _ in head)} makes no sense in HTTP"
-        raise asked.transient_error(f"no request can be made of it: {why}") from None
+        raise range_request.transient_error(f"no request can be made of it: {why}") from None
 
 
 @functools.lru_cache(http_endpoint.URLS_REMEMBERED)

@@ -18,7 +18,7 @@ from acstor_common.model import addresses
 RETRY_AFTER_LIMIT_S = 5.0
 """The longest pause that Retry-After can impose."""
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-MOST_REDIRECTS = 5
+MAX_REDIRECTS = 5
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
 _LENGTH = re.compile(r"\d{1,19}", re.ASCII)
@@ -59,11 +59,11 @@ class RangeRequest:
 class RangeRefused(errors.ChunkMissing):
     """The server's definite refusal, with its status."""
 
-    def __init__(self, asked: RangeRequest, status: int) -> None:
+    def __init__(self, range_request: RangeRequest, status: int) -> None:
         why = _REASONS.get(status, f"the server answered {status}. Look into its log")
-        super().__init__(asked.what, asked.where, why)
-        self.args = (asked, status)  # constructor arguments, for copies
-        self.asked, self.status = asked, status
+        super().__init__(range_request.what, range_request.where, why)
+        self.args = (range_request, status)  # constructor arguments, for copies
+        self.range_request, self.status = range_request, status
 
 
 class AccessRefused(RangeRefused, errors.SourceRefused):
@@ -73,9 +73,11 @@ class AccessRefused(RangeRefused, errors.SourceRefused):
 class RangeTruncated(errors.ChunkMissing):
     """The blob ends within the requested range."""
 
-    def __init__(self, asked: RangeRequest, size_bytes: int, length: int) -> None:
-        super().__init__(asked.what, asked.where, f"the blob ends at byte {size_bytes}")
-        self.args = (asked, size_bytes, length)  # see RangeRefused
+    def __init__(self, range_request: RangeRequest, size_bytes: int, length: int) -> None:
+        super().__init__(
+            range_request.what, range_request.where, f"the blob ends at byte {size_bytes}"
+        )
+        self.args = (range_request, size_bytes, length)  # see RangeRefused
         self.length = length  # of the body; 0: do not read it
 
 
@@ -105,42 +107,48 @@ class HasHeaders(Protocol):
         """Return a header's value."""
 
 
-def check_range_response(asked: RangeRequest, status: int, headers: HasHeaders) -> int | None:
+def check_range_response(
+    range_request: RangeRequest, status: int, headers: HasHeaders
+) -> int | None:
     """Return the blob's size in bytes, None if the server does not state it.
 
     :raises errors.ChunkUnavailable: the body is not the requested range
     """
     if status != 206:
-        raise status_error(asked, status)
-    _check_encoding(asked, headers)
-    announced = headers.get("Content-Length", str(asked.length))
-    size_bytes = _check_content_range(asked, headers.get("Content-Range", ""), announced)
-    if announced != str(asked.length):
-        raise asked.transient_error(f"Content-Length is {announced[:40]!r}, not {asked.length}")
+        raise status_error(range_request, status)
+    _check_encoding(range_request, headers)
+    announced = headers.get("Content-Length", str(range_request.length))
+    size_bytes = _check_content_range(range_request, headers.get("Content-Range", ""), announced)
+    if announced != str(range_request.length):
+        raise range_request.transient_error(
+            f"Content-Length is {announced[:40]!r}, not {range_request.length}"
+        )
     return size_bytes
 
 
 def check_full_response(
-    asked: RangeRequest, status: int, headers: HasHeaders, size_bytes: int
+    range_request: RangeRequest, status: int, headers: HasHeaders, size_bytes: int
 ) -> None:
     """Check the head of a response with a whole blob of ``size_bytes``.
 
     :raises errors.ChunkUnavailable: the body is not that
     """
     if status != 200:
-        raise status_error(asked, status)
-    _check_encoding(asked, headers)
+        raise status_error(range_request, status)
+    _check_encoding(range_request, headers)
     announced = headers.get("Content-Length", str(size_bytes))
     if announced != str(size_bytes):
         why = f"the blob is of {size_bytes} bytes, and the server announces {announced[:40]!r}"
-        raise errors.ChunkRefused(asked.what, asked.where, why)
+        raise errors.ChunkRefused(range_request.what, range_request.where, why)
 
 
-def redirect_target(asked: RangeRequest, url: str, headers: HasHeaders, followed: int) -> str:
+def redirect_target(
+    range_request: RangeRequest, url: str, headers: HasHeaders, followed: int
+) -> str:
     """Return the URL that a redirect leads to.
 
-    >>> asked = RangeRequest("a blob", "http://h/a", 0, 1)
-    >>> redirect_target(asked, "http://h/a", {"Location": "//other/b?c"}, 0)
+    >>> request = RangeRequest("a blob", "http://h/a", 0, 1)
+    >>> redirect_target(request, "http://h/a", {"Location": "//other/b?c"}, 0)
     'http://other/b?c'
 
     :param followed: redirects before this one
@@ -149,8 +157,8 @@ def redirect_target(asked: RangeRequest, url: str, headers: HasHeaders, followed
     location = headers.get("Location", "")
     if not location:
         why = "it says not where to"
-    elif followed >= MOST_REDIRECTS:
-        why = f"{MOST_REDIRECTS} others led to it"
+    elif followed >= MAX_REDIRECTS:
+        why = f"{MAX_REDIRECTS} others led to it"
     else:
         try:
             target = urllib.parse.urljoin(url, location)
@@ -159,10 +167,12 @@ def redirect_target(asked: RangeRequest, url: str, headers: HasHeaders, followed
             why = "it leads to a URL of another scheme"
         except ValueError:
             why = "it leads to what is no URL"
-    raise _not_followed(asked, location, why)
+    raise _not_followed(range_request, location, why)
 
 
-def check_redirect_target(asked: RangeRequest, url: str, peer: str, first_peer: str) -> None:
+def check_redirect_target(
+    range_request: RangeRequest, url: str, peer: str, first_peer: str
+) -> None:
     """Refuse a redirect to addresses that only this host or its link can reach.
 
     A compromised server could make agents request internal services, such as metadata.
@@ -172,41 +182,41 @@ def check_redirect_target(asked: RangeRequest, url: str, peer: str, first_peer: 
     """
     kind = _kind_of(peer)
     if kind and kind != _kind_of(first_peer):
-        raise _not_followed(asked, url, f"it leads to a {kind} address")
+        raise _not_followed(range_request, url, f"it leads to a {kind} address")
 
 
 def _kind_of(peer: str) -> str:
     return "loopback" if addresses.is_loopback(peer) else addresses.why_unreachable(peer)
 
 
-def _not_followed(asked: RangeRequest, location: str, why: str) -> errors.SourceRefused:
+def _not_followed(range_request: RangeRequest, location: str, why: str) -> errors.SourceRefused:
     shown = location.partition("?")[0][:200]  # the query may be a signature
     why = (
         f"the server redirects to {shown!r}, which is not followed: {why}. Set the url of this "
         "source to where the files are"
     )
-    return errors.SourceRefused(asked.what, asked.where, why)
+    return errors.SourceRefused(range_request.what, range_request.where, why)
 
 
-def check_head_response(asked: RangeRequest, status: int, headers: HasHeaders) -> int:
+def check_head_response(range_request: RangeRequest, status: int, headers: HasHeaders) -> int:
     """Return the blob's size in bytes from the response to HEAD.
 
-    >>> asked = RangeRequest("a blob", "http://h/a", 0, 0)
-    >>> check_head_response(asked, 200, {"Content-Length": "10"})
+    >>> request = RangeRequest("a blob", "http://h/a", 0, 0)
+    >>> check_head_response(request, 200, {"Content-Length": "10"})
     10
 
     :raises errors.ChunkUnavailable: it has none
     """
     if status != 200:
-        raise status_error(asked, status)
-    _check_encoding(asked, headers)
+        raise status_error(range_request, status)
+    _check_encoding(range_request, headers)
     announced = headers.get("Content-Length", "")
     if not _LENGTH.fullmatch(announced):
         why = (
             "the server says how long the blob is neither in Content-Range nor to HEAD. Use a "
             "server that does"
         )
-        raise errors.SourceRefused(asked.what, asked.where, why)
+        raise errors.SourceRefused(range_request.what, range_request.where, why)
     return int(announced)
 
 
@@ -242,35 +252,39 @@ def retry_after_s(headers: HasHeaders) -> float:
         return 0.0
 
 
-def status_error(asked: RangeRequest, status: int) -> errors.ChunkUnavailable:
+def status_error(range_request: RangeRequest, status: int) -> errors.ChunkUnavailable:
     """Return the error for a response without success."""
     if status in _PASSING:
-        return asked.transient_error(f"the server answered {status}")
-    return (RangeRefused if status in _CERTAIN else AccessRefused)(asked, status)
+        return range_request.transient_error(f"the server answered {status}")
+    return (RangeRefused if status in _CERTAIN else AccessRefused)(range_request, status)
 
 
-def _check_encoding(asked: RangeRequest, headers: HasHeaders) -> None:
+def _check_encoding(range_request: RangeRequest, headers: HasHeaders) -> None:
     coding = headers.get("Content-Encoding", "identity")
     if coding.lower() != "identity":
         why = (
             f"the server encodes the blob ({coding[:40]!r}) though asked not to. Switch that off "
             "for these files"
         )
-        raise errors.SourceRefused(asked.what, asked.where, why)
+        raise errors.SourceRefused(range_request.what, range_request.where, why)
 
 
-def _check_content_range(asked: RangeRequest, text: str, announced: str) -> int | None:
+def _check_content_range(range_request: RangeRequest, text: str, announced: str) -> int | None:
     match = _CONTENT_RANGE.fullmatch(text)
     if match is None:
-        raise asked.transient_error(f"the answer's Content-Range makes no sense: {text[:80]!r}")
+        raise range_request.transient_error(
+            f"the answer's Content-Range makes no sense: {text[:80]!r}"
+        )
     first, last = int(match[1]), int(match[2])
     size_bytes = None if match[3] == "*" else int(match[3])
-    asked_last = asked.offset + asked.length - 1
-    if first == asked.offset and last + 1 == size_bytes and last < asked_last:
+    asked_last = range_request.offset + range_request.length - 1
+    if first == range_request.offset and last + 1 == size_bytes and last < asked_last:
         length = size_bytes - first
-        raise RangeTruncated(asked, size_bytes, length if announced == str(length) else 0)
-    if (first, last) != (asked.offset, asked_last) or (
+        raise RangeTruncated(range_request, size_bytes, length if announced == str(length) else 0)
+    if (first, last) != (range_request.offset, asked_last) or (
         size_bytes is not None and size_bytes <= last
     ):
-        raise asked.transient_error(f"asked for {asked.header}, the answer is {text!r}")
+        raise range_request.transient_error(
+            f"asked for {range_request.header}, the answer is {text!r}"
+        )
     return size_bytes

@@ -22,7 +22,7 @@ PART_BYTES = 64 * geometry.KIB
 """Bytes received at a time of a body without the requested length."""
 EVENTS_PER_TURN = 64
 """Heads and parts of bodies before other tasks get a turn; h11 needs 10 us for each."""
-MOST_HINTS = 8
+MAX_HINTS = 8
 """1xx responses before the final one (RFC 8297)."""
 
 TakePart = Callable[[bytes], Awaitable[None]]
@@ -35,9 +35,9 @@ class HttpResponse:
     status = 0
     headers = http_range.Headers(())
 
-    def __init__(self, asked: http_range.RangeRequest, stream: http_stream.Stream) -> None:
+    def __init__(self, range_request: http_range.RangeRequest, stream: http_stream.Stream) -> None:
         self.is_over = False
-        self._asked, self._stream = asked, stream
+        self._range_request, self._stream = range_request, stream
         self._http = h11.Connection(h11.CLIENT)
         self._is_kept = False
         self._part_bytes = HEAD_BYTES
@@ -47,20 +47,20 @@ class HttpResponse:
         """Send the request, and receive the head of the response."""
         sent = self._http.send(request)
         assert sent is not None  # None only for events that end the connection
-        if self._asked.length:  # the last line; the others are cached
-            sent = b"%bRange: %b\r\n\r\n" % (sent[:-2], self._asked.header.encode())
+        if self._range_request.length:  # the last line; the others are cached
+            sent = b"%bRange: %b\r\n\r\n" % (sent[:-2], self._range_request.header.encode())
         await self._stream.send(sent)
-        for _ in range(1 + MOST_HINTS):
+        for _ in range(1 + MAX_HINTS):
             event = await self._next_event()
             if event is None:
-                raise self._asked.transient_error(
+                raise self._range_request.transient_error(
                     "the server closed the connection without an answer"
                 )
             if isinstance(event, h11.Response):
                 break
         else:
-            raise self._asked.transient_error(
-                f"more than {MOST_HINTS} answers of 1xx came before one"
+            raise self._range_request.transient_error(
+                f"more than {MAX_HINTS} answers of 1xx came before one"
             )
         self.status, self.headers = event.status_code, http_range.Headers(event.headers)
         tokens = self.headers.get("Connection").lower()
@@ -83,7 +83,7 @@ class HttpResponse:
             got = await self._stream.receive_into(left)
             if not got:
                 why = f"the body ended after {count_bytes} of {length} bytes"
-                raise self._asked.transient_error(why)
+                raise self._range_request.transient_error(why)
             count_bytes += got
             run.pieces_filled(min(count_bytes, length))  # buffers may be larger than the body
         self.is_over = self._is_kept and max(len(early), count_bytes) <= length
@@ -111,7 +111,7 @@ class HttpResponse:
             if isinstance(event, h11.Data):
                 count_bytes += len(event.data)
                 if count_bytes > limit_bytes:
-                    raise self._asked.transient_error(
+                    raise self._range_request.transient_error(
                         f"the body is longer than {limit_bytes} bytes"
                     )
                 await take(bytes(event.data))
@@ -126,7 +126,9 @@ class HttpResponse:
     async def _exactly(self, length: int) -> bytes:
         body = await self.read_body(length)
         if len(body) < length:
-            raise self._asked.transient_error(f"the body ended after {len(body)} of {length} bytes")
+            raise self._range_request.transient_error(
+                f"the body ended after {len(body)} of {length} bytes"
+            )
         return body
 
     async def _next_event(self) -> h11.Event | None:

@@ -29,7 +29,7 @@ FORMER, NEW = one_host.OTHER, one_host.IMAGE
 KEY, OTHER_KEY = (ids.ScopeKey(bytes([n]) * 32) for n in (7, 8))
 Mode = core.Mode
 BOOT_BLOB = base.Blob(NEW, base.BlobKind.BOOT_IMAGE)
-LATE = boot_image_prefetch.UNDER_WAY + 2
+LATE = boot_image_prefetch.MAX_IN_FLIGHT + 2
 """When some frames have come."""
 KeepClass = public_cache.KeepClass
 

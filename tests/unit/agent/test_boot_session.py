@@ -229,7 +229,7 @@ async def test_image_without_a_boot_image_is_read_without(host):
     host.add_boot_image(DATA, TRACE)
     image.boots.begin_boot()
     assert image.boots.state is boot_session.State.NONE  # not asked for again at once
-    host.now_s = boot_session.LOOK_AGAIN_S
+    host.now_s = boot_session.RECHECK_S
     image.boots.begin_boot()
     await until(lambda: image.boots.state is boot_session.State.READY)
 
@@ -348,7 +348,7 @@ async def test_better_boot_image_takes_the_place_of_the_one_that_is_here(host):
     image.boots.drop()
     host.add_boot_image(DATA, [1, 3, 4], revision=2)
     for _ in range(2):  # the first boot sees that there is another one, the second one has it
-        host.now_s += boot_session.LOOK_AGAIN_S
+        host.now_s += boot_session.RECHECK_S
         image.boots.begin_boot()
         await until(lambda: image.boots.state is boot_session.State.READY)
         await trio.testing.wait_all_tasks_blocked()

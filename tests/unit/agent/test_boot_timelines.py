@@ -11,7 +11,7 @@ from acstor_common.model import ids
 from tests.fakes import one_host
 
 CHUNK = one_host.CHUNK
-CHUNKS = 2 * boot_timelines.LEAST_BYTES // CHUNK
+CHUNKS = 2 * boot_timelines.MIN_BYTES // CHUNK
 IMAGE = one_host.IMAGE
 SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 DATA = one_host.image_bytes(CHUNKS * CHUNK)

@@ -30,14 +30,14 @@ async def read(operations, handle, offset, size):
 async def test_guest_that_fails_again_and_again_does_not_fill_the_log(
     caplog, monkeypatch, autojump_clock
 ):
-    monkeypatch.setattr(fuse, "_told", log_limit.LogLimit(fuse.TELLS_EVERY_S))
+    monkeypatch.setattr(fuse, "_told", log_limit.LogLimit(fuse.LOG_INTERVAL_S))
     for offset in range(500):
         with pytest.raises(pyfuse3.FUSEError):
             await read(None, 7, offset, 4096)
     with pytest.raises(pyfuse3.FUSEError):
         await read(None, 8, 0, 4096)  # another guest's
     assert len(caplog.records) == 2
-    await trio.sleep(fuse.TELLS_EVERY_S)
+    await trio.sleep(fuse.LOG_INTERVAL_S)
     with pytest.raises(pyfuse3.FUSEError):
         await read(None, 7, 0, 4096)
     assert "(and 499 like it)" in caplog.records[-1].getMessage()

@@ -228,7 +228,7 @@ async def test_guest_who_waits_all_the_time_slows_it_down_and_does_not_end_it(ke
     began_s = trio.current_time()
     await keeper.use()
     await keeper.wait("fully_cached")
-    yields = 41 / background_fill.UNDER_WAY
+    yields = 41 / background_fill.MAX_IN_FLIGHT
     assert trio.current_time() - began_s >= yields * FILL_LIMITS["yield_s"]
 
 
@@ -260,8 +260,8 @@ async def test_few_fetches_are_under_way_while_guests_wait_now_and_then(keeper, 
 async def test_chunks_are_asked_for_together_that_the_rate_lets_come_soon(keeper, batches):
     await keeper.use()
     await keeper.wait("fully_cached")
-    assert max(batches) == (background_fill.UNDER_WAY, background_fill.UNDER_WAY)
-    assert max(under_way for _, under_way in batches) <= background_fill.UNDER_WAY
+    assert max(batches) == (background_fill.MAX_IN_FLIGHT, background_fill.MAX_IN_FLIGHT)
+    assert max(under_way for _, under_way in batches) <= background_fill.MAX_IN_FLIGHT
     batches.clear()
     keeper.set_limits(bytes_s=2.5 * CHUNK / background_fill.TOGETHER_S)
     await keeper.use(OTHER)
@@ -514,7 +514,7 @@ async def test_source_that_fails_is_asked_less_and_less_often(keeper):
     before = len(keeper.host.source.reads)
     await trio.sleep(1)
     assert len(keeper.host.source.reads) - before <= 2 * (
-        background_fill.FAILURES + background_fill.UNDER_WAY
+        background_fill.FAILURES + background_fill.MAX_IN_FLIGHT
     )
     keeper.host.blobs.update(kept)
     await keeper.wait("fully_cached")

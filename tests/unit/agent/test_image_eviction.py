@@ -331,7 +331,7 @@ async def test_recordings_of_it_are_forgotten_but_not_what_operators_ask_for(use
     for image_id in (IMAGE, OTHER):
         recording.forget_image(image_id)
     assert (recording._open, recording._sent) == ({}, {})
-    assert (recording.boots_left(IMAGE), recording.boots_left(OTHER)) == (2, 2)
+    assert (recording.remaining_boots(IMAGE), recording.remaining_boots(OTHER)) == (2, 2)
 
 
 def test_images_that_operators_want_recorded_are_so_many_at_most():
@@ -342,7 +342,7 @@ def test_images_that_operators_want_recorded_are_so_many_at_most():
     asked = [ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-{number:012}") for number in range(6)]
     for image_id in asked:
         recording.record_more(image_id, 5)
-    assert [recording.boots_left(image_id) for image_id in asked] == [1, 1, 5, 5, 5, 5]
+    assert [recording.remaining_boots(image_id) for image_id in asked] == [1, 1, 5, 5, 5, 5]
 
 
 async def test_image_that_was_attached_for_others_goes_as_soon_as_it_need_not_be_kept(used):

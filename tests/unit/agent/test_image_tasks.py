@@ -94,7 +94,7 @@ class Host:
         return (await self.tasks.changed_images())[image_id].task
 
     async def all(self):
-        self.now_s += image_tasks.DESCRIBE_EVERY_S
+        self.now_s += image_tasks.DESCRIBE_INTERVAL_S
         return await self.tasks.changed_images()
 
     async def wait(self, is_so):
@@ -118,7 +118,7 @@ async def host(tmp_path, nursery):
 async def test_nothing_is_told_twice_in_a_while(host):
     assert await host.tasks.changed_images() == {}
     assert await host.tasks.changed_images() is None
-    host.now_s += image_tasks.DESCRIBE_EVERY_S
+    host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     assert await host.tasks.changed_images() == {}
 
 
@@ -155,7 +155,7 @@ async def test_what_a_disk_began_as_is_told_though_it_is_not_attached(host):
     host.bases.add(one_host.OTHER)
     host.whole[one_host.OTHER] = FILLING
     assert (await host.tasks.changed_images())[one_host.OTHER].fill.is_used
-    host.now_s += image_tasks.DESCRIBE_EVERY_S
+    host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     assert list(await host.tasks.changed_images()) == [one_host.OTHER]
 
 
@@ -168,7 +168,7 @@ async def test_how_far_a_filled_image_is_can_wait(host):
     )
     host.whole[one_host.IMAGE] = further
     assert await host.tasks.changed_images() is None
-    host.now_s += image_tasks.DESCRIBE_EVERY_S
+    host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     assert (await host.tasks.changed_images())[one_host.IMAGE].fill == further
 
 
@@ -181,7 +181,7 @@ async def test_where_more_are_here_than_are_told_those_in_use_are(host):
     host.whole[one_host.IMAGE] = FILLING
     assert list(await host.tasks.changed_images()) == [one_host.IMAGE]
     host.whole.clear()
-    host.now_s += image_tasks.DESCRIBE_EVERY_S
+    host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     assert list(await host.tasks.changed_images()) == [one_host.OTHER]
 
 
@@ -206,7 +206,7 @@ async def test_more_used_images_than_a_sample_may_name_are_never_told(host):
     assert (
         await host.tasks.changed_images() is None
     )  # those that are not told do not count as changed
-    host.now_s += image_tasks.DESCRIBE_EVERY_S
+    host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     unused = max(await host.tasks.changed_images())
     host.whole[unused] = NOT_USED
     told = await host.tasks.changed_images()
@@ -229,7 +229,7 @@ async def test_a_pre_seed_tells_how_far_it_is(host):
     assert (told.request, told.state, told.done, told.total) == (5, State.RUNNING, CHUNK, len(DATA))
     await host.tasks.changed_images()  # what changed while the last look was made
     assert (await host.tasks.changed_images()) is None
-    host.now_s += image_tasks.DESCRIBE_EVERY_S
+    host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     assert (await host.told(one_host.OTHER)).state is State.WAITING
     host.parts.add(DATA, one_host.OTHER)
     host.may_go_on.set()
@@ -262,7 +262,7 @@ async def test_wishes_do_not_wait_for_images_that_are_brought(host):
     host.may_go_on.set()
     await trio.testing.wait_all_tasks_blocked()
     assert host.parts.mirrors.get_nowait(one_host.IMAGE).count_cached().missing_bytes == 0
-    host.now_s += image_tasks.DESCRIBE_EVERY_S
+    host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     told = await host.told()
     assert told.kind is Kind.UNPIN  # not what became of an earlier task
 
@@ -302,9 +302,9 @@ async def test_floods_are_refused_and_what_is_told_is_bounded(host):
 
 
 async def test_boots_are_recorded_as_often_as_was_asked(host):
-    assert host.recording.boots_left(one_host.IMAGE) == 0
+    assert host.recording.remaining_boots(one_host.IMAGE) == 0
     host.tasks.queue_task(task(3, Kind.RECORD_BOOTS, boots=2))
-    assert host.recording.boots_left(one_host.IMAGE) == 2
+    assert host.recording.remaining_boots(one_host.IMAGE) == 2
     assert (await host.told()).done == 0
     host.recording._sent[one_host.IMAGE] = 1
     told = await host.told()
@@ -329,7 +329,7 @@ async def test_boot_images_that_come_keep_nothing_else_waiting(host):
     other = str(one_host.OTHER)
     host.tasks.queue_task(task(2, Kind.FLATTEN, other))
     while (await host.told(other)).state is not State.DONE:
-        host.now_s += image_tasks.DESCRIBE_EVERY_S
+        host.now_s += image_tasks.DESCRIBE_INTERVAL_S
         await trio.sleep(0.01)
     assert (await host.told()).state is State.RUNNING
     host.may_come.set()
@@ -382,5 +382,5 @@ async def test_why_a_boot_image_does_not_come_is_told(host):
 async def test_host_that_does_not_want_a_boot_image_says_nothing(host):
     host.is_ahead_wanted = False
     host.tasks.queue_task(task(1, Kind.PREFETCH_BOOT_IMAGE))
-    host.now_s += image_tasks.DESCRIBE_EVERY_S
+    host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     assert await host.tasks.changed_images() == {}

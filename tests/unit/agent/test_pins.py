@@ -159,7 +159,7 @@ async def test_disk_that_takes_no_file_costs_no_pin(host, tmp_path, monkeypatch)
         raise OSError(28, "No space left on device")
 
     told = []
-    host.pins.tell = told.append
+    host.pins.report_write = told.append
     with monkeypatch.context() as patch:
         patch.setattr(pin_file, "_write", full)
         assert await make(host, IMAGE) == 0

@@ -107,7 +107,7 @@ async def test_empty_image_is_done_at_once(tmp_path):
 
 async def test_others_have_their_turns_while_homes_are_looked_for(tmp_path):
     turns, looks = 0, collections.Counter()
-    chunks, in_a_row = 4 * pre_seed.LOOKS_IN_A_ROW, pre_seed.LOOKS_IN_A_ROW
+    chunks, in_a_row = 4 * pre_seed.CHUNKS_PER_CHECKPOINT, pre_seed.CHUNKS_PER_CHECKPOINT
 
     def is_home(ref):
         looks[turns] += 1
