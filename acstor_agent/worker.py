@@ -34,7 +34,7 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
     own = conf.acstor_agent
     here = settings.host_id(own.host)
     identity = settings.identity(own, here)
-    rings = membership.ring_keeper_of(own, identity)
+    rings = membership.ring_store_of(own, identity)
     stored = storage.Storage.open(own, here, rings)
     try:
         async with trio.open_nursery() as nursery:

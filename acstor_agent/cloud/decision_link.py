@@ -19,7 +19,7 @@ import trio
 from acstor_agent.cache import cache_files
 from acstor_agent.cloud import decision_receiver
 from acstor_agent.cloud import message_signing
-from acstor_agent.cloud import ring_keeper
+from acstor_agent.cloud import ring_store
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.core import counters
 from acstor_agent.core.cloud import interface_traffic
@@ -113,7 +113,7 @@ class DecisionLink:
         meter: traffic_meter.TrafficMeter,
         sender: message_signing.MessageSigner,
         receiver: decision_receiver.DecisionReceiver,
-        rings: ring_keeper.RingKeeper,
+        rings: ring_store.RingStore,
         report: HostReport,
         collection_s: float = decision_messages.COLLECTION_S,
     ) -> None:

@@ -14,7 +14,7 @@ from typing import Protocol
 import trio
 
 from acstor_agent.cloud import message_signing
-from acstor_agent.cloud import ring_keeper
+from acstor_agent.cloud import ring_store
 from acstor_common import errors
 from acstor_common.identity import identity_files
 from acstor_common.identity import replay_filter
@@ -56,7 +56,7 @@ class DecisionReceiver:
         host: ids.HostId,
         bus: Bus,
         files: identity_files.IdentityFiles,
-        rings: ring_keeper.RingKeeper,
+        rings: ring_store.RingStore,
         tasks: TaskQueue,
     ) -> None:
         self._host, self._bus, self._files = host, bus, files

@@ -17,7 +17,7 @@ from acstor_agent.cloud import decision_link
 from acstor_agent.cloud import decision_receiver
 from acstor_agent.cloud import enrolment
 from acstor_agent.cloud import message_signing
-from acstor_agent.cloud import ring_keeper
+from acstor_agent.cloud import ring_store
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.engine import placement
 from acstor_agent.runtime import supervised_tasks
@@ -33,14 +33,14 @@ from acstor_common.wire import vault_paths
 _BUS = "message bus"
 
 
-def ring_keeper_of(
+def ring_store_of(
     own: cfg.ConfigOpts.GroupAttr, identity: identity_files.IdentityFiles
-) -> ring_keeper.RingKeeper:
+) -> ring_store.RingStore:
     """Return the keeper of the v-node table; blocks to read the stored one."""
-    return ring_keeper.RingKeeper(
+    return ring_store.RingStore(
         pathlib.Path(own.state_dir) / "ring.json",
         pathlib.Path(own.ring_file) if own.ring_file else None,
-        ring_keeper.FORMER_TABLE_S,
+        ring_store.FORMER_TABLE_LIFETIME_S,
         signers=identity.signer_keys,
     )
 
@@ -61,7 +61,7 @@ class Membership:
         conf: cfg.ConfigOpts,
         host: ids.HostId,
         identity: identity_files.IdentityFiles,
-        rings: ring_keeper.RingKeeper,
+        rings: ring_store.RingStore,
         supervised: supervised_tasks.SupervisedTasks,
     ) -> None:
         own = conf.acstor_agent

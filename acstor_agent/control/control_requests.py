@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import trio
 
-from acstor_agent.cloud import ring_keeper
+from acstor_agent.cloud import ring_store
 from acstor_agent.control import control_socket
 from acstor_agent.control import disk_requests
 from acstor_agent.control import image_requests
@@ -58,7 +58,7 @@ class ControlRequests:
         *,
         eviction: image_eviction.ImageEviction,
         timelines: boot_timelines.BootTimelines,
-        rings: ring_keeper.RingKeeper,
+        rings: ring_store.RingStore,
         stuck: stuck_requests.StuckRequests,
         status: Callable[[], dict[str, Any]],
         set_disk_policy: Callable[[str], str],

@@ -40,7 +40,7 @@ class HealthSummary:
 
     def current_health(self) -> decision_messages.HostHealth:
         """Return the current health."""
-        late = sorted(self._stuck.list_late().values(), key=lambda one: -one.longest_s)
+        late = sorted(self._stuck.list_late_requests().values(), key=lambda one: -one.longest_s)
         totals = {**self._fallbacks, FAILED: self._images.failed_reads()}
         grown = self._window.grown_counters(time.monotonic(), totals)
         failed = grown.pop(FAILED, 0)

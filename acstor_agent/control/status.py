@@ -4,7 +4,6 @@
 Programs read the field names, so they never change.
 """
 
-import collections
 import dataclasses
 import os
 import time
@@ -17,24 +16,15 @@ from oslo_config import cfg
 
 from acstor_agent.cache import cache_files
 from acstor_agent.cloud import enrolment
-from acstor_agent.cloud import ring_keeper
+from acstor_agent.cloud import ring_store
 from acstor_agent.core import counters
 from acstor_agent.core import health_issues
 from acstor_agent.core.disks import disk_header
-from acstor_agent.core.images import image_usage
 from acstor_agent.core.mount import blocked_requests
 from acstor_agent.disks import disk
 from acstor_agent.disks import disks
 from acstor_agent.engine_io import exchange
-from acstor_agent.images.image import mirrors
-from acstor_agent.images.image import usage
-from acstor_agent.images.keep import hydration
-from acstor_agent.images.keep import image_eviction
-from acstor_agent.images.keep import pins
-from acstor_agent.images.keep import replication
 from acstor_agent.images.maps import detached_maps
-from acstor_agent.images.read import boot_session
-from acstor_agent.images.read import mirror
 from acstor_agent.images.read import read_admission
 from acstor_agent.peers import handshake_limits
 from acstor_agent.peers import peer_network
@@ -60,7 +50,7 @@ def of_agent(host: ids.HostId, conf: cfg.ConfigOpts, uptime_s: float) -> dict[st
     }
 
 
-def of_ring(rings: ring_keeper.RingKeeper) -> dict[str, Any]:
+def of_ring(rings: ring_store.RingStore) -> dict[str, Any]:
     """Return the numbers of the current v-node table."""
     return {
         "epoch": rings.ring.epoch,
@@ -81,141 +71,6 @@ def of_identity(
     }
 
 
-def of_images(
-    images: mirrors.Mirrors,
-    uses: usage.ImageUsage,
-    filling: hydration.Hydration | None,
-    counted: counters.ExchangeCounters,
-    late: Mapping[str, blocked_requests.LateWaits],
-) -> dict[str, Any]:
-    """Return the state of each attached image, and totals that include detached ones."""
-    fetched = dict(counted.fetched)  # the event loop's thread modifies it
-    shown = {
-        image_id: of_image(
-            images.get_nowait(image_id),
-            fetched.get(image_id),
-            images.touched_ns(image_id),
-            uses.usage_of(image_id),
-            filling.status.status_of(image_id) if filling else None,
-            late.get(image_id),
-            images.size_bytes(image_id),
-        )
-        for image_id in images.list_attached()
-    }
-    return {
-        "images": shown,
-        "read": images.reads.read.as_dict(),
-        "fetched": counted.fetched_total.as_dict(),
-    }
-
-
-def of_all_images(
-    images: mirrors.Mirrors,
-    filling: hydration.Hydration | None,
-    counted: counters.ExchangeCounters,
-    late: Mapping[str, blocked_requests.LateWaits],
-) -> dict[str, Any]:
-    """Return totals of all images, under the key None, from counters of the host."""
-    return {
-        "reads": {None: of_reads(images.reads, counted.fetched_total)},
-        "fill": of_fill_totals(filling.status.list_status().values() if filling else ()),
-        "late": {
-            None: {
-                "requests": sum(one.count for one in late.values()),
-                "longest_s": max((one.longest_s for one in late.values()), default=0.0),
-            }
-        },
-    }
-
-
-def of_each_image(
-    images: mirrors.Mirrors,
-    filling: hydration.Hydration | None,
-    counted: counters.ExchangeCounters,
-    late: Mapping[str, blocked_requests.LateWaits],
-) -> dict[str, Any]:
-    """Return the numbers of each image; waiting reads by image or disk."""
-    fetched, nothing = dict(counted.fetched), counters.Tally()
-    reads = {image.map.image_id: image.counters for image in images.open()}
-    return {
-        "reads": {
-            image_id: of_reads(reads.get(image_id), fetched.get(image_id, nothing))
-            for image_id in images.list_attached()
-        },
-        "fill": {
-            image_id: {**shown, "states": {shown["state"]: 1}}
-            for image_id, shown in (filling.status.list_status() if filling else {}).items()
-        },
-        "late": {
-            file_id: {"requests": one.count, "longest_s": one.longest_s}
-            for file_id, one in late.items()
-        },
-    }
-
-
-def of_fill_totals(shown: Collection[Mapping[str, Any]]) -> dict[None, dict[str, Any]]:
-    """Return the total fill status of all images, under None; {} if there is none."""
-    if not shown:
-        return {}
-    numbers = ("total_bytes", "remaining_bytes", "shortfall_bytes", "rate_bytes_s")
-    due_s = [one["due_in_s"] for one in shown if one["due_in_s"] is not None]
-    return {
-        None: {
-            **{name: sum(one[name] or 0 for one in shown) for name in numbers},
-            "due_in_s": min(due_s, default=None),
-            "is_late": sum(bool(one["is_late"]) for one in shown) if due_s else None,
-            "states": collections.Counter(one["state"] for one in shown),
-        }
-    }
-
-
-def of_reads(read: counters.ReadCounters | None, fetched: counters.Tally) -> dict[str, Any]:
-    """Return the counters of guests' reads and fetched data."""
-    read = read or counters.ReadCounters()
-    return {
-        "read": read.read.as_dict(),
-        "fetched": fetched.as_dict(),
-        "reads_in_flight": read.in_flight,
-        "failed_reads": read.failed_reads,
-        "lost_reads": read.lost_reads,
-        "latency": of_latency(read.latency),
-    }
-
-
-def of_shares(
-    replicas: replication.Replication | None, image_pins: pins.ImagePins
-) -> dict[str, int] | None:
-    """Return the parts of images kept for other hosts; None without replication."""
-    if replicas is None:
-        return None
-    images, total_bytes = image_pins.count_for_others()
-    return {"images": images, "bytes": total_bytes, **replicas.report_counts()}
-
-
-def of_image(
-    image: mirror.Mirror | None,
-    fetched: counters.Tally | None,
-    touched_ns: int,
-    use: image_usage.UsageEvidence,
-    filling: dict[str, Any] | None,
-    late: blocked_requests.LateWaits | None = None,
-    size_bytes: int | None = None,
-) -> dict[str, Any]:
-    """Return the state of one image; most fields are None if it was not read yet."""
-    return {
-        "size_bytes": image.size_bytes if image else size_bytes,
-        "chunk_bytes": image.map.geometry.chunk_bytes if image else None,
-        "cached_bytes": image.cached_bytes() if image else None,
-        "touched_s": touched_ns / 1e9,
-        "is_used": use.is_used(),
-        "is_open": use.is_open,
-        "fill": filling,
-        **of_reads(image.counters if image else None, fetched or counters.Tally()),
-        "waiting": of_blocked_requests(late),
-        "boot_image": of_boot_image(image.boots) if image else None,
-    }
-
-
 def of_blocked_requests(late: blocked_requests.LateWaits | None) -> dict[str, Any] | None:
     """Return the requests that have waited long; None if there are none."""
     if late is None:
@@ -228,57 +83,32 @@ def of_blocked_requests(late: blocked_requests.LateWaits | None) -> dict[str, An
     }
 
 
-def of_boot_image(boots: boot_session.BootSession) -> dict[str, Any]:
-    """Return the state of an image's boot image."""
-    head = boots.head
-    return {
-        "state": boots.state.value,
-        "revision": head.header.revision if head else None,
-        "chunks": head.header.chunk_count if head else None,
-        "chunks_in_memory": len(boots.in_memory),
-    }
-
-
-def of_boots(host: boot_session.BootSessions) -> dict[str, Any]:
-    """Return the numbers of this host's boot images."""
-    return {
-        "memory_bytes": host.memory.used_bytes,
-        "memory_limit_bytes": host.memory.limit_bytes,
-        **dataclasses.asdict(host.counters),
-    }
-
-
-def of_detached(detaching: image_eviction.ImageEviction) -> dict[str, int]:
-    """Return the numbers of detached images and purged chunks."""
-    return {"images": detaching.detached, "purged_chunks": detaching.purged_chunks}
-
-
 def of_disks(
-    made: disks.Disks, late: Mapping[str, blocked_requests.LateWaits]
+    found: disks.Disks, late: Mapping[str, blocked_requests.LateWaits]
 ) -> dict[disk_header.DiskId, dict[str, Any]]:
     """Return the state of each disk."""
     return {
-        disk_id: of_disk(made.get_nowait(disk_id), late.get(disk_id))
-        for disk_id in made.list_disks()
+        disk_id: of_disk(found.get_nowait(disk_id), late.get(disk_id))
+        for disk_id in found.list_disks()
     }
 
 
 def of_disk(
-    made: disk.Disk | None, late: blocked_requests.LateWaits | None = None
+    found: disk.Disk | None, late: blocked_requests.LateWaits | None = None
 ) -> dict[str, Any]:
     """Return the state of one disk; most fields are None if it was not used yet."""
     waiting_ = of_blocked_requests(late)
-    if made is None:
+    if found is None:
         unknown = ("image_id", "size_bytes", "written_bytes", "unsynced_bytes", "lacking_bytes")
         return {**dict.fromkeys(unknown), "waiting": waiting_}
-    cut = made.header.cut
+    cut = found.header.cut
     return {
         "waiting": waiting_,
-        "image_id": made.header.image_id,
+        "image_id": found.header.image_id,
         "size_bytes": cut.size_bytes,
-        "written_bytes": min(made.written_chunks * cut.chunk_bytes, cut.size_bytes),
-        "unsynced_bytes": min(made.unsynced_chunks * cut.chunk_bytes, cut.size_bytes),
-        "lacking_bytes": min(made.lacking_chunks * cut.chunk_bytes, cut.size_bytes),
+        "written_bytes": min(found.written_chunks * cut.chunk_bytes, cut.size_bytes),
+        "unsynced_bytes": min(found.unsynced_chunks * cut.chunk_bytes, cut.size_bytes),
+        "lacking_bytes": min(found.lacking_chunks * cut.chunk_bytes, cut.size_bytes),
     }
 
 
@@ -324,13 +154,13 @@ def of_disk_io(io: disk_io.DiskIo) -> dict[str, Any]:
 
 
 def of_faults(
-    known: health_issues.HealthIssues, sources: Iterable[source_client.SourceStatus] = ()
+    health: health_issues.HealthIssues, sources: Iterable[source_client.SourceStatus] = ()
 ) -> dict[str, Any]:
     """Return the faults of the agent's parts and sources, with reason and beginning."""
-    found = {what: issue._asdict() for what, issue in known.now.copy().items()}
-    for place in sources:
-        if (issue := place.issue or _of_hanging(place.health)) is not None:
-            found[f"source {place.where}"] = issue._asdict()
+    found = {what: issue._asdict() for what, issue in health.now.copy().items()}
+    for source in sources:
+        if (issue := source.issue or _of_hanging(source.health)) is not None:
+            found[f"source {source.where}"] = issue._asdict()
     return found
 
 
@@ -343,7 +173,7 @@ def _of_hanging(health: base.Health) -> health_issues.HealthIssue | None:
 
 def of_sources(sources: Iterable[source_client.SourceStatus]) -> dict[str, Any]:
     """Return the health of each source, by its location."""
-    return {place.where: place.health._asdict() for place in sources}
+    return {source.where: source.health._asdict() for source in sources}
 
 
 def of_guests(
@@ -364,13 +194,13 @@ def of_guests(
 
 def of_refused(
     chunks: exchange.Exchange,
-    looked: detached_maps.DetachedMaps,
+    maps: detached_maps.DetachedMaps,
     connected: handshake_limits.HandshakeLimits,
 ) -> dict[str, int]:
     """Return how often requests and connections of other hosts were refused."""
     return {
         "gets": chunks.core.counters.unauthorized,
-        "looks": looked.refused,
+        "looks": maps.refused,
         "connections": connected.dropped,
         "handshakes": connected.handshakes.refused,
     }

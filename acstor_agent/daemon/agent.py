@@ -12,12 +12,13 @@ from oslo_config import cfg
 
 from acstor_agent import settings
 from acstor_agent.cloud import membership
-from acstor_agent.cloud import ring_keeper
+from acstor_agent.cloud import ring_store
 from acstor_agent.control import control_requests
 from acstor_agent.control import control_socket
 from acstor_agent.control import disk_requests
 from acstor_agent.control import host_report
 from acstor_agent.control import image_requests
+from acstor_agent.control import image_status
 from acstor_agent.control import image_tasks
 from acstor_agent.control import metrics
 from acstor_agent.control import status
@@ -48,7 +49,7 @@ class Agent:
         stored: storage.Storage,
         inode_numbers: inodes.Inodes,
         identity: identity_files.IdentityFiles,
-        rings: ring_keeper.RingKeeper,
+        rings: ring_store.RingStore,
     ) -> None:
         own = conf.acstor_agent
         self._conf, self._nursery, self._stored, self._known = conf, nursery, stored, inode_numbers
@@ -214,10 +215,14 @@ class Agent:
 
     def current_status(self) -> dict[str, Any]:
         """Return the agent's status; thread-safe."""
-        chunks, images, late = self._chunks, self._images, self._guests.stuck_requests.list_late()
+        chunks, images, late = (
+            self._chunks,
+            self._images,
+            self._guests.stuck_requests.list_late_requests(),
+        )
         return {
             **status.of_agent(self._cloud.host, self._conf, time.monotonic() - self._started_s),
-            **status.of_images(
+            **image_status.of_images(
                 chunks.mirrors, images.usage, images.hydration, chunks.exchange.counters, late
             ),
             "disks": status.of_disks(self._guests.disks, late),
@@ -226,8 +231,8 @@ class Agent:
 
     def _metrics(self) -> dict[str, Any]:
         by_image = self._conf.acstor_agent.metrics_by_image
-        of_images = status.of_each_image if by_image else status.of_all_images
-        chunks, late = self._chunks, self._guests.stuck_requests.list_late()
+        of_images = image_status.of_each_image if by_image else image_status.of_all_images
+        chunks, late = self._chunks, self._guests.stuck_requests.list_late_requests()
         return {
             "by_image": by_image,
             **of_images(chunks.mirrors, self._images.hydration, chunks.exchange.counters, late),

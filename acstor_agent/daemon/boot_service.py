@@ -10,7 +10,7 @@ from oslo_config import cfg
 from acstor_agent import settings
 from acstor_agent.cache import cache_files
 from acstor_agent.cloud import membership
-from acstor_agent.control import status
+from acstor_agent.control import image_status
 from acstor_agent.daemon import chunk_service
 from acstor_agent.images.boot import boot_recording
 from acstor_agent.images.boot import boot_timelines
@@ -56,4 +56,4 @@ class BootService:
 
     def status(self) -> dict[str, Any]:
         """Return the numbers of boot images; thread-safe."""
-        return {"boot": status.of_boots(self.sessions)}
+        return {"boot": image_status.of_boots(self.sessions)}

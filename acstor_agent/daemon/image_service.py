@@ -10,7 +10,7 @@ from oslo_config import cfg
 from acstor_agent import settings
 from acstor_agent.cloud import membership
 from acstor_agent.cloud import traffic_meter
-from acstor_agent.control import status
+from acstor_agent.control import image_status
 from acstor_agent.core.mount import inodes
 from acstor_agent.daemon import boot_service
 from acstor_agent.daemon import chunk_service
@@ -55,7 +55,7 @@ class ImageService:
             chunks.mirrors,
             functools.partial(open_files.images_open, conf.acstor.mount_point),
             guests.disks.list_base_images,
-            is_for_others=self._is_leased,
+            is_replica=self._is_leased,
         )
         self.hydration: hydration.Hydration | None = None
         if own.keep_images != "none":
@@ -69,7 +69,7 @@ class ImageService:
             stored.pins,
             self.replication,
             limits=image_eviction.EvictionLimits(own.detach_unused_after_s),
-            others=[boots.recording.forget_image, inode_numbers.image_detached],
+            detach_handlers=[boots.recording.forget_image, inode_numbers.image_detached],
         )
         self.boot_prefetch = self._make_boot_prefetch()
         self._subscribe()
@@ -78,7 +78,7 @@ class ImageService:
     def _subscribe(self) -> None:
         chunks, cache = self._chunks, self._stored.cache
         fanout = event_fanout.EventFanout(
-            chunks.exchange, chunks.mirrors, cache, self.replication, self._is_for_others
+            chunks.exchange, chunks.mirrors, cache, self.replication, self._is_replica
         )
         chunks.peers.subscribe(
             on_notification=fanout.announcement_received,
@@ -126,7 +126,7 @@ class ImageService:
     def _is_leased(self, image_id: ids.ImageId) -> bool:
         return self.replication is not None and self.replication.is_leased(image_id)
 
-    def _is_for_others(self, image_id: ids.ImageId) -> bool:
+    def _is_replica(self, image_id: ids.ImageId) -> bool:
         return self._is_leased(image_id) and not self.usage.is_seen(image_id)
 
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
@@ -139,7 +139,7 @@ class ImageService:
             boots.covers_chunk,
             settings.policies(self._own).prefetcher,
         )
-        if not self._is_for_others(image_map.image_id):
+        if not self._is_replica(image_map.image_id):
             ahead.chunks_advertised(chunks.exchange.list_known())
         return mirror.Mirror(
             image_map,
@@ -155,6 +155,6 @@ class ImageService:
     def status(self) -> dict[str, Any]:
         """Return the numbers of shares and of evicted images; thread-safe."""
         return {
-            "detached": status.of_detached(self.eviction),
-            "shares": status.of_shares(self.replication, self._stored.pins),
+            "detached": image_status.of_detached(self.eviction),
+            "shares": image_status.of_shares(self.replication, self._stored.pins),
         }

@@ -9,7 +9,7 @@ from oslo_config import cfg
 
 from acstor_agent import settings
 from acstor_agent.cache import cache_files
-from acstor_agent.cloud import ring_keeper
+from acstor_agent.cloud import ring_store
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.images import replica_placement
 from acstor_agent.images.keep import pins
@@ -26,7 +26,7 @@ class Storage(NamedTuple):
 
     @classmethod
     def open(
-        cls, own: cfg.ConfigOpts.GroupAttr, host: ids.HostId, rings: ring_keeper.RingKeeper
+        cls, own: cfg.ConfigOpts.GroupAttr, host: ids.HostId, rings: ring_store.RingStore
     ) -> Self:
         """Open the configured cache; blocks.
 
@@ -58,7 +58,7 @@ class Storage(NamedTuple):
 
 
 def _replica_placement(
-    own: cfg.ConfigOpts.GroupAttr, host: ids.HostId, rings: ring_keeper.RingKeeper
+    own: cfg.ConfigOpts.GroupAttr, host: ids.HostId, rings: ring_store.RingStore
 ) -> replica_placement.ReplicaPlacement:
     naming = settings.policies(own).identity()
     return replica_placement.ReplicaPlacement(

@@ -48,9 +48,9 @@ class CheckpointRestore:
     """The restored disks of this host; keep :meth:`run` running."""
 
     def __init__(
-        self, made: disks.Disks, images: mirrors.Mirrors, retry_s: float = RETRY_S
+        self, guest_disks: disks.Disks, images: mirrors.Mirrors, retry_s: float = RETRY_S
     ) -> None:
-        self._disks, self._images, self._retry_s = made, images, retry_s
+        self._disks, self._images, self._retry_s = guest_disks, images, retry_s
         self._changing = keyed_locks.KeyedLocks[disk_header.DiskId]()
         self._wanted = trio.Event()
         self._under_way: set[disk_header.DiskId] = set()

@@ -24,9 +24,9 @@ class EventFanout:
         images: mirrors.Mirrors,
         cache: cache_files.CacheFiles,
         replicas: replication.Replication | None = None,
-        is_for_others: Callable[[ids.ImageId], bool] = lambda image_id: False,
+        is_replica: Callable[[ids.ImageId], bool] = lambda image_id: False,
     ) -> None:
-        self._replicas, self._is_for_others = replicas, is_for_others
+        self._replicas, self._is_replica = replicas, is_replica
         self._chunks, self._images, self._cache = chunks, images, cache
         chunks.on_action(actions.ForwardAnnouncement, self.announcements_accepted)
         cache.on_evicted(self.chunk_evicted)
@@ -41,7 +41,7 @@ class EventFanout:
     def announcements_accepted(self, action: actions.ForwardAnnouncement) -> None:
         """Process accepted announcements: prefetch candidates and copy hints."""
         for image in self._images.open():
-            if action.here and not self._is_for_others(image.map.image_id):
+            if action.here and not self._is_replica(image.map.image_id):
                 image.prefetch.chunks_advertised(action.here)
             for some in action.evictable:
                 for _, ref in image.prefetch.chunks_of(some):

@@ -31,7 +31,7 @@ class StuckLimits:
 
     check_interval_s: float = 1.0
     suspect_after_s: float = 2.0  # age of a request whose guest is checked for a kill
-    late_s: float = 5.0  # age of a request that counts as late
+    late_after_s: float = 5.0  # age of a request that counts as late
 
 
 class StuckRequests:
@@ -82,7 +82,7 @@ class StuckRequests:
         while True:
             await trio.sleep(self.limits.check_interval_s)
             now_s = self._clock()
-            for file_id, late in self.list_late().items():
+            for file_id, late in self.list_late_requests().items():
                 untold = self._told.take_line(file_id, now_s)
                 if untold is not None:
                     LOG.warning(
@@ -93,10 +93,10 @@ class StuckRequests:
                         late.why or "nobody has answered yet",
                     )
 
-    def list_late(self) -> dict[str, blocked_requests.LateWaits]:
+    def list_late_requests(self) -> dict[str, blocked_requests.LateWaits]:
         """Return late requests by image or disk ID; any thread may call it."""
         found: dict[str, blocked_requests.LateWaits] = {}
-        for guest, late in self._table.late_guests(self._clock(), self.limits.late_s).items():
+        for guest, late in self._table.late_guests(self._clock(), self.limits.late_after_s).items():
             file_id = guest.name.partition("/")[0]
             known = found.get(file_id)
             found[file_id] = known.joined(late) if known else late

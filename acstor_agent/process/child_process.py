@@ -17,24 +17,24 @@ from acstor_common.service import signals
 
 LOG = logging.getLogger(__name__)
 
-MOUNT_KEPT = signal.SIGRTMIN
+MOUNT_STORED = signal.SIGRTMIN
 """Signals a worker that the mount is kept, so that it exits with its supervisor."""
 EXIT_UNUSABLE = 78
 """Exit status when a restart cannot help (EX_CONFIG of sysexits.h)."""
 
 
 def run_child(
-    work: Callable[[], None], is_kept: bool, blocked: Collection[signal.Signals]
+    work: Callable[[], None], is_stored: bool, blocked: Collection[signal.Signals]
 ) -> NoReturn:
     """Run a worker in a fork of the supervisor, and exit without its clean-up."""
     supervisor = os.getppid()
-    if is_kept:
+    if is_stored:
         die_with_supervisor(supervisor)
-    await_kept_mount(supervisor)
+    await_stored_mount(supervisor)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signals.ignore(signal.SIGALRM)
-    signal.siginterrupt(signal.SIGHUP, False)  # see await_kept_mount
+    signal.siginterrupt(signal.SIGHUP, False)  # see await_stored_mount
     signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
     status = 1
     try:
@@ -50,13 +50,13 @@ def run_child(
         os._exit(status)
 
 
-def await_kept_mount(supervisor: int) -> None:
+def await_stored_mount(supervisor: int) -> None:
     """Make this worker die with its supervisor once the mount is kept.
 
     The signal must not interrupt calls: libfuse does not repeat a failed write to a relay.
     """
-    signal.signal(MOUNT_KEPT, lambda number, frame: die_with_supervisor(supervisor))
-    signal.siginterrupt(MOUNT_KEPT, False)
+    signal.signal(MOUNT_STORED, lambda number, frame: die_with_supervisor(supervisor))
+    signal.siginterrupt(MOUNT_STORED, False)
 
 
 def die_with_supervisor(supervisor: int) -> None:

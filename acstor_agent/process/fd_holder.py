@@ -133,13 +133,13 @@ class HolderStore:
         answer = _ask(self._path, PUT, (connection.fuse_fd, connection.record.fd))
         return answer is not None and answer[0] == KEPT
 
-    def ensure_kept(self, connection: fuse_connection.MountConnection, is_kept: bool) -> bool:
+    def verify_stored(self, connection: fuse_connection.MountConnection, is_stored: bool) -> bool:
         """Send the descriptors again, because the holder may be a new one."""
-        is_still_kept = self.put(connection)
-        if is_still_kept != is_kept:
-            tell, what = (LOG.info, "keeps") if is_still_kept else (LOG.error, "does not keep")
+        is_still_stored = self.put(connection)
+        if is_still_stored != is_stored:
+            tell, what = (LOG.info, "keeps") if is_still_stored else (LOG.error, "does not keep")
             tell("%s: the holder %s the mount", self._path, what)
-        return is_still_kept
+        return is_still_stored
 
     def take_connection(self) -> fuse_connection.MountConnection | None:
         """Return the kept connection, which stays kept."""

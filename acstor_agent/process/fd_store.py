@@ -21,7 +21,7 @@ class FdStore(Protocol):
     def put(self, connection: fuse_connection.MountConnection) -> bool:
         """Store it; return whether that worked."""
 
-    def ensure_kept(self, connection: fuse_connection.MountConnection, is_kept: bool) -> bool:
+    def verify_stored(self, connection: fuse_connection.MountConnection, is_stored: bool) -> bool:
         """Check that it is still kept; return whether it is."""
 
     def take_connection(self) -> fuse_connection.MountConnection | None:
@@ -47,7 +47,7 @@ class NoStore:
         """Return False."""
         return False
 
-    def ensure_kept(self, connection: fuse_connection.MountConnection, is_kept: bool) -> bool:
+    def verify_stored(self, connection: fuse_connection.MountConnection, is_stored: bool) -> bool:
         """Return False."""
         return False
 

@@ -61,9 +61,9 @@ class DescriptorStore:
         handed = (connection.fuse_fd, connection.record.fd)
         return _tell(f"FDSTORE=1\nFDNAME={MOUNT}", *handed) and _room() >= len(handed)
 
-    def ensure_kept(self, connection: fuse_connection.MountConnection, is_kept: bool) -> bool:
-        """Return ``is_kept``: the manager keeps descriptors until the host stops."""
-        return is_kept
+    def verify_stored(self, connection: fuse_connection.MountConnection, is_stored: bool) -> bool:
+        """Return ``is_stored``: the manager keeps descriptors until the host stops."""
+        return is_stored
 
     def take_connection(self) -> fuse_connection.MountConnection | None:
         """Return the connection that the manager passed to this process, of any version, once."""

@@ -93,7 +93,7 @@ class Supervisor:
         self._mount_point = mount_point
         self._store = store or fd_store.NoStore()
         self._connection: fuse_connection.MountConnection | None = None
-        self._is_kept = False
+        self._is_stored = False
         self._renewed_s = -RENEW_S
         self._relay: fuse_relay.Relay | None = None
         self._is_mounted = True
@@ -145,7 +145,7 @@ class Supervisor:
                 connection.close()
                 raise
             LOG.info("%s: taking back the mount that was kept", point)
-            self._is_kept = True
+            self._is_stored = True
             return connection
         if connection:
             connection.close()
@@ -153,7 +153,7 @@ class Supervisor:
         if fuse_connection.mounted_type(point) is None:
             folders.make_folder(self._mount_point)  # creating it accesses the mount
         made = fuse_connection.mount(point)
-        self._is_kept = self._store.put(made)
+        self._is_stored = self._store.put(made)
         return made
 
     def _take(self, point: str) -> fuse_connection.MountConnection | None:
@@ -174,7 +174,7 @@ class Supervisor:
             self._relay.end_relay()
         point = str(self._mount_point)
         is_left = False
-        if self._is_mounted and self._is_kept:
+        if self._is_mounted and self._is_stored:
             is_left = not fuse_connection.unmount_unused(point, connection.fuse_fd)
         elif self._is_mounted:
             fuse_connection.unmount(point, is_held=bool(self._held))
@@ -197,7 +197,7 @@ class Supervisor:
         """Return whether the agent may stop; the mount is then unmounted or kept."""
         why = self._store.stop_reason()
         self._renew()
-        leaves_it = self._is_kept and why is fd_store.StopReason.SIGNALLED
+        leaves_it = self._is_stored and why is fd_store.StopReason.SIGNALLED
         if (
             leaves_it
             or why is fd_store.StopReason.HOST_STOPS
@@ -214,10 +214,10 @@ class Supervisor:
     def _renew(self) -> None:
         self._renewed_s = time.monotonic()
         if self._connection:
-            was_kept = self._is_kept
-            self._is_kept = self._store.ensure_kept(self._connection, was_kept)
-            if self._is_kept and not was_kept:
-                self._tell_worker(child_process.MOUNT_KEPT)
+            was_stored = self._is_stored
+            self._is_stored = self._store.verify_stored(self._connection, was_stored)
+            if self._is_stored and not was_stored:
+                self._tell_worker(child_process.MOUNT_STORED)
 
     def _tell_worker(self, number: int) -> None:
         if self._worker_pid:
@@ -303,7 +303,7 @@ class Supervisor:
                     os.close(ready_read)
                     inherited = Inheritance(kernel, lambda: _say_ready(ready_write))
                     child_process.run_child(
-                        lambda: self._work(inherited), self._is_kept, BLOCKED_SIGNALS
+                        lambda: self._work(inherited), self._is_stored, BLOCKED_SIGNALS
                     )
             failed.callback(os.waitpid, pid, 0)
             failed.callback(os.kill, pid, signal.SIGKILL)

@@ -32,12 +32,12 @@ class BlockingThreads:
 
     def __init__(
         self,
-        place: Callable[[], str],
+        location: Callable[[], str],
         max_calls: int,
         max_hung_per_key: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._place, self._clock = place, clock
+        self._location, self._clock = location, clock
         self._limiter = trio.CapacityLimiter(3 * max_calls)
         self._fence = hung_calls.Fence(max_calls, max_hung_per_key or max_calls)
         self._is_logged = False
@@ -55,7 +55,7 @@ class BlockingThreads:
         """
         self._log_changes()
         if self._fence.is_refused(key, self._clock()):
-            raise errors.SourceUnreachable(what, self._place(), str(self.hanging))
+            raise errors.SourceUnreachable(what, self._location(), str(self.hanging))
         ticket = _Ticket(self, key)
         limiter = cast(trio.CapacityLimiter, ticket)  # any object with its methods
         try:
@@ -87,9 +87,9 @@ class BlockingThreads:
             return
         self._is_logged = not self._is_logged
         if self._is_logged:
-            LOG.warning("%s: %s", self._place(), hanging)
+            LOG.warning("%s: %s", self._location(), hanging)
         else:
-            LOG.info("%s: no call hangs any more", self._place())
+            LOG.info("%s: no call hangs any more", self._location())
 
 
 class _Ticket:

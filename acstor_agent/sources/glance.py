@@ -211,7 +211,7 @@ class GlanceSource(driver.Driver):
         """Return whether Glance refused a range of a blob last time."""
         return blob in self._no_ranges
 
-    def known_location(self, blob: base.Blob) -> BlobLocation | None:
+    def cached_location(self, blob: base.Blob) -> BlobLocation | None:
         """Return the location of a blob from the last look-up."""
         return self._places.get(blob)
 
@@ -225,9 +225,9 @@ class GlanceSource(driver.Driver):
         return await self._find(blob, what, _IN_USE if is_in_use else _NEW)
 
     async def download_blob(
-        self, blob: base.Blob, location: BlobLocation, take: http_response.TakePart
+        self, blob: base.Blob, location: BlobLocation, receive: http_response.ReceivePart
     ) -> None:
-        """Pass a whole blob to ``take``, part by part; works with every store.
+        """Pass a whole blob to ``receive``, part by part; works with every store.
 
         :raises errors.ChunkUnavailable: it cannot be read completely
         """
@@ -237,7 +237,7 @@ class GlanceSource(driver.Driver):
             url = f"{ticket.endpoint}/v2/images/{location.glance_id}/file"
             asked = http_range.RangeRequest(what, url, 0, 0)
             headers = {"X-Auth-Token": ticket.token}
-            await self._streams.download_blob(asked, headers, location.size_bytes, take)
+            await self._streams.download_blob(asked, headers, location.size_bytes, receive)
 
         try:
             await self._signed_in(what, pour)

@@ -45,7 +45,7 @@ CHECK_S = 0.05
 SLOW_LINK = 25e6 / 8
 SLOW_SURPLUS = 0.15
 CALM_EVERY = 10
-FORMER_TABLE_S = 15.0
+FORMER_TABLE_LIFETIME_S = 15.0
 
 
 class Run:
@@ -81,7 +81,7 @@ class Run:
         self.world.is_calm = self.is_calm
         self.world.store_s = 0.0 if self.is_calm else rng.choice((0.0, 0.01))
         knows_all = rng.random() < 0.3
-        self.former_s: float = FORMER_TABLE_S
+        self.former_s: float = FORMER_TABLE_LIFETIME_S
         self.trace: list[str] = []
         settings = {
             "topology": rng.choice(TOPOLOGIES),

@@ -22,7 +22,7 @@ from typing import TypeVar
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.cloud import ring_keeper
+from acstor_agent.cloud import ring_store
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.cloud import interface_traffic
 from acstor_agent.core.images import prefetcher
@@ -223,7 +223,7 @@ class Host:
             self.cache_dir, settings.cache_bytes, geometry.MIB // 4, pins=self.pins.pins
         )
         self.pins.cache = self.cache
-        self.rings = ring_keeper.RingKeeper(folder / "ring.json", None, 60.0, self._clock)
+        self.rings = ring_store.RingStore(folder / "ring.json", None, 60.0, self._clock)
         self.net = peer_network.PeerNetwork(
             here,
             admission=self.rings,

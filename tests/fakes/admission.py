@@ -8,7 +8,7 @@ from acstor_common.ring import hash_ring
 
 
 class Admission:
-    """Stands in for ``ring_keeper.RingKeeper``; ``why_not`` returns why a host is refused."""
+    """Stands in for ``ring_store.RingStore``; ``why_not`` returns why a host is refused."""
 
     def __init__(
         self, why_not: Callable[[ids.HostId, float], str] = lambda host, not_before_s: ""

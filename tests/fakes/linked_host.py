@@ -12,7 +12,7 @@ import trio
 from acstor_agent.cloud import decision_link
 from acstor_agent.cloud import decision_receiver
 from acstor_agent.cloud import message_signing
-from acstor_agent.cloud import ring_keeper
+from acstor_agent.cloud import ring_store
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.core.cloud import interface_traffic
 from acstor_common import errors
@@ -84,7 +84,7 @@ class LinkedHost:
         self.folder = state_dir / "identity"
         self.files = identity_files.IdentityFiles(here, identity_files.files_in(self.folder))
         identity_files.write(self.folder, KEYS.host("h1"))
-        self.rings = ring_keeper.RingKeeper(
+        self.rings = ring_store.RingStore(
             state_dir / "ring.json", None, signers=self.files.signer_keys
         )
         self.rings.accept_table(hash_ring.Ring(3, ()), KEYS.table(hash_ring.Ring(3, ())))

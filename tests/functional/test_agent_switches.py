@@ -37,7 +37,7 @@ def test_bytes_are_the_same_with_and_without(tmp_path, chosen):
     image_id = images.add(DATA)
     options: dict[str, Any] = {"variants": ",".join(sorted(chosen - {FORMER}))}
     if FORMER in chosen:
-        options["constants"] = {tuned.FORMER_TABLE_S: 0}
+        options["constants"] = {tuned.FORMER_TABLE_LIFETIME_S: 0}
     with hosts.cloud(tmp_path, images, ("h1", "h2", "h3"), **options) as cloud:
         paths = [agent.image_path(image_id) for agent in cloud.agents.values()]
         with concurrent.futures.ThreadPoolExecutor() as threads:

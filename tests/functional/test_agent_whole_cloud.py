@@ -71,4 +71,4 @@ def test_image_outlives_its_source_and_any_one_host_and_who_leaves_is_replaced(t
         hosts.kill_agent(cloud["h3"])
         read_back(cloud["h1"], image_id)
         kept = json.loads((cloud["h4"].state_dir / "pins.json").read_bytes())["images"]
-        assert [(one["image_id"], one["is_for_others"]) for one in kept] == [(image_id, True)]
+        assert [(one["image_id"], one["is_replica"]) for one in kept] == [(image_id, True)]

@@ -152,7 +152,7 @@ def test_host_that_leaves_the_table_loses_its_open_connections(tmp_path, images,
         ("h1",),
         in_ring_only={"evil": 1},
         security="secure",
-        constants={tuned.FORMER_TABLE_S: 0},
+        constants={tuned.FORMER_TABLE_LIFETIME_S: 0},
     ) as cloud:
         with raw_peer.greeted(cloud.ports["h1"], "evil", identities.issue("evil")) as peer:
             answer = peer.get("h1", mirrored, 0, CHUNK, CIDS[0])

@@ -162,13 +162,13 @@ class Touches:
         self._for_others.discard(image_id)
 
     def image_attached(
-        self, image_id: ids.ImageId, at_s: float, *, is_for_others: bool = False
+        self, image_id: ids.ImageId, at_s: float, *, is_replica: bool = False
     ) -> None:
         """Record an attached image; like the start, that is no evidence of use."""
         if image_id not in self._at_s:
             self._at_s[image_id] = at_s
             self._unseen.add(image_id)
-            if is_for_others:
+            if is_replica:
                 self._for_others.add(image_id)
 
     def _nova_came(self, at_s: float) -> None:
@@ -190,7 +190,7 @@ class Touches:
         """Return whether an image was touched since the start; any thread may call it."""
         return image_id in self._at_s and image_id not in self._unseen
 
-    def is_for_others(self, image_id: ids.ImageId) -> bool:
+    def is_replica(self, image_id: ids.ImageId) -> bool:
         """Return whether only another host uses an image; any thread may call it."""
         return image_id in self._for_others
 

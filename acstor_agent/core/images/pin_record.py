@@ -25,8 +25,8 @@ class ImagePin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     its unknown fields.
 
     :param since_s: time of the pin, wall clock; informational
-    :param is_asked: pinned by an operator, whether it is used or not
-    :param is_for_others: only other hosts use it; this host keeps its share
+    :param is_operator_pin: pinned by an operator, whether it is used or not
+    :param is_replica: only other hosts use it; this host keeps its share
     :param leased_until_s: end of other hosts' leases, wall clock, to survive a restart
     :param deadline_s: of a hydrate, seconds from the request; 0: as fast as possible
     :param due_at_s: the same deadline, wall clock
@@ -34,9 +34,9 @@ class ImagePin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     image_id: str
     since_s: float
-    is_asked: bool = False
+    is_operator_pin: bool = False
     mode: FillMode = FillMode.NORMAL
-    is_for_others: bool = False
+    is_replica: bool = False
     leased_until_s: float = 0.0
     deadline_s: control_wire.Deadline = 0.0
     due_at_s: float = 0.0

@@ -29,7 +29,7 @@ MAX_FINISHED = 64
 """Finished boots kept, of some KiB each."""
 MAX_IMAGES = 256
 ATTACHES = 8
-LOOK_BACK_S = 120.0
+LOOKBACK_S = 120.0
 """Attachments this long before an open belong to the boot."""
 IDLE_S = 120.0
 """A guest under emulation on a busy host read nothing for 20 s before its login."""
@@ -95,7 +95,7 @@ class BootTimelines:
         if len(self._boots) >= MAX_BOOTS:
             return
         now_s = self._clock()
-        since_s = now_s - LOOK_BACK_S
+        since_s = now_s - LOOKBACK_S
         attaches = tuple(one for one in self._attaches_of(image) if one[0] >= since_s)
         begins = [from_s for from_s, _ in attaches]
         begins += [image.attached_s[0], image.boots.loading.began_s]

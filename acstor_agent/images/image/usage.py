@@ -58,12 +58,12 @@ class ImageUsage:
         find_bases: FindImages,
         clock: Callable[[], float] = time.monotonic,
         *,
-        is_for_others: Callable[[ids.ImageId], bool] = lambda image_id: False,
+        is_replica: Callable[[ids.ImageId], bool] = lambda image_id: False,
         limits: UsageLimits = UsageLimits(),
     ) -> None:
         self.limits = limits
         self._images, self._clock = images, clock
-        self._is_for_others = is_for_others
+        self._is_replica = is_replica
         self._look_for_open, self._look_for_bases = find_open, find_bases
         self._openings = image_usage.Openings()
         attached = images.list_attached()
@@ -110,9 +110,9 @@ class ImageUsage:
             return True
         return self._touches.is_seen(image_id) and self.is_used(image_id)
 
-    def is_only_for_others(self, image_id: ids.ImageId) -> bool:
+    def is_only_replica(self, image_id: ids.ImageId) -> bool:
         """Return whether only other hosts need an image, as far as is known."""
-        return self._touches.is_for_others(image_id) and not self.is_seen(image_id)
+        return self._touches.is_replica(image_id) and not self.is_seen(image_id)
 
     def base_images(self) -> frozenset[ids.ImageId]:
         """Return the base images of disks, attached or not; any thread may call it."""
@@ -149,10 +149,10 @@ class ImageUsage:
             reads = image.counters.latency.count if image else 0
             stamp_ns = self._images.touched_ns(image_id)
             seen = self._seen.get(image_id)
-            is_for_others = self._is_for_others(image_id)
-            shows_none = is_for_others or self._images.was_attached_by_map(image_id)
+            is_replica = self._is_replica(image_id)
+            shows_none = is_replica or self._images.was_attached_by_map(image_id)
             if seen is None and shows_none and not reads:
-                self._touches.image_attached(image_id, self._clock(), is_for_others=is_for_others)
+                self._touches.image_attached(image_id, self._clock(), is_replica=is_replica)
             elif seen != (stamp_ns, reads):
                 is_stamped = seen is not None and seen[0] != stamp_ns
                 self.image_touched(

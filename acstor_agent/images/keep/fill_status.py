@@ -38,12 +38,12 @@ class FillStatus:
         self._replicas = replicas
         self._clock = trio.lowlevel.current_clock().current_time
 
-    def is_for_others(self, image_id: ids.ImageId) -> bool:
+    def is_replica(self, image_id: ids.ImageId) -> bool:
         """Return whether an image is kept here only for instances of other hosts."""
         pin = self._pins.get(image_id)
         if self._replicas is None or self._uses.is_seen(image_id):
             return False
-        return pin.is_for_others if pin else self._uses.is_only_for_others(image_id)
+        return pin.is_replica if pin else self._uses.is_only_replica(image_id)
 
     def list_status(self) -> dict[ids.ImageId, dict[str, Any]]:
         """Return the status of all images to be fully cached here."""
@@ -52,18 +52,22 @@ class FillStatus:
 
     def status_of(self, image_id: ids.ImageId) -> dict[str, Any] | None:
         """Return the status of an image; None if it need not be cached fully here."""
-        known, pin = self._filler.progress.get(image_id), self._pins.get(image_id)
-        if known is None or self.is_for_others(image_id):
+        progress, pin = self._filler.progress.get(image_id), self._pins.get(image_id)
+        if progress is None or self.is_replica(image_id):
             return None
-        left_bytes = known.unfinished_bytes  # read once: the event loop may change it
-        total_bytes, speed = max(known.total_bytes, left_bytes or 0), known.speed
-        state, why = self._state(image_id, known, pin, left_bytes)
-        if (cloud := self._in_cloud(known)) is not None:
-            left_bytes, total_bytes, speed = cloud.left_bytes, cloud.total_bytes, known.cloud_speed
+        left_bytes = progress.unfinished_bytes  # read once: the event loop may change it
+        total_bytes, speed = max(progress.total_bytes, left_bytes or 0), progress.speed
+        state, why = self._state(image_id, progress, pin, left_bytes)
+        if (cloud := self._in_cloud(progress)) is not None:
+            left_bytes, total_bytes, speed = (
+                cloud.left_bytes,
+                cloud.total_bytes,
+                progress.cloud_speed,
+            )
             state, why = _state_in_cloud(cloud, state, why)
         is_filling = state is State.FILLING
         takes_s = speed.left_s(left_bytes or 0) if is_filling else None
-        deadline, now_s = known.deadline, self._clock()
+        deadline, now_s = progress.deadline, self._clock()
         return {
             "state": state.value,
             "why": why,
@@ -74,54 +78,54 @@ class FillStatus:
             "remaining_s": takes_s,
             "due_in_s": round(deadline.left_s(now_s), 1) if deadline else None,
             "is_late": deadline.is_late(takes_s, now_s) if deadline else None,
-            "shortfall_bytes": known.shortfall_bytes,
+            "shortfall_bytes": progress.shortfall_bytes,
             "is_shared": cloud is not None,
-            "is_pinned": bool(pin and pin.is_asked),
+            "is_pinned": bool(pin and pin.is_operator_pin),
             "mode": (pin.mode if pin else FillMode.NORMAL).value,
         }
 
     def _state(
         self,
         image_id: ids.ImageId,
-        known: background_fill.FillProgress,
+        progress: background_fill.FillProgress,
         pin: pin_record.ImagePin | None,
         left_bytes: int | None,
     ) -> tuple[State, str]:
-        failure: fill_rate.Failure | None = known.backoff.failure
-        if known.shortfall_bytes:
-            return State.NO_SPACE, f"the cache lacks {known.shortfall_bytes} bytes"
+        failure: fill_rate.Failure | None = progress.backoff.failure
+        if progress.shortfall_bytes:
+            return State.NO_SPACE, f"the cache lacks {progress.shortfall_bytes} bytes"
         if pin is not None and left_bytes == 0 and image_id != self._filler.current:
             return State.FULLY_CACHED, ""
         if pin is not None and pin.mode is FillMode.PAUSED:
             return State.PAUSED, "by the operator"
         if failure is not None:
             return State.FAILING, failure.why
-        if image_id == self._filler.current or known.left_bytes == 0:
+        if image_id == self._filler.current or progress.left_bytes == 0:
             return State.FILLING, ""
         return (State.BOOTING if self._filler.boots.is_booting(image_id) else State.QUEUED), ""
 
     def _in_cloud(
-        self, known: background_fill.FillProgress
+        self, progress: background_fill.FillProgress
     ) -> replica_holders.CloudProgress | None:
         """Return the state of an image in the cloud; None if it is kept whole here."""
-        part = known.part
+        part = progress.part
         if self._replicas is None or part is None or part.table is None:
             return None
         report = self._replicas.report_shares(part.map.image_id)
         copies = self._replicas.count_copies()
         return replica_holders.cloud_progress(
-            report, copies, part.image_bytes, known.total_bytes, known.unfinished_bytes
+            report, copies, part.image_bytes, progress.total_bytes, progress.unfinished_bytes
         )
 
-    def update_cloud_rate(self, known: background_fill.FillProgress) -> bool:
+    def update_cloud_rate(self, progress: background_fill.FillProgress) -> bool:
         """Update the fill rate in the cloud; return whether it is known."""
-        known.cloud_checked_s = self._clock()
-        if (cloud := self._in_cloud(known)) is None or cloud.left_bytes is None:
+        progress.cloud_checked_s = self._clock()
+        if (cloud := self._in_cloud(progress)) is None or cloud.left_bytes is None:
             return False
-        before, known.cloud_left_bytes = known.cloud_left_bytes, cloud.left_bytes
+        before, progress.cloud_left_bytes = progress.cloud_left_bytes, cloud.left_bytes
         if before is not None:
-            known.cloud_speed.count_bytes(max(0, before - cloud.left_bytes))
-        known.cloud_speed.refresh(self._clock())
+            progress.cloud_speed.count_bytes(max(0, before - cloud.left_bytes))
+        progress.cloud_speed.refresh(self._clock())
         return True
 
 
@@ -143,7 +147,7 @@ def fill_report(
     status: FillStatus | None, uses: usage.ImageUsage, image_id: ids.ImageId
 ) -> fill_progress.FillStatus:
     """Return the status of an image for other services; any thread may call it."""
-    if status is not None and status.is_for_others(image_id):
+    if status is not None and status.is_replica(image_id):
         return fill_progress.FillStatus(
             state=State.EVICTABLE, is_used=False, why="its share is kept for other hosts"
         )

@@ -76,7 +76,7 @@ class Hydration:
         """Pin and fill images, for ever."""
         if self._replicas is not None and not self._has_begun:
             for pinned_id, pin in self._pins.list_pins().items():
-                if pin.is_for_others or pin.leased_until_s:
+                if pin.is_replica or pin.leased_until_s:
                     self._replicas.restore_lease(pinned_id, pin.leased_until_s)
         self._has_begun = True
         while True:
@@ -92,13 +92,16 @@ class Hydration:
 
     async def _settle(self) -> None:
         all_pins = self._pins.list_pins()
-        await self._pins.release_former()
+        await self._pins.release_former_shares()
         self._attach_by_s = trio.current_time() + self.limits.attach_round_s
         every = {**all_pins, **dict.fromkeys(self._images.list_attached())}
         for image_id in every:
             one = all_pins.get(image_id)
-            is_used, is_asked = self._is_used(image_id, one), one is not None and one.is_asked
-            if is_used or is_asked or self._is_leased(image_id):
+            is_used, is_operator_pin = (
+                self._is_used(image_id, one),
+                one is not None and one.is_operator_pin,
+            )
+            if is_used or is_operator_pin or self._is_leased(image_id):
                 known = self._filler.progress_of(image_id)
                 if is_used and not known.is_used:
                     known.changes_at_failure, known.counted_s = (
@@ -106,7 +109,7 @@ class Hydration:
                         -math.inf,
                     )  # it has precedence now
                 known.is_used = is_used
-                await self._keep(image_id, is_for_others=not (is_used or is_asked))
+                await self._keep(image_id, is_replica=not (is_used or is_operator_pin))
             elif one is not None:
                 LOG.info("image %s: no longer used; it need not stay whole", image_id)
                 await self.forget_image(image_id)
@@ -124,24 +127,24 @@ class Hydration:
                 await trio.lowlevel.checkpoint()  # it takes 1 ms for 1,000 hosts
 
     def _is_used(self, image_id: ids.ImageId, one: pin_record.ImagePin | None) -> bool:
-        if one is None or one.is_for_others:
+        if one is None or one.is_replica:
             return self._uses.is_seen(image_id)  # a new pin needs evidence of use
         return self._uses.is_used(image_id)
 
     def _is_leased(self, image_id: ids.ImageId) -> bool:
         return self._replicas is not None and self._replicas.is_leased(image_id)
 
-    async def _keep(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
+    async def _keep(self, image_id: ids.ImageId, *, is_replica: bool) -> None:
         known = self._filler.progress_of(image_id)
         self._boots.note_reads(image_id)
         self._filler.update_unwritten(known)
         await self._look_at_deadline(image_id, known)
-        if is_for_others and not self._pins.has_share:
+        if is_replica and not self._pins.has_share:
             return  # the pinned part stays: others fetch it from here
-        await self._note_leases(image_id, is_for_others=is_for_others)
+        await self._note_leases(image_id, is_replica=is_replica)
         is_due = trio.current_time() - known.counted_s >= self.limits.recount_s
         if self._pins.pinned_part(image_id) is None:
-            await self._pin_if_due(image_id, known, is_due, is_for_others=is_for_others)
+            await self._pin_if_due(image_id, known, is_due, is_replica=is_replica)
             return
         if is_due or not known.lacks_new_share:
             # An image that an operator pinned lacks nothing.
@@ -156,7 +159,7 @@ class Hydration:
         known: background_fill.FillProgress,
         is_due: bool,
         *,
-        is_for_others: bool,
+        is_replica: bool,
     ) -> None:
         if known.part is not None:  # it was unpinned for another image
             known.part = known.left_bytes = None
@@ -165,7 +168,7 @@ class Hydration:
         is_other_room = known.changes_at_failure != self._pins.changes
         if is_due and is_other_room and self._may_attach(image_id, known):
             known.counted_s = trio.current_time()
-            await self._pin_image(image_id, known, is_for_others=is_for_others)
+            await self._pin_image(image_id, known, is_replica=is_replica)
 
     async def _count_if_due(
         self, image_id: ids.ImageId, known: background_fill.FillProgress, is_due: bool
@@ -182,8 +185,8 @@ class Hydration:
         elif not known.missing and self._must_count(known, cache.pinned_lost, is_due):
             await self._filler.count_missing(part, known)
 
-    async def _note_leases(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
-        changes: dict[str, object] = {"is_for_others": is_for_others}
+    async def _note_leases(self, image_id: ids.ImageId, *, is_replica: bool) -> None:
+        changes: dict[str, object] = {"is_replica": is_replica}
         one = self._pins.get(image_id)
         until_s = self._replicas.leased_until_s(image_id) if self._replicas else 0.0
         if one is not None and abs(until_s - one.leased_until_s) > replica_leases.LEASE_S / 4:
@@ -203,11 +206,11 @@ class Hydration:
         image_id: ids.ImageId,
         known: background_fill.FillProgress,
         *,
-        is_for_others: bool = False,
+        is_replica: bool = False,
     ) -> None:
         try:
             with trio.fail_after(self.limits.attach_s):
-                max_map_bytes = replication.MAP_BYTES if is_for_others else mirrors.MAX_MAP_BYTES
+                max_map_bytes = replication.MAP_BYTES if is_replica else mirrors.MAX_MAP_BYTES
                 image = await self._images.attach_image(image_id, max_map_bytes)
         except (errors.AcstorError, OSError, trio.TooSlowError) as e:
             why = f"its chunk map cannot be had: {e}"
@@ -215,15 +218,15 @@ class Hydration:
             return
         known.backoff.record_success()
         changes = self._pins.changes
-        lacking_bytes = await self._pins.pin_image(image_id, image.map, is_for_others=is_for_others)
+        lacking_bytes = await self._pins.pin_image(image_id, image.map, is_replica=is_replica)
         known.changes_at_failure = changes if lacking_bytes else -1
         if lacking_bytes and not known.shortfall_bytes:
             LOG.log(
-                logging.INFO if is_for_others else logging.WARNING,
+                logging.INFO if is_replica else logging.WARNING,
                 "image %s: cannot %s: the cache lacks %d bytes for it and for what was promised "
                 "before",
                 image_id,
-                "be kept for other hosts" if is_for_others else "become whole here",
+                "be kept for other hosts" if is_replica else "become whole here",
                 lacking_bytes,
             )
         known.shortfall_bytes = lacking_bytes
@@ -258,7 +261,7 @@ class Hydration:
         all_pins = self._pins.list_pins()
         urgent = [image_id for image_id, one in all_pins.items() if one.mode is FillMode.URGENT]
         normal = [image_id for image_id, one in all_pins.items() if one.mode is FillMode.NORMAL]
-        normal.sort(key=lambda image_id: all_pins[image_id].is_for_others)
+        normal.sort(key=lambda image_id: all_pins[image_id].is_replica)
         for image_id in (*sorted(urgent, key=self._due_s), *normal):
             known = self._known.get(image_id)
             if known is None or not known.missing or not known.backoff.may_try(trio.current_time()):
@@ -302,7 +305,7 @@ class Hydration:
         :raises errors.Unusable: there is no capacity
         """
         image_id = image.map.image_id
-        lacking_bytes = await self._pins.pin_image(image_id, image.map, is_asked=True)
+        lacking_bytes = await self._pins.pin_image(image_id, image.map, is_operator_pin=True)
         if lacking_bytes:
             raise errors.Unusable(
                 f"image {image_id}",
@@ -317,7 +320,7 @@ class Hydration:
         :raises errors.Unusable: it is not kept here
         """
         self._check_pinned(image_id)
-        await self._pins.change_pin(image_id, is_asked=False)
+        await self._pins.change_pin(image_id, is_operator_pin=False)
         self._changed.set()
 
     async def set_fill_mode(

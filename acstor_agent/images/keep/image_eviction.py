@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Detaches images that were not used for long, and deletes their state.
 
-Deleted are the mirror and its inode, the chunk map, the boot image, and the state of other modules
-(``others``). Chunks stay in the cache until evicted.
+It deletes the mirror and its inode, the chunk map and the boot image, and calls the other modules
+(``detach_handlers``). Chunks stay in the cache until evicted.
 
 An image that is gone from the source stays for KEEP_GONE_S after Nova's last touch, because guests
 of other hosts may need its chunks from here, which are not served without the chunk map. Then its
@@ -41,7 +41,7 @@ KEEP_GONE_S = 30 * 24 * 3600.0
 DROPS_IN_A_ROW = 256
 """Chunks dropped between two checkpoints: about a millisecond."""
 
-Detached = Callable[[ids.ImageId], None]
+DetachHandler = Callable[[ids.ImageId], None]
 """Called with an image that was detached; never waits."""
 
 
@@ -55,7 +55,7 @@ class EvictionLimits:
 
 
 class ImageEviction:
-    """Evicts unused images, and then calls ``others``; keep :meth:`run` running."""
+    """Evicts unused images, and then calls ``detach_handlers``; keep :meth:`run` running."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ImageEviction:
         replicas: replication.Replication | None = None,
         *,
         limits: EvictionLimits,
-        others: Iterable[Detached] = (),
+        detach_handlers: Iterable[DetachHandler] = (),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.detached = self.purged_chunks = 0
@@ -74,7 +74,7 @@ class ImageEviction:
         self._images, self._boots, self._uses = images, boots, uses
         self._pins, self._replicas = image_pins, replicas
         self._source, self._counters = boots.source, boots.chunks.counters
-        self._others, self._wall_clock = tuple(others), wall_clock
+        self._detach_handlers, self._wall_clock = tuple(detach_handlers), wall_clock
         self._stay_until_s: dict[ids.ImageId, float] = {}
         self._asks_from_s = -math.inf
         self._fault = log_once.LogOnce(LOG)
@@ -116,7 +116,7 @@ class ImageEviction:
         self._boots.forget_image(image_id)
         self._counters.forget_image(image_id)
         self._uses.image_detached(image_id)
-        for other in self._others:
+        for other in self._detach_handlers:
             other(image_id)
 
     def _is_unused(self, image_id: ids.ImageId) -> bool:
@@ -124,7 +124,7 @@ class ImageEviction:
         is_new = math.isinf(use.idle_s)  # attached since the last scan
         if is_new or self._is_kept(image_id):
             return False
-        if self._uses.is_only_for_others(image_id):
+        if self._uses.is_only_replica(image_id):
             return not use.is_open  # at once: its map counts against the limit for other hosts
         return not use.is_used(self.limits.unused_s)
 

@@ -35,9 +35,9 @@ from acstor_common.util import lru_table
 
 LOG = logging.getLogger(__name__)
 
-FOR_OTHERS = 2
-"""1/FOR_OTHERS of the cache's limit may be pinned for other hosts."""
-AT_A_TIME = 1000
+REPLICA_DIVISOR = 2
+"""1/REPLICA_DIVISOR of the cache's limit may be pinned for other hosts."""
+CONTENTS_PER_STEP = 1000
 """Contents pinned between two checkpoints: less than a millisecond."""
 
 ImagePin = pin_record.ImagePin
@@ -94,13 +94,13 @@ class ImagePins:
         kept = self._file.read()
         all_pins = self._file.derive_pins() if kept is None else kept
         # Images used here have precedence.
-        for image_id, one in sorted(all_pins.items(), key=lambda item: item[1].is_for_others):
+        for image_id, one in sorted(all_pins.items(), key=lambda item: item[1].is_replica):
             image_map = self._file.map_of(image_id)
             if image_map is None:
                 if kept is not None:
                     self._kept[image_id] = one
                 continue
-            if one.is_for_others and not self.has_share:
+            if one.is_replica and not self.has_share:
                 if self._shares is not None:  # the table may arrive later
                     self._kept[image_id] = one
                 continue
@@ -114,7 +114,7 @@ class ImagePins:
             self._kept[image_id] = one
             if lacking_bytes and self._waits_for_table(one):
                 continue
-            if one.is_for_others and self._lacks_for_others(one, part, contents):
+            if one.is_replica and self._lacks_for_replicas(one, part, contents):
                 LOG.warning("image %s: no longer kept for other hosts: no space", image_id)
                 continue
             self._pinned[image_id] = part
@@ -130,16 +130,16 @@ class ImagePins:
             self.pins.beyond_bytes = self._lacking_bytes({})
 
     def _waits_for_table(self, one: ImagePin) -> bool:
-        return self._shares is not None and not self.has_share and not one.is_asked
+        return self._shares is not None and not self.has_share and not one.is_operator_pin
 
-    def _lacks_for_others(
+    def _lacks_for_replicas(
         self, one: ImagePin, part: replica_placement.Part, contents: Contents
     ) -> bool:
         slots = collections.Counter(self.pins.slots) + collections.Counter(
             capacity.slots_of(contents, self.pins)
         )
         return bool(
-            self._too_many_for_others(one, part)
+            self._replica_excess_bytes(one, part)
             or cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes)
         )
 
@@ -164,9 +164,9 @@ class ImagePins:
         """Return the pinned part of an image, if any; any thread may call it."""
         return self._pinned.get(image_id)
 
-    def count_for_others(self) -> tuple[int, int]:
+    def count_replicas(self) -> tuple[int, int]:
         """Return number and bytes of images kept for other hosts only."""
-        images = [one.image_id for one in self.list_pins().values() if one.is_for_others]
+        images = [one.image_id for one in self.list_pins().values() if one.is_replica]
         parts = [part for one in images if (part := self._pinned.get(ids.ImageId(one)))]
         return len(images), sum(part.total_bytes for part in parts)
 
@@ -177,7 +177,7 @@ class ImagePins:
 
     def _table_for(self, pin: ImagePin) -> hash_ring.Ring | None:
         """Return the table that defines the pinned part; None: the whole image."""
-        return None if self._shares is None or pin.is_asked else self._shares.share_table()
+        return None if self._shares is None or pin.is_operator_pin else self._shares.share_table()
 
     def _part_of(
         self, image_map: chunk_map.ChunkMap, table: hash_ring.Ring | None
@@ -191,23 +191,23 @@ class ImagePins:
         image_id: ids.ImageId,
         image_map: chunk_map.ChunkMap,
         *,
-        is_asked: bool = False,
-        is_for_others: bool = False,
+        is_operator_pin: bool = False,
+        is_replica: bool = False,
     ) -> int:
         """Pin an image.
 
         If there is no capacity, images kept for other hosts are unpinned; then the cache may grow.
 
-        :param is_for_others: ignored if it is pinned for this host's instances already
+        :param is_replica: ignored if it is pinned for this host's instances already
         :return: bytes that the cache lacks; if not 0, nothing is pinned
         """
         async with self._changing:
             before = self._kept.get(image_id)
-            now = before or ImagePin(image_id, time.time(), is_for_others=is_for_others)
+            now = before or ImagePin(image_id, time.time(), is_replica=is_replica)
             now = msgspec.structs.replace(
                 now,
-                is_asked=now.is_asked or is_asked,
-                is_for_others=now.is_for_others and is_for_others,
+                is_operator_pin=now.is_operator_pin or is_operator_pin,
+                is_replica=now.is_replica and is_replica,
             )
             if lacking_bytes := await self._pin(now, image_map):
                 return lacking_bytes
@@ -218,7 +218,7 @@ class ImagePins:
         """Adapt the pinned part of an image to the current table; return the bytes it lacks."""
         async with self._changing:
             now, part = self._kept.get(image_id), self._pinned.get(image_id)
-            if now is None or part is None or (now.is_for_others and not self.has_share):
+            if now is None or part is None or (now.is_replica and not self.has_share):
                 return 0  # without a table, the part by the former one stays
             return await self._pin(now, part.map)
 
@@ -239,7 +239,7 @@ class ImagePins:
             )  # all of it is pinned already
         else:
             lacking_bytes = await self._make_room(pin, part)
-            must_fit = not self.may_grow or pin.is_for_others
+            must_fit = not self.may_grow or pin.is_replica
         if lacking_bytes and must_fit:
             self._found[image_id] = part
             return lacking_bytes
@@ -261,16 +261,16 @@ class ImagePins:
 
     async def _make_room(self, pin: ImagePin, part: replica_placement.Part) -> int:
         """Unpin others' images if needed; return the bytes that the cache lacks."""
-        if too_many_bytes := self._too_many_for_others(pin, part):
+        if too_many_bytes := self._replica_excess_bytes(pin, part):
             return too_many_bytes
-        must_fit = not self.may_grow or pin.is_for_others
+        must_fit = not self.may_grow or pin.is_replica
         if must_fit and (beyond_bytes := self._beyond_bytes(part)):
             return beyond_bytes
         image_id = ids.ImageId(pin.image_id)
         contents = await trio.to_thread.run_sync(part.list_contents)
         slots = await trio.to_thread.run_sync(capacity.slots_of, contents, self.pins)
-        gives_way = any(one.is_for_others for one in self._kept.values())
-        if gives_way and self.cache.lacking_bytes(slots) and not pin.is_for_others:
+        gives_way = any(one.is_replica for one in self._kept.values())
+        if gives_way and self.cache.lacking_bytes(slots) and not pin.is_replica:
             for one in await trio.to_thread.run_sync(self._in_the_way, image_id, contents):
                 LOG.warning(
                     "image %s: no longer kept for other hosts: image %s needs the space",
@@ -309,7 +309,7 @@ class ImagePins:
                 ),
             )
             for image_id, one in reversed(self.list_pins().items())
-            if one.is_for_others and image_id != wanted and image_id in self._pinned
+            if one.is_replica and image_id != wanted and image_id in self._pinned
         )
         return capacity.images_to_evict(
             contents, kept, self.pins, lacking_bytes, may_grow=self.may_grow
@@ -318,15 +318,15 @@ class ImagePins:
     def _formers(self, image_id: ids.ImageId) -> list[replica_placement.Part]:
         return [part for _, part in self._former.get(image_id, [])]
 
-    def _too_many_for_others(self, pin: ImagePin, part: replica_placement.Part) -> int:
-        if not pin.is_for_others:
+    def _replica_excess_bytes(self, pin: ImagePin, part: replica_placement.Part) -> int:
+        if not pin.is_replica:
             return 0
-        _, kept_bytes = self.count_for_others()
+        _, kept_bytes = self.count_replicas()
         before = self._pinned.get(ids.ImageId(pin.image_id))
         kept_bytes += part.total_bytes - (before.total_bytes if before else 0)
-        return max(0, kept_bytes - self._limit_bytes // FOR_OTHERS)
+        return max(0, kept_bytes - self._limit_bytes // REPLICA_DIVISOR)
 
-    async def release_former(self) -> None:
+    async def release_former_shares(self) -> None:
         """Unpin expired shares of former tables."""
         for image_id in list(self._former):
             async with self._changing:
@@ -394,6 +394,6 @@ class ImagePins:
 async def _for_each(contents: Contents, do: cache_files.Pin) -> None:
     for number, (cid, length) in enumerate(contents.items(), 1):
         do(cid, length)
-        if not number % AT_A_TIME:
+        if not number % CONTENTS_PER_STEP:
             with trio.CancelScope(shield=True):  # cancelling in the middle would be inconsistent
                 await trio.lowlevel.checkpoint()

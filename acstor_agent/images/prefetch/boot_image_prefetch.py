@@ -96,7 +96,7 @@ class BootImagePrefetch:
 
     def _is_mirrored(self, image_id: ids.ImageId) -> bool:
         is_attached = self._images.is_attached(image_id)
-        return is_attached and not self._uses.is_only_for_others(image_id)
+        return is_attached and not self._uses.is_only_replica(image_id)
 
     def delay_s(self) -> float:
         """Return this host's delay after a notification, equal for all boot images.

@@ -27,27 +27,27 @@ REPORT_INTERVAL_S = 0.5
 
 Report = Callable[[int, int], Awaitable[None]]
 _T = TypeVar("_T")
-_Thing = tuple[_T, chunk_ref.ChunkRef]
+_Item = tuple[_T, chunk_ref.ChunkRef]
 Keep = Callable[[_T, background_fetch.FetchedChunk | None], Awaitable[None]]
-_Became = background_fetch.Outcome | OSError | None
+_MaybeOutcome = background_fetch.Outcome | OSError | None
 
 
 @dataclasses.dataclass
 class BulkResult(Generic[_T]):
-    """Result in bytes; ``failures`` lists failed things with their errors."""
+    """Result in bytes; ``failures`` lists failed items with their errors."""
 
     done_bytes: int = 0
     fetched_bytes: int = 0
     failed_bytes: int = 0
     failures: list[tuple[_T, Exception]] = dataclasses.field(default_factory=list)
 
-    def record_result(self, thing: _T, length: int, became: _Became) -> None:
-        """Record the result of a thing; None: it was local."""
+    def record_result(self, item: _T, length: int, outcome: _MaybeOutcome) -> None:
+        """Record the result of an item; None: it was local."""
         self.done_bytes += length
-        if isinstance(became, Exception):
-            self.failures.append((thing, became))
+        if isinstance(outcome, Exception):
+            self.failures.append((item, outcome))
             self.failed_bytes += length
-        elif became is not None:
+        elif outcome is not None:
             self.fetched_bytes += length
 
     def byte_totals(self) -> dict[str, int]:
@@ -58,26 +58,26 @@ class BulkResult(Generic[_T]):
 
 
 async def fetch_all(
-    things: Iterable[_Thing[_T]],
-    ahead: background_fetch.BackgroundFetch[_Thing[_T]],
+    items: Iterable[_Item[_T]],
+    ahead: background_fetch.BackgroundFetch[_Item[_T]],
     is_cached: Callable[[chunk_ref.ChunkRef], bool],
     report: Report,
     *,
     total_bytes: int,
     keep: Keep[_T] | None = None,
 ) -> BulkResult[_T]:
-    """Fetch the chunks of things and store them by ``keep``, which gets None for a local one."""
+    """Fetch the chunks of items and store them by ``keep``, which gets None for a local one."""
     result = BulkResult[_T]()
     async with trio.open_nursery() as reporting:
         reporting.start_soon(_report_for_ever, result, report, total_bytes)
         with ahead:
-            async for some in _some_of(things, ahead, is_cached):
+            async for batch in _batches_of(items, ahead, is_cached):
                 async with trio.open_nursery() as nursery:
-                    for (thing, ref), became in some:
-                        if keep is None or isinstance(became, errors.AcstorError):
-                            result.record_result(thing, ref.length, became)
+                    for (item, ref), outcome in batch:
+                        if keep is None or isinstance(outcome, errors.AcstorError):
+                            result.record_result(item, ref.length, outcome)
                         else:
-                            nursery.start_soon(_keep_one, result, thing, ref.length, became, keep)
+                            nursery.start_soon(_keep_one, result, item, ref.length, outcome, keep)
         reporting.cancel_scope.cancel()
     return result
 
@@ -90,35 +90,35 @@ async def _report_for_ever(result: BulkResult[_T], report: Report, total_bytes: 
 
 async def _keep_one(
     result: BulkResult[_T],
-    thing: _T,
+    item: _T,
     length: int,
-    became: background_fetch.FetchedChunk | None,
+    outcome: background_fetch.FetchedChunk | None,
     keep: Keep[_T],
 ) -> None:
     try:
-        await keep(thing, became)
+        await keep(item, outcome)
     except (errors.AcstorError, OSError) as e:
-        result.record_result(thing, length, e)
+        result.record_result(item, length, e)
     else:
-        result.record_result(thing, length, became)
+        result.record_result(item, length, outcome)
 
 
-async def _some_of(
-    things: Iterable[_Thing[_T]],
-    ahead: background_fetch.BackgroundFetch[_Thing[_T]],
+async def _batches_of(
+    items: Iterable[_Item[_T]],
+    ahead: background_fetch.BackgroundFetch[_Item[_T]],
     is_cached: Callable[[chunk_ref.ChunkRef], bool],
-) -> AsyncIterator[Sequence[tuple[_Thing[_T], background_fetch.Outcome | None]]]:
-    rest, is_more = iter(things), True
+) -> AsyncIterator[Sequence[tuple[_Item[_T], background_fetch.Outcome | None]]]:
+    rest, is_more = iter(items), True
     while is_more or ahead:
         if not is_more or len(ahead) > BATCH:
             yield await ahead.wait_for_arrivals()
             continue
         await trio.lowlevel.checkpoint()
-        some = list(itertools.islice(rest, BATCH))
-        is_more = bool(some)
-        here: list[_Thing[_T]] = []
-        missing: list[_Thing[_T]] = []
-        for one in some:
-            (here if is_cached(one[1]) else missing).append(one)
+        batch = list(itertools.islice(rest, BATCH))
+        is_more = bool(batch)
+        local: list[_Item[_T]] = []
+        missing: list[_Item[_T]] = []
+        for one in batch:
+            (local if is_cached(one[1]) else missing).append(one)
         ahead.request_chunks((one, one[1]) for one in missing)
-        yield [(one, None) for one in here]
+        yield [(one, None) for one in local]

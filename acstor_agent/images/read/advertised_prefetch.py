@@ -75,14 +75,14 @@ class AdvertisedPrefetch:
             if ref.bit & given:
                 self.prefetcher.chunk_advertised(self._index.first_same(chunk_no))
 
-    def chunks_of(self, some: segments.Chunks) -> list[tuple[int, chunk_ref.ChunkRef]]:
+    def chunks_of(self, segment_chunks: segments.Chunks) -> list[tuple[int, chunk_ref.ChunkRef]]:
         """Return the chunks of a segment, by number; none if this image lacks it.
 
         The index knows only the first chunk of a content, so a segment may not be found if the
         chunk that names it occurs earlier in the image.
         """
-        named = self._index.find(some[0])
-        return [] if named is None else self._chunks_of(named, *some)
+        named = self._index.find(segment_chunks[0])
+        return [] if named is None else self._chunks_of(named, *segment_chunks)
 
     def _chunks_of(
         self, named: int, segment: ids.Oid, bits: int

@@ -108,7 +108,7 @@ class BootSessions:
         made = self._images[image_map.image_id] = BootSession(image_map, self)
         return made
 
-    def make_room(self, image_id: ids.ImageId, size_bytes: int) -> bool:
+    def reserve_memory(self, image_id: ids.ImageId, size_bytes: int) -> bool:
         """Reserve memory for a boot image; return whether there was enough."""
         dropped = self.memory.reserve(image_id, size_bytes, self.clock())
         for other in dropped or ():
@@ -317,7 +317,7 @@ class BootSession:
         await trio.lowlevel.checkpoint_if_cancelled()  # a thread may have outlasted the image
         if head is None:
             return
-        if not self._host.make_room(self._map.image_id, head.raw_bytes):
+        if not self._host.reserve_memory(self._map.image_id, head.raw_bytes):
             self._host.counters.refused += 1
             LOG.warning("%s: no space for %d bytes in memory", self._what, head.raw_bytes)
             self._end(State.REFUSED)

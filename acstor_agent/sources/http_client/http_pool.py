@@ -153,15 +153,15 @@ class HttpPool:
         range_request: http_range.RangeRequest,
         headers: Mapping[str, str],
         size_bytes: int,
-        take: http_response.TakePart,
+        receive: http_response.ReceivePart,
     ) -> None:
-        """Pass a whole blob of ``size_bytes`` to ``take``, part by part.
+        """Pass a whole blob of ``size_bytes`` to ``receive``, part by part.
 
         :raises errors.ChunkUnavailable: it cannot be read completely, or has another length
         """
         async with self.send_request(range_request, headers) as answer:
             http_range.check_full_response(range_request, answer.status, answer.headers, size_bytes)
-            count_bytes = await answer.stream_body(size_bytes, take)
+            count_bytes = await answer.stream_body(size_bytes, receive)
             if count_bytes < size_bytes:
                 why = f"the body ended after {count_bytes} of {size_bytes} bytes"
                 raise range_request.transient_error(why)

@@ -25,7 +25,7 @@ EVENTS_PER_TURN = 64
 MAX_HINTS = 8
 """1xx responses before the final one (RFC 8297)."""
 
-TakePart = Callable[[bytes], Awaitable[None]]
+ReceivePart = Callable[[bytes], Awaitable[None]]
 """Takes the next part of a body."""
 
 
@@ -95,14 +95,14 @@ class HttpResponse:
         """
         body = bytearray()
 
-        async def take(part: bytes) -> None:
+        async def receive(part: bytes) -> None:
             body.extend(part)
 
-        await self.stream_body(limit_bytes, take)
+        await self.stream_body(limit_bytes, receive)
         return bytes(body)
 
-    async def stream_body(self, limit_bytes: int, take: TakePart) -> int:
-        """Pass the whole body to ``take``, part by part; return its length.
+    async def stream_body(self, limit_bytes: int, receive: ReceivePart) -> int:
+        """Pass the whole body to ``receive``, part by part; return its length.
 
         :raises errors.SourceUnreachable: it is longer than ``limit_bytes``
         """
@@ -114,7 +114,7 @@ class HttpResponse:
                     raise self._range_request.transient_error(
                         f"the body is longer than {limit_bytes} bytes"
                     )
-                await take(bytes(event.data))
+                await receive(bytes(event.data))
         self.is_over = self._is_kept and not self._http.trailing_data[0]
         return count_bytes
 

@@ -43,7 +43,7 @@ class DownloadLimits:
     stream: full_download.StreamLimits = dataclasses.field(
         default_factory=full_download.StreamLimits
     )
-    kept_s: float = 600.0  # after its last read
+    idle_expiry_s: float = 600.0  # after its last read
     sweep_interval_s: float = 30.0  # between looks for copies that are kept no longer
     retry_s: float = 10.0  # after a failure
     recheck_s: float = 60.0  # between looks in Glance for a new artefact
@@ -187,7 +187,7 @@ class DownloadSource(base.Source):
         return self._begin(blob, location, end_bytes)
 
     async def _place_of(self, blob: base.Blob) -> glance.BlobLocation:
-        copy, location = self._copies.get(blob), self._source.known_location(blob)
+        copy, location = self._copies.get(blob), self._source.cached_location(blob)
         if location is None:
             return await self._find(blob)
         if copy is None or not _is_artefact(blob):
@@ -274,7 +274,7 @@ class DownloadSource(base.Source):
     async def _sweep(self) -> None:
         while self._copies:
             await trio.sleep(self.limits.sweep_interval_s)
-            before_s = trio.current_time() - self.limits.kept_s
+            before_s = trio.current_time() - self.limits.idle_expiry_s
             for blob, copy in list(self._copies.items()):
                 if copy.is_idle and copy.last_used_s < before_s:
                     self._drop(blob)

@@ -44,16 +44,16 @@ _KINDS = (
 )
 
 T = TypeVar("T")
-StreamBlob = Callable[[http_response.TakePart], Awaitable[None]]
+StreamBlob = Callable[[http_response.ReceivePart], Awaitable[None]]
 """Passes the whole blob to a callback, part by part."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StreamLimits:
-    """Limits of one stream, which counts as broken below ``least_bytes`` in ``window_s``."""
+    """Limits of one stream, which counts as broken below ``min_bytes`` in ``window_s``."""
 
     window_s: float = WINDOW_S
-    least_bytes: int = int(WINDOW_S * attempt_timeout.SLOWEST_BYTES_PER_S)
+    min_bytes: int = int(WINDOW_S * attempt_timeout.SLOWEST_BYTES_PER_S)
     tries: int = 10  # starts of it
     fruitless_tries: int = 3  # in a row, without progress
     first_pause_s: float = 0.5  # between tries
@@ -250,7 +250,7 @@ class FullDownload:
         with trio.move_on_after(limits.window_s) as self._window, contextlib.suppress(_Enough):
             await pour(self._take)
         if self._window.cancelled_caught:
-            why = f"less than {limits.least_bytes} bytes of it came in {limits.window_s:g} s"
+            why = f"less than {limits.min_bytes} bytes of it came in {limits.window_s:g} s"
             raise errors.SourceUnreachable(self.blob.name, self._where, why)
         await self._write()
 
@@ -258,7 +258,7 @@ class FullDownload:
         fresh = part[max(0, self._taken_bytes - self._streamed_bytes) :]
         self._streamed_bytes += len(part)
         self._window_bytes += len(part)
-        if self._window_bytes >= self._limits.least_bytes:
+        if self._window_bytes >= self._limits.min_bytes:
             self._window.deadline = trio.current_time() + self._limits.window_s
             self._window_bytes = 0
         if fresh:

@@ -54,7 +54,7 @@ class Parts:
     def __init__(self, host):
         self.host, self.quiet_s, self.for_others = host, 100.0, set()
         self.uses = usage.ImageUsage(
-            host.mirrors, set, set, is_for_others=lambda image_id: image_id in self.for_others
+            host.mirrors, set, set, is_replica=lambda image_id: image_id in self.for_others
         )
         self.progress = []
         host.add_boot_image(DATA, TRACE)

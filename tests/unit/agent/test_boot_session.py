@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent.control import status
+from acstor_agent.control import image_status
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.engine_io import exchange
 from acstor_agent.images.read import boot_session
@@ -71,7 +71,7 @@ async def test_chunks_of_the_boot_image_are_read_from_memory(host):
     assert len(host.source.reads) == asked
     assert read_by(image, "boot") == IN_MEMORY
     assert len(image.boots.in_memory) == IN_MEMORY
-    assert status.of_boot_image(image.boots) == {
+    assert image_status.of_boot_image(image.boots) == {
         "state": "ready",
         "revision": 1,
         "chunks": IN_MEMORY,
@@ -209,8 +209,8 @@ async def test_it_is_dropped_when_no_guest_reads_it_any_more(host, autojump_cloc
         await trio.sleep(2 * boot_session.TICK_S)
         assert image.boots.state is boot_session.State.DROPPED
         nursery.cancel_scope.cancel()
-    assert status.of_boots(host.boots)["memory_bytes"] == 0
-    assert status.of_boots(host.boots)["dropped"] == 1
+    assert image_status.of_boots(host.boots)["memory_bytes"] == 0
+    assert image_status.of_boots(host.boots)["dropped"] == 1
 
 
 async def test_another_guest_keeps_it(host):
@@ -272,7 +272,7 @@ async def test_boot_image_that_does_not_fit_is_not_used(host):
     host.boots.memory = boot_memory.BootMemory(CHUNK, 60.0, 600.0)
     image = await loaded_or_not(host)
     await until(lambda: image.boots.state is boot_session.State.REFUSED)
-    assert status.of_boots(host.boots)["refused"] == 1
+    assert image_status.of_boots(host.boots)["refused"] == 1
     await check(image, *TRACE)
 
 
@@ -328,7 +328,7 @@ async def test_boot_image_of_other_bytes_is_told_and_counted(host):
     image = await attached(host)
     image.boots.begin_boot()
     await until(lambda: image.boots.state is boot_session.State.IGNORED)
-    assert status.of_boots(host.boots)["ignored"] == 1
+    assert image_status.of_boots(host.boots)["ignored"] == 1
 
 
 @pytest.mark.parametrize("nth", range(1, 12))
@@ -433,7 +433,7 @@ async def test_faulty_source_gives_up_without_an_error_in_the_guest(tmp_path):
         image.boots.begin_boot()
         await until(lambda: image.boots.state is boot_session.State.FAILED)
         await check(image, *TRACE)
-        assert status.of_boots(host.boots)["failed"] == 1
+        assert image_status.of_boots(host.boots)["failed"] == 1
 
 
 @pytest.mark.parametrize("error", [errors.SourceUnreachable, errors.ChunkMissing])

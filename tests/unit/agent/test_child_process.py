@@ -44,12 +44,12 @@ def test_answer_that_is_on_its_way_is_not_broken_off(links):
     except BlockingIOError:
         theirs.setblocking(True)
     if not (pid := os.fork()):
-        child_process.await_kept_mount(os.getppid())
+        child_process.await_stored_mount(os.getppid())
         length = _libc.write(theirs.fileno(), b"answer", 6)  # as libfuse: it is not repeated
         os._exit(0 if length == 6 else 1)
     try:
         hosts.wait_until(lambda: waits_for_room(pid), "the blocked write")
-        os.kill(pid, child_process.MOUNT_KEPT)
+        os.kill(pid, child_process.MOUNT_STORED)
         hosts.wait_until(lambda: has_heard(pid), "the signal")
         for _ in range(sent):
             ours.recv(4096)

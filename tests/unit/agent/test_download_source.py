@@ -194,7 +194,7 @@ async def test_stream_that_always_breaks_a_little_later_is_not_begun_for_ever(
 
 @pytest.mark.expect_log("not read whole, .*less than 100000 bytes of it came in 0.2 s")
 async def test_stream_that_only_trickles_gives_its_turn_back(server, store, source):
-    set_stream_limits(source, window_s=0.2, least_bytes=100_000)
+    set_stream_limits(source, window_s=0.2, min_bytes=100_000)
     store.streams = [rangeless.trickling(0.02)] * STREAM.tries
     with trio.fail_after(25), pytest.raises(errors.SourceUnreachable, match="bytes of it came in"):
         await source.read(CHUNK_MAP, MIB, 4)
@@ -203,7 +203,7 @@ async def test_stream_that_only_trickles_gives_its_turn_back(server, store, sour
 
 
 async def test_stream_that_is_slow_and_no_slower_than_it_may_be_comes_to_its_end(store, source):
-    set_stream_limits(source, window_s=2.0, least_bytes=100_000)
+    set_stream_limits(source, window_s=2.0, min_bytes=100_000)
     store.streams = [rangeless.trickling(0.2, 200_000)]
     began_s = trio.current_time()
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
@@ -531,7 +531,7 @@ async def test_copy_that_nobody_reads_goes(source, tmp_path):
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
     await trio.sleep(0.1)
     assert nameless_files(tmp_path) == 1
-    set_limits(source, kept_s=0.01)
+    set_limits(source, idle_expiry_s=0.01)
     await all_gone(tmp_path)
     assert await source.read(CHUNK_MAP, 0, 4) == MAP[:4]
 

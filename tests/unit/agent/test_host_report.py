@@ -25,7 +25,7 @@ class Host:
     def failed_reads(self):
         return self.failed
 
-    def list_late(self):
+    def list_late_requests(self):
         return dict(enumerate(self.late))
 
 

@@ -410,7 +410,7 @@ async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tm
         for image_id in (IMAGE, OTHER):
             await host.mirrors.attach_image(image_id)
             for _ in range(2):  # promised, then counted
-                await whole._keep(image_id, is_for_others=False)
+                await whole._keep(image_id, is_replica=False)
         assert whole._next() == IMAGE
         await whole.set_fill_mode(OTHER, hydration.FillMode.URGENT, deadline_s=100.0)
         assert whole._next() == OTHER
@@ -473,7 +473,7 @@ async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
         again = Keeper(host)
         again.wall_jumped_s = jumped_s
         await host.mirrors.attach_image(IMAGE)
-        await again.whole._keep(IMAGE, is_for_others=False)
+        await again.whole._keep(IMAGE, is_replica=False)
         shown = again.whole.status.status_of(IMAGE)
         assert least_s - 60 <= shown["due_in_s"] <= most_s
         assert shown["is_late"] is (jumped_s > 0)

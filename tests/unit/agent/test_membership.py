@@ -46,7 +46,7 @@ def member(
     conf = agent.load_conf(["--config-file", str(configured(folder, text))])
     conf.set_override("state_dir", str(folder), "acstor_agent")
     identity = settings.identity(conf.acstor_agent, HERE)
-    rings = membership.ring_keeper_of(conf.acstor_agent, identity)
+    rings = membership.ring_store_of(conf.acstor_agent, identity)
     return membership.Membership(conf, HERE, identity, rings, supervised)
 
 

@@ -6,6 +6,7 @@ import pytest
 import trio
 from prometheus_client import parser
 
+from acstor_agent.control import image_status
 from acstor_agent.control import metrics
 from acstor_agent.control import status
 from acstor_agent.core import counters
@@ -59,7 +60,7 @@ class Whole:
 
 
 async def picture_of(host, by_image=False):
-    of_images = status.of_each_image if by_image else status.of_all_images
+    of_images = image_status.of_each_image if by_image else image_status.of_all_images
     late = {
         one_host.IMAGE: blocked_requests.LateWaits(2, 7.5, ""),
         "a disk": blocked_requests.LateWaits(1, 9.5, ""),
@@ -71,7 +72,7 @@ async def picture_of(host, by_image=False):
         "exchange": status.of_exchange(host.chunks, NET),
         "detached": {"images": 5, "purged_chunks": 6},
         "shares": {"images": 2, "bytes": 7777, "leased_images": 3, "refused": 4, "ignored": 5},
-        "boot": status.of_boots(host.boots),
+        "boot": image_status.of_boots(host.boots),
         "cache": status.of_cache(host.cache),
         "disk_io": status.of_disk_io(host.io),
         "event_loop": status.of_latency(TURNS),

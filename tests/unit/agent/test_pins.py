@@ -59,9 +59,9 @@ async def test_images_share_what_they_have_in_common(host):
 async def test_promise_that_is_made_twice_counts_once(host):
     await make(host, IMAGE)
     since_s = host.pins.get(IMAGE).since_s
-    await make(host, IMAGE, is_asked=True)
+    await make(host, IMAGE, is_operator_pin=True)
     await make(host, IMAGE)
-    assert host.pins.get(IMAGE) == pin_record.ImagePin(IMAGE, since_s, is_asked=True)
+    assert host.pins.get(IMAGE) == pin_record.ImagePin(IMAGE, since_s, is_operator_pin=True)
     await host.pins.unpin_image(IMAGE)
     assert promised_bytes(host) == 0
 
@@ -87,7 +87,7 @@ async def test_promises_outlive_the_worker_in_their_order(tmp_path):
         host.add(DATA)
         host.add(SHARED, OTHER)
         await make(host, OTHER)
-        await make(host, IMAGE, is_asked=True)
+        await make(host, IMAGE, is_operator_pin=True)
         await host.pins.change_pin(OTHER, mode=pin_record.FillMode.PAUSED)
         before = host.pins.list_pins()
     async with keeping(tmp_path) as host:
@@ -100,15 +100,15 @@ async def test_promises_outlive_the_worker_in_their_order(tmp_path):
 async def test_promise_whose_map_is_lost_is_kept_and_pins_when_it_is_back(tmp_path):
     async with keeping(tmp_path) as host:
         host.add(DATA)
-        await make(host, IMAGE, is_asked=True)
+        await make(host, IMAGE, is_operator_pin=True)
     (tmp_path / "maps" / f"{IMAGE}.acmap").unlink()
     async with keeping(tmp_path) as host:
-        assert host.pins.get(IMAGE).is_asked
+        assert host.pins.get(IMAGE).is_operator_pin
         assert host.pins.pinned_part(IMAGE) is None and promised_bytes(host) == 0
         host.add(DATA)
         assert await make(host, IMAGE) == 0
         assert promised_bytes(host) == 2 * MIB
-        assert host.pins.get(IMAGE).is_asked
+        assert host.pins.get(IMAGE).is_operator_pin
 
 
 @pytest.mark.allow_log("pinning the attached images again")
@@ -212,15 +212,15 @@ async def test_shares_by_several_tables_stay_until_each_has_had_its_time(tmp_pat
             place.be(*names)
             assert await host.pins.apply_ring(IMAGE) == 0
             parts.append(host.pins.pinned_part(IMAGE))
-            await host.pins.release_former()
+            await host.pins.release_former_shares()
             assert promised_bytes(host) == 2 * MIB
         assert len(host.pins._former[IMAGE]) == 3
         left = {cid for part in parts[-3:] for cid in part.list_contents()}
         mock_clock.jump(limits.former_share_s - 200)  # that long after the fourth change
-        await host.pins.release_former()
+        await host.pins.release_former_shares()
         assert promised_bytes(host) == CHUNK * len(left) < 2 * MIB
         mock_clock.jump(200)
-        await host.pins.release_former()
+        await host.pins.release_former_shares()
         assert promised_bytes(host) == parts[-1].total_bytes
         await host.pins.unpin_image(IMAGE)
         assert promised_bytes(host) == 0
@@ -235,7 +235,7 @@ async def place_three(host):
     host.add(one_host.image_bytes(MIB), OTHER)
     host.add(one_host.image_bytes(2 * MIB, seed=9), THIRD)
     assert await make(host, IMAGE) == 0
-    assert await make(host, OTHER, is_for_others=True) == 0
+    assert await make(host, OTHER, is_replica=True) == 0
 
 
 THIRD = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13")
@@ -255,7 +255,7 @@ async def test_images_with_the_same_contents_give_way_together_before_the_cache_
         folder.mkdir()
         async with keeping(folder, SMALL, may_grow=may_grow) as host:
             await place_three(host)
-            await host.pins.change_pin(IMAGE, is_for_others=True)
+            await host.pins.change_pin(IMAGE, is_replica=True)
             assert await make(host, THIRD) == 0
             assert list(host.pins.list_pins()) == [THIRD]
             assert host.pins.pins.beyond_bytes == 0 and promised_bytes(host) == 2 * MIB
@@ -267,7 +267,7 @@ async def test_share_that_grows_with_the_table_is_given_room(tmp_path):
     async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
         host.add(one_host.image_bytes(2 * MIB))
         host.add(one_host.image_bytes(3 * MIB, seed=4), OTHER)
-        assert await make(host, IMAGE) == 0 == await make(host, OTHER, is_for_others=True)
+        assert await make(host, IMAGE) == 0 == await make(host, OTHER, is_replica=True)
         place.be("h1", "h2")
         assert await host.pins.apply_ring(OTHER) > 0
         assert await host.pins.apply_ring(IMAGE) == 0
@@ -280,7 +280,7 @@ async def test_smaller_limit_lets_images_of_others_make_room_at_the_start(tmp_pa
     async with keeping(tmp_path, shares=place.shares()) as host:
         host.add(one_host.image_bytes(MIB), OTHER)
         host.add(one_host.image_bytes(2 * MIB, seed=5))
-        assert await make(host, OTHER, is_for_others=True) == 0 == await make(host, IMAGE)
+        assert await make(host, OTHER, is_replica=True) == 0 == await make(host, IMAGE)
     async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
         assert promised_bytes(host) == 2 * MIB
         assert list(host.pins.list_pins()) == [OTHER, IMAGE]
@@ -301,7 +301,7 @@ async def test_share_of_an_image_without_room_is_found_once_for_each_table(tmp_p
         host.add(one_host.image_bytes(3 * MIB))
         host.add(one_host.image_bytes(3 * MIB, seed=4), OTHER)
         for _ in range(3):
-            assert await make(host, IMAGE, is_for_others=True) > 0
+            assert await make(host, IMAGE, is_replica=True) > 0
         assert found == [IMAGE]
         place.be("h1", "h2")
         assert await make(host, IMAGE) > 0 < await make(host, OTHER)
@@ -353,20 +353,20 @@ async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
             monkeypatch.setattr(replica_placement, "union_of_parts", give_up)
             await host.pins.apply_ring(IMAGE)
         mock_clock.jump(10 * limits.former_share_s)
-        await host.pins.release_former()
+        await host.pins.release_former_shares()
         assert promised_bytes(host) == host.pins.pinned_part(IMAGE).total_bytes
         await host.pins.unpin_image(IMAGE)
         assert promised_bytes(host) == 0
 
 
-@pytest.mark.parametrize("is_for_others", [False, True])
+@pytest.mark.parametrize("is_replica", [False, True])
 async def test_share_that_only_shrinks_follows_the_table_though_there_is_no_room(
-    tmp_path, is_for_others
+    tmp_path, is_replica
 ):
     place = Place("h1", "h2")
     async with keeping(tmp_path, shares=place.shares()) as host:
         host.add(DATA)
-        assert await make(host, IMAGE, is_for_others=is_for_others) == 0
+        assert await make(host, IMAGE, is_replica=is_replica) == 0
         host.cache.lacking_bytes = lambda more: MIB  # pins exceed the limit
         host.pins._limit_bytes = CHUNK
         place.be("h1", "h2", "h3", "h4")
@@ -396,8 +396,8 @@ async def test_where_the_table_comes_later_no_more_is_pinned_at_the_start_than_h
 
 async def test_what_is_kept_for_others_is_summed_up_without_its_chunks(host, monkeypatch):
     for image_id in (IMAGE, OTHER):
-        await make(host, image_id, is_for_others=True)
+        await make(host, image_id, is_replica=True)
     monkeypatch.setattr(
         geometry.Geometry, "chunk_length", lambda *_: pytest.fail("it takes long for many images")
     )
-    assert host.pins.count_for_others() == (2, 4 * MIB)
+    assert host.pins.count_replicas() == (2, 4 * MIB)

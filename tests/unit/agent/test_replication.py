@@ -74,7 +74,7 @@ class Keeper(filling_host.FillingHost):
         self.uses = usage.ImageUsage(
             *(host.mirrors, set, set),
             clock=trio.current_time,
-            is_for_others=self.replicas.is_leased,
+            is_replica=self.replicas.is_leased,
             limits=filling_host.USAGE_LIMITS,
         )
         self.whole = hydration.Hydration(
@@ -136,7 +136,7 @@ async def test_share_is_kept_for_who_asks_until_he_takes_it_back(tmp_path, place
         epoch, share = await keeper.answer(H2)
         assert epoch == 1 and 0 < share.total_bytes < 200 * CHUNK
         assert share.total_bytes == keeper.promised_bytes()
-        assert keeper.host.pins.get(IMAGE).is_for_others
+        assert keeper.host.pins.get(IMAGE).is_replica
         assert keeper.whole.status.status_of(IMAGE) is None  # nobody uses it here
         assert not keeper.replicas._images_in_use()
         assert not keeper.answers(H3)  # who did not ask
@@ -189,7 +189,7 @@ async def test_lease_outlives_a_restart_and_ends_within_a_day_whatever_the_date(
         await until(lambda: keeper.replicas.is_leased(IMAGE))
         assert keeper.replicas.leased_until_s(IMAGE) <= 86400
         await trio.sleep(0.5)
-        assert keeper.host.pins.get(IMAGE).is_for_others and keeper.promised_bytes()
+        assert keeper.host.pins.get(IMAGE).is_replica and keeper.promised_bytes()
     place.wall_s = 1e12  # or the host was off for long
     async with running(tmp_path, place) as keeper:
         await until(lambda: keeper.replicas.is_leased(IMAGE))
@@ -420,7 +420,7 @@ async def test_host_that_leaves_the_table_keeps_what_others_fetch_from_it_and_no
     async with running(tmp_path, place) as keeper:  # by no table it has a share
         await until(lambda: keeper.host.pins.get(IMAGE))
         await trio.sleep(0.3)
-        assert keeper.promised_bytes() == 0 and keeper.host.pins.get(IMAGE).is_for_others
+        assert keeper.promised_bytes() == 0 and keeper.host.pins.get(IMAGE).is_replica
         place.table = table_of("h1", "h2", "h3", epoch=3)
         await until(lambda: keeper.promised_bytes() == share.total_bytes)
 
@@ -454,13 +454,13 @@ async def test_image_that_was_kept_for_others_is_told_as_used_as_soon_as_it_is(t
     place.table = table_of("h1", "h2")
     async with running(tmp_path, place, 2 * MIB) as keeper:
         keeper.asks(H2, IMAGE)
-        await keeper.host.pins._set(pin_record.ImagePin(IMAGE, 1.0, is_for_others=True))
+        await keeper.host.pins._set(pin_record.ImagePin(IMAGE, 1.0, is_replica=True))
         await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
         assert not fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE).is_used
         await keeper.use(IMAGE)
         told = fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE)
         assert (told.is_used, told.state) == (True, fill_status.State.NO_SPACE)
-        await until(lambda: not keeper.host.pins.get(IMAGE).is_for_others)
+        await until(lambda: not keeper.host.pins.get(IMAGE).is_replica)
         assert not keeper.host.pins.pinned_part(IMAGE)
         assert keeper.replicas._images_in_use() == [IMAGE]
 

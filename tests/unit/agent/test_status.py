@@ -4,6 +4,7 @@ import types
 import msgspec
 import pytest
 
+from acstor_agent.control import image_status
 from acstor_agent.control import status
 from acstor_agent.core import health_issues
 from acstor_agent.core.images import image_usage
@@ -28,7 +29,7 @@ async def host(tmp_path):
 
 def of_image(host):
     fetched = host.chunks.counters.fetched.get(one_host.IMAGE)
-    return status.of_image(
+    return image_status.of_image(
         host.mirrors.get_nowait(one_host.IMAGE), fetched, 1_500_000_000, USE, None
     )
 

@@ -18,7 +18,7 @@ from acstor_common.model import ids
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 DISK = disk_header.DiskId("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
-QUICK = stuck_requests.StuckLimits(check_interval_s=0.01, suspect_after_s=0.05, late_s=0.1)
+QUICK = stuck_requests.StuckLimits(check_interval_s=0.01, suspect_after_s=0.05, late_after_s=0.1)
 """For tests with threads, which do not go with a clock that jumps."""
 
 
@@ -86,10 +86,10 @@ async def test_who_is_killed_is_ended_and_others_wait_on(mount):
         await mount.has_ended.wait()
     await trio.sleep(0.2)
     assert (mount.ended, mount.rescue.aborted) == ([killed], 1)
-    assert mount.rescue.list_late()[IMAGE].why == "refused"
+    assert mount.rescue.list_late_requests()[IMAGE].why == "refused"
 
 
-@pytest.mark.parametrize("limits", [dataclasses.replace(QUICK, late_s=1e9)])
+@pytest.mark.parametrize("limits", [dataclasses.replace(QUICK, late_after_s=1e9)])
 async def test_request_that_is_newer_than_the_look_at_processes_waits_on(mount, monkeypatch):
     killed = mount.guest(7)
     looks, goes_on = threading.Event(), threading.Event()
@@ -116,7 +116,7 @@ async def test_nobody_is_asked_about_while_nothing_waits_for_long(mount, autojum
     for _ in range(20):
         with trio.move_on_after(1.5):
             await mount.waiting.run_admitted(mount.guest(7), trio.sleep_forever)
-    assert mount.asked == [] and mount.rescue.list_late() == {}
+    assert mount.asked == [] and mount.rescue.list_late_requests() == {}
 
 
 @pytest.mark.expect_log("nobody has answered yet")
@@ -127,7 +127,7 @@ async def test_image_is_told_once_in_a_while_however_many_wait(mount, autojump_c
     assert len([one for one in caplog.records if "have waited for up to" in one.message]) == 1
     await trio.sleep(60)
     assert len([one for one in caplog.records if "have waited for up to" in one.message]) == 2
-    assert mount.rescue.list_late()[IMAGE].count == 29
+    assert mount.rescue.list_late_requests()[IMAGE].count == 29
 
 
 @pytest.mark.expect_log("have waited for up to")

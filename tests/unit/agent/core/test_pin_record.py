@@ -11,7 +11,7 @@ TWO = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 
 def test_promises_are_read_as_they_were_written_in_their_order():
     made = [
-        pin_record.ImagePin(TWO, 5.0, is_asked=True, mode=pin_record.FillMode.PAUSED),
+        pin_record.ImagePin(TWO, 5.0, is_operator_pin=True, mode=pin_record.FillMode.PAUSED),
         pin_record.ImagePin(ONE, 6.0),
     ]
     read = pin_record.decode(pin_record.encode(made), "file")

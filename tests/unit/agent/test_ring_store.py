@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from acstor_agent.cloud import message_signing
-from acstor_agent.cloud import ring_keeper
+from acstor_agent.cloud import ring_store
 from acstor_common import errors
 from acstor_common.identity import signing
 from acstor_common.model import ids
@@ -29,7 +29,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def keep(tmp_path, file):
-    return lambda: ring_keeper.RingKeeper(tmp_path / "ring.json", file)
+    return lambda: ring_store.RingStore(tmp_path / "ring.json", file)
 
 
 def replace(file, data):
@@ -40,7 +40,7 @@ def replace(file, data):
 
 
 def test_without_a_table_the_ring_is_empty(tmp_path):
-    keeper = ring_keeper.RingKeeper(tmp_path / "ring.json", None)
+    keeper = ring_store.RingStore(tmp_path / "ring.json", None)
     assert (keeper.current_ring().epoch, keeper.current_ring().hosts) == (0, ())
 
 
@@ -142,7 +142,7 @@ async def test_change_without_a_higher_epoch_is_not_taken_and_said(
 
 def test_table_that_was_replaced_is_remembered_for_a_while(tmp_path):
     now = [100.0]
-    keeper = ring_keeper.RingKeeper(tmp_path / "ring.json", None, 60.0, lambda: now[0])
+    keeper = ring_store.RingStore(tmp_path / "ring.json", None, 60.0, lambda: now[0])
     keeper.set_operator_table(table(1, "h1"))
     assert keeper.former_ring() is None  # there was none before
     keeper.set_operator_table(table(2, "h2"))
@@ -156,7 +156,7 @@ def test_table_that_was_replaced_is_remembered_for_a_while(tmp_path):
 
 
 def test_table_that_was_refused_makes_no_former_one(tmp_path):
-    keeper = ring_keeper.RingKeeper(tmp_path / "ring.json", None, 60.0)
+    keeper = ring_store.RingStore(tmp_path / "ring.json", None, 60.0)
     keeper.set_operator_table(table(2, "h2"))
     with pytest.raises(ValueError, match="not higher"):
         keeper.set_operator_table(table(1, "h1"))
@@ -164,7 +164,7 @@ def test_table_that_was_refused_makes_no_former_one(tmp_path):
 
 
 def test_former_table_can_be_turned_off(tmp_path):
-    keeper = ring_keeper.RingKeeper(tmp_path / "ring.json", None, 0.0)
+    keeper = ring_store.RingStore(tmp_path / "ring.json", None, 0.0)
     keeper.set_operator_table(table(1, "h1"))
     keeper.set_operator_table(table(2, "h2"))
     assert keeper.former_ring() is None
@@ -184,7 +184,7 @@ def signed(epoch, *names, keys=KEYS, told=None, revoked=None):
 @pytest.fixture
 def joined(tmp_path, file):
     """Make the keeper of a host that believes the service, again after each restart."""
-    return lambda: ring_keeper.RingKeeper(
+    return lambda: ring_store.RingStore(
         tmp_path / "ring.json", file, 60.0, lambda: 0.0, signers=lambda: SIGNERS
     )
 
@@ -286,7 +286,7 @@ def poisons():
         "unsigned and huge": msgspec.json.encode(
             {"epoch": (1 << 63) - 1, "table": json.dumps(leap), "signature": ""}
         ),
-        "long": b" " * (ring_keeper.MAX_STORED_BYTES + 1),
+        "long": b" " * (ring_store.MAX_STORED_BYTES + 1),
     }
 
 
@@ -313,7 +313,7 @@ def test_signed_table_is_left_alone_where_it_cannot_be_checked(joined, keep):
 
 @pytest.mark.expect_log("ring epoch 9 cannot be stored for the next start: .*No such file")
 def test_table_that_cannot_be_kept_is_in_force_all_the_same(tmp_path):
-    keeper = ring_keeper.RingKeeper(tmp_path / "gone" / "ring.json", None, signers=lambda: SIGNERS)
+    keeper = ring_store.RingStore(tmp_path / "gone" / "ring.json", None, signers=lambda: SIGNERS)
     take(keeper, signed(9, "h1"))
     assert keeper.current_ring().epoch == 9
 
@@ -333,7 +333,7 @@ def test_hosts_of_the_tables_may_speak_unless_revoked(joined):
 
 def test_hosts_of_both_tables_stand_at_their_addresses(tmp_path):
     now = [0.0]
-    keeper = ring_keeper.RingKeeper(tmp_path / "ring.json", None, 60.0, lambda: now[0])
+    keeper = ring_store.RingStore(tmp_path / "ring.json", None, 60.0, lambda: now[0])
     keeper.set_operator_table(table(1, "h1", "h2"))
     keeper.set_operator_table(table(2, "h1"))
     assert [keeper.hosts_at(f"10.0.0.{n}") for n in range(3)] == [1, 1, 0]

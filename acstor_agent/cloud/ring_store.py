@@ -28,7 +28,7 @@ from acstor_common.wire import decision_messages
 LOG = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 1.0
-FORMER_TABLE_S = 3600.0
+FORMER_TABLE_LIFETIME_S = 3600.0
 """How long the replaced table stays valid; the next table ends it earlier.
 
 Meanwhile, new homes ask its homes before the source, and its hosts may connect.
@@ -39,12 +39,12 @@ MAX_STORED_BYTES = 2 * hash_ring.MAX_FILE_BYTES + 1024
 _Stamp = tuple[int, int, int]
 
 
-class RingKeeper:
+class RingStore:
     """Holds the current table.
 
     :param stored_path: stores the current table, unless it came from the operator's file
     :param operator_file: a table that the operator may change, checked every second; or None
-    :param former_s: how long the replaced table stays valid
+    :param former_lifetime_s: how long the replaced table stays valid
     :param signers: returns trusted signers; without any, a stored signed table is not used
     """
 
@@ -52,7 +52,7 @@ class RingKeeper:
         self,
         stored_path: pathlib.Path,
         operator_file: pathlib.Path | None,
-        former_s: float = 0.0,
+        former_lifetime_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         *,
         signers: Callable[[], identity_files.Signers] = tuple,
@@ -61,7 +61,7 @@ class RingKeeper:
         self.is_signed = False
         self._former: hash_ring.Ring | None = None
         self._former_until = 0.0
-        self._former_s = former_s
+        self._former_lifetime_s = former_lifetime_s
         self._clock = clock
         self._stored_path = stored_path
         self._operator_file = operator_file
@@ -227,6 +227,6 @@ class RingKeeper:
     def _activate(self, new: hash_ring.Ring, *, is_signed: bool) -> None:
         LOG.info("ring epoch %d with %d hosts is in force", new.epoch, len(new.hosts))
         self.is_signed = is_signed
-        self._former = self.ring if self.ring.hosts and self._former_s else None
-        self._former_until = self._clock() + self._former_s
+        self._former = self.ring if self.ring.hosts and self._former_lifetime_s else None
+        self._former_until = self._clock() + self._former_lifetime_s
         self.ring = new

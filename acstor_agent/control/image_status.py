@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Status of images and boot images, for ``status`` and the metrics.
+
+Programs read the field names, so they never change.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Collection
+from collections.abc import Mapping
+from typing import Any
+
+from acstor_agent.control import status
+from acstor_agent.core import counters
+from acstor_agent.core.images import image_usage
+from acstor_agent.core.mount import blocked_requests
+from acstor_agent.images.image import mirrors
+from acstor_agent.images.image import usage
+from acstor_agent.images.keep import hydration
+from acstor_agent.images.keep import image_eviction
+from acstor_agent.images.keep import pins
+from acstor_agent.images.keep import replication
+from acstor_agent.images.read import boot_session
+from acstor_agent.images.read import mirror
+
+
+def of_images(
+    images: mirrors.Mirrors,
+    uses: usage.ImageUsage,
+    filling: hydration.Hydration | None,
+    counted: counters.ExchangeCounters,
+    late: Mapping[str, blocked_requests.LateWaits],
+) -> dict[str, Any]:
+    """Return the state of each attached image, and totals that include detached ones."""
+    fetched = dict(counted.fetched)  # the event loop's thread modifies it
+    shown = {
+        image_id: of_image(
+            images.get_nowait(image_id),
+            fetched.get(image_id),
+            images.touched_ns(image_id),
+            uses.usage_of(image_id),
+            filling.status.status_of(image_id) if filling else None,
+            late.get(image_id),
+            images.size_bytes(image_id),
+        )
+        for image_id in images.list_attached()
+    }
+    return {
+        "images": shown,
+        "read": images.reads.read.as_dict(),
+        "fetched": counted.fetched_total.as_dict(),
+    }
+
+
+def of_all_images(
+    images: mirrors.Mirrors,
+    filling: hydration.Hydration | None,
+    counted: counters.ExchangeCounters,
+    late: Mapping[str, blocked_requests.LateWaits],
+) -> dict[str, Any]:
+    """Return totals of all images, under the key None, from counters of the host."""
+    return {
+        "reads": {None: of_reads(images.reads, counted.fetched_total)},
+        "fill": of_fill_totals(filling.status.list_status().values() if filling else ()),
+        "late": {
+            None: {
+                "requests": sum(one.count for one in late.values()),
+                "longest_s": max((one.longest_s for one in late.values()), default=0.0),
+            }
+        },
+    }
+
+
+def of_each_image(
+    images: mirrors.Mirrors,
+    filling: hydration.Hydration | None,
+    counted: counters.ExchangeCounters,
+    late: Mapping[str, blocked_requests.LateWaits],
+) -> dict[str, Any]:
+    """Return the numbers of each image; waiting reads by image or disk."""
+    fetched, nothing = dict(counted.fetched), counters.Tally()
+    reads = {image.map.image_id: image.counters for image in images.open()}
+    return {
+        "reads": {
+            image_id: of_reads(reads.get(image_id), fetched.get(image_id, nothing))
+            for image_id in images.list_attached()
+        },
+        "fill": {
+            image_id: {**shown, "states": {shown["state"]: 1}}
+            for image_id, shown in (filling.status.list_status() if filling else {}).items()
+        },
+        "late": {
+            file_id: {"requests": one.count, "longest_s": one.longest_s}
+            for file_id, one in late.items()
+        },
+    }
+
+
+def of_fill_totals(shown: Collection[Mapping[str, Any]]) -> dict[None, dict[str, Any]]:
+    """Return the total fill status of all images, under None; {} if there is none."""
+    if not shown:
+        return {}
+    numbers = ("total_bytes", "remaining_bytes", "shortfall_bytes", "rate_bytes_s")
+    due_s = [one["due_in_s"] for one in shown if one["due_in_s"] is not None]
+    return {
+        None: {
+            **{name: sum(one[name] or 0 for one in shown) for name in numbers},
+            "due_in_s": min(due_s, default=None),
+            "is_late": sum(bool(one["is_late"]) for one in shown) if due_s else None,
+            "states": collections.Counter(one["state"] for one in shown),
+        }
+    }
+
+
+def of_reads(read: counters.ReadCounters | None, fetched: counters.Tally) -> dict[str, Any]:
+    """Return the counters of guests' reads and fetched data."""
+    read = read or counters.ReadCounters()
+    return {
+        "read": read.read.as_dict(),
+        "fetched": fetched.as_dict(),
+        "reads_in_flight": read.in_flight,
+        "failed_reads": read.failed_reads,
+        "lost_reads": read.lost_reads,
+        "latency": status.of_latency(read.latency),
+    }
+
+
+def of_shares(
+    replicas: replication.Replication | None, image_pins: pins.ImagePins
+) -> dict[str, int] | None:
+    """Return the parts of images kept for other hosts; None without replication."""
+    if replicas is None:
+        return None
+    images, total_bytes = image_pins.count_replicas()
+    return {"images": images, "bytes": total_bytes, **replicas.report_counts()}
+
+
+def of_image(
+    image: mirror.Mirror | None,
+    fetched: counters.Tally | None,
+    touched_ns: int,
+    use: image_usage.UsageEvidence,
+    filling: dict[str, Any] | None,
+    late: blocked_requests.LateWaits | None = None,
+    size_bytes: int | None = None,
+) -> dict[str, Any]:
+    """Return the state of one image; most fields are None if it was not read yet."""
+    return {
+        "size_bytes": image.size_bytes if image else size_bytes,
+        "chunk_bytes": image.map.geometry.chunk_bytes if image else None,
+        "cached_bytes": image.cached_bytes() if image else None,
+        "touched_s": touched_ns / 1e9,
+        "is_used": use.is_used(),
+        "is_open": use.is_open,
+        "fill": filling,
+        **of_reads(image.counters if image else None, fetched or counters.Tally()),
+        "waiting": status.of_blocked_requests(late),
+        "boot_image": of_boot_image(image.boots) if image else None,
+    }
+
+
+def of_boot_image(boots: boot_session.BootSession) -> dict[str, Any]:
+    """Return the state of an image's boot image."""
+    head = boots.head
+    return {
+        "state": boots.state.value,
+        "revision": head.header.revision if head else None,
+        "chunks": head.header.chunk_count if head else None,
+        "chunks_in_memory": len(boots.in_memory),
+    }
+
+
+def of_boots(host: boot_session.BootSessions) -> dict[str, Any]:
+    """Return the numbers of this host's boot images."""
+    return {
+        "memory_bytes": host.memory.used_bytes,
+        "memory_limit_bytes": host.memory.limit_bytes,
+        **dataclasses.asdict(host.counters),
+    }
+
+
+def of_detached(detaching: image_eviction.ImageEviction) -> dict[str, int]:
+    """Return the numbers of detached images and purged chunks."""
+    return {"images": detaching.detached, "purged_chunks": detaching.purged_chunks}
