@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This host as a member of its cloud: identity, message bus, decision service.
-
-Without any of them the host works alone.
-"""
+"""This host as a member of its cloud: identity, message bus, decision service."""
 
 import contextlib
 import importlib

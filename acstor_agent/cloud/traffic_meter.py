@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the kernel's counters of network interfaces, by netlink.
+"""Reads the kernel's counters of network interfaces, by netlink; blocks for milliseconds.
 
-Functions block for some milliseconds. All interfaces come from one dump of the kernel's table, so
-they are consistent. pyroute2 is imported at first use, or by
-:func:`acstor_agent.cloud.membership.import_optional`: the import takes a fifth of an agent's start.
+pyroute2 is imported at first use, or by :func:`acstor_agent.cloud.membership.import_optional`,
+because the import takes a fifth of an agent's start.
 """
 
 import time

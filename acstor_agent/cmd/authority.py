@@ -2,8 +2,7 @@
 """``acstor-authority``: a certificate authority without a decision service.
 
 It creates the files that a host otherwise gets by enrolment. Copy the folder of a host to its
-``<state_dir>/identity`` over a trusted connection. The command needs no network. The authority's
-key stays in its folder; only the owner can read the files.
+``<state_dir>/identity`` over a trusted connection. Only the owner can read the files.
 """
 
 import argparse

@@ -28,7 +28,6 @@ def format_table(names: list[str], rows: list[list[Any]]) -> str:
 
 
 def _is_number(cell: Any) -> bool:
-    """Return whether a cell is a number, or "-" for an unknown one."""
     plain = str(cell).replace(",", "").replace(".", "", 1)
     return plain.isdigit() or plain == "-"
 

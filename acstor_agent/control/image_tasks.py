@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks about images from the message bus, and reports about images in samples.
-
-Samples report the progress and the failures of tasks.
-"""
+"""Tasks about images from the message bus, and reports about images in samples."""
 
 import functools
 import logging

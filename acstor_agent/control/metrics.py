@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Prometheus endpoint of the agent: the counters of ``status`` as metrics.
-
-The agent counts in plain integers, so that reads do not pay for labels and locks.
-"""
+"""The Prometheus endpoint of the agent: the counters of ``status`` as metrics."""
 
 from collections.abc import Callable
 from collections.abc import Iterator

@@ -164,7 +164,6 @@ class Agent:
         await self._start_optional()
 
     async def _start_optional(self) -> None:
-        """Start the parts that guests do not need; failed ones are restarted."""
         images, boots, guests, cloud = self._images, self._boots, self._guests, self._cloud
         runs = {"boot images": boots.sessions.run, "image usage": images.usage.run}
         if images.hydration is not None:

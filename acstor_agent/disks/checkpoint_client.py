@@ -3,8 +3,7 @@
 
 Holders need not be trusted: everything is opened with the disk's key
 (:mod:`acstor_common.formats.checkpoint_encryption`). The holder with the shortest recent response
-time is asked first, and a hedge goes to the next after twice the expected time of that one. A
-failed holder is asked last until it answers; one that timed out, for a minute, by all checkpoints.
+time is asked first, and a hedge goes to the next one. A failed holder is asked last.
 """
 
 import functools

@@ -216,7 +216,7 @@ def _remove_left(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
 def _check_size(
     record: restore_record.RestoreRecord, subject: checkpoint_manifest.Subject, max_bytes: int
 ) -> None:
-    """Check the disk's size, because the tables alone may fill this host's disk."""
+    """The tables alone could fill this host's disk."""
     if subject.cut.size_bytes > max_bytes:
         why = f"its disk has {subject.cut.size_bytes} bytes, and may have {max_bytes} at most"
         raise errors.Unusable(f"checkpoint {record.checkpoint_id}", why)

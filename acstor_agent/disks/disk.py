@@ -138,7 +138,6 @@ class Disk:
         return buffer if self._files.read_nowait(memoryview(buffer), stretch.start) else None
 
     async def _fill(self, places: Iterable[_Place]) -> None:
-        """Fill places, which are zeros before."""
         await _run_all(functools.partial(self._fill_one, *place) for place in places)
 
     async def _fill_one(self, stretch: disk_plan.Stretch, view: memoryview) -> None:
@@ -321,7 +320,6 @@ class Disk:
 
 
 async def _run_all(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Run calls concurrently; the first failure cancels the others, and is raised."""
     failures: list[errors.AcstorError | OSError] = []
 
     async def run(call: Callable[[], Awaitable[None]]) -> None:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a writable disk: sparse data, and a mark for each chunk.
+"""The files of a writable disk: sparse data, and a mark for each chunk; blocks.
 
-A chunk's mark follows its bytes. Marks are UNSYNCED, valid until the host goes down, until both
-files are synced; then WRITTEN (``doc/source/format/disk.rst``). Everything here blocks.
+Format: ``doc/source/format/disk.rst``.
 """
 
 import contextlib

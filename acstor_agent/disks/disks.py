@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writable disks of this host: created on request, found again by their files.
-
-A disk exists while its state file does. Opening one does not need its image, so written data is
-readable while no source answers.
-"""
+"""The writable disks of this host: created on request, found again by their state files."""
 
 import contextlib
 import logging

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flattens writable disks: copies the data of their base image into them.
 
-Priority is lower than that of all guests; chunks that guests write meanwhile stay theirs. Zeros are
-not copied, because the chunk map is local. Errors name the disks that are not flattened.
+Chunks that guests write meanwhile stay theirs. Errors name the disks that are not flattened.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,7 @@
 """Finds guests whose image or disk is on a dead mount.
 
 A mount dies when all processes that hold its descriptor exit. Open files of guests then fail with
-ENOTCONN until the guest's QEMU restarts. The running agent gets none of their requests, but /proc
-shows the files.
+ENOTCONN until the guest's QEMU restarts.
 """
 
 import contextlib

@@ -172,7 +172,6 @@ def mount(mount_point: str) -> MountConnection:
 
 
 def _free_mount_point(mount_point: str) -> None:
-    """Check that nothing is mounted there; remove the mount of a dead agent."""
     present = mounted_type(mount_point)
     if present == FS_TYPE and _probe_error(mount_point) in _DEAD:
         LOG.warning("%s: clearing the mount that a dead agent left behind", mount_point)
@@ -221,7 +220,6 @@ def _probe_error(mount_point: str) -> int:
 
 
 def _read_init(fuse_fd: int) -> bytes:
-    """Read the FUSE_INIT request, which the kernel sends at the mount."""
     readable, _, _ = select.select([fuse_fd], [], [], INIT_WAIT_S)
     if not readable:
         raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))

@@ -134,7 +134,6 @@ class KilledGuests:
     def _holders(
         self, files: set[tuple[str, int]], now_s: float
     ) -> Mapping[int, list[process_state.Holder]] | None:
-        """Return the holders of files, by inode; None above the limit."""
         names = {name for name, _ in files}
         found: dict[int, list[process_state.Holder]] = {inode: [] for _, inode in files}
         looked_at = 0

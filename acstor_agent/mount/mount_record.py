@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mount record: what the kernel was told of a mount, for later processes.
 
-JSON lines in a memfd shared by the supervisor, its workers and the holder. Each fact is appended by
-one write, before the kernel is told; incomplete lines are ignored. After the facts come a relay's
-requests (process/inflight_requests.py).
+JSON lines in a memfd shared by the supervisor, its workers and the holder, each appended by one
+write before the kernel is told. After them come a relay's requests (process/inflight_requests.py).
 """
 
 import os

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process, from fork to exit.
-
-A worker must not outlive its supervisor once another process keeps the mount.
-"""
+"""A worker process, from fork to exit."""
 
 import logging
 import os

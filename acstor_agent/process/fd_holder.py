@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A holder process keeps the mount's descriptors where no service manager does.
 
-In a container the mount would end with the container. The holder runs outside it, or in a container
-of its own that is never replaced together with the agent's. The supervisor sends it the
-descriptors, and confirms them every 2 s; the next supervisor takes them.
+It runs outside the agent's container, whose end would end the mount, or in one of its own. The
+supervisor sends it the descriptors, and confirms them every 2 s; the next supervisor takes them.
 
 Each connection to a socket in the state folder, accessible to root only, carries one datagram and
 one answer.

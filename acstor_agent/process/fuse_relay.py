@@ -72,7 +72,6 @@ class Relay:
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
-    """Return a socket pair with buffers for the longest message."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         for option in (_SO_SNDBUFFORCE, socket.SO_SNDBUF):  # the first one needs CAP_NET_ADMIN
@@ -103,8 +102,6 @@ def _be_relay(connection: fuse_connection.MountConnection, supervisor: socket.so
 
 
 class _Moving:
-    """Forwards messages between kernel and worker."""
-
     def __init__(
         self, connection: fuse_connection.MountConnection, supervisor: socket.socket
     ) -> None:
@@ -145,7 +142,6 @@ class _Moving:
         return poll.poll()
 
     def _hear_supervisor(self) -> bool:
-        """Take the socket of the next worker; return False at the end."""
         if self._supervisor is None:
             return False
         word, fds = b"", list[int]()
@@ -166,7 +162,6 @@ class _Moving:
         self._to_send.clear()
 
     def _read_kernel(self) -> bool:
-        """Read a request and forward it; return False if the mount ended."""
         try:
             length = os.readv(self._fuse_fd, [self._inflight.buffer])
         except OSError as e:  # no request, or it was withdrawn

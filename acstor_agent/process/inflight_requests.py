@@ -160,7 +160,6 @@ class InflightRequests:
             self.requests[unique] = request
 
     def _find_landed(self) -> None:
-        """Recover a request that landed but was not saved."""
         self._mark = self._map[_MARK_AT : _MARK_AT + _MARK_BYTES]
         if not any(self._mark):
             self._mark = os.urandom(_MARK_BYTES)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the duration of the event loop's turns.
-
-All tasks that are ready run in one turn, and new events wait for its end; so the longest turn
-bounds the delay that this process itself causes.
-"""
+"""Measures the event loop's turns; the longest bounds the delay that this process causes."""
 
 import time
 

@@ -194,7 +194,6 @@ class Supervisor:
             self._is_asking = False
 
     def _may_stop(self) -> bool:
-        """Return whether the agent may stop; the mount is then unmounted or kept."""
         why = self._store.stop_reason()
         self._renew()
         leaves_it = self._is_stored and why is fd_store.StopReason.SIGNALLED
@@ -292,7 +291,6 @@ class Supervisor:
         return found is not None and (found.si_signo in STOPS or self._is_alarm_over())
 
     def _start(self, connection: fuse_connection.MountConnection) -> tuple[int, int]:
-        """Fork a worker; return its pidfd, and the pipe on which it reports ready."""
         self._held = [pid for pid in self._held if os.waitpid(pid, os.WNOHANG)[0] == 0]
         ready_read, ready_write = os.pipe()
         with contextlib.ExitStack() as failed:
@@ -313,7 +311,6 @@ class Supervisor:
         return worker, ready_read
 
     def _one_worker(self, worker: int, ready_read: int) -> int | None:
-        """Follow a worker to its end; return its wait status, None if the kernel holds it."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)
         try:
             return self._follow(worker, ready_read)

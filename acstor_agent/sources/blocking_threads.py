@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs calls that may hang in the kernel, in a bounded number of threads.
 
-A thread in a system call cannot be cancelled, only abandoned until the kernel returns. The number
-of abandoned threads is limited (``core/sources/hung_calls.py``). Above the limit calls fail at
-once, so that the next source is asked, until a call returns.
+Such a thread cannot be cancelled, only abandoned. With too many abandoned ones
+(``core/sources/hung_calls.py``) calls fail at once, so that the next source is asked.
 """
 
 import logging

@@ -80,7 +80,6 @@ class _OpenFiles:
         self._to_close: collections.deque[int] = collections.deque()
 
     def get(self, path: str) -> _OpenFile:
-        """Return the file that has this path now, opened; raises OSError."""
         self.close_some()
         now = os.lstat(path)
         with self._lock:

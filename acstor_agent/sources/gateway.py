@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads images through acstor's gateway, which serves ranges of all images.
 
-Records and permissions come from Glance as for the source ``glance``; only the bytes come from the
-gateway, with the same token. Configured after ``glance``, it is asked only for images of which
-Glance serves no ranges.
+Records come from Glance, as for the source ``glance``. Configured after ``glance``, the gateway is
+asked only for images of which Glance serves no ranges.
 """
 
 import copy

@@ -184,8 +184,6 @@ class SourceClient(base.Source):
 
 
 class _Attempts:
-    """The attempts of one request."""
-
     def __init__(
         self,
         sources: dict[failover.SourceState, base.Source],

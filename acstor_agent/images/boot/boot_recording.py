@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records boots on this host and sends their traces.
-
-Reads pay for this only while a window is open; a lost trace does no harm.
-"""
+"""Records boots on this host and sends their traces; a lost trace does no harm."""
 
 import logging
 import time

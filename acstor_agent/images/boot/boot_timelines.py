@@ -2,8 +2,7 @@
 """Timelines of the boots of this host: current ones, and the last finished ones.
 
 A boot lasts from the open of an image to its close, or to a long pause. An opener that reads next
-to nothing, such as Nova inspecting an image, leaves no timeline. Memory is bounded; a restart of
-the worker loses all.
+to nothing, such as Nova inspecting an image, leaves no timeline.
 """
 
 import collections

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The images that this host mirrors, and their chunk maps on disk.
 
-A map is read from the source when its image is attached, and kept in a folder for restarts. The
-file's time stamp is the mirror's: Nova touches the mirrors of images in use.
+The time stamp of a map's file is the mirror's: Nova touches the mirrors of images in use.
 """
 
 import contextlib
@@ -296,7 +295,6 @@ class Mirrors:
 
 
 def _images_in(folder: pathlib.Path, level: int) -> dict[ids.ImageId, int]:
-    """Return the images with a map in the folder, with its length."""
     found = {}
     try:
         for name in os.listdir(folder):

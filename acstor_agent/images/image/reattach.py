@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reattaches images that guests have open after a restart of the worker.
 
-Their chunk maps are on this host. A lost or damaged map is read from the source again, and the
-guest's read waits for that instead of failing while the source is away.
+A read whose map is lost or damaged waits for the source instead of failing.
 """
 
 import itertools

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetches missing chunks of pinned images at the lowest priority.
 
-A fetch pauses while a guest waits for a chunk, up to a limit. All fills together use the spare
-bandwidth of the link, and a tenth of that while guests wait (``core/images/fill_rate.py``).
+A fetch pauses while a guest waits for a chunk, up to a limit. All fills share the rate of
+``core/images/fill_rate.py``.
 """
 
 import collections

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports the fill status of pinned images to operators, services and peers.
-
-An image is fully cached when none of its chunks is missing; with replication, when all hosts with
-shares confirm theirs.
-"""
+"""Reports the fill status of pinned images to operators, services and peers."""
 
 from typing import Any
 

@@ -7,8 +7,6 @@ priority, from other hosts before the source, one image at a time, oldest pin fi
 
 With replication, a host keeps its share of each image instead, also of images that other hosts use
 (``replication``); an image is fully cached when all hosts have their shares.
-
-Failures are retried with exponential backoff.
 """
 
 import dataclasses

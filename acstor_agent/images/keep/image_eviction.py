@@ -176,7 +176,6 @@ class ImageEviction:
         return False
 
     def _only_of(self, image_id: ids.ImageId) -> set[ids.Cid]:
-        """Return the cached chunks of this image alone; blocks, call it in a thread."""
         every = itertools.chain(self._images.cids_of(image_id), self._boots.frame_cids(image_id))
         found = {cid for cid in every if cid in self._pins.cache}
         for other in self._images.list_attached():

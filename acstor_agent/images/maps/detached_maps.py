@@ -251,11 +251,7 @@ class DetachedMaps:
         page: int | None,
         load: Callable[[], Awaitable[None]],
     ) -> None:
-        """Load something once for all concurrent requesters.
-
-        A requester waits for its host's turn itself, so cancelling it leaves nothing behind. A
-        started load counts for its host until it ends.
-        """
+        """Load something once for all requesters; a cancelled one leaves nothing behind."""
         what = image_id, page
         if what not in self._loads:
             self._check_load_rate(host, image_id)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps files into memory without keeping descriptors.
-
-Python's ``mmap`` keeps a descriptor open for each map (``trackfd`` of Python 3.13), so a host with
-thousands of images would exhaust them.
-"""
+"""Maps files into memory without keeping a descriptor for each, as Python's ``mmap`` does."""
 
 import ctypes
 import mmap

@@ -133,9 +133,7 @@ async def _read_cids(
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of each run of consecutive numbers.
-
-    >>> list(_runs([3, 4, 7]))
+    """>>> list(_runs([3, 4, 7]))
     [(3, 5), (7, 8)]
     """
     start = stop = numbers[0]

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a piece of work once for all who wait for it.
-
-The work goes on when its waiters give up. Its errors are raised to the waiters only.
-"""
+"""Runs work once for all who wait for it; it goes on when they give up."""
 
 from collections.abc import Awaitable
 from collections.abc import Callable

@@ -2,10 +2,8 @@
 """Prefetches boot images before guests need them, as configured by the operator.
 
 The decision service tells all hosts of a new boot image; each decides by
-``core/boot/prefetch_policy.py``. The image is not attached. Frames with a chunk that is missing
-here come by the exchange into the cache; their chunks are verified at the boot.
-
-This has the lowest priority, and evicts neither boot images in use nor pinned chunks.
+``core/boot/prefetch_policy.py``. This has the lowest priority, and evicts neither boot images in
+use nor pinned chunks. The chunks of a frame are verified at the boot.
 """
 
 import collections

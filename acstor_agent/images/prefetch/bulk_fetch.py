@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetches many chunks in batches at low priority, with progress reports.
-
-A failed chunk does not stop the others; failures are returned at the end.
-"""
+"""Fetches many chunks in batches at low priority, with progress reports."""
 
 import dataclasses
 import itertools

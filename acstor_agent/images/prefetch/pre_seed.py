@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefetches whole images to this host, at low priority.
 
-Hosts that are told to fetch an image together would all request the same chunk first. So each
-begins with the chunks that it is the home of, and takes the others in turn from a position of its
-own.
+Hosts that fetch an image together begin with different chunks: first those at home here, then the
+others from a position of their own.
 """
 
 from collections.abc import Callable

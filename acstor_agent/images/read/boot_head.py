@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The head of an image's boot image (its list of frames), from disk or source.
-
-It must belong to the image's chunk map.
-"""
+"""The head of an image's boot image (its list of frames), from disk or source."""
 
 import contextlib
 import logging

@@ -243,7 +243,6 @@ class Mirror:
         return view
 
     def _put_nowait(self, step: _Step, view: memoryview) -> bool:
-        """Copy a local step; return whether that was possible without waiting."""
         part = view[step.start : step.stop]
         if step.parts is not None:
             return self._cache.read_nowait(step.parts, part)

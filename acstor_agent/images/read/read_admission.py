@@ -181,7 +181,6 @@ class _Line:
         self.places, self.others = places, trio.lowlevel.ParkingLot()
 
     def leave(self) -> int:
-        """Start the next queued request, or free its place; return the free places."""
         if not self.others.unpark():
             self.places += 1
         return self.places

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes the bytes of a read to its boot's timeline, by a context variable.
-
-Reads outside a boot cost nothing here.
-"""
+"""Attributes the bytes of a read to its boot's timeline, by a context variable."""
 
 import contextvars
 from collections.abc import Awaitable

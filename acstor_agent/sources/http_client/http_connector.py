@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens TCP connections to web servers by name.
 
-A hanging resolver blocks few threads, of its own source only (blocking_threads.py). Addresses are
-tried in the resolver's order, the next when one fails or is late (RFC 8305, "Happy Eyeballs").
+Addresses are tried in the resolver's order, the next when one fails or is late (RFC 8305, "Happy
+Eyeballs").
 """
 
 import contextlib

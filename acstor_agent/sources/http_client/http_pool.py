@@ -228,7 +228,6 @@ class HttpPool:
         return answer
 
     async def _take_turn(self) -> None:
-        """Wait for a free connection, without a checkpoint if there is one."""
         try:
             self._turns.acquire_nowait()
         except trio.WouldBlock:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The response to one HTTP request, read from a stream.
 
-h11 parses heads and chunked bodies. A body of exactly the requested length is received into its
-final buffers; of any other, at most that length and one network read are accepted.
+A body of exactly the requested length is received into its final buffers; of any other, at most
+that length and one network read are accepted.
 """
 
 from collections.abc import Awaitable

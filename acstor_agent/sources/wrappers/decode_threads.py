@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes compressed clusters in threads, by turns.
+"""Decodes compressed clusters in threads, by turns (``core/sources/decode_slots.py``).
 
-A decoder is a generator that pauses after each step and may continue in another thread, so a slow
-one holds a slot no longer than others wait (``core/sources/decode_slots.py``).
+A decoder is a generator that pauses after each step and may continue in another thread.
 """
 
 import math
@@ -45,7 +44,6 @@ class DecodeThreads:
     async def _slice(
         self, image_id: ids.ImageId, guest: requests.Stream, steps: Iterator[int]
     ) -> bool:
-        """Wait for a slot and use it; return whether ``steps`` is exhausted."""
         job = self._slots.wait(image_id, guest)
         begun = self._begun[job] = trio.Event()
         self._begin()
