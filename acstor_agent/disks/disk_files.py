@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from acstor_agent.core.disks import disk_header
 from acstor_common import errors
+from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class DiskFiles:
         :raises OSError: that failed, too; the record may not survive the host's end
         """
         self.failed_path.touch(0o600)
-        _sync_folder(self.failed_path.parent)
+        atomic_file.sync_folder(self.failed_path.parent)
 
     def close(self) -> None:
         """Close both files, and forget the descriptors, which are soon reused."""
@@ -192,7 +193,7 @@ def create(
         incoming.unlink(missing_ok=True)
         data.unlink(missing_ok=True)
         raise
-    _sync_folder(folder)
+    atomic_file.sync_folder(folder)
 
 
 def remove(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
@@ -200,15 +201,7 @@ def remove(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
     data_path(folder, disk_id).unlink(missing_ok=True)
     _failed_path(folder, disk_id).unlink(missing_ok=True)
     state_path(folder, disk_id).unlink()
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: pathlib.Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    atomic_file.sync_folder(folder)
 
 
 def _write_all(fd: int, parts: Sequence[bytes | bytearray], offset: int) -> None:

@@ -285,14 +285,10 @@ class ImagePins:
         (_, oldest), (until_s, older) = formers[:2]
         merged = await trio.to_thread.run_sync(replica_placement.union_of_parts, oldest, older)
         with trio.CancelScope(shield=True):  # list and pins must change together
-            await _for_each(
-                await trio.to_thread.run_sync(merged.list_contents), self.cache.pin_chunk
-            )
+            await _for_part(merged, self.cache.pin_chunk)
             formers[:2] = [(until_s, merged)]
             for part in (oldest, older):
-                await _for_each(
-                    await trio.to_thread.run_sync(part.list_contents), self.cache.unpin_chunk
-                )
+                await _for_part(part, self.cache.unpin_chunk)
 
     def _in_the_way(self, wanted: ids.ImageId, contents: Contents) -> list[ids.ImageId]:
         """Return images of other hosts to unpin for an image used here, newest first."""
@@ -342,9 +338,7 @@ class ImagePins:
             self._former.pop(image_id, None)
         for part in over:
             with trio.CancelScope(shield=True):
-                await _for_each(
-                    await trio.to_thread.run_sync(part.list_contents), self.cache.unpin_chunk
-                )
+                await _for_part(part, self.cache.unpin_chunk)
             self.changes += 1
 
     async def unpin_image(self, image_id: ids.ImageId) -> None:
@@ -389,6 +383,10 @@ class ImagePins:
             self.report_write(f"cannot be written: {e.strerror}; a restart would not know all pins")
         else:
             self.report_write("")
+
+
+async def _for_part(part: replica_placement.Part, do: cache_files.Pin) -> None:
+    await _for_each(await trio.to_thread.run_sync(part.list_contents), do)
 
 
 async def _for_each(contents: Contents, do: cache_files.Pin) -> None:
