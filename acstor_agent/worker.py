@@ -48,7 +48,7 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
                 async for _ in stops:
                     break
             LOG.info("worker %d stops", os.getpid())
-            await agent.leave()
+            await agent.leave_bus()
             nursery.cancel_scope.cancel()
         await agent.stop()
     except BaseExceptionGroup as failures:

@@ -58,7 +58,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     settings.check(own)
     membership.import_optional(conf)
     state_dir = pathlib.Path(own.state_dir).resolve()
-    keep_mirror_open(conf, state_dir)
+    check_mirror_accessible(conf, state_dir)
     with folders.lock_folders([state_dir]):
         secret = host_secret.load(state_dir)
         return supervisor.Supervisor(
@@ -66,7 +66,7 @@ def run(conf: cfg.ConfigOpts) -> int:
             lambda inheritance: worker.run_worker(conf, inheritance, secret),
             service_manager.notify_ready,
             find_fd_store(state_dir),
-            supervisor.WithGuests(own.stop_with_guests),
+            supervisor.GuestStopPolicy(own.stop_with_guests),
             reload=lambda: signals.reload(conf.mutate_config_files),
         ).run()
 
@@ -86,7 +86,7 @@ def find_fd_store(state_dir: pathlib.Path) -> fd_store.FdStore:
     return fd_holder.HolderStore(state_dir)
 
 
-def keep_mirror_open(conf: cfg.ConfigOpts, state_dir: pathlib.Path) -> None:
+def check_mirror_accessible(conf: cfg.ConfigOpts, state_dir: pathlib.Path) -> None:
     """Check that no folder hides the mirror from guests, who may not enter it.
 
     :raises errors.Unusable: the mirror or the control socket is in such a folder

@@ -203,7 +203,7 @@ class Agent:
             task_status=task_status,
         )
 
-    async def leave(self) -> None:
+    async def leave_bus(self) -> None:
         """Leave the message bus; takes some seconds."""
         await self._cloud.stop()
 

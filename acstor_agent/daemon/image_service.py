@@ -53,7 +53,7 @@ class ImageService:
         self.replication = self._make_replication(filler) if own.keep_images == "cloud" else None
         self.usage = usage.ImageUsage(
             chunks.mirrors,
-            functools.partial(open_files.images_open, conf.acstor.mount_point),
+            functools.partial(open_files.list_open_images, conf.acstor.mount_point),
             guests.disks.list_base_images,
             is_replica=self._is_leased,
         )

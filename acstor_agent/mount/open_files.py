@@ -34,7 +34,7 @@ def users_of(mount_point: str) -> list[User]:
     return found
 
 
-def images_open(mount_point: str) -> set[ids.ImageId]:
+def list_open_images(mount_point: str) -> set[ids.ImageId]:
     """Return the images that processes have open below a mount point.
 
     :raises OSError: processes cannot be listed

@@ -59,7 +59,7 @@ HELD_CHECKS = 3
 HELD = "the kernel holds threads of it, which hang in a call"
 
 
-class WithGuests(enum.StrEnum):
+class GuestStopPolicy(enum.StrEnum):
     """Effect of a stop signal while guests use a mount that is not kept."""
 
     REFUSE = "refuse"
@@ -87,7 +87,7 @@ class Supervisor:
         work: Callable[[Inheritance], None],
         notify_ready: Callable[[], None],
         store: fd_store.FdStore | None = None,
-        with_guests: WithGuests = WithGuests.REFUSE,
+        with_guests: GuestStopPolicy = GuestStopPolicy.REFUSE,
         reload: Callable[[], None] = lambda: None,
     ) -> None:
         self._mount_point = mount_point
@@ -200,7 +200,7 @@ class Supervisor:
         if (
             leaves_it
             or why is fd_store.StopReason.HOST_STOPS
-            or self._with_guests is WithGuests.UNMOUNT
+            or self._with_guests is GuestStopPolicy.UNMOUNT
         ):
             return True
         point = str(self._mount_point)

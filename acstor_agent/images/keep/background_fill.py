@@ -323,11 +323,11 @@ class BackgroundFill:
         return progress.deadline.is_pressing(trio.current_time())
 
     def _is_calm(self) -> bool:
-        return self._reads.quiet_s() >= self.limits.calm_s
+        return self._reads.remote_idle_s() >= self.limits.calm_s
 
     async def _yield_to_guests(self) -> None:
         with trio.move_on_after(self.limits.yield_s):
-            while not self._reads.quiet_s():  # noqa: ASYNC110 - nothing says when it is
+            while not self._reads.remote_idle_s():  # noqa: ASYNC110 - nothing says when it is
                 await trio.sleep(YIELD_TICK_S)
 
     async def _measure(

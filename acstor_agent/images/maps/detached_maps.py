@@ -261,7 +261,7 @@ class DetachedMaps:
             else:
                 self._charge(host, 1)
                 load_it = functools.partial(self._run_load, host, image_id, load)
-                self._loads.begin_flight(what, load_it, end_turn)
+                self._loads.start_work(what, load_it, end_turn)
         await self._loads.wait(what)
 
     async def _wait_for_turn(self, host: ids.HostId) -> Callable[[], None]:

@@ -11,11 +11,11 @@ from acstor_agent.runtime import fault_log
 from acstor_common import errors
 
 
-class _Flight:
-    __slots__ = ("failure", "landed")
+class _Work:
+    __slots__ = ("ended", "failure")
 
     def __init__(self) -> None:
-        self.landed = trio.Event()
+        self.ended = trio.Event()
         self.failure: errors.AcstorError | None = None
 
 
@@ -25,44 +25,44 @@ class SingleFlight:
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
         self._faults = fault_log.FaultLog()
-        self._under_way: dict[Hashable, _Flight] = {}
+        self._under_way: dict[Hashable, _Work] = {}
 
-    def __contains__(self, what: Hashable) -> bool:
-        return what in self._under_way
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._under_way
 
-    def begin_flight(
-        self, what: Hashable, work: Callable[[], Awaitable[None]], ended: Callable[[], None]
+    def start_work(
+        self, key: Hashable, work: Callable[[], Awaitable[None]], on_end: Callable[[], None]
     ) -> None:
         """Start a piece of work that is not under way."""
-        flight = self._under_way[what] = _Flight()
-        self._nursery.start_soon(self._fly, what, flight, work, ended)
+        running = self._under_way[key] = _Work()
+        self._nursery.start_soon(self._run, key, running, work, on_end)
 
-    async def wait(self, what: Hashable) -> None:
+    async def wait(self, key: Hashable) -> None:
         """Wait for a piece of work; return at once if it is not under way.
 
         :raises errors.AcstorError: the work failed with it
         """
-        flight = self._under_way.get(what)
-        if flight is not None:
-            await flight.landed.wait()
-            if flight.failure is not None:
-                raise flight.failure
+        running = self._under_way.get(key)
+        if running is not None:
+            await running.ended.wait()
+            if running.failure is not None:
+                raise running.failure
 
-    async def _fly(
+    async def _run(
         self,
-        what: Hashable,
-        flight: _Flight,
+        key: Hashable,
+        running: _Work,
         work: Callable[[], Awaitable[None]],
-        ended: Callable[[], None],
+        on_end: Callable[[], None],
     ) -> None:
         try:
             await work()
         except errors.AcstorError as e:
-            flight.failure = e
+            running.failure = e
         except Exception as e:
             why = self._faults.record_fault("what was on its way", e)
-            flight.failure = errors.SourceUnreachable("something", "this host", why)
+            running.failure = errors.SourceUnreachable("something", "this host", why)
         finally:
-            del self._under_way[what]
-            ended()
-            flight.landed.set()
+            del self._under_way[key]
+            on_end()
+            running.ended.set()

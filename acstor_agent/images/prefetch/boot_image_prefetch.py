@@ -200,5 +200,5 @@ class BootImagePrefetch:
         while wait_s := self._pacer.wait_s(length, trio.current_time()):  # noqa: ASYNC110 - it says when
             await trio.sleep(wait_s)
         with trio.move_on_after(self._limits.yield_s):
-            while not self._reads.quiet_s():  # noqa: ASYNC110 - nothing says when it is
+            while not self._reads.remote_idle_s():  # noqa: ASYNC110 - nothing says when it is
                 await trio.sleep(self._limits.yield_tick_s)

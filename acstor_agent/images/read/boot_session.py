@@ -123,7 +123,7 @@ class BootSessions:
         else:
             boot_head.unlink(self.path_of(image_id))
 
-    def forget_others(self, attached: Collection[ids.ImageId]) -> None:
+    def keep_only(self, attached: Collection[ids.ImageId]) -> None:
         """Delete heads of detached images, which a killed worker may have left."""
         wanted = {self.path_of(image_id) for image_id in attached}
         for path in self.folder.glob(f"*{base.BlobKind.BOOT_IMAGE.value}"):

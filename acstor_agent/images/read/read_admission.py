@@ -88,7 +88,7 @@ class ReadAdmission:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def quiet_s(self) -> float:
+    def remote_idle_s(self) -> float:
         """Return the seconds since a guest last waited for remote data; 0 while one does."""
         return 0.0 if self._elsewhere else trio.current_time() - self._elsewhere_s
 

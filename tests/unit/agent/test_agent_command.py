@@ -30,7 +30,7 @@ def test_mount_point_is_not_asked_for_anything(tmp_path, monkeypatch):
     (tmp_path / "mirror").mkdir()
     conf = load(tmp_path, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache")
     monkeypatch.setattr(os, "lstat", lstat)
-    agent.keep_mirror_open(conf, tmp_path / "state")
+    agent.check_mirror_accessible(conf, tmp_path / "state")
     assert str(tmp_path) in asked
     assert str(tmp_path / "mirror") not in asked
 
@@ -40,4 +40,4 @@ def test_folder_that_would_hide_the_mirror_is_refused(tmp_path, option):
     folders = {"state_dir": tmp_path / "state", "cache_dir": tmp_path / "cache", option: tmp_path}
     conf = load(tmp_path, **folders)
     with pytest.raises(errors.Unusable, match=f"it lies in .acstor_agent. {option}"):
-        agent.keep_mirror_open(conf, folders["state_dir"])
+        agent.check_mirror_accessible(conf, folders["state_dir"])

@@ -52,7 +52,7 @@ class Parts:
     """A host, and what brings boot images there."""
 
     def __init__(self, host):
-        self.host, self.quiet_s, self.for_others = host, 100.0, set()
+        self.host, self.remote_idle_s, self.for_others = host, 100.0, set()
         self.uses = usage.ImageUsage(
             host.mirrors, set, set, is_replica=lambda image_id: image_id in self.for_others
         )
@@ -60,14 +60,14 @@ class Parts:
         host.add_boot_image(DATA, TRACE)
         self.stored = host.blobs[BOOT_BLOB]
 
-    def ahead(self, mode=Mode.BOOTED, quiet_s=None, host_count=0, **limits):
+    def ahead(self, mode=Mode.BOOTED, remote_idle_s=None, host_count=0, **limits):
         return boot_image_prefetch.BootImagePrefetch(
             mode,
             self.host.boots,
             self.host.mirrors,
             self.uses,
             self.host.naming,
-            types.SimpleNamespace(quiet_s=quiet_s or (lambda: self.quiet_s)),
+            types.SimpleNamespace(remote_idle_s=remote_idle_s or (lambda: self.remote_idle_s)),
             host_count=lambda: host_count,
             limits=boot_image_prefetch.PrefetchLimits(**limits),
         )
@@ -298,7 +298,7 @@ async def test_boot_image_that_goes_or_changes_midway_ends_it_and_what_came_stay
         return 100.0
 
     with pytest.raises(errors.AcstorError) as caught:
-        await parts.ahead(quiet_s=turn).prefetch_boot_image(task(FORMER), report)
+        await parts.ahead(remote_idle_s=turn).prefetch_boot_image(task(FORMER), report)
     assert not isinstance(caught.value, errors.Unusable)
     assert 0 < parts.kept["ahead"] < parts.frames_bytes
     assert parts.host.boots.counters.prefetched == 0
@@ -313,7 +313,7 @@ async def test_cache_that_takes_nothing_ends_it(parts, monkeypatch):
 
 async def test_frames_wait_while_a_guest_waits_but_not_for_ever(parts):
     await parts.host.mirrors.attach_image(FORMER)
-    parts.quiet_s = 0.0
+    parts.remote_idle_s = 0.0
     begun_s = trio.current_time()
     ahead = parts.ahead(yield_s=0.05, yield_tick_s=0.01)
     await ahead.prefetch_boot_image(task(FORMER), report)

@@ -109,7 +109,7 @@ async def test_fault_at_asking_ends_that_connection_alone(monkeypatch, where):
 async def test_fault_of_work_is_that_of_those_who_wait(nursery, caplog):
     under_way, ended = single_flight.SingleFlight(nursery), []
     for _ in range(10):
-        under_way.begin_flight(1, fail_later, lambda: ended.append(1))
+        under_way.start_work(1, fail_later, lambda: ended.append(1))
         with pytest.raises(errors.SourceUnreachable):
             await under_way.wait(1)
     assert 1 not in under_way and len(ended) == 10

@@ -74,7 +74,7 @@ class Keeper(filling_host.FillingHost):
     def is_waiting(self, value):
         self._is_waiting, self._waited_s = value, trio.current_time()
 
-    def quiet_s(self):
+    def remote_idle_s(self):
         return 0.0 if self._is_waiting else trio.current_time() - self._waited_s
 
     def state(self, image_id=IMAGE):

@@ -60,8 +60,8 @@ def test_open_images_are_found_by_their_ids(path, tmp_path):
     image.write_bytes(b"x")
     mount_point = str(tmp_path / "mirror")
     with open(path, "rb"), open(tmp_path / "elsewhere", "wb"):
-        assert open_files.images_open(mount_point) == set()  # a.raw is no image
+        assert open_files.list_open_images(mount_point) == set()  # a.raw is no image
         with open(image, "rb"):
-            assert open_files.images_open(mount_point) == {image_id}
-            assert open_files.images_open(str(tmp_path / "mirr")) == set()
-    assert open_files.images_open(mount_point) == set()
+            assert open_files.list_open_images(mount_point) == {image_id}
+            assert open_files.list_open_images(str(tmp_path / "mirr")) == set()
+    assert open_files.list_open_images(mount_point) == set()
