@@ -83,8 +83,13 @@ class ResponseTimes:
 class HolderConnections:
     """Connections to the holders of all checkpoints."""
 
-    def __init__(self, context: Callable[[], ssl.SSLContext], deadline_s: float) -> None:
-        self._context = context
+    def __init__(
+        self,
+        context: Callable[[], ssl.SSLContext],
+        deadline_s: float,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._context, self._timeout_s = context, timeout_s
         # By address, so holders do not share connections.
         self._pools = lru_table.LruTable[str, http_pool.HttpPool](HOLDERS)
         self._limiter = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
@@ -115,7 +120,7 @@ class HolderConnections:
 
     async def _pool_of(self, address: str) -> http_pool.HttpPool:
         if (found := self._pools.use(address)) is None:
-            limits = http_pool.HttpLimits(CONNECTIONS, TIMEOUT_S)
+            limits = http_pool.HttpLimits(CONNECTIONS, self._timeout_s)
             found = http_pool.HttpPool("checkpoints", limits, context=self._context)
             if evicted := self._pools.put(address, found):
                 await evicted[1].aclose()

@@ -118,7 +118,7 @@ def checkpoint_daemon_asks_a_vault(at: Place) -> object:
 
 def agent_asks_a_vault(at: Place) -> object:
     link = checkpoint_client.HolderConnections(
-        lambda: own_credentials(at).tls_context(is_server=False), 60.0
+        lambda: own_credentials(at).tls_context(is_server=False), 60.0, 1.0
     )
     return trio.run(link.get, f"https://{at.address}/v1/h1", 1000)
 
@@ -158,7 +158,6 @@ BOUNDED = (nova_asks_for_checkpoints, nova_asks_the_gateway, nova_asks_for_a_bas
 def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nova_decision_client, "TIMEOUT_S", (1.0, 1.0))
     monkeypatch.setattr(gateway_client, "_ASKED_S", (1.0, 1.0))
-    monkeypatch.setattr(checkpoint_client, "TIMEOUT_S", 1.0)
     monkeypatch.setattr(libvirt_domains, "_OPEN_S", 1.0)
 
 

@@ -14,7 +14,7 @@ from acstor_agent.core.images import replica_leases
 from acstor_common.model import ids
 from acstor_common.wire import replica_messages
 
-EVERY_S = 60.0
+INTERVAL_S = 60.0
 """Interval of requests to one host, where there are few hosts."""
 PER_HOST_S = 0.25
 """The interval grows by this per host: at most four messages a second, besides those with
@@ -65,7 +65,8 @@ class _Answer(NamedTuple):
 class ReplicaHolders:
     """The hosts that keep shares for this one."""
 
-    def __init__(self) -> None:
+    def __init__(self, min_interval_s: float = INTERVAL_S) -> None:
+        self._min_interval_s = min_interval_s
         self._used: dict[ids.ImageId, None] = {}
         self._all_used: frozenset[ids.ImageId] = frozenset()
         self._told: dict[ids.HostId, dict[ids.ImageId, int]] = {}
@@ -77,7 +78,7 @@ class ReplicaHolders:
     @property
     def every_s(self) -> float:
         """Interval of requests to each host."""
-        return max(EVERY_S, PER_HOST_S * len(self._due_s))
+        return max(self._min_interval_s, PER_HOST_S * len(self._due_s))
 
     def set_images(
         self, hosts: Iterable[ids.HostId], used: Iterable[ids.ImageId], now_s: float

@@ -57,6 +57,7 @@ class ReplicationLimits:
     """Intervals of replication."""
 
     tick_s: float = 0.25
+    request_interval_s: float = replica_holders.INTERVAL_S  # of leases from one host
     report_interval_s: float = 10.0  # least one for a share that is being filled
     grace_s: float = 900.0  # after a start, until 1,000 hosts have renewed their leases
 
@@ -95,7 +96,8 @@ class Replication:
         self._current_ring, self._send = current_ring, send
         self._clock = trio.lowlevel.current_clock().current_time
         self._wall_clock = wall_clock
-        self._holders, self._leases = replica_holders.ReplicaHolders(), replica_leases.Leases()
+        self._holders = replica_holders.ReplicaHolders(limits.request_interval_s)
+        self._leases = replica_leases.Leases()
         self._table: hash_ring.Ring | None = None
         self._used: list[ids.ImageId] = []
         self._due_reports: dict[ids.HostId, dict[ids.ImageId, None]] = {}

@@ -7,7 +7,6 @@ import pytest
 import trio
 
 from acstor_agent.core.images import pin_record
-from acstor_agent.core.images import replica_holders
 from acstor_agent.core.images import replica_leases
 from acstor_agent.core.images import replica_placement
 from acstor_agent.engine import identity
@@ -68,7 +67,7 @@ class Keeper(filling_host.FillingHost):
             send=lambda host_id, news: self.told.append((host_id, news)),
             wall_clock=lambda: place.wall_s,
             limits=replication.ReplicationLimits(
-                tick_s=0.05, report_interval_s=0.1, grace_s=grace_s
+                tick_s=0.05, request_interval_s=0.5, report_interval_s=0.1, grace_s=grace_s
             ),
         )
         self.uses = usage.ImageUsage(
@@ -117,12 +116,6 @@ def running(folder, place, limit_bytes=16 * MIB, pin_limits=one_host.PIN_LIMITS,
         shares=place.shares(),
         pin_limits=pin_limits,
     )
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch):
-    """Let leases be renewed soon."""
-    monkeypatch.setattr(replica_holders, "EVERY_S", 0.5)
 
 
 @pytest.fixture
