@@ -37,7 +37,7 @@ MAX_BACKING_BYTES = 1023
 Buffer = bytes | bytearray | memoryview
 
 
-class ClusterRun(NamedTuple):
+class DiskRun(NamedTuple):
     """A run of clusters of the disk: data, zeros, or one compressed cluster.
 
     :param length: whole clusters; the last one may exceed the disk
@@ -54,7 +54,7 @@ class ClusterRun(NamedTuple):
 class _Placed(NamedTuple):
     """A run and its range, relative to the beginning of the data."""
 
-    run: ClusterRun
+    run: DiskRun
     offset: int
     stop: int
 
@@ -76,7 +76,7 @@ class Plan:
         virtual_size: int,
         cluster_bytes: int,
         codec: layout.Codec,
-        runs: Callable[[], Iterable[ClusterRun]],
+        runs: Callable[[], Iterable[DiskRun]],
         backing: str = "",
     ) -> None:
         self._virtual_size, self._codec, self._runs = virtual_size, codec, runs
@@ -94,7 +94,7 @@ class Plan:
         self.file_bytes = self.data_at + self._data_clusters * cluster_bytes
         """Length of the file: whole clusters."""
 
-    def iter_parts(self, read: Callable[[ClusterRun], Iterable[Buffer]]) -> Iterator[Buffer]:
+    def iter_parts(self, read: Callable[[DiskRun], Iterable[Buffer]]) -> Iterator[Buffer]:
         """Yield the file in parts of at most 2 MiB or as ``read`` returns them.
 
         :param read: returns the data of the next run: its length, or the ``packed_bytes``;
@@ -170,7 +170,7 @@ class Plan:
             # Readers read whole sectors of compressed clusters.
             yield _Placed(run, offset, -(-end // _SECTOR) * _SECTOR)
 
-    def _check_run(self, run: ClusterRun, before: int) -> None:
+    def _check_run(self, run: DiskRun, before: int) -> None:
         cluster_bytes, packed_bytes = self._cluster_bytes, run.packed_bytes
         is_cut_well = run.at % cluster_bytes == run.length % cluster_bytes == 0
         if run.at < before or not is_cut_well or not 0 < run.length:

@@ -81,7 +81,7 @@ class RecoveredDomain:
         path.write_bytes(msgspec.json.encode({"version": 1, "key": key}))
 
     def _file(self, disk_bytes: int) -> bytes:
-        runs_ = [qcow2_writer.ClusterRun(n * CHUNK, CHUNK, is_zero=not n % 5) for n in self.changed]
+        runs_ = [qcow2_writer.DiskRun(n * CHUNK, CHUNK, is_zero=not n % 5) for n in self.changed]
         plan = qcow2_writer.Plan(
             disk_bytes, CHUNK, layout.Codec.STORED, lambda: runs_, self.mirror_link or ""
         )

@@ -58,9 +58,9 @@ def disk_bytes(head: bytes) -> int:
     return int.from_bytes(head[_AT_SIZE:HEAD_BYTES])
 
 
-def _runs(manifest: checkpoint_manifest.Manifest) -> Iterator[qcow2_writer.ClusterRun]:
+def _runs(manifest: checkpoint_manifest.Manifest) -> Iterator[qcow2_writer.DiskRun]:
     cut, size = manifest.subject.cut, cluster_bytes(manifest)
     for chunk_no, name in manifest:
         length = -(-cut.chunk_length(chunk_no) // size) * size
         is_zero = name == ids.ZERO_CID
-        yield qcow2_writer.ClusterRun(cut.chunk_offset(chunk_no), length, is_zero=is_zero)
+        yield qcow2_writer.DiskRun(cut.chunk_offset(chunk_no), length, is_zero=is_zero)

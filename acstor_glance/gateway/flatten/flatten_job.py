@@ -274,7 +274,7 @@ class FlattenJob:
 
 
 def _plan_qcow2(
-    base: BackingImage, size: int, runs: Callable[[], Iterator[qcow2_writer.ClusterRun]]
+    base: BackingImage, size: int, runs: Callable[[], Iterator[qcow2_writer.DiskRun]]
 ) -> qcow2_writer.Plan:
     codec = base.disk.codec if base.disk is not None else layout.Codec.STORED
     try:
@@ -284,7 +284,7 @@ def _plan_qcow2(
 
 
 def _next_bytes(
-    source: Iterator[codecs.Buffer], run: qcow2_writer.ClusterRun
+    source: Iterator[codecs.Buffer], run: qcow2_writer.DiskRun
 ) -> Iterator[codecs.Buffer]:
     """Yield the bytes of the next run; no piece crosses a run's end."""
     left = run.packed_bytes or run.length

@@ -48,7 +48,7 @@ class DiskPiece(NamedTuple):
 class ClusterRun(NamedTuple):
     """Clusters of the resulting file, and the pieces that they are made of."""
 
-    run: qcow2_writer.ClusterRun
+    run: qcow2_writer.DiskRun
     pieces: list[DiskPiece]
 
 
@@ -107,12 +107,12 @@ def cluster_runs(disk: Iterable[DiskPiece], cluster_bytes: int) -> Iterator[Clus
         if all(part.origin is PieceOrigin.ZERO for part in parts):
             continue
         if packed := _packed(parts, cluster_bytes):
-            run = qcow2_writer.ClusterRun(at, cluster_bytes, packed.stored_bytes)
+            run = qcow2_writer.DiskRun(at, cluster_bytes, packed.stored_bytes)
             yield ClusterRun(run, [parts[0]._replace(origin=PieceOrigin.COMPRESSED)])
             continue
         if behind := -stop % cluster_bytes:  # the disk ends within its last cluster
             parts.append(DiskPiece(stop, behind, PieceOrigin.ZERO))
-        yield ClusterRun(qcow2_writer.ClusterRun(at, stop + behind - at), parts)
+        yield ClusterRun(qcow2_writer.DiskRun(at, stop + behind - at), parts)
 
 
 def _packed(parts: list[DiskPiece], cluster_bytes: int) -> layout.Extent | None:

@@ -15,7 +15,7 @@ from hypothesis import strategies
 from acstor_common.disks import disk_delta
 from acstor_common.disks import qcow2
 from acstor_common.disks import qcow2_writer
-from acstor_common.disks.qcow2_writer import ClusterRun
+from acstor_common.disks.qcow2_writer import DiskRun
 from acstor_common.formats import codecs
 from acstor_common.formats import layout
 from tests.fakes import qcow2_files
@@ -31,7 +31,7 @@ def written(
 ) -> bytes:
     """Write clusters: number of the first, how many, their packed bytes or a byte to fill with."""
     runs = [
-        ClusterRun(first * cluster, count * cluster, len(data) if len(data) > 1 else 0)
+        DiskRun(first * cluster, count * cluster, len(data) if len(data) > 1 else 0)
         for first, count, data in clusters
     ]
     plan = qcow2_writer.Plan(size, cluster, codec, lambda: runs)
@@ -136,7 +136,7 @@ def test_compressed_clusters_lie_one_right_behind_the_other() -> None:
 def test_tiny_compressed_clusters_can_all_be_counted() -> None:
     """A file that is hostile may have them of one byte; QEMU's counts end with 65535."""
     count = (2 << 20) // 64 + 10
-    runs = [ClusterRun(number << 21, 1 << 21, 1) for number in range(count)]
+    runs = [DiskRun(number << 21, 1 << 21, 1) for number in range(count)]
     plan = qcow2_writer.Plan(count << 21, 1 << 21, ZSTD, lambda: runs)
     tables = b"".join(plan.iter_parts(lambda run: [b"x"]))
     blocks = [n for (n,) in struct.iter_unpack(">H", tables[2 << 21 : 3 << 21])]
@@ -144,7 +144,7 @@ def test_tiny_compressed_clusters_can_all_be_counted() -> None:
 
 
 def test_disk_of_64_tebibytes_takes_little_memory() -> None:
-    runs = [ClusterRun(n << 40, 1 << 16) for n in range(64)]
+    runs = [DiskRun(n << 40, 1 << 16) for n in range(64)]
     tracemalloc.start()
     try:
         plan = qcow2_writer.Plan(64 << 40, 1 << 16, STORED, lambda: runs)
@@ -163,22 +163,22 @@ def test_disk_of_64_tebibytes_takes_little_memory() -> None:
         (512, 4 << 20, [], "clusters of 4194304 bytes"),
         (512, 1000, [], "clusters of 1000 bytes"),
         ((128 << 30) + 512, 512, [], "in clusters of 512"),
-        (8192, 4096, [ClusterRun(512, 4096)], "not a run of clusters"),
-        (8192, 4096, [ClusterRun(0, 512)], "not a run of clusters"),
-        (8192, 4096, [ClusterRun(0, 0)], "not a run of clusters"),
+        (8192, 4096, [DiskRun(512, 4096)], "not a run of clusters"),
+        (8192, 4096, [DiskRun(0, 512)], "not a run of clusters"),
+        (8192, 4096, [DiskRun(0, 0)], "not a run of clusters"),
         (
             8192,
             4096,
-            [ClusterRun(4096, 4096), ClusterRun(0, 4096)],
+            [DiskRun(4096, 4096), DiskRun(0, 4096)],
             "not a run of clusters behind 8192",
         ),
-        (8192, 4096, [ClusterRun(8192, 4096)], "not on the disk"),
-        (8192, 4096, [ClusterRun(0, 8192, 100)], "not a compressed cluster"),
-        (8192, 4096, [ClusterRun(0, 4096, 4097)], "not a compressed cluster"),
+        (8192, 4096, [DiskRun(8192, 4096)], "not on the disk"),
+        (8192, 4096, [DiskRun(0, 8192, 100)], "not a compressed cluster"),
+        (8192, 4096, [DiskRun(0, 4096, 4097)], "not a compressed cluster"),
     ],
 )
 def test_what_is_no_file_is_not_planned(
-    size: int, cluster: int, runs: list[ClusterRun], why: str
+    size: int, cluster: int, runs: list[DiskRun], why: str
 ) -> None:
     with pytest.raises(ValueError, match=why):
         qcow2_writer.Plan(size, cluster, DEFLATE, lambda: runs)
@@ -186,21 +186,21 @@ def test_what_is_no_file_is_not_planned(
 
 def test_nothing_is_compressed_without_a_codec() -> None:
     with pytest.raises(ValueError, match="not a compressed cluster"):
-        qcow2_writer.Plan(4096, 4096, STORED, lambda: [ClusterRun(0, 4096, 100)])
+        qcow2_writer.Plan(4096, 4096, STORED, lambda: [DiskRun(0, 4096, 100)])
 
 
 @pytest.mark.parametrize("length", [4095, 4097])
 def test_run_that_has_other_bytes_than_it_said_ends_the_file(length: int) -> None:
-    plan = qcow2_writer.Plan(4096, 4096, STORED, lambda: [ClusterRun(0, 4096)])
+    plan = qcow2_writer.Plan(4096, 4096, STORED, lambda: [DiskRun(0, 4096)])
 
-    def read_wrong(run: ClusterRun) -> Iterator[bytes]:
+    def read_wrong(run: DiskRun) -> Iterator[bytes]:
         yield bytes(length)
 
     with pytest.raises(ValueError, match="1 bytes too few or too many at 0"):
         list(plan.iter_parts(read_wrong))
 
 
-def overlay(backing: str, *runs: ClusterRun) -> qcow2_writer.Plan:
+def overlay(backing: str, *runs: DiskRun) -> qcow2_writer.Plan:
     return qcow2_writer.Plan(20 * KIB64 - 512, KIB64, STORED, lambda: runs, backing)
 
 
@@ -208,10 +208,10 @@ def test_file_with_a_backing_file_is_what_qemu_takes_it_for(tmp_path) -> None:
     base = random.Random(1).randbytes(9 * KIB64 - 1024)
     (tmp_path / "base").write_bytes(base)
     runs = (
-        ClusterRun(0, KIB64, is_zero=True),
-        ClusterRun(2 * KIB64, 2 * KIB64),
-        ClusterRun(4 * KIB64, KIB64, is_zero=True),
-        ClusterRun(19 * KIB64, KIB64),  # its end is behind the disk's
+        DiskRun(0, KIB64, is_zero=True),
+        DiskRun(2 * KIB64, 2 * KIB64),
+        DiskRun(4 * KIB64, KIB64, is_zero=True),
+        DiskRun(19 * KIB64, KIB64),  # its end is behind the disk's
     )
     data = {run.at: random.Random(run.at).randbytes(run.length) for run in runs if not run.is_zero}
     plan = overlay(str(tmp_path / "base"), *runs)
@@ -252,4 +252,4 @@ def test_backing_file_with_a_long_name_is_refused() -> None:
 
 def test_zeros_that_are_compressed_are_refused() -> None:
     with pytest.raises(ValueError, match="not a compressed cluster"):
-        qcow2_writer.Plan(KIB64, KIB64, ZSTD, lambda: [ClusterRun(0, KIB64, 5, is_zero=True)])
+        qcow2_writer.Plan(KIB64, KIB64, ZSTD, lambda: [DiskRun(0, KIB64, 5, is_zero=True)])

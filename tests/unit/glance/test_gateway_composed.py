@@ -31,7 +31,7 @@ def base_file(size: int, kinds: str, codec: layout.Codec) -> bytes:
         if kind != ".":
             data = pack(data) if kind == "p" else data
             runs.append(
-                qcow2_writer.ClusterRun(number * CLUSTER, CLUSTER, len(data) if kind == "p" else 0)
+                qcow2_writer.DiskRun(number * CLUSTER, CLUSTER, len(data) if kind == "p" else 0)
             )
             stored.append(data)
     plan, rest = qcow2_writer.Plan(size, CLUSTER, codec, lambda: runs), iter(stored)

@@ -124,10 +124,10 @@ def test_cluster_that_is_whole_and_untouched_is_carried_and_one_that_is_changed_
     )
     first, second = merge_plan.cluster_runs(merge_plan.pieces(table, base, DISK), CLUSTER)
     assert first == (
-        qcow2_writer.ClusterRun(0, CLUSTER, 700),
+        qcow2_writer.DiskRun(0, CLUSTER, 700),
         [merge_plan.DiskPiece(0, CLUSTER, PieceOrigin.COMPRESSED, base[0])],
     )
-    assert second.run == qcow2_writer.ClusterRun(CLUSTER, CLUSTER)
+    assert second.run == qcow2_writer.DiskRun(CLUSTER, CLUSTER)
     origins = [piece.origin for piece in second.pieces]
     assert origins == [PieceOrigin.BASE, PieceOrigin.DELTA, PieceOrigin.BASE]
 
@@ -138,8 +138,8 @@ def test_what_is_all_zeros_takes_no_cluster_and_the_last_one_is_filled_up():
     whole, last = merge_plan.cluster_runs(
         merge_plan.pieces(table, base, 2 * CLUSTER + SECTOR), CLUSTER
     )
-    assert whole.run == qcow2_writer.ClusterRun(CLUSTER, CLUSTER)
-    assert last.run == qcow2_writer.ClusterRun(2 * CLUSTER, CLUSTER)
+    assert whole.run == qcow2_writer.DiskRun(CLUSTER, CLUSTER)
+    assert last.run == qcow2_writer.DiskRun(2 * CLUSTER, CLUSTER)
     assert [piece.origin for piece in last.pieces] == [PieceOrigin.BASE, PieceOrigin.ZERO]
     parts = list(merge_plan.cluster_runs(merge_plan.pieces([], [], DISK), CLUSTER))
     assert parts == []
