@@ -3,6 +3,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import subprocess
 import time
@@ -315,7 +316,8 @@ def test_what_nova_s_driver_cannot_do_is_for_nova_to_say(nova, agent, gateway):
 
 @pytest.mark.expect_log(r"at most 0 changes \[changes-unreadable")
 def test_disk_with_more_changes_than_can_be_sent_is_made_as_ever(nova, agent, gateway, monkeypatch):
-    monkeypatch.setattr(disk_delta, "MAX_EXTENTS", 0)
+    table = disk_delta.ExtentTable
+    monkeypatch.setattr(table, "from_runs", functools.partial(table.from_runs, max_extents=0))
     assert nova.is_made_as_ever() == {R.CHANGES_UNREADABLE: 1}
 
 
