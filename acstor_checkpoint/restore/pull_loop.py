@@ -129,6 +129,7 @@ class PullLoop:
 
     def _pull(self, server: domain_xml.Server) -> None:
         checkpoint_id = server.disk.base
+        self._recovered.check_server(checkpoint_id, server.instance)
         base = self._recovered.base_path(checkpoint_id)
         domain = self._domains.find_domain(server)
         if not domain.is_active():
@@ -170,6 +171,7 @@ class PullLoop:
         If QEMU runs, the missing clusters are written on the next guest flush.
         """
         path, checkpoint_id = server.disk.path, server.disk.base
+        self._recovered.check_server(checkpoint_id, server.instance)
         offline_pull.remove_copy(path)
         domain = self._domains.find_domain(server)
         is_active = domain.is_active()

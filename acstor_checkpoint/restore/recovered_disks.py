@@ -31,6 +31,7 @@ class _Recovery(msgspec.Struct):
     """Needed fields of the agent's file, which validates it."""
 
     version: int
+    instance_id: str
     key: str
 
 
@@ -42,12 +43,24 @@ class RecoveredDisks:
 
     def is_complete(self, checkpoint_id: ids.ImageId) -> bool:
         """Return whether all data of a checkpoint is on this host, or raise Unusable."""
+        found = self._read(checkpoint_id)
+        return found.version == 1 and not found.key
+
+    def check_server(self, checkpoint_id: ids.ImageId, instance: ids.ImageId) -> None:
+        """Raise Unusable if a checkpoint is not of this server.
+
+        A QEMU can write the name of another server's checkpoint into the header of its disk.
+        """
+        if self._read(checkpoint_id).instance_id != instance:
+            what = f"the disk of checkpoint {checkpoint_id}"
+            raise errors.Unusable(what, f"it is not of server {instance}")
+
+    def _read(self, checkpoint_id: ids.ImageId) -> _Recovery:
         try:
             with (self._folder / f"{checkpoint_id}.acrecovery").open("rb") as file:
-                found = msgspec.json.decode(file.read(_MAX_RECOVERY_BYTES), type=_Recovery)
+                return msgspec.json.decode(file.read(_MAX_RECOVERY_BYTES), type=_Recovery)
         except (OSError, ValueError, msgspec.DecodeError) as e:
             raise errors.Unusable(f"the disk of checkpoint {checkpoint_id}", str(e)) from e
-        return found.version == 1 and not found.key
 
     def base_path(self, checkpoint_id: ids.ImageId) -> str:
         """Return the backing file of a checkpoint's disk, or raise Unusable."""

@@ -5,6 +5,7 @@ import contextlib
 import os
 import random
 import time
+import uuid
 
 import pytest
 
@@ -103,6 +104,20 @@ def test_server_is_left_alone_until_all_of_its_checkpoint_is_here(place):
     it.look()
     until_ordinary(it)
     ends_as_it_should(it)
+
+
+@pytest.mark.expect_log("it is not of server")
+def test_disk_on_the_checkpoint_of_another_server_is_left_as_it_is(place):
+    """A QEMU wrote the name into its header; root reads nothing of another tenant's for it."""
+    it = place()
+    it.know(key="", instance_id=str(uuid.UUID(int=5)))
+    before = it.guest.path.read_bytes()
+    it.look()
+    assert it.guest.path.read_bytes() == before and not it.is_marked()
+    start(it)
+    it.now_s += pull_loop.LONGEST_PAUSE_S
+    it.look()
+    assert it.guest.domain.blockJobInfo("vda") == {} and not it.is_marked()
 
 
 @pytest.mark.parametrize("end", ["killed", "aborted", "stopped"])

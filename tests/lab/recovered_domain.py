@@ -75,10 +75,14 @@ class RecoveredDomain:
         self.pulling.start_due_pulls()
         self.pulling.wait_for_pull()
 
-    def know(self, key: str) -> None:
-        """Let the agent have written down what is missing: with a key, something is."""
+    def know(self, key: str, instance_id: str = "") -> None:
+        """Let the agent have written down what is missing: with a key, something is.
+
+        :param instance_id: of which server it is; "": this one
+        """
         path = self._disks / f"{self.checkpoint_id}.acrecovery"
-        path.write_bytes(msgspec.json.encode({"version": 1, "key": key}))
+        told = {"version": 1, "instance_id": instance_id or self.guest.instance, "key": key}
+        path.write_bytes(msgspec.json.encode(told))
 
     def _file(self, disk_bytes: int) -> bytes:
         runs_ = [qcow2_writer.DiskRun(n * CHUNK, CHUNK, is_zero=not n % 5) for n in self.changed]

@@ -35,7 +35,7 @@ class Host:
 
     def __init__(self, *found):
         self.found, self.done, self.now_s = list(found), [], 0.0
-        self.undescribed = set()
+        self.undescribed, self.strangers = set(), set()
         self.is_active = self.is_complete = True
         self.fault = None
         self.ended = threading.Event()
@@ -43,6 +43,7 @@ class Host:
             is_complete=lambda _: self.is_complete,
             base_path=lambda _: "/base",
             checkpoint_path=lambda one: one,
+            check_server=self._check_server,
         )
         known.is_copied_into = lambda _path, _checkpoint: self.is_copied_into
         self.is_copied_into, self.is_backed_by_checkpoint = False, True
@@ -53,6 +54,10 @@ class Host:
         self.pulling = pull_loop.PullLoop(
             self, known, bases, 7, self.ended, self._pull_off, lambda: self.now_s
         )
+
+    def _check_server(self, _checkpoint_id, instance):
+        if instance in self.strangers:
+            raise errors.Unusable("the disk", "it is not of this server")
 
     def list_servers(self):
         if isinstance(self.found, Exception):
@@ -171,6 +176,21 @@ def test_disk_that_lost_some_is_laid_on_its_checkpoint_again(monkeypatch):
     host.is_active = False
     host.look()
     assert laid == [("/disk", f"/shown/{CHECKPOINT}", "/base")]
+
+
+@pytest.mark.expect_log("it is not of this server")
+@pytest.mark.parametrize("is_active", [True, False])
+@pytest.mark.parametrize("is_backed_by_checkpoint", [True, False])
+def test_disk_on_the_checkpoint_of_another_server_is_left_as_it_is(
+    marks, monkeypatch, is_active, is_backed_by_checkpoint
+):
+    """Its QEMU may have written the name; root would read what is another tenant's."""
+    monkeypatch.setattr(offline_pull, "rebase", lambda *how: host.done.append(how))
+    host = Host(server(1))
+    host.strangers, host.is_active = {server(1).instance}, is_active
+    host.is_backed_by_checkpoint, host.is_copied_into = is_backed_by_checkpoint, True
+    host.look()
+    assert host.done == [] and marks == []
 
 
 def test_nothing_is_pulled_before_all_of_it_is_here():

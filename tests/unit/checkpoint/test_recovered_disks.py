@@ -54,8 +54,16 @@ def test_damaged_file_is_refused(tmp_path, damage):
 
 def test_unknown_version_is_not_whole(tmp_path):
     of = keep(tmp_path)
-    (tmp_path / f"disks/{DISK}.acrecovery").write_bytes(b'{"version": 2, "key": ""}')
+    said = b'{"version": 2, "instance_id": "", "key": ""}'
+    (tmp_path / f"disks/{DISK}.acrecovery").write_bytes(said)
     assert not of.is_complete(DISK)
+
+
+def test_disk_is_of_one_server(tmp_path):
+    of = keep(tmp_path)
+    of.check_server(DISK, str(uuid.UUID(int=5)))
+    with pytest.raises(errors.Unusable, match="it is not of server"):
+        of.check_server(DISK, str(uuid.UUID(int=6)))
 
 
 def test_disk_that_is_not_there_is_refused(tmp_path):
