@@ -18,6 +18,7 @@ from acstor_checkpoint.capture import nbd_client
 from acstor_checkpoint.capture import offline_export
 from acstor_checkpoint.capture import scratch_files
 from acstor_checkpoint.capture import snapshot_window
+from acstor_common import errors
 from acstor_common.formats import checkpoint_manifest
 
 LOG = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ class SnapshotSource:
                 LOG.warning("%s", e)
                 before, since = None, ""
                 exported = self._export(stack, domain, bitmap, since)
+            self._check_base(server)
             taken_ms = _wall_clock_ms()
             context = _meta_context(libvirt_domains.EXPORT_BITMAP if since else "")
             disk = stack.enter_context(
@@ -111,6 +113,11 @@ class SnapshotSource:
             yield DiskSnapshot(
                 checkpoint_id, disk, before, bitmap, exported.is_frozen, taken_ms, should_stop
             )
+
+    def _check_base(self, server: domain_xml.Server) -> None:
+        """Raise Unusable if Nova has rebuilt the server since it was listed."""
+        if self._domains.base_of(server.disk.path) != server.disk.base:
+            raise errors.Unusable(server.disk.path, f"it is not on image {server.disk.base} now")
 
     def _export(
         self, stack: contextlib.ExitStack, domain: libvirt_domains.Domain, bitmap: str, since: str

@@ -107,6 +107,19 @@ def test_unregistered_checkpoint_is_none(owner, guest, tmp_path):
     assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
 
 
+def test_disk_on_another_image_than_when_it_was_listed_has_no_checkpoint(owner, guest):
+    """Nova rebuilt the server meanwhile; what it did not write would be taken of the old image."""
+    start(guest)
+    listed = server_of(owner, guest)
+    guest.domain.destroy()
+    guest.rebuild(BASE, DISK_BYTES)
+    start(guest)
+    with pytest.raises(errors.Unusable, match=r"it is not on image .* now"):
+        owner.taker.take_checkpoint(listed)
+    assert owner.registered() == [] and not guest.is_busy()
+    assert server_of(owner, guest).disk.base == guest.image != listed.disk.base
+
+
 def test_holder_that_dies_is_replaced_by_one_that_gets_all(owner, guest, lab, tmp_path):
     start(guest)
     guest.write(0, 8 * CHUNK, 1)

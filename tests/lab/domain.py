@@ -104,14 +104,8 @@ class Domain:
         self.mirrors = folder / "mirror" / "images"
         self.path = folder / "disk"
         self.mirrors.mkdir(parents=True)
-        mirror = self.mirrors / f"{self.image}.raw"
-        if isinstance(base, bytes):
-            mirror.write_bytes(base)
-        else:
-            mirror.symlink_to(base)
-        self.base_bytes = mirror.stat().st_size
         self._link = folder / "base"
-        self._link.symlink_to(mirror)
+        self._lay(base)
         self.make_disk(disk_bytes, *options)
         self._connection = libvirt.open(uri(host))
         xml = _XML.format(
@@ -124,6 +118,22 @@ class Domain:
             devices=devices,
         )
         self.domain: Any = self._connection.defineXML(xml)
+
+    def rebuild(self, base: bytes, disk_bytes: int) -> None:
+        """Make the disk anew on another image, as Nova rebuilds a server that is off."""
+        self.image = ids.parse_image_id(str(uuid.uuid4()))
+        self._link.unlink()
+        self._lay(base)
+        self.make_disk(disk_bytes)
+
+    def _lay(self, base: bytes | pathlib.Path) -> None:
+        mirror = self.mirrors / f"{self.image}.raw"
+        if isinstance(base, bytes):
+            mirror.write_bytes(base)
+        else:
+            mirror.symlink_to(base)
+        self.base_bytes = mirror.stat().st_size
+        self._link.symlink_to(mirror)
 
     def make_disk(self, disk_bytes: int, *options: str) -> None:
         """Make the overlay, a new one if there is one."""
