@@ -22,7 +22,7 @@ from acstor_agent.core.images import prefetcher
 from acstor_agent.core.images import readahead
 from acstor_agent.engine import identity as identity_
 from acstor_agent.engine import lockstep as lockstep_
-from acstor_agent.engine import ring_view
+from acstor_agent.engine.ring import ring_view
 from acstor_agent.images.read import advertised_prefetch
 
 NAMESPACE = "acstor.policies"
@@ -45,7 +45,7 @@ class Policies(NamedTuple):
     :param lockstep: finds upstream hosts for hosts that read in lock-step
     """
 
-    disk_schedulers: Mapping[str, Callable[[], policy.Policy]] = scheduler.POLICIES
+    disk_schedulers: Mapping[str, Callable[[], policy.SchedulingPolicy]] = scheduler.POLICIES
     cache_order: type[cache_slot.Order] = cache_slot.LruOrder
     identity: Callable[[], identity_.Identity] = identity_.ByContent
     topology: ring_view.Topology | None = ring_view.on_ring

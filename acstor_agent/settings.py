@@ -241,15 +241,15 @@ def exchange(own: Options, *, has_others: bool, max_source_reads: int) -> settin
     )
 
 
-def peer_limits() -> peer_network.Limits:
+def peer_limits() -> peer_network.PeerLimits:
     """Return what bounds connections with peers."""
-    return peer_network.Limits(hello_s=PEER_SILENCE_S, silence_s=PEER_SILENCE_S)
+    return peer_network.PeerLimits(hello_s=PEER_SILENCE_S, silence_s=PEER_SILENCE_S)
 
 
-def peer_traffic(own: Options) -> traffic_control.Traffic:
+def peer_traffic(own: Options) -> traffic_control.TrafficControl:
     """Return what bounds and marks what this host and other agents send each other."""
     upload, download = own.peer_upload_limit_mbit, own.peer_download_limit_mbit
-    return traffic_control.Traffic(
+    return traffic_control.TrafficControl(
         traffic_control.TrafficLimiter(upload * MBIT_BYTES or math.inf),
         traffic_control.TrafficLimiter(download * MBIT_BYTES or math.inf),
         own.peer_background_dscp,

@@ -43,7 +43,7 @@ class _Habit:
         self.pending = 0  # reads that wait or are being served
 
 
-class Anticipatory(policy.Policy):
+class Anticipatory(policy.SchedulingPolicy):
     """One queue for reads and one for writes, and the habits of streams."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Anticipatory(policy.Policy):
         self._awaited_until_s = 0.0
         self._has_idled = False
 
-    def add(self, request: requests.Request, now_s: float) -> None:
+    def add(self, request: requests.DiskRequest, now_s: float) -> None:
         """Take in a request and learn from it."""
         expire_s = WRITE_EXPIRE_S if request.is_write else READ_EXPIRE_S
         self._queues[request.is_write].add(request, now_s + expire_s)
@@ -73,17 +73,17 @@ class Anticipatory(policy.Policy):
         habit.last_stop = request.stop
         habit.pending += 1
 
-    def remove(self, request: requests.Request) -> None:
+    def remove(self, request: requests.DiskRequest) -> None:
         """Give up a request that waits."""
         self._queues[request.is_write].remove(request)
         if not request.is_write:
             self._ended(request)
 
-    def __iter__(self) -> Iterator[requests.Request]:
+    def __iter__(self) -> Iterator[requests.DiskRequest]:
         """Iterate over reads, then writes."""
         return itertools.chain(*self._queues.values())
 
-    def request_completed(self, request: requests.Request, now_s: float) -> None:
+    def request_completed(self, request: requests.DiskRequest, now_s: float) -> None:
         """Begin to await the stream of a read."""
         if request.is_write:
             return
@@ -93,7 +93,7 @@ class Anticipatory(policy.Policy):
         self._has_idled = False
         self._ended(request)
 
-    def _ended(self, request: requests.Request) -> None:
+    def _ended(self, request: requests.DiskRequest) -> None:
         """Forget streams that are silent and not awaited when there are many."""
         self._habits[request.stream].pending -= 1
         if len(self._habits) > 2 * len(self._queues[False]) + 256:
@@ -106,7 +106,7 @@ class Anticipatory(policy.Policy):
         """Return when the stream that is awaited will not be waited for any more."""
         return self._awaited_until_s if self._has_idled else None
 
-    def pick_request(self, now_s: float) -> requests.Request | None:
+    def pick_request(self, now_s: float) -> requests.DiskRequest | None:
         """Go on with the batch, wait, or begin another batch."""
         if not self._queues[False] and not self._queues[True]:
             return None
@@ -131,10 +131,10 @@ class Anticipatory(policy.Policy):
         self._is_write = not self._is_write
         self._batch_ends_s = now_s + (WRITE_BATCH_S if self._is_write else READ_BATCH_S)
 
-    def _next_in(self, queue: request_queue.RequestQueue) -> requests.Request | None:
+    def _next_in(self, queue: request_queue.RequestQueue) -> requests.DiskRequest | None:
         return next_elevator_request(queue, self._head, BACK_LIMIT_BYTES)
 
-    def _waits(self, found: requests.Request | None, now_s: float) -> bool:
+    def _waits(self, found: requests.DiskRequest | None, now_s: float) -> bool:
         """Return whether to keep the disk idle instead of serving ``found`` or a write."""
         stream = self._awaited
         if stream is None or self._is_write:
@@ -161,7 +161,7 @@ class Anticipatory(policy.Policy):
 
 def next_elevator_request(
     queue: request_queue.RequestQueue, head: int, back_limit_bytes: int
-) -> requests.Request | None:
+) -> requests.DiskRequest | None:
     """Return the next request of an elevator that goes up, back only over short ways, and round."""
     ahead, behind = queue.at_or_after(head), queue.last_before(head)
     if behind is not None and head - behind.offset <= back_limit_bytes:

@@ -40,7 +40,7 @@ class _Stream:
         self.last_stop: int | None = None
         self.done_s: float | None = None
 
-    def arrived(self, request: requests.Request, now_s: float) -> None:
+    def arrived(self, request: requests.DiskRequest, now_s: float) -> None:
         if self.done_s is not None and not self.queue:
             self.think_s.add(now_s - self.done_s)
         if self.last_stop is not None:
@@ -56,7 +56,7 @@ class _Stream:
         return IDLE_SEEKY_S if self.distance.value > SEEKY_BYTES else IDLE_S
 
 
-class Cfq(policy.Policy):
+class Cfq(policy.SchedulingPolicy):
     """Round robin over streams."""
 
     def __init__(self) -> None:
@@ -70,27 +70,27 @@ class Cfq(policy.Policy):
         self._checks_deadline = False
         self._head = 0
 
-    def add(self, request: requests.Request, now_s: float) -> None:
+    def add(self, request: requests.DiskRequest, now_s: float) -> None:
         """Take in a request; a stream that had none goes to the end of the round."""
         stream = request.stream
         self._streams.setdefault(stream, _Stream()).arrived(request, now_s)
         if stream != self._current:
             self._round.setdefault(stream)
 
-    def remove(self, request: requests.Request) -> None:
+    def remove(self, request: requests.DiskRequest) -> None:
         """Give up a request that waits."""
         queue = self._streams[request.stream].queue
         queue.remove(request)
         if not queue:
             self._round.pop(request.stream, None)
 
-    def __iter__(self) -> Iterator[requests.Request]:
+    def __iter__(self) -> Iterator[requests.DiskRequest]:
         """Iterate stream by stream."""
         return itertools.chain.from_iterable(
             stream_state.queue for stream_state in self._streams.values()
         )
 
-    def request_completed(self, request: requests.Request, now_s: float) -> None:
+    def request_completed(self, request: requests.DiskRequest, now_s: float) -> None:
         """Begin to wait if the stream has nothing more."""
         stream_state = self._streams.get(request.stream)
         if stream_state is None:
@@ -103,7 +103,7 @@ class Cfq(policy.Policy):
         """Return when the present stream will not be waited for any more."""
         return self._idle_until_s
 
-    def pick_request(self, now_s: float) -> requests.Request | None:
+    def pick_request(self, now_s: float) -> requests.DiskRequest | None:
         """Go on with the slice, wait, or begin another slice."""
         if self._current is not None and now_s < self._slice_ends_s:
             queue = self._streams[self._current].queue
@@ -114,7 +114,9 @@ class Cfq(policy.Policy):
                 return None
         return self._next_stream(now_s)
 
-    def _serve(self, queue: request_queue.RequestQueue, now_s: float) -> requests.Request | None:
+    def _serve(
+        self, queue: request_queue.RequestQueue, now_s: float
+    ) -> requests.DiskRequest | None:
         self._end_wait(policy.WaitEnd.MET)
         overdue = queue.first_overdue(now_s) if self._checks_deadline else None
         self._checks_deadline = False
@@ -131,7 +133,7 @@ class Cfq(policy.Policy):
         self._has_idled = False
         self._idle_until_s = None
 
-    def _next_stream(self, now_s: float) -> requests.Request | None:
+    def _next_stream(self, now_s: float) -> requests.DiskRequest | None:
         self._end_wait(policy.WaitEnd.EXPIRED)
         last = self._current
         if last is not None and self._streams[last].queue:

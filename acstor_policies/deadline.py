@@ -23,7 +23,7 @@ BATCH = 16
 WRITES_STARVED = 2
 
 
-class Deadline(policy.Policy):
+class Deadline(policy.SchedulingPolicy):
     """One queue for reads and one for writes."""
 
     def __init__(self) -> None:
@@ -34,20 +34,20 @@ class Deadline(policy.Policy):
         self._left = 0
         self._starved = 0
 
-    def add(self, request: requests.Request, now_s: float) -> None:
+    def add(self, request: requests.DiskRequest, now_s: float) -> None:
         """Take in a request."""
         expire_s = WRITE_EXPIRE_S if request.is_write else READ_EXPIRE_S
         self._queues[request.is_write].add(request, now_s + expire_s)
 
-    def remove(self, request: requests.Request) -> None:
+    def remove(self, request: requests.DiskRequest) -> None:
         """Give up a request that waits."""
         self._queues[request.is_write].remove(request)
 
-    def __iter__(self) -> Iterator[requests.Request]:
+    def __iter__(self) -> Iterator[requests.DiskRequest]:
         """Iterate over reads, then writes."""
         return itertools.chain(*self._queues.values())
 
-    def pick_request(self, now_s: float) -> requests.Request | None:
+    def pick_request(self, now_s: float) -> requests.DiskRequest | None:
         """Go on with the batch, or begin another."""
         found = self._queues[self._is_write].at_or_after(self._head) if self._left else None
         if found is None:
@@ -58,7 +58,7 @@ class Deadline(policy.Policy):
             self._queues[found.is_write].remove(found)
         return found
 
-    def _begin_batch(self, now_s: float) -> requests.Request | None:
+    def _begin_batch(self, now_s: float) -> requests.DiskRequest | None:
         reads, writes = self._queues[False], self._queues[True]
         if not reads and not writes:
             return None

@@ -10,7 +10,7 @@ from acstor_policies import anticipatory
 from acstor_policies import cfq
 from acstor_policies import deadline
 
-SCHEDULERS: Mapping[str, Callable[[], policy.Policy]] = {
+SCHEDULERS: Mapping[str, Callable[[], policy.SchedulingPolicy]] = {
     **scheduler.POLICIES,
     "deadline": deadline.Deadline,
     "anticipatory": anticipatory.Anticipatory,

@@ -33,7 +33,9 @@ class LearnedRing(base.Lockstep):
 
     def __init__(self, context: context.Context) -> None:
         super().__init__(context)
-        self.predecessors = lockstep.Predecessors(context.ring.here, context.uploads.has_met_queue)
+        self.predecessors = lockstep.Predecessors(
+            context.ring.own_host, context.uploads.has_met_queue
+        )
         self.steps = lockstep.ReadPositions()
 
     def __len__(self) -> int:
@@ -44,7 +46,7 @@ class LearnedRing(base.Lockstep):
         """Return the predecessor, if it is nearer to the home than this host."""
         return self.predecessors.predecessor_of(image_id, home, self._context.now)
 
-    def named(self, image_id: ids.ImageId, host: ids.HostId) -> None:
+    def peer_named(self, image_id: ids.ImageId, host: ids.HostId) -> None:
         """Take a host that was named alone for the predecessor: a tree has a choice."""
         self.predecessors.propose_predecessor(image_id, host, self._context.now)
 
@@ -52,16 +54,16 @@ class LearnedRing(base.Lockstep):
         """Keep a predecessor that gives."""
         self.predecessors.record_success(image_id, host, self._context.now)
 
-    def failed(self, image_id: ids.ImageId, host: ids.HostId) -> None:
+    def peer_failed(self, image_id: ids.ImageId, host: ids.HostId) -> None:
         """Count the misses of a predecessor."""
         self.predecessors.record_failure(image_id, host, self._context.now)
 
-    def read_here(self, image_id: ids.ImageId, offset: int) -> None:
+    def guest_read(self, image_id: ids.ImageId, offset: int) -> None:
         """Note where guests of this host read."""
-        self.steps.record_read(image_id, self._context.ring.here, offset, self._context.now)
+        self.steps.record_read(image_id, self._context.ring.own_host, offset, self._context.now)
 
     def refer(
-        self, asker: PendingRequest, is_named: Callable[[ids.HostId], bool]
+        self, pending: PendingRequest, is_named: Callable[[ids.HostId], bool]
     ) -> tuple[ids.HostId, ...] | None:
         """Return who stands nearest before a peer, if nearer than this host, and than the home.
 
@@ -69,27 +71,27 @@ class LearnedRing(base.Lockstep):
 
         :return: None: links have no queues, or nobody is in step with it
         """
-        context, ref, host = self._context, asker.ref, asker.host
-        if asker.priority is PREFETCH or not context.uploads.has_met_queue(context.now):
+        context, ref, host = self._context, pending.ref, pending.host
+        if pending.priority is PREFETCH or not context.uploads.has_met_queue(context.now):
             return None
-        here, home = context.ring.here, context.ring.home(ref.place)
+        own_host, home = context.ring.own_host, context.ring.home(ref.place)
         place = ref.image_id, host, ref.offset, context.now
         self.steps.record_read(*place)
-        others = [one for one in self.steps.in_step(*place) if one != here and is_named(one)]
+        others = [one for one in self.steps.in_step(*place) if one != own_host and is_named(one)]
         if not others:
             return None
         nearest = min(others, key=lambda one: lockstep.distance(one, host))
-        limits = [lockstep.distance(one, host) for one in (here, home) if one is not None]
+        limits = [lockstep.distance(one, host) for one in (own_host, home) if one is not None]
         is_nearer = lockstep.distance(nearest, host) < min(limits)
-        return (nearest,) if is_nearer and asker.mode.may_refer else ()
+        return (nearest,) if is_nearer and pending.mode.may_refer else ()
 
-    def wait_s(self, asker: PendingRequest, transfer: transfer.Transfer | None) -> float:
+    def wait_s(self, pending: PendingRequest, transfer: transfer.Transfer | None) -> float:
         """Return how long a peer waits for what is not under way here, in seconds.
 
         It does where guests here, which are in step with it, are about to read the same.
         """
-        context, ref = self._context, asker.ref
-        if asker.mode is RELAYED or (transfer is not None and transfer.attempts):
+        context, ref = self._context, pending.ref
+        if pending.mode is RELAYED or (transfer is not None and transfer.attempts):
             return 0.0
-        is_near = self.steps.is_near(ref.image_id, context.ring.here, ref.offset, context.now)
+        is_near = self.steps.is_near(ref.image_id, context.ring.own_host, ref.offset, context.now)
         return AWAITED_S if is_near else 0.0

@@ -117,8 +117,8 @@ class _Parent:
 class Predecessors:
     """The parents of this host, by image; ``is_worth``: whether links have queues."""
 
-    def __init__(self, here: ids.HostId, is_worth: Callable[[float], bool]) -> None:
-        self._here, self._is_useful = here, is_worth
+    def __init__(self, own_host: ids.HostId, is_worth: Callable[[float], bool]) -> None:
+        self._own_host, self._is_useful = own_host, is_worth
         self._parents: dict[ids.ImageId, _Parent] = {}
         self._avoided: collections.OrderedDict[ids.HostId, tuple[float, int]] = (
             collections.OrderedDict()
@@ -139,17 +139,17 @@ class Predecessors:
             return None
         if not self._is_useful(now):
             return None
-        is_behind = distance(home, self._here) >= distance(parent.host, self._here)
+        is_behind = distance(home, self._own_host) >= distance(parent.host, self._own_host)
         return parent.host if is_behind else None
 
     def propose_predecessor(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
         """Make a host the parent if it is nearer than the current one."""
-        here, parent = self._here, self._parents.get(image_id)
-        if host == here or self._is_avoided(host, now) or not self._is_useful(now):
+        own_host, parent = self._own_host, self._parents.get(image_id)
+        if host == own_host or self._is_avoided(host, now) or not self._is_useful(now):
             return
         if parent is not None and now > parent.until_s:
             parent = None
-        if parent is None or distance(host, here) < distance(parent.host, here):
+        if parent is None or distance(host, own_host) < distance(parent.host, own_host):
             self._parents[image_id] = _Parent(host, now + LEASE_S)
             if len(self._parents) > IMAGES:
                 del self._parents[next(iter(self._parents))]

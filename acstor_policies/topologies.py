@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topologies beside the agent's ring (see ``engine/ring_view``): the nearest hosts, and all."""
+"""Topologies beside the agent's ring (``engine/ring/ring_view``): the nearest hosts, and all."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from acstor_agent.engine import ring_view
+from acstor_agent.engine.ring import ring_view
 from acstor_common.model import ids
 from acstor_common.ring import location
 
@@ -13,11 +13,11 @@ NEAREST_COUNT = 4
 
 def nearest(
     hosts: Sequence[ids.HostId],
-    here: ids.HostId,
+    own_host: ids.HostId,
     locations: Mapping[ids.HostId, str],
     count: int = NEAREST_COUNT,
 ) -> tuple[ids.HostId, ...]:
-    """Return the hosts whose locations have most in common with that of ``here``.
+    """Return the hosts whose locations have most in common with that of ``own_host``.
 
     >>> places = {"h1": "a/1/h1", "h2": "b/1/h2", "h3": "a/1/h3", "h4": "a/2/h4"}
     >>> nearest(list(places), "h1", places, count=2)
@@ -25,18 +25,18 @@ def nearest(
 
     :param count: how many; those equally near follow in the order of the ring
     """
-    ours = locations.get(here, "").split("/")
+    ours = locations.get(own_host, "").split("/")
     # Alternately from both sides, so that equally near ones are the closest on the ring.
-    around = _alternate(ring_view.followers(hosts, here))
+    around = _alternate(ring_view.followers(hosts, own_host))
     around.sort(key=lambda host: -location.common_levels(ours, locations.get(host, "").split("/")))
     return tuple(around[:count])
 
 
 def all_hosts(
-    hosts: Sequence[ids.HostId], here: ids.HostId, locations: Mapping[ids.HostId, str]
+    hosts: Sequence[ids.HostId], own_host: ids.HostId, locations: Mapping[ids.HostId, str]
 ) -> tuple[ids.HostId, ...]:
     """Return all other hosts: for small clouds."""
-    return tuple(ring_view.followers(hosts, here))
+    return tuple(ring_view.followers(hosts, own_host))
 
 
 def _alternate(followers: Sequence[ids.HostId]) -> list[ids.HostId]:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public cache of this host: chunks by CID, on the local disk.
 
-Bytes are verified before they are stored, and by checksums at each read, so no read returns bytes
-that do not match their CID. A full or broken disk costs chunks, never an answer. A new chunk is
-served from memory until it is on disk (write_behind.py).
-
-Methods without ``async`` never wait; call them from the event loop's thread, except ``in``.
+Bytes are verified before they are stored, and by checksums at each read. A full or broken disk
+costs chunks, never an answer. A new chunk is served from memory until it is on disk
+(write_behind.py). Methods without ``async`` never wait; call them from the event loop's thread,
+except ``in``.
 """
 
 import os
@@ -48,24 +47,24 @@ class CacheFiles:
     def __init__(
         self,
         files: slab_files.SlabFiles,
-        mends: folder_recovery.FolderRecovery,
+        recovery: folder_recovery.FolderRecovery,
         io: disk_io.DiskIo | None = None,
         write_limits: write_behind.WriteLimits = write_behind.WRITE_LIMITS,
     ) -> None:
         self._files = files
         self._io = io or disk_io.DiskIo()
-        self._core = core = mends.core
-        self._mends = mends
+        self._core = core = recovery.core
+        self._recovery = recovery
         self.lookup, self.lookup_all = core.lookup, core.lookup_all
         """Return slots of CIDs, valid until the next checkpoint; counts as a use."""
         self.contents = core.contents
         """A live view of the CIDs in the cache; event loop only."""
         self.read_nowait = files.io.read_nowait
-        self._behind = write_behind.WriteBehind(
-            files, mends, self._io, self.store_chunk, write_limits
+        self._write_behind = write_behind.WriteBehind(
+            files, recovery, self._io, self.store_chunk, write_limits
         )
-        self.wait_for_room = self._behind.wait_for_room
-        self._healed = self._refused = 0
+        self.wait_for_room = self._write_behind.wait_for_room
+        self._corrupt_chunks = self._rejected_chunks = 0
         self._reader_threads = trio.CapacityLimiter(READ_THREADS)
 
     @classmethod
@@ -82,7 +81,7 @@ class CacheFiles:
     ) -> "CacheFiles":
         """Open the cache in ``folder`` with the chunks of a former run.
 
-        It blocks (about 3 us per chunk). A folder that is unusable or read-only is a ``trouble``:
+        It blocks (about 3 us per chunk). A folder that is unusable or read-only is a ``fault``:
         chunks are not cached until it recovers.
 
         :param limit_bytes: upper bound of the slab files' lengths, all together
@@ -94,16 +93,16 @@ class CacheFiles:
         """
         files = slab_files.SlabFiles(pathlib.Path(folder), min(slab_bytes, limit_bytes))
         pins = cache_pins.Pins() if pins is None else pins
-        mends = folder_recovery.FolderRecovery(
+        recovery = folder_recovery.FolderRecovery(
             files, lambda: public_cache.PublicCache(limit_bytes, slab_bytes, order, pins), checks
         )
-        mends.open()
-        return cls(files, mends, io, write_limits)
+        recovery.open()
+        return cls(files, recovery, io, write_limits)
 
     @property
-    def trouble(self) -> folder_health.FolderFault | None:
+    def fault(self) -> folder_health.FolderFault | None:
         """The folder's fault, None if there is none."""
-        return self._mends.trouble
+        return self._recovery.fault
 
     def __contains__(self, cid: object) -> bool:
         """Return whether the chunk is in the cache; any thread may call it."""
@@ -131,10 +130,10 @@ class CacheFiles:
             growth_limit_bytes=core.pins.beyond_bytes,
             slabs=core.slab_count,
             evictions=core.evictions,
-            corrupt_chunks=self._healed,
-            rejected_chunks=self._refused,
-            write_errors=self._behind.errors,
-            pending_bytes=self._behind.pending_bytes,
+            corrupt_chunks=self._corrupt_chunks,
+            rejected_chunks=self._rejected_chunks,
+            write_errors=self._write_behind.errors,
+            pending_bytes=self._write_behind.pending_bytes,
             pinned_bytes=core.pinned_bytes,
             reserved_bytes=core.pins.slot_bytes,
             pinned_missing_chunks=self.pinned_missing,
@@ -166,7 +165,7 @@ class CacheFiles:
                 limiter=self._reader_threads,
             )
             for slot in bad:
-                self._heal(slot)
+                self._drop_corrupt(slot)
         finally:
             for slot in slots:
                 self._core.release(slot)
@@ -224,13 +223,13 @@ class CacheFiles:
         bad = await self.read([(slot, 0, slot.length)], memoryview(buffer))
         return None if bad else buffer
 
-    def _heal(self, slot: cache_slot.Slot) -> None:
+    def _drop_corrupt(self, slot: cache_slot.Slot) -> None:
         if slot.is_gone:
             return
         LOG.warning(
             "Chunk %s is damaged in slab file %d; dropped", slot.cid.hex(), slot.slab.number
         )
-        self._healed += 1
+        self._corrupt_chunks += 1
         self._drop(slot)
 
     def store_chunk(
@@ -247,17 +246,17 @@ class CacheFiles:
             return False
         if cid in self._core:
             return self.promote_chunk(cid, keep_class)
-        if not (self._mends.takes_chunks and self._behind.can_take(len(data))):
-            self._refused += 1
+        if not (self._recovery.takes_chunks and self._write_behind.can_take(len(data))):
+            self._rejected_chunks += 1
             return False
         try:
             slot, actions = self._core.allocate_slot(cid, len(data), keep_class)
         except errors.CacheFull:
-            self._behind.flush_soon()  # queued chunks hold their slots until written
-            self._refused += 1
+            self._write_behind.flush_soon()  # queued chunks hold their slots until written
+            self._rejected_chunks += 1
             return False
         slot.data = data
-        self._behind.add((slot,), actions)
+        self._write_behind.add((slot,), actions)
         return True
 
     def store_all(
@@ -282,15 +281,15 @@ class CacheFiles:
         """Store the first chunks in free slots; return how many, 0 if one needs care."""
         length = len(chunks[0][1])
         is_one_length = all([len(data) == length for _, data in chunks])
-        if len(chunks) == 1 or not is_one_length or not self._mends.takes_chunks:
+        if len(chunks) == 1 or not is_one_length or not self._recovery.takes_chunks:
             return 0
-        if not self._behind.can_take(length * len(chunks)):
+        if not self._write_behind.can_take(length * len(chunks)):
             return 0
         slots = self._core.place_free([cid for cid, _ in chunks], length, keep_class)
         for slot, (_, data) in zip(slots, chunks, strict=False):
             slot.data = data
         if slots:
-            self._behind.add(slots, ())
+            self._write_behind.add(slots, ())
         return len(slots)
 
     def promote_chunk(self, cid: ids.Cid, keep_class: public_cache.KeepClass) -> bool:
@@ -299,7 +298,7 @@ class CacheFiles:
         if slot is None:
             return False
         if self._core.promote_chunk(slot, keep_class):
-            self._behind.mark_stale(slot)
+            self._write_behind.mark_stale(slot)
         return True
 
     def keep_for_boot(self, cid: ids.Cid) -> bool:
@@ -364,7 +363,7 @@ class CacheFiles:
     def may_grow(self, beyond_bytes: int) -> None:
         """Set the growth allowed beyond the limit, and evict what exceeds it."""
         self._core.pins.beyond_bytes = beyond_bytes
-        self._behind.add_slab_actions(self._core.shrink_to_limit())
+        self._write_behind.add_slab_actions(self._core.shrink_to_limit())
 
     def on_evicted(self, tell: Callable[[ids.Cid], object]) -> None:
         """Set a callback for each chunk that leaves the cache, called in the event loop."""
@@ -381,21 +380,21 @@ class CacheFiles:
         return slot is not None
 
     def _drop(self, slot: cache_slot.Slot) -> None:
-        self._behind.mark_stale(slot)  # clear the record before the slot is reused
+        self._write_behind.mark_stale(slot)  # clear the record before the slot is reused
         self._core.drop_chunk(slot)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write new chunks to disk and watch the folder, for ever."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._behind.run)
-            nursery.start_soon(self._mends.run)
+            nursery.start_soon(self._write_behind.run)
+            nursery.start_soon(self._recovery.run)
             task_status.started()
 
     @property
     def has_room(self) -> bool:
         """Whether the chunks in memory are below their limit."""
-        return self._behind.has_room
+        return self._write_behind.has_room
 
     async def aclose(self) -> None:
         """Write pending chunks and close the files; no reads afterwards."""
-        await self._behind.aclose()
+        await self._write_behind.aclose()

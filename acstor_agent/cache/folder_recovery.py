@@ -46,9 +46,9 @@ class FolderRecovery:
         self._changed = trio.Event()
 
     @property
-    def trouble(self) -> folder_health.FolderFault | None:
+    def fault(self) -> folder_health.FolderFault | None:
         """The folder's fault, None if there is none."""
-        return self._health.trouble
+        return self._health.fault
 
     def open(self) -> None:
         """Open the folder with the chunks of a former run; record a fault, not raise it.
@@ -59,23 +59,23 @@ class FolderRecovery:
             self.core.take_over(self._load())
             self._files.make_writable(is_to_grow=False)
         except OSError as exc:
-            self._met(_words(exc), now_s=0.0)  # checked again at once when served
+            self._record(_words(exc), now_s=0.0)  # checked again at once when served
 
     def record_fault(self, exc: OSError, is_full: bool = False) -> None:
         """Record a failed write.
 
         :param is_full: only a new slab file failed; the existing ones are writable
         """
-        self._met(_words(exc), trio.current_time(), is_full)
+        self._record(_words(exc), trio.current_time(), is_full)
 
-    def _met(self, what: str, now_s: float, is_full: bool = False) -> None:
+    def _record(self, what: str, now_s: float, is_full: bool = False) -> None:
         self.takes_chunks = self.takes_chunks and is_full
         self._is_full = self._is_full or is_full
         if self._health.record_fault(f"{self._files.folder}: {what}", now_s, time.time()):
             LOG.warning(
                 "%s: %s",
                 "The cache stops growing" if is_full else "The cache takes no new chunks",
-                self._health.trouble and self._health.trouble.what,
+                self._health.fault and self._health.fault.what,
             )
         self._changed.set()
 
@@ -83,30 +83,30 @@ class FolderRecovery:
         """Check the folder, for ever."""
         while True:
             self._changed = trio.Event()
-            next_s = min(self._health.look_at_s, trio.current_time() + self._healthy_s)
+            next_s = min(self._health.next_check_s, trio.current_time() + self._healthy_s)
             with trio.move_on_at(next_s) as waited:
                 await self._changed.wait()
             if waited.cancelled_caught:
                 async with self.writing:
-                    await self._look()
+                    await self._check()
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         try:
             if not self._files.is_open:
                 self.core.take_over(await trio.to_thread.run_sync(self._load))
-            if self.trouble is not None:
+            if self.fault is not None:
                 await trio.to_thread.run_sync(self._files.make_writable, self._is_full)
             is_in_place, vanished = await trio.to_thread.run_sync(self._inspect)
         except OSError as exc:
-            self._met(_words(exc), trio.current_time())
+            self._record(_words(exc), trio.current_time())
             return
         except errors.Unusable as exc:
-            self._met(str(exc), trio.current_time())
+            self._record(str(exc), trio.current_time())
             return
         for number in vanished:
             self._forget(number)
         if not is_in_place:
-            self._met("the folder was removed or replaced", trio.current_time())
+            self._record("the folder was removed or replaced", trio.current_time())
         elif self._health.is_over(trio.current_time()):
             LOG.warning("The cache recovered: %s can be written again", self._files.folder)
             self.takes_chunks, self._is_full = True, False

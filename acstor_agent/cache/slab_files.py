@@ -39,7 +39,7 @@ class SlabFiles:
         self._slab_bytes = slab_bytes
         self._lock_fd = -1
         self._read_only: dict[int, pathlib.Path] = {}
-        self._in_the_way: dict[pathlib.Path, bool] = {}
+        self._to_remove: dict[pathlib.Path, bool] = {}
         """Files that could not be removed yet, and whether they are ours."""
 
     @property
@@ -58,7 +58,7 @@ class SlabFiles:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
-            if not _is_held_by_the_dead(fd):
+            if not _is_held_by_ended(fd):
                 os.close(fd)
                 raise errors.Unusable(
                     f"cache folder {self.folder}",
@@ -114,8 +114,8 @@ class SlabFiles:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         for number, path in list(self._read_only.items()):
             self._reopen(number, path)
-        for path, is_ours in list(self._in_the_way.items()):
-            self._take_away(path, is_ours)
+        for path, is_ours in list(self._to_remove.items()):
+            self._remove(path, is_ours)
 
     def is_in_place(self) -> bool:
         """Return whether the path still leads to the folder that was opened."""
@@ -151,7 +151,7 @@ class SlabFiles:
             if match is None:
                 continue
             if match[2]:
-                self._take_away_if_possible(path, True)  # its creator was killed
+                self._try_remove(path, True)  # its creator was killed
             elif (slab := self._load_one(path, int(match[1]))) is not None:
                 found.append(slab)
         return found
@@ -161,7 +161,7 @@ class SlabFiles:
             fd = self._open(path, number)
         except OSError as exc:
             if exc.errno in _NO_FILE_OF_OURS:
-                self._take_away_if_possible(path, False)
+                self._try_remove(path, False)
             else:
                 LOG.warning("Slab file %s is skipped: %s", path, exc.strerror or exc)
             return None
@@ -195,23 +195,23 @@ class SlabFiles:
     def _reject(self, fd: int, path: pathlib.Path, why: str) -> None:
         if is_ours := _is_ours(fd):
             LOG.warning("Slab file thrown away, its chunks will be fetched again: %s", why)
-        self._take_away_if_possible(path, is_ours)
+        self._try_remove(path, is_ours)
 
-    def _take_away_if_possible(self, path: pathlib.Path, is_ours: bool) -> None:
-        self._in_the_way[path] = is_ours
+    def _try_remove(self, path: pathlib.Path, is_ours: bool) -> None:
+        self._to_remove[path] = is_ours
         try:
-            self._take_away(path, is_ours)
+            self._remove(path, is_ours)
         except OSError as exc:
             LOG.warning("%s cannot be removed: %s", path, exc.strerror or exc)
 
-    def _take_away(self, path: pathlib.Path, is_ours: bool) -> None:
+    def _remove(self, path: pathlib.Path, is_ours: bool) -> None:
         if is_ours:
             path.unlink(missing_ok=True)
         elif path.is_symlink() or path.exists():
             aside = path.with_name(f"{path.name}.foreign-{os.lstat(path).st_ino}")
             path.rename(aside)
             LOG.warning("%s is not a slab file; renamed to %s", path, aside.name)
-        self._in_the_way.pop(path, None)
+        self._to_remove.pop(path, None)
 
     def _path(self, slab: cache_slot.Slab) -> pathlib.Path:
         return self.folder / f"slab-{slab.number:05d}.acslab"
@@ -226,8 +226,8 @@ class SlabFiles:
         else:
             self.close_unused(action.slab)
             path = self._path(action.slab)
-            self._in_the_way[path] = True
-            self._take_away(path, True)
+            self._to_remove[path] = True
+            self._remove(path, True)
 
     def close_unused(self, slab: cache_slot.Slab) -> None:
         """Close a slab file without readers."""
@@ -254,8 +254,8 @@ class SlabFiles:
 
     def _make(self, slab: cache_slot.Slab) -> None:
         path = self._path(slab)
-        if path in self._in_the_way:
-            self._take_away(path, self._in_the_way[path])
+        if path in self._to_remove:
+            self._remove(path, self._to_remove[path])
         new = path.with_suffix(".acslab.new")
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -269,7 +269,7 @@ class SlabFiles:
         self.fds[slab.number] = fd
 
 
-def _read_table(fd: int, what: str) -> tuple[cache_slab.SlabLayout, list[cache_slab.Record]]:
+def _read_table(fd: int, what: str) -> tuple[cache_slab.SlabLayout, list[cache_slab.SlotRecord]]:
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):
         raise errors.CacheFormatError(what, 0, "it is not a regular file")
@@ -291,7 +291,7 @@ def _is_ours(fd: int) -> bool:
     return start == cache_slab.MAGIC or not any(start)
 
 
-def _is_held_by_the_dead(fd: int) -> bool:
+def _is_held_by_ended(fd: int) -> bool:
     """Return whether a lock belongs only to processes that run no code any more."""
     pids = process_cleanup.lock_holders(os.fstat(fd).st_ino)
     return bool(pids) and all(map(process_cleanup.has_ended, pids))

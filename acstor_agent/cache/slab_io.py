@@ -3,10 +3,8 @@
 
 Every read is verified by checksums (core/cache/checksums.py). A write clears the record, writes
 data and checksums, then writes the record; so after a kill at any point each slot is free or
-complete.
-
-Checksums are read with a call of their own and stay in the page cache. They are not memory-mapped:
-a bad page would kill the process (SIGBUS), and a missing one would block the event loop.
+complete. Checksums are not memory-mapped: a bad page would kill the process (SIGBUS), and a missing
+one would block the event loop.
 """
 
 import errno
@@ -173,7 +171,6 @@ class SlabIo:
         return self._read_run(run, into, self._nowait_flags)
 
     def _read_run(self, run: Sequence[Part], into: memoryview, flags: int) -> bool:
-        """Read adjacent parts of a slab file; return whether they are valid."""
         first, start, _ = run[0]
         last, _, stop = run[-1]
         if start % BLOCK_BYTES or (stop % BLOCK_BYTES and stop != last.length):
@@ -199,7 +196,6 @@ class SlabIo:
         return is_right
 
     def _is_right(self, run: Sequence[Part], view: memoryview, flags: int) -> bool:
-        """Verify a run that was read."""
         (first, start, _), (last, _, stop) = run[0], run[-1]
         slab, of_slot = first.slab, first.slab.sums_bytes
         skip, length = checksums.table_range(start, stop)

@@ -33,18 +33,16 @@ Store = Callable[[ids.Cid, cache_slot.Data, public_cache.KeepClass], bool]
 class WriteLimits(NamedTuple):
     """When chunks in memory are written, and how many there may be.
 
-    :param pending_bytes: chunks in memory from which on producers are to wait
     :param enough_bytes: written at once: larger batches are no cheaper, and leave the processor's
         cache
-    :param batch_jobs: so many slots, too; below IOV_MAX, so a run of slots needs one call
     :param gather_s: how long fewer bytes are gathered: a thread switch costs the same for few
         chunks, and on slow links one arrives each 20 to 40 ms. A kill loses them; they are fetched
         again
     """
 
-    pending_bytes: int = 32 * geometry.MIB
+    pending_bytes: int = 32 * geometry.MIB  # chunks in memory from which on producers are to wait
     enough_bytes: int = 2 * geometry.MIB
-    batch_jobs: int = 512
+    batch_jobs: int = 512  # so many slots, too; below IOV_MAX, so a run of slots needs one call
     gather_s: float = 0.5
 
 
@@ -54,8 +52,8 @@ WRITE_LIMITS = WriteLimits()
 class WriteBehind:
     """Writes slots to disk in batches; keep :meth:`run` running.
 
-    Failed chunks are dropped, counted in ``errors``, and reported to ``mends``. ``pending_bytes``
-    are in memory only.
+    Failed chunks are dropped, counted in ``errors``, and reported to ``recovery``.
+    ``pending_bytes`` are in memory only.
 
     :param store: stores a chunk again whose slab could not be created
     """
@@ -63,15 +61,15 @@ class WriteBehind:
     def __init__(
         self,
         files: slab_files.SlabFiles,
-        mends: folder_recovery.FolderRecovery,
+        recovery: folder_recovery.FolderRecovery,
         io: disk_io.DiskIo,
         store: Store,
         limits: WriteLimits = WRITE_LIMITS,
     ) -> None:
         self.pending_bytes = self.errors = 0
         self._files = files
-        self._mends = mends
-        self._core = mends.core
+        self._recovery = recovery
+        self._core = recovery.core
         self._io = io
         self._store = store
         self._limits = limits
@@ -156,13 +154,12 @@ class WriteBehind:
         """Write pending slots and close the files; no reads afterwards."""
         with trio.CancelScope(shield=True):
             await self.flush()
-            async with self._mends.writing:
+            async with self._recovery.writing:
                 self._files.close()
 
     async def _write_batch(self) -> int:
-        """Apply the actions and the oldest jobs; return the number of jobs."""
         with trio.CancelScope(shield=True):
-            async with self._mends.writing:
+            async with self._recovery.writing:
                 actions, self._actions = self._actions, []
                 stream = next(iter(self._dirty.values()), None)
                 jobs, batch_bytes = self._next_jobs(stream)
@@ -208,10 +205,10 @@ class WriteBehind:
             for slot, data, _, _ in jobs:
                 failure = failed.get(slot)
                 if failure is not None and data is not None and slot.slab not in unmade:
-                    self._core.drop_chunk(slot, is_place_bad=failure.errno == errno.EIO)
+                    self._core.drop_chunk(slot, is_bad_block=failure.errno == errno.EIO)
         written = [job for job in jobs if job.slot.slab not in unmade] if unmade else jobs
         self._forget_bytes([job.slot for job in written])
-        self._let_go(
+        self._release(
             [
                 slot
                 for slot, _, keep_class, was_gone in written
@@ -219,7 +216,7 @@ class WriteBehind:
             ]
         )
         for slab, exc in unmade.items():
-            self._lose_slab(slab, exc)
+            self._drop_slab(slab, exc)
 
     def _note_failures(
         self,
@@ -231,7 +228,7 @@ class WriteBehind:
         tried = (job.slot for job in jobs if job.data is not None and job.slot.slab not in unmade)
         exc = next(iter(failed.values()))
         if all(slot in failed for slot in tried):
-            self._mends.record_fault(exc)
+            self._recovery.record_fault(exc)
         else:
             LOG.warning("%d chunks cannot be written: %s", len(failed), exc)
 
@@ -241,20 +238,20 @@ class WriteBehind:
                 slot.data = None
                 self.pending_bytes -= slot.length
 
-    def _let_go(self, slots: Sequence[cache_slot.Slot]) -> None:
+    def _release(self, slots: Sequence[cache_slot.Slot]) -> None:
         for slot in slots:
             del self._dirty[slot]
         self._core.release_all(slots)
 
-    def _lose_slab(self, slab: cache_slot.Slab, exc: OSError) -> None:
+    def _drop_slab(self, slab: cache_slot.Slab, exc: OSError) -> None:
         """Drop a slab that could not be created, and store its chunks elsewhere."""
         self.errors += 1
-        self._mends.record_fault(exc, is_full=True)
+        self._recovery.record_fault(exc, is_full=True)
         stranded = [slot for slot in self._dirty if slot.slab is slab]
         again = [(s.cid, s.data, s.keep_class) for s in stranded if not s.is_gone]
         self._core.lose_slab(slab)
         self._forget_bytes(stranded)
-        self._let_go(stranded)
+        self._release(stranded)
         for cid, data, keep_class in again:
             if data is not None:
                 self._store(cid, data, keep_class)

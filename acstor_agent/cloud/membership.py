@@ -16,7 +16,7 @@ from acstor_agent.cloud import enrolment
 from acstor_agent.cloud import message_signing
 from acstor_agent.cloud import ring_store
 from acstor_agent.cloud import traffic_meter
-from acstor_agent.engine import placement
+from acstor_agent.engine.ring import placement
 from acstor_agent.runtime import supervised_tasks
 from acstor_common import errors
 from acstor_common.identity import certificates

@@ -126,7 +126,7 @@ def of_latency(latency: counters.Latency) -> dict[str, Any]:
 
 def of_cache(cache: cache_files.CacheFiles) -> dict[str, Any]:
     """Return the numbers of the public cache, and its folder's fault."""
-    issue = cache.trouble._asdict() if cache.trouble else None
+    issue = cache.fault._asdict() if cache.fault else None
     return {**dataclasses.asdict(cache.statistics), "fault": issue}
 
 

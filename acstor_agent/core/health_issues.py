@@ -5,13 +5,10 @@ from typing import NamedTuple
 
 
 class HealthIssue(NamedTuple):
-    """One failing part.
-
-    :param since_s: start of the failure, by the caller's clock
-    """
+    """One failing part."""
 
     why: str
-    since_s: float
+    since_s: float  # start of the failure, by the caller's clock
 
 
 class HealthIssues:

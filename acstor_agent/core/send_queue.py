@@ -16,7 +16,7 @@ from acstor_common.wire import peer_wire
 LOWER_EVERY = 4
 
 
-class Kind(enum.IntEnum):
+class EntryKind(enum.IntEnum):
     """Kinds of entries, most urgent first."""
 
     URGENT = 0
@@ -24,7 +24,7 @@ class Kind(enum.IntEnum):
     BACKGROUND = 2
 
 
-_KINDS = tuple(Kind)
+_KINDS = tuple(EntryKind)
 Turn = list[peer_wire.ChunkRequest] | peer_wire.Notification
 
 
@@ -54,7 +54,7 @@ class SendQueue:
         self._left: dict[int, peer_wire.ChunkRequest] = {}  # by the chunks that are still wanted
         self._announcements: collections.deque[peer_wire.Notification] = collections.deque()
         self._first_in_a_row = 0
-        self._last_lower = Kind.BACKGROUND
+        self._last_lower = EntryKind.BACKGROUND
 
     def __bool__(self) -> bool:
         return bool(self._urgent or self._announcements or self._background)
@@ -118,9 +118,9 @@ class SendQueue:
             self._first_in_a_row = 0
         else:
             self._first_in_a_row += 1
-        if kind is Kind.ANNOUNCEMENT:
+        if kind is EntryKind.ANNOUNCEMENT:
             return self._announcements.popleft()
-        some = self._urgent if kind is Kind.URGENT else self._background
+        some = self._urgent if kind is EntryKind.URGENT else self._background
         return self._take_requests(some)
 
     def _take_requests(

@@ -54,7 +54,7 @@ class ChunkService:
                 cloud.delegated_host,
             )
         )
-        self.mirrors = mirrors.Mirrors(maps, self.source, inode_numbers.know_image)
+        self.mirrors = mirrors.Mirrors(maps, self.source, inode_numbers.register_image)
         self.chunk_lookup = chunk_lookup.ChunkLookup(
             self.mirrors,
             detached_maps.DetachedMaps(self.source, nursery),

@@ -33,8 +33,8 @@ from acstor_common.util import lru_table
 from acstor_common.wire import vault_paths
 
 T = TypeVar("T")
-AskHolder = Callable[[restore_record.Holder], Awaitable[T]]
-Hedge = Callable[[Sequence[restore_record.Holder]], float]
+AskHolder = Callable[[restore_record.CheckpointHolder], Awaitable[T]]
+Hedge = Callable[[Sequence[restore_record.CheckpointHolder]], float]
 
 CONNECTIONS = 8
 """Per holder, of 16 that its vault allows a host; background reads use a quarter."""
@@ -149,7 +149,7 @@ class CheckpointClient:
     ) -> None:
         self._connections, self._record = connections, record
         self._seal = checkpoint_encryption.Seal(record.key)
-        self._failed: set[restore_record.Holder] = set()
+        self._failed: set[restore_record.CheckpointHolder] = set()
 
     async def fetch_manifest(self) -> bytes:
         """Return the sealed manifest, verified by its name."""
@@ -222,7 +222,7 @@ class CheckpointClient:
         limit_bytes: int,
         check: Callable[[bytes, str], T],
         noted: Callable[[str, float], None],
-        holder: restore_record.Holder,
+        holder: restore_record.CheckpointHolder,
     ) -> T:
         began_s = trio.current_time()
         try:
@@ -235,13 +235,13 @@ class CheckpointClient:
         noted(holder.address, trio.current_time() - began_s)
         return await self._connections.in_thread(check, sealed, holder.host)
 
-    def _note_slow(self, pending: Mapping[restore_record.Holder, float]) -> None:
+    def _note_slow(self, pending: Mapping[restore_record.CheckpointHolder, float]) -> None:
         for holder, began_s in pending.items():
             took_s = trio.current_time() - began_s
             if took_s > self._connections.times.expected_s(holder.address):
                 self._connections.times.record_time(holder.address, took_s)
 
-    def _hedge_s(self, others: Sequence[restore_record.Holder]) -> float:
+    def _hedge_s(self, others: Sequence[restore_record.CheckpointHolder]) -> float:
         """Return the hedge delay: twice the shortest expected time of the others."""
         expected = (self._connections.times.expected_s(other.address) for other in others)
         known = [took_s for took_s in expected if 0 < took_s < math.inf]
@@ -249,8 +249,8 @@ class CheckpointClient:
             return HEDGE_S
         return min(max(2 * min(known), SHORTEST_HEDGE_S), LONGEST_HEDGE_S)
 
-    def _fastest_first(self) -> list[restore_record.Holder]:
-        def rank(holder: restore_record.Holder) -> tuple[bool, float]:
+    def _fastest_first(self) -> list[restore_record.CheckpointHolder]:
+        def rank(holder: restore_record.CheckpointHolder) -> tuple[bool, float]:
             return holder in self._failed, self._connections.times.expected_s(holder.address)
 
         return sorted(self._record.holders, key=rank)
@@ -261,11 +261,11 @@ class _Race(Generic[T]):
 
     def __init__(self, ask: AskHolder[T]) -> None:
         self._ask = ask
-        self.won: tuple[restore_record.Holder, T] | None = None
-        self.failures: dict[restore_record.Holder, errors.ChunkUnavailable] = {}
-        self.pending: dict[restore_record.Holder, float] = {}
+        self.won: tuple[restore_record.CheckpointHolder, T] | None = None
+        self.failures: dict[restore_record.CheckpointHolder, errors.ChunkUnavailable] = {}
+        self.pending: dict[restore_record.CheckpointHolder, float] = {}
 
-    async def run(self, order: Sequence[restore_record.Holder], hedge_s: Hedge) -> None:
+    async def run(self, order: Sequence[restore_record.CheckpointHolder], hedge_s: Hedge) -> None:
         async with trio.open_nursery() as nursery:
             for number, holder in enumerate(order):
                 ended = trio.Event()
@@ -274,7 +274,10 @@ class _Race(Generic[T]):
                     await ended.wait()
 
     async def _one(
-        self, holder: restore_record.Holder, all_of_them: trio.CancelScope, ended: trio.Event
+        self,
+        holder: restore_record.CheckpointHolder,
+        all_of_them: trio.CancelScope,
+        ended: trio.Event,
     ) -> None:
         self.pending[holder] = trio.current_time()
         try:

@@ -109,11 +109,11 @@ class Disk:
                 self._guest, self._read_brought, lacking, offset, length
             )
         stretches = self._plan_read(offset, length)
-        if len(stretches) == 1 and stretches[0].origin is disk_plan.Origin.IMAGE:
+        if len(stretches) == 1 and stretches[0].origin is disk_plan.StretchOrigin.IMAGE:
             return await (await self._attach(self.header)).read(offset, length, self._guest)
         if len(stretches) == 1 and (kept := self._read_nowait(stretches[0])) is not None:
             return kept
-        is_local = all(one.origin is disk_plan.Origin.DISK for one in stretches)
+        is_local = all(one.origin is disk_plan.StretchOrigin.DISK for one in stretches)
         return await self._reads.run_admitted(
             self._guest, self._read, stretches, length, is_local=is_local
         )
@@ -132,7 +132,7 @@ class Disk:
         return disk_plan.plan_read(header.cut, header.image_bytes, self._states, offset, length)
 
     def _read_nowait(self, stretch: disk_plan.Stretch) -> bytearray | None:
-        if stretch.origin is not disk_plan.Origin.DISK:
+        if stretch.origin is not disk_plan.StretchOrigin.DISK:
             return None
         buffer = bytearray(stretch.stop - stretch.start)
         return buffer if self._files.read_nowait(memoryview(buffer), stretch.start) else None
@@ -141,11 +141,11 @@ class Disk:
         await _run_all(functools.partial(self._fill_one, *place) for place in places)
 
     async def _fill_one(self, stretch: disk_plan.Stretch, view: memoryview) -> None:
-        if stretch.origin is disk_plan.Origin.DISK:
+        if stretch.origin is disk_plan.StretchOrigin.DISK:
             await self._io.run(
                 self._place(stretch.start), len(view), False, self._files.read, view, stretch.start
             )
-        elif stretch.origin is disk_plan.Origin.IMAGE:
+        elif stretch.origin is disk_plan.StretchOrigin.IMAGE:
             image = await self._attach(self.header)
             for at in range(0, len(view), mirror.MAX_READ_BYTES):
                 part = view[at : at + mirror.MAX_READ_BYTES]

@@ -161,7 +161,7 @@ class Disks:
         self._check_made(header.disk_id)
         self._being_made.add(header.disk_id)
         try:  # not under the lock: a beginning may be long
-            self._inodes.know_disk(header.disk_id)
+            self._inodes.register_disk(header.disk_id)
             await trio.to_thread.run_sync(
                 disk_files.create, self.folder, header, self._boot_id, beginning
             )

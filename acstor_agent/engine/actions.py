@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import failure as failure_
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import failure
+from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
 from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_common.wire import peer_request
+
+Priority = priority.Priority
+
+Failure = failure.Failure
 
 
 class RequestChunks(NamedTuple):
@@ -52,8 +56,8 @@ class ReadSource(NamedTuple):
 
     number: int
     image_id: ids.ImageId
-    priority: priority_.Priority
-    who: Hashable  # takes turns: opener or image for local reads, else the peer
+    priority: Priority
+    flow: Hashable  # takes turns: the guest or image for local reads, else the peer
     refs: list[chunk_ref.ChunkRef]
 
 
@@ -69,11 +73,11 @@ class ArrivedRun(NamedTuple):
     refs: transfer.Refs
     keys: tuple[chunk_ref.Key, ...]  # in the order of refs, as are the chunks
     chunks: Sequence[transfer.Bytes]
-    giver: ids.HostId | None  # None: the source
+    provider: ids.HostId | None  # None: the source
     mode: peer_request.Mode | None  # in which the giver was asked
     is_kept: bool  # held for other hosts, so it stays longer in the cache
     is_own: bool  # requested by this host, not read through for peers only
-    priority: priority_.Priority
+    priority: Priority
     is_stored: bool = True  # False: store pinned chunks only
 
     def select(self, indices: Sequence[int]) -> "ArrivedRun":
@@ -93,7 +97,7 @@ class CompleteRead(NamedTuple):
 
     token: Hashable
     chunks: list[transfer.Bytes]  # in the order of the batch; after a failure None where missing
-    failure: failure_.Failure | None
+    failure: Failure | None
     why: str
 
 
@@ -112,7 +116,7 @@ class SendChunk(NamedTuple):
     number: int
     ref: chunk_ref.ChunkRef
     data: transfer.Bytes
-    priority: priority_.Priority
+    priority: Priority
 
 
 class SendRun(NamedTuple):
@@ -120,7 +124,7 @@ class SendRun(NamedTuple):
 
     number: int
     refs: Sequence[chunk_ref.ChunkRef]  # with consecutive numbers
-    priority: priority_.Priority
+    priority: Priority
 
     def iter_chunks(self) -> Iterator[SendChunk]:
         """Yield the chunks."""
@@ -132,7 +136,7 @@ class SendRefusal(NamedTuple):
     """Refuse a request."""
 
     number: int
-    failure: failure_.Failure
+    failure: Failure
     why: str = ""  # for this host's log only; empty: do not log
     request: chunk_ref.Request | None = None
 
@@ -179,8 +183,8 @@ class SendAnnouncement(NamedTuple):
     """Send an announcement: held chunks, evicted chunks, eviction hints."""
 
     host: ids.HostId
-    here: tuple[segments.Chunks, ...]
-    gone: tuple[segments.Chunks, ...]
+    held: tuple[segments.Chunks, ...]
+    evicted: tuple[segments.Chunks, ...]
     evictable: tuple[segments.Chunks, ...]
     segment_chunks: int = 1
 
@@ -189,7 +193,7 @@ class ForwardAnnouncement(NamedTuple):
     """Pass on an accepted announcement and eviction hints, for images and the cache."""
 
     host: ids.HostId
-    here: Sequence[segments.Chunks]
+    held: Sequence[segments.Chunks]
     evictable: Sequence[segments.Chunks]
 
 
@@ -237,12 +241,20 @@ Action = (
 class ActionQueue:
     """Collects the actions of one event."""
 
-    __slots__ = ("_asks", "_cancels", "_priority_raises", "_replies", "_stores", "_watch", "others")
+    __slots__ = (
+        "_cancels",
+        "_priority_raises",
+        "_replies",
+        "_requests",
+        "_stores",
+        "_watch",
+        "others",
+    )
 
     def __init__(self) -> None:
         self._stores: list[ArrivedRun] = []
         self._replies: dict[Hashable, list[Answer]] = {}
-        self._asks: dict[ids.HostId, list[transfer.Attempt]] = {}
+        self._requests: dict[ids.HostId, list[transfer.Attempt]] = {}
         self._cancels: dict[ids.HostId, list[int]] = {}
         self._priority_raises: dict[ids.HostId, list[int]] = {}
         self._watch: list[Hashable] = []
@@ -261,15 +273,15 @@ class ActionQueue:
 
     def add_request(self, host: ids.HostId, attempt: transfer.Attempt) -> None:
         """Add an attempt to be sent."""
-        attempts = self._asks.get(host)
+        attempts = self._requests.get(host)
         if attempts is None:
-            attempts = self._asks[host] = []
+            attempts = self._requests[host] = []
         attempts.append(attempt)
 
     def add_split_request(self, attempt: transfer.Attempt, part: transfer.Attempt) -> None:
         """Add the split-off part of an attempt, if that attempt is still to be sent."""
         assert attempt.host is not None
-        attempts = self._asks.get(attempt.host, [])
+        attempts = self._requests.get(attempt.host, [])
         if attempt in attempts:
             attempts.insert(attempts.index(attempt) + 1, part)
 
@@ -309,23 +321,22 @@ class ActionQueue:
                 RaisePriority(host, numbers) for host, numbers in self._priority_raises.items()
             ]
             self._priority_raises = {}
-        if self._asks:
-            for host, asked in self._asks.items():
-                attempts = [attempt for attempt in asked if not attempt.is_over]  # ended since
+        if self._requests:
+            for host, requested in self._requests.items():
+                attempts = [attempt for attempt in requested if not attempt.is_over]  # ended since
                 found += [RequestChunks(host, some) for some in _messages(attempts)]
-            self._asks = {}
+            self._requests = {}
         return found
 
     def _sent(self, host: ids.HostId) -> CancelRequests | None:
         """Return a ``CancelRequests`` without the attempts that were never sent; None if empty."""
-        over = [attempt for attempt in self._asks.get(host, ()) if attempt.is_over]
+        over = [attempt for attempt in self._requests.get(host, ()) if attempt.is_over]
         unsent = {number for attempt in over for number in attempt.numbers}
         numbers = [number for number in self._cancels[host] if number not in unsent]
         return CancelRequests(host, numbers) if numbers else None
 
 
 def _messages(attempts: Sequence[transfer.Attempt]) -> Iterator[list[transfer.Attempt]]:
-    """Group attempts into messages of at most MAX_BATCH chunks."""
     some: list[transfer.Attempt] = []
     chunks = 0
     for attempt in attempts:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import priority
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
+
+Priority = priority.Priority
 
 Key = tuple[ids.Cid, ids.Oid, int, tuple[ids.ScopeKey, ...]]
 
@@ -69,7 +71,7 @@ def matching(
     return [piece if is_right else None for piece, is_right in zip(pieces, are_right, strict=True)]
 
 
-class Run(NamedTuple):
+class ChunkRun(NamedTuple):
     """Adjacent chunks of one image with consecutive numbers."""
 
     number: int
@@ -80,7 +82,7 @@ class Run(NamedTuple):
     chunk_bytes: int
 
 
-def runs(numbers: Sequence[int], refs: Sequence[ChunkRef]) -> Iterator[Run]:
+def runs(numbers: Sequence[int], refs: Sequence[ChunkRef]) -> Iterator[ChunkRun]:
     """Group chunks of one image into runs of MAX_DATA_BYTES at most.
 
     >>> one = ChunkRef(ids.Cid(bytes(32)), ids.Oid(0), ids.ImageId("i"), 0, 8)
@@ -101,7 +103,7 @@ def runs(numbers: Sequence[int], refs: Sequence[ChunkRef]) -> Iterator[Run]:
             at += 1
         some = refs[begin:at] if at - begin < count else refs
         chunk_bytes = size if at > begin + 1 else 0
-        yield Run(
+        yield ChunkRun(
             numbers[begin], some, first.image_id, first.offset, end - first.offset, chunk_bytes
         )
         begin = at
@@ -116,7 +118,7 @@ class Request(NamedTuple):
     length: int
     proof: bytes  # that the peer knows the CIDs (peer_request.proof_of)
     mode: peer_request.Mode
-    priority: priority_.Priority
+    priority: Priority
     timeout_s: float  # that the peer waits
     chunk_bytes: int = 0  # of each chunk but the last; 0: a single chunk
 

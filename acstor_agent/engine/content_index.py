@@ -2,11 +2,9 @@
 """Index of the chunks of an image by content (Nicolae 2015, III-A).
 
 The first chunk with a CID is the *parent* of all chunks with that CID. States, requests and
-announcements are about parents only, so one fetch serves all equal chunks.
-
-The index in the chunk map is searched by bisection where it lies: it takes no memory, and a look-up
-about 2 us. Results are compared with whole CIDs, so a wrong index only hides chunks. Of two
-contents with the same 8-byte prefix one is found. Chunks of zeros are never found.
+announcements are about parents only, so one fetch serves all equal chunks. The index in the chunk
+map is searched by bisection where it lies (2 us). Results are compared with whole CIDs, so a wrong
+index only hides chunks. Chunks of zeros are never found.
 """
 
 import abc

@@ -17,23 +17,26 @@ from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure
 from acstor_agent.engine import peer_state
-from acstor_agent.engine import placement
 from acstor_agent.engine import priority
 from acstor_agent.engine import recovery
-from acstor_agent.engine import ring_view
 from acstor_agent.engine import settings
-from acstor_agent.engine import timers
-from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine import transfer
+from acstor_agent.engine.data_structures import timers
 from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import pending_reads
 from acstor_agent.engine.fetch import read_through
 from acstor_agent.engine.fetch import responses
 from acstor_agent.engine.gossip import announcements
+from acstor_agent.engine.ring import placement
+from acstor_agent.engine.ring import ring_view
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine.serve import peer_requests
 from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_common.ring import hash_ring
+
+Bytes = transfer.Bytes
+Transfer = transfer.Transfer
 
 Actions = list[actions.Action]
 Due = timers.Due
@@ -52,7 +55,7 @@ class Counters(NamedTuple):
     unauthorized: int  # refused requests of peers
     given: int  # chunks given to peers
     referrals: int  # requests of peers that were answered with other hosts
-    heard: int  # announced chunks that were accepted
+    accepted: int  # announced chunks that were accepted
     ignored: int  # announced chunks over a limit
     denied: int  # announced chunks that the announcing host denied
 
@@ -76,7 +79,7 @@ class Engine:
 
     def __init__(
         self,
-        here: ids.HostId,
+        own_host: ids.HostId,
         table: hash_ring.Ring,
         *,
         cache: Container[ids.Cid],
@@ -87,7 +90,7 @@ class Engine:
             placement.SourceAccess.IN_PARTS
         ),
     ) -> None:
-        view = ring_view.RingView(here, table)
+        view = ring_view.RingView(own_host, table)
         self.rights = rights
         self.context = context.Context(
             view, rng, cache, settings, lambda: 1 + rights.images, source_access
@@ -114,7 +117,7 @@ class Engine:
         if settings.copies_limit:
             self.context.timers.put(announcements.HINT_EVERY_S, Due.HINTS, None)
 
-    def _source_failed(self, transfer: transfer_.Transfer, failure: Failure) -> None:
+    def _source_failed(self, transfer: Transfer, failure: Failure) -> None:
         self.pending.source_failed(transfer, failure)
 
     def __len__(self) -> int:
@@ -128,17 +131,17 @@ class Engine:
     @property
     def counters(self) -> Counters:
         """Counts since the start."""
-        travels, book = self.pending.selection, self.context.peers
+        selection, peers = self.pending.selection, self.context.peers
         return Counters(
-            travels.fallbacks,
-            travels.source_firsts,
-            book.hedges,
-            book.invalid_chunks,
-            book.backoffs,
+            selection.fallbacks,
+            selection.source_firsts,
+            peers.hedges,
+            peers.invalid_chunks,
+            peers.backoffs,
             self.rights.refused,
             self.requests.given,
             self.requests.referred,
-            self.context.announcements.heard_chunks,
+            self.context.announcements.accepted_chunks,
             self.context.announcements.ignored_chunks,
             self._responses.denied,
         )
@@ -165,17 +168,17 @@ class Engine:
         token: Hashable | None,
         deadline_s: float = math.inf,
         is_patient: bool = True,
-        opener: Hashable = None,
+        guest: Hashable = None,
     ) -> None:
         """Fetch chunks that are not in the cache; an empty batch completes at once.
 
         :param priority: GUEST, or a priority of ``prefetch_limits``
         :param token: identifies the reader in ``CompleteRead``; None: no reader is notified
         :param is_patient: retry while bytes may still arrive (GUEST only)
-        :param opener: the process that opened the image; openers take turns at the source
+        :param guest: the reader; guests take turns at the source
         :raises errors.LocalProtocolError: another priority was given
         """
-        self.pending.request_chunks(batch, priority, token, deadline_s, is_patient, opener)
+        self.pending.request_chunks(batch, priority, token, deadline_s, is_patient, guest)
 
     @_event
     def request_batches(
@@ -196,9 +199,7 @@ class Engine:
     # Answers of peers
 
     @_event
-    def chunks_arrived(
-        self, host: ids.HostId, chunks: Sequence[tuple[int, transfer_.Bytes]]
-    ) -> None:
+    def chunks_arrived(self, host: ids.HostId, chunks: Sequence[tuple[int, Bytes]]) -> None:
         """Take chunks from a peer, by number; their bytes match the requested CIDs."""
         self._responses.chunks_received(host, chunks)
 
@@ -223,7 +224,7 @@ class Engine:
     def connection_lost(self, host: ids.HostId, connection: Hashable = None) -> None:
         """Fail the attempts sent on a connection; None: no connection could be made."""
         attempts = self.context.requests_out.take_lost(host, connection, self.context.now)
-        self._responses.judge_peer([(attempt, Failure.UNREACHABLE) for attempt in attempts])
+        self._responses.attempts_failed([(attempt, Failure.UNREACHABLE) for attempt in attempts])
 
     @_event
     def protocol_violated(self, host: ids.HostId, why: str) -> None:
@@ -239,7 +240,7 @@ class Engine:
 
     @_event
     def source_read_progressed(
-        self, number: int, outcomes: Iterable[tuple[int, transfer_.Bytes | Failure]]
+        self, number: int, outcomes: Iterable[tuple[int, Bytes | Failure]]
     ) -> None:
         """Take chunks or failures of a read, by index in ``refs``; more may follow."""
         self._responses.source_answered(number, outcomes)
@@ -258,7 +259,7 @@ class Engine:
         for run in runs:
             self._release_bytes(run)
             note(run.refs)
-            context.announcements.announce_chunks(run.refs, run.giver, context.now)
+            context.announcements.announce_chunks(run.refs, run.provider, context.now)
 
     @_event
     def chunks_not_stored(self, runs: Iterable[actions.ArrivedRun]) -> None:
@@ -334,20 +335,20 @@ class Engine:
     def announcement_received(
         self,
         host: ids.HostId,
-        here: Sequence[segments.Chunks],
-        gone: Sequence[segments.Chunks],
+        held: Sequence[segments.Chunks],
+        evicted: Sequence[segments.Chunks],
         evictable: Sequence[segments.Chunks],
         segment_chunks: int = 1,
     ) -> None:
         """Take an announcement of a peer: held chunks, evicted chunks, eviction hints."""
-        message = here, gone, evictable, segment_chunks
+        message = held, evicted, evictable, segment_chunks
         self.context.announcements.process_announcement(host, *message, self.context.now)
 
     @_event
     def table_changed(self, table: hash_ring.Ring, former: hash_ring.Ring | None) -> None:
         """Follow a new v-node table; ``former`` is None once it no longer counts."""
-        for transfer in dict.fromkeys(self.context.transfers.values()):
-            self.context.transfers.split_transfer(transfer)  # its chunks may have other owners now
+        for old in dict.fromkeys(self.context.transfers.values()):
+            self.context.transfers.split_transfer(old)  # its chunks may have other owners now
         self.context.ring.set_tables(table, former)
         self.context.peers.forget_others(self.context.ring.is_member, self.context.now)
         self.requests.follow_table()

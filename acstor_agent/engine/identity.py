@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Identity schemes: how hosts name chunks, as OIDs.
 
-An OID is derived from the bytes: equal bytes in any image, at any offset, have one OID, one home
-and one announcement (Nicolae 2015).  Other schemes are policies (``acstor_agent.policies``).
-
-An OID locates and never identifies: bytes are checked against the CID, and the cache stores each
-content once.
+By content, equal bytes in any image have one OID, one home and one announcement (Nicolae 2015).
+Other schemes are policies (``acstor_agent.policies``). An OID locates and never identifies: bytes
+are checked against the CID, and the cache stores each content once.
 """
 
 import abc

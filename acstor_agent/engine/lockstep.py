@@ -26,27 +26,26 @@ class Lockstep:
         self._context = context
 
     def __len__(self) -> int:
-        """Return the number of images with a predecessor."""
         return 0
 
     def predecessor(self, image_id: ids.ImageId, home: ids.HostId) -> ids.HostId | None:
         """Return the host to ask instead of the home, or None."""
         return None
 
-    def named(self, image_id: ids.ImageId, host: ids.HostId) -> None:
+    def peer_named(self, image_id: ids.ImageId, host: ids.HostId) -> None:
         """Record that a peer referred this host to one other host."""
 
     def chunk_received(self, image_id: ids.ImageId, host: ids.HostId) -> None:
         """Record that a host gave a chunk."""
 
-    def failed(self, image_id: ids.ImageId, host: ids.HostId) -> None:
+    def peer_failed(self, image_id: ids.ImageId, host: ids.HostId) -> None:
         """Record that a host did not give a chunk."""
 
-    def read_here(self, image_id: ids.ImageId, offset: int) -> None:
+    def guest_read(self, image_id: ids.ImageId, offset: int) -> None:
         """Record the position of a guest read."""
 
     def refer(
-        self, asker: requester.PendingRequest, is_named: Callable[[ids.HostId], bool]
+        self, pending: requester.PendingRequest, is_named: Callable[[ids.HostId], bool]
     ) -> tuple[ids.HostId, ...] | None:
         """Return the hosts to refer a peer to; None: those of the tree.
 
@@ -54,6 +53,8 @@ class Lockstep:
         """
         return None
 
-    def wait_s(self, asker: requester.PendingRequest, transfer: transfer.Transfer | None) -> float:
+    def wait_s(
+        self, pending: requester.PendingRequest, transfer: transfer.Transfer | None
+    ) -> float:
         """Return how many seconds a peer waits for a chunk that is not in flight here."""
         return 0.0

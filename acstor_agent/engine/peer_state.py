@@ -3,13 +3,12 @@
 
 *Backoff.* A peer that does not answer, or is many times slower than others, is put in backoff after
 a few failures in a row; a peer that sent wrong bytes or broke the protocol, at once and for longer.
-After that, one trial request is allowed. Success resets the peer; failure doubles the next backoff.
+Then one trial request is allowed. Success resets the peer; failure doubles the next backoff.
 
-*Latency.* The EWMA of how long a provider was silent before it gave a chunk. An event counts once,
-by its oldest request, and only since the provider last gave, so a batch does not count against it.
-Holders, homes and the source are three *kinds*, each compared with its like: an answer is *late*
-after LATE_FACTOR times the median of its kind. So a slow source or a slow link of this host does
-not make a peer look slow.
+*Latency.* The EWMA of how long a provider was silent before it gave a chunk; an event counts once,
+by its oldest request. Holders, homes and the source are three *kinds*: an answer is *late* after
+LATE_FACTOR times the median of its kind, so a slow source or a slow link of this host does not make
+a peer look slow.
 """
 
 import statistics
@@ -18,9 +17,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from acstor_agent.engine import failure
-from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
+from acstor_agent.engine.data_structures import fair_queue
 from acstor_common.model import ids
 from acstor_common.util import lru_table
 
@@ -170,7 +169,7 @@ class PeerStates:
         """Return whether a host is in backoff."""
         return host in self._backing_off and now < self._peers[host].backoff_until_s
 
-    def is_doubtful(self, host: ids.HostId | None) -> bool:
+    def is_suspect(self, host: ids.HostId | None) -> bool:
         """Return whether a host is in backoff, or on trial after one."""
         return host in self._backing_off
 
@@ -257,7 +256,6 @@ class PeerStates:
             self._late_s[kind] = min(max(MIN_LATE_S, LATE_FACTOR * median_s), MAX_LATE_S)
 
     def _is_slow(self, kind: int, host: ids.HostId, took_s: float) -> bool:
-        """Return whether this answer and the EWMA are many times slower than others."""
         usual_s = self._usual_s[kind]
         own_s = min(took_s, usual_s.get(host, 0.0))
         if own_s < MIN_SLOW_S:  # nearly always

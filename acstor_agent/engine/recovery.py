@@ -6,14 +6,14 @@ a pause, a lookup, or an entry in the prefetch queue. All others end, with their
 (bytes in flight to peers, source reads, upload slots) are rebuilt. This scans all state.
 """
 
-from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine import transfer
 from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import pending_reads
 from acstor_agent.engine.serve import peer_requests
 
-Attempt = transfer_.Attempt
-Track = transfer_.Track
-Transfer = transfer_.Transfer
+Attempt = transfer.Attempt
+Track = transfer.Track
+Transfer = transfer.Transfer
 
 
 class Recovery:
@@ -32,15 +32,13 @@ class Recovery:
         context = self._context
         context.kept.clear()  # they may never be reported as stored
         context.source_reads.recount_reads()
-        for transfer in dict.fromkeys(context.transfers.values()):
-            transfer.peer_requests = {
-                a: None for a in transfer.peer_requests if self._requests.is_waiting(a)
-            }
+        for old in dict.fromkeys(context.transfers.values()):
+            old.peer_requests = {a: None for a in old.peer_requests if self._requests.is_waiting(a)}
         self._pending.recover_from_fault(self._is_whole, why)
         context.requests_out.recount_in_flight(self._is_awaited, context.now)
         self._requests.recover_from_fault()
-        for transfer in dict.fromkeys(context.transfers.values()):
-            context.transfers.drop_if_done(transfer)
+        for old in dict.fromkeys(context.transfers.values()):
+            context.transfers.drop_if_done(old)
 
     def _is_whole(self, transfer: Transfer) -> bool:
         attempts, read, relay = transfer.attempts, transfer.read, transfer.relay
@@ -61,12 +59,11 @@ class Recovery:
         pending = self._pending
         if transfer.retry is not None:
             return pending.retries.is_waiting(transfer.retry)
-        if transfer.search is not None:
-            return pending.lookups.is_active(transfer.search)
+        if transfer.lookup is not None:
+            return pending.lookups.is_active(transfer.lookup)
         return transfer.is_fetching or pending.prefetch_limits.is_queued(transfer)
 
     def _is_under_way(self, attempt: Attempt) -> bool:
-        """Return whether an event will report the attempt."""
         transfer = attempt.transfer
         if attempt.is_over:
             return False
@@ -79,10 +76,10 @@ class Recovery:
         transfer = attempt.transfer
         if self._context.transfers.get(transfer.key) is not transfer:
             return attempt.track is Track.PROBE
-        search = transfer.search
+        lookup = transfer.lookup
         return (
             attempt.track is Track.PROBE
             or attempt in transfer.attempts
             or attempt is transfer.relay
-            or (search is not None and attempt in search.attempts)
+            or (lookup is not None and attempt in lookup.attempts)
         )

@@ -7,18 +7,20 @@ from typing import Any
 from typing import NamedTuple
 
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import priority
 from acstor_common.model import ids
+
+Priority = priority.Priority
 
 
 class Requester:
     """A host with requests to this one."""
 
-    __slots__ = ("begun", "host", "links", "places", "requests", "undelivered")
+    __slots__ = ("begun", "host", "links", "requests", "slots", "undelivered")
 
     def __init__(self, host: ids.HostId) -> None:
         self.host = host
-        self.links = self.requests = self.begun = self.places = self.undelivered = 0
+        self.links = self.requests = self.begun = self.slots = self.undelivered = 0
 
 
 class RequesterLink:
@@ -26,14 +28,14 @@ class RequesterLink:
 
     __slots__ = (
         *("alive_s", "peer_requests", "connection", "given", "is_due", "is_slow"),
-        *("places", "receiver", "undelivered", "watched_s"),
+        *("slots", "receiver", "undelivered", "watched_s"),
     )
 
     def __init__(self, connection: Hashable, receiver: Requester) -> None:
         self.connection, self.receiver = connection, receiver
         self.peer_requests: dict[int, PendingRequest] = {}  # by number
         self.given: dict[int, ServedRequest] = {}  # from the cache and undelivered, by number
-        self.places = self.undelivered = 0
+        self.slots = self.undelivered = 0
         self.is_due = self.is_slow = False  # a timer reclaims its slots; it lost them
         self.watched_s: float | None = None  # delivery is watched since then
         self.alive_s = 0.0  # time of the last keepalive
@@ -45,7 +47,7 @@ class ServedRequest(NamedTuple):
     number: int
     request: chunk_ref.Request
     refs: Sequence[chunk_ref.ChunkRef]
-    priority: priority_.Priority
+    priority: Priority
     deadline_s: float
 
 

@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transfer: chunks on their way, their readers, and the attempts under way.
 
-A ``Transfer`` holds chunks of one image that have the same waiters, providers and attempts. It is
+A ``Transfer`` holds chunks of one image that have the same waiters, providers and attempts; it is
 split when their fates differ (``fetch.transfers``). A chunk has one transfer, whatever its
-priority. A transfer has up to three *tracks*:
-
-* *travel*: the fetch for this host, provider by provider, with one attempt that is not late and any
-  late ones beside it;
-* *relay*: as a home, this host asks another home before the source;
-* *read*: the read of the source.
-
-A request that waits here for a track also waits for the tracks listed below it, and for none above
+priority. A transfer has up to three *tracks*: the *fetch* for this host, provider by provider; the
+*relay*, in which a home asks another home before the source; the *read* of the source. A request
+that waits here for a track also waits for the tracks listed after it, and for none before
 (``peer_request.Mode``). This prevents cycles of waiting hosts.
 """
 
@@ -24,11 +19,14 @@ from typing import Any
 from typing import TypeVar
 
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import failure as failure_
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import failure
+from acstor_agent.engine import priority
 from acstor_agent.engine import requester
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
+
+Failure = failure.Failure
+Priority = priority.Priority
 
 Bytes = Any
 """A verified buffer, which the engine never inspects."""
@@ -142,9 +140,9 @@ class Attempt:
         batch[self] = None
         self.batch = batch
 
-    def is_excused(self, failure: failure_.Failure) -> bool:
+    def is_excused(self, failure: Failure) -> bool:
         """Return whether a failure does not count: a holder may be too busy."""
-        return failure is failure_.Failure.BUSY and not self.mode.reads_source
+        return failure is Failure.BUSY and not self.mode.reads_source
 
     def end_attempt(self) -> None:
         """Mark it as ended and take it out of its batch."""
@@ -156,48 +154,46 @@ class Transfer:
     """Chunks on their way, with their waiters and attempts (see the module)."""
 
     __slots__ = (
-        *("keys", "names", "priority", "opener", "waiters", "gone", "peer_requests"),
-        *("is_fetching", "attempts", "front", "places", "table", "asked"),
+        *("keys", "names", "priority", "guest", "waiters", "done_entries", "peer_requests"),
+        *("is_fetching", "attempts", "next_providers", "providers", "table", "asked"),
         *("relay", "upstreams", "read", "denied"),
         *(
             "why",
             "best_failure",
             "tries",
             "retry",
-            "search",
+            "lookup",
             "charged_to",
             "prefetch_queue",
             "prefetch_flow",
         ),
     )
 
-    def __init__(
-        self, refs: Refs, keys: tuple[chunk_ref.Key, ...], priority: priority_.Priority
-    ) -> None:
+    def __init__(self, refs: Refs, keys: tuple[chunk_ref.Key, ...], priority: Priority) -> None:
         self.keys = keys  # in the order of refs
         self.names: tuple[Refs, ...] = (refs,)  # the chunks under each requested image
         self.priority = priority
-        self.opener: Hashable = None  # takes the turn at the source
+        self.guest: Hashable = None  # takes the turn at the source
         self.waiters: list[tuple[Waiter, tuple[int, ...]]] = []
-        self.gone = 0
+        self.done_entries = 0
         self.peer_requests: dict[requester.PendingRequest, None] = {}  # of single chunks only
         self.is_fetching = False
         self.attempts: list[Attempt] = []
-        self.front: list[Any] = []  # providers to ask before places
-        self.places: Iterator[Any] = _NOWHERE
-        self.table: object = None  # the v-node table that places follow
+        self.next_providers: list[Any] = []  # to be asked before ``providers``
+        self.providers: Iterator[Any] = _NOWHERE
+        self.table: object = None  # the v-node table that they follow
         self.asked: list[tuple[ids.HostId | None, bool]] = []  # providers, and if as home
         self.relay: Attempt | None = None
         self.upstreams: list[ids.HostId] = []
         self.read: Any = None  # under way or queued
         self.denied: tuple[ids.ImageId, ...] = ()  # by the source
         self.why = ""
-        self.best_failure: failure_.Failure | None = None  # the most hopeful failure
+        self.best_failure: Failure | None = None  # the most hopeful failure
         self.tries = 0
         self.retry: Any = None  # its pause
-        self.search: Any = None
+        self.lookup: Any = None
         self.charged_to: requester.Requester | None = None  # the peer it was started for
-        self.prefetch_queue: priority_.Priority | None = None  # its prefetch queue
+        self.prefetch_queue: Priority | None = None  # its prefetch queue
         self.prefetch_flow: Hashable = None  # its flow there
 
     @property
@@ -229,12 +225,14 @@ class Transfer:
         rest = [index for index in range(self.count) if index not in taken]
         part = Transfer(pick(self.refs, some), pick(self.keys, some), self.priority)
         part.names = tuple([pick(name, some) for name in self.names])
-        part.opener, part.gone = self.opener, self.gone
+        part.guest, part.done_entries = self.guest, self.done_entries
         part.waiters = [(waiter, pick(at, some)) for waiter, at in self.waiters]
         part.is_fetching, part.asked = self.is_fetching, self.asked.copy()
         part.attempts = [attempt.split(part, some, rest) for attempt in self.attempts]
         part.relay = self.relay.split(part, some, rest) if self.relay is not None else None
-        part.front = [place._replace(refs=pick(place.refs, some)) for place in self.front]
+        part.next_providers = [
+            provider._replace(refs=pick(provider.refs, some)) for provider in self.next_providers
+        ]
         part.upstreams = self.upstreams.copy()
         part.denied, part.why, part.best_failure = self.denied, self.why, self.best_failure
         part.tries, part.prefetch_queue, part.prefetch_flow = (
@@ -244,8 +242,10 @@ class Transfer:
         )
         self.names = tuple([pick(name, rest) for name in self.names])
         self.keys = pick(self.keys, rest)
-        self.front = [place._replace(refs=pick(place.refs, rest)) for place in self.front]
-        self.table, self.places = None, _NOWHERE
+        self.next_providers = [
+            provider._replace(refs=pick(provider.refs, rest)) for provider in self.next_providers
+        ]
+        self.table, self.providers = None, _NOWHERE
         self.waiters = [(waiter, pick(at, rest)) for waiter, at in self.waiters]
         return part
 
@@ -258,14 +258,14 @@ class Transfer:
             or self.relay
             or self.read is not None
             or self.retry is not None
-            or self.search is not None
+            or self.lookup is not None
             or self.prefetch_queue is not None
         )
 
     @property
     def awaits_local_read(self) -> bool:
         """Whether it only has peers that wait for a read by guests here, in lock-step."""
-        reads_source = any(asker.mode.reads_source for asker in self.peer_requests)
+        reads_source = any(pending.mode.reads_source for pending in self.peer_requests)
         return bool(self.peer_requests) and not reads_source and self.is_idle and not self.waiters
 
     @property
@@ -273,7 +273,7 @@ class Transfer:
         """Whether a local reader or a peer waits for it."""
         return bool(self.waiters or self.peer_requests)
 
-    def record_failure(self, failure: failure_.Failure) -> None:
+    def record_failure(self, failure: Failure) -> None:
         """Keep the most hopeful failure."""
         if self.best_failure is None or failure < self.best_failure:
             self.best_failure = failure
@@ -291,18 +291,18 @@ class Transfer:
 
     def remove_waiters(self, entries: int = 1) -> None:
         """Count waiters that are done; drop them, and unneeded names, from time to time."""
-        self.gone += entries
-        if 2 * self.gone < len(self.waiters):
+        self.done_entries += entries
+        if 2 * self.done_entries < len(self.waiters):
             return  # a search per waiter would take quadratic time
         self.waiters = [entry for entry in self.waiters if not entry[0].is_done]
-        self.gone = 0
+        self.done_entries = 0
         if len(self.names) > 1 and self.is_wanted:
             wanted = {waiter.refs[at[0]].image_id for waiter, at in self.waiters}
-            wanted.update(asker.ref.image_id for asker in self.peer_requests)
+            wanted.update(pending.ref.image_id for pending in self.peer_requests)
             names = [name for name in self.names if name[0].image_id in wanted]
             self.names = tuple(names) or self.names
 
     def take_waiters(self) -> list[tuple[Waiter, tuple[int, ...]]]:
         """Return and clear the waiters."""
-        waiters, self.waiters, self.gone = self.waiters, [], 0
+        waiters, self.waiters, self.done_entries = self.waiters, [], 0
         return waiters

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upload scheduler: sends a few answers at a time, the most urgent first.
 
-Answers that share the uplink all arrive late. Sent one after the other, the same bytes arrive after
-half the time on average, and early receivers can serve others. So an answer occupies a *slot* until
-it is delivered; others queue, and meanwhile requesters are referred to earlier ones.
-
-A slow receiver keeps a slot for PATIENCE_S and gets no more until it has caught up. A host with
-UNDELIVERED_BYTES queued or sent gets no more; its further answers are *parked* without their bytes.
+Sent one after the other, answers arrive after half the time on average, and early receivers can
+serve others. So an answer occupies a *slot* until it is delivered; others queue, and meanwhile
+requesters are referred to earlier ones. A slow receiver keeps a slot for PATIENCE_S and gets no
+more until it has caught up. A host with UNDELIVERED_BYTES queued or sent gets no more; its further
+answers are *parked* without their bytes.
 """
 
 import collections
@@ -15,10 +14,10 @@ from collections.abc import Sequence
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority
 from acstor_agent.engine import requester
-from acstor_agent.engine import timers
+from acstor_agent.engine.data_structures import fair_queue
+from acstor_agent.engine.data_structures import timers
 
 PendingRequest = requester.PendingRequest
 RequesterLink = requester.RequesterLink
@@ -48,7 +47,7 @@ class UploadScheduler:
         self, out: actions.ActionQueue, deadlines: timers.Timers, learns_ring: bool = False
     ) -> None:
         few, many = FEW, MANY
-        self.places = UploadSlots(few if learns_ring else many)
+        self.slots = UploadSlots(few if learns_ring else many)
         self._for_others = FOR_OTHERS if learns_ring else 0
         self.used = 0
         self._out, self._deadlines = out, deadlines
@@ -69,56 +68,56 @@ class UploadScheduler:
 
     def has_slot(self, receiver: Requester, refs: Sequence[chunk_ref.ChunkRef]) -> bool:
         """Return whether answers with these chunks may be sent at once."""
-        if self._turns.length or self.used + len(refs) > self.places.count:
+        if self._turns.length or self.used + len(refs) > self.slots.count:
             return False
         before_last = receiver.undelivered + _cost_of(refs[:-1])
         return not self._is_full(receiver) and before_last < UNDELIVERED_BYTES
 
     def _is_full(self, receiver: Requester) -> bool:
-        return receiver.places >= max(1, self.places.count - self._for_others)
+        return receiver.slots >= max(1, self.slots.count - self._for_others)
 
-    def put(self, asker: PendingRequest, now: float) -> None:
+    def put(self, pending: PendingRequest, now: float) -> None:
         """Queue an answer."""
-        self._put(asker)
+        self._put(pending)
         while self._unwatched:  # a slot may be free already
             self._watch(self._unwatched.popitem(last=False)[0], now)
 
-    def _put(self, asker: PendingRequest) -> None:
-        receiver = asker.link.receiver
+    def _put(self, pending: PendingRequest) -> None:
+        receiver = pending.link.receiver
         if receiver.undelivered < UNDELIVERED_BYTES:
-            receiver.undelivered += _cost(asker.ref)
-            self._turns.put_item(asker.priority, asker.host, asker)
+            receiver.undelivered += _cost(pending.ref)
+            self._turns.put_item(pending.priority, pending.host, pending)
         else:
-            asker.data = None
-            self._parked.put_item(asker.priority, asker.host, asker)
+            pending.data = None
+            self._parked.put_item(pending.priority, pending.host, pending)
 
     def take_next_answer(self) -> PendingRequest | None:
         """Return the next request to answer, if any; :meth:`unpark` must follow."""
-        if self.used >= self.places.count or not self._turns.length:
+        if self.used >= self.slots.count or not self._turns.length:
             return None
         full = self._full_receiver
         without = full.host if full is not None and self._is_full(full) else None
-        asker = self._turns.take_next(skipped=without)
-        if asker is not None:
-            asker.link.receiver.undelivered -= _cost(asker.ref)
-        return asker
+        pending = self._turns.take_next(skipped=without)
+        if pending is not None:
+            pending.link.receiver.undelivered -= _cost(pending.ref)
+        return pending
 
-    def remove(self, asker: PendingRequest) -> bool:
+    def remove(self, pending: PendingRequest) -> bool:
         """Remove an answer; return whether it was queued."""
-        if self._turns.remove(asker.priority, asker.host, asker):
-            asker.link.receiver.undelivered -= _cost(asker.ref)
-            self.unpark(asker.link.receiver)
+        if self._turns.remove(pending.priority, pending.host, pending):
+            pending.link.receiver.undelivered -= _cost(pending.ref)
+            self.unpark(pending.link.receiver)
             return True
-        return self._parked.remove(asker.priority, asker.host, asker)
+        return self._parked.remove(pending.priority, pending.host, pending)
 
     def unpark(self, receiver: Requester) -> None:
         """Queue parked answers of a host up to its limit."""
         while self._parked and receiver.undelivered < UNDELIVERED_BYTES:
             parked = (self._parked.take_of(priority, receiver.host) for priority in Priority)
-            asker = next(filter(None, parked), None)
-            if asker is None:
+            pending = next(filter(None, parked), None)
+            if pending is None:
                 return
-            self._put(asker)
+            self._put(pending)
 
     def chunks_sent(
         self, link: RequesterLink, refs: Sequence[chunk_ref.ChunkRef], now: float
@@ -128,8 +127,8 @@ class UploadScheduler:
         link.undelivered += cost
         link.receiver.undelivered += cost
         if not link.is_slow:
-            link.places += len(refs)
-            link.receiver.places += len(refs)
+            link.slots += len(refs)
+            link.receiver.slots += len(refs)
             if self._is_full(link.receiver):
                 self._full_receiver = link.receiver
             self.used += len(refs)
@@ -143,12 +142,12 @@ class UploadScheduler:
     def answers_delivered(self, link: RequesterLink, now: float, late_s: float) -> None:
         """Record that all bytes of a connection were delivered, up to ``late_s`` ago."""
         if link.watched_s is not None:
-            together = max(1.0, link.places / TOGETHER)
+            together = max(1.0, link.slots / TOGETHER)
             self._record_latency((now - late_s - link.watched_s) / together, now)
         self.forget_connection(link, now)
 
     def _record_latency(self, took_s: float, now: float) -> None:
-        self.places.answer_delivered(took_s)
+        self.slots.answer_delivered(took_s)
         if took_s > LATE_S:
             self._queue_s = now
 
@@ -160,10 +159,10 @@ class UploadScheduler:
         """Free the slots of a connection that has delivered everything, or ended."""
         self._unwatched.pop(link, None)
         self._watched -= link.watched_s is not None
-        self.used -= link.places
-        link.receiver.places -= link.places
+        self.used -= link.slots
+        link.receiver.slots -= link.slots
         link.receiver.undelivered -= link.undelivered
-        link.places = link.undelivered = 0
+        link.slots = link.undelivered = 0
         link.watched_s, link.is_slow = None, False
         self.unpark(link.receiver)
         self._watch_another(now)
@@ -171,32 +170,32 @@ class UploadScheduler:
     def recount_uploads(self, links: Collection[RequesterLink], now: float) -> None:
         """Rebuild all counters from the open connections, after a fault."""
         for waiting in (self._turns, self._parked):
-            for asker in list(waiting):
+            for pending in list(waiting):
                 if (
-                    asker.link.peer_requests.get(asker.number) is not asker
-                    or asker.link not in links
+                    pending.link.peer_requests.get(pending.number) is not pending
+                    or pending.link not in links
                 ):
-                    waiting.remove(asker.priority, asker.host, asker)
-        self.used = sum(link.places for link in links)
+                    waiting.remove(pending.priority, pending.host, pending)
+        self.used = sum(link.slots for link in links)
         self._watched = sum(link.watched_s is not None for link in links)
         for link in links:
-            link.receiver.places = link.receiver.undelivered = 0
-        for asker in self._turns:
-            asker.link.receiver.undelivered += _cost(asker.ref)
+            link.receiver.slots = link.receiver.undelivered = 0
+        for pending in self._turns:
+            pending.link.receiver.undelivered += _cost(pending.ref)
         for link in links:
-            link.receiver.places += link.places
+            link.receiver.slots += link.slots
             link.receiver.undelivered += link.undelivered
             self.unpark(link.receiver)
             if link.undelivered and link.watched_s is None and link not in self._unwatched:
                 self._watch(link, now)
         self._watch_another(now)
 
-    def is_waiting(self, asker: PendingRequest) -> bool:
+    def is_waiting(self, pending: PendingRequest) -> bool:
         """Return whether an answer is queued or parked."""
-        what = asker.priority, asker.host, asker
+        what = pending.priority, pending.host, pending
         return self._turns.is_queued(*what) or self._parked.is_queued(*what)
 
-    def reclaim_places(self, link: RequesterLink, now: float) -> None:
+    def reclaim_slots(self, link: RequesterLink, now: float) -> None:
         """Take the slots of a connection that has held them for PATIENCE_S."""
         link.is_due = False
         if link.watched_s is None or link.is_slow:
@@ -204,11 +203,11 @@ class UploadScheduler:
         if now < link.watched_s + PATIENCE_S:
             self._schedule_reclaim(link, link.watched_s)
             return
-        self.places.under_way(PATIENCE_S)
+        self.slots.under_way(PATIENCE_S)
         self._queue_s = now
-        self.used -= link.places
-        link.receiver.places -= link.places
-        link.places, link.is_slow = 0, True
+        self.used -= link.slots
+        link.receiver.slots -= link.slots
+        link.slots, link.is_slow = 0, True
 
     def _watch_another(self, now: float) -> None:
         if not self._watched and self._unwatched:
@@ -249,15 +248,15 @@ class UploadSlots:
     Few on a link with a queue, where nothing urgent can overtake bytes in the queues of kernel and
     network. Many where answers arrive at once, since tracking slots then costs more than it gains.
 
-    >>> places = UploadSlots()
-    >>> places.count
+    >>> slots = UploadSlots()
+    >>> slots.count
     64
-    >>> places.answer_delivered(took_s=0.3)
-    >>> places.count
+    >>> slots.answer_delivered(took_s=0.3)
+    >>> slots.count
     3
     >>> for _ in range(QUICK_ONES):
-    ...     places.answer_delivered(took_s=0.001)
-    >>> places.count
+    ...     slots.answer_delivered(took_s=0.001)
+    >>> slots.count
     64
     """
 

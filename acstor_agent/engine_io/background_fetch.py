@@ -27,10 +27,10 @@ class BackgroundFetch(Generic[T]):
 
     def __init__(self, driver: engine_driver.EngineDriver, priority: read_request.Priority) -> None:
         self._driver, self._priority = driver, priority
-        self._left: dict[_Run[T], None] = {}
+        self._left: dict[_FetchRun[T], None] = {}
         self._left_chunks = 0
         self._arrived: list[tuple[T, Outcome]] = []
-        self._more = trio.Event()
+        self._arrivals = trio.Event()
 
     def __enter__(self) -> "BackgroundFetch[T]":
         return self
@@ -43,15 +43,15 @@ class BackgroundFetch(Generic[T]):
     def __len__(self) -> int:
         return self._left_chunks + len(self._arrived)
 
-    def request_chunks(self, things: Iterable[tuple[T, read_request.ChunkRef]]) -> None:
+    def request_chunks(self, items: Iterable[tuple[T, read_request.ChunkRef]]) -> None:
         """Fetch chunks that are not in the cache, each for an item of the caller."""
         run_chunks = self._driver.core.context.settings.run_chunks
-        self._ask([_Run(self, *run) for run in _runs(things, run_chunks)])
+        self._request_runs([_FetchRun(self, *run) for run in _runs(items, run_chunks)])
 
-    def _cancel_runs(self, runs: "Iterable[_Run[T]]") -> None:
+    def _cancel_runs(self, runs: "Iterable[_FetchRun[T]]") -> None:
         self._driver.handle_event(self._driver.core.cancel_reads, *runs)
 
-    def _ask(self, runs: "list[_Run[T]]") -> None:
+    def _request_runs(self, runs: "list[_FetchRun[T]]") -> None:
         self._left.update(dict.fromkeys(runs))
         self._left_chunks += sum([len(run.refs) for run in runs])
         if not runs:
@@ -67,23 +67,23 @@ class BackgroundFetch(Generic[T]):
 
     def missing_items(self) -> list[T]:
         """Return the items whose chunks have not arrived."""
-        return [thing for run in self._left for thing in run.things]
+        return [item for run in self._left for item in run.items]
 
     def wake_waiter(self) -> None:
         """Make :meth:`wait_for_arrivals` return."""
-        self._more.set()
+        self._arrivals.set()
 
     async def wait_for_arrivals(self) -> list[tuple[T, Outcome]]:
         """Wait for outcomes and return them; empty after :meth:`wake_waiter`."""
         if self._arrived:
             await trio.lowlevel.cancel_shielded_checkpoint()  # do not lose the outcomes
         else:
-            self._more = trio.Event()
-            await self._more.wait()
+            self._arrivals = trio.Event()
+            await self._arrivals.wait()
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def chunks_completed(self, run: "_Run[T]", answer: actions.CompleteRead) -> None:
+    def chunks_completed(self, run: "_FetchRun[T]", answer: actions.CompleteRead) -> None:
         """Take the answer for a run; request its missing chunks one by one."""
         if run not in self._left:
             return
@@ -91,38 +91,37 @@ class BackgroundFetch(Generic[T]):
             self._take(run, answer)
             return
         self._forget(run)
-        again: list[_Run[T]] = []
-        for thing, ref, fetched in zip(run.things, run.refs, answer.chunks, strict=True):
+        again: list[_FetchRun[T]] = []
+        for item, ref, fetched in zip(run.items, run.refs, answer.chunks, strict=True):
             if fetched is None:
-                again.append(_Run(self, (thing,), (ref,)))
+                again.append(_FetchRun(self, (item,), (ref,)))
             else:
-                self._arrived.append((thing, fetched))
+                self._arrived.append((item, fetched))
         if len(again) < len(run.refs):
-            self._more.set()
-        self._ask(again)
+            self._arrivals.set()
+        self._request_runs(again)
 
-    def _take(self, run: "_Run[T]", answer: actions.CompleteRead) -> None:
+    def _take(self, run: "_FetchRun[T]", answer: actions.CompleteRead) -> None:
         if run not in self._left:
             return
         self._forget(run)
         if answer.failure is None:
-            self._arrived += zip(run.things, answer.chunks, strict=True)
+            self._arrived += zip(run.items, answer.chunks, strict=True)
         else:
             failure = read_request.error_of(answer, run.what)
-            self._arrived += [(thing, failure) for thing in run.things]
-        self._more.set()
+            self._arrived += [(item, failure) for item in run.items]
+        self._arrivals.set()
 
-    def _forget(self, run: "_Run[T]") -> None:
+    def _forget(self, run: "_FetchRun[T]") -> None:
         del self._left[run]
         self._left_chunks -= len(run.refs)
 
 
 def _runs(
-    things: Iterable[tuple[T, read_request.ChunkRef]], run_chunks: int
+    items: Iterable[tuple[T, read_request.ChunkRef]], run_chunks: int
 ) -> Iterator[tuple[tuple[T, ...], tuple[read_request.ChunkRef, ...]]]:
-    """Group items, in order, by runs of adjacent chunks of one image."""
     run: list[tuple[T, read_request.ChunkRef]] = []
-    for thing, ref in things:
+    for item, ref in items:
         last = run[-1][1] if run else None
         if last is not None and not (
             len(run) < run_chunks
@@ -131,29 +130,27 @@ def _runs(
         ):
             yield tuple([one for one, _ in run]), tuple([one for _, one in run])
             run = []
-        run.append((thing, ref))
+        run.append((item, ref))
     if run:
         yield tuple([one for one, _ in run]), tuple([one for _, one in run])
 
 
-class _Run(Generic[T]):
+class _FetchRun(Generic[T]):
     """Chunks that are requested together: the token of a waiter in the engine."""
 
-    __slots__ = ("_ahead", "refs", "things")
+    __slots__ = ("_fetch", "items", "refs")
 
     def __init__(
         self,
-        ahead: BackgroundFetch[T],
-        things: tuple[T, ...],
+        fetch: BackgroundFetch[T],
+        items: tuple[T, ...],
         refs: tuple[read_request.ChunkRef, ...],
     ) -> None:
-        self._ahead, self.things, self.refs = ahead, things, refs
+        self._fetch, self.items, self.refs = fetch, items, refs
 
     def complete(self, answer: actions.CompleteRead) -> None:
-        """Take the answer."""
-        self._ahead.chunks_completed(self, answer)
+        self._fetch.chunks_completed(self, answer)
 
     @property
     def what(self) -> str:
-        """The first chunk, in words."""
         return read_request.in_words(self.refs[0])

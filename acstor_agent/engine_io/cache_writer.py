@@ -78,11 +78,10 @@ class CacheWriter:
             self._driver.counters.fetched[image_id].add(origin, total, len(run.refs))
             if run.priority is Priority.ADVERTISED:
                 self._driver.counters.prefetched_bytes += total
-        if run.giver is None:
+        if run.provider is None:
             self._driver.counters.source_bytes += total
 
     async def _wait_for_room(self) -> None:
-        """Stop prefetches until the disk has caught up."""
         self._driver.handle_event(self._core.room_changed, False)
         await self._cache.wait_for_room()
         self._is_full = False

@@ -19,7 +19,7 @@ from acstor_agent.runtime import fault_log
 from acstor_common import errors
 from acstor_common.ring import hash_ring
 
-LOOK_AT_TABLES_S = 1.0
+TABLE_CHECK_S = 1.0
 """Interval at which v-node tables are checked while idle."""
 STALLED_S, RECEIVE_S = 0.01, 0.05
 """A host that wakes so much late was stalled: it first processes messages for RECEIVE_S."""
@@ -54,7 +54,7 @@ class EngineDriver:
         self._handlers: dict[type, Callable[[Any], object]] = {}
         self._events: collections.deque[tuple[Event, tuple[Any, ...]]] = collections.deque()
         self._is_feeding = False
-        self._sleep, self._look_s, self._due_s = trio.CancelScope(), math.inf, math.inf
+        self._sleep, self._check_s, self._due_s = trio.CancelScope(), math.inf, math.inf
 
     def on_action(self, kind: type, handler: Callable[[Any], object]) -> None:
         """Carry out actions of a kind by calling ``handler``."""
@@ -80,7 +80,7 @@ class EngineDriver:
         finally:
             self._is_feeding = False
         due_s = self.core.next_s
-        due_s = self._look_s if due_s is None else min(due_s, self._look_s)
+        due_s = self._check_s if due_s is None else min(due_s, self._check_s)
         if due_s != self._due_s:
             self._due_s = self._sleep.deadline = due_s
         return why
@@ -103,11 +103,11 @@ class EngineDriver:
         except Exception as error:
             self.faults.record_fault(f"the exchange's {type(action).__name__}", error)
 
-    async def run(self, look_s: float = LOOK_AT_TABLES_S) -> None:
-        """Feed due timers to the engine, for ever; look at the tables every ``look_s``."""
+    async def run(self, check_s: float = TABLE_CHECK_S) -> None:
+        """Feed due timers to the engine, for ever; look at the tables every ``check_s``."""
         while True:
-            self._look_s = self.clock() + look_s
-            self._due_s = min(self.core.next_s or self._look_s, self._look_s)
+            self._check_s = self.clock() + check_s
+            self._due_s = min(self.core.next_s or self._check_s, self._check_s)
             self._sleep = trio.CancelScope(deadline=self._due_s)
             with self._sleep:
                 await trio.sleep_forever()

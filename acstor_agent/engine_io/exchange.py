@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exchange of this host: feeds the engine and carries out its actions.
 
-``images/read/mirror`` makes a :class:`read_request.ReadRequest` of the missing chunks of a read;
-the engine selects peers (``peer_client``) or the source (``source_reader``); the bytes are
-verified, stored (``cache_writer``), and complete the request. Requests of peers enter at
-``peer_server``.
+Local reads are a :class:`read_request.ReadRequest`; requests of peers enter at ``peer_server``.
 """
 
 import itertools
@@ -39,6 +36,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_common.util import log_limit
+from acstor_common.util import lru_table
 from acstor_common.wire import peer_wire
 
 LOG = logging.getLogger(__name__)
@@ -76,7 +74,9 @@ class Exchange(engine_driver.EngineDriver):
         super().__init__(core, tables, nursery)
         self._cache = cache
         self._names = core.rights.names
-        self._segments: dict[tuple[ids.ImageId, int], _Segment] = {}
+        self._segments: lru_table.LruTable[tuple[ids.ImageId, int], _Segment] = lru_table.LruTable(
+            SEGMENTS
+        )
         self._log_limit = log_limit.LogLimit(TELLS_EVERY_S)
         self._source_reader = source_reader.SourceReader(self, source)
         cache_writer.CacheWriter(self, cache)
@@ -85,7 +85,9 @@ class Exchange(engine_driver.EngineDriver):
         self.on_action(actions.CompleteRead, self._complete)
         self.on_action(actions.ReportStall, self._report_stall)
         self.on_action(actions.ReportBackoff, self._log_backoff)
-        self.on_action(actions.ForwardAnnouncement, lambda heard: None)  # EventFanout takes them
+        self.on_action(
+            actions.ForwardAnnouncement, lambda announcement: None
+        )  # EventFanout takes them
 
     # Local readers
 
@@ -120,13 +122,11 @@ class Exchange(engine_driver.EngineDriver):
 
     def _segment(self, image_map: chunk_map.ChunkMap, number: int) -> list[chunk_ref.ChunkRef]:
         key, length = (image_map.image_id, number), self._segment_chunks
-        known = self._segments.pop(key, None)
+        known = self._segments.use(key)
         if known is None or known[0] is not image_map or known[1] != length:
             stop = min((number + 1) * length, len(image_map))
             known = image_map, length, self._refs(image_map, number * length, stop)
-            if len(self._segments) >= SEGMENTS:
-                del self._segments[next(iter(self._segments))]
-        self._segments[key] = known
+            self._segments[key] = known
         return known[2]
 
     def _refs(
@@ -161,9 +161,9 @@ class Exchange(engine_driver.EngineDriver):
         return chunk_ref.ChunkRef(cid, oid, image_id, offset, length, keys)
 
     @property
-    def here(self) -> ids.HostId:
+    def own_host(self) -> ids.HostId:
         """The name of this host."""
-        return self.core.context.ring.here
+        return self.core.context.ring.own_host
 
     def is_home_of(self, ref: chunk_ref.ChunkRef) -> bool:
         """Return whether this host is the home of a chunk."""
@@ -194,14 +194,14 @@ class Exchange(engine_driver.EngineDriver):
         :param is_patient: retry while bytes may still arrive, if a guest waits
         :param on_stall: called with what is waited for, each time that all providers failed
         """
-        wish = read_request.ReadRequest(self, refs, deadline_s, on_stall)
+        request = read_request.ReadRequest(self, refs, deadline_s, on_stall)
         until_s, guest = self.clock() + deadline_s, disk_io.current_guest()
         if why := self.handle_event(
-            self.core.request_chunks, refs, priority, wish, until_s, is_patient, guest
+            self.core.request_chunks, refs, priority, request, until_s, is_patient, guest
         ):
-            wish.cancel()  # what was started before the engine failed
-            wish.complete(actions.CompleteRead(wish, [], Failure.UNREACHABLE, why))
-        return wish
+            request.cancel()  # what was started before the engine failed
+            request.complete(actions.CompleteRead(request, [], Failure.UNREACHABLE, why))
+        return request
 
     async def fetch_chunk(
         self,
@@ -214,11 +214,11 @@ class Exchange(engine_driver.EngineDriver):
 
         :raises errors.AcstorError: see :meth:`read_request.ReadRequest.wait`
         """
-        here = await self._cache.read_chunk(ref.cid) if ref.cid in self._cache else None
-        if here is not None:
-            return FetchedChunk(here, Origin.CACHE)
-        with self.request_chunks((ref,), priority, deadline_s, is_patient=is_patient) as wish:
-            return (await wish.wait())[0]
+        cached = await self._cache.read_chunk(ref.cid) if ref.cid in self._cache else None
+        if cached is not None:
+            return FetchedChunk(cached, Origin.CACHE)
+        with self.request_chunks((ref,), priority, deadline_s, is_patient=is_patient) as request:
+            return (await request.wait())[0]
 
     def background_fetch(self, priority: Priority) -> background_fetch.BackgroundFetch[Any]:
         """Return a background fetch; ``priority`` is one of the engine's prefetch limits."""
@@ -226,8 +226,8 @@ class Exchange(engine_driver.EngineDriver):
 
     def prefetch_soon(self, refs: Sequence[chunk_ref.ChunkRef]) -> None:
         """Prefetch chunks that a guest is about to read; failures are not reported."""
-        here = self._cache.contents
-        refs = [ref for ref in refs if ref.cid not in here]
+        cached = self._cache.contents
+        refs = [ref for ref in refs if ref.cid not in cached]
         if refs:
             self.handle_event(self.core.request_chunks, refs, Priority.READAHEAD, None)
 
@@ -266,23 +266,23 @@ class Exchange(engine_driver.EngineDriver):
     # Actions
 
     def _complete(self, complete: actions.CompleteRead) -> None:
-        wish: Any = complete.token
+        request: Any = complete.token
         if complete.failure is not None:
-            complete = complete._replace(why=self._in_words(wish, complete.why))
+            complete = complete._replace(why=self._in_words(request, complete.why))
         if complete.failure is Failure.LOST:
-            image_id = wish.refs[0].image_id
+            image_id = request.refs[0].image_id
             suppressed = self._log_limit.take_line((image_id, "lost"), self.clock())
             if suppressed is not None:
                 LOG.error(
                     "image %s: data is lost, reads of it fail with I/O errors: "
                     "%s: %s (and %d like it)",
-                    *(image_id, wish.what, complete.why, suppressed),
+                    *(image_id, request.what, complete.why, suppressed),
                 )
-        wish.complete(complete)
+        request.complete(complete)
 
     def _report_stall(self, stall: actions.ReportStall) -> None:
-        wish: Any = stall.token
-        why = self._in_words(wish, stall.why)
+        request: Any = stall.token
+        why = self._in_words(request, stall.why)
         if (absent := stall.absent) is not None:
             key = absent.image_id, "absent"
             if self._log_limit.take_line(key, self.clock()) is not None:
@@ -291,15 +291,15 @@ class Exchange(engine_driver.EngineDriver):
                     "errors in %.0f s: %s: %s",
                     *(absent.image_id, stall.lost_in_s, read_request.in_words(absent), why),
                 )
-        wish.on_stall(why)
+        request.on_stall(why)
 
-    def _in_words(self, wish: read_request.ReadRequest, why: str) -> str:
+    def _in_words(self, request: read_request.ReadRequest, why: str) -> str:
         """Return why chunks are missing, with the source's last error for their image."""
-        said = self._source_reader.last_errors.get(wish.refs[0].image_id)
+        said = self._source_reader.last_errors.get(request.refs[0].image_id)
         return f"{why}; {said}" if said else why
 
-    def _log_backoff(self, alone: actions.ReportBackoff) -> None:
-        LOG.warning("%s is in backoff for %.1f s: %s", alone.host, alone.for_s, alone.why)
+    def _log_backoff(self, backoff: actions.ReportBackoff) -> None:
+        LOG.warning("%s is in backoff for %.1f s: %s", backoff.host, backoff.for_s, backoff.why)
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -14,12 +14,14 @@ import trio
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import priority
 from acstor_agent.engine_io import engine_driver
 from acstor_agent.engine_io import read_request
 from acstor_agent.runtime import disk_io
 from acstor_common import errors
 from acstor_common.model import ids
+
+Priority = priority.Priority
 
 Failure = read_request.Failure
 
@@ -33,9 +35,9 @@ class ImageMaps(Protocol):
         """Return the content at a range; raises errors.ChunkUnavailable."""
 
 
-def stream_of(host: ids.HostId, priority: priority_.Priority) -> requests.Stream:
+def stream_of(host: ids.HostId, priority: Priority) -> requests.Stream:
     """Return the disk stream of a peer's request; its prefetches come after guests."""
-    is_urgent = priority <= priority_.Priority.READAHEAD
+    is_urgent = priority <= Priority.READAHEAD
     return requests.Stream(requests.Klass.PEER if is_urgent else requests.Klass.PREFETCH, host)
 
 
@@ -64,65 +66,66 @@ class MapLookup:
         self._lookups: dict[Hashable, _ConnectionLookups] = {}
         driver.on_action(actions.LookUpContents, self.start_lookup)
 
-    def start_lookup(self, look_up: actions.LookUpContents) -> None:
+    def start_lookup(self, action: actions.LookUpContents) -> None:
         """Look up the contents of requests, and feed them as they are found."""
-        looks = self._lookups.get(look_up.connection)
-        if looks is None:
-            looks = self._lookups[look_up.connection] = _ConnectionLookups()
-        for request in look_up.requests:
-            look = looks.of_image.get(request.image_id)
-            if look is None:
-                look = looks.of_image[request.image_id] = _ImageLookup(request.image_id)
+        lookups = self._lookups.get(action.connection)
+        if lookups is None:
+            lookups = self._lookups[action.connection] = _ConnectionLookups()
+        for request in action.requests:
+            lookup = lookups.of_image.get(request.image_id)
+            if lookup is None:
+                lookup = lookups.of_image[request.image_id] = _ImageLookup(request.image_id)
                 self._driver.nursery.start_soon(
-                    self._run_lookup, look_up.connection, look_up.host, look
+                    self._run_lookup, action.connection, action.host, lookup
                 )
-            look.requests.update(dict.fromkeys(request.numbers, request))
-            looks.of_number.update(dict.fromkeys(request.numbers, look))
+            lookup.requests.update(dict.fromkeys(request.numbers, request))
+            lookups.of_number.update(dict.fromkeys(request.numbers, lookup))
 
     def forget_requests(self, connection: Hashable, numbers: Iterable[int]) -> None:
         """Drop requests of a connection; end look-ups that no request needs."""
-        looks = self._lookups.get(connection)
-        for number in numbers if looks is not None else ():
-            assert looks is not None
-            look = looks.of_number.pop(number, None)
-            if look is not None:
-                look.requests.pop(number, None)
-                if not look.requests:
-                    look.scope.cancel()
-                    self._end_task(connection, look)
+        lookups = self._lookups.get(connection)
+        for number in numbers if lookups is not None else ():
+            assert lookups is not None
+            lookup = lookups.of_number.pop(number, None)
+            if lookup is not None:
+                lookup.requests.pop(number, None)
+                if not lookup.requests:
+                    lookup.scope.cancel()
+                    self._end_task(connection, lookup)
 
     def connection_ended(self, connection: Hashable) -> None:
         """Drop all requests of a connection."""
-        if (looks := self._lookups.get(connection)) is not None:
-            self.forget_requests(connection, list(looks.of_number))
+        if (lookups := self._lookups.get(connection)) is not None:
+            self.forget_requests(connection, list(lookups.of_number))
 
-    def _end_task(self, connection: Hashable, look: _ImageLookup) -> None:
+    def _end_task(self, connection: Hashable, lookup: _ImageLookup) -> None:
         """Make later requests start a new task."""
-        looks = self._lookups.get(connection)
-        if looks is not None and looks.of_image.get(look.image_id) is look:
-            del looks.of_image[look.image_id]
-            if not looks.of_image:
+        lookups = self._lookups.get(connection)
+        if lookups is not None and lookups.of_image.get(lookup.image_id) is lookup:
+            del lookups.of_image[lookup.image_id]
+            if not lookups.of_image:
                 del self._lookups[connection]
 
-    async def _run_lookup(self, connection: Hashable, host: ids.HostId, look: _ImageLookup) -> None:
-        with look.scope:
-            while look.requests:
-                request = next(iter(look.requests.values()))
+    async def _run_lookup(
+        self, connection: Hashable, host: ids.HostId, lookup: _ImageLookup
+    ) -> None:
+        with lookup.scope:
+            while lookup.requests:
+                request = next(iter(lookup.requests.values()))
                 found = await self._look_up(host, request)
-                waiting = [n for n in request.numbers if look.requests.get(n) is request]
+                waiting = [n for n in request.numbers if lookup.requests.get(n) is request]
                 for number in waiting:
-                    del look.requests[number]
+                    del lookup.requests[number]
                     self._lookups[connection].of_number.pop(number, None)
                 if waiting:
                     self._driver.handle_event(
                         self._core.contents_looked_up, connection, [(request, found)]
                     )
-            self._end_task(connection, look)
+            self._end_task(connection, lookup)
 
     async def _look_up(
         self, host: ids.HostId, request: chunk_ref.Request
     ) -> Sequence[ids.Content] | Failure:
-        """Return the contents of a request, empty if the image has none, or a failure."""
         try:
             with disk_io.use_stream(stream_of(host, request.priority)):
                 return [

@@ -84,8 +84,8 @@ class PeerClient:
     ) -> None:
         self._driver, self._core, self._net, self._meter = driver, driver.core, net, meter
         self._callbacks: dict[ids.HostId, client_connection.OnAnswers] = {}
-        self._asked: dict[int, SentRequest] = {}
-        driver.on_action(actions.RequestChunks, self._ask)
+        self._sent: dict[int, SentRequest] = {}
+        driver.on_action(actions.RequestChunks, self._send_requests)
         driver.on_action(actions.CancelRequests, self._cancel)
         driver.on_action(
             actions.RaisePriority, lambda todo: net.raise_priorities(todo.host, todo.numbers)
@@ -99,10 +99,10 @@ class PeerClient:
                 return table.address_of(host)
         return None
 
-    def _ask(self, ask: actions.RequestChunks) -> None:
-        host, address = ask.host, self._address_of(ask.host)
+    def _send_requests(self, action: actions.RequestChunks) -> None:
+        host, address = action.host, self._address_of(action.host)
         if address is None:  # it has left both tables
-            lost = [(number, Failure.UNREACHABLE) for number, _, _ in ask.iter_chunks()]
+            lost = [(number, Failure.UNREACHABLE) for number, _, _ in action.iter_chunks()]
             self._driver.handle_event(self._core.peer_refused, host, lost)
             return
         on_answers = self._callbacks.get(host)
@@ -114,19 +114,19 @@ class PeerClient:
         timeout_ms = int(1000 * context.requests_out.timeout_s)
         urgent: list[peer_wire.ChunkRequest] = []
         others: list[peer_wire.ChunkRequest] = []
-        for attempt in ask.attempts:
+        for attempt in action.attempts:
             priority, mode = PRIORITIES[attempt.priority], attempt.mode
             since_s = now if priority is _URGENT else None
             some = urgent if priority is _URGENT else others
             wire_mode = mode if context.settings.may_refer else mode.plain
             for run in chunk_ref.runs(attempt.numbers, attempt.refs):
                 cids = b"".join([ref.cid for ref in run.refs])
-                proof = peer_wire.proof_of(cids, context.ring.here, host)
+                proof = peer_wire.proof_of(cids, context.ring.own_host, host)
                 place = run.number, run.image_id, run.offset, run.length
                 how = wire_mode, priority, timeout_ms, run.chunk_bytes
                 request = peer_wire.ChunkRequest(*place, proof, *how)
-                asked = SentRequest(run.number, run.refs, mode, since_s)
-                self._asked.update(dict.fromkeys(request.numbers, asked))
+                sent = SentRequest(run.number, run.refs, mode, since_s)
+                self._sent.update(dict.fromkeys(request.numbers, sent))
                 some.append(request)
         for some in (urgent, others):
             if some:
@@ -135,8 +135,8 @@ class PeerClient:
     def _cancel(self, cancel: actions.CancelRequests) -> None:
         now, took_s = trio.current_time(), 0.0
         for number in cancel.numbers:
-            asked = self._asked.pop(number, None)
-            since_s = asked.since_s if asked is not None else None
+            sent = self._sent.pop(number, None)
+            since_s = sent.since_s if sent is not None else None
             given_up_s = now - since_s if since_s is not None else math.inf
             if given_up_s < self._core.context.requests_out.timeout_s:  # else it timed out
                 took_s += given_up_s
@@ -147,22 +147,22 @@ class PeerClient:
     def _answers_received(self, host: ids.HostId, answers: list[client_connection.Answer]) -> None:
         """Feed answers that arrived together; an empty list is a keepalive."""
         chunks: list[tuple[int, read_request.FetchedChunk]] = []
-        moved: list[tuple[int, float | None]] = []
+        received: list[tuple[int, float | None]] = []
         failed: list[tuple[int, Failure]] = []
         for answer in answers:
             if isinstance(answer, peer_wire.Chunk):
-                self._take(answer, chunks, moved, failed)
+                self._take(answer, chunks, received, failed)
                 continue
             number = answer.request_id
-            if self._asked.pop(number, None) is None:
+            if self._sent.pop(number, None) is None:
                 continue
             if isinstance(answer, peer_wire.Refer):
                 self._driver.counters.referrals += 1
                 self._driver.handle_event(self._core.peer_referred, host, number, answer.hosts)
             else:
                 failed.append((number, _failure_of(answer)))
-        if moved and self._meter is not None:
-            _count_received(self._meter, host, moved)
+        if received and self._meter is not None:
+            _count_received(self._meter, host, received)
         if chunks:
             self._driver.handle_event(self._core.chunks_arrived, host, chunks)
         if failed:
@@ -174,23 +174,22 @@ class PeerClient:
         self,
         answer: peer_wire.Chunk,
         chunks: list[tuple[int, read_request.FetchedChunk]],
-        moved: list[tuple[int, float | None]],
+        received: list[tuple[int, float | None]],
         failed: list[tuple[int, Failure]],
     ) -> None:
-        """Verify chunks; sort them into right and wrong ones."""
         numbers = answer.numbers
-        asked = self._asked.get(answer.request_id)
-        of_all = [*map(self._asked.get, numbers)]
-        if asked is None or of_all.count(asked) < len(of_all):
+        sent = self._sent.get(answer.request_id)
+        of_all = [*map(self._sent.get, numbers)]
+        if sent is None or of_all.count(sent) < len(of_all):
             if len(numbers) > 1:  # some were cancelled, or requested separately
                 for chunk in answer.iter_chunks():
-                    self._take(chunk, chunks, moved, failed)
+                    self._take(chunk, chunks, received, failed)
             return
         for number in numbers:
-            del self._asked[number]
-        begin, origin = answer.request_id - asked.number, _ORIGINS[asked.mode]
-        refs = asked.refs[begin : begin + len(numbers)]
-        moved.append((len(answer.data), asked.since_s))  # wrong ones count too
+            del self._sent[number]
+        begin, origin = answer.request_id - sent.number, _ORIGINS[sent.mode]
+        refs = sent.refs[begin : begin + len(numbers)]
+        received.append((len(answer.data), sent.since_s))  # wrong ones count too
         pieces, right_bytes = chunk_ref.matching(refs, answer.data), 0
         for number, data in zip(numbers, pieces, strict=True):
             if data is None:
@@ -198,7 +197,7 @@ class PeerClient:
             else:
                 chunks.append((number, read_request.FetchedChunk(data, origin)))
                 right_bytes += len(data)
-        self._driver.counters.relayed_bytes += right_bytes if asked.mode is _RELAYED else 0
+        self._driver.counters.relayed_bytes += right_bytes if sent.mode is _RELAYED else 0
 
     # Announcements
 
@@ -208,13 +207,13 @@ class PeerClient:
             return
         messages: list[peer_wire.Announcement] = []
         length = message.segment_chunks
-        messages += [peer_wire.Advertise(message.here, length)] if message.here else []
-        messages += [peer_wire.Gone(message.gone, length)] if message.gone else []
+        messages += [peer_wire.Advertise(message.held, length)] if message.held else []
+        messages += [peer_wire.Gone(message.evicted, length)] if message.evicted else []
         messages += [peer_wire.EvictionHint(message.evictable, length)] if message.evictable else []
         for one in messages:
             self._net.send_announcement(message.host, address, one)
-        self._driver.counters.advertised += segments.count(message.here)
-        self._driver.counters.withdrawn += segments.count(message.gone)
+        self._driver.counters.advertised += segments.count(message.held)
+        self._driver.counters.withdrawn += segments.count(message.evicted)
         self._driver.counters.copy_hints_sent += segments.count(message.evictable)
 
     def send_announcement_now(
@@ -234,11 +233,11 @@ def _failure_of(answer: peer_wire.Refuse | client_connection.RequestLost) -> Fai
 
 
 def _count_received(
-    meter: TransferMeter, host: ids.HostId, moved: list[tuple[int, float | None]]
+    meter: TransferMeter, host: ids.HostId, received: list[tuple[int, float | None]]
 ) -> None:
     """Count received bytes, each with the time of its request if a guest waited."""
-    now, count = trio.current_time(), sum(length for length, _ in moved)
-    timed = [(length, asked_s) for length, asked_s in moved if asked_s is not None]
+    now, count = trio.current_time(), sum(length for length, _ in received)
+    timed = [(length, asked_s) for length, asked_s in received if asked_s is not None]
     timed_bytes = sum(length for length, _ in timed)
     if timed_bytes:
         meter.count_received(host, timed_bytes, sum(now - asked_s for _, asked_s in timed))

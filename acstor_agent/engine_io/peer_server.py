@@ -52,12 +52,12 @@ class PeerServer:
         self._driver, self._core, self._cache, self._meter = driver, driver.core, cache, meter
         self._warned = log_limit.LogLimit(WARN_EVERY_S)
         self._map_lookup = map_lookup.MapLookup(driver, maps)
-        self._reads: dict[send_progress.Connection, dict[int, trio.CancelScope]] = {}
+        self._reads: dict[send_progress.PolledConnection, dict[int, trio.CancelScope]] = {}
         self._send_progress = send_progress.SendProgress(driver, self._reads)
         driver.nursery.start_soon(self._send_progress.run)
-        driver.on_action(actions.SendAnswers, self._reply)
+        driver.on_action(actions.SendAnswers, self._send_answers)
         driver.on_action(actions.SendKeepalives, self._send_keepalives)
-        driver.on_action(actions.CloseConnection, self._drop)
+        driver.on_action(actions.CloseConnection, self._close)
 
     # Events of connections
 
@@ -65,35 +65,35 @@ class PeerServer:
         self,
         connection: server_connection.ServerConnection,
         requests: Sequence[peer_wire.ChunkRequest],
-        came_s: float,
+        arrived_s: float,
     ) -> None:
         """See :meth:`server_connection.RequestHandler.requests_received`."""
-        waited_s = trio.current_time() - came_s
-        asked = [
+        waited_s = trio.current_time() - arrived_s
+        received = [
             chunk_ref.Request(
                 *(*request[:6], PRIORITIES[request.priority]),
                 *(request.timeout_ms / 1000 - waited_s, request.chunk_bytes),
             )
             for request in requests
         ]
-        self._ask(connection, asked)
+        self._feed_requests(connection, received)
 
-    def _ask(
-        self, connection: server_connection.ServerConnection, asked: list[chunk_ref.Request]
+    def _feed_requests(
+        self, connection: server_connection.ServerConnection, requests: list[chunk_ref.Request]
     ) -> None:
         """Feed requests; if the engine fails, again one by one, to end only the bad one."""
         if not self._driver.handle_event(
-            self._core.peer_requested, connection, connection.host, asked
+            self._core.peer_requested, connection, connection.host, requests
         ):
             return
-        numbers = [number for one in asked for number in one.numbers]
+        numbers = [number for one in requests for number in one.numbers]
         self._driver.handle_event(self._core.peer_cancelled, connection, numbers)
-        if len(asked) == 1:
+        if len(requests) == 1:
             code = peer_wire.RefuseCode.UNREACHABLE
             self._send(connection, [peer_wire.Refuse(number, code) for number in numbers])
             return
-        for one in asked:  # answered ones are not answered again
-            self._ask(connection, [one])
+        for one in requests:  # answered ones are not answered again
+            self._feed_requests(connection, [one])
 
     def requests_cancelled(
         self, connection: server_connection.ServerConnection, request_ids: Sequence[int]
@@ -104,7 +104,7 @@ class PeerServer:
             for number in request_ids:
                 if (scope := reads.pop(number, None)) is not None:
                     scope.cancel()
-            self._note_reads(connection)
+            self._reads_changed(connection)
         self._driver.handle_event(self._core.peer_cancelled, connection, request_ids)
 
     def priorities_raised(
@@ -126,27 +126,27 @@ class PeerServer:
 
     def answers_drained(self, connection: server_connection.ServerConnection) -> None:
         """See :meth:`server_connection.RequestHandler.answers_drained`."""
-        self._send_progress.look_soon(connection)
+        self._send_progress.poll_soon(connection)
 
     # Actions
 
-    def _reply(self, reply: actions.SendAnswers) -> None:
-        connection: server_connection.ServerConnection = reply.connection  # type: ignore[assignment]
-        self._map_lookup.forget_requests(connection, (answer.number for answer in reply.answers))
+    def _send_answers(self, action: actions.SendAnswers) -> None:
+        connection: server_connection.ServerConnection = action.connection  # type: ignore[assignment]
+        self._map_lookup.forget_requests(connection, (answer.number for answer in action.answers))
         answers: list[server_connection.Answer] = []
-        here: list[actions.SendChunk] = []
-        for answer in reply.answers:
+        uncached: list[actions.SendChunk] = []
+        for answer in action.answers:
             if isinstance(answer, actions.SendRun):
                 run = self._read_run_nowait(answer)
                 if run is None:
-                    here += answer.iter_chunks()
+                    uncached += answer.iter_chunks()
                 else:
                     answers.append(run)
             elif isinstance(answer, actions.SendChunk) and answer.data is None:
-                here.append(answer)
+                uncached.append(answer)
             else:
                 answers.append(self._encode_answer(connection, answer))
-        for given, data in zip(here, self._read_nowait(here), strict=True):
+        for given, data in zip(uncached, self._read_nowait(uncached), strict=True):
             if data is None:
                 scope = trio.CancelScope()
                 self._reads.setdefault(connection, {})[given.number] = scope
@@ -202,12 +202,12 @@ class PeerServer:
             self._driver.handle_event(self._core.cache_read_failed, connection, given.number)
         else:
             self._send(connection, [_answer(given, data)])
-        self._note_reads(connection)
+        self._reads_changed(connection)
 
-    def _note_reads(self, connection: server_connection.ServerConnection) -> None:
+    def _reads_changed(self, connection: server_connection.ServerConnection) -> None:
         if not self._reads.get(connection):
             self._reads.pop(connection, None)
-            self._send_progress.look_soon(connection)
+            self._send_progress.poll_soon(connection)
 
     def _send(
         self,
@@ -231,14 +231,14 @@ class PeerServer:
                 *(host, request.length, request.image_id, request.offset, why, suppressed),
             )
 
-    def _send_keepalives(self, alive: actions.SendKeepalives) -> None:
+    def _send_keepalives(self, action: actions.SendKeepalives) -> None:
         connection: server_connection.ServerConnection
-        for connection in alive.connections:  # type: ignore[assignment]
+        for connection in action.connections:  # type: ignore[assignment]
             connection.send_messages(peer_wire.Ping(0))
 
-    def _drop(self, drop: actions.CloseConnection) -> None:
-        connection: server_connection.ServerConnection = drop.connection  # type: ignore[assignment]
-        LOG.warning("Connection of %s dropped: %s", connection.peer, drop.why)
+    def _close(self, action: actions.CloseConnection) -> None:
+        connection: server_connection.ServerConnection = action.connection  # type: ignore[assignment]
+        LOG.warning("Connection of %s dropped: %s", connection.peer, action.why)
         connection.close()
 
 

@@ -18,11 +18,11 @@ import trio
 from acstor_agent.engine import actions
 from acstor_agent.engine_io import engine_driver
 
-LOOK_FIRST_S, LOOK_LONGEST_S = 0.001, 0.008
+POLL_FIRST_S, POLL_LONGEST_S = 0.001, 0.008
 """First and longest interval of polls: 64 KiB take 0.05 ms at 10 Gbit/s, 21 ms at 25 Mbit/s."""
 
 
-class Connection(Hashable, Protocol):
+class PolledConnection(Hashable, Protocol):
     """A connection that can be polled."""
 
     @property
@@ -40,31 +40,33 @@ class SendProgress:
     :param reading: the connections for which chunks are being read from the cache
     """
 
-    def __init__(self, driver: engine_driver.EngineDriver, reading: Container[Connection]) -> None:
+    def __init__(
+        self, driver: engine_driver.EngineDriver, reading: Container[PolledConnection]
+    ) -> None:
         self._driver, self._core, self._reading = driver, driver.core, reading
-        self._watched: dict[Connection, bool] = {}  # and whether a poll is scheduled
-        self._due: list[tuple[float, int, float, Connection]] = []
+        self._watched: dict[PolledConnection, bool] = {}  # and whether a poll is scheduled
+        self._due: list[tuple[float, int, float, PolledConnection]] = []
         self._number = itertools.count()
         self._sleep = trio.CancelScope()
         driver.on_action(actions.WatchDelivery, self.watch_connections)
 
     def watch_connections(self, watch: actions.WatchDelivery) -> None:
         """Poll connections until everything has arrived on them."""
-        connection: Connection
+        connection: PolledConnection
         for connection in watch.connections:  # type: ignore[assignment]
             self._watched.setdefault(connection, False)
-            self.look_soon(connection)
+            self.poll_soon(connection)
 
-    def look_soon(self, connection: Connection) -> None:
+    def poll_soon(self, connection: PolledConnection) -> None:
         """Poll a watched connection soon, because its queue or its reads may have ended."""
         if self._watched.get(connection) is False:
-            self._put(trio.current_time(), LOOK_FIRST_S, connection)
+            self._put(trio.current_time(), POLL_FIRST_S, connection)
 
-    def forget_connection(self, connection: Connection) -> None:
+    def forget_connection(self, connection: PolledConnection) -> None:
         """Stop polling a connection."""
         self._watched.pop(connection, None)
 
-    def _put(self, now: float, wait_s: float, connection: Connection) -> None:
+    def _put(self, now: float, wait_s: float, connection: PolledConnection) -> None:
         self._watched[connection] = True
         heapq.heappush(self._due, (now + wait_s, next(self._number), wait_s, connection))
         if now + wait_s < self._sleep.deadline:
@@ -76,9 +78,9 @@ class SendProgress:
             self._sleep = trio.CancelScope(deadline=self._due[0][0] if self._due else math.inf)
             with self._sleep:
                 await trio.sleep_forever()
-            self._look(trio.current_time())
+            self._poll(trio.current_time())
 
-    def _look(self, now: float) -> None:
+    def _poll(self, now: float) -> None:
         late_s, arrived = 0.0, []
         while self._due and self._due[0][0] <= now:
             at_s, _, wait_s, connection = heapq.heappop(self._due)
@@ -91,14 +93,14 @@ class SendProgress:
                 arrived.append(connection)
                 del self._watched[connection]
             else:
-                self._put(now, min(2 * wait_s, LOOK_LONGEST_S), connection)
+                self._put(now, min(2 * wait_s, POLL_LONGEST_S), connection)
         if arrived:
             self._driver.handle_event(self._core.answers_delivered, arrived, late_s)
 
-    def _is_waited_for(self, connection: Connection) -> bool:
+    def _is_waited_for(self, connection: PolledConnection) -> bool:
         return connection in self._reading or not connection.is_drained
 
-    def _has_arrived(self, connection: Connection) -> bool:
+    def _has_arrived(self, connection: PolledConnection) -> bool:
         try:
             return connection.is_delivered
         except Exception as error:  # free its slots

@@ -50,7 +50,7 @@ class SourceReader:
         blob, offset = base.blob_at(read.image_id, read.refs[0].offset)
         begin = read.refs[0].offset - offset
         pieces = [base.BlobPiece(ref.offset - begin, ref.length, ref.content) for ref in read.refs]
-        requester = base.Requester(_KLASSES.get(read.priority, Klass.FILL), str(read.who))
+        requester = base.Requester(_KLASSES.get(read.priority, Klass.FILL), str(read.flow))
         began_s, left = trio.current_time(), len(pieces)
 
         def take_answers(answers: base.Outcomes) -> None:

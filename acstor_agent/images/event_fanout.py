@@ -41,8 +41,8 @@ class EventFanout:
     def announcements_accepted(self, action: actions.ForwardAnnouncement) -> None:
         """Process accepted announcements: prefetch candidates and copy hints."""
         for image in self._images.open():
-            if action.here and not self._is_replica(image.map.image_id):
-                image.prefetch.chunks_advertised(action.here)
+            if action.held and not self._is_replica(image.map.image_id):
+                image.prefetch.chunks_advertised(action.held)
             for some in action.evictable:
                 for _, ref in image.prefetch.chunks_of(some):
                     if self._chunks.home_of(ref) == action.host:

@@ -133,7 +133,7 @@ class MirrorOperations(pyfuse3.Operations):
         self._inodes, self._reattached, self._observers = inode_numbers, reattached, observers
         self._attach_deadline_s, self._gid = attach_deadline_s, gid
         attached = images.list_attached()
-        for taken in inode_numbers.know_at_start(attached, writable_disks.list_disks()):
+        for taken in inode_numbers.register_all(attached, writable_disks.list_disks()):
             LOG.error("%s; neither is served", taken)
 
     def name_guests(self, is_on: bool) -> None:
@@ -169,7 +169,7 @@ class MirrorOperations(pyfuse3.Operations):
         disk_id = disk_header.DiskId(file_id)
         if parent_inode != _DISKS or not self._disks.is_shown(disk_id, file_id + ending):
             raise pyfuse3.FUSEError(errno.ENOENT)
-        return await self.getattr(pyfuse3.InodeT(self._inodes.know_disk(disk_id)), ctx)
+        return await self.getattr(pyfuse3.InodeT(self._inodes.register_disk(disk_id)), ctx)
 
     @_answers_errors
     async def getattr(
@@ -331,9 +331,9 @@ class MirrorOperations(pyfuse3.Operations):
             return iter(list(enumerate(names, 1))[start:])
         if folder == _DISKS:
             disks = self._disks.list_disks()[start:]
-            return _named(disks, start, self._inodes.know_disk, self._disks.name_of)
+            return _named(disks, start, self._inodes.register_disk, self._disks.name_of)
         images = list(self._images.attached_now)[start:]
-        return _named(images, start, self._inodes.know_image, f"{{}}{_ENDING}".format)
+        return _named(images, start, self._inodes.register_image, f"{{}}{_ENDING}".format)
 
     async def access(
         self, inode: pyfuse3.InodeT, mode: pyfuse3.ModeT, ctx: pyfuse3.RequestContext
@@ -373,7 +373,7 @@ class MirrorOperations(pyfuse3.Operations):
         except errors.ChunkMissing as e:
             LOG.info("%s", e)
             raise pyfuse3.FUSEError(errno.ENOENT) from e
-        self._inodes.know_image(image_id)
+        self._inodes.register_image(image_id)
         return found
 
 

@@ -133,9 +133,9 @@ class KilledGuests:
 
     def _holders(
         self, files: set[tuple[str, int]], now_s: float
-    ) -> Mapping[int, list[process_state.Holder]] | None:
+    ) -> Mapping[int, list[process_state.FileHolder]] | None:
         names = {name for name, _ in files}
-        found: dict[int, list[process_state.Holder]] = {inode: [] for _, inode in files}
+        found: dict[int, list[process_state.FileHolder]] = {inode: [] for _, inode in files}
         looked_at = 0
         for pid in proc_files.pids():
             try:
@@ -158,7 +158,7 @@ class KilledGuests:
 
     def _holder(
         self, pid: int, thread: int, fds: Iterable[int], now_s: float
-    ) -> process_state.Holder:
+    ) -> process_state.FileHolder:
         tag = tag_of_opener(pid, self._tag)
         first = next(_threads_of(pid, [pid]), None)
         told = first and self._power_offs.get((pid, first.started))
@@ -167,7 +167,7 @@ class KilledGuests:
         if not is_dying and _is_marked(pid):
             threads = proc_files.numbers(f"/proc/{pid}/task")
             is_dying = process_state.is_dying(_threads_of(pid, threads))
-        return process_state.Holder(pid, tag, thread, tuple(fds), is_dying)
+        return process_state.FileHolder(pid, tag, thread, tuple(fds), is_dying)
 
 
 def processes_of(instance_id: str, links_limit: int = LINKS_LIMIT) -> list[tuple[int, int]]:
@@ -254,7 +254,7 @@ def _is_written(thread: int, fd: int) -> bool:
     return bool(flags & (os.O_WRONLY | os.O_RDWR))
 
 
-def _shares(one: process_state.Holder, other: process_state.Holder) -> bool:
+def _shares(one: process_state.FileHolder, other: process_state.FileHolder) -> bool:
     """Return whether two processes share an open file description; True if unknown."""
     if max(len(one.fds), len(other.fds)) > FDS_LIMIT:
         return True

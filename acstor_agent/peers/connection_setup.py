@@ -19,8 +19,10 @@ from acstor_agent.runtime import tls_session
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials
-from acstor_common.identity import credentials as credentials_
 from acstor_common.wire import peer_encryption
+
+Credentials = credentials.Credentials
+PROOF_PROTOCOL = credentials.PROOF_PROTOCOL
 
 
 def _tune(sock: socket.socket, silence_s: float) -> None:
@@ -38,11 +40,11 @@ async def _start(
     silence_s: float,
     *,
     is_server: bool,
-) -> peer_link.Link:
+) -> peer_link.PeerLink:
     try:
         _tune(sock, silence_s)
         if credentials is None:
-            return peer_link.Link(sock)
+            return peer_link.PeerLink(sock)
         return await Handshake(sock, credentials, is_server=is_server).run()
     except BaseException:
         sock.close()
@@ -51,7 +53,7 @@ async def _start(
 
 async def connect(
     ip: str, port: int, credentials: credentials.Credentials | None, silence_s: float
-) -> peer_link.Link:
+) -> peer_link.PeerLink:
     """Connect to an agent.
 
     :param credentials: None: clear text
@@ -80,7 +82,7 @@ async def wait_for_first_byte(stream: trio.SocketStream) -> None:
 
 async def accept(
     stream: trio.SocketStream, credentials: credentials.Credentials | None, silence_s: float
-) -> peer_link.Link:
+) -> peer_link.PeerLink:
     """Return the link of an accepted connection; see :func:`connect`."""
     sock = socket.socket(fileno=stream.socket.detach())
     return await _start(sock, credentials, silence_s, is_server=True)
@@ -96,14 +98,12 @@ class Handshake:
     :raises OSError: this host has no certificate yet
     """
 
-    def __init__(
-        self, sock: socket.socket, credentials: credentials_.Credentials, *, is_server: bool
-    ) -> None:
+    def __init__(self, sock: socket.socket, credentials: Credentials, *, is_server: bool) -> None:
         self._sock, self._credentials, self._is_server = sock, credentials, is_server
         context = credentials.tls_context(is_server=is_server)
         self._session = tls_session.TlsSession(context, is_server=is_server)
 
-    async def run(self) -> peer_link.Link:
+    async def run(self) -> peer_link.PeerLink:
         """Do the handshake; return the link, which is ready for frames.
 
         :raises errors.NotAuthenticated: the other side's certificate is not valid
@@ -111,7 +111,7 @@ class Handshake:
         """
         generation, certificate = await self._prove()
         keys = await self._agree()
-        link = peer_link.Link(
+        link = peer_link.PeerLink(
             socket.socket(fileno=self._sock.detach()), self._session.take_undecrypted()
         )
         link.certificate, link.credentials_generation = certificate, generation
@@ -123,14 +123,13 @@ class Handshake:
         return link
 
     async def _prove(self) -> tuple[int, certificates.HostCertificate]:
-        """Do the TLS handshake; return the generation of credentials and the certificate."""
         credentials, session = self._credentials, self._session
         try:
             while not session.continue_handshake():
                 await self._send(session.take_outgoing())
                 await self._receive()
         except ssl.SSLError as error:
-            if session.protocol == credentials_.PROOF_PROTOCOL:
+            if session.protocol == PROOF_PROTOCOL:
                 raise ProofGiven from error
             with contextlib.suppress(OSError):  # send an alert, if possible
                 self._sock.send(session.take_outgoing())
@@ -143,7 +142,6 @@ class Handshake:
         return generation, credentials.check(session.certificate)
 
     async def _agree(self) -> peer_encryption.Keys:
-        """Exchange secrets by TLS; return the keys derived from them."""
         session = self._session
         ours = secrets.token_bytes(peer_encryption.SECRET_BYTES)
         await self._send(session.encrypt(ours))

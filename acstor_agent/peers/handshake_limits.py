@@ -19,8 +19,8 @@ from acstor_common.util import log_limit
 
 LOG = logging.getLogger(__name__)
 
-SAY_AGAIN_S = 10.0
-LINES = 32
+LOG_INTERVAL_S = 10.0
+LOG_LINES = 32
 """Log lines in SAY_AGAIN_S, since attackers choose addresses and reasons."""
 PLACES_OF_HOST = 8
 """For each host on the table at an address: four, and four more while old ones end."""
@@ -41,9 +41,9 @@ class HandshakeLimits:
         self._limit, self._time_s, self._hosts_at = limit, time_s, hosts_at
         self._waiting: dict[trio.CancelScope, str] = {}  # oldest first
         self._of_hosts: dict[str, dict[trio.CancelScope, str]] = {}  # by address, oldest first
-        self._said = log_limit.LogLimit(SAY_AGAIN_S)
-        self._said_hasty = log_limit.LogLimit(SAY_AGAIN_S)
-        self._lines, self._lines_since_s, self._unsaid = 0, -SAY_AGAIN_S, 0
+        self._drop_log = log_limit.LogLimit(LOG_INTERVAL_S)
+        self._rate_log = log_limit.LogLimit(LOG_INTERVAL_S)
+        self._lines, self._lines_since_s, self._unlogged = 0, -LOG_INTERVAL_S, 0
 
     def __len__(self) -> int:
         return len(self._waiting) + sum(map(len, self._of_hosts.values()))
@@ -57,7 +57,7 @@ class HandshakeLimits:
         is_dropped = True
         try:
             with trio.fail_after(self._time_s) as scope:
-                waiting = self._room_for(ip)
+                waiting = self._make_room(ip)
                 waiting[scope] = ip
                 try:
                     yield
@@ -69,7 +69,7 @@ class HandshakeLimits:
         finally:
             self.dropped += is_dropped
 
-    def _room_for(self, ip: str) -> dict[trio.CancelScope, str]:
+    def _make_room(self, ip: str) -> dict[trio.CancelScope, str]:
         """Return the list for an address, after dropping connections to make room."""
         hosts = self._hosts_at(ip)
         if hosts:
@@ -77,7 +77,7 @@ class HandshakeLimits:
         else:
             waiting, limit = self._waiting, self._limit
         while len(waiting) >= limit:
-            _push_one_out(waiting)
+            _drop_oldest(waiting)
         return waiting
 
     def admit_connection(self, ip: str) -> bool:
@@ -91,7 +91,7 @@ class HandshakeLimits:
     def _admit(self, rule: Callable[[str, float], bool], ip: str) -> bool:
         now = trio.current_time()
         is_admitted = rule(ip, now)
-        if not is_admitted and (suppressed := self._said_hasty.take_line(None, now)) is not None:
+        if not is_admitted and (suppressed := self._rate_log.take_line(None, now)) is not None:
             LOG.warning(
                 "Handshakes come too quickly: one from %s is refused (and %d before it)",
                 ip,
@@ -102,26 +102,26 @@ class HandshakeLimits:
     def log_drops(self, ip: str, peer: str, why: str) -> None:
         """Log a dropped connection, rate-limited for each address and reason."""
         now = trio.current_time()
-        suppressed = self._said.take_line((ip, why), now)
+        suppressed = self._drop_log.take_line((ip, why), now)
         if suppressed is None:
             return
-        if not self._may_say(now):
-            self._unsaid += 1
+        if not self._may_log(now):
+            self._unlogged += 1
             return
         more = f" (and {suppressed} more like it)" if suppressed else ""
         LOG.warning("Connection from %s dropped: %s%s", peer, why, more)
 
-    def _may_say(self, now: float) -> bool:
-        if now - self._lines_since_s >= SAY_AGAIN_S:
-            if self._unsaid:
-                LOG.warning("%d more connections were dropped for other reasons", self._unsaid)
-            self._lines, self._lines_since_s, self._unsaid = 0, now, 0
+    def _may_log(self, now: float) -> bool:
+        if now - self._lines_since_s >= LOG_INTERVAL_S:
+            if self._unlogged:
+                LOG.warning("%d more connections were dropped for other reasons", self._unlogged)
+            self._lines, self._lines_since_s, self._unlogged = 0, now, 0
         self._lines += 1
-        return self._lines <= LINES
+        return self._lines <= LOG_LINES
 
 
-def _push_one_out(waiting: dict[trio.CancelScope, str]) -> None:
-    crowd, _ = collections.Counter(waiting.values()).most_common(1)[0]
-    oldest = next(scope for scope, ip in waiting.items() if ip == crowd)
+def _drop_oldest(waiting: dict[trio.CancelScope, str]) -> None:
+    address, _ = collections.Counter(waiting.values()).most_common(1)[0]
+    oldest = next(scope for scope, ip in waiting.items() if ip == address)
     del waiting[oldest]
     oldest.cancel()

@@ -24,10 +24,10 @@ from acstor_common.model import geometry
 from acstor_common.wire import peer_encryption
 from acstor_common.wire import peer_wire
 
-LOW_WATER_BYTES = 256 * geometry.KIB
+MAX_LOW_WATER_BYTES = 256 * geometry.KIB
 """SO_RCVLOWAT at most; lower for the rest of a shorter frame."""
 TURN_BYTES = 512
-"""Bytes decoded at a time if :attr:`Link.reads_small_steps`: 32 Pings."""
+"""Bytes decoded at a time if :attr:`PeerLink.reads_small_steps`: 32 Pings."""
 CALLS_PER_TURN = 16
 """Socket calls in a row before other tasks get a turn."""
 BUFFERS_PER_CALL = 64
@@ -70,7 +70,7 @@ def reason(error: Exception) -> str:
     return str(error) or str(error.__cause__ or "") or type(error).__name__
 
 
-class Link:
+class PeerLink:
     """A TCP connection."""
 
     certificate: certificates.HostCertificate | None = None  # of the peer; None: insecure mode
@@ -79,7 +79,7 @@ class Link:
     receiving: peer_encryption.Encryption | None = None
     turn: Callable[[], Awaitable[None]] | None = None  # awaited before each receive
     reads_small_steps = False  # decode only TURN_BYTES at a time
-    _holds = 0  # directions that wait for a rate limit
+    _waits = 0  # directions that wait for a rate limit
 
     def __init__(self, sock: socket.socket, early: bytes = b"") -> None:
         self.upload, self.download = (
@@ -128,20 +128,19 @@ class Link:
 
     async def _wait_for(self, limiter: traffic_control.TrafficLimiter) -> None:
         if not limiter.is_open:
-            self._holds += 1
+            self._waits += 1
             try:
                 await limiter.wait()
             finally:
-                self._holds -= 1
+                self._waits -= 1
 
     @property
-    def is_held(self) -> bool:
+    def is_rate_limited(self) -> bool:
         """Whether the link waits for a rate limit."""
-        return self._holds > 0
+        return self._waits > 0
 
     def _receive_nowait(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
-        """Return the messages that received bytes complete; None if the peer has closed."""
-        buffers = self._spaces(receiver)
+        buffers = self._buffers(receiver)
         if self.download.step_bytes is not None:
             buffers = first_of(buffers, self.download.step_bytes)
         count = self._sock.recvmsg_into(buffers)[0]
@@ -149,14 +148,14 @@ class Link:
         self._is_empty = count < sum(map(len, buffers))
         return receiver.bytes_received(count) if count else None
 
-    def _spaces(self, receiver: peer_wire.Receiver) -> list[memoryview]:
+    def _buffers(self, receiver: peer_wire.Receiver) -> list[memoryview]:
         spaces = receiver.get_buffers()
         is_short = self.reads_small_steps and len(spaces) == 1
         return [spaces[0][:TURN_BYTES]] if is_short else spaces
 
     def _set_low_water(self, expected_bytes: int) -> None:
         is_short = expected_bytes <= SHORT_BYTES  # not worth a system call
-        low_water_bytes = 1 if is_short else min(expected_bytes, LOW_WATER_BYTES)
+        low_water_bytes = 1 if is_short else min(expected_bytes, MAX_LOW_WATER_BYTES)
         if low_water_bytes != self._low_water_bytes:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water_bytes)
             self._low_water_bytes = low_water_bytes
@@ -182,7 +181,7 @@ class Link:
         while True:
             await self.wait_writable()
             if count := self.send_nowait(buffers):
-                self._note_pace(count, trio.current_time() - began_s)
+                self._adapt_not_sent(count, trio.current_time() - began_s)
                 return count
             await self._wait_for(self.upload)  # other connections share the limit
 
@@ -208,7 +207,7 @@ class Link:
             self._bytes_s = float(bytes_s)
         return min(self._bytes_s, self.upload.bytes_s)
 
-    def _note_pace(self, count: int, took_s: float) -> None:
+    def _adapt_not_sent(self, count: int, took_s: float) -> None:
         """Adapt TCP_NOTSENT_LOWAT: double it where sending is fast, else reset it."""
         leaves_bytes = count * NOT_SENT_S / max(took_s, 1e-6)
         kept_bytes = self._not_sent_bytes
@@ -220,7 +219,7 @@ class Link:
             self._not_sent_bytes = kept_bytes
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, kept_bytes)
 
-    def join_limits(self, traffic: traffic_control.Traffic, klass: peer_wire.Klass) -> None:
+    def join_limits(self, traffic: traffic_control.TrafficControl, klass: peer_wire.Klass) -> None:
         """Use the shared rate limits, and the DSCP of the connection's class."""
         self.upload, self.download = traffic.upload, traffic.download
         if dscp := traffic.dscp_of(klass):

@@ -16,6 +16,7 @@ import trio
 
 from acstor_common import errors
 from acstor_common.model import addresses
+from acstor_common.util import backoff
 
 LOG = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ RETRY_LONGEST_S = 5.0
 
 ACCEPTS_PER_TURN = 32
 """Connections refused in a row before other tasks get a turn."""
-PASSING_ERRNOS = {
+CONNECTION_ERRNOS = {
     errno.ECONNABORTED,
     errno.EPERM,
     errno.EPROTO,
@@ -76,7 +77,7 @@ class PeerListener:
         addresses = [listener.socket.getsockname()[:2] for listener in listeners]
         task_status.started(listeners)
         while True:
-            why = await self._until_it_dies(listeners, handlers)
+            why = await self._serve_until_failure(listeners, handlers)
             LOG.warning("the peer listener %s has died (%s); reopening it", addresses, why)
             for listener in listeners:
                 await trio.aclose_forcefully(listener)
@@ -84,27 +85,24 @@ class PeerListener:
             self.reopened += 1
             LOG.info("the peer listener %s is open again", addresses)
 
-    async def _until_it_dies(self, listeners: Listeners, handlers: trio.Nursery) -> str:
+    async def _serve_until_failure(self, listeners: Listeners, handlers: trio.Nursery) -> str:
         why = ""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_watch, listeners)
-                doors = [_FilteringListener(listener, self._may_enter) for listener in listeners]
-                await trio.serve_listeners(self._handler, doors, handler_nursery=handlers)
+                filtered = [_FilteringListener(listener, self._may_enter) for listener in listeners]
+                await trio.serve_listeners(self._handler, filtered, handler_nursery=handlers)
         except* (OSError, trio.ClosedResourceError) as failures:
             why = str(failures.exceptions[0]) or type(failures.exceptions[0]).__name__
         return why
 
 
 class _FilteringListener(trio.abc.Listener[trio.SocketStream]):
-    """A listening socket that refuses some addresses."""
-
     def __init__(self, listener: trio.SocketListener, may_enter: MayEnter) -> None:
         self._listener = listener
         self._may_enter = may_enter
 
     async def accept(self) -> trio.SocketStream:
-        """Return the next accepted connection; see :meth:`trio.abc.Listener.accept`."""
         while True:
             await trio.lowlevel.wait_readable(self._listener.socket)
             for _ in range(ACCEPTS_PER_TURN):
@@ -123,7 +121,7 @@ class _FilteringListener(trio.abc.Listener[trio.SocketStream]):
         except BlockingIOError:
             raise
         except OSError as e:
-            if e.errno in PASSING_ERRNOS:
+            if e.errno in CONNECTION_ERRNOS:
                 return None
             raise
         finally:
@@ -134,12 +132,11 @@ class _FilteringListener(trio.abc.Listener[trio.SocketStream]):
         return None
 
     async def aclose(self) -> None:
-        """Close the socket."""
         await self._listener.aclose()
 
 
 async def _open_again(addresses: Sequence[tuple[str, int]]) -> Listeners:
-    delay_s = RETRY_FIRST_S
+    tries = 0
     while True:
         opened: list[trio.SocketListener] = []
         try:
@@ -151,8 +148,8 @@ async def _open_again(addresses: Sequence[tuple[str, int]]) -> Listeners:
                 await trio.aclose_forcefully(listener)
         else:
             return opened
-        await trio.sleep(delay_s)
-        delay_s = min(2 * delay_s, RETRY_LONGEST_S)
+        await trio.sleep(backoff.pause_s(tries, RETRY_FIRST_S, RETRY_LONGEST_S))
+        tries += 1
 
 
 async def _watch(listeners: Listeners) -> None:

@@ -22,10 +22,12 @@ from acstor_agent.peers import peer_link
 from acstor_agent.peers import peer_listener
 from acstor_agent.peers import traffic_control
 from acstor_agent.peers.connection import base_connection
-from acstor_agent.peers.connection import channel
 from acstor_agent.peers.connection import client_connection
+from acstor_agent.peers.connection import demand_gate
 from acstor_agent.peers.connection import hello_exchange
 from acstor_agent.peers.connection import loop_share
+from acstor_agent.peers.connection import peer_channel
+from acstor_agent.peers.connection import peer_limits
 from acstor_agent.peers.connection import periodic_checks
 from acstor_agent.peers.connection import server_connection
 from acstor_agent.runtime import fault_log
@@ -39,7 +41,7 @@ LOG = logging.getLogger(__name__)
 RETRY_S = 1.0
 """Pause of a loop that failed."""
 
-Limits = base_connection.Limits
+PeerLimits = peer_limits.PeerLimits
 Credentials = credentials.Credentials
 SecurityMode = connection_setup.SecurityMode
 OnNotification = server_connection.OnNotification
@@ -56,19 +58,19 @@ class PeerNetwork:
         *,
         admission: hello_exchange.Admission,
         credentials: Credentials | None = None,
-        limits: Limits | None = None,
+        limits: PeerLimits | None = None,
         turns: loop_share.LoopTurns | None = None,
-        traffic: traffic_control.Traffic | None = None,
+        traffic: traffic_control.TrafficControl | None = None,
     ) -> None:
         self._host_id = host_id
         self.subscribe()
-        self._limits = limits or Limits()
+        self._limits = limits or PeerLimits()
         self._admission = admission
         self._credentials = credentials
-        self._gate = base_connection.DemandGate()
-        self._lines: dict[tuple[ids.HostId, peer_wire.Klass], channel.Channel] = {}
-        self._leaving: set[channel.Channel] = set()  # replaced, and still with pending requests
-        self._answering: set[server_connection.ServerConnection] = set()
+        self._gate = demand_gate.DemandGate()
+        self._channels: dict[tuple[ids.HostId, peer_wire.Klass], peer_channel.Channel] = {}
+        self._replaced: set[peer_channel.Channel] = set()  # still with pending requests
+        self._incoming: set[server_connection.ServerConnection] = set()
         self._budgets = server_connection.Budgets(self._limits)
         many = self._limits.incoming + self._limits.outgoing
         self._share = loop_share.LoopShare(many, turns, self._limits.small_messages)
@@ -80,7 +82,7 @@ class PeerNetwork:
         may_enter = self.unauthenticated.admit_connection if credentials else lambda ip: True
         self.endpoint = peer_listener.PeerListener(self._accept, may_enter)
         self._nursery: trio.Nursery | None = None
-        self._giver: server_connection.RequestHandler
+        self._handler: server_connection.RequestHandler
         self._scopes: set[trio.CancelScope] = set()
 
     def subscribe(
@@ -101,7 +103,7 @@ class PeerNetwork:
     @property
     def connections(self) -> tuple[int, int]:
         """Number of incoming and of outgoing connections."""
-        return len(self.unauthenticated) + len(self._answering), len(self._lines)
+        return len(self.unauthenticated) + len(self._incoming), len(self._channels)
 
     async def aclose(self) -> None:
         """End :meth:`run` and :meth:`serve_forever`, and close all connections."""
@@ -133,7 +135,7 @@ class PeerNetwork:
         with self._until_closed():
             async with trio.open_nursery() as nursery:
                 sweep = functools.partial(
-                    periodic_checks.sweep, self._asking, self._limits.idle_s, self._limits
+                    periodic_checks.sweep, self._outgoing, self._limits.idle_s, self._limits
                 )
                 checks = periodic_checks.Reauthorization(
                     self._admission, self._credentials, self._limits
@@ -148,19 +150,19 @@ class PeerNetwork:
                 finally:
                     self._nursery = None  # before it closes: callers check it
 
-    def _asking(self) -> list[base_connection.Connection]:
-        return [line.connection for line in self._lines.values() if line.connection]
+    def _outgoing(self) -> list[base_connection.PeerConnection]:
+        return [channel.connection for channel in self._channels.values() if channel.connection]
 
     def send_announcement(
         self, host: ids.HostId, address: str, notification: peer_wire.Notification
     ) -> None:
         """Send a message to ``host``; drop it if there is no connection or room."""
         try:
-            line = self._line(host, address, peer_wire.Klass.BULK)
+            channel = self._channel_to(host, address, peer_wire.Klass.BULK)
         except errors.ChunkUnavailable as e:
             LOG.debug("not told: %s", e)
             return
-        line.send_announcement(notification)
+        channel.send_announcement(notification)
 
     def send_requests(
         self,
@@ -178,54 +180,57 @@ class PeerNetwork:
         """
         klass = requests[0].priority.klass
         try:
-            line = self._line(host, address, klass)
+            channel = self._channel_to(host, address, klass)
         except errors.ChunkUnavailable as failure:
-            line = channel.Channel(host, address, klass, self.faults)
-            line.failure = failure
-            line.connection_ended()
-            self._leaving.add(line)
-            channel.next_turn(functools.partial(self._forget, line))
-        line.send_requests(requests, on_answers)
+            channel = peer_channel.Channel(host, address, klass, self.faults)
+            channel.failure = failure
+            channel.connection_ended()
+            self._replaced.add(channel)
+            peer_channel.call_soon(functools.partial(self._remove_channel, channel))
+        channel.send_requests(requests, on_answers)
 
     def cancel_requests(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
         """Cancel requests to ``host``."""
-        lines = [self._lines.get((host, klass)) for klass in peer_wire.Klass]
-        for line in (*lines, *self._leaving):
-            if line and line.host == host:
-                line.cancel_requests(request_ids)
+        lines = [self._channels.get((host, klass)) for klass in peer_wire.Klass]
+        for channel in (*lines, *self._replaced):
+            if channel and channel.host == host:
+                channel.cancel_requests(request_ids)
 
     def raise_priorities(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
         """Tell ``host`` that guests now wait for bulk requests."""
-        for line in (self._lines.get((host, peer_wire.Klass.BULK)), *self._leaving):
-            if line and line.host == host and line.klass is peer_wire.Klass.BULK:
-                line.raise_priorities(request_ids)
+        for channel in (self._channels.get((host, peer_wire.Klass.BULK)), *self._replaced):
+            if channel and channel.host == host and channel.klass is peer_wire.Klass.BULK:
+                channel.raise_priorities(request_ids)
 
-    def _forget(self, line: channel.Channel) -> None:
-        """Remove a channel and fail its requests."""
-        self._leaving.discard(line)
-        if self._lines.get((line.host, line.klass)) is line:
-            del self._lines[line.host, line.klass]
-        line.connection_ended()
+    def _remove_channel(self, channel: peer_channel.Channel) -> None:
+        self._replaced.discard(channel)
+        if self._channels.get((channel.host, channel.klass)) is channel:
+            del self._channels[channel.host, channel.klass]
+        channel.connection_ended()
 
-    def _line(self, host: ids.HostId, address: str, klass: peer_wire.Klass) -> channel.Channel:
+    def _channel_to(
+        self, host: ids.HostId, address: str, klass: peer_wire.Klass
+    ) -> peer_channel.Channel:
         """Return the channel to ``host``; dial if there is none to this address."""
-        line = self._lines.get((host, klass))
-        if line and line.address == address and line.is_open:
-            return line
+        channel = self._channels.get((host, klass))
+        if channel and channel.address == address and channel.is_open:
+            return channel
         if self._nursery is None:
             what = "a connection to another host"
             raise errors.SourceUnreachable(what, "this host", "it does not wait among others")
-        if line:
-            line.scope.cancel()
-            self._leaving.add(line)
+        if channel:
+            channel.scope.cancel()
+            self._replaced.add(channel)
         else:
             self._make_room()
-        line = self._lines[host, klass] = channel.Channel(host, address, klass, self.faults)
-        self._nursery.start_soon(self._run_line, line)
-        return line
+        channel = self._channels[host, klass] = peer_channel.Channel(
+            host, address, klass, self.faults
+        )
+        self._nursery.start_soon(self._run_channel, channel)
+        return channel
 
     def _make_room(self) -> None:
-        left = [line.connection for line in self._lines.values() if line.is_open]
+        left = [channel.connection for channel in self._channels.values() if channel.is_open]
         if len(left) < self._limits.outgoing:
             return
         unused = [connection for connection in left if connection and connection.is_idle]
@@ -235,57 +240,59 @@ class PeerNetwork:
             )
         min(unused, key=lambda connection: connection.last_progress).close()
 
-    async def _run_line(self, line: channel.Channel) -> None:
+    async def _run_channel(self, channel: peer_channel.Channel) -> None:
         try:
-            with line.scope:
-                connection, early = await self._dial(line)
-                line.open(connection)
+            with channel.scope:
+                connection, early = await self._dial(channel)
+                channel.open(connection)
                 await connection.run(early)
                 if isinstance(connection.failure, errors.RemoteProtocolError):
-                    self._record_violation(line, connection.failure)
+                    self._record_violation(channel, connection.failure)
                 elif isinstance(connection.failure, errors.LocalProtocolError):
                     self.faults.record_fault("a request to a peer", connection.failure)
         except (*peer_link.LINK_ERRORS, trio.TooSlowError) as error:
             why = f"cannot connect: {peer_link.reason(error)}"
-            line.failure = errors.SourceUnreachable("a connection", line.peer, why)
+            channel.failure = errors.SourceUnreachable("a connection", channel.peer, why)
         except (errors.NotAuthenticated, errors.OtherVersion) as error:
-            LOG.warning("Connection to %s dropped: %s", line.peer, error)
-            line.failure = errors.SourceUnreachable("a connection", line.peer, str(error))
+            LOG.warning("Connection to %s dropped: %s", channel.peer, error)
+            channel.failure = errors.SourceUnreachable("a connection", channel.peer, str(error))
         except errors.RemoteProtocolError as error:
-            line.failure = error
-            self._record_violation(line, error)
+            channel.failure = error
+            self._record_violation(channel, error)
         except Exception as error:
             why = self.faults.record_fault("a connection to a peer", error)
-            line.failure = errors.SourceUnreachable("a connection", line.peer, why)
+            channel.failure = errors.SourceUnreachable("a connection", channel.peer, why)
         finally:
-            self._forget(line)
-            if line.may_have_missed_announcements:
-                self._on_notification_lost(line.host)
+            self._remove_channel(channel)
+            if channel.may_have_missed_announcements:
+                self._on_notification_lost(channel.host)
 
-    def _record_violation(self, line: channel.Channel, error: errors.RemoteProtocolError) -> None:
+    def _record_violation(
+        self, channel: peer_channel.Channel, error: errors.RemoteProtocolError
+    ) -> None:
         LOG.warning("Connection dropped: %s", error)
-        self._protocol_violated(line.host, error)
+        self._protocol_violated(channel.host, error)
 
     async def _dial(
-        self, line: channel.Channel
+        self, channel: peer_channel.Channel
     ) -> tuple[client_connection.ClientConnection, list[peer_wire.Message]]:
         with trio.fail_after(self._limits.hello_s):
             link = await connection_setup.connect(
-                line.ip, line.port, self._credentials, self._limits.silence_s
+                channel.ip, channel.port, self._credentials, self._limits.silence_s
             )
             try:
-                receiver = peer_wire.receiver(line.peer, peer_wire.FROM_SERVER, link.receiving)
-                ours = peer_wire.Hello(self._host_id, line.klass, self._admission.ring.epoch)
+                receiver = peer_wire.receiver(channel.peer, peer_wire.FROM_SERVER, link.receiving)
+                ours = peer_wire.Hello(self._host_id, channel.klass, self._admission.ring.epoch)
                 early = await hello_exchange.send_hello(
-                    link, receiver, ours, line.host, self._admission
+                    link, receiver, ours, channel.host, self._admission
                 )
-                link.join_limits(self._traffic, line.klass)
+                link.join_limits(self._traffic, channel.klass)
             except BaseException:
                 link.close()
                 raise
         return (
             client_connection.ClientConnection(
-                line.host, link, receiver, line.klass, self._gate, self._share, self._limits
+                channel.host, link, receiver, channel.klass, self._gate, self._share, self._limits
             ),
             early,
         )
@@ -294,22 +301,22 @@ class PeerNetwork:
 
     async def serve_forever(
         self,
-        giver: server_connection.RequestHandler,
+        handler: server_connection.RequestHandler,
         listeners: Iterable[trio.SocketListener],
         task_status: trio.TaskStatus[peer_listener.Listeners] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Serve other agents until :meth:`aclose`; the listeners are closed at the end."""
-        self._giver = giver
+        self._handler = handler
         with self._until_closed():
             async with trio.open_nursery() as nursery:
                 sweep = functools.partial(
                     periodic_checks.sweep,
-                    lambda: list(self._answering),
+                    lambda: list(self._incoming),
                     2 * self._limits.idle_s,
                     self._limits,
                 )
                 nursery.start_soon(self._keep, "a look at connections of peers", sweep)
-                nursery.start_soon(self._keep, "a sign of life to peers", self._show_life)
+                nursery.start_soon(self._keep, "a sign of life to peers", self._send_keepalives)
                 await self.endpoint.serve(list(listeners), nursery, task_status)
 
     async def _accept(self, stream: trio.SocketStream) -> None:
@@ -318,18 +325,18 @@ class PeerNetwork:
             ip, port = stream.socket.getpeername()[:2]
             peer = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
             with self.unauthenticated.limit_handshake(ip):
-                if not await self._may_begin(stream, ip):
+                if not await self._may_handshake(stream, ip):
                     return
                 try:
                     connection, early = await self._welcome(stream, peer)
                 except connection_setup.ProofGiven:
                     return
-            self._answering.add(connection)
+            self._incoming.add(connection)
             peer = connection.peer
             try:
                 await connection.run(early)
             finally:
-                self._answering.discard(connection)
+                self._incoming.discard(connection)
             if isinstance(connection.failure, errors.RemoteProtocolError):
                 self.unauthenticated.log_drops(
                     ip, peer, f"it broke the protocol: {connection.failure.why}"
@@ -347,15 +354,14 @@ class PeerNetwork:
 
     def _make_room_for(self, new: server_connection.ServerConnection) -> None:
         """Close the longest idle connection, of the host or of all, if there are too many."""
-        rivals = [c for c in self._answering if (c.host, c.klass) == (new.host, new.klass)]
+        rivals = [c for c in self._incoming if (c.host, c.klass) == (new.host, new.klass)]
         if len(rivals) < self._limits.of_host:
-            rivals = list(self._answering)
+            rivals = list(self._incoming)
             if len(rivals) < self._limits.incoming:
                 return
         min(rivals, key=lambda c: (not c.is_idle, c.last_progress)).close()
 
-    async def _may_begin(self, stream: trio.SocketStream, ip: str) -> bool:
-        """Wait for the first byte; return whether a handshake may start now."""
+    async def _may_handshake(self, stream: trio.SocketStream, ip: str) -> bool:
         if self._credentials is None:
             return True
         await connection_setup.wait_for_first_byte(stream)
@@ -380,7 +386,7 @@ class PeerNetwork:
                 receiver,
                 theirs,
                 self._gate,
-                self._giver,
+                self._handler,
                 self._on_notification,
                 self._budgets,
                 self._share,
@@ -391,12 +397,12 @@ class PeerNetwork:
             raise
         return connection, early
 
-    async def _show_life(self) -> None:
+    async def _send_keepalives(self) -> None:
         interval_s = self._limits.silence_s / 4
         while True:
             await trio.sleep(interval_s)
-            for connection in self._answering:
+            for connection in self._incoming:
                 connection.send_keepalive(trio.current_time(), interval_s)
 
-    def _all(self) -> list[base_connection.Connection]:
-        return [*self._asking(), *self._answering]
+    def _all(self) -> list[base_connection.PeerConnection]:
+        return [*self._outgoing(), *self._incoming]

@@ -16,7 +16,7 @@ from acstor_common.wire import peer_wire
 
 BURST_S = 0.05
 """Length of a burst after a pause, and of one connection's transmission."""
-LEAST_STEP_BYTES = 16 * geometry.KIB
+MIN_STEP_BYTES = 16 * geometry.KIB
 
 
 class TrafficLimiter(rate_limiter.RateLimiter):
@@ -27,7 +27,7 @@ class TrafficLimiter(rate_limiter.RateLimiter):
         self.step_bytes: int | None = None
         """Bytes that a connection moves at a time; None: no limit."""
         if bytes_s < math.inf:
-            self.step_bytes = max(LEAST_STEP_BYTES, int(BURST_S * bytes_s))
+            self.step_bytes = max(MIN_STEP_BYTES, int(BURST_S * bytes_s))
         self._queue = trio.Lock()
 
     async def wait(self) -> None:
@@ -38,21 +38,18 @@ class TrafficLimiter(rate_limiter.RateLimiter):
             await trio.sleep_until(self.free_s)
 
 
-class Traffic(NamedTuple):
-    """What bounds and marks what all connections with other agents move.
-
-    :param background_dscp: mark of packets that no guest waits for (RFC 2474)
-    """
+class TrafficControl(NamedTuple):
+    """What bounds and marks what all connections with other agents move."""
 
     upload: TrafficLimiter
     download: TrafficLimiter
-    background_dscp: int = 0
+    background_dscp: int = 0  # mark of packets that no guest waits for (RFC 2474)
 
     def dscp_of(self, klass: peer_wire.Klass) -> int:
         """Return the mark of a class of connections."""
         return 0 if klass is peer_wire.Klass.DEMAND else self.background_dscp
 
 
-def unbounded() -> Traffic:
+def unbounded() -> TrafficControl:
     """Return no limits and no marks."""
-    return Traffic(TrafficLimiter(), TrafficLimiter())
+    return TrafficControl(TrafficLimiter(), TrafficLimiter())

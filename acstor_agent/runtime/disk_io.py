@@ -2,10 +2,8 @@
 """Access to the agent's own disk, for all I/O that has to wait for it.
 
 With the policy ``none`` each I/O is a call in a thread. With others it waits for its turn from the
-scheduler (core/disk_scheduling). Errors reach the caller, and a cancelled caller gives up its turn.
-Reads from the page cache bypass this module.
-
-After STALL_S without completion of a request, the next one starts.
+scheduler (core/disk_scheduling); after STALL_S without completion of a request, the next one
+starts. Reads from the page cache bypass this module.
 """
 
 import contextlib
@@ -104,13 +102,13 @@ class DiskIo:
     def __init__(
         self,
         policy: str = NONE,
-        schedulers: Mapping[str, Callable[[], policies.Policy]] = scheduler.POLICIES,
+        schedulers: Mapping[str, Callable[[], policies.SchedulingPolicy]] = scheduler.POLICIES,
     ) -> None:
         self.schedulers = schedulers
         self._scheduler = scheduler.Scheduler(policies.Fifo(), ADDRESSES)
         self._bases: dict[object, int] = {}
         self._next_base = 0
-        self._serving: dict[requests.Request, float] = {}
+        self._serving: dict[requests.DiskRequest, float] = {}
         self._changed = trio.Event()
         self.stalls = 0
         self.policy = NONE
@@ -170,7 +168,7 @@ class DiskIo:
         if not self.is_scheduling:
             return await trio.to_thread.run_sync(function, *args, limiter=limiter)
         turn = trio.Event()
-        request = requests.Request(_stream.get(), place, length, is_write, token=turn)
+        request = requests.DiskRequest(_stream.get(), place, length, is_write, token=turn)
         self._scheduler.submit_request(request, trio.current_time())
         try:
             self._pump()
@@ -218,7 +216,6 @@ class DiskIo:
             self.change_policy(NONE)
 
     def _wakes_s(self) -> float:
-        """Return the time of the scheduler's next timeout or of the next stall."""
         if not len(self._scheduler):
             return float("inf")
         now_s = trio.current_time()

@@ -22,7 +22,7 @@ class FaultLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
         self._clock = clock
-        self._said = log_limit.LogLimit(LOG_EVERY_S)
+        self._log_limit = log_limit.LogLimit(LOG_EVERY_S)
 
     def record_fault(self, what: str, error: Exception) -> str:
         """Count a fault, log it if it is new, and describe it.
@@ -33,9 +33,9 @@ class FaultLog:
         cause: BaseException = error
         while isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]
-        untold = self._said.take_line((what, type(cause), _line_of(cause)), self._clock())
-        if untold is not None:
-            LOG.error("%s has failed (and %d like it)", what, untold, exc_info=error)
+        suppressed = self._log_limit.take_line((what, type(cause), _line_of(cause)), self._clock())
+        if suppressed is not None:
+            LOG.error("%s has failed (and %d like it)", what, suppressed, exc_info=error)
         return f"{type(cause).__name__}: {cause}"
 
 

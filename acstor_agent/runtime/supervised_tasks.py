@@ -109,8 +109,6 @@ def start_at_once(run: Callable[[], Awaitable[object]]) -> Callable[..., Awaitab
 
 
 class _StartSignal:
-    """Reports once that a task has started."""
-
     def __init__(self, task_status: trio.TaskStatus[None]) -> None:
         self._task_status: trio.TaskStatus[None] | None = task_status
 

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """TLS of one connection in memory, without a socket.
 
-Encrypted data must be sent in order and once, as both sides count records.
-
-OpenSSL on a socket needs two calls to read and one to write each record of 16 KiB. In memory, one
-call of the socket moves many records. OpenSSL gets records one by one: its buffer never shrinks,
+Encrypted data must be sent in order and once, as both sides count records. In memory, one call of
+the socket moves many records of 16 KiB. OpenSSL gets records one by one: its buffer never shrinks,
 and a read of an incomplete record costs more than the check here.
 """
 

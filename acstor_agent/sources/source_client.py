@@ -16,7 +16,7 @@ from oslo_log import log
 
 from acstor_agent.core import health_issues
 from acstor_agent.core.sources import failover
-from acstor_agent.engine import placement
+from acstor_agent.engine.ring import placement
 from acstor_agent.sources import base
 from acstor_agent.sources.wrappers import download_source
 from acstor_common import errors
@@ -231,7 +231,7 @@ class _Attempts:
                 try:
                     await self._read(self._sources[attempt.source], attempt.numbers, took)
                 except errors.ChunkUnavailable as failure:  # for all pieces without an outcome
-                    took([(at, failure) for at in sorted(attempt.untold)])
+                    took([(at, failure) for at in sorted(attempt.unreported)])
                 if (pause_s := request.attempt_ended(attempt, trio.current_time())) is None:
                     break
                 await trio.sleep(pause_s)

@@ -103,7 +103,7 @@ class Host(virtual_host.Host):
             prefetching.on_read((chunk,))
             done()
 
-        self.read((chunk,), self._urgency, answered, opener=guest)
+        self.read((chunk,), self._urgency, answered, guest=guest)
         return False
 
     def fetch_object(
@@ -124,12 +124,12 @@ class Host(virtual_host.Host):
             assert answer.failure is None, answer.why
             self.call_later(done)
 
-        self.read((what,), urgency, answered, opener=guest)
+        self.read((what,), urgency, answered, guest=guest)
         return False
 
     def _heard(self, heard: actions.ForwardAnnouncement) -> None:
         for prefetching in self.images.values():
-            self.call_later(prefetching.announcement_received, heard.here)
+            self.call_later(prefetching.announcement_received, heard.held)
 
     def record_wait(self, giver: ids.HostId | None, took_s: float, chunks: int = 1) -> None:
         """Add a wait; ``chunks`` is 0 if the request was cancelled."""

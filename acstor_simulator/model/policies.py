@@ -22,8 +22,8 @@ Policies for whole images:
 from typing import NamedTuple
 
 from acstor_agent.engine import priority
-from acstor_agent.engine import ring_view
 from acstor_agent.engine import settings as settings_
+from acstor_agent.engine.ring import ring_view
 from acstor_common.ring import hash_ring
 from acstor_decision.core import decider
 from acstor_simulator.model import cloud

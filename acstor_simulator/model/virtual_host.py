@@ -147,18 +147,18 @@ class Host:
         urgency: priority.Priority,
         done: Callable[[actions.CompleteRead], None],
         deadline_s: float = float("inf"),
-        opener: Hashable = None,
+        guest: Hashable = None,
     ) -> None:
         """Request chunks that are not in the cache.
 
         :param done: called with the result; it must not feed events to this host directly
-        :param opener: key of fair queuing at the source
+        :param guest: key of fair queuing at the source
         """
         self._tokens += 1
         self.waiting[self._tokens] = done
         now, token = self.world.now, self._tokens
         self.run_actions(
-            self.core.request_chunks(now, batch, urgency, token, deadline_s, True, opener)
+            self.core.request_chunks(now, batch, urgency, token, deadline_s, True, guest)
         )
 
     def call_later(self, call: Callable[..., None], *arguments: Any) -> None:
@@ -231,7 +231,7 @@ class Host:
 
     def _tell(self, tell: actions.SendAnnouncement) -> None:
         entry_bytes = 8 if tell.segment_chunks == 1 else 10
-        told = len(tell.here) + len(tell.gone) + len(tell.evictable)
+        told = len(tell.held) + len(tell.evicted) + len(tell.evictable)
         size_bytes = MESSAGE_BYTES + entry_bytes * told
         self.send(tell.host, tell, size_bytes, Priority.ADVERTISED)
 
@@ -307,9 +307,9 @@ class Host:
                 self.run_actions(self.core.peer_raised_priority(now, connection, numbers))
             case Cancels(numbers):
                 self.run_actions(self.core.peer_cancelled(now, connection, numbers))
-            case actions.SendAnnouncement(_, here, gone, evictable, length):
+            case actions.SendAnnouncement(_, held, evicted, evictable, length):
                 self.run_actions(
-                    self.core.announcement_received(now, host, here, gone, evictable, length)
+                    self.core.announcement_received(now, host, held, evicted, evictable, length)
                 )
             case Alive():
                 self.run_actions(self.core.keep_alive_received(now, host))

@@ -64,7 +64,7 @@ class Guest:
     applications: list[Application]
     klass: requests.Klass = requests.Klass.GUEST
     in_ring: int = 0
-    before_ring: list[requests.Request] = dataclasses.field(default_factory=list)
+    before_ring: list[requests.DiskRequest] = dataclasses.field(default_factory=list)
     done: list[tuple[float, int, int]] = dataclasses.field(default_factory=list)
     """Completed requests: when, where, how long."""
 
@@ -95,7 +95,7 @@ class Simulation:
     def __init__(
         self,
         guests: Iterable[Guest],
-        policy: policies.Policy,
+        policy: policies.SchedulingPolicy,
         until_s: float = 3600.0,
     ) -> None:
         self.guests = list(guests)
@@ -140,7 +140,7 @@ class Simulation:
         else:
             batch = _Batch(application, guest, len(step))
             for access in step:
-                request = requests.Request(
+                request = requests.DiskRequest(
                     guest.stream, access.offset, access.length, access.is_write, token=batch
                 )
                 guest.before_ring.append(request)
@@ -173,7 +173,7 @@ class Simulation:
             self._wakes_s = wakes_s
             self._after(max(0.0, wakes_s - self.now_s), lambda: None)
 
-    def _complete(self, request: requests.Request) -> None:
+    def _complete(self, request: requests.DiskRequest) -> None:
         self._is_busy = False
         self.scheduler.request_completed(request, self.now_s)
         batch = request.token

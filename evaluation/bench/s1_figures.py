@@ -86,7 +86,7 @@ def run(say: harness.Say) -> harness.Result:
     )
 
 
-def two_readers(layout: str, policy: policies.Policy) -> s1_disk.Run:
+def two_readers(layout: str, policy: policies.SchedulingPolicy) -> s1_disk.Run:
     """Run two sequential readers in one guest, alone."""
     guest = workloads.guest(
         "SRSR", ("SR-M", "SR-M"), workloads.REGIONS[0], 1, SWEEP_BYTES, LAYOUTS[layout]
@@ -96,7 +96,7 @@ def two_readers(layout: str, policy: policies.Policy) -> s1_disk.Run:
 
 def zones(layout: str, sectors: int) -> Point:
     """Run them with zones of this length."""
-    limits = pregather.Limits(zone_bytes=sectors * workloads.SECTOR)
+    limits = pregather.PregatherParameters(zone_bytes=sectors * workloads.SECTOR)
     found = two_readers(layout, pregather.Pregather(limits))
     return Point(layout, sectors, found.now_s, s1_disk.at_zero(found))
 

@@ -20,8 +20,8 @@ import blake3
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import host_interning
 from acstor_agent.engine import priority
+from acstor_agent.engine.data_structures import host_interning
 from acstor_agent.engine.gossip import location_index
 from acstor_agent.engine.serve import referrals
 from acstor_common.model import ids

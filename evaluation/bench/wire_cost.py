@@ -115,7 +115,7 @@ class Giver:
         self,
         connection: server_connection.ServerConnection,
         requests: Sequence[peer_wire.ChunkRequest],
-        came_s: float,
+        arrived_s: float,
     ) -> None:
         """Answer what came together in one reply."""
         cids = [self._cids[request.offset // CHUNK] for request in requests]
@@ -204,7 +204,7 @@ class Reader:
         async with trio.open_nursery() as reading:
             for _ in range(WINDOW):
                 reading.start_soon(work)
-        await self._cache._behind.flush()
+        await self._cache._write_behind.flush()
 
     def take_in(self, number: int, data: Any) -> None:
         """Check and store a chunk."""

@@ -36,12 +36,12 @@ DISJOINT_S = 12.0
 """572 chunks for each of 16 hosts: what hosts learn, they learn by chunks, and the paper's regions,
 of 128 MB, have 4,096."""
 CERTAIN = {
-    f"{source_preference.__name__}.ENOUGH_CHUNKS": 0,
-    f"{source_preference.__name__}.LITTLE": 2.0,
-    f"{source_preference.__name__}.ENOUGH": 1,
-    f"{source_preference.__name__}.CLEARLY": 0.0,
-    f"{source_preference.__name__}.AGAIN": 0.0,
-    f"{source_preference.__name__}.LEAST_S": -3600.0,
+    f"{source_preference.__name__}.MIN_CHUNKS": 0,
+    f"{source_preference.__name__}.LOW_SHARE": 2.0,
+    f"{source_preference.__name__}.MIN_ANSWERS": 1,
+    f"{source_preference.__name__}.FIRST_RATIO": 0.0,
+    f"{source_preference.__name__}.RETURN_RATIO": 0.0,
+    f"{source_preference.__name__}.MIN_DIFFERENCE_S": -3600.0,
 }
 """With these an agent takes it from the beginning that nobody else reads what its guest reads."""
 

@@ -12,12 +12,11 @@ import pytest
 from acstor_agent.core.images import chunk_state
 from acstor_agent.core.images import prefetcher
 from acstor_agent.engine import engine
-from acstor_agent.engine import host_interning
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import priority
-from acstor_agent.engine import ring_view
 from acstor_agent.engine import settings
 from acstor_agent.engine import upload_scheduler
+from acstor_agent.engine.data_structures import host_interning
 from acstor_agent.engine.fetch import pending_reads
 from acstor_agent.engine.fetch import prefetch_limits
 from acstor_agent.engine.fetch import requests_out
@@ -26,8 +25,10 @@ from acstor_agent.engine.fetch import source_reads
 from acstor_agent.engine.fetch import source_selection
 from acstor_agent.engine.fetch import transfers
 from acstor_agent.engine.gossip import announcements
+from acstor_agent.engine.ring import ring_view
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine.serve import peer_requests
+from acstor_agent.engine.serve import served_copies
 from acstor_policies import topologies
 from tests.chaos import transfer_patterns
 from tests.chaos import transfer_swarm
@@ -76,8 +77,8 @@ follow_table = announcements.Announcements.follow_table
 def tell_everybody(told, now):
     """Make all near hosts neighbours, whatever the topology."""
     follow_table(told, now)
-    hosts = (host.host for host in told._tables.near.hosts)
-    told._neighbours = dict.fromkeys(host for host in hosts if host != told._tables.here)
+    hosts = (host.host for host in told._ring.near.hosts)
+    told._neighbours = dict.fromkeys(host for host in hosts if host != told._ring.own_host)
 
 
 came = peer_requests.PeerRequests.chunks_arrived
@@ -99,7 +100,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     "proofs are not looked at": (6, authorization.hmac, "compare_digest", lambda *proofs: True),
     "names are not looked at": (32, authorization.Authorization, "may_give", lambda *_: True),
     "who was referred waits for long": (1, peer_requests, "HELD_WAIT_S", 60.0),
-    "time of requests is not looked at": (1, peer_requests, "LOOK_S", 30.0),
+    "time of requests is not looked at": (1, peer_requests, "CHECK_S", 30.0),
     "requests of a host are not bounded": (1, settings.Settings, "requests_of_peer", 1 << 40),
     "what a host does not read is not bounded": (1, upload_scheduler, "UNDELIVERED_BYTES", 1 << 40),
     "what was delivered is not noted": (
@@ -114,15 +115,15 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
         "contents_looked_up",
         lambda *_: None,
     ),
-    "anybody is named": (2, peer_requests.PeerRequests, "_is_named", lambda *_: True),
+    "anybody is named": (2, served_copies.ServedCopies, "may_name", lambda *_: True),
     "who has left is remembered": (2, host_interning.HostInterning, "forget_host", lambda *_: None),
-    "anybody is told": (2, announcements.Announcements, "_is_good", lambda *_: True),
+    "anybody is told": (2, announcements.Announcements, "_is_reachable", lambda *_: True),
     "lanes stand still": (5, prefetch_limits.PrefetchLimits, "start_queued", lambda _: iter(())),
     "lanes are never left": (5, prefetch_limits.PrefetchLimits, "remove_transfer", lambda *_: None),
     "liars are believed": (18, transfer_hosts.Host, "_is_right", lambda *_: True),
     "what one peer is asked is not bounded": (1, peer_state, "MAX_IN_FLIGHT_BYTES", 1 << 40),
     "questions have no end": (1, requests_out.RequestsOut, "timeout_at_s", lambda *_: math.inf),
-    "who shows life is waited for too long": (18, requests_out, "LONGEST_TIMES", 100),
+    "who shows life is waited for too long": (18, requests_out, "MAX_TIMEOUTS", 100),
     "what is answered elsewhere goes on": (
         25,
         requests_out.RequestsOut,
@@ -132,7 +133,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     "reads are not bounded": (1, source_reads.SourceReads, "__init__", read_all_at_once),
     "deadlines are not kept": (2, pending_reads.PendingReads, "deadline_passed", lambda *_: None),
     "nothing is tried again": (1, retries.Retries, "pause_ended", lambda *_: None),
-    "a travel does not end": (5, pending_reads.PendingReads, "_end_travel", lambda *_: None),
+    "a travel does not end": (5, pending_reads.PendingReads, "_end_fetch", lambda *_: None),
     "what nobody wants is remembered": (1, transfers.Transfers, "drop_if_done", lambda *_: None),
     "what ended counts on": (0, transfers.Transfers, "uncharge", lambda *_: None),
     "what the cache refused is kept": (2, engine.Engine, "chunks_not_stored", lambda *_: []),
@@ -143,7 +144,12 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
         give_something_else,
     ),
     "all are told": (11, announcements.Announcements, "follow_table", tell_everybody),
-    "many are asked at once": (4, source_selection.SourceSelection, "_is_active", lambda *_: False),
+    "many are asked at once": (
+        4,
+        source_selection.SourceSelection,
+        "_has_active_attempt",
+        lambda *_: False,
+    ),
     "predictions are not bounded": (8, prefetcher.Prefetcher, "allowed", 1 << 30),
     "what comes is still under way": (3, chunk_state.ChunkStates, "under_way", 1),
 }

@@ -21,7 +21,7 @@ import prettytable
 
 from acstor_agent.core.images import prefetcher
 from acstor_agent.engine import lockstep
-from acstor_agent.engine import ring_view
+from acstor_agent.engine.ring import ring_view
 from acstor_policies import learned_ring
 from evaluation.bench import collective
 from evaluation.bench import patterns

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from acstor_agent.engine import lockstep
 from acstor_agent.engine import priority
-from acstor_agent.engine import ring_view
+from acstor_agent.engine.ring import ring_view
 from acstor_common.model import ids
 from acstor_policies import learned_ring
 from acstor_policies import place_identity

@@ -29,8 +29,8 @@ from acstor_agent.core.images import prefetcher
 from acstor_agent.core.images import readahead
 from acstor_agent.engine import engine
 from acstor_agent.engine import identity
-from acstor_agent.engine import ring_view
 from acstor_agent.engine import settings as settings_
+from acstor_agent.engine.ring import ring_view
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine_io import exchange
 from acstor_agent.engine_io import peer_server
@@ -68,8 +68,8 @@ PATIENCE_S = 10.0
 LOST_AFTER_S = 900.0
 EPOCH_S = 1.8e9
 """The right time of day when a run begins."""
-ROOMY = peer_network.Limits(hello_s=SILENCE_S, silence_s=SILENCE_S)
-TIGHT = peer_network.Limits(
+ROOMY = peer_network.PeerLimits(hello_s=SILENCE_S, silence_s=SILENCE_S)
+TIGHT = peer_network.PeerLimits(
     incoming=3,
     of_host=1,
     outgoing=2,
@@ -341,7 +341,7 @@ class Host:
         return {
             "transfers": len(self.chunks.core),
             "reads of the source": len(self.chunks._source_reader._scopes),
-            "asked": len(self.chunks._peer_client._asked),
+            "asked": len(self.chunks._peer_client._sent),
             "reads for peers": len(self.chunks.peer_server._reads),
             "begun for peers": sum(
                 receiver.begun for receiver in self.chunks.core.requests.receivers.values()

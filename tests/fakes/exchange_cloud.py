@@ -16,9 +16,9 @@ from acstor_agent.cache import cache_files
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import engine
 from acstor_agent.engine import identity
-from acstor_agent.engine import placement
-from acstor_agent.engine import ring_view
 from acstor_agent.engine import settings
+from acstor_agent.engine.ring import placement
+from acstor_agent.engine.ring import ring_view
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine_io import exchange
 from acstor_agent.peers.connection import client_connection

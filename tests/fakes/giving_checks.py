@@ -44,15 +44,15 @@ def check(host: Any) -> None:
     """
     now, requests = host.world.now, host.core.requests
     for transfer in host.core.context.transfers.values():
-        for asker in transfer.peer_requests:
-            _check_asker(host, transfer, asker)
+        for pending in transfer.peer_requests:
+            _check_pending(host, transfer, pending)
     waiting: dict[ids.HostId, int] = {}
     for link in requests._links.values():
         waiting[link.receiver.host] = waiting.get(link.receiver.host, 0) + len(link.peer_requests)
-        for asker in link.peer_requests.values():
-            if asker.deadline_s < now - LOOK_S - 1e-6:
+        for pending in link.peer_requests.values():
+            if pending.deadline_s < now - LOOK_S - 1e-6:
                 raise Broken(
-                    f"{host.name}: a request of {asker.host} is {now - asker.deadline_s} late"
+                    f"{host.name}: a request of {pending.host} is {now - pending.deadline_s} late"
                 )
     for found in requests.receivers.values():
         what = found.requests, found.begun, found.undelivered
@@ -64,22 +64,24 @@ def check(host: Any) -> None:
         raise Broken(f"{host.name}: {len(host.core.context.host_keys)} hosts have keys")
 
 
-def _check_asker(host: Any, transfer: transfer_.Transfer, asker: requester.PendingRequest) -> None:
-    if not asker.mode.reads_source:
-        if asker.deadline_s > host.world.now + HELD_WAIT_S:
-            raise Broken(f"{host.name}: {asker.host}, who was referred here, waits for long")
+def _check_pending(
+    host: Any, transfer: transfer_.Transfer, pending: requester.PendingRequest
+) -> None:
+    if not pending.mode.reads_source:
+        if pending.deadline_s > host.world.now + HELD_WAIT_S:
+            raise Broken(f"{host.name}: {pending.host}, who was referred here, waits for long")
     elif transfer.read is None:
         if transfer.relay is None:
-            raise Broken(f"{host.name}: {asker.host} waits for what is not brought")
-        if asker.mode is Mode.RELAYED:
-            raise Broken(f"{host.name}: {asker.host}, a home, waits for another home")
+            raise Broken(f"{host.name}: {pending.host} waits for what is not brought")
+        if pending.mode is Mode.RELAYED:
+            raise Broken(f"{host.name}: {pending.host}, a home, waits for another home")
 
 
 def check_tell(host: Any, tell: actions.SendAnnouncement) -> None:
     """Check to whom a host tells something unasked."""
     if not _is_good(host, tell.host):
         raise Broken(f"{host.name} tells {tell.host}, who has left or is left alone")
-    kinds = tell.here, tell.gone, tell.evictable
+    kinds = tell.held, tell.evicted, tell.evictable
     if max(map(len, kinds)) > SEGMENTS or not any(kinds):
         raise Broken(f"{host.name} tells {tuple(map(len, kinds))} segments at once")
     if any(len({segment for segment, _ in told}) < len(told) for told in kinds):
@@ -89,7 +91,7 @@ def check_tell(host: Any, tell: actions.SendAnnouncement) -> None:
         raise Broken(f"{host.name} tells of segments of {length} chunks")
     if not all(0 < bits < 1 << length for told in kinds for _, bits in told):
         raise Broken(f"{host.name} tells of chunks that are in no segment")
-    if (tell.here or tell.gone) and tell.host not in neighbours_of(host) | host.told_before:
+    if (tell.held or tell.evicted) and tell.host not in neighbours_of(host) | host.told_before:
         raise Broken(f"{host.name} tells {tell.host}, no neighbour, what is here or gone")
 
 
@@ -116,20 +118,20 @@ def check_given(host: Any, given: actions.SendChunk, data: bytes) -> None:
         raise Broken(f"{host.name} gives a chunk as one of an image by which it did not come")
 
 
-def check_referral(host: Any, asker: ids.HostId, hosts: tuple[ids.HostId, ...]) -> None:
+def check_referral(host: Any, pending: ids.HostId, hosts: tuple[ids.HostId, ...]) -> None:
     """Check to whom a host sends another one."""
     tables = host.core.context.ring
     if host.core.context.settings.learns_ring and len(hosts) == 2 and hosts[1] == host.name:
         hosts = hosts[:1]  # a tree of one, which is not the next one in step
     for name in hosts:
         if (
-            name in (asker, host.name)
+            name in (pending, host.name)
             or not tables.is_near(name)
             or tables.table.is_deprioritized(name)
         ):
-            raise Broken(f"{host.name} sends {asker} to {name}")
+            raise Broken(f"{host.name} sends {pending} to {name}")
         if name not in host.judged and not _is_good(host, name):  # judged after it was named
-            raise Broken(f"{host.name} sends {asker} to {name}, who has left or is left alone")
+            raise Broken(f"{host.name} sends {pending} to {name}, who has left or is left alone")
 
 
 def check_heard(host: Any, heard: actions.ForwardAnnouncement) -> None:

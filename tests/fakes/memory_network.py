@@ -3,7 +3,7 @@
 
 A stream is what TCP is: bytes arrive in order, after a delay, or the connection breaks; between
 two hosts it may stand still, and then nothing arrives until it goes on.  It takes the place of
-``peer_link.Link``, the one place where agents touch sockets; all above that is the real thing.
+``peer_link.PeerLink``, the one place where agents touch sockets; all above that is the real thing.
 """
 
 import collections
@@ -136,8 +136,8 @@ class Pipe:
         self.wake()
 
 
-class MemoryLink(peer_link.Link):
-    """One end of a connection; see :class:`peer_link.Link`."""
+class MemoryLink(peer_link.PeerLink):
+    """One end of a connection; see :class:`peer_link.PeerLink`."""
 
     bytes_s = math.inf  # nothing is compressed: how long that takes is another time
 
@@ -157,7 +157,7 @@ class MemoryLink(peer_link.Link):
         """Send what there is room for."""
         return self._out.send_nowait(buffers)
 
-    def _note_pace(self, count: int, took_s: float) -> None:
+    def _adapt_not_sent(self, count: int, took_s: float) -> None:
         """Keep no bytes back."""
 
     @property
@@ -270,7 +270,7 @@ class Network:
 
     async def _connect(
         self, ip: str, port: int, credentials: object, silence_s: float
-    ) -> peer_link.Link:
+    ) -> peer_link.PeerLink:
         here = _here.get()
         await trio.sleep(self.ways[here, here].delay_s)
         if (ip, port) not in self._endpoints:
@@ -284,7 +284,7 @@ class Network:
         return MemoryLink(back_pipe, out)
 
 
-async def _accept(stream: Any, credentials: object, silence_s: float) -> peer_link.Link:
+async def _accept(stream: Any, credentials: object, silence_s: float) -> peer_link.PeerLink:
     await trio.lowlevel.checkpoint()
-    link: peer_link.Link = stream.link
+    link: peer_link.PeerLink = stream.link
     return link

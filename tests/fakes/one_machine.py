@@ -13,9 +13,9 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import engine
 from acstor_agent.engine import failure
 from acstor_agent.engine import identity
-from acstor_agent.engine import placement
 from acstor_agent.engine import priority
 from acstor_agent.engine import settings
+from acstor_agent.engine.ring import placement
 from acstor_agent.engine.serve import authorization
 from acstor_common.model import ids
 from acstor_common.model import segments

@@ -100,13 +100,13 @@ class TaskGiver:
         self._scopes: dict[tuple[Any, int], trio.CancelScope] = {}
 
     def requests_received(
-        self, connection: Any, requests: Sequence[peer_wire.ChunkRequest], came_s: float
+        self, connection: Any, requests: Sequence[peer_wire.ChunkRequest], arrived_s: float
     ) -> None:
         """See ``server_connection.RequestHandler``."""
         for request in requests:
             self.asked_for.append(request)
             scope = self._scopes[connection, request.request_id] = trio.CancelScope()
-            scope.deadline = came_s + request.timeout_ms / 1000
+            scope.deadline = arrived_s + request.timeout_ms / 1000
             self._nursery.start_soon(self._answer, connection, request, scope)
 
     async def _answer(

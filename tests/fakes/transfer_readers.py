@@ -192,7 +192,7 @@ class Reader:
 
     def _heard(self, heard: actions.ForwardAnnouncement) -> None:
         if self._is_on:
-            self._prefetching.announcement_received(heard.here)
+            self._prefetching.announcement_received(heard.held)
 
     def _let_go(self, cids: Sequence[ids.Cid]) -> None:
         for cid in cids:

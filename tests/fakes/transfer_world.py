@@ -72,7 +72,9 @@ class Watch:
             for ref, data in zip(run.refs, run.chunks, strict=True):
                 if data != self.world.content_of(ref.cid):
                     raise Broken(f"{host.name} stores wrong bytes")
-            origin = "source" if run.giver is None else "home" if run.mode.reads_source else "peer"
+            origin = (
+                "source" if run.provider is None else "home" if run.mode.reads_source else "peer"
+            )
             self.origins[origin] += len(run.refs)
 
 
@@ -417,12 +419,12 @@ def _check_transfer(host: Host, transfer: transfer_.Transfer) -> None:
         raise Broken(f"{host.name}: nothing of {transfer.first_ref.offset // CHUNK} is under way")
     is_moving = transfer.attempts or transfer.relay or transfer.read is not None
     if transfer.is_fetching and not is_moving:
-        raise Broken(f"{host.name}: a travel that goes nowhere")
+        raise Broken(f"{host.name}: a fetch that goes nowhere")
     relay, now = transfer.relay, host.world.now
     if relay is not None and relay.mode is not Mode.RELAYED:
         raise Broken(f"{host.name}: asks another home as a host")
     if relay is not None and transfer.read is None and not relay.is_late:
-        guest_waits = any(asker.priority <= 1 for asker in transfer.peer_requests)
+        guest_waits = any(pending.priority <= 1 for pending in transfer.peer_requests)
         if guest_waits and now - relay.at_s > RELAY_S + LOOK_S + host.settings["timeout_s"]:
             raise Broken(f"{host.name}: a guest waits for another home since {relay.at_s}")
 

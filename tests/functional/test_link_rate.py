@@ -23,7 +23,7 @@ for _ in range(100):
         break
     except ConnectionRefusedError:
         time.sleep(0.1)
-link = peer_link.Link(sock)
+link = peer_link.PeerLink(sock)
 print(link.bytes_s)
 for _ in range(40):
     sock.sendall(bytes(1 << 16))

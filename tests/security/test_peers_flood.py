@@ -118,7 +118,7 @@ def test_flood_of_handshakes_costs_little_and_hosts_are_served_beside_it(
         assert spent_s < SPENT_S
         said = [line for line in log.splitlines() if "Handshakes come too quickly" in line]
         assert said and any(ip in said[0] for ip in ADDRESSES)
-        assert len(said) <= 1 + took_s / handshake_limits.SAY_AGAIN_S
+        assert len(said) <= 1 + took_s / handshake_limits.LOG_INTERVAL_S
         print(f"{KNOCKS} handshakes asked for, {answered[0]} done: {spent_s:.2f} s of a processor")
 
 
@@ -133,7 +133,7 @@ def test_crowd_from_many_addresses_does_not_push_out_a_host_before_its_hello(
                 stack.enter_context(
                     socket.create_connection((local.LOOPBACK, port), 10, source_address=(ip, 0))
                 )
-            crowded = len(ADDRESSES) - peer_network.Limits().unauthenticated
+            crowded = len(ADDRESSES) - peer_network.PeerLimits().unauthenticated
             hosts.wait_until(
                 lambda: cloud["h1"].status()["refused"]["connections"] >= crowded, "the crowd", 4.0
             )

@@ -68,14 +68,14 @@ async def attacking(tls, **options):
 @pytest.mark.expect_log("no Hello in time")
 @pytest.mark.parametrize("said", [b"", SECRET[:31]], ids=["nothing", "all but a byte"])
 async def test_host_that_keeps_its_secret_is_dropped_when_its_time_is_over(tls, said):
-    async with attacking(tls, limits=peer_network.Limits(hello_s=0.5)) as attacker:
+    async with attacking(tls, limits=peer_network.PeerLimits(hello_s=0.5)) as attacker:
         if said:
             await attacker.say(said)
 
 
 @pytest.mark.expect_log("no Hello in time")
 async def test_host_that_sends_its_secret_byte_by_byte_has_no_more_time_than_others(tls):
-    async with attacking(tls, limits=peer_network.Limits(hello_s=0.5)) as attacker:
+    async with attacking(tls, limits=peer_network.PeerLimits(hello_s=0.5)) as attacker:
         with contextlib.suppress(trio.BrokenResourceError):
             for _ in range(peer_encryption.SECRET_BYTES):
                 await attacker.say(b"x")
@@ -124,8 +124,8 @@ async def test_each_direction_of_each_connection_has_a_key_of_its_own(tls):
         async with nets.asking(address, tls=tls[CLIENT]) as client:
             await client.fetch(priority=nets.PEER)
             await client.fetch(priority=nets.PREFETCH)
-            ours = [line.connection.link for line in client.net._lines.values()]
-            theirs = [connection.link for connection in server._answering]
+            ours = [line.connection.link for line in client.net._channels.values()]
+            theirs = [connection.link for connection in server._incoming]
             sending = {link.sending._key for link in (*ours, *theirs)}
             assert len(sending) == 4
             assert sending == {link.receiving._key for link in (*ours, *theirs)}

@@ -109,7 +109,7 @@ async def test_no_range_of_a_rotten_cache_differs_from_what_was_stored(tmp_path,
     cache = cache_files.CacheFiles.open(tmp_path, 8 * MIB, MIB)
     for cid, chunk in stored.items():
         assert cache.store_chunk(cid, chunk)
-    await cache._behind.flush()
+    await cache._write_behind.flush()
     seen_bad = 0
     for _ in range(400):
         if dice.random() < 0.1:

@@ -55,14 +55,14 @@ class Read:
         return max(self.bytes, key=_RANK.__getitem__)
 
 
-class _Slice:
+class _TimeSlice:
     __slots__ = ("bytes", "reads", "waited_s")
 
     def __init__(self) -> None:
         self.reads, self.waited_s = 0, 0.0
         self.bytes: dict[str, int] = {}
 
-    def join(self, other: "_Slice") -> "_Slice":
+    def join(self, other: "_TimeSlice") -> "_TimeSlice":
         self.reads += other.reads
         self.waited_s += other.waited_s
         _add(self.bytes, other.bytes)
@@ -90,7 +90,7 @@ class TimelineRecorder:
         self.bytes: dict[str, int] = {}
         self._waited_s: collections.defaultdict[str, float] = collections.defaultdict(float)
         self.slice_s = FIRST_SLICE_S
-        self._slices = [_Slice()]
+        self._slices = [_TimeSlice()]
         self._under_way: dict[Read, None] = {}
         self._noted_s = opened_s
         self._longest: list[tuple[float, int, boot_timeline.LongRead]] = []
@@ -148,11 +148,11 @@ class TimelineRecorder:
 
     def _note_long(self, read: Read, took_s: float) -> None:
         at_s, why = read.began_s - self.opened_s, read.why[: boot_timeline.MAX_WHY]
-        told = boot_timeline.LongRead(
+        long_read = boot_timeline.LongRead(
             at_s, took_s, read.offset, read.length, _plain(read.bytes), why
         )
         put = heapq.heappush if len(self._longest) < LONGEST_READS else heapq.heapreplace
-        put(self._longest, (took_s, next(self._number), told))
+        put(self._longest, (took_s, next(self._number), long_read))
 
     def _go_on(self, now_s: float) -> None:
         since_s, now_s = self._noted_s, max(self._noted_s, now_s)
@@ -165,7 +165,6 @@ class TimelineRecorder:
             break
 
     def _wait(self, from_s: float, to_s: float) -> None:
-        """Charge a wait to the slices that it covers."""
         each_s, slices = self.slice_s, self._slices
         if from_s >= (len(slices) - 1) * each_s:
             slices[-1].waited_s += to_s - from_s
@@ -180,7 +179,7 @@ class TimelineRecorder:
             pairs = itertools.zip_longest(firsts, seconds)
             self._slices = [one.join(other) if other else one for one, other in pairs]
             self.slice_s *= 2
-        self._slices += (_Slice() for _ in range(place + 1 - len(self._slices)))
+        self._slices += (_TimeSlice() for _ in range(place + 1 - len(self._slices)))
 
 
 def _add(to: dict[str, int], counts: Mapping[Any, int]) -> None:

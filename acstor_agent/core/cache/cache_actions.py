@@ -35,7 +35,7 @@ class FoundSlab(NamedTuple):
 
     number: int
     layout: cache_slab.SlabLayout
-    records: list[cache_slab.Record]
+    records: list[cache_slab.SlotRecord]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

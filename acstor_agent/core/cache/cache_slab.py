@@ -112,7 +112,7 @@ class SlabLayout:
         return self.data_offset + self.slot_count * self.slot_bytes
 
 
-class Record(NamedTuple):
+class SlotRecord(NamedTuple):
     """The record of a slot in use."""
 
     slot_no: int
@@ -155,7 +155,7 @@ def pack_record(cid: ids.Cid, sequence: int, length: int, keep_class: int) -> by
     return raw + _CRC.pack(zlib.crc32(raw))
 
 
-def unpack_records(table: bytes, slot_bytes: int) -> Iterator[Record]:
+def unpack_records(table: bytes, slot_bytes: int) -> Iterator[SlotRecord]:
     """Yield the slots in use of ``table`` (all records, without the header).
 
     Invalid records are skipped: their slots are free.
@@ -168,4 +168,4 @@ def unpack_records(table: bytes, slot_bytes: int) -> Iterator[Record]:
             continue
         at = slot_no * RECORD_BYTES
         if keep_class < KEEP_CLASS_COUNT and crc == zlib.crc32(view[at : at + _RECORD.size]):
-            yield Record(slot_no, cid, sequence, length, keep_class)
+            yield SlotRecord(slot_no, cid, sequence, length, keep_class)

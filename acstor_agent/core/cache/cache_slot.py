@@ -81,10 +81,10 @@ class Slot:
         "data",
         "frequency",
         "holds",
+        "is_bad_block",
         "is_gone",
         "is_parked",
         "is_pinned",
-        "is_place_bad",
         "keep_class",
         "length",
         "offset",
@@ -114,7 +114,7 @@ class Slot:
         self.is_gone = False
         self.is_parked = False
         self.is_pinned = False
-        self.is_place_bad = False
+        self.is_bad_block = False
         self.holds = 0
         self.frequency = 1
         self.sequence = 0

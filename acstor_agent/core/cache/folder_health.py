@@ -10,13 +10,11 @@ from typing import NamedTuple
 class CheckIntervals(NamedTuple):
     """Intervals of the checks of a folder.
 
-    :param healthy_s: without a fault, for deleted files
-    :param first_s: after a fault; it doubles with each further one
     :param longest_s: up to this; after as long without a fault it starts at the first again
     """
 
-    healthy_s: float = 30.0
-    first_s: float = 1.0
+    healthy_s: float = 30.0  # without a fault, for deleted files
+    first_s: float = 1.0  # after a fault; it doubles with each further one
     longest_s: float = 60.0
 
 
@@ -38,7 +36,7 @@ class FolderHealth:
     True
     >>> health.record_fault("No space left on device", now_s=6.0, time_s=1e9)
     False
-    >>> health.look_at_s, health.trouble
+    >>> health.next_check_s, health.fault
     (8.0, FolderFault(what='No space left on device', since_s=1000000000.0))
     >>> health.is_over(now_s=8.0)
     True
@@ -46,25 +44,25 @@ class FolderHealth:
 
     def __init__(self, intervals: CheckIntervals = CHECK_INTERVALS) -> None:
         self._intervals = intervals
-        self.trouble: FolderFault | None = None
-        self.look_at_s = float("inf")
+        self.fault: FolderFault | None = None
+        self.next_check_s = float("inf")
         """Time of the next check, by the caller's clock."""
         self._wait_s = intervals.first_s
         self._over_at_s = float("-inf")
 
     def record_fault(self, what: str, now_s: float, time_s: float) -> bool:
         """Record a fault (``time_s``: wall clock); return whether it is new."""
-        is_news = self.trouble is None
+        is_news = self.fault is None
         if is_news and now_s - self._over_at_s > self._intervals.longest_s:
             self._wait_s = self._intervals.first_s
-        self.look_at_s = now_s + self._wait_s
+        self.next_check_s = now_s + self._wait_s
         self._wait_s = min(self._intervals.longest_s, 2 * self._wait_s)
-        self.trouble = FolderFault(what, time_s if self.trouble is None else self.trouble.since_s)
+        self.fault = FolderFault(what, time_s if self.fault is None else self.fault.since_s)
         return is_news
 
     def is_over(self, now_s: float) -> bool:
         """Record that the folder works; return whether that ends a fault."""
-        if self.trouble is None:
+        if self.fault is None:
             return False
-        self.trouble, self.look_at_s, self._over_at_s = None, float("inf"), now_s
+        self.fault, self.next_check_s, self._over_at_s = None, float("inf"), now_s
         return True

@@ -2,11 +2,10 @@
 """Index of the public cache: the slot of each chunk, and evictions.
 
 A slot that is held (its bytes are being read or written) or pinned is never reused. A victim comes
-from the lowest class that has one, by policy within the class. ``slabs`` bounds the slabs.
-
-Operations take constant time, except the creation of a slab, which examines all slabs. A held slot
-that comes up as victim is *parked* outside its order until its release, so no search passes it
-twice. A pinned slot is parked while it is pinned.
+from the lowest class that has one, by policy within the class. Operations take constant time,
+except the creation of a slab, which examines all slabs. A held slot that comes up as victim is
+*parked* outside its order until its release, so no search passes it twice; a pinned slot is parked
+while it is pinned.
 """
 
 import operator
@@ -288,12 +287,12 @@ class PublicCache:
             slot.is_parked = False
             slot.order.put_back(slot)
 
-    def drop_chunk(self, slot: cache_slot.Slot, is_place_bad: bool = False) -> None:
+    def drop_chunk(self, slot: cache_slot.Slot, is_bad_block: bool = False) -> None:
         """Remove a chunk; its slot is free once it is not held.
 
-        :param is_place_bad: the disk rejects writes there: never reuse the slot
+        :param is_bad_block: the disk rejects writes there: never reuse the slot
         """
-        slot.is_place_bad = slot.is_place_bad or is_place_bad
+        slot.is_bad_block = slot.is_bad_block or is_bad_block
         if slot.is_gone:
             return
         self._unlist(slot)
@@ -337,7 +336,7 @@ class PublicCache:
         self._slabs.restore_free_lists()
         return [RemoveSlab(slab) for slab in left]
 
-    def _restore_slot(self, record: cache_slab.Record, slab: cache_slot.Slab) -> None:
+    def _restore_slot(self, record: cache_slab.SlotRecord, slab: cache_slot.Slab) -> None:
         slot_no, cid, sequence, length, keep_class = record
         older = self._index.get(cid)
         if older is not None:
@@ -389,7 +388,7 @@ class PublicCache:
 
     def _free(self, slot: cache_slot.Slot) -> None:
         slab = slot.slab
-        if slab in self._slabs and not slot.is_place_bad:
+        if slab in self._slabs and not slot.is_bad_block:
             slab.free.append(slot.slot_no)
             slab.group.with_free[slab] = None
 
@@ -425,7 +424,6 @@ class PublicCache:
         return len(cache_slot.CLASSES), 0
 
     def _is_time_to_compare(self, group: cache_slot.SizeGroup) -> bool:
-        """Return whether a slab's worth of evictions passed since the last comparison."""
         return len(self._slabs.groups) > 1 and group.evictions % group.layout.slot_count == 0
 
     def _add_slab(

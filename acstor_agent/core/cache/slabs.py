@@ -129,7 +129,7 @@ class Slabs:
 
     def restore_slabs(
         self, found: Iterable[cache_actions.FoundSlab]
-    ) -> tuple[list[tuple[cache_slot.Slab, list[cache_slab.Record]]], list[cache_slot.Slab]]:
+    ) -> tuple[list[tuple[cache_slot.Slab, list[cache_slab.SlotRecord]]], list[cache_slot.Slab]]:
         """Add slabs of a former run, the most valuable first; call it once, when empty.
 
         :return: added slabs with their records, and slabs to remove because they exceed the limit

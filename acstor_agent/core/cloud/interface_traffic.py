@@ -25,33 +25,23 @@ ACK_RATIO = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class NetworkInterface:
-    """One network interface, as the kernel shows it.
-
-    :param kind: of a virtual interface, as ``ip link`` names it; empty for a physical one
-    :param lower: index of the interface below it, in this namespace; 0: none
-    :param master: index of the bond or bridge that it is a port of; 0: none
-    :param received: bytes since the interface exists, as ``sent``
-    """
+    """One network interface, as the kernel shows it."""
 
     index: int
     name: str
-    kind: str
-    lower: int
-    master: int
-    received: int
+    kind: str  # of a virtual interface, as ``ip link`` names it; empty for a physical one
+    lower: int  # index of the interface below it, in this namespace; 0: none
+    master: int  # index of the bond or bridge that it is a port of; 0: none
+    received: int  # bytes since the interface exists, as ``sent``
     sent: int
 
 
 class InterfaceSample(NamedTuple):
-    """The counted interfaces at one moment.
+    """The counted interfaces at one moment."""
 
-    :param at_s: monotonic clock
-    :param link_bytes_s: their capacity in each direction
-    """
-
-    at_s: float
+    at_s: float  # monotonic clock
     links: list[NetworkInterface]
-    link_bytes_s: int
+    link_bytes_s: int  # their capacity in each direction
 
 
 @dataclasses.dataclass(frozen=True)

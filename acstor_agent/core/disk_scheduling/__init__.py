@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reads and writes the host's disk next (Ling 2015).
+"""The order of the host's disk requests (Ling 2015).
 
-To be read in this order: ``request``, ``request_queue``, ``policy``, ``navigator``,
-``stream_profile``, ``seek_cost``, ``pregather`` and ``scheduler``.
+In reading order: ``request``, ``request_queue``, ``policy``, ``navigator``, ``stream_profile``,
+``seek_cost``, ``pregather``, ``scheduler``.
 """

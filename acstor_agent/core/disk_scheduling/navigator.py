@@ -1,39 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vNavigator: where a guest's next requests will be, and how soon (Ling 2015, section 3).
+"""vNavigator: predicts the zone and the time of a guest's next request (Ling 2015, section 3).
 
-The disk is cut into zones.  A request adds 1 to its zone's density, and every
-prediction window divides all densities by the decay (equations 1 to 3).  Zones
-that reach the mean of all densities of 1 or more (equation 4) are where requests
-are to be expected, each with its next neighbour if that one is below the mean
-(equation 5); the mean time between a zone's requests says how soon (6, 7).
+The disk is cut into zones. A request adds 1 to the density of its zone, and each prediction window
+divides all densities by the decay (equations 1 to 3). A *dense* zone reaches the mean of all
+densities of 1 or more (equation 4); requests are expected there, and in its next neighbour if that
+is below the mean (equation 5). The mean time between a zone's requests predicts when (6, 7).
 
-Every request costs the same work, however many zones there are: the sum of the
-densities of 1 or more decays as a whole, and a zone leaves it in the window for
-which that was foreseen when it was last touched.  At most ``zone_limit`` zones
-are remembered; the one that was not touched for the longest is forgotten.
+A request costs constant time: the sum of the densities decays as a whole, and a zone leaves the sum
+in the window that was computed at its last request. At most ``zone_limit`` zones are remembered.
 
-An interval counts only where the zone was awaited: from its last answer to the
-next request, and only if nothing of it was pending in between.  That is what the
-one who waits after an answer wants to know.  Equation 7 takes all intervals from
-request to request: requests that come together make the mean too short to wait
-for, and each time that others were served instead makes it longer, until the zone
-is not waited for at all.
+Differences from the paper, which make a mean interval one that is worth waiting for:
 
-One interval is no regularity: a file's indirect block and the data behind it are two
-requests, one right after the other, and then none.  So a mean of fewer than
-INTERVALS_KNOWN says nothing, and until a zone has that many it goes on as part of the
-unit before it, where a sequential reader comes from.  That unit thins out while other
-requests are served, after a deadline for instance; then the zone has the interval of the
-one before it if it is dense itself.  Otherwise one detour in a zone would be followed by
-another one after the next request, and so on to the zone's end.
-
-A request counts when it is answered.  Counted when it arrives, as in the paper, its
-weight has decayed by the time that it waited in the queue: where random requests
-keep a sequential reader's waiting, its zones look no denser than theirs, and it is
-never waited for.
-
-Windows are windows of time for which the guest was *served*, as the paper has
-it: while others are, nothing decays.  The caller passes such a clock.
+* an interval counts from the last answer to the next request, with nothing of the zone pending;
+* a mean of fewer than INTERVALS_KNOWN intervals is unknown: an indirect block and its data are two
+  requests in a row, and then none. Until then a dense zone has the interval of the one before it;
+* a request counts when it is answered, because its weight would decay while it waits in the queue;
+* windows count only the time for which the guest was served; the caller passes such a clock.
 """
 
 import dataclasses
@@ -60,7 +42,7 @@ class Unit(NamedTuple):
     stop: int
     interval_s: float
 
-    def holds(self, offset: int) -> bool:
+    def contains(self, offset: int) -> bool:
         """Return whether an offset lies within the unit."""
         return self.start <= offset < self.stop
 
@@ -235,5 +217,4 @@ class Navigator:
         return Unit(start, start + zones * self.zone_bytes, self._zones[first].interval_s)
 
     def __len__(self) -> int:
-        """Count the zones that are remembered."""
         return len(self._zones)

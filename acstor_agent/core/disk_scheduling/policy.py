@@ -3,7 +3,7 @@
 
 The disk serves one request at a time. When it is idle, the scheduler asks the policy for the next
 one. The policy may return None to keep the disk idle although requests are queued; it must then
-return a time from :meth:`Policy.next_timeout`, at which the scheduler asks again.
+return a time from :meth:`SchedulingPolicy.next_timeout`, at which the scheduler asks again.
 """
 
 import abc
@@ -23,7 +23,7 @@ class WaitEnd(enum.Enum):
     EXPIRED_ALONE = "expired_alone"  # no other request was pending, and none came in time
 
 
-class Policy(abc.ABC):
+class SchedulingPolicy(abc.ABC):
     """Chooses the order of service.  Callers pass a monotonic time."""
 
     def __init__(self) -> None:
@@ -35,22 +35,22 @@ class Policy(abc.ABC):
         return ended
 
     @abc.abstractmethod
-    def add(self, request: requests.Request, now_s: float) -> None:
+    def add(self, request: requests.DiskRequest, now_s: float) -> None:
         """Queue a request."""
 
     @abc.abstractmethod
-    def remove(self, request: requests.Request) -> None:
+    def remove(self, request: requests.DiskRequest) -> None:
         """Remove a queued request."""
 
     @abc.abstractmethod
-    def pick_request(self, now_s: float) -> requests.Request | None:
+    def pick_request(self, now_s: float) -> requests.DiskRequest | None:
         """Remove and return the request to serve now; None: keep the disk idle."""
 
     @abc.abstractmethod
-    def __iter__(self) -> Iterator[requests.Request]:
+    def __iter__(self) -> Iterator[requests.DiskRequest]:
         """Iterate over the queued requests."""
 
-    def request_completed(self, request: requests.Request, now_s: float) -> None:  # noqa: B027 - may be left
+    def request_completed(self, request: requests.DiskRequest, now_s: float) -> None:  # noqa: B027 - may be left
         """Record that a picked request has been served."""
 
     def next_timeout(self) -> float | None:
@@ -62,28 +62,27 @@ class Policy(abc.ABC):
         return None
 
 
-class Fifo(Policy):
+class Fifo(SchedulingPolicy):
     """Policy ``none``: order of arrival."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._queue: dict[requests.Request, None] = {}
+        self._queue: dict[requests.DiskRequest, None] = {}
 
-    def add(self, request: requests.Request, now_s: float) -> None:
+    def add(self, request: requests.DiskRequest, now_s: float) -> None:
         """Append a request."""
         self._queue[request] = None
 
-    def remove(self, request: requests.Request) -> None:
+    def remove(self, request: requests.DiskRequest) -> None:
         """Remove a queued request."""
         del self._queue[request]
 
-    def pick_request(self, now_s: float) -> requests.Request | None:
+    def pick_request(self, now_s: float) -> requests.DiskRequest | None:
         """Remove and return the first request."""
         first = next(iter(self._queue), None)
         if first is not None:
             del self._queue[first]
         return first
 
-    def __iter__(self) -> Iterator[requests.Request]:
-        """Iterate in the order of arrival."""
+    def __iter__(self) -> Iterator[requests.DiskRequest]:
         return iter(self._queue)

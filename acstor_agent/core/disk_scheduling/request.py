@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request of the agent to its own disk, and its stream.
 
-Places are bytes of one address space that holds everything the scheduler looks
-after; what lies at which place is the shell's affair.
+Offsets are of one address space for all files; the caller lays it out.
 """
 
 import dataclasses
@@ -41,19 +40,15 @@ WRITE_EXPIRE_S = 0.25
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Request:
-    """A read or write of ``length`` bytes at ``offset``.
-
-    :param arrived_s: when the scheduler got it; the scheduler sets it
-    :param token: identifies the request for the caller
-    """
+class DiskRequest:
+    """A read or write of ``length`` bytes at ``offset``."""
 
     stream: Stream
     offset: int
     length: int
     is_write: bool = False
-    arrived_s: float = 0.0
-    token: object = None
+    arrived_s: float = 0.0  # when the scheduler got it; the scheduler sets it
+    token: object = None  # identifies the request for the caller
 
     @property
     def stop(self) -> int:

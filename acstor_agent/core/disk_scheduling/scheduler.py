@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The disk scheduler: checks requests, lets a policy choose, and counts.
 
-The rule guarded here: every request that was taken in is given out exactly once,
-or given up exactly once, whichever policy is in force and however often it is
-changed.  The disk has one request at a time.
+Every request is served or given up exactly once, also across changes of the policy. The disk has
+one request at a time.
 """
 
 import collections
@@ -16,7 +15,7 @@ from acstor_agent.core.disk_scheduling import policy as policies
 from acstor_agent.core.disk_scheduling import pregather
 from acstor_agent.core.disk_scheduling import request as requests
 
-POLICIES: Mapping[str, Callable[[], policies.Policy]] = {
+POLICIES: Mapping[str, Callable[[], policies.SchedulingPolicy]] = {
     "none": policies.Fifo,
     "pregather": pregather.Pregather,
 }
@@ -81,7 +80,7 @@ class Account:
         others.add(idlest)
         self.streams[OTHERS] = others
 
-    def count_dispatch(self, request: requests.Request) -> None:
+    def count_dispatch(self, request: requests.DiskRequest) -> None:
         """Count a seek, and a slice where the stream changes."""
         if self._head is not None:
             distance = abs(request.offset - self._head)
@@ -92,14 +91,14 @@ class Account:
             self.stream_account(request.stream).slices += 1
             self._last = request.stream
 
-    def count_completion(self, request: requests.Request, now_s: float) -> None:
+    def count_completion(self, request: requests.DiskRequest, now_s: float) -> None:
         """Count a request that was served."""
         count = self.stream_account(request.stream)
         count.requests += 1
         count.bytes += request.length
         count.latency.add(now_s - request.arrived_s)
 
-    def count_waits(self, policy: policies.Policy) -> None:
+    def count_waits(self, policy: policies.SchedulingPolicy) -> None:
         """Count ended waits by outcome."""
         for stream, end in policy.take_waits():
             self.stream_account(stream).waits[end.value] += 1
@@ -120,21 +119,20 @@ class Scheduler:
 
     >>> scheduler = Scheduler(policies.Fifo(), size_bytes=100)
     >>> stream = requests.Stream(requests.Klass.GUEST, "a")
-    >>> scheduler.submit_request(requests.Request(stream, 0, 10), now_s=1.0)
+    >>> scheduler.submit_request(requests.DiskRequest(stream, 0, 10), now_s=1.0)
     >>> scheduler.pick_request(now_s=1.0).length
     10
     """
 
-    def __init__(self, policy: policies.Policy, size_bytes: int) -> None:
+    def __init__(self, policy: policies.SchedulingPolicy, size_bytes: int) -> None:
         self.account = Account()
         self._policy = policy
         self._size_bytes = size_bytes
         self._now_s = 0.0
-        self._waiting: dict[requests.Stream, dict[requests.Request, None]] = {}
+        self._waiting: dict[requests.Stream, dict[requests.DiskRequest, None]] = {}
         self._count = 0
 
     def __len__(self) -> int:
-        """Count the requests that wait."""
         return self._count
 
     def _at(self, now_s: float) -> float:
@@ -142,7 +140,7 @@ class Scheduler:
         self._now_s = max(self._now_s, now_s)
         return self._now_s
 
-    def submit_request(self, request: requests.Request, now_s: float) -> None:
+    def submit_request(self, request: requests.DiskRequest, now_s: float) -> None:
         """Queue a request.
 
         :raises BadRequest: the request is empty or outside of the disk
@@ -156,14 +154,14 @@ class Scheduler:
         self._count += 1
         self._policy.add(request, request.arrived_s)
 
-    def _forget(self, request: requests.Request) -> None:
+    def _forget(self, request: requests.DiskRequest) -> None:
         mine = self._waiting[request.stream]
         del mine[request]
         if not mine:
             del self._waiting[request.stream]
         self._count -= 1
 
-    def give_up(self, request: requests.Request) -> bool:
+    def give_up(self, request: requests.DiskRequest) -> bool:
         """Cancel a request; return False if it is in service or served."""
         if request not in self._waiting.get(request.stream, ()):
             return False
@@ -171,7 +169,7 @@ class Scheduler:
         self._forget(request)
         return True
 
-    def pick_request(self, now_s: float) -> requests.Request | None:
+    def pick_request(self, now_s: float) -> requests.DiskRequest | None:
         """Remove and return the request to serve now; None: keep the disk idle.
 
         Ask again at :meth:`next_timeout`, and after every other call.
@@ -187,12 +185,12 @@ class Scheduler:
         """Return when to pick again without another event, or None."""
         return self._policy.next_timeout() if self._count else None
 
-    def request_completed(self, request: requests.Request, now_s: float) -> None:
+    def request_completed(self, request: requests.DiskRequest, now_s: float) -> None:
         """Record that a request was served or failed."""
         self.account.count_completion(request, self._at(now_s))
         self._policy.request_completed(request, self._now_s)
 
-    def change_policy(self, policy: policies.Policy) -> None:
+    def change_policy(self, policy: policies.SchedulingPolicy) -> None:
         """Switch to another policy, also for queued requests."""
         waiting = list(self._policy)
         self._policy = policy

@@ -1,16 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to move the head of a rotating disk: ``a + b * sqrt(distance)``.
+"""Seek time of a rotating disk: ``a + b * sqrt(distance)``.
 
-Ruemmler and Wilkes, An Introduction to Disk Drive Modeling (IEEE Computer 27(3),
-1994): the arm accelerates for half of a short seek, so its time grows with the
-root of the distance.  They let long seeks grow linearly; the root alone stays
-within 20 % of that and needs only two figures of a data sheet.
-
-The average is that of the Hitachi Deskstar 7K1000.C, a 7,200 rpm SATA disk of 1 TB
-(hard disk drive specification, table 9: read, typical, two disks); the time from
-track to track that of the Hitachi 7K320 (SATA OEM specification, table 7: read,
-typical), since no specification of 3.5 inches from those years was found that has
-it.
+Ruemmler and Wilkes, An Introduction to Disk Drive Modeling (IEEE Computer 27(3), 1994). They let
+long seeks grow linearly; the root alone stays within 20 % of that. The average is that of the
+Hitachi Deskstar 7K1000.C (7,200 rpm SATA, 1 TB; specification, table 9), the time from track to
+track that of the Hitachi 7K320 (table 7).
 """
 
 import dataclasses

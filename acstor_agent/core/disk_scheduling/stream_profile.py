@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """State that Pregather keeps of a stream: prediction, locality, slice (Ling 2015, 4.2).
 
-Two indicators say how local a stream is.  The regional one is the mean distance
-of its requests over the size of its region; the sub-regional one is the share of
-its requests that begin where its last one ended.
-
-The mean interval (AvgT of the paper) counts from an answer to the next request,
-where nothing was pending in between: for how long the guest itself lets the disk
-wait.  From request to request it would grow with the time for which others have
-the disk; a sequential guest would then look too slow to be waited for, lose the
-disk after each answer, and look slower still.
+Regional locality is the mean distance of the requests over the size of the region; sub-regional
+locality is the share of requests that begin where the last one ended. The mean interval (AvgT of
+the paper) counts from an answer to the next request, with nothing pending in between. From request
+to request it would include the time of others, and a sequential guest would look too slow.
 """
 
 from acstor_agent.core.disk_scheduling import navigator
@@ -25,7 +20,7 @@ GAIN = 10
 """How much of a slice each 100 % above CLEAR_SHARE are worth (equation 8)."""
 
 
-class StreamHabit:
+class StreamProfile:
     """One stream.
 
     :param predicts: its vNavigator, whose clock runs while the stream is served
@@ -40,14 +35,14 @@ class StreamHabit:
         self.at_zero = ewma.Ewma(MEMORY)
         self.slice_s: float | None = None
         self.served_s = 0.0  # before the present slice
-        self.in_service: requests.Request | None = None
+        self.in_service: requests.DiskRequest | None = None
         self._answered_s: float | None = None
         self._arrived_stop: int | None = None
         self._dispatched_stop: int | None = None
         self._was_idle = False
         self._next_detour_s = 0.0
 
-    def request_arrived(self, request: requests.Request, now_s: float, served_s: float) -> None:
+    def request_arrived(self, request: requests.DiskRequest, now_s: float, served_s: float) -> None:
         """Update the profile with a request.
 
         :param served_s: time for which the stream has had the disk
@@ -60,7 +55,6 @@ class StreamHabit:
         self.navigator.request_arrived(request.offset, served_s, self._awaits(request.offset))
 
     def _awaits(self, offset: int) -> bool:
-        """Return whether no request of the zone around an offset is pending."""
         zone = offset // self.navigator.zone_bytes
         waiting = self.queue.at_or_after(zone * self.navigator.zone_bytes)
         return not any(
@@ -68,17 +62,19 @@ class StreamHabit:
             for other in (waiting, self.in_service)
         )
 
-    def request_completed(self, request: requests.Request, now_s: float, served_s: float) -> None:
+    def request_completed(
+        self, request: requests.DiskRequest, now_s: float, served_s: float
+    ) -> None:
         """Update the profile with a served request."""
         self._answered_s = now_s
         self.in_service = None
         self.navigator.request_answered(request.offset, served_s)
 
-    def overdue(self, served_s: float) -> requests.Request | None:
+    def overdue(self, served_s: float) -> requests.DiskRequest | None:
         """Return an overdue request, at most one in READ_EXPIRE_S."""
         return self.queue.first_overdue(served_s) if served_s >= self._next_detour_s else None
 
-    def dispatched(self, request: requests.Request, served_s: float) -> None:
+    def dispatched(self, request: requests.DiskRequest, served_s: float) -> None:
         """Remove a request, and record the head position of the stream."""
         if request is self.overdue(served_s):
             self._next_detour_s = served_s + requests.READ_EXPIRE_S

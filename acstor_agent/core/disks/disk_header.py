@@ -50,19 +50,14 @@ def parse_disk_id(text: str) -> DiskId:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DiskHeader:
-    """Immutable description of a disk.
-
-    :param cut: the disk's own size and chunks
-    :param image_bytes: length of its base image; zeros follow
-    """
+    """Immutable description of a disk."""
 
     disk_id: DiskId
     image_id: ids.ImageId
-    cut: geometry.Geometry
-    image_bytes: int
+    cut: geometry.Geometry  # the disk's own size and chunks
+    image_bytes: int  # length of its base image; zeros follow
 
     def __post_init__(self) -> None:
-        """Reject an impossible disk."""
         if not 0 <= self.image_bytes <= self.cut.size_bytes:
             raise ValueError(
                 f"a disk of {self.cut.size_bytes} bytes cannot hold an image of {self.image_bytes}"

@@ -16,7 +16,7 @@ from acstor_common.model import geometry
 _E = chunk_state.ChunkEvent
 
 
-class Origin(enum.Enum):
+class StretchOrigin(enum.Enum):
     """Where bytes of a disk lie."""
 
     DISK = enum.auto()
@@ -27,7 +27,7 @@ class Origin(enum.Enum):
 class Stretch(NamedTuple):
     """A range of the disk with one origin."""
 
-    origin: Origin
+    origin: StretchOrigin
     start: int
     stop: int
 
@@ -57,9 +57,9 @@ def original(image_bytes: int, start: int, stop: int) -> Iterator[Stretch]:
     ['IMAGE', 'ZERO']
     """
     if start < min(stop, image_bytes):
-        yield Stretch(Origin.IMAGE, start, min(stop, image_bytes))
+        yield Stretch(StretchOrigin.IMAGE, start, min(stop, image_bytes))
     if max(start, image_bytes) < stop:
-        yield Stretch(Origin.ZERO, max(start, image_bytes), stop)
+        yield Stretch(StretchOrigin.ZERO, max(start, image_bytes), stop)
 
 
 def plan_read(
@@ -74,7 +74,7 @@ def plan_read(
     for chunk_no, start, stop in cut.split_range(offset, length):
         at = cut.chunk_offset(chunk_no)
         if is_on_disk(states, chunk_no):
-            _join(stretches, Stretch(Origin.DISK, at + start, at + stop))
+            _join(stretches, Stretch(StretchOrigin.DISK, at + start, at + stop))
         else:
             for stretch in original(image_bytes, at + start, at + stop):
                 _join(stretches, stretch)

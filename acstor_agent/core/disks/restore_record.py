@@ -23,32 +23,24 @@ MAX_BYTES: Final = 64 * 1024
 MAX_HOLDERS: Final = 16
 
 
-class Holder(NamedTuple):
-    """A host that keeps a checkpoint.
-
-    :param address: of its vault, ``host:port``
-    """
+class CheckpointHolder(NamedTuple):
+    """A host that keeps a checkpoint."""
 
     host: ids.HostId
-    address: str
+    address: str  # of its vault, ``host:port``
 
 
 class RestoreRecord(NamedTuple):
-    """The checkpoint of a restored disk, and the holders of its chunks.
+    """The checkpoint of a restored disk, and the holders of its chunks."""
 
-    :param checkpoint_id: assigned by the decision service; equal to the disk's ID
-    :param vault_disk: ID of the disk in the holders' vaults
-    :param key: of the disk; empty when no chunk is missing
-    """
-
-    checkpoint_id: disk_header.DiskId
+    checkpoint_id: disk_header.DiskId  # assigned by the decision service; equal to the disk's ID
     instance_id: ids.ImageId
     image_id: ids.ImageId
     owner: ids.HostId
-    vault_disk: ids.ImageId
+    vault_disk: ids.ImageId  # ID of the disk in the holders' vaults
     manifest_name: bytes
-    holders: tuple[Holder, ...]
-    key: bytes
+    holders: tuple[CheckpointHolder, ...]
+    key: bytes  # of the disk; empty when no chunk is missing
 
     @property
     def is_whole(self) -> bool:
@@ -71,10 +63,10 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True):
 _decoder = msgspec.json.Decoder(_Kept)
 
 
-def restore_record_of(**told: Any) -> RestoreRecord:
+def restore_record_of(**fields: Any) -> RestoreRecord:
     """Return a record from a client's or a file's fields."""
     try:
-        kept = msgspec.convert({"version": VERSION, **told}, _Kept)
+        kept = msgspec.convert({"version": VERSION, **fields}, _Kept)
     except msgspec.ValidationError as e:
         raise ValueError(str(e)) from e
     return RestoreRecord(
@@ -89,9 +81,9 @@ def restore_record_of(**told: Any) -> RestoreRecord:
     )
 
 
-def _holder(host: str, address: str) -> Holder:
+def _holder(host: str, address: str) -> CheckpointHolder:
     addresses.parse_remote(address)
-    return Holder(ids.parse_host_id(host), address)
+    return CheckpointHolder(ids.parse_host_id(host), address)
 
 
 def pack(recovery: RestoreRecord) -> bytes:

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """State machine of one chunk of a mirror (Nicolae 2016, 3.2).
 
-A chunk starts REMOTE and follows TRANSITIONS; no other file decides by comparing two states. Every
-event that the network or the cache can cause is legal in every state: bytes may arrive late or
-twice, and a chunk cached before its image was attached may be evicted while it is REMOTE. An
-illegal event is a bug of the caller: reading or completing bytes that are not local (the paper's
-Algorithm 1 marks a chunk READ before its bytes arrive, so a second reader would see a hole), or
-requesting bytes that are.
-
-EVICTED concerns the public cache, which never holds written bytes.
+A chunk starts REMOTE and follows TRANSITIONS. Every event that the network or the cache can cause
+is legal in every state: bytes may arrive late or twice, and a chunk may be evicted while it is
+REMOTE. An illegal event is a bug of the caller: reading or completing bytes that are not local (the
+paper's Algorithm 1 marks a chunk READ before its bytes arrive, so a second reader would see a
+hole), or requesting bytes that are. EVICTED concerns the public cache, which never holds written
+bytes.
 """
 
 import enum

@@ -25,16 +25,11 @@ host whose last instance was deleted."""
 
 
 class UsageEvidence(NamedTuple):
-    """Evidence that an image is in use.
+    """Evidence that an image is in use."""
 
-    :param is_open: a process has it open, or that is not known yet
-    :param is_base: a disk of this host is based on it
-    :param idle_s: seconds since the last touch or read, without Nova's absence
-    """
-
-    is_open: bool
-    is_base: bool
-    idle_s: float
+    is_open: bool  # a process has it open, or that is not known yet
+    is_base: bool  # a disk of this host is based on it
+    idle_s: float  # seconds since the last touch or read, without Nova's absence
 
     def is_used(self, within_s: float = IN_USE_S) -> bool:
         """Return whether the image counts as used."""

@@ -29,7 +29,6 @@ class ImagePin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     :param is_replica: only other hosts use it; this host keeps its share
     :param leased_until_s: end of other hosts' leases, wall clock, to survive a restart
     :param deadline_s: of a hydrate, seconds from the request; 0: as fast as possible
-    :param due_at_s: the same deadline, wall clock
     """
 
     image_id: str
@@ -39,20 +38,20 @@ class ImagePin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     is_replica: bool = False
     leased_until_s: float = 0.0
     deadline_s: control_wire.Deadline = 0.0
-    due_at_s: float = 0.0
+    due_at_s: float = 0.0  # the same deadline, wall clock
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _PinFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     images: list[ImagePin]
 
 
-_decoder: msgspec.json.Decoder[_File] = msgspec.json.Decoder(_File)
+_decoder: msgspec.json.Decoder[_PinFile] = msgspec.json.Decoder(_PinFile)
 
 
 def encode(pins: Iterable[ImagePin]) -> bytes:
     """Return the bytes of the pin file."""
-    return msgspec.json.format(msgspec.json.encode(_File(VERSION, list(pins))), indent=1)
+    return msgspec.json.format(msgspec.json.encode(_PinFile(VERSION, list(pins))), indent=1)
 
 
 def decode(raw: bytes, what: str) -> dict[ids.ImageId, ImagePin]:

@@ -2,15 +2,12 @@
 """Selects announced chunks of an image to prefetch (Nicolae 2016, 3.1.4).
 
 A chunk is *unmatched* while it was prefetched and no guest has read it. Announced chunks are
-prefetched while the unmatched ones are fewer than allowed; others are held back, and prefetched in
-order once guests read prefetched chunks. As in the paper, ``limit`` held-back chunks that guests
-fetch on demand show that access patterns converged again: the LOCAL chunks stop counting.
-
-Unlike in the paper, chunks under way and chunks evicted unread count too. The allowance starts at
-``first`` chunks and grows by ``gain`` for each prefetched chunk that a guest read, so readers that
-diverge from the start waste ``first`` chunks. Chunks fetched on demand add nothing: a random reader
-meets announced chunks all the time. doc/source/contributor/exchange_design.rst has the simulations
-behind FIRST and GAIN.
+prefetched while the unmatched ones are fewer than allowed; others are held back. As in the paper,
+``limit`` held-back chunks that guests fetch on demand show that access patterns converged again:
+the LOCAL chunks stop counting. Unlike in the paper, chunks under way and chunks evicted unread
+count too, and the allowance starts at ``first`` chunks and grows by ``gain`` for each prefetched
+chunk that a guest read. doc/source/contributor/exchange_design.rst has the simulations behind FIRST
+and GAIN.
 """
 
 import collections

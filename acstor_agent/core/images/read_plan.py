@@ -55,14 +55,10 @@ def plan(
     length: int,
     chunk_bytes: int,
     cids: Sequence[ids.Cid],
-    slots: Sequence[SlotT | None],
-    in_memory: Mapping[ids.Cid, memoryview],
+    slots: Sequence[SlotT | None],  # of the cache; None: not cached
+    in_memory: Mapping[ids.Cid, memoryview],  # preferred to the cache; usually empty
 ) -> list[Step[SlotT]]:
-    """Return the steps of a read, in order; together they cover it.
-
-    :param slots: cache slots of these chunks; None: not cached
-    :param in_memory: chunks in memory by CID, preferred to the cache; usually empty
-    """
+    """Return the steps of a read, in order; together they cover it."""
     steps: list[Step[SlotT]] = []
     last: Step[SlotT] | None = None
     first = offset // chunk_bytes

@@ -2,16 +2,15 @@
 """Readahead: detects sequential readers and says how far ahead of each to fetch.
 
 A reader that continues where it stopped, twice in a row, is sequential; its window then doubles
-with each read. Random readers get no readahead. Unread bytes are bounded in two ways:
+with each read. Unread bytes are bounded in two ways:
 
 * the window of a reader: FREE_WINDOW_BYTES, or COPY_READS reads of a copying program; beyond that,
-  1/WORTH of what it read in order (at most 1.1 %), up to the limit;
-* all windows of the image, also of readers that stopped: 1/SHARE of what was read of it, because a
-  booting guest begins and leaves many short runs.
+  1/WORTH of what it read in order, up to the limit;
+* all windows of the image: 1/SHARE of what was read of it, because a booting guest begins and
+  leaves many short runs.
 
-A window is a multiple of the reader's last read, so the next read finds its bytes in one piece. It
-is refilled when half of it was read, so several reads share a request. Readers of an image are
-identified by the offset where they stopped; the least recent one is forgotten.
+A window is a multiple of the reader's last read, and is refilled when half of it was read. Readers
+are identified by the offset where they stopped.
 """
 
 import dataclasses
@@ -103,7 +102,6 @@ class ReadAhead:
         return (start, reader.fetched_to)
 
     def _window_bytes(self, reader: _Reader, stop: int, own_bytes: int, length: int) -> int:
-        """Return the new window of a reader."""
         read_bytes = stop - reader.began
         is_copy = length >= COPY_READ_BYTES and read_bytes >= COPIED_READS * length
         free = COPY_READS * length if is_copy else max(FREE_WINDOW_BYTES, length)

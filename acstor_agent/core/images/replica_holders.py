@@ -40,23 +40,17 @@ _TOO_MANY = (
 
 
 class Report(NamedTuple):
-    """State of the other hosts' shares of one image.
-
-    :param confirmed: hosts that recently confirmed their whole share
-    :param total_bytes: of the shares of hosts that answered
-    :param state: first problem of a host; KEPT if there is none
-    :param why: host and problem in words; empty if there is none
-    """
+    """State of the other hosts' shares of one image."""
 
     hosts: int
-    confirmed: int
-    total_bytes: int
+    confirmed: int  # hosts that recently confirmed their whole share
+    total_bytes: int  # of the shares of hosts that answered
     kept_bytes: int
-    state: _State
-    why: str
+    state: _State  # first problem of a host; KEPT if there is none
+    why: str  # host and problem in words; empty if there is none
 
 
-class _Answer(NamedTuple):
+class _HostReport(NamedTuple):
     ring_epoch: int
     share: replica_messages.ImageShare
     at_s: float
@@ -69,11 +63,11 @@ class ReplicaHolders:
         self._min_interval_s = min_interval_s
         self._used: dict[ids.ImageId, None] = {}
         self._all_used: frozenset[ids.ImageId] = frozenset()
-        self._told: dict[ids.HostId, dict[ids.ImageId, int]] = {}
+        self._requested: dict[ids.HostId, dict[ids.ImageId, int]] = {}
         """Images requested of each host, with the remaining repetitions of the end of a lease."""
         self._due_s: dict[ids.HostId, float] = {}
         """In round-robin order: the host addressed last is last."""
-        self._answers: dict[ids.ImageId, dict[ids.HostId, _Answer]] = {}
+        self._answers: dict[ids.ImageId, dict[ids.HostId, _HostReport]] = {}
 
     @property
     def every_s(self) -> float:
@@ -92,8 +86,8 @@ class ReplicaHolders:
         if now_used.keys() != self._used.keys():
             due_s = dict.fromkeys(due_s, now_s)
         self._used, self._due_s = now_used, due_s
-        for host in self._told.keys() - due_s.keys():  # its leases end by themselves
-            del self._told[host]
+        for host in self._requested.keys() - due_s.keys():  # its leases end by themselves
+            del self._requested[host]
         for image_id in self._answers.keys() - now_used.keys():
             del self._answers[image_id]
         for answers in self._answers.values():
@@ -108,24 +102,24 @@ class ReplicaHolders:
         """Return the requests that are due, and schedule the next ones."""
         found = []
         for host in [host for host, due_s in self._due_s.items() if due_s <= now_s][:AT_A_TIME]:
-            told = self._told.setdefault(host, {})
-            ended = [image_id for image_id in told if image_id not in self._used]
-            fresh = [one for one in ended if told[one] == TAKEN_BACK_TIMES]
+            requested = self._requested.setdefault(host, {})
+            ended = [image_id for image_id in requested if image_id not in self._used]
+            fresh = [one for one in ended if requested[one] == TAKEN_BACK_TIMES]
             entries = [replica_messages.Lease(image_id, 0) for image_id in fresh]
             entries += [
                 replica_messages.Lease(one, int(replica_leases.LEASE_S)) for one in self._used
             ]
             is_all = len(entries) <= replica_messages.MAX_REQUESTS
-            again = [image_id for image_id in ended if told[image_id] < TAKEN_BACK_TIMES]
+            again = [image_id for image_id in ended if requested[image_id] < TAKEN_BACK_TIMES]
             entries += [replica_messages.Lease(image_id, 0) for image_id in again]
             most = replica_messages.MAX_REQUESTS
             now = entries if is_all else entries[:most]
             for lease in now:
-                told[lease.image_id] = (
-                    TAKEN_BACK_TIMES if lease.lease_s else told[lease.image_id] - 1
+                requested[lease.image_id] = (
+                    TAKEN_BACK_TIMES if lease.lease_s else requested[lease.image_id] - 1
                 )
-                if not told[lease.image_id]:
-                    del told[lease.image_id]
+                if not requested[lease.image_id]:
+                    del requested[lease.image_id]
             again_s = now_s + self.every_s if is_all else now_s
             del self._due_s[host]  # to the end
             self._due_s[host] = again_s
@@ -142,7 +136,7 @@ class ReplicaHolders:
         for share in kept.shares:
             if share.image_id in self._used:
                 answers = self._answers.setdefault(share.image_id, {})
-                answers[host] = _Answer(kept.ring_epoch, share, now_s)
+                answers[host] = _HostReport(kept.ring_epoch, share, now_s)
 
     def report_shares(
         self, image_id: ids.ImageId, hosts: Collection[ids.HostId], ring_epoch: int, now_s: float
@@ -172,16 +166,12 @@ class ReplicaHolders:
 
 
 class CloudProgress(NamedTuple):
-    """State of an image in the cloud.
-
-    :param left_bytes: bytes that no host confirmed; None if unknown
-    :param trouble: first problem of a host; KEPT if there is none
-    """
+    """State of an image in the cloud."""
 
     total_bytes: int
-    left_bytes: int | None
+    left_bytes: int | None  # bytes that no host confirmed; None if unknown
     is_whole: bool
-    trouble: _State
+    trouble: _State  # first problem of a host; KEPT if there is none
     why: str
 
 

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replica placement: the share of an image that each host keeps.
 
-A chunk belongs to the shares of the first COPIES owners of its OID on the ring, which requesters
-ask first anyway. A share follows from the chunk map and the v-node table alone: hosts with the same
-table agree, and together they keep the whole image.
-
-The chunk map's index lists contents in ring order, so a share is a few ranges of it. Contents
-missing from a wrong index are kept by no host.
+A chunk belongs to the shares of the first COPIES owners of its OID on the ring. A share follows
+from the chunk map and the v-node table alone, so hosts with the same table agree. The chunk map's
+index lists contents in ring order, so a share is a few ranges of it. Contents missing from a wrong
+index are kept by no host.
 """
 
 import array
@@ -27,31 +25,27 @@ _LOOKED_AT, _NAMED = 8192, 128
 OidOf = Callable[[ids.ImageId, int, ids.Cid], ids.Oid]
 
 
-def replica_hosts(table: hash_ring.Ring, here: ids.HostId) -> tuple[ids.HostId, ...]:
-    """Return the hosts with shares of images used by ``here``: the homes of its group."""
-    return tuple(ids.HostId(host.host) for host in table.group_of(here).hosts if host.vnodes)
+def replica_hosts(table: hash_ring.Ring, own_host: ids.HostId) -> tuple[ids.HostId, ...]:
+    """Return the hosts with shares of images used by ``own_host``: the homes of its group."""
+    return tuple(ids.HostId(host.host) for host in table.group_of(own_host).hosts if host.vnodes)
 
 
-def copy_count(table: hash_ring.Ring, here: ids.HostId) -> int:
+def copy_count(table: hash_ring.Ring, own_host: ids.HostId) -> int:
     """Return the number of copies: fewer than COPIES where there are too few hosts.
 
     >>> host = hash_ring.RingHost("h1", "10.0.0.1:7201", 100)
     >>> copy_count(hash_ring.Ring(1, (host,)), ids.HostId("h1"))
     1
     """
-    return min(COPIES, len(replica_hosts(table, here)))
+    return min(COPIES, len(replica_hosts(table, own_host)))
 
 
-class Part(NamedTuple):
-    """The part of an image that a host keeps.
-
-    :param table: v-node table that defines it; None: the whole image
-    :param numbers: one chunk of each content in it, ascending, without zeros
-    """
+class ReplicaPart(NamedTuple):
+    """The part of an image that a host keeps."""
 
     map: chunk_map.ChunkMap
-    table: hash_ring.Ring | None
-    numbers: "array.array[int]"
+    table: hash_ring.Ring | None  # v-node table that defines it; None: the whole image
+    numbers: "array.array[int]"  # one chunk of each content in it, ascending, without zeros
     total_bytes: int
     image_bytes: int
 
@@ -67,14 +61,14 @@ def _part(
     marks: bytearray,
     image_bytes: int | None,
     pause: layout.Pause,
-) -> Part:
+) -> ReplicaPart:
     numbers = array.array("I")
     for start in range(0, len(marks), _LOOKED_AT):
         stop = min(start + _LOOKED_AT, len(marks))
         numbers.extend(itertools.compress(range(start, stop), marks[start:stop]))
         pause()
     total_bytes = _bytes_of(image_map, len(numbers), has_last=bool(marks[-1]))
-    return Part(image_map, table, numbers, total_bytes, image_bytes or total_bytes)
+    return ReplicaPart(image_map, table, numbers, total_bytes, image_bytes or total_bytes)
 
 
 def _bytes_of(image_map: chunk_map.ChunkMap, count: int, *, has_last: bool) -> int:
@@ -83,7 +77,7 @@ def _bytes_of(image_map: chunk_map.ChunkMap, count: int, *, has_last: bool) -> i
     return count * cut.chunk_bytes - (short_bytes if has_last else 0)
 
 
-def union_of_parts(one: Part, other: Part) -> Part:
+def union_of_parts(one: ReplicaPart, other: ReplicaPart) -> ReplicaPart:
     """Return the union of two parts of an image, not tied to a table."""
     marks = bytearray(len(one.map))
     for part in (one, other):
@@ -100,26 +94,26 @@ class ReplicaPlacement:
 
     def __init__(
         self,
-        here: ids.HostId,
+        own_host: ids.HostId,
         current_ring: Callable[[], hash_ring.Ring],
         oid_of: OidOf,
         *,
         is_by_place: bool = False,
     ) -> None:
-        self._here, self._current_ring, self._oid_of = here, current_ring, oid_of
+        self._own_host, self._current_ring, self._oid_of = own_host, current_ring, oid_of
         self._is_by_place = is_by_place
 
     def share_table(self) -> hash_ring.Ring | None:
         """Return the table that defines this host's shares; None: it keeps whole images."""
         table = self._current_ring()
-        return table if self._here in table else None
+        return table if self._own_host in table else None
 
     def part_of(
         self,
         image_map: chunk_map.ChunkMap,
         table: hash_ring.Ring | None,
         pause: layout.Pause = layout.no_pause,
-    ) -> Part:
+    ) -> ReplicaPart:
         """Return this host's share of an image; all of it without a table.
 
         By place, 1,000 chunks take about 5 ms.
@@ -133,7 +127,7 @@ class ReplicaPlacement:
         if table is None:
             return whole_image(image_map, pause)
         marks = bytearray(len(image_map))
-        group = table.group_of(self._here)
+        group = table.group_of(self._own_host)
         for first, stop in self._ranges(image_map, group):
             _mark(marks, image_map, first, stop, pause)
         count, has_last = image_map.tables.contents, not image_map.is_zero(len(image_map) - 1)
@@ -149,15 +143,15 @@ class ReplicaPlacement:
             stop = max(
                 first + 1, image_map.first_content_above(group.last_with_same_owners(oid), first)
             )
-            if self._here in group.owners_at(oid, COPIES):
+            if self._own_host in group.owners_at(oid, COPIES):
                 yield first, stop
             first = stop
 
     def _part_by_place(
         self, image_map: chunk_map.ChunkMap, table: hash_ring.Ring | None, pause: layout.Pause
-    ) -> Part:
+    ) -> ReplicaPart:
         marks, count, has_last = bytearray(len(image_map)), 0, False
-        group = None if table is None else table.group_of(self._here)
+        group = None if table is None else table.group_of(self._own_host)
         offset_of = image_map.geometry.chunk_offset
         for number in range(len(image_map)):
             if number % _NAMED == 0:
@@ -166,15 +160,15 @@ class ReplicaPlacement:
             if has_last := cid != ids.ZERO_CID:
                 count += 1
                 oid = self._oid_of(image_map.image_id, offset_of(number), cid)
-                marks[number] = group is None or self._here in group.owners_at(oid, COPIES)
+                marks[number] = group is None or self._own_host in group.owners_at(oid, COPIES)
         image_bytes = _bytes_of(image_map, count, has_last=has_last)
         return _part(image_map, table, marks, image_bytes, pause)
 
     def _part_by_segment(
         self, image_map: chunk_map.ChunkMap, table: hash_ring.Ring, pause: layout.Pause
-    ) -> Part:
+    ) -> ReplicaPart:
         marks, count, has_last = bytearray(len(image_map)), 0, False
-        group, size = table.group_of(self._here), image_map.geometry.chunk_bytes
+        group, size = table.group_of(self._own_host), image_map.geometry.chunk_bytes
         length, image_id = table.segment_chunks, image_map.image_id
         for looked_at, first in enumerate(range(0, len(image_map), length)):
             if looked_at % _NAMED == 0:
@@ -186,14 +180,16 @@ class ReplicaPlacement:
                 continue
             count += len(named)
             oids = [self._oid_of(image_id, n * size, cids[n - first]) for n in named]
-            if self._here in group.owners_at(min(oids), COPIES):
+            if self._own_host in group.owners_at(min(oids), COPIES):
                 for number in named:
                     marks[number] = 1
         image_bytes = _bytes_of(image_map, count, has_last=has_last)
         return _part(image_map, table, marks, image_bytes, pause)
 
 
-def whole_image(image_map: chunk_map.ChunkMap, pause: layout.Pause = layout.no_pause) -> Part:
+def whole_image(
+    image_map: chunk_map.ChunkMap, pause: layout.Pause = layout.no_pause
+) -> ReplicaPart:
     """Return the whole image, each content once."""
     marks = bytearray(len(image_map))
     _mark(marks, image_map, 0, image_map.tables.contents, pause)

@@ -13,16 +13,12 @@ from acstor_agent.core.disk_scheduling import request as requests
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Wait:
-    """One waiting request.
-
-    :param since_s: by the caller's clock
-    :param why: last failure in words; empty if nothing failed
-    """
+    """One waiting request."""
 
     guest: requests.Stream
-    since_s: float
+    since_s: float  # by the caller's clock
     token: Hashable
-    why: str = ""
+    why: str = ""  # last failure in words; empty if nothing failed
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

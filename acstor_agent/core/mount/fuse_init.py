@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """FUSE_INIT: parses and adapts the negotiation of kernel and libfuse.
 
-The kernel asks once per mount; the first answer holds for the life of the mount. The libfuse of a
-later worker, perhaps of another version, computes its own answer, which the kernel never reads. So
-its offer is reduced to the agreement, and its answer is compared with it. A libfuse that answers
-differently serves nothing: each flag may change the format of messages. Of the numbers only the
-longest write matters, because libfuse must have a buffer for it.
+The kernel asks once per mount. The libfuse of a later worker, perhaps of another version, computes
+an answer that the kernel never reads. So its offer is reduced to the agreement, and its answer is
+compared with it: each flag may change the format of messages.
 """
 
 import struct
@@ -81,12 +79,12 @@ def with_longest(reply: bytes, longest_bytes: int) -> bytes:
     return bytes(changed)
 
 
-def offer_again(request: bytes, told: bytes) -> bytes:
+def offer_again(request: bytes, agreed: bytes) -> bytes:
     """Return a FUSE_INIT reduced to the agreed flags.
 
-    :param told: the answer that the kernel got; if it is invalid, the whole offer is made
+    :param agreed: the answer that the kernel got; if it is invalid, the whole offer is made
     """
-    answer = parse(told)
+    answer = parse(agreed)
     if answer is None:
         return request
     cut = bytearray(request)
@@ -99,13 +97,13 @@ def offer_again(request: bytes, told: bytes) -> bytes:
     return bytes(cut)
 
 
-def differences(told: bytes, made: bytes) -> list[str]:
-    """Return in words why answer ``made`` cannot serve a kernel with answer ``told``.
+def differences(agreed: bytes, computed: bytes) -> list[str]:
+    """Return in words why answer ``computed`` cannot serve a kernel with answer ``agreed``.
 
     >>> differences(b"", b"")
     ['the answer that the kernel was given is damaged']
     """
-    before, now = parse(told), parse(made)
+    before, now = parse(agreed), parse(computed)
     if before is None:
         return ["the answer that the kernel was given is damaged"]
     if now is None:

@@ -14,14 +14,11 @@ bits      meaning
 41 to 0   the last 42 bits of the keyed hash
 ========  ===========================================================
 
-The tag is a keyed hash of a process's ID and start time. It shows whether a handle may belong to a
-process (mount/killed_guests.py), also after a restart and after its ID was reused.
-
-Open files of guests keep their numbers across upgrades: a change of this layout must change
-:data:`LAYOUT`, and no version serves a mount of another layout.
+The tag, a keyed hash of a process's ID and start time, shows whether a handle may belong to a
+process (mount/killed_guests.py). A change of this layout must change :data:`LAYOUT`; no version
+serves a mount of another layout.
 """
 
-import collections
 import itertools
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -34,6 +31,7 @@ from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disks import disk_header
 from acstor_common import errors
 from acstor_common.model import ids
+from acstor_common.util import lru_table
 
 LAYOUT = 1
 """Version of the table above and of the hashing of IDs."""
@@ -83,13 +81,10 @@ def guest_of_opening(image_id: ids.ImageId, opener: int, tag: int = 0) -> reques
 
 
 class Owner(NamedTuple):
-    """Owner of a guest's stream, from the stream's name.
-
-    :param tag: of the opening process; 0 if unknown
-    """
+    """Owner of a guest's stream, from the stream's name."""
 
     inode: int
-    tag: int
+    tag: int  # of the opening process; 0 if unknown
 
 
 class Inodes:
@@ -98,19 +93,18 @@ class Inodes:
     ``openings`` maps handles of images that were seen (see :meth:`opening_of`).
 
     >>> inodes = Inodes(keyed(bytes(KEY_BYTES)))
-    >>> inode = inodes.know_image(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"))
+    >>> inode = inodes.register_image(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"))
     >>> str(inodes.opening_of(inodes.open(inode, 3)).guest)
     'guest:7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11/3'
     """
 
     def __init__(self, number_of: Hash, detached_limit: int = DETACHED) -> None:
         self._number_of = number_of
-        self._detached_limit = detached_limit
         self.openings: dict[int, Opening] = {}
         self.disks: dict[int, disk_header.DiskId] = {}
         self._images: dict[int, ids.ImageId] = {}
         self._owners: dict[int, str] = {}
-        self._detached: collections.OrderedDict[ids.ImageId, None] = collections.OrderedDict()
+        self._detached: lru_table.LruTable[ids.ImageId, None] = lru_table.LruTable(detached_limit)
         self._other_openers = itertools.cycle(_OTHER_OPENERS)
 
     def of_image(self, image_id: ids.ImageId) -> int:
@@ -124,7 +118,7 @@ class Inodes:
     def _number(self, name: bytes) -> int:
         return self._number_of(name) & ((1 << _HASH_BITS) - 1)
 
-    def know_image(self, image_id: ids.ImageId) -> int:
+    def register_image(self, image_id: ids.ImageId) -> int:
         """Register an image and return its inode.
 
         :raises errors.NumberInUse: another image has this number
@@ -135,7 +129,7 @@ class Inodes:
         self._detached.pop(image_id, None)
         return inode
 
-    def know_disk(self, disk_id: disk_header.DiskId) -> int:
+    def register_disk(self, disk_id: disk_header.DiskId) -> int:
         """Register a disk and return its inode.
 
         :raises errors.NumberInUse: another disk has this number
@@ -147,10 +141,9 @@ class Inodes:
 
     def image_detached(self, image_id: ids.ImageId) -> None:
         """Record that an image was detached; only the last ones are kept."""
-        self._detached[image_id] = None
-        self._detached.move_to_end(image_id)
-        if len(self._detached) > self._detached_limit:
-            self.forget_image(next(iter(self._detached)))
+        evicted = self._detached.put(image_id, None)
+        if evicted is not None:
+            self.forget_image(evicted[0])
 
     def forget_image(self, image_id: ids.ImageId) -> None:
         """Forget a detached image and its handles.
@@ -176,7 +169,7 @@ class Inodes:
         if owner != what:
             raise errors.NumberInUse(what, owner, inode)
 
-    def know_at_start(
+    def register_all(
         self, image_ids: Iterable[ids.ImageId], disk_ids: Iterable[disk_header.DiskId]
     ) -> list[errors.NumberInUse]:
         """Register all images and disks of a host; return the colliding ones.
@@ -185,8 +178,8 @@ class Inodes:
         """
         refused = []
         knows = itertools.chain(
-            ((self.know_image, one) for one in image_ids),
-            ((self.know_disk, one) for one in disk_ids),
+            ((self.register_image, one) for one in image_ids),
+            ((self.register_disk, one) for one in disk_ids),
         )
         for know, one in knows:
             try:

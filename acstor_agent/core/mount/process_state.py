@@ -2,9 +2,8 @@
 """Detects killed processes, and the handles that belong to them alone.
 
 A killed process cannot exit while one of its requests is unanswered: reads with O_DIRECT, libaio
-and io_uring wait uninterruptibly. Each thread of a killed process shows it: SIGKILL is pending
-(every fatal signal becomes that), or the thread is exiting or has exited. A request is failed only
-if all processes that may have made it are being killed.
+and io_uring wait uninterruptibly. Each of its threads has SIGKILL pending or exits. A request is
+failed only if all processes that may have made it are being killed.
 """
 
 from collections.abc import Callable
@@ -24,14 +23,11 @@ _AFTER_NAME = 3
 
 
 class Thread(NamedTuple):
-    """State of one thread from /proc.
-
-    :param started: start time; with the process ID, that of the first thread identifies the process
-    """
+    """State of one thread from /proc."""
 
     state: str
     flags: int
-    started: int
+    started: int  # start time; with the process ID, that of the first thread identifies the process
     pending: int
 
     @property
@@ -68,30 +64,26 @@ def is_dying(threads: Iterable[Thread]) -> bool:
     return bool(own) and all(thread.is_ending for thread in own)
 
 
-class Holder(NamedTuple):
-    """A process that has a file open.
-
-    :param thread: one of its threads, to read its descriptors from /proc
-    :param is_dying: it is being killed, or exits and reads nothing more
-    """
+class FileHolder(NamedTuple):
+    """A process that has a file open."""
 
     pid: int
     tag: int
-    thread: int
+    thread: int  # one of its threads, to read its descriptors from /proc
     fds: tuple[int, ...]
-    is_dying: bool
+    is_dying: bool  # it is being killed, or exits and reads nothing more
 
 
-Shares = Callable[[Holder, Holder], bool]
+Shares = Callable[[FileHolder, FileHolder], bool]
 """Returns whether two processes share an open file description, as after a fork."""
 
 
-def may_end(tag: int, holders: Sequence[Holder], shares: Shares) -> bool:
+def may_end(tag: int, holders: Sequence[FileHolder], shares: Shares) -> bool:
     """Return whether all processes that may use a handle are being killed.
 
     :param tag: of the process that opened the handle; 0 if unknown
 
-    >>> dying, living = Holder(7, 1, 7, (3,), True), Holder(8, 2, 8, (3,), False)
+    >>> dying, living = FileHolder(7, 1, 7, (3,), True), FileHolder(8, 2, 8, (3,), False)
     >>> [may_end(tag, [dying, living], lambda one, other: False) for tag in (1, 2, 0)]
     [True, False, False]
     >>> may_end(1, [dying, living], lambda one, other: True)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adaptive timeout of one attempt at a source or peer.
 
-An attempt may take twice the longest of the latest ones; a timeout counts as its full time. So the
-timeout doubles with each miss, up to a bound, and falls when answers are fast again; concurrent
-misses double it once. (RFC 6298 uses a smoothed mean; here attempts are few and of very different
-lengths, so the longest counts.)
+An attempt may take twice the longest of the latest ones; a timeout counts as its full time, so the
+timeout doubles with each miss, up to a bound. (RFC 6298 uses a smoothed mean; here attempts are few
+and of very different lengths.)
 """
 
 import collections

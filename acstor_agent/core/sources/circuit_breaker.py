@@ -3,11 +3,8 @@
 
 After Nygard ("Release It!", 2007), except that a source that is down is asked last instead of not
 at all. After a failure others are asked first, for a pause. Then one request tries the source
-first; if it fails, the pause doubles. Failures of earlier requests do not count.
-
-Silence counts from the last answer to any request, or from the start of a wait: a slow source with
-a queue answers one after the other, a dead one none. Times are seconds of one clock, given by the
-caller.
+first; if it fails, the pause doubles. Silence counts from the last answer to any request, or from
+the start of a wait.
 """
 
 from acstor_common.util import backoff

@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fair scheduling of decoding of compressed clusters, by image and guest.
 
-The cost of a cluster is only known while it is decoded, so processor time is shared:
-
-* the image with the least time used goes first, and in it the guest served longest ago. A new image
-  starts level with the others (start-time fair queueing, Goyal, Vin and Cheng 1996);
-* a slot is held for SLICE_S while other images wait, for GUEST_SLICE_S while other guests of the
-  image do;
-* beyond a second for FLOOR_BYTES_S decoded bytes, an image has a budget of BURST_S, refilled at
-  REFILL of one processor. While it is in debt, one slot is left to others. Ordinary images decode
-  many times faster.
-
-Times are of a processor, except ``now_s``.
+The image with the least time used goes first, and in it the guest served longest ago. A new image
+starts level with the others (start-time fair queueing, Goyal, Vin and Cheng 1996). A slot is held
+for SLICE_S while other images wait, for GUEST_SLICE_S while other guests of the image do. Beyond a
+second for FLOOR_BYTES_S decoded bytes, an image has a budget of BURST_S, refilled at REFILL of one
+processor; while it is in debt, one slot is left to others. Times are of a processor, except
+``now_s``.
 """
 
 import collections
@@ -32,14 +27,11 @@ IMAGES = 256
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Job:
-    """A request for a slot.
-
-    :param allowed_s: the rest of the image's budget when it starts
-    """
+    """A request for a slot."""
 
     image_id: ids.ImageId
     guest: requests.Stream
-    allowed_s: float = 0.0
+    allowed_s: float = 0.0  # the rest of the image's budget when it starts
 
 
 class _Image:
@@ -82,7 +74,6 @@ class _Image:
         return self.left_s(now_s) >= SLICE_S / 2
 
     def delay_s(self, now_s: float) -> float:
-        """Return the delay until a whole slice is available."""
         return 0.0 if self.may_begin(now_s) else (SLICE_S - self.left_s(now_s)) / REFILL
 
 

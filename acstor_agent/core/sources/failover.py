@@ -2,14 +2,12 @@
 """Failover among sources: their order, retries, hedges and health.
 
 A request asks the preferred source, retries after transient faults with a jittered pause ("equal
-jitter", Brooker, "Exponential backoff and jitter", 2015), then asks the next source for the missing
-pieces. A source that is down is asked last for a while (``core/sources/circuit_breaker``).
-
-When a source is silent for longer than usual, the next one is asked as well. The budget for this
-(``hedge``) does not apply to a source that is down; for any other, one request may exceed it after
-SILENT_LONGEST_S. A source that answered nothing until the next one has given all counts as down.
-Pieces that every source refuses are read from local copies, for REFUSED_S without asking the
-sources again.
+jitter", Brooker, 2015), then asks the next source for the missing pieces. A source that is down is
+asked last for a while (``circuit_breaker``). When a source is silent for longer than usual, the
+next one is asked as well, within a budget (``hedge``); one request may exceed it after
+SILENT_LONGEST_S, and requests to a source that is down always may. A source that answered nothing
+until the next one has given all counts as down. Pieces that every source refuses are read from
+local copies, for REFUSED_S without asking the sources again.
 """
 
 import math
@@ -149,14 +147,14 @@ class Attempt:
 
     __slots__ = (
         *("began_s", "failures", "numbers", "source"),
-        *("transient", "tries", "untold", "wanted"),
+        *("transient", "tries", "unreported", "wanted"),
     )
 
     def __init__(self, source: SourceState, wanted: Collection[int] | None, began_s: float) -> None:
         self.source, self.wanted, self.began_s = source, wanted, began_s
         self.tries = -1  # before the current one
         self.numbers: Sequence[int] = ()  # pieces of this try
-        self.untold: set[int] = set()  # indices of those without an outcome
+        self.unreported: set[int] = set()  # indices of those without an outcome
         self.transient: dict[int, errors.ChunkUnavailable] = {}  # faults of this try
         self.failures: list[errors.ChunkUnavailable] = []
 
@@ -220,7 +218,11 @@ class SourceRequest:
         """Begin the next try of an attempt; return whether pieces are missing."""
         wanted = attempt.transient or attempt.wanted
         numbers = sorted(self.left if wanted is None else [n for n in wanted if n in self.left])
-        attempt.numbers, attempt.untold, attempt.transient = numbers, set(range(len(numbers))), {}
+        attempt.numbers, attempt.unreported, attempt.transient = (
+            numbers,
+            set(range(len(numbers))),
+            {},
+        )
         attempt.tries += 1
         return bool(numbers)
 
@@ -229,7 +231,7 @@ class SourceRequest:
         is_last, final = attempt.source is self._failover.copies, []
         for at, outcome in answers:
             number = attempt.numbers[at]
-            attempt.untold.discard(at)
+            attempt.unreported.discard(at)
             if isinstance(outcome, errors.ChunkUnavailable) and not is_last:
                 self._failed(attempt, number, outcome)
             elif number in self.left:
@@ -251,7 +253,7 @@ class SourceRequest:
 
     def attempt_ended(self, attempt: Attempt, now: float) -> float | None:
         """Record the end of a try; return the pause before the next; None: no more tries."""
-        for at in attempt.untold:
+        for at in attempt.unreported:
             what, where = self._what(attempt.numbers[at]), attempt.source.where
             error = errors.SourceUnreachable(what, where, "it did not report it")
             self._failed(attempt, attempt.numbers[at], error)
@@ -264,7 +266,7 @@ class SourceRequest:
         for number, failure in attempt.transient.items():
             self._failures.setdefault(number, []).append(failure)
         if attempt.source is not self._failover.copies:
-            self._judge(attempt, now)
+            self._record_attempt(attempt, now)
         return None
 
     def end_attempt(self, attempt: Attempt) -> None:
@@ -329,12 +331,12 @@ class SourceRequest:
     def _record_health(self, attempt: Attempt, answers: Answers, is_new: bool, now: float) -> None:
         if is_new and not self.left:
             self._record_winner(attempt, now)
-        elif (attempt.untold or self._may_retry(attempt)) and any(
+        elif (attempt.unreported or self._may_retry(attempt)) and any(
             not isinstance(outcome, errors.SourceUnreachable) for _, outcome in answers
         ):
             self._failover.note_answer(attempt.source, now)  # else _judge records it
 
-    def _judge(self, attempt: Attempt, now: float) -> None:
+    def _record_attempt(self, attempt: Attempt, now: float) -> None:
         failures = [*attempt.transient.values(), *attempt.failures]
         if failures:
             self._failover.note_failure(attempt.source, self._image_id, failures[0], now)

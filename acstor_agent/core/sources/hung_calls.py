@@ -1,16 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits the system calls that hang in the kernel at a dead file server.
 
-A thread in such a call cannot be ended, only abandoned. Rules:
-
-* with ``most`` hung calls no new one starts until one returns; a smaller limit holds for one file,
-  so one bad file does not block the others;
-* a call that returns discounts abandoned calls that began before it, because these may hang for
-  good, for instance after a remount. To notice that, one call is tried after TRY_AGAIN_S, then
-  after twice as long each time, for the place and for each file;
-* never more than twice ``most`` hang.
-
-A call is hung if it is abandoned and older than HANGS_AFTER_S.
+A thread in such a call cannot be ended, only abandoned. A call hangs if it is abandoned and older
+than HANGS_AFTER_S. With ``most`` hung calls no new one starts until one returns; a smaller limit
+holds for one file. A call that returns discounts abandoned calls that began before it. One call is
+tried after TRY_AGAIN_S, then after twice as long each time. Never more than twice ``most`` hang.
 """
 
 import dataclasses
@@ -23,18 +17,13 @@ TRY_AGAIN_S = 60.0
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Call:
-    """One call under way.
-
-    :param is_left: its caller gave up
-    :param is_past: a later call returned
-    :param is_past_of_one: a later call of the same file returned
-    """
+    """One call under way."""
 
     of: Hashable
     began_s: float
-    is_left: bool = False
-    is_past: bool = False
-    is_past_of_one: bool = False
+    is_left: bool = False  # its caller gave up
+    is_past: bool = False  # a later call returned
+    is_past_of_one: bool = False  # a later call of the same file returned
 
 
 class Hanging(NamedTuple):

@@ -15,14 +15,10 @@ from acstor_common.formats import layout
 
 
 class Fragment(NamedTuple):
-    """A part of an extent that a piece needs.
+    """A part of an extent that a piece needs."""
 
-    :param to: offset in the piece
-    :param skip: guest bytes of the extent before it
-    """
-
-    to: int
-    skip: int
+    to: int  # offset in the piece
+    skip: int  # guest bytes of the extent before it
     length: int
     extent: layout.Extent
 

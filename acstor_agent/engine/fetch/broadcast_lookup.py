@@ -11,25 +11,29 @@ from collections.abc import Callable
 
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure
-from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority
-from acstor_agent.engine import timers
-from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine import transfer
+from acstor_agent.engine.data_structures import fair_queue
+from acstor_agent.engine.data_structures import timers
 from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import negative_cache
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
 
+Attempt = transfer.Attempt
+Track = transfer.Track
+Transfer = transfer.Transfer
+
 Failure = failure.Failure
 GUEST = priority.Priority.GUEST
-LookupFailed = Callable[[transfer_.Transfer, chunk_ref.ChunkRef, Failure, str, float], None]
+LookupFailed = Callable[[Transfer, chunk_ref.ChunkRef, Failure, str, float], None]
 
 MAX_HOSTS_ASKED = 16
 """Hosts that are asked for a chunk at a time."""
 MAX_LOOKUPS = 4
 """Concurrent lookups; others queue, image by image."""
 HOLD_S_PER_HOST = 0.004
-"""Seconds per asked host for which a failed lookup keeps its place: this host asks at most 1000
+"""Seconds per asked host for which a failed lookup keeps its slot: this host asks at most 1000
 times a second, whatever guests of a missing image read."""
 MAX_NAMED = 3
 """Silent hosts that an error names at most."""
@@ -40,9 +44,9 @@ class BroadcastLookup:
 
     __slots__ = ("asked", "attempts", "departed", "has_slot", "ref", "silent", "to_ask", "transfer")
 
-    def __init__(self, transfer: transfer_.Transfer, ref: chunk_ref.ChunkRef) -> None:
+    def __init__(self, transfer: Transfer, ref: chunk_ref.ChunkRef) -> None:
         self.transfer, self.ref = transfer, ref
-        self.attempts: list[transfer_.Attempt] = []
+        self.attempts: list[Attempt] = []
         self.to_ask: list[ids.HostId] = []  # not asked yet
         self.silent: list[ids.HostId] = []
         self.departed: list[ids.HostId] = []
@@ -63,10 +67,10 @@ class BroadcastLookups:
         self._waiting: fair_queue.FairQueue[BroadcastLookup] = fair_queue.FairQueue()
         self._free_slots = MAX_LOOKUPS
 
-    def start_lookup(self, transfer: transfer_.Transfer, ref: chunk_ref.ChunkRef) -> None:
+    def start_lookup(self, transfer: Transfer, ref: chunk_ref.ChunkRef) -> None:
         """Queue a lookup of a chunk under an image for which the source denied it."""
-        search = transfer.search = BroadcastLookup(transfer, ref)
-        self._waiting.put_item(GUEST, ref.image_id, search)
+        lookup = transfer.lookup = BroadcastLookup(transfer, ref)
+        self._waiting.put_item(GUEST, ref.image_id, lookup)
         self._start()
 
     def release_slot(self) -> None:
@@ -75,74 +79,74 @@ class BroadcastLookups:
         self._start()
 
     def _start(self) -> None:
-        while self._free_slots and (search := self._waiting.take_next()) is not None:
+        while self._free_slots and (lookup := self._waiting.take_next()) is not None:
             self._free_slots -= 1
-            search.has_slot = True
-            context, ref = self._context, search.ref
+            lookup.has_slot = True
+            context, ref = self._context, lookup.ref
             hosts = context.ring.other_hosts()
-            search.departed = self.image_denials.departed_hosts(hosts, context.now)
+            lookup.departed = self.image_denials.departed_hosts(hosts, context.now)
             left = self._denials.hosts_to_ask((ref.cid, ref.image_id), hosts, context.now)
-            alone = context.peers.list_backoffs(context.now)
-            search.asked = len(left)
-            search.silent = [host for host in left if host in alone]
-            search.to_ask = [host for host in left if host not in alone]
-            self._ask_more(search)
+            in_backoff = context.peers.list_backoffs(context.now)
+            lookup.asked = len(left)
+            lookup.silent = [host for host in left if host in in_backoff]
+            lookup.to_ask = [host for host in left if host not in in_backoff]
+            self._ask_more(lookup)
 
-    def _ask_more(self, search: BroadcastLookup) -> None:
+    def _ask_more(self, lookup: BroadcastLookup) -> None:
         context = self._context
-        mode, track = peer_request.Mode.HELD_ONLY, transfer_.Track.LOOKUP
-        while search.to_ask and len(search.attempts) < MAX_HOSTS_ASKED:
-            refs = (search.ref,)
-            what = (search.transfer, search.to_ask.pop(), mode, refs, track, context.now)
-            search.attempts.append(context.requests_out.send_or_queue(*what))
-        if not search.attempts:
-            self._end(search)
+        mode, track = peer_request.Mode.HELD_ONLY, Track.LOOKUP
+        while lookup.to_ask and len(lookup.attempts) < MAX_HOSTS_ASKED:
+            refs = (lookup.ref,)
+            what = (lookup.transfer, lookup.to_ask.pop(), mode, refs, track, context.now)
+            lookup.attempts.append(context.requests_out.send_or_queue(*what))
+        if not lookup.attempts:
+            self._end(lookup)
 
-    def attempt_failed(self, attempt: transfer_.Attempt, failure: Failure) -> None:
+    def attempt_failed(self, attempt: Attempt, failure: Failure) -> None:
         """Record the answer of a host, and ask the next."""
-        search: BroadcastLookup | None = attempt.transfer.search
-        if search is None or attempt not in search.attempts:
+        lookup: BroadcastLookup | None = attempt.transfer.lookup
+        if lookup is None or attempt not in lookup.attempts:
             return
         assert attempt.host is not None
-        search.attempts.remove(attempt)
+        lookup.attempts.remove(attempt)
         if failure is Failure.MISSING:
-            what = search.ref.cid, search.ref.image_id
+            what = lookup.ref.cid, lookup.ref.image_id
             self._denials.record_denial(what, attempt.host, self._context.now)
         else:
-            search.silent.append(attempt.host)
-        self._ask_more(search)
+            lookup.silent.append(attempt.host)
+        self._ask_more(lookup)
 
-    def end_lookup(self, transfer: transfer_.Transfer) -> None:
+    def end_lookup(self, transfer: Transfer) -> None:
         """End a lookup, because the chunk arrived or has no readers."""
-        search: BroadcastLookup | None = transfer.search
-        if search is None:
+        lookup: BroadcastLookup | None = transfer.lookup
+        if lookup is None:
             return
-        self._waiting.remove(GUEST, search.ref.image_id, search)
-        transfer.search = None
-        for attempt in search.attempts:
+        self._waiting.remove(GUEST, lookup.ref.image_id, lookup)
+        transfer.lookup = None
+        for attempt in lookup.attempts:
             self._context.requests_out.cancel_attempt(attempt, self._context.now)
-        if search.has_slot:
+        if lookup.has_slot:
             self.release_slot()
 
-    def is_active(self, search: BroadcastLookup) -> bool:
+    def is_active(self, lookup: BroadcastLookup) -> bool:
         """Return whether a lookup has pending requests or is queued."""
-        is_next = self._waiting.is_queued(GUEST, search.ref.image_id, search)
-        return bool(search.attempts) or is_next
+        is_next = self._waiting.is_queued(GUEST, lookup.ref.image_id, lookup)
+        return bool(lookup.attempts) or is_next
 
     def recount_slots(self) -> None:
         """Rebuild the count of free slots after a fault."""
-        searches = [t.search for t in self._context.transfers.values() if t.search is not None]
-        self._free_slots = MAX_LOOKUPS - sum(search.has_slot for search in searches)
+        lookups = [t.lookup for t in self._context.transfers.values() if t.lookup is not None]
+        self._free_slots = MAX_LOOKUPS - sum(lookup.has_slot for lookup in lookups)
         self._free_slots -= self._context.timers.count_entries(timers.Due.LOOKUP_SLOT)
         self._start()
 
-    def _end(self, search: BroadcastLookup) -> None:
-        transfer, context = search.transfer, self._context
-        free_s = context.now + HOLD_S_PER_HOST * search.asked
+    def _end(self, lookup: BroadcastLookup) -> None:
+        transfer, context = lookup.transfer, self._context
+        free_s = context.now + HOLD_S_PER_HOST * lookup.asked
         context.timers.put(free_s, timers.Due.LOOKUP_SLOT, None)
-        transfer.search = None
-        more_s = self.image_denials.record_denial(search.ref.image_id, context.now)
-        silent = [*search.silent, *search.departed]
+        transfer.lookup = None
+        more_s = self.image_denials.record_denial(lookup.ref.image_id, context.now)
+        silent = [*lookup.silent, *lookup.departed]
         failure, why, lost_in_s = Failure.UNREACHABLE, "", 0.0
         if silent:
             named = ", ".join([*silent[:MAX_NAMED], "…"] if len(silent) > MAX_NAMED else silent)
@@ -154,4 +158,4 @@ class BroadcastLookups:
             lost_in_s = more_s
         else:
             failure, why = Failure.LOST, "the source and all other hosts say that they have not"
-        self._on_failure(transfer, search.ref, failure, why, lost_in_s)
+        self._on_failure(transfer, lookup.ref, failure, why, lost_in_s)

@@ -6,14 +6,12 @@ from collections.abc import Container
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import host_interning
 from acstor_agent.engine import peer_state
-from acstor_agent.engine import placement
-from acstor_agent.engine import ring_view
 from acstor_agent.engine import settings
-from acstor_agent.engine import timers
 from acstor_agent.engine import transfer
 from acstor_agent.engine import upload_scheduler
+from acstor_agent.engine.data_structures import host_interning
+from acstor_agent.engine.data_structures import timers
 from acstor_agent.engine.fetch import prefetch_limits
 from acstor_agent.engine.fetch import requests_out
 from acstor_agent.engine.fetch import source_preference
@@ -21,6 +19,8 @@ from acstor_agent.engine.fetch import source_reads
 from acstor_agent.engine.fetch import transfers
 from acstor_agent.engine.gossip import announcements
 from acstor_agent.engine.gossip import location_index
+from acstor_agent.engine.ring import placement
+from acstor_agent.engine.ring import ring_view
 from acstor_common.model import ids
 
 SourceAccessOf = Callable[[ids.ImageId, int], placement.SourceAccess]
@@ -95,7 +95,7 @@ class Context:
         if not holders:
             return holders
         ring = self.ring
-        spared = ring.here, ring.home(place)
+        spared = ring.own_host, ring.home(place)
         return [
             host
             for host in holders

@@ -73,9 +73,9 @@ class NegativeCache:
         """
         since_s = now_s - self._lost_after_s
         seen = {host: at_s for host, at_s in self._hosts.items() if at_s > since_s}
-        here = dict.fromkeys(hosts, now_s)
-        self._hosts = seen | here
-        return sorted(seen.keys() - here.keys())
+        own_host = dict.fromkeys(hosts, now_s)
+        self._hosts = seen | own_host
+        return sorted(seen.keys() - own_host.keys())
 
 
 What = TypeVar("What", bound=Hashable)

@@ -2,11 +2,9 @@
 """Pending reads of this host, from request to reply.
 
 Each waiter gets one answer before its deadline: all bytes of its batch, or the reason why one is
-missing. When a chunk arrives, everything under way for it ends.
-
-When all providers failed, waiters that are not patient get the failure. For guests the fetch is
-retried after a pause (``retries``); a chunk that the source denies is first requested from every
-host (``broadcast_lookup``).
+missing. When all providers failed, waiters that are not patient get the failure. For guests the
+fetch is retried after a pause (``retries``); a chunk that the source denies is first requested from
+every host (``broadcast_lookup``).
 """
 
 import collections
@@ -20,20 +18,25 @@ from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure
 from acstor_agent.engine import priority
-from acstor_agent.engine import timers
-from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine import transfer
+from acstor_agent.engine.data_structures import timers
 from acstor_agent.engine.fetch import broadcast_lookup
 from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import prefetch_limits
 from acstor_agent.engine.fetch import read_through
 from acstor_agent.engine.fetch import retries
 from acstor_agent.engine.fetch import source_selection
+from acstor_agent.engine.fetch import transfer_runs
 from acstor_common import errors
+
+Attempt = transfer.Attempt
+Bytes = transfer.Bytes
+Refs = transfer.Refs
 
 Failure = failure.Failure
 Priority = priority.Priority
-Transfer = transfer_.Transfer
-Waiter = transfer_.Waiter
+Transfer = transfer.Transfer
+Waiter = transfer.Waiter
 GUEST = Priority.GUEST
 READAHEAD = Priority.READAHEAD
 
@@ -44,7 +47,7 @@ KEPT = 1024
 class PeerWaiters(Protocol):
     """Peers that wait for chunks."""
 
-    def chunks_arrived(self, transfer: Transfer, data: transfer_.Bytes) -> None:
+    def chunks_arrived(self, transfer: Transfer, data: Bytes) -> None:
         """Answer the peers that wait for a transfer."""
 
     def requests_failed(self, transfer: Transfer, failure: Failure) -> None:
@@ -55,9 +58,9 @@ class PendingReads:
     """The waiters of this host, and how their chunks are fetched."""
 
     def __init__(
-        self, context: context.Context, through: read_through.ReadThrough, askers: PeerWaiters
+        self, context: context.Context, through: read_through.ReadThrough, peer_waiters: PeerWaiters
     ) -> None:
-        self._context, self._read_through, self._askers = context, through, askers
+        self._context, self._read_through, self._peer_waiters = context, through, peer_waiters
         self.selection = source_selection.SourceSelection(context, through, self._providers_failed)
         self.lookups = broadcast_lookup.BroadcastLookups(context, self._lookup_failed)
         self.prefetch_limits = context.prefetch_limits
@@ -76,7 +79,7 @@ class PendingReads:
         token: Hashable | None,
         deadline_s: float,
         is_patient: bool,
-        opener: Hashable = None,
+        guest: Hashable = None,
     ) -> None:
         """Fetch chunks that are not in the cache (see ``Engine.request_chunks``).
 
@@ -91,13 +94,13 @@ class PendingReads:
             self._add_waiter(waiter)
         is_source_first = is_guest and self._choose_source_first()
         if batch and priority <= READAHEAD:
-            self._context.lockstep.read_here(batch[-1].image_id, batch[-1].offset)
-        self._fetch_missing(waiter, priority, opener, is_source_first)
+            self._context.lockstep.guest_read(batch[-1].image_id, batch[-1].offset)
+        self._fetch_missing(waiter, priority, guest, is_source_first)
         if not (waiter.left or waiter.is_done) and token is not None:
             self._complete(waiter, None, "")
 
     def _fetch_missing(
-        self, waiter: Waiter, priority: Priority, opener: Hashable, is_source_first: bool
+        self, waiter: Waiter, priority: Priority, guest: Hashable, is_source_first: bool
     ) -> None:
         """Give a waiter the chunks that are being stored; start or join transfers of the rest."""
         kept, index = self._context.kept, 0
@@ -111,7 +114,7 @@ class PendingReads:
             transfer = self._join_transfer(waiter, index, priority)
             index += transfer.count
             if priority is GUEST:
-                transfer.opener = transfer.opener or opener
+                transfer.guest = transfer.guest or guest
                 self._start_for_guest(transfer, ref, is_source_first)
                 is_source_first = self.selection.preference.is_source_first  # one chunk is a probe
             else:
@@ -123,58 +126,28 @@ class PendingReads:
             self._context.timers.put(waiter.deadline_s, timers.Due.READ_DEADLINE, waiter)
 
     def _join_transfer(self, waiter: Waiter, index: int, priority: Priority) -> Transfer:
-        """Return the transfer of the chunks from ``index`` on, after the waiter has joined it."""
-        refs = self._joinable_chunks(waiter.refs, index)
+        refs = transfer_runs.joinable_chunks(self._context, waiter.refs, index)
         transfer = self._context.transfers.get_or_create(refs, priority)
         if waiter.token is not None:
-            transfer.waiters.append((waiter, _positions(transfer, refs, index)))
+            transfer.waiters.append((waiter, transfer_runs.positions(transfer, refs, index)))
         return transfer
 
     def _choose_source_first(self) -> bool:
-        """Return whether this guest read goes to the source first."""
         context = self._context
         return (
             context.settings.may_ask_source_first
             and self.selection.preference.choose_source_first(context.now)
         )
 
-    def _joinable_chunks(self, batch: Sequence[chunk_ref.ChunkRef], index: int) -> transfer_.Refs:
-        """Return the chunks from ``index`` on that can be in one transfer.
-
-        They are in one transfer already, or in none, with the same image, owners and holders.
-        """
-        limit = min(index + self._context.settings.run_chunks, len(batch))
-        first = batch[index]
-        if limit - index <= 1:
-            return (first,)
-        context = self._context
-        transfers, kept, owners = context.transfers, context.kept, context.ring.all_owners
-        refs = tuple(batch[index:limit])
-        keys = chunk_ref.keys_of(refs)
-        under_way = [*map(transfers.get, keys)]
-        transfer, segment, image_id = under_way[0], first.segment, first.image_id
-        owned_by, held_by = owners(first.place), context.locations.all_keys(refs)
-        seen = {keys[0]}
-        for at in range(1, len(refs)):
-            ref, key = refs[at], keys[at]
-            is_new = key not in seen and key not in kept
-            if not is_new or ref.image_id != image_id or under_way[at] is not transfer:
-                return refs[:at]
-            is_alike = (segment and ref.segment == segment) or owners(ref.place) == owned_by
-            if transfer is None and not (is_alike and held_by[at] == held_by[0]):
-                return refs[:at]
-            seen.add(key)
-        return refs
-
     def _start_for_guest(
         self, transfer: Transfer, ref: chunk_ref.ChunkRef, is_source_first: bool
     ) -> None:
-        search: broadcast_lookup.BroadcastLookup | None = transfer.search
-        if search is not None and search.ref.image_id != ref.image_id:
+        lookup: broadcast_lookup.BroadcastLookup | None = transfer.lookup
+        if lookup is not None and lookup.ref.image_id != ref.image_id:
             self.lookups.end_lookup(transfer)  # it serves readers of another image
         if transfer.retry is not None:
             self.retries.retry_now(transfer, ref.image_id)
-        elif transfer.search is not None:
+        elif transfer.lookup is not None:
             return
         elif not transfer.is_fetching:
             self.prefetch_limits.remove_transfer(transfer)
@@ -185,7 +158,7 @@ class PendingReads:
             self.selection.raise_priority(transfer)
 
     def _queue_prefetch(self, transfer: Transfer, priority: Priority) -> None:
-        if transfer.retry is not None or transfer.search is not None:
+        if transfer.retry is not None or transfer.lookup is not None:
             return  # a guest waits for it already
         if transfer.is_fetching:
             if priority < transfer.priority or transfer.priority.asks_holders_only:
@@ -212,7 +185,7 @@ class PendingReads:
         return (
             priority is READAHEAD
             and self.selection.preference.is_source_first
-            and self._context.overlap.is_little
+            and self._context.overlap.is_low
         )
 
     def start_queued(self) -> None:
@@ -235,8 +208,8 @@ class PendingReads:
     def chunks_arrived(
         self,
         transfer: Transfer,
-        chunks: Sequence[transfer_.Bytes],
-        winner: transfer_.Attempt | None,
+        chunks: Sequence[Bytes],
+        winner: Attempt | None,
     ) -> None:
         """Store all chunks of a transfer and give them to its readers.
 
@@ -246,30 +219,30 @@ class PendingReads:
         if context.transfers.get(transfer.key) is not transfer:
             return  # it arrived twice in one event
         if winner is not None:
-            refs, giver, mode = winner.refs, winner.host, winner.mode
+            refs, provider, mode = winner.refs, winner.host, winner.mode
         else:
-            refs, giver, mode = transfer.refs, None, None
-        waiters, askers = transfer.waiters, transfer.peer_requests
+            refs, provider, mode = transfer.refs, None, None
+        waiters, peer_requests = transfer.waiters, transfer.peer_requests
         is_for_others = False
         is_own = transfer.is_fetching or bool(waiters)
-        if askers or not is_own:
-            is_for_others = any(asker.mode.reads_source for asker in askers)
+        if peer_requests or not is_own:
+            is_for_others = any(request.mode.reads_source for request in peer_requests)
             priority = read_through.most_urgent(transfer)
         else:  # nearly always
             priority = transfer.priority
         is_kept = is_for_others or context.ring.is_home(refs[0].place)  # all have one home
         is_stored = is_kept or not context.settings.homes_keep or priority.is_for_this_host
         how = is_kept, is_own, priority, is_stored
-        context.out.store(actions.ArrivedRun(refs, transfer.keys, chunks, giver, mode, *how))
+        context.out.store(actions.ArrivedRun(refs, transfer.keys, chunks, provider, mode, *how))
         context.kept.update(zip(transfer.keys, chunks, strict=True))
         self._give_to_waiters(transfer, chunks)
-        if transfer.tries or transfer.retry is not None or transfer.search is not None:
+        if transfer.tries or transfer.retry is not None or transfer.lookup is not None:
             self.retries.chunk_became_available()
         self._end(transfer)
-        if askers:
-            self._askers.chunks_arrived(transfer, chunks[0])
+        if peer_requests:
+            self._peer_waiters.chunks_arrived(transfer, chunks[0])
 
-    def _give_to_waiters(self, transfer: Transfer, chunks: Sequence[transfer_.Bytes]) -> None:
+    def _give_to_waiters(self, transfer: Transfer, chunks: Sequence[Bytes]) -> None:
         for waiter, positions in transfer.take_waiters():
             if waiter.is_done:
                 continue
@@ -280,10 +253,9 @@ class PendingReads:
                 self._complete(waiter, None, "")
 
     def _end(self, transfer: Transfer) -> None:
-        """Cancel everything under way for a transfer, and forget it."""
         context = self._context
         context.transfers.forget_transfer(transfer)
-        self._end_travel(transfer)
+        self._end_fetch(transfer)
         if transfer.relay is not None:
             context.requests_out.cancel_attempt(transfer.relay, context.now)
             transfer.relay = None
@@ -291,7 +263,7 @@ class PendingReads:
             context.source_reads.drop_read(transfer.read)
             transfer.read = None
 
-    def _end_travel(self, transfer: Transfer) -> None:
+    def _end_fetch(self, transfer: Transfer) -> None:
         for attempt in transfer.attempts:
             if not attempt.is_over:
                 self._context.requests_out.cancel_attempt(attempt, self._context.now)
@@ -299,7 +271,7 @@ class PendingReads:
         transfer.is_fetching = False
         if transfer.retry is not None:
             self.retries.forget_transfer(transfer)
-        if transfer.search is not None:
+        if transfer.lookup is not None:
             self.lookups.end_lookup(transfer)
         if transfer.prefetch_queue is not None:
             self.prefetch_limits.remove_transfer(transfer)
@@ -310,7 +282,7 @@ class PendingReads:
         """Continue without the source, for local readers and for peers."""
         self._context.transfers.uncharge(transfer)
         self.selection.source_failed(transfer, failure)
-        self._askers.requests_failed(transfer, failure)
+        self._peer_waiters.requests_failed(transfer, failure)
         self._context.transfers.drop_if_done(transfer)
 
     def _providers_failed(self, transfer: Transfer, failure: Failure) -> None:
@@ -320,7 +292,7 @@ class PendingReads:
         for single in self._context.transfers.split_transfer(transfer) if transfer.waiters else ():
             if self._context.transfers.get(single.key) is single:  # it may have ended with others
                 self._look_up_or_pause(single, failure)
-        self._askers.requests_failed(transfer, Failure.MISSING)
+        self._peer_waiters.requests_failed(transfer, Failure.MISSING)
         self._context.transfers.drop_if_done(transfer)
 
     def _look_up_or_pause(self, transfer: Transfer, failure: Failure) -> None:
@@ -358,7 +330,7 @@ class PendingReads:
         if transfer.waiters:
             self._pause(transfer, why, ref if lost_in_s else None, lost_in_s)
         else:
-            self._end_travel(transfer)
+            self._end_fetch(transfer)
         self._context.transfers.drop_if_done(transfer)
 
     def _pause(
@@ -368,7 +340,6 @@ class PendingReads:
         absent: chunk_ref.ChunkRef | None = None,
         lost_in_s: float = 0.0,
     ) -> None:
-        """Retry later, and report what is waited for."""
         transfer.why = why
         for waiter, _ in transfer.waiters:
             if not waiter.is_done:
@@ -379,19 +350,19 @@ class PendingReads:
     def _fail(self, transfer: Transfer, failure: Failure, why: str) -> None:
         for waiter, _ in transfer.take_waiters():
             self._complete(waiter, failure, why)
-        self._end_travel(transfer)
+        self._end_fetch(transfer)
         self._context.transfers.drop_if_done(transfer)
 
     def recover_from_fault(self, is_whole: Callable[[Transfer], bool], why: str) -> None:
         """End transfers that are not whole, with their readers, after a fault."""
         transfers = self._context.transfers
-        for transfer in dict.fromkeys(transfers.values()):
-            transfer.waiters = [entry for entry in transfer.waiters if not entry[0].is_done]
-            transfer.gone = 0
-            if not is_whole(transfer):
-                for waiter, _ in transfer.take_waiters():
+        for old in dict.fromkeys(transfers.values()):
+            old.waiters = [entry for entry in old.waiters if not entry[0].is_done]
+            old.done_entries = 0
+            if not is_whole(old):
+                for waiter, _ in old.take_waiters():
                     self._complete(waiter, Failure.UNREACHABLE, why)
-                self._end(transfer)
+                self._end(old)
         entries = [entry for transfer in transfers.values() for entry in transfer.waiters]
         coming = {(waiter, n) for waiter, positions in entries for n in positions}
         for waiter in list(self._waiters.values()):
@@ -427,7 +398,6 @@ class PendingReads:
             self._forget_waiter(waiter)
 
     def _forget_waiter(self, waiter: Waiter) -> None:
-        """Forget a waiter, its chunks, and transfers that only it needed."""
         waiter.is_done = True
         if self._waiters.get(waiter.token) is waiter:
             del self._waiters[waiter.token]
@@ -444,17 +414,8 @@ class PendingReads:
         for transfer, chunks in left.items():
             transfer.remove_waiters(chunks // transfer.count)
             if not transfer.is_wanted:
-                if transfer.retry is not None or transfer.search is not None:
-                    self._end_travel(transfer)
+                if transfer.retry is not None or transfer.lookup is not None:
+                    self._end_fetch(transfer)
                 elif transfer.prefetch_queue not in (None, READAHEAD) and not transfer.is_fetching:
                     self.prefetch_limits.remove_transfer(transfer)
                 self._context.transfers.drop_if_done(transfer)
-
-
-def _positions(transfer: Transfer, refs: transfer_.Refs, index: int) -> tuple[int, ...]:
-    """Return a transfer's positions in a batch that has ``refs`` from ``index`` on."""
-    positions = range(index, index + len(refs))
-    if transfer.refs is refs or len(refs) == 1:
-        return tuple(positions)
-    by_key = dict(zip([ref.key for ref in refs], positions, strict=True))
-    return tuple([by_key[key] for key in transfer.keys])

@@ -8,9 +8,9 @@ while the cache is full or behind with its writes.
 from collections.abc import Iterable
 from collections.abc import Iterator
 
-from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
+from acstor_agent.engine.data_structures import fair_queue
 
 Priority = priority.Priority
 Transfer = transfer.Transfer

@@ -12,14 +12,18 @@ from collections.abc import Callable
 from acstor_agent.engine import failure
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import priority
-from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine import transfer
 from acstor_agent.engine.fetch import context
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
 
+Attempt = transfer.Attempt
+Refs = transfer.Refs
+Track = transfer.Track
+
 Failure = failure.Failure
 Priority = priority.Priority
-Transfer = transfer_.Transfer
+Transfer = transfer.Transfer
 
 DENIALS_OF_IMAGE = frozenset({Failure.MISSING, Failure.WITHHELD})
 """Failures that hold for one image and say nothing of others."""
@@ -69,48 +73,48 @@ class ReadThrough:
     def _read(
         self,
         transfer: Transfer,
-        refs: transfer_.Refs,
+        refs: Refs,
         priority: Priority,
         requester: ids.HostId | None = None,
     ) -> None:
-        who, now = requester or refs[0].image_id, self._context.now
-        opener = None if requester else transfer.opener
-        transfer.read = self._context.source_reads.read(refs, priority, who, now, opener)
+        flow, now = requester or refs[0].image_id, self._context.now
+        guest = None if requester else transfer.guest
+        transfer.read = self._context.source_reads.read(refs, priority, flow, now, guest)
 
     def raise_priority(
         self, transfer: Transfer, priority: Priority, requester: ids.HostId | None = None
     ) -> None:
         """Raise the priority of the relay and the read."""
         if transfer.read is not None:
-            who = requester or transfer.first_ref.image_id
-            opener = None if requester else transfer.opener
-            self._context.source_reads.raise_priority(transfer.read, priority, who, opener)
+            flow = requester or transfer.first_ref.image_id
+            guest = None if requester else transfer.guest
+            self._context.source_reads.raise_priority(transfer.read, priority, flow, guest)
         if transfer.relay is not None:
             self._context.requests_out.raise_priority(transfer.relay, priority)
 
-    def _relay(self, transfer: Transfer, host: ids.HostId, refs: transfer_.Refs) -> None:
-        mode, track, now = peer_request.Mode.RELAYED, transfer_.Track.RELAY, self._context.now
+    def _relay(self, transfer: Transfer, host: ids.HostId, refs: Refs) -> None:
+        mode, track, now = peer_request.Mode.RELAYED, Track.RELAY, self._context.now
         transfer.relay = self._context.requests_out.send_or_queue(
             transfer, host, mode, refs, track, now
         )
 
-    def relay_late(self, relay: transfer_.Attempt) -> None:
+    def relay_late(self, relay: Attempt) -> None:
         """Hedge a late relay with a read of the source, if a guest waits.
 
         After MAX_LATE_S this needs no budget: the upstream may starve this request.
         """
-        book, now, urgency = self._context.peers, self._context.now, most_urgent(relay.transfer)
+        peers, now, urgency = self._context.peers, self._context.now, most_urgent(relay.transfer)
         if relay.is_late or not urgency.is_urgent:
             return
         for single in self._context.transfers.split_transfer(relay.transfer)[:-1]:
             if single.relay is not None:
                 self.relay_late(single.relay)
-        if not book.take_hedge(relay.host) and now < relay.at_s + peer_state.MAX_LATE_S:
+        if not peers.take_hedge(relay.host) and now < relay.at_s + peer_state.MAX_LATE_S:
             return
         relay.is_late = True
         self.read(relay.transfer, urgency)
 
-    def relay_failed(self, attempt: transfer_.Attempt, failure: Failure) -> None:
+    def relay_failed(self, attempt: Attempt, failure: Failure) -> None:
         """Ask under the next name, or the next upstream, or the source."""
         transfer = attempt.transfer
         transfer.relay = None
@@ -144,7 +148,7 @@ class ReadThrough:
 
 def most_urgent(transfer: Transfer) -> Priority:
     """Return the most urgent priority of all readers of a transfer, local and remote."""
-    urgencies = [asker.priority for asker in transfer.peer_requests]
+    urgencies = [pending.priority for pending in transfer.peer_requests]
     if transfer.is_fetching or transfer.waiters:
         urgencies.append(transfer.priority)
     return min(urgencies, default=Priority.PREFETCH)

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from acstor_agent.engine import actions
-from acstor_agent.engine import fair_queue
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import priority
-from acstor_agent.engine import timers
 from acstor_agent.engine import transfer
+from acstor_agent.engine.data_structures import fair_queue
+from acstor_agent.engine.data_structures import timers
 from acstor_agent.engine.fetch import source_reads
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
 
-LONGEST_TIMES = 4
+MAX_TIMEOUTS = 4
 """Multiple of the timeout after which an attempt ends despite keepalives."""
-LOOK_S = 0.1
+CHECK_S = 0.1
 """Shortest interval between checks of late attempts."""
 
 T = TypeVar("T")
@@ -32,11 +32,11 @@ Track = transfer.Track
 PEER = priority.Priority.PEER
 
 
-def _one_fate(answer: object) -> None:
-    """Give all answers the same fate."""
+def _one_class(answer: object) -> None:
+    """Give all answers the same class."""
 
 
-def divide_alone(attempt: Attempt, some: list[int]) -> Attempt:
+def split_ended(attempt: Attempt, some: list[int]) -> Attempt:
     """Split an attempt whose transfer has ended."""
     rest = [at for at in range(len(attempt.numbers)) if at not in some]
     return attempt.split(attempt.transfer, some, rest)
@@ -49,13 +49,13 @@ class RequestsOut:
         self,
         out: actions.ActionQueue,
         deadlines: timers.Timers,
-        book: peer_state.PeerStates,
+        peers: peer_state.PeerStates,
         timeout_s: float,
     ) -> None:
-        self._out, self._deadlines, self._book = out, deadlines, book
+        self._out, self._deadlines, self._peers = out, deadlines, peers
         self.timeout_s = timeout_s  # of silence, after which an attempt ends
-        self.split: Callable[[Attempt, list[int]], Attempt] = divide_alone
-        self._new: dict[Attempt, None] = {}
+        self.split: Callable[[Attempt, list[int]], Attempt] = split_ended
+        self._untimed: dict[Attempt, None] = {}
 
     def send_or_queue(
         self,
@@ -67,11 +67,11 @@ class RequestsOut:
         now: float,
     ) -> Attempt:
         """Create an attempt; send it at once, or queue it while too much is in flight."""
-        peer = self._book.get_or_create(host)
-        numbers = self._book.new_numbers(peer, len(refs))
+        peer = self._peers.get_or_create(host)
+        numbers = self._peers.new_numbers(peer, len(refs))
         attempt = Attempt(numbers, transfer, host, mode, refs, track, now)
         peer.pending.update(dict.fromkeys(numbers, attempt))
-        attempt.watch_with(self._new)
+        attempt.watch_with(self._untimed)
         in_flight_bytes = peer.in_flight_bytes + attempt.length
         if not peer.queue.length and in_flight_bytes <= peer_state.MAX_IN_FLIGHT_BYTES:
             self._out.add_request(host, attempt)
@@ -85,7 +85,7 @@ class RequestsOut:
         """Register the split-off part of an attempt."""
         if attempt.host is None or attempt.is_over:
             return
-        peer = self._book.get_or_create(attempt.host)
+        peer = self._peers.get_or_create(attempt.host)
         peer.pending.update(dict.fromkeys(part.numbers, part))
         if part.sent_s is None:
             peer.queue.put_item(part.priority, part.first_ref.image_id, part)
@@ -97,7 +97,7 @@ class RequestsOut:
         mode = peer_request.Mode.HOME
         numbers = (0,) * transfer.count
         attempt = Attempt(numbers, transfer, None, mode, transfer.refs, Track.FETCH, now)
-        attempt.watch_with(self._new)
+        attempt.watch_with(self._untimed)
         return attempt
 
     def _send(self, peer: peer_state.Peer, attempt: Attempt, now: float) -> None:
@@ -111,13 +111,14 @@ class RequestsOut:
         if attempt.is_over or attempt.priority is before:
             return
         if attempt.priority <= PEER < before:
-            attempt.watch_with(self._new)  # now it can be late
+            attempt.watch_with(self._untimed)  # now it can be late
         if attempt.host is None:
             return
         if attempt.sent_s is None:
-            line, who = self._book.get_or_create(attempt.host).queue, attempt.first_ref.image_id
-            line.remove(before, who, attempt)
-            line.put_item(priority, who, attempt)
+            queue = self._peers.get_or_create(attempt.host).queue
+            image_id = attempt.first_ref.image_id
+            queue.remove(before, image_id, attempt)
+            queue.put_item(priority, image_id, attempt)
         elif attempt.priority.at_peer is PEER is not before.at_peer:
             self._out.add_priority_raise(attempt.host, attempt.numbers)
 
@@ -128,18 +129,18 @@ class RequestsOut:
         host: ids.HostId,
         answers: Sequence[tuple[int, T]],
         now: float,
-        fate: Callable[[T], Hashable] | None = None,
+        classify: Callable[[T], Hashable] | None = None,
     ) -> list[tuple[Attempt, list[T]]]:
         """End answered attempts; return them with the answers for their chunks.
 
         Unknown numbers are ignored. Attempts with answers for some chunks are split.
 
-        :param fate: classifies an answer; chunks of different classes are split; None: one class
+        :param classify: chunks with answers of different classes are split; None: one class
         """
-        peer = self._book.get(host)
+        peer = self._peers.get(host)
         if peer is None:
             return []
-        taken = self._end_completed(peer, answers) if fate is None else []
+        taken = self._end_completed(peer, answers) if classify is None else []
         begin = sum([len(some) for _, some in taken])
         left = dict(reversed(answers[begin:])) if begin < len(answers) else {}  # the first counts
         while left:
@@ -151,7 +152,7 @@ class RequestsOut:
                 what = [answer]
             else:
                 left[number] = answer
-                attempt, what = self._divide(attempt, left, fate or _one_fate)
+                attempt, what = self._divide(attempt, left, classify or _one_class)
             self._answered(peer, attempt)
             taken.append((attempt, what))
         if taken:
@@ -162,7 +163,6 @@ class RequestsOut:
     def _end_completed(
         self, peer: peer_state.Peer, answers: Sequence[tuple[int, T]]
     ) -> list[tuple[Attempt, list[T]]]:
-        """End the attempts that the first answers complete, in their order."""
         taken: list[tuple[Attempt, list[T]]] = []
         begin = 0
         while (attempt := self._completed_attempt(peer, answers, begin)) is not None:
@@ -175,7 +175,6 @@ class RequestsOut:
     def _completed_attempt(
         self, peer: peer_state.Peer, answers: Sequence[tuple[int, object]], begin: int
     ) -> Attempt | None:
-        """Return the attempt that the next answers complete, if there is one."""
         attempt = peer.pending.get(answers[begin][0]) if begin < len(answers) else None
         if attempt is None or attempt.sent_s is None:
             return None
@@ -187,11 +186,13 @@ class RequestsOut:
         peer.in_flight_bytes -= attempt.length
 
     def _divide(
-        self, attempt: Attempt, left: dict[int, T], fate: Callable[[T], Hashable]
+        self, attempt: Attempt, left: dict[int, T], classify: Callable[[T], Hashable]
     ) -> tuple[Attempt, list[T]]:
-        """Take the answers of one fate for an attempt from ``left``; split its chunks off."""
-        what = fate(left[next(n for n in attempt.numbers if n in left)])
-        some = [at for at, n in enumerate(attempt.numbers) if n in left and fate(left[n]) == what]
+        """Take the answers of one class for an attempt from ``left``; split its chunks off."""
+        what = classify(left[next(n for n in attempt.numbers if n in left)])
+        some = [
+            at for at, n in enumerate(attempt.numbers) if n in left and classify(left[n]) == what
+        ]
         if len(some) < len(attempt.numbers):
             attempt = self.split(attempt, some)
         return attempt, [left.pop(number) for number in attempt.numbers]
@@ -210,22 +211,22 @@ class RequestsOut:
             return
         if attempt.sent_s is not None:
             self._out.add_cancel(attempt.host, attempt.numbers)
-        self._end(self._book.get_or_create(attempt.host), attempt, now)
+        self._end(self._peers.get_or_create(attempt.host), attempt, now)
 
     def take_lost(self, host: ids.HostId, connection: Hashable, now: float) -> list[Attempt]:
         """End and return the attempts that were sent on a lost connection."""
-        peer = self._book.get(host)
+        peer = self._peers.get(host)
         if peer is None:
             return []
-        asks = dict.fromkeys(peer.pending.values())
-        lost = [a for a in asks if a.sent_s is not None and a.connection == connection]
+        pending = dict.fromkeys(peer.pending.values())
+        lost = [a for a in pending if a.sent_s is not None and a.connection == connection]
         for attempt in lost:
             self._end(peer, attempt, now)
         return lost
 
     def take_queued(self, host: ids.HostId) -> list[Attempt]:
         """End and return the attempts that were not sent to a host yet."""
-        peer = self._book.get_or_create(host)
+        peer = self._peers.get_or_create(host)
         waiting = []
         while (attempt := peer.queue.take_next()) is not None:
             self._remove_attempt(peer, attempt)
@@ -250,14 +251,14 @@ class RequestsOut:
 
     def recount_in_flight(self, is_awaited: Callable[[transfer.Attempt], bool], now: float) -> None:
         """Recount bytes in flight, rebuild queues, and cancel unneeded attempts, after a fault."""
-        for peer in self._book.list_peers():
+        for peer in self._peers.list_peers():
             attempts = list(dict.fromkeys(peer.pending.values()))
-            asks = [a for a in attempts if not a.is_over]
-            peer.pending = {number: a for a in asks for number in a.numbers}
-            peer.in_flight_bytes = sum(a.length for a in asks if a.sent_s is not None)
+            pending = [a for a in attempts if not a.is_over]
+            peer.pending = {number: a for a in pending for number in a.numbers}
+            peer.in_flight_bytes = sum(a.length for a in pending if a.sent_s is not None)
             peer.queue = fair_queue.FairQueue()
-            for attempt in asks:
-                attempt.watch_with(self._new)
+            for attempt in pending:
+                attempt.watch_with(self._untimed)
                 if attempt.sent_s is None:
                     peer.queue.put_item(attempt.priority, attempt.first_ref.image_id, attempt)
             for attempt in attempts:
@@ -281,17 +282,16 @@ class RequestsOut:
             return (
                 never_s
                 if sent_s is None
-                else max(sent_s, self._book.get_or_create(host).last_chunk_s)
+                else max(sent_s, self._peers.get_or_create(host).last_chunk_s)
             )
         read: source_reads.SourceRead | None = attempt.transfer.read
         if read is None or not read.number:
             return never_s
-        return max(read.begun_s, self._book.last_source_chunk_s)
+        return max(read.begun_s, self._peers.last_source_chunk_s)
 
     def _late_s(self, attempt: Attempt) -> float:
-        """Return when an attempt will be late."""
         latest_s = attempt.at_s + peer_state.MAX_LATE_S
-        late_s = self._book.late_s(peer_state.kind_of(attempt))
+        late_s = self._peers.late_s(peer_state.kind_of(attempt))
         return min(self._silent_since_s(attempt, latest_s) + late_s, latest_s)
 
     def timeout_at_s(self, attempt: Attempt) -> float:
@@ -301,31 +301,31 @@ class RequestsOut:
         timeout_at_s = attempt.sent_s + self.timeout_s
         if attempt.track is Track.RELAY:
             return timeout_at_s  # keepalives do not extend a relay: the source is an alternative
-        heard_s = self._book.get_or_create(attempt.host).last_heard_s
-        longest_s = attempt.sent_s + LONGEST_TIMES * self.timeout_s
+        heard_s = self._peers.get_or_create(attempt.host).last_heard_s
+        longest_s = attempt.sent_s + MAX_TIMEOUTS * self.timeout_s
         return min(max(timeout_at_s, heard_s + self.timeout_s), longest_s)
 
     def flush(self, now: float) -> None:
         """Set one timer for the attempts that are new or raised in this event."""
-        if self._new:
-            is_hedged = any(attempt.priority <= PEER for attempt in self._new)
-            after_s = self._book.min_late_s if is_hedged else self.timeout_s
-            at_s = min(now + after_s, *map(self.timeout_at_s, self._new))
-            self._deadlines.put(at_s, timers.Due.ATTEMPTS, self._new)
-            self._new = {}
+        if self._untimed:
+            is_hedged = any(attempt.priority <= PEER for attempt in self._untimed)
+            after_s = self._peers.min_late_s if is_hedged else self.timeout_s
+            at_s = min(now + after_s, *map(self.timeout_at_s, self._untimed))
+            self._deadlines.put(at_s, timers.Due.ATTEMPTS, self._untimed)
+            self._untimed = {}
 
-    def look_again(self, attempts: Sequence[Attempt], now: float) -> None:
+    def check_again(self, attempts: Sequence[Attempt], now: float) -> None:
         """Set a timer for the first lateness or timeout of some attempts."""
         batch: dict[Attempt, None] = {}
         for attempt in attempts:
             attempt.watch_with(batch)
-        soonest_s = min(map(self._look_s, attempts))
+        soonest_s = min(map(self._check_at_s, attempts))
         if soonest_s == float("inf"):
             soonest_s = now + self.timeout_s
-        at_s = max(soonest_s, now + LOOK_S)
+        at_s = max(soonest_s, now + CHECK_S)
         self._deadlines.put(at_s, timers.Due.ATTEMPTS, batch)
 
-    def _look_s(self, attempt: Attempt) -> float:
+    def _check_at_s(self, attempt: Attempt) -> float:
         is_hedged = attempt.priority <= PEER and not attempt.is_late
         if attempt.track is Track.PROBE or (is_hedged and attempt.track is not Track.LOOKUP):
             return min(self._late_s(attempt), self.timeout_at_s(attempt))

@@ -58,7 +58,7 @@ class Responses:
             return  # unrequested or cancelled
         took_s = context.peers.record_chunks(host, [attempt for attempt, _ in given], now)
         if took_s:
-            self._judge(host, Failure.UNREACHABLE, f"it took {took_s:.2f} s")
+            self._record_failure(host, Failure.UNREACHABLE, f"it took {took_s:.2f} s")
         guests = [a.at_s for a, _ in given if a.priority is priority.Priority.GUEST]
         if guests:
             self._pending.selection.preference.peers_took(now - min(guests), now)
@@ -73,7 +73,7 @@ class Responses:
         taken = self._context.requests_out.end_answered(
             host, failed, self._context.now, _same_failure
         )
-        self.judge_peer([(attempt, whys[0]) for attempt, whys in taken])
+        self.attempts_failed([(attempt, whys[0]) for attempt, whys in taken])
 
     def peer_referred(self, host: ids.HostId, number: int, hosts: tuple[ids.HostId, ...]) -> None:
         """Ask the hosts that a peer names, if it may name any."""
@@ -81,13 +81,13 @@ class Responses:
             host, ((number, hosts),), self._context.now
         ):
             if not attempt.mode.may_refer:
-                self.judge_peer([(attempt, Failure.INVALID)])
+                self.attempts_failed([(attempt, Failure.INVALID)])
                 return
             self._context.peers.record_success(host, self._context.now)
             if attempt.track is Track.FETCH:  # for a trial the answer suffices
                 self._pending.selection.peer_referred(attempt, named[0])
 
-    def judge_peer(self, ends: list[tuple[Attempt, Failure]]) -> None:
+    def attempts_failed(self, ends: list[tuple[Attempt, Failure]]) -> None:
         """Judge a peer by the worst failure, and continue with each attempt's transfer."""
         if not ends:
             return
@@ -97,13 +97,13 @@ class Responses:
             (Failure.MISSING if a.is_excused(why) else why for a, why in ends),
             key=lambda why: (why is not Failure.INVALID, why),
         )
-        self._judge(host, worst, worst.name.lower())
+        self._record_failure(host, worst, worst.name.lower())
         for attempt, why in ends:
             self._failed(attempt, why)
 
     def protocol_violated(self, host: ids.HostId, why: str) -> None:
         """Judge a peer that broke the protocol."""
-        self._judge(host, Failure.INVALID, why)
+        self._record_failure(host, Failure.INVALID, why)
 
     def _failed(self, attempt: Attempt, failure: Failure) -> None:
         context, transfer = self._context, attempt.transfer
@@ -121,7 +121,7 @@ class Responses:
         elif attempt.track is Track.LOOKUP:
             self._pending.lookups.attempt_failed(attempt, failure)
 
-    def _judge(self, host: ids.HostId, failure: Failure, why: str) -> None:
+    def _record_failure(self, host: ids.HostId, failure: Failure, why: str) -> None:
         """Record a failure of a peer; redirect queued attempts if that starts a backoff."""
         context = self._context
         for_s = context.peers.record_failure(host, failure, context.now)
@@ -162,7 +162,6 @@ class Responses:
                 self._chunks_arrived(transfer, what, None)
 
     def _source_gave(self, reads: list[source_reads.SourceRead]) -> None:
-        """Record the latency of the source, by its oldest read."""
         context, now = self._context, self._context.now
         for image_id in {read.first_ref.image_id for read in reads}:
             self._pending.lookups.image_denials.clear_denial(image_id)
@@ -180,13 +179,13 @@ class Responses:
     ) -> None:
         for attempt in transfer.attempts.copy():
             if attempt.is_late and attempt is not winner and attempt.host is not None:
-                self._overtaken(attempt)
+                self._record_slower(attempt)
         relay = transfer.relay
         if relay is not None and relay.is_late and relay is not winner:
-            self._overtaken(relay)
+            self._record_slower(relay)
         self._pending.chunks_arrived(transfer, chunks, winner)
 
-    def _overtaken(self, attempt: Attempt) -> None:
+    def _record_slower(self, attempt: Attempt) -> None:
         """Record that another provider was faster, once the attempt is late."""
         context, now = self._context, self._context.now
         assert attempt.host is not None
@@ -195,12 +194,12 @@ class Responses:
                 return
             attempt.track = Track.PROBE
             attempt.transfer.attempts.remove(attempt)
-            context.requests_out.look_again([attempt], now)
+            context.requests_out.check_again([attempt], now)
             return
         silent_s, kind = context.requests_out.silent_s(attempt, now), peer_state.kind_of(attempt)
         if silent_s >= context.peers.late_s(kind):
             context.peers.record_latency(kind, attempt.host, silent_s)
-            self._judge(attempt.host, Failure.UNREACHABLE, "another one was faster")
+            self._record_failure(attempt.host, Failure.UNREACHABLE, "another one was faster")
 
     def check_timeouts(self, batch: dict[Attempt, None]) -> None:
         """Hedge late attempts, and end those that timed out."""
@@ -222,9 +221,9 @@ class Responses:
         for host, unanswered in silent.items():
             for attempt in unanswered:
                 context.requests_out.cancel_attempt(attempt, now)
-            self._judge(host, Failure.UNREACHABLE, "it does not answer")
+            self._record_failure(host, Failure.UNREACHABLE, "it does not answer")
             for attempt in unanswered:
                 self._failed(attempt, Failure.UNREACHABLE)
         left = [a for a in batch if not (a.is_late and a.host is None)]
         if left:
-            context.requests_out.look_again(left, now)
+            context.requests_out.check_again(left, now)

@@ -9,10 +9,10 @@ once, so the rate of retries follows the rate of answers.
 import collections
 from collections.abc import Iterator
 
-from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority
-from acstor_agent.engine import timers
 from acstor_agent.engine import transfer
+from acstor_agent.engine.data_structures import fair_queue
+from acstor_agent.engine.data_structures import timers
 from acstor_common.model import ids
 from acstor_common.util import backoff
 
@@ -29,12 +29,12 @@ GUEST, AGAIN = priority.Priority.GUEST, priority.Priority.PREFETCH
 class Pause:
     """The pause of a transfer."""
 
-    __slots__ = ("line", "transfer", "who")
+    __slots__ = ("image_id", "queued_as", "transfer")
 
     def __init__(self, transfer: transfer.Transfer) -> None:
         self.transfer = transfer
-        self.who = transfer.first_ref.image_id  # whose turn it takes when due
-        self.line: priority.Priority | None = None  # its priority when due
+        self.image_id = transfer.first_ref.image_id  # its flow when due
+        self.queued_as: priority.Priority | None = None  # its priority once it is due
 
 
 class Retries:
@@ -63,20 +63,20 @@ class Retries:
 
     def pause_ended(self, pause: Pause | None) -> None:
         """End a pause: queue its transfer for retry."""
-        if pause is not None and pause in self._waiting and pause.line is None:
-            self._put(pause, AGAIN, pause.who)
+        if pause is not None and pause in self._waiting and pause.queued_as is None:
+            self._put(pause, AGAIN, pause.image_id)
 
     def retry_now(self, transfer: transfer.Transfer, image_id: ids.ImageId) -> None:
         """End a pause with priority, because a new guest requests the chunk."""
         pause: Pause = transfer.retry
-        if pause.line is not GUEST:
-            if pause.line is not None:
-                self.due.remove(pause.line, pause.who, pause)
+        if pause.queued_as is not GUEST:
+            if pause.queued_as is not None:
+                self.due.remove(pause.queued_as, pause.image_id, pause)
             self._put(pause, GUEST, image_id)
 
-    def _put(self, pause: Pause, line: priority.Priority, who: ids.ImageId) -> None:
-        self.due.put_item(line, who, pause)
-        pause.line, pause.who = line, who
+    def _put(self, pause: Pause, queued_as: priority.Priority, image_id: ids.ImageId) -> None:
+        self.due.put_item(queued_as, image_id, pause)
+        pause.queued_as, pause.image_id = queued_as, image_id
 
     def take_due(self, now: float) -> Iterator[transfer.Transfer]:
         """Yield the transfers to retry now; set a timer for the rest."""
@@ -96,8 +96,8 @@ class Retries:
     def forget_transfer(self, transfer: transfer.Transfer) -> None:
         """End a pause without retry."""
         pause: Pause = transfer.retry
-        if pause.line is not None:
-            self.due.remove(pause.line, pause.who, pause)
+        if pause.queued_as is not None:
+            self.due.remove(pause.queued_as, pause.image_id, pause)
         transfer.retry = None
         self._waiting.pop(pause, None)
 

@@ -6,42 +6,40 @@ guests waited. Both sides are probed: while the source goes first, one guest rea
 peers; while peers are slow and the source is unknown, one in PROBE_SOURCE asks the source.
 """
 
-ENOUGH = 8
+MIN_ANSWERS = 8
 """Answers below which a side counts as unknown."""
 RECENT_S = 60.0
 """Older answers do not count."""
-CLEARLY, AGAIN = 2.0, 1.3
+FIRST_RATIO, RETURN_RATIO = 2.0, 1.3
 """Ratio of latencies at which the source goes first, and below which peers do again."""
-LEAST_S = 0.005
+MIN_DIFFERENCE_S = 0.005
 """Smaller differences do not count."""
 PROBE, PROBE_SOURCE = 8, 32
 SLOW_S = 0.1
 """Latency of peers from which on an unknown source is probed."""
-SHARE, MOST_TIMES = 0.25, 4.0
+EWMA_WEIGHT, MAX_RATIO = 0.25, 4.0
 """Weight of the newest answer in the EWMA, and its cap as a multiple of the EWMA."""
 
 
-class _Usual:
-    """Latency of one side (EWMA)."""
-
+class _Latency:
     __slots__ = ("answers", "at_s", "s")
 
     def __init__(self) -> None:
         self.s, self.answers, self.at_s = 0.0, 0, 0.0
 
-    def note(self, seconds: float, now: float) -> None:
+    def record(self, seconds: float, now: float) -> None:
         if now - self.at_s > RECENT_S:
             self.answers = 0
         if self.answers:
-            counted_s = min(seconds, max(MOST_TIMES * self.s, 4 * LEAST_S))
-            self.s += SHARE * (counted_s - self.s)
+            counted_s = min(seconds, max(MAX_RATIO * self.s, 4 * MIN_DIFFERENCE_S))
+            self.s += EWMA_WEIGHT * (counted_s - self.s)
         else:
             self.s = seconds
         self.answers += 1
         self.at_s = now
 
     def known_s(self, now: float) -> float | None:
-        return self.s if self.answers >= ENOUGH and now - self.at_s <= RECENT_S else None
+        return self.s if self.answers >= MIN_ANSWERS and now - self.at_s <= RECENT_S else None
 
 
 class SourcePreference:
@@ -57,16 +55,16 @@ class SourcePreference:
 
     def __init__(self) -> None:
         self.is_source_first = False
-        self._peers, self._source = _Usual(), _Usual()
+        self._peers, self._source = _Latency(), _Latency()
         self._decisions = 0
 
     def peers_took(self, seconds: float, now: float) -> None:
         """Record how many seconds a guest waited for peers to answer or fail."""
-        self._peers.note(seconds, now)
+        self._peers.record(seconds, now)
 
     def source_took(self, seconds: float, now: float) -> None:
         """Record how many seconds a guest waited for the source."""
-        self._source.note(seconds, now)
+        self._source.record(seconds, now)
 
     def choose_source_first(self, now: float) -> bool:
         """Return whether the next guest read goes to the source first."""
@@ -74,16 +72,16 @@ class SourcePreference:
         peers_s, source_s = self._peers.known_s(now), self._source.known_s(now)
         if peers_s is None or source_s is None:
             self.is_source_first = False
-            is_dark = peers_s is not None and peers_s > SLOW_S
-            return is_dark and self._decisions % PROBE_SOURCE == 0
-        factor = AGAIN if self.is_source_first else CLEARLY
-        self.is_source_first = peers_s > max(factor * source_s, source_s + LEAST_S)
+            is_probe_due = peers_s is not None and peers_s > SLOW_S
+            return is_probe_due and self._decisions % PROBE_SOURCE == 0
+        factor = RETURN_RATIO if self.is_source_first else FIRST_RATIO
+        self.is_source_first = peers_s > max(factor * source_s, source_s + MIN_DIFFERENCE_S)
         return self.is_source_first and self._decisions % PROBE != 0
 
 
-ENOUGH_CHUNKS = 128
+MIN_CHUNKS = 128
 """Chunks below which hosts are assumed to read the same."""
-LITTLE = 1 / 16
+LOW_SHARE = 1 / 16
 """Share of common chunks below which prefetches skip the homes."""
 WEIGHT = 1 / 64
 """Weight of the newest chunk, once there are that many."""
@@ -98,13 +96,13 @@ class ReadOverlap:
     is clearly faster, or keep them with the homes.
 
     >>> overlap = ReadOverlap()
-    >>> for _ in range(ENOUGH_CHUNKS):
+    >>> for _ in range(MIN_CHUNKS):
     ...     overlap.record_overlap(False)
-    >>> overlap.is_little
+    >>> overlap.is_low
     True
     >>> for _ in range(8):
     ...     overlap.record_overlap(True)
-    >>> overlap.is_little
+    >>> overlap.is_low
     False
     """
 
@@ -125,6 +123,6 @@ class ReadOverlap:
             self.share += max(WEIGHT, 1 / self._seen) * (is_shared - self.share)
 
     @property
-    def is_little(self) -> bool:
+    def is_low(self) -> bool:
         """Whether hosts are known to read hardly any common chunk."""
-        return self._seen >= ENOUGH_CHUNKS and self.share < LITTLE
+        return self._seen >= MIN_CHUNKS and self.share < LOW_SHARE

@@ -3,7 +3,7 @@
 
 A read is one range of consecutive chunks, RANGE_BYTES at most. Reads wait in a ``fair_queue``;
 openers of an image share its turns, so many reads of one guest do not delay another. When a read
-starts, adjacent queued reads of at least its urgency join its range. One place is never given to a
+starts, adjacent queued reads of at least its urgency join its range. One slot is never given to a
 single image or host, and one is reserved for guests.
 """
 
@@ -16,37 +16,37 @@ from typing import TypeVar
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
+from acstor_agent.engine.data_structures import fair_queue
 from acstor_common.model import geometry
 from acstor_common.model import ids
 
-SPARING_FROM = 4
+RESERVE_FROM = 4
 """Places from which on one is reserved."""
 RANGE_BYTES = geometry.MIB
 
 T = TypeVar("T")
-_Place = tuple[ids.ImageId, int]
+_Position = tuple[ids.ImageId, int]
 
 
 class SourceRead:
     """A read of the chunks of a transfer, from request to answer."""
 
     __slots__ = (
-        *("begun_s", "indices", "number", "opener"),
-        *("priority", "refs", "wanted_s", "who"),
+        *("begun_s", "indices", "number", "guest"),
+        *("priority", "refs", "wanted_s", "flow"),
     )
 
     def __init__(
         self,
         refs: transfer.Refs,
         priority: priority.Priority,
-        who: Hashable,
+        flow: Hashable,
         now: float,
-        opener: Hashable,
+        guest: Hashable,
     ) -> None:
-        self.refs, self.priority, self.who, self.opener = refs, priority, who, opener
+        self.refs, self.priority, self.flow, self.guest = refs, priority, flow, guest
         self.number = 0  # of its action; 0: queued
         self.indices: tuple[int, ...] = (0,) * len(refs)  # in the action
         self.wanted_s = self.begun_s = now
@@ -57,13 +57,13 @@ class SourceRead:
         return self.refs[0]
 
     @property
-    def start(self) -> _Place:
+    def start(self) -> _Position:
         """Image and offset of the first chunk."""
         first = self.refs[0]
         return first.image_id, first.offset
 
     @property
-    def stop(self) -> _Place:
+    def stop(self) -> _Position:
         """Image and end of the last chunk."""
         last = self.refs[-1]
         return last.image_id, last.offset + last.length
@@ -72,7 +72,7 @@ class SourceRead:
         """Return a read of some of the chunks; this one keeps the rest."""
         rest = [at for at in range(len(self.refs)) if at not in set(some)]
         refs = transfer.pick(self.refs, some)
-        part = SourceRead(refs, self.priority, self.who, self.wanted_s, self.opener)
+        part = SourceRead(refs, self.priority, self.flow, self.wanted_s, self.guest)
         part.number, part.begun_s = self.number, self.begun_s
         part.indices = transfer.pick(self.indices, some)
         self.refs = transfer.pick(self.refs, rest)
@@ -81,32 +81,32 @@ class SourceRead:
 
 
 class _Range:
-    """A range that is being read: its reads by index, and the owner of its place."""
+    """A range that is being read: its reads by index, and the flow that has its slot."""
 
-    __slots__ = ("is_for_guest", "reads", "who")
+    __slots__ = ("flow", "is_for_guest", "reads")
 
     def __init__(self, first: SourceRead) -> None:
-        self.who, self.is_for_guest = first.who, first.priority is priority.Priority.GUEST
+        self.flow, self.is_for_guest = first.flow, first.priority is priority.Priority.GUEST
         self.reads: dict[int, SourceRead] = {}
 
 
 class SourceReads:
-    """The queue of reads, and the ranges under way; ``places``: concurrent ranges."""
+    """The queue of reads, and the ranges under way; ``slots``: concurrent ranges."""
 
     def __init__(
-        self, out: actions.ActionQueue, places: int = 8, range_bytes: int = RANGE_BYTES
+        self, out: actions.ActionQueue, slots: int = 8, range_bytes: int = RANGE_BYTES
     ) -> None:
-        self._out, self._places, self._range_bytes = out, places, range_bytes
+        self._out, self._slots, self._range_bytes = out, slots, range_bytes
         self.divide: Callable[[SourceRead, list[int]], SourceRead] = self.split
-        self._places_of_one = places - 1 if places >= SPARING_FROM else places
+        self._slots_of_flow = slots - 1 if slots >= RESERVE_FROM else slots
         self._queue: fair_queue.FairQueue[SourceRead] = fair_queue.FairQueue()
-        self._starts: dict[_Place, SourceRead] = {}  # queued reads by their ends
-        self._stops: dict[_Place, SourceRead] = {}
+        self._starts: dict[_Position, SourceRead] = {}  # queued reads by their ends
+        self._stops: dict[_Position, SourceRead] = {}
         self._ranges: dict[int, _Range] = {}
         self._last_number = 0
         self._held: collections.Counter[Hashable] = collections.Counter()
-        self._full: Hashable = None  # the one flow that has all places it may have
-        self._held_by_others = 0
+        self._full_flow: Hashable = None  # the one flow that has all slots it may have
+        self._held_by_background = 0
 
     def __len__(self) -> int:
         return len(self._ranges) + len(self._queue)
@@ -114,19 +114,19 @@ class SourceReads:
     @property
     def is_full(self) -> bool:
         """Whether reads are queued because of those under way."""
-        is_spared = self._full is not None or self._held_by_others >= self._places_of_one
-        return bool(self._queue) and (is_spared or len(self._ranges) >= self._places)
+        is_spared = self._full_flow is not None or self._held_by_background >= self._slots_of_flow
+        return bool(self._queue) and (is_spared or len(self._ranges) >= self._slots)
 
     def read(
         self,
         refs: transfer.Refs,
         priority: priority.Priority,
-        who: Hashable,
+        flow: Hashable,
         now: float,
-        opener: Hashable = None,
+        guest: Hashable = None,
     ) -> SourceRead:
-        """Queue a read; ``who`` and ``opener`` take turns."""
-        read = SourceRead(refs, priority, who, now, opener)
+        """Queue a read; ``flow`` and ``guest`` take turns."""
+        read = SourceRead(refs, priority, flow, now, guest)
         self._enqueue(read)
         return read
 
@@ -143,11 +143,11 @@ class SourceReads:
         return part
 
     def raise_priority(
-        self, read: SourceRead, priority: priority.Priority, who: Hashable, opener: Hashable = None
+        self, read: SourceRead, priority: priority.Priority, flow: Hashable, guest: Hashable = None
     ) -> None:
         """Raise the priority of a queued read."""
         if priority < read.priority and not read.number and self._dequeue(read):
-            read.priority, read.who, read.opener = priority, who, opener
+            read.priority, read.flow, read.guest = priority, flow, guest
             self._enqueue(read)
 
     def drop_read(self, read: SourceRead) -> None:
@@ -158,10 +158,10 @@ class SourceReads:
             self._out.others.append(actions.CancelSourceRead(read.number))
 
     def start_queued_reads(self, now: float) -> None:
-        """Start queued reads while there are places."""
-        while self._queue.length and len(self._ranges) < self._places:
-            is_urgent = self._held_by_others >= self._places_of_one
-            read = self._queue.take_next(is_urgent, self._full)
+        """Start queued reads while there are free slots."""
+        while self._queue.length and len(self._ranges) < self._slots:
+            is_urgent = self._held_by_background >= self._slots_of_flow
+            read = self._queue.take_next(is_urgent, self._full_flow)
             if read is None:
                 return
             self._forget_ends(read)
@@ -176,51 +176,52 @@ class SourceReads:
         self._last_number += 1
         number, found = self._last_number, _Range(first)
         refs = [ref for read in reads for ref in read.refs]
-        whose = refs[0].image_id, first.priority, first.opener or first.who
-        self._out.others.append(actions.ReadSource(number, *whose, refs))
+        turn = refs[0].image_id, first.priority, first.guest or first.flow
+        self._out.others.append(actions.ReadSource(number, *turn, refs))
         self._ranges[number], at = found, 0
         for read in reads:
             read.number, read.begun_s = number, now
             read.indices = tuple(range(at, at + len(read.refs)))
             at += len(read.refs)
             found.reads.update(dict.fromkeys(read.indices, read))
-        self._count_place(found, 1)
+        self._count_slot(found, 1)
 
     def _with_neighbours(self, read: SourceRead) -> Sequence[SourceRead]:
         """Dequeue neighbours that fit in one range with a read; return all, in order."""
         found = collections.deque([read])
         left = self._range_bytes - (read.stop[1] - read.start[1])
-        while (one := self._neighbour(self._starts.get(read.stop), read, left)) is not None:
-            found.append(one)
-            left -= one.stop[1] - one.start[1]
-            read = one
+        while (neighbour := self._neighbour(self._starts.get(read.stop), read, left)) is not None:
+            found.append(neighbour)
+            left -= neighbour.stop[1] - neighbour.start[1]
+            read = neighbour
         read = found[0]
-        while (one := self._neighbour(self._stops.get(read.start), read, left)) is not None:
-            found.appendleft(one)
-            left -= one.stop[1] - one.start[1]
-            read = one
+        while (neighbour := self._neighbour(self._stops.get(read.start), read, left)) is not None:
+            found.appendleft(neighbour)
+            left -= neighbour.stop[1] - neighbour.start[1]
+            read = neighbour
         return found
 
     def _neighbour(
-        self, one: SourceRead | None, read: SourceRead, left_bytes: int
+        self, neighbour: SourceRead | None, read: SourceRead, left_bytes: int
     ) -> SourceRead | None:
-        if one is None or one.priority > read.priority or one.stop[1] - one.start[1] > left_bytes:
+        if neighbour is None or neighbour.priority > read.priority:
             return None
-        count = _range_length(one.refs, self._range_bytes)
-        if count < len(one.refs) or not self._dequeue(one):
+        count = _range_length(neighbour.refs, self._range_bytes)
+        is_too_long = neighbour.stop[1] - neighbour.start[1] > left_bytes
+        if is_too_long or count < len(neighbour.refs) or not self._dequeue(neighbour):
             return None
-        return one
+        return neighbour
 
     def end_answered(
         self,
         number: int,
         outcomes: Iterable[tuple[int, T]],
-        fate: Callable[[T], Hashable],
+        classify: Callable[[T], Hashable],
     ) -> list[tuple[SourceRead, list[T]]]:
         """End answered reads; return them with the answers for their chunks.
 
         :param outcomes: by index in the action; others are ignored
-        :param fate: classifies an answer; chunks of different classes are split
+        :param classify: chunks with answers of different classes are split
         """
         under_way = self._ranges.get(number)
         if under_way is None:
@@ -231,7 +232,7 @@ class SourceReads:
         for index, what in outcomes:
             if (read := reads.get(index)) is not None and index not in seen:
                 seen.add(index)
-                found.setdefault((read, fate(what)), {})[index] = what
+                found.setdefault((read, classify(what)), {})[index] = what
         taken: list[tuple[SourceRead, list[T]]] = []
         for (read, _), some in found.items():
             if len(some) < len(read.indices):
@@ -251,16 +252,16 @@ class SourceReads:
         if read.number:
             under_way = self._ranges.get(read.number)
             return under_way is not None and under_way.reads.get(read.indices[0]) is read
-        return self._queue.is_queued(read.priority, read.who, read, read.opener)
+        return self._queue.is_queued(read.priority, read.flow, read, read.guest)
 
     def recount_reads(self) -> None:
         """Rebuild counters and ends after a fault."""
-        self._held_by_others = 0
+        self._held_by_background = 0
         self._held.clear()
-        self._full = None
+        self._full_flow = None
         for number, under_way in list(self._ranges.items()):
             if under_way.reads:
-                self._count_place(under_way, 1)
+                self._count_slot(under_way, 1)
             else:
                 del self._ranges[number]
         self._starts = {read.start: read for read in self._queue}
@@ -269,12 +270,12 @@ class SourceReads:
     # Queue
 
     def _enqueue(self, read: SourceRead) -> None:
-        self._queue.put_item(read.priority, read.who, read, read.opener)
+        self._queue.put_item(read.priority, read.flow, read, read.guest)
         self._note_ends(read)
 
     def _dequeue(self, read: SourceRead) -> bool:
         self._forget_ends(read)
-        return self._queue.remove(read.priority, read.who, read, read.opener)
+        return self._queue.remove(read.priority, read.flow, read, read.guest)
 
     def _note_ends(self, read: SourceRead) -> None:
         self._starts[read.start] = self._stops[read.stop] = read
@@ -287,26 +288,25 @@ class SourceReads:
     # Ranges under way
 
     def _remove_from_range(self, read: SourceRead) -> bool:
-        """Remove a read from its range; return whether it was in it."""
         under_way = self._ranges.get(read.number)
         if under_way is None:
             return False
         was = [under_way.reads.pop(index, None) for index in read.indices]
         if not under_way.reads:
             del self._ranges[read.number]
-            self._count_place(under_way, -1)
+            self._count_slot(under_way, -1)
         return read in was
 
-    def _count_place(self, under_way: _Range, sign: int) -> None:
-        who = under_way.who
-        self._held[who] += sign
-        if self._held[who] >= self._places_of_one:
-            self._full = who
-        elif self._full == who:
-            self._full = None
-        if not self._held[who]:
-            del self._held[who]
-        self._held_by_others += sign * (not under_way.is_for_guest)
+    def _count_slot(self, under_way: _Range, sign: int) -> None:
+        flow = under_way.flow
+        self._held[flow] += sign
+        if self._held[flow] >= self._slots_of_flow:
+            self._full_flow = flow
+        elif self._full_flow == flow:
+            self._full_flow = None
+        if not self._held[flow]:
+            del self._held[flow]
+        self._held_by_background += sign * (not under_way.is_for_guest)
 
 
 def _range_length(refs: transfer.Refs, range_bytes: int) -> int:

@@ -3,12 +3,12 @@
 
 Holders come first, to spare the home; the one with the fewest pending attempts is asked, unless the
 home has fewer. Then come the home, which reads the source once for all, the hosts that act for it
-while it is in backoff, and the source. Last come other ring owners. They may hold a copy while the
-source is down; they never read the source for this host.
+while it is in backoff, and the source. Last come other ring owners; they never read the source for
+this host.
 
-A fetch has one attempt that is not late. The next provider is asked when an attempt fails and, for
-a guest, when it is late, within the hedge budget. The first answer cancels the others. No provider
-is asked twice, except after a referral, or under the name of another image.
+The next provider is asked when an attempt fails and, for a guest, when it is late, within the hedge
+budget. The first answer cancels the others. No provider is asked twice, except after a referral, or
+under the name of another image.
 """
 
 import itertools
@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from acstor_agent.engine import failure
-from acstor_agent.engine import placement
 from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
 from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import read_through
 from acstor_agent.engine.fetch import source_preference
+from acstor_agent.engine.ring import placement
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
 
@@ -51,7 +51,7 @@ class Provider(NamedTuple):
 
 
 class SourceSelection:
-    """The travels under way; calls ``on_failure`` when one has no provider left."""
+    """The fetches under way; calls ``on_failure`` when one has no provider left."""
 
     def __init__(
         self,
@@ -64,22 +64,22 @@ class SourceSelection:
         self.fallbacks = self.source_firsts = 0
 
     def start_fetch(self, transfer: Transfer, is_source_first: bool = False) -> None:
-        """Start a travel."""
+        """Start a fetch."""
         context = self._context
         transfer.is_fetching, transfer.best_failure = True, None
         transfer.asked.clear()
-        transfer.front.clear()
+        transfer.next_providers.clear()
         if transfer.priority <= READAHEAD:  # all its chunks have the same holders
             context.overlap.record_overlap(
                 bool(context.locations.holders_of_chunk(transfer.first_ref)), transfer.count
             )
         if is_source_first or transfer.priority.asks_holders_only:
-            self._reset_places(transfer, is_source_first)
+            self._reset_providers(transfer, is_source_first)
             self.ask_next_provider(transfer)
             return
         ref = transfer.first_ref
         home, mode = context.ring.home(ref.place), Mode.HOME
-        if home == context.ring.here:
+        if home == context.ring.own_host:
             home = None
         elif home is not None:
             mode = context.ring.home_mode(home, ref.place)
@@ -88,11 +88,11 @@ class SourceSelection:
             is_simple = False
         else:
             is_simple = home is None or context.peers.try_acquire(home, context.now)
-        if is_simple:  # nearly always; other places are computed on demand
-            transfer.table, transfer.places = None, _NOWHERE
-            self._go(transfer, home, mode, transfer.refs)
+        if is_simple:  # nearly always; other providers are computed on demand
+            transfer.table, transfer.providers = None, _NOWHERE
+            self._ask(transfer, home, mode, transfer.refs)
         else:
-            self._reset_places(transfer)
+            self._reset_providers(transfer)
             self.ask_next_provider(transfer)
 
     def raise_priority(self, transfer: Transfer) -> None:
@@ -101,24 +101,24 @@ class SourceSelection:
         for attempt in transfer.attempts.copy():
             context.requests_out.raise_priority(attempt, transfer.priority)
             if transfer.priority is GUEST:
-                self._hedge_doubtful(attempt)
-        if not self._is_active(transfer):
+                self._hedge_suspect(attempt)
+        if not self._has_active_attempt(transfer):
             self.ask_next_provider(transfer)
         self._read_through.raise_priority(transfer, transfer.priority)
 
     def ask_next_provider(self, transfer: Transfer) -> None:
         """Ask the next provider; fail if none is left and no attempt is under way."""
-        place = self._next_place(transfer)
-        if place is not None:
-            self._go(transfer, *place)
+        provider = self._next_provider(transfer)
+        if provider is not None:
+            self._ask(transfer, *provider)
         elif not transfer.attempts:
             transfer.is_fetching = False
             is_holders_only = transfer.priority.asks_holders_only
-            nobody = Failure.NO_HOLDER if is_holders_only else Failure.UNREACHABLE
-            hope = transfer.best_failure
-            self._on_failed(transfer, nobody if hope is None or is_holders_only else hope)
+            otherwise = Failure.NO_HOLDER if is_holders_only else Failure.UNREACHABLE
+            best = transfer.best_failure
+            self._on_failed(transfer, otherwise if best is None or is_holders_only else best)
 
-    def _go(
+    def _ask(
         self,
         transfer: Transfer,
         host: ids.HostId | None,
@@ -136,34 +136,34 @@ class SourceSelection:
         )
         transfer.attempts.append(attempt)
         if attempt.priority is GUEST:
-            self._hedge_doubtful(attempt)
+            self._hedge_suspect(attempt)
 
     @staticmethod
-    def _is_active(transfer: Transfer) -> bool:
+    def _has_active_attempt(transfer: Transfer) -> bool:
         return any(not attempt.is_late for attempt in transfer.attempts)
 
     # Order of providers
 
-    def _reset_places(self, transfer: Transfer, is_source_first: bool = False) -> None:
-        transfer.front.clear()
+    def _reset_providers(self, transfer: Transfer, is_source_first: bool = False) -> None:
+        transfer.next_providers.clear()
         transfer.table = self._context.ring.table
-        transfer.places = self._places(transfer, is_source_first)
+        transfer.providers = self._providers(transfer, is_source_first)
 
-    def _next_place(self, transfer: Transfer) -> Provider | None:
+    def _next_provider(self, transfer: Transfer) -> Provider | None:
         while True:
-            if transfer.front:
-                front: Provider = transfer.front.pop(0)
-                return front
-            place: Provider | None = next(transfer.places, None)
-            if place is not None or transfer.table is self._context.ring.table:
-                return place
-            self._reset_places(transfer)  # first use, or a new table
+            if transfer.next_providers:
+                first: Provider = transfer.next_providers.pop(0)
+                return first
+            provider: Provider | None = next(transfer.providers, None)
+            if provider is not None or transfer.table is self._context.ring.table:
+                return provider
+            self._reset_providers(transfer)  # first use, or a new table
 
-    def _places(self, transfer: Transfer, is_source_first: bool) -> Iterator[Provider]:
+    def _providers(self, transfer: Transfer, is_source_first: bool) -> Iterator[Provider]:
         ring, ref, asked = self._context.ring, transfer.first_ref, transfer.asked
         refs = transfer.refs
         source, home = Provider(None, Mode.HOME, refs), ring.home(ref.place)
-        is_own = home is None or home == ring.here
+        is_own = home is None or home == ring.own_host
         if is_source_first and not is_own:
             self.source_firsts += transfer.count
             yield source
@@ -185,7 +185,7 @@ class SourceSelection:
         context, ref = self._context, transfer.first_ref
         assert home is not None
         host = context.lockstep.predecessor(ref.image_id, home)
-        if host is None or not _is_new(transfer, host) or not context.try_acquire(host):
+        if host is None or not _is_unasked(transfer, host) or not context.try_acquire(host):
             return
         is_home = host == home
         mode = context.ring.home_mode(host, ref.place) if is_home else Mode.HELD
@@ -196,7 +196,7 @@ class SourceSelection:
         hosts = context.reachable_holders(transfer.first_ref)
         pending = context.peers.pending_attempts
         is_holders_only = transfer.priority.asks_holders_only
-        if home is not None and home != context.ring.here and not is_holders_only:
+        if home is not None and home != context.ring.own_host and not is_holders_only:
             most = pending(home)
             hosts = [host for host in hosts if pending(host) <= most]
         hosts.sort(key=pending)
@@ -207,7 +207,7 @@ class SourceSelection:
         refs = transfer.refs
         for host in ring.owners_of(ref.place, placement.OWNERS_ASKED):
             homes = {host for host, as_home in asked if as_home and host is not None}
-            if host == ring.here or len(homes) >= ACTING_HOMES:
+            if host == ring.own_host or len(homes) >= ACTING_HOMES:
                 return
             if host not in homes and self._context.try_acquire(host):
                 yield Provider(host, ring.home_mode(host, ref.place), refs)
@@ -215,12 +215,12 @@ class SourceSelection:
     def _other_owners(self, transfer: Transfer) -> Iterator[Provider]:
         context, ref, refs = self._context, transfer.first_ref, transfer.refs
         owners = context.ring.owners_of(ref.place, placement.OWNERS_ASKED)
-        others = (h for h in owners if h != context.ring.here and _is_new(transfer, h))
+        others = (h for h in owners if h != context.ring.own_host and _is_unasked(transfer, h))
         for host in itertools.islice(filter(context.try_acquire, others), LAST_RESORTS):
             yield Provider(host, Mode.HELD, refs)
         if transfer.priority is GUEST:  # a host in backoff may still hold it
-            alone = [host for host in owners if context.peers.is_in_backoff(host, context.now)]
-            for host in alone[:LAST_RESORTS]:
+            in_backoff = [host for host in owners if context.peers.is_in_backoff(host, context.now)]
+            for host in in_backoff[:LAST_RESORTS]:
                 if (host, False) not in transfer.asked:
                     yield Provider(host, Mode.HELD_ONLY, refs)
 
@@ -232,17 +232,17 @@ class SourceSelection:
         transfer.attempts.remove(attempt)
         self.fallbacks += 0 if attempt.is_excused(failure) else transfer.count
         if attempt.host is not None and not attempt.mode.reads_source:
-            context.lockstep.failed(attempt.first_ref.image_id, attempt.host)
+            context.lockstep.peer_failed(attempt.first_ref.image_id, attempt.host)
         if attempt.priority is GUEST:
             self.preference.peers_took(context.now - attempt.at_s, context.now)
         if failure in read_through.DENIALS_OF_IMAGE:
             name = transfer.next_name(attempt.first_ref.image_id)
             if name is not None:
-                transfer.front.insert(0, Provider(attempt.host, attempt.mode, name))
+                transfer.next_providers.insert(0, Provider(attempt.host, attempt.mode, name))
         self._failed(transfer, failure)
 
     def source_failed(self, transfer: Transfer, failure: Failure) -> None:
-        """Continue after the source, if the travel waits for it."""
+        """Continue after the source, if the fetch waits for it."""
         for attempt in transfer.attempts:
             if attempt.host is None:
                 attempt.end_attempt()
@@ -252,7 +252,7 @@ class SourceSelection:
 
     def _failed(self, transfer: Transfer, failure: Failure) -> None:
         transfer.record_failure(failure)
-        if not self._is_active(transfer):
+        if not self._has_active_attempt(transfer):
             self.ask_next_provider(transfer)
 
     def peer_referred(self, attempt: transfer.Attempt, hosts: tuple[ids.HostId, ...]) -> None:
@@ -260,26 +260,26 @@ class SourceSelection:
         transfer, context = attempt.transfer, self._context
         transfer.attempts.remove(attempt)
         if len(hosts) == 1:  # the next one in step; a tree has a choice
-            context.lockstep.named(attempt.first_ref.image_id, hosts[0])
-        places = [
+            context.lockstep.peer_named(attempt.first_ref.image_id, hosts[0])
+        providers = [
             Provider(host, Mode.HELD_ONLY, attempt.refs)
             for host in hosts[:MOST_REFERRALS]
-            if host != context.ring.here
-            and _is_new(transfer, host)
+            if host != context.ring.own_host
+            and _is_unasked(transfer, host)
             and self._context.try_acquire(host)
         ]
         again = Provider(attempt.host, attempt.mode.plain, attempt.refs)
-        transfer.front[:0] = (*places, again)
-        if not self._is_active(transfer):
+        transfer.next_providers[:0] = (*providers, again)
+        if not self._has_active_attempt(transfer):
             self.ask_next_provider(transfer)
 
     # Lateness
 
-    def _hedge_doubtful(self, attempt: transfer.Attempt) -> None:
+    def _hedge_suspect(self, attempt: transfer.Attempt) -> None:
         """Hedge at once, without budget, if the asked host is in backoff or on trial."""
-        if not attempt.is_late and self._context.peers.is_doubtful(attempt.host):
+        if not attempt.is_late and self._context.peers.is_suspect(attempt.host):
             attempt.is_late = True
-            if not self._is_active(attempt.transfer):
+            if not self._has_active_attempt(attempt.transfer):
                 self._ask_in_parallel(attempt.transfer, True)
 
     def attempt_late(self, attempt: transfer.Attempt) -> None:
@@ -288,34 +288,34 @@ class SourceSelection:
         if transfer.priority is not GUEST or attempt.is_late:
             return
         at = transfer.attempts.index(attempt)
-        while transfer.count > 1 and not peers.is_doubtful(attempt.host) and peers.may_hedge:
+        while transfer.count > 1 and not peers.is_suspect(attempt.host) and peers.may_hedge:
             part = self._context.transfers.split(transfer, [0]).attempts[at]
             self._hedge(part)
             if not part.is_late:
                 return  # no budget; they are checked again later
-        if transfer.count == 1 or peers.is_doubtful(attempt.host):
+        if transfer.count == 1 or peers.is_suspect(attempt.host):
             self._hedge(attempt)
 
     def _hedge(self, attempt: transfer.Attempt) -> None:
         attempt.is_late = True
-        if not self._is_active(attempt.transfer):
-            is_doubtful = self._context.peers.is_doubtful(attempt.host)
+        if not self._has_active_attempt(attempt.transfer):
+            is_suspect = self._context.peers.is_suspect(attempt.host)
             # An attempt that is not hedged is checked again.
-            attempt.is_late = self._ask_in_parallel(attempt.transfer, is_doubtful)
+            attempt.is_late = self._ask_in_parallel(attempt.transfer, is_suspect)
 
     def _ask_in_parallel(self, transfer: Transfer, is_unbudgeted: bool) -> bool:
         """Ask the next provider; return False if the budget does not allow it."""
-        book = self._context.peers
-        if not is_unbudgeted and not book.may_hedge:
+        peers = self._context.peers
+        if not is_unbudgeted and not peers.may_hedge:
             return False
-        place = self._next_place(transfer)
-        if place is None:
+        provider = self._next_provider(transfer)
+        if provider is None:
             return True
-        if not is_unbudgeted and not book.take_hedge(place.host):
-            transfer.front.clear()
-            transfer.table, transfer.places = None, _NOWHERE  # recompute later
+        if not is_unbudgeted and not peers.take_hedge(provider.host):
+            transfer.next_providers.clear()
+            transfer.table, transfer.providers = None, _NOWHERE  # recompute later
             return False
-        self._go(transfer, *place)
+        self._ask(transfer, *provider)
         return True
 
 
@@ -323,5 +323,5 @@ _SOURCE_ASKED = (None, True)
 _NOWHERE: Iterator[Provider] = iter(())
 
 
-def _is_new(transfer: Transfer, host: ids.HostId) -> bool:
+def _is_unasked(transfer: Transfer, host: ids.HostId) -> bool:
     return all(host != asked for asked, _ in transfer.asked)

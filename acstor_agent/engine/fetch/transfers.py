@@ -5,13 +5,17 @@ from collections.abc import Sequence
 
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import priority
-from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine import transfer
 from acstor_agent.engine.fetch import prefetch_limits
 from acstor_agent.engine.fetch import requests_out
 from acstor_agent.engine.fetch import source_reads
 
+Attempt = transfer.Attempt
+Refs = transfer.Refs
+Transfer = transfer.Transfer
 
-class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
+
+class Transfers(dict[chunk_ref.Key, Transfer]):
     """The transfers under way, by the key of each chunk."""
 
     def __init__(
@@ -21,13 +25,11 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
         limits: prefetch_limits.PrefetchLimits,
     ) -> None:
         super().__init__()
-        self.unwanted: dict[transfer_.Transfer, None] = {}  # without readers, but still read
+        self.unwanted: dict[Transfer, None] = {}  # without readers, but still read
         self._out, self._reads, self._limits = out, reads, limits
         out.split, reads.divide = self.split_attempt, self.split_read
 
-    def get_or_create(
-        self, refs: transfer_.Refs, priority: priority.Priority
-    ) -> transfer_.Transfer:
+    def get_or_create(self, refs: Refs, priority: priority.Priority) -> Transfer:
         """Return a transfer of exactly these chunks.
 
         :param refs: distinct, of one image, all in one existing transfer or all in none
@@ -35,7 +37,7 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
         keys = chunk_ref.keys_of(refs)
         transfer = self.get(keys[0])
         if transfer is None:
-            transfer = transfer_.Transfer(refs, keys, priority)
+            transfer = Transfer(refs, keys, priority)
             self.update(dict.fromkeys(keys, transfer))
             return transfer
         if transfer.count > len(keys):
@@ -47,21 +49,21 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
             self.unwanted.pop(transfer, None)
         return transfer
 
-    def single_transfer(self, key: chunk_ref.Key) -> transfer_.Transfer | None:
+    def single_transfer(self, key: chunk_ref.Key) -> Transfer | None:
         """Return the transfer of one chunk alone, if the chunk is under way."""
         transfer = self.get(key)
         if transfer is not None and transfer.count > 1:
             transfer = self.split(transfer, [transfer.keys.index(key)])
         return transfer
 
-    def split_transfer(self, transfer: transfer_.Transfer) -> list[transfer_.Transfer]:
+    def split_transfer(self, transfer: Transfer) -> list[Transfer]:
         """Split a transfer into single chunks; the last one keeps the transfer."""
         return [*(self.split(transfer, [0]) for _ in range(transfer.count - 1)), transfer]
 
-    def split(self, transfer: transfer_.Transfer, some: Sequence[int]) -> transfer_.Transfer:
+    def split(self, transfer: Transfer, some: Sequence[int]) -> Transfer:
         """Split some chunks, by index, off a transfer."""
         assert not (
-            transfer.retry or transfer.search or transfer.peer_requests or transfer.charged_to
+            transfer.retry or transfer.lookup or transfer.peer_requests or transfer.charged_to
         )
         part = transfer.split(some)
         self.update(dict.fromkeys(part.keys, part))
@@ -76,7 +78,7 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
             self.unwanted[part] = None
         return part
 
-    def split_attempt(self, attempt: transfer_.Attempt, some: list[int]) -> transfer_.Attempt:
+    def split_attempt(self, attempt: Attempt, some: list[int]) -> Attempt:
         """Split some chunks, by index, off an attempt and its transfer."""
         transfer = attempt.transfer
         if attempt is transfer.relay:
@@ -86,7 +88,7 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
         if attempt in transfer.attempts:
             at = transfer.attempts.index(attempt)
             return self.split(transfer, some).attempts[at]
-        part = requests_out.divide_alone(attempt, some)
+        part = requests_out.split_ended(attempt, some)
         self._out.divide_attempt(attempt, part)
         return part
 
@@ -98,7 +100,7 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
         found: source_reads.SourceRead = self.split(transfer, some).read
         return found
 
-    def drop_if_done(self, transfer: transfer_.Transfer) -> None:
+    def drop_if_done(self, transfer: Transfer) -> None:
         """Forget a transfer without readers and without anything under way."""
         if transfer.is_wanted:
             return
@@ -107,7 +109,7 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
         elif transfer.read is not None:
             self.unwanted[transfer] = None
 
-    def forget_transfer(self, transfer: transfer_.Transfer) -> None:
+    def forget_transfer(self, transfer: Transfer) -> None:
         """Forget a transfer."""
         if self.get(transfer.key) is transfer:
             for key in transfer.keys:
@@ -116,7 +118,7 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
                 self.unwanted.pop(transfer, None)
             self.uncharge(transfer)
 
-    def uncharge(self, transfer: transfer_.Transfer) -> None:
+    def uncharge(self, transfer: Transfer) -> None:
         """Stop charging a transfer to a peer."""
         if transfer.charged_to is not None:
             transfer.charged_to.begun -= 1

@@ -3,12 +3,11 @@
 
 A message names segments, each with a bitmap of chunks (:mod:`acstor_common.model.segments`). They
 are accepted from hosts of this group that are not in backoff, within :class:`AnnouncementLimits`,
-and with the same segment length; a new length starts empty tables.
-
-Own announcements gather for DELAY_S or until a message is full. A neighbour is not sent what it
-announced or gave itself. The table keeps for each chunk the neighbours that were *skipped*, mostly
-none, so one encoded message serves all. *Hints* tell hosts with surplus copies of chunks of this
-home that they may evict them first. All queues and tables are bounded and drop their oldest entry.
+and with the same segment length. Own announcements gather for DELAY_S or until a message is full. A
+neighbour is not sent what it announced or gave itself: the table keeps for each chunk the
+neighbours that were *skipped*, so one encoded message serves all others. *Hints* tell hosts with
+surplus copies of chunks of this home that they may evict them first. All queues and tables are
+bounded and drop their oldest entry.
 """
 
 import collections
@@ -19,11 +18,11 @@ from typing import NamedTuple
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import generational_cache
 from acstor_agent.engine import peer_state
-from acstor_agent.engine import ring_view
-from acstor_agent.engine import timers
+from acstor_agent.engine.data_structures import generational_cache
+from acstor_agent.engine.data_structures import timers
 from acstor_agent.engine.gossip import location_index
+from acstor_agent.engine.ring import ring_view
 from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_common.util import token_buckets
@@ -33,7 +32,7 @@ BATCH_CHUNKS = 512
 """Chunks of a kind, or segments with hints, in one message."""
 NEW_CHUNKS = 4096
 """Latest announced chunks, which a new or reconnected neighbour gets."""
-AGAIN_S, AGAIN_LONGEST_S = 1.0, 60.0
+REPEAT_FIRST_S, REPEAT_LONGEST_S = 1.0, 60.0
 """Delay before a reconnected neighbour gets them: first, and longest after repeated failures."""
 REMEMBERED_CHUNKS = 65_536
 """Announced chunks that are remembered."""
@@ -49,7 +48,7 @@ LOOKUPS_OF_PEER = token_buckets.Rate(per_s=40_000.0, burst=20_000.0)
 LOOKUPS_OF_ALL = token_buckets.Rate(per_s=100_000.0, burst=50_000.0)
 DENIAL_COST = 16
 """Chunks that a peer's allowance loses when it denies a chunk that it announced."""
-PEERS = 4096
+RATED_PEERS = 4096
 """Peers whose announcement rate is remembered."""
 
 _Skipped = tuple[ids.HostId, ...]
@@ -102,11 +101,11 @@ class AnnouncementLimits:
             self._lookups.tokens_left(host, now) / lookups,
             self._all_lookups.tokens_left(None, now) / lookups,
         )
-        heard = min(count, max(0, int(may)))
-        self._chunks.charge_tokens(host, heard, now)
-        self._lookups.charge_tokens(host, heard * lookups, now)
-        self._all_lookups.charge_tokens(None, heard * lookups, now)
-        return heard
+        accepted = min(count, max(0, int(may)))
+        self._chunks.charge_tokens(host, accepted, now)
+        self._lookups.charge_tokens(host, accepted * lookups, now)
+        self._all_lookups.charge_tokens(None, accepted * lookups, now)
+        return accepted
 
     def penalize_peer(self, host: ids.HostId, chunks: int, now: float) -> None:
         """Reduce the allowance of a peer that announced wrong chunks."""
@@ -123,23 +122,23 @@ class Announcements:
         self,
         out: actions.ActionQueue,
         deadlines: timers.Timers,
-        tables: ring_view.RingView,
-        book: peer_state.PeerStates,
-        holders: location_index.LocationIndex,
+        ring: ring_view.RingView,
+        peers: peer_state.PeerStates,
+        locations: location_index.LocationIndex,
         topology: ring_view.Topology | None,
         lookups: Callable[[], int],
     ) -> None:
-        self._out, self._deadlines, self._tables, self._book = out, deadlines, tables, book
-        self._holders, self._topology, self._lookups = holders, topology, lookups
-        self._segment_chunks = tables.table.segment_chunks
-        self.limits = AnnouncementLimits(ANNOUNCED_CHUNKS, PEERS)
-        self.heard_chunks = self.ignored_chunks = 0
+        self._out, self._deadlines, self._ring, self._peers = out, deadlines, ring, peers
+        self._locations, self._topology, self._lookups = locations, topology, lookups
+        self._segment_chunks = ring.table.segment_chunks
+        self.limits = AnnouncementLimits(ANNOUNCED_CHUNKS, RATED_PEERS)
+        self.accepted_chunks = self.ignored_chunks = 0
         self._neighbours: dict[ids.HostId, None] = {}
         self._announced: generational_cache.GenerationalCache[ids.Oid, _Announced] = (
             generational_cache.GenerationalCache(REMEMBERED_CHUNKS)
         )
-        self._here: _Queue = {}
-        self._gone: _Queue = {}
+        self._held: _Queue = {}
+        self._evicted: _Queue = {}
         self._due_s: float | None = None
         self._retry_scheduled: set[ids.HostId] = set()  # each has a REPEAT_ANNOUNCEMENTS timer
         self._retry_wait_s: dict[ids.HostId, float] = {}  # of neighbours that sent nothing since
@@ -148,15 +147,15 @@ class Announcements:
         )
 
     def __len__(self) -> int:
-        return len(self._here) + len(self._gone)
+        return len(self._held) + len(self._evicted)
 
     # Incoming
 
     def process_announcement(
         self,
         host: ids.HostId,
-        here: _Chunks,
-        gone: _Chunks,
+        held: _Chunks,
+        evicted: _Chunks,
         evictable: _Chunks,
         segment_chunks: int,
         now: float,
@@ -164,14 +163,14 @@ class Announcements:
         """Take an announcement of a peer."""
         self._retry_wait_s.pop(host, None)
         is_alike = segment_chunks == self._segment_chunks
-        if not (is_alike and self._tables.is_near(host)) or self._book.is_in_backoff(host, now):
-            self.ignored_chunks += sum(map(segments.count, (here, gone, evictable)))
+        if not (is_alike and self._ring.is_near(host)) or self._peers.is_in_backoff(host, now):
+            self.ignored_chunks += sum(map(segments.count, (held, evicted, evictable)))
             return
         known: _Chunks = ()
         if self._topology is not None:
-            self._holders.remove_holder(host, self._admit_chunks(host, gone, 1, now))
-            known = self._admit_chunks(host, here, self._lookups(), now)
-            self._holders.add_holder(host, known)
+            self._locations.remove_holder(host, self._admit_chunks(host, evicted, 1, now))
+            known = self._admit_chunks(host, held, self._lookups(), now)
+            self._locations.add_holder(host, known)
             if host in self._neighbours:
                 self._skip_known(host, known)
         evictable = self._admit_chunks(host, evictable, self._lookups(), now)
@@ -179,41 +178,40 @@ class Announcements:
             self._out.others.append(actions.ForwardAnnouncement(host, known, evictable))
 
     def _admit_chunks(self, host: ids.HostId, chunks: _Chunks, lookups: int, now: float) -> _Chunks:
-        """Return as many of the chunks as the host's limit allows."""
         count = segments.count(chunks)
-        heard = self.limits.admit_chunks(host, count, now, lookups) if count else 0
-        self.heard_chunks += heard
-        self.ignored_chunks += count - heard
-        return chunks if heard == count else segments.first(chunks, heard)
+        accepted = self.limits.admit_chunks(host, count, now, lookups) if count else 0
+        self.accepted_chunks += accepted
+        self.ignored_chunks += count - accepted
+        return chunks if accepted == count else segments.first(chunks, accepted)
 
     def _skip_known(self, host: ids.HostId, known: _Chunks) -> None:
         """Drop queued announcements to a neighbour that announced the same chunks."""
         bits_of = dict(known)
-        for oid, entry in self._here.items():
+        for oid, entry in self._held.items():
             if entry.bit & bits_of.get(_segment(oid, entry), 0):
-                self._here[oid] = entry = entry._replace(skipped=(*entry.skipped, host))
+                self._held[oid] = entry = entry._replace(skipped=(*entry.skipped, host))
                 self._announced.put(oid, entry)
 
     # Outgoing
 
     def follow_table(self, now: float) -> None:
         """Select the neighbours in the group; send new ones the latest announcements."""
-        if self._segment_chunks != self._tables.table.segment_chunks:
+        if self._segment_chunks != self._ring.table.segment_chunks:
             self._clear_tables()
         if self._topology is None:
             return
         self._flush(now)
-        near, before = self._tables.near, self._neighbours
+        near, before = self._ring.near, self._neighbours
         hosts = [ids.HostId(host.host) for host in near.hosts]
         where = near.host_locations()
-        self._neighbours = dict.fromkeys(self._topology(hosts, self._tables.here, where))
+        self._neighbours = dict.fromkeys(self._topology(hosts, self._ring.own_host, where))
         known = self._retry_wait_s.items()
         self._retry_wait_s = {host: wait_s for host, wait_s in known if host in self._neighbours}
         self._send_latest([host for host in self._neighbours if host not in before], now)
 
     def _clear_tables(self) -> None:
-        self._segment_chunks = self._tables.table.segment_chunks
-        for table in (self._holders, self._announced, self._here, self._gone, self.hints):
+        self._segment_chunks = self._ring.table.segment_chunks
+        for table in (self._locations, self._announced, self._held, self._evicted, self.hints):
             table.clear()
 
     def _send_latest(self, hosts: Sequence[ids.HostId], now: float) -> None:
@@ -226,8 +224,8 @@ class Announcements:
         """Schedule announcements again for a neighbour that may have missed some."""
         if host in self._neighbours and host not in self._retry_scheduled:
             self._retry_scheduled.add(host)
-            wait_s = self._retry_wait_s.get(host, AGAIN_S)
-            self._retry_wait_s[host] = min(2 * wait_s, AGAIN_LONGEST_S)
+            wait_s = self._retry_wait_s.get(host, REPEAT_FIRST_S)
+            self._retry_wait_s[host] = min(2 * wait_s, REPEAT_LONGEST_S)
             self._deadlines.put(now + wait_s, timers.Due.REPEAT_ANNOUNCEMENTS, host)
 
     def repeat_announcements(self, host: ids.HostId, now: float) -> None:
@@ -237,43 +235,42 @@ class Announcements:
             self._send_latest([host], now)
 
     def announce_chunks(
-        self, refs: Iterable[chunk_ref.ChunkRef], giver: ids.HostId | None, now: float
+        self, refs: Iterable[chunk_ref.ChunkRef], provider: ids.HostId | None, now: float
     ) -> None:
-        """Announce cached chunks; ``giver`` None: the source."""
+        """Announce cached chunks; ``provider`` None: the source."""
         if self._topology is None:
             return
         announced, bits = self._announced, 1 << self._segment_chunks
         # Skip chunks of a former segment length, and duplicates.
         unknown = (ref for ref in refs if ref.oid not in announced and ref.bit < bits)
         new = [*{ref.oid: ref for ref in unknown}.values()]
-        if self._gone:
+        if self._evicted:
             new = [ref for ref in new if not self._cancel_withdrawal(ref.oid)]
         before: bytes | None = None
         skipped: _Skipped = ()
-        for ref, keys in zip(new, self._holders.all_keys(new), strict=True):
+        for ref, keys in zip(new, self._locations.all_keys(new), strict=True):
             if keys != before:  # often the same
-                before, skipped = keys, self._neighbours_among(giver, keys)
+                before, skipped = keys, self._neighbours_among(provider, keys)
             entry = _Announced(ref.segment, ref.bit if ref.segment is not None else 1, skipped)
             if self._neighbours:
-                self._put(self._here, ref.oid, entry, now)
+                self._put(self._held, ref.oid, entry, now)
             announced.put(ref.oid, entry)
 
     def _cancel_withdrawal(self, oid: ids.Oid) -> bool:
-        """Cancel a queued withdrawal of a chunk; return whether there was one."""
-        former = self._gone.pop(oid, None)
+        former = self._evicted.pop(oid, None)
         if former is not None:
             self._announced.put(oid, former)
         return former is not None
 
-    def _neighbours_among(self, giver: ids.HostId | None, keys: bytes) -> _Skipped:
-        hosts = (giver, *self._holders.hosts_of_keys(keys))
+    def _neighbours_among(self, provider: ids.HostId | None, keys: bytes) -> _Skipped:
+        hosts = (provider, *self._locations.hosts_of_keys(keys))
         return tuple({host: None for host in hosts if host in self._neighbours})
 
     def withdraw_chunk(self, oid: ids.Oid, now: float) -> None:
         """Withdraw the announcement of an evicted chunk."""
         entry = self._announced.pop(oid)
-        if entry is not None and self._here.pop(oid, None) is None and self._neighbours:
-            self._put(self._gone, oid, entry, now)
+        if entry is not None and self._held.pop(oid, None) is None and self._neighbours:
+            self._put(self._evicted, oid, entry, now)
 
     def flush(self, now: float) -> None:
         """Send the gathered announcements if they are due."""
@@ -289,37 +286,37 @@ class Announcements:
             self._due_s = now + DELAY_S
 
     def _flush(self, now: float) -> None:
-        here, gone = self._here, self._gone
-        self._here, self._gone, self._due_s = {}, {}, None
-        if here or gone:
-            self._send(here, gone, self._neighbours, now)
+        held, evicted = self._held, self._evicted
+        self._held, self._evicted, self._due_s = {}, {}, None
+        if held or evicted:
+            self._send(held, evicted, self._neighbours, now)
 
-    def _send(self, here: _Queue, gone: _Queue, hosts: Iterable[ids.HostId], now: float) -> None:
-        to_others = _bitmaps(here, None), _bitmaps(gone, None)
+    def _send(self, held: _Queue, evicted: _Queue, hosts: Iterable[ids.HostId], now: float) -> None:
+        to_others = _bitmaps(held, None), _bitmaps(evicted, None)
         some = {
-            host for queue in (here, gone) for entry in queue.values() for host in entry.skipped
+            host for queue in (held, evicted) for entry in queue.values() for host in entry.skipped
         }
         for host in hosts:
             if host in some:
-                self._send_message(host, _bitmaps(here, host), _bitmaps(gone, host), (), now)
+                self._send_message(host, _bitmaps(held, host), _bitmaps(evicted, host), (), now)
             else:
                 self._send_message(host, *to_others, (), now)
 
     def _send_message(
         self,
         host: ids.HostId,
-        here: tuple[segments.Chunks, ...],
-        gone: tuple[segments.Chunks, ...],
+        held: tuple[segments.Chunks, ...],
+        evicted: tuple[segments.Chunks, ...],
         evictable: tuple[segments.Chunks, ...],
         now: float,
     ) -> None:
         """Send a message that is not empty to a host on the table and not in backoff."""
-        if (here or gone or evictable) and self._is_good(host, now):
-            message = actions.SendAnnouncement(host, here, gone, evictable, self._segment_chunks)
+        if (held or evicted or evictable) and self._is_reachable(host, now):
+            message = actions.SendAnnouncement(host, held, evicted, evictable, self._segment_chunks)
             self._out.others.append(message)
 
-    def _is_good(self, host: ids.HostId, now: float) -> bool:
-        return host in self._tables.table and not self._book.is_in_backoff(host, now)
+    def _is_reachable(self, host: ids.HostId, now: float) -> bool:
+        return host in self._ring.table and not self._peers.is_in_backoff(host, now)
 
     # Eviction hints
 

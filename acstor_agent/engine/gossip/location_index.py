@@ -9,15 +9,15 @@ least recently used segments are evicted. A wrong entry costs a request, never w
 from collections.abc import Iterable
 
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import generational_cache
-from acstor_agent.engine import host_interning
+from acstor_agent.engine.data_structures import generational_cache
+from acstor_agent.engine.data_structures import host_interning
 from acstor_common.model import ids
 from acstor_common.model import segments
 
 SEGMENTS = 131_072
 HOLDERS = 4
 """Holders of a segment that are kept: those that announced last."""
-MOST_ALIKE = 1024
+SHARED_ENTRIES = 1024
 """Entries with a single holder that are shared as one object."""
 
 _KEY = host_interning.KEY_BYTES
@@ -51,7 +51,7 @@ class LocationIndex:
     def add_holder(self, host: ids.HostId, chunks: Iterable[segments.Chunks]) -> None:
         """Record that a host announced chunks."""
         key = self._keys.key_of(host)
-        if len(self._alike) > MOST_ALIKE:
+        if len(self._alike) > SHARED_ENTRIES:
             self._alike.clear()
         made: dict[int, bytes] = {}  # entries of one message are mostly equal
         for segment, bits in chunks:
@@ -65,7 +65,6 @@ class LocationIndex:
                 self._holders.put(segment, self._joined(known, key, bits))
 
     def _joined(self, known: bytes, key: bytes, bits: int) -> bytes:
-        """Return the holders of a segment with a host's additional chunks."""
         others = []
         for entry in _split(known):
             if entry[:_KEY] == key:
@@ -84,7 +83,6 @@ class LocationIndex:
         return self._take(host, ref.place, ref.bit)
 
     def _take(self, host: ids.HostId, segment: ids.Oid, bits: int) -> bool:
-        """Remove chunks of a host; return whether any was recorded."""
         key, known = self._keys.get(host), self._holders.get(segment)
         if key is None or known is None:
             return False

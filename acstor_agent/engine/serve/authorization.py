@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import failure
 from acstor_agent.engine import identity
 from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_common.wire import peer_request
+
+Failure = failure.Failure
 
 
 class Segments(NamedTuple):
@@ -52,14 +54,14 @@ class Authorization:
 
     def __init__(
         self,
-        here: ids.HostId,
+        own_host: ids.HostId,
         maps: ChunkMaps,
         names: identity.Identity,
         attached: Collection[ids.ImageId] = (),
     ) -> None:
         self.names = names
         self.refused = 0  # chunks that were not authorized
-        self._here, self._maps = here, maps
+        self._own_host, self._maps = own_host, maps
         self._attached, self._attached_first = attached, frozenset(attached)
 
     @property
@@ -80,7 +82,7 @@ class Authorization:
         if len(cids) != request.chunks or ids.ZERO_CID in cids:
             self.refused += len(request.numbers)
             return "there is no chunk exactly there"
-        proof = peer_request.proof_of(b"".join(cids), host, self._here)
+        proof = peer_request.proof_of(b"".join(cids), host, self._own_host)
         if not hmac.compare_digest(proof, request.proof):
             self.refused += len(request.numbers)
             return "it does not prove that it knows the CIDs"
@@ -110,9 +112,9 @@ class Authorization:
         oids = self.names.oids_of(request.image_id, offsets, cids)
         return segments.names_and_bits(cids, oids, length)[skipped:end]
 
-    def not_looked_up(self, failure: failure_.Failure) -> str:
+    def not_looked_up(self, failure: Failure) -> str:
         """Return the reason to log for a failed look-up; empty: do not log."""
-        if failure is not failure_.Failure.WITHHELD:
+        if failure is not Failure.WITHHELD:
             return ""
         self.refused += 1
         return "the source does not let this host read that"

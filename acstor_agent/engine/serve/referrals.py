@@ -2,14 +2,13 @@
 """Referrals: where a busy host sends a requester, and which copies are surplus.
 
 A home answers the first requesters of a chunk itself and refers later ones to earlier ones, at most
-FAN_OUT to each. So the requesters form a tree, and all uplinks of the cloud carry the chunk. A host
-is never referred to a later one, so no two hosts in a tree wait for each other. The oldest
-requester's copy is evicted first when there are too many (Wu et al. 2017, 3.5).
+FAN_OUT to each, so the requesters form a tree. A host is never referred to a later one, so no two
+hosts wait for each other. The oldest requester's copy is evicted first when there are too many (Wu
+et al. 2017, 3.5).
 
 The requesters of a segment are one byte string: the number of leading ones that are full, the
 number of leading ones that got hints for all their chunks, and for each host, ordered by its last
-request, its key and a :class:`_Requester`. Its bitmaps give each chunk a tree of its own. The first
-requester of a segment takes 140 bytes, each further one 15 (evaluation/bench/transfers_cost.py).
+request, its key and a :class:`_Requester`. Its bitmaps give each chunk a tree of its own.
 """
 
 import collections
@@ -19,9 +18,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import generational_cache
-from acstor_agent.engine import host_interning
 from acstor_agent.engine import priority
+from acstor_agent.engine.data_structures import generational_cache
+from acstor_agent.engine.data_structures import host_interning
 from acstor_common.model import ids
 
 BYTES = 32 * 1024 * 1024
@@ -61,12 +60,10 @@ class _Requester(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """Its chunks without an eviction hint."""
         return self.bits & ~self.hinted
 
     @property
     def room(self) -> int:
-        """Its chunks with fewer than FAN_OUT children."""
         return self.bits & ~self.full
 
     def room_for(self, priority: priority.Priority) -> int:
@@ -77,7 +74,6 @@ class _Requester(NamedTuple):
         return self.room & ~late
 
     def with_child(self, bit: int) -> "_Requester":
-        """Return it with one more child for a chunk."""
         if self.parent & bit:
             return self._replace(full=self.full | bit)
         return self._replace(parent=self.parent | bit)
@@ -93,7 +89,6 @@ def _weigh(known: bytes) -> int:
 
 
 def _find(known: bytes, key: bytes) -> int:
-    """Return the offset of a host's entry; -1 if it has none."""
     at = known.find(key, _HEAD.size)
     while at > 0 and (at - _HEAD.size) % _ENTRY:
         at = known.find(key, at + 1)

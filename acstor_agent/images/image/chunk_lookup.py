@@ -28,7 +28,7 @@ class ChunkLookup(authorization.ChunkMaps):
         self,
         images: mirrors.Mirrors,
         detached: detached_maps.DetachedMaps,
-        pinned_part: Callable[[ids.ImageId], replica_placement.Part | None],
+        pinned_part: Callable[[ids.ImageId], replica_placement.ReplicaPart | None],
         segment_chunks: Callable[[], int] = lambda: 1,
     ) -> None:
         self._images, self.detached, self._pinned_part = images, detached, pinned_part

@@ -65,7 +65,7 @@ class FillProgress:
     """
 
     def __init__(self, backoff: fill_rate.Backoff) -> None:
-        self.part: replica_placement.Part | None = None
+        self.part: replica_placement.ReplicaPart | None = None
         self.total_bytes = 0
         self.left_bytes: int | None = None
         self.unwritten: list[int] = []  # cached in memory only, as of the count
@@ -155,7 +155,9 @@ class BackgroundFill:
         """Record that filling pauses."""
         self._spare.reset()
 
-    async def count_missing(self, part: replica_placement.Part, progress: FillProgress) -> None:
+    async def count_missing(
+        self, part: replica_placement.ReplicaPart, progress: FillProgress
+    ) -> None:
         """Find the missing chunks of a part."""
         progress.counted_s, progress.losses_at_count = (
             trio.current_time(),
@@ -197,7 +199,7 @@ class BackgroundFill:
 
     async def fill_slice(
         self,
-        part: replica_placement.Part,
+        part: replica_placement.ReplicaPart,
         progress: FillProgress,
         also_due: Collection[FillProgress] = (),
     ) -> str:
@@ -210,7 +212,7 @@ class BackgroundFill:
 
     async def _fill_slice(
         self,
-        part: replica_placement.Part,
+        part: replica_placement.ReplicaPart,
         progress: FillProgress,
         also_due: Collection[FillProgress],
     ) -> str:
@@ -232,7 +234,7 @@ class BackgroundFill:
         return self._why_refused() if progress.missing else ""
 
     def _why_refused(self) -> str:
-        trouble = self._pins.cache.trouble
+        trouble = self._pins.cache.fault
         return trouble.what if trouble else "the cache has no space for what came"
 
     async def _fetch_some(

@@ -79,11 +79,13 @@ class ImagePins:
         self._limit_bytes, self._slab_bytes = limit_bytes, min(slab_bytes, limit_bytes)
         self._shares = shares
         self._kept: dict[ids.ImageId, ImagePin] = {}
-        self._pinned: dict[ids.ImageId, replica_placement.Part] = {}
+        self._pinned: dict[ids.ImageId, replica_placement.ReplicaPart] = {}
         """Pinned part of each image, with its map, independent of later maps."""
-        self._former: dict[ids.ImageId, list[tuple[float, replica_placement.Part]]] = {}
+        self._former: dict[ids.ImageId, list[tuple[float, replica_placement.ReplicaPart]]] = {}
         """Parts pinned by former tables, with the end of each."""
-        self._found = lru_table.LruTable[ids.ImageId, replica_placement.Part](limits.unpinned_parts)
+        self._found = lru_table.LruTable[ids.ImageId, replica_placement.ReplicaPart](
+            limits.unpinned_parts
+        )
         self._changing = trio.Lock()
 
     def load(self) -> None:
@@ -133,7 +135,7 @@ class ImagePins:
         return self._shares is not None and not self.has_share and not one.is_operator_pin
 
     def _lacks_for_replicas(
-        self, one: ImagePin, part: replica_placement.Part, contents: Contents
+        self, one: ImagePin, part: replica_placement.ReplicaPart, contents: Contents
     ) -> bool:
         slots = collections.Counter(self.pins.slots) + collections.Counter(
             capacity.slots_of(contents, self.pins)
@@ -149,7 +151,7 @@ class ImagePins:
             return 0
         return cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes)
 
-    def _beyond_bytes(self, part: replica_placement.Part) -> int:
+    def _beyond_bytes(self, part: replica_placement.ReplicaPart) -> int:
         return max(0, part.total_bytes - self._limit_bytes)
 
     def list_pins(self) -> dict[ids.ImageId, ImagePin]:
@@ -160,7 +162,7 @@ class ImagePins:
         """Return the pin of an image; any thread may call it."""
         return self._kept.get(image_id)
 
-    def pinned_part(self, image_id: ids.ImageId) -> replica_placement.Part | None:
+    def pinned_part(self, image_id: ids.ImageId) -> replica_placement.ReplicaPart | None:
         """Return the pinned part of an image, if any; any thread may call it."""
         return self._pinned.get(image_id)
 
@@ -181,7 +183,7 @@ class ImagePins:
 
     def _part_of(
         self, image_map: chunk_map.ChunkMap, table: hash_ring.Ring | None
-    ) -> replica_placement.Part:
+    ) -> replica_placement.ReplicaPart:
         if self._shares is None:
             return replica_placement.whole_image(image_map, mirror.pause)
         return self._shares.part_of(image_map, table, mirror.pause)
@@ -256,10 +258,10 @@ class ImagePins:
                 await self._merge_oldest(formers)
         return 0
 
-    def _is_pinned(self, part: replica_placement.Part) -> bool:
+    def _is_pinned(self, part: replica_placement.ReplicaPart) -> bool:
         return all(part.map.cid_of(number) in self.pins for number in part.numbers)
 
-    async def _make_room(self, pin: ImagePin, part: replica_placement.Part) -> int:
+    async def _make_room(self, pin: ImagePin, part: replica_placement.ReplicaPart) -> int:
         """Unpin others' images if needed; return the bytes that the cache lacks."""
         if too_many_bytes := self._replica_excess_bytes(pin, part):
             return too_many_bytes
@@ -281,7 +283,9 @@ class ImagePins:
             slots = await trio.to_thread.run_sync(capacity.slots_of, contents, self.pins)
         return self.cache.lacking_bytes(slots)
 
-    async def _merge_oldest(self, formers: list[tuple[float, replica_placement.Part]]) -> None:
+    async def _merge_oldest(
+        self, formers: list[tuple[float, replica_placement.ReplicaPart]]
+    ) -> None:
         (_, oldest), (until_s, older) = formers[:2]
         merged = await trio.to_thread.run_sync(replica_placement.union_of_parts, oldest, older)
         with trio.CancelScope(shield=True):  # list and pins must change together
@@ -311,10 +315,10 @@ class ImagePins:
             contents, kept, self.pins, lacking_bytes, may_grow=self.may_grow
         )
 
-    def _formers(self, image_id: ids.ImageId) -> list[replica_placement.Part]:
+    def _formers(self, image_id: ids.ImageId) -> list[replica_placement.ReplicaPart]:
         return [part for _, part in self._former.get(image_id, [])]
 
-    def _replica_excess_bytes(self, pin: ImagePin, part: replica_placement.Part) -> int:
+    def _replica_excess_bytes(self, pin: ImagePin, part: replica_placement.ReplicaPart) -> int:
         if not pin.is_replica:
             return 0
         _, kept_bytes = self.count_replicas()
@@ -385,7 +389,7 @@ class ImagePins:
             self.report_write("")
 
 
-async def _for_part(part: replica_placement.Part, do: cache_files.Pin) -> None:
+async def _for_part(part: replica_placement.ReplicaPart, do: cache_files.Pin) -> None:
     await _for_each(await trio.to_thread.run_sync(part.list_contents), do)
 
 

@@ -75,7 +75,7 @@ class BootImagePrefetch:
         self._mode = mode if boots.memory.limit_bytes else Mode.NONE
         self._images, self._uses, self._lookup, self._reads = images, uses, lookup, reads
         self._chunks, self._cache, self._counters = boots.chunks, boots.cache, boots.counters
-        self._here, self._host_count = boots.chunks.here, host_count
+        self._here, self._host_count = boots.chunks.own_host, host_count
         self._position = random.random()  # among the notified hosts
         self._pacer = fill_rate.Pacer()
         self._pacer.bytes_s = limits.bytes_s

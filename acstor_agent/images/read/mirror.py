@@ -291,10 +291,10 @@ class Mirror:
         if not missing:
             await self._fill_others(offset, view, steps)
             return
-        with self._wish(missing) as wish:
+        with self._wish(missing) as request:
             if are_others:
                 await self._fill_others(offset, view, steps, frozenset(missing))
-            self._put_all(offset, view, missing, await wish.wait())
+            self._put_all(offset, view, missing, await request.wait())
 
     def _has_come(self, steps: list[_Step]) -> bool:
         cids = [cid for step in steps if step.cids is not None for cid in step.cids]
@@ -367,13 +367,13 @@ class Mirror:
         for chunk_no in numbers:
             is_local = self._chunks.has_chunk(self.map.cid_of(chunk_no))
             (here if is_local else missing).append(chunk_no)
-        with self._wish(missing) if missing else contextlib.nullcontext() as wish:
+        with self._wish(missing) if missing else contextlib.nullcontext() as request:
             for chunk_no in here:
                 start = max(0, chunk_no * self._chunk_bytes - offset)
                 stop = min((chunk_no + 1) * self._chunk_bytes - offset, len(view))
                 await self._fill(offset + start, view[start:stop])
-            if wish is not None:
-                self._put_all(offset, view, missing, await wish.wait())
+            if request is not None:
+                self._put_all(offset, view, missing, await request.wait())
 
     def _read_ahead(self, offset: int, length: int, now_s: float) -> None:
         start, stop = self._ahead.read(offset, length, now_s)

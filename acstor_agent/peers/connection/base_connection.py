@@ -9,7 +9,6 @@ together are sent together, chunks in few frames.
 import abc
 import collections
 import contextlib
-import dataclasses
 import functools
 import itertools
 import logging
@@ -22,86 +21,25 @@ import trio
 
 from acstor_agent.core import link_compression
 from acstor_agent.peers import peer_link
+from acstor_agent.peers.connection import demand_gate
 from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_common.util import token_buckets
 from acstor_common.wire import peer_compression
 from acstor_common.wire import peer_wire
 
 LOG = logging.getLogger(__name__)
 
-LOOK_FOR_ROOM_S = 0.1
+ROOM_CHECK_S = 0.1
 PARTS_PER_TURN = peer_wire.MAX_BATCH
 """Messages, or requests in them, before other tasks get a turn."""
 Part = peer_wire.Message | peer_wire.ChunkRequest
-BULK_YIELDS_S = 0.05
-"""How long bulk data yields to demand data, each time."""
 NEARLY_BYTES = 16 * geometry.KIB
 """An answer with fewer undelivered bytes does not delay the next one."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of the peer network."""
-
-    incoming: int = 8192  # connections from other agents; idle ones are replaced
-    of_host: int = 2  # incoming connections of one host, for each class
-    unauthenticated: int = 64  # before Hello, from addresses without hosts
-    outgoing: int = 1024  # connections to other agents; idle ones are replaced
-    requests: int = 4096  # in progress, of all hosts; others wait in the sockets
-    host_requests: int = 256  # in progress, of one host for each class
-    answer_bytes: int = 128 * geometry.MIB  # not yet in the kernel, for all hosts
-    host_answer_bytes: int = 16 * geometry.MIB  # for one host and class
-    hello_s: float = 5.0  # time to connect, for the handshake and Hello
-    idle_s: float = 60.0  # until the client closes; the server after twice that
-    silence_s: float = 20.0  # without progress of a frame or the outbox
-    serve_s: float = 60.0  # longest time for a request, and for posted bytes
-    check_interval_s: float = 2.0  # between two checks of certificates and of the table
-    small_messages: token_buckets.Rate = loop_share.SMALL_MESSAGES  # of a host and class
-    queued_bytes: int = 256 * geometry.KIB  # at a client; announcements and Pongs are dropped above
-    queued_announcements: int = 256  # at a client; 1 MiB, if all are full
-    remembered_cancels: int = 2048  # of a client: eight times those in progress, 0.25 MB
-
-
-class DemandGate:
-    """Makes bulk connections wait while demand connections make progress."""
-
-    def __init__(self) -> None:
-        self._waiting = 0  # demand connections with data in the outbox
-        self._last_move = -math.inf
-        self._cleared = trio.Event()
-
-    def outbox_filled(self) -> None:
-        """Record that a demand connection has data in its outbox."""
-        self._waiting += 1
-        self.outbox_sent()
-
-    def outbox_sent(self) -> None:
-        """Record that some of it was sent."""
-        self._last_move = trio.current_time()
-
-    def outbox_emptied(self) -> None:
-        """Record that its outbox is empty or was dropped."""
-        self._waiting -= 1
-        if not self._waiting:
-            self._cleared.set()
-            self._cleared = trio.Event()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether bulk data need not wait."""
-        return not self._waiting or trio.current_time() - self._last_move >= BULK_YIELDS_S
-
-    async def wait(self) -> None:
-        """Wait until demand data is sent or stuck, BULK_YIELDS_S at most."""
-        if not self.is_open:
-            with trio.move_on_after(BULK_YIELDS_S):
-                await self._cleared.wait()
-
-
-class Connection(abc.ABC):
+class PeerConnection(abc.ABC):
     """One end of a connection: a link, an outbox, and the tasks that read and write.
 
     :param receiver: has already received Hello
@@ -111,17 +49,17 @@ class Connection(abc.ABC):
     def __init__(
         self,
         host: ids.HostId,
-        link: peer_link.Link,
+        link: peer_link.PeerLink,
         receiver: peer_wire.Receiver,
         klass: peer_wire.Klass,
-        gate: DemandGate,
+        gate: demand_gate.DemandGate,
         share: loop_share.LoopShare,
     ) -> None:
         self.host = host
         self.link = link
         self.peer = receiver.peer
         self.klass = klass
-        self.is_closed = self.is_left = False  # is_left: by the other side
+        self.is_closed = self.is_closed_by_peer = False  # is_left: by the other side
         self.last_progress = trio.current_time()
         self._progress = (0, 0)  # missing bytes of the frame, bytes in the outbox
         self._is_full = False  # received messages wait for room
@@ -244,7 +182,6 @@ class Connection(abc.ABC):
         return list(itertools.islice(self._outbox, peer_link.BUFFERS_PER_CALL))
 
     def _note_sent(self, sent: int) -> bool:
-        """Remove sent bytes from the outbox; return whether they were whole buffers."""
         self.outbox_bytes -= sent
         self._sent_bytes += sent
         outbox = self._outbox
@@ -271,7 +208,7 @@ class Connection(abc.ABC):
                 self._gate.outbox_emptied()
 
     @contextlib.contextmanager
-    def _ending(self) -> Iterator[None]:
+    def _closing_at_end(self) -> Iterator[None]:
         try:
             yield
         except peer_link.LINK_ERRORS as error:
@@ -295,7 +232,7 @@ class Connection(abc.ABC):
 
     async def _read(self, messages: list[peer_wire.Message] | None) -> None:
         handled = 0
-        with self._ending():
+        with self._closing_at_end():
             while messages is not None:
                 self.last_progress = trio.current_time()
                 parts: collections.deque[Part] = collections.deque(self._parts(messages))
@@ -323,10 +260,9 @@ class Connection(abc.ABC):
                 if self.link.reads_small_steps:  # else tokens are available
                     await self._wait_for_tokens()
                 messages = await self.link.receive(self._receiver)
-            self.is_left = True
+            self.is_closed_by_peer = True
 
     def _parts(self, messages: list[peer_wire.Message]) -> Sequence[Part]:
-        """Return the parts of messages to be handled one by one."""
         return messages
 
     def _uncork(self) -> None:
@@ -336,7 +272,7 @@ class Connection(abc.ABC):
             self.flush()
 
     async def _write(self) -> None:
-        with self._ending():
+        with self._closing_at_end():
             while True:
                 self._gather()
                 if not self._outbox:
@@ -389,7 +325,7 @@ class Connection(abc.ABC):
         self._is_full = True
         while not self._has_room(part):
             self._has_changed = trio.Event()
-            with trio.move_on_after(LOOK_FOR_ROOM_S):  # others may have made room
+            with trio.move_on_after(ROOM_CHECK_S):  # others may have made room
                 await self._has_changed.wait()
         self._is_full = False
 
@@ -398,7 +334,7 @@ class Connection(abc.ABC):
 
         Call it repeatedly. It is False while this side is full or waits for a rate limit.
         """
-        if self.link.is_held:
+        if self.link.is_rate_limited:
             self.last_progress = now
         is_frame_awaited = not self._receiver.is_between_frames and not self._is_full
         progress = (self._receiver.wanted_bytes, self.outbox_bytes)

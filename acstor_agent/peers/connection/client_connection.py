@@ -18,7 +18,9 @@ import trio
 from acstor_agent.core import send_queue
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import base_connection
+from acstor_agent.peers.connection import demand_gate
 from acstor_agent.peers.connection import loop_share
+from acstor_agent.peers.connection import peer_limits
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -42,31 +44,33 @@ OnAnswers = Callable[[list[Answer]], None]
 """Called with answers that arrived together; empty: a keepalive. Never waits or fails."""
 
 
-class ClientConnection(base_connection.Connection):
+class ClientConnection(base_connection.PeerConnection):
     """The end that opened the connection."""
 
     def __init__(
         self,
         host: ids.HostId,
-        link: peer_link.Link,
+        link: peer_link.PeerLink,
         receiver: peer_wire.Receiver,
         klass: peer_wire.Klass,
-        gate: base_connection.DemandGate,
+        gate: demand_gate.DemandGate,
         share: loop_share.LoopShare,
-        limits: base_connection.Limits,
+        limits: peer_limits.PeerLimits,
     ) -> None:
         super().__init__(host, link, receiver, klass, gate, share)
         self._limits = limits
         self._account(0, is_useful=True)  # this host asks it
         self._waiting: dict[int, tuple[peer_wire.ChunkRequest, OnAnswers]] = {}
-        self._soon = send_queue.SendQueue()  # requests and announcements not sent yet
+        self._send_queue = send_queue.SendQueue()  # requests and announcements not sent yet
         self._raised: dict[int, None] = {}  # to be raised once they are sent
         self._answers: list[tuple[OnAnswers, Answer]] = []
         self._has_shown_life = False
         self._chunk_bytes = 0  # the longest requested chunk
         receiver.expects = self._expects
         receiver.awaited_bytes = self._awaited_bytes
-        self._given_up: lru_table.LruTable[int, int] = lru_table.LruTable(limits.remembered_cancels)
+        self._cancelled: lru_table.LruTable[int, int] = lru_table.LruTable(
+            limits.remembered_cancels
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -83,7 +87,7 @@ class ClientConnection(base_connection.Connection):
     @property
     def used_numbers(self) -> tuple[Mapping[int, object], Mapping[int, object]]:
         """Tables with the numbers of requests whose answers may still arrive."""
-        return self._waiting, self._given_up
+        return self._waiting, self._cancelled
 
     def send_requests(
         self, requests: Sequence[peer_wire.ChunkRequest], on_answers: OnAnswers
@@ -100,7 +104,7 @@ class ClientConnection(base_connection.Connection):
             self._waiting.update(dict.fromkeys(request.numbers, (request, on_answers)))
             self._chunk_bytes = max(self._chunk_bytes, request.chunk_bytes or request.length)
         if self._is_writing:
-            self._soon.queue_requests(requests)
+            self._send_queue.queue_requests(requests)
             return
         try:
             self.send_messages(*peer_wire.batches(requests))
@@ -112,14 +116,14 @@ class ClientConnection(base_connection.Connection):
         for request_id in request_ids:
             if request_id in self._waiting:
                 self._raised[request_id] = None
-                self._soon.raise_priority(request_id)
+                self._send_queue.raise_priority(request_id)
         if not self._is_writing:
             self._gather()
 
     def _gather(self) -> None:
-        if not (self._soon or self._raised):
+        if not (self._send_queue or self._raised):
             return
-        while self.outbox_bytes < NEXT_BYTES and (some := self._soon.pop_next()) is not None:
+        while self.outbox_bytes < NEXT_BYTES and (some := self._send_queue.pop_next()) is not None:
             if not isinstance(some, list):
                 self.send_messages(some)
                 continue
@@ -128,8 +132,8 @@ class ClientConnection(base_connection.Connection):
             gone = [number for number in numbers if number not in self._waiting]
             self.send_messages(*map(peer_wire.Cancel, _in_messages(gone)))
         raised = [one for one in self._raised if one in self._waiting]
-        self._raised = dict.fromkeys(one for one in raised if one in self._soon)
-        sent = [one for one in raised if one not in self._soon]
+        self._raised = dict.fromkeys(one for one in raised if one in self._send_queue)
+        sent = [one for one in raised if one not in self._send_queue]
         self.send_messages(*map(peer_wire.RaisePriority, _in_messages(sent)))
 
     def cancel_requests(self, request_ids: Iterable[int]) -> None:
@@ -139,22 +143,22 @@ class ClientConnection(base_connection.Connection):
             waiting = self._waiting.pop(request_id, None)
             if waiting is None:
                 continue
-            is_sent = request_id not in self._soon
+            is_sent = request_id not in self._send_queue
             if is_sent:
                 sent.append(request_id)
-            if is_sent or not self._soon.drop_request(request_id):
-                self._given_up[request_id] = waiting[0].length_of(request_id)
+            if is_sent or not self._send_queue.drop_request(request_id):
+                self._cancelled[request_id] = waiting[0].length_of(request_id)
         self.send_messages(*map(peer_wire.Cancel, _in_messages(sent)))
 
     def send_announcement(self, message: peer_wire.Notification | peer_wire.Pong) -> None:
         """Send an announcement or a Pong; drop it if too much is queued."""
         if (
             self.outbox_bytes >= self._limits.queued_bytes
-            or self._soon.announcement_count >= self._limits.queued_announcements
+            or self._send_queue.announcement_count >= self._limits.queued_announcements
         ):
             return
         if self._is_writing and not isinstance(message, peer_wire.Pong):
-            self._soon.queue_announcements(message)
+            self._send_queue.queue_announcements(message)
         else:
             self.send_messages(message)
 
@@ -187,7 +191,7 @@ class ClientConnection(base_connection.Connection):
 
     def _awaited_bytes(self) -> int:
         """Return the most bytes of chunks that may arrive (:class:`peer_wire.Receiver`)."""
-        return (len(self._waiting) + len(self._given_up)) * self._chunk_bytes
+        return (len(self._waiting) + len(self._cancelled)) * self._chunk_bytes
 
     def _expects(self, chunks: Sequence[tuple[int, int, int]]) -> bool:
         """Check chunks before they are received (:data:`peer_wire.Expects`)."""
@@ -207,9 +211,8 @@ class ClientConnection(base_connection.Connection):
     def _waiting_for(
         self, first: int, count: int
     ) -> tuple[peer_wire.ChunkRequest, OnAnswers] | None:
-        """Return the one request that is pending for all these numbers."""
         known = self._waiting
-        waiting = known.get(first) if not self._soon else None
+        waiting = known.get(first) if not self._send_queue else None
         if waiting is None or count == 1:
             return waiting
         of_all = [*map(known.get, range(first, first + count))]
@@ -219,10 +222,10 @@ class ClientConnection(base_connection.Connection):
         are_awaited, size = True, chunk_bytes or length
         for number, begin in enumerate(range(0, length, size), first):
             waiting = self._waiting.get(number)
-            if waiting is not None and number not in self._soon:
+            if waiting is not None and number not in self._send_queue:
                 asked_bytes: int | None = waiting[0].length_of(number)
             else:
-                asked_bytes, are_awaited = self._given_up.get(number), False
+                asked_bytes, are_awaited = self._cancelled.get(number), False
             if asked_bytes is None:
                 raise self._violation("an answer that nobody asked for (Chunk)")
             if (given_bytes := min(size, length - begin)) != asked_bytes:
@@ -230,7 +233,6 @@ class ClientConnection(base_connection.Connection):
         return are_awaited
 
     def _take(self, answer: peer_wire.Chunk) -> None:
-        """Deliver chunks, together if they belong to one request."""
         numbers = answer.numbers
         waiting = self._waiting_for(answer.request_id, len(numbers))
         if waiting is None:
@@ -242,19 +244,17 @@ class ClientConnection(base_connection.Connection):
         self._answers.append((waiting[1], answer))
 
     def _answer(self, answer: peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer) -> None:
-        """Deliver an answer, or drop it if its request was cancelled."""
-        is_asked = answer.request_id not in self._soon
+        is_asked = answer.request_id not in self._send_queue
         waiting = self._waiting.pop(answer.request_id, None) if is_asked else None
         if waiting is not None:
             self._answers.append((waiting[1], answer))
-        elif self._given_up.pop(answer.request_id, None) is None:
+        elif self._cancelled.pop(answer.request_id, None) is None:
             raise self._violation(f"an answer that nobody asked for ({type(answer).__name__})")
 
     def _violation(self, why: str) -> errors.RemoteProtocolError:
         return errors.RemoteProtocolError(self.peer, why)
 
     def _settle(self) -> None:
-        """Deliver the answers that arrived together, and pass on keepalives."""
         answers, self._answers = self._answers, []
         deliver_answers(answers)
         if self._has_shown_life:
@@ -263,12 +263,12 @@ class ClientConnection(base_connection.Connection):
                 on_answers([])
 
     async def run(self, early: list[peer_wire.Message]) -> None:
-        """Do as :meth:`base_connection.Connection.run`; then report requests as lost."""
+        """Do as :meth:`base_connection.PeerConnection.run`; then report requests as lost."""
         try:
             await super().run(early)
         finally:
             waiting, self._waiting = self._waiting, {}
-            self._soon.clear()
+            self._send_queue.clear()
             self._answers += [
                 (on_answers, lost(number, request, self.peer, self.failure))
                 for number, (request, on_answers) in waiting.items()

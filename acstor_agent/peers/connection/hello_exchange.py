@@ -33,7 +33,7 @@ class Admission(Protocol):
 
 
 async def send_hello(
-    link: peer_link.Link,
+    link: peer_link.PeerLink,
     receiver: peer_wire.Receiver,
     ours: peer_wire.Hello,
     expected: ids.HostId,
@@ -57,7 +57,7 @@ async def send_hello(
 
 
 async def await_hello(
-    link: peer_link.Link,
+    link: peer_link.PeerLink,
     receiver: peer_wire.Receiver,
     host_id: ids.HostId,
     admission: Admission,
@@ -74,7 +74,7 @@ async def await_hello(
 
 
 async def _receive_hello(
-    link: peer_link.Link, receiver: peer_wire.Receiver, admission: Admission
+    link: peer_link.PeerLink, receiver: peer_wire.Receiver, admission: Admission
 ) -> tuple[peer_wire.Hello, list[peer_wire.Message]]:
     messages = await link.receive(receiver)
     if messages is None:
@@ -87,7 +87,7 @@ async def _receive_hello(
     return hello, early
 
 
-def refusal_reason(link: peer_link.Link, host: ids.HostId, admission: Admission) -> str:
+def refusal_reason(link: peer_link.PeerLink, host: ids.HostId, admission: Admission) -> str:
     """Return why ``host`` is not admitted on a link; empty if it is."""
     if link.certificate is None:
         return admission.admission_error(host, math.inf)
@@ -96,7 +96,7 @@ def refusal_reason(link: peer_link.Link, host: ids.HostId, admission: Admission)
     return admission.admission_error(host, link.certificate.not_before_s)
 
 
-async def _send(link: peer_link.Link, message: peer_wire.Message) -> None:
+async def _send(link: peer_link.PeerLink, message: peer_wire.Message) -> None:
     buffers = peer_wire.encode(message, link.sending)
     while buffers:
         buffers = peer_link.rest_of(buffers, await link.send_some(buffers))

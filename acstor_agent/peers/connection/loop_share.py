@@ -3,8 +3,8 @@
 
 Small messages cost this host as much as requests, so each host has a token bucket for them; while
 it is empty, nothing is read from the host. Work for a peer starts only in the first millisecond of
-a turn of the loop, else in a later one, since guests' reads wait for the end of the turn. Hosts
-that send many small messages have a slow queue of their own.
+a turn of the loop, since guests' reads wait for the end of the turn. Hosts that send many small
+messages have a slow queue of their own.
 """
 
 import math

@@ -14,14 +14,15 @@ import trio
 
 from acstor_agent.peers.connection import base_connection
 from acstor_agent.peers.connection import hello_exchange
+from acstor_agent.peers.connection import peer_limits
 from acstor_common import errors
 from acstor_common.identity import credentials
 
 LOG = logging.getLogger(__name__)
 
-AT_A_TIME = 256
+BATCH = 256
 """Connections per batch; a certificate check counts as CHECK."""
-CHECK = 32
+CERTIFICATE_COST = 32
 PAUSE_S = 0.005
 """After a batch: 2,000 hosts take 2 s, with a fifth of a processor."""
 
@@ -33,38 +34,40 @@ class Reauthorization:
         self,
         admission: hello_exchange.Admission,
         credentials: credentials.Credentials | None,
-        limits: base_connection.Limits,
+        limits: peer_limits.PeerLimits,
     ) -> None:
         self._admission = admission
         self._credentials = credentials
         self._interval_s = limits.check_interval_s
 
     async def watch_files(
-        self, connections: Callable[[], Sequence[base_connection.Connection]]
+        self, connections: Callable[[], Sequence[base_connection.PeerConnection]]
     ) -> None:
         """Reload files and check all connections, for ever."""
         while True:
             await trio.sleep(self._interval_s)
             if self._credentials is not None:
                 await trio.to_thread.run_sync(self._credentials.reload_files)
-            await self._look(connections())
+            await self._check(connections())
 
-    async def _look(self, connections: Sequence[base_connection.Connection]) -> None:
+    async def _check(self, connections: Sequence[base_connection.PeerConnection]) -> None:
         checked: dict[bytes, str] = {}  # faults by certificate
         work = 0
         for connection in connections:
-            if work >= AT_A_TIME:
+            if work >= BATCH:
                 await trio.sleep(PAUSE_S)
                 work = 0
             before = len(checked)
-            if not connection.is_closed and (why := self._why_silent(connection, checked)):
+            if not connection.is_closed and (why := self._fault_of(connection, checked)):
                 LOG.warning("Connection with %s dropped: %s", connection.peer, why)
                 connection.fail_connection(
                     errors.SourceUnreachable("the rest", connection.peer, why)
                 )
-            work += 1 + CHECK * (len(checked) - before)
+            work += 1 + CERTIFICATE_COST * (len(checked) - before)
 
-    def _why_silent(self, connection: base_connection.Connection, checked: dict[bytes, str]) -> str:
+    def _fault_of(
+        self, connection: base_connection.PeerConnection, checked: dict[bytes, str]
+    ) -> str:
         link, credentials, why = connection.link, self._credentials, ""
         if link.certificate is not None and credentials is not None:
             # Use the link's generation: Hello may have arrived after the last check, with a
@@ -81,9 +84,9 @@ class Reauthorization:
 
 
 async def sweep(
-    connections: Callable[[], Sequence[base_connection.Connection]],
+    connections: Callable[[], Sequence[base_connection.PeerConnection]],
     idle_s: float,
-    limits: base_connection.Limits,
+    limits: peer_limits.PeerLimits,
 ) -> None:
     """Check connections, for ever; close those without requests after ``idle_s``."""
     while True:

@@ -17,7 +17,9 @@ import trio
 from acstor_agent.core import budget
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import base_connection
+from acstor_agent.peers.connection import demand_gate
 from acstor_agent.peers.connection import loop_share
+from acstor_agent.peers.connection import peer_limits
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.util import token_buckets
@@ -46,13 +48,13 @@ class RequestHandler(Protocol):
         self,
         connection: "ServerConnection",
         requests: Sequence[peer_wire.ChunkRequest],
-        came_s: float,
+        arrived_s: float,
     ) -> None:
         """Take requests that arrived together, with numbers that are not in use.
 
         Each gets one :meth:`ServerConnection.send_answers`, unless it is cancelled before.
 
-        :param came_s: arrival in trio's clock, from which the timeouts count
+        :param arrived_s: arrival in trio's clock, from which the timeouts count
         """
 
     def requests_cancelled(
@@ -73,7 +75,7 @@ class RequestHandler(Protocol):
 class Budgets:
     """Limits that all peers share."""
 
-    def __init__(self, limits: base_connection.Limits) -> None:
+    def __init__(self, limits: peer_limits.PeerLimits) -> None:
         self.notifications: token_buckets.TokenBuckets[tuple[ids.HostId, peer_wire.Klass]] = (
             token_buckets.TokenBuckets(NOTIFICATIONS, limits.incoming)
         )
@@ -81,38 +83,38 @@ class Budgets:
         self.bytes = budget.Budget(limits.answer_bytes, limits.host_answer_bytes)
 
 
-class ServerConnection(base_connection.Connection):
+class ServerConnection(base_connection.PeerConnection):
     """The end that accepted the connection."""
 
     def __init__(
         self,
-        link: peer_link.Link,
+        link: peer_link.PeerLink,
         receiver: peer_wire.Receiver,
         hello: peer_wire.Hello,
-        gate: base_connection.DemandGate,
-        giver: RequestHandler,
+        gate: demand_gate.DemandGate,
+        handler: RequestHandler,
         on_notification: OnNotification,
         budgets: Budgets,
         share: loop_share.LoopShare,
     ) -> None:
         super().__init__(hello.host_id, link, receiver, hello.klass, gate, share)
-        self._giver = giver
+        self._handler = handler
         self._on_notification = on_notification
         self._budgets = budgets
         self._charged_bytes = 0
-        self._asked: list[peer_wire.ChunkRequest] = []  # passed to the handler together
+        self._received: list[peer_wire.ChunkRequest] = []  # passed to the handler together
         self._open: dict[int, int] = {}  # unanswered requests, and their bytes
-        self._works = 0
+        self._open_chunks = 0
         self._answering_bytes = 0
-        self._last_post = self._came_s = trio.current_time()
+        self._last_post = self._arrived_s = trio.current_time()
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is in progress and no answer is queued."""
-        return not self._works and not self.outbox_bytes
+        return not self._open_chunks and not self.outbox_bytes
 
     def _parts(self, messages: list[peer_wire.Message]) -> Sequence[base_connection.Part]:
-        self._came_s = self.last_progress
+        self._arrived_s = self.last_progress
         has_notification = any(
             [isinstance(message, peer_wire.Notification) for message in messages]
         )
@@ -122,7 +124,7 @@ class ServerConnection(base_connection.Connection):
         return messages
 
     def _is_over(self, request: peer_wire.ChunkRequest) -> bool:
-        return trio.current_time() - self._came_s >= request.timeout_ms / 1000
+        return trio.current_time() - self._arrived_s >= request.timeout_ms / 1000
 
     def _has_room(self, part: base_connection.Part) -> bool:
         budgets, sharer = self._budgets, self._sharer
@@ -147,14 +149,13 @@ class ServerConnection(base_connection.Connection):
         return budgets.bytes.may_take(sharer, MESSAGE_BYTES)
 
     def _outbox_changed(self) -> None:
-        """Charge the host for answers in progress and queued."""
         held_bytes = self._answering_bytes + self.outbox_bytes
         held_bytes += MESSAGE_BYTES * (len(self._outbox) + len(self._run))
-        held_bytes += ANSWER_BYTES * self._works
+        held_bytes += ANSWER_BYTES * self._open_chunks
         self._charge(held_bytes)
 
     def _drained(self) -> None:
-        self._giver.answers_drained(self)
+        self._handler.answers_drained(self)
 
     def _charge(self, held_bytes: int) -> None:
         if held_bytes != self._charged_bytes:
@@ -162,18 +163,18 @@ class ServerConnection(base_connection.Connection):
             self._charged_bytes = held_bytes
 
     async def run(self, early: list[peer_wire.Message]) -> None:
-        """Do as :meth:`base_connection.Connection.run`; then release the host's budgets."""
+        """Do as :meth:`base_connection.PeerConnection.run`; then release the host's budgets."""
         try:
             await super().run(early)
         finally:
-            self._giver.connection_ended(self)
+            self._handler.connection_ended(self)
             self._charge(0)
-            self._budgets.requests.charge(self._sharer, -self._works)
-            self._works = 0
+            self._budgets.requests.charge(self._sharer, -self._open_chunks)
+            self._open_chunks = 0
 
     def send_keepalive(self, now: float, after_s: float) -> None:
         """Send a Ping if answers take long."""
-        if self._works and now - self._last_post > after_s:
+        if self._open_chunks and now - self._last_post > after_s:
             self.send_messages(peer_wire.Ping(0))
 
     def send_messages(self, *messages: peer_wire.Message) -> None:
@@ -191,14 +192,14 @@ class ServerConnection(base_connection.Connection):
                 self._settle()  # the handler must know the requests
                 known = [number for number in request_ids if number in self._open]
                 if known:
-                    self._giver.requests_cancelled(self, known)
+                    self._handler.requests_cancelled(self, known)
                     self._release([self._open.pop(number) for number in known])
                     self._outbox_changed()
             case peer_wire.RaisePriority(request_ids):
                 self._settle()
                 known = [number for number in request_ids if number in self._open]
                 if known:
-                    self._giver.priorities_raised(self, known)
+                    self._handler.priorities_raised(self, known)
             case peer_wire.Ping(token):
                 self.send_messages(peer_wire.Pong(token))
             case _ if isinstance(part, peer_wire.Notification):
@@ -206,7 +207,6 @@ class ServerConnection(base_connection.Connection):
                 self._on_notification(self.host, part)
 
     def _take(self, requests: Sequence[peer_wire.ChunkRequest]) -> None:
-        """Take the requests of one message, for which there is room."""
         asked: dict[int, int] = {}
         for request in requests:
             asked.update(request.lengths)
@@ -217,16 +217,16 @@ class ServerConnection(base_connection.Connection):
                 self.send_messages(peer_wire.Refuse(number, peer_wire.RefuseCode.UNREACHABLE))
             return
         self._open.update(asked)
-        self._works += len(asked)
+        self._open_chunks += len(asked)
         self._budgets.requests.charge(self._sharer, len(asked))
         self._answering_bytes += sum(asked.values())
         self._outbox_changed()
-        self._asked += requests
+        self._received += requests
 
     def _settle(self) -> None:
-        if self._asked:
-            asked, self._asked = self._asked, []
-            self._giver.requests_received(self, asked, self._came_s)
+        if self._received:
+            asked, self._received = self._received, []
+            self._handler.requests_received(self, asked, self._arrived_s)
 
     def send_answers(self, answers: Iterable[Answer]) -> None:
         """Answer pending requests, together as far as possible."""
@@ -265,8 +265,8 @@ class ServerConnection(base_connection.Connection):
                 yield answer
 
     def _release(self, lengths: Sequence[int]) -> None:
-        if self._works:  # else the connection has ended
-            self._works -= len(lengths)
+        if self._open_chunks:  # else the connection has ended
+            self._open_chunks -= len(lengths)
             self._budgets.requests.charge(self._sharer, -len(lengths))
             self._answering_bytes -= sum(lengths)
         self._has_changed.set()

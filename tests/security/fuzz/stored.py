@@ -181,14 +181,16 @@ DISK_HEADER = Target(
 )
 
 
-def _parse_slab(data: bytes) -> tuple[cache_slab.SlabLayout, list[cache_slab.Record]]:
+def _parse_slab(data: bytes) -> tuple[cache_slab.SlabLayout, list[cache_slab.SlotRecord]]:
     layout = cache_slab.unpack_header(data[: cache_slab.HEADER_BYTES], 1 << 30, "fuzz")
     table = data[cache_slab.HEADER_BYTES :][: layout.slot_count * cache_slab.RECORD_BYTES]
     whole = len(table) - len(table) % cache_slab.RECORD_BYTES
     return layout, list(cache_slab.unpack_records(table[:whole], layout.slot_bytes))
 
 
-def _check_slab(taken: tuple[cache_slab.SlabLayout, list[cache_slab.Record]], data: bytes) -> None:
+def _check_slab(
+    taken: tuple[cache_slab.SlabLayout, list[cache_slab.SlotRecord]], data: bytes
+) -> None:
     layout, records = taken
     for record in records:
         packed = bytes(cache_slab.RECORD_BYTES) * record.slot_no

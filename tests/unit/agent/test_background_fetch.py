@@ -29,7 +29,7 @@ def ahead(core):
 def numbers_of(core):
     """Return what was asked for together since the last call."""
     runs, core.runs = core.runs, []
-    return [[*run.things] for run in runs]
+    return [[*run.items] for run in runs]
 
 
 def ask(ahead, numbers, image=one_machine.IMAGE):

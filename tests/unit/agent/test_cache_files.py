@@ -74,7 +74,7 @@ def disk_path(tmp_path):
 
 
 async def settle(cache: cache_files.CacheFiles) -> None:
-    await cache._behind.flush()
+    await cache._write_behind.flush()
 
 
 async def fill(folder, count=24, **options) -> None:
@@ -650,10 +650,10 @@ async def test_folder_that_cannot_be_made_is_tried_again_until_it_can(tmp_path):
     async with running(tmp_path / "file" / "cache", checks=OFTEN) as cache:
         assert not cache.store_chunk(CIDS[0], CHUNKS[0]) and cache.statistics.rejected_chunks == 1
         assert await cache.read_chunk(CIDS[0]) is None
-        what, since_s = cache.trouble
+        what, since_s = cache.fault
         assert "Not a directory" in what and 0 <= time.time() - since_s < 60
         (tmp_path / "file").unlink()
-        await until(lambda: cache.trouble is None)
+        await until(lambda: cache.fault is None)
         assert cache.store_chunk(CIDS[0], CHUNKS[0])
     again = open_cache(tmp_path / "file" / "cache", checks=OFTEN)
     assert list(again.iter_cids()) == [CIDS[0]]
@@ -675,7 +675,7 @@ async def test_chunks_of_a_folder_that_was_unreadable_at_the_start_come_back(tmp
     cache.on_evicted(gone.append)
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
-        await until(lambda: cache.trouble is None)
+        await until(lambda: cache.fault is None)
         for cid, chunk in zip(CIDS, CHUNKS, strict=True):
             assert await cache.read_chunk(cid) == chunk
         cache.drop_chunk(CIDS[0])
@@ -699,14 +699,14 @@ async def test_failing_disk_is_left_alone_and_used_again(tmp_path, monkeypatch):
             assert cache.store_chunk(CIDS[10], CHUNKS[10])
             await settle(cache)
             assert CIDS[10] not in cache and cache.statistics.write_errors == 1
-            assert "Read-only file system" in cache.trouble.what
+            assert "Read-only file system" in cache.fault.what
             assert not cache.store_chunk(CIDS[10], CHUNKS[10])
             for number in range(10):
                 assert await cache.read_chunk(CIDS[number]) == CHUNKS[number]
             cache.drop_chunk(CIDS[9])
             await settle(cache)
             await until(lambda: len(calls) > 4)  # looked at again, in vain
-        await until(lambda: cache.trouble is None)
+        await until(lambda: cache.fault is None)
         assert cache.store_chunk(CIDS[11], CHUNKS[11])
     async with running(tmp_path, checks=OFTEN) as cache:
         assert await cache.read_chunk(CIDS[11]) == CHUNKS[11]
@@ -728,7 +728,7 @@ async def test_place_that_takes_no_bytes_is_not_used_again(tmp_path, monkeypatch
         bad_offset = cache.lookup(CIDS[0]).offset + 64 * KIB
         monkeypatch.setattr(os, "pwritev", bad_place)
         for cid, chunk in zip(CIDS[1:], CHUNKS[1:], strict=True):
-            await until(lambda: cache.trouble is None)
+            await until(lambda: cache.fault is None)
             cache.store_chunk(cid, chunk)
             await settle(cache)
         assert tried == [bad_offset]
@@ -746,8 +746,8 @@ async def test_cache_grows_again_when_there_is_room(tmp_path, monkeypatch):
             patch.setattr(os, "posix_fallocate", full)
             cache.store_chunk(CIDS[0], CHUNKS[0])
             await settle(cache)
-            assert cache.trouble is not None and cache.statistics.slabs == 0
-        await until(lambda: cache.trouble is None)
+            assert cache.fault is not None and cache.statistics.slabs == 0
+        await until(lambda: cache.fault is None)
         for cid, chunk in zip(CIDS, CHUNKS, strict=True):
             assert cache.store_chunk(cid, chunk)
         await settle(cache)
@@ -766,7 +766,7 @@ async def test_slab_file_that_somebody_deletes_is_given_up(tmp_path, what):
             (folder / "slab-00000.acslab").unlink()
         else:
             shutil.rmtree(folder)
-        await until(lambda: cache.statistics.slabs == 0 and cache.trouble is None)
+        await until(lambda: cache.statistics.slabs == 0 and cache.fault is None)
         if what == "folder":
             await until(folder.exists)
         assert cache.statistics.chunks == 0
@@ -810,7 +810,7 @@ async def test_files_that_cannot_be_removed_yet_are_removed_later(tmp_path):
         assert len(list(tmp_path.glob("slab-*"))) == 2
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
-        await until(lambda: cache.trouble is None)
+        await until(lambda: cache.fault is None)
         nursery.cancel_scope.cancel()
     assert len(list(tmp_path.glob("slab-*"))) == 1
     await cache.aclose()

@@ -44,7 +44,7 @@ async def store(cache, numbers) -> None:
     for number in numbers:
         await cache.wait_for_room()
         cache.store_chunk(CIDS[number], CHUNKS[number])
-    await cache._behind.flush()
+    await cache._write_behind.flush()
 
 
 async def read_all(cache, numbers=PINNED) -> None:
@@ -89,7 +89,7 @@ async def test_smaller_limit_costs_no_pinned_chunk(tmp_path, pins):
         for number in PINNED:
             cache.unpin_chunk(CIDS[number], 64 * KIB)
         cache.may_grow(0)
-        await cache._behind.flush()
+        await cache._write_behind.flush()
         assert slab_files(tmp_path) == 1
         assert cache.statistics.disk_bytes <= cache.statistics.limit_bytes
     async with running(tmp_path, cache_pins.Pins(), limit_bytes=SLAB_BYTES) as cache:
@@ -110,7 +110,7 @@ async def test_cache_grows_for_pins_as_far_as_allowed_and_shrinks_again(tmp_path
         for number in PINNED:
             cache.unpin_chunk(CIDS[number], 64 * KIB)
         cache.may_grow(0)
-        await cache._behind.flush()
+        await cache._write_behind.flush()
         assert slab_files(tmp_path) == 1
 
 
@@ -123,7 +123,7 @@ async def test_small_pinned_chunk_in_a_large_slot_is_right_also_after_a_restart(
     async with running(tmp_path, pins, limit_bytes) as cache:
         await store(cache, range(30))
         assert cache.store_chunk(ids.cid_of(small), small)
-        await cache._behind.flush()
+        await cache._write_behind.flush()
         assert cache.lookup(ids.cid_of(small)).slab.layout.slot_bytes == 64 * KIB
     async with running(tmp_path, pins, limit_bytes) as cache:
         assert await cache.read_chunk(ids.cid_of(small)) == small
@@ -146,7 +146,7 @@ async def test_pins_outlive_the_loss_of_the_whole_folder(tmp_path, pins):
         await store(cache, range(20))
         shutil.rmtree(folder)
         with trio.fail_after(30):
-            while cache.pinned_missing < 20 or cache.trouble or not folder.exists():  # noqa: ASYNC110
+            while cache.pinned_missing < 20 or cache.fault or not folder.exists():  # noqa: ASYNC110
                 await trio.sleep(0.05)
         await store(cache, range(100))
         await read_all(cache)

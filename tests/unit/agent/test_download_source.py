@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent.engine import placement
+from acstor_agent.engine.ring import placement
 from acstor_agent.sources import base
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance

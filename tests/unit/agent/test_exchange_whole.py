@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import trio
 
-from acstor_agent.engine import placement
+from acstor_agent.engine.ring import placement
 from acstor_agent.engine_io import exchange
 from acstor_agent.sources import base
 from acstor_agent.sources import glance

@@ -75,7 +75,7 @@ async def test_fault_at_a_message_ends_that_connection_alone():
                 nets.SERVER, client.address, peer_wire.Advertise(announced.alone(7))
             )
             await nets.wait_until(lambda count=count: net.faults.count == count)
-            await nets.wait_until(lambda: not client.net._lines)
+            await nets.wait_until(lambda: not client.net._channels)
         assert len(await client.fetch()) == 65536
 
 

@@ -308,8 +308,8 @@ def test_openings_are_compared_only_where_the_kernel_can(monkeypatch):
 
         def share(first: int, second: int, *more: int) -> bool:
             return killed_guests._shares(
-                process_state.Holder(pid, 1, pid, (first,), True),
-                process_state.Holder(pid, 2, pid, (second, *more), False),
+                process_state.FileHolder(pid, 1, pid, (first,), True),
+                process_state.FileHolder(pid, 2, pid, (second, *more), False),
             )
 
         assert share(mine, mine) and not share(mine, theirs)

@@ -108,9 +108,9 @@ async def test_little_is_read_at_a_time_until_a_host_was_of_use():
             await stream.send_all(budgets.hello(name, klass) + frame)
             assert await stream.receive_some()
         await nets.wait_until(
-            lambda: sum(not one.link.reads_small_steps for one in net._answering) == 2
+            lambda: sum(not one.link.reads_small_steps for one in net._incoming) == 2
         )
-        brief = {one.host for one in net._answering if one.link.reads_small_steps}
+        brief = {one.host for one in net._incoming if one.link.reads_small_steps}
         for stream in streams:
             await trio.aclose_forcefully(stream)
     assert brief == {"pings"}
@@ -120,7 +120,7 @@ async def test_requests_of_many_hosts_are_taken_some_in_each_turn():
     steps = Steps()
 
     class Refusing(peer_giver.TaskGiver):
-        def requests_received(self, connection, requests, came_s):
+        def requests_received(self, connection, requests, arrived_s):
             steps.note(len(requests))
             code = peer_wire.RefuseCode.UNREACHABLE  # which is nobody's fault, and free
             connection.send_answers([peer_wire.Refuse(one.request_id, code) for one in requests])
@@ -135,7 +135,7 @@ async def test_requests_of_many_hosts_are_taken_some_in_each_turn():
         links = [socket.create_connection(address) for _ in range(HOSTS)]
         for number, link in enumerate(links):
             link.sendall(budgets.hello(f"h{number}"))
-        await nets.wait_until(lambda: len(net._answering) == HOSTS)
+        await nets.wait_until(lambda: len(net._incoming) == HOSTS)
         for link in links:  # all of them come in one turn
             link.sendall(b"".join(peer_wire.encode(peer_wire.Get(requests))))
         await nets.wait_until(lambda: sum(steps.in_turns) == HOSTS * peer_wire.MAX_BATCH, 30.0)

@@ -46,7 +46,7 @@ class Here:
         self.groups = []
         self.raises = []
 
-    def requests_received(self, connection, requests, came_s):
+    def requests_received(self, connection, requests, arrived_s):
         self.groups.append([one.request_id for one in requests])
         connection.send_answers([answer for one in requests if (answer := self.answer(one))])
 
@@ -139,7 +139,7 @@ async def test_what_is_asked_in_one_turn_leaves_in_one_message_and_comes_in_any_
 
     async with asked_by(converse) as client:
         outcomes = {}
-        await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
+        await client.net._channel_to(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
         await fetch_all(client, range(COUNT), outcomes)
     assert len(heard) == 1 and outcomes == dict.fromkeys(range(COUNT), "came")
 
@@ -304,8 +304,8 @@ async def test_chunk_does_not_hold_the_memory_of_those_that_nobody_wants_any_mor
 
     async with asked_by(converse) as client:
         heard = []
-        await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
-        [connection] = client.net._asking()
+        await client.net._channel_to(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
+        [connection] = client.net._outgoing()
         for numbers, given_up in (((1, 2, 3), [1, 3]), ((4, 5, 6), [])):
             connection.send_requests([request(n) for n in numbers], heard.extend)
             await trio.sleep(0.05)  # they have left
@@ -332,8 +332,8 @@ async def test_number_is_not_used_again_while_an_answer_to_it_may_come():
 
     async with asked_by(converse) as client:
         heard = []
-        await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
-        [connection] = client.net._asking()
+        await client.net._channel_to(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
+        [connection] = client.net._outgoing()
         connection.send_requests([request(7, at=1), request(8, at=2)], heard.extend)
         with pytest.raises(errors.LocalProtocolError, match="request id 8 is still in use"):
             connection.send_requests([request(8, at=3)], heard.extend)
@@ -348,16 +348,16 @@ async def test_number_is_not_used_again_while_an_answer_to_it_may_come():
 
 
 async def test_of_what_was_given_up_the_oldest_is_forgotten():
-    limits = peer_network.Limits(remembered_cancels=3)
+    limits = peer_network.PeerLimits(remembered_cancels=3)
 
     async def converse(host):
         await host.hear(5)
 
     async with asked_by(converse, limits=limits) as client:
-        await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
-        [connection] = client.net._asking()
+        await client.net._channel_to(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
+        [connection] = client.net._outgoing()
         connection.send_requests([request(n) for n in range(5)], lambda answers: None)
-        await nets.wait_until(lambda: not connection._soon)
+        await nets.wait_until(lambda: not connection._send_queue)
         connection.cancel_requests(range(5))
         assert [is_used(connection, n) for n in range(5)] == [False, False, True, True, True]
 
@@ -374,10 +374,10 @@ async def test_what_is_cancelled_of_a_batch_is_named_to_the_peer_and_the_rest_co
     async with asked_by(converse) as client:
         heard = []
         async with trio.open_nursery() as nursery:
-            await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
-            [connection] = client.net._asking()
+            await client.net._channel_to(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
+            [connection] = client.net._outgoing()
             connection.send_requests([request(n) for n in range(1, 9)], heard.extend)
-            await nets.wait_until(lambda: not connection._soon)
+            await nets.wait_until(lambda: not connection._send_queue)
             connection.cancel_requests([1, 3, 5, 7])
             await nets.wait_until(lambda: len(heard) == 4)
             nursery.cancel_scope.cancel()
@@ -395,13 +395,13 @@ async def test_request_that_cannot_be_said_loses_all_on_the_connection_and_is_no
         await trio.sleep_forever()
 
     async with asked_by(converse) as client:
-        line = client.net._line(nets.SERVER, client.address, nets.DEMAND)
+        line = client.net._channel_to(nets.SERVER, client.address, nets.DEMAND)
         if is_connected:
             await line.is_decided.wait()
         line.send_requests([request(1)], heard.extend)
         line.send_requests([request(2, timeout_ms=0)], heard.extend)
         await nets.wait_until(lambda: len(heard) == 2)
-        await nets.wait_until(lambda: not client.net._lines)
+        await nets.wait_until(lambda: not client.net._channels)
         assert client.net.faults.count == 1
     assert sorted(one.request_id for one in heard) == [1, 2]
     assert all("a Get without time" in str(one.failure) for one in heard)
@@ -415,7 +415,7 @@ async def test_what_is_asked_leaves_at_once():
         await trio.sleep_forever()
 
     async with asked_by(converse) as client:
-        line = client.net._line(nets.SERVER, client.address, nets.DEMAND)
+        line = client.net._channel_to(nets.SERVER, client.address, nets.DEMAND)
         await line.is_decided.wait()
         await nets.wait_until(lambda: hosts)
         [host] = hosts
@@ -439,8 +439,8 @@ async def test_requests_leave_together_if_the_socket_was_full_without_those_that
         heard.extend(host.messages)
 
     async with asked_by(converse) as client:
-        await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
-        [connection] = client.net._asking()
+        await client.net._channel_to(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
+        [connection] = client.net._outgoing()
         fill(connection)
         for number in (1, 2, 3):
             connection.send_requests([request(number)], lambda answers: None)
@@ -460,7 +460,7 @@ async def test_lost_connection_is_told_for_each_request_once_and_later_ones_soon
 
     async with asked_by(converse) as client:
         heard = []
-        line = client.net._line(nets.SERVER, client.address, nets.DEMAND)
+        line = client.net._channel_to(nets.SERVER, client.address, nets.DEMAND)
         line.send_requests([request(n) for n in range(COUNT)], heard.extend)
         await nets.wait_until(lambda: len(heard) == COUNT)
         line.send_requests([request(1000)], heard.extend)
@@ -499,14 +499,14 @@ async def test_what_is_asked_before_there_is_a_connection_leaves_when_there_is_o
         client.net.send_requests(*at, [request(n) for n in (3, 4)], heard.extend)
         client.net.cancel_requests(nets.SERVER, [2])
         await nets.wait_until(lambda: len(heard) == 3)
-        assert not client.net._asking()[0]._waiting
+        assert not client.net._outgoing()[0]._waiting
     assert [one.request_id for one in asked] == [1, 3, 4]
     assert sorted(heard) == [chunk(request(n)) for n in (1, 3, 4)]
 
 
 async def test_what_is_asked_of_who_cannot_be_reached_is_lost_each_once_with_the_reason():
     heard = []
-    limits = peer_network.Limits(outgoing=1)
+    limits = peer_network.PeerLimits(outgoing=1)
     async with nets.asking("127.0.0.1:1", limits=limits) as client:
         client.net.send_requests(
             nets.SERVER, client.address, [request(n) for n in range(8)], heard.extend
@@ -546,7 +546,7 @@ async def test_what_is_asked_when_there_are_no_connections_any_more_is_lost():
         await nets.wait_until(lambda: len(heard) == 2001)
         with pytest.raises(errors.SourceUnreachable):
             await client.fetch(0, CHUNK)
-        assert not client.net._leaving
+        assert not client.net._replaced
     assert [answer.request_id for answer in heard] == [*range(2000), 2]
     assert {type(answer.failure) for answer in heard} == {errors.SourceUnreachable}
 
@@ -561,12 +561,12 @@ async def test_cancelled_at_a_host_that_has_moved_meanwhile_is_told_nothing():
         client.net.send_requests(
             nets.SERVER, client.address, [request(1), request(2)], heard.extend
         )
-        await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
+        await client.net._channel_to(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
         client.net.send_requests(nets.SERVER, "127.0.0.1:1", [request(3)], heard.extend)
         client.net.cancel_requests(nets.SERVER, [1])
         await nets.wait_until(lambda: len(heard) == 2)
         await trio.sleep(0.05)
-        assert not client.net._leaving
+        assert not client.net._replaced
     assert sorted(answer.request_id for answer in heard) == [2, 3]
 
 
@@ -615,7 +615,7 @@ async def hear_all(stream, count):
 
 async def test_requests_that_came_together_are_looked_for_together_and_leave_in_one_frame():
     server = Here()
-    async with nets.serving(giver=server) as (_net, address):
+    async with nets.serving(handler=server) as (_net, address):
         stream = await nets.dial(address)
         await stream.send_all(nets.HELLO + batch())
         chunks, data = await hear_all(stream, COUNT)
@@ -632,7 +632,7 @@ async def test_what_is_not_here_or_refused_does_not_hold_up_the_rest_of_its_batc
                 return peer_wire.Refuse(one.request_id, peer_wire.RefuseCode.MISSING)
             return None if one.request_id == 4 else super().answer(one)
 
-    async with nets.serving(giver=Mixed()) as (net, address):
+    async with nets.serving(handler=Mixed()) as (net, address):
         stream = await nets.dial(address)
         await stream.send_all(nets.HELLO + batch(range(1, 10)))
         answers, _ = await hear_all(stream, 8)
@@ -660,7 +660,7 @@ def slowly(each_s, begun):
 async def test_nothing_is_begun_that_was_cancelled_while_it_waited_for_room():
     begun = []
     serve = slowly(0.1, begun)
-    async with nets.serving(serve, limits=peer_network.Limits(host_requests=1)) as (_, address):
+    async with nets.serving(serve, limits=peer_network.PeerLimits(host_requests=1)) as (_, address):
         stream = await nets.dial(address)
         cancel = frames(peer_wire.Cancel((2, 3, 4)))
         await stream.send_all(nets.HELLO + batch([1]) + batch(range(2, 6)) + cancel + batch([6]))
@@ -672,7 +672,7 @@ async def test_nothing_is_begun_that_was_cancelled_while_it_waited_for_room():
 async def test_cancel_makes_room_for_requests_that_came_with_it():
     begun = []
     serve = slowly(nets.PATIENT.serve_s, begun)
-    async with nets.serving(serve, limits=peer_network.Limits(host_requests=1)) as (_, address):
+    async with nets.serving(serve, limits=peer_network.PeerLimits(host_requests=1)) as (_, address):
         stream = await nets.dial(address)
         await stream.send_all(nets.HELLO + batch([1]))
         await nets.wait_until(lambda: begun == [1])
@@ -684,7 +684,7 @@ async def test_cancel_makes_room_for_requests_that_came_with_it():
 async def test_nothing_is_begun_whose_time_was_over_while_it_waited_for_room():
     begun = []
     serve = slowly(0.3, begun)
-    async with nets.serving(serve, limits=peer_network.Limits(host_requests=1)) as (
+    async with nets.serving(serve, limits=peer_network.PeerLimits(host_requests=1)) as (
         net,
         address,
     ):
@@ -714,7 +714,7 @@ class Quiet(Here):
 
 async def test_giver_is_not_told_of_what_is_cancelled_in_vain():
     server = Quiet()
-    async with nets.serving(giver=server) as (_net, address):
+    async with nets.serving(handler=server) as (_net, address):
         stream = await nets.dial(address)
         nothing = frames(*[peer_wire.Cancel(tuple(range(100, 164)))] * 100)
         await stream.send_all(nets.HELLO + batch([1, 2]) + nothing)
@@ -726,7 +726,7 @@ async def test_giver_is_not_told_of_what_is_cancelled_in_vain():
 
 
 async def test_number_that_is_used_again_too_early_costs_the_server_nothing():
-    async with nets.serving(giver=Here()) as (_net, address):
+    async with nets.serving(handler=Here()) as (_net, address):
         stream = await nets.dial(address)
         await stream.send_all(nets.HELLO + batch([5]) + frames(peer_wire.Cancel((5,))) + batch([5]))
         answers, _ = await hear_all(stream, 1)
@@ -771,8 +771,8 @@ async def test_largest_batch_holds_no_more_than_its_host_may_and_leaves_room_for
         def answer(self, one):
             return peer_wire.Chunk(one.request_id, memoryview(big)[: one.length])
 
-    limits = peer_network.Limits(answer_bytes=2 * limit, host_answer_bytes=limit)
-    async with nets.serving(giver=Big(), limits=limits) as (net, address):
+    limits = peer_network.PeerLimits(answer_bytes=2 * limit, host_answer_bytes=limit)
+    async with nets.serving(handler=Big(), limits=limits) as (net, address):
         stream = await nets.dial(address)
         huge = [
             nets.REQUEST._replace(request_id=n, offset=n << 22, length=len(big))
@@ -795,7 +795,7 @@ async def test_largest_batches_of_requests_that_wait_take_turns_with_their_host_
     async def serve(host, get):
         await trio.sleep_forever()
 
-    limits = peer_network.Limits(host_requests=10)
+    limits = peer_network.PeerLimits(host_requests=10)
     async with nets.serving(serve, limits=limits) as (net, address):
         stream = await nets.dial(address)
         await stream.send_all(nets.HELLO + batch())
@@ -835,7 +835,7 @@ async def test_chunks_of_a_run_are_answered_each_for_itself_in_any_order():
     async with asked_by(converse) as client:
         client.net.send_requests(nets.SERVER, client.address, [run(1, 4)], heard.extend)
         await nets.wait_until(lambda: len(heard) == 4)
-        assert not client.net._asking()[0]._waiting
+        assert not client.net._outgoing()[0]._waiting
     assert [answer.request_id for answer in heard] == [4, 3, 1, 2]
     assert heard[2].data == DATA[CHUNK : 2 * CHUNK]
 
@@ -858,7 +858,7 @@ async def test_run_is_heard_in_the_parts_in_which_it_was_answered(parts):
     async with asked_by(converse) as client:
         client.net.send_requests(nets.SERVER, client.address, [asked], heard.extend)
         await nets.wait_until(lambda: sum(answer.chunks for answer in heard) == 5)
-        assert not client.net._asking()[0]._waiting
+        assert not client.net._outgoing()[0]._waiting
     answered = [chunk for part in parts for chunk in whole(asked, *part).iter_chunks()]
     assert [chunk for answer in heard for chunk in answer.iter_chunks()] == answered
 
@@ -873,7 +873,7 @@ async def test_run_of_which_a_chunk_was_cancelled_is_heard_chunk_by_chunk():
 
     async with asked_by(converse) as client:
         client.net.send_requests(nets.SERVER, client.address, [asked], heard.extend)
-        await nets.wait_until(client.net._asking)
+        await nets.wait_until(client.net._outgoing)
         client.net.cancel_requests(nets.SERVER, [3])
         may_answer.set()
         await nets.wait_until(lambda: len(heard) == 3)
@@ -936,13 +936,13 @@ async def test_what_is_cancelled_of_a_run_that_has_not_left_is_cancelled_when_it
         await host.say(frames(*chunks(asked[0]), *chunks(asked[1])))
 
     async with asked_by(converse) as client:
-        await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
-        [connection] = client.net._asking()
+        await client.net._channel_to(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
+        [connection] = client.net._outgoing()
         fill(connection)
         for one in (run(1, 3), run(4, 2), run(6, 2)):
             connection.send_requests([one], heard.extend)
         connection.cancel_requests([2, 4, 5])
-        assert 2 not in connection._soon and 1 in connection._soon
+        assert 2 not in connection._send_queue and 1 in connection._send_queue
         reads.set()
         await nets.wait_until(lambda: len(heard) == 4)
         assert not connection._waiting
@@ -972,7 +972,7 @@ async def test_part_of_a_run_that_is_cancelled_with_its_message_is_told_after_it
             super().__init__()
             self.told = []
 
-        def requests_received(self, connection, requests, came_s):
+        def requests_received(self, connection, requests, arrived_s):
             self.told += [[*one.numbers] for one in requests]
 
         def requests_cancelled(self, connection, request_ids):
@@ -980,12 +980,12 @@ async def test_part_of_a_run_that_is_cancelled_with_its_message_is_told_after_it
 
     giver = Giver()
     get = peer_wire.Get((run(1, 3), run(4, 2)))
-    async with nets.serving(giver=giver) as (server, address):
+    async with nets.serving(handler=giver) as (server, address):
         stream = await nets.dial(address)
         cancels = peer_wire.Cancel((2,)), peer_wire.Cancel((4, 5))
         await stream.send_all(nets.HELLO + frames(get, *cancels))
         await nets.wait_until(lambda: len(giver.told) == 2)
         assert giver.told == [[1, 2, 3], (2,)]
-        [connection] = server._answering
-        assert connection._works == 2
+        [connection] = server._incoming
+        assert connection._open_chunks == 2
         await stream.aclose()

@@ -45,7 +45,7 @@ async def deaf(address, name, requests, length=65536):
 
 
 async def test_hosts_that_do_not_read_hold_no_more_than_the_total_and_leave_room():
-    limits = peer_network.Limits(answer_bytes=4 << 20, host_answer_bytes=2 << 20)
+    limits = peer_network.PeerLimits(answer_bytes=4 << 20, host_answer_bytes=2 << 20)
     async with nets.serving(limits=limits) as (server, address), contextlib.AsyncExitStack() as st_:
         async with trio.open_nursery() as nursery:
 
@@ -57,7 +57,7 @@ async def test_hosts_that_do_not_read_hold_no_more_than_the_total_and_leave_room
         held = server._budgets.bytes
         await nets.wait_until(lambda: held.used > 1 << 20)
         assert held.used <= 4 << 20
-        assert sum(c.outbox_bytes for c in server._answering) <= 4 << 20
+        assert sum(c.outbox_bytes for c in server._incoming) <= 4 << 20
         async with nets.asking(address) as client:
             assert len(await client.fetch(0, 65536)) == 65536
         assert held.used <= 4 << 20
@@ -67,7 +67,7 @@ async def test_hosts_that_do_not_read_hold_no_more_than_the_total_and_leave_room
 @pytest.mark.expect_log("broke the protocol: GET")
 async def test_run_of_one_host_does_not_take_what_answers_to_all_hosts_may_take():
     """Until it is known whether the host may have it, the answer's bytes are set aside."""
-    limits, most = peer_network.Limits(), peer_wire.MAX_DATA_BYTES
+    limits, most = peer_network.PeerLimits(), peer_wire.MAX_DATA_BYTES
     head = nets.get_of()[: -peer_wire.PROOF_BYTES - 8]
     frame = head + (31 * most).to_bytes(4, "big") + most.to_bytes(4, "big") + nets.PROOF
 
@@ -85,7 +85,7 @@ async def test_run_of_one_host_does_not_take_what_answers_to_all_hosts_may_take(
 
 
 async def test_what_is_urgent_has_room_beside_what_is_in_bulk():
-    limits = peer_network.Limits(host_requests=2)
+    limits = peer_network.PeerLimits(host_requests=2)
 
     async def serve(host, get):
         if get.offset:
@@ -115,7 +115,7 @@ async def test_requests_of_all_hosts_together_are_bounded():
         finally:
             active -= 1
 
-    limits = peer_network.Limits(requests=20, host_requests=15, silence_s=0.4)
+    limits = peer_network.PeerLimits(requests=20, host_requests=15, silence_s=0.4)
     async with nets.serving(serve, limits=limits) as (server, address):
         async with contextlib.AsyncExitStack() as stack:
             for number in range(8):
@@ -129,7 +129,7 @@ async def test_requests_of_all_hosts_together_are_bounded():
 
 
 async def test_answer_that_is_taken_byte_by_byte_is_given_up():
-    limits = peer_network.Limits(silence_s=5.0, idle_s=0.4, serve_s=0.5)
+    limits = peer_network.PeerLimits(silence_s=5.0, idle_s=0.4, serve_s=0.5)
     async with nets.serving(limits=limits) as (server, address):
         async with deaf(address, "h1", 20, len(DATA)) as stream:
             await nets.wait_until(lambda: server.connections[0] == 1)
@@ -143,7 +143,7 @@ async def test_answer_that_is_taken_byte_by_byte_is_given_up():
 async def test_flood_of_bad_requests_from_who_does_not_read_is_bounded():
 
     class Refusing(peer_giver.TaskGiver):
-        def requests_received(self, connection, requests, came_s):
+        def requests_received(self, connection, requests, arrived_s):
             missing = peer_wire.RefuseCode.MISSING
             connection.send_answers([peer_wire.Refuse(one.request_id, missing) for one in requests])
 
@@ -157,8 +157,8 @@ async def test_flood_of_bad_requests_from_who_does_not_read_is_bounded():
         await nursery.start(net.serve_forever, Refusing(nets.serve_data, nursery), listeners)
         stream = await nets.dial(nets.address_of(listeners[0]))
         nursery.start_soon(send_until_closed, stream, sent)
-        await nets.wait_until(lambda: any(c._is_full for c in net._answering), 60.0)
-        [connection] = net._answering
+        await nets.wait_until(lambda: any(c._is_full for c in net._incoming), 60.0)
+        [connection] = net._incoming
         held = len(connection._outbox) * server_connection.MESSAGE_BYTES + connection.outbox_bytes
         assert 1 << 17 < held <= 1 << 18
         await trio.aclose_forcefully(stream)
@@ -187,13 +187,13 @@ async def test_crowd_of_strangers_does_not_keep_out_a_host(secure, tmp_path):
     async with nets.serving(tls=tls[nets.SERVER]) as (server, address):
         unauthenticated = [await nets.dial(address) for _ in range(300)]
         await nets.wait_until(
-            lambda: server.connections[0] == peer_network.Limits().unauthenticated
+            lambda: server.connections[0] == peer_network.PeerLimits().unauthenticated
         )
         async with nets.asking(address, tls=tls[nets.CLIENT]) as client:
             began = trio.current_time()
             assert len(await client.fetch()) == 65536
             assert trio.current_time() - began < 1.0
-            assert server.connections[0] <= peer_network.Limits().unauthenticated + 1
+            assert server.connections[0] <= peer_network.PeerLimits().unauthenticated + 1
         for stranger in unauthenticated:
             await trio.aclose_forcefully(stranger)
 
@@ -204,8 +204,11 @@ async def test_log_has_few_lines_of_strangers_whatever_they_say(caplog, autojump
     for number in range(1000):
         said.log_drops(f"fd00::{number:x}", "somebody", "it is of no use")
         said.log_drops("fd00::1", "somebody", f"no frame begins with {number}")
-    assert len(caplog.records) == handshake_limits.LINES and len(said._said) <= log_limit.MAX_KEYS
-    await trio.sleep(handshake_limits.SAY_AGAIN_S)
+    assert (
+        len(caplog.records) == handshake_limits.LOG_LINES
+        and len(said._drop_log) <= log_limit.MAX_KEYS
+    )
+    await trio.sleep(handshake_limits.LOG_INTERVAL_S)
     said.log_drops("fd00::1", "somebody", "it is of no use")
     assert "1968 more connections" in caplog.records[-2].getMessage()
 
@@ -251,11 +254,14 @@ async def test_flood_of_small_messages_leaves_turns_to_others():
 async def test_small_messages_are_read_at_the_rate_of_their_host(message):
     """The former code read all 20,000 of them at once."""
     rate = token_buckets.Rate(per_s=1e-3, burst=1000.0)
-    async with nets.serving(limits=peer_network.Limits(small_messages=rate)) as (server, address):
+    async with nets.serving(limits=peer_network.PeerLimits(small_messages=rate)) as (
+        server,
+        address,
+    ):
         flooding = await nets.dial(address)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(flooding.send_all, hello("h1") + frame(message) * 20_000)
-            await nets.wait_until(lambda: any(c._is_full for c in server._answering), 30.0)
+            await nets.wait_until(lambda: any(c._is_full for c in server._incoming), 30.0)
             level = server._share._small.tokens_left(
                 (ids.HostId("h1"), DEMAND), trio.current_time()
             )
@@ -282,17 +288,17 @@ def test_cancel_or_hurry_is_free_for_each_request_that_is_open():
 async def test_host_pays_for_what_is_refused_and_not_for_what_this_host_cannot_give():
     # So slow that what was paid is seen afterwards.
     rate = token_buckets.Rate(per_s=0.01, burst=100.0)
-    limits = peer_network.Limits(small_messages=rate)
+    limits = peer_network.PeerLimits(small_messages=rate)
 
     class Refusing(peer_giver.TaskGiver):
-        def requests_received(self, connection, requests, came_s):
+        def requests_received(self, connection, requests, arrived_s):
             connection.send_answers(
                 [peer_wire.Refuse(one.request_id, self.code) for one in requests]
             )
 
     async with trio.open_nursery() as nursery:
         giver = Refusing(nets.serve_data, nursery)
-        async with nets.serving(giver=giver, limits=limits) as (server, address):
+        async with nets.serving(handler=giver, limits=limits) as (server, address):
             async with nets.asking(address) as client:
                 levels = []
                 for giver.code in (peer_wire.RefuseCode.BUSY, peer_wire.RefuseCode.MISSING):
@@ -309,7 +315,7 @@ async def test_host_pays_for_what_is_refused_and_not_for_what_this_host_cannot_g
 @pytest.mark.allow_log("closed before Hello")
 @pytest.mark.allow_log("has been closed")
 async def test_strangers_push_out_those_of_the_address_that_has_most():
-    async with nets.serving(limits=peer_network.Limits(unauthenticated=4)) as (server, address):
+    async with nets.serving(limits=peer_network.PeerLimits(unauthenticated=4)) as (server, address):
         ip, port = address.split(":")
         lone = await trio.open_tcp_stream(ip, int(port), local_address="127.0.0.2")
         crowd = [await nets.dial(address) for _ in range(20)]

@@ -174,11 +174,11 @@ async def test_kernel_keeps_more_unsent_only_while_that_leaves_at_once(credentia
         for link in ends:
             kept = [kept_unsent(link)]
             for _ in range(6):
-                link._note_pace(200_000, 0.0001)  # 2 GB/s
+                link._adapt_not_sent(200_000, 0.0001)  # 2 GB/s
                 kept.append(kept_unsent(link))
-            link._note_pace(64_000, 0.02)  # 3 MB/s: what is urgent waits behind what is there
+            link._adapt_not_sent(64_000, 0.02)  # 3 MB/s: what is urgent waits behind what is there
             kept.append(kept_unsent(link))
-            link._note_pace(40_000, 0.001)  # 40 MB/s
+            link._adapt_not_sent(40_000, 0.001)  # 40 MB/s
             kept.append(kept_unsent(link))
             assert [n >> 10 for n in kept] == [16, 32, 64, 128, 256, 512, 512, 16, 16]
 
@@ -186,7 +186,7 @@ async def test_kernel_keeps_more_unsent_only_while_that_leaves_at_once(credentia
 async def test_one_short_wait_on_a_slow_link_lets_the_kernel_keep_little_more():
     async with linked(dict.fromkeys((CLIENT, SERVER))) as (_client, server):
         for _ in range(10):
-            server._note_pace(64_000, 0.00001)
+            server._adapt_not_sent(64_000, 0.00001)
             assert kept_unsent(server) <= 2 * peer_link.NOT_SENT_BYTES
-            server._note_pace(16_000, 0.005)
+            server._adapt_not_sent(16_000, 0.005)
         assert kept_unsent(server) == peer_link.NOT_SENT_BYTES

@@ -13,6 +13,7 @@ import trio
 
 from acstor_agent.peers import peer_network
 from acstor_agent.peers.connection import base_connection
+from acstor_agent.peers.connection import demand_gate
 from acstor_agent.peers.connection import periodic_checks
 from acstor_common import errors
 from acstor_common.model import ids
@@ -28,9 +29,9 @@ CID = ids.Cid(bytes(range(32)))
 PROOF = peer_wire.proof_of(CID, CLIENT, SERVER)
 DEMAND, BULK = peer_wire.Klass
 PEER, READAHEAD, PREFETCH = peer_wire.Priority
-QUICK = peer_network.Limits(hello_s=0.2, idle_s=0.2, silence_s=0.2)
-PATIENT = peer_network.Limits()
-TALKATIVE = peer_network.Limits(small_messages=token_buckets.Rate(per_s=1e9, burst=1e9))
+QUICK = peer_network.PeerLimits(hello_s=0.2, idle_s=0.2, silence_s=0.2)
+PATIENT = peer_network.PeerLimits()
+TALKATIVE = peer_network.PeerLimits(small_messages=token_buckets.Rate(per_s=1e9, burst=1e9))
 DATA = os.urandom(1 << 20)
 HELLO = b"".join(peer_wire.encode(peer_wire.Hello(CLIENT, DEMAND, 1)))
 REQUEST = peer_wire.ChunkRequest(
@@ -68,7 +69,7 @@ async def serving(
     tls=None,
     limits=PATIENT,
     admission=EVERYBODY,
-    giver=None,
+    handler=None,
     **options,
 ):
     """Run the answering side; gives it and its address."""
@@ -77,8 +78,8 @@ async def serving(
     )
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        giver = giver or peer_giver.TaskGiver(serve, nursery)
-        await nursery.start(net.serve_forever, giver, listeners)
+        handler = handler or peer_giver.TaskGiver(serve, nursery)
+        await nursery.start(net.serve_forever, handler, listeners)
         yield net, address_of(listeners[0])
         await net.aclose()
 
@@ -284,7 +285,7 @@ async def test_refusal_arrives_as_the_error_that_says_what_to_do(raised, expecte
 
 
 async def test_bulk_data_waits_while_demand_data_moves(autojump_clock):
-    gate, waited = base_connection.DemandGate(), []
+    gate, waited = demand_gate.DemandGate(), []
 
     async def bulk():
         await gate.wait()
@@ -294,17 +295,17 @@ async def test_bulk_data_waits_while_demand_data_moves(autojump_clock):
     gate.outbox_filled()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bulk)
-        await trio.sleep(base_connection.BULK_YIELDS_S / 2)
+        await trio.sleep(demand_gate.BULK_YIELDS_S / 2)
         assert not waited and not gate.is_open
         gate.outbox_emptied()
-    assert waited == [pytest.approx(base_connection.BULK_YIELDS_S / 2)] and gate.is_open
+    assert waited == [pytest.approx(demand_gate.BULK_YIELDS_S / 2)] and gate.is_open
 
 
 async def test_bulk_data_does_not_wait_for_demand_data_that_does_not_move(autojump_clock):
-    gate = base_connection.DemandGate()
+    gate = demand_gate.DemandGate()
     gate.outbox_filled()
     await gate.wait()
-    assert trio.current_time() == pytest.approx(base_connection.BULK_YIELDS_S, abs=0.01)
+    assert trio.current_time() == pytest.approx(demand_gate.BULK_YIELDS_S, abs=0.01)
     began = trio.current_time()
     await gate.wait()
     assert gate.is_open and trio.current_time() == began
@@ -368,11 +369,11 @@ async def test_pings_of_a_peer_that_does_not_read_take_no_memory():
         ):
             fetching.start_soon(fetch, client)
             await wait_until(
-                lambda: any(c.outbox_bytes >= limit_bytes for c in client.net._asking()), 60.0
+                lambda: any(c.outbox_bytes >= limit_bytes for c in client.net._outgoing()), 60.0
             )
             for _ in range(20):
                 await trio.sleep(0.01)
-                most_bytes = max(c.outbox_bytes for c in client.net._asking())
+                most_bytes = max(c.outbox_bytes for c in client.net._outgoing())
                 assert most_bytes < limit_bytes + len(get_of()) + len(pong)  # and what came before
             may_read.set()
         nursery.cancel_scope.cancel()
@@ -450,7 +451,7 @@ async def test_work_for_a_request_ends_when_its_time_is_over():
 
 
 async def test_requests_over_the_bound_wait_in_the_socket():
-    limits = peer_network.Limits(host_requests=4)
+    limits = peer_network.PeerLimits(host_requests=4)
     active, most, release = 0, 0, trio.Event()
 
     async def serve(host, get):
@@ -496,7 +497,7 @@ async def test_server_closes_idle_connections_too():
 
 
 async def test_idle_connection_makes_room_for_a_new_one():
-    limits = peer_network.Limits(outgoing=1)
+    limits = peer_network.PeerLimits(outgoing=1)
     async with both(limits=limits) as (client, _server):
         await client.fetch(priority=PEER)
         await client.fetch(priority=PREFETCH)
@@ -507,7 +508,7 @@ async def test_no_more_than_so_many_connections_are_opened():
     async def serve(host, get):
         await trio.sleep_forever()
 
-    async with both(serve, limits=peer_network.Limits(outgoing=1)) as (client, server):
+    async with both(serve, limits=peer_network.PeerLimits(outgoing=1)) as (client, server):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.fetch)
             await wait_until(lambda: server._budgets.requests.used == 1)
@@ -521,20 +522,20 @@ async def test_no_more_than_so_many_connections_are_opened_in_one_turn():
         await stream.send_all(SERVER_HELLO)
         await trio.sleep_forever()
 
-    limits = peer_network.Limits(outgoing=1)
+    limits = peer_network.PeerLimits(outgoing=1)
     async with faking(handler) as address, asking(address, limits=limits) as client:
-        idle = client.net._line(SERVER, address, DEMAND)
+        idle = client.net._channel_to(SERVER, address, DEMAND)
         await wait_until(lambda: idle.connection)
         for number in range(6):
             client.net.send_announcement(
                 f"h{number}.example", address, peer_wire.Gone(announced.alone(1))
             )
-        left = [line.host for line in client.net._lines.values() if line.is_open]
+        left = [line.host for line in client.net._channels.values() if line.is_open]
         assert left == ["h0.example"] and idle.connection.is_closed
 
 
 async def test_no_more_than_so_many_connections_are_accepted():
-    async with both(server_limits=peer_network.Limits(incoming=1)) as (client, server):
+    async with both(server_limits=peer_network.PeerLimits(incoming=1)) as (client, server):
         await client.fetch(priority=PEER)
         await client.fetch(priority=PREFETCH)  # the other one was idle
         assert server.connections[0] == 1
@@ -743,10 +744,10 @@ async def test_client_that_breaks_the_rules_after_hello_is_dropped(frames):
 @pytest.mark.expect_log("server.example .* broke the protocol")
 async def test_sweep_that_meets_a_connection_just_dropped_goes_on(monkeypatch):
     """A peer could time it: the sweep ends with all that the agent does, if it raises."""
-    often = peer_network.Limits(silence_s=0.0)  # in each turn of the loop
-    is_stuck = base_connection.Connection.is_stuck
+    often = peer_network.PeerLimits(silence_s=0.0)  # in each turn of the loop
+    is_stuck = base_connection.PeerConnection.is_stuck
     monkeypatch.setattr(
-        base_connection.Connection, "is_stuck", lambda *args: is_stuck(*args) and False
+        base_connection.PeerConnection, "is_stuck", lambda *args: is_stuck(*args) and False
     )
     no_chunks = b"AC\x03\x03\x00\x00\x00\x10\x00"
 
@@ -771,9 +772,9 @@ async def test_loop_that_fails_at_a_connection_ends_no_other(monkeypatch):
     def fail(*args):
         raise ValueError("unforeseen")
 
-    monkeypatch.setattr(base_connection.Connection, "is_stuck", fail)
-    monkeypatch.setattr(periodic_checks.Reauthorization, "_look", fail)
-    often = peer_network.Limits(silence_s=0.04, check_interval_s=0.01)
+    monkeypatch.setattr(base_connection.PeerConnection, "is_stuck", fail)
+    monkeypatch.setattr(periodic_checks.Reauthorization, "_check", fail)
+    often = peer_network.PeerLimits(silence_s=0.04, check_interval_s=0.01)
     async with both(limits=often, server_limits=often) as (client, server):
         for _ in range(5):
             assert len(await client.fetch()) == 65536

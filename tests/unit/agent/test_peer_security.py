@@ -15,6 +15,7 @@ from acstor_agent.peers import connection_setup
 from acstor_agent.peers import peer_link
 from acstor_agent.peers import peer_network
 from acstor_agent.peers.connection import base_connection
+from acstor_agent.peers.connection import demand_gate
 from acstor_agent.peers.connection import loop_share
 from acstor_agent.peers.connection import periodic_checks
 from acstor_common import errors
@@ -30,7 +31,7 @@ CLIENT, SERVER, DATA, DEMAND = nets.CLIENT, nets.SERVER, nets.DATA, nets.DEMAND
 asking, serving, wait_until = nets.asking, nets.serving, nets.wait_until
 SECURE, INSECURE = peer_network.SecurityMode
 DAY_S = 86400
-OFTEN = peer_network.Limits(check_interval_s=0.05)
+OFTEN = peer_network.PeerLimits(check_interval_s=0.05)
 GRACE_S = certificates.GRACE_S
 OURS, THEIRS = (
     certificates.Authority.create(name, time.time(), 365 * DAY_S) for name in ("ours", "theirs")
@@ -89,7 +90,7 @@ async def test_chunks_come_from_who_has_proven_who_he_is(pair):
     ):
         for length in (1, 65536, len(DATA)):
             assert await client.fetch(0, length) == DATA[:length]
-        [connection] = server._answering
+        [connection] = server._incoming
         assert connection.host == connection.link.certificate.host == CLIENT
         assert connection.link.sending and connection.link.receiving
 
@@ -280,16 +281,16 @@ async def test_files_that_are_replaced_under_load_cost_no_connection(identity):
         asking(address, limits=OFTEN, tls=tls[CLIENT]) as client,
     ):
         await client.fetch(0, 10)
-        [before] = server._answering
+        [before] = server._incoming
         for generation in (2, 3):
             for found in files.values():
                 found.write()
             with trio.fail_after(5):
                 while tls[CLIENT].generation < generation:
                     assert len(await client.fetch(0, 65536)) == 65536
-        assert list(server._answering) == [before] and not before.is_closed
+        assert list(server._incoming) == [before] and not before.is_closed
         await client.fetch(0, 10, priority=nets.PREFETCH)
-        newest = {c.link.certificate.pem for c in server._answering}
+        newest = {c.link.certificate.pem for c in server._incoming}
         assert len(newest) == 2  # a new connection is begun with the new certificate
 
 
@@ -319,11 +320,11 @@ async def test_hello_that_comes_after_its_authority_went_ends_the_connection(ide
         await trio.sleep(0.05)
         found.write(THEIRS, THEIRS.certificate_pem)
         ours.reload_files()
-        await looks._look(server._all())
+        await looks._check(server._all())
         hello = peer_wire.Hello(CLIENT, nets.DEMAND, 1)
         await link.send_some(peer_wire.encode(hello, link.sending))
-        await wait_until(lambda: server._answering)
-        await looks._look(server._all())
+        await wait_until(lambda: server._incoming)
+        await looks._check(server._all())
         await wait_until(lambda: server.connections[0] == 0)
         link.close()
 
@@ -497,18 +498,18 @@ class Turns(trio.abc.Instrument):
         self.done = 0
 
 
-class Connected(base_connection.Connection):
+class Connected(base_connection.PeerConnection):
     """A connection over which nothing comes; what it is of was proved with a real certificate."""
 
     is_idle = True
 
     def __init__(self, host, certificate):
         ours, self.theirs = socket.socketpair()
-        link = peer_link.Link(ours)
+        link = peer_link.PeerLink(ours)
         link.certificate = certificate
         share = loop_share.LoopShare(1)
         receiver = peer_wire.receiver(host, peer_wire.FROM_CLIENT, None)
-        super().__init__(host, link, receiver, DEMAND, base_connection.DemandGate(), share)
+        super().__init__(host, link, receiver, DEMAND, demand_gate.DemandGate(), share)
 
     def _handle(self, message):
         pass
@@ -552,11 +553,11 @@ async def test_new_files_are_followed_by_some_checks_in_each_turn(identity, conn
     monkeypatch.setattr(ours, "chain_fault", counted)
     trio.lowlevel.add_instrument(turns)
     watched = periodic_checks.Reauthorization(nets.EVERYBODY, ours, nets.PATIENT)
-    await watched._look(connections)
+    await watched._check(connections)
     assert turns.total == 40  # once for each host
-    assert turns.most <= periodic_checks.AT_A_TIME / periodic_checks.CHECK + 1
+    assert turns.most <= periodic_checks.BATCH / periodic_checks.CERTIFICATE_COST + 1
     assert {c.host for c in connections if c.is_closed} == {"h7"}
-    await watched._look(connections)
+    await watched._check(connections)
     assert turns.total == 40  # the files are those of before
 
 
@@ -567,9 +568,9 @@ async def test_tables_are_followed_by_some_looks_in_each_turn(connected):
         turns.note()
         return ""
 
-    connections = [connected(f"h{n}", None) for n in range(3 * periodic_checks.AT_A_TIME)]
+    connections = [connected(f"h{n}", None) for n in range(3 * periodic_checks.BATCH)]
     trio.lowlevel.add_instrument(turns)
-    await periodic_checks.Reauthorization(admission.Admission(authorize), None, nets.PATIENT)._look(
-        connections
-    )
-    assert turns.total == len(connections) and turns.most <= periodic_checks.AT_A_TIME + 1
+    await periodic_checks.Reauthorization(
+        admission.Admission(authorize), None, nets.PATIENT
+    )._check(connections)
+    assert turns.total == len(connections) and turns.most <= periodic_checks.BATCH + 1

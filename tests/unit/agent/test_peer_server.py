@@ -125,7 +125,7 @@ async def test_travel_that_fails_to_begin_is_none_and_the_next_one_begins(
     host, wanted = asker.cloud.hosts[GIVER], asker.cloud.ref_of(0)
     with monkeypatch.context() as broken, pytest.raises(errors.SourceUnreachable, match="no list"):
         travels = host.core.pending.selection
-        broken.setattr(travels, "_go", lambda *_: {}["no list"])
+        broken.setattr(travels, "_ask", lambda *_: {}["no list"])
         await host.fetch_chunk(wanted, exchange.Priority.GUEST)
     assert not host.core.pending and not len(host.core)
     with trio.fail_after(5):

@@ -327,7 +327,7 @@ async def test_contents_of_an_image_that_is_larger_than_the_cache_are_not_looked
     async with keeping(tmp_path, MIB) as host:
         host.add(DATA)
         await host.mirrors.attach_image(IMAGE)
-        monkeypatch.setattr(replica_placement.Part, "list_contents", None)
+        monkeypatch.setattr(replica_placement.ReplicaPart, "list_contents", None)
         assert await make(host, IMAGE) == MIB
     async with keeping(tmp_path, MIB) as host:  # with no file of promises
         assert not host.pins.list_pins()

@@ -68,13 +68,13 @@ async def test_guest_does_not_wait_behind_what_was_asked_for_ahead(cloud):
         with giver.request_chunks((ref,)) as wish:
             await wish.wait()
     uplink = giver.core.requests.uploads
-    uplink.places.count = 0
+    uplink.slots.count = 0
     with reader.request_chunks(refs, Priority.HYDRATE):
         await nets.wait_until(lambda: len(uplink) == len(refs))
         with reader.request_chunks(refs[-1:]) as wish:
             await nets.wait_until(lambda: Priority.PEER in priorities(giver))
-            uplink.places.count = 1
-            [connection] = cloud.nets["h1"]._answering
+            uplink.slots.count = 1
+            [connection] = cloud.nets["h1"]._incoming
             giver.handle_event(giver.core.answers_delivered, [connection])
             with trio.fail_after(3):
                 await wish.wait()
@@ -100,7 +100,7 @@ async def test_home_that_reads_a_slow_source_sends_keepalives(tmp_path):
 def priorities(giver):
     """Return how urgent the requests of peers are."""
     links = giver.core.requests._links.values()
-    return {asker.priority for link in links for asker in link.peer_requests.values()}
+    return {pending.priority for link in links for pending in link.peer_requests.values()}
 
 
 # Who asks
@@ -123,7 +123,7 @@ async def test_what_becomes_urgent_before_it_left_is_said_to_be_behind_the_reque
 
     async with talking(converse) as client:
         if is_connected:
-            line = client.net._line(nets.SERVER, client.address, nets.BULK)
+            line = client.net._channel_to(nets.SERVER, client.address, nets.BULK)
             await line.is_decided.wait()
             batches.fill(line.connection)
         asked = [later(n) for n in (1, 2, 3, 4)]
@@ -132,7 +132,7 @@ async def test_what_becomes_urgent_before_it_left_is_said_to_be_behind_the_reque
         client.net.cancel_requests(nets.SERVER, [3])
         reads.set()
         await nets.wait_until(lambda: said)
-        line = client.net._lines[nets.SERVER, nets.BULK]
+        line = client.net._channels[nets.SERVER, nets.BULK]
         assert not line._raised and not line.connection._raised
     asked_first = [2, 4, 1] if is_connected else [1, 2, 4]  # what waited for room was sorted
     assert [one.request_id for one in nets.requests_in(said)] == asked_first
@@ -149,7 +149,7 @@ async def test_what_waits_for_room_leaves_in_the_order_of_need():
         said.extend(m for m in host.messages if not isinstance(m, peer_wire.Hello | peer_wire.Ping))
 
     async with talking(converse) as client:
-        line = client.net._line(nets.SERVER, client.address, nets.BULK)
+        line = client.net._channel_to(nets.SERVER, client.address, nets.BULK)
         await line.is_decided.wait()
         batches.fill(line.connection)
         announcement = peer_wire.Advertise(announced.alone(7, 8))
@@ -166,7 +166,7 @@ async def test_what_waits_for_room_leaves_in_the_order_of_need():
 
 
 async def test_no_more_news_wait_for_room_than_may():
-    limits = peer_network.Limits(queued_announcements=2)
+    limits = peer_network.PeerLimits(queued_announcements=2)
     reads, heard = trio.Event(), []
 
     async def converse(host):
@@ -176,7 +176,7 @@ async def test_no_more_news_wait_for_room_than_may():
         heard.extend(m for m in host.messages if isinstance(m, peer_wire.Advertise))
 
     async with talking(converse, limits=limits) as client:
-        line = client.net._line(nets.SERVER, client.address, nets.BULK)
+        line = client.net._channel_to(nets.SERVER, client.address, nets.BULK)
         await line.is_decided.wait()
         batches.fill(line.connection)
         for number in range(1, 6):
@@ -254,7 +254,7 @@ class Waiting(batches.Here):
 
 async def test_giver_is_told_of_requests_that_wait_and_of_no_others():
     giver = Waiting()
-    async with nets.serving(giver=giver) as (_net, address):
+    async with nets.serving(handler=giver) as (_net, address):
         stream = await nets.dial(address)
         asked = frames(peer_wire.Get((later(1), later(2), later(3))))
         raised = frames(
@@ -274,7 +274,7 @@ async def test_raised_priority_for_what_came_with_it_finds_the_request_known_to_
     giver.priorities_raised = lambda connection, numbers: known.append(
         (list(numbers), list(giver.groups))
     )
-    async with nets.serving(giver=giver) as (_net, address):
+    async with nets.serving(handler=giver) as (_net, address):
         stream = await nets.dial(address)
         await stream.send_all(
             BULK_HELLO + frames(peer_wire.Get((later(1),)), peer_wire.RaisePriority((1,)))
@@ -286,7 +286,7 @@ async def test_raised_priority_for_what_came_with_it_finds_the_request_known_to_
 
 async def test_flood_of_raised_priorities_leaves_turns_to_others_and_holds_nothing():
     count, giver = 20_000, Waiting()
-    async with nets.serving(giver=giver, limits=nets.TALKATIVE) as (net, address):
+    async with nets.serving(handler=giver, limits=nets.TALKATIVE) as (net, address):
         stream = await nets.dial(address)
         await stream.send_all(BULK_HELLO)
         await stream.receive_some()
@@ -304,8 +304,10 @@ async def test_flood_of_raised_priorities_leaves_turns_to_others_and_holds_nothi
 
 async def test_raised_priority_waits_for_room_as_any_small_message():
     giver = Waiting()
-    limits = peer_network.Limits(host_answer_bytes=batches.CHUNK + 3 * 128, answer_bytes=1 << 20)
-    async with nets.serving(giver=giver, limits=limits) as (net, address):
+    limits = peer_network.PeerLimits(
+        host_answer_bytes=batches.CHUNK + 3 * 128, answer_bytes=1 << 20
+    )
+    async with nets.serving(handler=giver, limits=limits) as (net, address):
         stream = await nets.dial(address)
         asked = peer_wire.Get((later(1), later(2)))
         raised = peer_wire.RaisePriority((1,))
@@ -313,7 +315,7 @@ async def test_raised_priority_waits_for_room_as_any_small_message():
         await nets.wait_until(lambda: giver.groups)
         await trio.sleep(0.05)
         assert giver.groups == [[1]] and not giver.raises  # it came after what has to wait
-        [connection] = net._answering
+        [connection] = net._incoming
         connection.send_answers([batches.chunk(later(1))])
         await nets.wait_until(lambda: giver.groups == [[1], [2]])
         await stream.aclose()

@@ -294,7 +294,7 @@ async def test_maps_that_others_have_brought_here_are_bounded(tmp_path, place, m
 
 async def test_share_is_not_said_to_be_there_while_some_of_it_is_in_memory_only(tmp_path, place):
     async with running(tmp_path, place) as keeper:
-        lock = keeper.host.cache._mends.writing  # nothing is written while it is held
+        lock = keeper.host.cache._recovery.writing  # nothing is written while it is held
         async with lock:
             keeper.asks(H2, IMAGE)
             await until(lambda: keeper.host.pins.pinned_part(IMAGE))

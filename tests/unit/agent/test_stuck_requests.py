@@ -27,8 +27,8 @@ class Mount:
 
     def __init__(self, nursery, monkeypatch, limits):
         self.known = inodes.Inodes(inodes.keyed(bytes(32)))
-        self.inode = self.known.know_image(IMAGE)
-        self.known.know_disk(DISK)
+        self.inode = self.known.register_image(IMAGE)
+        self.known.register_disk(DISK)
         self.waiting = read_admission.ReadAdmission()
         clock = types.SimpleNamespace(monotonic=trio.current_time)
         monkeypatch.setattr(read_admission, "time", clock)

@@ -24,7 +24,7 @@ BOTH_CLASSES = (peer_wire.Priority.PEER, peer_wire.Priority.PREFETCH)
 def capped(way, bytes_s=RATE):
     """Return a cap of one direction."""
     up, down = (traffic_control.TrafficLimiter(bytes_s if way == one else math.inf) for one in WAYS)
-    return traffic_control.Traffic(up, down)
+    return traffic_control.TrafficControl(up, down)
 
 
 async def test_all_together_move_no_more_than_the_rate(autojump_clock):

@@ -79,14 +79,14 @@ def test_pregather_waits_for_the_sequential_one_of_several_readers() -> None:
 
 
 def test_zone_that_holds_both_readers_of_a_guest_tells_nothing() -> None:
-    def two_readers(policy: policies.Policy, second: int) -> float:
+    def two_readers(policy: policies.SchedulingPolicy, second: int) -> float:
         files = (workloads.FILES_AT[0], second)
         parts = ("SR-S", "SR-S")
         guest = workloads.guest("SRSR", parts, workloads.REGIONS[0], 1, SMALL, files)
         return simulation.Simulation([guest], policy).run().now_s
 
     def pregather_s(sectors: int, second: int) -> float:
-        limits = pregather.Limits(zone_bytes=sectors * workloads.SECTOR)
+        limits = pregather.PregatherParameters(zone_bytes=sectors * workloads.SECTOR)
         return two_readers(pregather.Pregather(limits), second)
 
     near, far = workloads.FILES_AT[0] + 2**30, workloads.FILES_AT[1]

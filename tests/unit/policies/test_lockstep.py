@@ -182,7 +182,7 @@ def test_what_guests_here_are_about_to_read_is_waited_for(machine):
 def test_it_is_not_waited_for_for_long(machine):
     machine.request_chunks([chunk(1)], Priority.GUEST, "reads")
     machine.ask_me("h3", machine.request(2, "h3", Mode.HELD))
-    machine.wait(learned_ring.AWAITED_S + peer_requests.LOOK_S)
+    machine.wait(learned_ring.AWAITED_S + peer_requests.CHECK_S)
     assert [answer.failure for answer in machine.answers()] == [Failure.MISSING]
     assert len(machine.core) == 1  # what the guest reads
     machine.ask_me("h3", machine.request(3, "h3", Mode.HELD))  # and now he reads no more
@@ -193,7 +193,7 @@ def test_it_is_not_waited_for_for_long(machine):
 
 
 def test_who_took_the_last_place_has_none_before_another_has_one(machine):
-    assert machine.core.requests.uploads.places.count == upload_scheduler.FEW
+    assert machine.core.requests.uploads.slots.count == upload_scheduler.FEW
     machine.cache.update(chunk(n).cid for n in range(8))
     asked = [machine.request(n, "h2", Mode.HELD_ONLY) for n in range(3)]
     machine.ask_me("h2", *asked)
@@ -208,7 +208,7 @@ def test_who_took_the_last_place_has_none_before_another_has_one(machine):
 def test_without_the_variant_one_receiver_may_have_all_places():
     machine = one_machine.Machine()
     machine.cache.update(chunk(n).cid for n in range(8))
-    machine.core.requests.uploads.places.count = upload_scheduler.FEW
+    machine.core.requests.uploads.slots.count = upload_scheduler.FEW
     machine.ask_me("h2", *(machine.request(n, "h2", Mode.HELD_ONLY) for n in range(5)))
     assert len(machine.answers()) == upload_scheduler.FEW
 
@@ -221,7 +221,7 @@ def test_only_one_of_a_tree_is_not_named_alone(policy):
     machine = one_machine.Machine(lockstep=policy)
     number, other = (machine.chunk_of(HERE, skip) for skip in range(2))
     machine.cache.update((chunk(number).cid, chunk(other).cid))
-    machine.core.requests.uploads.places.count = 1
+    machine.core.requests.uploads.slots.count = 1
     for host, wanted in (("h2", number), ("h3", other), ("h4", number)):
         machine.ask_me(host, machine.request(wanted, host))
     (referred,) = machine.answers()

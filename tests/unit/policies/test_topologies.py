@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from acstor_agent.engine import ring_view
+from acstor_agent.engine.ring import ring_view
 from acstor_common.model import ids
 from acstor_policies import topologies
 

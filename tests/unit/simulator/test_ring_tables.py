@@ -4,7 +4,7 @@
 import collections
 from typing import NamedTuple
 
-from acstor_agent.engine import placement
+from acstor_agent.engine.ring import placement
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import decision_messages

@@ -14,8 +14,8 @@ from acstor_agent import settings as agent_settings
 from acstor_agent.core.images import prefetcher
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
-from acstor_agent.engine import placement
 from acstor_agent.engine.gossip import announcements
+from acstor_agent.engine.ring import placement
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine.serve import peer_requests
 from acstor_simulator import simulation
@@ -54,8 +54,8 @@ def read_all(world: cloud.Cloud, reader: cloud.Host, within_s: float = 60.0) -> 
     assert not left and len(reader.cache) >= len(IMAGE.chunks)
 
 
-def refuse(found: peer_requests.PeerRequests, asker: Any, ref: Any) -> None:
-    found._refuse(asker, failure.Failure.MISSING)
+def refuse(found: peer_requests.PeerRequests, pending: Any, ref: Any) -> None:
+    found._refuse(pending, failure.Failure.MISSING)
 
 
 def ask_nobody(*_: Any) -> list[Any]:
@@ -63,7 +63,7 @@ def ask_nobody(*_: Any) -> list[Any]:
 
 
 RULES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "a home answers who asks": (peer_requests.PeerRequests, "_go_on", refuse),
+    "a home answers who asks": (peer_requests.PeerRequests, "_process", refuse),
     "who proves to know a CID gets it": (
         authorization.hmac,
         "compare_digest",
@@ -221,6 +221,6 @@ def test_baselines_have_nothing_that_the_papers_have_not(policy: str) -> None:
     read_all(world, reader)
     read_all(world, other)
     counters = [host.core.counters for host in world.hosts.values()]
-    assert sum(found.hedges + found.referrals + found.heard for found in counters) == 0
+    assert sum(found.hedges + found.referrals + found.accepted for found in counters) == 0
     assert sum(found.source_firsts for found in counters) == 0
     assert (world.counts.peer > 0) == (policy == "collaborative")

@@ -88,7 +88,9 @@ def test_records_are_read_as_they_were_written():
     record = cache_slab.pack_record(CID, 77, 4000, 2)
     assert len(record) == 64
     table = bytes(64) + record + bytes(64)
-    assert list(cache_slab.unpack_records(table, 4096)) == [cache_slab.Record(1, CID, 77, 4000, 2)]
+    assert list(cache_slab.unpack_records(table, 4096)) == [
+        cache_slab.SlotRecord(1, CID, 77, 4000, 2)
+    ]
 
 
 @hypothesis.given(st.integers(0, 64 * 8 - 1))

@@ -13,7 +13,7 @@ from acstor_agent.core.images import chunk_state
 from acstor_common.model import geometry
 
 CHUNK = geometry.MIN_CHUNK_BYTES
-Origin, Stretch = disk_plan.Origin, disk_plan.Stretch
+Origin, Stretch = disk_plan.StretchOrigin, disk_plan.Stretch
 CUT = geometry.Geometry(5 * CHUNK + 100, CHUNK)
 IMAGE_BYTES = 2 * CHUNK + 50
 

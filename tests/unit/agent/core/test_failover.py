@@ -79,8 +79,10 @@ class World:
                 return
             assert attempt.numbers == sorted(attempt.numbers)  # neighbours stay neighbours
             tries[attempt.source] = attempt.tries
-        elif attempt.untold and self.rng.random() < 0.8:
-            some = self.rng.sample(sorted(attempt.untold), self.rng.randint(1, len(attempt.untold)))
+        elif attempt.unreported and self.rng.random() < 0.8:
+            some = self.rng.sample(
+                sorted(attempt.unreported), self.rng.randint(1, len(attempt.unreported))
+            )
             numbers = attempt.numbers
             answers = [(at, self.outcome(attempt.source, numbers[at])) for at in some]
             for number, outcome in request.record_outcomes(attempt, answers, self.now):

@@ -9,10 +9,10 @@ def test_waits_double_up_to_the_longest_and_never_end():
     now_s, waits = 100.0, []
     for number in range(9):
         assert patience.record_fault(f"fault {number}", now_s, 5000.0 + number) == (number == 0)
-        waits.append(patience.look_at_s - now_s)
-        now_s = patience.look_at_s
+        waits.append(patience.next_check_s - now_s)
+        now_s = patience.next_check_s
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert patience.trouble == folder_health.FolderFault("fault 8", 5000.0)
+    assert patience.fault == folder_health.FolderFault("fault 8", 5000.0)
 
 
 def test_folder_that_breaks_again_soon_waits_as_long_as_before():
@@ -20,9 +20,9 @@ def test_folder_that_breaks_again_soon_waits_as_long_as_before():
     for now_s in (0.0, 1.0, 3.0):
         patience.record_fault("x", now_s, 0.0)
     assert patience.is_over(7.0) and not patience.is_over(7.0)
-    assert patience.trouble is None and patience.look_at_s == float("inf")
+    assert patience.fault is None and patience.next_check_s == float("inf")
     assert patience.record_fault("x", 8.0, 0.0)
-    assert patience.look_at_s == 8.0 + 8.0
+    assert patience.next_check_s == 8.0 + 8.0
     assert patience.is_over(16.0)
     assert patience.record_fault("x", 17.0 + folder_health.CHECK_INTERVALS.longest_s, 0.0)
-    assert patience.look_at_s == 18.0 + folder_health.CHECK_INTERVALS.longest_s
+    assert patience.next_check_s == 18.0 + folder_health.CHECK_INTERVALS.longest_s

@@ -27,17 +27,17 @@ def one_number_for_all(name: bytes) -> int:
 def test_numbers_that_guests_hold_mean_the_same_to_every_version():
     """Who changes one of them gives LAYOUT another value, and adds a line here."""
     numbers = host()
-    image = numbers.know_image(IMAGE)
+    image = numbers.register_image(IMAGE)
     tag = numbers.process_tag(4321, 987654)
-    found = (image, numbers.know_disk(DISK), tag, numbers.open(image, 3, tag))
+    found = (image, numbers.register_disk(DISK), tag, numbers.open(image, 3, tag))
     kept = {1: (0x800002C04216FB6E, 0x40000266D3FB5A96, 0x296E, 0x83A5BAC04216FB6E)}
     assert kept[inodes.LAYOUT] == found
 
 
 def test_next_worker_knows_every_handle_that_a_former_one_has_given():
     former, this = host(), host()
-    inode = former.know_image(IMAGE)
-    this.know_image(IMAGE)
+    inode = former.register_image(IMAGE)
+    this.register_image(IMAGE)
     recorded = [former.open(inode, number) for number in range(1, boot_recorder.OPENERS + 1)]
     others = [former.open(inode, 0) for _ in range(80)]
     assert [this.opening_of(handle).opener for handle in recorded] == [1, 2, 3, 4, 5, 6, 7]
@@ -46,7 +46,7 @@ def test_next_worker_knows_every_handle_that_a_former_one_has_given():
 
 def test_guest_that_is_not_recorded_never_has_the_number_of_one_that_is():
     known = host()
-    inode = known.know_image(IMAGE)
+    inode = known.register_image(IMAGE)
     handles = [known.open(inode, 0) for _ in range(80)]
     assert min(known.openings[handle].opener for handle in handles) > boot_recorder.OPENERS
     assert all(a != b for a, b in itertools.pairwise(handles))
@@ -54,16 +54,16 @@ def test_guest_that_is_not_recorded_never_has_the_number_of_one_that_is():
 
 def test_guest_is_named_by_its_disk_or_its_opening():
     known = host()
-    assert str(known.guest_of(known.know_disk(DISK))) == f"guest:{DISK}"
-    assert str(known.guest_of(known.open(known.know_image(IMAGE), 3))) == f"guest:{IMAGE}/3"
+    assert str(known.guest_of(known.register_disk(DISK))) == f"guest:{DISK}"
+    assert str(known.guest_of(known.open(known.register_image(IMAGE), 3))) == f"guest:{IMAGE}/3"
     assert str(known.guest_of(12345)) == "guest:"
 
 
 def test_no_number_or_handle_of_one_is_one_of_another():
     known = host()
     some_ids = [str(uuid.UUID(int=n)) for n in range(200)]
-    numbers = [known.know_disk(disk_header.DiskId(one)) for one in some_ids]
-    for inode in [known.know_image(ids.parse_image_id(one)) for one in some_ids]:
+    numbers = [known.register_disk(disk_header.DiskId(one)) for one in some_ids]
+    for inode in [known.register_image(ids.parse_image_id(one)) for one in some_ids]:
         numbers += [inode, *(known.open(inode, opener) for opener in range(1, 64))]
     assert len(set(numbers)) == len(numbers) == 200 + 200 * 64
     assert min(numbers) > 3  # the root's and the folders'
@@ -75,42 +75,42 @@ def test_number_says_nothing_without_the_key():
 
 def test_second_image_of_a_number_is_refused_by_name():
     known = inodes.Inodes(one_number_for_all)
-    handle = known.open(known.know_image(IMAGE), 1)
+    handle = known.open(known.register_image(IMAGE), 1)
     with pytest.raises(errors.NumberInUse) as refused:
-        known.know_image(OTHER)
+        known.register_image(OTHER)
     assert IMAGE in str(refused.value) and OTHER in str(refused.value)
     assert known.opening_of(handle)[:2] == (IMAGE, 1)
-    assert known.know_image(IMAGE) == known.of_image(OTHER)
+    assert known.register_image(IMAGE) == known.of_image(OTHER)
 
 
 def test_second_disk_of_a_number_is_refused_and_no_image_is_one():
     known = inodes.Inodes(one_number_for_all)
-    known.know_image(IMAGE)
-    assert known.know_disk(DISK)
+    known.register_image(IMAGE)
+    assert known.register_disk(DISK)
     with pytest.raises(errors.NumberInUse, match=f"disk {OTHER} .* disk {DISK}"):
-        known.know_disk(disk_header.DiskId(OTHER))
+        known.register_disk(disk_header.DiskId(OTHER))
 
 
 @pytest.mark.parametrize("order", [(IMAGE, OTHER), (OTHER, IMAGE)])
 def test_number_that_two_have_at_the_start_is_nobodys(order):
     known = inodes.Inodes(one_number_for_all)
-    (refused,) = known.know_at_start(order, [DISK])
+    (refused,) = known.register_all(order, [DISK])
     assert IMAGE in str(refused) and OTHER in str(refused)
     assert known.opening_of(known.of_image(IMAGE)) is None
     for image_id in order:
         with pytest.raises(errors.NumberInUse):
-            known.know_image(image_id)
+            known.register_image(image_id)
     assert known.disks == {known.of_disk(DISK): DISK}
 
 
 def test_image_and_disk_that_are_forgotten_leave_nothing_and_others_stay():
     known = host()
-    kept = [known.know_image(OTHER), known.know_disk(disk_header.DiskId(OTHER))]
+    kept = [known.register_image(OTHER), known.register_disk(disk_header.DiskId(OTHER))]
     for _ in range(3):
-        inode = known.know_image(IMAGE)
+        inode = known.register_image(IMAGE)
         for opener in range(20):
             known.open(inode, opener)
-        known.know_disk(DISK)
+        known.register_disk(DISK)
         known.forget_image(IMAGE)
         known.forget_disk(DISK)
         assert known.opening_of(inode) is None
@@ -120,8 +120,8 @@ def test_image_and_disk_that_are_forgotten_leave_nothing_and_others_stay():
 
 def test_who_was_refused_a_number_does_not_take_it_away():
     known = inodes.Inodes(one_number_for_all)
-    known.know_image(IMAGE)
-    known.know_disk(DISK)
+    known.register_image(IMAGE)
+    known.register_disk(DISK)
     known.forget_image(OTHER)
     known.forget_disk(disk_header.DiskId(OTHER))
     assert known.opening_of(known.of_image(IMAGE)).image_id == IMAGE
@@ -131,14 +131,14 @@ def test_who_was_refused_a_number_does_not_take_it_away():
 def test_numbers_of_detached_images_are_known_for_long_but_not_for_ever():
     known = inodes.Inodes(inodes.keyed(KEY), detached_limit=10)
     some = [ids.parse_image_id(str(uuid.UUID(int=number))) for number in range(100)]
-    handles = {image_id: known.open(known.know_image(image_id), 3) for image_id in some}
+    handles = {image_id: known.open(known.register_image(image_id), 3) for image_id in some}
     for image_id in some:
         known.image_detached(image_id)
         assert known.opening_of(handles[image_id]).image_id == image_id
     assert [image_id for image_id in some if known.opening_of(handles[image_id])] == some[-10:]
-    known.know_image(some[-10])  # is attached again, and does not count any more
+    known.register_image(some[-10])  # is attached again, and does not count any more
     for image_id in (some[-1], *some[:9]):
-        known.know_image(image_id)
+        known.register_image(image_id)
         known.image_detached(image_id)
     assert known.opening_of(handles[some[-10]])
     assert known.opening_of(handles[some[-1]])
@@ -147,8 +147,8 @@ def test_numbers_of_detached_images_are_known_for_long_but_not_for_ever():
 
 def test_handle_says_to_every_worker_which_process_may_have_opened_it():
     former, this = host(), host()
-    inode = former.know_image(IMAGE)
-    this.know_image(IMAGE)
+    inode = former.register_image(IMAGE)
+    this.register_image(IMAGE)
     tag = former.process_tag(4242, 123456)
     handle = former.open(inode, 3, tag)
     opening = this.opening_of(handle)
@@ -165,14 +165,14 @@ def test_tag_is_never_that_of_nobody():
 
 def test_owner_of_a_disk_or_of_an_unknown_opener_is_known_by_its_file_alone():
     known = host()
-    assert known.owner_of(known.guest_of(known.know_disk(DISK))) == (known.of_disk(DISK), 0)
-    handle = known.open(known.know_image(IMAGE), 0)
+    assert known.owner_of(known.guest_of(known.register_disk(DISK))) == (known.of_disk(DISK), 0)
+    handle = known.open(known.register_image(IMAGE), 0)
     assert known.owner_of(known.guest_of(handle)) == (known.of_image(IMAGE), 0)
 
 
 def test_handles_that_are_closed_leave_nothing():
     known = host()
-    inode = known.know_image(IMAGE)
+    inode = known.register_image(IMAGE)
     for pid in range(1, 500):
         handle = known.open(inode, 0, known.process_tag(pid, 1))
         assert known.openings[handle].image_id == IMAGE

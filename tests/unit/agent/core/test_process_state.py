@@ -56,7 +56,7 @@ def test_process_is_dying_if_all_its_threads_end(threads, is_dying):
 
 
 def holder(pid, tag, is_dying):
-    return process_state.Holder(pid, tag, pid, (3,), is_dying)
+    return process_state.FileHolder(pid, tag, pid, (3,), is_dying)
 
 
 HOLDERS = strategies.lists(

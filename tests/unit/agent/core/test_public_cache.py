@@ -360,7 +360,7 @@ def test_cache_without_a_slab_that_could_not_be_made_goes_on_with_the_rest():
 
 def found(number: int, records, slot_bytes: int = 16 * KIB) -> public_cache.FoundSlab:
     layout = cache_slab.SlabLayout.largest_within(SLAB_BYTES, slot_bytes)
-    return public_cache.FoundSlab(number, layout, [cache_slab.Record(*r) for r in records])
+    return public_cache.FoundSlab(number, layout, [cache_slab.SlotRecord(*r) for r in records])
 
 
 @pytest.mark.parametrize("order", ["lru", "fifo"])
@@ -406,7 +406,7 @@ def test_smaller_limit_removes_the_least_valuable_slabs():
 
 def small_slab(number: int, sequence: int) -> public_cache.FoundSlab:
     layout = cache_slab.SlabLayout(4096, 8)
-    records = [cache_slab.Record(0, cid(number), sequence, 4096, 0)]
+    records = [cache_slab.SlotRecord(0, cid(number), sequence, 4096, 0)]
     return public_cache.FoundSlab(number, layout, records)
 
 

@@ -96,7 +96,7 @@ def test_what_has_ended_is_told_again_though_as_many_are_used_as_a_host_may_ask_
             told += [one.image_id for _, keep in due for one in keep.leases if not one.lease_s]
             assert all(len(keep.leases) <= replica_messages.MAX_REQUESTS for _, keep in due)
     assert told.count(image(0)) == told.count(image(10)) == replica_holders.TAKEN_BACK_TIMES
-    assert len(keepers._told[H2]) <= 256 + replica_holders.TAKEN_BACK_TIMES
+    assert len(keepers._requested[H2]) <= 256 + replica_holders.TAKEN_BACK_TIMES
 
 
 def test_each_host_has_its_turn_though_the_images_change_all_the_time():

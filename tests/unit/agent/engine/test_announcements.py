@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
-from acstor_agent.engine import host_interning
 from acstor_agent.engine import priority
+from acstor_agent.engine.data_structures import host_interning
 from acstor_agent.engine.gossip import announcements
 from acstor_agent.engine.gossip import location_index
 from acstor_common.model import ids
@@ -142,8 +142,8 @@ def test_each_told_oid_costs_as_many_lookups_as_there_are_images():
     many = one_machine.Machine(topology=topologies.all_hosts, attached=range(999))
     for found in (few, many):
         found.announcement_received(H5, announced(*numbered(*range(10_000))), [], [])
-    assert few.core.counters.heard == 10_000
-    assert 15 < many.core.counters.heard < 30
+    assert few.core.counters.accepted == 10_000
+    assert 15 < many.core.counters.accepted < 30
 
 
 def test_flood_of_what_is_gone_is_not_listened_to_either_and_the_allowance_grows_again(machine):
@@ -238,7 +238,7 @@ def test_who_tells_it_meanwhile_is_not_told(machine):
 
 def test_full_message_leaves_at_once(machine):
     machine.chunks_stored([arrived(n) for n in range(announcements.BATCH_CHUNKS + 1)])
-    assert {len(tell.here) for tell in machine.got(actions.SendAnnouncement)} == {
+    assert {len(tell.held) for tell in machine.got(actions.SendAnnouncement)} == {
         announcements.BATCH_CHUNKS
     }
     assert {len(here) for here, _, _ in tells(machine).values()} == {1}
@@ -249,7 +249,7 @@ def test_new_neighbour_is_told_what_was_told_last(machine):
     tells(machine)
     machine.table_changed(one_machine.table(9, epoch=2), None)
     told = machine.got(actions.SendAnnouncement)
-    assert {tell.host for tell in told} == {"h9"} and [len(t.here) for t in told] == [512, 88]
+    assert {tell.host for tell in told} == {"h9"} and [len(t.held) for t in told] == [512, 88]
 
 
 def test_neighbour_that_was_not_reached_is_told_again_once_a_while(machine):
@@ -257,11 +257,11 @@ def test_neighbour_that_was_not_reached_is_told_again_once_a_while(machine):
     tells(machine)
     for _ in range(3):  # it says so of each message
         machine.announcement_lost(H2)
-    assert not tells(machine, announcements.AGAIN_S - 0.1)
+    assert not tells(machine, announcements.REPEAT_FIRST_S - 0.1)
     machine.wait(0.2)
     told = machine.got(actions.SendAnnouncement)
-    assert {tell.host for tell in told} == {H2} and [len(t.here) for t in told] == [512, 88]
-    assert not tells(machine, 10 * announcements.AGAIN_S)
+    assert {tell.host for tell in told} == {H2} and [len(t.held) for t in told] == [512, 88]
+    assert not tells(machine, 10 * announcements.REPEAT_FIRST_S)
 
 
 def test_neighbour_that_is_never_reached_is_told_ever_more_seldom(machine):
@@ -277,7 +277,7 @@ def test_neighbour_that_is_never_reached_is_told_ever_more_seldom(machine):
 
     assert [waited_s() for _ in range(8)] == pytest.approx([1, 2, 4, 8, 16, 32, 60, 60])
     machine.announcement_received(H2, (SEVEN,), (), ())
-    assert waited_s() == pytest.approx(announcements.AGAIN_S)
+    assert waited_s() == pytest.approx(announcements.REPEAT_FIRST_S)
 
 
 def test_who_is_no_neighbour_or_no_more_is_not_told_again(machine):
@@ -286,7 +286,7 @@ def test_who_is_no_neighbour_or_no_more_is_not_told_again(machine):
     machine.announcement_lost(ids.HostId("h9"))
     machine.announcement_lost(ids.HostId("h8"))
     machine.table_changed(one_machine.table(7, epoch=2), None)
-    assert not tells(machine, 2 * announcements.AGAIN_S)
+    assert not tells(machine, 2 * announcements.REPEAT_FIRST_S)
 
 
 def test_what_was_here_before_there_was_a_neighbour_is_told_then():
@@ -295,7 +295,7 @@ def test_what_was_here_before_there_was_a_neighbour_is_told_then():
     machine.chunk_evicted([chunk(2).cid])
     assert not tells(machine)
     machine.table_changed(one_machine.table(2, epoch=2), None)
-    assert [(tell.host, tell.here) for tell in machine.got(actions.SendAnnouncement)] == [
+    assert [(tell.host, tell.held) for tell in machine.got(actions.SendAnnouncement)] == [
         ("h2", announced(chunk(1)))
     ]
 

@@ -126,7 +126,7 @@ def test_chunk_of_a_run_that_the_cache_cannot_read_is_brought(machine):
 
 def test_run_for_which_there_are_too_few_places_waits_chunk_by_chunk(machine):
     uploads = machine.core.requests.uploads
-    uploads.used = uploads.places.count - COUNT + 1
+    uploads.used = uploads.slots.count - COUNT + 1
     machine.ask_me("h2", run(machine))
     assert given(machine) == [*NUMBERS][: COUNT - 1] and len(uploads) == 1
     machine.peer_cancelled("h2", [NUMBERS[-1]])

@@ -83,7 +83,7 @@ def test_own_chunk_is_read_from_the_source_stored_as_home_and_told(machine):
     assert read.refs == [chunk(number)]
     machine.source_read_progressed(read.number, [(0, b"bytes")])
     (store,) = machine.got(actions.Store)
-    assert store.runs[0].is_kept and store.runs[0].giver is None and store.runs[0].is_own
+    assert store.runs[0].is_kept and store.runs[0].provider is None and store.runs[0].is_own
     assert machine.completes()[0].chunks == [b"bytes"]
 
 
@@ -495,10 +495,10 @@ def test_host_on_trial_is_raced_at_once_and_shows_how_it_is(machine):
         (read,) = machine.got(actions.ReadSource)
         machine.source_read_progressed(read.number, [(0, data_of(numbers[0]))])
     assert machine.completes() and not machine.got(actions.CancelRequests)
-    assert book.is_doubtful(H2)
+    assert book.is_suspect(H2)
     machine.now += 0.01
     give(machine, asked[0], numbers[0])  # the content is here, but it shows that the host is well
-    assert not machine.last and not book.is_doubtful(H2)
+    assert not machine.last and not book.is_suspect(H2)
 
 
 def test_trial_without_an_answer_in_the_usual_time_is_a_failure(machine):

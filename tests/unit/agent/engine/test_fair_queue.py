@@ -6,8 +6,8 @@ import collections
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority
+from acstor_agent.engine.data_structures import fair_queue
 
 P = priority.Priority
 ITEMS = st.tuples(st.sampled_from(P), st.integers(0, 3))

@@ -35,7 +35,7 @@ Book, Waiters = peer_state.PeerStates, pending_reads.PendingReads
 
 def all_lost(self, host, connection, now):
     """Take the loss of one connection for that of all."""
-    peer = self._book.get_or_create(host)
+    peer = self._peers.get_or_create(host)
     lost = list(peer.pending.values())
     for attempt in lost:
         self._end(peer, attempt, now)
@@ -132,11 +132,11 @@ MUTANTS = {
         waiting.test_guests_go_to_the_source_first_where_peers_are_clearly_slower,
     ),
     "hosts are never taken to read the same": (
-        *(source_preference.ReadOverlap, "is_little", True),
+        *(source_preference.ReadOverlap, "is_low", True),
         waiting.test_what_is_read_ahead_follows_guests_to_the_source_where_hosts_hardly_read_the_same,
     ),
     "hosts are always taken to read the same": (
-        *(source_preference.ReadOverlap, "is_little", False),
+        *(source_preference.ReadOverlap, "is_low", False),
         waiting.test_what_is_read_ahead_follows_guests_to_the_source_where_hosts_hardly_read_the_same,
     ),
     "answers are never late": (
@@ -144,7 +144,7 @@ MUTANTS = {
         book.test_what_is_late_follows_the_median_of_its_kind_within_bounds,
     ),
     "a trial costs a guest": (
-        *(Book, "is_doubtful", lambda *_: False),
+        *(Book, "is_suspect", lambda *_: False),
         first.test_host_on_trial_is_raced_at_once_and_shows_how_it_is,
     ),
     "nothing is hedged": (
@@ -156,7 +156,7 @@ MUTANTS = {
         book.test_first_races_are_for_peers_and_for_a_source_that_has_shown_that_it_is_quick,
     ),
     "what is fetched ahead is in the way": (
-        *(peer_requests.PeerRequests, "_is_in_the_way", lambda *_: False),
+        *(peer_requests.PeerRequests, "_would_delay_guests", lambda *_: False),
         line.test_what_nobody_waits_for_is_refused_when_it_comes_while_others_wait,
     ),
     "holders are not asked": (

@@ -159,7 +159,7 @@ def test_guest_does_not_wait_for_the_search_of_what_another_image_has_not_got():
 
     machine.play(0.0, peer, lambda _: F.MISSING)
     waiting = [
-        t for t in machine.core.context.transfers.values() if t.search and not t.search.asked
+        t for t in machine.core.context.transfers.values() if t.lookup and not t.lookup.asked
     ]
     assert len(waiting) > 20 and hosts == {"h2", "h3", "h4"}
     machine.request_chunks([waiting[-1].first_ref._replace(image_id=MINE)], P.GUEST, "mine")

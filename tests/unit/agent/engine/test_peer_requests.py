@@ -150,7 +150,7 @@ def test_request_that_is_looked_up_has_its_time_and_is_counted():
     assert machine.answers()[0].failure is Failure.BUSY and not machine.got(actions.LookUpContents)
     machine.ask_me("h2", machine.request(9, "h2", image_id=UNKNOWN, request_id=3))
     assert machine.got(actions.CloseConnection)
-    machine.wait(30.0 + peer_requests.LOOK_S)
+    machine.wait(30.0 + peer_requests.CHECK_S)
     assert [answer.failure for answer in machine.answers()] == 3 * [Failure.UNREACHABLE]
 
 
@@ -194,7 +194,7 @@ def test_home_reads_the_source_once_for_all_and_refers_later_ones_while_it_is_bu
     for host in ("h3", "h4", "h5", "h6"):
         machine.ask_me(host, machine.request(number, host))
         assert not machine.last
-    machine.core.requests.uploads.places.count = 1
+    machine.core.requests.uploads.slots.count = 1
     machine.source_read_progressed(read.number, [(0, data_of(number))])
     answers = machine.answers()
     assert isinstance(answers[0], actions.SendChunk) and answers[0].data == data_of(number)
@@ -229,7 +229,7 @@ def test_who_was_referred_here_waits_for_what_is_on_its_way_but_not_for_long(mac
     machine.request_chunks([chunk(number)], Priority.GUEST, 1)
     machine.ask_me("h2", machine.request(number, "h2", Mode.HELD_ONLY))
     assert not machine.last
-    machine.wait(peer_requests.HELD_WAIT_S + peer_requests.LOOK_S)
+    machine.wait(peer_requests.HELD_WAIT_S + peer_requests.CHECK_S)
     assert [answer.failure for answer in machine.answers()] == [Failure.MISSING]
 
 
@@ -277,7 +277,7 @@ def test_connection_that_ends_takes_its_requests_along(machine):
 def test_time_of_a_request_is_over_though_the_source_is_silent(machine):
     number = machine.chunk_of("h1")
     machine.ask_me("h2", machine.request(number, "h2", timeout_s=3.0))
-    machine.wait(3.0 + peer_requests.LOOK_S)
+    machine.wait(3.0 + peer_requests.CHECK_S)
     assert [answer.failure for answer in machine.answers()] == [Failure.UNREACHABLE]
     assert len(machine.core) == 1  # the read goes on
 

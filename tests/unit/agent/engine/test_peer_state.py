@@ -112,7 +112,7 @@ def test_backoff_doubles_and_one_trial_ends_it():
     book.record_success(H2, 100.0)
     assert book.is_in_backoff(H2, 100.0)  # an answer from before proves nothing
     book.record_success(H2, 300.0)
-    assert book.try_acquire(H2, 300.0) and not book.is_doubtful(H2)
+    assert book.try_acquire(H2, 300.0) and not book.is_suspect(H2)
 
 
 def test_success_between_failures_begins_their_count_anew():

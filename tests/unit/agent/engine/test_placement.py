@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 
-from acstor_agent.engine import placement
+from acstor_agent.engine.ring import placement
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.ring import location_policies

@@ -5,11 +5,11 @@ import pytest
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
-from acstor_agent.engine import placement
 from acstor_agent.engine import priority
-from acstor_agent.engine import timers
+from acstor_agent.engine.data_structures import timers
 from acstor_agent.engine.fetch import retries
 from acstor_agent.engine.fetch import source_preference
+from acstor_agent.engine.ring import placement
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_request
@@ -133,7 +133,7 @@ def test_read_that_a_guest_is_about_to_want_does_not_give_way_to_others():
 # Peers or the source first
 
 
-def usual(peers_s, source_s, count=source_preference.ENOUGH, now=1.0):
+def usual(peers_s, source_s, count=source_preference.MIN_ANSWERS, now=1.0):
     preference = source_preference.SourcePreference()
     for _ in range(count):
         preference.peers_took(peers_s, now)
@@ -143,7 +143,7 @@ def usual(peers_s, source_s, count=source_preference.ENOUGH, now=1.0):
 
 def test_source_goes_first_only_by_enough_answers_of_late():
     assert usual(0.3, 0.01).choose_source_first(1.0)
-    assert not usual(0.3, 0.01, source_preference.ENOUGH - 1).choose_source_first(1.0)
+    assert not usual(0.3, 0.01, source_preference.MIN_ANSWERS - 1).choose_source_first(1.0)
     assert not usual(0.3, 0.01).choose_source_first(1.0 + source_preference.RECENT_S + 1)
 
 
@@ -169,7 +169,7 @@ def test_one_slow_answer_changes_nothing():
 def test_source_of_which_nothing_is_known_is_probed_where_peers_are_slow():
     for peers_s, probes in ((0.3, 2), (0.05, 0)):
         preference = source_preference.SourcePreference()
-        for _ in range(source_preference.ENOUGH):
+        for _ in range(source_preference.MIN_ANSWERS):
             preference.peers_took(peers_s, 1.0)
         decided = [
             preference.choose_source_first(1.0) for _ in range(2 * source_preference.PROBE_SOURCE)

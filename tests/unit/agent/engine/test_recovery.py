@@ -182,7 +182,7 @@ class Scene:
         context, waiters, requests = core.context, core.pending, core.requests
         uplink, lanes = requests.uploads, waiters.prefetch_limits
         receivers = [
-            (one.requests, one.begun, one.undelivered, one.places, one.links)
+            (one.requests, one.begun, one.undelivered, one.slots, one.links)
             for one in requests.receivers.values()
         ]
         owed = [
@@ -263,7 +263,7 @@ def peers(scene):
     scene.source_answers()
     scene.peers_answer()
     scene.ask_me(PEERS[0], 0, 1, 2, 3)
-    scene.machine.core.requests.uploads.places.count = 1
+    scene.machine.core.requests.uploads.slots.count = 1
     scene.ask_me(PEERS[1], 0, 1, 8, 9)
     scene.ask_me(PEERS[2], 0, 2, 9, mode=Mode.HELD)
     scene.ask_me(PEERS[3], 1, 12, 13, mode=Mode.RELAYED)

@@ -6,9 +6,9 @@ import collections
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.engine import generational_cache
-from acstor_agent.engine import host_interning
 from acstor_agent.engine import priority
+from acstor_agent.engine.data_structures import generational_cache
+from acstor_agent.engine.data_structures import host_interning
 from acstor_agent.engine.serve import referrals
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
@@ -40,17 +40,17 @@ def make(**more):
 def tree_of(known, hosts, direct=2):
     """Let hosts ask in this order, the first ones served directly; return who was sent to whom."""
     parents = {}
-    for number, asker in enumerate(hosts):
-        told = () if number < direct else known.referrals_for(REF, asker, PEER)
+    for number, requester in enumerate(hosts):
+        told = () if number < direct else known.referrals_for(REF, requester, PEER)
         if told:
-            parents[asker] = told[0]
+            parents[requester] = told[0]
         else:
-            known.record_served([REF], asker, PEER)
+            known.record_served([REF], requester, PEER)
     return parents
 
 
-def depth(parents, asker):
-    return 1 + depth(parents, parents[asker]) if asker in parents else 0
+def depth(parents, requester):
+    return 1 + depth(parents, parents[requester]) if requester in parents else 0
 
 
 def test_first_requester_is_sent_to_nobody_and_neither_is_one_that_comes_again():
@@ -64,14 +64,16 @@ def test_first_requester_is_sent_to_nobody_and_neither_is_one_that_comes_again()
 def test_nobody_is_sent_to_a_host_that_came_later(hosts):
     parents = tree_of(make(), hosts)
     assert set(parents) == set(hosts[2:])
-    assert all(hosts.index(parent) < hosts.index(asker) for asker, parent in parents.items())
+    assert all(
+        hosts.index(parent) < hosts.index(requester) for requester, parent in parents.items()
+    )
 
 
 def test_tree_of_a_thousand_is_no_deeper_than_it_must_be():
     hosts = [host(n) for n in range(1000)]
     parents = tree_of(make(), hosts)
     assert max(collections.Counter(parents.values()).values()) <= referrals.FAN_OUT
-    assert max(depth(parents, asker) for asker in hosts) <= 12
+    assert max(depth(parents, requester) for requester in hosts) <= 12
 
 
 def test_work_is_shared_whoever_comes_first():
@@ -175,9 +177,9 @@ def test_each_chunk_of_a_host_is_as_urgent_as_it_was_when_it_was_asked_for_first
     for ref, asked in zip(some, (PEER, READAHEAD, PREFETCH), strict=False):
         known.record_served([ref], host(1), asked)
         known.record_served([ref], host(1), PEER)
-    for asker, asked in enumerate((PEER, READAHEAD, PREFETCH), start=2):
-        told = [known.referrals_for(ref, host(asker), asked) for ref in some[:3]]
-        assert [bool(hosts) for hosts in told] == [asker > at for at in (1, 2, 3)]
+    for requester, asked in enumerate((PEER, READAHEAD, PREFETCH), start=2):
+        told = [known.referrals_for(ref, host(requester), asked) for ref in some[:3]]
+        assert [bool(hosts) for hosts in told] == [requester > at for at in (1, 2, 3)]
 
 
 @given(
@@ -228,7 +230,7 @@ def test_copies_of_a_chunk_over_the_limit_are_told_once_whatever_else_hosts_have
 def test_new_length_forgets_who_was_given_what():
     hosts = one_machine.table(8).hosts
     machine = one_machine.Machine(table=hash_ring.Ring(1, hosts, segment_chunks=LENGTH))
-    known = machine.core.requests.referrals
+    known = machine.core.requests.copies.referrals
     known.record_served(segment(), host(2), PEER)
     machine.table_changed(hash_ring.Ring(2, hosts, segment_chunks=LENGTH), machine.table)
     assert len(known) == 1

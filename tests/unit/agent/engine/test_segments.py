@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
-from acstor_agent.engine import host_interning
-from acstor_agent.engine import placement
 from acstor_agent.engine import priority
-from acstor_agent.engine import ring_view
+from acstor_agent.engine.data_structures import host_interning
 from acstor_agent.engine.gossip import announcements
 from acstor_agent.engine.gossip import location_index
+from acstor_agent.engine.ring import placement
+from acstor_agent.engine.ring import ring_view
 from acstor_agent.engine.serve import authorization
 from acstor_common.model import ids
 from acstor_common.model import segments
@@ -157,10 +157,10 @@ def test_chunks_of_a_segment_are_announced_by_one_bitmap(machine):
     told = tells(machine)
     first, second = some[0].place, some[4].place
     assert told[H3] == (H3, ((first, 0b1011), (second, 0b1111)), (), (), LENGTH)
-    assert told[H2].here == ((first, 0b0011), (second, 0b1111))
+    assert told[H2].held == ((first, 0b0011), (second, 0b1111))
     machine.chunk_evicted([some[1].cid, some[3].cid])
     told = tells(machine)
-    assert (told[H2].gone, told[H3].gone) == (((first, 0b0010),), ((first, 0b1010),))
+    assert (told[H2].evicted, told[H3].evicted) == (((first, 0b0010),), ((first, 0b1010),))
 
 
 def test_neighbour_is_not_told_of_the_chunks_that_it_told_itself(machine):
@@ -168,7 +168,7 @@ def test_neighbour_is_not_told_of_the_chunks_that_it_told_itself(machine):
     machine.chunks_stored([arrived(some)])
     machine.announcement_received(H3, announced(*some[:3]), [], [], LENGTH)
     told = tells(machine)
-    assert told[H3].here == announced(some[3]) and told[H2].here == announced(*some)
+    assert told[H3].held == announced(some[3]) and told[H2].held == announced(*some)
 
 
 def test_holder_is_asked_for_the_chunks_that_it_announced(machine):
@@ -207,14 +207,14 @@ def test_new_length_begins_with_empty_tables_and_announces_no_chunk_by_the_forme
     assert not len(machine.core.context.locations)
     machine.chunks_stored([arrived(some)])  # they were asked for before
     told = tells(machine)
-    assert told[H3].here == announced(*some[:2]) and told[H3].segment_chunks == 2
+    assert told[H3].held == announced(*some[:2]) and told[H3].segment_chunks == 2
     assert not any(tell.evictable for tell in machine.wait(announcements.HINT_EVERY_S))
 
 
 def test_allowance_counts_chunks_whatever_segments_they_are_in(machine):
     told = [(ids.Oid(n), 0b1111) for n in range(1, 9_001)]
     machine.announcement_received(H3, told, [], [], LENGTH)
-    assert machine.core.counters.heard == 20_000 and machine.core.counters.ignored == 16_000
+    assert machine.core.counters.accepted == 20_000 and machine.core.counters.ignored == 16_000
     assert len(machine.core.context.locations) == 5_000
 
 

@@ -40,7 +40,7 @@ def told(reads, number, *indices):
 
 
 def test_one_image_leaves_a_place_for_others(out):
-    reads = source_reads.SourceReads(out, places=4)
+    reads = source_reads.SourceReads(out, slots=4)
     for number in range(0, 20, 2):
         reads.read(chunks(number), P.GUEST, "greedy", 0.0)
     assert len(begun(out, reads)) == 3 and reads.is_full
@@ -51,20 +51,20 @@ def test_one_image_leaves_a_place_for_others(out):
 
 @pytest.mark.parametrize("places", [1, 2, 3])
 def test_where_places_are_few_none_is_reserved(out, places):
-    reads = source_reads.SourceReads(out, places=places)
+    reads = source_reads.SourceReads(out, slots=places)
     for number in range(0, 20, 2):
         reads.read(chunks(number), P.HYDRATE, "image", 0.0)
     assert len(begun(out, reads)) == places
 
 
 def test_who_reads_much_of_an_image_keeps_no_other_guest_of_it_waiting(out):
-    reads = source_reads.SourceReads(out, places=2)
+    reads = source_reads.SourceReads(out, slots=2)
     for number in range(0, 200, 2):
         reads.read(chunks(number), P.GUEST, "image", 0.0, "image/1")
     for number in (301, 303):
         reads.read(chunks(number), P.GUEST, "image", 0.0, "image/2")
     first = begun(out, reads)
-    assert {read.who: tuple(read.refs) for read in first} == {
+    assert {read.flow: tuple(read.refs) for read in first} == {
         "image/1": chunks(0),
         "image/2": chunks(301),
     }
@@ -74,14 +74,14 @@ def test_who_reads_much_of_an_image_keeps_no_other_guest_of_it_waiting(out):
 
 
 def test_image_with_many_openers_has_no_more_turns_than_one_with_few(out):
-    reads = source_reads.SourceReads(out, places=3)
+    reads = source_reads.SourceReads(out, slots=3)
     turns = []
     for number in range(0, 60, 2):
         reads.read(chunks(number), P.GUEST, "many", 0.0, f"many/{number}")
         reads.read(chunks(100 + number), P.GUEST, "few", 0.0, "few/1")
     for _ in range(10):
         found = begun(out, reads)
-        turns += [read.who for read in found]
+        turns += [read.flow for read in found]
         for read in found:
             reads.end_range(read.number)
     assert turns.count("few/1") == len(turns) / 2
@@ -92,7 +92,7 @@ class Steps:
 
     def __init__(self):
         self.out, self.made, self.seen = actions.ActionQueue(), [], []
-        self.reads = source_reads.SourceReads(self.out, places=3)
+        self.reads = source_reads.SourceReads(self.out, slots=3)
         self.reads.divide = self.split
 
     def split(self, read, some):
@@ -149,7 +149,7 @@ def test_every_read_is_begun_once_or_forgotten_whoever_has_the_image_open(steps)
 
 
 def test_peers_and_background_leave_a_place_for_guests(out):
-    reads = source_reads.SourceReads(out, places=4)
+    reads = source_reads.SourceReads(out, slots=4)
     for number in range(10):
         priority = (P.PEER, P.READAHEAD, P.HYDRATE)[number % 3]
         reads.read(chunks(2 * number), priority, f"h{number}", 0.0)
@@ -159,7 +159,7 @@ def test_peers_and_background_leave_a_place_for_guests(out):
 
 
 def test_neighbours_that_wait_become_one_range(out):
-    reads = source_reads.SourceReads(out, places=1)
+    reads = source_reads.SourceReads(out, slots=1)
     for number in (3, 1, 2, 0, 5):
         reads.read(chunks(number), P.READAHEAD, "image", 0.0)
     [first] = begun(out, reads)
@@ -169,7 +169,7 @@ def test_neighbours_that_wait_become_one_range(out):
 
 
 def test_read_of_a_guest_takes_no_neighbour_that_is_less_urgent(out):
-    reads = source_reads.SourceReads(out, places=1)
+    reads = source_reads.SourceReads(out, slots=1)
     reads.read(chunks(2), P.PREFETCH, "h2", 0.0)
     reads.read(chunks(1), P.GUEST, "image", 0.0)
     reads.read(chunks(0), P.GUEST, "image", 0.0)
@@ -182,7 +182,7 @@ def test_read_of_a_guest_takes_no_neighbour_that_is_less_urgent(out):
 
 
 def test_range_has_a_mebibyte_at_most_but_for_a_chunk_that_is_longer(out):
-    reads = source_reads.SourceReads(out, places=9, range_bytes=3 * CHUNK)
+    reads = source_reads.SourceReads(out, slots=9, range_bytes=3 * CHUNK)
     for number in range(7):
         reads.read(chunks(number), P.GUEST, "image", 0.0)
     reads.read(chunks(*range(10, 15)), P.GUEST, "image", 0.0)
@@ -192,7 +192,7 @@ def test_range_has_a_mebibyte_at_most_but_for_a_chunk_that_is_longer(out):
 
 
 def test_chunks_that_do_not_follow_each_other_are_ranges_of_their_own(out):
-    reads = source_reads.SourceReads(out, places=9)
+    reads = source_reads.SourceReads(out, slots=9)
     read = reads.read(chunks(0, 1, 5, 6, 8), P.GUEST, "image", 0.0)
     reads.read(chunks(9), P.GUEST, "image", 0.0)
     reads.read((chunk(7)._replace(image_id=OTHER),), P.GUEST, "image", 0.0)
@@ -202,7 +202,7 @@ def test_chunks_that_do_not_follow_each_other_are_ranges_of_their_own(out):
 
 
 def test_read_that_becomes_urgent_goes_before_others_and_is_made_once(out):
-    reads = source_reads.SourceReads(out, places=1)
+    reads = source_reads.SourceReads(out, slots=1)
     first = reads.read(chunks(1), P.GUEST, "image", 0.0)
     begun(out, reads)
     others = [reads.read(chunks(number), P.READAHEAD, "h2", 0.0) for number in range(3, 30, 2)]
@@ -215,7 +215,7 @@ def test_read_that_becomes_urgent_goes_before_others_and_is_made_once(out):
 
 
 def test_place_is_free_when_all_of_a_range_is_told_and_each_chunk_is_told_once(out):
-    reads = source_reads.SourceReads(out, places=1)
+    reads = source_reads.SourceReads(out, slots=1)
     found = [reads.read(chunks(n), P.GUEST, "image", 0.0) for n in range(4)]
     reads.read(chunks(9), P.GUEST, "image", 0.0)
     (read,) = begun(out, reads)
@@ -228,7 +228,7 @@ def test_place_is_free_when_all_of_a_range_is_told_and_each_chunk_is_told_once(o
 
 
 def test_what_nobody_wants_is_not_read_or_cancelled_when_nothing_of_it_is_wanted(out):
-    reads = source_reads.SourceReads(out, places=1)
+    reads = source_reads.SourceReads(out, slots=1)
     first, second, third = (reads.read(chunks(n), P.GUEST, "image", 0.0) for n in (0, 1, 5))
     (read,) = begun(out, reads)
     reads.drop_read(third)
@@ -254,7 +254,7 @@ def test_read_of_which_the_source_tells_a_part_is_split(out):
 
 
 def test_part_of_a_read_that_waits_has_its_turn(out):
-    reads = source_reads.SourceReads(out, places=1)
+    reads = source_reads.SourceReads(out, slots=1)
     reads.read(chunks(9), P.GUEST, "image", 0.0)
     begun(out, reads)
     read = reads.read(chunks(0, 1, 2), P.GUEST, "image", 0.0)
@@ -265,13 +265,13 @@ def test_part_of_a_read_that_waits_has_its_turn(out):
 
 
 def test_what_a_fault_has_left_is_counted_anew(out):
-    reads = source_reads.SourceReads(out, places=4)
+    reads = source_reads.SourceReads(out, slots=4)
     for number in range(0, 20, 2):
         reads.read(chunks(number), P.PEER, "h2", 0.0)
     found = begun(out, reads)
-    reads._held["nobody"] = reads._held_by_others = 9
+    reads._held["nobody"] = reads._held_by_background = 9
     reads._ranges[found[0].number].reads.clear()
     reads._starts.clear()
     reads.recount_reads()
-    assert (len(reads._ranges), dict(reads._held), reads._held_by_others) == (2, {"h2": 2}, 2)
+    assert (len(reads._ranges), dict(reads._held), reads._held_by_background) == (2, {"h2": 2}, 2)
     assert len(begun(out, reads)) == 1 and len(reads._starts) == len(reads._queue)

@@ -23,14 +23,14 @@ H2, H3 = map(ids.HostId, ("h2", "h3"))
 def test_guest_of_a_peer_makes_its_request_urgent(machine):
     numbers = [machine.chunk_of("h1", skip) for skip in range(3)]
     machine.cache.update(chunk(n).cid for n in numbers)
-    machine.core.requests.uploads.places.count = 0
+    machine.core.requests.uploads.slots.count = 0
     for n in numbers:
         machine.ask_me("h2", machine.request(n, "h2", Mode.HOME_ONLY, urgency=Priority.PREFETCH))
     machine.peer_raised_priority("h2", [numbers[2] + 1, 12345])
     machine.ask_me(
         "h3", machine.request(numbers[0], "h3", Mode.HELD_ONLY, urgency=Priority.READAHEAD)
     )
-    machine.core.requests.uploads.places.count = 64
+    machine.core.requests.uploads.slots.count = 64
     machine.answers_delivered(["h2"])
     order = [given.ref.offset // one_machine.CHUNK for given in machine.answers()]
     assert sorted(order) == sorted([*numbers, numbers[0]]) and order[0] == numbers[2]
@@ -47,7 +47,7 @@ def vars_of(receiver):
 
 
 def test_urgent_answers_go_first_but_others_are_not_starved(machine):
-    machine.core.requests.uploads.places = upload_scheduler.UploadSlots(1, few=1)
+    machine.core.requests.uploads.slots = upload_scheduler.UploadSlots(1, few=1)
     machine.cache.update(chunk(n).cid for n in range(40))
     only = Mode.HELD_ONLY
     machine.ask_me("h9", machine.request(0, "h9", only))
@@ -66,7 +66,7 @@ def test_urgent_answers_go_first_but_others_are_not_starved(machine):
 
 
 def test_receiver_that_does_not_read_keeps_a_place_for_a_moment_only(machine):
-    places = machine.core.requests.uploads.places
+    places = machine.core.requests.uploads.slots
     machine.cache.update(chunk(n).cid for n in range(9))
     places.count = 1
     machine.ask_me("h2", machine.request(0, "h2", Mode.HELD_ONLY))
@@ -77,7 +77,7 @@ def test_receiver_that_does_not_read_keeps_a_place_for_a_moment_only(machine):
 
 
 def test_receiver_that_reads_in_time_keeps_its_places_however_often_it_is_asked_for(machine):
-    places, deadlines = machine.core.requests.uploads.places, machine.core.context.timers
+    places, deadlines = machine.core.requests.uploads.slots, machine.core.context.timers
     machine.cache.update(chunk(n).cid for n in range(400))
     before, answers = len(deadlines), 0
     for n in range(100):
@@ -95,7 +95,7 @@ def test_receiver_that_reads_in_time_keeps_its_places_however_often_it_is_asked_
 
 
 def test_answer_is_not_late_because_it_was_looked_at_late(machine):
-    places = machine.core.requests.uploads.places
+    places = machine.core.requests.uploads.slots
     machine.cache.update(chunk(n).cid for n in range(9))
     machine.ask_me("h2", machine.request(0, "h2", Mode.HELD_ONLY))
     machine.now += 0.1
@@ -164,7 +164,7 @@ def test_receiver_that_reads_all_the_time_is_given_all(machine):
 def test_bytes_that_wait_for_who_does_not_read_are_let_go_of(machine):
     numbers = [n for n in range(5000) if machine.home_of(n) == "h1"][:400]
     machine.ask_me("h2", *(machine.request(n, "h2", Mode.HOME) for n in numbers))
-    machine.core.requests.uploads.places.count = 0
+    machine.core.requests.uploads.slots.count = 0
     given = 0
     ranges = machine.core.context.source_reads._ranges
     for read in iter(lambda: next(iter(ranges), None), None):
@@ -174,12 +174,12 @@ def test_bytes_that_wait_for_who_does_not_read_are_let_go_of(machine):
         given += given_bytes(machine)
     (receiver,) = machine.core.requests.receivers.values()
     (link,) = machine.core.requests._links.values()
-    held = [asker for asker in link.peer_requests.values() if asker.data is not None]
+    held = [pending for pending in link.peer_requests.values() if pending.data is not None]
     assert not given and len(link.peer_requests) == 400 and machine.core.requests.uploads._parked
     assert len(held) * one_machine.CHUNK <= upload_scheduler.UNDELIVERED_BYTES
     machine.peer_cancelled("h2", list(link.peer_requests))
-    assert all(asker.data is None for asker in held)
-    machine.core.requests.uploads.places.count = 64
+    assert all(pending.data is None for pending in held)
+    machine.core.requests.uploads.slots.count = 64
     machine.answers_delivered(["h2"])
     machine.peer_disconnected("h2")
     assert not receiver.requests and not receiver.undelivered
@@ -188,7 +188,7 @@ def test_bytes_that_wait_for_who_does_not_read_are_let_go_of(machine):
 def test_requests_that_are_cancelled_in_the_line_leave_it(machine):
     machine.cache.update(chunk(n).cid for n in range(400))
     line = machine.core.requests.uploads
-    line.places.count = 0
+    line.slots.count = 0
     for at in range(0, 5000, 500):
         flood(machine, "c", "h2", 500, at)
         assert len(line) and len(line._parked)
@@ -200,10 +200,10 @@ def test_requests_that_are_cancelled_in_the_line_leave_it(machine):
 def test_each_connection_is_watched_once_however_many_answers_wait(machine):
     machine = one_machine.Machine(1100)
     machine.cache.add(chunk(3).cid)
-    machine.core.requests.uploads.places.count = 1000
+    machine.core.requests.uploads.slots.count = 1000
     for n in range(2, 1002):
         machine.ask_me(f"h{n}", machine.request(3, f"h{n}", Mode.HELD_ONLY))
-    machine.core.requests.uploads.places.count = 0
+    machine.core.requests.uploads.slots.count = 0
     watched = []
     for n in range(1002, 1012):
         machine.ask_me(f"h{n}", machine.request(3, f"h{n}", Mode.HELD_ONLY))
@@ -212,7 +212,7 @@ def test_each_connection_is_watched_once_however_many_answers_wait(machine):
 
 
 def test_content_that_leaves_the_cache_before_its_turn_is_brought_again(machine):
-    machine.core.requests.uploads.places = upload_scheduler.UploadSlots(1, few=1)
+    machine.core.requests.uploads.slots = upload_scheduler.UploadSlots(1, few=1)
     numbers = [machine.chunk_of("h1", skip) for skip in range(3)]
     machine.cache.update(chunk(n).cid for n in numbers)
     machine.ask_me("h2", machine.request(numbers[0], "h2", Mode.HOME_ONLY))
@@ -234,12 +234,12 @@ def test_by_place_what_comes_back_under_another_name_is_not_given_in_its_turn():
     right = names.oid_of(one_machine.IMAGE, one_machine.CHUNK, chunk(1).cid)
     names.record_names([chunk(1)._replace(oid=right)])
     machine.cache.add(chunk(1).cid)
-    machine.core.requests.uploads.places.count = 0
+    machine.core.requests.uploads.slots.count = 0
     machine.ask_me("h2", machine.request(1, "h2", Mode.HELD_ONLY))
     machine.chunk_evicted([chunk(1).cid])
     other = names.oid_of(one_machine.OTHER, one_machine.CHUNK, chunk(1).cid)
     names.record_names([chunk(1)._replace(oid=other)])
-    machine.core.requests.uploads.places.count = 64
+    machine.core.requests.uploads.slots.count = 64
     machine.ask_me("h3")
     machine.answers_delivered(["h3"])
     assert machine.answers()[0].failure is Failure.MISSING
@@ -248,7 +248,7 @@ def test_by_place_what_comes_back_under_another_name_is_not_given_in_its_turn():
 @pytest.mark.parametrize("mode", [Mode.HELD, Mode.HELD_ONLY])
 def test_what_nobody_waits_for_is_refused_while_others_wait_for_the_uplink(machine, mode):
     machine.cache.update(chunk(n).cid for n in range(4))
-    machine.core.requests.uploads.places.count = 1
+    machine.core.requests.uploads.slots.count = 1
     later = Priority.PREFETCH
     machine.ask_me("h2", machine.request(0, "h2", mode, urgency=later))
     assert isinstance(machine.answers()[0], actions.SendChunk)  # the uplink is free
@@ -269,7 +269,7 @@ def test_what_nobody_waits_for_is_refused_when_it_comes_while_others_wait(machin
     attempt = machine.attempt()
     machine.ask_me("h2", machine.request(number, "h2", Mode.HELD, urgency=Priority.PREFETCH))
     machine.cache.add(chunk(0).cid)
-    machine.core.requests.uploads.places.count = 0
+    machine.core.requests.uploads.slots.count = 0
     machine.ask_me("h4", machine.request(0, "h4", Mode.HELD))
     machine.chunks_arrived(attempt.host, [(attempt.number, data_of(number))])
     (refused,) = machine.answers()

@@ -331,7 +331,7 @@ def ask_home(machine, host, numbers):
 def test_what_is_read_ahead_follows_guests_to_the_source_where_hosts_hardly_read_the_same(machine):
     numbers = with_slow_peers(machine)
     own = [n for n in range(3000, 6000) if machine.home_of(n) == "h1"][
-        : source_preference.ENOUGH_CHUNKS
+        : source_preference.MIN_CHUNKS
     ]
     machine.request_chunks([chunk(numbers.pop())], P.GUEST, "a guest")
     ask_home(machine, "h2", own)

@@ -210,7 +210,7 @@ def test_units_are_one_zone_or_two_and_begin_with_a_dense_one(
         )
         assert (unit is not None) == is_expected
         if unit is not None:
-            assert unit.holds(zone * ZONE)
+            assert unit.contains(zone * ZONE)
             assert unit.stop - unit.start in (ZONE, 2 * ZONE)
             assert found.zone_density(unit.start) >= found.threshold * (1 - 1e-9)
 
@@ -225,7 +225,7 @@ def test_regular_units_are_dense_and_hold_what_was_asked_for(
         found.request_answered(zone * ZONE, now_s)
         unit = found.regular_unit_at(zone * ZONE)
         if unit is not None:
-            assert unit.holds(zone * ZONE)
+            assert unit.contains(zone * ZONE)
             assert math.isfinite(unit.interval_s)
             assert found.zone_density(unit.start) >= found.threshold * (1 - 1e-6)
 

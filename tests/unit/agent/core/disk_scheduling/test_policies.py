@@ -18,7 +18,7 @@ from acstor_policies import disk_schedulers
 
 SIZE = 10**12
 GB = 10**9
-Make = Callable[[], policies.Policy]
+Make = Callable[[], policies.SchedulingPolicy]
 POLICIES = disk_schedulers.SCHEDULERS
 every_policy = pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
 
@@ -27,23 +27,23 @@ def stream(name: str, klass: requests.Klass = requests.Klass.GUEST) -> requests.
     return requests.Stream(klass, name)
 
 
-def read(name: str, offset: int, length: int = 4096) -> requests.Request:
-    return requests.Request(stream(name), offset, length)
+def read(name: str, offset: int, length: int = 4096) -> requests.DiskRequest:
+    return requests.DiskRequest(stream(name), offset, length)
 
 
 class Disk:
     """Serves what it is given, each request in 2 ms, and lets time pass while it may not."""
 
-    def __init__(self, policy: policies.Policy) -> None:
+    def __init__(self, policy: policies.SchedulingPolicy) -> None:
         self.scheduler = scheduler.Scheduler(policy, SIZE)
         self.now_s = 0.0
-        self.served: list[requests.Request] = []
+        self.served: list[requests.DiskRequest] = []
 
-    def submit(self, *items: requests.Request) -> None:
+    def submit(self, *items: requests.DiskRequest) -> None:
         for item in items:
             self.scheduler.submit_request(item, self.now_s)
 
-    def serve_one(self) -> requests.Request | None:
+    def serve_one(self) -> requests.DiskRequest | None:
         """Serve the next request, after a wait if need be; None if none is pending."""
         for _ in range(1000):
             found = self.scheduler.pick_request(self.now_s)
@@ -82,10 +82,10 @@ def test_every_request_is_served_or_given_up_exactly_once(
     make: Make, steps: list[tuple[str, int, bool, requests.Klass, str]]
 ) -> None:
     disk = Disk(make())
-    sent: list[requests.Request] = []
-    given_up: list[requests.Request] = []
+    sent: list[requests.DiskRequest] = []
+    given_up: list[requests.DiskRequest] = []
     for name, place, is_write, klass, action in steps:
-        sent.append(requests.Request(stream(name, klass), place * 1_000_000, 4096, is_write))
+        sent.append(requests.DiskRequest(stream(name, klass), place * 1_000_000, 4096, is_write))
         disk.submit(sent[-1])
         if action == "serve":
             disk.serve_one()
@@ -199,7 +199,7 @@ LATER = [klass for klass in requests.Klass if klass is not requests.Klass.GUEST]
 @pytest.mark.parametrize("klass", LATER)
 def test_other_classes_wait_for_guests_but_not_past_their_deadline(klass: requests.Klass) -> None:
     disk = Disk(pregather.Pregather())
-    behind = requests.Request(stream("later", klass), 10**6, 4096)
+    behind = requests.DiskRequest(stream("later", klass), 10**6, 4096)
     disk.submit(behind, read("guest", 500 * GB))
     assert disk.serve_one() is not behind
     for number in range(1, 1000):
@@ -213,7 +213,7 @@ def test_other_classes_wait_for_guests_but_not_past_their_deadline(klass: reques
 def test_classes_go_one_after_the_other() -> None:
     disk = Disk(pregather.Pregather())
     for klass in reversed(requests.Klass):
-        disk.submit(requests.Request(stream(klass.name, klass), klass * GB, 4096))
+        disk.submit(requests.DiskRequest(stream(klass.name, klass), klass * GB, 4096))
     disk.drain()
     assert [request.stream.klass for request in disk.served] == list(requests.Klass)
 
@@ -253,7 +253,7 @@ def test_two_requests_in_a_row_are_nothing_to_wait_for() -> None:
     assert ends["expired"] == ends["expired_alone"] == 0
 
 
-def waits_of_next(disk: Disk, *coming: requests.Request) -> dict[str, int]:
+def waits_of_next(disk: Disk, *coming: requests.DiskRequest) -> dict[str, int]:
     before = disk.scheduler.account.waits
     disk.submit(*coming)
     disk.serve_one()

@@ -18,9 +18,9 @@ def test_queue_finds_what_a_search_through_all_finds(
     steps: list[tuple[int, float, bool]], head: int
 ) -> None:
     queue = request_queue.RequestQueue()
-    inside: dict[requests.Request, float] = {}
+    inside: dict[requests.DiskRequest, float] = {}
     for offset, deadline_s, removes in steps:
-        request = requests.Request(STREAM, offset, 1)
+        request = requests.DiskRequest(STREAM, offset, 1)
         queue.add(request, deadline_s)
         inside[request] = deadline_s
         if removes:

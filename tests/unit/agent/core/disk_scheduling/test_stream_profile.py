@@ -15,11 +15,11 @@ LENGTH = 4096
 STREAM = requests.Stream(requests.Klass.GUEST, "a")
 
 
-def served(*offsets: int) -> stream_profile.StreamHabit:
+def served(*offsets: int) -> stream_profile.StreamProfile:
     """Return a stream whose requests were served one by one."""
-    habit = stream_profile.StreamHabit(STREAM, navigator.Navigator())
+    habit = stream_profile.StreamProfile(STREAM, navigator.Navigator())
     for number, offset in enumerate(offsets):
-        request = requests.Request(STREAM, offset, LENGTH)
+        request = requests.DiskRequest(STREAM, offset, LENGTH)
         now_s = number * 0.01
         habit.request_arrived(request, now_s, now_s)
         habit.queue.add(request, now_s + 1.0)
@@ -28,7 +28,7 @@ def served(*offsets: int) -> stream_profile.StreamHabit:
     return habit
 
 
-def with_share_at_zero(percent: int) -> stream_profile.StreamHabit:
+def with_share_at_zero(percent: int) -> stream_profile.StreamProfile:
     """Return a stream of which so many seeks of a hundred are at zero."""
     offsets = [0]
     for number in range(100):

@@ -37,7 +37,7 @@ class Channel:
         self.failure: errors.AcstorError | None = None
         self._faults = faults
         self._notifications: list[peer_wire.Notification] = []
-        self._has_told = False
+        self._has_announced = False
         self._requests: dict[int, tuple[peer_wire.ChunkRequest, client_connection.OnAnswers]] = {}
         self._raised: set[int] = set()  # those that became urgent
 
@@ -50,12 +50,14 @@ class Channel:
     def may_have_missed_announcements(self) -> bool:
         """Whether the host may have missed announcements."""
         connection = self.connection
-        has_gone = connection is None or connection.failure is not None or connection.is_left
-        return self._has_told and has_gone
+        has_gone = (
+            connection is None or connection.failure is not None or connection.is_closed_by_peer
+        )
+        return self._has_announced and has_gone
 
     def send_announcement(self, notification: peer_wire.Notification) -> None:
         """Send an announcement, now or when connected."""
-        self._has_told = True
+        self._has_announced = True
         if self.connection:
             self.connection.send_announcement(notification)
         elif len(self._notifications) < EARLY_MESSAGES:
@@ -73,7 +75,7 @@ class Channel:
         for one in requests:
             self._requests.update(dict.fromkeys(one.numbers, (one, on_answers)))
         if self.is_decided.is_set():
-            next_turn(self.connection_ended)
+            call_soon(self.connection_ended)
 
     def cancel_requests(self, request_ids: Sequence[int]) -> None:
         """See :meth:`client_connection.ClientConnection.cancel_requests`."""
@@ -121,7 +123,7 @@ class Channel:
             self._faults.record_fault("an answer of a peer", error)
 
 
-def next_turn(do: Callable[[], None]) -> None:
+def call_soon(do: Callable[[], None]) -> None:
     """Call a function in the next turn of the loop, in this task's context."""
     token = trio.lowlevel.current_trio_token()
     token.run_sync_soon(contextvars.copy_context().run, do)

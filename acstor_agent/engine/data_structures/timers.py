@@ -18,7 +18,7 @@ class Due(enum.IntEnum):
     RETRY = 2  # the next try of a transfer
     REQUEST_DEADLINES = 3  # deadlines of peers' requests
     SLOT_TIMEOUT = 4  # an answer holds its upload slot too long
-    LOOKUP_SLOT = 5  # a failed broadcast lookup frees its place
+    LOOKUP_SLOT = 5  # a failed broadcast lookup frees its slot
     ANNOUNCEMENTS = 6  # gathered announcements
     HINTS = 7  # eviction hints
     REPEAT_ANNOUNCEMENTS = 8  # announcements that a neighbour may have missed

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from acstor_agent.engine import placement
+from acstor_agent.engine.ring import placement
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_request
@@ -18,17 +18,17 @@ from acstor_common.wire import peer_request
 Mode = peer_request.Mode
 Owners = tuple[tuple[ids.HostId, ...], ...]
 
-MOST_ALIKE = 8192
+CACHED_ARCS = 8192
 """Ring arcs whose owners are cached."""
 
 
 class RingView:
-    """The current and the former table, for ``here``."""
+    """The current and the former table, for ``own_host``."""
 
     def __init__(
-        self, here: ids.HostId, table: hash_ring.Ring, former: hash_ring.Ring | None = None
+        self, own_host: ids.HostId, table: hash_ring.Ring, former: hash_ring.Ring | None = None
     ) -> None:
-        self.here = here
+        self.own_host = own_host
         self.set_tables(table, former)
 
     def set_tables(self, table: hash_ring.Ring, former: hash_ring.Ring | None) -> None:
@@ -37,10 +37,10 @@ class RingView:
         if former is not None and former.segment_chunks != table.segment_chunks:
             former = None  # its segments have other names, so homes are unknown
         self._former_homes = former
-        self.near = table.group_of(self.here)  # the ring of this host's group
+        self.near = table.group_of(self.own_host)  # the ring of this host's group
         self.home = self.near.home_at
-        self._former_near = former.group_of(self.here) if former is not None else None
-        self._outer = table.outer_group_of(self.here)
+        self._former_near = former.group_of(self.own_host) if former is not None else None
+        self._outer = table.outer_group_of(self.own_host)
         self._failed_departed: set[ids.HostId] = set()
         self._is_giver_cache: dict[ids.HostId, bool] = {}  # hosts of the current table
         rings = (table, self.near, self._outer, former, self._former_near)
@@ -54,7 +54,7 @@ class RingView:
     def other_hosts(self) -> list[ids.HostId]:
         """Return all other hosts of the current table."""
         hosts = (ids.HostId(host.host) for host in self.table.hosts)
-        return [host for host in hosts if host != self.here]
+        return [host for host in hosts if host != self.own_host]
 
     def is_reachable(self, host: ids.HostId) -> bool:
         """Return whether to ask a host; one that left the ring, until it fails once."""
@@ -69,7 +69,7 @@ class RingView:
 
     def is_home(self, oid: ids.Oid) -> bool:
         """Return whether this host is the home."""
-        return self.home(oid) == self.here
+        return self.home(oid) == self.own_host
 
     def home_mode(self, host: ids.HostId, oid: ids.Oid) -> peer_request.Mode:
         """Return the mode in which to ask a home; a new one may lack the newest table."""
@@ -80,7 +80,7 @@ class RingView:
 
     def owners_of(self, oid: ids.Oid, limit: int) -> tuple[ids.HostId, ...]:
         """Return the owners, those of this host's group first."""
-        return placement.owners(self.table, self.here, oid, limit)
+        return placement.owners(self.table, self.own_host, oid, limit)
 
     def all_owners(self, oid: ids.Oid) -> Owners:
         """Return every owner that source selection depends on, of both tables."""
@@ -91,7 +91,7 @@ class RingView:
         )
         found = self._owners_of_arcs.get(arcs)
         if found is None:
-            if len(self._owners_of_arcs) >= MOST_ALIKE:
+            if len(self._owners_of_arcs) >= CACHED_ARCS:
                 self._owners_of_arcs.clear()
             found = self._owners_of_arcs[arcs] = tuple(self._owners_by_table(oid))
         return found
@@ -99,10 +99,10 @@ class RingView:
     def _owners_by_table(self, oid: ids.Oid) -> Iterator[tuple[ids.HostId, ...]]:
         limit = placement.OWNERS_ASKED
         yield self.owners_of(oid, limit)
-        if (outer := placement.outer_home(self.table, self.here, oid)) is not None:
+        if (outer := placement.outer_home(self.table, self.own_host, oid)) is not None:
             yield (outer,)
         if self._former_homes is not None:
-            yield placement.owners(self._former_homes, self.here, oid, limit)
+            yield placement.owners(self._former_homes, self.own_host, oid, limit)
 
     def is_near(self, host: ids.HostId) -> bool:
         """Return whether a host is in this host's group."""
@@ -127,7 +127,7 @@ class RingView:
         table, former = self.table, self._former_homes
         if former is None and self._outer is None and not is_moved:
             return []  # nearly always
-        return placement.upstreams(table, former, self.here, oid, requester, is_moved)
+        return placement.upstreams(table, former, self.own_host, oid, requester, is_moved)
 
     def with_image_homes(
         self, upstreams: list[ids.HostId], image_id: ids.ImageId
@@ -137,12 +137,12 @@ class RingView:
         former = placement.image_home(self.former, image_id) if self.former is not None else now
         first = former if former != now else None
         found = dict.fromkeys((first, *upstreams, now))
-        return [host for host in found if host not in (None, self.here)]
+        return [host for host in found if host not in (None, self.own_host)]
 
     def is_left_to_new_home(self, oid: ids.Oid, requester: ids.HostId) -> bool:
         """Return whether this host, a former home, leaves a chunk to the new home."""
         return placement.is_left_to_new_home(
-            self.table, self._former_homes, self.here, oid, requester
+            self.table, self._former_homes, self.own_host, oid, requester
         )
 
 
@@ -154,20 +154,20 @@ Topology = Callable[
 
 
 def on_ring(
-    hosts: Sequence[ids.HostId], here: ids.HostId, locations: Mapping[ids.HostId, str]
+    hosts: Sequence[ids.HostId], own_host: ids.HostId, locations: Mapping[ids.HostId, str]
 ) -> tuple[ids.HostId, ...]:
-    """Return the hosts before and after ``here`` in the order of the ring, as in both papers.
+    """Return the hosts before and after ``own_host`` in the order of the ring, as in both papers.
 
     >>> on_ring(["h1", "h2", "h3", "h4"], "h1", {})
     ('h2', 'h4')
     """
-    others = followers(hosts, here)
+    others = followers(hosts, own_host)
     return tuple(dict.fromkeys([*others[:1], *others[-1:]]))
 
 
-def followers(hosts: Sequence[ids.HostId], here: ids.HostId) -> list[ids.HostId]:
-    """Return all other hosts from ``here`` on around the ring; none if it is not among them."""
-    if here not in hosts:
+def followers(hosts: Sequence[ids.HostId], own_host: ids.HostId) -> list[ids.HostId]:
+    """Return all other hosts from ``own_host`` on around the ring; none if it is not among them."""
+    if own_host not in hosts:
         return []
-    at = hosts.index(here)
+    at = hosts.index(own_host)
     return [*hosts[at + 1 :], *hosts[:at]]

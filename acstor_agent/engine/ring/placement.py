@@ -27,10 +27,10 @@ class SourceAccess(enum.Enum):
 
 
 def owners(
-    table: hash_ring.Ring, here: ids.HostId, oid: ids.Oid, limit: int
+    table: hash_ring.Ring, own_host: ids.HostId, oid: ids.Oid, limit: int
 ) -> tuple[ids.HostId, ...]:
-    """Return up to ``limit`` owners of the group of ``here``, then as many others."""
-    near = table.group_of(here)
+    """Return up to ``limit`` owners of the group of ``own_host``, then as many others."""
+    near = table.group_of(own_host)
     found = near.owners_at(oid, limit)
     if near is table:
         return found
@@ -38,9 +38,9 @@ def owners(
     return (*found, *far)
 
 
-def home(table: hash_ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.HostId | None:
-    """Return the home of a chunk for ``here``; None if the table is empty."""
-    return table.group_of(here).home_at(oid)
+def home(table: hash_ring.Ring, own_host: ids.HostId, oid: ids.Oid) -> ids.HostId | None:
+    """Return the home of a chunk for ``own_host``; None if the table is empty."""
+    return table.group_of(own_host).home_at(oid)
 
 
 def image_home(table: hash_ring.Ring, image_id: ids.ImageId) -> ids.HostId | None:
@@ -49,12 +49,12 @@ def image_home(table: hash_ring.Ring, image_id: ids.ImageId) -> ids.HostId | Non
     return table.home_at(ids.Oid(int.from_bytes(digest, "big")))
 
 
-def outer_home(table: hash_ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.HostId | None:
-    """Return the chunk's home in the outer group of ``here``; None: no such group.
+def outer_home(table: hash_ring.Ring, own_host: ids.HostId, oid: ids.Oid) -> ids.HostId | None:
+    """Return the chunk's home in the outer group of ``own_host``; None: no such group.
 
     The outer ring selects a group, and the group's own ring the host.
     """
-    outer = table.outer_group_of(here)
+    outer = table.outer_group_of(own_host)
     found = outer.owners_at(oid, 1) if outer is not None else ()
     if not found or not table.policies:  # in such a table it is the home of its group already
         return next(iter(found), None)
@@ -64,12 +64,12 @@ def outer_home(table: hash_ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.Hos
 def upstreams(
     table: hash_ring.Ring,
     former: hash_ring.Ring | None,
-    here: ids.HostId,
+    own_host: ids.HostId,
     oid: ids.Oid,
     requester: ids.HostId | None = None,
     is_moved: bool = False,
 ) -> list[ids.HostId]:
-    """Return the hosts that ``here``, acting as home, asks before the source.
+    """Return the hosts that ``own_host``, acting as home, asks before the source.
 
     After a remap, the new home asks the former home, which may hold the chunk or lack the new
     table. A former home, asked by a host without the new table, asks the new home. A home that does
@@ -78,41 +78,41 @@ def upstreams(
     home that lost v-nodes because of traffic is not asked. The home of the outer group comes last.
 
     :param former: the previous table, while it is remembered
-    :param is_moved: ``here`` is home by the requester's table, and was not by the one before
+    :param is_moved: ``own_host`` is home by the requester's table, and was not by the one before
     """
     found: list[ids.HostId | None] = []
-    now = home(table, here, oid)
+    now = home(table, own_host, oid)
     if former is not None and now is not None:
-        before = home(former, here, oid)
-        if before is not None and now == here:
-            is_bad = _is_too_far(table, here, before) or _is_overloaded(table, former, before)
+        before = home(former, own_host, oid)
+        if before is not None and now == own_host:
+            is_bad = _is_too_far(table, own_host, before) or _is_overloaded(table, former, before)
             if before != requester and not is_bad:
                 found.append(before)
-        elif before == here:  # even if the new home asks, since that has the former table
+        elif before == own_host:  # even if the new home asks, since that has the former table
             found.append(now)
     if is_moved and now not in (None, requester):
         found.append(now)
-    outer = outer_home(table, here, oid)
+    outer = outer_home(table, own_host, oid)
     if outer not in (None, requester):
         found.append(outer)
-    return [host for host in dict.fromkeys(found) if host is not None and host != here]
+    return [host for host in dict.fromkeys(found) if host is not None and host != own_host]
 
 
 def is_left_to_new_home(
     table: hash_ring.Ring,
     former: hash_ring.Ring | None,
-    here: ids.HostId,
+    own_host: ids.HostId,
     oid: ids.Oid,
     requester: ids.HostId | None,
 ) -> bool:
-    """Return whether ``here``, a former home, leaves a chunk to the new home asking."""
-    is_former_home = former is not None and home(former, here, oid) == here
-    return is_former_home and home(table, here, oid) == requester != here
+    """Return whether ``own_host``, a former home, leaves a chunk to the new home asking."""
+    is_former_home = former is not None and home(former, own_host, oid) == own_host
+    return is_former_home and home(table, own_host, oid) == requester != own_host
 
 
-def _is_too_far(table: hash_ring.Ring, here: ids.HostId, host: ids.HostId) -> bool:
-    """Return whether ``host`` is on the ring, but in no group that serves ``here``."""
-    widest = table.outer_group_of(here) or table.group_of(here)
+def _is_too_far(table: hash_ring.Ring, own_host: ids.HostId, host: ids.HostId) -> bool:
+    """Return whether ``host`` is on the ring, but in no group that serves ``own_host``."""
+    widest = table.outer_group_of(own_host) or table.group_of(own_host)
     return host in table and host not in widest
 
 

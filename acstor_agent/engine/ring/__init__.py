@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The v-node tables as this host sees them: homes, owners, neighbours."""
