@@ -37,6 +37,7 @@ class _Shell:
 
     def __init__(self, machine):
         self.machine, self.name = machine, machine.here
+        machine.in_flight_limit_bytes = transfer_world.MAX_IN_FLIGHT_BYTES
 
     core = property(lambda self: self.machine.core)
     world = property(lambda self: self.machine)
