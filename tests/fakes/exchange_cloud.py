@@ -101,7 +101,7 @@ class Connection:
         self.is_closed = False
 
     def send_answers(self, answers: Sequence[Any]) -> None:
-        """Let the asker hear."""
+        """Let the requester hear."""
         for answer in answers:
             hear = self.hears.pop(answer.request_id, None)
             if hear is not None:

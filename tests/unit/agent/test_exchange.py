@@ -421,16 +421,16 @@ async def test_requester_follows_a_referral_and_then_asks_plainly(cloud, autojum
     wanted = cloud.ref_of(0)
     cloud.is_heard = False
     home = cloud.home(wanted)
-    holder, asker, third = cloud.others(wanted)
+    holder, requester, third = cloud.others(wanted)
     await read(cloud, holder, wanted)
     cloud.busy[home] = (ids.HostId(holder),)
-    fetched = await read(cloud, asker, wanted)
+    fetched = await read(cloud, requester, wanted)
     assert (bytes(fetched.data), fetched.origin) == (bytes_of(0), Origin.PEER)
     cloud.caches[holder].drop_chunk(wanted.cid)
     fetched = await read(cloud, third, wanted)
     assert (bytes(fetched.data), fetched.origin) == (bytes_of(0), Origin.HOME)
     assert cloud.source.reads == [0]
-    assert cloud.hosts[asker].counters.referrals == 1
+    assert cloud.hosts[requester].counters.referrals == 1
 
 
 # Advertisements
@@ -473,15 +473,15 @@ async def test_host_that_joins_the_ring_is_told_what_is_here_already(cloud, auto
 async def test_advertiser_is_asked_before_the_home(cloud, autojump_clock):
     wanted = cloud.ref_of(0)
     cloud.is_heard = False
-    holder, asker, _ = cloud.others(wanted)
+    holder, requester, _ = cloud.others(wanted)
     await read(cloud, holder, wanted)
-    cloud.hosts[asker].announcement_received(
+    cloud.hosts[requester].announcement_received(
         ids.HostId(holder), peer_wire.Advertise(announced.alone(wanted.oid))
     )
-    assert cloud.hosts[asker].list_known() == [*announced.alone(wanted.oid)]
+    assert cloud.hosts[requester].list_known() == [*announced.alone(wanted.oid)]
     cloud.asked.clear()
-    assert (await read(cloud, asker, wanted)).origin is Origin.PEER
-    assert [(who, whom) for who, whom, _, _ in cloud.asked] == [(asker, holder)]
+    assert (await read(cloud, requester, wanted)).origin is Origin.PEER
+    assert [(who, whom) for who, whom, _, _ in cloud.asked] == [(requester, holder)]
 
 
 async def test_read_ahead_waits_for_no_prefetch(cloud, autojump_clock):
@@ -512,8 +512,8 @@ async def test_read_ahead_waits_for_no_prefetch(cloud, autojump_clock):
 
 async def test_whoever_joins_a_fetch_from_holders_only_still_gets_the_chunk(cloud, autojump_clock):
     wanted = cloud.ref_of(0)
-    liar, asker, _ = cloud.others(wanted)
-    host = cloud.hosts[asker]
+    liar, requester, _ = cloud.others(wanted)
+    host = cloud.hosts[requester]
     host.announcement_received(ids.HostId(liar), peer_wire.Advertise(announced.alone(wanted.oid)))
     failed, got = [], []
 
@@ -536,12 +536,12 @@ async def test_whoever_joins_a_fetch_from_holders_only_still_gets_the_chunk(clou
 
 async def test_advertiser_that_has_not_got_it_costs_one_question(cloud, autojump_clock):
     wanted = cloud.ref_of(0)
-    holder, asker, _ = cloud.others(wanted)
-    cloud.hosts[asker].announcement_received(
+    holder, requester, _ = cloud.others(wanted)
+    cloud.hosts[requester].announcement_received(
         ids.HostId(holder), peer_wire.Advertise(announced.alone(wanted.oid))
     )
-    assert (await read(cloud, asker, wanted)).origin is Origin.HOME
-    assert cloud.hosts[asker].list_known() == []
+    assert (await read(cloud, requester, wanted)).origin is Origin.HOME
+    assert cloud.hosts[requester].list_known() == []
 
 
 async def test_stranger_is_not_listened_to(cloud):
@@ -569,7 +569,7 @@ async def test_each_pod_reads_a_chunk_from_the_source_once(cloud, autojump_clock
             nursery.start_soon(read_everywhere, cloud, range(8), (name,))
     assert sorted(cloud.source.reads) == sorted(2 * [n * CHUNK for n in range(8)])
     pod_of = {h.host: h.location for h in cloud.ring.hosts}
-    assert all(pod_of[asker] == pod_of[host] for asker, host, *_ in cloud.asked)
+    assert all(pod_of[requester] == pod_of[host] for requester, host, *_ in cloud.asked)
 
 
 async def test_with_an_outer_group_the_cloud_reads_once_and_each_pod_copies_once(
@@ -581,7 +581,7 @@ async def test_with_an_outer_group_the_cloud_reads_once_and_each_pod_copies_once
             nursery.start_soon(read_everywhere, cloud, range(8), (name,))
     assert sorted(cloud.source.reads) == [n * CHUNK for n in range(8)]
     pod_of = {h.host: h.location for h in cloud.ring.hosts}
-    between = [1 for asker, host, *_ in cloud.asked if pod_of[asker] != pod_of[host]]
+    between = [1 for requester, host, *_ in cloud.asked if pod_of[requester] != pod_of[host]]
     assert len(between) == relayed(cloud) == 8
     assert sum(host.counters.relayed_bytes for host in cloud.hosts.values()) == 8 * CHUNK
 
@@ -752,12 +752,12 @@ async def test_home_tells_the_holder_that_asked_longest_ago_to_let_go(cloud, aut
     wanted = cloud.ref_of(0)
     cloud.is_heard = False
     home, *askers = [cloud.home(wanted), *cloud.others(wanted)]
-    for asker in askers:
-        await read(cloud, asker, wanted)
+    for requester in askers:
+        await read(cloud, requester, wanted)
     await trio.sleep(8)
     hints = [one for one in cloud.told if isinstance(one[2], peer_wire.EvictionHint)]
     hint = peer_wire.EvictionHint(announced.alone(wanted.oid))
-    assert hints == [(home, asker, hint) for asker in askers[:2]]
+    assert hints == [(home, requester, hint) for requester in askers[:2]]
     assert cloud.hosts[home].counters.copy_hints_sent == 2
 
 

@@ -45,7 +45,7 @@ class Asker:
 
 
 @pytest.fixture
-async def asker(tmp_path):
+async def requester(tmp_path):
     async with exchange_cloud.running(tmp_path, ("h1", "h2")) as cloud:
         yield Asker(cloud)
 
@@ -56,73 +56,73 @@ def lines(caplog):
 
 @pytest.mark.expect_log("refused")
 async def test_refused_request_is_told_with_what_it_was_for_once_in_a_while(
-    asker, autojump_clock, caplog
+    requester, autojump_clock, caplog
 ):
-    asker.ask(3 * CHUNK, 4 * CHUNK, cid=ids.cid_of(b"something else"))
-    answers = await asker.hear()
+    requester.ask(3 * CHUNK, 4 * CHUNK, cid=ids.cid_of(b"something else"))
+    answers = await requester.hear()
     assert {answer.code for answer in answers.values()} == {peer_wire.RefuseCode.MISSING}
     what = f"h2 asked for {CHUNK} bytes of image {IMAGE} at"
     why = "refused, it does not prove that it knows the CIDs"
     assert lines(caplog) == [f"{what} {3 * CHUNK}: {why} (and 0 like it)"]
     await trio.sleep(peer_server.WARN_EVERY_S)
-    asker.ask(5 * CHUNK, cid=ids.cid_of(b"something else"))
+    requester.ask(5 * CHUNK, cid=ids.cid_of(b"something else"))
     assert lines(caplog)[1:] == [f"{what} {5 * CHUNK}: {why} (and 1 like it)"]
-    assert asker.cloud.hosts[GIVER].core.rights.refused == 3
+    assert requester.cloud.hosts[GIVER].core.rights.refused == 3
 
 
 @pytest.mark.expect_log("refused")
 async def test_request_for_what_the_source_withholds_from_this_host_is_told(
-    asker, autojump_clock, caplog
+    requester, autojump_clock, caplog
 ):
     async def learn(host, *place):
         raise errors.ChunkRefused("the image", "memory")
 
-    asker.cloud.learn, asker.cloud.unattached = learn, {IMAGE}
-    asker.ask(3 * CHUNK, cid=ids.cid_of(b"something"))
-    assert (await asker.hear())[3].code is peer_wire.RefuseCode.WITHHELD
+    requester.cloud.learn, requester.cloud.unattached = learn, {IMAGE}
+    requester.ask(3 * CHUNK, cid=ids.cid_of(b"something"))
+    assert (await requester.hear())[3].code is peer_wire.RefuseCode.WITHHELD
     [line] = lines(caplog)
     assert f"image {IMAGE} at {3 * CHUNK}: refused, the source does not let this host" in line
-    assert asker.cloud.hosts[GIVER].core.rights.refused == 1
+    assert requester.cloud.hosts[GIVER].core.rights.refused == 1
 
 
-async def test_what_is_only_not_here_is_not_told(asker, autojump_clock):
-    asker.cloud.source.failure = errors.ChunkMissing("a chunk", "memory")
-    asker.ask(3 * CHUNK)
-    assert isinstance((await asker.hear())[3], peer_wire.Refuse)
+async def test_what_is_only_not_here_is_not_told(requester, autojump_clock):
+    requester.cloud.source.failure = errors.ChunkMissing("a chunk", "memory")
+    requester.ask(3 * CHUNK)
+    assert isinstance((await requester.hear())[3], peer_wire.Refuse)
 
 
 @pytest.mark.expect_log("has failed")
-async def test_fault_at_one_request_ends_that_one_alone(asker, autojump_clock, caplog):
-    host = asker.cloud.hosts[GIVER]
-    asker.cloud.contents[IMAGE, 2 * CHUNK] = "nonsense"
-    asker.ask(0, CHUNK, 2 * CHUNK, 3 * CHUNK)
-    answers = await asker.hear()
+async def test_fault_at_one_request_ends_that_one_alone(requester, autojump_clock, caplog):
+    host = requester.cloud.hosts[GIVER]
+    requester.cloud.contents[IMAGE, 2 * CHUNK] = "nonsense"
+    requester.ask(0, CHUNK, 2 * CHUNK, 3 * CHUNK)
+    answers = await requester.hear()
     refused = answers.pop(2)
     assert refused == peer_wire.Refuse(2, peer_wire.RefuseCode.UNREACHABLE)
     assert sorted(answers) == [0, 1, 3]
     assert all(one.data == exchange_cloud.bytes_of(number) for number, one in answers.items())
-    assert not asker.connection.is_closed
+    assert not requester.connection.is_closed
     assert host.faults.count == 2  # once with the others, once by itself
     assert len(lines(caplog)) == 1
     assert (len(host.core), len(host.core.requests)) == (0, 0)
-    asker.ask(0)
-    assert (await asker.hear())[0].data
+    requester.ask(0)
+    assert (await requester.hear())[0].data
 
 
 @pytest.mark.expect_log("has failed")
-async def test_fault_at_a_wish_ends_that_one_alone(asker, autojump_clock):
-    host, wanted = asker.cloud.hosts[GIVER], asker.cloud.ref_of(0)
+async def test_fault_at_a_wish_ends_that_one_alone(requester, autojump_clock):
+    host, wanted = requester.cloud.hosts[GIVER], requester.cloud.ref_of(0)
     with pytest.raises(errors.SourceUnreachable, match="Error: "):
         await host.fetch_chunk(wanted._replace(oid="nonsense"), exchange.Priority.GUEST)
     assert not host.core.pending
-    assert (await host.fetch_chunk(asker.cloud.ref_of(1), exchange.Priority.GUEST)).data
+    assert (await host.fetch_chunk(requester.cloud.ref_of(1), exchange.Priority.GUEST)).data
 
 
 @pytest.mark.expect_log("has failed")
 async def test_travel_that_fails_to_begin_is_none_and_the_next_one_begins(
-    asker, autojump_clock, monkeypatch
+    requester, autojump_clock, monkeypatch
 ):
-    host, wanted = asker.cloud.hosts[GIVER], asker.cloud.ref_of(0)
+    host, wanted = requester.cloud.hosts[GIVER], requester.cloud.ref_of(0)
     with monkeypatch.context() as broken, pytest.raises(errors.SourceUnreachable, match="no list"):
         travels = host.core.pending.selection
         broken.setattr(travels, "_ask", lambda *_: {}["no list"])
@@ -134,9 +134,9 @@ async def test_travel_that_fails_to_begin_is_none_and_the_next_one_begins(
 
 @pytest.mark.expect_log("has failed")
 async def test_who_waits_for_what_a_fault_left_half_done_is_told_at_once(
-    asker, autojump_clock, monkeypatch
+    requester, autojump_clock, monkeypatch
 ):
-    host, wanted = asker.cloud.hosts[GIVER], asker.cloud.ref_of(0)
+    host, wanted = requester.cloud.hosts[GIVER], requester.cloud.ref_of(0)
 
     def fails(*_):
         monkeypatch.undo()
@@ -152,9 +152,9 @@ async def test_who_waits_for_what_a_fault_left_half_done_is_told_at_once(
 @pytest.mark.expect_log("has failed")
 @pytest.mark.parametrize("priority", [exchange.Priority.PEER, exchange.Priority.PREFETCH])
 async def test_nothing_is_wanted_for_a_reason_that_only_others_have(
-    asker, autojump_clock, priority
+    requester, autojump_clock, priority
 ):
-    host, wanted = asker.cloud.hosts[GIVER], asker.cloud.ref_of(0)
+    host, wanted = requester.cloud.hosts[GIVER], requester.cloud.ref_of(0)
     with pytest.raises(errors.SourceUnreachable, match="no reason of a host's own"):
         await host.fetch_chunk(wanted, priority)
     with host.background_fetch(priority) as ahead:
@@ -166,9 +166,9 @@ async def test_nothing_is_wanted_for_a_reason_that_only_others_have(
 
 @pytest.mark.expect_log("has failed")
 async def test_fault_at_what_is_fetched_ahead_ends_what_was_asked_with_it_alone(
-    asker, autojump_clock
+    requester, autojump_clock
 ):
-    host, refs = asker.cloud.hosts[GIVER], [asker.cloud.ref_of(n) for n in range(4)]
+    host, refs = requester.cloud.hosts[GIVER], [requester.cloud.ref_of(n) for n in range(4)]
     refs[1] = refs[1]._replace(oid="nonsense")
     with host.background_fetch(exchange.Priority.PRE_SEED) as ahead:
         ahead.request_chunks(enumerate(refs[:2]))
