@@ -47,12 +47,6 @@ OPTS: list[cfg.Opt] = [
         default="127.0.0.1:9468",
         help="Address and port of the Prometheus endpoint; empty disables it.",
     ),
-    cfg.BoolOpt(
-        "metrics_by_server",
-        default=False,
-        help="Whether metrics of checkpoints are shown for each server instead of the longest "
-        "times. Clients of metrics_listen then see the ids of servers.",
-    ),
     cfg.IntOpt(
         "checkpoint_interval_s",
         default=0,

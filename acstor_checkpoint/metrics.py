@@ -87,10 +87,10 @@ class CheckpointStatus(Protocol):
 
 
 class CheckpointCollector(registry.Collector):
-    """Metrics of checkpoints, of each server or only the longest times."""
+    """Metrics of checkpoints; of times, the longest of all servers."""
 
-    def __init__(self, daemon: CheckpointStatus, by_server: bool = False) -> None:
-        self._daemon, self._by_server = daemon, by_server
+    def __init__(self, daemon: CheckpointStatus) -> None:
+        self._daemon = daemon
 
     def collect(self) -> Iterator[core.Metric]:
         """Yield overdue and capture times, and failures."""
@@ -106,14 +106,8 @@ class CheckpointCollector(registry.Collector):
                 self._daemon.capture_s(),
             ),
         ):
-            labels = ["server"] if self._by_server else []
-            family = core.GaugeMetricFamily(f"acstor_checkpoint_{name}", text, labels=labels)
-            if self._by_server:
-                for server, seconds in found.items():
-                    family.add_metric([server], seconds)
-            else:
-                family.add_metric([], max(found.values(), default=0.0))
-            yield family
+            longest_s = max(found.values(), default=0.0)
+            yield core.GaugeMetricFamily(f"acstor_checkpoint_{name}", text, longest_s)
         yield from self._failed()
 
     def _failed(self) -> Iterator[core.Metric]:

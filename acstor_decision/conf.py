@@ -120,12 +120,6 @@ OPTS = [
         default="127.0.0.1:9465",
         help="Address and port of the Prometheus endpoint; empty disables it.",
     ),
-    cfg.BoolOpt(
-        "metrics_by_server",
-        default=False,
-        help="Whether metrics of checkpoints are shown for each server instead of their sums. "
-        "Clients of metrics_listen then see the ids of servers.",
-    ),
 ]
 
 

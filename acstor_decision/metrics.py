@@ -34,10 +34,6 @@ class Checkpoint(Protocol):
     """The newest checkpoint of a server."""
 
     @property
-    def instance_id(self) -> str:
-        """Return the server's ID."""
-
-    @property
     def taken_s(self) -> float:
         """Return when it was taken, by the wall clock of its host."""
 
@@ -94,8 +90,8 @@ class Collector(registry.Collector):
     :param current: returns the current metrics; called from the endpoint's thread
     """
 
-    def __init__(self, current: Callable[[], InstanceMetrics], by_server: bool = False) -> None:
-        self._current, self._by_server = current, by_server
+    def __init__(self, current: Callable[[], InstanceMetrics]) -> None:
+        self._current = current
 
     def collect(self) -> Iterator[core.Metric]:
         """Yield all metrics."""
@@ -110,7 +106,7 @@ class Collector(registry.Collector):
         for host in current.silent:
             silent.add_metric([host], 1)
         yield silent
-        yield from _of_checkpoints(current.checkpoints, self._by_server)
+        yield from _of_checkpoints(current.checkpoints)
         for name, text, label, counts in (
             ("refused_samples", "Samples refused, by reason", "reason", current.refused),
             (
@@ -138,15 +134,13 @@ class Collector(registry.Collector):
             yield family
 
 
-def serve(
-    address: str, current: Callable[[], InstanceMetrics], by_server: bool = False
-) -> Callable[[], None]:
+def serve(address: str, current: Callable[[], InstanceMetrics]) -> Callable[[], None]:
     """Start the endpoint in a thread; return a function that stops it.
 
     :raises errors.Unusable: the address cannot be used
     """
     own = prometheus_client.CollectorRegistry()
-    own.register(Collector(current, by_server))
+    own.register(Collector(current))
     return metrics_endpoint.serve(address, own, "[acstor_decision] metrics_listen")
 
 
@@ -206,10 +200,9 @@ def _of_hosts(hosts: Mapping[str, HostMetrics]) -> Iterator[core.Metric]:
     yield from (vnodes, share, overloaded)
 
 
-def _of_checkpoints(checkpoints: Sequence[Checkpoint], by_server: bool) -> Iterator[core.Metric]:
-    labels = ["server"] if by_server else []
+def _of_checkpoints(checkpoints: Sequence[Checkpoint]) -> Iterator[core.Metric]:
     taken, interval, changed, deadline = (
-        core.GaugeMetricFamily(f"acstor_decision_checkpoint_{name}", text, labels=labels)
+        core.GaugeMetricFamily(f"acstor_decision_checkpoint_{name}", text)
         for name, text in (
             ("timestamp_seconds", "When the newest checkpoint of a server was taken; the oldest"),
             ("interval_seconds", "How often one is promised, 0: not at all; the longest"),
@@ -218,19 +211,11 @@ def _of_checkpoints(checkpoints: Sequence[Checkpoint], by_server: bool) -> Itera
         )
     )
     promised = [one for one in checkpoints if one.interval_s]
-    if by_server:
-        for one in checkpoints:
-            taken.add_metric([one.instance_id], one.taken_s)
-            interval.add_metric([one.instance_id], one.interval_s)
-            changed.add_metric([one.instance_id], one.changed_bytes)
-        for one in promised:
-            deadline.add_metric([one.instance_id], _deadline_s(one))
-    else:
-        changed.add_metric([], sum(one.changed_bytes for one in checkpoints))
-        if promised:
-            taken.add_metric([], min(one.taken_s for one in promised))
-            interval.add_metric([], max(one.interval_s for one in promised))
-            deadline.add_metric([], min(map(_deadline_s, promised)))
+    changed.add_metric([], sum(one.changed_bytes for one in checkpoints))
+    if promised:
+        taken.add_metric([], min(one.taken_s for one in promised))
+        interval.add_metric([], max(one.interval_s for one in promised))
+        deadline.add_metric([], min(map(_deadline_s, promised)))
     yield from (taken, interval, changed, deadline)
 
 

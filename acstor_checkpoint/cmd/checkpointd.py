@@ -78,7 +78,7 @@ def run(conf: cfg.ConfigOpts, register: checkpoint_record.Register | None = None
             collectors.append(metrics.VaultCollector(vault))
         if register is not None or conf.transport_url:
             captures = _start_captures(conf, files, identity, proof, vault, register, stack)
-            collectors.append(metrics.CheckpointCollector(captures, own.metrics_by_server))
+            collectors.append(metrics.CheckpointCollector(captures))
         if collectors and own.metrics_listen:
             stack.callback(metrics.serve(own.metrics_listen, *collectors))
         ended.wait()

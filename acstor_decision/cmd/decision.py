@@ -122,7 +122,7 @@ def _serve_metrics(
 
     if not own.metrics_listen:
         return lambda: None
-    return metrics.serve(own.metrics_listen, current, own.metrics_by_server)
+    return metrics.serve(own.metrics_listen, current)
 
 
 def _wait_for_database(

@@ -136,23 +136,12 @@ class Taking:
         return {DISK.disk: 5.0}
 
 
-def of_taking(by_server: bool) -> dict[str, list[tuple[dict[str, str], float]]]:
-    collected = metrics.CheckpointCollector(Taking(), by_server).collect()
-    samples = {f.name: f.samples for f in collected if f.type == "gauge"}
-    return {name: [(s.labels, s.value) for s in found] for name, found in samples.items()}
-
-
-def test_longest_times_are_shown_and_servers_are_named_where_the_option_says_so() -> None:
-    assert of_taking(by_server=False) == {
+def test_longest_times_are_shown_and_no_server_is_named() -> None:
+    collected = metrics.CheckpointCollector(Taking()).collect()
+    gauges = {f.name: f.samples for f in collected if f.type == "gauge"}
+    assert {name: [(s.labels, s.value) for s in found] for name, found in gauges.items()} == {
         "acstor_checkpoint_overdue_seconds": [({}, 70.0)],
         "acstor_checkpoint_capture_seconds": [({}, 5.0)],
-    }
-    assert of_taking(by_server=True) == {
-        "acstor_checkpoint_overdue_seconds": [
-            ({"server": DISK.disk}, 70.0),
-            ({"server": OTHER}, 3.0),
-        ],
-        "acstor_checkpoint_capture_seconds": [({"server": DISK.disk}, 5.0)],
     }
 
 

@@ -39,11 +39,9 @@ PICTURE = metrics.InstanceMetrics(
 )
 
 
-def shown(
-    picture: metrics.InstanceMetrics, by_server: bool = False
-) -> dict[tuple[str, str], float]:
+def shown(picture: metrics.InstanceMetrics) -> dict[tuple[str, str], float]:
     registry = prometheus_client.CollectorRegistry()
-    registry.register(metrics.Collector(lambda: picture, by_server))
+    registry.register(metrics.Collector(lambda: picture))
     return values(prometheus_client.generate_latest(registry).decode())
 
 
@@ -91,23 +89,6 @@ def test_every_number_of_a_picture_has_a_metric():
         ("host_traffic_ratio", "h2"): 0,
         ("host_overloaded", "h1"): 1,
         ("host_overloaded", "h2"): 0,
-    }
-
-
-def test_servers_are_named_where_the_option_says_so():
-    told = shown(PICTURE, by_server=True)
-    assert {key: value for key, value in told.items() if key[0].startswith("checkpoint_")} == {
-        ("checkpoint_timestamp_seconds", "s1"): 25.0,
-        ("checkpoint_timestamp_seconds", "s2"): 12.5,
-        ("checkpoint_timestamp_seconds", "by hand"): 1.0,
-        ("checkpoint_interval_seconds", "s1"): 600,
-        ("checkpoint_interval_seconds", "s2"): 3600,
-        ("checkpoint_interval_seconds", "by hand"): 0,
-        ("checkpoint_changed_bytes", "s1"): 4096,
-        ("checkpoint_changed_bytes", "s2"): 4,
-        ("checkpoint_changed_bytes", "by hand"): 3,
-        ("checkpoint_deadline_timestamp_seconds", "s1"): 1225.0,
-        ("checkpoint_deadline_timestamp_seconds", "s2"): 7212.5,
     }
 
 
