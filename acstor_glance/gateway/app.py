@@ -25,6 +25,7 @@ from acstor_glance.gateway import gateway_metrics
 from acstor_glance.gateway import http_errors
 from acstor_glance.gateway import image_lookup
 from acstor_glance.gateway import range_reader
+from acstor_glance.gateway import read_admission
 from acstor_glance.gateway import stores
 from acstor_glance.gateway.flatten import flatten_job
 from acstor_glance.gateway.flatten import flatten_jobs
@@ -48,12 +49,13 @@ Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Any]
 
 def make_app(conf: cfg.ConfigOpts, counters: gateway_metrics.GatewayMetrics) -> Wsgi:
     """Return the application, behind keystonemiddleware."""
-    options = conf.acstor_gateway
     lookup, image_stores = image_lookup.ImageLookup(conf, counters), stores.Stores(conf, counters)
-    reader = range_reader.RangeReader(lookup, image_stores, MAX_RANGE_BYTES, options.timeout_s)
+    reader = range_reader.RangeReader(
+        lookup, image_stores, MAX_RANGE_BYTES, read_admission.TIMEOUT_S
+    )
     uploader = image_upload.ImageUploader(conf, lookup, image_stores.default_driver)
     ratio = conf.acstor_glance.max_expansion_ratio
-    jobs = flatten_jobs.FlattenJobs(lookup, reader, uploader, options, ratio, counters)
+    jobs = flatten_jobs.FlattenJobs(lookup, reader, uploader, ratio, counters)
     plain = make_plain_app(reader, jobs)
     guarded = token_validation.TokenCheck(
         plain, conf, functools.partial(_unavailable, counters), KEYSTONE_UNAVAILABLE

@@ -18,23 +18,6 @@ OPTS: list[cfg.Opt] = [
         "WSGI server share the endpoint and their counters if PROMETHEUS_MULTIPROC_DIR in their "
         "environment names a folder.",
     ),
-    cfg.IntOpt(
-        "max_reads",
-        default=16,
-        min=1,
-        max=1024,
-        help="Limit of concurrent reads from one store, in each process of the WSGI server. Give "
-        "the server more threads, so that a hanging store does not block reads from others.",
-    ),
-    cfg.FloatOpt(
-        "timeout_s",
-        default=10.0,
-        min=0.1,
-        max=300.0,
-        help="Timeout of a read from a store. The gateway answers 504 after it; the read counts "
-        "towards the limit of its store until it ends. A composition fails when it makes no "
-        "progress for twelve times as long.",
-    ),
     cfg.FloatOpt(
         "auth_cache_s",
         default=60.0,
@@ -49,16 +32,6 @@ OPTS: list[cfg.Opt] = [
         help="Internal networks, as 10.1.0.0/16, whose web servers the gateway may read for images "
         "of the store http. It refuses all other private addresses and those of its own host, "
         "since users who set locations of images could read them through the gateway.",
-    ),
-    cfg.IntOpt(
-        "max_compositions",
-        default=4,
-        min=0,
-        max=64,
-        help="Limit of concurrent compositions, which flatten a delta and its backing image into "
-        "an image, in each process of the WSGI server; one project uses half of them at most. 0: "
-        "none; Nova uploads complete snapshots. "
-        "Each uses a thread of the server and 30 to 100 MiB of memory.",
     ),
 ]
 

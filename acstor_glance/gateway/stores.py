@@ -54,10 +54,12 @@ class Stores:
         self._why_not: dict[str, str] = {}
         for name in self._enabled:
             self._prepare(name)
-        own = conf.acstor_gateway
         self._counters = {
             name: gateway_metrics.StoreMetrics(
-                counters, name, _kind_of(driver), own.max_reads if name in self._readers else 0
+                counters,
+                name,
+                _kind_of(driver),
+                read_admission.READS if name in self._readers else 0,
             )
             for name, driver in self._enabled.items()
         }
@@ -66,7 +68,7 @@ class Stores:
         )
         self._admissions = {
             name: read_admission.ReadAdmission(
-                name, own.max_reads, own.timeout_s, self._counters[name]
+                name, read_admission.READS, read_admission.TIMEOUT_S, self._counters[name]
             )
             for name in self._readers
         }
@@ -152,19 +154,19 @@ def _kind_of(driver: str) -> str:
     return driver.removeprefix(_FORMER).partition(".")[0]
 
 
-def _s3(name: str, _store: Any, options: Any, own: Any) -> base.Reader:
+def _s3(name: str, _store: Any, options: Any, _own: Any) -> base.Reader:
     from acstor_glance.gateway.readers import s3
 
-    return s3.S3Reader(name, options, own.max_reads, own.timeout_s)
+    return s3.S3Reader(name, options, read_admission.READS, read_admission.TIMEOUT_S)
 
 
-def _swift(name: str, store: Any, options: Any, own: Any) -> base.Reader:
+def _swift(name: str, store: Any, options: Any, _own: Any) -> base.Reader:
     from acstor_glance.gateway.readers import swift
 
     if options.swift_store_multi_tenant:
         why = "with swift_store_multi_tenant each image lies in its owner's account"
         raise errors.Unusable(name, why)
-    return swift.SwiftReader(name, store, own.max_reads, own.timeout_s)
+    return swift.SwiftReader(name, store, read_admission.READS, read_admission.TIMEOUT_S)
 
 
 def _rbd(name: str, store: Any, _options: Any, _own: Any) -> base.Reader:
@@ -176,9 +178,8 @@ def _rbd(name: str, store: Any, _options: Any, _own: Any) -> base.Reader:
 def _web(name: str, _store: Any, options: Any, own: Any) -> base.Reader:
     from acstor_glance.gateway.readers import http_store
 
-    return http_store.WebReader(
-        name, options, own.timeout_s, _networks(name, own.internal_web_networks)
-    )
+    networks = _networks(name, own.internal_web_networks)
+    return http_store.WebReader(name, options, read_admission.TIMEOUT_S, networks)
 
 
 def _networks(name: str, networks: Iterable[str]) -> list[addresses.Network]:

@@ -13,6 +13,7 @@ import pytest
 
 from acstor_common.disks import disk_delta
 from tests.lab import runs
+from tests.lab import tuned
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import changed_disks
 from tests.lab.openstack import image_stores
@@ -42,8 +43,7 @@ def into(request, all_stores, tmp_path_factory):
         gateway = acstor_gateway.Gateway(
             all_stores.lab,
             tmp_path_factory.mktemp(request.param),
-            max_compositions=2,
-            timeout_s=TIMEOUT_S,
+            constants={tuned.FLATTEN_JOBS: 2, tuned.GATEWAY_TIMEOUT_S: TIMEOUT_S},
         )
         gateway.start()
         try:

@@ -26,7 +26,10 @@ CHECKPOINT_INTERVALS_AGAIN_S = "acstor_checkpoint.schedule.nova_intervals.RETRY_
 COLLECTION_S = "acstor_common.wire.decision_messages.COLLECTION_S"
 COPIES_LIMIT = "acstor_agent.settings.COPIES_LIMIT"
 ENROLMENT_RETRY_S = "acstor_agent.core.cloud.certificate_renewal.RETRY_LONGEST_S"
+FLATTEN_JOBS = "acstor_glance.gateway.flatten.job_slots.JOBS"
 FORMER_TABLE_LIFETIME_S = "acstor_agent.cloud.ring_store.FORMER_TABLE_LIFETIME_S"
+GATEWAY_READS = "acstor_glance.gateway.read_admission.READS"
+GATEWAY_TIMEOUT_S = "acstor_glance.gateway.read_admission.TIMEOUT_S"
 METRICS_KEPT_S = "acstor_common.service.metrics_endpoint.KEPT_S"
 NOTIFICATION_POOL = "acstor_glance.controller.notifications.POOL"
 OVERLOAD_SHARE = "acstor_decision.core.membership.members.OVERLOAD_SHARE"
@@ -42,6 +45,8 @@ SERVICE_CHUNK_BYTES = "acstor_glance.prepare.service_hashing.CHUNK_BYTES"
 SOURCE_TIMEOUT_S = "acstor_agent.core.sources.attempt_timeout.BASE_S"
 TRACES_NEEDED = "acstor_glance.boot.boot_image_maker.TRACES_NEEDED"
 
+VARIABLE = "ACSTOR_LAB_CONSTANTS"
+"""Of the environment, for what a WSGI server runs: constants as JSON."""
 Constants = Mapping[str, float | str]
 """Values by the names above."""
 

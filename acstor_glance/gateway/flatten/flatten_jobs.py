@@ -20,6 +20,7 @@ from acstor_glance.gateway import gateway_metrics
 from acstor_glance.gateway import http_errors
 from acstor_glance.gateway import image_lookup
 from acstor_glance.gateway import range_reader
+from acstor_glance.gateway import read_admission
 from acstor_glance.gateway.flatten import delta_body
 from acstor_glance.gateway.flatten import flatten_job
 from acstor_glance.gateway.flatten import image_upload
@@ -42,19 +43,15 @@ class FlattenJobs:
         lookup: image_lookup.ImageLookup,
         reader: range_reader.RangeReader,
         uploader: image_upload.ImageUploader,
-        options: Any,
         ratio: int,
         counters: gateway_metrics.GatewayMetrics,
     ) -> None:
         self._lookup, self._reader, self._uploader = lookup, reader, uploader
         self._ratio = ratio
-        self._stall_s, self._counters = IDLE_TIMEOUTS * options.timeout_s, counters
-        self._slots = job_slots.JobSlots(
-            options.max_compositions, -(-options.max_compositions // 2)
-        )
-        threads = max(1, options.max_compositions)
-        self._threads = futures.ThreadPoolExecutor(threads, thread_name_prefix="composition")
-        counters.compositions_limit.set(options.max_compositions)
+        self._stall_s, self._counters = IDLE_TIMEOUTS * read_admission.TIMEOUT_S, counters
+        self._slots = job_slots.JobSlots(job_slots.JOBS, -(-job_slots.JOBS // 2))
+        self._threads = futures.ThreadPoolExecutor(job_slots.JOBS, thread_name_prefix="composition")
+        counters.compositions_limit.set(job_slots.JOBS)
 
     def start_job(
         self, request: flatten_job.FlattenRequest, project_id: str, stream: Any, length_bytes: int

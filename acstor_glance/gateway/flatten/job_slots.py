@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 from acstor_glance.gateway import http_errors
 
+JOBS = 4
+"""Concurrent jobs of one process; each takes a thread and 30 to 100 MiB of memory."""
 RETRY_AFTER_S = 30
 
 

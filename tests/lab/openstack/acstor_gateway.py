@@ -4,6 +4,7 @@
 The rule: it runs in the virtualenv of Glance, which has the libraries of the stores.
 """
 
+import json
 import pathlib
 import shutil
 import time
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from prometheus_client import parser
 
 from acstor_common.service import metrics_endpoint
+from tests.lab import tuned
 from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api
@@ -23,11 +25,13 @@ from tests.lab.openstack import ini
 from tests.lab.openstack import swift
 
 SERVICE_TYPE = "acstor-gateway"
+APPLICATIONS = pathlib.Path(__file__).resolve().parents[1] / "wsgi"
 
 
 class Gateway(api.Api):
     """The gateway as any WSGI server runs it.
 
+    :param constants: that differ from the product's
     :param changed: options of [acstor_gateway]
     """
 
@@ -35,8 +39,19 @@ class Gateway(api.Api):
     conf_name = "acstor-gateway.conf"
     more_arguments = ("--socket-timeout", "180")  # as the unit has it: changes come with pauses
 
-    def __init__(self, lab: cloud.Cloud, folder: pathlib.Path, **changed: object) -> None:
+    def __init__(
+        self,
+        lab: cloud.Cloud,
+        folder: pathlib.Path,
+        *,
+        constants: tuned.Constants | None = None,
+        **changed: object,
+    ) -> None:
         super().__init__("acstor-glance-gateway", folder)
+        self._constants = constants or {}
+        if self._constants:
+            self.module = "tuned_gateway"
+            self.more_arguments = (*self.more_arguments, "--pythonpath", str(APPLICATIONS))
         self._lab = lab
         self._numbers = folder / "gateway-metrics"
         port = daemon.port_of(folder, "acstor-gateway-metrics")
@@ -64,6 +79,7 @@ class Gateway(api.Api):
         return {
             "ACSTOR_GATEWAY_CONF": f"{self._lab.glance.conf_file}:{self.conf_file}",
             "PROMETHEUS_MULTIPROC_DIR": str(self._numbers),
+            tuned.VARIABLE: json.dumps(dict(self._constants)),
         }
 
     def counted(self, name: str, **labels: str) -> float:

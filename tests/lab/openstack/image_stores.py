@@ -21,6 +21,7 @@ from acstor_common import errors
 from acstor_common.model import ids
 from tests.fakes import http_server
 from tests.lab import runs
+from tests.lab import tuned
 from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import api
@@ -178,9 +179,8 @@ def running(lab: cloud.Cloud) -> Iterator[Place]:
     lab.start_image_services()
     objects = swift.Swift(lab.folder, lab.keystone)
     cluster = ceph.Ceph(lab.folder) if ceph.is_installed() else None
-    served = acstor_gateway.Gateway(
-        lab, lab.folder, timeout_s=TIMEOUT_S, max_reads=READS, auth_cache_s=REMEMBER_S
-    )
+    bounds = {tuned.GATEWAY_TIMEOUT_S: TIMEOUT_S, tuned.GATEWAY_READS: READS}
+    served = acstor_gateway.Gateway(lab, lab.folder, constants=bounds, auth_cache_s=REMEMBER_S)
     try:
         objects.start()
         objects.register(lab.connect().identity)
