@@ -15,6 +15,10 @@ from acstor_common.model import ids
 from acstor_decision.core import threshold
 from acstor_decision.switch_loads import base
 
+TRAFFIC_QUERY = "sum by (level, switch) (rate(acstor_switch_bytes_total[1m]))"
+"""What each switch carries. Levels are 0 beside the hosts, 1 above, and so on."""
+CAPACITY_QUERY = "sum by (level, switch) (acstor_switch_capacity_bytes)"
+"""What each switch can carry, in the same unit a second."""
 LONGEST_BYTES = 8 << 20
 MAX_LEVEL = 8
 
@@ -26,25 +30,15 @@ class PrometheusLoads(base.SwitchLoads):
 
     @staticmethod
     def options() -> list[cfg.Opt]:
-        """Return the options of the server and of the queries."""
+        """Return the option of the server."""
         return [
             cfg.URIOpt(
                 "url",
                 default="http://localhost:9090",
                 schemes=["http", "https"],
-                help="Where the Prometheus server answers (without /api/v1).",
-            ),
-            cfg.StrOpt(
-                "traffic_query",
-                default="sum by (level, switch) (rate(acstor_switch_bytes_total[1m]))",
-                help="PromQL for what each switch carries. Series have the labels switch (its "
-                "name) and level (0 beside the hosts, 1 above, ...).",
-            ),
-            cfg.StrOpt(
-                "capacity_query",
-                default="sum by (level, switch) (acstor_switch_capacity_bytes)",
-                help="PromQL for what each switch can carry, in the same unit, with the same "
-                "labels.",
+                help="URL of the Prometheus server, without /api/v1. Its rules or relabelling provide "
+                "acstor_switch_bytes_total and acstor_switch_capacity_bytes with the labels switch "
+                "(a name) and level (0 beside the hosts, 1 above).",
             ),
         ]
 
@@ -53,8 +47,8 @@ class PrometheusLoads(base.SwitchLoads):
 
         :raises base.LoadsUnknown: there is no valid response
         """
-        traffic = self._query(self.own.traffic_query)
-        capacity = self._query(self.own.capacity_query)
+        traffic = self._query(TRAFFIC_QUERY)
+        capacity = self._query(CAPACITY_QUERY)
         by_level: collections.defaultdict[int, list[threshold.SwitchLoad]]
         by_level = collections.defaultdict(list)
         for level, switch in sorted(traffic.keys() & capacity.keys()):

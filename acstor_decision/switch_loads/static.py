@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switch loads from a file that an operator or a script writes."""
+"""Switch loads from ``/etc/acstor/switches.json``, which an operator or a script writes.
+
+It has the switches of each level, those beside the hosts first, in any unit::
+
+    {"levels": [[{"traffic": 1e9, "capacity": 1e10}], []]}
+"""
 
 import pathlib
 from collections.abc import Mapping
 
 import msgspec
-from oslo_config import cfg
 
 from acstor_common.model import ids
 from acstor_decision.core import threshold
 from acstor_decision.switch_loads import base
 
+PATH = "/etc/acstor/switches.json"
 LONGEST_BYTES = 1 << 20
 
 
@@ -26,24 +31,12 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 class StaticLoads(base.SwitchLoads):
     """Reads the file in every collection."""
 
-    @staticmethod
-    def options() -> list[cfg.Opt]:
-        """Return the option of the file."""
-        return [
-            cfg.StrOpt(
-                "file",
-                default="/etc/acstor/switches.json",
-                help="JSON file with the switches of each level, those beside the hosts first: "
-                '{"levels": [[{"traffic": 1e9, "capacity": 1e10}], []]}, in any unit.',
-            )
-        ]
-
     def read_levels(self, hosts: Mapping[ids.HostId, base.HostLoad]) -> threshold.Levels:
         """Return the loads in the file.
 
         :raises base.LoadsUnknown: it is missing or malformed
         """
-        path = pathlib.Path(self.own.file)
+        path = pathlib.Path(PATH)
         try:
             with path.open("rb") as file:
                 found = msgspec.json.decode(file.read(LONGEST_BYTES), type=_File)

@@ -194,7 +194,7 @@ def cloud(
                 name,
                 rabbitmq.url,
                 database,
-                {"switch_loads_static": {"file": made.switches}},
+                constants={tuned.SWITCHES: str(made.switches)},
                 switch_loads="static",
                 dead_after_samples=30,
             )

@@ -43,6 +43,7 @@ RECORD_LONGEST_S = "acstor_agent.images.boot.boot_recording.LONGEST_S"
 RETRY_FIRST_S = "acstor_glance.prepare.plan.RETRY_FIRST_S"
 SERVICE_CHUNK_BYTES = "acstor_glance.prepare.service_hashing.CHUNK_BYTES"
 SOURCE_TIMEOUT_S = "acstor_agent.core.sources.attempt_timeout.BASE_S"
+SWITCHES = "acstor_decision.switch_loads.static.PATH"
 TRACES_NEEDED = "acstor_glance.boot.boot_image_maker.TRACES_NEEDED"
 
 VARIABLE = "ACSTOR_LAB_CONSTANTS"

@@ -9,6 +9,8 @@ import pytest
 from acstor_common.model import ids
 from acstor_decision.core import threshold
 from acstor_decision.switch_loads import base
+from acstor_decision.switch_loads import prometheus
+from acstor_decision.switch_loads import static
 from tests.fakes import prometheus_server
 
 Load = threshold.SwitchLoad
@@ -35,22 +37,24 @@ def test_none_knows_of_no_switches(configure):
     assert load(configure, "none").read_levels({}) == ()
 
 
-def test_static_reads_its_file_each_time(configure, tmp_path):
+def test_static_reads_its_file_each_time(configure, tmp_path, monkeypatch):
     path: pathlib.Path = tmp_path / "switches.json"
     path.write_text('{"levels": [[{"traffic": 1, "capacity": 2.5}], []]}')
-    loads = load(configure, "static", file=str(path))
+    monkeypatch.setattr(static, "PATH", str(path))
+    loads = load(configure, "static")
     assert loads.read_levels({}) == [[Load(1, 2.5)], []]
     path.write_text('{"levels": []}')
     assert loads.read_levels({}) == []
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"levels": [[{"traffic": "much"}]]}', None])
-def test_static_says_which_file_is_wrong(configure, tmp_path, text):
+def test_static_says_which_file_is_wrong(configure, tmp_path, monkeypatch, text):
     path = tmp_path / "switches.json"
     if text is not None:
         path.write_text(text)
+    monkeypatch.setattr(static, "PATH", str(path))
     with pytest.raises(base.LoadsUnknown, match=r"switches\.json"):
-        load(configure, "static", file=str(path)).read_levels({})
+        load(configure, "static").read_levels({})
 
 
 def test_hosts_adds_up_what_leaves_the_places_below(configure):
@@ -72,10 +76,8 @@ def test_hosts_without_capacities_or_hosts_know_nothing(configure):
 def test_prometheus_joins_traffic_and_capacity(configure, server):
     traffic = {("0", "e1"): 5.0, ("0", "e2"): 7.5, ("2", "root"): 95.0, ("1", "unknown"): 1.0}
     capacity = {("0", "e1"): 10.0, ("0", "e2"): 10.0, ("2", "root"): 100.0}
-    server.vectors = {"traffic": traffic, "capacity": capacity}
-    loads = load(
-        configure, "prometheus", url=server.url, traffic_query="traffic", capacity_query="capacity"
-    )
+    server.vectors = {prometheus.TRAFFIC_QUERY: traffic, prometheus.CAPACITY_QUERY: capacity}
+    loads = load(configure, "prometheus", url=server.url)
     assert loads.read_levels({}) == [[Load(5, 10), Load(7.5, 10)], [], [Load(95, 100)]]
     assert threshold.busy_levels(loads.read_levels({})) == (2,)
 
