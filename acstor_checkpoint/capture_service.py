@@ -33,6 +33,9 @@ from acstor_common.model import ids
 from acstor_common.util import supervision
 
 _ENDS_WITHIN_S = 60.0
+SCRATCH_DIR = "/var/lib/libvirt/qemu/acstor"
+"""Where QEMU keeps data that guests overwrite during captures, and its sockets. The profiles of
+libvirt (AppArmor, SELinux) let QEMU write here without a rule of their own."""
 _MAX_FOLDER_BYTES = 70
 VAULT_PORT = 7202
 """Of all vaults, where this host has none."""
@@ -69,7 +72,7 @@ def run_captures(
     ended = threading.Event()
     # Two processes would delete each other's chunks from vaults.
     with _alone(pathlib.Path(own.state_dir)):
-        scratch = scratch_files.ScratchFiles(pathlib.Path(own.socket_dir), own.scratch_limit_bytes)
+        scratch = scratch_files.ScratchFiles(pathlib.Path(SCRATCH_DIR), own.scratch_limit_bytes)
         made, collection = _made(own, files, mount_point, host, proof, link, scratch, ended)
         threads = [
             *(
@@ -114,7 +117,7 @@ def _made(
     ended: threading.Event,
 ) -> tuple[worker_pool.WorkerPool, garbage_collection.GarbageCollection | None]:
     bases = recovered_disks.BackingImages(mount_point)
-    folder = pathlib.Path(own.socket_dir)
+    folder = pathlib.Path(SCRATCH_DIR)
     known = _states(pathlib.Path(own.state_dir), folder)
     served = libvirt_domains.Domains(own.libvirt_uri, bases.image_of)
     only = _holders(own.checkpoint_holders)
@@ -172,8 +175,8 @@ def _holders(named: Sequence[str]) -> list[ids.HostId]:
 
 def _states(state_dir: pathlib.Path, folder: pathlib.Path) -> disk_states.DiskStates:
     if len(bytes(folder)) > _MAX_FOLDER_BYTES:
-        why = f"{folder} is too long for addresses of sockets"
-        raise errors.Unusable("[acstor_checkpoint] socket_dir", why)
+        why = "it is too long for addresses of sockets"
+        raise errors.Unusable(str(folder), why)
     try:
         if not folder.is_dir():
             folder.mkdir()
@@ -181,4 +184,4 @@ def _states(state_dir: pathlib.Path, folder: pathlib.Path) -> disk_states.DiskSt
             os.chown(folder, owner.st_uid, owner.st_gid)
         return disk_states.DiskStates(state_dir)
     except OSError as e:
-        raise errors.Unusable("[acstor_checkpoint] state_dir, socket_dir", str(e)) from e
+        raise errors.Unusable(f"[acstor_checkpoint] state_dir, or {folder}", str(e)) from e

@@ -90,18 +90,12 @@ OPTS: list[cfg.Opt] = [
         default="qemu:///system",
         help="URI of libvirt on this host, as Nova uses it.",
     ),
-    cfg.StrOpt(
-        "socket_dir",
-        default="/var/lib/libvirt/qemu/acstor",
-        help="Folder in which QEMU keeps data that the guest overwrites during a capture. QEMU's "
-        "user needs write access. libvirt's profiles (AppArmor, SELinux) need no rule for the "
-        "default.",
-    ),
     common_conf.size_opt(
         "scratch_limit_bytes",
         default=20 << 30,
-        help="Limit of the data in socket_dir on disk, for all servers; one server may use half of "
-        "it. A checkpoint whose guest overwrites more continues with the next part, or ends and is "
+        help="Limit of the data in /var/lib/libvirt/qemu/acstor, where QEMU keeps what guests "
+        "overwrite during a capture, for all servers; one server may use half of it. A "
+        "checkpoint whose guest overwrites more continues with the next part, or ends and is "
         "retried. 1 GiB of the file system stays free.",
     ),
 ]

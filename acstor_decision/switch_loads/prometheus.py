@@ -36,7 +36,7 @@ class PrometheusLoads(base.SwitchLoads):
                 "url",
                 default="http://localhost:9090",
                 schemes=["http", "https"],
-                help="URL of the Prometheus server, without /api/v1. Its rules or relabelling provide "
+                help="URL of the Prometheus server, without /api/v1. It must have the metrics "
                 "acstor_switch_bytes_total and acstor_switch_capacity_bytes with the labels switch "
                 "(a name) and level (0 beside the hosts, 1 above).",
             ),

@@ -221,10 +221,12 @@ def test_full_vault_of_a_host_without_libvirt_is_a_finding_while_it_reports_it(
             tmp_path / "h1",
             "h1",
             broker=broker,
-            constants={tuned.CHECKPOINT_INTERVALS_AGAIN_S: 1.0},  # no Nova says intervals
+            constants={
+                tuned.CHECKPOINT_INTERVALS_AGAIN_S: 1.0,  # no Nova says intervals
+                tuned.SCRATCH_DIR: str(tmp_path / "s"),
+            },
             vault_limit_bytes=0,
             state_dir=tmp_path / "h1" / "state",
-            socket_dir=tmp_path / "s",
             libvirt_uri=f"qemu+unix:///system?socket={tmp_path}/none",
         )
         stack.callback(h1.close)
