@@ -63,12 +63,6 @@ OPTS = [
         help="Limit, in Mbit/s, of the rate at which images are cached completely. Fills use only "
         "spare capacity of the link (traffic_interfaces, link_mbit). 0: no further limit.",
     ),
-    cfg.BoolOpt(
-        "cache_may_grow_for_pins",
-        default=False,
-        help="Whether the cache may exceed cache_limit_bytes for pinned images. If not, an image "
-        "that does not fit is not cached completely, and status reports it.",
-    ),
     cfg.StrOpt(
         "disk_policy",
         default="auto",

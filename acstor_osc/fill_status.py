@@ -16,8 +16,7 @@ BEHIND = {
     "booting": "the fill goes on after the boot",
     "queued": "the host fills other images first",
     "paused": "an operator paused the fill (openstack acstor image resume)",
-    "no_space": "{why}: raise cache_limit_bytes there, let the cache grow "
-    "(cache_may_grow_for_pins), or unpin another image",
+    "no_space": "{why}: raise cache_limit_bytes there, or unpin another image",
     "failing": "{why}; the agent tries again",
     "evictable": "the agent does not fill it: {why}",
 }

@@ -127,7 +127,6 @@ class CacheFiles:
             stored_bytes=sum(core.class_bytes),
             disk_bytes=core.disk_bytes,
             limit_bytes=core.limit_bytes,
-            growth_limit_bytes=core.pins.beyond_bytes,
             slabs=core.slab_count,
             evictions=core.evictions,
             corrupt_chunks=self._corrupt_chunks,
@@ -360,9 +359,8 @@ class CacheFiles:
         """Return the bytes that the limit lacks for all pins and ``more`` slots by size."""
         return self._core.lacking_bytes(more)
 
-    def may_grow(self, beyond_bytes: int) -> None:
-        """Set the growth allowed beyond the limit, and evict what exceeds it."""
-        self._core.pins.beyond_bytes = beyond_bytes
+    def shrink_to_limit(self) -> None:
+        """Evict what exceeds the limit and is not pinned any more."""
         self._write_behind.add_slab_actions(self._core.shrink_to_limit())
 
     def on_evicted(self, tell: Callable[[ids.Cid], object]) -> None:

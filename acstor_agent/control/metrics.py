@@ -286,7 +286,6 @@ def _of_cache(cache: dict[str, Any]) -> Iterator[core.Metric]:
         ("stored_bytes", "Data in the cache"),
         ("disk_bytes", "Size of the cache's files"),
         ("limit_bytes", "Limit of the size of the cache's files"),
-        ("growth_limit_bytes", "Space beyond this limit that pinned images may use"),
         ("reserved_bytes", "Space reserved for pinned images, whether cached or not"),
         ("pinned_bytes", "Cached data of pinned images"),
         ("pinned_missing_chunks", "Chunks of pinned images that are not cached"),

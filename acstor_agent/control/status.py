@@ -39,7 +39,7 @@ from acstor_common.service import version
 def of_agent(host: ids.HostId, conf: cfg.ConfigOpts, uptime_s: float) -> dict[str, Any]:
     """Return the agent's identity and main options."""
     own = conf.acstor_agent
-    decided = ("keep_images", "cache_may_grow_for_pins", "prefetch_boot_images")
+    decided = ("keep_images", "prefetch_boot_images")
     return {
         "host": host,
         "version": version.installed(),

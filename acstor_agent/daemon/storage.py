@@ -40,7 +40,6 @@ class Storage(NamedTuple):
             pathlib.Path(own.state_dir),
             own.cache_limit_bytes,
             slab_bytes,
-            may_grow=own.cache_may_grow_for_pins,
             shares=_replica_placement(own, host, rings) if own.keep_images == "cloud" else None,
         )
         if own.keep_images != "none":

@@ -139,8 +139,6 @@ def _room(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> Finding
             f"{len(coming)} images of instances are not pinned yet, at most {_mib(coming_bytes)}"
             + (f" and {unknown} of unknown size" if unknown else "")
         )
-    if status["cache_may_grow_for_pins"]:
-        return Finding("space for images", Level.OK, "; ".join([*said, "the cache may grow"]))
     if lacking:
         each = (f"{image_id} lacks {_mib(count)}" for image_id, count in lacking.items())
         said.append(
@@ -152,8 +150,8 @@ def _room(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> Finding
         return Finding("space for images", Level.OK, "; ".join(said))
     needed = max(_for(promised + coming_bytes), limit + _for(max(lacking.values(), default=0)))
     remedy = (
-        f"Set {_CACHE} to {max(needed, math.ceil(promised / NEARLY_FULL))} or more, allow "
-        "cache_may_grow_for_pins, or move instances of some images to other hosts."
+        f"Set {_CACHE} to {max(needed, math.ceil(promised / NEARLY_FULL))} or more, "
+        "or move instances of some images to other hosts."
     )
     return Finding("space for images", Level.WARNING, "; ".join(said), remedy)
 

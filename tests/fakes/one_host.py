@@ -109,7 +109,6 @@ class OneHost:
         nursery: trio.Nursery,
         limit_bytes: int,
         is_keeping: bool,
-        may_grow: bool,
         shares: replica_placement.ReplicaPlacement | None,
         table: hash_ring.Ring,
         pin_limits: pins.PinLimits,
@@ -120,10 +119,7 @@ class OneHost:
         self.maps = folder / "maps"
         self.io = disk_io.DiskIo()
         self.pins = pins.ImagePins(
-            *(folder, limit_bytes, geometry.MIB),
-            may_grow=may_grow,
-            shares=shares,
-            limits=pin_limits,
+            folder, limit_bytes, geometry.MIB, shares=shares, limits=pin_limits
         )
         if is_keeping:
             self.pins.load()
@@ -209,7 +205,6 @@ async def one_host(
     *,
     data: bytes = b"",
     is_keeping: bool = False,
-    may_grow: bool = False,
     shares: replica_placement.ReplicaPlacement | None = None,
     table: hash_ring.Ring = NO_HOSTS,
     pin_limits: pins.PinLimits = PIN_LIMITS,
@@ -221,8 +216,7 @@ async def one_host(
     :param shares: which part of them it keeps; all of each without
     """
     async with trio.open_nursery() as nursery:
-        how = is_keeping, may_grow, shares, table, pin_limits
-        host = OneHost(folder, nursery, limit_bytes, *how)
+        host = OneHost(folder, nursery, limit_bytes, is_keeping, shares, table, pin_limits)
         if data:
             host.add(data)
         await nursery.start(host.cache.run)

@@ -95,29 +95,18 @@ def test_load_of_other_images_pushes_out_nothing_that_is_pinned(images, start):
     assert cache["pinned_missing_chunks"] == 0
 
 
-@pytest.mark.parametrize("may_grow", [False, True])
-def test_image_without_room_is_told_and_what_was_promised_first_stays(images, start, may_grow):
+def test_image_without_room_is_told_and_what_was_promised_first_stays(images, start):
     first, second = images.add(DATA), images.add(local.random_bytes(12 * MIB, 5))
-    room = {
-        "cache_limit_bytes": 20 * MIB,
-        "cache_may_grow_for_pins": may_grow,
-    }
-    agent = start(**KEEPING, **room)
+    agent = start(**KEEPING, cache_limit_bytes=20 * MIB)
     agent.ctl("attach", first)
     wait_for(agent, first, "fully_cached")
     agent.ctl("attach", second)
-    if may_grow:
-        wait_for(agent, second, "fully_cached")
-        cache = agent.status()["cache"]
-        assert cache["limit_bytes"] < cache["disk_bytes"]
-        assert cache["disk_bytes"] <= cache["limit_bytes"] + cache["growth_limit_bytes"]
-    else:
-        shown = wait_for(agent, second, "no_space")
-        assert f"lacks {shown['shortfall_bytes']} bytes" in shown["why"]
-        assert "no space" in agent.ctl("status")
-        assert f"image {second}: cannot become whole here" in agent.log()
-        with pytest.raises(errors.Unusable, match="lacks"):
-            agents.request(agent.control_socket, "pre-seed", image_id=second)
+    shown = wait_for(agent, second, "no_space")
+    assert f"lacks {shown['shortfall_bytes']} bytes" in shown["why"]
+    assert "no space" in agent.ctl("status")
+    assert f"image {second}: cannot become whole here" in agent.log()
+    with pytest.raises(errors.Unusable, match="lacks"):
+        agents.request(agent.control_socket, "pre-seed", image_id=second)
     assert hosts.fill_of(agent, first)["state"] == "fully_cached"
 
 

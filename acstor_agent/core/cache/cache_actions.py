@@ -46,7 +46,6 @@ class Statistics:
     stored_bytes: int  # lengths of the chunks
     disk_bytes: int  # lengths of the slab files
     limit_bytes: int
-    growth_limit_bytes: int  # growth beyond the limit that is allowed for pinned chunks
     slabs: int
     evictions: int
     corrupt_chunks: int  # chunks dropped because their bytes were bad or unreadable

@@ -19,9 +19,6 @@ SPARED = 10
 class Pins:
     """The pinned contents.
 
-    ``beyond_bytes`` is how far the cache may grow beyond its limit for them. With ``may_grow`` it
-    increases until each finds a slot.
-
     >>> pins, cid = Pins(), ids.Cid(bytes([1]) * 32)
     >>> pins.add(cid, 65536), pins.add(cid, 65536)
     (True, False)
@@ -30,7 +27,6 @@ class Pins:
     """
 
     def __init__(self) -> None:
-        self.beyond_bytes, self.may_grow = 0, False
         self._counts: dict[ids.Cid, int] = {}
         self._slots: collections.Counter[int] = collections.Counter()
 

@@ -184,9 +184,6 @@ class PublicCache:
                 return group, [] if group.with_free else self._make_room(group, cache_slot.PINNED)
             except errors.CacheFull as e:
                 full = e
-        group = self._slabs.size_group(slot_bytes)
-        if self._slabs.extend_for_pinned(group.layout):
-            return group, self._add_slab(group, [])
         raise full
 
     def pin_chunk(self, cid: ids.Cid, length: int) -> None:

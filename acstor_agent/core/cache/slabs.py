@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The slab files of the public cache: their total size and eviction order.
 
-The total is at most the limit plus the growth that the operator allows for pinned chunks.
+The total is at most the limit; slabs with pinned chunks stay when the limit was lowered.
 """
 
 import operator
@@ -28,7 +28,7 @@ class Slabs:
         self.disk_bytes = 0
         self.groups: dict[int, cache_slot.SizeGroup] = {}
         self._policy, self._pins = policy, pins
-        self._ceiling_bytes, self._is_stopped = limit_bytes, False
+        self._ceiling_bytes = limit_bytes
         self._slabs: dict[int, cache_slot.Slab] = {}
 
     def __len__(self) -> int:
@@ -73,30 +73,17 @@ class Slabs:
 
     # Limits
 
-    @property
-    def capacity_bytes(self) -> int:
-        """Limit of the total file size, with the growth for pinned chunks so far."""
-        return self.limit_bytes + self._pins.beyond_bytes
-
     def surplus_bytes(self, layout: cache_slab.SlabLayout) -> int:
         """Return how far one more slab would exceed the limit; at most 0 if it fits."""
-        allowed_bytes = self._ceiling_bytes + self._pins.beyond_bytes
-        return self.disk_bytes + layout.file_bytes - allowed_bytes
-
-    def extend_for_pinned(self, layout: cache_slab.SlabLayout) -> bool:
-        """Raise the capacity by one slab for a pinned chunk; return whether it may grow."""
-        if self._is_stopped or not self._pins.may_grow or not layout.slot_count:
-            return False
-        self._pins.beyond_bytes += max(0, self.surplus_bytes(layout))
-        return True
+        return self.disk_bytes + layout.file_bytes - self._ceiling_bytes
 
     def stop_growing(self) -> None:
         """Set the limit to the present size until :meth:`grow_again`."""
-        self._ceiling_bytes, self._is_stopped = self.disk_bytes - self._pins.beyond_bytes, True
+        self._ceiling_bytes = self.disk_bytes
 
     def grow_again(self) -> None:
         """Restore the configured limit."""
-        self._ceiling_bytes, self._is_stopped = self.limit_bytes, False
+        self._ceiling_bytes = self.limit_bytes
 
     # Eviction
 
@@ -117,7 +104,7 @@ class Slabs:
 
     def victims_over_limit(self) -> list[cache_slot.Slab]:
         """Return the slabs to evict to meet the limit, cheapest first."""
-        surplus, victims = self.disk_bytes - self.capacity_bytes, []
+        surplus, victims = self.disk_bytes - self.limit_bytes, []
         for slab in _evictable(self):
             if surplus <= 0:
                 break
@@ -137,7 +124,7 @@ class Slabs:
         """
         found = list(found)
         pinned = {one.number for one in found if self._has_pinned(one)}
-        free_bytes, kept, excess = self.capacity_bytes, [], []
+        free_bytes, kept, excess = self.limit_bytes, [], []
         by_value = sorted(found, key=lambda one: (one.number in pinned, *_value(one)), reverse=True)
         for one in by_value:
             slab = cache_slot.Slab(one.number, one.layout, self.size_group(one.layout.slot_bytes))

@@ -30,12 +30,10 @@ def images_to_evict(
     kept: Iterable[tuple[ids.ImageId, Iterable[Contents]]],
     pins: cache_pins.Pins,
     lacking_bytes: Callable[[Slots], int],
-    *,
-    may_grow: bool,
 ) -> list[ids.ImageId]:
     """Return the images to evict for another one: as few as needed, in their order.
 
-    Return none if evicting all were not enough, unless the cache may grow for the rest.
+    Return none if evicting all were not enough.
 
     :param kept: candidates, with the contents pinned for each
     """
@@ -55,6 +53,6 @@ def images_to_evict(
                 if taken[cid] == pins.pin_count(cid) and cid not in contents:
                     freed.add(cid)
                     slots[cache_slab.slot_bytes_for(length)] -= 1
-    if lacking_bytes(slots) and not may_grow:
+    if lacking_bytes(slots):
         return []
     return [image_id for image_id, cids in found.items() if not cids.isdisjoint(freed)]

@@ -308,7 +308,7 @@ class Hydration:
             raise errors.Unusable(
                 f"image {image_id}",
                 f"cannot be kept here: the cache lacks {lacking_bytes} bytes",
-                "Raise cache_limit_bytes, set cache_may_grow_for_pins, or unpin another image",
+                "Raise cache_limit_bytes, or unpin another image",
             )
         self._changed.set()
 

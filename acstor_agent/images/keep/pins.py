@@ -62,13 +62,11 @@ class ImagePins:
         limit_bytes: int,
         slab_bytes: int,
         *,
-        may_grow: bool = False,
         shares: replica_placement.ReplicaPlacement | None = None,
         limits: PinLimits = PinLimits(),
     ) -> None:
         self.pins = cache_pins.Pins()
         self._limits = limits
-        self.may_grow = self.pins.may_grow = may_grow
         self.changes = 0
         """Number of changes of the pinned contents; capacity only changes with it."""
         self.report_write: Callable[[str], None] = lambda why: None
@@ -107,7 +105,7 @@ class ImagePins:
                     self._kept[image_id] = one
                 continue
             part = self._part_of(image_map, self._table_for(one))
-            if kept is None and not self.may_grow and self._beyond_bytes(part):
+            if kept is None and self._beyond_bytes(part):
                 continue
             contents = part.list_contents()
             lacking_bytes = self._lacking_bytes(capacity.slots_of(contents, self.pins))
@@ -128,8 +126,6 @@ class ImagePins:
     def _add(self, contents: Contents) -> None:
         for cid, length in contents.items():
             self.pins.add(cid, length)
-        if self.may_grow:
-            self.pins.beyond_bytes = self._lacking_bytes({})
 
     def _waits_for_table(self, one: ImagePin) -> bool:
         return self._shares is not None and not self.has_share and not one.is_operator_pin
@@ -147,8 +143,6 @@ class ImagePins:
 
     def _lacking_bytes(self, more: Mapping[int, int]) -> int:
         slots = collections.Counter(self.pins.slots) + collections.Counter(more)
-        if self.may_grow and more:
-            return 0
         return cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes)
 
     def _beyond_bytes(self, part: replica_placement.ReplicaPart) -> int:
@@ -198,7 +192,7 @@ class ImagePins:
     ) -> int:
         """Pin an image.
 
-        If there is no capacity, images kept for other hosts are unpinned; then the cache may grow.
+        If there is no capacity, images kept for other hosts are unpinned.
 
         :param is_replica: ignored if it is pinned for this host's instances already
         :return: bytes that the cache lacks; if not 0, nothing is pinned
@@ -234,20 +228,11 @@ class ImagePins:
         part = self._found.pop(image_id, None)
         if part is None or part.map is not image_map or part.table is not table:
             part = await trio.to_thread.run_sync(self._part_of, image_map, table)
-        if before is not None and await trio.to_thread.run_sync(self._is_pinned, part):
-            lacking_bytes, must_fit = (
-                self.cache.lacking_bytes({}),
-                False,
-            )  # all of it is pinned already
-        else:
-            lacking_bytes = await self._make_room(pin, part)
-            must_fit = not self.may_grow or pin.is_replica
-        if lacking_bytes and must_fit:
+        is_pinned = before is not None and await trio.to_thread.run_sync(self._is_pinned, part)
+        if not is_pinned and (lacking_bytes := await self._make_room(pin, part)):
             self._found[image_id] = part
             return lacking_bytes
         contents = await trio.to_thread.run_sync(part.list_contents)
-        if self.may_grow:  # before the first pinned chunk needs it
-            self.cache.may_grow(lacking_bytes)
         self._pinned[image_id] = part
         self.changes += 1
         await _for_each(contents, self.cache.pin_chunk)
@@ -265,8 +250,7 @@ class ImagePins:
         """Unpin others' images if needed; return the bytes that the cache lacks."""
         if too_many_bytes := self._replica_excess_bytes(pin, part):
             return too_many_bytes
-        must_fit = not self.may_grow or pin.is_replica
-        if must_fit and (beyond_bytes := self._beyond_bytes(part)):
+        if beyond_bytes := self._beyond_bytes(part):
             return beyond_bytes
         image_id = ids.ImageId(pin.image_id)
         contents = await trio.to_thread.run_sync(part.list_contents)
@@ -311,9 +295,7 @@ class ImagePins:
             for image_id, one in reversed(self.list_pins().items())
             if one.is_replica and image_id != wanted and image_id in self._pinned
         )
-        return capacity.images_to_evict(
-            contents, kept, self.pins, lacking_bytes, may_grow=self.may_grow
-        )
+        return capacity.images_to_evict(contents, kept, self.pins, lacking_bytes)
 
     def _formers(self, image_id: ids.ImageId) -> list[replica_placement.ReplicaPart]:
         return [part for _, part in self._former.get(image_id, [])]
@@ -361,7 +343,7 @@ class ImagePins:
             del self._pinned[image_id]
             await _for_each(contents, self.cache.unpin_chunk)
             self.changes += 1
-            self.cache.may_grow(self.cache.lacking_bytes({}) if self.may_grow else 0)
+            self.cache.shrink_to_limit()
 
     def forget_unpinned_parts(self, kept: Container[ids.ImageId]) -> None:
         """Forget the parts of images that are not kept, with their maps."""

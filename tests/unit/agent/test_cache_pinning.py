@@ -88,30 +88,12 @@ async def test_smaller_limit_costs_no_pinned_chunk(tmp_path, pins):
         assert slab_files(tmp_path) == 2
         for number in PINNED:
             cache.unpin_chunk(CIDS[number], 64 * KIB)
-        cache.may_grow(0)
+        cache.shrink_to_limit()
         await cache._write_behind.flush()
         assert slab_files(tmp_path) == 1
         assert cache.statistics.disk_bytes <= cache.statistics.limit_bytes
     async with running(tmp_path, cache_pins.Pins(), limit_bytes=SLAB_BYTES) as cache:
         assert cache.statistics.chunks > 0
-
-
-async def test_cache_grows_for_pins_as_far_as_allowed_and_shrinks_again(tmp_path, pins):
-    async with running(tmp_path, pins, limit_bytes=SLAB_BYTES) as cache:
-        await store(cache, range(20))
-        assert cache.pinned_missing == 5
-        lacking_bytes = cache.lacking_bytes({})
-        assert lacking_bytes > 0
-        cache.may_grow(lacking_bytes)
-        await store(cache, range(20))
-        assert (cache.pinned_missing, slab_files(tmp_path)) == (0, 2)
-    async with running(tmp_path, pins, limit_bytes=SLAB_BYTES) as cache:
-        await read_all(cache)
-        for number in PINNED:
-            cache.unpin_chunk(CIDS[number], 64 * KIB)
-        cache.may_grow(0)
-        await cache._write_behind.flush()
-        assert slab_files(tmp_path) == 1
 
 
 async def test_small_pinned_chunk_in_a_large_slot_is_right_also_after_a_restart(tmp_path):

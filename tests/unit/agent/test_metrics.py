@@ -259,7 +259,7 @@ def test_agent_without_images_has_metrics_too():
         ],
         0,
     ) | {"in_backoff": {}}
-    names = "stored_bytes disk_bytes limit_bytes growth_limit_bytes pending_bytes chunks"
+    names = "stored_bytes disk_bytes limit_bytes pending_bytes chunks"
     names += " reserved_bytes pinned_bytes pinned_missing_chunks"
     names += " evictions corrupt_chunks rejected_chunks write_errors fault"
     counted = "memory_bytes memory_limit_bytes loaded dropped ignored refused failed recorded"

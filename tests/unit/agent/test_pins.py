@@ -139,21 +139,6 @@ async def test_smaller_limit_breaks_no_promise_and_allows_no_new_one(tmp_path):
         assert await make(host, OTHER) > 0
 
 
-async def test_cache_that_may_grow_has_room_for_all(tmp_path):
-    for is_first in (True, False):
-        async with keeping(tmp_path, 2 * MIB, may_grow=True) as host:
-            host.add(DATA)
-            host.add(SHARED, OTHER)
-            if is_first:
-                assert await make(host, IMAGE) == 0 == await make(host, OTHER)
-            assert host.pins.pins.beyond_bytes >= MIB
-            assert promised_bytes(host) == 3 * MIB
-    async with keeping(tmp_path, 2 * MIB, may_grow=True) as host:
-        for image_id in (IMAGE, OTHER):
-            await host.pins.unpin_image(image_id)
-        assert host.pins.pins.beyond_bytes == 0
-
-
 async def test_disk_that_takes_no_file_costs_no_pin(host, tmp_path, monkeypatch):
     def full(path, raw):
         raise OSError(28, "No space left on device")
@@ -249,16 +234,13 @@ async def test_image_gives_way_only_where_that_makes_room(tmp_path):
 
 
 @pytest.mark.expect_log("no longer kept for other hosts")
-async def test_images_with_the_same_contents_give_way_together_before_the_cache_grows(tmp_path):
-    for may_grow in (False, True):
-        folder = tmp_path / str(may_grow)
-        folder.mkdir()
-        async with keeping(folder, SMALL, may_grow=may_grow) as host:
-            await place_three(host)
-            await host.pins.change_pin(IMAGE, is_replica=True)
-            assert await make(host, THIRD) == 0
-            assert list(host.pins.list_pins()) == [THIRD]
-            assert host.pins.pins.beyond_bytes == 0 and promised_bytes(host) == 2 * MIB
+async def test_images_with_the_same_contents_give_way_together(tmp_path):
+    async with keeping(tmp_path, SMALL) as host:
+        await place_three(host)
+        await host.pins.change_pin(IMAGE, is_replica=True)
+        assert await make(host, THIRD) == 0
+        assert list(host.pins.list_pins()) == [THIRD]
+        assert promised_bytes(host) == 2 * MIB
 
 
 @pytest.mark.expect_log("no longer kept for other hosts")

@@ -36,7 +36,7 @@ class Machine:
         self.configure()
         self.fallbacks, self.on_dead_mounts = {"disk-format": 0}, []
         self.user = compute_user.current_user()
-        self.kept, self.may_grow, self.images, self.promised_bytes = "host", False, {}, 0
+        self.kept, self.images, self.promised_bytes = "host", {}, 0
 
     def put(self, name, text):
         path = self.folder / name
@@ -59,7 +59,6 @@ class Machine:
             "nova": {"fallbacks": self.fallbacks},
             "guests": {"on_dead_mounts": self.on_dead_mounts},
             "keep_images": self.kept,
-            "cache_may_grow_for_pins": self.may_grow,
             "cache": {"limit_bytes": LIMIT_BYTES, "reserved_bytes": self.promised_bytes},
             "images": self.images,
         }
@@ -265,8 +264,6 @@ def test_that_there_will_be_no_room_is_said_before_it_is_so(machine, agent, is_k
     assert found.level == "warning" and "will be no space" in found.detail
     assert f"to {-(-91 * MIB * 10 // 9)} or more" in found.remedy
     machine.images[OTHER] = machine.image(None, 20 * MIB)
-    assert machine.look() == {}
-    machine.images[OTHER], machine.may_grow = machine.image(None, 21 * MIB), True
     assert machine.look() == {}
 
 

@@ -74,18 +74,20 @@ def test_cache_that_says_it_has_room_takes_one_size_whatever_was_in_it(count, sl
     pin_and_place(cache, [16 * KIB] * count)
 
 
-def test_lacking_bytes_let_the_cache_grow_as_far_as_needed():
-    limit_bytes = 2 * SLAB_BYTES
-    cache = public_cache.PublicCache(limit_bytes, SLAB_BYTES)
+def place_pinned(cache: public_cache.PublicCache) -> None:
     for number in range(20):
         cache.pin_chunk(cid(number), 64 * KIB)
+        cache.allocate_slot(cid(number), 64 * KIB, public_cache.KeepClass.BORROWED)
+
+
+def test_cache_with_the_lacking_bytes_takes_all_that_is_pinned():
+    limit_bytes = 2 * SLAB_BYTES
+    small = public_cache.PublicCache(limit_bytes, SLAB_BYTES)
+    lacking_bytes = small.lacking_bytes({64 * KIB: 20})
     with pytest.raises(errors.CacheFull):
-        for number in range(20):
-            cache.allocate_slot(cid(number), 64 * KIB, public_cache.KeepClass.BORROWED)
-    cache.pins.beyond_bytes = cache.lacking_bytes({})
-    for number in range(20):
-        if cid(number) not in cache:
-            cache.allocate_slot(cid(number), 64 * KIB, public_cache.KeepClass.BORROWED)
+        place_pinned(small)
+    cache = public_cache.PublicCache(limit_bytes + lacking_bytes, SLAB_BYTES)
+    place_pinned(cache)
     assert cache.pinned_chunks == 20
     layout = cache_slab.SlabLayout.largest_within(SLAB_BYTES, 64 * KIB)
     assert cache.disk_bytes == 7 * layout.file_bytes

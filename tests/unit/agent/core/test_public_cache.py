@@ -592,25 +592,6 @@ def test_smaller_limit_removes_no_slab_with_a_pinned_chunk():
     assert cache.shrink_to_limit() == []
 
 
-def test_cache_grows_beyond_its_limit_only_as_far_as_that_is_allowed():
-    cache = make(slabs=1)
-    for number in range(12):
-        cache.pin_chunk(cid(number), 16 * KIB)
-    fill(cache, range(4))
-    with pytest.raises(errors.CacheFull):
-        fill(cache, [4])
-    cache.pins.beyond_bytes = SLAB_BYTES
-    fill(cache, range(4, 8))
-    assert cache.slab_count == 2
-    with pytest.raises(errors.CacheFull):
-        fill(cache, [8])
-    for number in range(4):
-        cache.unpin_chunk(cid(number), 16 * KIB)
-    cache.pins.beyond_bytes = 0
-    assert len(cache.shrink_to_limit()) == 1
-    assert held(cache) == sorted(cid(number) for number in range(4, 8))
-
-
 def test_cache_says_what_it_lacks_before_anything_is_pinned():
     cache = make(slabs=10)  # a tenth of them is left to others
     assert cache.lacking_bytes({16 * KIB: 40}) == 0
@@ -620,42 +601,6 @@ def test_cache_says_what_it_lacks_before_anything_is_pinned():
     assert cache.lacking_bytes({16 * KIB: 10}) == 0
     assert cache.lacking_bytes({16 * KIB: 11}) > 0
     assert cache.lacking_bytes({256 * KIB: 1}) > 0  # no slab can have it
-
-
-SIZES = st.sampled_from([4 * KIB, 8 * KIB, 16 * KIB])
-
-
-@hypothesis.given(st.lists(SIZES, max_size=60), st.integers(2, 6), st.integers(0, 20))
-@hypothesis.example([4 * KIB] + [16 * KIB] * 8, 2, 0)
-def test_all_that_is_pinned_finds_room_in_any_order_where_the_cache_may_grow(
-    lengths, slabs, others
-):
-    cache = make(slabs=slabs)
-    for number, length in enumerate(lengths):
-        cache.pin_chunk(cid(number), length)
-    cache.pins.may_grow = True
-    fill(cache, range(1000, 1000 + others))
-    for number, length in enumerate(lengths):
-        cache.allocate_slot(cid(number), length, KeepClass.BORROWED)
-    assert all(cid(number) in cache for number in range(len(lengths)))
-    with_pins = {cache.slot_of(cid(number)).slab for number in range(len(lengths))}
-    assert cache.slab_count <= max(slabs, len(with_pins))
-
-
-def test_cache_grows_for_pins_only_while_the_disk_has_room():
-    cache = make()
-    cache.pins.may_grow = True
-    for number in range(6):
-        cache.pin_chunk(cid(number), 16 * KIB)
-    fill(cache, range(4))
-    [made] = cache.allocate_slot(cid(4), 16 * KIB, KeepClass.BORROWED).actions
-    cache.lose_slab(made.slab)
-    with pytest.raises(errors.CacheFull):
-        fill(cache, [4])
-    cache.grow_again()
-    fill(cache, [4, 5])
-    assert cache.slab_count == 2
-    assert cache.disk_bytes == cache.limit_bytes + cache.pins.beyond_bytes
 
 
 class CacheMachine(stateful.RuleBasedStateMachine):
