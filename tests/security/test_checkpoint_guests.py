@@ -446,6 +446,7 @@ def test_full_disk(
     subprocess.run([*guest.host.enter(), *mount], check=True)
     small = pathlib.Path(f"/proc/{guest.host.pid}/root{owner.sockets}")
     monkeypatch.setattr(owner.taker, "_settings", owner.taker._settings._replace(folder=small))
+    monkeypatch.setattr(owner.taker._snapshots, "_folder", small)
     monkeypatch.setattr(owner.scratch, "_folder", small)
     monkeypatch.setattr(owner.scratch, "_spare_bytes", 16 * MIB)
     left = list(range(15))
