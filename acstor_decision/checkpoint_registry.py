@@ -30,9 +30,9 @@ from acstor_common.wire import message_bus
 from acstor_common.wire import signed_messages
 from acstor_decision import interval_lookup
 from acstor_decision import nova_client
+from acstor_decision.core import cloud_state
 from acstor_decision.core import enrolment_rules
 from acstor_decision.core import holder_check
-from acstor_decision.db import checkpoint_queries
 from acstor_decision.db import database
 from acstor_decision.db import models
 from acstor_decision.identity import trust_state
@@ -72,7 +72,7 @@ class CheckpointRegistry:
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.newest: tuple[checkpoint_queries.Newest, ...] = ()
+        self.newest: tuple[cloud_state.NewestCheckpoint, ...] = ()
         self.registered, self._clock = 0, clock
         self.refused = dict.fromkeys(("not_authentic", "not_its_own", "unknown", "stale"), 0)
         self._store, self._nova, self._trust, self._intervals = store, nova, trust, intervals
@@ -132,7 +132,6 @@ class CheckpointRegistry:
         work: Callable[[Any], messages.Response],
         purpose: str = signing.CHECKPOINT_ANSWER,
     ) -> dict[str, Any]:
-        """Verify a request, handle it, and return the response, signed against forgery."""
         host, sent_s = "", 0.0
 
         def done() -> messages.Response:

@@ -161,9 +161,9 @@ def load(args: list[str]) -> cfg.ConfigOpts:
     return conf
 
 
-def limits(own: cfg.ConfigOpts.GroupAttr) -> members.Limits:
+def limits(own: cfg.ConfigOpts.GroupAttr) -> members.MembershipLimits:
     """Return the limits of membership and overload."""
-    return members.Limits(
+    return members.MembershipLimits(
         collection_s=decision_messages.COLLECTION_S,
         dead_after_samples=own.dead_after_samples,
         allowed=own.allowed_hosts,
@@ -175,6 +175,6 @@ def silent_after_s(own: cfg.ConfigOpts.GroupAttr) -> float:
     return float(own.dead_after_samples * decision_messages.COLLECTION_S)
 
 
-def policy(own: cfg.ConfigOpts.GroupAttr) -> decider.Policy:
+def policy(own: cfg.ConfigOpts.GroupAttr) -> decider.RemapPolicy:
     """Return the policy of the decider."""
-    return decider.Policy(may_remap=own.remap)
+    return decider.RemapPolicy(may_remap=own.remap)

@@ -86,7 +86,6 @@ class IntervalLookup:
         return tuple(found[: self._max_servers])
 
     def _take_turn(self, host: str) -> None:
-        """Record a host's request, and raise if its last one is too recent."""
         with self._turns:
             now_s = self._clock()
             recent = {

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import Protocol
 
 import prometheus_client
 from prometheus_client import core
 from prometheus_client import registry
 
 from acstor_common.service import metrics_endpoint
+from acstor_decision.core import cloud_state
 from acstor_decision.core import threshold
 
 _NO_THRESHOLDS = threshold.Thresholds()
@@ -28,22 +28,6 @@ class HostMetrics:
     vnodes: int
     traffic_share: float
     is_overloaded: bool
-
-
-class Checkpoint(Protocol):
-    """The newest checkpoint of a server."""
-
-    @property
-    def taken_s(self) -> float:
-        """Return when it was taken, by the wall clock of its host."""
-
-    @property
-    def interval_s(self) -> int:
-        """Return the promised interval; 0: none."""
-
-    @property
-    def changed_bytes(self) -> int:
-        """Return the size of the disk's difference from its image."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +61,7 @@ class InstanceMetrics:
     heard: int = 0
     refused: Mapping[str, int] = dataclasses.field(default_factory=dict)
     refused_enrolments: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    checkpoints: Sequence[Checkpoint] = ()
+    checkpoints: Sequence[cloud_state.NewestCheckpoint] = ()
     checkpoints_registered: int = 0
     checkpoints_refused: Mapping[str, int] = dataclasses.field(default_factory=dict)
     published: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -200,7 +184,9 @@ def _of_hosts(hosts: Mapping[str, HostMetrics]) -> Iterator[core.Metric]:
     yield from (vnodes, share, overloaded)
 
 
-def _of_checkpoints(checkpoints: Sequence[Checkpoint]) -> Iterator[core.Metric]:
+def _of_checkpoints(
+    checkpoints: Sequence[cloud_state.NewestCheckpoint],
+) -> Iterator[core.Metric]:
     taken, interval, changed, deadline = (
         core.GaugeMetricFamily(f"acstor_decision_checkpoint_{name}", text)
         for name, text in (
@@ -219,5 +205,5 @@ def _of_checkpoints(checkpoints: Sequence[Checkpoint]) -> Iterator[core.Metric]:
     yield from (taken, interval, changed, deadline)
 
 
-def _deadline_s(one: Checkpoint) -> float:
+def _deadline_s(one: cloud_state.NewestCheckpoint) -> float:
     return one.taken_s + 2 * one.interval_s

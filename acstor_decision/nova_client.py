@@ -116,12 +116,12 @@ class NovaClient:
         """Return whether [nova] has an authentication type."""
         return bool(self._conf[GROUP.name].auth_type)
 
-    def get_server(self, instance_id: ids.ImageId, asker: str = "") -> Server | None:
+    def get_server(self, instance_id: ids.ImageId, requester: str = "") -> Server | None:
         """Return Nova's current record of a server; None if it knows none.
 
-        :param asker: the host on whose behalf Nova is asked; "": the service itself
+        :param requester: the host on whose behalf Nova is asked; "": the service itself
         """
-        answer = self._get(f"/servers/{instance_id}", asker)
+        answer = self._get(f"/servers/{instance_id}", requester)
         if answer is None:
             return None
         try:
@@ -160,9 +160,9 @@ class NovaClient:
             wanted["marker"] = str(page[-1]["id"])
         return found
 
-    def _get(self, path: str, asker: str = "", **query: str) -> dict[str, Any] | None:
+    def _get(self, path: str, requester: str = "", **query: str) -> dict[str, Any] | None:
         try:
-            with self._limit.hold_slot(asker):
+            with self._limit.hold_slot(requester):
                 answer = self._answer(path, query)
         except concurrency_limit.LimitReached as e:
             raise NovaBusy(str(e)) from e

@@ -34,14 +34,11 @@ CALLERS = 3
 
 AcceptSample = Callable[[decision_messages.Signed], None]
 Seal = Callable[[msgspec.Struct, str], decision_messages.Signed]
-MAX_NAMED = 4096
 CurrentRing = Callable[[], decision_messages.RingTable]
 Methods = Mapping[str, Callable[[object], dict[str, Any]]]
 
 
 class _Endpoint(message_bus.Endpoint):
-    """RPC methods that agents and other services may call."""
-
     def __init__(
         self,
         accept_sample: AcceptSample,
@@ -53,15 +50,10 @@ class _Endpoint(message_bus.Endpoint):
         self._accept_sample = accept_sample
         self._current_ring = current_ring
         self._refused = refused
-        self._unsigned: set[str] = set()
         for name, answer in methods.items():
             setattr(self, name, _called(answer))
 
     def _take_sample(self, payload: object) -> None:
-        if isinstance(payload, dict) and "host" in payload and "payload" not in payload:
-            self._refused["unsigned"] += 1
-            self._log_unsigned(payload["host"])
-            return
         try:
             self._accept_sample(decision_messages.decode(payload, decision_messages.Signed))
         except errors.RemoteProtocolError:
@@ -70,17 +62,6 @@ class _Endpoint(message_bus.Endpoint):
         except errors.NotAuthenticated:
             self._refused["not_authentic"] += 1
             raise
-
-    def _log_unsigned(self, host: object) -> None:
-        """Log each host once whose agent does not sign its samples."""
-        name = ascii(host)[:64]
-        if name not in self._unsigned and len(self._unsigned) < MAX_NAMED:
-            self._unsigned.add(name)
-            LOG.warning(
-                "samples in the name of %s are refused, nobody has signed them: upgrade the "
-                "agent there, and let it enrol",
-                name,
-            )
 
     def get_ring(self, _context: object, payload: object = None) -> dict[str, Any]:
         """Return the current v-node table."""
@@ -103,7 +84,7 @@ class AgentBus:
     """
 
     def __init__(self, conf: cfg.ConfigOpts, instance: str) -> None:
-        self.refused = dict.fromkeys(("malformed", "not_authentic", "unsigned"), 0)
+        self.refused = dict.fromkeys(("malformed", "not_authentic"), 0)
         self._transport = message_bus.open_transport(conf)
         self._target = oslo_messaging.Target(topic=decision_messages.TOPIC, server=instance)
         self._server: message_bus.BusServer | None = None
@@ -277,7 +258,6 @@ def _cast(
     payload: msgspec.Struct,
     retries: int = SEND_RETRIES,
 ) -> None:
-    """Send a message; raise BusUnreachable if the broker does not accept it."""
     client = _client(transport, target, retries)
     encoded = decision_messages.encode(payload)
     try:

@@ -12,9 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 from oslo_config import cfg
@@ -29,15 +26,16 @@ from acstor_common.wire import signed_messages
 from acstor_decision import conf as decision_conf
 from acstor_decision import leader_election
 from acstor_decision import metrics
+from acstor_decision import rpc
 from acstor_decision.core import decider
 from acstor_decision.core import health_checks
 from acstor_decision.core import ring_conversion
 from acstor_decision.core import threshold
-from acstor_decision.core.membership import address_book
 from acstor_decision.core.membership import members
 from acstor_decision.core.membership import sample_inbox
 from acstor_decision.db import database
 from acstor_decision.db import identity_queries
+from acstor_decision.db import ring_queries
 from acstor_decision.identity import address_verifier
 from acstor_decision.identity import certificate_authority
 from acstor_decision.identity import trust_state
@@ -65,31 +63,6 @@ _CLAIMS = (
 _EMPTY_TABLE = decision_messages.RingTable(0, hash_ring.encode(hash_ring.Ring(0, ())).decode())
 
 
-class AgentSender(Protocol):
-    """Sends to agents; methods return whether the broker accepted the message."""
-
-    def publish_table(self, table: decision_messages.RingTable) -> bool:
-        """Send a table to all agents."""
-
-    def send_table(self, host: str, table: decision_messages.RingTable) -> bool:
-        """Send a table to one agent."""
-
-    def send_task(self, host: str, task: decision_messages.Signed) -> bool:
-        """Send a signed task to one agent."""
-
-
-class AddressVerifier(Protocol):
-    """Verifies addresses by connecting to them; no method waits."""
-
-    def submit_addresses(
-        self, addresses: Iterable[address_book.Address], trust: trust_state.TrustState
-    ) -> None:
-        """Queue addresses to be verified."""
-
-    def take_results(self) -> Sequence[address_verifier.VerifyResult]:
-        """Return the results since the last call."""
-
-
 class DecisionService:
     """One instance of the decision service.
 
@@ -102,8 +75,8 @@ class DecisionService:
         store: database.Database,
         lead: leader_election.LeaderElection,
         loads: base.SwitchLoads,
-        bus: AgentSender,
-        verifier: AddressVerifier | None = None,
+        bus: rpc.AgentBus,
+        verifier: address_verifier.AddressVerifier | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -113,7 +86,7 @@ class DecisionService:
         limits = dataclasses.replace(limits, verify_addresses=verifier is not None)
         self.members = members.Members(limits)
         policy = decision_conf.policy(self.own)
-        self.decider = decider.Decider(policy, self.members, decider.Table({}))
+        self.decider = decider.Decider(policy, self.members, decider.VNodeTable({}))
         self.current = _EMPTY_TABLE
         self.leads = False
         self.metrics = metrics.InstanceMetrics()
@@ -186,7 +159,7 @@ class DecisionService:
             self.leads = self._lead.is_leader()
             if self.leads:
                 self._lead_round()
-        except database.EpochTaken as e:
+        except ring_queries.EpochTaken as e:
             LOG.warning("%s; stepping down", e)
             self._lead.step_down()
         except database.DatabaseError as e:
@@ -245,7 +218,6 @@ class DecisionService:
         LOG.log(level, "%s: sample %d is refused: %s (%s)", *words)
 
     def _merge_sample(self, sample: decision_messages.Sample) -> None:
-        """Keep a sample for this round, with images and boots of earlier ones."""
         former = self._new_samples.get(sample.host)
         if former is not None:
             images = former.images if sample.images is None else sample.images
@@ -276,7 +248,7 @@ class DecisionService:
         self.decider.observe_loads(self._busy_levels())
         decision = self.decider.decide_table(self._clock(), self._store.list_drained())
         if decision is None and self._highest_epoch() > self.current.epoch:
-            decision = decider.Decision(self.decider.table, decider.Reason.EPOCH, 0)
+            decision = decider.Decision(self.decider.table, decider.ChangeReason.EPOCH, 0)
         if decision is not None:
             self._publish_decision(decision)
         elif self._clock() - self._published_s > decision_messages.COLLECTION_S:
@@ -296,7 +268,6 @@ class DecisionService:
             self._cleanup_due_s = self._clock() + FORGET_EVERY_S
 
     def _prove_addresses(self) -> None:
-        """Record verified addresses, and submit those that are due."""
         if self._verifier is None:
             return
         for proof in self._verifier.take_results():
@@ -309,7 +280,9 @@ class DecisionService:
 
     def _busy_levels(self) -> tuple[int, ...] | None:
         hosts = {
-            host: base.HostLoad(sample.location, other_traffic_bytes_s(sample))
+            host: base.HostLoad(
+                sample.location, members.other_traffic_share(sample) * sample.link_bytes_s
+            )
             for host in self.members.list_live(self._clock())
             for sample in [self.members[host].last]
         }
@@ -341,8 +314,8 @@ class DecisionService:
         if len(text) > hash_ring.MAX_FILE_BYTES:
             why = f"{len(text)} bytes, {hash_ring.MAX_FILE_BYTES} at most are taken"
             raise errors.RingFormatError(f"epoch {epoch}", hash_ring.MAX_FILE_BYTES, why)
-        places = decision.table.places.values()
-        new = database.Publication(
+        places = decision.table.hosts.values()
+        new = ring_queries.Publication(
             epoch=epoch,
             published_s=self._wall(),
             reason=decision.reason.value,
@@ -376,11 +349,10 @@ class DecisionService:
                 return
 
     def _resend_tasks(self) -> None:
-        """Send unacknowledged tasks again to hosts that send samples."""
         now_s = self._wall()
         due_s = now_s - ACKNOWLEDGED_WITHIN * decision_messages.COLLECTION_S
         for given in self._store.unacknowledged_tasks(now_s - RESEND_AFTER_S):
-            if given.host not in self._new_samples or given.given_s > due_s:
+            if given.host not in self._new_samples or given.sent_s > due_s:
                 continue
             LOG.info("%s tells nothing of task %d: given again", given.host, given.task.request)
             again = decision_messages.TaskForHosts(
@@ -392,7 +364,7 @@ class DecisionService:
                 return
 
     def _new_metrics(self) -> metrics.InstanceMetrics:
-        now_s, places = self._clock(), self.decider.table.places
+        now_s, places = self._clock(), self.decider.table.hosts
         hosts: dict[str, metrics.HostMetrics] = {}
         for host in self.members.list_live(now_s):
             member = self.members[host]
@@ -425,8 +397,3 @@ class DecisionService:
             published=dict(self._tables_published),
             moved=self._moved,
         )
-
-
-def other_traffic_bytes_s(sample: decision_messages.Sample) -> float:
-    """Return a host's traffic without chunks, in plus out, in bytes a second."""
-    return members.other_traffic_share(sample) * sample.link_bytes_s

@@ -30,7 +30,6 @@ _BROKER_OF_NOBODY = frozenset({"", "rabbit://"})
 """Defaults of oslo.messaging: a broker on this host, without a password."""
 
 Result = upgradecheck.Result
-_DATABASE_FAULTS = (errors.Unusable, database.DatabaseError)
 
 
 def _success(details: str | None = None) -> Result:
@@ -184,7 +183,6 @@ class Checks(upgradecheck.UpgradeCommands):
 
 
 def _named(what: str, found: Iterable[str], remedy: str) -> Result:
-    """Return a warning that names the first subjects; success if there are none."""
     names = list(found)
     if not names:
         return _success()

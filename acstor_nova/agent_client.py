@@ -33,7 +33,6 @@ class Stored(NamedTuple):
     size_bytes: int
 
     def __str__(self) -> str:
-        """Return both as text."""
         return f"{self.size_bytes} bytes of {self.disk_format}"
 
 
@@ -69,15 +68,10 @@ class AgentClient:
         """Attach an image; return its format and size.
 
         :param head_bytes: length of the beginning, which the agent fetches because Nova reads it
-        :param os_hash: Glance's hash, to compare; omitted for an old agent
+        :param os_hash: Glance's hash, to compare
         """
         asked = control_wire.AttachImage(image_id, head_bytes, os_hash.algo, os_hash.value.hex())
-        try:
-            answer = self._ask(asked)
-        except errors.AgentRefused as e:
-            if e.kind != errors.RemoteProtocolError.__name__ or not os_hash.algo:
-                raise
-            answer = self._ask(control_wire.AttachImage(image_id, head_bytes))
+        answer = self._ask(asked)
         return Stored(answer["disk_format"], answer["stored_bytes"])
 
     def detach_image(self, image_id: str) -> None:
@@ -165,7 +159,6 @@ class AgentClient:
 
 
 def _denied(path: str) -> str:
-    """Return who may use the socket, and the user of this process."""
     here = compute_user.current_user()
     who = f"this process is user {here.name}, groups {compute_user.names_of(here.groups)}"
     try:

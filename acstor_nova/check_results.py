@@ -14,7 +14,7 @@ class Level(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """Result of one check."""
 
     what: str

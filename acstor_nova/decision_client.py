@@ -33,7 +33,7 @@ class _List(msgspec.Struct):
     checkpoints: Annotated[list[CheckpointSummary], msgspec.Meta(max_length=NEWEST)]
 
 
-class Holder(msgspec.Struct):
+class CheckpointHolder(msgspec.Struct):
     """A host that keeps a checkpoint, and the address of its vault."""
 
     host: str
@@ -49,7 +49,7 @@ class Recovery(msgspec.Struct):
     owner: str
     vault_disk: str
     manifest_name: str
-    holders: list[Holder]
+    holders: list[CheckpointHolder]
     key: str
 
 

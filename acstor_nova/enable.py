@@ -20,14 +20,14 @@ NAME = "acstor.conf"
 MODE = 0o644
 TEXT = """\
 # For nova-compute on a host with acstor-agent: /etc/nova/nova-compute.conf.d/acstor.conf
-# (acstor-nova-manage enable writes it, disable takes it away). It makes acstor Nova's image backend
-# ([libvirt] images_type), where nova.conf names no other.
+# (acstor-nova-manage enable writes it, disable removes it). It sets acstor as Nova's image backend
+# ([libvirt] images_type), unless nova.conf names another.
 [DEFAULT]
 config_source = acstor
 
 [acstor]
 driver = acstor
-# Where there is a gateway beside Glance, snapshots send what changed:
+# With a gateway beside Glance, snapshots upload only changed data:
 # gateway_url = https://controller.example:9711
 """
 

@@ -32,7 +32,7 @@ from acstor_common.disks import local_file
 from acstor_common.disks import recovery_marker
 from acstor_common.wire import control_wire
 from acstor_nova import decision_client
-from acstor_nova import imagebackend
+from acstor_nova import host_context
 from acstor_nova import mirror_link
 from acstor_nova import recovered_disk
 from acstor_nova.snapshots import delta_snapshot
@@ -69,7 +69,7 @@ class Evacuated(NamedTuple):
 _under_way: contextvars.ContextVar[Evacuated | None] = contextvars.ContextVar(
     "evacuated", default=None
 )
-_laying: set[str] = set()
+_disks_in_progress: set[str] = set()
 """Checkpoints of which disks are being made; no disk is based on them yet."""
 
 
@@ -86,7 +86,7 @@ def mark_evacuated(instance_id: str, context: Any) -> Iterator[None]:
 class RecoveringBase:
     """Base before :class:`imagebackend.MirrorBase`, for disks of checkpoints."""
 
-    host: imagebackend.HostContext
+    host: host_context.HostContext
     path: str
 
     def __init__(self, instance: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -120,7 +120,6 @@ class RecoveringBase:
         return getattr(self._instance, "uuid", None) == evacuated.instance_id
 
     def _recover(self, evacuated: Evacuated, size_bytes: int) -> bool:
-        """Make the disk of a checkpoint; return whether that was done."""
         own = self.host.nova.conf.acstor
         if not own.decision_url:
             return False
@@ -148,7 +147,7 @@ class RecoveringBase:
     def libvirt_info(self, *args: Any, **kwargs: Any) -> Any:
         """Return libvirt's configuration of the disk, after waiting for its checkpoint."""
         info = super().libvirt_info(*args, **kwargs)  # type: ignore[misc]
-        if os.path.basename(self.path) in imagebackend.ROOT_DISKS:
+        if os.path.basename(self.path) in host_context.ROOT_DISKS:
             recovered_disk.rebase_disk(self.host, self.path)
             base = local_file.backing_of(self.path)
             if base is not None and (checkpoint_id := mirror_link.checkpoint_of(base)):
@@ -160,9 +159,8 @@ class RecoveringBase:
 
 
 def _create_newest(
-    host: imagebackend.HostContext, evacuated: Evacuated, path: str, size_bytes: int
+    host: host_context.HostContext, evacuated: Evacuated, path: str, size_bytes: int
 ) -> str:
-    """Make a disk on the newest usable checkpoint; return its moment."""
     own = host.nova.conf.acstor
     asked = decision_client.DecisionClient(
         own.decision_url, own.ca_file, evacuated.context.auth_token or ""
@@ -192,13 +190,12 @@ def _is_delayed(e: errors.AcstorError) -> bool:
 
 
 def _create_with_retries(
-    host: imagebackend.HostContext,
+    host: host_context.HostContext,
     recovery: decision_client.Recovery,
     base: str,
     path: str,
     size_bytes: int,
 ) -> None:
-    """Make a disk on a checkpoint; retry while that is only delayed."""
     ends_s = time.monotonic() + host.timeouts.checkpoint_s
     while True:
         try:
@@ -210,7 +207,7 @@ def _create_with_retries(
         time.sleep(host.timeouts.checkpoint_retry_s)
 
 
-def _base(host: imagebackend.HostContext, context: Any, image_id: str) -> str:
+def _base(host: host_context.HostContext, context: Any, image_id: str) -> str:
     """Return an image's path in Nova's image cache; link its mirror if missing."""
     base = host.base_path(image_id)
     what = f"image {image_id}"
@@ -220,7 +217,7 @@ def _base(host: imagebackend.HostContext, context: Any, image_id: str) -> str:
         os.makedirs(os.path.dirname(base), exist_ok=True)
         try:
             host.link_image(context, image_id, base)
-        except imagebackend.NotEligibleError as e:
+        except host_context.NotEligibleError as e:
             if e.reason is not control_wire.Fallback.NOT_ACTIVE:
                 raise errors.Unusable(what, f"it cannot be mirrored here: {e}") from e
             # An inactive image is allowed: the server was made while it was active.
@@ -229,13 +226,13 @@ def _base(host: imagebackend.HostContext, context: Any, image_id: str) -> str:
 
 
 def _create_disk(
-    host: imagebackend.HostContext,
+    host: host_context.HostContext,
     recovery: decision_client.Recovery,
     base: str,
     path: str,
     size_bytes: int,
 ) -> None:
-    _laying.add(recovery.checkpoint_id)
+    _disks_in_progress.add(recovery.checkpoint_id)
     try:
         size_bytes = max(size_bytes, host.agent.attach_checkpoint(recovery, base, size_bytes))
         wanted = mirror_link.checkpoint_path(
@@ -247,10 +244,10 @@ def _create_disk(
         except (processutils.ProcessExecutionError, OSError) as e:
             raise errors.Unusable(path, f"it cannot be made: {e}") from e
     finally:
-        _laying.discard(recovery.checkpoint_id)
+        _disks_in_progress.discard(recovery.checkpoint_id)
 
 
-def wait_for_checkpoint(host: imagebackend.HostContext, checkpoint_id: str, path: str) -> str:
+def wait_for_checkpoint(host: host_context.HostContext, checkpoint_id: str, path: str) -> str:
     """Wait until a checkpoint's disk can be read; return the image beneath it.
 
     :raises Exception: Nova's: it is not on this host, or the agent does not answer in time
@@ -269,10 +266,10 @@ def wait_for_checkpoint(host: imagebackend.HostContext, checkpoint_id: str, path
             LOG.info("waiting for the disk of checkpoint %s: %s", checkpoint_id, e)
         else:
             return str(known[checkpoint_id]["image_id"])
-        time.sleep(imagebackend.ASK_AGAIN_S)
+        time.sleep(host_context.ASK_AGAIN_S)
 
 
-def _wait_for_image(host: imagebackend.HostContext, image_id: str, path: str) -> None:
+def _wait_for_image(host: host_context.HostContext, image_id: str, path: str) -> None:
     """Wait until the image beneath a checkpoint can be read; restore a missing link."""
     base = host.base_path(image_id)
     if not os.path.lexists(base) and local_file.backing_of(path) == base:
@@ -286,11 +283,11 @@ def _wait_for_image(host: imagebackend.HostContext, image_id: str, path: str) ->
             raise host.nova.cannot_start(str(e)) from e
 
 
-def drop_unused(host: imagebackend.HostContext, here: Collection[str]) -> None:
-    """Delete disks of checkpoints that no disk uses; ``here``: instance IDs."""
+def drop_unused(host: host_context.HostContext, instance_ids: Collection[str]) -> None:
+    """Delete disks of checkpoints that no disk uses; ``instance_ids``: of this host."""
     try:
         for told in host.agent.list_recovered():
-            if not _is_used(host, told["checkpoint_id"], told["instance_id"], here):
+            if not _is_used(host, told["checkpoint_id"], told["instance_id"], instance_ids):
                 host.agent.drop_disk(told["checkpoint_id"])
                 LOG.info("the disk of checkpoint %s was deleted", told["checkpoint_id"])
     except (errors.AgentUnreachable, errors.AgentRefused) as e:
@@ -298,20 +295,23 @@ def drop_unused(host: imagebackend.HostContext, here: Collection[str]) -> None:
 
 
 def _is_used(
-    host: imagebackend.HostContext, checkpoint_id: str, instance_id: str, here: Collection[str]
+    host: host_context.HostContext,
+    checkpoint_id: str,
+    instance_id: str,
+    instance_ids: Collection[str],
 ) -> bool:
     """Return whether a disk is based on a checkpoint, even during a resize.
 
     A disk that is missing or unreadable counts as based on it, since it has the only data.
     """
-    if checkpoint_id in _laying:
+    if checkpoint_id in _disks_in_progress:
         return True
     folder = glob.escape(os.path.join(host.nova.conf.instances_path, instance_id))
     found = [
-        path for name in sorted(imagebackend.ROOT_DISKS) for path in glob.glob(f"{folder}*/{name}")
+        path for name in sorted(host_context.ROOT_DISKS) for path in glob.glob(f"{folder}*/{name}")
     ]
     if not found:
-        return instance_id in here
+        return instance_id in instance_ids
     return any(_is_based_on(path, checkpoint_id) for path in found)
 
 

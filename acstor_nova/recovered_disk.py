@@ -12,7 +12,7 @@ from oslo_concurrency import processutils
 from acstor_common import errors
 from acstor_common.disks import local_file
 from acstor_common.disks import recovery_marker
-from acstor_nova import imagebackend
+from acstor_nova import host_context
 from acstor_nova import mirror_link
 from acstor_nova.snapshots import delta_stream
 
@@ -20,7 +20,7 @@ DISK = "disk"
 REBASE_S = 60
 
 
-def rebase_disk(host: imagebackend.HostContext, path: str) -> None:
+def rebase_disk(host: host_context.HostContext, path: str) -> None:
     """Restore the checkpoint as base of a disk whose copy was interrupted."""
     try:
         checkpoint_id = recovery_marker.read(path)
@@ -40,7 +40,7 @@ def rebase_disk(host: imagebackend.HostContext, path: str) -> None:
         raise host.nova.cannot_start(why) from e
 
 
-def _check_header(host: imagebackend.HostContext, path: str) -> None:
+def _check_header(host: host_context.HostContext, path: str) -> None:
     """Raise Unusable if a disk is not Nova's on an image: qemu-img follows its header."""
     with open(path, "rb") as file:
         delta_stream.open_disk(file)
@@ -51,7 +51,7 @@ def _check_header(host: imagebackend.HostContext, path: str) -> None:
         )
 
 
-def why_unmovable(host: imagebackend.HostContext, instance_id: str) -> str:
+def why_unmovable(host: host_context.HostContext, instance_id: str) -> str:
     """Return why a server cannot move: its disk may need this host; empty if it can."""
     path = os.path.join(host.nova.conf.instances_path, instance_id, DISK)
     try:

@@ -19,15 +19,13 @@ import sys
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
-from collections.abc import Sequence
-from importlib import abc
-from importlib import machinery
 from types import ModuleType
 from typing import Any
 
 from oslo_config import cfg
 from oslo_config import sources
 
+from acstor_nova import import_hook
 from acstor_nova import nova_hooks
 
 LOG = logging.getLogger(__name__)
@@ -61,11 +59,11 @@ class Driver(sources.ConfigurationSourceDriver):
         """Register acstor with the Nova of this process, if there is one."""
         if "nova.conf" in sys.modules and "libvirt" in conf:
             _widen_choices()
-            _when_imported(IMAGEBACKEND, _register_backend)
-            _when_imported(DRIVER, _register_driver)
-            _when_imported(MANAGER, _register_evacuations)
-            _when_imported(UTILS, _register_snapshots)
-            _when_imported(GUEST, _register_poweroff)
+            import_hook.when_imported(IMAGEBACKEND, _register_backend)
+            import_hook.when_imported(DRIVER, _register_driver)
+            import_hook.when_imported(MANAGER, _register_evacuations)
+            import_hook.when_imported(UTILS, _register_snapshots)
+            import_hook.when_imported(GUEST, _register_poweroff)
             return Values({("libvirt", "images_type"): NAME})
         return Values({})
 
@@ -95,42 +93,6 @@ def _widen_choices() -> None:
     options = importlib.import_module("nova.conf.libvirt").libvirt_imagebackend_opts
     option = next(option for option in options if option.dest == "images_type")
     option.type.choices.setdefault(NAME, "qcow2 disks on the mirrors of acstor-agent")
-
-
-def _when_imported(name: str, register: Callable[[ModuleType], None]) -> None:
-    """Call ``register`` with a module of Nova, now or when it is imported."""
-    module = sys.modules.get(name)
-    if module is not None:
-        register(module)
-    elif not any(isinstance(one, Finder) and one.name == name for one in sys.meta_path):
-        sys.meta_path.insert(0, Finder(name, register))
-
-
-class Finder(abc.MetaPathFinder):
-    """Import hook that calls ``register`` after one module has been executed."""
-
-    def __init__(self, name: str, register: Callable[[ModuleType], None]) -> None:
-        self.name = name
-        self._register = register
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> machinery.ModuleSpec | None:
-        """Return the other finders' spec with a loader that calls ``register``."""
-        if fullname != self.name:
-            return None
-        others = [one for one in sys.meta_path if one is not self]
-        found = (one.find_spec(fullname, path, target) for one in others)
-        spec = next((one for one in found if one is not None), None)
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                run(module)
-                self._register(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _register_backend(module: ModuleType) -> None:
@@ -167,26 +129,26 @@ def _make_backend(module: ModuleType) -> type:
     from acstor_common.service import conf as common_conf
     from acstor_nova import conf as nova_conf
     from acstor_nova import evacuation
-    from acstor_nova import imagebackend
+    from acstor_nova import host_context
     from acstor_nova.snapshots import delta_snapshot
 
     nova_conf.register_opts(module.CONF)
     common_conf.warn_of_unknown(module.CONF, nova_conf.list_opts())
-    host = imagebackend.HostContext(_nova_functions(module))
+    host = host_context.HostContext(_nova_functions(module))
     LOG.info("acstor is the image backend; agent at %s", module.CONF.acstor.control_socket)
     bases = evacuation.RecoveringBase, delta_snapshot.DeltaSnapshotBase, module.Qcow2
     return type("Acstor", bases, {"host": host, "__module__": __name__})
 
 
 def _nova_functions(module: ModuleType) -> Any:
-    from acstor_nova import imagebackend
+    from acstor_nova import host_context
 
     images = importlib.import_module("nova.virt.images")
     exception = importlib.import_module("nova.exception")
 
     def get_image(context: Any, image_id: str) -> Any:
         try:
-            return imagebackend.parse_image(images.IMAGE_API.get(context, image_id))
+            return host_context.parse_image(images.IMAGE_API.get(context, image_id))
         except exception.ImageNotFound:
             return None
         except (exception.GlanceConnectionFailed, ValueError) as e:
@@ -197,7 +159,7 @@ def _nova_functions(module: ModuleType) -> Any:
         if not module.CONF.workarounds.disable_deep_image_inspection:
             images.do_image_deep_inspection({"disk_format": "raw"}, image_id, path)
 
-    return imagebackend.NovaFunctions(
+    return host_context.NovaFunctions(
         conf=module.CONF,
         base_name=base_name,
         get_image=get_image,
@@ -220,15 +182,16 @@ def _register_driver(module: ModuleType) -> None:
 
 
 def _register_precache(module: ModuleType) -> None:
-    """Hook Nova's requests to cache an image."""
     stock = module.LibvirtDriver.cache_image
 
     @functools.wraps(stock)
     def cache_image(self: Any, context: Any, image_id: str) -> bool:
-        backend = self.image_backend.backend()
-        if not hasattr(backend, "host"):
+        host = getattr(self.image_backend.backend(), "host", None)
+        if host is None:
             return bool(stock(self, context, image_id))
-        return _cache_image(backend.host, functools.partial(stock, self), context, image_id)
+        from acstor_nova import imagebackend
+
+        return imagebackend.precache(host, functools.partial(stock, self), context, image_id)
 
     try:
         nova_hooks.check_hooks(nova_version(), [DRIVER, "nova.virt.libvirt.imagecache"])
@@ -240,12 +203,6 @@ def _register_precache(module: ModuleType) -> None:
         return
     module.LibvirtDriver.cache_image = cache_image
     _register_clean_up(module)
-
-
-def _cache_image(host: Any, stock: Callable[[Any, str], bool], context: Any, image_id: str) -> bool:
-    from acstor_nova import imagebackend
-
-    return imagebackend.precache(host, stock, context, image_id)
 
 
 def _register_composed(module: ModuleType) -> None:
@@ -300,7 +257,7 @@ def _begin_snapshot(
     used = delta_snapshot.SnapshotHooks(
         token_headers=token_headers,
         update_image=functools.partial(images.IMAGE_API.update, purge_props=False),
-        disk_turn=lambda: compute.disk_ops_semaphore,
+        disk_semaphore=lambda: compute.disk_ops_semaphore,
     )
     delta_snapshot.begin_snapshot(
         delta_snapshot.PendingSnapshot(
@@ -315,8 +272,8 @@ def _register_moves(module: ModuleType) -> None:
 
     @functools.wraps(stock)
     def migrate(self: Any, context: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
-        backend = self.image_backend.backend()
-        if hasattr(backend, "host") and (why := _why_unmovable(backend.host, instance.uuid)):
+        host = getattr(self.image_backend.backend(), "host", None)
+        if host is not None and (why := _why_unmovable(host, instance.uuid)):
             exception = importlib.import_module("nova.exception")
             refused = exception.MigrationPreCheckError(reason=why)
             raise exception.InstanceFaultRollback(refused)  # the server stays unchanged
@@ -363,19 +320,19 @@ def _register_clean_up(module: ModuleType) -> None:
     @functools.wraps(stock)
     def manage_image_cache(self: Any, context: Any, all_instances: Any) -> Any:
         done = stock(self, context, all_instances)
-        backend = self.image_backend.backend()
-        if hasattr(backend, "host"):
-            _drop_unused(backend.host, {instance.uuid for instance in all_instances})
+        host = getattr(self.image_backend.backend(), "host", None)
+        if host is not None:
+            _drop_unused(host, {instance.uuid for instance in all_instances})
         return done
 
     module.LibvirtDriver.manage_image_cache = manage_image_cache
 
 
-def _drop_unused(host: Any, here: Collection[str]) -> None:
+def _drop_unused(host: Any, instance_ids: Collection[str]) -> None:
     from acstor_nova import evacuation
 
     try:
-        evacuation.drop_unused(host, here)
+        evacuation.drop_unused(host, instance_ids)
     except Exception:
         LOG.exception("disks of checkpoints are not checked")
 
@@ -391,7 +348,11 @@ def _register_snapshots(module: Any) -> None:
         backend = _backend(importlib.import_module(IMAGEBACKEND))
         if not hasattr(backend, "host"):
             return stock(disk_path, source_fmt, out_path, dest_fmt)
-        _extract(backend.host, stock, disk_path, source_fmt, out_path, dest_fmt)
+        from acstor_nova.snapshots import sparse_snapshot
+
+        sparse_snapshot.extract_image(
+            backend.host, stock, disk_path, source_fmt, out_path, dest_fmt
+        )
 
     try:
         nova_hooks.check_hooks(nova_version(), [UTILS])
@@ -400,12 +361,6 @@ def _register_snapshots(module: Any) -> None:
         return
     module.extract_snapshot = extract_snapshot
     setattr(module, _MARK, True)
-
-
-def _extract(*args: Any) -> None:
-    from acstor_nova.snapshots import sparse_snapshot
-
-    sparse_snapshot.extract_image(*args)
 
 
 def _register_poweroff(module: ModuleType) -> None:
@@ -437,9 +392,9 @@ def _register_poweroff(module: ModuleType) -> None:
 
 
 def _notify_power_off(host: Any, instance_id: str, is_cancelled: bool = False) -> None:
-    from acstor_nova import imagebackend
+    from acstor_nova import host_context
 
     try:
-        imagebackend.notify_power_off(host, instance_id, is_cancelled=is_cancelled)
+        host_context.notify_power_off(host, instance_id, is_cancelled=is_cancelled)
     except Exception:
         LOG.exception("cannot report the power-off of an instance to the agent")

@@ -119,7 +119,6 @@ def _bounded(session: keystone_session.Session) -> keystone_session.Session:
 
 
 def _message(answer: Any) -> str:
-    """Return the API's error message, with the request's ID in the log."""
     request = output_columns.text(answer.headers.get(REQUEST_ID, "")[:REQUEST_ID_LENGTH])
     status = f"HTTP {answer.status_code}" + (f", {request}" if request else "")
     try:
@@ -131,35 +130,35 @@ def _message(answer: Any) -> str:
     return f"{output_columns.text(why)} ({status})"
 
 
-def client_of(asking: command.Command, needed: str = "") -> Client:
+def client_of(running: command.Command, needed: str = "") -> Client:
     """Return the client for a command.
 
     :param needed: version of the API that options need; default: the command's attribute ``since``
     :raises osc_exceptions.CommandError: the user requested an earlier version
     """
-    manager: Any = asking.app.client_manager  # openstackclient sets it from the plug-ins
+    manager: Any = running.app.client_manager  # openstackclient sets it from the plug-ins
     found: Client = manager.acstor
-    return found.require_version(needed or getattr(asking, "since", api_versions.KNOWN[0]))
+    return found.require_version(needed or getattr(running, "since", api_versions.KNOWN[0]))
 
 
 def wait_until_done(
-    what: str, look: Callable[[], tuple[int, int]], deadline_s: float, look_with: str = ""
+    what: str, progress: Callable[[], tuple[int, int]], deadline_s: float, command_line: str = ""
 ) -> None:
     """Wait until work is done, with a progress bar on a terminal.
 
-    :param look: returns the done and the total amount
-    :param look_with: command that shows the progress
+    :param progress: returns the done and the total amount
+    :param command_line: command that shows the progress
     :raises osc_exceptions.CommandError: the deadline has passed
     """
     end_s = time.monotonic() + deadline_s
-    done, whole = look()
+    done, whole = progress()
     with tqdm.tqdm(total=whole, initial=done, desc=what, disable=None) as bar:
         while done < whole:
             if time.monotonic() > end_s:
                 raise osc_exceptions.CommandError(
                     f"{what}: {done} of {whole} after {deadline_s:g} s; it goes on without this "
-                    "command" + (f" ({look_with})" if look_with else "")
+                    "command" + (f" ({command_line})" if command_line else "")
                 )
             time.sleep(POLL_INTERVAL_S)
-            done, whole = look()
+            done, whole = progress()
             bar.update(done - bar.n)

@@ -39,7 +39,6 @@ class LearnedRing(base.Lockstep):
         self.steps = lockstep.ReadPositions()
 
     def __len__(self) -> int:
-        """Return how many images this host has a predecessor for."""
         return len(self.predecessors)
 
     def predecessor(self, image_id: ids.ImageId, home: ids.HostId) -> ids.HostId | None:

@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts that read an image in lock-step fetch from their predecessor on a ring.
+"""Hosts that read an image in lockstep fetch from their predecessor on a ring.
 
-Where links have queues, a distribution tree meets a queue at each hop.  So hosts that want the same
-chunks at about the same time form a ring, ordered by the hashes of their names.  A chunk travels
-around the ring from its home, and each link carries it once.  No host knows the others: a host that
-is asked names the requester of late that stands nearest before the asking one.  The named host is
-the *parent* until a nearer one is named or three requests in a row fail.  It is faster over few
-hops, but a chain may be longer than the window of a reader.
+Where links have queues, a distribution tree meets a queue at each hop. So hosts that read the same
+chunks at about the same time form a ring, ordered by the hashes of their names. A chunk travels
+around the ring from its home, and each link carries it once. A host that gets a request names the
+recent requester that is nearest before the sender: its *predecessor* until a nearer one is named or
+three requests in a row fail. A chain may be longer than the window of a reader.
 
-A host does not ask its parent for a chunk whose home lies between them, or is this host.  So each
-hop brings a chunk's request nearer to its home, and no two hosts that agree on the home wait for
-each other.  Where they disagree, waits are bounded.
+A host requests a chunk from its home if the home lies between them. So each hop brings a request
+nearer to the home, and two hosts that agree on the home never wait for each other.
 """
 
-import collections
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,6 +18,7 @@ from typing import NamedTuple
 import blake3
 
 from acstor_common.model import ids
+from acstor_common.util import lru_table
 
 IN_STEP_S = 0.5
 """A host that requested nothing of an image for longer does not count as reading it."""
@@ -28,11 +26,11 @@ IN_STEP_BYTES = 512 * 1024
 """Distance of readers in step at most. With 320 KiB rings break up; with 2 MiB hosts that start one
 after the other wait for each other."""
 LEASE_S = 2.0
-"""Time after which a parent that has given nothing is dropped."""
+"""Time after which a predecessor that has given nothing is dropped."""
 MAX_MISSES = 3
-"""Failed requests in a row after which a parent is dropped."""
+"""Failed requests in a row after which a predecessor is dropped."""
 AVOIDED_S = 1.0
-"""Time for which it is not accepted as parent again; doubles each time."""
+"""Time for which it is not accepted as predecessor again; doubles each time."""
 MOST_AVOIDED = 5
 IMAGES, HOSTS = 256, 64
 """Images with known readers, and readers of each; the oldest are dropped."""
@@ -55,7 +53,7 @@ class _Step(NamedTuple):
     at_s: float
 
 
-_Readers = collections.OrderedDict[ids.HostId, _Step]
+_Readers = lru_table.LruTable[ids.HostId, _Step]
 
 
 class ReadPositions:
@@ -68,22 +66,18 @@ class ReadPositions:
     """
 
     def __init__(self) -> None:
-        self._images: collections.OrderedDict[ids.ImageId, _Readers] = collections.OrderedDict()
+        self._images: lru_table.LruTable[ids.ImageId, _Readers] = lru_table.LruTable(IMAGES)
 
     def record_read(self, image_id: ids.ImageId, host: ids.HostId, offset: int, now: float) -> None:
         """Record the position of a host."""
-        hosts = self._images.pop(image_id, None)
+        hosts = self._images.get(image_id)
         if hosts is None:
-            hosts = _Readers()
+            hosts = _Readers(HOSTS)
         self._images[image_id] = hosts
-        before = hosts.pop(host, None)
+        before = hosts.get(host)
         if before is not None and _is_near(before, offset, now):
             offset = max(offset, before.offset)  # readahead is ahead of the guest
         hosts[host] = _Step(offset, now)
-        if len(hosts) > HOSTS:
-            hosts.popitem(last=False)
-        if len(self._images) > IMAGES:
-            self._images.popitem(last=False)
 
     def is_near(self, image_id: ids.ImageId, host: ids.HostId, offset: int, now: float) -> bool:
         """Return whether a host reads near an offset."""
@@ -95,17 +89,18 @@ class ReadPositions:
         self, image_id: ids.ImageId, host: ids.HostId, offset: int, now: float
     ) -> list[ids.HostId]:
         """Return the other hosts that read near an offset."""
-        steps = self._images.get(image_id) or _Readers()
-        found = steps.items()
-        return [other for other, step in found if other != host and _is_near(step, offset, now)]
+        steps = self._images.get(image_id, _Readers(0))
+        return [
+            other for other, step in steps.items() if other != host and _is_near(step, offset, now)
+        ]
 
 
 def _is_near(step: _Step, offset: int, now: float) -> bool:
     return now - step.at_s <= IN_STEP_S and abs(step.offset - offset) <= IN_STEP_BYTES
 
 
-class _Parent:
-    """The parent for an image; ``until_s`` is the end of its lease."""
+class _Predecessor:
+    """The predecessor for an image; ``until_s`` is the end of its lease."""
 
     __slots__ = ("host", "misses", "until_s")
 
@@ -115,63 +110,60 @@ class _Parent:
 
 
 class Predecessors:
-    """The parents of this host, by image; ``is_worth``: whether links have queues."""
+    """The predecessors of this host, by image; ``has_queues``: whether links have queues."""
 
-    def __init__(self, own_host: ids.HostId, is_worth: Callable[[float], bool]) -> None:
-        self._own_host, self._is_useful = own_host, is_worth
-        self._parents: dict[ids.ImageId, _Parent] = {}
-        self._avoided: collections.OrderedDict[ids.HostId, tuple[float, int]] = (
-            collections.OrderedDict()
+    def __init__(self, own_host: ids.HostId, has_queues: Callable[[float], bool]) -> None:
+        self._own_host, self._has_queues = own_host, has_queues
+        self._predecessors: lru_table.LruTable[ids.ImageId, _Predecessor] = lru_table.LruTable(
+            IMAGES
         )
+        self._avoided: lru_table.LruTable[ids.HostId, tuple[float, int]]
+        self._avoided = lru_table.LruTable(HOSTS)
 
     def __len__(self) -> int:
-        return len(self._parents)
+        return len(self._predecessors)
 
     def predecessor_of(
         self, image_id: ids.ImageId, home: ids.HostId, now: float
     ) -> ids.HostId | None:
-        """Return the host to ask instead of the home, or the home if it is the parent."""
-        parent = self._parents.get(image_id)
-        if parent is None:
+        """Return the host to ask instead of the home, or the home if it is the predecessor."""
+        predecessor = self._predecessors.get(image_id)
+        if predecessor is None:
             return None
-        if now > parent.until_s:
-            del self._parents[image_id]
+        if now > predecessor.until_s:
+            del self._predecessors[image_id]
             return None
-        if not self._is_useful(now):
+        if not self._has_queues(now):
             return None
-        is_behind = distance(home, self._own_host) >= distance(parent.host, self._own_host)
-        return parent.host if is_behind else None
+        is_behind = distance(home, self._own_host) >= distance(predecessor.host, self._own_host)
+        return predecessor.host if is_behind else None
 
     def propose_predecessor(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
-        """Make a host the parent if it is nearer than the current one."""
-        own_host, parent = self._own_host, self._parents.get(image_id)
-        if host == own_host or self._is_avoided(host, now) or not self._is_useful(now):
+        """Make a host the predecessor if it is nearer than the current one."""
+        own_host, predecessor = self._own_host, self._predecessors.get(image_id)
+        if host == own_host or self._is_avoided(host, now) or not self._has_queues(now):
             return
-        if parent is not None and now > parent.until_s:
-            parent = None
-        if parent is None or distance(host, own_host) < distance(parent.host, own_host):
-            self._parents[image_id] = _Parent(host, now + LEASE_S)
-            if len(self._parents) > IMAGES:
-                del self._parents[next(iter(self._parents))]
+        if predecessor is not None and now > predecessor.until_s:
+            predecessor = None
+        if predecessor is None or distance(host, own_host) < distance(predecessor.host, own_host):
+            self._predecessors[image_id] = _Predecessor(host, now + LEASE_S)
 
     def record_success(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
         """Record that a host gave a chunk of an image."""
-        parent = self._parents.get(image_id)
-        if parent is not None and parent.host == host:
-            parent.misses, parent.until_s = 0, now + LEASE_S
+        predecessor = self._predecessors.get(image_id)
+        if predecessor is not None and predecessor.host == host:
+            predecessor.misses, predecessor.until_s = 0, now + LEASE_S
 
     def record_failure(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
         """Record that a host did not give a chunk of an image."""
-        parent = self._parents.get(image_id)
-        if parent is None or parent.host != host:
+        predecessor = self._predecessors.get(image_id)
+        if predecessor is None or predecessor.host != host:
             return
-        parent.misses += 1
-        if parent.misses >= MAX_MISSES:
-            del self._parents[image_id]
-            _, times = self._avoided.pop(host, (0.0, 0))
+        predecessor.misses += 1
+        if predecessor.misses >= MAX_MISSES:
+            del self._predecessors[image_id]
+            _, times = self._avoided.get(host, (0.0, 0))
             self._avoided[host] = now + AVOIDED_S * 2**times, min(times + 1, MOST_AVOIDED)
-            if len(self._avoided) > HOSTS:
-                self._avoided.popitem(last=False)
 
     def _is_avoided(self, host: ids.HostId, now: float) -> bool:
         until_s, _ = self._avoided.get(host, (0.0, 0))

@@ -109,7 +109,6 @@ class _Mixer:
         self._keys = [int.from_bytes(raw[at : at + 8], "big") for at in range(0, len(raw), 8)]
 
     def oid(self, offset: int) -> ids.Oid:
-        """Return the OID of an offset."""
         value = offset
         for key in self._keys:
             value ^= key
@@ -137,14 +136,12 @@ class _PlaceIndex(content_index.Index):
         self._map, self._mixer = image_map, _mixer(image_map.image_id)
 
     def find(self, oid: ids.Oid) -> int | None:
-        """Return the chunk at the offset that has the OID."""
         chunk_no, within = divmod(self._mixer.offset(oid), self._map.geometry.chunk_bytes)
         if within or chunk_no >= len(self._map) or self._map.is_zero(chunk_no):
             return None
         return chunk_no
 
     def first_same(self, chunk_no: int) -> int:
-        """Return the chunk itself."""
         if not 0 <= chunk_no < len(self._map):
             raise IndexError(f"image {self._map.image_id} has no chunk {chunk_no}")
         return chunk_no

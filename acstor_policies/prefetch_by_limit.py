@@ -13,13 +13,11 @@ A chunk is *unmatched* from the time a prefetch brings it until a guest reads it
 compares both.
 """
 
-import collections
-
 from acstor_agent.core.images import chunk_state
 from acstor_agent.core.images import prefetcher
+from acstor_common.util import lru_table
 
 _E = chunk_state.ChunkEvent
-_Chunks = collections.OrderedDict[int, None]
 
 
 class LimitPrefetcher:
@@ -48,8 +46,10 @@ class LimitPrefetcher:
     ) -> None:
         self._states = states
         self._limit, self._held_limit = limit, held_limit
-        self._next: _Chunks = collections.OrderedDict()  # to be requested when there is room
-        self._held: _Chunks = collections.OrderedDict()
+        self._next: lru_table.LruTable[int, None] = lru_table.LruTable(
+            held_limit
+        )  # to be requested when there is room
+        self._held: lru_table.LruTable[int, None] = lru_table.LruTable(held_limit)
         self._demanded = 0  # held-back chunks fetched on demand since the last reactivation
         self.reactivations = 0
 
@@ -59,9 +59,10 @@ class LimitPrefetcher:
             return
         if self._limit is None or self._states.unmatched < self._limit:
             self._held.pop(chunk_no, None)
-            self._put(self._next, chunk_no)
-        elif chunk_no not in self._next:
-            self._put(self._held, chunk_no)
+            if chunk_no not in self._next:
+                self._next[chunk_no] = None
+        elif chunk_no not in self._next and chunk_no not in self._held:
+            self._held[chunk_no] = None
 
     @property
     def has_candidates(self) -> bool:
@@ -83,11 +84,6 @@ class LimitPrefetcher:
     def take_candidates(self, room: int) -> list[int]:
         """Return at most ``room`` chunks to prefetch now; their state is PREFETCH then."""
         return prefetcher.take(self._states, self._next, room)
-
-    def _put(self, chunks: _Chunks, chunk_no: int) -> None:
-        chunks.setdefault(chunk_no)
-        if len(chunks) > self._held_limit:
-            chunks.popitem(last=False)
 
 
 def limited(states: chunk_state.ChunkStates) -> LimitPrefetcher:

@@ -7,9 +7,8 @@ helps readers that stay in a region without reading in order, which :class:`read
 ignores; it costs whole zones where one read would do.
 """
 
-import collections
-
 from acstor_agent.core.disk_scheduling import navigator
+from acstor_common.util import lru_table
 
 _Range = tuple[int, int]
 
@@ -29,7 +28,7 @@ class UnitReadahead:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._navigator = navigator.Navigator()
-        self._asked: collections.OrderedDict[int, None] = collections.OrderedDict()
+        self._asked: lru_table.LruTable[int, None] = lru_table.LruTable(navigator.ZONE_LIMIT)
 
     def read(self, offset: int, length: int, now_s: float) -> _Range:
         """Record a read; return the range (start, stop) to fetch now, empty if none.
@@ -50,6 +49,4 @@ class UnitReadahead:
         zones = [z for z in range(unit.start // size, stop // size) if z not in self._asked]
         for zone in zones:
             self._asked[zone] = None
-        while len(self._asked) > navigator.ZONE_LIMIT:
-            self._asked.popitem(last=False)
         return (zones[0] * size, (zones[-1] + 1) * size) if zones else (0, 0)

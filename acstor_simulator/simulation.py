@@ -59,10 +59,10 @@ class _Guest:
 
     def __init__(
         self,
-        host: cloud.Host,
-        image: boot_traces.Image,
+        host: cloud.SimulatedHost,
+        image: boot_traces.TracedImage,
         task: workloads.Task,
-        arrival: Callable[[cloud.Host, boot_traces.Image], image_delivery.Delivery],
+        arrival: Callable[[cloud.SimulatedHost, boot_traces.TracedImage], image_delivery.Delivery],
         booted: Callable[["_Guest", float, float], None],
     ) -> None:
         self.image, self.used_bytes = image, task.used_bytes
@@ -72,13 +72,11 @@ class _Guest:
         self._at = 0
 
     def start(self) -> None:
-        """Start to boot."""
         self._began_s = self._agenda.now
         self._arrival = self._make_arrival(self._host, self.image)
         self._arrival.call_when_ready(self._think)
 
     def _think(self) -> None:
-        """Process reads until one must wait."""
         while self._at < len(self._reads):
             think_s, chunk = self._reads[self._at]
             if think_s:
@@ -107,7 +105,7 @@ class _Guest:
         self._at += 1
 
 
-def _make_images(scenario: Scenario, how: policies.Policy) -> list[boot_traces.Image]:
+def _make_images(scenario: Scenario, how: policies.ExchangePolicy) -> list[boot_traces.TracedImage]:
     chunks = scenario.chunks
     if scenario.workload != workloads.BOOT:
         chunks *= workloads.DATA_SETS
@@ -216,7 +214,7 @@ class _Run:
         )
 
     def _make_guest(
-        self, number: int, images: list[boot_traces.Image], rng: random.Random
+        self, number: int, images: list[boot_traces.TracedImage], rng: random.Random
     ) -> _Guest:
         scenario, image = self._scenario, rng.choice(images)
         dice = random.Random(f"{scenario.seed}/guest/{number}")
@@ -265,7 +263,9 @@ class _Run:
         racks = {(rack_of(host), image_id) for host, image_id in self._arrivals}
         return len({image_id for _, image_id in racks}), len(racks), len(self._arrivals)
 
-    def _arrival(self, host: cloud.Host, image: boot_traces.Image) -> image_delivery.Delivery:
+    def _arrival(
+        self, host: cloud.SimulatedHost, image: boot_traces.TracedImage
+    ) -> image_delivery.Delivery:
         key = host.number, image.image_id
         if key not in self._arrivals:
             made = self._how.arrival(host, image, self._scenario.sizes, self._note_cached)
@@ -297,7 +297,6 @@ class _Run:
         return sum(link.others for link in self._nic(host))
 
     def _collect(self) -> None:
-        """Pass a collection's traffic to the table, and apply a new ring."""
         numbers = range(len(self._hosts))
         now = [sum(link.chunk_bytes for link in self._nic(host)) for host in numbers]
         self._traffic_cv.append(
@@ -323,7 +322,6 @@ class _Run:
         peers = {name: timed for name, timed in waited.items() if name is not None}
         return ring_tables.Figures(self._others[host], peers, source)
 
-    def _nic(self, host: int) -> tuple[network.Link, network.Link]:
-        """Return a host's own links: receiving, sending."""
+    def _nic(self, host: int) -> tuple[network.NetworkLink, network.NetworkLink]:
         sent, received = self._tree.host_links(host)
         return received, sent

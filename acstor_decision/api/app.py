@@ -208,7 +208,6 @@ def _healthz(check: health_check.HealthCheck) -> flask.Response:
 
 
 def _fault(error: Exception) -> flask.Response:
-    """Return the response to an error; the client sees no internal details."""
     if isinstance(error, operation.RequestRefused):
         status, message = error.status, str(error)
     elif isinstance(error, exceptions.HTTPException):

@@ -73,7 +73,7 @@ class Call:
     """
 
     store: database.Database
-    limits: members.Limits
+    limits: members.MembershipLimits
     images: glance_client.GlanceClient
     bus: rpc.TaskSender
     authority: certificate_authority.CertificateAuthority
@@ -113,7 +113,7 @@ class Operation:
         return f"acstor:{self.name}"
 
 
-def about_host(
+def host_action(
     name: str,
     summary: str,
     answer: type[msgspec.Struct],
@@ -155,7 +155,7 @@ def server_id(text: str) -> str:
     return image_id(text)  # both are UUIDs
 
 
-def since_s(call: Call) -> float:
+def up_since_s(call: Call) -> float:
     """Return the time since which a host must have sent a sample to be up."""
     return call.wall() - call.limits.dead_after_samples * call.limits.collection_s
 

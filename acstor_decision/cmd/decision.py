@@ -109,8 +109,6 @@ def _serve_metrics(
     bus: rpc.AgentBus,
     checkpoints: checkpoint_registry.CheckpointRegistry,
 ) -> Callable[[], None]:
-    """Serve the metrics, if an address is configured; return what ends that."""
-
     def current() -> metrics.InstanceMetrics:
         return dataclasses.replace(
             made.metrics,
@@ -155,7 +153,6 @@ def _wait_for_database(
 
 
 def _rounds(made: service.DecisionService, collection_s: float, stopping: threading.Event) -> None:
-    """Run one round in each collection; a late round delays only the next."""
     due_s = time.monotonic()
     while not stopping.is_set():
         made.run_round()

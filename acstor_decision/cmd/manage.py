@@ -157,22 +157,22 @@ def _with_host(command: argparse.ArgumentParser, do: object) -> argparse.Argumen
     return command
 
 
-def _keeper(
+def _authority(
     store: database.Database, arguments: argparse.Namespace
 ) -> certificate_authority.CertificateAuthority:
     return certificate_authority.CertificateAuthority(arguments.conf.acstor_decision, store)
 
 
 def _show_authority(store: database.Database, arguments: argparse.Namespace) -> None:
-    keeper = _keeper(store, arguments)
+    authority = _authority(store, arguments)
     if arguments.pem:
-        trust = keeper.load_trust_state()
+        trust = authority.load_trust_state()
         sys.stdout.write(trust.ca.decode() + trust.signers.decode())
         return
-    for found in certificates.read_ca(keeper.authority_chain()):
+    for found in certificates.read_ca(authority.authority_chain()):
         print(f"issues certificates, or did: {certificates.described(found)}")
     for kind in (certificate_authority.CA, certificate_authority.SIGNER):
-        for row in keeper.list_keys(kind):
+        for row in authority.list_keys(kind):
             print(f"{kind} {row.number}: signs from {_day(row.signs_from_s)} on, {_until(row)}")
 
 
@@ -193,7 +193,7 @@ def _renew(store: database.Database, arguments: argparse.Namespace) -> None:
             "the authority is one of your own, and renewed where it is kept",
             "Put the certificate of the former one behind the new one in ca.pem",
         )
-    row = _keeper(store, arguments).renew_key(arguments.kind, at_once=arguments.stolen)
+    row = _authority(store, arguments).renew_key(arguments.kind, at_once=arguments.stolen)
     print(f"{arguments.kind} {row.number} signs from {_day(row.signs_from_s)} on")
 
 
@@ -209,25 +209,25 @@ def _allow(store: database.Database, arguments: argparse.Namespace) -> None:
         fingerprint = ids.parse_fingerprint(arguments.fingerprint or "")
     except ValueError as e:
         raise errors.Unusable("--fingerprint", str(e)) from e
-    _keeper(store, arguments).allow_host(_host(arguments), fingerprint, arguments.user)
+    _authority(store, arguments).allow_host(_host(arguments), fingerprint, arguments.user)
 
 
 def _revoke(store: database.Database, arguments: argparse.Namespace) -> None:
-    _keeper(store, arguments).revoke_host(_host(arguments))
+    _authority(store, arguments).revoke_host(_host(arguments))
 
 
 def _forget(store: database.Database, arguments: argparse.Namespace) -> None:
-    if not _keeper(store, arguments).delete_host(_host(arguments)):
+    if not _authority(store, arguments).delete_host(_host(arguments)):
         raise errors.Unusable(f"host {arguments.host}", "it is not known")
 
 
 def _issue(store: database.Database, arguments: argparse.Namespace) -> None:
     host = _host(arguments)
     atomic_file.make_private(arguments.out)  # before existing certificates are revoked
-    keeper, key = _keeper(store, arguments), certificates.new_key()
+    authority, key = _authority(store, arguments), certificates.new_key()
     request = certificates.request(host, key)
-    keeper.allow_host(host, certificates.fingerprint(certificates.request_key(request)))
-    issued = keeper.enrol_host(host, BY_HAND, "", request, "")
+    authority.allow_host(host, certificates.fingerprint(certificates.request_key(request)))
+    issued = authority.enrol_host(host, BY_HAND, "", request, "")
     files = {
         "ca.pem": issued.ca,
         "cert.pem": issued.certificate,

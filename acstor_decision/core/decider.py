@@ -37,7 +37,7 @@ UNPLACED = "unplaced"
 
 
 @dataclasses.dataclass(frozen=True)
-class Policy:
+class RemapPolicy:
     """Parameters of decisions.
 
     :param vnodes_per_host: of a host that joins. With 100 the shares of equal hosts deviate from
@@ -71,13 +71,13 @@ class TableHost(NamedTuple):
     names: remap.Names
 
 
-class Table(NamedTuple):
+class VNodeTable(NamedTuple):
     """All hosts of a table, with thresholds, revocations and location policies.
 
     See :class:`acstor_common.ring.hash_ring.Ring`.
     """
 
-    places: Mapping[ids.HostId, TableHost]
+    hosts: Mapping[ids.HostId, TableHost]
     thresholds: threshold.Thresholds = threshold.Thresholds()
     revoked: Mapping[str, int] = MappingProxyType({})
     policies: location_policies.LocationPolicies = MappingProxyType({})
@@ -85,10 +85,10 @@ class Table(NamedTuple):
 
     def vnodes_by_host(self) -> remap.Owners:
         """Return the v-nodes of each host."""
-        return {host: place.names for host, place in self.places.items()}
+        return {host: place.names for host, place in self.hosts.items()}
 
 
-class Reason(enum.Enum):
+class ChangeReason(enum.Enum):
     """Why a table replaced another; the values appear in the table history."""
 
     MEMBERS = "members"  # hosts joined, left, moved, or were drained or enabled
@@ -107,8 +107,8 @@ class Decision(NamedTuple):
     :param overloaded: the hosts whose overload caused it
     """
 
-    table: Table
-    reason: Reason
+    table: VNodeTable
+    reason: ChangeReason
     moved: int
     overloaded: tuple[ids.HostId, ...] = ()
 
@@ -116,7 +116,7 @@ class Decision(NamedTuple):
 class Decider:
     """Decides about tables, from the members and their loads."""
 
-    def __init__(self, policy: Policy, known: members.Members, table: Table) -> None:
+    def __init__(self, policy: RemapPolicy, known: members.Members, table: VNodeTable) -> None:
         self.policy = policy
         self.table = table
         self._members = known
@@ -134,13 +134,13 @@ class Decider:
         :param busy: result of :func:`threshold.busy_levels`; None: unknown, keep the last one
         """
         self._busy = self._busy if busy is None else busy
-        levels = {host: location.parse(place.location) for host, place in self.table.places.items()}
+        levels = {host: location.parse(place.location) for host, place in self.table.hosts.items()}
         self._observe_places(levels)
         self._thresholds.count_value(threshold.thresholds_for(levels.values(), self._busy))
         self._segment_chunks.count_value(self._chunks_for_links())
 
     def _chunks_for_links(self) -> int:
-        known = [self._members[host] for host in self.table.places if host in self._members]
+        known = [self._members[host] for host in self.table.hosts if host in self._members]
         links = [member.last.link_bytes_s for member in known if member.is_heard]
         return segment_length.chunks_for(links, self.table.segment_chunks)
 
@@ -181,32 +181,34 @@ class Decider:
         """
         living = self._members.list_live(now_s)
         if self._revoked != self.table.revoked:
-            return self._decision(self._steady(living, drained), Reason.REVOKED)
+            return self._decision(self._steady(living, drained), ChangeReason.REVOKED)
         if not living:
             return None
         wanted = self._steady(living, drained)
         overloaded = tuple(self._members.list_overloaded(now_s)) if self.policy.may_remap else ()
         if overloaded:
-            remapped = self._decision(self._by_traffic(wanted), Reason.OVERLOAD, overloaded)
+            remapped = self._decision(self._by_traffic(wanted), ChangeReason.OVERLOAD, overloaded)
             if self._is_relief(wanted, remapped):
                 return remapped
-        steady = self._decision(wanted, Reason.MEMBERS)
+        steady = self._decision(wanted, ChangeReason.MEMBERS)
         if steady.table == self.table:
             return None
-        if steady.table.places != self.table.places:
+        if steady.table.hosts != self.table.hosts:
             return steady
         if steady.table.segment_chunks != self.table.segment_chunks:
-            return steady._replace(reason=Reason.SEGMENTS)
+            return steady._replace(reason=ChangeReason.SEGMENTS)
         is_threshold = steady.table.thresholds != self.table.thresholds
-        return steady._replace(reason=Reason.THRESHOLD if is_threshold else Reason.PLACES)
+        return steady._replace(
+            reason=ChangeReason.THRESHOLD if is_threshold else ChangeReason.PLACES
+        )
 
     def commit_decision(self, decision: Decision) -> None:
         """Adopt a table that was published."""
         self.table = decision.table
-        if decision.reason is Reason.OVERLOAD:
+        if decision.reason is ChangeReason.OVERLOAD:
             self._members.forget_overloads()
 
-    def load_table(self, table: Table) -> None:
+    def load_table(self, table: VNodeTable) -> None:
         """Adopt a table that another instance published."""
         if table != self.table:
             self.table = table
@@ -216,16 +218,15 @@ class Decider:
     def _steady(
         self, living: Collection[ids.HostId], drained: Collection[str]
     ) -> vnode_counts.Counts:
-        """Return v-node counts that change only what the members require."""
         base = min(self.policy.vnodes_per_host, self.policy.max_vnodes // max(1, len(living)))
-        owned = {host: len(place.names) for host, place in self.table.places.items()}
+        owned = {host: len(place.names) for host, place in self.table.hosts.items()}
         counts = {host: 0 if host in drained else owned.get(host) or base for host in living}
         if sum(counts.values()) <= self.policy.max_vnodes:
             return counts
         return {host: min(count, base) for host, count in counts.items()}
 
     def _is_relief(self, steady: vnode_counts.Counts, remapped: Decision) -> bool:
-        places = remapped.table.places
+        places = remapped.table.hosts
         owned = sum(steady[host] for host in remapped.overloaded)
         lost = owned - sum(len(places[host].names) for host in remapped.overloaded)
         return lost > self.policy.least_moved * owned
@@ -250,7 +251,10 @@ class Decider:
         return share * fastest_bytes_s / link_bytes_s
 
     def _decision(
-        self, wanted: vnode_counts.Counts, reason: Reason, overloaded: tuple[ids.HostId, ...] = ()
+        self,
+        wanted: vnode_counts.Counts,
+        reason: ChangeReason,
+        overloaded: tuple[ids.HostId, ...] = (),
     ) -> Decision:
         old = self.table.vnodes_by_host()
         owners = remap.remap_vnodes(old, wanted, self._similarity)
@@ -265,7 +269,7 @@ class Decider:
         moved = remap.count_moved(old, owners)
         policies = self._find_policies(places.values(), thresholds.near)
         segment_chunks = self._settled(self._segment_chunks, self.table.segment_chunks)
-        table = Table(places, thresholds, self._revoked, policies, segment_chunks)
+        table = VNodeTable(places, thresholds, self._revoked, policies, segment_chunks)
         return Decision(table, reason, moved, overloaded)
 
     def _find_policies(
@@ -281,7 +285,6 @@ class Decider:
         return self._location_tuner.make_policies(names, groups, near)
 
     def _usual_levels(self, hosts: Collection[ids.HostId]) -> int | None:
-        """Return the number of levels that most hosts' locations have; None if none has."""
         counts = collections.Counter(self._depth(host) for host in hosts)
         levels, times = counts.most_common(1)[0] if counts else (0, 0)
         return levels if 2 * times > len(hosts) else None
@@ -290,7 +293,6 @@ class Decider:
         return len(location.parse(self._members[host].last.location))
 
     def _location(self, host: ids.HostId, levels: int | None) -> str:
-        """Return a host's location; UNPLACED if it has an unusual number of levels."""
         if levels is None or self._depth(host) == levels:
             return self._members[host].last.location if levels else ""
         return "/".join([UNPLACED] * levels)

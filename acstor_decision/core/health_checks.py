@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Health checks of a cloud, and their findings.
 
-Each check is a function of one snapshot (:class:`CloudState`) that yields findings.  A finding
-names the problem, its subjects and the remedy.
+Each check is a function of one snapshot that yields findings. A finding names the problem, its
+subjects and the remedy.
 """
 
 import collections
@@ -11,14 +11,12 @@ from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from acstor_common.wire import checkpoint_messages
 from acstor_common.wire import decision_messages
+from acstor_decision.core import cloud_state
 
 NAMED: Final = 20
 """Number of subjects that a finding names; it counts all."""
@@ -75,92 +73,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str
 
 
-class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a host.
-
-    :param is_heard: its agent sends samples
-    :param unheard_s: age of its certificate if it never sent a sample
-    :param waits: it waits for an operator's approval
-    :param left_share: remaining share of its certificate's lifetime; None: it has none
-    """
-
-    name: str
-    is_heard: bool
-    unheard_s: float | None = None
-    is_drained: bool = False
-    is_overloaded: bool = False
-    epoch: int = 0
-    waits: bool = False
-    left_share: float | None = None
-    health: decision_messages.HostHealth | None = None
-
-
-class ImageState(enum.StrEnum):
-    """Preparation state of an image in Glance."""
-
-    READY = "ready"  # servers boot from its mirror
-    PREPARING = "preparing"
-    NOT_BEGUN = "not begun"  # although the image is not new
-    FAILED = "failed"  # the listener retries
-    NOT_SERVED = "not served"  # unsupported; servers boot from it without acstor
-
-
-class Image(msgspec.Struct, frozen=True, kw_only=True):
-    """State of an image in Glance."""
-
-    image_id: str
-    name: str
-    state: ImageState
-    why: str = ""
-
-
-class UnfilledImage(msgspec.Struct, frozen=True, kw_only=True):
-    """An image in use that does not become fully cached on a host."""
-
-    host: str
-    image_id: str
-    why: str
-
-
-class Listener(msgspec.Struct, frozen=True, kw_only=True):
-    """A Glance listener, named after its host."""
-
-    name: str
-    reported_ago_s: float
-
-
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest checkpoint of a server; ``interval_s`` 0: none is promised."""
-
-    server: str
-    age_s: float
-    interval_s: int
-
-
-class CloudState(msgspec.Struct, frozen=True, kw_only=True):
-    """Snapshot of a cloud's state.
-
-    :param epoch: of the last published v-node table; 0: none
-    :param published_ago_s: its age; None: none
-    :param images: None: Glance does not respond
-    :param instance: the instance that published the last table
-    :param checkpoint_failures: by the host that reports them
-    """
-
-    now_s: float
-    epoch: int
-    published_ago_s: float | None
-    hosts: Sequence[Host]
-    images: Sequence[Image] | None
-    why_no_images: str = ""
-    instance: str = ""
-    listeners: Sequence[Listener] = ()
-    unfinished: Sequence[UnfilledImage]
-    checkpoints: Sequence[Checkpoint]
-    checkpoint_failures: Mapping[str, Sequence[checkpoint_messages.Failing]] = {}
-
-
-def find_problems(seen: CloudState) -> list[Finding]:
+def find_problems(seen: cloud_state.CloudState) -> list[Finding]:
     """Return the findings of all checks, the worst first."""
     found = [one for check in CHECKS for one in check(seen)]
     order = list(Severity)
@@ -176,7 +89,7 @@ def worst_severity(found: Iterable[Finding]) -> Severity:
     return max((one.severity for one in found), key=list(Severity).index, default=Severity.OK)
 
 
-def _enrolled(seen: CloudState) -> Iterator[Finding]:
+def _enrolled(seen: cloud_state.CloudState) -> Iterator[Finding]:
     if not seen.hosts:
         yield _finding(
             "no-hosts",
@@ -202,11 +115,11 @@ def _enrolled(seen: CloudState) -> Iterator[Finding]:
         )
 
 
-def _silent(seen: CloudState) -> Iterator[Finding]:
+def _silent(seen: cloud_state.CloudState) -> Iterator[Finding]:
     silent = [
         host.name
         for host in seen.hosts
-        if not host.is_heard and not host.waits and host.unheard_s is None
+        if not host.is_heard and not host.is_waiting and host.unheard_s is None
     ]
     if silent and not any(host.is_heard for host in seen.hosts):
         yield _finding(
@@ -228,8 +141,8 @@ def _silent(seen: CloudState) -> Iterator[Finding]:
         )
 
 
-def _waiting(seen: CloudState) -> Iterator[Finding]:
-    if waiting := [host.name for host in seen.hosts if host.waits]:
+def _waiting(seen: cloud_state.CloudState) -> Iterator[Finding]:
+    if waiting := [host.name for host in seen.hosts if host.is_waiting]:
         yield _finding(
             "host-waiting",
             Severity.WARNING,
@@ -239,12 +152,12 @@ def _waiting(seen: CloudState) -> Iterator[Finding]:
         )
 
 
-def _certificates(seen: CloudState) -> Iterator[Finding]:
+def _certificates(seen: cloud_state.CloudState) -> Iterator[Finding]:
     left = sorted(
         (
-            (host.name, host.left_share)
+            (host.name, host.lifetime_left)
             for host in seen.hosts
-            if host.is_heard and host.left_share is not None
+            if host.is_heard and host.lifetime_left is not None
         ),
         key=lambda pair: pair[1],
     )
@@ -257,7 +170,7 @@ def _certificates(seen: CloudState) -> Iterator[Finding]:
         yield _finding("certificate-expires", Severity.WARNING, message, soon, remedy)
 
 
-def _tables(seen: CloudState) -> Iterator[Finding]:
+def _tables(seen: cloud_state.CloudState) -> Iterator[Finding]:
     if not seen.epoch:
         if seen.hosts:
             yield _finding(
@@ -280,7 +193,7 @@ def _tables(seen: CloudState) -> Iterator[Finding]:
         )
 
 
-def _late_reads(seen: CloudState) -> Iterator[Finding]:
+def _late_reads(seen: cloud_state.CloudState) -> Iterator[Finding]:
     if late := [(host, one) for host, one in _reported(seen) if one.longest_wait_s > WAIT_S]:
         yield _finding(
             "reads-wait",
@@ -296,7 +209,7 @@ def _late_reads(seen: CloudState) -> Iterator[Finding]:
         )
 
 
-def _io_errors(seen: CloudState) -> Iterator[Finding]:
+def _io_errors(seen: cloud_state.CloudState) -> Iterator[Finding]:
     reported = list(_reported(seen))
     if lost := [f"{host.name}: {guest}" for host, one in reported for guest in one.on_dead_mounts]:
         yield _finding(
@@ -321,7 +234,7 @@ def _io_errors(seen: CloudState) -> Iterator[Finding]:
         )
 
 
-def _fallbacks(seen: CloudState) -> Iterator[Finding]:
+def _fallbacks(seen: cloud_state.CloudState) -> Iterator[Finding]:
     if back := [(host, one) for host, one in _reported(seen) if one.fallbacks]:
         yield _finding(
             "nova-fallback",
@@ -336,7 +249,7 @@ def _fallbacks(seen: CloudState) -> Iterator[Finding]:
         )
 
 
-def _parts(seen: CloudState) -> Iterator[Finding]:
+def _parts(seen: cloud_state.CloudState) -> Iterator[Finding]:
     broken = [
         f"{host.name}: {what}: {trouble.why}"
         for host, health in _reported(seen)
@@ -362,7 +275,7 @@ def _parts(seen: CloudState) -> Iterator[Finding]:
         )
 
 
-def _images(seen: CloudState) -> Iterator[Finding]:
+def _images(seen: cloud_state.CloudState) -> Iterator[Finding]:
     if seen.images is None:
         yield _finding(
             "glance-unreachable",
@@ -373,7 +286,7 @@ def _images(seen: CloudState) -> Iterator[Finding]:
             "or of Keystone's catalog",
         )
         return
-    late = [image for image in seen.images if image.state is ImageState.NOT_BEGUN]
+    late = [image for image in seen.images if image.state is cloud_state.ImageState.NOT_BEGUN]
     if late:
         yield _finding(
             "image-not-prepared",
@@ -383,7 +296,7 @@ def _images(seen: CloudState) -> Iterator[Finding]:
             "check that acstor-glance-listener runs and receives Glance's notifications; its log "
             "and acstor-glance-manage check show what it sees",
         )
-    failed = [image for image in seen.images if image.state is ImageState.FAILED]
+    failed = [image for image in seen.images if image.state is cloud_state.ImageState.FAILED]
     if failed:
         yield _finding(
             "image-failed",
@@ -394,7 +307,7 @@ def _images(seen: CloudState) -> Iterator[Finding]:
         )
 
 
-def _listeners(seen: CloudState) -> Iterator[Finding]:
+def _listeners(seen: cloud_state.CloudState) -> Iterator[Finding]:
     if silent := [
         f"{one.name}: for {one.reported_ago_s / 60:.0f} min"
         for one in sorted(seen.listeners, key=lambda one: -one.reported_ago_s)
@@ -411,7 +324,7 @@ def _listeners(seen: CloudState) -> Iterator[Finding]:
         )
 
 
-def _fills(seen: CloudState) -> Iterator[Finding]:
+def _fills(seen: cloud_state.CloudState) -> Iterator[Finding]:
     if seen.unfinished:
         yield _finding(
             "image-not-cached",
@@ -423,27 +336,22 @@ def _fills(seen: CloudState) -> Iterator[Finding]:
         )
 
 
-def _checkpoints(seen: CloudState) -> Iterator[Finding]:
-    late = [
-        one
-        for one in seen.checkpoints
-        if one.interval_s and one.age_s > 2 * one.interval_s + TROUBLE_S
-    ]
+def _checkpoints(seen: cloud_state.CloudState) -> Iterator[Finding]:
+    ages = [(seen.now_s - one.taken_s, one) for one in seen.checkpoints if one.interval_s]
+    late = [(age_s, one) for age_s, one in ages if age_s > 2 * one.interval_s + TROUBLE_S]
     if late:
+        late.sort(key=lambda pair: -pair[0] / pair[1].interval_s)
         yield _finding(
             "checkpoint-late",
             Severity.WARNING,
             "checkpoints are older than their interval",
-            [
-                f"{one.server}: {one.age_s / 60:.0f} min"
-                for one in sorted(late, key=lambda one: -one.age_s / one.interval_s)
-            ],
+            [f"{one.instance_id}: {age_s / 60:.0f} min" for age_s, one in late],
             "data written since is lost if their hosts fail now; the log of acstor-checkpointd "
             "there says why",
         )
 
 
-def _checkpoint_failures(seen: CloudState) -> Iterator[Finding]:
+def _checkpoint_failures(seen: cloud_state.CloudState) -> Iterator[Finding]:
     if failing := [
         (host, one)
         for host, failures in sorted(seen.checkpoint_failures.items())
@@ -463,7 +371,7 @@ def _checkpoint_failures(seen: CloudState) -> Iterator[Finding]:
         )
 
 
-CHECKS: Final[tuple[Callable[[CloudState], Iterator[Finding]], ...]] = (
+CHECKS: Final[tuple[Callable[[cloud_state.CloudState], Iterator[Finding]], ...]] = (
     _enrolled,
     _silent,
     _waiting,
@@ -481,7 +389,9 @@ CHECKS: Final[tuple[Callable[[CloudState], Iterator[Finding]], ...]] = (
 )
 
 
-def _reported(seen: CloudState) -> Iterator[tuple[Host, decision_messages.HostHealth]]:
+def _reported(
+    seen: cloud_state.CloudState,
+) -> Iterator[tuple[cloud_state.HostStatus, decision_messages.HostHealth]]:
     for host in seen.hosts:
         if host.is_heard and host.health is not None:
             yield host, host.health

@@ -8,26 +8,14 @@ cloud at their own addresses.
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
-from typing import Protocol
 
 from acstor_common.model import addresses
-
-
-class Holder(Protocol):
-    """A named holder."""
-
-    @property
-    def host(self) -> str:
-        """Return the holder's host ID."""
-
-    @property
-    def address(self) -> str:
-        """Return the address of its vault, ``ip:port``."""
+from acstor_common.wire import checkpoint_messages
 
 
 def holder_fault(
     owner: str,
-    holders: Iterable[Holder],
+    holders: Iterable[checkpoint_messages.RegisteredHolder],
     known: Mapping[str, str],
     is_enrolled: Callable[[str], bool],
 ) -> str:

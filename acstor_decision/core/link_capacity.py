@@ -56,7 +56,6 @@ def peer_waits(levels: location.Levels, sample: decision_messages.Sample) -> Pee
 
 
 def _wait(timed: decision_messages.TimedTraffic) -> float | None:
-    """Return the seconds that a byte took; LONGEST if no byte ever arrived."""
     if not timed.took_s:
         return None
     if not timed.received:

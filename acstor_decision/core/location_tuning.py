@@ -161,7 +161,6 @@ class LocationTuner:
         return waits[usual] / waits[best] if is_marked and times >= self._needed else 0.0
 
     def _check_detour(self, group: str, waits: Mapping[int, float]) -> None:
-        """End a group's detour when it is over or no better than the usual way."""
         detour = self._detours[group]
         detour.age += 1
         is_worse = waits.get(detour.outer, 0.0) >= detour.usual_wait

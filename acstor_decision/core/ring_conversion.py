@@ -7,14 +7,14 @@ from acstor_decision.core import decider
 from acstor_decision.core import threshold
 
 
-def to_ring(table: decider.Table, epoch: int) -> hash_ring.Ring:
+def to_ring(table: decider.VNodeTable, epoch: int) -> hash_ring.Ring:
     """Return a table as the ring of an epoch.
 
     :raises ValueError: it exceeds a limit of the ring
     """
     hosts = tuple(
         hash_ring.named_host(host, place.address, place.names, place.location)
-        for host, place in table.places.items()
+        for host, place in table.hosts.items()
     )
     return hash_ring.Ring(
         *(epoch, hosts, *table.thresholds, table.revoked, table.policies),
@@ -22,7 +22,7 @@ def to_ring(table: decider.Table, epoch: int) -> hash_ring.Ring:
     )
 
 
-def from_ring(published: hash_ring.Ring) -> decider.Table:
+def from_ring(published: hash_ring.Ring) -> decider.VNodeTable:
     """Return a ring as the decider's table."""
     places = {
         ids.HostId(host.host): decider.TableHost(
@@ -32,4 +32,4 @@ def from_ring(published: hash_ring.Ring) -> decider.Table:
     }
     thresholds = threshold.Thresholds(published.threshold, published.outer_threshold)
     said = published.revoked, published.policies, published.segment_chunks
-    return decider.Table(places, thresholds, *said)
+    return decider.VNodeTable(places, thresholds, *said)

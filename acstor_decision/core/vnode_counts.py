@@ -61,7 +61,6 @@ def bounded_counts(traffic: Mapping[ids.HostId, float], total: int, most: int) -
 
 
 def _bounded(traffic: Mapping[ids.HostId, float], total: int, most: int) -> dict[ids.HostId, float]:
-    """Return Equation 1 before rounding, with both bounds, ``total`` in all."""
     low, high = 0.0, float(most) * max(traffic.values())
     for _ in range(HALVINGS):
         middle = (low + high) / 2

@@ -37,7 +37,7 @@ def record_boots(session: orm.Session, samples: Mapping[str, decision_messages.S
 
 def _forget_oldest(session: orm.Session, host: str) -> None:
     mine = sa.select(_Row.server_id).where(_Row.host == host)
-    newest = mine.order_by(_Row.told_s.desc(), _Row.server_id).offset(KEPT_OF_HOST)
+    newest = mine.order_by(_Row.reported_s.desc(), _Row.server_id).offset(KEPT_OF_HOST)
     # MariaDB has no offset without a limit; a sample adds no more rows than this
     old = list(session.execute(newest.limit(decision_messages.MAX_BOOTS)).scalars())
     if old:
@@ -46,12 +46,12 @@ def _forget_oldest(session: orm.Session, host: str) -> None:
 
 def delete_before(session: orm.Session, before_s: float) -> None:
     """Delete boots reported before a time."""
-    session.execute(sa.delete(_Row).where(_Row.told_s < before_s))
+    session.execute(sa.delete(_Row).where(_Row.reported_s < before_s))
 
 
 def list_of_server(session: orm.Session, server_id: str) -> list[models.Boot]:
     """Return the last boot of a server on each host, the newest last."""
-    wanted = sa.select(_Row).where(_Row.server_id == server_id).order_by(_Row.told_s, _Row.host)
+    wanted = sa.select(_Row).where(_Row.server_id == server_id).order_by(_Row.reported_s, _Row.host)
     return list(session.execute(wanted).scalars())
 
 
@@ -60,10 +60,10 @@ def timeline_of(row: models.Boot) -> boot_timeline.Timeline:
     return msgspec.json.decode(row.timeline, type=boot_timeline.Timeline)
 
 
-def _row(host: str, told_s: float, boot: boot_timeline.Timeline) -> dict[str, object]:
+def _row(host: str, reported_s: float, boot: boot_timeline.Timeline) -> dict[str, object]:
     return {
         "host": host,
         "server_id": boot.instance_id,
-        "told_s": told_s,
+        "reported_s": reported_s,
         "timeline": msgspec.json.encode(boot).decode(),
     }

@@ -24,15 +24,15 @@ def record_failures(
     session.execute(sa.delete(_Row).where(_Row.host == host))
     if failing:
         said = msgspec.json.encode(failing).decode()
-        session.add(_Row(host=host, told_s=now_s, failing=said))
+        session.add(_Row(host=host, reported_s=now_s, failing=said))
 
 
 def delete_before(session: orm.Session, before_s: float) -> None:
     """Delete failures reported before a time."""
-    session.execute(sa.delete(_Row).where(_Row.told_s < before_s))
+    session.execute(sa.delete(_Row).where(_Row.reported_s < before_s))
 
 
 def list_failures(session: orm.Session, now_s: float) -> dict[str, tuple[messages.Failing, ...]]:
     """Return the current failures by host."""
-    rows = session.execute(sa.select(_Row).where(_Row.told_s >= now_s - KEPT_S)).scalars()
+    rows = session.execute(sa.select(_Row).where(_Row.reported_s >= now_s - KEPT_S)).scalars()
     return {row.host: _decoder.decode(row.failing) for row in rows}

@@ -5,13 +5,13 @@ The order is that of registration. The clocks of hosts may be wrong, so their ti
 """
 
 from collections.abc import Collection
-from typing import NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import orm
 
 from acstor_common.wire import checkpoint_messages
+from acstor_decision.core import cloud_state
 from acstor_decision.db import models
 
 _Row = models.Checkpoint
@@ -20,17 +20,11 @@ RECOVERY_S = 3 * 86400.0
 """How long a recovery protects its checkpoint from deletion."""
 
 
-class Newest(NamedTuple):
-    """The newest checkpoint of an instance."""
-
-    instance_id: str
-    taken_s: float
-    interval_s: int
-    changed_bytes: int
-
-
 def insert_checkpoint(
-    session: orm.Session, taken: checkpoint_messages.RegisteredCheckpoint, told_s: float, kept: int
+    session: orm.Session,
+    taken: checkpoint_messages.RegisteredCheckpoint,
+    registered_s: float,
+    kept: int,
 ) -> list[models.Checkpoint] | None:
     """Store a checkpoint, and delete those of the instance beyond the ``kept`` newest.
 
@@ -42,7 +36,7 @@ def insert_checkpoint(
     fields = msgspec.structs.asdict(taken)
     del fields["sent_s"]
     fields["holders"] = msgspec.json.encode(taken.holders).decode()
-    fields |= {"disk_key": fields.pop("key"), "told_s": told_s, "gone_s": None}
+    fields |= {"disk_key": fields.pop("key"), "registered_s": registered_s, "gone_s": None}
     former = session.get(_Row, taken.checkpoint_id)
     if former is not None:
         is_same = all(getattr(former, n) == fields[n] for n in ("host", "manifest_name"))
@@ -56,7 +50,7 @@ def insert_checkpoint(
     of_others = _Row.instance_id == taken.instance_id, _Row.host != taken.host
     session.execute(sa.update(_Row).where(*of_others).values(recovered_s=None))
     found = list_of_instance(session, taken.instance_id)
-    old = [row for row in found[kept:] if not is_recovered(row, told_s)]
+    old = [row for row in found[kept:] if not is_recovered(row, registered_s)]
     if old:
         gone = [row.checkpoint_id for row in old]
         session.execute(sa.delete(_Row).where(_Row.checkpoint_id.in_(gone)))
@@ -84,7 +78,14 @@ def is_recovered(row: models.Checkpoint, now_s: float) -> bool:
 def list_of_instance(session: orm.Session, instance_id: str) -> list[models.Checkpoint]:
     """Return the checkpoints of an instance, the newest first."""
     wanted = sa.select(_Row).where(_Row.instance_id == instance_id)
-    return list(session.execute(wanted.order_by(_Row.told_s.desc(), _Row.number.desc())).scalars())
+    return list(
+        session.execute(wanted.order_by(_Row.registered_s.desc(), _Row.number.desc())).scalars()
+    )
+
+
+def get_checkpoint(session: orm.Session, checkpoint_id: str) -> models.Checkpoint | None:
+    """Return one checkpoint."""
+    return session.get(_Row, checkpoint_id)
 
 
 def list_of_host(session: orm.Session, host: str, limit: int) -> list[models.Checkpoint]:
@@ -100,7 +101,7 @@ def hosts_with_checkpoints(session: orm.Session, hosts: Collection[str]) -> set[
 
 
 def list_checkpoints(
-    session: orm.Session, marker: str, limit: int, instance_id: str, host: str, project_id: str
+    session: orm.Session, marker: str, limit: int, instance_id: str, host: str, project_id: str = ""
 ) -> list[models.Checkpoint]:
     """Return checkpoints, the newest first.
 
@@ -116,9 +117,9 @@ def list_checkpoints(
         if value:
             wanted = wanted.where(column == value)
     if marker and (last := session.get(_Row, marker)) is not None:
-        is_same_time = sa.and_(_Row.told_s == last.told_s, _Row.checkpoint_id < marker)
-        wanted = wanted.where(sa.or_(_Row.told_s < last.told_s, is_same_time))
-    in_order = wanted.order_by(_Row.told_s.desc(), _Row.checkpoint_id.desc())
+        is_same_time = sa.and_(_Row.registered_s == last.registered_s, _Row.checkpoint_id < marker)
+        wanted = wanted.where(sa.or_(_Row.registered_s < last.registered_s, is_same_time))
+    in_order = wanted.order_by(_Row.registered_s.desc(), _Row.checkpoint_id.desc())
     return list(session.execute(in_order.limit(limit)).scalars())
 
 
@@ -157,19 +158,21 @@ def delete_checkpoint(session: orm.Session, checkpoint_id: str) -> bool:
     return True
 
 
-def list_newest(session: orm.Session) -> list[Newest]:
+def list_newest(session: orm.Session) -> list[cloud_state.NewestCheckpoint]:
     """Return the newest checkpoint of each instance on a host, MAX_PICTURED at most."""
-    last = sa.select(_Row.instance_id, sa.func.max(_Row.told_s).label("told_s"))
+    last = sa.select(_Row.instance_id, sa.func.max(_Row.registered_s).label("registered_s"))
     last_of = (
         last.where(_Row.gone_s.is_(None), _Row.off_hosts_s.is_(None))
         .group_by(_Row.instance_id)
         .subquery()
     )
-    is_last = sa.and_(_Row.instance_id == last_of.c.instance_id, _Row.told_s == last_of.c.told_s)
+    is_last = sa.and_(
+        _Row.instance_id == last_of.c.instance_id, _Row.registered_s == last_of.c.registered_s
+    )
     fields = (_Row.instance_id, _Row.taken_ms, _Row.interval_s, _Row.changed_bytes)
     wanted = sa.select(*fields).join(last_of, is_last).order_by(_Row.instance_id)
     return [
-        Newest(instance_id, taken_ms / 1000, interval_s, changed_bytes)
+        cloud_state.NewestCheckpoint(instance_id, taken_ms / 1000, interval_s, changed_bytes)
         for instance_id, taken_ms, interval_s, changed_bytes in session.execute(
             wanted.limit(MAX_PICTURED)
         )

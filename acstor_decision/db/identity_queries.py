@@ -67,12 +67,18 @@ def list_enrolments(session: orm.Session) -> list[models.Enrolment]:
     return list(session.execute(wanted).scalars())
 
 
+def get_enrolment(session: orm.Session, host: str) -> models.Enrolment | None:
+    """Return a host's enrolment."""
+    return session.get(models.Enrolment, host)
+
+
 def update_enrolment(
     session: orm.Session, host: str, work: Callable[[models.Enrolment | None], models.Enrolment]
 ) -> models.Enrolment:
     """Change or create a host's enrolment, with its row locked.
 
-    :param work: returns its argument or a new row; its exception rolls back the change
+    :param work: returns its argument or a new row; called again if the transaction is retried; its
+        exception rolls back the change
     """
     row = session.get(models.Enrolment, host, with_for_update=True)
     changed = work(row)
@@ -152,7 +158,7 @@ def delete_host(
         is_known = is_known or row.state != enrolment_rules.EnrolmentState.FORGOTTEN
         if not change(row):
             session.delete(row)
-    for table in (models.Host, models.HeldImage, models.GivenTask):
+    for table in (models.Host, models.HeldImage, models.PendingTask):
         session.execute(sa.delete(table).where(table.host == host))
     session.flush()
     return is_known

@@ -24,7 +24,7 @@ class ImageTotals(NamedTuple):
 
     :param warm_hosts: hosts whose caches lack nothing of it
     :param using_hosts: hosts whose instances use it, or may use it
-    :param whole_hosts: those of them where it is fully cached
+    :param fully_cached_hosts: those of them where it is fully cached
     :param size_bytes: 0 if no host knows it
     """
 
@@ -32,7 +32,7 @@ class ImageTotals(NamedTuple):
     hosts: int
     warm_hosts: int
     using_hosts: int
-    whole_hosts: int
+    fully_cached_hosts: int
     size_bytes: int
     cached_bytes: int
     boot_revision: int
@@ -45,7 +45,7 @@ class Needed(NamedTuple):
 
     :param heard_s: time of the last sample of any host; None: none
     :param known_since_s: time of the first sample of any host
-    :param silent_hosts: hosts with samples, but none lately
+    :param silent_hosts: hosts with samples, but none since ``up_since_s``
     """
 
     image_ids: list[str]
@@ -77,13 +77,13 @@ def forget_silent(session: orm.Session, before_s: float) -> None:
     session.execute(sa.delete(_Row).where(_Row.host.in_(silent)))
 
 
-def list_needed(session: orm.Session, since_s: float, lately_s: float, limit: int) -> Needed:
+def list_needed(session: orm.Session, since_s: float, up_since_s: float, limit: int) -> Needed:
     """Return the images needed by hosts with a sample since a time, ``limit`` at most.
 
     If there are more, those of the hosts known longest, so that newly enrolled names cannot
     displace them.
 
-    :param lately_s: hosts without a sample since then are silent
+    :param up_since_s: hosts without a sample since then are silent
     """
     host, enrolled = models.Host, models.Enrolment
     is_revoked = sa.exists().where(
@@ -93,13 +93,16 @@ def list_needed(session: orm.Session, since_s: float, lately_s: float, limit: in
         sa.select(_Row.image_id)
         .join(host, host.host == _Row.host)
         .where(
-            _Row.is_used.is_(True), _Row.is_whole.is_(False), host.seen_s >= since_s, ~is_revoked
+            _Row.is_used.is_(True),
+            _Row.is_fully_cached.is_(False),
+            host.seen_s >= since_s,
+            ~is_revoked,
         )
         .group_by(_Row.image_id)
         .order_by(sa.func.min(host.first_seen_s), _Row.image_id)
         .limit(limit + 1)
     )
-    is_silent = sa.and_(host.seen_s >= since_s, host.seen_s < lately_s)
+    is_silent = sa.and_(host.seen_s >= since_s, host.seen_s < up_since_s)
     times = sa.select(
         sa.func.max(host.seen_s),
         sa.func.min(host.first_seen_s),
@@ -125,7 +128,7 @@ def get_image(session: orm.Session, image_id: str, since_s: float) -> ImageTotal
 def _together(since_s: float) -> sa.Select[Any]:
     is_warm = sa.case((_Row.missing_bytes == 0, 1), else_=0)
     is_used = sa.case((_Row.is_used, 1), else_=0)
-    is_whole = sa.case((sa.and_(_Row.is_used, _Row.is_whole), 1), else_=0)
+    is_fully_cached = sa.case((sa.and_(_Row.is_used, _Row.is_fully_cached), 1), else_=0)
     # SQLite's integer sums could overflow, which forged samples could exploit
     sums = [sa.func.sum(getattr(_Row, name) * 1.0) for name in ("cached_bytes", *_COUNTED)]
     return (
@@ -134,7 +137,7 @@ def _together(since_s: float) -> sa.Select[Any]:
             sa.func.count(),
             sa.func.sum(is_warm),
             sa.func.sum(is_used),
-            sa.func.sum(is_whole),
+            sa.func.sum(is_fully_cached),
             sa.func.max(_Row.size_bytes),
             sa.func.max(_Row.boot_revision),
             *sums,
@@ -149,12 +152,12 @@ class Uses(NamedTuple):
     """Uses of images by hosts' instances.
 
     :param uses: pairs of a host and an image
-    :param whole: those of them where the image is fully cached
+    :param fully_cached: those of them where the image is fully cached
     :param unfinished: rows of the others, ``limit`` at most
     """
 
     uses: int
-    whole: int
+    fully_cached: int
     unfinished: list[models.HeldImage]
 
 
@@ -162,12 +165,12 @@ def count_uses(session: orm.Session, since_s: float, limit: int) -> Uses:
     """Count the uses of images on hosts with a sample since a time."""
     is_ours = sa.and_(models.Host.seen_s >= since_s, _Row.is_used)
     count = sa.func.count
-    totals = sa.select(count(), count(sa.case((_Row.is_whole, 1)))).select_from(_Row)
+    totals = sa.select(count(), count(sa.case((_Row.is_fully_cached, 1)))).select_from(_Row)
     join = models.Host, models.Host.host == _Row.host
-    all_, whole = session.execute(totals.join(*join).where(is_ours)).one()
-    wanted = sa.select(_Row).join(*join).where(is_ours, _Row.is_whole.is_(False))
+    all_, fully_cached = session.execute(totals.join(*join).where(is_ours)).one()
+    wanted = sa.select(_Row).join(*join).where(is_ours, _Row.is_fully_cached.is_(False))
     rows = session.execute(wanted.order_by(_Row.image_id, _Row.host).limit(limit)).scalars()
-    return Uses(int(all_), int(whole), list(rows))
+    return Uses(int(all_), int(fully_cached), list(rows))
 
 
 def list_hosts(session: orm.Session, image_id: str, since_s: float) -> list[models.HeldImage]:
@@ -198,8 +201,8 @@ def _row(host: str, image_id: str, held: decision_messages.HeldImage) -> dict[st
         "boot_revision": held.boot_revision,
         **dict(zip(_COUNTED, counted, strict=True)),
         "is_used": held.fill is None or held.fill.is_used,  # unreported: it may be used
-        "is_whole": held.fill is not None and held.fill.is_fully_cached,
-        "whole": msgspec.json.encode(held.fill).decode() if held.fill else None,
+        "is_fully_cached": held.fill is not None and held.fill.is_fully_cached,
+        "fill": msgspec.json.encode(held.fill).decode() if held.fill else None,
         "task": msgspec.json.encode(held.task).decode() if held.task else None,
     }
 
@@ -216,12 +219,12 @@ def fetched_of(row: models.HeldImage) -> decision_messages.FetchedBytes:
 
 def fill_of(row: models.HeldImage) -> fill_progress.FillStatus | None:
     """Return the fill status of an image on a host; None if the host reports none."""
-    return msgspec.json.decode(row.whole or "null", type=fill_progress.FillStatus | None)
+    return msgspec.json.decode(row.fill or "null", type=fill_progress.FillStatus | None)
 
 
 def _on_hosts(image_id: str, *numbers: Any) -> ImageTotals:
     """MariaDB sums up to decimals, and an empty sum is None."""
-    hosts, warm, using, whole, size, revision, cached, *counted = (
+    hosts, warm, using, fully_cached, size, revision, cached, *counted = (
         int(number or 0) for number in numbers
     )
     read, fetched = counted[: len(_READ)], counted[len(_READ) :]
@@ -230,7 +233,7 @@ def _on_hosts(image_id: str, *numbers: Any) -> ImageTotals:
         hosts,
         warm,
         using,
-        whole,
+        fully_cached,
         size,
         cached,
         revision,

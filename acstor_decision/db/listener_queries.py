@@ -6,7 +6,7 @@ from sqlalchemy import orm
 
 from acstor_decision.db import models
 
-MOST = 100
+MAX_LISTENERS = 100
 KEPT_S = 86400.0
 """How long a silent listener is remembered while another one reports."""
 
@@ -19,7 +19,9 @@ def record_listener(session: orm.Session, name: str, now_s: float) -> bool:
     if known is not None:
         known.reported_s = now_s
         return True
-    if (session.execute(sa.select(sa.func.count()).select_from(row)).scalar() or 0) >= MOST:
+    if (
+        session.execute(sa.select(sa.func.count()).select_from(row)).scalar() or 0
+    ) >= MAX_LISTENERS:
         return False
     session.add(row(listener=name, reported_s=now_s))
     return True

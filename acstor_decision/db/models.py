@@ -48,13 +48,13 @@ class Host(Base):
 class HeldImage(Base):
     """An image on a host, as last reported (``decision_messages.HeldImage``).
 
-    ``is_used`` and ``is_whole`` repeat parts of ``whole`` for counting.
+    ``is_used`` and ``is_fully_cached`` repeat parts of ``fill`` for counting.
     """
 
     __tablename__ = "held_images"
     __table_args__ = (
         sa.Index("held_images_by_image", "image_id"),
-        sa.Index("held_images_needed", "is_used", "is_whole", "image_id"),
+        sa.Index("held_images_needed", "is_used", "is_fully_cached", "image_id"),
         MYSQL,
     )
 
@@ -72,8 +72,8 @@ class HeldImage(Base):
     fetched_peer_bytes: orm.Mapped[int]
     fetched_source_bytes: orm.Mapped[int]
     is_used: orm.Mapped[bool]
-    is_whole: orm.Mapped[bool]
-    whole: orm.Mapped[str | None] = orm.mapped_column(sa.Text)
+    is_fully_cached: orm.Mapped[bool]
+    fill: orm.Mapped[str | None] = orm.mapped_column(sa.Text)
     task: orm.Mapped[str | None] = orm.mapped_column(sa.Text)
 
 
@@ -83,29 +83,29 @@ class Boot(Base):
     __tablename__ = "boots"
     __table_args__ = (
         sa.Index("boots_by_server", "server_id"),
-        sa.Index("boots_by_time", "told_s"),
+        sa.Index("boots_by_time", "reported_s"),
         MYSQL,
     )
 
     host: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
     server_id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
-    told_s: orm.Mapped[float]
+    reported_s: orm.Mapped[float]
     timeline: orm.Mapped[str] = orm.mapped_column(LONG_TEXT)
 
 
 class Checkpoint(Base):
     """A checkpoint of a server's disk (``checkpoint_messages.RegisteredCheckpoint``).
 
-    ``told_s``: registration; ``gone_s``: since when Nova does not know the server; ``off_hosts_s``:
-    since when it is on no host, as when shelved; ``recovered_s``: start of a recovery that may not
-    be over. ``disk_key`` decrypts the holders' data.
+    ``gone_s``: since when Nova does not know the server; ``off_hosts_s``: since when it is on no
+    host, as when shelved; ``recovered_s``: start of a recovery that may not be over. ``disk_key``
+    decrypts the holders' data.
     """
 
     __tablename__ = "checkpoints"
     __table_args__ = (
-        sa.Index("checkpoints_by_instance", "instance_id", "told_s"),
+        sa.Index("checkpoints_by_instance", "instance_id", "registered_s"),
         sa.Index("checkpoints_by_host", "host"),
-        sa.Index("checkpoints_by_time", "told_s"),
+        sa.Index("checkpoints_by_time", "registered_s"),
         MYSQL,
     )
 
@@ -116,7 +116,7 @@ class Checkpoint(Base):
     vault_disk: orm.Mapped[str] = orm.mapped_column(sa.String(36))
     image_id: orm.Mapped[str] = orm.mapped_column(sa.String(36))
     taken_ms: orm.Mapped[int]
-    told_s: orm.Mapped[float]
+    registered_s: orm.Mapped[float]
     consistency: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     number: orm.Mapped[int]
     size_bytes: orm.Mapped[int]
@@ -138,20 +138,20 @@ class CheckpointFailures(Base):
     __table_args__ = MYSQL
 
     host: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
-    told_s: orm.Mapped[float]
+    reported_s: orm.Mapped[float]
     failing: orm.Mapped[str] = orm.mapped_column(LONG_TEXT)
 
 
-class GivenTask(Base):
+class PendingTask(Base):
     """The last task of a host for an image, until a sample acknowledges it."""
 
-    __tablename__ = "given_tasks"
+    __tablename__ = "pending_tasks"
     __table_args__ = MYSQL
 
     host: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
     image_id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
     request: orm.Mapped[int]
-    given_s: orm.Mapped[float]
+    sent_s: orm.Mapped[float]
     task: orm.Mapped[str] = orm.mapped_column(sa.Text)
 
 
@@ -234,7 +234,7 @@ class PublishedRing(Base):
     table: orm.Mapped[str] = orm.mapped_column("ring_table", LONG_TEXT)
 
 
-class Traffic(Base):
+class HostTraffic(Base):
     """Traffic of one host in one collection, in bytes a second."""
 
     __tablename__ = "traffic"

@@ -21,8 +21,10 @@ def record_samples(
 ) -> None:
     """Store the last sample and the traffic of each host.
 
-    :param samples: by host, not empty; with the number of consecutive overloaded collections
+    :param samples: by host, with the number of consecutive overloaded collections
     """
+    if not samples:
+        return
     rows = [_host_row(*samples[host]) for host in sorted(samples)]
     known = set(session.execute(sa.select(models.Host.host)).scalars())
     if seen := [row for row in rows if row["host"] in known]:
@@ -64,7 +66,7 @@ def health_of(row: models.Host) -> decision_messages.HostHealth | None:
 
 def _add_traffic(session: orm.Session, rows: list[dict[str, Any]]) -> None:
     """Insert traffic that the previous leader has not stored yet."""
-    row = models.Traffic
+    row = models.HostTraffic
     oldest_s = min(new["collected_s"] for new in rows)
     found = session.execute(sa.select(row.host, row.collected_s).where(row.collected_s >= oldest_s))
     known = {(host, collected_s) for host, collected_s in found}
@@ -73,20 +75,20 @@ def _add_traffic(session: orm.Session, rows: list[dict[str, Any]]) -> None:
 
 
 def _traffic_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    names = [column.key for column in models.Traffic.__table__.columns if column.key in row]
+    names = [column.key for column in models.HostTraffic.__table__.columns if column.key in row]
     return {"collected_s": row["seen_s"], **{name: row[name] for name in names}}
 
 
 def delete_traffic(session: orm.Session, before_s: float) -> None:
     """Delete the traffic of collections before a time."""
-    session.execute(sa.delete(models.Traffic).where(models.Traffic.collected_s < before_s))
+    session.execute(sa.delete(models.HostTraffic).where(models.HostTraffic.collected_s < before_s))
 
 
 def list_traffic(
-    session: orm.Session, since_s: float, hosts: Sequence[str]
-) -> list[models.Traffic]:
+    session: orm.Session, since_s: float, hosts: Sequence[str] = ()
+) -> list[models.HostTraffic]:
     """Return the traffic of these hosts, or of all, sorted by time and host."""
-    row = models.Traffic
+    row = models.HostTraffic
     wanted = sa.select(row).where(row.collected_s >= since_s)
     if hosts:
         wanted = wanted.where(row.host.in_(hosts))

@@ -14,27 +14,34 @@ from sqlalchemy import orm
 from acstor_common.wire import decision_messages
 from acstor_decision.db import models
 
-_Row = models.GivenTask
+_Row = models.PendingTask
 
 
 class SentTask(NamedTuple):
     """A task, its host and when it was sent."""
 
     host: str
-    given_s: float
+    sent_s: float
     task: decision_messages.ImageTask
 
 
+def has_tasks(session: orm.Session) -> bool:
+    """Return whether a task waits for its acknowledgement."""
+    return bool(session.execute(sa.select(sa.exists(sa.select(_Row.host)))).scalar())
+
+
 def record_task(
-    session: orm.Session, hosts: Sequence[str], task: decision_messages.ImageTask, given_s: float
+    session: orm.Session, hosts: Sequence[str], task: decision_messages.ImageTask, sent_s: float
 ) -> None:
     """Store a task of hosts, in place of the previous one for this image."""
+    if not hosts:
+        return
     former = sa.delete(_Row).where(_Row.host.in_(hosts), _Row.image_id == task.image_id)
     session.execute(former)
     values = {
         "image_id": task.image_id,
         "request": task.request,
-        "given_s": given_s,
+        "sent_s": sent_s,
         "task": msgspec.json.encode(task).decode(),
     }
     session.execute(sa.insert(_Row), [{"host": host, **values} for host in sorted(hosts)])
@@ -49,7 +56,7 @@ def settle_tasks(session: orm.Session, since_s: float) -> list[SentTask]:
         sa.select(_Row, held.task).outerjoin(held, is_its).order_by(_Row.host, _Row.image_id)
     )
     for row, progress in session.execute(progress_of):
-        if row.given_s < since_s or _request_of(progress) == row.request:
+        if row.sent_s < since_s or _request_of(progress) == row.request:
             same = (
                 _Row.host == row.host,
                 _Row.image_id == row.image_id,
@@ -58,7 +65,7 @@ def settle_tasks(session: orm.Session, since_s: float) -> list[SentTask]:
             session.execute(sa.delete(_Row).where(*same))
         else:
             task = msgspec.json.decode(row.task, type=decision_messages.ImageTask)
-            left.append(SentTask(row.host, row.given_s, task))
+            left.append(SentTask(row.host, row.sent_s, task))
     return left
 
 

@@ -83,14 +83,14 @@ class CertificateAuthority:
 
     def signer_keys(self) -> bytes:
         """Return the public keys of signers (PEM)."""
-        rows = self._told(SIGNER)
+        rows = self._trusted_keys(SIGNER)
         return b"".join(signing.public_pem(row.secret_key.encode()) for row in rows)
 
     def authority_chain(self) -> bytes:
         """Return the authorities that hosts trust (PEM), the issuing one first."""
         if self._own.ca_dir:
             return self._own_ca(pathlib.Path(self._own.ca_dir, certificates.CA_FILE))
-        return b"".join(row.certificate.encode() for row in self._told(CA))
+        return b"".join(row.certificate.encode() for row in self._trusted_keys(CA))
 
     def _own_ca(self, path: pathlib.Path) -> bytes:
         bundle = _file(path)
@@ -124,7 +124,7 @@ class CertificateAuthority:
             LOG.info("the %s's key %d is in the database", kind, found[0].number)
         return found
 
-    def _told(self, kind: str) -> list[models.AuthorityKey]:
+    def _trusted_keys(self, kind: str) -> list[models.AuthorityKey]:
         """Return the keys that hosts trust: the current one, then others, newest first."""
         rows, now_s = self._keys(kind), self._wall()
         first = _in_use(rows, now_s)
@@ -169,22 +169,15 @@ class CertificateAuthority:
         """
         asked = enrolment_records.read_request(user_id, csr, proof)
         authority, now_s = self.issuing_authority(), self._wall()
-        if enrolment_records.is_free(self._store.get_enrolment(host)):
-            self._check_room(host, user_id)
+        if enrolment_records.is_name_free(self._store.get_enrolment(host)):
+            self._check_quota(host, user_id)
         certificate = b""
 
         def work(row: models.Enrolment | None) -> models.Enrolment:
             nonlocal certificate
             certificate = b""
-            verdict = enrolment_rules.decide_request(
-                enrolment_records.known_enrolment(row),
-                asked,
-                is_automatic=self.enrolment == "automatic",
-            )
-            if verdict is enrolment_rules.Verdict.WAIT:
+            if self._must_wait(row, host, asked):
                 return enrolment_records.record_request(row, host, asked, address, now_s)
-            if verdict is not enrolment_rules.Verdict.ISSUE:
-                raise enrolment_records.refusal(verdict, host, row)
             row = row or enrolment_records.new_row(host)
             enrolment_records.check_rate(row, now_s, self._limits.least_interval_s)
             at_s = max(int(now_s), row.revoked_before_s + certificates.BACKDATE_S)
@@ -200,7 +193,18 @@ class CertificateAuthority:
             certificate, self.authority_chain(), self.signer_keys(), row.not_after_s or 0.0, now_s
         )
 
-    def _check_room(self, host: str, user_id: str) -> None:
+    def _must_wait(
+        self, row: models.Enrolment | None, host: str, asked: enrolment_rules.CertificateRequest
+    ) -> bool:
+        """Return whether a request waits for an operator; may raise EnrolmentRefused."""
+        is_automatic = self.enrolment == "automatic"
+        known = enrolment_records.known_enrolment(row)
+        verdict = enrolment_rules.decide_request(known, asked, is_automatic=is_automatic)
+        if verdict not in (enrolment_rules.Verdict.WAIT, enrolment_rules.Verdict.ISSUE):
+            raise enrolment_records.refusal(verdict, host, row)
+        return verdict is enrolment_rules.Verdict.WAIT
+
+    def _check_quota(self, host: str, user_id: str) -> None:
         bound, which = self._store.exceeded_quota(
             user_id, self._limits, self._wall(), trust_state.REVOCATION_KEPT_S
         )

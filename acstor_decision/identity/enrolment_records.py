@@ -35,7 +35,7 @@ def fingerprint(row: models.Enrolment) -> str:
     return certificates.fingerprint(signing.read_public_keys(row.public_key.encode())[0])
 
 
-def is_free(row: models.Enrolment | None) -> bool:
+def is_name_free(row: models.Enrolment | None) -> bool:
     """Return whether a host's name is free."""
     return row is None or row.state == enrolment_rules.EnrolmentState.FORGOTTEN
 
@@ -50,8 +50,8 @@ def new_row(host: ids.HostId) -> models.Enrolment:
 def allow_host(row: models.Enrolment, key_fingerprint: str, user_id: str, now_s: float) -> None:
     """Allow a host to enrol; the allowed request, if it waits, keeps the name."""
     is_waiting = row.state == enrolment_rules.EnrolmentState.WAITING
-    is_who_waits = key_fingerprint in ("", fingerprint(row)) and user_id in ("", row.user_id)
-    if not is_waiting or not is_who_waits:
+    is_same_request = key_fingerprint in ("", fingerprint(row)) and user_id in ("", row.user_id)
+    if not is_waiting or not is_same_request:
         if row.state is not None:
             invalidate_certificates(row, now_s)
         row.user_id, row.allowed_fingerprint = user_id, key_fingerprint
@@ -105,7 +105,7 @@ def record_request(
     now_s: float,
 ) -> models.Enrolment:
     """Record the first request for a free name; later requests change nothing."""
-    if row is not None and not is_free(row):
+    if row is not None and not is_name_free(row):
         return row
     row = row or new_row(host)
     row.state, row.asked_s = enrolment_rules.EnrolmentState.WAITING, now_s

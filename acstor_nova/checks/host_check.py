@@ -45,7 +45,7 @@ _NOVA_OPTS = [
 ]
 
 
-Finding = check_results.Finding
+CheckResult = check_results.CheckResult
 Level = check_results.Level
 
 
@@ -72,7 +72,7 @@ def _register(conf: cfg.ConfigOpts) -> None:
 
 def check_host(
     conf: cfg.ConfigOpts, user: compute_user.User, root: pathlib.Path = pathlib.Path("/")
-) -> list[Finding]:
+) -> list[CheckResult]:
     """Return the findings.
 
     :param user: the user with whose permissions agent and mirror are checked, if possible
@@ -93,33 +93,33 @@ def check_host(
     ]
 
 
-def _configuration(conf: cfg.ConfigOpts) -> Iterator[Finding]:
+def _configuration(conf: cfg.ConfigOpts) -> Iterator[CheckResult]:
     for what, found in (
         ("[DEFAULT] config_source", conf.config_source or []),
         ("[acstor] driver", [conf.acstor.driver]),
     ):
         if nova_conf.NAME in found:
-            yield Finding(what, Level.OK, nova_conf.NAME)
+            yield CheckResult(what, Level.OK, nova_conf.NAME)
         else:
             shown = ", ".join(map(str, found)) or "not set"
             remedy = "Run: acstor-nova-manage enable"
-            yield Finding(what, Level.ERROR, f"it is {shown}", remedy)
+            yield CheckResult(what, Level.ERROR, f"it is {shown}", remedy)
     yield _images_type(conf)
     for stray in common_conf.unknown(conf, nova_conf.list_opts()):
         remedy = f"Write {stray.nearest}." if stray.nearest else "Take it out."
-        yield Finding("options", Level.WARNING, str(stray), remedy)
+        yield CheckResult("options", Level.WARNING, str(stray), remedy)
 
 
-def _images_type(conf: cfg.ConfigOpts) -> Finding:
+def _images_type(conf: cfg.ConfigOpts) -> CheckResult:
     what, found = "[libvirt] images_type", conf.libvirt.images_type
     if found is None:
-        return Finding(what, Level.OK, f"{nova_conf.NAME}, for no file names another")
+        return CheckResult(what, Level.OK, f"{nova_conf.NAME}, for no file names another")
     if found == nova_conf.NAME:
-        return Finding(what, Level.OK, found)
-    return Finding(what, Level.ERROR, f"it is {found}", "Take that line out of nova.conf.")
+        return CheckResult(what, Level.OK, found)
+    return CheckResult(what, Level.ERROR, f"it is {found}", "Take that line out of nova.conf.")
 
 
-def _nova() -> Finding:
+def _nova() -> CheckResult:
     try:
         version = registration.nova_version()
         nova_hooks.check_hooks(
@@ -127,20 +127,19 @@ def _nova() -> Finding:
         )
     except importlib.metadata.PackageNotFoundError:
         remedy = "Install acstor[nova] where Nova is installed, and run this command there."
-        return Finding("nova", Level.ERROR, "Nova is not installed in this environment", remedy)
+        return CheckResult("nova", Level.ERROR, "Nova is not installed in this environment", remedy)
     except errors.UnsupportedNova as e:
         remedy = "Nova works as with images_type = qcow2. Install an acstor that knows this Nova."
-        return Finding("nova", Level.ERROR, str(e), remedy)
+        return CheckResult("nova", Level.ERROR, str(e), remedy)
     try:
         nova_hooks.check_snapshot_hooks(version)
     except errors.UnsupportedNova as e:
         remedy = "Snapshots are uploaded as whole images; the rest works."
-        return Finding("nova", Level.WARNING, str(e), remedy)
-    return Finding("nova", Level.OK, version)
+        return CheckResult("nova", Level.WARNING, str(e), remedy)
+    return CheckResult("nova", Level.OK, version)
 
 
-def _libraries() -> Finding:
-    """Check that the backend's modules can be imported."""
+def _libraries() -> CheckResult:
     what = "libraries"
     try:
         for module in registration.BACKEND:
@@ -148,8 +147,8 @@ def _libraries() -> Finding:
     except ModuleNotFoundError as e:
         remedy = f"Install {e.name} in the environment of nova-compute, and restart that."
         detail = f"acstor is not used, for there is no module {e.name}"
-        return Finding(what, Level.ERROR, detail, remedy)
-    return Finding(what, Level.OK, "all are there")
+        return CheckResult(what, Level.ERROR, detail, remedy)
+    return CheckResult(what, Level.OK, "all are there")
 
 
 def _guards(conf: cfg.ConfigOpts) -> frozenset[int]:
@@ -160,7 +159,7 @@ def _guards(conf: cfg.ConfigOpts) -> frozenset[int]:
     return frozenset(found)
 
 
-def _agent(conf: cfg.ConfigOpts, user: compute_user.User) -> Iterator[Finding]:
+def _agent(conf: cfg.ConfigOpts, user: compute_user.User) -> Iterator[CheckResult]:
     own = conf.acstor
     try:
         with compute_user.acting_as(user):
@@ -170,37 +169,39 @@ def _agent(conf: cfg.ConfigOpts, user: compute_user.User) -> Iterator[Finding]:
     except (errors.AgentUnreachable, errors.AgentRefused) as e:
         is_denied = isinstance(e.__cause__, PermissionError)
         remedy = NOT_LET_IN if is_denied else "Is acstor-agent running? Look at its log."
-        yield Finding("agent", Level.ERROR, str(e), remedy)
+        yield CheckResult("agent", Level.ERROR, str(e), remedy)
         return
-    yield Finding("agent", Level.OK, f"{own.control_socket}, worker {status['worker_pid']}")
+    yield CheckResult("agent", Level.OK, f"{own.control_socket}, worker {status['worker_pid']}")
     if status["mount_point"] != own.mount_point:
         detail = f"the agent mounts {status['mount_point']}, nova.conf says {own.mount_point}"
-        yield Finding("mount_point", Level.ERROR, detail, "Set [acstor] mount_point alike.")
+        yield CheckResult("mount_point", Level.ERROR, detail, "Set [acstor] mount_point alike.")
     yield from agent_health.check_health(status)
     yield from image_fill.check_status(status, image_fill.find_instances(conf))
 
 
-def _mount(conf: cfg.ConfigOpts, root: pathlib.Path, user: compute_user.User) -> Finding:
+def _mount(conf: cfg.ConfigOpts, root: pathlib.Path, user: compute_user.User) -> CheckResult:
     point = conf.acstor.mount_point
     remedy = "Start acstor-agent; if it runs, look at its log."
     mounts = (root / "proc/self/mountinfo").read_text(errors="replace").splitlines()
     types = {line.split(" ")[4]: line.partition(" - ")[2].split(" ")[0] for line in mounts}
     if types.get(os.path.realpath(point)) != FS_TYPE:
-        return Finding("mirror", Level.ERROR, f"nothing of acstor is mounted on {point}", remedy)
+        return CheckResult(
+            "mirror", Level.ERROR, f"nothing of acstor is mounted on {point}", remedy
+        )
     try:
         os.statvfs(point)
     except OSError as e:
-        return Finding("mirror", Level.ERROR, f"{point}: {e.strerror}", remedy)
+        return CheckResult("mirror", Level.ERROR, f"{point}: {e.strerror}", remedy)
     with compute_user.acting_as(user):
         may_look = os.access(point, os.R_OK | os.X_OK, effective_ids=True)
     if not may_look:
         group = compute_user.group_name(os.stat(point).st_gid)
         detail = f"{point} is for root and group {group}, and {user} may not look into it"
-        return Finding("mirror", Level.ERROR, detail, NOT_IN_GROUP)
-    return Finding("mirror", Level.OK, point)
+        return CheckResult("mirror", Level.ERROR, detail, NOT_IN_GROUP)
+    return CheckResult("mirror", Level.OK, point)
 
 
-def _image_cache(conf: cfg.ConfigOpts) -> Iterator[Finding]:
+def _image_cache(conf: cfg.ConfigOpts) -> Iterator[CheckResult]:
     folder = pathlib.Path(conf.instances_path, conf.image_cache.subdirectory_name)
     links = 0
     try:
@@ -213,14 +214,14 @@ def _image_cache(conf: cfg.ConfigOpts) -> Iterator[Finding]:
                     "It is mended when an instance of the image starts; if Glance has the image no "
                     "more and no instance uses it, delete the link."
                 )
-                yield Finding("image cache", Level.WARNING, detail, remedy)
+                yield CheckResult("image cache", Level.WARNING, detail, remedy)
     except OSError as e:
         remedy = "Run this command as a user who may read it."
         if e.errno == errno.ENOTCONN:
             remedy = "The mirror is dead: start acstor-agent, and reboot the servers that use it."
-        yield Finding("image cache", Level.ERROR, f"{folder}: {e.strerror}", remedy)
+        yield CheckResult("image cache", Level.ERROR, f"{folder}: {e.strerror}", remedy)
         return
-    yield Finding("image cache", Level.OK, f"{folder}: {links} links to mirrors")
+    yield CheckResult("image cache", Level.OK, f"{folder}: {links} links to mirrors")
 
 
 def _is_there(path: pathlib.Path) -> bool:
@@ -233,46 +234,46 @@ def _is_there(path: pathlib.Path) -> bool:
         return False
 
 
-def _gateway(conf: cfg.ConfigOpts) -> Finding:
+def _gateway(conf: cfg.ConfigOpts) -> CheckResult:
     what, own = "[acstor] gateway_url", conf.acstor
     if not own.gateway_url:
-        return Finding(what, Level.OK, "not set: snapshots are uploaded as whole images")
+        return CheckResult(what, Level.OK, "not set: snapshots are uploaded as whole images")
     try:
         gateway_client.GatewayClient(own.gateway_url, own.ca_file).check_gateway()
     except (errors.GatewayUnreachable, errors.GatewayRefused) as e:
         remedy = "Until it answers, snapshots are uploaded as whole images."
-        return Finding(what, Level.WARNING, str(e), remedy)
-    return Finding(what, Level.OK, own.gateway_url)
+        return CheckResult(what, Level.WARNING, str(e), remedy)
+    return CheckResult(what, Level.OK, own.gateway_url)
 
 
-def _kernel(root: pathlib.Path) -> Finding:
+def _kernel(root: pathlib.Path) -> CheckResult:
     release = (root / "proc/sys/kernel/osrelease").read_text().strip()
     numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
     if numbers < RESEND_KERNEL:
         detail = f"Linux {release}: requests of guests go through one process more"
-        return Finding("kernel", Level.WARNING, detail, "Use Linux 6.9 or newer.")
-    return Finding("kernel", Level.OK, release)
+        return CheckResult("kernel", Level.WARNING, detail, "Use Linux 6.9 or newer.")
+    return CheckResult("kernel", Level.OK, release)
 
 
-def _apparmor(conf: cfg.ConfigOpts, root: pathlib.Path) -> Finding:
+def _apparmor(conf: cfg.ConfigOpts, root: pathlib.Path) -> CheckResult:
     enabled = root / "sys/module/apparmor/parameters/enabled"
     if not enabled.exists() or enabled.read_text().strip() != "Y":
-        return Finding("apparmor", Level.OK, "is not in force")
+        return CheckResult("apparmor", Level.OK, "is not in force")
     rules = "".join(
         path.read_text() for path in (root / AA_HELPER, root / AA_LOCAL) if path.exists()
     )
     if not rules or "/**.raw" in rules or conf.acstor.mount_point in rules:
-        return Finding("apparmor", Level.OK, "lets libvirt read mirrors")
+        return CheckResult("apparmor", Level.OK, "lets libvirt read mirrors")
     detail = f"virt-aa-helper may not read {conf.acstor.mount_point}, so no guest will start"
-    return Finding("apparmor", Level.ERROR, detail, f"Put acstor's rules into /{AA_LOCAL}.")
+    return CheckResult("apparmor", Level.ERROR, detail, f"Put acstor's rules into /{AA_LOCAL}.")
 
 
-def _selinux(root: pathlib.Path) -> Finding:
+def _selinux(root: pathlib.Path) -> CheckResult:
     enforce = root / "sys/fs/selinux/enforce"
     if not enforce.exists() or enforce.read_text().strip() != "1":
-        return Finding("selinux", Level.OK, "is not in force")
+        return CheckResult("selinux", Level.OK, "is not in force")
     switch = root / "sys/fs/selinux/booleans/virt_use_fusefs"
     if switch.exists() and switch.read_text().startswith("1"):
-        return Finding("selinux", Level.OK, "virt_use_fusefs is on")
+        return CheckResult("selinux", Level.OK, "virt_use_fusefs is on")
     detail = "virt_use_fusefs is off, so no guest may read a mirror"
-    return Finding("selinux", Level.ERROR, detail, "Run: setsebool -P virt_use_fusefs on")
+    return CheckResult("selinux", Level.ERROR, detail, "Run: setsebool -P virt_use_fusefs on")

@@ -40,7 +40,7 @@ OPTS = [
 """Nova's option, in the group image_cache."""
 _CACHE = "[acstor_agent] cache_limit_bytes"
 
-Finding = check_results.Finding
+CheckResult = check_results.CheckResult
 Level = check_results.Level
 Images = Mapping[str, dict[str, Any]]
 """The images in the agent's status."""
@@ -54,11 +54,11 @@ class Instances(NamedTuple):
     unread: list[str]
 
 
-def check_manager_interval(conf: cfg.ConfigOpts) -> Finding:
+def check_manager_interval(conf: cfg.ConfigOpts) -> CheckResult:
     """Check that Nova reports the used images often enough."""
     what, interval_s = "[image_cache] manager_interval", conf.image_cache.manager_interval
     if 0 <= interval_s < LONGEST_INTERVAL_S:
-        return Finding(what, Level.OK, f"{interval_s} s")
+        return CheckResult(what, Level.OK, f"{interval_s} s")
     if interval_s < 0:
         detail = "it is disabled: after a week images of stopped instances lose their pins"
     else:
@@ -66,7 +66,7 @@ def check_manager_interval(conf: cfg.ConfigOpts) -> Finding:
             f"{interval_s} s is not below {LONGEST_INTERVAL_S} s: images never count as unused, "
             "and stay pinned until the cache is full"
         )
-    return Finding(what, Level.WARNING, detail, "Set it to 2400, Nova's default.")
+    return CheckResult(what, Level.WARNING, detail, "Set it to 2400, Nova's default.")
 
 
 def find_instances(conf: cfg.ConfigOpts) -> Instances:
@@ -92,23 +92,19 @@ def find_instances(conf: cfg.ConfigOpts) -> Instances:
     return Instances(str(folder), dict(used), unread)
 
 
-def check_status(status: Mapping[str, Any], instances: Instances) -> Iterator[Finding]:
+def check_status(status: Mapping[str, Any], instances: Instances) -> Iterator[CheckResult]:
     """Check the agent's status against the instances."""
     used = instances.used
     if instances.unread:
-        yield Finding(
+        yield CheckResult(
             "instances",
             Level.WARNING,
             f"the following results omit unreadable disks: {_named(instances.unread)}",
             "Run this command as root, on the compute host, with nova-compute's own nova.conf.",
         )
-    kept, count = status.get("keep_images"), sum(used.values())
-    if kept is None:
-        detail = "the version of the agent does not report keep_images"
-        yield Finding("keep_images", Level.WARNING, detail, "Upgrade it.")
-        return
+    kept, count = status["keep_images"], sum(used.values())
     if kept == "none":
-        yield Finding(
+        yield CheckResult(
             "keep_images",
             Level.WARNING,
             f"none: {_instances(count)} of this host always depend on other hosts and on the image "
@@ -116,12 +112,12 @@ def check_status(status: Mapping[str, Any], instances: Instances) -> Iterator[Fi
             "Set [acstor_agent] keep_images = host, or pre-seed the images.",
         )
         return
-    yield Finding("keep_images", Level.OK, kept)
+    yield CheckResult("keep_images", Level.OK, kept)
     yield _room(status, used)
     yield from _progress(status["images"], instances)
 
 
-def _room(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> Finding:
+def _room(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> CheckResult:
     cache, images = status["cache"], status["images"]
     limit, promised = cache["limit_bytes"], cache["reserved_bytes"]
     room = limit - limit // SPARED
@@ -147,17 +143,16 @@ def _room(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> Finding
     elif promised + coming_bytes > room:
         said.append("there will be no space for all of them")
     elif promised <= NEARLY_FULL * limit:
-        return Finding("space for images", Level.OK, "; ".join(said))
+        return CheckResult("space for images", Level.OK, "; ".join(said))
     needed = max(_for(promised + coming_bytes), limit + _for(max(lacking.values(), default=0)))
     remedy = (
         f"Set {_CACHE} to {max(needed, math.ceil(promised / NEARLY_FULL))} or more, "
         "or move instances of some images to other hosts."
     )
-    return Finding("space for images", Level.WARNING, "; ".join(said), remedy)
+    return CheckResult("space for images", Level.WARNING, "; ".join(said), remedy)
 
 
-def _progress(images: Images, instances: Instances) -> Iterator[Finding]:
-    """Report images of instances that are not fully cached, failing or paused."""
+def _progress(images: Images, instances: Instances) -> Iterator[CheckResult]:
     used = instances.used
     known = {image_id: (images.get(image_id) or {}).get("fill") for image_id in used}
     failing = {i: whole["why"] for i, whole in known.items() if whole and _is(whole, "failing")}
@@ -165,21 +160,23 @@ def _progress(images: Images, instances: Instances) -> Iterator[Finding]:
     if failing:
         named = _named([f"{image_id}: {why}" for image_id, why in failing.items()])
         remedy = "Correct the cause; the agent retries."
-        yield Finding("failing images", Level.WARNING, named, remedy)
+        yield CheckResult("failing images", Level.WARNING, named, remedy)
     if paused := [image_id for image_id, whole in known.items() if _is(whole, "paused")]:
         remedy = "openstack acstor image resume"
-        yield Finding("paused images", Level.WARNING, f"by an operator: {_named(paused)}", remedy)
+        yield CheckResult(
+            "paused images", Level.WARNING, f"by an operator: {_named(paused)}", remedy
+        )
     if not used:
         detail = f"no instance on a mirror was found in {instances.folder}"
-        yield Finding("cached images", Level.OK, detail)
+        yield CheckResult("cached images", Level.OK, detail)
         return
     if not partial:
-        yield Finding("cached images", Level.OK, f"all {len(used)} images of instances")
+        yield CheckResult("cached images", Level.OK, f"all {len(used)} images of instances")
         return
     count = sum(used[image_id] for image_id in partial)
     named = _named([f"{image_id} {_how_far(known[image_id])}" for image_id in partial])
     detail = f"{_instances(count)} still depend on other hosts or the image store: {named}"
-    yield Finding("cached images", Level.OK, detail)
+    yield CheckResult("cached images", Level.OK, detail)
 
 
 def _is(whole: Mapping[str, Any] | None, state: str) -> bool:

@@ -54,7 +54,6 @@ def _disable(options: argparse.Namespace) -> int:
 
 
 def _tell(options: argparse.Namespace, is_changed: bool) -> int:
-    """Report a change; return 1 if ``--check`` finds one."""
     file = options.folder / enable.NAME
     if not is_changed:
         print(f"unchanged: {file}")
@@ -114,7 +113,7 @@ def _command(
     return added
 
 
-def _table(findings: list[host_check.Finding]) -> str:
+def _table(findings: list[host_check.CheckResult]) -> str:
     table = prettytable.PrettyTable(["Check", "Level", "Detail", "Remedy"], align="l")
     table.max_width = 60
     for item in findings:

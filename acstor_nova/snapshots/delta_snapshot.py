@@ -25,6 +25,7 @@ from acstor_common.image import image_record
 from acstor_common.image import lineage
 from acstor_common.model import ids
 from acstor_common.wire import control_wire
+from acstor_nova import host_context
 from acstor_nova import imagebackend
 from acstor_nova import mirror_link
 from acstor_nova.snapshots import delta_stream
@@ -34,7 +35,7 @@ LOG = logging.getLogger(__name__)
 
 FORMATS = ("raw", "qcow2")
 _REASONS = control_wire.Fallback
-_Ineligible = imagebackend.NotEligibleError
+_Ineligible = host_context.NotEligibleError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +43,12 @@ class SnapshotHooks:
     """The functions of Nova that delta snapshots use.
 
     :param token_headers: returns the headers that authenticate Nova's caller
-    :param disk_turn: returns the semaphore that limits disk operations
+    :param disk_semaphore: returns the semaphore that limits disk operations
     """
 
     token_headers: Callable[[Any], dict[str, str]]
     update_image: Callable[[Any, str, dict[str, Any]], None]
-    disk_turn: Callable[[], contextlib.AbstractContextManager[Any]]
+    disk_semaphore: Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +127,7 @@ class DeltaSnapshotBase(imagebackend.MirrorBase):
 
 def _reason(e: Exception) -> control_wire.Fallback:
     match e:
-        case imagebackend.NotEligibleError():
+        case host_context.NotEligibleError():
             return e.reason
         case errors.GatewayUnreachable():
             return _REASONS.GATEWAY_UNREACHABLE
@@ -144,7 +145,7 @@ class Snapshot:
 
     def __init__(
         self,
-        host: imagebackend.HostContext,
+        host: host_context.HostContext,
         made: PendingSnapshot,
         context: Any,
         image_id: str,
@@ -180,7 +181,6 @@ class Snapshot:
             LOG.info("image %s does not say what it is made from: %s", self._image_id, e)
 
     def _check(self) -> None:
-        """Raise NotEligibleError if the format or the guest's state rules out a delta."""
         libvirt = self._host.nova.conf.libvirt
         if self._format not in FORMATS:
             raise _Ineligible(_REASONS.SNAPSHOT_FORMAT, f"its format is {self._format}")
@@ -190,7 +190,6 @@ class Snapshot:
             raise _Ineligible(_REASONS.GUEST_SUSPENDED, "Nova has suspended the guest for it")
 
     def _make_live(self, disk_path: str, name: str) -> None:
-        """Copy the disk of a running guest with Nova's driver, and send the copy's delta."""
         folder = self._host.nova.conf.libvirt.snapshots_directory
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as own:
@@ -202,16 +201,15 @@ class Snapshot:
                 _sender.reset(token)
 
     def _send(self, disk_path: str) -> None:
-        """Send the delta of a disk that is not being written."""
         beneath = local_file.backing_of(disk_path)
         if beneath is None or mirror_link.image_of(beneath) != self._base:
             raise errors.Unusable(disk_path, f"it is not based on image {self._base}")
-        told = self._host.agent.zero_map(self._base)
-        if told.os_hash == chunk_map.UNKNOWN_OS_HASH:
+        zero_map = self._host.agent.zero_map(self._base)
+        if zero_map.os_hash == chunk_map.UNKNOWN_OS_HASH:
             # Image IDs may be reused: the hash identifies the disk's image.
             raise _Ineligible(_REASONS.AGENT_REFUSED, "the agent does not tell its base's hash")
-        with self._pending.hooks.disk_turn(), open(disk_path, "rb") as file:
-            body = delta_stream.DeltaBody(delta_stream.open_disk(file), self._base, told)
+        with self._pending.hooks.disk_semaphore(), open(disk_path, "rb") as file:
+            body = delta_stream.DeltaBody(delta_stream.open_disk(file), self._base, zero_map)
             LOG.info(
                 "image %s: %d bytes of changes of %d are sent to the gateway",
                 self._image_id,

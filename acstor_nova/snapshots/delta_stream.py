@@ -31,7 +31,7 @@ _ZEROS = bytes(BLOCK_BYTES)
 class DeltaBody:
     """The delta of a disk as a stream, for one iteration.
 
-    :param told: the zeros of the image that it is based on
+    :param zero_map: the zeros of the image that it is based on
     :raises disk_delta.TooManyExtents: the delta is too fragmented
     """
 
@@ -39,17 +39,16 @@ class DeltaBody:
         self,
         disk: qcow2.Qcow2,
         base: ids.ImageId,
-        told: agent_client.ZeroMap,
+        zero_map: agent_client.ZeroMap,
     ) -> None:
         self._disk = disk
-        zeros = zeros_of(told, disk.virtual_size)
+        zeros = zero_extents(zero_map, disk.virtual_size)
         found = disk_delta.overlay(_without_zeros(disk), zeros)
         table = disk_delta.ExtentTable.from_runs(found, disk.virtual_size)
-        self._writer = disk_delta.Writer(disk.virtual_size, base, told.os_hash, table)
+        self._writer = disk_delta.Writer(disk.virtual_size, base, zero_map.os_hash, table)
         self.head = self._writer.head
 
     def __len__(self) -> int:
-        """Return the length of the stream in bytes."""
         return self.head.stream_bytes
 
     def __iter__(self) -> Iterator[bytes]:
@@ -72,11 +71,11 @@ def open_disk(file: BinaryIO) -> qcow2.Qcow2:
     return qcow2.Qcow2(source, disk_delta.MAX_VIRTUAL_BYTES, may_have_backing=True)
 
 
-def zeros_of(told: agent_client.ZeroMap, virtual_size: int) -> Iterator[disk_delta.Extent]:
+def zero_extents(zero_map: agent_client.ZeroMap, virtual_size: int) -> Iterator[disk_delta.Extent]:
     """Yield the zeros of an image as delta of a disk of ``virtual_size`` on it."""
-    for chunk_no in filter(told.is_zero, range(told.cut.chunk_count)):
-        at = chunk_no * told.cut.chunk_bytes
-        length = min(told.cut.chunk_bytes, virtual_size - at)
+    for chunk_no in filter(zero_map.is_zero, range(zero_map.cut.chunk_count)):
+        at = chunk_no * zero_map.cut.chunk_bytes
+        length = min(zero_map.cut.chunk_bytes, virtual_size - at)
         if length > 0:
             yield disk_delta.Extent(at, length, disk_delta.ExtentKind.ZERO)
 

@@ -14,7 +14,7 @@ from acstor_common import errors
 from acstor_common.disks import local_file
 from acstor_common.model import ids
 from acstor_common.wire import control_wire
-from acstor_nova import imagebackend
+from acstor_nova import host_context
 from acstor_nova import mirror_link
 from acstor_nova.snapshots import delta_snapshot
 from acstor_nova.snapshots import hole_map
@@ -23,7 +23,7 @@ Extract = Callable[[str, str, str, str], None]
 
 
 def extract_image(
-    host: imagebackend.HostContext,
+    host: host_context.HostContext,
     stock: Extract,
     disk_path: str,
     source_fmt: str,
@@ -56,7 +56,7 @@ def _reason(e: Exception) -> control_wire.Fallback:
     return control_wire.Fallback.HOLES_UNKNOWN
 
 
-def _write_map(host: imagebackend.HostContext, image_id: ids.ImageId, path: str) -> None:
+def _write_map(host: host_context.HostContext, image_id: ids.ImageId, path: str) -> None:
     told = host.agent.zero_map(image_id)
     with open(path, "xb") as file:
         hole_map.write_hole_map(file, told.cut, told.is_zero)

@@ -9,8 +9,8 @@ from osc_lib.cli import format_columns
 from acstor_common.service import argument_types
 from acstor_osc import client
 from acstor_osc import command_arguments
+from acstor_osc import image_tasks
 from acstor_osc import output_columns
-from acstor_osc.v1 import image
 
 
 class ShowBootImage(output_columns.ShowOne):
@@ -23,7 +23,7 @@ class ShowBootImage(output_columns.ShowOne):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields and their values."""
         api = client.client_of(self)
-        image_id = image.id_of(self.app.client_manager, parsed_args.image)
+        image_id = image_tasks.image_id_of(self.app.client_manager, parsed_args.image)
         found = api.get(f"/v1/images/{image_id}")
         hosts = api.get(f"/v1/images/{image_id}/hosts")["hosts"]
         states = {host["host"]: host["boot_image"] for host in hosts if host["boot_image"]}
@@ -45,7 +45,7 @@ class RecordBootImage(output_columns.Lister):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = command_arguments.with_wait(
-            command_arguments.with_image(super().get_parser(prog_name)), image.WAIT_S
+            command_arguments.with_image(super().get_parser(prog_name)), image_tasks.WAIT_S
         )
         command_arguments.with_hosts(parser)
         parser.add_argument(
@@ -59,6 +59,6 @@ class RecordBootImage(output_columns.Lister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the hosts and the progress of each."""
-        image_id = image.id_of(self.app.client_manager, parsed_args.image)
+        image_id = image_tasks.image_id_of(self.app.client_manager, parsed_args.image)
         what = {"hosts": parsed_args.hosts, "boots": parsed_args.boots}
-        return image.give_task(self, parsed_args, image_id, "record-boots", what)
+        return image_tasks.send_task(self, parsed_args, image_id, "record-boots", what)

@@ -234,7 +234,6 @@ def _trusted(enrolment: dict[str, Any], fingerprint: str) -> str:
 
 
 def _identity(host: dict[str, Any]) -> dict[str, Any]:
-    """Return the enrolment of a host; its key only while an operator decides."""
     nothing = {"state": "none", "not_after": None, "fingerprint": "", "user_id": ""}
     found = host.get("enrolment") or nothing
     is_open = found["state"] in ("waiting", "allowed")

@@ -4,19 +4,18 @@
 import argparse
 import http
 import time
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from osc_lib import exceptions
 from osc_lib.cli import format_columns
-from osc_lib.command import command
 
 from acstor_common.service import argument_types
 from acstor_common.wire import control_wire
 from acstor_osc import client
 from acstor_osc import command_arguments
 from acstor_osc import fill_status
+from acstor_osc import image_tasks
 from acstor_osc import output_columns
 
 LONG = (
@@ -30,11 +29,6 @@ LONG = (
 )
 ORIGINS = ("local", "boot", "peer", "source")
 SIZES = ("size_bytes", "cached_bytes", "missing_bytes", "own_bytes", "shared_bytes")
-WAIT_S = 3600.0
-RECEIVED_WITHIN_S = 60.0
-"""Time until a host reports that it received a task, several collections."""
-INSTANT = ("hydrate", "pause", "resume", "unpin")
-"""Kinds of tasks that a host completes on receipt."""
 FINAL = ("ready", "refused", "failed")
 
 
@@ -90,7 +84,10 @@ class ShowImage(output_columns.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields and their values."""
-        api, image_id = client.client_of(self), id_of(self.app.client_manager, parsed_args.image)
+        api, image_id = (
+            client.client_of(self),
+            image_tasks.image_id_of(self.app.client_manager, parsed_args.image),
+        )
         found = api.get(f"/v1/images/{image_id}")
         titles, values = fields(found)
         by_host = fill_status.FillByHostColumn(_fill_by_host(api, image_id))
@@ -115,7 +112,7 @@ class ListImageHost(output_columns.Lister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
-        image_id = id_of(self.app.client_manager, parsed_args.image)
+        image_id = image_tasks.image_id_of(self.app.client_manager, parsed_args.image)
         found = client.client_of(self).get(f"/v1/images/{image_id}/hosts")["hosts"]
         return (
             [
@@ -129,7 +126,7 @@ class ListImageHost(output_columns.Lister):
                     fill_status.FillColumn(host["fill"]),
                     host["boot_image"],
                     *_shares(host["read"]),
-                    _task(host["task"]),
+                    image_tasks.task_text(host["task"]),
                     *(_host_long(host) if parsed_args.long else ()),
                 ]
                 for host in command_arguments.page_of(found, parsed_args, "host")
@@ -143,7 +140,7 @@ class PrepareImage(output_columns.ShowOne):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = command_arguments.with_wait(
-            command_arguments.with_image(super().get_parser(prog_name)), WAIT_S
+            command_arguments.with_image(super().get_parser(prog_name)), image_tasks.WAIT_S
         )
         parser.add_argument(
             "--force",
@@ -155,7 +152,7 @@ class PrepareImage(output_columns.ShowOne):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields of the image and their values."""
         api = client.client_of(self)
-        path = f"/v1/images/{id_of(self.app.client_manager, parsed_args.image)}"
+        path = f"/v1/images/{image_tasks.image_id_of(self.app.client_manager, parsed_args.image)}"
         before = api.post(f"{path}/prepare", {"force": parsed_args.force})
         is_ready = before["state"] == "ready" and not parsed_args.force
 
@@ -181,7 +178,7 @@ class PreSeedImage(output_columns.Lister):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = command_arguments.with_wait(
-            command_arguments.with_image(super().get_parser(prog_name)), WAIT_S
+            command_arguments.with_image(super().get_parser(prog_name)), image_tasks.WAIT_S
         )
         where = parser.add_mutually_exclusive_group()
         command_arguments.with_hosts(where)
@@ -196,9 +193,9 @@ class PreSeedImage(output_columns.Lister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the hosts and the progress of each."""
-        image_id = id_of(self.app.client_manager, parsed_args.image)
+        image_id = image_tasks.image_id_of(self.app.client_manager, parsed_args.image)
         where = {"hosts": parsed_args.hosts, "count": parsed_args.count}
-        return give_task(self, parsed_args, image_id, "pre-seed", where)
+        return image_tasks.send_task(self, parsed_args, image_id, "pre-seed", where)
 
 
 class FlattenImage(output_columns.Lister):
@@ -207,15 +204,17 @@ class FlattenImage(output_columns.Lister):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = command_arguments.with_wait(
-            command_arguments.with_image(super().get_parser(prog_name)), WAIT_S
+            command_arguments.with_image(super().get_parser(prog_name)), image_tasks.WAIT_S
         )
         command_arguments.with_hosts(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the hosts and the progress of each."""
-        image_id = id_of(self.app.client_manager, parsed_args.image)
-        return give_task(self, parsed_args, image_id, "flatten", {"hosts": parsed_args.hosts})
+        image_id = image_tasks.image_id_of(self.app.client_manager, parsed_args.image)
+        return image_tasks.send_task(
+            self, parsed_args, image_id, "flatten", {"hosts": parsed_args.hosts}
+        )
 
 
 class _ReplicaTask(output_columns.Lister):
@@ -225,16 +224,17 @@ class _ReplicaTask(output_columns.Lister):
         """Return the parser of the command line."""
         parser = command_arguments.with_image(super().get_parser(prog_name))
         command_arguments.with_hosts(parser, "all that use it or have it pinned")
-        return command_arguments.with_wait(parser, RECEIVED_WITHIN_S, "the hosts have received it")
+        return command_arguments.with_wait(
+            parser, image_tasks.RECEIVED_WITHIN_S, "the hosts have received it"
+        )
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the hosts and the progress of each."""
-        image_id = id_of(self.app.client_manager, parsed_args.image)
+        image_id = image_tasks.image_id_of(self.app.client_manager, parsed_args.image)
         body = {"hosts": parsed_args.hosts, **self.request_fields(parsed_args)}
-        return give_task(self, parsed_args, image_id, self.action, body)
+        return image_tasks.send_task(self, parsed_args, image_id, self.action, body)
 
     def request_fields(self, parsed_args: argparse.Namespace) -> dict[str, object]:
-        """Return further fields of the request."""
         return {}
 
 
@@ -292,88 +292,6 @@ class UnpinImage(_ReplicaTask):
     action = "unpin"
 
 
-def id_of(manager: Any, name: str) -> str:
-    """Return the ID of an image; ``name`` is its ID or its name in Glance."""
-    try:
-        return str(uuid.UUID(name))
-    except ValueError:
-        found: str = manager.sdk_connection.image.find_image(name, ignore_missing=False).id
-        return found
-
-
-def give_task(
-    asking: command.Command,
-    parsed_args: argparse.Namespace,
-    image_id: str,
-    what: str,
-    body: Mapping[str, object],
-) -> Any:
-    """Give hosts a task for an image; return the columns and rows of their progress.
-
-    :raises exceptions.CommandError: a host failed, did not receive the task, or is too slow
-    """
-    given = _GivenTask(client.client_of(asking), image_id, what, body)
-    known: Mapping[str, dict[str, Any]] = {}
-    if parsed_args.wait:
-        if given.hosts:
-            client.wait_until_done(
-                f"{what} {image_id}",
-                given.progress,
-                parsed_args.timeout,
-                f"openstack acstor image host list {image_id}",
-            )
-        known = given.reports()
-        given.check_failures(known)
-    return ["Host", "Task"], [[host, _task(known.get(host))] for host in given.hosts]
-
-
-class _GivenTask:
-    """A task for an image that was given to hosts, and their reports of it."""
-
-    def __init__(
-        self, api: client.Client, image_id: str, what: str, body: Mapping[str, object]
-    ) -> None:
-        self._api, self._image_id, self._what = api, image_id, what
-        answer = api.post(f"/v1/images/{image_id}/{what}", body)
-        self.hosts: list[str] = answer["hosts"]
-        self._request = answer["request"]
-        self._received_by_s = time.monotonic() + RECEIVED_WITHIN_S
-
-    def reports(self) -> dict[str, dict[str, Any]]:
-        """Return the reports of the hosts that received the task."""
-        found = self._api.get(f"/v1/images/{self._image_id}/hosts")["hosts"]
-        return {
-            host["host"]: host["task"]
-            for host in found
-            if host["task"] and host["task"]["request"] == self._request
-        }
-
-    def progress(self) -> tuple[int, int]:
-        """Return how much is done, of how much; CommandError if hosts did not receive it."""
-        known = self.reports()
-        silent = [host for host in self.hosts if host not in known]
-        if silent and time.monotonic() > self._received_by_s:
-            raise exceptions.CommandError(
-                f"{self._what} {self._image_id}: {len(silent)} of {len(self.hosts)} hosts did not "
-                f"receive it ({', '.join(silent[:5])}): they were cut off from the message bus, or "
-                "got another task meanwhile. Repeat the command"
-            )
-        return sum(map(_percent, known.values())), 100 * len(self.hosts)
-
-    def check_failures(self, known: Mapping[str, Mapping[str, Any]]) -> None:
-        """Raise CommandError if the task failed on a host."""
-        failed = {
-            host: output_columns.text(task["why"])
-            for host, task in known.items()
-            if task["state"] == "failed"
-        }
-        if failed:
-            shown = "; ".join(f"{host}: {why}" for host, why in sorted(failed.items())[:5])
-            raise exceptions.CommandError(
-                f"{self._what} failed on {len(failed)} of {len(self.hosts)} hosts: {shown}"
-            )
-
-
 def fields(image: dict[str, Any]) -> tuple[list[str], list[Any]]:
     """Return an image's fields and their columns."""
     shown = dict(image)
@@ -399,7 +317,6 @@ def _host_long(host: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _fill_by_host(api: client.Client, image_id: str) -> dict[str, Any]:
-    """Return the fill status by host; empty if the user may not see hosts."""
     try:
         found = api.get(f"/v1/images/{image_id}/hosts")["hosts"]
     except client.Refused as e:
@@ -407,21 +324,6 @@ def _fill_by_host(api: client.Client, image_id: str) -> dict[str, Any]:
             raise
         return {}
     return {host["host"]: host["fill"] for host in found}
-
-
-def _percent(task: Mapping[str, Any]) -> int:
-    if task["state"] in ("done", "failed"):
-        return 100
-    return min(99, 100 * task["done"] // task["total"]) if task["total"] else 0
-
-
-def _task(task: Mapping[str, Any] | None) -> str:
-    if not task:
-        return ""
-    text = f"{task['kind']}: {task['state']}"
-    if task["why"]:
-        return f"{text}, {output_columns.text(task['why'])}"
-    return text if task["kind"] in INSTANT else f"{text}, {_percent(task)} %"
 
 
 def _share_titles() -> list[str]:

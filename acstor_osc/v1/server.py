@@ -21,6 +21,7 @@ from acstor_common.service import boot_chart
 from acstor_osc import client
 from acstor_osc import command_arguments
 from acstor_osc import fill_status
+from acstor_osc import image_tasks
 from acstor_osc import nova_events
 from acstor_osc import output_columns
 from acstor_osc.v1 import image
@@ -108,13 +109,13 @@ class PreSeedServer(output_columns.Lister):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         return command_arguments.with_wait(
-            _with_server(super().get_parser(prog_name)), image.WAIT_S
+            _with_server(super().get_parser(prog_name)), image_tasks.WAIT_S
         )
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the host and its progress."""
         place = _place_of(self.app.client_manager, parsed_args.server)
-        return image.give_task(
+        return image_tasks.send_task(
             self, parsed_args, place.image_id, "pre-seed", {"hosts": [place.host]}
         )
 

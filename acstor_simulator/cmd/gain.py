@@ -81,7 +81,7 @@ def _gain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         parameters.check()
         for path in filter(None, (options.output, options.picture)):
             path.parent.joinpath(".").stat()  # fail now, not after the simulation
-        told = [_simulate(parameters, way) for way in gain_estimate.WAYS]
+        told = [_simulate(parameters, policy) for policy in gain_estimate.POLICY_TITLES]
         if options.output is not None:
             with atomic_file.atomic_write(options.output) as file:
                 file.write(html_report.make_page(parameters, told).encode())
@@ -97,8 +97,8 @@ def _gain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     print(_json(parameters, told) if options.json else _text(parameters, told))
 
 
-def _simulate(parameters: gain_estimate.CloudParameters, way: str) -> html_report.StrategyResult:
-    name = gain_estimate.WAYS[way]
+def _simulate(parameters: gain_estimate.CloudParameters, policy: str) -> html_report.StrategyResult:
+    name = gain_estimate.POLICY_TITLES[policy]
     with tqdm.tqdm(
         total=parameters.rush,
         desc=name,
@@ -107,25 +107,27 @@ def _simulate(parameters: gain_estimate.CloudParameters, way: str) -> html_repor
         disable=None,
         file=sys.stderr,
     ) as bar:
-        result = gain_estimate.simulate(parameters, way, lambda booted: bar.update() and None)
+        result = gain_estimate.simulate(parameters, policy, lambda booted: bar.update() and None)
     return html_report.StrategyResult(gain_estimate.estimate_gain(parameters, result), result)
 
 
 def _json(parameters: gain_estimate.CloudParameters, told: list[html_report.StrategyResult]) -> str:
     found = {
         "cloud": dataclasses.asdict(parameters),
-        "ways": [dataclasses.asdict(one.answer) for one in told],
-        "room": dataclasses.asdict(gain_estimate.cache_size(parameters)),
+        "policies": [dataclasses.asdict(one.estimate) for one in told],
+        "cache_size": dataclasses.asdict(gain_estimate.cache_size(parameters)),
     }
     return json.dumps(found, indent=1)
 
 
 def _text(parameters: gain_estimate.CloudParameters, told: list[html_report.StrategyResult]) -> str:
-    table = prettytable.PrettyTable(["", *(gain_estimate.WAYS[one.answer.way] for one in told)])
+    table = prettytable.PrettyTable(
+        ["", *(gain_estimate.POLICY_TITLES[one.estimate.policy] for one in told)]
+    )
     table.align = "r"
     table.align[""] = "l"
-    for name, cells in html_report.rows(told):
+    for name, cells in html_report.result_rows(told):
         table.add_row([name, *cells])
     return "\n".join(
-        [*html_report.cloud(parameters), str(table), html_report.cache_room(parameters)]
+        [*html_report.cloud_text(parameters), str(table), html_report.cache_size_text(parameters)]
     )

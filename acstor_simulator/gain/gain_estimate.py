@@ -15,7 +15,11 @@ from acstor_simulator import simulation
 from acstor_simulator.model import boot_traces
 from acstor_simulator.model import topology
 
-WAYS = {"nova": "full copy, as Nova does", "alone": "acstor, each host alone", "today": "acstor"}
+POLICY_TITLES = {
+    "nova": "full copy, as Nova does",
+    "alone": "acstor, each host alone",
+    "today": "acstor",
+}
 """The compared policies and their titles."""
 GB, MB = 1e9, 1e6
 UNPACKED = boot_traces.DEBIAN.data / boot_traces.DEBIAN.stored
@@ -136,7 +140,7 @@ class GainEstimate:
     :param day_waits: servers in a day that are the first of their image on their host
     """
 
-    way: str
+    policy: str
     first_s: tuple[float, float, float]
     login_s: tuple[float, float, float]
     whole_s: float | None
@@ -231,13 +235,13 @@ def cache_size(parameters: CloudParameters) -> CacheSize:
 
 def simulate(
     parameters: CloudParameters,
-    way: str,
+    policy: str,
     progress: Callable[[int], None] = lambda booted: None,
     longest_s: float = LONGEST_S,
 ) -> simulation.Result:
-    """Simulate the rush, ended after ``longest_s``, under one of the policies in ``WAYS``.
+    """Simulate the rush, ended after ``longest_s``, under one of the policies in ``POLICY_TITLES``.
 
     :raises WrongNumbersError: the numbers are inconsistent
     """
     parameters.check()
-    return simulation.simulate(parameters.boot_scenario(longest_s), way, progress)
+    return simulation.simulate(parameters.boot_scenario(longest_s), policy, progress)

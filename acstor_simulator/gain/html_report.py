@@ -40,13 +40,13 @@ LIMITS = (
 class StrategyResult(NamedTuple):
     """Estimate and simulation result of one policy."""
 
-    answer: gain_estimate.GainEstimate
+    estimate: gain_estimate.GainEstimate
     result: simulation.Result
 
 
-def rows(told: Sequence[StrategyResult]) -> list[Row]:
+def result_rows(told: Sequence[StrategyResult]) -> list[Row]:
     """Return the rows of numbers, with a column for each policy."""
-    answers = [one.answer for one in told]
+    answers = [one.estimate for one in told]
     found: list[Row] = []
     for name, field in (("First byte of its disk", "first_s"), ("Login prompt", "login_s")):
         for at, share in enumerate(("half of the servers", "95 %", "all")):
@@ -79,10 +79,10 @@ def _gbit(rate: float) -> str:
 def _whole(answer: gain_estimate.GainEstimate) -> str:
     if answer.whole_s is not None:
         return _s(answer.whole_s)
-    return _s(answer.first_s[-1]) if answer.way == "nova" else "not in 12 h"
+    return _s(answer.first_s[-1]) if answer.policy == "nova" else "not in 12 h"
 
 
-def cloud(parameters: gain_estimate.CloudParameters) -> list[str]:
+def cloud_text(parameters: gain_estimate.CloudParameters) -> list[str]:
     """Describe the cloud."""
     shape, sizes = parameters.shape, parameters.sizes
     return [
@@ -99,7 +99,7 @@ def cloud(parameters: gain_estimate.CloudParameters) -> list[str]:
     ]
 
 
-def cache_room(parameters: gain_estimate.CloudParameters) -> str:
+def cache_size_text(parameters: gain_estimate.CloudParameters) -> str:
     """Describe the cache size that a host needs."""
     room = gain_estimate.cache_size(parameters)
     return (
@@ -114,7 +114,7 @@ def draw(told: Sequence[StrategyResult]) -> figure.Figure:
     picture = figure.Figure(figsize=(14, 4.2), layout="constrained")
     logins, store, day = picture.subplots(1, 3)
     for one in told:
-        name = gain_estimate.WAYS[one.answer.way]
+        name = gain_estimate.POLICY_TITLES[one.estimate.policy]
         seconds = sorted(one.result.boot_s)
         shares = [100 * (at + 1) / len(seconds) for at in range(len(seconds))]
         logins.step([0, *seconds], [0, *shares], where="post", label=name)
@@ -129,7 +129,7 @@ def draw(told: Sequence[StrategyResult]) -> figure.Figure:
 
 def _draw_day(panel: mpl_axes.Axes, told: Sequence[StrategyResult]) -> None:
     for at, one in enumerate(told):
-        gb = [one.answer.day_storage_gb, one.answer.day_uplink_gb]
+        gb = [one.estimate.day_storage_gb, one.estimate.day_uplink_gb]
         panel.bar([at * 0.25, 1 + at * 0.25], gb, 0.25)
     panel.set(title="A day: GB", xticks=[0.25, 1.25])
     panel.set_xticklabels(["out of the image store", "over links of racks"])
@@ -160,7 +160,7 @@ def validation_rows() -> list[Row]:
     """Return the rows of the validation: measured, modelled, relative error."""
     return [
         (
-            f"{gain_estimate.WAYS[one.way]}. {one.what}",
+            f"{gain_estimate.POLICY_TITLES[one.policy]}. {one.what}",
             [
                 f"{one.measured:g} {one.unit}",
                 f"{one.modelled:g} {one.unit}",
@@ -173,7 +173,7 @@ def validation_rows() -> list[Row]:
 
 def make_page(parameters: gain_estimate.CloudParameters, told: Sequence[StrategyResult]) -> str:
     """Return the HTML page."""
-    ways = [gain_estimate.WAYS[one.answer.way] for one in told]
+    titles = [gain_estimate.POLICY_TITLES[one.estimate.policy] for one in told]
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>What a cloud gains with acstor</title>
 <style>body {{ font-family: sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em }}
@@ -182,9 +182,9 @@ th {{ text-align: left; font-weight: normal }} td {{ text-align: right }}
 svg {{ width: 100%; height: auto }}</style></head><body>
 <h1>What a cloud gains with acstor</h1>
 <p>Simulated, not measured.</p>
-<h2>The cloud</h2>{_list(cloud(parameters))}
-<h2>The numbers</h2>{_table(["", *ways], rows(told))}
-<p>{html.escape(cache_room(parameters))}</p>
+<h2>The cloud</h2>{_list(cloud_text(parameters))}
+<h2>The numbers</h2>{_table(["", *titles], result_rows(told))}
+<p>{html.escape(cache_size_text(parameters))}</p>
 {_svg(draw(told))}
 <h2>What is assumed</h2>{_list(ASSUMPTIONS)}
 <h2>What is not in the model</h2>{_list(LIMITS)}

@@ -53,7 +53,7 @@ class Measurement(NamedTuple):
     measured: float
     modelled: float
     parameters: gain_estimate.CloudParameters
-    way: str
+    policy: str
     of: Callable[[simulation.Result], float]
 
     @property

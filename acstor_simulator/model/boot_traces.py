@@ -56,7 +56,7 @@ DEBIAN = Sizes(stored=89_000_000, data=286_000_000)
 """The demo's image."""
 
 
-class Image(NamedTuple):
+class TracedImage(NamedTuple):
     """An image and the reads of a boot; ``rest`` is fetched after the boot."""
 
     image_id: ids.ImageId
@@ -69,7 +69,7 @@ class Image(NamedTuple):
         return [read.chunk for read in self.reads]
 
 
-def prepare(image: Image, number: int, sizes: Sizes) -> Image:
+def prepare(image: TracedImage, number: int, sizes: Sizes) -> TracedImage:
     """Return an image with a boot image, and with the rest that is fetched later.
 
     >>> image = prepare(boot_image(0, 100, 0.0, 1), 0, Sizes(100_000_000, 250_000_000))
@@ -94,12 +94,12 @@ def prepare(image: Image, number: int, sizes: Sizes) -> Image:
         )
         for at in range(-(-left // piece_bytes))
     ]
-    return Image(image.image_id, reads, rest)
+    return TracedImage(image.image_id, reads, rest)
 
 
 def boot_image(
     image: int, chunks: int, common: float, seed: int, think_s: float = THINK_S
-) -> Image:
+) -> TracedImage:
     """Return an image by number; a share ``common`` of its chunks is in all images.
 
     >>> one, other = (boot_image(image, 100, 0.3, seed=1) for image in (1, 2))
@@ -117,7 +117,7 @@ def boot_image(
         Read(scale * thought_s, _want(image_id, name, number * CHUNK_BYTES, CHUNK_BYTES))
         for number, (thought_s, name) in enumerate(zip(thoughts_s, names, strict=True))
     ]
-    return Image(image_id, reads)
+    return TracedImage(image_id, reads)
 
 
 def _want(image_id: ids.ImageId, name: str, offset: int, length: int) -> chunk_ref.ChunkRef:

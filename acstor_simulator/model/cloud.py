@@ -42,7 +42,7 @@ class Counts:
     peer: int = 0
 
 
-class Host(virtual_host.Host):
+class SimulatedHost(virtual_host.VirtualHost):
     """One host, which measures the waits of guests and peers.
 
     :ivar waited: chunks and seconds since the last sample, by origin; None is the storage
@@ -75,7 +75,7 @@ class Host(virtual_host.Host):
             settings=settings,
         )
 
-    def attach_image(self, image: boot_traces.Image) -> None:
+    def attach_image(self, image: boot_traces.TracedImage) -> None:
         """Attach an image for a guest."""
         if image.image_id not in self.images:
             self.images[image.image_id] = host_prefetch.HostPrefetch(self, image.chunks, self.cache)
@@ -175,14 +175,14 @@ class Cloud(authorization.ChunkMaps):
     def __init__(
         self,
         tree: topology.Tree,
-        images: Sequence[boot_traces.Image] = (),
+        images: Sequence[boot_traces.TracedImage] = (),
         seed: int = 0,
         packed: float = 1.0,
     ) -> None:
         self.agenda = network.EventQueue()
         self.tree, self.seed = tree, seed
         self.counts = Counts()
-        self.hosts: dict[ids.HostId, Host] = {}
+        self.hosts: dict[ids.HostId, SimulatedHost] = {}
         self._named = {
             (image.image_id, chunk.offset): ids.Content(chunk.cid)
             for image in images
@@ -204,9 +204,9 @@ class Cloud(authorization.ChunkMaps):
         settings: settings.Settings,
         may_refer: bool,
         urgency: priority.Priority,
-    ) -> Host:
+    ) -> SimulatedHost:
         """Add the next host."""
-        host = Host(self, name, len(self.hosts), table, settings, may_refer, urgency)
+        host = SimulatedHost(self, name, len(self.hosts), table, settings, may_refer, urgency)
         self.hosts[name] = host
         return host
 
@@ -238,7 +238,7 @@ class Cloud(authorization.ChunkMaps):
         return name in self.hosts
 
     def send(
-        self, sender: Host, to: ids.HostId, message: Any, size_bytes: int, urgency: int
+        self, sender: SimulatedHost, to: ids.HostId, message: Any, size_bytes: int, urgency: int
     ) -> bool:
         """Send a message without chunks; it uses no bandwidth."""
         if not self.is_there(to):
@@ -250,7 +250,12 @@ class Cloud(authorization.ChunkMaps):
         return True
 
     def send_on(
-        self, connection: Hashable, sender: Host, to: ids.HostId, message: Any, size_bytes: int
+        self,
+        connection: Hashable,
+        sender: SimulatedHost,
+        to: ids.HostId,
+        message: Any,
+        size_bytes: int,
     ) -> None:
         """Send responses; each chunk arrives separately."""
         if not isinstance(message, virtual_host.Responses):
@@ -272,7 +277,12 @@ class Cloud(authorization.ChunkMaps):
             network.send(self.agenda, way, answer.ref.length, MESSAGE_S, arrive, *what)
 
     def _arrive(
-        self, connection: Hashable, sender: Host, to: Host, answers: list[Any], is_last: bool
+        self,
+        connection: Hashable,
+        sender: SimulatedHost,
+        to: SimulatedHost,
+        answers: list[Any],
+        is_last: bool,
     ) -> None:
         to.receive(sender.name, connection, virtual_host.Responses(answers))
         if is_last:
@@ -280,20 +290,22 @@ class Cloud(authorization.ChunkMaps):
 
     # The storage
 
-    def read_source(self, host: Host, read: actions.ReadSource) -> None:
+    def read_source(self, host: SimulatedHost, read: actions.ReadSource) -> None:
         """Read each chunk from the storage, which always succeeds."""
         for index, chunk in enumerate(read.refs):
             size_bytes = self._packed.get(chunk.cid, chunk.length)
             self.read_storage(host, size_bytes, self._gave, host, read, index, self.now)
 
-    def _gave(self, host: Host, read: actions.ReadSource, index: int, asked_s: float) -> None:
+    def _gave(
+        self, host: SimulatedHost, read: actions.ReadSource, index: int, asked_s: float
+    ) -> None:
         if read.priority.is_urgent:
             host.record_wait(None, self.now - asked_s)
         told = [(index, self.content_of(read.refs[index].cid))]
         host.run_actions(host.core.source_read_progressed(self.now, read.number, told))
 
     def read_storage(
-        self, host: Host, size_bytes: int, arrive: Callable[..., None], *what: Any
+        self, host: SimulatedHost, size_bytes: int, arrive: Callable[..., None], *what: Any
     ) -> None:
         """Transfer bytes from the storage to a host."""
         self.counts.storage += 1

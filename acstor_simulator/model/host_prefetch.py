@@ -35,7 +35,7 @@ class HostPrefetch:
 
     def __init__(
         self,
-        host: virtual_host.Host,
+        host: virtual_host.VirtualHost,
         chunks: Sequence[chunk_ref.ChunkRef],
         here: Collection[ids.Cid],
         *trust: Any,

@@ -42,8 +42,8 @@ class Delivery:
 
     def __init__(
         self,
-        host: cloud.Host,
-        image: boot_traces.Image,
+        host: cloud.SimulatedHost,
+        image: boot_traces.TracedImage,
         sizes: boot_traces.Sizes,
         on_complete: Callable[[float], None],
     ) -> None:

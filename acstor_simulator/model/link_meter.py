@@ -19,7 +19,7 @@ class LinkMeter:
     def __init__(
         self,
         agenda: network.EventQueue,
-        links: Sequence[network.Link],
+        links: Sequence[network.NetworkLink],
         begin_s: float,
         is_running: Callable[[], bool],
     ) -> None:

@@ -57,7 +57,7 @@ class EventQueue:
 
 
 @dataclasses.dataclass(slots=True)
-class Link:
+class NetworkLink:
     """One direction of a cable.
 
     :param capacity: bytes a second
@@ -92,7 +92,7 @@ class Link:
 
 def send(
     agenda: EventQueue,
-    path: Sequence[Link],
+    path: Sequence[NetworkLink],
     size: int,
     latency_s: float,
     arrive: Callable[..., None],
@@ -108,7 +108,7 @@ def send(
 
 def _pass(
     agenda: EventQueue,
-    path: Sequence[Link],
+    path: Sequence[NetworkLink],
     at: int,
     size: int,
     last_s: float,
@@ -116,7 +116,6 @@ def _pass(
     arrive: Callable[..., None],
     what: tuple[Any, ...],
 ) -> None:
-    """Queue a chunk on one link; the next gets it with its first packet."""
     first_s, end_s = path[at].queue_chunk(size, agenda.now)
     last_s = max(last_s, end_s)
     if at + 1 < len(path):

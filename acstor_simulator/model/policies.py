@@ -37,7 +37,7 @@ AGENT = settings_.Settings(
 PLAIN = AGENT._replace(copies_limit=0, topology=None, may_hedge=False, run_chunks=1)
 
 
-class Policy(NamedTuple):
+class ExchangePolicy(NamedTuple):
     """Parameters of a policy.
 
     :param urgency: of guests' reads; below GUEST, the engine asks one host after another, and
@@ -59,7 +59,7 @@ class Policy(NamedTuple):
     may_remap: bool = True
     is_printed: bool = False
 
-    def make_table(self, world: cloud.Cloud, factor: float) -> ring_tables.Table:
+    def make_table(self, world: cloud.Cloud, factor: float) -> ring_tables.FixedTable:
         """Return the table that assigns homes.
 
         :param factor: lambda of Equation 1, for printed rules
@@ -67,27 +67,29 @@ class Policy(NamedTuple):
         if self.is_printed:
             return ring_tables.PrintedTable(world.tree, world.hosts, factor)
         if self.follows_traffic:
-            rules = decider.Policy(may_remap=self.may_remap)
+            rules = decider.RemapPolicy(may_remap=self.may_remap)
             return ring_tables.TrafficTable(world.tree, world.hosts, rules, self.follows_switches)
-        return ring_tables.Table(world.tree, ring_tables.POD)
+        return ring_tables.FixedTable(world.tree, ring_tables.POD)
 
-    def make_hosts(self, world: cloud.Cloud, table: ring_tables.Table) -> None:
+    def make_hosts(self, world: cloud.Cloud, table: ring_tables.FixedTable) -> None:
         """Add all hosts to a cloud."""
         first = table.ring if self.exchanges else hash_ring.Ring(0, ())
         for name in table.hosts:
             world.add(name, first, self.settings, self.may_refer, self.urgency)
 
 
-_ACSTOR = Policy(AGENT, may_refer=True, urgency=priority.Priority.GUEST, follows_traffic=True)
+_ACSTOR = ExchangePolicy(
+    AGENT, may_refer=True, urgency=priority.Priority.GUEST, follows_traffic=True
+)
 POLICIES = {
-    "none": Policy(arrival=image_delivery.Storage, exchanges=False),
-    "local": Policy(exchanges=False),
-    "collaborative": Policy(),
+    "none": ExchangePolicy(arrival=image_delivery.Storage, exchanges=False),
+    "local": ExchangePolicy(exchanges=False),
+    "collaborative": ExchangePolicy(),
     "acstor": _ACSTOR,
     "acstor-switches": _ACSTOR._replace(follows_switches=True),
     "acstor-still": _ACSTOR._replace(may_remap=False),
-    "paper": Policy(is_printed=True),
-    "nova": Policy(arrival=image_delivery.Copy, exchanges=False),
-    "alone": Policy(AGENT, arrival=image_delivery.BootImage, exchanges=False),
+    "paper": ExchangePolicy(is_printed=True),
+    "nova": ExchangePolicy(arrival=image_delivery.Copy, exchanges=False),
+    "alone": ExchangePolicy(AGENT, arrival=image_delivery.BootImage, exchanges=False),
     "today": _ACSTOR._replace(arrival=image_delivery.BootImage),
 }

@@ -45,7 +45,7 @@ class Holding(Protocol):
         """Return the CIDs in the cache."""
 
 
-class Table:
+class FixedTable:
     """A fixed ring of equal hosts.
 
     :param near: threshold of homes, in levels (Wu 2017, Algorithm 1)
@@ -74,7 +74,7 @@ class Table:
         return None
 
 
-class TrafficTable(Table):
+class TrafficTable(FixedTable):
     """The ring that the decision service makes of the traffic.
 
     :param held: hosts with their caches
@@ -85,13 +85,13 @@ class TrafficTable(Table):
         self,
         tree: topology.Tree,
         held: Mapping[ids.HostId, Holding],
-        rules: decider.Policy,
+        rules: decider.RemapPolicy,
         follows_switches: bool = False,
     ) -> None:
         super().__init__(tree)
         self._held = held
         self._follows_switches = follows_switches
-        self._members = members.Members(members.Limits())
+        self._members = members.Members(members.MembershipLimits())
         first = ring_conversion.from_ring(self.ring)
         self._decider = decider.Decider(rules, self._members, first)
 
@@ -143,7 +143,7 @@ class TrafficTable(Table):
         self._decider.observe_loads(threshold.busy_levels(loads))
         return self._decider.decide_table(now_s)
 
-    def _publish(self, table: decider.Table) -> hash_ring.Ring:
+    def _publish(self, table: decider.VNodeTable) -> hash_ring.Ring:
         return ring_conversion.to_ring(table, self.ring.epoch + 1)
 
 
@@ -157,12 +157,12 @@ class PrintedTable(TrafficTable):
     def __init__(
         self, tree: topology.Tree, held: Mapping[ids.HostId, Holding], factor: float
     ) -> None:
-        rules = decider.Policy(factor=factor)
+        rules = decider.RemapPolicy(factor=factor)
         super().__init__(tree, held, rules)
         self._near: int | None = None
         first = ring_conversion.from_ring(self.ring)
-        places = {host: place._replace(location="") for host, place in first.places.items()}
-        self._decider = decider.Decider(rules, self._members, first._replace(places=places))
+        places = {host: place._replace(location="") for host, place in first.hosts.items()}
+        self._decider = decider.Decider(rules, self._members, first._replace(hosts=places))
 
     def end_collection(
         self, collection: int, figures: Sequence[Figures], interval_s: float
@@ -178,12 +178,11 @@ class PrintedTable(TrafficTable):
     def _place(self, number: int) -> str:
         return ""
 
-    def _publish(self, table: decider.Table) -> hash_ring.Ring:
-        """Return the ring with the locations that Algorithm 1 needs."""
+    def _publish(self, table: decider.VNodeTable) -> hash_ring.Ring:
         numbers = {host: number for number, host in enumerate(self.hosts)}
         places = {
             host: place._replace(location=self._tree.location_of(numbers[host]))
-            for host, place in table.places.items()
+            for host, place in table.hosts.items()
         }
         near = threshold.Thresholds(self._near)
-        return super()._publish(table._replace(places=places, thresholds=near))
+        return super()._publish(table._replace(hosts=places, thresholds=near))

@@ -43,11 +43,10 @@ ONE_SWITCH = Shape(pods=1, racks=1, rack_hosts=32)
 
 class _Cable:
     def __init__(self, name: str, rate: float) -> None:
-        self.up = network.Link(f"{name} up", rate)
-        self.down = network.Link(f"{name} down", rate)
+        self.up = network.NetworkLink(f"{name} up", rate)
+        self.down = network.NetworkLink(f"{name} down", rate)
 
     def load(self) -> threshold.SwitchLoad:
-        """Return the other traffic of the busier direction."""
         return threshold.SwitchLoad(max(self.up.others, self.down.others), self.up.capacity)
 
 
@@ -67,8 +66,8 @@ class Tree:
         self._hosts = [_Cable(f"host {n}", shape.host_rate) for n in range(shape.hosts)]
         self._edges = [_Cable(f"edge {n}", shape.edge_rate) for n in range(racks)]
         self._pods = [_Cable(f"aggregate {n}", shape.aggregate_rate) for n in range(shape.pods)]
-        self.storage = network.Link("storage up", shape.storage_rate)
-        self._paths: dict[tuple[int, int], tuple[network.Link, ...]] = {}
+        self.storage = network.NetworkLink("storage up", shape.storage_rate)
+        self._paths: dict[tuple[int, int], tuple[network.NetworkLink, ...]] = {}
 
     def rack_of(self, host: int) -> int:
         """Return the number of a host's rack."""
@@ -98,14 +97,14 @@ class Tree:
         first = host - host % size
         return range(first, first + size)
 
-    def links_between(self, sender: int, receiver: int) -> list[network.Link]:
+    def links_between(self, sender: int, receiver: int) -> list[network.NetworkLink]:
         """Return the links from one host to another, in order."""
         here, there = self._hosts[sender], self._hosts[receiver]
         if sender == receiver:
             return []
         return [here.up, *self._between(self.rack_of(sender), self.rack_of(receiver)), there.down]
 
-    def _between(self, rack: int, other: int) -> tuple[network.Link, ...]:
+    def _between(self, rack: int, other: int) -> tuple[network.NetworkLink, ...]:
         found = self._paths.get((rack, other))
         if found is None:
             ends = [(self._edges[rack], self._edges[other])] if rack != other else []
@@ -115,7 +114,7 @@ class Tree:
             found = self._paths[rack, other] = (*ups, *downs)
         return found
 
-    def links_from_storage(self, receiver: int) -> list[network.Link]:
+    def links_from_storage(self, receiver: int) -> list[network.NetworkLink]:
         """Return the links from the storage to a host, in order."""
         if self.shape.pods * self.shape.racks == 1:
             return [self.storage, self._hosts[receiver].down]
@@ -126,11 +125,11 @@ class Tree:
             self._hosts[receiver].down,
         ]
 
-    def host_links(self, host: int) -> tuple[network.Link, network.Link]:
+    def host_links(self, host: int) -> tuple[network.NetworkLink, network.NetworkLink]:
         """Return a host's own links: sending, receiving."""
         return self._hosts[host].up, self._hosts[host].down
 
-    def rack_uplinks(self) -> list[network.Link]:
+    def rack_uplinks(self) -> list[network.NetworkLink]:
         """Return the links between racks and pods, both directions."""
         return [link for cable in self._edges for link in (cable.up, cable.down)]
 

@@ -88,7 +88,8 @@ class World(Protocol):
     ) -> None:
         """Send responses on a requester's connection.
 
-        :meth:`Host.answers_acknowledged` reports their arrival. ``size_bytes`` includes chunks.
+        :meth:`VirtualHost.answers_acknowledged` reports their arrival. ``size_bytes`` includes
+        chunks.
         """
 
     def read_source(self, host: Any, read: actions.ReadSource) -> None:
@@ -98,7 +99,7 @@ class World(Protocol):
         """Return what represents a chunk's bytes."""
 
 
-class Host:
+class VirtualHost:
     """An honest host whose peers keep to the protocol, and which knows all images.
 
     :ivar core: its engine, which subclasses set
@@ -236,7 +237,7 @@ class Host:
         self.send(tell.host, tell, size_bytes, Priority.ADVERTISED)
 
     def _heard(self, heard: actions.ForwardAnnouncement) -> None:
-        """Ignore announcements."""
+        pass
 
     def _reply(self, reply: actions.SendAnswers) -> None:
         connection, sent, size_bytes = reply.connection, [], MESSAGE_BYTES

@@ -52,7 +52,7 @@ class Task(NamedTuple):
     used_bytes: float
 
 
-def task(workload: str, image: boot_traces.Image, chunks: int, rng: random.Random) -> Task:
+def task(workload: str, image: boot_traces.TracedImage, chunks: int, rng: random.Random) -> Task:
     """Return a guest's part of a workload, with ``chunks`` reads of the image.
 
     >>> image = boot_traces.boot_image(0, 64, 0.0, 1)
@@ -76,7 +76,6 @@ def task(workload: str, image: boot_traces.Image, chunks: int, rng: random.Rando
 def _read(
     wanted: Sequence[chunk_ref.ChunkRef], shape: Workload, rng: random.Random
 ) -> list[boot_traces.Read]:
-    """Return the reads of one file, each after its local work."""
     pause_s = 0.0
     if shape.pause_s and rng.random() < 1 / shape.burst:
         pause_s = rng.expovariate(1 / shape.pause_s) if shape.burst > 1 else shape.pause_s

@@ -90,7 +90,7 @@ class Nova:
         self.metadata: dict[str, dict[str, dict[str, str]]] = {}
         """Of the servers of each host."""
 
-    def get_server(self, instance_id: str, asker: str = "") -> nova_client.Server | None:
+    def get_server(self, instance_id: str, requester: str = "") -> nova_client.Server | None:
         self._fail()
         return self.servers.get(instance_id)
 

@@ -28,6 +28,7 @@ from acstor_decision.db import database
 from acstor_decision.db import image_queries
 from acstor_decision.db import listener_queries
 from acstor_decision.db import models
+from acstor_decision.db import ring_queries
 
 OWNED = fill_progress.FillStatus(
     state=fill_progress.FillState.FULLY_CACHED, is_used=True, total_bytes=6, remaining_bytes=0
@@ -68,8 +69,8 @@ def _in_state(state: str, row: models.Enrolment | None) -> models.Enrolment:
     return row
 
 
-def publication(epoch: int, **fields: Any) -> database.Publication:
-    return database.Publication(
+def publication(epoch: int, **fields: Any) -> ring_queries.Publication:
+    return ring_queries.Publication(
         **{
             "epoch": epoch,
             "published_s": 1000.0 + epoch,
@@ -173,7 +174,7 @@ class Suite:
     def test_epochs_never_go_back(self, store: database.Database) -> None:
         store.store_ring(publication(5), kept=10)
         for epoch in (4, 5):
-            with pytest.raises(database.EpochTaken, match=f"epoch {epoch}"):
+            with pytest.raises(ring_queries.EpochTaken, match=f"epoch {epoch}"):
                 store.store_ring(publication(epoch), kept=10)
         store.store_ring(publication(6), kept=10)
         assert [ring.epoch for ring in store.list_rings(limit=9)] == [6, 5]
@@ -193,7 +194,7 @@ class Suite:
             try:
                 store.store_ring(publication(1, instance=name), kept=9)
                 outcomes.append(name)
-            except database.EpochTaken:
+            except ring_queries.EpochTaken:
                 outcomes.append("")
 
         racers = [threading.Thread(target=race, args=(f"i{n}",)) for n in range(4)]
@@ -242,7 +243,7 @@ class Suite:
         assert [image.image_id for image in store.list_images("", 9, 0)] == ids
         first = store.get_image(ids[0], 0)
         assert first is not None and (first.hosts, first.warm_hosts) == (2, 1)
-        assert (first.using_hosts, first.whole_hosts) == (2, 1)
+        assert (first.using_hosts, first.fully_cached_hosts) == (2, 1)
         assert (first.size_bytes, first.cached_bytes) == (9, 8)
         assert first.read == decision_messages.ReadBytes(1, 2, 3, 4)
         assert first.fetched == decision_messages.FetchedBytes(5, 6)
@@ -271,7 +272,7 @@ class Suite:
         told = {host: (sample(host, images={image_id: held[host]}), 0) for host in held}
         store.record_samples(told)
         found = store.get_image(image_id, 0)
-        assert found is not None and (found.using_hosts, found.whole_hosts) == (4, 1)
+        assert found is not None and (found.using_hosts, found.fully_cached_hosts) == (4, 1)
         rows = store.image_hosts(image_id, 0)
         assert [image_queries.fill_of(row) for row in rows] == list(by_host.values())
         assert [row.is_used for row in rows] == [True, True, False, True, False, True]
@@ -352,7 +353,7 @@ class Suite:
             store.record_samples({host: (told, 0)})
         store.record_samples({"h2": (sample("h2", 2500.0), 0)})  # says nothing new
         rows = store.list_boots(SERVER)
-        assert [(row.host, row.told_s) for row in rows] == [("h2", 2000.0), ("h1", 3000.0)]
+        assert [(row.host, row.reported_s) for row in rows] == [("h2", 2000.0), ("h1", 3000.0)]
         assert [boot_queries.timeline_of(row).reads for row in rows] == [2, 3]
         store.delete_stale(2000.5 + boot_queries.KEPT_S)
         assert [row.host for row in store.list_boots(SERVER)] == ["h1"]

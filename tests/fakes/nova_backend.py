@@ -12,6 +12,7 @@ from oslo_config import cfg
 from acstor_common.wire import control_wire
 from acstor_nova import conf as nova_conf
 from acstor_nova import evacuation
+from acstor_nova import host_context
 from acstor_nova import imagebackend
 from tests.fakes import scripted_agent
 
@@ -89,16 +90,16 @@ class Nova:
         self.mirror.parent.mkdir(parents=True)
         self.mirror.write_bytes(bytes(SIZE))
         self.base = folder / "_base" / base_name(IMAGE)
-        nova = imagebackend.NovaFunctions(
+        nova = host_context.NovaFunctions(
             conf=self.conf,
             base_name=base_name,
             get_image=lambda context, image_id: (
-                self.image and imagebackend.parse_image({"id": IMAGE, **self.image})
+                self.image and host_context.parse_image({"id": IMAGE, **self.image})
             ),
             inspect=lambda image_id, path: self.inspected.append((image_id, path)),
             cannot_start=CannotStartError,
         )
-        self.host = imagebackend.HostContext(nova, imagebackend.Timeouts(agent_start_s=0.0))
+        self.host = host_context.HostContext(nova, host_context.Timeouts(agent_start_s=0.0))
         self.stock = type("Stock", (Stock,), {})
         bases = evacuation.RecoveringBase, imagebackend.MirrorBase, self.stock
         self.backend = type("Acstor", bases, {"host": self.host})

@@ -29,7 +29,7 @@ from tests.fakes import known_maps
 Failure = failure.Failure
 
 
-class Host(virtual_host.Host):
+class Host(virtual_host.VirtualHost):
     """An honest host.
 
     :param world: a ``transfer_world.World``

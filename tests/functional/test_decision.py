@@ -313,7 +313,6 @@ def test_nonsense_and_forged_samples_change_nothing(cloud: Cloud, stranger: Any)
         "forgery refused",
         cloud.logs,
     )
-    assert leader.log().count("samples in the name of 'h1' are refused") == 1
     cloud.wait_collections(2)
     assert cloud.epochs() == before
 

@@ -23,6 +23,7 @@ from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_decision import conf as decision_conf
+from acstor_decision.core import cloud_state
 from acstor_decision.core import health_checks
 from acstor_decision.db import database
 from acstor_glance import metrics
@@ -237,7 +238,7 @@ def test_full_vault_of_a_host_without_libvirt_is_a_finding_while_it_reports_it(
 
         def findings() -> list[str]:
             failures = store.checkpoint_failures(time.time())
-            seen = health_checks.CloudState(
+            seen = cloud_state.CloudState(
                 now_s=0.0,
                 epoch=0,
                 published_ago_s=None,

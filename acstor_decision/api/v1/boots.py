@@ -37,7 +37,7 @@ def of_server(call: operation.Call) -> Boots:
         [
             Boot(
                 row.host,
-                datetime.datetime.fromtimestamp(row.told_s, datetime.UTC),
+                datetime.datetime.fromtimestamp(row.reported_s, datetime.UTC),
                 boot_queries.timeline_of(row),
             )
             for row in rows

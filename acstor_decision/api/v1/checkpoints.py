@@ -261,7 +261,7 @@ def _shown(row: models.Checkpoint) -> Checkpoint:
         host=row.host,
         image_id=row.image_id,
         taken_at=_moment(row.taken_ms / 1000),
-        registered_at=_moment(row.told_s),
+        registered_at=_moment(row.registered_s),
         consistency=row.consistency,
         number=row.number,
         size_bytes=row.size_bytes,
@@ -275,7 +275,6 @@ def _shown(row: models.Checkpoint) -> Checkpoint:
 
 
 def _moment(at_s: float) -> datetime.datetime:
-    """Return a time; the latest one if it is out of range."""
     try:
         return datetime.datetime.fromtimestamp(at_s, datetime.UTC)
     except (ValueError, OverflowError, OSError):

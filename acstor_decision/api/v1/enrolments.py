@@ -106,7 +106,7 @@ def _note_refusal(
     call.store.count_refused(verdict)
 
 
-def _check_name(host: ids.HostId, limits: members.Limits) -> None:
+def _check_name(host: ids.HostId, limits: members.MembershipLimits) -> None:
     if not members.may_join(host, limits):
         raise enrolment_rules.EnrolmentRefused(
             host,
@@ -162,7 +162,7 @@ OPERATIONS = (
         rule=operation.AGENT,
         body=CertificateRequest,
     ),
-    operation.about_host(
+    operation.host_action(
         "allow",
         "Allow a host to enrol once, for the first time or with another user or key",
         hosts.HostDetail,
@@ -170,14 +170,14 @@ OPERATIONS = (
         body=AllowRequest,
         status=http.HTTPStatus.ACCEPTED,
     ),
-    operation.about_host(
+    operation.host_action(
         "revoke",
         "Revoke the certificates of a host",
         hosts.HostDetail,
         revoke,
         status=http.HTTPStatus.ACCEPTED,
     ),
-    operation.about_host(
+    operation.host_action(
         "forget", "Delete the record of a host that is gone", ForgottenHost, forget
     ),
 )

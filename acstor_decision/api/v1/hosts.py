@@ -179,7 +179,9 @@ def _is_wanted(host: Host, page: HostPage) -> bool:
 
 def _of_ids(call: operation.Call, marker: str) -> Iterator[Host]:
     enrolled = {
-        row.host: row for row in call.store.list_enrolments() if not enrolment_records.is_free(row)
+        row.host: row
+        for row in call.store.list_enrolments()
+        if not enrolment_records.is_name_free(row)
     }
     known = {row.host: row for row in call.store.list_hosts()}
     owners = _owners(call)
@@ -192,7 +194,7 @@ def show_host(call: operation.Call) -> HostDetail:
     """Return one host."""
     name = operation.host_id(call.path["host"])
     row, enrolled = call.store.get_host(name), call.store.get_enrolment(name)
-    if enrolment_records.is_free(enrolled):
+    if enrolment_records.is_name_free(enrolled):
         enrolled = None
     if row is None and enrolled is None:
         raise operation.not_found(f"host {name}")
@@ -236,7 +238,7 @@ def _owners(call: operation.Call) -> dict[str, rings.Owner]:
 
 def is_up(call: operation.Call, row: models.Host) -> bool:
     """Return whether a host sends samples."""
-    return row.seen_s is not None and row.seen_s >= operation.since_s(call)
+    return row.seen_s is not None and row.seen_s >= operation.up_since_s(call)
 
 
 def _state(call: operation.Call, row: models.Host) -> HostState:
@@ -301,14 +303,14 @@ OPERATIONS = (
     operation.Operation(
         "host:get", "GET", "/v1/hosts/{host}", "Show a host", HostDetail, show_host
     ),
-    operation.about_host(
+    operation.host_action(
         "drain",
         "Move all v-nodes away from a host",
         HostDetail,
         drain,
         status=http.HTTPStatus.ACCEPTED,
     ),
-    operation.about_host(
+    operation.host_action(
         "enable",
         "Give v-nodes to a drained host again",
         HostDetail,

@@ -145,7 +145,7 @@ def pre_seed(call: operation.Call) -> AcceptedTask:
         raise operation.RequestRefused(http.HTTPStatus.BAD_REQUEST, "give either hosts or count")
     chosen = _select_hosts(call, call.body.hosts)
     if call.body.count:
-        rows = call.store.image_hosts(image_id, operation.since_s(call))
+        rows = call.store.image_hosts(image_id, operation.up_since_s(call))
         complete = {row.host for row in rows if row.missing_bytes == 0}
         chosen = [name for name in chosen if name not in complete][: call.body.count]
     task = _new_task(decision_messages.TaskKind.PRE_SEED, image_id)
@@ -155,7 +155,7 @@ def pre_seed(call: operation.Call) -> AcceptedTask:
 def flatten(call: operation.Call) -> AcceptedTask:
     """Copy an image into the disks that are based on it; Glance may have deleted it."""
     image_id = operation.image_id(call.path["image_id"])
-    if not call.store.image_hosts(image_id, operation.since_s(call)):
+    if not call.store.image_hosts(image_id, operation.up_since_s(call)):
         _record(call, image_id)
     task = _new_task(decision_messages.TaskKind.FLATTEN, image_id)
     return _send_task(
@@ -218,9 +218,8 @@ def _unpreparable_reason(record: image_record.Image) -> str:
 def _send_to_image_hosts(
     call: operation.Call, kind: decision_messages.TaskKind, **more: Any
 ) -> AcceptedTask:
-    """Send a task to the named hosts, or to all that use an image or pin it."""
     image_id = operation.image_id(call.path["image_id"])
-    rows = call.store.image_hosts(image_id, operation.since_s(call))
+    rows = call.store.image_hosts(image_id, operation.up_since_s(call))
     if not rows:
         _record(call, image_id)
     fills = ((row.host, image_queries.fill_of(row)) for row in rows)
@@ -277,7 +276,6 @@ def _prepared_image_id(call: operation.Call) -> ids.ImageId:
 
 
 def _select_hosts(call: operation.Call, wanted: HostNames) -> list[str]:
-    """Return the named hosts, or all that are up, the least loaded first."""
     up = [row for row in call.store.list_hosts() if hosts.is_up(call, row)]
     up.sort(key=lambda row: (max(row.received_bytes_s, row.sent_bytes_s), row.host))
     names = [row.host for row in up]

@@ -160,7 +160,7 @@ def list_images(call: operation.Call) -> Images:
     found: list[Image] = []
     marker, limit = call.query.marker, call.query.limit
     while len(found) < limit:
-        rows = call.store.list_images(marker, limit, operation.since_s(call))
+        rows = call.store.list_images(marker, limit, operation.up_since_s(call))
         if not rows:
             break
         marker = rows[-1].image_id
@@ -177,7 +177,7 @@ def show_image(call: operation.Call) -> ImageDetail:
     """Return one image."""
     image_id = operation.image_id(call.path["image_id"])
     shown = records(call, [image_id]).get(image_id)
-    held = call.store.get_image(image_id, operation.since_s(call))
+    held = call.store.get_image(image_id, operation.up_since_s(call))
     if shown is None and not (call.sees_all and held):
         raise operation.not_found(f"image {image_id}")
     found = _image(held, shown) if held else unknown(image_id, shown)
@@ -207,7 +207,7 @@ def unknown(image_id: ids.ImageId, record: image_record.Image | None = None) -> 
 def on_hosts(call: operation.Call) -> ImageHosts:
     """Return an image on each host that mirrors it or has a task for it."""
     image_id = operation.image_id(call.path["image_id"])
-    rows = call.store.image_hosts(image_id, operation.since_s(call))
+    rows = call.store.image_hosts(image_id, operation.up_since_s(call))
     if not rows and not records(call, [image_id]):
         raise operation.not_found(f"image {image_id}")
     return ImageHosts(image_id, [_on_host(row) for row in rows])
@@ -249,7 +249,7 @@ def _image(held: image_queries.ImageTotals, record: image_record.Image | None) -
         hosts=held.hosts,
         warm_hosts=held.warm_hosts,
         using_hosts=held.using_hosts,
-        fully_cached_hosts=held.whole_hosts,
+        fully_cached_hosts=held.fully_cached_hosts,
         cached_bytes=held.cached_bytes,
         read=held.read,
         fetched=held.fetched,

@@ -51,7 +51,7 @@ def list_listeners(call: operation.Call) -> Listeners:
 def report(call: operation.Call) -> Listeners:
     """Record that a listener runs."""
     if not call.store.record_listener(call.body.listener, call.wall()):
-        message = f"the limit of {listener_queries.MOST} listeners is reached"
+        message = f"the limit of {listener_queries.MAX_LISTENERS} listeners is reached"
         raise operation.RequestRefused(http.HTTPStatus.CONFLICT, message)
     return list_listeners(call)
 

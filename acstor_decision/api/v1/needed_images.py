@@ -9,15 +9,17 @@ from acstor_common.wire import decision_messages
 from acstor_decision.api import operation
 from acstor_decision.db import image_queries
 
-MOST = 10_000
-LATELY_S = 120.0
+MAX_IMAGES = 10_000
+SILENT_AFTER_S = 120.0
 """A host without a sample for this time is silent."""
 
 
 def needed(call: operation.Call) -> decision_messages.NeededImages:
     """Return the images that hosts still need."""
     now_s = call.wall()
-    found = call.store.needed_images(now_s - image_queries.KEPT_S, now_s - LATELY_S, MOST)
+    found = call.store.needed_images(
+        now_s - image_queries.KEPT_S, now_s - SILENT_AFTER_S, MAX_IMAGES
+    )
     return decision_messages.NeededImages(
         images=found.image_ids,
         is_complete=found.is_complete,

@@ -12,7 +12,7 @@ import msgspec
 from acstor_common.ring import hash_ring
 from acstor_common.ring import location_policies
 from acstor_decision.api import operation
-from acstor_decision.db import database
+from acstor_decision.db import ring_queries
 
 
 class RingSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,11 +115,11 @@ def owners(epoch: int, table: str) -> dict[str, Owner]:
     }
 
 
-def _summary_of(row: database.Publication) -> RingSummary:
+def _summary_of(row: ring_queries.Publication) -> RingSummary:
     return RingSummary(**_fields(row))
 
 
-def _shown(row: database.Publication) -> Ring:
+def _shown(row: ring_queries.Publication) -> Ring:
     table = row.table or ""
     known = msgspec.json.decode(table, type=_Nearness)
     return Ring(
@@ -139,7 +139,7 @@ class _Nearness(msgspec.Struct):
     segment_chunks: int = 1
 
 
-def _fields(row: database.Publication) -> dict[str, Any]:
+def _fields(row: ring_queries.Publication) -> dict[str, Any]:
     at = datetime.datetime.fromtimestamp(row.published_s, datetime.UTC)
     return {
         "epoch": row.epoch,

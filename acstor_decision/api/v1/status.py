@@ -13,11 +13,12 @@ from acstor_common.wire import fill_progress
 from acstor_decision.api import glance_client
 from acstor_decision.api import operation
 from acstor_decision.api.v1 import hosts
+from acstor_decision.core import cloud_state
 from acstor_decision.core import enrolment_rules
 from acstor_decision.core import health_checks
-from acstor_decision.db import database
 from acstor_decision.db import image_queries
 from acstor_decision.db import models
+from acstor_decision.db import ring_queries
 from acstor_decision.db import sample_queries
 
 MAX_UNFINISHED = 1000
@@ -142,10 +143,10 @@ def show(call: operation.Call) -> Status:
     listed, why_unlisted = _listed(call)
     images = None if listed is None else [_image(one, now_s) for one in listed.images]
     published = next(iter(call.store.list_rings(limit=1)), None)
-    uses = call.store.count_uses(operation.since_s(call), MAX_UNFINISHED)
-    checkpoints = _checkpoints(call, now_s)
+    uses = call.store.count_uses(operation.up_since_s(call), MAX_UNFINISHED)
+    checkpoints = call.store.newest_checkpoints()
     findings = health_checks.find_problems(
-        health_checks.CloudState(
+        cloud_state.CloudState(
             now_s=now_s,
             epoch=published.epoch if published else 0,
             published_ago_s=now_s - published.published_s if published else None,
@@ -165,29 +166,20 @@ def show(call: operation.Call) -> Status:
         hosts=_host_counts(seen_hosts),
         ring=_ring(published, seen_hosts),
         images=None if listed is None else _image_counts(images or [], listed.is_complete),
-        images_in_use=ImageUseCounts(used=uses.uses, fully_cached=uses.whole),
+        images_in_use=ImageUseCounts(used=uses.uses, fully_cached=uses.fully_cached),
         guests=_guest_counts(seen_hosts),
         checkpoints=CheckpointCounts(
             servers=len(checkpoints),
-            oldest_age_s=max((one.age_s for one in checkpoints), default=None),
+            oldest_age_s=max((now_s - one.taken_s for one in checkpoints), default=None),
         ),
         now=datetime.datetime.fromtimestamp(now_s, datetime.UTC),
     )
 
 
-def _listeners(call: operation.Call, now_s: float) -> list[health_checks.Listener]:
+def _listeners(call: operation.Call, now_s: float) -> list[cloud_state.ListenerStatus]:
     return [
-        health_checks.Listener(name=one.listener, reported_ago_s=now_s - one.reported_s)
+        cloud_state.ListenerStatus(name=one.listener, reported_ago_s=now_s - one.reported_s)
         for one in call.store.list_listeners()
-    ]
-
-
-def _checkpoints(call: operation.Call, now_s: float) -> list[health_checks.Checkpoint]:
-    return [
-        health_checks.Checkpoint(
-            server=one.instance_id, age_s=now_s - one.taken_s, interval_s=one.interval_s
-        )
-        for one in call.store.newest_checkpoints()
     ]
 
 
@@ -207,17 +199,18 @@ _OUT = (enrolment_rules.EnrolmentState.REVOKED, enrolment_rules.EnrolmentState.F
 
 def _host(
     call: operation.Call, row: models.Host, enrolled: models.Enrolment | None
-) -> health_checks.Host:
+) -> cloud_state.HostStatus:
     is_heard = hosts.is_up(call, row)
-    return health_checks.Host(
+    return cloud_state.HostStatus(
         name=row.host,
         is_heard=is_heard,
         unheard_s=_unheard_s(row, enrolled, call.wall()),
         is_drained=bool(row.is_drained),
         is_overloaded=is_heard and bool(row.overloaded_in_a_row),
         epoch=row.ring_epoch or 0,
-        waits=enrolled is not None and enrolled.state == enrolment_rules.EnrolmentState.WAITING,
-        left_share=_left_share(enrolled, call.wall()),
+        is_waiting=enrolled is not None
+        and enrolled.state == enrolment_rules.EnrolmentState.WAITING,
+        lifetime_left=_left_share(enrolled, call.wall()),
         health=sample_queries.health_of(row),
     )
 
@@ -242,9 +235,9 @@ def _listed(call: operation.Call) -> tuple[glance_client.ImageListing | None, st
         return None, e.detail
 
 
-def _image(record: image_record.Image, now_s: float) -> health_checks.Image:
+def _image(record: image_record.Image, now_s: float) -> cloud_state.ImageStatus:
     state, why = _state(record, now_s)
-    return health_checks.Image(
+    return cloud_state.ImageStatus(
         image_id=record.id,
         name=record.name,
         state=state,
@@ -252,25 +245,24 @@ def _image(record: image_record.Image, now_s: float) -> health_checks.Image:
     )
 
 
-def _state(record: image_record.Image, now_s: float) -> tuple[health_checks.ImageState, str]:
+def _state(record: image_record.Image, now_s: float) -> tuple[cloud_state.ImageState, str]:
     state, message = artefacts.state_of(record), record.text(artefacts.MESSAGE)
     if state is artefacts.State.READY:
-        return health_checks.ImageState.READY, ""
+        return cloud_state.ImageState.READY, ""
     if state is artefacts.State.REFUSED:
-        return health_checks.ImageState.NOT_SERVED, message
+        return cloud_state.ImageState.NOT_SERVED, message
     if state is artefacts.State.FAILED:
-        return health_checks.ImageState.FAILED, message
+        return cloud_state.ImageState.FAILED, message
     if why := image_record.why_not_served(record):
-        return health_checks.ImageState.NOT_SERVED, why
+        return cloud_state.ImageState.NOT_SERVED, why
     is_begun = state is not None or now_s - _changed_s(record, now_s) < NEW_S
     return (
-        health_checks.ImageState.PREPARING if is_begun else health_checks.ImageState.NOT_BEGUN,
+        cloud_state.ImageState.PREPARING if is_begun else cloud_state.ImageState.NOT_BEGUN,
         "",
     )
 
 
 def _changed_s(record: image_record.Image, now_s: float) -> float:
-    """Return when an image last changed; now if Glance does not say."""
     try:
         moment = datetime.datetime.fromisoformat(record.text("updated_at"))
     except ValueError:
@@ -278,31 +270,31 @@ def _changed_s(record: image_record.Image, now_s: float) -> float:
     return moment.timestamp() if moment.tzinfo else now_s
 
 
-def _stuck(row: models.HeldImage) -> health_checks.UnfilledImage | None:
+def _stuck(row: models.HeldImage) -> cloud_state.UnfilledImage | None:
     """Return an image that does not become fully cached on a host; None if it may."""
     fill = image_queries.fill_of(row)
     if fill is None or (fill.state not in STUCK and not fill.is_late):
         return None
-    return health_checks.UnfilledImage(
+    return cloud_state.UnfilledImage(
         host=row.host, image_id=row.image_id, why=fill.why or fill.state
     )
 
 
-def _host_counts(seen: list[health_checks.Host]) -> HostCounts:
+def _host_counts(seen: list[cloud_state.HostStatus]) -> HostCounts:
     up = [host for host in seen if host.is_heard]
     versions = collections.Counter(host.health.version if host.health else "" for host in up)
     return HostCounts(
         up=len(up),
         overloaded=sum(host.is_overloaded for host in up),
-        silent=sum(not host.is_heard and not host.waits for host in seen),
-        waiting=sum(host.waits for host in seen),
+        silent=sum(not host.is_heard and not host.is_waiting for host in seen),
+        waiting=sum(host.is_waiting for host in seen),
         drained=sum(host.is_drained for host in seen),
         versions=dict(versions.most_common(MAX_VERSIONS)),
     )
 
 
 def _ring(
-    published: database.Publication | None, seen: list[health_checks.Host]
+    published: ring_queries.Publication | None, seen: list[cloud_state.HostStatus]
 ) -> RingStatus | None:
     if published is None:
         return None
@@ -314,23 +306,23 @@ def _ring(
     )
 
 
-def _image_counts(images: list[health_checks.Image], is_complete: bool) -> ImageCounts:
+def _image_counts(images: list[cloud_state.ImageStatus], is_complete: bool) -> ImageCounts:
     states = collections.Counter(image.state for image in images)
     why = collections.Counter(
-        image.why for image in images if image.state is health_checks.ImageState.NOT_SERVED
+        image.why for image in images if image.state is cloud_state.ImageState.NOT_SERVED
     )
     return ImageCounts(
-        ready=states[health_checks.ImageState.READY],
-        preparing=states[health_checks.ImageState.PREPARING]
-        + states[health_checks.ImageState.NOT_BEGUN],
-        failed=states[health_checks.ImageState.FAILED],
+        ready=states[cloud_state.ImageState.READY],
+        preparing=states[cloud_state.ImageState.PREPARING]
+        + states[cloud_state.ImageState.NOT_BEGUN],
+        failed=states[cloud_state.ImageState.FAILED],
         unsupported=dict(why.most_common(MAX_REASONS)),
         unsupported_total=why.total(),
         is_complete=is_complete,
     )
 
 
-def _guest_counts(seen: list[health_checks.Host]) -> GuestCounts:
+def _guest_counts(seen: list[cloud_state.HostStatus]) -> GuestCounts:
     reports = [host.health for host in seen if host.is_heard and host.health is not None]
     fallbacks: collections.Counter[str] = collections.Counter()
     for one in reports:

@@ -31,7 +31,7 @@ _is_loopback, _address_fault = _cached(addresses.is_loopback), _cached(addresses
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class MembershipLimits:
     """Limits of membership and overload.
 
     :param collection_s: time between two samples of a host
@@ -75,7 +75,7 @@ class Member:
         return sum(shares) / len(shares) if shares else 0.0
 
 
-def may_join(host: str, limits: Limits) -> bool:
+def may_join(host: str, limits: MembershipLimits) -> bool:
     """Return whether a host of this name may join."""
     return any(fnmatch.fnmatchcase(host, pattern) for pattern in limits.allowed)
 
@@ -99,7 +99,7 @@ def total_bytes_s(sample: decision_messages.Sample) -> float:
     return (sample.total.received + sample.total.sent) / sample.interval_s
 
 
-def silent_s(limits: Limits) -> float:
+def silent_s(limits: MembershipLimits) -> float:
     """Return after how long without a sample a host is gone."""
     return limits.dead_after_samples * limits.collection_s
 
@@ -107,7 +107,7 @@ def silent_s(limits: Limits) -> float:
 class Members:
     """All hosts that sent samples or are on the ring."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: MembershipLimits) -> None:
         self.limits = limits
         self.refused = dict.fromkeys(Refusal, 0)
         self._members: dict[ids.HostId, Member] = {}
@@ -250,7 +250,6 @@ class Members:
         return is_exempt or self._proofs.is_proven(host, address)
 
     def _take_address(self, host: ids.HostId, address: address_book.Address) -> None:
-        """Assign a host the address it claims, unless another host proved it."""
         other = self._addresses.host_at(address) or host
         must_prove = self.limits.verify_addresses and not _is_loopback(address.ip)
         if other == host or not (must_prove and self._proofs.is_proven(other, address)):
@@ -272,7 +271,6 @@ class Members:
         return now_s - self._members[host].heard_s > silent_s(self.limits)
 
     def _count(self, member: Member, sample: decision_messages.Sample) -> None:
-        """Count an accepted sample; a gap in the sequence resets the streaks."""
         last = member.last
         follows = sample.session == last.session and sample.number == last.number + 1
         is_overloaded = busiest_share(sample) > OVERLOAD_SHARE

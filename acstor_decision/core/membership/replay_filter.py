@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replay protection: accepts a sample once, while it is its sender's newest.
 
-Anybody who can publish on the broker can send a recorded sample again.
+Anybody sender can publish on the broker can send a recorded sample again.
 """
 
 import enum
@@ -15,7 +15,7 @@ from acstor_common.wire import decision_messages
 CLOCK_SLACK_S = 30.0
 """Largest difference between the clocks of two hosts."""
 
-Who = TypeVar("Who", bound=Hashable)
+Sender = TypeVar("Sender", bound=Hashable)
 
 
 class Refusal(enum.Enum):
@@ -41,7 +41,7 @@ class _Newest(NamedTuple):
     heard_s: float
 
 
-class ReplayFilter(Generic[Who]):
+class ReplayFilter(Generic[Sender]):
     """The newest sample of each sender.
 
     :param silent_s: silence after which an agent may begin a session that looks older than the last
@@ -50,10 +50,10 @@ class ReplayFilter(Generic[Who]):
 
     def __init__(self, silent_s: float) -> None:
         self._silent_s = silent_s
-        self._newest: dict[Who, _Newest] = {}
+        self._newest: dict[Sender, _Newest] = {}
 
     def why_refused(
-        self, who: Who, sample: decision_messages.Sample, now_s: float, wall_s: float
+        self, sender: Sender, sample: decision_messages.Sample, now_s: float, wall_s: float
     ) -> Refusal | None:
         """Return why a sample is not the newest of its sender; None if it is.
 
@@ -63,7 +63,7 @@ class ReplayFilter(Generic[Who]):
             return Refusal.FUTURE
         if sample.sent_s < wall_s - self._longest_s():
             return Refusal.LATE
-        newest = self._newest.get(who)
+        newest = self._newest.get(sender)
         if newest is None:
             return None
         if now_s - newest.heard_s > self._silent_s:
@@ -74,17 +74,18 @@ class ReplayFilter(Generic[Who]):
             return Refusal.DOUBLED
         return Refusal.OUT_OF_ORDER if sample.number < newest.number else None
 
-    def record_newest(self, who: Who, sample: decision_messages.Sample, now_s: float) -> None:
+    def record_newest(self, sender: Sender, sample: decision_messages.Sample, now_s: float) -> None:
         """Record the newest sample of a sender."""
-        self._newest[who] = _Newest(
+        self._newest[sender] = _Newest(
             sample.session, sample.started_s, sample.number, sample.sent_s, now_s
         )
 
     def forget_late(self, now_s: float) -> None:
         """Forget samples so old that a copy would be refused as late."""
         since_s = now_s - self._longest_s() - CLOCK_SLACK_S
-        self._newest = {who: one for who, one in self._newest.items() if one.heard_s >= since_s}
+        self._newest = {
+            sender: one for sender, one in self._newest.items() if one.heard_s >= since_s
+        }
 
     def _longest_s(self) -> float:
-        """Return the longest transit time of a sample."""
         return self._silent_s + CLOCK_SLACK_S

@@ -52,13 +52,13 @@ class SampleInbox:
         If the inbox is full, the oldest sample of its identity is dropped, or else this one.
         """
         heard_s, certificate, sample = received
-        who = certificate.host, certificates.fingerprint(certificate.public_key)
-        refusal = self._order.why_refused(who, sample, heard_s, wall_s)
+        sender = certificate.host, certificates.fingerprint(certificate.public_key)
+        refusal = self._order.why_refused(sender, sample, heard_s, wall_s)
         if refusal is not None:
             self.refused[refusal] += 1
             return refusal
-        self._order.record_newest(who, sample, heard_s)
-        waiting = self._waiting[who]
+        self._order.record_newest(sender, sample, heard_s)
+        waiting = self._waiting[sender]
         waiting.append(received)
         self._count += 1
         if len(waiting) > self._of_one or self._count > self._total:

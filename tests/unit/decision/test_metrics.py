@@ -8,8 +8,8 @@ from prometheus_client import parser
 
 from acstor_common import errors
 from acstor_decision import metrics
+from acstor_decision.core import cloud_state
 from acstor_decision.core import threshold
-from acstor_decision.db import checkpoint_queries
 
 HOSTS = {"h1": metrics.HostMetrics(40, 1.5, True), "h2": metrics.HostMetrics(160, 0.0, False)}
 PICTURE = metrics.InstanceMetrics(
@@ -28,9 +28,9 @@ PICTURE = metrics.InstanceMetrics(
     refused={"future": 3, "malformed": 1},
     refused_enrolments={"no_room": 5},
     checkpoints=[
-        checkpoint_queries.Newest("s1", 25.0, 600, 4096),
-        checkpoint_queries.Newest("s2", 12.5, 3600, 4),
-        checkpoint_queries.Newest("by hand", 1.0, 0, 3),
+        cloud_state.NewestCheckpoint("s1", 25.0, 600, 4096),
+        cloud_state.NewestCheckpoint("s2", 12.5, 3600, 4),
+        cloud_state.NewestCheckpoint("by hand", 1.0, 0, 3),
     ],
     checkpoints_registered=8,
     checkpoints_refused={"stale": 4},

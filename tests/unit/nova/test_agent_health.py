@@ -28,11 +28,6 @@ def test_well_agent_has_no_finding_that_is_not_ok():
     assert {one.level for one in found().values()} == {"ok"}
 
 
-def test_agent_that_is_too_old_to_tell_has_none():
-    said = list(agent_health.check_health({}))
-    assert {one.level for one in said} == {"ok"}
-
-
 @pytest.mark.parametrize(
     ("changed", "what", "level", "words"),
     [

@@ -17,7 +17,7 @@ from acstor_common.image import image_record
 from acstor_common.model import geometry
 from acstor_common.wire import control_wire
 from acstor_nova import conf as nova_conf
-from acstor_nova import imagebackend
+from acstor_nova import host_context
 from acstor_nova.snapshots import delta_snapshot
 from acstor_nova.snapshots import sparse_snapshot
 from tests.fakes import gateway_server
@@ -78,14 +78,14 @@ class Nova:
         self.disk = self.make_disk("disk", mirror)
         qemu_io = ["qemu-io", "-c", "write -P 7 64k 128k", self.disk]
         subprocess.run(qemu_io, check=True, stdout=subprocess.DEVNULL, timeout=60)
-        self.host = imagebackend.HostContext(
-            imagebackend.NovaFunctions(self.conf, None, self.get_image, None, None)
+        self.host = host_context.HostContext(
+            host_context.NovaFunctions(self.conf, None, self.get_image, None, None)
         )
         self.headers = {"X-Auth-Token": "token"}
         self.hooks = delta_snapshot.SnapshotHooks(
             token_headers=lambda context: {**self.headers},
             update_image=lambda context, image_id, record: self.said("update", image_id, record),
-            disk_turn=lambda: contextlib.nullcontext(),
+            disk_semaphore=lambda: contextlib.nullcontext(),
         )
         self.backend = type(
             "Acstor", (delta_snapshot.DeltaSnapshotBase, Stock), {"host": self.host}
@@ -272,7 +272,7 @@ def test_nova_goes_on_when_glance_has_let_go_of_what_failed(
 def test_upload_that_hangs_is_waited_for_no_longer_than_allowed(nova, agent, gateway):
     gateway.lines = []
     nova.status = "saving"
-    nova.host.timeouts = imagebackend.Timeouts(upload_end_s=0.05, upload_poll_s=0.02)
+    nova.host.timeouts = host_context.Timeouts(upload_end_s=0.05, upload_poll_s=0.02)
     assert nova.is_made_as_ever() == {R.GATEWAY_UNREACHABLE: 1}
 
 

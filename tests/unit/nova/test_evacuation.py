@@ -16,7 +16,7 @@ from acstor_common.wire import control_wire
 from acstor_nova import agent_client
 from acstor_nova import decision_client
 from acstor_nova import evacuation
-from acstor_nova import imagebackend
+from acstor_nova import host_context
 from acstor_nova import recovered_disk
 from acstor_nova.snapshots import delta_snapshot
 from tests.fakes import nova_backend
@@ -326,7 +326,7 @@ def test_start_fetches_nothing_for_what_lies_on_a_checkpoint(nova, agent, api):
 def test_agent_is_told_before_a_guest_on_a_checkpoint_is_ended(nova, agent):
     agent.answers[control_wire.PowerOff] = scripted_agent.done({})
     evacuate(nova)
-    imagebackend.notify_power_off(nova.host, INSTANCE)
+    host_context.notify_power_off(nova.host, INSTANCE)
     assert asked(agent, control_wire.PowerOff) == [control_wire.PowerOff(INSTANCE)]
 
 
@@ -489,7 +489,7 @@ def test_disk_that_is_not_to_be_seen_now_is_kept(nova, agent, tmp_path):
 
 
 def test_disk_that_is_being_made_is_used(nova, agent, monkeypatch):
-    monkeypatch.setattr(evacuation, "_laying", {NEW})
+    monkeypatch.setattr(evacuation, "_disks_in_progress", {NEW})
     evacuation.drop_unused(nova.host, set())
     assert not asked(agent, control_wire.DropDisk)
 

@@ -4,6 +4,7 @@
 Here: what is linked, what falls back and why, what starts wait for.
 """
 
+import dataclasses
 import os
 import time
 import types
@@ -12,6 +13,7 @@ import pytest
 
 from acstor_common.wire import control_wire
 from acstor_nova import fallbacks
+from acstor_nova import host_context
 from acstor_nova import imagebackend
 from acstor_nova import mirror_link
 from tests.fakes import nova_backend
@@ -64,21 +66,6 @@ def test_start_asks_for_the_bytes_that_the_disk_was_made_on(nova, agent):
     made._instance.system_metadata = {imagebackend.NOTE: "damaged"}
     made.libvirt_info("none")
     assert agent.asked[-1] == control_wire.AttachImage(IMAGE, mirror_link.HEAD_BYTES)
-
-
-def test_agent_that_is_too_old_to_compare_is_asked_without_a_hash(nova, agent):
-    attached = agent.answers[control_wire.AttachImage]
-
-    def older(request):
-        if request.os_hash_algo:
-            return control_wire.encode(control_wire.Failed("RemoteProtocolError", "unknown field"))
-        return attached(request)
-
-    agent.answers[control_wire.AttachImage] = older
-    nova.image |= {"os_hash_algo": "sha512", "os_hash_value": "ab" * 64}
-    nova.spawn().libvirt_info("none")
-    assert os.readlink(nova.base) == str(nova.mirror)
-    assert not nova.host.fallbacks.total
 
 
 @pytest.mark.parametrize("is_in_glance", [True, False])
@@ -264,7 +251,7 @@ def test_nova_s_own_refusal_is_passed_on(nova, agent):
     def refuse(image_id, path):
         raise nova_backend.CannotStartError("not what it says")
 
-    nova.host.nova = imagebackend.dataclasses.replace(nova.host.nova, inspect=refuse)
+    nova.host.nova = dataclasses.replace(nova.host.nova, inspect=refuse)
     with pytest.raises(nova_backend.CannotStartError):
         nova.spawn()
     assert not os.path.lexists(nova.base)
@@ -279,9 +266,7 @@ def test_image_that_glance_forgot_is_served_while_the_agent_knows_it(nova, agent
 @pytest.mark.expect_log("mirror-lost")
 def test_mirror_that_is_lost_while_the_disk_is_made_is_downloaded(nova, agent):
     nova.stock.fails = 1
-    nova.host.nova = imagebackend.dataclasses.replace(
-        nova.host.nova, inspect=lambda *_: nova.mirror.unlink()
-    )
+    nova.host.nova = dataclasses.replace(nova.host.nova, inspect=lambda *_: nova.mirror.unlink())
     nova.spawn()
     assert nova.base.read_bytes() == DOWNLOADED
 
@@ -329,7 +314,7 @@ def test_start_goes_on_when_the_agent_comes(nova, monkeypatch):
     start = lambda _: later.append(scripted_agent.ScriptedAgent(nova.socket, nova.answers))  # noqa: E731
     # In place of the module: time.sleep itself is also called by the threads of oslo.messaging.
     clock = types.SimpleNamespace(monotonic=time.monotonic, sleep=start)
-    monkeypatch.setattr(imagebackend, "time", clock)
+    monkeypatch.setattr(host_context, "time", clock)
     made.libvirt_info("none")
     later[0].close()
     assert len(later) == 1
@@ -383,16 +368,16 @@ def test_agent_is_told_of_an_instance_that_is_switched_off_if_it_lies_on_a_mirro
     nova.answers[control_wire.PowerOff] = scripted_agent.done({"processes": 1})
     nova.spawn()
     del agent.asked[:]
-    imagebackend.notify_power_off(nova.host, INSTANCE)
-    imagebackend.notify_power_off(nova.host, INSTANCE, is_cancelled=True)
+    host_context.notify_power_off(nova.host, INSTANCE)
+    host_context.notify_power_off(nova.host, INSTANCE, is_cancelled=True)
     assert agent.asked == [
         control_wire.PowerOff(INSTANCE),
         control_wire.PowerOff(INSTANCE, is_cancelled=True),
     ]
     nova.base.unlink()
     nova.base.write_bytes(bytes(SIZE))
-    imagebackend.notify_power_off(nova.host, INSTANCE)
-    imagebackend.notify_power_off(nova.host, "no-instance")
+    host_context.notify_power_off(nova.host, INSTANCE)
+    host_context.notify_power_off(nova.host, "no-instance")
     assert len(agent.asked) == 2
 
 
@@ -404,6 +389,6 @@ def test_agent_that_hangs_refuses_or_is_away_keeps_no_instance_on(nova, caplog):
         nova.spawn()
         for answer in answers:
             agent.answers[control_wire.PowerOff] = answer
-            imagebackend.notify_power_off(nova.host, INSTANCE)
-    imagebackend.notify_power_off(nova.host, INSTANCE)
+            host_context.notify_power_off(nova.host, INSTANCE)
+    host_context.notify_power_off(nova.host, INSTANCE)
     assert caplog.text.count(f"instance {INSTANCE}: its reads may delay its end") == 3

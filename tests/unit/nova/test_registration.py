@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from acstor_nova import imagebackend
+from acstor_nova import host_context
 from acstor_nova import nova_hooks
 from acstor_nova import recovered_disk
 from acstor_nova import registration
@@ -40,7 +40,7 @@ def nova(monkeypatch):
     monkeypatch.setattr(registration, "nova_version", lambda: 34)
     monkeypatch.setattr(registration, "_backend", lambda module: types.SimpleNamespace(host=host))
     monkeypatch.setattr(registration.importlib, "import_module", lambda name: None)
-    monkeypatch.setattr(imagebackend, "notify_power_off", switch_off)
+    monkeypatch.setattr(host_context, "notify_power_off", switch_off)
     module = types.SimpleNamespace(Guest=Guest, done=done)
     registration._register_poweroff(module)
     return module
@@ -63,7 +63,7 @@ def test_what_fails_when_the_agent_is_told_changes_nothing_for_nova(nova, monkey
     def fail(*args, **more):
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr(imagebackend, "notify_power_off", fail)
+    monkeypatch.setattr(host_context, "notify_power_off", fail)
     nova.Guest().poweroff()
     monkeypatch.setattr(nova.Guest, "fails", True)
     with pytest.raises(NotEndedError):
@@ -134,7 +134,7 @@ def test_backend_is_told_of_a_snapshot_and_given_what_it_needs_of_nova(driver):
     updated = []
     made.hooks.update_image(updated, "image", {"disk_format": "raw"})
     assert updated == [(("image", {"disk_format": "raw"}), {"purge_props": False})]
-    assert made.hooks.disk_turn() == "a turn"
+    assert made.hooks.disk_semaphore() == "a turn"
 
 
 @pytest.mark.parametrize(("power_state", "is_suspended"), [(1, True), (4, False)])

@@ -24,6 +24,7 @@ from acstor_decision.api import app
 from acstor_decision.db import models
 from acstor_osc import api_versions
 from acstor_osc import client
+from acstor_osc import image_tasks
 from acstor_osc.v1 import authority
 from acstor_osc.v1 import boot_image
 from acstor_osc.v1 import host
@@ -525,9 +526,9 @@ def test_pre_seed_that_takes_too_long_says_how_to_look_at_it(run, glance, bus, a
 
 def test_hosts_that_do_not_hear_of_a_pre_seed_are_named(run, glance, monkeypatch):
     glance.add(IMAGE)
-    clock = iter([0.0, image.RECEIVED_WITHIN_S + 1.0])
+    clock = iter([0.0, image_tasks.RECEIVED_WITHIN_S + 1.0])
     own_time = types.SimpleNamespace(monotonic=lambda: next(clock))
-    monkeypatch.setattr(image, "time", own_time)
+    monkeypatch.setattr(image_tasks, "time", own_time)
     with pytest.raises(exceptions.CommandError, match=r"1 of 1 hosts did not receive it \(h0001\)"):
         run(image.PreSeedImage, IMAGE, "--host", "h0001", "--wait")
 

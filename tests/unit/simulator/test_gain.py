@@ -19,10 +19,12 @@ SMALL = gain_estimate.CloudParameters(hosts=8, image_gb=0.1, store_gbit=1.0, boo
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, html_report.StrategyResult]:
-    results = {way: gain_estimate.simulate(SMALL, way) for way in gain_estimate.WAYS}
+    results = {
+        policy: gain_estimate.simulate(SMALL, policy) for policy in gain_estimate.POLICY_TITLES
+    }
     return {
-        way: html_report.StrategyResult(gain_estimate.estimate_gain(SMALL, found), found)
-        for way, found in results.items()
+        policy: html_report.StrategyResult(gain_estimate.estimate_gain(SMALL, found), found)
+        for policy, found in results.items()
     }
 
 
@@ -44,7 +46,7 @@ class Links(html.parser.HTMLParser):
 def test_nova_copies_the_image_to_each_host_before_it_boots(
     told: dict[str, html_report.StrategyResult],
 ) -> None:
-    nova = told["nova"].answer
+    nova = told["nova"].estimate
     assert nova.storage_gb == pytest.approx(8 * 0.1, rel=0.01)
     least_s = 8 * 0.1 * 8 / gain_estimate.PAYLOAD - simulation.GUESTS_START_WITHIN_S
     assert nova.first_s[-1] >= least_s, "all of them over 1 Gbit/s"
@@ -54,7 +56,7 @@ def test_nova_copies_the_image_to_each_host_before_it_boots(
 def test_acstor_reads_the_store_about_once_and_nobody_waits_for_a_copy(
     told: dict[str, html_report.StrategyResult],
 ) -> None:
-    acstor, alone, nova = (told[way].answer for way in ("today", "alone", "nova"))
+    acstor, alone, nova = (told[policy].estimate for policy in ("today", "alone", "nova"))
     assert 0.1 <= acstor.storage_gb < 1.3 * 0.1 + 8 * SMALL.sizes.map / gain_estimate.GB
     assert acstor.storage_gb < alone.storage_gb / 4
     assert acstor.first_s[-1] < 1 < nova.first_s[0]
@@ -65,8 +67,8 @@ def test_acstor_reads_the_store_about_once_and_nobody_waits_for_a_copy(
 def test_each_host_has_all_of_the_image_in_the_end(
     told: dict[str, html_report.StrategyResult],
 ) -> None:
-    results = {way: one.result for way, one in told.items()}
-    assert [len(results[way].whole_s) for way in gain_estimate.WAYS] == [0, 8, 8]
+    results = {policy: one.result for policy, one in told.items()}
+    assert [len(results[policy].whole_s) for policy in gain_estimate.POLICY_TITLES] == [0, 8, 8]
     assert all(result.used == (1, 2, 8) for result in results.values())
     assert all(result.unbooted == 0 for result in results.values())
 
@@ -89,7 +91,7 @@ def test_who_does_not_boot_in_time_is_told_and_not_left_out() -> None:
     ended = gain_estimate.simulate(SMALL, "nova", longest_s=5.0)
     found = gain_estimate.estimate_gain(SMALL, ended)
     assert (found.unbooted, found.login_s[0], found.whole_s) == (8, float("inf"), None)
-    assert "not in 12 h" in str(html_report.rows([html_report.StrategyResult(found, ended)]))
+    assert "not in 12 h" in str(html_report.result_rows([html_report.StrategyResult(found, ended)]))
 
 
 def test_page_has_numbers_pictures_and_limits_and_loads_nothing(
@@ -100,9 +102,12 @@ def test_page_has_numbers_pictures_and_limits_and_loads_nothing(
     seen.feed(text)
     assert {"table", "svg", "ul"} <= seen.tags
     assert not seen.loaded and "script" not in seen.tags
-    for line in (*html_report.ASSUMPTIONS, *html_report.LIMITS, html_report.cache_room(SMALL)):
+    for line in (*html_report.ASSUMPTIONS, *html_report.LIMITS, html_report.cache_size_text(SMALL)):
         assert html_report.html.escape(line) in text
-    for name, cells in (*html_report.rows(list(told.values())), *html_report.validation_rows()):
+    for name, cells in (
+        *html_report.result_rows(list(told.values())),
+        *html_report.validation_rows(),
+    ):
         assert all(html_report.html.escape(cell) in text for cell in (name, *cells))
 
 
@@ -112,7 +117,10 @@ def test_terminal_has_a_table_and_files_have_the_page_and_the_picture(
     files = tmp_path / "gain.html", tmp_path / "gain.png"
     assert simulate.main([*GAIN, "--output", str(files[0]), "--picture", str(files[1])]) == 0
     out, err = capsys.readouterr()
-    assert all(way in out for way in gain_estimate.WAYS.values()) and "cache_limit_bytes" in out
+    assert (
+        all(policy in out for policy in gain_estimate.POLICY_TITLES.values())
+        and "cache_limit_bytes" in out
+    )
     assert not err, "a bar is for terminals"
     assert files[0].read_text().startswith("<!DOCTYPE html>")
     assert files[1].read_bytes().startswith(b"\x89PNG")
@@ -121,8 +129,11 @@ def test_terminal_has_a_table_and_files_have_the_page_and_the_picture(
 def test_machines_get_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate.main([*GAIN, "--at-once", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [one["way"] for one in found["ways"]] == list(gain_estimate.WAYS)
-    assert found["cloud"]["at_once"] == 3 and found["room"]["all_gb"] > found["room"]["day_gb"]
+    assert [one["policy"] for one in found["policies"]] == list(gain_estimate.POLICY_TITLES)
+    assert (
+        found["cloud"]["at_once"] == 3
+        and found["cache_size"]["all_gb"] > found["cache_size"]["day_gb"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,7 +159,7 @@ def test_who_gives_wrong_numbers_is_told_the_right_ones(
 
 @pytest.mark.parametrize("figure", model_validation.FIGURES, ids=lambda figure: figure.what)
 def test_model_says_what_the_page_says_that_it_says(figure: model_validation.Measurement) -> None:
-    result: simulation.Result = gain_estimate.simulate(figure.parameters, figure.way)
+    result: simulation.Result = gain_estimate.simulate(figure.parameters, figure.policy)
     assert figure.of(result) == pytest.approx(figure.modelled, rel=0.005)
     assert abs(figure.relative_error) < 0.2
 
@@ -156,5 +167,5 @@ def test_model_says_what_the_page_says_that_it_says(figure: model_validation.Mea
 def test_document_shows_what_the_command_prints_today() -> None:
     text = (pathlib.Path(__file__).parents[3] / "doc/source/user/does_it_pay.txt").read_text()
     asked = gain_estimate.CloudParameters()
-    for line in (*html_report.cloud(asked), html_report.cache_room(asked)):
+    for line in (*html_report.cloud_text(asked), html_report.cache_size_text(asked)):
         assert line in text

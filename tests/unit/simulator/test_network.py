@@ -7,7 +7,7 @@ MB = 1_000_000
 CHUNK = 64 * 1024
 
 
-def run(*sendings: tuple[list[network.Link], float]) -> list[float]:
+def run(*sendings: tuple[list[network.NetworkLink], float]) -> list[float]:
     """Send one chunk along each way, beginning at its time; return when each was there."""
     agenda = network.EventQueue()
     arrived = [0.0] * len(sendings)
@@ -39,23 +39,27 @@ def test_who_stops_the_agenda_is_the_last_to_be_called() -> None:
 
 
 def test_chunk_takes_its_bytes_over_the_rate_that_others_leave() -> None:
-    link = network.Link("a", 10 * MB, others=6 * MB)
+    link = network.NetworkLink("a", 10 * MB, others=6 * MB)
     assert run(([link], 0.0)) == [pytest.approx(CHUNK / (4 * MB))]
 
 
 def test_traffic_of_others_never_takes_the_whole_link() -> None:
-    link = network.Link("a", 10 * MB, others=50 * MB)
+    link = network.NetworkLink("a", 10 * MB, others=50 * MB)
     assert run(([link], 0.0)) == [pytest.approx(CHUNK / (10 * MB * network.MIN_CHUNK_SHARE))]
 
 
 def test_way_is_as_fast_as_its_slowest_link_and_not_the_sum() -> None:
-    way = [network.Link("a", 100 * MB), network.Link("b", 10 * MB), network.Link("c", 100 * MB)]
+    way = [
+        network.NetworkLink("a", 100 * MB),
+        network.NetworkLink("b", 10 * MB),
+        network.NetworkLink("c", 100 * MB),
+    ]
     [took] = run((way, 0.0))
     assert CHUNK / (10 * MB) <= took < 1.05 * CHUNK / (10 * MB)
 
 
 def test_chunks_leave_a_link_one_after_the_other_in_the_order_they_came() -> None:
-    link = network.Link("a", 10 * MB)
+    link = network.NetworkLink("a", 10 * MB)
     one_s = CHUNK / (10 * MB)
     assert run(([link], 0.0), ([link], 0.001), ([link], 0.002)) == [
         pytest.approx(one_s),
@@ -65,7 +69,7 @@ def test_chunks_leave_a_link_one_after_the_other_in_the_order_they_came() -> Non
 
 
 def test_link_never_carries_more_than_its_capacity() -> None:
-    link = network.Link("a", 10 * MB)
+    link = network.NetworkLink("a", 10 * MB)
     arrived = run(*(([link], 0.0005 * n) for n in range(50)))
     assert 50 * CHUNK / max(arrived) <= 10 * MB * 1.000001
     assert link.chunk_bytes == 50 * CHUNK

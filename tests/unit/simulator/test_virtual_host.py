@@ -36,11 +36,11 @@ SMALL = simulation.Scenario(
 
 def make_world(policy: str = "acstor") -> cloud.Cloud:
     world = cloud.Cloud(topology.Tree(SHAPE), [IMAGE], seed=1)
-    policies.POLICIES[policy].make_hosts(world, ring_tables.Table(world.tree))
+    policies.POLICIES[policy].make_hosts(world, ring_tables.FixedTable(world.tree))
     return world
 
 
-def read_all(world: cloud.Cloud, reader: cloud.Host, within_s: float = 60.0) -> None:
+def read_all(world: cloud.Cloud, reader: cloud.SimulatedHost, within_s: float = 60.0) -> None:
     """Let a host read the image, one chunk after the other."""
     reader.attach_image(IMAGE)
     left = IMAGE.chunks[::-1]
@@ -95,7 +95,7 @@ def test_shells_do_whatever_the_core_may_say() -> None:
 
 def test_what_a_host_has_its_neighbours_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[actions.ForwardAnnouncement] = []
-    monkeypatch.setattr(cloud.Host, "_heard", lambda host, told: heard.append(told))
+    monkeypatch.setattr(cloud.SimulatedHost, "_heard", lambda host, told: heard.append(told))
     world = make_world()
     first, *_ = world.hosts.values()
     read_all(world, first)
@@ -169,13 +169,13 @@ def test_timers_are_late_by_the_lag_at_most_and_never_early(
 ) -> None:
     ticks: list[tuple[float, float]] = []
 
-    class Watched(cloud.Host):
+    class Watched(cloud.SimulatedHost):
         def _tick(self, at_s: float) -> None:
             if self._tick_at == at_s and self.core.next_s is not None:
                 ticks.append((self.core.next_s, self.world.now))
             super()._tick(at_s)
 
-    monkeypatch.setattr(cloud, "Host", Watched)
+    monkeypatch.setattr(cloud, "SimulatedHost", Watched)
     world = make_world()
     read_all(world, next(iter(world.hosts.values())))
     assert len(ticks) > 10

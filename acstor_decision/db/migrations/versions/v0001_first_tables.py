@@ -79,21 +79,21 @@ def _create_images() -> None:
         sa.Column("fetched_peer_bytes", sa.BigInteger, nullable=False),
         sa.Column("fetched_source_bytes", sa.BigInteger, nullable=False),
         sa.Column("is_used", sa.Boolean, nullable=False),
-        sa.Column("is_whole", sa.Boolean, nullable=False),
-        sa.Column("whole", sa.Text),
+        sa.Column("is_fully_cached", sa.Boolean, nullable=False),
+        sa.Column("fill", sa.Text),
         sa.Column("task", sa.Text),
         sa.Index("held_images_by_image", "image_id"),
-        sa.Index("held_images_needed", "is_used", "is_whole", "image_id"),
+        sa.Index("held_images_needed", "is_used", "is_fully_cached", "image_id"),
         **MYSQL,
     )
     op.create_table(
         "boots",
         sa.Column("host", sa.String(255), primary_key=True),
         sa.Column("server_id", sa.String(36), primary_key=True),
-        sa.Column("told_s", sa.Double, nullable=False),
+        sa.Column("reported_s", sa.Double, nullable=False),
         sa.Column("timeline", LONG_TEXT, nullable=False),
         sa.Index("boots_by_server", "server_id"),
-        sa.Index("boots_by_time", "told_s"),
+        sa.Index("boots_by_time", "reported_s"),
         **MYSQL,
     )
 
@@ -108,7 +108,7 @@ def _create_checkpoints() -> None:
         sa.Column("vault_disk", sa.String(36), nullable=False),
         sa.Column("image_id", sa.String(36), nullable=False),
         sa.Column("taken_ms", sa.BigInteger, nullable=False),
-        sa.Column("told_s", sa.Double, nullable=False),
+        sa.Column("registered_s", sa.Double, nullable=False),
         sa.Column("consistency", sa.String(16), nullable=False),
         sa.Column("number", sa.BigInteger, nullable=False),
         sa.Column("size_bytes", sa.BigInteger, nullable=False),
@@ -122,14 +122,14 @@ def _create_checkpoints() -> None:
         sa.Column("off_hosts_s", sa.Double),
         sa.Column("recovered_s", sa.Double),
         sa.Index("checkpoints_by_host", "host"),
-        sa.Index("checkpoints_by_instance", "instance_id", "told_s"),
-        sa.Index("checkpoints_by_time", "told_s"),
+        sa.Index("checkpoints_by_instance", "instance_id", "registered_s"),
+        sa.Index("checkpoints_by_time", "registered_s"),
         **MYSQL,
     )
     op.create_table(
         "checkpoint_failures",
         sa.Column("host", sa.String(255), primary_key=True),
-        sa.Column("told_s", sa.Double, nullable=False),
+        sa.Column("reported_s", sa.Double, nullable=False),
         sa.Column("failing", LONG_TEXT, nullable=False),
         **MYSQL,
     )
@@ -172,11 +172,11 @@ def _create_certificates() -> None:
 
 def _create_tasks_and_rings() -> None:
     op.create_table(
-        "given_tasks",
+        "pending_tasks",
         sa.Column("host", sa.String(255), primary_key=True),
         sa.Column("image_id", sa.String(36), primary_key=True),
         sa.Column("request", sa.BigInteger, nullable=False),
-        sa.Column("given_s", sa.Double, nullable=False),
+        sa.Column("sent_s", sa.Double, nullable=False),
         sa.Column("task", sa.Text, nullable=False),
         **MYSQL,
     )

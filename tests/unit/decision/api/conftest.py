@@ -23,6 +23,7 @@ from acstor_decision.api import conf as api_conf
 from acstor_decision.api import glance_client
 from acstor_decision.core import enrolment_rules
 from acstor_decision.db import database
+from acstor_decision.db import ring_queries
 from acstor_decision.identity import certificate_authority
 from tests.fakes import checkpoint_hosts
 from tests.fakes import enrolled_hosts
@@ -191,7 +192,7 @@ def publish(
         policies=places,
     )
     store.store_ring(
-        database.Publication(
+        ring_queries.Publication(
             epoch=epoch,
             published_s=NOW_S + epoch,
             reason="members",

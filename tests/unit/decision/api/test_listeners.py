@@ -38,8 +38,10 @@ def test_silent_listener_is_named_by_list_and_status(client, store):
 
 
 def test_no_more_are_noted_than_there_is_room_for(client, store):
-    for number in range(listener_queries.MOST):
+    for number in range(listener_queries.MAX_LISTENERS):
         assert store.record_listener(f"c{number}", time.time())
     answer = client.post("/v1/listeners", json={"listener": "one-more"})
-    assert answer.status_code == 409 and len(store.list_listeners()) == listener_queries.MOST
+    assert (
+        answer.status_code == 409 and len(store.list_listeners()) == listener_queries.MAX_LISTENERS
+    )
     assert client.post("/v1/listeners", json={"listener": "c7"}).status_code == 200

@@ -21,9 +21,9 @@ from acstor_decision.core.membership import members
 
 LINK_BYTES_S = 1000
 COLLECTION_S = 5.0
-EMPTY = decider.Table({})
+EMPTY = decider.VNodeTable({})
 H1, H2, H3 = (ids.HostId(f"h{n}") for n in (1, 2, 3))
-Reason = decider.Reason
+Reason = decider.ChangeReason
 Thresholds = threshold.Thresholds
 
 
@@ -32,9 +32,9 @@ class Cloud:
 
     def __init__(self, hosts: int, **policy: Any) -> None:
         self.members = members.Members(
-            members.Limits(collection_s=COLLECTION_S, dead_after_samples=3)
+            members.MembershipLimits(collection_s=COLLECTION_S, dead_after_samples=3)
         )
-        self.decider = decider.Decider(decider.Policy(**policy), self.members, EMPTY)
+        self.decider = decider.Decider(decider.RemapPolicy(**policy), self.members, EMPTY)
         self.hosts = [f"h{n}" for n in range(1, hosts + 1)]
         self.sketches: dict[str, tuple[int, ...]] = {}
         self.places: dict[str, str] = {}
@@ -83,7 +83,7 @@ class Cloud:
         assert self.members.accept_sample(sample, now_s, now_s) is None
 
     def counts(self) -> dict[str, int]:
-        return {host: len(place.names) for host, place in self.decider.table.places.items()}
+        return {host: len(place.names) for host, place in self.decider.table.hosts.items()}
 
 
 def test_hosts_that_come_get_even_shares_of_their_own_v_nodes():
@@ -152,7 +152,7 @@ def test_v_nodes_go_to_the_host_that_has_most_of_the_same_chunks():
 
 
 def places(cloud: Cloud) -> Any:
-    return cloud.decider.table.places.items()
+    return cloud.decider.table.hosts.items()
 
 
 def test_all_hosts_overloaded_alike_moves_nothing():
@@ -204,7 +204,7 @@ def test_a_drained_host_stays_reachable_and_is_home_of_nothing_until_it_is_enabl
     assert cloud.collect({}, times=3, drained={"h2"}) == []
     assert len(cloud.collect({})) == 1
     assert cloud.counts()["h2"] == 100
-    assert before.places[H2].address == cloud.decider.table.places[H2].address
+    assert before.hosts[H2].address == cloud.decider.table.hosts[H2].address
 
 
 def test_a_cloud_that_is_drained_as_a_whole_has_no_homes():
@@ -325,7 +325,7 @@ def successor_of(cloud: Cloud) -> Cloud:
     """Return an instance that goes on from a cloud's table, and has not heard any host."""
     made = Cloud(0)
     made.round, made.decider.table = cloud.round, cloud.decider.table
-    for host, place in cloud.decider.table.places.items():
+    for host, place in cloud.decider.table.hosts.items():
         made.members.restore_member(host, place.address, place.location, cloud.round * COLLECTION_S)
     return made
 
@@ -341,7 +341,7 @@ def test_instance_that_takes_over_does_not_take_hosts_that_it_has_not_heard_for_
 def test_host_that_was_not_heard_yet_keeps_its_v_nodes_when_others_are_overloaded():
     successor = successor_of(Cloud(4))
     successor.hosts = ["h1", "h2", "h3"]
-    places = successor.collect({"h1": 0.9}, times=3)[-1].table.places
+    places = successor.collect({"h1": 0.9}, times=3)[-1].table.hosts
     assert abs(len(places[ids.HostId("h4")].names) - len(places[H2].names)) <= 1
 
 
@@ -429,7 +429,7 @@ def test_locations_are_used_once_all_hosts_have_as_many_levels():
     cloud.places = {"h1": "pod1/rack1", "h2": "pod1/rack2", "h3": "pod2/rack1"}
     [decision] = cloud.collect({})
     assert decision.moved == 0
-    assert decision.table.places[H3].location == "pod2/rack1"
+    assert decision.table.hosts[H3].location == "pod2/rack1"
 
 
 def test_a_host_without_the_others_levels_stands_apart_and_takes_theirs_from_nobody():
@@ -438,7 +438,7 @@ def test_a_host_without_the_others_levels_stands_apart_and_takes_theirs_from_nob
     cloud.collect({})
     cloud.places["h4"] = "a/b/c/d/e"
     [decision] = cloud.collect({})
-    places = decision.table.places
+    places = decision.table.hosts
     assert places[ids.HostId("h4")].location == "unplaced/unplaced"
     assert [places[h].location for h in (H1, H2, H3)] == [cloud.places[h] for h in (H1, H2, H3)]
     cloud.places["h4"] = ""
@@ -472,14 +472,14 @@ def test_a_revocation_is_a_table_of_its_own_also_when_nobody_is_left():
     cloud.members.remove_hosts(["h3"])
     cloud.hosts.remove("h3")
     [decision] = cloud.collect({})
-    assert decision.reason is Reason.REVOKED and set(decision.table.places) == {H1, H2}
+    assert decision.reason is Reason.REVOKED and set(decision.table.hosts) == {H1, H2}
     assert ring_conversion.to_ring(decision.table, 5).revoked == {"h3": 7}
     assert cloud.collect({}) == []
     cloud.hosts.clear()
     cloud.members.remove_hosts(["h1", "h2"])
     cloud.decider.set_revoked({"h1": 8, "h2": 8, "h3": 7})
     [decision] = cloud.collect({})
-    assert decision.reason is Reason.REVOKED and not decision.table.places
+    assert decision.reason is Reason.REVOKED and not decision.table.hosts
     as_ring = ring_conversion.to_ring(decision.table, 6)
     assert (
         ring_conversion.from_ring(hash_ring.decode(hash_ring.encode(as_ring), "table"))
@@ -490,10 +490,10 @@ def test_a_revocation_is_a_table_of_its_own_also_when_nobody_is_left():
 def test_a_table_that_somebody_else_published_is_gone_on_from():
     cloud = Cloud(3)
     cloud.collect({"h1": 1.0})
-    other = decider.Table(
+    other = decider.VNodeTable(
         {
             h: p._replace(names=vnode.first_vnodes(h, 50))
-            for h, p in cloud.decider.table.places.items()
+            for h, p in cloud.decider.table.hosts.items()
         }
     )
     cloud.decider.load_table(other)

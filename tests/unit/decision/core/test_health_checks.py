@@ -6,6 +6,7 @@ import pytest
 
 from acstor_common.wire import checkpoint_messages as messages
 from acstor_common.wire import decision_messages
+from acstor_decision.core import cloud_state
 from acstor_decision.core import health_checks
 
 NOW_S = 1_800_000_000.0
@@ -14,8 +15,8 @@ WELL = decision_messages.HostHealth(version="1.0")
 
 
 def host(name="h1", **fields):
-    given = {"is_heard": True, "epoch": 7, "left_share": 0.6, "health": WELL, **fields}
-    return health_checks.Host(name=name, **given)
+    given = {"is_heard": True, "epoch": 7, "lifetime_left": 0.6, "health": WELL, **fields}
+    return cloud_state.HostStatus(name=name, **given)
 
 
 def seen(*hosts, **fields):
@@ -29,7 +30,7 @@ def seen(*hosts, **fields):
         "checkpoints": (),
         **fields,
     }
-    return health_checks.CloudState(**given)
+    return cloud_state.CloudState(**given)
 
 
 def told(**fields):
@@ -37,11 +38,11 @@ def told(**fields):
 
 
 def image(state, why=""):
-    return health_checks.Image(image_id="i1", name="debian", state=state, why=why)
+    return cloud_state.ImageStatus(image_id="i1", name="debian", state=state, why=why)
 
 
 def checkpoint(age_s, interval_s):
-    return health_checks.Checkpoint(server="s1", age_s=age_s, interval_s=interval_s)
+    return cloud_state.NewestCheckpoint("s1", NOW_S - age_s, interval_s, 0)
 
 
 TROUBLE = decision_messages.HostFault("address in use", NOW_S - 301)
@@ -50,9 +51,9 @@ FOUND = {
     "host-silent": seen(host(), host("h2", is_heard=False)),
     "host-no-samples": seen(host(), host("h2", is_heard=False, unheard_s=121.0)),
     "no-hosts": seen(hosts=(), epoch=0, published_ago_s=None),
-    "host-waiting": seen(host(), host("h2", is_heard=False, waits=True)),
-    "certificate-expired": seen(host(left_share=-0.1)),
-    "certificate-expires": seen(host(left_share=0.1)),
+    "host-waiting": seen(host(), host("h2", is_heard=False, is_waiting=True)),
+    "certificate-expired": seen(host(lifetime_left=-0.1)),
+    "certificate-expires": seen(host(lifetime_left=0.1)),
     "no-table": seen(epoch=0, published_ago_s=None),
     "table-old": seen(host(epoch=6)),
     "reads-wait": seen(told(waiting=2, longest_wait_s=31.0, waits_for="no route")),
@@ -62,11 +63,13 @@ FOUND = {
     "agent-fault": seen(told(faults={"metrics": TROUBLE})),
     "versions-differ": seen(told(version="1.1"), host("h2")),
     "glance-unreachable": seen(images=None),
-    "listener-silent": seen(listeners=[health_checks.Listener(name="c1", reported_ago_s=181.0)]),
-    "image-not-prepared": seen(images=[image(health_checks.ImageState.NOT_BEGUN)]),
-    "image-failed": seen(images=[image(health_checks.ImageState.FAILED, "no room")]),
+    "listener-silent": seen(
+        listeners=[cloud_state.ListenerStatus(name="c1", reported_ago_s=181.0)]
+    ),
+    "image-not-prepared": seen(images=[image(cloud_state.ImageState.NOT_BEGUN)]),
+    "image-failed": seen(images=[image(cloud_state.ImageState.FAILED, "no room")]),
     "image-not-cached": seen(
-        unfinished=[health_checks.UnfilledImage(host="h1", image_id="i1", why="no room")]
+        unfinished=[cloud_state.UnfilledImage(host="h1", image_id="i1", why="no room")]
     ),
     "checkpoint-failed": seen(
         checkpoint_failures={"h1": [messages.Failing(SERVER, "holder", "h2")]}
@@ -99,12 +102,12 @@ def test_every_check_is_tried_here():
         seen(told(faults={"metrics": decision_messages.HostFault("x", NOW_S - 10)})),
         seen(
             images=[
-                image(health_checks.ImageState.NOT_SERVED, "iso"),
-                image(health_checks.ImageState.READY),
+                image(cloud_state.ImageState.NOT_SERVED, "iso"),
+                image(cloud_state.ImageState.READY),
             ]
         ),
-        seen(images=[image(health_checks.ImageState.PREPARING)]),
-        seen(listeners=[health_checks.Listener(name="c1", reported_ago_s=60.0)]),
+        seen(images=[image(cloud_state.ImageState.PREPARING)]),
+        seen(listeners=[cloud_state.ListenerStatus(name="c1", reported_ago_s=60.0)]),
         seen(checkpoints=[checkpoint(7400.0, 3600), checkpoint(1e9, 0)]),
         seen(host(), host("h2", is_heard=False, unheard_s=10.0)),  # it has just enrolled
     ],

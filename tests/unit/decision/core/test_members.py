@@ -44,7 +44,9 @@ class Cloud:
     """Members that hear hosts; time passes by collections."""
 
     def __init__(self, **limits: Any) -> None:
-        self.members = members.Members(members.Limits(collection_s=COLLECTION_S, **limits))
+        self.members = members.Members(
+            members.MembershipLimits(collection_s=COLLECTION_S, **limits)
+        )
         self.round = 0
 
     @property

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statements about published v-node tables; :mod:`acstor_decision.db.database` runs them."""
+
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from acstor_common import errors
+from acstor_decision.db import models
+
+_Row = models.PublishedRing
+
+
+class EpochTaken(errors.AcstorError):
+    """Another instance published a table of this epoch."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(epoch)
+        self.epoch = epoch
+
+    def __str__(self) -> str:
+        return f"another instance has published epoch {self.epoch}"
+
+
+class Publication(NamedTuple):
+    """A v-node table in the history; ``table`` is its JSON, None if not requested."""
+
+    epoch: int
+    published_s: float
+    reason: str
+    overloaded: tuple[str, ...]
+    moved: int
+    vnodes: int
+    hosts: int
+    instance: str
+    table: str | None = None
+
+
+def latest_epoch(session: orm.Session) -> int:
+    """Return the epoch of the last published table; 0 if there is none."""
+    return session.execute(sa.select(sa.func.max(_Row.epoch))).scalar() or 0
+
+
+def get_ring(session: orm.Session, epoch: int) -> Publication | None:
+    """Return the table of an epoch; None if it is not kept."""
+    found = list_rings(session, limit=1, at_most=epoch, with_tables=True)
+    return found[0] if found and found[0].epoch == epoch else None
+
+
+def list_rings(
+    session: orm.Session, limit: int, at_most: int | None = None, with_tables: bool = False
+) -> list[Publication]:
+    """Return published tables, the newest first, from epoch ``at_most`` on."""
+    fields = [getattr(_Row, name) for name in Publication._fields]
+    wanted = sa.select(*(fields if with_tables else fields[:-1])).order_by(_Row.epoch.desc())
+    if at_most is not None:
+        wanted = wanted.where(_Row.epoch <= at_most)
+    found = [Publication(*row) for row in session.execute(wanted.limit(limit))]
+    return [one._replace(overloaded=tuple(str(one.overloaded or "").split())) for one in found]
+
+
+def store_ring(session: orm.Session, new: Publication, kept: int) -> None:
+    """Store a published table, and delete tables beyond the ``kept`` last ones.
+
+    :raises EpochTaken: another instance published the epoch first
+    """
+    if new.epoch <= latest_epoch(session):
+        raise EpochTaken(new.epoch)
+    fields = {**new._asdict(), "overloaded": " ".join(new.overloaded)}
+    session.execute(sa.insert(_Row).values(**fields))
+    newest_first = sa.select(_Row.epoch).order_by(_Row.epoch.desc())
+    oldest = session.execute(newest_first.offset(kept - 1).limit(1)).scalar()
+    if oldest is not None:
+        session.execute(sa.delete(_Row).where(_Row.epoch < oldest))
