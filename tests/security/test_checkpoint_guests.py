@@ -303,7 +303,6 @@ def test_qemu_that_hangs_while_the_daemon_starts_loses_nothing_of_its_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As with libvirt 11, its description waits for it; a first checkpoint was not finished."""
-    monkeypatch.setattr(libvirt_domains, "CALL_S", 2.0)
     attacker, victim = guests
     disks, kept = {}, dict[str, set[str]]()
     for guest in guests:
@@ -313,6 +312,7 @@ def test_qemu_that_hangs_while_the_daemon_starts_loses_nothing_of_its_server(
         state.is_partial = True
         owner.states.save(guest.instance, state)
         disks[guest.instance] = record.vault_disk
+    monkeypatch.setattr(libvirt_domains, "CALL_S", 2.0)
     describe = libvirt.virDomain.XMLDesc
 
     def wait_and_describe(domain: Any, flags: int = 0) -> str:
