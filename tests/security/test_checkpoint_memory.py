@@ -29,7 +29,7 @@ class Copies:
     def missing_names(self, names):
         return set()
 
-class Disk(nbd_client.Disk):
+class Disk(nbd_client.ExportedDisk):
     def read_into(self, view, at):  # zeros, which need no holder
         pass
 
