@@ -281,9 +281,11 @@ def test_guests_wait_little_behind_a_flood_of_background_and_it_goes_on():
 @pytest.mark.parametrize("name", transfer_patterns.NAMES)
 def test_every_chunk_is_read_from_the_source_once(name):
     pattern = transfer_patterns.pattern(name, 8, 64, beyond=0)
-    done = transfer_patterns.play(pattern, burst_bytes=None)
+    read = [transfer_patterns.play(pattern, seed=n, burst_bytes=None).source for n in range(7)]
     # Where all wait for the source, the first hedges are in vain: four for each host at most.
-    assert done.source <= (1.0625 if name == "sync-disjoint" else 1.0)
+    assert max(read) <= (1.0625 if name == "sync-disjoint" else 1 + 1 / 64)
+    # Elsewhere a hedge may be in vain, where a home answers several hosts at once.
+    assert name == "sync-disjoint" or sorted(read)[-2] == 1.0
 
 
 def test_readers_who_follow_have_chunks_before_they_ask_and_those_who_diverge_waste_little():

@@ -30,7 +30,7 @@ def send(link: socket.socket, *messages: peer_wire.Message) -> None:
 
 def other_bytes(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:
     """Answer with as many bytes, but others."""
-    send(link, peer_wire.Chunk(get.request_id, rng.randbytes(get.length)))
+    send(link, peer_wire.Chunk(get.request_id, rng.randbytes(get.length), get.chunk_bytes))
 
 
 def too_few_bytes(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:

@@ -44,10 +44,12 @@ class Giver:
     def answer(self, link, requests):
         self.batches.append(len(requests))
         self.may_answer.wait(20)
-        chunks = [[r.request_id, DATA[r.offset : r.offset + r.length]] for r in requests]
+        chunks = [
+            [r.request_id, DATA[r.offset : r.offset + r.length], r.chunk_bytes] for r in requests
+        ]
         if self._is_liar and not self.lies and len(requests) >= 2:
             self.lies.append(requests[1].offset)
-            chunks[1][1] = bytes(len(chunks[1][1]))
+            chunks[1][1] = bytes(CHUNK) + chunks[1][1][CHUNK:]
         run = [peer_wire.Chunk(*chunk) for chunk in chunks]
         with contextlib.suppress(OSError):
             link.sendall(b"".join(peer_wire.encode_chunks(run)))
