@@ -96,7 +96,7 @@ class Api(acstor_decision.DecisionApi):
 
     def environment(self) -> Mapping[str, str]:
         """Return where its configuration lies, and its constants."""
-        return {**super().environment(), tuned_wsgi.VARIABLE: json.dumps(dict(API_CONSTANTS))}
+        return {**super().environment(), tuned.VARIABLE: json.dumps(dict(API_CONSTANTS))}
 
 
 class WatchedCloud:

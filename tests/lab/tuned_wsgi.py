@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The REST API for a WSGI server, with other constants than the product's (:mod:`tests.lab.tuned`).
 
-The variable ``ACSTOR_LAB_CONSTANTS`` of its environment has them, as JSON.
+The variable ``tuned.VARIABLE`` of its environment has them, as JSON.
 """
 
 import json
@@ -9,8 +9,6 @@ import os
 
 from tests.lab import tuned
 
-VARIABLE = "ACSTOR_LAB_CONSTANTS"
-
-if VARIABLE in os.environ:
-    tuned.change(json.loads(os.environ[VARIABLE]))
+if tuned.VARIABLE in os.environ:
+    tuned.change(json.loads(os.environ[tuned.VARIABLE]))
     from acstor_decision.wsgi import application as application

@@ -103,7 +103,7 @@ def test_version_is_that_of_the_whole(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words", "said"),
     [
-        ("acstor-agent-ctl", "ensure debian", "not an image id (a UUID is expected): 'debian'"),
+        ("acstor-agent-ctl", "attach debian", "not an image id (a UUID is expected): 'debian'"),
         ("acstor-agent-ctl", "drop-disk root", "not a disk id (a UUID is expected): 'root'"),
         ("acstor-boot-image", "build x --idle 0", "not a number from 1 to 86400: '0'"),
         ("acstor-decision-manage", "history --limit -1", "not a number from 1 to 10000: '-1'"),
