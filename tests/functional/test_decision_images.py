@@ -284,9 +284,9 @@ def test_an_image_that_another_works_on_is_prepared_anew_as_soon_as_it_is_free(c
     with other.lease_image(cloud.image_id) as is_ours:
         assert is_ours
         cloud.acstor("image", "prepare", cloud.image_id, "--force")
-        claimed = 'acstor_glance_processed_images_total{outcome="claimed"}'
+        leased = 'acstor_glance_processed_images_total{outcome="leased"}'
         runs.wait_for(
-            lambda: uploads.metric(listener, claimed) > 0, DEADLINE_S, "the look", listener.log
+            lambda: uploads.metric(listener, leased) > 0, DEADLINE_S, "the look", listener.log
         )
         assert cloud.image()["chunk_map"] == before
     runs.wait_for(
