@@ -337,7 +337,7 @@ def test_images_that_glance_refuses_and_artefacts_hold_the_others_up_by_nothing(
     assert (world.standing(artefact), world.standing(copied)) == ("artefact", "others")
     assert world.standing(own) == "acstor"
     found = not_guaranteed(world)
-    assert found.pop(f"image {artefact}") == "hosts say that serv"
+    assert found.pop(f"image {artefact}") == "hosts report that s"
     assert found == dict.fromkeys((f"image {one}" for one in full), "it is not protected")
     world.make_passes(deletion_protection.UNNEEDED_S)
     assert world.standing(copied) == "others"
