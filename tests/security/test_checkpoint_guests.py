@@ -272,6 +272,7 @@ def is_answered(owner: checkpoints.Host, server: domain_xml.Server) -> bool:
     return False
 
 
+@pytest.mark.allow_log("libvirt does not describe it now")
 def test_qemu_that_lets_another_program_wait_costs_one_list_of_servers(
     owner: checkpoints.Host, guests: list[domain_lab.Domain], monkeypatch: pytest.MonkeyPatch
 ) -> None:
