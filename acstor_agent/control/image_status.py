@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Collection
 from collections.abc import Mapping
 from typing import Any
+from typing import NamedTuple
 
 from acstor_agent.control import status
 from acstor_agent.core import counters
@@ -22,78 +23,77 @@ from acstor_agent.images.keep import pins
 from acstor_agent.images.keep import replication
 from acstor_agent.images.read import boot_session
 from acstor_agent.images.read import mirror
+from acstor_common.model import ids
 
 
-def of_images(
-    images: mirrors.Mirrors,
-    uses: usage.ImageUsage,
-    filling: hydration.Hydration | None,
-    counted: counters.ExchangeCounters,
-    late: Mapping[str, blocked_requests.LateWaits],
-) -> dict[str, Any]:
-    """Return the state of each attached image, and totals that include detached ones."""
-    fetched = dict(counted.fetched)  # the event loop's thread modifies it
-    shown = {
-        image_id: of_image(
-            images.get_nowait(image_id),
-            fetched.get(image_id),
-            images.touched_ns(image_id),
-            uses.usage_of(image_id),
-            filling.status.status_of(image_id) if filling else None,
-            late.get(image_id),
-            images.size_bytes(image_id),
-        )
-        for image_id in images.list_attached()
-    }
-    return {
-        "images": shown,
-        "read": images.reads.read.as_dict(),
-        "fetched": counted.fetched_total.as_dict(),
-    }
+class ImageReport(NamedTuple):
+    """State of the images of this host.
 
+    :param late: requests that wait for long, by image or disk
+    """
 
-def of_all_images(
-    images: mirrors.Mirrors,
-    filling: hydration.Hydration | None,
-    counted: counters.ExchangeCounters,
-    late: Mapping[str, blocked_requests.LateWaits],
-) -> dict[str, Any]:
-    """Return totals of all images, under the key None, from counters of the host."""
-    return {
-        "reads": {None: of_reads(images.reads, counted.fetched_total)},
-        "fill": of_fill_totals(filling.status.list_status().values() if filling else ()),
-        "late": {
-            None: {
-                "requests": sum(one.count for one in late.values()),
-                "longest_s": max((one.longest_s for one in late.values()), default=0.0),
-            }
-        },
-    }
+    images: mirrors.Mirrors
+    filling: hydration.Hydration | None
+    counted: counters.ExchangeCounters
+    late: Mapping[str, blocked_requests.LateWaits]
 
-
-def of_each_image(
-    images: mirrors.Mirrors,
-    filling: hydration.Hydration | None,
-    counted: counters.ExchangeCounters,
-    late: Mapping[str, blocked_requests.LateWaits],
-) -> dict[str, Any]:
-    """Return the numbers of each image; waiting reads by image or disk."""
-    fetched, nothing = dict(counted.fetched), counters.Tally()
-    reads = {image.map.image_id: image.counters for image in images.open()}
-    return {
-        "reads": {
-            image_id: of_reads(reads.get(image_id), fetched.get(image_id, nothing))
+    def status(self, uses: usage.ImageUsage) -> dict[str, Any]:
+        """Return the state of each attached image, and totals that include detached ones."""
+        images, filling = self.images, self.filling
+        fetched = dict(self.counted.fetched)  # the event loop's thread modifies it
+        shown = {
+            image_id: of_image(
+                images.get_nowait(image_id),
+                fetched.get(image_id),
+                images.touched_ns(image_id),
+                uses.usage_of(image_id),
+                filling.status.status_of(image_id) if filling else None,
+                self.late.get(image_id),
+                images.size_bytes(image_id),
+            )
             for image_id in images.list_attached()
-        },
-        "fill": {
-            image_id: {**shown, "states": {shown["state"]: 1}}
-            for image_id, shown in (filling.status.list_status() if filling else {}).items()
-        },
-        "late": {
-            file_id: {"requests": one.count, "longest_s": one.longest_s}
-            for file_id, one in late.items()
-        },
-    }
+        }
+        return {
+            "images": shown,
+            "read": images.reads.read.as_dict(),
+            "fetched": self.counted.fetched_total.as_dict(),
+        }
+
+    def totals(self) -> dict[str, Any]:
+        """Return the numbers of all images together, under the key None."""
+        late, filling = self.late.values(), self._list_fill()
+        return {
+            "reads": {None: of_reads(self.images.reads, self.counted.fetched_total)},
+            "fill": of_fill_totals(filling.values()),
+            "late": {
+                None: {
+                    "requests": sum(one.count for one in late),
+                    "longest_s": max((one.longest_s for one in late), default=0.0),
+                }
+            },
+        }
+
+    def numbers_by_image(self) -> dict[str, Any]:
+        """Return the numbers of each image; waiting reads by image or disk."""
+        fetched, nothing = dict(self.counted.fetched), counters.Tally()
+        reads = {image.map.image_id: image.counters for image in self.images.open()}
+        return {
+            "reads": {
+                image_id: of_reads(reads.get(image_id), fetched.get(image_id, nothing))
+                for image_id in self.images.list_attached()
+            },
+            "fill": {
+                image_id: {**shown, "states": {shown["state"]: 1}}
+                for image_id, shown in self._list_fill().items()
+            },
+            "late": {
+                file_id: {"requests": one.count, "longest_s": one.longest_s}
+                for file_id, one in self.late.items()
+            },
+        }
+
+    def _list_fill(self) -> Mapping[ids.ImageId, dict[str, Any]]:
+        return self.filling.status.list_status() if self.filling else {}
 
 
 def of_fill_totals(shown: Collection[Mapping[str, Any]]) -> dict[None, dict[str, Any]]:

@@ -214,29 +214,30 @@ class Agent:
 
     def current_status(self) -> dict[str, Any]:
         """Return the agent's status; thread-safe."""
-        chunks, images, late = (
-            self._chunks,
-            self._images,
-            self._guests.stuck_requests.list_late_requests(),
-        )
+        report = self._image_report()
         return {
             **status.of_agent(self._cloud.host, self._conf, time.monotonic() - self._started_s),
-            **image_status.of_images(
-                chunks.mirrors, images.usage, images.hydration, chunks.exchange.counters, late
-            ),
-            "disks": status.of_disks(self._guests.disks, late),
+            **report.status(self._images.usage),
+            "disks": status.of_disks(self._guests.disks, report.late),
             **self._part_status(),
         }
 
     def _metrics(self) -> dict[str, Any]:
         by_image = self._conf.acstor_agent.metrics_by_image
-        of_images = image_status.of_each_image if by_image else image_status.of_all_images
-        chunks, late = self._chunks, self._guests.stuck_requests.list_late_requests()
+        report = self._image_report()
         return {
             "by_image": by_image,
-            **of_images(chunks.mirrors, self._images.hydration, chunks.exchange.counters, late),
+            **(report.numbers_by_image() if by_image else report.totals()),
             **self._part_status(),
         }
+
+    def _image_report(self) -> image_status.ImageReport:
+        return image_status.ImageReport(
+            self._chunks.mirrors,
+            self._images.hydration,
+            self._chunks.exchange.counters,
+            self._guests.stuck_requests.list_late_requests(),
+        )
 
     def _part_status(self) -> dict[str, Any]:
         cloud = self._cloud

@@ -60,15 +60,15 @@ class Whole:
 
 
 async def picture_of(host, by_image=False):
-    of_images = image_status.of_each_image if by_image else image_status.of_all_images
     late = {
         one_host.IMAGE: blocked_requests.LateWaits(2, 7.5, ""),
         "a disk": blocked_requests.LateWaits(1, 9.5, ""),
     }
     whole = Whole({one_host.IMAGE: WHOLE, "another": WHOLE | {"is_late": None, "due_in_s": None}})
+    report = image_status.ImageReport(host.mirrors, whole, host.chunks.counters, late)
     return {
         "by_image": by_image,
-        **of_images(host.mirrors, whole, host.chunks.counters, late),
+        **(report.numbers_by_image() if by_image else report.totals()),
         "exchange": status.of_exchange(host.chunks, NET),
         "detached": {"images": 5, "purged_chunks": 6},
         "shares": {"images": 2, "bytes": 7777, "leased_images": 3, "refused": 4, "ignored": 5},
