@@ -35,7 +35,7 @@ STOCK = "qcow2"
 BACKEND = (
     "acstor_nova.imagebackend",
     "acstor_nova.snapshots.delta_snapshot",
-    "acstor_nova.evacuation",
+    "acstor_nova.evacuation.recovering_backend",
 )
 """Modules that are loaded when Nova creates its table of backends."""
 IMAGEBACKEND, DRIVER, UTILS, GUEST = (
@@ -128,15 +128,15 @@ def _backend(module: ModuleType) -> type:
 def _make_backend(module: ModuleType) -> type:
     from acstor_common.service import conf as common_conf
     from acstor_nova import conf as nova_conf
-    from acstor_nova import evacuation
     from acstor_nova import host_context
+    from acstor_nova.evacuation import recovering_backend
     from acstor_nova.snapshots import delta_snapshot
 
     nova_conf.register_opts(module.CONF)
     common_conf.warn_of_unknown(module.CONF, nova_conf.list_opts())
     host = host_context.HostContext(_nova_functions(module))
     LOG.info("acstor is the image backend; agent at %s", module.CONF.acstor.control_socket)
-    bases = evacuation.RecoveringBase, delta_snapshot.DeltaSnapshotBase, module.Qcow2
+    bases = recovering_backend.RecoveringBase, delta_snapshot.DeltaSnapshotBase, module.Qcow2
     return type("Acstor", bases, {"host": host, "__module__": __name__})
 
 
@@ -288,7 +288,7 @@ def _register_moves(module: ModuleType) -> None:
 
 
 def _why_unmovable(host: Any, instance_id: str) -> str:
-    from acstor_nova import recovered_disk
+    from acstor_nova.evacuation import recovered_disk
 
     return recovered_disk.why_unmovable(host, instance_id)
 
@@ -306,10 +306,10 @@ def _register_evacuations(module: ModuleType) -> None:
     except Exception as e:
         LOG.error("evacuated servers start from their images: %s", e)
         return
-    from acstor_nova import evacuation
+    from acstor_nova.evacuation import recovering_backend
 
     stock = module.ComputeManager._rebuild_default_impl
-    module.ComputeManager._rebuild_default_impl = evacuation.wrap_rebuild(stock, is_ours)
+    module.ComputeManager._rebuild_default_impl = recovering_backend.wrap_rebuild(stock, is_ours)
     setattr(module.ComputeManager, _MARK, True)
 
 
@@ -329,10 +329,10 @@ def _register_clean_up(module: ModuleType) -> None:
 
 
 def _drop_unused(host: Any, instance_ids: Collection[str]) -> None:
-    from acstor_nova import evacuation
+    from acstor_nova.evacuation import checkpoint_disk
 
     try:
-        evacuation.drop_unused(host, instance_ids)
+        checkpoint_disk.drop_unused(host, instance_ids)
     except Exception:
         LOG.exception("disks of checkpoints are not checked")
 

@@ -11,9 +11,9 @@ from oslo_config import cfg
 
 from acstor_common.wire import control_wire
 from acstor_nova import conf as nova_conf
-from acstor_nova import evacuation
 from acstor_nova import host_context
 from acstor_nova import imagebackend
+from acstor_nova.evacuation import recovering_backend
 from tests.fakes import scripted_agent
 
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
@@ -101,7 +101,7 @@ class Nova:
         )
         self.host = host_context.HostContext(nova, host_context.Timeouts(agent_start_s=0.0))
         self.stock = type("Stock", (Stock,), {})
-        bases = evacuation.RecoveringBase, imagebackend.MirrorBase, self.stock
+        bases = recovering_backend.RecoveringBase, imagebackend.MirrorBase, self.stock
         self.backend = type("Acstor", bases, {"host": self.host})
         self.answers = {
             control_wire.AttachImage: attached("raw", SIZE),

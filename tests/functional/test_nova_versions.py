@@ -21,9 +21,9 @@ from collections.abc import Callable
 import pytest
 
 from acstor_nova import enable
-from acstor_nova import evacuation
 from acstor_nova import nova_hooks
 from acstor_nova import registration
+from acstor_nova.evacuation import recovering_backend
 from tests.lab import runs
 from tests.lab.openstack import installed
 
@@ -72,7 +72,7 @@ print(json.dumps({
 }))
 """
 OURS = [
-    "acstor_nova.evacuation.RecoveringBase",
+    "acstor_nova.evacuation.recovering_backend.RecoveringBase",
     "acstor_nova.snapshots.delta_snapshot.DeltaSnapshotBase",
     "acstor_nova.imagebackend.MirrorBase",
 ]
@@ -161,7 +161,7 @@ def check_taken(nova: pathlib.Path, found: dict, log: str) -> None:
         assert classes[1:5] == [*OURS, STOCK]
     for what in ("precache", "clean_up", "snapshots", "composed", "moves", "power"):
         assert found[what] == registration.__file__, what
-    assert found["evacuations"] == evacuation.__file__
+    assert found["evacuations"] == recovering_backend.__file__
     for words in (
         "acstor is disabled",
         "Nova uploads complete snapshots",

@@ -15,9 +15,10 @@ from acstor_common.disks import recovery_marker
 from acstor_common.wire import control_wire
 from acstor_nova import agent_client
 from acstor_nova import decision_client
-from acstor_nova import evacuation
 from acstor_nova import host_context
-from acstor_nova import recovered_disk
+from acstor_nova.evacuation import checkpoint_disk
+from acstor_nova.evacuation import recovered_disk
+from acstor_nova.evacuation import recovering_backend
 from acstor_nova.snapshots import delta_snapshot
 from tests.fakes import nova_backend
 from tests.fakes import scripted_agent
@@ -111,7 +112,7 @@ def agent(nova):
 
 
 def evacuate(nova):
-    with evacuation.mark_evacuated(INSTANCE, CONTEXT):
+    with recovering_backend.mark_evacuated(INSTANCE, CONTEXT):
         return nova.spawn(size=SIZE)
 
 
@@ -145,13 +146,13 @@ def test_start_waits_for_the_disk_and_chooses_as_for_mirrors(nova, agent):
 
 
 def test_disk_of_a_larger_flavor_is_as_large(nova, agent):
-    with evacuation.mark_evacuated(INSTANCE, CONTEXT):
+    with recovering_backend.mark_evacuated(INSTANCE, CONTEXT):
         made = nova.spawn(size=2 * SIZE)
     assert base_of(made)[1] == 2 * SIZE
 
 
 def test_disk_of_a_flavor_without_a_size_is_as_large_as_the_checkpoint(nova, agent):
-    with evacuation.mark_evacuated(INSTANCE, CONTEXT):
+    with recovering_backend.mark_evacuated(INSTANCE, CONTEXT):
         assert base_of(nova.spawn(size=None))[1] == SIZE
     assert asked(agent, control_wire.AttachCheckpoint)[0].max_bytes == 0
 
@@ -162,9 +163,9 @@ def test_rebuild_gives_an_empty_disk(nova, agent, api):
 
 
 def test_other_disks_of_the_server_and_of_other_servers_are_made_as_ever(nova, agent, api):
-    with evacuation.mark_evacuated(OLD, CONTEXT):
+    with recovering_backend.mark_evacuated(OLD, CONTEXT):
         nova.spawn()
-    with evacuation.mark_evacuated(INSTANCE, CONTEXT):
+    with recovering_backend.mark_evacuated(INSTANCE, CONTEXT):
         nova.disk("disk.swap").cache(fetch_func=nova_backend.download, filename="swap_64", size=1)
     assert api.asked == []
 
@@ -306,7 +307,7 @@ def test_disk_that_cannot_be_made_is_an_error_in_words(nova, agent, monkeypatch)
     def fail(*args, **more):
         raise OSError("no space left")
 
-    monkeypatch.setattr(evacuation.processutils, "execute", fail)
+    monkeypatch.setattr(checkpoint_disk.processutils, "execute", fail)
     with pytest.raises(nova_backend.CannotStartError, match="no space left"):
         evacuate(nova)
 
@@ -371,7 +372,7 @@ def test_disk_that_cannot_be_laid_on_its_checkpoint_does_not_start(nova, agent, 
     def fail(*args, **more):
         raise OSError("no space left")
 
-    monkeypatch.setattr(evacuation.processutils, "execute", fail)
+    monkeypatch.setattr(checkpoint_disk.processutils, "execute", fail)
     with pytest.raises(nova_backend.CannotStartError, match="may lack some of its checkpoint"):
         made.libvirt_info("none")
 
@@ -445,16 +446,16 @@ def test_damaged_mark_is_no_licence_to_start(nova, agent):
         file.write("?")
     with pytest.raises(nova_backend.CannotStartError, match="may lack some of its checkpoint"):
         made.libvirt_info("none")
-    evacuation.drop_unused(nova.host, set())
+    checkpoint_disk.drop_unused(nova.host, set())
     assert not asked(agent, control_wire.DropDisk)
 
 
 def test_disk_of_a_checkpoint_stays_as_long_as_another_may_lack_some_of_it(nova, agent):
     made = marked(nova, agent)
-    evacuation.drop_unused(nova.host, {INSTANCE})
+    checkpoint_disk.drop_unused(nova.host, {INSTANCE})
     assert not asked(agent, control_wire.DropDisk)
     recovery_marker.remove(made.path)
-    evacuation.drop_unused(nova.host, {INSTANCE})
+    checkpoint_disk.drop_unused(nova.host, {INSTANCE})
     assert asked(agent, control_wire.DropDisk)
 
 
@@ -468,49 +469,49 @@ def test_start_waits_for_the_agent(nova):
 
 def test_disk_of_a_checkpoint_goes_when_nothing_lies_on_it(nova, agent):
     made = evacuate(nova)
-    evacuation.drop_unused(nova.host, set())
+    checkpoint_disk.drop_unused(nova.host, set())
     assert not asked(agent, control_wire.DropDisk)
     os.rename(nova.folder / INSTANCE, nova.folder / f"{INSTANCE}_resize")
-    evacuation.drop_unused(nova.host, set())
+    checkpoint_disk.drop_unused(nova.host, set())
     assert not asked(agent, control_wire.DropDisk)
     os.unlink(nova.folder / f"{INSTANCE}_resize" / os.path.basename(made.path))
-    evacuation.drop_unused(nova.host, set())
+    checkpoint_disk.drop_unused(nova.host, set())
     assert asked(agent, control_wire.DropDisk) == [control_wire.DropDisk(NEW)]
 
 
 def test_disk_that_is_not_to_be_seen_now_is_kept(nova, agent, tmp_path):
-    evacuation.drop_unused(nova.host, {INSTANCE})  # its file system is not there
+    checkpoint_disk.drop_unused(nova.host, {INSTANCE})  # its file system is not there
     (nova.folder / INSTANCE / "disk").mkdir(parents=True)  # what cannot be read
-    evacuation.drop_unused(nova.host, set())
+    checkpoint_disk.drop_unused(nova.host, set())
     assert not asked(agent, control_wire.DropDisk)
     (nova.folder / INSTANCE / "disk").rmdir()
-    evacuation.drop_unused(nova.host, set())
+    checkpoint_disk.drop_unused(nova.host, set())
     assert asked(agent, control_wire.DropDisk)
 
 
 def test_disk_that_is_being_made_is_used(nova, agent, monkeypatch):
-    monkeypatch.setattr(evacuation, "_disks_in_progress", {NEW})
-    evacuation.drop_unused(nova.host, set())
+    monkeypatch.setattr(checkpoint_disk, "_disks_in_progress", {NEW})
+    checkpoint_disk.drop_unused(nova.host, set())
     assert not asked(agent, control_wire.DropDisk)
 
 
 def test_agent_that_is_away_keeps_what_it_has(nova):
-    evacuation.drop_unused(nova.host, set())
+    checkpoint_disk.drop_unused(nova.host, set())
 
 
 def test_only_an_evacuation_is_noted():
     seen = []
 
     def stock(self, context, instance, **kwargs):
-        seen.append(evacuation._under_way.get())
+        seen.append(recovering_backend._under_way.get())
 
     instance = types.SimpleNamespace(uuid=INSTANCE)
-    ours = evacuation.wrap_rebuild(stock, lambda: True)
+    ours = recovering_backend.wrap_rebuild(stock, lambda: True)
     ours(None, context=CONTEXT, instance=instance, evacuate=True)
     ours(None, context=CONTEXT, instance=instance, evacuate=False)
-    evacuation.wrap_rebuild(stock, lambda: False)(None, CONTEXT, instance, evacuate=True)
+    recovering_backend.wrap_rebuild(stock, lambda: False)(None, CONTEXT, instance, evacuate=True)
     assert seen == [(INSTANCE, CONTEXT), None, None]
-    assert evacuation._under_way.get() is None
+    assert recovering_backend._under_way.get() is None
 
 
 def test_agent_that_is_too_old_refuses(nova):

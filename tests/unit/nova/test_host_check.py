@@ -132,9 +132,12 @@ def test_stock_backend_is_named(machine, agent):
 
 def test_library_that_is_missing_is_named(machine, agent, monkeypatch):
     """As where the package was installed without what it needs."""
-    monkeypatch.setitem(sys.modules, "acstor_nova.evacuation", None)
+    monkeypatch.setitem(sys.modules, "acstor_nova.evacuation.recovering_backend", None)
     found = machine.look()["libraries"]
-    assert found.level == "error" and "no module acstor_nova.evacuation" in found.detail
+    assert (
+        found.level == "error"
+        and "no module acstor_nova.evacuation.recovering_backend" in found.detail
+    )
 
 
 def test_no_line_for_the_backend_is_needed(machine, agent):

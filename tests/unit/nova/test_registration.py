@@ -7,8 +7,8 @@ import pytest
 
 from acstor_nova import host_context
 from acstor_nova import nova_hooks
-from acstor_nova import recovered_disk
 from acstor_nova import registration
+from acstor_nova.evacuation import recovered_disk
 from acstor_nova.snapshots import delta_snapshot
 
 INSTANCE = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
