@@ -54,12 +54,12 @@ class ChunkService:
                 cloud.delegated_host,
             )
         )
-        self.mirrors = mirrors.Mirrors(maps, self.source, inode_numbers.register_image)
+        self.mirrors = mirrors.Mirrors(maps, self.source, inode_numbers)
         self.chunk_lookup = chunk_lookup.ChunkLookup(
             self.mirrors,
             detached_maps.DetachedMaps(self.source, nursery),
-            stored.pins.pinned_part,
-            lambda: rings.current_ring().segment_chunks,
+            stored.pins,
+            rings,
         )
         self.exchange = self._make_exchange(stored)
 

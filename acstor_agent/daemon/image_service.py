@@ -11,6 +11,7 @@ from acstor_agent import settings
 from acstor_agent.cloud import membership
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.control import image_status
+from acstor_agent.core.images import replica_leases
 from acstor_agent.core.mount import inodes
 from acstor_agent.daemon import boot_service
 from acstor_agent.daemon import chunk_service
@@ -29,7 +30,6 @@ from acstor_agent.images.read import advertised_prefetch
 from acstor_agent.images.read import mirror
 from acstor_agent.mount import open_files
 from acstor_common.formats import chunk_map
-from acstor_common.model import ids
 
 
 class ImageService:
@@ -49,13 +49,17 @@ class ImageService:
         own = conf.acstor_agent
         self._own, self._nursery, self._stored, self._cloud = own, nursery, stored, cloud
         self._chunks, self._guests, self._boots = chunks, guests, boots
-        filler = self._make_filler()
-        self.replication = self._make_replication(filler) if own.keep_images == "cloud" else None
+        filler, leases = self._make_filler(), replica_leases.Leases()
+        self.replication: replication.Replication | None = None
+        if own.keep_images == "cloud":
+            self.replication = replication.Replication(
+                cloud.host, chunks.mirrors, filler, chunks.exchange, cloud.rings, leases
+            )
         self.usage = usage.ImageUsage(
             chunks.mirrors,
             functools.partial(open_files.list_open_images, conf.acstor.mount_point),
             guests.disks.list_base_images,
-            is_replica=self._is_leased,
+            leases=leases,
         )
         self.hydration: hydration.Hydration | None = None
         if own.keep_images != "none":
@@ -67,7 +71,6 @@ class ImageService:
             boots.sessions,
             self.usage,
             stored.pins,
-            self.replication,
             limits=image_eviction.EvictionLimits(own.detach_unused_after_s),
             detach_handlers=[boots.recording.forget_image, inode_numbers.image_detached],
         )
@@ -78,7 +81,7 @@ class ImageService:
     def _subscribe(self) -> None:
         chunks, cache = self._chunks, self._stored.cache
         fanout = event_fanout.EventFanout(
-            chunks.exchange, chunks.mirrors, cache, self.replication, self._is_replica
+            chunks.exchange, chunks.mirrors, cache, self.usage, self.replication
         )
         chunks.peers.subscribe(
             on_notification=fanout.announcement_received,
@@ -95,22 +98,12 @@ class ImageService:
             self._chunks.exchange,
             boot_deferral.BootDeferral(mirrors, self._boots.sessions),
             self._guests.read_admission,
-            read_traffic=meter.read_counters,
+            meter,
             first_chunk=pre_seed.first_chunk_of(self._cloud.host),
             limits=background_fill.FillLimits(settings.fill_rate_bytes_s(self._own)),
         )
 
-    def _make_replication(self, filler: background_fill.BackgroundFill) -> replication.Replication:
-        return replication.Replication(
-            self._cloud.host,
-            self._chunks.mirrors,
-            filler,
-            current_ring=self._cloud.rings.current_ring,
-            send=self._chunks.exchange.send_announcement,
-        )
-
     def _make_boot_prefetch(self) -> boot_image_prefetch.BootImagePrefetch:
-        rings = self._cloud.rings
         bytes_s = min(boot_image_prefetch.BYTES_S, settings.fill_rate_bytes_s(self._own))
         return boot_image_prefetch.BootImagePrefetch(
             boot_image_prefetch.Mode(self._own.prefetch_boot_images),
@@ -119,15 +112,9 @@ class ImageService:
             self.usage,
             self._chunks.chunk_lookup,
             self._guests.read_admission,
-            host_count=lambda: len(rings.ring.hosts),
+            self._cloud.rings,
             limits=boot_image_prefetch.PrefetchLimits(bytes_s),
         )
-
-    def _is_leased(self, image_id: ids.ImageId) -> bool:
-        return self.replication is not None and self.replication.is_leased(image_id)
-
-    def _is_replica(self, image_id: ids.ImageId) -> bool:
-        return self._is_leased(image_id) and not self.usage.is_seen(image_id)
 
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         chunks, boots = self._chunks, self._boots.sessions.boots_of(image_map)
@@ -136,10 +123,10 @@ class ImageService:
             chunks.identity_scheme.make_index(image_map),
             chunks.exchange,
             self._nursery,
-            boots.covers_chunk,
+            boots,
             settings.policies(self._own).prefetcher,
         )
-        if not self._is_replica(image_map.image_id):
+        if not self.usage.is_leased_only(image_map.image_id):
             ahead.chunks_advertised(chunks.exchange.list_known())
         return mirror.Mirror(
             image_map,

@@ -61,5 +61,5 @@ def _replica_placement(
 ) -> replica_placement.ReplicaPlacement:
     naming = settings.policies(own).identity()
     return replica_placement.ReplicaPlacement(
-        host, rings.current_ring, naming.oid_of, is_by_place=naming.is_by_place
+        host, rings, naming.oid_of, is_by_place=naming.is_by_place
     )

@@ -28,11 +28,8 @@ Event = Callable[..., list[actions.Action]]
 """A method of the engine."""
 
 
-class RingTables(Protocol):
-    """The v-node tables."""
-
-    def current_ring(self) -> hash_ring.Ring:
-        """Return the current table."""
+class RingTables(hash_ring.RingProvider, Protocol):
+    """Knows the current and the former v-node table."""
 
     def former_ring(self) -> hash_ring.Ring | None:
         """Return the replaced table, while it counts."""

@@ -4,12 +4,11 @@
 Announcements are not trusted: they influence prefetching and eviction, never what a guest reads.
 """
 
-from collections.abc import Callable
-
 from acstor_agent.cache import cache_files
 from acstor_agent.engine import actions
 from acstor_agent.engine_io import exchange
 from acstor_agent.images.image import mirrors
+from acstor_agent.images.image import usage
 from acstor_agent.images.keep import replication
 from acstor_common.model import ids
 from acstor_common.wire import peer_wire
@@ -23,10 +22,10 @@ class EventFanout:
         chunks: exchange.Exchange,
         images: mirrors.Mirrors,
         cache: cache_files.CacheFiles,
+        uses: usage.ImageUsage,
         replicas: replication.Replication | None = None,
-        is_replica: Callable[[ids.ImageId], bool] = lambda image_id: False,
     ) -> None:
-        self._replicas, self._is_replica = replicas, is_replica
+        self._uses, self._replicas = uses, replicas
         self._chunks, self._images, self._cache = chunks, images, cache
         chunks.on_action(actions.ForwardAnnouncement, self.announcements_accepted)
         cache.on_evicted(self.chunk_evicted)
@@ -41,7 +40,7 @@ class EventFanout:
     def announcements_accepted(self, action: actions.ForwardAnnouncement) -> None:
         """Process accepted announcements: prefetch candidates and copy hints."""
         for image in self._images.open():
-            if action.held and not self._is_replica(image.map.image_id):
+            if action.held and not self._uses.is_leased_only(image.map.image_id):
                 image.prefetch.chunks_advertised(action.held)
             for some in action.evictable:
                 for _, ref in image.prefetch.chunks_of(some):

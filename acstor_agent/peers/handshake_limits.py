@@ -6,7 +6,6 @@ When places are used up, the oldest connection of that address, or of the addres
 shared places, is dropped. So a flood from one address drops its own connections.
 """
 
-import collections
 import contextlib
 import logging
 from collections.abc import Callable
@@ -30,15 +29,12 @@ class HandshakeLimits:
     """Connections before their Hello; ``dropped`` counts those that failed.
 
     :param limit: concurrent connections from addresses without hosts
-    :param hosts_at: returns the number of hosts of the table at an address
     """
 
-    def __init__(
-        self, limit: int, time_s: float, hosts_at: Callable[[str], int] = lambda ip: 0
-    ) -> None:
+    def __init__(self, limit: int, time_s: float, hosts: handshake_limiter.HostAddresses) -> None:
         self.dropped = 0
-        self.handshakes = handshake_limiter.HandshakeLimiter(hosts_at)
-        self._limit, self._time_s, self._hosts_at = limit, time_s, hosts_at
+        self.handshakes = handshake_limiter.HandshakeLimiter(hosts)
+        self._limit, self._time_s, self._hosts = limit, time_s, hosts
         self._waiting: dict[trio.CancelScope, str] = {}  # oldest first
         self._of_hosts: dict[str, dict[trio.CancelScope, str]] = {}  # by address, oldest first
         self._drop_log = log_limit.LogLimit(LOG_INTERVAL_S)
@@ -71,13 +67,15 @@ class HandshakeLimits:
 
     def _make_room(self, ip: str) -> dict[trio.CancelScope, str]:
         """Return the list for an address, after dropping connections to make room."""
-        hosts = self._hosts_at(ip)
+        hosts = self._hosts.hosts_at(ip)
         if hosts:
             waiting, limit = self._of_hosts.setdefault(ip, {}), PLACES_OF_HOST * hosts
         else:
             waiting, limit = self._waiting, self._limit
         while len(waiting) >= limit:
-            _drop_oldest(waiting)
+            oldest = handshake_limiter.oldest_of_crowd(waiting)
+            del waiting[oldest]
+            oldest.cancel()
         return waiting
 
     def admit_connection(self, ip: str) -> bool:
@@ -118,10 +116,3 @@ class HandshakeLimits:
             self._lines, self._lines_since_s, self._unlogged = 0, now, 0
         self._lines += 1
         return self._lines <= LOG_LINES
-
-
-def _drop_oldest(waiting: dict[trio.CancelScope, str]) -> None:
-    address, _ = collections.Counter(waiting.values()).most_common(1)[0]
-    oldest = next(scope for scope, ip in waiting.items() if ip == address)
-    del waiting[oldest]
-    oldest.cancel()

@@ -77,7 +77,7 @@ class PeerNetwork:
         self._traffic = traffic or traffic_control.unbounded()
         self.faults = fault_log.FaultLog()
         self.unauthenticated = handshake_limits.HandshakeLimits(
-            self._limits.unauthenticated, self._limits.hello_s, admission.hosts_at
+            self._limits.unauthenticated, self._limits.hello_s, admission
         )
         may_enter = self.unauthenticated.admit_connection if credentials else lambda ip: True
         self.endpoint = peer_listener.PeerListener(self._accept, may_enter)

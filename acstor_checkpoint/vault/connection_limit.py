@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from typing import Final
 from typing import NamedTuple
 
+from acstor_common.identity import handshake_limiter
 from acstor_common.model import ids
 
 UNAUTHENTICATED: Final = 64
@@ -38,19 +39,16 @@ _BUSY: Final = math.inf
 
 
 class ConnectionLimit:
-    """Counts connections, and closes some for new ones; thread-safe.
-
-    :param hosts_at: returns the number of hosts in the v-node table with an address
-    """
+    """Counts connections, and closes some for new ones; thread-safe."""
 
     def __init__(
         self,
-        hosts_at: Callable[[str], int | None] = lambda ip: 0,
+        hosts: handshake_limiter.HostAddresses,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._hosts_at = hosts_at
+        self._addresses = hosts
         self._shared: dict[socket.socket, str] = {}  # the oldest first
         self._of_hosts: dict[str, dict[socket.socket, str]] = {}  # by address, oldest first
         self._held: dict[socket.socket, _Held] = {}  # least recently changed first
@@ -60,7 +58,7 @@ class ConnectionLimit:
 
         :param handle: a duplicate descriptor, open until :meth:`remove`
         """
-        hosts = self._hosts_at(address)
+        hosts = self._addresses.hosts_at(address)
         with self._lock:
             if hosts:
                 waiting = self._of_hosts.setdefault(address, {})
@@ -68,7 +66,9 @@ class ConnectionLimit:
             else:
                 waiting, limit = self._shared, UNAUTHENTICATED
             if len(waiting) >= limit:
-                _displace_one(waiting)
+                oldest = handshake_limiter.oldest_of_crowd(waiting)
+                del waiting[oldest]
+                _end(oldest)
             waiting[handle] = address
 
     def remove(self, handle: socket.socket, address: str) -> None:
@@ -151,13 +151,6 @@ class _Held(NamedTuple):
     @property
     def is_idle(self) -> bool:
         return self.idle_since_s < _BUSY
-
-
-def _displace_one(waiting: dict[socket.socket, str]) -> None:
-    crowd, _ = collections.Counter(waiting.values()).most_common(1)[0]
-    oldest = next(handle for handle, address in waiting.items() if address == crowd)
-    del waiting[oldest]
-    _end(oldest)
 
 
 def _end(handle: socket.socket) -> None:

@@ -77,8 +77,8 @@ class VaultServer:
     ) -> None:
         self._sock, self._api, self._limits = sock, api, limits
         self._credentials, self._hosts = credentials, hosts
-        self._connections = connection_limit.ConnectionLimit(hosts.hosts_at)
-        self._handshakes = handshake_limiter.HandshakeLimiter(hosts.hosts_at)
+        self._connections = connection_limit.ConnectionLimit(hosts)
+        self._handshakes = handshake_limiter.HandshakeLimiter(hosts)
         self._refusals = log_limit.LogLimit(_REFUSALS_S)
         self._errors = log_limit.LogLimit(_LOOK_S)
         self._numbers = itertools.count(1)

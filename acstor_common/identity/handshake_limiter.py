@@ -6,9 +6,14 @@ its own bucket, and all other addresses share one: unauthenticated peers cannot 
 the limits of hosts.
 """
 
-from collections.abc import Callable
+import collections
+from collections.abc import Mapping
+from typing import Protocol
+from typing import TypeVar
 
 from acstor_common.util import token_buckets
+
+K = TypeVar("K")
 
 OF_HOST = token_buckets.Rate(per_s=4.0, burst=32.0)
 """A host has four connections, and reopens them after a restart or when idle."""
@@ -19,21 +24,28 @@ ADDRESSES = 16384
 """Number of remembered addresses, of hosts and of others."""
 
 
+class HostAddresses(Protocol):
+    """Knows the addresses of the hosts in the v-node table."""
+
+    def hosts_at(self, ip: str) -> int:
+        """Return the number of hosts with an address."""
+
+
 class HandshakeLimiter:
     """Token buckets of handshakes by address.
 
-    :param hosts_at: returns how many hosts of the table have an address
-
-    >>> handshakes = HandshakeLimiter({"10.0.0.1": 1}.get)
+    >>> from acstor_common.ring import hash_ring
+    >>> table = hash_ring.Ring(1, (hash_ring.RingHost("h1", "10.0.0.1:7201", 100),))
+    >>> handshakes = HandshakeLimiter(table)
     >>> sum(handshakes.admit_handshake(f"192.0.2.{n % 250}", 0.0) for n in range(1000))
     100
     >>> handshakes.admit_handshake("10.0.0.1", 0.0), handshakes.refused
     (True, 900)
     """
 
-    def __init__(self, hosts_at: Callable[[str], int | None]) -> None:
+    def __init__(self, hosts: HostAddresses) -> None:
         self.refused = 0
-        self._hosts_at = hosts_at
+        self._addresses = hosts
         self._hosts: token_buckets.TokenBuckets[str] = token_buckets.TokenBuckets(
             OF_HOST, ADDRESSES
         )
@@ -46,13 +58,13 @@ class HandshakeLimiter:
 
     def admit_connection(self, ip: str, now: float) -> bool:
         """Return whether a handshake would be allowed; count a refusal."""
-        is_admitted = self._has_tokens(ip, self._hosts_at(ip), now)
+        is_admitted = self._has_tokens(ip, self._addresses.hosts_at(ip), now)
         self.refused += not is_admitted
         return is_admitted
 
     def admit_handshake(self, ip: str, now: float) -> bool:
         """Charge for a handshake and return True, or count a refusal and return False."""
-        hosts, is_admitted = self._hosts_at(ip), self.admit_connection(ip, now)
+        hosts, is_admitted = self._addresses.hosts_at(ip), self.admit_connection(ip, now)
         if is_admitted and hosts:
             self._hosts.charge_tokens(ip, 1 / hosts, now)
         elif is_admitted:
@@ -60,7 +72,16 @@ class HandshakeLimiter:
             self._all.charge_tokens(None, 1, now)
         return is_admitted
 
-    def _has_tokens(self, ip: str, hosts: int | None, now: float) -> bool:
+    def _has_tokens(self, ip: str, hosts: int, now: float) -> bool:
         if hosts:
             return self._hosts.tokens_left(ip, now) >= 1 / hosts
         return self._all.tokens_left(None, now) >= 1 and self._others.tokens_left(ip, now) >= 1
+
+
+def oldest_of_crowd(waiting: Mapping[K, str]) -> K:
+    """Return the oldest connection of the address with the most.
+
+    :param waiting: connections with their addresses, oldest first; not empty
+    """
+    crowd, _ = collections.Counter(waiting.values()).most_common(1)[0]
+    return next(one for one, address in waiting.items() if address == crowd)

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Annotated
+from typing import Protocol
 
 import msgspec
 
@@ -274,6 +275,13 @@ class Ring:
             while at < end:
                 yield self._owner_of_point[at]
                 at = self._ends[at]
+
+
+class RingProvider(Protocol):
+    """Knows the current v-node table."""
+
+    def current_ring(self) -> Ring:
+        """Return the current table."""
 
 
 def _sorted_points(

@@ -27,6 +27,7 @@ from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.cloud import interface_traffic
 from acstor_agent.core.images import prefetcher
 from acstor_agent.core.images import readahead
+from acstor_agent.core.mount import inodes
 from acstor_agent.engine import engine
 from acstor_agent.engine import identity
 from acstor_agent.engine import settings as settings_
@@ -233,10 +234,12 @@ class Host:
         self.source = source_client.SourceClient(
             [deadline_source.DeadlineSource(source, 2.0) for source in sources], jitter=rng.random
         )
-        self.images = mirrors.Mirrors(folder / "maps", self.source)
+        self.images = mirrors.Mirrors(
+            folder / "maps", self.source, inodes.Inodes(inodes.keyed(bytes(inodes.KEY_BYTES)))
+        )
         self.images.set_mirror_factory(self._make_mirror)
         looked_up = detached_maps.DetachedMaps(self.source, nursery, self._clock)
-        self.naming = chunk_lookup.ChunkLookup(self.images, looked_up, self.pins.pinned_part)
+        self.naming = chunk_lookup.ChunkLookup(self.images, looked_up, self.pins, self.rings)
         self._named.restore_names(self.cache.iter_cids())
         core = engine.Engine(
             here,
@@ -278,7 +281,8 @@ class Host:
             clock=self._clock,
         )
         self.server = Server(self.chunks.peer_server, rng)
-        self.news = event_fanout.EventFanout(self.chunks, self.images, self.cache)
+        self.uses = usage.ImageUsage(self.images, set, set, self._clock)
+        self.news = event_fanout.EventFanout(self.chunks, self.images, self.cache, self.uses)
         self.net.subscribe(
             on_notification=self.news.announcement_received,
             on_notification_lost=self.chunks.announcement_lost,
@@ -286,15 +290,18 @@ class Host:
         self.opened = reattach.Reattach(self.images, self.waiting, float("inf"), LOST_AFTER_S)
         self._keep_whole(rng)
 
+    def read_counters(self) -> interface_traffic.InterfaceSample:
+        """Return the counters of a link of 100 Mbit/s without traffic."""
+        return interface_traffic.InterfaceSample(self._clock(), [], 12_500_000)
+
     def _keep_whole(self, rng: random.Random) -> None:
-        self.uses = usage.ImageUsage(self.images, set, set, self._clock)
         filler = background_fill.BackgroundFill(
             self.images,
             self.pins,
             self.chunks,
             boot_deferral.BootDeferral(self.images, self.boots, 2.0, 20.0),
             self.waiting,
-            read_traffic=lambda: interface_traffic.InterfaceSample(self._clock(), [], 12_500_000),
+            self,
             first_chunk=rng.randrange(64),
             limits=background_fill.FillLimits(2e6),
         )
@@ -307,7 +314,7 @@ class Host:
         index = self._named.make_index(image_map)
         make_policy = functools.partial(prefetcher.Prefetcher, limit=self._settings.unmatched_limit)
         ahead = advertised_prefetch.AdvertisedPrefetch(
-            image_map, index, self.chunks, self._nursery, boots.covers_chunk, make_policy
+            image_map, index, self.chunks, self._nursery, boots, make_policy
         )
         ahead.chunks_advertised(self.chunks.list_known())
         return mirror.Mirror(

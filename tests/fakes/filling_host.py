@@ -53,7 +53,7 @@ class FillingHost:
             host.chunks,
             boots,
             reads=reads,
-            read_traffic=self._look,
+            traffic=self,
             limits=background_fill.FillLimits(1e9, measure_interval_s=0.05, **limits),
         )
 
@@ -61,7 +61,8 @@ class FillingHost:
         """Change limits of the fill."""
         self.filler.limits = dataclasses.replace(self.filler.limits, **limits)
 
-    def _look(self) -> interface_traffic.InterfaceSample:
+    def read_counters(self) -> interface_traffic.InterfaceSample:
+        """Return counters that do not grow."""
         self.looks += 1
         if self.link_fails:
             raise errors.Unusable("network interfaces", "there are none")

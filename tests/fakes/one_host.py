@@ -14,6 +14,7 @@ from acstor_agent.cache import cache_files
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import replica_placement
+from acstor_agent.core.mount import inodes
 from acstor_agent.engine import content_index
 from acstor_agent.engine import engine
 from acstor_agent.engine import identity
@@ -24,6 +25,7 @@ from acstor_agent.images import event_fanout
 from acstor_agent.images.image import chunk_lookup
 from acstor_agent.images.image import mirrors
 from acstor_agent.images.image import reattach
+from acstor_agent.images.image import usage
 from acstor_agent.images.keep import pins
 from acstor_agent.images.maps import detached_maps
 from acstor_agent.images.read import advertised_prefetch
@@ -128,10 +130,11 @@ class OneHost:
         )
         self.pins.cache = self.cache
         here = ids.HostId("h1")
-        self.mirrors = mirrors.Mirrors(self.maps, base.Wrapper(self.source))
+        self.inode_numbers = inodes.Inodes(inodes.keyed(bytes(inodes.KEY_BYTES)))
+        self.mirrors = mirrors.Mirrors(self.maps, base.Wrapper(self.source), self.inode_numbers)
         self.mirrors.set_mirror_factory(self._mirror)
         looked_up = detached_maps.DetachedMaps(self.source, nursery)
-        self.naming = chunk_lookup.ChunkLookup(self.mirrors, looked_up, self.pins.pinned_part)
+        self.naming = chunk_lookup.ChunkLookup(self.mirrors, looked_up, self.pins, OneTable(table))
         core = engine.Engine(
             here,
             table,
@@ -150,7 +153,9 @@ class OneHost:
             tables=OneTable(table),
             maps=self.naming,
         )
-        self.news = event_fanout.EventFanout(self.chunks, self.mirrors, self.cache)
+        self.news = event_fanout.EventFanout(
+            self.chunks, self.mirrors, self.cache, usage.ImageUsage(self.mirrors, set, set)
+        )
         self.ahead: readahead.Predictor = readahead.ReadAhead(0)
         self.waiting = read_admission.ReadAdmission(deadline_s=DEADLINE_S)
         self.now_s = 0.0
@@ -177,7 +182,7 @@ class OneHost:
             chunks=self.chunks,
             ahead=self.ahead,
             prefetch=advertised_prefetch.AdvertisedPrefetch(
-                image_map, index, self.chunks, self._nursery, boots.covers_chunk
+                image_map, index, self.chunks, self._nursery, boots
             ),
             boots=boots,
             reads=self.waiting,

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import NamedTuple
+from typing import Protocol
 
 STACKED_KINDS = frozenset({"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"})
 """Kinds of interfaces on top of a single lower interface."""
@@ -42,6 +43,16 @@ class InterfaceSample(NamedTuple):
     at_s: float  # monotonic clock
     links: list[NetworkInterface]
     link_bytes_s: int  # their capacity in each direction
+
+
+class InterfaceCounters(Protocol):
+    """Reads the counters of network interfaces."""
+
+    def read_counters(self) -> InterfaceSample:
+        """Return the current counters; blocks.
+
+        :raises errors.Unusable: there is no such interface, or the kernel refuses
+        """
 
 
 @dataclasses.dataclass(frozen=True)

@@ -95,17 +95,17 @@ class ReplicaPlacement:
     def __init__(
         self,
         own_host: ids.HostId,
-        current_ring: Callable[[], hash_ring.Ring],
+        rings: hash_ring.RingProvider,
         oid_of: OidOf,
         *,
         is_by_place: bool = False,
     ) -> None:
-        self._own_host, self._current_ring, self._oid_of = own_host, current_ring, oid_of
+        self._own_host, self._rings, self._oid_of = own_host, rings, oid_of
         self._is_by_place = is_by_place
 
     def share_table(self) -> hash_ring.Ring | None:
         """Return the table that defines this host's shares; None: it keeps whole images."""
-        table = self._current_ring()
+        table = self._rings.current_ring()
         return table if self._own_host in table else None
 
     def part_of(

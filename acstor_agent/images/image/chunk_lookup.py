@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looks up chunks in the maps of attached and other images, for peers' requests."""
 
-from collections.abc import Callable
 from collections.abc import Sequence
+from typing import Protocol
 
 from acstor_agent.core.images import replica_placement
 from acstor_agent.engine import chunk_ref
@@ -14,25 +14,30 @@ from acstor_agent.sources.wrappers import layout_source
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.model import segments
+from acstor_common.ring import hash_ring
 
 TRIES = 3
 
 
-class ChunkLookup(authorization.ChunkMaps):
-    """The chunk maps of attached images, and of others that peers request.
+class PinnedParts(Protocol):
+    """Knows the pinned parts of images, with their maps."""
 
-    :param pinned_part: returns the pinned part and map of an image, open or not
-    """
+    def pinned_part(self, image_id: ids.ImageId) -> replica_placement.ReplicaPart | None:
+        """Return the pinned part of an image, open or not; None: it is not pinned."""
+
+
+class ChunkLookup(authorization.ChunkMaps):
+    """The chunk maps of attached images, and of others that peers request."""
 
     def __init__(
         self,
         images: mirrors.Mirrors,
         detached: detached_maps.DetachedMaps,
-        pinned_part: Callable[[ids.ImageId], replica_placement.ReplicaPart | None],
-        segment_chunks: Callable[[], int] = lambda: 1,
+        pins: PinnedParts,
+        rings: hash_ring.RingProvider,
     ) -> None:
-        self._images, self.detached, self._pinned_part = images, detached, pinned_part
-        self._segment_chunks = segment_chunks
+        self._images, self.detached = images, detached
+        self._pins, self._rings = pins, rings
 
     def is_attached(self, image_id: ids.ImageId) -> bool:
         """Return whether this host mirrors an image."""
@@ -53,7 +58,7 @@ class ChunkLookup(authorization.ChunkMaps):
 
     def segments_of(self, request: chunk_ref.Request) -> authorization.Segments | None:
         """See :meth:`authorization.ChunkMaps.segments_of`."""
-        length = self._segment_chunks()
+        length = self._rings.current_ring().segment_chunks
         if length == 1 or request.offset >= base.AT_BOOT_IMAGE:
             return None
         image = self._images.get_nowait(request.image_id)
@@ -75,7 +80,7 @@ class ChunkLookup(authorization.ChunkMaps):
         """Return the layout of an image's stored file; None if unknown here."""
         if (image := self._images.get_nowait(image_id)) is not None:
             return image.map.layout
-        if (part := self._pinned_part(image_id)) is not None:
+        if (part := self._pins.pinned_part(image_id)) is not None:
             return part.map.layout
         return self.detached.layout_of(image_id)
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import trio
 
 from acstor_agent.core import counters
+from acstor_agent.core.mount import inodes
 from acstor_agent.images.maps import file_mapping
 from acstor_agent.images.read import mirror
 from acstor_agent.runtime import keyed_locks
@@ -38,22 +39,19 @@ MAX_ALL_MAPS_BYTES = 16 * 1024 * geometry.MIB
 
 
 class Mirrors:
-    """All mirrors of this host.
-
-    :param claim: called before an image counts as attached; may raise
-    """
+    """All mirrors of this host."""
 
     def __init__(
         self,
         folder: pathlib.Path,
         source: base.Source,
-        claim: Callable[[ids.ImageId], object] = lambda image_id: None,
+        inode_numbers: inodes.Inodes,
         max_all_maps_bytes: int = MAX_ALL_MAPS_BYTES,
     ) -> None:
         self.max_all_maps_bytes = max_all_maps_bytes
         self._folder = folder
         self._source = source
-        self._claim = claim
+        self._inode_numbers = inode_numbers
         self._mirrors: dict[ids.ImageId, mirror.Mirror] = {}
         self._attaching = keyed_locks.KeyedLocks[ids.ImageId]()
         self.reads = counters.ReadCounters()
@@ -262,7 +260,7 @@ class Mirrors:
                     await trio.to_thread.run_sync(_check_hash, written, os_hash, what)
                 incoming_map = await trio.to_thread.run_sync(open_map, written, image_id, what)
                 await self._check_image(incoming_map)
-                self._claim(image_id)
+                self._inode_numbers.register_image(image_id)
                 await trio.to_thread.run_sync(os.fsync, incoming.fileno())
         return incoming_map
 

@@ -26,6 +26,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Container
 
 import trio
 
@@ -49,7 +50,10 @@ class UsageLimits:
 
 
 class ImageUsage:
-    """Usage of all images of this host; keep :meth:`run` running."""
+    """Usage of all images of this host; keep :meth:`run` running.
+
+    :param leases: the images that other hosts lease
+    """
 
     def __init__(
         self,
@@ -58,12 +62,12 @@ class ImageUsage:
         find_bases: FindImages,
         clock: Callable[[], float] = time.monotonic,
         *,
-        is_replica: Callable[[ids.ImageId], bool] = lambda image_id: False,
+        leases: Container[ids.ImageId] = frozenset(),
         limits: UsageLimits = UsageLimits(),
     ) -> None:
         self.limits = limits
         self._images, self._clock = images, clock
-        self._is_replica = is_replica
+        self._leases = leases
         self._look_for_open, self._look_for_bases = find_open, find_bases
         self._openings = image_usage.Openings()
         attached = images.list_attached()
@@ -114,6 +118,14 @@ class ImageUsage:
         """Return whether only other hosts need an image, as far as is known."""
         return self._touches.is_replica(image_id) and not self.is_seen(image_id)
 
+    def is_leased(self, image_id: ids.ImageId) -> bool:
+        """Return whether another host leases an image; any thread may call it."""
+        return image_id in self._leases
+
+    def is_leased_only(self, image_id: ids.ImageId) -> bool:
+        """Return whether another host leases an image, and nothing shows a use here."""
+        return self.is_leased(image_id) and not self.is_seen(image_id)
+
     def base_images(self) -> frozenset[ids.ImageId]:
         """Return the base images of disks, attached or not; any thread may call it."""
         return self._bases
@@ -149,7 +161,7 @@ class ImageUsage:
             reads = image.counters.latency.count if image else 0
             stamp_ns = self._images.touched_ns(image_id)
             seen = self._seen.get(image_id)
-            is_replica = self._is_replica(image_id)
+            is_replica = self.is_leased(image_id)
             shows_none = is_replica or self._images.was_attached_by_map(image_id)
             if seen is None and shows_none and not reads:
                 self._touches.image_attached(image_id, self._clock(), is_replica=is_replica)

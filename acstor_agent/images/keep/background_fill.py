@@ -9,7 +9,6 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
 
@@ -117,7 +116,6 @@ class _FillSlice:
 class BackgroundFill:
     """Fills images, one at a time.
 
-    :param read_traffic: returns the counters of the network interfaces; blocks
     :param first_chunk: this host's starting position, so that hosts begin at different chunks
     """
 
@@ -128,8 +126,8 @@ class BackgroundFill:
         chunks: exchange.Exchange,
         boots: boot_deferral.BootDeferral,
         reads: read_admission.ReadAdmission,
+        traffic: interface_traffic.InterfaceCounters,
         *,
-        read_traffic: Callable[[], interface_traffic.InterfaceSample],
         first_chunk: int = 0,
         limits: FillLimits = FillLimits(),
     ) -> None:
@@ -138,7 +136,7 @@ class BackgroundFill:
         self.current: ids.ImageId | None = None
         """The image that is being filled."""
         self._images, self._pins, self._chunks, self._reads = images, image_pins, chunks, reads
-        self._read_traffic, self._first_chunk = read_traffic, first_chunk
+        self._traffic, self._first_chunk = traffic, first_chunk
         self._spare, self._pacer = fill_rate.SpareBandwidth(), fill_rate.Pacer()
 
     def progress_of(self, image_id: ids.ImageId) -> FillProgress:
@@ -341,7 +339,7 @@ class BackgroundFill:
         while True:
             try:
                 spare_bytes_s = self._spare.spare_bytes_s(
-                    await trio.to_thread.run_sync(self._read_traffic)
+                    await trio.to_thread.run_sync(self._traffic.read_counters)
                 )
             except errors.Unusable:  # the decision service reports it
                 spare_bytes_s = fill_rate.UNKNOWN_BYTES_S

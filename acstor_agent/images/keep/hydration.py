@@ -99,7 +99,7 @@ class Hydration:
                 self._is_used(image_id, one),
                 one is not None and one.is_operator_pin,
             )
-            if is_used or is_operator_pin or self._is_leased(image_id):
+            if is_used or is_operator_pin or self._uses.is_leased(image_id):
                 known = self._filler.progress_of(image_id)
                 if is_used and not known.is_used:
                     known.changes_at_failure, known.counted_s = (
@@ -128,9 +128,6 @@ class Hydration:
         if one is None or one.is_replica:
             return self._uses.is_seen(image_id)  # a new pin needs evidence of use
         return self._uses.is_used(image_id)
-
-    def _is_leased(self, image_id: ids.ImageId) -> bool:
-        return self._replicas is not None and self._replicas.is_leased(image_id)
 
     async def _keep(self, image_id: ids.ImageId, *, is_replica: bool) -> None:
         known = self._filler.progress_of(image_id)

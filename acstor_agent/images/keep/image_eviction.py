@@ -26,7 +26,6 @@ import trio
 from acstor_agent.images.image import mirrors
 from acstor_agent.images.image import usage
 from acstor_agent.images.keep import pins
-from acstor_agent.images.keep import replication
 from acstor_agent.images.read import boot_session
 from acstor_common import errors
 from acstor_common.model import ids
@@ -63,7 +62,6 @@ class ImageEviction:
         boots: boot_session.BootSessions,
         uses: usage.ImageUsage,
         image_pins: pins.ImagePins,
-        replicas: replication.Replication | None = None,
         *,
         limits: EvictionLimits,
         detach_handlers: Iterable[DetachHandler] = (),
@@ -72,7 +70,7 @@ class ImageEviction:
         self.detached = self.purged_chunks = 0
         self.limits = limits
         self._images, self._boots, self._uses = images, boots, uses
-        self._pins, self._replicas = image_pins, replicas
+        self._pins = image_pins
         self._source, self._counters = boots.source, boots.chunks.counters
         self._detach_handlers, self._wall_clock = tuple(detach_handlers), wall_clock
         self._stay_until_s: dict[ids.ImageId, float] = {}
@@ -129,8 +127,7 @@ class ImageEviction:
         return not use.is_used(self.limits.unused_s)
 
     def _is_kept(self, image_id: ids.ImageId) -> bool:
-        is_leased = self._replicas is not None and self._replicas.is_leased(image_id)
-        return is_leased or self._pins.get(image_id) is not None
+        return self._uses.is_leased(image_id) or self._pins.get(image_id) is not None
 
     def _stays(self, image_id: ids.ImageId) -> bool:
         return trio.current_time() < self._stay_until_s.get(image_id, -math.inf)

@@ -21,6 +21,7 @@ from acstor_agent.core.images import fill_rate
 from acstor_agent.core.images import replica_holders
 from acstor_agent.core.images import replica_leases
 from acstor_agent.core.images import replica_placement
+from acstor_agent.engine_io import exchange
 from acstor_agent.images.image import mirrors
 from acstor_agent.images.keep import background_fill
 from acstor_common import errors
@@ -77,27 +78,27 @@ class _Failed(NamedTuple):
 
 
 class Replication:
-    """Leases in both directions, told by ``send``, which never waits; keep :meth:`run` running."""
+    """Leases in both directions; keep :meth:`run` running."""
 
     def __init__(
         self,
         host: ids.HostId,
         images: mirrors.Mirrors,
         filler: background_fill.BackgroundFill,
+        chunks: exchange.Exchange,
+        rings: hash_ring.RingProvider,
+        leases: replica_leases.Leases,
         *,
-        current_ring: Callable[[], hash_ring.Ring],
-        send: Callable[[ids.HostId, peer_wire.Notification], None],
         wall_clock: Callable[[], float] = time.time,
         limits: ReplicationLimits = ReplicationLimits(),
     ) -> None:
         self.refused = self.ignored = 0
         self._limits = limits
         self._host, self._images, self._filler = host, images, filler
-        self._current_ring, self._send = current_ring, send
+        self._chunks, self._rings, self._leases = chunks, rings, leases
         self._clock = trio.lowlevel.current_clock().current_time
         self._wall_clock = wall_clock
         self._holders = replica_holders.ReplicaHolders(limits.request_interval_s)
-        self._leases = replica_leases.Leases()
         self._table: hash_ring.Ring | None = None
         self._used: list[ids.ImageId] = []
         self._due_reports: dict[ids.HostId, dict[ids.ImageId, None]] = {}
@@ -106,10 +107,6 @@ class Replication:
         self._new = token_buckets.TokenBuckets[ids.HostId](NEW_OF_HOST, HOSTS)
 
     # Leases of other hosts
-
-    def is_leased(self, image_id: ids.ImageId) -> bool:
-        """Return whether another host leases an image; any thread may call it."""
-        return image_id in self._leases
 
     def leased_until_s(self, image_id: ids.ImageId) -> float:
         """Return when the last lease of an image ends, wall clock; 0 if none."""
@@ -124,7 +121,7 @@ class Replication:
 
     def report_received(self, host: ids.HostId, notification: peer_wire.Notification) -> None:
         """Process an unsolicited message of a peer."""
-        table = self._current_ring()
+        table = self._rings.current_ring()
         if host == self._host or self._host not in table or host not in table.group_of(self._host):
             self.ignored += 1
             return
@@ -153,7 +150,7 @@ class Replication:
 
     def report_shares(self, image_id: ids.ImageId) -> replica_holders.Report:
         """Return the state of the other hosts' shares; any thread may call it."""
-        table = self._current_ring()
+        table = self._rings.current_ring()
         return self._holders.report_shares(
             image_id, self._others(table), table.epoch, self._clock()
         )
@@ -170,7 +167,7 @@ class Replication:
 
     def count_copies(self) -> int:
         """Return the intended copies of each chunk; any thread may call it."""
-        return replica_placement.copy_count(self._current_ring(), self._host)
+        return replica_placement.copy_count(self._rings.current_ring(), self._host)
 
     def report_counts(self) -> dict[str, int]:
         """Return counters for status; any thread may call it."""
@@ -190,7 +187,7 @@ class Replication:
 
     def send_due_messages(self) -> None:
         """Send the messages that are due."""
-        now_s, table = self._clock(), self._current_ring()
+        now_s, table = self._clock(), self._rings.current_ring()
         used, is_moved = self._images_in_use(), table is not self._table
         if is_moved or used != self._used:
             self._table, self._used = table, used
@@ -198,7 +195,7 @@ class Replication:
         if is_moved:
             self._holders.shares_changed(now_s)
         for host, keep in self._holders.take_due(now_s):
-            self._send(host, keep)
+            self._chunks.send_announcement(host, keep)
         self._leases.end_expired(now_s)
         self._note_changes(now_s)
         self._answer(table)
@@ -256,7 +253,7 @@ class Replication:
                 told = [share for its, share in found if its == epoch and share is not None]
                 for at in range(0, len(told), replica_messages.MAX_REPORTS):
                     part = tuple(told[at : at + replica_messages.MAX_REPORTS])
-                    self._send(host, peer_wire.ReplicaReport(epoch, part))
+                    self._chunks.send_announcement(host, peer_wire.ReplicaReport(epoch, part))
 
     def _share_for(
         self, host: ids.HostId, image_id: ids.ImageId, epoch: int

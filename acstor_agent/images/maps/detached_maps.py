@@ -165,7 +165,7 @@ class DetachedMaps:
         """Return the layout of an image, as far as its pages are here."""
         if (image := self._images.get(image_id)) is None:
             return None
-        return map_page.PagedLayout(image.subject, lambda page: self._pages.get((image_id, page)))
+        return map_page.PagedLayout(image.subject, self._pages)
 
     def _page_at(self, image: _Image, offset: int) -> int | None:
         """Return the map page for an offset; -1 for the boot image's head."""

@@ -6,8 +6,8 @@ The map's checksum does not cover a single page; its extents are validated as th
 
 import functools
 import struct
-from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -44,11 +44,13 @@ class Page(NamedTuple):
 
 
 class PagedLayout:
-    """The layout of an image of which some pages are here."""
+    """The layout of an image of which some pages are here, by image and number."""
 
-    def __init__(self, subject: chunk_map.Subject, page_of: Callable[[int], Page | None]) -> None:
+    def __init__(
+        self, subject: chunk_map.Subject, pages: Mapping[tuple[ids.ImageId, int], Page]
+    ) -> None:
         self.stored, self.size_bytes = subject.stored, subject.geometry.size_bytes
-        self._subject, self._page_of = subject, page_of
+        self._subject, self._pages = subject, pages
         self._page_bytes = PAGE_CIDS * subject.geometry.chunk_bytes
 
     def find(self, start: int, stop: int) -> list[layout.Extent]:
@@ -58,7 +60,7 @@ class PagedLayout:
         """
         found: list[layout.Extent] = []
         for number in range(start // self._page_bytes, -(-stop // self._page_bytes)):
-            if (page := self._page_of(number)) is None:
+            if (page := self._pages.get((self._subject.image_id, number))) is None:
                 what = f"image {self._subject.image_id}"
                 why = "its layout has made room for those of others"
                 raise errors.SourceOverloaded(what, "this host", why)

@@ -10,7 +10,6 @@ import collections
 import dataclasses
 import logging
 import random
-from collections.abc import Callable
 from collections.abc import Sequence
 
 import trio
@@ -32,6 +31,7 @@ from acstor_common import errors
 from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from acstor_common.util import token_buckets
 from acstor_common.wire import decision_messages
 
@@ -67,15 +67,15 @@ class BootImagePrefetch:
         uses: usage.ImageUsage,
         lookup: chunk_lookup.ChunkLookup,
         reads: read_admission.ReadAdmission,
+        rings: hash_ring.RingProvider,
         *,
-        host_count: Callable[[], int],
         limits: PrefetchLimits = PrefetchLimits(),
     ) -> None:
         self._limits = limits
         self._mode = mode if boots.memory.limit_bytes else Mode.NONE
         self._images, self._uses, self._lookup, self._reads = images, uses, lookup, reads
         self._chunks, self._cache, self._counters = boots.chunks, boots.cache, boots.counters
-        self._here, self._host_count = boots.chunks.own_host, host_count
+        self._here, self._rings = boots.chunks.own_host, rings
         self._position = random.random()  # among the notified hosts
         self._pacer = fill_rate.Pacer()
         self._pacer.bytes_s = limits.bytes_s
@@ -101,7 +101,7 @@ class BootImagePrefetch:
 
         With varying delays, the last of several boot images would be late on all hosts.
         """
-        return self._position * prefetch_policy.spread_s(self._host_count())
+        return self._position * prefetch_policy.spread_s(len(self._rings.current_ring().hosts))
 
     async def prefetch_boot_image(
         self, task: decision_messages.ImageTask, report: bulk_fetch.Report

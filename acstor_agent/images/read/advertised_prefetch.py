@@ -16,6 +16,7 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import content_index
 from acstor_agent.engine_io import background_fetch
 from acstor_agent.engine_io import exchange
+from acstor_agent.images.read import boot_session
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
@@ -30,7 +31,7 @@ _E = chunk_state.ChunkEvent
 
 
 class AdvertisedPrefetch:
-    """The prefetch of one image; a chunk that ``is_covered`` comes with the boot image."""
+    """The prefetch of one image; chunks that the boot image covers come with it."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class AdvertisedPrefetch:
         index: content_index.Index,
         chunks: exchange.Exchange,
         nursery: trio.Nursery,
-        is_covered: Callable[[ids.Cid], bool],
+        boots: boot_session.BootSession,
         make_policy: MakePolicy | None = prefetcher.by_trust,
     ) -> None:
         self.states = chunk_state.ChunkStates(len(image_map))
@@ -48,7 +49,7 @@ class AdvertisedPrefetch:
         self._index = index
         self._chunks = chunks
         self._nursery = nursery
-        self._is_covered = is_covered
+        self._boots = boots
         self._next: list[int] = []
         self._ahead: background_fetch.BackgroundFetch[int] | None = None
 
@@ -66,7 +67,7 @@ class AdvertisedPrefetch:
         self._fetch_some()
 
     def _is_here(self, cid: ids.Cid) -> bool:
-        return self._chunks.has_chunk(cid) or self._is_covered(cid)
+        return self._chunks.has_chunk(cid) or self._boots.covers_chunk(cid)
 
     def _note(self, chunks: list[tuple[int, chunk_ref.ChunkRef]]) -> None:
         refs = [one for one in chunks if not self._is_here(one[1].cid)]

@@ -18,6 +18,7 @@ from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from acstor_common.wire import decision_messages
 from tests.fakes import chunk_maps
 from tests.fakes import one_host
@@ -32,6 +33,7 @@ BOOT_BLOB = base.Blob(NEW, base.BlobKind.BOOT_IMAGE)
 LATE = boot_image_prefetch.MAX_IN_FLIGHT + 2
 """When some frames have come."""
 KeepClass = public_cache.KeepClass
+NO_HOSTS = hash_ring.Ring(0, ())
 
 
 def task(*after, is_public=False):
@@ -53,14 +55,12 @@ class Parts:
 
     def __init__(self, host):
         self.host, self.remote_idle_s, self.for_others = host, 100.0, set()
-        self.uses = usage.ImageUsage(
-            host.mirrors, set, set, is_replica=lambda image_id: image_id in self.for_others
-        )
+        self.uses = usage.ImageUsage(host.mirrors, set, set, leases=self.for_others)
         self.progress = []
         host.add_boot_image(DATA, TRACE)
         self.stored = host.blobs[BOOT_BLOB]
 
-    def ahead(self, mode=Mode.BOOTED, remote_idle_s=None, host_count=0, **limits):
+    def ahead(self, mode=Mode.BOOTED, remote_idle_s=None, table=NO_HOSTS, **limits):
         return boot_image_prefetch.BootImagePrefetch(
             mode,
             self.host.boots,
@@ -68,7 +68,7 @@ class Parts:
             self.uses,
             self.host.naming,
             types.SimpleNamespace(remote_idle_s=remote_idle_s or (lambda: self.remote_idle_s)),
-            host_count=lambda: host_count,
+            one_host.OneTable(table),
             limits=boot_image_prefetch.PrefetchLimits(**limits),
         )
 
@@ -322,7 +322,9 @@ async def test_frames_wait_while_a_guest_waits_but_not_for_ever(parts):
 
 async def test_hosts_begin_one_after_the_other_and_each_as_late_for_every_boot_image(parts):
     spread_s = core.spread_s(1000)
-    ahead = [parts.ahead(host_count=1000) for _ in range(1000)]
+    hosts = (hash_ring.RingHost(f"h{n}", f"10.0.0.1:{n}", 1) for n in range(1, 1001))
+    table = hash_ring.Ring(1, tuple(hosts))
+    ahead = [parts.ahead(table=table) for _ in range(1000)]
     delays_s = sorted(one.delay_s() for one in ahead)
     assert 0 <= delays_s[0] and delays_s[-1] < spread_s
     for share in (0.25, 0.5, 0.75):

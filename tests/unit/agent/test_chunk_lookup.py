@@ -18,9 +18,11 @@ from acstor_agent.sources import glance
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_wire
 from tests.fakes import fake_glance
 from tests.fakes import http_server
+from tests.fakes import one_host
 from tests.fakes import reading_source
 from tests.lab import local
 
@@ -73,13 +75,18 @@ class Host:
         self.source = FolderSource(images)
         self.attached = lambda image_id, offset, length: None
         self.others = detached_maps.DetachedMaps(self.source, nursery, trio.current_time, **how)
-        self.naming = chunk_lookup.ChunkLookup(self, self.others, lambda image_id: None)
+        self.naming = chunk_lookup.ChunkLookup(
+            self, self.others, self, one_host.OneTable(hash_ring.Ring(0, ()))
+        )
         self.rights = authorization.Authorization(HERE, self.naming, identity.ByContent())
 
     def content_at(self, *place):
         return self.attached(*place)
 
     def get_nowait(self, image_id):
+        return None
+
+    def pinned_part(self, image_id):
         return None
 
     async def open_attached(self, image_id):
@@ -521,12 +528,12 @@ async def test_run_of_an_image_that_is_not_attached_is_known_when_all_of_it_is(h
 async def test_segments_around_a_run_are_found_in_the_page_of_the_map(host, image_id):
     await host.naming.read_map_for_peer(PEER, image_id, 0, CHUNK)
     assert host.naming.segments_of(run_of(image_id, 1, 2)) is None  # each chunk is a segment
-    host.naming._segment_chunks = lambda: 2
+    host.naming._rings = one_host.OneTable(hash_ring.Ring(1, (), segment_chunks=2))
     around = host.naming.segments_of(run_of(image_id, 1, 2))
     assert around == ([*CIDS[:3], ids.ZERO_CID], 1, CHUNK, 2)
     frame = run_of(image_id, 0, 1, offset=base.AT_BOOT_IMAGE)
     assert host.naming.segments_of(frame) is None
-    host.naming._segment_chunks = lambda: 16
+    host.naming._rings = one_host.OneTable(hash_ring.Ring(1, (), segment_chunks=16))
     last = len(CIDS) - 1
     around = host.naming.segments_of(run_of(image_id, last, 1, SHORT))
     assert around.cids == [*CIDS[:3], ids.ZERO_CID, *CIDS[4:]]
@@ -536,7 +543,7 @@ async def test_map_that_is_forgotten_between_look_up_and_answer_costs_the_segmen
     host, image_id
 ):
     """Others' requests push pages out at any time; what was looked up is given all the same."""
-    host.naming._segment_chunks = lambda: 4
+    host.naming._rings = one_host.OneTable(hash_ring.Ring(1, (), segment_chunks=4))
     request = run_of(image_id, 1, 2)
     await host.naming.read_map_for_peer(PEER, image_id, 0, CHUNK)
     contents = host.naming.contents_of(request)
@@ -552,7 +559,7 @@ async def test_map_that_is_forgotten_between_look_up_and_answer_costs_the_segmen
 async def test_map_that_is_replaced_between_look_up_and_answer_names_no_segments(
     host, images, image_id
 ):
-    host.naming._segment_chunks = lambda: 4
+    host.naming._rings = one_host.OneTable(hash_ring.Ring(1, (), segment_chunks=4))
     request = run_of(image_id, 6, 3)
     await host.naming.read_map_for_peer(PEER, image_id, 0, CHUNK)
     contents = host.naming.contents_of(request)

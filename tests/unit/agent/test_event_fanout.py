@@ -5,6 +5,7 @@ import pytest
 
 from acstor_agent.engine import actions
 from acstor_agent.images import event_fanout
+from acstor_agent.images.image import usage
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_wire
@@ -29,7 +30,9 @@ async def test_home_of_a_chunk_may_say_that_a_copy_goes_first_and_nobody_else(ho
     await image.read(0, len(DATA))
     of_h2 = {image.map.cid_of(number) for number in (1, 4)}
     host.chunks.home_of = lambda ref: H2 if ref.cid in of_h2 else H3
-    heard = event_fanout.EventFanout(host.chunks, host.mirrors, host.cache)
+    heard = event_fanout.EventFanout(
+        host.chunks, host.mirrors, host.cache, usage.ImageUsage(host.mirrors, set, set)
+    )
     demoted = []
     host.cache.demote_chunk = lambda cid: demoted.append(cid) or True
     everything = announced.alone(*(ids.oid_of(image.map.cid_of(n)) for n in range(6)), 7)

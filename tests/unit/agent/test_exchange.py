@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import contextlib
 import random
+import types
 
 import pytest
 import trio
@@ -33,6 +34,8 @@ eager = prefetch_by_limit.unbounded
 Origin = counters.Origin
 KeepClass = public_cache.KeepClass
 DOWN = errors.SourceUnreachable("x", "memory", "down")
+
+NO_BOOT_IMAGE = types.SimpleNamespace(covers_chunk=lambda cid: False)
 
 
 @pytest.fixture
@@ -958,7 +961,7 @@ async def test_prefetch_that_hangs_keeps_back_no_other_of_its_image(cloud, autoj
     )
     index = content_index.ContentIndex(image_map)
     ahead = advertised_prefetch.AdvertisedPrefetch(
-        *(image_map, index, cloud.hosts[name], cloud.nursery, lambda cid: False, eager)
+        *(image_map, index, cloud.hosts[name], cloud.nursery, NO_BOOT_IMAGE, eager)
     )
     ahead.chunks_advertised(announced.alone(*oids[:2]))
     await trio.sleep(1)
@@ -977,7 +980,7 @@ async def test_prefetch_begins_nothing_that_the_home_alone_has(cloud, autojump_c
     cloud.is_heard = False
     index = content_index.ContentIndex(image_map)
     ahead = advertised_prefetch.AdvertisedPrefetch(
-        *(image_map, index, host, cloud.nursery, lambda cid: False, eager)
+        *(image_map, index, host, cloud.nursery, NO_BOOT_IMAGE, eager)
     )
     states = []
     for holder in ("h4", "h2"):

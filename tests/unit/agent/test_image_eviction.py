@@ -348,11 +348,11 @@ def test_images_that_operators_want_recorded_are_so_many_at_most():
 async def test_image_that_was_attached_for_others_goes_as_soon_as_it_need_not_be_kept(used):
     used.host.mirrors.detach_image(OTHER)
     used.uses.image_detached(OTHER)
-    used.uses._is_replica = used.detaching._is_kept = lambda image_id: image_id == OTHER
+    used.uses._leases = {OTHER}
     await used.host.mirrors.attach_image(OTHER)
     await used.let_pass(1)
     assert used.host.mirrors.list_attached() == sorted([IMAGE, OTHER])
-    used.uses._is_replica = used.detaching._is_kept = lambda image_id: False
+    used.uses._leases = set()
     await used.let_pass(1)
     assert used.host.mirrors.list_attached() == [IMAGE]
     await used.host.mirrors.attach_image(OTHER)  # for an instance of this host

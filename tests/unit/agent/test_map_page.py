@@ -49,7 +49,9 @@ async def read_all(raw: bytes) -> list[map_page.Page]:
 async def test_pages_say_what_the_whole_map_says():
     raw = map_of(extents())
     whole, pages = chunk_map.ChunkMap.parse(raw, "whole"), await read_all(raw)
-    found = map_page.PagedLayout(whole.subject, lambda number: pages[number])
+    found = map_page.PagedLayout(
+        whole.subject, {(IMAGE_ID, n): page for n, page in enumerate(pages)}
+    )
     assert (found.stored, found.size_bytes) == (whole.layout.stored, CUT.size_bytes)
     page_bytes = map_page.PAGE_CIDS * CHUNK
     for at in (0, 3 * CHUNK, page_bytes - CHUNK, page_bytes, CUT.size_bytes - 5):
@@ -68,7 +70,7 @@ async def test_page_of_a_raw_image_has_cids_alone():
 
 async def test_layout_of_a_page_that_made_room_is_nobodys_fault():
     raw = map_of(extents())
-    found = map_page.PagedLayout(chunk_map.subject_of(raw, "m", IMAGE_ID), lambda number: None)
+    found = map_page.PagedLayout(chunk_map.subject_of(raw, "m", IMAGE_ID), {})
     with pytest.raises(errors.SourceOverloaded, match="made room"):
         found.find(0, CHUNK)
 

@@ -15,6 +15,7 @@ from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_request
 from acstor_policies import unit_readahead
 from tests.fakes import one_host
@@ -288,5 +289,5 @@ async def test_peers_may_ask_for_runs_as_the_map_is_cut(host, image):
     frame = run_of(0, 1, offset=base.AT_BOOT_IMAGE, chunk_bytes=0)
     assert image.contents_of(frame) is None  # whether there is a boot image is not known yet
     assert host.naming.segments_of(whole) is None
-    host.naming._segment_chunks = lambda: 4
+    host.naming._rings = one_host.OneTable(hash_ring.Ring(1, (), segment_chunks=4))
     assert host.naming.segments_of(run_of(2, 1)) == (cids[:4], 2, CHUNK, 4)

@@ -2,6 +2,7 @@
 import errno
 import os
 import pathlib
+import types
 
 import pytest
 import trio
@@ -264,7 +265,7 @@ async def test_image_that_is_refused_leaves_no_map(host):
     def refuse(image_id: object) -> None:
         raise errors.NumberInUse(f"image {image_id}", "another image", 1)
 
-    refusing = mirrors.Mirrors(host.maps, host.source, refuse)
+    refusing = mirrors.Mirrors(host.maps, host.source, types.SimpleNamespace(register_image=refuse))
     refusing.set_mirror_factory(host._mirror)
     with pytest.raises(errors.NumberInUse):
         await refusing.attach_image(IMAGE)

@@ -21,6 +21,7 @@ from acstor_common.model import ids
 from acstor_common.util import log_limit
 from acstor_common.util import token_buckets
 from acstor_common.wire import peer_wire
+from tests.fakes import admission
 from tests.fakes import peer_giver
 from tests.fakes import turns
 from tests.unit.agent import test_peer_network as nets
@@ -200,7 +201,7 @@ async def test_crowd_of_strangers_does_not_keep_out_a_host(secure, tmp_path):
 
 @pytest.mark.expect_log("dropped")
 async def test_log_has_few_lines_of_strangers_whatever_they_say(caplog, autojump_clock):
-    said = handshake_limits.HandshakeLimits(4, 1.0)
+    said = handshake_limits.HandshakeLimits(4, 1.0, admission.Admission())
     for number in range(1000):
         said.log_drops(f"fd00::{number:x}", "somebody", "it is of no use")
         said.log_drops("fd00::1", "somebody", f"no frame begins with {number}")

@@ -178,9 +178,12 @@ class Place:
         ]
         self.table = hash_ring.Ring(self.epoch, tuple(hosts))
 
+    def current_ring(self):
+        return self.table
+
     def shares(self):
         return replica_placement.ReplicaPlacement(
-            ids.HostId("h1"), lambda: self.table, identity.ByContent().oid_of
+            ids.HostId("h1"), self, identity.ByContent().oid_of
         )
 
 

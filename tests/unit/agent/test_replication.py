@@ -47,9 +47,10 @@ class Place:
         self.wall_s = 1e9
 
     def shares(self) -> replica_placement.ReplicaPlacement:
-        return replica_placement.ReplicaPlacement(
-            H1, lambda: self.table, identity.ByContent().oid_of
-        )
+        return replica_placement.ReplicaPlacement(H1, self, identity.ByContent().oid_of)
+
+    def current_ring(self) -> hash_ring.Ring:
+        return self.table
 
 
 class Keeper(filling_host.FillingHost):
@@ -59,12 +60,14 @@ class Keeper(filling_host.FillingHost):
         super().__init__(host, host.waiting, slice_s=0.5, first_pause_s=first_pause_s)
         self.place = place
         self.told: list[tuple[str, peer_wire.Notification]] = []
+        leases = replica_leases.Leases()
         self.replicas = replication.Replication(
             H1,
             host.mirrors,
             self.filler,
-            current_ring=lambda: place.table,
-            send=lambda host_id, news: self.told.append((host_id, news)),
+            self,
+            place,
+            leases,
             wall_clock=lambda: place.wall_s,
             limits=replication.ReplicationLimits(
                 tick_s=0.05, request_interval_s=0.5, report_interval_s=0.1, grace_s=grace_s
@@ -73,7 +76,7 @@ class Keeper(filling_host.FillingHost):
         self.uses = usage.ImageUsage(
             *(host.mirrors, set, set),
             clock=trio.current_time,
-            is_replica=self.replicas.is_leased,
+            leases=leases,
             limits=filling_host.USAGE_LIMITS,
         )
         self.whole = hydration.Hydration(
@@ -81,6 +84,9 @@ class Keeper(filling_host.FillingHost):
             limits=filling_host.HYDRATION_LIMITS,
         )
         self.loops = self.uses.run, self.whole.run, self.replicas.run
+
+    def send_announcement(self, host_id, news):
+        self.told.append((host_id, news))
 
     def asks(self, host, *images, lease_s=3600):
         entries = tuple(replica_messages.Lease(one, lease_s) for one in images)
@@ -179,13 +185,13 @@ async def test_lease_outlives_a_restart_and_ends_within_a_day_whatever_the_date(
         await until(lambda: keeper.host.pins.get(IMAGE).leased_until_s)
     place.wall_s = 0.0  # a host without a battery
     async with running(tmp_path, place) as keeper:
-        await until(lambda: keeper.replicas.is_leased(IMAGE))
+        await until(lambda: keeper.uses.is_leased(IMAGE))
         assert keeper.replicas.leased_until_s(IMAGE) <= 86400
         await trio.sleep(0.5)
         assert keeper.host.pins.get(IMAGE).is_replica and keeper.promised_bytes()
     place.wall_s = 1e12  # or the host was off for long
     async with running(tmp_path, place) as keeper:
-        await until(lambda: keeper.replicas.is_leased(IMAGE))
+        await until(lambda: keeper.uses.is_leased(IMAGE))
         await keeper.whole._settle()
         assert keeper.promised_bytes()  # until who used it had time to ask again
     place.wall_s = 1e13
@@ -199,7 +205,7 @@ async def test_hosts_of_another_table_are_not_listened_to(tmp_path, place):
             keeper.asks(stranger, IMAGE)
         place.table = table_of("h2", "h3", epoch=2)  # this host has left
         keeper.asks(H2, IMAGE)
-        assert keeper.replicas.ignored == 3 and not keeper.replicas.is_leased(IMAGE)
+        assert keeper.replicas.ignored == 3 and not keeper.uses.is_leased(IMAGE)
         await trio.sleep(0.3)
         assert keeper.told == [] and keeper.host.source.reads == []
 

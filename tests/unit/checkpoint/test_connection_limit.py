@@ -11,6 +11,7 @@ from acstor_agent.disks import checkpoint_client
 from acstor_checkpoint.schedule import worker_pool
 from acstor_checkpoint.vault import connection_limit
 from acstor_common.model import ids
+from tests.fakes import admission
 
 H1 = ids.HostId("h1")
 
@@ -51,7 +52,7 @@ def stack() -> Iterator[contextlib.ExitStack]:
 def test_a_new_connection_displaces_the_oldest_of_the_address_with_most(
     stack: contextlib.ExitStack,
 ) -> None:
-    connections = Connections(stack, connection_limit.ConnectionLimit())
+    connections = Connections(stack, connection_limit.ConnectionLimit(admission.Admission()))
     alone = connections.add("10.0.0.2")
     crowd = [connections.add("10.0.0.1") for _ in range(connection_limit.UNAUTHENTICATED - 1)]
     assert not any(map(connections.has_ended, [alone, *crowd]))
@@ -61,7 +62,7 @@ def test_a_new_connection_displaces_the_oldest_of_the_address_with_most(
 
 
 def test_many_addresses_displace_their_own_oldest(stack: contextlib.ExitStack) -> None:
-    connections = Connections(stack, connection_limit.ConnectionLimit())
+    connections = Connections(stack, connection_limit.ConnectionLimit(admission.Admission()))
     first = [connections.add(f"10.0.0.{n}") for n in range(connection_limit.UNAUTHENTICATED)]
     later = [connections.add(f"10.0.1.{n}") for n in range(10)]
     assert [connections.has_ended(one) for one in first] == [n < 10 for n in range(len(first))]
@@ -69,7 +70,9 @@ def test_many_addresses_displace_their_own_oldest(stack: contextlib.ExitStack) -
 
 
 def test_others_take_no_place_at_the_address_of_a_host(stack: contextlib.ExitStack) -> None:
-    connections = Connections(stack, connection_limit.ConnectionLimit({"192.0.2.1": 2}.get))
+    connections = Connections(
+        stack, connection_limit.ConnectionLimit(admission.Admission(hosts={"192.0.2.1": 2}))
+    )
     host = connections.add("192.0.2.1")
     for n in range(2 * connection_limit.UNAUTHENTICATED):
         connections.add(f"10.0.0.{n}")
@@ -83,7 +86,7 @@ def test_others_take_no_place_at_the_address_of_a_host(stack: contextlib.ExitSta
 
 
 def test_a_place_that_is_given_back_is_free(stack: contextlib.ExitStack) -> None:
-    made = connection_limit.ConnectionLimit({"192.0.2.1": 1}.get)
+    made = connection_limit.ConnectionLimit(admission.Admission(hosts={"192.0.2.1": 1}))
     connections = Connections(stack, made)
     for address, limit in (
         ("10.0.0.1", connection_limit.UNAUTHENTICATED),
@@ -99,7 +102,7 @@ def test_a_place_that_is_given_back_is_free(stack: contextlib.ExitStack) -> None
 
 
 def test_an_end_that_cannot_be_told_does_not_matter(stack: contextlib.ExitStack) -> None:
-    made = connection_limit.ConnectionLimit()
+    made = connection_limit.ConnectionLimit(admission.Admission())
     connections = Connections(stack, made)
     connections.add("10.0.0.1").close()
     for _ in range(connection_limit.UNAUTHENTICATED):
@@ -107,7 +110,7 @@ def test_an_end_that_cannot_be_told_does_not_matter(stack: contextlib.ExitStack)
 
 
 def test_unauthenticated_connections_take_no_place_of_hosts(stack: contextlib.ExitStack) -> None:
-    made = connection_limit.ConnectionLimit()
+    made = connection_limit.ConnectionLimit(admission.Admission())
     connections = Connections(stack, made)
     for n in range(2 * connection_limit.CONNECTIONS):
         connections.add(f"10.0.0.{n % 200}")
@@ -120,7 +123,9 @@ class Hosts:
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack, self.now_s = stack, 100.0
-        self.places = connection_limit.ConnectionLimit(clock=lambda: self.now_s)
+        self.places = connection_limit.ConnectionLimit(
+            admission.Admission(), clock=lambda: self.now_s
+        )
         self.connections = Connections(stack, self.places)
 
     def add(self, host: str, *, is_busy: bool = False) -> socket.socket | None:

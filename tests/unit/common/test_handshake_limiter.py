@@ -4,25 +4,28 @@ from hypothesis import strategies as st
 
 from acstor_common.identity import handshake_limiter
 from acstor_common.util import token_buckets
+from tests.fakes import admission
 
-NOBODY = {}.get
+NOBODY = admission.Admission()
 
 
 def test_restart_of_a_thousand_hosts_is_let_in_at_once():
     hosts = {f"10.0.{n >> 8}.{n & 255}": 1 for n in range(1000)}
-    made = handshake_limiter.HandshakeLimiter(hosts.get)
+    made = handshake_limiter.HandshakeLimiter(admission.Admission(hosts=hosts))
     for _ in range(8):  # of each class two, and all of them again
         assert all(made.admit_handshake(ip, 0.0) for ip in hosts)
     assert made.refused == 0
 
 
 def test_hosts_at_one_address_have_an_allowance_each():
-    made = handshake_limiter.HandshakeLimiter({"10.0.0.1": 16}.get)
+    made = handshake_limiter.HandshakeLimiter(admission.Admission(hosts={"10.0.0.1": 16}))
     assert sum(made.admit_handshake("10.0.0.1", 0.0) for _ in range(1000)) == 16 * 32
 
 
 def test_host_that_floods_keeps_out_nobody_else():
-    made = handshake_limiter.HandshakeLimiter({"10.0.0.1": 1, "10.0.0.2": 1}.get)
+    made = handshake_limiter.HandshakeLimiter(
+        admission.Admission(hosts={"10.0.0.1": 1, "10.0.0.2": 1})
+    )
     assert sum(made.admit_handshake("10.0.0.1", 0.0) for _ in range(1000)) == 32
     assert made.admit_handshake("10.0.0.2", 0.0) and made.admit_handshake("192.0.2.1", 0.0)
     assert sum(made.admit_handshake("10.0.0.1", 10.0) for _ in range(1000)) == 32

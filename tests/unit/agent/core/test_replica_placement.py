@@ -39,7 +39,10 @@ def kept(table: hash_ring.Ring, naming: identity.Identity | None = None) -> dict
     found = {}
     for host in table.hosts:
         mine = replica_placement.ReplicaPlacement(
-            ids.HostId(host.host), lambda: table, named.oid_of, is_by_place=named.is_by_place
+            ids.HostId(host.host),
+            one_host.OneTable(table),
+            named.oid_of,
+            is_by_place=named.is_by_place,
         )
         found[host.host] = set(mine.part_of(MAP, mine.share_table()).list_contents())
     return found
@@ -74,12 +77,12 @@ def test_host_without_v_nodes_has_no_share_and_counts_as_no_copy():
 
 def test_host_that_is_not_on_the_table_keeps_all():
     mine = replica_placement.ReplicaPlacement(
-        ids.HostId("h9"), lambda: table_of("h1", "h2"), identity.ByContent().oid_of
+        ids.HostId("h9"), one_host.OneTable(table_of("h1", "h2")), identity.ByContent().oid_of
     )
     assert mine.share_table() is None
     assert set(mine.part_of(MAP, None).list_contents()) == CONTENTS
     nobody = replica_placement.ReplicaPlacement(
-        ids.HostId("h9"), lambda: hash_ring.Ring(0, ()), identity.ByContent().oid_of
+        ids.HostId("h9"), one_host.OneTable(hash_ring.Ring(0, ())), identity.ByContent().oid_of
     )
     assert nobody.share_table() is None
 
@@ -138,7 +141,7 @@ def test_bytes_of_all_shares_are_those_of_all_copies():
     table = table_of("h1", "h2", "h3")
     parts = [
         replica_placement.ReplicaPlacement(
-            ids.HostId(name), lambda: table, identity.ByContent().oid_of
+            ids.HostId(name), one_host.OneTable(table), identity.ByContent().oid_of
         ).part_of(MAP, table)
         for name in ("h1", "h2", "h3")
     ]
@@ -174,7 +177,7 @@ def test_share_is_that_of_the_owners_of_each_content_whatever_the_map():
         assert list(whole.numbers) == sorted(firsts.values())
         for host in table.hosts:
             mine = replica_placement.ReplicaPlacement(
-                ids.HostId(host.host), lambda t=table: t, ids_only
+                ids.HostId(host.host), one_host.OneTable(table), ids_only
             )
             part = mine.part_of(of_image, table)
             wanted = {
@@ -199,7 +202,10 @@ def test_part_of_a_large_image_takes_a_few_bytes_for_each_chunk():
     table = table_of("h1", "h2", "h3")
     for naming in (identity.ByContent(), place_identity.ByPlace()):
         mine = replica_placement.ReplicaPlacement(
-            ids.HostId("h1"), lambda: table, naming.oid_of, is_by_place=naming.is_by_place
+            ids.HostId("h1"),
+            one_host.OneTable(table),
+            naming.oid_of,
+            is_by_place=naming.is_by_place,
         )
         tracemalloc.start()
         try:
