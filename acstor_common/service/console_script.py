@@ -2,8 +2,10 @@
 """Entry points of commands; pip installs all of them, whichever extras were selected."""
 
 import contextlib
+import gc
 import importlib
 import sys
+import types
 from collections.abc import Callable
 from collections.abc import Iterator
 
@@ -28,7 +30,7 @@ def entry_point(command: str, module: str, extra: str) -> Callable[[], int]:
             print(f"{command} {version.installed()}")
             return 0
         try:
-            found = importlib.import_module(module)
+            found = import_for_life(module)
         except ModuleNotFoundError as e:
             if (e.name or "acstor_").startswith("acstor_"):
                 raise  # a defect, no missing dependency
@@ -40,6 +42,20 @@ def entry_point(command: str, module: str, extra: str) -> Callable[[], int]:
         return int(found.main() or 0)
 
     return start
+
+
+def import_for_life(module: str) -> types.ModuleType:
+    """Import a module that is needed until the process ends.
+
+    The garbage collector looks at nothing that the import made: not during the import, not at the
+    end of the process, and not in a forked child, where a look would copy the pages.
+    """
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def error_text(error: Exception) -> str:

@@ -9,6 +9,7 @@ have less of something, changes it here.  The product knows nothing of this, so 
 be changed only where the product looks it up in its module when it needs it.
 """
 
+import gc
 import importlib
 import json
 import pathlib
@@ -72,9 +73,13 @@ def change(constants: Constants) -> None:
 def main() -> Any:
     """Run the command; return its exit status."""
     module, constants, *arguments = sys.argv[1:]
+    gc.disable()  # as acstor_common.service.console_script does
     change(json.loads(constants))
+    command = importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
     sys.argv = [module, *arguments]
-    return importlib.import_module(module).main()
+    return command.main()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command that the package installs starts, and says nothing but what it was asked."""
 
+import gc
 import importlib
 import os
 import pathlib
@@ -192,3 +193,12 @@ def test_fault_of_acstors_own_is_not_taken_for_a_missing_extra() -> None:
     start = console_script.entry_point("acstor-x", "acstor_common.no_such_module", "agent")
     with pytest.raises(ModuleNotFoundError):
         start()
+
+
+def test_garbage_collector_goes_on_after_the_import_of_a_command() -> None:
+    frozen = gc.get_freeze_count()
+    console_script.import_for_life("acstor_common.errors")
+    assert gc.isenabled() and gc.get_freeze_count() > frozen
+    with pytest.raises(ModuleNotFoundError):
+        console_script.import_for_life("acstor_common.no_such_module")
+    assert gc.isenabled()
