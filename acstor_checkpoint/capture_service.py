@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from oslo_config import cfg
 
-from acstor_checkpoint.capture import agent_files
+from acstor_checkpoint import agent_files
 from acstor_checkpoint.capture import disk_states
-from acstor_checkpoint.capture import libvirt_domains
 from acstor_checkpoint.capture import scratch_files
 from acstor_checkpoint.capture import take_checkpoint
+from acstor_checkpoint.capture.domains import domain_list
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.holders import holder_pool
 from acstor_checkpoint.restore import offline_pull
@@ -119,9 +119,9 @@ def _made(
     bases = recovered_disks.BackingImages(mount_point)
     folder = pathlib.Path(SCRATCH_DIR)
     known = _states(pathlib.Path(own.state_dir), folder)
-    served = libvirt_domains.Domains(own.libvirt_uri, bases.image_of)
+    served = domain_list.Domains(own.libvirt_uri, bases.image_of)
     only = _holders(own.checkpoint_holders)
-    pool = holder_pool.HolderPool(host, files.read_ring, proof, _vault_port(own), only)
+    pool = holder_pool.HolderPool(host, files, proof, _vault_port(own), only)
     taker = take_checkpoint.CheckpointTaker(
         take_checkpoint.Settings(
             host,
@@ -153,7 +153,7 @@ def _pulling(
 ) -> pull_loop.PullLoop:
     bases = recovered_disks.BackingImages(mount_point)
     return pull_loop.PullLoop(
-        libvirt_domains.Domains(own.libvirt_uri, bases.checkpoint_of),
+        domain_list.Domains(own.libvirt_uri, bases.checkpoint_of),
         recovered_disks.RecoveredDisks(files.state_dir),
         bases,
         own.checkpoint_rate_bytes_s,

@@ -64,9 +64,12 @@ class _Failure(msgspec.Struct):
 class DecisionClient:
     """Client for one caller; its methods raise DecisionUnreachable."""
 
-    def __init__(self, url: str, ca_file: str, token: str) -> None:
+    def __init__(
+        self, url: str, ca_file: str, token: str, timeout_s: tuple[float, float] = TIMEOUT_S
+    ) -> None:
         self._url, self._verify = url.rstrip("/"), ca_file or True
         self._headers = {"X-Auth-Token": token, "Accept": "application/json"}
+        self._timeout_s = timeout_s
 
     def newest_checkpoints(self, instance_id: str) -> list[CheckpointSummary]:
         """Return the newest checkpoints of a server, newest first."""
@@ -83,7 +86,7 @@ class DecisionClient:
             said = session.get(
                 self._url + path,
                 headers=self._headers,
-                timeout=TIMEOUT_S,
+                timeout=self._timeout_s,
                 verify=self._verify,
                 allow_redirects=False,
             )

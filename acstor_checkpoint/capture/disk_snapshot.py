@@ -12,12 +12,13 @@ from typing import Final
 from typing import NamedTuple
 
 from acstor_checkpoint.capture import disk_states
-from acstor_checkpoint.capture import domain_xml
-from acstor_checkpoint.capture import libvirt_domains
 from acstor_checkpoint.capture import nbd_client
 from acstor_checkpoint.capture import offline_export
 from acstor_checkpoint.capture import scratch_files
 from acstor_checkpoint.capture import snapshot_window
+from acstor_checkpoint.capture.domains import domain_list
+from acstor_checkpoint.capture.domains import domain_xml
+from acstor_checkpoint.capture.domains import libvirt_domain
 from acstor_common import errors
 from acstor_common.formats import checkpoint_manifest
 
@@ -63,7 +64,7 @@ class SnapshotSource:
 
     def __init__(
         self,
-        domains: libvirt_domains.Domains,
+        domains: domain_list.Domains,
         states: disk_states.DiskStates,
         scratch: scratch_files.ScratchFiles,
         folder: pathlib.Path,
@@ -88,7 +89,7 @@ class SnapshotSource:
                 if domain.is_active():
                     raise offline_export.DiskChanged(domain.name, "it was started")
             return
-        bitmap = f"{libvirt_domains.PREFIX}{checkpoint_id}"
+        bitmap = f"{libvirt_domain.PREFIX}{checkpoint_id}"
         state.obsolete_bitmaps.append(bitmap)
         state.may_be_frozen = server.has_agent
         self._states.save(server.instance, state)
@@ -99,13 +100,13 @@ class SnapshotSource:
             watched = stack.enter_context(self._scratch.watch_file(files.scratch, end))
             try:
                 exported = self._export(stack, domain, bitmap, since)
-            except libvirt_domains.BitmapLost as e:
+            except libvirt_domain.BitmapLost as e:
                 LOG.warning("%s", e)
                 before, since = None, ""
                 exported = self._export(stack, domain, bitmap, since)
             self._check_base(server)
             taken_ms = _wall_clock_ms()
-            context = _meta_context(libvirt_domains.EXPORT_BITMAP if since else "")
+            context = _meta_context(libvirt_domain.EXPORT_BITMAP if since else "")
             disk = stack.enter_context(
                 nbd_client.ExportedDisk(exported.export, context, NBD_TIMEOUT_S)
             )
@@ -120,8 +121,8 @@ class SnapshotSource:
             raise errors.Unusable(server.disk.path, f"it is not on image {server.disk.base} now")
 
     def _export(
-        self, stack: contextlib.ExitStack, domain: libvirt_domains.Domain, bitmap: str, since: str
-    ) -> libvirt_domains.Snapshot:
+        self, stack: contextlib.ExitStack, domain: libvirt_domain.Domain, bitmap: str, since: str
+    ) -> libvirt_domain.Snapshot:
         return stack.enter_context(domain.export_snapshot(bitmap, since, self._folder))
 
     @contextlib.contextmanager

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 from typing import Final
 
-from acstor_checkpoint.capture import domain_xml
 from acstor_checkpoint.capture import nbd_client
 from acstor_checkpoint.capture import overlay
+from acstor_checkpoint.capture.domains import domain_xml
 from acstor_common import errors
 from acstor_common.disks import local_file
 

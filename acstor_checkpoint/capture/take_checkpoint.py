@@ -27,12 +27,12 @@ from typing import NamedTuple
 from acstor_checkpoint.capture import disk_capture
 from acstor_checkpoint.capture import disk_snapshot
 from acstor_checkpoint.capture import disk_states
-from acstor_checkpoint.capture import domain_xml
-from acstor_checkpoint.capture import libvirt_domains
 from acstor_checkpoint.capture import overlay
 from acstor_checkpoint.capture import rate_limit
 from acstor_checkpoint.capture import scratch_files
 from acstor_checkpoint.capture import snapshot_window
+from acstor_checkpoint.capture.domains import domain_list
+from acstor_checkpoint.capture.domains import domain_xml
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.holders import holder_group
 from acstor_checkpoint.vault_protocol import object_names
@@ -84,7 +84,7 @@ class CheckpointTaker:
     def __init__(
         self,
         settings: Settings,
-        domains: libvirt_domains.Domains,
+        domains: domain_list.Domains,
         states: disk_states.DiskStates,
         image_of: FindImage,
         pool: holder_group.HolderChooser,

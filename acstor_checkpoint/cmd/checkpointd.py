@@ -11,10 +11,10 @@ from typing import Any
 from oslo_config import cfg
 from prometheus_client import registry
 
+from acstor_checkpoint import agent_files
 from acstor_checkpoint import conf as checkpoint_conf
 from acstor_checkpoint import metrics
 from acstor_checkpoint import vault_service
-from acstor_checkpoint.capture import agent_files
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.schedule import bus_client
 from acstor_checkpoint.vault import authorized_hosts
@@ -70,7 +70,7 @@ def run(conf: cfg.ConfigOpts, register: checkpoint_record.Register | None = None
     identity, files = vault_service.open_identity(agent), agent_files.AgentFiles.from_options(agent)
     proof = vault_service.load_credentials(identity)
     with contextlib.ExitStack() as stack:
-        authorized = authorized_hosts.AuthorizedHosts(files.read_ring)
+        authorized = authorized_hosts.AuthorizedHosts(files)
         served = vault_service.serve_vault(own, identity.host, proof, authorized)
         vault = stack.enter_context(served)
         collectors: list[registry.Collector] = []
@@ -146,7 +146,7 @@ def _open_bus(
         identity.host,
         identity,
         bus_client.open_transport(conf.config_file or [], conf.config_dir or []),
-        tuple if vault is None else vault.health.list_issues,
+        None if vault is None else vault.health,
     )
     stack.callback(bus.stop)
     if vault is not None:

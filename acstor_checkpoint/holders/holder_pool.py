@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 from typing import NamedTuple
 
+from acstor_checkpoint import agent_files
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.holders import holder_placement
 from acstor_checkpoint.holders import vault_client
@@ -43,13 +44,13 @@ class HolderPool:
     def __init__(
         self,
         host: ids.HostId,
-        ring: Callable[[], hash_ring.Ring],
+        files: agent_files.AgentFiles,
         proof: credentials.Credentials,
         vault_port: int,
         allowed: Collection[ids.HostId] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._host, self._ring, self._proof = host, ring, proof
+        self._host, self._files, self._proof = host, files, proof
         self._vault_port, self._clock = vault_port, clock
         self._allowed = frozenset(allowed)
         self._backoffs: dict[ids.HostId, _Backoff] = {}
@@ -58,7 +59,7 @@ class HolderPool:
         self, disk: ids.ImageId, copies: int, current: Sequence[ids.HostId]
     ) -> Sequence[checkpoint_record.VaultHolder]:
         """Return holders of a disk; Unusable without v-node table."""
-        ring = self._ring()
+        ring = self._files.read_ring()
         chosen = holder_placement.choose_holders(
             ring, self._host, disk, copies, current, self._is_usable
         )
@@ -66,7 +67,7 @@ class HolderPool:
 
     def other_hosts(self) -> Sequence[checkpoint_record.VaultHolder]:
         """Return all hosts but this one; Unusable without v-node table."""
-        ring = self._ring()
+        ring = self._files.read_ring()
         hosts = [ids.HostId(host.host) for host in ring.hosts if host.host != self._host]
         return [checkpoint_record.VaultHolder(host, self._address(ring, host)) for host in hosts]
 

@@ -30,6 +30,7 @@ from typing import NamedTuple
 from acstor_checkpoint.capture import overlay
 from acstor_common import errors
 from acstor_common.disks import local_file
+from acstor_common.util import atomic_file
 
 COPY_ENDING: Final = ".acstor-pull"
 _LOOK_EVERY_S: Final = 0.2
@@ -207,11 +208,7 @@ def _exchange(made: int, copy: str, path: str) -> None:
         if not os.path.samestat(os.lstat(copy), os.fstat(made)):
             raise errors.Unusable(copy, "it is in use; retrying")
         os.rename(copy, path)
-        folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        atomic_file.sync_folder(pathlib.Path(path).parent)
     except OSError as e:  # Nova moved or deleted the server
         raise errors.Unusable(path, str(e)) from e
 

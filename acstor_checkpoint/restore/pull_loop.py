@@ -18,8 +18,9 @@ from typing import Final
 from typing import NamedTuple
 from typing import Protocol
 
-from acstor_checkpoint.capture import domain_xml
-from acstor_checkpoint.capture import libvirt_domains
+from acstor_checkpoint.capture.domains import domain_list
+from acstor_checkpoint.capture.domains import domain_xml
+from acstor_checkpoint.capture.domains import libvirt_domain
 from acstor_checkpoint.restore import offline_pull
 from acstor_checkpoint.restore import recovered_disks
 from acstor_common import errors
@@ -59,7 +60,7 @@ class PullLoop:
 
     def __init__(
         self,
-        domains: libvirt_domains.Domains,
+        domains: domain_list.Domains,
         recovered: recovered_disks.RecoveredDisks,
         bases: recovered_disks.BackingImages,
         rate_bytes_s: int,
@@ -146,7 +147,7 @@ class PullLoop:
         return self._offline_thread is not None and self._offline_thread.is_alive()
 
     def _start_offline(
-        self, server: domain_xml.Server, base: str, domain: libvirt_domains.Domain
+        self, server: domain_xml.Server, base: str, domain: libvirt_domain.Domain
     ) -> None:
         if self._is_pulling_offline():
             return

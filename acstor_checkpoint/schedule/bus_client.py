@@ -23,6 +23,7 @@ from oslo_config import cfg
 
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.schedule import nova_intervals
+from acstor_checkpoint.vault import vault_health
 from acstor_common import errors
 from acstor_common.identity import identity_files
 from acstor_common.identity import replay_filter
@@ -76,7 +77,7 @@ class BusClient:
     is invalid, and errors.DecisionUnreachable if the service does not answer or is busy.
 
     :param transport: see :func:`open_transport`
-    :param vault_issues: returns issues of this host's vault as single words
+    :param health: of this host's vault; None: it has none
     """
 
     def __init__(
@@ -84,11 +85,11 @@ class BusClient:
         host: ids.HostId,
         files: identity_files.IdentityFiles,
         transport: Any,
-        vault_issues: Callable[[], Sequence[str]] = tuple,
+        health: vault_health.VaultHealth | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._host, self._files, self._transport = host, files, transport
-        self._vault_issues, self._wall = vault_issues, wall
+        self._health, self._wall = health, wall
         self._freshness, self._lock = replay_filter.ReplayFilter(), threading.Lock()
         self._stopping = threading.Event()
         self._server: message_bus.BusServer | None = None
@@ -113,18 +114,16 @@ class BusClient:
     def _registered(
         self, record: checkpoint_record.CheckpointRecord
     ) -> messages.CheckpointResponse:
-        identity = self._identity()
+        self._identity()  # a host without a certificate asks for no key
         told = self._encrypt_record(self._message_of(record))
-        return self._ask(messages.REGISTER_CHECKPOINT, told, identity, messages.CheckpointResponse)
+        return self._ask(messages.REGISTER_CHECKPOINT, told, messages.CheckpointResponse)
 
     def list_retained(self) -> dict[str, set[str]]:
         """Return manifests to retain, by vault disk."""
         asked = messages.RetentionRequest(host=self._host, sent_s=self._wall())
-        answer = self._ask(
-            messages.KEPT_CHECKPOINTS, asked, self._identity(), messages.CheckpointResponse
-        )
-        if answer.why or not answer.is_complete:
-            why = answer.why or "it has more checkpoints than it tells"
+        answer = self._query(messages.KEPT_CHECKPOINTS, asked, messages.CheckpointResponse)
+        if not answer.is_complete:
+            why = "it has more checkpoints than it tells"
             raise errors.DecisionUnreachable("the message bus", why)
         kept: dict[str, set[str]] = {}
         for one in answer.kept:
@@ -136,19 +135,13 @@ class BusClient:
 
         :param failing: reported to operators, with the issues of the vault
         """
-        told = (*(messages.Failing("", issue) for issue in self._vault_issues()), *failing)
+        issues = self._health.list_issues() if self._health else ()
+        told = (*(messages.Failing("", issue) for issue in issues), *failing)
         asked = messages.IntervalRequest(
             host=self._host, sent_s=self._wall(), failing=told[: messages.MAX_FAILING]
         )
-        answer = self._ask(
-            messages.INTERVALS,
-            asked,
-            self._identity(),
-            messages.IntervalResponse,
-            signing.CHECKPOINT_INTERVALS,
-        )
-        if answer.why:
-            raise errors.DecisionUnreachable("the message bus", answer.why)
+        purpose = signing.CHECKPOINT_INTERVALS
+        answer = self._query(messages.INTERVALS, asked, messages.IntervalResponse, purpose)
         of_servers = {one.instance_id: one.interval_s for one in answer.of_servers}
         return nova_intervals.Intervals(answer.of_host, of_servers)
 
@@ -158,15 +151,8 @@ class BusClient:
         :param owners: at most MAX_OWNERS
         """
         asked = messages.OwnerRequest(host=self._host, owners=tuple(owners), sent_s=self._wall())
-        answer = self._ask(
-            messages.OWNERS,
-            asked,
-            self._identity(),
-            messages.OwnerResponse,
-            signing.CHECKPOINT_OWNERS,
-        )
-        if answer.why:
-            raise errors.DecisionUnreachable("the message bus", answer.why)
+        purpose = signing.CHECKPOINT_OWNERS
+        answer = self._query(messages.OWNERS, asked, messages.OwnerResponse, purpose)
         return set(map(ids.HostId, answer.gone))
 
     def _message_of(
@@ -213,15 +199,30 @@ class BusClient:
             raise errors.NotAuthenticated(what, "it has no certificate")
         return _Identity(identity.key, identity.certificate.pem)
 
-    def _ask(
+    def _query(
         self,
         method: str,
-        payload: messages.SealedMessage | messages.RetentionRequest | messages.OwnerRequest,
-        identity: _Identity,
+        payload: messages.RetentionRequest | messages.IntervalRequest | messages.OwnerRequest,
         kind: type[_ResponseType],
         purpose: str = signing.CHECKPOINT_ANSWER,
     ) -> _ResponseType:
-        told = signed_messages.sign_payload(payload, signing.CHECKPOINT, *identity)
+        """Return an answer that has no fault, or raise DecisionUnreachable."""
+        answer = self._ask(method, payload, kind, purpose)
+        if answer.why:
+            raise errors.DecisionUnreachable("the message bus", answer.why)
+        return answer
+
+    def _ask(
+        self,
+        method: str,
+        payload: messages.SealedMessage
+        | messages.RetentionRequest
+        | messages.IntervalRequest
+        | messages.OwnerRequest,
+        kind: type[_ResponseType],
+        purpose: str = signing.CHECKPOINT_ANSWER,
+    ) -> _ResponseType:
+        told = signed_messages.sign_payload(payload, signing.CHECKPOINT, *self._identity())
         reply = self._call(method, decision_messages.encode(told))
         answer = self._verify_reply(reply, purpose, kind)
         if not answer.why and (answer.host, answer.sent_s) != (self._host, payload.sent_s):

@@ -45,27 +45,23 @@ class NovaIntervals:
     """Polls intervals; not thread-safe, except for :attr:`last`.
 
     :param ask: None: there are none
-    :param failing: returns failures to report
     """
 
     def __init__(
-        self,
-        ask: FetchIntervals | None,
-        clock: Callable[[], float] = time.monotonic,
-        failing: Callable[[], Sequence[messages.Failing]] = tuple,
+        self, ask: FetchIntervals | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._ask, self._clock, self._failing = ask, clock, failing
+        self._ask, self._clock = ask, clock
         self._next_s = clock()
         self.last = Intervals()
         """The last known intervals; thread-safe."""
         self._faults = log_once.LogOnce(LOG)
 
-    def current_intervals(self) -> Intervals:
-        """Return the intervals; ask if due."""
+    def current_intervals(self, failing: Sequence[messages.Failing] = ()) -> Intervals:
+        """Return the intervals; ask if due, and report failures."""
         if self._ask is None or self._clock() < self._next_s:
             return self.last
         try:
-            self.last = self._ask(self._failing())
+            self.last = self._ask(failing)
             self._faults.log_warning("")
             every_s = EVERY_S
         except errors.AcstorError as e:

@@ -11,7 +11,7 @@ from collections.abc import Container
 from collections.abc import Iterable
 from typing import Final
 
-from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint.capture.domains import domain_xml
 from acstor_checkpoint.schedule import nova_intervals
 from acstor_common import errors
 from acstor_common.model import checkpoint_intervals

@@ -15,8 +15,8 @@ from typing import Final
 from typing import Protocol
 
 from acstor_checkpoint.capture import disk_states
-from acstor_checkpoint.capture import domain_xml
 from acstor_checkpoint.capture import snapshot_window
+from acstor_checkpoint.capture.domains import domain_xml
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.holders import holder_group
 from acstor_checkpoint.schedule import failures
@@ -81,7 +81,7 @@ class WorkerPool:
     ) -> None:
         self._domains, self._taker, self._states = domains, taker, states
         self._schedule = server_schedule.ServerSchedule(default_s)
-        self._intervals = nova_intervals.NovaIntervals(fetch_intervals, clock, self._failing)
+        self._intervals = nova_intervals.NovaIntervals(fetch_intervals, clock)
         self._clock, self._wall_ms = clock, wall_ms
         self._lock, self._refreshing = threading.Lock(), threading.Lock()
         self._woken = threading.Event()
@@ -212,9 +212,8 @@ class WorkerPool:
 
     def _query_servers(self) -> domain_xml.ServerList | None:
         try:
-            intervals = (
-                self._intervals.current_intervals()
-            )  # first: reports failures even if libvirt fails
+            # First: reports failures even if libvirt fails.
+            intervals = self._intervals.current_intervals(self._failing())
             present = self._domains.list_servers()
             self._update_schedule(present, intervals)
         except Exception as e:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from acstor_checkpoint import agent_files
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.ring import hash_ring
@@ -17,13 +18,13 @@ CHECK_INTERVAL_S: Final = 10.0
 class AuthorizedHosts:
     """Follows the v-node table; thread-safe.
 
-    :param ring: returns the table in force, or raises errors.Unusable
+    :param files: have the table in force
     """
 
     def __init__(
-        self, ring: Callable[[], hash_ring.Ring], clock: Callable[[], float] = time.monotonic
+        self, files: agent_files.AgentFiles, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._ring, self._clock = ring, clock
+        self._files, self._clock = files, clock
         self._lock = threading.Lock()
         self._table: hash_ring.Ring | None = None
         self._why = ""
@@ -55,6 +56,6 @@ class AuthorizedHosts:
     def _look(self) -> None:
         self._looked_s = self._clock()
         try:
-            self._table = self._ring()
+            self._table = self._files.read_ring()
         except errors.Unusable as e:
             self._why = str(e)

@@ -66,12 +66,10 @@ class PieceRate:
     """Charges a host for small pieces of its requests; one for each connection.
 
     A TLS record with a byte takes as much time as a large one.
-
-    :param spend: waits until the host may look up so many names
     """
 
-    def __init__(self, spend: Callable[[int], None]) -> None:
-        self._spend = spend
+    def __init__(self, rate: LookupRate, host: ids.HostId) -> None:
+        self._rate, self._host = rate, host
         self._pieces = self._size_bytes = 0
 
     def begin_request(self) -> None:
@@ -82,4 +80,4 @@ class PieceRate:
         """Charge a received piece, if it and those before are small."""
         self._pieces, self._size_bytes = self._pieces + 1, self._size_bytes + size_bytes
         if self._pieces > FREE_PIECES + self._size_bytes // PIECE_BYTES:
-            self._spend(OF_PIECE)
+            self._rate.spend_lookups(self._host, OF_PIECE)

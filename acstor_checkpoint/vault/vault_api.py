@@ -21,7 +21,6 @@ recovered on any of them; the data is sealed.
 
 import contextlib
 import errno
-import functools
 import http
 import logging
 from collections.abc import Callable
@@ -139,7 +138,7 @@ class VaultApi:
 
     def piece_rate(self, host: ids.HostId) -> lookup_rate.PieceRate:
         """Return what charges a connection of a host for small pieces."""
-        return lookup_rate.PieceRate(functools.partial(self._vault.lookup_rate.spend_lookups, host))
+        return lookup_rate.PieceRate(self._vault.lookup_rate, host)
 
     @contextlib.contextmanager
     def answer_request(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
+from typing import NamedTuple
 from typing import Protocol
 
 import msgspec
@@ -25,19 +26,27 @@ from acstor_common.service import bounded_responses
 
 LOG = logging.getLogger(__name__)
 
-IDLE_TIMEOUT_S = 1800.0
-"""Longest silence while a delta is sent.
-
-Between two changes the gateway may copy much of the base: 45 GB at 25 MB/s in that time.
-"""
 SLOWEST_BYTES_S = 1 * geometry.MIB
 """Of the new image's disk, each second until the deadlines; the gateway allows as much."""
-_ASKED_S = (10.0, 60.0)
-"""Timeouts to connect and of silence; the gateway may ask Keystone and others."""
 _DONE = "done"
 MAX_LINE_BYTES = 16 * 1024
-MAX_ANSWER_BYTES = 64 * geometry.MIB
-"""The gateway sends a line each five seconds."""
+
+
+class GatewayLimits(NamedTuple):
+    """Limits of a client.
+
+    :param ask_s: timeouts to connect and of silence; the gateway may ask Keystone and others
+    :param idle_s: longest silence while a delta is sent; between two changes the gateway may copy
+        much of the base, 45 GB at 25 MB/s in that time
+    :param answer_bytes: of an answer; the gateway sends a line each five seconds
+    """
+
+    ask_s: tuple[float, float] = (10.0, 60.0)
+    idle_s: float = 1800.0
+    answer_bytes: int = 64 * geometry.MIB
+
+
+LIMITS = GatewayLimits()
 
 
 class Body(Protocol):
@@ -68,7 +77,14 @@ class GatewayClient:
     Each answer has a deadline.  So has the upload of a delta.
     """
 
-    def __init__(self, url: str, ca_file: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        ca_file: str,
+        headers: Mapping[str, str] | None = None,
+        limits: GatewayLimits = LIMITS,
+    ) -> None:
+        self._limits = limits
         self._url = url.rstrip("/").removesuffix("/v1")
         self._verify: str | bool = ca_file or True
         self._headers = dict(headers or {})
@@ -94,7 +110,7 @@ class GatewayClient:
         """
         path = f"/v1/images/{image_id}/changes"
         headers = {"Content-Type": "application/octet-stream"}
-        within_s = IDLE_TIMEOUT_S + disk_bytes / SLOWEST_BYTES_S
+        within_s = self._limits.idle_s + disk_bytes / SLOWEST_BYTES_S
         sent = _TimedBody(body, within_s)
         with self._asked(
             "PUT", path, headers, within_s, params={"format": disk_format}, data=sent
@@ -120,11 +136,11 @@ class GatewayClient:
         **more: Any,
     ) -> Iterator[requests.Response]:
         # The connect timeout applies to each piece of the body.
-        timeout_s = IDLE_TIMEOUT_S if "data" in more else _ASKED_S
+        timeout_s = self._limits.idle_s if "data" in more else self._limits.ask_s
         try:
             with requests.Session() as session:
                 bounded_responses.bound_requests(
-                    session, max_bytes=MAX_ANSWER_BYTES, within_s=within_s
+                    session, max_bytes=self._limits.answer_bytes, within_s=within_s
                 )
                 with session.request(
                     method,

@@ -37,7 +37,7 @@ import msgspec
 from matplotlib import figure
 
 from acstor_checkpoint import conf
-from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint.capture.domains import domain_xml
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors

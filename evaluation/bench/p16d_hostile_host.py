@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 from oslo_config import cfg
 
-from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint.capture.domains import domain_xml
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.holders import holder_pool
 from acstor_checkpoint.holders import vault_client

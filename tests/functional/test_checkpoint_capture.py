@@ -11,9 +11,11 @@ import pytest
 pytest.importorskip("libvirt")
 
 from acstor_checkpoint.capture import disk_capture
-from acstor_checkpoint.capture import libvirt_domains
 from acstor_checkpoint.capture import nbd_client
 from acstor_checkpoint.capture import overlay
+from acstor_checkpoint.capture.domains import domain_list
+from acstor_checkpoint.capture.domains import libvirt_domain
+from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest
 from acstor_common.formats import chunk_map
@@ -40,7 +42,7 @@ class Place:
         self.guest = domain_lab.Domain(host, folder, BASE, disk_bytes, cache, *options)
         self.folder = folder
         mirrors = str(self.guest.mirrors)
-        self.domains = libvirt_domains.Domains(
+        self.domains = domain_list.Domains(
             domain_lab.uri(host),
             lambda path: overlay.base_of(path, mirrors),
             domain_lab.run_dir(host),
@@ -64,7 +66,7 @@ class Place:
         """Take a checkpoint; return the disk that it stands for."""
         bitmap = f"acstor-{random.randbytes(4).hex()}"
         context = (
-            f"qemu:dirty-bitmap:{libvirt_domains.EXPORT_BITMAP}"
+            f"qemu:dirty-bitmap:{libvirt_domain.EXPORT_BITMAP}"
             if self.bitmap
             else nbd_client.ALLOCATION
         )
@@ -228,7 +230,7 @@ def test_bitmap_is_lost_with_a_crash_of_qemu(place):
     it.guest.write(9 * CHUNK, CHUNK, 2)
     it.guest.kill()
     it.start()
-    with pytest.raises(libvirt_domains.BitmapLost):
+    with pytest.raises(libvirt_domain.BitmapLost):
         it.take()
     lost, it.bitmap, it.before = it.bitmap, "", None
     found = it.take()
@@ -276,7 +278,7 @@ def test_live_snapshot_of_nova_ends_a_checkpoint_and_harms_none(place, tmp_path)
             it.guest.domain.blockJobAbort("vda")
 
     before = it.before
-    with pytest.raises(libvirt_domains.errors.Unusable):
+    with pytest.raises(errors.Unusable):
         it.take(snapshot)
     assert not it.guest.is_busy() and it.before is before
     found = it.take()
@@ -303,7 +305,7 @@ def test_backup_of_somebody_else_goes_on(place):
     it.start()
     socket, scratch = it.folder / "other.sock", it.folder / "other.scratch"
     it.guest.domain.backupBegin(
-        libvirt_domains._backup_xml("vda", "", libvirt_domains.SnapshotFiles(socket, scratch)), None
+        libvirt_domain._backup_xml("vda", "", libvirt_domain.SnapshotFiles(socket, scratch)), None
     )
     it.domain.clean_up(["acstor-cut"], it.folder, may_be_frozen=False)
     assert it.guest.is_busy()
@@ -322,7 +324,7 @@ def test_server_can_be_deleted_while_a_checkpoint_is_taken(place):
                 flags.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | flags.VIR_DOMAIN_UNDEFINE_NVRAM
             )
 
-    with pytest.raises(libvirt_domains.errors.Unusable):
+    with pytest.raises(errors.Unusable):
         it.take(delete)
     assert it.domains.list_servers().servers == []
     assert list(it.folder.glob("acstor-*")) == []
@@ -335,7 +337,7 @@ def test_servers_are_those_of_nova_on_mirrors(place):
     assert server.disk == ("vda", str(it.guest.path), it.guest.image)
     assert server.extra_specs == {"acstor:checkpoint_interval_s": "120"}
     assert not server.has_agent
-    elsewhere = libvirt_domains.Domains(domain_lab.uri(it.guest.host), lambda path: None)
+    elsewhere = domain_list.Domains(domain_lab.uri(it.guest.host), lambda path: None)
     assert elsewhere.list_servers().servers == []
 
 

@@ -23,10 +23,10 @@ BASE = bytes(1 << 20)
 BITMAP = "acstor-0123456789ab"
 TAKE = """
 import json, os, pathlib, sys
-from acstor_checkpoint.capture import libvirt_domains, overlay
+from acstor_checkpoint.capture import overlay
 instance, mirrors, folder, how = sys.argv[1:]
 folder = pathlib.Path(folder)
-found = libvirt_domains.Domains("qemu:///system", lambda path: overlay.base_of(path, mirrors))
+found = domain_list.Domains("qemu:///system", lambda path: overlay.base_of(path, mirrors))
 (server,) = [one for one in found.list_servers().servers if one.instance == instance]
 domain = found.find_domain(server)
 if how == "clear":

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_checkpoint.capture import libvirt_domains
+from acstor_checkpoint.capture.domains import domain_list
+from acstor_checkpoint.capture.domains import libvirt_link
 from acstor_common import errors
 from tests.fakes import faulty_proxy
 from tests.fakes import hosts
@@ -65,14 +66,11 @@ def ends_soon() -> Iterator[None]:
     assert time.monotonic() - began_s < ENDS_S
 
 
-def test_libvirt_that_hangs_or_refuses_is_an_error_and_is_asked_again(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(libvirt_domains, "_OPEN_S", 2.0)
-    monkeypatch.setattr(libvirt_domains, "_KEEPALIVE_S", 1)
-    monkeypatch.setattr(libvirt_domains, "_KEEPALIVE_COUNT", 2)
+def test_libvirt_that_hangs_or_refuses_is_an_error_and_is_asked_again(port: int) -> None:
+    limits = libvirt_link.LibvirtLimits(open_s=2.0, keepalive_s=1, keepalive_count=2)
     with faulty_proxy.before(port) as proxy:
-        asked = libvirt_domains.Domains(f"test+tcp://{proxy.address}/default", lambda _: None)
+        uri = f"test+tcp://{proxy.address}/default"
+        asked = domain_list.Domains(uri, lambda _: None, limits=limits)
 
         def answers() -> bool:
             with contextlib.suppress(errors.Unusable):

@@ -13,8 +13,8 @@ pytest.importorskip("libvirt")
 
 import libvirt
 
-from acstor_checkpoint.capture import libvirt_domains
 from acstor_checkpoint.capture import overlay
+from acstor_checkpoint.capture.domains import domain_list
 from acstor_checkpoint.restore import offline_pull
 from acstor_checkpoint.restore import pull_loop
 from acstor_common import errors
@@ -80,7 +80,7 @@ def test_running_server_lies_on_the_mirror_with_what_its_checkpoint_had(place, t
     it.write(310 * CHUNK, 3 * CHUNK, 9)
     it.write(700 * CHUNK, CHUNK, 11)
     until_ordinary(it)
-    served = libvirt_domains.Domains(
+    served = domain_list.Domains(
         domain_lab.uri(it.guest.host), it.bases.image_of, domain_lab.run_dir(it.guest.host)
     )
     assert not [one for one in served.list_servers().servers if one.instance == it.guest.instance]

@@ -16,12 +16,13 @@ from typing import Self
 
 import msgspec
 
-from acstor_checkpoint.capture import agent_files
+from acstor_checkpoint import agent_files
 from acstor_checkpoint.capture import disk_states
-from acstor_checkpoint.capture import libvirt_domains
 from acstor_checkpoint.capture import overlay
 from acstor_checkpoint.capture import scratch_files
 from acstor_checkpoint.capture import take_checkpoint
+from acstor_checkpoint.capture.domains import domain_list
+from acstor_checkpoint.capture.domains import libvirt_link
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.holders import holder_group
 from acstor_checkpoint.holders import vault_client
@@ -62,6 +63,7 @@ class Options(msgspec.Struct):
     most_s: float = 600.0
     scratch_limit_bytes: int = 1 << 30
     owner: str = OWNER
+    libvirt: libvirt_link.LibvirtLimits = libvirt_link.LIMITS
 
 
 class Places:
@@ -118,10 +120,11 @@ class Host:
         self.refuses = False
         self.places = places or Places(options)
         shown = mirrors or [options.mirrors]
-        self.domains = libvirt_domains.Domains(
+        self.domains = domain_list.Domains(
             options.uri,
             lambda path: next(filter(None, (overlay.base_of(path, one) for one in shown)), None),
             options.run_dir,
+            options.libvirt,
         )
         self.taker = take_checkpoint.CheckpointTaker(
             take_checkpoint.Settings(

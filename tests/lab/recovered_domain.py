@@ -8,7 +8,7 @@ import uuid
 
 import msgspec
 
-from acstor_checkpoint.capture import libvirt_domains
+from acstor_checkpoint.capture.domains import domain_list
 from acstor_checkpoint.restore import offline_pull
 from acstor_checkpoint.restore import pull_loop
 from acstor_checkpoint.restore import recovered_disks
@@ -61,7 +61,7 @@ class RecoveredDomain:
         """Return what pulls, begun anew."""
         self.ended = threading.Event()
         return pull_loop.PullLoop(
-            libvirt_domains.Domains(uri, self.bases.checkpoint_of),
+            domain_list.Domains(uri, self.bases.checkpoint_of),
             recovered_disks.RecoveredDisks(folder / "state"),
             self.bases,
             rate_bytes_s,

@@ -20,10 +20,12 @@ import libvirt
 import libvirt_qemu
 
 from acstor_checkpoint.capture import disk_states
-from acstor_checkpoint.capture import domain_xml
-from acstor_checkpoint.capture import libvirt_domains
 from acstor_checkpoint.capture import scratch_files
 from acstor_checkpoint.capture import snapshot_window
+from acstor_checkpoint.capture.domains import domain_list
+from acstor_checkpoint.capture.domains import domain_xml
+from acstor_checkpoint.capture.domains import libvirt_domain
+from acstor_checkpoint.capture.domains import libvirt_link
 from acstor_checkpoint.holders import vault_client
 from acstor_checkpoint.schedule import garbage_collection
 from acstor_checkpoint.schedule import worker_pool
@@ -36,6 +38,7 @@ from tests.lab import domain as domain_lab
 from tests.lab import runs
 from tests.lab.openstack import machine
 
+IMPATIENT = libvirt_link.LibvirtLimits(call_s=2.0)
 MIB = geometry.MIB
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 BASE = bytes(2 * MIB)
@@ -69,6 +72,12 @@ def owner(guests: list[domain_lab.Domain], tmp_path: pathlib.Path) -> Iterator[c
             lab.know(guest, CHUNK)
         mirrors = [str(guest.mirrors) for guest in guests]
         yield checkpoints.Host(lab.options, mirrors)
+
+
+def impatient(owner: checkpoints.Host) -> checkpoints.Host:
+    """Return the host anew, with a short timeout of calls to libvirt."""
+    owner.options.libvirt = IMPATIENT
+    return owner.started()
 
 
 @pytest.fixture
@@ -111,7 +120,7 @@ def test_folder_in_the_place_of_a_scratch_file_ends_no_checkpoint(
     state = disk_states.new_state(ids.ImageId(attacker.image), CHUNK)
     state.obsolete_bitmaps = ["acstor-0123456789ab"]
     owner.states.save(attacker.instance, state)
-    for path in libvirt_domains._files(owner.sockets, owner.sockets, state.obsolete_bitmaps[0]):
+    for path in libvirt_domain._files(owner.sockets, owner.sockets, state.obsolete_bitmaps[0]):
         path.mkdir()
     with working(owner.daemon()):
         runs.wait_for(lambda: taken(owner, victim), 60.0, "the victim's checkpoint", str)
@@ -123,12 +132,12 @@ def test_socket_that_another_guest_puts_in_the_place_is_refused(
 ) -> None:
     """All QEMUs are one user; where nothing else confines them, one can replace another's."""
     attacker, victim = guests
-    moment = libvirt_domains.Domain.export_snapshot
+    moment = libvirt_domain.Domain.export_snapshot
 
     @contextlib.contextmanager
     def replaced(
-        domain: libvirt_domains.Domain, bitmap: str, since: str, folder: pathlib.Path
-    ) -> Iterator[libvirt_domains.Snapshot]:
+        domain: libvirt_domain.Domain, bitmap: str, since: str, folder: pathlib.Path
+    ) -> Iterator[libvirt_domain.Snapshot]:
         with moment(domain, bitmap, since, folder) as shown:
             os.rename(theirs.export.path, shown.export.path)
             yield shown
@@ -136,7 +145,7 @@ def test_socket_that_another_guest_puts_in_the_place_is_refused(
     servers = {server.instance: server for server in owner.domains.list_servers().servers}
     of_attacker = owner.domains.find_domain(servers[attacker.instance])
     with of_attacker.export_snapshot("acstor-0123456789ab", "", owner.sockets) as theirs:
-        monkeypatch.setattr(libvirt_domains.Domain, "export_snapshot", replaced)
+        monkeypatch.setattr(libvirt_domain.Domain, "export_snapshot", replaced)
         with pytest.raises(errors.Unusable, match=f"process {attacker.pid()} listens there"):
             owner.taker.take_checkpoint(servers[victim.instance])
     monkeypatch.undo()
@@ -244,9 +253,9 @@ def test_guest_whose_parts_get_nowhere_is_said_to_overwrite_too_much(
 
 @pytest.mark.expect_log("libvirt does not answer within")
 def test_qemu_that_does_not_answer_its_monitor_delays_no_other(
-    owner: checkpoints.Host, guests: list[domain_lab.Domain], monkeypatch: pytest.MonkeyPatch
+    owner: checkpoints.Host, guests: list[domain_lab.Domain]
 ) -> None:
-    monkeypatch.setattr(libvirt_domains, "CALL_S", 2.0)
+    owner = impatient(owner)
     attacker, victim = guests
     owner.domains.list_servers()
     os.kill(attacker.pid(), signal.SIGSTOP)
@@ -274,14 +283,14 @@ def is_answered(owner: checkpoints.Host, server: domain_xml.Server) -> bool:
 
 @pytest.mark.allow_log("libvirt does not describe it now")
 def test_qemu_that_lets_another_program_wait_costs_one_list_of_servers(
-    owner: checkpoints.Host, guests: list[domain_lab.Domain], monkeypatch: pytest.MonkeyPatch
+    owner: checkpoints.Host, guests: list[domain_lab.Domain]
 ) -> None:
     """libvirt 11 describes no domain while any program's call waits for its QEMU."""
-    monkeypatch.setattr(libvirt_domains, "CALL_S", 2.0)
+    owner = impatient(owner)
     attacker = guests[0]
     servers = owner.domains.list_servers().servers
     server = next(s for s in servers if s.instance == attacker.instance)
-    other = libvirt_domains.Domains(owner.domains.uri, owner.domains.base_of)
+    other = domain_list.Domains(owner.domains.uri, owner.domains.base_of, limits=IMPATIENT)
     domain = other.find_domain(server)
     os.kill(attacker.pid(), signal.SIGSTOP)
     try:
@@ -313,7 +322,7 @@ def test_qemu_that_hangs_while_the_daemon_starts_loses_nothing_of_its_server(
         state.is_partial = True
         owner.states.save(guest.instance, state)
         disks[guest.instance] = record.vault_disk
-    monkeypatch.setattr(libvirt_domains, "CALL_S", 2.0)
+    owner.options.libvirt = IMPATIENT
     describe = libvirt.virDomain.XMLDesc
 
     def wait_and_describe(domain: Any, flags: int = 0) -> str:
@@ -365,10 +374,10 @@ def held_disks(owner: checkpoints.Host) -> set[str]:
 
 
 def test_job_that_begins_when_nobody_waits_for_it_any_more_is_ended(
-    owner: checkpoints.Host, guests: list[domain_lab.Domain], monkeypatch: pytest.MonkeyPatch
+    owner: checkpoints.Host, guests: list[domain_lab.Domain]
 ) -> None:
     """Its scratch file would grow, and nobody would look at it."""
-    monkeypatch.setattr(libvirt_domains, "CALL_S", 2.0)
+    owner = impatient(owner)
     attacker, bitmap = guests[0], "acstor-0123456789ab"
     server = server_of(owner, attacker)
     domain = owner.domains.find_domain(server)
@@ -392,11 +401,11 @@ def test_scratch_file_is_watched_from_the_beginning_of_its_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A guest overwrites its disk before anybody has connected to see what it was."""
-    guest, export, most = guests[0], libvirt_domains.Domain._export, list[int]()
+    guest, export, most = guests[0], libvirt_domain.Domain._export, list[int]()
     monkeypatch.setattr(owner.scratch, "_limit_bytes", 16 * MIB)
     guest.write(0, 15 * MIB, 7)
 
-    def export_later(domain: libvirt_domains.Domain, socket: str) -> Any:
+    def export_later(domain: libvirt_domain.Domain, socket: str) -> Any:
         for at in range(15):
             guest.write(at * MIB, MIB, 8)
             most.append(scratch_bytes(owner))  # before the watch may have ended the job
@@ -404,7 +413,7 @@ def test_scratch_file_is_watched_from_the_beginning_of_its_job(
             most.append(scratch_bytes(owner))
         return export(domain, socket)
 
-    monkeypatch.setattr(libvirt_domains.Domain, "_export", export_later)
+    monkeypatch.setattr(libvirt_domain.Domain, "_export", export_later)
     server = server_of(owner, guest)
     with pytest.raises(scratch_files.ScratchFull, match="at most"):
         owner.taker.take_checkpoint(server)

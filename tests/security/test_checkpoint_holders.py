@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from acstor_checkpoint.capture import disk_states
-from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint.capture.domains import domain_xml
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.holders import holder_group
 from acstor_checkpoint.holders import vault_client

@@ -18,8 +18,9 @@ from osc_lib import exceptions as osc_exceptions
 from oslo_config import cfg
 
 from acstor_agent.disks import checkpoint_client
-from acstor_checkpoint.capture import libvirt_domains
 from acstor_checkpoint.capture import nbd_client
+from acstor_checkpoint.capture.domains import domain_list
+from acstor_checkpoint.capture.domains import libvirt_link
 from acstor_checkpoint.holders import vault_client
 from acstor_common import errors
 from acstor_common.identity import certificates
@@ -44,6 +45,8 @@ from tests.lab import identities
 from tests.lab import local
 
 ENDS_S = 10.0
+GATEWAY_LIMITS = gateway_client.GatewayLimits(ask_s=(1.0, 1.0))
+LIBVIRT_LIMITS = libvirt_link.LibvirtLimits(open_s=1.0)
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 
 
@@ -66,15 +69,16 @@ class Place(NamedTuple):
 
 
 def nova_asks_for_checkpoints(at: Place) -> object:
-    return nova_decision_client.DecisionClient(at.url, "", "token").newest_checkpoints(IMAGE)
+    asking = nova_decision_client.DecisionClient(at.url, "", "token", (1.0, 1.0))
+    return asking.newest_checkpoints(IMAGE)
 
 
 def nova_asks_the_gateway(at: Place) -> object:
-    return gateway_client.GatewayClient(at.url, "").check_gateway()
+    return gateway_client.GatewayClient(at.url, "", limits=GATEWAY_LIMITS).check_gateway()
 
 
 def nova_asks_for_a_base(at: Place) -> object:
-    return gateway_client.GatewayClient(at.url, "").check_base(IMAGE)
+    return gateway_client.GatewayClient(at.url, "", limits=GATEWAY_LIMITS).check_base(IMAGE)
 
 
 def listener_asks_glance(at: Place) -> object:
@@ -131,7 +135,7 @@ def checkpoint_daemon_reads_a_disk(at: Place) -> object:
 
 def checkpoint_daemon_asks_libvirt(at: Place) -> object:
     uri = f"qemu+unix:///system?socket={at.path}"
-    return libvirt_domains.Domains(uri, lambda _: None).list_servers()
+    return domain_list.Domains(uri, lambda _: None, limits=LIBVIRT_LIMITS).list_servers()
 
 
 CALLS: list[tuple[Callable[[Place], object], type[Exception], str]] = [
@@ -152,13 +156,6 @@ CALLS: list[tuple[Callable[[Place], object], type[Exception], str]] = [
 LISTS = (listener_asks_glance, listener_asks_the_decision_service, command_asks_the_api)
 BOUNDED = (nova_asks_for_checkpoints, nova_asks_the_gateway, nova_asks_for_a_base, *LISTS)
 """Their answers have a deadline and a size; ``test_api_answers.py`` has the agent's."""
-
-
-@pytest.fixture(autouse=True)
-def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nova_decision_client, "TIMEOUT_S", (1.0, 1.0))
-    monkeypatch.setattr(gateway_client, "_ASKED_S", (1.0, 1.0))
-    monkeypatch.setattr(libvirt_domains, "_OPEN_S", 1.0)
 
 
 @pytest.mark.parametrize(("call", "error", "words"), CALLS)

@@ -6,10 +6,10 @@ import pathlib
 import pytest
 from oslo_config import cfg
 
+from acstor_checkpoint import agent_files
 from acstor_checkpoint import capture_service
 from acstor_checkpoint import conf as checkpoint_conf
 from acstor_checkpoint import vault_service
-from acstor_checkpoint.capture import agent_files
 from acstor_common import errors
 
 

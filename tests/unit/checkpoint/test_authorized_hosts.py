@@ -2,6 +2,9 @@
 """Hosts that were revoked, or that the v-node table does not have, are not answered."""
 
 import time
+import types
+from collections.abc import Callable
+from typing import Any
 
 from acstor_checkpoint.vault import authorized_hosts
 from acstor_common import errors
@@ -21,8 +24,13 @@ def ring_of(*hosts: str, revoked: dict[str, int] | None = None) -> hash_ring.Rin
     return hash_ring.Ring(7, tuple(listed), revoked=revoked or {})
 
 
+def files_with(read_ring: Callable[[], hash_ring.Ring]) -> Any:
+    """Return files of an agent that have a v-node table."""
+    return types.SimpleNamespace(read_ring=read_ring)
+
+
 def fault(ring: hash_ring.Ring, certificate: certificates.HostCertificate) -> str:
-    return authorized_hosts.AuthorizedHosts(lambda: ring).why_refused(certificate)
+    return authorized_hosts.AuthorizedHosts(files_with(lambda: ring)).why_refused(certificate)
 
 
 def test_a_host_of_the_table_may_speak() -> None:
@@ -49,7 +57,7 @@ def test_a_new_table_is_followed_and_the_last_one_stays() -> None:
         return tables.pop(0)
 
     clock = manual_clock.ManualClock()
-    here, one = authorized_hosts.AuthorizedHosts(ring, clock), certificate_of("h1")
+    here, one = authorized_hosts.AuthorizedHosts(files_with(ring), clock), certificate_of("h1")
     assert here.why_refused(one) == here.why_refused(one) == ""
     clock.now_s += authorized_hosts.CHECK_INTERVAL_S
     assert "table 7" in here.why_refused(one)
@@ -61,7 +69,8 @@ def test_without_a_table_nobody_may() -> None:
     def none() -> hash_ring.Ring:
         raise errors.Unusable("ring_file", "it is not there")
 
-    assert "not there" in authorized_hosts.AuthorizedHosts(none).why_refused(certificate_of("h1"))
+    here = authorized_hosts.AuthorizedHosts(files_with(none))
+    assert "not there" in here.why_refused(certificate_of("h1"))
 
 
 def test_addresses_of_hosts_are_those_of_the_last_table() -> None:
@@ -73,7 +82,7 @@ def test_addresses_of_hosts_are_those_of_the_last_table() -> None:
         return tables[0]
 
     clock = manual_clock.ManualClock()
-    here, ip = authorized_hosts.AuthorizedHosts(ring, clock), "10.0.0.1"
+    here, ip = authorized_hosts.AuthorizedHosts(files_with(ring), clock), "10.0.0.1"
     assert here.hosts_at(ip) == 0
     tables.append(ring_of("h1"))
     assert here.hosts_at(ip) == 0  # it is looked for every ten seconds

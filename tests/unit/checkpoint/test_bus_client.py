@@ -102,12 +102,19 @@ def key():
     return certificates.new_key()
 
 
+class FullVault:
+    """The health of a vault without room."""
+
+    def list_issues(self):
+        return ["full"]
+
+
 @pytest.fixture
 def daemon(tmp_path, transport, key):
     signers = signing.public_pem(key)
     identity_files.write(tmp_path / "identity", identities.issue(HOST, signers=signers))
     files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "identity"))
-    return bus_client.BusClient(HOST, files, transport, lambda: ["full"])
+    return bus_client.BusClient(HOST, files, transport, FullVault())
 
 
 @pytest.fixture

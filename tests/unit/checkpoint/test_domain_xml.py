@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from acstor_checkpoint.capture import agent_files
-from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint import agent_files
 from acstor_checkpoint.capture import overlay
+from acstor_checkpoint.capture.domains import domain_xml
 from acstor_checkpoint.holders import holder_pool
 from acstor_common import errors
 from acstor_common.formats import chunk_map
@@ -151,9 +151,7 @@ TABLE = b"""{"version": 1, "epoch": 3, "hosts": [
 def test_holders_are_hosts_of_the_table_that_did_not_just_fail(tmp_path):
     (tmp_path / "ring").write_bytes(TABLE)
     files, now_s = agent_files.AgentFiles(tmp_path, tmp_path / "ring"), [5.0]
-    places = holder_pool.HolderPool(
-        ids.HostId("h1"), files.read_ring, None, 7202, clock=lambda: now_s[0]
-    )
+    places = holder_pool.HolderPool(ids.HostId("h1"), files, None, 7202, clock=lambda: now_s[0])
     both = {"h2": "[2001:db8::2]:7202", "h3": "192.0.2.3:7202"}
     assert dict(places.choose_holders(IMAGE, 2, [])) == dict(places.other_hosts()) == both
     places.record_failure(ids.HostId("h2"), is_costly=False)
@@ -167,7 +165,7 @@ def test_host_whose_failures_cost_reads_of_whole_disks_is_left_alone_ever_longer
     (tmp_path / "ring").write_bytes(TABLE)
     files, now_s, h2 = agent_files.AgentFiles(tmp_path, tmp_path / "ring"), [5.0], ids.HostId("h2")
     places = holder_pool.HolderPool(
-        ids.HostId("h1"), files.read_ring, None, 7202, [h2], clock=lambda: now_s[0]
+        ids.HostId("h1"), files, None, 7202, [h2], clock=lambda: now_s[0]
     )
     pauses_s = []
     for failures in range(12):
@@ -191,6 +189,6 @@ def test_host_whose_failures_cost_reads_of_whole_disks_is_left_alone_ever_longer
 def test_holders_may_be_named(tmp_path):
     (tmp_path / "ring").write_bytes(TABLE)
     files, here = agent_files.AgentFiles(tmp_path, tmp_path / "ring"), ids.HostId("h1")
-    places = holder_pool.HolderPool(here, files.read_ring, None, 7202, allowed=[ids.HostId("h3")])
+    places = holder_pool.HolderPool(here, files, None, 7202, allowed=[ids.HostId("h3")])
     assert [holder.host for holder in places.choose_holders(IMAGE, 2, [ids.HostId("h2")])] == ["h3"]
     assert len(places.other_hosts()) == 2  # those that it had before let go of what is theirs

@@ -6,8 +6,8 @@ import contextlib
 import libvirt
 import pytest
 
-from acstor_checkpoint.capture import domain_xml
-from acstor_checkpoint.capture import libvirt_domains
+from acstor_checkpoint.capture.domains import domain_xml
+from acstor_checkpoint.capture.domains import libvirt_domain
 from acstor_common import errors
 from acstor_common.model import ids
 
@@ -41,7 +41,7 @@ def domain_of(tmp_path):
 
     def made(fake, *, has_agent=True):
         server = domain_xml.Server(INSTANCE, "p", DISK, {}, has_agent)
-        return libvirt_domains.Domain(fake, server, str(run_dir))
+        return libvirt_domain.Domain(fake, server, str(run_dir))
 
     return made
 

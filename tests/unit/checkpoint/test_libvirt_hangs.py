@@ -7,19 +7,21 @@ import time
 
 import pytest
 
-from acstor_checkpoint.capture import libvirt_domains
+from acstor_checkpoint.capture.domains import domain_list
+from acstor_checkpoint.capture.domains import libvirt_link
 from acstor_common import errors
 
 
-def test_libvirt_that_never_answers_is_given_up(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(libvirt_domains, "_OPEN_S", 1.0)
+def test_libvirt_that_never_answers_is_given_up(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "libvirt-sock"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
-        found = libvirt_domains.Domains(f"qemu+unix:///system?socket={path}", lambda _: None)
+        found = domain_list.Domains(
+            f"qemu+unix:///system?socket={path}",
+            lambda _: None,
+            limits=libvirt_link.LibvirtLimits(open_s=1.0),
+        )
         began_s = time.monotonic()
         for _ in range(3):
             with pytest.raises(

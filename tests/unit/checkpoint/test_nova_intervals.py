@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint.capture.domains import domain_xml
 from acstor_checkpoint.schedule import nova_intervals
 from acstor_checkpoint.schedule import server_schedule
 from acstor_common import errors

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from acstor_checkpoint.capture import domain_xml
 from acstor_checkpoint.capture import offline_export
+from acstor_checkpoint.capture.domains import domain_xml
 from acstor_checkpoint.restore import offline_pull
 from acstor_common import errors
 from acstor_common.disks import local_file

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from acstor_checkpoint.capture import domain_xml
+from acstor_checkpoint.capture.domains import domain_xml
 from acstor_checkpoint.restore import offline_pull
 from acstor_checkpoint.restore import pull_loop
 from acstor_common import errors

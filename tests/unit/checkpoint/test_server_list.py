@@ -15,8 +15,9 @@ from typing import Any
 import libvirt
 import pytest
 
-from acstor_checkpoint.capture import domain_xml
-from acstor_checkpoint.capture import libvirt_domains
+from acstor_checkpoint.capture.domains import domain_list
+from acstor_checkpoint.capture.domains import domain_xml
+from acstor_checkpoint.capture.domains import libvirt_link
 from acstor_common import errors
 from acstor_common.model import ids
 from tests.lab import runs
@@ -24,6 +25,7 @@ from tests.lab import runs
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 SERVERS = [ids.ImageId(f"5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e2{n}") for n in range(8)]
 OTHER = ids.ImageId("5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7eff")
+QUICK = libvirt_link.LibvirtLimits(call_s=1.0, describe_s=0.05)
 _DOMAIN = """\
 <domain type='test'>
   <name>instance-{instance}</name><uuid>{instance}</uuid>
@@ -49,14 +51,14 @@ class Libvirt:
     :ivar faults: called in the place of a server's description, if they are there
     """
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, limits: libvirt_link.LibvirtLimits) -> None:
         self.faults: dict[str, Callable[[], str]] = {}
         self.ended = threading.Event()
         domains = [_DOMAIN.format(instance=one, file="disk") for one in SERVERS]
         domains.append(_DOMAIN.format(instance=OTHER, file="data"))
         path = folder / "node.xml"
         path.write_text(f"<node>{''.join(domains)}</node>")
-        self.domains = libvirt_domains.Domains(f"test://{path}", lambda _: IMAGE)
+        self.domains = domain_list.Domains(f"test://{path}", lambda _: IMAGE, limits=limits)
         self._describe = libvirt.virDomain.XMLDesc
 
     def describe(self, domain: Any, flags: int = 0) -> str:
@@ -100,11 +102,17 @@ def fail(code: int, after_s: float = 0.0) -> Callable[[], str]:
 
 
 @pytest.fixture
-def here(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Libvirt]:
-    made = Libvirt(tmp_path)
+def limits() -> libvirt_link.LibvirtLimits:
+    return libvirt_link.LibvirtLimits(call_s=1.0)
+
+
+@pytest.fixture
+def here(
+    tmp_path: pathlib.Path, limits: libvirt_link.LibvirtLimits, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Libvirt]:
+    made = Libvirt(tmp_path, limits)
     monkeypatch.setattr(libvirt.virConnect, "setKeepAlive", lambda *_: 0)  # this one has none
     monkeypatch.setattr(libvirt.virDomain, "XMLDesc", lambda *of: made.describe(*of))
-    monkeypatch.setattr(libvirt_domains, "CALL_S", 1.0)
     yield made
     made.ended.set()
 
@@ -165,11 +173,9 @@ def test_list_fails_as_a_whole_while_its_connection_is_lost(
 
 
 @pytest.mark.expect_log("does not describe it now")
-def test_many_servers_that_time_out_delay_no_list_but_the_first_ones(
-    here: Libvirt, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("limits", [QUICK])
+def test_many_servers_that_time_out_delay_no_list_but_the_first_ones(here: Libvirt) -> None:
     """libvirt gives a description up after half a minute; all in turn would take too long."""
-    monkeypatch.setattr(libvirt_domains, "DESCRIBE_S", 0.05)
     for one in SERVERS[1:]:
         here.faults[one] = fail(libvirt.VIR_ERR_OPERATION_TIMEOUT, 0.4)
     for _ in SERVERS:
@@ -181,12 +187,11 @@ def test_many_servers_that_time_out_delay_no_list_but_the_first_ones(
 
 
 @pytest.mark.allow_log("does not describe it now")
+@pytest.mark.parametrize("limits", [QUICK._replace(slow_s=0.2)])
 def test_servers_that_are_described_slowly_are_listed_and_delay_no_list_but_the_first_ones(
-    here: Libvirt, monkeypatch: pytest.MonkeyPatch
+    here: Libvirt,
 ) -> None:
     """A QEMU may answer just before libvirt gives it up, again and again."""
-    monkeypatch.setattr(libvirt_domains, "DESCRIBE_S", 0.05)
-    monkeypatch.setattr(libvirt_domains, "SLOW_S", 0.2)
     for one in SERVERS[1:]:
         here.faults[one] = here.describe_slowly
     runs.wait_for(here.answers, 20.0, "the description of all", str)

@@ -9,6 +9,7 @@ import random
 import threading
 import time
 import tracemalloc
+import types
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -742,7 +743,8 @@ def test_data_that_is_never_synced_ends_the_wait_of_its_host(
 
 def test_small_pieces_are_charged_and_large_ones_are_free() -> None:
     spent = list[int]()
-    rate = lookup_rate.PieceRate(spent.append)
+    lookups: Any = types.SimpleNamespace(spend_lookups=lambda _host, count: spent.append(count))
+    rate = lookup_rate.PieceRate(lookups, ids.HostId("h1"))
     for _ in range(1000):
         rate.note_piece(16 << 10)
     assert not spent

@@ -7,8 +7,8 @@ import types
 import pytest
 
 from acstor_checkpoint.capture import disk_states
-from acstor_checkpoint.capture import domain_xml
 from acstor_checkpoint.capture import snapshot_window
+from acstor_checkpoint.capture.domains import domain_xml
 from acstor_checkpoint.holders import holder_group
 from acstor_checkpoint.schedule import nova_intervals
 from acstor_checkpoint.schedule import worker_pool

@@ -18,6 +18,7 @@ from tests.fakes import tripwire
 
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 PIECES = [b"first", bytes(1 << 20), b"last"]
+IMPATIENT = gateway_client.GatewayLimits(idle_s=1.0)
 UNREACHABLE, REFUSED = errors.GatewayUnreachable, errors.GatewayRefused
 
 
@@ -43,9 +44,14 @@ def gateway():
         yield running
 
 
+def client_of(gateway, limits=gateway_client.LIMITS):
+    headers = {"X-Auth-Token": "secret"}
+    return gateway_client.GatewayClient(f"{gateway.url}/v1/", "", headers, limits)
+
+
 @pytest.fixture
 def client(gateway):
-    return gateway_client.GatewayClient(f"{gateway.url}/v1/", "", {"X-Auth-Token": "secret"})
+    return client_of(gateway)
 
 
 def test_changes_are_sent_as_they_are_for_who_wants_the_snapshot(gateway, client):
@@ -119,10 +125,8 @@ def test_gateway_that_ends_in_the_middle_is_noticed_though_much_is_under_way(gat
     assert ended
 
 
-def test_gateway_that_says_nothing_more_is_waited_for_no_longer_than_allowed(
-    gateway, client, monkeypatch
-):
-    monkeypatch.setattr(gateway_client, "IDLE_TIMEOUT_S", 0.2)
+def test_gateway_that_says_nothing_more_is_waited_for_no_longer_than_allowed(gateway):
+    client = client_of(gateway, gateway_client.GatewayLimits(idle_s=0.2))
     gateway.stalls_s = 1.0
     with pytest.raises(UNREACHABLE, match="timed out"):
         client.flatten_image(IMAGE, "raw", Body())
@@ -144,34 +148,32 @@ LINE = json.dumps(gateway_server.UPLOADING).encode() + b"\n"
     ],
     ids=["headers", "body", "lines", "image data", "error"],
 )
-def test_answer_to_changes_that_never_ends_has_a_deadline(monkeypatch, pieces):
-    monkeypatch.setattr(gateway_client, "IDLE_TIMEOUT_S", 1.0)
+def test_answer_to_changes_that_never_ends_has_a_deadline(pieces):
     with dripping_server.serve(pieces, 0.05) as server:
-        client = gateway_client.GatewayClient(f"http://{server.address}", "")
+        client = gateway_client.GatewayClient(f"http://{server.address}", "", limits=IMPATIENT)
         began_s = time.monotonic()
         with pytest.raises(UNREACHABLE):
             client.flatten_image(IMAGE, "raw", Body(), gateway_client.SLOWEST_BYTES_S)
         assert 1.9 < time.monotonic() - began_s < 12.0
 
 
-def test_answer_to_changes_that_never_pauses_has_a_deadline(monkeypatch):
+def test_answer_to_changes_that_never_pauses_has_a_deadline():
     """It is the client that has no time left then."""
-    monkeypatch.setattr(gateway_client, "IDLE_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(gateway_client, "MAX_ANSWER_BYTES", 1 << 40)
+    limits = IMPATIENT._replace(answer_bytes=1 << 40)
     pieces = lambda: itertools.chain([HEAD + b"\r\n"], itertools.repeat(LINE * 1000))  # noqa: E731
     with dripping_server.serve(pieces) as server:
-        client = gateway_client.GatewayClient(f"http://{server.address}", "")
+        client = gateway_client.GatewayClient(f"http://{server.address}", "", limits=limits)
         began_s = time.monotonic()
         with pytest.raises(UNREACHABLE, match="it was not done within 2 s"):
             client.flatten_image(IMAGE, "raw", Body(), gateway_client.SLOWEST_BYTES_S)
         assert 1.9 < time.monotonic() - began_s < 12.0
 
 
-def test_gateway_that_takes_changes_slowly_has_a_deadline(monkeypatch):
+def test_gateway_that_takes_changes_slowly_has_a_deadline():
     """No piece takes long enough for the timeout of silence."""
-    monkeypatch.setattr(gateway_client, "IDLE_TIMEOUT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        client = gateway_client.GatewayClient(f"http://127.0.0.1:{server.getsockname()[1]}", "")
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        client = gateway_client.GatewayClient(url, "", limits=IMPATIENT)
         ended = threading.Event()
         thread = threading.Thread(target=take_slowly, args=(server, ended))
         thread.start()

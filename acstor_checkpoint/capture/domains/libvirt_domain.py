@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libvirt domains: snapshots of disks, exported over NBD.
+"""One server's domain: snapshots of its disk, exported over NBD.
 
 A snapshot is a libvirt backup job in pull mode with a libvirt checkpoint, which starts a dirty
 bitmap at the same time.  The bitmap is in QEMU and in the overlay.  libvirt's checkpoint metadata
@@ -15,11 +15,9 @@ A later process can end everything that is begun here (:meth:`Domain.clean_up`).
 """
 
 import contextlib
-import functools
 import logging
 import os
 import pathlib
-import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -32,12 +30,10 @@ from typing import TypeVar
 
 import libvirt
 
-from acstor_checkpoint.capture import domain_xml
 from acstor_checkpoint.capture import nbd_client
+from acstor_checkpoint.capture.domains import domain_xml
+from acstor_checkpoint.capture.domains import libvirt_link
 from acstor_common import errors
-from acstor_common.model import ids
-from acstor_common.util import call_deadline
-from acstor_common.util import supervision
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,14 +51,6 @@ EXPORT_BITMAP: Final = "changed"
 _AGENT_TIMEOUT_S: Final = 10
 _END_DEADLINE_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.02
-_OPEN_S: Final = 30.0
-CALL_S: Final = 90.0
-"""Timeout of one step's calls, including a guest agent and the end of a job."""
-DESCRIBE_S: Final = 0.2
-"""Timeout of describing a server of which a description failed or took long."""
-SLOW_S: Final = 1.0
-"""Of a description; libvirt's own work takes milliseconds."""
-_KEEPALIVE_S, _KEEPALIVE_COUNT = 5, 6
 _REDEFINE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE
 _VALIDATE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE_VALIDATE
 _METADATA_ONLY: Final = libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY
@@ -97,191 +85,6 @@ class SnapshotFiles(NamedTuple):
     scratch: pathlib.Path
 
 
-class _Link:
-    """A libvirt connection for one server, with a timeout of its calls.
-
-    A hung QEMU blocks a call forever, and libvirt processes few calls of a connection at a time, so
-    each server has its own connection.
-    """
-
-    def __init__(self, timeout_s: float | None = None) -> None:
-        self.connection: Any = None
-        self.described = ids.ImageId("")
-        """The server whose description was asked for last."""
-        self.has_failed = False
-        """Whether the last description of its server failed."""
-        self._calls = call_deadline.CallDeadline("libvirt", timeout_s or CALL_S)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a call runs."""
-        return self._calls.is_busy
-
-    def call(self, what: str, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
-        """Run calls to libvirt; return their result.
-
-        :param undo: called if they succeed too late
-        :raises errors.Unusable: they fail or time out, or a previous call still runs
-        """
-        try:
-            return self._calls.run_call(work, undo)
-        except (libvirt.libvirtError, call_deadline.CallTimeout) as e:
-            raise errors.Unusable(what, str(e)) from e
-
-
-class Domains:
-    """libvirt of this host; connects on demand.
-
-    :param base_of: returns the image whose mirror backs an overlay
-    :param run_dir: folder of libvirt's PID files
-    """
-
-    def __init__(self, uri: str, base_of: domain_xml.FindBase, run_dir: str = RUN_DIR) -> None:
-        self.uri, self.base_of, self._run_dir = uri, base_of, run_dir
-        self._option = f"[acstor_checkpoint] libvirt_uri = {uri}"
-        self._lock = threading.Lock()
-        self._opening = call_deadline.CallDeadline("libvirt-open", _OPEN_S)
-        self._links: dict[str, _Link] = {}
-        self._listed: dict[str, domain_xml.Server] = {}
-        self._suspects: dict[str, _Link] = {}
-        """Connections for servers of which a description failed or took long."""
-
-    def list_servers(self) -> domain_xml.ServerList:
-        """Return the servers with supported disks, running or not, or raise Unusable.
-
-        libvirt 11 describes no domain while a call waits for its QEMU.  A server without a
-        description is listed as it was last, or as undescribed if it never was.  A connection that
-        waits for a description becomes that server's own.  A server whose description failed, or
-        took long, is described over a connection with a short timeout from then on.  So each such
-        QEMU delays one list.
-        """
-        link = self._link("")
-        try:
-            found = link.call(self._option, lambda: self._found(link))
-        except errors.Unusable as e:
-            is_late = isinstance(e.__cause__, call_deadline.CallTimeout) and link.is_busy
-            if is_late and link.described and self._links.get("") is link:
-                self._note_failure(link.described, e)
-                with self._lock:
-                    self._links[link.described] = self._links.pop("")
-            raise
-        with self._lock:
-            self._listed = {
-                **{key: one for key, one in self._listed.items() if key in found.undescribed},
-                **{server.instance: server for server in found.servers},
-            }
-            here = found.instances()
-            self._links = {
-                key: one for key, one in self._links.items() if key in {"", *here} or one.is_busy
-            }
-        return found
-
-    def _found(self, link: "_Link") -> domain_xml.ServerList:
-        link.described = ids.ImageId("")
-        domains = self._connected(link).listAllDomains()
-        named = {ids.ImageId(domain.UUIDString()): domain for domain in domains}
-        with self._lock:
-            self._suspects = {key: one for key, one in self._suspects.items() if key in named}
-        servers, undescribed = list[domain_xml.Server](), set[ids.ImageId]()
-        for instance, domain in named.items():
-            server = self._listed.get(instance)
-            is_described = False
-            if not self._is_waiting(instance):
-                try:
-                    server, is_described = self._described(domain, instance, link), True
-                except errors.Unusable as e:
-                    self._note_failure(instance, e)
-            if server is not None:
-                servers.append(server)
-            elif not is_described:
-                undescribed.add(instance)
-        return domain_xml.ServerList(servers, frozenset(undescribed))
-
-    def _is_waiting(self, instance: ids.ImageId) -> bool:
-        """Return whether a call waits for a server's QEMU."""
-        own = self._links.get(instance)
-        return own is not None and own.is_busy
-
-    def _described(
-        self, domain: Any, instance: ids.ImageId, link: "_Link"
-    ) -> domain_xml.Server | None:
-        """Return the server of a domain; None if unsupported or deleted.
-
-        :raises errors.Unusable: libvirt does not describe it, or the description is malformed
-        """
-        if (own := self._suspects.get(instance)) is not None:
-            server = own.call(f"server {instance}", lambda: self._described_later(instance, own))
-            own.has_failed = False
-            return server
-        link.described, began_s = instance, time.monotonic()
-        server = self._parsed(domain, link)
-        if time.monotonic() - began_s > SLOW_S:
-            self._suspect(instance)
-        return server
-
-    def _described_later(self, instance: ids.ImageId, own: "_Link") -> domain_xml.Server | None:
-        """Describe a server over its own connection; the next list has a late result."""
-        server = self._parsed(self._looked_up(own, instance), own)
-        if server is not None:
-            with self._lock:
-                self._listed[instance] = server
-        return server
-
-    def _parsed(self, domain: Any, link: "_Link") -> domain_xml.Server | None:
-        name = f"server {domain.UUIDString()}"
-        try:
-            return domain_xml.parse(domain.XMLDesc(), self.base_of)
-        except libvirt.libvirtError as e:
-            if e.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
-                return None
-            if not link.connection.isAlive():  # no server can be described
-                raise
-            raise errors.Unusable(name, str(e)) from e
-        except Exception as e:
-            raise errors.Unusable(name, f"its description is malformed: {e}") from e
-
-    def _suspect(self, instance: ids.ImageId) -> "_Link":
-        """Describe a server over a connection of its own from now on; return it."""
-        with self._lock:
-            return self._suspects.setdefault(instance, _Link(DESCRIBE_S))
-
-    def _note_failure(self, instance: ids.ImageId, e: errors.Unusable) -> None:
-        own = self._suspect(instance)
-        if not own.has_failed:
-            own.has_failed = True
-            LOG.warning("server %s: libvirt does not describe it now: %s", instance, e)
-            supervision.count_failure("libvirt")
-
-    def find_domain(self, server: domain_xml.Server) -> "Domain":
-        """Return the domain of a server, or raise Unusable."""
-        link, name = self._link(server.instance), f"server {server.instance}"
-        look_up = functools.partial(self._looked_up, link, server.instance)
-        return Domain(link.call(name, look_up), server, self._run_dir, link)
-
-    def _looked_up(self, link: "_Link", instance: ids.ImageId) -> Any:
-        return self._connected(link).lookupByUUIDString(instance)
-
-    def _link(self, key: str) -> "_Link":
-        """Return the connection of a server; "": of this host."""
-        with self._lock:
-            return self._links.setdefault(key, _Link())
-
-    def _connected(self, link: "_Link") -> Any:
-        if link.connection is None or not link.connection.isAlive():
-            _run_events()
-            try:
-                link.connection = self._opening.run_call(self._opened)
-            except call_deadline.CallTimeout as e:
-                raise errors.Unusable(self._option, str(e), "Does libvirt run here?") from e
-        return link.connection
-
-    def _opened(self) -> Any:
-        connection = libvirt.open(self.uri)
-        # Calls to a hung libvirtd fail.
-        connection.setKeepAlive(_KEEPALIVE_S, _KEEPALIVE_COUNT)
-        return connection
-
-
 class Domain:
     """One server's domain.  Its methods raise Unusable if libvirt fails."""
 
@@ -290,10 +93,10 @@ class Domain:
         domain: Any,
         server: domain_xml.Server,
         run_dir: str = RUN_DIR,
-        link: _Link | None = None,
+        link: libvirt_link.LibvirtLink | None = None,
     ) -> None:
         self._domain, self._server, self._run_dir = domain, server, run_dir
-        self._link = link or _Link()
+        self._link = link or libvirt_link.LibvirtLink()
         self.name = f"server {server.instance}"
 
     def is_active(self) -> bool:
@@ -537,22 +340,3 @@ def _backup_xml(target: str, since: str, files: SnapshotFiles) -> str:
         disk.set("exportbitmap", EXPORT_BITMAP)
     ET.SubElement(disk, "scratch", file=str(files.scratch))
     return ET.tostring(root, encoding="unicode")
-
-
-def _run_events() -> None:
-    """Run libvirt's event loop, needed for keepalive, until the process ends."""
-    with _events_lock:
-        if _events:
-            return
-        libvirt.registerErrorHandler(lambda *_: None, None)  # errors are raised as exceptions
-        libvirt.virEventRegisterDefaultImpl()
-        _events.append(supervision.start("libvirt", _event_loop))
-
-
-def _event_loop() -> None:
-    while True:
-        libvirt.virEventRunDefaultImpl()
-
-
-_events: list[threading.Thread] = []
-_events_lock = threading.Lock()

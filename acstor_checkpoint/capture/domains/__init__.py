@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers of this host in libvirt, and snapshots of their disks."""
