@@ -12,6 +12,7 @@ from osc_lib.cli import format_columns
 
 from acstor_common.service import argument_types
 from acstor_common.wire import control_wire
+from acstor_osc import aggregates
 from acstor_osc import client
 from acstor_osc import command_arguments
 from acstor_osc import fill_status
@@ -189,13 +190,24 @@ class PreSeedImage(output_columns.Lister):
             metavar="<n>",
             help="number of hosts, the least loaded of those that lack a part of it",
         )
+        where.add_argument(
+            "--aggregate",
+            metavar="<aggregate>",
+            help="id or name of a host aggregate in Nova: those of its hosts that are up",
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the hosts and the progress of each."""
-        image_id = image_tasks.image_id_of(self.app.client_manager, parsed_args.image)
-        where = {"hosts": parsed_args.hosts, "count": parsed_args.count}
-        return image_tasks.send_task(self, parsed_args, image_id, "pre-seed", where)
+        manager, chosen = self.app.client_manager, parsed_args.hosts
+        down: list[str] = []
+        image_id = image_tasks.image_id_of(manager, parsed_args.image)
+        if parsed_args.aggregate:
+            api = client.client_of(self)
+            chosen, down = aggregates.find_hosts(manager, api, parsed_args.aggregate)
+        where = {"hosts": chosen, "count": parsed_args.count}
+        titles, rows = image_tasks.send_task(self, parsed_args, image_id, "pre-seed", where)
+        return titles, [*rows, *([host, aggregates.SKIPPED] for host in down)]
 
 
 class FlattenImage(output_columns.Lister):

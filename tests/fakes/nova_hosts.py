@@ -349,16 +349,21 @@ def restart_agent(host: Host) -> None:
 
 @contextlib.contextmanager
 def agent_options(
-    host: Host, constants: tuned.Constants | None = None, **options: object
+    host: Host,
+    constants: tuned.Constants | None = None,
+    sections: ini.Sections | None = None,
+    **options: object,
 ) -> Iterator[None]:
     """Let a host's agent, of which nobody uses a mirror, have these options for a block.
 
     :param constants: that differ from the product's
+    :param sections: other sections of its configuration
+    :param options: of [acstor_agent]
     """
     file = host.agent.config_file
     before, parser = file.read_text(), configparser.ConfigParser(interpolation=None)
     parser.read_string(before)
-    parser["acstor_agent"].update({name: str(value) for name, value in options.items()})
+    parser.read_dict({**(sections or {}), "acstor_agent": options})
     with file.open("w") as changed:
         parser.write(changed)
     usual, host.agent.constants = host.agent.constants, constants or {}

@@ -134,27 +134,6 @@ def test_server_is_shelved_and_comes_back(cluster, image_id):
         assert server.lies_on_mirror()
 
 
-def test_image_is_brought_to_the_hosts_of_an_aggregate_on_request(cluster):
-    image_id = cluster.images.new()
-    host = cluster.hosts[1]
-    aggregate = cluster.client.create_aggregate(name="pre-seeded")
-    try:
-        cluster.client.add_host_to_aggregate(aggregate, host.name)
-        cluster.client.aggregate_precache_images(aggregate, [image_id])
-
-        def is_here() -> bool:
-            image = host.agent.status()["images"].get(image_id)
-            return bool(image and image["cached_bytes"] == IMAGE_BYTES)
-
-        runs.wait_for(is_here, nova_hosts.DEADLINE_S, "the image", host.agent.log)
-        assert host.is_mirrored(image_id)
-        assert cluster.images.downloads(image_id) == 0
-        assert cluster.images.range_bytes(image_id) <= IMAGE_BYTES + MIB
-    finally:
-        cluster.client.remove_host_from_aggregate(aggregate, host.name)
-        cluster.client.delete_aggregate(aggregate)
-
-
 def test_without_an_agent_a_server_is_built_by_downloading(cluster):
     image_id = cluster.images.new()
     host = cluster.hosts[1]

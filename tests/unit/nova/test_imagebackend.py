@@ -11,6 +11,7 @@ import types
 
 import pytest
 
+from acstor_common import errors
 from acstor_common.wire import control_wire
 from acstor_nova import fallbacks
 from acstor_nova import host_context
@@ -354,6 +355,12 @@ def test_request_to_cache_an_image_links_and_pre_seeds(nova, agent):
         assert imagebackend.precache(nova.host, pytest.fail, None, IMAGE) is is_new
     assert os.readlink(nova.base) == str(nova.mirror)
     assert control_wire.PreSeed in map(type, agent.asked)
+
+
+def test_request_to_cache_an_image_fails_if_the_agent_cannot_pre_seed_it(nova, agent):
+    agent.answers[control_wire.PreSeed] = scripted_agent.failed("Unusable", "no space to pin it")
+    with pytest.raises(errors.AgentRefused, match="no space to pin it"):
+        imagebackend.precache(nova.host, pytest.fail, None, IMAGE)
 
 
 @pytest.mark.expect_log("disk-format")

@@ -22,6 +22,7 @@ from acstor_common.ring import location_policies
 from acstor_common.wire import decision_messages
 from acstor_decision.api import app
 from acstor_decision.db import models
+from acstor_osc import aggregates
 from acstor_osc import api_versions
 from acstor_osc import client
 from acstor_osc import image_tasks
@@ -77,7 +78,11 @@ class Sdk:
             id=SERVER, image=types.SimpleNamespace(id=IMAGE), compute_host="h0001"
         )
         self.actions: list[server_action.ServerAction] = []
+        self.aggregate_hosts: list[str] | None = []
         self.compute = types.SimpleNamespace(
+            find_aggregate=lambda name, ignore_missing: types.SimpleNamespace(
+                hosts=self.aggregate_hosts
+            ),
             find_server=lambda name, ignore_missing: found,
             get_server=lambda server_id: found,
             server_actions=lambda server_id: iter(self.actions),
@@ -94,14 +99,19 @@ def sdk():
 
 
 @pytest.fixture
-def run(api_configuration, store, glance, bus, sdk):
-    """Return what runs a command with its arguments."""
+def manager(api_configuration, store, glance, bus, sdk):
+    """Return what openstackclient gives commands: clients of acstor and of other services."""
     samples.note(store, *(samples.sample(n, sent_s=time.time()) for n in range(3)), overloaded=0)
     samples.publish(store, 1, hosts=3, vnodes=4)
     asked = app.make_plain_app(api_configuration, store, glance, bus).test_client()
     asked.environ_base["HTTP_X_ROLES"] = "admin"
     asked.environ_base["keystone.token_auth"] = object()
-    manager = types.SimpleNamespace(acstor=InProcess(asked), sdk_connection=sdk)
+    return types.SimpleNamespace(acstor=InProcess(asked), sdk_connection=sdk)
+
+
+@pytest.fixture
+def run(manager):
+    """Return what runs a command with its arguments."""
 
     def do(command: type, *argv: str) -> Any:
         command_app = types.SimpleNamespace(client_manager=manager, stdout=sys.stdout)
@@ -508,6 +518,46 @@ def test_pre_seed_waits_until_all_hosts_are_done(run, store, glance, bus, agents
     assert bus.tasks[0][1] == ["h0001", "h0002"]
     assert rows == [{"Host": name, "Task": "pre_seed: done, 100 %"} for name in ("h0001", "h0002")]
     assert table(run(image.PreSeedImage, IMAGE, "--count", "1")) == [{"Host": "h0000", "Task": ""}]
+
+
+def test_pre_seed_of_an_aggregate_skips_its_hosts_that_send_no_samples(
+    run, glance, bus, sdk, agents
+):
+    glance.add(IMAGE)
+    sdk.aggregate_hosts = ["h0009", "h0002", "h0001", "other"]
+    rows = table(run(image.PreSeedImage, IMAGE, "--aggregate", "new", "--wait"))
+    assert bus.tasks[0][1] == ["h0001", "h0002"]
+    assert {row["Host"]: row["Task"] for row in rows} == {
+        **dict.fromkeys(("h0001", "h0002"), "pre_seed: done, 100 %"),
+        **dict.fromkeys(("h0009", "other"), aggregates.SKIPPED),
+    }
+
+
+def test_hosts_of_an_aggregate_are_sought_on_all_pages(manager, sdk):
+    sdk.aggregate_hosts = ["h0002", "h0009"]
+    found = aggregates.find_hosts(manager, manager.acstor, "new", page_hosts=1)
+    assert found == (["h0002"], ["h0009"])
+
+
+@pytest.mark.parametrize("hosts", [None, [], ["h0009"]])
+def test_pre_seed_of_an_aggregate_without_a_host_that_is_up_is_refused(
+    hosts, run, glance, bus, sdk
+):
+    glance.add(IMAGE)
+    sdk.aggregate_hosts = hosts
+    with pytest.raises(exceptions.CommandError, match="no host of aggregate new sends samples"):
+        run(image.PreSeedImage, IMAGE, "--aggregate", "new")
+    assert bus.tasks == []
+
+
+def test_pre_seed_of_an_aggregate_with_too_many_hosts_is_refused(run, store, glance, bus, sdk):
+    glance.add(IMAGE)
+    found = [samples.sample(n, sent_s=time.time()) for n in range(aggregates.MAX_HOSTS + 1)]
+    samples.note(store, *found)
+    sdk.aggregate_hosts = [told.host for told in found]
+    with pytest.raises(exceptions.CommandError, match="has 1001 hosts that send samples"):
+        run(image.PreSeedImage, IMAGE, "--aggregate", "new")
+    assert bus.tasks == []
 
 
 def test_pre_seed_that_fails_on_a_host_says_where_and_why(run, glance, agents):
