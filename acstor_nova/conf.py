@@ -31,9 +31,18 @@ OPTS = [
     cfg.StrOpt(
         "decision_url",
         default="",
-        help="URL of acstor's REST API, which has the checkpoints of servers. A server that is "
-        "evacuated to this host gets the disk of its newest checkpoint. Empty: it starts from its "
-        "image.",
+        help="URL of acstor's REST API. On a compute host: it has the checkpoints of servers, and "
+        "a server that is evacuated to this host gets the disk of its newest checkpoint. Empty: it "
+        "starts from its image. Of nova-scheduler: it has the locality of images, and "
+        "acstor_nova.weigher weighs hosts by it. Empty: hosts do not differ.",
+    ),
+    cfg.FloatOpt(
+        "image_locality_weight_multiplier",
+        default=2.0,
+        help="Multiplier of the weigher acstor_nova.weigher.ImageLocalityWeigher of "
+        "nova-scheduler: the weight of a host with the complete image against 1.0 of Nova's "
+        "weighers for memory, processors and disk each. Metadata of an aggregate with the same "
+        "name replaces it for the hosts there.",
     ),
     cfg.StrOpt(
         "ca_file",

@@ -81,7 +81,7 @@ class DecisionClient:
         return self._get(f"/v1/checkpoints/{checkpoint_id}/recovery", Recovery)
 
     def _get(self, path: str, answer: type[T]) -> T:
-        with self._failures(path), requests.Session() as session:
+        with translated_errors(self._url + path), requests.Session() as session:
             bounded_responses.bound_requests(session, MAX_ANSWER_BYTES)
             said = session.get(
                 self._url + path,
@@ -91,27 +91,29 @@ class DecisionClient:
                 allow_redirects=False,
             )
             if said.status_code != requests.codes.ok:
-                why = _words(said.status_code, said.content)
+                why = fault_text(said.status_code, said.content)
                 raise errors.DecisionUnreachable(self._url + path, why)
             return msgspec.json.decode(said.content, type=answer)
 
-    @contextlib.contextmanager
-    def _failures(self, path: str) -> Iterator[None]:
-        try:
-            yield
-        except (
-            exceptions.ClientException,
-            requests.RequestException,
-            OSError,
-            ValueError,
-            msgspec.DecodeError,
-            RecursionError,
-        ) as e:
-            why = f"{type(e).__name__}: {e}"
-            raise errors.DecisionUnreachable(self._url + path, why) from e
+
+@contextlib.contextmanager
+def translated_errors(url: str) -> Iterator[None]:
+    """Raise DecisionUnreachable for the errors of a request and of its answer."""
+    try:
+        yield
+    except (
+        exceptions.ClientException,
+        requests.RequestException,
+        OSError,
+        ValueError,
+        msgspec.DecodeError,
+        RecursionError,
+    ) as e:
+        raise errors.DecisionUnreachable(url, f"{type(e).__name__}: {e}") from e
 
 
-def _words(status: int, raw: bytes) -> str:
+def fault_text(status: int, raw: bytes) -> str:
+    """Return the reason that an answer of the API gives, with its HTTP status."""
     said = ""
     with contextlib.suppress(msgspec.DecodeError):
         said = msgspec.json.decode(raw, type=_Failure).error.message

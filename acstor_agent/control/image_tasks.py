@@ -17,6 +17,7 @@ from acstor_agent.control import control_socket
 from acstor_agent.control import disk_requests
 from acstor_agent.control import image_requests
 from acstor_agent.core import counters
+from acstor_agent.core.boot import boot_set
 from acstor_agent.images.boot import boot_recording
 from acstor_agent.images.prefetch import boot_image_prefetch
 from acstor_agent.images.read import mirror
@@ -241,7 +242,10 @@ class ImageTasks:
         for image_id in map(ids.parse_image_id, wanted):
             image, told = self._images.mirrors.get_nowait(image_id), self._progress.get(image_id)
             whole = self._images.fill_report(image_id)
-            found[str(image_id)] = held_image(image, self._images.fetched(image_id), whole, told)
+            held = held_image(image, self._images.fetched(image_id), whole, told)
+            if image is None and (ahead := self._boot_prefetch.boot_set_of(image_id)) is not None:
+                held = _with_boot_set(held, ahead)
+            found[str(image_id)] = held
         return found
 
 
@@ -259,7 +263,7 @@ def held_image(
     if image is None:
         return decision_messages.HeldImage(fetched=came, fill=whole, task=task)
     read, head, held = image.counters.read.bytes, image.boots.head, image.count_cached()
-    return decision_messages.HeldImage(
+    report = decision_messages.HeldImage(
         size_bytes=image.size_bytes,
         cached_bytes=held.cached_bytes,
         missing_bytes=held.missing_bytes,
@@ -274,4 +278,13 @@ def held_image(
         fetched=came,
         fill=whole,
         task=task,
+    )
+    return report if held.boot is None else _with_boot_set(report, held.boot)
+
+
+def _with_boot_set(
+    report: decision_messages.HeldImage, found: boot_set.BootSet
+) -> decision_messages.HeldImage:
+    return msgspec.structs.replace(
+        report, boot_set_bytes=found.total_bytes, boot_set_cached_bytes=found.cached_bytes
     )

@@ -64,6 +64,7 @@ LEAST_INTERVAL_S = 0.001
 MAX_PAYLOAD = 4 * 1024 * 1024
 MAX_CERTIFICATE = 8192
 MAX_TARGETS = hash_ring.MAX_HOSTS
+MAX_LOCALITY_HOSTS = 4096
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 Word = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
@@ -74,6 +75,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=hash_ring.MAX_EPOCH)]
 PreviousImages = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_PREVIOUS_IMAGES)]
 Label = Annotated[str, msgspec.Meta(max_length=MAX_WHY)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Signature = Annotated[str, patterns.full_match("[A-Za-z0-9+/]{86}==")]
 """64 bytes in base64."""
 
@@ -186,6 +188,8 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
     :param size_bytes: None if nothing was read since the start, as are the next two
     :param missing_bytes: neither cached nor zeros
     :param boot_image: state of its boot image there
+    :param boot_set_bytes: data that a boot reads, as the boot image has it; None: not known there
+    :param boot_set_cached_bytes: part of it that is cached, as chunks or as the boot image's frames
     """
 
     size_bytes: Bytes | None = None
@@ -193,6 +197,8 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
     missing_bytes: Bytes | None = None
     boot_image: Annotated[str, patterns.full_match("[a-z]{0,16}")] = ""
     boot_revision: Bytes = 0
+    boot_set_bytes: Bytes | None = None
+    boot_set_cached_bytes: Bytes | None = None
     read: ReadBytes = ReadBytes()
     fetched: FetchedBytes = FetchedBytes()
     fill: fill_progress.FillStatus | None = None
@@ -201,6 +207,8 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.cached_bytes or 0) + (self.missing_bytes or 0) > (self.size_bytes or 0):
             raise ValueError("more of the image is cached or missing than it has")
+        if (self.boot_set_cached_bytes or 0) > (self.boot_set_bytes or 0):
+            raise ValueError("more of the boot set is cached than it has")
 
 
 class HostFault(msgspec.Struct, frozen=True):
@@ -342,6 +350,37 @@ class NeededImages(msgspec.Struct, frozen=True):
 
 
 _T = TypeVar("_T")
+
+
+class HostLocality(msgspec.Struct, frozen=True):
+    """How much of an image one host has.
+
+    :param boot_set_share: part of what a boot reads that is cached; null: not known
+    :param image_share: part of the image's data, without zeros, that is cached
+    :param link_load: use of the busier direction of the host's links in the last collection
+    """
+
+    host: Annotated[str, msgspec.Meta(max_length=255)]
+    boot_set_share: Share | None
+    image_share: Share
+    link_load: Share
+
+    def __post_init__(self) -> None:
+        ids.parse_host_id(self.host)
+
+
+class ImageLocality(msgspec.Struct, frozen=True):
+    """The hosts that are up and have data of an image cached, at most ``MAX_LOCALITY_HOSTS``.
+
+    If there are more, those with most of the boot set, and then of the image. The order is that of
+    the hosts' ids.
+    """
+
+    image_id: str
+    hosts: Annotated[list[HostLocality], msgspec.Meta(max_length=MAX_LOCALITY_HOSTS)]
+
+    def __post_init__(self) -> None:
+        ids.parse_image_id(self.image_id)
 
 
 def why_insecure(url: str) -> str:

@@ -7,6 +7,7 @@ from acstor_decision.api.v1 import checkpoints
 from acstor_decision.api.v1 import enrolments
 from acstor_decision.api.v1 import hosts
 from acstor_decision.api.v1 import image_actions
+from acstor_decision.api.v1 import image_locality
 from acstor_decision.api.v1 import images
 from acstor_decision.api.v1 import listeners
 from acstor_decision.api.v1 import needed_images
@@ -21,6 +22,7 @@ ALL = (
     *authority.OPERATIONS,
     *images.OPERATIONS,
     *image_actions.OPERATIONS,
+    *image_locality.OPERATIONS,
     *needed_images.OPERATIONS,
     *listeners.OPERATIONS,
     *boots.OPERATIONS,

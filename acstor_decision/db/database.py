@@ -210,6 +210,7 @@ class Database:
     list_images = _reads(image_queries.list_images)
     get_image = _reads(image_queries.get_image)
     image_hosts = _reads(image_queries.list_hosts)
+    image_locality = _reads(image_queries.list_locality)
     needed_images = _reads(image_queries.list_needed)
     count_uses = _reads(image_queries.count_uses)
     list_boots = _reads(boot_queries.list_of_server)

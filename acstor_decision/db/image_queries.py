@@ -184,6 +184,46 @@ def list_hosts(session: orm.Session, image_id: str, since_s: float) -> list[mode
     return list(session.execute(wanted).scalars())
 
 
+class Locality(NamedTuple):
+    """Cached data of an image on one host, and the traffic of the host's links."""
+
+    host: str
+    boot_set_bytes: int | None
+    boot_set_cached_bytes: int | None
+    cached_bytes: int | None
+    missing_bytes: int | None
+    link_bytes_s: int
+    received_bytes_s: float
+    sent_bytes_s: float
+
+
+def list_locality(
+    session: orm.Session, image_id: str, since_s: float, limit: int
+) -> list[Locality]:
+    """Return an image on each live host that has data of it cached, ``limit`` at most.
+
+    If there are more, those with most of the boot set, and then of the image.
+    """
+    host, zero = models.Host, sa.literal(0)
+    boot_set = sa.func.coalesce(_Row.boot_set_cached_bytes, zero)
+    cached = sa.func.coalesce(_Row.cached_bytes, zero)
+    wanted = (
+        sa.select(
+            *(_Row.host, _Row.boot_set_bytes, _Row.boot_set_cached_bytes, _Row.cached_bytes),
+            *(_Row.missing_bytes, host.link_bytes_s, host.received_bytes_s, host.sent_bytes_s),
+        )
+        .join(host, host.host == _Row.host)
+        .where(
+            _Row.image_id == image_id,
+            host.seen_s >= since_s,
+            sa.or_(boot_set > 0, cached > 0),
+        )
+        .order_by(boot_set.desc(), cached.desc(), _Row.host)
+        .limit(limit)
+    )
+    return [Locality(*row) for row in session.execute(wanted)]
+
+
 _READ = ("read_local_bytes", "read_boot_bytes", "read_peer_bytes", "read_source_bytes")
 _FETCHED = ("fetched_peer_bytes", "fetched_source_bytes")
 _COUNTED = (*_READ, *_FETCHED)
@@ -199,6 +239,8 @@ def _row(host: str, image_id: str, held: decision_messages.HeldImage) -> dict[st
         "missing_bytes": held.missing_bytes,
         "boot_image": held.boot_image,
         "boot_revision": held.boot_revision,
+        "boot_set_bytes": held.boot_set_bytes,
+        "boot_set_cached_bytes": held.boot_set_cached_bytes,
         **dict(zip(_COUNTED, counted, strict=True)),
         "is_used": held.fill is None or held.fill.is_used,  # unreported: it may be used
         "is_fully_cached": held.fill is not None and held.fill.is_fully_cached,

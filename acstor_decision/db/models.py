@@ -65,6 +65,8 @@ class HeldImage(Base):
     missing_bytes: orm.Mapped[int | None]
     boot_image: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     boot_revision: orm.Mapped[int]
+    boot_set_bytes: orm.Mapped[int | None]
+    boot_set_cached_bytes: orm.Mapped[int | None]
     read_local_bytes: orm.Mapped[int]
     read_boot_bytes: orm.Mapped[int]
     read_peer_bytes: orm.Mapped[int]

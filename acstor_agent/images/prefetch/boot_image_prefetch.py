@@ -11,9 +11,11 @@ import dataclasses
 import logging
 import random
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import trio
 
+from acstor_agent.core.boot import boot_set
 from acstor_agent.core.boot import prefetch_policy
 from acstor_agent.core.cache import public_cache
 from acstor_agent.core.images import fill_rate
@@ -32,6 +34,7 @@ from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
+from acstor_common.util import lru_table
 from acstor_common.util import token_buckets
 from acstor_common.wire import decision_messages
 
@@ -40,6 +43,8 @@ LOG = logging.getLogger(__name__)
 BYTES_S = 6_250_000.0
 """50 Mbit/s: a boot image of 40 MiB takes 7 s."""
 MAX_IN_FLIGHT = 4
+MAX_REPORTED = 128
+"""Limit of prefetched boot images of which the cached part is reported."""
 FETCH_S = 60.0
 """A frame fails after this time; the booting guest requests it again."""
 
@@ -54,6 +59,13 @@ class PrefetchLimits:
     bytes_s: float = BYTES_S
     yield_s: float = 10.0  # longest pause before a frame while a guest waits for remote data
     yield_tick_s: float = 0.1
+
+
+class _WantedFrames(NamedTuple):
+    """Frames of a boot image to fetch; ``spare_bytes``: others, whose chunks are cached."""
+
+    refs: list[chunk_ref.ChunkRef]
+    spare_bytes: int
 
 
 class BootImagePrefetch:
@@ -76,6 +88,7 @@ class BootImagePrefetch:
         self._images, self._uses, self._lookup, self._reads = images, uses, lookup, reads
         self._chunks, self._cache, self._counters = boots.chunks, boots.cache, boots.counters
         self._here, self._rings = boots.chunks.own_host, rings
+        self._prefetched = lru_table.LruTable[ids.ImageId, _WantedFrames](MAX_REPORTED)
         self._position = random.random()  # among the notified hosts
         self._pacer = fill_rate.Pacer()
         self._pacer.bytes_s = limits.bytes_s
@@ -115,7 +128,8 @@ class BootImagePrefetch:
         if self._is_mirrored(image_id):  # its guests load it themselves
             return {"done_bytes": 0}
         begun_s = trio.current_time()
-        refs = self._in_order(await self._look_up(image_id, task))
+        wanted = await self._look_up(image_id, task)
+        refs = self._in_order(wanted.refs)
         total_bytes = sum(ref.length for ref in refs)
         missing = [ref for ref in refs if not self._chunks.has_chunk(ref.cid)]
         self._take_room(image_id, total_bytes, sum(ref.length for ref in missing))
@@ -123,26 +137,43 @@ class BootImagePrefetch:
             self._cache.keep_ahead(ref.cid)
         received_bytes = await self._fetch(missing, report, total_bytes)
         self._counters.prefetched += 1
+        self._prefetched[image_id] = wanted
         LOG.info(
             "image %s: its boot image is here before it is needed: %d bytes, %d came in %.1f s",
             *(image_id, total_bytes, received_bytes, trio.current_time() - begun_s),
         )
         return {"done_bytes": total_bytes}
 
+    def boot_set_of(self, image_id: ids.ImageId) -> boot_set.BootSet | None:
+        """Return the cached part of a prefetched boot image, in bytes as they are stored.
+
+        Any thread may call it.
+
+        :returns: None if this worker has not prefetched it, or only longer ago
+        """
+        wanted = self._prefetched.get(image_id)
+        if wanted is None:
+            return None
+        missing_bytes = sum(ref.length for ref in wanted.refs if ref.cid not in self._cache)
+        total_bytes = wanted.spare_bytes + sum(ref.length for ref in wanted.refs)
+        return boot_set.BootSet(total_bytes, total_bytes - missing_bytes)
+
     async def _look_up(
         self, image_id: ids.ImageId, task: decision_messages.ImageTask
-    ) -> list[chunk_ref.ChunkRef]:
+    ) -> _WantedFrames:
         subject, head = await self._lookup.detached.boot_head(self._here, image_id)
         keys, chunk_ref_at = subject.scope_keys, self._chunks.chunk_ref_at
         formers = self._formers(task)
         if not prefetch_policy.is_served(keys, map(self._images.scope_keys, formers)):
             what = f"the boot image of image {image_id}"
             raise errors.Unusable(what, "is of a project of which no instance of this host is")
-        return [
+        refs = [
             chunk_ref_at(image_id, keys, base.AT_BOOT_IMAGE + one.offset, one.stored_bytes, one.cid)
             for one in head.frames
             if not (formers and await self._is_spare(subject, one))
         ]
+        stored_bytes = sum(one.stored_bytes for one in head.frames)
+        return _WantedFrames(refs, stored_bytes - sum(ref.length for ref in refs))
 
     async def _is_spare(self, subject: chunk_map.Subject, frame: boot_image.Frame) -> bool:
         """Return whether all chunks of a frame are cached, so a boot skips it."""

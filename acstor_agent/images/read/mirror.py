@@ -17,6 +17,7 @@ from typing import NamedTuple
 from acstor_agent.cache import cache_files
 from acstor_agent.core import counters
 from acstor_agent.core.boot import boot_recorder
+from acstor_agent.core.boot import boot_set
 from acstor_agent.core.cache import cache_slot
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.images import read_plan
@@ -70,10 +71,14 @@ SHARED_BUFFERS = BufferPool()
 
 
 class CachedBytes(NamedTuple):
-    """Bytes of an image in the cache, in whole chunks; zeros count as neither."""
+    """Bytes of an image in the cache, in whole chunks; zeros count as neither.
+
+    :param boot: data that a boot reads; None if the boot image is not known here
+    """
 
     cached_bytes: int
     missing_bytes: int
+    boot: boot_set.BootSet | None = None
 
 
 _PAUSE_S = 0.0005
@@ -147,7 +152,10 @@ class Mirror:
             missing += (len(named) - of_block) * pages
         cached_bytes = min(here * self._chunk_bytes, self.size_bytes)
         missing_bytes = min(missing * self._chunk_bytes, self.size_bytes - cached_bytes)
-        return CachedBytes(cached_bytes, missing_bytes)
+        head, found = self.boots.head, None
+        if head is not None:
+            found = boot_set.count(head, self.map.cid_of, self._cache, pause)
+        return CachedBytes(cached_bytes, missing_bytes, found)
 
     def chunk_ref_of(self, chunk_no: int) -> chunk_ref.ChunkRef:
         """Return the reference to request a chunk of this image."""

@@ -121,6 +121,8 @@ class ImageOnHost(msgspec.Struct, frozen=True, kw_only=True):
     :param cached_bytes: null: no guest has read it since then
     :param missing_bytes: data, without zeros, that is not cached; null as well
     :param boot_image: state of its boot image there
+    :param boot_set_bytes: data that a boot reads; null: not known there
+    :param boot_set_cached_bytes: part of it that is cached
     :param fill: null: the host does not report it
     :param task: last task of the host for this image, with its progress
     """
@@ -131,6 +133,8 @@ class ImageOnHost(msgspec.Struct, frozen=True, kw_only=True):
     missing_bytes: int | None
     boot_image: str
     boot_revision: int
+    boot_set_bytes: int | None
+    boot_set_cached_bytes: int | None
     read: decision_messages.ReadBytes
     fetched: decision_messages.FetchedBytes
     fill: FillOnHost | None
@@ -265,6 +269,8 @@ def _on_host(row: models.HeldImage) -> ImageOnHost:
         missing_bytes=row.missing_bytes,
         boot_image=row.boot_image,
         boot_revision=row.boot_revision,
+        boot_set_bytes=row.boot_set_bytes,
+        boot_set_cached_bytes=row.boot_set_cached_bytes,
         read=image_queries.read_of(row),
         fetched=image_queries.fetched_of(row),
         fill=_fill(image_queries.fill_of(row)),

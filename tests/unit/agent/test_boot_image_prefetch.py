@@ -116,6 +116,8 @@ async def test_boot_of_a_new_version_reads_nothing_of_its_boot_image_from_elsewh
     assert parts.progress[-1] == (parts.frames_bytes, parts.frames_bytes)
     assert (parts.kept["ahead"], parts.kept["boot"]) == (parts.frames_bytes, 0)
     assert not host.mirrors.is_attached(NEW)
+    assert ahead.boot_set_of(NEW) == (parts.frames_bytes, parts.frames_bytes)
+    assert ahead.boot_set_of(FORMER) is None
     counted = host.boots.counters
     assert (counted.prefetched, counted.prefetched_bytes) == (1, parts.frames_bytes)
     host.source.reads.clear()

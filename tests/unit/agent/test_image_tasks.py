@@ -8,6 +8,7 @@ import trio.testing
 
 from acstor_agent.control import image_tasks
 from acstor_agent.core import counters
+from acstor_agent.core.boot import boot_set
 from acstor_agent.images.boot import boot_recording
 from acstor_common import errors
 from acstor_common.wire import decision_messages
@@ -39,7 +40,7 @@ class Host:
         self.now_s = 0.0
         self.may_go_on = trio.Event()
         self.failure = None
-        self.whole, self.bases, self.wished = {}, set(), []
+        self.whole, self.bases, self.wished, self.prefetched = {}, set(), [], {}
         self.is_ahead_wanted, self.may_come, self.ahead_delay_s = True, trio.Event(), 0.0
         self.recording = boot_recording.BootRecording("h1", limits, lambda message: None)
         self.mirrors = made.mirrors
@@ -79,6 +80,9 @@ class Host:
 
     def is_for(self, asked):
         return self.is_ahead_wanted
+
+    def boot_set_of(self, image_id):
+        return self.prefetched.get(image_id)
 
     def delay_s(self):
         return self.ahead_delay_s
@@ -132,6 +136,19 @@ async def test_an_image_is_told_by_where_its_bytes_were(host):
     assert held.read == decision_messages.ReadBytes(local=100, source=CHUNK)
     assert held.fetched == decision_messages.FetchedBytes(source=CHUNK)
     assert (held.boot_image, held.boot_revision, held.task) == ("unknown", 0, None)
+
+
+async def test_boot_set_is_told_of_images_that_boot_and_of_prefetched_ones(host):
+    host.parts.add_boot_image(DATA, [0, 1, 3])
+    image = await host.parts.mirrors.attach_image(one_host.IMAGE)
+    assert (await host.all())[one_host.IMAGE].boot_set_bytes is None
+    await image.boots._load_head()
+    await image.read(CHUNK, CHUNK)
+    held = (await host.all())[one_host.IMAGE]
+    assert (held.boot_set_bytes, held.boot_set_cached_bytes) == (3 * CHUNK, CHUNK)
+    host.bases, host.prefetched[one_host.OTHER] = {one_host.OTHER}, boot_set.BootSet(9, 7)
+    held = (await host.all())[one_host.OTHER]
+    assert (held.boot_set_bytes, held.boot_set_cached_bytes) == (9, 7)
 
 
 async def test_what_becomes_of_whole_images_is_told_at_the_next_sample(host):

@@ -214,9 +214,9 @@ async def test_what_is_missing_are_neither_cached_chunks_nor_zeros(image):
     count = len(image.map)
     wanted = count - sum(image.map.is_zero(number) for number in range(count))
     assert wanted < count
-    assert image.count_cached() == (0, wanted * CHUNK)
+    assert image.count_cached() == (0, wanted * CHUNK, None)
     await image.read(0, CHUNK)
-    assert image.count_cached() == (CHUNK, (wanted - 1) * CHUNK)
+    assert image.count_cached() == (CHUNK, (wanted - 1) * CHUNK, None)
     await image.read(0, len(DATA))
     assert image.count_cached().missing_bytes == 0
 

@@ -72,6 +72,8 @@ def _create_images() -> None:
         sa.Column("missing_bytes", sa.BigInteger),
         sa.Column("boot_image", sa.String(16), nullable=False),
         sa.Column("boot_revision", sa.BigInteger, nullable=False),
+        sa.Column("boot_set_bytes", sa.BigInteger),
+        sa.Column("boot_set_cached_bytes", sa.BigInteger),
         sa.Column("read_local_bytes", sa.BigInteger, nullable=False),
         sa.Column("read_boot_bytes", sa.BigInteger, nullable=False),
         sa.Column("read_peer_bytes", sa.BigInteger, nullable=False),

@@ -441,3 +441,89 @@ def test_predecessors_that_are_none_are_refused(after, client, bus):
 def test_hosts_are_told_of_no_boot_image_while_the_bus_is_gone(client, bus):
     bus.failure = rpc.BusUnreachable("refused")
     assert client.post(f"/v1/images/{IMAGES[0]}/prefetch-boot-image").status_code == 503
+
+
+# Locality
+
+
+def boot_set(cached, **more):
+    return decision_messages.HeldImage(boot_set_bytes=100, boot_set_cached_bytes=cached, **more)
+
+
+def locality(client, **headers):
+    answer = client.get(f"/v1/images/{IMAGES[0]}/locality", headers=headers)
+    assert answer.status_code == 200
+    shown = answer.json
+    assert shown["image_id"] == IMAGES[0]
+    return {
+        one["host"]: (one["boot_set_share"], one["image_share"], one["link_load"])
+        for one in shown["hosts"]
+    }
+
+
+def test_locality_is_the_share_of_boot_set_and_image(client, store):
+    half = {"size_bytes": SIZE, "cached_bytes": SIZE // 4, "missing_bytes": SIZE // 4}
+    told = [
+        WARM,
+        COLD,
+        decision_messages.HeldImage(**half),
+        boot_set(95, **half),
+        boot_set(100),  # only its boot image was prefetched
+        boot_set(0),
+    ]
+    hold(store, *({IMAGES[0]: one} for one in told), {})
+    load = 2000 / 125_000_000  # bytes a second over those of the link
+    assert locality(client) == {
+        "h0000": (1.0, 1.0, round(load, 3)),
+        "h0002": (None, 0.5, round(load, 3)),
+        "h0003": (0.95, 0.5, round(load, 3)),
+        "h0004": (1.0, 0.0, round(load, 3)),
+    }
+
+
+def test_locality_has_the_load_of_the_busier_direction(client, store):
+    loads = [(0, 0), (300, 500), (500, 100), (10**15, 1)]
+    for n, (received, sent) in enumerate(loads):
+        total = decision_messages.TrafficBytes(5 * received, 5 * sent)
+        given = {"total": total, "link_bytes_s": 1000, "sent_s": time.time()}
+        conftest.note(store, conftest.sample(n, images={IMAGES[0]: WARM}, **given))
+    assert [load for _, _, load in locality(client).values()] == [0.0, 0.5, 0.5, 1.0]
+
+
+def test_locality_leaves_out_hosts_that_fell_silent(client, store):
+    hold(store, {IMAGES[0]: WARM})
+    silent = conftest.sample(1, sent_s=time.time() - 3600, images={IMAGES[0]: WARM})
+    conftest.note(store, silent)
+    assert list(locality(client)) == ["h0000"]
+
+
+def test_locality_of_an_unknown_image_is_empty(client, store):
+    hold(store, {IMAGES[1]: WARM})
+    assert locality(client) == {}
+    assert client.get("/v1/images/no/locality").status_code == 400
+
+
+def test_locality_is_bounded_and_names_the_hosts_with_most(store):
+    shares = [0, 50, 100, 70]
+    hold(store, *({IMAGES[0]: boot_set(share)} for share in shares))
+    found = store.image_locality(IMAGES[0], 0.0, 2)
+    assert [row.host for row in found] == ["h0002", "h0003"]
+
+
+@pytest.mark.parametrize(
+    ("roles", "status"),
+    [
+        ("admin", 200),
+        ("service", 200),
+        ("acstor-prepare", 403),
+        ("acstor-reader", 403),
+        ("acstor-recovery", 403),
+        ("member,reader", 403),
+    ],
+)
+def test_locality_is_for_novas_user_alone(roles, status, client, store):
+    """It shows where other projects' images are."""
+    hold(store, {IMAGES[0]: WARM})
+    answer = client.get(f"/v1/images/{IMAGES[0]}/locality", headers={"X-Roles": roles})
+    assert answer.status_code == status
+    assert ("h0000" in answer.text) == (status == 200)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boot set of an image: the data that a boot reads, and how much of it a host has cached."""
+
+from collections.abc import Callable
+from collections.abc import Container
+from typing import NamedTuple
+
+from acstor_common.formats import boot_image
+from acstor_common.formats import layout
+from acstor_common.model import ids
+
+FRAMES_IN_A_ROW = 256
+"""Frames between two pauses; each has four chunks by default."""
+
+
+class BootSet(NamedTuple):
+    """Uncompressed bytes of a boot image, and those of them that are cached."""
+
+    total_bytes: int
+    cached_bytes: int
+
+
+def count(
+    head: boot_image.Head,
+    cid_of: Callable[[int], ids.Cid],
+    cache: Container[ids.Cid],
+    pause: layout.Pause = layout.no_pause,
+) -> BootSet:
+    """Count the bytes of a boot set that are cached, as a frame or as its chunks.
+
+    :param cid_of: returns the CID of a chunk of the image
+    :param pause: called from time to time
+    """
+    cached_bytes = 0
+    for frame in head.frames:
+        if frame.cid in cache:
+            cached_bytes += frame.raw_bytes
+        else:
+            here = sum(cid_of(chunk_no) in cache for chunk_no in frame.chunk_nos)
+            cached_bytes += frame.raw_bytes * here // len(frame.chunk_nos)
+        if frame.number % FRAMES_IN_A_ROW == FRAMES_IN_A_ROW - 1:
+            pause()
+    return BootSet(head.raw_bytes, cached_bytes)
