@@ -34,6 +34,7 @@ from acstor_common.identity import certificates
 from acstor_common.identity import identity_files
 from acstor_common.identity import signing
 from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from acstor_common.service import bounded_responses
 from acstor_common.service import session_options
 from acstor_common.util import atomic_file
@@ -82,11 +83,11 @@ def from_conf(
     conf: cfg.ConfigOpts,
     host: ids.HostId,
     files: identity_files.IdentityFiles,
-    revoked: Callable[[], dict[str, int]],
+    rings: hash_ring.RingProvider,
 ) -> "HostEnrolment | None":
     """Return the enrolment of this host; None if it is not configured.
 
-    :param revoked: returns the revocations of the current v-node table
+    :param rings: knows the table with the revocations
     :raises errors.Unusable: its options are invalid
     """
     if not is_configured(conf):
@@ -99,14 +100,14 @@ def from_conf(
         )
     api, section = _adapter(conf), conf[GROUP].auth_section or GROUP
     configured = session_options.describe(section, conf[section])
-    return HostEnrolment(host, files, api, revoked=revoked, configured=configured)
+    return HostEnrolment(host, files, api, rings, configured=configured)
 
 
 class HostEnrolment:
     """Keeps the host's certificate valid; keep :meth:`run` running.
 
     :param api: adapter for the decision service, with credentials
-    :param revoked: returns the revocations of the current v-node table
+    :param rings: knows the table with the revocations
     :param configured: options and user for Keystone, for error texts
     """
 
@@ -115,20 +116,20 @@ class HostEnrolment:
         host: ids.HostId,
         files: identity_files.IdentityFiles,
         api: keystone_adapter.Adapter,
+        rings: hash_ring.RingProvider,
         clock: Callable[[], float] = time.time,
         rng: Callable[[], float] = random.random,
-        revoked: Callable[[], dict[str, int]] = dict,
         configured: str = "",
     ) -> None:
         self.state = EnrolmentState()
         self._host, self._files, self._api = host, files, api
-        self._clock, self._rng, self._revoked = clock, rng, revoked
+        self._clock, self._rng, self._rings = clock, rng, rings
         self._configured = f" ({configured})" if configured else ""
         self._asked_for = ""
         self._answered = (0.0, 0.0)
         """The service's time in its last response, and the time of arrival."""
         self._url_log = log_once.LogOnce(LOG)
-        self._thread = blocking_threads.BlockingThreads(lambda: "the decision service", 1)
+        self._thread = blocking_threads.BlockingThreads("the decision service", 1)
 
     async def run(self) -> None:
         """Request certificates when they are due, forever."""
@@ -168,7 +169,7 @@ class HostEnrolment:
             now_s = self._clock() - self.state.clock_offset_s
             if due_s <= now_s or certificates.time_fault(certificate, now_s, 0.0):
                 return
-            if certificates.is_revoked(certificate, self._revoked()):
+            if certificates.is_revoked(certificate, self._rings.current_ring().revoked):
                 return
             await trio.sleep(max(1.0, min(TICK_S, due_s - now_s)))
 

@@ -4,7 +4,6 @@
 import contextlib
 import importlib
 import pathlib
-import ssl
 
 import trio
 from oslo_config import cfg
@@ -38,7 +37,7 @@ def ring_store_of(
         pathlib.Path(own.state_dir) / "ring.json",
         pathlib.Path(own.ring_file) if own.ring_file else None,
         ring_store.FORMER_TABLE_LIFETIME_S,
-        signers=identity.signer_keys,
+        identity=identity,
     )
 
 
@@ -65,10 +64,10 @@ class Membership:
         self._conf, self.host = conf, host
         self.identity, self.rings = identity, rings
         self._sender = message_signing.MessageSigner(self.identity)
-        self._credentials = credentials.Credentials(
+        self.vault_credentials = credentials.Credentials(
             identity, vault_paths.PROTOCOL, certificates.GRACE_S
         )
-        self.enrolment = enrolment.from_conf(conf, host, self.identity, rings.revoked_certificates)
+        self.enrolment = enrolment.from_conf(conf, host, self.identity, rings)
         self._bus = self._open_bus(supervised)
         self.decision: decision_link.DecisionLink | None = None
         """Set by :meth:`make_link` if there is a bus."""
@@ -103,14 +102,6 @@ class Membership:
         return settings.peer_credentials(
             self._conf.acstor_agent, self.identity, may_come_later=self.enrolment is not None
         )
-
-    def vault_tls_context(self) -> ssl.SSLContext:
-        """Return the TLS context for connections to vaults.
-
-        :raises OSError: this host has no certificate
-        """
-        self._credentials.reload_files()
-        return self._credentials.tls_context(is_server=False)
 
     def make_link(
         self, report: decision_link.HostReport, tasks: decision_receiver.TaskQueue

@@ -45,7 +45,7 @@ class RingStore:
     :param stored_path: stores the current table, unless it came from the operator's file
     :param operator_file: a table that the operator may change, checked every second; or None
     :param former_lifetime_s: how long the replaced table stays valid
-    :param signers: returns trusted signers; without any, a stored signed table is not used
+    :param identity: has the trusted signers; without any, a stored signed table is not used
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RingStore:
         former_lifetime_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         *,
-        signers: Callable[[], identity_files.Signers] = tuple,
+        identity: identity_files.IdentityFiles | None = None,
     ) -> None:
         self.ring = hash_ring.Ring(0, ())
         self.is_signed = False
@@ -65,7 +65,7 @@ class RingStore:
         self._clock = clock
         self._stored_path = stored_path
         self._operator_file = operator_file
-        self._signers = signers
+        self._identity = identity
         self._file_stamp: _Stamp | None = None
         if stored_path.exists():
             self._load_stored()
@@ -84,10 +84,6 @@ class RingStore:
     def reported_epoch(self) -> int:
         """Return the epoch to report to the decision service; 0 for an operator's table."""
         return self.ring.epoch if self.is_signed else 0
-
-    def revoked_certificates(self) -> dict[str, int]:
-        """Return the revocations of the current table by host (``Ring.revoked``)."""
-        return self.ring.revoked
 
     def admission_error(self, host: ids.HostId, not_before_s: float) -> str:
         """Return why the host with a certificate of this start may not connect; "" if it may."""
@@ -162,7 +158,7 @@ class RingStore:
         if len(raw) > MAX_STORED_BYTES:
             raise errors.RingFormatError("a kept table", MAX_STORED_BYTES, "it is too long")
         sent = msgspec.json.decode(raw, type=decision_messages.RingTable)
-        signers = self._signers()
+        signers = self._identity.signer_keys() if self._identity else ()
         if sent.signature and not signers:
             raise errors.Unusable(
                 f"the v-node table in {self._stored_path}", message_signing.NO_SIGNERS

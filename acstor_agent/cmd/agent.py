@@ -5,6 +5,7 @@ import logging
 import os
 import pathlib
 import sys
+from typing import NamedTuple
 
 from oslo_config import cfg
 
@@ -63,12 +64,29 @@ def run(conf: cfg.ConfigOpts) -> int:
         secret = host_secret.load(state_dir)
         return supervisor.Supervisor(
             pathlib.Path(conf.acstor.mount_point),
-            lambda inheritance: worker.run_worker(conf, inheritance, secret),
-            service_manager.notify_ready,
+            AgentDaemon(conf, secret),
             find_fd_store(state_dir),
             supervisor.GuestStopPolicy(own.stop_with_guests),
-            reload=lambda: signals.reload(conf.mutate_config_files),
         ).run()
+
+
+class AgentDaemon(NamedTuple):
+    """The agent, as its supervisor runs it; ``secret``: of this host."""
+
+    conf: cfg.ConfigOpts
+    secret: bytes
+
+    def run_worker(self, inheritance: supervisor.Inheritance) -> None:
+        """See :meth:`supervisor.Daemon.run_worker`."""
+        worker.run_worker(self.conf, inheritance, self.secret)
+
+    def notify_ready(self) -> None:
+        """See :meth:`supervisor.Daemon.notify_ready`."""
+        service_manager.notify_ready()
+
+    def reload(self) -> None:
+        """See :meth:`supervisor.Daemon.reload`."""
+        signals.reload(self.conf.mutate_config_files)
 
 
 def find_fd_store(state_dir: pathlib.Path) -> fd_store.FdStore:

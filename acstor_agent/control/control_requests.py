@@ -6,8 +6,8 @@ An image or a disk that a process has open is never removed.
 
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
+from typing import Protocol
 
 import msgspec
 import trio
@@ -44,12 +44,21 @@ _DiskRequest = (
 )
 
 
-class ControlRequests:
-    """Handlers of control requests.
+class ControlledAgent(Protocol):
+    """The agent, as far as control requests concern all of it."""
 
-    :param status: returns the agent's status; called in a thread
-    :param set_disk_policy: sets the disk scheduling policy and returns it; ``auto`` chooses one
-    """
+    def current_status(self) -> dict[str, Any]:
+        """Return the agent's status; thread-safe."""
+
+    def set_disk_policy(self, policy: str) -> str:
+        """Set the disk scheduling policy, and return it; ``auto`` chooses one.
+
+        :raises errors.Unusable: there is no such policy
+        """
+
+
+class ControlRequests:
+    """Handlers of control requests."""
 
     def __init__(
         self,
@@ -60,13 +69,12 @@ class ControlRequests:
         timelines: boot_timelines.BootTimelines,
         rings: ring_store.RingStore,
         stuck: stuck_requests.StuckRequests,
-        status: Callable[[], dict[str, Any]],
-        set_disk_policy: Callable[[str], str],
+        agent: ControlledAgent,
     ) -> None:
         self.nova_fallbacks = dict.fromkeys(map(str, control_wire.Fallback), 0)
         self._images, self._disks, self._eviction = images, disks, eviction
         self._timelines, self._ring, self._stuck = timelines, rings, stuck
-        self._status, self._set_disk_policy = status, set_disk_policy
+        self._agent = agent
 
     async def handle_request(
         self, request: control_wire.AnyRequest, report: control_socket.Report
@@ -78,7 +86,7 @@ class ControlRequests:
         """
         match request:
             case control_wire.Status():
-                return await trio.to_thread.run_sync(self._status)
+                return await trio.to_thread.run_sync(self._agent.current_status)
             case control_wire.Timelines(wanted_id):
                 return {"timelines": self._timelines.timelines_of(wanted_id)}
             case control_wire.PowerOff(instance_id, is_cancelled):
@@ -90,7 +98,7 @@ class ControlRequests:
             case control_wire.SetRing(table):
                 return {"epoch": self._ring.set_operator_table(bytes(table)).epoch}
             case control_wire.SetDiskPolicy(policy):
-                chosen = self._set_disk_policy(policy)
+                chosen = self._agent.set_disk_policy(policy)
                 LOG.info("disk policy: %s", chosen)
                 return {"policy": chosen}
             case control_wire.GetRing():

@@ -2,18 +2,19 @@
 """Reports this host to the decision service, in every sample."""
 
 import time
-from collections.abc import Callable
 from collections.abc import Mapping
-from typing import Any
 
 from acstor_agent.cache import cache_files
 from acstor_agent.cloud import decision_link
 from acstor_agent.control import image_tasks
+from acstor_agent.control import status
 from acstor_agent.engine_io import exchange
 from acstor_agent.images.boot import boot_timelines
 from acstor_agent.images.image import mirrors
 from acstor_agent.mount import dead_mounts
 from acstor_agent.mount import stuck_requests
+from acstor_agent.runtime import supervised_tasks
+from acstor_agent.sources import source_client
 from acstor_common.service import version
 from acstor_common.util import sliding_window
 from acstor_common.wire import decision_messages
@@ -31,10 +32,11 @@ class HealthSummary:
         stuck: stuck_requests.StuckRequests,
         mounts: dead_mounts.DeadMounts,
         fallbacks: Mapping[str, int],
-        faults: Callable[[], Mapping[str, Mapping[str, Any]]],
+        tasks: supervised_tasks.SupervisedTasks,
+        source: source_client.SourceClient,
     ) -> None:
         self._images, self._stuck, self._mounts = images, stuck, mounts
-        self._fallbacks, self._faults = fallbacks, faults
+        self._fallbacks, self._tasks, self._source = fallbacks, tasks, source
         self._version = version.installed()[:64]
         self._window = sliding_window.SlidingWindow(WINDOW_S, time.monotonic())
 
@@ -45,7 +47,7 @@ class HealthSummary:
         grown = self._window.grown_counters(time.monotonic(), totals)
         failed = grown.pop(FAILED, 0)
         lost = sorted(self._mounts.guests)[: decision_messages.MAX_GUESTS]
-        troubles = sorted(self._faults().items())[: decision_messages.MAX_FAULTS]
+        faults = status.of_faults(self._tasks.issues, self._source.list_statuses())
         return decision_messages.HostHealth(
             version=self._version,
             waiting=sum(one.count for one in late),
@@ -57,7 +59,7 @@ class HealthSummary:
                 what[: decision_messages.MAX_WHY]: decision_messages.HostFault(
                     one["why"][: decision_messages.MAX_WHY], max(0.0, one["since_s"])
                 )
-                for what, one in troubles
+                for what, one in sorted(faults.items())[: decision_messages.MAX_FAULTS]
             },
             on_dead_mounts=tuple(guest[: decision_messages.MAX_WHY] for guest in lost),
         )

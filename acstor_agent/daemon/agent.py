@@ -125,8 +125,7 @@ class Agent:
             timelines=self._boots.timelines,
             rings=self._cloud.rings,
             stuck=self._guests.stuck_requests,
-            status=self.current_status,
-            set_disk_policy=self._set_disk_policy,
+            agent=self,
         )
 
     def _make_report(self) -> host_report.HostReport:
@@ -135,13 +134,18 @@ class Agent:
             self._guests.stuck_requests,
             self._guests.dead_mounts,
             self._requests.nova_fallbacks,
-            self._faults,
+            self._supervised,
+            self._chunks.source,
         )
         return host_report.HostReport(
             self._chunks.exchange, self._stored.cache, self._tasks, self._boots.timelines, health
         )
 
-    def _set_disk_policy(self, policy: str) -> str:
+    def set_disk_policy(self, policy: str) -> str:
+        """Set the disk scheduling policy, and return it; ``auto`` chooses one.
+
+        :raises errors.Unusable: there is no such policy
+        """
         io = self._stored.io
         if policy not in (disk_io.AUTO, *io.schedulers):
             raise errors.Unusable(f"disk policy {policy}", "there is no such policy")
@@ -251,9 +255,8 @@ class Agent:
             "cache": status.of_cache(self._stored.cache),
             "disk_io": status.of_disk_io(self._stored.io),
             "event_loop": status.of_latency(self._loop_lag.latency),
-            "faults": self._faults(),
+            "faults": status.of_faults(
+                self._supervised.issues, self._chunks.source.list_statuses()
+            ),
             "nova": {"fallbacks": dict(self._requests.nova_fallbacks)},
         }
-
-    def _faults(self) -> dict[str, Any]:
-        return status.of_faults(self._supervised.issues, self._chunks.source.list_statuses())

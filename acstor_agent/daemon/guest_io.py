@@ -45,7 +45,7 @@ class GuestIo:
             inode_numbers=inode_numbers,
             reads=self.read_admission,
             holder_connections=checkpoint_client.HolderConnections(
-                cloud.vault_tls_context, deadline_s
+                cloud.vault_credentials, deadline_s
             ),
         )
         self.checkpoint_restore = checkpoint_restore.CheckpointRestore(self.disks, images)

@@ -10,7 +10,6 @@ import functools
 import itertools
 import math
 import os
-import ssl
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from acstor_agent.sources.http_client import http_range
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest
+from acstor_common.identity import credentials
 from acstor_common.model import ids
 from acstor_common.util import backoff
 from acstor_common.util import lru_table
@@ -81,15 +81,18 @@ class ResponseTimes:
 
 
 class HolderConnections:
-    """Connections to the holders of all checkpoints."""
+    """Connections to the holders of all checkpoints.
+
+    :param own: the credentials of this host
+    """
 
     def __init__(
         self,
-        context: Callable[[], ssl.SSLContext],
+        own: credentials.Credentials,
         deadline_s: float,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._context, self._timeout_s = context, timeout_s
+        self._credentials, self._timeout_s = own, timeout_s
         # By address, so holders do not share connections.
         self._pools = lru_table.LruTable[str, http_pool.HttpPool](HOLDERS)
         self._limiter = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
@@ -102,7 +105,7 @@ class HolderConnections:
         :raises errors.Unusable: it cannot
         """
         try:
-            self._context()
+            self._credentials.client_context()
         except OSError as e:
             raise errors.Unusable("checkpoints", f"no holder returned them: {e}") from e
 
@@ -121,7 +124,7 @@ class HolderConnections:
     async def _pool_of(self, address: str) -> http_pool.HttpPool:
         if (found := self._pools.use(address)) is None:
             limits = http_pool.HttpLimits(CONNECTIONS, self._timeout_s)
-            found = http_pool.HttpPool("checkpoints", limits, context=self._context)
+            found = http_pool.HttpPool("checkpoints", limits, own=self._credentials)
             if evicted := self._pools.put(address, found):
                 await evicted[1].aclose()
         return found

@@ -36,7 +36,6 @@ from acstor_common.model import segments
 from acstor_common.ring import hash_ring
 
 Bytes = transfer.Bytes
-Transfer = transfer.Transfer
 
 Actions = list[actions.Action]
 Due = timers.Due
@@ -92,10 +91,8 @@ class Engine:
     ) -> None:
         view = ring_view.RingView(own_host, table)
         self.rights = rights
-        self.context = context.Context(
-            view, rng, cache, settings, lambda: 1 + rights.images, source_access
-        )
-        self._read_through = read_through.ReadThrough(self.context, self._source_failed)
+        self.context = context.Context(view, rng, cache, settings, rights.attached, source_access)
+        self._read_through = read_through.ReadThrough(self.context)
         self.requests = peer_requests.PeerRequests(self.context, self._read_through, rights)
         self.pending = pending_reads.PendingReads(self.context, self._read_through, self.requests)
         self._recovery = recovery.Recovery(self.context, self.pending, self.requests)
@@ -116,9 +113,6 @@ class Engine:
         self.context.announcements.follow_table(0.0)
         if settings.copies_limit:
             self.context.timers.put(announcements.HINT_EVERY_S, Due.HINTS, None)
-
-    def _source_failed(self, transfer: Transfer, failure: Failure) -> None:
-        self.pending.source_failed(transfer, failure)
 
     def __len__(self) -> int:
         return len(self.context.transfers)

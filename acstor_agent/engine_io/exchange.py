@@ -7,7 +7,6 @@ Local reads are a :class:`read_request.ReadRequest`; requests of peers enter at 
 import itertools
 import logging
 import math
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ import trio
 
 from acstor_agent.cache import cache_files
 from acstor_agent.core import counters
+from acstor_agent.core.mount import blocked_requests
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import engine
@@ -186,15 +186,15 @@ class Exchange(engine_driver.EngineDriver):
         refs: Sequence[chunk_ref.ChunkRef],
         priority: Priority = Priority.GUEST,
         deadline_s: float = math.inf,
-        on_stall: Callable[[str], None] = lambda why: None,
+        guest_wait: blocked_requests.Wait | None = None,
         is_patient: bool = True,
     ) -> read_request.ReadRequest:
         """Fetch chunks that are not in the cache; returns at once.
 
         :param is_patient: retry while bytes may still arrive, if a guest waits
-        :param on_stall: called with what is waited for, each time that all providers failed
+        :param guest_wait: gets the failure each time that all providers failed
         """
-        request = read_request.ReadRequest(self, refs, deadline_s, on_stall)
+        request = read_request.ReadRequest(self, refs, deadline_s, guest_wait)
         until_s, guest = self.clock() + deadline_s, disk_io.current_guest()
         if why := self.handle_event(
             self.core.request_chunks, refs, priority, request, until_s, is_patient, guest
@@ -291,7 +291,8 @@ class Exchange(engine_driver.EngineDriver):
                     "errors in %.0f s: %s: %s",
                     *(absent.image_id, stall.lost_in_s, read_request.in_words(absent), why),
                 )
-        request.on_stall(why)
+        if request.guest_wait is not None:
+            request.guest_wait.why = why
 
     def _in_words(self, request: read_request.ReadRequest, why: str) -> str:
         """Return why chunks are missing, with the source's last error for their image."""

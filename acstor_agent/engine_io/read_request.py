@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A read of chunks by a task of this host: one event for all chunks."""
 
-from collections.abc import Callable
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import trio
 
 from acstor_agent.core import counters
+from acstor_agent.core.mount import blocked_requests
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure
@@ -33,19 +33,19 @@ class FetchedChunk(NamedTuple):
 class ReadRequest:
     """A pending read, a token of the engine; leaving the block cancels it.
 
-    :param on_stall: called with what is waited for
+    :param guest_wait: the entry of the waiting guest request; it gets the last failure
     """
 
-    __slots__ = ("_answer", "_deadline_s", "_done", "_driver", "on_stall", "refs")
+    __slots__ = ("_answer", "_deadline_s", "_done", "_driver", "guest_wait", "refs")
 
     def __init__(
         self,
         driver: engine_driver.EngineDriver,
         refs: Sequence[ChunkRef],
         deadline_s: float,
-        on_stall: Callable[[str], None],
+        guest_wait: blocked_requests.Wait | None,
     ) -> None:
-        self.refs, self.on_stall = refs, on_stall
+        self.refs, self.guest_wait = refs, guest_wait
         self._deadline_s, self._driver = deadline_s, driver
         self._done = trio.Event()
         self._answer: actions.CompleteRead | None = None

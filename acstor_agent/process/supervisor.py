@@ -26,6 +26,7 @@ import signal
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
+from typing import Protocol
 
 from acstor_agent.core.mount import fuse_init
 from acstor_agent.mount import fuse_connection
@@ -74,21 +75,28 @@ class Inheritance:
     ready: Callable[[], None]
 
 
-class Supervisor:
-    """One mount and its worker.
+class Daemon(Protocol):
+    """What a supervisor runs."""
 
-    :param notify_ready: called once, when the first worker serves
-    :param reload: called on SIGHUP here, before the worker's reload
-    """
+    def run_worker(self, inheritance: Inheritance) -> None:
+        """Serve the mount until SIGTERM, in the worker's process."""
+
+    def notify_ready(self) -> None:
+        """Tell the service manager that the first worker serves."""
+
+    def reload(self) -> None:
+        """Reload the configuration of this process, on SIGHUP before the worker's."""
+
+
+class Supervisor:
+    """One mount and its worker."""
 
     def __init__(
         self,
         mount_point: pathlib.Path,
-        work: Callable[[Inheritance], None],
-        notify_ready: Callable[[], None],
+        daemon: Daemon,
         store: fd_store.FdStore | None = None,
         with_guests: GuestStopPolicy = GuestStopPolicy.REFUSE,
-        reload: Callable[[], None] = lambda: None,
     ) -> None:
         self._mount_point = mount_point
         self._store = store or fd_store.NoStore()
@@ -98,9 +106,7 @@ class Supervisor:
         self._relay: fuse_relay.Relay | None = None
         self._is_mounted = True
         self._with_guests = with_guests
-        self._work = work
-        self._notify_ready = notify_ready
-        self._reload = reload
+        self._daemon = daemon
         self._alarm_s = math.inf
         self._worker_pid = 0
         self._stopping = False
@@ -254,7 +260,7 @@ class Supervisor:
             self._asked_to_stop(number, frame)
 
     def _asked_to_reload(self, number: int, frame: object) -> None:
-        self._reload()
+        self._daemon.reload()
         self._tell_worker(signal.SIGHUP)
 
     def _stop(self) -> None:
@@ -301,7 +307,7 @@ class Supervisor:
                     os.close(ready_read)
                     inherited = Inheritance(kernel, lambda: _say_ready(ready_write))
                     child_process.run_child(
-                        lambda: self._work(inherited), self._is_stored, BLOCKED_SIGNALS
+                        lambda: self._daemon.run_worker(inherited), self._is_stored, BLOCKED_SIGNALS
                     )
             failed.callback(os.waitpid, pid, 0)
             failed.callback(os.kill, pid, signal.SIGKILL)
@@ -351,7 +357,7 @@ class Supervisor:
                 poll.unregister(ready_read)
                 if os.read(ready_read, 1) and not self._was_ready:
                     self._was_ready = True
-                    self._notify_ready()
+                    self._daemon.notify_ready()
             if worker in found:
                 pid, self._worker_pid = self._worker_pid, 0
                 return os.waitpid(pid, 0)[1]

@@ -25,18 +25,19 @@ T = TypeVar("T")
 class BlockingThreads:
     """The threads of one place.
 
+    :param location: the place, for operators; may be replaced
     :param max_calls: concurrent calls; at most twice as many more may hang
     :param max_hung_per_key: calls about one thing that may hang; None: ``max_calls``
     """
 
     def __init__(
         self,
-        location: Callable[[], str],
+        location: str,
         max_calls: int,
         max_hung_per_key: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._location, self._clock = location, clock
+        self.location, self._clock = location, clock
         self._limiter = trio.CapacityLimiter(3 * max_calls)
         self._fence = hung_calls.Fence(max_calls, max_hung_per_key or max_calls)
         self._is_logged = False
@@ -54,7 +55,7 @@ class BlockingThreads:
         """
         self._log_changes()
         if self._fence.is_refused(key, self._clock()):
-            raise errors.SourceUnreachable(what, self._location(), str(self.hanging))
+            raise errors.SourceUnreachable(what, self.location, str(self.hanging))
         ticket = _Ticket(self, key)
         limiter = cast(trio.CapacityLimiter, ticket)  # any object with its methods
         try:
@@ -86,9 +87,9 @@ class BlockingThreads:
             return
         self._is_logged = not self._is_logged
         if self._is_logged:
-            LOG.warning("%s: %s", self._location(), hanging)
+            LOG.warning("%s: %s", self.location, hanging)
         else:
-            LOG.info("%s: no call hangs any more", self._location())
+            LOG.info("%s: no call hangs any more", self.location)
 
 
 class _Ticket:

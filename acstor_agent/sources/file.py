@@ -61,11 +61,11 @@ EMPTY = "there is no such file, and nothing else in the folder: is its file syst
 
 
 class _OpenFile:
-    """One open file; ``let_go`` gets the descriptor after the last use, in any thread."""
+    """One open file; ``to_close`` gets the descriptor after the last use, in any thread."""
 
-    def __init__(self, path: str, let_go: Callable[[int], None]) -> None:
+    def __init__(self, path: str, to_close: collections.deque[int]) -> None:
         self.fd = os.open(path, _FLAGS)
-        weakref.finalize(self, let_go, self.fd)
+        weakref.finalize(self, to_close.append, self.fd)
         found = os.fstat(self.fd)
         self.is_regular = stat.S_ISREG(found.st_mode)
         self.identity = (found.st_dev, found.st_ino)
@@ -86,7 +86,7 @@ class _OpenFiles:
             file = self._files.use(path)
             if file is not None and file.identity == (now.st_dev, now.st_ino):
                 return file
-        file = _OpenFile(path, self._to_close.append)
+        file = _OpenFile(path, self._to_close)
         with self._lock:
             self._files[path] = file
         self.close_some()
@@ -169,9 +169,7 @@ class FileSource(driver.Driver):
         self._folder = folder
         self._files = _OpenFiles(open_files_limit)
         self._order = _Order(order_s)
-        self._threads = blocking_threads.BlockingThreads(
-            lambda: self._folder, self.in_flight, MAX_HUNG_PER_BLOB
-        )
+        self._threads = blocking_threads.BlockingThreads(folder, self.in_flight, MAX_HUNG_PER_BLOB)
 
     @classmethod
     def options(cls) -> list[cfg.Opt]:

@@ -121,12 +121,12 @@ class GlanceSource(driver.Driver):
             self.group_name,
             dataclasses.replace(limits, connections=STREAMS, timeout_s=patient),
         )
-        self._threads = blocking_threads.BlockingThreads(
-            lambda: f"Keystone, for {self._where}", SIGN_IN_THREADS
-        )
         self._places = lru_table.LruTable[base.Blob, BlobLocation](PLACES_LIMIT)
         self._no_ranges = lru_table.LruTable[base.Blob, NoRanges](PLACES_LIMIT)
         self._where = endpoint or "Glance"
+        self._threads = blocking_threads.BlockingThreads(
+            f"Keystone, for {self._where}", SIGN_IN_THREADS
+        )
 
     @classmethod
     def options(cls) -> list[cfg.Opt]:
@@ -370,6 +370,7 @@ class GlanceSource(driver.Driver):
             why = f"Keystone refuses the credentials: {error}. See [{self.group_name}]"
             raise errors.SourceRefused(what, self._where, why) from error
         self._where = ticket.endpoint
+        self._threads.location = f"Keystone, for {self._where}"
         return ticket
 
     def _sign_in(self, refused: str | None) -> ServiceEndpoint:

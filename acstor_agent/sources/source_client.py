@@ -2,7 +2,6 @@
 """Client of the sources: performs the attempts that ``core/sources/failover`` selects."""
 
 import contextlib
-import functools
 import random
 import time
 from collections.abc import Awaitable
@@ -51,11 +50,8 @@ class SourceClient(base.Source):
         jitter: Callable[[], float] = random.random,
     ) -> None:
         words = configured or [""] * len(sources)
-        names = [functools.partial(getattr, source, "where") for source in sources]
-        states = [*map(failover.SourceState, names, words)]
-        self.failover = failover.Failover(
-            states, jitter, time.time, LOG.warning, LOG.info, attempts
-        )
+        states = [*map(failover.SourceState, sources, words)]
+        self.failover = failover.Failover(states, jitter, time.time, LOG, attempts)
         self._sources = dict(zip(states, sources, strict=True))
         self._copies = copies
         if copies is not None:
@@ -84,11 +80,8 @@ class SourceClient(base.Source):
             some = [pieces[n] for n in numbers]
             await source.read_pieces(request._replace(pieces=some, report=took))
 
-        def what(number: int) -> str:
-            return blob.describe_range(pieces[number].offset, pieces[number].length)
-
         if pieces:
-            await self._run(blob, len(pieces), what, read, request.report)
+            await self._run(_Wanted(blob, self._copies, pieces), read, request.report)
 
     def source_access(self, image_id: ids.ImageId, offset: int) -> placement.SourceAccess:
         """Return how an offset of an image is served."""
@@ -145,7 +138,8 @@ class SourceClient(base.Source):
         async def read(source: base.Source, _: Sequence[int], took: Callable[..., None]) -> None:
             took([(0, await ask(source))])
 
-        await self._run(blob, 1, lambda _: what, read, answers.extend, ignores_refusals=True)
+        wanted = _Wanted(blob, self._copies, what=what)
+        await self._run(wanted, read, answers.extend, ignores_refusals=True)
         [(_, outcome)] = answers
         if isinstance(outcome, errors.ChunkUnavailable):
             raise outcome
@@ -153,21 +147,16 @@ class SourceClient(base.Source):
 
     async def _run(
         self,
-        blob: base.Blob,
-        count: int,
-        what: Callable[[int], str],
+        wanted: "_Wanted",
         read: _Read,
         report: Callable[..., None],
         ignores_refusals: bool = False,
     ) -> None:
-        def may_copy() -> bool:
-            return self._copies is not None and self._copies.can_serve(blob)
-
-        known, key, now = self.failover, _key(blob), trio.current_time()
-        sources = known.ordered_sources(now) if ignores_refusals else known.sources_of(key, now)
-        asked = known, key, blob.image_id, count, what, may_copy
-        until_s = trio.current_effective_deadline()
-        with contextlib.closing(failover.SourceRequest(*asked, until_s, sources)) as request:
+        known, now, until_s = self.failover, trio.current_time(), trio.current_effective_deadline()
+        sources = (
+            known.ordered_sources(now) if ignores_refusals else known.sources_of(wanted.key, now)
+        )
+        with contextlib.closing(failover.SourceRequest(known, wanted, until_s, sources)) as request:
             run = _Attempts(self._sources, request, read, report)
             await (run.hedged() if request.may_hedge else run.alone())
         if run.fault is not None:
@@ -181,6 +170,28 @@ class SourceClient(base.Source):
         if blob.kind is base.BlobKind.BOOT_IMAGE and image in self.failover.refused:
             assert self._copies is not None
             self._copies.begin_download(blob.image_id)
+
+
+class _Wanted:
+    """Pieces of a blob, or one fact about it: ``what`` in words."""
+
+    def __init__(
+        self,
+        blob: base.Blob,
+        copies: download_source.DownloadSource | None,
+        pieces: Sequence[base.BlobPiece] = (),
+        what: str = "",
+    ) -> None:
+        self.key, self.image_id, self.count = _key(blob), blob.image_id, len(pieces) or 1
+        self._blob, self._copies, self._pieces, self._what = blob, copies, pieces, what
+
+    def describe_piece(self, number: int) -> str:
+        if self._what:
+            return self._what
+        return self._blob.describe_range(self._pieces[number].offset, self._pieces[number].length)
+
+    def may_copy(self) -> bool:
+        return self._copies is not None and self._copies.can_serve(self._blob)
 
 
 class _Attempts:

@@ -126,6 +126,14 @@ class Credentials:
             raise OSError("this host has no certificate yet")
         return self._loaded.server if is_server else self._loaded.client
 
+    def client_context(self) -> ssl.SSLContext:
+        """Return the TLS context of a client with the current files (reads the disk).
+
+        :raises OSError: this host has no certificate
+        """
+        self.reload_files()
+        return self.tls_context(is_server=False)
+
     def check(self, der: bytes | None) -> certificates.HostCertificate:
         """Return the peer's certificate, or raise NotAuthenticated."""
         what = "the other side's certificate"

@@ -84,9 +84,7 @@ class LinkedHost:
         self.folder = state_dir / "identity"
         self.files = identity_files.IdentityFiles(here, identity_files.files_in(self.folder))
         identity_files.write(self.folder, KEYS.host("h1"))
-        self.rings = ring_store.RingStore(
-            state_dir / "ring.json", None, signers=self.files.signer_keys
-        )
+        self.rings = ring_store.RingStore(state_dir / "ring.json", None, identity=self.files)
         self.rings.accept_table(hash_ring.Ring(3, ()), KEYS.table(hash_ring.Ring(3, ())))
         self.images: decision_link.Images = None
         self.boots: tuple[boot_timeline.Timeline, ...] = ()

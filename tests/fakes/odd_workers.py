@@ -71,19 +71,33 @@ class SignalAgain(fd_store.NoStore):
         return fd_store.StopReason.SIGNALLED
 
 
+class OddDaemon:
+    """Runs workers of one kind."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def run_worker(self, inheritance: supervisor.Inheritance) -> None:
+        """Write the time, and run the worker."""
+        os.write(1, f"{time.monotonic()}\n".encode())
+        self._work(inheritance)
+
+    def notify_ready(self) -> None:
+        """Write that a worker serves."""
+        os.write(1, b"ready\n")
+
+    def reload(self) -> None:
+        """Do nothing."""
+
+
 def main() -> int:
     """Supervise workers of the kind that is asked for."""
     mount_point, name, *again = sys.argv[1:]
     chosen = {work.__name__: work for work in WORKS}[name]
 
-    def work(inheritance: supervisor.Inheritance) -> None:
-        os.write(1, f"{time.monotonic()}\n".encode())
-        chosen(inheritance)
-
     supervisor.STOP_WAIT_S = 0.5
-    ready = lambda: os.write(1, b"ready\n")  # noqa: E731
     store = SignalAgain() if again else None
-    return supervisor.Supervisor(pathlib.Path(mount_point), work, ready, store).run()
+    return supervisor.Supervisor(pathlib.Path(mount_point), OddDaemon(chosen), store).run()
 
 
 if __name__ == "__main__":

@@ -113,9 +113,7 @@ class World:
         return trio.run(self._read, recovery)
 
     async def _read(self, recovery) -> tuple[float, float]:
-        link = checkpoint_client.HolderConnections(
-            lambda: self.reader.tls_context(is_server=False), DEADLINE_S
-        )
+        link = checkpoint_client.HolderConnections(self.reader, DEADLINE_S)
         of, began_s = checkpoint_client.CheckpointClient(link, recovery), trio.current_time()
         left = iter(self.kept.chunks)
 

@@ -121,9 +121,7 @@ def checkpoint_daemon_asks_a_vault(at: Place) -> object:
 
 
 def agent_asks_a_vault(at: Place) -> object:
-    link = checkpoint_client.HolderConnections(
-        lambda: own_credentials(at).tls_context(is_server=False), 60.0, 1.0
-    )
+    link = checkpoint_client.HolderConnections(own_credentials(at), 60.0, 1.0)
     return trio.run(link.get, f"https://{at.address}/v1/h1", 1000)
 
 

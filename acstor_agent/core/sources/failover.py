@@ -16,6 +16,8 @@ from collections.abc import Collection
 from collections.abc import Hashable
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
+from typing import Protocol
 
 from acstor_agent.core import health_issues
 from acstor_agent.core.sources import circuit_breaker
@@ -48,13 +50,35 @@ Answers = Sequence[tuple[int, Any]]
 """Outcomes of pieces, by number: bytes, or an :class:`errors.ChunkUnavailable`."""
 
 
+class Located(Protocol):
+    """Something to read from, with a name for operators."""
+
+    @property
+    def where(self) -> str:
+        """What it reads; some know it only after authentication."""
+
+
+class OperatorLog(Protocol):
+    """Tells operators; a logger."""
+
+    def warning(self, text: str, /) -> None:
+        """Report a fault."""
+
+    def info(self, text: str, /) -> None:
+        """Report the end of a fault."""
+
+
+class _Copies(NamedTuple):
+    where: str = "copies"
+
+
 class SourceState:
     """Health of one source; ``configured``: its options and user, for operators."""
 
-    __slots__ = ("_where", "breaker", "configured", "down", "is_hedged", "refusals")
+    __slots__ = ("_source", "breaker", "configured", "down", "is_hedged", "refusals")
 
-    def __init__(self, where: Callable[[], str], configured: str = "") -> None:
-        self._where = where
+    def __init__(self, source: Located, configured: str = "") -> None:
+        self._source = source
         self.configured = f" ({configured})" if configured else ""
         self.breaker = circuit_breaker.CircuitBreaker()
         self.refusals = source_refusals.Refusals()
@@ -63,8 +87,8 @@ class SourceState:
 
     @property
     def where(self) -> str:
-        """What the source reads; some know it only after authentication."""
-        return self._where()
+        """What the source reads."""
+        return self._source.where
 
 
 class Failover:
@@ -80,16 +104,15 @@ class Failover:
         sources: Sequence[SourceState],
         random: Callable[[], float],
         clock: Callable[[], float],
-        warn: Callable[[str], None],
-        inform: Callable[[str], None],
+        log: OperatorLog,
         attempts: int = ATTEMPTS,
         refused_limit: int = REFUSED_LIMIT,
     ) -> None:
         self.sources, self.random, self.attempts = sources, random, attempts
-        self.copies = SourceState(lambda: "copies")  # its health is not judged
+        self.copies = SourceState(_Copies())  # its health is not judged
         self.hedge = hedge.HedgeBudget(SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S)
         self.refused: lru_table.LruTable[Hashable, float] = lru_table.LruTable(refused_limit)
-        self._clock, self._warn, self._inform = clock, warn, inform
+        self._clock, self._log = clock, log
 
     def ordered_sources(self, now: float) -> list[SourceState]:
         """Return the sources, those that are down last."""
@@ -112,13 +135,13 @@ class Failover:
         self.hedge.record_latency(source.breaker.record_answer(now))
         if source.down is not None:
             source.down = None
-            self._inform(f"Source {source.where} answers again")
+            self._log.info(f"Source {source.where} answers again")
 
     def note_down(self, source: SourceState, why: str, now: float) -> None:
         """Record that a source does not answer."""
         why += source.configured
         if source.breaker.record_failure(now):
-            self._warn(f"Source {source.where} does not answer: {why}")
+            self._log.warning(f"Source {source.where} does not answer: {why}")
         since_s = source.down.since_s if source.down else self._clock()
         source.down = health_issues.HealthIssue(why, since_s)
 
@@ -139,7 +162,7 @@ class Failover:
         if isinstance(failure, errors.SourceRefused):
             why = failure.why + source.configured
             if source.refusals.record_refusal(image_id, why, self._clock()):
-                self._warn(f"Source {source.where} refuses {failure.what}: {why}")
+                self._log.warning(f"Source {source.where} refuses {failure.what}: {why}")
 
 
 class Attempt:
@@ -159,29 +182,43 @@ class Attempt:
         self.failures: list[errors.ChunkUnavailable] = []
 
 
+class WantedPieces(Protocol):
+    """The pieces that a request reads."""
+
+    @property
+    def key(self) -> Hashable:
+        """What is read; a refusal holds for all of it."""
+
+    @property
+    def image_id(self) -> ids.ImageId:
+        """The image that it belongs to."""
+
+    @property
+    def count(self) -> int:
+        """Number of pieces."""
+
+    def describe_piece(self, number: int) -> str:
+        """Return a piece in words."""
+
+    def may_copy(self) -> bool:
+        """Return whether the copies can give the key after all sources refused it."""
+
+
 class SourceRequest:
     """Pieces to read from sources in order; hedges ask several at a time.
 
-    :param key: what is read; a refusal holds for all of it
-    :param what: describes a piece in words
-    :param may_copy: returns whether the copies can give the key after all sources refused it
     :param sources: to be asked in order; none: all have refused the key recently
     """
 
     def __init__(
         self,
         failover: Failover,
-        key: Hashable,
-        image_id: ids.ImageId,
-        count: int,
-        what: Callable[[int], str],
-        may_copy: Callable[[], bool],
+        wanted: WantedPieces,
         deadline_s: float,
         sources: list[SourceState],
     ) -> None:
-        self._failover, self._key, self._image_id = failover, key, image_id
-        self._what, self._may_copy, self._deadline_s = what, may_copy, deadline_s
-        self.left = dict.fromkeys(range(count))  # numbers of the missing pieces
+        self._failover, self._wanted, self._deadline_s = failover, wanted, deadline_s
+        self.left = dict.fromkeys(range(wanted.count))  # numbers of the missing pieces
         self._sources, self._is_refused = sources, not sources
         self._is_copied = False
         self._under_way: dict[Attempt, None] = {}
@@ -254,7 +291,7 @@ class SourceRequest:
     def attempt_ended(self, attempt: Attempt, now: float) -> float | None:
         """Record the end of a try; return the pause before the next; None: no more tries."""
         for at in attempt.unreported:
-            what, where = self._what(attempt.numbers[at]), attempt.source.where
+            what, where = self._wanted.describe_piece(attempt.numbers[at]), attempt.source.where
             error = errors.SourceUnreachable(what, where, "it did not report it")
             self._failed(attempt, attempt.numbers[at], error)
         if self._may_retry(attempt):
@@ -282,14 +319,14 @@ class SourceRequest:
         for source in self._hedged:
             source.is_hedged = False
         if not (self.left or self._is_refused or self._is_copied):
-            self._failover.refused.pop(self._key, None)
+            self._failover.refused.pop(self._wanted.key, None)
 
     def list_failures(self) -> list[tuple[int, errors.ChunkUnavailable]]:
         """Return why no source gave the missing pieces."""
         return [(number, self._failure(number)) for number in self.left]
 
     def _failure(self, number: int) -> errors.ChunkUnavailable:
-        return most_useful(self._failures[number], self._what(number))
+        return most_useful(self._failures[number], self._wanted.describe_piece(number))
 
     def _start_attempt(
         self, source: SourceState, wanted: Collection[int] | None, now: float
@@ -302,9 +339,9 @@ class SourceRequest:
     def _ask_copies(self, now: float) -> Attempt | None:
         wanted = list(self.left) if self._is_refused else self._refused()
         if not self._is_refused:
-            if not wanted or not self._may_copy():
+            if not wanted or not self._wanted.may_copy():
                 return None
-            self._failover.note_refused(self._key, now)
+            self._failover.note_refused(self._wanted.key, now)
         self._is_copied = True
         for number in wanted:
             self._failures.pop(number, None)
@@ -339,9 +376,9 @@ class SourceRequest:
     def _record_attempt(self, attempt: Attempt, now: float) -> None:
         failures = [*attempt.transient.values(), *attempt.failures]
         if failures:
-            self._failover.note_failure(attempt.source, self._image_id, failures[0], now)
+            self._failover.note_failure(attempt.source, self._wanted.image_id, failures[0], now)
             return
-        attempt.source.refusals.clear_refusal(self._image_id)
+        attempt.source.refusals.clear_refusal(self._wanted.image_id)
         if self._winner is not attempt.source:
             self._failover.note_answer(attempt.source, now)
 

@@ -7,8 +7,6 @@ the source has denied the image for ``lost_after_s`` (``negative_cache``). A hos
 backoff, or was in the table recently may still hold it. Other images are not affected.
 """
 
-from collections.abc import Callable
-
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure
 from acstor_agent.engine import priority
@@ -26,7 +24,6 @@ Transfer = transfer.Transfer
 
 Failure = failure.Failure
 GUEST = priority.Priority.GUEST
-LookupFailed = Callable[[Transfer, chunk_ref.ChunkRef, Failure, str, float], None]
 
 MAX_HOSTS_ASKED = 16
 """Hosts that are asked for a chunk at a time."""
@@ -55,10 +52,10 @@ class BroadcastLookup:
 
 
 class BroadcastLookups:
-    """The lookups of this host; calls ``on_failure`` with the outcome of a failed one."""
+    """The lookups of this host."""
 
-    def __init__(self, context: context.Context, on_failure: LookupFailed) -> None:
-        self._context, self._on_failure = context, on_failure
+    def __init__(self, context: context.Context, failures: context.FetchFailures) -> None:
+        self._context, self._failures = context, failures
         self.image_denials = negative_cache.NegativeCache(context.settings.lost_after_s)
         self._denials: negative_cache.HostDenials[tuple[ids.Cid, ids.ImageId]] = (
             negative_cache.HostDenials()
@@ -158,4 +155,4 @@ class BroadcastLookups:
             lost_in_s = more_s
         else:
             failure, why = Failure.LOST, "the source and all other hosts say that they have not"
-        self._on_failure(transfer, lookup.ref, failure, why, lost_in_s)
+        self._failures.lookup_failed(transfer, lookup.ref, failure, why, lost_in_s)

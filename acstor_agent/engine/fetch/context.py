@@ -2,10 +2,13 @@
 """State that the parts of the engine share, and the time of the current event."""
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Container
+from typing import Protocol
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import failure
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import settings
 from acstor_agent.engine import transfer
@@ -27,8 +30,28 @@ SourceAccessOf = Callable[[ids.ImageId, int], placement.SourceAccess]
 """Returns how the source serves an offset of an image."""
 
 
+class FetchFailures(Protocol):
+    """Takes the failures of fetches and lookups: the pending reads of this host."""
+
+    def providers_failed(self, transfer: transfer.Transfer, failure: failure.Failure) -> None:
+        """Continue after all providers of a transfer failed."""
+
+    def lookup_failed(
+        self,
+        transfer: transfer.Transfer,
+        ref: chunk_ref.ChunkRef,
+        failure: failure.Failure,
+        why: str,
+        lost_in_s: float,
+    ) -> None:
+        """Continue after no host had a chunk; ``lost_in_s``: until it counts as lost, or 0."""
+
+
 class Context:
-    """The shared state; ``lookups``: index look-ups per announced chunk."""
+    """The shared state.
+
+    :param attached: live view of the attached images
+    """
 
     def __init__(
         self,
@@ -36,7 +59,7 @@ class Context:
         rng: peer_state.Random,
         cache: Container[ids.Cid],
         settings: settings.Settings,
-        lookups: Callable[[], int],
+        attached: Collection[ids.ImageId],
         source_access: SourceAccessOf,
     ) -> None:
         self.now = 0.0
@@ -62,7 +85,7 @@ class Context:
         self.lockstep = settings.lockstep(self)
         self.overlap = source_preference.ReadOverlap()
         self.announcements = announcements.Announcements(
-            *(self.out, self.timers, view, self.peers, self.locations, settings.topology), lookups
+            *(self.out, self.timers, view, self.peers, self.locations, settings.topology), attached
         )
 
     def try_acquire(self, host: ids.HostId) -> bool:

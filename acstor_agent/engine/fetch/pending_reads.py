@@ -61,8 +61,8 @@ class PendingReads:
         self, context: context.Context, through: read_through.ReadThrough, peer_waiters: PeerWaiters
     ) -> None:
         self._context, self._read_through, self._peer_waiters = context, through, peer_waiters
-        self.selection = source_selection.SourceSelection(context, through, self._providers_failed)
-        self.lookups = broadcast_lookup.BroadcastLookups(context, self._lookup_failed)
+        self.selection = source_selection.SourceSelection(context, through, self)
+        self.lookups = broadcast_lookup.BroadcastLookups(context, self)
         self.prefetch_limits = context.prefetch_limits
         self.retries = retries.Retries(context.timers)
         self._waiters: dict[Hashable, Waiter] = {}
@@ -285,7 +285,7 @@ class PendingReads:
         self._peer_waiters.requests_failed(transfer, failure)
         self._context.transfers.drop_if_done(transfer)
 
-    def _providers_failed(self, transfer: Transfer, failure: Failure) -> None:
+    def providers_failed(self, transfer: Transfer, failure: Failure) -> None:
         """Fail impatient readers; start lookups or pauses for the others."""
         self.prefetch_limits.remove_transfer(transfer)
         self._fail_impatient(transfer, failure, transfer.why)
@@ -313,7 +313,7 @@ class PendingReads:
             if not waiter.is_patient:
                 self._complete(waiter, failure, why)
 
-    def _lookup_failed(
+    def lookup_failed(
         self,
         transfer: Transfer,
         ref: chunk_ref.ChunkRef,

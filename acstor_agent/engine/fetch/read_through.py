@@ -7,8 +7,6 @@ request takes one more hop at most. If a guest waits, a late relay is hedged by 
 source.
 """
 
-from collections.abc import Callable
-
 from acstor_agent.engine import failure
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import priority
@@ -31,12 +29,10 @@ _GIVES_UP = frozenset({Failure.UNREACHABLE, Failure.INVALID})
 
 
 class ReadThrough:
-    """The relay and the read of each transfer; calls ``failed`` if the source fails."""
+    """The relay and the read of each transfer."""
 
-    def __init__(
-        self, context: context.Context, failed: Callable[[Transfer, Failure], None]
-    ) -> None:
-        self._context, self._failed = context, failed
+    def __init__(self, context: context.Context) -> None:
+        self._context = context
 
     def start_read(
         self,
@@ -114,8 +110,8 @@ class ReadThrough:
         relay.is_late = True
         self.read(relay.transfer, urgency)
 
-    def relay_failed(self, attempt: Attempt, failure: Failure) -> None:
-        """Ask under the next name, or the next upstream, or the source."""
+    def relay_failed(self, attempt: Attempt, failure: Failure) -> bool:
+        """Ask under the next name, or the next upstream, or the source; False: all failed."""
         transfer = attempt.transfer
         transfer.relay = None
         assert attempt.host is not None
@@ -129,12 +125,13 @@ class ReadThrough:
         elif transfer.upstreams:
             self._relay(transfer, transfer.upstreams.pop(0), transfer.refs)
         elif attempt.is_late and transfer.read is None:  # the hedge has failed before
-            self._failed(transfer, failure)
+            return False
         elif transfer.read is None:
             self.read(transfer, most_urgent(transfer))
+        return True
 
-    def source_failed(self, transfer: Transfer, failure: Failure) -> None:
-        """Read under the next image's name, or fail."""
+    def source_failed(self, transfer: Transfer, failure: Failure) -> bool:
+        """Read under the next image's name; return False if there is none."""
         image_id, transfer.read = transfer.read.first_ref.image_id, None
         if failure in DENIALS_OF_IMAGE:
             if failure is Failure.MISSING:
@@ -142,8 +139,8 @@ class ReadThrough:
             name = transfer.next_name(image_id)
             if name is not None:
                 self._read(transfer, name, most_urgent(transfer))
-                return
-        self._failed(transfer, failure)
+                return True
+        return False
 
 
 def most_urgent(transfer: Transfer) -> Priority:

@@ -117,7 +117,8 @@ class Responses:
         if attempt in transfer.attempts:
             self._pending.selection.attempt_failed(attempt, failure)
         elif transfer.relay is attempt:
-            self._read_through.relay_failed(attempt, failure)
+            if not self._read_through.relay_failed(attempt, failure):
+                self._pending.source_failed(transfer, failure)
         elif attempt.track is Track.LOOKUP:
             self._pending.lookups.attempt_failed(attempt, failure)
 
@@ -156,7 +157,8 @@ class Responses:
             if transfer is None or transfer.read is not read:
                 continue
             if isinstance(what[0], Failure):
-                self._read_through.source_failed(transfer, what[0])
+                if not self._read_through.source_failed(transfer, what[0]):
+                    self._pending.source_failed(transfer, what[0])
             else:
                 transfer.read = None
                 self._chunks_arrived(transfer, what, None)

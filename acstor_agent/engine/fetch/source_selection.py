@@ -12,7 +12,6 @@ under the name of another image.
 """
 
 import itertools
-from collections.abc import Callable
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -51,15 +50,15 @@ class Provider(NamedTuple):
 
 
 class SourceSelection:
-    """The fetches under way; calls ``on_failure`` when one has no provider left."""
+    """The fetches under way."""
 
     def __init__(
         self,
         context: context.Context,
         through: read_through.ReadThrough,
-        on_failure: Callable[[Transfer, Failure], None],
+        failures: context.FetchFailures,
     ) -> None:
-        self._context, self._read_through, self._on_failed = context, through, on_failure
+        self._context, self._read_through, self._failures = context, through, failures
         self.preference = source_preference.SourcePreference()
         self.fallbacks = self.source_firsts = 0
 
@@ -116,7 +115,9 @@ class SourceSelection:
             is_holders_only = transfer.priority.asks_holders_only
             otherwise = Failure.NO_HOLDER if is_holders_only else Failure.UNREACHABLE
             best = transfer.best_failure
-            self._on_failed(transfer, otherwise if best is None or is_holders_only else best)
+            self._failures.providers_failed(
+                transfer, otherwise if best is None or is_holders_only else best
+            )
 
     def _ask(
         self,

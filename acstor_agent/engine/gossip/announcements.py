@@ -11,7 +11,7 @@ bounded and drop their oldest entry.
 """
 
 import collections
-from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -115,7 +115,7 @@ class AnnouncementLimits:
 class Announcements:
     """Sends and receives announcements; ``topology`` None: eviction hints only.
 
-    :param lookups: returns the look-ups that an announced chunk takes on this host
+    :param attached: live view of the attached images
     """
 
     def __init__(
@@ -126,10 +126,10 @@ class Announcements:
         peers: peer_state.PeerStates,
         locations: location_index.LocationIndex,
         topology: ring_view.Topology | None,
-        lookups: Callable[[], int],
+        attached: Collection[ids.ImageId],
     ) -> None:
         self._out, self._deadlines, self._ring, self._peers = out, deadlines, ring, peers
-        self._locations, self._topology, self._lookups = locations, topology, lookups
+        self._locations, self._topology, self._attached = locations, topology, attached
         self._segment_chunks = ring.table.segment_chunks
         self.limits = AnnouncementLimits(ANNOUNCED_CHUNKS, RATED_PEERS)
         self.accepted_chunks = self.ignored_chunks = 0
@@ -167,13 +167,14 @@ class Announcements:
             self.ignored_chunks += sum(map(segments.count, (held, evicted, evictable)))
             return
         known: _Chunks = ()
+        lookups = 1 + len(self._attached)  # in the index of each image
         if self._topology is not None:
             self._locations.remove_holder(host, self._admit_chunks(host, evicted, 1, now))
-            known = self._admit_chunks(host, held, self._lookups(), now)
+            known = self._admit_chunks(host, held, lookups, now)
             self._locations.add_holder(host, known)
             if host in self._neighbours:
                 self._skip_known(host, known)
-        evictable = self._admit_chunks(host, evictable, self._lookups(), now)
+        evictable = self._admit_chunks(host, evictable, lookups, now)
         if known or evictable:
             self._out.others.append(actions.ForwardAnnouncement(host, known, evictable))
 

@@ -62,12 +62,7 @@ class Authorization:
         self.names = names
         self.refused = 0  # chunks that were not authorized
         self._own_host, self._maps = own_host, maps
-        self._attached, self._attached_first = attached, frozenset(attached)
-
-    @property
-    def images(self) -> int:
-        """Number of attached images."""
-        return len(self._attached)
+        self.attached, self._attached_first = attached, frozenset(attached)
 
     def authorize(
         self,
@@ -130,4 +125,4 @@ class Authorization:
             return True
         if mode.reads_source or not self.names.is_of_before(ref.cid):
             return False
-        return ref.image_id in self._attached_first and ref.image_id in self._attached
+        return ref.image_id in self._attached_first and ref.image_id in self.attached

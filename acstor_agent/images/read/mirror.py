@@ -314,7 +314,7 @@ class Mirror:
         self.prefetch.guest_requested(numbers)
         refs, guest = self._chunks.chunk_refs_of(self.map, numbers), read_request.Priority.GUEST
         return self._chunks.request_chunks(
-            refs, guest, self._reads.deadline_s, read_admission.wait_noter()
+            refs, guest, self._reads.deadline_s, read_admission.current_wait()
         )
 
     def _put_all(

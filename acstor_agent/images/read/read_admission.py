@@ -45,18 +45,13 @@ _wait: contextvars.ContextVar[blocked_requests.Wait | None] = contextvars.Contex
 
 def note_wait(why: str) -> None:
     """Record what the current request waits for."""
-    wait_noter()(why)
+    if (wait := _wait.get()) is not None:
+        wait.why = why
 
 
-def wait_noter() -> Callable[[str], None]:
-    """Return a function that records this for the current request, from any task."""
-    wait = _wait.get()
-
-    def note_it(why: str) -> None:
-        if wait is not None:
-            wait.why = why
-
-    return note_it
+def current_wait() -> blocked_requests.Wait | None:
+    """Return the entry of the current request in the table; None if it is no guest's."""
+    return _wait.get()
 
 
 def wait_reason() -> str:

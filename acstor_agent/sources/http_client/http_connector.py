@@ -26,7 +26,7 @@ class HttpConnector:
 
     def __init__(self, what: str) -> None:
         self._threads = blocking_threads.BlockingThreads(
-            lambda: f"the resolver, for {what}", LOOKUPS_AT_A_TIME
+            f"the resolver, for {what}", LOOKUPS_AT_A_TIME
         )
 
     @property

@@ -9,10 +9,7 @@ import base64
 import contextlib
 import dataclasses
 import functools
-import itertools
-import ssl
 from collections.abc import AsyncIterator
-from collections.abc import Callable
 from collections.abc import Mapping
 
 import h11
@@ -26,6 +23,7 @@ from acstor_agent.sources.http_client import http_endpoint
 from acstor_agent.sources.http_client import http_range
 from acstor_agent.sources.http_client import http_response
 from acstor_agent.sources.http_client import http_stream
+from acstor_common.identity import credentials
 
 CONNECTIONS = 8
 TIMEOUT_S = 5.0
@@ -70,7 +68,7 @@ def limits_of(group: cfg.ConfigOpts.GroupAttr) -> HttpLimits:
 class HttpPool:
     """Connections to a server, kept open.
 
-    :param context: returns the TLS context instead of ``limits``; may raise OSError
+    :param own: credentials of this host, for servers that ask for them; instead of ``ca_file``
     :param follows_redirects: as :func:`http_range.redirect_target` allows
     :raises errors.Unusable: the file of the authority cannot be used
     """
@@ -80,7 +78,7 @@ class HttpPool:
         what: str,
         limits: HttpLimits,
         auth: tuple[str, str] | None = None,
-        context: Callable[[], ssl.SSLContext] | None = None,
+        own: credentials.Credentials | None = None,
         *,
         follows_redirects: bool = False,
     ) -> None:
@@ -88,9 +86,8 @@ class HttpPool:
         self._limits = limits
         self._not_before = 0.0
         self._is_closed = False
-        if context is None:
-            context = itertools.repeat(http_stream.tls_context(what, limits.ca_file)).__next__
-        self._context = context
+        self._own = own
+        self._context = None if own else http_stream.tls_context(what, limits.ca_file)
         self._connector = http_connector.HttpConnector(f"[{what}]")
         self._follows_redirects = follows_redirects
         self._credentials: dict[str, str] = {}
@@ -234,7 +231,9 @@ class HttpPool:
             await self._turns.acquire()
 
     async def _connect(self, server: http_endpoint.HttpEndpoint) -> http_stream.Stream:
-        context = self._context() if server.is_tls else None
+        context = None
+        if server.is_tls:
+            context = self._own.client_context() if self._own else self._context
         return await http_stream.connect(
             self._connector, server.host, server.port, context, self._limits.timeout_s
         )

@@ -25,9 +25,11 @@ from acstor_agent.cloud import enrolment
 from acstor_common import errors
 from acstor_common.identity import identity_files
 from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from acstor_common.service import bounded_responses
 from acstor_decision import nova_client
 from tests.fakes import cloud_keys
+from tests.fakes import one_host
 from tests.security.fuzz import cases
 from tests.security.fuzz import mutations
 
@@ -174,7 +176,7 @@ def host_of(services: Services, folder: pathlib.Path) -> enrolment.HostEnrolment
     )
     conf(["--config-file", str(folder / "conf")], project="acstor")
     files = identity_files.IdentityFiles(HOST, identity_files.files_in(folder / "identity"))
-    made = enrolment.from_conf(conf, HOST, files, dict)
+    made = enrolment.from_conf(conf, HOST, files, one_host.OneTable(hash_ring.Ring(0, ())))
     assert made is not None
     return made
 

@@ -20,7 +20,7 @@ class Place:
         self.answers = threading.Event()
         self.began = threading.Semaphore(0)
         self.threads = blocking_threads.BlockingThreads(
-            lambda: "the folder", max_calls, max_hung_per_key, clock=lambda: self.now_s
+            "the folder", max_calls, max_hung_per_key, clock=lambda: self.now_s
         )
 
     def call(self):

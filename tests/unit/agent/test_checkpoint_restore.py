@@ -4,9 +4,9 @@
 import contextlib
 import math
 import pathlib
-import ssl
 import stat
 import threading
+import types
 import uuid
 
 import pytest
@@ -258,7 +258,7 @@ async def test_holders_of_which_times_are_remembered_are_bounded():
 
 
 async def test_holders_to_which_connections_are_kept_are_bounded():
-    link = checkpoint_client.HolderConnections(ssl.create_default_context, 1.0)
+    link = checkpoint_client.HolderConnections(types.SimpleNamespace(), 1.0)
     first = await link._pool_of("h0:1")
     for number in range(1, checkpoint_client.HOLDERS + 1):
         assert await link._pool_of("h0:1" if number == 5 else f"h{number}:1")

@@ -19,8 +19,10 @@ from acstor_common.identity import certificates
 from acstor_common.identity import identity_files
 from acstor_common.identity import signing
 from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from acstor_common.wire import signed_messages
 from tests.fakes import cloud_keys
+from tests.fakes import one_host
 
 H1 = ids.HostId("h1")
 LIFE_S = 3600
@@ -70,6 +72,9 @@ class Api:
         )
 
 
+NO_TABLE = one_host.OneTable(hash_ring.Ring(0, ()))
+
+
 class Clock:
     """The wall clock of a host: trio's, which jumps, and may be set."""
 
@@ -105,7 +110,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def enrolling(api, files, wall):
-    return enrolment.HostEnrolment(H1, files, api, wall, lambda: 0.5)
+    return enrolment.HostEnrolment(H1, files, api, NO_TABLE, wall, lambda: 0.5)
 
 
 async def test_a_host_without_a_certificate_asks_for_one_at_once(
@@ -154,10 +159,9 @@ async def test_a_worker_that_starts_with_a_certificate_does_not_ask(
 async def test_a_revoked_host_asks_until_it_is_allowed_and_not_after_that(
     autojump_clock, api, files, wall, nursery
 ):
-    revoked = {}
-    nursery.start_soon(
-        enrolment.HostEnrolment(H1, files, api, wall, lambda: 0.5, lambda: revoked).run
-    )
+    rings = one_host.OneTable(hash_ring.Ring(0, ()))
+    revoked = rings.current_ring().revoked
+    nursery.start_soon(enrolment.HostEnrolment(H1, files, api, rings, wall, lambda: 0.5).run)
     await trio.sleep(enrolment.TICK_S)
     first = files.current_credentials().certificate
     assert len(api.asked) == 1
@@ -259,7 +263,7 @@ async def test_a_lost_answer_locks_nobody_out_for_the_next_request_is_for_the_sa
     await trio.sleep(1)
     api.instead = None
     nursery.start_soon(
-        enrolment.HostEnrolment(H1, files, api, wall, lambda: 0.5).run
+        enrolment.HostEnrolment(H1, files, api, NO_TABLE, wall, lambda: 0.5).run
     )  # a new worker
     await trio.sleep(1)
     first, second = (certificates.request_key(body["csr"].encode()) for body in api.asked)
@@ -356,13 +360,13 @@ ca_file = /etc/ssl/own.pem
 def test_without_a_way_to_sign_in_no_host_enrols(tmp_path, files):
     conf = configured(tmp_path, SOURCE)
     assert not enrolment.is_configured(conf)
-    assert enrolment.from_conf(conf, H1, files, dict) is None
+    assert enrolment.from_conf(conf, H1, files, NO_TABLE) is None
 
 
 def test_the_source_glance_lends_its_section(tmp_path, files):
     conf = configured(tmp_path, SOURCE + "[enrolment]\nauth_section = source_glance\n")
     assert enrolment.is_configured(conf)
-    made = enrolment.from_conf(conf, H1, files, dict)
+    made = enrolment.from_conf(conf, H1, files, NO_TABLE)
     session = made._api.session
     assert session.auth.auth_url == "http://keystone.invalid/v3"
     assert (session.verify, session.timeout) == ("/etc/ssl/own.pem", 30.0)
@@ -372,14 +376,14 @@ def test_the_source_glance_lends_its_section(tmp_path, files):
 def test_a_section_of_its_own_is_read(tmp_path, files):
     text = "[enrolment]\nauth_type = v3applicationcredential\nauth_url = http://k.invalid/v3\n"
     text += "application_credential_id = 1\napplication_credential_secret = 2\n"
-    made = enrolment.from_conf(configured(tmp_path, text), H1, files, dict)
+    made = enrolment.from_conf(configured(tmp_path, text), H1, files, NO_TABLE)
     assert made._api.session.auth.auth_url == "http://k.invalid/v3"
 
 
 def test_an_option_names_the_endpoint(tmp_path, files):
     text = SOURCE + "[enrolment]\nauth_section = source_glance\nendpoint_override = http://d/\n"
     assert (
-        enrolment.from_conf(configured(tmp_path, text), H1, files, dict)._api.get_endpoint()
+        enrolment.from_conf(configured(tmp_path, text), H1, files, NO_TABLE)._api.get_endpoint()
         == "http://d/"
     )
 
@@ -394,14 +398,14 @@ def test_an_option_names_the_endpoint(tmp_path, files):
 )
 def test_a_way_that_cannot_be_is_refused_by_name(tmp_path, files, text):
     with pytest.raises(errors.Unusable, match=r"enrolment|source_glance"):
-        enrolment.from_conf(configured(tmp_path, text), H1, files, dict)
+        enrolment.from_conf(configured(tmp_path, text), H1, files, NO_TABLE)
 
 
 def test_certificates_of_two_sources_are_refused(tmp_path, files):
     own = f"[acstor_agent]\nidentity_dir = {tmp_path}\n"
     conf = configured(tmp_path, own + SOURCE + "[enrolment]\nauth_section = source_glance\n")
     with pytest.raises(errors.Unusable, match="identity_dir would be replaced"):
-        enrolment.from_conf(conf, H1, files, dict)
+        enrolment.from_conf(conf, H1, files, NO_TABLE)
 
 
 @pytest.mark.expect_log("no new certificate: no answer within 300 s; trying again")

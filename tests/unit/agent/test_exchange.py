@@ -10,6 +10,7 @@ from acstor_agent.core import counters
 from acstor_agent.core.cache import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.images import chunk_state
+from acstor_agent.core.mount import blocked_requests
 from acstor_agent.engine import content_index
 from acstor_agent.engine import failure
 from acstor_agent.engine.fetch import prefetch_limits
@@ -814,17 +815,17 @@ async def test_only_host_that_has_it_is_waited_for_while_it_is_cut_off(wide_clou
     holder, reader = far_holder(wide_cloud, wanted)
     wide_cloud.source.deleted.add(IMAGE)
     wide_cloud.dead.add(holder)
-    came, told = [], []
+    came, waiting = [], blocked_requests.Wait(None, 0.0, None)
 
     async def wait():
-        with wide_cloud.hosts[reader].request_chunks([wanted], on_stall=told.append) as wish:
+        with wide_cloud.hosts[reader].request_chunks([wanted], guest_wait=waiting) as wish:
             came.append((await wish.wait())[0].data)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait)
         await trio.sleep(40)
         assert not came
-        assert holder in told[-1]
+        assert holder in waiting.why
         wide_cloud.dead.clear()
     assert came == [bytes_of(0)]
 
@@ -832,11 +833,11 @@ async def test_only_host_that_has_it_is_waited_for_while_it_is_cut_off(wide_clou
 @pytest.mark.allow_log("h. is in backoff")
 async def test_hard_read_waits_for_the_source_for_minutes(cloud, autojump_clock):
     cloud.source.failure = errors.SourceUnreachable("x", "memory", "refused")
-    came, told = [], []
+    came, waiting = [], blocked_requests.Wait(None, 0.0, None)
     name = cloud.home(cloud.ref_of(0))
 
     async def wait(host):
-        with host.request_chunks([cloud.ref_of(0)], on_stall=told.append) as wish:
+        with host.request_chunks([cloud.ref_of(0)], guest_wait=waiting) as wish:
             came.append((await wish.wait())[0].data)
 
     async with trio.open_nursery() as nursery:
@@ -844,7 +845,7 @@ async def test_hard_read_waits_for_the_source_for_minutes(cloud, autojump_clock)
             nursery.start_soon(wait, cloud.hosts[name])
         await trio.sleep(60)
         assert not came
-        assert "from memory: refused" in told[-1]
+        assert "from memory: refused" in waiting.why
         cloud.source.failure = None
         before = len(cloud.source.reads)
     assert came == [bytes_of(0)] * 3

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import trio
 
+from acstor_agent.core.mount import blocked_requests
 from acstor_agent.engine.ring import placement
 from acstor_agent.engine_io import exchange
 from acstor_agent.sources import base
@@ -109,13 +110,13 @@ async def test_guests_wait_for_what_is_still_to_come_and_hear_where_it_comes_fro
     store.streams = [rangeless.held_back(10 * CHUNK, go_on)]
     await read_everywhere(cloud, range(10))
     reader = next(name for name in NAMES if name != cloud.image_home)
-    heard = []
+    waiting = blocked_requests.Wait(None, 0.0, None)
     wanted = [cloud.ref_of(CHUNKS - 1)]
-    with cloud.hosts[reader].request_chunks(wanted, deadline_s=60.0, on_stall=heard.append) as wish:
+    with cloud.hosts[reader].request_chunks(wanted, deadline_s=60.0, guest_wait=waiting) as wish:
         with trio.fail_after(20):
-            while not any("for all hosts" in why for why in heard):  # noqa: ASYNC110 - no event
+            while "for all hosts" not in waiting.why:  # noqa: ASYNC110 - no event
                 await trio.sleep(0.02)
-        assert any(f"{cloud.image_home} reads it as one stream" in why for why in heard)
+        assert f"{cloud.image_home} reads it as one stream" in waiting.why
         await read(cloud, reader, range(10))  # what is here is read meanwhile
         go_on.set()
         with trio.fail_after(20):

@@ -67,7 +67,7 @@ class Kept:
 
 
 def connect(point, store):
-    return supervisor.Supervisor(point, None, None, store)._connect()
+    return supervisor.Supervisor(point, None, store)._connect()
 
 
 def test_mount_that_nobody_uses_is_taken_away(point, connection):

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a host does, in a few numbers."""
 
+import types
+
 import pytest
 
 from acstor_agent.control import host_report
+from acstor_agent.core import health_issues
 from acstor_agent.core.mount import blocked_requests
 from acstor_common.wire import decision_messages
 
@@ -16,14 +19,17 @@ class Host:
         ]
         self.failed = 3
         self.fallbacks = {"not-mapped": 3, "agent-away": 0}
-        self.troubles = {"metrics": {"why": "address in use", "since_s": 12.0}}
-        self.guests = ["s1"]
-        self.health = host_report.HealthSummary(
-            self, self, self, self.fallbacks, lambda: self.troubles
+        self.issues = types.SimpleNamespace(
+            now={"metrics": health_issues.HealthIssue("address in use", 12.0)}
         )
+        self.guests = ["s1"]
+        self.health = host_report.HealthSummary(self, self, self, self.fallbacks, self, self)
 
     def failed_reads(self):
         return self.failed
+
+    def list_statuses(self):
+        return []
 
     def list_late_requests(self):
         return dict(enumerate(self.late))
@@ -43,7 +49,7 @@ def test_it_is_summed_up(host):
 
 
 def test_host_that_does_well_has_nothing_to_tell(host):
-    host.late, host.failed, host.troubles = [], 0, {}
+    host.late, host.failed, host.issues.now = [], 0, {}
     host.fallbacks.clear()
     host.guests = []
     assert host.health.current_health() == decision_messages.HostHealth(
@@ -55,7 +61,9 @@ def test_nothing_that_it_says_is_too_long_for_the_bus(host):
     host.late = [blocked_requests.LateWaits(1, 9.0, "x" * 1000)]
     host.guests = [f"{n:03}" + "q" * 1000 for n in range(300)]
     host.fallbacks.update({f"reason {n}": 1 for n in range(100)})
-    host.troubles = {"y" * 300 + str(n): {"why": "z" * 1000, "since_s": -1.0} for n in range(100)}
+    host.issues.now = {
+        "y" * 300 + str(n): health_issues.HealthIssue("z" * 1000, -1.0) for n in range(100)
+    }
     now = host.health.current_health()
     raw = decision_messages.encode(now)
     assert decision_messages.decode(raw, decision_messages.HostHealth) == now

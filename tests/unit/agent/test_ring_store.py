@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import os
+import types
 
 import msgspec
 import pytest
@@ -174,6 +175,7 @@ def test_former_table_can_be_turned_off(tmp_path):
 
 KEYS = cloud_keys.CloudKeys()
 SIGNERS = signing.read_public_keys(KEYS.signers)
+IDENTITY = types.SimpleNamespace(signer_keys=lambda: SIGNERS)
 
 
 def signed(epoch, *names, keys=KEYS, told=None, revoked=None):
@@ -185,7 +187,7 @@ def signed(epoch, *names, keys=KEYS, told=None, revoked=None):
 def joined(tmp_path, file):
     """Make the keeper of a host that believes the service, again after each restart."""
     return lambda: ring_store.RingStore(
-        tmp_path / "ring.json", file, 60.0, lambda: 0.0, signers=lambda: SIGNERS
+        tmp_path / "ring.json", file, 60.0, lambda: 0.0, identity=IDENTITY
     )
 
 
@@ -313,7 +315,7 @@ def test_signed_table_is_left_alone_where_it_cannot_be_checked(joined, keep):
 
 @pytest.mark.expect_log("ring epoch 9 cannot be stored for the next start: .*No such file")
 def test_table_that_cannot_be_kept_is_in_force_all_the_same(tmp_path):
-    keeper = ring_store.RingStore(tmp_path / "gone" / "ring.json", None, signers=lambda: SIGNERS)
+    keeper = ring_store.RingStore(tmp_path / "gone" / "ring.json", None, identity=IDENTITY)
     take(keeper, signed(9, "h1"))
     assert keeper.current_ring().epoch == 9
 

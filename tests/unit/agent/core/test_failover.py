@@ -2,6 +2,7 @@
 """Failover among sources, without any: what sources tell, and when, is left to chance."""
 
 import random
+import types
 
 import pytest
 
@@ -24,14 +25,28 @@ def to_ask(known, key, now, ignores_refusals):
     return known.ordered_sources(now) if ignores_refusals else known.sources_of(key, now)
 
 
+def log_of(lines):
+    """Return a logger that appends to a list."""
+    return types.SimpleNamespace(warning=lines.append, info=lines.append)
+
+
+def pieces(count, key, has_copies):
+    return types.SimpleNamespace(
+        key=key, image_id=IMAGE, count=count, describe_piece=str, may_copy=lambda: has_copies
+    )
+
+
 class World:
     """Sources that do what chance wants, and requests of them, one after the other."""
 
     def __init__(self, seed):
         self.rng, self.now, self.lines = random.Random(seed), 0.0, []
-        states = [failover.SourceState(f"s{n}".format) for n in range(self.rng.randint(1, 3))]
-        log = self.lines.append
-        self.failover = failover.Failover(states, self.rng.random, lambda: self.now, log, log)
+        states = [
+            failover.SourceState(types.SimpleNamespace(where=f"s{n}"))
+            for n in range(self.rng.randint(1, 3))
+        ]
+        log = log_of(self.lines)
+        self.failover = failover.Failover(states, self.rng.random, lambda: self.now, log)
         self.has_copies = self.rng.random() < 0.5
 
     def outcome(self, source, number):
@@ -44,7 +59,7 @@ class World:
         rng, count = self.rng, self.rng.randint(1, 6)
         deadline_s = self.now + rng.choice([1.0, 1e6])
         request = failover.SourceRequest(
-            *(self.failover, "key", IMAGE, count, str, lambda: self.has_copies),
+            *(self.failover, pieces(count, "key", self.has_copies)),
             *(deadline_s, to_ask(self.failover, "key", self.now, rng.random() < 0.3)),
         )
         told, tries, waiting = {}, {}, {}  # of attempts: until when they pause, or 0
@@ -122,8 +137,10 @@ def test_each_piece_is_told_of_once_whatever_sources_do(first):
 
 def sources(count=1, **limits):
     """Return the memory of some sources, and the lines that it logs."""
-    states, lines = [failover.SourceState(f"s{n}".format) for n in range(count)], []
-    return failover.Failover(states, lambda: 0.0, lambda: 0.0, *2 * [lines.append], **limits), lines
+    places = [types.SimpleNamespace(where=f"s{n}") for n in range(count)]
+    states, lines = [*map(failover.SourceState, places)], []
+    log = log_of(lines)
+    return failover.Failover(states, lambda: 0.0, lambda: 0.0, log, **limits), lines
 
 
 def fault(kind, where="s0"):
@@ -136,10 +153,9 @@ def ask(known, outcomes, *, copies=None, key="key", ignores_refusals=False):
     :param outcomes: of the pieces at any source
     :param copies: their outcomes at the copies; None: there are none
     """
-    may_copy = lambda: copies is not None  # noqa: E731 - what a caller gives
-    asked = known, key, IMAGE, len(outcomes), str, may_copy
+    wanted = pieces(len(outcomes), key, copies is not None)
     first = to_ask(known, key, 0.0, ignores_refusals)
-    request = failover.SourceRequest(*asked, float("inf"), first)
+    request = failover.SourceRequest(known, wanted, float("inf"), first)
     failures = {}
     while (attempt := request.next_attempt(0.0)) is not None:
         failures.update(request.final_failures(attempt))

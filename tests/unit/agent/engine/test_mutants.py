@@ -59,7 +59,7 @@ MUTANTS = {
         *(
             broadcast_lookup.BroadcastLookups,
             "start_lookup",
-            lambda self, t, w: self._on_failure(t, w, 0, "", 0.0),
+            lambda self, t, w: self._failures.lookup_failed(t, w, 0, "", 0.0),
         ),
         waiting.test_dead_home_does_not_keep_a_guest_from_asking_every_host,
     ),

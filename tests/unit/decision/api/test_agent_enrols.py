@@ -7,8 +7,10 @@ from acstor_agent.cloud import enrolment
 from acstor_common import errors
 from acstor_common.identity import identity_files
 from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from acstor_decision.api import app
 from acstor_decision.core import enrolment_rules
+from tests.fakes import one_host
 from tests.unit.decision.api import conftest
 
 H1 = ids.HostId("h1")
@@ -42,7 +44,9 @@ def files(tmp_path):
 
 
 def enrolling(client, files):
-    return enrolment.HostEnrolment(H1, files, Adapter(client))
+    return enrolment.HostEnrolment(
+        H1, files, Adapter(client), one_host.OneTable(hash_ring.Ring(0, ()))
+    )
 
 
 def test_a_host_enrols_and_renews_and_each_certificate_has_a_key_of_its_own(client, files):
