@@ -5,9 +5,24 @@ An error is translated once, where it leaves acstor: to an errno in the FUSE ser
 status in a command.
 """
 
+from typing import ClassVar
+
 
 class AcstorError(Exception):
     """Base class of acstor's exceptions."""
+
+
+class _Reasoned(AcstorError):
+    """Something failed (``what``), and ``why``; ``text`` joins both."""
+
+    text: ClassVar[str] = "{what}: {why}"
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(what, why)
+        self.what, self.why = what, why
+
+    def __str__(self) -> str:
+        return self.text.format(what=self.what, why=self.why)
 
 
 class FormatError(AcstorError):
@@ -151,44 +166,26 @@ class IllegalTransition(LocalProtocolError):
         return f"{self.event} cannot happen in state {self.state}"
 
 
-class RemoteProtocolError(ProtocolError):
+class RemoteProtocolError(_Reasoned, ProtocolError):
     """A peer (host ID or address) violated the protocol: count it, drop the connection."""
 
-    def __init__(self, peer: str, why: str) -> None:
-        super().__init__(peer, why)
-        self.peer, self.why = peer, why
-
-    def __str__(self) -> str:
-        return f"{self.peer} broke the protocol: {self.why}"
+    text = "{what} broke the protocol: {why}"
 
 
 class OtherVersion(RemoteProtocolError):
     """The peer speaks another protocol version: do not count it as a violation."""
 
-    def __str__(self) -> str:
-        return f"{self.peer} cannot be understood: {self.why}"
+    text = "{what} cannot be understood: {why}"
 
 
-class NotAuthenticated(AcstorError):
+class NotAuthenticated(_Reasoned):
     """Authentication of ``what`` failed: discard the message, and log the sender."""
 
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(what, why)
-        self.what, self.why = what, why
-
-    def __str__(self) -> str:
-        return f"{self.what} proves nothing: {self.why}"
+    text = "{what} proves nothing: {why}"
 
 
 class NotEnrolled(AcstorError):
     """The decision service issued no certificate: continue with the old one."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
-
-    def __str__(self) -> str:
-        return self.why
 
 
 class CacheFull(AcstorError):
@@ -204,26 +201,16 @@ class CacheFull(AcstorError):
         )
 
 
-class VaultFull(AcstorError):
+class VaultFull(_Reasoned):
     """A vault is full: it keeps its checkpoints and accepts no new ones."""
 
-    def __init__(self, vault: str, what: str) -> None:
-        super().__init__(vault, what)
-        self.vault, self.what = vault, what
-
-    def __str__(self) -> str:
-        return f"the vault of {self.vault} is full: {self.what}"
+    text = "the vault of {what} is full: {why}"
 
 
-class VaultRefused(AcstorError):
+class VaultRefused(_Reasoned):
     """A vault rejected a request as invalid or not permitted for this host."""
 
-    def __init__(self, vault: str, why: str) -> None:
-        super().__init__(vault, why)
-        self.vault, self.why = vault, why
-
-    def __str__(self) -> str:
-        return f"the vault of {self.vault} refused: {self.why}"
+    text = "the vault of {what} refused: {why}"
 
 
 class RingFormatError(FormatError):
@@ -284,15 +271,10 @@ class BootFailed(Unusable):
     """An image contains nothing bootable: no boot image can be built."""
 
 
-class AgentUnreachable(AcstorError):
+class AgentUnreachable(_Reasoned):
     """The agent of this host does not answer on its control socket."""
 
-    def __init__(self, socket_path: str, why: str) -> None:
-        super().__init__(socket_path, why)
-        self.socket_path, self.why = socket_path, why
-
-    def __str__(self) -> str:
-        return f"no answer from the agent at {self.socket_path}: {self.why}"
+    text = "no answer from the agent at {what}: {why}"
 
 
 class AgentRefused(AcstorError):
@@ -309,15 +291,10 @@ class AgentRefused(AcstorError):
         return f"the agent refused: {self.why}"
 
 
-class GatewayUnreachable(AcstorError):
+class GatewayUnreachable(_Reasoned):
     """The gateway's answer is missing or incomplete: ask Glance instead."""
 
-    def __init__(self, where: str, why: str) -> None:
-        super().__init__(where, why)
-        self.where, self.why = where, why
-
-    def __str__(self) -> str:
-        return f"no answer from the gateway at {self.where}: {self.why}"
+    text = "no answer from the gateway at {what}: {why}"
 
 
 class GatewayRefused(AcstorError):
@@ -334,37 +311,20 @@ class GatewayRefused(AcstorError):
         return f"the gateway refused ({self.status}): {self.why}"
 
 
-class DecisionUnreachable(AcstorError):
+class DecisionUnreachable(_Reasoned):
     """The decision service gave no usable answer."""
 
-    def __init__(self, url: str, why: str) -> None:
-        super().__init__(url, why)
-        self.url, self.why = url, why
-
-    def __str__(self) -> str:
-        return f"no answer from {self.url}: {self.why}"
+    text = "no answer from {what}: {why}"
 
 
-class UnsupportedNova(AcstorError):
+class UnsupportedNova(_Reasoned):
     """acstor does not support this version of Nova: Nova runs without acstor."""
 
-    def __init__(self, version: str, why: str) -> None:
-        super().__init__(version, why)
-        self.version, self.why = version, why
-
-    def __str__(self) -> str:
-        return f"Nova {self.version}: {self.why}"
+    text = "Nova {what}: {why}"
 
 
-class ImageServiceError(AcstorError):
+class ImageServiceError(_Reasoned):
     """A request to Glance or Keystone failed; the subclass tells whether to retry."""
-
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(what, why)
-        self.what, self.why = what, why
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.why}"
 
 
 class ImageServiceUnreachable(ImageServiceError):

@@ -5,8 +5,7 @@ The agent never waits for the broker. A thread empties a bounded send queue, whi
 message when it is full, and retries while the broker is unreachable. Threads of oslo.messaging call
 back with received messages.
 
-oslo.messaging works with the global configuration alone, so :func:`open_bus` loads the agent's
-files into that. A thread that waits for a broker cannot be stopped; it ends with the process.
+A thread that waits for a broker cannot be stopped; it ends with the process.
 """
 
 import collections
@@ -20,7 +19,6 @@ from typing import Any
 from typing import NamedTuple
 
 import oslo_messaging
-from oslo_config import cfg
 
 from acstor_common.util import supervision
 from acstor_common.wire import decision_messages
@@ -58,10 +56,7 @@ def open_bus(
     :param retry_s: pause after a failure to send
     :raises errors.Unusable: oslo.messaging does not support the broker's URL
     """
-    args = [part for file in files for part in ("--config-file", file)]
-    args += [part for folder in folders for part in ("--config-dir", folder)]
-    cfg.CONF(args, project="acstor", default_config_files=[], default_config_dirs=[])
-    transport = message_bus.open_transport(cfg.CONF)
+    transport = message_bus.open_global_transport(files, folders)
     return Bus(host, transport, report_fault, retry_s)
 
 

@@ -26,6 +26,7 @@ from acstor_common.identity import identity_files
 from acstor_common.service import conf as common_conf
 from acstor_common.service import console_script
 from acstor_common.service import signals
+from acstor_common.wire import message_bus
 
 PROG = "acstor-checkpointd"
 
@@ -145,7 +146,7 @@ def _open_bus(
     bus = bus_client.BusClient(
         identity.host,
         identity,
-        bus_client.open_transport(conf.config_file or [], conf.config_dir or []),
+        message_bus.open_global_transport(conf.config_file or [], conf.config_dir or []),
         None if vault is None else vault.health,
     )
     stack.callback(bus.stop)

@@ -19,7 +19,6 @@ from typing import TypeVar
 
 import msgspec
 import oslo_messaging
-from oslo_config import cfg
 
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.schedule import nova_intervals
@@ -59,24 +58,13 @@ RequestCheckpoint = Callable[[ids.ImageId], int]
 Raises errors.Unusable if it has no checkpoints here."""
 
 
-def open_transport(files: Sequence[str], folders: Sequence[str]) -> Any:
-    """Return the transport of these configuration files, without connecting.
-
-    :raises errors.Unusable: oslo.messaging does not support it
-    """
-    args = [part for file in files for part in ("--config-file", file)]
-    args += [part for folder in folders for part in ("--config-dir", folder)]
-    cfg.CONF(args, project="acstor", default_config_files=[], default_config_dirs=[])
-    return message_bus.open_transport(cfg.CONF)
-
-
 class BusClient:
     """This host's calls to the decision service; thread-safe.
 
     Calls raise errors.NotAuthenticated if this host has no certificate or the service's signature
     is invalid, and errors.DecisionUnreachable if the service does not answer or is busy.
 
-    :param transport: see :func:`open_transport`
+    :param transport: see :func:`message_bus.open_global_transport`
     :param health: of this host's vault; None: it has none
     """
 

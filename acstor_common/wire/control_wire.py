@@ -61,6 +61,10 @@ class ControlRequest(
     """Base class of requests."""
 
 
+class _OfImage(ControlRequest, frozen=True):
+    image_id: str
+
+
 class Status(ControlRequest, frozen=True, tag="status"):
     """Returns the agent's status."""
 
@@ -85,22 +89,16 @@ class AttachImage(ControlRequest, frozen=True, tag="attach-image"):
     os_hash_value: Annotated[str, msgspec.Meta(max_length=MAX_HASH_TEXT)] = ""
 
 
-class DetachImage(ControlRequest, frozen=True, tag="detach-image"):
+class DetachImage(_OfImage, frozen=True, tag="detach-image"):
     """Detach an image that no guest uses."""
 
-    image_id: str
 
-
-class PreSeed(ControlRequest, frozen=True, tag="pre-seed"):
+class PreSeed(_OfImage, frozen=True, tag="pre-seed"):
     """Fetch all of an image in the background, and pin it."""
 
-    image_id: str
 
-
-class Unpin(ControlRequest, frozen=True, tag="unpin"):
+class Unpin(_OfImage, frozen=True, tag="unpin"):
     """Remove the pin that :class:`PreSeed` set."""
-
-    image_id: str
 
 
 class SetFillMode(ControlRequest, frozen=True, tag="set-fill-mode"):
@@ -128,10 +126,8 @@ class PowerOff(ControlRequest, frozen=True, tag="power-off"):
     is_cancelled: bool = False
 
 
-class Zeros(ControlRequest, frozen=True, tag="zeros"):
+class Zeros(_OfImage, frozen=True, tag="zeros"):
     """Returns which chunks of an image are zeros (:meth:`ChunkMap.zero_bitmap`)."""
-
-    image_id: str
 
 
 class Flatten(ControlRequest, frozen=True, tag="flatten"):

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import oslo_messaging
@@ -59,6 +60,21 @@ def open_transport(
         return get(conf)
     except (oslo_messaging.MessagingException, ValueError) as e:
         raise errors.Unusable("[DEFAULT] transport_url", str(e)) from e
+
+
+def open_global_transport(
+    files: Sequence[str], folders: Sequence[str]
+) -> oslo_messaging.transport.Transport:
+    """Load configuration files into the global options, and return their transport.
+
+    oslo.messaging works with the global options alone.
+
+    :raises errors.Unusable: as :func:`open_transport`
+    """
+    args = [part for file in files for part in ("--config-file", file)]
+    args += [part for folder in folders for part in ("--config-dir", folder)]
+    cfg.CONF(args, project="acstor", default_config_files=[], default_config_dirs=[])
+    return open_transport(cfg.CONF)
 
 
 def _bound_replies(conf: cfg.ConfigOpts) -> None:

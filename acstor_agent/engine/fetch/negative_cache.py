@@ -6,7 +6,6 @@ host that has just left the v-node table may be restarting. So chunks are lost o
 denials for ``lost_after_s``, during which no host has left the table.
 """
 
-import collections
 from collections.abc import Hashable
 from collections.abc import Iterable
 from typing import Generic
@@ -98,29 +97,18 @@ class HostDenials(Generic[What]):
     """
 
     def __init__(self, limit: int = DENIALS) -> None:
-        self._limit = limit
-        self._count = 0
-        self._denied: collections.OrderedDict[What, dict[ids.HostId, float]] = (
-            collections.OrderedDict()
-        )
+        self._denied = lru_table.LruTable[tuple[What, ids.HostId], float](limit)
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._denied)
 
     def hosts_to_ask(
         self, what: What, hosts: Iterable[ids.HostId], now_s: float
     ) -> list[ids.HostId]:
         """Return those of ``hosts`` that have not denied a chunk recently."""
-        denied = self._denied.get(what, {})
-        since_s = now_s - REMEMBER_S
-        return [host for host in hosts if denied.get(host, since_s) <= since_s]
+        denied, since_s = self._denied, now_s - REMEMBER_S
+        return [host for host in hosts if denied.get((what, host), since_s) <= since_s]
 
     def record_denial(self, what: What, host: ids.HostId, now_s: float) -> None:
         """Record that a host denied a chunk."""
-        found = self._denied.setdefault(what, {})
-        self._count += host not in found
-        found[host] = now_s
-        self._denied.move_to_end(what)
-        while self._count > self._limit and len(self._denied) > 1:
-            _, forgotten = self._denied.popitem(last=False)
-            self._count -= len(forgotten)
+        self._denied[what, host] = now_s

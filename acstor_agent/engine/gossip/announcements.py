@@ -10,7 +10,6 @@ surplus copies of chunks of this home that they may evict them first. All queues
 bounded and drop their oldest entry.
 """
 
-import collections
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from acstor_agent.engine.gossip import location_index
 from acstor_agent.engine.ring import ring_view
 from acstor_common.model import ids
 from acstor_common.model import segments
+from acstor_common.util import lru_table
 from acstor_common.util import token_buckets
 
 DELAY_S = 0.1
@@ -142,9 +142,7 @@ class Announcements:
         self._due_s: float | None = None
         self._retry_scheduled: set[ids.HostId] = set()  # each has a REPEAT_ANNOUNCEMENTS timer
         self._retry_wait_s: dict[ids.HostId, float] = {}  # of neighbours that sent nothing since
-        self.hints: collections.OrderedDict[ids.HostId, dict[ids.Oid, int]] = (
-            collections.OrderedDict()
-        )
+        self.hints = lru_table.LruTable[ids.HostId, dict[ids.Oid, int]](HINTS)
 
     def __len__(self) -> int:
         return len(self._held) + len(self._evicted)
@@ -323,9 +321,9 @@ class Announcements:
 
     def hint_eviction(self, host: ids.HostId, ref: chunk_ref.ChunkRef) -> None:
         """Queue a hint that a host may evict a chunk first."""
-        if host not in self.hints and len(self.hints) >= HINTS:
-            self.hints.popitem(last=False)
-        waiting = self.hints.setdefault(host, {})
+        waiting = self.hints.get(host)
+        if waiting is None:
+            waiting = self.hints[host] = {}
         waiting[ref.place] = waiting.get(ref.place, 0) | ref.bit
         if len(waiting) > HINTS:
             del waiting[next(iter(waiting))]

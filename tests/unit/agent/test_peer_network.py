@@ -826,7 +826,7 @@ async def test_server_that_breaks_the_rules_is_named_and_dropped(name):
     async with faking(handler) as address, asking(address) as client:
         with pytest.raises(errors.RemoteProtocolError, match=why) as caught:
             await client.fetch()
-        assert SERVER in caught.value.peer
+        assert SERVER in caught.value.what
         await wait_until(lambda: client.net.connections[1] == 0)
 
 

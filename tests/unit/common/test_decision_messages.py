@@ -78,7 +78,7 @@ def test_a_sample_that_makes_no_sense_is_refused_and_names_its_sender(wrong):
     with pytest.raises(errors.RemoteProtocolError) as caught:
         decision_messages.decode(PLAIN | wrong, decision_messages.Sample)
     named = (PLAIN | wrong)["host"]
-    assert caught.value.peer == (named if isinstance(named, str) else "a sender without a name")
+    assert caught.value.what == (named if isinstance(named, str) else "a sender without a name")
 
 
 JSON = st.recursive(

@@ -65,7 +65,7 @@ def daemon(tmp_path, configure, store, nova, bus, listens):
     held = identity_files.IdentitySet(trust.ca, certificate, key, trust.signers)
     identity_files.write(tmp_path / "identity", held)
     files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "identity"))
-    transport = bus_client.open_transport(bus, [])
+    transport = message_bus.open_global_transport(bus, [])
     made = bus_client.BusClient(HOST, files, transport)
     asked = interval_lookup.IntervalLookup(nova, 300)
     kept = checkpoint_registry.CheckpointRegistry(
