@@ -37,11 +37,6 @@ class Policies(NamedTuple):
     :param topology: returns the hosts that get announcements; None: no announcements
     :param prefetcher: decides which announced chunks to prefetch; None: none
     :param read_ahead: predicts reads, within a limit in bytes; None: no read-ahead
-    :param may_refer: a busy host refers requesters to other hosts
-    :param may_hedge: a late request is also sent to the next provider
-    :param may_ask_source_first: guest reads go to the source if peers are clearly slower
-    :param gives_copy_hints: homes tell holders to evict surplus copies
-    :param homes_keep: only the home of a chunk caches it
     :param lockstep: finds upstream hosts for hosts that read in lock-step
     """
 
@@ -51,11 +46,11 @@ class Policies(NamedTuple):
     topology: ring_view.Topology | None = ring_view.on_ring
     prefetcher: advertised_prefetch.MakePolicy | None = prefetcher.by_trust
     read_ahead: Callable[[int], readahead.Predictor] | None = readahead.ReadAhead
-    may_refer: bool = True
-    may_hedge: bool = True
-    may_ask_source_first: bool = True
-    gives_copy_hints: bool = True
-    homes_keep: bool = False
+    may_refer: bool = True  # a busy host refers requesters to other hosts
+    may_hedge: bool = True  # a late request is also sent to the next provider
+    may_ask_source_first: bool = True  # guest reads go to the source if peers are clearly slower
+    gives_copy_hints: bool = True  # homes tell holders to evict surplus copies
+    homes_keep: bool = False  # only the home of a chunk caches it
     lockstep: type[lockstep_.Lockstep] = lockstep_.Lockstep
 
 

@@ -40,10 +40,8 @@ HOW_TO_GET_A_CERTIFICATE = (
     "peer_security = insecure"
 )
 MBIT_BYTES = 125_000
-LARGEST_GID = 2**32 - 2
-"""The one above means no group (chown(2))."""
-CONTROL_GROUP = "acstor"
-"""What etc/sysusers.d makes, with nova in it."""
+LARGEST_GID = 2**32 - 2  # the one above means no group (chown(2))
+CONTROL_GROUP = "acstor"  # what etc/sysusers.d makes, with nova in it
 MIRROR_GROUP = "kvm"
 """Whose mirrors are where nothing is said: systemd makes it on every host, libvirt's packages put
 QEMU's user into it, and packages of nova-compute that of Nova."""
@@ -56,8 +54,7 @@ READ_AHEAD_LIMIT_BYTES = 8 * geometry.MIB
 """How far ahead of a sequential reader to fetch at most: what 10 Gbit/s carry in 6 ms. Who has read
 less than 720 MiB in order is bound by his share of that before."""
 
-RUN_CHUNKS = 16
-"""Chunks of one request: what FUSE asks for at a time, at the default chunk size."""
+RUN_CHUNKS = 16  # chunks of one request: what FUSE asks for at a time, at the default chunk size
 COPIES_LIMIT = 16
 """Holders of a content that its home leaves alone. So many that no chunk is rare when some of them
 go, are busy or let it go unasked; in a full cache those that more hosts hold give way."""
@@ -70,11 +67,9 @@ lost several times in a row has come."""
 SHARE_OF_PATIENCE = 1 / 3
 """No place may take more of a reader's time: two others must have their turn."""
 
-VARIANTS = "[acstor_agent] variants"
-"""An option that no document for operators names."""
+VARIANTS = "[acstor_agent] variants"  # an option that no document for operators names
 
-Options = cfg.ConfigOpts.GroupAttr
-"""The group ``[acstor_agent]``."""
+Options = cfg.ConfigOpts.GroupAttr  # the group ``[acstor_agent]``
 
 
 def read_deadline_s(own: Options) -> float:

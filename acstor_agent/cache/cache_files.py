@@ -57,8 +57,7 @@ class CacheFiles:
         self._recovery = recovery
         self.lookup, self.lookup_all = core.lookup, core.lookup_all
         """Return slots of CIDs, valid until the next checkpoint; counts as a use."""
-        self.contents = core.contents
-        """A live view of the CIDs in the cache; event loop only."""
+        self.contents = core.contents  # a live view of the CIDs in the cache; event loop only
         self.read_nowait = files.io.read_nowait
         self._write_behind = write_behind.WriteBehind(
             files, recovery, self._io, self.store_chunk, write_limits
@@ -273,9 +272,7 @@ class CacheFiles:
         return stored
 
     def _store_some(
-        self,
-        chunks: Sequence[tuple[ids.Cid, cache_slot.Data]],
-        keep_class: public_cache.KeepClass,
+        self, chunks: Sequence[tuple[ids.Cid, cache_slot.Data]], keep_class: public_cache.KeepClass
     ) -> int:
         """Store the first chunks in free slots; return how many, 0 if one needs care."""
         length = len(chunks[0][1])

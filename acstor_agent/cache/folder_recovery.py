@@ -36,8 +36,7 @@ class FolderRecovery:
     ) -> None:
         self.core = make_core()
         self.writing = trio.Lock()
-        self.takes_chunks = True
-        """Whether new chunks can be written, as far as is known."""
+        self.takes_chunks = True  # whether new chunks can be written, as far as is known
         self._is_full = False
         self._files = files
         self._make_core = make_core

@@ -26,8 +26,7 @@ from acstor_common.wire import message_bus
 
 LOG = logging.getLogger(__name__)
 
-QUEUE_LIMIT = 64
-"""Messages that wait for the broker; 5 minutes of samples."""
+QUEUE_LIMIT = 64  # messages that wait for the broker; 5 minutes of samples
 SEND_RETRIES = 1
 RETRY_S = 1.0
 
@@ -101,10 +100,7 @@ class Bus:
         """Receive messages to a topic by handlers of payloads (``handlers``), by method."""
         endpoint = message_bus.Endpoint(handlers, time.monotonic)
         supervision.start(
-            "bus-listener",
-            lambda: self._serve(topic, endpoint),
-            self._stopping,
-            is_vital=False,
+            "bus-listener", lambda: self._serve(topic, endpoint), self._stopping, is_vital=False
         )
 
     def stop(self) -> None:

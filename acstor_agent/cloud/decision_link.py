@@ -35,11 +35,9 @@ LOG = logging.getLogger(__name__)
 
 SKETCH_INTERVAL_S = 30.0
 """Interval between sketches; one of a full cache takes some tenths of a second."""
-MAX_PEERS = 256
-"""Limit of the peers in a sample, those with the most bytes."""
+MAX_PEERS = 256  # limit of the peers in a sample, those with the most bytes
 
-CLOCK_SET_S = 1.0
-"""Difference from the monotonic clock that shows a set clock; slewing is less."""
+CLOCK_SET_S = 1.0  # difference from the monotonic clock that shows a set clock; slewing is less
 
 Images = dict[str, decision_messages.HeldImage] | None
 

@@ -45,10 +45,8 @@ from acstor_common.wire import signed_messages
 LOG = logging.getLogger(__name__)
 
 GROUP = agent_conf.ENROLMENT.name
-ATTEMPT_S = 300.0
-"""Timeout of an attempt, Keystone and the service together."""
-TICK_S = 30.0
-"""How often the wall clock is looked at, which may be set meanwhile."""
+ATTEMPT_S = 300.0  # timeout of an attempt, Keystone and the service together
+TICK_S = 30.0  # how often the wall clock is looked at, which may be set meanwhile
 MAX_WHY = 300
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 

@@ -14,8 +14,7 @@ from acstor_agent.core.cloud import interface_traffic
 from acstor_common import errors
 
 MBIT_BYTES = 125_000
-UNKNOWN_MBIT = 1000
-"""Assumed rate of an interface that reports none."""
+UNKNOWN_MBIT = 1000  # assumed rate of an interface that reports none
 
 
 InterfaceSample = interface_traffic.InterfaceSample

@@ -19,8 +19,7 @@ from acstor_common.util import atomic_file
 
 DAY_S = 86400
 CA_LIFETIME_DAYS = 3660
-MAX_HOST_LIFETIME_DAYS = 3660
-"""Longest validity of a host's certificate."""
+MAX_HOST_LIFETIME_DAYS = 3660  # longest validity of a host's certificate
 
 
 def main() -> int:

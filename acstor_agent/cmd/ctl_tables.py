@@ -13,8 +13,7 @@ from acstor_common.model import boot_timeline
 from acstor_common.service import boot_chart
 
 MIB = 1024 * 1024
-WIDTH = 72
-"""Width of longer texts."""
+WIDTH = 72  # width of longer texts
 
 
 def format_table(names: list[str], rows: list[list[Any]]) -> str:

@@ -28,8 +28,7 @@ from acstor_common.wire import control_wire
 LOG = logging.getLogger(__name__)
 
 BACKLOG = 16
-MAX_CLIENTS = 64
-"""Limit of connections; each may have a task and MAX_LINE_BYTES in memory."""
+MAX_CLIENTS = 64  # limit of connections; each may have a task and MAX_LINE_BYTES in memory
 READ_BYTES = 64 * 1024
 LOG_INTERVAL_S = 10.0
 _CREDENTIALS = struct.Struct("iii")  # pid, uid, gid: struct ucred of linux/socket.h

@@ -27,15 +27,12 @@ from acstor_common.model import ids
 
 
 class ImageReport(NamedTuple):
-    """State of the images of this host.
-
-    :param late: requests that wait for long, by image or disk
-    """
+    """State of the images of this host."""
 
     images: mirrors.Mirrors
     filling: hydration.Hydration | None
     counted: counters.ExchangeCounters
-    late: Mapping[str, blocked_requests.LateWaits]
+    late: Mapping[str, blocked_requests.LateWaits]  # requests that wait for long, by image or disk
 
     def status(self, uses: usage.ImageUsage) -> dict[str, Any]:
         """Return the state of each attached image, and totals that include detached ones."""

@@ -29,12 +29,9 @@ from acstor_common.wire import fill_progress
 
 LOG = logging.getLogger(__name__)
 
-MAX_WAITING = 64
-"""Limit of waiting tasks, for long and for short ones each."""
-MAX_BOOT_IMAGES = 128
-"""Limit of waiting boot images; each waits half an hour at most."""
-MAX_REPORTED_TASKS = 128
-"""Limit of images whose last task is reported."""
+MAX_WAITING = 64  # limit of waiting tasks, for long and for short ones each
+MAX_BOOT_IMAGES = 128  # limit of waiting boot images; each waits half an hour at most
+MAX_REPORTED_TASKS = 128  # limit of images whose last task is reported
 MAX_IMAGES = 256
 """Limit of images in a sample.
 

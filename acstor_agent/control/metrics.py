@@ -18,8 +18,7 @@ Gauge = core.GaugeMetricFamily
 Counter = core.CounterMetricFamily
 Histogram = core.HistogramMetricFamily
 ReadStatus = Callable[[], dict[str, Any]]
-Rows = dict[str | None, dict[str, Any]]
-"""Numbers by image, or of all images under None."""
+Rows = dict[str | None, dict[str, Any]]  # numbers by image, or of all images under None
 
 
 class Collector(registry.Collector):

@@ -52,11 +52,7 @@ def of_agent(host: ids.HostId, conf: cfg.ConfigOpts, uptime_s: float) -> dict[st
 
 def of_ring(rings: ring_store.RingStore) -> dict[str, Any]:
     """Return the numbers of the current v-node table."""
-    return {
-        "epoch": rings.ring.epoch,
-        "hosts": len(rings.ring.hosts),
-        "is_signed": rings.is_signed,
-    }
+    return {"epoch": rings.ring.epoch, "hosts": len(rings.ring.hosts), "is_signed": rings.is_signed}
 
 
 def of_identity(

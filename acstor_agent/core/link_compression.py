@@ -10,10 +10,8 @@ SPEED_BYTES_S = 200e6
 """Compression speed before the first measurement; zstd level 1 on one processor is faster."""
 SHARE = 0.5
 WEIGHT = 0.1
-MAX_SHARE = 0.9
-"""A chunk with a greater share counts as incompressible."""
-MAX_SKIPPED = 64
-"""Most responses sent plain before the next trial."""
+MAX_SHARE = 0.9  # a chunk with a greater share counts as incompressible
+MAX_SKIPPED = 64  # most responses sent plain before the next trial
 
 
 class LinkCompression:

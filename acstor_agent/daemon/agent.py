@@ -59,11 +59,7 @@ class Agent:
         state_dir = pathlib.Path(own.state_dir)
         maps, heads = (tasks.make_folder(state_dir / name) for name in ("maps", "boot"))
         self._cloud = cloud = membership.Membership(
-            conf,
-            settings.host_id(own.host),
-            identity,
-            rings,
-            tasks,
+            conf, settings.host_id(own.host), identity, rings, tasks
         )
         self._chunks = chunks = chunk_service.ChunkService(
             conf, nursery, stored, inode_numbers, cloud, maps, self._loop_lag
@@ -94,9 +90,7 @@ class Agent:
             settings.mirror_gid(own),
         )
 
-    def _make_requests(
-        self,
-    ) -> tuple[image_requests.ImageRequests, disk_requests.DiskRequests]:
+    def _make_requests(self) -> tuple[image_requests.ImageRequests, disk_requests.DiskRequests]:
         patience_s = settings.patience_s(self._conf.acstor_agent)
         images = image_requests.ImageRequests(
             self._cloud.host,

@@ -56,10 +56,7 @@ class ChunkService:
         )
         self.mirrors = mirrors.Mirrors(maps, self.source, inode_numbers)
         self.chunk_lookup = chunk_lookup.ChunkLookup(
-            self.mirrors,
-            detached_maps.DetachedMaps(self.source, nursery),
-            stored.pins,
-            rings,
+            self.mirrors, detached_maps.DetachedMaps(self.source, nursery), stored.pins, rings
         )
         self.exchange = self._make_exchange(stored)
 

@@ -36,20 +36,14 @@ T = TypeVar("T")
 AskHolder = Callable[[restore_record.CheckpointHolder], Awaitable[T]]
 Hedge = Callable[[Sequence[restore_record.CheckpointHolder]], float]
 
-CONNECTIONS = 8
-"""Per holder, of 16 that its vault allows a host; background reads use a quarter."""
+CONNECTIONS = 8  # per holder, of 16 that its vault allows a host; background reads use a quarter
 HOLDERS = 64
-MANIFEST_S = 25.0
-"""The maker of a disk gets an error within 30 s."""
-TIMEOUT_S = 5.0
-"""Timeout without data; the first delay of a guest if only one holder is left."""
-REMEMBERED_S = 60.0
-"""How long a response time or a failure counts."""
+MANIFEST_S = 25.0  # the maker of a disk gets an error within 30 s
+TIMEOUT_S = 5.0  # timeout without data; the first delay of a guest if only one holder is left
+REMEMBERED_S = 60.0  # how long a response time or a failure counts
 REMEMBERED = 256
-RETRY_FIRST_S, RETRY_LONGEST_S = 0.1, 2.0
-"""First and longest pause between tries."""
-HEDGE_S = 0.5
-"""Delay of a hedge without known response times."""
+RETRY_FIRST_S, RETRY_LONGEST_S = 0.1, 2.0  # first and longest pause between tries
+HEDGE_S = 0.5  # delay of a hedge without known response times
 SHORTEST_HEDGE_S, LONGEST_HEDGE_S = 0.05, 1.0
 """Bounds of this delay; the longest is for manifests, of up to 80 MiB."""
 _SMOOTHING = 0.25
@@ -87,10 +81,7 @@ class HolderConnections:
     """
 
     def __init__(
-        self,
-        own: credentials.Credentials,
-        deadline_s: float,
-        timeout_s: float = TIMEOUT_S,
+        self, own: credentials.Credentials, deadline_s: float, timeout_s: float = TIMEOUT_S
     ) -> None:
         self._credentials, self._timeout_s = own, timeout_s
         # By address, so holders do not share connections.

@@ -40,8 +40,7 @@ CHECK_INTERVAL_S = 10.0
 RETRY_S = 30.0
 AT_ONCE = checkpoint_client.CONNECTIONS // 4
 """Background fetches; the other connections are for guests."""
-TURNS = 256
-"""Chunks examined between two checkpoints: about 0.1 ms."""
+TURNS = 256  # chunks examined between two checkpoints: about 0.1 ms
 
 
 class CheckpointRestore:
@@ -176,10 +175,7 @@ class CheckpointRestore:
                 if one.is_missing(chunk_no):
                     try:
                         await one.store_restored([chunk_no])
-                    except (
-                        errors.AcstorError,
-                        OSError,
-                    ) as e:  # others may come
+                    except (errors.AcstorError, OSError) as e:  # others may come
                         failures.append(e)
 
         stream = requests.Stream(requests.Klass.FILL, f"recover {one.header.disk_id}")
@@ -223,9 +219,7 @@ def _check_size(
 
 
 def _check(
-    record: restore_record.RestoreRecord,
-    subject: checkpoint_manifest.Subject,
-    image: mirror.Mirror,
+    record: restore_record.RestoreRecord, subject: checkpoint_manifest.Subject, image: mirror.Mirror
 ) -> None:
     what = f"checkpoint {record.checkpoint_id}"
     told = (record.vault_disk, record.instance_id, record.image_id)

@@ -19,8 +19,7 @@ LOG = logging.getLogger(__name__)
 
 DATA_ENDING = ".data"
 STATE_ENDING = ".acdisk"
-FAILED_ENDING = ".sync-failed"
-"""Marker file: a sync failed, and the lost bytes are unknown."""
+FAILED_ENDING = ".sync-failed"  # marker file: a sync failed, and the lost bytes are unknown
 _INCOMING = ".incoming-"
 
 

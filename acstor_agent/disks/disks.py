@@ -26,8 +26,7 @@ from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 
-SYNC_INTERVAL_S = 5.0
-"""Longest time until a write is synced without a guest's request."""
+SYNC_INTERVAL_S = 5.0  # longest time until a write is synced without a guest's request
 _BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
 

@@ -14,8 +14,7 @@ from acstor_common import errors
 from acstor_common.util import atomic_file
 
 RECORD_ENDING = ".acrecovery"
-MANIFEST_ENDING = ".acmanifest"
-"""Sealed, as the holders have it."""
+MANIFEST_ENDING = ".acmanifest"  # sealed, as the holders have it
 
 
 def _record_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib.Path:

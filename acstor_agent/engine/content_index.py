@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 
-_SAME_HEADS = 16
-"""Contents with one head that are compared; two of 100,000 share one by chance."""
+_SAME_HEADS = 16  # contents with one head that are compared; two of 100,000 share one by chance
 
 
 class Index(abc.ABC):

@@ -26,27 +26,19 @@ from acstor_common.util import lru_table
 MAX_IN_FLIGHT_BYTES = 8 * 1024 * 1024
 """Most bytes requested from one peer at a time: 7 ms at 10 Gbit/s, 2.7 s at 25 Mbit/s."""
 
-FAILURES_ALLOWED = 2
-"""Failures in a row that put a peer in backoff."""
+FAILURES_ALLOWED = 2  # failures in a row that put a peer in backoff
 INITIAL_BACKOFF_S, INVALID_BACKOFF_S, MAX_BACKOFF_S = 0.5, 60.0, 600.0
 """First backoff, first backoff after wrong bytes, longest backoff; each one doubles."""
-TRIAL_S = 1.0
-"""Time that a trial request may take before another is allowed."""
-JITTER = 0.25
-"""Random share of a backoff, so that hosts do not try at the same time."""
+TRIAL_S = 1.0  # time that a trial request may take before another is allowed
+JITTER = 0.25  # random share of a backoff, so that hosts do not try at the same time
 
-LATE_FACTOR = 4.0
-"""An answer is late after this many times the median of its kind."""
-EWMA_WEIGHT = 0.25
-"""Weight of the newest answer in the EWMA."""
+LATE_FACTOR = 4.0  # an answer is late after this many times the median of its kind
+EWMA_WEIGHT = 0.25  # weight of the newest answer in the EWMA
 MIN_LATE_S, INITIAL_LATE_S, MAX_LATE_S = 0.1, 0.5, 5.0
 """When an answer is late: minimum, without measurements, maximum."""
-MIN_SLOW_S = 0.25
-"""Answers below this never put a peer in backoff."""
-MAX_PROVIDERS = 64
-"""Most providers of a kind that are compared: those that answered last."""
-MEDIAN_EVERY = 8
-"""Answers after which the median is computed again."""
+MIN_SLOW_S = 0.25  # answers below this never put a peer in backoff
+MAX_PROVIDERS = 64  # most providers of a kind that are compared: those that answered last
+MEDIAN_EVERY = 8  # answers after which the median is computed again
 
 HEDGES_PER_CHUNK, INITIAL_HEDGES, MAX_HEDGES = 0.02, 4.0, 16.0
 """Hedge budget: 2 % of all chunks, and four at first, which go to the source only if it is fast:

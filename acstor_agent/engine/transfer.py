@@ -28,11 +28,9 @@ from acstor_common.wire import peer_request
 Failure = failure.Failure
 Priority = priority.Priority
 
-Bytes = Any
-"""A verified buffer, which the engine never inspects."""
+Bytes = Any  # a verified buffer, which the engine never inspects
 
-MOST_NAMES = 64
-"""Images under which a chunk is requested at a time; the oldest are dropped."""
+MOST_NAMES = 64  # images under which a chunk is requested at a time; the oldest are dropped
 
 
 _NOWHERE: Iterator[Any] = iter(())

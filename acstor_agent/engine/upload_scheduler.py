@@ -24,20 +24,17 @@ RequesterLink = requester.RequesterLink
 Priority = priority.Priority
 Requester = requester.Requester
 
-BUSY_QUEUE = 1
-"""Queued answers from which on requesters are referred to other hosts."""
+BUSY_QUEUE = 1  # queued answers from which on requesters are referred to other hosts
 FOR_OTHERS = 2
 """Slots that a receiver leaves to others with the variant ``ring``, so that answers for a successor
 queue here, where others overtake them."""
 PATIENCE_S = 0.25
 UNDELIVERED_BYTES = 16 * 1024 * 1024
 """Twice a peer's bytes in flight, since delivery is polled only now and then."""
-OF_LATE_S = 2.0
-"""Where links have queues, some answer meets one within this time."""
+OF_LATE_S = 2.0  # where links have queues, some answer meets one within this time
 TOGETHER = 4
 """Answers that 100 Mbit/s carry in LATE_S; so many together are not late because of a queue."""
-ANSWER_BYTES = 4096
-"""Cost of an answer beside its bytes, since small ones take memory too."""
+ANSWER_BYTES = 4096  # cost of an answer beside its bytes, since small ones take memory too
 
 
 class UploadScheduler:
@@ -236,10 +233,8 @@ def _cost(ref: chunk_ref.ChunkRef) -> int:
 FEW = 3
 """Slots after an answer met a queue: enough that a busy receiver does not idle this host's link."""
 MANY = 64
-LATE_S = 0.02
-"""An answer that takes longer has met a queue."""
-QUICK_S, QUICK_ONES = 0.005, 8
-"""So many answers in a row within this time have met no queue."""
+LATE_S = 0.02  # an answer that takes longer has met a queue
+QUICK_S, QUICK_ONES = 0.005, 8  # so many answers in a row within this time have met no queue
 
 
 class UploadSlots:

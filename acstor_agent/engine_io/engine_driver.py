@@ -19,13 +19,11 @@ from acstor_agent.runtime import fault_log
 from acstor_common import errors
 from acstor_common.ring import hash_ring
 
-TABLE_CHECK_S = 1.0
-"""Interval at which v-node tables are checked while idle."""
+TABLE_CHECK_S = 1.0  # interval at which v-node tables are checked while idle
 STALLED_S, RECEIVE_S = 0.01, 0.05
 """A host that wakes so much late was stalled: it first processes messages for RECEIVE_S."""
 
-Event = Callable[..., list[actions.Action]]
-"""A method of the engine."""
+Event = Callable[..., list[actions.Action]]  # a method of the engine
 
 
 class RingTables(hash_ring.RingProvider, Protocol):

@@ -46,14 +46,12 @@ Failure = read_request.Failure
 Priority = read_request.Priority
 Origin = counters.Origin
 
-AHEAD = 64
-"""Concurrent prefetched chunks of each priority: 4 MiB, as 1 Gbit/s moves in 34 ms."""
+AHEAD = 64  # concurrent prefetched chunks of each priority: 4 MiB, as 1 Gbit/s moves in 34 ms
 TELLS_EVERY_S = 60.0
 
 _Segment = tuple[chunk_map.ChunkMap, int, list[chunk_ref.ChunkRef]]
 """Chunk map, segment length, and references to the chunks of a segment."""
-SEGMENTS = 64
-"""Segments whose references are cached: a read and its readahead may share one."""
+SEGMENTS = 64  # segments whose references are cached: a read and its readahead may share one
 
 
 class Exchange(engine_driver.EngineDriver):

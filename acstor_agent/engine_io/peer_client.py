@@ -31,8 +31,7 @@ Failure = read_request.Failure
 Origin = counters.Origin
 
 
-CALLBACKS = 4096
-"""Hosts whose callback is cached."""
+CALLBACKS = 4096  # hosts whose callback is cached
 
 
 class TransferMeter(Protocol):

@@ -17,8 +17,7 @@ from acstor_common.util import lru_table
 Klass = requests.Klass
 Priority = read_request.Priority
 
-LAST_ERRORS = 256
-"""Images whose last source error is remembered."""
+LAST_ERRORS = 256  # images whose last source error is remembered
 _KLASSES = {
     Priority.GUEST: Klass.GUEST,
     Priority.PEER: Klass.PEER,

@@ -44,8 +44,7 @@ class DeadMounts:
             )
             if new := sorted(set(found) - set(self.guests)):
                 LOG.error(
-                    "guests use a dead mount and get I/O errors; restart them: %s",
-                    ", ".join(new),
+                    "guests use a dead mount and get I/O errors; restart them: %s", ", ".join(new)
                 )
             self.guests = found
             await trio.sleep(SCAN_INTERVAL_S)

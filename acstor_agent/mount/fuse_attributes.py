@@ -11,8 +11,7 @@ from acstor_agent.core.cache import cache_actions
 from acstor_agent.disks import disk
 from acstor_agent.images.read import mirror
 
-LAST_S = 10.0
-"""How long the kernel caches attributes; a disk's block count grows meanwhile."""
+LAST_S = 10.0  # how long the kernel caches attributes; a disk's block count grows meanwhile
 
 _STAT_BLOCK_BYTES = 512
 

@@ -37,8 +37,7 @@ LOG = logging.getLogger(__name__)
 FS_TYPE = "fuse.acstor"
 INIT_BYTES_LIMIT = 64 * 1024
 INIT_WAIT_S = 10.0
-PROBE_TIMEOUT_S = 10.0
-"""How long the agent at a mount point may take to answer."""
+PROBE_TIMEOUT_S = 10.0  # how long the agent at a mount point may take to answer
 MAX_BACKGROUND = 32_768
 """Background requests of the kernel: O_DIRECT I/O and readahead of all guests, in order of
 arrival. It must never be full, or local reads would wait behind remote ones;

@@ -27,13 +27,10 @@ from acstor_common.model import ids
 LOG = logging.getLogger(__name__)
 
 SCAN_INTERVAL_S = 2.0
-RESCAN_S = 60.0
-"""Interval of full scans without a new waiting guest or a dying process."""
+RESCAN_S = 60.0  # interval of full scans without a new waiting guest or a dying process
 LINKS_LIMIT = 500_000  # descriptors in one scan; a larger scan is inconclusive
-FDS_LIMIT = 16
-"""Most descriptors of one file compared between two processes; more count as shared."""
-INIT = 1
-"""Opens no images, and may be unreadable in a container."""
+FDS_LIMIT = 16  # most descriptors of one file compared between two processes; more count as shared
+INIT = 1  # opens no images, and may be unreadable in a container
 POWER_OFF_S = 60.0
 """How long a process counts as dying after its instance's power-off was announced."""
 POWER_OFF_LIMIT = 1024
@@ -42,8 +39,7 @@ _KCMP = {"x86_64": 312, "aarch64": 272, "riscv64": 272, "ppc64le": 354, "s390x":
 _KCMP_FILE = 0
 _libc = ctypes.CDLL(None, use_errno=True)
 
-Tag = Callable[[int, int], int]
-"""Computes the tag of a process from its ID and start time."""
+Tag = Callable[[int, int], int]  # computes the tag of a process from its ID and start time
 
 
 class WaitingGuest(NamedTuple):

@@ -13,8 +13,7 @@ import msgspec
 from acstor_agent.core.mount import inodes
 
 NAME = "acstor mount"
-FACTS_BYTES = 1 << 20
-"""Space for facts, several times what they need."""
+FACTS_BYTES = 1 << 20  # space for facts, several times what they need
 
 
 class Mounted(msgspec.Struct, frozen=True, tag_field="fact", tag="mounted"):

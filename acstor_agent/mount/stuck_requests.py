@@ -45,8 +45,7 @@ class StuckRequests:
         limits: StuckLimits = StuckLimits(),
     ) -> None:
         self.limits = limits
-        self.aborted = 0
-        """Requests failed because their process was being killed."""
+        self.aborted = 0  # requests failed because their process was being killed
         self._table, self._inode_numbers, self._clock = table, inode_numbers, clock
         self._dying = killed_guests.KilledGuests(inode_numbers.process_tag)
         self._thread = trio.CapacityLimiter(1)  # its own: the shared threads may all hang

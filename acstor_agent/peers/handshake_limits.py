@@ -19,8 +19,7 @@ from acstor_common.util import log_limit
 LOG = logging.getLogger(__name__)
 
 LOG_INTERVAL_S = 10.0
-LOG_LINES = 32
-"""Log lines in SAY_AGAIN_S, since attackers choose addresses and reasons."""
+LOG_LINES = 32  # log lines in SAY_AGAIN_S, since attackers choose addresses and reasons
 PLACES_OF_HOST = 8
 """For each host on the table at an address: four, and four more while old ones end."""
 

@@ -26,24 +26,20 @@ from acstor_common.wire import peer_wire
 
 MAX_LOW_WATER_BYTES = 256 * geometry.KIB
 """SO_RCVLOWAT at most; lower for the rest of a shorter frame."""
-TURN_BYTES = 512
-"""Bytes decoded at a time if :attr:`PeerLink.reads_small_steps`: 32 Pings."""
-CALLS_PER_TURN = 16
-"""Socket calls in a row before other tasks get a turn."""
+TURN_BYTES = 512  # bytes decoded at a time if :attr:`PeerLink.reads_small_steps`: 32 Pings
+CALLS_PER_TURN = 16  # socket calls in a row before other tasks get a turn
 BUFFERS_PER_CALL = 64
 NOT_SENT_BYTES, MOST_NOT_SENT_BYTES = 16 * geometry.KIB, 512 * geometry.KIB
 """TCP_NOTSENT_LOWAT, least and most; the rest stays in this process and can be reordered."""
 NOT_SENT_S = 0.0005
 """More than the least only if that is sent within this time: 64 KiB at 1 Gbit/s, 0.6 MB at 10."""
 
-FRAME_S = 0.004
-"""Time on the link of an encrypted frame, which is useless until complete."""
+FRAME_S = 0.004  # time on the link of an encrypted frame, which is useless until complete
 
 LINK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 """Errors of a lost connection."""
 
-_DELIVERY_RATE = slice(160, 168)
-"""Delivery rate in bytes a second (linux/tcp.h)."""
+_DELIVERY_RATE = slice(160, 168)  # delivery rate in bytes a second (linux/tcp.h)
 _APP_LIMITED = 7, 0x01  # byte and bit: the sender had too little to send
 _OUTQ = array.array("i", [0])  # result buffer
 
@@ -245,8 +241,7 @@ class PeerLink:
             self._sock.close()
 
 
-SHORT_BYTES = 4 * geometry.KIB
-"""Below this, waiting for complete data is not worth a system call."""
+SHORT_BYTES = 4 * geometry.KIB  # below this, waiting for complete data is not worth a system call
 
 
 def rest_of(buffers: list[peer_wire.Buffer], sent: int) -> list[peer_wire.Buffer]:

@@ -25,8 +25,7 @@ CHECK_INTERVAL_S = 2.0
 RETRY_FIRST_S = 0.1
 RETRY_LONGEST_S = 5.0
 
-ACCEPTS_PER_TURN = 32
-"""Connections refused in a row before other tasks get a turn."""
+ACCEPTS_PER_TURN = 32  # connections refused in a row before other tasks get a turn
 CONNECTION_ERRNOS = {
     errno.ECONNABORTED,
     errno.EPERM,
@@ -42,8 +41,7 @@ CONNECTION_ERRNOS = {
 """Errors of accept(2) about one connection, not about the listening socket."""
 
 Handler = Callable[[trio.SocketStream], Awaitable[object]]
-MayEnter = Callable[[str], bool]
-"""Returns whether to accept a connection from an IP address."""
+MayEnter = Callable[[str], bool]  # returns whether to accept a connection from an IP address
 Listeners = Sequence[trio.SocketListener]
 
 

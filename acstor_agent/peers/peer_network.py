@@ -38,8 +38,7 @@ from acstor_common.wire import peer_wire
 
 LOG = logging.getLogger(__name__)
 
-RETRY_S = 1.0
-"""Pause of a loop that failed."""
+RETRY_S = 1.0  # pause of a loop that failed
 
 PeerLimits = peer_limits.PeerLimits
 Credentials = credentials.Credentials

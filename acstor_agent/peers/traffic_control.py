@@ -14,8 +14,7 @@ from acstor_common.model import geometry
 from acstor_common.util import rate_limiter
 from acstor_common.wire import peer_wire
 
-BURST_S = 0.05
-"""Length of a burst after a pause, and of one connection's transmission."""
+BURST_S = 0.05  # length of a burst after a pause, and of one connection's transmission
 MIN_STEP_BYTES = 16 * geometry.KIB
 
 

@@ -16,8 +16,7 @@ LOG = logging.getLogger(__name__)
 
 MOUNT_STORED = signal.SIGRTMIN
 """Signals a worker that the mount is kept, so that it exits with its supervisor."""
-EXIT_UNUSABLE = 78
-"""Exit status when a restart cannot help (EX_CONFIG of sysexits.h)."""
+EXIT_UNUSABLE = 78  # exit status when a restart cannot help (EX_CONFIG of sysexits.h)
 
 
 def run_child(

@@ -30,8 +30,7 @@ LOG = logging.getLogger(__name__)
 SOCKET = "holder.sock"
 PUT, TAKE, FORGET = b"put", b"take", b"forget"
 KEPT, NOTHING, REFUSED = b"kept", b"nothing", b"refused"
-DESCRIPTORS = 2
-"""Of a mount: /dev/fuse and the record."""
+DESCRIPTORS = 2  # of a mount: /dev/fuse and the record
 WAIT_S = 2.0
 _WORD_BYTES = 16
 _CREDENTIALS = struct.Struct("iii")  # pid, uid, gid: struct ucred of linux/socket.h

@@ -109,8 +109,7 @@ class _Moving:
         os.set_blocking(self._fuse_fd, False)
         self._supervisor: socket.socket | None = supervisor
         self._worker: socket.socket | None = None
-        self._is_asked = False
-        """The worker asked for requests; before that it cannot take any."""
+        self._is_asked = False  # the worker asked for requests; before that it cannot take any
         self._to_send: collections.deque[bytes] = collections.deque()
         self._buffer = memoryview(bytearray(inflight_requests.BUFFER_BYTES))
         self._inflight = inflight_requests.InflightRequests(connection.record)

@@ -35,8 +35,7 @@ LOG = logging.getLogger(__name__)
 PAGE = 4096
 BUFFER_BYTES = fuse_connection.RELAYED_BYTES + PAGE
 """Space for any message; the kernel rejects reads with a shorter buffer."""
-MAX_REPLY_BYTES = 184
-"""Space for any answer except those of reads and directory lists."""
+MAX_REPLY_BYTES = 184  # space for any answer except those of reads and directory lists
 RESIDENT_SLOTS = 64
 """Slots that keep their memory (9 MB in all): freeing it costs as much as a write."""
 LOCK_TIMEOUT_S = 10.0
@@ -77,10 +76,8 @@ class InflightRequests:
         self._map = mmap.mmap(record.fd, _BYTES, offset=at)
         self.buffer = memoryview(self._map)[_BUFFER_AT:_SLOTS_AT]
         """Buffer for the kernel's next request."""
-        self.requests: dict[int, bytes] = {}
-        """Unanswered requests, by their unique number."""
-        self.unsent_replies: list[bytes] = []
-        """Answers that a former relay may not have sent."""
+        self.requests: dict[int, bytes] = {}  # unanswered requests, by their unique number
+        self.unsent_replies: list[bytes] = []  # answers that a former relay may not have sent
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         (self._used,) = _COUNT.unpack_from(self._map, 0)

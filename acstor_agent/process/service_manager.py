@@ -15,10 +15,8 @@ import subprocess
 from acstor_agent.mount import fuse_connection
 from acstor_agent.process import fd_store
 
-FIRST_FD = 3
-"""First descriptor passed by a manager (sd_listen_fds(3))."""
-MOUNT = "fuse-mount"
-"""Name of both descriptors, sent in one message, so never only one is kept."""
+FIRST_FD = 3  # first descriptor passed by a manager (sd_listen_fds(3))
+MOUNT = "fuse-mount"  # name of both descriptors, sent in one message, so never only one is kept
 PATIENCE_S = 30.0
 SYSTEMCTL_S = 5.0
 SYSTEM_BUS = pathlib.Path("/run/dbus/system_bus_socket")

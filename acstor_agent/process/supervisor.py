@@ -45,18 +45,13 @@ STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
 BLOCKED_SIGNALS = STOPS | {signal.SIGALRM}
 """Signals blocked while there is no worker, because their handlers signal it."""
 STOP_WAIT_S = 10.0
-ALARM_EARLY_S = 0.1
-"""Tolerance for clock differences to the timer."""
-RECHECK_S = 2.0
-"""Interval of checks for guests while a stop is delayed."""
-RESTART_PAUSE_S = 0.3, 5.0
-"""First and longest pause between workers that end at once."""
-STEADY_AFTER_S = 1.0
-"""A worker that lived longer is replaced without delay."""
+ALARM_EARLY_S = 0.1  # tolerance for clock differences to the timer
+RECHECK_S = 2.0  # interval of checks for guests while a stop is delayed
+RESTART_PAUSE_S = 0.3, 5.0  # first and longest pause between workers that end at once
+STEADY_AFTER_S = 1.0  # a worker that lived longer is replaced without delay
 RENEW_S = 2.0
 HELD_CHECK_S = 1.0
-HELD_CHECKS = 3
-"""Checks in a row after which an ended worker counts as held by the kernel."""
+HELD_CHECKS = 3  # checks in a row after which an ended worker counts as held by the kernel
 HELD = "the kernel holds threads of it, which hang in a call"
 
 
@@ -113,8 +108,7 @@ class Supervisor:
         self._is_stop_pending = self._is_asking = False
         self._was_ready = False
         self._told = ""
-        self._held: list[int] = []
-        """Ended workers of which the kernel still holds threads."""
+        self._held: list[int] = []  # ended workers of which the kernel still holds threads
 
     def run(self) -> int:
         """Mount, run workers until SIGTERM or SIGINT, unmount; return an exit status.

@@ -28,8 +28,7 @@ T = TypeVar("T")
 NONE = "none"
 AUTO = "auto"
 STALL_S = 1.0
-ADDRESSES = 1 << 62
-"""Larger than all files together, so addresses never collide."""
+ADDRESSES = 1 << 62  # larger than all files together, so addresses never collide
 BLOCK_DEVICES = pathlib.Path("/sys/dev/block")
 
 OWN_STREAM = requests.Stream(requests.Klass.BACKGROUND, "agent")

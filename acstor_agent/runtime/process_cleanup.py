@@ -14,8 +14,7 @@ import socket
 from acstor_agent.core.mount import process_state
 
 _PROC = pathlib.Path("/proc")
-_PIDFD_THREAD = os.O_EXCL
-"""Since Linux 6.9; before, a pidfd can only refer to a first thread."""
+_PIDFD_THREAD = os.O_EXCL  # since Linux 6.9; before, a pidfd can only refer to a first thread
 _PIDFD_GETFD, _PROCESS_MRELEASE = 438, 448
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -13,13 +13,11 @@ from acstor_common.model import geometry
 from acstor_common.wire import peer_wire
 
 RECORD_BYTES = 16 * geometry.KIB  # plain text of a record, at most
-RECORDS_IN_A_ROW = 64
-"""Limit of records decrypted at a time, since peers may send short ones."""
+RECORDS_IN_A_ROW = 64  # limit of records decrypted at a time, since peers may send short ones
 _HEADER_BYTES = 5  # the last two bytes are the length of the rest
 _MAX_REST_BYTES = RECORD_BYTES + 256  # RFC 8446, 5.2; OpenSSL refuses larger ones
 _NOTHING = memoryview(b"")
-_MAX_CONTROL_BYTES = 4096
-"""Limit of OpenSSL's own output before data: 150 key updates."""
+_MAX_CONTROL_BYTES = 4096  # limit of OpenSSL's own output before data: 150 key updates
 _MAX_WORDLESS_BYTES = 64 * geometry.KIB
 """Limit of records without plain text, beyond as much plain text.
 
@@ -41,10 +39,8 @@ class TlsSession:
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=is_server, server_hostname=server_hostname
         )
-        self.is_over = False
-        """The other side sends no more."""
-        self.records = 0
-        """Number of records begun; a short one costs nearly as much as a long one."""
+        self.is_over = False  # the other side sends no more
+        self.records = 0  # number of records begun; a short one costs nearly as much as a long one
         self._wordless_bytes = 0
         self._record_bytes = 0  # of the record that OpenSSL received last
         self._received = _NOTHING  # not given to OpenSSL yet

@@ -21,11 +21,9 @@ from acstor_common.model import ids
 Buffer = bytes | bytearray | memoryview
 
 Requester = requests.Stream
-AGENT = Requester(requests.Klass.BACKGROUND, "agent")
-"""For reads on behalf of no guest and no peer."""
+AGENT = Requester(requests.Klass.BACKGROUND, "agent")  # for reads on behalf of no guest and no peer
 DEFAULT_IN_FLIGHT = 8
-TAIL_BYTES = 32
-"""Length of the hash at the end of an artefact."""
+TAIL_BYTES = 32  # length of the hash at the end of an artefact
 
 
 class BlobKind(enum.Enum):
@@ -66,10 +64,7 @@ class Blob(NamedTuple):
         return f"{self.name} bytes {offset}-{offset + length - 1}"
 
 
-_STORED_KINDS = {
-    layout.DiskFormat.RAW: BlobKind.IMAGE,
-    layout.DiskFormat.QCOW2: BlobKind.QCOW2,
-}
+_STORED_KINDS = {layout.DiskFormat.RAW: BlobKind.IMAGE, layout.DiskFormat.QCOW2: BlobKind.QCOW2}
 
 
 def stored_blobs(blob: Blob) -> list[Blob]:
@@ -117,10 +112,8 @@ class BlobPiece(NamedTuple):
 Outcome = Buffer | Exception
 """Bytes of a piece in a buffer that is not reused, or an :class:`errors.ChunkUnavailable`; any
 other exception is a bug."""
-Outcomes = Sequence[tuple[int, Outcome]]
-"""Outcomes of pieces, by their numbers in the request."""
-ReportOutcomes = Callable[[Outcomes], None]
-"""Called in the event loop's thread; does not wait."""
+Outcomes = Sequence[tuple[int, Outcome]]  # outcomes of pieces, by their numbers in the request
+ReportOutcomes = Callable[[Outcomes], None]  # called in the event loop's thread; does not wait
 
 
 class PieceRequest(NamedTuple):

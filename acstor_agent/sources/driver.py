@@ -16,10 +16,8 @@ from acstor_agent.sources import base
 from acstor_agent.sources import chunk_verification
 from acstor_common import errors
 
-BUFFERS_PER_CALL = 64
-"""Buffers of one system call (IOV_MAX is 1,024): 4 MiB of chunks."""
-RUNS_AT_A_TIME = 4
-"""Concurrent runs of one call, as for a fragmented qcow2 file."""
+BUFFERS_PER_CALL = 64  # buffers of one system call (IOV_MAX is 1,024): 4 MiB of chunks
+RUNS_AT_A_TIME = 4  # concurrent runs of one call, as for a fragmented qcow2 file
 
 
 class BlobRun:

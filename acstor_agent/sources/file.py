@@ -36,12 +36,9 @@ OPEN_FILES_LIMIT = 64
 MAX_HUNG_PER_BLOB = base.DEFAULT_IN_FLIGHT // 2
 """Calls about one blob that may hang, so that the rest of the file system stays usable."""
 ORDER_S = 0.1
-REMEMBERED = 64
-"""Reads that others may follow: more than are under way."""
-HINT_BYTES = 128 * 1024
-"""Readahead of one hint, unless the kernel's limit is lower."""
-CLOSE_S = 1.0
-"""Time that closing waits for the file server."""
+REMEMBERED = 64  # reads that others may follow: more than are under way
+HINT_BYTES = 128 * 1024  # readahead of one hint, unless the kernel's limit is lower
+CLOSE_S = 1.0  # time that closing waits for the file server
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _NOT_THERE = {

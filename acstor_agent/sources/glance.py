@@ -42,8 +42,7 @@ GROUP = "source_glance"
 SIGN_IN_THREADS = 2
 RECORD_LIMIT_BYTES = 1 << 20
 PLACES_LIMIT = 4096
-STREAMS = 6
-"""Concurrent whole downloads, on connections of their own."""
+STREAMS = 6  # concurrent whole downloads, on connections of their own
 STREAM_SILENCE_S = 30.0
 """Timeout of silence in a whole download, which must restart from the beginning."""
 NO_RANGES_S = 300.0  # until reads ask again for ranges that Glance did not serve
@@ -118,8 +117,7 @@ class GlanceSource(driver.Driver):
         self._link = http_pool.HttpPool(self.group_name, limits)
         patient = max(limits.timeout_s, STREAM_SILENCE_S)
         self._streams = http_pool.HttpPool(
-            self.group_name,
-            dataclasses.replace(limits, connections=STREAMS, timeout_s=patient),
+            self.group_name, dataclasses.replace(limits, connections=STREAMS, timeout_s=patient)
         )
         self._places = lru_table.LruTable[base.Blob, BlobLocation](PLACES_LIMIT)
         self._no_ranges = lru_table.LruTable[base.Blob, NoRanges](PLACES_LIMIT)

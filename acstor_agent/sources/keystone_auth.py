@@ -41,9 +41,7 @@ class Catalog(NamedTuple):
         :raises exceptions.EndpointNotFound: the catalog has none
         """
         url = session.get_endpoint(
-            service_type=service_type,
-            region_name=self.region_name,
-            interface=list(self.interfaces),
+            service_type=service_type, region_name=self.region_name, interface=list(self.interfaces)
         )
         if not url:
             region = f" in the region {self.region_name}" if self.region_name else ""

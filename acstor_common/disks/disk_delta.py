@@ -25,12 +25,9 @@ from acstor_common.model import ids
 
 MAGIC = b"\x89achgs\r\n"
 VERSION = 1
-SECTOR_BYTES = 512
-"""Unit of disk sizes and extents."""
-MAX_EXTENT_BYTES = 1024 * geometry.MIB
-"""Limit of one extent; longer runs are split."""
-MAX_EXTENTS = 1 << 21
-"""A table of 32 MiB, for 256 GiB with every second 64 KiB cluster changed."""
+SECTOR_BYTES = 512  # unit of disk sizes and extents
+MAX_EXTENT_BYTES = 1024 * geometry.MIB  # limit of one extent; longer runs are split
+MAX_EXTENTS = 1 << 21  # a table of 32 MiB, for 256 GiB with every second 64 KiB cluster changed
 MAX_VIRTUAL_BYTES = 64 << 40
 
 # Length of the hash value, extents, disk size, bytes of data, image ID of the
@@ -76,17 +73,13 @@ class Extent(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The header.
-
-    :param os_hash: of the base; may be unknown
-    :param data_bytes: data of all extents
-    """
+    """The header."""
 
     virtual_size: int
     base: ids.ImageId
-    os_hash: chunk_map.OsHash
+    os_hash: chunk_map.OsHash  # of the base; may be unknown
     change_count: int
-    data_bytes: int
+    data_bytes: int  # data of all extents
 
     @property
     def table_bytes(self) -> int:
@@ -221,8 +214,7 @@ class Writer:
     ) -> None:
         self.table = table
         self.head = Head(virtual_size, base, os_hash, len(table), table.data_bytes)
-        self.front = _header_bytes(self.head) + bytes(table)
-        """The header and the table."""
+        self.front = _header_bytes(self.head) + bytes(table)  # the header and the table
         self._hash = blake3.blake3(self.front)
         self._left_bytes = self.head.data_bytes
 

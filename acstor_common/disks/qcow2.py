@@ -32,8 +32,7 @@ _IS_ZERO = 1
 _IS_COMPRESSED = 1 << 62
 _SECTOR = qcow2_header.SECTOR_BYTES
 _SUBCLUSTERS = qcow2_header.SUBCLUSTERS
-_L1_PIECE_BYTES = 1 << 18
-"""Part of the L1 table that is read, or sorted, at a time."""
+_L1_PIECE_BYTES = 1 << 18  # part of the L1 table that is read, or sorted, at a time
 _TABLE_PIECE_BYTES = 1 << 16
 
 _ZEROS = memoryview(bytes(1 << 20))

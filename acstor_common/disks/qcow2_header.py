@@ -18,10 +18,8 @@ from acstor_common.model import geometry
 MAGIC = b"QFI\xfb"
 SECTOR_BYTES = 512
 MIN_CLUSTER_BITS, MAX_CLUSTER_BITS = 9, 21
-SUBCLUSTERS = 32
-"""Per cluster (extended L2 entries)."""
-MAX_VIRTUAL_BYTES = 16 << 40
-"""Of a disk; the chunk map of 16 TiB has 8 GiB."""
+SUBCLUSTERS = 32  # per cluster (extended L2 entries)
+MAX_VIRTUAL_BYTES = 16 << 40  # of a disk; the chunk map of 16 TiB has 8 GiB
 MAX_L1_BYTES = 32 * geometry.MIB
 
 _MAX_REFCOUNT_TABLE_BYTES = 8 * geometry.MIB
@@ -39,8 +37,7 @@ _FIELDS_2 = struct.Struct(">4sIQIIQIIQQIIQ")
 _FIELDS_3 = struct.Struct(">QQQII")
 _FIELDS_3_END = _FIELDS_2.size + _FIELDS_3.size
 _EXTENSION = struct.Struct(">II")
-_EXTERNAL_IS_RAW = 2
-"""An autoclear feature of files with external data."""
+_EXTERNAL_IS_RAW = 2  # an autoclear feature of files with external data
 _EXTERNAL_DATA_NAME = 0x44415441
 _CRYPT_HEADER = 0x0537BE77
 
@@ -48,8 +45,7 @@ _CRYPT_HEADER = 0x0537BE77
 class Feature(enum.IntFlag):
     """Incompatible features: unknown ones make the disk unreadable."""
 
-    DIRTY = 1
-    """Refcounts may be stale; they do not matter to readers."""
+    DIRTY = 1  # refcounts may be stale; they do not matter to readers
     CORRUPT = 2
     EXTERNAL_DATA = 4
     COMPRESSION = 8

@@ -25,8 +25,7 @@ _COPIED, _COMPRESSED, _ZERO = 1 << 63, 1 << 62, 1
 _SECTOR = qcow2_header.SECTOR_BYTES
 _ENTRY_BYTES = 8
 _REFCOUNT_BYTES, _REFCOUNT_ORDER = 2, 4  # log2 of bits
-_MIN_PACKED_BYTES = 64
-"""Least space of a compressed cluster, so that refcounts do not overflow."""
+_MIN_PACKED_BYTES = 64  # least space of a compressed cluster, so that refcounts do not overflow
 _PIECE_BYTES = 1 << 20
 _HEADER = struct.Struct(">4sIQIIQIIQQIIQQQQIIB7x")
 _EXTENSION = struct.Struct(">II")  # type, length
@@ -38,17 +37,12 @@ Buffer = bytes | bytearray | memoryview
 
 
 class DiskRun(NamedTuple):
-    """A run of clusters of the disk: data, zeros, or one compressed cluster.
-
-    :param length: whole clusters; the last one may exceed the disk
-    :param packed_bytes: stored length of a compressed cluster; 0: not compressed
-    :param is_zero: zeros without stored bytes, which hide the backing file
-    """
+    """A run of clusters of the disk: data, zeros, or one compressed cluster."""
 
     at: int
-    length: int
-    packed_bytes: int = 0
-    is_zero: bool = False
+    length: int  # whole clusters; the last one may exceed the disk
+    packed_bytes: int = 0  # stored length of a compressed cluster; 0: not compressed
+    is_zero: bool = False  # zeros without stored bytes, which hide the backing file
 
 
 class _Placed(NamedTuple):

@@ -24,12 +24,10 @@ from acstor_common.model import ids
 MAGIC = b"\x89aboot\r\n"
 VERSION = 2
 COMPRESSION_ZSTD = 1
-MAX_CHUNKS = 1 << 18
-"""Limit of chunks: 16 GiB of 64 KiB chunks."""
+MAX_CHUNKS = 1 << 18  # limit of chunks: 16 GiB of 64 KiB chunks
 MAX_FRAME_BYTES = geometry.MAX_CHUNK_BYTES
 """Limit of a decompressed frame, as of peer messages and cache slots."""
-FRAME_BYTES = 256 * geometry.KIB
-"""Uncompressed size of new frames, unless a chunk is larger."""
+FRAME_BYTES = 256 * geometry.KIB  # uncompressed size of new frames, unless a chunk is larger
 LEVEL = 12
 MAX_REVISION = (1 << 32) - 1
 
@@ -65,17 +63,12 @@ class Binding(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The header.
-
-    :param revision: increases when a better boot image replaces it
-    :param chunk_count: chunks in the boot trace
-    :param frame_chunks: chunks per frame; the last one may have fewer
-    """
+    """The header."""
 
     binding: Binding
-    revision: int
-    chunk_count: int
-    frame_chunks: int
+    revision: int  # increases when a better boot image replaces it
+    chunk_count: int  # chunks in the boot trace
+    frame_chunks: int  # chunks per frame; the last one may have fewer
 
     @property
     def frame_count(self) -> int:
@@ -90,18 +83,14 @@ class Header(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Table entry of a frame.
-
-    :param cid: CID of the stored bytes
-    :param raw_bytes: uncompressed size; equal to ``stored_bytes`` if not compressed
-    """
+    """Table entry of a frame."""
 
     number: int
     chunk_nos: tuple[int, ...]
     offset: int
     stored_bytes: int
-    raw_bytes: int
-    cid: ids.Cid
+    raw_bytes: int  # uncompressed size; equal to ``stored_bytes`` if not compressed
+    cid: ids.Cid  # CID of the stored bytes
 
 
 class Head(NamedTuple):

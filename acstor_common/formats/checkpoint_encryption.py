@@ -37,12 +37,10 @@ _HEAD: Final = struct.Struct("<BB2x12s")  # version, codec, reserved, nonce
 _ALTERED: Final = "it was altered, or is another one's"
 _ASSOCIATED_BYTES: Final = 4  # of the head, authenticated with the name
 _TAG_BYTES: Final = 16
-SEAL_BYTES: Final = _HEAD.size + _TAG_BYTES
-"""Overhead of sealing."""
+SEAL_BYTES: Final = _HEAD.size + _TAG_BYTES  # overhead of sealing
 MAX_SEALED_BYTES: Final = geometry.MAX_CHUNK_BYTES + SEAL_BYTES
 """Of a chunk: incompressible chunks are stored uncompressed."""
-LEVEL: Final = 1
-"""Of zstd: higher levels save 5 % for twice the CPU time."""
+LEVEL: Final = 1  # of zstd: higher levels save 5 % for twice the CPU time
 
 _CONTEXT: Final = "acstor 2026-11 checkpoint: "
 _MANIFEST: Final = b"manifest"

@@ -24,12 +24,9 @@ from acstor_common.model import ids
 
 MAGIC: Final = b"\x89ackpt\r\n"
 VERSION: Final = 1
-MAX_ENTRIES: Final = 1 << 21
-"""128 GiB of differences in chunks of 64 KiB."""
-NAMES_AT_ONCE: Final = 1 << 18
-"""40 MiB in memory."""
-MAX_CHUNKS: Final = 1 << 30
-"""Of a disk: 64 TiB in chunks of 64 KiB."""
+MAX_ENTRIES: Final = 1 << 21  # 128 GiB of differences in chunks of 64 KiB
+NAMES_AT_ONCE: Final = 1 << 18  # 40 MiB in memory
+MAX_CHUNKS: Final = 1 << 30  # of a disk: 64 TiB in chunks of 64 KiB
 MAX_PROJECT_BYTES: Final = 64
 MAX_NUMBER: Final = (1 << 63) - 1
 """Limit of integers in databases and other languages' JSON; also of times."""
@@ -43,8 +40,7 @@ _HEADER: Final = file_header.FileHeader(
 HEADER_BYTES: Final = _HEADER.size_bytes
 _ENTRY: Final = struct.Struct(f"<Q{ids.CID_BYTES}s")
 ENTRY_BYTES: Final = _ENTRY.size
-MAX_BYTES: Final = HEADER_BYTES + MAX_ENTRIES * ENTRY_BYTES
-"""Of a manifest before sealing."""
+MAX_BYTES: Final = HEADER_BYTES + MAX_ENTRIES * ENTRY_BYTES  # of a manifest before sealing
 _AT_CONSISTENCY, _AT_CHUNK_BYTES, _AT_ENTRIES = 10, 12, 40
 
 
@@ -56,34 +52,24 @@ class Consistency(enum.IntEnum):
 
 
 class Subject(NamedTuple):
-    """What a checkpoint is of, and when it was taken.
+    """What a checkpoint is of, and when it was taken."""
 
-    :param disk: a UUID for the disk's key; new for each full checkpoint
-    :param os_hash: Glance's hash of the base
-    :param cut: size of the disk, and the chunk size of the base's map
-    :param taken_ms: since 1970, wall clock of the host
-    :param number: of the checkpoint of the disk, from 1
-    """
-
-    disk: ids.ImageId
+    disk: ids.ImageId  # a UUID for the disk's key; new for each full checkpoint
     instance: ids.ImageId
     project: str
     base: ids.ImageId
-    os_hash: chunk_map.OsHash
-    cut: geometry.Geometry
-    taken_ms: int
+    os_hash: chunk_map.OsHash  # Glance's hash of the base
+    cut: geometry.Geometry  # size of the disk, and the chunk size of the base's map
+    taken_ms: int  # since 1970, wall clock of the host
     consistency: Consistency
-    number: int
+    number: int  # of the checkpoint of the disk, from 1
 
 
 class Entry(NamedTuple):
-    """A chunk that differs from the base: its number and name.
-
-    :param cid: ``Seal.chunk_name``; ZERO_CID: zeros
-    """
+    """A chunk that differs from the base: its number and name."""
 
     chunk_no: int
-    cid: ids.Cid
+    cid: ids.Cid  # ``Seal.chunk_name``; ZERO_CID: zeros
 
 
 class _Header(NamedTuple):

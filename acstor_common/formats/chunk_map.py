@@ -44,8 +44,7 @@ TRAILER_BYTES = file_header.DIGEST_BYTES
 PAGE_CHUNKS = layout.PAGE_CHUNKS
 """Chunks per page and CIDs per block; the last block is padded with zeros."""
 BLOCK_BYTES = PAGE_CHUNKS * ids.CID_BYTES
-NUMBER_BYTES = 4
-"""Length of an entry of the directory and of each column of the index."""
+NUMBER_BYTES = 4  # length of an entry of the directory and of each column of the index
 MAX_CHUNKS = (1 << 32) - 1
 
 # Offsets of the header's fields, for errors.
@@ -54,8 +53,7 @@ _AT_CHUNK_COUNT, _AT_IMAGE_ID, AT_OS_HASH_ALGO, _AT_OS_HASH_LENGTH = 24, 32, 48,
 _AT_KEY_COUNT, _AT_DISK_FORMAT, AT_STORED_BYTES = 130, 132, 136
 _AT_BLOCKS, _AT_CONTENTS, _AT_KEYS = 152, 156, 160
 
-_PIECE_BYTES, _BLOCKS_IN_A_ROW = 1 << 16, 8
-"""Work between two pauses."""
+_PIECE_BYTES, _BLOCKS_IN_A_ROW = 1 << 16, 8  # work between two pauses
 
 _OS_HASH_ALGO = re.compile(r"[A-Za-z0-9_-]{0,16}")
 
@@ -66,8 +64,7 @@ _read_cid = _CID.unpack_from
 _read_number = struct.Struct("<I").unpack_from
 
 _Fault = errors.ChunkMapFormatError
-Buffer = bytes | memoryview
-"""A mapped file is passed as a memoryview."""
+Buffer = bytes | memoryview  # a mapped file is passed as a memoryview
 
 
 class OsHash(NamedTuple):
@@ -104,14 +101,10 @@ class Subject(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Lengths of a map's tables.
+    """Lengths of a map's tables."""
 
-    :param blocks: distinct blocks of CIDs; at most one per page
-    :param contents: distinct CIDs without ZERO_CID: entries of the index
-    """
-
-    blocks: int
-    contents: int
+    blocks: int  # distinct blocks of CIDs; at most one per page
+    contents: int  # distinct CIDs without ZERO_CID: entries of the index
 
 
 class _Header(NamedTuple):

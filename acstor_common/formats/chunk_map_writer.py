@@ -30,8 +30,7 @@ from acstor_common.model import ids
 
 _COPY_BYTES = 1 * geometry.MIB
 _IN_MEMORY_BYTES = 4 * geometry.MIB
-RUN_CONTENTS = 1 << 17
-"""Contents sorted in memory: those of 8 GiB."""
+RUN_CONTENTS = 1 << 17  # contents sorted in memory: those of 8 GiB
 _NUMBER = struct.Struct("<I")
 _CHUNK_NO = struct.Struct(">I")  # big-endian, so that records sort by CID and chunk
 _RECORD_BYTES = ids.CID_BYTES + _CHUNK_NO.size

@@ -21,8 +21,7 @@ MAX_WINDOW_BYTES = 8 * geometry.MIB
 STEP_STORED_BYTES = 32 * geometry.KIB
 STEP_BYTES = 256 * geometry.KIB
 """Limits of a step's input and output: a few milliseconds in the worst case."""
-ZSTD_BLOCK_BYTES = 128 * geometry.KIB
-"""Largest output of a block of a zstd frame."""
+ZSTD_BLOCK_BYTES = 128 * geometry.KIB  # largest output of a block of a zstd frame
 _ZSTD_STEP_BYTES = geometry.MIB
 """Least output budget of a step, because blocks may be short; surplus is dropped."""
 _ZSTD_FEW_BLOCKS = 16

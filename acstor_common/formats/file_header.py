@@ -11,8 +11,7 @@ from acstor_common import errors
 
 Buffer = bytes | bytearray | memoryview
 DIGEST_BYTES: Final = 32
-AT_VERSION: Final = 8
-"""Offset of the version: a magic has eight bytes."""
+AT_VERSION: Final = 8  # offset of the version: a magic has eight bytes
 
 
 class FileHeader:

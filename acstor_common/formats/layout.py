@@ -20,10 +20,8 @@ from typing import NamedTuple
 
 from acstor_common.model import geometry
 
-PAGE_CHUNKS = 256
-"""16 MiB in 64 KiB chunks, at least 4 MiB: a compressed cluster is in one page."""
-MAX_CLUSTER_BYTES = 2 * geometry.MIB
-"""Guest bytes of a compressed extent: qcow2's largest cluster."""
+PAGE_CHUNKS = 256  # 16 MiB in 64 KiB chunks, at least 4 MiB: a compressed cluster is in one page
+MAX_CLUSTER_BYTES = 2 * geometry.MIB  # guest bytes of a compressed extent: qcow2's largest cluster
 MAX_COMPRESSED_BYTES = 2 * MAX_CLUSTER_BYTES
 """Stored bytes of a compressed extent: the limit of qcow2."""
 _OFFSET_BITS = 56
@@ -39,8 +37,7 @@ _PAUSE_ENTRIES, _PAUSE_PAGES = 1000, 1000  # some 0.5 ms of a check
 Buffer = bytes | memoryview
 
 
-Pause = Callable[[], None]
-"""Called regularly by long work in a thread, to release the interpreter."""
+Pause = Callable[[], None]  # called regularly by long work in a thread, to release the interpreter
 
 
 def no_pause() -> None:
@@ -74,17 +71,14 @@ class Codec(enum.IntEnum):
 class Extent(NamedTuple):
     """A run of guest bytes that is contiguous in the stored file.
 
-    :param at: guest offset
-    :param length: guest bytes
-    :param offset: in the stored file
     :param stored_bytes: ``length`` if not compressed.  A compressed stream may end before; if this
         is its exact end, adjacent extents need one read
     """
 
-    at: int
-    length: int
+    at: int  # guest offset
+    length: int  # guest bytes
     codec: Codec
-    offset: int
+    offset: int  # in the stored file
     stored_bytes: int
 
 

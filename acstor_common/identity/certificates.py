@@ -32,8 +32,7 @@ GRACE_S: Final = 7 * 86400
 
 The decision service and Glance's listener use the same value."""
 CA_FILE: Final = "ca.pem"
-CA_KEY_FILE: Final = "ca.key.pem"
-"""File names of an authority's certificate and key in its folder."""
+CA_KEY_FILE: Final = "ca.key.pem"  # file names of an authority's certificate and key in its folder
 MAX_CERTIFICATE_BYTES: Final = 16 * 1024
 MAX_BUNDLE_BYTES: Final = 256 * 1024
 _USES: Final = {
@@ -41,8 +40,7 @@ _USES: Final = {
     oid.ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth",
 }
 """Extended key usages of hosts, which are both ends of connections."""
-_SEQUENCE: Final = b"\x30"
-"""First byte of a certificate in DER; PEM never begins with it."""
+_SEQUENCE: Final = b"\x30"  # first byte of a certificate in DER; PEM never begins with it
 
 _CaKey = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 _Unreadable = (
@@ -152,11 +150,7 @@ class Authority:
 
 
 def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ed25519.Ed25519PublicKey,
-    now_s: float,
-    valid_s: int,
+    subject: x509.Name, issuer: x509.Name, key: ed25519.Ed25519PublicKey, now_s: float, valid_s: int
 ) -> x509.CertificateBuilder:
     builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
     builder = builder.not_valid_before(_datetime(int(now_s) - BACKDATE_S))

@@ -26,8 +26,7 @@ PROOF_PROTOCOL = "acstor-proof"
 """ALPN of a client that only wants to see this host's certificate.
 
 The decision service uses it before it publishes an address; the client shows no certificate."""
-NO_CHECK_TIME = 0x200000
-"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which Python does not define."""
+NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which Python does not define
 SAY_AGAIN_S = 600.0
 
 _read = functools.lru_cache(maxsize=256)(certificates.read_host_certificate)
@@ -56,8 +55,7 @@ class Credentials:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.protocol = protocol
-        self.generation = 0
-        """Increases with each new set; connections must then be checked again."""
+        self.generation = 0  # increases with each new set; connections must then be checked again
         self._files = files
         self._grace_s = grace_s
         self._clock = clock

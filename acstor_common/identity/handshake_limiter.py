@@ -20,8 +20,7 @@ OF_HOST = token_buckets.Rate(per_s=4.0, burst=32.0)
 OF_ADDRESS = token_buckets.Rate(per_s=5.0, burst=10.0)
 OF_UNAUTHENTICATED = token_buckets.Rate(per_s=50.0, burst=100.0)
 """All other addresses together: 5 % of a CPU.  Hosts behind NAT are among them."""
-ADDRESSES = 16384
-"""Number of remembered addresses, of hosts and of others."""
+ADDRESSES = 16384  # number of remembered addresses, of hosts and of others
 
 
 class HostAddresses(Protocol):

@@ -53,16 +53,12 @@ class IdentitySet(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Identity of this host, and trusted keys.
+    """Identity of this host, and trusted keys."""
 
-    :param certificate: None if there is no valid one
-    :param signers: keys that sign v-node tables and tasks
-    """
-
-    certificate: certificates.HostCertificate | None = None
+    certificate: certificates.HostCertificate | None = None  # None if there is no valid one
     key: bytes = b""
     ca: bytes = b""
-    signers: Signers = ()
+    signers: Signers = ()  # keys that sign v-node tables and tasks
 
 
 def files_in(folder: pathlib.Path) -> IdentityPaths:
@@ -74,10 +70,7 @@ class IdentityFiles:
     """Reads this host's files; thread-safe."""
 
     def __init__(
-        self,
-        host: ids.HostId,
-        files: IdentityPaths,
-        clock: Callable[[], float] = time.monotonic,
+        self, host: ids.HostId, files: IdentityPaths, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.files = files
         self.host, self._clock = host, clock

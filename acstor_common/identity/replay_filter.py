@@ -10,8 +10,7 @@ from collections.abc import Hashable
 
 AGE_S = 900.0
 FUTURE_S = 300.0
-MAX_REMEMBERED = 65_536
-"""About 50 messages per second for 1,200 s; each takes some 150 bytes."""
+MAX_REMEMBERED = 65_536  # about 50 messages per second for 1,200 s; each takes some 150 bytes
 
 
 class ReplayFilter:

@@ -30,8 +30,7 @@ CHECKPOINT_HEARD: Final = "checkpoint heard"
 RENEWAL: Final = "renewal"
 """A certificate request, signed with the key of the host's current certificate."""
 
-PublicKey = ed25519.Ed25519PublicKey
-"""Alias for modules that must not import cryptography."""
+PublicKey = ed25519.Ed25519PublicKey  # alias for modules that must not import cryptography
 MAX_PUBLIC_KEYS = 64
 _BEGIN = b"-----BEGIN PUBLIC KEY-----"
 _END = b"-----END PUBLIC KEY-----"
@@ -40,9 +39,7 @@ _END = b"-----END PUBLIC KEY-----"
 def new_key() -> bytes:
     """Return a new Ed25519 key: PEM, PKCS 8, not encrypted."""
     return ed25519.Ed25519PrivateKey.generate().private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
@@ -93,10 +90,7 @@ def sign(key_pem: bytes, purpose: str, payload: bytes) -> bytes:
 
 
 def verify(
-    public_keys: Iterable[ed25519.Ed25519PublicKey],
-    purpose: str,
-    payload: bytes,
-    signature: bytes,
+    public_keys: Iterable[ed25519.Ed25519PublicKey], purpose: str, payload: bytes, signature: bytes
 ) -> None:
     """Verify a signature of ``payload`` for a purpose under any key, or raise NotAuthenticated.
 

@@ -21,10 +21,8 @@ from acstor_common.util import concurrency_limit
 LOG = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 5
-RETRIES: Final = 1
-"""Instead of three: enough for a connection that Keystone closed when idle."""
-CALLERS: Final = 4
-"""Threads of a process that ask Keystone at a time."""
+RETRIES: Final = 1  # instead of three: enough for a connection that Keystone closed when idle
+CALLERS: Final = 4  # threads of a process that ask Keystone at a time
 NO_KEYSTONE_URL: Final = (
     "this token cannot be checked: Keystone's catalog has no URL of Keystone itself as "
     "[keystone_authtoken] interface and region_name ask for one ({why}): change these options"

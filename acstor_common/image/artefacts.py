@@ -20,8 +20,7 @@ from acstor_common.formats import layout
 from acstor_common.image import image_record
 from acstor_common.model import ids
 
-PREFIX = "acstor_"
-"""Prefix of acstor's properties; Glance's property protections use it."""
+PREFIX = "acstor_"  # prefix of acstor's properties; Glance's property protections use it
 
 
 class Kind(enum.StrEnum):
@@ -37,14 +36,11 @@ class Kind(enum.StrEnum):
         return PREFIX + self.value
 
 
-CONVERTED_VERSION = 1
-"""Format version of converted images: 1 is one qcow2 file."""
+CONVERTED_VERSION = 1  # format version of converted images: 1 is one qcow2 file
 
-CONVERTED_FORMAT = layout.DiskFormat.QCOW2.glance_name
-"""Disk format of converted images."""
+CONVERTED_FORMAT = layout.DiskFormat.QCOW2.glance_name  # disk format of converted images
 
-SCOPE_SECRET = "scope_secret"
-"""Value of ``acstor_kind`` for the cloud's scope secret."""
+SCOPE_SECRET = "scope_secret"  # value of ``acstor_kind`` for the cloud's scope secret
 
 
 class State(enum.StrEnum):
@@ -116,8 +112,7 @@ ARTEFACT_PROPERTIES = (
 )
 """All properties that acstor sets on its artefacts."""
 
-MESSAGE_CHARACTERS = 255
-"""Nova truncates properties to this length."""
+MESSAGE_CHARACTERS = 255  # Nova truncates properties to this length
 
 
 def pointer_of(image: image_record.Image, kind: Kind) -> ids.ImageId | None:
@@ -157,24 +152,15 @@ def state_properties(
     image_id: ids.ImageId, state: State, message: str = "", retry: str = ""
 ) -> dict[str, str]:
     """Return the properties of a preparation's state, also empty ones."""
-    return {
-        STATE: state.value,
-        MESSAGE: fit_message(message),
-        RETRY: retry,
-        STATE_OF: image_id,
-    }
+    return {STATE: state.value, MESSAGE: fit_message(message), RETRY: retry, STATE_OF: image_id}
 
 
 class Lineage(NamedTuple):
-    """Relation of an image to its base; None: unknown or not applicable.
-
-    :param own_bytes: bytes that differ from the base at the same offset
-    :param shared_bytes: bytes of its file that share blocks with the base's
-    """
+    """Relation of an image to its base; None: unknown or not applicable."""
 
     base: ids.ImageId | None
-    own_bytes: int | None
-    shared_bytes: int | None
+    own_bytes: int | None  # bytes that differ from the base at the same offset
+    shared_bytes: int | None  # bytes of its file that share blocks with the base's
 
 
 def lineage_of(image: image_record.Image) -> Lineage:

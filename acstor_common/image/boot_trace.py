@@ -14,14 +14,10 @@ from acstor_common.model import geometry
 
 
 class Window(NamedTuple):
-    """End of a recording; the first condition that holds ends it.
+    """End of a recording; the first condition that holds ends it."""
 
-    :param longest_s: time since the first read
-    :param idle_s: time without a first read of a chunk
-    """
-
-    longest_s: float
-    idle_s: float
+    longest_s: float  # time since the first read
+    idle_s: float  # time without a first read of a chunk
     limit_chunks: int = boot_image.MAX_CHUNKS
 
 

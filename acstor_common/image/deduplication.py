@@ -105,5 +105,4 @@ class Naming:
         return ids.cid_of(data, self._own)
 
 
-PLAIN = Naming()
-"""Computes plain CIDs."""
+PLAIN = Naming()  # computes plain CIDs

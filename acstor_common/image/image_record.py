@@ -22,8 +22,7 @@ IMPORT_TASK = "os_glance_import_task"
 SERVED_DISK_FORMATS = tuple(one.glance_name for one in layout.DiskFormat)
 CONVERTIBLE_DISK_FORMATS = ("vmdk", "vhd", "vhdx", "vdi")
 """Formats that acstor converts if an operator enables it."""
-CONVERTED = "acstor_converted"
-"""Property that names the converted artefact of an image."""
+CONVERTED = "acstor_converted"  # property that names the converted artefact of an image
 SERVED_CONTAINER_FORMAT = "bare"
 SERVED_VIRTUAL_BYTES = 2 << 40
 """Largest virtual size of an image that is prepared.
@@ -42,7 +41,6 @@ _BASE_TEXTS = (
 class Image:
     """An image in Glance; a text is empty where its record has none.
 
-    :param size_bytes: stored size; 0 if unknown
     :param os_hash: Glance's hash of the image's bytes; UNKNOWN_OS_HASH if it has none
     :param properties: all other values of the record that are texts, by name
     """
@@ -55,7 +53,7 @@ class Image:
     disk_format: str = ""
     container_format: str = ""
     created_at: str = ""
-    size_bytes: int = 0
+    size_bytes: int = 0  # stored size; 0 if unknown
     os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
     is_hidden: bool = False
     is_protected: bool = False

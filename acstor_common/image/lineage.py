@@ -15,8 +15,7 @@ from acstor_common.model import ids
 
 DIRECT_BASE = "direct_base_image_ref"
 """Set with a tenant's token, so it does not have the protected prefix."""
-MAX_GENERATIONS = 16
-"""Bound on following bases, which may form a cycle."""
+MAX_GENERATIONS = 16  # bound on following bases, which may form a cycle
 
 
 def direct_base(base: ids.ImageId, image_id: str) -> dict[str, str]:
@@ -34,10 +33,7 @@ def bases_of(image: image_record.Image) -> list[ids.ImageId]:
     """
     direct, _, of_image = image.text(DIRECT_BASE).partition(" ")
     # With another image's ID the property is a copy.
-    said = [
-        direct if of_image == image.id else "",
-        image.text(deduplication.BASE_IMAGE),
-    ]
+    said = [direct if of_image == image.id else "", image.text(deduplication.BASE_IMAGE)]
     found: dict[ids.ImageId, None] = {}
     for text in said:
         with contextlib.suppress(ValueError):

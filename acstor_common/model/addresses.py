@@ -8,8 +8,7 @@ from collections.abc import Iterable
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-"""Well-known prefix of NAT64 (RFC 6052)."""
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # well-known prefix of NAT64 (RFC 6052)
 
 
 def parse(text: str) -> tuple[str, int]:

@@ -16,8 +16,7 @@ from typing import NewType
 
 import blake3
 
-ImageId = NewType("ImageId", str)
-"""A Glance image ID: a UUID, lower case, with dashes."""
+ImageId = NewType("ImageId", str)  # a Glance image ID: a UUID, lower case, with dashes
 
 HostId = NewType("HostId", str)
 """A host as Nova names it: letters, digits, ``.``, ``_``, ``-``; at most 255."""
@@ -30,8 +29,7 @@ The lowest bit of the last byte is 0 if the hash is plain, 1 if keyed."""
 ScopeKey = NewType("ScopeKey", bytes)
 """Secret key of a deduplication scope, 32 bytes, shared by readers of its images."""
 
-Oid = NewType("Oid", int)
-"""Object ID: the first 64 bits of a CID; its ring position, not unique."""
+Oid = NewType("Oid", int)  # object ID: the first 64 bits of a CID; its ring position, not unique
 
 CID_BYTES = 32
 SCOPE_KEY_BYTES = 32

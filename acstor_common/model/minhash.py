@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 from acstor_common.model import ids
 
-SIZE = 128
-"""Values per sketch; two standard deviations of the estimate are 0.09."""
+SIZE = 128  # values per sketch; two standard deviations of the estimate are 0.09
 
 
 def value_of(cid: ids.Cid) -> int:

@@ -14,7 +14,5 @@ def full_match(pattern: str) -> msgspec.Meta:
     return msgspec.Meta(pattern=rf"^(?:{pattern})$(?!\n)")
 
 
-Hex64 = Annotated[str, full_match("[0-9a-f]{64}")]
-"""A BLAKE3 or SHA-256 hash, or a 32-byte key."""
-OptionalHex64 = Annotated[str, full_match("([0-9a-f]{64})?")]
-"""The same, or empty."""
+Hex64 = Annotated[str, full_match("[0-9a-f]{64}")]  # a BLAKE3 or SHA-256 hash, or a 32-byte key
+OptionalHex64 = Annotated[str, full_match("([0-9a-f]{64})?")]  # the same, or empty

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 from acstor_common.model import ids
 
-MAX_CHUNKS = 16
-"""Per segment: one FUSE read at the default chunk size."""
+MAX_CHUNKS = 16  # per segment: one FUSE read at the default chunk size
 
 
 Chunks = tuple[ids.Oid, int]

@@ -36,14 +36,12 @@ from acstor_common.ring import location_policies
 from acstor_common.ring import vnode
 
 FORMAT_VERSION = 1
-MAX_EPOCH = (1 << 53) - 1
-"""Largest integer that every JSON reader represents exactly."""
+MAX_EPOCH = (1 << 53) - 1  # largest integer that every JSON reader represents exactly
 MAX_THRESHOLD = location_policies.MAX_THRESHOLD
 MAX_HOSTS = 16384
 MAX_REVOKED = 4096
 MAX_VNODES = 10_000
-MAX_POINTS = 1 << 20
-"""Limit of all v-nodes together; building such a ring takes a few seconds."""
+MAX_POINTS = 1 << 20  # limit of all v-nodes together; building such a ring takes a few seconds
 MAX_FILE_BYTES = 8 * 1024 * 1024
 _LAST_OID = (1 << 64) - 1
 
@@ -51,16 +49,14 @@ _LAST_OID = (1 << 64) - 1
 class RingHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One host of the v-node table.
 
-    :param address: of its agent, ``ip:port`` or ``[ipv6]:port``
-    :param location: ``site/pod/rack``; empty if unknown
     :param names: its v-nodes, packed (:mod:`acstor_common.ring.vnode`); None: the first ``vnodes``
         that were created for it
     """
 
     host: str
-    address: str
+    address: str  # of its agent, ``ip:port`` or ``[ipv6]:port``
     vnodes: int
-    location: str = ""
+    location: str = ""  # ``site/pod/rack``; empty if unknown
     names: dict[str, str] | None = None
 
     def iter_vnodes(self) -> Iterator[vnode.VNode]:

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 MAX_LEVELS = 8
 MAX_LOCATION_BYTES = 255
 
-Levels = tuple[str, ...]
-"""A location, split; ``()`` for a host without one."""
+Levels = tuple[str, ...]  # a location, split; ``()`` for a host without one
 
 _LEVEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

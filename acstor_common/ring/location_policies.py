@@ -19,8 +19,7 @@ from acstor_common.ring import vnode
 
 FULL_SHARE = 100
 MAX_THRESHOLD = location.MAX_LEVELS + 1
-FROM_SOURCE = 0
-"""Outer threshold of homes that read the source at once."""
+FROM_SOURCE = 0  # outer threshold of homes that read the source at once
 
 
 class LocationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -34,8 +33,7 @@ class LocationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     outer_threshold: Annotated[int, msgspec.Meta(ge=0, le=MAX_THRESHOLD)] | None = None
 
 
-LocationPolicies = Mapping[str, LocationPolicy]
-"""By location, or a prefix of one."""
+LocationPolicies = Mapping[str, LocationPolicy]  # by location, or a prefix of one
 
 
 def vnode_share(

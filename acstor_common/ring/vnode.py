@@ -17,8 +17,7 @@ import xxhash
 
 from acstor_common.model import ids
 
-MAX_NUMBER = 1 << 20
-"""V-node numbers are below this."""
+MAX_NUMBER = 1 << 20  # v-node numbers are below this
 
 _RUNS = re.compile(r"[0-9]{1,7}(-[0-9]{1,7})?(,[0-9]{1,7}(-[0-9]{1,7})?)*")
 

@@ -22,17 +22,14 @@ import urllib3
 from keystoneauth1 import exceptions
 from keystoneauth1 import session as keystone_session
 
-MAX_BYTES: Final = 4 << 20
-"""Of a body; a token response contains the service catalog."""
-MAX_LIST_BYTES: Final = 16 << 20
-"""Of a body with a page of 1,000 servers or images."""
+MAX_BYTES: Final = 4 << 20  # of a body; a token response contains the service catalog
+MAX_LIST_BYTES: Final = 16 << 20  # of a body with a page of 1,000 servers or images
 WITHIN_S: Final = 120.0
 """From the connection to the last byte of the body; after an upload, from its end."""
 STREAM_BYTES_PER_S: Final = 64 << 10
 """Least rate of streamed image data, which may be WITHIN_S behind it."""
 KEEPALIVE_S: Final = 20
-KEEPALIVES: Final = 3
-"""TCP keepalive, which detects a dead server while it has much to do."""
+KEEPALIVES: Final = 3  # TCP keepalive, which detects a dead server while it has much to do
 _IMAGE_DATA: Final = "application/octet-stream"
 _SOCKET_OPTIONS: Final = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),

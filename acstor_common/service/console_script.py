@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from acstor_common.service import version
 from acstor_common.util import printable_text
 
-MISUSE = 2
-"""Exit status for wrong usage, as argparse's."""
-NO_APPLICATION = 22
-"""uWSGI's exit status for "no application": uWSGI does not restart the process."""
+MISUSE = 2  # exit status for wrong usage, as argparse's
+NO_APPLICATION = 22  # uWSGI's exit status for "no application": uWSGI does not restart the process
 
 
 def entry_point(command: str, module: str, extra: str) -> Callable[[], int]:

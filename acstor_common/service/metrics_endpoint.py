@@ -53,10 +53,7 @@ class MetricsApp:
             start_response("405 Method Not Allowed", [("Allow", "GET")])
             return []
         body = self._text()
-        headers = [
-            ("Content-Type", CONTENT_TYPE),
-            ("Content-Length", str(len(body))),
-        ]
+        headers = [("Content-Type", CONTENT_TYPE), ("Content-Length", str(len(body)))]
         start_response("200 OK", headers)
         return [body]
 

@@ -27,8 +27,7 @@ OURS = frozenset(
 PREFIXES = ("acstor", "source_", "switch_loads_")
 _OTHERS_HAVE_TOO = frozenset({"auth", "host", "instance", "workers"})
 """Names that other projects use in [DEFAULT] with another meaning."""
-_LIKE = 0.75
-"""Least similarity (:func:`difflib.SequenceMatcher.ratio`) of a suggested name."""
+_LIKE = 0.75  # least similarity (:func:`difflib.SequenceMatcher.ratio`) of a suggested name
 
 Known = Mapping[str, Set[str]]
 """Options known to this process, by section; names as :func:`plain` returns them."""

@@ -17,8 +17,7 @@ from typing import IO
 
 from acstor_common import errors
 
-INCOMING = ".incoming-"
-"""Prefix of files that are being written."""
+INCOMING = ".incoming-"  # prefix of files that are being written
 
 
 @contextlib.contextmanager

@@ -6,8 +6,7 @@ from typing import Final
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 STEADY_S: Final = 60.0
-MAX_FAILURES: Final = 10
-"""They take about two minutes with their pauses."""
+MAX_FAILURES: Final = 10  # they take about two minutes with their pauses
 
 
 def pause_s(failures: int, first_s: float, longest_s: float) -> float:

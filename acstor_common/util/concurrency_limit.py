@@ -16,8 +16,7 @@ from typing import Final
 
 from acstor_common import errors
 
-_REMEMBERED_S: Final = 60.0
-"""After this time a caller's last request is forgotten."""
+_REMEMBERED_S: Final = 60.0  # after this time a caller's last request is forgotten
 
 
 class LimitReached(errors.AcstorError):

@@ -31,8 +31,7 @@ class RateLimiter:
         self, bytes_s: float, clock: Callable[[], float], burst_s: float = _BURST_S
     ) -> None:
         self.bytes_s = bytes_s
-        self.free_s = -math.inf
-        """When the debt is over."""
+        self.free_s = -math.inf  # when the debt is over
         self._clock, self._burst_s = clock, burst_s
 
     @property

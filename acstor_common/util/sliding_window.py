@@ -5,8 +5,7 @@ import collections
 from collections.abc import Mapping
 from typing import Final
 
-STEP_S: Final = 60.0
-"""Least time between two kept samples: the accuracy of the window."""
+STEP_S: Final = 60.0  # least time between two kept samples: the accuracy of the window
 
 
 class SlidingWindow:

@@ -15,8 +15,7 @@ from acstor_common.util import backoff
 
 LOG = logging.getLogger(__name__)
 
-EXIT_FAILED = 70
-"""EX_SOFTWARE of sysexits.h."""
+EXIT_FAILED = 70  # EX_SOFTWARE of sysexits.h
 
 _lock = threading.Lock()
 _failures: dict[str, int] = {}

@@ -31,8 +31,7 @@ CHECKPOINT_WANTED: Final = "checkpoint_wanted"
 
 MAX_HOLDERS: Final = 16
 MAX_KEPT: Final = 16_384
-MAX_INTERVALS: Final = 4096
-"""Servers of one host with an interval in their metadata."""
+MAX_INTERVALS: Final = 4096  # servers of one host with an interval in their metadata
 MAX_OWNERS: Final = 1024
 MAX_FAILING: Final = 32
 MAX_BOX: Final = 64 * 1024
@@ -53,37 +52,26 @@ class RegisteredHolder(msgspec.Struct, frozen=True):
 
 
 class RegisteredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint with all replicas stored.
+    """A checkpoint with all replicas stored."""
 
-    :param checkpoint_id: a UUID, chosen by the host
-    :param vault_disk: ID of the disk in vaults
-    :param image_id: base image of the disk
-    :param taken_ms: since 1970, wall clock of the host
-    :param number: of the checkpoint in the vault's disk, from 1
-    :param changed_bytes: data that differs from the image
-    :param sent_bytes: data sent to the holders
-    :param interval_s: promised interval; 0: none
-    :param key: of the disk; decrypts all that the holders store of it
-    """
-
-    checkpoint_id: str
+    checkpoint_id: str  # a UUID, chosen by the host
     host: str
     instance_id: str
     project_id: Annotated[str, msgspec.Meta(max_length=64)]
-    vault_disk: str
-    image_id: str
-    taken_ms: decision_messages.Bytes
+    vault_disk: str  # ID of the disk in vaults
+    image_id: str  # base image of the disk
+    taken_ms: decision_messages.Bytes  # since 1970, wall clock of the host
     consistency: Annotated[str, patterns.full_match("crash|filesystem")]
-    number: _Number
+    number: _Number  # of the checkpoint in the vault's disk, from 1
     size_bytes: decision_messages.Bytes
-    changed_bytes: decision_messages.Bytes
-    sent_bytes: decision_messages.Bytes
-    interval_s: _Interval = 0
+    changed_bytes: decision_messages.Bytes  # data that differs from the image
+    sent_bytes: decision_messages.Bytes  # data sent to the holders
+    interval_s: _Interval = 0  # promised interval; 0: none
     manifest_name: patterns.Hex64
     holders: Annotated[
         tuple[RegisteredHolder, ...], msgspec.Meta(min_length=1, max_length=MAX_HOLDERS)
     ]
-    key: patterns.Hex64
+    key: patterns.Hex64  # of the disk; decrypts all that the holders store of it
     sent_s: decision_messages.Moment
 
     def __post_init__(self) -> None:
@@ -131,13 +119,11 @@ class RetainedCheckpoint(msgspec.Struct, frozen=True):
 class Response(msgspec.Struct, frozen=True):
     """Common fields of the service's responses.
 
-    :param why: error; empty: success
-    :param may_pass: the error is transient
     :param sent_s: ``sent_s`` of the request, which identifies it; 0: the request was malformed
     """
 
-    why: str = ""
-    may_pass: bool = False
+    why: str = ""  # error; empty: success
+    may_pass: bool = False  # the error is transient
     host: str = ""
     sent_s: decision_messages.Moment = 0.0
 
@@ -181,15 +167,11 @@ class RetentionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failing(msgspec.Struct, frozen=True):
-    """A server whose last checkpoints failed, or a vault with an issue.
+    """A server whose last checkpoints failed, or a vault with an issue."""
 
-    :param instance_id: empty: the host's vault
-    :param holder: the holder at fault; empty: none
-    """
-
-    instance_id: str
+    instance_id: str  # empty: the host's vault
     reason: Annotated[str, patterns.full_match("[a-z_]{1,32}")]
-    holder: str = ""
+    holder: str = ""  # the holder at fault; empty: none
 
     def __post_init__(self) -> None:
         if self.instance_id:

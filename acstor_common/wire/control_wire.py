@@ -20,8 +20,7 @@ from acstor_common import errors
 MAX_LINE_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 1024 * 1024
 MAX_HASH_TEXT = 128
-MAX_DEADLINE_S = 366 * 86400.0
-"""One year."""
+MAX_DEADLINE_S = 366 * 86400.0  # one year
 Deadline = Annotated[float, msgspec.Meta(ge=0, le=MAX_DEADLINE_S)]
 
 
@@ -102,14 +101,11 @@ class Unpin(_OfImage, frozen=True, tag="unpin"):
 
 
 class SetFillMode(ControlRequest, frozen=True, tag="set-fill-mode"):
-    """Set how fast the agent caches an image completely.
-
-    :param deadline_s: of an urgent image, in seconds from now; 0: as fast as possible
-    """
+    """Set how fast the agent caches an image completely."""
 
     image_id: str
     mode: FillMode
-    deadline_s: Deadline = 0.0
+    deadline_s: Deadline = 0.0  # of an urgent image, in seconds from now; 0: as fast as possible
 
     def __post_init__(self) -> None:
         if self.deadline_s and self.mode is not FillMode.URGENT:
@@ -117,13 +113,10 @@ class SetFillMode(ControlRequest, frozen=True, tag="set-fill-mode"):
 
 
 class PowerOff(ControlRequest, frozen=True, tag="power-off"):
-    """Nova is powering an instance off: fail its guest's pending reads.
-
-    :param is_cancelled: the instance stays on
-    """
+    """Nova is powering an instance off: fail its guest's pending reads."""
 
     instance_id: str
-    is_cancelled: bool = False
+    is_cancelled: bool = False  # the instance stays on
 
 
 class Zeros(_OfImage, frozen=True, tag="zeros"):
@@ -151,26 +144,18 @@ class DropDisk(ControlRequest, frozen=True, tag="drop-disk"):
 
 
 class AttachCheckpoint(ControlRequest, frozen=True, tag="attach-checkpoint"):
-    """Create a read-only qcow2 disk from a checkpoint; its data is fetched on demand.
+    """Create a read-only qcow2 disk from a checkpoint; its data is fetched on demand."""
 
-    :param checkpoint_id: also the ID of the disk
-    :param owner: the host that took the checkpoint
-    :param vault_disk: ID of the disk in vaults
-    :param holders: names and addresses of the hosts whose vaults have it
-    :param backing_file: path of the raw base image
-    :param max_bytes: largest disk; 0: the limit for images
-    """
-
-    checkpoint_id: str
+    checkpoint_id: str  # also the ID of the disk
     instance_id: str
     image_id: str
-    owner: str
-    vault_disk: str
+    owner: str  # the host that took the checkpoint
+    vault_disk: str  # ID of the disk in vaults
     manifest_name: str
-    holders: tuple[tuple[str, str], ...]
+    holders: tuple[tuple[str, str], ...]  # names and addresses of the hosts whose vaults have it
     key: str
-    backing_file: str
-    max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    backing_file: str  # path of the raw base image
+    max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0  # largest disk; 0: the limit for images
 
 
 class ListRestoredDisks(ControlRequest, frozen=True, tag="list-restored-disks"):

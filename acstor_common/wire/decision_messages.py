@@ -34,8 +34,7 @@ from acstor_common.wire import control_wire
 from acstor_common.wire import fill_progress
 
 EXCHANGE = "acstor"
-SERVICE_TYPE = "acstor"
-"""Service type of the REST API in Keystone's catalog."""
+SERVICE_TYPE = "acstor"  # service type of the REST API in Keystone's catalog
 TOPIC = "acstor-decision"
 AGENT_TOPIC = "acstor-agent"
 VERSION = "1.0"
@@ -59,25 +58,21 @@ COLLECTION_S = 5.0
 """Interval of samples and of the service's rounds.
 
 A burst that is shorter would move v-nodes back too late; 1,000 hosts send 200 samples a second."""
-LEAST_INTERVAL_S = 0.001
-"""Shortest collection, so that bytes per second fit a float."""
+LEAST_INTERVAL_S = 0.001  # shortest collection, so that bytes per second fit a float
 MAX_PAYLOAD = 4 * 1024 * 1024
 MAX_CERTIFICATE = 8192
 MAX_TARGETS = hash_ring.MAX_HOSTS
 MAX_LOCALITY_HOSTS = 4096
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
-Word = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
-"""63 bits."""
-Moment = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
-"""Wall clock in seconds; finite."""
+Word = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]  # 63 bits
+Moment = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]  # wall clock in seconds; finite
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=hash_ring.MAX_EPOCH)]
 PreviousImages = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_PREVIOUS_IMAGES)]
 Label = Annotated[str, msgspec.Meta(max_length=MAX_WHY)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Signature = Annotated[str, patterns.full_match("[A-Za-z0-9+/]{86}==")]
-"""64 bytes in base64."""
+Signature = Annotated[str, patterns.full_match("[A-Za-z0-9+/]{86}==")]  # 64 bytes in base64
 
 
 class TrafficBytes(msgspec.Struct, frozen=True):
@@ -125,19 +120,17 @@ class TaskState(enum.StrEnum):
 class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
     """A task for an agent.
 
-    :param request: number of the request; progress reports repeat it
     :param deadline_s: of a hydrate, in seconds from the request; 0: as fast as possible
     :param due_at_s: the same as wall clock, because delivery may be late; 0: see ``deadline_s``
-    :param previous_images: earlier images of its family
     """
 
-    request: Word
+    request: Word  # number of the request; progress reports repeat it
     kind: TaskKind
     image_id: str
     boots: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
     deadline_s: control_wire.Deadline = 0.0
     due_at_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 63)] = 0.0
-    previous_images: PreviousImages = ()
+    previous_images: PreviousImages = ()  # earlier images of its family
     is_public: bool = False
 
     def __post_init__(self) -> None:
@@ -185,16 +178,14 @@ class FetchedBytes(msgspec.Struct, frozen=True):
 class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
     """One image on one host; counters start with the agent's worker.
 
-    :param size_bytes: None if nothing was read since the start, as are the next two
-    :param missing_bytes: neither cached nor zeros
     :param boot_image: state of its boot image there
     :param boot_set_bytes: data that a boot reads, as the boot image has it; None: not known there
     :param boot_set_cached_bytes: part of it that is cached, as chunks or as the boot image's frames
     """
 
-    size_bytes: Bytes | None = None
+    size_bytes: Bytes | None = None  # None if nothing was read since the start, as are the next two
     cached_bytes: Bytes | None = None
-    missing_bytes: Bytes | None = None
+    missing_bytes: Bytes | None = None  # neither cached nor zeros
     boot_image: Annotated[str, patterns.full_match("[a-z]{0,16}")] = ""
     boot_revision: Bytes = 0
     boot_set_bytes: Bytes | None = None
@@ -221,19 +212,16 @@ class HostFault(msgspec.Struct, frozen=True):
 class HostHealth(msgspec.Struct, frozen=True, kw_only=True):
     """Health of a host.
 
-    :param waiting: guest requests that have waited for long
-    :param waits_for: what the oldest of them waits for, if known
-    :param failed_reads: of guests, in the last hour
     :param fallbacks: of Nova in the last hour, by reason
     :param faults: by component
     :param on_dead_mounts: servers, or processes, with open files on a dead mount
     """
 
     version: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    waiting: Bytes = 0
+    waiting: Bytes = 0  # guest requests that have waited for long
     longest_wait_s: Seconds = 0.0
-    waits_for: Label = ""
-    failed_reads: Bytes = 0
+    waits_for: Label = ""  # what the oldest of them waits for, if known
+    failed_reads: Bytes = 0  # of guests, in the last hour
     fallbacks: Annotated[dict[Label, Bytes], msgspec.Meta(max_length=MAX_REASONS)] = {}
     faults: Annotated[dict[Label, HostFault], msgspec.Meta(max_length=MAX_FAULTS)] = {}
     on_dead_mounts: Annotated[tuple[Label, ...], msgspec.Meta(max_length=MAX_GUESTS)] = ()
@@ -242,13 +230,9 @@ class HostHealth(msgspec.Struct, frozen=True, kw_only=True):
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One host's sample of one collection.
 
-    :param session: random number of the agent's run
     :param number: of the sample in its session, from 1, without gaps
-    :param sent_s: wall clock of the collection's end
     :param interval_s: length of the collection
     :param link_bytes_s: capacity of the host's links in each direction
-    :param total: all traffic of the links
-    :param chunks: traffic of chunks, with agents and sources
     :param source: data from sources that a guest waited for, on this host or another
     :param images: all mirrored images, by ID; None: unchanged
     :param boots: new data of boots; a later timeline of an instance replaces it
@@ -257,14 +241,14 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[str, msgspec.Meta(max_length=255)]
     address: Annotated[str, msgspec.Meta(max_length=64)]
     location: Annotated[str, msgspec.Meta(max_length=255)] = ""
-    session: Word
+    session: Word  # random number of the agent's run
     started_s: Moment
     number: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
-    sent_s: Moment
+    sent_s: Moment  # wall clock of the collection's end
     interval_s: Annotated[float, msgspec.Meta(ge=LEAST_INTERVAL_S, le=3600)]
     link_bytes_s: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
-    total: TrafficBytes
-    chunks: TrafficBytes = TrafficBytes()
+    total: TrafficBytes  # all traffic of the links
+    chunks: TrafficBytes = TrafficBytes()  # traffic of chunks, with agents and sources
     cache_bytes: Bytes = 0
     cache_limit_bytes: Bytes = 0
     ring_epoch: Epoch = 0

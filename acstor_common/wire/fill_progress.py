@@ -34,31 +34,20 @@ class FillState(enum.StrEnum):
 
 
 class FillStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Fill status of one image on one host.
-
-    :param why: why the fill makes no progress
-    :param total_bytes: distinct non-zero chunks; 0: unknown
-    :param remaining_bytes: not cached yet; None: unknown
-    :param shortfall_bytes: missing cache space
-    :param remaining_s: estimated time to completion; None: unknown
-    :param due_in_s: time to the operator's deadline; negative if it passed
-    :param is_late: the deadline was missed, or will be at this rate
-    :param is_shared: the hosts that use it keep one copy together
-    :param is_pinned: pinned by an operator
-    """
+    """Fill status of one image on one host."""
 
     state: FillState
     is_used: bool
-    why: Annotated[str, msgspec.Meta(max_length=MAX_WHY)] = ""
-    total_bytes: Bytes = 0
-    remaining_bytes: Bytes | None = None
-    shortfall_bytes: Bytes = 0
+    why: Annotated[str, msgspec.Meta(max_length=MAX_WHY)] = ""  # why the fill makes no progress
+    total_bytes: Bytes = 0  # distinct non-zero chunks; 0: unknown
+    remaining_bytes: Bytes | None = None  # not cached yet; None: unknown
+    shortfall_bytes: Bytes = 0  # missing cache space
     rate_bytes_s: Bytes = 0
-    remaining_s: Seconds | None = None
-    due_in_s: DueIn | None = None
-    is_late: bool | None = None
-    is_shared: bool = False
-    is_pinned: bool = False
+    remaining_s: Seconds | None = None  # estimated time to completion; None: unknown
+    due_in_s: DueIn | None = None  # time to the operator's deadline; negative if it passed
+    is_late: bool | None = None  # the deadline was missed, or will be at this rate
+    is_shared: bool = False  # the hosts that use it keep one copy together
+    is_pinned: bool = False  # pinned by an operator
     mode: control_wire.FillMode = control_wire.FillMode.NORMAL
 
     def __post_init__(self) -> None:

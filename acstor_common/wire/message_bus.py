@@ -27,15 +27,11 @@ from acstor_common.wire import decision_messages
 LOG = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-STOP_WAIT_S = 5.0
-"""Longest wait for the broker on process exit."""
+STOP_WAIT_S = 5.0  # longest wait for the broker on process exit
 WARNINGS = 30
-WARNINGS_S = 60.0
-"""At most WARNINGS warnings of bad messages in this time."""
-REPLY_S = 1
-"""Longest wait for a reply queue: a message can name any, and blocks a thread."""
-WOKEN = "woken"
-"""Method without effect, which a server sends to itself to wake up."""
+WARNINGS_S = 60.0  # at most WARNINGS warnings of bad messages in this time
+REPLY_S = 1  # longest wait for a reply queue: a message can name any, and blocks a thread
+WOKEN = "woken"  # method without effect, which a server sends to itself to wake up
 
 Handler = Callable[[Any], Any]
 """Handler of a message's unvalidated payload; returns the reply, runs in a thread.
@@ -44,8 +40,7 @@ Errors are logged, and the reply is None."""
 
 
 def open_transport(
-    conf: cfg.ConfigOpts,
-    get: Callable[[cfg.ConfigOpts], Any] = oslo_messaging.get_rpc_transport,
+    conf: cfg.ConfigOpts, get: Callable[[cfg.ConfigOpts], Any] = oslo_messaging.get_rpc_transport
 ) -> Any:
     """Return a transport for the configured broker, without connecting.
 

@@ -20,8 +20,7 @@ SECRET_BYTES = 32
 _NONCE_BYTES = 12
 
 LENGTH_BYTES = 4
-REKEY_BYTES = 1 << 36
-"""Bytes per key, plus a frame; RFC 8446 (5.5) allows TLS five times as many."""
+REKEY_BYTES = 1 << 36  # bytes per key, plus a frame; RFC 8446 (5.5) allows TLS five times as many
 
 _NEXT_CONTEXT = "acstor 2026-11 peer protocol 3: the next key of a direction"
 _CLIENT_CONTEXT = "acstor 2026-11 peer protocol 3: frames of the client"

@@ -50,15 +50,12 @@ class Hello(NamedTuple):
 class Chunk(NamedTuple):
     """Answers a request, or a part of its run, with data.
 
-    :param request_id: number of the first chunk; the others have consecutive numbers
-    :param data: of all chunks, concatenated
-    :param chunk_bytes: of a run: the length of each chunk but the last; 0: one chunk
     :param raw_bytes: length of one chunk with compressed ``data``; receivers get it decompressed
     """
 
-    request_id: int
-    data: Buffer
-    chunk_bytes: int = 0
+    request_id: int  # number of the first chunk; the others have consecutive numbers
+    data: Buffer  # of all chunks, concatenated
+    chunk_bytes: int = 0  # of a run: the length of each chunk but the last; 0: one chunk
     raw_bytes: int = 0
 
     @property

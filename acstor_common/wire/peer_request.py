@@ -20,8 +20,7 @@ import blake3
 from acstor_common.model import geometry
 from acstor_common.model import ids
 
-MAX_BATCH = 64
-"""Chunks in one message."""
+MAX_BATCH = 64  # chunks in one message
 MAX_DATA_BYTES = geometry.MAX_CHUNK_BYTES
 """Bytes of one request, for which the receiver allocates memory."""
 PROOF_BYTES = 16
@@ -32,8 +31,7 @@ _HEAD = struct.Struct(">16sIBB")  # image, timeout, mode, priority; then the run
 _RUN = struct.Struct(">IQII16s")  # request, offset, length, chunk length, proof
 _REQUEST = struct.Struct(">I")
 
-_IMAGES = 1024
-"""Images with cached conversions of their IDs, which take about 3 us each."""
+_IMAGES = 1024  # images with cached conversions of their IDs, which take about 3 us each
 _image_bytes = functools.lru_cache(_IMAGES)(ids.image_id_bytes)
 _image_id = functools.lru_cache(_IMAGES)(ids.image_id_from_bytes)
 
@@ -135,21 +133,18 @@ def chunks_in(length: int, chunk_bytes: int) -> int:
 class ChunkRequest(NamedTuple):
     """Requests a chunk or a run of chunks of an image.
 
-    :param request_id: number of the first chunk; the others have consecutive numbers
     :param proof: proves to the receiver alone that the requester knows the CIDs (:func:`proof_of`)
-    :param timeout_ms: how long the requester waits
-    :param chunk_bytes: of a run: the length of each chunk but the last; 0: one chunk
     """
 
-    request_id: int
+    request_id: int  # number of the first chunk; the others have consecutive numbers
     image_id: ids.ImageId
     offset: int
     length: int
     proof: bytes
     mode: Mode
     priority: Priority
-    timeout_ms: int
-    chunk_bytes: int = 0
+    timeout_ms: int  # how long the requester waits
+    chunk_bytes: int = 0  # of a run: the length of each chunk but the last; 0: one chunk
 
     @property
     def chunks(self) -> int:

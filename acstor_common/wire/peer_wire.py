@@ -41,19 +41,16 @@ from acstor_common.wire.peer_request import Klass as Klass
 from acstor_common.wire.peer_request import Mode as Mode
 from acstor_common.wire.peer_request import Priority as Priority
 
-MAGIC = 0x4143
-"""``AC``; the high bit 0 makes a TLS server fail at once (no SSLv2 hello)."""
+MAGIC = 0x4143  # ``AC``; the high bit 0 makes a TLS server fail at once (no SSLv2 hello)
 MAJOR_VERSION = 3
 
 MAX_BATCH = peer_request.MAX_BATCH
 MAX_DATA_BYTES = peer_request.MAX_DATA_BYTES
 PROOF_BYTES = peer_request.PROOF_BYTES
-RUN_BYTES = 1024 * 1024
-"""Bytes of chunks in a frame with several: one FUSE read."""
+RUN_BYTES = 1024 * 1024  # bytes of chunks in a frame with several: one FUSE read
 ENCRYPTED_RUN_BYTES = 256 * 1024
 """The same for encrypted frames on slow links, as data waits for the tag."""
-SMALL_BYTES = 8192
-"""Size of the buffer for headers and small messages."""
+SMALL_BYTES = 8192  # size of the buffer for headers and small messages
 
 # Re-exported: users of the protocol import this module alone.
 Buffer = peer_messages.Buffer
@@ -240,8 +237,7 @@ class Receiver:
         self._runs: list[_ReceivedRun] = []  # incomplete ones, in order
         self._is_shared = True  # chunks are returned as views of _data
 
-    least_bytes = HEADER_BYTES
-    """Bytes that determine the length of the next frame."""
+    least_bytes = HEADER_BYTES  # bytes that determine the length of the next frame
 
     @property
     def wanted_bytes(self) -> int:

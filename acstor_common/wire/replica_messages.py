@@ -15,8 +15,7 @@ from acstor_common.model import ids
 
 MAX_REQUESTS = 256
 MAX_REPORTS = 128
-MAX_LEASE_S = 24 * 3600
-"""Longest lease; a longer one is a protocol violation."""
+MAX_LEASE_S = 24 * 3600  # longest lease; a longer one is a protocol violation
 MAX_BYTES = (1 << 63) - 1
 
 _KEEP = struct.Struct(">16sI")  # image, lease

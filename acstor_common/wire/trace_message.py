@@ -11,8 +11,7 @@ from acstor_common.model import ids
 
 TOPIC = "acstor-glance"
 BOOT_TRACED = "boot_traced"
-MAX_CHUNKS = 16384
-"""Chunks in one message: 1 GiB of 64 KiB chunks."""
+MAX_CHUNKS = 16384  # chunks in one message: 1 GiB of 64 KiB chunks
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 

@@ -5,8 +5,7 @@ from typing import Final
 
 from acstor_common.model import ids
 
-PROTOCOL: Final = "acstor-vault/1"
-"""ALPN protocol; a new name for each incompatible version."""
+PROTOCOL: Final = "acstor-vault/1"  # ALPN protocol; a new name for each incompatible version
 
 
 def chunk(owner: ids.HostId, disk: ids.ImageId, name: bytes) -> str:

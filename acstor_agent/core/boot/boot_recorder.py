@@ -8,8 +8,7 @@ open, and its memory is bounded.
 from acstor_common.image import boot_trace
 from acstor_common.model import geometry
 
-OPENERS = 7
-"""Guests of one image recorded at a time; others get opener 0 and are not recorded."""
+OPENERS = 7  # guests of one image recorded at a time; others get opener 0 and are not recorded
 
 
 class BootRecorder:

@@ -9,8 +9,7 @@ from acstor_common.formats import boot_image
 from acstor_common.formats import layout
 from acstor_common.model import ids
 
-FRAMES_IN_A_ROW = 256
-"""Frames between two pauses; each has four chunks by default."""
+FRAMES_IN_A_ROW = 256  # frames between two pauses; each has four chunks by default
 
 
 class BootSet(NamedTuple):

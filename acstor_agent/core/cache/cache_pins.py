@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from acstor_agent.core.cache import cache_slab
 from acstor_common.model import ids
 
-SPARED = 10
-"""1/SPARED of the limit is reserved for chunks that are not pinned."""
+SPARED = 10  # 1/SPARED of the limit is reserved for chunks that are not pinned
 
 
 class Pins:

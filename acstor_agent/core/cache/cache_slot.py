@@ -27,8 +27,7 @@ CLASSES = tuple(KeepClass)
 PINNED = len(CLASSES)
 """Rank of a pinned chunk; that of others is their class. Not stored in slab files."""
 
-Data = bytes | bytearray | memoryview
-"""A chunk's bytes in memory; immutable by convention."""
+Data = bytes | bytearray | memoryview  # a chunk's bytes in memory; immutable by convention
 
 
 class Slab:
@@ -96,12 +95,7 @@ class Slot:
     )
 
     def __init__(
-        self,
-        cid: ids.Cid,
-        length: int,
-        keep_class: KeepClass,
-        slab: Slab,
-        slot_no: int,
+        self, cid: ids.Cid, length: int, keep_class: KeepClass, slab: Slab, slot_no: int
     ) -> None:
         self.cid = cid
         self.length = length

@@ -45,8 +45,7 @@ class FolderHealth:
     def __init__(self, intervals: CheckIntervals = CHECK_INTERVALS) -> None:
         self._intervals = intervals
         self.fault: FolderFault | None = None
-        self.next_check_s = float("inf")
-        """Time of the next check, by the caller's clock."""
+        self.next_check_s = float("inf")  # time of the next check, by the caller's clock
         self._wait_s = intervals.first_s
         self._over_at_s = float("-inf")
 

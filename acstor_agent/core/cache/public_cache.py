@@ -54,8 +54,7 @@ class PublicCache:
         self.limit_bytes = limit_bytes
         self.pins = cache_pins.Pins() if pins is None else pins
         self.pinned_chunks = self.pinned_bytes = 0
-        self.pinned_lost = 0
-        """Number of losses of pinned chunks; never decreases."""
+        self.pinned_lost = 0  # number of losses of pinned chunks; never decreases
         self.evictions = 0
         self.gone: Callable[[ids.Cid], object] = lambda cid: None
         self.class_chunks = [0] * len(cache_slot.CLASSES)

@@ -14,8 +14,7 @@ LATEST_SHARE = 2 / 3
 STRETCH = 0.1
 RETRY_FIRST_S = 5.0
 RETRY_LONGEST_S = 600.0
-CLOCK_FAULT_S = 60.0
-"""Smaller differences of clocks are not reported."""
+CLOCK_FAULT_S = 60.0  # smaller differences of clocks are not reported
 
 
 def due_s(certificate: certificates.HostCertificate, jitter: float) -> float:

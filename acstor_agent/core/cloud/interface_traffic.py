@@ -16,12 +16,10 @@ STACKED_KINDS = frozenset({"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "ma
 """Kinds of interfaces on top of a single lower interface."""
 AGGREGATE_KINDS = frozenset({"bond", "team", "bridge"})
 """Kinds of interfaces that combine several others, their ports."""
-GUEST_PORT_KINDS = frozenset({"tun", "veth"})
-"""Kinds of ports that lead to guests and containers."""
+GUEST_PORT_KINDS = frozenset({"tun", "veth"})  # kinds of ports that lead to guests and containers
 HEADER_FACTOR = 1.03
 """Bytes on the link per byte of a chunk; drivers count frame headers differently."""
-ACK_RATIO = 0.02
-"""Bytes of acknowledgements in the other direction, per byte of a chunk."""
+ACK_RATIO = 0.02  # bytes of acknowledgements in the other direction, per byte of a chunk
 
 
 @dataclasses.dataclass(frozen=True)

@@ -81,9 +81,7 @@ class Pregather(policy.SchedulingPolicy):
     """Streams, the one that has the disk, and the timer."""
 
     def __init__(
-        self,
-        limits: PregatherParameters | None = None,
-        cost: seek_cost.SeekCost | None = None,
+        self, limits: PregatherParameters | None = None, cost: seek_cost.SeekCost | None = None
     ) -> None:
         super().__init__()
         self._limits = limits or PregatherParameters()

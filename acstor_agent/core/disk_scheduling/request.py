@@ -35,8 +35,7 @@ class Stream(NamedTuple):
 
 
 READ_EXPIRE_S = 0.125
-WRITE_EXPIRE_S = 0.25
-"""Those of Linux 2.6's cfq, which Ling 2015 keeps."""
+WRITE_EXPIRE_S = 0.25  # those of Linux 2.6's cfq, which Ling 2015 keeps
 
 
 @dataclasses.dataclass(eq=False, slots=True)

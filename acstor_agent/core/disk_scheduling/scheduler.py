@@ -21,8 +21,7 @@ POLICIES: Mapping[str, Callable[[], policies.SchedulingPolicy]] = {
 }
 NEAR_BYTES = 24_000_000 * 512
 """Seeks within the size of a guest's disk: the classes of Ling 2015, table 4."""
-STREAM_LIMIT = 256
-"""Streams that are counted each for itself, those that used the disk last."""
+STREAM_LIMIT = 256  # streams that are counted each for itself, those that used the disk last
 OTHERS = requests.Stream(requests.Klass.BACKGROUND, "others")
 """Stands for all streams that used it before, in what is counted."""
 

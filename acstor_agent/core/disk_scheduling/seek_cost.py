@@ -17,11 +17,6 @@ MEAN_ROOT = 8 / 15
 class SeekCost:
     """The seek curve of one disk.
 
-    :param size_bytes: of the whole disk
-    :param track_s: from one track to the next
-    :param average_s: between two places chosen at random
-    :param turn_s: one turn of the platters
-
     >>> cost = SeekCost()
     >>> cost.seek_s(0)
     0.0
@@ -29,10 +24,10 @@ class SeekCost:
     15.1
     """
 
-    size_bytes: int = 10**12
-    track_s: float = 0.001
-    average_s: float = 0.0085
-    turn_s: float = 60 / 7200
+    size_bytes: int = 10**12  # of the whole disk
+    track_s: float = 0.001  # from one track to the next
+    average_s: float = 0.0085  # between two places chosen at random
+    turn_s: float = 60 / 7200  # one turn of the platters
 
     def seek_s(self, distance: int) -> float:
         """Return how long the arm moves over ``distance`` bytes; 0 where it need not move."""

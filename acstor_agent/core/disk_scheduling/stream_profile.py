@@ -12,12 +12,9 @@ from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import request_queue
 from acstor_common.util import ewma
 
-MEMORY = 512
-"""Requests over which intervals, distances and the indicators are averaged."""
-CLEAR_SHARE = 0.55
-"""From this share of seeks at zero on a stream has clear sub-regional locality."""
-GAIN = 10
-"""How much of a slice each 100 % above CLEAR_SHARE are worth (equation 8)."""
+MEMORY = 512  # requests over which intervals, distances and the indicators are averaged
+CLEAR_SHARE = 0.55  # from this share of seeks at zero on a stream has clear sub-regional locality
+GAIN = 10  # how much of a slice each 100 % above CLEAR_SHARE are worth (equation 8)
 
 
 class StreamProfile:

@@ -16,13 +16,11 @@ from acstor_common.formats import file_header
 from acstor_common.model import geometry
 from acstor_common.model import ids
 
-DiskId = NewType("DiskId", str)
-"""A disk's ID: a UUID, lower case, with dashes."""
+DiskId = NewType("DiskId", str)  # a disk's ID: a UUID, lower case, with dashes
 
 MAGIC = b"\x89acdsk\r\n"
 VERSION = 1
-MAX_CHUNKS = 1 << 27
-"""8 TiB of 64 KiB chunks: a disk in use takes two bytes of memory per chunk."""
+MAX_CHUNKS = 1 << 27  # 8 TiB of 64 KiB chunks: a disk in use takes two bytes of memory per chunk
 
 AT_BOOT_ID = 512
 BOOT_ID_BYTES = 16

@@ -13,10 +13,8 @@ from acstor_agent.core.cache import cache_pins
 from acstor_agent.core.cache import cache_slab
 from acstor_common.model import ids
 
-Contents = Mapping[ids.Cid, int]
-"""Contents of an image, each once, with their lengths."""
-Slots = Mapping[int, int]
-"""Number of cache slots, by their sizes."""
+Contents = Mapping[ids.Cid, int]  # contents of an image, each once, with their lengths
+Slots = Mapping[int, int]  # number of cache slots, by their sizes
 
 
 def slots_of(contents: Contents, pins: cache_pins.Pins) -> dict[int, int]:

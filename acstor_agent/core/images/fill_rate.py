@@ -12,24 +12,16 @@ from typing import NamedTuple
 from acstor_agent.core.cloud import interface_traffic
 from acstor_common.util import backoff
 
-SHARE = 0.9
-"""Share of the spare bandwidth that fills use; the rest is for traffic that begins now."""
-BESIDE_GUESTS = 0.1
-"""Share of that rate while guests of this host boot or wait for remote chunks."""
-LEAST_BYTES_S = 256 * 1024.0
-"""Least rate, also on a busy link, so that a fill ends."""
-UNKNOWN_BYTES_S = 62_500_000.0
-"""Rate when the link is unknown: half of 1000 Mbit/s."""
-AHEAD_S = 0.25
-"""Burst after a delay, in seconds at the current rate."""
+SHARE = 0.9  # share of the spare bandwidth that fills use; the rest is for traffic that begins now
+BESIDE_GUESTS = 0.1  # share of that rate while guests of this host boot or wait for remote chunks
+LEAST_BYTES_S = 256 * 1024.0  # least rate, also on a busy link, so that a fill ends
+UNKNOWN_BYTES_S = 62_500_000.0  # rate when the link is unknown: half of 1000 Mbit/s
+AHEAD_S = 0.25  # burst after a delay, in seconds at the current rate
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
-SPEED_OVER_S = 10.0
-"""Time constant of the average speed."""
-RESERVE_SHARE = 0.1
-"""Share of the time to the deadline that is kept in reserve."""
-RESERVE_S = 60.0
-"""Upper bound of this reserve."""
+SPEED_OVER_S = 10.0  # time constant of the average speed
+RESERVE_SHARE = 0.1  # share of the time to the deadline that is kept in reserve
+RESERVE_S = 60.0  # upper bound of this reserve
 
 
 class SpareBandwidth:

@@ -24,19 +24,15 @@ class ImagePin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     Fields with default values are not written, so an older agent can read a file that does not use
     its unknown fields.
 
-    :param since_s: time of the pin, wall clock; informational
-    :param is_operator_pin: pinned by an operator, whether it is used or not
-    :param is_replica: only other hosts use it; this host keeps its share
-    :param leased_until_s: end of other hosts' leases, wall clock, to survive a restart
     :param deadline_s: of a hydrate, seconds from the request; 0: as fast as possible
     """
 
     image_id: str
-    since_s: float
-    is_operator_pin: bool = False
+    since_s: float  # time of the pin, wall clock; informational
+    is_operator_pin: bool = False  # pinned by an operator, whether it is used or not
     mode: FillMode = FillMode.NORMAL
-    is_replica: bool = False
-    leased_until_s: float = 0.0
+    is_replica: bool = False  # only other hosts use it; this host keeps its share
+    leased_until_s: float = 0.0  # end of other hosts' leases, wall clock, to survive a restart
     deadline_s: control_wire.Deadline = 0.0
     due_at_s: float = 0.0  # the same deadline, wall clock
 

@@ -15,14 +15,10 @@ from typing import Protocol
 
 from acstor_agent.core.images import chunk_state
 
-LIMIT = 256
-"""Chunks of 64 KiB: 16 MiB, as the paper's 512 chunks of 32 KiB."""
-FIRST = 2
-"""Chunks that an image with diverging readers wastes at most."""
-GAIN = 2
-"""The allowance grows while more than one prediction in 1 + GAIN is right."""
-HELD_LIMIT = 4096
-"""Held-back chunks that are remembered; the oldest are dropped."""
+LIMIT = 256  # chunks of 64 KiB: 16 MiB, as the paper's 512 chunks of 32 KiB
+FIRST = 2  # chunks that an image with diverging readers wastes at most
+GAIN = 2  # the allowance grows while more than one prediction in 1 + GAIN is right
+HELD_LIMIT = 4096  # held-back chunks that are remembered; the oldest are dropped
 
 _E = chunk_state.ChunkEvent
 

@@ -26,10 +26,8 @@ FREE_WINDOW_BYTES = 384 * 1024
 readahead of 128 KiB, less than 2 % of 32 MiB."""
 COPY_READ_BYTES = 512 * 1024
 """Reads this long come from a copying program: a guest's kernel reads ahead 128 KiB."""
-COPY_READS = 4
-"""Of 1 MiB each: enough for a link of 10 Gbit/s and 3 ms, or 100 Mbit/s and 300 ms."""
-COPIED_READS = 8
-"""Consecutive reads that identify a copying program; a booting guest stops before."""
+COPY_READS = 4  # of 1 MiB each: enough for a link of 10 Gbit/s and 3 ms, or 100 Mbit/s and 300 ms
+COPIED_READS = 8  # consecutive reads that identify a copying program; a booting guest stops before
 WORTH = 90
 SHARE = 15
 """At a 33rd, who reads files of 1 MiB one after the other is not read ahead for; at an 8th, a boot

@@ -14,17 +14,13 @@ from acstor_agent.core.images import replica_leases
 from acstor_common.model import ids
 from acstor_common.wire import replica_messages
 
-INTERVAL_S = 60.0
-"""Interval of requests to one host, where there are few hosts."""
+INTERVAL_S = 60.0  # interval of requests to one host, where there are few hosts
 PER_HOST_S = 0.25
 """The interval grows by this per host: at most four messages a second, besides those with
 changes."""
-CONFIRMED_TIMES = 3
-"""An answer expires after this many intervals."""
-TAKEN_BACK_TIMES = 3
-"""How often the end of a lease is repeated, because messages may be lost."""
-AT_A_TIME = 16
-"""Hosts addressed at once, because each may need a new connection."""
+CONFIRMED_TIMES = 3  # an answer expires after this many intervals
+TAKEN_BACK_TIMES = 3  # how often the end of a lease is repeated, because messages may be lost
+AT_A_TIME = 16  # hosts addressed at once, because each may need a new connection
 
 _State = replica_messages.ShareState
 _WHY = {

@@ -13,10 +13,8 @@ from acstor_common.wire import replica_messages
 
 IMAGES_OF_HOST = replica_messages.MAX_REQUESTS
 IMAGES = 1024
-LEASES = 1 << 18
-"""Enough for 1,000 hosts with as many leases as they may have."""
-STEPS = 16
-"""Most candidates to evict that are examined for one lease."""
+LEASES = 1 << 18  # enough for 1,000 hosts with as many leases as they may have
+STEPS = 16  # most candidates to evict that are examined for one lease
 LEASE_S = float(replica_messages.MAX_LEASE_S)
 """Long enough to restart the instances of a failed host on another one."""
 FORMER = ids.HostId("former-worker")

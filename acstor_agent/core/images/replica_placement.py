@@ -19,8 +19,7 @@ from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 
 COPIES = 2
-_LOOKED_AT, _NAMED = 8192, 128
-"""Chunks examined, and chunks named by place, between two pauses."""
+_LOOKED_AT, _NAMED = 8192, 128  # chunks examined, and chunks named by place, between two pauses
 
 OidOf = Callable[[ids.ImageId, int, ids.Cid], ids.Oid]
 

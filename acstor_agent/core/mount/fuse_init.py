@@ -21,8 +21,7 @@ _MAX_WRITE_AT = _BACKGROUND_AT + 4
 _MAX_PAGES_AT = _MAX_WRITE_AT + 8
 _PAGE_BYTES = 4096
 _FLAGS_AT = _IN_HEADER.size + 12
-_HAS_MORE_FLAGS = 1 << 30
-"""FUSE_INIT_EXT: there are flags above the first 32."""
+_HAS_MORE_FLAGS = 1 << 30  # FUSE_INIT_EXT: there are flags above the first 32
 _CAN_RESEND = 1 << 39 - 32
 """FUSE_HAS_RESEND, of those: unanswered requests are queued again on request."""
 

@@ -33,8 +33,7 @@ from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.util import lru_table
 
-LAYOUT = 1
-"""Version of the table above and of the hashing of IDs."""
+LAYOUT = 1  # version of the table above and of the hashing of IDs
 KEY_BYTES = 32
 _IMAGE, _DISK = 1 << 63, 1 << 62
 _OPENER_SHIFT, _OPENER_BITS = 56, 6
@@ -43,13 +42,11 @@ _HASH_BITS = _TAG_SHIFT
 _OPENER_MASK = (1 << _OPENER_BITS) - 1
 _TAG_MASK = (1 << _TAG_BITS) - 1
 _OPENING_MASK = _OPENER_MASK << _OPENER_SHIFT | _TAG_MASK << _TAG_SHIFT
-DETACHED = 4096
-"""Detached images whose numbers are kept: a process may still have one open."""
+DETACHED = 4096  # detached images whose numbers are kept: a process may still have one open
 _OTHER_OPENERS = range(boot_recorder.OPENERS + 1, 1 << _OPENER_BITS)
 """Opener numbers of guests that are not recorded, used in rotation."""
 
-Hash = Callable[[bytes], int]
-"""Maps an ID to a number; the caller masks excess bits."""
+Hash = Callable[[bytes], int]  # maps an ID to a number; the caller masks excess bits
 
 
 def keyed(key: bytes) -> Hash:

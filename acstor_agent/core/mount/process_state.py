@@ -18,8 +18,7 @@ _EXITING, _SIGNALED = 0x4, 0x400
 _WORKER = 0x10 | 0x4000
 """Kernel threads in a process, such as io_uring's: they handle signals differently."""
 _ENDED = frozenset("ZXx")
-_AFTER_NAME = 3
-"""Number of the first field after the name, as in proc_pid_stat(5)."""
+_AFTER_NAME = 3  # number of the first field after the name, as in proc_pid_stat(5)
 
 
 class Thread(NamedTuple):

@@ -14,8 +14,7 @@ which a read of 1 MiB has BASE_S plus its length."""
 MOST_S = 480.0
 SLOWEST_BYTES_PER_S = 32 * 1024
 """A slower transfer counts as dead; a long read gets its time at this rate in addition."""
-LATEST = 16
-"""Attempts remembered: two rounds of the usual eight in parallel."""
+LATEST = 16  # attempts remembered: two rounds of the usual eight in parallel
 TIMES = 2.0
 
 

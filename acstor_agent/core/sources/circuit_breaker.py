@@ -28,8 +28,7 @@ class CircuitBreaker:
 
     def __init__(self, first_pause_s: float = FIRST_PAUSE_S) -> None:
         self.is_down = False
-        self.silent_since_s = 0.0
-        """Valid only while a request waits."""
+        self.silent_since_s = 0.0  # valid only while a request waits
         self._first_pause_s, self._failed_tries = first_pause_s, 0
         self._try_again_s = 0.0
         self._is_tried = False

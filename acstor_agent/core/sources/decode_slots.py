@@ -21,8 +21,7 @@ GUEST_SLICE_S = 0.02
 FLOOR_BYTES_S = 8 * geometry.MIB
 BURST_S = 0.25
 REFILL = 0.1
-IMAGES = 256
-"""Images remembered; more only while they decode or are in debt."""
+IMAGES = 256  # images remembered; more only while they decode or are in debt
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -28,14 +28,11 @@ from acstor_common.model import ids
 from acstor_common.util import backoff
 from acstor_common.util import lru_table
 
-ATTEMPTS = 3
-"""Tries per source while its faults are transient."""
+ATTEMPTS = 3  # tries per source while its faults are transient
 SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S = 1.0, 2.0, 5.0
 """Silence before a hedge: minimum, while few latencies are known, maximum."""
-RETRY_FIRST_S, RETRY_LONGEST_S = 0.1, 2.0
-"""First and longest pause between tries."""
-TICK_S = 0.25
-"""Interval at which a request without hedge budget checks it again."""
+RETRY_FIRST_S, RETRY_LONGEST_S = 0.1, 2.0  # first and longest pause between tries
+TICK_S = 0.25  # interval at which a request without hedge budget checks it again
 REFUSED_S = 300.0
 REFUSED_LIMIT = 4096
 

@@ -8,19 +8,14 @@ starts after several times the usual latency, for a small share of requests.
 import bisect
 import collections
 
-WINDOW = 200
-"""Latest answers from which the usual latency is computed."""
+WINDOW = 200  # latest answers from which the usual latency is computed
 SHARE_OF_ANSWERS = 0.95
-TIMES = 3.0
-"""Lateness, as a multiple of the 95th percentile."""
+TIMES = 3.0  # lateness, as a multiple of the 95th percentile
 SHORTEST_S = 0.1
-FIRST_GUESS_S = 0.5
-"""The delay with fewer than ENOUGH answers."""
+FIRST_GUESS_S = 0.5  # the delay with fewer than ENOUGH answers
 ENOUGH = 20
-BUDGET_SHARE = 0.02
-"""Hedges per answer."""
-BUDGET_FIRST = 4.0
-"""Hedges at the start; two put a frozen peer in backoff."""
+BUDGET_SHARE = 0.02  # hedges per answer
+BUDGET_FIRST = 4.0  # hedges at the start; two put a frozen peer in backoff
 BUDGET_MOST = 16.0
 
 

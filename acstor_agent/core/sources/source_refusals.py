@@ -6,8 +6,7 @@ from acstor_common.model import ids
 from acstor_common.util import lru_table
 
 IMAGES = 64
-KEPT_S = 600.0
-"""A refusal is reported for this long after it last occurred."""
+KEPT_S = 600.0  # a refusal is reported for this long after it last occurred
 
 
 class Refusals:

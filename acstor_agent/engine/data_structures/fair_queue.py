@@ -18,8 +18,7 @@ T = TypeVar("T", bound=Hashable)
 _Subflows = collections.OrderedDict[Hashable, dict[T, None]]
 _Flows = collections.OrderedDict[Hashable, _Subflows[T]]
 
-LOWER_EVERY = 4
-"""One turn of this many goes to a lower priority, if one waits."""
+LOWER_EVERY = 4  # one turn of this many goes to a lower priority, if one waits
 _PRIORITIES = len(priority.Priority)
 
 

@@ -8,8 +8,7 @@ then costs one request.
 from acstor_common.model import ids
 
 KEY_BYTES = 2
-HOSTS = 32_768
-"""Twice the hosts of a ring; the oldest are forgotten first."""
+HOSTS = 32_768  # twice the hosts of a ring; the oldest are forgotten first
 
 
 class HostInterning:

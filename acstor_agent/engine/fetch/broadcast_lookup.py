@@ -25,15 +25,12 @@ Transfer = transfer.Transfer
 Failure = failure.Failure
 GUEST = priority.Priority.GUEST
 
-MAX_HOSTS_ASKED = 16
-"""Hosts that are asked for a chunk at a time."""
-MAX_LOOKUPS = 4
-"""Concurrent lookups; others queue, image by image."""
+MAX_HOSTS_ASKED = 16  # hosts that are asked for a chunk at a time
+MAX_LOOKUPS = 4  # concurrent lookups; others queue, image by image
 HOLD_S_PER_HOST = 0.004
 """Seconds per asked host for which a failed lookup keeps its slot: this host asks at most 1000
 times a second, whatever guests of a missing image read."""
-MAX_NAMED = 3
-"""Silent hosts that an error names at most."""
+MAX_NAMED = 3  # silent hosts that an error names at most
 
 
 class BroadcastLookup:

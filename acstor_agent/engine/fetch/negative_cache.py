@@ -14,10 +14,8 @@ from typing import TypeVar
 from acstor_common.model import ids
 from acstor_common.util import lru_table
 
-ASKED_EVERY_S = 60.0
-"""Longest gap between two denials that count as one period."""
-IMAGES = 1024
-"""Images that are remembered; for a dropped one the period starts again."""
+ASKED_EVERY_S = 60.0  # longest gap between two denials that count as one period
+IMAGES = 1024  # images that are remembered; for a dropped one the period starts again
 
 
 class NegativeCache:
@@ -79,10 +77,8 @@ class NegativeCache:
 
 What = TypeVar("What", bound=Hashable)
 
-REMEMBER_S = 10.0
-"""Seconds for which a denial counts, however often a guest reads the chunk."""
-DENIALS = 65_536
-"""Denials that are remembered, over all chunks."""
+REMEMBER_S = 10.0  # seconds for which a denial counts, however often a guest reads the chunk
+DENIALS = 65_536  # denials that are remembered, over all chunks
 
 
 class HostDenials(Generic[What]):

@@ -40,8 +40,7 @@ Waiter = transfer.Waiter
 GUEST = Priority.GUEST
 READAHEAD = Priority.READAHEAD
 
-KEPT = 1024
-"""Chunks not yet stored in the cache from which on no prefetch starts (64 MiB)."""
+KEPT = 1024  # chunks not yet stored in the cache from which on no prefetch starts (64 MiB)
 
 
 class PeerWaiters(Protocol):
@@ -206,10 +205,7 @@ class PendingReads:
     # Arrival
 
     def chunks_arrived(
-        self,
-        transfer: Transfer,
-        chunks: Sequence[Bytes],
-        winner: Attempt | None,
+        self, transfer: Transfer, chunks: Sequence[Bytes], winner: Attempt | None
     ) -> None:
         """Store all chunks of a transfer and give them to its readers.
 

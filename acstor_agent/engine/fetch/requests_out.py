@@ -20,10 +20,8 @@ from acstor_agent.engine.fetch import source_reads
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
 
-MAX_TIMEOUTS = 4
-"""Multiple of the timeout after which an attempt ends despite keepalives."""
-CHECK_S = 0.1
-"""Shortest interval between checks of late attempts."""
+MAX_TIMEOUTS = 4  # multiple of the timeout after which an attempt ends despite keepalives
+CHECK_S = 0.1  # shortest interval between checks of late attempts
 
 T = TypeVar("T")
 

@@ -16,11 +16,9 @@ from acstor_agent.engine.data_structures import timers
 from acstor_common.model import ids
 from acstor_common.util import backoff
 
-RETRY_FIRST_S, RETRY_LONGEST_S = 0.1, 2.0
-"""First and longest pause of a chunk."""
+RETRY_FIRST_S, RETRY_LONGEST_S = 0.1, 2.0  # first and longest pause of a chunk
 PER_S = 200
-AT_ONCE = 20
-"""Retries at once after an idle period."""
+AT_ONCE = 20  # retries at once after an idle period
 WOKEN = 8
 
 GUEST, AGAIN = priority.Priority.GUEST, priority.Priority.PREFETCH

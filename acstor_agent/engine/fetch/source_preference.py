@@ -6,17 +6,13 @@ guests waited. Both sides are probed: while the source goes first, one guest rea
 peers; while peers are slow and the source is unknown, one in PROBE_SOURCE asks the source.
 """
 
-MIN_ANSWERS = 8
-"""Answers below which a side counts as unknown."""
-RECENT_S = 60.0
-"""Older answers do not count."""
+MIN_ANSWERS = 8  # answers below which a side counts as unknown
+RECENT_S = 60.0  # older answers do not count
 FIRST_RATIO, RETURN_RATIO = 2.0, 1.3
 """Ratio of latencies at which the source goes first, and below which peers do again."""
-MIN_DIFFERENCE_S = 0.005
-"""Smaller differences do not count."""
+MIN_DIFFERENCE_S = 0.005  # smaller differences do not count
 PROBE, PROBE_SOURCE = 8, 32
-SLOW_S = 0.1
-"""Latency of peers from which on an unknown source is probed."""
+SLOW_S = 0.1  # latency of peers from which on an unknown source is probed
 EWMA_WEIGHT, MAX_RATIO = 0.25, 4.0
 """Weight of the newest answer in the EWMA, and its cap as a multiple of the EWMA."""
 
@@ -79,12 +75,9 @@ class SourcePreference:
         return self.is_source_first and self._decisions % PROBE != 0
 
 
-MIN_CHUNKS = 128
-"""Chunks below which hosts are assumed to read the same."""
-LOW_SHARE = 1 / 16
-"""Share of common chunks below which prefetches skip the homes."""
-WEIGHT = 1 / 64
-"""Weight of the newest chunk, once there are that many."""
+MIN_CHUNKS = 128  # chunks below which hosts are assumed to read the same
+LOW_SHARE = 1 / 16  # share of common chunks below which prefetches skip the homes
+WEIGHT = 1 / 64  # weight of the newest chunk, once there are that many
 
 
 class ReadOverlap:

@@ -22,8 +22,7 @@ from acstor_agent.engine.data_structures import fair_queue
 from acstor_common.model import geometry
 from acstor_common.model import ids
 
-RESERVE_FROM = 4
-"""Places from which on one is reserved."""
+RESERVE_FROM = 4  # places from which on one is reserved
 RANGE_BYTES = geometry.MIB
 
 T = TypeVar("T")
@@ -213,10 +212,7 @@ class SourceReads:
         return neighbour
 
     def end_answered(
-        self,
-        number: int,
-        outcomes: Iterable[tuple[int, T]],
-        classify: Callable[[T], Hashable],
+        self, number: int, outcomes: Iterable[tuple[int, T]], classify: Callable[[T], Hashable]
     ) -> list[tuple[SourceRead, list[T]]]:
         """End answered reads; return them with the answers for their chunks.
 

@@ -31,14 +31,10 @@ Track = transfer.Track
 Transfer = transfer.Transfer
 GUEST, READAHEAD = priority.Priority.GUEST, priority.Priority.READAHEAD
 
-ACTING_HOMES = 2
-"""Hosts that are asked as home before this host reads the source itself."""
-HOLDERS = 2
-"""Holders that are asked before the home."""
-LAST_RESORTS = 2
-"""Other owners after the source; for a guest as many again that are in backoff."""
-MOST_REFERRALS = 4
-"""Hosts of one referral that are asked."""
+ACTING_HOMES = 2  # hosts that are asked as home before this host reads the source itself
+HOLDERS = 2  # holders that are asked before the home
+LAST_RESORTS = 2  # other owners after the source; for a guest as many again that are in backoff
+MOST_REFERRALS = 4  # hosts of one referral that are asked
 
 
 class Provider(NamedTuple):

@@ -28,28 +28,21 @@ from acstor_common.util import lru_table
 from acstor_common.util import token_buckets
 
 DELAY_S = 0.1
-BATCH_CHUNKS = 512
-"""Chunks of a kind, or segments with hints, in one message."""
-NEW_CHUNKS = 4096
-"""Latest announced chunks, which a new or reconnected neighbour gets."""
+BATCH_CHUNKS = 512  # chunks of a kind, or segments with hints, in one message
+NEW_CHUNKS = 4096  # latest announced chunks, which a new or reconnected neighbour gets
 REPEAT_FIRST_S, REPEAT_LONGEST_S = 1.0, 60.0
 """Delay before a reconnected neighbour gets them: first, and longest after repeated failures."""
-REMEMBERED_CHUNKS = 65_536
-"""Announced chunks that are remembered."""
+REMEMBERED_CHUNKS = 65_536  # announced chunks that are remembered
 HINT_EVERY_S = 5.0
-HINTS = 1024
-"""Segments with hints for one host, and hosts with hints."""
-HINTED_AT_A_TIME = 64
-"""Hosts that get hints at a time, since each may need a connection."""
+HINTS = 1024  # segments with hints for one host, and hosts with hints
+HINTED_AT_A_TIME = 64  # hosts that get hints at a time, since each may need a connection
 ANNOUNCED_CHUNKS = token_buckets.Rate(per_s=20_000.0, burst=20_000.0)
 """Announced chunks accepted from a peer; 10 Gbit/s carry 19,000 chunks of 64 KiB a second."""
 LOOKUPS_OF_PEER = token_buckets.Rate(per_s=40_000.0, burst=20_000.0)
 """A look-up takes up to 1 us (measured): 4 % of a processor, and 20 ms at once."""
 LOOKUPS_OF_ALL = token_buckets.Rate(per_s=100_000.0, burst=50_000.0)
-DENIAL_COST = 16
-"""Chunks that a peer's allowance loses when it denies a chunk that it announced."""
-RATED_PEERS = 4096
-"""Peers whose announcement rate is remembered."""
+DENIAL_COST = 16  # chunks that a peer's allowance loses when it denies a chunk that it announced
+RATED_PEERS = 4096  # peers whose announcement rate is remembered
 
 _Skipped = tuple[ids.HostId, ...]
 

@@ -15,10 +15,8 @@ from acstor_common.model import ids
 from acstor_common.model import segments
 
 SEGMENTS = 131_072
-HOLDERS = 4
-"""Holders of a segment that are kept: those that announced last."""
-SHARED_ENTRIES = 1024
-"""Entries with a single holder that are shared as one object."""
+HOLDERS = 4  # holders of a segment that are kept: those that announced last
+SHARED_ENTRIES = 1024  # entries with a single holder that are shared as one object
 
 _KEY = host_interning.KEY_BYTES
 _ENTRY = _KEY + 2

@@ -18,8 +18,7 @@ from acstor_common.wire import peer_request
 Mode = peer_request.Mode
 Owners = tuple[tuple[ids.HostId, ...], ...]
 
-CACHED_ARCS = 8192
-"""Ring arcs whose owners are cached."""
+CACHED_ARCS = 8192  # ring arcs whose owners are cached
 
 
 class RingView:

@@ -33,10 +33,8 @@ RELAYED = peer_request.Mode.RELAYED
 
 HELD_WAIT_S = 2.0
 """Wait of a HELD request for a transfer: breaks a cycle of hosts with different tables."""
-CHECK_S = 0.5
-"""Interval at which deadlines are checked, so the longest delay of a timeout."""
-MAX_TIMEOUT_S = 60.0
-"""Longest time for a request, whatever its sender says."""
+CHECK_S = 0.5  # interval at which deadlines are checked, so the longest delay of a timeout
+MAX_TIMEOUT_S = 60.0  # longest time for a request, whatever its sender says
 
 
 class PeerRequests:

@@ -23,20 +23,15 @@ from acstor_agent.engine.data_structures import generational_cache
 from acstor_agent.engine.data_structures import host_interning
 from acstor_common.model import ids
 
-BYTES = 32 * 1024 * 1024
-"""Of the table, including Python's overhead per entry."""
+BYTES = 32 * 1024 * 1024  # of the table, including Python's overhead per entry
 OVERHEAD_BYTES = 128
 HOSTS = 1024
 """Requesters of a segment; later ones are leaves. With 64, 256 hosts that read at once need 1.8
 times as long in the swarm test."""
-FAN_OUT = 2
-"""Children of a host in a tree; ``_Requester`` has a bitmap for each."""
-CHOICE = 2
-"""Hosts in a referral, in case the first one is gone."""
-LOOK = 32
-"""Hosts with free places that are compared, the earliest ones."""
-RECENT = 512
-"""Latest referrals that count as load."""
+FAN_OUT = 2  # children of a host in a tree; ``_Requester`` has a bitmap for each
+CHOICE = 2  # hosts in a referral, in case the first one is gone
+LOOK = 32  # hosts with free places that are compared, the earliest ones
+RECENT = 512  # latest referrals that count as load
 
 _HEAD = struct.Struct(">HH")
 _TAIL = struct.Struct(">B6H")  # a _Requester; before it the key

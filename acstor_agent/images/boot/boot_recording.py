@@ -18,8 +18,7 @@ from acstor_common.wire import trace_message
 
 LOG = logging.getLogger(__name__)
 
-MIN_CHUNKS = 16
-"""A guest that read fewer chunks did not boot from the image."""
+MIN_CHUNKS = 16  # a guest that read fewer chunks did not boot from the image
 TICK_S = 1.0
 LONGEST_S = 180.0
 """Longest recording: ten times the boots to a login prompt measured under emulation. Later reads
@@ -28,11 +27,9 @@ IDLE_S = 20.0
 BOOTS = 4
 """Boots of one image recorded by a worker. A boot image needs two traces; the others replace
 failed boots."""
-MAX_REQUESTED = 1024
-"""Images for which operators requested recordings; the oldest is forgotten."""
+MAX_REQUESTED = 1024  # images for which operators requested recordings; the oldest is forgotten
 
-Send = Callable[[trace_message.BootTrace], None]
-"""Sends a trace; never waits or fails."""
+Send = Callable[[trace_message.BootTrace], None]  # sends a trace; never waits or fails
 
 
 class RecordingLimits(NamedTuple):

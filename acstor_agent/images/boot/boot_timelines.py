@@ -24,23 +24,18 @@ from acstor_common.model import ids
 from acstor_common.util import lru_table
 
 MAX_BOOTS = 64
-MAX_FINISHED = 64
-"""Finished boots kept, of some KiB each."""
+MAX_FINISHED = 64  # finished boots kept, of some KiB each
 MAX_IMAGES = 256
 ATTACHES = 8
-LOOKBACK_S = 120.0
-"""Attachments this long before an open belong to the boot."""
-IDLE_S = 120.0
-"""A guest under emulation on a busy host read nothing for 20 s before its login."""
+LOOKBACK_S = 120.0  # attachments this long before an open belong to the boot
+IDLE_S = 120.0  # a guest under emulation on a busy host read nothing for 20 s before its login
 LONGEST_S = 600.0
-MIN_BYTES = geometry.MIB
-"""A guest that read less of an image did not boot from it."""
+MIN_BYTES = geometry.MIB  # a guest that read less of an image did not boot from it
 TICK_S = 1.0
 REPORT_INTERVAL_S = 30.0
 REPORTED_AT_ONCE = 8
 
-InstanceOf = Callable[[int], str]
-"""Returns the Nova instance of a process, "" if none; may block."""
+InstanceOf = Callable[[int], str]  # returns the Nova instance of a process, "" if none; may block
 
 
 @dataclasses.dataclass(eq=False)

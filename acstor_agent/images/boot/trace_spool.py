@@ -15,8 +15,7 @@ from acstor_common.wire import trace_message
 LOG = logging.getLogger(__name__)
 
 FILES_LIMIT = 64
-UNWRITTEN = 16
-"""Traces in memory, of about 10 KiB each."""
+UNWRITTEN = 16  # traces in memory, of about 10 KiB each
 ENDING = ".actrace"
 
 

@@ -32,10 +32,8 @@ from acstor_common.util import atomic_file
 LOG = logging.getLogger(__name__)
 
 MAP_READ_BYTES = 1 * geometry.MIB
-MAX_MAP_BYTES = 4096 * geometry.MIB
-"""A longer map is rejected: it would be of an image of 7 TiB."""
-MAX_ALL_MAPS_BYTES = 16 * 1024 * geometry.MIB
-"""Those of 28 TiB of distinct chunks."""
+MAX_MAP_BYTES = 4096 * geometry.MIB  # a longer map is rejected: it would be of an image of 7 TiB
+MAX_ALL_MAPS_BYTES = 16 * 1024 * geometry.MIB  # those of 28 TiB of distinct chunks
 
 
 class Mirrors:
@@ -54,8 +52,7 @@ class Mirrors:
         self._inode_numbers = inode_numbers
         self._mirrors: dict[ids.ImageId, mirror.Mirror] = {}
         self._attaching = keyed_locks.KeyedLocks[ids.ImageId]()
-        self.reads = counters.ReadCounters()
-        """Counters of all images, detached ones included."""
+        self.reads = counters.ReadCounters()  # counters of all images, detached ones included
         atomic_file.remove_leftovers(folder)
         self._attached = _images_in(folder, logging.WARNING)
         self._found: set[ids.ImageId] = set()

@@ -18,8 +18,7 @@ from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.util import backoff
 
-RETRY_FIRST_S, RETRY_LONGEST_S = 0.1, 2.0
-"""First and longest pause between tries."""
+RETRY_FIRST_S, RETRY_LONGEST_S = 0.1, 2.0  # first and longest pause between tries
 
 
 class Reattach:

@@ -36,8 +36,7 @@ from acstor_common.model import ids
 
 SCAN_INTERVAL_S = 10.0
 
-FindImages = Callable[[], Collection[ids.ImageId]]
-"""Returns images; blocks, called in a thread."""
+FindImages = Callable[[], Collection[ids.ImageId]]  # returns images; blocks, called in a thread
 
 
 @dataclasses.dataclass(frozen=True)

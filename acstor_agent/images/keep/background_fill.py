@@ -33,8 +33,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 
 MAX_IN_FLIGHT = 8
-TOGETHER_S = 0.01
-"""Chunks that arrive in this time at the allowed rate are requested together."""
+TOGETHER_S = 0.01  # chunks that arrive in this time at the allowed rate are requested together
 FAILURES = 8
 YIELD_TICK_S = 0.005
 
@@ -133,8 +132,7 @@ class BackgroundFill:
     ) -> None:
         self.boots, self.limits = boots, limits
         self.progress: dict[ids.ImageId, FillProgress] = {}
-        self.current: ids.ImageId | None = None
-        """The image that is being filled."""
+        self.current: ids.ImageId | None = None  # the image that is being filled
         self._images, self._pins, self._chunks, self._reads = images, image_pins, chunks, reads
         self._traffic, self._first_chunk = traffic, first_chunk
         self._spare, self._pacer = fill_rate.SpareBandwidth(), fill_rate.Pacer()

@@ -32,8 +32,7 @@ from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 
-CLOUD_S = 5.0
-"""Interval of updates of the state in the cloud."""
+CLOUD_S = 5.0  # interval of updates of the state in the cloud
 FillMode = pin_record.FillMode
 
 

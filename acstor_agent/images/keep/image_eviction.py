@@ -33,15 +33,11 @@ from acstor_common.util import log_once
 
 LOG = logging.getLogger(__name__)
 
-LOOKUP_TIMEOUT_S = 10.0
-"""How long the source may take to answer whether it still has an image."""
-KEEP_GONE_S = 30 * 24 * 3600.0
-"""By the wall clock, since it outlives restarts."""
-DROPS_IN_A_ROW = 256
-"""Chunks dropped between two checkpoints: about a millisecond."""
+LOOKUP_TIMEOUT_S = 10.0  # how long the source may take to answer whether it still has an image
+KEEP_GONE_S = 30 * 24 * 3600.0  # by the wall clock, since it outlives restarts
+DROPS_IN_A_ROW = 256  # chunks dropped between two checkpoints: about a millisecond
 
-DetachHandler = Callable[[ids.ImageId], None]
-"""Called with an image that was detached; never waits."""
+DetachHandler = Callable[[ids.ImageId], None]  # called with an image that was detached; never waits
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,10 +35,8 @@ from acstor_common.util import lru_table
 
 LOG = logging.getLogger(__name__)
 
-REPLICA_DIVISOR = 2
-"""1/REPLICA_DIVISOR of the cache's limit may be pinned for other hosts."""
-CONTENTS_PER_STEP = 1000
-"""Contents pinned between two checkpoints: less than a millisecond."""
+REPLICA_DIVISOR = 2  # 1/REPLICA_DIVISOR of the cache's limit may be pinned for other hosts
+CONTENTS_PER_STEP = 1000  # contents pinned between two checkpoints: less than a millisecond
 
 ImagePin = pin_record.ImagePin
 Contents = capacity.Contents
@@ -67,12 +65,10 @@ class ImagePins:
     ) -> None:
         self.pins = cache_pins.Pins()
         self._limits = limits
-        self.changes = 0
-        """Number of changes of the pinned contents; capacity only changes with it."""
+        self.changes = 0  # number of changes of the pinned contents; capacity only changes with it
         self.report_write: Callable[[str], None] = lambda why: None
         """Called after each write of the file, with the failure or ""."""
-        self.cache: cache_files.CacheFiles
-        """The cache with these pins; set once it is open."""
+        self.cache: cache_files.CacheFiles  # the cache with these pins; set once it is open
         self._file = pin_file.PinFile(state_dir)
         self._limit_bytes, self._slab_bytes = limit_bytes, min(slab_bytes, limit_bytes)
         self._shares = shares

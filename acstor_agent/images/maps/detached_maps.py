@@ -36,12 +36,9 @@ from acstor_common.util import log_limit
 from acstor_common.util import lru_table
 from acstor_common.util import token_buckets
 
-RECHECK_S = 60.0
-"""Interval of checks that the source still allows reading an image."""
-RECHECK_FAILED_S = 5.0
-"""The same after the source did not answer or had no such image."""
-IMAGES = 1024
-"""Images remembered, and images remembered as missing."""
+RECHECK_S = 60.0  # interval of checks that the source still allows reading an image
+RECHECK_FAILED_S = 5.0  # the same after the source did not answer or had no such image
+IMAGES = 1024  # images remembered, and images remembered as missing
 PAGES_BYTES = 32 * geometry.MIB
 BOOT_HEADS = 64
 MAX_BOOT_HEAD_BYTES = geometry.MIB
@@ -50,8 +47,7 @@ MAX_LOADS_PER_HOST = 2
 LOADS_PER_HOST = token_buckets.Rate(per_s=32.0, burst=512.0)
 """Loads caused by one host. A page covers 128 MiB of an image, so this is 32 Gbit/s."""
 LOADS_IN_ALL = token_buckets.Rate(per_s=256.0, burst=4096.0)
-MISS_COST = 16
-"""Additional cost of a failed load: a peer can request invented IDs twice a second."""
+MISS_COST = 16  # additional cost of a failed load: a peer can request invented IDs twice a second
 HOSTS = 4096
 LOG_INTERVAL_S = 10.0
 
@@ -108,8 +104,7 @@ class DetachedMaps:
             LOADS_IN_ALL, 1
         )
         self._said = log_limit.LogLimit(LOG_INTERVAL_S)
-        self.refused = 0
-        """Loads refused because a host exceeded its rate."""
+        self.refused = 0  # loads refused because a host exceeded its rate
 
     @property
     def counts(self) -> dict[str, int]:

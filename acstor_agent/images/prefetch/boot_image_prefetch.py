@@ -40,13 +40,10 @@ from acstor_common.wire import decision_messages
 
 LOG = logging.getLogger(__name__)
 
-BYTES_S = 6_250_000.0
-"""50 Mbit/s: a boot image of 40 MiB takes 7 s."""
+BYTES_S = 6_250_000.0  # 50 Mbit/s: a boot image of 40 MiB takes 7 s
 MAX_IN_FLIGHT = 4
-MAX_REPORTED = 128
-"""Limit of prefetched boot images of which the cached part is reported."""
-FETCH_S = 60.0
-"""A frame fails after this time; the booting guest requests it again."""
+MAX_REPORTED = 128  # limit of prefetched boot images of which the cached part is reported
+FETCH_S = 60.0  # a frame fails after this time; the booting guest requests it again
 
 KeepClass = public_cache.KeepClass
 Mode = prefetch_policy.Mode

@@ -17,8 +17,7 @@ from acstor_agent.images.prefetch import bulk_fetch
 from acstor_agent.images.read import mirror
 from acstor_common.model import ids
 
-CHUNKS_PER_CHECKPOINT = 200
-"""Chunks examined between two checkpoints: about a millisecond."""
+CHUNKS_PER_CHECKPOINT = 200  # chunks examined between two checkpoints: about a millisecond
 
 
 def first_chunk_of(host: ids.HostId) -> int:

@@ -39,10 +39,8 @@ from acstor_common.util import atomic_file
 LOG = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 8
-HEAD_PATIENCE_S = 1.0
-"""How long a guest's read waits to learn whether the boot image has its chunk."""
-RECHECK_S = 60.0
-"""Least time before an image without a usable boot image is examined again."""
+HEAD_PATIENCE_S = 1.0  # how long a guest's read waits to learn whether the boot image has its chunk
+RECHECK_S = 60.0  # least time before an image without a usable boot image is examined again
 TICK_S = 1.0
 UNAVAILABLE = (errors.ChunkUnavailable, errors.DeadlineExceeded)
 """Failures after which chunks are fetched one by one."""

@@ -35,8 +35,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
 
-MAX_READ_BYTES = 1 * geometry.MIB
-"""The longest read that the kernel sends."""
+MAX_READ_BYTES = 1 * geometry.MIB  # the longest read that the kernel sends
 
 _ZEROS = bytes(MAX_READ_BYTES)
 _SCRATCH = memoryview(mmap.mmap(-1, MAX_READ_BYTES))
@@ -82,8 +81,7 @@ class CachedBytes(NamedTuple):
 
 
 _PAUSE_S = 0.0005
-_KEPT_TIMES, _SHORT_S = 10, 0.05
-"""A count that took less than _SHORT_S is not cached."""
+_KEPT_TIMES, _SHORT_S = 10, 0.05  # a count that took less than _SHORT_S is not cached
 
 
 def pause() -> None:

@@ -28,8 +28,7 @@ LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-AT_ONCE = 32
-"""Concurrent requests of one guest: at 1 MiB each, 512 chunks in flight."""
+AT_ONCE = 32  # concurrent requests of one guest: at 1 MiB each, 512 chunks in flight
 REQUEST_BYTES = 16 * geometry.KIB
 """Measured memory of a waiting request: its task, and libfuse's touched pages."""
 READS_LIMIT_BYTES = 12_288 * REQUEST_BYTES

@@ -32,8 +32,7 @@ from acstor_common.wire import peer_wire
 LOG = logging.getLogger(__name__)
 
 ROOM_CHECK_S = 0.1
-PARTS_PER_TURN = peer_wire.MAX_BATCH
-"""Messages, or requests in them, before other tasks get a turn."""
+PARTS_PER_TURN = peer_wire.MAX_BATCH  # messages, or requests in them, before other tasks get a turn
 Part = peer_wire.Message | peer_wire.ChunkRequest
 NEARLY_BYTES = 16 * geometry.KIB
 """An answer with fewer undelivered bytes does not delay the next one."""

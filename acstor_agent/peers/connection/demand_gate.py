@@ -5,8 +5,7 @@ import math
 
 import trio
 
-BULK_YIELDS_S = 0.05
-"""How long bulk data yields to demand data, each time."""
+BULK_YIELDS_S = 0.05  # how long bulk data yields to demand data, each time
 
 
 class DemandGate:

@@ -20,14 +20,10 @@ from acstor_common.wire import peer_wire
 
 SMALL_MESSAGES = token_buckets.Rate(per_s=50.0, burst=100.0)
 """Limit of Pings, Pongs, Cancels and RaisePriorities of no open request; refusals count too."""
-REFUSAL_PRICE = 0.25
-"""Of a request; honest hosts are refused too while the source fails."""
-FEW = 40.0
-"""Recent small messages of a host that does not count as sending many."""
-TURN_S = 0.001
-"""Age of a turn of the loop up to which work for a peer may start."""
-MANY_EVERY_S = 0.004
-"""Interval of turns for the hosts that send many small messages."""
+REFUSAL_PRICE = 0.25  # of a request; honest hosts are refused too while the source fails
+FEW = 40.0  # recent small messages of a host that does not count as sending many
+TURN_S = 0.001  # age of a turn of the loop up to which work for a peer may start
+MANY_EVERY_S = 0.004  # interval of turns for the hosts that send many small messages
 _SMALL = (peer_wire.Ping, peer_wire.Pong, peer_wire.RaisePriority, peer_wire.Cancel)
 
 

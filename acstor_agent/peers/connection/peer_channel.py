@@ -18,8 +18,7 @@ from acstor_common.model import addresses
 from acstor_common.model import ids
 from acstor_common.wire import peer_wire
 
-EARLY_MESSAGES = 16
-"""Announcements that wait for the dial; more are dropped."""
+EARLY_MESSAGES = 16  # announcements that wait for the dial; more are dropped
 
 
 class Channel:

@@ -20,11 +20,9 @@ from acstor_common.identity import credentials
 
 LOG = logging.getLogger(__name__)
 
-BATCH = 256
-"""Connections per batch; a certificate check counts as CHECK."""
+BATCH = 256  # connections per batch; a certificate check counts as CHECK
 CERTIFICATE_COST = 32
-PAUSE_S = 0.005
-"""After a batch: 2,000 hosts take 2 s, with a fifth of a processor."""
+PAUSE_S = 0.005  # after a batch: 2,000 hosts take 2 s, with a fifth of a processor
 
 
 class Reauthorization:

@@ -31,8 +31,7 @@ Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer
 
 _USELESS = frozenset({peer_wire.RefuseCode.MISSING, peer_wire.RefuseCode.WITHHELD})
 """Refusals that the requester caused, not this host's state."""
-MESSAGE_BYTES = 128
-"""Overhead of a queued message."""
+MESSAGE_BYTES = 128  # overhead of a queued message
 ANSWER_BYTES = 2 * MESSAGE_BYTES + 64
 """Reserved for an answer beside its chunk: enough for a refusal."""
 

@@ -16,8 +16,7 @@ from acstor_agent.core.sources import hung_calls
 from acstor_agent.sources import blocking_threads
 
 LOOKUPS_AT_A_TIME = 2
-NEXT_ADDRESS_S = 0.25
-"""Time without a connection after which the next address is tried too."""
+NEXT_ADDRESS_S = 0.25  # time without a connection after which the next address is tried too
 MAX_ADDRESSES = 8
 
 

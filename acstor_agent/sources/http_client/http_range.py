@@ -15,8 +15,7 @@ from typing import Protocol
 from acstor_common import errors
 from acstor_common.model import addresses
 
-RETRY_AFTER_LIMIT_S = 5.0
-"""The longest pause that Retry-After can impose."""
+RETRY_AFTER_LIMIT_S = 5.0  # the longest pause that Retry-After can impose
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 MAX_REDIRECTS = 5
 

@@ -18,15 +18,12 @@ from acstor_common.model import geometry
 
 HEAD_BYTES = 4096
 """Bytes received at a time until a head is complete, and so copied of a body at most."""
-PART_BYTES = 64 * geometry.KIB
-"""Bytes received at a time of a body without the requested length."""
+PART_BYTES = 64 * geometry.KIB  # bytes received at a time of a body without the requested length
 EVENTS_PER_TURN = 64
 """Heads and parts of bodies before other tasks get a turn; h11 needs 10 us for each."""
-MAX_HINTS = 8
-"""1xx responses before the final one (RFC 8297)."""
+MAX_HINTS = 8  # 1xx responses before the final one (RFC 8297)
 
-ReceivePart = Callable[[bytes], Awaitable[None]]
-"""Takes the next part of a body."""
+ReceivePart = Callable[[bytes], Awaitable[None]]  # takes the next part of a body
 
 
 class HttpResponse:

@@ -18,10 +18,8 @@ from acstor_agent.sources.http_client import http_connector
 from acstor_common import errors
 from acstor_common.model import geometry
 
-TLS_BYTES_PER_CALL = 128 * geometry.KIB
-"""Bytes received at a time with TLS: eight records."""
-CALLS_PER_TURN = 16
-"""Socket calls in a row before other tasks get a turn."""
+TLS_BYTES_PER_CALL = 128 * geometry.KIB  # bytes received at a time with TLS: eight records
+CALLS_PER_TURN = 16  # socket calls in a row before other tasks get a turn
 
 
 class Stream:

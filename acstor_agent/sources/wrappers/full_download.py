@@ -31,8 +31,7 @@ from acstor_common.util import backoff
 
 LOG = logging.getLogger(__name__)
 
-WRITE_BYTES = geometry.MIB
-"""Bytes written at a time; fewer if a reader waits for them."""
+WRITE_BYTES = geometry.MIB  # bytes written at a time; fewer if a reader waits for them
 WINDOW_S = 60.0
 
 _KINDS = (

@@ -245,7 +245,7 @@ async def test_pieces_that_came_in_time_are_told_and_the_rest_is_unreachable(aut
     assert inner.cancelled == 1
 
 
-@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 async def test_pieces_that_all_fail_once_keep_their_numbers(autojump_clock, order):
     """As a qcow2 image has its faults told in the order of the file."""
 
