@@ -71,7 +71,7 @@ class DescriptorKeeper:
                 ["bash", "-c", script, "bash", *argv],
                 env=environment,
                 pass_fds=self._all(),
-                process_group=0,  # ^C at a terminal is not for the agent
+                start_new_session=True,  # ^C at a terminal is not for the agent
                 stdout=out,
                 stderr=out,
             )

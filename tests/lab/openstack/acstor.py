@@ -80,19 +80,23 @@ class Agent(machine.Inmate):
 
 
 class Acstor:
-    """The services of acstor in a cloud; each can be stopped, killed and restarted by itself."""
+    """The services of acstor in a cloud; each can be stopped, killed and restarted by itself.
 
-    def __init__(self, lab: cloud.Cloud) -> None:
+    :param agent_class: of the agents on its compute hosts
+    """
+
+    def __init__(self, lab: cloud.Cloud, agent_class: type[Agent] = Agent) -> None:
         self._lab = lab
         self.api = acstor_decision.DecisionApi(
             lab, lab.folder, f"sqlite:///{lab.folder}/acstor.sqlite"
         )
         self.listener = acstor_glance.Listener("acstor-listener", lab, lab.folder)
-        self.agents = [Agent(host, lab) for host in lab.computes]
+        self.decision = Decision(self.api)
+        self.agents = [agent_class(host, lab) for host in lab.computes]
 
     def services(self) -> list[daemon.Daemon]:
         """Return them, those that others need first."""
-        return [Decision(self.api), self.api, self.listener, *self.agents]
+        return [self.decision, self.api, self.listener, *self.agents]
 
     def start(self) -> None:
         """Start the cloud with acstor in it, and give it an image.

@@ -33,9 +33,12 @@ DISK_GB = 2
 
 
 class Cloud:
-    """The services beneath ``folder``; each can be stopped, killed and restarted by itself."""
+    """The services beneath ``folder``; each can be stopped, killed and restarted by itself.
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    :param hosts: names of the compute hosts
+    """
+
+    def __init__(self, folder: pathlib.Path, hosts: Sequence[str] = HOSTS) -> None:
         self.folder = folder
         self.rabbitmq = rabbitmq.RabbitMQ(folder)
         self.mariadb = mariadb.MariaDB(folder)
@@ -44,7 +47,7 @@ class Cloud:
         needs = nova.Needs(self.mariadb, self.rabbitmq, self.keystone, self.glance)
         self.neutron = neutron.Neutron("neutron", folder)
         self.nova = nova.Controller(folder, needs)
-        self.computes = [compute.Compute(host, folder, needs) for host in HOSTS]
+        self.computes = [compute.Compute(host, folder, needs) for host in hosts]
 
     def start_database(self) -> None:
         """Start MariaDB alone; what is prepared for other services is in it if they are installed.
