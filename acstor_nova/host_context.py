@@ -59,6 +59,7 @@ class Timeouts(NamedTuple):
     :param report_retry_s: between two attempts to report fallbacks
     :param checkpoint_s: for a checkpoint that is only delayed
     :param checkpoint_retry_s: between two requests for a checkpoint
+    :param fill_poll_s: between two looks at the fill of an image that a server waits for
     :param upload_end_s: until Glance ends an aborted upload
     :param upload_poll_s: between two requests for an image's status
     """
@@ -69,6 +70,7 @@ class Timeouts(NamedTuple):
     report_retry_s: float = fallbacks.RETRY_S
     checkpoint_s: float = 180.0
     checkpoint_retry_s: float = 5.0
+    fill_poll_s: float = 1.0
     upload_end_s: float = 60.0
     upload_poll_s: float = 1.0
 
@@ -184,7 +186,7 @@ class HostContext:
         except errors.AgentRefused as e:
             if not is_id_reused(e):
                 raise
-            if disks := self._disks_on(self.base_path(image_id)):
+            if disks := self.disks_on(self.base_path(image_id)):
                 raise self.nova.cannot_start(
                     f"image {image_id}: {e.why}. These disks lie on the former bytes: "
                     f"{', '.join(disks)}. Use another host, or another id"
@@ -193,7 +195,8 @@ class HostContext:
         self.agent.detach_image(image_id)
         return self.agent.attach_image(image_id, mirror_link.HEAD_BYTES, os_hash)
 
-    def _disks_on(self, base: str) -> list[str]:
+    def disks_on(self, base: str) -> list[str]:
+        """Return the root disks of this host that are based on a file of Nova's image cache."""
         folder = self.nova.conf.instances_path
         paths = (
             os.path.join(folder, instance, name)

@@ -20,6 +20,7 @@ from acstor_common.disks import local_file
 from acstor_common.formats import chunk_map
 from acstor_common.image import image_record
 from acstor_common.wire import control_wire
+from acstor_nova import cache_first
 from acstor_nova import host_context
 from acstor_nova import mirror_link
 
@@ -73,14 +74,57 @@ class MirrorBase:
             return make(fetch_func)
         if getattr(self._instance, "task_state", None) == _MIGRATING:
             self._check_recorded(image_id)
+        is_new = not os.path.lexists(self.path)
         lost = self._make_on_mirror(make, fetch_func, image_id, kwargs.get("context"))
         if lost is not None:
             why = f"its mirror was lost: {lost}"
-            self.host.record_fallback(image_id, _REASONS.MIRROR_LOST, why)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.host.base_path(image_id))
-            make(fetch_func)
+            self._download_instead(make, fetch_func, image_id, _REASONS.MIRROR_LOST, why)
+        elif is_new and mirror_link.image_of(self.host.base_path(image_id)) is not None:
+            self._cache_first(make, fetch_func, image_id)
         return None
+
+    def _download_instead(
+        self,
+        make: Callable[[Callable[..., None]], None],
+        download: Callable[..., None],
+        image_id: str,
+        reason: control_wire.Fallback,
+        why: str,
+    ) -> None:
+        self.host.record_fallback(image_id, reason, why)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.host.base_path(image_id))
+        make(download)
+
+    def _cache_first(
+        self,
+        make: Callable[[Callable[..., None]], None],
+        download: Callable[..., None],
+        image_id: str,
+    ) -> None:
+        """Wait until the image is fully cached, if the flavor or the image demands it.
+
+        Otherwise Nova downloads it, unless other disks of this host lie on the mirror: then the
+        build fails, and Nova's scheduler tries another host.
+        """
+        if getattr(self._instance, "task_state", None) == _MIGRATING:
+            return
+        try:
+            limit_s = cache_first.limit_of(self._instance)
+        except ValueError as e:
+            raise self.host.nova.cannot_start(str(e)) from e
+        if limit_s is None:
+            return
+        try:
+            poll_s = self.host.timeouts.fill_poll_s
+            cache_first.wait_until_cached(self.host.agent, image_id, limit_s, poll_s)
+        except cache_first.NotCachedError as e:
+            os.unlink(self.path)
+            if self.host.disks_on(self.host.base_path(image_id)):
+                raise self.host.nova.cannot_start(
+                    f"image {image_id}: {e}. Other servers of this host use its mirror"
+                ) from e
+            self._download_instead(make, download, image_id, _REASONS.NOT_CACHED, str(e))
 
     def _make_on_mirror(
         self,

@@ -38,6 +38,7 @@ class Fallback(enum.StrEnum):
     OTHER_NAME = "other-name"
     MIRROR_UNREADABLE = "mirror-unreadable"
     MIRROR_LOST = "mirror-lost"
+    NOT_CACHED = "not-cached"
     HOLES_UNKNOWN = "holes-unknown"
     GATEWAY_UNREACHABLE = "gateway-unreachable"
     GATEWAY_REFUSED = "gateway-refused"

@@ -112,10 +112,10 @@ class Nova:
     def limit(self, **timeouts):
         self.host.timeouts = self.host.timeouts._replace(**timeouts)
 
-    def disk(self, name="disk"):
-        instance = types.SimpleNamespace(image_ref=IMAGE, uuid=INSTANCE, metadata={})
+    def disk(self, name="disk", instance_id=INSTANCE):
+        instance = types.SimpleNamespace(image_ref=IMAGE, uuid=instance_id, metadata={})
         instance.system_metadata, instance.task_state = {}, None
-        return self.backend(instance, name, str(self.folder / INSTANCE / name))
+        return self.backend(instance, name, str(self.folder / instance_id / name))
 
     def spawn(self, filename=None, **kwargs):
         return self.cached(self.disk(), filename, **kwargs)

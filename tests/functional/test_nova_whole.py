@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from acstor_common import errors
+from acstor_nova import cache_first
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
 from tests.lab import runs
@@ -103,6 +104,36 @@ def test_server_of_a_whole_image_needs_neither_glance_nor_another_host(cluster, 
             server.hard_reboot()
             assert "Images are identical" in compare(server, kept)
             assert state(host, image_id) == "fully_cached"
+
+
+@pytest.fixture
+def patient_flavor(cluster) -> Iterator[str]:
+    """Return a flavor whose servers start when their image is fully cached."""
+    name = "cache-first"
+    made = cluster.client.create_flavor(name=name, ram=64, vcpus=1, disk=1)
+    cluster.client.create_flavor_extra_specs(made, {cache_first.EXTRA_SPEC: str(int(SOON_S))})
+    yield name
+    cluster.client.delete_flavor(made)
+
+
+def test_server_of_a_patient_flavor_is_active_when_its_image_is_fully_cached(
+    cluster, slow_host, patient_flavor
+):
+    image_id = cluster.images.new()
+    with cluster.server(image_id, slow_host, patient_flavor, 2 * SOON_S) as server:
+        assert state(slow_host, image_id) == "fully_cached"
+        assert "not-cached" not in slow_host.fallbacks()
+        with without_glance(cluster), nova_hosts.agent_away(cluster.hosts[1]):
+            assert "Images are identical" in compare(server, keep(cluster, image_id))
+
+
+def test_image_that_is_kept_nowhere_is_downloaded_for_a_server_that_wants_it_cached(cluster):
+    host = cluster.hosts[1]
+    image_id = cluster.images.new(img_fully_cached_within=str(int(SOON_S)))
+    with cluster.server(image_id, host) as server:
+        assert not host.is_mirrored(image_id)
+        assert host.fallbacks()["not-cached"] == 1
+        assert server.has_bytes_of(image_id)
 
 
 def test_reads_wait_while_glance_is_away_before_the_image_is_whole(cluster, slow_host):
