@@ -8,10 +8,11 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$ROOT/.venv LOGS=$ROOT/.cache/logs
 # shellcheck disable=SC2034
 UNIT=(tests/unit tests/contract tests/security/fuzz)
-# For each processor three workers, since half of a unit test's time is waiting. Neighbours in a file
-# stay together, so what a worker has made for one is there for the next.
+# For each processor two workers, since half of a unit test's time is waiting; each of them takes 5 s to
+# import all tests. Neighbours in a file stay together, so what a worker has made for one is there for
+# the next.
 # shellcheck disable=SC2034
-UNIT_WORKERS=(-n "$((3 * $(nproc) < 16 ? 3 * $(nproc) : 16))" --dist worksteal)
+UNIT_WORKERS=(-n "$((2 * $(nproc) < 16 ? 2 * $(nproc) : 16))" --dist worksteal)
 
 say() { printf 'acstor: %s\n' "$*" >&2; }
 

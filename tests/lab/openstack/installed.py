@@ -69,7 +69,8 @@ def _run(*argv: str | pathlib.Path) -> None:
 def _pip(*arguments: str | pathlib.Path) -> None:
     # Not `python -m pip`: that looks for what is installed in the current folder first, and would
     # leave the entry points of an older acstor behind when the folder is the checkout.
-    _run(BIN / "pip", "--disable-pip-version-check", "install", *arguments)
+    # Most modules are never imported; Python compiles those that are.
+    _run(BIN / "pip", "--disable-pip-version-check", "install", "--no-compile", *arguments)
 
 
 def _install_releases() -> None:
