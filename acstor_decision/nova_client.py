@@ -91,10 +91,7 @@ def auth_options() -> list[cfg.Opt]:
 
 def options() -> list[cfg.Opt]:
     """Return the options of requests to Nova."""
-    found = session_options.session_options(TIMEOUT_S)
-    found += loading.get_adapter_conf_options(include_deprecated=False)
-    cfg.set_defaults(found, service_type="compute", valid_interfaces=["internal", "public"])
-    return found
+    return session_options.service_options(TIMEOUT_S, "compute")
 
 
 class NovaClient:

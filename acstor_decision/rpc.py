@@ -163,12 +163,11 @@ class TaskSender:
         self,
         conf: cfg.ConfigOpts,
         seal: Seal,
-        wall: Callable[[], float] = time.time,
         *,
         call_timeout_s: float = 10.0,
         retries: int = SEND_RETRIES,
     ) -> None:
-        self._conf, self._seal, self._wall = conf, seal, wall
+        self._conf, self._seal = conf, seal
         self._call_timeout_s, self._retries = call_timeout_s, retries
         self._transport: Any = None
         self._opening = threading.Lock()
@@ -186,7 +185,7 @@ class TaskSender:
         )
         for to, named in every:
             target = oslo_messaging.Target(topic=decision_messages.AGENT_TOPIC, **to)
-            given = decision_messages.TaskForHosts(task=task, hosts=named, given_s=self._wall())
+            given = decision_messages.TaskForHosts(task=task, hosts=named, given_s=time.time())
             sealed = self._seal(given, signing.TASK)
             self._send(target, decision_messages.IMAGE_TASK_GIVEN, sealed)
 
@@ -197,9 +196,7 @@ class TaskSender:
         :raises BusUnreachable: the request was not sent
         """
         target = oslo_messaging.Target(topic=trace_message.TOPIC)
-        asked = decision_messages.ImageWantedAt(
-            wanted=wanted, request=request, given_s=self._wall()
-        )
+        asked = decision_messages.ImageWantedAt(wanted=wanted, request=request, given_s=time.time())
         self._send(target, decision_messages.IMAGE_WANTED, self._seal(asked, signing.IMAGE_WANTED))
 
     def request_checkpoint(
@@ -213,7 +210,7 @@ class TaskSender:
         :raises errors.RemoteProtocolError: the response is malformed
         """
         wanted = checkpoint_messages.CheckpointRequest(
-            request=request, instance_id=instance_id, host=host, given_s=self._wall()
+            request=request, instance_id=instance_id, host=host, given_s=time.time()
         )
         target = oslo_messaging.Target(topic=checkpoint_messages.DAEMON_TOPIC, server=host)
         encoded = decision_messages.encode(self._seal(wanted, signing.CHECKPOINT_WANTED))

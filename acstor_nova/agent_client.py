@@ -17,9 +17,9 @@ from typing import NamedTuple
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
+from acstor_common.wire import checkpoint_messages
 from acstor_common.wire import control_wire
 from acstor_nova import compute_user
-from acstor_nova import decision_client
 
 READ_BYTES = 64 * 1024
 TIMEOUT_S = 45.0
@@ -111,7 +111,7 @@ class AgentClient:
         self._ask(control_wire.CountFallback(reason, times))
 
     def attach_checkpoint(
-        self, recovery: decision_client.Recovery, backing_file: str, max_bytes: int
+        self, recovery: checkpoint_messages.RecoveryData, backing_file: str, max_bytes: int
     ) -> int:
         """Make a disk of a checkpoint; return its size in bytes.
 

@@ -12,6 +12,7 @@ from keystoneauth1 import exceptions
 
 from acstor_common import errors
 from acstor_common.service import bounded_responses
+from acstor_common.wire import checkpoint_messages
 
 T = TypeVar("T")
 
@@ -31,26 +32,6 @@ class CheckpointSummary(msgspec.Struct):
 
 class _List(msgspec.Struct):
     checkpoints: Annotated[list[CheckpointSummary], msgspec.Meta(max_length=NEWEST)]
-
-
-class CheckpointHolder(msgspec.Struct):
-    """A host that keeps a checkpoint, and the address of its vault."""
-
-    host: str
-    address: str
-
-
-class Recovery(msgspec.Struct):
-    """The data that an agent needs to make a disk of a checkpoint."""
-
-    checkpoint_id: str
-    instance_id: str
-    image_id: str
-    owner: str
-    vault_disk: str
-    manifest_name: str
-    holders: list[CheckpointHolder]
-    key: str
 
 
 class _Error(msgspec.Struct):
@@ -76,9 +57,10 @@ class DecisionClient:
         query = f"?instance={instance_id}&limit={NEWEST}"
         return self._get(f"/v1/checkpoints{query}", _List).checkpoints
 
-    def checkpoint_recovery(self, checkpoint_id: str) -> Recovery:
+    def checkpoint_recovery(self, checkpoint_id: str) -> checkpoint_messages.RecoveryData:
         """Return the data to make a disk of a checkpoint."""
-        return self._get(f"/v1/checkpoints/{checkpoint_id}/recovery", Recovery)
+        path = f"/v1/checkpoints/{checkpoint_id}/recovery"
+        return self._get(path, checkpoint_messages.RecoveryData)
 
     def _get(self, path: str, answer: type[T]) -> T:
         with translated_errors(self._url + path), requests.Session() as session:

@@ -51,15 +51,7 @@ class MirrorBase:
         self._image_ref = getattr(instance, "image_ref", None)
         self._instance = instance
 
-    def cache(
-        self,
-        fetch_func: Callable[..., None],
-        filename: str,
-        size: int | None = None,
-        safe: bool = False,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
+    def cache(self, fetch_func: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Make the disk, on the image's mirror if possible.
 
         Disks without an image ID (ephemeral, swap, copies from another host) are Nova's.
@@ -67,7 +59,7 @@ class MirrorBase:
         stock = super().cache  # type: ignore[misc]
 
         def make(fetch: Callable[..., None]) -> None:
-            stock(fetch, filename, size, safe, *args, **kwargs)
+            stock(fetch, *args, **kwargs)
 
         image_id = kwargs.get("image_id")
         if image_id is None:

@@ -112,6 +112,16 @@ def _register_backend(module: ModuleType) -> None:
     setattr(module.Backend, _MARK, True)
 
 
+def _may_hook(effect: str, check: Callable[..., None], *names: Any) -> bool:
+    """Return whether this Nova has the hooks; if not, log the effect."""
+    try:
+        check(nova_version(), *names)
+    except Exception as e:
+        LOG.error("%s: %s", effect, e)
+        return False
+    return True
+
+
 def _backend(module: ModuleType) -> type:
     """Return the backend's class, or Nova's own if this Nova is not supported."""
     try:
@@ -222,10 +232,7 @@ def _register_composed(module: ModuleType) -> None:
         except Exception:
             LOG.exception("Nova makes this snapshot itself")
 
-    try:
-        nova_hooks.check_snapshot_hooks(nova_version())
-    except Exception as e:
-        LOG.error("Nova uploads complete snapshots: %s", e)
+    if not _may_hook("Nova uploads complete snapshots", nova_hooks.check_snapshot_hooks):
         return
     module.LibvirtDriver._suspend_guest_for_snapshot = suspend
 
@@ -279,10 +286,7 @@ def _register_moves(module: ModuleType) -> None:
             raise exception.InstanceFaultRollback(refused)  # the server stays unchanged
         return stock(self, context, instance, *args, **kwargs)
 
-    try:
-        nova_hooks.check_migration_hooks(nova_version())
-    except Exception as e:
-        LOG.error("recovered servers may migrate too early: %s", e)
+    if not _may_hook("recovered servers may migrate too early", nova_hooks.check_migration_hooks):
         return
     module.LibvirtDriver.migrate_disk_and_power_off = migrate
 
@@ -301,10 +305,9 @@ def _register_evacuations(module: ModuleType) -> None:
     def is_ours() -> bool:
         return hasattr(_backend(importlib.import_module(IMAGEBACKEND)), "host")
 
-    try:
-        nova_hooks.check_hooks(nova_version(), [MANAGER])
-    except Exception as e:
-        LOG.error("evacuated servers start from their images: %s", e)
+    if not _may_hook(
+        "evacuated servers start from their images", nova_hooks.check_hooks, [MANAGER]
+    ):
         return
     from acstor_nova.evacuation import recovering_backend
 
@@ -354,10 +357,7 @@ def _register_snapshots(module: Any) -> None:
             backend.host, stock, disk_path, source_fmt, out_path, dest_fmt
         )
 
-    try:
-        nova_hooks.check_hooks(nova_version(), [UTILS])
-    except Exception as e:
-        LOG.error("Nova makes snapshots itself: %s", e)
+    if not _may_hook("Nova makes snapshots itself", nova_hooks.check_hooks, [UTILS]):
         return
     module.extract_snapshot = extract_snapshot
     setattr(module, _MARK, True)
@@ -382,10 +382,9 @@ def _register_poweroff(module: ModuleType) -> None:
             _notify_power_off(backend.host, self.uuid, is_cancelled=True)
             raise
 
-    try:
-        nova_hooks.check_hooks(nova_version(), [GUEST])
-    except Exception as e:
-        LOG.error("Nova stops instances with waiting reads itself: %s", e)
+    if not _may_hook(
+        "Nova stops instances with waiting reads itself", nova_hooks.check_hooks, [GUEST]
+    ):
         return
     module.Guest.poweroff = poweroff
     setattr(module.Guest, _MARK, True)

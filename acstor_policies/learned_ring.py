@@ -33,9 +33,7 @@ class LearnedRing(base.Lockstep):
 
     def __init__(self, context: context.Context) -> None:
         super().__init__(context)
-        self.predecessors = lockstep.Predecessors(
-            context.ring.own_host, context.uploads.has_met_queue
-        )
+        self.predecessors = lockstep.Predecessors(context.ring.own_host, context.uploads)
         self.steps = lockstep.ReadPositions()
 
     def __len__(self) -> int:

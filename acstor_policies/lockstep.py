@@ -12,11 +12,11 @@ nearer to the home, and two hosts that agree on the home never wait for each oth
 """
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import blake3
 
+from acstor_agent.engine import upload_scheduler
 from acstor_common.model import ids
 from acstor_common.util import lru_table
 
@@ -110,10 +110,10 @@ class _Predecessor:
 
 
 class Predecessors:
-    """The predecessors of this host, by image; ``has_queues``: whether links have queues."""
+    """The predecessors of this host, by image; only while links have queues."""
 
-    def __init__(self, own_host: ids.HostId, has_queues: Callable[[float], bool]) -> None:
-        self._own_host, self._has_queues = own_host, has_queues
+    def __init__(self, own_host: ids.HostId, uploads: upload_scheduler.UploadScheduler) -> None:
+        self._own_host, self._uploads = own_host, uploads
         self._predecessors: lru_table.LruTable[ids.ImageId, _Predecessor] = lru_table.LruTable(
             IMAGES
         )
@@ -133,7 +133,7 @@ class Predecessors:
         if now > predecessor.until_s:
             del self._predecessors[image_id]
             return None
-        if not self._has_queues(now):
+        if not self._uploads.has_met_queue(now):
             return None
         is_behind = distance(home, self._own_host) >= distance(predecessor.host, self._own_host)
         return predecessor.host if is_behind else None
@@ -141,7 +141,7 @@ class Predecessors:
     def propose_predecessor(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
         """Make a host the predecessor if it is nearer than the current one."""
         own_host, predecessor = self._own_host, self._predecessors.get(image_id)
-        if host == own_host or self._is_avoided(host, now) or not self._has_queues(now):
+        if host == own_host or self._is_avoided(host, now) or not self._uploads.has_met_queue(now):
             return
         if predecessor is not None and now > predecessor.until_s:
             predecessor = None

@@ -52,28 +52,23 @@ def simulate(
 
 
 class _Guest:
-    """One guest: it thinks and reads, one chunk after the other.
-
-    :param booted: called with the seconds until its first byte, and until the end
-    """
+    """One guest of a run: it thinks and reads, one chunk after the other."""
 
     def __init__(
         self,
         host: cloud.SimulatedHost,
         image: boot_traces.TracedImage,
         task: workloads.Task,
-        arrival: Callable[[cloud.SimulatedHost, boot_traces.TracedImage], image_delivery.Delivery],
-        booted: Callable[["_Guest", float, float], None],
+        run: "_Run",
     ) -> None:
         self.image, self.used_bytes = image, task.used_bytes
         self._host, self._agenda, self._reads = host, host.world.agenda, task.reads
-        self._make_arrival, self._booted = arrival, booted
-        self._began_s, self._first_s = 0.0, 0.0
+        self._run, self._began_s, self._first_s = run, 0.0, 0.0
         self._at = 0
 
     def start(self) -> None:
         self._began_s = self._agenda.now
-        self._arrival = self._make_arrival(self._host, self.image)
+        self._arrival = self._run.delivery_to(self._host, self.image)
         self._arrival.call_when_ready(self._think)
 
     def _think(self) -> None:
@@ -85,7 +80,7 @@ class _Guest:
             if not self._is_present(chunk):
                 return
             self._advance()
-        self._booted(self, self._first_s, self._agenda.now - self._began_s)
+        self._run.note_boot(self, self._first_s, self._agenda.now - self._began_s)
 
     def _read(self) -> None:
         if self._is_present(self._reads[self._at].chunk):
@@ -169,7 +164,7 @@ class _Run:
         self._ready_s: list[float] = []
         self._whole_s: list[float] = []
         self._storage, self._uplinks = (
-            link_meter.LinkMeter(self._world.agenda, links, QUIET_S, self._is_running)
+            link_meter.LinkMeter(self._world.agenda, links, QUIET_S)
             for links in ([self._tree.storage], self._tree.rack_uplinks())
         )
         self._traffic_cv: list[float] = []
@@ -220,7 +215,7 @@ class _Run:
         dice = random.Random(f"{scenario.seed}/guest/{number}")
         task = workloads.task(scenario.workload, image, scenario.chunks, dice)
         host = self._hosts[_place(scenario, number)]
-        return _Guest(host, image, task, self._arrival, self._note)
+        return _Guest(host, image, task, self)
 
     def _begin_traffic(self) -> None:
         background_traffic.put(self._tree, self._flows)
@@ -263,7 +258,7 @@ class _Run:
         racks = {(rack_of(host), image_id) for host, image_id in self._arrivals}
         return len({image_id for _, image_id in racks}), len(racks), len(self._arrivals)
 
-    def _arrival(
+    def delivery_to(
         self, host: cloud.SimulatedHost, image: boot_traces.TracedImage
     ) -> image_delivery.Delivery:
         key = host.number, image.image_id
@@ -280,7 +275,8 @@ class _Run:
         self._whole_s.append(after_s)
         self._stop_if_done()
 
-    def _note(self, guest: _Guest, ready_s: float, booted_s: float) -> None:
+    def note_boot(self, guest: _Guest, ready_s: float, booted_s: float) -> None:
+        """Record the seconds until a guest's first byte, and until its boot ended."""
         if guest in self._later:
             self._later_s.append(booted_s)
         self._rates.append(guest.used_bytes / max(booted_s, 1e-9))

@@ -37,14 +37,24 @@ from acstor_common.wire import signed_messages
 
 LOG = logging.getLogger(__name__)
 
-ANSWER_S: Final = 60
-"""Timeout; the service asks Nova, and writes to its database."""
 SEND_RETRIES: Final = 1
-RETRY_PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
-"""Pauses while the service is busy, randomized by half."""
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _ResponseType = TypeVar("_ResponseType", bound=messages.Response)
+
+
+class BusLimits(NamedTuple):
+    """Limits of calls.
+
+    :param answer_s: timeout; the service asks Nova, and writes to its database
+    :param pauses_s: while the service is busy, randomized by half
+    """
+
+    answer_s: float = 60.0
+    pauses_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
+
+
+LIMITS = BusLimits()
 
 
 class _Identity(NamedTuple):
@@ -75,7 +85,9 @@ class BusClient:
         transport: Any,
         health: vault_health.VaultHealth | None = None,
         wall: Callable[[], float] = time.time,
+        limits: BusLimits = LIMITS,
     ) -> None:
+        self._limits = limits
         self._host, self._files, self._transport = host, files, transport
         self._health, self._wall = health, wall
         self._freshness, self._lock = replay_filter.ReplayFilter(), threading.Lock()
@@ -89,7 +101,7 @@ class BusClient:
         """
         what = f"checkpoint {record.checkpoint_id}"
         answer = self._registered(record)
-        for pause_s in RETRY_PAUSES_S:
+        for pause_s in self._limits.pauses_s:
             if not answer.may_pass or self._stopping.wait(pause_s * random.uniform(0.5, 1.5)):
                 break
             answer = self._registered(record)
@@ -224,7 +236,7 @@ class BusClient:
             topic=decision_messages.TOPIC, version=decision_messages.VERSION
         )
         client = oslo_messaging.get_rpc_client(
-            self._transport, target, timeout=ANSWER_S, retry=SEND_RETRIES
+            self._transport, target, timeout=self._limits.answer_s, retry=SEND_RETRIES
         )
         try:
             reply: object = client.call({}, method, payload=payload)

@@ -6,8 +6,8 @@ A pass calls the holders of this host's disks one after the other; the first pas
 hour, calls all hosts, because others may have data that this host forgot.
 
 A pass, and each holder in it, has a deadline and a limit of disks.  So a hostile holder delays the
-next one by at most HOLDER_S.  A due checkpoint of the disk at hand ends the holder's turn.  Disks
-that a holder lists are handled in a fixed cyclic order, so each is reached.
+next one by at most ``holder_s``.  A due checkpoint of the disk at hand ends the holder's turn.
+Disks that a holder lists are handled in a fixed cyclic order, so each is reached.
 
 An unreadable state is set aside.  Until then unknown disks are kept: one may be that state's.  Only
 the decision service knows the valid checkpoints, and nothing is deleted without its complete
@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Final
+from typing import NamedTuple
 from typing import Protocol
 
 from acstor_checkpoint.capture import disk_states
@@ -46,10 +47,20 @@ ALL_EVERY_S: Final = 3600.0
 RETRY_S: Final = 60.0
 """Pause after a failure of the decision service."""
 PASS_S: Final = 1800.0
-HOLDER_S: Final = 60.0
-"""For listing a holder's disks, and again for all deletions."""
-HOLDER_DISKS: Final = 1024
-"""Per holder and pass; the next pass continues after them."""
+
+
+class CollectionLimits(NamedTuple):
+    """Limits of one holder in a pass.
+
+    :param holder_s: for listing its disks, and again for all deletions
+    :param holder_disks: the next pass continues after them
+    """
+
+    holder_s: float = 60.0
+    holder_disks: int = 1024
+
+
+LIMITS = CollectionLimits()
 
 _Known = Mapping[str, tuple[ids.ImageId, disk_states.DiskState]]
 """Instances and states by disk ID in vaults."""
@@ -107,8 +118,9 @@ class GarbageCollection:
         servers: Servers,
         ended: threading.Event,
         clock: Callable[[], float] = time.monotonic,
+        limits: CollectionLimits = LIMITS,
     ) -> None:
-        self._host, self._states, self._pool = host, states, pool
+        self._host, self._states, self._pool, self._limits = host, states, pool, limits
         self._list_retained, self._servers, self._ended, self._clock = kept, servers, ended, clock
         self._left: list[checkpoint_record.VaultHolder] = []
         self._last: dict[ids.HostId, ids.ImageId] = {}
@@ -180,7 +192,7 @@ class GarbageCollection:
         self._with(client, lambda one: disks.extend(one.list_disks(self._host)))
         disks.sort()
         first = bisect.bisect_right(disks, self._last.get(client.holder, ""))
-        return [*disks[first:], *disks[:first]][:HOLDER_DISKS]
+        return [*disks[first:], *disks[:first]][: self._limits.holder_disks]
 
     def _with(
         self,
@@ -192,7 +204,7 @@ class GarbageCollection:
         One that holds up a single request is replaced; one that has much to delete is not.
         """
         try:
-            holder_group.call_holders([client], work, HOLDER_S)
+            holder_group.call_holders([client], work, self._limits.holder_s)
         except holder_group.HolderSlow as e:
             LOG.info("%s", e)
             if e.is_stalled:

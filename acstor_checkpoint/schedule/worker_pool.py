@@ -35,7 +35,7 @@ WORKERS: Final = 4
 RETRY_WORKERS: Final = 2
 FAILURES: Final = "checkpoint"
 """Name of servers' failures in :mod:`supervision`."""
-_LOOK_EVERY_S: Final = 10.0
+LOOK_EVERY_S: Final = 10.0
 """Delay until a new server or a request is noticed."""
 
 
@@ -78,7 +78,9 @@ class WorkerPool:
         clock: Callable[[], float] = time.monotonic,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         fetch_intervals: nova_intervals.FetchIntervals | None = None,
+        look_every_s: float = LOOK_EVERY_S,
     ) -> None:
+        self._look_every_s = look_every_s
         self._domains, self._taker, self._states = domains, taker, states
         self._schedule = server_schedule.ServerSchedule(default_s)
         self._intervals = nova_intervals.NovaIntervals(fetch_intervals, clock)
@@ -98,7 +100,7 @@ class WorkerPool:
         """Run one worker until :meth:`stop`; finish its current checkpoint."""
         while not self._has_ended:
             if not self.run_turn():
-                self._woken.wait(_LOOK_EVERY_S)
+                self._woken.wait(self._look_every_s)
                 if not self._has_ended:
                     self._woken.clear()
 
@@ -203,7 +205,7 @@ class WorkerPool:
             return
         try:
             present = self._query_servers()
-            self._refresh_s = self._clock() + _LOOK_EVERY_S
+            self._refresh_s = self._clock() + self._look_every_s
         finally:
             self._refreshing.release()
         with self._lock:

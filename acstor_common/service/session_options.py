@@ -14,6 +14,14 @@ def session_options(timeout_s: int) -> list[cfg.Opt]:
     return found
 
 
+def service_options(timeout_s: int, service_type: str) -> list[cfg.Opt]:
+    """Return the options of a session and an adapter for a service of the catalogue."""
+    found = session_options(timeout_s)
+    found += loading.get_adapter_conf_options(include_deprecated=False)
+    cfg.set_defaults(found, service_type=service_type, valid_interfaces=["internal", "public"])
+    return found
+
+
 def describe(name: str, group: cfg.ConfigOpts.GroupAttr) -> str:
     """Return the option group, user and Keystone URL of a client, no password."""
     url = _value(group, "url")

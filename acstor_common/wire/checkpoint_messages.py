@@ -51,6 +51,19 @@ class RegisteredHolder(msgspec.Struct, frozen=True):
         addresses.parse_remote(self.address)
 
 
+class RecoveryData(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent needs to make a disk of a checkpoint: REST's ``CheckpointRecovery``."""
+
+    checkpoint_id: str
+    instance_id: str
+    image_id: str
+    owner: str
+    vault_disk: str
+    manifest_name: str
+    holders: list[RegisteredHolder]
+    key: str
+
+
 class RegisteredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint with all replicas stored."""
 

@@ -60,10 +60,7 @@ class GlanceUnreachable(errors.AcstorError):
 
 def options() -> list[cfg.Opt]:
     """Return the options of requests to Glance."""
-    found = session_options.session_options(TIMEOUT_S)
-    found += loading.get_adapter_conf_options(include_deprecated=False)
-    cfg.set_defaults(found, service_type="image", valid_interfaces=["internal", "public"])
-    return found
+    return session_options.service_options(TIMEOUT_S, "image")
 
 
 class GlanceClient:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Annotated
 from typing import Any
+from typing import TypeVar
 
 import msgspec
 from keystoneauth1 import plugin
@@ -22,6 +23,8 @@ from acstor_decision.api import glance_client
 from acstor_decision.core.membership import members
 from acstor_decision.db import database
 from acstor_decision.identity import certificate_authority
+
+_Id = TypeVar("_Id")
 
 READER = "rule:acstor:reader"
 ADMIN = "rule:acstor:admin"
@@ -130,10 +133,7 @@ def host_id(text: str) -> ids.HostId:
 
     :raises RequestRefused: the ID is malformed
     """
-    try:
-        return ids.parse_host_id(text)
-    except ValueError as e:
-        raise RequestRefused(http.HTTPStatus.BAD_REQUEST, str(e)) from e
+    return _parsed(ids.parse_host_id, text)
 
 
 def image_id(text: str) -> ids.ImageId:
@@ -141,10 +141,7 @@ def image_id(text: str) -> ids.ImageId:
 
     :raises RequestRefused: the ID is malformed
     """
-    try:
-        return ids.parse_image_id(text)
-    except ValueError as e:
-        raise RequestRefused(http.HTTPStatus.BAD_REQUEST, str(e)) from e
+    return _parsed(ids.parse_image_id, text)
 
 
 def server_id(text: str) -> str:
@@ -153,6 +150,13 @@ def server_id(text: str) -> str:
     :raises RequestRefused: the ID is malformed
     """
     return image_id(text)  # both are UUIDs
+
+
+def _parsed(parse: Callable[[str], _Id], text: str) -> _Id:
+    try:
+        return parse(text)
+    except ValueError as e:
+        raise RequestRefused(http.HTTPStatus.BAD_REQUEST, str(e)) from e
 
 
 def up_since_s(call: Call) -> float:

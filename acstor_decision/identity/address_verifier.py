@@ -10,7 +10,6 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -36,8 +35,8 @@ class VerifyResult(NamedTuple):
 class AddressVerifier:
     """Threads that verify addresses."""
 
-    def __init__(self, wall: Callable[[], float] = time.time, attempt_s: float = ATTEMPT_S) -> None:
-        self._wall, self._attempt_s = wall, attempt_s
+    def __init__(self, attempt_s: float = ATTEMPT_S) -> None:
+        self._attempt_s = attempt_s
         self._wanted: queue.Queue[tuple[address_book.Address, trust_state.TrustState]]
         self._wanted = queue.Queue()
         self._found: queue.SimpleQueue[VerifyResult] = queue.SimpleQueue()
@@ -71,7 +70,7 @@ class AddressVerifier:
         while True:
             address, trust = self._wanted.get()
             try:
-                host = verify_address(address, trust, self._wall(), self._attempt_s)
+                host = verify_address(address, trust, time.time(), self._attempt_s)
                 proof = VerifyResult(address, host)
             except (OSError, ValueError, errors.NotAuthenticated) as e:
                 proof = VerifyResult(address, "", str(e) or type(e).__name__)

@@ -15,6 +15,7 @@ from oslo_config import cfg
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.service import session_options
+from acstor_common.util import log_once
 from acstor_common.util import supervision
 from acstor_common.wire import decision_messages
 from acstor_common.wire import message_bus
@@ -69,21 +70,20 @@ class ListenerService:
     ) -> None:
         self._boot_images, self._comparer = boot_images, comparer
         self._trust_store = trust_store.TrustStore(conf)
-        self._verifier = message_verifier.MessageVerifier(self._trust_store.trust_anchors)
+        self._verifier = message_verifier.MessageVerifier()
         self._protection = protection
         self._conf, self._counters = conf.acstor_glance, counters
         self._preparer, self._reconciler = preparer, reconciler
         self._queue = work_queue.WorkQueue(self._conf.workers)
-        self._hints = hint_queue.HintQueue(
-            preparer.image_exists, self._on_image_found, self._schedule_pass
-        )
+        self._hints = hint_queue.HintQueue()
+        self._hint_fault = log_once.LogOnce(LOG)
         self._listening = notifications.NotificationListener(conf, self._on_notification)
         handlers: dict[str, message_bus.Handler] = {
             decision_messages.IMAGE_WANTED: self._on_request
         }
         if boot_images is not None and boot_images.uses_traces:
             handlers[trace_message.BOOT_TRACED] = lambda sent: boot_images.add_trace(
-                self._verifier.verify_trace(sent)
+                self._verifier.verify_trace(sent, self._trust_store.trust_anchors())
             )
         self._server = bus_server.BusServer(conf, handlers)
         self._requests: dict[ids.ImageId, bool] = {}  # requests of operators: whether forced
@@ -93,7 +93,7 @@ class ListenerService:
         """Serve until :meth:`stop` is called."""
         self._trust_store.start()
         self._protection.start()
-        supervision.start("acstor-hints", self._hints.run, self._stopping)
+        supervision.start("acstor-hints", self._check_hints, self._stopping)
         self._listening.start()
         self._server.start()
         if self._boot_images is not None:
@@ -134,15 +134,22 @@ class ListenerService:
             self._protection.mark_changed(image_id)
         self._hints.put(image_id)
 
-    def _on_image_found(self, image_id: ids.ImageId) -> None:
-        self._protection.mark_changed(image_id)
-        self._put(image_id)
-
-    def _schedule_pass(self) -> None:
-        self._is_due.set()
+    def _check_hints(self) -> None:
+        """Queue the images of hints that exist in Glance, until the hints are closed."""
+        while (image_id := self._hints.take_hint()) is not None:
+            try:
+                if self._preparer.image_exists(image_id):
+                    self._protection.mark_changed(image_id)
+                    self._put(image_id)
+                self._hint_fault.log_warning("")
+            except errors.AcstorError as exc:
+                self._hint_fault.log_warning(
+                    f"images that notifications name cannot be read: {exc}"
+                )
+                self._is_due.set()
 
     def _on_request(self, payload: object) -> None:
-        wanted = self._verifier.verify_request(payload)
+        wanted = self._verifier.verify_request(payload, self._trust_store.trust_anchors())
         image_id = ids.parse_image_id(wanted.image_id)
         if len(self._requests) >= MAX_REQUESTS:
             LOG.warning("image %s: request dropped: %d others are queued", image_id, MAX_REQUESTS)

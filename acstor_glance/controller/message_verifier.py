@@ -44,27 +44,21 @@ NO_TRUST = TrustAnchors(b"", (), {})
 
 
 class MessageVerifier:
-    """Verifies messages; ``trust`` returns the current keys."""
+    """Verifies messages with the current keys, ``trust``."""
 
-    def __init__(
-        self,
-        trust: Callable[[], TrustAnchors],
-        clock: Callable[[], float] = time.time,
-        *,
-        hosts: int = MAX_HOSTS,
-    ) -> None:
-        self._trust, self._clock = trust, clock
+    def __init__(self, clock: Callable[[], float] = time.time, *, hosts: int = MAX_HOSTS) -> None:
+        self._clock = clock
         self._fresh = replay_filter.ReplayFilter()
         rate = token_buckets.Rate(1.0 / TRACE_INTERVAL_S, TRACE_BURST)
         self._rates: token_buckets.TokenBuckets[str] = token_buckets.TokenBuckets(rate, hosts)
 
-    def verify_trace(self, payload: object) -> trace_message.BootTrace:
+    def verify_trace(self, payload: object, trust: TrustAnchors) -> trace_message.BootTrace:
         """Return a host's trace of a boot of its own.
 
         :raises errors.NotAuthenticated: the signature or the host is not trusted
         :raises errors.RemoteProtocolError: the message is invalid, or one too many
         """
-        signed, trust = decision_messages.decode(payload, decision_messages.Signed), self._trust()
+        signed = decision_messages.decode(payload, decision_messages.Signed)
         if not trust.ca:
             raise errors.NotAuthenticated("a boot trace", "no authority is known here yet")
         certificate, trace = signed_messages.verify_from_host(
@@ -97,9 +91,9 @@ class MessageVerifier:
             return f"it was recorded {now_s - trace.recorded_s:.0f} s ago by this host's clock"
         return ""
 
-    def verify_request(self, payload: object) -> decision_messages.ImageWanted:
+    def verify_request(self, payload: object, trust: TrustAnchors) -> decision_messages.ImageWanted:
         """Return a request of the decision service; raises as :meth:`verify_trace`."""
-        signed, trust = decision_messages.decode(payload, decision_messages.Signed), self._trust()
+        signed = decision_messages.decode(payload, decision_messages.Signed)
         request = signed_messages.verify_from_service(
             signed, signing.IMAGE_WANTED, trust.signers, decision_messages.ImageWantedAt
         )

@@ -108,20 +108,21 @@ class ImagePreparer:
         """
         with self.leases.lease_image(image_id) as is_ours:
             if is_ours:
-                return self.prepare_leased(
-                    image_id, is_forced=is_forced, progress=progress, may_begin=may_begin
-                )
+                return self._execute(image_id, may_begin, progress, is_forced=is_forced)
         return self._counted(PreparationOutcome.LEASED)
 
-    def prepare_leased(
+    def prepare_leased(self, image_id: ids.ImageId) -> PreparationOutcome:
+        """Execute the image's plan; the caller holds its lease."""
+        return self._execute(image_id, lambda project: True)
+
+    def _execute(
         self,
         image_id: ids.ImageId,
+        may_begin: MayBegin,
+        progress: Progress | None = None,
         *,
         is_forced: bool = False,
-        progress: Progress | None = None,
-        may_begin: MayBegin = lambda project: True,
     ) -> PreparationOutcome:
-        """Execute the image's plan; the caller holds its lease."""
         image = self._images.read_or_none(image_id)
         if image is None:
             return self._counted(self._clean_up(image_id))

@@ -6,10 +6,12 @@ is based on it. When all data is on this host, ``acstor-checkpointd`` copies it 
 which then is based on the mirror. Until then the server cannot move.
 """
 
+import functools
 import glob
 import logging
 import os
 import time
+from collections.abc import Callable
 from collections.abc import Collection
 from typing import Any
 
@@ -18,6 +20,7 @@ from oslo_concurrency import processutils
 from acstor_common import errors
 from acstor_common.disks import local_file
 from acstor_common.disks import recovery_marker
+from acstor_common.wire import checkpoint_messages
 from acstor_common.wire import control_wire
 from acstor_nova import decision_client
 from acstor_nova import host_context
@@ -60,7 +63,8 @@ def create_newest(
         try:
             recovery = asked.checkpoint_recovery(one.checkpoint_id)
             base = _base(host, context, recovery.image_id)
-            _create_with_retries(host, recovery, base, path, size_bytes)
+            create = functools.partial(_create_disk, host, recovery, base, path, size_bytes)
+            _with_retries(host, f"checkpoint {one.checkpoint_id}", create)
         except errors.AgentRefused as e:
             if is_delayed(e):
                 raise
@@ -80,21 +84,16 @@ def is_delayed(e: errors.AcstorError) -> bool:
     return isinstance(e, errors.AgentUnreachable)
 
 
-def _create_with_retries(
-    host: host_context.HostContext,
-    recovery: decision_client.Recovery,
-    base: str,
-    path: str,
-    size_bytes: int,
-) -> None:
+def _with_retries(host: host_context.HostContext, what: str, create: Callable[[], None]) -> None:
+    """Create a disk; retry while its checkpoint, ``what``, is only delayed."""
     ends_s = time.monotonic() + host.timeouts.checkpoint_s
     while True:
         try:
-            return _create_disk(host, recovery, base, path, size_bytes)
+            return create()
         except (errors.AgentUnreachable, errors.AgentRefused) as e:
             if not is_delayed(e) or time.monotonic() > ends_s:
                 raise
-            LOG.warning("checkpoint %s is requested again: %s", recovery.checkpoint_id, e)
+            LOG.warning("%s is requested again: %s", what, e)
         time.sleep(host.timeouts.checkpoint_retry_s)
 
 
@@ -118,7 +117,7 @@ def _base(host: host_context.HostContext, context: Any, image_id: str) -> str:
 
 def _create_disk(
     host: host_context.HostContext,
-    recovery: decision_client.Recovery,
+    recovery: checkpoint_messages.RecoveryData,
     base: str,
     path: str,
     size_bytes: int,

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the traffic of links: sums and peaks, without queued data."""
 
-from collections.abc import Callable
 from collections.abc import Sequence
 
 from acstor_simulator.model import network
@@ -21,11 +20,10 @@ class LinkMeter:
         agenda: network.EventQueue,
         links: Sequence[network.NetworkLink],
         begin_s: float,
-        is_running: Callable[[], bool],
     ) -> None:
         self.peak = [0.0] * len(links)
         self.rates: list[float] = []
-        self._agenda, self._links, self._is_running = agenda, links, is_running
+        self._agenda, self._links = agenda, links
         self._before = [0.0] * len(links)
         agenda.schedule_after(begin_s, self._look)
 
@@ -40,5 +38,4 @@ class LinkMeter:
         self.peak = [max(pair) for pair in zip(self.peak, rates, strict=True)]
         self.rates.append(sum(rates))
         self._before = now
-        if self._is_running():
-            self._agenda.schedule_after(LOOK_S, self._look)
+        self._agenda.schedule_after(LOOK_S, self._look)

@@ -49,6 +49,8 @@ needs_fuse = pytest.mark.skipif(
     reason="needs root and /dev/fuse",
 )
 needs_take_over = pytest.mark.skipif(not kernel_can_resend(), reason="needs Linux 6.9 or newer")
+of_packages = [needs_fuse, needs_take_over, pytest.mark.packages, pytest.mark.timeout(7200)]
+"""Marks of tests that build packages or containers."""
 
 
 def kill(*pids: int | None) -> None:

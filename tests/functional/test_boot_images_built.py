@@ -165,7 +165,7 @@ def test_image_that_glances_import_prepared_is_built_without_a_reconcile(images,
     preparing = image_preparer.ImagePreparer(images, conf, counters)
     looking = image_reconciler.ImageReconciler(images, preparing.desired, builds_boot_images=True)
     service = listener_service.ListenerService(conf, preparing, looking, counters, guard, boots)
-    threads = [threading.Thread(target=run) for run in (service._work, service._hints.run)]
+    threads = [threading.Thread(target=run) for run in (service._work, service._check_hints)]
     for thread in threads:
         thread.start()
     boots.start()

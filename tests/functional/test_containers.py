@@ -28,12 +28,7 @@ from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import ini
 from tests.lab.openstack import uploads
 
-pytestmark = [
-    hosts.needs_fuse,
-    hosts.needs_take_over,
-    pytest.mark.packages,
-    pytest.mark.timeout(7200),
-]
+pytestmark = hosts.of_packages
 
 KOLLA = "kolla==23.0.0"
 KOLLA_FILES = pathlib.Path(__file__).resolve().parents[2] / "packaging/containers/kolla"

@@ -18,6 +18,7 @@ from acstor_common.model import geometry
 from acstor_glance import sandbox
 from acstor_glance.prepare import conversion
 from tests.fakes import glance_records as records
+from tests.fakes import missing_programs
 from tests.lab import runs
 
 WALLS = sandbox.Sandbox.BUBBLEWRAP
@@ -187,7 +188,7 @@ def test_host_without_the_sandbox_says_so_and_the_image_is_not_refused_for_good(
     disk: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = made_of(disk, tmp_path, "vdi")
-    monkeypatch.setattr(sandbox, "BUBBLEWRAP", "bwrap-that-is-not-there")
+    missing_programs.hide(monkeypatch, tmp_path / "programs", "bwrap")
     with pytest.raises(errors.Unusable, match="sandbox") as caught:
         convert(path, "vdi", tmp_path / "work")
     assert not isinstance(caught.value, errors.NotRaw)

@@ -18,12 +18,7 @@ from tests.lab import local
 from tests.lab import runs
 from tests.lab import systemd_host
 
-pytestmark = [
-    hosts.needs_fuse,
-    hosts.needs_take_over,
-    pytest.mark.packages,
-    pytest.mark.timeout(7200),
-]
+pytestmark = hosts.of_packages
 
 UNIT = "acstor-agent.service"
 CONF = "/etc/acstor/acstor-agent.conf"

@@ -28,6 +28,7 @@ from acstor_glance.boot import build_modes
 from acstor_glance.prepare import prehash
 from tests.fakes import boot_sectors
 from tests.fakes import glance_options
+from tests.fakes import missing_programs
 
 pytestmark = pytest.mark.skipif(
     shutil.which("bwrap") is None, reason="bubblewrap is not installed: run tools/install.sh"
@@ -324,8 +325,8 @@ def command_of(pid):
 @needs_qemu
 def test_without_bubblewrap_nothing_is_booted_and_the_remedy_is_told(tmp_path, monkeypatch):
     image, image_map = prepared(tmp_path)
-    monkeypatch.setattr(sandbox, "BUBBLEWRAP", "bubblewrap-that-is-missing")
-    with pytest.raises(errors.Unusable, match=r"bubblewrap-that.*Install bubblewrap.*--sandbox no"):
+    missing_programs.hide(monkeypatch, tmp_path / "programs", "bwrap")
+    with pytest.raises(errors.Unusable, match=r"bwrap.*Install bubblewrap.*--sandbox no"):
         boot_builder.build(image, image_map, tmp_path / "out", limits=LIMITS)
     limits = boot_guest.GuestLimits(longest_s=60.0, idle_s=2.0, memory_bytes=64 * MIB)
     trusting = sandbox.Sandbox.NONE
@@ -354,10 +355,10 @@ def test_where_namespaces_are_forbidden_the_remedy_is_told(tmp_path):
     assert "user.max_user_namespaces" in done.stdout
 
 
-@pytest.mark.expect_log(r"no boot images will be built: bubblewrap-that-is-missing")
+@pytest.mark.expect_log(r"no boot images will be built: bwrap: the builder's sandbox")
 def test_listener_says_so_when_it_starts_and_does_the_rest(tmp_path, monkeypatch):
     conf = glance_options.conf(state_dir=tmp_path, boot_images="both")
-    monkeypatch.setattr(sandbox, "BUBBLEWRAP", "bubblewrap-that-is-missing")
+    missing_programs.hide(monkeypatch, tmp_path / "programs", "bwrap")
     ways = build_modes.choose_modes(conf)
     assert ways == build_modes.BuildModes(builds=True, records=True)  # as it was told to
     assert boot_image_maker.BootImageMaker(None, conf, ways).list_recorded() == []

@@ -296,7 +296,7 @@ def test_tasks_that_nobody_gave_are_not_done_and_one_that_was_is_done_once(cloud
 def test_traces_that_prove_nothing_are_not_kept(bus, keys, tmp_path, watched_log):
     trust = trust_store.parse_trust(keys.authority.certificate_pem, keys.signers, {"h3": 1 << 40})
     checks, store = (
-        message_verifier.MessageVerifier(lambda: trust),
+        message_verifier.MessageVerifier(),
         trace_store.TraceStore(tmp_path),
     )
     done: queue.Queue[int] = queue.Queue()
@@ -304,7 +304,7 @@ def test_traces_that_prove_nothing_are_not_kept(bus, keys, tmp_path, watched_log
         cfg.CONF,
         {
             trace_message.BOOT_TRACED: lambda sent: done.put(
-                store.add_trace(checks.verify_trace(sent))
+                store.add_trace(checks.verify_trace(sent, trust))
             )
         },
     )

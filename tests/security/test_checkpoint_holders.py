@@ -112,7 +112,6 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
 
     The one that drips is left alone for a while, and named.
     """
-    monkeypatch.setattr(garbage_collection, "HOLDER_S", 3.0)
     call_holders = functools.partial(holder_group.call_holders, stalled_s=1.5)
     monkeypatch.setattr(holder_group, "call_holders", call_holders)
 
@@ -134,6 +133,7 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
             dict,
             servers,
             threading.Event(),
+            limits=garbage_collection.CollectionLimits(holder_s=3.0),
         )
         began_s = time.monotonic()
         assert collection.collect()
@@ -142,7 +142,7 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
             assert client.list_disks(ids.HostId("owner")) == []
     asked = sum(line.startswith("DELETE") for line in hostile.asked)
     assert took_s < 3.0 + 4.0
-    assert 1 <= asked <= garbage_collection.HOLDER_DISKS
+    assert 1 <= asked <= garbage_collection.LIMITS.holder_disks
     assert places.avoided == [("h2", True)] * is_slow
     assert servers.failures.by_holder() == ({("h2", "holder_slow"): 1} if is_slow else {})
     print(f"{asked} of {quota.MAX_DISKS} disks asked for, the pass took {took_s:.1f} s")
@@ -172,10 +172,9 @@ class Taker:
 
 @pytest.mark.parametrize("is_requested", [True, False])
 def test_due_checkpoint_waits_for_no_holder_that_is_slow_to_delete(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, is_requested: bool
+    tmp_path: pathlib.Path, is_requested: bool
 ) -> None:
     """Garbage collection gives the disk up at once, and goes on with the next holder."""
-    monkeypatch.setattr(worker_pool, "_LOOK_EVERY_S", 0.2)
 
     def answer(line: str, tls: object) -> bytes | None:
         if line.startswith("GET"):
@@ -188,7 +187,8 @@ def test_due_checkpoint_waits_for_no_holder_that_is_slow_to_delete(
     state.disk, state.holders = DISK, ["h2", "h3"]
     state.taken_ms = time.time_ns() // 1_000_000 - (0 if is_requested else INTERVAL_S - 10) * 1000
     states.save(SERVER, state)
-    pool, ended = worker_pool.WorkerPool(taker, taker, states, INTERVAL_S), threading.Event()
+    pool = worker_pool.WorkerPool(taker, taker, states, INTERVAL_S, look_every_s=0.2)
+    ended = threading.Event()
     with (
         hostile_holder.HostileHolder(tmp_path / "h2", "h2", answer) as hostile,
         hostile_holder.HostileHolder(
@@ -214,7 +214,7 @@ def test_due_checkpoint_waits_for_no_holder_that_is_slow_to_delete(
         worker.join(10.0)
         assert not collecting.is_alive() and not worker.is_alive()
         assert len(honest.asked) == 2
-    assert taker.took_s[0] - began_s < garbage_collection.HOLDER_S / 3
+    assert taker.took_s[0] - began_s < garbage_collection.LIMITS.holder_s / 3
     assert places.avoided == []
 
 

@@ -64,17 +64,17 @@ def naming(dedup_scope: str, project: str) -> deduplication.Naming:
 class Cloud:
     """One host, a slow source, and an image of each tenant."""
 
-    def __init__(self, images: local.ImageFolder, dedup_scope: str) -> None:
+    def __init__(self, folder: pathlib.Path, dedup_scope: str) -> None:
+        self.images = images = local.ImageFolder(folder / "images")
         self.victim = images.add(VICTIM, naming=naming(dedup_scope, "victim"))
         self.attacker = images.add(guesses(), naming=naming(dedup_scope, "attacker"))
         self.maps = {image: images.map_of(image) for image in (self.victim, self.attacker)}
 
 
 @contextlib.contextmanager
-def attacked(
-    folder: pathlib.Path, cloud: Cloud, images: local.ImageFolder
-) -> Iterator[agents.Agent]:
+def attacked(folder: pathlib.Path, cloud: Cloud) -> Iterator[agents.Agent]:
     """Run an agent whose cache holds the victim's image."""
+    images = cloud.images
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     with http_server.serve(files) as server:
         server.always = http_server.slow(SOURCE_S)
@@ -111,9 +111,8 @@ def share_right_first(took_s: list[float]) -> float:
 def test_guesses_of_another_project_s_chunks_are_told_by_time_only_in_one_scope(
     dedup_scope: deduplication.DedupScope, tmp_path: pathlib.Path
 ) -> None:
-    images = local.ImageFolder(tmp_path / "images")
-    cloud = Cloud(images, dedup_scope)
-    with attacked(tmp_path, cloud, images) as agent:
+    cloud = Cloud(tmp_path, dedup_scope)
+    with attacked(tmp_path, cloud) as agent:
         took_s = first_byte_s(agent.image_path(cloud.attacker))
         origins = agent.status()["images"][cloud.attacker]["read"]
     requests = {name: found["requests"] for name, found in origins.items() if found["requests"]}
@@ -131,7 +130,7 @@ def test_nothing_that_hosts_tell_each_other_is_of_two_projects(
     dedup_scope: deduplication.DedupScope, tmp_path: pathlib.Path
 ) -> None:
     """CIDs, and the OIDs and prefixes of them that advertisements and hints are made of."""
-    cloud = Cloud(local.ImageFolder(tmp_path / "images"), dedup_scope)
+    cloud = Cloud(tmp_path, dedup_scope)
     victim, attacker = (
         {
             name
@@ -153,9 +152,8 @@ def test_nothing_that_hosts_tell_each_other_is_of_two_projects(
 def test_hosts_exchange_private_chunks_and_none_of_another_project_s(
     dedup_scope: deduplication.DedupScope, tmp_path: pathlib.Path
 ) -> None:
-    images = local.ImageFolder(tmp_path / "images")
-    cloud = Cloud(images, dedup_scope)
-    with hosts.cloud(tmp_path, images, ("h1", "h2"), variants="no-read-ahead") as two:
+    cloud = Cloud(tmp_path, dedup_scope)
+    with hosts.cloud(tmp_path, cloud.images, ("h1", "h2"), variants="no-read-ahead") as two:
         assert two["h1"].image_path(cloud.victim).read_bytes() == VICTIM
         assert two["h2"].image_path(cloud.victim).read_bytes() == VICTIM
         before = source_bytes(two)

@@ -41,7 +41,7 @@ def test_ids_that_strangers_name_keep_no_image_of_a_tenant_waiting(tmp_path):
     looking = image_reconciler.ImageReconciler(images, preparing.desired, builds_boot_images=False)
     guard = protection_reconciler.ProtectionReconciler(conf, images, counters)
     service = listener_service.ListenerService(conf, preparing, looking, counters, guard)
-    threads = [threading.Thread(target=run) for run in (service._work, service._hints.run)]
+    threads = [threading.Thread(target=run) for run in (service._work, service._check_hints)]
     for thread in threads:
         thread.start()
     flooding = threading.Event()

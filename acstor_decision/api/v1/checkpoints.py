@@ -84,7 +84,7 @@ class CheckpointPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     marker: Annotated[str, msgspec.Meta(max_length=36)] = ""
 
 
-class CheckpointRecovery(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointRecovery(checkpoint_messages.RecoveryData, frozen=True, kw_only=True):
     """Data that an agent needs to make a disk from a checkpoint.
 
     :param owner: host that took the checkpoint
@@ -92,14 +92,6 @@ class CheckpointRecovery(msgspec.Struct, frozen=True, kw_only=True):
     :param key: key of the disk
     """
 
-    checkpoint_id: str
-    instance_id: str
-    image_id: str
-    owner: str
-    vault_disk: str
-    manifest_name: str
-    holders: list[checkpoint_messages.RegisteredHolder]
-    key: str
     taken_at: datetime.datetime
 
 

@@ -89,16 +89,23 @@ def _control_sections(
     )
 
 
-class Placement(api.Api):
+class _NeedyApi(api.Api):
+    """An API that needs a database, a message bus and Keystone."""
+
+    name = ""
+
+    def __init__(self, folder: pathlib.Path, needs: Needs) -> None:
+        super().__init__(self.name, folder)
+        self._needs = needs
+
+
+class Placement(_NeedyApi):
     """The service that knows what each host has to give."""
 
+    name = "placement"
     module = "placement.wsgi.api"
     conf_name = "placement.conf"
     folder_variable = "OS_PLACEMENT_CONFIG_DIR"
-
-    def __init__(self, folder: pathlib.Path, needs: Needs) -> None:
-        super().__init__("placement", folder)
-        self._needs = needs
 
     def sections(self) -> ini.Sections:
         """Return its configuration."""
@@ -113,16 +120,13 @@ class Placement(api.Api):
         return [[installed.BIN / "placement-manage", "--config-file", self.conf_file, "db", "sync"]]
 
 
-class NovaApi(api.Api):
+class NovaApi(_NeedyApi):
     """The compute API."""
 
+    name = "nova-api"
     module = "nova.wsgi.osapi_compute"
     conf_name = "nova.conf"
     folder_variable = "OS_NOVA_CONFIG_DIR"
-
-    def __init__(self, folder: pathlib.Path, needs: Needs) -> None:
-        super().__init__("nova-api", folder)
-        self._needs = needs
 
     def sections(self) -> ini.Sections:
         """Return its configuration."""

@@ -438,16 +438,13 @@ def bus() -> Iterator[Any]:
 
 
 @pytest.fixture
-def asking(
-    bus: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[bus_client.BusClient, Answers]]:
+def asking(bus: Any, tmp_path: pathlib.Path) -> Iterator[tuple[bus_client.BusClient, Answers]]:
     """Yield a daemon that asks, and who answers."""
-    monkeypatch.setattr(bus_client, "ANSWER_S", 10)
     keys = linked_host.KEYS
     identity_files.write(tmp_path / "identity", keys.host("h1"))
     host = ids.HostId("h1")
     files = identity_files.IdentityFiles(host, identity_files.files_in(tmp_path / "identity"))
-    daemon = bus_client.BusClient(host, files, bus)
+    daemon = bus_client.BusClient(host, files, bus, limits=bus_client.BusLimits(answer_s=10.0))
     daemon._stopping.set()  # where it is to come again it does not wait
     service = Answers(bus, keys)
     yield daemon, service

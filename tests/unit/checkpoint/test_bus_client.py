@@ -217,8 +217,8 @@ def test_what_stays_is_known_as_a_whole_or_not_at_all(daemon, service, answer, w
         (RuntimeError("a fault"), errors.DecisionUnreachable, "a fault"),
     ],
 )
-def test_only_a_clear_yes_counts(daemon, service, answer, error, why, monkeypatch):
-    monkeypatch.setattr(bus_client, "RETRY_PAUSES_S", (0.01, 0.01))
+def test_only_a_clear_yes_counts(daemon, service, answer, error, why):
+    daemon._limits = bus_client.BusLimits(pauses_s=(0.01, 0.01))
     service.answer = answer
     with pytest.raises(error, match=why):
         daemon.register_checkpoint(RECORD)
@@ -245,8 +245,8 @@ def test_who_is_not_the_service_says_nothing_and_learns_nothing(daemon, service,
     assert len(service.told) == (what == "signer")
 
 
-def test_service_that_does_not_answer_is_an_error_in_time(daemon, monkeypatch):
-    monkeypatch.setattr(bus_client, "ANSWER_S", 1)
+def test_service_that_does_not_answer_is_an_error_in_time(daemon):
+    daemon._limits = bus_client.BusLimits(answer_s=1.0)
     with pytest.raises(errors.DecisionUnreachable):
         daemon.register_checkpoint(RECORD)
 

@@ -64,9 +64,9 @@ class World:
         self.busy, self.present = set(), {HERE}
         self.collector = self.started()
 
-    def started(self):
+    def started(self, limits=collection.LIMITS):
         return collection.GarbageCollection(
-            HOST, self.states, self, self.kept, self, threading.Event(), lambda: self.now_s
+            HOST, self.states, self, self.kept, self, threading.Event(), lambda: self.now_s, limits
         )
 
     def kept(self):
@@ -306,9 +306,9 @@ def test_disk_of_a_server_that_arrives_before_it_is_forgotten_is_known(world, pr
     assert len(answers) == 3 and world.states.list_instances() == [GONE]
 
 
-def test_each_disk_has_its_turn_whatever_a_holder_names(world, monkeypatch):
+def test_each_disk_has_its_turn_whatever_a_holder_names(world):
     """A pass asks for a few disks; all that are there are reached in as many passes as it takes."""
-    monkeypatch.setattr(collection, "HOLDER_DISKS", 3)
+    world.collector = world.started(collection.CollectionLimits(holder_disks=3))
     for number in range(10):
         world.take(ids.ImageId(f"{GONE[:-1]}{number}"), number)
     counts = [world.files()]
@@ -319,8 +319,8 @@ def test_each_disk_has_its_turn_whatever_a_holder_names(world, monkeypatch):
     assert counts == [[20, 20], [14, 14], [8, 8], [2, 2], [0, 0]]
 
 
-def test_disks_that_stay_keep_no_other_from_its_turn(world, monkeypatch):
-    monkeypatch.setattr(collection, "HOLDER_DISKS", 2)
+def test_disks_that_stay_keep_no_other_from_its_turn(world):
+    world.collector = world.started(collection.CollectionLimits(holder_disks=2))
     for number in range(8):
         disk, name = world.take(ids.ImageId(f"{GONE[:-1]}{number}"), number + 1)
         world.stays |= {disk: {name}} if number != 5 else {}

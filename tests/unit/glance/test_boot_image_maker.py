@@ -20,7 +20,6 @@ from acstor_glance.boot import boot_image_maker
 from acstor_glance.boot import build_modes
 from acstor_glance.prepare import prehash
 from acstor_glance.prepare import preparation_budget
-from tests.fakes import glance_options
 from tests.fakes import glance_records
 from tests.fakes import qcow2_bombs
 
@@ -97,11 +96,6 @@ def glance(tmp_path):
     image.write_bytes(DATA)
     prehash.prehash(image, tmp_path / "map", IMAGE_ID, os_hash=OS_HASH)
     return MemoryGlance((tmp_path / "map").read_bytes())
-
-
-@pytest.fixture
-def conf(tmp_path):
-    return glance_options.conf(state_dir=tmp_path / "state")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What came before an image, and its first boot image out of what that one's boots read."""
 
-import pathlib
 import random
 from typing import Any
 
@@ -19,7 +18,6 @@ from acstor_glance.boot import build_modes
 from acstor_glance.boot import predecessor_images
 from acstor_glance.prepare import image_preparer
 from acstor_glance.prepare import plan
-from tests.fakes import glance_options
 from tests.fakes import glance_records as records
 from tests.fakes import memory_images
 
@@ -32,11 +30,6 @@ BOOTED = tuple(range(30, 2, -1))
 
 def chunks(*numbers: int) -> bytes:
     return b"".join(random.Random(number).randbytes(CHUNK) for number in numbers)
-
-
-@pytest.fixture
-def conf(tmp_path: pathlib.Path) -> cfg.ConfigOpts:
-    return glance_options.conf(state_dir=tmp_path)
 
 
 @pytest.fixture

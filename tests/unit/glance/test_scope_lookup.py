@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chunks of private images have names that say nothing to other projects."""
 
-import pathlib
 import random
 from typing import Any
 
@@ -18,7 +17,6 @@ from acstor_glance.client import scope_lookup
 from acstor_glance.controller import artefact_verifier
 from acstor_glance.prepare import image_preparer
 from acstor_glance.prepare import plan
-from tests.fakes import glance_options
 from tests.fakes import glance_records
 from tests.fakes import memory_images
 
@@ -28,11 +26,6 @@ A, B = "a" * 32, "b" * 32
 
 def data(*numbers: int) -> bytes:
     return b"".join(random.Random(number).randbytes(CHUNK) for number in numbers)
-
-
-@pytest.fixture
-def conf(tmp_path: pathlib.Path) -> cfg.ConfigOpts:
-    return glance_options.conf(state_dir=tmp_path)
 
 
 @pytest.fixture

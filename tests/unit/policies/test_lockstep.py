@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts in step: who is named to whom, who is a parent, and for which chunks it is asked."""
 
+import types
+
 import pytest
 
 from acstor_agent.engine import actions
@@ -156,7 +158,8 @@ def test_parent_that_gives_nothing_for_long_is_none(machine):
 
 
 def test_what_is_known_is_bounded():
-    steps, table = lockstep.ReadPositions(), lockstep.Predecessors(HERE, lambda now: True)
+    queues = types.SimpleNamespace(has_met_queue=lambda now: True)
+    steps, table = lockstep.ReadPositions(), lockstep.Predecessors(HERE, queues)
     for n in range(lockstep.IMAGES + 5):
         steps.record_read(ids.ImageId(f"i{n}"), HERE, 0, 0.0)
         table.propose_predecessor(ids.ImageId(f"i{n}"), ids.HostId("h2"), 0.0)
