@@ -37,8 +37,7 @@ SCRATCH_DIR = "/var/lib/libvirt/qemu/acstor"
 """Where QEMU keeps data that guests overwrite during captures, and its sockets. The profiles of
 libvirt (AppArmor, SELinux) let QEMU write here without a rule of their own."""
 _MAX_FOLDER_BYTES = 70
-VAULT_PORT = 7202
-"""Of all vaults, where this host has none."""
+VAULT_PORT = 7202  # of all vaults, where this host has none
 
 Options = cfg.ConfigOpts.GroupAttr
 

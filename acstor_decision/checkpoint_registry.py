@@ -39,15 +39,11 @@ from acstor_decision.identity import trust_state
 
 LOG = logging.getLogger(__name__)
 
-CHECK_INTERVAL_S = 30.0
-"""Interval at which the leader updates the metrics of checkpoints."""
-SWEEP_EVERY_S = 300.0
-"""Interval at which Nova is asked whether servers with checkpoints exist."""
-SWEPT = 200
-"""Servers in one page of a sweep."""
+CHECK_INTERVAL_S = 30.0  # interval at which the leader updates the metrics of checkpoints
+SWEEP_EVERY_S = 300.0  # interval at which Nova is asked whether servers with checkpoints exist
+SWEPT = 200  # servers in one page of a sweep
 BETWEEN_S = 0.02
-NOTE_EVERY_S = 60.0
-"""Minimum time between two writes of one host's checkpoint failures."""
+NOTE_EVERY_S = 60.0  # minimum time between two writes of one host's checkpoint failures
 _GONE = (enrolment_rules.EnrolmentState.REVOKED, enrolment_rules.EnrolmentState.FORGOTTEN)
 
 

@@ -17,10 +17,8 @@ from acstor_common.model import ids
 from acstor_common.wire import checkpoint_messages as messages
 from acstor_decision import nova_client
 
-KNOWN_S = 60.0
-"""How long aggregates are cached, or that Nova failed to list them."""
-LEAST_S = 10.0
-"""Minimum time between two requests of a host; daemons ask every 10 min."""
+KNOWN_S = 60.0  # how long aggregates are cached, or that Nova failed to list them
+LEAST_S = 10.0  # minimum time between two requests of a host; daemons ask every 10 min
 
 _TimedAggregates = tuple[float, list[nova_client.Aggregate] | None]
 """Time of the last request to Nova, and the aggregates; None: it failed."""

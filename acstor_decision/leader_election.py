@@ -20,8 +20,7 @@ from acstor_common.util import call_deadline
 LOG = logging.getLogger(__name__)
 
 LOCK = b"acstor-decision"
-ANSWER_S = 20.0
-"""Timeout of calls to the lock service; most drivers of tooz have none."""
+ANSWER_S = 20.0  # timeout of calls to the lock service; most drivers of tooz have none
 
 
 def check_driver(url: str) -> None:

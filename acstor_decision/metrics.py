@@ -20,13 +20,10 @@ _NO_THRESHOLDS = threshold.Thresholds()
 
 @dataclasses.dataclass(frozen=True)
 class HostMetrics:
-    """Metrics of one host.
-
-    :param traffic_share: without chunks, in plus out, as a share of its link's rate
-    """
+    """Metrics of one host."""
 
     vnodes: int
-    traffic_share: float
+    traffic_share: float  # without chunks, in plus out, as a share of its link's rate
     is_overloaded: bool
 
 
@@ -34,12 +31,8 @@ class HostMetrics:
 class InstanceMetrics:
     """Metrics of an instance.
 
-    :param round_s: wall clock at the end of the last round; 0: none yet
-    :param traffic_cv: imbalance of the hosts' traffic (Wu et al. 2017, Equation 2)
     :param silent: the first enrolled hosts without samples, if this instance leads; none if it
         receives no samples at all
-    :param silent_total: their number
-    :param heard: samples accepted
     :param refused: samples refused, by reason
     :param refused_enrolments: by all instances of the API, by reason
     :param checkpoints: the newest of each server, if this instance leads
@@ -47,18 +40,18 @@ class InstanceMetrics:
     """
 
     leads: bool = False
-    round_s: float = 0.0
+    round_s: float = 0.0  # wall clock at the end of the last round; 0: none yet
     has_database: bool = True
     has_loads: bool = True
     epoch: int = 0
     thresholds: threshold.Thresholds = _NO_THRESHOLDS
     segment_chunks: int = 1
     places: int = 0
-    traffic_cv: float = 0.0
+    traffic_cv: float = 0.0  # imbalance of the hosts' traffic (Wu et al. 2017, Equation 2)
     hosts: Mapping[str, HostMetrics] = dataclasses.field(default_factory=dict)
     silent: Sequence[str] = ()
-    silent_total: int = 0
-    heard: int = 0
+    silent_total: int = 0  # their number
+    heard: int = 0  # samples accepted
     refused: Mapping[str, int] = dataclasses.field(default_factory=dict)
     refused_enrolments: Mapping[str, int] = dataclasses.field(default_factory=dict)
     checkpoints: Sequence[cloud_state.NewestCheckpoint] = ()

@@ -31,10 +31,8 @@ LOG = logging.getLogger(__name__)
 
 GROUP = cfg.OptGroup("nova", title="Requests to Nova, as the service's own user")
 TIMEOUT_S = 15
-CALLERS = 16
-"""Concurrent requests: a quarter of the threads of oslo.messaging."""
-WAITING = 16
-"""Threads that wait for a place, for WAIT_S at most."""
+CALLERS = 16  # concurrent requests: a quarter of the threads of oslo.messaging
+WAITING = 16  # threads that wait for a place, for WAIT_S at most
 WAIT_S = 3.0
 MAX_PAGES = 16
 """Pages of one host's servers; Nova returns 1,000 on each by default."""

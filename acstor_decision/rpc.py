@@ -29,8 +29,7 @@ from acstor_common.wire import trace_message
 LOG = logging.getLogger(__name__)
 
 SEND_RETRIES = 1
-CALLERS = 3
-"""Threads of one API process that may wait for the broker."""
+CALLERS = 3  # threads of one API process that may wait for the broker
 
 AcceptSample = Callable[[decision_messages.Signed], None]
 Seal = Callable[[msgspec.Struct, str], decision_messages.Signed]

@@ -45,15 +45,11 @@ LOG = logging.getLogger(__name__)
 
 HIGHEST_TRUSTED_EPOCH = hash_ring.MAX_EPOCH // 2
 """A higher epoch is ignored, because following it would exhaust the epochs."""
-RESEND_AFTER_S = 45.0
-"""Age at which an unacknowledged task is sent again; the command waits longer."""
-ACKNOWLEDGED_WITHIN = 2
-"""Collections within which a host acknowledges a task."""
+RESEND_AFTER_S = 45.0  # age at which an unacknowledged task is sent again; the command waits longer
+ACKNOWLEDGED_WITHIN = 2  # collections within which a host acknowledges a task
 FORGET_EVERY_S = 3600.0
-TRAFFIC_KEPT_S = 3600
-"""How long the database keeps traffic; 1,000 hosts write 200 rows a second."""
-TABLES_KEPT = 200
-"""V-node tables kept in the database; one of 1,000 hosts has 84 KiB to 321 KiB."""
+TRAFFIC_KEPT_S = 3600  # how long the database keeps traffic; 1,000 hosts write 200 rows a second
+TABLES_KEPT = 200  # v-node tables kept in the database; one of 1,000 hosts has 84 KiB to 321 KiB
 _CLAIMS = (
     members.Refusal.TAKEN_ADDRESS,
     members.Refusal.UNREACHABLE,

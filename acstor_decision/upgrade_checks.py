@@ -23,8 +23,7 @@ from acstor_decision.core import enrolment_rules
 from acstor_decision.db import database
 from acstor_decision.db import sample_queries
 
-NAMED = 5
-"""Number of subjects that a result names."""
+NAMED = 5  # number of subjects that a result names
 NOT_LOOKED_AT = "not looked at: the database cannot be used, or its tables are of another version"
 _BROKER_OF_NOBODY = frozenset({"", "rabbit://"})
 """Defaults of oslo.messaging: a broker on this host, without a password."""

@@ -23,17 +23,12 @@ from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.wire import decision_messages
 
-UNNEEDED_S = 120.0
-"""An image must be unneeded for so long before its protection is removed."""
-SAMPLE_AGE_S = 120.0
-"""Protection is removed only if a host has reported within this time."""
-SILENT_HOST_S = 86400.0
-"""The decision service counts the needs of a silent host for so long."""
-RELIST_S = 300.0
-"""Interval between full reads of the protected images from Glance."""
+UNNEEDED_S = 120.0  # an image must be unneeded for so long before its protection is removed
+SAMPLE_AGE_S = 120.0  # protection is removed only if a host has reported within this time
+SILENT_HOST_S = 86400.0  # the decision service counts the needs of a silent host for so long
+RELIST_S = 300.0  # interval between full reads of the protected images from Glance
 RETRY_S = 30.0
-ANSWER_GAP_S = 60.0
-"""Longest interval between answers over which an image counts as unneeded."""
+ANSWER_GAP_S = 60.0  # longest interval between answers over which an image counts as unneeded
 _GONE = frozenset({"deleted", "pending_delete", "killed"})
 
 

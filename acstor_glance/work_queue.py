@@ -10,8 +10,7 @@ from typing import NamedTuple
 from acstor_common.model import ids
 
 MAX_QUEUED = 100_000
-UNKNOWN_PROJECT = ""
-"""Project of images that only a notification named; treated as one project."""
+UNKNOWN_PROJECT = ""  # project of images that only a notification named; treated as one project
 
 
 class Rank(enum.IntEnum):

@@ -22,8 +22,7 @@ from acstor_common.wire import control_wire
 from acstor_nova import compute_user
 
 READ_BYTES = 64 * 1024
-TIMEOUT_S = 45.0
-"""Default timeout; an agent may need 30 s to fetch a chunk map."""
+TIMEOUT_S = 45.0  # default timeout; an agent may need 30 s to fetch a chunk map
 
 
 class Stored(NamedTuple):

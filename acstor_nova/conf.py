@@ -8,8 +8,7 @@ from oslo_config import cfg
 
 import acstor_common.service.conf
 
-NAME = "acstor"
-"""Name of the image backend and of the configuration source."""
+NAME = "acstor"  # name of the image backend and of the configuration source
 OPTS = [
     cfg.StrOpt(
         "disk_errors",

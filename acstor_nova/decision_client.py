@@ -16,11 +16,9 @@ from acstor_common.wire import checkpoint_messages
 
 T = TypeVar("T")
 
-TIMEOUT_S = (5.0, 30.0)
-"""Timeouts to connect and of silence; the API may have to ask Keystone."""
+TIMEOUT_S = (5.0, 30.0)  # timeouts to connect and of silence; the API may have to ask Keystone
 MAX_ANSWER_BYTES = 1024 * 1024
-NEWEST = 10
-"""Limit of checkpoints to try, newest first."""
+NEWEST = 10  # limit of checkpoints to try, newest first
 
 
 class CheckpointSummary(msgspec.Struct):

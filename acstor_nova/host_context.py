@@ -37,42 +37,30 @@ _REASONS = control_wire.Fallback
 class NovaFunctions:
     """The functions of Nova that acstor uses.
 
-    :param base_name: returns the file name of an image in Nova's image cache
     :param get_image: returns an image in Glance; None if there is none, or no answer
     :param inspect: raises Nova's error if a mirror, which is raw, has other or unsafe bytes
     :param cannot_start: creates Nova's error for an instance with an unusable disk
     """
 
     conf: cfg.ConfigOpts
-    base_name: Callable[[str], str]
+    base_name: Callable[[str], str]  # returns the file name of an image in Nova's image cache
     get_image: Callable[[Any, str], image_record.Image | None]
     inspect: Callable[[str, str], None]
     cannot_start: Callable[[str], Exception]
 
 
 class Timeouts(NamedTuple):
-    """Timeouts and intervals in seconds.
+    """Timeouts and intervals in seconds."""
 
-    :param agent_start_s: for an agent that is not running yet, as after a reboot
-    :param agent_answer_s: for an answer of the agent
-    :param power_off_s: for the agent, before an instance is switched off
-    :param report_retry_s: between two attempts to report fallbacks
-    :param checkpoint_s: for a checkpoint that is only delayed
-    :param checkpoint_retry_s: between two requests for a checkpoint
-    :param fill_poll_s: between two looks at the fill of an image that a server waits for
-    :param upload_end_s: until Glance ends an aborted upload
-    :param upload_poll_s: between two requests for an image's status
-    """
-
-    agent_start_s: float = 60.0
-    agent_answer_s: float = agent_client.TIMEOUT_S
-    power_off_s: float = 2.0
-    report_retry_s: float = fallbacks.RETRY_S
-    checkpoint_s: float = 180.0
-    checkpoint_retry_s: float = 5.0
-    fill_poll_s: float = 1.0
-    upload_end_s: float = 60.0
-    upload_poll_s: float = 1.0
+    agent_start_s: float = 60.0  # for an agent that is not running yet, as after a reboot
+    agent_answer_s: float = agent_client.TIMEOUT_S  # for an answer of the agent
+    power_off_s: float = 2.0  # for the agent, before an instance is switched off
+    report_retry_s: float = fallbacks.RETRY_S  # between two attempts to report fallbacks
+    checkpoint_s: float = 180.0  # for a checkpoint that is only delayed
+    checkpoint_retry_s: float = 5.0  # between two requests for a checkpoint
+    fill_poll_s: float = 1.0  # between two looks at the fill of an image that a server waits for
+    upload_end_s: float = 60.0  # until Glance ends an aborted upload
+    upload_poll_s: float = 1.0  # between two requests for an image's status
 
 
 DEFAULT_TIMEOUTS = Timeouts()

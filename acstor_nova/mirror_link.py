@@ -12,8 +12,7 @@ import tempfile
 
 from acstor_common.model import ids
 
-HEAD_BYTES = 256 * 1024
-"""Bytes that Nova's format inspection reads."""
+HEAD_BYTES = 256 * 1024  # bytes that Nova's format inspection reads
 _CHECKPOINT_ENDING = ".qcow2"
 
 

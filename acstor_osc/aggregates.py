@@ -8,10 +8,8 @@ from osc_lib import exceptions
 
 from acstor_osc import client
 
-PAGE_HOSTS = 10_000
-"""The API's largest page."""
-MAX_HOSTS = 1000
-"""The API accepts as many hosts in one request."""
+PAGE_HOSTS = 10_000  # the API's largest page
+MAX_HOSTS = 1000  # the API accepts as many hosts in one request
 SKIPPED = "skipped: it sends no samples"
 
 

@@ -7,8 +7,7 @@ Minor versions only add to the API, so a command works with each version from it
 from osc_lib import exceptions
 
 MAJOR = "1"
-KNOWN = (f"{MAJOR}.0",)
-"""Known versions, the oldest first."""
+KNOWN = (f"{MAJOR}.0",)  # known versions, the oldest first
 NEWEST = "latest"
 OPTION = "--os-acstor-api-version"
 

@@ -22,8 +22,7 @@ from acstor_osc import output_columns
 
 SERVICE_TYPE = "acstor"
 POLL_INTERVAL_S = 1.0
-TIMEOUT_S = 60.0
-"""Timeout of a request, unless clouds.yaml has api_timeout."""
+TIMEOUT_S = 60.0  # timeout of a request, unless clouds.yaml has api_timeout
 REQUEST_ID, REQUEST_ID_LENGTH = "X-OpenStack-Request-Id", 40
 
 

@@ -8,8 +8,7 @@ from cliff import columns
 
 from acstor_osc import output_columns
 
-Fill = Mapping[str, Any]
-"""Fill status of an image on a host, as the API returns it."""
+Fill = Mapping[str, Any]  # fill status of an image on a host, as the API returns it
 
 UNKNOWN = "unknown"
 BEHIND = {

@@ -14,10 +14,8 @@ from acstor_osc import client
 from acstor_osc import output_columns
 
 WAIT_S = 3600.0
-RECEIVED_WITHIN_S = 60.0
-"""Time until a host reports that it received a task, several collections."""
-INSTANT = ("hydrate", "pause", "resume", "unpin")
-"""Kinds of tasks that a host completes on receipt."""
+RECEIVED_WITHIN_S = 60.0  # time until a host reports that it received a task, several collections
+INSTANT = ("hydrate", "pause", "resume", "unpin")  # kinds of tasks that a host completes on receipt
 
 
 def image_id_of(manager: Any, name: str) -> str:

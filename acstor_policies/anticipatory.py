@@ -25,10 +25,8 @@ WRITE_EXPIRE_S = 0.25
 READ_BATCH_S = 0.5
 WRITE_BATCH_S = 0.125
 WAIT_S = 0.0067
-AVERAGED_REQUESTS = 8
-"""Requests over which thinking and distance are averaged."""
-BACK_SEEK_PENALTY = 2
-"""To go back costs as much as to go this many times as far ahead."""
+AVERAGED_REQUESTS = 8  # requests over which thinking and distance are averaged
+BACK_SEEK_PENALTY = 2  # to go back costs as much as to go this many times as far ahead
 BACK_LIMIT_BYTES = 1 << 29
 
 

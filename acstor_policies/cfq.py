@@ -26,8 +26,7 @@ IDLE_SEEKY_S = 0.002
 SEEKY_BYTES = 8192 * 512
 BACK_LIMIT_BYTES = 16 << 20
 AVERAGED_REQUESTS = 8
-MAX_IDLE_STREAMS = 256
-"""Streams whose habits are known although they have nothing pending."""
+MAX_IDLE_STREAMS = 256  # streams whose habits are known although they have nothing pending
 
 
 class _Stream:

@@ -22,8 +22,7 @@ PendingRequest = requester.PendingRequest
 PREFETCH = priority.Priority.PREFETCH
 RELAYED = peer_request.Mode.RELAYED
 
-AWAITED_S = 0.5
-"""So long a request waits for what guests of this host are about to read."""
+AWAITED_S = 0.5  # so long a request waits for what guests of this host are about to read
 
 
 class LearnedRing(base.Lockstep):

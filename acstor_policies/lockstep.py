@@ -20,20 +20,15 @@ from acstor_agent.engine import upload_scheduler
 from acstor_common.model import ids
 from acstor_common.util import lru_table
 
-IN_STEP_S = 0.5
-"""A host that requested nothing of an image for longer does not count as reading it."""
+IN_STEP_S = 0.5  # a host that requested nothing of an image for longer does not count as reading it
 IN_STEP_BYTES = 512 * 1024
 """Distance of readers in step at most. With 320 KiB rings break up; with 2 MiB hosts that start one
 after the other wait for each other."""
-LEASE_S = 2.0
-"""Time after which a predecessor that has given nothing is dropped."""
-MAX_MISSES = 3
-"""Failed requests in a row after which a predecessor is dropped."""
-AVOIDED_S = 1.0
-"""Time for which it is not accepted as predecessor again; doubles each time."""
+LEASE_S = 2.0  # time after which a predecessor that has given nothing is dropped
+MAX_MISSES = 3  # failed requests in a row after which a predecessor is dropped
+AVOIDED_S = 1.0  # time for which it is not accepted as predecessor again; doubles each time
 MOST_AVOIDED = 5
-IMAGES, HOSTS = 256, 64
-"""Images with known readers, and readers of each; the oldest are dropped."""
+IMAGES, HOSTS = 256, 64  # images with known readers, and readers of each; the oldest are dropped
 
 _BITS = 64
 

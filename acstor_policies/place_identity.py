@@ -17,8 +17,7 @@ from acstor_agent.engine import identity
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 
-MOST_NAMES = 64
-"""Names of one chunk, by place, that are remembered: those that it came under last."""
+MOST_NAMES = 64  # names of one chunk, by place, that are remembered: those that it came under last
 
 
 class ByPlace(identity.Identity):

@@ -42,17 +42,14 @@ class Variant(enum.StrEnum):
     LINUX_DISK_SCHEDULERS = "linux-disk-schedulers"
 
 
-NO_ADVERTISEMENTS: Changes = {"topology": None}
-"""The host neither sends nor accepts announcements."""
+NO_ADVERTISEMENTS: Changes = {"topology": None}  # the host neither sends nor accepts announcements
 
 ADVERTISE_NEAREST: Changes = {"topology": topologies.nearest}
 """Announcements go to the nearest hosts by location instead of the neighbours on the ring."""
 
-ADVERTISE_FULL: Changes = {"topology": topologies.all_hosts}
-"""Announcements go to every host."""
+ADVERTISE_FULL: Changes = {"topology": topologies.all_hosts}  # announcements go to every host
 
-NO_PREFETCH: Changes = {"prefetcher": None}
-"""Advertised chunks are not prefetched."""
+NO_PREFETCH: Changes = {"prefetcher": None}  # advertised chunks are not prefetched
 
 UNBOUNDED_PREFETCH: Changes = {"prefetcher": prefetch_by_limit.unbounded}
 """All advertised chunks are prefetched."""
@@ -60,23 +57,19 @@ UNBOUNDED_PREFETCH: Changes = {"prefetcher": prefetch_by_limit.unbounded}
 PREFETCH_BY_LIMIT: Changes = {"prefetcher": prefetch_by_limit.limited}
 """Advertised chunks are prefetched while fewer chunks than the limit are here and unread."""
 
-NO_READ_AHEAD: Changes = {"read_ahead": None}
-"""The agent does not read ahead."""
+NO_READ_AHEAD: Changes = {"read_ahead": None}  # the agent does not read ahead
 
 READ_AHEAD_BY_UNITS: Changes = {"read_ahead": unit_readahead.UnitReadahead}
 """The agent fetches the whole unit of the image that a guest reads."""
 
-NO_REFERRALS: Changes = {"may_refer": False}
-"""A busy host refers requesters to no other host."""
+NO_REFERRALS: Changes = {"may_refer": False}  # a busy host refers requesters to no other host
 
-NO_HEDGES: Changes = {"may_hedge": False}
-"""The agent sends no hedged requests."""
+NO_HEDGES: Changes = {"may_hedge": False}  # the agent sends no hedged requests
 
 NO_SOURCE_FIRST: Changes = {"may_ask_source_first": False}
 """Guests' reads go to other hosts before the source, however slow they are."""
 
-NO_COPY_HINTS: Changes = {"gives_copy_hints": False}
-"""Homes tell no holder to evict surplus copies."""
+NO_COPY_HINTS: Changes = {"gives_copy_hints": False}  # homes tell no holder to evict surplus copies
 
 RING: Changes = {"lockstep": learned_ring.LearnedRing, "may_refer": True}
 """Hosts that read an image in lock-step over slow links form a ring; on all hosts or on none."""
@@ -93,8 +86,7 @@ HOMES_KEEP: Changes = {"homes_keep": True, "prefetcher": None, "read_ahead": Non
 CACHE_LFU: Changes = {"cache_order": cache_orders.LfuOrder}
 """The least frequently used chunk is evicted first."""
 
-CACHE_FIFO: Changes = {"cache_order": cache_orders.FifoOrder}
-"""The oldest chunk is evicted first."""
+CACHE_FIFO: Changes = {"cache_order": cache_orders.FifoOrder}  # the oldest chunk is evicted first
 
 LINUX_DISK_SCHEDULERS: Changes = {"disk_schedulers": disk_schedulers.SCHEDULERS}
 """``acstor-agent-ctl set-disk-policy`` takes ``deadline``, ``anticipatory`` and ``cfq``, too."""

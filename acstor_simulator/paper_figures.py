@@ -25,8 +25,7 @@ CVS = (0.4, 0.8, 1.2)
 PAPER = ("none", "local", "collaborative", "acstor")
 PATTERNS = ((1, 1), (8, 1), (8, 3), (1, 5), (8, 5), (32, 5))
 """Partners of a host, and the distance of the farthest."""
-WORK_CHUNKS = 480
-"""Chunks that a guest reads in figure 9."""
+WORK_CHUNKS = 480  # chunks that a guest reads in figure 9
 TREE_MEAN = 20 * MB
 """Mean traffic on the tree, which the paper does not give.
 
@@ -44,15 +43,11 @@ class Case(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Result of a case.
-
-    :param value: shown in the panel
-    :param course: values over the collections
-    """
+    """Result of a case."""
 
     case: Case
-    value: float
-    course: Sequence[float] = ()
+    value: float  # shown in the panel
+    course: Sequence[float] = ()  # values over the collections
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +55,6 @@ class Experiment:
     """One figure: its cases, and what its panels show.
 
     :param value: extracts the shown value from a result
-    :param is_course: a panel shows the CVs of the collections
-    :param columns: panels in a row
-    :param shares_scale: panels share the scale
     """
 
     title: str
@@ -70,9 +62,9 @@ class Experiment:
     make_cases: Callable[[], list[Case]]
     y_label: str = "mean boot, s"
     value: Callable[[simulation.Result], float] = operator.attrgetter("mean_boot_s")
-    is_course: bool = False
-    columns: int = 3
-    shares_scale: bool = True
+    is_course: bool = False  # a panel shows the CVs of the collections
+    columns: int = 3  # panels in a row
+    shares_scale: bool = True  # panels share the scale
 
 
 def _figure_1() -> list[Case]:

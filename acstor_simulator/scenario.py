@@ -9,102 +9,73 @@ from acstor_simulator.model import boot_traces
 from acstor_simulator.model import topology
 from acstor_simulator.model import workloads
 
-LONGEST_S = 1800.0
-"""Time after which a guest counts as unbooted."""
+LONGEST_S = 1800.0  # time after which a guest counts as unbooted
 
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
     """What is simulated.
 
-    :param mean: mean traffic of a host besides chunks, in bytes a second
-    :param cv: coefficient of variation of this traffic (Wu 2017, Equation 2)
-    :param partners: hosts that each host talks to
-    :param reach: distance of the farthest of them, in switches
-    :param chunks: chunks that a guest reads
-    :param common: share of an image's boot chunks that all images have
     :param busy: share of each link but the storage's that other traffic takes, besides ``mean``
-    :param think_s: boot time on a local disk
-    :param sizes: of images; the default is the demo's Debian
-    :param workload: boot, or one of ``workloads.WORKLOADS``
     :param warm_s: time without traffic in which half of the guests boot; the others boot some
         collections after the traffic has begun
-    :param factor: lambda of Equation 1, for the policy ``paper``
     """
 
     shape: topology.Shape = topology.ONE_SWITCH
     guests: int = 160
     images: int = 5
-    mean: float = 70e6
-    cv: float = 0.8
-    partners: int = 8
-    reach: int = 5
-    chunks: int = boot_traces.CHUNKS
-    common: float = 0.3
+    mean: float = 70e6  # mean traffic of a host besides chunks, in bytes a second
+    cv: float = 0.8  # coefficient of variation of this traffic (Wu 2017, Equation 2)
+    partners: int = 8  # hosts that each host talks to
+    reach: int = 5  # distance of the farthest of them, in switches
+    chunks: int = boot_traces.CHUNKS  # chunks that a guest reads
+    common: float = 0.3  # share of an image's boot chunks that all images have
     seed: int = 1
     busy: float = 0.0
-    think_s: float = boot_traces.THINK_S
-    sizes: boot_traces.Sizes = boot_traces.DEBIAN
+    think_s: float = boot_traces.THINK_S  # boot time on a local disk
+    sizes: boot_traces.Sizes = boot_traces.DEBIAN  # of images; the default is the demo's Debian
     longest_s: float = LONGEST_S
-    workload: str = workloads.BOOT
+    workload: str = workloads.BOOT  # boot, or one of ``workloads.WORKLOADS``
     warm_s: float = 0.0
-    factor: float = vnode_counts.LAMBDA
+    factor: float = vnode_counts.LAMBDA  # lambda of Equation 1, for the policy ``paper``
 
 
 @dataclasses.dataclass(frozen=True)
 class Later:
-    """Results of the guests that booted under traffic, after ``warm_s``.
+    """Results of the guests that booted under traffic, after ``warm_s``."""
 
-    :param boot_s: boot times
-    :param busy_bytes: chunk bytes sent by hosts with a link at least 80 % full of other traffic
-    :param busy_hosts: number of these hosts
-    """
-
-    boot_s: list[float]
+    boot_s: list[float]  # boot times
     storage_chunks: int
     peer_chunks: int
-    busy_bytes: float
-    busy_hosts: int
+    busy_bytes: float  # chunk bytes sent by hosts with a link at least 80 % full of other traffic
+    busy_hosts: int  # number of these hosts
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
     """Result of one run.
 
-    :param boot_s: boot times of the guests that booted
-    :param traffic_cv: CV of all traffic over the hosts, per collection
-    :param true_cv: CV of the traffic besides chunks, which links' limits may have lowered
-    :param remaps: v-node tables that moved v-nodes
-    :param ready_s: times until guests had their first byte
-    :param whole_s: times until an image was complete, for each host that fetched one
     :param used: numbers of different images, of pairs of image and rack, of pairs of image and host
-    :param storage_bytes: sent by the storage
-    :param uplink_bytes: carried by rack uplinks, both directions
-    :param storage_peak: bytes a second, in the busiest second
-    :param uplink_peak: the same of the busiest uplink
-    :param storage_rates: bytes a second from the storage, second by second
-    :param throughput: sum of guests' rates of reads and writes, in bytes a second
-    :param later: None without ``warm_s``
     """
 
     policy: str
-    boot_s: list[float]
+    boot_s: list[float]  # boot times of the guests that booted
     unbooted: int
     storage_chunks: int
     peer_chunks: int
-    traffic_cv: list[float]
-    true_cv: float
-    remaps: int
-    ready_s: list[float]
-    whole_s: list[float]
+    traffic_cv: list[float]  # CV of all traffic over the hosts, per collection
+    true_cv: float  # CV of the traffic besides chunks, which links' limits may have lowered
+    remaps: int  # v-node tables that moved v-nodes
+    ready_s: list[float]  # times until guests had their first byte
+    whole_s: list[float]  # times until an image was complete, for each host that fetched one
     used: tuple[int, int, int]
-    storage_bytes: float
-    uplink_bytes: float
-    storage_peak: float
-    uplink_peak: float
-    storage_rates: list[float]
-    throughput: float
-    later: Later | None
+    storage_bytes: float  # sent by the storage
+    uplink_bytes: float  # carried by rack uplinks, both directions
+    storage_peak: float  # bytes a second, in the busiest second
+    uplink_peak: float  # the same of the busiest uplink
+    storage_rates: list[float]  # bytes a second from the storage, second by second
+    throughput: float  # sum of guests' rates of reads and writes, in bytes a second
+    later: Later | None  # none without ``warm_s``
 
     @property
     def mean_boot_s(self) -> float:

@@ -29,14 +29,12 @@ QUIET_S = 3 * COLLECTION_S
 GUESTS_START_WITHIN_S = 1.0
 
 
-BUSY = 0.8
-"""Share of other traffic from which a host counts as busy."""
+BUSY = 0.8  # share of other traffic from which a host counts as busy
 Scenario = scenario.Scenario
 Result = scenario.Result
 POLICIES = tuple(policies.POLICIES)
 """The paper's four policies, variants of ``acstor``, and those for whole images."""
-BOOTING = POLICIES[:7]
-"""Policies that fetch only what guests read while they boot."""
+BOOTING = POLICIES[:7]  # policies that fetch only what guests read while they boot
 
 
 def simulate(

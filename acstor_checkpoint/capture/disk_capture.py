@@ -87,12 +87,11 @@ class ChangedRanges(NamedTuple):
 
     :param before: the last manifest; None: read all that the overlay has
     :param dirty: yields ranges of the dirty bitmap since ``before``
-    :param allocated: yields ranges of the overlay's tables
     """
 
     before: checkpoint_manifest.Manifest | None
     dirty: Callable[[], Iterable[tuple[int, int]]]
-    allocated: Callable[[], Iterable[tuple[int, int]]]
+    allocated: Callable[[], Iterable[tuple[int, int]]]  # yields ranges of the overlay's tables
 
 
 class DiskCapture:

@@ -24,22 +24,20 @@ from acstor_common.formats import checkpoint_manifest
 
 LOG = logging.getLogger(__name__)
 
-NBD_TIMEOUT_S: Final = 120.0
-"""QEMU may read from a mirror, which may fetch chunks from other hosts."""
+NBD_TIMEOUT_S: Final = 120.0  # QEMU may read from a mirror, which may fetch chunks from other hosts
 
 
 class DiskSnapshot(NamedTuple):
     """A snapshot of a disk, taken for a checkpoint.
 
     :param before: manifest of the last one; None if what was written since is not known
-    :param bitmap: dirty bitmap that begins with it; "": none
     :param should_stop: returns whether its scratch file is too large to go on reading
     """
 
     checkpoint_id: str
     disk: nbd_client.ExportedDisk
     before: checkpoint_manifest.Manifest | None
-    bitmap: str
+    bitmap: str  # dirty bitmap that begins with it; "": none
     is_frozen: bool
     taken_ms: int
     should_stop: snapshot_window.ShouldStop = lambda: False

@@ -38,37 +38,25 @@ _Bitmaps = Annotated[list[str], msgspec.Meta(max_length=_MAX_BITMAPS)]
 
 
 class DiskState(msgspec.Struct, forbid_unknown_fields=True):
-    """State of one disk.
-
-    :param disk: its ID in vaults; a new one if its image changes
-    :param number: of the last started checkpoint
-    :param bitmap: dirty bitmap since the last one; "": none
-    :param manifest: name of the last one's manifest, in hex; "": none
-    :param may_be_frozen: an aborted checkpoint may have left file systems frozen
-    :param is_partial: ``manifest`` is a partial capture, no checkpoint
-    :param unread_bytes: of the last part
-    :param stalled_parts: parts without progress since the last checkpoint
-    :param may_lack_chunks: garbage collection may have deleted chunks of ``manifest``
-    :param full_read_reason: of a full first part, for the record
-    """
+    """State of one disk."""
 
     version: int
-    disk: str
+    disk: str  # its ID in vaults; a new one if its image changes
     base: str
     key: patterns.Hex64
     chunk_bytes: int
-    number: int = 0
-    bitmap: str = ""
-    manifest: str = ""
+    number: int = 0  # of the last started checkpoint
+    bitmap: str = ""  # dirty bitmap since the last one; "": none
+    manifest: str = ""  # name of the last one's manifest, in hex; "": none
     holders: list[str] = msgspec.field(default_factory=list)
     taken_ms: int = 0
     obsolete_bitmaps: _Bitmaps = msgspec.field(default_factory=list)
-    may_be_frozen: bool = False
-    is_partial: bool = False
-    unread_bytes: int = 0
-    stalled_parts: int = 0
-    may_lack_chunks: bool = False
-    full_read_reason: str = ""
+    may_be_frozen: bool = False  # an aborted checkpoint may have left file systems frozen
+    is_partial: bool = False  # ``manifest`` is a partial capture, no checkpoint
+    unread_bytes: int = 0  # of the last part
+    stalled_parts: int = 0  # parts without progress since the last checkpoint
+    may_lack_chunks: bool = False  # garbage collection may have deleted chunks of ``manifest``
+    full_read_reason: str = ""  # of a full first part, for the record
 
 
 _decoder = msgspec.json.Decoder(DiskState)

@@ -19,16 +19,13 @@ from typing import Self
 
 from acstor_common import errors
 
-ALLOCATION: Final = "base:allocation"
-"""Context of holes and zeros."""
+ALLOCATION: Final = "base:allocation"  # context of holes and zeros
 MAX_READ_BYTES: Final = 1 << 20
-_MAX_STATUS_BYTES: Final = 1 << 30
-"""Range of one block status request."""
+_MAX_STATUS_BYTES: Final = 1 << 30  # range of one block status request
 _MAX_EXTENTS: Final = 1 << 17
 """Per reply, as QEMU's limit; two replies suffice for alternating 4 KiB extents."""
 _MORE_ANSWERS: Final = 16
-_ANSWER_S: Final = 0.05
-"""For each _MAX_STATUS_BYTES, in addition to the timeout."""
+_ANSWER_S: Final = 0.05  # for each _MAX_STATUS_BYTES, in addition to the timeout
 _MAX_OPTION_BYTES: Final = 64 << 10
 
 _GREETING: Final = struct.Struct(">8s8sH")  # magic, magic of options, flags
@@ -81,8 +78,7 @@ class _ReplyKind(enum.IntEnum):
     BLOCK_STATUS = 5
 
 
-DIRTY: Final = 1
-"""Flag of a dirty bitmap's context."""
+DIRTY: Final = 1  # flag of a dirty bitmap's context
 
 
 class StatusExtent(NamedTuple):
@@ -96,16 +92,14 @@ class StatusExtent(NamedTuple):
 class Export(NamedTuple):
     """An export, with attributes known from elsewhere.
 
-    :param path: of the Unix socket
     :param pid: expected server process: anybody with write access to the folder can replace the
         socket
-    :param size_bytes: expected size
     """
 
-    path: str
+    path: str  # of the Unix socket
     name: str
     pid: int
-    size_bytes: int
+    size_bytes: int  # expected size
 
 
 class ExportedDisk:

@@ -23,8 +23,7 @@ from acstor_common.util import supervision
 
 LOG = logging.getLogger(__name__)
 
-CHECK_INTERVAL_S: Final = 0.5
-"""A guest that overwrites 1 GB/s exceeds a limit by half of that."""
+CHECK_INTERVAL_S: Final = 0.5  # a guest that overwrites 1 GB/s exceeds a limit by half of that
 RETRY_S: Final = 10.0
 """Time until another job is ended for space, and until ending a job is retried."""
 SPARE_BYTES: Final = 1 << 30

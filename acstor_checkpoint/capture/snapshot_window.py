@@ -20,8 +20,7 @@ MAX_STALLED_PARTS: Final = 3
 _USE: Final = 1 / 8
 """Least progress of a part: share of the read bytes by which the rest must shrink."""
 
-ShouldStop = Callable[[], bool]
-"""Returns whether to stop reading a snapshot."""
+ShouldStop = Callable[[], bool]  # returns whether to stop reading a snapshot
 
 
 class PartialCapture(errors.AcstorError):

@@ -53,25 +53,20 @@ NO_BITMAP: Final = "what was written since the last one was not noted"
 class Settings(NamedTuple):
     """Settings of captures.
 
-    :param copies: number of holders
-    :param rate_bytes_s: of reading disks; 0: no limit
     :param folder: for sockets and scratch files; QEMU can write to it
-    :param mirrors: folder of the agent's mirrors
-    :param ended: set when the daemon ends, which aborts the running checkpoint
     :param window_s: limit of a snapshot, during which libvirt refuses to migrate the server
     :param long_window_s: the same for a server that writes faster than its disk is read
-    :param holders: limits of the holders of a disk
     """
 
     host: ids.HostId
-    copies: int
-    rate_bytes_s: int
+    copies: int  # number of holders
+    rate_bytes_s: int  # of reading disks; 0: no limit
     folder: pathlib.Path
-    mirrors: str
-    ended: threading.Event
+    mirrors: str  # folder of the agent's mirrors
+    ended: threading.Event  # set when the daemon ends, which aborts the running checkpoint
     window_s: float = 300.0
     long_window_s: float = 4 * 3600.0
-    holders: holder_group.HolderLimits = holder_group.LIMITS
+    holders: holder_group.HolderLimits = holder_group.LIMITS  # limits of the holders of a disk
 
 
 FindImage = Callable[[ids.ImageId], chunk_map.Subject]

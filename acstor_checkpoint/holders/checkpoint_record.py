@@ -17,40 +17,27 @@ class VaultHolder(NamedTuple):
 
 
 class CheckpointRecord(NamedTuple):
-    """A checkpoint that all its holders have stored.
-
-    :param owner: the host that took it
-    :param vault_disk: ID of the disk in vaults
-    :param taken_ms: since 1970, by the owner's clock
-    :param interval_s: of the server's checkpoints; 0: on request only
-    :param number: increases with each checkpoint of the disk
-    :param changed_bytes: chunks that differ from the image
-    :param sent_bytes: to all holders
-    :param full_read_reason: why the whole overlay was read; "": only changes were
-    :param manifest_name: BLAKE3 of the sealed manifest, in hex
-    :param key: the disk's key, in hex; secret
-    :param slow_holder: the other holders waited for it; "": none
-    """
+    """A checkpoint that all its holders have stored."""
 
     checkpoint_id: str
     instance_id: ids.ImageId
     project: str
     image_id: ids.ImageId
-    owner: ids.HostId
-    vault_disk: ids.ImageId
-    taken_ms: int
+    owner: ids.HostId  # the host that took it
+    vault_disk: ids.ImageId  # ID of the disk in vaults
+    taken_ms: int  # since 1970, by the owner's clock
     consistency: checkpoint_manifest.Consistency
-    interval_s: int
-    number: int
+    interval_s: int  # of the server's checkpoints; 0: on request only
+    number: int  # increases with each checkpoint of the disk
     disk_bytes: int
-    changed_bytes: int
+    changed_bytes: int  # chunks that differ from the image
     read_bytes: int
-    sent_bytes: int
-    full_read_reason: str
-    manifest_name: str
+    sent_bytes: int  # to all holders
+    full_read_reason: str  # why the whole overlay was read; "": only changes were
+    manifest_name: str  # BLAKE3 of the sealed manifest, in hex
     holders: tuple[VaultHolder, ...]
-    key: str
-    slow_holder: str = ""
+    key: str  # the disk's key, in hex; secret
+    slow_holder: str = ""  # the other holders waited for it; "": none
 
 
 Register = Callable[[CheckpointRecord], Collection[str]]

@@ -31,17 +31,13 @@ from acstor_common.model import ids
 from acstor_common.util import supervision
 
 T = TypeVar("T")
-_ENDS_S = 5.0
-"""For requests whose connection was closed."""
+_ENDS_S = 5.0  # for requests whose connection was closed
 
 
 class HolderLimits(NamedTuple):
     """Limits of a holder group.
 
     :param slack_s: time in addition to that of the rates: a slow disk syncs a few MiB in it
-    :param min_bytes_per_s: least rate of a holder, in bytes of the disk or of a manifest
-    :param min_names_per_s: least rate of lookups: an eighth of a vault's limit for a host
-    :param names_per_request: of a lookup
     :param missing_names: names in memory (8 MiB); if a holder lacks more, the disk is sent again
     :param lost_chunks: acknowledged chunks of a disk that a holder may lack in one checkpoint; a
         pass of scrubbing removes up to 100 unreadable files
@@ -52,9 +48,9 @@ class HolderLimits(NamedTuple):
     """
 
     slack_s: float = 60.0
-    min_bytes_per_s: int = 1 << 20
-    min_names_per_s: int = 1 << 13
-    names_per_request: int = object_names.MAX_NAMES
+    min_bytes_per_s: int = 1 << 20  # least rate of a holder, in bytes of the disk or of a manifest
+    min_names_per_s: int = 1 << 13  # least rate of lookups: an eighth of a vault's limit for a host
+    names_per_request: int = object_names.MAX_NAMES  # of a lookup
     missing_names: int = 1 << 16
     lost_chunks: int = 128
     slow_s: float = 60.0

@@ -25,8 +25,7 @@ from acstor_common.ring import hash_ring
 from acstor_common.util import backoff
 
 FIRST_BACKOFF_S: Final = 600.0
-MAX_BACKOFF_S: Final = 86400.0
-"""A host that is usable for this time has its failures forgotten."""
+MAX_BACKOFF_S: Final = 86400.0  # a host that is usable for this time has its failures forgotten
 
 
 class _Backoff(NamedTuple):

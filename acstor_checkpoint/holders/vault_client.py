@@ -34,8 +34,7 @@ from acstor_common.formats import checkpoint_manifest
 from acstor_common.identity import credentials
 from acstor_common.model import ids
 
-BATCH_BYTES: Final = 8 << 20
-"""Sent together: 128 chunks of 64 KiB share one sync of the vault."""
+BATCH_BYTES: Final = 8 << 20  # sent together: 128 chunks of 64 KiB share one sync of the vault
 OWN_ERRORS: Final = frozenset(
     {
         errno.EMFILE,
@@ -46,8 +45,7 @@ OWN_ERRORS: Final = frozenset(
     }
 )
 """This host is out of descriptors, memory or ports."""
-_DISK_BYTES: Final = 37
-"""A line of the list: a UUID and a newline."""
+_DISK_BYTES: Final = 37  # a line of the list: a UUID and a newline
 _MOST_ROUNDS: Final = 2 * checkpoint_manifest.MAX_ENTRIES // vault_store.MAX_REMOVED
 
 
@@ -56,15 +54,12 @@ class ClientLimits(NamedTuple):
 
     :param request_s: time for a request, in addition to that of its bytes; a slow disk takes 20 s
         to delete vault_store.MAX_REMOVED files, or to sync
-    :param connect_s: time for a connection, of that of the request
-    :param min_bytes_per_s: least rate of a request and of its response
-    :param short_bytes: of a response that is a number or text
     """
 
     request_s: float = 120.0
-    connect_s: float = 10.0
-    min_bytes_per_s: int = 1 << 20
-    short_bytes: int = 4096
+    connect_s: float = 10.0  # time for a connection, of that of the request
+    min_bytes_per_s: int = 1 << 20  # least rate of a request and of its response
+    short_bytes: int = 4096  # of a response that is a number or text
     channel: tls_channel.ChannelLimits = tls_channel.LIMITS
 
 

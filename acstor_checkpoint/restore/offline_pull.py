@@ -37,24 +37,18 @@ _LOOK_EVERY_S: Final = 0.2
 _LAY_S: Final = 30.0
 _KILL_S: Final = 10.0
 _SPARE_BYTES: Final = 1 << 30
-_HELD_S: Final = 1.0
-"""A QEMU that opened the disk before the replacement requests its lock within."""
+_HELD_S: Final = 1.0  # a QEMU that opened the disk before the replacement requests its lock within
 _LOCK: Final = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 100, 200, 0)
 """Bytes of QEMU's locks (its block/file-posix.c)."""
 
 
 class OfflineDisk(NamedTuple):
-    """The disk of a powered-off server.
-
-    :param base: new raw backing file
-    :param current_base: current backing file, according to the header
-    :param data_file: file with the data between both
-    """
+    """The disk of a powered-off server."""
 
     path: str
-    base: str
-    current_base: str
-    data_file: pathlib.Path
+    base: str  # new raw backing file
+    current_base: str  # current backing file, according to the header
+    data_file: pathlib.Path  # file with the data between both
 
 
 class OfflinePull:

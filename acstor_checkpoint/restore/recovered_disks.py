@@ -23,8 +23,7 @@ from acstor_common.model import ids
 LOG = logging.getLogger(__name__)
 
 _MAX_RECOVERY_BYTES: Final = 64 * 1024
-_MAX_LOGGED: Final = 1000
-"""Disks with a logged marker error."""
+_MAX_LOGGED: Final = 1000  # disks with a logged marker error
 
 
 class _Recovery(msgspec.Struct):

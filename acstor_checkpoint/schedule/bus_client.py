@@ -46,11 +46,10 @@ _ResponseType = TypeVar("_ResponseType", bound=messages.Response)
 class BusLimits(NamedTuple):
     """Limits of calls.
 
-    :param answer_s: timeout; the service asks Nova, and writes to its database
     :param pauses_s: while the service is busy, randomized by half
     """
 
-    answer_s: float = 60.0
+    answer_s: float = 60.0  # timeout; the service asks Nova, and writes to its database
     pauses_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
 
 

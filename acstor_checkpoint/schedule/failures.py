@@ -33,8 +33,7 @@ class FailureReason(enum.StrEnum):
     OTHER = "other"
 
 
-UNDESCRIBED: Final = "undescribed"
-"""Reported for a server that libvirt has not described yet."""
+UNDESCRIBED: Final = "undescribed"  # reported for a server that libvirt has not described yet
 _REASONS = (
     (holder_group.HolderSlow, FailureReason.HOLDER_SLOW),
     (holder_group.HolderLost, FailureReason.HOLDER_LOST),

@@ -41,23 +41,17 @@ from acstor_common.util import supervision
 
 LOG = logging.getLogger(__name__)
 
-EVERY_S: Final = 600.0
-"""Between two passes."""
+EVERY_S: Final = 600.0  # between two passes
 ALL_EVERY_S: Final = 3600.0
-RETRY_S: Final = 60.0
-"""Pause after a failure of the decision service."""
+RETRY_S: Final = 60.0  # pause after a failure of the decision service
 PASS_S: Final = 1800.0
 
 
 class CollectionLimits(NamedTuple):
-    """Limits of one holder in a pass.
+    """Limits of one holder in a pass."""
 
-    :param holder_s: for listing its disks, and again for all deletions
-    :param holder_disks: the next pass continues after them
-    """
-
-    holder_s: float = 60.0
-    holder_disks: int = 1024
+    holder_s: float = 60.0  # for listing its disks, and again for all deletions
+    holder_disks: int = 1024  # the next pass continues after them
 
 
 LIMITS = CollectionLimits()

@@ -20,8 +20,7 @@ from acstor_common.wire import checkpoint_messages as messages
 LOG = logging.getLogger(__name__)
 
 EVERY_S: Final = 600.0
-RETRY_S: Final = 120.0
-"""Pause after a failure; a request takes up to a minute."""
+RETRY_S: Final = 120.0  # pause after a failure; a request takes up to a minute
 
 
 class Intervals(NamedTuple):

@@ -18,8 +18,7 @@ from acstor_common.model import checkpoint_intervals
 from acstor_common.model import ids
 from acstor_common.util import backoff
 
-_FIRST_PAUSE_S: Final = 30.0
-"""After a failure; doubles with each one, up to the interval."""
+_FIRST_PAUSE_S: Final = 30.0  # after a failure; doubles with each one, up to the interval
 
 
 def interval_s(

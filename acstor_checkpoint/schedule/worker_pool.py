@@ -30,13 +30,10 @@ from acstor_common.wire import checkpoint_messages as messages
 
 LOG = logging.getLogger(__name__)
 
-WORKERS: Final = 4
-"""Each has at most two manifests in memory: 80 MiB for 2 million entries."""
+WORKERS: Final = 4  # each has at most two manifests in memory: 80 MiB for 2 million entries
 RETRY_WORKERS: Final = 2
-FAILURES: Final = "checkpoint"
-"""Name of servers' failures in :mod:`supervision`."""
-LOOK_EVERY_S: Final = 10.0
-"""Delay until a new server or a request is noticed."""
+FAILURES: Final = "checkpoint"  # name of servers' failures in :mod:`supervision`
+LOOK_EVERY_S: Final = 10.0  # delay until a new server or a request is noticed
 
 
 class Domains(Protocol):

@@ -11,8 +11,7 @@ from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.ring import hash_ring
 
-CHECK_INTERVAL_S: Final = 10.0
-"""Reading the table of a large cloud takes a second or two."""
+CHECK_INTERVAL_S: Final = 10.0  # reading the table of a large cloud takes a second or two
 
 
 class AuthorizedHosts:

@@ -24,17 +24,14 @@ from typing import NamedTuple
 from acstor_common.identity import handshake_limiter
 from acstor_common.model import ids
 
-UNAUTHENTICATED: Final = 64
-"""Of all addresses without a host."""
-UNAUTHENTICATED_OF_HOST: Final = 8
-"""For each host of the table, at its address."""
+UNAUTHENTICATED: Final = 64  # of all addresses without a host
+UNAUTHENTICATED_OF_HOST: Final = 8  # for each host of the table, at its address
 CONNECTIONS: Final = 256
 """Each has a thread and a chunk in memory: 16 MiB in all, 1 GiB for 4 MiB chunks."""
 CONNECTIONS_OF_HOST: Final = 16
 """Of these the agent uses 8, the daemon one per disk and one for deletion."""
 
-IDLE_S: Final = 5.0
-"""A new connection sends its first request sooner."""
+IDLE_S: Final = 5.0  # a new connection sends its first request sooner
 _BUSY: Final = math.inf
 
 

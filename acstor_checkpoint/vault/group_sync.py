@@ -25,10 +25,8 @@ from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 
-TIMEOUT_S: Final = 100.0
-"""Of a sync; clients give up after 60 to 120 s."""
-UNSYNCED_BYTES: Final = 32 << 20
-"""Of one host: its daemon's four workers send as much."""
+TIMEOUT_S: Final = 100.0  # of a sync; clients give up after 60 to 120 s
+UNSYNCED_BYTES: Final = 32 << 20  # of one host: its daemon's four workers send as much
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

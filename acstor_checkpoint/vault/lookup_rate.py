@@ -11,19 +11,15 @@ from acstor_common.util import token_buckets
 
 OF_HOST: Final = token_buckets.Rate(per_s=65536.0, burst=4 * 65536.0)
 """A sixth of a CPU per host; the burst is a disk of 16 GiB."""
-OF_REQUEST: Final = 64
-"""Names that a request counts as: it may sync the file system."""
+OF_REQUEST: Final = 64  # names that a request counts as: it may sync the file system
 BYTES: Final = 4096
 """Bytes read that count as a name.
 
 With OF_REQUEST, a host that reads chunks of 64 KiB takes two fifths of a CPU, and gets 51 MiB/s
 after the first 200 MiB."""
-OF_PIECE: Final = 16
-"""Names that a small piece of a request counts as."""
-PIECE_BYTES: Final = 1024
-"""Average size of pieces from which on they are free."""
-FREE_PIECES: Final = 16
-"""Of each request, whatever their size."""
+OF_PIECE: Final = 16  # names that a small piece of a request counts as
+PIECE_BYTES: Final = 1024  # average size of pieces from which on they are free
+FREE_PIECES: Final = 16  # of each request, whatever their size
 _HOSTS: Final = 16384
 _SHORTEST_S: Final = 0.001
 

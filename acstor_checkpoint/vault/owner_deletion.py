@@ -25,8 +25,7 @@ from acstor_common.wire import checkpoint_messages as messages
 LOG = logging.getLogger(__name__)
 
 EVERY_S: Final = 3600.0
-FIRST_S: Final = 60.0
-"""After the daemon's start, when the broker is connected."""
+FIRST_S: Final = 60.0  # after the daemon's start, when the broker is connected
 _ENDS_WITHIN_S: Final = 60.0
 
 FindDeparted = Callable[[Collection[ids.HostId]], Collection[ids.HostId]]

@@ -48,20 +48,13 @@ INODE_BYTES = 26 << 10
 
 
 class VaultLimits(NamedTuple):
-    """Limits of a vault.
+    """Limits of a vault."""
 
-    :param total_bytes: for all hosts; 0: nothing is stored
-    :param host_bytes: for one host
-    :param inodes: for all hosts: chunks, manifests and folders
-    :param disks: per host: sixteen times the instances of a large one
-    :param manifests: per disk: forty days of hourly checkpoints
-    """
-
-    total_bytes: int
-    host_bytes: int
-    inodes: int
-    disks: int = MAX_DISKS
-    manifests: int = MAX_MANIFESTS
+    total_bytes: int  # for all hosts; 0: nothing is stored
+    host_bytes: int  # for one host
+    inodes: int  # for all hosts: chunks, manifests and folders
+    disks: int = MAX_DISKS  # per host: sixteen times the instances of a large one
+    manifests: int = MAX_MANIFESTS  # per disk: forty days of hourly checkpoints
 
     @property
     def host_inodes(self) -> int:

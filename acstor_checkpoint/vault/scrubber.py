@@ -19,18 +19,14 @@ from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
 
-BYTES_PER_S: Final = 4 << 20
-"""100 GiB take seven hours."""
-EVERY_S: Final = 86400.0
-"""Between two passes."""
-FIRST_S: Final = 3600.0
-"""Least delay after the daemon's start, when the host is busy."""
+BYTES_PER_S: Final = 4 << 20  # 100 GiB take seven hours
+EVERY_S: Final = 86400.0  # between two passes
+FIRST_S: Final = 3600.0  # least delay after the daemon's start, when the host is busy
 MAX_UNREADABLE: Final = 100
 """Files per pass; more indicate a fault of the whole disk, maybe transient."""
 _CORRUPT: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
 """Errors of corrupt data: medium error, or a file system's checksum."""
-_LAST: Final = ".scrubbed"
-"""Its modification time is the end of the last pass."""
+_LAST: Final = ".scrubbed"  # its modification time is the end of the last pass
 
 
 def ended_s(folder: pathlib.Path) -> float | None:

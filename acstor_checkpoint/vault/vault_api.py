@@ -41,8 +41,7 @@ from acstor_common.model import ids
 LOG = logging.getLogger(__name__)
 
 MAX_BATCH_BYTES: Final = 32 << 20
-MAX_BATCH: Final = 4096
-"""Chunks that are written and synced together."""
+MAX_BATCH: Final = 4096  # chunks that are written and synced together
 MAX_MANIFEST_BYTES: Final = checkpoint_manifest.MAX_BYTES + checkpoint_encryption.SEAL_BYTES
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)

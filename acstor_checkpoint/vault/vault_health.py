@@ -12,8 +12,7 @@ from acstor_checkpoint.vault import quota
 from acstor_common.util import sliding_window
 
 WINDOW_S: Final = 1800.0
-SLOW_S: Final = 5.0
-"""Average duration of a sync, as in the alert AcstorVaultSlow."""
+SLOW_S: Final = 5.0  # average duration of a sync, as in the alert AcstorVaultSlow
 
 
 class Issue(enum.StrEnum):

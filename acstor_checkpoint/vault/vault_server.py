@@ -33,12 +33,10 @@ from acstor_common.util import supervision
 
 LOG = logging.getLogger(__name__)
 
-LINGER_S: Final = 2.0
-"""How long to read from a refused client, so that it can read the response."""
+LINGER_S: Final = 2.0  # how long to read from a refused client, so that it can read the response
 _BACKLOG: Final = 128
 _LOOK_S: Final = 1.0
-_REFUSALS_S: Final = 10.0
-"""Between two log lines about refused handshakes."""
+_REFUSALS_S: Final = 10.0  # between two log lines about refused handshakes
 _METHODS: Final = (b"GET", b"PUT", b"POST", b"DELETE")
 
 
@@ -46,11 +44,10 @@ class ServerLimits(NamedTuple):
     """Limits of a server.
 
     :param handshake_s: tolerates a busy host; an unauthenticated connection holds a scarce slot
-    :param idle_s: between requests; a daemon handles its next disk sooner, or reconnects
     """
 
     handshake_s: float = 10.0
-    idle_s: float = 120.0
+    idle_s: float = 120.0  # between requests; a daemon handles its next disk sooner, or reconnects
     channel: tls_channel.ChannelLimits = tls_channel.LIMITS
 
 

@@ -34,10 +34,8 @@ from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
 
-MAX_REMOVED: Final = 5000
-"""Per request: 20 s on a busy disk."""
-_AT_ONCE: Final = 64
-"""Objects handled while a new connection waits."""
+MAX_REMOVED: Final = 5000  # per request: 20 s on a busy disk
+_AT_ONCE: Final = 64  # objects handled while a new connection waits
 
 
 class StoredObject:

@@ -20,10 +20,8 @@ from acstor_common.formats import checkpoint_encryption
 from acstor_common.model import ids
 
 NAME_BYTES: Final = ids.CID_BYTES
-MAX_NAMES: Final = 1 << 16
-"""Names per request: those of 4 GiB of a disk."""
-ALL_FIRST_BYTES: Final = range(256)
-"""First bytes of all names."""
+MAX_NAMES: Final = 1 << 16  # names per request: those of 4 GiB of a disk
+ALL_FIRST_BYTES: Final = range(256)  # first bytes of all names
 CHUNK_HEADER: Final = struct.Struct(f"<{NAME_BYTES}sI")
 """Header of a chunk in a request: name, sealed length."""
 
@@ -32,12 +30,9 @@ _NAME: Final = re.compile(f"[0-9a-f]{{{2 * NAME_BYTES}}}")
 
 
 class VaultDisk(NamedTuple):
-    """A disk with checkpoints in a vault.
+    """A disk with checkpoints in a vault."""
 
-    :param owner: the host that took them; only it may add or delete data
-    """
-
-    owner: ids.HostId
+    owner: ids.HostId  # the host that took them; only it may add or delete data
     disk: ids.ImageId
 
 

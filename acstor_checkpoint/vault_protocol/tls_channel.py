@@ -17,22 +17,16 @@ import h11
 
 from acstor_common.wire import vault_paths
 
-PROTOCOL: Final = vault_paths.PROTOCOL
-"""ALPN protocol."""
+PROTOCOL: Final = vault_paths.PROTOCOL  # ALPN protocol
 _MAX_HEAD_BYTES: Final = 16 * 1024
 
 
 class ChannelLimits(NamedTuple):
-    """Limits of a channel.
+    """Limits of a channel."""
 
-    :param silence_s: timeout without data; tolerates slow disks
-    :param min_bytes_per_s: least rate of a body, because it holds a thread
-    :param piece_bytes: received or sent at a time
-    """
-
-    silence_s: float = 30.0
-    min_bytes_per_s: int = 256 * 1024
-    piece_bytes: int = 256 * 1024
+    silence_s: float = 30.0  # timeout without data; tolerates slow disks
+    min_bytes_per_s: int = 256 * 1024  # least rate of a body, because it holds a thread
+    piece_bytes: int = 256 * 1024  # received or sent at a time
 
     def body_s(self, length: int) -> float:
         """Return the time for a body of this length."""

@@ -39,8 +39,7 @@ from acstor_decision.identity import certificate_authority
 LOG = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024
-OPEN_PATHS = frozenset({"/", "/healthz"})
-"""Paths that need no token."""
+OPEN_PATHS = frozenset({"/", "/healthz"})  # paths that need no token
 KEYSTONE_IS_GONE = (
     "Keystone does not answer, or refuses the user of [keystone_authtoken] (the log of this API "
     "says which), so this token cannot be checked: ask again when that is mended; hosts read on "
@@ -51,8 +50,7 @@ DATABASE_IS_GONE = (
     "API says which, and why"
 )
 _AWAY = (glance_client.GlanceUnreachable, nova_client.NovaUnreachable, rpc.BusUnreachable)
-SEES_ALL = "acstor:image:hosts"
-"""Policy of clients that may see the images of all projects."""
+SEES_ALL = "acstor:image:hosts"  # policy of clients that may see the images of all projects
 
 
 def make_app(conf: cfg.ConfigOpts, store: database.Database) -> middleware.Wsgi:

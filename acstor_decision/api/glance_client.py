@@ -26,10 +26,8 @@ LOG = logging.getLogger(__name__)
 
 GROUP = cfg.OptGroup("glance", title="Requests to Glance, in the name of whoever asks the REST API")
 TIMEOUT_S = 10
-CALLERS = 4
-"""Concurrent requests of a process: a quarter of the documented server's threads."""
-AT_ONCE = 100
-"""Images in one request; their IDs must fit into a URL."""
+CALLERS = 4  # concurrent requests of a process: a quarter of the documented server's threads
+AT_ONCE = 100  # images in one request; their IDs must fit into a URL
 
 PAGE, MAX_PAGES = 1000, 20
 """Limits of the list of all images; Glance may return shorter pages."""

@@ -10,8 +10,7 @@ from oslo_policy import policy
 from acstor_decision.api import operation
 from acstor_decision.api import routes
 
-SCOPES = ["system", "project"]
-"""Token scopes that may be used; hosts belong to no domain."""
+SCOPES = ["system", "project"]  # token scopes that may be used; hosts belong to no domain
 
 BASE = tuple(
     policy.RuleDefault(name, rule, who, scope_types=SCOPES)

@@ -27,10 +27,8 @@ from acstor_decision.db import models
 from acstor_decision.identity import certificate_authority
 
 HISTORY_LIMIT = 10_000
-ANSWER_S = 3600
-"""Timeout of a statement in seconds; a migration may change a large table."""
-BY_HAND = ""
-"""User of a host that was enrolled here; its next renewal binds it to a user."""
+ANSWER_S = 3600  # timeout of a statement in seconds; a migration may change a large table
+BY_HAND = ""  # user of a host that was enrolled here; its next renewal binds it to a user
 
 
 def main() -> int:

@@ -15,19 +15,16 @@ from acstor_common.wire import decision_messages
 class HostStatus(msgspec.Struct, frozen=True, kw_only=True):
     """State of a host.
 
-    :param is_heard: its agent sends samples
-    :param unheard_s: age of its certificate if it never sent a sample
-    :param is_waiting: it waits for an operator's approval
     :param lifetime_left: remaining share of its certificate's lifetime; None: it has none
     """
 
     name: str
-    is_heard: bool
-    unheard_s: float | None = None
+    is_heard: bool  # its agent sends samples
+    unheard_s: float | None = None  # age of its certificate if it never sent a sample
     is_drained: bool = False
     is_overloaded: bool = False
     epoch: int = 0
-    is_waiting: bool = False
+    is_waiting: bool = False  # it waits for an operator's approval
     lifetime_left: float | None = None
     health: decision_messages.HostHealth | None = None
 
@@ -67,36 +64,28 @@ class ListenerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewestCheckpoint(NamedTuple):
-    """The newest checkpoint of a server.
-
-    :param taken_s: by the clock of its host
-    :param interval_s: 0: none is promised
-    :param changed_bytes: data of the disk that differs from its image
-    """
+    """The newest checkpoint of a server."""
 
     instance_id: str
-    taken_s: float
-    interval_s: int
-    changed_bytes: int
+    taken_s: float  # by the clock of its host
+    interval_s: int  # 0: none is promised
+    changed_bytes: int  # data of the disk that differs from its image
 
 
 class CloudState(msgspec.Struct, frozen=True, kw_only=True):
     """Snapshot of a cloud's state.
 
-    :param epoch: of the last published v-node table; 0: none
     :param published_ago_s: its age; None: none
-    :param images: None: Glance does not respond
-    :param instance: the instance that published the last table
     :param checkpoint_failures: by the host that reports them
     """
 
     now_s: float
-    epoch: int
+    epoch: int  # of the last published v-node table; 0: none
     published_ago_s: float | None
     hosts: Sequence[HostStatus]
-    images: Sequence[ImageStatus] | None
+    images: Sequence[ImageStatus] | None  # None: Glance does not respond
     why_no_images: str = ""
-    instance: str = ""
+    instance: str = ""  # the instance that published the last table
     listeners: Sequence[ListenerStatus] = ()
     unfinished: Sequence[UnfilledImage]
     checkpoints: Sequence[NewestCheckpoint]

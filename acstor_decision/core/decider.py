@@ -32,8 +32,7 @@ from acstor_decision.core.membership import members
 
 V = TypeVar("V")
 
-UNPLACED = "unplaced"
-"""Location of hosts whose locations have fewer or more levels than most."""
+UNPLACED = "unplaced"  # location of hosts whose locations have fewer or more levels than most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,18 +48,16 @@ class RemapPolicy:
         Equation 1 divides by it; it is above the traffic of chunk headers
     :param least_moved: smallest share of the overloaded hosts' v-nodes worth moving, as moved
         v-nodes cause chunks to be fetched again
-    :param may_remap: whether overload moves v-nodes
     :param factor: lambda of Equation 1, as printed in the paper; None: keep the number of v-nodes
-    :param max_vnodes: limit of a table's v-nodes
     """
 
     vnodes_per_host: int = 100
     weight_limit: float = 10.0
     traffic_floor: float = 0.1
     least_moved: float = 0.05
-    may_remap: bool = True
+    may_remap: bool = True  # whether overload moves v-nodes
     factor: float | None = None
-    max_vnodes: int = hash_ring.MAX_POINTS
+    max_vnodes: int = hash_ring.MAX_POINTS  # limit of a table's v-nodes
 
 
 class TableHost(NamedTuple):
@@ -101,16 +98,12 @@ class ChangeReason(enum.Enum):
 
 
 class Decision(NamedTuple):
-    """A new table.
-
-    :param moved: v-nodes that are new, gone or have another owner
-    :param overloaded: the hosts whose overload caused it
-    """
+    """A new table."""
 
     table: VNodeTable
     reason: ChangeReason
-    moved: int
-    overloaded: tuple[ids.HostId, ...] = ()
+    moved: int  # v-nodes that are new, gone or have another owner
+    overloaded: tuple[ids.HostId, ...] = ()  # the hosts whose overload caused it
 
 
 class Decider:

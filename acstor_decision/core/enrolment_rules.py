@@ -19,20 +19,16 @@ from acstor_common.ring import hash_ring
 class EnrolmentLimits(NamedTuple):
     """Limits of enrolments and of the authority's keys.
 
-    :param hosts: known hosts, four times those of a v-node table
-    :param per_user: hosts that one Keystone user enrolled or requested
     :param unheard_per_user: a user's hosts that sent no sample yet, against a stolen password
     :param least_waiting_s: at a limit, the records of hosts that waited longer are deleted
-    :param least_interval_s: time between two certificates of a host
-    :param keys: trusted keys of a kind; hosts accept no more
     """
 
-    hosts: int = 65_536
-    per_user: int = hash_ring.MAX_HOSTS
+    hosts: int = 65_536  # known hosts, four times those of a v-node table
+    per_user: int = hash_ring.MAX_HOSTS  # hosts that one Keystone user enrolled or requested
     unheard_per_user: int = 1024
     least_waiting_s: float = 3600.0
-    least_interval_s: float = 1.0
-    keys: int = signing.MAX_PUBLIC_KEYS
+    least_interval_s: float = 1.0  # time between two certificates of a host
+    keys: int = signing.MAX_PUBLIC_KEYS  # trusted keys of a kind; hosts accept no more
 
 
 class EnrolmentState(enum.StrEnum):
@@ -73,17 +69,12 @@ class EnrolmentRefused(errors.AcstorError):
 
 @dataclasses.dataclass(frozen=True)
 class KnownEnrolment:
-    """What the service knows of a host.
-
-    :param user_id: the user who enrolled it or asked first; empty: any user
-    :param keys: its public keys; a request must prove one of them; empty: any
-    :param fingerprint: of the only key that an operator allowed; empty: any
-    """
+    """What the service knows of a host."""
 
     state: EnrolmentState
-    user_id: str = ""
-    keys: tuple[str, ...] = ()
-    fingerprint: str = ""
+    user_id: str = ""  # the user who enrolled it or asked first; empty: any user
+    keys: tuple[str, ...] = ()  # its public keys; a request must prove one of them; empty: any
+    fingerprint: str = ""  # of the only key that an operator allowed; empty: any
 
 
 @dataclasses.dataclass(frozen=True)

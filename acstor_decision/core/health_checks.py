@@ -18,19 +18,13 @@ import msgspec
 from acstor_common.wire import decision_messages
 from acstor_decision.core import cloud_state
 
-NAMED: Final = 20
-"""Number of subjects that a finding names; it counts all."""
-LATE_S: Final = 60.0
-"""Hosts receive a new v-node table within this time."""
-WAIT_S: Final = 30.0
-"""Longer waits may soon cause errors in guests."""
-UNHEARD_S: Final = 120.0
-"""An enrolled host sends its first sample within seconds."""
-LISTENER_S: Final = 180.0
-"""A listener reports every half a minute."""
+NAMED: Final = 20  # number of subjects that a finding names; it counts all
+LATE_S: Final = 60.0  # hosts receive a new v-node table within this time
+WAIT_S: Final = 30.0  # longer waits may soon cause errors in guests
+UNHEARD_S: Final = 120.0  # an enrolled host sends its first sample within seconds
+LISTENER_S: Final = 180.0  # a listener reports every half a minute
 TROUBLE_S: Final = 300.0
-ENDS_SHARE: Final = 0.2
-"""Share of a certificate's lifetime; hosts renew when a third is left."""
+ENDS_SHARE: Final = 0.2  # share of a certificate's lifetime; hosts renew when a third is left
 FAILURE_REMEDIES: Final = {
     "holder": "look at the vault of the host that is named last",
     "holder_slow": "look at the disk and the network of the host that is named last",
@@ -57,20 +51,14 @@ class Severity(enum.StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """A problem.
+    """A problem."""
 
-    :param code: its kind, for machines
-    :param count: number of hosts, images or servers that have it
-    :param subjects: the first of these, the worst first, with details
-    :param remedy: action of the operator
-    """
-
-    code: str
+    code: str  # its kind, for machines
     severity: Severity
     message: str
-    count: int
-    subjects: list[str]
-    remedy: str
+    count: int  # number of hosts, images or servers that have it
+    subjects: list[str]  # the first of these, the worst first, with details
+    remedy: str  # action of the operator
 
 
 def find_problems(seen: cloud_state.CloudState) -> list[Finding]:

@@ -22,18 +22,13 @@ from acstor_common.model import ids
 from acstor_common.ring import location
 from acstor_common.wire import decision_messages
 
-QUORUM = 3
-"""Among three readers, one liar cannot move the median past an honest one."""
-READERS = 1024
-"""Hosts evaluated in one collection, in turn, to bound the work."""
-PEERS = 256
-"""Peers of one host that are evaluated; agents report no more."""
+QUORUM = 3  # among three readers, one liar cannot move the median past an honest one
+READERS = 1024  # hosts evaluated in one collection, in turn, to bound the work
+PEERS = 256  # peers of one host that are evaluated; agents report no more
 
-SHORTEST, LONGEST = 1e-12, 1e3
-"""Bounds in seconds a byte; they keep figures positive and finite."""
+SHORTEST, LONGEST = 1e-12, 1e3  # bounds in seconds a byte; they keep figures positive and finite
 
-Wait = dict[ids.HostId, float]
-"""Seconds a byte from each peer took."""
+Wait = dict[ids.HostId, float]  # seconds a byte from each peer took
 
 
 class PeerWaits(NamedTuple):

@@ -16,20 +16,13 @@ from acstor_common.ring import location_policies
 from acstor_decision.core import link_capacity
 from acstor_decision.core import streak
 
-LEAST_SHARE = 5
-"""Percent; some load must stay to measure the location."""
-MARKED = 2.0
-"""Smaller ratios of shares or waits count as equal."""
-RAISE_AFTER = 12
-"""Consecutive fast collections before a share doubles; a minute."""
-FORGET_AFTER = 60
-"""Collections without figures before a share doubles; five minutes."""
-HOLD = 24
-"""Collections until a group retries the usual way; two minutes."""
-MAX_LOCATIONS = 1024
-"""Limit of locations with a policy; the lowest shares stay."""
-AT_ONCE = 4
-"""One group in so many may switch to the source with one table."""
+LEAST_SHARE = 5  # percent; some load must stay to measure the location
+MARKED = 2.0  # smaller ratios of shares or waits count as equal
+RAISE_AFTER = 12  # consecutive fast collections before a share doubles; a minute
+FORGET_AFTER = 60  # collections without figures before a share doubles; five minutes
+HOLD = 24  # collections until a group retries the usual way; two minutes
+MAX_LOCATIONS = 1024  # limit of locations with a policy; the lowest shares stay
+AT_ONCE = 4  # one group in so many may switch to the source with one table
 
 
 @dataclasses.dataclass

@@ -16,13 +16,10 @@ from acstor_common.model import ids
 from acstor_common.ring import vnode
 
 Names = frozenset[vnode.VNode]
-Owners = dict[ids.HostId, Names]
-"""The v-nodes of each host."""
-Similarity = Callable[[ids.HostId, ids.HostId], float]
-"""Similarity of two hosts, from 0 to 1."""
+Owners = dict[ids.HostId, Names]  # the v-nodes of each host
+Similarity = Callable[[ids.HostId, ids.HostId], float]  # similarity of two hosts, from 0 to 1
 
-CANDIDATES = 64
-"""Hosts compared with a giver, those that need most, to bound the work."""
+CANDIDATES = 64  # hosts compared with a giver, those that need most, to bound the work
 
 
 def remap_vnodes(

@@ -21,21 +21,15 @@ from acstor_common.ring import location
 
 BUSY_SHARE = 0.8
 BUSY_SWITCHES = 0.5
-NEAREST = 1
-"""Threshold of hosts in the same location."""
-EVERYWHERE = hash_ring.MAX_THRESHOLD
-"""Threshold that includes all hosts."""
+NEAREST = 1  # threshold of hosts in the same location
+EVERYWHERE = hash_ring.MAX_THRESHOLD  # threshold that includes all hosts
 
 
 class Thresholds(NamedTuple):
-    """The two thresholds of a table; None: unlimited.
+    """The two thresholds of a table; None: unlimited."""
 
-    :param near: for the home that a host asks
-    :param outer: for the home that this home asks before the source; above ``near``
-    """
-
-    near: int | None = None
-    outer: int | None = None
+    near: int | None = None  # for the home that a host asks
+    outer: int | None = None  # for the home that this home asks before the source; above ``near``
 
 
 class SwitchLoad(NamedTuple):

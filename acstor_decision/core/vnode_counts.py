@@ -11,11 +11,9 @@ from collections.abc import Mapping
 
 from acstor_common.model import ids
 
-LAMBDA = 1.67
-"""The paper's factor."""
+LAMBDA = 1.67  # the paper's factor
 
-HALVINGS = 100
-"""Bisection steps for the factor; more than a float has bits."""
+HALVINGS = 100  # bisection steps for the factor; more than a float has bits
 
 Counts = dict[ids.HostId, int]
 

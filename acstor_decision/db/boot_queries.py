@@ -17,8 +17,7 @@ from acstor_decision.db import models
 
 _Row = models.Boot
 KEPT_OF_HOST = 256
-KEPT_S = 7 * 86400.0
-"""How long a boot is kept; a row has some KiB."""
+KEPT_S = 7 * 86400.0  # how long a boot is kept; a row has some KiB
 
 
 def record_boots(session: orm.Session, samples: Mapping[str, decision_messages.Sample]) -> None:

@@ -16,8 +16,7 @@ from acstor_decision.db import models
 
 _Row = models.Checkpoint
 MAX_PICTURED = 10_000
-RECOVERY_S = 3 * 86400.0
-"""How long a recovery protects its checkpoint from deletion."""
+RECOVERY_S = 3 * 86400.0  # how long a recovery protects its checkpoint from deletion
 
 
 def insert_checkpoint(

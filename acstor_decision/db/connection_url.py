@@ -13,8 +13,7 @@ import sqlalchemy as sa
 from acstor_common import errors
 
 OPTION = "[database] connection"
-ANSWER_S = 20
-"""Timeout in seconds of a server's response, unless the URL has one."""
+ANSWER_S = 20  # timeout in seconds of a server's response, unless the URL has one
 _MYSQL = {name: "{s}" for name in ("connect_timeout", "read_timeout", "write_timeout")}
 _LIBPQ = {
     "connect_timeout": "{s}",

@@ -15,8 +15,7 @@ from sqlalchemy import orm
 from acstor_decision.core import enrolment_rules
 from acstor_decision.db import models
 
-MAX_SILENT_NAMES = 100
-"""Most silent hosts that are named."""
+MAX_SILENT_NAMES = 100  # most silent hosts that are named
 
 MakeKey = Callable[[], models.AuthorityKey]
 

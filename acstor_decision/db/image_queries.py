@@ -15,25 +15,18 @@ from acstor_decision.core import enrolment_rules
 from acstor_decision.db import models
 
 _Row = models.HeldImage
-KEPT_S = 86400.0
-"""How long the images of a silent host are kept."""
+KEPT_S = 86400.0  # how long the images of a silent host are kept
 
 
 class ImageTotals(NamedTuple):
-    """One image on all hosts.
-
-    :param warm_hosts: hosts whose caches lack nothing of it
-    :param using_hosts: hosts whose instances use it, or may use it
-    :param fully_cached_hosts: those of them where it is fully cached
-    :param size_bytes: 0 if no host knows it
-    """
+    """One image on all hosts."""
 
     image_id: str
     hosts: int
-    warm_hosts: int
-    using_hosts: int
-    fully_cached_hosts: int
-    size_bytes: int
+    warm_hosts: int  # hosts whose caches lack nothing of it
+    using_hosts: int  # hosts whose instances use it, or may use it
+    fully_cached_hosts: int  # those of them where it is fully cached
+    size_bytes: int  # 0 if no host knows it
     cached_bytes: int
     boot_revision: int
     read: decision_messages.ReadBytes
@@ -44,15 +37,13 @@ class Needed(NamedTuple):
     """Images that hosts use and have not fully cached, without revoked hosts.
 
     :param heard_s: time of the last sample of any host; None: none
-    :param known_since_s: time of the first sample of any host
-    :param silent_hosts: hosts with samples, but none since ``up_since_s``
     """
 
     image_ids: list[str]
     is_complete: bool
     heard_s: float | None
-    known_since_s: float | None
-    silent_hosts: int
+    known_since_s: float | None  # time of the first sample of any host
+    silent_hosts: int  # hosts with samples, but none since ``up_since_s``
 
 
 def replace_images(session: orm.Session, samples: Mapping[str, decision_messages.Sample]) -> None:
@@ -149,16 +140,11 @@ def _together(since_s: float) -> sa.Select[Any]:
 
 
 class Uses(NamedTuple):
-    """Uses of images by hosts' instances.
+    """Uses of images by hosts' instances."""
 
-    :param uses: pairs of a host and an image
-    :param fully_cached: those of them where the image is fully cached
-    :param unfinished: rows of the others, ``limit`` at most
-    """
-
-    uses: int
-    fully_cached: int
-    unfinished: list[models.HeldImage]
+    uses: int  # pairs of a host and an image
+    fully_cached: int  # those of them where the image is fully cached
+    unfinished: list[models.HeldImage]  # rows of the others, ``limit`` at most
 
 
 def count_uses(session: orm.Session, since_s: float, limit: int) -> Uses:

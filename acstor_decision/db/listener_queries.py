@@ -7,8 +7,7 @@ from sqlalchemy import orm
 from acstor_decision.db import models
 
 MAX_LISTENERS = 100
-KEPT_S = 86400.0
-"""How long a silent listener is remembered while another one reports."""
+KEPT_S = 86400.0  # how long a silent listener is remembered while another one reports
 
 
 def record_listener(session: orm.Session, name: str, now_s: float) -> bool:

@@ -36,23 +36,18 @@ SIGNER = "signer"
 CA_LIFE_S = 10 * 366 * 86400
 FORMER_TRUSTED_S = 30 * 86400
 """How long a previous key is trusted beyond the lifetime of its last signature."""
-STOLEN_S = 0.0
-"""End of the trust in a stolen key: before any clock's time."""
+STOLEN_S = 0.0  # end of the trust in a stolen key: before any clock's time
 _LIMITS = enrolment_rules.EnrolmentLimits()
 
 
 class IssuedCertificate(NamedTuple):
-    """A certificate and the keys that its host needs, in PEM.
-
-    :param not_after_s: end of the certificate
-    :param now_s: the service's clock
-    """
+    """A certificate and the keys that its host needs, in PEM."""
 
     certificate: bytes
     ca: bytes
     signers: bytes
-    not_after_s: float
-    now_s: float
+    not_after_s: float  # end of the certificate
+    now_s: float  # the service's clock
 
 
 class CertificateAuthority:

@@ -22,18 +22,12 @@ It exceeds the longest ``certificate_lifetime_s`` plus the grace of agents.
 
 
 class TrustState(NamedTuple):
-    """Trusted certificates and keys.
+    """Trusted certificates and keys."""
 
-    :param ca: trusted authorities (PEM)
-    :param signers: public keys that may sign (PEM)
-    :param signer: the current private key (PEM)
-    :param hosts: enrolments by host
-    """
-
-    ca: bytes = b""
-    signers: bytes = b""
-    signer: bytes = b""
-    hosts: Mapping[str, models.Enrolment] = {}
+    ca: bytes = b""  # trusted authorities (PEM)
+    signers: bytes = b""  # public keys that may sign (PEM)
+    signer: bytes = b""  # the current private key (PEM)
+    hosts: Mapping[str, models.Enrolment] = {}  # enrolments by host
 
     def why_untrusted(self, certificate: certificates.HostCertificate, now_s: float) -> str:
         """Return why a certificate is not trusted; "" if it is."""

@@ -40,8 +40,7 @@ from acstor_glance.prepare import preparation_budget
 DEFAULT_MARKER = r"\S login: "
 CONSOLE_TAIL_BYTES = 64 * geometry.KIB
 SECTOR_BYTES = 512
-BOOT_CODE_BYTES = 440
-"""The boot code at the start of an image; the partition table follows."""
+BOOT_CODE_BYTES = 440  # the boot code at the start of an image; the partition table follows
 _OTHER_FIRMWARE = "If it boots by the other one, set its property hw_firmware_type (bios or uefi)"
 _POLL_S = 0.25
 _KILLED = [

@@ -28,8 +28,7 @@ NOTHING_TO_BOOT = re.compile(
     rb"No bootable device\.|BdsDxe: No bootable option|UEFI Interactive Shell"
 )
 """Console output if nothing boots: SeaBIOS, OVMF with and without shell."""
-_FIRMWARE_PORT = "0x402"
-"""SeaBIOS's debug port; the guest has no screen."""
+_FIRMWARE_PORT = "0x402"  # SeaBIOS's debug port; the guest has no screen
 _ADDRESS_SPACE_SPARE_BYTES = 2048 * geometry.MIB
 _RESIDENT_SPARE_BYTES = 768 * geometry.MIB
 _TRANSLATION_CACHE_MIB = 128
@@ -47,15 +46,11 @@ class Firmware(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GuestLimits:
-    """Resource limits of a guest, and when its boot counts as over.
-
-    :param idle_s: the boot is over if nothing new is read for so long
-    :param settle_s: time to continue after the marker
-    """
+    """Resource limits of a guest, and when its boot counts as over."""
 
     longest_s: float = 300.0
-    idle_s: float = 30.0
-    settle_s: float = 2.0
+    idle_s: float = 30.0  # the boot is over if nothing new is read for so long
+    settle_s: float = 2.0  # time to continue after the marker
     memory_bytes: int = 512 * geometry.MIB
     written_bytes: int = 1024 * geometry.MIB
     boot_bytes: int = 1024 * geometry.MIB

@@ -24,8 +24,7 @@ LOG = logging.getLogger(__name__)
 
 MAX_PENDING = 1000
 MAX_ANSWER_BYTES = 1 << 16
-PUBLIC = "public"
-"""Only administrators can make images public, unlike ``community`` ones."""
+PUBLIC = "public"  # only administrators can make images public, unlike ``community`` ones
 
 
 class _Announced(msgspec.Struct, frozen=True):

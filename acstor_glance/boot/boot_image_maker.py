@@ -45,15 +45,12 @@ from acstor_glance.prepare import preparation_budget
 LOG = logging.getLogger(__name__)
 
 BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
-CHANGED_SHARE = 0.05
-"""A boot image is replaced if at least this share of its chunks changes."""
+CHANGED_SHARE = 0.05  # a boot image is replaced if at least this share of its chunks changes
 LONGEST_S = boot_guest.GuestLimits().longest_s
-LIMIT_BYTES = 256 * geometry.MIB
-"""Limit of the uncompressed chunks; a boot reads some tens of MiB."""
+LIMIT_BYTES = 256 * geometry.MIB  # limit of the uncompressed chunks; a boot reads some tens of MiB
 TRACES_NEEDED = 2
 """Since one may be unusual; one is enough if there is no boot image, nor a build due."""
-TRACE_SHARE = 0.5
-"""Share of the recorded boots that must have read a chunk of the boot image."""
+TRACE_SHARE = 0.5  # share of the recorded boots that must have read a chunk of the boot image
 
 
 class BootImageMaker:

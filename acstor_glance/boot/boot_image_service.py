@@ -23,8 +23,7 @@ from acstor_glance.boot import build_modes
 LOG = logging.getLogger(__name__)
 
 Rank = work_queue.Rank
-WORKERS = 2
-"""Boot images made at a time; a guest for one takes 1.3 GiB of memory."""
+WORKERS = 2  # boot images made at a time; a guest for one takes 1.3 GiB of memory
 
 
 class BootImageService:

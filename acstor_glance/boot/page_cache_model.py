@@ -18,11 +18,9 @@ window; a read of a window's marked page starts the next one, up to twice as wid
 from acstor_common.model import geometry
 
 PAGE_BYTES = 4096
-WINDOW_PAGES = 128 * geometry.KIB // PAGE_BYTES
-"""The widest window: Linux's default for FUSE."""
+WINDOW_PAGES = 128 * geometry.KIB // PAGE_BYTES  # the widest window: Linux's default for FUSE
 
-Extent = tuple[int, int]
-"""Offset and length, in bytes."""
+Extent = tuple[int, int]  # offset and length, in bytes
 
 
 class PageCacheModel:

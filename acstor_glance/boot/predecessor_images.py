@@ -16,14 +16,12 @@ from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_glance.client import glance_client
 
-FAMILY_PROPERTIES = ("os_distro", "os_version")
-"""Both must be set and equal."""
+FAMILY_PROPERTIES = ("os_distro", "os_version")  # both must be set and equal
 MACHINE_PROPERTIES = ("os_type", "hw_architecture", "architecture", "hw_firmware_type")
 """Equal, or missing in both, if distribution and version make the family."""
 MAX_LISTED = 200
 MAX_PREDECESSORS = 10
-MIN_CHUNKS = 16
-"""Fewer chunks in common are no boot."""
+MIN_CHUNKS = 16  # fewer chunks in common are no boot
 
 
 def find_predecessors(

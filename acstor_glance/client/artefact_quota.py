@@ -18,10 +18,8 @@ from acstor_common.image import image_record
 from acstor_common.util import byte_sizes
 from acstor_glance.client import glance_client
 
-MAX_AGE_S = 300.0
-"""Age after which a project's sum is read again; reservations are added meanwhile."""
-RECHECK_AGE_S = 10.0
-"""Largest age of the sum when a reservation is refused."""
+MAX_AGE_S = 300.0  # age after which a project's sum is read again; reservations are added meanwhile
+RECHECK_AGE_S = 10.0  # largest age of the sum when a reservation is refused
 _COUNTED = (artefacts.Kind.CHUNK_MAP, artefacts.Kind.BOOT_IMAGE)
 
 

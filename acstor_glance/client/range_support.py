@@ -17,8 +17,7 @@ from acstor_glance.client import glance_client
 
 GATEWAY_TYPE = "acstor-gateway"
 MAX_STORES = 64
-MAX_FAILURES = 3
-"""Images of the same stores to try before these stores count as unavailable."""
+MAX_FAILURES = 3  # images of the same stores to try before these stores count as unavailable
 _NO_RANGES = (http.HTTPStatus.OK, http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.CONFLICT)
 """Answers of Glance and of the gateway for a store without range reads."""
 _FIRST_BYTE = {"Range": "bytes=0-0"}

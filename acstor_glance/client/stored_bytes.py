@@ -15,14 +15,10 @@ CONVERTED = artefacts.Kind.CONVERTED
 
 
 class StoredBytes(NamedTuple):
-    """The bytes that agents read of an image.
+    """The bytes that agents read of an image."""
 
-    :param image: with the format and the size of these bytes
-    :param glance_id: the Glance image that holds them
-    """
-
-    image: image_record.Image
-    glance_id: ids.ImageId
+    image: image_record.Image  # with the format and the size of these bytes
+    glance_id: ids.ImageId  # the Glance image that holds them
     os_hash: chunk_map.OsHash
 
     @property

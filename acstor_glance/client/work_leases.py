@@ -21,8 +21,7 @@ from acstor_common.util import call_deadline
 
 LOG = logging.getLogger(__name__)
 
-ANSWER_S = 20.0
-"""Longest wait for the coordination service; most tooz drivers wait forever."""
+ANSWER_S = 20.0  # longest wait for the coordination service; most tooz drivers wait forever
 
 
 class WorkLeases:

@@ -21,8 +21,7 @@ from acstor_glance.client import image_iteration
 from acstor_glance.client import range_support
 
 MAX_EXAMPLES = 5
-MAX_LABELS = 200
-"""Limit of labels; further details count as OTHER_DETAIL."""
+MAX_LABELS = 200  # limit of labels; further details count as OTHER_DETAIL
 OTHER_DETAIL = "others"
 _DETAIL = re.compile(r"[a-z0-9][a-z0-9_.,-]{0,63}")
 _FORMAT_WORDS = "its format "

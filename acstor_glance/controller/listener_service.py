@@ -41,8 +41,7 @@ RECONCILE_INTERVAL_S = 300.0
 
 RETRY_S = 10.0
 
-MAX_REQUESTS = 1000
-"""Limit of queued requests of operators; the next reconcile finds the others."""
+MAX_REQUESTS = 1000  # limit of queued requests of operators; the next reconcile finds the others
 
 BOOT_IMAGE_OUTCOMES = (
     image_preparer.PreparationOutcome.PREPARED,

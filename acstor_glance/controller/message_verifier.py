@@ -31,11 +31,10 @@ MAX_HOSTS = 16384
 class TrustAnchors(NamedTuple):
     """Keys that messages are verified against.
 
-    :param ca: PEM of the authorities for host certificates; empty: no host is trusted
     :param revoked: by host: certificates that begin before this wall-clock time are refused
     """
 
-    ca: bytes
+    ca: bytes  # PEM of the authorities for host certificates; empty: no host is trusted
     signers: tuple[ed25519.Ed25519PublicKey, ...]
     revoked: dict[str, int]
 

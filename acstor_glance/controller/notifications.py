@@ -21,8 +21,7 @@ from acstor_common.wire import message_bus
 
 LOG = logging.getLogger(__name__)
 
-POOL = "acstor"
-"""Queue of all listeners; other consumers of the topics get every message too."""
+POOL = "acstor"  # queue of all listeners; other consumers of the topics get every message too
 EVENTS = ("image.activate", "image.update", "image.delete")
 
 OnNotification = Callable[[str, ids.ImageId], None]

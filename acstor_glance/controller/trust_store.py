@@ -25,8 +25,7 @@ LOG = logging.getLogger(__name__)
 CA_FILE, SIGNERS_FILE = "ca.pem", "signers.pem"
 REFRESH_S = 60.0
 RETRY_S = 5.0
-MAX_ANSWER_BYTES = 1 << 22
-"""Longest answer: MAX_REVOKED hosts with the longest names fit."""
+MAX_ANSWER_BYTES = 1 << 22  # longest answer: MAX_REVOKED hosts with the longest names fit
 
 
 class _AuthorityAnswer(msgspec.Struct, frozen=True):

@@ -22,8 +22,7 @@ from acstor_common.model import geometry
 from acstor_common.util import rate_limiter
 from acstor_glance.dedup import common_ranges
 
-CALL_BYTES = 256 * geometry.KIB
-"""Bytes per call, during which readers of both files wait."""
+CALL_BYTES = 256 * geometry.KIB  # bytes per call, during which readers of both files wait
 _FIDEDUPERANGE = 0xC0189436  # _IOWR(0x94, 54, struct file_dedupe_range) of linux/fs.h
 _ASKED = struct.Struct("=QQHHI")  # offset and length in the base, number of files, reserved
 _TOLD = struct.Struct("=qQQiI")  # descriptor, its offset, shared bytes, status, reserved

@@ -22,8 +22,7 @@ from acstor_common.service import metrics_endpoint
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 OPTION = "[acstor_gateway] metrics_listen"
-OTHER = "other"
-"""Store label for locations without a known store."""
+OTHER = "other"  # store label for locations without a known store
 STORE_LABELS = ("store", "driver")
 FAULTS = (
     "absent",

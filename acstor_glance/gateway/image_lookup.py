@@ -39,8 +39,7 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_CACHED = 16_384
-MAX_CONCURRENT = 16
-"""Concurrent requests to Glance: half of the documented server's threads."""
+MAX_CONCURRENT = 16  # concurrent requests to Glance: half of the documented server's threads
 READABLE = frozenset({image_record.ACTIVE, image_record.DEACTIVATED})
 """Statuses of readable images; only administrators and agents may read the second."""
 _BARE = image_record.SERVED_CONTAINER_FORMAT
@@ -68,16 +67,12 @@ class Caller(NamedTuple):
 
 
 class ReadableImage(NamedTuple):
-    """Part of Glance's record of an image.
-
-    :param md5: hexadecimal; empty if unknown
-    :param disk_format: empty unless the container is ``bare``
-    """
+    """Part of Glance's record of an image."""
 
     image_id: ids.ImageId
     size_bytes: int
-    md5: str
-    disk_format: str = ""
+    md5: str  # hexadecimal; empty if unknown
+    disk_format: str = ""  # empty unless the container is ``bare``
     os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
 
 

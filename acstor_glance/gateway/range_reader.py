@@ -21,8 +21,7 @@ from acstor_glance.gateway.readers import base
 
 LOG = logging.getLogger(__name__)
 
-LOG_REPEAT_S = 60.0
-"""Time for which the log does not repeat why an image cannot be read."""
+LOG_REPEAT_S = 60.0  # time for which the log does not repeat why an image cannot be read
 MAX_LOGGED = 1024
 
 

@@ -26,8 +26,7 @@ from acstor_glance.gateway.readers import offset_reader
 LOG = logging.getLogger(__name__)
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,19})://", re.ASCII)
-_FORMER = "glance.store."
-"""Former prefix of driver names, as in ``glance.store.s3.Store``."""
+_FORMER = "glance.store."  # former prefix of driver names, as in ``glance.store.s3.Store``
 
 
 class Location(NamedTuple):

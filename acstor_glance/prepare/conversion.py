@@ -32,37 +32,28 @@ QEMU_IMG = "qemu-img"
 REMEDY = "Upload it converted (qemu-img convert -O qcow2)"
 DRIVERS = {"vmdk": "vmdk", "vhd": "vpc", "vhdx": "vhdx", "vdi": "vdi"}
 
-MEMORY_BYTES = 2048 * geometry.MIB
-"""Address space of qemu-img, which uses 100 MiB of it."""
-SLOWEST_BYTES_S = 4 * geometry.MIB
-"""qemu-img compresses some 30 MiB per second of a processor."""
+MEMORY_BYTES = 2048 * geometry.MIB  # address space of qemu-img, which uses 100 MiB of it
+SLOWEST_BYTES_S = 4 * geometry.MIB  # qemu-img compresses some 30 MiB per second of a processor
 NO_ROOM, TOO_LONG = os.strerror(errno.ENOSPC), os.strerror(errno.EFBIG)
 _ERROR_BYTES = 2048
 _INFO_BYTES = 256 * geometry.KIB
 _THREADS = 64
-_SIGNALLED = 128
-"""Exit status from the sandbox is this plus the signal's number, as in a shell."""
+_SIGNALLED = 128  # exit status from the sandbox is this plus the signal's number, as in a shell
 _OF_BOUNDS = {
     status for one in (signal.SIGXCPU, signal.SIGXFSZ) for status in (-one, _SIGNALLED + one)
 }
 """Statuses after too much time or output; other signals come from the host."""
-_GRACE_S = 5
-"""Processor seconds between the limit's signal and SIGKILL."""
-_MODE = 0o666
-"""Mode of files in a private folder; inside the sandbox another user opens them."""
+_GRACE_S = 5  # processor seconds between the limit's signal and SIGKILL
+_MODE = 0o666  # mode of files in a private folder; inside the sandbox another user opens them
 _IMAGE, _MADE = "/image", "/made"
 
 
 class ConversionLimits(NamedTuple):
-    """Limits of qemu-img: ``growth * uploaded bytes + spare_bytes``, and time.
+    """Limits of qemu-img: ``growth * uploaded bytes + spare_bytes``, and time."""
 
-    :param growth: data that was compressed with a longer window may grow
-    :param spare_s: processor seconds in addition to SLOWEST_BYTES_S
-    """
-
-    growth: int = 2
+    growth: int = 2  # data that was compressed with a longer window may grow
     spare_bytes: int = 64 * geometry.MIB
-    spare_s: int = 60
+    spare_s: int = 60  # processor seconds in addition to SLOWEST_BYTES_S
 
 
 CONVERSION_LIMITS = ConversionLimits()

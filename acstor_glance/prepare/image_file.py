@@ -33,8 +33,7 @@ class ImageFile:
     extents: Sequence[layout.Extent] = ()
     """A raw image has none: disk and file have the same offsets."""
     cluster_bytes = 1
-    is_hole = False
-    """Holes are looked up piece by piece."""
+    is_hole = False  # holes are looked up piece by piece
 
     def __init__(self, file: IO[bytes]) -> None:
         self.fd = file.fileno()

@@ -39,8 +39,7 @@ LOG = logging.getLogger(__name__)
 NAME = "acstor_prehash"
 CHECK_INTERVAL_S = 1.0
 CHECK_INTERVAL_MAX_S = 30.0
-PUBLISH_DEADLINE_S = 3600.0
-"""Wait for an image to become active; the listener publishes later ones."""
+PUBLISH_DEADLINE_S = 3600.0  # wait for an image to become active; the listener publishes later ones
 
 
 def get_flow(**context: Any) -> linear_flow.Flow:

@@ -18,11 +18,9 @@ from acstor_common.model import ids
 from acstor_common.util import backoff
 
 _NEVER = "never"
-RETRY_FIRST_S = 60
-"""Delay after the first failure; each further failure doubles it."""
+RETRY_FIRST_S = 60  # delay after the first failure; each further failure doubles it
 RETRY_LAST_S = 86400
-ORPHAN_GRACE_S = 3600
-"""Age at which an artefact without pointer is deleted, longer than its upload."""
+ORPHAN_GRACE_S = 3600  # age at which an artefact without pointer is deleted, longer than its upload
 UNIQUE_PROPERTIES = (artefacts.OF_IMAGE, artefacts.OS_HASH_VALUE)
 """Properties of an artefact that plans need, with values of its own."""
 SHARED_PROPERTIES = (artefacts.KIND, artefacts.OS_HASH_ALGO, artefacts.FORMAT, artefacts.ORIGIN)

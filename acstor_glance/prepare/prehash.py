@@ -48,16 +48,11 @@ _T = TypeVar("_T")
 
 
 class BufferSizes(NamedTuple):
-    """Bytes of the image that are handled together.
+    """Bytes of the image that are handled together."""
 
-    :param record: for one task of a thread and one entry of the log
-    :param read: for one read
-    :param piece: passed at a time to the thread that computes Glance's hash
-    """
-
-    record: int = 32 * geometry.MIB
-    read: int = 512 * geometry.KIB
-    piece: int = geometry.MIB
+    record: int = 32 * geometry.MIB  # for one task of a thread and one entry of the log
+    read: int = 512 * geometry.KIB  # for one read
+    piece: int = geometry.MIB  # passed at a time to the thread that computes Glance's hash
 
 
 BUFFER_SIZES = BufferSizes()

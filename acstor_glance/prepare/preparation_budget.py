@@ -17,8 +17,7 @@ from acstor_common import errors
 from acstor_common.image import artefacts
 from acstor_common.model import geometry
 
-SPARE_BYTES = 256 * geometry.MIB
-"""Decoded bytes allowed to every image: a second of a processor."""
+SPARE_BYTES = 256 * geometry.MIB  # decoded bytes allowed to every image: a second of a processor
 SLOWEST_DECODER_BYTES_S = 16 * geometry.MIB
 """Decoded bytes per second of a processor; zlib and zstd yield 200 MiB."""
 SLOWEST_BYTES_S = 1 * geometry.MIB
@@ -30,11 +29,10 @@ NOT_RETRIED = "It is not tried again by itself"
 class CostLimits(NamedTuple):
     """Costs that are allowed to every image, however few bytes were uploaded.
 
-    :param spare_cpu_s: processor seconds for decoding
     :param spare_artefact_bytes: length of an artefact; by default that of a 128 GiB disk's map
     """
 
-    spare_cpu_s: float = 1.0
+    spare_cpu_s: float = 1.0  # processor seconds for decoding
     spare_artefact_bytes: int = 64 * geometry.MIB
 
 

@@ -25,11 +25,9 @@ from acstor_glance.prepare import format_check
 from acstor_glance.prepare import image_file
 from acstor_glance.prepare import service_hashing
 
-BUFFER_BYTES = 4 * geometry.MIB
-"""A multiple of every chunk size, and at least INSPECTED_BYTES."""
+BUFFER_BYTES = 4 * geometry.MIB  # a multiple of every chunk size, and at least INSPECTED_BYTES
 
-WORK_PREFIX = "copy-"
-"""Prefix of folders for copies of qcow2 images; a kill leaves an empty one."""
+WORK_PREFIX = "copy-"  # prefix of folders for copies of qcow2 images; a kill leaves an empty one
 
 
 def write_map(

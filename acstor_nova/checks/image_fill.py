@@ -23,10 +23,8 @@ from acstor_nova import mirror_link
 
 LONGEST_INTERVAL_S = 5400
 """Longest interval of Nova's image cache manager; after it Nova counts as away."""
-SPARED = 10
-"""One part in SPARED of the cache is not for pinned images."""
-NEARLY_FULL = 0.8
-"""Share of the limit at which the operator must act, as in the alert."""
+SPARED = 10  # one part in SPARED of the cache is not for pinned images
+NEARLY_FULL = 0.8  # share of the limit at which the operator must act, as in the alert
 MOST_NAMED = 5
 OPTS = [
     cfg.IntOpt(
@@ -42,8 +40,7 @@ _CACHE = "[acstor_agent] cache_limit_bytes"
 
 CheckResult = check_results.CheckResult
 Level = check_results.Level
-Images = Mapping[str, dict[str, Any]]
-"""The images in the agent's status."""
+Images = Mapping[str, dict[str, Any]]  # the images in the agent's status
 
 
 class Instances(NamedTuple):

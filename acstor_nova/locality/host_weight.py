@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from acstor_common.wire import decision_messages
 
-BOOT_SET_PART = 0.8
-"""Part of the weight for the boot set; the rest is for the image."""
+BOOT_SET_PART = 0.8  # part of the weight for the boot set; the rest is for the image
 
 
 class CachedImage(NamedTuple):

@@ -23,27 +23,18 @@ from acstor_nova.locality import host_weight
 LOG = logging.getLogger(__name__)
 
 NAME = "image-locality"
-MAX_TABLES = 256
-"""Images of which a table is kept; one of 1,000 hosts takes 0.2 MB."""
-MAX_WANTED = 64
-"""Images that wait for the thread."""
+MAX_TABLES = 256  # images of which a table is kept; one of 1,000 hosts takes 0.2 MB
+MAX_WANTED = 64  # images that wait for the thread
 
 
 class Timings(NamedTuple):
-    """Timings in seconds.
+    """Timings in seconds."""
 
-    :param wait_s: longest wait of a request
-    :param fresh_s: age at which a table is fetched again
-    :param stale_s: age from which a table is not used
-    :param first_retry_s: pause after the first failure; it doubles
-    :param longest_retry_s: longest pause after failures
-    """
-
-    wait_s: float = 0.05
-    fresh_s: float = 5.0
-    stale_s: float = 20.0
-    first_retry_s: float = 1.0
-    longest_retry_s: float = 30.0
+    wait_s: float = 0.05  # longest wait of a request
+    fresh_s: float = 5.0  # age at which a table is fetched again
+    stale_s: float = 20.0  # age from which a table is not used
+    first_retry_s: float = 1.0  # pause after the first failure; it doubles
+    longest_retry_s: float = 30.0  # longest pause after failures
 
 
 DEFAULT_TIMINGS = Timings()

@@ -17,10 +17,8 @@ from acstor_nova import decision_client
 
 LOG = logging.getLogger(__name__)
 
-GROUP = "service_user"
-"""Nova's option group with the user of its services."""
-WITHIN_S = 5.0
-"""Deadline of each request, to Keystone and to the API."""
+GROUP = "service_user"  # Nova's option group with the user of its services
+WITHIN_S = 5.0  # deadline of each request, to Keystone and to the API
 
 
 class LocalityClient:

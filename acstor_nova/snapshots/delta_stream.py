@@ -22,8 +22,7 @@ from acstor_nova import agent_client
 LOG = logging.getLogger(__name__)
 
 PIECE_BYTES = geometry.MIB
-BLOCK_BYTES = 64 * geometry.KIB
-"""Unit of the search for zeros: the cluster size of Nova's disks."""
+BLOCK_BYTES = 64 * geometry.KIB  # unit of the search for zeros: the cluster size of Nova's disks
 TELL_EVERY_S = 30.0
 _ZEROS = bytes(BLOCK_BYTES)
 

@@ -24,8 +24,7 @@ POLICY_TITLES = {
 GB, MB = 1e9, 1e6
 UNPACKED = boot_traces.DEBIAN.data / boot_traces.DEBIAN.stored
 """Ratio of unpacked to stored size if unknown: that of the demo's Debian."""
-PAYLOAD = 0.956
-"""Share of a link that TCP over Ethernet leaves for image data."""
+PAYLOAD = 0.956  # share of a link that TCP over Ethernet leaves for image data
 LONGEST_S = 12 * 3600.0
 MOST_AT_ONCE = 1024
 MOST_HOSTS = 4096
@@ -39,31 +38,25 @@ class WrongNumbersError(ValueError):
 class CloudParameters:
     """A cloud, in numbers that its operator knows.
 
-    :param uplink_gbit: of a rack
-    :param store_gbit: of the image store
-    :param image_gb: size of one image in Glance
     :param data_gb: unpacked, without holes; None: 3.2 times ``image_gb``
     :param at_once: servers in the rush; None: one on each host, 1,024 at most
-    :param at_once_images: different images in the rush
-    :param boot_s: from power-on to login on a local disk
     :param boot_mb: data that a server reads of its image meanwhile
-    :param busy_percent: other traffic on the links of hosts and racks
     """
 
     hosts: int = 40
     racks: int = 2
     link_gbit: float = 10.0
-    uplink_gbit: float = 40.0
-    store_gbit: float = 10.0
+    uplink_gbit: float = 40.0  # of a rack
+    store_gbit: float = 10.0  # of the image store
     images: int = 20
-    image_gb: float = 2.0
+    image_gb: float = 2.0  # size of one image in Glance
     data_gb: float | None = None
     boots_a_day: int = 500
     at_once: int | None = None
-    at_once_images: int = 1
-    boot_s: float = boot_traces.THINK_S
+    at_once_images: int = 1  # different images in the rush
+    boot_s: float = boot_traces.THINK_S  # from power-on to login on a local disk
     boot_mb: float = boot_traces.CHUNKS * boot_traces.CHUNK_BYTES / MB
-    busy_percent: float = 30.0
+    busy_percent: float = 30.0  # other traffic on the links of hosts and racks
     seed: int = 1
 
     @property
@@ -130,28 +123,21 @@ class GainEstimate:
     """Result of one policy.
 
     :param first_s: time until a server has the first byte of its disk: for half, 95 % and all
-    :param login_s: the same until its login prompt
     :param whole_s: time until the last host has its image fully cached; None: not within 12 hours
-    :param unbooted: servers not booted after 12 hours
-    :param storage_peak_gbit: from the image store in its busiest second
-    :param uplink_peak_gbit: on the busiest link of a rack, one direction
-    :param day_storage_gb: from the image store in a day
-    :param day_uplink_gb: over the racks' links in a day, both directions added
-    :param day_waits: servers in a day that are the first of their image on their host
     """
 
     policy: str
     first_s: tuple[float, float, float]
-    login_s: tuple[float, float, float]
+    login_s: tuple[float, float, float]  # the same until its login prompt
     whole_s: float | None
-    unbooted: int
+    unbooted: int  # servers not booted after 12 hours
     storage_gb: float
-    storage_peak_gbit: float
+    storage_peak_gbit: float  # from the image store in its busiest second
     uplink_gb: float
-    uplink_peak_gbit: float
-    day_storage_gb: float
-    day_uplink_gb: float
-    day_waits: float
+    uplink_peak_gbit: float  # on the busiest link of a rack, one direction
+    day_storage_gb: float  # from the image store in a day
+    day_uplink_gb: float  # over the racks' links in a day, both directions added
+    day_waits: float  # servers in a day that are the first of their image on their host
 
 
 def percentiles(values: Sequence[float]) -> tuple[float, float, float]:

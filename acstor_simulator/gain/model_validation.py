@@ -11,8 +11,7 @@ from typing import NamedTuple
 from acstor_simulator import simulation
 from acstor_simulator.gain import gain_estimate
 
-NOVA_S = 4.0
-"""Nova's own time for a server on that machine; not in the model."""
+NOVA_S = 4.0  # Nova's own time for a server on that machine; not in the model
 ONE_HOST = gain_estimate.CloudParameters(
     hosts=1,
     racks=1,

@@ -20,17 +20,12 @@ from acstor_common.model import ids
 CHUNK_BYTES = 64 * 1024
 CHUNKS = 976
 THINK_S = 14.0
-RUN = 6
-"""Mean length of a run of consecutive chunks."""
+RUN = 6  # mean length of a run of consecutive chunks
 FRAME_CHUNKS = boot_image_.FRAME_BYTES // CHUNK_BYTES
-PACKED = 0.57
-"""Ratio of a boot image to the boot's data (33.0 of 58 MB, Debian: benchmark P12)."""
-MAP_BYTES = 40
-"""Chunk map for each chunk of the image (2.3 MB for 3.5 GiB: benchmark P12)."""
-REST_PIECES = 1000
-"""Limit of pieces in which the rest is fetched; none is smaller than a frame."""
-_FRAMES_AT, _REST_AT = 1 << 40, 1 << 41
-"""Offsets of frames and pieces, beyond all chunks."""
+PACKED = 0.57  # ratio of a boot image to the boot's data (33.0 of 58 MB, Debian: benchmark P12)
+MAP_BYTES = 40  # chunk map for each chunk of the image (2.3 MB for 3.5 GiB: benchmark P12)
+REST_PIECES = 1000  # limit of pieces in which the rest is fetched; none is smaller than a frame
+_FRAMES_AT, _REST_AT = 1 << 40, 1 << 41  # offsets of frames and pieces, beyond all chunks
 
 
 class Read(NamedTuple):
@@ -52,8 +47,7 @@ class Sizes(NamedTuple):
         return self.data // CHUNK_BYTES * MAP_BYTES
 
 
-DEBIAN = Sizes(stored=89_000_000, data=286_000_000)
-"""The demo's image."""
+DEBIAN = Sizes(stored=89_000_000, data=286_000_000)  # the demo's image
 
 
 class TracedImage(NamedTuple):

@@ -29,8 +29,7 @@ from acstor_simulator.model import topology
 from acstor_simulator.model import virtual_host
 
 CHUNK_BYTES = boot_traces.CHUNK_BYTES
-MESSAGE_S = 0.0001
-"""Latency of a message without chunk data."""
+MESSAGE_S = 0.0001  # latency of a message without chunk data
 NOTHING = ids.Content(ids.ZERO_CID)
 
 

@@ -18,8 +18,7 @@ from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_simulator.model import virtual_host
 
-UNDER_WAY = 32
-"""Limit of an image's concurrent prefetches, as in an agent."""
+UNDER_WAY = 32  # limit of an image's concurrent prefetches, as in an agent
 
 _E = chunk_state.ChunkEvent
 

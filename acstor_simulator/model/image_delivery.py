@@ -16,10 +16,8 @@ from acstor_simulator.model import boot_traces
 from acstor_simulator.model import cloud
 
 Priority = priority.Priority
-PIECE_BYTES = 1 << 20
-"""Size of a piece of a download..."""
-WINDOW = 4
-"""... and the number of concurrent pieces, so that downloads share links evenly."""
+PIECE_BYTES = 1 << 20  # size of a piece of a download
+WINDOW = 4  # ... and the number of concurrent pieces, so that downloads share links evenly
 UNPACK_S_PER_BYTE = 5e-9
 """Nova's time to copy, unpack and check a download, in seconds a byte.
 
@@ -27,8 +25,7 @@ From 15 to 20 s measured for 2.1 and 2.2 GB (benchmark P12), less 4 s of Nova's 
 """
 FRAMES_UNDER_WAY = 8
 PIECES_UNDER_WAY = 8
-QUIET_S = 60.0
-"""Delay between a boot and the fill."""
+QUIET_S = 60.0  # delay between a boot and the fill
 
 
 class Delivery:

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
-MIN_CHUNK_SHARE = 0.05
-"""Smallest share of a link that chunks get."""
+MIN_CHUNK_SHARE = 0.05  # smallest share of a link that chunks get
 PACKET_BYTES = 1500
 
 
@@ -58,15 +57,11 @@ class EventQueue:
 
 @dataclasses.dataclass(slots=True)
 class NetworkLink:
-    """One direction of a cable.
-
-    :param capacity: bytes a second
-    :param others: bytes a second of traffic besides chunks
-    """
+    """One direction of a cable."""
 
     name: str
-    capacity: float
-    others: float = 0.0
+    capacity: float  # bytes a second
+    others: float = 0.0  # bytes a second of traffic besides chunks
     free_at_s: float = 0.0
     chunk_bytes: int = 0
 

@@ -42,22 +42,17 @@ class ExchangePolicy(NamedTuple):
 
     :param urgency: of guests' reads; below GUEST, the engine asks one host after another, and
         judges no host by the response
-    :param exchanges: hosts ask each other
-    :param follows_traffic: the decision service makes the ring
-    :param follows_switches: switch loads set thresholds (Wu 2017, Algorithm 2)
-    :param may_remap: traffic may move v-nodes
-    :param is_printed: the ring follows the paper's printed rules
     """
 
     settings: settings_.Settings = PLAIN
     may_refer: bool = False
     urgency: priority.Priority = priority.Priority.READAHEAD
     arrival: type[image_delivery.Delivery] = image_delivery.Attach
-    exchanges: bool = True
-    follows_traffic: bool = False
-    follows_switches: bool = False
-    may_remap: bool = True
-    is_printed: bool = False
+    exchanges: bool = True  # hosts ask each other
+    follows_traffic: bool = False  # the decision service makes the ring
+    follows_switches: bool = False  # switch loads set thresholds (Wu 2017, Algorithm 2)
+    may_remap: bool = True  # traffic may move v-nodes
+    is_printed: bool = False  # the ring follows the paper's printed rules
 
     def make_table(self, world: cloud.Cloud, factor: float) -> ring_tables.FixedTable:
         """Return the table that assigns homes.

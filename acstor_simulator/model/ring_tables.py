@@ -21,19 +21,14 @@ from acstor_decision.core.membership import members
 from acstor_simulator.model import topology
 
 VNODES = 100
-POD = 2
-"""Threshold of a pod, in levels of a location."""
+POD = 2  # threshold of a pod, in levels of a location
 
 
 class Figures(NamedTuple):
-    """A host's figures of one collection.
+    """A host's figures of one collection."""
 
-    :param others: bytes besides chunks
-    :param peers: waits by the peer that served them
-    """
-
-    others: decision_messages.TrafficBytes
-    peers: dict[ids.HostId, decision_messages.TimedTraffic]
+    others: decision_messages.TrafficBytes  # bytes besides chunks
+    peers: dict[ids.HostId, decision_messages.TimedTraffic]  # waits by the peer that served them
     source: decision_messages.TimedTraffic
 
 

@@ -18,8 +18,6 @@ class Shape:
     """Size of the tree, and rates of its links in bytes a second.
 
     The default is the data centre of Wu 2017, section 5.8: 4 x 8 x 8 hosts.
-
-    :param storage_s: latency of a range request to the image store (measured on Glance)
     """
 
     pods: int = 4
@@ -29,7 +27,7 @@ class Shape:
     edge_rate: float = GBIT
     aggregate_rate: float = 10 * GBIT
     storage_rate: float = GBIT
-    storage_s: float = 0.007
+    storage_s: float = 0.007  # latency of a range request to the image store (measured on Glance)
 
     @property
     def hosts(self) -> int:

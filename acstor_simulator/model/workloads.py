@@ -15,27 +15,18 @@ from acstor_agent.engine import chunk_ref
 from acstor_simulator.model import boot_traces
 
 BOOT = "boot"
-DATA_SETS = 2
-"""Size of an image's data set, in multiples of the chunks that a guest reads."""
-DISK_BYTES_S = 50e6
-"""Rate of writes and of reads of written data."""
+DATA_SETS = 2  # size of an image's data set, in multiples of the chunks that a guest reads
+DISK_BYTES_S = 50e6  # rate of writes and of reads of written data
 
 
 class Workload(NamedTuple):
-    """The shape of a workload.
+    """The shape of a workload."""
 
-    :param file_chunks: chunks of one file, read in order
-    :param used: share of a chunk that the guest uses
-    :param pause_s: mean pause
-    :param burst: mean number of files between two pauses
-    :param local: bytes written or read locally for each byte read of the image
-    """
-
-    file_chunks: int
-    used: float
-    pause_s: float
-    burst: int
-    local: float
+    file_chunks: int  # chunks of one file, read in order
+    used: float  # share of a chunk that the guest uses
+    pause_s: float  # mean pause
+    burst: int  # mean number of files between two pauses
+    local: float  # bytes written or read locally for each byte read of the image
 
 
 WORKLOADS = {

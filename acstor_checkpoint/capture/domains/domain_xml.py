@@ -18,8 +18,7 @@ from acstor_common.formats import checkpoint_manifest
 from acstor_common.model import ids
 
 _NOVA: Final = "{http://openstack.org/xmlns/libvirt/nova/1.1}"
-_ROOT_DISK: Final = "disk"
-"""File name of the root disk in the server's folder."""
+_ROOT_DISK: Final = "disk"  # file name of the root disk in the server's folder
 _AGENT_CHANNEL: Final = "org.qemu.guest_agent.0"
 
 
@@ -32,27 +31,22 @@ class RootDisk(NamedTuple):
 
 
 class Server(NamedTuple):
-    """A server of Nova's on this host.
-
-    :param extra_specs: of its flavor, if this Nova adds them to the XML
-    :param has_agent: a guest agent is connected
-    """
+    """A server of Nova's on this host."""
 
     instance: ids.ImageId
     project: str
     disk: RootDisk
-    extra_specs: Mapping[str, str]
-    has_agent: bool
+    extra_specs: Mapping[str, str]  # of its flavor, if this Nova adds them to the XML
+    has_agent: bool  # a guest agent is connected
 
 
 class ServerList(NamedTuple):
     """The servers of this host.
 
-    :param servers: with supported disks
     :param undescribed: domains that libvirt names, but has not described yet: maybe such servers
     """
 
-    servers: Sequence[Server]
+    servers: Sequence[Server]  # with supported disks
     undescribed: frozenset[ids.ImageId] = frozenset()
 
     def instances(self) -> frozenset[ids.ImageId]:

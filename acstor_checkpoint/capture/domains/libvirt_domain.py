@@ -38,16 +38,13 @@ from acstor_common import errors
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
-PREFIX: Final = "acstor-"
-"""Prefix of acstor's bitmaps."""
+PREFIX: Final = "acstor-"  # prefix of acstor's bitmaps
 LIBVIRT_DIR: Final = "/var/lib/libvirt/qemu"
 """Folders of running domains; AppArmor or SELinux allow each QEMU its own."""
 RUN_DIR: Final = "/run/libvirt/qemu"
 """PID files of running domains; QEMU cannot write there."""
-_SHORT_NAME: Final = 20
-"""Length of the domain's name in its folder's name."""
-EXPORT_BITMAP: Final = "changed"
-"""Name of an incremental backup's bitmap over NBD."""
+_SHORT_NAME: Final = 20  # length of the domain's name in its folder's name
+EXPORT_BITMAP: Final = "changed"  # name of an incremental backup's bitmap over NBD
 _AGENT_TIMEOUT_S: Final = 10
 _END_DEADLINE_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.02
@@ -65,24 +62,17 @@ class BitmapLost(errors.Unusable):
 
 
 class Snapshot(NamedTuple):
-    """A snapshot, valid until the block ends.
-
-    :param is_frozen: the guest agent froze the file systems
-    """
+    """A snapshot, valid until the block ends."""
 
     export: nbd_client.Export
-    is_frozen: bool
+    is_frozen: bool  # the guest agent froze the file systems
 
 
 class SnapshotFiles(NamedTuple):
-    """Files of a snapshot on the host.
+    """Files of a snapshot on the host."""
 
-    :param socket: of the NBD server
-    :param scratch: for data that the guest overwrites
-    """
-
-    socket: pathlib.Path
-    scratch: pathlib.Path
+    socket: pathlib.Path  # of the NBD server
+    scratch: pathlib.Path  # for data that the guest overwrites
 
 
 class Domain:

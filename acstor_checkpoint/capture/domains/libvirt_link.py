@@ -20,17 +20,14 @@ T = TypeVar("T")
 class LibvirtLimits(NamedTuple):
     """Timeouts of libvirt, in seconds.
 
-    :param open_s: of a new connection
-    :param keepalive_s: interval of keepalive messages, of which ``keepalive_count`` may be lost
-    :param call_s: of one step's calls, including a guest agent and the end of a job
     :param describe_s: of describing a server of which a description failed or took ``slow_s``;
         libvirt's own work takes milliseconds
     """
 
-    open_s: float = 30.0
-    keepalive_s: int = 5
+    open_s: float = 30.0  # of a new connection
+    keepalive_s: int = 5  # interval of keepalive messages, of which ``keepalive_count`` may be lost
     keepalive_count: int = 6
-    call_s: float = 90.0
+    call_s: float = 90.0  # of one step's calls, including a guest agent and the end of a job
     describe_s: float = 0.2
     slow_s: float = 1.0
 

@@ -10,8 +10,7 @@ from acstor_decision.api import operation
 from acstor_decision.db import image_queries
 
 MAX_IMAGES = 10_000
-SILENT_AFTER_S = 120.0
-"""A host without a sample for this time is silent."""
+SILENT_AFTER_S = 120.0  # a host without a sample for this time is silent
 
 
 def needed(call: operation.Call) -> decision_messages.NeededImages:

@@ -25,8 +25,7 @@ MAX_UNFINISHED = 1000
 MAX_VERSIONS = MAX_REASONS = 20
 STUCK = (fill_progress.FillState.NO_SPACE, fill_progress.FillState.FAILING)
 """States in which an image does not become fully cached without intervention."""
-NEW_S = 600.0
-"""The listener begins with a new image within this time."""
+NEW_S = 600.0  # the listener begins with a new image within this time
 
 
 class HostCounts(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,7 @@ from acstor_common.model import ids
 from acstor_common.util import backoff
 from acstor_decision.core.membership import address_book
 
-AT_A_TIME = 64
-"""Addresses verified in one round."""
+AT_A_TIME = 64  # addresses verified in one round
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 """Pauses between attempts at one address; each is twice as long."""
 

@@ -34,23 +34,18 @@ _is_loopback, _address_fault = _cached(addresses.is_loopback), _cached(addresses
 class MembershipLimits:
     """Limits of membership and overload.
 
-    :param collection_s: time between two samples of a host
-    :param dead_after_samples: collections without a sample after which a host is gone
     :param overload_collections: consecutive overloaded collections before v-nodes move; with one,
         every burst would move some
-    :param allowed: patterns of the host IDs that may join
-    :param hosts: limit of members
-    :param hosts_per_ip: limit at one IP address that is not a loopback address
     :param verify_addresses: a host becomes a member only after it proved its address, except for
         loopback addresses
     """
 
-    collection_s: float = decision_messages.COLLECTION_S
-    dead_after_samples: int = 6
+    collection_s: float = decision_messages.COLLECTION_S  # time between two samples of a host
+    dead_after_samples: int = 6  # collections without a sample after which a host is gone
     overload_collections: int = 2
-    allowed: Sequence[str] = ("*",)
-    hosts: int = hash_ring.MAX_HOSTS
-    hosts_per_ip: int = 4
+    allowed: Sequence[str] = ("*",)  # patterns of the host IDs that may join
+    hosts: int = hash_ring.MAX_HOSTS  # limit of members
+    hosts_per_ip: int = 4  # limit at one IP address that is not a loopback address
     verify_addresses: bool = False
 
 

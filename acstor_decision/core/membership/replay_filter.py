@@ -12,8 +12,7 @@ from typing import TypeVar
 
 from acstor_common.wire import decision_messages
 
-CLOCK_SLACK_S = 30.0
-"""Largest difference between the clocks of two hosts."""
+CLOCK_SLACK_S = 30.0  # largest difference between the clocks of two hosts
 
 Sender = TypeVar("Sender", bound=Hashable)
 

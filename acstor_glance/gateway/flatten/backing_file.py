@@ -11,8 +11,7 @@ from acstor_glance.gateway import http_errors
 from acstor_glance.gateway.flatten import watchdog
 
 PAGE_BYTES = 1 << 16
-CACHE_PAGES = 128
-"""8 MiB, enough for the tables of a 64 GiB disk, which are read five times."""
+CACHE_PAGES = 128  # 8 MiB, enough for the tables of a 64 GiB disk, which are read five times
 RETRY_S = 1.0
 TEMPORARY = frozenset(
     {

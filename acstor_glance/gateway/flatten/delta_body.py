@@ -23,10 +23,8 @@ from acstor_glance.gateway import http_errors
 from acstor_glance.gateway.flatten import watchdog
 
 PIECE_BYTES = 1 << 20
-READ_BYTES = 1 << 16
-"""Bytes per read; the WSGI server returns only when it has all of them."""
-SLOWEST_BYTES_S = 256 << 10
-"""Slowest average rate of a client, which occupies a slot."""
+READ_BYTES = 1 << 16  # bytes per read; the WSGI server returns only when it has all of them
+SLOWEST_BYTES_S = 256 << 10  # slowest average rate of a client, which occupies a slot
 
 
 class DeltaBody:

@@ -42,8 +42,7 @@ FORMATS = frozenset({RAW, QCOW2})
 READ_BYTES = 4 << 20
 READS_AHEAD = 3
 SEND_BYTES = 1 << 20
-CLUSTER_BYTES = 1 << 16
-"""Cluster size of the result, as qemu-img's."""
+CLUSTER_BYTES = 1 << 16  # cluster size of the result, as qemu-img's
 MIN_KEPT_CLUSTER_BYTES = 1 << 14
 """QEMU cannot read large disks with smaller clusters, so they are not kept."""
 _ZEROS = bytes(SEND_BYTES)

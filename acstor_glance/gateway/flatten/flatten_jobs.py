@@ -29,8 +29,7 @@ from acstor_glance.gateway.flatten import watchdog
 
 LOG = logging.getLogger(__name__)
 
-IDLE_TIMEOUTS = 12
-"""Timeouts of a read after which a job without progress fails."""
+IDLE_TIMEOUTS = 12  # timeouts of a read after which a job without progress fails
 PROGRESS_INTERVAL_S = 5.0
 CHECK_INTERVAL_S = 0.1
 

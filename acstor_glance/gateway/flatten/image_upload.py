@@ -22,8 +22,7 @@ from acstor_glance.gateway import image_lookup
 
 LOG = logging.getLogger(__name__)
 
-SETTLE_S = 10.0
-"""Longest wait until Glance notices the end of a failed upload."""
+SETTLE_S = 10.0  # longest wait until Glance notices the end of a failed upload
 SETTLE_STEP_S = 0.25
 CHUNKED_DRIVERS = frozenset({"swift"})
 """Drivers to which images are sent in HTTP chunks.

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 from acstor_glance.gateway import http_errors
 
-JOBS = 4
-"""Concurrent jobs of one process; each takes a thread and 30 to 100 MiB of memory."""
+JOBS = 4  # concurrent jobs of one process; each takes a thread and 30 to 100 MiB of memory
 RETRY_AFTER_S = 30
 
 

@@ -14,8 +14,7 @@ from acstor_common.disks import qcow2_writer
 from acstor_common.formats import layout
 
 MAX_PIECES = 1024
-GAP_BYTES = 256 << 10
-"""Ranges no further apart are read at once: the gap costs less than a request."""
+GAP_BYTES = 256 << 10  # ranges no further apart are read at once: the gap costs less than a request
 
 
 class PieceOrigin(enum.Enum):

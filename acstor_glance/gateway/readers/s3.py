@@ -15,8 +15,7 @@ from glance_store._drivers import s3 as driver
 from acstor_glance.gateway import byte_range
 from acstor_glance.gateway.readers import base
 
-_PLAIN = ("", "AES256")
-"""Encryption at rest with which the ETag is the object's MD5."""
+_PLAIN = ("", "AES256")  # encryption at rest with which the ETag is the object's MD5
 
 
 class S3Reader(base.Reader):
