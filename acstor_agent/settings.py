@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options whose values have to be looked at before they are of use.
-
-What is wrong is told with the option's name, before the agent serves anybody.
-"""
+"""Validates options and derives values from them; errors name the option."""
 
 import grp
 import ipaddress
@@ -88,11 +85,11 @@ def place_timeout_s(own: Options) -> float:
 
 
 def check(own: Options) -> None:
-    """Refuse what can never work, before there is a mount.
+    """Check the options before there is a mount.
 
-    What may work later, such as an address that is not there yet, is tried while guests are served.
+    An address that does not exist yet is tried again while guests are served.
 
-    :raises errors.Unusable: an address is none, there is no such group, or no such variant
+    :raises errors.Unusable: an address is invalid, or there is no such group or variant
     """
     policies(own)
     for name in ("peer_listen", "metrics_listen"):
@@ -144,7 +141,7 @@ def disk_policy(chosen: str, folder: str) -> str:
 
 
 def policies(own: Options) -> policies_.Policies:
-    """Return the policies: the defaults, unless an experiment changes some.
+    """Return the policies, the defaults without variants.
 
     :raises errors.Unusable: there is no such variant, or two exclude each other
     """
@@ -180,7 +177,7 @@ def boot_limits(own: Options) -> boot_recording.RecordingLimits:
 def host_id(text: str) -> ids.HostId:
     """Return the name of this host.
 
-    :raises errors.Unusable: no host can be called so
+    :raises errors.Unusable: it is not a valid host ID
     """
     try:
         return ids.parse_host_id(text)
@@ -189,9 +186,9 @@ def host_id(text: str) -> ids.HostId:
 
 
 def reachable_at(own: Options) -> str:
-    """Return the address that other hosts are told.
+    """Return the address for other hosts.
 
-    :raises errors.Unusable: they could not use it
+    :raises errors.Unusable: they cannot use it
     """
     address: str = own.peer_listen
     try:
@@ -213,11 +210,7 @@ def identity(own: Options, here: ids.HostId) -> identity_files.IdentityFiles:
 
 
 def exchange(own: Options, *, has_others: bool, max_source_reads: int) -> settings.Settings:
-    """Return what an operator decides about the exchange.
-
-    :param has_others: other hosts exist even while there is no v-node table
-    :param max_source_reads: limit of concurrent source reads
-    """
+    """Return the engine's settings; see :class:`acstor_agent.engine.settings.Settings`."""
     chosen = policies(own)
     return settings.Settings(
         timeout_s=place_timeout_s(own),
@@ -252,9 +245,9 @@ def peer_traffic(own: Options) -> traffic_control.TrafficControl:
 
 
 def peer_security(own: Options) -> peer_network.SecurityMode:
-    """Return how this host talks to others: in clear text by default only where nobody else is.
+    """Return the security mode for peers: insecure by default only without other hosts.
 
-    :raises errors.Unusable: it listens nowhere that makes sense
+    :raises errors.Unusable: the address to listen at does not allow it
     """
     if own.peer_security is not None:
         return peer_network.SecurityMode(own.peer_security)
@@ -269,10 +262,10 @@ def peer_security(own: Options) -> peer_network.SecurityMode:
 def peer_credentials(
     own: Options, identity_: identity_files.IdentityFiles, *, may_come_later: bool = False
 ) -> peer_network.Credentials | None:
-    """Return what this host proves to others who it is with; None where nobody proves anything.
+    """Return the credentials for peers; None in insecure mode.
 
-    :param may_come_later: there is a way to get a certificate: until then no peer is talked to
-    :raises errors.Unusable: it has no certificate that can be used
+    :param may_come_later: a certificate can be requested: until then peers are not contacted
+    :raises errors.Unusable: there is no usable certificate
     """
     security = peer_security(own)
     if security is peer_network.SecurityMode.INSECURE:

@@ -26,11 +26,7 @@ class _Reasoned(AcstorError):
 
 
 class FormatError(AcstorError):
-    """Stored bytes violate their format: rebuild them from the source.
-
-    :param what: the file or object that was read (a path, an image ID)
-    :param offset: byte of the fault
-    """
+    """Stored bytes of ``what`` violate their format at byte ``offset``: rebuild them."""
 
     def __init__(self, what: str, offset: int, why: str) -> None:
         super().__init__(what, offset, why)
@@ -218,11 +214,7 @@ class RingFormatError(FormatError):
 
 
 class Unusable(AcstorError):
-    """The process cannot start or continue with this configuration or environment.
-
-    :param what: the option, folder or mount point at fault
-    :param remedy: what the operator can do
-    """
+    """The process cannot start or continue with this option, folder or environment (``what``)."""
 
     def __init__(self, what: str, why: str, remedy: str = "") -> None:
         super().__init__(what, why, remedy)
@@ -278,10 +270,7 @@ class AgentUnreachable(_Reasoned):
 
 
 class AgentRefused(AcstorError):
-    """The agent of this host rejected a request.
-
-    :param kind: class name of its error, in this module if it is acstor's
-    """
+    """The agent of this host rejected a request; ``kind``: class name of its error, as here."""
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(kind, why)
@@ -298,10 +287,7 @@ class GatewayUnreachable(_Reasoned):
 
 
 class GatewayRefused(AcstorError):
-    """The gateway rejected a request, or failed.
-
-    :param status: HTTP status; 200 if it failed after the headers
-    """
+    """The gateway rejected a request, or failed; ``status`` 200: after the headers."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(status, why)

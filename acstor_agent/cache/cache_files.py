@@ -78,16 +78,12 @@ class CacheFiles:
         write_limits: write_behind.WriteLimits = write_behind.WRITE_LIMITS,
         checks: folder_health.CheckIntervals = folder_health.CHECK_INTERVALS,
     ) -> "CacheFiles":
-        """Open the cache in ``folder`` with the chunks of a former run.
+        """Open the cache in ``folder`` with the chunks of a former run; see :class:`PublicCache`.
 
         It blocks (about 3 us per chunk). A folder that is unusable or read-only is a ``fault``:
         chunks are not cached until it recovers.
 
-        :param limit_bytes: upper bound of the slab files' lengths, all together
-        :param slab_bytes: the cache grows by files of this length
-        :param order: in which order chunks of one class are evicted
         :param io: the way to the disk; one without a scheduler if not given
-        :param pins: what is pinned before anything is read or given up
         :raises errors.Unusable: another process has the folder
         """
         files = slab_files.SlabFiles(pathlib.Path(folder), min(slab_bytes, limit_bytes))

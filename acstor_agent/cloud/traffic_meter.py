@@ -28,10 +28,7 @@ class TrafficMeter:
         self._link_mbit = link_mbit
 
     def read_counters(self) -> InterfaceSample:
-        """Return the current counters.
-
-        :raises errors.Unusable: there is no such interface, or the kernel refuses
-        """
+        """See :meth:`interface_traffic.InterfaceCounters.read_counters`."""
         import pyroute2
         from pyroute2 import netlink
 

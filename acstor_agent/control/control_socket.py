@@ -78,10 +78,7 @@ async def listen(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Create the socket and its folder, and serve until cancelled.
-
-    :raises errors.Unusable: see :func:`bind`
-    """
+    """Create the socket and its folder (see :func:`bind`), and serve until cancelled."""
     if not path.parent.is_dir():
         folders.make_folder(path.parent)
     await serve(bind(path, gid), handle, task_status=task_status)

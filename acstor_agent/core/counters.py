@@ -120,9 +120,6 @@ class Latency:
 class ReadCounters:
     """Counters of reads, of one image or of all images of a host.
 
-    ``failed_reads`` ended with an error; ``lost_reads`` are those of them whose bytes exist
-    nowhere.
-
     :param total: counters that count the same reads together with those of other images
     """
 
@@ -133,8 +130,8 @@ class ReadCounters:
         self.read: Tally = Tally(total.read if total else None)
         self.latency = Latency()
         self.in_flight = 0
-        self.failed_reads = 0
-        self.lost_reads = 0
+        self.failed_reads = 0  # ended with an error
+        self.lost_reads = 0  # of these, those whose bytes exist nowhere
 
     def count_read(self, seconds: float) -> None:
         """Count a read that was answered."""
@@ -157,47 +154,22 @@ class ReadCounters:
 
 
 class ExchangeCounters:
-    """Counters of chunks that enter and leave the host.
-
-    ``fetched`` is by image, ``fetched_total`` includes detached images. ``source_bytes`` were read
-    from the source, for this host and for peers; guests waited for ``source_timed_bytes`` of them,
-    in ``source_s`` (the sum of each chunk's time). ``relayed_bytes`` came from another home
-    instead; ``prefetched_bytes`` arrived before a guest waited. ``referrals`` are responses that
-    named other hosts. ``advertised`` and ``withdrawn`` count announcements and withdrawals.
-    ``copy_hints_sent`` are copy hints sent, ``demoted`` chunks that hints from homes demoted here.
-    """
-
-    __slots__ = (
-        "advertised",
-        "copy_hints_sent",
-        "demoted",
-        "fetched",
-        "fetched_total",
-        "prefetched_bytes",
-        "referrals",
-        "relayed_bytes",
-        "served_bytes",
-        "served_chunks",
-        "source_bytes",
-        "source_s",
-        "source_timed_bytes",
-        "withdrawn",
-    )
+    """Counters of chunks that enter and leave the host."""
 
     def __init__(self) -> None:
-        self.fetched_total = Tally()
+        self.fetched_total = Tally()  # includes detached images
         self.fetched: collections.defaultdict[ids.ImageId, Tally] = collections.defaultdict(
             lambda: Tally(self.fetched_total)
         )
-        self.served_chunks = 0
-        self.served_bytes = 0
-        self.source_bytes = 0
-        self.source_timed_bytes = 0
-        self.source_s = 0.0
-        self.relayed_bytes = self.prefetched_bytes = 0
-        self.referrals = 0
-        self.advertised = self.withdrawn = 0
-        self.copy_hints_sent = self.demoted = 0
+        self.served_chunks = self.served_bytes = 0
+        self.source_bytes = 0  # read from the source, for this host and for peers
+        self.source_timed_bytes = 0  # of these, those that guests waited for
+        self.source_s = 0.0  # the time of these, summed over the chunks
+        self.relayed_bytes = 0  # came from another home instead
+        self.prefetched_bytes = 0  # arrived before a guest waited
+        self.referrals = 0  # responses that named other hosts
+        self.advertised = self.withdrawn = 0  # chunks announced, announcements withdrawn
+        self.copy_hints_sent = self.demoted = 0  # sent as a home, and obeyed
 
     def forget_image(self, image_id: ids.ImageId) -> None:
         """Stop counting by image; the total remains."""

@@ -136,10 +136,7 @@ class Agent:
         )
 
     def set_disk_policy(self, policy: str) -> str:
-        """Set the disk scheduling policy, and return it; ``auto`` chooses one.
-
-        :raises errors.Unusable: there is no such policy
-        """
+        """See :meth:`control_requests.ControlledAgent.set_disk_policy`."""
         io = self._stored.io
         if policy not in (disk_io.AUTO, *io.schedulers):
             raise errors.Unusable(f"disk policy {policy}", "there is no such policy")

@@ -75,10 +75,7 @@ class ResponseTimes:
 
 
 class HolderConnections:
-    """Connections to the holders of all checkpoints.
-
-    :param own: the credentials of this host
-    """
+    """Connections to the holders of all checkpoints; ``own``: credentials of this host."""
 
     def __init__(
         self, own: credentials.Credentials, deadline_s: float, timeout_s: float = TIMEOUT_S

@@ -154,17 +154,8 @@ class Transfer:
     __slots__ = (
         *("keys", "names", "priority", "guest", "waiters", "done_entries", "peer_requests"),
         *("is_fetching", "attempts", "next_providers", "providers", "table", "asked"),
-        *("relay", "upstreams", "read", "denied"),
-        *(
-            "why",
-            "best_failure",
-            "tries",
-            "retry",
-            "lookup",
-            "charged_to",
-            "prefetch_queue",
-            "prefetch_flow",
-        ),
+        *("relay", "upstreams", "read", "denied", "why", "best_failure", "tries", "retry"),
+        *("lookup", "charged_to", "prefetch_queue", "prefetch_flow"),
     )
 
     def __init__(self, refs: Refs, keys: tuple[chunk_ref.Key, ...], priority: Priority) -> None:

@@ -34,10 +34,7 @@ class RingTables(hash_ring.RingProvider, Protocol):
 
 
 class EngineDriver:
-    """Runs one engine; keep :meth:`run` running.
-
-    :param nursery: runs reads of the source and of the disk
-    """
+    """Runs one engine, and its reads in ``nursery``; keep :meth:`run` running."""
 
     def __init__(self, core: engine.Engine, tables: RingTables, nursery: trio.Nursery) -> None:
         self.core, self.nursery = core, nursery

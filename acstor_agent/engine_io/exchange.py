@@ -208,10 +208,7 @@ class Exchange(engine_driver.EngineDriver):
         deadline_s: float = math.inf,
         is_patient: bool = True,
     ) -> FetchedChunk:
-        """Return a chunk from the cache, or as :meth:`request_chunks` does.
-
-        :raises errors.AcstorError: see :meth:`read_request.ReadRequest.wait`
-        """
+        """Return a chunk from the cache, or else as :meth:`request_chunks` fetches it."""
         cached = await self._cache.read_chunk(ref.cid) if ref.cid in self._cache else None
         if cached is not None:
             return FetchedChunk(cached, Origin.CACHE)

@@ -31,10 +31,7 @@ class FetchedChunk(NamedTuple):
 
 
 class ReadRequest:
-    """A pending read, a token of the engine; leaving the block cancels it.
-
-    :param guest_wait: the entry of the waiting guest request; it gets the last failure
-    """
+    """A pending read, a token of the engine; leaving the block cancels it."""
 
     __slots__ = ("_answer", "_deadline_s", "_done", "_driver", "guest_wait", "refs")
 
@@ -45,7 +42,8 @@ class ReadRequest:
         deadline_s: float,
         guest_wait: blocked_requests.Wait | None,
     ) -> None:
-        self.refs, self.guest_wait = refs, guest_wait
+        self.refs = refs
+        self.guest_wait = guest_wait  # gets the last failure each time that all providers failed
         self._deadline_s, self._driver = deadline_s, driver
         self._done = trio.Event()
         self._answer: actions.CompleteRead | None = None

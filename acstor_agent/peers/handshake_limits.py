@@ -25,13 +25,10 @@ PLACES_OF_HOST = 8
 
 
 class HandshakeLimits:
-    """Connections before their Hello; ``dropped`` counts those that failed.
-
-    :param limit: concurrent connections from addresses without hosts
-    """
+    """Connections before their Hello, at most ``limit`` from addresses without hosts."""
 
     def __init__(self, limit: int, time_s: float, hosts: handshake_limiter.HostAddresses) -> None:
-        self.dropped = 0
+        self.dropped = 0  # connections that failed before their Hello
         self.handshakes = handshake_limiter.HandshakeLimiter(hosts)
         self._limit, self._time_s, self._hosts = limit, time_s, hosts
         self._waiting: dict[trio.CancelScope, str] = {}  # oldest first

@@ -9,16 +9,14 @@ from acstor_common.model import ids
 
 
 class LoadRecord:
-    """The last load of a boot image; times are of the host's clock.
-
-    :ivar head_s: when its contents, or its absence, were known; 0 before
-    :ivar ended_s: when the last transfer ended; 0 before
-    """
+    """The last load of a boot image; times are of the host's clock."""
 
     __slots__ = ("_frames", "began_s", "bytes", "ended_s", "head_s")
 
     def __init__(self, began_s: float) -> None:
-        self.began_s, self.head_s, self.ended_s = began_s, 0.0, 0.0
+        self.began_s = began_s
+        self.head_s = 0.0  # when its contents, or its absence, were known; 0: not yet
+        self.ended_s = 0.0  # when the last transfer ended; 0: none did
         self.bytes: collections.Counter[counters.Origin] = collections.Counter()
         self._frames: set[ids.Cid] = set()
 

@@ -26,10 +26,7 @@ Via = boot_timeline.Via
 
 
 class Read:
-    """An outstanding read.
-
-    :ivar why: what delays it, in words
-    """
+    """An outstanding read."""
 
     __slots__ = ("began_s", "bytes", "is_failed", "length", "offset", "waited_s", "why")
 
@@ -38,7 +35,7 @@ class Read:
         self.bytes: dict[Via, int] = {}
         self.waited_s = 0.0
         self.is_failed = False
-        self.why = ""
+        self.why = ""  # what delays it, in words
 
     def add(self, via: Via, length: int, why: str = "") -> None:
         """Record received bytes."""

@@ -33,20 +33,6 @@ Data = bytes | bytearray | memoryview  # a chunk's bytes in memory; immutable by
 class Slab:
     """One slab file: slots of one size."""
 
-    __slots__ = (
-        "class_counts",
-        "data_offset",
-        "free",
-        "group",
-        "held",
-        "layout",
-        "number",
-        "slots",
-        "sums_bytes",
-        "sums_offset",
-        "used_at",
-    )
-
     def __init__(self, number: int, layout: cache_slab.SlabLayout, group: "SizeGroup") -> None:
         self.number = number
         self.layout = layout

@@ -33,16 +33,12 @@ class Stretch(NamedTuple):
 
 
 class WritePlan(NamedTuple):
-    """Ranges and chunks of a write.
+    """Ranges and chunks of a write."""
 
-    ``before`` and ``after`` are original bytes to write with it; ``chunks`` are all chunks it
-    touches; ``fresh`` are those that were not in the disk's file.
-    """
-
-    before: list[Stretch]
+    before: list[Stretch]  # original bytes to write with it, as ``after``
     after: list[Stretch]
-    chunks: range
-    fresh: list[int]
+    chunks: range  # all that it touches
+    fresh: list[int]  # of these, those that were not in the disk's file
 
 
 def is_on_disk(states: chunk_state.ChunkStates, chunk_no: int) -> bool:

@@ -30,20 +30,15 @@ class StepKind(enum.Enum):
 
 @dataclasses.dataclass(slots=True)
 class Step(Generic[SlotT]):
-    """One step of a read.
-
-    ``start`` and ``stop`` are relative to the read. A CACHE step has ``parts``: (slot, start, stop)
-    of each chunk. A FETCH step has ``chunk_no`` of its first chunk, and the ``cids`` of all. A
-    MEMORY step has ``data``.
-    """
+    """One step of a read."""
 
     kind: StepKind
-    start: int
+    start: int  # relative to the read, as ``stop``
     stop: int
-    parts: list[tuple[SlotT, int, int]] | None = None
-    chunk_no: int = 0
-    cids: list[ids.Cid] | None = None
-    data: memoryview | None = None
+    parts: list[tuple[SlotT, int, int]] | None = None  # CACHE: slot, start and stop of each chunk
+    chunk_no: int = 0  # FETCH: the first chunk
+    cids: list[ids.Cid] | None = None  # FETCH: of all chunks
+    data: memoryview | None = None  # MEMORY
 
     def fetches(self) -> Iterator[tuple[int, ids.Cid]]:
         """Yield (chunk_no, CID) of each chunk to fetch."""

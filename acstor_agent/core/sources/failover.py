@@ -93,7 +93,6 @@ class Failover:
 
     :param random: returns a number in [0, 1), for the jitter
     :param clock: returns the wall-clock time, for operators; other times are monotonic
-    :ivar refused: until when requests for a key go to the copies directly
     """
 
     def __init__(
@@ -108,6 +107,7 @@ class Failover:
         self.sources, self.random, self.attempts = sources, random, attempts
         self.copies = SourceState(_Copies())  # its health is not judged
         self.hedge = hedge.HedgeBudget(SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S)
+        # Until when requests for a key go to the copies directly.
         self.refused: lru_table.LruTable[Hashable, float] = lru_table.LruTable(refused_limit)
         self._clock, self._log = clock, log
 

@@ -48,10 +48,7 @@ class FetchFailures(Protocol):
 
 
 class Context:
-    """The shared state.
-
-    :param attached: live view of the attached images
-    """
+    """The shared state; ``attached``: a live view of the attached images."""
 
     def __init__(
         self,

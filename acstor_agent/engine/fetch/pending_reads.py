@@ -80,11 +80,7 @@ class PendingReads:
         is_patient: bool,
         guest: Hashable = None,
     ) -> None:
-        """Fetch chunks that are not in the cache (see ``Engine.request_chunks``).
-
-        :raises errors.LocalProtocolError: the priority is neither GUEST nor one with a prefetch
-            queue
-        """
+        """See :meth:`Engine.request_chunks`."""
         is_guest = priority is GUEST
         if not is_guest and priority not in prefetch_limits.PREFETCH_PRIORITIES:
             raise errors.LocalProtocolError(f"{priority.name} is no reason of a host's own")

@@ -106,10 +106,7 @@ class AnnouncementLimits:
 
 
 class Announcements:
-    """Sends and receives announcements; ``topology`` None: eviction hints only.
-
-    :param attached: live view of the attached images
-    """
+    """Sends and receives announcements; ``topology`` None: eviction hints only."""
 
     def __init__(
         self,

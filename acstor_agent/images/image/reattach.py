@@ -22,10 +22,7 @@ RETRY_FIRST_S, RETRY_LONGEST_S = 0.1, 2.0  # first and longest pause between tri
 
 
 class Reattach:
-    """Finds the mirror of an image that a guest has open.
-
-    :param lost_after_s: how long the source must lack a good map before a read fails
-    """
+    """Finds mirrors of open images; fails reads after ``lost_after_s`` without a good map."""
 
     def __init__(
         self,

@@ -49,10 +49,7 @@ class UsageLimits:
 
 
 class ImageUsage:
-    """Usage of all images of this host; keep :meth:`run` running.
-
-    :param leases: the images that other hosts lease
-    """
+    """Usage of all images here, and their ``leases`` by others; keep :meth:`run` running."""
 
     def __init__(
         self,

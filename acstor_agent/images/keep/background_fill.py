@@ -56,20 +56,16 @@ class FillLimits:
 
 
 class FillProgress:
-    """Fill state of one image.
-
-    ``left_bytes`` is None until counted; ``missing`` has one chunk of each missing content of
-    ``part``.
-    """
+    """Fill state of one image."""
 
     def __init__(self, backoff: fill_rate.Backoff) -> None:
         self.part: replica_placement.ReplicaPart | None = None
         self.total_bytes = 0
-        self.left_bytes: int | None = None
+        self.left_bytes: int | None = None  # None: not counted yet
         self.unwritten: list[int] = []  # cached in memory only, as of the count
         self.unwritten_bytes = 0  # of these, at the last check
         self.shortfall_bytes = 0
-        self.missing: collections.deque[int] = collections.deque()
+        self.missing: collections.deque[int] = collections.deque()  # one of each missing content
         self.deadline: fill_rate.Deadline | None = None
         self.is_miss_logged = False
         self.speed = fill_rate.Speed()
@@ -113,10 +109,7 @@ class _FillSlice:
 
 
 class BackgroundFill:
-    """Fills images, one at a time.
-
-    :param first_chunk: this host's starting position, so that hosts begin at different chunks
-    """
+    """Fills images, one at a time, from ``first_chunk`` on, so that hosts begin apart."""
 
     def __init__(
         self,

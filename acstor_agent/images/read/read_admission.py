@@ -136,8 +136,7 @@ class ReadAdmission:
     def track_request(self, guest: requests.Stream, more_bytes: int = 0) -> "_TrackedRequest":
         """Return a context that lists a request as waiting; nested ones have no effect.
 
-        :raises errors.QueueFull: see :meth:`run_admitted`
-        :raises errors.ReaderKilled: see :meth:`run_admitted`
+        It raises QueueFull and ReaderKilled as :meth:`run_admitted`.
         """
         return _TrackedRequest(self, guest, REQUEST_BYTES + more_bytes)
 
