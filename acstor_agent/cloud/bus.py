@@ -11,7 +11,6 @@ A thread that waits for a broker cannot be stopped; it ends with the process.
 import collections
 import logging
 import threading
-import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -98,7 +97,7 @@ class Bus:
 
     def subscribe(self, topic: str, handlers: Mapping[str, message_bus.Handler]) -> None:
         """Receive messages to a topic by handlers of payloads (``handlers``), by method."""
-        endpoint = message_bus.Endpoint(handlers, time.monotonic)
+        endpoint = message_bus.Endpoint(handlers)
         supervision.start(
             "bus-listener", lambda: self._serve(topic, endpoint), self._stopping, is_vital=False
         )

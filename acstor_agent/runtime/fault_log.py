@@ -6,8 +6,8 @@ for each kind, since peers may provoke one repeatedly.
 """
 
 import logging
-import time
-from collections.abc import Callable
+
+import trio
 
 from acstor_common.util import log_limit
 
@@ -19,9 +19,8 @@ LOG_EVERY_S = 600.0
 class FaultLog:
     """Faults of one part of the agent; ``count`` is their number."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.count = 0
-        self._clock = clock
         self._log_limit = log_limit.LogLimit(LOG_EVERY_S)
 
     def record_fault(self, what: str, error: Exception) -> str:
@@ -33,7 +32,9 @@ class FaultLog:
         cause: BaseException = error
         while isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]
-        suppressed = self._log_limit.take_line((what, type(cause), _line_of(cause)), self._clock())
+        suppressed = self._log_limit.take_line(
+            (what, type(cause), _line_of(cause)), trio.current_time()
+        )
         if suppressed is not None:
             LOG.error("%s has failed (and %d like it)", what, suppressed, exc_info=error)
         return f"{type(cause).__name__}: {cause}"

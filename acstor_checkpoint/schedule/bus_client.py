@@ -247,7 +247,7 @@ class BusClient:
     def listen_for_requests(self, ask: RequestCheckpoint) -> None:
         """Listen for requested checkpoints in a thread."""
         heard = {messages.CHECKPOINT_WANTED: lambda payload: self.request_checkpoint(payload, ask)}
-        endpoint = message_bus.Endpoint(heard, time.monotonic)
+        endpoint = message_bus.Endpoint(heard)
         supervision.start("bus-listener", lambda: self._serve(endpoint), self._stopping)
 
     def request_checkpoint(self, payload: object, ask: RequestCheckpoint) -> dict[str, Any]:

@@ -232,8 +232,8 @@ class Endpoint:
 
     target = oslo_messaging.Target(version=decision_messages.VERSION)
 
-    def __init__(self, handlers: Mapping[str, Handler], clock: Callable[[], float]) -> None:
-        self._warnings = ThrottledWarnings(clock)
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        self._warnings = ThrottledWarnings(time.monotonic)
         for method, handler in handlers.items():
             setattr(self, method, self._safely(method, handler))
 

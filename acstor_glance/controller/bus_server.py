@@ -4,7 +4,6 @@
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable
 from collections.abc import Mapping
 
@@ -24,7 +23,7 @@ class BusServer:
 
     def __init__(self, conf: cfg.ConfigOpts, handlers: Mapping[str, message_bus.Handler]) -> None:
         self._transport = message_bus.open_transport(conf)
-        self._endpoint = message_bus.Endpoint(handlers, time.monotonic)
+        self._endpoint = message_bus.Endpoint(handlers)
         self._stopping = threading.Event()
         self._server: message_bus.BusServer | None = None
 

@@ -238,7 +238,7 @@ class Host:
             folder / "maps", self.source, inodes.Inodes(inodes.keyed(bytes(inodes.KEY_BYTES)))
         )
         self.images.set_mirror_factory(self._make_mirror)
-        looked_up = detached_maps.DetachedMaps(self.source, nursery, self._clock)
+        looked_up = detached_maps.DetachedMaps(self.source, nursery)
         self.naming = chunk_lookup.ChunkLookup(self.images, looked_up, self.pins, self.rings)
         self._named.restore_names(self.cache.iter_cids())
         core = engine.Engine(

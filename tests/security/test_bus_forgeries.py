@@ -232,7 +232,7 @@ def hearing(bus: Bus, samples: "queue.Queue[decision_messages.Signed]") -> Itera
     def heard(payload: object) -> None:
         samples.put(decision_messages.decode(payload, decision_messages.Signed))
 
-    endpoint = message_bus.Endpoint({decision_messages.SAMPLE_COLLECTED: heard}, time.monotonic)
+    endpoint = message_bus.Endpoint({decision_messages.SAMPLE_COLLECTED: heard})
     target = oslo_messaging.Target(topic=decision_messages.TOPIC, server="test")
     server = oslo_messaging.get_rpc_server(bus.transport, target, [endpoint])
     server.start()

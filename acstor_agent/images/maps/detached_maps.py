@@ -17,7 +17,6 @@ import collections
 import dataclasses
 import functools
 import logging
-import time
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -79,12 +78,11 @@ class DetachedMaps:
         self,
         source: base.Source,
         nursery: trio.Nursery,
-        clock: Callable[[], float] = time.monotonic,
         *,
         images_limit: int = IMAGES,
         pages_bytes: int = PAGES_BYTES,
     ) -> None:
-        self._source, self._clock = source, clock
+        self._source, self._clock = source, trio.current_time
         self._images = lru_table.LruTable[ids.ImageId, _Image](images_limit)
         self._pages: collections.OrderedDict[tuple[ids.ImageId, int], map_page.Page] = (
             collections.OrderedDict()

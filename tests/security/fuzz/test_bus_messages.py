@@ -409,7 +409,7 @@ class Answers:
     def __init__(self, transport: Any, keys: Any) -> None:
         self._keys = keys
         self.change = dict[str, Callable[[msgspec.Struct, Sign], Any]]()
-        endpoint = message_bus.Endpoint({}, time.monotonic)
+        endpoint = message_bus.Endpoint({})
         for method in ANSWERS:
             setattr(endpoint, method, functools.partial(self._hear, method))
         target = oslo_messaging.Target(topic=decision_messages.TOPIC, server="one")

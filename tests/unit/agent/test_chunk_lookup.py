@@ -74,7 +74,7 @@ class Host:
     def __init__(self, images, nursery, **how):
         self.source = FolderSource(images)
         self.attached = lambda image_id, offset, length: None
-        self.others = detached_maps.DetachedMaps(self.source, nursery, trio.current_time, **how)
+        self.others = detached_maps.DetachedMaps(self.source, nursery, **how)
         self.naming = chunk_lookup.ChunkLookup(
             self, self.others, self, one_host.OneTable(hash_ring.Ring(0, ()))
         )

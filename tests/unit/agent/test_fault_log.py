@@ -117,9 +117,8 @@ async def test_fault_of_work_is_that_of_those_who_wait(nursery, caplog):
 
 
 @pytest.mark.expect_log("the work has failed")
-def test_each_kind_is_said_once_in_a_while_with_its_number(caplog):
-    now = [0.0]
-    met = fault_log.FaultLog(lambda: now[0])
+async def test_each_kind_is_said_once_in_a_while_with_its_number(caplog, autojump_clock):
+    met = fault_log.FaultLog()
     for kind in (ValueError, KeyError) * 50:
         try:
             raise ExceptionGroup("several", [kind("x")])
@@ -127,7 +126,7 @@ def test_each_kind_is_said_once_in_a_while_with_its_number(caplog):
             assert met.record_fault("the work", group).startswith(kind.__name__)
     assert met.count == 100
     assert len(caplog.records) == 2 and all(r.exc_info for r in caplog.records)
-    now[0] = fault_log.LOG_EVERY_S
+    await trio.sleep(fault_log.LOG_EVERY_S)
     met.record_fault("the work", ValueError("without a traceback"))
     met.record_fault("the work", ValueError(ids.HostId("again")))
     assert len(caplog.records) == 3

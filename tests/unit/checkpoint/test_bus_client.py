@@ -40,7 +40,7 @@ class Service:
         self.signer = self.key_signer = key
         self.changed = {}
         target = oslo_messaging.Target(topic=decision_messages.TOPIC, server="one")
-        endpoint = message_bus.Endpoint({}, time.monotonic)
+        endpoint = message_bus.Endpoint({})
         endpoint.register_checkpoint = self.register
         endpoint.kept_checkpoints = self.kept
         endpoint.checkpoint_intervals = self.intervals

@@ -51,7 +51,7 @@ class Refusing:
 @pytest.mark.expect_log("cannot listen to lighthouses on the message bus yet: odd")
 def test_a_server_that_cannot_start_is_started_again_and_hears(transport, monkeypatch, watched_log):
     heard = threading.Event()
-    endpoint = message_bus.Endpoint({"lit": lambda _: heard.set()}, time.monotonic)
+    endpoint = message_bus.Endpoint({"lit": lambda _: heard.set()})
     made = []
     refusals = [*map(oslo_messaging.MessageDeliveryFailure, 3 * ["no broker"]), RuntimeError("odd")]
     real = oslo_messaging.get_rpc_server
@@ -85,7 +85,7 @@ def test_what_was_heard_before_a_server_is_closed_is_seen_to(transport):
         raise ValueError("dark")
 
     target = oslo_messaging.Target(topic="lamps", server="h1")
-    endpoint = message_bus.Endpoint({"lit": see}, time.monotonic)
+    endpoint = message_bus.Endpoint({"lit": see})
     served = message_bus.serve(transport, target, endpoint, threading.Event())
     assert served is not None
     oslo_messaging.get_rpc_client(transport, target).cast({}, "lit", payload=1)
@@ -151,7 +151,8 @@ def test_nonsense_by_the_thousand_fills_no_log(watched_log):
     def refuse(_payload: object) -> None:
         raise ValueError("dark")
 
-    endpoint = message_bus.Endpoint({"lit": refuse}, lambda: now_s[0])
+    endpoint = message_bus.Endpoint({"lit": refuse})
+    endpoint._warnings = message_bus.ThrottledWarnings(lambda: now_s[0])
     for _ in range(1000):
         endpoint.lit({}, 1)  # type: ignore[attr-defined]
     assert len(watched_log.messages) == message_bus.WARNINGS
