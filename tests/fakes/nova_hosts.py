@@ -16,7 +16,6 @@ import pathlib
 import re
 import signal
 import subprocess
-import time
 import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -41,6 +40,7 @@ from tests.lab.openstack import api
 from tests.lab.openstack import cloud
 from tests.lab.openstack import compute
 from tests.lab.openstack import ini
+from tests.lab.openstack import record_polling
 
 MIB = 1 << 20
 IMAGE_BYTES = 24 * MIB
@@ -129,6 +129,13 @@ class Images:
 
     def _given(self, image_id: str, status: int) -> list[int]:
         return given(self._lab.glance.log(), image_id, status)
+
+    def wait_active(self, image_id: str) -> None:
+        """Wait until an image can be used."""
+        rows = record_polling.rows_of_image(image_id)
+        is_active = lambda: bool(self.client.get_image(image_id).status == "active")  # noqa: E731
+        database, what = self._lab.mariadb, f"image {image_id}"
+        record_polling.wait_for(database, rows, is_active, DEADLINE_S, what, str)
 
     def downloads(self, image_id: str) -> int:
         """Return how often Glance gave all of an image."""
@@ -247,15 +254,17 @@ class Server:
 
     def wait(self, *statuses: str, deadline_s: float = DEADLINE_S) -> Any:
         """Wait until nothing is under way and the status is one of these; return the server."""
-        ends_s = time.monotonic() + deadline_s
-        while (began_s := time.monotonic()) < ends_s:
+        seen: Any = None
+
+        def is_settled() -> bool:
+            nonlocal seen
             seen = self.client.get_server(self.id)
-            if seen.status in statuses and not seen.task_state:
-                return seen
             if seen.status == "ERROR" and "ERROR" not in statuses:
                 raise AssertionError(f"{self.id}: {seen.fault}")
-            runs.pause(began_s)
-        raise AssertionError(f"{self.id} is {seen.status} ({seen.task_state}), not {statuses}")
+            return seen.status in statuses and not seen.task_state
+
+        self._until(is_settled, deadline_s, lambda: f"it is {seen.status} ({seen.task_state})")
+        return seen
 
     def reaches(self, task_state: str) -> None:
         """Wait until Nova is at this part of what it does with the server."""
@@ -311,14 +320,20 @@ class Server:
         """Wait until Nova says that it is on a host."""
         self._until(lambda: self.host is host)
 
-    def _until(self, is_true: Callable[[], bool]) -> None:
-        runs.wait_for(is_true, DEADLINE_S, f"server {self.id}", str)
+    def _until(
+        self,
+        is_true: Callable[[], bool],
+        deadline_s: float = DEADLINE_S,
+        why: Callable[[], str] = str,
+    ) -> None:
+        rows = record_polling.rows_of_server(self.id)
+        database, what = self._hosts.lab.mariadb, f"server {self.id}"
+        record_polling.wait_for(database, rows, is_true, deadline_s, what, why)
 
     def snapshot(self) -> str:
         """Make an image of it; return the image's id when it is active."""
         made = self.client.create_server_image(self.id, f"snapshot-{uuid.uuid4()}")
-        images = self._hosts.lab.connect().image
-        self._until(lambda: bool(images.get_image(made.id).status == "active"))
+        self._hosts.images.wait_active(made.id)
         self.wait("ACTIVE", "SHUTOFF")
         snapshot_id: str = made.id
         return snapshot_id

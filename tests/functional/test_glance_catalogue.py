@@ -20,14 +20,15 @@ from concurrent import futures
 import pytest
 
 from acstor_common.image import artefacts
-from acstor_glance.client import glance_client
 from acstor_glance.controller import image_scan
 from tests.lab import runs
+from tests.lab import tuned
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import uploads
 
-SERVED, UNFIT = 24, glance_client.PAGE_IMAGES
+SERVED, UNFIT = 24, 20
 """Images that are prepared, and further ones that are only counted: with others, two pages."""
+PAGES = {tuned.PAGE_IMAGES: UNFIT}
 COMMAND = [sys.executable, "-W", "ignore", "-m", "acstor_glance.cmd.manage", "--config-file"]
 
 
@@ -156,7 +157,7 @@ def test_check_counts_every_image_of_the_cloud_by_why_it_is_not_served(
         "container-format:ova": {glance.upload(data, container_format="ova")},
         "not-active:queued": {glance.create().id},
     }
-    rows = uploads.counted(options)
+    rows = uploads.counted(options, PAGES)
     assert {name: row["images"] for name, row in rows.items()} == {
         name: len(images) for name, images in expected.items()
     }
@@ -169,7 +170,7 @@ def test_check_counts_every_image_of_the_cloud_by_why_it_is_not_served(
     assert "of other bytes" in rows["record-differs"]["message"]
     # It cannot be mended: these are not the bytes that Glance has a hash of.
     uploads.manage(options, "prepare", differs, status=3)
-    failed = uploads.counted(options)["failed"]
+    failed = uploads.counted(options, PAGES)["failed"]
     assert failed["examples"] == [differs]
     assert "does not have the sha512" in failed["message"]
 

@@ -23,6 +23,7 @@ from acstor_common.model import ids
 from tests.lab import runs
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import image_stores
+from tests.lab.openstack import record_polling
 
 KIB, MIB = 1 << 10, 1 << 20
 DEADLINE_S = 60.0
@@ -110,7 +111,14 @@ class Sender:
         return str(self.record(image_id)["status"])
 
     def wait_status(self, image_id: str, status: str, deadline_s: float = 30.0) -> None:
-        runs.wait_for(lambda: self.status(image_id) == status, deadline_s, status, self.gateway.log)
+        record_polling.wait_for(
+            self.place.lab.mariadb,
+            record_polling.rows_of_image(image_id),
+            lambda: self.status(image_id) == status,
+            deadline_s,
+            status,
+            self.gateway.log,
+        )
 
     def url(self, image_id: str, disk_format: str = "qcow2") -> str:
         return f"{self.gateway.url}/v1/images/{image_id}/changes?format={disk_format}"

@@ -112,8 +112,9 @@ class Cloud:
             for service in client.services(binary="nova-compute", host=host.host)
             if service.updated_at
         ]
-        known = {hypervisor.name for hypervisor in client.hypervisors()}
-        return any(report > began for report in reports) and host.host in known
+        if not any(report > began for report in reports):
+            return False
+        return host.host in {hypervisor.name for hypervisor in client.hypervisors()}
 
     def services(self) -> list[daemon.Daemon]:
         """Return all services, those that others need first."""

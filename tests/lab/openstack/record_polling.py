@@ -14,7 +14,7 @@ from acstor_common import errors
 from tests.lab.openstack import mariadb
 
 PAUSE_S = 0.2
-ASK_AGAIN_S = 3.0
+ASK_AGAIN_S = 15.0
 
 _SERVER = """\
 SELECT vm_state, task_state, power_state, host, deleted, updated_at

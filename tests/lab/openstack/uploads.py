@@ -7,7 +7,6 @@ import json
 import pathlib
 import random
 import subprocess
-import sys
 import urllib.request
 import uuid
 from collections.abc import Callable
@@ -20,11 +19,14 @@ from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from tests.lab import agents
 from tests.lab import runs
+from tests.lab import tuned
 from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import cloud
 from tests.lab.openstack import glance as glance_service
+from tests.lab.openstack import record_polling
 
 DEADLINE_S = 60.0
 PROTECTIONS = runs.CHECKOUT / "etc/glance/property-protections-roles.conf"
@@ -133,13 +135,19 @@ class Images:
         return bool(self.admin.get(f"/images/{image_id}").status_code == 200)
 
     def wait(self, image_id: str, check: Callable[[dict[str, Any]], bool], what: str) -> dict:
-        runs.wait_for(
-            lambda: check(self.record(image_id)),
-            DEADLINE_S,
-            what,
-            lambda: f"{self.record(image_id)}\n{self.glance_log()}",
-        )
-        return self.record(image_id)
+        record: dict[str, Any] = {}
+
+        def is_so() -> bool:
+            record.clear()
+            record.update(self.record(image_id))
+            return check(record)
+
+        def why() -> str:
+            return f"{record}\n{self.glance_log()}"
+
+        rows = record_polling.rows_of_image(image_id)
+        record_polling.wait_for(self.lab.mariadb, rows, is_so, DEADLINE_S, what, why)
+        return record
 
     def glance_log(self) -> str:
         """Return the end of Glance's log without the requests in it."""
@@ -197,16 +205,21 @@ class Images:
 
 
 def manage(
-    listener: acstor_glance.Listener, *words: str, status: int | None = 0
+    listener: acstor_glance.Listener,
+    *words: str,
+    status: int | None = 0,
+    constants: tuned.Constants | None = None,
 ) -> list[dict[str, Any]]:
     """Run ``acstor-glance-manage`` with the listener's configuration; return what it printed.
 
     :param status: that it has to end with; None: any
+    :param constants: that differ from the product's
     """
     listener.configure()
-    command = [sys.executable, "-m", "acstor_glance.cmd.manage", "--config-file"]
+    plain = [agents.BIN / "acstor-glance-manage"]
+    command = tuned.argv("acstor_glance.cmd.manage", constants) if constants else plain
     done = subprocess.run(
-        [*command, listener.conf_file, "--json", *words],
+        [*command, "--config-file", listener.conf_file, "--json", *words],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -221,9 +234,11 @@ def checked(listener: acstor_glance.Listener, status: int | None = None) -> list
     return [row for row in manage(listener, "check", status=status) if "check" in row]
 
 
-def counted(listener: acstor_glance.Listener) -> dict[str, dict[str, Any]]:
+def counted(
+    listener: acstor_glance.Listener, constants: tuned.Constants | None = None
+) -> dict[str, dict[str, Any]]:
     """Return how many images stand how, as the check says it where no decision service runs."""
-    rows = manage(listener, "check", status=3)
+    rows = manage(listener, "check", status=3, constants=constants)
     return {row["reason"]: row for row in rows if "reason" in row}
 
 
