@@ -15,7 +15,8 @@ ones for all namespaces (``gc_thresh3``, 1,024), which 32 hosts that all talk wi
 packets are then dropped until others are forgotten, which no network of real hosts does.
 
 No network emulator (netem, ns-3, Mininet) is used: three commands of iproute2
-are all that is needed, and they are on every host.
+are all that is needed, and they are on every host.  A link with delay has a process that copies its
+frames in place of the veth pair (``delay_link``), since many kernels have no netem.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ from typing import Any
 from typing import Self
 
 from acstor_common import errors
+from tests.lab import delay_link
 from tests.lab import runs
 
 PREFIX = "10.0.0."
@@ -118,6 +120,8 @@ class Network:
     :param link_mbit: rate of each host's link, both ways; None leaves it unshaped
     :param source_mbit: the same for the image server
     :param prefix: of all addresses: their first three numbers
+    :param delay: of each host's link; two hosts have a round trip of four times its one way
+    :param source_delay: the same for the image server
     """
 
     def __init__(
@@ -127,6 +131,9 @@ class Network:
         source_mbit: float | None = None,
         mtu: int = DEFAULT_MTU,
         prefix: str = PREFIX,
+        *,
+        delay: delay_link.LinkDelay | None = None,
+        source_delay: delay_link.LinkDelay | None = None,
     ) -> None:
         if not 1 <= hosts <= HOST_LIMIT:
             raise ValueError(f"a lab has 1 to {HOST_LIMIT} hosts, not {hosts}")
@@ -136,6 +143,8 @@ class Network:
         if not MIN_MTU <= mtu <= MAX_MTU:
             raise ValueError(f"an MTU is {MIN_MTU} to {MAX_MTU} bytes, not {mtu}")
         self.link_mbit, self.source_mbit, self.mtu = link_mbit, source_mbit, mtu
+        self._delay, self._source_delay = delay, source_delay
+        self._links = contextlib.ExitStack()
         self.run = runs.Run()
         self._switch = self.run.namespace("switch")
         self.source = self._host("source", f"{prefix}{SOURCE_NUMBER}")
@@ -154,11 +163,12 @@ class Network:
         try:
             self._make()
         except BaseException:
-            self.run.__exit__()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._links.close()
         self.run.__exit__()
 
     def _make(self) -> None:
@@ -176,20 +186,32 @@ class Network:
         """Make ``host`` and its link to ``switch``."""
         runs.tool(["ip", "netns", "add", host.namespace])
         _without_ipv6(host)
-        ends = f"name {host.name} mtu {self.mtu} type veth peer name eth0 mtu {self.mtu}"
+        delay = self._source_delay if host is self.source else self._delay
+        if delay is None:
+            ends = f"name {host.name} type veth peer name eth0 netns {host.namespace}"
+            switch.run(["ip", "link", "add", *ends.split()])
+        else:
+            self._connect_with_delay(host, delay)
         port = [
-            f"link add {ends} netns {host.namespace}",
-            f"link set {host.name} master br0",
+            f"link set {host.name} mtu {self.mtu} master br0",
             f"link set {host.name} up",
         ]
         switch.run(["ip", "-batch", "-"], "\n".join(port))
         address = [
             "link set lo up",
-            f"link set eth0 address {_hardware_address(host)} up",
+            f"link set eth0 mtu {self.mtu} address {_hardware_address(host)} up",
             f"addr add {host.address}/24 dev eth0",
         ]
         host.run(["ip", "-batch", "-"], "\n".join(address))
         self.shape(host, self.source_mbit if host is self.source else self.link_mbit)
+
+    def _connect_with_delay(self, host: Host, delay: delay_link.LinkDelay) -> None:
+        program = self.run.folder / "delay_link"
+        if not program.exists():
+            delay_link.build(self.run.folder)
+        spaces = (runs.NETNS_FOLDER / host.namespace, runs.NETNS_FOLDER / self._switch)
+        ends = ((spaces[0], "eth0"), (spaces[1], host.name))
+        self._links.enter_context(delay_link.DelayLink(program, ends, delay))
 
     def _set_neighbours(self, host: Host) -> None:
         """Tell ``host`` the hardware addresses of all others."""

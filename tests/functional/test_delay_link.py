@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Links with delay do what they promise: time, order, loss, rate; and nothing of them stays."""
+
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from acstor_common import errors
+from tests.lab import delay_link
+from tests.lab import network
+from tests.lab import runs
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make network namespaces")
+
+LEAST_MBIT = 400
+"""Of an unshaped link with a round trip of 10 ms, on a busy machine; 1,000 and more at rest."""
+ECHO = """
+import socket
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.setsockopt(socket.SOL_SOCKET, 33, 8 << 20)  # SO_RCVBUFFORCE
+sock.bind(("0.0.0.0", 9000))
+print("up", flush=True)
+while True:
+    data, sender = sock.recvfrom(2048)
+    sock.sendto(data, sender)
+"""
+PING = """
+import socket, sys, time
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.settimeout(2)
+for number in range(int(sys.argv[2])):
+    began = time.perf_counter()
+    sock.sendto(b"%d" % number, (sys.argv[1], 9000))
+    try:
+        while int(sock.recv(2048)) != number:
+            pass
+    except TimeoutError:
+        print("lost")
+    else:
+        print((time.perf_counter() - began) * 1000)
+"""
+BURST = """
+import socket, sys, time
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.setsockopt(socket.SOL_SOCKET, 33, 8 << 20)  # SO_RCVBUFFORCE
+sock.settimeout(2)
+for number in range(int(sys.argv[2])):
+    sock.sendto(b"%d" % number, (sys.argv[1], 9000))
+    time.sleep(0.0002)
+try:
+    while True:
+        print(sock.recv(2048).decode())
+except TimeoutError:
+    pass
+"""
+RECEIVE = """
+import socket, time
+with socket.create_server(("0.0.0.0", 9000)) as server:
+    print("up", flush=True)
+    link, _ = server.accept()
+    data, got, begin = bytearray(1 << 20), 0, None
+    while count := link.recv_into(data):
+        now = time.monotonic()
+        begin = begin or now
+        got += count if now > begin + 1 else 0
+    print(got * 8e-6 / (time.monotonic() - begin - 1))
+"""
+SEND = """
+import socket, sys, time
+with socket.create_connection((sys.argv[1], 9000)) as link:
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        link.sendall(bytes(1 << 20))
+"""
+
+
+def talk(net: network.Network, server: str, client: str, *words: object) -> list[str]:
+    """Run a server on one host and a client on the other; return the client's lines."""
+    here, there = net.hosts
+    with there.popen([sys.executable, "-c", server], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "up\n"
+            said = here.run([sys.executable, "-c", client, there.address, *map(str, words)])
+            return said.split() or process.stdout.read().split()
+        finally:
+            process.kill()
+
+
+def test_round_trip_has_the_delay_of_both_links_both_ways() -> None:
+    with network.Network(2, delay=delay_link.LinkDelay(2.5)) as net:
+        times_ms = [float(word) for word in talk(net, ECHO, PING, 100)]
+    # Nothing is early; half of all are at most 5 % late, also where others use the processors.
+    assert min(times_ms) >= 10.0
+    assert sorted(times_ms)[len(times_ms) // 4] <= 10.5
+
+
+def test_jitter_spreads_the_times_and_overtakes_nobody() -> None:
+    with network.Network(2, delay=delay_link.LinkDelay(5.0, jitter_ms=4.0)) as net:
+        times_ms = [float(word) for word in talk(net, ECHO, PING, 60)]
+        numbers = [int(word) for word in talk(net, ECHO, BURST, 500)]
+    assert statistics.stdev(times_ms) > 1.5  # of four uniform deviations: 4.6 ms
+    assert min(times_ms) > 4 * (5.0 - 4.0)
+    assert numbers == sorted(numbers) and len(numbers) > 450
+
+
+def test_share_of_frames_is_lost() -> None:
+    with network.Network(2, delay=delay_link.LinkDelay(0.1, loss=0.05)) as net:
+        came = len(talk(net, ECHO, BURST, 2000))
+    assert 0.75 < came / 2000 < 0.88  # four links: 0.95 ** 4 = 0.81
+
+
+def test_stream_fills_a_link_with_delay() -> None:
+    with network.Network(2, delay=delay_link.LinkDelay(2.5)) as net:
+        [mbit] = talk(net, RECEIVE, SEND)
+        assert float(mbit) > LEAST_MBIT
+        for host in net.hosts:
+            net.shape(host, 100)
+        [mbit] = talk(net, RECEIVE, SEND)
+        counted = net.link_bytes()
+    assert 85 < float(mbit) < 97
+    assert counted["h1"].sent > 30e6 and counted["h2"].received > 30e6
+
+
+def test_delay_of_the_source_is_of_the_source_alone() -> None:
+    with network.Network(2, source_delay=delay_link.LinkDelay(20.0)) as net:
+        direct_ms = [float(word) for word in talk(net, ECHO, PING, 20)]
+        net.hosts[1] = net.source
+        far_ms = [float(word) for word in talk(net, ECHO, PING, 20)]
+    assert statistics.median(direct_ms) < 20 and min(far_ms) >= 40
+
+
+def test_nothing_is_left_and_a_device_that_cannot_be_made_is_named(tmp_path: pathlib.Path) -> None:
+    with network.Network(1, delay=delay_link.LinkDelay(1.0)) as net:
+        tag = net.run.tag
+        [host] = net.hosts
+        taken = ((runs.NETNS_FOLDER / host.namespace, "eth0"),) * 2
+        link = delay_link.DelayLink(delay_link.build(tmp_path), taken, delay_link.LinkDelay(1.0))
+        with pytest.raises(errors.Unusable, match="eth0: Device or resource busy"), link:
+            pass
+    assert not runs.namespaces(tag)
+
+
+@pytest.mark.parametrize(("jitter_ms", "loss"), [(2.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (0.0, -0.1)])
+def test_impossible_delay_is_refused(jitter_ms: float, loss: float) -> None:
+    with pytest.raises(ValueError, match="jitter is at most the delay"):
+        delay_link.LinkDelay(1.0, jitter_ms, loss)
