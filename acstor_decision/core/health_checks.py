@@ -51,14 +51,20 @@ class Severity(enum.StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """A problem."""
+    """A problem.
 
-    code: str  # its kind, for machines
+    :param code: its kind, for machines
+    :param count: number of hosts, images or servers that have it
+    :param subjects: the first of these, the worst first, with details
+    :param remedy: action of the operator
+    """
+
+    code: str
     severity: Severity
     message: str
-    count: int  # number of hosts, images or servers that have it
-    subjects: list[str]  # the first of these, the worst first, with details
-    remedy: str  # action of the operator
+    count: int
+    subjects: list[str]
+    remedy: str
 
 
 def find_problems(seen: cloud_state.CloudState) -> list[Finding]:

@@ -325,9 +325,10 @@ def command_of(pid):
 @needs_qemu
 def test_without_bubblewrap_nothing_is_booted_and_the_remedy_is_told(tmp_path, monkeypatch):
     image, image_map = prepared(tmp_path)
-    missing_programs.hide(monkeypatch, tmp_path / "programs", "bwrap")
-    with pytest.raises(errors.Unusable, match=r"bwrap.*Install bubblewrap.*--sandbox no"):
-        boot_builder.build(image, image_map, tmp_path / "out", limits=LIMITS)
+    with monkeypatch.context() as patch:
+        missing_programs.hide(patch, tmp_path / "programs", "bwrap")
+        with pytest.raises(errors.Unusable, match=r"bwrap.*Install bubblewrap.*--sandbox no"):
+            boot_builder.build(image, image_map, tmp_path / "out", limits=LIMITS)
     limits = boot_guest.GuestLimits(longest_s=60.0, idle_s=2.0, memory_bytes=64 * MIB)
     trusting = sandbox.Sandbox.NONE
     built = boot_builder.build(
