@@ -271,9 +271,9 @@ def _enrolment_options() -> Iterator[cfg.Opt]:
     """Yield keystoneauth's options, whose help is short, for the sample."""
     yield from loading.get_auth_common_conf_options()
     for opt in loading.get_auth_plugin_conf_options("v3password"):
-        told = copy.copy(opt)
-        told.help = f"{(opt.help or opt.name).rstrip('.')}, to sign in at Keystone."
-        yield told
+        copied = copy.copy(opt)
+        copied.help = f"{(opt.help or opt.name).rstrip('.')}, to sign in at Keystone."
+        yield copied
     yield from session_options.session_options(ENROLMENT_TIMEOUT_S)
     yield from loading.get_adapter_conf_options(include_deprecated=False)
 

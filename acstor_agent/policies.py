@@ -44,7 +44,7 @@ class Policies(NamedTuple):
     cache_order: type[cache_slot.Order] = cache_slot.LruOrder
     identity: Callable[[], identity_.Identity] = identity_.ByContent
     topology: ring_view.Topology | None = ring_view.on_ring
-    prefetcher: advertised_prefetch.MakePolicy | None = prefetcher.by_trust
+    prefetcher: advertised_prefetch.MakePolicy | None = prefetcher.default_prefetcher
     read_ahead: Callable[[int], readahead.Predictor] | None = readahead.ReadAhead
     may_refer: bool = True  # a busy host refers requesters to other hosts
     may_hedge: bool = True  # a late request is also sent to the next provider

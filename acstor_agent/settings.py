@@ -204,9 +204,9 @@ def reachable_at(own: Options) -> str:
     return address
 
 
-def identity(own: Options, here: ids.HostId) -> identity_files.IdentityFiles:
+def identity(own: Options, host: ids.HostId) -> identity_files.IdentityFiles:
     """Return the files that prove who this host is."""
-    return identity_files.IdentityFiles(here, identity_files.files_in(conf.identity_dir(own)))
+    return identity_files.IdentityFiles(host, identity_files.files_in(conf.identity_dir(own)))
 
 
 def exchange(own: Options, *, has_others: bool, max_source_reads: int) -> settings.Settings:

@@ -32,10 +32,10 @@ def run_worker(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret
 
 async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: bytes) -> None:
     own = conf.acstor_agent
-    here = settings.host_id(own.host)
-    identity = settings.identity(own, here)
+    host = settings.host_id(own.host)
+    identity = settings.identity(own, host)
     rings = membership.ring_store_of(own, identity)
-    stored = storage.Storage.open(own, here, rings)
+    stored = storage.Storage.open(own, host, rings)
     try:
         async with trio.open_nursery() as nursery:
             inode_numbers = inodes.Inodes(inodes.keyed(secret))

@@ -55,9 +55,9 @@ class VaultCollector(registry.Collector):
 
     def _gauges(self) -> Iterator[tuple[str, str, float]]:
         used, limits = self._vault.quota.usage_by_host(), self._vault.quota.limits
-        used_bytes = sum(one.size_bytes for one in used.values())
+        used_bytes = sum(usage.size_bytes for usage in used.values())
         yield "used_bytes", "Size of the vault's files on disk", used_bytes
-        inodes = sum(one.inodes for one in used.values())
+        inodes = sum(usage.inodes for usage in used.values())
         yield "inodes", "Files and folders of the vault", inodes
         yield "hosts", "Hosts with data in the vault", len(used)
         full_hosts = self._vault.quota.full_hosts()
@@ -82,7 +82,7 @@ class CheckpointStatus(Protocol):
     def overdue_s(self) -> Mapping[ids.ImageId, float]:
         """Return for how long servers are overdue."""
 
-    def capture_s(self) -> Mapping[ids.ImageId, float]:
+    def running_captures_s(self) -> Mapping[ids.ImageId, float]:
         """Return for how long checkpoints have been running."""
 
 
@@ -103,7 +103,7 @@ class CheckpointCollector(registry.Collector):
             (
                 "capture_seconds",
                 "Time that the capture of a server's disk has taken; it blocks migrations",
-                self._daemon.capture_s(),
+                self._daemon.running_captures_s(),
             ),
         ):
             longest_s = max(found.values(), default=0.0)

@@ -224,7 +224,7 @@ class CheckpointRegistry:
         return messages.CheckpointResponse(kept=tuple(map(_kept, stays)))
 
     def _fault_of_holders(self, taken: messages.RegisteredCheckpoint) -> str:
-        known = self._store.addresses_of([taken.host, *(one.host for one in taken.holders)])
+        known = self._store.addresses_of([taken.host, *(holder.host for holder in taken.holders)])
         return holder_check.holder_fault(
             taken.host, taken.holders, known, self._trust().is_enrolled
         )
@@ -245,9 +245,9 @@ class CheckpointRegistry:
     def _gone_of(self, asked: messages.OwnerRequest) -> messages.OwnerResponse:
         """Return the owners that are gone; unknown ones stay, as the database may be old."""
         hosts = self._trust().hosts
-        left = [one for one in asked.owners if one in hosts and hosts[one].state in _GONE]
+        left = [owner for owner in asked.owners if owner in hosts and hosts[owner].state in _GONE]
         needed = self._store.checkpointed_hosts(left)
-        return messages.OwnerResponse(gone=tuple(one for one in left if one not in needed))
+        return messages.OwnerResponse(gone=tuple(owner for owner in left if owner not in needed))
 
     def run_cleanup(self, leads: Callable[[], bool], stopping: threading.Event) -> None:
         """Update metrics and delete checkpoints of gone servers, while this one leads."""

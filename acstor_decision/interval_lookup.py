@@ -47,9 +47,9 @@ class IntervalLookup:
     def intervals_of_host(self, host: str) -> messages.IntervalResponse:
         """Return the intervals of a host and of its servers; may raise NovaUnreachable."""
         said = [
-            checkpoint_intervals.parse(one.metadata.get(checkpoint_intervals.NAME))
-            for one in self._all()
-            if host in one.hosts
+            checkpoint_intervals.parse(server.metadata.get(checkpoint_intervals.NAME))
+            for server in self._all()
+            if host in server.hosts
         ]
         of_host = checkpoint_intervals.shortest([wanted for wanted in said if wanted is not None])
         return messages.IntervalResponse(of_host=of_host, of_servers=self._of_servers(host))
@@ -87,7 +87,7 @@ class IntervalLookup:
         with self._turns:
             now_s = self._clock()
             recent = {
-                one: at_s for one, at_s in self._hosts_asked_s.items() if now_s - at_s < LEAST_S
+                other: at_s for other, at_s in self._hosts_asked_s.items() if now_s - at_s < LEAST_S
             }
             if host in recent:
                 raise nova_client.NovaBusy(f"{host} has asked a moment ago")

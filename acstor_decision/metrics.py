@@ -189,14 +189,14 @@ def _of_checkpoints(
             ("deadline_timestamp_seconds", "When the first is older than two intervals"),
         )
     )
-    promised = [one for one in checkpoints if one.interval_s]
-    changed.add_metric([], sum(one.changed_bytes for one in checkpoints))
+    promised = [checkpoint for checkpoint in checkpoints if checkpoint.interval_s]
+    changed.add_metric([], sum(checkpoint.changed_bytes for checkpoint in checkpoints))
     if promised:
-        taken.add_metric([], min(one.taken_s for one in promised))
-        interval.add_metric([], max(one.interval_s for one in promised))
+        taken.add_metric([], min(checkpoint.taken_s for checkpoint in promised))
+        interval.add_metric([], max(checkpoint.interval_s for checkpoint in promised))
         deadline.add_metric([], min(map(_deadline_s, promised)))
     yield from (taken, interval, changed, deadline)
 
 
-def _deadline_s(one: cloud_state.NewestCheckpoint) -> float:
-    return one.taken_s + 2 * one.interval_s
+def _deadline_s(checkpoint: cloud_state.NewestCheckpoint) -> float:
+    return checkpoint.taken_s + 2 * checkpoint.interval_s

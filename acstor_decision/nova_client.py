@@ -130,8 +130,8 @@ class NovaClient:
         answer = self._get("/os-aggregates") or {}
         try:
             return [
-                Aggregate(frozenset(one["hosts"]), dict(one["metadata"]))
-                for one in answer["aggregates"]
+                Aggregate(frozenset(aggregate["hosts"]), dict(aggregate["metadata"]))
+                for aggregate in answer["aggregates"]
             ]
         except _ODD as e:
             raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
@@ -145,7 +145,9 @@ class NovaClient:
             try:
                 page = answer["servers"]
                 its = {
-                    str(one["id"]): dict(one["metadata"]) for one in page if _host_of(one) == host
+                    str(server["id"]): dict(server["metadata"])
+                    for server in page
+                    if _host_of(server) == host
                 }
             except _ODD as e:
                 raise NovaUnreachable(f"{type(e).__name__}: {e}") from e

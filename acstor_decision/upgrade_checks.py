@@ -56,12 +56,12 @@ class Checks(upgradecheck.UpgradeCommands):
         self._conf = conf
         self._store: database.Database | None = None
 
-    def options(self) -> Result:
+    def check_options(self) -> Result:
         """Check the configuration files for unknown options."""
         known = [*decision_conf.list_opts(), *api_conf.list_opts()]
         return _named("", map(str, common_conf.unknown(self._conf, known)), "Correct it")
 
-    def tables(self) -> Result:
+    def check_tables(self) -> Result:
         """Check that the database is usable and its schema is current."""
         try:
             store = database.Database(self._conf)
@@ -78,7 +78,7 @@ class Checks(upgradecheck.UpgradeCommands):
         self._store = store
         return _success()
 
-    def bus(self) -> Result:
+    def check_bus(self) -> Result:
         """Check that the options name a broker."""
         try:
             message_bus.open_transport(self._conf)
@@ -91,7 +91,7 @@ class Checks(upgradecheck.UpgradeCommands):
             )
         return _success()
 
-    def coordination(self) -> Result:
+    def check_coordination(self) -> Result:
         """Check that the tooz driver is installed."""
         try:
             leader_election.check_driver(self._conf.acstor_decision.coordination_url)
@@ -99,7 +99,7 @@ class Checks(upgradecheck.UpgradeCommands):
             return _failure(e)
         return _success()
 
-    def tokens(self) -> Result:
+    def check_tokens(self) -> Result:
         """Check that the REST API can validate tokens."""
         if self._conf.acstor_decision_api.auth == "none":
             return _warning(
@@ -131,7 +131,7 @@ class Checks(upgradecheck.UpgradeCommands):
             "oslopolicy-sample-generator --namespace acstor prints all",
         )
 
-    def agents(self) -> Result:
+    def check_agents(self) -> Result:
         """Check for hosts whose agents have another version."""
         if self._store is None:
             return _warning(NOT_LOOKED_AT)
@@ -146,7 +146,7 @@ class Checks(upgradecheck.UpgradeCommands):
             "That may be so while you upgrade: the service first, then the agents",
         )
 
-    def enrolments(self) -> Result:
+    def check_enrolments(self) -> Result:
         """Check for hosts without a valid certificate."""
         if self._store is None:
             return _warning(NOT_LOOKED_AT)
@@ -169,15 +169,15 @@ class Checks(upgradecheck.UpgradeCommands):
         )
 
     _upgrade_checks = (
-        ("Options", options),
-        ("Database", tables),
-        ("Message bus", bus),
-        ("Coordination", coordination),
-        ("Tokens", tokens),
+        ("Options", check_options),
+        ("Database", check_tables),
+        ("Message bus", check_bus),
+        ("Coordination", check_coordination),
+        ("Tokens", check_tokens),
         ("Policy file format", policy_format),
         ("Policy rules", policy_rules),
-        ("Agents' versions", agents),
-        ("Hosts' certificates", enrolments),
+        ("Agents' versions", check_agents),
+        ("Hosts' certificates", check_enrolments),
     )
 
 

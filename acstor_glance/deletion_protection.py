@@ -140,7 +140,11 @@ class ProtectionState:
 
     def set_protected(self, protected_at: Mapping[str, float], now_s: float) -> None:
         """Store all images that acstor protects, with their times; recheck the others."""
-        rest = {one: status for one, status in self._known.items() if one not in protected_at}
+        rest = {
+            known_id: status
+            for known_id, status in self._known.items()
+            if known_id not in protected_at
+        }
         for image_id in rest:
             self._recheck_at.setdefault(image_id, now_s)
         self._known = {**rest, **dict.fromkeys(protected_at, ProtectionStatus.OURS)}
@@ -173,15 +177,17 @@ class ProtectionState:
     def images_to_check(self, now_s: float) -> list[str]:
         """Return the images to read now: new ones, changes and rechecks take turns."""
         known, recheck_at = self._known, self._recheck_at
-        new = [one for one in self._needed if one not in known]
+        new = [image_id for image_id in self._needed if image_id not in known]
         changes = sorted(
-            one
-            for one, status in known.items()
-            if recheck_at.get(one, now_s) <= now_s and self._change(one, status, now_s)
+            image_id
+            for image_id, status in known.items()
+            if recheck_at.get(image_id, now_s) <= now_s and self._change(image_id, status, now_s)
         )
-        again = sorted((at_s, one) for one, at_s in recheck_at.items() if at_s <= now_s)
-        in_turn = itertools.zip_longest(new, changes, [one for _, one in again])
-        return list(dict.fromkeys(one for turn in in_turn for one in turn if one is not None))
+        again = sorted((at_s, image_id) for image_id, at_s in recheck_at.items() if at_s <= now_s)
+        in_turn = itertools.zip_longest(new, changes, [image_id for _, image_id in again])
+        return list(
+            dict.fromkeys(image_id for turn in in_turn for image_id in turn if image_id is not None)
+        )
 
     def plan_change(self, image_id: str, now_s: float) -> Change | None:
         """Return the change that an image needs, after :meth:`update_image`."""
@@ -198,9 +204,9 @@ class ProtectionState:
     def list_protected(self, now_s: float = math.inf) -> Collection[str]:
         """Return the images that acstor protects, without those to be retried later."""
         return [
-            one
-            for one, status in self._known.items()
-            if status is ProtectionStatus.OURS and self._recheck_at.get(one, now_s) <= now_s
+            image_id
+            for image_id, status in self._known.items()
+            if status is ProtectionStatus.OURS and self._recheck_at.get(image_id, now_s) <= now_s
         ]
 
     def _change(self, image_id: str, status: ProtectionStatus, now_s: float) -> Change | None:

@@ -47,11 +47,11 @@ class Sandbox(enum.StrEnum):
     NONE = "none"
 
 
-def check(sandbox: Sandbox) -> None:
+def check_sandbox(sandbox: Sandbox) -> None:
     """Raise errors.Unusable if this process cannot create the sandbox."""
     if sandbox is Sandbox.NONE:
         return
-    argv = [*command(sandbox, {}), "true"]
+    argv = [*command_prefix(sandbox, {}), "true"]
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=_CHECK_S, check=False, cwd="/"
@@ -65,20 +65,20 @@ def check(sandbox: Sandbox) -> None:
         raise errors.Unusable(BUBBLEWRAP, f"the builder's sandbox cannot be made: {why}", _REMEDY)
 
 
-def command(
+def command_prefix(
     sandbox: Sandbox,
-    bounds: Mapping[str, int | str],
+    rlimits: Mapping[str, int | str],
     devices: Sequence[str] = (),
     group: str = "",
     files: Mapping[str, pathlib.Path] | None = None,
 ) -> list[str]:
     """Return the command prefix that starts a program in the sandbox.
 
-    :param bounds: resource limits by names of prlimit(1); a text is ``SOFT:HARD``
+    :param rlimits: resource limits by names of prlimit(1); a text is ``SOFT:HARD``
     :param devices: files in /dev that the program may use
     :param files: files of this host by their paths inside; their modes apply
     """
-    limited = ["prlimit", *(f"--{name}={value}" for name, value in bounds.items()), "--"]
+    limited = ["prlimit", *(f"--{name}={value}" for name, value in rlimits.items()), "--"]
     first_to_go = ["choom", "--adjust", "1000", "--"]
     die = ["setpriv", "--pdeathsig", "KILL", "--no-new-privs"]
     dropped = _setpriv_options(group) if os.geteuid() == 0 else []
@@ -166,8 +166,8 @@ def is_installed(sandbox: Sandbox, program: str) -> bool:
 def process_tree(pid: int) -> list[int]:
     """Return the PIDs of a process and of its descendants."""
     found = [pid]
-    for one in found:
-        for path in pathlib.Path(f"/proc/{one}/task").glob("*/children"):
+    for process in found:
+        for path in pathlib.Path(f"/proc/{process}/task").glob("*/children"):
             with contextlib.suppress(OSError):
                 found += map(int, path.read_text().split())
     return found
@@ -176,17 +176,17 @@ def process_tree(pid: int) -> list[int]:
 def resident_bytes(pid: int) -> int:
     """Return the resident memory of a process and its descendants."""
     pages = 0
-    for one in process_tree(pid):
+    for process in process_tree(pid):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            pages += int(pathlib.Path(f"/proc/{one}/statm").read_text().split()[1])
+            pages += int(pathlib.Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def cpu_wait_s(pid: int) -> float:
+def longest_cpu_wait_s(pid: int) -> float:
     """Return the longest wait of any thread for a processor; 0 if unknown."""
     longest_ns = 0
-    for one in process_tree(pid):
-        for path in pathlib.Path(f"/proc/{one}/task").glob("*/schedstat"):
+    for process in process_tree(pid):
+        for path in pathlib.Path(f"/proc/{process}/task").glob("*/schedstat"):
             with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
                 longest_ns = max(longest_ns, int(path.read_text().split()[1]))
     return longest_ns / 1e9

@@ -168,16 +168,16 @@ class AgentClient:
 
 
 def _denied(path: str) -> str:
-    here = compute_user.current_user()
-    who = f"this process is user {here.name}, groups {compute_user.names_of(here.groups)}"
+    user = compute_user.current_user()
+    words = f"this process is user {user.name}, groups {compute_user.names_of(user.groups)}"
     try:
         found = os.stat(path)
     except OSError:
-        return f"permission denied: {who}, and may not enter the folder of that socket"
+        return f"permission denied: {words}, and may not enter the folder of that socket"
     owner, group = compute_user.user_name(found.st_uid), compute_user.group_name(found.st_gid)
     return (
         f"permission denied: the socket is for user {owner} and group {group} (mode "
-        f"{stat.S_IMODE(found.st_mode):04o}; [acstor_agent] control_group), {who}"
+        f"{stat.S_IMODE(found.st_mode):04o}; [acstor_agent] control_group), {words}"
     )
 
 

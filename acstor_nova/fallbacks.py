@@ -30,14 +30,14 @@ class Fallbacks:
         self._retry_s = retry_s
         self._lock = threading.Lock()
         self._total: collections.Counter[control_wire.Fallback] = collections.Counter()
-        self._untold: collections.Counter[control_wire.Fallback] = collections.Counter()
-        self._is_telling = False
+        self._unreported: collections.Counter[control_wire.Fallback] = collections.Counter()
+        self._is_reporting = False
 
     def record_fallback(self, reason: control_wire.Fallback, image_id: str, why: str) -> None:
         """Count and log a fallback."""
         with self._lock:
             self._total[reason] += 1
-            self._untold[reason] += 1
+            self._unreported[reason] += 1
             times = self._total[reason]
         LOG.warning(
             "image %s falls back to Nova's download: %s [%s, %d since the start]",
@@ -50,29 +50,29 @@ class Fallbacks:
     def report_later(self, agent: agent_client.AgentClient) -> None:
         """Report to the agent in a thread, as soon as it answers."""
         with self._lock:
-            if self._is_telling:
+            if self._is_reporting:
                 return
-            self._is_telling = True
-        supervision.start_once("fallbacks", lambda: self._tell_until_known(agent))
+            self._is_reporting = True
+        supervision.start_once("fallbacks", lambda: self._report_until_known(agent))
 
-    def _tell_until_known(self, agent: agent_client.AgentClient) -> None:
+    def _report_until_known(self, agent: agent_client.AgentClient) -> None:
         is_known = False
         while not is_known:
             time.sleep(self._retry_s)
             try:
                 is_answered = self.report(agent)
             except Exception:
-                self._is_telling = False
+                self._is_reporting = False
                 raise
             with self._lock:  # later fallbacks start another thread
-                is_known = is_answered or not self._untold
-                self._is_telling = not is_known
+                is_known = is_answered or not self._unreported
+                self._is_reporting = not is_known
 
     def report(self, agent: agent_client.AgentClient) -> bool:
         """Report new fallbacks to the agent; return whether it answered."""
         is_answered = True
         with self._lock:
-            untold, self._untold = self._untold, collections.Counter()
+            untold, self._unreported = self._unreported, collections.Counter()
         for reason in list(untold):
             try:
                 agent.count_fallback(reason, untold[reason])
@@ -85,11 +85,11 @@ class Fallbacks:
                 break
             del untold[reason]
         with self._lock:
-            self._untold += untold
+            self._unreported += untold
         return is_answered
 
     @property
-    def total(self) -> dict[control_wire.Fallback, int]:
+    def counts_by_reason(self) -> dict[control_wire.Fallback, int]:
         """Fallbacks since the start, by reason."""
         with self._lock:
             return dict(self._total)

@@ -17,7 +17,7 @@ def when_imported(name: str, register: Callable[[ModuleType], None]) -> None:
     module = sys.modules.get(name)
     if module is not None:
         register(module)
-    elif not any(isinstance(one, _Finder) and one.name == name for one in sys.meta_path):
+    elif not any(isinstance(finder, _Finder) and finder.name == name for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(name, register))
 
 
@@ -34,9 +34,9 @@ class _Finder(abc.MetaPathFinder):
         """Return the other finders' spec with a loader that calls ``register``."""
         if fullname != self.name:
             return None
-        others = [one for one in sys.meta_path if one is not self]
-        found = (one.find_spec(fullname, path, target) for one in others)
-        spec = next((one for one in found if one is not None), None)
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((finder for finder in found if finder is not None), None)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 

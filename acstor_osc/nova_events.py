@@ -27,11 +27,11 @@ def list_before(
     :return: empty if Nova shows none
     """
     try:
-        asked = [one for one in compute.server_actions(server_id) if one.action in BOOTING]
-        led = [one for one in asked if _led_to(_at_s(one.start_time), timeline)]
+        asked = [action for action in compute.server_actions(server_id) if action.action in BOOTING]
+        led = [action for action in asked if _led_to(_at_s(action.start_time), timeline)]
         if not led:
             return []
-        last = max(led, key=lambda one: _at_s(one.start_time))
+        last = max(led, key=lambda action: _at_s(action.start_time))
         whole = compute.get_server_action(last.request_id, server_id)
         return _events(last, whole.events or (), timeline.began_at_s + timeline.last_s)
     except (exceptions.SDKException, ValueError, TypeError):

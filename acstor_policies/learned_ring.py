@@ -70,14 +70,16 @@ class LearnedRing(base.Lockstep):
         context, ref, host = self._context, pending.ref, pending.host
         if pending.priority is PREFETCH or not context.uploads.has_met_queue(context.now):
             return None
-        own_host, home = context.ring.own_host, context.ring.home(ref.place)
+        own_host, home = context.ring.own_host, context.ring.home(ref.ring_position)
         place = ref.image_id, host, ref.offset, context.now
         self.steps.record_read(*place)
-        others = [one for one in self.steps.in_step(*place) if one != own_host and is_named(one)]
+        others = [
+            other for other in self.steps.in_step(*place) if other != own_host and is_named(other)
+        ]
         if not others:
             return None
-        nearest = min(others, key=lambda one: lockstep.distance(one, host))
-        limits = [lockstep.distance(one, host) for one in (own_host, home) if one is not None]
+        nearest = min(others, key=lambda other: lockstep.distance(other, host))
+        limits = [lockstep.distance(other, host) for other in (own_host, home) if other is not None]
         is_nearer = lockstep.distance(nearest, host) < min(limits)
         return (nearest,) if is_nearer and pending.mode.may_refer else ()
 

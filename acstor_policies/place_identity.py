@@ -134,7 +134,7 @@ class _PlaceIndex(content_index.Index):
     def __init__(self, image_map: chunk_map.ChunkMap) -> None:
         self._map, self._mixer = image_map, _mixer(image_map.image_id)
 
-    def find(self, oid: ids.Oid) -> int | None:
+    def find_parent(self, oid: ids.Oid) -> int | None:
         chunk_no, within = divmod(self._mixer.offset(oid), self._map.geometry.chunk_bytes)
         if within or chunk_no >= len(self._map) or self._map.is_zero(chunk_no):
             return None

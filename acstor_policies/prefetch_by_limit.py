@@ -41,7 +41,7 @@ class LimitPrefetcher:
     def __init__(
         self,
         states: chunk_state.ChunkStates,
-        limit: int | None = prefetcher.LIMIT,
+        limit: int | None = prefetcher.UNMATCHED_LIMIT,
         held_limit: int = prefetcher.HELD_LIMIT,
     ) -> None:
         self._states = states
@@ -83,12 +83,12 @@ class LimitPrefetcher:
 
     def take_candidates(self, room: int) -> list[int]:
         """Return at most ``room`` chunks to prefetch now; their state is PREFETCH then."""
-        return prefetcher.take(self._states, self._next, room)
+        return prefetcher.take_prefetchable(self._states, self._next, room)
 
 
 def limited(states: chunk_state.ChunkStates) -> LimitPrefetcher:
     """Return the paper's policy for one image, with its limit."""
-    return LimitPrefetcher(states, prefetcher.LIMIT)
+    return LimitPrefetcher(states, prefetcher.UNMATCHED_LIMIT)
 
 
 def unbounded(states: chunk_state.ChunkStates) -> prefetcher.Prefetcher:

@@ -19,9 +19,9 @@ class UnitReadahead:
     :param limit_bytes: most bytes to fetch after one read; 0 disables readahead
 
     >>> ahead = UnitReadahead(limit_bytes=8 << 20)
-    >>> ahead.read(4096, 4096, now_s=0.0)
+    >>> ahead.record_read(4096, 4096, now_s=0.0)
     (0, 2048000)
-    >>> ahead.read(8192, 4096, now_s=0.001)
+    >>> ahead.record_read(8192, 4096, now_s=0.001)
     (0, 0)
     """
 
@@ -30,7 +30,7 @@ class UnitReadahead:
         self._navigator = navigator.Navigator()
         self._asked: lru_table.LruTable[int, None] = lru_table.LruTable(navigator.ZONE_LIMIT)
 
-    def read(self, offset: int, length: int, now_s: float) -> _Range:
+    def record_read(self, offset: int, length: int, now_s: float) -> _Range:
         """Record a read; return the range (start, stop) to fetch now, empty if none.
 
         The range may include the read itself.

@@ -130,7 +130,7 @@ def _figure_11() -> list[Case]:
             number,
             simulation.Scenario(
                 shape,
-                shape.hosts,
+                shape.host_count,
                 mean=TREE_MEAN,
                 cv=cv,
                 partners=partners,

@@ -114,17 +114,17 @@ def _make_images(scenario: Scenario, how: policies.ExchangePolicy) -> list[boot_
 def _place(scenario: Scenario, number: int) -> int:
     """Return the host of a guest; few guests are spread over all racks."""
     shape = scenario.shape
-    if scenario.guests < shape.hosts:
+    if scenario.guests < shape.host_count:
         rack = number % (shape.pods * shape.racks)
         return rack * shape.rack_hosts + number // (shape.pods * shape.racks)
-    return number % shape.hosts
+    return number % shape.host_count
 
 
 class _Run:
     def __init__(self, scenario: Scenario, policy: str, progress: Callable[[int], None]) -> None:
         rng = random.Random(scenario.seed)
         self._tree = topology.Tree(scenario.shape)
-        count = scenario.shape.hosts
+        count = scenario.shape.host_count
         self._loads = background_traffic.draw_loads(
             count, scenario.mean, scenario.cv, 2 * scenario.shape.host_rate, rng
         )
@@ -197,8 +197,8 @@ class _Run:
             self._ready_s,
             self._whole_s,
             self._used(),
-            self._storage.sent,
-            self._uplinks.sent,
+            self._storage.sent_bytes,
+            self._uplinks.sent_bytes,
             max(self._storage.peak),
             max(self._uplinks.peak),
             self._storage.rates,

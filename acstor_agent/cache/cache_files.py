@@ -356,9 +356,9 @@ class CacheFiles:
         """Evict what exceeds the limit and is not pinned any more."""
         self._write_behind.add_slab_actions(self._core.shrink_to_limit())
 
-    def on_evicted(self, tell: Callable[[ids.Cid], object]) -> None:
+    def set_evicted_callback(self, callback: Callable[[ids.Cid], object]) -> None:
         """Set a callback for each chunk that leaves the cache, called in the event loop."""
-        self._core.gone = tell
+        self._core.gone = callback
 
     def demote_chunk(self, cid: ids.Cid) -> bool:
         """Make a BORROWED chunk the next victim; return whether it is one."""

@@ -124,23 +124,23 @@ class Bus:
             self._servers.append(server)
 
     def _send_forever(self) -> None:
-        told = ""
+        logged = ""
         while (message := self._next_message()) is not None:
             try:
                 self._send(message)
             except Exception as e:  # errors of drivers vary, as of kombu and amqp
                 why = message_bus.why_unreachable(e, self._transport)
-                if why != told:
+                if why != logged:
                     LOG.warning("the message bus is unreachable: %s; trying again", why)
                     self._report_fault(why)
-                told = why
+                logged = why
                 self._put_back(message)
                 self._stopping.wait(self._retry_s)
             else:
-                if told:
+                if logged:
                     LOG.info("the message bus is back")
                     self._report_fault("")
-                told = ""
+                logged = ""
                 self.sent += 1
 
     def _next_message(self) -> _Message | None:

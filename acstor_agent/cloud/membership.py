@@ -84,12 +84,14 @@ class Membership:
 
         token = trio.lowlevel.current_trio_token()
 
-        def tell(why: str) -> None:
+        def report_fault(why: str) -> None:
             with contextlib.suppress(trio.RunFinishedError):
                 token.run_sync_soon(supervised.set_logged_state, _BUS, why)
 
         try:
-            return bus.open_bus(self.host, conf.config_file or [], conf.config_dir or [], tell)
+            return bus.open_bus(
+                self.host, conf.config_file or [], conf.config_dir or [], report_fault
+            )
         except errors.Unusable as e:
             supervised.note_failure(_BUS, f"{e}; it is not looked at before a restart")
             return None

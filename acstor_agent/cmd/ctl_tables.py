@@ -47,14 +47,14 @@ def format_timelines(boots: list[dict[str, Any]]) -> str:
         return "no boot since the start of the agent"
     rows = [
         [
-            _time(one.began_at_s),
-            one.instance_id or "-",
-            one.image_id,
-            f"{one.last_s:.1f}",
-            f"{sum(one.waited_s.values()):.1f}",
-            _share(boot_timeline.boot_image_share(one.bytes)),
+            _time(timeline.began_at_s),
+            timeline.instance_id or "-",
+            timeline.image_id,
+            f"{timeline.last_s:.1f}",
+            f"{sum(timeline.waited_s.values()):.1f}",
+            _share(boot_timeline.boot_image_share(timeline.bytes)),
         ]
-        for one in timelines
+        for timeline in timelines
     ]
     names = ["Began", "Server", "Image", "Last read, s", "Waited, s", "Boot image"]
     return format_table(names, rows) + "\n\n" + boot_chart.draw(timelines[-1])

@@ -53,10 +53,10 @@ class DiskRequests:
         """Make a disk of a checkpoint; its chunks come when they are read."""
         what = f"checkpoint {request.checkpoint_id}"
         with trio.move_on_after(self._patience_s):
-            told = msgspec.structs.asdict(request)
-            backing, max_bytes = told.pop("backing_file"), told.pop("max_bytes")
+            fields = msgspec.structs.asdict(request)
+            backing, max_bytes = fields.pop("backing_file"), fields.pop("max_bytes")
             made = await self._restore.make_disk(
-                restore_record.restore_record_of(**told),
+                restore_record.restore_record_of(**fields),
                 backing,
                 max_bytes or image_record.SERVED_VIRTUAL_BYTES,
             )

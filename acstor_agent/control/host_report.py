@@ -42,7 +42,9 @@ class HealthSummary:
 
     def current_health(self) -> decision_messages.HostHealth:
         """Return the current health."""
-        late = sorted(self._stuck.list_late_requests().values(), key=lambda one: -one.longest_s)
+        late = sorted(
+            self._stuck.list_late_requests().values(), key=lambda requests: -requests.longest_s
+        )
         totals = {**self._fallbacks, FAILED: self._images.failed_reads()}
         grown = self._window.grown_counters(time.monotonic(), totals)
         failed = grown.pop(FAILED, 0)
@@ -50,16 +52,18 @@ class HealthSummary:
         faults = status.of_faults(self._tasks.issues, self._source.list_statuses())
         return decision_messages.HostHealth(
             version=self._version,
-            waiting=sum(one.count for one in late),
+            waiting=sum(requests.count for requests in late),
             longest_wait_s=late[0].longest_s if late else 0.0,
-            waits_for=next((one.why for one in late if one.why), "")[: decision_messages.MAX_WHY],
+            waits_for=next((requests.why for requests in late if requests.why), "")[
+                : decision_messages.MAX_WHY
+            ],
             failed_reads=failed,
             fallbacks=dict(sorted(grown.items())[: decision_messages.MAX_REASONS]),
             faults={
                 what[: decision_messages.MAX_WHY]: decision_messages.HostFault(
-                    one["why"][: decision_messages.MAX_WHY], max(0.0, one["since_s"])
+                    fault["why"][: decision_messages.MAX_WHY], max(0.0, fault["since_s"])
                 )
-                for what, one in sorted(faults.items())[: decision_messages.MAX_FAULTS]
+                for what, fault in sorted(faults.items())[: decision_messages.MAX_FAULTS]
             },
             on_dead_mounts=tuple(guest[: decision_messages.MAX_WHY] for guest in lost),
         )

@@ -147,7 +147,7 @@ class ImageRequests:
         """Return the images attached here, or with disks here based on them."""
         return {*self.mirrors.list_attached(), *self._uses.base_images()}
 
-    def fetched(self, image_id: ids.ImageId) -> counters.Tally | None:
+    def fetch_tally(self, image_id: ids.ImageId) -> counters.Tally | None:
         """Return what this host fetched of an image."""
         return self._chunks.counters.fetched.get(image_id)
 

@@ -64,8 +64,8 @@ class ImageReport(NamedTuple):
             "fill": of_fill_totals(filling.values()),
             "late": {
                 None: {
-                    "requests": sum(one.count for one in late),
-                    "longest_s": max((one.longest_s for one in late), default=0.0),
+                    "requests": sum(requests.count for requests in late),
+                    "longest_s": max((requests.longest_s for requests in late), default=0.0),
                 }
             },
         }
@@ -84,8 +84,8 @@ class ImageReport(NamedTuple):
                 for image_id, shown in self._list_fill().items()
             },
             "late": {
-                file_id: {"requests": one.count, "longest_s": one.longest_s}
-                for file_id, one in self.late.items()
+                file_id: {"requests": requests.count, "longest_s": requests.longest_s}
+                for file_id, requests in self.late.items()
             },
         }
 
@@ -98,13 +98,13 @@ def of_fill_totals(shown: Collection[Mapping[str, Any]]) -> dict[None, dict[str,
     if not shown:
         return {}
     numbers = ("total_bytes", "remaining_bytes", "shortfall_bytes", "rate_bytes_s")
-    due_s = [one["due_in_s"] for one in shown if one["due_in_s"] is not None]
+    due_s = [fill["due_in_s"] for fill in shown if fill["due_in_s"] is not None]
     return {
         None: {
-            **{name: sum(one[name] or 0 for one in shown) for name in numbers},
+            **{name: sum(fill[name] or 0 for fill in shown) for name in numbers},
             "due_in_s": min(due_s, default=None),
-            "is_late": sum(bool(one["is_late"]) for one in shown) if due_s else None,
-            "states": collections.Counter(one["state"] for one in shown),
+            "is_late": sum(bool(fill["is_late"]) for fill in shown) if due_s else None,
+            "states": collections.Counter(fill["state"] for fill in shown),
         }
     }
 

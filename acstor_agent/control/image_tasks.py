@@ -83,15 +83,15 @@ class ImageTasks:
         A repeated task is only reported again. Boot images are announced to all hosts: a host that
         does not want one reports nothing, and an operator's task keeps its place in the report.
         """
-        told = self._progress.get(task.image_id)
-        if told is not None and told.request == task.request:
+        progress = self._progress.get(task.image_id)
+        if progress is not None and progress.request == task.request:
             self._changed.add(task.image_id)
             return
         is_ahead = task.kind is decision_messages.TaskKind.PREFETCH_BOOT_IMAGE
         if is_ahead and not self._boot_prefetch.is_for(task):
             return
         LOG.info("image %s: asked to %s", task.image_id, task.kind)
-        if not is_ahead or told is None or told.kind is task.kind:
+        if not is_ahead or progress is None or progress.kind is task.kind:
             self._report(task, decision_messages.TaskState.WAITING, is_new=True)
         if task.kind is decision_messages.TaskKind.RECORD_BOOTS:
             self._record(task)
@@ -133,8 +133,8 @@ class ImageTasks:
     async def changed_images(self) -> dict[str, decision_messages.HeldImage] | None:
         """Return the images to report; None if nothing changed."""
         now_s = self._clock()
-        for image_id, told in list(self._progress.items()):
-            self._update_recording(image_id, told)
+        for image_id, progress in list(self._progress.items()):
+            self._update_recording(image_id, progress)
         changed, self._changed = self._changed, set()
         if now_s - self._described_s >= DESCRIBE_INTERVAL_S:
             self._described_s = now_s
@@ -171,17 +171,17 @@ class ImageTasks:
         else:
             self._report(task, decision_messages.TaskState.RUNNING, 0, task.boots)
 
-    def _update_recording(self, image_id: str, told: decision_messages.TaskProgress) -> None:
-        is_open = told.state is decision_messages.TaskState.RUNNING
-        if told.kind is not decision_messages.TaskKind.RECORD_BOOTS or not is_open:
+    def _update_recording(self, image_id: str, progress: decision_messages.TaskProgress) -> None:
+        is_open = progress.state is decision_messages.TaskState.RUNNING
+        if progress.kind is not decision_messages.TaskKind.RECORD_BOOTS or not is_open:
             return
         left = self._recording.remaining_boots(ids.parse_image_id(image_id))
-        done = max(0, told.total - left)
-        if done != told.done:
+        done = max(0, progress.total - left)
+        if done != progress.done:
             state = (
                 decision_messages.TaskState.RUNNING if left else decision_messages.TaskState.DONE
             )
-            self._progress[image_id] = msgspec.structs.replace(told, state=state, done=done)
+            self._progress[image_id] = msgspec.structs.replace(progress, state=state, done=done)
             self._changed.add(image_id)
 
     def _fail(self, task: decision_messages.ImageTask, why: str) -> None:
@@ -197,8 +197,8 @@ class ImageTasks:
         why: str = "",
         is_new: bool = False,
     ) -> None:
-        told = self._progress.get(task.image_id)
-        if is_new or told is None or told.request == task.request:
+        progress = self._progress.get(task.image_id)
+        if is_new or progress is None or progress.request == task.request:
             self._progress[task.image_id] = decision_messages.TaskProgress(
                 request=task.request, kind=task.kind, state=state, done=done, total=total, why=why
             )
@@ -208,10 +208,10 @@ class ImageTasks:
 
     def _reported(self) -> set[str]:
         """Return the images to report: ``max_images`` here, and those with tasks."""
-        here = self._images.list_local()
-        if len(here) > self._max_images:
-            here = set(sorted(here, key=self._rank_of, reverse=True)[: self._max_images])
-        return {*here, *list(self._progress)}
+        local = self._images.list_local()
+        if len(local) > self._max_images:
+            local = set(sorted(local, key=self._rank_of, reverse=True)[: self._max_images])
+        return {*local, *list(self._progress)}
 
     def _rank_of(self, image_id: ids.ImageId) -> tuple[bool, bool, int, str]:
         whole = self._images.fill_report(image_id)
@@ -220,16 +220,24 @@ class ImageTasks:
 
     def _describe_changed(self, changed: set[str]) -> dict[str, decision_messages.HeldImage] | None:
         present, held = self._reported(), self._held
-        whole_of = {one: self._images.fill_report(ids.parse_image_id(one)) for one in present}
-        turned = {one for one, whole in whole_of.items() if self._differs(held.get(one), whole)}
+        whole_of = {
+            image_id: self._images.fill_report(ids.parse_image_id(image_id)) for image_id in present
+        }
+        turned = {
+            image_id
+            for image_id, whole in whole_of.items()
+            if self._differs(held.get(image_id), whole)
+        }
         if not changed and not turned:
             return None
-        kept = {one: told for one, told in held.items() if one in present}
+        kept = {image_id: progress for image_id, progress in held.items() if image_id in present}
         return kept | self._describe(present & (changed | turned))
 
     @staticmethod
-    def _differs(told: decision_messages.HeldImage | None, now: fill_progress.FillStatus) -> bool:
-        before = told.fill if told is not None else None
+    def _differs(
+        progress: decision_messages.HeldImage | None, now: fill_progress.FillStatus
+    ) -> bool:
+        before = progress.fill if progress is not None else None
         if before is None:
             return now.is_used
         return (before.is_used, before.is_fully_cached) != (now.is_used, now.is_fully_cached)
@@ -237,9 +245,12 @@ class ImageTasks:
     def _describe(self, wanted: Iterable[str]) -> dict[str, decision_messages.HeldImage]:
         found = {}
         for image_id in map(ids.parse_image_id, wanted):
-            image, told = self._images.mirrors.get_nowait(image_id), self._progress.get(image_id)
+            image, progress = (
+                self._images.mirrors.get_nowait(image_id),
+                self._progress.get(image_id),
+            )
             whole = self._images.fill_report(image_id)
-            held = held_image(image, self._images.fetched(image_id), whole, told)
+            held = held_image(image, self._images.fetch_tally(image_id), whole, progress)
             if image is None and (ahead := self._boot_prefetch.boot_set_of(image_id)) is not None:
                 held = _with_boot_set(held, ahead)
             found[str(image_id)] = held

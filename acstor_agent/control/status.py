@@ -128,10 +128,10 @@ def of_cache(cache: cache_files.CacheFiles) -> dict[str, Any]:
 
 def of_disk_io(io: disk_io.DiskIo) -> dict[str, Any]:
     """Return the disk scheduler's counters, by stream."""
-    account = io.account
+    account = io.counters
     return {
         "policy": io.policy,
-        "waiting": io.waiting,
+        "waiting": io.waiting_count,
         "stalls": io.stalls,
         "seeks": dict(account.seeks),
         "waits": account.waits,
@@ -156,7 +156,7 @@ def of_faults(
     found = {what: issue._asdict() for what, issue in health.now.copy().items()}
     for source in sources:
         if (issue := source.issue or _of_hanging(source.health)) is not None:
-            found[f"source {source.where}"] = issue._asdict()
+            found[f"source {source.location}"] = issue._asdict()
     return found
 
 
@@ -169,7 +169,7 @@ def _of_hanging(health: base.Health) -> health_issues.HealthIssue | None:
 
 def of_sources(sources: Iterable[source_client.SourceStatus]) -> dict[str, Any]:
     """Return the health of each source, by its location."""
-    return {source.where: source.health._asdict() for source in sources}
+    return {source.location: source.health._asdict() for source in sources}
 
 
 def of_guests(

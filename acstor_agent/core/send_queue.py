@@ -32,7 +32,7 @@ class SendQueue:
     """Entries that were not sent yet.
 
     >>> queue = SendQueue()
-    >>> queue.queue_announcements(peer_wire.Advertise(((1, 1),)))
+    >>> queue.queue_announcement(peer_wire.Advertise(((1, 1),)))
     >>> queue.pop_next().chunks
     ((1, 1),)
     >>> queue.pop_next() is None
@@ -74,7 +74,7 @@ class SendQueue:
             (self._background if is_background else self._urgent)[request.request_id] = request
             self._left.update(dict.fromkeys(request.numbers, request))
 
-    def queue_announcements(self, notification: peer_wire.Notification) -> None:
+    def queue_announcement(self, notification: peer_wire.Notification) -> None:
         """Queue an announcement."""
         self._announcements.append(notification)
 
@@ -84,7 +84,7 @@ class SendQueue:
         if request is not None and self._background.pop(request.request_id, None) is not None:
             self._urgent[request.request_id] = request
 
-    def drop_request(self, request_id: int) -> bool:
+    def drop_chunk(self, request_id: int) -> bool:
         """Drop a chunk; return whether its whole request is dropped.
 
         The request stays while other chunks of it are wanted: its proof covers them all.
@@ -92,8 +92,8 @@ class SendQueue:
         request = self._left.pop(request_id, None)
         if request is None or any([number in self._left for number in request.numbers]):
             return False
-        some = self._background if request.request_id in self._background else self._urgent
-        return some.pop(request.request_id, None) is not None
+        requests = self._background if request.request_id in self._background else self._urgent
+        return requests.pop(request.request_id, None) is not None
 
     def clear(self) -> None:
         """Drop all entries."""
@@ -113,28 +113,28 @@ class SendQueue:
             self._first_in_a_row = 0
         elif self._first_in_a_row >= LOWER_EVERY - 1:
             kind = self._last_lower = next(
-                (one for one in kinds[1:] if one != self._last_lower), kinds[-1]
+                (lower for lower in kinds[1:] if lower != self._last_lower), kinds[-1]
             )
             self._first_in_a_row = 0
         else:
             self._first_in_a_row += 1
         if kind is EntryKind.ANNOUNCEMENT:
             return self._announcements.popleft()
-        some = self._urgent if kind is EntryKind.URGENT else self._background
-        return self._take_requests(some)
+        requests = self._urgent if kind is EntryKind.URGENT else self._background
+        return self._take_requests(requests)
 
     def _take_requests(
-        self, some: dict[int, peer_wire.ChunkRequest]
+        self, requests: dict[int, peer_wire.ChunkRequest]
     ) -> list[peer_wire.ChunkRequest]:
         turn: list[peer_wire.ChunkRequest] = []
         chunks = 0
-        for request in some.values():
-            chunks += request.chunks
+        for request in requests.values():
+            chunks += request.chunk_count
             if turn and chunks > peer_wire.MAX_BATCH:
                 break
             turn.append(request)
         for request in turn:
-            del some[request.request_id]
+            del requests[request.request_id]
             for number in request.numbers:
                 self._left.pop(number, None)
         return turn

@@ -52,7 +52,7 @@ class BootService:
     def _send_trace(self, trace: trace_message.BootTrace) -> None:
         self.sessions.counters.recorded += 1
         if not self._cloud.cast_trace(trace):
-            self.trace_spool.put(trace)
+            self.trace_spool.queue_trace(trace)
 
     def status(self) -> dict[str, Any]:
         """Return the numbers of boot images; thread-safe."""

@@ -83,7 +83,7 @@ class ImageService:
         fanout = event_fanout.EventFanout(
             chunks.exchange, chunks.mirrors, cache, self.usage, self.replication
         )
-        chunks.peers.subscribe(
+        chunks.peers.set_callbacks(
             on_notification=fanout.announcement_received,
             protocol_violated=chunks.exchange.protocol_violated,
             on_notification_lost=chunks.exchange.announcement_lost,

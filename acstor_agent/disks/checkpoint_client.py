@@ -87,7 +87,7 @@ class HolderConnections:
         self.deadline_s = deadline_s
         self.times = ResponseTimes()
 
-    def check(self) -> None:
+    def check_credentials(self) -> None:
         """Check that this host can authenticate to holders.
 
         :raises errors.Unusable: it cannot
@@ -110,7 +110,7 @@ class HolderConnections:
             return await answer.read_body(limit_bytes)
 
     async def _pool_of(self, address: str) -> http_pool.HttpPool:
-        if (found := self._pools.use(address)) is None:
+        if (found := self._pools.get_as_used(address)) is None:
             limits = http_pool.HttpLimits(CONNECTIONS, self._timeout_s)
             found = http_pool.HttpPool("checkpoints", limits, own=self._credentials)
             if evicted := self._pools.put(address, found):
@@ -201,7 +201,7 @@ class CheckpointClient:
                     return race.won[1]
                 for failure in race.failures.values():
                     why = str(failure)
-                if not any(isinstance(one, _MAY_PASS) for one in race.failures.values()):
+                if not any(isinstance(error, _MAY_PASS) for error in race.failures.values()):
                     raise errors.ChunkLost(path, "any holder of its checkpoint", why)
                 read_admission.note_wait(why)
                 await trio.sleep(backoff.pause_s(tries, RETRY_FIRST_S, RETRY_LONGEST_S))

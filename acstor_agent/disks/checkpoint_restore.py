@@ -83,7 +83,7 @@ class CheckpointRestore:
         if self._disks.holder_connections is None:
             what = f"checkpoint {record.checkpoint_id}"
             raise errors.Unusable(what, "this host cannot reach the holders")
-        self._disks.holder_connections.check()
+        self._disks.holder_connections.check_credentials()
         of = checkpoint_client.CheckpointClient(self._disks.holder_connections, record)
         sealed = await of.fetch_manifest()
         manifest = await trio.to_thread.run_sync(of.open_manifest, sealed)
@@ -106,9 +106,9 @@ class CheckpointRestore:
 
     def list_restored(self) -> list[dict[str, Any]]:
         """Return the status of each restored disk; blocks; any thread may call it."""
-        return [self._told(record) for record in self._records()]
+        return [self._report_of(record) for record in self._records()]
 
-    def _told(self, record: restore_record.RestoreRecord) -> dict[str, Any]:
+    def _report_of(self, record: restore_record.RestoreRecord) -> dict[str, Any]:
         opened = self._disks.get_nowait(record.checkpoint_id)
         lacking = opened.lacking_chunks if opened else None
         return {
@@ -161,8 +161,8 @@ class CheckpointRestore:
         finally:
             self._under_way.discard(disk_id)
 
-    async def _bring_all(self, one: disk.Disk) -> None:
-        former = one.checkpoint
+    async def _bring_all(self, restored: disk.Disk) -> None:
+        former = restored.checkpoint
         if former is None:
             return
         failures: list[errors.AcstorError | OSError] = []
@@ -172,13 +172,13 @@ class CheckpointRestore:
             for looked, chunk_no in enumerate(lacking, 1):
                 if looked % TURNS == 0:
                     await trio.lowlevel.checkpoint()
-                if one.is_missing(chunk_no):
+                if restored.is_missing(chunk_no):
                     try:
-                        await one.store_restored([chunk_no])
+                        await restored.store_restored([chunk_no])
                     except (errors.AcstorError, OSError) as e:  # others may come
                         failures.append(e)
 
-        stream = requests.Stream(requests.Klass.FILL, f"recover {one.header.disk_id}")
+        stream = requests.Stream(requests.Klass.FILL, f"recover {restored.header.disk_id}")
         with disk_io.use_stream(stream):
             async with trio.open_nursery() as nursery:
                 for _ in range(AT_ONCE):
@@ -188,10 +188,10 @@ class CheckpointRestore:
 
     async def _forget_key(self, record: restore_record.RestoreRecord) -> None:
         async with self._changing.hold(record.checkpoint_id):
-            one = await self._disks.open(record.checkpoint_id)
-            await one.sync()
+            restored = await self._disks.open(record.checkpoint_id)
+            await restored.sync()
             await trio.to_thread.run_sync(restore_files.forget_key, self._disks.folder, record)
-            one.checkpoint = None
+            restored.checkpoint = None
         LOG.info("disk %s: all of its checkpoint is here", record.checkpoint_id)
 
 
@@ -222,13 +222,13 @@ def _check(
     record: restore_record.RestoreRecord, subject: checkpoint_manifest.Subject, image: mirror.Mirror
 ) -> None:
     what = f"checkpoint {record.checkpoint_id}"
-    told = (record.vault_disk, record.instance_id, record.image_id)
-    if (subject.disk, subject.instance, subject.base) != told:
+    expected = (record.vault_disk, record.instance_id, record.image_id)
+    if (subject.disk, subject.instance, subject.base) != expected:
         raise errors.Unusable(what, "its manifest is of another disk, instance or image")
-    here = image.map
-    if subject.cut.chunk_bytes != here.geometry.chunk_bytes:
+    image_map = image.map
+    if subject.cut.chunk_bytes != image_map.geometry.chunk_bytes:
         why = f"it has chunks of {subject.cut.chunk_bytes} bytes, its image has others"
         raise errors.Unusable(what, why)
-    known = subject.os_hash, (here.os_hash_algo, here.os_hash_value)
+    known = subject.os_hash, (image_map.os_hash_algo, image_map.os_hash_value)
     if all(algo for algo, _ in known) and known[0] != known[1]:
         raise errors.Unusable(what, f"image {record.image_id} is not what it was then")

@@ -113,7 +113,7 @@ class Disk:
             return await (await self._attach(self.header)).read(offset, length, self._guest)
         if len(stretches) == 1 and (kept := self._read_nowait(stretches[0])) is not None:
             return kept
-        is_local = all(one.origin is disk_plan.StretchOrigin.DISK for one in stretches)
+        is_local = all(stretch.origin is disk_plan.StretchOrigin.DISK for stretch in stretches)
         return await self._reads.run_admitted(
             self._guest, self._read, stretches, length, is_local=is_local
         )

@@ -30,19 +30,19 @@ async def flatten(
     :raises errors.Unusable: some chunks could not be fetched or stored; the others are kept
     """
     needed = [
-        (one, chunk_no)
-        for one in disks
-        for chunk_no in one.chunks_of_image()
+        (flattened, chunk_no)
+        for flattened in disks
+        for chunk_no in flattened.chunks_of_image()
         if image.map.cid_of(chunk_no) != ids.ZERO_CID
     ]
 
     async def keep(place: _Place, came: exchange.FetchedChunk | None) -> None:
-        one, chunk_no = place
+        flattened, chunk_no = place
         if came is None:  # it was local a moment ago
             came = await chunks.fetch_chunk(image.chunk_ref_of(chunk_no), exchange.Priority.FLATTEN)
-        stream = requests.Stream(requests.Klass.FILL, f"flatten {one.header.disk_id}")
+        stream = requests.Stream(requests.Klass.FILL, f"flatten {flattened.header.disk_id}")
         with disk_io.use_stream(stream):
-            await one.keep_base_chunk(chunk_no, came.data)
+            await flattened.keep_base_chunk(chunk_no, came.data)
 
     came = await bulk_fetch.fetch_all(
         ((place, image.chunk_ref_of(place[1])) for place in needed),
@@ -52,20 +52,22 @@ async def flatten(
         total_bytes=sum(image.map.geometry.chunk_length(chunk_no) for _, chunk_no in needed),
         keep=keep,
     )
-    for one in disks:
-        await one.sync()
+    for flattened in disks:
+        await flattened.sync()
     if came.failures:
-        raise _unfinished(disks, [(one, e) for (one, _), e in came.failures])
+        raise _unfinished(disks, [(flattened, e) for (flattened, _), e in came.failures])
     return came.byte_totals()
 
 
 def _unfinished(
     disks: Sequence[disk.Disk], failures: Sequence[tuple[disk.Disk, Exception]]
 ) -> errors.Unusable:
-    told = []
-    for one in disks:
-        whys = [str(e) for failed, e in failures if failed is one]
+    reasons = []
+    for candidate in disks:
+        whys = [str(e) for failed, e in failures if failed is candidate]
         if whys:
             count = f"{len(whys)} chunk{'s' if len(whys) > 1 else ''}"
-            told.append(f"disk {one.header.disk_id}: {count} cannot be had ({whys[0]})")
-    return errors.Unusable("flatten", "; ".join(told), "Fetched data is kept; repeat the command")
+            reasons.append(f"disk {candidate.header.disk_id}: {count} cannot be had ({whys[0]})")
+    return errors.Unusable(
+        "flatten", "; ".join(reasons), "Fetched data is kept; repeat the command"
+    )

@@ -89,4 +89,6 @@ def leftover_disk_ids(folder: pathlib.Path, state_ending: str) -> list[disk_head
         for path in folder.glob(f"*{ending}"):
             with contextlib.suppress(ValueError):
                 found.add(disk_header.parse_disk_id(path.stem))
-    return [one for one in sorted(found) if not (folder / f"{one}{state_ending}").exists()]
+    return [
+        disk_id for disk_id in sorted(found) if not (folder / f"{disk_id}{state_ending}").exists()
+    ]

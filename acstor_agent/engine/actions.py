@@ -260,7 +260,7 @@ class ActionQueue:
         self._watch: list[Hashable] = []
         self.others: list[Action] = []
 
-    def store(self, arrived: ArrivedRun) -> None:
+    def add_store(self, arrived: ArrivedRun) -> None:
         """Add chunks to be stored."""
         self._stores.append(arrived)
 

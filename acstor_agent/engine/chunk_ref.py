@@ -32,7 +32,7 @@ class ChunkRef(NamedTuple):
     bit: int = 1  # in bitmaps of the segment
 
     @property
-    def place(self) -> ids.Oid:
+    def ring_position(self) -> ids.Oid:
         """Position on the ring: the segment's name, else the OID."""
         return self[1] if self[6] is None else self[6]
 
@@ -123,14 +123,14 @@ class Request(NamedTuple):
     chunk_bytes: int = 0  # of each chunk but the last; 0: a single chunk
 
     @property
-    def chunks(self) -> int:
+    def chunk_count(self) -> int:
         """Number of chunks."""
-        return peer_request.chunks_in(self.length, self.chunk_bytes)
+        return peer_request.count_chunks(self.length, self.chunk_bytes)
 
     @property
     def numbers(self) -> range:
         """The numbers of the chunks."""
-        return range(self.number, self.number + self.chunks)
+        return range(self.number, self.number + self.chunk_count)
 
     def iter_ranges(self) -> Iterator[tuple[int, int]]:
         """Yield offset and length of each chunk."""

@@ -21,7 +21,7 @@ class Index(abc.ABC):
     """Finds the chunks of one image by the names that hosts exchange."""
 
     @abc.abstractmethod
-    def find(self, oid: ids.Oid) -> int | None:
+    def find_parent(self, oid: ids.Oid) -> int | None:
         """Return the parent with an announced OID; None if the image has none."""
 
     @abc.abstractmethod
@@ -38,7 +38,7 @@ class ContentIndex(Index):
     def __init__(self, image_map: chunk_map.ChunkMap) -> None:
         self._map, self._heads = image_map, image_map.sorted_heads()
 
-    def find(self, oid: ids.Oid) -> int | None:
+    def find_parent(self, oid: ids.Oid) -> int | None:
         """Return the parent with a CID prefix; None if the image has none."""
         head = chunk_map.head_of(oid)
         at = bisect.bisect_left(self._heads, head)

@@ -112,7 +112,7 @@ class Engine:
         }
         self.context.announcements.follow_table(0.0)
         if settings.copies_limit:
-            self.context.timers.put(announcements.HINT_EVERY_S, Due.HINTS, None)
+            self.context.timers.set_timer(announcements.HINT_EVERY_S, Due.HINTS, None)
 
     def __len__(self) -> int:
         return len(self.context.transfers)

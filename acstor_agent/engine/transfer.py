@@ -201,7 +201,7 @@ class Transfer:
         return self.keys[0]
 
     @property
-    def count(self) -> int:
+    def chunk_count(self) -> int:
         """Number of chunks."""
         return len(self.keys)
 
@@ -211,7 +211,7 @@ class Transfer:
         Both select providers anew. The caller divides the read of the source.
         """
         taken = set(some)
-        rest = [index for index in range(self.count) if index not in taken]
+        rest = [index for index in range(self.chunk_count) if index not in taken]
         part = Transfer(pick(self.refs, some), pick(self.keys, some), self.priority)
         part.names = tuple([pick(name, some) for name in self.names])
         part.guest, part.done_entries = self.guest, self.done_entries

@@ -73,7 +73,7 @@ class UploadScheduler:
     def _is_full(self, receiver: Requester) -> bool:
         return receiver.slots >= max(1, self.slots.count - self._for_others)
 
-    def put(self, pending: PendingRequest, now: float) -> None:
+    def queue_answer(self, pending: PendingRequest, now: float) -> None:
         """Queue an answer."""
         self._put(pending)
         while self._unwatched:  # a slot may be free already
@@ -218,7 +218,7 @@ class UploadScheduler:
         self._watched += 1
 
     def _schedule_reclaim(self, link: RequesterLink, since_s: float) -> None:
-        self._deadlines.put(since_s + PATIENCE_S, timers.Due.SLOT_TIMEOUT, link)
+        self._deadlines.set_timer(since_s + PATIENCE_S, timers.Due.SLOT_TIMEOUT, link)
         link.is_due = True
 
 

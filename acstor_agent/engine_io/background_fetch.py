@@ -108,7 +108,7 @@ class BackgroundFetch(Generic[T]):
         if answer.failure is None:
             self._arrived += zip(run.items, answer.chunks, strict=True)
         else:
-            failure = read_request.error_of(answer, run.what)
+            failure = read_request.error_of(answer, run.description)
             self._arrived += [(item, failure) for item in run.items]
         self._arrivals.set()
 
@@ -128,11 +128,11 @@ def _runs(
             and last.image_id == ref.image_id
             and last.offset + last.length == ref.offset
         ):
-            yield tuple([one for one, _ in run]), tuple([one for _, one in run])
+            yield tuple([entry for entry, _ in run]), tuple([entry for _, entry in run])
             run = []
         run.append((item, ref))
     if run:
-        yield tuple([one for one, _ in run]), tuple([one for _, one in run])
+        yield tuple([entry for entry, _ in run]), tuple([entry for _, entry in run])
 
 
 class _FetchRun(Generic[T]):
@@ -152,5 +152,5 @@ class _FetchRun(Generic[T]):
         self._fetch.chunks_completed(self, answer)
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         return read_request.in_words(self.refs[0])

@@ -120,7 +120,7 @@ class Exchange(engine_driver.EngineDriver):
 
     def _segment(self, image_map: chunk_map.ChunkMap, number: int) -> list[chunk_ref.ChunkRef]:
         key, length = (image_map.image_id, number), self._segment_chunks
-        known = self._segments.use(key)
+        known = self._segments.get_as_used(key)
         if known is None or known[0] is not image_map or known[1] != length:
             stop = min((number + 1) * length, len(image_map))
             known = image_map, length, self._refs(image_map, number * length, stop)
@@ -165,11 +165,11 @@ class Exchange(engine_driver.EngineDriver):
 
     def is_home_of(self, ref: chunk_ref.ChunkRef) -> bool:
         """Return whether this host is the home of a chunk."""
-        return self.core.context.ring.is_home(ref.place)
+        return self.core.context.ring.is_home(ref.ring_position)
 
     def home_of(self, ref: chunk_ref.ChunkRef) -> ids.HostId | None:
         """Return the home of a chunk."""
-        return self.core.context.ring.home(ref.place)
+        return self.core.context.ring.home(ref.ring_position)
 
     def holders_bitmap(self, ref: chunk_ref.ChunkRef) -> int:
         """Return the bitmap of the segment's chunks that holders other than the home have."""
@@ -271,7 +271,7 @@ class Exchange(engine_driver.EngineDriver):
                 LOG.error(
                     "image %s: data is lost, reads of it fail with I/O errors: "
                     "%s: %s (and %d like it)",
-                    *(image_id, request.what, complete.why, suppressed),
+                    *(image_id, request.description, complete.why, suppressed),
                 )
         request.complete(complete)
 

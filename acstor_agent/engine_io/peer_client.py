@@ -209,8 +209,8 @@ class PeerClient:
         messages += [peer_wire.Advertise(message.held, length)] if message.held else []
         messages += [peer_wire.Gone(message.evicted, length)] if message.evicted else []
         messages += [peer_wire.EvictionHint(message.evictable, length)] if message.evictable else []
-        for one in messages:
-            self._net.send_announcement(message.host, address, one)
+        for notification in messages:
+            self._net.send_announcement(message.host, address, notification)
         self._driver.counters.advertised += segments.count(message.held)
         self._driver.counters.withdrawn += segments.count(message.evicted)
         self._driver.counters.copy_hints_sent += segments.count(message.evictable)

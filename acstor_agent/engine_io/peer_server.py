@@ -86,14 +86,14 @@ class PeerServer:
             self._core.peer_requested, connection, connection.host, requests
         ):
             return
-        numbers = [number for one in requests for number in one.numbers]
+        numbers = [number for request in requests for number in request.numbers]
         self._driver.handle_event(self._core.peer_cancelled, connection, numbers)
         if len(requests) == 1:
             code = peer_wire.RefuseCode.UNREACHABLE
             self._send(connection, [peer_wire.Refuse(number, code) for number in numbers])
             return
-        for one in requests:  # answered ones are not answered again
-            self._feed_requests(connection, [one])
+        for request in requests:  # answered ones are not answered again
+            self._feed_requests(connection, [request])
 
     def requests_cancelled(
         self, connection: server_connection.ServerConnection, request_ids: Sequence[int]
@@ -172,7 +172,7 @@ class PeerServer:
                 return peer_wire.Refuse(number, code)
 
     def _read_nowait(self, given: list[actions.SendChunk]) -> Sequence[read_request.Bytes | None]:
-        return self._cache.read_chunks_nowait([one.ref.cid for one in given]) if given else ()
+        return self._cache.read_chunks_nowait([answer.ref.cid for answer in given]) if given else ()
 
     def _read_run_nowait(self, given: actions.SendRun) -> peer_wire.Chunk | None:
         """Return a run as a message; None if that would wait, or its length is wrong."""
@@ -214,10 +214,10 @@ class PeerServer:
         connection: server_connection.ServerConnection,
         answers: list[server_connection.Answer],
     ) -> None:
-        given = [one for one in answers if isinstance(one, peer_wire.Chunk)]
+        given = [answer for answer in answers if isinstance(answer, peer_wire.Chunk)]
         if given:
-            total = sum([len(one.data) for one in given])
-            self._driver.counters.served_chunks += sum([one.chunks for one in given])
+            total = sum([len(answer.data) for answer in given])
+            self._driver.counters.served_chunks += sum([answer.chunk_count for answer in given])
             self._driver.counters.served_bytes += total
             if self._meter is not None:
                 self._meter.count_sent(connection.host, total)

@@ -77,11 +77,11 @@ class ReadRequest:
         if self._answer.failure is None:
             return self._answer.chunks
         if self._answer.failure is Failure.LATE:
-            raise errors.DeadlineExceeded(self.what, self._deadline_s, self._answer.why)
-        raise error_of(self._answer, self.what)
+            raise errors.DeadlineExceeded(self.description, self._deadline_s, self._answer.why)
+        raise error_of(self._answer, self.description)
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         """The chunks, in words."""
         first, count = self.refs[0], len(self.refs)
         more = f" and {count - 1} more" if count > 1 else ""

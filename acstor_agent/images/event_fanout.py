@@ -28,7 +28,7 @@ class EventFanout:
         self._uses, self._replicas = uses, replicas
         self._chunks, self._images, self._cache = chunks, images, cache
         chunks.on_action(actions.ForwardAnnouncement, self.announcements_accepted)
-        cache.on_evicted(self.chunk_evicted)
+        cache.set_evicted_callback(self.chunk_evicted)
 
     def announcement_received(self, host: ids.HostId, notification: peer_wire.Notification) -> None:
         """Process an unsolicited message of a peer."""

@@ -63,14 +63,14 @@ _FOLDERS = {_IMAGES: b"images", _DISKS: b"disks"}
 _ENDING = base.BlobKind.IMAGE.value
 
 LOG_INTERVAL_S = 10.0
-_told = log_limit.LogLimit(LOG_INTERVAL_S)
+_log_limit = log_limit.LogLimit(LOG_INTERVAL_S)
 
 
-def _tell(what: str, args: tuple[object, ...], error: Exception) -> None:
+def _log_failure(what: str, args: tuple[object, ...], error: Exception) -> None:
     kind = what, args if what == "lookup" else args[:1], type(error)
-    untold = _told.take_line(kind, trio.current_time())
-    if untold is not None:
-        LOG.warning("%s %s: %s (and %d like it)", what, args, error, untold)
+    unlogged = _log_limit.take_line(kind, trio.current_time())
+    if unlogged is not None:
+        LOG.warning("%s %s: %s (and %d like it)", what, args, error, unlogged)
 
 
 def _answers_errors(
@@ -92,10 +92,10 @@ def _answers_errors(
         except (errors.ReaderKilled, errors.QueueFull) as e:
             raise pyfuse3.FUSEError(errno.EIO) from e
         except errors.AcstorError as e:
-            _tell(operation.__name__, args[1:3], e)
+            _log_failure(operation.__name__, args[1:3], e)
             raise pyfuse3.FUSEError(errno.EIO) from e
         except OSError as e:
-            _tell(operation.__name__, args[1:3], e)
+            _log_failure(operation.__name__, args[1:3], e)
             raise pyfuse3.FUSEError(e.errno or errno.EIO) from e
         except Exception as e:
             LOG.exception("%s %s", operation.__name__, args[1:3])
@@ -247,7 +247,7 @@ class MirrorOperations(pyfuse3.Operations):
         found = self._images.get_nowait(opening.image_id) if opening else None
         if opening is not None and found is not None:
             if found.recorder is not None:
-                found.recorder.read(opening.opener, off, size, time.monotonic())
+                found.recorder.record_read(opening.opener, off, size, time.monotonic())
             if found.timelines and (timing := found.timelines.get(opening.guest)):
                 return await timing.run_timed(found.read, off, size, opening.guest)
             return await found.read(off, size, opening.guest)

@@ -294,22 +294,22 @@ async def adopt(connection: MountConnection, operations: pyfuse3.Operations) -> 
             f"its open files have numbers of layout {record.mounted.numbers}, not {inodes.LAYOUT}",
             _GO_BACK,
         )
-    told = record.init_answer()
+    init_answer = record.init_answer()
     offer = record.mounted.init_request
     session_fd, reply = await _play_init(
-        fuse_init.offer_again(offer, told) if told else offer, operations
+        fuse_init.offer_again(offer, init_answer) if init_answer else offer, operations
     )
-    if told is None:
+    if init_answer is None:
         if fuse_init.parse(reply) is None:
             raise errors.Unusable("libfuse", "it refuses this kernel (FUSE_INIT)")
-        told = fuse_init.with_background(reply, MAX_BACKGROUND)
+        init_answer = fuse_init.with_background(reply, MAX_BACKGROUND)
         if stat.S_ISSOCK(os.fstat(fuse_fd).st_mode):
-            told = fuse_init.with_longest(told, RELAYED_BYTES)
-        record.record_init_answer(told)
-    elif found := fuse_init.differences(told, reply):
+            init_answer = fuse_init.with_longest(init_answer, RELAYED_BYTES)
+        record.record_init_answer(init_answer)
+    elif found := fuse_init.differences(init_answer, reply):
         why = f"this libfuse would answer FUSE_INIT otherwise: {', '.join(found)}"
         raise errors.Unusable(_OTHERS, why, _GO_BACK)
-    _answer_init(fuse_fd, told)
+    _answer_init(fuse_fd, init_answer)
     os.dup2(fuse_fd, session_fd, inheritable=False)
     _resend(fuse_fd)
 

@@ -75,7 +75,11 @@ class KilledGuests:
         :param processes: see :func:`processes_of`
         :raises errors.Unusable: there are too many
         """
-        known = {one: told for one, told in self._power_offs.items() if told.ends_s > now_s}
+        known = {
+            process: power_off
+            for process, power_off in self._power_offs.items()
+            if power_off.ends_s > now_s
+        }
         known.update(dict.fromkeys(processes, _PowerOff(instance_id, now_s + POWER_OFF_S)))
         if len(known) > POWER_OFF_LIMIT:
             raise errors.Unusable("this agent", f"{POWER_OFF_LIMIT} processes are being shut down")
@@ -85,7 +89,9 @@ class KilledGuests:
         """Treat the processes of an instance as alive again; return their number."""
         before = self._power_offs
         self._power_offs = {
-            one: told for one, told in before.items() if told.instance_id != instance_id
+            process: power_off
+            for process, power_off in before.items()
+            if power_off.instance_id != instance_id
         }
         return len(before) - len(self._power_offs)
 
@@ -124,8 +130,8 @@ class KilledGuests:
         if since_s >= RESCAN_S or any(waiter.guest not in self._pids for waiter in waiters):
             return True
         known = set().union(*(self._pids[waiter.guest] for waiter in waiters))
-        told = {pid for pid, _ in self._power_offs}
-        return bool(known & told) or any(_is_marked(pid) for pid in known)
+        power_off = {pid for pid, _ in self._power_offs}
+        return bool(known & power_off) or any(_is_marked(pid) for pid in known)
 
     def _holders(
         self, files: set[tuple[str, int]], now_s: float
@@ -157,8 +163,8 @@ class KilledGuests:
     ) -> process_state.FileHolder:
         tag = tag_of_opener(pid, self._tag)
         first = next(_threads_of(pid, [pid]), None)
-        told = first and self._power_offs.get((pid, first.started))
-        is_dying = told is not None and told.ends_s > now_s
+        power_off = first and self._power_offs.get((pid, first.started))
+        is_dying = power_off is not None and power_off.ends_s > now_s
         # Other threads, which may be many, are rarely needed.
         if not is_dying and _is_marked(pid):
             threads = proc_files.numbers(f"/proc/{pid}/task")
@@ -250,20 +256,20 @@ def _is_written(thread: int, fd: int) -> bool:
     return bool(flags & (os.O_WRONLY | os.O_RDWR))
 
 
-def _shares(one: process_state.FileHolder, other: process_state.FileHolder) -> bool:
+def _shares(holder: process_state.FileHolder, other: process_state.FileHolder) -> bool:
     """Return whether two processes share an open file description; True if unknown."""
-    if max(len(one.fds), len(other.fds)) > FDS_LIMIT:
+    if max(len(holder.fds), len(other.fds)) > FDS_LIMIT:
         return True
     return any(
-        _same(one.thread, other.thread, mine, theirs)
-        for mine, theirs in itertools.product(one.fds, other.fds)
+        _same(holder.thread, other.thread, mine, theirs)
+        for mine, theirs in itertools.product(holder.fds, other.fds)
     )
 
 
-def _same(one: int, other: int, mine: int, theirs: int) -> bool:
+def _same(first_pid: int, other: int, mine: int, theirs: int) -> bool:
     number = _KCMP.get(platform.machine())
     if number is None:
         return True
-    pids = ctypes.c_int(one), ctypes.c_int(other)
+    pids = ctypes.c_int(first_pid), ctypes.c_int(other)
     fds = ctypes.c_ulong(mine), ctypes.c_ulong(theirs)
     return int(_libc.syscall(number, *pids, _KCMP_FILE, *fds)) <= 0

@@ -58,13 +58,13 @@ def describe(users: list[User]) -> str:
     """
     if not users:
         return "nobody in this process's view; another mount namespace may"
-    told = [
+    described = [
         f"process {user.pid} ({user.name}) has "
         f"{', '.join(os.path.basename(path) for path in user.paths)} open"
         for user in users[:DESCRIBED]
     ]
     more = [f"and {len(users) - DESCRIBED} more"] if len(users) > DESCRIBED else []
-    return "; ".join(told + more)
+    return "; ".join(described + more)
 
 
 def _open_of(pid: int) -> list[str]:

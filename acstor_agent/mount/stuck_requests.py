@@ -51,12 +51,12 @@ class StuckRequests:
         self._thread = trio.CapacityLimiter(1)  # its own: the shared threads may all hang
         self._asked = trio.CapacityLimiter(1)
         self._announcing = trio.Lock()  # a cancellation must follow its power-off
-        self._told = log_limit.LogLimit(LOG_INTERVAL_S)
+        self._log_limit = log_limit.LogLimit(LOG_INTERVAL_S)
 
     async def run(self) -> None:
         """Watch the requests, for ever."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tell)
+            nursery.start_soon(self._log_late_requests)
             nursery.start_soon(self._let_go)
 
     async def power_off(self, instance_id: str, is_cancelled: bool = False) -> int:
@@ -77,13 +77,13 @@ class StuckRequests:
             self._dying.note_power_off(instance_id, guests, self._clock())
             return len(guests)
 
-    async def _tell(self) -> None:
+    async def _log_late_requests(self) -> None:
         while True:
             await trio.sleep(self.limits.check_interval_s)
             now_s = self._clock()
             for file_id, late in self.list_late_requests().items():
-                untold = self._told.take_line(file_id, now_s)
-                if untold is not None:
+                unlogged = self._log_limit.take_line(file_id, now_s)
+                if unlogged is not None:
                     LOG.warning(
                         "%s: %d requests of guests have waited for up to %.0f s; they go on: %s",
                         file_id,

@@ -139,13 +139,15 @@ class Handshake:
             why = f"peer_security differs: this host's is {credentials.protocol}"
             raise errors.NotAuthenticated("the other side's TLS", why)
         generation = credentials.generation  # read before the check: the files may change
-        return generation, credentials.check(session.certificate)
+        return generation, credentials.check_peer(session.certificate)
 
     async def _agree(self) -> peer_encryption.Keys:
         session = self._session
         ours = secrets.token_bytes(peer_encryption.SECRET_BYTES)
         await self._send(session.encrypt(ours))
-        session.put(session.take_undecrypted())  # the secret may have arrived with the handshake
+        session.add_received(
+            session.take_undecrypted()
+        )  # the secret may have arrived with the handshake
         theirs, filled = bytearray(len(ours)), 0
         while filled < len(theirs):
             count = session.read_into(memoryview(theirs)[filled:])
@@ -174,7 +176,7 @@ class Handshake:
                 await trio.lowlevel.wait_readable(self._sock)
                 continue
             if data:
-                self._session.put(data)
+                self._session.add_received(data)
             else:
                 self._session.receive_eof()
             return

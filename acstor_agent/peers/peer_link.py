@@ -215,7 +215,9 @@ class PeerLink:
             self._not_sent_bytes = kept_bytes
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, kept_bytes)
 
-    def join_limits(self, traffic: traffic_control.TrafficControl, klass: peer_wire.Klass) -> None:
+    def join_limits(
+        self, traffic: traffic_control.TrafficControl, klass: peer_wire.ConnectionClass
+    ) -> None:
         """Use the shared rate limits, and the DSCP of the connection's class."""
         self.upload, self.download = traffic.upload, traffic.download
         if dscp := traffic.dscp_of(klass):

@@ -62,12 +62,14 @@ class PeerNetwork:
         traffic: traffic_control.TrafficControl | None = None,
     ) -> None:
         self._host_id = host_id
-        self.subscribe()
+        self.set_callbacks()
         self._limits = limits or PeerLimits()
         self._admission = admission
         self._credentials = credentials
         self._gate = demand_gate.DemandGate()
-        self._channels: dict[tuple[ids.HostId, peer_wire.Klass], peer_channel.Channel] = {}
+        self._channels: dict[
+            tuple[ids.HostId, peer_wire.ConnectionClass], peer_channel.Channel
+        ] = {}
         self._replaced: set[peer_channel.Channel] = set()  # still with pending requests
         self._incoming: set[server_connection.ServerConnection] = set()
         self._budgets = server_connection.Budgets(self._limits)
@@ -84,7 +86,7 @@ class PeerNetwork:
         self._handler: server_connection.RequestHandler
         self._scopes: set[trio.CancelScope] = set()
 
-    def subscribe(
+    def set_callbacks(
         self,
         *,
         on_notification: OnNotification = lambda host, notification: None,
@@ -100,7 +102,7 @@ class PeerNetwork:
         self._protocol_violated = protocol_violated
 
     @property
-    def connections(self) -> tuple[int, int]:
+    def connection_counts(self) -> tuple[int, int]:
         """Number of incoming and of outgoing connections."""
         return len(self.unauthenticated) + len(self._incoming), len(self._channels)
 
@@ -157,7 +159,7 @@ class PeerNetwork:
     ) -> None:
         """Send a message to ``host``; drop it if there is no connection or room."""
         try:
-            channel = self._channel_to(host, address, peer_wire.Klass.BULK)
+            channel = self._channel_to(host, address, peer_wire.ConnectionClass.BULK)
         except errors.ChunkUnavailable as e:
             LOG.debug("not told: %s", e)
             return
@@ -177,7 +179,7 @@ class PeerNetwork:
         :raises errors.LocalProtocolError: an answer to an older request with such a number is
             possible
         """
-        klass = requests[0].priority.klass
+        klass = requests[0].priority.connection_class
         try:
             channel = self._channel_to(host, address, klass)
         except errors.ChunkUnavailable as failure:
@@ -190,15 +192,18 @@ class PeerNetwork:
 
     def cancel_requests(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
         """Cancel requests to ``host``."""
-        lines = [self._channels.get((host, klass)) for klass in peer_wire.Klass]
+        lines = [self._channels.get((host, klass)) for klass in peer_wire.ConnectionClass]
         for channel in (*lines, *self._replaced):
             if channel and channel.host == host:
                 channel.cancel_requests(request_ids)
 
     def raise_priorities(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
         """Tell ``host`` that guests now wait for bulk requests."""
-        for channel in (self._channels.get((host, peer_wire.Klass.BULK)), *self._replaced):
-            if channel and channel.host == host and channel.klass is peer_wire.Klass.BULK:
+        for channel in (
+            self._channels.get((host, peer_wire.ConnectionClass.BULK)),
+            *self._replaced,
+        ):
+            if channel and channel.host == host and channel.klass is peer_wire.ConnectionClass.BULK:
                 channel.raise_priorities(request_ids)
 
     def _remove_channel(self, channel: peer_channel.Channel) -> None:
@@ -208,7 +213,7 @@ class PeerNetwork:
         channel.connection_ended()
 
     def _channel_to(
-        self, host: ids.HostId, address: str, klass: peer_wire.Klass
+        self, host: ids.HostId, address: str, klass: peer_wire.ConnectionClass
     ) -> peer_channel.Channel:
         """Return the channel to ``host``; dial if there is none to this address."""
         channel = self._channels.get((host, klass))

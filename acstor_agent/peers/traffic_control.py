@@ -44,9 +44,9 @@ class TrafficControl(NamedTuple):
     download: TrafficLimiter
     background_dscp: int = 0  # mark of packets that no guest waits for (RFC 2474)
 
-    def dscp_of(self, klass: peer_wire.Klass) -> int:
+    def dscp_of(self, klass: peer_wire.ConnectionClass) -> int:
         """Return the mark of a class of connections."""
-        return 0 if klass is peer_wire.Klass.DEMAND else self.background_dscp
+        return 0 if klass is peer_wire.ConnectionClass.DEMAND else self.background_dscp
 
 
 def unbounded() -> TrafficControl:

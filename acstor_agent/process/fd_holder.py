@@ -126,17 +126,17 @@ class HolderStore:
     def __init__(self, state_dir: pathlib.Path) -> None:
         self._path = state_dir / SOCKET
 
-    def put(self, connection: fuse_connection.MountConnection) -> bool:
+    def store_connection(self, connection: fuse_connection.MountConnection) -> bool:
         """Send the descriptors; return whether they are kept."""
         answer = _ask(self._path, PUT, (connection.fuse_fd, connection.record.fd))
         return answer is not None and answer[0] == KEPT
 
     def verify_stored(self, connection: fuse_connection.MountConnection, is_stored: bool) -> bool:
         """Send the descriptors again, because the holder may be a new one."""
-        is_still_stored = self.put(connection)
+        is_still_stored = self.store_connection(connection)
         if is_still_stored != is_stored:
-            tell, what = (LOG.info, "keeps") if is_still_stored else (LOG.error, "does not keep")
-            tell("%s: the holder %s the mount", self._path, what)
+            log, what = (LOG.info, "keeps") if is_still_stored else (LOG.error, "does not keep")
+            log("%s: the holder %s the mount", self._path, what)
         return is_still_stored
 
     def take_connection(self) -> fuse_connection.MountConnection | None:

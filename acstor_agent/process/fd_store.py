@@ -18,7 +18,7 @@ class StopReason(enum.Enum):
 class FdStore(Protocol):
     """Keeps a connection while no supervisor runs."""
 
-    def put(self, connection: fuse_connection.MountConnection) -> bool:
+    def store_connection(self, connection: fuse_connection.MountConnection) -> bool:
         """Store it; return whether that worked."""
 
     def verify_stored(self, connection: fuse_connection.MountConnection, is_stored: bool) -> bool:
@@ -43,7 +43,7 @@ class FdStore(Protocol):
 class NoStore:
     """No store: the mount ends with its supervisor."""
 
-    def put(self, connection: fuse_connection.MountConnection) -> bool:
+    def store_connection(self, connection: fuse_connection.MountConnection) -> bool:
         """Return False."""
         return False
 

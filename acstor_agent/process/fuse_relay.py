@@ -79,8 +79,8 @@ def _pair() -> tuple[socket.socket, socket.socket]:
                 with contextlib.suppress(PermissionError):
                     end.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
         if end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < _BUFFER_BYTES:
-            for one in ends:
-                one.close()
+            for sock in ends:
+                sock.close()
             raise errors.Unusable(
                 "net.core.wmem_max",
                 f"a message of {inflight_requests.BUFFER_BYTES} bytes needs a larger buffer",

@@ -26,7 +26,7 @@ to root, so it is used only without a bus."""
 
 def notify_ready() -> None:
     """Notify the service manager (Type=notify) that the agent serves."""
-    _tell("READY=1")
+    _notify("READY=1")
 
 
 def is_available() -> bool:
@@ -34,7 +34,7 @@ def is_available() -> bool:
     return bool(os.environ.get("NOTIFY_SOCKET"))
 
 
-def _tell(text: str, *descriptors: int) -> bool:
+def _notify(text: str, *descriptors: int) -> bool:
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return False
@@ -54,10 +54,10 @@ class DescriptorStore:
     def __init__(self) -> None:
         self._handed: dict[str, list[int]] = {}
 
-    def put(self, connection: fuse_connection.MountConnection) -> bool:
+    def store_connection(self, connection: fuse_connection.MountConnection) -> bool:
         """Store a connection; return whether the manager keeps it."""
         handed = (connection.fuse_fd, connection.record.fd)
-        return _tell(f"FDSTORE=1\nFDNAME={MOUNT}", *handed) and _room() >= len(handed)
+        return _notify(f"FDSTORE=1\nFDNAME={MOUNT}", *handed) and _room() >= len(handed)
 
     def verify_stored(self, connection: fuse_connection.MountConnection, is_stored: bool) -> bool:
         """Return ``is_stored``: the manager keeps descriptors until the host stops."""
@@ -74,7 +74,7 @@ class DescriptorStore:
     def drop_connection(self) -> None:
         """Tell the manager to drop the descriptors."""
         for name in {MOUNT, *self._handed}:
-            _tell(f"FDSTOREREMOVE=1\nFDNAME={name}")
+            _notify(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
     def stop_reason(self) -> fd_store.StopReason:
         """Return why SIGTERM was sent.
@@ -93,7 +93,7 @@ class DescriptorStore:
     def wait_longer(self, why: str) -> None:
         """Extend the stop timeout by :data:`PATIENCE_S`, with the reason as status."""
         line = why.replace("\n", " ")
-        _tell(f"EXTEND_TIMEOUT_USEC={int(PATIENCE_S * 1e6)}\nSTATUS={line}")
+        _notify(f"EXTEND_TIMEOUT_USEC={int(PATIENCE_S * 1e6)}\nSTATUS={line}")
 
 
 def _room() -> int:

@@ -105,9 +105,9 @@ class Supervisor:
         self._alarm_s = math.inf
         self._worker_pid = 0
         self._stopping = False
-        self._is_stop_pending = self._is_asking = False
+        self._is_stop_pending = self._is_deciding = False
         self._was_ready = False
-        self._told = ""
+        self._logged_users = ""
         self._held: list[int] = []  # ended workers of which the kernel still holds threads
 
     def run(self) -> int:
@@ -120,9 +120,9 @@ class Supervisor:
         if not fuse_init.can_resend(connection.record.mounted.init_request):
             self._relay = fuse_relay.Relay(connection)
         for number in STOPS:
-            signal.signal(number, self._asked_to_stop)
-        signal.signal(signal.SIGALRM, self._alarmed)
-        signal.signal(signal.SIGHUP, self._asked_to_reload)
+            signal.signal(number, self._handle_stop)
+        signal.signal(signal.SIGALRM, self._handle_alarm)
+        signal.signal(signal.SIGHUP, self._handle_reload)
         try:
             return self._keep_worker(connection)
         finally:
@@ -153,7 +153,7 @@ class Supervisor:
         if fuse_connection.mounted_type(point) is None:
             folders.make_folder(self._mount_point)  # creating it accesses the mount
         made = fuse_connection.mount(point)
-        self._is_stored = self._store.put(made)
+        self._is_stored = self._store.store_connection(made)
         return made
 
     def _take(self, point: str) -> fuse_connection.MountConnection | None:
@@ -184,14 +184,14 @@ class Supervisor:
             self._store.drop_connection()
         connection.close()
 
-    def _asked_to_stop(self, number: int, frame: object) -> None:
+    def _handle_stop(self, number: int, frame: object) -> None:
         """Stop if no guest uses the mount; a signal during this check repeats it."""
         self._is_stop_pending = True
-        while self._is_stop_pending and not (self._stopping or self._is_asking):
-            self._is_stop_pending, self._is_asking = False, True
+        while self._is_stop_pending and not (self._stopping or self._is_deciding):
+            self._is_stop_pending, self._is_deciding = False, True
             if self._may_stop():
                 self._stop()
-            self._is_asking = False
+            self._is_deciding = False
 
     def _may_stop(self) -> bool:
         why = self._store.stop_reason()
@@ -216,9 +216,9 @@ class Supervisor:
             was_stored = self._is_stored
             self._is_stored = self._store.verify_stored(self._connection, was_stored)
             if self._is_stored and not was_stored:
-                self._tell_worker(child_process.MOUNT_STORED)
+                self._signal_worker(child_process.MOUNT_STORED)
 
-    def _tell_worker(self, number: int) -> None:
+    def _signal_worker(self, number: int) -> None:
         if self._worker_pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._worker_pid, number)
@@ -228,12 +228,12 @@ class Supervisor:
         if why is fd_store.StopReason.UNIT_STOPS:
             self._store.wait_longer(f"stops when nobody uses {point} any more: {users}")
             self._set_alarm(RECHECK_S)
-            if users == self._told:
+            if users == self._logged_users:
                 return
             LOG.error("%s is in use; the agent stops when it is released: %s", point, users)
         else:
             LOG.error("%s is in use; the agent keeps running: %s", point, users)
-        self._told = users
+        self._logged_users = users
 
     def _set_alarm(self, after_s: float) -> None:
         self._alarm_s = time.monotonic() + after_s
@@ -243,23 +243,23 @@ class Supervisor:
         """Return whether our timer expired; other SIGALRMs are ignored."""
         return time.monotonic() >= self._alarm_s - ALARM_EARLY_S
 
-    def _alarmed(self, number: int, frame: object) -> None:
+    def _handle_alarm(self, number: int, frame: object) -> None:
         if not self._is_alarm_over():
             return
         self._alarm_s = math.inf
         if self._stopping:
             LOG.warning("worker %d does not stop; killing it", self._worker_pid)
-            self._tell_worker(signal.SIGKILL)
+            self._signal_worker(signal.SIGKILL)
         else:
-            self._asked_to_stop(number, frame)
+            self._handle_stop(number, frame)
 
-    def _asked_to_reload(self, number: int, frame: object) -> None:
+    def _handle_reload(self, number: int, frame: object) -> None:
         self._daemon.reload()
-        self._tell_worker(signal.SIGHUP)
+        self._signal_worker(signal.SIGHUP)
 
     def _stop(self) -> None:
         self._stopping = True
-        self._tell_worker(signal.SIGTERM)
+        self._signal_worker(signal.SIGTERM)
         self._set_alarm(STOP_WAIT_S)
 
     def _keep_worker(self, connection: fuse_connection.MountConnection) -> int:

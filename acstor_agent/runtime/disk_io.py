@@ -119,12 +119,12 @@ class DiskIo:
         return self.policy != NONE
 
     @property
-    def account(self) -> scheduler.Account:
+    def counters(self) -> scheduler.Account:
         """Return the counters since the start."""
         return self._scheduler.account
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """Return the number of waiting requests."""
         return len(self._scheduler)
 

@@ -49,12 +49,12 @@ class SupervisedTasks:
             try:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(run)
-                    tried.tell()
+                    tried.send()
                     self.clear_failure(what)
             except Exception as e:
                 supervision.count_failure(what)
                 self._failed(what, _first_cause(e))
-            tried.tell()
+            tried.send()
             await trio.sleep(again.next_pause(trio.current_time() - began_s) or 0.0)
 
     def note_failure(self, what: str, why: str, fault: BaseException | None = None) -> None:
@@ -112,7 +112,7 @@ class _StartSignal:
     def __init__(self, task_status: trio.TaskStatus[None]) -> None:
         self._task_status: trio.TaskStatus[None] | None = task_status
 
-    def tell(self) -> None:
+    def send(self) -> None:
         if self._task_status is not None:
             self._task_status.started()
             self._task_status = None

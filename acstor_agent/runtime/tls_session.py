@@ -70,7 +70,7 @@ class TlsSession:
         """Return the other side's certificate, in DER."""
         return self._tls.getpeercert(binary_form=True)
 
-    def put(self, records: bytes) -> None:
+    def add_received(self, records: bytes) -> None:
         """Add received data."""
         rest = self._received
         self._received = memoryview(b"".join((rest, records)) if rest else records)

@@ -50,7 +50,7 @@ class Blob(NamedTuple):
     kind: BlobKind
 
     @property
-    def name(self) -> str:
+    def file_name(self) -> str:
         """File name of the blob in sources made of files."""
         return f"{self.image_id}{self.kind.value}"
 
@@ -61,7 +61,7 @@ class Blob(NamedTuple):
         >>> blob.describe_range(65536, 4096)
         '7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11.raw bytes 65536-69631'
         """
-        return f"{self.name} bytes {offset}-{offset + length - 1}"
+        return f"{self.file_name} bytes {offset}-{offset + length - 1}"
 
 
 _STORED_KINDS = {layout.DiskFormat.RAW: BlobKind.IMAGE, layout.DiskFormat.QCOW2: BlobKind.QCOW2}
@@ -83,7 +83,7 @@ def stored_blob(image_id: ids.ImageId, disk_format: layout.DiskFormat) -> Blob:
     """Return the stored file of an image.
 
     >>> image_id = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
-    >>> stored_blob(image_id, layout.DiskFormat.QCOW2).name
+    >>> stored_blob(image_id, layout.DiskFormat.QCOW2).file_name
     '7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11.qcow2'
     """
     return Blob(image_id, _STORED_KINDS[disk_format])
@@ -93,7 +93,7 @@ def blob_at(image_id: ids.ImageId, offset: int) -> tuple[Blob, int]:
     """Return the blob and the offset in it that hosts mean by an offset of an image.
 
     >>> image_id = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
-    >>> blob_at(image_id, AT_BOOT_IMAGE + 5)[0].name, blob_at(image_id, AT_BOOT_IMAGE + 5)[1]
+    >>> blob_at(image_id, AT_BOOT_IMAGE + 5)[0].file_name, blob_at(image_id, AT_BOOT_IMAGE + 5)[1]
     ('7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11.acboot', 5)
     """
     if offset >= AT_BOOT_IMAGE:
@@ -209,7 +209,7 @@ class Source(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def where(self) -> str:
+    def location(self) -> str:
         """The place in words, without credentials, for errors and logs."""
 
 
@@ -249,6 +249,6 @@ class Wrapper(Source):
         await self._inner.aclose()
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """The inner source's place."""
-        return self._inner.where
+        return self._inner.location

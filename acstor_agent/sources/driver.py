@@ -40,7 +40,7 @@ class BlobRun:
         self._next = 0  # first piece that is not reported
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         """The whole range in words, for errors."""
         return self.blob.describe_range(self.offset, self.length)
 
@@ -49,7 +49,7 @@ class BlobRun:
         """Whether all pieces are reported."""
         return self._next == len(self.pieces)
 
-    def check(self, count_bytes: int) -> None:
+    def check_pieces(self, count_bytes: int) -> None:
         """Check the pieces that lie in the first ``count_bytes``, in whatever thread.
 
         BLAKE3 releases the interpreter's lock.  :meth:`pieces_filled` checks the rest.
@@ -63,13 +63,13 @@ class BlobRun:
         """Report the pieces in the first ``count_bytes`` of the buffers."""
         first = self._next
         if first < len(self.pieces) and self._ends[first] <= count_bytes:
-            self.check(count_bytes)
+            self.check_pieces(count_bytes)
             self._next = len(self._checked)
             self._report(
                 [(n, self._checked[n] or self.buffers[n]) for n in range(first, self._next)]
             )
 
-    def put(self, data: base.Buffer) -> None:
+    def fill_first(self, data: base.Buffer) -> None:
         """Copy the first bytes from a driver's own buffer."""
         view, at = memoryview(data), 0
         for buffer in self.buffers:
@@ -123,7 +123,7 @@ class Driver(base.Source):
 
     async def read_pieces(self, request: base.PieceRequest) -> None:
         """Read pieces, adjacent ones as one range."""
-        runs = list(runs_of(request, self.where))
+        runs = list(runs_of(request, self.location))
         if len(runs) == 1:  # nearly always
             await self._read(runs[0])
             return
@@ -144,7 +144,7 @@ class Driver(base.Source):
             run.pieces_failed(error)
         if not run.is_over:
             why = "it gave fewer bytes than asked"
-            run.pieces_failed(errors.SourceUnreachable(run.what, self.where, why))
+            run.pieces_failed(errors.SourceUnreachable(run.description, self.location, why))
 
 
 def rest_of(
@@ -177,7 +177,7 @@ def check_pieces(blob: base.Blob, pieces: Sequence[base.BlobPiece]) -> None:
     """
     for offset, length, _ in pieces:
         if offset < 0 or length <= 0:
-            why = f"{blob.name}: no range: offset {offset}, length {length}"
+            why = f"{blob.file_name}: no range: offset {offset}, length {length}"
             raise errors.LocalProtocolError(why)
 
 
@@ -186,7 +186,7 @@ def runs_of(request: base.PieceRequest, where: str) -> Iterator[BlobRun]:
 
     >>> blob = base.Blob(base.ids.ImageId("i"), base.BlobKind.IMAGE)
     >>> pieces = [base.BlobPiece(0, 4), base.BlobPiece(4, 2), base.BlobPiece(8, 1)]
-    >>> [run.what for run in runs_of(base.PieceRequest(blob, pieces, print), "memory")]
+    >>> [run.description for run in runs_of(base.PieceRequest(blob, pieces, print), "memory")]
     ['i.raw bytes 0-5', 'i.raw bytes 8-8']
 
     :raises errors.LocalProtocolError: a piece is empty, or has a negative offset

@@ -80,7 +80,7 @@ class _OpenFiles:
         self.close_some()
         now = os.lstat(path)
         with self._lock:
-            file = self._files.use(path)
+            file = self._files.get_as_used(path)
             if file is not None and file.identity == (now.st_dev, now.st_ino):
                 return file
         file = _OpenFile(path, self._to_close)
@@ -191,7 +191,7 @@ class FileSource(driver.Driver):
         return cls(group.folder)
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """The folder."""
         return self._folder
 
@@ -201,7 +201,7 @@ class FileSource(driver.Driver):
         def size(file: _OpenFile) -> int:
             return os.fstat(file.fd).st_size
 
-        return await self._in_thread(blob, f"the size of {blob.name}", size)
+        return await self._in_thread(blob, f"the size of {blob.file_name}", size)
 
     async def fill_run(self, run: driver.BlobRun) -> None:
         """Read and verify in one thread."""
@@ -213,15 +213,15 @@ class FileSource(driver.Driver):
                 turn.end()
             count_bytes = _preadv_fully(file.fd, run.buffers, run.offset)
             turn.end()
-            run.check(count_bytes)
+            run.check_pieces(count_bytes)
             return count_bytes, os.fstat(file.fd).st_size if count_bytes < run.length else 0
 
         with self._order.turn(run) as turn:
-            count_bytes, size_bytes = await self._in_thread(run.blob, run.what, fill)
+            count_bytes, size_bytes = await self._in_thread(run.blob, run.description, fill)
         run.pieces_filled(count_bytes)
         if count_bytes < run.length:
             why = f"the file ends at byte {size_bytes}"
-            raise errors.ChunkMissing(run.what, self._path(run.blob), why)
+            raise errors.ChunkMissing(run.description, self._path(run.blob), why)
 
     def source_health(self) -> base.Health:
         """Return how many calls hang."""
@@ -235,7 +235,7 @@ class FileSource(driver.Driver):
             await self._threads.run("closing files", None, self._files.close_some)
 
     def _path(self, blob: base.Blob) -> str:
-        return os.path.join(self._folder, blob.name)
+        return os.path.join(self._folder, blob.file_name)
 
     def _open(self, blob: base.Blob, path: str) -> _OpenFile:
         try:

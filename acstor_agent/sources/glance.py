@@ -159,7 +159,7 @@ class GlanceSource(driver.Driver):
         return session, limits, group.endpoint_override or None, catalog
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """Glance's URL, once it is known."""
         return self._where
 
@@ -170,11 +170,11 @@ class GlanceSource(driver.Driver):
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Check that the blob may be attached, read one byte of it, and return its size."""
-        return (await self._look(blob, f"the size of {blob.name}", _NEW)).size_bytes
+        return (await self._look(blob, f"the size of {blob.file_name}", _NEW)).size_bytes
 
     async def find_blob(self, blob: base.Blob) -> base.BlobState:
         """Do as :meth:`size_bytes`, also for deactivated images; the stamp is Glance's ID."""
-        return await self._look(blob, f"a look at {blob.name}", _IN_USE)
+        return await self._look(blob, f"a look at {blob.file_name}", _IN_USE)
 
     async def _look(self, blob: base.Blob, what: str, statuses: frozenset[str]) -> base.BlobState:
         location = await self._find(blob, what, statuses)
@@ -190,11 +190,11 @@ class GlanceSource(driver.Driver):
 
     async def fill_run(self, run: driver.BlobRun) -> None:
         """Read the run with one request; after 404 the next read looks the blob up again."""
-        blob, what = run.blob, run.what
+        blob, what = run.blob, run.description
         known = self._no_ranges.get(blob)
         if known is not None and trio.current_time() < known.until_s:
             raise errors.ChunkRefused(what, self._where, known.why)
-        location = self._places.use(blob) or await self._find(blob, what, _IN_USE)
+        location = self._places.get_as_used(blob) or await self._find(blob, what, _IN_USE)
         if location.size_bytes == 0:
             raise errors.ChunkMissing(what, self._where, "the image is empty")
         try:
@@ -219,7 +219,7 @@ class GlanceSource(driver.Driver):
         :param is_in_use: accept a deactivated image
         :raises errors.ChunkUnavailable: it may not, or Glance is unreachable
         """
-        what = f"the place of {blob.name}"
+        what = f"the place of {blob.file_name}"
         return await self._find(blob, what, _IN_USE if is_in_use else _NEW)
 
     async def download_blob(
@@ -229,7 +229,7 @@ class GlanceSource(driver.Driver):
 
         :raises errors.ChunkUnavailable: it cannot be read completely
         """
-        what = f"all of {blob.name}"
+        what = f"all of {blob.file_name}"
 
         async def pour(ticket: ServiceEndpoint) -> None:
             url = f"{ticket.endpoint}/v2/images/{location.glance_id}/file"
@@ -252,7 +252,7 @@ class GlanceSource(driver.Driver):
     def source_health(self) -> base.Health:
         """Return how many calls of Keystone and of the resolver hang."""
         hanging = self._threads.hanging, self._link.hanging, self._streams.hanging
-        return base.Health(sum(one.calls for one in hanging), max(one.for_s for one in hanging))
+        return base.Health(sum(call.calls for call in hanging), max(call.for_s for call in hanging))
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -46,7 +46,7 @@ class HttpSource(driver.Driver):
         return cls(group.url or "", http_pool.limits_of(group))
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """The base URL without credentials."""
         return self._base_url
 
@@ -57,14 +57,14 @@ class HttpSource(driver.Driver):
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Return the size that the answer to a range of one byte contains."""
-        what, where = f"the size of {blob.name}", self._base_url + blob.name
+        what, where = f"the size of {blob.file_name}", self._base_url + blob.file_name
         return await self._link.size_bytes(http_range.RangeRequest(what, where, 0, 1))
 
     async def fill_run(self, run: driver.BlobRun) -> None:
         """Read the run with one request."""
-        where = self._base_url + run.blob.name
+        where = self._base_url + run.blob.file_name
         await self._link.fill_run(
-            run, http_range.RangeRequest(run.what, where, run.offset, run.length)
+            run, http_range.RangeRequest(run.description, where, run.offset, run.length)
         )
 
     def source_health(self) -> base.Health:

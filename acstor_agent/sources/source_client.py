@@ -32,7 +32,7 @@ _Read = Callable[[base.Source, Sequence[int], base.ReportOutcomes], Awaitable[No
 class SourceStatus(NamedTuple):
     """State of one source."""
 
-    where: str
+    location: str
     issue: health_issues.HealthIssue | None  # why it is down, or what it refuses
     health: base.Health
 
@@ -59,13 +59,13 @@ class SourceClient(base.Source):
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Return the size of a blob from the first source that has it."""
-        what = f"the size of {blob.name}"
+        what = f"the size of {blob.file_name}"
         return await self._ask(blob, what, lambda source: source.size_bytes(blob))
 
     async def find_blob(self, blob: base.Blob) -> base.BlobState:
         """Return the state of a blob from the first source that has it."""
         return await self._ask(
-            blob, f"a look at {blob.name}", lambda source: source.find_blob(blob)
+            blob, f"a look at {blob.file_name}", lambda source: source.find_blob(blob)
         )
 
     async def read_pieces(self, request: base.PieceRequest) -> None:
@@ -111,9 +111,9 @@ class SourceClient(base.Source):
             await self._sources[state].aclose()
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """All places, in order."""
-        return ", ".join(state.where for state in self.failover.sources)
+        return ", ".join(state.location for state in self.failover.sources)
 
     @property
     def in_flight(self) -> int:
@@ -124,7 +124,7 @@ class SourceClient(base.Source):
         """Return the state of each source; may be called from any thread."""
         return [
             SourceStatus(
-                state.where, self.failover.fault_of(state), self._sources[state].source_health()
+                state.location, self.failover.fault_of(state), self._sources[state].source_health()
             )
             for state in self.failover.sources
         ]

@@ -63,8 +63,8 @@ def build(
     ]
     groups = [f"source_{name}" for name in names]
     configured = [session_options.describe(group, conf[group]) for group in groups]
-    of_glance = (one for one in drivers if isinstance(one, glance.GlanceSource))
-    streaming = next((one for one in of_glance if one.group_name == glance.GROUP), None)
+    of_glance = (backend for backend in drivers if isinstance(backend, glance.GlanceSource))
+    streaming = next((backend for backend in of_glance if backend.group_name == glance.GROUP), None)
     if streaming is None:
         return Sources(sources, configured)
     folder = pathlib.Path(conf.acstor_agent.cache_dir)

@@ -30,14 +30,14 @@ NBD_TIMEOUT_S: Final = 120.0  # QEMU may read from a mirror, which may fetch chu
 class DiskSnapshot(NamedTuple):
     """A snapshot of a disk, taken for a checkpoint.
 
-    :param before: manifest of the last one; None if what was written since is not known
+    :param previous_manifest: manifest of the last one; None if what was written since is not known
     :param should_stop: returns whether its scratch file is too large to go on reading
     """
 
     checkpoint_id: str
     disk: nbd_client.ExportedDisk
-    before: checkpoint_manifest.Manifest | None
-    bitmap: str  # dirty bitmap that begins with it; "": none
+    previous_manifest: checkpoint_manifest.Manifest | None
+    next_bitmap: str  # dirty bitmap that begins with it; "": none
     is_frozen: bool
     taken_ms: int
     should_stop: snapshot_window.ShouldStop = lambda: False
@@ -50,7 +50,7 @@ class DiskSnapshot(NamedTuple):
 
     def iter_dirty_ranges(self) -> Iterator[tuple[int, int]]:
         """Iterate over position and length of what was written since the last one."""
-        extents = self.disk.iter_extents() if self.before else ()
+        extents = self.disk.iter_extents() if self.previous_manifest else ()
         return ((at, length) for at, length, flags in extents if flags & nbd_client.DIRTY)
 
 
@@ -78,7 +78,7 @@ class SnapshotSource:
         state: disk_states.DiskState,
         before: checkpoint_manifest.Manifest | None,
     ) -> Iterator[DiskSnapshot]:
-        """Create a snapshot; without ``before`` if its bitmap is lost."""
+        """Create a snapshot; without ``previous_manifest`` if its bitmap is lost."""
         domain, checkpoint_id = self._domains.find_domain(server), str(uuid.uuid4())
         if not domain.is_active():
             self._states.save(server.instance, state)

@@ -89,18 +89,18 @@ class ScratchFiles:
         :param end_job: ends the backup job; called by another thread
         :raises ScratchFull: the block failed because the job was ended
         """
-        one = ScratchFile(path, end_job)
+        scratch = ScratchFile(path, end_job)
         with self._lock:
-            self._watched.append(one)
+            self._watched.append(scratch)
         try:
-            yield one
+            yield scratch
         except errors.AcstorError as e:
-            if one.end_reason:
-                raise ScratchFull(str(path), one.end_reason) from e
+            if scratch.end_reason:
+                raise ScratchFull(str(path), scratch.end_reason) from e
             raise
         finally:
             with self._lock:
-                self._watched.remove(one)
+                self._watched.remove(scratch)
 
     def run(self, ended: threading.Event) -> None:
         """Check the files periodically until ``ended`` is set."""
@@ -110,21 +110,23 @@ class ScratchFiles:
     def end_oversized(self) -> None:
         """End jobs whose files are too large."""
         with self._lock:
-            sizes = {one: one.size_bytes() for one in self._watched}
+            sizes = {scratch: scratch.size_bytes() for scratch in self._watched}
         limit_bytes = self._limit_bytes // 2
-        for one, size_bytes in sizes.items():
-            one.should_stop = one.should_stop or size_bytes > limit_bytes // 2
-            if one.end_reason:
-                one.end_capture(one.end_reason, self._clock())
+        for scratch, size_bytes in sizes.items():
+            scratch.should_stop = scratch.should_stop or size_bytes > limit_bytes // 2
+            if scratch.end_reason:
+                scratch.end_capture(scratch.end_reason, self._clock())
             elif size_bytes > limit_bytes:
-                self._end(one, f"it has {size_bytes} bytes, of {limit_bytes} at most")
-        left = {one: size_bytes for one, size_bytes in sizes.items() if not one.end_reason}
+                self._end(scratch, f"it has {size_bytes} bytes, of {limit_bytes} at most")
+        left = {
+            scratch: size_bytes for scratch, size_bytes in sizes.items() if not scratch.end_reason
+        }
         if left and self._clock() >= self._next_s and (why := self._fault(sum(sizes.values()))):
             self._end(max(left, key=left.__getitem__), why)
 
-    def _end(self, one: ScratchFile, why: str) -> None:
+    def _end(self, scratch: ScratchFile, why: str) -> None:
         self._next_s = self._clock() + RETRY_S
-        one.end_capture(why, self._clock())
+        scratch.end_capture(why, self._clock())
 
     def _fault(self, size_bytes: int) -> str:
         if size_bytes > self._limit_bytes:

@@ -137,7 +137,7 @@ class CheckpointTaker:
         state.full_read_reason = ""
         retained = {*self._register(record), state.manifest}
         state.is_partial, state.unread_bytes, state.stalled_parts = False, 0, 0
-        self._record_base(server.instance, state, snapshot.bitmap, chosen)
+        self._record_base(server.instance, state, snapshot.next_bitmap, chosen)
         return record, retained
 
     def _capture(
@@ -159,7 +159,7 @@ class CheckpointTaker:
             self._open_window(server, state) as should_stop,
             self._snapshots.open_snapshot(server, state, before) as snapshot,
         ):
-            why = why or ("" if snapshot.before else NO_BITMAP)
+            why = why or ("" if snapshot.previous_manifest else NO_BITMAP)
             capture, sealed = self._capture_disk(server, state, image, snapshot, group, should_stop)
         state.full_read_reason = why or state.full_read_reason
         state.is_partial = True
@@ -179,7 +179,7 @@ class CheckpointTaker:
         )
         state.unread_bytes = capture.unread_bytes
         state.stalled_parts += has_stalled
-        self._record_base(instance, state, snapshot.bitmap, chosen)
+        self._record_base(instance, state, snapshot.next_bitmap, chosen)
         is_overwritten = has_stalled and snapshot.should_stop()
         return snapshot_window.Overwritten if is_overwritten else snapshot_window.PartialCapture
 
@@ -264,13 +264,15 @@ class CheckpointTaker:
         seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
         # Without a bitmap the next attempt would start over, so there is no limit.
         ends = (
-            (lambda: should_stop() or snapshot.should_stop()) if snapshot.bitmap else lambda: False
+            (lambda: should_stop() or snapshot.should_stop())
+            if snapshot.next_bitmap
+            else lambda: False
         )
         capture = disk_capture.DiskCapture(
             snapshot.disk, state.chunk_bytes, seal, group, self._rate_limit, ends
         )
         seen = disk_capture.ChangedRanges(
-            snapshot.before,
+            snapshot.previous_manifest,
             snapshot.iter_dirty_ranges,
             lambda: (change[:2] for change in overlay.allocated_ranges(server.disk.path)),
         )

@@ -337,7 +337,7 @@ class VaultClient:
             raise OSError("it was given up")
 
     def _check(self, tls: ssl.SSLSocket) -> None:
-        found = self._credentials.check(tls.getpeercert(binary_form=True))
+        found = self._credentials.check_peer(tls.getpeercert(binary_form=True))
         if found.host != self.holder:
             why = f"that of {self.holder} is expected"
             raise errors.NotAuthenticated(f"the certificate of {found.host}", why)

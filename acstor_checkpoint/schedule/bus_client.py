@@ -108,14 +108,18 @@ class BusClient:
             raise errors.DecisionUnreachable("the message bus", f"{what}: {answer.why}")
         if answer.why:
             raise errors.CheckpointRefused(what, f"the decision service refuses it: {answer.why}")
-        return {one.manifest_name for one in answer.kept if one.vault_disk == record.vault_disk}
+        return {
+            checkpoint.manifest_name
+            for checkpoint in answer.kept
+            if checkpoint.vault_disk == record.vault_disk
+        }
 
     def _registered(
         self, record: checkpoint_record.CheckpointRecord
     ) -> messages.CheckpointResponse:
         self._identity()  # a host without a certificate asks for no key
-        told = self._encrypt_record(self._message_of(record))
-        return self._ask(messages.REGISTER_CHECKPOINT, told, messages.CheckpointResponse)
+        sealed = self._encrypt_record(self._message_of(record))
+        return self._ask(messages.REGISTER_CHECKPOINT, sealed, messages.CheckpointResponse)
 
     def list_retained(self) -> dict[str, set[str]]:
         """Return manifests to retain, by vault disk."""
@@ -125,8 +129,8 @@ class BusClient:
             why = "it has more checkpoints than it tells"
             raise errors.DecisionUnreachable("the message bus", why)
         kept: dict[str, set[str]] = {}
-        for one in answer.kept:
-            kept.setdefault(one.vault_disk, set()).add(one.manifest_name)
+        for checkpoint in answer.kept:
+            kept.setdefault(checkpoint.vault_disk, set()).add(checkpoint.manifest_name)
         return kept
 
     def fetch_intervals(self, failing: Sequence[messages.Failing] = ()) -> nova_intervals.Intervals:
@@ -135,13 +139,13 @@ class BusClient:
         :param failing: reported to operators, with the issues of the vault
         """
         issues = self._health.list_issues() if self._health else ()
-        told = (*(messages.Failing("", issue) for issue in issues), *failing)
+        reported = (*(messages.Failing("", issue) for issue in issues), *failing)
         asked = messages.IntervalRequest(
-            host=self._host, sent_s=self._wall(), failing=told[: messages.MAX_FAILING]
+            host=self._host, sent_s=self._wall(), failing=reported[: messages.MAX_FAILING]
         )
         purpose = signing.CHECKPOINT_INTERVALS
         answer = self._query(messages.INTERVALS, asked, messages.IntervalResponse, purpose)
-        of_servers = {one.instance_id: one.interval_s for one in answer.of_servers}
+        of_servers = {server.instance_id: server.interval_s for server in answer.of_servers}
         return nova_intervals.Intervals(answer.of_host, of_servers)
 
     def departed_owners(self, owners: Collection[ids.HostId]) -> set[ids.HostId]:
@@ -221,8 +225,8 @@ class BusClient:
         kind: type[_ResponseType],
         purpose: str = signing.CHECKPOINT_ANSWER,
     ) -> _ResponseType:
-        told = signed_messages.sign_payload(payload, signing.CHECKPOINT, *self._identity())
-        reply = self._call(method, decision_messages.encode(told))
+        signed = signed_messages.sign_payload(payload, signing.CHECKPOINT, *self._identity())
+        reply = self._call(method, decision_messages.encode(signed))
         answer = self._verify_reply(reply, purpose, kind)
         if not answer.why and (answer.host, answer.sent_s) != (self._host, payload.sent_s):
             raise errors.NotAuthenticated(

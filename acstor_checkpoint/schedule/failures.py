@@ -93,14 +93,16 @@ class Failures:
                     instance, FailureReason.HOLDER_SLOW, holder
                 )
 
-    def failing_servers(self, here: Collection[ids.ImageId] | None) -> list[messages.Failing]:
+    def failing_servers(self, local: Collection[ids.ImageId] | None) -> list[messages.Failing]:
         """Return servers whose last attempt failed or was delayed.
 
-        :param here: servers of this host, to forget others; None: unknown
+        :param local: servers of this host, to forget others; None: unknown
         """
         with self._lock:
-            if here is not None:
-                self._failing = {one: what for one, what in self._failing.items() if one in here}
+            if local is not None:
+                self._failing = {
+                    instance: what for instance, what in self._failing.items() if instance in local
+                }
             return list(self._failing.values())
 
     def by_reason(self) -> Mapping[FailureReason, int]:

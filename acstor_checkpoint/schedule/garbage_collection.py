@@ -178,12 +178,12 @@ class GarbageCollection:
             kept = self._list_retained()
             if not is_complete:
                 disks = [disk for disk in disks if disk in known or disk in kept]
-            self._with(client, lambda one: self._collect_disks(one, disks, kept, known))
+            self._with(client, lambda connected: self._collect_disks(connected, disks, kept, known))
 
     def _disks(self, client: vault_client.VaultClient) -> Sequence[ids.ImageId]:
         """Return this host's disks at a holder, beginning after the last one."""
         disks: list[ids.ImageId] = []
-        self._with(client, lambda one: disks.extend(one.list_disks(self._host)))
+        self._with(client, lambda connected: disks.extend(connected.list_disks(self._host)))
         disks.sort()
         first = bisect.bisect_right(disks, self._last.get(client.holder, ""))
         return [*disks[first:], *disks[:first]][: self._limits.holder_disks]
@@ -303,8 +303,8 @@ class GarbageCollection:
 
     def _is_gone(self, instance: ids.ImageId) -> bool:
         """Return whether a server is known not to be here."""
-        here = self._servers.list_servers()
-        return here is not None and instance not in here
+        listed = self._servers.list_servers()
+        return listed is not None and instance not in listed
 
     def _delete_departed_states(self) -> None:
         """Delete states of servers that left, unless checkpoints are retained.

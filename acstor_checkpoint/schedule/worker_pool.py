@@ -134,7 +134,7 @@ class WorkerPool:
         with self._lock:
             return self._schedule.overdue_s(self._clock())
 
-    def capture_s(self) -> dict[ids.ImageId, float]:
+    def running_captures_s(self) -> dict[ids.ImageId, float]:
         """Return for how long checkpoints have been running."""
         with self._lock:
             return {

@@ -78,7 +78,7 @@ class ConnectionLimit:
                     del self._of_hosts[address]
 
     @property
-    def hosts(self) -> int:
+    def authenticated_count(self) -> int:
         """Number of authenticated connections."""
         return len(self._held)
 

@@ -107,7 +107,7 @@ class UnsyncedLimit:
         self._waiting: dict[ids.HostId, collections.deque[object]] = {}
 
     @contextlib.contextmanager
-    def hold(self, owner: ids.HostId, size_bytes: int) -> Iterator[None]:
+    def hold_unsynced(self, owner: ids.HostId, size_bytes: int) -> Iterator[None]:
         """Count data of a host during the block; wait for its earlier data first.
 
         :raises OSError: the timeout passed

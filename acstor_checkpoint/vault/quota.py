@@ -131,16 +131,16 @@ class Quota:
             return {owner: used for owner, used in self._used.items() if used.inodes}
 
     def _add(self, owner: ids.HostId, size_bytes: int, inodes: int) -> None:
-        one, total = self._used[owner], self._total
-        self._used[owner] = Usage(one.size_bytes + size_bytes, one.inodes + inodes)
+        usage, total = self._used[owner], self._total
+        self._used[owner] = Usage(usage.size_bytes + size_bytes, usage.inodes + inodes)
         self._total = Usage(total.size_bytes + size_bytes, total.inodes + inodes)
 
     def _bounds(self, owner: ids.HostId, size_bytes: int) -> Iterator[tuple[Bound, int, int]]:
-        one, total, limits = self._used[owner], self._total, self.limits
+        usage, total, limits = self._used[owner], self._total, self.limits
         yield Bound.VAULT_BYTES, total.size_bytes + size_bytes, limits.total_bytes
-        yield Bound.HOST_BYTES, one.size_bytes + size_bytes, limits.host_bytes
+        yield Bound.HOST_BYTES, usage.size_bytes + size_bytes, limits.host_bytes
         yield Bound.VAULT_INODES, total.inodes + 1, limits.inodes
-        yield Bound.HOST_INODES, one.inodes + 1, limits.host_inodes
+        yield Bound.HOST_INODES, usage.inodes + 1, limits.host_inodes
 
     def _is_nearly_full(self, used: Usage) -> bool:
         limits = self.limits

@@ -73,9 +73,9 @@ class Scrubber:
     def scrub_all(self) -> int:
         """Read all; return how many files were removed, or raise OSError if many are unreadable."""
         gone, unreadable = 0, 0
-        for one in self._vault.iter_all():
+        for path in self._vault.iter_all():
             try:
-                with self._vault.open_object(*one) as kept:
+                with self._vault.open_object(*path) as kept:
                     length = kept.length
             except errors.ChunkInvalid:
                 gone += 1
@@ -85,7 +85,7 @@ class Scrubber:
                 unreadable += 1
                 if unreadable > self._max_unreadable:
                     raise
-                gone += self._remove_unreadable(*one, e)
+                gone += self._remove_unreadable(*path, e)
             else:
                 if self._ended.wait(length / self._bytes_per_s):
                     break

@@ -114,7 +114,7 @@ class _Place(NamedTuple):
     name: str = ""
 
     @property
-    def of(self) -> object_names.VaultDisk:
+    def vault_disk(self) -> object_names.VaultDisk:
         return object_names.VaultDisk(self.owner, ids.parse_image_id(self.disk))
 
 
@@ -189,7 +189,7 @@ class VaultApi:
                 f"what is kept for {place.owner} is not {host}'s to change",
             )
         if method != "GET":
-            self._vault.begin_connection(place.of, body.connection)
+            self._vault.begin_connection(place.vault_disk, body.connection)
             return handler(place, body, stack)
         self._vault.lookup_rate.spend_lookups(host, lookup_rate.OF_REQUEST)
         answer = handler(place, body, stack)
@@ -205,12 +205,12 @@ class VaultApi:
     def _manifests(
         self, place: _Place, _body: RequestBody, _stack: contextlib.ExitStack
     ) -> Response:
-        return _data_response(b"".join(self._vault.list_manifests(place.of)))
+        return _data_response(b"".join(self._vault.list_manifests(place.vault_disk)))
 
     def _get(self, place: _Place, _body: RequestBody, stack: contextlib.ExitStack) -> Response:
         name = object_names.parse_name(place.name)
         kept = stack.enter_context(
-            self._vault.open_object(place.of, object_names.ObjectKind(place.what), name)
+            self._vault.open_object(place.vault_disk, object_names.ObjectKind(place.what), name)
         )
         return Response(http.HTTPStatus.OK, kept.length, kept.iter_bytes())
 
@@ -218,7 +218,7 @@ class VaultApi:
         self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack
     ) -> Response:
         left = body.bounded_length(MAX_BATCH_BYTES)
-        with self._vault.open_batch(place.of, body.connection, left) as batch:
+        with self._vault.open_batch(place.vault_disk, body.connection, left) as batch:
             for _ in range(MAX_BATCH):
                 if not left:
                     break
@@ -236,12 +236,12 @@ class VaultApi:
         self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack
     ) -> Response:
         length, name = body.bounded_length(MAX_MANIFEST_BYTES), object_names.parse_name(place.name)
-        with self._vault.open_batch(place.of, body.connection, length) as batch:
+        with self._vault.open_batch(place.vault_disk, body.connection, length) as batch:
             batch.add(object_names.ObjectKind.MANIFEST, name, length, body.iter_all(length))
         return Response(http.HTTPStatus.NO_CONTENT)
 
     def _missing(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:
-        return _data_response(b"".join(self._vault.missing_chunks(place.of, _names(body))))
+        return _data_response(b"".join(self._vault.missing_chunks(place.vault_disk, _names(body))))
 
     def _keep(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:
         within, retained = object_names.parse_range(place.name), _names(body)
@@ -249,12 +249,12 @@ class VaultApi:
             raise ValueError("nothing is to stay: that is a DELETE")
         return _text_response(
             http.HTTPStatus.OK,
-            str(self._vault.retain_only(place.of, retained, body.connection, within)),
+            str(self._vault.retain_only(place.vault_disk, retained, body.connection, within)),
         )
 
     def _drop(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:
         return _text_response(
-            http.HTTPStatus.OK, str(self._vault.delete_disk(place.of, body.connection))
+            http.HTTPStatus.OK, str(self._vault.delete_disk(place.vault_disk, body.connection))
         )
 
 

@@ -97,9 +97,9 @@ class VaultServer:
             self._start_thread(sock, address[0])
 
     @property
-    def connections(self) -> int:
+    def connection_count(self) -> int:
         """Number of authenticated connections."""
-        return self._connections.hosts
+        return self._connections.authenticated_count
 
     def close(self) -> None:
         """Stop accepting, and close all connections."""
@@ -161,7 +161,7 @@ class VaultServer:
         return self._check_trust(tls.getpeercert(binary_form=True))
 
     def _check_trust(self, certificate: bytes | None) -> certificates.HostCertificate:
-        found = self._credentials.check(certificate)
+        found = self._credentials.check_peer(certificate)
         if why := self._hosts.why_refused(found):
             raise errors.NotAuthenticated(f"the certificate of {found.host}", why)
         return found

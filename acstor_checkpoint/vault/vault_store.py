@@ -90,7 +90,7 @@ class VaultStore:
         """
         made = Batch(self, self._folder_for(disk), disk.owner)
         self.begin_connection(disk, connection)
-        with self.unsynced.hold(disk.owner, size_bytes):
+        with self.unsynced.hold_unsynced(disk.owner, size_bytes):
             try:
                 yield made
                 made.commit_batch()

@@ -6,7 +6,7 @@ A delta is a header, a table of extents in order, the data of those that have so
 base, or zeros past its end.
 
 Header and table are validated at once, the data only by the trailer at the end: discard everything
-if :meth:`Reader.end` fails.  There is no I/O.
+if :meth:`Reader.verify_trailer` fails.  There is no I/O.
 """
 
 import enum
@@ -197,13 +197,13 @@ def _behind(change: Extent, offset: int) -> Extent | None:
 
 
 class Writer:
-    """Creates the stream: :attr:`front`, then the data, then :meth:`end`.
+    """Creates the stream: :attr:`front`, the data, and :meth:`make_trailer`.
 
     >>> base = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
     >>> table = ExtentTable.from_runs([Extent(512, 512, ExtentKind.DATA)], virtual_size=4096)
     >>> writer = Writer(4096, base, chunk_map.UNKNOWN_OS_HASH, table)
-    >>> writer.feed(bytes(512))
-    >>> len(writer.front + bytes(512) + writer.end()) == writer.head.stream_bytes
+    >>> writer.hash_data(bytes(512))
+    >>> len(writer.front + bytes(512) + writer.make_trailer()) == writer.head.stream_bytes
     True
 
     :raises ValueError: a field does not fit into a header
@@ -218,14 +218,14 @@ class Writer:
         self._hash = blake3.blake3(self.front)
         self._left_bytes = self.head.data_bytes
 
-    def feed(self, data: Buffer) -> None:
+    def hash_data(self, data: Buffer) -> None:
         """Hash the next data; ValueError if it is more than the table's."""
         self._left_bytes -= len(data)
         if self._left_bytes < 0:
             raise ValueError(f"{-self._left_bytes} bytes more than the table says")
         self._hash.update(data)
 
-    def end(self) -> bytes:
+    def make_trailer(self) -> bytes:
         """Return the trailer; ValueError if data is missing."""
         if self._left_bytes:
             raise ValueError(f"{self._left_bytes} bytes less than the table says")
@@ -280,14 +280,14 @@ class Reader:
         self._hash.update(raw)
         return ExtentTable(bytes(raw))
 
-    def feed(self, data: Buffer) -> None:
+    def hash_data(self, data: Buffer) -> None:
         """Hash the next data."""
         self._done_bytes += len(data)
         if self._done_bytes > self._head.data_bytes:
             raise _Fault(self._what, self._at, "more bytes than the table says")
         self._hash.update(data)
 
-    def end(self, raw: Buffer) -> None:
+    def verify_trailer(self, raw: Buffer) -> None:
         """Verify the trailer, the last TRAILER_BYTES; then the delta is valid."""
         if self._done_bytes != self._head.data_bytes:
             raise _Fault(self._what, self._at, "truncated in the bytes of the changes")

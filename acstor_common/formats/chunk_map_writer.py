@@ -84,7 +84,7 @@ def _layout_parts(
     index, missing = layout.Index(cut), stored.entries
     for piece in entries:
         missing -= len(piece) // layout.ENTRY_BYTES
-        index.feed(piece)
+        index.add_entries(piece)
         yield piece
     _check_missing("entries", missing)
     if not stored.is_identity:

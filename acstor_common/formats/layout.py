@@ -177,7 +177,7 @@ class Index:
     """Builds the index of a table from its entries.
 
     >>> index = Index(geometry.Geometry(1 << 25, 65536))
-    >>> index.feed(pack(Extent(1 << 24, 512, Codec.STORED, 0, 512)))
+    >>> index.add_entries(pack(Extent(1 << 24, 512, Codec.STORED, 0, 512)))
     >>> [int.from_bytes(index.index_slots()[n : n + 8], "little") for n in (0, 8, 16)]
     [0, 0, 1]
     """
@@ -187,7 +187,7 @@ class Index:
         self._slots = bytearray()
         self._count = 0
 
-    def feed(self, entries: Buffer) -> None:
+    def add_entries(self, entries: Buffer) -> None:
         """Add the next entries."""
         for at, _, _, _ in _ENTRY.iter_unpack(entries):
             self._begin_pages(at // self._page_bytes)

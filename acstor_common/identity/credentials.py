@@ -93,7 +93,7 @@ class Credentials:
     ) -> ssl.SSLContext:
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # the name is a host ID; ``check`` returns it
+        context.check_hostname = False  # the name is a host ID; ``check_peer`` returns it
         context.verify_mode = ssl.CERT_REQUIRED
         context.verify_flags |= NO_CHECK_TIME
         if protocol == ssl.PROTOCOL_TLS_SERVER:
@@ -132,7 +132,7 @@ class Credentials:
         self.reload_files()
         return self.tls_context(is_server=False)
 
-    def check(self, der: bytes | None) -> certificates.HostCertificate:
+    def check_peer(self, der: bytes | None) -> certificates.HostCertificate:
         """Return the peer's certificate, or raise NotAuthenticated."""
         what = "the other side's certificate"
         if self._loaded is None or der is None:
@@ -146,10 +146,10 @@ class Credentials:
         """Return why a certificate is not valid now; "" if it is."""
         return certificates.time_fault(certificate, self._clock(), self._grace_s)
 
-    def chain_fault(self, certificate: certificates.HostCertificate) -> str:
+    def validity_fault(self, certificate: certificates.HostCertificate) -> str:
         """Return why an accepted certificate is no longer valid; "" if it is."""
         try:
-            self.check(certificate.pem)
+            self.check_peer(certificate.pem)
         except errors.NotAuthenticated as e:
             return e.why
         return ""

@@ -25,8 +25,8 @@ class Recorder:
     """Records one boot.
 
     >>> recorder = Recorder(geometry.Geometry(1 << 20, 65536), Window(60.0, 10.0))
-    >>> recorder.read(70000, 4096, now_s=0.0)
-    >>> recorder.read(0, 70000, now_s=1.0)
+    >>> recorder.record_read(70000, 4096, now_s=0.0)
+    >>> recorder.record_read(0, 70000, now_s=1.0)
     >>> recorder.trace, recorder.is_over(10.9), recorder.is_over(11.0)
     ((1, 0), False, True)
     """
@@ -53,7 +53,7 @@ class Recorder:
         """Whether the limit is reached."""
         return len(self._seen) >= self._window.limit_chunks
 
-    def read(self, offset: int, length: int, now_s: float) -> None:
+    def record_read(self, offset: int, length: int, now_s: float) -> None:
         """Record a read; ignore chunks past the end of the image or over the limit."""
         if self._first_s is None:
             self._first_s = self._last_new_s = now_s

@@ -19,7 +19,7 @@ ACTIVE, QUEUED, SAVING = "active", "queued", "saving"
 DEACTIVATED = "deactivated"
 IMPORT_TASK = "os_glance_import_task"
 """Property of an image during its import, until shortly after it is active."""
-SERVED_DISK_FORMATS = tuple(one.glance_name for one in layout.DiskFormat)
+SERVED_DISK_FORMATS = tuple(disk_format.glance_name for disk_format in layout.DiskFormat)
 CONVERTIBLE_DISK_FORMATS = ("vmdk", "vhd", "vhdx", "vdi")
 """Formats that acstor converts if an operator enables it."""
 CONVERTED = "acstor_converted"  # property that names the converted artefact of an image

@@ -25,12 +25,12 @@ def make_sketch(cids: Iterable[ids.Cid]) -> tuple[int, ...]:
     return tuple(heapq.nsmallest(SIZE, {value_of(cid) for cid in cids}))
 
 
-def similarity(one: Sequence[int], other: Sequence[int]) -> float:
+def similarity(first: Sequence[int], other: Sequence[int]) -> float:
     """Estimate the Jaccard similarity of two sets from their sketches.
 
     >>> similarity((1, 2, 3), (1, 2, 3)), similarity((1, 2), (3, 4)), similarity((), ())
     (1.0, 0.0, 0.0)
     """
-    smallest = heapq.nsmallest(SIZE, {*one, *other})
-    both = {*one} & {*other}
+    smallest = heapq.nsmallest(SIZE, {*first, *other})
+    both = {*first} & {*other}
     return sum(value in both for value in smallest) / len(smallest) if smallest else 0.0

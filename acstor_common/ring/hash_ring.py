@@ -310,10 +310,10 @@ def _check(hosts: tuple[RingHost, ...]) -> None:
     for host in hosts:
         ids.parse_host_id(host.host)
         address = addresses.parse(host.address)
-        for thing in (host.host, address):
-            if thing in seen:
-                raise ValueError(f"{thing!r} is there twice")
-            seen.add(thing)
+        for text in (host.host, address):
+            if text in seen:
+                raise ValueError(f"{text!r} is there twice")
+            seen.add(text)
         if len(location.parse(host.location)) != len(location.parse(hosts[0].location)):
             raise ValueError(
                 f"{host.host}: location {host.location!r} has more or fewer levels than "

@@ -31,23 +31,23 @@ def parse(text: str) -> Levels:
     return levels
 
 
-def common_levels(one: Sequence[str], other: Sequence[str]) -> int:
+def common_levels(first: Sequence[str], other: Sequence[str]) -> int:
     """Return the number of leading levels that two locations have in common."""
     count = 0
-    for ours, theirs in zip(one, other, strict=False):
+    for ours, theirs in zip(first, other, strict=False):
         if ours != theirs:
             break
         count += 1
     return count
 
 
-def distance(one: Levels, other: Levels) -> int:
+def distance(first: Levels, other: Levels) -> int:
     """Return the number of levels up to the common ancestor.
 
     >>> distance(("a", "1", "r1"), ("a", "1", "r1")), distance(("a", "1", "r1"), ("a", "2", "r1"))
     (0, 2)
     """
-    return max(len(one), len(other)) - common_levels(one, other)
+    return max(len(first), len(other)) - common_levels(first, other)
 
 
 def ancestor(of: Levels, threshold: int) -> Levels:

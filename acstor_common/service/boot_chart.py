@@ -113,7 +113,7 @@ def _lanes(timeline: boot_timeline.Timeline, events: Sequence[Event]) -> Iterato
     offset_s = _offset_s(timeline, events)
     spans = [(span.what, span.from_s + offset_s, span.to_s + offset_s) for span in timeline.spans]
     first_s = timeline.began_at_s - offset_s
-    theirs = [(one.what, one.from_at_s - first_s, one.to_at_s - first_s) for one in events]
+    theirs = [(event.what, event.from_at_s - first_s, event.to_at_s - first_s) for event in events]
     ends = [to_s for _, _, to_s in (*spans, *theirs)]
     end_s = max(0.001, timeline.last_s + offset_s, timeline.opened_s + offset_s, *ends)
     scale = f"0 s{f'{end_s:.1f} s':>{WIDTH - 3}}"

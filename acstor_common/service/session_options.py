@@ -28,8 +28,8 @@ def describe(name: str, group: cfg.ConfigOpts.GroupAttr) -> str:
     users = [url.rpartition("@")[0].rpartition("//")[2].partition(":")[0]]
     users += [_value(group, option) for option in _USERS]
     user, keystone = next(filter(None, users), ""), _value(group, "auth_url")
-    who = f", as {user}" if user else ""
-    return f"[{name}]{who}{f' at {keystone}' if keystone else ''}"
+    as_user = f", as {user}" if user else ""
+    return f"[{name}]{as_user}{f' at {keystone}' if keystone else ''}"
 
 
 def _value(group: cfg.ConfigOpts.GroupAttr, option: str) -> str:

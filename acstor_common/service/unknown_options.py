@@ -103,10 +103,10 @@ def _nearest(section: str, name: str, known: Known) -> str:
     others = sorted(other for other in known if wanted in known[other] and other != DEFAULT)
     if others:
         return f"[{others[0]}] {wanted}"
-    here = _like(wanted, known.get(section, ()), f"[{section}] {{}}")
+    in_section = _like(wanted, known.get(section, ()), f"[{section}] {{}}")
     everywhere = {like: other for other in sorted(known) for like in known[other]}
     like = difflib.get_close_matches(wanted, everywhere, 1, _LIKE)
-    return here or (f"[{everywhere[like[0]]}] {like[0]}" if like else "")
+    return in_section or (f"[{everywhere[like[0]]}] {like[0]}" if like else "")
 
 
 def _like(wanted: str, names: Mapping[str, object] | Set[str] | tuple[()], form: str) -> str:

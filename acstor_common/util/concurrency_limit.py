@@ -86,7 +86,7 @@ class ConcurrencyLimit:
             self._changed.notify_all()
         until_s = self._clock() + self._wait_s
         while not self._is_next(call):
-            latest_s = max((one.began_s for one in self._calls), default=math.inf)
+            latest_s = max((running.began_s for running in self._calls), default=math.inf)
             left_s = min(until_s, latest_s + self._wait_s) - self._clock()
             if left_s <= 0 or call not in self._waiting:
                 raise LimitReached(self._what, self._limit)
@@ -97,13 +97,15 @@ class ConcurrencyLimit:
         return is_free and call in self._waiting and call is min(self._waiting, key=self._rank)
 
     def _rank(self, call: _Call) -> tuple[int, float, int]:
-        held = sum(one.caller == call.caller for one in self._calls)
+        held = sum(running.caller == call.caller for running in self._calls)
         return held, self._asked_s.get(call.caller, -math.inf), call.number
 
     def _end_wait(self, call: _Call) -> None:
         if call in self._waiting:
             self._waiting.remove(call)
         now_s = self._clock()
-        recent = {one: at_s for one, at_s in self._asked_s.items() if now_s < at_s + _REMEMBERED_S}
+        recent = {
+            user: at_s for user, at_s in self._asked_s.items() if now_s < at_s + _REMEMBERED_S
+        }
         self._asked_s = {**recent, call.caller: now_s}
         self._changed.notify_all()

@@ -12,12 +12,12 @@ V = TypeVar("V")
 class LruTable(collections.OrderedDict[K, V]):
     """An ordered dictionary that holds at most ``limit`` entries.
 
-    Setting an entry, or reading it by :meth:`use`, makes it the most recently used; ``[]`` and
-    ``get`` do not.  Iteration begins with the least recently used.
+    Setting an entry, or reading it by :meth:`get_as_used`, makes it the most recently used; ``[]``
+    and ``get`` do not.  Iteration begins with the least recently used.
 
     >>> table = LruTable(limit=2)
     >>> table["a"], table["b"] = 1, 2
-    >>> table.use("a"), table.put("c", 3), list(table)
+    >>> table.get_as_used("a"), table.put("c", 3), list(table)
     (1, ('b', 2), ['a', 'c'])
     """
 
@@ -34,8 +34,8 @@ class LruTable(collections.OrderedDict[K, V]):
         self.move_to_end(key)
         return self.popitem(last=False) if len(self) > self._limit else None
 
-    def use(self, key: K) -> V | None:
-        """Return a value, and count it as used; None if there is none."""
+    def get_as_used(self, key: K) -> V | None:
+        """Return a value and mark it as most recently used; None if there is none."""
         if key not in self:
             return None
         self.move_to_end(key)

@@ -35,4 +35,4 @@ def data(given: Any) -> Any:
         return text(given)
     if isinstance(given, dict):
         return {data(name): data(value) for name, value in given.items()}
-    return [data(one) for one in given] if isinstance(given, list) else given
+    return [data(item) for item in given] if isinstance(given, list) else given

@@ -95,9 +95,9 @@ class RegisteredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_ids(*named: str) -> None:
-    for one in named:
-        if ids.parse_image_id(one) != one:
-            raise ValueError(f"not written as ids are: {one}")
+    for text in named:
+        if ids.parse_image_id(text) != text:
+            raise ValueError(f"not written as ids are: {text}")
 
 
 class ServiceKey(msgspec.Struct, frozen=True):

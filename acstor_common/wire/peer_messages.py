@@ -18,8 +18,8 @@ from acstor_common.model import segments
 from acstor_common.wire import peer_request
 from acstor_common.wire import replica_messages
 from acstor_common.wire.peer_request import Cancel as Cancel
+from acstor_common.wire.peer_request import ConnectionClass as ConnectionClass
 from acstor_common.wire.peer_request import Get as Get
-from acstor_common.wire.peer_request import Klass as Klass
 from acstor_common.wire.peer_request import RaisePriority as RaisePriority
 from acstor_common.wire.replica_messages import ReplicaReport as ReplicaReport
 from acstor_common.wire.replica_messages import ReplicaRequest as ReplicaRequest
@@ -43,7 +43,7 @@ class Hello(NamedTuple):
     """First message on a connection, once from each side."""
 
     host_id: ids.HostId
-    klass: Klass
+    klass: ConnectionClass
     ring_epoch: int
 
 
@@ -59,14 +59,14 @@ class Chunk(NamedTuple):
     raw_bytes: int = 0
 
     @property
-    def chunks(self) -> int:
+    def chunk_count(self) -> int:
         """Number of chunks."""
-        return peer_request.chunks_in(len(self[1]), self[2])
+        return peer_request.count_chunks(len(self[1]), self[2])
 
     @property
     def numbers(self) -> range:
         """Numbers of the chunks."""
-        return range(self[0], self[0] + self.chunks)
+        return range(self[0], self[0] + self.chunk_count)
 
     def iter_chunks(self) -> Iterator["Chunk"]:
         """Yield one message per chunk."""
@@ -212,7 +212,7 @@ def _check_hosts(hosts: tuple[ids.HostId, ...]) -> None:
 def _decode_hello(body: bytes) -> Hello:
     klass, ring_epoch = _HELLO.unpack_from(body)
     host_id = ids.parse_host_id(body[_HELLO.size :].decode("ascii"))
-    return Hello(host_id, Klass(klass), ring_epoch)
+    return Hello(host_id, ConnectionClass(klass), ring_epoch)
 
 
 def _decode_refuse(body: bytes) -> Refuse:

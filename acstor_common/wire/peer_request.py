@@ -41,7 +41,7 @@ MIN_NUMBERS_BYTES = _REQUEST.size
 MAX_NUMBERS_BYTES = MAX_BATCH * _REQUEST.size
 
 
-class Klass(enum.IntEnum):
+class ConnectionClass(enum.IntEnum):
     """Class of a connection: a guest waits for DEMAND, not for BULK."""
 
     DEMAND = 1
@@ -56,9 +56,9 @@ class Priority(enum.IntEnum):
     PREFETCH = 3  # background
 
     @property
-    def klass(self) -> Klass:
+    def connection_class(self) -> ConnectionClass:
         """The class of connections for this priority."""
-        return Klass.DEMAND if self is Priority.PEER else Klass.BULK
+        return ConnectionClass.DEMAND if self is Priority.PEER else ConnectionClass.BULK
 
 
 class Mode(enum.IntEnum):
@@ -125,7 +125,7 @@ _PLAIN = (
 )
 
 
-def chunks_in(length: int, chunk_bytes: int) -> int:
+def count_chunks(length: int, chunk_bytes: int) -> int:
     """Return the number of chunks of a request."""
     return -(-length // chunk_bytes) if chunk_bytes else 1
 
@@ -147,14 +147,14 @@ class ChunkRequest(NamedTuple):
     chunk_bytes: int = 0  # of a run: the length of each chunk but the last; 0: one chunk
 
     @property
-    def chunks(self) -> int:
+    def chunk_count(self) -> int:
         """Number of chunks."""
-        return chunks_in(self.length, self.chunk_bytes)
+        return count_chunks(self.length, self.chunk_bytes)
 
     @property
     def numbers(self) -> range:
         """Numbers of the chunks."""
-        return range(self.request_id, self.request_id + self.chunks)
+        return range(self.request_id, self.request_id + self.chunk_count)
 
     @property
     def offsets(self) -> range:
@@ -276,7 +276,7 @@ def _check(requests: tuple[ChunkRequest, ...]) -> None:
     chunks = 0
     for request in requests:
         _check_run(request)
-        chunks += request.chunks
+        chunks += request.chunk_count
     if chunks > MAX_BATCH:
         raise ValueError(f"a Get of {chunks} chunks")
     if len(requests) == 1:
@@ -291,11 +291,11 @@ def _check_run(request: ChunkRequest) -> None:
     """Check a request; count only what is known to be small."""
     request_id, _, offset, length, proof, _, _, _, size = request
     is_run = size > 0
-    if not 1 <= length <= MAX_DATA_BYTES or is_run != (1 < request.chunks <= MAX_BATCH):
+    if not 1 <= length <= MAX_DATA_BYTES or is_run != (1 < request.chunk_count <= MAX_BATCH):
         raise ValueError(f"a Get of {length} bytes, {size} in a chunk")
     if not 0 <= offset <= MAX_OFFSET - length:
         raise ValueError(f"a Get at offset {offset}")
-    if not 0 <= request_id <= MAX_NUMBER - request.chunks + 1:
+    if not 0 <= request_id <= MAX_NUMBER - request.chunk_count + 1:
         raise ValueError(f"a Get of number {request_id}")
     if len(proof) != PROOF_BYTES:
         raise ValueError(f"a proof of {len(proof)} bytes")

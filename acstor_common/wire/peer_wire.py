@@ -37,7 +37,7 @@ from acstor_common.wire.peer_messages import Refuse as Refuse
 from acstor_common.wire.peer_messages import ReplicaReport as ReplicaReport
 from acstor_common.wire.peer_messages import ReplicaRequest as ReplicaRequest
 from acstor_common.wire.peer_request import ChunkRequest as ChunkRequest
-from acstor_common.wire.peer_request import Klass as Klass
+from acstor_common.wire.peer_request import ConnectionClass as ConnectionClass
 from acstor_common.wire.peer_request import Mode as Mode
 from acstor_common.wire.peer_request import Priority as Priority
 
@@ -174,7 +174,7 @@ def _encode_chunks(chunks: Sequence[Chunk]) -> list[Buffer]:
         raise ValueError(f"chunks of {sizes} bytes in it")
     body_bytes = _COUNT_BYTES + len(chunks) * _RUN.size + total
     head = [_HEADER.pack(MAGIC, MAJOR_VERSION, Type.CHUNK, body_bytes), bytes([len(chunks)])]
-    head += [_RUN.pack(*one) for one in heads]
+    head += [_RUN.pack(*fields) for fields in heads]
     return [b"".join(head), *[data for _, data, _, _ in chunks]]
 
 
@@ -189,7 +189,7 @@ class _ReceivedRun(NamedTuple):
 
     @property
     def numbers(self) -> range:
-        chunks = peer_request.chunks_in(self.end - self.begin, self.chunk_bytes)
+        chunks = peer_request.count_chunks(self.end - self.begin, self.chunk_bytes)
         return range(self.number, self.number + chunks)
 
     def whole_at(self, filled: int, is_past: bool = False) -> int:
@@ -226,7 +226,7 @@ class Receiver:
         self.awaited_bytes: Callable[[], int] = lambda: MAX_DATA_BYTES
         self._accepts = accepts
         self._is_greeted = False
-        self._klass = Klass.DEMAND  # until Hello
+        self._klass = ConnectionClass.DEMAND  # until Hello
         self._small = bytearray(SMALL_BYTES)
         self._small_view = memoryview(self._small)
         self._start = 0  # unparsed bytes: from _start to _end
@@ -373,7 +373,7 @@ class Receiver:
             begin, end = end, end + length
             found.append(_ReceivedRun(number, begin, end, chunk_bytes, raw_bytes))
             raw_total += raw_bytes or length
-            its = peer_request.chunks_in(length, chunk_bytes)
+            its = peer_request.count_chunks(length, chunk_bytes)
             chunks += its
             if number + its > 1 << 32:
                 raise self._error(f"a run with numbers from {number} on")
@@ -449,13 +449,13 @@ class Receiver:
             raise self._error(f"{type_.name} comes from the wrong side")
         if (type_ == Type.HELLO) == self._is_greeted:
             raise self._error("Hello twice" if self._is_greeted else f"{type_.name} before Hello")
-        if type_ in BULK_ONLY and self._klass is not Klass.BULK:
+        if type_ in BULK_ONLY and self._klass is not ConnectionClass.BULK:
             raise self._error(f"{type_.name} on a connection where guests wait")
 
     def _check_klass(self, get: Get) -> None:
-        wanted, here = get.requests[0].priority, self._klass
-        if wanted.klass is not here:
-            raise self._error(f"a Get of priority {wanted.name} on a {here.name} connection")
+        wanted, own = get.requests[0].priority, self._klass
+        if wanted.connection_class is not own:
+            raise self._error(f"a Get of priority {wanted.name} on a {own.name} connection")
 
     def _error(self, why: str) -> errors.RemoteProtocolError:
         return errors.RemoteProtocolError(self.peer, why)

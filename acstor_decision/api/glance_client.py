@@ -83,7 +83,7 @@ class GlanceClient:
             for hidden in ("false", "true"):
                 query = {"id": f"in:{some}", "os_hidden": hidden, "visibility": "all"}
                 answer = self._get("/v2/images", auth, {**query, "limit": str(AT_ONCE)})
-                found |= {one.id: one for one in _images_of(answer)}
+                found |= {image.id: image for image in _images_of(answer)}
         return found
 
     def list_images(self, auth: plugin.BaseAuthPlugin | None) -> ImageListing:

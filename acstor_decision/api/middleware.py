@@ -68,9 +68,9 @@ def client_address(forwarded: str) -> str:
     """
     first = forwarded[:256].partition(",")[0].strip().strip('"')
     plain = first[1:].partition("]")[0] if first.startswith("[") else first
-    for one in (plain, plain.rpartition(":")[0]):
+    for text in (plain, plain.rpartition(":")[0]):
         try:
-            return str(ipaddress.ip_address(one))
+            return str(ipaddress.ip_address(text))
         except ValueError:
             continue
     return ""

@@ -13,8 +13,8 @@ from acstor_decision.api import routes
 SCOPES = ["system", "project"]  # token scopes that may be used; hosts belong to no domain
 
 BASE = tuple(
-    policy.RuleDefault(name, rule, who, scope_types=SCOPES)
-    for name, rule, who in (
+    policy.RuleDefault(name, rule, description, scope_types=SCOPES)
+    for name, rule, description in (
         ("acstor:admin", "role:admin", "Who may change what the cloud does"),
         (
             "acstor:reader",

@@ -131,15 +131,15 @@ def _wait_for_database(
     :param prepare: reads what the service needs at its start
     :raises errors.Unusable: the schema has another version; or as ``prepare`` raises
     """
-    was_told = False
+    was_logged = False
     while not stopping.is_set():
         try:
             if is_current := store.is_current():
                 prepare()
         except database.DatabaseError as e:
-            if not was_told:
+            if not was_logged:
                 LOG.warning("the database fails: %s; trying again", e)
-            was_told = True
+            was_logged = True
             stopping.wait(RETRY_S)
             continue
         if not is_current:

@@ -137,9 +137,11 @@ def _add_enrolment(
             ("issue", "enrol a host that cannot reach the REST API", _issue),
         )
     )
-    who = "default: that of the waiting request of this host, or of its next one"
-    allow.add_argument("--fingerprint", help=f"SHA-256 of the allowed key, in hex ({who})")
-    allow.add_argument("--user", default="", help=f"id of the allowed Keystone user ({who})")
+    default_user = "default: that of the waiting request of this host, or of its next one"
+    allow.add_argument("--fingerprint", help=f"SHA-256 of the allowed key, in hex ({default_user})")
+    allow.add_argument(
+        "--user", default="", help=f"id of the allowed Keystone user ({default_user})"
+    )
     issue.add_argument(
         "--out",
         metavar="FOLDER",

@@ -294,5 +294,7 @@ class Decider:
         needed = self._members.limits.overload_collections
         return observed.value if observed.times >= needed else current
 
-    def _similarity(self, one: ids.HostId, other: ids.HostId) -> float:
-        return minhash.similarity(self._members[one].last.sketch, self._members[other].last.sketch)
+    def _similarity(self, first: ids.HostId, other: ids.HostId) -> float:
+        return minhash.similarity(
+            self._members[first].last.sketch, self._members[other].last.sketch
+        )

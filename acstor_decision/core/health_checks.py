@@ -69,9 +69,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_problems(seen: cloud_state.CloudState) -> list[Finding]:
     """Return the findings of all checks, the worst first."""
-    found = [one for check in CHECKS for one in check(seen)]
+    found = [problem for check in CHECKS for problem in check(seen)]
     order = list(Severity)
-    return sorted(found, key=lambda one: -order.index(one.severity))
+    return sorted(found, key=lambda problem: -order.index(problem.severity))
 
 
 def worst_severity(found: Iterable[Finding]) -> Severity:
@@ -80,7 +80,9 @@ def worst_severity(found: Iterable[Finding]) -> Severity:
     >>> worst_severity([])
     <Severity.OK: 'ok'>
     """
-    return max((one.severity for one in found), key=list(Severity).index, default=Severity.OK)
+    return max(
+        (problem.severity for problem in found), key=list(Severity).index, default=Severity.OK
+    )
 
 
 def _enrolled(seen: cloud_state.CloudState) -> Iterator[Finding]:
@@ -188,15 +190,17 @@ def _tables(seen: cloud_state.CloudState) -> Iterator[Finding]:
 
 
 def _late_reads(seen: cloud_state.CloudState) -> Iterator[Finding]:
-    if late := [(host, one) for host, one in _reported(seen) if one.longest_wait_s > WAIT_S]:
+    if late := [
+        (host, report) for host, report in _reported(seen) if report.longest_wait_s > WAIT_S
+    ]:
         yield _finding(
             "reads-wait",
             Severity.ERROR,
             f"guests' requests have waited for more than {WAIT_S:g} s",
             [
-                f"{host.name}: {one.waiting} requests, {one.longest_wait_s:.0f} s"
-                + (f", {one.waits_for}" if one.waits_for else "")
-                for host, one in sorted(late, key=lambda pair: -pair[1].longest_wait_s)
+                f"{host.name}: {report.waiting} requests, {report.longest_wait_s:.0f} s"
+                + (f", {report.waits_for}" if report.waits_for else "")
+                for host, report in sorted(late, key=lambda pair: -pair[1].longest_wait_s)
             ],
             "a read blocks until its data arrives: check the image store and the network between "
             "hosts; acstor-agent-ctl status there has details",
@@ -205,7 +209,9 @@ def _late_reads(seen: cloud_state.CloudState) -> Iterator[Finding]:
 
 def _io_errors(seen: cloud_state.CloudState) -> Iterator[Finding]:
     reported = list(_reported(seen))
-    if lost := [f"{host.name}: {guest}" for host, one in reported for guest in one.on_dead_mounts]:
+    if lost := [
+        f"{host.name}: {guest}" for host, report in reported for guest in report.on_dead_mounts
+    ]:
         yield _finding(
             "mount-dead",
             Severity.ERROR,
@@ -214,14 +220,14 @@ def _io_errors(seen: cloud_state.CloudState) -> Iterator[Finding]:
             "restart these servers (openstack server reboot --hard); they then read through the "
             "current mount",
         )
-    if failed := [(host, one) for host, one in reported if one.failed_reads]:
+    if failed := [(host, report) for host, report in reported if report.failed_reads]:
         yield _finding(
             "reads-failed",
             Severity.ERROR,
             "guests got I/O errors in the last hour",
             [
-                f"{host.name}: {one.failed_reads}"
-                for host, one in sorted(failed, key=lambda pair: -pair[1].failed_reads)
+                f"{host.name}: {report.failed_reads}"
+                for host, report in sorted(failed, key=lambda pair: -pair[1].failed_reads)
             ],
             "the data was lost, or no source returned it in time: check whether an image in use "
             "was deleted; the log of acstor-agent there names it",
@@ -229,14 +235,14 @@ def _io_errors(seen: cloud_state.CloudState) -> Iterator[Finding]:
 
 
 def _fallbacks(seen: cloud_state.CloudState) -> Iterator[Finding]:
-    if back := [(host, one) for host, one in _reported(seen) if one.fallbacks]:
+    if back := [(host, report) for host, report in _reported(seen) if report.fallbacks]:
         yield _finding(
             "nova-fallback",
             Severity.WARNING,
             "Nova fell back to its own download in the last hour",
             [
-                f"{host.name}: {_counted(one.fallbacks)}"
-                for host, one in sorted(back, key=lambda pair: -sum(pair[1].fallbacks.values()))
+                f"{host.name}: {_counted(report.fallbacks)}"
+                for host, report in sorted(back, key=lambda pair: -sum(pair[1].fallbacks.values()))
             ],
             "the log of nova-compute there names the images and the reasons; acstor-nova-manage "
             "check finds configuration errors",
@@ -303,9 +309,9 @@ def _images(seen: cloud_state.CloudState) -> Iterator[Finding]:
 
 def _listeners(seen: cloud_state.CloudState) -> Iterator[Finding]:
     if silent := [
-        f"{one.name}: for {one.reported_ago_s / 60:.0f} min"
-        for one in sorted(seen.listeners, key=lambda one: -one.reported_ago_s)
-        if one.reported_ago_s > LISTENER_S
+        f"{listener.name}: for {listener.reported_ago_s / 60:.0f} min"
+        for listener in sorted(seen.listeners, key=lambda listener: -listener.reported_ago_s)
+        if listener.reported_ago_s > LISTENER_S
     ]:
         yield _finding(
             "listener-silent",
@@ -324,22 +330,30 @@ def _fills(seen: cloud_state.CloudState) -> Iterator[Finding]:
             "image-not-cached",
             Severity.WARNING,
             "images in use do not become fully cached",
-            [f"{one.host}: {one.image_id}: {one.why}" for one in seen.unfinished],
+            [f"{image.host}: {image.image_id}: {image.why}" for image in seen.unfinished],
             "their servers depend on other hosts and on the image store: raise cache_limit_bytes, "
             "or openstack acstor image hydrate <image>",
         )
 
 
 def _checkpoints(seen: cloud_state.CloudState) -> Iterator[Finding]:
-    ages = [(seen.now_s - one.taken_s, one) for one in seen.checkpoints if one.interval_s]
-    late = [(age_s, one) for age_s, one in ages if age_s > 2 * one.interval_s + TROUBLE_S]
+    ages = [
+        (seen.now_s - checkpoint.taken_s, checkpoint)
+        for checkpoint in seen.checkpoints
+        if checkpoint.interval_s
+    ]
+    late = [
+        (age_s, checkpoint)
+        for age_s, checkpoint in ages
+        if age_s > 2 * checkpoint.interval_s + TROUBLE_S
+    ]
     if late:
         late.sort(key=lambda pair: -pair[0] / pair[1].interval_s)
         yield _finding(
             "checkpoint-late",
             Severity.WARNING,
             "checkpoints are older than their interval",
-            [f"{one.instance_id}: {age_s / 60:.0f} min" for age_s, one in late],
+            [f"{checkpoint.instance_id}: {age_s / 60:.0f} min" for age_s, checkpoint in late],
             "data written since is lost if their hosts fail now; the log of acstor-checkpointd "
             "there says why",
         )
@@ -347,19 +361,19 @@ def _checkpoints(seen: cloud_state.CloudState) -> Iterator[Finding]:
 
 def _checkpoint_failures(seen: cloud_state.CloudState) -> Iterator[Finding]:
     if failing := [
-        (host, one)
+        (host, failure)
         for host, failures in sorted(seen.checkpoint_failures.items())
-        for one in failures
+        for failure in failures
     ]:
-        reasons = {one.reason for _, one in failing}
+        reasons = {failure.reason for _, failure in failing}
         remedies = [f"{why}: {what}; " for why, what in FAILURE_REMEDIES.items() if why in reasons]
         yield _finding(
             "checkpoint-failed",
             Severity.WARNING,
             "checkpoints or vaults fail",
             [
-                f"{one.instance_id or 'vault'} on {host}: {one.reason} {one.holder}".rstrip()
-                for host, one in sorted(failing, key=lambda pair: bool(pair[1].instance_id))
+                f"{fault.instance_id or 'vault'} on {host}: {fault.reason} {fault.holder}".rstrip()
+                for host, fault in sorted(failing, key=lambda pair: bool(pair[1].instance_id))
             ],
             f"{''.join(remedies)}the log of acstor-checkpointd on that host has details",
         )

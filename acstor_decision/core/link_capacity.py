@@ -80,8 +80,8 @@ def slowness(
     """
     votes: dict[location.Levels, list[float]] = collections.defaultdict(list)
     voters: collections.Counter[location.Levels] = collections.Counter()
-    for one in readers.values():
-        for siblings in _families(one, levels):
+    for reader in readers.values():
+        for siblings in _families(reader, levels):
             middle = statistics.median_low(wait for waits in siblings.values() for wait in waits)
             for place, waits in siblings.items():
                 votes[place] += [wait / middle for wait in waits]
@@ -94,14 +94,14 @@ def slowness(
 
 
 def _families(
-    one: PeerWaits, levels: Mapping[ids.HostId, location.Levels]
+    waits: PeerWaits, levels: Mapping[ids.HostId, location.Levels]
 ) -> Iterator[dict[location.Levels, list[float]]]:
     """Yield groups of sibling locations, with the reader's waits for hosts there."""
     families: dict[location.Levels, dict[location.Levels, list[float]]] = {}
-    for peer, wait in one.wait.items():
+    for peer, wait in waits.wait.items():
         if (where := levels.get(peer)) is None:
             continue
-        for depth in range(location.common_levels(one.levels, where) + 1, len(where) + 1):
+        for depth in range(location.common_levels(waits.levels, where) + 1, len(where) + 1):
             family = families.setdefault(where[: depth - 1], {})
             family.setdefault(where[:depth], []).append(wait)
     yield from (family for family in families.values() if len(family) > 1)
@@ -119,12 +119,12 @@ def group_waits(
     :param outers: thresholds to evaluate; 0 in the result is the source
     """
     found: dict[int, list[float]] = collections.defaultdict(list)
-    for one in group.values():
-        if one.source is not None:
-            found[0].append(one.source)
+    for reader in group.values():
+        if reader.source is not None:
+            found[0].append(reader.source)
         far = [
-            (location.distance(one.levels, where), wait)
-            for peer, wait in one.wait.items()
+            (location.distance(reader.levels, where), wait)
+            for peer, wait in reader.wait.items()
             if (where := levels.get(peer)) is not None
         ]
         for outer in outers:

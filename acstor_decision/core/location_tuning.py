@@ -75,11 +75,12 @@ class LocationTuner:
         :param groups: those of them whose hosts form a group
         :param near: the table's near threshold
         """
-        shares = {place: one.value for place, one in self._shares.items() if place in names}
+        shares = {place: tuned.value for place, tuned in self._shares.items() if place in names}
         outers = {
-            group: one.outer
-            for group, one in self._detours.items()
-            if group in groups and (one.outer == location_policies.FROM_SOURCE or one.outer > near)
+            group: tuned.outer
+            for group, tuned in self._detours.items()
+            if group in groups
+            and (tuned.outer == location_policies.FROM_SOURCE or tuned.outer > near)
         }
         said = {
             place: location_policies.LocationPolicy(
@@ -104,7 +105,7 @@ class LocationTuner:
                 self._follow(share, _target(slowness[place]))
             else:
                 self._wait(share)
-        self._shares = {p: one for p, one in self._shares.items() if one != _Share()}
+        self._shares = {p: tuned for p, tuned in self._shares.items() if tuned != _Share()}
 
     def _follow(self, share: _Share, target: int) -> None:
         share.unknown = 0

@@ -138,10 +138,10 @@ def record_presence(
     """
     its = _Row.instance_id == instance_id
     if host is not None:
-        here = {"gone_s": None, "off_hosts_s": None if host else now_s}
+        present = {"gone_s": None, "off_hosts_s": None if host else now_s}
         was = _Row.off_hosts_s.is_not(None) if host else _Row.off_hosts_s.is_(None)
         session.execute(
-            sa.update(_Row).where(its, sa.or_(was, _Row.gone_s.is_not(None))).values(**here)
+            sa.update(_Row).where(its, sa.or_(was, _Row.gone_s.is_not(None))).values(**present)
         )
         return 0
     session.execute(sa.update(_Row).where(its, _Row.gone_s.is_(None)).values(gone_s=now_s))

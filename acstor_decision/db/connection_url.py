@@ -116,7 +116,7 @@ def error_reason(error: BaseException) -> str:
     """Return the driver's message of a database error, in one line."""
     inner = getattr(error, "inner_exception", None) or error
     found = getattr(inner, "orig", None) or inner
-    words = [one for one in found.args if isinstance(one, str)]
+    words = [argument for argument in found.args if isinstance(argument, str)]
     return _plain(words[-1] if words else found)
 
 

@@ -57,7 +57,7 @@ def list_rings(
     if at_most is not None:
         wanted = wanted.where(_Row.epoch <= at_most)
     found = [Publication(*row) for row in session.execute(wanted.limit(limit))]
-    return [one._replace(overloaded=tuple(str(one.overloaded or "").split())) for one in found]
+    return [ring._replace(overloaded=tuple(str(ring.overloaded or "").split())) for ring in found]
 
 
 def store_ring(session: orm.Session, new: Publication, kept: int) -> None:

@@ -252,7 +252,7 @@ class _BootRecorder:
             if self._recorder.is_full:
                 return  # also bounds the cache
             for extent in self._cache.read(offset, length):
-                self._recorder.read(*extent, self._now_s())
+                self._recorder.record_read(*extent, self._now_s())
 
     def set_cpu_wait(self, cpu_wait_s: float) -> None:
         """Set the time that the guest has waited for a processor so far."""
@@ -301,7 +301,7 @@ class _Watch:
                 else:
                     time.sleep(_POLL_S)
                 now_s = time.monotonic()
-                self._recorder.set_cpu_wait(sandbox.cpu_wait_s(self._process.pid))
+                self._recorder.set_cpu_wait(sandbox.longest_cpu_wait_s(self._process.pid))
                 self._check_memory()
                 progress(now_s - began_s, self._recorder.state()[0])
                 end = self._end(now_s, now_s - began_s)

@@ -102,9 +102,9 @@ def run_guest(
     if firmware is Firmware.UEFI and not UEFI_FIRMWARE.is_file():
         why = "it is not installed, and the image boots by UEFI"
         raise errors.Unusable(str(UEFI_FIRMWARE), why, "Install ovmf")
-    sandbox.check(isolation)
+    sandbox.check_sandbox(isolation)
     devices, group = (["/dev/kvm"], "kvm") if accelerator() == "kvm" else ([], "")
-    confined = sandbox.command(isolation, _bounds(limits), devices, group)
+    confined = sandbox.command_prefix(isolation, _bounds(limits), devices, group)
     process = subprocess.Popen(
         [*confined, *_argv(overlay_fd, image.fileno(), limits, firmware)],
         stdin=subprocess.DEVNULL,

@@ -65,7 +65,10 @@ class BootImageAnnouncer:
         image = self._images.read_or_none(image_id)
         if image is None or image_record.why_not_served(image):
             return
-        previous = [one.id for one in predecessor_images.find_predecessors(self._images, image)]
+        previous = [
+            predecessor.id
+            for predecessor in predecessor_images.find_predecessors(self._images, image)
+        ]
         is_public = image.visibility == PUBLIC
         if not previous and not is_public:
             return  # no host needs it

@@ -20,7 +20,7 @@ class BuildModes(NamedTuple):
     records: bool
 
     @property
-    def any(self) -> bool:
+    def makes_boot_images(self) -> bool:
         """Whether boot images are made at all."""
         return self.builds or self.records
 
@@ -46,7 +46,7 @@ def why_not_built(isolation: sandbox.Sandbox) -> str:
         if not sandbox.is_installed(isolation, program):
             return f"{program} is not installed"
     try:
-        sandbox.check(isolation)
+        sandbox.check_sandbox(isolation)
     except errors.Unusable as exc:
         return str(exc)
     return ""

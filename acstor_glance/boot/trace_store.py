@@ -71,5 +71,5 @@ class TraceStore:
             min(others, key=lambda path: path.stat().st_mtime).unlink()
 
 
-def _is_alike(one: trace_message.BootTrace, two: trace_message.BootTrace) -> bool:
-    return (one.size_bytes, one.chunk_bytes) == (two.size_bytes, two.chunk_bytes)
+def _is_alike(trace: trace_message.BootTrace, two: trace_message.BootTrace) -> bool:
+    return (trace.size_bytes, trace.chunk_bytes) == (two.size_bytes, two.chunk_bytes)

@@ -65,6 +65,8 @@ class ArtefactQuota:
         known, now_s = self._known.get(project), self._clock()
         if known is None or now_s - known.read_s > age_s:
             found = self._images.list_project_artefacts(project)
-            used_bytes = sum(one.size_bytes for one in found if artefacts.kind_of(one) in _COUNTED)
+            used_bytes = sum(
+                artefact.size_bytes for artefact in found if artefacts.kind_of(artefact) in _COUNTED
+            )
             known = self._known[project] = _Used(used_bytes, now_s)
         return known

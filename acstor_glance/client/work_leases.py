@@ -25,7 +25,7 @@ ANSWER_S = 20.0  # longest wait for the coordination service; most tooz drivers 
 
 
 class WorkLeases:
-    """Leases on images for one kind of work (``what``), over any driver of tooz.
+    """Leases on images for one kind of work (``work_kind``), over any driver of tooz.
 
     Each lease has its own coordinator, because some drivers are not thread-safe. Without ``url``,
     leases are files below ``state_dir``.
@@ -35,11 +35,11 @@ class WorkLeases:
         self,
         url: str | None,
         state_dir: pathlib.Path,
-        what: str,
+        work_kind: str,
         *,
         answer_s: float = ANSWER_S,
     ) -> None:
-        self._what = what
+        self._work_kind = work_kind
         self._own_folder = None if url else state_dir / "claims"
         self._url = url or f"file://{self._own_folder}"
         self._deadline = call_deadline.CallDeadline("coordination", answer_s)
@@ -83,7 +83,7 @@ class WorkLeases:
         def claim() -> tuple[Any, Any, bool]:
             coordinator = coordination.get_coordinator(self._url, uuid.uuid4().bytes)
             coordinator.start(start_heart=True)
-            lock = coordinator.get_lock(f"acstor-{self._what}-{image_id}".encode())
+            lock = coordinator.get_lock(f"acstor-{self._work_kind}-{image_id}".encode())
             is_ours = False
             try:
                 is_ours = bool(lock.acquire(blocking=False))

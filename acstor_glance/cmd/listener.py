@@ -41,7 +41,7 @@ def build(conf: cfg.ConfigOpts) -> tuple[listener_service.ListenerService, metri
     )
     protection = protection_reconciler.ProtectionReconciler(conf, images, counters)
     boot_images = None
-    if modes.any:
+    if modes.makes_boot_images:
         maker = boot_image_maker.BootImageMaker(images, conf, modes)
         announcer = boot_image_announcer.BootImageAnnouncer(images, conf)
         boot_images = boot_image_service.BootImageService(maker, modes, counters, announcer)

@@ -156,7 +156,7 @@ class Tool:
         with self._steps("looked at", None) as step:
             for image, image_map in image_iteration.iterate_images(self._images):
                 others = self._images.read_converted(image)
-                known = {one.id: one for one in (image_map, others) if one}
+                known = {part.id: part for part in (image_map, others) if part}
                 todo = plan.plan_image(image, known, project_id, self._preparer.desired, now)
                 if todo.step is not plan.Step.NOTHING:
                     found.append(image.id)
@@ -267,7 +267,7 @@ class Tool:
         with self._steps("images", None) as step:
             for _number in counting.run():
                 step()
-        for label, count in sorted(counting.counts.items(), key=lambda one: -one[1].images):
+        for label, count in sorted(counting.counts.items(), key=lambda entry: -entry[1].images):
             facts: dict[str, Any] = {"reason": label, "images": count.images}
             if count.reason is not image_scan.ScanReason.SERVED:
                 facts |= {"examples": count.examples, "message": count.message}

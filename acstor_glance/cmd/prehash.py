@@ -32,7 +32,7 @@ from acstor_glance.prepare import prehash
 
 DEFAULT_OS_HASH_ALGO = "sha512"
 
-ENDINGS = {one: f".{one.glance_name}" for one in layout.DiskFormat}
+ENDINGS = {disk_format: f".{disk_format.glance_name}" for disk_format in layout.DiskFormat}
 
 _SIZE = re.compile(r"([0-9]{1,12})(|K|M)(?:iB)?")
 _UNITS = {"": 1, "K": geometry.KIB, "M": geometry.MIB}
@@ -93,7 +93,7 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=[one.glance_name for one in layout.DiskFormat],
+        choices=[disk_format.glance_name for disk_format in layout.DiskFormat],
         help="disk_format of the image in Glance; by default qcow2 if the file's name ends with "
         ".qcow2, else raw. It is never guessed from the bytes, which are refused if they are not "
         "of this format",

@@ -20,7 +20,7 @@ class HintQueue:
         self._changed = threading.Condition()
         self._is_closed = False
 
-    def put(self, image_id: ids.ImageId) -> None:
+    def queue_image(self, image_id: ids.ImageId) -> None:
         """Queue an image ID if there is room."""
         with self._changed:
             if len(self._waiting) < MAX_HINTS:

@@ -24,7 +24,7 @@ from acstor_glance.prepare import image_preparer
 
 LOG = logging.getLogger(__name__)
 
-IMAGE_ENDINGS = {one: f".{one}" for one in image_record.SERVED_DISK_FORMATS}
+IMAGE_ENDINGS = {disk_format: f".{disk_format}" for disk_format in image_record.SERVED_DISK_FORMATS}
 ENDINGS = {artefacts.Kind.BOOT_IMAGE: ".acboot", artefacts.Kind.CHUNK_MAP: ".acmap"}
 """In the order of writing."""
 MODE = 0o640

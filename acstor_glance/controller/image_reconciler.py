@@ -76,10 +76,17 @@ class ImageReconciler:
             if artefacts.is_artefact(image, project_id):
                 continue
             findings.images += 1
-            own = {one.id: one for one in left.pop(image.id, ())}
-            orphans += (one for one in own.values() if _is_orphan(one, image, now))
+            own = {candidate.id: candidate for candidate in left.pop(image.id, ())}
+            orphans += (
+                candidate for candidate in own.values() if _is_orphan(candidate, image, now)
+            )
             self._look_at(image, own, now, findings)
-        orphans += (one for some in left.values() for one in some if _is_orphan(one, None, now))
+        orphans += (
+            candidate
+            for some in left.values()
+            for candidate in some
+            if _is_orphan(candidate, None, now)
+        )
         for artefact in orphans:
             self._delete_orphan(artefact, now, findings)
         LOG.info("reconcile: %s", findings)

@@ -131,7 +131,7 @@ class ListenerService:
         self._counters.notifications.labels(event_type).inc()
         if image_id in self._protection.needed:
             self._protection.mark_changed(image_id)
-        self._hints.put(image_id)
+        self._hints.queue_image(image_id)
 
     def _check_hints(self) -> None:
         """Queue the images of hints that exist in Glance, until the hints are closed."""

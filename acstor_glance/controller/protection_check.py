@@ -83,7 +83,7 @@ def _check_hosts(needed: decision_messages.NeededImages) -> CheckResult:
 
 
 def _check_listeners(reported: list[protection_reconciler.ListenerReport]) -> CheckResult:
-    silent = [one.listener for one in reported if one.is_silent]
+    silent = [listener.listener for listener in reported if listener.is_silent]
     why = "none has ever reported to the decision service: is acstor-glance-listener running?"
     if silent:
         why = f"silent: {', '.join(silent)}. Look at acstor-glance-listener there"

@@ -76,8 +76,8 @@ class TrustStore:
         if own.trusted_dir:
             ca, signers = (pathlib.Path(own.trusted_dir, name) for name in (CA_FILE, SIGNERS_FILE))
             try:
-                told = _read(signers) if signers.exists() else b""
-                self._trust = parse_trust(_read(ca), told, {})
+                signer_keys = _read(signers) if signers.exists() else b""
+                self._trust = parse_trust(_read(ca), signer_keys, {})
             except errors.NotAuthenticated as exc:
                 raise errors.Unusable(own.trusted_dir, str(exc)) from exc
             return

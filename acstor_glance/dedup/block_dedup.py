@@ -75,14 +75,14 @@ def share_blocks(
     """
     shared_bytes = 0
     limiter = rate_limiter.RateLimiter(bytes_s or math.inf, time.monotonic)
-    for one in _calls(image, ranges):
-        _read_ahead(image, base, one)
+    for call in _calls(image, ranges):
+        _read_ahead(image, base, call)
         try:
-            shared_bytes += _share_one(image, base, one)
+            shared_bytes += _share_one(image, base, call)
         except OSError as exc:
             why = _WHY.get(exc.errno or 0, str(exc.strerror))
             raise errors.Unusable("deduplication of an image with its backing image", why) from exc
-        if wait(limiter.wait_s(one.length)):
+        if wait(limiter.wait_s(call.length)):
             raise Stopped
     return shared_bytes
 
@@ -92,10 +92,10 @@ class Stopped(Exception):
 
 
 def _calls(image: int, ranges: Iterable[common_ranges.Range]) -> Iterator[common_ranges.Range]:
-    for one in ranges:
-        for start, stop in _data(image, one.offset, one.offset + one.length):
+    for common in ranges:
+        for start, stop in _data(image, common.offset, common.offset + common.length):
             for at in range(start, stop, CALL_BYTES):
-                base_offset = one.base_offset + at - one.offset
+                base_offset = common.base_offset + at - common.offset
                 yield common_ranges.Range(at, base_offset, min(CALL_BYTES, stop - at))
 
 
@@ -114,15 +114,15 @@ def _data(descriptor: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def _read_ahead(image: int, base: int, one: common_ranges.Range) -> None:
+def _read_ahead(image: int, base: int, common: common_ranges.Range) -> None:
     """Read both ranges, so that the kernel waits for no disk while it locks them."""
-    os.pread(image, one.length, one.offset)
-    os.pread(base, one.length, one.base_offset)
+    os.pread(image, common.length, common.offset)
+    os.pread(base, common.length, common.base_offset)
 
 
-def _share_one(image: int, base: int, one: common_ranges.Range) -> int:
-    asked = bytearray(_ASKED.pack(one.base_offset, one.length, 1, 0, 0))
-    asked += _TOLD.pack(image, one.offset, 0, 0, 0)
+def _share_one(image: int, base: int, common: common_ranges.Range) -> int:
+    asked = bytearray(_ASKED.pack(common.base_offset, common.length, 1, 0, 0))
+    asked += _TOLD.pack(image, common.offset, 0, 0, 0)
     fcntl.ioctl(base, _FIDEDUPERANGE, asked)
     _descriptor, _offset, shared_bytes, status, _ = _TOLD.unpack_from(asked, _ASKED.size)
     if status < 0:

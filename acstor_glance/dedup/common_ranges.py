@@ -71,12 +71,12 @@ def _plain(of: chunk_map.ChunkMap, start: int, stop: int) -> Iterator[layout.Ext
 def _joined(ranges: Iterable[Range]) -> Iterator[Range]:
     """Yield ranges, joined where they are contiguous in both files."""
     run: Range | None = None
-    for one in ranges:
-        if run and (run.offset + run.length, run.base_offset + run.length) == one[:2]:
-            run = run._replace(length=run.length + one.length)
+    for common in ranges:
+        if run and (run.offset + run.length, run.base_offset + run.length) == common[:2]:
+            run = run._replace(length=run.length + common.length)
             continue
         if run:
             yield run
-        run = one
+        run = common
     if run:
         yield run

@@ -61,7 +61,7 @@ class Caller(NamedTuple):
         return {"X-Auth-Token": self.token, **served}
 
     @property
-    def key(self) -> bytes:
+    def cache_key(self) -> bytes:
         """Key for caches."""
         return hashlib.sha256(self.token.encode()).digest()
 
@@ -106,7 +106,7 @@ class ImageLookup:
 
     def get_image(self, image_id: ids.ImageId, caller: Caller) -> ReadableImage:
         """Return an image that the caller may download."""
-        key = (caller.key, image_id)
+        key = (caller.cache_key, image_id)
         known = self._known.get(key)
         if known is None:
             known = self._fetch_image(image_id, caller)
@@ -143,7 +143,7 @@ class ImageLookup:
 
     def invalidate(self, image_id: ids.ImageId, caller: Caller) -> None:
         """Drop the cached answer for this caller."""
-        self._known.invalidate((caller.key, image_id))
+        self._known.invalidate((caller.cache_key, image_id))
 
     def _fetch_image(self, image_id: ids.ImageId, caller: Caller) -> ReadableImage:
         image = _image_of(image_id, self.fetch_record(image_id, caller))

@@ -183,7 +183,7 @@ def _web(name: str, _store: Any, options: Any, own: Any) -> base.Reader:
 
 def _networks(name: str, networks: Iterable[str]) -> list[addresses.Network]:
     try:
-        return [ipaddress.ip_network(one) for one in networks]
+        return [ipaddress.ip_network(network) for network in networks]
     except ValueError as error:
         raise errors.Unusable(name, f"[acstor_gateway] internal_web_networks: {error}") from error
 

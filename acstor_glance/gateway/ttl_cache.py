@@ -26,7 +26,7 @@ class TtlCache(Generic[T]):
     def get(self, key: Hashable) -> T | None:
         """Return the value of a key; None: missing or expired."""
         with self._lock:
-            found = self._known.use(key)
+            found = self._known.get_as_used(key)
             return found[1] if found is not None and self._clock() < found[0] else None
 
     def put(self, key: Hashable, value: T) -> None:

@@ -40,7 +40,9 @@ _INFO_BYTES = 256 * geometry.KIB
 _THREADS = 64
 _SIGNALLED = 128  # exit status from the sandbox is this plus the signal's number, as in a shell
 _OF_BOUNDS = {
-    status for one in (signal.SIGXCPU, signal.SIGXFSZ) for status in (-one, _SIGNALLED + one)
+    status
+    for number in (signal.SIGXCPU, signal.SIGXFSZ)
+    for status in (-number, _SIGNALLED + number)
 }
 """Statuses after too much time or output; other signals come from the host."""
 _GRACE_S = 5  # processor seconds between the limit's signal and SIGKILL
@@ -80,7 +82,7 @@ def convert_image(
         why = format_check.why_not_convertible(inspected, disk_format)
     if why:
         raise errors.NotRaw(name, why, REMEDY)
-    sandbox.check(isolation)
+    sandbox.check_sandbox(isolation)
     if not sandbox.is_installed(isolation, QEMU_IMG):
         raise errors.Unusable(QEMU_IMG, "it is not installed", "Install qemu-utils")
     with (work / "made").open("w+b") as made:
@@ -136,7 +138,7 @@ class _Job:
             "as": MEMORY_BYTES, "cpu": cpu_s, "fsize": max_bytes, "nofile": 64,
             "nproc": _THREADS, "core": 0}  # fmt: skip
         files = dict(zip((_IMAGE, _MADE), self._paths, strict=True))
-        argv = [*sandbox.command(self._isolation, bounds, files=files), QEMU_IMG, *words]
+        argv = [*sandbox.command_prefix(self._isolation, bounds, files=files), QEMU_IMG, *words]
         with tempfile.TemporaryFile() as complaints:
             process = subprocess.Popen(
                 argv,
@@ -194,10 +196,10 @@ def _check_info(name: str, info: dict[str, Any], own_name: str) -> None:
 def _file_names(said: object) -> Iterator[str]:
     left = [said]
     while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            if isinstance(found := one.get("filename"), str):
+        value = left.pop()
+        if isinstance(value, dict):
+            if isinstance(found := value.get("filename"), str):
                 yield found
-            one = list(one.values())
-        if isinstance(one, list):
-            left += one
+            value = list(value.values())
+        if isinstance(value, list):
+            left += value

@@ -50,7 +50,7 @@ def why_not_qcow2(head: bytes) -> str:
     """Return why an image is no safe qcow2 by Glance's and Nova's check; empty if it is."""
     try:
         found = _inspectors_of(head)
-        formats = {str(one) for one in found}
+        formats = {str(feature) for feature in found}
         if formats != {"qcow2"}:
             return f"its format is {' or '.join(sorted(formats))}, but Glance says qcow2"
         found[0].safety_check()
@@ -72,7 +72,7 @@ def why_not_convertible(file: IO[bytes], disk_format: str) -> str:
     try:
         inspector.close()
         found = list(inspector.formats or ())
-        formats = {str(one) for one in found}
+        formats = {str(feature) for feature in found}
         if formats != {disk_format}:
             return f"its format is {' or '.join(sorted(formats))}, but Glance says {disk_format}"
         found[0].safety_check()

@@ -152,8 +152,8 @@ def next_boot_image_build(
 def is_comparison_due(image: image_record.Image) -> bool:
     """Return whether to compare a prepared image with its backing image."""
     is_ready = artefacts.state_of(image) is artefacts.State.READY
-    told = artefacts.lineage_of(image)
-    return is_ready and told.shared_bytes is None and bool(lineage.bases_of(image))
+    known = artefacts.lineage_of(image)
+    return is_ready and known.shared_bytes is None and bool(lineage.bases_of(image))
 
 
 def _plan_attempt(image: image_record.Image, why: str, now: datetime.datetime) -> Plan:

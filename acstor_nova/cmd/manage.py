@@ -42,18 +42,18 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _enable(options: argparse.Namespace) -> int:
-    return _tell(options, enable.enable(options.folder, is_trial=options.check))
+    return _print_result(options, enable.enable(options.folder, is_trial=options.check))
 
 
 def _disable(options: argparse.Namespace) -> int:
-    status = _tell(options, enable.disable(options.folder, is_trial=options.check))
+    status = _print_result(options, enable.disable(options.folder, is_trial=options.check))
     left = enable.find_other_settings(host_check.load_conf(options.config_file), options.folder)
     for line in left:
         print(f"acstor-nova-manage: take this line out yourself: {line}", file=sys.stderr)
     return 1 if left else status
 
 
-def _tell(options: argparse.Namespace, is_changed: bool) -> int:
+def _print_result(options: argparse.Namespace, is_changed: bool) -> int:
     file = options.folder / enable.NAME
     if not is_changed:
         print(f"unchanged: {file}")

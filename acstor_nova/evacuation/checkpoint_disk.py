@@ -59,21 +59,21 @@ def create_newest(
     own = host.nova.conf.acstor
     asked = decision_client.DecisionClient(own.decision_url, own.ca_file, context.auth_token or "")
     failure: errors.AcstorError = errors.Unusable("checkpoints", "it has none")
-    for one in asked.newest_checkpoints(instance_id):
+    for checkpoint in asked.newest_checkpoints(instance_id):
         try:
-            recovery = asked.checkpoint_recovery(one.checkpoint_id)
+            recovery = asked.checkpoint_recovery(checkpoint.checkpoint_id)
             base = _base(host, context, recovery.image_id)
             create = functools.partial(_create_disk, host, recovery, base, path, size_bytes)
-            _with_retries(host, f"checkpoint {one.checkpoint_id}", create)
+            _with_retries(host, f"checkpoint {checkpoint.checkpoint_id}", create)
         except errors.AgentRefused as e:
             if is_delayed(e):
                 raise
             # this one is unusable; an older one may be usable
-            LOG.warning("checkpoint %s of %s: %s", one.checkpoint_id, one.taken_at, e)
+            LOG.warning("checkpoint %s of %s: %s", checkpoint.checkpoint_id, checkpoint.taken_at, e)
             failure = e
         else:
-            LOG.info("%s is as it was at %s", path, one.taken_at)
-            return one.taken_at
+            LOG.info("%s is as it was at %s", path, checkpoint.taken_at)
+            return checkpoint.taken_at
     raise failure
 
 
@@ -145,7 +145,9 @@ def wait_for_checkpoint(host: host_context.HostContext, checkpoint_id: str, path
     ends_s = time.monotonic() + host.timeouts.agent_start_s
     while True:
         try:
-            known = {one["checkpoint_id"]: one for one in host.agent.list_recovered()}
+            known = {
+                recovered["checkpoint_id"]: recovered for recovered in host.agent.list_recovered()
+            }
             if checkpoint_id not in known:
                 raise host.nova.cannot_start(recovered_disk.move_refusal_text(checkpoint_id))
             os.stat(path)
@@ -176,10 +178,12 @@ def wait_for_image(host: host_context.HostContext, image_id: str, path: str) -> 
 def drop_unused(host: host_context.HostContext, instance_ids: Collection[str]) -> None:
     """Delete disks of checkpoints that no disk uses; ``instance_ids``: of this host."""
     try:
-        for told in host.agent.list_recovered():
-            if not _is_used(host, told["checkpoint_id"], told["instance_id"], instance_ids):
-                host.agent.drop_disk(told["checkpoint_id"])
-                LOG.info("the disk of checkpoint %s was deleted", told["checkpoint_id"])
+        for recovered in host.agent.list_recovered():
+            if not _is_used(
+                host, recovered["checkpoint_id"], recovered["instance_id"], instance_ids
+            ):
+                host.agent.drop_disk(recovered["checkpoint_id"])
+                LOG.info("the disk of checkpoint %s was deleted", recovered["checkpoint_id"])
     except (errors.AgentUnreachable, errors.AgentRefused) as e:
         LOG.info("disks of checkpoints are not checked now: %s", e)
 

@@ -75,7 +75,7 @@ class LocalityCache:
         """
         ends_s = self._clock() + self._timings.wait_s
         with self._changed:
-            entry = self._tables.use(image_id)
+            entry = self._tables.get_as_used(image_id)
             if self._age_s(entry) < self._timings.fresh_s:
                 return entry and entry.table
             self._request(image_id)

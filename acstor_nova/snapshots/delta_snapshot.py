@@ -230,8 +230,8 @@ class Snapshot:
             LOG.info("image %s is whole, though its end was not heard: %s", self._image_id, e)
         else:
             took_s = time.monotonic() - began_s
-            told = "image %s: %d bytes were made of these changes in %.1f s"
-            LOG.info(told, self._image_id, size, took_s)
+            words = "image %s: %d bytes were made of these changes in %.1f s"
+            LOG.info(words, self._image_id, size, took_s)
 
     def _is_active(self) -> bool:
         """Wait until the upload has ended; return whether the image is active.

@@ -53,14 +53,14 @@ class DeltaBody:
     def __iter__(self) -> Iterator[bytes]:
         front = self._writer.front
         yield from (front[at : at + PIECE_BYTES] for at in range(0, len(front), PIECE_BYTES))
-        yield from _told(self._data(), self.head.data_bytes)
-        yield self._writer.end()
+        yield from _log_progress(self._data(), self.head.data_bytes)
+        yield self._writer.make_trailer()
 
     def _data(self) -> Iterator[bytes]:
         for change in self._writer.table:
             if change.kind is disk_delta.ExtentKind.DATA:
                 for _, piece in _pieces(self._disk, change):
-                    self._writer.feed(piece)
+                    self._writer.hash_data(piece)
                     yield piece
 
 
@@ -101,13 +101,13 @@ def _pieces(disk: qcow2.Qcow2, change: disk_delta.Extent) -> Iterator[tuple[int,
         yield at, bytes(piece)
 
 
-def _told(
+def _log_progress(
     pieces: Iterable[bytes], total_bytes: int, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[bytes]:
-    done_bytes, told_s = 0, clock()
+    done_bytes, logged_s = 0, clock()
     for piece in pieces:
-        if (now_s := clock()) - told_s >= TELL_EVERY_S:
-            told_s = now_s
+        if (now_s := clock()) - logged_s >= TELL_EVERY_S:
+            logged_s = now_s
             LOG.info("%d of %d bytes of changes are sent", done_bytes, total_bytes)
         yield piece
         done_bytes += len(piece)

@@ -57,9 +57,9 @@ def _reason(e: Exception) -> control_wire.Fallback:
 
 
 def _write_map(host: host_context.HostContext, image_id: ids.ImageId, path: str) -> None:
-    told = host.agent.zero_map(image_id)
+    zero_map = host.agent.zero_map(image_id)
     with open(path, "xb") as file:
-        hole_map.write_hole_map(file, told.cut, told.is_zero)
+        hole_map.write_hole_map(file, zero_map.cut, zero_map.is_zero)
 
 
 def _with_holes(disk_path: str, holes: str, base: str) -> str:

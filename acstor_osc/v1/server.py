@@ -86,7 +86,7 @@ class ShowServerTimeline(command.Command):
         manager = self.app.client_manager
         place = _place_of(manager, parsed_args.server)
         found = client.client_of(self).get(f"/v1/servers/{place.server_id}/boots")["boots"]
-        boot = next((one for one in found if one["host"] == place.host), None)
+        boot = next((candidate for candidate in found if candidate["host"] == place.host), None)
         if boot is None:
             raise exceptions.CommandError(
                 f"host {place.host} has reported no boot of server {parsed_args.server}: agents "

@@ -66,16 +66,16 @@ def _words(say: Any) -> type[_WordsColumn]:
 
 
 def _findings(found: list[Mapping[str, Any]]) -> str:
-    return "\n".join(_finding(one) for one in found) or "none"
+    return "\n".join(_finding(finding) for finding in found) or "none"
 
 
-def _finding(one: Mapping[str, Any]) -> str:
-    counted = f" ({one['count']})" if one["count"] else ""
-    lines = [f"{one['severity'].upper()}: {one['message']}{counted}"]
-    lines += [f"    {subject}" for subject in one["subjects"]]
-    if one["count"] > len(one["subjects"]):
-        lines.append(f"    and {one['count'] - len(one['subjects'])} more")
-    return "\n".join([*lines, f"  > {one['remedy']}"])
+def _finding(finding: Mapping[str, Any]) -> str:
+    counted = f" ({finding['count']})" if finding["count"] else ""
+    lines = [f"{finding['severity'].upper()}: {finding['message']}{counted}"]
+    lines += [f"    {subject}" for subject in finding["subjects"]]
+    if finding["count"] > len(finding["subjects"]):
+        lines.append(f"    and {finding['count'] - len(finding['subjects'])} more")
+    return "\n".join([*lines, f"  > {finding['remedy']}"])
 
 
 def _hosts(counts: Mapping[str, Any]) -> str:

@@ -78,15 +78,15 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _gain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     parameters = gain_estimate.CloudParameters(**{name: getattr(options, name) for name in NUMBERS})
     try:
-        parameters.check()
+        parameters.check_consistency()
         for path in filter(None, (options.output, options.picture)):
             path.parent.joinpath(".").stat()  # fail now, not after the simulation
-        told = [_simulate(parameters, policy) for policy in gain_estimate.POLICY_TITLES]
+        results = [_simulate(parameters, policy) for policy in gain_estimate.POLICY_TITLES]
         if options.output is not None:
             with atomic_file.atomic_write(options.output) as file:
-                file.write(html_report.make_page(parameters, told).encode())
+                file.write(html_report.make_page(parameters, results).encode())
         if options.picture is not None:
-            html_report.draw(told).savefig(options.picture, dpi=80, format="png")
+            html_report.draw(results).savefig(options.picture, dpi=80, format="png")
     except gain_estimate.WrongNumbersError as e:
         parser.error(str(e))
     except OSError as e:
@@ -94,13 +94,13 @@ def _gain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
             f"{e.filename or options.output}: {e.strerror}: name a file in a folder that "
             "is there and that you may write to"
         )
-    print(_json(parameters, told) if options.json else _text(parameters, told))
+    print(_json(parameters, results) if options.json else _text(parameters, results))
 
 
 def _simulate(parameters: gain_estimate.CloudParameters, policy: str) -> html_report.StrategyResult:
     name = gain_estimate.POLICY_TITLES[policy]
     with tqdm.tqdm(
-        total=parameters.rush,
+        total=parameters.rush_servers,
         desc=name,
         unit=" servers",
         leave=False,
@@ -111,22 +111,26 @@ def _simulate(parameters: gain_estimate.CloudParameters, policy: str) -> html_re
     return html_report.StrategyResult(gain_estimate.estimate_gain(parameters, result), result)
 
 
-def _json(parameters: gain_estimate.CloudParameters, told: list[html_report.StrategyResult]) -> str:
+def _json(
+    parameters: gain_estimate.CloudParameters, results: list[html_report.StrategyResult]
+) -> str:
     found = {
         "cloud": dataclasses.asdict(parameters),
-        "policies": [dataclasses.asdict(one.estimate) for one in told],
+        "policies": [dataclasses.asdict(result.estimate) for result in results],
         "cache_size": dataclasses.asdict(gain_estimate.cache_size(parameters)),
     }
     return json.dumps(found, indent=1)
 
 
-def _text(parameters: gain_estimate.CloudParameters, told: list[html_report.StrategyResult]) -> str:
+def _text(
+    parameters: gain_estimate.CloudParameters, results: list[html_report.StrategyResult]
+) -> str:
     table = prettytable.PrettyTable(
-        ["", *(gain_estimate.POLICY_TITLES[one.estimate.policy] for one in told)]
+        ["", *(gain_estimate.POLICY_TITLES[result.estimate.policy] for result in results)]
     )
     table.align = "r"
     table.align[""] = "l"
-    for name, cells in html_report.result_rows(told):
+    for name, cells in html_report.result_rows(results):
         table.add_row([name, *cells])
     return "\n".join(
         [*html_report.cloud_text(parameters), str(table), html_report.cache_size_text(parameters)]

@@ -114,7 +114,7 @@ def _scenario(options: argparse.Namespace) -> simulation.Scenario:
     shape = topology.Shape(options.pods, options.racks, options.rack_hosts)
     return simulation.Scenario(
         shape,
-        options.guests or shape.hosts,
+        options.guests or shape.host_count,
         options.images,
         options.mean * MB,
         options.cv,

@@ -66,7 +66,7 @@ class CloudParameters:
         return boot_traces.Sizes(round(self.image_gb * GB), round(data_gb * GB))
 
     @property
-    def rush(self) -> int:
+    def rush_servers(self) -> int:
         """Return the number of servers in the rush."""
         return min(self.hosts, MOST_AT_ONCE) if self.at_once is None else self.at_once
 
@@ -80,7 +80,7 @@ class CloudParameters:
         rack_hosts = -(-self.hosts // self.racks)
         return topology.Shape(1, self.racks, rack_hosts, link, uplink, self.racks * uplink, store)
 
-    def check(self) -> None:
+    def check_consistency(self) -> None:
         """Check that the numbers are consistent.
 
         :raises WrongNumbersError: with the remedy
@@ -104,7 +104,7 @@ class CloudParameters:
         """Return the rush, ended after ``longest_s``, as a scenario of the simulator."""
         return simulation.Scenario(
             self.shape,
-            guests=self.rush,
+            guests=self.rush_servers,
             images=self.at_once_images,
             mean=0.0,
             cv=0.0,
@@ -178,7 +178,7 @@ def estimate_gain(parameters: CloudParameters, result: simulation.Result) -> Gai
         for places in (1, parameters.racks, parameters.hosts)
     )
     if result.policy == "today":  # each host reads its chunk map from the store
-        maps = parameters.sizes.map
+        maps = parameters.sizes.map_bytes
         day_storage = cloud_day * (result.storage_bytes - hosts * maps) / images + host_day * maps
         day_uplink = rack_day * result.uplink_bytes / racks
     else:
@@ -229,5 +229,5 @@ def simulate(
 
     :raises WrongNumbersError: the numbers are inconsistent
     """
-    parameters.check()
+    parameters.check_consistency()
     return simulation.simulate(parameters.boot_scenario(longest_s), policy, progress)

@@ -44,9 +44,9 @@ class StrategyResult(NamedTuple):
     result: simulation.Result
 
 
-def result_rows(told: Sequence[StrategyResult]) -> list[Row]:
+def result_rows(results: Sequence[StrategyResult]) -> list[Row]:
     """Return the rows of numbers, with a column for each policy."""
-    answers = [one.estimate for one in told]
+    answers = [result.estimate for result in results]
     found: list[Row] = []
     for name, field in (("First byte of its disk", "first_s"), ("Login prompt", "login_s")):
         for at, share in enumerate(("half of the servers", "95 %", "all")):
@@ -86,13 +86,13 @@ def cloud_text(parameters: gain_estimate.CloudParameters) -> list[str]:
     """Describe the cloud."""
     shape, sizes = parameters.shape, parameters.sizes
     return [
-        f"{shape.hosts} hosts in {shape.racks} racks: {parameters.link_gbit:g} Gbit/s a host, "
+        f"{shape.host_count} hosts in {shape.racks} racks: {parameters.link_gbit:g} Gbit/s a host, "
         f"{parameters.uplink_gbit:g} Gbit/s a rack, {parameters.store_gbit:g} Gbit/s out of "
         f"the image store; {parameters.busy_percent:g} % of the links of hosts and racks in use by "
         "others",
         f"{parameters.images} images of {sizes.stored / 1e9:.3g} GB, {sizes.data / 1e9:.3g} GB "
         "unpacked",
-        f"rush: {parameters.rush} servers at once, of {parameters.at_once_images} image"
+        f"rush: {parameters.rush_servers} servers at once, of {parameters.at_once_images} image"
         f"{'s' * (parameters.at_once_images > 1)}, each of which boots in "
         f"{parameters.boot_s:g} s and reads {parameters.boot_mb:.3g} MB meanwhile",
         f"day: {parameters.boots_a_day} servers of all images",
@@ -109,27 +109,27 @@ def cache_size_text(parameters: gain_estimate.CloudParameters) -> str:
     )
 
 
-def draw(told: Sequence[StrategyResult]) -> figure.Figure:
+def draw(results: Sequence[StrategyResult]) -> figure.Figure:
     """Return the figures: logins over time, traffic of the store, and a day."""
     picture = figure.Figure(figsize=(14, 4.2), layout="constrained")
     logins, store, day = picture.subplots(1, 3)
-    for one in told:
-        name = gain_estimate.POLICY_TITLES[one.estimate.policy]
-        seconds = sorted(one.result.boot_s)
+    for result in results:
+        name = gain_estimate.POLICY_TITLES[result.estimate.policy]
+        seconds = sorted(result.result.boot_s)
         shares = [100 * (at + 1) / len(seconds) for at in range(len(seconds))]
         logins.step([0, *seconds], [0, *shares], where="post", label=name)
-        rates = [rate * 8 / gain_estimate.GB for rate in one.result.storage_rates]
+        rates = [rate * 8 / gain_estimate.GB for rate in result.result.storage_rates]
         store.plot(range(len(rates)), rates, label=name)
     logins.set(title="Rush: servers at their login, %", xlabel="s", xlim=(0, None))
     store.set(title="Rush: out of the image store, Gbit/s", xlabel="s", ylim=(0, None))
-    _draw_day(day, told)
+    _draw_day(day, results)
     logins.legend()
     return picture
 
 
-def _draw_day(panel: mpl_axes.Axes, told: Sequence[StrategyResult]) -> None:
-    for at, one in enumerate(told):
-        gb = [one.estimate.day_storage_gb, one.estimate.day_uplink_gb]
+def _draw_day(panel: mpl_axes.Axes, results: Sequence[StrategyResult]) -> None:
+    for at, result in enumerate(results):
+        gb = [result.estimate.day_storage_gb, result.estimate.day_uplink_gb]
         panel.bar([at * 0.25, 1 + at * 0.25], gb, 0.25)
     panel.set(title="A day: GB", xticks=[0.25, 1.25])
     panel.set_xticklabels(["out of the image store", "over links of racks"])
@@ -160,20 +160,20 @@ def validation_rows() -> list[Row]:
     """Return the rows of the validation: measured, modelled, relative error."""
     return [
         (
-            f"{gain_estimate.POLICY_TITLES[one.policy]}. {one.what}",
+            f"{gain_estimate.POLICY_TITLES[row.policy]}. {row.what}",
             [
-                f"{one.measured:g} {one.unit}",
-                f"{one.modelled:g} {one.unit}",
-                f"{one.relative_error:+.0%}",
+                f"{row.measured:g} {row.unit}",
+                f"{row.modelled:g} {row.unit}",
+                f"{row.relative_error:+.0%}",
             ],
         )
-        for one in model_validation.FIGURES
+        for row in model_validation.FIGURES
     ]
 
 
-def make_page(parameters: gain_estimate.CloudParameters, told: Sequence[StrategyResult]) -> str:
+def make_page(parameters: gain_estimate.CloudParameters, results: Sequence[StrategyResult]) -> str:
     """Return the HTML page."""
-    titles = [gain_estimate.POLICY_TITLES[one.estimate.policy] for one in told]
+    titles = [gain_estimate.POLICY_TITLES[result.estimate.policy] for result in results]
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>What a cloud gains with acstor</title>
 <style>body {{ font-family: sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em }}
@@ -183,9 +183,9 @@ svg {{ width: 100%; height: auto }}</style></head><body>
 <h1>What a cloud gains with acstor</h1>
 <p>Simulated, not measured.</p>
 <h2>The cloud</h2>{_list(cloud_text(parameters))}
-<h2>The numbers</h2>{_table(["", *titles], result_rows(told))}
+<h2>The numbers</h2>{_table(["", *titles], result_rows(results))}
 <p>{html.escape(cache_size_text(parameters))}</p>
-{_svg(draw(told))}
+{_svg(draw(results))}
 <h2>What is assumed</h2>{_list(ASSUMPTIONS)}
 <h2>What is not in the model</h2>{_list(LIMITS)}
 <h2>How near the model is</h2>

@@ -42,7 +42,7 @@ class Sizes(NamedTuple):
     data: int
 
     @property
-    def map(self) -> int:
+    def map_bytes(self) -> int:
         """Return the size of the chunk map, which a host reads before guests boot."""
         return self.data // CHUNK_BYTES * MAP_BYTES
 

@@ -300,8 +300,8 @@ class Cloud(authorization.ChunkMaps):
     ) -> None:
         if read.priority.is_urgent:
             host.record_wait(None, self.now - asked_s)
-        told = [(index, self.content_of(read.refs[index].cid))]
-        host.run_actions(host.core.source_read_progressed(self.now, read.number, told))
+        fetched = [(index, self.content_of(read.refs[index].cid))]
+        host.run_actions(host.core.source_read_progressed(self.now, read.number, fetched))
 
     def read_storage(
         self, host: SimulatedHost, size_bytes: int, arrive: Callable[..., None], *what: Any

@@ -27,7 +27,7 @@ class HostPrefetch:
     """The prefetch of one image on one host.
 
     :param chunks: of the image; a repeated content counts once
-    :param here: the host's cache
+    :param cached: the host's cache
     :param trust: see :class:`prefetcher.Prefetcher`
     :ivar asked: numbers of requested chunks; ``prefetched`` counts arrivals
     """
@@ -36,24 +36,24 @@ class HostPrefetch:
         self,
         host: virtual_host.VirtualHost,
         chunks: Sequence[chunk_ref.ChunkRef],
-        here: Collection[ids.Cid],
+        cached: Collection[ids.Cid],
         *trust: Any,
     ) -> None:
         self.states = chunk_state.ChunkStates(len(chunks))
         self.prefetcher = prefetcher.Prefetcher(self.states, *trust)
         self.asked: set[int] = set()
         self.prefetched = 0
-        self._host, self._chunks, self._here = host, chunks, here
+        self._host, self._chunks, self._cached = host, chunks, cached
         self._index = {chunk.oid: number for number, chunk in reversed([*enumerate(chunks)])}
         self._segments: dict[ids.Oid, list[chunk_ref.ChunkRef]] = {}
         for chunk in chunks:
-            self._segments.setdefault(chunk.place, []).append(chunk)
+            self._segments.setdefault(chunk.ring_position, []).append(chunk)
 
-    def announcement_received(self, told: Iterable[segments.Chunks]) -> None:
+    def announcement_received(self, announced: Iterable[segments.Chunks]) -> None:
         """Record announcements, and fetch useful chunks."""
-        for segment, bits in told:
+        for segment, bits in announced:
             for chunk in self._segments.get(segment, ()):
-                if chunk.bit & bits and chunk.cid not in self._here:
+                if chunk.bit & bits and chunk.cid not in self._cached:
                     self.prefetcher.chunk_advertised(self._index[chunk.oid])
         self._fetch_some()
 
@@ -77,7 +77,7 @@ class HostPrefetch:
 
     def _fetch_some(self) -> None:
         for number in self.prefetcher.take_candidates(UNDER_WAY - self.states.under_way):
-            if self._chunks[number].cid in self._here:
+            if self._chunks[number].cid in self._cached:
                 self.states.apply_event(number, _E.PREFETCH_ARRIVED)
                 continue
 

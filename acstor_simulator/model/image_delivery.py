@@ -134,7 +134,7 @@ class BootImage(Delivery):
         self._pacer = fill_rate.Pacer()
         self._under_way = 0
         world = self.host.world
-        world.read_storage(self.host, max(1, self.sizes.map), self._attached)
+        world.read_storage(self.host, max(1, self.sizes.map_bytes), self._attached)
 
     def _attached(self) -> None:
         self._frames = iter(self.image.chunks)
@@ -164,7 +164,7 @@ class BootImage(Delivery):
 
     def _fill(self) -> None:
         _, received = self.host.world.tree.host_links(self.host.number)
-        self._pacer.bytes_s = fill_rate.SHARE * received.rate
+        self._pacer.bytes_s = fill_rate.SHARE * received.free_bytes_s
         self._left, self._under_way = list(self._in_order(self.image.rest))[::-1], 0
         self._fill_more()
 

@@ -28,7 +28,7 @@ class LinkMeter:
         agenda.schedule_after(begin_s, self._look)
 
     @property
-    def sent(self) -> float:
+    def sent_bytes(self) -> float:
         """Return all bytes that the links have carried."""
         return sum(link.bytes_sent(self._agenda.now) for link in self._links)
 

@@ -66,20 +66,20 @@ class NetworkLink:
     chunk_bytes: int = 0
 
     @property
-    def rate(self) -> float:
+    def free_bytes_s(self) -> float:
         """Return the bytes a second left for chunks."""
         return max(self.capacity - self.others, MIN_CHUNK_SHARE * self.capacity)
 
     def bytes_sent(self, now_s: float) -> float:
         """Return the bytes of chunks carried until now, without queued ones."""
-        return self.chunk_bytes - max(0.0, self.free_at_s - now_s) * self.rate
+        return self.chunk_bytes - max(0.0, self.free_at_s - now_s) * self.free_bytes_s
 
     def queue_chunk(self, size: int, now_s: float) -> tuple[float, float]:
         """Queue a chunk that reaches the link now.
 
         :return: when its first packet has left, and its last
         """
-        begin_s, rate = max(now_s, self.free_at_s), self.rate
+        begin_s, rate = max(now_s, self.free_at_s), self.free_bytes_s
         self.free_at_s = begin_s + size / rate
         self.chunk_bytes += size
         return begin_s + min(size, PACKET_BYTES) / rate, self.free_at_s

@@ -49,7 +49,7 @@ class FixedTable:
 
     def __init__(self, tree: topology.Tree, near: int | None = None) -> None:
         self.remaps = 0
-        self.hosts = [ids.HostId(f"h{number}") for number in range(tree.shape.hosts)]
+        self.hosts = [ids.HostId(f"h{number}") for number in range(tree.shape.host_count)]
         self._tree = tree
         vnodes = max(1, min(VNODES, hash_ring.MAX_POINTS // len(self.hosts)))
         hosts = (
@@ -95,9 +95,9 @@ class TrafficTable(FixedTable):
     ) -> hash_ring.Ring | None:
         """Pass every host's sample to the decision code; return its new ring, if any."""
         now_s = collection * interval_s
-        for number, told in enumerate(figures):
+        for number, figures_of_host in enumerate(figures):
             self._members.accept_sample(
-                self._sample(number, told, collection, interval_s), now_s, now_s
+                self._sample(number, figures_of_host, collection, interval_s), now_s, now_s
             )
         decision = self._decide(now_s)
         if decision is None:
@@ -108,7 +108,7 @@ class TrafficTable(FixedTable):
         return self.ring
 
     def _sample(
-        self, number: int, told: Figures, collection: int, interval_s: float
+        self, number: int, figures_of_host: Figures, collection: int, interval_s: float
     ) -> decision_messages.Sample:
         host = self.hosts[number]
         return decision_messages.Sample(
@@ -121,13 +121,13 @@ class TrafficTable(FixedTable):
             sent_s=collection * interval_s,
             interval_s=interval_s,
             link_bytes_s=int(self._tree.shape.host_rate),
-            total=told.others,
+            total=figures_of_host.others,
             sketch=minhash.make_sketch(self._held[host].cache),
             peers={
                 peer: decision_messages.PeerTraffic(timed.received, 0, timed)
-                for peer, timed in told.peers.items()
+                for peer, timed in figures_of_host.peers.items()
             },
-            source=told.source,
+            source=figures_of_host.source,
         )
 
     def _place(self, number: int) -> str:

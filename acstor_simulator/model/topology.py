@@ -30,7 +30,7 @@ class Shape:
     storage_s: float = 0.007  # latency of a range request to the image store (measured on Glance)
 
     @property
-    def hosts(self) -> int:
+    def host_count(self) -> int:
         """Return the number of hosts."""
         return self.pods * self.racks * self.rack_hosts
 
@@ -61,7 +61,7 @@ class Tree:
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         racks = shape.pods * shape.racks
-        self._hosts = [_Cable(f"host {n}", shape.host_rate) for n in range(shape.hosts)]
+        self._hosts = [_Cable(f"host {n}", shape.host_rate) for n in range(shape.host_count)]
         self._edges = [_Cable(f"edge {n}", shape.edge_rate) for n in range(racks)]
         self._pods = [_Cable(f"aggregate {n}", shape.aggregate_rate) for n in range(shape.pods)]
         self.storage = network.NetworkLink("storage up", shape.storage_rate)
@@ -79,28 +79,32 @@ class Tree:
         """Return a host's location as in v-node tables."""
         return f"pod{self.pod_of(host)}/rack{self.rack_of(host)}"
 
-    def distance(self, one: int, other: int) -> int:
+    def distance(self, first: int, other: int) -> int:
         """Return the number of switches between two hosts."""
-        if one == other:
+        if first == other:
             return 0
-        if self.rack_of(one) == self.rack_of(other):
+        if self.rack_of(first) == self.rack_of(other):
             return 1
-        return 3 if self.pod_of(one) == self.pod_of(other) else 5
+        return 3 if self.pod_of(first) == self.pod_of(other) else 5
 
     def hosts_within(self, host: int, reach: int) -> range:
         """Return the hosts within a distance of a host, including itself."""
         size = {1: self.shape.rack_hosts, 3: self.shape.racks * self.shape.rack_hosts}.get(
-            reach, self.shape.hosts
+            reach, self.shape.host_count
         )
         first = host - host % size
         return range(first, first + size)
 
     def links_between(self, sender: int, receiver: int) -> list[network.NetworkLink]:
         """Return the links from one host to another, in order."""
-        here, there = self._hosts[sender], self._hosts[receiver]
+        sender_at, receiver_at = self._hosts[sender], self._hosts[receiver]
         if sender == receiver:
             return []
-        return [here.up, *self._between(self.rack_of(sender), self.rack_of(receiver)), there.down]
+        return [
+            sender_at.up,
+            *self._between(self.rack_of(sender), self.rack_of(receiver)),
+            receiver_at.down,
+        ]
 
     def _between(self, rack: int, other: int) -> tuple[network.NetworkLink, ...]:
         found = self._paths.get((rack, other))

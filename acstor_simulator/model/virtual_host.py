@@ -126,7 +126,7 @@ class VirtualHost:
             actions.SendAnswers: self._reply,
             actions.WatchDelivery: self._watch,
             actions.SendKeepalives: self._say_alive,
-            actions.SendAnnouncement: self._tell,
+            actions.SendAnnouncement: self._send_announcement,
             actions.ForwardAnnouncement: self._heard,
             **dict.fromkeys(_FOR_OTHERS, lambda action: None),
         }
@@ -230,11 +230,11 @@ class VirtualHost:
     def _raise_priority(self, todo: actions.RaisePriority) -> None:
         self.send(todo.host, PriorityRaise(todo.numbers), MESSAGE_BYTES)
 
-    def _tell(self, tell: actions.SendAnnouncement) -> None:
-        entry_bytes = 8 if tell.segment_chunks == 1 else 10
-        told = len(tell.held) + len(tell.evicted) + len(tell.evictable)
-        size_bytes = MESSAGE_BYTES + entry_bytes * told
-        self.send(tell.host, tell, size_bytes, Priority.ADVERTISED)
+    def _send_announcement(self, announcement: actions.SendAnnouncement) -> None:
+        entry_bytes = 8 if announcement.segment_chunks == 1 else 10
+        count = len(announcement.held) + len(announcement.evicted) + len(announcement.evictable)
+        size_bytes = MESSAGE_BYTES + entry_bytes * count
+        self.send(announcement.host, announcement, size_bytes, Priority.ADVERTISED)
 
     def _heard(self, heard: actions.ForwardAnnouncement) -> None:
         pass

@@ -54,7 +54,9 @@ def advertise(name: str, peer: str, prefixes: list[int]) -> None:
             socket.create_connection((address, int(port)), LINK_TIMEOUT_S) as link,
         ):
             threading.Thread(target=swallow, args=(link,), daemon=True).start()
-            lying_peer.send(link, peer_wire.Hello(ids.HostId(name), peer_wire.Klass.BULK, 1))
+            lying_peer.send(
+                link, peer_wire.Hello(ids.HostId(name), peer_wire.ConnectionClass.BULK, 1)
+            )
             while True:
                 lying_peer.send(link, *advertisements(prefixes))
                 time.sleep(PERIOD_S)

@@ -62,7 +62,7 @@ def run(say: harness.Say) -> harness.Result:
     costs: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="acstor-p8b-") as name, web(pathlib.Path(name)) as urls:
         folder = pathlib.Path(name) / "www"
-        data = (folder / BLOB.name).read_bytes()
+        data = (folder / BLOB.file_name).read_bytes()
         pieces = [
             base.BlobPiece(at, CHUNK_BYTES, ids.Content(ids.cid_of(data[at : at + CHUNK_BYTES])))
             for at in range(0, IMAGE_BYTES, CHUNK_BYTES)
@@ -74,7 +74,9 @@ def run(say: harness.Say) -> harness.Result:
             "https": lambda: http.HttpSource(urls[1], limits),
         }
         plays: dict[str, Callable[[], dict[str, float]]] = {
-            "file, least": functools.partial(trio.run, least_of_file, folder / BLOB.name, pieces),
+            "file, least": functools.partial(
+                trio.run, least_of_file, folder / BLOB.file_name, pieces
+            ),
             "http, least": functools.partial(least_of_http, urls[0], pieces),
         }
         for kind, make in drivers.items():
@@ -159,7 +161,9 @@ def least_of_http(url: str, pieces: list[base.BlobPiece]) -> dict[str, float]:
         for first in range(0, len(pieces), AT_A_TIME):
             some = pieces[first : first + AT_A_TIME]
             start, stop = some[0].offset, some[-1].offset + some[-1].length
-            head = f"GET /{BLOB.name} HTTP/1.1\r\nHost: {host}\r\nRange: bytes={start}-{stop - 1}"
+            head = (
+                f"GET /{BLOB.file_name} HTTP/1.1\r\nHost: {host}\r\nRange: bytes={start}-{stop - 1}"
+            )
             link.sendall(f"{head}\r\n\r\n".encode())
             answer = link.recv(4096)
             early = answer[answer.index(b"\r\n\r\n") + 4 :]
@@ -202,7 +206,7 @@ def web(folder: pathlib.Path) -> Iterator[tuple[str, str]]:
         raise harness.CannotRun("nginx is not installed")
     folder.chmod(0o755)
     (folder / "www").mkdir()
-    (folder / "www" / BLOB.name).write_bytes(local.random_bytes(IMAGE_BYTES))
+    (folder / "www" / BLOB.file_name).write_bytes(local.random_bytes(IMAGE_BYTES))
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.pem")
     server = authority.issue_cert("127.0.0.1")

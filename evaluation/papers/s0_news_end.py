@@ -37,7 +37,7 @@ def send(way: str, address: str, count: int, rate: float, batch: int) -> dict[st
         sock.connect((address, PORT))
         if way == "tcp":
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            hello = peer_wire.Hello(ids.HostId("h1"), peer_wire.Klass.BULK, 1)
+            hello = peer_wire.Hello(ids.HostId("h1"), peer_wire.ConnectionClass.BULK, 1)
             sock.sendall(b"".join(peer_wire.encode(hello)))
         began = time.process_time()
         for prefixes in _gathered(count, rate, batch):

@@ -32,9 +32,9 @@ def _pairs(say: harness.Say) -> experiment.Outcome:
     scenario = simulation.Scenario(cv=1.2)
     shape, rng = scenario.shape, random.Random(scenario.seed)
     loads = background_traffic.draw_loads(
-        shape.hosts, scenario.mean, scenario.cv, 2 * shape.host_rate, rng
+        shape.host_count, scenario.mean, scenario.cv, 2 * shape.host_rate, rng
     )
-    matrix = [[0.0] * shape.hosts for _ in range(shape.hosts)]
+    matrix = [[0.0] * shape.host_count for _ in range(shape.host_count)]
     tree = topology.Tree(shape)
     for flow in background_traffic.flows(tree, loads, scenario.partners, scenario.reach, rng):
         matrix[flow.sender][flow.receiver] += flow.rate / paper_figures.MB

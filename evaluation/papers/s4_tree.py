@@ -210,7 +210,12 @@ def _rule_scenarios() -> dict[str, simulation.Scenario]:
     shape = topology.Shape(pods=2)
     return {
         f"{partners} partner{'s' if partners > 1 else ''} anywhere, CV {cv}": simulation.Scenario(
-            shape, shape.hosts, mean=paper_figures.TREE_MEAN, cv=cv, partners=partners, reach=reach
+            shape,
+            shape.host_count,
+            mean=paper_figures.TREE_MEAN,
+            cv=cv,
+            partners=partners,
+            reach=reach,
         )
         for cv in (0.8, 1.2)
         for partners, reach in PATTERNS

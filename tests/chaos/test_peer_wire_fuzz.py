@@ -12,7 +12,7 @@ from acstor_common.wire import peer_wire
 from acstor_common.wire import replica_messages
 from tests.fakes import announced
 
-HELLO = peer_wire.Hello(ids.HostId("host-1"), peer_wire.Klass.BULK, 1)
+HELLO = peer_wire.Hello(ids.HostId("host-1"), peer_wire.ConnectionClass.BULK, 1)
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 STREAMS = 300
 

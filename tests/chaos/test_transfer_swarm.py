@@ -150,7 +150,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
         "_has_active_attempt",
         lambda *_: False,
     ),
-    "predictions are not bounded": (8, prefetcher.Prefetcher, "allowed", 1 << 30),
+    "predictions are not bounded": (8, prefetcher.Prefetcher, "allowance", 1 << 30),
     "what comes is still under way": (3, chunk_state.ChunkStates, "under_way", 1),
 }
 

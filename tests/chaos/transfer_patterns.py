@@ -128,7 +128,7 @@ def make_world(
 
 def play(
     wanted: patterns.Pattern,
-    limit: int | None = prefetcher.LIMIT,
+    limit: int | None = prefetcher.UNMATCHED_LIMIT,
     *,
     seed: int = 1,
     burst_bytes: int | None = network.BURST_BYTES,
@@ -262,8 +262,8 @@ def limits(chunks: int) -> None:
     """Show what the limits of prefetching do, on links without queues and with."""
     chosen: dict[str, dict[str, Any]] = {
         "0": {"limit": 0},
-        "256, no trust": {"limit": prefetcher.LIMIT, "first": None},
-        "256": {"limit": prefetcher.LIMIT},
+        "256, no trust": {"limit": prefetcher.UNMATCHED_LIMIT, "first": None},
+        "256": {"limit": prefetcher.UNMATCHED_LIMIT},
         "infinite": {"limit": None},
     }
     rows = [Row(name, 16, *one) for name, one in itertools.product(NAMES, chosen.items())]

@@ -263,8 +263,8 @@ class World:
             return None
         ways = ("hangs", "fails", "flaps", "refuses", "gone", "lies", "slow")
         source.break_(self.rng.choice(ways))
-        self.note(f"{source.where}: {source.way}")
-        return lambda: (self.note(f"{source.where} is well"), source.break_(""))
+        self.note(f"{source.location}: {source.way}")
+        return lambda: (self.note(f"{source.location} is well"), source.break_(""))
 
     def silence(self, name: str = "") -> Callable[[], object]:
         """Let a host hear nothing of one other or of all, and the other way round."""

@@ -101,7 +101,7 @@ class Source(reading_source.ReadingSource):
         self._mended = trio.Event()
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """Its name."""
         return self._where
 
@@ -125,7 +125,7 @@ class Source(reading_source.ReadingSource):
         data = self.blobs[blob][offset : offset + length]
         if len(data) < length:
             raise errors.ChunkMissing(
-                blob.describe_range(offset, length), self.where, "it ends before"
+                blob.describe_range(offset, length), self.location, "it ends before"
             )
         if blob.kind is base.BlobKind.IMAGE:
             self.read_bytes += length
@@ -144,13 +144,13 @@ class Source(reading_source.ReadingSource):
         await trio.sleep(self.delay_s * slow * (0.5 + self._rng.random()))
         if way == "hangs":
             await self._mended.wait()
-            raise errors.SourceUnreachable(blob.name, self.where, "the connection broke")
+            raise errors.SourceUnreachable(blob.file_name, self.location, "the connection broke")
         if way == "fails" or (way == "flaps" and self._rng.random() < 0.5):
-            raise errors.SourceUnreachable(blob.name, self.where, "by order")
+            raise errors.SourceUnreachable(blob.file_name, self.location, "by order")
         if way == "refuses":
-            raise errors.ChunkRefused(blob.name, self.where, "by order")
+            raise errors.ChunkRefused(blob.file_name, self.location, "by order")
         if way == "gone" or blob not in self.blobs:
-            raise errors.ChunkMissing(blob.name, self.where, "there is no such blob")
+            raise errors.ChunkMissing(blob.file_name, self.location, "there is no such blob")
         return way
 
 
@@ -283,7 +283,7 @@ class Host:
         self.server = Server(self.chunks.peer_server, rng)
         self.uses = usage.ImageUsage(self.images, set, set, self._clock)
         self.news = event_fanout.EventFanout(self.chunks, self.images, self.cache, self.uses)
-        self.net.subscribe(
+        self.net.set_callbacks(
             on_notification=self.news.announcement_received,
             on_notification_lost=self.chunks.announcement_lost,
         )
@@ -312,7 +312,9 @@ class Host:
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         boots = self.boots.boots_of(image_map)
         index = self._named.make_index(image_map)
-        make_policy = functools.partial(prefetcher.Prefetcher, limit=self._settings.unmatched_limit)
+        make_policy = functools.partial(
+            prefetcher.Prefetcher, unmatched_limit=self._settings.unmatched_limit
+        )
         ahead = advertised_prefetch.AdvertisedPrefetch(
             image_map, index, self.chunks, self._nursery, boots, make_policy
         )

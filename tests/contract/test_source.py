@@ -124,7 +124,7 @@ def over_qcow2(folder, nursery):
     layouts = {}
     for blob, data in BLOBS.items():
         if blob.kind is base.BlobKind.IMAGE:
-            (folder / blob.name).unlink()
+            (folder / blob.file_name).unlink()
             found, stored = [], b""
             for at in range(len(data) // CLUSTER * CLUSTER, -1, -CLUSTER):
                 part = zlib.compress(data[at : at + CLUSTER], wbits=-12)
@@ -135,7 +135,7 @@ def over_qcow2(folder, nursery):
                     )
                     stored += part
             qcow2 = layout.DiskFormat.QCOW2
-            (folder / base.stored_blob(blob.image_id, qcow2).name).write_bytes(stored)
+            (folder / base.stored_blob(blob.image_id, qcow2).file_name).write_bytes(stored)
             cut = geometry.Geometry(len(data), CHUNK)
             raw = chunk_maps.made(
                 blob.image_id,
@@ -144,7 +144,7 @@ def over_qcow2(folder, nursery):
                 stored=layout.Stored(qcow2, len(stored), len(found)),
                 entries=map(layout.pack, reversed(found)),
             )
-            layouts[blob.image_id] = chunk_map.ChunkMap.parse(raw, blob.name).layout
+            layouts[blob.image_id] = chunk_map.ChunkMap.parse(raw, blob.file_name).layout
     yield layout_source.LayoutSource(
         file.FileSource(str(folder)),
         lambda image_id: layouts.get(image_id) or raw_layout(image_id),
@@ -174,7 +174,7 @@ SOURCES: dict[str, Make] = {
 @pytest.fixture(params=SOURCES)
 async def source(request, tmp_path, nursery) -> AsyncIterator[base.Source]:
     for blob, data in BLOBS.items():
-        (tmp_path / blob.name).write_bytes(data)
+        (tmp_path / blob.file_name).write_bytes(data)
     with SOURCES[request.param](tmp_path, nursery) as made:
         yield made
         await made.aclose()
@@ -224,7 +224,7 @@ async def test_wrong_piece_is_invalid_and_harms_none_beside_it(source):
     outcomes = await told_of(source, IMAGE, pieces)
     invalid = outcomes.pop(2)
     assert type(invalid) is errors.ChunkInvalid
-    assert f"{IMAGE.name} bytes 131072-196607" in str(invalid)
+    assert f"{IMAGE.file_name} bytes 131072-196607" in str(invalid)
     del pieces[2]
     assert outcomes == [BLOBS[IMAGE][p.offset : p.offset + p.length] for p in pieces]
 
@@ -245,7 +245,7 @@ async def test_each_piece_of_an_absent_blob_is_missing(source):
     "piece", [base.BlobPiece(-1, 10), base.BlobPiece(0, -1), base.BlobPiece(5, 0)]
 )
 async def test_piece_that_is_none_is_a_bug_of_the_caller(source, piece):
-    with pytest.raises(errors.LocalProtocolError, match=IMAGE.name):
+    with pytest.raises(errors.LocalProtocolError, match=IMAGE.file_name):
         await source.read_pieces(base.PieceRequest(IMAGE, [CHUNKS[0], piece], lambda answers: None))
 
 
@@ -274,7 +274,7 @@ async def test_look_shows_the_same_as_long_as_the_blob_is(source, blob):
 
 
 async def test_look_at_an_absent_blob_shows_nothing(source):
-    with pytest.raises(errors.ChunkMissing, match=ABSENT.name):
+    with pytest.raises(errors.ChunkMissing, match=ABSENT.file_name):
         await source.find_blob(ABSENT)
 
 
@@ -293,13 +293,13 @@ async def test_right_cid_changes_nothing(source):
 async def test_range_past_the_end_is_missing_and_named(source, offset, length):
     with pytest.raises(errors.ChunkMissing) as caught:
         await source.read(IMAGE, offset, length)
-    assert f"{IMAGE.name} bytes {offset}-{offset + length - 1}" in str(caught.value)
+    assert f"{IMAGE.file_name} bytes {offset}-{offset + length - 1}" in str(caught.value)
 
 
 async def test_absent_blob_is_missing_and_named(source):
-    with pytest.raises(errors.ChunkMissing, match=ABSENT.name):
+    with pytest.raises(errors.ChunkMissing, match=ABSENT.file_name):
         await source.read(ABSENT, 0, 10)
-    with pytest.raises(errors.ChunkMissing, match=ABSENT.name):
+    with pytest.raises(errors.ChunkMissing, match=ABSENT.file_name):
         await source.size_bytes(ABSENT)
 
 
@@ -310,7 +310,7 @@ async def test_read_of_nothing_is_nothing_wherever_it_is(source, blob):
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, 10), (0, -1)])
 async def test_negative_range_is_a_bug_of_the_caller(source, offset, length):
-    with pytest.raises(errors.LocalProtocolError, match=IMAGE.name):
+    with pytest.raises(errors.LocalProtocolError, match=IMAGE.file_name):
         await source.read(IMAGE, offset, length)
 
 
@@ -369,5 +369,5 @@ async def test_error_of_one_reader_harms_nobody(source):
 
 
 async def test_place_is_said_in_words(source):
-    assert source.where
+    assert source.location
     assert source.in_flight >= 1

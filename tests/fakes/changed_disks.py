@@ -54,9 +54,9 @@ def stream_of(overlay: qcow2.Qcow2, found: Iterable[disk_delta.Extent] | None = 
         if change.kind is disk_delta.ExtentKind.DATA:
             data = memoryview(bytearray(change.length))
             overlay.read_into(data, change.at)
-            writer.feed(data)
+            writer.hash_data(data)
             sent.append(bytes(data))
-    stream = b"".join([*sent, writer.end()])
+    stream = b"".join([*sent, writer.make_trailer()])
     assert len(stream) == writer.head.stream_bytes
     return stream
 
@@ -72,11 +72,11 @@ class Received:
 
     def read(self, limit: int) -> memoryview:
         data = self._take(min(limit, 70_000))
-        self.reader.feed(data)
+        self.reader.hash_data(data)
         return data
 
     def end(self) -> None:
-        self.reader.end(self._take(disk_delta.TRAILER_BYTES))
+        self.reader.verify_trailer(self._take(disk_delta.TRAILER_BYTES))
         assert self._at == len(self._stream)
 
     def _take(self, length: int) -> memoryview:

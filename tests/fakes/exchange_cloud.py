@@ -65,7 +65,7 @@ class MemorySource(reading_source.ReadingSource):
         self.deleted: set[ids.ImageId] = set()
         self.delay_s = 0.01
 
-    where = "memory"
+    location = "memory"
 
     async def read_pieces(self, request: base.PieceRequest) -> None:
         """Note who reads."""
@@ -85,7 +85,7 @@ class MemorySource(reading_source.ReadingSource):
         if self.failure:
             raise self.failure
         if blob.image_id in self.deleted:
-            raise errors.ChunkMissing(blob.name, self.where)
+            raise errors.ChunkMissing(blob.file_name, self.location)
         return BYTES[offset : offset + length]
 
     async def aclose(self) -> None:
@@ -330,7 +330,7 @@ class Cloud:
             maps=self,
             meter=Meter(self, here),
         )
-        self.caches[here].on_evicted(made.chunk_evicted)
+        self.caches[here].set_evicted_callback(made.chunk_evicted)
         self.nursery.start_soon(made.run)
         return made
 

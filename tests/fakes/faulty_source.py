@@ -70,7 +70,7 @@ class FaultySource(reading_source.ReadingSource, base.Wrapper):
             await trio.sleep(self._delay_s)
         if nth in self._fail or self._rng.random() < self._share:
             raise self._error(
-                blob.describe_range(offset, length), self.where, f"read {nth} fails by order"
+                blob.describe_range(offset, length), self.location, f"read {nth} fails by order"
             )
         data = await self._inner.read(blob, offset, length)
         if nth in self._truncate:
@@ -88,7 +88,7 @@ class MemorySource(reading_source.ReadingSource):
         self._blobs = blobs
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """Say that it is memory."""
         return "memory"
 
@@ -105,7 +105,7 @@ class MemorySource(reading_source.ReadingSource):
         data = self._bytes(blob)[offset : offset + length]
         if len(data) < length:
             raise errors.ChunkMissing(
-                blob.describe_range(offset, length), self.where, "the blob ends before"
+                blob.describe_range(offset, length), self.location, "the blob ends before"
             )
         return data
 
@@ -114,5 +114,5 @@ class MemorySource(reading_source.ReadingSource):
 
     def _bytes(self, blob: base.Blob) -> bytes:
         if blob not in self._blobs:
-            raise errors.ChunkMissing(blob.name, self.where, "there is no such blob")
+            raise errors.ChunkMissing(blob.file_name, self.location, "there is no such blob")
         return self._blobs[blob]

@@ -83,7 +83,9 @@ class Flood:
     def __init__(
         self, orders: Orders, kind: str, name: str, files: identity_files.IdentitySet
     ) -> None:
-        klass = peer_wire.Klass.BULK if kind in _IN_BULK else peer_wire.Klass.DEMAND
+        klass = (
+            peer_wire.ConnectionClass.BULK if kind in _IN_BULK else peer_wire.ConnectionClass.DEMAND
+        )
         self._orders, self._make = orders, _KINDS[kind]
         self.peer = raw_peer.RawPeer(orders.port, name, files, klass)
         assert isinstance(self.peer.greet(), peer_wire.Hello)

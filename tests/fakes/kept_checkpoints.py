@@ -103,7 +103,7 @@ class Link:
         name = checkpoint_encryption.manifest_name(kept.manifest)
         self.things[vault_paths.manifest(OWNER, VAULT_DISK, name)] = kept.manifest
 
-    def check(self) -> None:
+    def check_credentials(self) -> None:
         """Let this host be one of the cloud's."""
 
     async def get(self, url: str, limit_bytes: int) -> bytes:

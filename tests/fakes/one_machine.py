@@ -61,7 +61,7 @@ def chunk(number: int, image_id: ids.ImageId = IMAGE) -> chunk_ref.ChunkRef:
 
 def announced(*chunks: chunk_ref.ChunkRef) -> tuple[segments.Chunks, ...]:
     """Return chunks as announcements name them."""
-    return segments.bitmaps((chunk.place, chunk.bit) for chunk in chunks)
+    return segments.bitmaps((chunk.ring_position, chunk.bit) for chunk in chunks)
 
 
 def named(image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:

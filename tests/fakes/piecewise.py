@@ -30,7 +30,7 @@ class PiecewiseSource(base.Source):
         self.cancelled = 0
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """The name of the place."""
         return self._where
 
@@ -47,7 +47,7 @@ class PiecewiseSource(base.Source):
                 outcome: base.Outcome = self._data[piece.offset : piece.offset + piece.length]
                 if piece.offset in self.fail:
                     what = request.blob.describe_range(piece.offset, piece.length)
-                    outcome = self.fail[piece.offset](what, self.where, "by order")
+                    outcome = self.fail[piece.offset](what, self.location, "by order")
                 request.report([(number, outcome)])
         except trio.Cancelled:
             self.cancelled += 1

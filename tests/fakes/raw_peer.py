@@ -59,7 +59,7 @@ class RawPeer:
         port: int,
         name: str,
         files: identity_files.IdentitySet | None,
-        klass: peer_wire.Klass = peer_wire.Klass.DEMAND,
+        klass: peer_wire.ConnectionClass = peer_wire.ConnectionClass.DEMAND,
     ) -> None:
         self.name = ids.HostId(name)
         self._klass = klass

@@ -44,9 +44,9 @@ class _Reading(driver.Driver):
         raise errors.Unusable("a test's source", "it has no options", "Make it")
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """The source's place."""
-        return self._source.where
+        return self._source.location
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Ask the source."""
@@ -54,7 +54,7 @@ class _Reading(driver.Driver):
 
     async def fill_run(self, run: driver.BlobRun) -> None:
         """Read the range that the run is."""
-        run.put(await self._source.read(run.blob, run.offset, run.length))
+        run.fill_first(await self._source.read(run.blob, run.offset, run.length))
 
     async def aclose(self) -> None:
         """Close the source."""

@@ -160,10 +160,10 @@ class Host(virtual_host.VirtualHost):
         assert isinstance(drop.connection, tuple)
         self.world.break_(self.name, drop.connection[0])
 
-    def _tell(self, tell: actions.SendAnnouncement) -> None:
+    def _send_announcement(self, tell: actions.SendAnnouncement) -> None:
         giving_checks.check_tell(self, tell)
         for _ in range(self.world.times_of_news()):
-            super()._tell(tell)
+            super()._send_announcement(tell)
 
     def _heard(self, heard: actions.ForwardAnnouncement) -> None:
         giving_checks.check_heard(self, heard)

@@ -51,9 +51,9 @@ class Reader:
         host: transfer_world.Host,
         chunk_nos: Sequence[int],
         *,
-        limit: int | None = prefetcher.LIMIT,
-        first: int | None = prefetcher.FIRST,
-        gain: int = prefetcher.GAIN,
+        limit: int | None = prefetcher.UNMATCHED_LIMIT,
+        first: int | None = prefetcher.INITIAL_ALLOWANCE,
+        gain: int = prefetcher.ALLOWANCE_GAIN,
         think_s: float = 0.0005,
     ) -> None:
         self.world, self.host, self.chunk_nos = world, host, chunk_nos
@@ -180,7 +180,7 @@ class Reader:
     def _read_ahead(self, numbers: range) -> None:
         """Have what comes next."""
         length = len(numbers) * CHUNK
-        start, stop = self._ahead.read(numbers.start * CHUNK, length, self.world.now)
+        start, stop = self._ahead.record_read(numbers.start * CHUNK, length, self.world.now)
         last = min(-(-stop // CHUNK), len(self.world.chunks))
         ahead = self._missing(range(start // CHUNK, last))
         if ahead:

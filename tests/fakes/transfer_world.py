@@ -192,7 +192,9 @@ class World:
 
     def places(self) -> collections.Counter[ids.Cid]:
         """Return in how many places of the ring each content is looked for."""
-        chunks = {(chunk.cid, chunk.place) for its in self._images.values() for chunk in its}
+        chunks = {
+            (chunk.cid, chunk.ring_position) for its in self._images.values() for chunk in its
+        }
         return collections.Counter(cid for cid, _ in chunks)
 
     def segments(self, request: chunk_ref.Request) -> authorization.Segments | None:
@@ -201,7 +203,7 @@ class World:
             return None
         chunks = self._images[request.image_id]
         asked = request.offset // CHUNK
-        stop = asked + request.chunks
+        stop = asked + request.chunk_count
         first, stop = segments.covering(asked, stop, self.segment_chunks, len(chunks))
         cids = [chunk.cid for chunk in chunks[first:stop]]
         return authorization.Segments(cids, asked - first, CHUNK, self.segment_chunks)

@@ -89,7 +89,7 @@ def impostor(cloud: hosts.Cloud, to: str, name: str) -> Iterator[socket.socket]:
     """Connect to an agent as another host of the ring, for bulk messages."""
     address = (local.LOOPBACK, cloud.ports[to])
     with socket.create_connection(address, timeout=20) as link:
-        lying_peer.send(link, peer_wire.Hello(ids.HostId(name), peer_wire.Klass.BULK, 1))
+        lying_peer.send(link, peer_wire.Hello(ids.HostId(name), peer_wire.ConnectionClass.BULK, 1))
         yield link
 
 

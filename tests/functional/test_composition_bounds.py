@@ -59,8 +59,8 @@ def changes_of(size: int, *found: Extent) -> bytes:
     table = disk_delta.ExtentTable.from_runs(found, size)
     writer = disk_delta.Writer(size, changed_disks.BASE_ID, chunk_map.UNKNOWN_OS_HASH, table)
     data = b"x" * writer.head.data_bytes
-    writer.feed(data)
-    return writer.front + data + writer.end()
+    writer.hash_data(data)
+    return writer.front + data + writer.make_trailer()
 
 
 def compose(glance: Glance, body: bytes, disk_format: str) -> flatten_job.FlattenJob:

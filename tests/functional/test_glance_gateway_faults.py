@@ -102,7 +102,7 @@ async def test_gateway_that_hangs_holds_up_no_other_source(place, tmp_path):
     blob = base.Blob(image_id, base.BlobKind.IMAGE)
     source = gateway.GatewaySource(place.lab.session("acstor"))
     assert await source.read(blob, 0, 10) == DATA[:10]
-    (tmp_path / blob.name).write_bytes(DATA)
+    (tmp_path / blob.file_name).write_bytes(DATA)
     other = file.FileSource(str(tmp_path))
     both = source_client.SourceClient([deadline_source.DeadlineSource(source), other])
     place.gateway.signal(signal.SIGSTOP)

@@ -59,8 +59,8 @@ class Server(nginx.Nginx):
 @pytest.fixture
 def server(tmp_path) -> Iterator[Server]:
     (tmp_path / "www").mkdir()
-    (tmp_path / "www" / BLOB.name).write_bytes(DATA)
-    (tmp_path / "www" / EMPTY.name).write_bytes(b"")
+    (tmp_path / "www" / BLOB.file_name).write_bytes(DATA)
+    (tmp_path / "www" / EMPTY.file_name).write_bytes(b"")
     with Server(tmp_path, local.unused_port()) as running:
         yield running
 
@@ -123,7 +123,7 @@ async def test_server_that_closes_after_each_answer_is_read_all_the_same(server)
 
 
 async def test_server_without_ranges_is_refused_without_a_download(server):
-    with (server.folder / "www" / BLOB.name).open("r+b") as blob:
+    with (server.folder / "www" / BLOB.file_name).open("r+b") as blob:
         blob.truncate(1 << 30)
     source = http.HttpSource(server.url + "whole/")
     with pytest.raises(errors.ChunkMissing, match="does not do range requests"):

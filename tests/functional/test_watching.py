@@ -138,7 +138,7 @@ class NoCheckpoints:
     def overdue_s(self) -> dict[ids.ImageId, float]:
         return {}
 
-    capture_s = overdue_s
+    running_captures_s = overdue_s
 
 
 def names_of_checkpoints() -> set[str]:

@@ -161,7 +161,7 @@ def test_flood_of_advertisements_costs_little_however_many_images_are_mirrored(t
         rng = random.Random(1)
         news = [[rng.getrandbits(64) | 1 for _ in range(512)] for _ in range(MESSAGES)]
         messages = [peer_wire.Advertise(announced.alone(*prefixes)) for prefixes in news]
-        with raw_peer.RawPeer(port, "h9", files, peer_wire.Klass.BULK) as peer:
+        with raw_peer.RawPeer(port, "h9", files, peer_wire.ConnectionClass.BULK) as peer:
             assert isinstance(peer.greet(), peer_wire.Hello)
             before, began, told = processor_s(pid), time.monotonic(), 0
             peer.link.settimeout(0.5)

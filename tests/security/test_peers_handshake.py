@@ -17,7 +17,7 @@ from tests.unit.agent import test_peer_security as security
 
 CLIENT, SERVER = nets.CLIENT, nets.SERVER
 SECRET = bytes(peer_encryption.SECRET_BYTES)
-HELLO = peer_wire.Hello(CLIENT, peer_wire.Klass.DEMAND, 1)
+HELLO = peer_wire.Hello(CLIENT, peer_wire.ConnectionClass.DEMAND, 1)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ class Attacker:
         """Do the handshake of TLS, and nothing else."""
         while not self.session.continue_handshake():
             await self.stream.send_all(self.session.take_outgoing())
-            self.session.put(await self.stream.receive_some())
+            self.session.add_received(await self.stream.receive_some())
         await self.stream.send_all(self.session.take_outgoing())
 
     async def say(self, data):
@@ -60,7 +60,7 @@ async def attacking(tls, **options):
         with trio.fail_after(5):
             await attacker.is_dropped()
         await attacker.stream.aclose()
-        await nets.wait_until(lambda: server.connections == (0, 0))
+        await nets.wait_until(lambda: server.connection_counts == (0, 0))
         async with nets.asking(address, tls=tls[CLIENT]) as client:
             assert len(await client.fetch()) == 65536
 
@@ -173,7 +173,7 @@ async def lying(tls, lie, *, hangs_up=False):
 
     async def handler(stream):
         link = await connection_setup.accept(stream, tls[SERVER], 5.0)
-        hello = encoded(link.sending, peer_wire.Hello(SERVER, peer_wire.Klass.DEMAND, 1))
+        hello = encoded(link.sending, peer_wire.Hello(SERVER, peer_wire.ConnectionClass.DEMAND, 1))
         receiver = peer_wire.receiver("client", peer_wire.FROM_CLIENT, link.receiving)
         await link.receive(receiver)
         await link.send_some([hello])

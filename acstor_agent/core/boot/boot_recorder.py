@@ -17,8 +17,8 @@ class BootRecorder:
     >>> window = boot_trace.Window(longest_s=60.0, idle_s=10.0, limit_chunks=100)
     >>> recorder = BootRecorder(geometry.Geometry(1 << 20, 65536), window, least_chunks=2)
     >>> opener = recorder.open(0.0)
-    >>> recorder.read(opener, 65536, 100, 1.0)
-    >>> recorder.read(opener, 0, 100, 2.0)
+    >>> recorder.record_read(opener, 65536, 100, 1.0)
+    >>> recorder.record_read(opener, 0, 100, 2.0)
     >>> recorder.take_over(11.9), recorder.take_over(12.0), recorder.is_idle
     ([], [(1, 0)], True)
     """
@@ -43,11 +43,11 @@ class BootRecorder:
             self._opened_s[opener] = now_s
         return opener
 
-    def read(self, opener: int, offset: int, length: int, now_s: float) -> None:
+    def record_read(self, opener: int, offset: int, length: int, now_s: float) -> None:
         """Record a read of a guest."""
         recorder = self._open.get(opener)
         if recorder is not None:
-            recorder.read(offset, length, now_s)
+            recorder.record_read(offset, length, now_s)
 
     def close(self, opener: int) -> None:
         """Discard the window of a closed opener that read too little for a boot."""

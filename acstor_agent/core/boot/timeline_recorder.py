@@ -135,7 +135,8 @@ class TimelineRecorder:
     def time_slices(self) -> tuple[boot_timeline.Slice, ...]:
         """Return the time slices since the open."""
         return tuple(
-            boot_timeline.Slice(one.reads, one.waited_s, _plain(one.bytes)) for one in self._slices
+            boot_timeline.Slice(piece.reads, piece.waited_s, _plain(piece.bytes))
+            for piece in self._slices
         )
 
     def longest_reads(self, zero_s: float) -> tuple[boot_timeline.LongRead, ...]:
@@ -174,7 +175,7 @@ class TimelineRecorder:
         while (place := int((now_s - self.opened_s) // self.slice_s)) >= SLICES:
             firsts, seconds = self._slices[::2], self._slices[1::2]
             pairs = itertools.zip_longest(firsts, seconds)
-            self._slices = [one.join(other) if other else one for one, other in pairs]
+            self._slices = [first.join(other) if other else first for first, other in pairs]
             self.slice_s *= 2
         self._slices += (_TimeSlice() for _ in range(place + 1 - len(self._slices)))
 

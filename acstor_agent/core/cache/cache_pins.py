@@ -40,7 +40,7 @@ class Pins:
         return self._counts.get(cid, 0)
 
     @property
-    def slots(self) -> Mapping[int, int]:
+    def slot_counts(self) -> Mapping[int, int]:
         """Number of slots of each size for the pinned contents, missing ones included."""
         return self._slots
 

@@ -47,7 +47,7 @@ class Slab:
         self.used_at = 0
 
     @property
-    def value(self) -> tuple[int, int]:
+    def eviction_rank(self) -> tuple[int, int]:
         """Highest rank in it, then its last use; the least slab is evicted first."""
         dearest = max((rank for rank in range(PINNED + 1) if self.class_counts[rank]), default=-1)
         return dearest, self.used_at

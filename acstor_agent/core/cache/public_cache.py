@@ -100,18 +100,18 @@ class PublicCache:
         """Return the slots of CIDs; counts as a use of each."""
         found = [*map(self._index.get, cids)]
         order: cache_slot.Order | None = None
-        same: list[cache_slot.Slot] = []
+        used: list[cache_slot.Slot] = []
         for slot in found:
             if slot is None:
                 continue
             self._tick = slot.used_at = slot.slab.used_at = self._tick + 1
             if slot.order is not order:
                 if order is not None:
-                    order.touch_all(same)
-                order, same = slot.order, []
-            same.append(slot)
+                    order.touch_all(used)
+                order, used = slot.order, []
+            used.append(slot)
         if order is not None:
-            order.touch_all(same)
+            order.touch_all(used)
         return found
 
     def slot_of(self, cid: ids.Cid) -> cache_slot.Slot | None:
@@ -207,8 +207,10 @@ class PublicCache:
 
     def lacking_bytes(self, added_slots: Mapping[int, int]) -> int:
         """Return the bytes that the limit lacks for all pins and added slots by size."""
-        sizes = self.pins.slots.keys() | added_slots.keys()
-        slots = {size: self.pins.slots.get(size, 0) + added_slots.get(size, 0) for size in sizes}
+        sizes = self.pins.slot_counts.keys() | added_slots.keys()
+        slots = {
+            size: self.pins.slot_counts.get(size, 0) + added_slots.get(size, 0) for size in sizes
+        }
         return cache_pins.lacking_bytes(slots, self.limit_bytes, self._slabs.slab_bytes)
 
     def shrink_to_limit(self) -> list[SlabAction]:
@@ -400,7 +402,7 @@ class PublicCache:
         victim = group.next_victim(newcomer_rank)
         if victim is None or self._is_time_to_compare(group):
             victims = self._slabs.victims_for(layout)
-            if victims and victims[-1].value < self._price(group, newcomer_rank, victim):
+            if victims and victims[-1].eviction_rank < self._price(group, newcomer_rank, victim):
                 return self._add_slab(group, victims)
         if victim is None:
             raise errors.CacheFull(layout.slot_bytes, self.limit_bytes, "everything is in use")

@@ -123,17 +123,23 @@ class Slabs:
             (none of them has pinned chunks)
         """
         found = list(found)
-        pinned = {one.number for one in found if self._has_pinned(one)}
+        pinned = {found_slab.number for found_slab in found if self._has_pinned(found_slab)}
         free_bytes, kept, excess = self.limit_bytes, [], []
-        by_value = sorted(found, key=lambda one: (one.number in pinned, *_value(one)), reverse=True)
-        for one in by_value:
-            slab = cache_slot.Slab(one.number, one.layout, self.size_group(one.layout.slot_bytes))
-            if one.layout.file_bytes > free_bytes and one.number not in pinned:
+        by_value = sorted(
+            found,
+            key=lambda found_slab: (found_slab.number in pinned, *_value(found_slab)),
+            reverse=True,
+        )
+        for found_slab in by_value:
+            slab = cache_slot.Slab(
+                found_slab.number, found_slab.layout, self.size_group(found_slab.layout.slot_bytes)
+            )
+            if found_slab.layout.file_bytes > free_bytes and found_slab.number not in pinned:
                 excess.append(slab)
                 continue
-            free_bytes -= one.layout.file_bytes
+            free_bytes -= found_slab.layout.file_bytes
             self._enter(slab)
-            kept.append((slab, one.records))
+            kept.append((slab, found_slab.records))
         return kept, excess
 
     def restore_free_lists(self) -> None:
@@ -143,16 +149,16 @@ class Slabs:
             if slab.free:
                 slab.group.with_free[slab] = None
 
-    def _has_pinned(self, one: cache_actions.FoundSlab) -> bool:
-        return bool(self._pins) and any(record.cid in self._pins for record in one.records)
+    def _has_pinned(self, slab: cache_actions.FoundSlab) -> bool:
+        return bool(self._pins) and any(record.cid in self._pins for record in slab.records)
 
 
-def _value(one: cache_actions.FoundSlab) -> tuple[int, int]:
-    classes = (record.keep_class for record in one.records)
-    sequences = (record.sequence for record in one.records)
+def _value(slab: cache_actions.FoundSlab) -> tuple[int, int]:
+    classes = (record.keep_class for record in slab.records)
+    sequences = (record.sequence for record in slab.records)
     return max(classes, default=-1), max(sequences, default=0)
 
 
 def _evictable(slabs: Iterable[cache_slot.Slab]) -> list[cache_slot.Slab]:
     evictable = (s for s in slabs if not s.held and not s.class_counts[cache_slot.PINNED])
-    return sorted(evictable, key=operator.attrgetter("value"))
+    return sorted(evictable, key=operator.attrgetter("eviction_rank"))

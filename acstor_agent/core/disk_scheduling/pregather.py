@@ -183,7 +183,7 @@ class Pregather(policy.SchedulingPolicy):
         profile = self._current
         if profile is None:
             return None
-        overdue = profile.overdue(self._served_s(profile, now_s))
+        overdue = profile.overdue_request(self._served_s(profile, now_s))
         found = overdue or self._next_of(profile) or self._next_of_neighbour(now_s)
         if found is None:
             if self._timer is not None:
@@ -302,7 +302,7 @@ class Pregather(policy.SchedulingPolicy):
         mine = {self._current.stream} if self._current else set()
         for avoided in (mine | self._served, mine):
             found = (
-                next((r for r in queue.outward(self._head) if r.stream not in avoided), None)
+                next((r for r in queue.iter_nearest(self._head) if r.stream not in avoided), None)
                 for queue in self._eligible(now_s)
             )
             nearest = min(filter(None, found), key=self._distance, default=None)
@@ -316,7 +316,9 @@ class Pregather(policy.SchedulingPolicy):
     def _following(self, now_s: float) -> requests.DiskRequest | None:
         """Return the next request, going up and round, of streams not served in this round."""
         found = (
-            next((r for r in queue.upward(self._head) if r.stream not in self._served), None)
+            next(
+                (r for r in queue.iter_ascending(self._head) if r.stream not in self._served), None
+            )
             for queue in self._eligible(now_s)
         )
         return min(

@@ -18,7 +18,7 @@ class RequestQueue:
     >>> stream = requests.Stream(requests.Klass.GUEST, "a")
     >>> for offset in (30, 10, 20):
     ...     queue.add(requests.DiskRequest(stream, offset, 5), deadline_s=100 - offset)
-    >>> queue.at_or_after(11).offset, next(queue.outward(12)).offset
+    >>> queue.at_or_after(11).offset, next(queue.iter_nearest(12)).offset
     (20, 10)
     >>> queue.earliest_deadline().offset
     30
@@ -80,13 +80,13 @@ class RequestQueue:
         at = bisect.bisect_left(self._places, (offset, -1))
         return self._places[at - 1][2] if at else None
 
-    def upward(self, offset: int) -> Iterator[requests.DiskRequest]:
+    def iter_ascending(self, offset: int) -> Iterator[requests.DiskRequest]:
         """Yield all requests from ``offset`` on, then from the start; nothing may change."""
         middle = bisect.bisect_left(self._places, (offset, -1))
         for at in itertools.chain(range(middle, len(self._places)), range(middle)):
             yield self._places[at][2]
 
-    def outward(self, offset: int) -> Iterator[requests.DiskRequest]:
+    def iter_nearest(self, offset: int) -> Iterator[requests.DiskRequest]:
         """Yield all requests, the nearest to ``offset`` first; nothing may change meanwhile."""
         right = bisect.bisect_left(self._places, (offset, -1))
         left = right - 1

@@ -67,13 +67,13 @@ class StreamProfile:
         self.in_service = None
         self.navigator.request_answered(request.offset, served_s)
 
-    def overdue(self, served_s: float) -> requests.DiskRequest | None:
+    def overdue_request(self, served_s: float) -> requests.DiskRequest | None:
         """Return an overdue request, at most one in READ_EXPIRE_S."""
         return self.queue.first_overdue(served_s) if served_s >= self._next_detour_s else None
 
     def dispatched(self, request: requests.DiskRequest, served_s: float) -> None:
         """Remove a request, and record the head position of the stream."""
-        if request is self.overdue(served_s):
+        if request is self.overdue_request(served_s):
             self._next_detour_s = served_s + requests.READ_EXPIRE_S
         self.queue.remove(request)
         if self._dispatched_stop is not None:

@@ -35,7 +35,7 @@ def images_to_evict(
 
     :param kept: candidates, with the contents pinned for each
     """
-    slots = collections.Counter(pins.slots)
+    slots = collections.Counter(pins.slot_counts)
     slots.update(slots_of(contents, pins))
     taken: collections.Counter[ids.Cid] = collections.Counter()
     freed: set[ids.Cid] = set()

@@ -137,7 +137,7 @@ def needed_bytes_s(due: Iterable[tuple[Deadline, int]], now_s: float) -> float:
     19.98
     """
     rate, left_bytes = 0.0, 0
-    for deadline, more_bytes in sorted(due, key=lambda one: one[0].at_s):
+    for deadline, more_bytes in sorted(due, key=lambda entry: entry[0].at_s):
         left_bytes += more_bytes
         if more_bytes:
             rate = max(rate, deadline.needed_bytes_s(left_bytes, now_s))

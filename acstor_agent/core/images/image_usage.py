@@ -91,7 +91,9 @@ class Openings:
 
     def must_look(self, attached: Collection[ids.ImageId]) -> bool:
         """Return whether processes must be inspected to know more of these images."""
-        return any(one not in self._settled and self._counts[one] <= 0 for one in attached)
+        return any(
+            image_id not in self._settled and self._counts[image_id] <= 0 for image_id in attached
+        )
 
     def begin_look(self) -> None:
         """Begin an inspection of processes; images that change meanwhile are not settled."""
@@ -114,7 +116,7 @@ class Openings:
         """Forget images that are neither attached nor open."""
         self._settled.intersection_update(attached)
         self._changed.intersection_update(attached)
-        for image_id in [one for one, count in self._counts.items() if count < 0]:
+        for image_id in [opened_id for opened_id, count in self._counts.items() if count < 0]:
             if image_id not in attached:
                 del self._counts[image_id]
 
@@ -169,7 +171,9 @@ class Touches:
     def _nova_came(self, at_s: float) -> None:
         away_s = at_s - self._nova_s
         if away_s > SILENT_S:
-            self._at_s = {one: min(its_s + away_s, at_s) for one, its_s in self._at_s.items()}
+            self._at_s = {
+                image_id: min(its_s + away_s, at_s) for image_id, its_s in self._at_s.items()
+            }
         self._nova_s = max(at_s, self._nova_s)
 
     def idle_s(self, image_id: ids.ImageId, now_s: float) -> float:

@@ -59,6 +59,6 @@ def decode(raw: bytes, what: str) -> dict[ids.ImageId, ImagePin]:
         file = _decoder.decode(raw)
         if file.version != VERSION:
             raise errors.FormatError(what, 0, f"version {file.version} is unknown")
-        return {ids.parse_image_id(one.image_id): one for one in file.images}
+        return {ids.parse_image_id(record.image_id): record for record in file.images}
     except (ValueError, msgspec.DecodeError, RecursionError) as e:
         raise errors.FormatError(what, 0, f"not a pin file: {e}") from e

@@ -2,12 +2,12 @@
 """Selects announced chunks of an image to prefetch (Nicolae 2016, 3.1.4).
 
 A chunk is *unmatched* while it was prefetched and no guest has read it. Announced chunks are
-prefetched while the unmatched ones are fewer than allowed; others are held back. As in the paper,
-``limit`` held-back chunks that guests fetch on demand show that access patterns converged again:
-the LOCAL chunks stop counting. Unlike in the paper, chunks under way and chunks evicted unread
-count too, and the allowance starts at ``first`` chunks and grows by ``gain`` for each prefetched
-chunk that a guest read. doc/source/contributor/exchange_design.rst has the simulations behind FIRST
-and GAIN.
+prefetched while the unmatched ones are fewer than the allowance; others are held back. As in the
+paper, ``unmatched_limit`` held-back chunks that guests fetch on demand show that access patterns
+converged again: the LOCAL chunks stop counting. Unlike in the paper, chunks under way and chunks
+evicted unread count too, and the allowance starts at ``initial_allowance`` chunks and grows by
+``gain`` for each prefetched chunk that a guest read. doc/source/contributor/exchange_design.rst has
+the simulations behind INITIAL_ALLOWANCE and ALLOWANCE_GAIN.
 """
 
 import collections
@@ -15,9 +15,9 @@ from typing import Protocol
 
 from acstor_agent.core.images import chunk_state
 
-LIMIT = 256  # chunks of 64 KiB: 16 MiB, as the paper's 512 chunks of 32 KiB
-FIRST = 2  # chunks that an image with diverging readers wastes at most
-GAIN = 2  # the allowance grows while more than one prediction in 1 + GAIN is right
+UNMATCHED_LIMIT = 256  # chunks of 64 KiB: 16 MiB, as the paper's 512 chunks of 32 KiB
+INITIAL_ALLOWANCE = 2  # chunks that an image with diverging readers wastes at most
+ALLOWANCE_GAIN = 2  # the allowance grows while over one prediction in 1 + 2 is right
 HELD_LIMIT = 4096  # held-back chunks that are remembered; the oldest are dropped
 
 _E = chunk_state.ChunkEvent
@@ -44,10 +44,10 @@ class Prefetcher:
     """The default policy for one image; see :class:`PrefetchPolicy`.
 
     :param states: PREFETCH_SENT is applied here, other events by the caller
-    :param limit: unmatched chunks at most; 0: never prefetch, None: no limit
-    :param first: unmatched chunks before any prediction was right; None: ``limit`` from the start
+    :param unmatched_limit: unmatched chunks at most; 0: never prefetch, None: no limit
+    :param initial_allowance: allowance before any prediction was right; None: the limit
 
-    >>> prefetcher = Prefetcher(chunk_state.ChunkStates(100), limit=2)
+    >>> prefetcher = Prefetcher(chunk_state.ChunkStates(100), unmatched_limit=2)
     >>> for chunk_no in (7, 8, 9):
     ...     prefetcher.chunk_advertised(chunk_no)
     >>> prefetcher.take_candidates(10)
@@ -57,13 +57,13 @@ class Prefetcher:
     def __init__(
         self,
         states: chunk_state.ChunkStates,
-        limit: int | None = LIMIT,
-        first: int | None = FIRST,
-        gain: int = GAIN,
+        unmatched_limit: int | None = UNMATCHED_LIMIT,
+        initial_allowance: int | None = INITIAL_ALLOWANCE,
+        gain: int = ALLOWANCE_GAIN,
     ) -> None:
         self._states = states
-        self._limit = limit
-        self._first = first
+        self._limit = unmatched_limit
+        self._first = initial_allowance
         self._gain = gain
         # Announced and not prefetched yet, in order.
         self._held: collections.OrderedDict[int, None] = collections.OrderedDict()
@@ -73,14 +73,14 @@ class Prefetcher:
         self.reactivations = 0
 
     @property
-    def allowed(self) -> int | None:
+    def allowance(self) -> int | None:
         """Unmatched chunks that are allowed now; None: no limit."""
         if self._limit is None or self._first is None:
             return self._limit
         return min(self._limit, self._first + self._gain * self._states.matched)
 
     @property
-    def at_stake(self) -> int:
+    def unproven_chunks(self) -> int:
         """Chunks whose prefetch is not proved right: unmatched, under way, evicted unread."""
         evicted = self._states.evicted_unread - self._evicted_before
         return self._states.unmatched + self._states.under_way + evicted
@@ -112,10 +112,10 @@ class Prefetcher:
 
         A returned chunk may be under way on demand: join that fetch.
         """
-        allowed = self.allowed
+        allowed = self.allowance
         if allowed is not None:
-            room = min(room, allowed - self.at_stake)
-        return take(self._states, self._held, room)
+            room = min(room, allowed - self.unproven_chunks)
+        return take_prefetchable(self._states, self._held, room)
 
     def _reactivate(self) -> None:
         self._states.accept_unmatched()
@@ -124,12 +124,12 @@ class Prefetcher:
         self.reactivations += 1
 
 
-def by_trust(states: chunk_state.ChunkStates) -> Prefetcher:
+def default_prefetcher(states: chunk_state.ChunkStates) -> Prefetcher:
     """Return the default policy for one image, with the limit of the paper."""
-    return Prefetcher(states, LIMIT)
+    return Prefetcher(states, UNMATCHED_LIMIT)
 
 
-def take(
+def take_prefetchable(
     states: chunk_state.ChunkStates, chunks: collections.OrderedDict[int, None], room: int
 ) -> list[int]:
     """Remove and return the first ``room`` chunks that can still be prefetched."""

@@ -40,7 +40,7 @@ READERS = 32
 class Predictor(Protocol):
     """Predicts which range of an image to fetch before a guest requests it."""
 
-    def read(self, offset: int, length: int, now_s: float) -> tuple[int, int]:
+    def record_read(self, offset: int, length: int, now_s: float) -> tuple[int, int]:
         """Record a read; return the range (start, stop) to fetch now, empty if none."""
 
 
@@ -58,13 +58,13 @@ class ReadAhead:
     :param limit_bytes: widest window; 0 disables readahead
 
     >>> ahead = ReadAhead(limit_bytes=1 << 20)
-    >>> ahead.read(0, 131072, now_s=0.0)
+    >>> ahead.record_read(0, 131072, now_s=0.0)
     (0, 0)
-    >>> ahead.read(131072, 131072, now_s=0.0)
+    >>> ahead.record_read(131072, 131072, now_s=0.0)
     (0, 0)
-    >>> ahead.read(262144, 131072, now_s=0.0)
+    >>> ahead.record_read(262144, 131072, now_s=0.0)
     (393216, 655360)
-    >>> ahead.read(393216, 131072, now_s=0.0)
+    >>> ahead.record_read(393216, 131072, now_s=0.0)
     (655360, 917504)
     """
 
@@ -74,7 +74,7 @@ class ReadAhead:
         self._read_bytes = 0
         self._unread: set[int] = set()
 
-    def read(self, offset: int, length: int, now_s: float) -> tuple[int, int]:
+    def record_read(self, offset: int, length: int, now_s: float) -> tuple[int, int]:
         """Record a read; return the range (start, stop) to fetch now, empty if none."""
         if not self._limit_bytes:
             return (0, 0)

@@ -100,10 +100,11 @@ class ReplicaHolders:
         for host in [host for host, due_s in self._due_s.items() if due_s <= now_s][:AT_A_TIME]:
             requested = self._requested.setdefault(host, {})
             ended = [image_id for image_id in requested if image_id not in self._used]
-            fresh = [one for one in ended if requested[one] == TAKEN_BACK_TIMES]
+            fresh = [leased_id for leased_id in ended if requested[leased_id] == TAKEN_BACK_TIMES]
             entries = [replica_messages.Lease(image_id, 0) for image_id in fresh]
             entries += [
-                replica_messages.Lease(one, int(replica_leases.LEASE_S)) for one in self._used
+                replica_messages.Lease(leased_id, int(replica_leases.LEASE_S))
+                for leased_id in self._used
             ]
             is_all = len(entries) <= replica_messages.MAX_REQUESTS
             again = [image_id for image_id in ended if requested[image_id] < TAKEN_BACK_TIMES]

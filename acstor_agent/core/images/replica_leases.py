@@ -94,8 +94,12 @@ class Leases:
             most = self._who_has_most(host)
             if most is None:
                 return False
-            newest = next(one for one in reversed(self._until_s) if self._charged_to[one] == most)
-            heir = min(self._until_s[newest], key=lambda one: self._charges[one])
+            newest = next(
+                candidate
+                for candidate in reversed(self._until_s)
+                if self._charged_to[candidate] == most
+            )
+            heir = min(self._until_s[newest], key=lambda candidate: self._charges[candidate])
             if self._charges[heir] + 1 < self._charges[most]:
                 self._charge(newest, heir)
                 continue
@@ -107,11 +111,11 @@ class Leases:
     def _who_has_most(self, host: ids.HostId) -> ids.HostId | None:
         """Return the host to take an image from, one with more images than ``host``."""
         enough = self._charges[host] + 1
-        others = [one for one in self._charges if one not in (host, FORMER)]
-        most = max(others, key=lambda one: self._charges[one], default=FORMER)
-        for one in (most, FORMER):
-            if one != host and self._charges[one] > enough:
-                return one
+        others = [candidate for candidate in self._charges if candidate not in (host, FORMER)]
+        most = max(others, key=lambda candidate: self._charges[candidate], default=FORMER)
+        for candidate in (most, FORMER):
+            if candidate != host and self._charges[candidate] > enough:
+                return candidate
         return None
 
     def _charge(self, image_id: ids.ImageId, host: ids.HostId | None) -> None:
@@ -136,7 +140,7 @@ class Leases:
             del self._until_s[image_id]
             self._charge(image_id, None)
         elif self._charged_to[image_id] == host:
-            self._charge(image_id, min(holders, key=lambda one: self._charges[one]))
+            self._charge(image_id, min(holders, key=lambda candidate: self._charges[candidate]))
 
     def end_expired(self, now_s: float) -> None:
         """End expired leases."""

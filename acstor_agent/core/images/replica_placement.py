@@ -76,13 +76,13 @@ def _bytes_of(image_map: chunk_map.ChunkMap, count: int, *, has_last: bool) -> i
     return count * cut.chunk_bytes - (short_bytes if has_last else 0)
 
 
-def union_of_parts(one: ReplicaPart, other: ReplicaPart) -> ReplicaPart:
+def union_of_parts(first: ReplicaPart, other: ReplicaPart) -> ReplicaPart:
     """Return the union of two parts of an image, not tied to a table."""
-    marks = bytearray(len(one.map))
-    for part in (one, other):
+    marks = bytearray(len(first.map))
+    for part in (first, other):
         for number in part.numbers:
             marks[number] = 1
-    return _part(one.map, None, marks, one.image_bytes, layout.no_pause)
+    return _part(first.map, None, marks, first.image_bytes, layout.no_pause)
 
 
 class ReplicaPlacement:

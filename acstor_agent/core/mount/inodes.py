@@ -152,7 +152,7 @@ class Inodes:
         inode = self.of_image(image_id)
         if self._images.get(inode) == image_id:
             del self._images[inode], self._owners[inode]
-            for handle in [one for one in self.openings if one & ~_OPENING_MASK == inode]:
+            for handle in [opened for opened in self.openings if opened & ~_OPENING_MASK == inode]:
                 del self.openings[handle]
 
     def forget_disk(self, disk_id: disk_header.DiskId) -> None:
@@ -175,12 +175,12 @@ class Inodes:
         """
         refused = []
         knows = itertools.chain(
-            ((self.register_image, one) for one in image_ids),
-            ((self.register_disk, one) for one in disk_ids),
+            ((self.register_image, file_id) for file_id in image_ids),
+            ((self.register_disk, file_id) for file_id in disk_ids),
         )
-        for know, one in knows:
+        for know, file_id in knows:
             try:
-                know(one)  # type: ignore[operator]  # each has its own kind of id
+                know(file_id)  # type: ignore[operator]  # each has its own kind of id
             except errors.NumberInUse as e:
                 self._disown(e)
                 refused.append(e)

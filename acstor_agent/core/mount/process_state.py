@@ -32,8 +32,8 @@ class Thread(NamedTuple):
     @property
     def is_ending(self) -> bool:
         """Whether it only exits."""
-        is_told = self.pending & _SIGKILL_PENDING or self.flags & (_EXITING | _SIGNALED)
-        return bool(is_told) or self.state in _ENDED
+        is_signalled = self.pending & _SIGKILL_PENDING or self.flags & (_EXITING | _SIGNALED)
+        return bool(is_signalled) or self.state in _ENDED
 
     @property
     def is_worker(self) -> bool:
@@ -92,4 +92,4 @@ def may_end(tag: int, holders: Sequence[FileHolder], shares: Shares) -> bool:
     if not own or not all(holder.is_dying for holder in own):
         return False
     living = [holder for holder in holders if not holder.is_dying]
-    return not any(shares(one, other) for one in own for other in living)
+    return not any(shares(candidate, other) for candidate in own for other in living)

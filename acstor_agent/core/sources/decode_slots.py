@@ -80,7 +80,7 @@ class DecodeSlots:
     """The slots of a host.
 
     >>> slots, guest = DecodeSlots(1), requests.Stream(requests.Klass.GUEST, "an image/8")
-    >>> job = slots.wait(ids.ImageId("an image"), guest)
+    >>> job = slots.queue_job(ids.ImageId("an image"), guest)
     >>> slots.begin_job(1.0) is job, slots.begin_job(1.0)
     (True, None)
     >>> slots.end_job(job, used_s=0.001, decoded_bytes=65536, now_s=1.001)
@@ -92,7 +92,7 @@ class DecodeSlots:
         self._used_s = 0.0
         self._waiting = 0
 
-    def wait(self, image_id: ids.ImageId, guest: requests.Stream) -> Job:
+    def queue_job(self, image_id: ids.ImageId, guest: requests.Stream) -> Job:
         """Queue a job."""
         image = self._images.get(image_id)
         if image is None:
@@ -125,7 +125,7 @@ class DecodeSlots:
             return None
         waiting = (image for image in self._images.values() if image.waiting)
         ready = (image for image in waiting if self._may_begin(image, now_s))
-        image = min(ready, key=lambda one: one.used_s, default=None)
+        image = min(ready, key=lambda queued: queued.used_s, default=None)
         if image is None:
             return None
         self._free -= 1

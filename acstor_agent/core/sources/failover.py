@@ -51,7 +51,7 @@ class Located(Protocol):
     """Something to read from, with a name for operators."""
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """What it reads; some know it only after authentication."""
 
 
@@ -66,7 +66,7 @@ class OperatorLog(Protocol):
 
 
 class _Copies(NamedTuple):
-    where: str = "copies"
+    location: str = "copies"
 
 
 class SourceState:
@@ -83,9 +83,9 @@ class SourceState:
         self.is_hedged = False  # a request hedges it without budget
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """What the source reads."""
-        return self._source.where
+        return self._source.location
 
 
 class Failover:
@@ -132,13 +132,13 @@ class Failover:
         self.hedge.record_latency(source.breaker.record_answer(now))
         if source.down is not None:
             source.down = None
-            self._log.info(f"Source {source.where} answers again")
+            self._log.info(f"Source {source.location} answers again")
 
     def note_down(self, source: SourceState, why: str, now: float) -> None:
         """Record that a source does not answer."""
         why += source.configured
         if source.breaker.record_failure(now):
-            self._log.warning(f"Source {source.where} does not answer: {why}")
+            self._log.warning(f"Source {source.location} does not answer: {why}")
         since_s = source.down.since_s if source.down else self._clock()
         source.down = health_issues.HealthIssue(why, since_s)
 
@@ -159,7 +159,7 @@ class Failover:
         if isinstance(failure, errors.SourceRefused):
             why = failure.why + source.configured
             if source.refusals.record_refusal(image_id, why, self._clock()):
-                self._log.warning(f"Source {source.where} refuses {failure.what}: {why}")
+                self._log.warning(f"Source {source.location} refuses {failure.what}: {why}")
 
 
 class Attempt:
@@ -288,7 +288,7 @@ class SourceRequest:
     def attempt_ended(self, attempt: Attempt, now: float) -> float | None:
         """Record the end of a try; return the pause before the next; None: no more tries."""
         for at in attempt.unreported:
-            what, where = self._wanted.describe_piece(attempt.numbers[at]), attempt.source.where
+            what, where = self._wanted.describe_piece(attempt.numbers[at]), attempt.source.location
             error = errors.SourceUnreachable(what, where, "it did not report it")
             self._failed(attempt, attempt.numbers[at], error)
         if self._may_retry(attempt):
@@ -386,7 +386,7 @@ class SourceRequest:
         for other in self._under_way:
             since_s = other.source.breaker.silent_since_s
             if other is not attempt and max(other.began_s, since_s) <= attempt.began_s:
-                why = f"no answer for {now - since_s:.1f} s, while {winner.where} answered"
+                why = f"no answer for {now - since_s:.1f} s, while {winner.location} answered"
                 self._failover.note_down(other.source, why, now)
 
     # Hedges

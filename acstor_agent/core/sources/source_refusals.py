@@ -29,7 +29,7 @@ class Refusals:
     def record_refusal(self, image_id: ids.ImageId, why: str, now_s: float) -> bool:
         """Record a refusal; return whether its reason is new for this source."""
         known = self._live(now_s)
-        since_s = next((one.since_s for one in known if one.why == why), None)
+        since_s = next((refusal.since_s for refusal in known if refusal.why == why), None)
         is_news = since_s is None
         self._known[image_id] = (
             health_issues.HealthIssue(why, now_s if since_s is None else since_s),
@@ -46,4 +46,6 @@ class Refusals:
         return next(reversed(self._live(now_s)), None)
 
     def _live(self, now_s: float) -> list[health_issues.HealthIssue]:
-        return [one for one, seen_s in list(self._known.values()) if now_s < seen_s + KEPT_S]
+        return [
+            refusal for refusal, seen_s in list(self._known.values()) if now_s < seen_s + KEPT_S
+        ]

@@ -28,7 +28,8 @@ class Timers:
     """A heap of timers. Times are seconds of the clock of the events.
 
     >>> deadlines = Timers()
-    >>> deadlines.put(2.0, Due.RETRY, "b"); deadlines.put(1.0, Due.ANNOUNCEMENTS, None)
+    >>> deadlines.set_timer(2.0, Due.RETRY, "b")
+    >>> deadlines.set_timer(1.0, Due.ANNOUNCEMENTS, None)
     >>> deadlines.next_s, deadlines.pop_due(1.5), deadlines.pop_due(1.5)
     (1.0, (<Due.ANNOUNCEMENTS: 6>, None), None)
     """
@@ -47,7 +48,7 @@ class Timers:
         """Time of the first timer; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
-    def put(self, at_s: float, due: Due, what: Any) -> None:
+    def set_timer(self, at_s: float, due: Due, what: Any) -> None:
         """Set a timer; of those of the same time the one that was set first is due first."""
         self._count += 1
         heapq.heappush(self._heap, (at_s, self._count, due, what))

@@ -137,7 +137,7 @@ class BroadcastLookups:
     def _end(self, lookup: BroadcastLookup) -> None:
         transfer, context = lookup.transfer, self._context
         free_s = context.now + HOLD_S_PER_HOST * lookup.asked
-        context.timers.put(free_s, timers.Due.LOOKUP_SLOT, None)
+        context.timers.set_timer(free_s, timers.Due.LOOKUP_SLOT, None)
         transfer.lookup = None
         more_s = self.image_denials.record_denial(lookup.ref.image_id, context.now)
         silent = [*lookup.silent, *lookup.departed]

@@ -96,20 +96,20 @@ class Context:
         given = self._source_access(ref.image_id, ref.offset)
         if given is placement.SourceAccess.WHOLE_HERE:
             return []
-        found = self.ring.upstreams_of(ref.place, requester, is_moved)
+        found = self.ring.upstreams_of(ref.ring_position, requester, is_moved)
         is_whole = given is placement.SourceAccess.WHOLE
         return self.ring.with_image_homes(found, ref.image_id) if is_whole else found
 
     def is_left_to_new_home(self, ref: chunk_ref.ChunkRef, requester: ids.HostId) -> bool:
         """Return whether this host, a former home, leaves a chunk to the new home."""
-        if not self.ring.is_left_to_new_home(ref.place, requester):
+        if not self.ring.is_left_to_new_home(ref.ring_position, requester):
             return False
         access = self._source_access(ref.image_id, ref.offset)
         return access is not placement.SourceAccess.WHOLE_HERE
 
     def reachable_holders(self, ref: chunk_ref.ChunkRef) -> list[ids.HostId]:
         """Return the holders of a chunk that may be asked instead of its home."""
-        return self._givers(ref.place, self.locations.holders_of_chunk(ref))
+        return self._givers(ref.ring_position, self.locations.holders_of_chunk(ref))
 
     def _givers(self, place: ids.Oid, holders: list[ids.HostId]) -> list[ids.HostId]:
         if not holders:
@@ -128,6 +128,6 @@ class Context:
         """Return the bitmap of the chunks in the segment of ``ref`` with such holders."""
         bits_of = dict(self.locations.holders_of_segment(ref))
         bits = 0
-        for host in self._givers(ref.place, [*bits_of]):
+        for host in self._givers(ref.ring_position, [*bits_of]):
             bits |= bits_of[host]
         return bits

@@ -107,7 +107,7 @@ class PendingReads:
                 index += 1
                 continue
             transfer = self._join_transfer(waiter, index, priority)
-            index += transfer.count
+            index += transfer.chunk_count
             if priority is GUEST:
                 transfer.guest = transfer.guest or guest
                 self._start_for_guest(transfer, ref, is_source_first)
@@ -118,7 +118,7 @@ class PendingReads:
     def _add_waiter(self, waiter: Waiter) -> None:
         self._waiters[waiter.token] = waiter
         if waiter.deadline_s < math.inf:
-            self._context.timers.put(waiter.deadline_s, timers.Due.READ_DEADLINE, waiter)
+            self._context.timers.set_timer(waiter.deadline_s, timers.Due.READ_DEADLINE, waiter)
 
     def _join_transfer(self, waiter: Waiter, index: int, priority: Priority) -> Transfer:
         refs = transfer_runs.joinable_chunks(self._context, waiter.refs, index)
@@ -168,7 +168,7 @@ class PendingReads:
                 return
             self.prefetch_limits.remove_transfer(transfer)
         transfer.priority = priority
-        forgotten = self.prefetch_limits.put(transfer, priority)
+        forgotten = self.prefetch_limits.queue_transfer(transfer, priority)
         if forgotten is not None:
             self._fail(forgotten, Failure.FORGOTTEN, "")
 
@@ -222,10 +222,10 @@ class PendingReads:
             priority = read_through.most_urgent(transfer)
         else:  # nearly always
             priority = transfer.priority
-        is_kept = is_for_others or context.ring.is_home(refs[0].place)  # all have one home
+        is_kept = is_for_others or context.ring.is_home(refs[0].ring_position)  # all have one home
         is_stored = is_kept or not context.settings.homes_keep or priority.is_for_this_host
         how = is_kept, is_own, priority, is_stored
-        context.out.store(actions.ArrivedRun(refs, transfer.keys, chunks, provider, mode, *how))
+        context.out.add_store(actions.ArrivedRun(refs, transfer.keys, chunks, provider, mode, *how))
         context.kept.update(zip(transfer.keys, chunks, strict=True))
         self._give_to_waiters(transfer, chunks)
         if transfer.tries or transfer.retry is not None or transfer.lookup is not None:
@@ -404,7 +404,7 @@ class PendingReads:
             ]
         )
         for transfer, chunks in left.items():
-            transfer.remove_waiters(chunks // transfer.count)
+            transfer.remove_waiters(chunks // transfer.chunk_count)
             if not transfer.is_wanted:
                 if transfer.retry is not None or transfer.lookup is not None:
                     self._end_fetch(transfer)

@@ -43,7 +43,7 @@ class PrefetchLimits:
     def __len__(self) -> int:
         return self.waiting.length
 
-    def put(self, transfer: Transfer, queue: Priority) -> Transfer | None:
+    def queue_transfer(self, transfer: Transfer, queue: Priority) -> Transfer | None:
         """Queue a transfer; return a transfer that is dropped for it, if any."""
         image_id = transfer.first_ref.image_id
         transfer.prefetch_queue, transfer.prefetch_flow = queue, image_id
@@ -61,8 +61,8 @@ class PrefetchLimits:
         """Remove a transfer that has ended or became urgent."""
         queue = transfer.prefetch_queue
         if queue is not None and not self.waiting.remove(queue, transfer.prefetch_flow, transfer):
-            self._left[queue] += transfer.count
-            self.under_way -= transfer.count
+            self._left[queue] += transfer.chunk_count
+            self.under_way -= transfer.chunk_count
         transfer.prefetch_queue = None
 
     def divide_transfer(self, transfer: Transfer, part: Transfer) -> None:
@@ -79,8 +79,10 @@ class PrefetchLimits:
         """Rebuild the counts of started chunks after a fault."""
         begun = [t for t in transfers if t.prefetch_queue is not None and not self.is_queued(t)]
         for queue, limit in self._limits.items():
-            self._left[queue] = limit - sum([t.count for t in begun if t.prefetch_queue is queue])
-        self.under_way = sum([t.count for t in begun])
+            self._left[queue] = limit - sum(
+                [t.chunk_count for t in begun if t.prefetch_queue is queue]
+            )
+        self.under_way = sum([t.chunk_count for t in begun])
 
     def start_queued(self) -> Iterator[Transfer]:
         """Yield the transfers that may start now, and count them as started."""
@@ -89,6 +91,6 @@ class PrefetchLimits:
                 transfer = self.waiting.take_of(queue)
                 if transfer is None:
                     break
-                self._left[queue] -= transfer.count
-                self.under_way += transfer.count
+                self._left[queue] -= transfer.chunk_count
+                self.under_way += transfer.chunk_count
                 yield transfer

@@ -93,7 +93,7 @@ class RequestsOut:
     def at_source(self, transfer: transfer.Transfer, now: float) -> Attempt:
         """Return an attempt at the source, checked for lateness like others."""
         mode = peer_request.Mode.HOME
-        numbers = (0,) * transfer.count
+        numbers = (0,) * transfer.chunk_count
         attempt = Attempt(numbers, transfer, None, mode, transfer.refs, Track.FETCH, now)
         attempt.watch_with(self._untimed)
         return attempt
@@ -309,7 +309,7 @@ class RequestsOut:
             is_hedged = any(attempt.priority <= PEER for attempt in self._untimed)
             after_s = self._peers.min_late_s if is_hedged else self.timeout_s
             at_s = min(now + after_s, *map(self.timeout_at_s, self._untimed))
-            self._deadlines.put(at_s, timers.Due.ATTEMPTS, self._untimed)
+            self._deadlines.set_timer(at_s, timers.Due.ATTEMPTS, self._untimed)
             self._untimed = {}
 
     def check_again(self, attempts: Sequence[Attempt], now: float) -> None:
@@ -321,7 +321,7 @@ class RequestsOut:
         if soonest_s == float("inf"):
             soonest_s = now + self.timeout_s
         at_s = max(soonest_s, now + CHECK_S)
-        self._deadlines.put(at_s, timers.Due.ATTEMPTS, batch)
+        self._deadlines.set_timer(at_s, timers.Due.ATTEMPTS, batch)
 
     def _check_at_s(self, attempt: Attempt) -> float:
         is_hedged = attempt.priority <= PEER and not attempt.is_late

@@ -51,7 +51,7 @@ class Retries:
     def pause_transfer(self, transfer: transfer.Transfer, now: float) -> None:
         """Start the pause of a transfer."""
         pause = Pause(transfer)
-        self._deadlines.put(
+        self._deadlines.set_timer(
             now + backoff.pause_s(transfer.tries, RETRY_FIRST_S, RETRY_LONGEST_S),
             timers.Due.RETRY,
             pause,
@@ -89,7 +89,7 @@ class Retries:
             yield pause.transfer
         if self.due and not now < self._timer_s:
             self._timer_s = self._next_s
-            self._deadlines.put(self._next_s, timers.Due.RETRY, None)
+            self._deadlines.set_timer(self._next_s, timers.Due.RETRY, None)
 
     def forget_transfer(self, transfer: transfer.Transfer) -> None:
         """End a pause without retry."""

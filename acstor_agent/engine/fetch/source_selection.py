@@ -66,18 +66,18 @@ class SourceSelection:
         transfer.next_providers.clear()
         if transfer.priority <= READAHEAD:  # all its chunks have the same holders
             context.overlap.record_overlap(
-                bool(context.locations.holders_of_chunk(transfer.first_ref)), transfer.count
+                bool(context.locations.holders_of_chunk(transfer.first_ref)), transfer.chunk_count
             )
         if is_source_first or transfer.priority.asks_holders_only:
             self._reset_providers(transfer, is_source_first)
             self.ask_next_provider(transfer)
             return
         ref = transfer.first_ref
-        home, mode = context.ring.home(ref.place), Mode.HOME
+        home, mode = context.ring.home(ref.ring_position), Mode.HOME
         if home == context.ring.own_host:
             home = None
         elif home is not None:
-            mode = context.ring.home_mode(home, ref.place)
+            mode = context.ring.home_mode(home, ref.ring_position)
         holders = context.locations.holders_of_chunk(ref)
         if (holders and holders != [home]) or len(context.lockstep):
             is_simple = False
@@ -159,10 +159,10 @@ class SourceSelection:
     def _providers(self, transfer: Transfer, is_source_first: bool) -> Iterator[Provider]:
         ring, ref, asked = self._context.ring, transfer.first_ref, transfer.asked
         refs = transfer.refs
-        source, home = Provider(None, Mode.HOME, refs), ring.home(ref.place)
+        source, home = Provider(None, Mode.HOME, refs), ring.home(ref.ring_position)
         is_own = home is None or home == ring.own_host
         if is_source_first and not is_own:
-            self.source_firsts += transfer.count
+            self.source_firsts += transfer.chunk_count
             yield source
         if not (is_own or transfer.priority.asks_holders_only):
             yield from self._predecessor(transfer, home)
@@ -185,7 +185,7 @@ class SourceSelection:
         if host is None or not _is_unasked(transfer, host) or not context.try_acquire(host):
             return
         is_home = host == home
-        mode = context.ring.home_mode(host, ref.place) if is_home else Mode.HELD
+        mode = context.ring.home_mode(host, ref.ring_position) if is_home else Mode.HELD
         yield Provider(host, mode, transfer.refs)
 
     def _holders(self, transfer: Transfer, home: ids.HostId | None) -> list[ids.HostId]:
@@ -202,16 +202,16 @@ class SourceSelection:
     def _homes(self, transfer: Transfer) -> Iterator[Provider]:
         ring, ref, asked = self._context.ring, transfer.first_ref, transfer.asked
         refs = transfer.refs
-        for host in ring.owners_of(ref.place, placement.OWNERS_ASKED):
+        for host in ring.owners_of(ref.ring_position, placement.OWNERS_ASKED):
             homes = {host for host, as_home in asked if as_home and host is not None}
             if host == ring.own_host or len(homes) >= ACTING_HOMES:
                 return
             if host not in homes and self._context.try_acquire(host):
-                yield Provider(host, ring.home_mode(host, ref.place), refs)
+                yield Provider(host, ring.home_mode(host, ref.ring_position), refs)
 
     def _other_owners(self, transfer: Transfer) -> Iterator[Provider]:
         context, ref, refs = self._context, transfer.first_ref, transfer.refs
-        owners = context.ring.owners_of(ref.place, placement.OWNERS_ASKED)
+        owners = context.ring.owners_of(ref.ring_position, placement.OWNERS_ASKED)
         others = (h for h in owners if h != context.ring.own_host and _is_unasked(transfer, h))
         for host in itertools.islice(filter(context.try_acquire, others), LAST_RESORTS):
             yield Provider(host, Mode.HELD, refs)
@@ -227,7 +227,7 @@ class SourceSelection:
         """Ask under the next name, or ask the next provider."""
         transfer, context = attempt.transfer, self._context
         transfer.attempts.remove(attempt)
-        self.fallbacks += 0 if attempt.is_excused(failure) else transfer.count
+        self.fallbacks += 0 if attempt.is_excused(failure) else transfer.chunk_count
         if attempt.host is not None and not attempt.mode.reads_source:
             context.lockstep.peer_failed(attempt.first_ref.image_id, attempt.host)
         if attempt.priority is GUEST:
@@ -285,12 +285,12 @@ class SourceSelection:
         if transfer.priority is not GUEST or attempt.is_late:
             return
         at = transfer.attempts.index(attempt)
-        while transfer.count > 1 and not peers.is_suspect(attempt.host) and peers.may_hedge:
+        while transfer.chunk_count > 1 and not peers.is_suspect(attempt.host) and peers.may_hedge:
             part = self._context.transfers.split(transfer, [0]).attempts[at]
             self._hedge(part)
             if not part.is_late:
                 return  # no budget; they are checked again later
-        if transfer.count == 1 or peers.is_suspect(attempt.host):
+        if transfer.chunk_count == 1 or peers.is_suspect(attempt.host):
             self._hedge(attempt)
 
     def _hedge(self, attempt: transfer.Attempt) -> None:

@@ -40,7 +40,7 @@ class Transfers(dict[chunk_ref.Key, Transfer]):
             transfer = Transfer(refs, keys, priority)
             self.update(dict.fromkeys(keys, transfer))
             return transfer
-        if transfer.count > len(keys):
+        if transfer.chunk_count > len(keys):
             transfer = self.split(transfer, [transfer.keys.index(key) for key in keys])
         if transfer.refs[0] is not refs[0]:
             by_key = dict(zip(keys, refs, strict=True))
@@ -52,13 +52,13 @@ class Transfers(dict[chunk_ref.Key, Transfer]):
     def single_transfer(self, key: chunk_ref.Key) -> Transfer | None:
         """Return the transfer of one chunk alone, if the chunk is under way."""
         transfer = self.get(key)
-        if transfer is not None and transfer.count > 1:
+        if transfer is not None and transfer.chunk_count > 1:
             transfer = self.split(transfer, [transfer.keys.index(key)])
         return transfer
 
     def split_transfer(self, transfer: Transfer) -> list[Transfer]:
         """Split a transfer into single chunks; the last one keeps the transfer."""
-        return [*(self.split(transfer, [0]) for _ in range(transfer.count - 1)), transfer]
+        return [*(self.split(transfer, [0]) for _ in range(transfer.chunk_count - 1)), transfer]
 
     def split(self, transfer: Transfer, some: Sequence[int]) -> Transfer:
         """Split some chunks, by index, off a transfer."""

@@ -215,7 +215,7 @@ class Announcements:
             self._retry_scheduled.add(host)
             wait_s = self._retry_wait_s.get(host, REPEAT_FIRST_S)
             self._retry_wait_s[host] = min(2 * wait_s, REPEAT_LONGEST_S)
-            self._deadlines.put(now + wait_s, timers.Due.REPEAT_ANNOUNCEMENTS, host)
+            self._deadlines.set_timer(now + wait_s, timers.Due.REPEAT_ANNOUNCEMENTS, host)
 
     def repeat_announcements(self, host: ids.HostId, now: float) -> None:
         """Send the latest announcements to a neighbour, if it still is one."""
@@ -271,7 +271,7 @@ class Announcements:
         if len(queue) >= BATCH_CHUNKS:
             self._flush(now)
         elif self._due_s is None:
-            self._deadlines.put(now + DELAY_S, timers.Due.ANNOUNCEMENTS, None)
+            self._deadlines.set_timer(now + DELAY_S, timers.Due.ANNOUNCEMENTS, None)
             self._due_s = now + DELAY_S
 
     def _flush(self, now: float) -> None:
@@ -314,18 +314,18 @@ class Announcements:
         waiting = self.hints.get(host)
         if waiting is None:
             waiting = self.hints[host] = {}
-        waiting[ref.place] = waiting.get(ref.place, 0) | ref.bit
+        waiting[ref.ring_position] = waiting.get(ref.ring_position, 0) | ref.bit
         if len(waiting) > HINTS:
             del waiting[next(iter(waiting))]
 
     def withdraw_hint(self, host: ids.HostId, ref: chunk_ref.ChunkRef) -> None:
         """Remove a queued hint, because the host uses the chunk again."""
         waiting = self.hints.get(host, {})
-        bits = waiting.get(ref.place, 0)
+        bits = waiting.get(ref.ring_position, 0)
         if bits & ~ref.bit:
-            waiting[ref.place] = bits & ~ref.bit
+            waiting[ref.ring_position] = bits & ~ref.bit
         else:
-            waiting.pop(ref.place, None)
+            waiting.pop(ref.ring_position, None)
 
     def flush_hints(self, now: float) -> None:
         """Send hints, one message for a host, to the hosts that wait longest."""
@@ -334,7 +334,7 @@ class Announcements:
             self._send_message(host, (), (), chunks[:BATCH_CHUNKS], now)
             if rest := dict(chunks[BATCH_CHUNKS:]):
                 self.hints[host] = rest
-        self._deadlines.put(now + HINT_EVERY_S, timers.Due.HINTS, None)
+        self._deadlines.set_timer(now + HINT_EVERY_S, timers.Due.HINTS, None)
 
 
 def _bitmaps(queue: _Queue, host: ids.HostId | None) -> tuple[segments.Chunks, ...]:

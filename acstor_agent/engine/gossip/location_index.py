@@ -78,7 +78,7 @@ class LocationIndex:
 
     def record_denial(self, host: ids.HostId, ref: chunk_ref.ChunkRef) -> bool:
         """Record that a host denied a chunk; return whether it had announced it."""
-        return self._take(host, ref.place, ref.bit)
+        return self._take(host, ref.ring_position, ref.bit)
 
     def _take(self, host: ids.HostId, segment: ids.Oid, bits: int) -> bool:
         key, known = self._keys.get(host), self._holders.get(segment)
@@ -104,7 +104,7 @@ class LocationIndex:
     def holders_of_segment(self, ref: chunk_ref.ChunkRef) -> list[tuple[ids.HostId, int]]:
         """Return the hosts that announced chunks of the segment, each with its bitmap."""
         found = []
-        for entry in _split(self._holders.get(ref.place) or b""):
+        for entry in _split(self._holders.get(ref.ring_position) or b""):
             if (host := self._keys.host_of(entry[:_KEY])) is not None:
                 found.append((host, _bits(entry)))
         return found
@@ -117,7 +117,7 @@ class LocationIndex:
         for ref in refs:
             if ref.segment is None or ref.segment != segment:
                 segment = ref.segment
-                entries = _split(self._holders.get(ref.place) or b"")
+                entries = _split(self._holders.get(ref.ring_position) or b"")
             its = [entry[:_KEY] for entry in entries if _bits(entry) & ref.bit] if entries else ()
             found.append(b"".join(its))
         return found
@@ -125,8 +125,8 @@ class LocationIndex:
     def hosts_of_keys(self, keys: bytes) -> list[ids.HostId]:
         """Return the hosts of joined keys, without forgotten ones."""
         if len(keys) <= _KEY:  # nearly always
-            one = self._keys.host_of(keys)
-            return [one] if one is not None else []
+            single = self._keys.host_of(keys)
+            return [single] if single is not None else []
         split = (keys[at : at + _KEY] for at in range(0, len(keys), _KEY))
         return [host for key in split if (host := self._keys.host_of(key)) is not None]
 

@@ -74,7 +74,7 @@ class Authorization:
         if contents is None and (contents := self._maps.contents_of(request)) is None:
             return None
         cids = [content.cid for content in contents]
-        if len(cids) != request.chunks or ids.ZERO_CID in cids:
+        if len(cids) != request.chunk_count or ids.ZERO_CID in cids:
             self.refused += len(request.numbers)
             return "there is no chunk exactly there"
         proof = peer_request.proof_of(b"".join(cids), host, self._own_host)

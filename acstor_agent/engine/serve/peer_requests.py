@@ -286,7 +286,7 @@ class PeerRequests:
         if self.uploads.has_slot(pending.link.receiver, (pending.ref,)):
             self._answer(pending)
         else:
-            self.uploads.put(pending, self._context.now)
+            self.uploads.queue_answer(pending, self._context.now)
             self._send_more()
 
     def _would_delay_guests(self, pending: PendingRequest) -> bool:
@@ -352,7 +352,9 @@ class PeerRequests:
     # Deadlines, cancellation, priority
 
     def _schedule_check(self) -> None:
-        self._context.timers.put(self._context.now + CHECK_S, timers.Due.REQUEST_DEADLINES, None)
+        self._context.timers.set_timer(
+            self._context.now + CHECK_S, timers.Due.REQUEST_DEADLINES, None
+        )
         self._is_check_scheduled = True
 
     def check_deadlines(self) -> None:
@@ -411,7 +413,7 @@ class PeerRequests:
             pending.priority = PEER
             transfer = self._transfer_of(pending)
             if is_in_line:
-                self.uploads.put(pending, self._context.now)
+                self.uploads.queue_answer(pending, self._context.now)
             elif transfer is not None and pending.mode.reads_source:
                 self._read_through.raise_priority(transfer, PEER, pending.host)
 

@@ -142,7 +142,7 @@ class Referrals:
         """Record that a host is given chunks; return those that were given before."""
         key, bits_of = self._keys.key_of(host), dict[ids.Oid, int]()
         for ref in refs:
-            bits_of[ref.place] = bits_of.get(ref.place, 0) | ref.bit
+            bits_of[ref.ring_position] = bits_of.get(ref.ring_position, 0) | ref.bit
         before: dict[ids.Oid, int] = {}
         alone: dict[int, bytes] = {}  # new entries are mostly equal
         for segment, bits in bits_of.items():
@@ -155,7 +155,11 @@ class Referrals:
             else:
                 alone[bits] = _NOBODY + key + _TAIL.pack(*_requester(bits, priority))
                 self._known.add(segment, alone[bits])
-        return [ref.oid for ref in refs if ref.bit & before.get(ref.place, 0)] if before else []
+        return (
+            [ref.oid for ref in refs if ref.bit & before.get(ref.ring_position, 0)]
+            if before
+            else []
+        )
 
     def _add(self, segment: ids.Oid, known: bytes, key: bytes, new: _Requester) -> None:
         full, unhinted = _HEAD.unpack_from(known)
@@ -180,7 +184,7 @@ class Referrals:
 
     def take_surplus(self, ref: chunk_ref.ChunkRef, limit: int) -> ids.HostId | None:
         """Return the oldest requester of a chunk, once, if over ``limit`` hosts hold it."""
-        known = self._known.get(ref.place)
+        known = self._known.get(ref.ring_position)
         if known is None:
             return None
         full, unhinted = _HEAD.unpack_from(known)
@@ -194,12 +198,12 @@ class Referrals:
             return None
         changed = bytearray(known)
         first = copies[0]
-        one = _entry(known, first)
-        _TAIL.pack_into(changed, first + _KEY, *one._replace(hinted=one.hinted | ref.bit))
+        entry = _entry(known, first)
+        _TAIL.pack_into(changed, first + _KEY, *entry._replace(hinted=entry.hinted | ref.bit))
         while _at(unhinted) < len(changed) and not _entry(changed, _at(unhinted)).copies:
             unhinted += 1
         _HEAD.pack_into(changed, 0, full, unhinted)
-        self._known.put(ref.place, bytes(changed))
+        self._known.put(ref.ring_position, bytes(changed))
         return self._keys.host_of(known[first : first + _KEY])
 
     def referrals_for(
@@ -210,7 +214,7 @@ class Referrals:
         The best have few recent referrals and are near to the root. None has requested the chunk
         with less urgency. A host that asks again was not served, and is not referred again.
         """
-        known, key = self._known.get(ref.place), self._keys.key_of(host)
+        known, key = self._known.get(ref.ring_position), self._keys.key_of(host)
         if known is None or self._has(known, key, ref.bit):
             return ()
         full, unhinted = _HEAD.unpack_from(known)
@@ -224,7 +228,7 @@ class Referrals:
         _HEAD.pack_into(changed, 0, full, unhinted)
         _TAIL.pack_into(changed, first + _KEY, *parent.with_child(ref.bit))
         child = _requester(ref.bit, priority, parent.depth + 1)
-        self._add(ref.place, bytes(changed), key, child)
+        self._add(ref.ring_position, bytes(changed), key, child)
         keys = [known[at : at + _KEY] for at in ranked]
         self._charge(keys[0])
         named = map(self._keys.host_of, keys)

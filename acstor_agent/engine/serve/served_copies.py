@@ -65,7 +65,7 @@ class ServedCopies:
         if not limit or not (known or is_hinted):
             return
         for ref in refs:
-            if not context.ring.is_home(ref.place):
+            if not context.ring.is_home(ref.ring_position):
                 continue
             if is_hinted:
                 announcements.withdraw_hint(host, ref)

@@ -90,10 +90,10 @@ class BootTimelines:
             return
         now_s = self._clock()
         since_s = now_s - LOOKBACK_S
-        attaches = tuple(one for one in self._attaches_of(image) if one[0] >= since_s)
+        attaches = tuple(boot for boot in self._attaches_of(image) if boot[0] >= since_s)
         begins = [from_s for from_s, _ in attaches]
         begins += [image.attached_s[0], image.boots.loading.began_s]
-        zero_s = min((one for one in begins if since_s <= one <= now_s), default=now_s)
+        zero_s = min((boot for boot in begins if since_s <= boot <= now_s), default=now_s)
         timing = read_timing.Timing(timeline_recorder.TimelineRecorder(now_s), self._clock)
         image.timelines[guest] = timing
         self._boots[guest] = _Boot(
@@ -140,7 +140,11 @@ class BootTimelines:
     def timelines_of(self, wanted_id: str = "") -> list[boot_timeline.Timeline]:
         """Return the timelines of an instance or image, or all, newest last."""
         found = [*self._over, *(self._timeline_of(boot) for boot in self._going_on())]
-        return [one for one in found if wanted_id in ("", one.instance_id, one.image_id)]
+        return [
+            timeline
+            for timeline in found
+            if wanted_id in ("", timeline.instance_id, timeline.image_id)
+        ]
 
     def new_boots(self) -> tuple[boot_timeline.Timeline, ...]:
         """Return a few new reports of boots, made each REPORT_INTERVAL_S and at the end."""
@@ -156,7 +160,7 @@ class BootTimelines:
         return tuple(timelines)
 
     def _going_on(self) -> Iterator[_Boot]:
-        return (one for one in self._boots.values() if one.recorder.read_bytes >= MIN_BYTES)
+        return (boot for boot in self._boots.values() if boot.recorder.read_bytes >= MIN_BYTES)
 
     def _timeline_of(self, boot: _Boot, *, is_over: bool = False) -> boot_timeline.Timeline:
         recorder, now_s, zero_s = boot.recorder, self._clock(), boot.zero_s

@@ -29,7 +29,7 @@ class TraceSpool:
         self._folder = folder
         self._wishes, self._taken = trio.open_memory_channel[trace_message.BootTrace](UNWRITTEN)
 
-    def put(self, trace: trace_message.BootTrace) -> None:
+    def queue_trace(self, trace: trace_message.BootTrace) -> None:
         """Queue a trace to be written; a trace beyond UNWRITTEN is lost."""
         try:
             self._wishes.send_nowait(trace)

@@ -66,7 +66,7 @@ class ChunkLookup(authorization.ChunkMaps):
         if cut is None:
             return None
         asked = request.offset // cut.chunk_bytes
-        stop = asked + request.chunks
+        stop = asked + request.chunk_count
         first, stop = segments.covering(asked, stop, length, cut.chunk_count)
         if image is not None:
             cids: list[ids.Cid] | None = image.map.cids_between(first, stop)

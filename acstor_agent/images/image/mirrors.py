@@ -218,7 +218,7 @@ class Mirrors:
         os.utime(self._path(image_id), ns=(mtime_ns, mtime_ns))
 
     def _path(self, image_id: ids.ImageId) -> pathlib.Path:
-        return self._folder / base.Blob(image_id, base.BlobKind.CHUNK_MAP).name
+        return self._folder / base.Blob(image_id, base.BlobKind.CHUNK_MAP).file_name
 
     async def _map_of(self, image_id: ids.ImageId, max_map_bytes: int) -> chunk_map.ChunkMap:
         path = self._path(image_id)
@@ -240,7 +240,7 @@ class Mirrors:
     ) -> chunk_map.ChunkMap:
         """Download and check an image's map; name it only after the check."""
         blob = base.Blob(image_id, base.BlobKind.CHUNK_MAP)
-        what = f"{blob.name} from {self._source.where}"
+        what = f"{blob.file_name} from {self._source.location}"
         size_bytes = await self._source.size_bytes(blob)
         if size_bytes > MAX_MAP_BYTES:
             raise errors.ChunkMapFormatError(what, 0, f"{size_bytes} bytes are too many for a map")
@@ -284,8 +284,8 @@ class Mirrors:
             raise errors.ChunkMapFormatError(
                 f"chunk map of image {image_map.image_id}",
                 chunk_map.AT_STORED_BYTES,
-                f"it is of {stored.size_bytes} bytes, but {blob.name} from "
-                f"{self._source.where} has {size_bytes}",
+                f"it is of {stored.size_bytes} bytes, but {blob.file_name} from "
+                f"{self._source.location} has {size_bytes}",
             )
 
 

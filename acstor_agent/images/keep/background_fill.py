@@ -166,7 +166,9 @@ class BackgroundFill:
         if (part := progress.part) is None:
             return
         is_written, cid = self._pins.cache.is_written, part.map.cid_of
-        progress.unwritten = [one for one in progress.unwritten if not is_written(cid(one))]
+        progress.unwritten = [
+            chunk_no for chunk_no in progress.unwritten if not is_written(cid(chunk_no))
+        ]
         progress.unwritten_bytes = sum(map(part.map.geometry.chunk_length, progress.unwritten))
 
     async def _missing(
@@ -346,6 +348,6 @@ class BackgroundFill:
     def _needed_bytes_s(self, progress: FillProgress, also_due: Collection[FillProgress]) -> float:
         if progress.deadline is None:
             return 0.0
-        every = ((one.deadline, one.left_bytes or 0) for one in (progress, *also_due))
+        every = ((fill.deadline, fill.left_bytes or 0) for fill in (progress, *also_due))
         due = ((deadline, left_bytes) for deadline, left_bytes in every if deadline is not None)
         return fill_rate.needed_bytes_s(due, trio.current_time())

@@ -44,7 +44,7 @@ class FillStatus:
     def list_status(self) -> dict[ids.ImageId, dict[str, Any]]:
         """Return the status of all images to be fully cached here."""
         shown = ((image_id, self.status_of(image_id)) for image_id in list(self._filler.progress))
-        return {image_id: one for image_id, one in shown if one is not None}
+        return {image_id: status for image_id, status in shown if status is not None}
 
     def status_of(self, image_id: ids.ImageId) -> dict[str, Any] | None:
         """Return the status of an image; None if it need not be cached fully here."""

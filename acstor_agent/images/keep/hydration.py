@@ -93,10 +93,10 @@ class Hydration:
         self._attach_by_s = trio.current_time() + self.limits.attach_round_s
         every = {**all_pins, **dict.fromkeys(self._images.list_attached())}
         for image_id in every:
-            one = all_pins.get(image_id)
+            pin = all_pins.get(image_id)
             is_used, is_operator_pin = (
-                self._is_used(image_id, one),
-                one is not None and one.is_operator_pin,
+                self._is_used(image_id, pin),
+                pin is not None and pin.is_operator_pin,
             )
             if is_used or is_operator_pin or self._uses.is_leased(image_id):
                 known = self._filler.progress_of(image_id)
@@ -107,7 +107,7 @@ class Hydration:
                     )  # it has precedence now
                 known.is_used = is_used
                 await self._keep(image_id, is_replica=not (is_used or is_operator_pin))
-            elif one is not None:
+            elif pin is not None:
                 LOG.info("image %s: no longer used; it need not stay whole", image_id)
                 await self.forget_image(image_id)
             else:
@@ -123,8 +123,8 @@ class Hydration:
             ):
                 await trio.lowlevel.checkpoint()  # it takes 1 ms for 1,000 hosts
 
-    def _is_used(self, image_id: ids.ImageId, one: pin_record.ImagePin | None) -> bool:
-        if one is None or one.is_replica:
+    def _is_used(self, image_id: ids.ImageId, pin: pin_record.ImagePin | None) -> bool:
+        if pin is None or pin.is_replica:
             return self._uses.is_seen(image_id)  # a new pin needs evidence of use
         return self._uses.is_used(image_id)
 
@@ -181,9 +181,9 @@ class Hydration:
 
     async def _note_leases(self, image_id: ids.ImageId, *, is_replica: bool) -> None:
         changes: dict[str, object] = {"is_replica": is_replica}
-        one = self._pins.get(image_id)
+        pin = self._pins.get(image_id)
         until_s = self._replicas.leased_until_s(image_id) if self._replicas else 0.0
-        if one is not None and abs(until_s - one.leased_until_s) > replica_leases.LEASE_S / 4:
+        if pin is not None and abs(until_s - pin.leased_until_s) > replica_leases.LEASE_S / 4:
             changes["leased_until_s"] = until_s
         await self._pins.change_pin(image_id, **changes)
 
@@ -253,8 +253,8 @@ class Hydration:
 
     def _next(self) -> ids.ImageId | None:
         all_pins = self._pins.list_pins()
-        urgent = [image_id for image_id, one in all_pins.items() if one.mode is FillMode.URGENT]
-        normal = [image_id for image_id, one in all_pins.items() if one.mode is FillMode.NORMAL]
+        urgent = [image_id for image_id, pin in all_pins.items() if pin.mode is FillMode.URGENT]
+        normal = [image_id for image_id, pin in all_pins.items() if pin.mode is FillMode.NORMAL]
         normal.sort(key=lambda image_id: all_pins[image_id].is_replica)
         for image_id in (*sorted(urgent, key=self._due_s), *normal):
             known = self._known.get(image_id)
@@ -274,8 +274,12 @@ class Hydration:
         self, current: background_fill.FillProgress
     ) -> list[background_fill.FillProgress]:
         now_s, every = trio.current_time(), self._known.values()
-        due = [one for one in every if one is not current and one.deadline and one.missing]
-        return [one for one in due if one.backoff.may_try(now_s)]
+        due = [
+            candidate
+            for candidate in every
+            if candidate is not current and candidate.deadline and candidate.missing
+        ]
+        return [candidate for candidate in due if candidate.backoff.may_try(now_s)]
 
     async def _fill(self, image_id: ids.ImageId) -> None:
         part, known = self._pins.pinned_part(image_id), self._known[image_id]

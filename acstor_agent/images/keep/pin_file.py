@@ -61,7 +61,7 @@ class PinFile:
     def map_of(self, image_id: ids.ImageId) -> chunk_map.ChunkMap | None:
         """Return the chunk map of an image; None if it is lost."""
         try:
-            path = self._maps_dir / base.Blob(image_id, base.BlobKind.CHUNK_MAP).name
+            path = self._maps_dir / base.Blob(image_id, base.BlobKind.CHUNK_MAP).file_name
             return mirrors.open_map(path, image_id)
         except (OSError, errors.ChunkMapFormatError) as e:
             LOG.warning("image %s: pinned, but its chunk map is lost: %s", image_id, e)

@@ -90,27 +90,27 @@ class ImagePins:
         kept = self._file.read()
         all_pins = self._file.derive_pins() if kept is None else kept
         # Images used here have precedence.
-        for image_id, one in sorted(all_pins.items(), key=lambda item: item[1].is_replica):
+        for image_id, pin in sorted(all_pins.items(), key=lambda item: item[1].is_replica):
             image_map = self._file.map_of(image_id)
             if image_map is None:
                 if kept is not None:
-                    self._kept[image_id] = one
+                    self._kept[image_id] = pin
                 continue
-            if one.is_replica and not self.has_share:
+            if pin.is_replica and not self.has_share:
                 if self._shares is not None:  # the table may arrive later
-                    self._kept[image_id] = one
+                    self._kept[image_id] = pin
                 continue
-            part = self._part_of(image_map, self._table_for(one))
+            part = self._part_of(image_map, self._table_for(pin))
             if kept is None and self._beyond_bytes(part):
                 continue
             contents = part.list_contents()
             lacking_bytes = self._lacking_bytes(capacity.slots_of(contents, self.pins))
             if kept is None and lacking_bytes:
                 continue
-            self._kept[image_id] = one
-            if lacking_bytes and self._waits_for_table(one):
+            self._kept[image_id] = pin
+            if lacking_bytes and self._waits_for_table(pin):
                 continue
-            if one.is_replica and self._lacks_for_replicas(one, part, contents):
+            if pin.is_replica and self._lacks_for_replicas(pin, part, contents):
                 LOG.warning("image %s: no longer kept for other hosts: no space", image_id)
                 continue
             self._pinned[image_id] = part
@@ -123,22 +123,22 @@ class ImagePins:
         for cid, length in contents.items():
             self.pins.add(cid, length)
 
-    def _waits_for_table(self, one: ImagePin) -> bool:
-        return self._shares is not None and not self.has_share and not one.is_operator_pin
+    def _waits_for_table(self, pin: ImagePin) -> bool:
+        return self._shares is not None and not self.has_share and not pin.is_operator_pin
 
     def _lacks_for_replicas(
-        self, one: ImagePin, part: replica_placement.ReplicaPart, contents: Contents
+        self, pin: ImagePin, part: replica_placement.ReplicaPart, contents: Contents
     ) -> bool:
-        slots = collections.Counter(self.pins.slots) + collections.Counter(
+        slots = collections.Counter(self.pins.slot_counts) + collections.Counter(
             capacity.slots_of(contents, self.pins)
         )
         return bool(
-            self._replica_excess_bytes(one, part)
+            self._replica_excess_bytes(pin, part)
             or cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes)
         )
 
     def _lacking_bytes(self, more: Mapping[int, int]) -> int:
-        slots = collections.Counter(self.pins.slots) + collections.Counter(more)
+        slots = collections.Counter(self.pins.slot_counts) + collections.Counter(more)
         return cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes)
 
     def _beyond_bytes(self, part: replica_placement.ReplicaPart) -> int:
@@ -158,8 +158,8 @@ class ImagePins:
 
     def count_replicas(self) -> tuple[int, int]:
         """Return number and bytes of images kept for other hosts only."""
-        images = [one.image_id for one in self.list_pins().values() if one.is_replica]
-        parts = [part for one in images if (part := self._pinned.get(ids.ImageId(one)))]
+        images = [pin.image_id for pin in self.list_pins().values() if pin.is_replica]
+        parts = [part for pin in images if (part := self._pinned.get(ids.ImageId(pin)))]
         return len(images), sum(part.total_bytes for part in parts)
 
     @property
@@ -251,15 +251,15 @@ class ImagePins:
         image_id = ids.ImageId(pin.image_id)
         contents = await trio.to_thread.run_sync(part.list_contents)
         slots = await trio.to_thread.run_sync(capacity.slots_of, contents, self.pins)
-        gives_way = any(one.is_replica for one in self._kept.values())
+        gives_way = any(other.is_replica for other in self._kept.values())
         if gives_way and self.cache.lacking_bytes(slots) and not pin.is_replica:
-            for one in await trio.to_thread.run_sync(self._in_the_way, image_id, contents):
+            for other in await trio.to_thread.run_sync(self._in_the_way, image_id, contents):
                 LOG.warning(
                     "image %s: no longer kept for other hosts: image %s needs the space",
-                    one,
+                    other,
                     image_id,
                 )
-                await self._unpin_image(one)
+                await self._unpin_image(other)
             slots = await trio.to_thread.run_sync(capacity.slots_of, contents, self.pins)
         return self.cache.lacking_bytes(slots)
 
@@ -288,8 +288,8 @@ class ImagePins:
                     for part in (self._pinned[image_id], *self._formers(image_id))
                 ),
             )
-            for image_id, one in reversed(self.list_pins().items())
-            if one.is_replica and image_id != wanted and image_id in self._pinned
+            for image_id, pin in reversed(self.list_pins().items())
+            if pin.is_replica and image_id != wanted and image_id in self._pinned
         )
         return capacity.images_to_evict(contents, kept, self.pins, lacking_bytes)
 
@@ -313,7 +313,7 @@ class ImagePins:
     async def _release(self, image_id: ids.ImageId, now_s: float = math.inf) -> None:
         formers = self._former.get(image_id, [])
         over = [part for until_s, part in formers if until_s <= now_s]
-        left = [one for one in formers if one[0] > now_s]
+        left = [former for former in formers if former[0] > now_s]
         if left:
             self._former[image_id] = left
         else:
@@ -343,7 +343,7 @@ class ImagePins:
 
     def forget_unpinned_parts(self, kept: Container[ids.ImageId]) -> None:
         """Forget the parts of images that are not kept, with their maps."""
-        for image_id in [one for one in self._found if one not in kept]:
+        for image_id in [found_id for found_id in self._found if found_id not in kept]:
             del self._found[image_id]
 
     async def change_pin(self, image_id: ids.ImageId, **changes: object) -> None:

@@ -217,7 +217,9 @@ class Replication:
             del self._last[image_id]
 
     def _images_in_use(self) -> list[ids.ImageId]:
-        return [image_id for image_id, one in self._filler.progress.items() if one.is_used]
+        return [
+            image_id for image_id, progress in self._filler.progress.items() if progress.is_used
+        ]
 
     def share_of(self, image_id: ids.ImageId) -> LocalShare | None:
         """Return the state of this host's share; None: not pinned, or not counted yet."""
@@ -247,9 +249,9 @@ class Replication:
                 continue
             found = [self._share_for(host, image_id, table.epoch) for image_id in owed]
             for epoch in {epoch for epoch, _ in found}:
-                told = [share for its, share in found if its == epoch and share is not None]
-                for at in range(0, len(told), replica_messages.MAX_REPORTS):
-                    part = tuple(told[at : at + replica_messages.MAX_REPORTS])
+                reports = [share for its, share in found if its == epoch and share is not None]
+                for at in range(0, len(reports), replica_messages.MAX_REPORTS):
+                    part = tuple(reports[at : at + replica_messages.MAX_REPORTS])
                     self._chunks.send_announcement(host, peer_wire.ReplicaReport(epoch, part))
 
     def _share_for(

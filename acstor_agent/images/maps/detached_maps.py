@@ -204,7 +204,7 @@ class DetachedMaps:
                 untold,
             )
         what = f"image {image_id}"
-        raise errors.SourceUnreachable(what, self._source.where, "it is asked too often already")
+        raise errors.SourceUnreachable(what, self._source.location, "it is asked too often already")
 
     def _charge(self, host: ids.HostId, looks: int) -> None:
         self._load_rates.charge_tokens(host, looks, self._clock())
@@ -213,7 +213,7 @@ class DetachedMaps:
     def _check_missing(self, image_id: ids.ImageId) -> None:
         until_s, kind = self._missing.get(image_id, (0.0, errors.ChunkMissing))
         if self._clock() < until_s:
-            raise kind(f"image {image_id}", self._source.where, "not a moment ago")
+            raise kind(f"image {image_id}", self._source.location, "not a moment ago")
 
     async def boot_head(
         self, host: ids.HostId, image_id: ids.ImageId
@@ -283,7 +283,7 @@ class DetachedMaps:
             raise
         except _WRONG_BYTES as e:
             self._charge(host, MISS_COST)
-            raise errors.ChunkMissing(f"image {image_id}", self._source.where, str(e)) from e
+            raise errors.ChunkMissing(f"image {image_id}", self._source.location, str(e)) from e
 
     def _forget_idle(self, host: ids.HostId) -> None:
         limiter = self._limiters.get(host)
@@ -327,13 +327,15 @@ class DetachedMaps:
         size_bytes = (await self._source.find_blob(blob)).size_bytes
         if size_bytes != subject.stored.size_bytes:
             what = f"{size_bytes} bytes, its chunk map is of {subject.stored.size_bytes}"
-            raise errors.ChunkMissing(f"image {image_id}", self._source.where, what)
+            raise errors.ChunkMissing(f"image {image_id}", self._source.location, what)
         return _Image(subject, tables, stamp, self._clock() + RECHECK_S)
 
     async def _read_head(self, image_id: ids.ImageId) -> tuple[chunk_map.Subject, chunk_map.Tables]:
         blob = base.Blob(image_id, base.BlobKind.CHUNK_MAP)
         head = await self._source.read(blob, 0, chunk_map.HEADER_BYTES)
-        return chunk_map.parse_head(head, f"{blob.name} from {self._source.where}", image_id)
+        return chunk_map.parse_head(
+            head, f"{blob.file_name} from {self._source.location}", image_id
+        )
 
     async def _load(self, image: _Image, page: int) -> None:
         subject = image.subject
@@ -363,7 +365,7 @@ class DetachedMaps:
 
     async def _read_boot_head(self, subject: chunk_map.Subject) -> boot_image.Head:
         blob = base.Blob(subject.image_id, base.BlobKind.BOOT_IMAGE)
-        what = f"{blob.name} from {self._source.where}"
+        what = f"{blob.file_name} from {self._source.location}"
         await self._source.find_blob(blob)  # so that the present one is read
         raw = await self._source.read(blob, 0, boot_image.HEADER_BYTES)
         header = boot_image.parse_header(raw, what)

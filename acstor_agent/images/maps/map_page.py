@@ -94,7 +94,7 @@ async def read(
     )
     low, high = layout.ends_of(slots)
     length = (high - low) * layout.ENTRY_BYTES
-    what = f"{blob.name} from {source.where}"
+    what = f"{blob.file_name} from {source.location}"
     if not 0 <= length <= MAX_TABLE_BYTES or high > stored.entries:
         why = f"{length} bytes of extents are too many for {PAGE_CIDS} chunks"
         raise errors.ChunkMapFormatError(what, index_at, why)
@@ -120,7 +120,7 @@ async def _read_cids(
         f"<{count}I", await source.read(blob, at, count * chunk_map.NUMBER_BYTES)
     )
     if max(blocks) >= tables.blocks:
-        what = f"{blob.name} from {source.where}"
+        what = f"{blob.file_name} from {source.location}"
         raise errors.ChunkMapFormatError(what, at, f"there is no block {max(blocks)}")
     blocks_at = chunk_map.sections(cut, subject.stored, tables).blocks_at
     found: dict[int, bytes] = {}

@@ -84,7 +84,7 @@ class BootImagePrefetch:
         self._mode = mode if boots.memory.limit_bytes else Mode.NONE
         self._images, self._uses, self._lookup, self._reads = images, uses, lookup, reads
         self._chunks, self._cache, self._counters = boots.chunks, boots.cache, boots.counters
-        self._here, self._rings = boots.chunks.own_host, rings
+        self._own_host, self._rings = boots.chunks.own_host, rings
         self._prefetched = lru_table.LruTable[ids.ImageId, _WantedFrames](MAX_REPORTED)
         self._position = random.random()  # among the notified hosts
         self._pacer = fill_rate.Pacer()
@@ -99,7 +99,9 @@ class BootImagePrefetch:
 
     def _formers(self, task: decision_messages.ImageTask) -> list[ids.ImageId]:
         return [
-            one for one in map(ids.parse_image_id, task.previous_images) if self._is_mirrored(one)
+            former
+            for former in map(ids.parse_image_id, task.previous_images)
+            if self._is_mirrored(former)
         ]
 
     def _is_mirrored(self, image_id: ids.ImageId) -> bool:
@@ -158,18 +160,20 @@ class BootImagePrefetch:
     async def _look_up(
         self, image_id: ids.ImageId, task: decision_messages.ImageTask
     ) -> _WantedFrames:
-        subject, head = await self._lookup.detached.boot_head(self._here, image_id)
+        subject, head = await self._lookup.detached.boot_head(self._own_host, image_id)
         keys, chunk_ref_at = subject.scope_keys, self._chunks.chunk_ref_at
         formers = self._formers(task)
         if not prefetch_policy.is_served(keys, map(self._images.scope_keys, formers)):
             what = f"the boot image of image {image_id}"
             raise errors.Unusable(what, "is of a project of which no instance of this host is")
         refs = [
-            chunk_ref_at(image_id, keys, base.AT_BOOT_IMAGE + one.offset, one.stored_bytes, one.cid)
-            for one in head.frames
-            if not (formers and await self._is_spare(subject, one))
+            chunk_ref_at(
+                image_id, keys, base.AT_BOOT_IMAGE + frame.offset, frame.stored_bytes, frame.cid
+            )
+            for frame in head.frames
+            if not (formers and await self._is_spare(subject, frame))
         ]
-        stored_bytes = sum(one.stored_bytes for one in head.frames)
+        stored_bytes = sum(frame.stored_bytes for frame in head.frames)
         return _WantedFrames(refs, stored_bytes - sum(ref.length for ref in refs))
 
     async def _is_spare(self, subject: chunk_map.Subject, frame: boot_image.Frame) -> bool:
@@ -177,7 +181,7 @@ class BootImagePrefetch:
         cut = subject.geometry
         for chunk_no in frame.chunk_nos:
             place = cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no)
-            found = await self._lookup.read_map_for_peer(self._here, subject.image_id, *place)
+            found = await self._lookup.read_map_for_peer(self._own_host, subject.image_id, *place)
             if not self._chunks.has_chunk(found.cid):
                 return False
         return True
@@ -185,7 +189,7 @@ class BootImagePrefetch:
     def _in_order(self, refs: Sequence[chunk_ref.ChunkRef]) -> list[chunk_ref.ChunkRef]:
         """Sort frames: those that this host is the home of first."""
         homes = bytearray(map(self._chunks.is_home_of, refs))
-        first = pre_seed.first_chunk_of(self._here)
+        first = pre_seed.first_chunk_of(self._own_host)
         return [refs[at] for at in pre_seed.chunks_in_order(homes, first)]
 
     def _take_room(self, image_id: ids.ImageId, total_bytes: int, missing_bytes: int) -> None:

@@ -115,7 +115,7 @@ async def _batches_of(
         is_more = bool(batch)
         local: list[_Item[_T]] = []
         missing: list[_Item[_T]] = []
-        for one in batch:
-            (local if is_cached(one[1]) else missing).append(one)
-        ahead.request_chunks((one, one[1]) for one in missing)
-        yield [(one, None) for one in local]
+        for chunk in batch:
+            (local if is_cached(chunk[1]) else missing).append(chunk)
+        ahead.request_chunks((chunk, chunk[1]) for chunk in missing)
+        yield [(chunk, None) for chunk in local]

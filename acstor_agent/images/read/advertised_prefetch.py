@@ -40,11 +40,11 @@ class AdvertisedPrefetch:
         chunks: exchange.Exchange,
         nursery: trio.Nursery,
         boots: boot_session.BootSession,
-        make_policy: MakePolicy | None = prefetcher.by_trust,
+        make_policy: MakePolicy | None = prefetcher.default_prefetcher,
     ) -> None:
         self.states = chunk_state.ChunkStates(len(image_map))
         self._is_on = make_policy is not None
-        self.prefetcher = (make_policy or prefetcher.by_trust)(self.states)
+        self.prefetcher = (make_policy or prefetcher.default_prefetcher)(self.states)
         self._map = image_map
         self._index = index
         self._chunks = chunks
@@ -60,7 +60,7 @@ class AdvertisedPrefetch:
         """
         if not self._is_on:
             return
-        find = self._index.find
+        find = self._index.find_parent
         for segment, bits in announced:
             if (named := find(segment)) is not None:  # rare when many images are attached
                 self._note(self._chunks_of(named, segment, bits))
@@ -70,7 +70,7 @@ class AdvertisedPrefetch:
         return self._chunks.has_chunk(cid) or self._boots.covers_chunk(cid)
 
     def _note(self, chunks: list[tuple[int, chunk_ref.ChunkRef]]) -> None:
-        refs = [one for one in chunks if not self._is_here(one[1].cid)]
+        refs = [chunk for chunk in chunks if not self._is_here(chunk[1].cid)]
         given = self._chunks.holders_bitmap(refs[0][1]) if refs else 0
         for chunk_no, ref in refs:
             if ref.bit & given:
@@ -82,14 +82,14 @@ class AdvertisedPrefetch:
         The index knows only the first chunk of a content, so a segment may not be found if the
         chunk that names it occurs earlier in the image.
         """
-        named = self._index.find(segment_chunks[0])
+        named = self._index.find_parent(segment_chunks[0])
         return [] if named is None else self._chunks_of(named, *segment_chunks)
 
     def _chunks_of(
         self, named: int, segment: ids.Oid, bits: int
     ) -> list[tuple[int, chunk_ref.ChunkRef]]:
         first, refs = self._chunks.segment_of(self._map, named)
-        if refs[0].place != segment:
+        if refs[0].ring_position != segment:
             return []
         return [
             (chunk_no, ref)
@@ -100,7 +100,7 @@ class AdvertisedPrefetch:
     def chunk_evicted(self, names: Iterable[ids.Oid]) -> None:
         """Record evictions."""
         for oid in names:
-            chunk_no = self._index.find(ids.Oid(oid))
+            chunk_no = self._index.find_parent(ids.Oid(oid))
             if chunk_no is not None:
                 self.states.apply_event(chunk_no, _E.EVICTED)
 

@@ -135,7 +135,7 @@ class BootSessions:
 
     def path_of(self, image_id: ids.ImageId) -> pathlib.Path:
         """Return the path of a boot image's head."""
-        return self.folder / base.Blob(image_id, base.BlobKind.BOOT_IMAGE).name
+        return self.folder / base.Blob(image_id, base.BlobKind.BOOT_IMAGE).file_name
 
     async def run(self) -> None:
         """Drop boot images whose boots are over, for ever."""

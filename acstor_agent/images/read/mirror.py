@@ -142,13 +142,13 @@ class Mirror:
             return self._held
 
     def _count_held(self) -> CachedBytes:
-        here = missing = 0
+        held = missing = 0
         for cids, pages in self.map.iter_blocks(pause):
             named = [cid for cid in cids if cid != ids.ZERO_CID]
             of_block = sum(cid in self._cache for cid in named)
-            here += of_block * pages
+            held += of_block * pages
             missing += (len(named) - of_block) * pages
-        cached_bytes = min(here * self._chunk_bytes, self.size_bytes)
+        cached_bytes = min(held * self._chunk_bytes, self.size_bytes)
         missing_bytes = min(missing * self._chunk_bytes, self.size_bytes - cached_bytes)
         head, found = self.boots.head, None
         if head is not None:
@@ -369,12 +369,12 @@ class Mirror:
 
     async def _fill_left(self, offset: int, view: memoryview, numbers: list[int]) -> None:
         missing: list[int] = []
-        here: list[int] = []
+        local: list[int] = []
         for chunk_no in numbers:
             is_local = self._chunks.has_chunk(self.map.cid_of(chunk_no))
-            (here if is_local else missing).append(chunk_no)
+            (local if is_local else missing).append(chunk_no)
         with self._wish(missing) if missing else contextlib.nullcontext() as request:
-            for chunk_no in here:
+            for chunk_no in local:
                 start = max(0, chunk_no * self._chunk_bytes - offset)
                 stop = min((chunk_no + 1) * self._chunk_bytes - offset, len(view))
                 await self._fill(offset + start, view[start:stop])
@@ -382,7 +382,7 @@ class Mirror:
                 self._put_all(offset, view, missing, await request.wait())
 
     def _read_ahead(self, offset: int, length: int, now_s: float) -> None:
-        start, stop = self._ahead.read(offset, length, now_s)
+        start, stop = self._ahead.record_read(offset, length, now_s)
         if start == stop:
             return
         size = self._chunk_bytes

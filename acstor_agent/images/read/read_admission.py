@@ -76,7 +76,7 @@ class ReadAdmission:
             longest_queue_drop.LongestQueueDrop(limit_bytes)
         )
         self._lines: dict[tuple[requests.Stream, bool], _Line] = {}
-        self._told_s = -LOG_INTERVAL_S
+        self._logged_s = -LOG_INTERVAL_S
         self._elsewhere, self._elsewhere_s = 0, -math.inf
 
     def __len__(self) -> int:
@@ -153,12 +153,12 @@ class ReadAdmission:
         self.table.end_request(wait)
         self._queue.remove_waiter(wait.guest, request)
         if isinstance(request.why, errors.QueueFull):
-            self._tell(wait.guest)
+            self._log_refusal(wait.guest)
 
-    def _tell(self, guest: requests.Stream) -> None:
+    def _log_refusal(self, guest: requests.Stream) -> None:
         self.refused += 1
-        if trio.current_time() - self._told_s >= LOG_INTERVAL_S:
-            self._told_s = trio.current_time()
+        if trio.current_time() - self._logged_s >= LOG_INTERVAL_S:
+            self._logged_s = trio.current_time()
             LOG.warning(
                 "%s has the most waiting requests, above the limit: its newest ones fail "
                 "(%d were refused since the start)",

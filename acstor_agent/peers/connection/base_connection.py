@@ -50,7 +50,7 @@ class PeerConnection(abc.ABC):
         host: ids.HostId,
         link: peer_link.PeerLink,
         receiver: peer_wire.Receiver,
-        klass: peer_wire.Klass,
+        klass: peer_wire.ConnectionClass,
         gate: demand_gate.DemandGate,
         share: loop_share.LoopShare,
     ) -> None:
@@ -137,11 +137,11 @@ class PeerConnection(abc.ABC):
         if not self._outbox:
             return
         if not self._is_writing:
-            if self.klass is peer_wire.Klass.DEMAND or self._gate.is_open:
+            if self.klass is peer_wire.ConnectionClass.DEMAND or self._gate.is_open:
                 self._send_nowait()
             if self._outbox:
                 self._is_writing = True
-                if self.klass is peer_wire.Klass.DEMAND:
+                if self.klass is peer_wire.ConnectionClass.DEMAND:
                     self._gate.outbox_filled()
                 self._has_outbox.set()
         self._outbox_changed()
@@ -203,7 +203,7 @@ class PeerConnection(abc.ABC):
         finally:
             self.close()
             self.link.close()
-            if self._is_writing and self.klass is peer_wire.Klass.DEMAND:
+            if self._is_writing and self.klass is peer_wire.ConnectionClass.DEMAND:
                 self._gate.outbox_emptied()
 
     @contextlib.contextmanager
@@ -251,7 +251,7 @@ class PeerConnection(abc.ABC):
                             await self._wait_for_room(part)
                         handled += 1
                         if isinstance(part, peer_wire.Get):
-                            handled += sum([one.chunks for one in part.requests]) - 1
+                            handled += sum([request.chunk_count for request in part.requests]) - 1
                         self._is_corked = True
                         self._handle(part)
                 finally:
@@ -277,15 +277,15 @@ class PeerConnection(abc.ABC):
                 if not self._outbox:
                     self._has_outbox = trio.Event()
                     await self._has_outbox.wait()
-                if self.klass is peer_wire.Klass.BULK:
+                if self.klass is peer_wire.ConnectionClass.BULK:
                     await self._gate.wait()
                 self._note_sent(await self.link.send_some(self._next_buffers()))
                 self.last_progress = trio.current_time()
-                if self.klass is peer_wire.Klass.DEMAND:
+                if self.klass is peer_wire.ConnectionClass.DEMAND:
                     self._gate.outbox_sent()
                 if not self._outbox:
                     self._is_writing = False
-                    if self.klass is peer_wire.Klass.DEMAND:
+                    if self.klass is peer_wire.ConnectionClass.DEMAND:
                         self._gate.outbox_emptied()
                 self._outbox_changed()
                 self._has_changed.set()

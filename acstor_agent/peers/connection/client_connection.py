@@ -52,7 +52,7 @@ class ClientConnection(base_connection.PeerConnection):
         host: ids.HostId,
         link: peer_link.PeerLink,
         receiver: peer_wire.Receiver,
-        klass: peer_wire.Klass,
+        klass: peer_wire.ConnectionClass,
         gate: demand_gate.DemandGate,
         share: loop_share.LoopShare,
         limits: peer_limits.PeerLimits,
@@ -131,9 +131,11 @@ class ClientConnection(base_connection.PeerConnection):
             numbers = [number for request in some for number in request.numbers]
             gone = [number for number in numbers if number not in self._waiting]
             self.send_messages(*map(peer_wire.Cancel, _in_messages(gone)))
-        raised = [one for one in self._raised if one in self._waiting]
-        self._raised = dict.fromkeys(one for one in raised if one in self._send_queue)
-        sent = [one for one in raised if one not in self._send_queue]
+        raised = [request_id for request_id in self._raised if request_id in self._waiting]
+        self._raised = dict.fromkeys(
+            request_id for request_id in raised if request_id in self._send_queue
+        )
+        sent = [request_id for request_id in raised if request_id not in self._send_queue]
         self.send_messages(*map(peer_wire.RaisePriority, _in_messages(sent)))
 
     def cancel_requests(self, request_ids: Iterable[int]) -> None:
@@ -146,7 +148,7 @@ class ClientConnection(base_connection.PeerConnection):
             is_sent = request_id not in self._send_queue
             if is_sent:
                 sent.append(request_id)
-            if is_sent or not self._send_queue.drop_request(request_id):
+            if is_sent or not self._send_queue.drop_chunk(request_id):
                 self._cancelled[request_id] = waiting[0].length_of(request_id)
         self.send_messages(*map(peer_wire.Cancel, _in_messages(sent)))
 
@@ -158,7 +160,7 @@ class ClientConnection(base_connection.PeerConnection):
         ):
             return
         if self._is_writing and not isinstance(message, peer_wire.Pong):
-            self._send_queue.queue_announcements(message)
+            self._send_queue.queue_announcement(message)
         else:
             self.send_messages(message)
 
@@ -197,7 +199,7 @@ class ClientConnection(base_connection.PeerConnection):
         """Check chunks before they are received (:data:`peer_wire.Expects`)."""
         are_awaited = True
         for first, length, chunk_bytes in chunks:
-            count = peer_request.chunks_in(length, chunk_bytes)
+            count = peer_request.count_chunks(length, chunk_bytes)
             waiting = self._waiting_for(first, count)
             if waiting is None:
                 are_awaited &= self._expects_each(first, length, chunk_bytes)

@@ -89,7 +89,11 @@ def small_messages(
     The first Cancel or RaisePriority of a request that is open, or arrived with it, is free.
     """
     small = [message for message in messages if isinstance(message, _SMALL)]
-    named = [one for one in small if isinstance(one, peer_wire.Cancel | peer_wire.RaisePriority)]
+    named = [
+        request
+        for request in small
+        if isinstance(request, peer_wire.Cancel | peer_wire.RaisePriority)
+    ]
     if not named:
         return len(small)
     free, seen = 0, set[int]()
@@ -97,8 +101,8 @@ def small_messages(
         number
         for message in messages
         if isinstance(message, peer_wire.Get)
-        for one in message.requests
-        for number in one.numbers
+        for request in message.requests
+        for number in request.numbers
     }
     for message in named:
         new = [number for number in message.request_ids if number not in seen]

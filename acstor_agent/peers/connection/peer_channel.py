@@ -25,7 +25,11 @@ class Channel:
     """A connection and what waits for it."""
 
     def __init__(
-        self, host: ids.HostId, address: str, klass: peer_wire.Klass, faults: fault_log.FaultLog
+        self,
+        host: ids.HostId,
+        address: str,
+        klass: peer_wire.ConnectionClass,
+        faults: fault_log.FaultLog,
     ) -> None:
         self.host, self.address, self.klass = host, address, klass
         self.ip, self.port = addresses.parse(address)
@@ -71,8 +75,8 @@ class Channel:
             return
         used = self.connection.used_numbers if self.connection is not None else ()
         client_connection.check_numbers(requests, self._requests, *used)
-        for one in requests:
-            self._requests.update(dict.fromkeys(one.numbers, (one, on_answers)))
+        for request in requests:
+            self._requests.update(dict.fromkeys(request.numbers, (request, on_answers)))
         if self.is_decided.is_set():
             call_soon(self.connection_ended)
 
@@ -88,7 +92,9 @@ class Channel:
         """See :meth:`client_connection.ClientConnection.raise_priorities`."""
         if self.connection is not None:
             self.connection.raise_priorities(request_ids)
-        self._raised.update(one for one in request_ids if one in self._requests)
+        self._raised.update(
+            request_id for request_id in request_ids if request_id in self._requests
+        )
 
     def open(self, connection: client_connection.ClientConnection) -> None:
         """Take the connection, and send what has waited for it."""
@@ -113,8 +119,8 @@ class Channel:
         failure = self.failure or (self.connection.failure if self.connection else None)
         waiting, self._requests = self._requests, {}
         answers = [
-            (on_answers, client_connection.lost(number, one, self.peer, failure))
-            for number, (one, on_answers) in waiting.items()
+            (on_answers, client_connection.lost(number, connection, self.peer, failure))
+            for number, (connection, on_answers) in waiting.items()
         ]
         try:
             client_connection.deliver_answers(answers)

@@ -76,7 +76,7 @@ class Reauthorization:
             )
             pem = link.certificate.pem
             if before != link.credentials_generation and pem not in checked:
-                checked[pem] = credentials.chain_fault(link.certificate)
+                checked[pem] = credentials.validity_fault(link.certificate)
             why = checked.get(pem) or credentials.time_fault(link.certificate)
         return why or hello_exchange.refusal_reason(link, connection.host, self._admission)
 

@@ -75,9 +75,9 @@ class Budgets:
     """Limits that all peers share."""
 
     def __init__(self, limits: peer_limits.PeerLimits) -> None:
-        self.notifications: token_buckets.TokenBuckets[tuple[ids.HostId, peer_wire.Klass]] = (
-            token_buckets.TokenBuckets(NOTIFICATIONS, limits.incoming)
-        )
+        self.notifications: token_buckets.TokenBuckets[
+            tuple[ids.HostId, peer_wire.ConnectionClass]
+        ] = token_buckets.TokenBuckets(NOTIFICATIONS, limits.incoming)
         self.requests = budget.Budget(limits.requests, limits.host_requests)
         self.bytes = budget.Budget(limits.answer_bytes, limits.host_answer_bytes)
 
@@ -129,14 +129,14 @@ class ServerConnection(base_connection.PeerConnection):
         budgets, sharer = self._budgets, self._sharer
         match part:
             case peer_wire.Get(requests):
-                count = sum([one.chunks for one in requests])
-                total = sum([one.length for one in requests]) + count * ANSWER_BYTES
+                count = sum([request.chunk_count for request in requests])
+                total = sum([request.length for request in requests]) + count * ANSWER_BYTES
                 return (
                     budgets.requests.may_take_in_parts(sharer, count)
                     and budgets.bytes.may_take_in_parts(sharer, total)
                 ) or self._is_over(requests[0])
             case peer_wire.ChunkRequest():
-                count, total = part.chunks, part.length + part.chunks * ANSWER_BYTES
+                count, total = part.chunk_count, part.length + part.chunk_count * ANSWER_BYTES
                 return (
                     budgets.requests.may_take(sharer, count)
                     and budgets.bytes.may_take(sharer, total)
@@ -259,7 +259,9 @@ class ServerConnection(base_connection.PeerConnection):
                 if all([number in known for number in answer.numbers]):
                     yield answer
                 else:
-                    yield from (one for one in answer.iter_chunks() if one.request_id in known)
+                    yield from (
+                        chunk for chunk in answer.iter_chunks() if chunk.request_id in known
+                    )
             elif answer.request_id in known:
                 yield answer
 
@@ -282,12 +284,18 @@ def _not_cancelled(messages: list[peer_wire.Message]) -> list[peer_wire.Message]
         if isinstance(message, peer_wire.Cancel):
             cancelled.update(message.request_ids)
         elif isinstance(message, peer_wire.Get):
-            kept = tuple([one for one in message.requests if not cancelled.issuperset(one.numbers)])
-            of_runs = {number for one in kept for number in one.numbers} & cancelled
+            kept = tuple(
+                [
+                    request
+                    for request in message.requests
+                    if not cancelled.issuperset(request.numbers)
+                ]
+            )
+            of_runs = {number for request in kept for number in request.numbers} & cancelled
             if of_runs:  # part of a run: cancel it after the run is known
                 left.append(peer_wire.Cancel(tuple(of_runs)))
-            for one in message.requests:
-                cancelled.difference_update(one.numbers)
+            for request in message.requests:
+                cancelled.difference_update(request.numbers)
             if kept:
                 left.append(peer_wire.Get(kept))
         else:

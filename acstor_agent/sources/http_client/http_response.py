@@ -70,11 +70,11 @@ class HttpResponse:
         """
         is_plain = not self.headers.get("Transfer-Encoding")
         if not is_plain or self.headers.get("Content-Length") != str(length):
-            run.put(await self._exactly(length))
+            run.fill_first(await self._exactly(length))
             return
         early = self._http.trailing_data[0]
         count_bytes = min(len(early), length)
-        run.put(memoryview(early)[:count_bytes])
+        run.fill_first(memoryview(early)[:count_bytes])
         while count_bytes < length:
             left = driver.rest_of(run.buffers, count_bytes)
             got = await self._stream.receive_into(left)

@@ -113,7 +113,7 @@ class TlsStream(Stream):
             self._send_alert()
             raise
         await super().send(self._session.take_outgoing())
-        self._session.put(self._session.take_undecrypted())
+        self._session.add_received(self._session.take_undecrypted())
 
     def is_idle(self) -> bool:
         """See :meth:`Stream.is_idle`."""
@@ -142,7 +142,7 @@ class TlsStream(Stream):
 
     def _put(self, records: bytes) -> None:
         if records:
-            self._session.put(records)
+            self._session.add_received(records)
         else:
             self._session.receive_eof()
 

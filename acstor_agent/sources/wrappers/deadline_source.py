@@ -28,11 +28,13 @@ class DeadlineSource(base.Wrapper):
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Return the size, or fail after a timeout."""
-        return await self._ask(f"the size of {blob.name}", lambda: self._inner.size_bytes(blob))
+        return await self._ask(
+            f"the size of {blob.file_name}", lambda: self._inner.size_bytes(blob)
+        )
 
     async def find_blob(self, blob: base.Blob) -> base.BlobState:
         """Return the state, or fail after a timeout."""
-        return await self._ask(f"a look at {blob.name}", lambda: self._inner.find_blob(blob))
+        return await self._ask(f"a look at {blob.file_name}", lambda: self._inner.find_blob(blob))
 
     async def read_pieces(self, request: base.PieceRequest) -> None:
         """Read pieces; those not read in time are unreachable."""
@@ -77,4 +79,4 @@ class DeadlineSource(base.Wrapper):
 
     def _missed(self, what: str, deadline_s: float) -> errors.SourceUnreachable:
         self._timeout.record_timeout(deadline_s)
-        return errors.SourceUnreachable(what, self.where, f"no answer within {deadline_s:.0f} s")
+        return errors.SourceUnreachable(what, self.location, f"no answer within {deadline_s:.0f} s")

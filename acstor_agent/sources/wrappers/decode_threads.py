@@ -44,7 +44,7 @@ class DecodeThreads:
     async def _slice(
         self, image_id: ids.ImageId, guest: requests.Stream, steps: Iterator[int]
     ) -> bool:
-        job = self._slots.wait(image_id, guest)
+        job = self._slots.queue_job(image_id, guest)
         begun = self._begun[job] = trio.Event()
         self._begin()
         done = _DecodeSlice(0.0, 0, is_done=False)

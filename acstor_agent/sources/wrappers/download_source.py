@@ -89,9 +89,9 @@ class DownloadSource(base.Source):
         self._is_looking = False
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """The place that streams come from."""
-        return f"{self._source.where} (whole)"
+        return f"{self._source.location} (whole)"
 
     def can_serve(self, blob: base.Blob) -> bool:
         """Return whether a blob would be copied: Glance has it, but serves no ranges."""
@@ -126,7 +126,7 @@ class DownloadSource(base.Source):
     async def read_pieces(self, request: base.PieceRequest) -> None:
         """Read pieces of a copy, as far as it arrives in time."""
         until_s = trio.current_time() + self.limits.wait_s(request.blob.kind)
-        runs = driver.runs_of(request, self.where)
+        runs = driver.runs_of(request, self.location)
         for run in sorted(runs, key=lambda run: run.offset):
             try:
                 await self._fill(run, until_s)
@@ -158,7 +158,7 @@ class DownloadSource(base.Source):
 
     def _ended(self, run: driver.BlobRun, location: glance.BlobLocation) -> errors.ChunkMissing:
         why = f"it ends at byte {location.size_bytes}"
-        return errors.ChunkMissing(run.what, self.where, why)
+        return errors.ChunkMissing(run.description, self.location, why)
 
     async def _copy_of(self, run: driver.BlobRun) -> full_download.FullDownload:
         blob, stop = run.blob, run.offset + run.length
@@ -183,7 +183,9 @@ class DownloadSource(base.Source):
         ):
             end_bytes = min(end_bytes, self.limits.head_bytes)
             if blob.kind is not base.BlobKind.BOOT_IMAGE or stop > end_bytes:
-                raise errors.ChunkRefused(run.what, self.where, f"no part of it comes alone; {why}")
+                raise errors.ChunkRefused(
+                    run.description, self.location, f"no part of it comes alone; {why}"
+                )
         return self._begin(blob, location, end_bytes)
 
     async def _place_of(self, blob: base.Blob) -> glance.BlobLocation:
@@ -204,14 +206,14 @@ class DownloadSource(base.Source):
         with trio.move_on_after(self.limits.lookup_s):
             return await self._source.find(blob, is_in_use=is_in_use)
         why = f"no answer within {self.limits.lookup_s:g} s"
-        raise errors.SourceUnreachable(f"the place of {blob.name}", self.where, why)
+        raise errors.SourceUnreachable(f"the place of {blob.file_name}", self.location, why)
 
     def _begin(
         self, blob: base.Blob, location: glance.BlobLocation, end_bytes: int
     ) -> full_download.FullDownload:
         self._drop(blob)
         copy = self._copies[blob] = full_download.FullDownload(
-            blob, location, end_bytes, self.where, self._threads, self.limits.stream
+            blob, location, end_bytes, self.location, self._threads, self.limits.stream
         )
         self._nursery.start_soon(self._download, copy)
         if not self._is_looking:
@@ -229,7 +231,7 @@ class DownloadSource(base.Source):
             self._begin(blob, location, location.size_bytes)
 
     async def _download(self, copy: full_download.FullDownload) -> None:
-        name = copy.blob.name
+        name = copy.blob.file_name
         with copy.download_during():
             is_artefact = _is_artefact(copy.blob)
             async with self._artefact_turns if is_artefact else self._image_turns:
@@ -263,7 +265,7 @@ class DownloadSource(base.Source):
                     f"its copy needs {copy.end_bytes} bytes, and {free_bytes} are free in "
                     f"{self._folder}, of which it may take half"
                 )
-                raise errors.ChunkRefused(copy.blob.name, self.where, why)
+                raise errors.ChunkRefused(copy.blob.file_name, self.location, why)
             self._drop(unused.blob)
             await unused.wait_deleted()
 

@@ -150,13 +150,13 @@ class FullDownload:
             self._stops.remove(stop)
         if self.received_bytes < stop:
             why = f"it comes as one stream, and is not there yet: {self.progress}"
-            raise errors.ChunkRefused(self.blob.name, self._where, why)
+            raise errors.ChunkRefused(self.blob.file_name, self._where, why)
 
     def failure_of(self, stop: int) -> errors.ChunkUnavailable:
         """Return a new error for a reader."""
         assert self.failure is not None
         kind = next(kind for kind in _KINDS if isinstance(self.failure, kind))
-        return kind(f"{self.blob.name} up to byte {stop}", self._where, self.failure.why)
+        return kind(f"{self.blob.file_name} up to byte {stop}", self._where, self.failure.why)
 
     async def read_into(self, run: driver.BlobRun, count_bytes: int) -> int:
         """Fill and verify buffers of a run from ``count_bytes`` on; return the new count.
@@ -167,14 +167,14 @@ class FullDownload:
         def read() -> int:
             left = driver.rest_of(run.buffers, count_bytes)
             got = os.preadv(self._descriptor, left, run.offset + count_bytes)
-            run.check(count_bytes + got)
+            run.check_pieces(count_bytes + got)
             return count_bytes + got
 
         try:
             return await self.in_thread(read)
         except OSError as error:
             why = f"its copy cannot be read: {error.strerror}"
-            raise errors.SourceUnreachable(run.what, self._where, why) from error
+            raise errors.SourceUnreachable(run.description, self._where, why) from error
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run blocking work in a thread."""
@@ -211,8 +211,8 @@ class FullDownload:
         finally:
             if not self.is_over:
                 why = "it is not wanted here any more"
-                self.failure = errors.SourceUnreachable(self.blob.name, self._where, why)
-            self._tell()
+                self.failure = errors.SourceUnreachable(self.blob.file_name, self._where, why)
+            self._wake_readers()
             self._close_unused()
 
     async def download_all(
@@ -250,7 +250,7 @@ class FullDownload:
             await pour(self._take)
         if self._window.cancelled_caught:
             why = f"less than {limits.min_bytes} bytes of it came in {limits.window_s:g} s"
-            raise errors.SourceUnreachable(self.blob.name, self._where, why)
+            raise errors.SourceUnreachable(self.blob.file_name, self._where, why)
         await self._write()
 
     async def _take(self, part: bytes) -> None:
@@ -263,9 +263,9 @@ class FullDownload:
         if fresh:
             self._held.append(fresh[: self.end_bytes - self._taken_bytes])
             self._taken_bytes += len(self._held[-1])
-        here = self._taken_bytes
-        is_awaited = any(self.received_bytes < stop <= here for stop in self._stops)
-        if is_awaited or here - self.received_bytes >= WRITE_BYTES or here == self.end_bytes:
+        taken = self._taken_bytes
+        is_awaited = any(self.received_bytes < stop <= taken for stop in self._stops)
+        if is_awaited or taken - self.received_bytes >= WRITE_BYTES or taken == self.end_bytes:
             await self._write()
         if self.received_bytes == self.end_bytes < self.location.size_bytes:
             raise _Enough
@@ -286,7 +286,7 @@ class FullDownload:
             del self._held[:count]
             self.received_bytes += len(data)
             self.last_used_s = trio.current_time()
-            self._tell()
+            self._wake_readers()
 
     async def _check_hash(self) -> None:
         """Compare an artefact with Glance's hash; chunks have CIDs."""
@@ -308,13 +308,13 @@ class FullDownload:
             actual = await self.in_thread(hashed)
         if actual != os_hash.value:
             why = f"its {os_hash.algo} is {actual.hex()[:16]}…, not what Glance has"
-            raise errors.ChunkInvalid(self.blob.name, self._where, why)
+            raise errors.ChunkInvalid(self.blob.file_name, self._where, why)
 
     def _of_disk(self, error: OSError) -> errors.ChunkRefused:
         why = f"its copy cannot be written: {error.strerror}"
-        return errors.ChunkRefused(self.blob.name, self._where, why)
+        return errors.ChunkRefused(self.blob.file_name, self._where, why)
 
-    def _tell(self) -> None:
+    def _wake_readers(self) -> None:
         self._moved.set()
         self._moved = trio.Event()
 

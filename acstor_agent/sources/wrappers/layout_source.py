@@ -107,10 +107,10 @@ class LayoutSource(base.Wrapper):
         driver.check_pieces(blob, request.pieces)
         if found is None:
             why = "how the image is stored is not known here any more"
-            error = errors.SourceOverloaded(f"image {blob.image_id}", self.where, why)
+            error = errors.SourceOverloaded(f"image {blob.image_id}", self.location, why)
             request.report([(number, error) for number in range(len(request.pieces))])
             return
-        reading = _Reading(self.where, request, self._remembered, self._slow_s)
+        reading = _Reading(self.location, request, self._remembered, self._slow_s)
         reading.plan(found)
         stored = self._stored(blob, found)
         await reading.run(self._inner, stored, self._nursery, self._decoding)
@@ -159,21 +159,21 @@ class _Reading:
         wanted = []
         for number, piece in enumerate(self._pieces):
             try:
-                one = self._wanted(found, number, piece)
+                chunk = self._wanted(found, number, piece)
             except errors.ChunkUnavailable as error:
                 outcomes.append((number, error))
                 continue
-            wanted.append(one)
-            if not one.runs:
-                self._ready.append(one)
-        self._tiles = stored_reads.Tiles(run for one in wanted for run in one.runs)
+            wanted.append(chunk)
+            if not chunk.runs:
+                self._ready.append(chunk)
+        self._tiles = stored_reads.Tiles(run for chunk in wanted for run in chunk.runs)
         self._users = [[] for _ in self._tiles.ranges]
-        for one in wanted:
-            numbers = {number for run in one.runs for number in self._tiles.tiles_of_run(run)}
-            self._missing[one.number] = len(numbers)
+        for chunk in wanted:
+            numbers = {number for run in chunk.runs for number in self._tiles.tiles_of_run(run)}
+            self._missing[chunk.number] = len(numbers)
             for number in numbers:
-                self._users[number].append(one)
-        self._tell(outcomes)
+                self._users[number].append(chunk)
+        self._report_outcomes(outcomes)
 
     def _wanted(self, found: Layout, number: int, piece: base.BlobPiece) -> _Wanted:
         offset, length, _ = piece
@@ -222,11 +222,11 @@ class _Reading:
             pieces.append(base.BlobPiece(start, stop - start, content))
         return pieces
 
-    def _is_stored_whole(self, one: _Wanted) -> bool:
+    def _is_stored_whole(self, chunk: _Wanted) -> bool:
         return (
-            self._missing[one.number] == 1
-            and stored_reads.is_whole(one.piece.length, one.fragments)
-            and one.fragments[0].extent.codec is layout.Codec.STORED
+            self._missing[chunk.number] == 1
+            and stored_reads.is_whole(chunk.piece.length, chunk.fragments)
+            and chunk.fragments[0].extent.codec is layout.Codec.STORED
         )
 
     def _took(self, answers: base.Outcomes) -> None:
@@ -235,22 +235,22 @@ class _Reading:
             if (number := self._direct.get(at)) is not None:
                 outcomes.append((number, outcome))
             elif isinstance(outcome, Exception):
-                for one in self._users[at]:
-                    if self._missing.pop(one.number, None) is not None:
-                        outcomes.append((one.number, outcome))
+                for chunk in self._users[at]:
+                    if self._missing.pop(chunk.number, None) is not None:
+                        outcomes.append((chunk.number, outcome))
             else:
                 self._tiles.put(at, outcome)
-                for one in self._users[at]:
-                    self._came(one)
-        self._tell(outcomes)
+                for chunk in self._users[at]:
+                    self._came(chunk)
+        self._report_outcomes(outcomes)
         self._decode_soon()
 
-    def _came(self, one: _Wanted) -> None:
-        if one.number not in self._missing:
+    def _came(self, chunk: _Wanted) -> None:
+        if chunk.number not in self._missing:
             return  # failed because of another tile
-        self._missing[one.number] -= 1
-        if not self._missing[one.number]:
-            self._ready.append(one)
+        self._missing[chunk.number] -= 1
+        if not self._missing[chunk.number]:
+            self._ready.append(chunk)
 
     def _decode_soon(self) -> None:
         if self._ready and not self._is_decoding:
@@ -270,22 +270,26 @@ class _Reading:
                 await self._decoding.run(self._blob.image_id, self._requester, steps)
                 self._let_go(batch)
                 batch = []
-                self._tell(outcomes)
+                self._report_outcomes(outcomes)
         finally:
             self._is_decoding = False
             if batch:  # this task is being cancelled
-                error = errors.SourceUnreachable(self._blob.name, self._where, "it is being closed")
-                self._tell([(one.number, error) for one in (*batch, *self._ready)])
+                error = errors.SourceUnreachable(
+                    self._blob.file_name, self._where, "it is being closed"
+                )
+                self._report_outcomes([(chunk.number, error) for chunk in (*batch, *self._ready)])
                 self._ready.clear()
 
     def _let_go(self, batch: Sequence[_Wanted]) -> None:
-        for one in batch:
-            for number in {number for run in one.runs for number in self._tiles.tiles_of_run(run)}:
-                self._users[number].remove(one)
+        for chunk in batch:
+            for number in {
+                number for run in chunk.runs for number in self._tiles.tiles_of_run(run)
+            }:
+                self._users[number].remove(chunk)
                 if not self._users[number]:
                     self._tiles.drop(number)
 
-    def _tell(self, outcomes: base.Outcomes) -> None:
+    def _report_outcomes(self, outcomes: base.Outcomes) -> None:
         if outcomes and self._report is not None:
             self._left -= len(outcomes)
             self._report(outcomes)
@@ -297,40 +301,40 @@ class _Reading:
     def _made(
         self, batch: Sequence[_Wanted], outcomes: list[tuple[int, base.Outcome]]
     ) -> Iterator[int]:
-        for one in batch:
+        for chunk in batch:
             try:
-                outcomes.append((one.number, (yield from self._checked(one))))
+                outcomes.append((chunk.number, (yield from self._checked(chunk))))
             except Exception as error:  # reported to the caller, whatever it is
-                outcomes.append((one.number, error))
-            yield one.piece.length
+                outcomes.append((chunk.number, error))
+            yield chunk.piece.length
 
-    def _checked(self, one: _Wanted) -> Steps:
+    def _checked(self, chunk: _Wanted) -> Steps:
         """Return the verified bytes of a piece; raises ChunkInvalid."""
-        offset, length, content = one.piece
+        offset, length, content = chunk.piece
         what = self._blob.describe_range(offset, length)
         try:
-            data = yield from self._assembled(one)
+            data = yield from self._assembled(chunk)
             if content is not None:
                 chunk_verification.check_chunk(data, content, what, self._where)
         except codecs.CodecError as error:
             why = f"it does not decompress: {error}"
             raise errors.ChunkInvalid(what, self._where, why) from error
         except errors.ChunkInvalid:
-            for fragment in one.fragments:
+            for fragment in chunk.fragments:
                 self._wrong.add(fragment.extent)
                 self._remembered.forget(fragment.extent, self._blob.image_id)
             raise
         return data
 
-    def _assembled(self, one: _Wanted) -> Steps:
-        if stored_reads.is_whole(one.piece.length, one.fragments):
-            fragment = one.fragments[0]
+    def _assembled(self, chunk: _Wanted) -> Steps:
+        if stored_reads.is_whole(chunk.piece.length, chunk.fragments):
+            fragment = chunk.fragments[0]
             data = yield from self._decoded(fragment)
             if len(data) == fragment.length:
                 return data
             return bytes(self._part(data, fragment))  # copied, to free the rest
-        buffer = bytearray(one.piece.length)
-        for fragment in one.fragments:
+        buffer = bytearray(chunk.piece.length)
+        for fragment in chunk.fragments:
             stop = fragment.to + fragment.length
             data = yield from self._decoded(fragment)
             buffer[fragment.to : stop] = self._part(data, fragment)

@@ -101,8 +101,8 @@ def issue(call: operation.Call) -> Certificate:
 def _note_refusal(
     call: operation.Call, host: str, verdict: enrolment_rules.Verdict, why: str
 ) -> None:
-    who = (host, call.user_id, call.address, why)
-    LOG.warning("host %s: no certificate for user %s at %s: %s", *who)
+    refused = (host, call.user_id, call.address, why)
+    LOG.warning("host %s: no certificate for user %s at %s: %s", *refused)
     call.store.count_refused(verdict)
 
 
@@ -120,13 +120,13 @@ def allow(call: operation.Call) -> hosts.HostDetail:
     wanted: AllowRequest = call.body
     host = operation.host_id(call.path["host"])
     call.authority.allow_host(host, wanted.fingerprint, wanted.user_id)
-    return _told(call, "allowed to enrol")
+    return _log_and_show(call, "allowed to enrol")
 
 
 def revoke(call: operation.Call) -> hosts.HostDetail:
     """Revoke a host's certificates; the next v-node table omits the host."""
     call.authority.revoke_host(operation.host_id(call.path["host"]))
-    return _told(call, "revoked")
+    return _log_and_show(call, "revoked")
 
 
 def forget(call: operation.Call) -> ForgottenHost:
@@ -142,7 +142,7 @@ def forget(call: operation.Call) -> ForgottenHost:
     return ForgottenHost(host)
 
 
-def _told(call: operation.Call, what: str) -> hosts.HostDetail:
+def _log_and_show(call: operation.Call, what: str) -> hosts.HostDetail:
     _log(call, what)
     return hosts.show_host(call)
 

@@ -177,8 +177,10 @@ def show(call: operation.Call) -> Status:
 
 def _listeners(call: operation.Call, now_s: float) -> list[cloud_state.ListenerStatus]:
     return [
-        cloud_state.ListenerStatus(name=one.listener, reported_ago_s=now_s - one.reported_s)
-        for one in call.store.list_listeners()
+        cloud_state.ListenerStatus(
+            name=listener.listener, reported_ago_s=now_s - listener.reported_s
+        )
+        for listener in call.store.list_listeners()
     ]
 
 
@@ -324,12 +326,12 @@ def _image_counts(images: list[cloud_state.ImageStatus], is_complete: bool) -> I
 def _guest_counts(seen: list[cloud_state.HostStatus]) -> GuestCounts:
     reports = [host.health for host in seen if host.is_heard and host.health is not None]
     fallbacks: collections.Counter[str] = collections.Counter()
-    for one in reports:
-        fallbacks.update(one.fallbacks)
+    for report in reports:
+        fallbacks.update(report.fallbacks)
     return GuestCounts(
-        waiting_requests=sum(one.waiting for one in reports),
-        longest_wait_s=max((one.longest_wait_s for one in reports), default=0.0),
-        failed_reads=sum(one.failed_reads for one in reports),
+        waiting_requests=sum(report.waiting for report in reports),
+        longest_wait_s=max((report.longest_wait_s for report in reports), default=0.0),
+        failed_reads=sum(report.failed_reads for report in reports),
         fallbacks=dict(fallbacks.most_common(decision_messages.MAX_REASONS)),
     )
 

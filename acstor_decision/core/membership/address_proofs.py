@@ -83,4 +83,4 @@ class AddressProofs:
     ) -> None:
         """Forget other hosts and addresses than these."""
         self._proven = {host: at for host, at in self._proven.items() if host in hosts}
-        self._attempts = {at: one for at, one in self._attempts.items() if at in claimed}
+        self._attempts = {at: attempt for at, attempt in self._attempts.items() if at in claimed}

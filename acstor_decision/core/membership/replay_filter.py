@@ -83,7 +83,7 @@ class ReplayFilter(Generic[Sender]):
         """Forget samples so old that a copy would be refused as late."""
         since_s = now_s - self._longest_s() - CLOCK_SLACK_S
         self._newest = {
-            sender: one for sender, one in self._newest.items() if one.heard_s >= since_s
+            sender: newest for sender, newest in self._newest.items() if newest.heard_s >= since_s
         }
 
     def _longest_s(self) -> float:

@@ -63,11 +63,11 @@ class BackingFile:
                 self._watch.note_progress()
                 self.read_bytes += length
                 return data
-            self._watch.check()
+            self._watch.raise_if_stopped()
             time.sleep(self._pause_s)
 
     def _page(self, number: int) -> bytes:
-        page = self._pages.use(number)
+        page = self._pages.get_as_used(number)
         if page is None:
             start = number * PAGE_BYTES
             page = self.read_part(start, min(PAGE_BYTES, self.size_bytes - start))

@@ -66,7 +66,7 @@ class DeltaBody:
         for start in range(0, length, PIECE_BYTES):
             data = self._take(min(PIECE_BYTES, length - start))
             with _translated():
-                self._reader.feed(data)
+                self._reader.hash_data(data)
                 self._left_bytes -= len(data)
                 self._end_if_read()
             yield data
@@ -81,7 +81,7 @@ class DeltaBody:
 
     def _end_if_read(self) -> None:
         if not self._left_bytes:
-            self._reader.end(self._take(disk_delta.TRAILER_BYTES))
+            self._reader.verify_trailer(self._take(disk_delta.TRAILER_BYTES))
             self.is_whole.set()
 
     def _take(self, length: int) -> bytes:
@@ -107,7 +107,7 @@ class DeltaBody:
         try:
             part: bytes = self._stream.read(length)
         except OSError as error:  # the client disconnected, or the server's timeout
-            self._watch.check()
+            self._watch.raise_if_stopped()
             raise _broken(f"the body does not come: {error}") from error
         finally:
             self.is_waiting = False

@@ -37,7 +37,9 @@ from acstor_glance.gateway.flatten import merge_plan
 from acstor_glance.gateway.flatten import watchdog
 from acstor_glance.prepare import preparation_budget
 
-RAW, QCOW2 = (one.glance_name for one in (layout.DiskFormat.RAW, layout.DiskFormat.QCOW2))
+RAW, QCOW2 = (
+    disk_format.glance_name for disk_format in (layout.DiskFormat.RAW, layout.DiskFormat.QCOW2)
+)
 FORMATS = frozenset({RAW, QCOW2})
 READ_BYTES = 4 << 20
 READS_AHEAD = 3
@@ -178,7 +180,7 @@ class FlattenJob:
         def disk() -> Iterator[merge_plan.DiskPiece]:
             pieces = merge_plan.pieces(table, base.iter_extents(), size)
             for piece in flatten_limits.bounded_pieces(pieces, bounds):
-                self._watch.check()
+                self._watch.raise_if_stopped()
                 yield piece
 
         def runs() -> Iterator[merge_plan.ClusterRun]:
@@ -190,9 +192,9 @@ class FlattenJob:
             return image_upload.UploadBody(
                 self._join_parts(self._bytes_of(base.file, disk(), pool)), size
             )
-        plan = _plan_qcow2(base, size, lambda: (one.run for one in runs()))
+        plan = _plan_qcow2(base, size, lambda: (planned.run for planned in runs()))
         flatten_limits.check_file(plan.file_bytes, bounds, quota_bytes)
-        pieces = (piece for one in runs() for piece in one.pieces)
+        pieces = (piece for planned in runs() for piece in planned.pieces)
         source = self._bytes_of(base.file, pieces, pool)
         parts = plan.iter_parts(lambda run: _next_bytes(source, run))
         return image_upload.UploadBody(self._join_parts(parts), plan.file_bytes)

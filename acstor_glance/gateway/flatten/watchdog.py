@@ -37,14 +37,14 @@ class Watchdog:
 
     def note_progress(self) -> None:
         """Record progress; raises HttpError if the job was stopped."""
-        self.check()
+        self.raise_if_stopped()
         self._moved_s = self._clock()
 
     def stop_work(self, why: http_errors.HttpError) -> None:
         """Stop the job at its next check; the first reason counts."""
         self._why = self._why or why
 
-    def check(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise HttpError if the job was stopped, or is past its deadline."""
         if self._clock() > self._ends_s:
             words = f"it was not done in {self._deadline_s:.0f} s"

@@ -71,8 +71,8 @@ class Disk:
     ) -> bytes:
         """Return the changes as they are sent."""
         writer, data = disk_delta.Writer(self.size, base, os_hash, self.table), self.data
-        writer.feed(data)
-        return writer.front + data + writer.end()
+        writer.hash_data(data)
+        return writer.front + data + writer.make_trailer()
 
 
 def some_base(length: int, seed: int = 7) -> bytes:

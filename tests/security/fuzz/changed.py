@@ -25,8 +25,8 @@ def _stream(found: list[disk_delta.Extent]) -> bytes:
     table = disk_delta.ExtentTable.from_runs(found, DISK_BYTES)
     writer = disk_delta.Writer(DISK_BYTES, stored.IMAGE, stored.OS_HASH, table)
     data = b"x" * table.data_bytes
-    writer.feed(data)
-    return writer.front + data + writer.end()
+    writer.hash_data(data)
+    return writer.front + data + writer.make_trailer()
 
 
 def _received(data: bytes) -> tuple[disk_delta.Head, disk_delta.ExtentTable]:
@@ -35,8 +35,8 @@ def _received(data: bytes) -> tuple[disk_delta.Head, disk_delta.ExtentTable]:
     table = reader.read_table(data[at : at + head.table_bytes])
     at += head.table_bytes
     stop = max(at, len(data) - disk_delta.TRAILER_BYTES)
-    reader.feed(data[at:stop])
-    reader.end(data[stop:])
+    reader.hash_data(data[at:stop])
+    reader.verify_trailer(data[stop:])
     return head, table
 
 

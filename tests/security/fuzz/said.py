@@ -25,7 +25,7 @@ from tests.security.fuzz.target import Target
 
 CID = ids.cid_of(b"a chunk")
 PROOF = peer_wire.proof_of(CID, ids.HostId("host-1"), ids.HostId("host-2"))
-HELLO = peer_wire.Hello(ids.HostId("host-1"), peer_wire.Klass.BULK, 1)
+HELLO = peer_wire.Hello(ids.HostId("host-1"), peer_wire.ConnectionClass.BULK, 1)
 ACCEPTS = peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER
 
 

@@ -244,7 +244,7 @@ def _check_qcow2(taken: tuple[qcow2.Qcow2, list[layout.Extent], bytes], data: by
     cut = geometry.Geometry(disk.virtual_size, geometry.DEFAULT_CHUNK_BYTES)
     stored = layout.Stored(layout.DiskFormat.QCOW2, len(data), len(extents))
     entries, index = b"".join(map(layout.pack, extents)), layout.Index(cut)
-    index.feed(entries)
+    index.add_entries(entries)
     assert layout.why_invalid(entries, index.index_slots(), cut, stored) is None
 
 

@@ -30,7 +30,7 @@ def decode(payload):
 def boot(host, image, recording):
     opener = recording.image_opened(image)
     for chunk_no in TRACE if opener else ():
-        image.recorder.read(opener, chunk_no * CHUNK, 1, host.now_s)
+        image.recorder.record_read(opener, chunk_no * CHUNK, 1, host.now_s)
 
 
 async def test_boots_are_handed_on_and_then_reads_pay_for_nothing(host, autojump_clock):
@@ -122,7 +122,7 @@ async def test_trace_is_written_by_a_thread(tmp_path, nursery):
 
     spool = Spool(tmp_path / "traces")
     await nursery.start(spool.run)
-    spool.put(decode(message()))
+    spool.queue_trace(decode(message()))
     await is_written.wait()
     (file,) = (tmp_path / "traces").iterdir()
     assert msgspec.json.decode(file.read_bytes(), type=trace_message.BootTrace).trace == TRACE
@@ -132,4 +132,4 @@ async def test_trace_is_written_by_a_thread(tmp_path, nursery):
 def test_trace_that_finds_too_many_waiting_is_lost_and_nobody_waits(tmp_path):
     spool = trace_spool.TraceSpool(tmp_path / "traces")
     for _ in range(trace_spool.UNWRITTEN + 1):
-        spool.put(decode(message()))
+        spool.queue_trace(decode(message()))

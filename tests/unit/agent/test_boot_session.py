@@ -135,7 +135,7 @@ async def test_frames_and_chunks_that_are_wanted_at_once_are_read_each_where_the
 
 async def test_boot_image_comes_from_this_host_the_second_time(host, tmp_path):
     image = await loaded(host)
-    await until(lambda: (tmp_path / "maps" / BOOT_BLOB.name).exists())
+    await until(lambda: (tmp_path / "maps" / BOOT_BLOB.file_name).exists())
     image.boots.drop()
     assert (image.boots.state, len(image.boots.in_memory)) == (boot_session.State.DROPPED, 0)
     before = host.chunks.counters.source_bytes
@@ -363,7 +363,7 @@ async def test_better_boot_image_takes_the_place_of_the_one_that_is_here(host):
 async def test_image_that_is_dropped_takes_its_boot_image_along(host, tmp_path):
     image = await loaded(host)
     host.boots.forget_image(one_host.IMAGE)
-    assert not (tmp_path / "maps" / BOOT_BLOB.name).exists()
+    assert not (tmp_path / "maps" / BOOT_BLOB.file_name).exists()
     assert (image.boots.in_memory, host.memory.used_bytes) == ({}, 0)
     host.boots.forget_image(one_host.IMAGE)
 

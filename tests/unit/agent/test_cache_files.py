@@ -672,7 +672,7 @@ async def test_chunks_of_a_folder_that_was_unreadable_at_the_start_come_back(tmp
         patch.setattr(pathlib.Path, "iterdir", unreadable)
         cache = open_cache(tmp_path, checks=OFTEN)
     gone = []
-    cache.on_evicted(gone.append)
+    cache.set_evicted_callback(gone.append)
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
         await until(lambda: cache.fault is None)
@@ -848,7 +848,7 @@ async def test_what_was_fetched_ahead_is_written_as_a_stream_of_its_own(tmp_path
             for number, (cid, chunk) in enumerate(zip(CIDS, CHUNKS, strict=True)):
                 with disk_io.use_stream((PREFETCH, GUEST, None)[number % 3]):
                     cache.store_chunk(cid, chunk)
-        counts = {str(stream): count.bytes for stream, count in io.account.streams.items()}
+        counts = {str(stream): count.bytes for stream, count in io.counters.streams.items()}
         nursery.cancel_scope.cancel()
     third = sum(map(len, CHUNKS)) // 3
     expected = {"prefetch:read-ahead": third, "background:agent": 2 * third}

@@ -37,7 +37,7 @@ NOWHERE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 class FolderSource(reading_source.ReadingSource):
     """A folder of images; counts what is asked, may be down or slow."""
 
-    where = "the folder"
+    location = "the folder"
 
     def __init__(self, images):
         self.images, self.asked, self.is_down, self.delay_s, self.most = images, [], False, 0, 0
@@ -56,13 +56,13 @@ class FolderSource(reading_source.ReadingSource):
         await trio.sleep(self.delay_s)
         self._under_way -= 1
         if self.is_forbidden:
-            raise errors.ChunkRefused(blob.name, self.where)
+            raise errors.ChunkRefused(blob.file_name, self.location)
         if self.is_down:
-            raise errors.SourceUnreachable(blob.name, self.where)
+            raise errors.SourceUnreachable(blob.file_name, self.location)
         try:
-            return (self.images.folder / blob.name).read_bytes()
+            return (self.images.folder / blob.file_name).read_bytes()
         except FileNotFoundError:
-            raise errors.ChunkMissing(blob.name, self.where) from None
+            raise errors.ChunkMissing(blob.file_name, self.location) from None
 
     async def aclose(self):
         pass

@@ -87,7 +87,7 @@ async def test_who_may_begin_soon_does_not_wait_for_who_may_begin_late(nursery):
     threads = decode_threads.DecodeThreads(nursery, 2)
 
     def owe(image_id, used_s):
-        job = threads._slots.wait(image_id, GUEST)
+        job = threads._slots.queue_job(image_id, GUEST)
         assert threads._slots.begin_job(trio.current_time()) is job
         threads._slots.end_job(job, used_s, 0, trio.current_time())
 

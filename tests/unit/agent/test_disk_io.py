@@ -44,7 +44,7 @@ async def test_everybody_gets_the_answer_to_its_own_question(policy):
         for number in range(60):
             nursery.start_soon(ask, io, number)
     assert answers == {number: number for number in range(60)}
-    assert io.waiting == 0
+    assert io.waiting_count == 0
 
 
 @pytest.mark.parametrize("policy", SCHEDULING)
@@ -97,9 +97,9 @@ async def test_who_is_cancelled_gives_up_its_place(policy):
                 for number in range(1, 5):
                     gone.start_soon(use, io, number * 4096, lambda: done.append("gone"))
                 await trio.testing.wait_all_tasks_blocked()
-                assert io.waiting == 4
+                assert io.waiting_count == 4
                 scope.cancel()
-        assert io.waiting == 0
+        assert io.waiting_count == 0
         hold.set()
         await use(io, 0, lambda: done.append("other"))
     assert done == ["other"]
@@ -160,7 +160,7 @@ async def test_streams_are_shown_by_name_in_status():
 def test_none_is_a_call_in_a_thread_and_nothing_else():
     io = disk_io.DiskIo()
     assert trio.run(io.run, 0, 1, False, threading.get_ident) != threading.get_ident()
-    assert not io.account.streams
+    assert not io.counters.streams
 
 
 def test_files_get_places_of_their_own():

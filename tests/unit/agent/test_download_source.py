@@ -33,7 +33,11 @@ IMAGE, RECORD = fake_glance.IMAGE, fake_glance.RECORD
 CHUNK_MAP, BOOT_IMAGE = fake_glance.CHUNK_MAP, fake_glance.BOOT_IMAGE
 MAP = random.Random(5).randbytes(3 * MIB + 77)
 BOOT = random.Random(6).randbytes(2 * MIB + 5)
-BLOBS = {IMAGE.name: glance_records.BYTES, CHUNK_MAP.name: MAP, BOOT_IMAGE.name: BOOT}
+BLOBS = {
+    IMAGE.file_name: glance_records.BYTES,
+    CHUNK_MAP.file_name: MAP,
+    BOOT_IMAGE.file_name: BOOT,
+}
 STREAM = full_download.StreamLimits(first_pause_s=0.01, longest_pause_s=0.01)
 
 
@@ -276,7 +280,7 @@ async def test_chunk_of_a_copy_is_checked(source):
 async def test_artefact_that_took_the_place_of_another_is_found(server, source):
     assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
     better = BOOT[::-1]
-    fake_glance.fill(server.files, {**BLOBS, BOOT_IMAGE.name: better}, made="later")
+    fake_glance.fill(server.files, {**BLOBS, BOOT_IMAGE.file_name: better}, made="later")
     assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
     set_limits(source, recheck_s=0.0)
     assert await source.read(BOOT_IMAGE, 0, 64) == better[:64]
@@ -285,7 +289,7 @@ async def test_artefact_that_took_the_place_of_another_is_found(server, source):
 async def test_who_attaches_finds_the_artefact_that_is_there_now(server, source):
     assert await source.read(CHUNK_MAP, 0, 64) == MAP[:64]
     other = MAP[::-1]
-    fake_glance.fill(server.files, {**BLOBS, CHUNK_MAP.name: other}, made="later")
+    fake_glance.fill(server.files, {**BLOBS, CHUNK_MAP.file_name: other}, made="later")
     assert await source.size_bytes(CHUNK_MAP) == len(MAP)
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == other
 

@@ -55,15 +55,17 @@ async def in_segments(tmp_path):
 
 async def test_announced_segment_is_the_chunks_of_its_bitmap_but_zeros(in_segments):
     image = await in_segments.mirrors.attach_image(one_host.IMAGE)
-    name = in_segments.chunks.chunk_ref_of(image.map, 0).place
+    name = in_segments.chunks.chunk_ref_of(image.map, 0).ring_position
     found = image.prefetch.chunks_of((name, 0b1011))
     assert [number for number, _ in found] == [0, 3]
-    assert all(ref.place == name and ref.cid == image.map.cid_of(n) for n, ref in found)
+    assert all(ref.ring_position == name and ref.cid == image.map.cid_of(n) for n, ref in found)
 
 
 async def test_segment_that_is_not_of_the_image_has_no_chunks(in_segments):
     image = await in_segments.mirrors.attach_image(one_host.IMAGE)
-    names = {in_segments.chunks.chunk_ref_of(image.map, number).place for number in range(16)}
+    names = {
+        in_segments.chunks.chunk_ref_of(image.map, number).ring_position for number in range(16)
+    }
     others = {ids.oid_of(image.map.cid_of(number)) for number in range(16)} - names
     assert len(others) >= 12  # that of the zeros among them
     for oid in (*others, ids.Oid(7)):
@@ -84,7 +86,7 @@ async def test_chunks_that_a_holder_announced_are_prefetched_unless_they_are_her
     host.chunks.has_chunk = lambda cid: cid == here
     seen = []
     image.prefetch.prefetcher.chunk_advertised = seen.append
-    told = (refs[0].place, 0b0111)
+    told = (refs[0].ring_position, 0b0111)
     host.news.announcement_received(H2, peer_wire.Advertise((told,), LENGTH))
     first = refs[0].offset // one_host.CHUNK
     assert seen == [first + 1, first + 2]
@@ -100,6 +102,6 @@ async def test_home_may_say_of_some_chunks_of_a_segment_that_copies_go_first(in_
     host.cache.demote_chunk = lambda cid: demoted.append(cid) or True
     other = next(name for name in (H2, H3) if name != home)
     for name in (home, other):
-        hint = peer_wire.EvictionHint(((refs[0].place, 0b1001),), LENGTH)
+        hint = peer_wire.EvictionHint(((refs[0].ring_position, 0b1001),), LENGTH)
         host.news.announcement_received(name, hint)
     assert demoted == [refs[0].cid, refs[3].cid]

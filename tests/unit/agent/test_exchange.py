@@ -268,7 +268,7 @@ async def test_what_nobody_waited_for_is_written_as_a_stream_of_its_own(cloud):
     await exchange_cloud.bring(cloud.hosts["h2"], cloud.ref_of(mine[1]), Priority.HYDRATE)
     await cloud.caches["h1"].aclose()
     written = {  # records that change alone count as a byte
-        str(stream): count.bytes // CHUNK for stream, count in io.account.streams.items()
+        str(stream): count.bytes // CHUNK for stream, count in io.counters.streams.items()
     }
     assert written == {
         "background:agent": 2,

@@ -33,7 +33,7 @@ class OneOfTwo(exchange_cloud.Cloud):
 
     def _net(self, here):
         net = peer_network.PeerNetwork(here, admission=nets.EVERYBODY)
-        net.subscribe(protocol_violated=lambda *told: self.hosts[here].protocol_violated(*told))
+        net.set_callbacks(protocol_violated=lambda *told: self.hosts[here].protocol_violated(*told))
         self.nets = {**getattr(self, "nets", {}), here: net}
         return net
 

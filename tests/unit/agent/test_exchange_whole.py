@@ -69,7 +69,7 @@ class Cloud(exchange_cloud.Cloud):
 @pytest.fixture
 def store():
     made = rangeless.Rangeless()
-    with fake_glance.serving({BLOB.name: BYTES}) as server:
+    with fake_glance.serving({BLOB.file_name: BYTES}) as server:
         server.always = made
         made.server = server
         yield made

@@ -41,7 +41,7 @@ class Failing(peer_giver.TaskGiver):
 @contextlib.asynccontextmanager
 async def answering_with(heard=lambda host, news: None, **methods):
     net = peer_network.PeerNetwork(nets.SERVER, admission=nets.EVERYBODY)
-    net.subscribe(on_notification=heard)
+    net.set_callbacks(on_notification=heard)
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         giver = Failing(nursery, **methods)

@@ -30,7 +30,7 @@ async def read(operations, handle, offset, size):
 async def test_guest_that_fails_again_and_again_does_not_fill_the_log(
     caplog, monkeypatch, autojump_clock
 ):
-    monkeypatch.setattr(fuse, "_told", log_limit.LogLimit(fuse.LOG_INTERVAL_S))
+    monkeypatch.setattr(fuse, "_log_limit", log_limit.LogLimit(fuse.LOG_INTERVAL_S))
     for offset in range(500):
         with pytest.raises(pyfuse3.FUSEError):
             await read(None, 7, offset, 4096)

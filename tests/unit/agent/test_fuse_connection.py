@@ -59,7 +59,7 @@ class Kept:
         fds = (self._connection.fuse_fd, self._connection.record.fd)
         return fuse_connection.from_descriptors([os.dup(fd) for fd in fds])
 
-    def put(self, connection):
+    def store_connection(self, connection):
         return True
 
     def drop_connection(self):

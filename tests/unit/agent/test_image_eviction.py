@@ -127,7 +127,7 @@ async def test_image_that_comes_into_use_while_the_source_is_asked_stays(used):
     class Asked(faulty_source.MemorySource):
         async def size_bytes(self, blob):
             used.uses.image_opened(blob.image_id)
-            raise errors.ChunkMissing(blob.name, "memory")
+            raise errors.ChunkMissing(blob.file_name, "memory")
 
     used.detaching._source = Asked({})
     await used.let_pass(2 * HOUR_S)
@@ -202,7 +202,7 @@ async def test_source_is_not_asked_each_minute_for_an_image_that_stays(used):
     class Counting(faulty_source.MemorySource):
         async def size_bytes(self, blob):
             asked.append(blob.image_id)
-            raise errors.ChunkMissing(blob.name, "memory")
+            raise errors.ChunkMissing(blob.file_name, "memory")
 
     used.detaching._source = Counting({})
     for _ in range(3):

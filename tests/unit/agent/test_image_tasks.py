@@ -51,7 +51,7 @@ class Host:
     def list_local(self):
         return {*self.mirrors.list_attached(), *self.bases}
 
-    def fetched(self, image_id):
+    def fetch_tally(self, image_id):
         return self.parts.chunks.counters.fetched.get(image_id)
 
     def fill_report(self, image_id):

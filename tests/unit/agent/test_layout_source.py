@@ -72,7 +72,7 @@ class Image:
     def set_layout(self, extents):
         entries = b"".join(layout.pack(e) for e in layout.merge_adjacent(extents, self.cut))
         index = layout.Index(self.cut)
-        index.feed(entries)
+        index.add_entries(entries)
         count = len(entries) // layout.ENTRY_BYTES
         of = layout.Stored(layout.DiskFormat.QCOW2, len(self.stored), count)
         assert layout.why_invalid(entries, index.index_slots(), self.cut, of) is None

@@ -187,7 +187,7 @@ async def test_images_and_guests_are_named_where_the_option_says_so_alone(tmp_pa
         await (await host.mirrors.attach_image(one_host.IMAGE)).read(0, 3 * CHUNK)
         for klass, name in (("GUEST", f"{one_host.IMAGE}/8"), ("GUEST", "other/9"), ("PEER", "h2")):
             stream = requests.Stream(requests.Klass[klass], name)
-            host.io.account.count_completion(requests.DiskRequest(stream, 0, 4096), 0.5)
+            host.io.counters.count_completion(requests.DiskRequest(stream, 0, 4096), 0.5)
         families = exposed(await picture_of(host, by_image))
 
     def shown(name, **labels):

@@ -202,7 +202,7 @@ async def test_answer_that_nobody_asked_for_ends_the_connection(name):
     async with asked_by(converse) as client:
         outcomes = {}
         await fetch_all(client, range(2), outcomes)
-        await nets.wait_until(lambda: client.net.connections[1] == 0)
+        await nets.wait_until(lambda: client.net.connection_counts[1] == 0)
     assert isinstance(outcomes[1], errors.RemoteProtocolError)
     assert "nobody asked" in outcomes[1].why
     if "twice" in name or "given" in name:
@@ -248,7 +248,7 @@ async def given_up(say):
             nursery.start_soon(lambda: fetch_all(client, range(4), late, timeout_s=0.1))
             nursery.start_soon(lambda: fetch_all(client, range(4, 8), in_time))
         assert all(isinstance(e, errors.SourceUnreachable) for e in late.values())
-        return in_time, client.net.connections[1]
+        return in_time, client.net.connection_counts[1]
 
 
 @pytest.mark.parametrize("name", TOO_LATE)
@@ -758,7 +758,7 @@ async def test_batch_against_the_rules_ends_its_connection(message):
             while await stream.receive_some():
                 pass
         await stream.aclose()
-        await nets.wait_until(lambda: server.connections[0] == 0)
+        await nets.wait_until(lambda: server.connection_counts[0] == 0)
         assert not server._budgets.requests.used and not server._budgets.bytes.used
 
 
@@ -857,7 +857,7 @@ async def test_run_is_heard_in_the_parts_in_which_it_was_answered(parts):
 
     async with asked_by(converse) as client:
         client.net.send_requests(nets.SERVER, client.address, [asked], heard.extend)
-        await nets.wait_until(lambda: sum(answer.chunks for answer in heard) == 5)
+        await nets.wait_until(lambda: sum(answer.chunk_count for answer in heard) == 5)
         assert not client.net._outgoing()[0]._waiting
     answered = [chunk for part in parts for chunk in whole(asked, *part).iter_chunks()]
     assert [chunk for answer in heard for chunk in answer.iter_chunks()] == answered

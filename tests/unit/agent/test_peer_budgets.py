@@ -133,9 +133,9 @@ async def test_answer_that_is_taken_byte_by_byte_is_given_up():
     limits = peer_network.PeerLimits(silence_s=5.0, idle_s=0.4, serve_s=0.5)
     async with nets.serving(limits=limits) as (server, address):
         async with deaf(address, "h1", 20, len(DATA)) as stream:
-            await nets.wait_until(lambda: server.connections[0] == 1)
+            await nets.wait_until(lambda: server.connection_counts[0] == 1)
             with trio.fail_after(5):
-                while server.connections[0]:
+                while server.connection_counts[0]:
                     with contextlib.suppress(trio.BrokenResourceError):
                         await stream.receive_some(100)
                     await trio.sleep(0.01)
@@ -188,13 +188,13 @@ async def test_crowd_of_strangers_does_not_keep_out_a_host(secure, tmp_path):
     async with nets.serving(tls=tls[nets.SERVER]) as (server, address):
         unauthenticated = [await nets.dial(address) for _ in range(300)]
         await nets.wait_until(
-            lambda: server.connections[0] == peer_network.PeerLimits().unauthenticated
+            lambda: server.connection_counts[0] == peer_network.PeerLimits().unauthenticated
         )
         async with nets.asking(address, tls=tls[nets.CLIENT]) as client:
             began = trio.current_time()
             assert len(await client.fetch()) == 65536
             assert trio.current_time() - began < 1.0
-            assert server.connections[0] <= peer_network.PeerLimits().unauthenticated + 1
+            assert server.connection_counts[0] <= peer_network.PeerLimits().unauthenticated + 1
         for stranger in unauthenticated:
             await trio.aclose_forcefully(stranger)
 
@@ -224,7 +224,7 @@ async def test_host_that_breaks_the_rules_again_and_again_is_said_once(caplog):
                 while await stream.receive_some():
                     pass
             await stream.aclose()
-        await nets.wait_until(lambda: server.connections[0] == 0)
+        await nets.wait_until(lambda: server.connection_counts[0] == 0)
     assert len([r for r in caplog.records if "broke the protocol" in r.getMessage()]) == 1
 
 
@@ -335,11 +335,11 @@ async def test_newer_connections_of_a_host_take_the_place_of_older_ones():
             streams.append(await nets.dial(address))
             await streams[-1].send_all(hello("h1"))
             assert await streams[-1].receive_some() == nets.SERVER_HELLO
-        await nets.wait_until(lambda: server.connections[0] == 2)
+        await nets.wait_until(lambda: server.connection_counts[0] == 2)
         bulk = await nets.dial(address)
         await bulk.send_all(hello("h1", BULK))
         await bulk.receive_some()
-        assert server.connections[0] == 3
+        assert server.connection_counts[0] == 3
         ended = []
         for stream in streams[:4]:
             with trio.fail_after(2):

@@ -58,7 +58,7 @@ async def test_frame_that_comes_in_one_piece_with_the_secret_is_not_lost(credent
     tls = credentials(security.SECURE)
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     session = tls_session.TlsSession(tls[CLIENT].tls_context(is_server=False), is_server=False)
-    hello = peer_wire.Hello(ids.HostId(CLIENT), peer_wire.Klass.DEMAND, 1)
+    hello = peer_wire.Hello(ids.HostId(CLIENT), peer_wire.ConnectionClass.DEMAND, 1)
     heard = []
 
     async def answer():
@@ -73,11 +73,11 @@ async def test_frame_that_comes_in_one_piece_with_the_secret_is_not_lost(credent
             stream = await trio.testing.open_stream_to_socket_listener(listener)
             while not session.continue_handshake():
                 await stream.send_all(session.take_outgoing())
-                session.put(await stream.receive_some())
+                session.add_received(await stream.receive_some())
             await stream.send_all(session.take_outgoing())
             theirs = memoryview(bytearray(peer_encryption.SECRET_BYTES))
             while not session.read_into(theirs):
-                session.put(await stream.receive_some())
+                session.add_received(await stream.receive_some())
             ours = bytes(peer_encryption.SECRET_BYTES)
             encryption = peer_encryption.Encryption(
                 peer_encryption.keys(ours, bytes(theirs)).client
@@ -140,7 +140,7 @@ class Counting(socket.socket):
 @pytest.mark.parametrize("mode", list(security.peer_network.SecurityMode))
 async def test_message_that_comes_alone_takes_one_call_of_the_socket(credentials, mode):
     insecure = mode is security.INSECURE
-    hello = peer_wire.Hello(SERVER, peer_wire.Klass.DEMAND, 1)
+    hello = peer_wire.Hello(SERVER, peer_wire.ConnectionClass.DEMAND, 1)
     said = [hello, *[peer_wire.Ping(number) for number in range(10)]]
     heard = []
 

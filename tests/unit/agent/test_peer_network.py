@@ -27,7 +27,7 @@ CLIENT, SERVER = ids.HostId("client.example"), ids.HostId("server.example")
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 CID = ids.Cid(bytes(range(32)))
 PROOF = peer_wire.proof_of(CID, CLIENT, SERVER)
-DEMAND, BULK = peer_wire.Klass
+DEMAND, BULK = peer_wire.ConnectionClass
 PEER, READAHEAD, PREFETCH = peer_wire.Priority
 QUICK = peer_network.PeerLimits(hello_s=0.2, idle_s=0.2, silence_s=0.2)
 PATIENT = peer_network.PeerLimits()
@@ -118,7 +118,7 @@ async def asking(
     net = peer_network.PeerNetwork(
         host, credentials=tls, limits=limits, admission=admission, **options
     )
-    net.subscribe(**(told or {}))
+    net.set_callbacks(**(told or {}))
     async with trio.open_nursery() as nursery:
         await nursery.start(net.run)
         yield Client(net, address)
@@ -239,7 +239,7 @@ async def test_many_fetches_share_one_connection_and_finish_in_any_order():
             for number in range(50):
                 nursery.start_soon(ask, number)
             await wait_until(lambda: len(order) == 49)
-            assert server.connections[0] == 1
+            assert server.connection_counts[0] == 1
             release.set()
     assert order[-1] == 0
 
@@ -248,7 +248,7 @@ async def test_demand_and_bulk_have_a_connection_each():
     async with both() as (client, server):
         for priority in (PEER, PREFETCH, PEER, PREFETCH):
             await client.fetch(priority=priority)
-        assert client.net.connections == (0, 2) and server.connections == (2, 0)
+        assert client.net.connection_counts == (0, 2) and server.connection_counts == (2, 0)
 
 
 async def test_bulk_answers_flow_while_a_demand_connection_is_stuck():
@@ -404,7 +404,7 @@ async def test_cancelled_fetch_is_cancelled_at_the_peer_and_the_connection_lives
         with trio.fail_after(2):
             await cancelled.wait()
         assert await client.fetch(1, 10) == bytes(10)
-        assert server.connections[0] == 1
+        assert server.connection_counts[0] == 1
 
 
 async def test_late_answer_is_dropped():
@@ -481,7 +481,9 @@ async def test_requests_over_the_bound_wait_in_the_socket():
 async def test_connection_that_is_idle_is_closed_and_opened_again():
     async with both(limits=QUICK) as (client, server):
         await client.fetch()
-        await wait_until(lambda: client.net.connections[1] == 0 and server.connections[0] == 0)
+        await wait_until(
+            lambda: client.net.connection_counts[1] == 0 and server.connection_counts[0] == 0
+        )
         await client.fetch()
 
 
@@ -492,7 +494,7 @@ async def test_server_closes_idle_connections_too():
         with trio.fail_after(2):
             while await stream.receive_some():
                 pass
-        assert server.connections[0] == 0
+        assert server.connection_counts[0] == 0
         await stream.aclose()
 
 
@@ -501,7 +503,7 @@ async def test_idle_connection_makes_room_for_a_new_one():
     async with both(limits=limits) as (client, _server):
         await client.fetch(priority=PEER)
         await client.fetch(priority=PREFETCH)
-        await wait_until(lambda: client.net.connections[1] == 1)
+        await wait_until(lambda: client.net.connection_counts[1] == 1)
 
 
 async def test_no_more_than_so_many_connections_are_opened():
@@ -538,7 +540,7 @@ async def test_no_more_than_so_many_connections_are_accepted():
     async with both(server_limits=peer_network.PeerLimits(incoming=1)) as (client, server):
         await client.fetch(priority=PEER)
         await client.fetch(priority=PREFETCH)  # the other one was idle
-        assert server.connections[0] == 1
+        assert server.connection_counts[0] == 1
 
 
 async def test_host_that_moved_is_asked_at_its_new_address():
@@ -547,7 +549,7 @@ async def test_host_that_moved_is_asked_at_its_new_address():
             await client.fetch()
             client.address = new_address
             await client.fetch()
-            await wait_until(lambda: (old.connections[0], new.connections[0]) == (0, 1))
+            await wait_until(lambda: (old.connection_counts[0], new.connection_counts[0]) == (0, 1))
 
 
 async def test_peer_that_does_not_listen_is_unreachable():
@@ -669,8 +671,8 @@ async def test_client_that_does_not_read_its_answers_is_dropped():
         await stream.send_all(HELLO)
         for request_id in range(40):
             await stream.send_all(get_of(request_id=request_id, length=len(DATA)))
-        await wait_until(lambda: server.connections[0] == 1)
-        await wait_until(lambda: server.connections[0] == 0)
+        await wait_until(lambda: server.connection_counts[0] == 1)
+        await wait_until(lambda: server.connection_counts[0] == 0)
         await stream.aclose()
 
 
@@ -686,7 +688,7 @@ async def test_closing_fails_what_is_under_way():
                     await client.fetch()
 
             nursery.start_soon(ask)
-            await wait_until(lambda: server.connections[0] == 1)
+            await wait_until(lambda: server.connection_counts[0] == 1)
             await client.net.aclose()
 
 
@@ -714,7 +716,7 @@ async def test_garbage_costs_its_sender_the_connection_and_nobody_else(garbage):
                 pass
         await stream.aclose()
         assert len(await client.fetch()) == 65536
-        assert server.connections[0] == 1
+        assert server.connection_counts[0] == 1
 
 
 @pytest.mark.expect_log("client.example .* broke the protocol")
@@ -738,7 +740,7 @@ async def test_client_that_breaks_the_rules_after_hello_is_dropped(frames):
             while await stream.receive_some():
                 pass
         await stream.aclose()
-        await wait_until(lambda: server.connections[0] == 0)
+        await wait_until(lambda: server.connection_counts[0] == 0)
 
 
 @pytest.mark.expect_log("server.example .* broke the protocol")
@@ -790,7 +792,7 @@ async def test_slow_loris_is_dropped():
             for byte in HELLO[:20]:
                 await stream.send_all(bytes([byte]))
                 await trio.sleep(0.03)
-        assert server.connections[0] == 0
+        assert server.connection_counts[0] == 0
         await stream.aclose()
 
 
@@ -827,7 +829,7 @@ async def test_server_that_breaks_the_rules_is_named_and_dropped(name):
         with pytest.raises(errors.RemoteProtocolError, match=why) as caught:
             await client.fetch()
         assert SERVER in caught.value.what
-        await wait_until(lambda: client.net.connections[1] == 0)
+        await wait_until(lambda: client.net.connection_counts[1] == 0)
 
 
 @pytest.mark.expect_log("this is server.example")
@@ -874,5 +876,5 @@ async def test_who_was_told_on_a_connection_that_is_idle_has_heard():
         ) as client:
             client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
             await client.fetch(priority=PREFETCH)
-            await wait_until(lambda: client.net.connections == (0, 0))
+            await wait_until(lambda: client.net.connection_counts == (0, 0))
     assert not unheard

@@ -130,7 +130,7 @@ async def refused(serving_tls, asking_tls, *, client=CLIENT, **options):
     ):
         with pytest.raises((errors.SourceUnreachable, errors.RemoteProtocolError)) as caught:
             await net.fetch()
-        await wait_until(lambda: server.connections[0] == 0)
+        await wait_until(lambda: server.connection_counts[0] == 0)
     assert not served
     return str(caught.value)
 
@@ -253,7 +253,9 @@ async def test_open_connection_ends_when_its_host_leaves_the_table(pair):
     ):
         await client.fetch(0, 10)
         allowed.discard(SERVER)
-        await wait_until(lambda: client.net.connections[1] == 0 and server.connections[0] == 0)
+        await wait_until(
+            lambda: client.net.connection_counts[1] == 0 and server.connection_counts[0] == 0
+        )
 
 
 @pytest.mark.expect_log("Connection with .* dropped: valid until")
@@ -267,7 +269,7 @@ async def test_open_connection_ends_when_time_passes_over_the_certificate(identi
     ):
         await client.fetch(0, 10)
         passed_s = DAY_S + GRACE_S + 3600
-        await wait_until(lambda: client.net.connections[1] == 0)
+        await wait_until(lambda: client.net.connection_counts[1] == 0)
 
 
 # Files
@@ -303,7 +305,7 @@ async def test_connections_end_when_their_authority_is_not_believed_any_more(ide
     ):
         await client.fetch(0, 10)
         found.write(THEIRS, THEIRS.certificate_pem)
-        await wait_until(lambda: client.net.connections[1] == 0)
+        await wait_until(lambda: client.net.connection_counts[1] == 0)
 
 
 @pytest.mark.expect_log(r"Connection with client.example .* dropped: none of the authorities")
@@ -325,7 +327,7 @@ async def test_hello_that_comes_after_its_authority_went_ends_the_connection(ide
         await link.send_some(peer_wire.encode(hello, link.sending))
         await wait_until(lambda: server._incoming)
         await looks._check(server._all())
-        await wait_until(lambda: server.connections[0] == 0)
+        await wait_until(lambda: server.connection_counts[0] == 0)
         link.close()
 
 
@@ -544,13 +546,13 @@ async def test_new_files_are_followed_by_some_checks_in_each_turn(identity, conn
         for host, pem in before.items()
     }
     connections = [connected(host, known[host]) for host in known for _ in range(4)]
-    turns, check = Turns(), ours.chain_fault
+    turns, check = Turns(), ours.validity_fault
 
     def counted(certificate):
         turns.note()
         return check(certificate)
 
-    monkeypatch.setattr(ours, "chain_fault", counted)
+    monkeypatch.setattr(ours, "validity_fault", counted)
     trio.lowlevel.add_instrument(turns)
     watched = periodic_checks.Reauthorization(nets.EVERYBODY, ours, nets.PATIENT)
     await watched._check(connections)

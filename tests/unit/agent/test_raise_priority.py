@@ -21,7 +21,7 @@ from tests.unit.agent.test_peer_batches import frames
 
 Priority = priority.Priority
 PREFETCH = peer_wire.Priority.PREFETCH
-BULK_HELLO = frames(peer_wire.Hello(nets.CLIENT, peer_wire.Klass.BULK, 1))
+BULK_HELLO = frames(peer_wire.Hello(nets.CLIENT, peer_wire.ConnectionClass.BULK, 1))
 
 
 def later(number):
@@ -79,7 +79,7 @@ async def test_guest_does_not_wait_behind_what_was_asked_for_ahead(cloud):
             with trio.fail_after(3):
                 await wish.wait()
             came = [ref for ref in refs if reader.has_chunk(ref.cid)]
-    assert connection.klass is peer_wire.Klass.BULK  # it was asked for once
+    assert connection.klass is peer_wire.ConnectionClass.BULK  # it was asked for once
     assert refs[-1] in came and len(came) < len(refs) / 2
 
 

@@ -32,7 +32,7 @@ def manager(tmp_path, monkeypatch):
 )
 def test_manager_without_room_keeps_nothing(connection, manager, monkeypatch, room, is_kept):
     monkeypatch.setenv("FDSTORE", room)
-    assert service_manager.DescriptorStore().put(connection) == is_kept
+    assert service_manager.DescriptorStore().store_connection(connection) == is_kept
 
 
 @pytest.mark.parametrize(("shown", "is_kept"), [("", False), ("0", False), ("8", True)])
@@ -43,4 +43,4 @@ def test_older_systemd_is_asked(connection, manager, monkeypatch, tmp_path, show
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("FDSTORE", raising=False)
     monkeypatch.setattr(service_manager, "_unit", lambda: "acstor-agent.service")
-    assert service_manager.DescriptorStore().put(connection) == is_kept
+    assert service_manager.DescriptorStore().store_connection(connection) == is_kept

@@ -24,7 +24,7 @@ class Place(faulty_source.FaultySource):
         self.name = name
 
     @property
-    def where(self):
+    def location(self):
         return self.name
 
 
@@ -135,7 +135,7 @@ def test_most_useful_error_leaves_most_hope_and_has_all_reasons(kinds, kind):
 async def test_all_sources_are_closed_and_named():
     places = [Place("first"), Place("second")]
     both = once(places)
-    assert both.where == "first, second"
+    assert both.location == "first, second"
     await both.aclose()
     assert all(place.is_closed for place in places)
 
@@ -300,7 +300,7 @@ async def test_crowd_at_a_source_that_hangs_is_no_answer_of_it(autojump_clock):
     class Crowded(Place):
         async def read(self, blob, offset, length, content=None):
             if self.in_flight_now >= 2:
-                raise errors.SourceOverloaded(blob.name, self.where, "two wait already")
+                raise errors.SourceOverloaded(blob.file_name, self.location, "two wait already")
             return await super().read(blob, offset, length)
 
     both = once([Crowded("first", delay=ALWAYS, delay_s=NEVER_S), Place("2nd")])

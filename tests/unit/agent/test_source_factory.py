@@ -55,17 +55,17 @@ def other_package(tmp_path, monkeypatch):
 
 
 async def test_sources_are_asked_in_the_order_of_their_names(conf, tmp_path, nursery):
-    (tmp_path / BLOB.name).write_bytes(DATA)
-    with http_server.serve({BLOB.name: DATA}) as server:
+    (tmp_path / BLOB.file_name).write_bytes(DATA)
+    with http_server.serve({BLOB.file_name: DATA}) as server:
         conf.set_override("url", server.url, group="source_http")
         made = source_factory.build(["file", "http"], conf, nursery, as_stored)
         source = source_client.SourceClient(*made)
-        assert source.where == f"{tmp_path}, {server.url}"
+        assert source.location == f"{tmp_path}, {server.url}"
         assert await source.read(BLOB, 5, 50, ids.Content(ids.cid_of(DATA[5:55]))) == DATA[5:55]
         assert server.asked == []
-        (tmp_path / BLOB.name).write_bytes(DATA[::-1])
+        (tmp_path / BLOB.file_name).write_bytes(DATA[::-1])
         assert await source.read(BLOB, 5, 50, ids.Content(ids.cid_of(DATA[5:55]))) == DATA[5:55]
-        (tmp_path / BLOB.name).unlink()
+        (tmp_path / BLOB.file_name).unlink()
         assert await source.size_bytes(BLOB) == len(DATA)
         assert len(server.asked) == 2
         await source.aclose()

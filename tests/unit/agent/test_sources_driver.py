@@ -41,7 +41,7 @@ async def test_corrupt_read_with_content_is_invalid():
         base.PieceRequest(BLOB, [base.BlobPiece(0, 7, CONTENT)], outcomes.extend)
     )
     [(_, outcome)] = outcomes
-    with pytest.raises(errors.ChunkInvalid, match=rf"{BLOB.name} bytes 0-6 .* memory"):
+    with pytest.raises(errors.ChunkInvalid, match=rf"{BLOB.file_name} bytes 0-6 .* memory"):
         raise outcome
 
 
@@ -71,7 +71,7 @@ def test_keyed_chunk_is_checked_with_the_keys_that_come_with_it(keys, of, why):
     keyed = ids.Content(ids.cid_of(CHUNK, KEY), keys)
     told = []
     run = driver.BlobRun(BLOB, [base.BlobPiece(0, 7, keyed)], "memory", told.extend)
-    run.put(of)
+    run.fill_first(of)
     [(_, outcome)] = told
     if why is None:
         assert outcome == CHUNK
@@ -116,7 +116,7 @@ def test_failure_is_told_of_the_rest_alone():
 def test_each_piece_is_checked_whether_the_driver_did_so_or_not(checked_before_bytes):
     told = []
     run = a_run(told, wrong={1, 3})
-    thread = threading.Thread(target=run.check, args=(checked_before_bytes,))
+    thread = threading.Thread(target=run.check_pieces, args=(checked_before_bytes,))
     thread.start()
     thread.join()
     assert told == []
@@ -132,7 +132,7 @@ def test_each_piece_is_checked_whether_the_driver_did_so_or_not(checked_before_b
 
 async def test_driver_that_tells_nothing_is_told_of():
     class Idle(driver.Driver):
-        where = "nowhere"
+        location = "nowhere"
         from_conf = size_bytes = aclose = None
 
         async def fill_run(self, run):

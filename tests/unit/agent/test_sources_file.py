@@ -29,7 +29,7 @@ def open_files_below(folder):
 
 @pytest.fixture
 def path(tmp_path):
-    path = tmp_path / BLOB.name
+    path = tmp_path / BLOB.file_name
     path.write_bytes(b"0123456789")
     return path
 
@@ -43,7 +43,7 @@ async def test_short_file_is_missing_with_path_and_sizes(source, path):
     with pytest.raises(errors.ChunkMissing) as caught:
         await source.read(BLOB, 6, 8)
     assert str(caught.value) == (
-        f"{BLOB.name} bytes 6-13 is not available from {path}: the file ends at byte 10"
+        f"{BLOB.file_name} bytes 6-13 is not available from {path}: the file ends at byte 10"
     )
 
 
@@ -99,7 +99,7 @@ async def test_what_is_no_regular_file_is_refused_without_waiting(source, path, 
 
 async def test_files_stay_open_between_reads_but_not_too_many(source, path, tmp_path):
     for number in range(6):
-        (tmp_path / other_blob(number).name).write_bytes(b"x")
+        (tmp_path / other_blob(number).file_name).write_bytes(b"x")
         await source.read(other_blob(number), 0, 1)
     assert open_files_below(tmp_path) == 3
     await source.aclose()
@@ -150,7 +150,7 @@ async def test_pieces_before_the_end_of_a_file_are_given(source, path):
     )
     assert told[0] == (0, b"67")
     assert str(told[1][1]) == (
-        f"{BLOB.name} bytes 6-11 is not available from {path}: the file ends at byte 10"
+        f"{BLOB.file_name} bytes 6-11 is not available from {path}: the file ends at byte 10"
     )
 
 
@@ -339,12 +339,12 @@ async def test_files_are_closed_in_threads_alone(source, path, tmp_path, monkeyp
 
     monkeypatch.setattr(os, "close", close)
     for number in range(5):  # more than stay open
-        (tmp_path / other_blob(number).name).write_bytes(b"x")
+        (tmp_path / other_blob(number).file_name).write_bytes(b"x")
         await source.read(other_blob(number), 0, 1)
     with pytest.raises(errors.ChunkMissing):
         await source.read(other_blob(4), 0, 9)
     path.with_suffix(".new").write_bytes(b"abc")
-    path.with_suffix(".new").rename(tmp_path / other_blob(4).name)
+    path.with_suffix(".new").rename(tmp_path / other_blob(4).file_name)
     await source.read(other_blob(4), 0, 1)
     gc.collect()  # the error's traceback had the file that was replaced; it is let go of here
     await source.aclose()
@@ -376,12 +376,12 @@ async def test_image_in_a_file_store_of_glances_has_no_ending(source, tmp_path):
     store.write_bytes(b"abcdef")
     assert await source.size_bytes(BLOB) == 6
     assert await source.read(BLOB, 2, 3) == b"cde"
-    (tmp_path / BLOB.name).write_bytes(b"0123456789")  # one that was put there for agents
+    (tmp_path / BLOB.file_name).write_bytes(b"0123456789")  # one that was put there for agents
     assert await source.read(BLOB, 2, 3) == b"234"
     with pytest.raises(errors.ChunkMissing, match="no such file"):
         await source.size_bytes(BLOB._replace(kind=base.BlobKind.CHUNK_MAP))
     store.unlink()
-    (tmp_path / BLOB.name).unlink()
+    (tmp_path / BLOB.file_name).unlink()
     store.symlink_to("/etc/passwd")
     with pytest.raises(errors.ChunkMissing, match="symbolic link"):
         await source.read(BLOB, 0, 3)

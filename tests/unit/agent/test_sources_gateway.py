@@ -23,7 +23,7 @@ AT_GATEWAY = f"v1/images/{IMAGE.image_id}/file"
 @pytest.fixture
 def server():
     """Return a Glance of which a gateway reads the images."""
-    with fake_glance.serving({IMAGE.name: DATA}) as running:
+    with fake_glance.serving({IMAGE.file_name: DATA}) as running:
         running.files[AT_GATEWAY] = running.files.pop(AT_GLANCE)
         yield running
 
@@ -38,7 +38,7 @@ async def source(server):
 async def test_bytes_come_from_the_gateway_and_the_record_from_glance(server, source):
     assert await source.size_bytes(IMAGE) == len(DATA)
     assert await source.read(IMAGE, 5, 10) == DATA[5:15]
-    assert source.where == server.url.rstrip("/")
+    assert source.location == server.url.rstrip("/")
 
 
 async def test_url_of_the_configuration_wins_over_the_catalog(server):

@@ -25,7 +25,11 @@ from tests.fakes import http_server
 
 IMAGE, RECORD = fake_glance.IMAGE, fake_glance.RECORD
 CHUNK_MAP, BOOT_IMAGE = fake_glance.CHUNK_MAP, fake_glance.BOOT_IMAGE
-BLOBS = {IMAGE.name: glance_records.BYTES, CHUNK_MAP.name: b"map" * 100, BOOT_IMAGE.name: b"boot"}
+BLOBS = {
+    IMAGE.file_name: glance_records.BYTES,
+    CHUNK_MAP.file_name: b"map" * 100,
+    BOOT_IMAGE.file_name: b"boot",
+}
 
 
 @pytest.fixture
@@ -80,7 +84,7 @@ async def test_hash_of_a_blob_is_known_while_its_bytes_come_from_glance(server, 
     assert source.os_hash(CHUNK_MAP) == chunk_map.UNKNOWN_OS_HASH
     await source.size_bytes(CHUNK_MAP)
     known = source.os_hash(CHUNK_MAP)
-    assert known == chunk_map.OsHash("sha512", hashlib.sha512(BLOBS[CHUNK_MAP.name]).digest())
+    assert known == chunk_map.OsHash("sha512", hashlib.sha512(BLOBS[CHUNK_MAP.file_name]).digest())
     server.behaviours = [http_server.fine, http_server.fine, http_server.whole_file]
     with pytest.raises(errors.ChunkMissing):
         await source.size_bytes(CHUNK_MAP)
@@ -197,7 +201,7 @@ async def test_configuration_signs_in_with_a_password_or_an_application_credenti
     for auth_type, options in [("password", user), ("v3applicationcredential", credential)]:
         group = configured(auth_type=auth_type, **keystone, **options)
         source = glance.GlanceSource.from_conf(group)
-        assert source.where == "Glance"
+        assert source.location == "Glance"
         await source.aclose()
 
 
@@ -241,7 +245,7 @@ async def test_look_shows_an_image_that_was_deactivated_and_none_that_is_not_the
 async def test_artefact_that_was_replaced_and_deleted_is_found_anew(server, source):
     assert await source.read(CHUNK_MAP, 0, 3) == b"map"
     server.files.clear()
-    fake_glance.fill(server.files, BLOBS | {CHUNK_MAP.name: b"new" * 100}, "again")
+    fake_glance.fill(server.files, BLOBS | {CHUNK_MAP.file_name: b"new" * 100}, "again")
     with pytest.raises(errors.ChunkMissing):  # who reads it part by part must not get parts of both
         await source.read(CHUNK_MAP, 0, 3)
     assert await source.read(CHUNK_MAP, 0, 3) == b"new"

@@ -33,7 +33,7 @@ DATA = bytes(range(256)) * 4096
 
 @pytest.fixture
 def server():
-    with http_server.serve({BLOB.name: DATA}) as server:
+    with http_server.serve({BLOB.file_name: DATA}) as server:
         yield server
 
 
@@ -71,7 +71,7 @@ async def test_connections_are_bounded(server):
 async def check_one_read_fails(source, server, kind, reason):
     with pytest.raises(kind, match=reason) as caught:
         await source.read(BLOB, 0, 4096)
-    assert caught.value.where == server.url + BLOB.name
+    assert caught.value.where == server.url + BLOB.file_name
     assert await source.read(BLOB, 0, 4096) == DATA[:4096]
 
 
@@ -153,7 +153,7 @@ async def test_redirect_is_followed_with_the_range_and_its_query(source, server)
 
 
 async def test_five_redirects_are_followed_and_no_sixth(source, server):
-    again = http_server.redirect(f"/{BLOB.name}")
+    again = http_server.redirect(f"/{BLOB.file_name}")
     server.behaviours = [again] * 5
     assert await source.size_bytes(BLOB) == len(DATA)
     server.behaviours = [again] * 6
@@ -164,9 +164,11 @@ async def test_five_redirects_are_followed_and_no_sixth(source, server):
 
 async def test_credentials_stay_at_the_server_they_are_for(server):
     source = http.HttpSource(server.url.replace("://", "://user:password@"))
-    with http_server.serve({BLOB.name: DATA}) as other:
-        other.always = http_server.redirect(server.url + BLOB.name)
-        server.behaviours = [http_server.redirect(other.url.replace("://", "://a:b@") + BLOB.name)]
+    with http_server.serve({BLOB.file_name: DATA}) as other:
+        other.always = http_server.redirect(server.url + BLOB.file_name)
+        server.behaviours = [
+            http_server.redirect(other.url.replace("://", "://a:b@") + BLOB.file_name)
+        ]
         assert await source.read(BLOB, 1, 10) == DATA[1:11]
     await source.aclose()
     assert ["authorization" in asked for asked in server.asked] == [True, True]
@@ -353,7 +355,7 @@ async def test_reader_who_gives_up_leaves_no_half_answer_to_the_next(source, ser
 
 
 async def test_body_of_a_server_without_ranges_is_not_downloaded(source, server):
-    server.files[BLOB.name] = bytes(64 << 20)
+    server.files[BLOB.file_name] = bytes(64 << 20)
     server.behaviours = [http_server.whole_file] * 2
     with pytest.raises(errors.ChunkMissing, match="does not do range requests"):
         await source.read(BLOB, 0, 4096)
@@ -491,14 +493,14 @@ async def test_credentials_are_sent_but_never_shown(server, caplog):
     with pytest.raises(errors.SourceUnreachable) as caught:
         await source.read(BLOB, 0, 1)
     await source.aclose()
-    assert source.where == server.url
+    assert source.location == server.url
     assert not any(word in str(caught.value) + caplog.text for word in ("p%40ss", "p@ss", "user"))
 
 
 @pytest.mark.parametrize("token", ["secret\n", "secret\0", " secret", "secret\xe9"])
 async def test_token_that_is_no_header_is_sent_to_nobody_and_not_shown(server, token):
     link = http_pool.HttpPool("source_glance", http_pool.HttpLimits(timeout_s=0.5))
-    asked = http_range.RangeRequest("a blob", server.url + BLOB.name, 0, 1)
+    asked = http_range.RangeRequest("a blob", server.url + BLOB.file_name, 0, 1)
     with pytest.raises(errors.SourceUnreachable, match="X-Auth-Token") as caught:
         await link.size_bytes(asked, {"X-Auth-Token": token})
     assert "secret" not in "".join(traceback.format_exception(caught.value))
@@ -515,7 +517,7 @@ async def test_environment_does_not_redirect_requests(server, monkeypatch):
 
 
 async def test_base_url_needs_no_slash_at_its_end(server):
-    server.files["acstor/" + BLOB.name] = b"below"
+    server.files["acstor/" + BLOB.file_name] = b"below"
     source = http.HttpSource(server.url + "acstor")
     assert await source.read(BLOB, 0, 5) == b"below"
     await source.aclose()
@@ -551,7 +553,7 @@ def tls_context(tmp_path):
 
 @pytest.fixture
 def tls_server(tls_context):
-    with http_server.serve({BLOB.name: DATA}, tls_context) as running:
+    with http_server.serve({BLOB.file_name: DATA}, tls_context) as running:
         yield running
 
 
@@ -607,8 +609,8 @@ async def test_records_of_a_byte_let_others_have_their_turn(tls_context, tmp_pat
     )
     server = tls_session.TlsSession(tls_context, is_server=True)
     while not (client.continue_handshake() & server.continue_handshake()):
-        server.put(client.take_outgoing())
-        client.put(server.take_outgoing())
+        server.add_received(client.take_outgoing())
+        client.add_received(server.take_outgoing())
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     stream = http_stream.TlsStream(ours, 1.0, client)
@@ -654,7 +656,7 @@ async def test_certificate_of_another_server_is_not_believed(tmp_path):
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("images.example.org").configure_cert(context)
-    with http_server.serve({BLOB.name: DATA}, context) as other:
+    with http_server.serve({BLOB.file_name: DATA}, context) as other:
         source = http.HttpSource(other.url, http_pool.HttpLimits(ca_file=str(tmp_path / "ca.pem")))
         with pytest.raises(errors.SourceUnreachable, match=r"CERTIFICATE_VERIFY_FAILED.*127\.0"):
             await source.read(BLOB, 0, 10)
@@ -665,7 +667,7 @@ async def test_server_of_another_authority_is_unreachable(server, tmp_path):
     ours, theirs = trustme.CA(), trustme.CA()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     theirs.issue_cert("127.0.0.1").configure_cert(context)
-    with http_server.serve({BLOB.name: DATA}, context) as tls_server:
+    with http_server.serve({BLOB.file_name: DATA}, context) as tls_server:
         for authority, is_trusted in ((ours, False), (theirs, True)):
             authority.cert_pem.write_to_path(tmp_path / "ca.pem")
             source = http.HttpSource(

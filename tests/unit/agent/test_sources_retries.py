@@ -38,7 +38,7 @@ class Flaky(faulty_source.FaultySource):
     async def size_bytes(self, blob):
         self.sizes_asked += 1
         if self.sizes_asked == 1:
-            raise errors.SourceUnreachable("the size", self.where)
+            raise errors.SourceUnreachable("the size", self.location)
         return await super().size_bytes(blob)
 
 
@@ -256,7 +256,7 @@ async def test_pieces_that_all_fail_once_keep_their_numbers(autojump_clock, orde
             self.asked += 1
             for at in order:
                 one = request.pieces[at]
-                error = errors.SourceUnreachable("a piece", self.where, "a reset")
+                error = errors.SourceUnreachable("a piece", self.location, "a reset")
                 data = DATA[one.offset : one.offset + one.length]
                 request.report([(at, error if self.asked == 1 else data)])
 
@@ -281,7 +281,7 @@ async def test_bug_of_who_is_told_is_raised_though_nothing_is_left():
 async def test_failure_that_a_source_raises_is_that_of_all_its_pieces():
     class Raising(Flaky):
         async def read_pieces(self, request):
-            raise errors.ChunkMissing("a piece", self.where, "by order")
+            raise errors.ChunkMissing("a piece", self.location, "by order")
 
     both = source_client.SourceClient([Raising(), Flaky()])
     assert await both.read(BLOB, 2, 3) == b"234"

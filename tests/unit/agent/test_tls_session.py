@@ -43,8 +43,8 @@ def joined(contexts):
         for host in (CLIENT, SERVER)
     )
     while not (client.continue_handshake() & server.continue_handshake()):
-        server.put(client.take_outgoing())
-        client.put(server.take_outgoing())
+        server.add_received(client.take_outgoing())
+        client.add_received(server.take_outgoing())
     return client, server
 
 
@@ -68,7 +68,7 @@ def test_what_was_encrypted_in_any_pieces_and_comes_in_any_pieces_is_the_same(pa
     came, start = b"", 0
     while start < len(encrypted):
         end = start + dice.choice([1, 3, 5, 1000, 16384, 65536])
-        client.put(encrypted[start:end])
+        client.add_received(encrypted[start:end])
         start = end
         while part := read(client, dice.choice([1, 700, 8192, 65536]), dice.random() < 0.5):
             came += part
@@ -78,7 +78,9 @@ def test_what_was_encrypted_in_any_pieces_and_comes_in_any_pieces_is_the_same(pa
 
 def test_beginning_of_a_frame_gets_no_more_than_a_record_and_the_rest_of_a_chunk_many(pair):
     client, server = pair
-    client.put(b"".join(server.encrypt(DATA[start : start + 10]) for start in range(0, 100, 10)))
+    client.add_received(
+        b"".join(server.encrypt(DATA[start : start + 10]) for start in range(0, 100, 10))
+    )
     assert read(client, 50, more=False) == DATA[:10]
     assert read(client, 50) == DATA[10:60]
 
@@ -87,17 +89,17 @@ def test_part_of_a_record_is_unread_until_its_rest_comes(pair):
     client, server = pair
     record = server.encrypt(DATA[:1000])
     for start, end in ((0, 3), (3, 500)):
-        client.put(record[start:end])
+        client.add_received(record[start:end])
         assert read(client, 1000) == b""
         assert client.unread_bytes == end or start  # OpenSSL has taken what it was given
-    client.put(record[500:])
+    client.add_received(record[500:])
     assert read(client, 1000) == DATA[:1000]
 
 
 def test_openssl_is_given_one_record_at_a_time(pair):
     """It keeps for each connection the memory for the most that it was ever given."""
     client, server = pair
-    client.put(server.encrypt(DATA[:65536]))
+    client.add_received(server.encrypt(DATA[:65536]))
     read(client, 1, more=False)
     assert client._incoming.pending == 0
     assert client.unread_bytes > 3 * tls_session.RECORD_BYTES
@@ -108,10 +110,10 @@ def test_bit_that_was_changed_is_found_out_and_the_other_side_told(pair, place):
     client, server = pair
     record = bytearray(server.encrypt(DATA[:1000]))
     record[place] ^= 1
-    client.put(bytes(record))
+    client.add_received(bytes(record))
     with pytest.raises(ssl.SSLError, match=BROKEN):
         read(client, 1000)
-    server.put(client.take_outgoing())
+    server.add_received(client.take_outgoing())
     with pytest.raises(ssl.SSLError, match="ALERT_BAD_RECORD_MAC"):
         read(server, 1000)
 
@@ -119,18 +121,18 @@ def test_bit_that_was_changed_is_found_out_and_the_other_side_told(pair, place):
 def test_record_that_was_left_out_is_found_out(pair):
     client, server = pair
     server.encrypt(DATA[:1000])
-    client.put(server.encrypt(DATA[:1000]))
+    client.add_received(server.encrypt(DATA[:1000]))
     with pytest.raises(ssl.SSLError, match=BROKEN):
         read(client, 1000)
 
 
 def test_record_that_says_to_be_longer_than_any_is_refused_before_it_is_whole(pair):
     client, _server = pair
-    client.put(b"\x17\x03\x03\xff\xff")
+    client.add_received(b"\x17\x03\x03\xff\xff")
     with pytest.raises(ssl.SSLError, match=rf"LENGTH|{BROKEN}"):
         for _ in range(20):
             assert read(client, 1000) == b""
-            client.put(bytes(1024))
+            client.add_received(bytes(1024))
 
 
 def test_end_that_the_other_side_says_is_seen(pair):
@@ -138,7 +140,7 @@ def test_end_that_the_other_side_says_is_seen(pair):
     last = server.encrypt(b"last")
     with contextlib.suppress(ssl.SSLWantReadError):  # it would wait for the other side's
         server._tls.unwrap()
-    client.put(last + server.take_outgoing())
+    client.add_received(last + server.take_outgoing())
     assert read(client, 50) == b"last"
     assert read(client, 50) == b""
     assert client.is_over
@@ -156,11 +158,11 @@ def test_few_session_tickets_cost_nothing_and_many_are_left(contexts):
     for count, is_borne in ((20, True), (1000, False)):
         contexts[SERVER][0].num_tickets = count
         client, server = joined(contexts)
-        client.put(server.take_outgoing() + server.encrypt(b"data"))
+        client.add_received(server.take_outgoing() + server.encrypt(b"data"))
         if is_borne:
             assert read(client, 50) == b"data"
             assert client._wordless_bytes > 20 * 100
-            client.put(server.encrypt(DATA[:65_536]))
+            client.add_received(server.encrypt(DATA[:65_536]))
             assert len(read(client, 65_536)) == 65_536
             assert client._wordless_bytes == 0  # who speaks may send some again
         else:
@@ -172,7 +174,9 @@ def test_few_session_tickets_cost_nothing_and_many_are_left(contexts):
 def test_short_records_are_decrypted_some_at_a_time(contexts):
     client, server = joined(contexts)
     row = tls_session.RECORDS_IN_A_ROW
-    client.put(server.take_outgoing() + b"".join(server.encrypt(b"x") for _ in range(row + 3)))
+    client.add_received(
+        server.take_outgoing() + b"".join(server.encrypt(b"x") for _ in range(row + 3))
+    )
     space = memoryview(bytearray(200))
     assert client.read_into(space, space) == row
     assert client.read_into(space, space) == 3
@@ -194,7 +198,7 @@ def asked_for_new_keys(contexts):
                 sock.settimeout(PATIENCE_S)
                 while not session.continue_handshake():
                     sock.sendall(session.take_outgoing())
-                    session.put(sock.recv(65536))
+                    session.add_received(sock.recv(65536))
                 sock.sendall(session.take_outgoing())
                 yield session, sock, other
 
@@ -215,12 +219,12 @@ def test_new_keys_that_the_other_side_asks_for_cost_nothing(contexts):
         for word, renewals in ((b"one", 0), (b"two", 5)):
             for _ in range(renewals):
                 say(other, b"K")
-                session.put(sock.recv(65536))
+                session.add_received(sock.recv(65536))
                 assert read(session, 50) == b""
             say(other, word)
             heard = b""
             while not heard.endswith(b"\n"):
-                session.put(sock.recv(65536))
+                session.add_received(sock.recv(65536))
                 heard += read(session, 50)
             assert heard == word + b"\n"
             sock.sendall(session.encrypt(b"answer " + word + b"\n"))
@@ -235,7 +239,7 @@ def test_who_asks_for_new_keys_again_and_again_is_left(contexts):
         with pytest.raises(OSError, match="new keys again and again"):
             for _ in range(1000):
                 say(other, b"K")
-                session.put(sock.recv(65536))
+                session.add_received(sock.recv(65536))
                 assert read(session, 50) == b""
         assert session._outgoing.pending < 5000
         other.kill()

@@ -36,7 +36,7 @@ def test_liar_greets_as_the_host_it_plays_and_answers_as_many_other_bytes(
     link: socket.socket,
 ) -> None:
     receiver = peer_wire.Receiver("liar", peer_wire.FROM_SERVER)
-    hello = peer_wire.Hello(ids.HostId("h1"), peer_wire.Klass.DEMAND, 7)
+    hello = peer_wire.Hello(ids.HostId("h1"), peer_wire.ConnectionClass.DEMAND, 7)
     greeting = ask(link, hello, receiver)
     assert isinstance(greeting, peer_wire.Hello) and greeting.host_id == "h3"
     mode, priority = peer_wire.Mode.HOME_ONLY, peer_wire.Priority.PEER
@@ -56,7 +56,9 @@ def test_liar_advertises_every_chunk_once_in_legal_frames(count: int) -> None:
     sent = liar.advertisements(prefixes)
     receiver = peer_wire.Receiver("liar", peer_wire.FROM_CLIENT)
     receiver.feed_bytes(
-        b"".join(peer_wire.encode(peer_wire.Hello(ids.HostId("h3"), peer_wire.Klass.BULK, 1)))
+        b"".join(
+            peer_wire.encode(peer_wire.Hello(ids.HostId("h3"), peer_wire.ConnectionClass.BULK, 1))
+        )
     )
     heard = [
         m for advertise in sent for m in receiver.feed_bytes(b"".join(peer_wire.encode(advertise)))

@@ -132,7 +132,7 @@ class Taking:
     def overdue_s(self) -> dict[ids.ImageId, float]:
         return {DISK.disk: 70.0, OTHER: 3.0}
 
-    def capture_s(self) -> dict[ids.ImageId, float]:
+    def running_captures_s(self) -> dict[ids.ImageId, float]:
         return {DISK.disk: 5.0}
 
 

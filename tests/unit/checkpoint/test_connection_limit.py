@@ -174,7 +174,7 @@ def test_hosts_that_have_all_places_give_each_newcomer_one(
     assert not any(hosts.ended(*late))
     # Each host of the crowd has lost one, its oldest.
     assert hosts.ended(*held) == [n < crowd for n in range(len(held))]
-    assert hosts.places.hosts == connection_limit.CONNECTIONS
+    assert hosts.places.authenticated_count == connection_limit.CONNECTIONS
 
 
 def test_idle_connection_goes_before_busy_ones_of_a_host_with_more(
@@ -201,7 +201,7 @@ def test_a_host_gets_its_places_back(stack: contextlib.ExitStack) -> None:
         hosts = Hosts(first)
         for _ in range(connection_limit.CONNECTIONS_OF_HOST):
             hosts.add("h1", is_busy=True)
-    assert hosts.places.hosts == 0
+    assert hosts.places.authenticated_count == 0
     with hosts.places.admit_host(hosts.connections.pair(), H1) as has_place:
         assert has_place
 

@@ -156,13 +156,13 @@ def test_who_drips_a_body_is_left(served: Served) -> None:
 def test_who_drips_a_request_is_left(served: Served) -> None:
     with served.tls() as tls:
         tls.sendall(b"GET /v1/h1 HTTP/1.1\r\nhost: ")
-        runs.wait_for(lambda: served.server.connections == 1, 10, "the connection", str)
+        runs.wait_for(lambda: served.server.connection_count == 1, 10, "the connection", str)
         until_s = time.monotonic() + 6
         with contextlib.suppress(OSError):
-            while served.server.connections and time.monotonic() < until_s:
+            while served.server.connection_count and time.monotonic() < until_s:
                 tls.sendall(b"v")
                 time.sleep(0.05)
-        assert served.server.connections == 0
+        assert served.server.connection_count == 0
 
 
 @limited(0.2)
@@ -187,11 +187,11 @@ def test_who_takes_an_answer_slowly_is_left(served: Served) -> None:
         )
         assert tls.recv(1)
         until_s = time.monotonic() + 6
-        while served.server.connections and time.monotonic() < until_s:
+        while served.server.connection_count and time.monotonic() < until_s:
             with contextlib.suppress(OSError):
                 tls.recv(1 << 16)
             time.sleep(0.05)
-        assert served.server.connections == 0
+        assert served.server.connection_count == 0
 
 
 def test_a_host_that_is_revoked_gets_no_further_answer(served: Served, refused: list[str]) -> None:

@@ -16,24 +16,24 @@ WINDOW = boot_trace.Window(longest_s=60.0, idle_s=10.0, limit_chunks=5)
 def test_boot_is_over_when_nothing_new_is_read_although_old_things_are():
     recorder = boot_trace.Recorder(CUT, WINDOW)
     assert not recorder.is_over(1000.0)
-    recorder.read(0, 1, 0.0)
-    recorder.read(CHUNK, 1, 5.0)
-    recorder.read(0, 1, 14.0)
+    recorder.record_read(0, 1, 0.0)
+    recorder.record_read(CHUNK, 1, 5.0)
+    recorder.record_read(0, 1, 14.0)
     assert not recorder.is_over(14.9)
     assert recorder.is_over(15.0)
 
 
 def test_boot_is_over_after_the_longest_time_although_it_goes_on():
     recorder = boot_trace.Recorder(CUT, WINDOW._replace(idle_s=100.0))
-    recorder.read(0, 1, 0.0)
-    recorder.read(CHUNK, 1, 59.0)
+    recorder.record_read(0, 1, 0.0)
+    recorder.record_read(CHUNK, 1, 59.0)
     assert not recorder.is_over(59.9)
     assert recorder.is_over(60.0)
 
 
 def test_boot_is_over_when_the_limit_is_reached():
     recorder = boot_trace.Recorder(CUT, WINDOW)
-    recorder.read(3 * CHUNK, 17 * CHUNK, 0.0)
+    recorder.record_read(3 * CHUNK, 17 * CHUNK, 0.0)
     assert recorder.trace == (3, 4, 5, 6, 7)
     assert recorder.is_full and recorder.is_over(0.0)
 
@@ -45,7 +45,7 @@ def test_boot_is_over_when_the_limit_is_reached():
 def test_trace_is_always_one(reads, limit_chunks):
     recorder = boot_trace.Recorder(CUT, WINDOW._replace(limit_chunks=limit_chunks))
     for offset, length in reads:
-        recorder.read(offset, length, 0.0)
+        recorder.record_read(offset, length, 0.0)
     assert recorder.chunk_count == len(recorder.trace) <= limit_chunks
     assert boot_trace.why_invalid(recorder.trace, CUT.chunk_count) in ("", "it is empty")
 

@@ -37,9 +37,9 @@ def stream(
 ) -> bytes:
     table = disk_delta.ExtentTable.from_runs(CHANGES if found is None else found, size)
     writer = disk_delta.Writer(size, BASE_ID, OS_HASH, table)
-    writer.feed(data[:100])
-    writer.feed(data[100:])
-    return writer.front + data + writer.end()
+    writer.hash_data(data[:100])
+    writer.hash_data(data[100:])
+    return writer.front + data + writer.make_trailer()
 
 
 def received(raw: bytes) -> tuple[disk_delta.Head, list[Extent], bytes]:
@@ -50,8 +50,8 @@ def received(raw: bytes) -> tuple[disk_delta.Head, list[Extent], bytes]:
     at += head.table_bytes
     data = raw[at : max(at, len(raw) - disk_delta.TRAILER_BYTES)]
     for start in range(0, len(data), 700):
-        reader.feed(data[start : start + 700])
-    reader.end(raw[at + len(data) :])
+        reader.hash_data(data[start : start + 700])
+    reader.verify_trailer(raw[at + len(data) :])
     return head, list(table), data
 
 
@@ -153,9 +153,9 @@ def test_writer_takes_just_the_bytes_of_the_table() -> None:
         SIZE, BASE_ID, OS_HASH, disk_delta.ExtentTable.from_runs(CHANGES, SIZE)
     )
     with pytest.raises(ValueError, match="1536 bytes less"):
-        writer.end()
+        writer.make_trailer()
     with pytest.raises(ValueError, match="1 bytes more"):
-        writer.feed(bytes(1537))
+        writer.hash_data(bytes(1537))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def built(extents: list[layout.Extent]) -> tuple[layout.Layout, bytes, bytes]:
     """Return the layout of extents, its entries and its index."""
     index = layout.Index(CUT)
     entries = b"".join(layout.pack(extent) for extent in layout.merge_adjacent(extents, CUT))
-    index.feed(entries)
+    index.add_entries(entries)
     stored = layout.Stored(layout.DiskFormat.QCOW2, 1 << 30, len(entries) // layout.ENTRY_BYTES)
     buffer = b"ahead" + entries + index.index_slots()
     return layout.Layout(buffer, 5, CUT, stored), entries, index.index_slots()

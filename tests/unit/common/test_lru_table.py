@@ -7,7 +7,7 @@ def test_the_least_recently_set_or_used_entry_is_evicted_and_returned():
     table["a"], table["b"] = 1, 2
     assert table.get("a") == 1  # no use
     assert table.put("c", 3) == ("a", 1)
-    assert table.use("b") == 2 and table.use("a") is None
+    assert table.get_as_used("b") == 2 and table.get_as_used("a") is None
     table["d"] = 4
     assert dict(table) == {"b": 2, "d": 4}
 

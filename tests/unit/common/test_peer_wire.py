@@ -19,8 +19,8 @@ DATA = pathlib.Path(__file__).parents[2] / "data"
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 CID = ids.Cid(bytes(range(32)))
 ASKER, ASKED = ids.HostId("host-1.example"), ids.HostId("host-2.example")
-HELLO = peer_wire.Hello(ASKER, peer_wire.Klass.BULK, 7)
-DEMAND_HELLO = HELLO._replace(klass=peer_wire.Klass.DEMAND)
+HELLO = peer_wire.Hello(ASKER, peer_wire.ConnectionClass.BULK, 7)
+DEMAND_HELLO = HELLO._replace(klass=peer_wire.ConnectionClass.DEMAND)
 PROOF = peer_wire.proof_of(CID, ASKER, ASKED)
 MODE, PRIORITY = peer_wire.Mode, peer_wire.Priority
 REQUEST = peer_wire.ChunkRequest(
@@ -429,7 +429,7 @@ def test_record_is_no_longer_than_the_chunks_that_may_come():
 @pytest.mark.parametrize("accepts", [peer_wire.FROM_SERVER, peer_wire.FROM_CLIENT])
 def test_record_that_comes_first_is_no_longer_than_a_hello(accepts):
     """So who has not said who it is gets no memory for a chunk."""
-    longest = peer_wire.Hello(ids.HostId(255 * "h"), peer_wire.Klass.BULK, 1)
+    longest = peer_wire.Hello(ids.HostId(255 * "h"), peer_wire.ConnectionClass.BULK, 1)
     data = stream(longest, encryption=encryption_of())
     assert receiver(accepts, encryption_of()).feed_bytes(data) == [longest]
     to, length = receiver(accepts, encryption_of()), len(stream(longest)) + 1

@@ -40,10 +40,10 @@ def test_tables_of_another_version_have_to_be_brought_up_first(checks, store, tm
     with sqlite3.connect(tmp_path / "decision.sqlite") as other:
         other.execute("UPDATE alembic_version SET version_num = '0099'")
     later = upgrade_checks.Checks(checks._conf)
-    code, details = found(later.tables())
+    code, details = found(later.check_tables())
     assert code is Code.FAILURE and "acstor-decision-manage db-sync" in details
-    assert found(later.agents()) == found(later.enrolments())
-    assert found(later.agents()) == (Code.WARNING, upgrade_checks.NOT_LOOKED_AT)
+    assert found(later.check_agents()) == found(later.check_enrolments())
+    assert found(later.check_agents()) == (Code.WARNING, upgrade_checks.NOT_LOOKED_AT)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_tables_of_another_version_have_to_be_brought_up_first(checks, store, tm
 )
 def test_database_that_cannot_be_used_is_named_without_its_password(conf, connection, words):
     conf.set_override("connection", connection, "database")
-    code, details = found(upgrade_checks.Checks(conf).tables())
+    code, details = found(upgrade_checks.Checks(conf).check_tables())
     assert code is Code.FAILURE
     assert words in details and "secret" not in details and "\n" not in details
 

@@ -56,8 +56,8 @@ def stream(found: list[Extent], size: int) -> tuple[bytes, bytes]:
     writer = disk_delta.Writer(size, changed_disks.BASE_ID, chunk_map.UNKNOWN_OS_HASH, table)
     disk = b"".join(bytes([n % 251 + 1]) * 512 for n in range(size // 512))
     data = b"".join(disk[c.at : c.stop] for c in table if c.kind is ExtentKind.DATA)
-    writer.feed(data)
-    return writer.front + data + writer.end(), disk
+    writer.hash_data(data)
+    return writer.front + data + writer.make_trailer(), disk
 
 
 def expected(base: changed_disks.Base, found: list[Extent], written: bytes) -> bytes:

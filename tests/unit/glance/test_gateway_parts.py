@@ -90,8 +90,8 @@ def body_of(raw, length_bytes=None):
 def stream_of(*found, data=b""):
     table = disk_delta.ExtentTable.from_runs(found, DISK)
     writer = disk_delta.Writer(DISK, IMAGE, chunk_map.UNKNOWN_OS_HASH, table)
-    writer.feed(data)
-    return writer.front + data + writer.end()
+    writer.hash_data(data)
+    return writer.front + data + writer.make_trailer()
 
 
 DATA = bytes(range(256)) * 4
@@ -149,7 +149,7 @@ def test_larger_disk_than_is_served_is_refused_by_its_header():
     )
     writer = disk_delta.Writer(size, IMAGE, chunk_map.UNKNOWN_OS_HASH, table)
     with pytest.raises(http_errors.FlattenAborted, match="are allowed"):
-        body_of(writer.front + writer.end()).read_header()
+        body_of(writer.front + writer.make_trailer()).read_header()
 
 
 @pytest.mark.parametrize("length", range(0, len(WHOLE), 97))

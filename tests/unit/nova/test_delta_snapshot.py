@@ -140,7 +140,7 @@ class Nova:
             self.snapshot(**more)
         folder = self.folder / "snapshots"
         assert not folder.exists() or not list(folder.iterdir())
-        return self.host.fallbacks.total
+        return self.host.fallbacks.counts_by_reason
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_snapshot_is_made_though_glance_takes_no_property_for_its_base(nova, age
 
     nova.hooks = dataclasses.replace(nova.hooks, update_image=update)
     assert nova.snapshot() is None
-    assert len(gateway.composed) == 1 and not nova.host.fallbacks.total
+    assert len(gateway.composed) == 1 and not nova.host.fallbacks.counts_by_reason
 
 
 @pytest.mark.parametrize("is_live", [False, True])
@@ -190,7 +190,7 @@ def test_changes_are_sent_and_nova_has_nothing_left_to_do(
     head = disk_delta.Reader("test").read_head(raw[: disk_delta.HEADER_BYTES])
     assert (head.base, head.data_bytes, head.virtual_size) == (IMAGE, 2 * CHUNK, SIZE)
     assert head.os_hash == ("sha512", b"\xab" * 64)
-    assert not nova.host.fallbacks.total
+    assert not nova.host.fallbacks.counts_by_reason
 
 
 def test_who_has_no_gateway_or_no_mirror_is_not_bothered(nova, gateway, tmp_path):
@@ -287,7 +287,7 @@ def test_image_that_is_active_is_made_though_the_gateway_died_behind_it(nova, ag
     gateway.lines = []
     nova.status = "active"
     assert nova.snapshot() is None
-    assert not nova.host.fallbacks.total
+    assert not nova.host.fallbacks.counts_by_reason
 
 
 @pytest.mark.expect_log("agent-unreachable")

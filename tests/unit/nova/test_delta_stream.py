@@ -73,11 +73,11 @@ def composed(base, raw):
     for change in table:
         if change.kind is disk_delta.ExtentKind.DATA:
             made[change.at : change.stop] = raw[at : at + change.length]
-            reader.feed(raw[at : at + change.length])
+            reader.hash_data(raw[at : at + change.length])
             at += change.length
         else:
             made[change.at : change.stop] = bytes(change.length)
-    reader.end(raw[at:])
+    reader.verify_trailer(raw[at:])
     return list(table), bytes(made)
 
 
@@ -143,7 +143,7 @@ def test_disk_whose_bytes_lie_elsewhere_is_none_of_ours(disk):
 def test_log_says_now_and_then_how_much_was_sent(caplog):
     caplog.set_level("INFO")
     moments = iter([0.0, 1.0, 31.0, 32.0])
-    assert list(delta_stream._told([b"1"] * 3, 3, lambda: next(moments))) == [b"1"] * 3
+    assert list(delta_stream._log_progress([b"1"] * 3, 3, lambda: next(moments))) == [b"1"] * 3
     assert [record.getMessage() for record in caplog.records] == [
         "1 of 3 bytes of changes are sent"
     ]

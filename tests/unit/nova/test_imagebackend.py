@@ -42,7 +42,7 @@ def test_disk_lies_on_the_mirror_and_nothing_is_downloaded(nova, agent):
     assert nova.inspected == [(nova_backend.IMAGE, str(nova.mirror))]
     assert agent.asked == [control_wire.AttachImage(IMAGE, mirror_link.HEAD_BYTES)]
     assert made.libvirt_info("none").driver_cache == "writeback"
-    assert not nova.host.fallbacks.total
+    assert not nova.host.fallbacks.counts_by_reason
 
 
 def test_agent_is_told_the_hash_that_glance_has_now_also_where_the_link_is_there(nova, agent):
@@ -78,7 +78,7 @@ def test_disk_of_a_qcow2_image_lies_on_its_raw_view(nova, agent, is_in_glance):
     nova.spawn()
     assert os.readlink(nova.base) == str(nova.mirror)
     assert nova.inspected == [(nova_backend.IMAGE, str(nova.mirror))]
-    assert not nova.host.fallbacks.total
+    assert not nova.host.fallbacks.counts_by_reason
 
 
 def test_disks_without_an_image_are_made_as_ever(nova):
@@ -94,7 +94,7 @@ def test_disk_of_an_image_that_was_converted_lies_on_its_raw_view(nova, agent):
     nova.spawn()
     assert os.readlink(nova.base) == str(nova.mirror)
     assert nova.inspected == [(nova_backend.IMAGE, str(nova.mirror))]
-    assert not nova.host.fallbacks.total
+    assert not nova.host.fallbacks.counts_by_reason
 
 
 @pytest.mark.parametrize("kind", ["ChunkMissing", "ChunkRefused"])
@@ -106,7 +106,7 @@ def test_image_that_was_not_converted_is_downloaded(nova, agent, disk_format, ki
     nova.image |= {"disk_format": disk_format}
     nova.spawn()
     assert nova.base.read_bytes() == DOWNLOADED
-    assert nova.host.fallbacks.total == {R.DISK_FORMAT: 1}
+    assert nova.host.fallbacks.counts_by_reason == {R.DISK_FORMAT: 1}
 
 
 OTHER_FORMAT = {"disk_format": "ploop"}
@@ -128,7 +128,7 @@ def test_image_that_is_not_eligible_is_downloaded(nova, agent, image, reason):
     nova.image |= image
     made = nova.spawn()
     assert nova.base.read_bytes() == DOWNLOADED
-    assert nova.host.fallbacks.total == {reason: 1}
+    assert nova.host.fallbacks.counts_by_reason == {reason: 1}
     assert agent.asked[-1] == control_wire.CountFallback(reason, 1)
     assert made.libvirt_info("none").driver_cache == "none"
 
@@ -146,7 +146,7 @@ def test_request_that_is_not_eligible_is_downloaded(nova, agent, changes, option
     for name, value in changes.items():
         nova.conf.set_override(name, value, group="glance")
     nova.spawn(**options)
-    assert nova.host.fallbacks.total == {reason: 1}
+    assert nova.host.fallbacks.counts_by_reason == {reason: 1}
     assert control_wire.AttachImage(IMAGE, mirror_link.HEAD_BYTES) not in agent.asked
 
 
@@ -163,7 +163,7 @@ def test_image_that_the_agent_refuses_is_downloaded(nova, agent, kind, reason):
     agent.answers[control_wire.AttachImage] = scripted_agent.failed(kind, "no such thing")
     nova.spawn()
     assert nova.base.read_bytes() == DOWNLOADED
-    assert nova.host.fallbacks.total == {reason: 1}
+    assert nova.host.fallbacks.counts_by_reason == {reason: 1}
 
 
 @pytest.mark.expect_log(r"\[agent-unreachable, 1 since the start\]")

@@ -15,7 +15,9 @@ MANY = prefetch_reader.MANY
 
 
 class Reader(prefetch_reader.PrefetchReader):
-    def __init__(self, chunks: int = 20_000, limit: int | None = prefetcher.LIMIT, **more) -> None:
+    def __init__(
+        self, chunks: int = 20_000, limit: int | None = prefetcher.UNMATCHED_LIMIT, **more
+    ) -> None:
         make = functools.partial(prefetch_by_limit.LimitPrefetcher, limit=limit, **more)
         super().__init__(make, chunks)
 

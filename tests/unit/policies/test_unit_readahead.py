@@ -19,31 +19,31 @@ READS = st.lists(
 
 def test_unit_is_the_zone_that_is_read_and_its_next_neighbour():
     ahead = unit_readahead.UnitReadahead(8 * MIB)
-    assert ahead.read(10 * ZONE + 4096, 4096, 0.0) == (10 * ZONE, 12 * ZONE)
+    assert ahead.record_read(10 * ZONE + 4096, 4096, 0.0) == (10 * ZONE, 12 * ZONE)
 
 
 def test_next_unit_brings_only_what_was_not_asked_for():
     ahead = unit_readahead.UnitReadahead(8 * MIB)
-    ahead.read(10 * ZONE, 4096, 0.0)
-    assert ahead.read(11 * ZONE, 4096, 0.001) == (12 * ZONE, 13 * ZONE)
-    assert ahead.read(9 * ZONE, 4096, 0.002) == (9 * ZONE, 10 * ZONE)
+    ahead.record_read(10 * ZONE, 4096, 0.0)
+    assert ahead.record_read(11 * ZONE, 4096, 0.001) == (12 * ZONE, 13 * ZONE)
+    assert ahead.record_read(9 * ZONE, 4096, 0.002) == (9 * ZONE, 10 * ZONE)
 
 
 def test_zone_that_is_read_less_than_others_brings_nothing():
     ahead = unit_readahead.UnitReadahead(8 * MIB)
     for number in range(20):
-        ahead.read(number * 4096, 4096, 0.0)
-    assert ahead.read(40 * ZONE, 4096, 0.0) == (0, 0)
+        ahead.record_read(number * 4096, 4096, 0.0)
+    assert ahead.record_read(40 * ZONE, 4096, 0.0) == (0, 0)
 
 
 @pytest.mark.parametrize(("offset", "length", "limit"), [(0, 4096, 0), (0, 0, MIB)])
 def test_nothing_is_fetched_when_it_is_off_or_nothing_is_read(offset, length, limit):
-    assert unit_readahead.UnitReadahead(limit).read(offset, length, 0.0) == (0, 0)
+    assert unit_readahead.UnitReadahead(limit).record_read(offset, length, 0.0) == (0, 0)
 
 
 def test_limit_bounds_what_one_read_brings_to_whole_zones():
-    assert unit_readahead.UnitReadahead(ZONE + 1).read(0, 4096, 0.0) == (0, ZONE)
-    assert unit_readahead.UnitReadahead(1).read(0, 4096, 0.0) == (0, ZONE)  # less is no unit
+    assert unit_readahead.UnitReadahead(ZONE + 1).record_read(0, 4096, 0.0) == (0, ZONE)
+    assert unit_readahead.UnitReadahead(1).record_read(0, 4096, 0.0) == (0, ZONE)  # less is no unit
 
 
 @given(READS)
@@ -51,7 +51,7 @@ def test_no_zone_is_asked_for_twice(reads):
     ahead, now_s, asked = unit_readahead.UnitReadahead(8 * MIB), 0.0, []
     for offset, length, pause_s in reads:
         now_s += pause_s
-        start, stop = ahead.read(offset, length, now_s)
+        start, stop = ahead.record_read(offset, length, now_s)
         assert start % ZONE == stop % ZONE == 0
         assert 0 <= stop - start <= 2 * ZONE
         asked += range(start // ZONE, stop // ZONE)
@@ -61,6 +61,6 @@ def test_no_zone_is_asked_for_twice(reads):
 def test_memory_is_bounded_whatever_is_read():
     ahead, rng = unit_readahead.UnitReadahead(8 * MIB), random.Random(1)
     for number in range(5000):
-        ahead.read(rng.randrange(1 << 44), 4096, number * 0.01)
+        ahead.record_read(rng.randrange(1 << 44), 4096, number * 0.01)
     assert len(ahead._asked) <= navigator.ZONE_LIMIT
     assert len(ahead._navigator) <= navigator.ZONE_LIMIT

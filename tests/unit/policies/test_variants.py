@@ -77,7 +77,7 @@ def test_exchange_gets_the_policies_that_are_its_own():
 )
 def test_variants_turn_read_ahead_off(chosen, is_ahead):
     ahead = settings.read_ahead(own(*chosen))
-    ranges = [ahead.read(number << 17, 1 << 17, 0.0) for number in range(64)]
+    ranges = [ahead.record_read(number << 17, 1 << 17, 0.0) for number in range(64)]
     assert any(stop > start for start, stop in ranges) == is_ahead
 
 

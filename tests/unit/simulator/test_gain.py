@@ -57,7 +57,7 @@ def test_acstor_reads_the_store_about_once_and_nobody_waits_for_a_copy(
     told: dict[str, html_report.StrategyResult],
 ) -> None:
     acstor, alone, nova = (told[policy].estimate for policy in ("today", "alone", "nova"))
-    assert 0.1 <= acstor.storage_gb < 1.3 * 0.1 + 8 * SMALL.sizes.map / gain_estimate.GB
+    assert 0.1 <= acstor.storage_gb < 1.3 * 0.1 + 8 * SMALL.sizes.map_bytes / gain_estimate.GB
     assert acstor.storage_gb < alone.storage_gb / 4
     assert acstor.first_s[-1] < 1 < nova.first_s[0]
     assert acstor.day_storage_gb < nova.day_storage_gb / 2

@@ -43,7 +43,7 @@ def upstreams(table: hash_ring.Ring, cid: ids.Cid, home: int) -> list[int]:
 
 def collect(of: ring_tables.TrafficTable, times: int, first: int = 1) -> None:
     """Let all hosts tell that the chunks of one rack take ten times as long as others."""
-    hosts = range(TREE.shape.hosts)
+    hosts = range(TREE.shape.host_count)
     for collection in range(first, first + times):
         figures = [
             ring_tables.Figures(
@@ -98,7 +98,7 @@ def tell(
                 {},
                 decision_messages.TimedTraffic(),
             )
-            for host in range(TREE.shape.hosts)
+            for host in range(TREE.shape.host_count)
         ]
         made.append(of.end_collection(collection, figures, COLLECTION_S))
     return [table for table in made if table is not None]

@@ -113,9 +113,11 @@ def test_what_neighbours_have_is_fetched_ahead_as_far_as_it_proves_right() -> No
     second.attach_image(IMAGE)
     read_all(world, first)
     [prefetching] = second.images.values()
-    assert 1 <= prefetching.prefetched == prefetching.states.unmatched <= prefetcher.FIRST
+    assert (
+        1 <= prefetching.prefetched == prefetching.states.unmatched <= prefetcher.INITIAL_ALLOWANCE
+    )
     read_all(world, second)
-    assert prefetching.prefetched > prefetcher.FIRST
+    assert prefetching.prefetched > prefetcher.INITIAL_ALLOWANCE
     assert prefetching.states.unmatched == prefetching.states.under_way == 0
 
 

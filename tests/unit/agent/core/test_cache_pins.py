@@ -23,7 +23,7 @@ def test_content_of_two_images_takes_one_slot():
     for length in (10_000, 10_000):
         pins.add(cid(1), length)
     pins.add(cid(2), 5000)
-    assert (dict(pins.slots), len(pins), pins.slot_bytes) == ({16384: 1, 8192: 1}, 2, 24576)
+    assert (dict(pins.slot_counts), len(pins), pins.slot_bytes) == ({16384: 1, 8192: 1}, 2, 24576)
     pins.remove(cid(1), 10_000)
     assert cid(1) in pins
     pins.remove(cid(1), 10_000)

@@ -25,7 +25,7 @@ class Host:
         self.now_s = 100.0
 
     def wait(self, image_id: ids.ImageId, name: str = "g") -> decode_slots.Job:
-        return self.slots.wait(image_id, guest(name))
+        return self.slots.queue_job(image_id, guest(name))
 
     def begin(self) -> decode_slots.Job:
         job = self.slots.begin_job(self.now_s)

@@ -42,7 +42,7 @@ class World:
     def __init__(self, seed):
         self.rng, self.now, self.lines = random.Random(seed), 0.0, []
         states = [
-            failover.SourceState(types.SimpleNamespace(where=f"s{n}"))
+            failover.SourceState(types.SimpleNamespace(location=f"s{n}"))
             for n in range(self.rng.randint(1, 3))
         ]
         log = log_of(self.lines)
@@ -52,7 +52,7 @@ class World:
     def outcome(self, source, number):
         if self.rng.random() < 0.6:
             return b"%d" % number
-        return self.rng.choice(KINDS)("a piece", source.where, "by order")
+        return self.rng.choice(KINDS)("a piece", source.location, "by order")
 
     def request(self):
         """Make a request and return what was told of it; check it all the time."""
@@ -137,7 +137,7 @@ def test_each_piece_is_told_of_once_whatever_sources_do(first):
 
 def sources(count=1, **limits):
     """Return the memory of some sources, and the lines that it logs."""
-    places = [types.SimpleNamespace(where=f"s{n}") for n in range(count)]
+    places = [types.SimpleNamespace(location=f"s{n}") for n in range(count)]
     states, lines = [*map(failover.SourceState, places)], []
     log = log_of(lines)
     return failover.Failover(states, lambda: 0.0, lambda: 0.0, log, **limits), lines

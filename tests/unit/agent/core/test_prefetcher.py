@@ -30,7 +30,7 @@ class Reader(prefetch_reader.PrefetchReader):
 
 @pytest.mark.parametrize("first", [None, 8])
 def test_limit_zero_never_prefetches(first):
-    reader = Reader(limit=0, first=first)
+    reader = Reader(unmatched_limit=0, initial_allowance=first)
     assert reader.advertise(*range(100)) == []
     assert reader.read(*range(100)) == [] == reader.advertise(*range(100, 200))
     assert reader.prefetcher.reactivations == 0
@@ -38,11 +38,11 @@ def test_limit_zero_never_prefetches(first):
 
 def test_no_limit_always_prefetches_and_in_the_order_of_the_advertisements():
     order = [*range(500, 3000), *range(500)]
-    assert Reader(limit=None).advertise(*order) == order
+    assert Reader(unmatched_limit=None).advertise(*order) == order
 
 
 def test_limit_counts_what_is_under_way():
-    reader = Reader(limit=10, first=None)
+    reader = Reader(unmatched_limit=10, initial_allowance=None)
     for chunk_no in range(50):
         reader.prefetcher.chunk_advertised(chunk_no)
     assert reader.prefetcher.take_candidates(4) == [0, 1, 2, 3]
@@ -52,34 +52,34 @@ def test_limit_counts_what_is_under_way():
 
 
 def test_reading_what_was_prefetched_makes_room_for_what_was_held_back():
-    reader = Reader(limit=4, first=None)
+    reader = Reader(unmatched_limit=4, initial_allowance=None)
     assert reader.advertise(*range(10)) == [0, 1, 2, 3]
     assert reader.read(2, 0) == [4, 5]
 
 
 def test_overwriting_what_was_prefetched_makes_room_too():
-    reader = Reader(limit=2, first=None)
+    reader = Reader(unmatched_limit=2, initial_allowance=None)
     assert reader.advertise(*range(5)) == [0, 1]
     reader.states.apply_event(0, E.WHOLE_WRITTEN)
     assert reader.arrive() == [2]
 
 
 def test_small_cache_that_drops_unread_chunks_does_not_make_room():
-    reader = Reader(limit=4, first=None)
+    reader = Reader(unmatched_limit=4, initial_allowance=None)
     for chunk_no in reader.advertise(*range(10)):
         reader.states.apply_event(chunk_no, E.EVICTED)
     assert reader.arrive() == []
 
 
 def test_chunk_that_came_while_it_was_held_back_is_not_fetched_again():
-    reader = Reader(limit=1, first=None)
+    reader = Reader(unmatched_limit=1, initial_allowance=None)
     assert reader.advertise(0, 1, 2) == [0]
     reader.states.apply_event(1, E.DEMAND_ARRIVED)
     assert reader.read(0) == [2]
 
 
 def test_chunk_advertised_twice_is_fetched_once_and_keeps_its_turn():
-    reader = Reader(limit=1, first=None)
+    reader = Reader(unmatched_limit=1, initial_allowance=None)
     reader.advertise(0, 1, 2, 1, 0)
     assert reader.read(0) == [1]
     assert reader.read(1) == [2]
@@ -87,7 +87,7 @@ def test_chunk_advertised_twice_is_fetched_once_and_keeps_its_turn():
 
 
 def test_patterns_that_converge_again_reactivate_prefetching():
-    reader = Reader(limit=20, first=None)
+    reader = Reader(unmatched_limit=20, initial_allowance=None)
     wasted = reader.advertise(*range(1000, 1100))
     assert wasted == list(range(1000, 1020))
     assert reader.read(*range(2000, 2020)) == []  # nobody advertised these
@@ -98,7 +98,7 @@ def test_patterns_that_converge_again_reactivate_prefetching():
 
 
 def test_each_reactivation_needs_as_many_held_back_chunks_as_the_limit():
-    reader = Reader(limit=5, first=None)
+    reader = Reader(unmatched_limit=5, initial_allowance=None)
     reader.advertise(*range(100))
     reactivated = []
     for chunk_no in range(99, 60, -1):
@@ -108,7 +108,7 @@ def test_each_reactivation_needs_as_many_held_back_chunks_as_the_limit():
 
 
 def test_evicted_chunks_are_forgiven_with_the_others():
-    reader = Reader(limit=3, first=None)
+    reader = Reader(unmatched_limit=3, initial_allowance=None)
     for chunk_no in reader.advertise(*range(50)):
         reader.states.apply_event(chunk_no, E.EVICTED)
     assert reader.read(40, 41) == []
@@ -116,7 +116,7 @@ def test_evicted_chunks_are_forgiven_with_the_others():
 
 
 def test_reader_who_diverges_from_the_beginning_wastes_the_first_chunks_only():
-    reader = Reader(limit=256, first=8)
+    reader = Reader(unmatched_limit=256, initial_allowance=8)
     fetched = []
     for n in range(500):
         fetched += reader.advertise(10_000 + n)
@@ -125,26 +125,26 @@ def test_reader_who_diverges_from_the_beginning_wastes_the_first_chunks_only():
 
 
 def test_trust_grows_to_the_limit_with_every_right_prediction():
-    reader = Reader(limit=256, first=8, gain=2)
+    reader = Reader(unmatched_limit=256, initial_allowance=8, gain=2)
     assert len(reader.advertise(*range(3000))) == 8
     allowed = []
     for chunk_no in range(1000):
         reader.read(chunk_no)
-        allowed.append(reader.prefetcher.allowed)
+        allowed.append(reader.prefetcher.allowance)
     assert allowed[:3] == [10, 12, 14] and allowed[-1] == 256
     assert all(a <= b for a, b in itertools.pairwise(allowed))
     assert reader.states.unmatched == 256
 
 
 def test_held_back_chunk_that_is_read_on_demand_earns_no_trust():
-    reader = Reader(limit=256, first=8, gain=2)
+    reader = Reader(unmatched_limit=256, initial_allowance=8, gain=2)
     reader.advertise(*range(100))
     assert reader.read(99) == []
-    assert reader.prefetcher.allowed == 8
+    assert reader.prefetcher.allowance == 8
 
 
 def test_held_back_chunks_are_bounded_and_the_oldest_is_forgotten():
-    reader = Reader(limit=1, first=None)
+    reader = Reader(unmatched_limit=1, initial_allowance=None)
     reader.advertise(19_999)
     reader.advertise(*range(prefetcher.HELD_LIMIT + 3))
     assert reader.read(19_999) == [3]
@@ -156,7 +156,7 @@ def test_held_back_chunks_are_bounded_and_the_oldest_is_forgotten():
     st.lists(st.tuples(st.sampled_from("arwef"), st.integers(0, 30)), max_size=150),
 )
 def test_never_more_at_stake_than_allowed_and_nothing_asked_for_that_is_here(limit, first, steps):
-    reader = Reader(31, limit=limit, first=first)
+    reader = Reader(31, unmatched_limit=limit, initial_allowance=first)
     states, prefetcher = reader.states, reader.prefetcher
     for what, chunk_no in steps:
         if what == "a":
@@ -169,8 +169,8 @@ def test_never_more_at_stake_than_allowed_and_nothing_asked_for_that_is_here(lim
             states.apply_event(chunk_no, E.EVICTED)
         taken = prefetcher.take_candidates(3)
         assert len(taken) <= 3
-        if taken and prefetcher.allowed is not None:
-            assert prefetcher.at_stake <= prefetcher.allowed <= limit
+        if taken and prefetcher.allowance is not None:
+            assert prefetcher.unproven_chunks <= prefetcher.allowance <= limit
         for arrived in taken:
             assert states.state_of(arrived) is chunk_state.ChunkState.PREFETCH
             states.apply_event(arrived, E.PREFETCH_FAILED if what == "f" else E.PREFETCH_ARRIVED)

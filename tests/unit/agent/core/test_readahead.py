@@ -9,7 +9,7 @@ READ = 128 * 1024
 
 
 def read_in_order(ahead, start, count):
-    return [ahead.read(start + n * READ, READ, 0.0) for n in range(count)]
+    return [ahead.record_read(start + n * READ, READ, 0.0) for n in range(count)]
 
 
 def test_sequential_reader_has_everything_fetched_ahead_exactly_once():
@@ -45,7 +45,7 @@ def test_limit_below_the_free_window_is_kept():
 
 def test_program_that_copies_has_several_reads_fetched_ahead_two_at_a_time():
     ahead = readahead.ReadAhead(64 * MIB)
-    ranges = [ahead.read(at * MIB, MIB, 0.0) for at in range(100)]
+    ranges = [ahead.record_read(at * MIB, MIB, 0.0) for at in range(100)]
     assert ranges[:2] == [(0, 0), (0, 0)] and ranges[2] == (3 * MIB, 4 * MIB)
     fetched = [(at, start, stop) for at, (start, stop) in enumerate(ranges) if stop]
     began = [stop for at, _, stop in fetched if at < readahead.COPIED_READS - 1]
@@ -57,7 +57,7 @@ def test_program_that_copies_has_several_reads_fetched_ahead_two_at_a_time():
 
 def test_long_copy_has_a_part_of_what_was_read_fetched_ahead():
     ahead = readahead.ReadAhead(64 * MIB)
-    ranges = [ahead.read(at * MIB, MIB, 0.0) for at in range(1000)]
+    ranges = [ahead.record_read(at * MIB, MIB, 0.0) for at in range(1000)]
     reach = max(stop - (at + 1) * MIB for at, (_, stop) in enumerate(ranges) if stop)
     assert readahead.COPY_READS * MIB < reach <= 1000 * MIB // readahead.WORTH
     assert not any(start % MIB or stop % MIB for start, stop in ranges)
@@ -74,13 +74,15 @@ def test_random_reader_gets_nothing():
     rng = random.Random(4)
     ahead = readahead.ReadAhead(8 * MIB)
     for _ in range(1000):
-        assert ahead.read(rng.randrange(10**6) * 4096 * 2 + 4096, 4096, 0.0) == (0, 0)
+        assert ahead.record_read(rng.randrange(10**6) * 4096 * 2 + 4096, 4096, 0.0) == (0, 0)
 
 
 def test_two_readers_of_one_image_are_told_apart():
     ahead = readahead.ReadAhead(MIB)
     far = 512 * MIB
-    ranges = [ahead.read(place + n * READ, READ, 0.0) for n in range(20) for place in (0, far)]
+    ranges = [
+        ahead.record_read(place + n * READ, READ, 0.0) for n in range(20) for place in (0, far)
+    ]
     for start, some in ((0, ranges[::2]), (far, ranges[1::2])):
         fetched = [r for r in some if r[1]]
         assert fetched[0][0] == start + readahead.SEQUENTIAL_READS * READ
@@ -96,7 +98,7 @@ def test_readers_who_stop_leave_little_unread_together():
         start, fetched_to = run * 64 * MIB, 0
         for n in range(rng.randrange(1, 12)):
             at = start + n * READ
-            begin, stop = ahead.read(at, READ, 0.0)
+            begin, stop = ahead.record_read(at, READ, 0.0)
             fetched_to = max(fetched_to, stop)
             fetched_bytes += stop - begin
             read_bytes += READ
@@ -113,15 +115,15 @@ def test_what_was_read_in_another_order_is_not_held_against_anybody():
         start, stop = ranges[-1]
         assert stop - start == readahead.FIRST_WINDOW_BYTES
         for offset in reversed(range(start, stop, READ)):
-            ahead.read(offset + 4096, READ - 4096, 0.0)
+            ahead.record_read(offset + 4096, READ - 4096, 0.0)
 
 
 def test_silent_readers_are_forgotten():
     ahead = readahead.ReadAhead(MIB)
-    ahead.read(0, READ, 0.0)
+    ahead.record_read(0, READ, 0.0)
     for n in range(readahead.READERS):
-        ahead.read((n + 10) * MIB, 4096, 0.0)
-    assert ahead.read(READ, READ, 0.0) == (0, 0)
+        ahead.record_read((n + 10) * MIB, 4096, 0.0)
+    assert ahead.record_read(READ, READ, 0.0) == (0, 0)
 
 
 def test_limit_zero_turns_it_off():

@@ -36,7 +36,7 @@ def taken(outgoing):
 def test_requests_that_somebody_waits_for_go_first_then_news_then_the_rest():
     outgoing = send_queue.SendQueue()
     outgoing.queue_requests([request(1), request(2)])
-    outgoing.queue_announcements(peer_wire.Advertise(announced.alone(7)))
+    outgoing.queue_announcement(peer_wire.Advertise(announced.alone(7)))
     outgoing.queue_requests([request(3, READAHEAD)])
     assert taken(outgoing) == [[3], (7,), [1, 2]]
     assert not outgoing and outgoing.pop_next() is None
@@ -49,7 +49,7 @@ def test_news_leave_in_their_order():
         peer_wire.Gone(announced.alone(7)),
         peer_wire.Advertise(announced.alone(8)),
     ):
-        outgoing.queue_announcements(news)
+        outgoing.queue_announcement(news)
     assert [type(outgoing.pop_next()) for _ in range(3)] == [
         peer_wire.Advertise,
         peer_wire.Gone,
@@ -60,7 +60,7 @@ def test_news_leave_in_their_order():
 def test_hurried_request_goes_with_those_that_somebody_waits_for():
     outgoing = send_queue.SendQueue()
     outgoing.queue_requests([request(1), request(2)])
-    outgoing.queue_announcements(peer_wire.Advertise(announced.alone(7)))
+    outgoing.queue_announcement(peer_wire.Advertise(announced.alone(7)))
     outgoing.raise_priority(2)
     outgoing.raise_priority(99)
     assert taken(outgoing) == [[2], (7,), [1]]
@@ -70,7 +70,7 @@ def test_dropped_request_does_not_leave():
     outgoing = send_queue.SendQueue()
     outgoing.queue_requests([request(1), request(2, READAHEAD)])
     assert 1 in outgoing and 2 in outgoing
-    assert outgoing.drop_request(1) and outgoing.drop_request(2) and not outgoing.drop_request(1)
+    assert outgoing.drop_chunk(1) and outgoing.drop_chunk(2) and not outgoing.drop_chunk(1)
     assert 1 not in outgoing and not outgoing
 
 
@@ -85,7 +85,7 @@ def test_endless_news_do_not_starve_what_nobody_waits_for():
     outgoing.queue_requests([request(1)])
     turns = []
     for number in itertools.count():
-        outgoing.queue_announcements(peer_wire.Advertise(announced.alone(number)))
+        outgoing.queue_announcement(peer_wire.Advertise(announced.alone(number)))
         turns.append(outgoing.pop_next())
         if isinstance(turns[-1], list):
             break
@@ -95,7 +95,7 @@ def test_endless_news_do_not_starve_what_nobody_waits_for():
 def test_endless_urgent_requests_starve_neither_news_nor_the_rest():
     outgoing = send_queue.SendQueue()
     outgoing.queue_requests([request(1)])
-    outgoing.queue_announcements(peer_wire.Advertise(announced.alone(7)))
+    outgoing.queue_announcement(peer_wire.Advertise(announced.alone(7)))
     turns = []
     for number in range(2, 2 + 2 * send_queue.LOWER_EVERY):
         outgoing.queue_requests([request(number, READAHEAD)])
@@ -116,10 +116,10 @@ def test_everything_leaves_once(steps):
             outgoing.queue_requests([request(put[-1], READAHEAD if step == "w" else PREFETCH)])
         elif step == "n":
             put.append(next(numbers))
-            outgoing.queue_announcements(peer_wire.Advertise(announced.alone(put[-1])))
+            outgoing.queue_announcement(peer_wire.Advertise(announced.alone(put[-1])))
         elif step == "h" and put:
             outgoing.raise_priority(put[-1])
-        elif step == "d" and put and outgoing.drop_request(put[-1]):
+        elif step == "d" and put and outgoing.drop_chunk(put[-1]):
             dropped.add(put[-1])
         elif step == "t" and (turn := outgoing.pop_next()) is not None:
             left += [r.request_id for r in turn] if isinstance(turn, list) else named(turn)
@@ -135,7 +135,7 @@ def run(number, count, priority=PREFETCH):
 def test_run_leaves_whole_while_one_of_its_chunks_is_wanted():
     outgoing = send_queue.SendQueue()
     outgoing.queue_requests([run(1, 3)])
-    assert not outgoing.drop_request(1) and not outgoing.drop_request(3)
+    assert not outgoing.drop_chunk(1) and not outgoing.drop_chunk(3)
     assert 1 not in outgoing and 2 in outgoing
     [[left]] = [outgoing.pop_next()]
     assert left == run(1, 3) and 2 not in outgoing and not outgoing
@@ -144,7 +144,7 @@ def test_run_leaves_whole_while_one_of_its_chunks_is_wanted():
 def test_run_of_which_no_chunk_is_wanted_does_not_leave():
     outgoing = send_queue.SendQueue()
     outgoing.queue_requests([run(1, 3), run(4, 2, READAHEAD)])
-    assert [outgoing.drop_request(number) for number in (1, 2, 3, 3, 9)] == [
+    assert [outgoing.drop_chunk(number) for number in (1, 2, 3, 3, 9)] == [
         False,
         False,
         True,

@@ -78,7 +78,7 @@ def test_who_does_not_prove_all_of_a_run_gets_nothing_of_it(machine, change):
     machine.ask_me("h2", request)
     assert {answer.number for answer in machine.answers()} == set(request.numbers)
     assert {answer.failure for answer in machine.answers()} == {Failure.MISSING}
-    assert machine.rights.refused == request.chunks and not len(machine.core.requests)
+    assert machine.rights.refused == request.chunk_count and not len(machine.core.requests)
 
 
 def test_one_cid_that_the_asker_does_not_know_hides_the_others(machine):
@@ -162,4 +162,4 @@ def test_cut_of_a_run_is_what_the_request_says(machine):
     assert [*request.iter_ranges()] == [(n * one_machine.CHUNK, one_machine.CHUNK) for n in NUMBERS]
     short = request._replace(length=request.length - 5)
     assert [length for _, length in short.iter_ranges()][-1] == one_machine.CHUNK - 5
-    assert short.chunks == COUNT and [*short.numbers] == [*NUMBERS]
+    assert short.chunk_count == COUNT and [*short.numbers] == [*NUMBERS]

@@ -35,16 +35,18 @@ def test_parent_is_the_first_chunk_with_the_content_and_is_what_its_prefix_finds
         if cid == ids.ZERO_CID:
             assert index.first_same(chunk_no) == chunk_no
         else:
-            assert index.find(ids.oid_of(cid)) == index.first_same(chunk_no) == cids.index(cid)
-    assert index.find(ids.oid_of(ids.Cid(b"\x99" * 32))) is None
-    assert index.find(ids.oid_of(ids.ZERO_CID)) is None
+            assert (
+                index.find_parent(ids.oid_of(cid)) == index.first_same(chunk_no) == cids.index(cid)
+            )
+    assert index.find_parent(ids.oid_of(ids.Cid(b"\x99" * 32))) is None
+    assert index.find_parent(ids.oid_of(ids.ZERO_CID)) is None
 
 
 def test_contents_that_share_a_prefix_keep_their_own_parents():
     one, other = (ids.Cid(bytes(8 * [7]) + bytes(23) + bytes([n])) for n in (2, 4))
     index = index_of([other, one, one, other])
     assert [index.first_same(n) for n in range(4)] == [0, 1, 1, 0]
-    assert index.find(ids.oid_of(one)) in (0, 1)
+    assert index.find_parent(ids.oid_of(one)) in (0, 1)
 
 
 def test_content_is_found_in_images_at_different_offsets():
@@ -52,8 +54,8 @@ def test_content_is_found_in_images_at_different_offsets():
     common, own = ([ids.cid_of(rng.randbytes(9)) for _ in range(n)] for n in (500, 17))
     ours, theirs = index_of(own + common), index_of(common)
     for n, cid in enumerate(common):
-        assert theirs.find(ids.oid_of(cid)) == n
-        assert ours.find(ids.oid_of(cid)) == n + 17
+        assert theirs.find_parent(ids.oid_of(cid)) == n
+        assert ours.find_parent(ids.oid_of(cid)) == n + 17
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -69,7 +71,7 @@ def test_wrong_index_hides_chunks_and_never_takes_one_for_another(seed):
     raw[-chunk_map.TRAILER_BYTES :] = blake3.blake3(raw[: -chunk_map.TRAILER_BYTES]).digest()
     index = content_index.ContentIndex(chunk_map.ChunkMap.parse(bytes(raw), "wrong"))
     for chunk_no, cid in enumerate(cids):
-        parent, found = index.first_same(chunk_no), index.find(ids.oid_of(cid))
+        parent, found = index.first_same(chunk_no), index.find_parent(ids.oid_of(cid))
         assert cids[parent] == cid and index.first_same(parent) == parent
         assert found is None or cids[found] == cid
 

@@ -65,8 +65,8 @@ def test_chunks_of_an_image_are_found_by_their_names(named, parent):
     index = named.make_index(image_map)
     assert index.first_same(2) == parent
     oid = named.oid_of(image_map.image_id, 2 * one_host.CHUNK, image_map.cid_of(2))
-    assert index.find(oid) == parent
-    assert index.find(0) is None
+    assert index.find_parent(oid) == parent
+    assert index.find_parent(0) is None
 
 
 @given(st.uuids(), st.integers(0, (1 << 64) - 1))

@@ -180,7 +180,7 @@ def test_source_of_which_nothing_is_known_is_probed_where_peers_are_slow():
 def test_what_is_due_at_one_moment_comes_in_the_order_in_which_it_was_put():
     heap = timers.Timers()
     for what in range(5):
-        heap.put(1.0, timers.Due.RETRY, what)
+        heap.set_timer(1.0, timers.Due.RETRY, what)
     assert [heap.pop_due(1.0)[1] for _ in range(5)] == list(range(5))
 
 

@@ -252,7 +252,7 @@ def test_tables_are_bounded_and_keep_what_was_used():
     for n in range(5000):
         known.record_served([REF], host(n), PEER)
     assert known.referrals_for(REF, host(referrals.HOSTS - 1), PEER) == ()  # it is in the tree
-    assert len(known._known.get(REF.place)) == 4 + referrals.HOSTS * 15
+    assert len(known._known.get(REF.ring_position)) == 4 + referrals.HOSTS * 15
 
 
 def test_keys_go_to_others_when_all_had_their_turn():

@@ -101,7 +101,7 @@ def test_chunks_of_other_owners_or_images_and_chunks_twice_are_other_transfers(m
     (other,) = chunks_of(machine, "h3", 1)
     batch = [chunk(first), chunk(first), chunk(second, OTHER), chunk(other), chunk(second)]
     machine.request_chunks(batch, P.GUEST, "mixed")
-    assert [one.count for one in transfers(machine)] == [1, 1, 1]
+    assert [one.chunk_count for one in transfers(machine)] == [1, 1, 1]
     numbers = first, first, second, other, second
     machine.play(1.0, lambda host, attempt: data_of(attempt.first_ref.offset // one_machine.CHUNK))
     assert not len(machine.core) and len(numbers) == len(batch)
@@ -123,7 +123,7 @@ def test_run_is_no_longer_than_is_allowed(machine):
     numbers = chunks_of(machine, "h2", 40)
     machine.request_chunks([chunk(n) for n in numbers], P.GUEST, "long")
     asks = machine.got(actions.RequestChunks)
-    assert [a.transfer.count for ask in asks for a in ask.attempts] == [16, 16, 8]
+    assert [a.transfer.chunk_count for ask in asks for a in ask.attempts] == [16, 16, 8]
     assert max(len(list(ask.iter_chunks())) for ask in asks) <= peer_request.MAX_BATCH
 
 
@@ -154,9 +154,9 @@ def test_refusals_with_several_reasons_split_by_reason(machine):
     _, attempt = ask_run(machine)
     whys = [F.MISSING, F.BUSY, F.MISSING, F.BUSY, F.MISSING]
     machine.peer_refused(H2, list(zip(attempt.numbers, whys, strict=False)))
-    assert sorted(one.count for one in transfers(machine)) == [2, 3, 3]
+    assert sorted(one.chunk_count for one in transfers(machine)) == [2, 3, 3]
     [kept] = [one for one in transfers(machine) if attempt in one.attempts]
-    assert len(attempt.refs) == 3 and kept.count == 3
+    assert len(attempt.refs) == 3 and kept.chunk_count == 3
 
 
 def test_part_that_came_leaves_the_rest_to_its_host_with_its_time(machine):
@@ -180,7 +180,7 @@ def test_second_guest_joins_a_part(machine):
     numbers, attempt = ask_run(machine)
     machine.request_chunks([chunk(numbers[5]), chunk(numbers[4])], P.GUEST, "second")
     assert not machine.got(actions.RequestChunks)
-    assert sorted(one.count for one in transfers(machine)) == [2, 6]
+    assert sorted(one.chunk_count for one in transfers(machine)) == [2, 6]
     every = {number: at for at, number in enumerate(range(min(attempt.numbers), 1 + 8))}
     chunks = [(number, data_of(numbers[at])) for number, at in every.items()]
     machine.chunks_arrived(H2, chunks)
@@ -193,7 +193,7 @@ def test_second_guest_who_wants_the_same_run_joins_it_whole(machine):
     numbers, attempt = ask_run(machine)
     machine.request_chunks([chunk(n) for n in reversed(numbers)], P.GUEST, "second")
     [one] = transfers(machine)
-    assert one.count == 8 and not machine.got(actions.RequestChunks)
+    assert one.chunk_count == 8 and not machine.got(actions.RequestChunks)
     give(machine, attempt, numbers, range(8))
     done = {one.token: one.chunks for one in machine.completes()}
     assert done["second"] == [data_of(n) for n in reversed(numbers)]
@@ -204,7 +204,7 @@ def test_peer_that_asks_for_one_chunk_of_a_run_waits_for_that_one(machine):
     machine.request_chunks([chunk(n) for n in numbers], P.GUEST, "run")
     [read] = machine.got(actions.ReadSource)
     machine.ask_me("h2", machine.request(numbers[2], "h2"))
-    assert sorted(one.count for one in transfers(machine)) == [1, 3]
+    assert sorted(one.chunk_count for one in transfers(machine)) == [1, 3]
     machine.source_read_progressed(read.number, [(2, data_of(numbers[2]))])
     assert [answer.data for answer in machine.answers()] == [data_of(numbers[2])]
     machine.source_read_progressed(read.number, [(n, data_of(numbers[n])) for n in (0, 1, 3)])
@@ -248,7 +248,7 @@ def test_new_table_splits_runs(machine):
     numbers, attempt = ask_run(machine)
     sent = dict(zip(attempt.numbers, numbers, strict=True))
     machine.table_changed(one_machine.table(8, epoch=2), None)
-    assert [one.count for one in transfers(machine)] == 8 * [1] and not machine.got(
+    assert [one.chunk_count for one in transfers(machine)] == 8 * [1] and not machine.got(
         actions.RequestChunks
     )
     machine.chunks_arrived(H2, [(number, data_of(n)) for number, n in sent.items()])
@@ -260,7 +260,7 @@ def test_hedges_that_the_budget_does_not_allow_split_no_run(machine):
     peers = machine.core.context.peers
     peers._first_hedges_left, peers._hedges_left = 0.0, 0.0
     machine.wait(peer_state.MAX_LATE_S - 1.0)
-    assert [one.count for one in transfers(machine)] == [8] and not attempt.is_late
+    assert [one.chunk_count for one in transfers(machine)] == [8] and not attempt.is_late
 
 
 def test_read_ahead_counts_chunks(machine):
@@ -380,11 +380,11 @@ def _check(machine):
     for key, one in context.transfers.items():
         assert key in one.keys
     for one in transfers(machine):
-        assert one.count and all(context.transfers[key] is one for key in one.keys)
-        assert all(len(name) == one.count for name in one.names)
-        assert all(len(at) == one.count for _, at in one.waiters)
+        assert one.chunk_count and all(context.transfers[key] is one for key in one.keys)
+        assert all(len(name) == one.chunk_count for name in one.names)
+        assert all(len(at) == one.chunk_count for _, at in one.waiters)
         tracks: list[transfer.Attempt] = [*one.attempts, *filter(None, [one.relay])]
-        assert all(a.transfer is one and len(a.refs) == one.count for a in tracks)
+        assert all(a.transfer is one and len(a.refs) == one.chunk_count for a in tracks)
         assert all([ref.key for ref in a.refs] == [*one.keys] for a in tracks)
         assert one.read is None or [ref.key for ref in one.read.refs] == [*one.keys]
     for peer in context.peers.list_peers():

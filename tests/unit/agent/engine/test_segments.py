@@ -41,7 +41,7 @@ def in_segments(numbers):
 def around(request):
     """Return what a host knows that has the image."""
     asked = request.offset // one_machine.CHUNK
-    first, stop = segments.covering(asked, asked + request.chunks, LENGTH, 10_000)
+    first, stop = segments.covering(asked, asked + request.chunk_count, LENGTH, 10_000)
     cids = [chunk(number).cid for number in range(first, stop)]
     return authorization.Segments(cids, asked - first, one_machine.CHUNK, LENGTH)
 
@@ -59,8 +59,8 @@ def test_read_of_a_segment_is_one_request_to_one_home(machine):
     machine.request_chunks(in_segments(range(8, 16)), GUEST, "read")
     for start in (8, 12):
         some = in_segments(range(start, start + LENGTH))
-        home = machine.core.context.ring.home(some[0].place)
-        assert len({ref.place for ref in some}) == 1
+        home = machine.core.context.ring.home(some[0].ring_position)
+        assert len({ref.ring_position for ref in some}) == 1
         asked = machine.asks().get(home, [])
         assert home == "h1" or {number for number, _ in asked} >= {*range(start, start + LENGTH)}
 
@@ -148,14 +148,16 @@ def tells(machine):
 def not_at_home(machine):
     """Return the chunks of a segment whose home is neither this host nor h3."""
     segments_ = (in_segments(range(start, start + LENGTH)) for start in range(0, 999, LENGTH))
-    return next(some for some in segments_ if machine.core.context.ring.home(some[0].place) == H2)
+    return next(
+        some for some in segments_ if machine.core.context.ring.home(some[0].ring_position) == H2
+    )
 
 
 def test_chunks_of_a_segment_are_announced_by_one_bitmap(machine):
     some = in_segments(range(8, 16))
     machine.chunks_stored([arrived(some[:2]), arrived(some[4:]), arrived(some[3:4], H2)])
     told = tells(machine)
-    first, second = some[0].place, some[4].place
+    first, second = some[0].ring_position, some[4].ring_position
     assert told[H3] == (H3, ((first, 0b1011), (second, 0b1111)), (), (), LENGTH)
     assert told[H2].held == ((first, 0b0011), (second, 0b1111))
     machine.chunk_evicted([some[1].cid, some[3].cid])
@@ -231,11 +233,11 @@ def test_holders_of_each_chunk_are_those_that_told_of_it_last(says):
     for what, host, bits in says:
         name = ids.HostId(f"h{host}")
         if what == "told":
-            known.add_holder(name, [(some[0].place, bits)])
+            known.add_holder(name, [(some[0].ring_position, bits)])
             right[name] = right.pop(name, 0) | bits
             right = dict([*right.items()][-location_index.HOLDERS :])
         elif what == "taken_back":
-            known.remove_holder(name, [(some[0].place, bits)])
+            known.remove_holder(name, [(some[0].ring_position, bits)])
             right[name] = right.get(name, 0) & ~bits
         else:
             one = some[bits % LENGTH]

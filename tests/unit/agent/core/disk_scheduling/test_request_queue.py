@@ -29,10 +29,10 @@ def test_queue_finds_what_a_search_through_all_finds(
             del inside[gone]
     assert list(queue) == list(inside)
     places = sorted(request.offset for request in inside)
-    assert sorted(r.offset for r in queue.outward(head)) == places
-    distances = [abs(r.offset - head) for r in queue.outward(head)]
+    assert sorted(r.offset for r in queue.iter_nearest(head)) == places
+    distances = [abs(r.offset - head) for r in queue.iter_nearest(head)]
     assert distances == sorted(distances)
-    upward = [r.offset for r in queue.upward(head)]
+    upward = [r.offset for r in queue.iter_ascending(head)]
     assert upward == [p for p in places if p >= head] + [p for p in places if p < head]
     oldest = queue.earliest_deadline()
     assert (oldest is None) == (not inside)
