@@ -203,7 +203,7 @@ def test_agent_without_openstack_serves_what_the_guide_says(by_hand: Host) -> No
     assert MIRROR in by_hand.type(["qemu-img info -U /root/disks/instance.qcow2"])
     by_hand.type([f"cmp {IMAGE} {MIRROR}"])
     words = {"DISK": "0d5c0000-0000-4000-8000-000000000001", "BYTES": str(8 * MIB)}
-    [make] = documents.section("user/index.rst", "Disks that are written in place")
+    [make] = documents.section("user/index.rst", "Writable disks of the agent")
     for word, value in {**words, "IMAGE": IMAGE_ID}.items():
         make = make.replace(word, value)
     by_hand.type([make])
