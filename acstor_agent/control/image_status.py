@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from acstor_agent.control import status
 from acstor_agent.core import counters
+from acstor_agent.core.boot import boot_phases
 from acstor_agent.core.images import image_usage
 from acstor_agent.core.mount import blocked_requests
 from acstor_agent.images.image import mirrors
@@ -33,6 +34,7 @@ class ImageReport(NamedTuple):
     filling: hydration.Hydration | None
     counted: counters.ExchangeCounters
     late: Mapping[str, blocked_requests.LateWaits]  # requests that wait for long, by image or disk
+    boots: boot_phases.BootHistograms
 
     def status(self, uses: usage.ImageUsage) -> dict[str, Any]:
         """Return the state of each attached image, and totals that include detached ones."""
@@ -68,6 +70,7 @@ class ImageReport(NamedTuple):
                     "longest_s": max((requests.longest_s for requests in late), default=0.0),
                 }
             },
+            "boot_phases": _of_phases(self.boots.totals()),
         }
 
     def numbers_by_image(self) -> dict[str, Any]:
@@ -87,10 +90,23 @@ class ImageReport(NamedTuple):
                 file_id: {"requests": requests.count, "longest_s": requests.longest_s}
                 for file_id, requests in self.late.items()
             },
+            "boot_phases": _of_phases(self.boots.of_images(self.images.list_attached())),
         }
 
     def _list_fill(self) -> Mapping[ids.ImageId, dict[str, Any]]:
         return self.filling.status.list_status() if self.filling else {}
+
+
+def _of_phases(
+    boots: Mapping[Any, boot_phases.Histograms],
+) -> dict[Any, dict[str, dict[str, Any]]]:
+    """Return the histograms of boots by image, or under None, and by phase."""
+    return {
+        image_id: {
+            phase.value: status.of_latency(histogram) for phase, histogram in histograms.items()
+        }
+        for image_id, histograms in boots.items()
+    }
 
 
 def of_fill_totals(shown: Collection[Mapping[str, Any]]) -> dict[None, dict[str, Any]]:

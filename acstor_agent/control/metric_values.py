@@ -3,6 +3,7 @@
 
 import itertools
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from prometheus_client import core
@@ -19,8 +20,10 @@ def labelled(
     return family
 
 
-def cumulative_buckets(latency: dict[str, Any]) -> tuple[list[tuple[str, int]], float]:
+def cumulative_buckets(
+    latency: dict[str, Any], bounds_s: Sequence[float] = counters.LATENCY_BOUNDS_S
+) -> tuple[list[tuple[str, int]], float]:
     """Return a histogram in Prometheus' form: cumulative buckets, and the sum."""
-    bounds = [*map(str, counters.LATENCY_BOUNDS_S), "+Inf"]
+    bounds = [*map(str, bounds_s), "+Inf"]
     upto = itertools.accumulate(latency["buckets"])
     return list(zip(bounds, upto, strict=True)), latency["total_s"]

@@ -12,6 +12,7 @@ from prometheus_client import registry
 
 from acstor_agent.control import disk_metrics
 from acstor_agent.control import metric_values
+from acstor_agent.core.boot import boot_phases
 from acstor_common.service import metrics_endpoint
 
 Gauge = core.GaugeMetricFamily
@@ -38,6 +39,7 @@ class Collector(registry.Collector):
         yield from _of_exchange(status["exchange"])
         yield _of_refused(status["refused"])
         yield from _of_boots(status["boot"])
+        yield _of_boot_phases(status["boot_phases"], by_image)
         yield from _of_cache(status["cache"])
         yield from disk_metrics.of_disk_io(status["disk_io"], by_image)
         yield _of_event_loop(status["event_loop"])
@@ -278,6 +280,19 @@ def _of_boots(boots: dict[str, Any]) -> Iterator[core.Metric]:
         is_gauge = name in ("memory_bytes", "memory_limit_bytes")
         family = Gauge if is_gauge else Counter
         yield family(f"acstor_boot_{name}", text, boots[name.removeprefix("images_")])
+
+
+def _of_boot_phases(phases: Rows, by_image: bool) -> core.Metric:
+    found = Histogram(
+        "acstor_boot_phase_duration_seconds",
+        "Duration of the phases of servers' boots, once a boot is over",
+        labels=_labels(by_image, "phase"),
+    )
+    for image_id, histograms in phases.items():
+        for phase, histogram in histograms.items():
+            buckets = metric_values.cumulative_buckets(histogram, boot_phases.BOUNDS_S)
+            found.add_metric([*_key(image_id), phase], *buckets)
+    return found
 
 
 def _of_cache(cache: dict[str, Any]) -> Iterator[core.Metric]:

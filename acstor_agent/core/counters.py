@@ -9,6 +9,7 @@ import bisect
 import collections
 import enum
 from collections.abc import Iterable
+from collections.abc import Sequence
 
 from acstor_common.model import ids
 
@@ -73,7 +74,7 @@ class Tally:
 
 
 class Latency:
-    """Histogram of seconds: buckets of LATENCY_BOUNDS_S and one above.
+    """Histogram of seconds: buckets of ``bounds_s`` and one above.
 
     >>> latency = Latency()
     >>> latency.add(0.003)
@@ -81,22 +82,23 @@ class Latency:
     (1, 0.005)
     """
 
-    __slots__ = ("buckets", "longest_s", "total_s")
+    __slots__ = ("bounds_s", "buckets", "longest_s", "total_s")
 
-    def __init__(self) -> None:
-        self.buckets = [0] * (len(LATENCY_BOUNDS_S) + 1)
+    def __init__(self, bounds_s: Sequence[float] = LATENCY_BOUNDS_S) -> None:
+        self.bounds_s = bounds_s
+        self.buckets = [0] * (len(bounds_s) + 1)
         self.total_s = 0.0
         self.longest_s = 0.0
 
     def add(self, seconds: float) -> None:
         """Count one operation."""
-        self.buckets[bisect.bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
+        self.buckets[bisect.bisect_left(self.bounds_s, seconds)] += 1
         self.total_s += seconds
         if seconds > self.longest_s:
             self.longest_s = seconds
 
     def merge(self, other: "Latency") -> None:
-        """Add the counts of another histogram."""
+        """Add the counts of another histogram with the same bounds."""
         self.buckets = [own + its for own, its in zip(self.buckets, other.buckets, strict=True)]
         self.total_s += other.total_s
         self.longest_s = max(self.longest_s, other.longest_s)
@@ -110,7 +112,7 @@ class Latency:
         """Return the upper bound of the bucket with the quantile, or the longest time."""
         wanted = share * self.count
         seen = 0
-        for bound, bucket in zip(LATENCY_BOUNDS_S, self.buckets, strict=False):
+        for bound, bucket in zip(self.bounds_s, self.buckets, strict=False):
             seen += bucket
             if seen >= wanted:
                 return bound

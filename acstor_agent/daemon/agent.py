@@ -232,6 +232,7 @@ class Agent:
             self._images.hydration,
             self._chunks.exchange.counters,
             self._guests.stuck_requests.list_late_requests(),
+            self._boots.timelines.histograms,
         )
 
     def _part_status(self) -> dict[str, Any]:

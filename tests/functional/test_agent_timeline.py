@@ -4,9 +4,12 @@
 import os
 import subprocess
 import sys
+import urllib.request
 
 import pytest
+from prometheus_client import parser
 
+from acstor_agent.core.boot import boot_phases
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -58,7 +61,8 @@ def test_boot_of_a_server_is_told_by_where_its_bytes_came_from(images, image_id,
     disk = tmp_path / SERVER / "disk"
     disk.parent.mkdir()
     disk.write_bytes(b"")
-    agent = start()
+    port = local.unused_port()
+    agent = start(metrics_listen=f"{local.LOOPBACK}:{port}", metrics_by_image=True)
     agents.request(agent.control_socket, "attach-image", image_id=image_id)
     hosts.wait_until(
         lambda: agent.status()["images"][image_id]["boot_image"]["state"] == "ready",
@@ -83,6 +87,26 @@ def test_boot_of_a_server_is_told_by_where_its_bytes_came_from(images, image_id,
     assert sum(share.took_s for share in boot_chart.shares(boot)) == pytest.approx(boot.last_s)
     shown = agent.ctl("timeline", SERVER)
     assert f"Boot of server {SERVER}" in shown and "agent: boot image" in shown
+    told = boot_phases_told(port, image_id)
+    assert told == pytest.approx(
+        {phase: seconds for phase, seconds in boot_phases.durations(boot).items()}
+    )
+
+
+def boot_phases_told(port: int, image_id: str) -> dict[str, float]:
+    """Return the seconds of each phase of an image's only boot, as Prometheus gets them."""
+    with urllib.request.urlopen(f"http://{local.LOOPBACK}:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    samples = [
+        sample
+        for family in parser.text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("acstor_boot_phase_duration_seconds")
+        and sample.labels["image"] == image_id
+    ]
+    counts = {one.labels["phase"]: one.value for one in samples if one.name.endswith("_count")}
+    assert set(counts.values()) == {1.0}
+    return {one.labels["phase"]: one.value for one in samples if one.name.endswith("_sum")}
 
 
 def test_where_nothing_is_here_the_source_is_what_was_waited_for(images, image_id, start):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import trio
 
+from acstor_agent.core.boot import boot_phases
 from acstor_agent.core.boot import load_record
 from acstor_agent.core.boot import timeline_recorder
 from acstor_agent.core.disk_scheduling import request as requests
@@ -66,6 +67,7 @@ class BootTimelines:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._instance_of, self._clock, self._wall_clock = instance_of, clock, wall_clock
+        self.histograms = boot_phases.BootHistograms()
         self._boots: dict[requests.Stream, _Boot] = {}
         self._over: collections.deque[boot_timeline.Timeline] = collections.deque(
             maxlen=MAX_FINISHED
@@ -123,6 +125,7 @@ class BootTimelines:
             self._over.append(timeline)
             if timeline.instance_id:
                 self._unreported.append(timeline)
+                self.histograms.count_boot(timeline)
 
     async def run(self) -> None:
         """Find the instances of boots, and finish their timelines, for ever."""

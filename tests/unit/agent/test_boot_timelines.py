@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Timelines of boots on one host whose source is real: whose they are, and what they tell."""
 
+import msgspec
 import pytest
 import trio
 
+from acstor_agent.core.boot import boot_phases
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.images.boot import boot_timelines
 from acstor_common import errors
@@ -140,6 +142,14 @@ async def test_boots_of_servers_are_told_when_they_are_over_and_others_are_not(b
     [told] = boots.made.new_boots()
     assert told.instance_id == SERVER and told.is_over
     assert boots.made.new_boots() == ()
+    for histograms in (
+        boots.made.histograms.totals()[None],
+        boots.made.histograms.of_images([IMAGE])[IMAGE],
+    ):
+        assert histograms["total"].count == 1, "that of a process without a server is not counted"
+        assert histograms["total"].total_s == pytest.approx(told.last_s)
+        assert histograms["waiting"].total_s == pytest.approx(sum(told.waited_s.values()))
+    assert boots.made.histograms.of_images(["another"]) == {}
 
 
 async def test_boot_that_goes_on_for_long_is_told_meanwhile(boots, short):
@@ -181,7 +191,12 @@ async def test_what_is_noted_is_bounded_however_many_boot(boots):
     assert len(boots.made.timelines_of()) == boot_timelines.MAX_FINISHED
     for number in range(boot_timelines.MAX_IMAGES + 9):
         boots.made.image_attached(ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-{number:012x}"), 0.0)
+        told = msgspec.structs.replace(
+            boots.made.timelines_of()[0], image_id=f"7d2c1f9e-5d6b-4a5c-9c61-{number:012x}"
+        )
+        boots.made.histograms.count_boot(told)
     assert len(boots.made._attaches) == boot_timelines.MAX_IMAGES
+    assert len(boots.made.histograms._by_image) == boot_phases.MAX_IMAGES
 
 
 async def test_number_that_is_used_again_is_another_boot(boots):

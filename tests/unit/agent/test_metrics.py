@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import socket
 
+import msgspec
 import prometheus_client
 import pytest
 import trio
@@ -10,12 +11,14 @@ from acstor_agent.control import image_status
 from acstor_agent.control import metrics
 from acstor_agent.control import status
 from acstor_agent.core import counters
+from acstor_agent.core.boot import boot_phases
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.mount import blocked_requests
 from acstor_agent.images.read import read_admission
 from acstor_agent.peers import peer_network
 from acstor_agent.runtime import disk_io
 from acstor_common import errors
+from acstor_common.model import boot_timeline
 from acstor_common.model import ids
 from tests.fakes import admission
 from tests.fakes import one_host
@@ -38,6 +41,16 @@ WHOLE = {
 }
 
 
+BOOT = boot_timeline.Timeline(
+    image_id=one_host.IMAGE,
+    began_at_s=0.0,
+    spans=(boot_timeline.Span("chunk map", 0.0, 0.3),),
+    opened_s=0.5,
+    last_s=12.5,
+    waited_s={"source": 4.0, "peer": 0.5},
+    slice_s=1.0,
+)
+DETACHED = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0aff"
 TURN = "acstor_event_loop_lag_seconds"
 TURNS = counters.Latency()
 TURNS.add(0.002)
@@ -65,7 +78,11 @@ async def picture_of(host, by_image=False):
         "a disk": blocked_requests.LateWaits(1, 9.5, ""),
     }
     whole = Whole({one_host.IMAGE: WHOLE, "another": WHOLE | {"is_late": None, "due_in_s": None}})
-    report = image_status.ImageReport(host.mirrors, whole, host.chunks.counters, late)
+    boots = boot_phases.BootHistograms()
+    boots.count_boot(BOOT)
+    if by_image:
+        boots.count_boot(msgspec.structs.replace(BOOT, image_id=DETACHED))
+    report = image_status.ImageReport(host.mirrors, whole, host.chunks.counters, late, boots)
     return {
         "by_image": by_image,
         **(report.numbers_by_image() if by_image else report.totals()),
@@ -214,12 +231,27 @@ async def test_images_and_guests_are_named_where_the_option_says_so_alone(tmp_pa
     stream = f"guest:{one_host.IMAGE}/8" if by_image else "guest"
     assert shown("acstor_disk_stream_bytes_total", stream=stream) == 4096 * times
     assert shown("acstor_disk_stream_duration_seconds_count", stream=stream) == times
+    phases = "acstor_boot_phase_duration_seconds"
+    boots = {phase: shown(f"{phases}_count", phase=phase, **own) for phase in boot_phases.BootPhase}
+    assert boots == {
+        "attach": 0,
+        "chunk_map": 1,
+        "boot_image": 0,
+        "reads": 1,
+        "waiting": 1,
+        "total": 1,
+    }
+    assert shown(f"{phases}_bucket", phase="total", le="10.0", **own) == 0
+    assert shown(f"{phases}_bucket", phase="total", le="20.0", **own) == 1
+    assert shown(f"{phases}_sum", phase="waiting", **own) == 4.5
     assert (one_host.IMAGE in str(families)) == by_image
+    assert DETACHED not in str(families), "no more images are named than the host has"
 
 
 def test_agent_without_images_has_metrics_too():
     picture = {"by_image": True, "reads": {}, "fill": {}, "late": {}}
     picture |= {"ring": {"epoch": 0, "hosts": 0}, "nova": {"fallbacks": {}}}
+    picture["boot_phases"] = {}
     picture["faults"] = {}
     picture["sources"] = {}
     picture["detached"] = {"images": 0, "purged_chunks": 0}
