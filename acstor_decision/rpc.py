@@ -19,6 +19,7 @@ from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common.identity import signing
+from acstor_common.service import tracing
 from acstor_common.util import concurrency_limit
 from acstor_common.util import supervision
 from acstor_common.wire import checkpoint_messages
@@ -50,7 +51,7 @@ class _Endpoint(message_bus.Endpoint):
         self._current_ring = current_ring
         self._refused = refused
         for name, answer in methods.items():
-            setattr(self, name, _called(answer))
+            setattr(self, name, _called(name, answer))
 
     def _take_sample(self, payload: object) -> None:
         try:
@@ -67,11 +68,10 @@ class _Endpoint(message_bus.Endpoint):
         return decision_messages.encode(self._current_ring())
 
 
-def _called(
-    answer: Callable[[object], dict[str, Any]],
-) -> Callable[..., dict[str, Any]]:
-    def call(_context: object, payload: object = None) -> dict[str, Any]:
-        return answer(payload)
+def _called(name: str, answer: Callable[[object], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    def call(context: object, payload: object = None) -> dict[str, Any]:
+        with message_bus.traced_message(context, name):
+            return answer(payload)
 
     return call
 
@@ -216,7 +216,8 @@ class TaskSender:
         client = _client(self._opened(), target, self._retries, timeout=self._call_timeout_s)
         try:
             with self._limit.hold_slot():
-                said = client.call({}, checkpoint_messages.CHECKPOINT_WANTED, payload=encoded)
+                context = tracing.trace_headers()
+                said = client.call(context, checkpoint_messages.CHECKPOINT_WANTED, payload=encoded)
         except oslo_messaging.MessagingTimeout:
             return None
         except Exception as e:  # see _cast
@@ -257,6 +258,6 @@ def _cast(
     client = _client(transport, target, retries)
     encoded = decision_messages.encode(payload)
     try:
-        client.cast({}, method, payload=encoded)
+        client.cast(tracing.trace_headers(), method, payload=encoded)
     except Exception as e:  # drivers raise errors of their own libraries, such as kombu's
         raise BusUnreachable(str(e).partition("\n")[0]) from e

@@ -12,6 +12,7 @@ from oslo_config import cfg
 import acstor_decision.cmd  # noqa: F401  first, because it suppresses Eventlet's warning
 from acstor_common import errors
 from acstor_common.service import console_script
+from acstor_common.service import tracing
 from acstor_decision import conf as decision_conf
 from acstor_decision.api import app
 from acstor_decision.api import conf as api_conf
@@ -27,7 +28,8 @@ def load(files: list[str]) -> middleware.Wsgi:
     """
     api_conf.register_opts(cfg.CONF)
     conf = decision_conf.load([part for file in files for part in ("--config-file", file)])
-    return app.make_app(conf, database.Database(conf))
+    is_traced = tracing.enable(conf, "decision-api")
+    return app.make_app(conf, database.Database(conf), is_traced=is_traced)
 
 
 with console_script.exit_on_error("the REST API of acstor", cfg.Error, errors.Unusable):

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
+from acstor_common.service import tracing
 from acstor_common.wire import checkpoint_messages
 from acstor_common.wire import control_wire
 from acstor_nova import compute_user
@@ -137,7 +138,12 @@ class AgentClient:
         return result
 
     def _ask(self, request: control_wire.ControlRequest, timeout_s: float | None = None) -> Any:
-        for reply in self._replies(request, timeout_s or self._timeout_s):
+        operation = request.__struct_config__.tag
+        with tracing.Span("acstor_agent_call", operation=operation):
+            return self._answer(request, timeout_s or self._timeout_s)
+
+    def _answer(self, request: control_wire.ControlRequest, timeout_s: float) -> Any:
+        for reply in self._replies(request, timeout_s):
             match reply:
                 case control_wire.Failed(kind, error):
                     raise errors.AgentRefused(kind, error)

@@ -12,6 +12,7 @@ from keystoneauth1 import exceptions
 
 from acstor_common import errors
 from acstor_common.service import bounded_responses
+from acstor_common.service import tracing
 from acstor_common.wire import checkpoint_messages
 
 T = TypeVar("T")
@@ -61,11 +62,12 @@ class DecisionClient:
         return self._get(path, checkpoint_messages.RecoveryData)
 
     def _get(self, path: str, answer: type[T]) -> T:
-        with translated_errors(self._url + path), requests.Session() as session:
+        span = tracing.Span("acstor_decision_call", path=path)
+        with span, translated_errors(self._url + path), requests.Session() as session:
             bounded_responses.bound_requests(session, MAX_ANSWER_BYTES)
             said = session.get(
                 self._url + path,
-                headers=self._headers,
+                headers={**self._headers, **tracing.trace_headers()},
                 timeout=self._timeout_s,
                 verify=self._verify,
                 allow_redirects=False,

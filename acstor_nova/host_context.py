@@ -19,6 +19,7 @@ from acstor_common import errors
 from acstor_common.disks import local_file
 from acstor_common.formats import chunk_map
 from acstor_common.image import image_record
+from acstor_common.service import tracing
 from acstor_common.wire import control_wire
 from acstor_nova import agent_client
 from acstor_nova import fallbacks
@@ -228,6 +229,10 @@ class HostContext:
 
         :raises errors.AcstorError: not readable within ``agent_start_s``, or other bytes
         """
+        with tracing.Span("acstor_mirror_readable", image=image_id):
+            self._wait_until_readable(image_id, os_hash)
+
+    def _wait_until_readable(self, image_id: str, os_hash: chunk_map.OsHash) -> None:
         ends_s = time.monotonic() + self.timeouts.agent_start_s
         while True:
             try:

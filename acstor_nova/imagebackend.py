@@ -19,6 +19,7 @@ from acstor_common import errors
 from acstor_common.disks import local_file
 from acstor_common.formats import chunk_map
 from acstor_common.image import image_record
+from acstor_common.service import tracing
 from acstor_common.wire import control_wire
 from acstor_nova import cache_first
 from acstor_nova import host_context
@@ -148,9 +149,10 @@ class MirrorBase:
         """Link the mirror instead of Nova's download to ``target``, if possible."""
         image_id = kwargs["image_id"]
         try:
-            self._linked = self.host.link_image(
-                kwargs["context"], image_id, target, kwargs.get("trusted_certs")
-            )
+            with tracing.Span("acstor_mirror_link", image=image_id):
+                self._linked = self.host.link_image(
+                    kwargs["context"], image_id, target, kwargs.get("trusted_certs")
+                )
         except host_context.NotEligibleError as e:
             self.host.record_fallback(image_id, e.reason, e.why)
             download(target=target, **kwargs)

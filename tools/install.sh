@@ -104,7 +104,7 @@ install_venv() {
     # Most modules are never imported; Python compiles those that are.
     logged pip.log "Is the network up? Behind a mirror or proxy, set PIP_INDEX_URL or HTTPS_PROXY." \
         "$VENV/bin/pip" install --no-compile --constraint "$ROOT/constraints.txt" \
-        --editable "${ROOT}[agent,checkpoint,decision,glance,nova,osc,simulator,test,doc]" \
+        --editable "${ROOT}[agent,checkpoint,decision,glance,nova,osc,simulator,tracing,test,doc]" \
         --editable "$ROOT/acstor_policies"
     echo "$key" >"$stamp"
 }

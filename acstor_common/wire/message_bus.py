@@ -4,11 +4,13 @@
 A lost broker or a malformed message ends no service.
 """
 
+import contextlib
 import functools
 import logging
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +21,7 @@ from oslo_messaging import opts as messaging_opts
 from oslo_messaging.rpc import server as rpc_server
 
 from acstor_common import errors
+from acstor_common.service import tracing
 from acstor_common.util import log_limit
 from acstor_common.util import log_once
 from acstor_common.util import supervision
@@ -227,6 +230,13 @@ _LOGGERS = (
 _limit = _Limit()
 
 
+@contextlib.contextmanager
+def traced_message(context: object, method: str) -> Iterator[None]:
+    """Handle a message in the block, within the trace whose headers its context has."""
+    with tracing.continue_trace(context), tracing.Span("acstor_message", method=method):
+        yield
+
+
 class Endpoint:
     """Endpoint of oslo.messaging with one method for each handler."""
 
@@ -241,9 +251,10 @@ class Endpoint:
         """Do nothing: the message itself wakes the server."""
 
     def _safely(self, method: str, handler: Handler) -> Callable[..., Any]:
-        def handle(_context: object, payload: object = None) -> Any:
+        def handle(context: object, payload: object = None) -> Any:
             try:
-                return handler(payload)
+                with traced_message(context, method):
+                    return handler(payload)
             except (errors.AcstorError, ValueError, OSError) as e:
                 self._warnings.log_line("message %s is of no use: %s", method, e)
                 return None

@@ -23,6 +23,7 @@ from werkzeug import exceptions
 
 from acstor_common import errors
 from acstor_common.identity import token_validation
+from acstor_common.service import tracing
 from acstor_decision import conf as decision_conf
 from acstor_decision import nova_client
 from acstor_decision import rpc
@@ -53,21 +54,24 @@ _AWAY = (glance_client.GlanceUnreachable, nova_client.NovaUnreachable, rpc.BusUn
 SEES_ALL = "acstor:image:hosts"  # policy of clients that may see the images of all projects
 
 
-def make_app(conf: cfg.ConfigOpts, store: database.Database) -> middleware.Wsgi:
+def make_app(
+    conf: cfg.ConfigOpts, store: database.Database, *, is_traced: bool = False
+) -> middleware.Wsgi:
     """Return the WSGI application, with a token check unless ``auth`` is ``none``.
 
+    :param is_traced: requests with a valid trace header are traced
     :raises errors.Unusable: the options of keystonemiddleware are incomplete
     """
     plain = make_plain_app(conf, store)
     if conf.acstor_decision_api.auth == "none":
-        return middleware.wrap_app(plain, conf)
+        return middleware.wrap_app(tracing.wrap_app(plain, is_traced), conf)
     guarded = check_tokens(plain, conf)
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         inner = plain if environ.get("PATH_INFO") in OPEN_PATHS else guarded
         return inner(environ, start_response)
 
-    return middleware.wrap_app(app, conf)
+    return middleware.wrap_app(tracing.wrap_app(app, is_traced), conf)
 
 
 def check_tokens(plain: middleware.Wsgi, conf: cfg.ConfigOpts) -> middleware.Wsgi:
@@ -157,7 +161,8 @@ def _view(
             address=middleware.client_address(request.remote_addr or ""),
             auth=request.environ.get("keystone.token_auth"),
         )
-        return _json(known.handler(call), known.status)
+        with tracing.Span("acstor_api_call", operation=known.name, **path):
+            return _json(known.handler(call), known.status)
 
     return view
 

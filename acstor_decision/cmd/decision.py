@@ -19,6 +19,7 @@ from oslo_config import cfg
 from acstor_common import errors
 from acstor_common.service import console_script
 from acstor_common.service import signals
+from acstor_common.service import tracing
 from acstor_common.util import supervision
 from acstor_common.wire import decision_messages
 from acstor_decision import checkpoint_registry
@@ -59,6 +60,7 @@ def run(conf: cfg.ConfigOpts) -> int:
         signal.signal(number, lambda *_: stopping.set())
     own, name = conf.acstor_decision, f"{socket.gethostname()}.{os.getpid()}"
     leader_election.check_driver(own.coordination_url)
+    tracing.enable(conf, "decision")
     lead = leader_election.LeaderElection(
         own.coordination_url, name, decision_messages.COLLECTION_S
     )

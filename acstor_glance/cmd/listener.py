@@ -12,6 +12,7 @@ from oslo_config import cfg
 
 from acstor_common.service import conf as common_conf
 from acstor_common.service import signals
+from acstor_common.service import tracing
 from acstor_glance import conf as glance_conf
 from acstor_glance import metrics
 from acstor_glance.boot import boot_image_announcer
@@ -58,6 +59,7 @@ def main() -> int:
     def start() -> int:
         glance_conf.load(cfg.CONF, sys.argv[1:], PROG, common_conf.load)
         signals.install(cfg.CONF.mutate_config_files)
+        tracing.enable(cfg.CONF, "glance-listener")
         listener, counters = build(cfg.CONF)
         return run(listener, counters, cfg.CONF.acstor_glance.metrics_listen)
 

@@ -9,12 +9,14 @@ import functools
 import logging
 import threading
 import time
+from typing import NamedTuple
 
 from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.service import session_options
+from acstor_common.service import tracing
 from acstor_common.util import log_once
 from acstor_common.util import supervision
 from acstor_common.wire import decision_messages
@@ -54,6 +56,13 @@ SPOOL_AGE_S = 2 * 86400.0
 STOP_S = 10.0
 
 
+class PreparationRequest(NamedTuple):
+    """An operator's request to prepare an image, and the headers of its trace."""
+
+    is_forced: bool
+    trace: dict[str, str]
+
+
 class ListenerService:
     """The service; :meth:`run` returns after :meth:`stop`."""
 
@@ -85,7 +94,7 @@ class ListenerService:
                 self._verifier.verify_trace(sent, self._trust_store.trust_anchors())
             )
         self._server = bus_server.BusServer(conf, handlers)
-        self._requests: dict[ids.ImageId, bool] = {}  # requests of operators: whether forced
+        self._requests: dict[ids.ImageId, PreparationRequest] = {}
         self._stopping, self._is_due = threading.Event(), threading.Event()
 
     def run(self) -> None:
@@ -154,7 +163,8 @@ class ListenerService:
             LOG.warning("image %s: request dropped: %d others are queued", image_id, MAX_REQUESTS)
             return
         LOG.info("image %s: an operator requested its preparation", image_id)
-        self._requests[image_id] = wanted.is_forced
+        trace = tracing.trace_headers()
+        self._requests[image_id] = PreparationRequest(wanted.is_forced, trace)
         self._put(image_id, Rank.BOOTED)
 
     def _put(
@@ -210,23 +220,18 @@ class ListenerService:
         while (queued := self._queue.take_image()) is not None:
             image_id = queued.image_id
             self._show_queue()
-            is_forced = self._requests.pop(image_id, None)
+            request = self._requests.pop(image_id, None)
             try:
-                outcome = self._preparer.prepare_image(
-                    image_id,
-                    is_forced=bool(is_forced),
-                    may_begin=functools.partial(self._queue.may_begin, queued),
-                )
-                LOG.debug("image %s: %s", image_id, outcome)
+                outcome = self._prepare(queued, request)
                 if outcome is image_preparer.PreparationOutcome.FAILED:
                     self._is_due.set()  # the next pass schedules another attempt
                 if outcome is image_preparer.PreparationOutcome.LEASED:
-                    self._keep_request(image_id, is_forced)
-                elif outcome is image_preparer.PreparationOutcome.QUEUED and is_forced is not None:
-                    self._requests.setdefault(image_id, is_forced)
+                    self._keep_request(image_id, request)
+                elif outcome is image_preparer.PreparationOutcome.QUEUED and request is not None:
+                    self._requests.setdefault(image_id, request)
                 elif self._boot_images is not None and outcome in BOOT_IMAGE_OUTCOMES:
                     self._boot_images.queue_image(
-                        image_id, queued.project, is_requested=is_forced is not None
+                        image_id, queued.project, is_requested=request is not None
                     )
                 if (
                     self._comparer is not None
@@ -235,7 +240,7 @@ class ListenerService:
                     self._comparer.queue_image(image_id)
             except errors.AcstorError as exc:
                 LOG.warning("image %s: %s; retrying soon", image_id, self._error_text(exc))
-                self._keep_request(image_id, is_forced)
+                self._keep_request(image_id, request)
                 self._is_due.set()
             except Exception:
                 LOG.exception("image %s: unexpected; retrying soon", image_id)
@@ -244,15 +249,32 @@ class ListenerService:
                 self._queue.finish_image(image_id)
                 self._show_queue()
 
+    def _prepare(
+        self, queued: work_queue.QueuedImage, request: PreparationRequest | None
+    ) -> image_preparer.PreparationOutcome:
+        image_id, trace = queued.image_id, request.trace if request else {}
+        with (
+            tracing.continue_trace(trace),
+            tracing.Span("acstor_image_preparation", image=image_id) as span,
+        ):
+            outcome = self._preparer.prepare_image(
+                image_id,
+                is_forced=request is not None and request.is_forced,
+                may_begin=functools.partial(self._queue.may_begin, queued),
+            )
+            span.add_results(outcome=outcome.value)
+        LOG.debug("image %s: %s", image_id, outcome)
+        return outcome
+
     def _error_text(self, error: errors.AcstorError) -> str:
         if not isinstance(error, errors.ImageServiceError):
             return str(error)
         group = glance_conf.GROUP.name
         return f"{error} ({session_options.describe(group, self._conf)})"
 
-    def _keep_request(self, image_id: ids.ImageId, is_forced: bool | None) -> None:
-        if is_forced is not None:
-            self._requests.setdefault(image_id, is_forced)
+    def _keep_request(self, image_id: ids.ImageId, request: PreparationRequest | None) -> None:
+        if request is not None:
+            self._requests.setdefault(image_id, request)
             self._is_due.set()
 
     def _show_queue(self) -> None:

@@ -21,6 +21,7 @@ from werkzeug import exceptions
 
 from acstor_common.identity import token_validation
 from acstor_common.model import ids
+from acstor_common.service import tracing
 from acstor_glance.gateway import gateway_metrics
 from acstor_glance.gateway import http_errors
 from acstor_glance.gateway import image_lookup
@@ -47,8 +48,10 @@ VERSIONS = {"versions": [{"id": "v1", "status": "CURRENT"}]}
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Any]
 
 
-def make_app(conf: cfg.ConfigOpts, counters: gateway_metrics.GatewayMetrics) -> Wsgi:
-    """Return the application, behind keystonemiddleware."""
+def make_app(
+    conf: cfg.ConfigOpts, counters: gateway_metrics.GatewayMetrics, *, is_traced: bool = False
+) -> Wsgi:
+    """Return the application, behind keystonemiddleware; traced if ``is_traced``."""
     lookup, image_stores = image_lookup.ImageLookup(conf, counters), stores.Stores(conf, counters)
     reader = range_reader.RangeReader(
         lookup, image_stores, MAX_RANGE_BYTES, read_admission.TIMEOUT_S
@@ -71,7 +74,7 @@ def make_app(conf: cfg.ConfigOpts, counters: gateway_metrics.GatewayMetrics) -> 
 
         return guarded(environ, start)
 
-    return app
+    return tracing.wrap_app(app, is_traced)
 
 
 def _unavailable(
@@ -104,7 +107,9 @@ def _file(reader: range_reader.RangeReader, image_id: str) -> flask.Response:
     if request.method != "GET":
         raise exceptions.MethodNotAllowed(["GET"])
     wanted, caller = _image_id(image_id), _caller()
-    answer = reader.read_range(wanted, request.headers.get("Range", ""), caller)
+    with tracing.Span("acstor_range_read", image=wanted) as span:
+        answer = reader.read_range(wanted, request.headers.get("Range", ""), caller)
+        span.add_results(bytes=len(answer.data))
     headers = {
         "Content-Range": answer.requested.content_range(answer.size_bytes),
         "Accept-Ranges": "bytes",

@@ -25,6 +25,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.image import image_record
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from acstor_common.service import tracing
 from acstor_common.util import concurrency_limit
 from acstor_common.util import log_once
 from acstor_glance import conf as glance_conf
@@ -107,10 +108,12 @@ class ImageLookup:
     def get_image(self, image_id: ids.ImageId, caller: Caller) -> ReadableImage:
         """Return an image that the caller may download."""
         key = (caller.cache_key, image_id)
-        known = self._known.get(key)
-        if known is None:
-            known = self._fetch_image(image_id, caller)
-            self._known.put(key, known)
+        with tracing.Span("acstor_permission_lookup", image=image_id) as span:
+            known = self._known.get(key)
+            span.add_results(cached=known is not None)
+            if known is None:
+                known = self._fetch_image(image_id, caller)
+                self._known.put(key, known)
         return known
 
     def fetch_record(

@@ -17,6 +17,7 @@ from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common.model import addresses
+from acstor_common.service import tracing
 from acstor_glance.gateway import byte_range
 from acstor_glance.gateway import gateway_metrics
 from acstor_glance.gateway import read_admission
@@ -62,6 +63,7 @@ class Stores:
             )
             for name, driver in self._enabled.items()
         }
+        self._weights = {name: _weight_of(name) for name in self._enabled}
         self._others = gateway_metrics.StoreMetrics(
             counters, gateway_metrics.OTHER, gateway_metrics.OTHER
         )
@@ -81,6 +83,10 @@ class Stores:
         """Count a fault of a store."""
         self._counters.get(fault.store, self._others).count_fault(fault.fault)
 
+    def sort_locations(self, locations: Iterable[Location]) -> list[Location]:
+        """Return locations by the weight of their stores here, as Glance does with its own."""
+        return sorted(locations, key=lambda location: -self._weights.get(location.store, 0))
+
     def read(self, location: Location, requested: byte_range.ByteRange) -> base.ObjectRange:
         """Read a range of an object; raises base.StoreFault or http_errors.HttpError."""
         name = location.store or self._only_store_of(location)
@@ -97,7 +103,9 @@ class Stores:
         except (glance_store.GlanceStoreException, ValueError) as error:  # ValueError: no URL
             why = f"a location of another kind ({location.scheme}) names it"
             raise base.RangesUnsupported(name, why) from error
-        part = self._admissions[name].run(lambda: self._read(reader, place, requested))
+        with tracing.Span("acstor_store_read", store=name) as span:
+            part = self._admissions[name].run(lambda: self._read(reader, place, requested))
+            span.add_results(bytes=len(part.data))
         self._counters[name].count_bytes(len(part.data))
         return part
 
@@ -151,6 +159,13 @@ class Stores:
 def _kind_of(driver: str) -> str:
     """Return the short name of a driver: ``s3``, also for ``glance.store.s3.Store``."""
     return driver.removeprefix(_FORMER).partition(".")[0]
+
+
+def _weight_of(name: str) -> int:
+    try:
+        return int(glance_store.get_store_weight(name))
+    except glance_store.UnknownScheme:  # its driver cannot be loaded
+        return 0
 
 
 def _s3(name: str, _store: Any, options: Any, _own: Any) -> base.Reader:

@@ -16,6 +16,7 @@ from acstor_common import errors
 from acstor_common.service import conf as common_conf
 from acstor_common.service import console_script
 from acstor_common.service import log_format
+from acstor_common.service import tracing
 from acstor_glance.gateway import app
 from acstor_glance.gateway import conf as gateway_conf
 from acstor_glance.gateway import gateway_metrics
@@ -38,7 +39,8 @@ def load(files: list[str]) -> app.Wsgi:
         if stray.section.lower() == gateway_conf.GROUP.name:  # other sections are Glance's
             common_conf.LOG.warning("%s", stray)
     counters = gateway_metrics.GatewayMetrics()
-    application = app.make_app(conf, counters)
+    is_traced = tracing.enable(conf, "gateway")
+    application = app.make_app(conf, counters, is_traced=is_traced)
     if address := conf.acstor_gateway.metrics_listen:
         try:
             counters.serve(address)

@@ -23,6 +23,7 @@ from keystoneauth1 import exceptions
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.service import bounded_responses
+from acstor_common.service import tracing
 
 LOG = logging.getLogger(__name__)
 
@@ -138,14 +139,14 @@ class GatewayClient:
         # The connect timeout applies to each piece of the body.
         timeout_s = self._limits.idle_s if "data" in more else self._limits.ask_s
         try:
-            with requests.Session() as session:
+            with tracing.Span("acstor_gateway_call", path=path), requests.Session() as session:
                 bounded_responses.bound_requests(
                     session, max_bytes=self._limits.answer_bytes, within_s=within_s
                 )
                 with session.request(
                     method,
                     f"{self._url}{path}",
-                    headers={**self._headers, **(headers or {})},
+                    headers={**self._headers, **tracing.trace_headers(), **(headers or {})},
                     timeout=timeout_s,
                     verify=self._verify,
                     allow_redirects=False,

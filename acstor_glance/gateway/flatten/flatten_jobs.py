@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from acstor_common.service import tracing
 from acstor_glance.gateway import gateway_metrics
 from acstor_glance.gateway import http_errors
 from acstor_glance.gateway import image_lookup
@@ -68,7 +69,8 @@ class FlattenJobs:
             self._counters.count_job("busy")
             raise
         self._counters.compositions_in_flight.inc()
-        job = self._threads.submit(self._run, request, work, body, slot)
+        trace = tracing.trace_headers()
+        job = self._threads.submit(self._run, request, work, body, slot, trace)
         self._wait(job, body, watch)
         if job.done() and (error := job.exception()):
             raise error
@@ -124,10 +126,12 @@ class FlattenJobs:
         work: flatten_job.FlattenJob,
         body: delta_body.DeltaBody,
         slot: contextlib.ExitStack,
+        trace: dict[str, str],
     ) -> None:
         outcome, why = "done", ""
+        image_id = request.image_id
         try:
-            with slot:
+            with slot, tracing.continue_trace(trace), tracing.Span("acstor_merge", image=image_id):
                 work.run(self._stall_s)
         except http_errors.HttpError as error:
             outcome = error.party if isinstance(error, http_errors.FlattenAborted) else "refused"
@@ -144,7 +148,7 @@ class FlattenJobs:
                 outcome, base=work.base_bytes, changes=body.read_bytes, image=work.sent_bytes
             )
             bytes_of = f"{work.sent_bytes} bytes of {work.base_bytes} and {body.read_bytes}"
-            LOG.info("image %s, composed: %s, %s %s", request.image_id, outcome, bytes_of, why)
+            LOG.info("image %s, composed: %s, %s %s", image_id, outcome, bytes_of, why)
 
 
 def _outcome(

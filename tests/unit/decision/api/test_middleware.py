@@ -10,6 +10,9 @@ from keystoneauth1 import loading
 from keystonemiddleware.auth_token import _opts as keystone_opts
 from oslo_log import formatters
 from oslo_middleware.healthcheck import opts as health_opts
+from osprofiler import _utils as signatures
+from osprofiler import notifier
+from osprofiler import web
 from werkzeug import test
 
 from acstor_common import errors
@@ -18,6 +21,7 @@ from acstor_decision.api import middleware
 from acstor_decision.db import database
 from tests.unit.decision.api import conftest as samples
 
+BASE_ID = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 ORIGIN = "https://horizon.example"
 
 
@@ -192,3 +196,30 @@ def test_who_asks_comes_from_the_address_that_the_proxy_tells(served, store, mon
         headers = {"X-Roles": "admin", "X-Forwarded-For": told}
         assert asked.post("/v1/hosts/h0000/allow", headers=headers).status_code == 202
     assert seen == ["192.0.2.9", ""]
+
+
+def test_requests_with_a_valid_hmac_are_traced_with_their_operation(
+    api_configuration, store, monkeypatch
+):
+    points = []
+    monkeypatch.setattr(web, "_ENABLED", True)
+    monkeypatch.setattr(web, "_HMAC_KEYS", ["key"])
+    monkeypatch.setattr(notifier, "notify", points.append)
+    api_configuration.set_override("auth", "none", "acstor_decision_api")
+    client = test.Client(app.make_app(api_configuration, store, is_traced=True))
+    for key in ("another", "key"):
+        packed, mac = signatures.signed_pack({"base_id": BASE_ID, "parent_id": BASE_ID}, key)
+        trace = {web.X_TRACE_INFO: packed.decode(), web.X_TRACE_HMAC: mac}
+        answer = client.get("/v1/hosts", headers={**samples.ADMIN, **trace})
+        assert answer.status_code == 200
+        assert bool(points) == (key == "key")
+    request, call = points[:2]
+    assert [one["name"] for one in points] == [
+        "wsgi-start",
+        "acstor_api_call-start",
+        "acstor_api_call-stop",
+        "wsgi-stop",
+    ]
+    assert {one["base_id"] for one in points} == {BASE_ID}
+    assert call["parent_id"] == request["trace_id"]
+    assert call["info"]["function"]["kwargs"] == "operation=host:list"
