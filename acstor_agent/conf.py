@@ -177,7 +177,8 @@ OPTS = [
         "location",
         default="",
         help="Network location of this host, from the widest level to the narrowest, such as "
-        "pod1/rack3. All hosts need the same number of levels.",
+        "pod1/rack3. All hosts need the same number of levels. The source glance prefers stores of "
+        "Glance with the name of a level.",
     ),
     cfg.ListOpt(
         "traffic_interfaces",

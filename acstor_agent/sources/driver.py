@@ -111,6 +111,9 @@ class Driver(base.Source):
         :raises errors.Unusable: an option is missing or invalid
         """
 
+    def prefer_location(self, levels: Sequence[str]) -> None:
+        """Prefer copies at the host's location, the widest level first; by default does nothing."""
+
     @abc.abstractmethod
     async def fill_run(self, run: BlobRun) -> None:
         """Fill the buffers in order, and report progress by :meth:`BlobRun.pieces_filled`.

@@ -95,7 +95,8 @@ class GatewaySource(glance.GlanceSource):
     def _sign_in(self, refused: str | None) -> glance.ServiceEndpoint:
         ticket = super()._sign_in(refused)
         url = self._url or self._catalog.url_of(self._session, SERVICE_TYPE, "a gateway")
-        return ticket._replace(files=f"{url.rstrip('/').removesuffix('/v1')}/v1/images")
+        files = f"{url.rstrip('/').removesuffix('/v1')}/v1/images"
+        return ticket._replace(files=files, query="")  # it goes by the weights of its own stores
 
 
 def _as_of_glance(option: cfg.Opt) -> cfg.Opt:

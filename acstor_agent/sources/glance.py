@@ -12,6 +12,7 @@ import functools
 import logging
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import NamedTuple
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ from acstor_agent.sources import base
 from acstor_agent.sources import blocking_threads
 from acstor_agent.sources import driver
 from acstor_agent.sources import keystone_auth
+from acstor_agent.sources import store_preference
 from acstor_agent.sources.http_client import http_pool
 from acstor_agent.sources.http_client import http_range
 from acstor_agent.sources.http_client import http_response
@@ -43,8 +45,7 @@ SIGN_IN_THREADS = 2
 RECORD_LIMIT_BYTES = 1 << 20
 PLACES_LIMIT = 4096
 STREAMS = 6  # concurrent whole downloads, on connections of their own
-STREAM_SILENCE_S = 30.0
-"""Timeout of silence in a whole download, which must restart from the beginning."""
+STREAM_SILENCE_S = 30.0  # in a whole download, which must restart from the beginning
 NO_RANGES_S = 300.0  # until reads ask again for ranges that Glance did not serve
 _NEW = frozenset({image_record.ACTIVE})
 _IN_USE = frozenset({image_record.ACTIVE, image_record.DEACTIVATED})
@@ -53,8 +54,7 @@ ARTEFACTS = {
     base.BlobKind.CHUNK_MAP: (artefacts.Kind.CHUNK_MAP, chunk_map.VERSION),
     base.BlobKind.BOOT_IMAGE: (artefacts.Kind.BOOT_IMAGE, boot_image.VERSION),
 }
-CONVERTED = (artefacts.Kind.CONVERTED, artefacts.CONVERTED_VERSION)
-"""The artefact that replaces an image of an unsupported format."""
+CONVERTED = (artefacts.Kind.CONVERTED, artefacts.CONVERTED_VERSION)  # of other formats
 NO_RANGES = (
     "the store that holds the image does no range reads (Glance answered {status}): only file and "
     "cinder stores do. Where acstor-glance-gateway runs name the source gateway as well; or let "
@@ -75,6 +75,7 @@ class ServiceEndpoint(NamedTuple):
     endpoint: str
     project_id: str
     files: str  # URL below which the bytes of images are
+    query: str = ""  # names preferred stores
 
 
 class BlobLocation(NamedTuple):
@@ -125,6 +126,11 @@ class GlanceSource(driver.Driver):
         self._threads = blocking_threads.BlockingThreads(
             f"Keystone, for {self._where}", SIGN_IN_THREADS
         )
+        self._preference = store_preference.StorePreference()
+
+    def prefer_location(self, levels: Sequence[str]) -> None:
+        """Prefer the stores whose names are levels of the host's location."""
+        self._preference = store_preference.StorePreference(levels)
 
     @classmethod
     def options(cls) -> list[cfg.Opt]:
@@ -232,7 +238,8 @@ class GlanceSource(driver.Driver):
         what = f"all of {blob.file_name}"
 
         async def pour(ticket: ServiceEndpoint) -> None:
-            url = f"{ticket.endpoint}/v2/images/{location.glance_id}/file"
+            query = self._preference.query_of(blob, ticket.query)
+            url = f"{ticket.endpoint}/v2/images/{location.glance_id}/file{query}"
             asked = http_range.RangeRequest(what, url, 0, 0)
             headers = {"X-Auth-Token": ticket.token}
             await self._streams.download_blob(asked, headers, location.size_bytes, receive)
@@ -240,6 +247,8 @@ class GlanceSource(driver.Driver):
         try:
             await self._signed_in(what, pour)
         except http_range.RangeRefused as error:
+            if self._preference.suspend(blob, error):
+                return await self.download_blob(blob, location, receive)
             if error.status == 404:
                 self._places.pop(blob, None)  # it may have been replaced
             raise
@@ -268,15 +277,17 @@ class GlanceSource(driver.Driver):
         length: int,
         ask: Callable[[http_range.RangeRequest, dict[str, str]], Awaitable[T]],
     ) -> T:
-
         async def ask_for_range(ticket: ServiceEndpoint) -> T:
-            url = f"{ticket.files}/{location.glance_id}/file"
+            query = self._preference.query_of(blob, ticket.query)
+            url = f"{ticket.files}/{location.glance_id}/file{query}"
             asked = http_range.RangeRequest(what, url, offset, length)
             return await ask(asked, {"X-Auth-Token": ticket.token})
 
         try:
             answer = await self._signed_in(what, ask_for_range)
         except http_range.RangeRefused as error:
+            if self._preference.suspend(blob, error):
+                return await self._of_file(blob, what, location, offset, length, ask)
             why = await self._why_refused(blob, location, error)
             if not why:
                 raise
@@ -326,7 +337,6 @@ class GlanceSource(driver.Driver):
         return BlobLocation.from_image(artefact)
 
     async def _record(self, image_id: ids.ImageId, what: str) -> image_record.Image:
-
         async def ask_glance(ticket: ServiceEndpoint) -> image_record.Image:
             asked = http_range.RangeRequest(what, f"{ticket.endpoint}/v2/images/{image_id}", 0, 0)
             async with self._link.send_request(asked, {"X-Auth-Token": ticket.token}) as answer:
@@ -380,7 +390,8 @@ class GlanceSource(driver.Driver):
         )
         project_id = self._session.get_project_id() or ""
         endpoint = endpoint.rstrip("/").removesuffix("/v2")
-        return ServiceEndpoint(token or "", endpoint, project_id, f"{endpoint}/v2/images")
+        query = self._preference.find_stores(self._session, token or "", endpoint)
+        return ServiceEndpoint(token or "", endpoint, project_id, f"{endpoint}/v2/images", query)
 
 
 def _why_not_served(image: image_record.Image, statuses: frozenset[str]) -> str:

@@ -56,6 +56,8 @@ def build(
     if not names:
         raise errors.Unusable(_OPTION, "it is empty", _installed())
     drivers = [_load(name).from_conf(conf[f"source_{name}"]) for name in names]
+    for driver in drivers:
+        driver.prefer_location(conf.acstor_agent.location.split("/"))
     decoding = decode_threads.DecodeThreads(nursery)
     in_time = [deadline_source.DeadlineSource(driver, attempt_timeout.BASE_S) for driver in drivers]
     sources = [

@@ -181,7 +181,7 @@ class GlanceClient:
         return self.read_or_none(pointer) if pointer and is_one else None
 
     def list_locations(self, image_id: str) -> list[tuple[str, str]]:
-        """Return URL (with passwords) and store of each location; older Glances refuse."""
+        """Return URL (with passwords) and store of each active location; older Glances refuse."""
         with translate_errors(f"locations of image {image_id}"):
             try:
                 _response, found = self._client.http_client.get(f"/v2/images/{image_id}/locations")
@@ -191,6 +191,7 @@ class GlanceClient:
         return [
             (str(place.get("url", "")), str((place.get("metadata") or {}).get("store", "")))
             for place in found or ()
+            if place.get("status", image_record.ACTIVE) == image_record.ACTIVE
         ]
 
     def local_path(self, image: image_record.Image, folders: Sequence[str]) -> pathlib.Path | None:

@@ -76,11 +76,11 @@ class RangeReader:
         refresh: Callable[[], image_lookup.ReadableImage],
     ) -> bytes:
         image_id, until_s = image.image_id, time.monotonic() + self._timeout_s
-        cached = self._lookup.list_locations(image_id, is_fresh=False)
+        cached = self._list_locations(image_id, is_fresh=False)
         data, faults = self._read_first(image, cached, requested, until_s)
         if data is None:
             image = refresh()
-            now = self._lookup.list_locations(image_id, is_fresh=True)
+            now = self._list_locations(image_id, is_fresh=True)
             if now != cached:
                 data, faults = self._read_first(image, now, requested, until_s)
         if data is None:
@@ -88,6 +88,10 @@ class RangeReader:
             self._log_failure(image_id, refused.message)
             raise refused
         return data
+
+    def _list_locations(self, image_id: ids.ImageId, *, is_fresh: bool) -> list[stores.Location]:
+        found = self._lookup.list_locations(image_id, is_fresh=is_fresh)
+        return self._stores.sort_locations(found)
 
     def _log_failure(self, image_id: ids.ImageId, words: str) -> None:
         if self._logged.get(image_id) != words:

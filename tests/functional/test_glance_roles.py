@@ -35,7 +35,7 @@ POLICY = runs.CHECKOUT / "etc/glance/policy.d/acstor.yaml"
 PREPARE, READER = "acstor-prepare", "acstor-reader"
 SMALLEST = {
     PREPARE: {"get_image", "get_images", "download_image", "modify_image"},
-    READER: {"get_image", "get_images", "download_image"},
+    READER: {"get_image", "get_images", "download_image", "download_from_store"},
 }
 DEFAULTS = """
 import json
@@ -195,6 +195,9 @@ def test_agents_role_reads_all_images_and_changes_nothing(
     found_map, read = trio.run(read_as_an_agent, session, image_id, len(data))
     assert read == data
     assert found_map.geometry.size_bytes == len(data)
+    where = {"endpoint_filter": {"service_type": "image"}}
+    preferred = session.get(f"/v2/images/{image_id}/file?prefer=fs", **where)
+    assert preferred.content == data
     assert_refused(session, image_id)
     assert glance.tenant.get(f"/images/{image_id}/file").content == data
 

@@ -57,3 +57,26 @@ def test_page_of_html_is_not_quoted() -> None:
         raise glance_errors.HTTPBadGateway("Bad Gateway\n<html>" + "x" * 9999)
     assert len(str(caught.value)) < 400
     assert "<html>" not in str(caught.value)
+
+
+class Locations:
+    """Glance's answer to a request for an image's locations."""
+
+    def __init__(self, *found: object) -> None:
+        self.http_client, self._found = self, found
+
+    def get(self, path: str) -> tuple[None, list[object]]:
+        assert path == "/v2/images/i1/locations"
+        return None, list(self._found)
+
+
+def test_locations_that_are_not_active_are_left_out() -> None:
+    """Glance 33 names no status; a newer one may name locations that have no bytes yet."""
+    client = glance_client.GlanceClient.__new__(glance_client.GlanceClient)
+    client._client = Locations(
+        {"url": "file:///1", "metadata": {"store": "fs"}},
+        {"url": "file:///2", "metadata": {}, "status": "active"},
+        {"url": "file:///3", "metadata": {"store": "far"}, "status": "pending"},
+        {"url": "file:///4", "metadata": {"store": "far"}, "status": "uploading"},
+    )
+    assert client.list_locations("i1") == [("file:///1", "fs"), ("file:///2", "")]
