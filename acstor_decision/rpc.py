@@ -46,7 +46,7 @@ class _Endpoint(message_bus.Endpoint):
         refused: dict[str, int],
         methods: Methods,
     ) -> None:
-        super().__init__({decision_messages.SAMPLE_COLLECTED: self._take_sample}, time.monotonic)
+        super().__init__({decision_messages.SAMPLE_COLLECTED: self._take_sample})
         self._accept_sample = accept_sample
         self._current_ring = current_ring
         self._refused = refused
