@@ -66,6 +66,6 @@ class StorePreference:
         """
         if "?prefer=" not in error.range_request.where or error.status not in REFUSALS:
             return False
-        LOG.info("%s: Glance answers %d with preferred stores", blob.name, error.status)
+        LOG.info("%s: Glance answers %d with preferred stores", blob.file_name, error.status)
         self._suspended[blob] = self._clock() + SUSPENDED_S
         return True

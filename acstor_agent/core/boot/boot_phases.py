@@ -69,7 +69,7 @@ class BootHistograms:
     def count_boot(self, timeline: boot_timeline.Timeline) -> None:
         """Count a finished boot."""
         image_id = ids.parse_image_id(timeline.image_id)
-        of_image = self._by_image.use(image_id)
+        of_image = self._by_image.get_as_used(image_id)
         if of_image is None:
             of_image = {phase: counters.Latency(BOUNDS_S) for phase in BootPhase}
             self._by_image[image_id] = of_image

@@ -19,7 +19,7 @@ NEAR = bytes(len(glance_records.BYTES))
 
 @pytest.fixture
 def server():
-    with fake_glance.serving({IMAGE.name: glance_records.BYTES}) as running:
+    with fake_glance.serving({IMAGE.file_name: glance_records.BYTES}) as running:
         found = [{"id": name, "description": ""} for name in ("central", "dcn1", "dcn2")]
         running.files[STORES] = json.dumps({"stores": found}).encode()
         running.files[f"{FILE}?prefer=dcn1"] = NEAR
