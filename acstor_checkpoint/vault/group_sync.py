@@ -100,8 +100,8 @@ class UnsyncedLimit:
     have their turns in order, and one that is larger than the limit has its turn alone.
     """
 
-    def __init__(self, limit_bytes: int = UNSYNCED_BYTES, timeout_s: float = TIMEOUT_S) -> None:
-        self._limit_bytes, self._timeout_s = limit_bytes, timeout_s
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._held: collections.Counter[ids.HostId] = collections.Counter()
         self._waiting: dict[ids.HostId, collections.deque[object]] = {}
@@ -129,7 +129,7 @@ class UnsyncedLimit:
 
         def may_begin() -> bool:
             held = self._held[owner]
-            return waiting[0] is mine and (not held or held + size_bytes <= self._limit_bytes)
+            return waiting[0] is mine and (not held or held + size_bytes <= UNSYNCED_BYTES)
 
         try:
             if not self._changed.wait_for(may_begin, self._timeout_s):

@@ -100,19 +100,15 @@ def hosts_with_checkpoints(session: orm.Session, hosts: Collection[str]) -> set[
 
 
 def list_checkpoints(
-    session: orm.Session, marker: str, limit: int, instance_id: str, host: str, project_id: str = ""
+    session: orm.Session, marker: str, limit: int, instance_id: str, host: str
 ) -> list[models.Checkpoint]:
     """Return checkpoints, the newest first.
 
     :param marker: last one of the previous page; if it was deleted, begin with the newest
-    :param instance_id: filter; empty: all; as ``host`` and ``project_id``
+    :param instance_id: filter; empty: all; as ``host``
     """
     wanted = sa.select(_Row)
-    for column, value in (
-        (_Row.instance_id, instance_id),
-        (_Row.host, host),
-        (_Row.project_id, project_id),
-    ):
+    for column, value in ((_Row.instance_id, instance_id), (_Row.host, host)):
         if value:
             wanted = wanted.where(column == value)
     if marker and (last := session.get(_Row, marker)) is not None:

@@ -92,24 +92,26 @@ class ListHost(output_columns.Lister):
         )
 
 
-class ShowHost(output_columns.ShowOne):
-    """Show a host, with its chunk traffic with each peer."""
-
+class _HostCommand(output_columns.ShowOne):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         return _with_host(super().get_parser(prog_name))
+
+
+class ShowHost(_HostCommand):
+    """Show a host, with its chunk traffic with each peer."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields and their values."""
         return _fields(client.client_of(self).get(f"/v1/hosts/{parsed_args.host}"))
 
 
-class _SetDrained(output_columns.ShowOne):
+class _SetDrained(_HostCommand):
     action = ""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        parser = _with_host(super().get_parser(prog_name))
+        parser = super().get_parser(prog_name)
         return command_arguments.with_wait(parser, WAIT_S, "the current v-node table says so")
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
@@ -150,7 +152,7 @@ class EnableHost(_SetDrained):
         return min(now, 1), 1
 
 
-class AllowHost(output_columns.ShowOne):
+class AllowHost(_HostCommand):
     """Allow a host to enrol once: for the first time, or with another key or Keystone user.
 
     The field trusts shows which key may enrol.  Without --fingerprint it is the key of the first
@@ -159,7 +161,7 @@ class AllowHost(output_columns.ShowOne):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        parser = _with_host(super().get_parser(prog_name))
+        parser = super().get_parser(prog_name)
         parser.add_argument(
             "--fingerprint",
             type=_fingerprint,
@@ -181,12 +183,8 @@ class AllowHost(output_columns.ShowOne):
         return [*names, "trusts"], [*values, trusts]
 
 
-class RevokeHost(output_columns.ShowOne):
+class RevokeHost(_HostCommand):
     """Revoke a host's certificates; the host leaves the v-node table."""
-
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Return the parser of the command line."""
-        return _with_host(super().get_parser(prog_name))
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields of the host and their values."""

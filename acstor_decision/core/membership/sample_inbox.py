@@ -26,18 +26,15 @@ class Received(NamedTuple):
 
 
 class SampleInbox:
-    """At most ``total`` samples, ``of_one`` of each identity; the newest stay.
+    """At most WAITING_SAMPLES, WAITING_OF_A_HOST of each identity; the newest stay.
 
     :param silent_s: as for ReplayFilter
     """
 
-    def __init__(
-        self, silent_s: float, total: int = WAITING_SAMPLES, of_one: int = WAITING_OF_A_HOST
-    ) -> None:
+    def __init__(self, silent_s: float) -> None:
         self.refused: collections.Counter[replay_filter.Refusal] = collections.Counter()
         self.dropped = 0
         self._order = replay_filter.ReplayFilter[Identity](silent_s)
-        self._total, self._of_one = total, of_one
         self._waiting: collections.defaultdict[Identity, collections.deque[Received]] = (
             collections.defaultdict(collections.deque)
         )
@@ -61,7 +58,7 @@ class SampleInbox:
         waiting = self._waiting[sender]
         waiting.append(received)
         self._count += 1
-        if len(waiting) > self._of_one or self._count > self._total:
+        if len(waiting) > WAITING_OF_A_HOST or self._count > WAITING_SAMPLES:
             waiting.popleft()
             self._count -= 1
             self.dropped += 1
