@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import IO
 from typing import Any
 from typing import Self
 
@@ -26,6 +27,7 @@ from acstor_common import errors
 from acstor_common.model import boot_timeline
 from acstor_common.model import geometry
 from tests.lab import console
+from tests.lab import forked_agents
 from tests.lab import identities
 from tests.lab import network
 from tests.lab import runs
@@ -122,7 +124,7 @@ class Agent:
         self.config_file = self.folder / "acstor.conf"
         self.identity = self.folder / "state" / "identity"
         self._sections = {**self._config(source_url, ring_file, options), **(sections or {})}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | forked_agents.ForkedAgent | None = None
 
     def _config(
         self, source_url: str, ring_file: pathlib.Path | None, options: Mapping[str, object]
@@ -179,12 +181,12 @@ class Agent:
     def start(self) -> None:
         """Start the agent (again); its log goes on where it was."""
         with self._log.open("ab") as out:
-            self._process = self.host.popen(
-                self.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-            )
+            self._process = self._begin(out)
+
+    def _begin(self, out: IO[bytes]) -> subprocess.Popen[bytes] | forked_agents.ForkedAgent:
+        if self.host.is_this_machine and (server := forked_agents.server()) is not None:
+            return server.start(["--config-file", str(self.config_file)], self.constants, out)
+        return self.host.popen(self.argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
 
     def __exit__(self, *_: object) -> None:
         self.stop()

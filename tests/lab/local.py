@@ -30,6 +30,11 @@ _PORTS = iter(random.sample(range(20_000, 32_000), 12_000))
 class LocalHost(network.Host):
     """This machine itself, as if it were a host of the lab."""
 
+    @property
+    def is_this_machine(self) -> bool:
+        """Whether its processes are as any other of this machine."""
+        return True
+
     def _inside(self, argv: Sequence[str | pathlib.Path]) -> list[str]:
         return [str(argument) for argument in argv]
 

@@ -73,6 +73,11 @@ class Host:
     folder: pathlib.Path
     """Its own files; removed with the network."""
 
+    @property
+    def is_this_machine(self) -> bool:
+        """Whether its processes are as any other of this machine."""
+        return False
+
     def _inside(self, argv: Sequence[str | pathlib.Path]) -> list[str]:
         # Not `ip netns exec`: that makes a mount namespace, and mounts would be private to it.
         return ["nsenter", f"--net={runs.NETNS_FOLDER / self.namespace}", *map(str, argv)]

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+import pathlib
+import signal
+import subprocess
+
+import pytest
+
+from tests.lab import forked_agents
+from tests.lab import tuned
+
+
+def begin(
+    folder: pathlib.Path, constants: tuned.Constants | None = None
+) -> tuple[forked_agents.ForkedAgent, pathlib.Path]:
+    """Start an agent that cannot start, as there is no configuration; return it and its output."""
+    with forked_agents.enabled():
+        server = forked_agents.server()
+    assert server is not None
+    folder.mkdir()
+    with (folder / "log").open("ab") as out:
+        arguments = ["--config-file", str(folder / "none.conf")]
+        return server.start(arguments, constants or {}, out), folder / "log"
+
+
+def test_forks_have_arguments_output_and_status_of_their_own(tmp_path: pathlib.Path) -> None:
+    made = [begin(tmp_path / name) for name in ("one", "two")]
+    for (fork, log), name in zip(made, ("one", "two"), strict=True):
+        assert fork.wait(20.0) == 1 and fork.poll() == 1
+        assert f"{name}/none.conf" in log.read_text()
+        fork.send_signal(signal.SIGTERM)  # nobody has its pid any more
+
+
+def test_constants_are_those_of_the_fork_alone(tmp_path: pathlib.Path) -> None:
+    fork, log = begin(tmp_path / "wrong", {"acstor_agent.settings.NO_SUCH_THING": 1.0})
+    assert fork.wait(20.0) == 1
+    assert "NO_SUCH_THING" in log.read_text()
+    fork, log = begin(tmp_path / "right")
+    assert fork.wait(20.0) == 1
+    assert "NO_SUCH_THING" not in log.read_text()
+
+
+def test_wait_for_a_fork_is_bounded(tmp_path: pathlib.Path) -> None:
+    fork, _log = begin(tmp_path / "one")
+    fork.send_signal(signal.SIGSTOP)
+    if fork.poll() is None:
+        with pytest.raises(subprocess.TimeoutExpired):
+            fork.wait(0.1)
+    fork.kill()
+    assert fork.wait(20.0) in (1, -signal.SIGKILL)
+
+
+def test_agent_with_other_surroundings_is_executed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    begin(tmp_path / "one")[0].wait(20.0)
+    with forked_agents.enabled(), monkeypatch.context() as patched:
+        patched.setenv("LD_PRELOAD", "")
+        assert forked_agents.server() is None
+    monkeypatch.chdir(tmp_path)
+    assert forked_agents.server() is None
