@@ -9,7 +9,7 @@ from acstor_osc.v1 import ring
 from acstor_osc.v1 import traffic
 from tests.unit.osc import test_commands as commands
 
-run, sdk = commands.run, commands.sdk
+manager, run, sdk = commands.manager, commands.run, commands.sdk
 
 
 def names(answer):
