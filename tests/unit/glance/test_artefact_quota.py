@@ -11,6 +11,7 @@ from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_glance.client import artefact_quota
+from acstor_glance.prepare import image_preparation
 from acstor_glance.prepare import image_preparer
 from acstor_glance.prepare import preparation_budget
 from tests.fakes import glance_options
@@ -83,7 +84,9 @@ def test_image_beyond_the_quota_fails_and_is_tried_again(images, conf) -> None:
 @pytest.mark.expect_log("could not be prepared")
 def test_image_whose_chunk_map_is_longer_fails_for_good(images, conf) -> None:
     limits = preparation_budget.CostLimits(spare_artefact_bytes=0)
-    preparer = image_preparer.ImagePreparer(images, conf, cost_limits=limits)
+    preparer = image_preparer.ImagePreparer(
+        images, conf, limits=image_preparation.PreparationLimits(cost_limits=limits)
+    )
     image = images.add(b"some bytes")
     assert preparer.prepare_image(ids.parse_image_id(image["id"])) is Outcome.FAILED
     assert "its 10 bytes do not allow that" in image["acstor_message"]

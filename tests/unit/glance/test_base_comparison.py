@@ -17,6 +17,7 @@ from acstor_glance.client import backing_images
 from acstor_glance.controller import image_reconciler
 from acstor_glance.dedup import base_comparison
 from acstor_glance.dedup import block_dedup
+from acstor_glance.prepare import image_preparation
 from acstor_glance.prepare import image_preparer
 from tests.fakes import glance_options
 from tests.fakes import memory_images
@@ -46,7 +47,9 @@ class World:
         conf = glance_options.conf(state_dir=folder, file_store_dirs=[str(folder)])
         self.conf = conf.acstor_glance
         self.images, self.counters = StoredImages(), metrics.ListenerMetrics()
-        self.preparer = image_preparer.ImagePreparer(self.images, conf, chunk_bytes=CHUNK)
+        self.preparer = image_preparer.ImagePreparer(
+            self.images, conf, limits=image_preparation.PreparationLimits(CHUNK)
+        )
         self.comparing = base_comparison.BaseComparer(self.images, conf, self.counters)
         self.set_option = lambda name, value: conf.set_override(name, value, "acstor_glance")
 

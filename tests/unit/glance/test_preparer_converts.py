@@ -17,6 +17,7 @@ from acstor_common.image import artefacts
 from acstor_common.model import ids
 from acstor_glance.controller import artefact_verifier
 from acstor_glance.prepare import conversion
+from acstor_glance.prepare import image_preparation
 from acstor_glance.prepare import image_preparer
 from tests.fakes import glance_options
 from tests.fakes import memory_images
@@ -149,7 +150,15 @@ def test_glance_that_goes_away_between_both_artefacts_leaves_neither_in_force(
 def test_conversion_that_takes_more_than_its_bytes_allow_fails_for_good(images, conf, data):
     limits = conversion.ConversionLimits(growth=0, spare_bytes=0)
     image = images.add(data, disk_format="vdi")
-    assert handle(images, conf, image, conversion_limits=limits) is Outcome.FAILED
+    assert (
+        handle(
+            images,
+            conf,
+            image,
+            limits=image_preparation.PreparationLimits(conversion_limits=limits),
+        )
+        is Outcome.FAILED
+    )
     assert "qemu-img was ended" in image["acstor_message"]
     assert image["acstor_retry"] == "1 never"
     assert made_of(images, image) == set()

@@ -15,6 +15,7 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_glance.client import scope_lookup
 from acstor_glance.controller import artefact_verifier
+from acstor_glance.prepare import image_preparation
 from acstor_glance.prepare import image_preparer
 from acstor_glance.prepare import plan
 from tests.fakes import glance_records
@@ -32,7 +33,9 @@ def data(*numbers: int) -> bytes:
 def preparer(
     images: memory_images.MemoryImages, conf: cfg.ConfigOpts
 ) -> image_preparer.ImagePreparer:
-    return image_preparer.ImagePreparer(images, conf, chunk_bytes=CHUNK)
+    return image_preparer.ImagePreparer(
+        images, conf, limits=image_preparation.PreparationLimits(CHUNK)
+    )
 
 
 def prepared(
@@ -89,7 +92,9 @@ def test_scope_cloud_names_private_images_for_all(
     images: memory_images.MemoryImages, conf: cfg.ConfigOpts
 ) -> None:
     conf.set_override("dedup_scope", "cloud", "acstor_glance")
-    preparer = image_preparer.ImagePreparer(images, conf, chunk_bytes=CHUNK)
+    preparer = image_preparer.ImagePreparer(
+        images, conf, limits=image_preparation.PreparationLimits(CHUNK)
+    )
     found = prepared(preparer, data(1), owner=A)
     assert names(found) == [ids.cid_of(data(1))]
     assert not list(images.list_artefacts(kind=artefacts.SCOPE_SECRET))  # none is needed
