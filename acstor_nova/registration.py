@@ -187,7 +187,7 @@ def _register_driver(module: ModuleType) -> None:
     if not getattr(module.LibvirtDriver, _MARK, False):
         setattr(module.LibvirtDriver, _MARK, True)
         _register_precache(module)
-        _register_composed(module)
+        _register_delta_snapshots(module)
         _register_moves(module)
 
 
@@ -215,7 +215,7 @@ def _register_precache(module: ModuleType) -> None:
     _register_clean_up(module)
 
 
-def _register_composed(module: ModuleType) -> None:
+def _register_delta_snapshots(module: ModuleType) -> None:
     """Hook the start of snapshots, which Nova reveals only where it suspends guests."""
     stock = module.LibvirtDriver._suspend_guest_for_snapshot
 

@@ -2,7 +2,7 @@
 """Disk deltas: a disk's differences from its base, as a stream of known length.
 
 A delta is a header, a table of extents in order, the data of those that have some, and a trailer;
-``doc/source/format/changes.rst`` is the specification.  Outside of extents the disk reads as the
+``doc/source/format/delta.rst`` is the specification.  Outside of extents the disk reads as the
 base, or zeros past its end.
 
 Header and table are validated at once, the data only by the trailer at the end: discard everything
@@ -290,7 +290,7 @@ class Reader:
     def verify_trailer(self, raw: Buffer) -> None:
         """Verify the trailer, the last TRAILER_BYTES; then the delta is valid."""
         if self._done_bytes != self._head.data_bytes:
-            raise _Fault(self._what, self._at, "truncated in the bytes of the changes")
+            raise _Fault(self._what, self._at, "truncated in the data")
         if len(raw) != TRAILER_BYTES:
             raise _Fault(self._what, self._at + len(raw), "truncated in the trailer")
         if self._hash.digest() != bytes(raw):

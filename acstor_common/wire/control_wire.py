@@ -42,7 +42,7 @@ class Fallback(enum.StrEnum):
     HOLES_UNKNOWN = "holes-unknown"
     GATEWAY_UNREACHABLE = "gateway-unreachable"
     GATEWAY_REFUSED = "gateway-refused"
-    CHANGES_UNREADABLE = "changes-unreadable"
+    DELTA_UNREADABLE = "delta-unreadable"
     SNAPSHOT_FORMAT = "snapshot-format"
     GUEST_SUSPENDED = "guest-suspended"
 

@@ -2,7 +2,7 @@
 """The WSGI application: serves ranges of images, and flattens deltas into images.
 
 ``GET /v1/images/<id>/file`` answers a range as Glance does for a store with ranges. ``PUT
-/v1/images/<id>/changes`` flattens a delta and its backing image into an image, and answers with
+/v1/images/<id>/delta`` flattens a delta and its backing image into an image, and answers with
 lines of JSON meanwhile. Nothing is read before the token is validated.
 """
 
@@ -93,9 +93,9 @@ def make_plain_app(reader: range_reader.RangeReader, jobs: flatten_jobs.FlattenJ
     app.add_url_rule("/healthz", "healthz", lambda: _json({"status": "ok"}))
     app.add_url_rule("/v1/images/<image_id>/file", "file", lambda image_id: _file(reader, image_id))
     app.add_url_rule(
-        "/v1/images/<image_id>/changes",
-        "changes",
-        lambda image_id: _changes(jobs, image_id),
+        "/v1/images/<image_id>/delta",
+        "delta",
+        lambda image_id: _delta(jobs, image_id),
         methods=["PUT"],
     )
     app.register_error_handler(Exception, _fault)
@@ -120,7 +120,7 @@ def _file(reader: range_reader.RangeReader, image_id: str) -> flask.Response:
     )
 
 
-def _changes(jobs: flatten_jobs.FlattenJobs, image_id: str) -> flask.Response:
+def _delta(jobs: flatten_jobs.FlattenJobs, image_id: str) -> flask.Response:
     request = flask.request
     wanted, caller = _image_id(image_id), _caller()
     disk_format = request.args.get("format", "")

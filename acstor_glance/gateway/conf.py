@@ -7,7 +7,7 @@ from acstor_common.service import conf as common_conf
 from acstor_glance import conf as glance_conf
 
 GROUP = cfg.OptGroup(
-    "acstor_gateway", title="Gateway: range reads from Glance's stores, and compositions"
+    "acstor_gateway", title="Gateway: range reads from Glance's stores, and flatten jobs"
 )
 
 OPTS: list[cfg.Opt] = [

@@ -37,7 +37,7 @@ SERVICES = ("glance", "keystone")
 STATUSES = (200, 206, 400, 401, 403, 404, 405, 409, 411, 413, 416, 500, 502, 503, 504)
 """Labels created at start, so that alerts see each counter rise from 0."""
 OUTCOMES = ("done", "refused", "busy", "client", "base", "glance", "fault")
-COMPOSED_OF = ("base", "changes", "image")
+FLATTEN_KINDS = ("base", "delta", "image")
 """Bytes read of backing images and deltas, and bytes of results."""
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -77,33 +77,33 @@ class GatewayMetrics:
         self.reads_limit = self._gauge(
             "acstor_gateway_reads_limit", "Limit of concurrent reads from a store"
         )
-        self._add_compositions()
+        self._add_flatten_jobs()
         for status in STATUSES:
             self._requests.labels(str(status))
         for service in SERVICES:
             self._service_faults.labels(service)
 
-    def _add_compositions(self) -> None:
-        self._compositions = self._counter(
-            "acstor_gateway_compositions",
+    def _add_flatten_jobs(self) -> None:
+        self._flatten_jobs = self._counter(
+            "acstor_gateway_flatten_jobs",
             "Flattened images, made from a backing image and a delta, by outcome",
             ["outcome"],
         )
-        self._composed_bytes = self._counter(
-            "acstor_gateway_composed_bytes",
-            "Bytes read and written by compositions, by kind",
+        self._flatten_bytes = self._counter(
+            "acstor_gateway_flatten_bytes",
+            "Bytes read and written by flatten jobs, by kind",
             ["kind"],
         )
-        self.compositions_in_flight = self._gauge(
-            "acstor_gateway_compositions_in_flight", "Compositions in progress", ()
+        self.flatten_jobs_in_flight = self._gauge(
+            "acstor_gateway_flatten_jobs_in_flight", "Flatten jobs in progress", ()
         )
-        self.compositions_limit = self._gauge(
-            "acstor_gateway_compositions_limit", "Limit of concurrent compositions", ()
+        self.flatten_jobs_limit = self._gauge(
+            "acstor_gateway_flatten_jobs_limit", "Limit of concurrent flatten jobs", ()
         )
         for outcome in OUTCOMES:
-            self._compositions.labels(outcome)
-        for part in COMPOSED_OF:
-            self._composed_bytes.labels(part)
+            self._flatten_jobs.labels(outcome)
+        for part in FLATTEN_KINDS:
+            self._flatten_bytes.labels(part)
 
     def count_response(self, status: int) -> None:
         """Count an answer."""
@@ -114,10 +114,10 @@ class GatewayMetrics:
         self._service_faults.labels(service).inc()
 
     def count_job(self, outcome: str, **of_bytes: int) -> None:
-        """Count a finished job by one of OUTCOMES; bytes are by COMPOSED_OF."""
-        self._compositions.labels(outcome).inc()
+        """Count a finished job by one of OUTCOMES; bytes are by FLATTEN_KINDS."""
+        self._flatten_jobs.labels(outcome).inc()
         for part, count_bytes in of_bytes.items():
-            self._composed_bytes.labels(part).inc(count_bytes)
+            self._flatten_bytes.labels(part).inc(count_bytes)
 
     def serve(self, address: str) -> Callable[[], None]:
         """Start the Prometheus endpoint in a thread; return a function that stops it."""

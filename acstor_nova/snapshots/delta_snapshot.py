@@ -111,7 +111,7 @@ class DeltaSnapshotBase(imagebackend.MirrorBase):
                 snapshot = Snapshot(self.host, made, context, image_id, image_format, base)
                 return snapshot.create_image(self.path, snapshot_name)
             except Exception as e:
-                why = f"snapshot {image_id} is not made of changes: {e}"
+                why = f"snapshot {image_id} is not made of a delta: {e}"
                 self.host.record_fallback(base, _reason(e), why)
         return super().direct_snapshot(  # type: ignore[misc]
             context, snapshot_name, image_format, image_id, base_image_id
@@ -137,7 +137,7 @@ def _reason(e: Exception) -> control_wire.Fallback:
             return _REASONS.AGENT_UNREACHABLE
         case errors.AgentRefused():
             return _REASONS.AGENT_REFUSED
-    return _REASONS.CHANGES_UNREADABLE
+    return _REASONS.DELTA_UNREADABLE
 
 
 class Snapshot:
@@ -211,7 +211,7 @@ class Snapshot:
         with self._pending.hooks.disk_semaphore(), open(disk_path, "rb") as file:
             body = delta_stream.DeltaBody(delta_stream.open_disk(file), self._base, zero_map)
             LOG.info(
-                "image %s: %d bytes of changes of %d are sent to the gateway",
+                "image %s: a delta of %d bytes of %d is sent to the gateway",
                 self._image_id,
                 len(body),
                 body.head.virtual_size,
@@ -230,7 +230,7 @@ class Snapshot:
             LOG.info("image %s is whole, though its end was not heard: %s", self._image_id, e)
         else:
             took_s = time.monotonic() - began_s
-            words = "image %s: %d bytes were made of these changes in %.1f s"
+            words = "image %s: %d bytes were made of this delta in %.1f s"
             LOG.info(words, self._image_id, size, took_s)
 
     def _is_active(self) -> bool:

@@ -108,6 +108,6 @@ def _log_progress(
     for piece in pieces:
         if (now_s := clock()) - logged_s >= TELL_EVERY_S:
             logged_s = now_s
-            LOG.info("%d of %d bytes of changes are sent", done_bytes, total_bytes)
+            LOG.info("%d of %d bytes of the delta are sent", done_bytes, total_bytes)
         yield piece
         done_bytes += len(piece)

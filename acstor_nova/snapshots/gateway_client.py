@@ -109,7 +109,7 @@ class GatewayClient:
         :param image_id: the new image, whose record has the same format
         :param disk_bytes: size of its disk, for the deadlines of the upload and of the answer
         """
-        path = f"/v1/images/{image_id}/changes"
+        path = f"/v1/images/{image_id}/delta"
         headers = {"Content-Type": "application/octet-stream"}
         within_s = self._limits.idle_s + disk_bytes / SLOWEST_BYTES_S
         sent = _TimedBody(body, within_s)
@@ -178,7 +178,7 @@ class _TimedBody:
         until_s = time.monotonic() + self._within_s
         for piece in self._body:
             if time.monotonic() > until_s:
-                raise TimeoutError(f"it did not take the changes within {self._within_s:.0f} s")
+                raise TimeoutError(f"it did not take the delta within {self._within_s:.0f} s")
             yield piece
 
 

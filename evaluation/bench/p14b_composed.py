@@ -129,7 +129,7 @@ def take(
     image_id = server.snapshot()
     seconds = time.monotonic() - began_s
     sent_bytes = sent_by(net) - before
-    if composed is not bool(re.search(rf"PUT /v1/images/{image_id}/changes", gateway.log())):
+    if composed is not bool(re.search(rf"PUT /v1/images/{image_id}/delta", gateway.log())):
         raise errors.Unusable("P14b", f"the snapshot {image_id} was made in the other way")
     return Taken(seconds, own_bytes, sent_bytes)
 

@@ -82,7 +82,7 @@ def refused(glance: Glance, body: bytes, disk_format: str, status: int, words: s
 def test_body_of_160_bytes_makes_no_image_of_terabytes() -> None:
     body = changes_of(2 * TIB)
     assert len(body) <= 160
-    words = "the image would have 2199023255552 bytes, and its base and changes allow"
+    words = "the image would have 2199023255552 bytes, and its base and delta allow"
     refused(Glance(RAW_BASE, "raw"), body, "raw", 413, words)
     refused(Glance(qcow2_bombs.empty(2 * TIB), "qcow2"), body, "raw", 413, words)
 
@@ -100,7 +100,7 @@ def test_base_whose_clusters_lie_in_one_place_is_refused() -> None:
     for stored_bytes in (None, 4096):
         base = qcow2_bombs.aliased(TIB, stored_bytes=stored_bytes)
         for disk_format in ("raw", "qcow2"):
-            words = "the base decodes to more than|its base and changes allow"
+            words = "the base decodes to more than|its base and delta allow"
             refused(Glance(base, "qcow2"), changes_of(TIB), disk_format, 413, words)
 
 

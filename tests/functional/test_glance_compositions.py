@@ -123,13 +123,13 @@ def test_answer_says_what_was_read_and_counts_it(sender):
     lines = changed_disks.lines_of(sender.send(sender.queued("raw"), stream, "raw"))
     last = lines[-1]
     assert (last["state"], last["size"]) == ("done", disk.size)
-    assert last["changes_bytes"] == len(stream)
+    assert last["delta_bytes"] == len(stream)
     # Zeros that the changes name are not read, but what lies between two changes may be.
     assert last["base_bytes"] < len(disk.base)
     assert all(line["state"] == "uploading" for line in lines[:-1])
     assert sender.counted("done") == before + 1
-    assert sender.gateway.counted("compositions_in_flight") == 0
-    assert sender.gateway.counted("composed_bytes_total", kind="changes") >= len(stream)
+    assert sender.gateway.counted("flatten_jobs_in_flight") == 0
+    assert sender.gateway.counted("flatten_bytes_total", kind="delta") >= len(stream)
 
 
 @pytest.mark.parametrize("into", ["s3", "swift", "rbd"])

@@ -70,7 +70,7 @@ def base(sender):
 
 def wait_idle(sender):
     runs.wait_for(
-        lambda: sender.gateway.counted("compositions_in_flight") == 0,
+        lambda: sender.gateway.counted("flatten_jobs_in_flight") == 0,
         30,
         "the end of all compositions",
         sender.gateway.log,
@@ -152,7 +152,7 @@ def test_client_that_says_nothing_more_is_given_up_in_time(sender, base):
         changed_disks.rest_of(link)
         assert time.monotonic() - began_s < STILL_S + 15
     check_not_whole(sender, image_id)
-    assert f"no changes came for {STILL_S:g} s" in sender.gateway.log()
+    assert f"no data of the delta came for {STILL_S:g} s" in sender.gateway.log()
 
 
 def test_client_that_sends_a_byte_now_and_then_is_given_up_in_time(sender, base):
@@ -317,14 +317,14 @@ def test_more_compositions_than_there_may_be_are_told_to_come_back(sender, base)
         with admin.slowly(admin.queued("raw"), len(stream), "raw") as second:
             second.sendall(stream[:HALF])
             runs.wait_for(
-                lambda: sender.gateway.counted("compositions_in_flight") == 2,
+                lambda: sender.gateway.counted("flatten_jobs_in_flight") == 2,
                 20,
                 "two of them",
                 sender.gateway.log,
             )
             busy = said(stranger.send(stranger.queued("raw"), stream, "raw"), 503)
-            assert busy == "2 compositions are under way, of 2"
+            assert busy == "2 flatten jobs are under way, of 2"
         first.sendall(stream[HALF:])
         assert '"state":"done"' in changed_disks.rest_of(first)
-    assert sender.gateway.counted("compositions_limit") == 2
+    assert sender.gateway.counted("flatten_jobs_limit") == 2
     assert sender.counted("busy") >= 2

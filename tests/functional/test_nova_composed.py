@@ -103,7 +103,7 @@ def switch_off(server: nova_hosts.Server) -> None:
 
 
 def is_made_of_changes(gateway: acstor_gateway.Gateway, image_id: str) -> bool:
-    return bool(re.search(rf"PUT /v1/images/{image_id}/changes\S* => .*/1.1 200", gateway.log()))
+    return bool(re.search(rf"PUT /v1/images/{image_id}/delta\S* => .*/1.1 200", gateway.log()))
 
 
 def check(cluster: nova_hosts.NovaHosts, server: nova_hosts.Server, image_id: str) -> None:
@@ -210,13 +210,13 @@ def test_two_servers_are_snapshotted_at_once(cluster, gateway, base_id):
 
 def test_server_comes_back_from_the_shelf_with_what_it_wrote(cluster, gateway):
     first, second = cluster.hosts
-    before = len(re.findall(r"PUT /v1/images/\S+/changes", gateway.log()))
+    before = len(re.findall(r"PUT /v1/images/\S+/delta", gateway.log()))
     with cluster.server(cluster.images.new(), first) as server:
         kept = nova_moves.Kept(cluster, server)
         kept.write(2 * MIB, 3)
         server.client.shelve_server(server.id)
         server.wait("SHELVED_OFFLOADED")
-        assert len(re.findall(r"PUT /v1/images/\S+/changes", gateway.log())) == before + 1
+        assert len(re.findall(r"PUT /v1/images/\S+/delta", gateway.log())) == before + 1
         body = {"unshelve": {"host": second.name}}
         server.client.post(f"/servers/{server.id}/action", json=body).raise_for_status()
         server.wait("ACTIVE")

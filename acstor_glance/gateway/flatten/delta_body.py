@@ -40,7 +40,7 @@ class DeltaBody:
     ) -> None:
         self._stream, self._length_bytes, self._watch = stream, length_bytes, watch
         self._reader = disk_delta.Reader(
-            f"the changes for image {image_id}", image_record.SERVED_VIRTUAL_BYTES
+            f"the delta for image {image_id}", image_record.SERVED_VIRTUAL_BYTES
         )
         self._left_bytes = 0
         self._clock, self._waited_s = clock, 0.0
@@ -54,7 +54,7 @@ class DeltaBody:
         with _translated():
             head = self._reader.read_head(self._take(disk_delta.HEADER_BYTES))
             if head.stream_bytes != self._length_bytes:
-                words = f"it has {self._length_bytes} bytes, and its changes {head.stream_bytes}"
+                words = f"it has {self._length_bytes} bytes, and its delta {head.stream_bytes}"
                 raise _broken(f"the body is not what its header says: {words}")
             table = self._reader.read_table(self._take(head.table_bytes))
             self._left_bytes = head.data_bytes
@@ -99,7 +99,7 @@ class DeltaBody:
 
     def _check_rate(self) -> None:
         if self._waited_s > self._watch.stall_s + self.read_bytes / SLOWEST_BYTES_S:
-            words = f"{self.read_bytes} bytes of changes came in {self._waited_s:.0f} s"
+            words = f"{self.read_bytes} bytes of the delta came in {self._waited_s:.0f} s"
             raise http_errors.FlattenAborted(http.HTTPStatus.REQUEST_TIMEOUT, words, "client")
 
     def _read_some(self, length: int) -> bytes:

@@ -50,8 +50,8 @@ class FlattenJobs:
         self._ratio = ratio
         self._stall_s, self._counters = IDLE_TIMEOUTS * read_admission.TIMEOUT_S, counters
         self._slots = job_slots.JobSlots(job_slots.JOBS, -(-job_slots.JOBS // 2))
-        self._threads = futures.ThreadPoolExecutor(job_slots.JOBS, thread_name_prefix="composition")
-        counters.compositions_limit.set(job_slots.JOBS)
+        self._threads = futures.ThreadPoolExecutor(job_slots.JOBS, thread_name_prefix="flatten")
+        counters.flatten_jobs_limit.set(job_slots.JOBS)
 
     def start_job(
         self, request: flatten_job.FlattenRequest, project_id: str, stream: Any, length_bytes: int
@@ -68,7 +68,7 @@ class FlattenJobs:
         except http_errors.HttpError:
             self._counters.count_job("busy")
             raise
-        self._counters.compositions_in_flight.inc()
+        self._counters.flatten_jobs_in_flight.inc()
         trace = tracing.trace_headers()
         job = self._threads.submit(self._run, request, work, body, slot, trace)
         self._wait(job, body, watch)
@@ -89,7 +89,7 @@ class FlattenJobs:
         if not watch.is_stalled:
             return
         if body.is_waiting:
-            words = f"no changes came for {self._stall_s:g} s"
+            words = f"no data of the delta came for {self._stall_s:g} s"
             watch.stop_work(
                 http_errors.FlattenAborted(http.HTTPStatus.REQUEST_TIMEOUT, words, "client")
             )
@@ -143,12 +143,12 @@ class FlattenJobs:
             words = "the gateway failed; its log says why"
             raise http_errors.HttpError(http.HTTPStatus.INTERNAL_SERVER_ERROR, words) from error
         finally:
-            self._counters.compositions_in_flight.dec()
+            self._counters.flatten_jobs_in_flight.dec()
             self._counters.count_job(
-                outcome, base=work.base_bytes, changes=body.read_bytes, image=work.sent_bytes
+                outcome, base=work.base_bytes, delta=body.read_bytes, image=work.sent_bytes
             )
             bytes_of = f"{work.sent_bytes} bytes of {work.base_bytes} and {body.read_bytes}"
-            LOG.info("image %s, composed: %s, %s %s", image_id, outcome, bytes_of, why)
+            LOG.info("image %s, flattened: %s, %s %s", image_id, outcome, bytes_of, why)
 
 
 def _outcome(
@@ -160,7 +160,7 @@ def _outcome(
         "state": "done",
         "size": work.file_bytes,
         "base_bytes": work.base_bytes,
-        "changes_bytes": body.read_bytes,
+        "delta_bytes": body.read_bytes,
     }
 
 

@@ -63,7 +63,7 @@ def check_file(file_bytes: int, bounds: FlattenLimits, quota_bytes: int | None) 
     """Check the resulting file's length before the upload; raises HttpError."""
     if file_bytes > bounds.file_bytes:
         raise _too_large(
-            f"the image would have {file_bytes} bytes, and its base and changes allow "
+            f"the image would have {file_bytes} bytes, and its base and delta allow "
             f"{bounds.file_bytes}: {_REMEDY}"
         )
     if quota_bytes is not None and file_bytes > quota_bytes:

@@ -121,7 +121,7 @@ class Sender:
         )
 
     def url(self, image_id: str, disk_format: str = "qcow2") -> str:
-        return f"{self.gateway.url}/v1/images/{image_id}/changes?format={disk_format}"
+        return f"{self.gateway.url}/v1/images/{image_id}/delta?format={disk_format}"
 
     def send(
         self, image_id: str, stream: Any, disk_format: str = "qcow2", **headers: str
@@ -167,7 +167,7 @@ class Sender:
 
     def counted(self, outcome: str) -> float:
         """Return how many compositions ended so."""
-        return self.gateway.counted("compositions_total", outcome=outcome)
+        return self.gateway.counted("flatten_jobs_total", outcome=outcome)
 
 
 def lines_of(answer: requests.Response) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 
 BASE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
-GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "changes-v1.acchanges"
+GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "delta-v1.acdelta"
 OS_HASH = chunk_map.OsHash("sha512", hashlib.sha512(b"base").digest())
 DATA, ZERO = ExtentKind.DATA, ExtentKind.ZERO
 SIZE = 8192

@@ -26,7 +26,7 @@ def test_image_is_no_longer_than_the_base_and_the_delta_decode_to() -> None:
     bounds = flatten_limits.limits_for(30 * MIB, 1000 * MIB, 10 * MIB, 64)
     assert bounds == (1000 * MIB, (1920 + 640) * MIB)
     flatten_limits.check_file(2560 * MIB, bounds, None)
-    assert "base and changes allow 2684354560" in refused(2560 * MIB + 1, bounds)
+    assert "base and delta allow 2684354560" in refused(2560 * MIB + 1, bounds)
 
 
 def test_disk_that_a_small_base_states_does_not_count() -> None:

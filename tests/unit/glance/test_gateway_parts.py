@@ -27,12 +27,12 @@ def test_place_is_given_until_all_or_those_of_a_project_are_taken():
     made = job_slots.JobSlots(3, 2)
     with made.acquire_slot("a"), made.acquire_slot("a"):
         with pytest.raises(
-            http_errors.HttpError, match="2 compositions of this project are under way"
+            http_errors.HttpError, match="2 flatten jobs of this project are under way"
         ):
             made.acquire_slot("a").__enter__()
         with (
             made.acquire_slot("b"),
-            pytest.raises(http_errors.HttpError, match="3 compositions are") as caught,
+            pytest.raises(http_errors.HttpError, match="3 flatten jobs are") as caught,
         ):
             made.acquire_slot("c").__enter__()
         assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "30"})
@@ -45,7 +45,7 @@ def test_place_is_given_back_by_what_fails_and_nobody_has_one_where_there_are_no
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), made.acquire_slot("a"):
             raise ZeroDivisionError
-    with pytest.raises(http_errors.HttpError, match="0 compositions are under way, of 0"):
+    with pytest.raises(http_errors.HttpError, match="0 flatten jobs are under way, of 0"):
         job_slots.JobSlots(0, 1).acquire_slot("a").__enter__()
 
 
@@ -137,7 +137,8 @@ def test_client_that_drips_is_sent_away_though_something_always_moves(each_s, is
         read_all(body, got)
         assert b"".join(got) == DATA
         return
-    with pytest.raises(http_errors.FlattenAborted, match=r"bytes of changes came in 4 s") as caught:
+    expected = r"bytes of the delta came in 4 s"
+    with pytest.raises(http_errors.FlattenAborted, match=expected) as caught:
         read_all(body, got)
     assert caught.value.status == 408 and not body.is_whole.is_set()
 

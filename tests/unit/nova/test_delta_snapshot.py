@@ -186,7 +186,7 @@ def test_changes_are_sent_and_nova_has_nothing_left_to_do(
     base = {"properties": {"direct_base_image_ref": f"{IMAGE} {SNAPSHOT}"}}
     assert nova.events == [("update", SNAPSHOT, wanted), ("update", SNAPSHOT, base), *live]
     ((path, raw),) = gateway.composed
-    assert path == f"/v1/images/{SNAPSHOT}/changes?format={image_format}"
+    assert path == f"/v1/images/{SNAPSHOT}/delta?format={image_format}"
     head = disk_delta.Reader("test").read_head(raw[: disk_delta.HEADER_BYTES])
     assert (head.base, head.data_bytes, head.virtual_size) == (IMAGE, 2 * CHUNK, SIZE)
     assert head.os_hash == ("sha512", b"\xab" * 64)
@@ -209,8 +209,8 @@ def test_snapshot_that_nova_did_not_announce_is_made_as_ever(nova, gateway):
     assert not gateway.asked
 
 
-@pytest.mark.expect_log(r"not made of changes: its format is vmdk \[snapshot-format")
-@pytest.mark.expect_log(r"not made of changes: it is to be compressed \[snapshot-format")
+@pytest.mark.expect_log(r"not made of a delta: its format is vmdk \[snapshot-format")
+@pytest.mark.expect_log(r"not made of a delta: it is to be compressed \[snapshot-format")
 def test_formats_that_only_nova_makes_are_made_by_nova(nova, agent, gateway):
     assert nova.is_made_as_ever(image_format="vmdk") == {R.SNAPSHOT_FORMAT: 1}
     nova.conf.set_override("snapshot_compression", True, group="libvirt")
@@ -235,10 +235,10 @@ def test_gateway_that_is_away_is_noticed_before_anything_is_done(nova, agent, is
     assert not nova.events
 
 
-@pytest.mark.expect_log("changes-unreadable")
+@pytest.mark.expect_log("delta-unreadable")
 def test_keystone_that_gives_nova_no_token_of_its_own_is_for_nova_to_miss(nova, agent, gateway):
     nova.headers = None
-    assert nova.is_made_as_ever() == {R.CHANGES_UNREADABLE: 1}
+    assert nova.is_made_as_ever() == {R.DELTA_UNREADABLE: 1}
     assert not gateway.asked
 
 
@@ -307,21 +307,21 @@ def test_agent_that_does_not_say_which_image_it_shows_is_not_enough(nova, agent,
     assert not gateway.composed
 
 
-@pytest.mark.expect_log(r"no such domain \[changes-unreadable")
+@pytest.mark.expect_log(r"no such domain \[delta-unreadable")
 def test_what_nova_s_driver_cannot_do_is_for_nova_to_say(nova, agent, gateway):
     nova.is_live = "fails"
-    assert nova.is_made_as_ever() == {R.CHANGES_UNREADABLE: 1}
+    assert nova.is_made_as_ever() == {R.DELTA_UNREADABLE: 1}
     assert not gateway.composed
 
 
-@pytest.mark.expect_log(r"at most 0 changes \[changes-unreadable")
+@pytest.mark.expect_log(r"at most 0 changes \[delta-unreadable")
 def test_disk_with_more_changes_than_can_be_sent_is_made_as_ever(nova, agent, gateway, monkeypatch):
     table = disk_delta.ExtentTable
     monkeypatch.setattr(table, "from_runs", functools.partial(table.from_runs, max_extents=0))
-    assert nova.is_made_as_ever() == {R.CHANGES_UNREADABLE: 1}
+    assert nova.is_made_as_ever() == {R.DELTA_UNREADABLE: 1}
 
 
-@pytest.mark.expect_log(r"it is not based on image .*\[changes-unreadable")
+@pytest.mark.expect_log(r"it is not based on image .*\[delta-unreadable")
 def test_copy_that_lies_on_another_image_is_not_sent(nova, agent, gateway, tmp_path):
     other = tmp_path / "images" / f"{SNAPSHOT}.raw"
     other.write_bytes(bytes(SIZE))
@@ -329,7 +329,7 @@ def test_copy_that_lies_on_another_image_is_not_sent(nova, agent, gateway, tmp_p
         nova.host, nova.fail, str(nova.make_disk("copy", other)), "qcow2", "out", "raw"
     )
     nova.is_live = True
-    assert nova.is_made_as_ever() == {R.CHANGES_UNREADABLE: 1}
+    assert nova.is_made_as_ever() == {R.DELTA_UNREADABLE: 1}
     assert not gateway.composed
 
 

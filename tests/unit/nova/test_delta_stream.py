@@ -145,5 +145,5 @@ def test_log_says_now_and_then_how_much_was_sent(caplog):
     moments = iter([0.0, 1.0, 31.0, 32.0])
     assert list(delta_stream._log_progress([b"1"] * 3, 3, lambda: next(moments))) == [b"1"] * 3
     assert [record.getMessage() for record in caplog.records] == [
-        "1 of 3 bytes of changes are sent"
+        "1 of 3 bytes of the delta are sent"
     ]

@@ -58,7 +58,7 @@ def test_changes_are_sent_as_they_are_for_who_wants_the_snapshot(gateway, client
     client.check_gateway()
     client.check_base(IMAGE)
     assert client.flatten_image(IMAGE, "qcow2", Body()) == gateway_server.DONE["size"]
-    path = f"/v1/images/{IMAGE}/changes?format=qcow2"
+    path = f"/v1/images/{IMAGE}/delta?format=qcow2"
     assert gateway.composed == [(path, b"".join(PIECES))]
     _, looked, sent = gateway.asked
     assert looked["Range"] == "bytes=0-0"
@@ -68,10 +68,10 @@ def test_changes_are_sent_as_they_are_for_who_wants_the_snapshot(gateway, client
 
 def test_refusal_is_told_in_the_gateway_s_words(gateway, client):
     gateway.refuse("GET", 404, "there is no such image")
-    gateway.refuse("PUT", 503, "4 compositions are under way")
+    gateway.refuse("PUT", 503, "4 flatten jobs are under way")
     with pytest.raises(REFUSED, match=r"\(404\): there is no such image"):
         client.check_base(IMAGE)
-    with pytest.raises(REFUSED, match=r"\(503\): 4 compositions are under way"):
+    with pytest.raises(REFUSED, match=r"\(503\): 4 flatten jobs are under way"):
         client.flatten_image(IMAGE, "raw", Body())
 
 
@@ -178,7 +178,7 @@ def test_gateway_that_takes_changes_slowly_has_a_deadline():
         thread = threading.Thread(target=take_slowly, args=(server, ended))
         thread.start()
         began_s = time.monotonic()
-        with pytest.raises(UNREACHABLE, match="did not take the changes within 2 s"):
+        with pytest.raises(UNREACHABLE, match="did not take the delta within 2 s"):
             client.flatten_image(IMAGE, "raw", LongBody(), gateway_client.SLOWEST_BYTES_S)
         assert 1.9 < time.monotonic() - began_s < 12.0
         ended.set()

@@ -110,7 +110,7 @@ def driver(monkeypatch):
     monkeypatch.setattr(registration, "nova_version", lambda: "34.0.0")
     monkeypatch.setattr(registration.importlib, "import_module", modules.__getitem__)
     made = type("LibvirtDriver", (Driver,), {})
-    registration._register_composed(types.SimpleNamespace(LibvirtDriver=made))
+    registration._register_delta_snapshots(types.SimpleNamespace(LibvirtDriver=made))
     delta_snapshot._under_way.set(None)
     return made()
 
@@ -163,7 +163,7 @@ def test_driver_that_is_not_as_it_was_is_left_alone(driver, monkeypatch):
 
     monkeypatch.setattr(nova_hooks, "check_snapshot_hooks", check)
     module = types.SimpleNamespace(LibvirtDriver=type("LibvirtDriver", (Driver,), {}))
-    registration._register_composed(module)
+    registration._register_delta_snapshots(module)
     assert module.LibvirtDriver._suspend_guest_for_snapshot is Driver._suspend_guest_for_snapshot
 
 
