@@ -66,17 +66,20 @@ class ImageService:
             self.hydration = hydration.Hydration(
                 chunks.mirrors, self.usage, stored.pins, filler, self.replication
             )
-        self.eviction = image_eviction.ImageEviction(
-            chunks.mirrors,
-            boots.sessions,
-            self.usage,
-            stored.pins,
-            limits=image_eviction.EvictionLimits(own.detach_unused_after_s),
-            detach_handlers=[boots.recording.forget_image, inode_numbers.image_detached],
-        )
+        self.eviction = self._make_eviction(inode_numbers)
         self.boot_prefetch = self._make_boot_prefetch()
         self._subscribe()
         chunks.mirrors.set_mirror_factory(self._make_mirror)
+
+    def _make_eviction(self, inode_numbers: inodes.Inodes) -> image_eviction.ImageEviction:
+        return image_eviction.ImageEviction(
+            self._chunks.mirrors,
+            self._boots.sessions,
+            self.usage,
+            self._stored.pins,
+            limits=image_eviction.EvictionLimits(self._own.detach_unused_after_s),
+            detach_handlers=[self._boots.recording.forget_image, inode_numbers.image_detached],
+        )
 
     def _subscribe(self) -> None:
         chunks, cache = self._chunks, self._stored.cache
