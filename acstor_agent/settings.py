@@ -175,10 +175,7 @@ def boot_limits(own: Options) -> boot_recording.RecordingLimits:
 
 
 def host_id(text: str) -> ids.HostId:
-    """Return the name of this host.
-
-    :raises errors.Unusable: it is not a valid host ID
-    """
+    """Return the name of this host, or raise Unusable if it is not a valid host ID."""
     try:
         return ids.parse_host_id(text)
     except ValueError as e:
@@ -186,10 +183,7 @@ def host_id(text: str) -> ids.HostId:
 
 
 def reachable_at(own: Options) -> str:
-    """Return the address for other hosts.
-
-    :raises errors.Unusable: they cannot use it
-    """
+    """Return the address for other hosts, or raise Unusable if they cannot use it."""
     address: str = own.peer_listen
     try:
         ip, _ = addresses.parse(address)

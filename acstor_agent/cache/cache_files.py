@@ -39,10 +39,7 @@ Pin = Callable[[ids.Cid, int], None]
 
 
 class CacheFiles:
-    """Chunks by CID on the local disk, bounded in bytes.
-
-    Create it with :meth:`open`, keep :meth:`run` running, and end with :meth:`aclose`.
-    """
+    """Chunks by CID on the local disk: :meth:`open` it, keep :meth:`run` running, and close it."""
 
     def __init__(
         self,
@@ -332,10 +329,7 @@ class CacheFiles:
         return cid in self._core.pins
 
     def unpin_chunk(self, cid: ids.Cid, length: int) -> None:
-        """Undo one :meth:`pin_chunk`.
-
-        :raises KeyError: it is not pinned
-        """
+        """Undo one :meth:`pin_chunk`, or raise KeyError if it is not pinned."""
         self._core.unpin_chunk(cid, length)
 
     @property

@@ -239,9 +239,6 @@ def _record_of(job: WriteJob) -> bytes:
 
 
 def write(fd: int, pieces: Sequence[bytes | bytearray | memoryview], offset: int) -> None:
-    """Write all of ``pieces``, back to back.
-
-    :raises OSError: the write was incomplete
-    """
+    """Write all of ``pieces``, back to back, or raise OSError if the write was incomplete."""
     if os.pwritev(fd, pieces, offset) != sum(map(len, pieces)):
         raise OSError(errno.EIO, "short write")

@@ -49,10 +49,7 @@ def main() -> int:
 
 
 def run(conf: cfg.ConfigOpts) -> int:
-    """Run the agent.
-
-    :raises errors.Unusable: an option's value cannot be used
-    """
+    """Run the agent, or raise Unusable if an option's value cannot be used."""
     signals.install(conf.mutate_config_files)
     os.umask(0o077)  # only the agent may read its files
     own = conf.acstor_agent

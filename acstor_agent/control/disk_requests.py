@@ -78,10 +78,7 @@ class DiskRequests:
         return f"{self._mount_point}/disks/{self._disks.name_of(disk_id)}"
 
     async def drop_disk(self, disk_id: disk_header.DiskId) -> dict[str, str]:
-        """Remove a disk.
-
-        :raises errors.Unusable: a process has it open
-        """
+        """Remove a disk, or raise Unusable if a process has it open."""
         await self._check_closed(f"disks/{self._disks.name_of(disk_id)}", f"disk {disk_id}")
         await self._disks.drop(disk_id)
         return {"disk_id": disk_id}
@@ -104,10 +101,7 @@ class DiskRequests:
     async def flatten_disk(
         self, disk_id: disk_header.DiskId, report: control_socket.Report
     ) -> dict[str, int]:
-        """Copy its image into a disk.
-
-        :raises errors.Unusable: there is no such disk
-        """
+        """Copy its image into a disk, or raise Unusable if there is no such disk."""
         try:
             made = await self._disks.open(disk_id)
         except FileNotFoundError as e:

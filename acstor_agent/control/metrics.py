@@ -70,10 +70,7 @@ async def run_endpoint(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run the endpoint until cancelled.
-
-    :raises errors.Unusable: the address cannot be used
-    """
+    """Run the endpoint until cancelled, or raise Unusable if the address cannot be used."""
     stop = serve(address, read_status)
     try:
         task_status.started()

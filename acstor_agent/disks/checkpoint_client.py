@@ -88,10 +88,7 @@ class HolderConnections:
         self.times = ResponseTimes()
 
     def check_credentials(self) -> None:
-        """Check that this host can authenticate to holders.
-
-        :raises errors.Unusable: it cannot
-        """
+        """Check that this host can authenticate to holders, or raise Unusable if it cannot."""
         try:
             self._credentials.client_context()
         except OSError as e:

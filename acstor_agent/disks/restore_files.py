@@ -59,10 +59,7 @@ def read(folder: pathlib.Path, disk_id: disk_header.DiskId) -> restore_record.Re
 
 
 def read_manifest(folder: pathlib.Path, disk_id: disk_header.DiskId) -> bytes:
-    """Return the sealed manifest.
-
-    :raises errors.FormatError: it is missing
-    """
+    """Return the sealed manifest, or raise FormatError if it is missing."""
     path = _manifest_path(folder, disk_id)
     try:
         return path.read_bytes()

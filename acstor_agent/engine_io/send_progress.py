@@ -35,10 +35,7 @@ class PolledConnection(Hashable, Protocol):
 
 
 class SendProgress:
-    """Polls connections; keep :meth:`run` running.
-
-    :param reading: the connections for which chunks are being read from the cache
-    """
+    """Polls connections; ``reading``: those for which chunks are being read from the cache."""
 
     def __init__(
         self, driver: engine_driver.EngineDriver, reading: Container[PolledConnection]

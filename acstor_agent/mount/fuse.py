@@ -272,10 +272,9 @@ class MirrorOperations(pyfuse3.Operations):
             await (await self._disk(pyfuse3.InodeT(fh))).sync()
 
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
-        """Return ENOSYS, so the kernel closes files without asking.
+        """Return ENOSYS: after the first one the kernel closes files without asking.
 
-        It would wait for the answer even in a killed process. After the first ENOSYS it never asks
-        again.
+        It would wait for an answer even in a killed process.
         """
         raise pyfuse3.FUSEError(errno.ENOSYS)
 

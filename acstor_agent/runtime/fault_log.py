@@ -24,10 +24,7 @@ class FaultLog:
         self._log_limit = log_limit.LogLimit(LOG_EVERY_S)
 
     def record_fault(self, what: str, error: Exception) -> str:
-        """Count a fault, log it if it is new, and describe it.
-
-        :param what: the failed operation, without its requester
-        """
+        """Count a fault, log it if it is new, and describe it; ``what``: the failed operation."""
         self.count += 1
         cause: BaseException = error
         while isinstance(cause, BaseExceptionGroup):

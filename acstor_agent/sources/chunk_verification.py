@@ -8,10 +8,7 @@ from acstor_common.model import ids
 def check_chunk(
     data: bytes | bytearray | memoryview, content: ids.Content, what: object, where: object
 ) -> None:
-    """Verify bytes.
-
-    :raises errors.ChunkInvalid: ``data`` does not match ``content``
-    """
+    """Verify bytes, or raise ChunkInvalid if ``data`` does not match ``content``."""
     if not content.matches_data(data):
         raise mismatch(data, content, what, where)
 

@@ -174,10 +174,7 @@ def shifted_report(report: base.ReportOutcomes, by: int) -> base.ReportOutcomes:
 
 
 def check_pieces(blob: base.Blob, pieces: Sequence[base.BlobPiece]) -> None:
-    """Check ranges.
-
-    :raises errors.LocalProtocolError: a piece is empty, or has a negative offset
-    """
+    """Check ranges, or raise LocalProtocolError if a piece is empty, or has a negative offset."""
     for offset, length, _ in pieces:
         if offset < 0 or length <= 0:
             why = f"{blob.file_name}: no range: offset {offset}, length {length}"

@@ -43,10 +43,7 @@ class BootActivity:
             self._fetched, self._active_s = count, now_s
 
     def is_on(self, now_s: float, *, is_expected: bool) -> bool:
-        """Return whether a guest boots.
-
-        :param is_expected: a boot image is kept in memory for one
-        """
+        """Return whether a guest boots; ``is_expected``: a boot image is kept in memory for one."""
         if self._since_s is None:
             return is_expected
         if now_s - self._since_s >= self._longest_s:

@@ -18,10 +18,7 @@ CLOCK_FAULT_S = 60.0  # smaller differences of clocks are not reported
 
 
 def due_s(certificate: certificates.HostCertificate, jitter: float) -> float:
-    """Return when to request the next certificate, by the issuer's clock.
-
-    :param jitter: from 0 to 1, drawn once for each certificate
-    """
+    """Return when to renew, by the issuer's clock; ``jitter``: 0 to 1, drawn per certificate."""
     begin_s = min(certificate.not_before_s + certificates.BACKDATE_S, certificate.not_after_s)
     life_s = certificate.not_after_s - begin_s
     return begin_s + life_s * (LATEST_SHARE - STRETCH * jitter)

@@ -140,10 +140,7 @@ class Scheduler:
         return self._now_s
 
     def submit_request(self, request: requests.DiskRequest, now_s: float) -> None:
-        """Queue a request.
-
-        :raises BadRequest: the request is empty or outside of the disk
-        """
+        """Queue a request, or raise BadRequest if the request is empty or outside of the disk."""
         if request.length <= 0 or request.offset < 0 or request.stop > self._size_bytes:
             raise BadRequest(
                 f"bytes {request.offset} to {request.stop} of {self._size_bytes}: there is nothing"

@@ -18,10 +18,7 @@ GAIN = 10  # how much of a slice each 100 % above CLEAR_SHARE are worth (equatio
 
 
 class StreamProfile:
-    """One stream.
-
-    :param predicts: its vNavigator, whose clock runs while the stream is served
-    """
+    """One stream; ``predicts``: its vNavigator, whose clock runs while the stream is served."""
 
     def __init__(self, stream: requests.Stream, predicts: navigator.Navigator) -> None:
         self.stream = stream

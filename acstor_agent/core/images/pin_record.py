@@ -51,10 +51,7 @@ def encode(pins: Iterable[ImagePin]) -> bytes:
 
 
 def decode(raw: bytes, what: str) -> dict[ids.ImageId, ImagePin]:
-    """Return the pins of a file, in their order.
-
-    :raises errors.FormatError: it is not a pin file
-    """
+    """Return the pins of a file, in their order, or raise FormatError if it is not a pin file."""
     try:
         file = _decoder.decode(raw)
         if file.version != VERSION:

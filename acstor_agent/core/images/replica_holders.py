@@ -175,10 +175,7 @@ class CloudProgress(NamedTuple):
 def cloud_progress(
     report: Report, copies: int, image_bytes: int, own_bytes: int, own_left_bytes: int | None
 ) -> CloudProgress:
-    """Return the state of an image in the cloud.
-
-    :param own_left_bytes: of it, bytes that are missing; None if not counted yet
-    """
+    """Return the state of an image in the cloud; ``own_left_bytes`` None: not counted yet."""
     total_bytes = copies * image_bytes
     if own_left_bytes is None:
         return CloudProgress(total_bytes, None, False, report.state, report.why)

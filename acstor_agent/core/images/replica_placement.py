@@ -86,10 +86,7 @@ def union_of_parts(first: ReplicaPart, other: ReplicaPart) -> ReplicaPart:
 
 
 class ReplicaPlacement:
-    """Computes the part of images that this host keeps.
-
-    :param is_by_place: OIDs follow from image and offset, not from the CID
-    """
+    """Computes the part of images that this host keeps; ``is_by_place``: OIDs ignore the CID."""
 
     def __init__(
         self,

@@ -34,10 +34,7 @@ class Job:
 
 
 class _Image:
-    """Queue and usage of one image.
-
-    :param used_s: virtual time, which advances while it is idle
-    """
+    """Queue and usage of one image; ``used_s``: virtual time, which advances while it is idle."""
 
     def __init__(self, used_s: float) -> None:
         self.used_s = used_s

@@ -57,10 +57,7 @@ class BootRecording:
         self._requested = lru_table.LruTable[ids.ImageId, int](requested_limit)
 
     def record_more(self, image_id: ids.ImageId, boots: int) -> None:
-        """Record so many more boots of an image.
-
-        :raises errors.Unusable: recording is disabled
-        """
+        """Record so many more boots of an image, or raise Unusable if recording is disabled."""
         if not self._limits.longest_s:
             raise errors.Unusable(
                 "boot_memory_limit_bytes", "is 0, so nothing is recorded here", "Set it to more"

@@ -313,10 +313,7 @@ class Hydration:
         self._changed.set()
 
     async def withdraw_request(self, image_id: ids.ImageId) -> None:
-        """Keep an image only as long as it is used.
-
-        :raises errors.Unusable: it is not kept here
-        """
+        """Keep an image only as long as it is used, or raise Unusable if it is not kept here."""
         self._check_pinned(image_id)
         await self._pins.change_pin(image_id, is_operator_pin=False)
         self._changed.set()

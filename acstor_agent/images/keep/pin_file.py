@@ -41,10 +41,7 @@ class PinFile:
             return None
 
     def write(self, pins: Mapping[ids.ImageId, pin_record.ImagePin]) -> None:
-        """Write the file.
-
-        :raises OSError: the write failed; the former file is intact
-        """
+        """Write the file, or raise OSError if the write failed; the former file is intact."""
         _write(self._path, pin_record.encode(pins.values()))
 
     def derive_pins(self) -> Pins:

@@ -54,10 +54,7 @@ class PagedLayout:
         self._page_bytes = PAGE_CIDS * subject.geometry.chunk_bytes
 
     def find(self, start: int, stop: int) -> list[layout.Extent]:
-        """Return the extents of a range.
-
-        :raises errors.SourceOverloaded: its page was evicted
-        """
+        """Return the extents of a range, or raise SourceOverloaded if its page was evicted."""
         found: list[layout.Extent] = []
         for number in range(start // self._page_bytes, -(-stop // self._page_bytes)):
             if (page := self._pages.get((self._subject.image_id, number))) is None:

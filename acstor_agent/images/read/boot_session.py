@@ -150,10 +150,7 @@ class BootSessions:
 
 
 class BootSession:
-    """The boots of one image.
-
-    ``in_memory`` has the chunks of the boot image by CID; it is empty except while guests boot.
-    """
+    """The boots of one image; ``in_memory`` has its boot image's chunks while guests boot."""
 
     def __init__(self, image_map: chunk_map.ChunkMap, host: BootSessions) -> None:
         self.in_memory: dict[ids.Cid, memoryview] = {}
