@@ -19,7 +19,7 @@ from acstor_common.util import log_limit
 LOG = logging.getLogger(__name__)
 
 LOG_INTERVAL_S = 10.0
-LOG_LINES = 32  # log lines in SAY_AGAIN_S, since attackers choose addresses and reasons
+LOG_LINES = 32  # log lines in LOG_INTERVAL_S, since attackers choose addresses and reasons
 PLACES_OF_HOST = 8
 """For each host on the table at an address: four, and four more while old ones end."""
 
@@ -35,7 +35,7 @@ class HandshakeLimits:
         self._of_hosts: dict[str, dict[trio.CancelScope, str]] = {}  # by address, oldest first
         self._drop_log = log_limit.LogLimit(LOG_INTERVAL_S)
         self._rate_log = log_limit.LogLimit(LOG_INTERVAL_S)
-        self._lines, self._lines_since_s, self._unlogged = 0, -LOG_INTERVAL_S, 0
+        self._line_log = log_limit.LogLimit(LOG_INTERVAL_S, LOG_LINES)
 
     def __len__(self) -> int:
         return len(self._waiting) + sum(map(len, self._of_hosts.values()))
@@ -97,18 +97,9 @@ class HandshakeLimits:
         """Log a dropped connection, rate-limited for each address and reason."""
         now = trio.current_time()
         suppressed = self._drop_log.take_line((ip, why), now)
-        if suppressed is None:
+        if suppressed is None or (unlogged := self._line_log.take_line(None, now)) is None:
             return
-        if not self._may_log(now):
-            self._unlogged += 1
-            return
+        if unlogged:
+            LOG.warning("%d more connections were dropped for other reasons", unlogged)
         more = f" (and {suppressed} more like it)" if suppressed else ""
         LOG.warning("Connection from %s dropped: %s%s", peer, why, more)
-
-    def _may_log(self, now: float) -> bool:
-        if now - self._lines_since_s >= LOG_INTERVAL_S:
-            if self._unlogged:
-                LOG.warning("%d more connections were dropped for other reasons", self._unlogged)
-            self._lines, self._lines_since_s, self._unlogged = 0, now, 0
-        self._lines += 1
-        return self._lines <= LOG_LINES

@@ -23,6 +23,7 @@ from acstor_agent.core.mount import blocked_requests
 from acstor_agent.runtime import disk_io
 from acstor_common import errors
 from acstor_common.model import geometry
+from acstor_common.util import log_limit
 
 LOG = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class ReadAdmission:
             longest_queue_drop.LongestQueueDrop(limit_bytes)
         )
         self._lines: dict[tuple[requests.Stream, bool], _Line] = {}
-        self._logged_s = -LOG_INTERVAL_S
+        self._log_limit = log_limit.LogLimit(LOG_INTERVAL_S)
         self._elsewhere, self._elsewhere_s = 0, -math.inf
 
     def __len__(self) -> int:
@@ -157,8 +158,7 @@ class ReadAdmission:
 
     def _log_refusal(self, guest: requests.Stream) -> None:
         self.refused += 1
-        if trio.current_time() - self._logged_s >= LOG_INTERVAL_S:
-            self._logged_s = trio.current_time()
+        if self._log_limit.take_line(None, trio.current_time()) is not None:
             LOG.warning(
                 "%s has the most waiting requests, above the limit: its newest ones fail "
                 "(%d were refused since the start)",
