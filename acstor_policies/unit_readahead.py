@@ -43,6 +43,9 @@ class UnitReadahead:
         unit = self._navigator.unit_at(last)
         return self._not_asked(unit) if unit else (0, 0)
 
+    def record_wait(self, offset: int, length: int, now_s: float) -> None:
+        """Do nothing: the units do not depend on delays."""
+
     def _not_asked(self, unit: navigator.Unit) -> _Range:
         size = self._navigator.zone_bytes
         stop = min(unit.stop, unit.start + max(size, self._limit_bytes))

@@ -14,6 +14,8 @@ from collections.abc import Container
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import trio
+
 from acstor_agent.cache import cache_files
 from acstor_agent.core import counters
 from acstor_agent.core.boot import boot_recorder
@@ -200,13 +202,14 @@ class Mirror:
         began_s = time.perf_counter()
         if offset + length > self.size_bytes or length > MAX_READ_BYTES:
             length = max(0, min(length, self.size_bytes - offset, MAX_READ_BYTES))
-        self._read_ahead(offset, length, began_s)  # before the wait, to run in parallel
+        self._read_ahead(offset, length)  # before the wait, to run in parallel
         data: read_request.Bytes | None = self._read_chunk_nowait(offset, length)
         if data is None:
             steps = self._plan(offset, length)
             data = self._read_steps_nowait(steps, length)
             if data is None:
                 data = await self._read(offset, length, guest, steps)
+                self._ahead.record_wait(offset, length, trio.current_time())
         self.prefetch.read(offset, length)
         self.counters.count_read(time.perf_counter() - began_s)
         return data
@@ -381,8 +384,8 @@ class Mirror:
             if request is not None:
                 self._put_all(offset, view, missing, await request.wait())
 
-    def _read_ahead(self, offset: int, length: int, now_s: float) -> None:
-        start, stop = self._ahead.record_read(offset, length, now_s)
+    def _read_ahead(self, offset: int, length: int) -> None:
+        start, stop = self._ahead.record_read(offset, length, trio.current_time())
         if start == stop:
             return
         size = self._chunk_bytes
