@@ -31,7 +31,7 @@ NAMESPACE = "acstor.policies"
 class Policies(NamedTuple):
     """One value per kind of policy.
 
-    :param disk_schedulers: makers of disk schedulers, by the names of disk policies
+    :param disk_schedulers: classes of disk schedulers, by the names of disk policies
     :param cache_order: eviction order of chunks of one class
     :param identity: makes the scheme that derives OIDs
     :param topology: returns the hosts that get announcements; None: no announcements
@@ -40,7 +40,7 @@ class Policies(NamedTuple):
     :param lockstep: finds upstream hosts for hosts that read in lock-step
     """
 
-    disk_schedulers: Mapping[str, Callable[[], policy.SchedulingPolicy]] = scheduler.POLICIES
+    disk_schedulers: Mapping[str, type[policy.SchedulingPolicy]] = scheduler.POLICIES
     cache_order: type[cache_slot.Order] = cache_slot.LruOrder
     identity: Callable[[], identity_.Identity] = identity_.ByContent
     topology: ring_view.Topology | None = ring_view.on_ring

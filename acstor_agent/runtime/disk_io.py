@@ -95,13 +95,13 @@ class DiskIo:
 
     Keep :meth:`serve` running under policies other than ``none``.
 
-    :param schedulers: makers of what orders requests, by the names of policies
+    :param schedulers: classes that order requests, by the names of policies
     """
 
     def __init__(
         self,
         policy: str = NONE,
-        schedulers: Mapping[str, Callable[[], policies.SchedulingPolicy]] = scheduler.POLICIES,
+        schedulers: Mapping[str, type[policies.SchedulingPolicy]] = scheduler.POLICIES,
     ) -> None:
         self.schedulers = schedulers
         self._scheduler = scheduler.Scheduler(policies.Fifo(), ADDRESSES)

@@ -7,7 +7,6 @@ one request at a time.
 
 import collections
 import dataclasses
-from collections.abc import Callable
 from collections.abc import Mapping
 
 from acstor_agent.core import counters
@@ -15,7 +14,7 @@ from acstor_agent.core.disk_scheduling import policy as policies
 from acstor_agent.core.disk_scheduling import pregather
 from acstor_agent.core.disk_scheduling import request as requests
 
-POLICIES: Mapping[str, Callable[[], policies.SchedulingPolicy]] = {
+POLICIES: Mapping[str, type[policies.SchedulingPolicy]] = {
     "none": policies.Fifo,
     "pregather": pregather.Pregather,
 }
