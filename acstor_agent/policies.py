@@ -20,8 +20,8 @@ from acstor_agent.core.disk_scheduling import policy
 from acstor_agent.core.disk_scheduling import scheduler
 from acstor_agent.core.images import prefetcher
 from acstor_agent.core.images import readahead
-from acstor_agent.engine import identity as identity_
-from acstor_agent.engine import lockstep as lockstep_
+from acstor_agent.engine import identity
+from acstor_agent.engine import lockstep
 from acstor_agent.engine.ring import ring_view
 from acstor_agent.images.read import advertised_prefetch
 
@@ -33,16 +33,16 @@ class Policies(NamedTuple):
 
     :param disk_schedulers: classes of disk schedulers, by the names of disk policies
     :param cache_order: eviction order of chunks of one class
-    :param identity: makes the scheme that derives OIDs
+    :param identity_scheme: makes the scheme that derives OIDs
     :param topology: returns the hosts that get announcements; None: no announcements
     :param prefetcher: decides which announced chunks to prefetch; None: none
     :param read_ahead: predicts reads, within a limit in bytes; None: no read-ahead
-    :param lockstep: finds upstream hosts for hosts that read in lock-step
+    :param lockstep_scheme: finds upstream hosts for hosts that read in lock-step
     """
 
     disk_schedulers: Mapping[str, type[policy.SchedulingPolicy]] = scheduler.POLICIES
     cache_order: type[cache_slot.Order] = cache_slot.LruOrder
-    identity: Callable[[], identity_.Identity] = identity_.ByContent
+    identity_scheme: Callable[[], identity.Identity] = identity.ByContent
     topology: ring_view.Topology | None = ring_view.on_ring
     prefetcher: advertised_prefetch.MakePolicy | None = prefetcher.default_prefetcher
     read_ahead: Callable[[int], readahead.Predictor] | None = readahead.ReadAhead
@@ -51,7 +51,7 @@ class Policies(NamedTuple):
     may_ask_source_first: bool = True  # guest reads go to the source if peers are clearly slower
     gives_copy_hints: bool = True  # homes tell holders to evict surplus copies
     homes_keep: bool = False  # only the home of a chunk caches it
-    lockstep: type[lockstep_.Lockstep] = lockstep_.Lockstep
+    lockstep_scheme: type[lockstep.Lockstep] = lockstep.Lockstep
 
 
 @functools.cache

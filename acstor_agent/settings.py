@@ -8,11 +8,11 @@ import math
 
 from oslo_config import cfg
 
-from acstor_agent import policies as policies_
+from acstor_agent import policies
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.images import readahead
 from acstor_agent.engine import settings
-from acstor_agent.engine_io import exchange as exchange_
+from acstor_agent.engine_io import exchange
 from acstor_agent.images.boot import boot_recording
 from acstor_agent.peers import peer_network
 from acstor_agent.peers import traffic_control
@@ -43,7 +43,7 @@ MIRROR_GROUP = "kvm"
 """Whose mirrors are where nothing is said: systemd makes it on every host, libvirt's packages put
 QEMU's user into it, and packages of nova-compute that of Nova."""
 
-PATIENCE_S = 30.0
+REPLY_TIMEOUT_S = 30.0
 """How long a look-up waits for the chunk map of an image that nobody has open, at most; Nova waits
 45 s for the agent."""
 
@@ -61,7 +61,7 @@ PEER_SILENCE_S = 5.0
 asked. A peer that works on them says four times in this time that it lives, and a packet that was
 lost several times in a row has come."""
 
-SHARE_OF_PATIENCE = 1 / 3
+PROVIDER_SHARE = 1 / 3
 """No place may take more of a reader's time: two others must have their turn."""
 
 VARIANTS = "[acstor_agent] variants"  # an option that no document for operators names
@@ -74,14 +74,14 @@ def read_deadline_s(own: Options) -> float:
     return float(own.read_deadline_s) or math.inf
 
 
-def patience_s(own: Options) -> float:
+def reply_timeout_s(own: Options) -> float:
     """Return how long those may wait who are told then that they cannot be served now."""
-    return min(read_deadline_s(own), PATIENCE_S)
+    return min(read_deadline_s(own), REPLY_TIMEOUT_S)
 
 
-def place_timeout_s(own: Options) -> float:
+def provider_timeout_s(own: Options) -> float:
     """Return how long one place may take for what a guest waits for."""
-    return (float(own.read_deadline_s) or PATIENCE_S) * SHARE_OF_PATIENCE
+    return (float(own.read_deadline_s) or REPLY_TIMEOUT_S) * PROVIDER_SHARE
 
 
 def check(own: Options) -> None:
@@ -91,7 +91,7 @@ def check(own: Options) -> None:
 
     :raises errors.Unusable: an address is invalid, or there is no such group or variant
     """
-    policies(own)
+    load_policies(own)
     for name in ("peer_listen", "metrics_listen"):
         if address := own[name]:
             try:
@@ -140,20 +140,20 @@ def disk_policy(chosen: str, folder: str) -> str:
     return disk_io.policy_for(folder) if chosen == disk_io.AUTO else chosen
 
 
-def policies(own: Options) -> policies_.Policies:
+def load_policies(own: Options) -> policies.Policies:
     """Return the policies, the defaults without variants.
 
     :raises errors.Unusable: there is no such variant, or two exclude each other
     """
     try:
-        return policies_.load(tuple(own.variants))
+        return policies.load(tuple(own.variants))
     except ValueError as e:
         raise errors.Unusable(VARIANTS, str(e)) from e
 
 
-def read_ahead(own: Options) -> readahead.Predictor:
+def make_read_ahead(own: Options) -> readahead.Predictor:
     """Return what says which part of an image to fetch before a guest asks for it."""
-    make = policies(own).read_ahead
+    make = load_policies(own).read_ahead
     return make(READ_AHEAD_LIMIT_BYTES) if make else readahead.ReadAhead(0)
 
 
@@ -198,23 +198,25 @@ def reachable_at(own: Options) -> str:
     return address
 
 
-def identity(own: Options, host: ids.HostId) -> identity_files.IdentityFiles:
+def make_identity_files(own: Options, host: ids.HostId) -> identity_files.IdentityFiles:
     """Return the files that prove who this host is."""
     return identity_files.IdentityFiles(host, identity_files.files_in(conf.identity_dir(own)))
 
 
-def exchange(own: Options, *, has_others: bool, max_source_reads: int) -> settings.Settings:
+def exchange_settings(
+    own: Options, *, has_others: bool, max_source_reads: int
+) -> settings.Settings:
     """Return the engine's settings; see :class:`acstor_agent.engine.settings.Settings`."""
-    chosen = policies(own)
+    chosen = load_policies(own)
     return settings.Settings(
-        timeout_s=place_timeout_s(own),
-        background_limit=exchange_.AHEAD,
+        timeout_s=provider_timeout_s(own),
+        background_limit=exchange.AHEAD,
         copies_limit=COPIES_LIMIT if chosen.gives_copy_hints else 0,
         lost_after_s=own.lost_after_s,
         has_others=has_others,
         topology=chosen.topology,
         may_hedge=chosen.may_hedge,
-        lockstep=chosen.lockstep,
+        lockstep=chosen.lockstep_scheme,
         may_ask_source_first=chosen.may_ask_source_first,
         homes_keep=chosen.homes_keep,
         run_chunks=RUN_CHUNKS,

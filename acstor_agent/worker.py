@@ -13,7 +13,7 @@ from oslo_config import cfg
 from acstor_agent import settings
 from acstor_agent.cloud import membership
 from acstor_agent.core.mount import inodes
-from acstor_agent.daemon import agent as agent_
+from acstor_agent.daemon import agent
 from acstor_agent.daemon import storage
 from acstor_agent.process import supervisor
 from acstor_common import errors
@@ -33,14 +33,14 @@ def run_worker(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret
 async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: bytes) -> None:
     own = conf.acstor_agent
     host = settings.host_id(own.host)
-    identity = settings.identity(own, host)
+    identity = settings.make_identity_files(own, host)
     rings = membership.ring_store_of(own, identity)
     stored = storage.Storage.open(own, host, rings)
     try:
         async with trio.open_nursery() as nursery:
             inode_numbers = inodes.Inodes(inodes.keyed(secret))
-            agent = agent_.Agent(conf, nursery, stored, inode_numbers, identity, rings)
-            await agent.start(inheritance)
+            daemon = agent.Agent(conf, nursery, stored, inode_numbers, identity, rings)
+            await daemon.start(inheritance)
             gc.freeze()  # garbage collection of long-lived objects would delay guests
             with trio.open_signal_receiver(signal.SIGTERM) as stops:
                 inheritance.ready()
@@ -48,9 +48,9 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
                 async for _ in stops:
                     break
             LOG.info("worker %d stops", os.getpid())
-            await agent.leave_bus()
+            await daemon.leave_bus()
             nursery.cancel_scope.cancel()
-        await agent.stop()
+        await daemon.stop()
     except BaseExceptionGroup as failures:
         if (unusable := failures.subgroup(errors.Unusable)) is not None:
             raise _first(unusable) from None

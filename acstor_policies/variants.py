@@ -71,13 +71,13 @@ NO_SOURCE_FIRST: Changes = {"may_ask_source_first": False}
 
 NO_COPY_HINTS: Changes = {"gives_copy_hints": False}  # homes tell no holder to evict surplus copies
 
-RING: Changes = {"lockstep": learned_ring.LearnedRing, "may_refer": True}
+RING: Changes = {"lockstep_scheme": learned_ring.LearnedRing, "may_refer": True}
 """Hosts that read an image in lock-step over slow links form a ring; on all hosts or on none."""
 
-BY_PLACE: Changes = {"identity": place_identity.ByPlace}
+BY_PLACE: Changes = {"identity_scheme": place_identity.ByPlace}
 """Image and offset make the OID: hosts exchange within one image; on all hosts or on none."""
 
-BY_OID: Changes = {"identity": place_identity.ByOid}
+BY_OID: Changes = {"identity_scheme": place_identity.ByOid}
 """The OID names the host, which looks up the content in its map; on all hosts or on none."""
 
 HOMES_KEEP: Changes = {"homes_keep": True, "prefetcher": None, "read_ahead": None}

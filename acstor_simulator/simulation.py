@@ -103,7 +103,9 @@ def _make_images(scenario: Scenario, how: policies.ExchangePolicy) -> list[boot_
     if scenario.workload != workloads.BOOT:
         chunks *= workloads.DATA_SETS
     images = [
-        boot_traces.boot_image(image, chunks, scenario.common, scenario.seed, scenario.think_s)
+        boot_traces.make_traced_image(
+            image, chunks, scenario.common, scenario.seed, scenario.think_s
+        )
         for image in range(scenario.images)
     ]
     if how.arrival is not image_delivery.BootImage:

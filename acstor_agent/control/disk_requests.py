@@ -23,7 +23,7 @@ from acstor_common.wire import control_wire
 
 
 class DiskRequests:
-    """Makes, restores, flattens and drops disks; a restore may take ``patience_s``."""
+    """Makes, restores, flattens and drops disks; a restore may take ``timeout_s``."""
 
     def __init__(
         self,
@@ -32,10 +32,10 @@ class DiskRequests:
         images: image_requests.ImageRequests,
         chunks: exchange.Exchange,
         mount_point: str,
-        patience_s: float,
+        timeout_s: float,
     ) -> None:
         self._disks, self._restore, self._images, self._chunks = made, restore, images, chunks
-        self._mount_point, self._patience_s = mount_point, patience_s
+        self._mount_point, self._timeout_s = mount_point, timeout_s
 
     async def make_disk(self, request: control_wire.MakeDisk) -> dict[str, Any]:
         """Make a disk that begins as an image."""
@@ -52,7 +52,7 @@ class DiskRequests:
     async def attach_checkpoint(self, request: control_wire.AttachCheckpoint) -> dict[str, Any]:
         """Make a disk of a checkpoint; its chunks come when they are read."""
         what = f"checkpoint {request.checkpoint_id}"
-        with trio.move_on_after(self._patience_s):
+        with trio.move_on_after(self._timeout_s):
             fields = msgspec.structs.asdict(request)
             backing, max_bytes = fields.pop("backing_file"), fields.pop("max_bytes")
             made = await self._restore.make_disk(
@@ -68,7 +68,7 @@ class DiskRequests:
                 "lacking_chunks": made.lacking_chunks,
                 "path": self._path_of(made.header.disk_id),
             }
-        raise errors.DeadlineExceeded(what, self._patience_s)
+        raise errors.DeadlineExceeded(what, self._timeout_s)
 
     async def list_restored(self) -> dict[str, Any]:
         """Return the disks that were made of checkpoints."""

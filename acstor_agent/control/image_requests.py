@@ -35,7 +35,7 @@ FILL_MODES = {
 
 
 class ImageRequests:
-    """Attaches, fills and describes images; an attachment may take ``patience_s``."""
+    """Attaches, fills and describes images; an attachment may take ``timeout_s``."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class ImageRequests:
         uses: usage.ImageUsage,
         filling: hydration.Hydration | None,
         chunks: exchange.Exchange,
-        patience_s: float,
+        timeout_s: float,
     ) -> None:
-        self._host, self._patience_s = host, patience_s
+        self._host, self._timeout_s = host, timeout_s
         self._uses, self._hydration, self._chunks = uses, filling, chunks
         self.mirrors = images
 
@@ -67,14 +67,14 @@ class ImageRequests:
         what = f"the chunk map of image {parsed}"
         self._uses.image_touched(parsed)
         guest = requests.Stream(requests.Klass.GUEST, parsed)
-        with trio.move_on_after(self._patience_s), disk_io.use_stream(guest):
+        with trio.move_on_after(self._timeout_s), disk_io.use_stream(guest):
             found = await self.mirrors.attach_image(parsed)
             _check_hash(found, expected)
             what = f"the first {head_bytes} bytes of image {parsed}"
             if head_bytes:
                 await found.read(0, head_bytes)
             return found
-        raise errors.DeadlineExceeded(what, self._patience_s)
+        raise errors.DeadlineExceeded(what, self._timeout_s)
 
     async def set_fill_mode(
         self, image_id: str, mode: pin_record.FillMode | None, deadline_s: float = 0.0

@@ -86,19 +86,19 @@ class Agent:
             self._known,
             self._guests.reattach,
             fuse.OpenObservers(self._images.usage, self._boots.recording, self._boots.timelines),
-            settings.patience_s(own),
+            settings.reply_timeout_s(own),
             settings.mirror_gid(own),
         )
 
     def _make_requests(self) -> tuple[image_requests.ImageRequests, disk_requests.DiskRequests]:
-        patience_s = settings.patience_s(self._conf.acstor_agent)
+        timeout_s = settings.reply_timeout_s(self._conf.acstor_agent)
         images = image_requests.ImageRequests(
             self._cloud.host,
             self._chunks.mirrors,
             self._images.usage,
             self._images.hydration,
             self._chunks.exchange,
-            patience_s,
+            timeout_s,
         )
         return images, disk_requests.DiskRequests(
             self._guests.disks,
@@ -106,7 +106,7 @@ class Agent:
             images,
             self._chunks.exchange,
             self._conf.acstor.mount_point,
-            patience_s,
+            timeout_s,
         )
 
     def _make_control(

@@ -41,7 +41,7 @@ class BootService:
             cache=cache,
             nursery=nursery,
             memory=settings.boot_memory_of(own),
-            frame_patience_s=settings.place_timeout_s(own),
+            frame_timeout_s=settings.provider_timeout_s(own),
         )
         self.timelines = boot_timelines.BootTimelines(killed_guests.instance_of)
         self.trace_spool = trace_spool.TraceSpool(pathlib.Path(own.state_dir) / "traces")

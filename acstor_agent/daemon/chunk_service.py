@@ -41,7 +41,7 @@ class ChunkService:
     ) -> None:
         own, rings = conf.acstor_agent, cloud.rings
         self._own, self._nursery, self._cloud = own, nursery, cloud
-        self.identity_scheme = settings.policies(own).identity()
+        self.identity_scheme = settings.load_policies(own).identity_scheme()
         self.identity_scheme.restore_names(stored.cache.iter_cids())
         self.peers = self._make_network(lag)
         self.source = source_client.SourceClient(
@@ -84,7 +84,7 @@ class ChunkService:
                 attached=self.mirrors.attached_now,
             ),
             rng=random.Random(),
-            settings=settings.exchange(
+            settings=settings.exchange_settings(
                 self._own, has_others=cloud.has_others, max_source_reads=self.source.in_flight
             ),
             source_access=self.source.source_access,

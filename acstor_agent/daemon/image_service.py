@@ -127,7 +127,7 @@ class ImageService:
             chunks.exchange,
             self._nursery,
             boots,
-            settings.policies(self._own).prefetcher,
+            settings.load_policies(self._own).prefetcher,
         )
         if not self.usage.is_leased_only(image_map.image_id):
             ahead.chunks_advertised(chunks.exchange.list_known())
@@ -135,7 +135,7 @@ class ImageService:
             image_map,
             cache=self._stored.cache,
             chunks=chunks.exchange,
-            ahead=settings.read_ahead(self._own),
+            ahead=settings.make_read_ahead(self._own),
             prefetch=ahead,
             boots=boots,
             reads=self._guests.read_admission,

@@ -32,7 +32,7 @@ class Storage(NamedTuple):
 
         :raises errors.Unusable: the options, or what they name, cannot be used
         """
-        chosen = settings.policies(own)
+        chosen = settings.load_policies(own)
         policy = settings.disk_policy(own.disk_policy, own.cache_dir)
         io = disk_io.DiskIo(policy, chosen.disk_schedulers)
         slab_bytes = cache_slab.slab_bytes_for(own.cache_limit_bytes)
@@ -59,7 +59,7 @@ class Storage(NamedTuple):
 def _replica_placement(
     own: cfg.ConfigOpts.GroupAttr, host: ids.HostId, rings: ring_store.RingStore
 ) -> replica_placement.ReplicaPlacement:
-    naming = settings.policies(own).identity()
+    naming = settings.load_policies(own).identity_scheme()
     return replica_placement.ReplicaPlacement(
         host, rings, naming.oid_of, is_by_place=naming.is_by_place
     )

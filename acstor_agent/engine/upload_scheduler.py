@@ -3,7 +3,7 @@
 
 Sent one after the other, answers arrive after half the time on average, and early receivers can
 serve others. So an answer occupies a *slot* until it is delivered; others queue, and meanwhile
-requesters are referred to earlier ones. A slow receiver keeps a slot for PATIENCE_S and gets no
+requesters are referred to earlier ones. A slow receiver keeps a slot for SLOT_TIMEOUT_S and gets no
 more until it has caught up. A host with UNDELIVERED_BYTES queued or sent gets no more; its further
 answers are *parked* without their bytes.
 """
@@ -28,7 +28,7 @@ BUSY_QUEUE = 1  # queued answers from which on requesters are referred to other 
 FOR_OTHERS = 2
 """Slots that a receiver leaves to others with the variant ``ring``, so that answers for a successor
 queue here, where others overtake them."""
-PATIENCE_S = 0.25
+SLOT_TIMEOUT_S = 0.25
 UNDELIVERED_BYTES = 16 * 1024 * 1024
 """Twice a peer's bytes in flight, since delivery is polled only now and then."""
 OF_LATE_S = 2.0  # where links have queues, some answer meets one within this time
@@ -193,14 +193,14 @@ class UploadScheduler:
         return self._turns.is_queued(*what) or self._parked.is_queued(*what)
 
     def reclaim_slots(self, link: RequesterLink, now: float) -> None:
-        """Take the slots of a connection that has held them for PATIENCE_S."""
+        """Take the slots of a connection that has held them for SLOT_TIMEOUT_S."""
         link.is_due = False
         if link.watched_s is None or link.is_slow:
             return
-        if now < link.watched_s + PATIENCE_S:
+        if now < link.watched_s + SLOT_TIMEOUT_S:
             self._schedule_reclaim(link, link.watched_s)
             return
-        self.slots.under_way(PATIENCE_S)
+        self.slots.under_way(SLOT_TIMEOUT_S)
         self._queue_s = now
         self.used -= link.slots
         link.receiver.slots -= link.slots
@@ -218,7 +218,7 @@ class UploadScheduler:
         self._watched += 1
 
     def _schedule_reclaim(self, link: RequesterLink, since_s: float) -> None:
-        self._deadlines.set_timer(since_s + PATIENCE_S, timers.Due.SLOT_TIMEOUT, link)
+        self._deadlines.set_timer(since_s + SLOT_TIMEOUT_S, timers.Due.SLOT_TIMEOUT, link)
         link.is_due = True
 
 

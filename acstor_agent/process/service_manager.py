@@ -17,7 +17,7 @@ from acstor_agent.process import fd_store
 
 FIRST_FD = 3  # first descriptor passed by a manager (sd_listen_fds(3))
 MOUNT = "fuse-mount"  # name of both descriptors, sent in one message, so never only one is kept
-PATIENCE_S = 30.0
+STOP_EXTENSION_S = 30.0
 SYSTEMCTL_S = 5.0
 SYSTEM_BUS = pathlib.Path("/run/dbus/system_bus_socket")
 """On the bus, AppArmor lets the agent only query systemd. systemd's own socket allows everything
@@ -91,9 +91,9 @@ class DescriptorStore:
         return fd_store.StopReason.UNIT_STOPS if is_stop else fd_store.StopReason.SIGNALLED
 
     def wait_longer(self, why: str) -> None:
-        """Extend the stop timeout by :data:`PATIENCE_S`, with the reason as status."""
+        """Extend the stop timeout by :data:`STOP_EXTENSION_S`, with the reason as status."""
         line = why.replace("\n", " ")
-        _notify(f"EXTEND_TIMEOUT_USEC={int(PATIENCE_S * 1e6)}\nSTATUS={line}")
+        _notify(f"EXTEND_TIMEOUT_USEC={int(STOP_EXTENSION_S * 1e6)}\nSTATUS={line}")
 
 
 def _room() -> int:

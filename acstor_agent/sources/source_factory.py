@@ -15,7 +15,7 @@ from oslo_config import cfg
 from acstor_agent import conf as agent_conf
 from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.sources import base
-from acstor_agent.sources import driver as driver_
+from acstor_agent.sources import driver
 from acstor_agent.sources import glance
 from acstor_agent.sources.wrappers import deadline_source
 from acstor_agent.sources.wrappers import decode_threads
@@ -56,10 +56,12 @@ def build(
     if not names:
         raise errors.Unusable(_OPTION, "it is empty", _installed())
     drivers = [_load(name).from_conf(conf[f"source_{name}"]) for name in names]
-    for driver in drivers:
-        driver.prefer_location(conf.acstor_agent.location.split("/"))
+    for backend in drivers:
+        backend.prefer_location(conf.acstor_agent.location.split("/"))
     decoding = decode_threads.DecodeThreads(nursery)
-    in_time = [deadline_source.DeadlineSource(driver, attempt_timeout.BASE_S) for driver in drivers]
+    in_time = [
+        deadline_source.DeadlineSource(backend, attempt_timeout.BASE_S) for backend in drivers
+    ]
     sources = [
         layout_source.LayoutSource(source, layout_of, nursery, decoding) for source in in_time
     ]
@@ -77,9 +79,9 @@ def build(
     return Sources(sources, configured, copies, images)
 
 
-def _load(name: str) -> type[driver_.Driver]:
+def _load(name: str) -> type[driver.Driver]:
     try:
-        manager: stevedore.DriverManager[type[driver_.Driver]] = stevedore.DriverManager(
+        manager: stevedore.DriverManager[type[driver.Driver]] = stevedore.DriverManager(
             agent_conf.SOURCES_NAMESPACE, name
         )
     except stevedore.exception.NoMatches as error:
@@ -88,14 +90,14 @@ def _load(name: str) -> type[driver_.Driver]:
     except Exception as error:  # the import of a plugin can raise anything
         why = f"the source {name!r} cannot be loaded: {type(error).__name__}: {error}"
         raise errors.Unusable(_OPTION, why, _installed()) from error
-    driver = manager.driver
-    if not (isinstance(driver, type) and issubclass(driver, driver_.Driver)):
-        raise errors.Unusable(_OPTION, f"{name!r} is no source: {driver!r}", _installed())
-    if inspect.isabstract(driver):
-        lacks = ", ".join(sorted(driver.__abstractmethods__))
+    driver_class = manager.driver
+    if not (isinstance(driver_class, type) and issubclass(driver_class, driver.Driver)):
+        raise errors.Unusable(_OPTION, f"{name!r} is no source: {driver_class!r}", _installed())
+    if inspect.isabstract(driver_class):
+        lacks = ", ".join(sorted(driver_class.__abstractmethods__))
         remedy = "It was written for another version of acstor"
         raise errors.Unusable(_OPTION, f"the source {name!r} lacks {lacks}", remedy)
-    return driver
+    return driver_class
 
 
 def _installed() -> str:

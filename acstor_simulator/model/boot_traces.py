@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_agent.engine import chunk_ref
-from acstor_common.formats import boot_image as boot_image_
+from acstor_common.formats import boot_image
 from acstor_common.model import ids
 
 CHUNK_BYTES = 64 * 1024
 CHUNKS = 976
 THINK_S = 14.0
 RUN = 6  # mean length of a run of consecutive chunks
-FRAME_CHUNKS = boot_image_.FRAME_BYTES // CHUNK_BYTES
+FRAME_CHUNKS = boot_image.FRAME_BYTES // CHUNK_BYTES
 PACKED = 0.57  # ratio of a boot image to the boot's data (33.0 of 58 MB, Debian: benchmark P12)
 MAP_BYTES = 40  # chunk map for each chunk of the image (2.3 MB for 3.5 GiB: benchmark P12)
 REST_PIECES = 1000  # limit of pieces in which the rest is fetched; none is smaller than a frame
@@ -66,7 +66,7 @@ class TracedImage(NamedTuple):
 def prepare(image: TracedImage, number: int, sizes: Sizes) -> TracedImage:
     """Return an image with a boot image, and with the rest that is fetched later.
 
-    >>> image = prepare(boot_image(0, 100, 0.0, 1), 0, Sizes(100_000_000, 250_000_000))
+    >>> image = prepare(make_traced_image(0, 100, 0.0, 1), 0, Sizes(100_000_000, 250_000_000))
     >>> len(image.reads), sum(piece.length for piece in image.rest) + 100 * CHUNK_BYTES
     (25, 250000000)
     """
@@ -78,7 +78,7 @@ def prepare(image: TracedImage, number: int, sizes: Sizes) -> TracedImage:
         frame = _want(image.image_id, f"{number}/frame/{at}", _FRAMES_AT + at, length)
         reads.append(Read(sum(read.think_s for read in taken), frame))
     left = max(0, sizes.data - count * CHUNK_BYTES)
-    piece_bytes = max(boot_image_.FRAME_BYTES, -(-left // REST_PIECES))
+    piece_bytes = max(boot_image.FRAME_BYTES, -(-left // REST_PIECES))
     rest = [
         _want(
             image.image_id,
@@ -91,12 +91,12 @@ def prepare(image: TracedImage, number: int, sizes: Sizes) -> TracedImage:
     return TracedImage(image.image_id, reads, rest)
 
 
-def boot_image(
+def make_traced_image(
     image: int, chunks: int, common: float, seed: int, think_s: float = THINK_S
 ) -> TracedImage:
     """Return an image by number; a share ``common`` of its chunks is in all images.
 
-    >>> one, other = (boot_image(image, 100, 0.3, seed=1) for image in (1, 2))
+    >>> one, other = (make_traced_image(image, 100, 0.3, seed=1) for image in (1, 2))
     >>> len({chunk.cid for chunk in one.chunks} & {chunk.cid for chunk in other.chunks})
     30
     """

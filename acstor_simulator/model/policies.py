@@ -22,7 +22,7 @@ Policies for whole images:
 from typing import NamedTuple
 
 from acstor_agent.engine import priority
-from acstor_agent.engine import settings as settings_
+from acstor_agent.engine import settings
 from acstor_agent.engine.ring import ring_view
 from acstor_common.ring import hash_ring
 from acstor_decision.core import decider
@@ -30,7 +30,7 @@ from acstor_simulator.model import cloud
 from acstor_simulator.model import image_delivery
 from acstor_simulator.model import ring_tables
 
-AGENT = settings_.Settings(
+AGENT = settings.Settings(
     copies_limit=16, lost_after_s=900.0, topology=ring_view.on_ring, run_chunks=16
 )
 """Defaults of agents."""
@@ -44,7 +44,7 @@ class ExchangePolicy(NamedTuple):
         judges no host by the response
     """
 
-    settings: settings_.Settings = PLAIN
+    engine_settings: settings.Settings = PLAIN
     may_refer: bool = False
     urgency: priority.Priority = priority.Priority.READAHEAD
     arrival: type[image_delivery.Delivery] = image_delivery.Attach
@@ -70,7 +70,7 @@ class ExchangePolicy(NamedTuple):
         """Add all hosts to a cloud."""
         first = table.ring if self.exchanges else hash_ring.Ring(0, ())
         for name in table.hosts:
-            world.add(name, first, self.settings, self.may_refer, self.urgency)
+            world.add(name, first, self.engine_settings, self.may_refer, self.urgency)
 
 
 _ACSTOR = ExchangePolicy(

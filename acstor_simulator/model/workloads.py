@@ -46,7 +46,7 @@ class Task(NamedTuple):
 def task(workload: str, image: boot_traces.TracedImage, chunks: int, rng: random.Random) -> Task:
     """Return a guest's part of a workload, with ``chunks`` reads of the image.
 
-    >>> image = boot_traces.boot_image(0, 64, 0.0, 1)
+    >>> image = boot_traces.make_traced_image(0, 64, 0.0, 1)
     >>> made = task("web proxy", image, 32, random.Random(1))
     >>> len(made.reads), round(made.used_bytes / (32 * 16384), 6)
     (32, 1.2)

@@ -28,7 +28,9 @@ KINDS = {"boots": 0, "boots beside a scan": 1}
 def _read(turns: int, scanned: int) -> Iterator[ids.Cid]:
     """Yield what is read on a host: guests of images that were chosen at random, five at once."""
     rng, scan = random.Random(1), itertools.count()
-    images = [boot_traces.boot_image(n, boot_traces.CHUNKS, COMMON, 1) for n in range(IMAGES)]
+    images = [
+        boot_traces.make_traced_image(n, boot_traces.CHUNKS, COMMON, 1) for n in range(IMAGES)
+    ]
     for _ in range(turns):
         reads = []
         for guest in range(GUESTS):

@@ -167,7 +167,7 @@ class OneHost:
             cache=self.cache,
             nursery=nursery,
             memory=self.memory,
-            frame_patience_s=DEADLINE_S,
+            frame_timeout_s=DEADLINE_S,
             clock=lambda: self.now_s,
         )
         self.opened = reattach.Reattach(self.mirrors, self.waiting, DEADLINE_S)

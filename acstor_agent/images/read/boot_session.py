@@ -39,7 +39,7 @@ from acstor_common.util import atomic_file
 LOG = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 8
-HEAD_PATIENCE_S = 1.0  # how long a guest's read waits to learn whether the boot image has its chunk
+HEAD_TIMEOUT_S = 1.0  # how long a guest's read waits to learn whether the boot image has its chunk
 RECHECK_S = 60.0  # least time before an image without a usable boot image is examined again
 TICK_S = 1.0
 UNAVAILABLE = (errors.ChunkUnavailable, errors.DeadlineExceeded)
@@ -86,7 +86,7 @@ class BootSessions:
         cache: cache_files.CacheFiles,
         nursery: trio.Nursery,
         memory: boot_memory.BootMemory,
-        frame_patience_s: float,
+        frame_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder = folder
@@ -95,7 +95,7 @@ class BootSessions:
         self.cache = cache
         self.nursery = nursery
         self.memory = memory
-        self.frame_patience_s = frame_patience_s
+        self.frame_timeout_s = frame_timeout_s
         self.clock = clock
         self.counters = BootCounters()
         self._images: dict[ids.ImageId, BootSession] = {}
@@ -219,13 +219,13 @@ class BootSession:
     async def load_chunk(self, cid: ids.Cid) -> read_request.FetchedChunk | None:
         """Return a chunk from the boot image; None if it is not in it or does not arrive."""
         if self.state is State.LOADING and not self._is_head_known.is_set():
-            with trio.move_on_after(HEAD_PATIENCE_S):
+            with trio.move_on_after(HEAD_TIMEOUT_S):
                 await self._is_head_known.wait()
         frame = self._head.frames.get(cid)
         if frame is None or (self.state is not State.LOADING and not self._is_local(frame)):
             return None
         try:
-            with trio.move_on_after(self._host.frame_patience_s):
+            with trio.move_on_after(self._host.frame_timeout_s):
                 chunks, origin = await self._unpacked(frame, read_request.Priority.GUEST)
                 self._keep(chunks)
                 return read_request.FetchedChunk(chunks[cid], origin) if cid in chunks else None
@@ -359,9 +359,9 @@ class BootSession:
         chunks, offset = self._host.chunks, base.AT_BOOT_IMAGE + frame.offset
         of = self._map.image_id, self._map.scope_keys
         ref = chunks.chunk_ref_at(*of, offset, frame.stored_bytes, frame.cid)
-        patience_s = self._host.frame_patience_s
+        timeout_s = self._host.frame_timeout_s
         under_way = self.loading
-        fetched = await chunks.fetch_chunk(ref, priority, patience_s, is_patient=False)
+        fetched = await chunks.fetch_chunk(ref, priority, timeout_s, is_patient=False)
         under_way.frame_arrived(frame, fetched.origin)
         found = await trio.to_thread.run_sync(
             boot_frames.unpack_checked, self._map, frame, fetched.data, self._what

@@ -45,7 +45,7 @@ def member(
 ) -> membership.Membership:
     conf = agent.load_conf(["--config-file", str(configured(folder, text))])
     conf.set_override("state_dir", str(folder), "acstor_agent")
-    identity = settings.identity(conf.acstor_agent, HERE)
+    identity = settings.make_identity_files(conf.acstor_agent, HERE)
     rings = membership.ring_store_of(conf.acstor_agent, identity)
     return membership.Membership(conf, HERE, identity, rings, supervised)
 

@@ -31,13 +31,13 @@ def own(*chosen):
 
 
 @pytest.mark.parametrize(
-    ("deadline_s", "patience_s", "place_s"),
+    ("deadline_s", "timeout_s", "place_s"),
     [(0.0, 30.0, 10.0), (3.0, 3.0, 1.0), (90.0, 30.0, 30.0)],
 )
-def test_look_ups_end_before_nova_gives_the_agent_up(deadline_s, patience_s, place_s):
+def test_look_ups_end_before_nova_gives_the_agent_up(deadline_s, timeout_s, place_s):
     options = types.SimpleNamespace(read_deadline_s=deadline_s)
-    assert settings.patience_s(options) == patience_s
-    assert settings.place_timeout_s(options) == pytest.approx(place_s)
+    assert settings.reply_timeout_s(options) == timeout_s
+    assert settings.provider_timeout_s(options) == pytest.approx(place_s)
 
 
 def test_socket_is_for_the_group_that_is_named_or_for_the_one_of_the_package():
@@ -59,4 +59,7 @@ def test_group_may_be_a_number_that_no_group_here_has():
 def test_source_reads_are_those_that_the_source_has():
     options = types.SimpleNamespace(**vars(own()), peer_timeout_s=5.0, lost_after_s=0.0)
     options.read_deadline_s = 0.0
-    assert settings.exchange(options, has_others=False, max_source_reads=3).max_source_reads == 3
+    assert (
+        settings.exchange_settings(options, has_others=False, max_source_reads=3).max_source_reads
+        == 3
+    )

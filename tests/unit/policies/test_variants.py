@@ -23,7 +23,7 @@ KINDS = {
         Variant.HOMES_KEEP,
     },
     "read_ahead": {Variant.NO_READ_AHEAD, Variant.READ_AHEAD_BY_UNITS, Variant.HOMES_KEEP},
-    "identity": {Variant.BY_PLACE, Variant.BY_OID},
+    "identity_scheme": {Variant.BY_PLACE, Variant.BY_OID},
     "disk_schedulers": {Variant.LINUX_DISK_SCHEDULERS},
     "cache_order": {Variant.CACHE_LFU, Variant.CACHE_FIFO},
     "may_refer": {Variant.NO_REFERRALS},
@@ -31,7 +31,7 @@ KINDS = {
     "may_ask_source_first": {Variant.NO_SOURCE_FIRST},
     "gives_copy_hints": {Variant.NO_COPY_HINTS},
     "homes_keep": {Variant.HOMES_KEEP},
-    "lockstep": {Variant.RING},
+    "lockstep_scheme": {Variant.RING},
 }
 
 
@@ -59,7 +59,7 @@ def test_each_variant_changes_policies_of_its_kind_alone():
 
 
 def test_exchange_gets_the_policies_that_are_its_own():
-    made = settings.exchange(
+    made = settings.exchange_settings(
         own(
             "no-hedges", "no-source-first", "no-copy-hints", "ring", "homes-keep", "advertise-full"
         ),
@@ -76,7 +76,7 @@ def test_exchange_gets_the_policies_that_are_its_own():
     [((), True), (("no-read-ahead",), False), (("homes-keep",), False)],
 )
 def test_variants_turn_read_ahead_off(chosen, is_ahead):
-    ahead = settings.read_ahead(own(*chosen))
+    ahead = settings.make_read_ahead(own(*chosen))
     ranges = [ahead.record_read(number << 17, 1 << 17, 0.0) for number in range(64)]
     assert any(stop > start for start, stop in ranges) == is_ahead
 
@@ -98,7 +98,7 @@ def test_variants_turn_read_ahead_off(chosen, is_ahead):
 def test_variants_that_change_one_policy_differently_are_refused(both):
     policies.load((both[0], "no-hedges"))
     with pytest.raises(errors.Unusable, match=f"variants: {both[0]} and {both[1]} exclude"):
-        settings.policies(own(*both))
+        settings.load_policies(own(*both))
 
 
 def test_variants_that_change_one_policy_alike_go_together():
@@ -107,4 +107,4 @@ def test_variants_that_change_one_policy_alike_go_together():
 
 def test_variant_that_is_not_installed_is_refused():
     with pytest.raises(errors.Unusable, match="variants: cache-random: no such variant"):
-        settings.policies(own("no-hedges", "cache-random"))
+        settings.load_policies(own("no-hedges", "cache-random"))

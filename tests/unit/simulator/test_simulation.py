@@ -46,7 +46,7 @@ def test_storage_is_read_once_per_guest_host_or_chunk() -> None:
         {
             chunk.cid
             for image in range(3)
-            for chunk in boot_traces.boot_image(image, SMALL.chunks, 0.3, 1).chunks
+            for chunk in boot_traces.make_traced_image(image, SMALL.chunks, 0.3, 1).chunks
         }
     )
     assert read["none"] == 24 * SMALL.chunks

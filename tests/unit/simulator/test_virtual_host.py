@@ -27,7 +27,7 @@ from acstor_simulator.model import topology
 from tests.fakes import one_machine
 from tests.fakes import transfer_world
 
-IMAGE = boot_traces.boot_image(0, 60, 0.0, seed=1)
+IMAGE = boot_traces.make_traced_image(0, 60, 0.0, seed=1)
 SHAPE = topology.Shape(1, 1, 4)
 SMALL = simulation.Scenario(
     topology.Shape(2, 2, 2), guests=8, images=1, chunks=40, mean=0.0, cv=0.0, common=0.0
@@ -141,8 +141,10 @@ def test_options_of_acstor_are_what_agents_have_by_default() -> None:
     agent_conf.register_opts(conf)
     conf([], default_config_files=[], default_config_dirs=[])
     own = conf.acstor_agent
-    assert policies.AGENT == agent_settings.exchange(own, has_others=False, max_source_reads=8)
-    assert policies.POLICIES["acstor"].may_refer == agent_settings.policies(own).may_refer
+    assert policies.AGENT == agent_settings.exchange_settings(
+        own, has_others=False, max_source_reads=8
+    )
+    assert policies.POLICIES["acstor"].may_refer == agent_settings.load_policies(own).may_refer
 
 
 def test_wrong_bytes_are_held_against_who_gave_them_and_come_from_elsewhere() -> None:

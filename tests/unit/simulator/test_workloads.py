@@ -6,7 +6,7 @@ import pytest
 from acstor_simulator.model import boot_traces
 from acstor_simulator.model import workloads
 
-IMAGE = boot_traces.boot_image(0, 256, 0.0, seed=1)
+IMAGE = boot_traces.make_traced_image(0, 256, 0.0, seed=1)
 
 
 @pytest.mark.parametrize("name", workloads.WORKLOADS)

@@ -72,7 +72,7 @@ def test_receiver_that_does_not_read_keeps_a_place_for_a_moment_only(machine):
     machine.ask_me("h2", machine.request(0, "h2", Mode.HELD_ONLY))
     machine.ask_me("h3", machine.request(1, "h3", Mode.HELD_ONLY))
     assert not machine.answers()
-    machine.wait(upload_scheduler.PATIENCE_S + 0.01)
+    machine.wait(upload_scheduler.SLOT_TIMEOUT_S + 0.01)
     assert [reply.connection for reply in machine.got(actions.SendAnswers)] == ["h3"]
 
 
@@ -83,12 +83,12 @@ def test_receiver_that_reads_in_time_keeps_its_places_however_often_it_is_asked_
     for n in range(100):
         machine.ask_me("h2", machine.request(n, "h2", Mode.HELD_ONLY))
         answers += len(machine.answers())
-        machine.wait(upload_scheduler.PATIENCE_S / 60)
+        machine.wait(upload_scheduler.SLOT_TIMEOUT_S / 60)
         machine.answers_delivered(["h2"])
     assert (places.count, answers) == (upload_scheduler.MANY, 100)
     assert len(deadlines) <= before + 2  # one of its places, one of its requests
     machine.ask_me("h2", machine.request(100, "h2", Mode.HELD_ONLY))
-    machine.wait(upload_scheduler.PATIENCE_S - 0.01)
+    machine.wait(upload_scheduler.SLOT_TIMEOUT_S - 0.01)
     assert places.count == upload_scheduler.MANY
     machine.wait(0.02)
     assert places.count == upload_scheduler.FEW
