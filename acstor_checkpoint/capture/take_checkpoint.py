@@ -288,7 +288,7 @@ class CheckpointTaker:
             consistency=snapshot.consistency,
             number=state.number,
         )
-        return capture, seal.close_manifest_in_place(checkpoint_manifest.build(subject, entries))
+        return capture, seal.close_manifest(checkpoint_manifest.build(subject, entries))
 
     def _record(
         self,

@@ -9,7 +9,6 @@ import enum
 import re
 import struct
 from collections.abc import Collection
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Final
@@ -60,7 +59,7 @@ class RetainedNames(NamedTuple):
 class NameList(Sequence[bytes]):
     """A list of names, read in place.
 
-    >>> names = NameList(pack_names([bytes([7] * 32), bytes(32)]))
+    >>> names = NameList(bytes(32) + bytes([7] * 32))
     >>> len(names), bytes(32) in names, bytes([8] * 32) in names
     (2, True, False)
 
@@ -103,11 +102,6 @@ class NameList(Sequence[bytes]):
         start = bisect.bisect_left(self, bytes([first]))
         stop = bisect.bisect_left(self, bytes([first + 1])) if first < 255 else len(self)
         return set(self[start:stop])
-
-
-def pack_names(names: Iterable[bytes]) -> bytes:
-    """Return names as an encoded list."""
-    return b"".join(sorted(set(names)))
 
 
 def split(retained: RetainedNames, limit: int = MAX_NAMES) -> Iterator[RetainedNames]:

@@ -114,11 +114,7 @@ class Seal:
             raise errors.ChunkInvalid(what, where, "its name is another one's")
         return bytes(plain)
 
-    def close_manifest(self, plain: Data) -> bytearray:
-        """Return a sealed copy of a manifest."""
-        return self.close_manifest_in_place(bytearray(plain))
-
-    def close_manifest_in_place(self, data: bytearray) -> bytearray:
+    def close_manifest(self, data: bytearray) -> bytearray:
         """Seal a manifest in place, as one may have 80 MiB, and return it."""
         self._manifests.close_in_place(layout.Codec.STORED, _MANIFEST, data)
         return data

@@ -32,7 +32,7 @@ CHUNKS = [
     object_names.SealedChunk(name, SEAL.close(name, plain))
     for name, plain in zip(NAMES, PLAIN, strict=True)
 ]
-MANIFEST = SEAL.close_manifest(b"some manifest")
+MANIFEST = SEAL.close_manifest(bytearray(b"some manifest"))
 
 Start = Callable[..., vaults.Vault]
 

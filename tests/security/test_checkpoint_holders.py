@@ -344,7 +344,7 @@ def test_holder_that_answers_with_an_error_is_replaced(
             with pytest.raises(holder_group.HolderFailed, match="h2 keeps no checkpoint"):
                 disk.put([SEAL.chunk_name(b"some")], bytes, 65536)
             with pytest.raises(holder_group.HolderFailed, match="h2 keeps no checkpoint"):
-                disk.put_manifest(SEAL.close_manifest(b"a manifest"))
+                disk.put_manifest(SEAL.close_manifest(bytearray(b"a manifest")))
 
 
 @pytest.mark.parametrize("answer", [b"x" * 33, b"", b"x" * 32, b"9" * 5000, b"-1"])

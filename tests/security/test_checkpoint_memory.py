@@ -82,7 +82,7 @@ def saved(entries, number):
         id, id, "p", id, chunk_map.UNKNOWN_OS_HASH, cut, 1, crash, number
     )
     made = checkpoint_manifest.build(subject, entries)
-    return known.save_manifest(id, seal.close_manifest_in_place(made))
+    return known.save_manifest(id, seal.close_manifest(made))
 
 def named(chunk_no):
     return checkpoint_manifest.Entry(chunk_no, ids.Cid(os.urandom(31) + b"1"))

@@ -17,6 +17,7 @@ from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.model import ids
 from tests.fakes import hostile_vault
+from tests.fakes import packed_names
 from tests.lab import runs
 from tests.lab import vaults
 from tests.security.fuzz import mutations
@@ -27,7 +28,7 @@ SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 PLAIN = bytes(range(256)) * 4
 NAME = SEAL.chunk_name(PLAIN)
 CHUNK = object_names.SealedChunk(NAME, SEAL.close(NAME, PLAIN))
-MANIFEST = SEAL.close_manifest(b"a manifest")
+MANIFEST = SEAL.close_manifest(bytearray(b"a manifest"))
 MANIFEST_NAME = checkpoint_encryption.manifest_name(MANIFEST)
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 H1, H3 = (
@@ -49,9 +50,9 @@ REQUESTS = {
     "put chunks": request(
         f"PUT {PLACE}/chunks", object_names.CHUNK_HEADER.pack(NAME, len(CHUNK.data)) + CHUNK.data
     ),
-    "missing": request(f"POST {PLACE}/missing", object_names.pack_names([NAME, MANIFEST_NAME])),
+    "missing": request(f"POST {PLACE}/missing", packed_names.pack_names([NAME, MANIFEST_NAME])),
     "put a manifest": request(f"PUT {PLACE}/manifests/{MANIFEST_NAME.hex()}", MANIFEST),
-    "keep": request(f"POST {PLACE}/keep/00-ff", object_names.pack_names([NAME, MANIFEST_NAME])),
+    "keep": request(f"POST {PLACE}/keep/00-ff", packed_names.pack_names([NAME, MANIFEST_NAME])),
     "drop": request(f"DELETE {PLACE}"),
     "get a chunk": request(f"GET {PLACE}/chunks/{NAME.hex()}"),
     "get a manifest": request(f"GET {PLACE}/manifests/{MANIFEST_NAME.hex()}"),

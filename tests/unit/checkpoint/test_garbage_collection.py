@@ -19,6 +19,7 @@ from acstor_common.formats import checkpoint_manifest
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from tests.fakes import kept_checkpoints
+from tests.fakes import packed_names
 
 HOST, CHUNK = ids.HostId("h1"), geometry.DEFAULT_CHUNK_BYTES
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -38,7 +39,7 @@ class Client:
         return self._kept.list_disks(owner)
 
     def retain_only(self, disk, stay):
-        named = object_names.NameList(object_names.pack_names(stay.names))
+        named = object_names.NameList(packed_names.pack_names(stay.names))
         return self._kept.retain_only(disk, named, within=stay.within)
 
     def delete_disk(self, disk):

@@ -29,6 +29,7 @@ from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.model import ids
+from tests.fakes import packed_names
 from tests.lab import runs
 
 H1, H2 = ids.HostId("h1"), ids.HostId("h2")
@@ -105,7 +106,7 @@ def test_what_was_asked_to_go_before_a_later_connection_began_stays(
     vault: vault_store.VaultStore,
 ) -> None:
     put(vault, *CHUNKS)
-    stay = object_names.NameList(object_names.pack_names(NAMES[:1]))
+    stay = object_names.NameList(packed_names.pack_names(NAMES[:1]))
     begun = threading.Event()
     looked: list[bytes] = []
 
@@ -121,7 +122,7 @@ def test_what_was_asked_to_go_before_a_later_connection_began_stays(
             return found
 
     with pytest.raises(errors.VaultRefused, match="later connection"):
-        vault.retain_only(DISK, Slow(object_names.pack_names(NAMES[:1])), 1)
+        vault.retain_only(DISK, Slow(packed_names.pack_names(NAMES[:1])), 1)
     assert begun.is_set() and len(here(vault)) == len(NAMES) - 3 + (NAMES[0][:1] in looked[:3])
     with pytest.raises(errors.VaultRefused):
         vault.delete_disk(DISK, 1)
@@ -140,7 +141,7 @@ def test_late_request_of_an_earlier_connection_drops_nothing(vault: vault_store.
             return answer.status
 
     assert (
-        asked_by(2, "POST", f"{PATH}/missing", object_names.pack_names(NAMES)) == http.HTTPStatus.OK
+        asked_by(2, "POST", f"{PATH}/missing", packed_names.pack_names(NAMES)) == http.HTTPStatus.OK
     )
     assert asked_by(1, "POST", f"{PATH}/keep/00-ff", NAMES[0]) == http.HTTPStatus.CONFLICT
     assert asked_by(1, "DELETE", PATH) == http.HTTPStatus.CONFLICT
@@ -215,7 +216,7 @@ def test_any_order_of_puts_and_sweeps(tmp_path: pathlib.Path, steps: list[tuple]
             model |= numbers
         elif what == "keep":
             vault.retain_only(
-                DISK, object_names.NameList(object_names.pack_names(NAMES[n] for n in numbers))
+                DISK, object_names.NameList(packed_names.pack_names(NAMES[n] for n in numbers))
             )
             model &= numbers
         elif what == "drop":
@@ -366,7 +367,7 @@ def test_host_is_full_until_it_drops_something(tmp_path: pathlib.Path) -> None:
             put(vault, *shard[55:])  # and gives back what it took
         assert vault.quota.full_hosts() == 1
     vault.retain_only(
-        DISK, object_names.NameList(object_names.pack_names(one.name for one in shard[:50]))
+        DISK, object_names.NameList(packed_names.pack_names(one.name for one in shard[:50]))
     )
     assert vault.quota.full_hosts() == 0
     vault.close()
@@ -587,7 +588,7 @@ def test_a_file_that_was_cut_is_removed(vault: vault_store.VaultStore, length: i
 
 def test_a_long_sweep_comes_in_steps(vault: vault_store.VaultStore) -> None:
     put(vault, *CHUNKS)
-    stay = object_names.NameList(object_names.pack_names(NAMES[:1]))
+    stay = object_names.NameList(packed_names.pack_names(NAMES[:1]))
     assert [vault.retain_only(DISK, stay, limit=8) for _ in range(3)] == [8, 8, 3]
 
 

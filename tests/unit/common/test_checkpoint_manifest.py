@@ -62,7 +62,9 @@ def test_golden_file_is_read_and_written() -> None:
     raw = SEAL.open_manifest(sealed[: -len(SEAL.close(ENTRIES[0].cid, CHUNK))], 1 << 20)
     found = checkpoint_manifest.Manifest.parse(raw, "golden")
     assert (found.subject, list(found)) == (SUBJECT, ENTRIES)
-    assert SEAL.close_manifest(bytes(RAW)) == sealed[: len(RAW) + checkpoint_encryption.SEAL_BYTES]
+    assert (
+        SEAL.close_manifest(bytearray(RAW)) == sealed[: len(RAW) + checkpoint_encryption.SEAL_BYTES]
+    )
 
 
 def test_golden_chunk_is_opened() -> None:
