@@ -70,6 +70,11 @@ LEFT: dict[tuple[str, str], str] = {
         "mariadb",
     ): "the lab's databases are made by tests/lab/openstack/mariadb.py",
     ("admin/decision.rst", "rabbitmqctl"): "needs RabbitMQ's own node, with its cookie",
+    ("install/deployment_tools.rst", "cd"): "test_kolla_ansible_recipe.py copies from there",
+    ("install/deployment_tools.rst", "kolla-ansible"): "needs hosts with Kolla's containers",
+    ("install/deployment_tools.rst", "openstack-ansible"): "needs a cloud of OpenStack-Ansible",
+    ("install/deployment_tools.rst", "kubectl"): "needs a Kubernetes",
+    ("install/deployment_tools.rst", "helm"): "needs a Kubernetes",
     ("admin/failures.rst", "virsh"): "needs an instance with a broken disk",
     ("admin/nova.rst", "virsh"): "a synopsis; test_nova_moves.py flattens with libvirt's own words",
     (

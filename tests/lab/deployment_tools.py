@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The deployment tools whose recipes are tested: Kolla-Ansible, OpenStack-Ansible, OpenStack-Helm.
+
+``python -m tests.lab.deployment_tools`` installs what a package index has. Roles and charts are
+clones that the developer makes in :data:`CLONES`, and helm is a program in the path or in the
+virtualenv. Tests install nothing: they skip what is not there.
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import yaml
+
+from acstor_common import errors
+from tests.lab import runs
+
+PACKAGING = runs.CHECKOUT / "packaging"
+FOLDER = runs.CHECKOUT / ".cache/deployment-tools"
+VENV, CLONES = FOLDER / "venv", FOLDER / "clones"
+WANTED = (
+    "kolla-ansible==22.2.0",
+    "ansible-lint==26.10.1",
+    "yamllint==1.38.0",
+    "kubernetes-validate==1.37.0",
+)
+KOLLA = VENV / "share/kolla-ansible"
+RUN_S = 500.0
+_STAMP = VENV / ".installed"
+
+
+def install() -> None:
+    """Make the virtualenv, or bring it up to date.
+
+    :raises errors.Unusable: a package cannot be installed
+    """
+    if not is_installed():
+        runs.tool([sys.executable, "-m", "venv", VENV])
+        runs.tool([VENV / "bin/pip", "install", "--quiet", *WANTED])
+        _STAMP.write_text("\n".join(WANTED))
+
+
+def is_installed() -> bool:
+    """Say whether the virtualenv has the wanted versions."""
+    return _STAMP.is_file() and _STAMP.read_text() == "\n".join(WANTED)
+
+
+def require() -> None:
+    """Skip the test where the packages are not installed."""
+    if not is_installed():
+        pytest.skip("they are not installed: python -m tests.lab.deployment_tools")
+
+
+def require_clone(name: str) -> pathlib.Path:
+    """Return the clone of a repository of OpenStack; skip the test without it."""
+    clone = CLONES / name
+    if not clone.is_dir():
+        pytest.skip(f"there is no clone {clone} of openstack/{name}")
+    return clone
+
+
+def run(
+    argv: Sequence[str | pathlib.Path], folder: pathlib.Path, variables: Mapping[str, str]
+) -> str:
+    """Run a program of the virtualenv in a folder; return what it wrote.
+
+    :raises errors.Unusable: it failed
+    """
+    path = f"{VENV / 'bin'}:{os.environ.get('PATH', os.defpath)}"
+    own = {"PATH": path, "HOME": str(folder), "LC_ALL": "C.UTF-8", "ANSIBLE_NOCOLOR": "1"}
+    done = subprocess.run(
+        list(argv),
+        cwd=folder,
+        env={**own, **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
+    if done.returncode:
+        raise errors.Unusable(str(argv[0]), (done.stdout + done.stderr)[-4000:])
+    return done.stdout + done.stderr
+
+
+def pick_tasks(
+    role: pathlib.Path, file: str, names: Sequence[str], first: Sequence[dict[str, Any]] = ()
+) -> None:
+    """Write ``tasks/picked.yml``: tasks of one of the role's files, by their names.
+
+    :param first: tasks that come before them
+    """
+    found = [task for task in _load(role / "tasks" / file) if task["name"] in names]
+    assert [task["name"] for task in found] == list(names)
+    for task in found:
+        task.pop("notify", None)
+    write(role / "tasks/picked.yml", [*first, *found])
+
+
+def copy_role(role: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
+    """Copy a role without its dependencies; return the copy."""
+    return pathlib.Path(shutil.copytree(role, target, ignore=shutil.ignore_patterns("meta")))
+
+
+def write(file: pathlib.Path, value: Any) -> pathlib.Path:
+    """Write a value as YAML."""
+    file.write_text(yaml.safe_dump(value, sort_keys=False))
+    return file
+
+
+def _load(file: pathlib.Path) -> Any:
+    return yaml.safe_load(file.read_text())
+
+
+if __name__ == "__main__":
+    install()
