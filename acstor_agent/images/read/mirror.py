@@ -40,8 +40,9 @@ from acstor_common.model import ids
 MAX_READ_BYTES = 1 * geometry.MIB  # the longest read that the kernel sends
 
 _ZEROS = bytes(MAX_READ_BYTES)
-_SCRATCH = memoryview(mmap.mmap(-1, MAX_READ_BYTES))
-"""Shared buffer for the answer to a read that hits."""
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # a fork would write into a shared mapping
+_SCRATCH = memoryview(mmap.mmap(-1, MAX_READ_BYTES, flags=_PRIVATE))
+"""Buffer for the answer to a read that hits."""
 _LOCAL_ORIGIN = {
     read_plan.StepKind.ZERO: counters.Origin.ZERO,
     read_plan.StepKind.MEMORY: counters.Origin.BOOT,

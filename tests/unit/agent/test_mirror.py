@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+import os
 import random
 
 import pytest
@@ -291,3 +292,13 @@ async def test_peers_may_ask_for_runs_as_the_map_is_cut(host, image):
     assert host.naming.segments_of(whole) is None
     host.naming._rings = one_host.OneTable(hash_ring.Ring(1, (), segment_chunks=4))
     assert host.naming.segments_of(run_of(2, 1)) == (cids[:4], 2, CHUNK, 4)
+
+
+def test_forked_process_answers_from_a_buffer_of_its_own():
+    """The kernel may still fill that of a killed worker while the next one answers."""
+    mirror._SCRATCH[:1] = b"p"
+    if not (child := os.fork()):
+        mirror._SCRATCH[:1] = b"c"
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert mirror._SCRATCH[:1] == b"p"
