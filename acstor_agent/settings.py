@@ -61,8 +61,7 @@ PEER_SILENCE_S = 5.0
 asked. A peer that works on them says four times in this time that it lives, and a packet that was
 lost several times in a row has come."""
 
-PROVIDER_SHARE = 1 / 3
-"""No place may take more of a reader's time: two others must have their turn."""
+PROVIDER_SHARE = 1 / 3  # no place may take more of a reader's time: two others must have their turn
 
 VARIANTS = "[acstor_agent] variants"  # an option that no document for operators names
 

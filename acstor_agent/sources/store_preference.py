@@ -20,8 +20,7 @@ from acstor_common.util import lru_table
 
 LOG = logging.getLogger(__name__)
 
-SUSPENDED_S = 300.0
-"""Time without preference for a blob after Glance refused it."""
+SUSPENDED_S = 300.0  # time without preference for a blob after Glance refused it
 BLOBS_LIMIT = 4096
 REFUSALS = frozenset({400, 403})
 """Glance's answers if a store is gone, gives no ranges, or the policy forbids the preference."""

@@ -23,14 +23,11 @@ from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
 
-PUBLISHED_KEY = "SECRET_KEY"
-"""Default of osprofiler's option ``hmac_keys``, known to everybody."""
-MAX_SPANS = 100
-"""Of one request in one process; osprofiler itself has no limit."""
+PUBLISHED_KEY = "SECRET_KEY"  # default of osprofiler's option ``hmac_keys``, known to everybody
+MAX_SPANS = 100  # of one request in one process; osprofiler itself has no limit
 MAX_HEADER_CHARS = 1024
 SLOW_S = 0.5
-PAUSE_S = 60.0
-"""Without new spans, after the backend failed or took SLOW_S for one."""
+PAUSE_S = 60.0  # without new spans, after the backend failed or took SLOW_S for one
 
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Any]
 Notify = Callable[[dict[str, Any]], None]
