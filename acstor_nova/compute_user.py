@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from acstor_common import errors
-from acstor_nova import check_results
 
 COMMAND = "nova-compute"
 ACCOUNT = "nova"
@@ -185,19 +184,3 @@ def _become(user: User) -> None:
     os.setgroups(sorted(user.groups))
     os.setegid(user.gid)
     os.seteuid(user.uid)
-
-
-def check_user(user: User, guards: frozenset[int]) -> check_results.CheckResult:
-    """Check that this process has nova-compute's permissions; ``guards``: its groups."""
-    what, ours = "checked as", current_user()
-    if ours.uid not in (0, user.uid) or (ours.uid and not user.groups <= ours.groups):
-        detail = f"{ours.name}, groups {names_of(ours.groups)}; nova-compute is {user}"
-        remedy = "Run this command as root: it then looks with the rights of nova-compute."
-        return check_results.CheckResult(what, check_results.Level.WARNING, detail, remedy)
-    with contextlib.suppress(errors.Unusable):
-        missing = (account(user.name).groups - user.groups) & guards
-        if user.pid and user.uid and missing:
-            detail = f"{user}; its account is in {names_of(missing)} too, its process is not"
-            remedy = "Restart nova-compute. If that does not help, its unit names other groups."
-            return check_results.CheckResult(what, check_results.Level.WARNING, detail, remedy)
-    return check_results.CheckResult(what, check_results.Level.OK, str(user))

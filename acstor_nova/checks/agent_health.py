@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from acstor_common.service import version
-from acstor_nova import check_results
+from acstor_nova.checks import check_results
 
 CheckResult = check_results.CheckResult
 Level = check_results.Level

@@ -17,13 +17,13 @@ from oslo_config import cfg
 from acstor_common import errors
 from acstor_common.service import conf as common_conf
 from acstor_nova import agent_client
-from acstor_nova import check_results
 from acstor_nova import compute_user
 from acstor_nova import conf as nova_conf
 from acstor_nova import mirror_link
 from acstor_nova import nova_hooks
 from acstor_nova import registration
 from acstor_nova.checks import agent_health
+from acstor_nova.checks import check_results
 from acstor_nova.checks import image_fill
 from acstor_nova.snapshots import gateway_client
 
@@ -81,7 +81,7 @@ def check_host(
         *_configuration(conf),
         _nova(),
         _libraries(),
-        compute_user.check_user(user, _guards(conf)),
+        check_user(user, _guards(conf)),
         *_agent(conf, user),
         _mount(conf, root, user),
         *_image_cache(conf),
@@ -91,6 +91,23 @@ def check_host(
         _apparmor(conf, root),
         _selinux(root),
     ]
+
+
+def check_user(user: compute_user.User, guards: frozenset[int]) -> CheckResult:
+    """Check that this process has nova-compute's permissions; ``guards``: its groups."""
+    what, ours = "checked as", compute_user.current_user()
+    if ours.uid not in (0, user.uid) or (ours.uid and not user.groups <= ours.groups):
+        detail = f"{ours.name}, groups {compute_user.names_of(ours.groups)}; nova-compute is {user}"
+        remedy = "Run this command as root: it then looks with the rights of nova-compute."
+        return CheckResult(what, Level.WARNING, detail, remedy)
+    with contextlib.suppress(errors.Unusable):
+        missing = (compute_user.account(user.name).groups - user.groups) & guards
+        if user.pid and user.uid and missing:
+            names = compute_user.names_of(missing)
+            detail = f"{user}; its account is in {names} too, its process is not"
+            remedy = "Restart nova-compute. If that does not help, its unit names other groups."
+            return CheckResult(what, Level.WARNING, detail, remedy)
+    return CheckResult(what, Level.OK, str(user))
 
 
 def _configuration(conf: cfg.ConfigOpts) -> Iterator[CheckResult]:

@@ -18,8 +18,8 @@ from oslo_config import cfg
 from acstor_common.disks import local_file
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_nova import check_results
 from acstor_nova import mirror_link
+from acstor_nova.checks import check_results
 
 LONGEST_INTERVAL_S = 5400
 """Longest interval of Nova's image cache manager; after it Nova counts as away."""

@@ -7,6 +7,7 @@ import pytest
 
 from acstor_common import errors
 from acstor_nova import compute_user
+from acstor_nova.checks import host_check
 
 
 @pytest.fixture
@@ -95,16 +96,16 @@ def test_group_that_came_after_the_start_is_told(tmp_path, put):
     """As where the package made nova a member and nova-compute was not restarted."""
     put(70, *SCRIPT, uid=65534, gid=0, groups="0")
     user = compute_user.find_user("", tmp_path, "nobody")
-    found = compute_user.check_user(user, NOGROUP)
+    found = host_check.check_user(user, NOGROUP)
     assert found.level == "warning" and "nogroup too, its process is not" in found.detail
-    assert compute_user.check_user(compute_user.account("nobody"), NOGROUP).level == "ok"
+    assert host_check.check_user(compute_user.account("nobody"), NOGROUP).level == "ok"
 
 
 def test_group_that_opens_nothing_may_be_missing(tmp_path, put):
     """As in DevStack, whose nova-compute has libvirt's group in place of its user's own."""
     put(70, *SCRIPT, uid=65534, gid=4, groups="4")
     user = compute_user.find_user("", tmp_path, "nobody")
-    found = compute_user.check_user(user, frozenset({4}))
+    found = host_check.check_user(user, frozenset({4}))
     assert found.level == "ok" and "groups adm" in found.detail
 
 
@@ -123,7 +124,7 @@ def test_who_is_neither_root_nor_nova_compute_is_told_to_be_root(tmp_path, put):
     put(70, *SCRIPT, uid=2, gid=2)
     user = compute_user.find_user("", tmp_path, "bin")
     with compute_user.acting_as(compute_user.account("nobody")):
-        found = compute_user.check_user(user, NOGROUP)
+        found = host_check.check_user(user, NOGROUP)
         with compute_user.acting_as(user):
             assert compute_user.current_user().name == "nobody"
     assert found.level == "warning" and "as root" in found.remedy
