@@ -65,7 +65,9 @@ def wait_until_cached(
     """
     began_s = time.monotonic()
     try:
-        fill = agent.set_fill_mode(image_id, control_wire.FillMode.URGENT, limit_s)
+        fill: Mapping[str, Any] = agent.set_fill_mode(
+            image_id, control_wire.FillMode.URGENT, limit_s
+        )
         while fill.get("state") != fill_progress.FillState.FULLY_CACHED:
             left_s = began_s + limit_s - time.monotonic()
             if fill.get("state") in _FINAL or left_s <= 0:
