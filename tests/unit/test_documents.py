@@ -74,7 +74,7 @@ LEFT: dict[tuple[str, str], str] = {
     ("install/deployment_tools.rst", "kolla-ansible"): "needs hosts with Kolla's containers",
     ("install/deployment_tools.rst", "openstack-ansible"): "needs a cloud of OpenStack-Ansible",
     ("install/deployment_tools.rst", "kubectl"): "needs a Kubernetes",
-    ("install/deployment_tools.rst", "helm"): "needs a Kubernetes",
+    ("install/deployment_tools.rst", "for"): "needs a Kubernetes",
     ("admin/failures.rst", "virsh"): "needs an instance with a broken disk",
     ("admin/nova.rst", "virsh"): "a synopsis; test_nova_moves.py flattens with libvirt's own words",
     (
