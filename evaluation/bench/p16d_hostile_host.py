@@ -128,7 +128,7 @@ class Host:
         return domain_xml.ServerList([one for one in found if one.instance in self.here])
 
     def register(self, new: checkpoint_record.CheckpointRecord) -> set[str]:
-        for pause_s in (0.0, *bus_client.RETRY_PAUSES_S):
+        for pause_s in (0.0, *bus_client.LIMITS.pauses_s):
             time.sleep(pause_s)
             with contextlib.suppress(nova_client.NovaBusy):
                 self._asked.get_server(SERVER, self.name)
