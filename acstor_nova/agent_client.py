@@ -1,29 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client of the host's agent, with one connection and a deadline per request.
-
-It blocks and uses only the standard library's sockets, so it works with threads and with eventlet.
-"""
+"""Client of the host's agent: the requests that Nova makes."""
 
 import base64
-import contextlib
 import os
-import socket
 import stat
-import time
-from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
 
-from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.service import tracing
 from acstor_common.wire import checkpoint_messages
+from acstor_common.wire import control_client
 from acstor_common.wire import control_wire
 from acstor_nova import compute_user
 
-READ_BYTES = 64 * 1024
-TIMEOUT_S = 45.0  # default timeout; an agent may need 30 s to fetch a chunk map
+TIMEOUT_S = control_client.TIMEOUT_S
 
 
 class Stored(NamedTuple):
@@ -139,38 +131,9 @@ class AgentClient:
 
     def _ask(self, request: control_wire.ControlRequest, timeout_s: float | None = None) -> Any:
         operation = request.__struct_config__.tag
+        timeout_s = timeout_s or self._timeout_s
         with tracing.Span("acstor_agent_call", operation=operation):
-            return self._answer(request, timeout_s or self._timeout_s)
-
-    def _answer(self, request: control_wire.ControlRequest, timeout_s: float) -> Any:
-        for reply in self._replies(request, timeout_s):
-            match reply:
-                case control_wire.Failed(kind, error):
-                    raise errors.AgentRefused(kind, error)
-                case control_wire.Done(result):
-                    return result
-        raise errors.AgentUnreachable(
-            self._socket_path, "it closed the connection before it answered"
-        )
-
-    def _replies(
-        self, request: control_wire.ControlRequest, timeout_s: float
-    ) -> Iterator[control_wire.AnyReply]:
-        ends_s = time.monotonic() + timeout_s
-        try:
-            with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as agent:
-                agent.settimeout(timeout_s)
-                agent.connect(self._socket_path)
-                agent.sendall(control_wire.encode(request))
-                for line in _lines(agent, ends_s):
-                    yield control_wire.decode_reply(line)
-        except TimeoutError as e:
-            why = f"no answer within {timeout_s:g} s"
-            raise errors.AgentUnreachable(self._socket_path, why) from e
-        except PermissionError as e:
-            raise errors.AgentUnreachable(self._socket_path, _denied(self._socket_path)) from e
-        except (OSError, errors.RemoteProtocolError) as e:
-            raise errors.AgentUnreachable(self._socket_path, str(e)) from e
+            return control_client.send(self._socket_path, request, timeout_s, _denied)
 
 
 def _denied(path: str) -> str:
@@ -185,21 +148,3 @@ def _denied(path: str) -> str:
         f"permission denied: the socket is for user {owner} and group {group} (mode "
         f"{stat.S_IMODE(found.st_mode):04o}; [acstor_agent] control_group), {words}"
     )
-
-
-def _lines(agent: socket.socket, ends_s: float) -> Iterator[bytes]:
-    """Yield the lines that arrive until ``ends_s``, by the monotonic clock."""
-    buffer = b""
-    while True:
-        left_s = ends_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        agent.settimeout(left_s)
-        received = agent.recv(READ_BYTES)
-        if not received:
-            return
-        *lines, buffer = (buffer + received).split(b"\n")
-        yield from lines
-        if len(buffer) > control_wire.MAX_LINE_BYTES:
-            why = f"a line of over {control_wire.MAX_LINE_BYTES} bytes"
-            raise errors.RemoteProtocolError("acstor-agent", why)

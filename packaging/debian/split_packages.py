@@ -13,6 +13,7 @@ import tomllib
 DEBIAN_PACKAGES = {
     "acstor_agent": "acstor-agent",
     "acstor_checkpoint": "acstor-checkpoint",
+    "acstor_cinder": "acstor-cinder",
     "acstor_common": "python3-acstor",
     "acstor_decision": "acstor-decision",
     "acstor_glance": "acstor-glance",

@@ -111,6 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
     match arguments.command:
         case "install":
             installed.install_tempest()
+            installed.install_cinder()
             prepared.ensure()
         case "up":
             _up(lab, arguments)

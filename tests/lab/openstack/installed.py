@@ -19,11 +19,13 @@ BIN = VENV / "bin"
 REQUIREMENTS = pathlib.Path(__file__).with_name("requirements.txt")
 EXTRAS = "gateway,glance,nova"
 TEMPEST_REQUIREMENTS = REQUIREMENTS.with_name("requirements-tempest.txt")
+CINDER_REQUIREMENTS = REQUIREMENTS.with_name("requirements-cinder.txt")
 TEMPEST_PLUGIN = runs.CHECKOUT / "tests" / "tempest"
 REMEDY = "run tools/openstack-lab.sh install"
 _RELEASES = VENV / ".releases-installed"
 _CHECKOUT = VENV / ".checkout-installed"
 _TEMPEST = VENV / ".tempest-installed"
+_CINDER = VENV / ".cinder-installed"
 _LOG = runs.CHECKOUT / ".cache" / "logs" / "openstack-pip.log"
 _SYSTEM_PYTHON = "/usr/bin/python3"
 _SYSTEM_PACKAGES = pathlib.Path("/usr/lib/python3/dist-packages")
@@ -113,6 +115,24 @@ def install() -> None:
             _install_checkout()
         _link_ceph()
         _tune_garbage_collector()
+
+
+def has_cinder() -> bool:
+    """Say whether the virtualenv has Cinder."""
+    return is_ready() and _has(_CINDER, CINDER_REQUIREMENTS.read_text())
+
+
+def install_cinder() -> None:
+    """Make the virtualenv, and add Cinder.
+
+    :raises errors.Unusable: a package cannot be installed; says what pip wrote
+    """
+    install()
+    with CINDER_REQUIREMENTS.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not has_cinder():
+            _pip("--no-deps", "--requirement", CINDER_REQUIREMENTS)
+            _CINDER.write_text(CINDER_REQUIREMENTS.read_text())
 
 
 def _tempest_key() -> str:
