@@ -277,7 +277,7 @@ class Host:
             cache=self.cache,
             nursery=nursery,
             memory=boot_memory.BootMemory(geometry.MIB, 5.0, 60.0),
-            frame_patience_s=PATIENCE_S,
+            frame_timeout_s=PATIENCE_S,
             clock=self._clock,
         )
         self.server = Server(self.chunks.peer_server, rng)
