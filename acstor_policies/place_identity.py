@@ -46,7 +46,7 @@ class ByPlace(identity.Identity):
             if ref.oid not in names:
                 self._names[ref.cid] = (*names, ref.oid)[-MOST_NAMES:]
 
-    def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
+    def may_serve(self, cid: ids.Cid, oid: ids.Oid) -> bool:
         """Return whether the chunk came under this name."""
         return oid in self.names_of(cid)
 
@@ -81,7 +81,7 @@ class ByOid(ByPlace):
     asked there, as after a remap.
     """
 
-    def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
+    def may_serve(self, cid: ids.Cid, oid: ids.Oid) -> bool:
         """Say yes: another OID with the same CID is a hit."""
         return True
 
@@ -140,7 +140,7 @@ class _PlaceIndex(content_index.Index):
             return None
         return chunk_no
 
-    def first_same(self, chunk_no: int) -> int:
+    def parent_of(self, chunk_no: int) -> int:
         if not 0 <= chunk_no < len(self._map):
             raise IndexError(f"image {self._map.image_id} has no chunk {chunk_no}")
         return chunk_no

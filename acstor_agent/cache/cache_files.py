@@ -274,7 +274,7 @@ class CacheFiles:
             return 0
         if not self._write_behind.can_take(length * len(chunks)):
             return 0
-        slots = self._core.place_free([cid for cid, _ in chunks], length, keep_class)
+        slots = self._core.allocate_adjacent([cid for cid, _ in chunks], length, keep_class)
         for slot, (_, data) in zip(slots, chunks, strict=False):
             slot.data = data
         if slots:
@@ -296,7 +296,7 @@ class CacheFiles:
         It loses the class when many others were used since
         (:meth:`public_cache.PublicCache.bound_boot`).
 
-        :return: whether it is the first use of a part that :meth:`keep_ahead` kept
+        :return: whether it is the first use of a part that :meth:`keep_prefetched` kept
         """
         slot = self._core.slot_of(cid)
         was_ahead = slot is not None and slot.keep_class is public_cache.KeepClass.AHEAD
@@ -304,7 +304,7 @@ class CacheFiles:
         self._core.bound_boot()
         return was_ahead
 
-    def keep_ahead(self, cid: ids.Cid) -> bool:
+    def keep_prefetched(self, cid: ids.Cid) -> bool:
         """Keep a prefetched part of a boot image; return whether it is here.
 
         Parts kept by :meth:`keep_for_boot` have precedence.
@@ -314,8 +314,8 @@ class CacheFiles:
         return is_here
 
     @property
-    def ahead_limit_bytes(self) -> int:
-        """Most bytes that :meth:`keep_ahead` keeps, beside pins and boot images in use."""
+    def prefetched_limit_bytes(self) -> int:
+        """Most bytes that :meth:`keep_prefetched` keeps, beside pins and boot images in use."""
         core, share = self._core, public_cache.BOOT_SHARES[public_cache.KeepClass.AHEAD]
         taken = core.pins.slot_bytes + core.class_bytes[public_cache.KeepClass.BOOT]
         return max(0, min(core.limit_bytes // share, core.limit_bytes - taken))

@@ -55,7 +55,7 @@ class FolderRecovery:
         :raises errors.Unusable: another process uses it
         """
         try:
-            self.core.take_over(self._load())
+            self.core.replace_contents(self._load())
             self._files.make_writable(is_to_grow=False)
         except OSError as exc:
             self._record(_words(exc), now_s=0.0)  # checked again at once when served
@@ -92,7 +92,7 @@ class FolderRecovery:
     async def _check(self) -> None:
         try:
             if not self._files.is_open:
-                self.core.take_over(await trio.to_thread.run_sync(self._load))
+                self.core.replace_contents(await trio.to_thread.run_sync(self._load))
             if self.fault is not None:
                 await trio.to_thread.run_sync(self._files.make_writable, self._is_full)
             is_in_place, vanished = await trio.to_thread.run_sync(self._inspect)

@@ -25,7 +25,7 @@ class Index(abc.ABC):
         """Return the parent with an announced OID; None if the image has none."""
 
     @abc.abstractmethod
-    def first_same(self, chunk_no: int) -> int:
+    def parent_of(self, chunk_no: int) -> int:
         """Return the first chunk with the same name, maybe ``chunk_no`` itself.
 
         :raises IndexError: the image has no such chunk
@@ -49,7 +49,7 @@ class ContentIndex(Index):
                 return chunk_no
         return None
 
-    def first_same(self, chunk_no: int) -> int:
+    def parent_of(self, chunk_no: int) -> int:
         """Return the first chunk with the same content; a chunk of zeros itself."""
         cid = self._map.cid_of(chunk_no)
         head = chunk_map.head_of(ids.oid_of(cid))

@@ -36,12 +36,12 @@ class Identity(abc.ABC):
         """Record the names under which chunks arrived."""
 
     @abc.abstractmethod
-    def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
+    def may_serve(self, cid: ids.Cid, oid: ids.Oid) -> bool:
         """Return whether a cached chunk may be given to a peer that requests it by a name."""
 
-    def may_give_all(self, refs: Iterable[chunk_ref.ChunkRef]) -> bool:
-        """Return whether :meth:`may_give` allows each chunk."""
-        return all([self.may_give(ref.cid, ref.oid) for ref in refs])
+    def may_serve_all(self, refs: Iterable[chunk_ref.ChunkRef]) -> bool:
+        """Return whether :meth:`may_serve` allows each chunk."""
+        return all([self.may_serve(ref.cid, ref.oid) for ref in refs])
 
     @abc.abstractmethod
     def restore_names(self, cids: Iterable[ids.Cid]) -> None:
@@ -80,11 +80,11 @@ class ByContent(Identity):
     def record_names(self, refs: Iterable[chunk_ref.ChunkRef]) -> None:
         """Do nothing: the name is derived from the CID."""
 
-    def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
+    def may_serve(self, cid: ids.Cid, oid: ids.Oid) -> bool:
         """Return True: equal CIDs are equal bytes."""
         return True
 
-    def may_give_all(self, refs: Iterable[chunk_ref.ChunkRef]) -> bool:
+    def may_serve_all(self, refs: Iterable[chunk_ref.ChunkRef]) -> bool:
         """Return True."""
         return True
 

@@ -207,13 +207,13 @@ class PeerStates:
 
     # Latency
 
-    def late_s(self, kind: int) -> float:
+    def late_after_s(self, kind: int) -> float:
         """Return after how many seconds of silence an answer of a kind is late."""
         return self._late_s[kind]
 
     @property
     def min_late_s(self) -> float:
-        """The shortest :meth:`late_s` of all kinds."""
+        """The shortest :meth:`late_after_s` of all kinds."""
         return min(self._late_s)
 
     def record_chunks(

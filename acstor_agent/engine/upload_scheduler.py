@@ -110,7 +110,9 @@ class UploadScheduler:
     def unpark(self, receiver: Requester) -> None:
         """Queue parked answers of a host up to its limit."""
         while self._parked and receiver.undelivered < UNDELIVERED_BYTES:
-            parked = (self._parked.take_of(priority, receiver.host) for priority in Priority)
+            parked = (
+                self._parked.take_by_priority(priority, receiver.host) for priority in Priority
+            )
             pending = next(filter(None, parked), None)
             if pending is None:
                 return

@@ -174,7 +174,7 @@ class DiskIo:
             await turn.wait()
             return await trio.to_thread.run_sync(function, *args, limiter=limiter)
         finally:
-            if not self._scheduler.give_up(request):
+            if not self._scheduler.cancel_request(request):
                 self._serving.pop(request, None)
                 self._scheduler.request_completed(request, trio.current_time())
             self._pump()

@@ -84,7 +84,7 @@ class ServerSchedule:
             entries[server.instance] = entry
         self._entries = entries
 
-    def is_here(self, instance: ids.ImageId) -> bool:
+    def has_server(self, instance: ids.ImageId) -> bool:
         """Return whether a server was on this host at the last update."""
         return instance in self._entries
 

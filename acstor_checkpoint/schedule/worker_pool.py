@@ -115,7 +115,7 @@ class WorkerPool:
         :raises errors.Unusable: the server has no checkpoints here
         """
         with self._lock:
-            is_here = self._schedule.is_here(instance)
+            is_here = self._schedule.has_server(instance)
         if not is_here:  # it may be new
             self._update_schedule(self._domains.list_servers(), self._intervals.last)
         state = self._states.load(instance)  # first: the requested checkpoint may begin at once

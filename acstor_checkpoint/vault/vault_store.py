@@ -193,7 +193,7 @@ class VaultStore:
             is_shard = part.name != object_names.ObjectKind.MANIFEST
             if is_shard and int(part.name, 16) not in within:
                 continue
-            staying = retained.beginning_with(int(part.name, 16)) if is_shard else retained
+            staying = retained.names_with_first_byte(int(part.name, 16)) if is_shard else retained
             found = (name for name in vault_files.names_in(part) if name[0] in within)
             for some in _dozens(found):
                 self.lookup_rate.spend_lookups(disk.owner, len(some))

@@ -97,7 +97,7 @@ class NameList(Sequence[bytes]):
         at = bisect.bisect_left(self, name)
         return at < len(self) and self[at] == name
 
-    def beginning_with(self, first: int) -> set[bytes]:
+    def names_with_first_byte(self, first: int) -> set[bytes]:
         """Return the names with this first byte."""
         start = bisect.bisect_left(self, bytes([first]))
         stop = bisect.bisect_left(self, bytes([first + 1])) if first < 255 else len(self)

@@ -134,7 +134,7 @@ class Decider:
 
     def _chunks_for_links(self) -> int:
         known = [self._members[host] for host in self.table.hosts if host in self._members]
-        links = [member.last.link_bytes_s for member in known if member.is_heard]
+        links = [member.last.link_bytes_s for member in known if member.has_samples]
         return segment_length.chunks_for(links, self.table.segment_chunks)
 
     def _observe_places(self, levels: Mapping[ids.HostId, location.Levels]) -> None:
@@ -240,7 +240,7 @@ class Decider:
         """Return a host's traffic for Equation 1, scaled to the fastest link."""
         member = self._members[host]
         share = max(self.policy.traffic_floor, member.traffic_share())
-        link_bytes_s = member.last.link_bytes_s if member.is_heard else fastest_bytes_s
+        link_bytes_s = member.last.link_bytes_s if member.has_samples else fastest_bytes_s
         return share * fastest_bytes_s / link_bytes_s
 
     def _decision(

@@ -232,7 +232,7 @@ class Cloud(authorization.ChunkMaps):
         assert isinstance(connection, tuple)
         return ids.HostId(connection[0])
 
-    def is_there(self, name: ids.HostId) -> bool:
+    def is_reachable(self, name: ids.HostId) -> bool:
         """Return whether a host is reachable."""
         return name in self.hosts
 
@@ -240,7 +240,7 @@ class Cloud(authorization.ChunkMaps):
         self, sender: SimulatedHost, to: ids.HostId, message: Any, size_bytes: int, urgency: int
     ) -> bool:
         """Send a message without chunks; it uses no bandwidth."""
-        if not self.is_there(to):
+        if not self.is_reachable(to):
             return False
         connection = self.connection_to(sender.name, to)
         self.agenda.schedule_after(

@@ -75,7 +75,7 @@ class World(Protocol):
     def host_of(self, connection: Hashable) -> ids.HostId:
         """Return the host that opened a connection and sends requests on it."""
 
-    def is_there(self, name: ids.HostId) -> bool:
+    def is_reachable(self, name: ids.HostId) -> bool:
         """Return whether a host is reachable."""
 
     def send(
@@ -207,7 +207,7 @@ class VirtualHost:
         world, timeout_s = self.world, self.core.context.requests_out.timeout_s
         requests = []
         connection = world.connection_to(self.name, ask.host)
-        is_there = world.is_there(ask.host)
+        is_there = world.is_reachable(ask.host)
         for number, ref, attempt in ask.iter_chunks():
             cid, _, image_id, offset, length, *_ = ref
             mode = attempt.mode if self.may_refer else attempt.mode.plain

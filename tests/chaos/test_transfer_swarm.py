@@ -98,7 +98,7 @@ def read_all_at_once(reads, out, places):
 
 FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not kept
     "proofs are not looked at": (6, authorization.hmac, "compare_digest", lambda *proofs: True),
-    "names are not looked at": (32, authorization.Authorization, "may_give", lambda *_: True),
+    "names are not looked at": (32, authorization.Authorization, "may_serve", lambda *_: True),
     "who was referred waits for long": (1, peer_requests, "HELD_WAIT_S", 60.0),
     "time of requests is not looked at": (1, peer_requests, "CHECK_S", 30.0),
     "requests of a host are not bounded": (1, settings.Settings, "requests_of_peer", 1 << 40),

@@ -238,7 +238,7 @@ class World:
         assert isinstance(connection, tuple)
         return ids.HostId(connection[0])
 
-    def is_there(self, name: ids.HostId) -> bool:
+    def is_reachable(self, name: ids.HostId) -> bool:
         """Say whether a host can be reached."""
         return name in self.hosts and not self.hosts[name].is_dead
 
@@ -246,7 +246,7 @@ class World:
         self, sender: Host, to: ids.HostId, message: Any, size_bytes: int, urgency: int
     ) -> bool:
         """Send something on the sender's own connection; False: nobody is there."""
-        if not self.is_there(to):
+        if not self.is_reachable(to):
             return False
         connection = self.connection_to(sender.name, to)
         self._post(connection, sender, to, message, size_bytes, urgency)

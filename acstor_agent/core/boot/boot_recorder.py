@@ -19,7 +19,7 @@ class BootRecorder:
     >>> opener = recorder.open(0.0)
     >>> recorder.record_read(opener, 65536, 100, 1.0)
     >>> recorder.record_read(opener, 0, 100, 2.0)
-    >>> recorder.take_over(11.9), recorder.take_over(12.0), recorder.is_idle
+    >>> recorder.take_finished_traces(11.9), recorder.take_finished_traces(12.0), recorder.is_idle
     ([], [(1, 0)], True)
     """
 
@@ -55,7 +55,7 @@ class BootRecorder:
         if recorder is not None and recorder.chunk_count < self._least_chunks:
             del self._open[opener], self._opened_s[opener]
 
-    def take_over(self, now_s: float) -> list[tuple[int, ...]]:
+    def take_finished_traces(self, now_s: float) -> list[tuple[int, ...]]:
         """Close finished windows; return the traces that were boots.
 
         An opener that read fewer than ``least_chunks``, or up to the limit, was no boot: it

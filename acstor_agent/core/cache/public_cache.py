@@ -141,7 +141,7 @@ class PublicCache:
         self._list(slot)
         return Placement(slot, actions)
 
-    def place_free(
+    def allocate_adjacent(
         self, cids: Sequence[ids.Cid], length: int, keep_class: KeepClass
     ) -> list[cache_slot.Slot]:
         """Allocate adjacent free slots of one slab to the first of several chunks.
@@ -314,7 +314,7 @@ class PublicCache:
         """Allow growth up to the limit again, after :meth:`lose_slab`."""
         self._slabs.grow_again()
 
-    def take_over(self, other: "PublicCache") -> None:
+    def replace_contents(self, other: "PublicCache") -> None:
         """Replace the contents of this empty cache by those of ``other``; keep ``gone``."""
         gone, lost = self.gone, self.pinned_lost
         self.__dict__.update(other.__dict__)

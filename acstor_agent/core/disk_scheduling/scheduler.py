@@ -156,7 +156,7 @@ class Scheduler:
             del self._waiting[request.stream]
         self._count -= 1
 
-    def give_up(self, request: requests.DiskRequest) -> bool:
+    def cancel_request(self, request: requests.DiskRequest) -> bool:
         """Cancel a request; return False if it is in service or served."""
         if request not in self._waiting.get(request.stream, ()):
             return False

@@ -43,11 +43,11 @@ class Openings:
     known. An image that no process had open then is *settled*: from then on the count is exact.
 
     >>> openings, image = Openings(), ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
-    >>> openings.is_open(image), openings.must_look([image])
+    >>> openings.is_open(image), openings.is_inspection_due([image])
     (True, True)
-    >>> openings.begin_look()
+    >>> openings.begin_inspection()
     >>> openings.note_open_files([], [image])
-    >>> openings.is_open(image), openings.must_look([image])
+    >>> openings.is_open(image), openings.is_inspection_due([image])
     (False, False)
     >>> openings.image_opened(image)
     >>> openings.is_open(image)
@@ -89,13 +89,13 @@ class Openings:
         """Return whether a process is known to have the image open."""
         return self._counts[image_id] > 0 or image_id in (self._found or ())
 
-    def must_look(self, attached: Collection[ids.ImageId]) -> bool:
+    def is_inspection_due(self, attached: Collection[ids.ImageId]) -> bool:
         """Return whether processes must be inspected to know more of these images."""
         return any(
             image_id not in self._settled and self._counts[image_id] <= 0 for image_id in attached
         )
 
-    def begin_look(self) -> None:
+    def begin_inspection(self) -> None:
         """Begin an inspection of processes; images that change meanwhile are not settled."""
         if self._found is not None:
             self._found |= self._changed

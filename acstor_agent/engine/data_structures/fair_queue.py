@@ -118,7 +118,7 @@ class FairQueue(Generic[T]):
             self._urgent_in_a_row += 1
         return self._pop(number, flow)
 
-    def take_of(self, priority: priority.Priority, flow: Hashable = None) -> T | None:
+    def take_by_priority(self, priority: priority.Priority, flow: Hashable = None) -> T | None:
         """Remove and return the next item of one priority, and of one flow if given."""
         flows = self._by_priority[priority]
         if not flows:

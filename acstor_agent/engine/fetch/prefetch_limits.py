@@ -52,7 +52,7 @@ class PrefetchLimits:
             or queue not in SPECULATIVE
         ):
             return None
-        oldest = self.waiting.take_of(queue, image_id)
+        oldest = self.waiting.take_by_priority(queue, image_id)
         assert oldest is not None
         oldest.prefetch_queue = None
         return oldest
@@ -88,7 +88,7 @@ class PrefetchLimits:
         """Yield the transfers that may start now, and count them as started."""
         for queue in PREFETCH_PRIORITIES:
             while self.has_room and self._left[queue] > 0:
-                transfer = self.waiting.take_of(queue)
+                transfer = self.waiting.take_by_priority(queue)
                 if transfer is None:
                     break
                 self._left[queue] -= transfer.chunk_count

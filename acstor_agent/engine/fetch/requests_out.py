@@ -289,7 +289,7 @@ class RequestsOut:
 
     def _late_s(self, attempt: Attempt) -> float:
         latest_s = attempt.at_s + peer_state.MAX_LATE_S
-        late_s = self._peers.late_s(peer_state.kind_of(attempt))
+        late_s = self._peers.late_after_s(peer_state.kind_of(attempt))
         return min(self._silent_since_s(attempt, latest_s) + late_s, latest_s)
 
     def timeout_at_s(self, attempt: Attempt) -> float:

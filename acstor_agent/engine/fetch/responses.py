@@ -61,7 +61,7 @@ class Responses:
             self._record_failure(host, Failure.UNREACHABLE, f"it took {took_s:.2f} s")
         guests = [a.at_s for a, _ in given if a.priority is priority.Priority.GUEST]
         if guests:
-            self._pending.selection.preference.peers_took(now - min(guests), now)
+            self._pending.selection.preference.record_peer_wait(now - min(guests), now)
         for attempt, chunks in given:
             if len(context.lockstep):
                 context.lockstep.chunk_received(attempt.first_ref.image_id, host)
@@ -172,7 +172,7 @@ class Responses:
         context.peers.last_source_chunk_s = now
         context.peers.record_latency(peer_state.SOURCE, None, silent_s)
         context.peers.refill_hedges(sum([len(read.refs) for read in reads]))
-        self._pending.selection.preference.source_took(now - oldest.wanted_s, now)
+        self._pending.selection.preference.record_source_wait(now - oldest.wanted_s, now)
 
     # Peers and source
 
@@ -199,7 +199,7 @@ class Responses:
             context.requests_out.check_again([attempt], now)
             return
         silent_s, kind = context.requests_out.silent_s(attempt, now), peer_state.kind_of(attempt)
-        if silent_s >= context.peers.late_s(kind):
+        if silent_s >= context.peers.late_after_s(kind):
             context.peers.record_latency(kind, attempt.host, silent_s)
             self._record_failure(attempt.host, Failure.UNREACHABLE, "another one was faster")
 

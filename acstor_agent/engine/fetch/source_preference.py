@@ -43,8 +43,8 @@ class SourcePreference:
 
     >>> preference = SourcePreference()
     >>> for _ in range(8):
-    ...     preference.peers_took(0.3, now=1.0)
-    ...     preference.source_took(0.01, now=1.0)
+    ...     preference.record_peer_wait(0.3, now=1.0)
+    ...     preference.record_source_wait(0.01, now=1.0)
     >>> preference.choose_source_first(now=1.0), preference.is_source_first
     (True, True)
     """
@@ -54,11 +54,11 @@ class SourcePreference:
         self._peers, self._source = _Latency(), _Latency()
         self._decisions = 0
 
-    def peers_took(self, seconds: float, now: float) -> None:
+    def record_peer_wait(self, seconds: float, now: float) -> None:
         """Record how many seconds a guest waited for peers to answer or fail."""
         self._peers.record(seconds, now)
 
-    def source_took(self, seconds: float, now: float) -> None:
+    def record_source_wait(self, seconds: float, now: float) -> None:
         """Record how many seconds a guest waited for the source."""
         self._source.record(seconds, now)
 

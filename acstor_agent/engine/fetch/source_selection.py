@@ -231,7 +231,7 @@ class SourceSelection:
         if attempt.host is not None and not attempt.mode.reads_source:
             context.lockstep.peer_failed(attempt.first_ref.image_id, attempt.host)
         if attempt.priority is GUEST:
-            self.preference.peers_took(context.now - attempt.at_s, context.now)
+            self.preference.record_peer_wait(context.now - attempt.at_s, context.now)
         if failure in read_through.DENIALS_OF_IMAGE:
             name = transfer.next_name(attempt.first_ref.image_id)
             if name is not None:

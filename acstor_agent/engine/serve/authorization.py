@@ -114,14 +114,14 @@ class Authorization:
         self.refused += 1
         return "the source does not let this host read that"
 
-    def may_give(self, ref: chunk_ref.ChunkRef, mode: peer_request.Mode) -> bool:
+    def may_serve(self, ref: chunk_ref.ChunkRef, mode: peer_request.Mode) -> bool:
         """Return whether a cached chunk may be given under the requested name.
 
         After a restart, names of cached chunks are unknown. A requester that asks only for what is
         here may have no other provider, so it gets such chunks under any image that was attached at
         the start and still is. Other images must reveal nothing about what was fetched for them.
         """
-        if self.names.may_give(ref.cid, ref.oid):
+        if self.names.may_serve(ref.cid, ref.oid):
             return True
         if mode.reads_source or not self.names.is_of_before(ref.cid):
             return False

@@ -160,8 +160,8 @@ class PeerRequests:
         if not uploads.has_slot(receiver, refs):
             return False
         rights = self._rights
-        return rights.names.may_give_all(refs) or all(
-            [rights.may_give(ref, request.mode) for ref in refs]
+        return rights.names.may_serve_all(refs) or all(
+            [rights.may_serve(ref, request.mode) for ref in refs]
         )
 
     def _give_run(
@@ -199,7 +199,7 @@ class PeerRequests:
 
     def _is_cached(self, pending: PendingRequest) -> bool:
         is_cached = pending.ref.cid in self._context.cache
-        return is_cached and self._rights.may_give(pending.ref, pending.mode)
+        return is_cached and self._rights.may_serve(pending.ref, pending.mode)
 
     # Chunks that are not cached
 

@@ -97,7 +97,7 @@ class BootRecording:
             await trio.sleep(TICK_S)
             for image_id, image in list(self._open.items()):
                 if image.recorder is not None:
-                    for trace in image.recorder.take_over(self._clock()):
+                    for trace in image.recorder.take_finished_traces(self._clock()):
                         self._hand_on(image, trace)
                     if image.recorder.is_idle:
                         image.recorder = None

@@ -140,8 +140,8 @@ class ImageUsage:
         attached = frozenset(self._images.attached_now)
         await self._note_touches(attached)
         bases = await trio.to_thread.run_sync(self._look_for_bases)
-        if self._openings.must_look(attached):
-            self._openings.begin_look()
+        if self._openings.is_inspection_due(attached):
+            self._openings.begin_inspection()
             found = await trio.to_thread.run_sync(self._look_for_open)
             self._openings.note_open_files(found, attached)
         self._bases, self._has_looked = frozenset(bases), True

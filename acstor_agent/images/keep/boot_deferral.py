@@ -54,7 +54,7 @@ class BootDeferral:
         """Return whether a guest boots from any image."""
         return any(map(self.is_booting, list(self._boots)))
 
-    def keep_only(self, kept: Collection[ids.ImageId]) -> None:
+    def forget_others(self, kept: Collection[ids.ImageId]) -> None:
         """Forget images that are not kept."""
         for image_id in self._boots.keys() - kept:
             del self._boots[image_id]

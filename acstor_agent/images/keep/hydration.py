@@ -115,7 +115,7 @@ class Hydration:
         for image_id in self._known.keys() - every:
             del self._known[image_id]
         self._pins.forget_unpinned_parts(self._known)
-        self._boots.keep_only(self._known.keys())
+        self._boots.forget_others(self._known.keys())
         for known in list(self._known.values()):
             if (
                 trio.current_time() >= known.cloud_checked_s + CLOUD_S

@@ -75,7 +75,7 @@ class ImageEviction:
 
     async def run(self) -> None:
         """Evict unused images and attach maps that appeared, for ever."""
-        self._boots.keep_only(self._images.list_attached())
+        self._boots.delete_other_heads(self._images.list_attached())
         while True:
             interval_s, unused_s = self.limits.check_interval_s, self.limits.unused_s
             await trio.sleep(min(interval_s, unused_s / 4 or interval_s))

@@ -133,7 +133,7 @@ class BootImagePrefetch:
         missing = [ref for ref in refs if not self._chunks.has_chunk(ref.cid)]
         self._take_room(image_id, total_bytes, sum(ref.length for ref in missing))
         for ref in refs:
-            self._cache.keep_ahead(ref.cid)
+            self._cache.keep_prefetched(ref.cid)
         received_bytes = await self._fetch(missing, report, total_bytes)
         self._counters.prefetched += 1
         self._prefetched[image_id] = wanted
@@ -194,7 +194,7 @@ class BootImagePrefetch:
 
     def _take_room(self, image_id: ids.ImageId, total_bytes: int, missing_bytes: int) -> None:
         what = f"the boot image of image {image_id}"
-        if total_bytes > (limit_bytes := self._cache.ahead_limit_bytes):
+        if total_bytes > (limit_bytes := self._cache.prefetched_limit_bytes):
             why = f"has {total_bytes} bytes, and {limit_bytes} are kept before they are needed"
             raise errors.Unusable(what, why)
         if not self._daily.try_take(None, missing_bytes, trio.current_time()):
@@ -223,7 +223,7 @@ class BootImagePrefetch:
         return received_bytes
 
     def _keep(self, ref: chunk_ref.ChunkRef) -> int:
-        if not self._cache.keep_ahead(ref.cid):
+        if not self._cache.keep_prefetched(ref.cid):
             raise errors.Unusable("a part of a boot image", "arrived, and the cache has no space")
         self._counters.prefetched_bytes += ref.length
         return ref.length

@@ -74,7 +74,7 @@ class AdvertisedPrefetch:
         given = self._chunks.holders_bitmap(refs[0][1]) if refs else 0
         for chunk_no, ref in refs:
             if ref.bit & given:
-                self.prefetcher.chunk_advertised(self._index.first_same(chunk_no))
+                self.prefetcher.chunk_advertised(self._index.parent_of(chunk_no))
 
     def chunks_of(self, segment_chunks: segments.Chunks) -> list[tuple[int, chunk_ref.ChunkRef]]:
         """Return the chunks of a segment, by number; none if this image lacks it.
@@ -108,7 +108,7 @@ class AdvertisedPrefetch:
         """Record that a guest waits for chunks."""
         if self._is_on and self.prefetcher.has_candidates:
             for chunk_no in numbers:
-                self.prefetcher.fetched_on_demand(self._index.first_same(chunk_no))
+                self.prefetcher.fetched_on_demand(self._index.parent_of(chunk_no))
 
     def read(self, offset: int, length: int) -> None:
         """Record a guest's read, which proves prefetches of its range useful."""
@@ -119,7 +119,7 @@ class AdvertisedPrefetch:
         matched = self.states.matched
         for chunk_no in range(first, last + 1):
             if not self._map.is_zero(chunk_no):
-                self.states.apply_event(self._index.first_same(chunk_no), _E.DEMAND_ARRIVED)
+                self.states.apply_event(self._index.parent_of(chunk_no), _E.DEMAND_ARRIVED)
         if self.states.matched != matched:
             self._fetch_some()
 

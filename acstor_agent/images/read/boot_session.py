@@ -121,7 +121,7 @@ class BootSessions:
         else:
             boot_head.unlink(self.path_of(image_id))
 
-    def keep_only(self, attached: Collection[ids.ImageId]) -> None:
+    def delete_other_heads(self, attached: Collection[ids.ImageId]) -> None:
         """Delete heads of detached images, which a killed worker may have left."""
         wanted = {self.path_of(image_id) for image_id in attached}
         for path in self.folder.glob(f"*{base.BlobKind.BOOT_IMAGE.value}"):

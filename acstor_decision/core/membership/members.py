@@ -60,7 +60,7 @@ class Member:
         self.recent: collections.deque[decision_messages.Sample] = collections.deque()
 
     @property
-    def is_heard(self) -> bool:
+    def has_samples(self) -> bool:
         """Return whether it has sent a sample; otherwise only the table names it."""
         return bool(self.recent)
 
@@ -231,7 +231,7 @@ class Members:
             del self._members[host]
         self._proofs.retain_hosts(self._members, {self._claim(host) for host in self._members})
         self._addresses.retain_hosts(self._members)
-        self._order.forget_late(now_s)
+        self._order.forget_expired(now_s)
 
     def _is_at_home(self, host: ids.HostId) -> bool:
         address = self._addresses.address_of(host)

@@ -79,7 +79,7 @@ class ReplayFilter(Generic[Sender]):
             sample.session, sample.started_s, sample.number, sample.sent_s, now_s
         )
 
-    def forget_late(self, now_s: float) -> None:
+    def forget_expired(self, now_s: float) -> None:
         """Forget samples so old that a copy would be refused as late."""
         since_s = now_s - self._longest_s() - CLOCK_SLACK_S
         self._newest = {

@@ -69,5 +69,5 @@ class SampleInbox:
         found = [received for waiting in self._waiting.values() for received in waiting]
         self._waiting.clear()
         self._count = 0
-        self._order.forget_late(now_s)
+        self._order.forget_expired(now_s)
         return sorted(found, key=lambda received: received.heard_s)

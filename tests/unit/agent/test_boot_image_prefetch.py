@@ -273,15 +273,15 @@ async def test_no_more_comes_than_is_kept_of_such_nor_more_than_that_in_a_day(
 async def test_pins_and_what_boots_use_leave_it_less_room(parts):
     cache = parts.host.cache
     limit = cache.statistics.limit_bytes
-    assert cache.ahead_limit_bytes == limit // public_cache.BOOT_SHARES[KeepClass.AHEAD]
+    assert cache.prefetched_limit_bytes == limit // public_cache.BOOT_SHARES[KeepClass.AHEAD]
     for number in range(limit // CHUNK - 10):
         cache.pin_chunk(ids.cid_of(number.to_bytes(8)), CHUNK)
-    assert 0 < cache.ahead_limit_bytes < 16 * CHUNK
+    assert 0 < cache.prefetched_limit_bytes < 16 * CHUNK
     chunk = one_host.image_bytes(12 * CHUNK, seed=5)
     for at in range(0, len(chunk), CHUNK):
         piece = chunk[at : at + CHUNK]
         cache.store_chunk(ids.cid_of(piece), piece, KeepClass.BOOT)
-    assert cache.ahead_limit_bytes < 4 * CHUNK
+    assert cache.prefetched_limit_bytes < 4 * CHUNK
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])

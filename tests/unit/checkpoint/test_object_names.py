@@ -17,7 +17,7 @@ def test_a_list_has_what_was_put_in(inside: set[bytes], others: set[bytes]) -> N
     assert list(found) == sorted(inside) and len(found) == len(inside)
     assert all((name in found) == (name in inside) for name in inside | others)
     for first in range(256):
-        assert found.beginning_with(first) == {name for name in inside if name[0] == first}
+        assert found.names_with_first_byte(first) == {name for name in inside if name[0] == first}
 
 
 @hypothesis.given(strategies.binary(max_size=200))

@@ -113,8 +113,8 @@ def test_what_was_asked_to_go_before_a_later_connection_began_stays(
     class Slow(object_names.NameList):
         """Names that somebody looks into while a later connection begins."""
 
-        def beginning_with(self, first: int) -> set[bytes]:
-            found = super().beginning_with(first)
+        def names_with_first_byte(self, first: int) -> set[bytes]:
+            found = super().names_with_first_byte(first)
             looked.append(bytes([first]))
             if len(looked) == 4:
                 vault.begin_connection(DISK, 2)

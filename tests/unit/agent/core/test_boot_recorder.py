@@ -28,9 +28,9 @@ def test_two_guests_are_recorded_apart():
     read(made, one, [1, 2], 6.0)
     read(made, two, [9, 1, 8], 7.0)
     assert one != two
-    assert made.take_over(16.0) == [(1, 2)]
+    assert made.take_finished_traces(16.0) == [(1, 2)]
     assert not made.is_idle
-    assert made.take_over(17.0) == [(9, 1, 8)]
+    assert made.take_finished_traces(17.0) == [(9, 1, 8)]
     assert made.is_idle
 
 
@@ -39,9 +39,9 @@ def test_reads_of_others_and_after_the_window_are_not_recorded():
     one = made.open(0.0)
     read(made, 0, [3, 4, 5], 1.0)
     read(made, one, [1, 2], 1.0)
-    assert made.take_over(20.0) == [(1, 2)]
+    assert made.take_finished_traces(20.0) == [(1, 2)]
     read(made, one, [6], 21.0)
-    assert made.take_over(100.0) == []
+    assert made.take_finished_traces(100.0) == []
 
 
 def test_who_only_looked_and_who_copied_the_image_did_not_boot():
@@ -49,10 +49,10 @@ def test_who_only_looked_and_who_copied_the_image_did_not_boot():
     looks, copies, waits = made.open(0.0), made.open(0.0), made.open(0.0)
     read(made, looks, [0], 0.0)
     read(made, copies, range(100), 0.0)
-    assert made.take_over(30.0) == []
+    assert made.take_finished_traces(30.0) == []
     assert not made.is_idle  # the third one may still begin
     read(made, waits, [], 50.0)
-    assert made.take_over(60.0) == []
+    assert made.take_finished_traces(60.0) == []
     assert made.is_idle
 
 
@@ -67,7 +67,7 @@ def test_who_only_looked_and_is_gone_leaves_its_number_to_the_next():
     made.close(guest)
     made.close(guest + 1)
     assert guest
-    assert made.take_over(1000.0) == [(3, 1)]
+    assert made.take_finished_traces(1000.0) == [(3, 1)]
 
 
 def test_more_guests_than_can_be_recorded_get_no_number():
@@ -75,7 +75,7 @@ def test_more_guests_than_can_be_recorded_get_no_number():
     numbers = [made.open(0.0) for _ in range(boot_recorder.OPENERS + 2)]
     assert numbers[-2:] == [0, 0]
     assert sorted(numbers[:-2]) == list(range(1, boot_recorder.OPENERS + 1))
-    made.take_over(60.0)
+    made.take_finished_traces(60.0)
     assert made.open(61.0) == 1
 
 
@@ -98,8 +98,8 @@ def test_whatever_happens_traces_are_boot_traces(events):
             assert 0 <= made.open(now_s) <= boot_recorder.OPENERS
         elif what == "read":
             made.record_read(opener, offset, length, now_s)
-        for trace in made.take_over(now_s) if what == "take" else []:
+        for trace in made.take_finished_traces(now_s) if what == "take" else []:
             assert boot_trace.why_invalid(trace, CUT.chunk_count) == ""
             assert 2 <= len(trace) < WINDOW.limit_chunks
-    assert made.take_over(now_s + 61.0) is not None
+    assert made.take_finished_traces(now_s + 61.0) is not None
     assert made.is_idle

@@ -14,7 +14,7 @@ PASS_S = 40 * 60.0
 
 
 def look(openings, found, attached=(ONE, TWO)):
-    openings.begin_look()
+    openings.begin_inspection()
     openings.note_open_files(found, attached)
 
 
@@ -32,10 +32,10 @@ def test_opened_before_the_start_is_open_until_a_look_does_not_find_it():
     assert (openings.is_open(ONE), openings.is_open(TWO)) == (True, False)
     openings.image_closed(ONE)
     assert openings.is_open(ONE)  # another one may have it open
-    assert openings.must_look([ONE])
+    assert openings.is_inspection_due([ONE])
     look(openings, [])
     assert not openings.is_open(ONE)
-    assert not openings.must_look([ONE, TWO])
+    assert not openings.is_inspection_due([ONE, TWO])
 
 
 def test_settled_image_is_counted_exactly():
@@ -47,16 +47,16 @@ def test_settled_image_is_counted_exactly():
     assert openings.is_open(ONE)
     openings.image_closed(ONE)
     assert not openings.is_open(ONE)
-    assert not openings.must_look([ONE])
+    assert not openings.is_inspection_due([ONE])
 
 
 def test_what_changes_during_a_look_is_not_settled_by_it():
     openings = image_usage.Openings()
-    openings.begin_look()
+    openings.begin_inspection()
     openings.image_closed(ONE)  # one of two, opened before the start; the look came too late for it
     openings.note_open_files([], [ONE])
-    assert openings.must_look([ONE])
-    openings.begin_look()
+    assert openings.is_inspection_due([ONE])
+    openings.begin_inspection()
     openings.note_open_files([ONE], [ONE])
     assert openings.is_open(ONE)
 
@@ -64,7 +64,7 @@ def test_what_changes_during_a_look_is_not_settled_by_it():
 def test_counted_openings_need_no_look():
     openings = image_usage.Openings()
     openings.image_opened(ONE)
-    assert not openings.must_look([ONE])
+    assert not openings.is_inspection_due([ONE])
 
 
 def test_closed_more_often_than_counted_does_not_hide_a_later_opening():
@@ -111,7 +111,7 @@ def test_open_image_is_never_told_to_be_closed(former, steps):
             look(openings, [ONE] if is_open else [], [ONE])
             assert openings.is_open(ONE) == bool(is_open)
         elif step == "slow look":
-            openings.begin_look()
+            openings.begin_inspection()
             found = [ONE] if is_open else []
             is_open += 1
             openings.image_opened(ONE)

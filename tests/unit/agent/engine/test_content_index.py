@@ -33,10 +33,10 @@ def test_parent_is_the_first_chunk_with_the_content_and_is_what_its_prefix_finds
     index = index_of(cids)
     for chunk_no, cid in enumerate(cids):
         if cid == ids.ZERO_CID:
-            assert index.first_same(chunk_no) == chunk_no
+            assert index.parent_of(chunk_no) == chunk_no
         else:
             assert (
-                index.find_parent(ids.oid_of(cid)) == index.first_same(chunk_no) == cids.index(cid)
+                index.find_parent(ids.oid_of(cid)) == index.parent_of(chunk_no) == cids.index(cid)
             )
     assert index.find_parent(ids.oid_of(ids.Cid(b"\x99" * 32))) is None
     assert index.find_parent(ids.oid_of(ids.ZERO_CID)) is None
@@ -45,7 +45,7 @@ def test_parent_is_the_first_chunk_with_the_content_and_is_what_its_prefix_finds
 def test_contents_that_share_a_prefix_keep_their_own_parents():
     one, other = (ids.Cid(bytes(8 * [7]) + bytes(23) + bytes([n])) for n in (2, 4))
     index = index_of([other, one, one, other])
-    assert [index.first_same(n) for n in range(4)] == [0, 1, 1, 0]
+    assert [index.parent_of(n) for n in range(4)] == [0, 1, 1, 0]
     assert index.find_parent(ids.oid_of(one)) in (0, 1)
 
 
@@ -71,11 +71,11 @@ def test_wrong_index_hides_chunks_and_never_takes_one_for_another(seed):
     raw[-chunk_map.TRAILER_BYTES :] = blake3.blake3(raw[: -chunk_map.TRAILER_BYTES]).digest()
     index = content_index.ContentIndex(chunk_map.ChunkMap.parse(bytes(raw), "wrong"))
     for chunk_no, cid in enumerate(cids):
-        parent, found = index.first_same(chunk_no), index.find_parent(ids.oid_of(cid))
-        assert cids[parent] == cid and index.first_same(parent) == parent
+        parent, found = index.parent_of(chunk_no), index.find_parent(ids.oid_of(cid))
+        assert cids[parent] == cid and index.parent_of(parent) == parent
         assert found is None or cids[found] == cid
 
 
 def test_chunk_that_the_image_has_not_is_no_parent():
     with pytest.raises(IndexError):
-        index_of(FEW_CIDS).first_same(6)
+        index_of(FEW_CIDS).parent_of(6)

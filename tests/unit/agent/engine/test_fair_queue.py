@@ -63,7 +63,7 @@ def test_what_is_removed_has_no_turn_and_what_is_put_twice_has_one():
     assert line.remove(P.READAHEAD, "image", 1) and not line.remove(P.READAHEAD, "image", 1)
     assert not line.remove(P.GUEST, "image", 2)
     assert len(line) == 2 and line.put_item(P.READAHEAD, "image", 3) == 2
-    assert [line.take_of(P.READAHEAD), line.take_next(), line.take_next()] == [2, 3, None]
+    assert [line.take_by_priority(P.READAHEAD), line.take_next(), line.take_next()] == [2, 3, None]
 
 
 def test_only_the_urgent_and_nobody_who_is_left_out_have_a_turn():

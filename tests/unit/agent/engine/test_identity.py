@@ -42,17 +42,17 @@ def test_by_content_place_does_not_matter_and_by_place_content_does_not(by_place
 def test_by_content_everything_in_the_cache_may_be_given():
     content = identity.ByContent()
     content.record_names([named(1)])
-    assert content.may_give(CID, ids.Oid(2))
+    assert content.may_serve(CID, ids.Oid(2))
     assert content.drop_names(CID) == (ids.oid_of(CID),)
 
 
 def test_by_place_a_chunk_may_be_given_under_the_names_that_it_came_under(by_place):
     for name in (1, 2, 2):
         by_place.record_names([named(name)])
-    assert by_place.may_give(CID, ids.Oid(1)) and by_place.may_give(CID, ids.Oid(2))
-    assert not by_place.may_give(CID, ids.Oid(3)) and not by_place.may_give(NEXT, ids.Oid(1))
+    assert by_place.may_serve(CID, ids.Oid(1)) and by_place.may_serve(CID, ids.Oid(2))
+    assert not by_place.may_serve(CID, ids.Oid(3)) and not by_place.may_serve(NEXT, ids.Oid(1))
     assert by_place.drop_names(CID) == (1, 2) and by_place.drop_names(CID) == ()
-    assert not by_place.may_give(CID, ids.Oid(1))
+    assert not by_place.may_serve(CID, ids.Oid(1))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_chunks_of_an_image_are_found_by_their_names(named, parent):
     data = b"x" * one_host.CHUNK + bytes(one_host.CHUNK) + b"x" * one_host.CHUNK
     image_map = chunk_map.ChunkMap.parse(one_host.map_of(data), "a map")
     index = named.make_index(image_map)
-    assert index.first_same(2) == parent
+    assert index.parent_of(2) == parent
     oid = named.oid_of(image_map.image_id, 2 * one_host.CHUNK, image_map.cid_of(2))
     assert index.find_parent(oid) == parent
     assert index.find_parent(0) is None
@@ -87,9 +87,9 @@ def test_by_oid_the_place_says_who_is_asked_and_the_content_what_is_found(by_pla
     by_oid = place_identity.ByOid()
     assert by_oid.oid_of(OTHER, 65536, CID) == by_place.oid_of(OTHER, 65536, CID) != ids.oid_of(CID)
     by_oid.record_names([named(1)])
-    assert by_oid.may_give(CID, ids.Oid(2)) and by_oid.drop_names(CID) == (1,)
+    assert by_oid.may_serve(CID, ids.Oid(2)) and by_oid.drop_names(CID) == (1,)
     by_oid.restore_names([CID])
-    assert not by_oid.is_of_before(CID) and by_oid.may_give(CID, ids.Oid(1))
+    assert not by_oid.is_of_before(CID) and by_oid.may_serve(CID, ids.Oid(1))
 
 
 def test_chunk_of_very_many_places_has_the_names_that_it_came_under_last(by_place):

@@ -63,9 +63,9 @@ def test_what_comes_together_counts_by_the_oldest_question_in_whatever_order_it_
 def test_first_answers_say_nothing_of_what_is_usual_before_there_are_a_few():
     book = peer_state.PeerStates(Fixed())
     for number in range(peer_state.MEDIAN_EVERY):
-        assert book.late_s(peer_state.HOME) == peer_state.INITIAL_LATE_S
+        assert book.late_after_s(peer_state.HOME) == peer_state.INITIAL_LATE_S
         book.record_latency(peer_state.HOME, ids.HostId(f"h{number}"), 0.3)
-    assert book.late_s(peer_state.HOME) == pytest.approx(peer_state.LATE_FACTOR * 0.3)
+    assert book.late_after_s(peer_state.HOME) == pytest.approx(peer_state.LATE_FACTOR * 0.3)
 
 
 def test_what_waits_in_this_hosts_own_line_is_neither_late_nor_held_against_the_peer():
@@ -176,13 +176,13 @@ def test_peer_that_left_is_remembered_while_it_is_left_alone():
 
 def test_what_is_late_follows_the_median_of_its_kind_within_bounds():
     book = peer_state.PeerStates(Fixed())
-    assert book.late_s(peer_state.HOME) == book.late_s(peer_state.SOURCE) == 0.5
+    assert book.late_after_s(peer_state.HOME) == book.late_after_s(peer_state.SOURCE) == 0.5
 
     def late_s(*took_s):
         for number in range(8 * len(took_s)):
             host = number % len(took_s)
             book.record_latency(peer_state.HOME, ids.HostId(f"h{host}"), took_s[host])
-        return book.late_s(peer_state.HOME)
+        return book.late_after_s(peer_state.HOME)
 
     assert late_s(0.2, 0.2, 60.0) == pytest.approx(0.8)
     for _ in range(10):
@@ -191,7 +191,7 @@ def test_what_is_late_follows_the_median_of_its_kind_within_bounds():
     for _ in range(10):
         late_s(60.0, 60.0, 60.0)
     assert late_s(60.0, 60.0, 60.0) == 5.0
-    assert book.late_s(peer_state.SOURCE) == 0.5
+    assert book.late_after_s(peer_state.SOURCE) == 0.5
 
 
 def test_first_races_are_for_peers_and_for_a_source_that_has_shown_that_it_is_quick():

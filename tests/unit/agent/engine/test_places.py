@@ -136,8 +136,8 @@ def test_read_that_a_guest_is_about_to_want_does_not_give_way_to_others():
 def usual(peers_s, source_s, count=source_preference.MIN_ANSWERS, now=1.0):
     preference = source_preference.SourcePreference()
     for _ in range(count):
-        preference.peers_took(peers_s, now)
-        preference.source_took(source_s, now)
+        preference.record_peer_wait(peers_s, now)
+        preference.record_source_wait(source_s, now)
     return preference
 
 
@@ -152,17 +152,17 @@ def test_peers_go_first_again_when_they_are_nearly_as_fast():
     preference = usual(0.3, 0.1)
     assert preference.choose_source_first(1.0)
     for _ in range(40):
-        preference.peers_took(0.15, 1.0)
+        preference.record_peer_wait(0.15, 1.0)
     preference.choose_source_first(1.0)
     assert preference.is_source_first
     for _ in range(40):
-        preference.peers_took(0.11, 1.0)
+        preference.record_peer_wait(0.11, 1.0)
     assert not preference.choose_source_first(1.0) and not preference.is_source_first
 
 
 def test_one_slow_answer_changes_nothing():
     preference = usual(0.01, 0.01)
-    preference.peers_took(100.0, 1.0)
+    preference.record_peer_wait(100.0, 1.0)
     assert not preference.choose_source_first(1.0)
 
 
@@ -170,7 +170,7 @@ def test_source_of_which_nothing_is_known_is_probed_where_peers_are_slow():
     for peers_s, probes in ((0.3, 2), (0.05, 0)):
         preference = source_preference.SourcePreference()
         for _ in range(source_preference.MIN_ANSWERS):
-            preference.peers_took(peers_s, 1.0)
+            preference.record_peer_wait(peers_s, 1.0)
         decided = [
             preference.choose_source_first(1.0) for _ in range(2 * source_preference.PROBE_SOURCE)
         ]

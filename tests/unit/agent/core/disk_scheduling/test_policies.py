@@ -91,7 +91,7 @@ def test_every_request_is_served_or_given_up_exactly_once(
             disk.serve_one()
         elif action == "wait":
             disk.now_s += 0.3
-        elif action == "give up" and disk.scheduler.give_up(sent[place % len(sent)]):
+        elif action == "give up" and disk.scheduler.cancel_request(sent[place % len(sent)]):
             given_up.append(sent[place % len(sent)])
     disk.drain()
     assert sorted(map(id, disk.served + given_up)) == sorted(map(id, sent))
@@ -179,7 +179,7 @@ def test_vanished_stream_leaves_the_others(make: Make) -> None:
     disk.submit(*(read(name, number * GB) for name in "ab" for number in range(5)))
     disk.serve_one()
     gone = list(disk.scheduler._waiting[stream("a")])
-    assert all(map(disk.scheduler.give_up, gone))
+    assert all(map(disk.scheduler.cancel_request, gone))
     disk.drain()
     assert {request.stream for request in gone} == {stream("a")}
     assert len(gone) + len(disk.served) == 10
