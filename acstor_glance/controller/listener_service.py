@@ -43,6 +43,7 @@ RECONCILE_INTERVAL_S = 300.0
 
 RETRY_S = 10.0
 
+MAX_TRACED = 10  # attempts of one request
 MAX_REQUESTS = 1000  # limit of queued requests of operators; the next reconcile finds the others
 
 BOOT_IMAGE_OUTCOMES = (
@@ -61,6 +62,13 @@ class PreparationRequest(NamedTuple):
 
     is_forced: bool
     trace: dict[str, str]
+    attempts: int = 0
+
+    def next_attempt(self) -> "PreparationRequest":
+        """Return the request for another attempt; only the first MAX_TRACED are in its trace."""
+        attempts = self.attempts + 1
+        trace = self.trace if attempts < MAX_TRACED else {}
+        return self._replace(trace=trace, attempts=attempts)
 
 
 class ListenerService:
@@ -228,7 +236,7 @@ class ListenerService:
                 if outcome is image_preparer.PreparationOutcome.LEASED:
                     self._keep_request(image_id, request)
                 elif outcome is image_preparer.PreparationOutcome.QUEUED and request is not None:
-                    self._requests.setdefault(image_id, request)
+                    self._requests.setdefault(image_id, request.next_attempt())
                 elif self._boot_images is not None and outcome in BOOT_IMAGE_OUTCOMES:
                     self._boot_images.queue_image(
                         image_id, queued.project, is_requested=request is not None
@@ -274,7 +282,7 @@ class ListenerService:
 
     def _keep_request(self, image_id: ids.ImageId, request: PreparationRequest | None) -> None:
         if request is not None:
-            self._requests.setdefault(image_id, request)
+            self._requests.setdefault(image_id, request.next_attempt())
             self._is_due.set()
 
     def _show_queue(self) -> None:

@@ -8,6 +8,7 @@ under the same ids, and decides who may see them.
 import contextlib
 import json
 import pathlib
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from tests.lab import tuned
 from tests.lab.openstack import acstor_decision
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import cloud as openstack
+from tests.lab.openstack import traces
 from tests.lab.openstack import uploads
 
 pytestmark = hosts.needs_fuse
@@ -90,8 +92,11 @@ def cloud(
     made = Cloud(lab, images)
     made.image_id = images.add(IMAGE)
     with contextlib.ExitStack() as stack:
-        listener = acstor_glance.Listener("listener", lab, folder / "listener", boot_images="none")
+        listener = acstor_glance.Listener(
+            "listener", lab, folder / "listener", sections=traces.OPTIONS, boot_images="none"
+        )
         api = acstor_decision.DecisionApi(lab, folder / "api", connection, OPEN_TO_TENANTS)
+        api.changes = traces.OPTIONS
         net = stack.enter_context(network.Network(2, LINK_MBIT))
         door = stack.enter_context(relay.Relay(net.source, lab.rabbitmq.port))
         instance = decision.Instance(
@@ -275,6 +280,16 @@ def test_an_image_is_prepared_anew_on_request(cloud):
     assert after["state"] == "ready"
     assert after["chunk_map"] not in (None, before["chunk_map"])
     assert cloud.acstor("image", "prepare", cloud.image_id, "--wait")["state"] == "ready"
+
+
+def test_a_traced_request_shows_the_listeners_work(cloud):
+    with traces.received(cloud.lab.rabbitmq) as spans:
+        words = ("image", "prepare", cloud.image_id, "--force", "--os-profile", traces.KEY)
+        said = acstor_decision.openstack(cloud.lab, "admin", *words)
+        trace_id = re.search(r"Trace ID: ([0-9a-f-]{36})", said.stdout + said.stderr)[1]
+        # One or more: another thread may work on the image at first.
+        found = spans.wait_for(trace_id, "acstor_image_preparation", DEADLINE_S)
+        assert {one.service for one in found} == {"acstor-glance-listener"}
 
 
 def test_an_image_that_another_works_on_is_prepared_anew_as_soon_as_it_is_free(cloud):

@@ -46,6 +46,7 @@ class Listener(daemon.Daemon):
     """``acstor-glance-listener`` as a process of its own.
 
     :param constants: that differ from the lab's
+    :param sections: more of its configuration
     :param changed: options of [acstor_glance] that differ from the lab's
     """
 
@@ -55,6 +56,7 @@ class Listener(daemon.Daemon):
         lab: cloud.Cloud,
         folder: pathlib.Path,
         constants: tuned.Constants | None = None,
+        sections: ini.Sections | None = None,
         **changed: object,
     ) -> None:
         super().__init__(name, folder)
@@ -69,6 +71,7 @@ class Listener(daemon.Daemon):
         self._sections: ini.Sections = {
             "DEFAULT": {"transport_url": lab.rabbitmq.url, "debug": False},
             "acstor_glance": options(lab, folder / "state", **{**defaults, **changed}),
+            **(sections or {}),
         }
 
     def configure(self) -> None:
