@@ -18,7 +18,7 @@ import pytest
 from tests.fakes import hosts
 from tests.fakes import http_server
 from tests.lab import agents
-from tests.lab import forked_agents
+from tests.lab import forked_commands
 from tests.lab import local
 from tests.lab import runs
 from tests.lab.openstack import cloud
@@ -30,7 +30,7 @@ from tests.lab.openstack import rabbitmq as rabbitmq_lab
 @pytest.fixture(scope="session", autouse=True)
 def forked() -> Iterator[None]:
     """Let agents on this machine be forks."""
-    with forked_agents.enabled():
+    with forked_commands.enabled():
         yield
 
 

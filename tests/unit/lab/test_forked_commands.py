@@ -5,16 +5,16 @@ import subprocess
 
 import pytest
 
-from tests.lab import forked_agents
+from tests.lab import forked_commands
 from tests.lab import tuned
 
 
 def begin(
     folder: pathlib.Path, constants: tuned.Constants | None = None
-) -> tuple[forked_agents.ForkedAgent, pathlib.Path]:
+) -> tuple[forked_commands.ForkedAgent, pathlib.Path]:
     """Start an agent that cannot start, as there is no configuration; return it and its output."""
-    with forked_agents.enabled():
-        server = forked_agents.server()
+    with forked_commands.enabled():
+        server = forked_commands.server()
     assert server is not None
     folder.mkdir()
     with (folder / "log").open("ab") as out:
@@ -53,8 +53,8 @@ def test_agent_with_other_surroundings_is_executed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     begin(tmp_path / "one")[0].wait(20.0)
-    with forked_agents.enabled(), monkeypatch.context() as patched:
+    with forked_commands.enabled(), monkeypatch.context() as patched:
         patched.setenv("LD_PRELOAD", "")
-        assert forked_agents.server() is None
+        assert forked_commands.server() is None
     monkeypatch.chdir(tmp_path)
-    assert forked_agents.server() is None
+    assert forked_commands.server() is None
