@@ -124,7 +124,7 @@ class Agent:
         self.config_file = self.folder / "acstor.conf"
         self.identity = self.folder / "state" / "identity"
         self._sections = {**self._config(source_url, ring_file, options), **(sections or {})}
-        self._process: subprocess.Popen[bytes] | forked_commands.ForkedAgent | None = None
+        self._process: subprocess.Popen[bytes] | forked_commands.ForkedCommand | None = None
 
     def _config(
         self, source_url: str, ring_file: pathlib.Path | None, options: Mapping[str, object]
@@ -183,9 +183,10 @@ class Agent:
         with self._log.open("ab") as out:
             self._process = self._begin(out)
 
-    def _begin(self, out: IO[bytes]) -> subprocess.Popen[bytes] | forked_commands.ForkedAgent:
-        if self.host.is_this_machine and (server := forked_commands.server()) is not None:
-            return server.start(["--config-file", str(self.config_file)], self.constants, out)
+    def _begin(self, out: IO[bytes]) -> subprocess.Popen[bytes] | forked_commands.ForkedCommand:
+        server = forked_commands.server(forked_commands.AGENT)
+        if self.host.is_this_machine and server is not None:
+            return server.start(["--config-file", self.config_file], self.constants, out)
         return self.host.popen(self.argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
 
     def __exit__(self, *_: object) -> None:

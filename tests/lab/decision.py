@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from typing import Any
 from typing import Self
 
+from acstor_common import errors
 from tests.lab import agents
+from tests.lab import forked_commands
 from tests.lab import local
 from tests.lab import network
 from tests.lab import relay
@@ -28,6 +30,7 @@ from tests.lab.openstack import rabbitmq
 STOP_DEADLINE_S = 15.0
 COLLECTION_S = 1.0
 JOIN_DEADLINE_S = 90.0
+MANAGE_DEADLINE_S = 120.0
 
 
 def configure(path: pathlib.Path, sections: Mapping[str, Mapping[str, object]]) -> pathlib.Path:
@@ -76,7 +79,7 @@ class Instance:
             "database": {"connection": database},
             **(sections or {}),
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | forked_commands.ForkedCommand | None = None
 
     def __enter__(self) -> Self:
         """Make the database's tables and start; does not wait."""
@@ -87,14 +90,14 @@ class Instance:
 
     def start(self) -> None:
         """Start (again); the log goes on where it was."""
-        argv = tuned.argv("acstor_decision.cmd.decision", self._constants)
+        module, arguments = forked_commands.DECISION, ["--config-file", self.config_file]
         with self._log.open("ab") as out:
-            command = [*argv, "--config-file", self.config_file]
-            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
             if self._host is None:
-                self._process = subprocess.Popen(command, start_new_session=True, **streams)
+                self._process = forked_commands.start(module, arguments, self._constants, out)
             else:
-                self._process = self._host.popen(command, **streams)
+                command = [*tuned.argv(module, self._constants), *arguments]
+                streams: dict[str, Any] = {"stdout": out, "stderr": out}
+                self._process = self._host.popen(command, stdin=subprocess.DEVNULL, **streams)
 
     def kill(self) -> None:
         """End it at once."""
@@ -196,9 +199,15 @@ class Service:
 
 
 def manage(config_file: pathlib.Path, *arguments: str) -> str:
-    """Run acstor-decision-manage and return what it says."""
-    command = [agents.BIN / "acstor-decision-manage", "--config-file", config_file, *arguments]
-    return runs.tool(command)
+    """Run acstor-decision-manage and return what it says.
+
+    :raises errors.Unusable: it failed; says what it wrote
+    """
+    words = ["--config-file", config_file, *arguments]
+    done = forked_commands.run(forked_commands.DECISION_MANAGE, words, {}, MANAGE_DEADLINE_S)
+    if done.returncode:
+        raise errors.Unusable(" ".join(map(str, done.args)), done.stderr[-2000:])
+    return done.stdout
 
 
 def agent(

@@ -29,7 +29,7 @@ from tests.lab.openstack import rabbitmq as rabbitmq_lab
 
 @pytest.fixture(scope="session", autouse=True)
 def forked() -> Iterator[None]:
-    """Let agents on this machine be forks."""
+    """Let commands on this machine be forks."""
     with forked_commands.enabled():
         yield
 

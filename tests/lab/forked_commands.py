@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agents of tests as forks of one process that has imported what an agent consists of.
+"""Commands of acstor as forks of processes that have imported what they consist of.
 
-Those imports take three times as much of a processor as the rest of an agent's start.  The rule: a
+Those imports take three times as much of a processor as the rest of a daemon's start.  The rule: a
 fork shares no more than the modules; arguments, constants, output and status are its own.  It
-inherits environment and folder of the pytest process as they were when the first agent started, so
-an agent that needs others is executed (:func:`fits`).
+inherits environment and folder of the pytest process as they were when the first one started, so a
+command that needs others is executed.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -27,15 +28,19 @@ from collections.abc import Sequence
 from typing import IO
 from typing import Any
 
-MODULE = "acstor_agent.cmd.agent"
+AGENT = "acstor_agent.cmd.agent"
+DECISION = "acstor_decision.cmd.decision"
+DECISION_MANAGE = "acstor_decision.cmd.manage"
+GLANCE_MANAGE = "acstor_glance.cmd.manage"
+_TUNED = pathlib.Path(__file__).with_name("tuned.py")
 _PAUSE_S = 0.01
 _MESSAGE_BYTES = 1 << 16
 _VARIES = "PYTEST_CURRENT_TEST"
 _is_enabled = False
 
 
-class ForkedAgent:
-    """An agent's process, with the methods of ``subprocess.Popen`` that tests use."""
+class ForkedCommand:
+    """A command's process, with the methods of ``subprocess.Popen`` that tests use."""
 
     def __init__(self, server: "ForkServer", pid: int) -> None:
         self._server, self.pid = server, pid
@@ -47,15 +52,15 @@ class ForkedAgent:
             self.returncode = self._server.ask({"poll": self.pid})
         return self.returncode
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """Wait for its end and return its exit status.
 
         :raises subprocess.TimeoutExpired: it took longer
         """
-        ends_s = time.monotonic() + timeout
+        began_s = time.monotonic()
         while (status := self.poll()) is None:
-            if time.monotonic() > ends_s:
-                raise subprocess.TimeoutExpired(MODULE, timeout)
+            if timeout is not None and time.monotonic() > began_s + timeout:
+                raise subprocess.TimeoutExpired(self._server.module, timeout)
             time.sleep(_PAUSE_S)
         return status
 
@@ -64,22 +69,31 @@ class ForkedAgent:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        """Ask it to end, if it runs."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """Kill it, if it runs."""
         self.send_signal(signal.SIGKILL)
 
 
 class ForkServer:
-    """The process of the forks, which ends with this one."""
+    """The process of the forks of one command, which ends with this one.
 
-    def __init__(self) -> None:
+    :param module: of the command, with ``main``
+    """
+
+    def __init__(self, module: str) -> None:
+        self.module = module
         self._link, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         self._around = _surroundings()
         with its:
             subprocess.Popen(
-                [sys.executable, "-P", __file__, str(its.fileno())],
+                [sys.executable, "-P", __file__, module, str(its.fileno())],
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 pass_fds=(its.fileno(),),
                 start_new_session=True,
             )
@@ -89,11 +103,18 @@ class ForkServer:
         return _surroundings() == self._around
 
     def start(
-        self, arguments: Sequence[str], constants: Mapping[str, Any], out: IO[bytes]
-    ) -> ForkedAgent:
-        """Start an agent, whose output goes to ``out``."""
-        wanted = {"arguments": list(arguments), "constants": dict(constants)}
-        return ForkedAgent(self, self.ask(wanted, [out.fileno()]))
+        self,
+        arguments: Sequence[str | pathlib.Path],
+        constants: Mapping[str, Any],
+        out: IO[bytes],
+        err: IO[bytes] | None = None,
+    ) -> ForkedCommand:
+        """Start the command.
+
+        :param err: for its standard error, ``out`` if None
+        """
+        wanted = {"arguments": list(map(str, arguments)), "constants": dict(constants)}
+        return ForkedCommand(self, self.ask(wanted, [out.fileno(), (err or out).fileno()]))
 
     def ask(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Any:
         """Send a message and return the answer."""
@@ -107,7 +128,7 @@ _server = functools.cache(ForkServer)
 
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
-    """Let agents be forks until the block ends; benchmarks execute theirs."""
+    """Let commands be forks until the block ends; benchmarks execute theirs."""
     global _is_enabled
     before, _is_enabled = _is_enabled, True
     try:
@@ -116,9 +137,50 @@ def enabled() -> Iterator[None]:
         _is_enabled = before
 
 
-def server() -> ForkServer | None:
-    """Return what forks the next agent; None: it has to be executed."""
-    return _server() if _is_enabled and _server().fits() else None
+def server(module: str) -> ForkServer | None:
+    """Return what forks a command now; None: it has to be executed."""
+    return _server(module) if _is_enabled and _server(module).fits() else None
+
+
+def start(
+    module: str,
+    arguments: Sequence[str | pathlib.Path],
+    constants: Mapping[str, Any],
+    out: IO[bytes],
+    err: IO[bytes] | None = None,
+) -> ForkedCommand | subprocess.Popen[bytes]:
+    """Start a command, as a fork if it can be one.
+
+    :param err: for its standard error, ``out`` if None
+    """
+    if (forks := server(module)) is not None:
+        return forks.start(arguments, constants, out, err)
+    command = [sys.executable, "-P", _TUNED, module, json.dumps(dict(constants)), *arguments]
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=out, stderr=err or out, start_new_session=True
+    )
+
+
+def run(
+    module: str,
+    arguments: Sequence[str | pathlib.Path],
+    constants: Mapping[str, Any],
+    deadline_s: float,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; return its status and what it wrote.
+
+    :raises subprocess.TimeoutExpired: it took longer, and was killed
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        command = start(module, arguments, constants, out, err)
+        try:
+            status = command.wait(deadline_s)
+        finally:
+            command.kill()
+        for stream in (out, err):
+            stream.seek(0)
+        words = [module, *map(str, arguments)]
+        return subprocess.CompletedProcess(words, status, out.read().decode(), err.read().decode())
 
 
 def _surroundings() -> tuple[dict[str, str], str]:
@@ -126,15 +188,15 @@ def _surroundings() -> tuple[dict[str, str], str]:
     return variables, os.getcwd()
 
 
-def _serve(link: socket.socket) -> None:
-    """Fork agents and tell of their ends, until nobody can ask any more."""
+def _serve(module: str, link: socket.socket) -> None:
+    """Fork commands and tell of their ends, until nobody can ask any more."""
     gc.disable()
-    command = importlib.import_module(MODULE)
-    change = runpy.run_path(str(pathlib.Path(__file__).with_name("tuned.py")))["change"]
+    command = importlib.import_module(module)
+    change = runpy.run_path(str(_TUNED))["change"]
     gc.freeze()
     gc.enable()
     while True:
-        data, descriptors, _flags, _address = socket.recv_fds(link, _MESSAGE_BYTES, 1)
+        data, descriptors, _flags, _address = socket.recv_fds(link, _MESSAGE_BYTES, 2)
         if not data:
             return
         message = json.loads(data)
@@ -142,7 +204,7 @@ def _serve(link: socket.socket) -> None:
             answer = _poll(message["poll"])
         elif (answer := os.fork()) == 0:
             link.close()
-            _become(message["arguments"], descriptors[0])
+            _become([module, *message["arguments"]], descriptors)
             change(message["constants"])
             sys.exit(command.main())
         for descriptor in descriptors:
@@ -155,14 +217,14 @@ def _poll(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if ended else None
 
 
-def _become(arguments: Sequence[str], out: int) -> None:
+def _become(argv: list[str], descriptors: Sequence[int]) -> None:
     """Give a fork a session, its output and its arguments."""
     os.setsid()
-    for number in (1, 2):
-        os.dup2(out, number)
-    os.close(out)
-    sys.argv = [str(pathlib.Path(sys.executable).parent / "acstor-agent"), *arguments]
+    for number, descriptor in enumerate(descriptors, start=1):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.argv = argv
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))

@@ -6,7 +6,6 @@ import hashlib
 import json
 import pathlib
 import random
-import subprocess
 import urllib.request
 import uuid
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from tests.lab import agents
+from tests.lab import forked_commands
 from tests.lab import runs
 from tests.lab import tuned
 from tests.lab.openstack import accounts
@@ -216,14 +215,9 @@ def manage(
     :param constants: that differ from the product's
     """
     listener.configure()
-    plain = [agents.BIN / "acstor-glance-manage"]
-    command = tuned.argv("acstor_glance.cmd.manage", constants) if constants else plain
-    done = subprocess.run(
-        [*command, "--config-file", listener.conf_file, "--json", *words],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
+    arguments = ["--config-file", listener.conf_file, "--json", *words]
+    done = forked_commands.run(
+        forked_commands.GLANCE_MANAGE, arguments, constants or {}, DEADLINE_S
     )
     assert status in (None, done.returncode), done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

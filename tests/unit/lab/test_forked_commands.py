@@ -11,10 +11,10 @@ from tests.lab import tuned
 
 def begin(
     folder: pathlib.Path, constants: tuned.Constants | None = None
-) -> tuple[forked_commands.ForkedAgent, pathlib.Path]:
+) -> tuple[forked_commands.ForkedCommand, pathlib.Path]:
     """Start an agent that cannot start, as there is no configuration; return it and its output."""
     with forked_commands.enabled():
-        server = forked_commands.server()
+        server = forked_commands.server(forked_commands.AGENT)
     assert server is not None
     folder.mkdir()
     with (folder / "log").open("ab") as out:
@@ -55,6 +55,22 @@ def test_agent_with_other_surroundings_is_executed(
     begin(tmp_path / "one")[0].wait(20.0)
     with forked_commands.enabled(), monkeypatch.context() as patched:
         patched.setenv("LD_PRELOAD", "")
-        assert forked_commands.server() is None
+        assert forked_commands.server(forked_commands.AGENT) is None
     monkeypatch.chdir(tmp_path)
-    assert forked_commands.server() is None
+    assert forked_commands.server(forked_commands.AGENT) is None
+
+
+@pytest.mark.parametrize("is_forked", [True, False])
+def test_what_a_command_wrote_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, *, is_forked: bool
+) -> None:
+    if not is_forked:
+        monkeypatch.setattr(forked_commands, "_is_enabled", False)
+    assert (forked_commands.server(forked_commands.AGENT) is not None) == is_forked
+    done = forked_commands.run(forked_commands.AGENT, ["--help"], {}, 20.0)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Run the agent of this host." in done.stdout
+    wrong = ["--config-file", tmp_path / "none.conf"]
+    done = forked_commands.run(forked_commands.AGENT, wrong, {}, 20.0)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "none.conf" in done.stderr
