@@ -14,7 +14,7 @@ cd "$ROOT"
 FUNCTIONAL=(tests/functional tests/security tests/chaos)
 OPENSTACK="openstack and not nova and not packages"
 # What waits leaves room; the longest of those that wait comes first.
-declare -A AFTER=([glance]=unit [security]=openstack [chaos]=agents)
+declare -A AFTER=([glance]=agents [security]=openstack [chaos]=unit)
 LONGEST=nova # it has the processors first, so that it does not end long after the rest
 
 part=all
