@@ -27,7 +27,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 ADMIN = ROOT / "doc/source/admin"
 PAGES = sorted(ADMIN.glob("troubleshooting_*.rst"))
 LOGGED = re.compile(
-    r"\b_?LOG\.(error|warning|exception|critical)|self\.(_warn|_warnings\.log_line)"
+    r"\b_?LOG\.(error|warning|exception|critical)|_may_hook"
+    r"|self\.(_warn|_warnings\.log_line|_log\.warning|_trouble\.log_warning)"
 )
 ENDED = re.compile(r"(.*\.)?(CommandError|exit|SystemExit|error)")
 RAISED = re.compile(r"errors\.([A-Z]\w+)")
@@ -81,7 +82,7 @@ def said_in(tree: ast.AST) -> Iterator[str]:
         else:
             continue
         for text in (" ".join(text.split()) for text in texts):
-            if text in FRAMES.values() or (
+            if (text and text in FRAMES.values()) or (
                 letters(text) >= FEW_LETTERS and not OPTION.fullmatch(text)
             ):
                 yield text

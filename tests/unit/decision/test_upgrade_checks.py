@@ -36,7 +36,7 @@ def found(result):
 
 
 def test_tables_of_another_version_have_to_be_brought_up_first(checks, store, tmp_path):
-    assert found(checks.tables()) == (Code.SUCCESS, "")
+    assert found(checks.check_tables()) == (Code.SUCCESS, "")
     with sqlite3.connect(tmp_path / "decision.sqlite") as other:
         other.execute("UPDATE alembic_version SET version_num = '0099'")
     later = upgrade_checks.Checks(checks._conf)
@@ -64,28 +64,28 @@ def test_database_that_cannot_be_used_is_named_without_its_password(conf, connec
 
 
 def test_bus_that_nobody_named_or_knows_is_a_failure(checks, conf):
-    code, details = found(checks.bus())
+    code, details = found(checks.check_bus())
     assert code is Code.FAILURE and "transport_url is not set" in details
     conf.set_override("transport_url", "pigeon://a:secret@b/")
-    code, details = found(checks.bus())
+    code, details = found(checks.check_bus())
     assert code is Code.FAILURE and "pigeon" in details and "secret" not in details
     conf.set_override("transport_url", "rabbit://a:secret@b/")
-    assert found(checks.bus()) == (Code.SUCCESS, "")
+    assert found(checks.check_bus()) == (Code.SUCCESS, "")
 
 
 def test_coordination_whose_driver_is_not_there_is_a_failure(checks, conf):
-    assert found(checks.coordination()) == (Code.SUCCESS, "")
+    assert found(checks.check_coordination()) == (Code.SUCCESS, "")
     conf.set_override("coordination_url", "pigeon://a:secret@b/", "acstor_decision")
-    code, details = found(checks.coordination())
+    code, details = found(checks.check_coordination())
     assert code is Code.FAILURE and "pigeon" in details and "secret" not in details
 
 
 @pytest.mark.allow_log(r"www_authenticate_uri")
 def test_api_that_checks_no_tokens_is_a_warning_and_one_that_cannot_a_failure(checks, conf):
-    code, details = found(checks.tokens())
+    code, details = found(checks.check_tokens())
     assert code is Code.FAILURE and "[keystone_authtoken] auth_type" in details
     conf.set_override("auth", "none", "acstor_decision_api")
-    code, details = found(checks.tokens())
+    code, details = found(checks.check_tokens())
     assert code is Code.WARNING and "may do everything" in details
 
 
@@ -128,11 +128,11 @@ def test_agents_of_other_versions_and_hosts_without_certificates_are_named(check
     keeper = certificate_authority.CertificateAuthority(conf.acstor_decision, store)
     for number in range(1, 9):
         keeper.allow_host(f"h{number:04}")
-    assert found(checks.tables()) == (Code.SUCCESS, "")
-    code, details = found(checks.agents())
+    assert found(checks.check_tables()) == (Code.SUCCESS, "")
+    code, details = found(checks.check_agents())
     assert code is Code.WARNING and "and 3 more" in details
     assert details.startswith("h0002 (0.0.1), h0003 (an early one)") and "h0001" not in details
-    code, details = found(checks.enrolments())
+    code, details = found(checks.check_enrolments())
     assert code is Code.WARNING and details.startswith("h0009: they have no certificate")
 
 

@@ -68,7 +68,7 @@ def test_disk_is_made_when_the_image_is_fully_cached(nova, agent):
     assert os.readlink(nova.base) == str(nova.mirror)
     assert modes(agent) == [(URGENT, LIMIT_S), (NORMAL, 0)]
     assert sum(isinstance(one, control_wire.Status) for one in agent.asked) == 3
-    assert not nova.host.fallbacks.total
+    assert not nova.host.fallbacks.counts_by_reason
 
 
 @pytest.mark.expect_log("not-cached")
