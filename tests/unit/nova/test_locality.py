@@ -180,6 +180,7 @@ def test_failing_service_is_asked_again_later_and_nobody_waits(service, make_cac
     until(lambda: cache.lookup(IMAGE))
 
 
+@pytest.mark.expect_log("image-locality failed; restarting it")
 def test_broken_fetch_does_not_end_the_thread(service, make_cache):
     service.failure = ZeroDivisionError("a defect")
     cache = make_cache(timings=SOON._replace(wait_s=0.01))
