@@ -37,7 +37,7 @@ OPTS = [
     ),
     cfg.FloatOpt(
         "image_locality_weight_multiplier",
-        default=2.0,
+        default=1.5,
         help="Multiplier of the weigher acstor_nova.weigher.ImageLocalityWeigher of "
         "nova-scheduler: the weight of a host with the complete image against 1.0 of Nova's "
         "weighers for memory, processors and disk each. Metadata of an aggregate with the same "

@@ -4,13 +4,12 @@
 ``[filter_scheduler] weight_classes`` names it besides Nova's own. The decision service tells how
 much of an image each host has cached; :mod:`acstor_nova.locality` asks it.
 
-Nova normalizes the weights of each request from the smallest to the largest, so that the smallest
+Nova normalizes the weights of each request from the smallest to the largest: the smallest
 difference between two hosts would count as much as the largest. This weigher fixes its range
 instead (``minval``, ``maxval``): a host with the complete image, an idle link and no build counts
-as 1, one that has nothing of the image as 0, and so the same weight means the same in each request.
-Nova's weighers for free memory, processors and disk do use the whole range, so they can outweigh a
-small difference of this one, and the operator's multipliers decide how many servers may follow
-their image before the spread counts more.
+as 1, one that has nothing of the image as 0, whatever the others have. Nova's weighers for memory,
+processors and disk count what is free from 0 to the most, so a host that is fuller by a tenth loses
+a tenth of each. The multipliers decide how much fuller a host may become because it has the image.
 """
 
 import logging

@@ -9,13 +9,13 @@ import dataclasses
 import random
 from collections.abc import Callable
 
-from acstor_agent.engine import chunk_ref
 from acstor_common.model import ids
 from acstor_common.wire import decision_messages
 from acstor_simulator import scenario
 from acstor_simulator.model import background_traffic
 from acstor_simulator.model import boot_traces
 from acstor_simulator.model import cloud
+from acstor_simulator.model import guests
 from acstor_simulator.model import image_delivery
 from acstor_simulator.model import link_meter
 from acstor_simulator.model import network
@@ -47,55 +47,6 @@ def simulate(
     :param progress: called with the number of booted guests
     """
     return _Run(scenario, policy, progress).result()
-
-
-class _Guest:
-    """One guest of a run: it thinks and reads, one chunk after the other."""
-
-    def __init__(
-        self,
-        host: cloud.SimulatedHost,
-        image: boot_traces.TracedImage,
-        task: workloads.Task,
-        run: "_Run",
-    ) -> None:
-        self.image, self.used_bytes = image, task.used_bytes
-        self._host, self._agenda, self._reads = host, host.world.agenda, task.reads
-        self._run, self._began_s, self._first_s = run, 0.0, 0.0
-        self._at = 0
-
-    def start(self) -> None:
-        self._began_s = self._agenda.now
-        self._arrival = self._run.delivery_to(self._host, self.image)
-        self._arrival.call_when_ready(self._think)
-
-    def _think(self) -> None:
-        while self._at < len(self._reads):
-            think_s, chunk = self._reads[self._at]
-            if think_s:
-                self._agenda.schedule_after(think_s, self._read)
-                return
-            if not self._is_present(chunk):
-                return
-            self._advance()
-        self._run.note_boot(self, self._first_s, self._agenda.now - self._began_s)
-
-    def _read(self) -> None:
-        if self._is_present(self._reads[self._at].chunk):
-            self._go_on()
-
-    def _is_present(self, chunk: chunk_ref.ChunkRef) -> bool:
-        """Return whether a chunk is present; :meth:`_go_on` is called on arrival."""
-        return self._arrival.is_present(chunk, self._go_on, self)
-
-    def _go_on(self) -> None:
-        self._advance()
-        self._think()
-
-    def _advance(self) -> None:
-        if not self._at:  # thinking time is no waiting time
-            self._first_s = self._agenda.now - self._began_s - self._reads[0].think_s
-        self._at += 1
 
 
 def _make_images(scenario: Scenario, how: policies.ExchangePolicy) -> list[boot_traces.TracedImage]:
@@ -143,7 +94,7 @@ class _Run:
         self._hosts = list(self._world.hosts.values())
         self._scenario, self._progress = scenario, progress
         self._arrivals: dict[tuple[int, ids.ImageId], image_delivery.Delivery] = {}
-        self._later: set[_Guest] = set()
+        self._later: set[guests.Guest] = set()
         self._guests = [self._make_guest(number, images, rng) for number in range(scenario.guests)]
         self._schedule_guests(rng)
         self._prepare_results()
@@ -210,12 +161,12 @@ class _Run:
 
     def _make_guest(
         self, number: int, images: list[boot_traces.TracedImage], rng: random.Random
-    ) -> _Guest:
+    ) -> guests.Guest:
         scenario, image = self._scenario, rng.choice(images)
         dice = random.Random(f"{scenario.seed}/guest/{number}")
         task = workloads.task(scenario.workload, image, scenario.chunks, dice)
         host = self._hosts[_place(scenario, number)]
-        return _Guest(host, image, task, self)
+        return guests.Guest(host, image, task, self)
 
     def _begin_traffic(self) -> None:
         background_traffic.put(self._tree, self._flows)
@@ -261,6 +212,7 @@ class _Run:
     def delivery_to(
         self, host: cloud.SimulatedHost, image: boot_traces.TracedImage
     ) -> image_delivery.Delivery:
+        """Return the delivery of an image to a host; the first request starts it."""
         key = host.number, image.image_id
         if key not in self._arrivals:
             made = self._how.arrival(host, image, self._scenario.sizes, self._note_cached)
@@ -275,7 +227,7 @@ class _Run:
         self._whole_s.append(after_s)
         self._stop_if_done()
 
-    def note_boot(self, guest: _Guest, ready_s: float, booted_s: float) -> None:
+    def note_boot(self, guest: guests.Guest, ready_s: float, booted_s: float) -> None:
         """Record the seconds until a guest's first byte, and until its boot ended."""
         if guest in self._later:
             self._later_s.append(booted_s)

@@ -27,7 +27,8 @@ _acstor_sign_in() {
 
 acstor_install() {
     local extras=()
-    is_service_enabled acstor-agent && extras+=(agent nova)
+    is_service_enabled acstor-agent && extras+=(agent)
+    is_service_enabled acstor-agent n-sch && extras+=(nova)
     is_service_enabled acstor-checkpointd && extras+=(checkpoint)
     is_service_enabled acstor-glance-listener && extras+=(glance)
     is_service_enabled acstor-decision acstor-api && extras+=(decision)
@@ -176,6 +177,15 @@ acstor_configure_nova() {
     fi
 }
 
+# Only nova-scheduler reads this folder: on a compute host decision_url is about checkpoints.
+acstor_configure_scheduler() {
+    local conf=$ACSTOR_SCHEDULER_CONF
+    install -d "$(dirname "$conf")"
+    iniset "$conf" filter_scheduler weight_classes \
+        nova.scheduler.weights.all_weighers,acstor_nova.weigher.ImageLocalityWeigher
+    iniset "$conf" acstor decision_url "http://$SERVICE_HOST:$ACSTOR_API_PORT"
+}
+
 # Tempest's plug-in needs servers on mirrors, and an agent's metrics.
 acstor_configure_tempest() {
     is_service_enabled tempest || return 0
@@ -214,6 +224,10 @@ acstor_configure() {
     is_service_enabled acstor-gateway && acstor_configure_gateway
     if is_service_enabled n-cpu && [[ $ACSTOR_FOR_NOVA == True ]]; then
         acstor_configure_nova
+    fi
+    if is_service_enabled n-sch && is_service_enabled acstor-api && [[ $ACSTOR_FOR_NOVA == True ]]
+    then
+        acstor_configure_scheduler
     fi
     return 0
 }
@@ -268,7 +282,7 @@ acstor_stop() {
 
 acstor_remove_files() {
     sudo rm -rf --one-file-system "$ACSTOR_CONF_DIR" "$ACSTOR_STATE_DIR"
-    sudo rm -f "$ACSTOR_CONTROL_SOCKET"
+    sudo rm -f "$ACSTOR_CONTROL_SOCKET" "$ACSTOR_SCHEDULER_CONF"
 }
 
 acstor_clean() {

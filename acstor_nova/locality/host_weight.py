@@ -7,6 +7,7 @@ from typing import NamedTuple
 from acstor_common.wire import decision_messages
 
 BOOT_SET_PART = 0.8  # part of the weight for the boot set; the rest is for the image
+MANY_BUILDS = 4  # builds under way that halve the weight, as a full link does
 
 
 class CachedImage(NamedTuple):
@@ -36,14 +37,14 @@ def _share(one: decision_messages.HostLocality) -> float:
 def weight_of(cached: CachedImage | None, builds: int) -> float:
     """Return the weight of a host.
 
-    Each build under way divides it further, and a full link counts as one more build. So a burst of
-    servers of one image spreads over the hosts that have it, and then over others.
+    It falls with each build under way and with the load of the link. So a burst of servers of one
+    image spreads over the hosts that have it, and then over others.
 
     :param cached: None if the host has nothing of the image
 
-    >>> round(weight_of(CachedImage(1.0, 0.0), 0), 2), round(weight_of(CachedImage(1.0, 0.5), 1), 2)
-    (1.0, 0.4)
-    >>> weight_of(None, 0)
-    0.0
+    >>> weight_of(CachedImage(1.0, 0.0), 0), weight_of(CachedImage(1.0, 0.0), 4), weight_of(None, 0)
+    (1.0, 0.5, 0.0)
     """
-    return cached.share / (1 + max(0, builds) + cached.link_load) if cached is not None else 0.0
+    if cached is None:
+        return 0.0
+    return cached.share / (1 + max(0, builds) / MANY_BUILDS + cached.link_load)

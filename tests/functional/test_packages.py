@@ -245,7 +245,7 @@ def test_nova_knows_the_backend_and_keeps_it_while_it_is_named(trixie):
     assert trixie.run("python3 /root/nova-compute").split()[-1] == "acstor"
     own = trixie.host.path("/etc/nova/nova-compute.conf.d/own.conf")
     own.write_text("[libvirt]\nimages_type = acstor\n")
-    assert "nova-compute would not start" in trixie.refused("apt-get remove --yes acstor-nova")
+    assert "Nova would not start" in trixie.refused("apt-get remove --yes acstor-nova")
     own.unlink()
     trixie.run("apt-get remove --yes acstor-nova")
     file = trixie.host.path("/etc/nova/nova-compute.conf.d/acstor.conf")

@@ -26,7 +26,7 @@ from acstor_nova import conf as nova_conf
 DEVSTACK = pathlib.Path(__file__).resolve().parents[2] / "devstack"
 BY_DEFAULT = ["acstor-agent", "acstor-glance-listener", "acstor-decision", "acstor-api"]
 SERVICES = [*BY_DEFAULT, "acstor-checkpointd", "acstor-gateway"]
-ALL = " ".join((*SERVICES, "n-api", "n-cpu", "tempest"))
+ALL = " ".join((*SERVICES, "n-api", "n-cpu", "n-sch", "tempest"))
 # Options of others that acstor sets; everything else has to be one of acstor's own.
 FOREIGN = {
     ("DEFAULT", "config_source"),
@@ -34,6 +34,7 @@ FOREIGN = {
     ("acstor", "agent_metrics"),
     ("acstor", "driver"),
     ("database", "connection"),
+    ("filter_scheduler", "weight_classes"),
     ("image_import_opts", "image_import_plugins"),
     ("keystone_authtoken", "interface"),
     ("keystone_authtoken", "www_authenticate_uri"),
@@ -71,7 +72,8 @@ REGION_NAME=RegionOne KEYSTONE_SERVICE_URI=http://192.0.2.7/identity
 SERVICE_PASSWORD=secret SERVICE_PROJECT_NAME=service SERVICE_DOMAIN_NAME=Default
 STACK_USER=root LOCAL_HOSTNAME=compute1 NOVA_CONF=nova.conf GLANCE_API_CONF=glance-api.conf
 GLANCE_IMAGE_IMPORT_CONF=glance-image-import.conf TEMPEST_CONFIG=tempest.conf
-GLANCE_CONF_DIR=$FOLDER/etc/glance ACSTOR_DIR=$DEVSTACK/.. ACSTOR_CONF_DIR=$FOLDER/etc/acstor
+GLANCE_CONF_DIR=$FOLDER/etc/glance NOVA_CONF_DIR=$FOLDER/etc/nova
+ACSTOR_DIR=$DEVSTACK/.. ACSTOR_CONF_DIR=$FOLDER/etc/acstor
 ACSTOR_CONTROL_SOCKET=$FOLDER/run/control.sock
 mkdir -p "$FOLDER/bin"
 printf '#!/bin/sh\necho "ran $0 $*" >>"$RECORD"\n' >"$FOLDER/bin/acstor-decision-manage"
@@ -173,7 +175,8 @@ def test_unstack_ends_every_service_and_the_mount_and_clean_takes_the_rest(
     done = [" ".join(words) for words in calls(made, "sudo")]
     assert any(words.startswith("umount") for words in done)
     assert any(words.startswith("rm -rf --one-file-system") for words in done)
-    assert f"rm -f {tmp_path}/run/control.sock" in done
+    gone = f"{tmp_path}/run/control.sock {tmp_path}/etc/nova/nova-scheduler.conf.d/acstor.conf"
+    assert f"rm -f {gone}" in done
 
 
 def test_stack_begins_with_nothing_of_the_last_cloud(play: Play, tmp_path: pathlib.Path) -> None:
@@ -342,4 +345,21 @@ def test_checkpoints_are_taken_and_given_back_where_that_is_wanted(play: Play) -
     made = play(*STACK, enabled=ALL.replace("acstor-checkpointd", "").replace("n-api", ""))
     written = [words[1:] for words in calls(made, "iniset")]
     assert not {"acstor_checkpoint", "nova"} & {group for group, *_ in written}
-    assert "decision_url" not in {name for _, name, *_ in written}
+    asking = {file for file, _, name, *_ in calls(made, "iniset") if name == "decision_url"}
+    assert "nova.conf" not in asking
+
+
+def test_scheduler_weighs_by_images_where_the_service_is(play: Play) -> None:
+    weigher = "acstor_nova.weigher.ImageLocalityWeigher"
+    for enabled, is_weighed in (
+        (ALL, True),
+        (ALL.replace("n-sch", ""), False),
+        (ALL.replace("acstor-api", ""), False),
+    ):
+        made = calls(play(*STACK, enabled=enabled), "iniset")
+        written = {(group, name): (file, value) for file, group, name, value in made}
+        assert (("filter_scheduler", "weight_classes") in written) is is_weighed
+        if is_weighed:
+            file, value = written["filter_scheduler", "weight_classes"]
+            assert file.endswith("nova-scheduler.conf.d/acstor.conf")
+            assert value == f"nova.scheduler.weights.all_weighers,{weigher}"

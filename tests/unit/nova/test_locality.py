@@ -57,7 +57,7 @@ def test_weight_falls_with_builds_and_with_the_load_of_the_link():
     by_load = [host_weight.weight_of(FULL._replace(link_load=n / 10), 0) for n in range(11)]
     for weights in (by_builds, by_load):
         assert weights == sorted(weights, reverse=True) and len({*weights}) == len(weights)
-    assert by_builds[1] == by_load[-1] == 0.5  # a full link is as a build
+    assert by_builds[host_weight.MANY_BUILDS] == by_load[-1] == 0.5
 
 
 def test_weights_are_finite_and_from_0_to_1_whatever_nova_counts():
