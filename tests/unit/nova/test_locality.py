@@ -185,6 +185,7 @@ def test_broken_fetch_does_not_end_the_thread(service, make_cache):
     service.failure = ZeroDivisionError("a defect")
     cache = make_cache(timings=SOON._replace(wait_s=0.01))
     assert cache.lookup(IMAGE) is None
+    until(lambda: service.asked)
     service.failure = None
     until(lambda: cache.lookup(IMAGE))
 
