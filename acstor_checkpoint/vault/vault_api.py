@@ -152,7 +152,7 @@ class VaultApi:
             except ValueError as e:
                 answer = _text_response(http.HTTPStatus.BAD_REQUEST, str(e))
             except errors.VaultFull as e:
-                answer = _text_response(http.HTTPStatus.INSUFFICIENT_STORAGE, e.what)
+                answer = _text_response(http.HTTPStatus.INSUFFICIENT_STORAGE, e.why)
             except errors.VaultRefused as e:
                 answer = _text_response(http.HTTPStatus.CONFLICT, e.why)
             except errors.ChunkInvalid as e:

@@ -24,6 +24,7 @@ BITMAP = "acstor-0123456789ab"
 TAKE = """
 import json, os, pathlib, sys
 from acstor_checkpoint.capture import overlay
+from acstor_checkpoint.capture.domains import domain_list
 instance, mirrors, folder, how = sys.argv[1:]
 folder = pathlib.Path(folder)
 found = domain_list.Domains("qemu:///system", lambda path: overlay.base_of(path, mirrors))
