@@ -20,7 +20,7 @@ from evaluation.papers import experiment
 
 FILLED_MBIT = 400
 """What two cores carry, all links of hosts together."""
-LIMIT = "acstor_agent.core.images.prefetcher.LIMIT"
+LIMIT = "acstor_agent.core.images.prefetcher.UNMATCHED_LIMIT"
 CHUNK_BYTES = geometry.DEFAULT_CHUNK_BYTES
 IMAGE_REGIONS = 4
 """The paper reads 1 GB of an image of 4 GB."""
