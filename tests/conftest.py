@@ -34,7 +34,7 @@ LANES = (
     "nova: one of those that needs its compute hosts, too; they have a cloud of their own there",
     "packages: a test of Debian packages and containers; only tools/test.sh packages runs them",
 )
-COMPUTE = {"nova", "cluster"}  # fixtures
+COMPUTE = {"nova", "cluster", "compute_lab"}  # fixtures
 HAS_PASSED = pytest.StashKey[bool]()
 
 # How fast inputs come says more about the machine than about the code: the first run in a fresh

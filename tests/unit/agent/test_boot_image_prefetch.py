@@ -252,7 +252,8 @@ async def test_no_more_comes_than_is_kept_of_such_nor_more_than_that_in_a_day(
 ):
     await parts.host.mirrors.attach_image(FORMER)
     limit = parts.frames_bytes - 1
-    monkeypatch.setattr(cache_files.CacheFiles, "prefetched_limit_bytes", property(lambda cache: limit))
+    limited = property(lambda cache: limit)
+    monkeypatch.setattr(cache_files.CacheFiles, "prefetched_limit_bytes", limited)
     ahead = parts.ahead()
     with pytest.raises(errors.Unusable, match="are kept before they are needed"):
         await ahead.prefetch_boot_image(task(FORMER), report)
