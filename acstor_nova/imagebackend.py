@@ -102,14 +102,14 @@ class MirrorBase:
         if getattr(self._instance, "task_state", None) == _MIGRATING:
             return
         try:
-            limit_s = cache_first.limit_of(self._instance)
+            policy = cache_first.policy_of(self._instance)
         except ValueError as e:
             raise self.host.nova.cannot_start(str(e)) from e
-        if limit_s is None:
+        if policy is None:
             return
         try:
             poll_s = self.host.timeouts.fill_poll_s
-            cache_first.wait_until_cached(self.host.agent, image_id, limit_s, poll_s)
+            cache_first.wait_until_cached(self.host.agent, image_id, policy, poll_s)
         except cache_first.NotCachedError as e:
             os.unlink(self.path)
             if self.host.disks_on(self.host.base_path(image_id)):

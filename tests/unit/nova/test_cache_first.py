@@ -38,9 +38,7 @@ def fills(agent, *states, **fields):
     def next_fill():
         return {"state": left.pop(0) if len(left) > 1 else left[0], **fields}
 
-    agent.answers[control_wire.SetFillMode] = lambda request: scripted_agent.done(next_fill())(
-        request
-    )
+    agent.answers[control_wire.SetFillMode] = scripted_agent.done({})
     agent.answers[control_wire.Status] = lambda request: scripted_agent.done(
         {"images": {IMAGE: {"fill": next_fill()}}}
     )(request)
@@ -63,11 +61,11 @@ def modes(agent):
 
 
 def test_disk_is_made_when_the_image_is_fully_cached(nova, agent):
-    fills(agent, "queued", "filling", "filling", "fully_cached")
+    fills(agent, "queued", "queued", "filling", "fully_cached")
     nova.cached(patient(nova))
     assert os.readlink(nova.base) == str(nova.mirror)
     assert modes(agent) == [(URGENT, LIMIT_S), (NORMAL, 0)]
-    assert sum(isinstance(one, control_wire.Status) for one in agent.asked) == 3
+    assert sum(isinstance(one, control_wire.Status) for one in agent.asked) == 4
     assert not nova.host.fallbacks.counts_by_reason
 
 
@@ -120,10 +118,31 @@ def test_disk_that_exists_or_arrives_does_not_wait(nova, agent):
 def test_image_s_limit_counts_where_the_flavor_has_none():
     image_s = {f"image_{cache_first.IMAGE_PROPERTY}": "20"}
     flavor = types.SimpleNamespace(extra_specs={cache_first.EXTRA_SPEC: "30"})
-    limit_of = cache_first.limit_of
-    assert limit_of(types.SimpleNamespace(system_metadata=image_s)) == 20
-    assert limit_of(types.SimpleNamespace(system_metadata=image_s, flavor=flavor)) == 30
-    assert limit_of(types.SimpleNamespace(system_metadata={}, flavor=None)) is None
+    policy_of = cache_first.policy_of
+    assert policy_of(types.SimpleNamespace(system_metadata=image_s)) == (20, NORMAL)
+    assert policy_of(types.SimpleNamespace(system_metadata=image_s, flavor=flavor)) == (30, URGENT)
+    assert policy_of(types.SimpleNamespace(system_metadata={}, flavor=None)) is None
+
+
+def test_tenant_s_image_waits_without_precedence_and_not_for_long(nova, agent):
+    fills(agent, "queued", "filling", "fully_cached")
+    made = nova.disk()
+    made._instance.system_metadata = {f"image_{cache_first.IMAGE_PROPERTY}": "300"}
+    nova.cached(made)
+    assert modes(agent) == [(NORMAL, 0)]
+    longer = nova.disk(instance_id=OTHER)
+    longer._instance.system_metadata = {f"image_{cache_first.IMAGE_PROPERTY}": "301"}
+    with pytest.raises(nova_backend.CannotStartError, match="whole seconds from 1 to 300"):
+        nova.cached(longer)
+
+
+@pytest.mark.expect_log("not-cached")
+@pytest.mark.parametrize(("state", "mode"), [("paused", "paused"), ("filling", "urgent")])
+def test_operator_s_decision_about_the_fill_stands(nova, agent, state, mode):
+    fills(agent, state, mode=mode)
+    nova.cached(patient(nova, 1))
+    assert modes(agent) == []
+    assert nova.base.read_bytes() == DOWNLOADED
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "3601", "10m", "1e3", "٣", "9" * 5000])
