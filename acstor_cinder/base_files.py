@@ -26,6 +26,17 @@ def base_name(image_id: str, os_hash: bytes) -> str:
     return f"acstor-{image_id}-{os_hash[:_HASH_BYTES].hex()}"
 
 
+def mirror_of(base: str, mount_point: pathlib.Path) -> pathlib.Path:
+    """Return the mirror of a base file's image below an agent's mount point.
+
+    It follows from the name alone: whoever can write to the share can change what a link names.
+    """
+    named = _BASE.fullmatch(base)
+    if named is None:
+        raise ValueError(f"{base} is not the name of a base file")
+    return mount_point / "images" / f"{named[1]}.raw"
+
+
 def copy_path(share: pathlib.Path, base: str) -> pathlib.Path:
     """Return the path of a copy that is not complete yet."""
     return share / f"{base}{_UNFINISHED}"
@@ -34,7 +45,7 @@ def copy_path(share: pathlib.Path, base: str) -> pathlib.Path:
 def add_user(share: pathlib.Path, volume_name: str, base: str, mirror: pathlib.Path) -> str:
     """Let a volume use a base file; return the name of its link.
 
-    :param mirror: what a new base file links to
+    :param mirror: that of :func:`mirror_of`; a new base file links to it
     """
     link = share / f"{volume_name}.{mirror.stem}"
     link.symlink_to(base)

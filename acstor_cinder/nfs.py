@@ -97,9 +97,9 @@ class MirrorNfsDriver(nfs.NfsDriver):  # type: ignore[misc]  # Cinder has no typ
 
     def _make_overlay(self, volume: Any, image: image_record.Image) -> None:
         path, share = self.local_path(volume), self._share(volume)
-        mirror = pathlib.Path(CONF.acstor.mount_point, "images", f"{image.id}.raw")
-        image_utils.check_virtual_size(self._size_of(mirror), volume.size, image.id)
         base = base_files.base_name(image.id, image.os_hash.value)
+        mirror = self._mirror_of(base)
+        image_utils.check_virtual_size(self._size_of(mirror), volume.size, image.id)
         with self._lock(base):
             link = base_files.add_user(share, volume.name, base, mirror)
         try:
@@ -111,6 +111,9 @@ class MirrorNfsDriver(nfs.NfsDriver):  # type: ignore[misc]  # Cinder has no typ
             self._delete(path)
             self._release(volume)
             raise
+
+    def _mirror_of(self, base: str) -> pathlib.Path:
+        return base_files.mirror_of(base, pathlib.Path(CONF.acstor.mount_point))
 
     def _size_of(self, path: pathlib.Path) -> int:
         # A process, because a look-up may wait for the agent.
@@ -192,7 +195,8 @@ class MirrorNfsDriver(nfs.NfsDriver):  # type: ignore[misc]  # Cinder has no typ
         if not copying.acquire(blocking=False):
             return  # another cinder-volume of this backend copies it
         try:
-            mirror, copy = (share / base).readlink(), base_files.copy_path(share, base)
+            mirror, copy = self._mirror_of(base), base_files.copy_path(share, base)
+            copy.unlink(missing_ok=True)  # what an interrupted copy left, or a link of a stranger's
             size_bytes = self._size_of(mirror)
             image_utils.convert_image(
                 str(mirror), str(copy), "raw", src_format="raw", run_as_root=self._execute_as_root

@@ -229,6 +229,12 @@ def test_copy_that_failed_is_made_later(volumes: Volumes) -> None:
     assert made.status == "available", "a volume does not wait for the copy"
     is_told = lambda: f"{base} is not copied to " in volumes.cinder.volume.log()  # noqa: E731
     runs.wait_for(is_told, DEADLINE_S, "the failure", volumes.cinder.volume.log)
+    secret = volumes.mirrored.folder.parent / "secret"
+    secret.write_bytes(b"of cinder-volume's host")
+    link = volumes.mirrored.folder / base
+    link.unlink()
+    link.symlink_to(secret)  # by a host that can write to the share
     obstacle.rmdir()
     volumes.wait_copied(image_id)
+    assert link.read_bytes() == volumes.images.stored(image_id).read_bytes()
     check_bytes(volumes.file(made.id), volumes.images.stored(image_id))

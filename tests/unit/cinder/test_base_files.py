@@ -45,6 +45,16 @@ def test_volumes_share_a_base_that_ends_with_the_last(share, mirror, base):
     assert list(share.iterdir()) == []
 
 
+def test_mirror_follows_from_the_name_of_the_base_and_from_no_link(share, mirror, base):
+    base_files.add_user(share, FIRST, base, mirror)
+    (share / base).unlink()
+    (share / base).symlink_to("/etc/shadow")  # by somebody who can write to the share
+    assert base_files.list_uncopied(share) == [base]
+    assert base_files.mirror_of(base, mirror.parents[1]) == mirror
+    with pytest.raises(ValueError, match="is not the name of a base file"):
+        base_files.mirror_of(f"{base}/../../../etc/shadow", mirror.parents[1])
+
+
 def test_other_bytes_of_an_image_id_have_another_base(share, mirror, base):
     other = base_files.base_name(IMAGE, bytes(64))
     base_files.add_user(share, FIRST, base, mirror)
