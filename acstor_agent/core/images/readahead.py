@@ -79,13 +79,19 @@ class _Reader:
         default_factory=lambda: collections.deque(maxlen=REFILLS)
     )
 
-    def delay_bytes(self, stop: int, now_s: float) -> int:
-        """Return what it reads in DELAYS delays; 0 if that is not known, or the source is near."""
+    def note_refill(self, start: int, read_to: int, now_s: float) -> None:
+        """Note a fetch from ``start``, and the rate of the reads up to ``read_to``."""
         first = self.refills[0] if self.refills else None
-        if first is None or now_s <= first.at_s or self.delay_s == math.inf:
+        if first is not None and now_s > first.at_s:
+            rate_bytes_s = (read_to - first.read_to) / (now_s - first.at_s)
+            self.bytes_s = max(rate_bytes_s, RATE_DECAY * self.bytes_s)
+        self.refills.append(_Refill(start, read_to, now_s))
+
+    @property
+    def delay_bytes(self) -> int:
+        """What it reads in DELAYS delays; 0 if that is not known, or the source is near."""
+        if self.delay_s == math.inf:
             return 0
-        rate_bytes_s = (stop - first.read_to) / (now_s - first.at_s)
-        self.bytes_s = max(rate_bytes_s, RATE_DECAY * self.bytes_s)
         wanted = int(DELAYS * self.delay_s * self.bytes_s)
         return wanted if wanted > NEAR_BYTES else 0
 
@@ -137,9 +143,8 @@ class ReadAhead:
         if start - stop > reader.window_bytes // 2:
             self._readers[stop] = reader
             return (0, 0)
-        delay_bytes = reader.delay_bytes(stop, now_s)
-        reader.window_bytes = self._window_bytes(reader, stop, start - stop, length, delay_bytes)
-        reader.refills.append(_Refill(start, stop, now_s))
+        reader.note_refill(start, stop, now_s)
+        reader.window_bytes = self._window_bytes(reader, stop, start - stop, length)
         reader.fetched_to = max(start, stop + reader.window_bytes)
         self._unread.update(_blocks(start, reader.fetched_to))
         self._readers[stop] = reader
@@ -150,13 +155,11 @@ class ReadAhead:
         for reader in self._readers.values():
             reader.note_wait(offset, offset + length, now_s)
 
-    def _window_bytes(
-        self, reader: _Reader, stop: int, own_bytes: int, length: int, delay_bytes: int
-    ) -> int:
+    def _window_bytes(self, reader: _Reader, stop: int, own_bytes: int, length: int) -> int:
         read_bytes = stop - reader.began
         is_copy = length >= COPY_READ_BYTES and read_bytes >= COPIED_READS * length
         free = COPY_READS * length if is_copy else max(FREE_WINDOW_BYTES, length)
-        free = max(free, min(delay_bytes, read_bytes // 2))
+        free = max(free, min(reader.delay_bytes, read_bytes // 2))
         doubled = max(FIRST_WINDOW_BYTES, length, reader.window_bytes * 2)
         worth = max(free, read_bytes // WORTH)
         others_bytes = max(0, len(self._unread) * BLOCK_BYTES - own_bytes)
