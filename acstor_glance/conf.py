@@ -123,12 +123,6 @@ OPTS = [
         "only wastes work.",
     ),
     cfg.StrOpt(
-        "notification_exchange",
-        default="glance",
-        help="Exchange of Glance's notifications, as [DEFAULT] control_exchange of Glance. Their "
-        "topics are those of [oslo_messaging_notifications] topics, here as in Glance.",
-    ),
-    cfg.StrOpt(
         "boot_images",
         default="auto",
         choices=[

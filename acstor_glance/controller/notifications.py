@@ -22,6 +22,7 @@ from acstor_common.wire import message_bus
 LOG = logging.getLogger(__name__)
 
 POOL = "acstor"  # queue of all listeners; other consumers of the topics get every message too
+EXCHANGE = "glance"  # Glance's own [DEFAULT] control_exchange
 EVENTS = ("image.activate", "image.update", "image.delete")
 
 OnNotification = Callable[[str, ids.ImageId], None]
@@ -79,11 +80,8 @@ class NotificationListener:
         supervision.start("acstor-broker", self._start, self._stopping)
 
     def _start(self) -> None:
-        own, topics = self._conf.acstor_glance, self._conf.oslo_messaging_notifications.topics
-        targets = [
-            oslo_messaging.Target(topic=topic, exchange=own.notification_exchange)
-            for topic in topics
-        ]
+        topics = self._conf.oslo_messaging_notifications.topics
+        targets = [oslo_messaging.Target(topic=topic, exchange=EXCHANGE) for topic in topics]
         named = ", ".join(topics)
 
         def make() -> Any:

@@ -65,7 +65,6 @@ def test_what_glance_says_on_the_topics_of_the_configuration_is_heard(
     path.write_text(
         "[DEFAULT]\ntransport_url = kombu+memory:////\n"
         "[oslo_messaging_notifications]\ntopics = for-acstor\n"
-        "[acstor_glance]\nnotification_exchange = images\n"
     )
     conf = glance_options.conf(path)
     heard = threading.Event()
@@ -77,7 +76,7 @@ def test_what_glance_says_on_the_topics_of_the_configuration_is_heard(
 
     listening = notifications.NotificationListener(conf, see)
     listening.start()
-    conf.set_override("control_exchange", "images")  # Glance's own
+    conf.set_override("control_exchange", notifications.EXCHANGE)  # Glance's default
     transport = oslo_messaging.get_notification_transport(conf)
     try:
         teller = oslo_messaging.Notifier(
