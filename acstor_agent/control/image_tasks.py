@@ -220,24 +220,20 @@ class ImageTasks:
 
     def _describe_changed(self, changed: set[str]) -> dict[str, decision_messages.HeldImage] | None:
         present, held = self._reported(), self._held
-        whole_of = {
+        fills = {
             image_id: self._images.fill_report(ids.parse_image_id(image_id)) for image_id in present
         }
-        turned = {
-            image_id
-            for image_id, whole in whole_of.items()
-            if self._differs(held.get(image_id), whole)
+        other_fill = {
+            image_id for image_id, fill in fills.items() if self._differs(held.get(image_id), fill)
         }
-        if not changed and not turned:
+        if not changed and not other_fill:
             return None
-        kept = {image_id: progress for image_id, progress in held.items() if image_id in present}
-        return kept | self._describe(present & (changed | turned))
+        kept = {image_id: report for image_id, report in held.items() if image_id in present}
+        return kept | self._describe(present & (changed | other_fill))
 
     @staticmethod
-    def _differs(
-        progress: decision_messages.HeldImage | None, now: fill_progress.FillStatus
-    ) -> bool:
-        before = progress.fill if progress is not None else None
+    def _differs(report: decision_messages.HeldImage | None, now: fill_progress.FillStatus) -> bool:
+        before = report.fill if report is not None else None
         if before is None:
             return now.is_used
         return (before.is_used, before.is_fully_cached) != (now.is_used, now.is_fully_cached)
@@ -249,8 +245,8 @@ class ImageTasks:
                 self._images.mirrors.get_nowait(image_id),
                 self._progress.get(image_id),
             )
-            whole = self._images.fill_report(image_id)
-            held = held_image(image, self._images.fetch_tally(image_id), whole, progress)
+            fill = self._images.fill_report(image_id)
+            held = held_image(image, self._images.fetch_tally(image_id), fill, progress)
             if image is None and (ahead := self._boot_prefetch.boot_set_of(image_id)) is not None:
                 held = _with_boot_set(held, ahead)
             found[str(image_id)] = held
