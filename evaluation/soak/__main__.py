@@ -78,10 +78,10 @@ def soak(world: soak_cloud.SoakCloud, options: argparse.Namespace) -> list[str]:
             series = sampler.series()
         for agent in world.kept_agents:
             if "Traceback" in (log := agent.log()):
-                actions.find(f"{agent.name}: {log[log.index('Traceback') :][:2000]}")
+                actions.add_finding(f"{agent.name}: {log[log.index('Traceback') :][:2000]}")
     took_s = time.monotonic() - began_s
     for line in trend.growing(report.judged(series, took_s)):
-        actions.find(line)
+        actions.add_finding(line)
     report.write(options.results, series, actions.counts, actions.findings)
     print(report.table(series, took_s))
     done = ", ".join(f"{name} {count}" for name, count in sorted(actions.counts.items()))
@@ -120,7 +120,7 @@ def probe(
     try:
         median_ms, longest_ms = world.probe(agent)
     except (errors.AcstorError, subprocess.TimeoutExpired) as e:
-        actions.find(str(e))
+        actions.add_finding(str(e))
         return
     note("4 KiB read, median", median_ms / 1000)
     note("4 KiB read, longest of 64", longest_ms / 1000)

@@ -77,9 +77,9 @@ class Churn:
         try:
             action()
         except (AssertionError, errors.AcstorError, exceptions.SDKException, OSError) as e:
-            self.find(f"{name}: {type(e).__name__}: {str(e)[:1500]}")
+            self.add_finding(f"{name}: {type(e).__name__}: {str(e)[:1500]}")
 
-    def find(self, what: str) -> None:
+    def add_finding(self, what: str) -> None:
         """Keep a finding."""
         if len(self.findings) < MAX_FINDINGS:
             self.findings.append(what)

@@ -88,8 +88,8 @@ class KeptAgent(acstor.Agent):
         self._process = self._manager.start(self.argv(), self.log_path, self._environment())
         runs.record(self._process.pid, self._record)
 
-    def lose(self) -> None:
-        """Let the manager close the mount: the host has lost power."""
+    def close_mount(self) -> None:
+        """Let the manager close the mount, as if the host had lost power."""
         self._manager.drop()
 
     def processes(self) -> dict[str, int]:
@@ -189,7 +189,7 @@ class SoakCloud(acstor.Acstor):
         """Let a host lose power, and start it again."""
         host = next(one for one in self.lab.computes if one.machine is agent.machine)
         host.crash()
-        agent.lose()
+        agent.close_mount()
         host.machine.boot()
         agent.start()
         agent.wait_ready(HOST_UP_S)

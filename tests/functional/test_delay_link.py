@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from acstor_common import errors
+from tests.fakes import tcp_rate
 from tests.lab import delay_link
 from tests.lab import network
 from tests.lab import runs
@@ -57,25 +58,6 @@ try:
 except TimeoutError:
     pass
 """
-RECEIVE = """
-import socket, time
-with socket.create_server(("0.0.0.0", 9000)) as server:
-    print("up", flush=True)
-    link, _ = server.accept()
-    data, got, begin = bytearray(1 << 20), 0, None
-    while count := link.recv_into(data):
-        now = time.monotonic()
-        begin = begin or now
-        got += count if now > begin + 1 else 0
-    print(got * 8e-6 / (time.monotonic() - begin - 1))
-"""
-SEND = """
-import socket, sys, time
-with socket.create_connection((sys.argv[1], 9000)) as link:
-    end = time.monotonic() + 3
-    while time.monotonic() < end:
-        link.sendall(bytes(1 << 20))
-"""
 
 
 def talk(net: network.Network, server: str, client: str, *words: object) -> list[str]:
@@ -115,13 +97,13 @@ def test_share_of_frames_is_lost() -> None:
 
 def test_stream_fills_a_link_with_delay() -> None:
     with network.Network(2, delay=delay_link.LinkDelay(2.5)) as net:
-        [mbit] = talk(net, RECEIVE, SEND)
-        assert float(mbit) > LEAST_MBIT
+        sender, receiver = net.hosts
+        assert tcp_rate.measure_mbit(sender, receiver, settle_s=1.0, length_s=3.0) > LEAST_MBIT
         for host in net.hosts:
             net.shape(host, 100)
-        [mbit] = talk(net, RECEIVE, SEND)
+        mbit = tcp_rate.measure_mbit(sender, receiver, settle_s=1.0, length_s=3.0)
         counted = net.link_bytes()
-    assert 85 < float(mbit) < 97
+    assert 85 < mbit < 97
     assert counted["h1"].sent > 30e6 and counted["h2"].received > 30e6
 
 

@@ -12,42 +12,12 @@ import textwrap
 import pytest
 
 from acstor_common import errors
+from tests.fakes import tcp_rate
 from tests.lab import image_server
 from tests.lab import network
 from tests.lab import runs
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make network namespaces")
-
-RECEIVE = """
-import socket, sys, time
-with socket.create_server((sys.argv[1], 9000)) as server:
-    print("up", flush=True)
-    link, _ = server.accept()
-    data, got, begin = bytearray(1 << 20), 0, None
-    while count := link.recv_into(data):
-        now = time.monotonic()
-        begin = begin or now
-        got += count if now > begin + 0.3 else 0
-    print(got * 8e-6 / (time.monotonic() - begin - 0.3))
-"""
-SEND = """
-import socket, sys, time
-with socket.create_connection((sys.argv[1], 9000)) as link:
-    end = time.monotonic() + 1.3
-    while time.monotonic() < end:
-        link.sendall(bytes(65536))
-"""
-
-
-def tcp_mbit(sender: network.Host, receiver: network.Host) -> float:
-    """Return the rate of one TCP stream in its second second, payload only."""
-    with receiver.popen(
-        [sys.executable, "-c", RECEIVE, receiver.address], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        sender.run([sys.executable, "-c", SEND, receiver.address])
-        return float(process.stdout.readline())
 
 
 @pytest.mark.parametrize("direction", ["uplink", "downlink"])
@@ -56,13 +26,13 @@ def test_tcp_gets_the_rate_of_the_slowest_link(direction: str) -> None:
         sender, receiver = net.hosts
         net.shape(sender if direction == "uplink" else receiver, 25)
         # 1448 of 1514 bytes are payload; a busy machine may lose some of it, nobody gains
-        assert 0.85 * 25 < tcp_mbit(sender, receiver) < 0.97 * 25
+        assert 0.85 * 25 < tcp_rate.measure_mbit(sender, receiver) < 0.97 * 25
 
 
 def test_link_counters_see_what_was_sent_and_by_whom() -> None:
     with network.Network(hosts=2) as net:
         before = net.link_bytes()
-        tcp_mbit(net.hosts[0], net.hosts[1])
+        tcp_rate.measure_mbit(net.hosts[0], net.hosts[1])
         after = net.link_bytes()
         sent, received = (after[name] - before[name] for name in ("h1", "h2"))
         assert sent.sent > 1_000_000
@@ -72,7 +42,7 @@ def test_link_counters_see_what_was_sent_and_by_whom() -> None:
 
 def test_hosts_that_talk_fill_no_table_that_all_hosts_share() -> None:
     with network.Network(hosts=2) as net:
-        tcp_mbit(net.hosts[0], net.hosts[1])
+        tcp_rate.measure_mbit(net.hosts[0], net.hosts[1])
         for host in (net.source, *net.hosts):
             entries = json.loads(host.run(["ip", "-json", "neigh", "show", "dev", "eth0"]))
             assert {entry["dst"] for entry in entries} == {

@@ -12,6 +12,7 @@ import pytest
 
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
+from tests.functional import test_nova_weigher
 from tests.lab import runs
 from tests.lab.openstack import acstor
 from tests.lab.openstack import cloud
@@ -20,7 +21,6 @@ from tests.lab.openstack import ini
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
-WEIGHERS = "nova.scheduler.weights.all_weighers,acstor_nova.weigher.ImageLocalityWeigher"
 STALE_S = 20.0
 """Age from which the weigher uses no table."""
 
@@ -78,7 +78,7 @@ def scheduling(compute_lab):
         for host, one in zip(compute_lab.computes, parts.agents, strict=True)
     }
     own = {
-        "filter_scheduler": {"weight_classes": WEIGHERS},
+        "filter_scheduler": {"weight_classes": test_nova_weigher.WEIGHERS},
         "acstor": {"decision_url": parts.api.url},
     }
     with contextlib.ExitStack() as stack:
