@@ -65,8 +65,8 @@ class Volumes:
 
     def base(self, image_id: str) -> pathlib.Path | None:
         """Return the base file of an image on the share, if there is one."""
-        found = list(self.mirrored.folder.glob(f"acstor-{image_id}-*"))
-        return found[0] if found else None
+        found = self.mirrored.folder.glob(f"acstor-{image_id}-*")
+        return next((path for path in found if not path.suffix), None)  # a copy has one
 
     def wait_copied(self, image_id: str) -> None:
         """Wait until an image is on the share."""

@@ -45,13 +45,8 @@ MUCH = f"write -P 5 {2 * MIB} 12M"
 @pytest.fixture(scope="module")
 def gateway(compute_lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
     """Return a gateway beside Glance."""
-    beside = acstor_gateway.Gateway(compute_lab, compute_lab.folder, auth_cache_s=0)
-    try:
-        beside.start()
-        beside.wait_ready()
+    with acstor_gateway.running(compute_lab, auth_cache_s=0) as beside:
         yield beside
-    finally:
-        beside.stop()
 
 
 @pytest.fixture(scope="module")

@@ -23,13 +23,8 @@ pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 def gateway(compute_lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
     """Return a gateway beside Glance, of which both send their spans, as Nova's API does."""
     with compute_lab.glance.changed(traces.OPTIONS), compute_lab.nova.api.changed(traces.OPTIONS):
-        beside = acstor_gateway.Gateway(compute_lab, compute_lab.folder, auth_cache_s=60)
-        try:
-            beside.start()
-            beside.wait_ready()
+        with acstor_gateway.running(compute_lab, auth_cache_s=60) as beside:
             yield beside
-        finally:
-            beside.stop()
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,13 @@
 The rule: it runs in the virtualenv of Glance, which has the libraries of the stores.
 """
 
+import contextlib
 import json
 import pathlib
 import shutil
 import time
 import urllib.request
+from collections.abc import Iterator
 from collections.abc import Mapping
 
 from prometheus_client import parser
@@ -97,6 +99,18 @@ class Gateway(api.Api):
         accounts.name_service(
             self._lab.connect().identity, SERVICE_TYPE, "acstor-gateway", self.url
         )
+
+
+@contextlib.contextmanager
+def running(lab: cloud.Cloud, **changed: object) -> Iterator[Gateway]:
+    """Run a gateway beside a cloud until the block ends; ``changed`` as for :class:`Gateway`."""
+    beside = Gateway(lab, lab.folder, **changed)
+    try:
+        beside.start()
+        beside.wait_ready()
+        yield beside
+    finally:
+        beside.stop()
 
 
 def stores(lab: cloud.Cloud, objects: swift.Swift, cluster: ceph.Ceph | None) -> ini.Sections:
