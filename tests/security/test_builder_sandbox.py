@@ -53,7 +53,7 @@ if is_other:
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
-print(*sandbox.command(sandbox.Sandbox(kind), bounds), sep=chr(10))
+print(*sandbox.command_prefix(sandbox.Sandbox(kind), bounds), sep=chr(10))
 """
 
 
@@ -344,7 +344,7 @@ def test_where_namespaces_are_forbidden_the_remedy_is_told(tmp_path):
         "from acstor_glance import sandbox; from acstor_common import errors\n"
         "open('/proc/sys/user/max_user_namespaces', 'w').write('0')\n"
         "import os; os.geteuid = lambda: 1000\n"
-        "try: sandbox.check(sandbox.Sandbox.BUBBLEWRAP)\n"
+        "try: sandbox.check_sandbox(sandbox.Sandbox.BUBBLEWRAP)\n"
         "except errors.Unusable as e: print(e)"
     )
     done = subprocess.run(
