@@ -56,13 +56,14 @@ def test_worker_killed_again_and_again_under_a_writer_loses_no_write(tmp_path, i
             path = make(agent, image_id)
             server.always = http_server.slow(0.005)
             with disk_writers.Writer(path, plain, seed=1) as writer:
-                for _ in range(KILLS):
+                for kill in range(KILLS):
+                    hosts.wait_until(lambda: writer.writes() > 10 * kill, "ten writes more")  # noqa: B023
                     time.sleep(rng.uniform(0.05, 0.4))
                     killed = agent.worker_pid()
                     hosts.kill(killed)
                     hosts.wait_until(lambda: agent.worker_pid() not in (killed, None), "a worker")  # noqa: B023
                 agent.wait_ready()
-                time.sleep(0.3)
+                hosts.wait_until(lambda: writer.writes() > 10 * KILLS, "ten writes more")
                 tally = writer.stop()
             assert (tally.error, tally.wrong) == ("", [])
             assert tally.writes > 30 and tally.fsyncs > 3

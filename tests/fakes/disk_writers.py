@@ -5,7 +5,9 @@ As a process of its own (``Writer``) it goes on until its standard input ends
 or an operation fails, and reports as one line of JSON; what failed is named,
 because nobody can say whether it was done.
 
-    python -m tests.fakes.disk_writers DISK PLAIN SEED
+    python -m tests.fakes.disk_writers DISK PLAIN SEED WRITES
+
+WRITES is a descriptor: the file behind it has the number of writes done.
 """
 
 import dataclasses
@@ -15,6 +17,7 @@ import os
 import pathlib
 import random
 import select
+import struct
 import subprocess
 import sys
 import time
@@ -27,6 +30,7 @@ PAGE = 4096
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 LENGTHS = (PAGE, 3 * PAGE, CHUNK, CHUNK, 2 * CHUNK, 5 * CHUNK)
 END_S = 20.0
+COUNT = struct.Struct("=Q")
 
 
 @dataclasses.dataclass
@@ -110,14 +114,22 @@ class Writer:
         self._argv = [sys.executable, "-m", "tests.fakes.disk_writers", disk, plain, str(seed)]
 
     def __enter__(self) -> Self:
+        self._count = os.memfd_create("writes")
+        os.pwrite(self._count, COUNT.pack(0), 0)
         self._process = subprocess.Popen(
-            self._argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+            [*self._argv, str(self._count)], cwd=ROOT, pass_fds=[self._count],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
+        os.close(self._count)
+
+    def writes(self) -> int:
+        """Return how many writes are done."""
+        return COUNT.unpack(os.pread(self._count, COUNT.size, 0))[0]
 
     def wait_failed(self) -> None:
         """Wait until the disk has failed under the writer."""
@@ -136,7 +148,7 @@ class Writer:
 
 def main() -> None:
     """Write until standard input ends or the disk fails."""
-    disk, plain, seed = sys.argv[1:]
+    disk, plain, seed, count = sys.argv[1:]
     pair = Pair(disk, plain, random.Random(seed), os.O_DIRECT)
     while not select.select([sys.stdin], [], [], 0)[0]:
         try:
@@ -144,6 +156,7 @@ def main() -> None:
         except OSError as e:
             pair.tally.error = str(e)
             break
+        os.pwrite(int(count), COUNT.pack(pair.tally.writes), 0)
     print(json.dumps(dataclasses.asdict(pair.tally)))
 
 
