@@ -80,11 +80,11 @@ class LeaderElection:
         """Release the lock; this instance may acquire it again later."""
         self._leads = False
         try:
-            self._deadline.run_call(self._let_go)
+            self._deadline.run_call(self._release_lock)
         except call_deadline.CallTimeout as e:
             LOG.debug("%s", e)
 
-    def _let_go(self) -> None:
+    def _release_lock(self) -> None:
         coordinator, self._coordinator = self._coordinator, None
         lock, self._lock = self._lock, None
         try:
@@ -114,7 +114,7 @@ class LeaderElection:
             return True  # the driver cannot tell
         if not owns:
             LOG.warning("%s has lost the leadership", self.instance)
-            self._let_go()
+            self._release_lock()
         return owns
 
     def _shown_url(self) -> str:

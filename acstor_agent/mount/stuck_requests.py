@@ -57,7 +57,7 @@ class StuckRequests:
         """Watch the requests, for ever."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._log_late_requests)
-            nursery.start_soon(self._let_go)
+            nursery.start_soon(self._end_requests_of_killed)
 
     async def power_off(self, instance_id: str, is_cancelled: bool = False) -> int:
         """Stop blocking the requests of an instance that is being powered off.
@@ -101,7 +101,7 @@ class StuckRequests:
             found[file_id] = known.joined(late) if known else late
         return found
 
-    async def _let_go(self) -> None:
+    async def _end_requests_of_killed(self) -> None:
         while True:
             await trio.sleep(self.limits.check_interval_s)
             now_s = self._clock()

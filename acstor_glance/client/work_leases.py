@@ -102,10 +102,10 @@ class WorkLeases:
             yield is_ours
         finally:
             if is_ours:
-                _quietly(lambda: self._deadline.run_call(lambda: _let_go(coordinator, lock)))
+                _quietly(lambda: self._deadline.run_call(lambda: _release(coordinator, lock)))
 
 
-def _let_go(coordinator: Any, lock: Any) -> None:
+def _release(coordinator: Any, lock: Any) -> None:
     _quietly(lock.release)
     _quietly(coordinator.stop)
 

@@ -74,8 +74,7 @@ class ListRing(output_columns.Lister):
             help="show at most this many tables, at most 1000",
         )
         parser.add_argument(
-            *("--marker", "--before"),
-            dest="before",
+            "--marker",
             type=EPOCH,
             metavar="<epoch>",
             help="begin after the table of this epoch",
@@ -84,7 +83,7 @@ class ListRing(output_columns.Lister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
-        query = {"limit": parsed_args.limit, "before": parsed_args.before}
+        query = {"limit": parsed_args.limit, "marker": parsed_args.marker}
         found = client.client_of(self).get("/v1/rings", query)["rings"]
         return (
             [TITLES.get(name, name.replace("_", " ").title()) for name in HISTORY],

@@ -108,9 +108,9 @@ class Copy(Delivery):
     def _more(self) -> None:
         self._left -= 1
         self._under_way += 1
-        self.host.world.read_storage(self.host, PIECE_BYTES, self._came)
+        self.host.world.read_storage(self.host, PIECE_BYTES, self._on_piece_read)
 
-    def _came(self) -> None:
+    def _on_piece_read(self) -> None:
         self._under_way -= 1
         if self._left:
             self._more()

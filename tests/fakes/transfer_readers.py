@@ -67,7 +67,7 @@ class Reader:
         self._asked: set[int] = set()
         self._lives: list[host_prefetch.HostPrefetch] = []
         self._forget()
-        host.heard, host.let_go = self._heard, self._let_go
+        host.heard, host.let_go = self._on_announcement, self._evict
 
     def _forget(self) -> None:
         """Know nothing of any chunk: an agent begins."""
@@ -190,11 +190,11 @@ class Reader:
     def _wants(self, numbers: Sequence[int]) -> list[chunk_ref.ChunkRef]:
         return [self.world.chunks[number] for number in numbers]
 
-    def _heard(self, heard: actions.ForwardAnnouncement) -> None:
+    def _on_announcement(self, heard: actions.ForwardAnnouncement) -> None:
         if self._is_on:
             self._prefetching.announcement_received(heard.held)
 
-    def _let_go(self, cids: Sequence[ids.Cid]) -> None:
+    def _evict(self, cids: Sequence[ids.Cid]) -> None:
         for cid in cids:
             if cid in self._chunks:
                 self._prefetching.on_evicted(self._chunks[cid])

@@ -153,7 +153,7 @@ class Touches:
     ) -> None:
         """Record a touch; a time before the last known one is ignored."""
         if is_by_nova:
-            self._nova_came(at_s)
+            self._record_nova(at_s)
         self._at_s[image_id] = max(at_s, self._at_s.get(image_id, -math.inf))
         self._unseen.discard(image_id)
         self._for_others.discard(image_id)
@@ -168,7 +168,7 @@ class Touches:
             if is_replica:
                 self._for_others.add(image_id)
 
-    def _nova_came(self, at_s: float) -> None:
+    def _record_nova(self, at_s: float) -> None:
         away_s = at_s - self._nova_s
         if away_s > SILENT_S:
             self._at_s = {

@@ -66,11 +66,11 @@ class AdvertisedPrefetch:
                 self._note(self._chunks_of(named, segment, bits))
         self._fetch_some()
 
-    def _is_here(self, cid: ids.Cid) -> bool:
+    def _is_present(self, cid: ids.Cid) -> bool:
         return self._chunks.has_chunk(cid) or self._boots.covers_chunk(cid)
 
     def _note(self, chunks: list[tuple[int, chunk_ref.ChunkRef]]) -> None:
-        refs = [chunk for chunk in chunks if not self._is_here(chunk[1].cid)]
+        refs = [chunk for chunk in chunks if not self._is_present(chunk[1].cid)]
         given = self._chunks.holders_bitmap(refs[0][1]) if refs else 0
         for chunk_no, ref in refs:
             if ref.bit & given:

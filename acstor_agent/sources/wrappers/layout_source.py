@@ -203,7 +203,7 @@ class _Reading:
             self._decode_soon()
             if self._tiles.ranges:
                 await inner.read_pieces(
-                    base.PieceRequest(stored, self._stored_pieces(), self._took)
+                    base.PieceRequest(stored, self._stored_pieces(), self._receive_tiles)
                 )
             await self._done.wait()
         finally:
@@ -229,7 +229,7 @@ class _Reading:
             and chunk.fragments[0].extent.codec is layout.Codec.STORED
         )
 
-    def _took(self, answers: base.Outcomes) -> None:
+    def _receive_tiles(self, answers: base.Outcomes) -> None:
         outcomes: list[tuple[int, base.Outcome]] = []
         for at, outcome in answers:
             if (number := self._direct.get(at)) is not None:
@@ -241,11 +241,11 @@ class _Reading:
             else:
                 self._tiles.put(at, outcome)
                 for chunk in self._users[at]:
-                    self._came(chunk)
+                    self._count_tile(chunk)
         self._report_outcomes(outcomes)
         self._decode_soon()
 
-    def _came(self, chunk: _Wanted) -> None:
+    def _count_tile(self, chunk: _Wanted) -> None:
         if chunk.number not in self._missing:
             return  # failed because of another tile
         self._missing[chunk.number] -= 1
@@ -268,7 +268,7 @@ class _Reading:
                 outcomes: list[tuple[int, base.Outcome]] = []
                 steps = self._made(batch, outcomes)
                 await self._decoding.run(self._blob.image_id, self._requester, steps)
-                self._let_go(batch)
+                self._release_tiles(batch)
                 batch = []
                 self._report_outcomes(outcomes)
         finally:
@@ -280,7 +280,7 @@ class _Reading:
                 self._report_outcomes([(chunk.number, error) for chunk in (*batch, *self._ready)])
                 self._ready.clear()
 
-    def _let_go(self, batch: Sequence[_Wanted]) -> None:
+    def _release_tiles(self, batch: Sequence[_Wanted]) -> None:
         for chunk in batch:
             for number in {
                 number for run in chunk.runs for number in self._tiles.tiles_of_run(run)

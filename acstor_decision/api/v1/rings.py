@@ -73,11 +73,11 @@ class RingPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Page of the list.
 
     :param limit: largest number of tables
-    :param before: only tables of lower epochs; 0: all
+    :param marker: epoch of the last table of the previous page; 0: begin with the newest
     """
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
-    before: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
+    marker: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
 
 
 def current(call: operation.Call) -> Ring:
@@ -101,7 +101,7 @@ def show_table(call: operation.Call) -> Ring:
 
 def history(call: operation.Call) -> Rings:
     """Return the published tables."""
-    at_most = call.query.before - 1 if call.query.before else None
+    at_most = call.query.marker - 1 if call.query.marker else None
     return Rings([_summary_of(row) for row in call.store.list_rings(call.query.limit, at_most)])
 
 

@@ -283,7 +283,7 @@ def test_tables_and_their_owners(run, store):
     assert fields(run(ring.ShowRing, "--epoch", "1"))["owners"].machine_readable()["h0002"] == 4
     assert [row["Epoch"] for row in table(run(ring.ListRing))] == [5, 1]
     assert all("V-nodes" in row for row in table(run(ring.ListRing)))  # as in host list
-    assert [row["Epoch"] for row in table(run(ring.ListRing, "--before", "5"))] == [1]
+    assert [row["Epoch"] for row in table(run(ring.ListRing, "--marker", "5"))] == [1]
     assert [row["Share %"] for row in table(run(ring.ListRingOwner))] == [50.0, 50.0]
 
 

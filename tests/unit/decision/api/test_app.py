@@ -145,7 +145,7 @@ WRONG = [
     ("/v1/hosts?colour=red", 400, "colour"),
     ("/v1/rings/7", 404, "epoch 7"),
     ("/v1/rings/x", 400, "'x' is no epoch"),
-    ("/v1/rings?before=-1", 400, "before"),
+    ("/v1/rings?marker=-1", 400, "marker"),
     ("/v1/traffic?last_s=1e9", 400, "last_s"),
     ("/v1/traffic?last_s=nan", 400, "last_s"),
     ("/v1/traffic?host=a%20b", 400, "host"),

@@ -97,7 +97,7 @@ def test_history_begins_with_the_newest_and_goes_on_before(client, store):
     for epoch in (1, 2, 4):
         conftest.publish(store, epoch, hosts=1)
     assert [row["epoch"] for row in client.get("/v1/rings").json["rings"]] == [4, 2, 1]
-    assert [row["epoch"] for row in client.get("/v1/rings?before=4").json["rings"]] == [2, 1]
+    assert [row["epoch"] for row in client.get("/v1/rings?marker=4").json["rings"]] == [2, 1]
     assert client.get("/v1/ring").json["epoch"] == 4
     assert client.get("/v1/rings/3").status_code == 404
     shown = client.get("/v1/rings/2").json
