@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reader of qcow2 files.
 
-It reads what QEMU would read, or fails.  (One exception: it accepts a zstd frame longer than its
-cluster, and ignores the rest.)
+It reads what QEMU would read, or fails.
 
 The L1 table points to L2 tables, whose entries describe clusters: offset, compressed, zeros or
 unallocated, which reads from the backing file or as zeros.  With subclusters an entry has a bitmap
@@ -20,6 +19,7 @@ from collections.abc import Iterator
 
 from acstor_common.disks import disk_delta
 from acstor_common.disks import qcow2_header
+from acstor_common.disks import qcow2_metadata
 from acstor_common.disks.disk_delta import ExtentKind
 from acstor_common.disks.qcow2_header import RefusalReason
 from acstor_common.disks.qcow2_header import Refused
@@ -62,6 +62,8 @@ class Qcow2:
         self.codec = header.codec
         self._last = _Last()
         self._check_l2_places()
+        if not may_have_backing:  # an overlay is a host's own, which QEMU has opened
+            qcow2_metadata.check_metadata(source, header)
 
     def iter_extents(self, start: int = 0, stop: int | None = None) -> Iterator[layout.Extent]:
         """Yield the stored extents of a disk range in order; the rest is zeros.
@@ -324,7 +326,7 @@ class DiskPart:
         self._source.read_into(stored, extent.offset)
         try:
             # A short cluster is an error, as for QEMU.
-            return codecs.decode(extent.codec, stored, self._cluster_bytes)
+            return codecs.decode_whole(extent.codec, stored, self._cluster_bytes)
         except codecs.CodecError as exc:
             why = f"the cluster at {extent.at} of the disk: {exc}"
             raise Refused(self._source.name, RefusalReason.DATA, why) from exc

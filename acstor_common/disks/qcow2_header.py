@@ -8,6 +8,7 @@ backing file's name is never followed.
 
 import enum
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 from typing import Protocol
 
@@ -40,6 +41,14 @@ _EXTENSION = struct.Struct(">II")
 _EXTERNAL_IS_RAW = 2  # an autoclear feature of files with external data
 _EXTERNAL_DATA_NAME = 0x44415441
 _CRYPT_HEADER = 0x0537BE77
+_BACKING_FORMAT = 0xE2792ACA
+_MAX_BACKING_FORMAT_BYTES = 15
+_BITMAPS = 0x23852875
+_HAS_BITMAPS = 1  # an autoclear feature; without it QEMU ignores the bitmaps
+# Number of bitmaps, reserved, length and offset of their directory.
+_BITMAPS_FIELDS = struct.Struct(">IIQQ")
+_MAX_BITMAPS = 65535
+_MAX_DIRECTORY_BYTES = 1024 * _MAX_BITMAPS
 
 
 class Feature(enum.IntFlag):
@@ -111,10 +120,19 @@ class Span(NamedTuple):
         return self.start < other.stop and other.start < self.stop
 
 
+class Bitmaps(NamedTuple):
+    """The extension of dirty bitmaps: where their directory is."""
+
+    entries: int
+    directory_bytes: int
+    directory_offset: int
+
+
 class Header(NamedTuple):
     """Fields needed to read the disk.
 
-    ``tables`` are the header itself and the tables it points to, without overlap.
+    ``tables`` are the header itself and the tables it points to, without overlap; ``snapshots``
+    are offset and number; ``bitmaps`` is None if QEMU loads none.
     """
 
     version: int
@@ -125,6 +143,8 @@ class Header(NamedTuple):
     has_subclusters: bool
     has_backing_file: bool
     tables: tuple[Span, ...]
+    snapshots: tuple[int, int]
+    bitmaps: Bitmaps | None
 
     @property
     def cluster_bytes(self) -> int:
@@ -184,7 +204,7 @@ def parse(
         raise Refused(source.name, RefusalReason.BACKING_FILE)
     _check_kind(fields, source.name)
     _check_numbers(fields, source.name, max_virtual_bytes)
-    _check_extensions(fields, source)
+    bitmaps = _read_extensions(fields, source)
     header = Header(
         version=fields.version,
         cluster_bits=fields.cluster_bits,
@@ -194,6 +214,8 @@ def parse(
         has_subclusters=bool(fields.incompatible & Feature.EXTENDED_L2),
         has_backing_file=bool(fields.backing_offset),
         tables=_tables(fields, source),
+        snapshots=(fields.snapshot_offset, fields.snapshot_count),
+        bitmaps=bitmaps,
     )
     if fields.l1_size < header.l1_entries:
         raise Refused(source.name, RefusalReason.TABLES, "the L1 table is too short for the disk")
@@ -272,28 +294,58 @@ def _codec(fields: _Fields, name: str) -> layout.Codec:
     return codec
 
 
-def _check_extensions(fields: _Fields, source: Source) -> None:
-    """Reject extensions that change where data is; ignore others."""
+def _read_extensions(fields: _Fields, source: Source) -> Bitmaps | None:
+    """Reject extensions that QEMU rejects, or that change where data is; return the bitmaps."""
+    name, found = source.name, None
     if fields.header_length > source.size_bytes:
-        raise Refused(source.name, RefusalReason.TRUNCATED)
+        raise Refused(name, RefusalReason.TRUNCATED)
+    for kind, data in _iter_extensions(fields, source):
+        if kind == _EXTERNAL_DATA_NAME:
+            raise Refused(name, RefusalReason.EXTERNAL_DATA)
+        if kind == _CRYPT_HEADER:
+            raise Refused(name, RefusalReason.ENCRYPTED)
+        if kind == _BACKING_FORMAT and len(data) > _MAX_BACKING_FORMAT_BYTES:
+            raise Refused(name, RefusalReason.HEADER, "a backing format of more than 15 bytes")
+        if kind == _BITMAPS:
+            found = _parse_bitmaps(data, fields, name)
+    return found if fields.autoclear & _HAS_BITMAPS else None
+
+
+def _iter_extensions(fields: _Fields, source: Source) -> Iterator[tuple[int, bytes]]:
+    """Yield kind and data of each extension."""
     # The backing file's name follows the extensions.
-    end = min(fields.backing_offset or 1 << fields.cluster_bits, source.size_bytes)
+    end = fields.backing_offset or 1 << fields.cluster_bits
     area = bytearray(max(0, end - fields.header_length))
-    source.read_into(memoryview(area), fields.header_length)
+    inside = max(0, min(len(area), source.size_bytes - fields.header_length))
+    source.read_into(memoryview(area)[:inside], fields.header_length)
     at = 0
-    while at + _EXTENSION.size <= len(area):
-        kind, length = _EXTENSION.unpack_from(area, at)
-        at += _EXTENSION.size + -(-length // 8) * 8
-        if at > len(area):
+    while at < len(area):
+        start = at + _EXTENSION.size
+        kind, length = _EXTENSION.unpack_from(area, at) if start <= len(area) else (0, 0)
+        if start + length > len(area):
             raise Refused(
                 source.name, RefusalReason.HEADER, "an extension is longer than the header"
             )
         if kind == 0:
             return
-        if kind == _EXTERNAL_DATA_NAME:
-            raise Refused(source.name, RefusalReason.EXTERNAL_DATA)
-        if kind == _CRYPT_HEADER:
-            raise Refused(source.name, RefusalReason.ENCRYPTED)
+        yield kind, bytes(area[start : start + length])
+        at = start + -(-length // 8) * 8
+
+
+def _parse_bitmaps(data: bytes, fields: _Fields, name: str) -> Bitmaps | None:
+    if len(data) != _BITMAPS_FIELDS.size:
+        raise Refused(name, RefusalReason.HEADER, f"{len(data)} bytes about bitmaps")
+    count, reserved, directory_bytes, offset = _BITMAPS_FIELDS.unpack(data)
+    if not fields.autoclear & _HAS_BITMAPS:
+        return None
+    if (
+        reserved
+        or not 0 < count <= _MAX_BITMAPS
+        or not 0 < directory_bytes <= _MAX_DIRECTORY_BYTES
+        or offset % (1 << fields.cluster_bits)
+    ):
+        raise Refused(name, RefusalReason.HEADER, f"{count} bitmaps in {directory_bytes} bytes")
+    return Bitmaps(count, directory_bytes, offset)
 
 
 def _tables(fields: _Fields, source: Source) -> tuple[Span, ...]:

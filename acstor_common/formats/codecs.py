@@ -60,6 +60,22 @@ def decode(codec: layout.Codec, stored: Buffer, length: int) -> Buffer:
     return _checked(decoded, length)
 
 
+def decode_whole(codec: layout.Codec, stored: Buffer, length: int) -> Buffer:
+    """Return the ``length`` bytes that QEMU reads in a compressed cluster, or raise CodecError.
+
+    As for QEMU, a zstd frame must end with the cluster; a deflate stream may be longer.
+    """
+    if codec is not layout.Codec.ZSTD:
+        return decode(codec, stored, length)
+    try:
+        if zstandard.frame_content_size(stored) not in (-1, length):
+            raise CodecError(f"a frame of other than {length} bytes")
+        decoded = _thread_state.zstd.decompress(stored, max_output_size=length)
+    except _FAULTS as exc:
+        raise CodecError(str(exc)) from exc
+    return _checked(decoded, length)
+
+
 def decode_steps(codec: layout.Codec, stored: Buffer, length: int) -> Generator[int, None, Buffer]:
     """Decompress in steps of some ms, yielding the bytes of each; return as :func:`decode`."""
     try:

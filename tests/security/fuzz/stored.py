@@ -3,6 +3,7 @@
 qcow2 file."""
 
 import random
+import struct
 import zlib
 
 import blake3
@@ -256,7 +257,14 @@ def _qcow2_seeds() -> list[bytes]:
     plain = [at, 0, qcow2_files.ZERO | at, at]
     deflated = [qcow2_files.compressed_entry(at, len(packed)), at + cluster]
     zstd = [0, qcow2_files.compressed_entry(at + 9, len(of_zstd))]
+    snapshot = struct.pack(">QIHH20xI", cluster, 1, 1, 3, 16) + bytes(16) + b"1one"
+    bitmap = struct.pack(">QIIBBHI", at + 2 * cluster, 1, 2, 1, 16, 2, 0) + b"b0" + bytes(6)
+    bitmaps = struct.pack(">IIIIQQ", 0x23852875, 24, 1, 0, len(bitmap), at + cluster) + bytes(8)
     files = (
+        qcow2_files.File(
+            snapshots=1, snapshot_offset=at, autoclear=1, extensions=bitmaps,
+            data=snapshot.ljust(cluster, b"\0") + bitmap.ljust(cluster, b"\0") + bytes(8),
+        ),
         qcow2_files.File(l2_entries=plain, data=b"a" * cluster),
         qcow2_files.File(version=2, l2_entries=plain[:2], data=b"a" * 100),
         qcow2_files.File(l2_entries=deflated, data=packed.ljust(cluster, b"\0") + b"b" * cluster),

@@ -306,7 +306,8 @@ def test_bombs_take_no_more_than_a_cluster() -> None:
     assert peak_bytes(lambda: read(file)) < 2 << 20
     assert read(file) == bytes(1 << 16)
     file = bomb(layout.Codec.ZSTD)
-    assert peak_bytes(lambda: read(file)) < 2 << 20
+    assert peak_bytes(lambda: refused(file)) < 2 << 20
+    assert refused(file).reason is RefusalReason.DATA, "as QEMU, which reads only whole frames"
 
 
 def test_zstd_frame_that_asks_for_much_memory_is_refused() -> None:
