@@ -32,6 +32,7 @@ pytest_plugins = ["tests.lab.fixtures"]
 LANES = (
     "openstack: a test that needs its services; tools/test.sh runs these beside the others",
     "nova: one of those that needs its compute hosts, too; they have a cloud of their own there",
+    "nightly: a long test, or one of what others made; only tools/test.sh nightly runs these",
     "packages: a test of Debian packages and containers; only tools/test.sh packages runs them",
 )
 COMPUTE = {"nova", "cluster", "compute_lab"}  # fixtures

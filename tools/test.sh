@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Usage: tools/test.sh [lint|unit|lowest|functional|packages|all] [pytest arguments]
+# Usage: tools/test.sh [lint|unit|lowest|functional|packages|nightly|all] [pytest arguments]
 #
-# Installs what is missing, then runs that part of the checks (all of them without a part, but for
-# packages, which are built and installed on clean systems, and lowest, the unit tests with the
-# lowest versions of all libraries).
+# Installs what is missing, then runs that part of the checks (without a part all of them but for
+# packages, which are built and installed on clean systems, lowest, the unit tests with the lowest
+# versions of all libraries, and nightly, the tests that take too long for each change).
 # The last lines are pytest's; the exit status is not 0 if anything failed.
 set -euo pipefail
 # shellcheck source=tools/lib.sh
@@ -17,9 +17,10 @@ OPENSTACK="openstack and not nova and not packages"
 declare -A AFTER=([glance]=agents [security]=openstack [chaos]=unit)
 LONGEST=nova # it has the processors first, so that it does not end long after the rest
 
-part=all
+part=all when="not nightly"
 case ${1:-} in
     lint | unit | functional | packages | all) part=$1 && shift ;;
+    nightly) part=functional when=nightly && shift ;;
     lowest) shift && exec bash tools/lowest.sh "$@" ;;
     -h | --help) usage && exit ;;
 esac
@@ -53,7 +54,7 @@ run_tests() {
         nova) marks="nova and not packages" temporary=/var/tmp/acstor-nova ;;
     esac
     mkdir -p "$temporary"
-    PYTEST_DEBUG_TEMPROOT=$temporary "${nice[@]}" python -m pytest -m "$marks" -o cache_dir=".pytest_cache/$1" \
+    PYTEST_DEBUG_TEMPROOT=$temporary "${nice[@]}" python -m pytest -m "($marks) and $when" -o cache_dir=".pytest_cache/$1" \
         "${side_by_side[@]}" "${without[@]}" "${paths[@]}" "${@:2}"
 }
 

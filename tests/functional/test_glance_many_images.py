@@ -7,7 +7,6 @@ of their own, and share its bytes.
 
 import contextlib
 import json
-import os
 import pathlib
 import resource
 import subprocess
@@ -23,10 +22,7 @@ from acstor_common.image import artefacts
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import uploads
 
-pytestmark = pytest.mark.skipif(
-    "ACSTOR_TEST_LONG" not in os.environ,
-    reason="goes through 10,000 images three times; set ACSTOR_TEST_LONG=1",
-)
+pytestmark = pytest.mark.nightly  # it goes through 10,000 images three times
 
 FEW, MANY, UNPREPARED = 200, 10_000, 20
 MOST_BYTES_OF_IMAGE = {"prepare": 500, "check": 500, "reconcile": 2000}

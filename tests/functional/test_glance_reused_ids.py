@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is left of a deleted image, and other bytes under its id: a real Glance, a real agent."""
 
-import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -85,10 +84,7 @@ def test_guest_of_a_deleted_image_never_reads_what_came_under_its_id(
         assert agent.image_path(image_id).read_bytes() == new
 
 
-@pytest.mark.skipif(
-    "ACSTOR_TEST_LONG" not in os.environ,
-    reason="about Glance alone, and restarts it twice; set ACSTOR_TEST_LONG=1",
-)
+@pytest.mark.nightly  # about Glance alone, and restarts it twice
 def test_bytes_outlive_their_image_only_where_glance_delays_deletion(
     glance: uploads.Images,
 ) -> None:

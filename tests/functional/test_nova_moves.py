@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every way of a server between a host with acstor and one without: real Nova on both.
 
-What stock Nova does on the other side is not ours, so it is looked at when somebody asks for it:
-``ACSTOR_TEST_MOVES=1``; one way there is in ``test_nova_servers.py``, in every run.
+What stock Nova does on the other side is not ours, so this is for the night; one way there is in
+``test_nova_servers.py``, in every run.
 """
 
 import os
@@ -16,7 +16,7 @@ from tests.fakes import nova_moves
 pytestmark = [
     hosts.needs_fuse,
     hosts.needs_take_over,
-    pytest.mark.skipif("ACSTOR_TEST_MOVES" not in os.environ, reason="needs ACSTOR_TEST_MOVES=1"),
+    pytest.mark.nightly,
 ]
 
 MIB = nova_hosts.MIB
