@@ -8,8 +8,6 @@ import io
 
 import pytest
 
-pytest.importorskip("glance_store")
-
 from acstor_common.disks import disk_delta
 from acstor_common.disks.disk_delta import Extent
 from acstor_common.disks.disk_delta import ExtentKind
@@ -37,19 +35,19 @@ class Glance:
             changed_disks.BASE_ID, len(base), "", disk_format, changed_disks.OS_HASH
         )
 
-    def image(self, image_id, caller):
+    def get_image(self, image_id, caller):
         return self.image_of_base
 
     def quota_left(self, caller):
         return self.quota
 
-    def part(self, image, asked):
+    def read_part(self, image, asked):
         return self.base[asked.offset : asked.offset + asked.length]
 
-    def check(self, image_id, caller, disk_format):
+    def check_target(self, image_id, caller, disk_format):
         pass
 
-    def fill(self, image_id, caller, data, timeout_s):
+    def upload_image(self, image_id, caller, data, timeout_s):
         for part in data:
             self.taken += len(part)
 
