@@ -36,7 +36,7 @@ class Policies(NamedTuple):
     :param identity_scheme: makes the scheme that derives OIDs
     :param topology: returns the hosts that get announcements; None: no announcements
     :param prefetcher: decides which announced chunks to prefetch; None: none
-    :param read_ahead: predicts reads, within a limit in bytes; None: no read-ahead
+    :param read_ahead: predicts reads, within a limit in bytes, of a source; None: no read-ahead
     :param lockstep_scheme: finds upstream hosts for hosts that read in lock-step
     """
 
@@ -45,7 +45,7 @@ class Policies(NamedTuple):
     identity_scheme: Callable[[], identity.Identity] = identity.ByContent
     topology: ring_view.Topology | None = ring_view.on_ring
     prefetcher: advertised_prefetch.MakePolicy | None = prefetcher.default_prefetcher
-    read_ahead: Callable[[int], readahead.Predictor] | None = readahead.ReadAhead
+    read_ahead: Callable[[int, readahead.Source], readahead.Predictor] | None = readahead.ReadAhead
     may_refer: bool = True  # a busy host refers requesters to other hosts
     may_hedge: bool = True  # a late request is also sent to the next provider
     may_ask_source_first: bool = True  # guest reads go to the source if peers are clearly slower

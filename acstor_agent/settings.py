@@ -150,10 +150,10 @@ def load_policies(own: Options) -> policies.Policies:
         raise errors.Unusable(VARIANTS, str(e)) from e
 
 
-def make_read_ahead(own: Options) -> readahead.Predictor:
+def make_read_ahead(own: Options, source: readahead.Source) -> readahead.Predictor:
     """Return what says which part of an image to fetch before a guest asks for it."""
     make = load_policies(own).read_ahead
-    return make(READ_AHEAD_LIMIT_BYTES) if make else readahead.ReadAhead(0)
+    return make(READ_AHEAD_LIMIT_BYTES, source) if make else readahead.ReadAhead(0)
 
 
 def fill_rate_bytes_s(own: Options) -> float:

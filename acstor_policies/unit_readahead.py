@@ -25,7 +25,7 @@ class UnitReadahead:
     (0, 0)
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, _source: object = None) -> None:
         self._limit_bytes = limit_bytes
         self._navigator = navigator.Navigator()
         self._asked: lru_table.LruTable[int, None] = lru_table.LruTable(navigator.ZONE_LIMIT)
@@ -42,9 +42,6 @@ class UnitReadahead:
         self._navigator.request_answered(last, now_s)
         unit = self._navigator.unit_at(last)
         return self._not_asked(unit) if unit else (0, 0)
-
-    def record_wait(self, offset: int, length: int, now_s: float) -> None:
-        """Do nothing: the units do not depend on delays."""
 
     def _not_asked(self, unit: navigator.Unit) -> _Range:
         size = self._navigator.zone_bytes

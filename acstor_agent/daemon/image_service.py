@@ -135,7 +135,7 @@ class ImageService:
             image_map,
             cache=self._stored.cache,
             chunks=chunks.exchange,
-            ahead=settings.make_read_ahead(self._own),
+            ahead=settings.make_read_ahead(self._own, chunks.source),
             prefetch=ahead,
             boots=boots,
             reads=self._guests.read_admission,

@@ -203,6 +203,11 @@ class Source(abc.ABC):
         """Return the health; may be called from any thread."""
         return Health()
 
+    @property
+    def rtt_s(self) -> float:
+        """Least round-trip time to the place; 0 if it is local, or unknown."""
+        return 0.0
+
     @abc.abstractmethod
     async def aclose(self) -> None:
         """Close connections and files; the source is not used afterwards."""
@@ -243,6 +248,11 @@ class Wrapper(Source):
     def source_health(self) -> Health:
         """Ask the inner source."""
         return self._inner.source_health()
+
+    @property
+    def rtt_s(self) -> float:
+        """The inner source's."""
+        return self._inner.rtt_s
 
     async def aclose(self) -> None:
         """Close the inner source."""

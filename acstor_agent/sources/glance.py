@@ -263,6 +263,11 @@ class GlanceSource(driver.Driver):
         hanging = self._threads.hanging, self._link.hanging, self._streams.hanging
         return base.Health(sum(call.calls for call in hanging), max(call.for_s for call in hanging))
 
+    @property
+    def rtt_s(self) -> float:
+        """Least round-trip time of the connections for ranges."""
+        return self._link.rtt_s
+
     async def aclose(self) -> None:
         """Close the connections."""
         await self._link.aclose()

@@ -72,6 +72,11 @@ class HttpSource(driver.Driver):
         hanging = self._link.hanging
         return base.Health(hanging.calls, hanging.for_s)
 
+    @property
+    def rtt_s(self) -> float:
+        """Least round-trip time of the connections."""
+        return self._link.rtt_s
+
     async def aclose(self) -> None:
         """Close the connections."""
         await self._link.aclose()

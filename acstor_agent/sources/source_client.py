@@ -120,6 +120,11 @@ class SourceClient(base.Source):
         """The limit of the preferred source."""
         return self._sources[self.failover.sources[0]].in_flight
 
+    @property
+    def rtt_s(self) -> float:
+        """The preferred source's."""
+        return self._sources[self.failover.sources[0]].rtt_s
+
     def list_statuses(self) -> list[SourceStatus]:
         """Return the state of each source; may be called from any thread."""
         return [

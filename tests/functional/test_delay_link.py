@@ -12,6 +12,7 @@ import pytest
 from acstor_common import errors
 from tests.fakes import tcp_rate
 from tests.lab import delay_link
+from tests.lab import image_server
 from tests.lab import network
 from tests.lab import runs
 
@@ -57,6 +58,24 @@ try:
         print(sock.recv(2048).decode())
 except TimeoutError:
     pass
+"""
+SOURCE = """
+import sys, trio
+from acstor_agent.sources import base, http
+from acstor_agent.sources.http_client import http_pool
+from acstor_common.model import ids
+blob = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
+async def main():
+    source = http.HttpSource(sys.argv[1] + "/", http_pool.HttpLimits())
+    async def read(number):
+        for turn in range(4):
+            await source.read(blob, ((turn * 8 + number) << 20) // 4, 1 << 18)
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(read, number)
+    print(source.rtt_s * 1000)
+    await source.aclose()
+trio.run(main)
 """
 
 
@@ -113,6 +132,21 @@ def test_delay_of_the_source_is_of_the_source_alone() -> None:
         net.hosts[1] = net.source
         far_ms = [float(word) for word in talk(net, ECHO, PING, 20)]
     assert statistics.median(direct_ms) < 20 and min(far_ms) >= 40
+
+
+def test_round_trip_time_of_a_source_is_that_of_its_link_also_when_it_is_full(
+    tmp_path: pathlib.Path,
+) -> None:
+    image = tmp_path / "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11.raw"
+    image.write_bytes(bytes(8 << 20))
+    delay = delay_link.LinkDelay(20.0)
+    with (
+        network.Network(1, 20, 20, source_delay=delay) as net,
+        image_server.ImageServer(net.source, tmp_path) as server,
+    ):
+        code = [sys.executable, "-c", SOURCE, server.url]
+        [rtt_ms] = map(float, net.hosts[0].run(code).split())
+    assert 40 <= rtt_ms < 50  # eight responses share the queue
 
 
 def test_nothing_is_left_and_a_device_that_cannot_be_made_is_named(tmp_path: pathlib.Path) -> None:

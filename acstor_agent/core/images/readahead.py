@@ -4,8 +4,8 @@
 A reader that continues where it stopped, twice in a row, is sequential; its window then doubles
 with each read. Unread bytes are bounded in two ways:
 
-* the window of a reader: FREE_WINDOW_BYTES, or COPY_READS reads of a copying program, or where data
-  comes from afar what the reader reads in DELAYS delays, and half of what it read in order at most;
+* the window of a reader: FREE_WINDOW_BYTES, or COPY_READS reads of a copying program, or of a far
+  source what the reader reads in ROUND_TRIPS round trips, at most half of what it read in order;
   beyond that, 1/WORTH of what it read in order, up to the limit;
 * all windows of the image: 1/SHARE of what was read of it, because a booting guest begins and
   leaves many short runs.
@@ -13,13 +13,12 @@ with each read. Unread bytes are bounded in two ways:
 A window is a multiple of the reader's last read, and is refilled when half of it was read. Readers
 are identified by the offset where they stopped.
 
-The delay is the shortest time from a refill to its first byte, as a reader that waited for it saw
-it; so a full link does not widen the window, like the round-trip time of BBR (Cardwell 2016).
+The round-trip time is the least one, so a full link does not widen the window, as in BBR (Cardwell
+2016).
 """
 
 import collections
 import dataclasses
-import math
 from typing import NamedTuple
 from typing import Protocol
 
@@ -31,9 +30,7 @@ FIRST_WINDOW_BYTES = 256 * 1024
 FREE_WINDOW_BYTES = 384 * 1024
 """Enough for a link of 100 Mbit/s and 30 ms, or 10 Gbit/s and 0.3 ms; with the kernel's own
 readahead of 128 KiB, less than 2 % of 32 MiB."""
-DELAYS = 2.0
-NEAR_BYTES = FREE_WINDOW_BYTES * 3 // 2
-"""Up to here the reader's own reads on a full link explain the delay."""
+ROUND_TRIPS = 2.0
 RATE_DECAY = 0.99  # of a reader's rate with each refill, so that a stall hardly narrows its window
 REFILLS = 4  # of a reader that are remembered: the last two windows
 COPY_READ_BYTES = 512 * 1024
@@ -55,14 +52,27 @@ class Predictor(Protocol):
     def record_read(self, offset: int, length: int, now_s: float) -> tuple[int, int]:
         """Record a read; return the range (start, stop) to fetch now, empty if none."""
 
-    def record_wait(self, offset: int, length: int, now_s: float) -> None:
-        """Record that the data of a read, which had to be waited for, is here now."""
+
+class Source(Protocol):
+    """The source of an image, as far as readahead needs it."""
+
+    @property
+    def rtt_s(self) -> float:
+        """Least round-trip time; 0 if it is local, or unknown."""
+
+
+class Local:
+    """A source on this host."""
+
+    rtt_s = 0.0
+
+
+LOCAL = Local()
 
 
 class _Refill(NamedTuple):
-    """A fetch from ``start`` at ``at_s``, when the reader had read to ``read_to``."""
+    """A fetch at ``at_s``, when the reader had read to ``read_to``."""
 
-    start: int
     read_to: int
     at_s: float
 
@@ -73,33 +83,18 @@ class _Reader:
     window_bytes: int
     fetched_to: int
     reads: int = 1
-    delay_s: float = math.inf
     bytes_s: float = 0.0
     refills: collections.deque[_Refill] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=REFILLS)
     )
 
-    def note_refill(self, start: int, read_to: int, now_s: float) -> None:
-        """Note a fetch from ``start``, and the rate of the reads up to ``read_to``."""
+    def note_refill(self, read_to: int, now_s: float) -> None:
+        """Note a fetch, and the rate of the reads up to ``read_to``."""
         first = self.refills[0] if self.refills else None
         if first is not None and now_s > first.at_s:
             rate_bytes_s = (read_to - first.read_to) / (now_s - first.at_s)
             self.bytes_s = max(rate_bytes_s, RATE_DECAY * self.bytes_s)
-        self.refills.append(_Refill(start, read_to, now_s))
-
-    @property
-    def delay_bytes(self) -> int:
-        """What it reads in DELAYS delays; 0 if that is not known, or the source is near."""
-        if self.delay_s == math.inf:
-            return 0
-        wanted = int(DELAYS * self.delay_s * self.bytes_s)
-        return wanted if wanted > NEAR_BYTES else 0
-
-    def note_wait(self, offset: int, stop: int, now_s: float) -> None:
-        """Note that data at ``offset`` to ``stop``, which it waited for, came at ``now_s``."""
-        for refill in self.refills:
-            if offset <= refill.start < stop:
-                self.delay_s = min(self.delay_s, now_s - refill.at_s)
+        self.refills.append(_Refill(read_to, now_s))
 
 
 class ReadAhead:
@@ -118,8 +113,8 @@ class ReadAhead:
     (655360, 917504)
     """
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+    def __init__(self, limit_bytes: int, source: Source = LOCAL) -> None:
+        self._limit_bytes, self._source = limit_bytes, source
         self._readers = lru_table.LruTable[int, _Reader](READERS)
         self._read_bytes = 0
         self._unread: set[int] = set()
@@ -143,23 +138,19 @@ class ReadAhead:
         if start - stop > reader.window_bytes // 2:
             self._readers[stop] = reader
             return (0, 0)
-        reader.note_refill(start, stop, now_s)
+        reader.note_refill(stop, now_s)
         reader.window_bytes = self._window_bytes(reader, stop, start - stop, length)
         reader.fetched_to = max(start, stop + reader.window_bytes)
         self._unread.update(_blocks(start, reader.fetched_to))
         self._readers[stop] = reader
         return (start, reader.fetched_to)
 
-    def record_wait(self, offset: int, length: int, now_s: float) -> None:
-        """Record that the data of a read, which had to be waited for, is here now."""
-        for reader in self._readers.values():
-            reader.note_wait(offset, offset + length, now_s)
-
     def _window_bytes(self, reader: _Reader, stop: int, own_bytes: int, length: int) -> int:
         read_bytes = stop - reader.began
         is_copy = length >= COPY_READ_BYTES and read_bytes >= COPIED_READS * length
         free = COPY_READS * length if is_copy else max(FREE_WINDOW_BYTES, length)
-        free = max(free, min(reader.delay_bytes, read_bytes // 2))
+        round_trips = int(ROUND_TRIPS * self._source.rtt_s * reader.bytes_s)
+        free = max(free, min(round_trips, read_bytes // 2))
         doubled = max(FIRST_WINDOW_BYTES, length, reader.window_bytes * 2)
         worth = max(free, read_bytes // WORTH)
         others_bytes = max(0, len(self._unread) * BLOCK_BYTES - own_bytes)

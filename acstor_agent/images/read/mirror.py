@@ -210,7 +210,6 @@ class Mirror:
             data = self._read_steps_nowait(steps, length)
             if data is None:
                 data = await self._read(offset, length, guest, steps)
-                self._ahead.record_wait(offset, length, trio.current_time())
         self.prefetch.read(offset, length)
         self.counters.count_read(time.perf_counter() - began_s)
         return data

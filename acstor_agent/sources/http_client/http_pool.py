@@ -9,6 +9,7 @@ import base64
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import AsyncIterator
 from collections.abc import Mapping
 
@@ -28,6 +29,8 @@ from acstor_common.identity import credentials
 CONNECTIONS = 8
 TIMEOUT_S = 5.0
 KEEP_ALIVE_S = 60.0
+RTT_GROWTH = 1.01
+"""By this factor the least round-trip time may grow with each response, as on a new route."""
 _HEADERS = (("User-Agent", "acstor-agent"), ("Accept-Encoding", "identity"))
 _NOTHING: Mapping[str, str] = {}
 
@@ -84,6 +87,7 @@ class HttpPool:
     ) -> None:
         self.connections = limits.connections
         self._limits = limits
+        self.rtt_s = 0.0  # least round-trip time; 0: unknown
         self._not_before = 0.0
         self._is_closed = False
         self._own = own
@@ -259,6 +263,7 @@ class HttpPool:
         if self._is_closed or not is_clean:
             stream.close()
             return
+        self.rtt_s = min(stream.least_rtt_s(), self.rtt_s * RTT_GROWTH or math.inf)
         self._idle.append((server, stream, trio.current_time()))
         if len(self._idle) > self.connections:
             self._idle.pop(0)[1].close()

@@ -9,6 +9,7 @@ import pytest
 
 from acstor_agent import policies
 from acstor_agent import settings
+from acstor_agent.core.images import readahead
 from acstor_common import errors
 from acstor_policies import variants
 from acstor_policies.variants import Variant
@@ -76,7 +77,7 @@ def test_exchange_gets_the_policies_that_are_its_own():
     [((), True), (("no-read-ahead",), False), (("homes-keep",), False)],
 )
 def test_variants_turn_read_ahead_off(chosen, is_ahead):
-    ahead = settings.make_read_ahead(own(*chosen))
+    ahead = settings.make_read_ahead(own(*chosen), readahead.LOCAL)
     ranges = [ahead.record_read(number << 17, 1 << 17, 0.0) for number in range(64)]
     assert any(stop > start for start, stop in ranges) == is_ahead
 

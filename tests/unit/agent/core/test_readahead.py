@@ -135,8 +135,9 @@ def test_limit_zero_turns_it_off():
 class FarLink:
     """A link with a delay on which a reader waits for what it reads, in virtual time."""
 
-    def __init__(self, ahead, delay_s, bytes_s):
-        self._ahead, self._delay_s, self._bytes_s = ahead, delay_s, bytes_s
+    def __init__(self, limit_bytes, delay_s, bytes_s):
+        self.rtt_s, self._bytes_s = delay_s, bytes_s
+        self._ahead = readahead.ReadAhead(limit_bytes, self)
         self.now_s = self._free_s = 0.0
         self._here_s = {}
         self.fetched_to = 0
@@ -145,7 +146,7 @@ class FarLink:
         for block in range(start // READ, -(-stop // READ)):
             if block not in self._here_s:
                 self._free_s = max(self._free_s, self.now_s) + READ / self._bytes_s
-                self._here_s[block] = self._free_s + self._delay_s
+                self._here_s[block] = self._free_s + self.rtt_s
 
     def read_in_order(self, begin, count):
         """Read; return the rate in bytes/s."""
@@ -156,35 +157,27 @@ class FarLink:
             self.fetched_to = max(self.fetched_to, stop)
             self._fetch(offset, offset + READ)
             self._fetch(start, stop)
-            if (here_s := self._here_s[offset // READ]) > self.now_s:
-                self.now_s = here_s
-                self._ahead.record_wait(offset, READ, self.now_s)
+            self.now_s = max(self.now_s, self._here_s[offset // READ])
         return count * READ / (self.now_s - began_s)
 
 
 @pytest.mark.parametrize("delay_s", [0.005, 0.02, 0.1, 0.2])
 def test_reader_of_a_far_source_fills_its_link(delay_s):
     bytes_s = 12.5e6
-    link = FarLink(readahead.ReadAhead(8 * MIB), delay_s, bytes_s)
+    link = FarLink(8 * MIB, delay_s, bytes_s)
     link.read_in_order(0, 128)  # the window grows
     assert link.read_in_order(128 * READ, 1000) > 0.9 * bytes_s
 
 
 def test_full_link_without_delay_widens_no_window():
-    link = FarLink(readahead.ReadAhead(8 * MIB), 0.0, 12.5e6)
+    link = FarLink(8 * MIB, 0.0, 12.5e6)
     link.read_in_order(0, 200)
     assert link.fetched_to - 200 * READ <= readahead.FREE_WINDOW_BYTES
 
 
 @pytest.mark.parametrize("reads", [8, 20, 60, 200])
 def test_reader_of_a_far_source_who_stops_leaves_half_of_what_it_read_at_most(reads):
-    link = FarLink(readahead.ReadAhead(64 * MIB), 0.5, 125e6)
+    link = FarLink(64 * MIB, 0.5, 125e6)
     link.read_in_order(0, reads)
     most = max(readahead.FREE_WINDOW_BYTES, reads * READ // 2)
     assert link.fetched_to - reads * READ <= most
-
-
-def test_wait_that_no_reader_explains_is_ignored():
-    ahead = readahead.ReadAhead(MIB)
-    ahead.record_wait(77 * MIB, READ, 1.0)
-    assert read_in_order(ahead, 0, 3)[2] == (3 * READ, 3 * READ + readahead.FIRST_WINDOW_BYTES)
