@@ -45,6 +45,7 @@ class DecisionApi(api.Api):
         policy_file.write_text(json.dumps(self._policies))
         return {
             "DEFAULT": {"transport_url": self._lab.rabbitmq.url},
+            "acstor_decision": {"metrics_listen": ""},  # two clouds may run beside each other
             "glance": {"region_name": api.REGION},
             "oslo_policy": {"policy_file": policy_file},
             "database": {"connection": self._connection},
