@@ -58,7 +58,10 @@ LINK_MBIT = 100.0
 DISK_BYTES = 4096 * geometry.MIB
 MEMORY_MIB = 768
 SERVICE_S = 600.0
-PACKAGES = ("postgresql", "nginx-light", "curl", "build-essential", "golang-go", "python3-scipy")
+PACKAGES = (
+    *("postgresql", "nginx-light", "curl", "git", "build-essential"),
+    *("golang-go", "default-jdk-headless", "python3-scipy"),
+)
 SERVICE = "ACSTOR-LAB-SERVICE"
 FIGURES = ("login_s", "service_s", "program_s")
 
