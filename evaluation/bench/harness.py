@@ -330,5 +330,5 @@ def _verdict(item: Benchmark, value: Value) -> str:
 
 def _natural(bench_id: str) -> tuple[str, int, str]:
     """Sort P9 before P10, and P1 before P1b."""
-    letter, number, rest = re.fullmatch(r"([A-Z]+)([0-9]+)(.*)", bench_id).groups()  # type: ignore[union-attr]
-    return letter, int(number), rest
+    letter, number, rest = re.fullmatch(r"([A-Z]+)([0-9]*)(.*)", bench_id).groups()  # type: ignore[union-attr]
+    return letter, int(number or 0), rest

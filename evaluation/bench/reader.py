@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A guest's stand-in: threads that read at random with O_DIRECT and compare every byte.
 
-Run as ``python -m evaluation.bench.reader MIRROR REFERENCE SECONDS THREADS``; the last
-line is JSON.  It is a process of its own, as a guest is.
+Run as ``python -m evaluation.bench.reader MIRROR REFERENCE THREADS``; it reads until its standard
+input ends, and its last line is JSON.  It is a process of its own, as a guest is.
 """
 
 import json
@@ -14,13 +14,18 @@ import threading
 import time
 
 READ_BYTES = 64 * 1024
+SLOW_S = 0.02
+SLOW_READS = 100_000  # that are reported
 
 
 class Reader:
     """Reads one file through several threads until it is told to stop."""
 
     def __init__(self, path: str, reference: bytes) -> None:
-        self.latencies_s: list[float] = []
+        self.reads, self.longest_s = 0, 0.0
+        self.slow: list[
+            tuple[float, float]
+        ] = []  # when each ended, by the monotonic clock; seconds
         self.faults: list[str] = []
         self.is_stopping = False
         self._path = path
@@ -42,11 +47,17 @@ class Reader:
             else:
                 if buffer[:count] != self._reference[offset : offset + READ_BYTES]:
                     self.faults.append(f"wrong bytes at {offset}")
-            self.latencies_s.append(time.monotonic() - began)
+            self._note(began, time.monotonic())
+
+    def _note(self, began: float, ended: float) -> None:
+        self.reads += 1
+        self.longest_s = max(self.longest_s, ended - began)
+        if ended - began > SLOW_S and len(self.slow) < SLOW_READS:
+            self.slow.append((ended, ended - began))
 
 
 def main() -> None:
-    path, reference, seconds, threads = sys.argv[1:5]
+    path, reference, threads = sys.argv[1:]
     with open(reference, "rb") as file:
         reader = Reader(path, file.read())
     workers = [
@@ -54,13 +65,14 @@ def main() -> None:
     ]
     for worker in workers:
         worker.start()
-    time.sleep(float(seconds))
+    sys.stdin.read()
     reader.is_stopping = True
     for worker in workers:
         worker.join(5)
     report = {
-        "reads": len(reader.latencies_s),
-        "longest_s": max(reader.latencies_s),
+        "reads": reader.reads,
+        "longest_s": reader.longest_s,
+        "slow": reader.slow,
         "faults": reader.faults[:10],
         "fault_count": len(reader.faults),
         "stuck": sum(worker.is_alive() for worker in workers),
