@@ -142,7 +142,7 @@ def prepare(folder: pathlib.Path, say: harness.Say) -> Prepared:
         stored, images.map_path(image_id), image_id, disk_format=layout.DiskFormat.QCOW2
     )
     map_of = chunk_map.ChunkMap.parse(images.map_path(image_id).read_bytes(), "the map")
-    summary = boot_builder.build(made.raw, map_of, images.boot_image_path(image_id))
+    summary = boot_builder.build(stored, map_of, images.boot_image_path(image_id))
     say(f"boot image: {summary}")
     p12b_first_boot.check_built(dataclasses.asdict(summary))
     return Prepared(images.folder, image_id, made.raw)
