@@ -33,12 +33,19 @@ def parse_disk_format(name: str) -> layout.DiskFormat:
 
 
 def why_not_raw(head: bytes) -> str:
-    """Return why an image is not raw; empty if it is.
+    """Return why an image is not raw, or unsafe by Glance's check; empty if neither.
 
     :param head: the first INSPECTED_BYTES of the image, or all of a smaller one
     """
     try:
-        foreign = {str(found) for found in _inspectors_of(head)} - RAW_FORMATS
+        found = {str(inspector): inspector for inspector in _inspectors_of(head)}
+        foreign = found.keys() - RAW_FORMATS
+        # As in Glance, a bootable ISO may have an MBR that is no partition table.
+        if not foreign and "iso" not in found:
+            for inspector in found.values():
+                inspector.safety_check()
+    except format_inspector.SafetyCheckFailed as e:
+        return f"its partition table is unsafe: {'; '.join(map(str, e.failures.values()))}"
     except Exception as e:  # oslo.utils raises any type: fuzzing found AttributeError
         return f"its format is unknown: the inspection raised {type(e).__name__}"
     if not foreign:

@@ -24,11 +24,11 @@ READ_FOREVER = _forever(bytes.fromhex("b4 42"))
 WRITE_FOREVER = _forever(bytes.fromhex("b8 00 43"))
 _PACKET = struct.pack("<BBHHHQ", 16, 0, _SECTORS_A_TURN, 0, 0x2000, 1)
 # Glance takes no image with a boot sector and without a partition.
-_PARTITIONS = struct.pack("<8BII", 0x80, 0, 2, 0, 0x83, 0, 3, 0, 1, 7).ljust(64, b"\0")
+PARTITIONS = struct.pack("<8BII", 0x80, 0, 2, 0, 0x83, 0, 3, 0, 1, 7).ljust(64, b"\0")
 
 
 def image(code: bytes, size_bytes: int) -> bytes:
     """Return an image that runs ``code``; behind its first sector it is not zeros."""
     sector = code.ljust(_PACKET_AT - _AT, b"\0") + _PACKET
     filler = b"".join(struct.pack("<I", n) * 128 for n in range(1, size_bytes // SECTOR))
-    return sector.ljust(446, b"\0") + _PARTITIONS + b"\x55\xaa" + filler
+    return sector.ljust(446, b"\0") + PARTITIONS + b"\x55\xaa" + filler

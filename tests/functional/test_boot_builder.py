@@ -75,7 +75,10 @@ def test_empty_image_is_told_apart_from_one_that_boots(tmp_path):
 
 @pytest.mark.parametrize(
     "data",
-    [local.random_bytes(4 * MIB), bytes(510) + b"\x55\xaa" + b"x" * (4 * MIB - 512)],
+    [
+        local.random_bytes(4 * MIB),
+        bytes(446) + boot_sectors.PARTITIONS + b"\x55\xaa" + b"x" * (4 * MIB - 512),
+    ],
     ids=["random", "partitions-only"],
 )
 def test_image_without_a_boot_loader_has_none_of_what_the_firmware_looked_at(tmp_path, data):

@@ -14,6 +14,7 @@ from acstor_common.disks import qcow2_header
 from acstor_common.disks import qcow2_metadata
 from acstor_common.disks.qcow2_header import Feature
 from acstor_common.disks.qcow2_header import RefusalReason
+from acstor_common.formats import layout
 from tests.fakes import qcow2_files
 from tests.fakes.qcow2_files import Bytes
 from tests.fakes.qcow2_files import File
@@ -246,7 +247,7 @@ def test_tables_that_cost_much_are_bounded() -> None:
     file = dataclasses.replace(file, cluster_bits=12, size=size, l1_size=l1_entries)
     source = Bytes(file.pack())
     header = qcow2_header.Header(
-        3, 12, size, CLUSTER, qcow2_header.layout.Codec.DEFLATE, False, False, (), (0, 0),
+        3, 12, size, CLUSTER, layout.Codec.DEFLATE, False, False, (), (0, 0),
         qcow2_header.Bitmaps(100, sum(len(one.pack()) for one in directory), DATA),
     )  # fmt: skip
     began_s = time.monotonic()
