@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""QEMU's tools on hostile images, with limits of memory, time and output."""
+
+import errno
+import os
+import pathlib
+import signal
+import subprocess
+from typing import NamedTuple
+
+MEMORY_BYTES = 2 << 30
+CPU_S, DEADLINE_S = 30, 90
+SAID_CHARACTERS = 200
+TOO_LARGE = os.strerror(errno.EFBIG)
+NO_END = f"no end in {DEADLINE_S} s"
+_CLEAN, _LEAKS = 0, 3  # exit statuses of qemu-img check
+
+
+class Run(NamedTuple):
+    """How a tool ended: its exit status, and the end of what it said."""
+
+    status: int
+    said: str
+
+
+def run(words: list[object], max_bytes: int) -> Run:
+    """Run a tool; ``max_bytes`` limits each file that it writes."""
+    bounds = {"as": MEMORY_BYTES, "cpu": CPU_S, "fsize": max_bytes, "core": 0, "nofile": 256}
+    prefix = ["prlimit", *(f"--{name}={value}" for name, value in bounds.items()), "--"]
+    try:
+        done = subprocess.run(
+            [*prefix, *map(str, words)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Run(-1, NO_END)
+    if done.returncode == -signal.SIGXFSZ:
+        return Run(done.returncode, TOO_LARGE)
+    said = (done.stderr or done.stdout).strip().rpartition("\n")[2]
+    return Run(done.returncode, said[-SAID_CHARACTERS:] or f"status {done.returncode}")
+
+
+def why_not_converted(image: pathlib.Path, driver: str, raw: pathlib.Path, max_bytes: int) -> str:
+    """Write what a guest reads to ``raw``; return why QEMU does not, empty if it does."""
+    words = ["qemu-img", "convert", "-t", "unsafe", "-f", driver, "-O", "raw", image, raw]
+    done = run(words, max_bytes)
+    return done.said if done.status else ""
+
+
+def is_sound(image: pathlib.Path) -> bool:
+    """Return whether ``qemu-img check`` finds no damage in a qcow2 file."""
+    done = run(["qemu-img", "check", "-q", "-f", "qcow2", image], 1 << 20)
+    return done.status in (_CLEAN, _LEAKS)
