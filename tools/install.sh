@@ -12,8 +12,10 @@ source "$(dirname "$0")/lib.sh"
 POLICY=/usr/sbin/policy-rc.d # Debian's own switch: exit status 101 forbids to start services
 
 missing_packages() {
-    local wanted installed
-    wanted=$(awk -v part="$part" '!/^#/ && NF && (part != "unit" || !/ lab]/) { print $1 }' \
+    local wanted installed distribution
+    distribution=$(sed -n 's/^ID=//p' /etc/os-release)
+    wanted=$(awk -v part="$part" -v distribution="$distribution" '!/^#/ && NF &&
+        (part != "unit" || !/ lab]/) && (distribution == "debian" || !/platform:debian/) { print $1 }' \
         "$ROOT/bindep.txt" | sort --unique)
     installed=$(dpkg-query --show --showformat='${db:Status-Status} ${Package}\n' |
         awk '$1 == "installed" { print $2 }' | sort -u)
@@ -32,7 +34,7 @@ install_packages() {
     mapfile -t missing < <(missing_packages)
     [[ ${#missing[@]} -gt 0 ]] || return 0
     require_root "the installation of packages (${missing[*]})"
-    require_space /var 1536 "the installation of packages"
+    require_space /var 2048 "the installation of packages"
     say "installing ${#missing[@]} packages: ${missing[*]}"
     local remedy="Is the network up, and does /etc/apt/sources.list name a mirror that can be reached \
 (on Ubuntu with the component universe)?"

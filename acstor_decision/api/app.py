@@ -34,13 +34,14 @@ from acstor_decision.api import openapi
 from acstor_decision.api import operation
 from acstor_decision.api import policies
 from acstor_decision.api import routes
+from acstor_decision.api import status_page
 from acstor_decision.db import database
 from acstor_decision.identity import certificate_authority
 
 LOG = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024
-OPEN_PATHS = frozenset({"/", "/healthz"})  # paths that need no token
+OPEN_PATHS = frozenset({"/", "/healthz", *status_page.MIME_TYPES})  # paths that need no token
 KEYSTONE_IS_GONE = (
     "Keystone does not answer, or refuses the user of [keystone_authtoken] (the log of this API "
     "says which), so this token cannot be checked: ask again when that is mended; hosts read on "
@@ -134,6 +135,8 @@ def make_plain_app(
         "/healthz", "healthz", functools.partial(_healthz, health_check.HealthCheck(store))
     )
     app.add_url_rule("/v1/openapi.json", "openapi", openapi.document)
+    for path, view in status_page.views().items():
+        app.add_url_rule(path, path, view, strict_slashes=True)
     app.before_request(_check_version)
     app.register_error_handler(Exception, _fault)
     return app
@@ -240,6 +243,7 @@ def _json(answer: object, status: http.HTTPStatus = http.HTTPStatus.OK) -> flask
     headers = {
         "OpenStack-API-Version": f"acstor {openapi.VERSION}",
         "Cache-Control": "no-store",  # the response is for this token only, and may contain keys
+        "X-Content-Type-Options": "nosniff",
     }
     body = msgspec.json.encode(answer)
     return flask.Response(body, status, headers, mimetype="application/json")

@@ -52,8 +52,8 @@ def document() -> dict[str, Any]:
             "title": "acstor",
             "version": VERSION,
             "description": "Hosts, images, v-node tables and traffic of a cloud whose servers boot "
-            "through acstor. All requests except those for /, /healthz and /healthcheck need a "
-            "Keystone token in X-Auth-Token.",
+            "through acstor. All requests except those for /, /healthz, /healthcheck and the "
+            "status page (/status) need a Keystone token in X-Auth-Token.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "security": [{"token": []}],

@@ -54,6 +54,12 @@ def list_of_server(session: orm.Session, server_id: str) -> list[models.Boot]:
     return list(session.execute(wanted).scalars())
 
 
+def list_newest(session: orm.Session, limit: int) -> list[models.Boot]:
+    """Return the boots that hosts reported last, the newest first."""
+    wanted = sa.select(_Row).order_by(_Row.reported_s.desc(), _Row.host, _Row.server_id)
+    return list(session.execute(wanted.limit(limit)).scalars())
+
+
 def timeline_of(row: models.Boot) -> boot_timeline.Timeline:
     """Return the timeline of a row."""
     return msgspec.json.decode(row.timeline, type=boot_timeline.Timeline)

@@ -197,6 +197,7 @@ class Database:
     # Hosts
 
     list_hosts = _reads(host_queries.list_hosts)
+    list_exchanging = _reads(host_queries.list_exchanging)
     get_host = _reads(host_queries.get_host)
     addresses_of = _reads(host_queries.addresses_of)
     list_drained = _reads(host_queries.list_drained)
@@ -214,6 +215,7 @@ class Database:
     needed_images = _reads(image_queries.list_needed)
     count_uses = _reads(image_queries.count_uses)
     list_boots = _reads(boot_queries.list_of_server)
+    newest_boots = _reads(boot_queries.list_newest)
 
     # Checkpoints
 

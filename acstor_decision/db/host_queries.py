@@ -16,6 +16,13 @@ def list_hosts(session: orm.Session) -> list[models.Host]:
     return list(session.execute(sa.select(_Row).order_by(_Row.host)).scalars())
 
 
+def list_exchanging(session: orm.Session, limit: int, since_s: float) -> list[models.Host]:
+    """Return live hosts that exchange chunks, those with the most chunk traffic first."""
+    traffic = _Row.chunks_received_bytes_s + _Row.chunks_sent_bytes_s
+    wanted = sa.select(_Row).where(_Row.seen_s >= since_s, traffic > 0)
+    return list(session.execute(wanted.order_by(traffic.desc(), _Row.host).limit(limit)).scalars())
+
+
 def get_host(session: orm.Session, host: str) -> models.Host | None:
     """Return one host."""
     return session.get(_Row, host)

@@ -355,6 +355,8 @@ class Suite:
         rows = store.list_boots(SERVER)
         assert [(row.host, row.reported_s) for row in rows] == [("h2", 2000.0), ("h1", 3000.0)]
         assert [boot_queries.timeline_of(row).reads for row in rows] == [2, 3]
+        assert [row.host for row in store.newest_boots(9)] == ["h1", "h2"]
+        assert [row.host for row in store.newest_boots(1)] == ["h1"]
         store.delete_stale(2000.5 + boot_queries.KEPT_S)
         assert [row.host for row in store.list_boots(SERVER)] == ["h1"]
 
@@ -370,6 +372,18 @@ class Suite:
         kept = [one for one in servers if "h1" in [row.host for row in store.list_boots(one)]]
         assert kept == servers[each:]
         assert [row.host for row in store.list_boots(servers[0])] == ["h2"], "another host's stay"
+
+    def test_hosts_that_exchange_chunks_are_the_busiest_first(
+        self, store: database.Database
+    ) -> None:
+        most = decision_messages.MAX_NUMBER
+        for host, received, sent in (("h1", 1, 2), ("h2", 0, 0), ("h3", 9, 0), ("h4", most, most)):
+            chunks = decision_messages.TrafficBytes(received, sent)
+            store.record_samples({host: (sample(host, chunks=chunks, total=chunks), 0)})
+        store.record_samples({"h5": (sample("h5", 1.0, chunks=chunks, total=chunks), 0)})
+        assert [row.host for row in store.list_exchanging(9, 500.0)] == ["h4", "h3", "h1"]
+        assert [row.host for row in store.list_exchanging(2, 500.0)] == ["h4", "h3"]
+        assert store.list_exchanging(9, 2000.0) == []
 
     def test_images_forged_to_be_huge_are_added_up(self, store: database.Database) -> None:
         most = decision_messages.MAX_NUMBER

@@ -69,6 +69,21 @@ def test_commands_of_other_roles_name_the_extra_that_brings_them(workstation):
     assert works <= {"acstor-agent-holder", "acstor-authority", "acstor-nova-manage"}
 
 
+def test_files_that_are_no_modules_are_installed(workstation):
+    code = (
+        "import importlib.resources as r; "
+        "print(*sorted(f.name for f in (r.files('acstor_decision.api') / 'page').iterdir()))"
+    )
+    done = subprocess.run(
+        [workstation / "python", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == ["status.css", "status.html", "status.js"]
+
+
 def test_commands_of_the_role_are_there(workstation):
     code = "import acstor_osc.plugin, acstor_osc.v1.image, acstor_osc.v1.host"
     subprocess.run([workstation / "python", "-c", code], check=True, timeout=120)

@@ -2,12 +2,14 @@
 """Timelines of servers' boots, as their hosts reported them."""
 
 import datetime
+from typing import Annotated
 
 import msgspec
 
 from acstor_common.model import boot_timeline
 from acstor_decision.api import operation
 from acstor_decision.db import boot_queries
+from acstor_decision.db import models
 
 
 class Boot(msgspec.Struct, frozen=True):
@@ -28,6 +30,57 @@ class Boots(msgspec.Struct, frozen=True):
     boots: list[Boot]
 
 
+class BootSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A boot, without its timeline.
+
+    :param took_s: from the agent's first step to the last read
+    :param waited_s: part of it with a read pending
+    """
+
+    server_id: str
+    host: str
+    image_id: str
+    began_at: datetime.datetime
+    reported_at: datetime.datetime
+    took_s: float
+    waited_s: float
+    is_over: bool
+
+
+class NewestBoots(msgspec.Struct, frozen=True):
+    """Boots of all servers, the last report first."""
+
+    boots: list[BootSummary]
+
+
+class BootQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Size of the list.
+
+    :param limit: largest number of boots
+    """
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+
+
+def list_newest(call: operation.Call) -> NewestBoots:
+    """Return the newest boots."""
+    return NewestBoots([_summary(row) for row in call.store.newest_boots(call.query.limit)])
+
+
+def _summary(row: models.Boot) -> BootSummary:
+    timeline = boot_queries.timeline_of(row)
+    return BootSummary(
+        server_id=row.server_id,
+        host=row.host,
+        image_id=timeline.image_id,
+        began_at=datetime.datetime.fromtimestamp(timeline.began_at_s, datetime.UTC),
+        reported_at=datetime.datetime.fromtimestamp(row.reported_s, datetime.UTC),
+        took_s=timeline.last_s,
+        waited_s=sum(timeline.waited_s.values()),
+        is_over=timeline.is_over,
+    )
+
+
 def of_server(call: operation.Call) -> Boots:
     """Return the boots of a server."""
     server_id = operation.server_id(call.path["server_id"])
@@ -46,6 +99,15 @@ def of_server(call: operation.Call) -> Boots:
 
 
 OPERATIONS = (
+    operation.Operation(
+        "boot:list",
+        "GET",
+        "/v1/boots",
+        "List the newest boots of all servers",
+        NewestBoots,
+        list_newest,
+        query=BootQuery,
+    ),
     operation.Operation(
         "server:boots",
         "GET",

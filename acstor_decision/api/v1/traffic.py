@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traffic of hosts, one record for each host and collection."""
 
+import collections
 import datetime
+from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Annotated
 from typing import Any
 
 import msgspec
 
 from acstor_common.model import ids
+from acstor_common.wire import decision_messages
 from acstor_decision.api import operation
 from acstor_decision.api.v1 import hosts
+from acstor_decision.db import models
 
 LONGEST_S = 86_400.0
+OTHERS = ""  # stands for all hosts that are not listed
 
 
 class TrafficRecord(msgspec.Struct, frozen=True):
@@ -53,6 +59,66 @@ def window(call: operation.Call) -> TrafficRecords:
     return TrafficRecords([_shown(row, row.seen_s) for row in known if row.seen_s is not None])
 
 
+class PeerFlow(msgspec.Struct, frozen=True):
+    """Chunks that a host gave to another one; an empty name: all hosts that are not listed.
+
+    :param bytes: as the receiver reported, or the giver if the receiver is not listed
+    """
+
+    giver: str
+    receiver: str
+    bytes: int
+
+
+class PeerFlows(msgspec.Struct, frozen=True):
+    """Chunk traffic between hosts in the last collection of each.
+
+    :param hosts: the hosts with the most chunk traffic, the busiest first
+    :param flows: the largest first
+    """
+
+    hosts: list[str]
+    flows: list[PeerFlow]
+
+
+class PeerFlowQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Size of the list.
+
+    :param limit: largest number of hosts
+    """
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=40)] = 24
+
+
+def peer_flows(call: operation.Call) -> PeerFlows:
+    """Return which hosts give chunks to which."""
+    rows = call.store.list_exchanging(call.query.limit, operation.up_since_s(call))
+    flows: collections.Counter[tuple[str, str]] = collections.Counter()
+    for giver, receiver, count in _flows(rows):
+        flows[giver, receiver] += count
+    return PeerFlows(
+        [row.host for row in rows],
+        [
+            PeerFlow(*pair, min(count, decision_messages.MAX_NUMBER))
+            for pair, count in flows.most_common()
+            if count
+        ],
+    )
+
+
+def _flows(rows: Iterable[models.Host]) -> Iterator[tuple[str, str, int]]:
+    listed = {row.host for row in rows}
+    for row in rows:
+        peers = msgspec.json.decode(
+            row.peers or "{}", type=dict[str, decision_messages.PeerTraffic]
+        )
+        for peer, traffic in peers.items():
+            if peer != row.host:
+                yield peer if peer in listed else OTHERS, row.host, traffic.received
+            if peer not in listed:
+                yield row.host, OTHERS, traffic.sent
+
+
 def _shown(row: Any, collected_s: float) -> TrafficRecord:
     rates = hosts.Rates(
         *(
@@ -73,5 +139,14 @@ OPERATIONS = (
         TrafficRecords,
         window,
         query=TrafficQuery,
+    ),
+    operation.Operation(
+        "traffic:peers",
+        "GET",
+        "/v1/traffic/peers",
+        "List the chunk traffic between the busiest hosts",
+        PeerFlows,
+        peer_flows,
+        query=PeerFlowQuery,
     ),
 )

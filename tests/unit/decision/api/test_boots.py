@@ -12,10 +12,13 @@ SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 PATH = f"/v1/servers/{SERVER}/boots"
 
 
-def tell(store, number, sent_s, **fields):
+OTHER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13"
+
+
+def tell(store, number, sent_s, server=SERVER, **fields):
     boot = boot_timeline.Timeline(
         image_id="7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11",
-        instance_id=SERVER,
+        instance_id=server,
         began_at_s=sent_s - 30,
         opened_s=1.0,
         slice_s=0.25,
@@ -38,10 +41,37 @@ def test_last_boot_on_each_host_is_told_the_newest_last(client, store):
     assert datetime.datetime.fromisoformat(told[1]["reported_at"]) == at
 
 
+def test_newest_boots_of_all_servers_come_first_without_their_timelines(client, store):
+    assert client.get("/v1/boots").json == {"boots": []}
+    tell(store, 1, conftest.NOW_S, last_s=7.5, waited_s={"peer": 1.0, "source": 0.25})
+    tell(store, 2, conftest.NOW_S + 5, OTHER, is_over=True)
+    told = client.get("/v1/boots").json["boots"]
+    assert [(boot["server_id"], boot["host"]) for boot in told] == [
+        (OTHER, "h0002"),
+        (SERVER, "h0001"),
+    ]
+    assert [(boot["took_s"], boot["waited_s"], boot["is_over"]) for boot in told] == [
+        (0.0, 0.0, True),
+        (7.5, 1.25, False),
+    ]
+    began_at = datetime.datetime.fromisoformat(told[1]["began_at"])
+    assert began_at.timestamp() == conftest.NOW_S - 30
+    assert "timeline" not in told[0]
+    assert [boot["host"] for boot in client.get("/v1/boots?limit=1").json["boots"]] == ["h0002"]
+
+
+@pytest.mark.parametrize("limit", ["0", "101", "all", "-1"])
+def test_list_of_boots_is_bounded(limit, client):
+    assert client.get(f"/v1/boots?limit={limit}").status_code == 400
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/boots"])
 @pytest.mark.parametrize(("who", "status"), [(conftest.READER, 200), (conftest.TENANT, 403)])
-def test_tenants_are_not_told_of_hosts_not_even_of_their_own_servers(client, store, who, status):
+def test_tenants_are_not_told_of_hosts_not_even_of_their_own_servers(
+    client, store, who, status, path
+):
     tell(store, 1, conftest.NOW_S)
-    answer = client.get(PATH, headers=who)
+    answer = client.get(path, headers=who)
     assert answer.status_code == status
     assert ("h0001" in answer.text) == (status == 200)
 

@@ -149,6 +149,68 @@ def test_traffic_of_the_last_collection_or_of_a_while(query, client, store):
     assert found[0]["rates"]["sent"] == 2000.0
 
 
+def exchange(store, number, peers, **fields):
+    """Note what a host exchanged with peers: received and sent bytes by their numbers."""
+    traffic = {f"h{at:04}": decision_messages.PeerTraffic(*pair) for at, pair in peers.items()}
+    total = [min(sum(column), 1 << 62) for column in zip(*peers.values(), strict=True)] or [0, 0]
+    chunks = decision_messages.TrafficBytes(*total)
+    conftest.note(
+        store,
+        conftest.sample(
+            number, **{"sent_s": time.time(), "peers": traffic, "chunks": chunks, **fields}
+        ),
+    )
+
+
+def flows(client, query=""):
+    found = client.get(f"/v1/traffic/peers{query}").json
+    return found["hosts"], [
+        (flow["giver"], flow["receiver"], flow["bytes"]) for flow in found["flows"]
+    ]
+
+
+def test_who_gives_to_whom_is_as_the_receivers_say(client, store):
+    assert flows(client) == ([], [])
+    exchange(store, 0, {1: (10, 500)})
+    exchange(store, 1, {0: (400, 10)})
+    exchange(store, 2, {})
+    assert flows(client) == (
+        ["h0000", "h0001"],
+        [("h0000", "h0001", 400), ("h0001", "h0000", 10)],
+    )
+
+
+def test_hosts_beyond_the_busiest_are_one(client, store):
+    exchange(store, 0, {1: (0, 500), 2: (30, 20), 3: (5, 7)})
+    exchange(store, 1, {0: (400, 0), 2: (0, 60)})
+    exchange(store, 2, {0: (20, 30), 1: (60, 0)})
+    hosts_, found = flows(client, "?limit=2")
+    assert hosts_ == ["h0000", "h0001"]
+    assert found == [
+        ("h0000", "h0001", 400),
+        ("h0001", "", 60),
+        ("", "h0000", 35),
+        ("h0000", "", 27),
+    ]
+
+
+def test_silent_hosts_and_hosts_that_name_themselves_are_left_out(client, store):
+    exchange(store, 0, {1: (7, 7)}, sent_s=1.0)
+    exchange(store, 1, {0: (9, 0), 1: (5, 5)})
+    assert flows(client) == (["h0001"], [("", "h0001", 9)])
+
+
+def test_forged_traffic_does_not_overflow_the_answer(client, store):
+    most = decision_messages.MAX_NUMBER
+    exchange(store, 0, {at: (most, most) for at in range(1, 9)})
+    assert flows(client) == (["h0000"], [("", "h0000", most), ("h0000", "", most)])
+
+
+@pytest.mark.parametrize("limit", [0, 41, "many"])
+def test_picture_of_the_traffic_is_bounded(limit, client):
+    assert client.get(f"/v1/traffic/peers?limit={limit}").status_code == 400
+
+
 def test_window_refuses_what_no_host_is_called():
     with pytest.raises(ValueError, match="host"):
         traffic.TrafficQuery(host="a b")

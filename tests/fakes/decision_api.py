@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The REST API with its token check on a server of this process, configured by a file."""
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+
+from oslo_config import cfg
+from werkzeug import serving
+
+from acstor_decision import conf as decision_conf
+from acstor_decision.api import app
+from acstor_decision.api import conf as api_conf
+from acstor_decision.api import middleware
+from acstor_decision.db import database
+from tests.fakes import server_threads
+from tests.lab import decision
+
+
+@contextlib.contextmanager
+def serve(
+    folder: pathlib.Path,
+    services_url: str,
+    proxy_token: str = "",
+    policies: Mapping[str, str] | None = None,
+) -> Iterator[str]:
+    """Serve the database ``decision.sqlite`` of a folder; yield the URL.
+
+    :param services_url: where Keystone and Glance answer
+    :param proxy_token: a proxy adds this token to requests that only read
+    """
+    conf = _configuration(folder, services_url, policies or {})
+    store = database.Database(conf)
+    served = app.make_app(conf, store)
+    if proxy_token:
+        served = _with_token(served, proxy_token)
+    server = serving.make_server("127.0.0.1", 0, served, threaded=True, request_handler=_Handler)
+    try:
+        with server_threads.serving(server):
+            yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        store.close()
+
+
+def _configuration(
+    folder: pathlib.Path, services_url: str, policies: Mapping[str, str]
+) -> cfg.ConfigOpts:
+    policy_file = folder / "policy.yaml"
+    policy_file.write_text(json.dumps(policies))
+    sections: dict[str, dict[str, object]] = {
+        "database": {"connection": f"sqlite:///{folder}/decision.sqlite"},
+        "glance": {"endpoint_override": services_url},
+        "oslo_policy": {"policy_file": policy_file},
+        "keystone_authtoken": {
+            "auth_type": "password",
+            "auth_url": f"{services_url}/v3",
+            "www_authenticate_uri": f"{services_url}/v3",
+            "username": "acstor",
+            "password": "password",
+            "project_name": "acstor",
+            "user_domain_id": "default",
+            "project_domain_id": "default",
+            "token_cache_time": -1,  # a test takes tokens away
+            "service_token_roles_required": True,
+        },
+    }
+    file = decision.configure(folder / "api.conf", sections)
+    conf = cfg.ConfigOpts()
+    decision_conf.register_opts(conf)
+    api_conf.register_opts(conf)
+    conf(["--config-file", str(file)], project="acstor", default_config_dirs=[])
+    return conf
+
+
+def _with_token(served: middleware.Wsgi, token: str) -> middleware.Wsgi:
+    def proxy(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        if environ["REQUEST_METHOD"] == "GET":
+            environ["HTTP_X_AUTH_TOKEN"] = token
+        return served(environ, start_response)
+
+    return proxy
+
+
+class _Handler(serving.WSGIRequestHandler):
+    def log(self, *_: object) -> None:
+        """Be silent."""
