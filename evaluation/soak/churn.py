@@ -18,8 +18,10 @@ from evaluation.bench import nova_pair
 from evaluation.soak import plan
 from evaluation.soak import soak_cloud
 from tests.fakes import nova_hosts
+from tests.lab import runs
 
 MAX_FINDINGS = 50
+RELEASED_WITHIN_S = 300.0
 GUEST_FLAVOR = "guest"
 
 Note = Callable[[str, float], None]
@@ -127,7 +129,7 @@ class Churn:
         with self._cluster.server(snapshot_id, self._rng.choice(self._cluster.hosts)) as copy:
             if not copy.has_bytes_of(server.image_id):
                 raise AssertionError(f"the snapshot of {server.id} has other bytes than its disk")
-        self._cluster.images.client.delete_image(snapshot_id)
+        self._delete_released(snapshot_id)
 
     def _hard_reboot(self) -> None:
         server = self._choose()
@@ -164,7 +166,21 @@ class Churn:
         for server in [one for one in self._servers if one.image_id == image_id]:
             self._servers.remove(server)
             server.delete()
-        self._cluster.images.client.delete_image(image_id)
+        self._delete_released(image_id)
+
+    def _delete_released(self, image_id: str) -> None:
+        """Delete an image; it stays protected for a while after its last server."""
+        began_s = time.monotonic()
+
+        def is_deleted() -> bool:
+            try:
+                self._cluster.images.client.delete_image(image_id)
+            except exceptions.ForbiddenException:
+                return False
+            return True
+
+        runs.wait_for(is_deleted, RELEASED_WITHIN_S, f"the release of image {image_id}", str)
+        self._note("image released", time.monotonic() - began_s)
 
     # Operators; the first host's agent restarts with the roll-out alone, so its growth shows
 
