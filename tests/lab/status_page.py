@@ -186,9 +186,11 @@ def take_picture(browser: chromium.Browser, scheme: str, path: pathlib.Path) -> 
     browser.prefer(scheme)
     browser.screenshot(path)
     with PIL.Image.open(path) as picture:
-        few = {"method": PIL.Image.Quantize.MAXCOVERAGE, "dither": PIL.Image.Dither.NONE}
-        small = picture.convert("RGB").quantize(COLOURS, **few)
-    small.save(path, optimize=True)
+        whole = picture.convert("RGB")
+    counted = sorted(whole.getcolors(whole.width * whole.height), reverse=True)[:COLOURS]
+    palette = PIL.Image.new("P", (1, 1))
+    palette.putpalette([part for _, colour in counted for part in colour])
+    whole.quantize(palette=palette, dither=PIL.Image.Dither.NONE).save(path, optimize=True)
 
 
 def main() -> None:
