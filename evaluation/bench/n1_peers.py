@@ -8,7 +8,8 @@ behind a link of 100 Mbit/s with each of the round trips. The ways, by turns, ea
 * ``download``: as Nova does, the file is downloaded and converted to raw first;
 * ``nbdkit``: ``nbdkit curl`` with its filter ``cache``, read by QEMU;
 * ``QEMU``: QEMU reads the URL itself;
-* ``acstor``: one agent with its defaults and the image's boot image, without another host.
+* ``acstor``: one agent with the image's boot image, without another host; it fetches nothing in the
+  background (``keep_images = none``).
 
 Measured from the request for the image: the login prompt; the moment when PostgreSQL takes
 connections and nginx answers; how long it then takes to compile, link and run a program, all of
