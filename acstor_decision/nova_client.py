@@ -10,6 +10,7 @@ import copy
 import logging
 import threading
 import time
+from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +37,9 @@ WAITING = 16  # threads that wait for a place, for WAIT_S at most
 WAIT_S = 3.0
 MAX_PAGES = 16
 """Pages of one host's servers; Nova returns 1,000 on each by default."""
+PAGE = 100  # servers of an image on a page: the first one on a host of acstor is enough
 _HOST = "OS-EXT-SRV-ATTR:host"
+_TASK = "OS-EXT-STS:task_state"
 
 
 class NovaUnreachable(errors.AcstorError):
@@ -156,6 +159,32 @@ class NovaClient:
                 break
             wanted["marker"] = str(page[-1]["id"])
         return found
+
+    def is_image_used(
+        self, image_id: ids.ImageId, is_member: Callable[[str], bool], requester: str = ""
+    ) -> bool:
+        """Return whether a server of the image is on a host of acstor, or about to be.
+
+        A server with a task, such as a start, a migration or an evacuation, counts on any host.
+
+        :param is_member: returns whether a host uses acstor
+        :param requester: as for :meth:`get_server`
+        """
+        wanted = {"image": image_id, "all_tenants": "1", "limit": str(PAGE)}
+        for _ in range(MAX_PAGES):
+            answer = self._get("/servers/detail", requester, **wanted) or {}
+            try:
+                page = answer["servers"]
+                # Nova ignores a filter that a user may not use.
+                its = [server for server in page if (server["image"] or {}).get("id") == image_id]
+                if any(server[_TASK] or is_member(_host_of(server)) for server in its):
+                    return True
+                if not answer.get("servers_links"):
+                    break
+                wanted["marker"] = str(page[-1]["id"])
+            except _ODD as e:
+                raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
+        return False
 
     def _get(self, path: str, requester: str = "", **query: str) -> dict[str, Any] | None:
         try:

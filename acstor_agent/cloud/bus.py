@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import oslo_messaging
 
+from acstor_common import errors
 from acstor_common.util import supervision
 from acstor_common.wire import decision_messages
 from acstor_common.wire import message_bus
@@ -94,6 +95,23 @@ class Bus:
                 self._queue.popleft()
                 self.dropped += 1
             self._changed.notify()
+
+    def call_method(
+        self, topic: str, method: str, payload: Mapping[str, Any], timeout_s: float
+    ) -> object:
+        """Send a request and return the response; blocks, in a thread.
+
+        :raises errors.DecisionUnreachable: there is no response
+        """
+        target = oslo_messaging.Target(topic=topic, version=decision_messages.VERSION)
+        client = oslo_messaging.get_rpc_client(
+            self._transport, target, retry=SEND_RETRIES, timeout=timeout_s
+        )
+        try:
+            return client.call({}, method, payload=payload)
+        except Exception as e:  # errors of drivers vary, as of kombu and amqp
+            why = message_bus.why_unreachable(e, self._transport)
+            raise errors.DecisionUnreachable("the message bus", why) from e
 
     def subscribe(self, topic: str, handlers: Mapping[str, message_bus.Handler]) -> None:
         """Receive messages to a topic by handlers of payloads (``handlers``), by method."""

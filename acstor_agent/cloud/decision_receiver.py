@@ -34,6 +34,11 @@ class Bus(Protocol):
     ) -> None:
         """Queue a message; never waits."""
 
+    def call_method(
+        self, topic: str, method: str, payload: Mapping[str, Any], timeout_s: float
+    ) -> object:
+        """Send a request and return the response; blocks."""
+
     def subscribe(self, topic: str, handlers: Mapping[str, Callable[[Any], None]]) -> None:
         """Receive messages to a topic."""
 

@@ -12,11 +12,13 @@ from acstor_agent import settings
 from acstor_agent.cloud import decision_link
 from acstor_agent.cloud import decision_receiver
 from acstor_agent.cloud import enrolment
+from acstor_agent.cloud import grant_client
 from acstor_agent.cloud import message_signing
 from acstor_agent.cloud import ring_store
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.engine.ring import placement
 from acstor_agent.runtime import supervised_tasks
+from acstor_agent.sources import host_grants
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials
@@ -104,6 +106,13 @@ class Membership:
         return settings.peer_credentials(
             self._conf.acstor_agent, self.identity, may_come_later=self.enrolment is not None
         )
+
+    def image_grants(self) -> host_grants.HostGrants | None:
+        """Return what requests grants for this host; None without a bus."""
+        if self._bus is None:
+            return None
+        client = grant_client.GrantClient(self.host, self._bus, self.identity)
+        return host_grants.HostGrants(client.request, self.identity)
 
     def make_link(
         self, report: decision_link.HostReport, tasks: decision_receiver.TaskQueue

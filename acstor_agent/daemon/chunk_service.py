@@ -52,6 +52,7 @@ class ChunkService:
                 # Sources need the maps that are read from them.
                 lambda image_id: self.chunk_lookup.layout_of(image_id),
                 cloud.delegated_host,
+                cloud.image_grants(),
             )
         )
         self.mirrors = mirrors.Mirrors(maps, self.source, inode_numbers)

@@ -14,6 +14,7 @@ from oslo_config import cfg
 
 from acstor_agent.sources import base
 from acstor_agent.sources import chunk_verification
+from acstor_agent.sources import host_grants
 from acstor_common import errors
 
 BUFFERS_PER_CALL = 64  # buffers of one system call (IOV_MAX is 1,024): 4 MiB of chunks
@@ -113,6 +114,9 @@ class Driver(base.Source):
 
     def prefer_location(self, levels: Sequence[str]) -> None:
         """Prefer copies at the host's location, the widest level first; by default does nothing."""
+
+    def use_grants(self, grants: host_grants.HostGrants | None) -> None:
+        """Take what requests grants for images, if there is any; by default does nothing."""
 
     @abc.abstractmethod
     async def fill_run(self, run: BlobRun) -> None:

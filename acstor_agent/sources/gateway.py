@@ -3,26 +3,38 @@
 
 Records come from Glance, as for the source ``glance``. Configured after ``glance``, the gateway is
 asked only for images of which Glance serves no ranges.
+
+If the user has the role ``acstor-host``, records come from the gateway too, and each request has a
+grant of the decision service (``host_grants``).
 """
 
+import contextlib
 import copy
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
+from keystoneauth1 import identity
 from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
 from oslo_config import types
 
 from acstor_agent.sources import base
 from acstor_agent.sources import glance
+from acstor_agent.sources import host_grants
 from acstor_agent.sources import keystone_auth
 from acstor_agent.sources.http_client import http_pool
 from acstor_agent.sources.http_client import http_range
 from acstor_common import errors
+from acstor_common.image import image_record
+from acstor_common.model import ids
+from acstor_common.wire import image_grants
 
 GROUP = "source_gateway"
 SERVICE_TYPE = "acstor-gateway"
 WORDS_LIMIT_BYTES = 16 << 10
-CONFLICT = 409
+FORBIDDEN, CONFLICT = 403, 409
+NO_BUS = "a user with the role acstor-host reads by grants, which need [DEFAULT] transport_url"
 
 
 class Error(msgspec.Struct):
@@ -53,6 +65,11 @@ class GatewaySource(glance.GlanceSource):
         super().__init__(session, limits, endpoint, catalog)
         self._url = url
         self._where = url or "the gateway"
+        self._grants: host_grants.HostGrants | None = None
+
+    def use_grants(self, grants: host_grants.HostGrants | None) -> None:
+        """Request grants there if the user needs them."""
+        self._grants = grants
 
     @classmethod
     def options(cls) -> list[cfg.Opt]:
@@ -73,12 +90,13 @@ class GatewaySource(glance.GlanceSource):
         self, blob: base.Blob, location: glance.BlobLocation, error: http_range.RangeRefused
     ) -> str:
         """Ask again for the text of a refusal, which names the store and its fault."""
-        if error.status != CONFLICT:
+        if error.status not in (FORBIDDEN, CONFLICT):
             return ""
         asked = http_range.RangeRequest(error.what, error.where, 0, 1)
 
         async def ask(ticket: glance.ServiceEndpoint) -> bytes:
-            async with self._link.send_request(asked, {"X-Auth-Token": ticket.token}) as answer:
+            headers = await self._headers(ticket, asked, blob.image_id, location.glance_id)
+            async with self._link.send_request(asked, headers) as answer:
                 return await answer.read_body(WORDS_LIMIT_BYTES)
 
         try:
@@ -96,7 +114,51 @@ class GatewaySource(glance.GlanceSource):
         ticket = super()._sign_in(refused)
         url = self._url or self._catalog.url_of(self._session, SERVICE_TYPE, "a gateway")
         files = f"{url.rstrip('/').removesuffix('/v1')}/v1/images"
-        return ticket._replace(files=files, query="")  # it goes by the weights of its own stores
+        ticket = ticket._replace(files=files, query="")  # it goes by the weights of its own stores
+        return ticket._replace(records=files, has_grants=True) if self._has_grants() else ticket
+
+    def _has_grants(self) -> bool:
+        auth = self._session.auth
+        if not isinstance(auth, identity.BaseIdentityPlugin):
+            return False
+        return image_grants.HOST_ROLE in (auth.get_access(self._session).role_names or ())
+
+    async def _headers(
+        self,
+        ticket: glance.ServiceEndpoint,
+        asked: http_range.RangeRequest,
+        image_id: ids.ImageId,
+        glance_id: ids.ImageId,
+    ) -> dict[str, str]:
+        headers = await super()._headers(ticket, asked, image_id, glance_id)
+        if not ticket.has_grants:
+            return headers
+        if self._grants is None:
+            raise errors.SourceRefused(asked.what, self._where, NO_BUS)
+        path = "/v1" + asked.where.removeprefix(ticket.files.removesuffix("/images"))
+        target = image_grants.target_of(path, asked.header if asked.length else "")
+        return headers | await self._grants.headers_of(asked.what, image_id, target)
+
+    async def _of_file(
+        self, blob: base.Blob, what: str, location: glance.BlobLocation, *more: Any
+    ) -> Any:
+        with self._forgetting_refused(blob.image_id):
+            return await super()._of_file(blob, what, location, *more)
+
+    async def _record(
+        self, image_id: ids.ImageId, what: str, of_image: ids.ImageId | None = None
+    ) -> image_record.Image:
+        with self._forgetting_refused(of_image or image_id):
+            return await super()._record(image_id, what, of_image)
+
+    @contextlib.contextmanager
+    def _forgetting_refused(self, image_id: ids.ImageId) -> Iterator[None]:
+        try:
+            yield
+        except errors.ChunkRefused:
+            if self._grants is not None:
+                self._grants.forget_refused(image_id)
+            raise
 
 
 def _as_of_glance(option: cfg.Opt) -> cfg.Opt:

@@ -76,6 +76,8 @@ class ServiceEndpoint(NamedTuple):
     project_id: str
     files: str  # URL below which the bytes of images are
     query: str = ""  # names preferred stores
+    records: str = ""  # URL below which the records of images are
+    has_grants: bool = False  # requests need a grant
 
 
 class BlobLocation(NamedTuple):
@@ -241,7 +243,7 @@ class GlanceSource(driver.Driver):
             query = self._preference.query_of(blob, ticket.query)
             url = f"{ticket.endpoint}/v2/images/{location.glance_id}/file{query}"
             asked = http_range.RangeRequest(what, url, 0, 0)
-            headers = {"X-Auth-Token": ticket.token}
+            headers = await self._headers(ticket, asked, blob.image_id, location.glance_id)
             await self._streams.download_blob(asked, headers, location.size_bytes, receive)
 
         try:
@@ -286,7 +288,8 @@ class GlanceSource(driver.Driver):
             query = self._preference.query_of(blob, ticket.query)
             url = f"{ticket.files}/{location.glance_id}/file{query}"
             asked = http_range.RangeRequest(what, url, offset, length)
-            return await ask(asked, {"X-Auth-Token": ticket.token})
+            headers = await self._headers(ticket, asked, blob.image_id, location.glance_id)
+            return await ask(asked, headers)
 
         try:
             answer = await self._signed_in(what, ask_for_range)
@@ -332,7 +335,7 @@ class GlanceSource(driver.Driver):
             state = artefacts.state_of(image)
             why = f"the image has no {kind.value} yet" + (f" (its state: {state})" if state else "")
             raise errors.ChunkMissing(what, self._where, why)
-        artefact = await self._record(artefact_id, what)
+        artefact = await self._record(artefact_id, what, of_image=image.id)
         project_id = (await self._pass(what)).project_id
         try:
             artefacts.check_belongs(image, artefact, kind, project_id, version)
@@ -341,10 +344,27 @@ class GlanceSource(driver.Driver):
             raise errors.ChunkMissing(what, self._where, str(error)) from error
         return BlobLocation.from_image(artefact)
 
-    async def _record(self, image_id: ids.ImageId, what: str) -> image_record.Image:
+    async def _headers(
+        self,
+        ticket: ServiceEndpoint,
+        asked: http_range.RangeRequest,
+        image_id: ids.ImageId,
+        glance_id: ids.ImageId,
+    ) -> dict[str, str]:
+        """Return the headers that authenticate a request.
+
+        :param image_id: the image that is read
+        :param glance_id: the image or its artefact
+        """
+        return {"X-Auth-Token": ticket.token}
+
+    async def _record(
+        self, image_id: ids.ImageId, what: str, of_image: ids.ImageId | None = None
+    ) -> image_record.Image:
         async def ask_glance(ticket: ServiceEndpoint) -> image_record.Image:
-            asked = http_range.RangeRequest(what, f"{ticket.endpoint}/v2/images/{image_id}", 0, 0)
-            async with self._link.send_request(asked, {"X-Auth-Token": ticket.token}) as answer:
+            asked = http_range.RangeRequest(what, f"{ticket.records}/{image_id}", 0, 0)
+            headers = await self._headers(ticket, asked, of_image or image_id, image_id)
+            async with self._link.send_request(asked, headers) as answer:
                 if answer.status != 200:
                     raise http_range.status_error(asked, answer.status)
                 text = await answer.read_body(RECORD_LIMIT_BYTES)
@@ -396,7 +416,8 @@ class GlanceSource(driver.Driver):
         project_id = self._session.get_project_id() or ""
         endpoint = endpoint.rstrip("/").removesuffix("/v2")
         query = self._preference.find_stores(self._session, token or "", endpoint)
-        return ServiceEndpoint(token or "", endpoint, project_id, f"{endpoint}/v2/images", query)
+        images = f"{endpoint}/v2/images"
+        return ServiceEndpoint(token or "", endpoint, project_id, images, query, images)
 
 
 def _why_not_served(image: image_record.Image, statuses: frozenset[str]) -> str:

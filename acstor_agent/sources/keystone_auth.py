@@ -76,7 +76,7 @@ def options() -> list[cfg.Opt]:
         default=AUTH_TYPES[0],
         choices=AUTH_TYPES,
         help="How to sign in at Keystone: with a user's password or with an application "
-        "credential. The user needs the role acstor-reader alone.",
+        "credential. The user needs the role acstor-reader alone, or acstor-host with grants.",
     )
     found: dict[str, cfg.Opt] = {auth_type_option.dest: auth_type_option}
     for auth_type in AUTH_TYPES:

@@ -17,6 +17,7 @@ from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.sources import base
 from acstor_agent.sources import driver
 from acstor_agent.sources import glance
+from acstor_agent.sources import host_grants
 from acstor_agent.sources.wrappers import deadline_source
 from acstor_agent.sources.wrappers import decode_threads
 from acstor_agent.sources.wrappers import download_source
@@ -47,9 +48,11 @@ def build(
     nursery: trio.Nursery,
     layout_of: layout_source.LayoutOf,
     delegated_host: download_source.DelegatedHost = lambda image_id: "",
+    grants: host_grants.HostGrants | None = None,
 ) -> Sources:
     """Return the sources ``names``, the preferred one first.
 
+    :param grants: for sources that read by grants
     :param nursery: runs reads that callers share; must outlive the source's use
     :raises errors.Unusable: a source is not installed, does not load, or has invalid options
     """
@@ -58,6 +61,7 @@ def build(
     drivers = [_load(name).from_conf(conf[f"source_{name}"]) for name in names]
     for backend in drivers:
         backend.prefer_location(conf.acstor_agent.location.split("/"))
+        backend.use_grants(grants)
     decoding = decode_threads.DecodeThreads(nursery)
     in_time = [
         deadline_source.DeadlineSource(backend, attempt_timeout.BASE_S) for backend in drivers

@@ -23,7 +23,7 @@ BASE = tuple(
         ),
         (
             "acstor:agent",
-            "role:acstor-reader or rule:acstor:admin",
+            "role:acstor-reader or role:acstor-host or rule:acstor:admin",
             "What runs on compute hosts, as the Keystone user of the agents' configuration",
         ),
         (

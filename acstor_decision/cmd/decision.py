@@ -24,6 +24,7 @@ from acstor_common.util import supervision
 from acstor_common.wire import decision_messages
 from acstor_decision import checkpoint_registry
 from acstor_decision import conf as decision_conf
+from acstor_decision import image_grants
 from acstor_decision import interval_lookup
 from acstor_decision import leader_election
 from acstor_decision import metrics
@@ -68,13 +69,16 @@ def run(conf: cfg.ConfigOpts) -> int:
     bus = rpc.AgentBus(conf, name)
     verifier = address_verifier.AddressVerifier() if own.verify_addresses else None
     made = service.DecisionService(conf, store, lead, loads, bus, verifier)
-    checkpoints = _checkpoint_registry(conf, store, made)
+    nova = nova_client.NovaClient(conf)
+    checkpoints = _checkpoint_registry(own, store, made, nova)
+    grants = image_grants.ImageGrants(store, nova, made.trust_state)
     if not _wait_for_database(store, made.load_trust, stopping):
         return 0
     stop_metrics = _serve_metrics(own, made, bus, checkpoints)
     if verifier is not None:
         verifier.start(stopping)
-    bus.start_server(made.accept_sample, made.current_ring, checkpoints.rpc_methods())
+    methods = {**checkpoints.rpc_methods(), **grants.rpc_methods()}
+    bus.start_server(made.accept_sample, made.current_ring, methods)
     supervision.start(
         "checkpoints", lambda: checkpoints.run_cleanup(lambda: made.leads, stopping), stopping
     )
@@ -92,9 +96,11 @@ def run(conf: cfg.ConfigOpts) -> int:
 
 
 def _checkpoint_registry(
-    conf: cfg.ConfigOpts, store: database.Database, made: service.DecisionService
+    own: cfg.ConfigOpts.GroupAttr,
+    store: database.Database,
+    made: service.DecisionService,
+    nova: nova_client.NovaClient,
 ) -> checkpoint_registry.CheckpointRegistry:
-    own, nova = conf.acstor_decision, nova_client.NovaClient(conf)
     return checkpoint_registry.CheckpointRegistry(
         store,
         nova,

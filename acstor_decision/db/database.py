@@ -27,6 +27,7 @@ from acstor_decision.db import boot_queries
 from acstor_decision.db import checkpoint_failure_queries
 from acstor_decision.db import checkpoint_queries
 from acstor_decision.db import connection_url
+from acstor_decision.db import grant_queries
 from acstor_decision.db import host_queries
 from acstor_decision.db import identity_queries
 from acstor_decision.db import image_queries
@@ -266,6 +267,11 @@ class Database:
         found = self._list_keys(kind)
         return found if found or make is None else self._ensure_key(kind, make)
 
+    # Grants
+
+    record_named_image = _writes(grant_queries.record_named)
+    is_grantable = _reads(grant_queries.is_grantable)
+
     # Listeners
 
     record_listener = _writes(listener_queries.record_listener)
@@ -281,6 +287,7 @@ def _delete_stale(session: orm.Session, now_s: float) -> None:
     boot_queries.delete_before(session, now_s - boot_queries.KEPT_S)
     before_s = now_s - checkpoint_failure_queries.KEPT_S
     checkpoint_failure_queries.delete_before(session, before_s)
+    grant_queries.forget_unneeded(session, now_s)
 
 
 @enginefacade.transaction_context_provider

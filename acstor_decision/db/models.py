@@ -219,6 +219,16 @@ class Listener(Base):
     reported_s: orm.Mapped[float]
 
 
+class GrantableImage(Base):
+    """An image that hosts may read by grants, and when Nova or an operator last named it."""
+
+    __tablename__ = "grantable_images"
+    __table_args__ = MYSQL
+
+    image_id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
+    named_s: orm.Mapped[float]
+
+
 class PublishedRing(Base):
     """A published v-node table."""
 

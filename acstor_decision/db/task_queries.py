@@ -12,9 +12,12 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from acstor_common.wire import decision_messages
+from acstor_decision.db import grant_queries
 from acstor_decision.db import models
 
 _Row = models.PendingTask
+_READING = frozenset({decision_messages.TaskKind.PRE_SEED, decision_messages.TaskKind.HYDRATE})
+"""Requests of operators to have an image on hosts, which may read it for that."""
 
 
 class SentTask(NamedTuple):
@@ -45,6 +48,8 @@ def record_task(
         "task": msgspec.json.encode(task).decode(),
     }
     session.execute(sa.insert(_Row), [{"host": host, **values} for host in sorted(hosts)])
+    if task.kind in _READING:
+        grant_queries.record_named(session, task.image_id, sent_s)
 
 
 def settle_tasks(session: orm.Session, since_s: float) -> list[SentTask]:

@@ -26,13 +26,13 @@ from acstor_glance import conf as glance_conf
 from acstor_glance import metrics
 from acstor_glance import work_queue
 from acstor_glance.boot import boot_image_service
+from acstor_glance.client import trust_store
 from acstor_glance.controller import bus_server
 from acstor_glance.controller import hint_queue
 from acstor_glance.controller import image_reconciler
 from acstor_glance.controller import message_verifier
 from acstor_glance.controller import notifications
 from acstor_glance.controller import protection_reconciler
-from acstor_glance.controller import trust_store
 from acstor_glance.dedup import base_comparison
 from acstor_glance.prepare import image_preparer
 

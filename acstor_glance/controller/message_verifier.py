@@ -7,9 +7,6 @@ Signatures are checked before contents. A compromised host can send traces in it
 import logging
 import time
 from collections.abc import Callable
-from typing import NamedTuple
-
-from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from acstor_common import errors
 from acstor_common.identity import certificates
@@ -19,6 +16,7 @@ from acstor_common.util import token_buckets
 from acstor_common.wire import decision_messages
 from acstor_common.wire import signed_messages
 from acstor_common.wire import trace_message
+from acstor_glance.client import trust_store
 
 LOG = logging.getLogger(__name__)
 
@@ -26,20 +24,6 @@ TRACE_AGE_S = 86400.0
 TRACE_BURST = 64
 TRACE_INTERVAL_S = 10.0
 MAX_HOSTS = 16384
-
-
-class TrustAnchors(NamedTuple):
-    """Keys that messages are verified against.
-
-    :param revoked: by host: certificates that begin before this wall-clock time are refused
-    """
-
-    ca: bytes  # PEM of the authorities for host certificates; empty: no host is trusted
-    signers: tuple[ed25519.Ed25519PublicKey, ...]
-    revoked: dict[str, int]
-
-
-NO_TRUST = TrustAnchors(b"", (), {})
 
 
 class MessageVerifier:
@@ -51,7 +35,9 @@ class MessageVerifier:
         rate = token_buckets.Rate(1.0 / TRACE_INTERVAL_S, TRACE_BURST)
         self._rates: token_buckets.TokenBuckets[str] = token_buckets.TokenBuckets(rate, hosts)
 
-    def verify_trace(self, payload: object, trust: TrustAnchors) -> trace_message.BootTrace:
+    def verify_trace(
+        self, payload: object, trust: trust_store.TrustAnchors
+    ) -> trace_message.BootTrace:
         """Return a host's trace of a boot of its own.
 
         :raises errors.NotAuthenticated: the signature or the host is not trusted
@@ -76,7 +62,7 @@ class MessageVerifier:
     @staticmethod
     def _why_not(
         certificate: certificates.HostCertificate,
-        trust: TrustAnchors,
+        trust: trust_store.TrustAnchors,
         trace: trace_message.BootTrace,
         now_s: float,
     ) -> str:
@@ -90,7 +76,9 @@ class MessageVerifier:
             return f"it was recorded {now_s - trace.recorded_s:.0f} s ago by this host's clock"
         return ""
 
-    def verify_request(self, payload: object, trust: TrustAnchors) -> decision_messages.ImageWanted:
+    def verify_request(
+        self, payload: object, trust: trust_store.TrustAnchors
+    ) -> decision_messages.ImageWanted:
         """Return a request of the decision service; raises as :meth:`verify_trace`."""
         signed = decision_messages.decode(payload, decision_messages.Signed)
         request = signed_messages.verify_from_service(

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The WSGI application: serves ranges of images, and flattens deltas into images.
 
-``GET /v1/images/<id>/file`` answers a range as Glance does for a store with ranges. ``PUT
+``GET /v1/images/<id>/file`` answers a range as Glance does for a store with ranges; hosts with a
+grant also get the record, at ``/v1/images/<id>``. ``PUT
 /v1/images/<id>/delta`` flattens a delta and its backing image into an image, and answers with
 lines of JSON meanwhile. Nothing is read before the token is validated.
 """
 
+import contextlib
 import functools
 import http
 import logging
 import traceback
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import flask
@@ -22,7 +25,10 @@ from werkzeug import exceptions
 from acstor_common.identity import token_validation
 from acstor_common.model import ids
 from acstor_common.service import tracing
+from acstor_common.wire import image_grants
+from acstor_glance.client import trust_store
 from acstor_glance.gateway import gateway_metrics
+from acstor_glance.gateway import grant_check
 from acstor_glance.gateway import http_errors
 from acstor_glance.gateway import image_lookup
 from acstor_glance.gateway import range_reader
@@ -59,7 +65,8 @@ def make_app(
     uploader = image_upload.ImageUploader(conf, lookup, image_stores.default_driver)
     ratio = conf.acstor_glance.max_expansion_ratio
     jobs = flatten_jobs.FlattenJobs(lookup, reader, uploader, ratio, counters)
-    plain = make_plain_app(reader, jobs)
+    grants = grant_check.GrantCheck(conf, lookup, trust_store.TrustStore(conf))
+    plain = make_plain_app(lookup, reader, jobs, grants)
     guarded = token_validation.TokenCheck(
         plain, conf, functools.partial(_unavailable, counters), KEYSTONE_UNAVAILABLE
     )
@@ -85,13 +92,23 @@ def _unavailable(
     return webob.exc.HTTPServiceUnavailable(body=body, content_type="application/json")
 
 
-def make_plain_app(reader: range_reader.RangeReader, jobs: flatten_jobs.FlattenJobs) -> flask.Flask:
+def make_plain_app(
+    lookup: image_lookup.ImageLookup,
+    reader: range_reader.RangeReader,
+    jobs: flatten_jobs.FlattenJobs,
+    grants: grant_check.GrantCheck,
+) -> flask.Flask:
     """Return the application without token validation: it trusts the environment."""
     app = flask.Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = 0
     app.add_url_rule("/", "versions", lambda: _json(VERSIONS))
     app.add_url_rule("/healthz", "healthz", lambda: _json({"status": "ok"}))
-    app.add_url_rule("/v1/images/<image_id>/file", "file", lambda image_id: _file(reader, image_id))
+    app.add_url_rule(
+        "/v1/images/<image_id>", "record", lambda image_id: _record(lookup, grants, image_id)
+    )
+    app.add_url_rule(
+        "/v1/images/<image_id>/file", "file", lambda image_id: _file(reader, grants, image_id)
+    )
     app.add_url_rule(
         "/v1/images/<image_id>/delta",
         "delta",
@@ -102,12 +119,43 @@ def make_plain_app(reader: range_reader.RangeReader, jobs: flatten_jobs.FlattenJ
     return app
 
 
-def _file(reader: range_reader.RangeReader, image_id: str) -> flask.Response:
+def _record(
+    lookup: image_lookup.ImageLookup, grants: grant_check.GrantCheck, image_id: str
+) -> flask.Response:
+    """Answer a host without rights in Glance; others ask Glance."""
+    wanted = _image_id(image_id)
+    if image_grants.GRANT_HEADER not in flask.request.headers:
+        raise exceptions.Forbidden("without a grant ask Glance for the record")
+    with _permitted(grants, wanted, "") as caller:
+        return _json(lookup.fetch_public_record(wanted, caller))
+
+
+@contextlib.contextmanager
+def _permitted(
+    grants: grant_check.GrantCheck, wanted: ids.ImageId, rest: str
+) -> Iterator[image_lookup.Caller]:
+    """Yield the caller's credentials, or the gateway's own if the request has a valid grant."""
+    headers, caller = flask.request.headers, _caller()
+    if image_grants.GRANT_HEADER not in headers:
+        yield caller
+        return
+    path = f"/v1/images/{wanted}{rest}"
+    target = image_grants.target_of(path, headers.get("Range", ""))
+    with grants.permit(grant_check.Request(wanted, target, dict(headers))) as own:
+        yield own
+
+
+def _file(
+    reader: range_reader.RangeReader, grants: grant_check.GrantCheck, image_id: str
+) -> flask.Response:
     request = flask.request
     if request.method != "GET":
         raise exceptions.MethodNotAllowed(["GET"])
-    wanted, caller = _image_id(image_id), _caller()
-    with tracing.Span("acstor_range_read", image=wanted) as span:
+    wanted = _image_id(image_id)
+    with (
+        _permitted(grants, wanted, "/file") as caller,
+        tracing.Span("acstor_range_read", image=wanted) as span,
+    ):
         answer = reader.read_range(wanted, request.headers.get("Range", ""), caller)
         span.add_results(bytes=len(answer.data))
     headers = {

@@ -47,6 +47,7 @@ _BARE = image_record.SERVED_CONTAINER_FORMAT
 _PERMITTED = frozenset({200, 204, 206, 400, 416})
 """Answers that mean permission; Glance decides before it looks at range and store."""
 _PASSED_ON = frozenset({401, 403, 404})
+_LOCATIONS = frozenset({"locations", "direct_url"})  # they may hold passwords of stores
 
 
 class Caller(NamedTuple):
@@ -120,10 +121,24 @@ class ImageLookup:
         self, image_id: ids.ImageId, caller: Caller, timeout_s: float = glance_conf.TIMEOUT_S
     ) -> image_record.Image:
         """Return the current record of an image, as the caller sees it."""
-        answer = self._get(f"/v2/images/{image_id}", caller, timeout_s=timeout_s)
-        if answer.status_code != http.HTTPStatus.OK:
-            raise self._refusal(answer.status_code, "whether there is such an image")
-        return self._decoded(answer, image_record.Image.from_record)
+        return self._fetch_record(image_id, caller, image_record.Image.from_record, timeout_s)
+
+    def fetch_public_record(self, image_id: ids.ImageId, caller: Caller) -> dict[str, Any]:
+        """Return the record of an image as Glance has it, without its locations."""
+        found = self._fetch_record(image_id, caller, dict)
+        return {name: value for name, value in found.items() if name not in _LOCATIONS}
+
+    def own_caller(self) -> Caller:
+        """Return the credentials of the gateway itself."""
+        return Caller(self._of_keystone(self._glance.get_token))
+
+    def own_project_id(self) -> str:
+        """Return the project of the gateway's user."""
+        return self._of_keystone(self._glance.get_project_id)
+
+    def forget_own_token(self) -> None:
+        """Authenticate again at the next :meth:`own_caller`."""
+        self._glance.invalidate()
 
     def quota_left(self, caller: Caller) -> int | None:
         """Return the rest of the quota of the caller's project, in bytes; None: unknown.
@@ -147,6 +162,27 @@ class ImageLookup:
     def invalidate(self, image_id: ids.ImageId, caller: Caller) -> None:
         """Drop the cached answer for this caller."""
         self._known.invalidate((caller.cache_key, image_id))
+
+    def _of_keystone(self, ask: Callable[[], str | None]) -> str:
+        try:
+            return ask() or ""
+        except exceptions.ClientException as error:
+            self._fault.log_warning(f"Keystone, for the gateway's user: {error}")
+            self._counters.count_service_fault("keystone")
+            words = f"Keystone does not authenticate the gateway's user: {type(error).__name__}"
+            raise http_errors.HttpError(http.HTTPStatus.BAD_GATEWAY, words) from error
+
+    def _fetch_record(
+        self,
+        image_id: ids.ImageId,
+        caller: Caller,
+        parse: Callable[[dict[str, Any]], T],
+        timeout_s: float = glance_conf.TIMEOUT_S,
+    ) -> T:
+        answer = self._get(f"/v2/images/{image_id}", caller, timeout_s=timeout_s)
+        if answer.status_code != http.HTTPStatus.OK:
+            raise self._refusal(answer.status_code, "whether there is such an image")
+        return self._decoded(answer, parse)
 
     def _fetch_image(self, image_id: ids.ImageId, caller: Caller) -> ReadableImage:
         image = _image_of(image_id, self.fetch_record(image_id, caller))

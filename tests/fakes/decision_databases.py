@@ -25,6 +25,7 @@ from acstor_decision.db import boot_queries
 from acstor_decision.db import checkpoint_failure_queries
 from acstor_decision.db import connection_url
 from acstor_decision.db import database
+from acstor_decision.db import grant_queries
 from acstor_decision.db import image_queries
 from acstor_decision.db import listener_queries
 from acstor_decision.db import models
@@ -322,6 +323,28 @@ class Suite:
             store.change_enrolment("h1", functools.partial(_in_state, state))
             assert store.needed_images(0, 0, 9).image_ids == needed
         assert store.needed_images(0, 0, 9).heard_s is None
+
+    def test_image_is_grantable_for_an_hour_or_while_a_host_lacks_bytes_of_it(
+        self, store: database.Database
+    ) -> None:
+        named, needed = (f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(2))
+        store.change_enrolment("h1", functools.partial(_in_state, "enrolled"))
+        for image_id in (named, needed, needed):
+            store.record_named_image(image_id, 1000.0)
+        assert store.is_grantable(named, 1000.0 + grant_queries.LINGER_S)
+        assert not store.is_grantable("7d2c1f9e-5d6b-4a5c-9c61-000000000009", 1000.0)
+        late_s = 1001.0 + grant_queries.LINGER_S
+        held = {needed: decision_messages.HeldImage(fill=FILLING)}
+        store.record_samples({"h1": (sample("h1", late_s, images=held), 0)})
+        store.delete_stale(late_s)
+        assert not store.is_grantable(named, 1000.0)  # its row is gone
+        assert store.is_grantable(needed, late_s)
+        for state, is_grantable in (("revoked", False), ("enrolled", True)):
+            store.change_enrolment("h1", functools.partial(_in_state, state))
+            assert store.is_grantable(needed, late_s) is is_grantable
+        held = {needed: decision_messages.HeldImage(fill=OWNED)}
+        store.record_samples({"h1": (sample("h1", late_s, images=held), 0)})
+        assert not store.is_grantable(needed, late_s)
 
     def test_what_silent_hosts_told_of_images_is_forgotten(self, store: database.Database) -> None:
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"

@@ -27,9 +27,9 @@ from acstor_common.wire import message_bus
 from acstor_common.wire import signed_messages
 from acstor_common.wire import trace_message
 from acstor_glance.boot import trace_store
+from acstor_glance.client import trust_store
 from acstor_glance.controller import bus_server
 from acstor_glance.controller import message_verifier
-from acstor_glance.controller import trust_store
 from tests.fakes import cloud_keys
 from tests.fakes import hosts
 from tests.lab import agents

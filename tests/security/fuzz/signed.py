@@ -4,6 +4,8 @@
 What is damaged is signed anew by the host, or by the decision service, whose it is.
 """
 
+import base64
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +18,7 @@ from acstor_common.identity import certificates
 from acstor_common.identity import signing
 from acstor_common.ring import hash_ring
 from acstor_common.wire import decision_messages
+from acstor_common.wire import image_grants
 from acstor_common.wire import signed_messages
 from tests.security.fuzz import said
 from tests.security.fuzz import trusted
@@ -109,4 +112,47 @@ SIGNED_TABLE = Target(
     floor_bytes=said.RING.floor_bytes,
 )
 
-ALL = (SIGNED_SAMPLE, SIGNED_TRACE, SIGNED_TASK, SIGNED_TABLE)
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+GRANT_S = 1.8e9
+_ASKED = image_grants.GrantRequest("h1", IMAGE, GRANT_S)
+
+
+def _use_grant(data: bytes) -> image_grants.ImageGrant:
+    """Send the gateway a grant with a proof by the host, if there is something to prove."""
+    headers = {image_grants.GRANT_HEADER: base64.urlsafe_b64encode(data).decode()}
+    target = image_grants.target_of(f"/v1/images/{IMAGE}/file", "bytes=0-9")
+    with contextlib.suppress(msgspec.DecodeError, ValueError, RecursionError):
+        grant = msgspec.json.decode(data, type=decision_messages.Signed)
+        headers |= image_grants.headers_of(grant, target, trusted.HOST_KEY, GRANT_S)
+    return image_grants.verify_use(headers, target, SIGNERS, {"h2": 1 << 40}, GRANT_S)
+
+
+def _grant_seeds() -> list[bytes]:
+    certificate = certificates.read_host_certificate(trusted.CERTIFICATE, trusted.CA)
+    made = image_grants.new_grant(_ASKED, certificate, trusted.CA_KEY, GRANT_S)
+    return [msgspec.json.encode(made)]
+
+
+def _check_grant(taken: image_grants.ImageGrant, _data: bytes) -> None:
+    assert abs(taken.issued_s - GRANT_S) <= image_grants.LIFETIME_S + image_grants.SKEW_S
+    assert taken.host != "h2"
+
+
+SIGNED_GRANT_REQUEST = _host_target("signed_grant_request", signing.IMAGE_GRANT_WANTED, _ASKED)
+IMAGE_GRANT = Target(
+    "image_grant",
+    _use_grant,
+    REFUSALS,
+    _grant_seeds,
+    _check_grant,
+    _mend(signing.IMAGE_GRANT, trusted.CA_KEY),
+)
+
+ALL = (
+    SIGNED_SAMPLE,
+    SIGNED_TRACE,
+    SIGNED_TASK,
+    SIGNED_TABLE,
+    SIGNED_GRANT_REQUEST,
+    IMAGE_GRANT,
+)

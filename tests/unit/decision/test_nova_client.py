@@ -146,3 +146,59 @@ def test_few_wait_while_nova_accepts_and_does_not_answer(configure, web):
 def test_without_a_user_nobody_is_asked(configure):
     with pytest.raises(nova_client.NovaUnreachable, match="auth_type is not set"):
         nova_client.NovaClient(configure()).list_aggregates()
+
+
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+USERS = f"servers/detail?image={IMAGE}&all_tenants=1&limit={nova_client.PAGE}"
+
+
+def user_of(image, host, task=None, server_id=SERVER):
+    return {
+        "id": server_id,
+        "OS-EXT-SRV-ATTR:host": host,
+        "OS-EXT-STS:task_state": task,
+        "image": image,
+    }
+
+
+@pytest.mark.parametrize(
+    ("image", "host", "task", "is_used"),
+    [
+        ({"id": IMAGE}, "h1", None, True),
+        ({"id": IMAGE}, "h2", None, False),  # it is no host of acstor
+        ({"id": IMAGE}, None, None, False),  # shelved
+        ({"id": IMAGE}, None, "spawning", True),
+        ({"id": IMAGE}, "h2", "migrating", True),
+        ({"id": OTHER}, "h1", None, False),  # the filter was ignored
+        ("", "h1", None, False),  # it boots from a volume
+    ],
+)
+def test_image_is_used_by_servers_on_hosts_of_acstor_or_on_their_way(
+    client, image, host, task, is_used
+):
+    client.says(USERS, {"servers": [user_of(image, host, task)]})
+    assert client.is_image_used(IMAGE, {"h1"}.__contains__, "h1") is is_used
+
+
+def test_servers_of_an_image_are_looked_for_on_all_pages(client):
+    more = {"servers_links": [{"rel": "next", "href": "anywhere"}]}
+    client.says(USERS, {"servers": [user_of({"id": IMAGE}, "h2")], **more})
+    third = user_of({"id": IMAGE}, "h1", server_id=OTHER)
+    client.says(f"{USERS}&marker={SERVER}", {"servers": [third]})
+    assert client.is_image_used(IMAGE, {"h1"}.__contains__)
+    assert not client.is_image_used(IMAGE, {"h3"}.__contains__)
+
+
+@pytest.mark.parametrize("answer", [[], {}, {"servers": 1}, {"servers": [{}]}, None])
+def test_whether_an_image_is_used_is_not_known_from_what_is_odd(client, answer):
+    client.says(USERS, answer)
+    with pytest.raises(nova_client.NovaUnreachable):
+        client.is_image_used(IMAGE, {"h1"}.__contains__)
+
+
+def test_who_is_not_told_hosts_does_not_know_whether_an_image_is_used(client):
+    told = user_of({"id": IMAGE}, "h1")
+    del told["OS-EXT-SRV-ATTR:host"]
+    client.says(USERS, {"servers": [told]})
+    with pytest.raises(nova_client.NovaUnreachable, match="does not tell hosts"):
+        client.is_image_used(IMAGE, {"h1"}.__contains__)

@@ -9,8 +9,8 @@ from acstor_common.identity import signing
 from acstor_common.wire import decision_messages
 from acstor_common.wire import signed_messages
 from acstor_common.wire import trace_message
+from acstor_glance.client import trust_store
 from acstor_glance.controller import message_verifier
-from acstor_glance.controller import trust_store
 from tests.fakes import cloud_keys
 
 NOW_S = 1_800_000_000.0
@@ -134,7 +134,7 @@ def test_rates_of_hosts_take_bounded_memory(listener):
 
 
 def test_before_anybody_is_known_nobody_is_believed(listener):
-    listener.trust = message_verifier.NO_TRUST
+    listener.trust = trust_store.NO_TRUST
     with pytest.raises(errors.NotAuthenticated, match="no authority is known here yet"):
         listener.verify_trace(sent(trace()))
     with pytest.raises(errors.NotAuthenticated):

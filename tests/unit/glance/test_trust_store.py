@@ -10,7 +10,7 @@ from keystoneauth1 import exceptions
 from acstor_common import errors
 from acstor_common.ring import hash_ring
 from acstor_glance.client import glance_client
-from acstor_glance.controller import trust_store
+from acstor_glance.client import trust_store
 from tests.fakes import cloud_keys
 from tests.fakes import glance_options
 

@@ -7,6 +7,7 @@ The last known keys apply while the service is away; without any, no message is 
 import logging
 import pathlib
 import threading
+from typing import NamedTuple
 
 import msgspec
 from oslo_config import cfg
@@ -18,7 +19,6 @@ from acstor_common.ring import hash_ring
 from acstor_common.util import log_once
 from acstor_common.util import supervision
 from acstor_glance.client import decision_client
-from acstor_glance.controller import message_verifier
 
 LOG = logging.getLogger(__name__)
 
@@ -34,17 +34,31 @@ class _AuthorityAnswer(msgspec.Struct, frozen=True):
     revoked: dict[str, int] = {}
 
 
+class TrustAnchors(NamedTuple):
+    """Keys that messages and grants are verified against.
+
+    :param revoked: by host: certificates that begin before this wall-clock time are refused
+    """
+
+    ca: bytes  # PEM of the authorities for host certificates; empty: no host is trusted
+    signers: tuple[signing.PublicKey, ...]
+    revoked: dict[str, int]
+
+
+NO_TRUST = TrustAnchors(b"", (), {})
+
+
 class TrustStore:
     """Trusted keys, refreshed by a thread; thread-safe."""
 
     def __init__(self, conf: cfg.ConfigOpts, *, retry_s: float = RETRY_S) -> None:
         self._conf, self._retry_s = conf, retry_s
-        self._trust = message_verifier.NO_TRUST
+        self._trust = NO_TRUST
         self._stopping = threading.Event()
         self._fault = log_once.LogOnce(LOG)
         self._service = decision_client.DecisionClient(conf)
 
-    def trust_anchors(self) -> message_verifier.TrustAnchors:
+    def trust_anchors(self) -> TrustAnchors:
         """Return the keys, as last known."""
         return self._trust
 
@@ -85,17 +99,13 @@ class TrustStore:
         self._trust = parse_trust(answer.ca.encode(), answer.signers.encode(), answer.revoked)
 
 
-def parse_trust(
-    ca: bytes, signers: bytes, revoked: dict[str, int]
-) -> message_verifier.TrustAnchors:
+def parse_trust(ca: bytes, signers: bytes, revoked: dict[str, int]) -> TrustAnchors:
     """Parse trusted keys; empty ones trust no host or no service."""
     if ca:
         certificates.read_ca(ca)
     if len(revoked) > hash_ring.MAX_REVOKED:
         raise errors.NotAuthenticated("what is revoked", f"{len(revoked)} hosts are too many")
-    return message_verifier.TrustAnchors(
-        ca, signing.read_public_keys(signers) if signers else (), revoked
-    )
+    return TrustAnchors(ca, signing.read_public_keys(signers) if signers else (), revoked)
 
 
 def _read(path: pathlib.Path) -> bytes:

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Issues grants: permissions of hosts to read an image that servers use.
+
+Any enrolled host gets a grant for an image in use, because hosts read images on behalf of others.
+Nova says which images are in use, or an operator's request; the host's word counts only afterwards,
+while hosts still lack bytes of the image (:mod:`acstor_decision.db.grant_queries`).
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+from typing import Final
+
+from acstor_common import errors
+from acstor_common.identity import certificates
+from acstor_common.identity import replay_filter
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.util import lru_table
+from acstor_common.util import token_buckets
+from acstor_common.wire import decision_messages
+from acstor_common.wire import image_grants as messages
+from acstor_common.wire import message_bus
+from acstor_common.wire import signed_messages
+from acstor_decision import nova_client
+from acstor_decision.db import database
+from acstor_decision.identity import trust_state
+
+LOG = logging.getLogger(__name__)
+
+USED_S: Final = 60.0  # how long an image counts as in use without another look
+UNUSED_S: Final = 2.0  # the same for one not in use; servers start meanwhile
+MAX_KNOWN: Final = 16_384
+RATE: Final = token_buckets.Rate(per_s=16.0, burst=512.0)  # requests of one host
+MAX_FRESH: Final = 16_384  # remembered requests of one host: RATE for the age of a replay
+
+
+class NotInUse(errors.AcstorError):
+    """No server uses the image."""
+
+    def __str__(self) -> str:
+        return "no server uses this image, and no operator requested it on hosts"
+
+
+class ImageGrants:
+    """Handles requests for grants; thread-safe."""
+
+    def __init__(
+        self,
+        store: database.Database,
+        nova: nova_client.NovaClient,
+        trust: Callable[[], trust_state.TrustState],
+        *,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._nova, self._trust = store, nova, trust
+        self._wall, self._clock = wall, clock
+        self._lock = threading.Lock()
+        self._rates: token_buckets.TokenBuckets[str] = token_buckets.TokenBuckets(
+            RATE, hash_ring.MAX_HOSTS
+        )
+        self._fresh: dict[str, replay_filter.ReplayFilter] = {}  # by enrolled host
+        # Whether an image is in use, and until when that counts.
+        self._known: lru_table.LruTable[str, tuple[bool, float]] = lru_table.LruTable(MAX_KNOWN)
+        self._warnings = message_bus.ThrottledWarnings(clock)
+
+    def rpc_methods(self) -> Mapping[str, Callable[[object], dict[str, Any]]]:
+        """Return the RPC handlers by method name."""
+        return {messages.REQUEST_GRANT: self.request_grant}
+
+    def request_grant(self, payload: object) -> dict[str, Any]:
+        """Return a signed response to a host's request; called in threads of the message bus."""
+        try:
+            response = self._response(*self._checked(payload))
+        except (errors.NotAuthenticated, errors.RemoteProtocolError) as e:
+            self._warnings.log_line("grants: %s", e)
+            response = messages.GrantResponse(host="", sent_s=0.0, why=str(e)[:1024])
+        signed = signed_messages.sign_payload(
+            response, signing.IMAGE_GRANT_ANSWER, self._trust().signer
+        )
+        return decision_messages.encode(signed)
+
+    def _checked(
+        self, payload: object
+    ) -> tuple[certificates.HostCertificate, messages.GrantRequest]:
+        signed = decision_messages.decode(payload, decision_messages.Signed)
+        trust, now_s = self._trust(), self._wall()
+        certificate, request = signed_messages.verify_from_host(
+            signed, signing.IMAGE_GRANT_WANTED, trust.ca, messages.GrantRequest
+        )
+        what = f"a request of {request.host} for a grant"
+        if certificate.host != request.host:
+            raise errors.NotAuthenticated(what, f"{certificate.host} has signed it")
+        if fault := trust.why_untrusted(certificate, now_s):
+            raise errors.NotAuthenticated(what, fault)
+        with self._lock:
+            its = self._fresh.setdefault(request.host, replay_filter.ReplayFilter(MAX_FRESH))
+            fault = its.check_and_remember(
+                (request.image_id, request.sent_s), request.sent_s, now_s
+            )
+        if fault:
+            raise errors.NotAuthenticated(what, fault)
+        return certificate, request
+
+    def _response(
+        self, certificate: certificates.HostCertificate, request: messages.GrantRequest
+    ) -> messages.GrantResponse:
+        why, may_pass, grant = "", False, None
+        try:
+            self._check_rate(request.host)
+            self._check_use(request)
+            signer = self._trust().signer
+            grant = messages.new_grant(request, certificate, signer, self._wall())
+        except NotInUse as e:
+            why = str(e)
+            words = (request.host, request.image_id, why)
+            self._warnings.log_line("%s gets no grant for image %s: %s", *words)
+        except nova_client.NovaBusy as e:  # not logged: a flood of requests would flood the log
+            why, may_pass = str(e), True
+        except nova_client.NovaUnreachable as e:
+            why, may_pass = f"Nova does not say whether a server uses this image: {e.why}", True
+        except database.DatabaseError:  # its address is not for hosts
+            why, may_pass = "the database is away", True
+        return messages.GrantResponse(
+            host=request.host,
+            sent_s=request.sent_s,
+            grant=grant,
+            why=why[:1024],
+            may_pass=may_pass,
+        )
+
+    def _check_rate(self, host: str) -> None:
+        with self._lock:
+            may_ask = self._rates.try_take(host, 1.0, self._clock())
+        if not may_ask:
+            raise nova_client.NovaBusy(
+                f"{host} requests more than {RATE.per_s:.0f} grants a second"
+            )
+
+    def _check_use(self, request: messages.GrantRequest) -> None:
+        """Raise NotInUse, or NovaUnreachable if that is unknown."""
+        with self._lock:
+            is_used, until_s = self._known.get_as_used(request.image_id) or (False, 0.0)
+        if self._clock() >= until_s:
+            is_used = self._look(request)
+            until_s = self._clock() + (USED_S if is_used else UNUSED_S)
+            with self._lock:
+                self._known[request.image_id] = is_used, until_s
+        if not is_used:
+            raise NotInUse
+
+    def _look(self, request: messages.GrantRequest) -> bool:
+        image_id, now_s = ids.parse_image_id(request.image_id), self._wall()
+        try:
+            if self._nova.is_image_used(image_id, self._trust().is_enrolled, request.host):
+                self._store.record_named_image(image_id, now_s)
+                return True
+        except nova_client.NovaUnreachable:
+            if self._store.is_grantable(image_id, now_s):
+                return True
+            raise
+        return self._store.is_grantable(image_id, now_s)

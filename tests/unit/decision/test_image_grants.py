@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts get grants for images that Nova names or an operator wants on hosts, and no others."""
+
+import pytest
+
+from acstor_common.identity import signing
+from acstor_common.wire import decision_messages
+from acstor_common.wire import image_grants as messages
+from acstor_common.wire import signed_messages
+from acstor_decision import image_grants
+from acstor_decision import nova_client
+from acstor_decision.db import database
+from acstor_decision.db import grant_queries
+from tests.fakes import decision_databases
+from tests.fakes import enrolled_hosts
+
+NOW_S = 1_800_000_000.0
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+UNUSED = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
+FILLING = decision_databases.FILLING
+OWNED = decision_databases.OWNED
+
+pytestmark = pytest.mark.allow_log("gets no grant for image|^grants: ")
+
+
+class Nova:
+    """Says that servers use some images, or nothing."""
+
+    def __init__(self):
+        self.used, self.fault, self.asked = {IMAGE}, None, []
+
+    def is_image_used(self, image_id, is_member, requester):
+        self.asked.append(image_id)
+        assert is_member("h1")
+        assert not is_member("h9")
+        assert requester == "h1"
+        if self.fault:
+            raise self.fault
+        return image_id in self.used
+
+
+class Service:
+    """The decision service as hosts see it."""
+
+    def __init__(self, conf, store):
+        self.now_s = NOW_S
+        self.hosts = enrolled_hosts.EnrolledHosts(conf, store, lambda: self.now_s)
+        for host in ("h1", "h2"):
+            self.hosts.identity(host)
+        self.nova, self.store = Nova(), store
+        self.grants = image_grants.ImageGrants(
+            store,
+            self.nova,
+            self.hosts.keeper.load_trust_state,
+            wall=lambda: self.now_s,
+            clock=lambda: self.now_s,
+        )
+
+    def passes(self, seconds):
+        self.now_s += seconds
+
+    def send(self, request, by="h1", purpose=signing.IMAGE_GRANT_WANTED):
+        signed = signed_messages.sign_payload(request, purpose, *self.hosts.identity(by))
+        return self.answer(decision_messages.encode(signed))
+
+    def answer(self, payload):
+        trust = self.hosts.keeper.load_trust_state()
+        signers = signing.read_public_keys(trust.signers)
+        said = decision_messages.decode(
+            self.grants.request_grant(payload), decision_messages.Signed
+        )
+        return signed_messages.verify_from_service(
+            said, signing.IMAGE_GRANT_ANSWER, signers, messages.GrantResponse
+        )
+
+    def ask(self, image_id=IMAGE, host="h1", **by):
+        self.passes(0.001)  # a request is taken once
+        return self.send(messages.GrantRequest(host, image_id, self.now_s), **by)
+
+
+@pytest.fixture
+def service(configure, store):
+    return Service(configure(), store)
+
+
+def test_host_gets_a_grant_for_an_image_that_a_server_uses(service):
+    given = service.ask()
+    assert (given.why, given.host) == ("", "h1")
+    trust = service.hosts.keeper.load_trust_state()
+    grant = signed_messages.verify_from_service(
+        given.grant,
+        signing.IMAGE_GRANT,
+        signing.read_public_keys(trust.signers),
+        messages.ImageGrant,
+    )
+    assert (grant.host, grant.image_id, grant.issued_s) == ("h1", IMAGE, service.now_s)
+    key = signing.read_key(service.hosts.identity("h1")[0]).public_key()
+    assert signing.read_public_keys(grant.host_key.encode()) == (key,)
+
+
+@pytest.mark.expect_log("h1 gets no grant for image .*: no server uses this image")
+def test_image_that_no_server_uses_is_refused_until_one_does(service):
+    refused = service.ask(UNUSED)
+    assert (refused.grant, refused.may_pass) == (None, False)
+    assert "no server uses this image" in refused.why
+    service.nova.used.add(UNUSED)
+    assert service.ask(UNUSED).grant is None  # it was looked up just now
+    service.passes(image_grants.UNUSED_S)
+    assert service.ask(UNUSED).grant is not None
+
+
+def test_nova_is_asked_once_a_minute_for_an_image(service):
+    for _ in range(20):
+        assert service.ask().grant is not None
+    assert service.nova.asked == [IMAGE]
+    service.passes(image_grants.USED_S)
+    service.ask()
+    assert service.nova.asked == [IMAGE] * 2
+
+
+@pytest.mark.parametrize(
+    "fault", [nova_client.NovaUnreachable("HTTP 503"), nova_client.NovaBusy("many")]
+)
+def test_without_nova_images_named_lately_are_granted_and_others_wait(service, fault):
+    assert service.ask().grant is not None
+    service.nova.fault = fault
+    service.passes(grant_queries.LINGER_S - 60)
+    assert service.ask().grant is not None
+    waits = service.ask(UNUSED)
+    assert (waits.grant, waits.may_pass) == (None, True)
+    service.passes(120)
+    assert service.ask().may_pass
+
+
+def report(service, fill, host="h2", task=None):
+    held = {IMAGE: decision_messages.HeldImage(fill=fill, task=task)}
+    sample = decision_databases.sample(host, service.now_s, images=held)
+    service.store.record_samples({host: (sample, 0)})
+
+
+def test_image_that_nova_named_once_is_granted_while_a_host_lacks_bytes_of_it(service):
+    """As that of an unshelved server, whose image Nova names during the start only."""
+    report(service, FILLING)
+    service.nova.used.clear()
+    assert service.ask().grant is None  # the host's word alone is not enough
+    service.nova.used.add(IMAGE)
+    service.passes(60)
+    assert service.ask().grant is not None
+    service.nova.used.clear()
+    service.passes(2 * grant_queries.LINGER_S)
+    report(service, FILLING)
+    service.store.delete_stale(service.now_s)
+    assert service.ask().grant is not None
+    report(service, OWNED)
+    service.passes(image_grants.USED_S)
+    assert service.ask().grant is None
+    service.store.delete_stale(service.now_s)
+    report(service, FILLING)  # it is too late to claim that
+    service.passes(image_grants.UNUSED_S)
+    assert service.ask().grant is None
+
+
+def test_what_a_revoked_or_silent_host_needs_does_not_count(service):
+    assert service.ask().grant is not None
+    service.nova.used.clear()
+    service.passes(2 * grant_queries.LINGER_S)
+    assert service.ask().grant is None
+    report(service, FILLING)
+    service.passes(image_grants.UNUSED_S)
+    assert service.ask().grant is not None
+    service.hosts.keeper.revoke_host("h2")
+    service.passes(image_grants.USED_S)
+    assert service.ask().grant is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_granted"),
+    [
+        (decision_messages.TaskKind.PRE_SEED, True),
+        (decision_messages.TaskKind.HYDRATE, True),
+        (decision_messages.TaskKind.PREFETCH_BOOT_IMAGE, False),
+        (decision_messages.TaskKind.UNPIN, False),
+    ],
+)
+def test_operator_who_wants_an_image_on_hosts_names_it(service, kind, is_granted):
+    task = decision_messages.ImageTask(request=1, kind=kind, image_id=UNUSED)
+    service.store.record_task(["h2"], task, service.now_s)
+    assert (service.ask(UNUSED).grant is not None) is is_granted
+
+
+def test_request_of_somebody_else_is_refused(service):
+    refused = service.ask(host="h2", by="h1")
+    assert refused.grant is None
+    assert "h1 has signed it" in refused.why
+    assert "none of the keys" in service.ask(purpose=signing.SAMPLE).why
+
+
+def test_request_is_taken_once_and_in_its_time(service):
+    request = messages.GrantRequest("h1", IMAGE, service.now_s)
+    assert service.send(request).grant is not None
+    assert "taken before" in service.send(request).why
+    for sent_s in (service.now_s - 1000, service.now_s + 1000):
+        assert service.send(messages.GrantRequest("h1", IMAGE, sent_s)).grant is None
+
+
+def test_revoked_host_gets_no_grant(service):
+    service.hosts.keeper.revoke_host("h1")
+    refused = service.ask()
+    assert (refused.grant, refused.why.count("revoked")) == (None, 1)
+
+
+@pytest.mark.parametrize("payload", [None, 5, {}, {"payload": "{}", "signature": "A"}])
+def test_malformed_request_is_refused(service, payload):
+    assert service.answer(payload).grant is None
+    assert service.nova.asked == []
+
+
+def test_host_that_asks_too_often_waits_and_others_do_not(service):
+    answers = [service.ask() for _ in range(int(image_grants.RATE.burst) + 50)]
+    assert any(said.may_pass and "grants a second" in said.why for said in answers)
+    assert service.ask(host="h2", by="h2").grant is not None
+
+
+def test_without_a_database_the_host_may_retry(service, monkeypatch):
+    def fail(*_arguments):
+        raise database.DatabaseError("db.example", "gone")
+
+    service.nova.used.clear()
+    monkeypatch.setattr(service.store, "is_grantable", fail)
+    waits = service.ask()
+    assert (waits.grant, waits.may_pass) == (None, True)
+    assert "example" not in waits.why
