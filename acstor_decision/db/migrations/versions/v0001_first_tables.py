@@ -183,6 +183,12 @@ def _create_tasks_and_rings() -> None:
         **MYSQL,
     )
     op.create_table(
+        "grantable_images",  # that hosts may read by grants
+        sa.Column("image_id", sa.String(36), primary_key=True),
+        sa.Column("named_s", sa.Double, nullable=False),
+        **MYSQL,
+    )
+    op.create_table(
         "listeners",
         sa.Column("listener", sa.String(255), primary_key=True),
         sa.Column("reported_s", sa.Double, nullable=False),
