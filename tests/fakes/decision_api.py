@@ -7,7 +7,9 @@ import pathlib
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
+from typing import NamedTuple
 
 from oslo_config import cfg
 from werkzeug import serving
@@ -21,23 +23,34 @@ from tests.fakes import server_threads
 from tests.lab import decision
 
 
+class Answer(NamedTuple):
+    """An answer of a proxy in front of the API."""
+
+    status: str
+    headers: Mapping[str, str] = MappingProxyType({"Content-Type": "text/html"})
+    body: bytes = b"<p>sign in</p>"
+
+
 @contextlib.contextmanager
 def serve(
     folder: pathlib.Path,
     services_url: str,
     proxy_token: str = "",
     policies: Mapping[str, str] | None = None,
+    answers: Mapping[str, Answer] = MappingProxyType({}),
 ) -> Iterator[str]:
     """Serve the database ``decision.sqlite`` of a folder; yield the URL.
 
     :param services_url: where Keystone and Glance answer
     :param proxy_token: a proxy adds this token to requests that only read
+    :param answers: what the proxy answers itself, by path; may change
     """
     conf = _configuration(folder, services_url, policies or {})
     store = database.Database(conf)
     served = app.make_app(conf, store)
     if proxy_token:
         served = _with_token(served, proxy_token)
+    served = _with_answers(served, answers)
     server = serving.make_server("127.0.0.1", 0, served, threaded=True, request_handler=_Handler)
     try:
         with server_threads.serving(server):
@@ -81,6 +94,17 @@ def _with_token(served: middleware.Wsgi, token: str) -> middleware.Wsgi:
         if environ["REQUEST_METHOD"] == "GET":
             environ["HTTP_X_AUTH_TOKEN"] = token
         return served(environ, start_response)
+
+    return proxy
+
+
+def _with_answers(served: middleware.Wsgi, answers: Mapping[str, Answer]) -> middleware.Wsgi:
+    def proxy(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        answer = answers.get(environ["PATH_INFO"])
+        if answer is None:
+            return served(environ, start_response)
+        start_response(answer.status, list(answer.headers.items()))
+        return [answer.body]
 
     return proxy
 

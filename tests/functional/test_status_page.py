@@ -293,6 +293,25 @@ def test_behind_a_proxy_that_adds_the_token_nobody_signs_in(browser, store, serv
         assert browser.evaluate("document.getElementById('sign-out').hidden")
 
 
+def test_page_says_what_a_proxy_answers_instead_of_the_api(browser, store, services, tmp_path):
+    answers: dict[str, decision_api.Answer] = {}
+    with decision_api.serve(tmp_path, services.url, OPERATOR, answers=answers) as address:
+        browser.open(f"{address}/status")
+        browser.wait_for("document.querySelectorAll('#images tr').length")
+        answers["/v1/hosts"] = decision_api.Answer("502 Bad Gateway")
+        update(browser)
+        browser.wait_for(f"{NOTICE}.includes('The API failed: the answer is 502')")
+        answers["/v1/hosts"] = decision_api.Answer("200 OK")
+        update(browser)
+        browser.wait_for(f"{NOTICE}.includes('is not valid JSON')")
+        assert browser.evaluate(IS_SHOWN)
+        elsewhere = {"Location": "http://127.0.0.1:9/login"}
+        answers["/v1/status"] = decision_api.Answer("302 Found", elsewhere)
+        update(browser)
+        browser.wait_for(f"{NOTICE}.includes('asks you to sign in: reload this page')")
+        assert not browser.evaluate(IS_SHOWN)
+
+
 def test_section_that_a_policy_refuses_leaves_the_others(browser, store, services, tmp_path):
     refused = {"acstor:traffic:peers": "!", "acstor:boot:list": "!"}
     with decision_api.serve(tmp_path, services.url, OPERATOR, refused) as address:

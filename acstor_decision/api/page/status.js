@@ -100,6 +100,7 @@ function mib(bytes) {
 
 const percent = (part, whole) => (whole ? ((100 * part) / whole).toFixed(1) : "-");
 const time = (text) => (text ? `${text.slice(0, 19).replace("T", " ")} UTC` : "");
+const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 const entries = (counts) => Object.entries(counts);
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
@@ -195,7 +196,7 @@ function showHosts({ hosts }, counts) {
   const known = counts.up + counts.silent + counts.waiting;
   const titles = ["Host", "State", "Enrolment", "Location", "#V-nodes", "#Epoch", "#Load %",
     "#Cache", "Last Seen"];
-  const caption = hosts.length < MAX_HOSTS ? `${hosts.length} hosts`
+  const caption = hosts.length < MAX_HOSTS ? plural(hosts.length, "host")
     : `The first ${hosts.length} hosts of ${known}: openstack acstor host list shows all`;
   replace("hosts", table(caption, titles, hosts.map(hostRow)));
 }
@@ -222,7 +223,7 @@ function showImages({ images }) {
   const rows = images.toSorted((a, b) => left(b) - left(a) || b.using_hosts - a.using_hosts);
   const titles = ["Name", "ID", "State", "Boot Image", "#Size", "#Hosts", "#In Use",
     "#Fully Cached", "#Local %", "#Boot %", "#Peer %", "#Source %"];
-  const caption = images.length < MAX_IMAGES ? `${images.length} images`
+  const caption = images.length < MAX_IMAGES ? plural(images.length, "image")
     : `The first ${images.length} images by ID: openstack acstor image list shows all`;
   replace("images", table(caption, titles, rows.slice(0, MAX_HOSTS).map((image) => [
     nameCell(image.name ?? ""),
@@ -239,7 +240,7 @@ function showImages({ images }) {
 }
 
 function showBoots({ boots }) {
-  const caption = `The last ${boots.length} boots that hosts reported`;
+  const caption = `The last ${plural(boots.length, "boot")} that hosts reported`;
   const titles = ["Server", "Host", "Began", "#Took s", "#Waited s"];
   replace("boots", table(caption, titles, boots.map((boot) => [
     html("td", {}, html("button", {
