@@ -55,10 +55,7 @@ def run(conf: cfg.ConfigOpts) -> int:
 
     :raises errors.Unusable: an option's value cannot be used
     """
-    signals.install(conf.mutate_config_files)
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+    stopping = _stop_event(conf)
     own, name = conf.acstor_decision, f"{socket.gethostname()}.{os.getpid()}"
     leader_election.check_driver(own.coordination_url)
     tracing.enable(conf, "decision")
@@ -93,6 +90,15 @@ def run(conf: cfg.ConfigOpts) -> int:
         stop_metrics()
         store.close()
     return 0
+
+
+def _stop_event(conf: cfg.ConfigOpts) -> threading.Event:
+    """Install the handlers of signals; return what is set by those that end the service."""
+    signals.install(conf.mutate_config_files)
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    return stopping
 
 
 def _checkpoint_registry(
