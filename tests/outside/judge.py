@@ -21,6 +21,7 @@ from acstor_agent.sources import base
 from acstor_agent.sources import file
 from acstor_agent.sources.wrappers import layout_source
 from acstor_common import errors
+from acstor_common.disks import qcow2_header
 from acstor_common.disks.qcow2_header import RefusalReason
 from acstor_common.formats import chunk_map
 from acstor_common.formats import layout
@@ -97,6 +98,8 @@ def judge_image(name: str, image: pathlib.Path, driver: str, prepare: Prepare) -
         qemu = bounded.why_not_converted(image, driver, raw, MAX_DISK_BYTES)
         if bounded.TOO_LARGE in qemu or qemu == bounded.NO_END:
             return Row(name, qemu, "", Verdict.NOT_COMPARED)
+        if driver == "raw" and not qemu:
+            _drop_padding(raw, image.stat().st_size)
         try:
             is_small = bool(qemu) or raw.stat().st_size <= SMALL_DISK_BYTES
             stored = prepare(image, folder, (64 if is_small else 4096) * geometry.KIB)
@@ -108,6 +111,12 @@ def judge_image(name: str, image: pathlib.Path, driver: str, prepare: Prepare) -
     if qemu:
         return Row(name, qemu, "", Verdict.MILDER)
     return Row(name, "", difference, Verdict.DIFFERENT if difference else Verdict.EQUAL)
+
+
+def _drop_padding(raw: pathlib.Path, size_bytes: int) -> None:
+    """Cut the zeros with which QEMU fills the last sector; it does so with an agent's file too."""
+    if 0 < raw.stat().st_size - size_bytes < qcow2_header.SECTOR_BYTES:
+        os.truncate(raw, size_bytes)
 
 
 def _refused(
