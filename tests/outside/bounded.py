@@ -23,9 +23,9 @@ class Run(NamedTuple):
     said: str
 
 
-def run(words: list[object], max_bytes: int) -> Run:
+def run(words: list[object], max_bytes: int, cpu_s: int = CPU_S) -> Run:
     """Run a tool; ``max_bytes`` limits each file that it writes."""
-    bounds = {"as": MEMORY_BYTES, "cpu": CPU_S, "fsize": max_bytes, "core": 0, "nofile": 256}
+    bounds = {"as": MEMORY_BYTES, "cpu": cpu_s, "fsize": max_bytes, "core": 0, "nofile": 256}
     prefix = ["prlimit", *(f"--{name}={value}" for name, value in bounds.items()), "--"]
     try:
         done = subprocess.run(

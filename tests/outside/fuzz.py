@@ -21,6 +21,7 @@ from tests.outside import overlays
 
 VARIANTS = 8
 MAX_FILE_BYTES = 64 << 20
+STEP_CPU_S = 2  # some changes of refcount_bits take QEMU half a minute
 _CLUSTERS = (512, 1024, 4096, 4096, 16384, 65536, 65536, 65536, 262_144, 2 << 20)
 _BITMAPS = 0x23852875
 
@@ -129,7 +130,7 @@ def make_image(dice: random.Random, folder: pathlib.Path) -> tuple[pathlib.Path,
         raise RuntimeError(f"QEMU does not take {of.options}: {done.said}")
     steps = list(choose_steps(dice, of, str(image)))
     for words in steps:
-        bounded.run(list(words), MAX_FILE_BYTES)
+        bounded.run(list(words), MAX_FILE_BYTES, STEP_CPU_S)
     told = [" ".join(words).replace(str(image), "IMAGE") for words in steps]
     return image, "; ".join([f"{of.source}, {of.size_bytes} bytes, {of.options}", *told])
 
