@@ -149,6 +149,24 @@ def test_round_trip_time_of_a_source_is_that_of_its_link_also_when_it_is_full(
     assert 40 <= rtt_ms < 50  # eight responses share the queue
 
 
+def test_wan_delays_and_counts_what_crosses_it_alone() -> None:
+    wan = network.Wan(1, 50, delay_link.LinkDelay(10.0))
+    with network.Network(3, wan=wan) as net:
+        central, other, edge = net.hosts
+        near_ms, far_ms = ([], [])
+        for times_ms, server in ((near_ms, other), (far_ms, edge)):
+            net.hosts[:] = [central, server]
+            times_ms.extend(float(word) for word in talk(net, ECHO, PING, 20))
+        assert statistics.median(near_ms) < 10 and min(far_ms) >= 20
+        before = net.wan_bytes()
+        tcp_rate.measure_mbit(central, other, settle_s=0.2, length_s=0.5)
+        assert (net.wan_bytes() - before).received < 100_000
+        mbit = tcp_rate.measure_mbit(central, edge, settle_s=1.0, length_s=2.0)
+        crossed = net.wan_bytes() - before
+        assert 0.8 * 50 < mbit < 0.97 * 50
+        assert crossed.received > 10_000_000 > crossed.sent
+
+
 def test_nothing_is_left_and_a_device_that_cannot_be_made_is_named(tmp_path: pathlib.Path) -> None:
     with network.Network(1, delay=delay_link.LinkDelay(1.0)) as net:
         tag = net.run.tag

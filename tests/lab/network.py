@@ -50,6 +50,19 @@ TOOLS = ("ip", "tc", "nsenter")
 
 
 @dataclasses.dataclass(frozen=True)
+class Wan:
+    """A link to a second site, the edge, where the last hosts are; all else is at the central one.
+
+    :param edge_hosts: number of hosts at the edge
+    :param delay: a round trip takes twice its one way
+    """
+
+    edge_hosts: int
+    mbit: float
+    delay: delay_link.LinkDelay
+
+
+@dataclasses.dataclass(frozen=True)
 class LinkBytes:
     """What a link has carried since the network was made, as the kernel counts it.
 
@@ -127,6 +140,7 @@ class Network:
     :param prefix: of all addresses: their first three numbers
     :param delay: of each host's link; two hosts have a round trip of four times its one way
     :param source_delay: the same for the image server
+    :param wan: puts the last hosts at a second site, behind one link
     """
 
     def __init__(
@@ -139,21 +153,26 @@ class Network:
         *,
         delay: delay_link.LinkDelay | None = None,
         source_delay: delay_link.LinkDelay | None = None,
+        wan: Wan | None = None,
     ) -> None:
         if not 1 <= hosts <= HOST_LIMIT:
             raise ValueError(f"a lab has 1 to {HOST_LIMIT} hosts, not {hosts}")
-        for mbit in (link_mbit, source_mbit):
+        for mbit in (link_mbit, source_mbit, wan.mbit if wan else None):
             if mbit is not None and not MIN_MBIT <= mbit <= MAX_MBIT:
                 raise ValueError(f"a link has {MIN_MBIT} to {MAX_MBIT} Mbit/s, not {mbit}")
         if not MIN_MTU <= mtu <= MAX_MTU:
             raise ValueError(f"an MTU is {MIN_MTU} to {MAX_MTU} bytes, not {mtu}")
+        if wan and not 1 <= wan.edge_hosts <= hosts:
+            raise ValueError(f"an edge has 1 to {hosts} of the hosts, not {wan.edge_hosts}")
         self.link_mbit, self.source_mbit, self.mtu = link_mbit, source_mbit, mtu
         self._delay, self._source_delay = delay, source_delay
-        self._links = contextlib.ExitStack()
+        self._wan, self._links = wan, contextlib.ExitStack()
         self.run = runs.Run()
-        self._switch = self.run.namespace("switch")
+        self._switch = Host("switch", self.run.namespace("switch"), "", self.run.folder)
+        self._edge = Host("edge", self.run.namespace("edge"), "", self.run.folder)
         self.source = self._host("source", f"{prefix}{SOURCE_NUMBER}")
         self.hosts = [self._host(f"h{n}", f"{prefix}{n}") for n in range(1, hosts + 1)]
+        self._at_edge = self.hosts[hosts - wan.edge_hosts :] if wan else []
 
     def _host(self, name: str, address: str) -> Host:
         return Host(name, self.run.namespace(name), address, self.run.folder / name)
@@ -177,15 +196,26 @@ class Network:
         self.run.__exit__()
 
     def _make(self) -> None:
-        runs.tool(["ip", "netns", "add", self._switch])
-        switch = Host("switch", self._switch, "", self.run.folder)
-        _without_ipv6(switch)
-        switch.run(["ip", "-batch", "-"], "link add br0 type bridge\nlink set br0 up\n")
+        _make_switch(self._switch)
+        if self._wan:
+            _make_switch(self._edge)
+            self._connect_sites(self._wan)
         for host in self._all:
             host.folder.mkdir()
-            self._connect(switch, host)
+            self._connect(self._switch_of(host), host)
         for host in self._all:
             self._set_neighbours(host)
+
+    def _switch_of(self, host: Host) -> Host:
+        return self._edge if host in self._at_edge else self._switch
+
+    def _connect_sites(self, wan: Wan) -> None:
+        ends = ((self._switch, "wan"), (self._edge, "wan"))
+        self._link_with_delay(ends, wan.delay)
+        for switch, device in ends:
+            port = f"link set {device} mtu {self.mtu} master br0\nlink set {device} up\n"
+            switch.run(["ip", "-batch", "-"], port)
+            _shape(switch, device, wan.mbit)
 
     def _connect(self, switch: Host, host: Host) -> None:
         """Make ``host`` and its link to ``switch``."""
@@ -196,7 +226,7 @@ class Network:
             ends = f"name {host.name} type veth peer name eth0 netns {host.namespace}"
             switch.run(["ip", "link", "add", *ends.split()])
         else:
-            self._connect_with_delay(host, delay)
+            self._link_with_delay(((host, "eth0"), (switch, host.name)), delay)
         port = [
             f"link set {host.name} mtu {self.mtu} master br0",
             f"link set {host.name} up",
@@ -210,13 +240,16 @@ class Network:
         host.run(["ip", "-batch", "-"], "\n".join(address))
         self.shape(host, self.source_mbit if host is self.source else self.link_mbit)
 
-    def _connect_with_delay(self, host: Host, delay: delay_link.LinkDelay) -> None:
+    def _link_with_delay(
+        self, ends: tuple[tuple[Host, str], tuple[Host, str]], delay: delay_link.LinkDelay
+    ) -> None:
         program = self.run.folder / "delay_link"
         if not program.exists():
             delay_link.build(self.run.folder)
-        spaces = (runs.NETNS_FOLDER / host.namespace, runs.NETNS_FOLDER / self._switch)
-        ends = ((spaces[0], "eth0"), (spaces[1], host.name))
-        self._links.enter_context(delay_link.DelayLink(program, ends, delay))
+        (first, device), (other, other_device) = ends
+        spaces = [runs.NETNS_FOLDER / end.namespace for end in (first, other)]
+        devices = ((spaces[0], device), (spaces[1], other_device))
+        self._links.enter_context(delay_link.DelayLink(program, devices, delay))
 
     def _set_neighbours(self, host: Host) -> None:
         """Tell ``host`` the hardware addresses of all others."""
@@ -229,30 +262,46 @@ class Network:
 
     def shape(self, host: Host, mbit: float | None) -> None:
         """Give the link of ``host`` a new rate, both ways; None takes the limit away."""
-        for end, device in ((host, "eth0"), (self._at_switch, host.name)):
-            if mbit is not None:
-                bucket = f"rate {mbit}mbit burst {BURST_BYTES} latency {QUEUE_MS}ms"
-                end.run(["tc", "qdisc", "replace", "dev", device, "root", "tbf", *bucket.split()])
-            elif "tbf" in end.run(["tc", "qdisc", "show", "dev", device]):
-                end.run(["tc", "qdisc", "delete", "dev", device, "root"])
+        for end, device in ((host, "eth0"), (self._switch_of(host), host.name)):
+            _shape(end, device, mbit)
 
     @property
     def _all(self) -> tuple[Host, ...]:
         return (self.source, *self.hosts)
 
-    @property
-    def _at_switch(self) -> Host:
-        return Host("switch", self._switch, "", self.run.folder)
-
     def link_bytes(self) -> dict[str, LinkBytes]:
-        """Return what each host, and "source", has sent and received; one look for all links."""
-        found = {}
-        for line in self._at_switch.run(["cat", "/proc/net/dev"]).splitlines()[2:]:
-            name, _, numbers = line.strip().partition(":")
-            fields = [int(number) for number in numbers.split()]
-            # Seen from the switch's end: what it receives is what the host has sent.
-            found[name] = LinkBytes(sent=fields[0], received=fields[8])
+        """Return what each host, and "source", has sent and received; one look for each site."""
+        found = _device_bytes(self._switch) | (_device_bytes(self._edge) if self._wan else {})
         return {host.name: found[host.name] for host in self._all}
+
+    def wan_bytes(self) -> LinkBytes:
+        """Return what the edge has sent and received over the link to the central site."""
+        return _device_bytes(self._switch)["wan"]
+
+
+def _make_switch(switch: Host) -> None:
+    runs.tool(["ip", "netns", "add", switch.namespace])
+    _without_ipv6(switch)
+    switch.run(["ip", "-batch", "-"], "link add br0 type bridge\nlink set br0 up\n")
+
+
+def _shape(end: Host, device: str, mbit: float | None) -> None:
+    if mbit is not None:
+        bucket = f"rate {mbit}mbit burst {BURST_BYTES} latency {QUEUE_MS}ms"
+        end.run(["tc", "qdisc", "replace", "dev", device, "root", "tbf", *bucket.split()])
+    elif "tbf" in end.run(["tc", "qdisc", "show", "dev", device]):
+        end.run(["tc", "qdisc", "delete", "dev", device, "root"])
+
+
+def _device_bytes(switch: Host) -> dict[str, LinkBytes]:
+    """Return what came from and went to the other end of each of a switch's devices."""
+    found = {}
+    for line in switch.run(["cat", "/proc/net/dev"]).splitlines()[2:]:
+        name, _, numbers = line.strip().partition(":")
+        fields = [int(number) for number in numbers.split()]
+        # Seen from the switch's end: what it receives is what the host has sent.
+        found[name] = LinkBytes(sent=fields[0], received=fields[8])
+    return found
 
 
 def _hardware_address(host: Host) -> str:

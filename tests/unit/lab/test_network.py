@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
+from tests.lab import delay_link
 from tests.lab import network
 
 
@@ -20,6 +21,15 @@ def test_rate_that_no_link_has_is_refused(mbit: float) -> None:
 def test_mtu_that_no_link_has_is_refused(mtu: int) -> None:
     with pytest.raises(ValueError, match="MTU"):
         network.Network(1, mtu=mtu)
+
+
+@pytest.mark.parametrize(
+    ("edge_hosts", "mbit", "why"), [(0, 100, "not 0"), (4, 100, "not 4"), (1, 0, "Mbit/s")]
+)
+def test_edge_without_hosts_or_rate_is_refused(edge_hosts: int, mbit: float, why: str) -> None:
+    wan = network.Wan(edge_hosts, mbit, delay_link.LinkDelay(1.0))
+    with pytest.raises(ValueError, match=why):
+        network.Network(3, wan=wan)
 
 
 def test_each_host_has_its_own_name_address_and_namespace() -> None:
