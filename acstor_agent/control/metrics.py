@@ -240,7 +240,10 @@ def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
         ("failovers", "Requests sent to the next place because a place failed"),
         ("hedged_requests", "Requests also sent to the next place because a place was slow"),
         ("referrals_followed", "Referrals of busy peers to other hosts"),
-        ("source_preferred_reads", "Guests' reads that went to the source as peers were slower"),
+        (
+            "source_preferred_reads",
+            "Reads that went to the source, or to nearer peers, as others were slower",
+        ),
         ("advertised_chunks", "Chunks advertised to neighbours, counted for each neighbour"),
         ("ignored_advertisements", "Chunks that peers advertised beyond the rate limit"),
         ("false_advertisements", "Chunks that a peer had advertised and did not have"),

@@ -128,7 +128,7 @@ class Engine:
         selection, peers = self.pending.selection, self.context.peers
         return Counters(
             selection.fallbacks,
-            selection.source_firsts,
+            selection.source_firsts + self.context.upstream_delays.skipped,
             peers.hedges,
             peers.invalid_chunks,
             peers.backoffs,

@@ -195,6 +195,11 @@ class Ring:
         """Return the location of each host."""
         return {ids.HostId(host.host): host.location for host in self.hosts}
 
+    def group_location(self, host: ids.HostId) -> location.Levels:
+        """Return the location that the hosts of a host's group have in common."""
+        levels = self._levels.get(host, ())
+        return () if self.threshold is None else location.ancestor(levels, self.threshold)
+
     def group_of(self, host: ids.HostId) -> "Ring":
         """Return the ring of the hosts nearer to ``host`` than the threshold, or this ring."""
         return self._nearer_than(self.threshold, host)
@@ -206,6 +211,11 @@ class Ring:
         group = location.ancestor(self._levels.get(host, ()), self.threshold)
         outer = location_policies.outer_threshold_of(self.policies, group, self.outer_threshold)
         return None if outer == location_policies.FROM_SOURCE else self._nearer_than(outer, host)
+
+    def ring_within(self, host: ids.HostId, far: ids.HostId) -> "Ring":
+        """Return the ring of the hosts that are nearer to ``host`` than ``far``."""
+        levels = self._levels.get(host, ()), self._levels.get(far, ())
+        return self._nearer_than(location.distance(*levels), host)
 
     def _nearer_than(self, threshold: int | None, host: ids.HostId) -> "Ring":
         if threshold is None or host not in self:

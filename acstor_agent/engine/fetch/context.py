@@ -20,6 +20,7 @@ from acstor_agent.engine.fetch import requests_out
 from acstor_agent.engine.fetch import source_preference
 from acstor_agent.engine.fetch import source_reads
 from acstor_agent.engine.fetch import transfers
+from acstor_agent.engine.fetch import upstream_delays
 from acstor_agent.engine.gossip import announcements
 from acstor_agent.engine.gossip import location_index
 from acstor_agent.engine.ring import placement
@@ -81,6 +82,7 @@ class Context:
         self.uploads = upload_scheduler.UploadScheduler(self.out, self.timers, settings.learns_ring)
         self.lockstep = settings.lockstep(self)
         self.overlap = source_preference.ReadOverlap()
+        self.upstream_delays = upstream_delays.UpstreamDelays()
         self.announcements = announcements.Announcements(
             *(self.out, self.timers, view, self.peers, self.locations, settings.topology), attached
         )
@@ -90,15 +92,30 @@ class Context:
         return self.ring.is_reachable(host) and self.peers.try_acquire(host, self.now)
 
     def upstreams_of(
-        self, ref: chunk_ref.ChunkRef, requester: ids.HostId | None, is_moved: bool
+        self, transfer: transfer.Transfer, requester: ids.HostId | None, is_moved: bool
     ) -> list[ids.HostId]:
         """Return the hosts that this host, acting as home, asks before the source."""
+        ref = transfer.first_ref
         given = self._source_access(ref.image_id, ref.offset)
         if given is placement.SourceAccess.WHOLE_HERE:
             return []
-        found = self.ring.upstreams_of(ref.ring_position, requester, is_moved)
-        is_whole = given is placement.SourceAccess.WHOLE
-        return self.ring.with_image_homes(found, ref.image_id) if is_whole else found
+        ring = self.ring
+        found = ring.upstreams_of(ref.ring_position, requester, is_moved)
+        if given is placement.SourceAccess.WHOLE:
+            return ring.with_image_homes(found, ref.image_id)
+        nearer = [(host, self._nearer_upstream(transfer, host)) for host in found]
+        no_others = (None, ring.own_host, requester)
+        return list(dict.fromkeys(by for host, by in nearer if by == host or by not in no_others))
+
+    def _nearer_upstream(self, transfer: transfer.Transfer, host: ids.HostId) -> ids.HostId | None:
+        """Return an upstream, or if it is too far, the home that is nearer, or None."""
+        ring = self.ring
+        if ring.is_near(host) or not self.settings.may_ask_source_first:
+            return host
+        groups = ring.group_location(host), ring.group_location(ring.own_host)
+        if self.upstream_delays.may_ask(groups[0], transfer.chunk_count, self.now, groups[1]):
+            return host
+        return ring.nearer_home(transfer.first_ref.ring_position, host)
 
     def is_left_to_new_home(self, ref: chunk_ref.ChunkRef, requester: ids.HostId) -> bool:
         """Return whether this host, a former home, leaves a chunk to the new home."""

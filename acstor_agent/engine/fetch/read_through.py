@@ -49,7 +49,7 @@ class ReadThrough:
             self.raise_priority(transfer, priority, requester)
             return
         context = self._context
-        found = context.upstreams_of(transfer.first_ref, requester, is_moved)
+        found = context.upstreams_of(transfer, requester, is_moved)
         transfer.upstreams = [h for h in found if context.try_acquire(h)]
         if transfer.upstreams:
             self._relay(transfer, transfer.upstreams.pop(0), transfer.refs)

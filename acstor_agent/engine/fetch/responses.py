@@ -172,6 +172,7 @@ class Responses:
         context.peers.last_source_chunk_s = now
         context.peers.record_latency(peer_state.SOURCE, None, silent_s)
         context.peers.refill_hedges(sum([len(read.refs) for read in reads]))
+        context.upstream_delays.record_source(oldest.begun_s, now)
         self._pending.selection.preference.record_source_wait(now - oldest.wanted_s, now)
 
     # Peers and source
@@ -182,10 +183,20 @@ class Responses:
         for attempt in transfer.attempts.copy():
             if attempt.is_late and attempt is not winner and attempt.host is not None:
                 self._record_slower(attempt)
-        relay = transfer.relay
-        if relay is not None and relay.is_late and relay is not winner:
-            self._record_slower(relay)
+        if transfer.relay is not None:
+            self._record_relay(transfer.relay, winner)
         self._pending.chunks_arrived(transfer, chunks, winner)
+
+    def _record_relay(self, relay: Attempt, winner: Attempt | None) -> None:
+        """Record the delay of a relay, or that another provider was faster."""
+        context = self._context
+        if relay is not winner:
+            if relay.is_late:
+                self._record_slower(relay)
+            return
+        assert relay.host is not None and relay.sent_s is not None
+        group = context.ring.group_location(relay.host)
+        context.upstream_delays.record_relay(group, relay.sent_s, context.now)
 
     def _record_slower(self, attempt: Attempt) -> None:
         """Record that another provider was faster, once the attempt is late."""

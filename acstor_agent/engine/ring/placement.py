@@ -61,6 +61,14 @@ def outer_home(table: hash_ring.Ring, own_host: ids.HostId, oid: ids.Oid) -> ids
     return home(table, found[0], oid)
 
 
+def nearer_home(
+    table: hash_ring.Ring, own_host: ids.HostId, oid: ids.Oid, far: ids.HostId
+) -> ids.HostId | None:
+    """Return the chunk's home among the hosts that are nearer to ``own_host`` than ``far``."""
+    found = table.ring_within(own_host, far).home_at(oid)
+    return home(table, found, oid) if found is not None else None
+
+
 def upstreams(
     table: hash_ring.Ring,
     former: hash_ring.Ring | None,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from acstor_agent.engine.ring import placement
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
+from acstor_common.ring import location
 from acstor_common.wire import peer_request
 
 Mode = peer_request.Mode
@@ -106,6 +107,14 @@ class RingView:
     def is_near(self, host: ids.HostId) -> bool:
         """Return whether a host is in this host's group."""
         return host in self.near
+
+    def group_location(self, host: ids.HostId) -> location.Levels:
+        """Return the location of a host's group."""
+        return self.table.group_location(host)
+
+    def nearer_home(self, oid: ids.Oid, far: ids.HostId) -> ids.HostId | None:
+        """Return the home of a position among the hosts that are nearer than ``far``."""
+        return placement.nearer_home(self.table, self.own_host, oid, far)
 
     def is_giver(self, host: ids.HostId) -> bool:
         """Return whether a host may be asked as a holder, or named in a referral.

@@ -225,6 +225,17 @@ def test_home_of_a_group_is_what_algorithm_1_finds(threshold):
             assert home == algorithm_1(of, cid, src, threshold)
 
 
+@pytest.mark.parametrize("threshold", [1, 2, 3, 4, None])
+def test_ring_within_has_those_who_are_nearer_than_the_far_host(threshold):
+    of, levels = located(threshold), {h.host: location.parse(h.location) for h in located(1).hosts}
+    for host, far in itertools.permutations(levels, 2):
+        most = max(1, location.distance(levels[host], levels[far]))
+        near = {h for h in levels if location.distance(levels[host], levels[h]) < most}
+        assert {h.host for h in of.ring_within(host, far).hosts} == near
+        same = {h for h in levels if of.group_location(h) == of.group_location(host)}
+        assert {h.host for h in of.group_of(host).hosts} == same
+
+
 @pytest.mark.parametrize(
     ("threshold", "near"),
     [

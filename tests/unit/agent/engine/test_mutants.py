@@ -22,12 +22,14 @@ from acstor_agent.engine.fetch import retries
 from acstor_agent.engine.fetch import source_preference
 from acstor_agent.engine.fetch import source_reads
 from acstor_agent.engine.fetch import source_selection
+from acstor_agent.engine.fetch import upstream_delays
 from acstor_agent.engine.serve import peer_requests
 from tests.fakes import one_machine
 from tests.unit.agent.engine import test_engine as first
 from tests.unit.agent.engine import test_names as names
 from tests.unit.agent.engine import test_peer_state as book
 from tests.unit.agent.engine import test_upload_scheduler as line
+from tests.unit.agent.engine import test_upstream_delays as delays
 from tests.unit.agent.engine import test_waiting as waiting
 
 Book, Waiters = peer_state.PeerStates, pending_reads.PendingReads
@@ -130,6 +132,10 @@ MUTANTS = {
     "the source never goes first": (
         *(source_preference.SourcePreference, "choose_source_first", lambda *_: False),
         waiting.test_guests_go_to_the_source_first_where_peers_are_clearly_slower,
+    ),
+    "outer homes are asked however far they are": (
+        *(upstream_delays.UpstreamDelays, "may_ask", lambda *_: True),
+        delays.test_home_reads_a_near_source_rather_than_ask_over_the_wan,
     ),
     "hosts are never taken to read the same": (
         *(source_preference.ReadOverlap, "is_low", True),

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Delays of outer homes and of the source: a home asks no outer home that is much farther.
+
+It compares the outer home's group with the source, and with groups nearer to itself: those of its
+own site, if the other site is behind a WAN. Then it asks the home of its site, or the source, so
+that each site reads a chunk over the WAN once.
+
+The delay is the least time to an answer in the last WINDOW_S to twice that, like the round-trip
+time of BBR (Cardwell 2016). So load makes nothing far. While a group is far, one request in PROBE
+still goes there.
+"""
+
+import math
+
+from acstor_common.ring import location
+from acstor_common.util import lru_table
+
+MIN_ANSWERS = 4  # answers below which a delay is unknown
+WINDOW_S = 30.0
+FAR_RATIO, FAR_S = 2.0, 0.005
+"""An outer home is far if its delay exceeds another one by this factor, and by so much."""
+PROBE = 128
+GROUPS = 64  # groups that are remembered
+
+
+class Delay:
+    """A windowed minimum.
+
+    >>> delay = Delay()
+    >>> for n in range(MIN_ANSWERS):
+    ...     delay.record(1.0 + n, now=0.0)
+    >>> delay.least_s(now=1.0), delay.least_s(now=2 * WINDOW_S)
+    (1.0, None)
+    """
+
+    __slots__ = ("_answers", "_began_s", "_least_s")
+
+    def __init__(self) -> None:
+        self._began_s = 0.0
+        self._answers, self._least_s = [0, 0], [math.inf, math.inf]  # of this window, the last one
+
+    def record(self, seconds: float, now: float) -> None:
+        """Record how long an answer took."""
+        self._move_window(now)
+        self._answers[0] += 1
+        self._least_s[0] = min(self._least_s[0], seconds)
+
+    def least_s(self, now: float) -> float | None:
+        """Return the delay; None if it is unknown."""
+        self._move_window(now)
+        return min(self._least_s) if sum(self._answers) >= MIN_ANSWERS else None
+
+    def _move_window(self, now: float) -> None:
+        windows = int((now - self._began_s) / WINDOW_S)
+        if windows:
+            self._began_s = now
+            last = (self._answers[0], self._least_s[0]) if windows == 1 else (0, math.inf)
+            self._answers, self._least_s = [0, last[0]], [math.inf, last[1]]
+
+
+class _Group:
+    """The delay of the outer homes of one group."""
+
+    __slots__ = ("asked", "delay", "first_s")
+
+    def __init__(self, now: float) -> None:
+        self.delay, self.first_s, self.asked = Delay(), now, 0
+
+
+class UpstreamDelays:
+    """The delays that this host has seen; ``skipped``: chunks not requested from far groups.
+
+    A group is the location of its hosts.
+    """
+
+    def __init__(self) -> None:
+        self.skipped = 0
+        self._source = Delay()
+        self._groups = lru_table.LruTable[location.Levels, _Group](GROUPS)
+
+    def record_source(self, begun_s: float, now: float) -> None:
+        """Record an answer of the source."""
+        self._source.record(now - begun_s, now)
+
+    def record_relay(self, group: location.Levels, sent_s: float, now: float) -> None:
+        """Record an answer of an outer home of ``group``.
+
+        Requests sent before the first answer do not count: they may have waited for a connection.
+        """
+        known = self._groups.get_as_used(group)
+        if known is None:
+            self._groups[group] = _Group(now)
+        elif sent_s >= known.first_s:
+            known.delay.record(now - sent_s, now)
+
+    def may_ask(
+        self, group: location.Levels, chunks: int, now: float, own_group: location.Levels
+    ) -> bool:
+        """Return whether a host of ``own_group`` asks an outer home of ``group`` for chunks."""
+        known = self._groups.get(group)
+        delay_s = known.delay.least_s(now) if known is not None else None
+        least_s = self._nearer_s(location.common_levels(own_group, group), own_group, now)
+        if known is None or delay_s is None or least_s is None:
+            return True
+        if delay_s <= max(FAR_RATIO * least_s, least_s + FAR_S):
+            return True
+        known.asked += 1
+        if known.asked % PROBE == 0:
+            return True
+        self.skipped += chunks
+        return False
+
+    def _nearer_s(self, levels: int, own_group: location.Levels, now: float) -> float | None:
+        """Return the least delay of the source, and of groups that share more than ``levels``."""
+        delays = [self._source] + [
+            known.delay
+            for group, known in self._groups.items()
+            if location.common_levels(own_group, group) > levels
+        ]
+        least = [delay_s for delay in delays if (delay_s := delay.least_s(now)) is not None]
+        return min(least, default=None)

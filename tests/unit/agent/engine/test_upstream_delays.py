@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which outer homes a home asks before the source, by how far both are."""
+
+import pytest
+
+from acstor_agent.engine import actions
+from acstor_agent.engine import priority
+from acstor_agent.engine.fetch import upstream_delays
+from acstor_agent.engine.ring import placement
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import peer_request
+from tests.fakes import one_machine
+from tests.fakes.one_machine import chunk
+
+HERE, FAR, OTHER = ("central",), ("edge",), ("third",)
+RACK, SECOND_RACK, FAR_RACK = ("edge", "r1"), ("edge", "r2"), ("central", "r9")
+WINDOW_S, PROBE = upstream_delays.WINDOW_S, upstream_delays.PROBE
+
+
+def known(relay_s, source_s, answers=upstream_delays.MIN_ANSWERS, slower_s=0.0):
+    """Return delays after so many answers at 10 s, of which the last is the fastest."""
+    delays = upstream_delays.UpstreamDelays()
+    delays.record_relay(FAR, 1.0 - relay_s, 1.0)
+    for n in range(answers):
+        more_s = slower_s if n < answers - 1 else 0.0
+        delays.record_relay(FAR, 10.0 - relay_s - more_s, 10.0)
+        delays.record_source(10.0 - source_s - more_s, 10.0)
+    return delays
+
+
+def record(delays, group, relay_s):
+    """Record answers of another group."""
+    delays.record_relay(group, 1.0, 1.0)
+    for _ in range(upstream_delays.MIN_ANSWERS):
+        delays.record_relay(group, 10.0 - relay_s, 10.0)
+
+
+def asked(delays, count, group=FAR, now=10.0, own_group=HERE):
+    """Return how many of some requests go to the group."""
+    return sum(delays.may_ask(group, 1, now, own_group) for _ in range(count))
+
+
+def test_group_behind_a_wan_is_not_asked_where_the_source_is_near_but_for_probes():
+    delays = known(0.02, 0.001)
+    assert asked(delays, 4 * PROBE) == 4
+    assert delays.skipped == 4 * (PROBE - 1)
+
+
+@pytest.mark.parametrize(
+    ("relay_s", "source_s"),
+    [
+        (0.11, 0.1),  # the source is behind the same WAN
+        (0.1, 0.2),
+        (0.005, 0.001),  # another rack
+        (0.03, 0.02),
+    ],
+)
+def test_group_that_is_hardly_farther_than_the_source_is_asked(relay_s, source_s):
+    delays = known(relay_s, source_s)
+    assert asked(delays, PROBE) == PROBE
+    assert delays.skipped == 0
+
+
+def test_load_makes_nothing_far():
+    assert asked(known(0.003, 0.001, slower_s=5.0), PROBE) == PROBE
+    assert asked(known(0.1, 0.001, slower_s=5.0), PROBE) == 1
+
+
+def test_nothing_is_far_before_enough_answers_and_after_long_silence():
+    assert asked(known(0.1, 0.001, upstream_delays.MIN_ANSWERS - 1), PROBE) == PROBE
+    delays = known(0.1, 0.001)
+    assert asked(delays, PROBE, now=10.0 + 0.9 * WINDOW_S) == 1
+    assert asked(delays, PROBE, now=10.0 + 2 * WINDOW_S) == PROBE
+
+
+def test_answers_to_what_was_sent_before_the_first_one_do_not_count():
+    delays = known(0.002, 0.001, answers=0)
+    for _ in range(2 * upstream_delays.MIN_ANSWERS):
+        delays.record_relay(FAR, 0.5, 10.0)  # while the connection was made
+        delays.record_source(9.999, 10.0)
+    assert asked(delays, PROBE) == PROBE
+
+
+def test_one_far_group_says_nothing_of_another():
+    assert asked(known(0.1, 0.001), PROBE, OTHER) == PROBE
+
+
+def test_rack_of_the_same_site_makes_another_site_far_and_no_other_rack():
+    """The source is behind the WAN, too."""
+    delays = known(0.1, 0.1)
+    record(delays, FAR_RACK, 0.1)
+    assert asked(delays, PROBE, FAR_RACK, own_group=RACK) == PROBE
+    record(delays, SECOND_RACK, 0.002)
+    assert asked(delays, PROBE, FAR_RACK, own_group=RACK) == 1
+    assert asked(delays, PROBE, SECOND_RACK, own_group=RACK) == PROBE
+    assert asked(delays, PROBE, ("edge", "r3"), own_group=RACK) == PROBE
+
+
+def test_quick_group_that_is_as_far_up_makes_no_other_far():
+    delays = known(0.1, 0.1)
+    record(delays, OTHER, 0.002)
+    assert asked(delays, PROBE) == PROBE
+
+
+def test_probes_find_a_group_that_has_come_nearer():
+    delays, now = known(0.1, 0.001), 10.0
+    while now < 10.0 + 3 * WINDOW_S:
+        now += 0.1
+        delays.record_source(now - 0.001, now)
+        if delays.may_ask(FAR, 1, now, HERE):
+            delays.record_relay(FAR, now - 0.002, now)
+    assert asked(delays, PROBE, now=now) == PROBE
+
+
+# In the engine
+
+
+def sites(source_access=placement.SourceAccess.IN_PARTS, **settings):
+    """Return the machine of a host at one of two sites, each a group, in one outer group."""
+    hosts = tuple(
+        hash_ring.RingHost(f"h{n}", f"10.0.0.{n}:7201", 40, "central" if n < 3 else "edge")
+        for n in range(1, 5)
+    )
+    table = hash_ring.Ring(1, hosts, threshold=1, outer_threshold=9)
+    return one_machine.Machine(table=table, source_access=lambda *_: source_access, **settings)
+
+
+def test_racks_of_a_site_whose_source_is_as_far_ask_the_home_of_their_site():
+    racks = ["central/r1", "central/r2", "edge/r1", "edge/r2"]
+    hosts = tuple(
+        hash_ring.RingHost(f"h{n}", f"10.0.0.{n}:7201", 40, place)
+        for n, place in enumerate(racks, 1)
+    )
+    table = hash_ring.Ring(1, hosts, threshold=1, outer_threshold=9)
+    ways = set()
+    for here in ("h3", "h4"):
+        machine = one_machine.Machine(here=here, table=table)
+        delays, ring = machine.core.context.upstream_delays, machine.core.context.ring
+        for place, delay_s in zip(racks, (0.1, 0.1, 0.002, 0.002), strict=True):
+            record(delays, tuple(place.split("/")), delay_s)
+        machine.now = 10.0
+        for n in range(PROBE // 2):
+            machine.request_chunks([chunk(n)], priority.Priority.GUEST, f"{n}")
+            site_home = table.ring_within(ids.HostId(here), ids.HostId("h1")).home_at(chunk(n).oid)
+            assert machine.asks() == (
+                {} if site_home == here else {site_home: [(n, peer_request.Mode.RELAYED)]}
+            )
+            ways.add((site_home == here, len(ring.upstreams_of(chunk(n).oid, None, False))))
+    assert ways == {(True, 0), (True, 1), (False, 1)}
+
+
+def own_chunks(machine, has_outer):
+    """Yield numbers of chunks whose home is here, and whose outer home is or is not elsewhere."""
+    ring = machine.core.context.ring
+    for n in range(99_999):
+        position = chunk(n).ring_position
+        if ring.is_home(position) and bool(ring.upstreams_of(position, None, False)) == has_outer:
+            yield n
+
+
+def read(machine, numbers, source_s, relay_s):
+    """Let a guest read chunks one by one; return how many came by a relay."""
+    relays = 0
+    for n in numbers:
+        machine.request_chunks([chunk(n)], priority.Priority.GUEST, f"{n}")
+        reads, asks = machine.got(actions.ReadSource), machine.asks()
+        machine.now += source_s if reads else relay_s
+        if reads:
+            machine.source_read_progressed(reads[0].number, [(0, one_machine.data_of(n))])
+        else:
+            relays += 1
+            [(host, [(_, mode)])] = asks.items()
+            assert mode is peer_request.Mode.RELAYED
+            number = machine.attempt().number
+            machine.chunks_arrived(ids.HostId(host), [(number, one_machine.data_of(n))])
+    return relays
+
+
+def read_both(machine, count, source_s, relay_s):
+    """Read so many chunks of each kind in turn; return how many came by a relay."""
+    kinds = [own_chunks(machine, has_outer) for has_outer in (False, True)]
+    return sum(
+        read(machine, [next(kind)], source_s, relay_s) for _ in range(count) for kind in kinds
+    )
+
+
+def test_home_reads_a_near_source_rather_than_ask_over_the_wan():
+    machine = sites()
+    assert read_both(machine, 40, 0.001, 0.1) == 1 + upstream_delays.MIN_ANSWERS
+    assert machine.core.counters.source_firsts == 40 - 1 - upstream_delays.MIN_ANSWERS
+
+
+def test_home_whose_source_is_as_far_asks_over_the_wan():
+    assert read_both(sites(), 40, 0.1, 0.11) == 40
+
+
+def test_homes_ask_over_the_wan_where_the_source_may_not_go_first():
+    assert read_both(sites(may_ask_source_first=False), 40, 0.001, 0.1) == 40
