@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import trio
 
 from acstor_agent.peers import traffic_control
+from acstor_agent.runtime import tcp_info
 from acstor_common.identity import certificates
 from acstor_common.model import geometry
 from acstor_common.wire import peer_encryption
@@ -33,6 +34,10 @@ NOT_SENT_BYTES, MOST_NOT_SENT_BYTES = 16 * geometry.KIB, 512 * geometry.KIB
 """TCP_NOTSENT_LOWAT, least and most; the rest stays in this process and can be reordered."""
 NOT_SENT_S = 0.0005
 """More than the least only if that is sent within this time: 64 KiB at 1 Gbit/s, 0.6 MB at 10."""
+
+NEARLY_BYTES = 16 * geometry.KIB
+"""An answer with fewer undelivered bytes does not delay the next one."""
+FAR_S = 0.005  # round-trip time from which on a host is far
 
 FRAME_S = 0.004  # time on the link of an encrypted frame, which is useless until complete
 
@@ -231,6 +236,21 @@ class PeerLink:
         """Bytes in the kernel that the other side has not acknowledged."""
         fcntl.ioctl(self._sock, termios.TIOCOUTQ, _OUTQ)
         return _OUTQ[0]
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether nearly all sent bytes have arrived."""
+        return self.undelivered_bytes <= NEARLY_BYTES
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the round-trip time alone, without a queue, makes answers late."""
+        return self.least_rtt_s >= FAR_S
+
+    @property
+    def least_rtt_s(self) -> float:
+        """See :func:`tcp_info.least_rtt_s`."""
+        return tcp_info.least_rtt_s(self._sock)
 
     async def wait_writable(self) -> None:
         """Wait until less than half of TCP_NOTSENT_LOWAT is unsent."""

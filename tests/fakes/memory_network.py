@@ -165,6 +165,11 @@ class MemoryLink(peer_link.PeerLink):
         """What has not arrived."""
         return self._out.in_flight_bytes
 
+    @property
+    def least_rtt_s(self) -> float:
+        """Unknown."""
+        return 0.0
+
     async def wait_writable(self) -> None:
         """Return when there is room."""
         await self._out.wait_room()

@@ -24,7 +24,6 @@ from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import demand_gate
 from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
-from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.wire import peer_compression
 from acstor_common.wire import peer_wire
@@ -34,8 +33,6 @@ LOG = logging.getLogger(__name__)
 ROOM_CHECK_S = 0.1
 PARTS_PER_TURN = peer_wire.MAX_BATCH  # messages, or requests in them, before other tasks get a turn
 Part = peer_wire.Message | peer_wire.ChunkRequest
-NEARLY_BYTES = 16 * geometry.KIB
-"""An answer with fewer undelivered bytes does not delay the next one."""
 
 
 class PeerConnection(abc.ABC):
@@ -302,7 +299,12 @@ class PeerConnection(abc.ABC):
         """Whether nearly all posted bytes have arrived, or the connection is closed."""
         if self.is_closed or not self.is_drained:
             return self.is_closed
-        return self.link.undelivered_bytes <= NEARLY_BYTES
+        return self.link.is_delivered
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the link is open and far."""
+        return not self.is_closed and self.link.is_far
 
     def _account(self, small: float, *, is_useful: bool) -> None:
         """Charge the other side for small messages; record whether it sends useful ones."""

@@ -7,21 +7,19 @@ trio only to wait, since a turn of the scheduler costs more than a call.
 
 import socket
 import ssl
-import struct
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Sequence
 
 import trio
 
+from acstor_agent.runtime import tcp_info
 from acstor_agent.runtime import tls_session
 from acstor_agent.sources.http_client import http_connector
 from acstor_common import errors
 from acstor_common.model import geometry
 
 TLS_BYTES_PER_CALL = 128 * geometry.KIB  # bytes received at a time with TLS: eight records
-_MIN_RTT_US = struct.Struct("=148xI")  # tcpi_min_rtt in the kernel's struct tcp_info
-_NO_SAMPLE = 0xFFFF_FFFF
 CALLS_PER_TURN = 16  # socket calls in a row before other tasks get a turn
 
 
@@ -39,9 +37,7 @@ class Stream:
 
     def least_rtt_s(self) -> float:
         """Return the least round-trip time of the last five minutes, by the kernel; 0: unknown."""
-        info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_US.size)
-        [least_us] = _MIN_RTT_US.unpack(info)
-        return 0.0 if least_us == _NO_SAMPLE else least_us / 1e6
+        return tcp_info.least_rtt_s(self._sock)
 
     def is_idle(self) -> bool:
         """Return whether the connection is open and has no unrequested data."""

@@ -9,6 +9,7 @@ from acstor_agent.engine import actions
 from acstor_agent.runtime import disk_io
 from acstor_common import errors
 from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_wire
 from tests.fakes import exchange_cloud
 
@@ -195,6 +196,27 @@ async def test_connection_that_has_ended_is_not_looked_at(cloud, autojump_clock)
     told = len(connection.looks)
     await trio.sleep(1)
     assert len(connection.looks) == told > 0
+
+
+@pytest.mark.parametrize(
+    ("place", "is_far", "is_delivered"),
+    [("p2", True, True), ("p2", False, False), ("p1", True, False)],
+)
+async def test_bytes_to_a_far_host_of_another_group_have_arrived_when_the_socket_has_them(
+    cloud, autojump_clock, place, is_far, is_delivered
+):
+    peer = Peer(cloud)
+    core = peer.host.core
+    hosts = tuple(
+        hash_ring.RingHost(h.host, h.address, h.vnodes, place if h.host == PEER else "p1")
+        for h in core.context.ring.table.hosts
+    )
+    core.table_changed(trio.current_time(), hash_ring.Ring(2, hosts, threshold=1), None)
+    connection = Looked(peer.connection)
+    connection.is_there, connection.is_far = False, is_far
+    peer.host.carry_out(actions.WatchDelivery([connection]))
+    await trio.sleep(1)
+    assert (len(connection.looks) == 1) == is_delivered
 
 
 @pytest.mark.parametrize(("wired", "klass"), [("PEER", "PEER"), ("PREFETCH", "PREFETCH")])

@@ -105,7 +105,7 @@ async def test_socket_that_cannot_be_tuned_is_closed(monkeypatch):
     assert [sock.fileno() for sock in failed] == [-1, -1]
 
 
-async def test_bytes_are_undelivered_until_the_other_side_has_them():
+async def test_bytes_are_undelivered_until_the_other_side_has_them(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # accepted ones inherit it
         link = await connection_setup.connect(*listener.getsockname(), None, SILENCE_S)
@@ -113,13 +113,17 @@ async def test_bytes_are_undelivered_until_the_other_side_has_them():
     with receiver:
         sent = link.send_nowait([bytes(1 << 20)])
         assert 0 < link.undelivered_bytes <= sent
+        assert not (link.is_delivered or link.is_far) and link.least_rtt_s > 0
+        with monkeypatch.context() as patch:  # as if the other side were far
+            patch.setattr(peer_link, "FAR_S", link.least_rtt_s)
+            assert link.is_far
         receiver.settimeout(SILENCE_S)
         received = 0
         while received < sent:
             received += len(receiver.recv(1 << 16))
         for _ in range(500):
             await trio.sleep(0.01 if link.undelivered_bytes else 0)
-        assert not link.undelivered_bytes
+        assert not link.undelivered_bytes and link.is_delivered
         link.close()
 
 
