@@ -44,6 +44,7 @@ _CRYPT_HEADER = 0x0537BE77
 _BACKING_FORMAT = 0xE2792ACA
 _MAX_BACKING_FORMAT_BYTES = 15
 _BITMAPS = 0x23852875
+_MAX_OFFSET = (1 << 63) - 1
 _HAS_BITMAPS = 1  # an autoclear feature; without it QEMU ignores the bitmaps
 # Number of bitmaps, reserved, length and offset of their directory.
 _BITMAPS_FIELDS = struct.Struct(">IIQQ")
@@ -370,14 +371,22 @@ def _tables(fields: _Fields, source: Source) -> tuple[Span, ...]:
     ):
         if length > limit:
             raise Refused(name, RefusalReason.TABLES, f"a {what} of {length} bytes")
+        if not length and offset > _MAX_OFFSET:  # QEMU looks at the offset of an empty table, too
+            raise Refused(name, RefusalReason.TABLES, f"the {what} is beyond all files")
         if offset % cluster_bytes:
             raise Refused(name, RefusalReason.TABLES, f"the {what} does not begin with a cluster")
         if length:
             spans.append(Span(offset, offset + length, what))
+    _check_places(spans, source)
+    return tuple(spans)
+
+
+def _check_places(spans: list[Span], source: Source) -> None:
+    """Reject tables outside of the file, and overlaps; the first span is the header."""
     for number, span in enumerate(spans):
         if span.stop > source.size_bytes and number:
-            raise Refused(name, RefusalReason.TABLES_OUTSIDE, f"the {span.what}")
+            raise Refused(source.name, RefusalReason.TABLES_OUTSIDE, f"the {span.what}")
         for other in spans[:number]:
             if span.overlaps(other):
-                raise Refused(name, RefusalReason.TABLES_OVERLAP, f"{span.what} and {other.what}")
-    return tuple(spans)
+                words = f"{span.what} and {other.what}"
+                raise Refused(source.name, RefusalReason.TABLES_OVERLAP, words)

@@ -117,8 +117,7 @@ def granted(compute_lab: cloud.Cloud) -> Iterator[Granted]:
         gateway.register()
         parts.api.register()
         services = [parts.decision, parts.api, *parts.agents]
-        for one in parts.agents:
-            one.agent.clear()
+        parts.clear()
         for service in services:
             stack.callback(service.stop)
         cloud.start(services)

@@ -82,8 +82,7 @@ def scheduling(compute_lab):
         "acstor": {"decision_url": parts.api.url},
     }
     with contextlib.ExitStack() as stack:
-        for one in parts.agents:
-            one.agent.clear()
+        parts.clear()
         parts.api.register()
         for service in services:
             stack.callback(service.stop)

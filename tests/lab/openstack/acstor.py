@@ -87,12 +87,17 @@ class Acstor:
 
     def __init__(self, lab: cloud.Cloud, agent_class: type[Agent] = Agent) -> None:
         self._lab = lab
-        self.api = acstor_decision.DecisionApi(
-            lab, lab.folder, f"sqlite:///{lab.folder}/acstor.sqlite"
-        )
+        self._database = lab.folder / "acstor.sqlite"
+        self.api = acstor_decision.DecisionApi(lab, lab.folder, f"sqlite:///{self._database}")
         self.listener = acstor_glance.Listener("acstor-listener", lab, lab.folder)
         self.decision = Decision(self.api)
         self.agents = [agent_class(host, lab) for host in lab.computes]
+
+    def clear(self) -> None:
+        """Forget what an earlier cloud of this folder left: its hosts may be another user's."""
+        self._database.unlink(missing_ok=True)
+        for one in self.agents:
+            one.agent.clear()
 
     def services(self) -> list[daemon.Daemon]:
         """Return them, those that others need first."""

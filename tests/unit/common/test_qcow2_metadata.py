@@ -71,6 +71,12 @@ def test_snapshots_that_qemu_does_not_load_are_refused(
     assert refusal(with_snapshots(count, data)) is reason
 
 
+def test_empty_table_of_snapshots_has_an_offset_that_qemu_takes() -> None:
+    assert refusal(File(snapshots=0, snapshot_offset=(1 << 63) - CLUSTER)) is None
+    assert refusal(File(snapshots=0, snapshot_offset=1 << 63)) is TABLES
+    assert refusal(File(snapshots=0, snapshot_offset=DATA + 8)) is TABLES
+
+
 def test_table_of_snapshots_is_never_larger_than_qemu_takes() -> None:
     """It takes 64 MiB; an entry has 128 KiB at most."""
     stride = 40 + 2 * 65535 + 2  # a multiple of 8
