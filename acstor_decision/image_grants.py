@@ -151,6 +151,9 @@ class ImageGrants:
             until_s = self._clock() + (USED_S if is_used else UNUSED_S)
             with self._lock:
                 self._known[request.image_id] = is_used, until_s
+        elif not is_used:  # but an operator may have requested it meanwhile
+            image_id = ids.parse_image_id(request.image_id)
+            is_used = self._store.is_grantable(image_id, self._wall())
         if not is_used:
             raise NotInUse
 

@@ -188,6 +188,17 @@ def test_operator_who_wants_an_image_on_hosts_names_it(service, kind, is_granted
     assert (service.ask(UNUSED).grant is not None) is is_granted
 
 
+@pytest.mark.expect_log("h1 gets no grant for image .*: no server uses this image")
+def test_operator_who_wants_an_image_that_was_just_refused_need_not_wait(service):
+    assert service.ask(UNUSED).grant is None
+    task = decision_messages.ImageTask(
+        request=1, kind=decision_messages.TaskKind.PRE_SEED, image_id=UNUSED
+    )
+    service.store.record_task(["h1"], task, service.now_s)
+    assert service.ask(UNUSED).grant is not None
+    assert service.nova.asked == [UNUSED]
+
+
 def test_request_of_somebody_else_is_refused(service):
     refused = service.ask(host="h2", by="h1")
     assert refused.grant is None
