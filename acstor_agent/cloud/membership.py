@@ -25,6 +25,7 @@ from acstor_common.identity import credentials
 from acstor_common.identity import identity_files
 from acstor_common.identity import signing
 from acstor_common.model import ids
+from acstor_common.wire import decision_messages
 from acstor_common.wire import trace_message
 from acstor_common.wire import vault_paths
 
@@ -131,6 +132,7 @@ class Membership:
             ),
             rings=self.rings,
             report=report,
+            collection_s=decision_messages.COLLECTION_S,
         )
 
     def delegated_host(self, image_id: ids.ImageId) -> str:

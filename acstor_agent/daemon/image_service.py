@@ -11,6 +11,7 @@ from acstor_agent import settings
 from acstor_agent.cloud import membership
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.control import image_status
+from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.images import replica_leases
 from acstor_agent.core.mount import inodes
 from acstor_agent.daemon import boot_service
@@ -99,7 +100,9 @@ class ImageService:
             mirrors,
             self._stored.pins,
             self._chunks.exchange,
-            boot_deferral.BootDeferral(mirrors, self._boots.sessions),
+            boot_deferral.BootDeferral(
+                mirrors, self._boots.sessions, boot_memory.IDLE_S, boot_memory.LONGEST_S
+            ),
             self._guests.read_admission,
             meter,
             first_chunk=pre_seed.first_chunk_of(self._cloud.host),
