@@ -203,7 +203,7 @@ def test_source_that_is_away_is_asked_again_and_the_image_becomes_whole(images, 
 
 
 def test_pause_hurry_and_resume(images, start):
-    first, second = images.add(DATA), images.add(local.random_bytes(8 * MIB, 5))
+    first, second = images.add(DATA), images.add(local.random_bytes(2 * MIB, 5))
     agent = start(**KEEPING, fill_rate_limit_mbit=1.0)
     for image_id in (first, second):
         agent.ctl("attach", image_id)
