@@ -113,7 +113,7 @@ class DecisionLink:
         receiver: decision_receiver.DecisionReceiver,
         rings: ring_store.RingStore,
         report: HostReport,
-        collection_s: float = decision_messages.COLLECTION_S,
+        collection_s: float,
     ) -> None:
         self._address, self._bus, self._meter = address, message_bus, meter
         self._sender, self._receiver, self._rings = sender, receiver, rings

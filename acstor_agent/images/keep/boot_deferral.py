@@ -5,7 +5,6 @@ from collections.abc import Collection
 
 from acstor_agent.core import counters
 from acstor_agent.core.boot import boot_activity
-from acstor_agent.core.boot import boot_memory
 from acstor_agent.images.image import mirrors
 from acstor_agent.images.read import boot_session
 from acstor_common.model import ids
@@ -20,8 +19,8 @@ class BootDeferral:
         self,
         images: mirrors.Mirrors,
         sessions: boot_session.BootSessions,
-        idle_s: float = boot_memory.IDLE_S,
-        longest_s: float = boot_memory.LONGEST_S,
+        idle_s: float,
+        longest_s: float,
     ) -> None:
         self._images, self._sessions = images, sessions
         self._idle_s, self._longest_s = idle_s, longest_s
