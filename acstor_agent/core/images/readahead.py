@@ -4,9 +4,9 @@
 A reader that continues where it stopped, twice in a row, is sequential; its window then doubles
 with each read. Unread bytes are bounded in two ways:
 
-* the window of a reader: FREE_WINDOW_BYTES, or COPY_READS reads of a copying program, or of a far
-  source what the reader reads in ROUND_TRIPS round trips, at most half of what it read in order;
-  beyond that, 1/WORTH of what it read in order, up to the limit;
+* the window of a reader is FREE_WINDOW_BYTES, or COPY_READS reads of a copying program. A far
+  source widens it to what the reader reads in ROUND_TRIPS round trips, but at most to half of what
+  it read in order. Beyond that, it is 1/WORTH of what it read in order, up to the limit;
 * all windows of the image: 1/SHARE of what was read of it, because a booting guest begins and
   leaves many short runs.
 
