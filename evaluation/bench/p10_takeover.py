@@ -9,6 +9,7 @@ percentile and the largest, and errors.
 """
 
 import bisect
+import contextlib
 import json
 import pathlib
 import statistics
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from matplotlib import figure
@@ -35,9 +37,9 @@ MANY_KILLS, SOON_S = 1000, 1.1
 WORKER_S = 30.0
 
 
-@harness.measures("P10")
-def run(say: harness.Say) -> harness.Result:
-    """Read under load, without and with kills."""
+@contextlib.contextmanager
+def serving() -> Iterator[tuple[agents.Agent, pathlib.Path, pathlib.Path]]:
+    """Run an agent with an image; yield it, the image in its mirror, and the image itself."""
     if not hosts.kernel_can_resend():
         raise harness.CannotRun("the kernel is older than 6.9 and cannot resend requests")
     with tempfile.TemporaryDirectory(prefix="acstor-p10-") as name:
@@ -47,10 +49,17 @@ def run(say: harness.Say) -> harness.Result:
         with local.agent(folder / "host", images) as agent:
             agent.wait_ready()
             paths = (agent.image_path(image_id), images.path(image_id))
-            say(f"{THREADS} threads read, nobody is killed")
-            calm = load(*paths, agent, kills=0, say=say)
-            say(f"longest read {calm['longest_s']:.3f} s; now the worker is killed {KILLS} times")
-            stormy = load(*paths, agent, kills=KILLS, say=say)
+            yield agent, *paths
+
+
+@harness.measures("P10")
+def run(say: harness.Say) -> harness.Result:
+    """Read under load, without and with kills."""
+    with serving() as (agent, *paths):
+        say(f"{THREADS} threads read, nobody is killed")
+        calm = load(*paths, agent, kills=0, say=say)
+        say(f"longest read {calm['longest_s']:.3f} s; now the worker is killed {KILLS} times")
+        stormy = load(*paths, agent, kills=KILLS, say=say)
     details = {"without kills": calm, "with kills": stormy}
     errors = stormy["fault_count"] + stormy["stuck"]
     return harness.Result(
@@ -61,16 +70,8 @@ def run(say: harness.Say) -> harness.Result:
 @harness.measures("P10b")
 def run_many(say: harness.Say) -> harness.Result:
     """Kill the worker 1,000 times: as often as none counts as one that ends at once."""
-    if not hosts.kernel_can_resend():
-        raise harness.CannotRun("the kernel is older than 6.9 and cannot resend requests")
-    with tempfile.TemporaryDirectory(prefix="acstor-p10-") as name:
-        folder = pathlib.Path(name)
-        images = local.ImageFolder(folder / "images")
-        image_id = images.add(local.random_bytes(IMAGE_BYTES))
-        with local.agent(folder / "host", images) as agent:
-            agent.wait_ready()
-            paths = (agent.image_path(image_id), images.path(image_id))
-            seen = load(*paths, agent, MANY_KILLS, say, between_s=SOON_S)
+    with serving() as (agent, *paths):
+        seen = load(*paths, agent, MANY_KILLS, say, between_s=SOON_S)
     longest = sorted(longest_after_kills(seen))
     say(f"median {statistics.median(longest):.3f} s, longest ten {longest[-10:]}")
     value = (longest[-1 - len(longest) // 1000], longest[-1], seen["fault_count"] + seen["stuck"])

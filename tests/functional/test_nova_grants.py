@@ -22,44 +22,17 @@ from acstor_common.wire import image_grants
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
 from tests.functional import test_glance_roles
-from tests.lab import agents
 from tests.lab import runs
 from tests.lab.openstack import acstor
 from tests.lab.openstack import acstor_decision
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import api
 from tests.lab.openstack import cloud
-from tests.lab.openstack import compute
 from tests.lab.openstack import image_stores
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
 RANGE = "bytes=0-99"
-
-
-class HostAgent(acstor.Agent):
-    """An agent of a user with the role ``acstor-host`` alone."""
-
-    user = ""
-
-    def __init__(self, host: compute.Compute, lab: cloud.Cloud) -> None:
-        super().__init__(host, lab)
-        signs_in = {
-            **api.credentials(lab.keystone.auth_url, self.user),
-            "region_name": api.REGION,
-        }
-        self.agent = agents.Agent(
-            host.machine.inside,
-            "",
-            security=None,
-            sections={
-                "DEFAULT": {"transport_url": lab.rabbitmq.url},
-                "enrolment": signs_in,
-                "source_glance": signs_in,
-            },
-            sources="gateway",
-            keep_images="host",
-        )
 
 
 class Granted:
@@ -111,7 +84,9 @@ def granted(compute_lab: cloud.Cloud) -> Iterator[Granted]:
         user = stack.enter_context(
             test_glance_roles.user_with(lab, "service", image_grants.HOST_ROLE)
         )
-        parts = acstor.Acstor(lab, type("OwnAgent", (HostAgent,), {"user": user}))
+        parts = acstor.Acstor(
+            lab, type("HostAgent", (acstor.Agent,), {"user": user, "source": "gateway"})
+        )
         parts.api.changes = {"nova": nova_hosts.service_user(lab)}
         gateway = stack.enter_context(acstor_gateway.running(lab))
         gateway.register()

@@ -46,11 +46,16 @@ class Decision(daemon.Daemon):
 
 
 class Agent(machine.Inmate):
-    """``acstor-agent`` on a compute host; it enrols at the decision service."""
+    """``acstor-agent`` on a compute host; it enrols at the decision service.
+
+    ``user`` is its Keystone user, ``source`` where it reads images.
+    """
+
+    user, source = "acstor", "glance"
 
     def __init__(self, host: compute.Compute, lab: cloud.Cloud) -> None:
         super().__init__(f"acstor-agent-{host.host}", host.machine)
-        credentials = api.credentials(lab.keystone.auth_url, "acstor")
+        credentials = api.credentials(lab.keystone.auth_url, self.user)
         signs_in = {**credentials, "region_name": api.REGION}
         self.agent = agents.Agent(
             host.machine.inside,
@@ -61,7 +66,7 @@ class Agent(machine.Inmate):
                 "enrolment": signs_in,
                 "source_glance": signs_in,
             },
-            sources="glance",
+            sources=self.source,
             keep_images="host",
             metrics_listen=f"{host.machine.address}:9464",
         )
