@@ -46,7 +46,8 @@ class GrantClient:
     def request(self, image_id: ids.ImageId) -> decision_messages.Signed:
         """Return a grant; blocks, in a thread.
 
-        :raises errors.SourceUnreachable: the service does not respond, or may grant it later
+        :raises errors.SourceUnreachable: the service does not respond, does not authenticate this
+            host, or may grant it later
         :raises errors.ChunkRefused: no server uses the image
         """
         what = f"a grant for image {image_id}"
@@ -79,11 +80,10 @@ class GrantClient:
             self._files.signer_keys(),
             image_grants.GrantResponse,
         )
-        if response.grant is not None and (response.host, response.sent_s) != (
-            asked.host,
-            asked.sent_s,
-        ):
-            raise errors.NotAuthenticated("a grant", "it answers another request")
+        if (response.host, response.sent_s) != (asked.host, asked.sent_s):
+            # Anybody on the bus can repeat a former refusal.
+            why = response.why or "the response is to another request"
+            raise errors.NotAuthenticated("a grant", why)
         return response
 
     def _checked(

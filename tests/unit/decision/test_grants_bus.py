@@ -104,8 +104,17 @@ def test_image_that_no_server_uses_is_refused_and_without_nova_it_may_pass(cloud
 
 def test_revoked_host_is_refused(cloud):
     cloud.keeper.revoke_host(HOST)
-    with pytest.raises(errors.ChunkRefused, match="revoked"):
+    with pytest.raises(errors.SourceUnreachable, match="revoked"):
         cloud.client.request(IMAGE)
+
+
+def test_repeated_refusal_of_another_request_withholds_no_image(cloud):
+    """Anybody on the bus can send what the service signed before."""
+    with pytest.raises(errors.ChunkRefused):
+        cloud.client.request(OTHER)
+    kept = forge(cloud, grant=None, why="no server uses this image", sent_s=time.time() - 60)
+    with pytest.raises(errors.SourceUnreachable, match="no server uses this image"):
+        asks(cloud, kept)
 
 
 class Responder:
@@ -144,7 +153,7 @@ def asks(cloud, responder):
 
 def test_response_to_another_request_is_refused(cloud):
     for changed in ({"host": "h2"}, {"sent_s": 5.0}):
-        with pytest.raises(errors.SourceUnreachable, match="answers another request"):
+        with pytest.raises(errors.SourceUnreachable, match="the response is to another request"):
             asks(cloud, forge(cloud, **changed))
 
 
