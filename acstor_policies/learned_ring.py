@@ -15,7 +15,7 @@ from acstor_agent.engine import requester
 from acstor_agent.engine import transfer
 from acstor_agent.engine.fetch import context
 from acstor_common.model import ids
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 from acstor_policies import lockstep
 
 PendingRequest = requester.PendingRequest

@@ -11,7 +11,7 @@ import collections
 import enum
 from collections.abc import Iterable
 
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 
 LOWER_EVERY = 4
 

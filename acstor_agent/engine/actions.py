@@ -17,7 +17,7 @@ from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
 from acstor_common.model import ids
 from acstor_common.model import segments
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 
 Priority = priority.Priority
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from acstor_agent.engine import priority
 from acstor_common.model import ids
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 
 Priority = priority.Priority
 

@@ -23,7 +23,7 @@ from acstor_agent.engine import failure
 from acstor_agent.engine import priority
 from acstor_agent.engine import requester
 from acstor_common.model import ids
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 
 Failure = failure.Failure
 Priority = priority.Priority

@@ -37,7 +37,7 @@ from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_common.util import log_limit
 from acstor_common.util import lru_table
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 
 LOG = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from acstor_agent.peers import peer_network
 from acstor_agent.peers.connection import client_connection
 from acstor_common.model import ids
 from acstor_common.model import segments
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 
 LOG = logging.getLogger(__name__)
 

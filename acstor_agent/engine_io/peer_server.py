@@ -22,7 +22,7 @@ from acstor_agent.peers.connection import server_connection
 from acstor_agent.runtime import disk_io
 from acstor_common.model import ids
 from acstor_common.util import log_limit
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 
 LOG = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from acstor_agent.images.image import mirrors
 from acstor_agent.images.image import usage
 from acstor_agent.images.keep import replication
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 
 
 class EventFanout:

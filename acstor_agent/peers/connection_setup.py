@@ -19,7 +19,7 @@ from acstor_agent.runtime import tls_session
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials
-from acstor_common.wire import peer_encryption
+from acstor_common.wire.peer import peer_encryption
 
 Credentials = credentials.Credentials
 PROOF_PROTOCOL = credentials.PROOF_PROTOCOL

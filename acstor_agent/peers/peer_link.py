@@ -22,8 +22,9 @@ from acstor_agent.peers import traffic_control
 from acstor_agent.runtime import tcp_info
 from acstor_common.identity import certificates
 from acstor_common.model import geometry
-from acstor_common.wire import peer_encryption
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_encryption
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
 
 MAX_LOW_WATER_BYTES = 256 * geometry.KIB
 """SO_RCVLOWAT at most; lower for the rest of a shorter frame."""
@@ -95,7 +96,7 @@ class PeerLink:
         self._bytes_s = math.inf
         self._early = early  # received with the handshake
 
-    async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
+    async def receive(self, receiver: peer_receiver.Receiver) -> list[peer_wire.Message] | None:
         """Return the next messages, at least one; None if the other side has closed.
 
         :raises errors.RemoteProtocolError: the bytes violate the protocol
@@ -140,7 +141,7 @@ class PeerLink:
         """Whether the link waits for a rate limit."""
         return self._waits > 0
 
-    def _receive_nowait(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
+    def _receive_nowait(self, receiver: peer_receiver.Receiver) -> list[peer_wire.Message] | None:
         buffers = self._buffers(receiver)
         if self.download.step_bytes is not None:
             buffers = first_of(buffers, self.download.step_bytes)
@@ -149,7 +150,7 @@ class PeerLink:
         self._is_empty = count < sum(map(len, buffers))
         return receiver.bytes_received(count) if count else None
 
-    def _buffers(self, receiver: peer_wire.Receiver) -> list[memoryview]:
+    def _buffers(self, receiver: peer_receiver.Receiver) -> list[memoryview]:
         spaces = receiver.get_buffers()
         is_short = self.reads_small_steps and len(spaces) == 1
         return [spaces[0][:TURN_BYTES]] if is_short else spaces

@@ -34,7 +34,8 @@ from acstor_agent.runtime import fault_log
 from acstor_common import errors
 from acstor_common.identity import credentials
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
 
 LOG = logging.getLogger(__name__)
 
@@ -285,7 +286,9 @@ class PeerNetwork:
                 channel.ip, channel.port, self._credentials, self._limits.silence_s
             )
             try:
-                receiver = peer_wire.receiver(channel.peer, peer_wire.FROM_SERVER, link.receiving)
+                receiver = peer_receiver.receiver(
+                    channel.peer, peer_wire.FROM_SERVER, link.receiving
+                )
                 ours = peer_wire.Hello(self._host_id, channel.klass, self._admission.ring.epoch)
                 early = await hello_exchange.send_hello(
                     link, receiver, ours, channel.host, self._admission
@@ -379,7 +382,7 @@ class PeerNetwork:
     ) -> tuple[server_connection.ServerConnection, list[peer_wire.Message]]:
         link = await connection_setup.accept(stream, self._credentials, self._limits.silence_s)
         try:
-            receiver = peer_wire.receiver(peer, peer_wire.FROM_CLIENT, link.receiving)
+            receiver = peer_receiver.receiver(peer, peer_wire.FROM_CLIENT, link.receiving)
             theirs, early = await hello_exchange.await_hello(
                 link, receiver, self._host_id, self._admission
             )

@@ -12,7 +12,7 @@ import trio
 
 from acstor_common.model import geometry
 from acstor_common.util import rate_limiter
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 
 BURST_S = 0.05  # length of a burst after a pause, and of one connection's transmission
 MIN_STEP_BYTES = 16 * geometry.KIB

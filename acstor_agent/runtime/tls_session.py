@@ -10,7 +10,7 @@ import contextlib
 import ssl
 
 from acstor_common.model import geometry
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 
 RECORD_BYTES = 16 * geometry.KIB  # plain text of a record, at most
 RECORDS_IN_A_ROW = 64  # limit of records decrypted at a time, since peers may send short ones

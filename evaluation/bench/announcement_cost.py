@@ -23,7 +23,7 @@ from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_common.ring import hash_ring
 from acstor_common.util import token_buckets
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import chunk_maps
 from tests.fakes import one_host
 from tests.fakes import one_machine

@@ -18,7 +18,8 @@ import time
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import announced
 from tests.fakes import lying_peer
 
@@ -30,7 +31,7 @@ LINK_TIMEOUT_S = 30.0
 
 def answer(link: socket.socket, name: str) -> None:
     """Be the side of a connection that is asked for chunks, until it ends."""
-    receiver = peer_wire.Receiver("agent", peer_wire.FROM_CLIENT)
+    receiver = peer_receiver.Receiver("agent", peer_wire.FROM_CLIENT)
     rng = random.Random(0)
     with link, contextlib.suppress(OSError, errors.RemoteProtocolError):
         while data := link.recv(65536):
@@ -71,7 +72,7 @@ def advertisements(prefixes: list[int]) -> list[peer_wire.Advertise]:
 
 def swallow(link: socket.socket) -> None:
     """Answer pings, take no notice of anything else."""
-    receiver = peer_wire.Receiver("agent", peer_wire.FROM_SERVER)
+    receiver = peer_receiver.Receiver("agent", peer_wire.FROM_SERVER)
     with contextlib.suppress(OSError, errors.RemoteProtocolError):
         while data := link.recv(65536):
             for message in receiver.feed_bytes(data):

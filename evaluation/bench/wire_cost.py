@@ -39,7 +39,7 @@ from acstor_common.identity import credentials
 from acstor_common.identity import identity_files
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from evaluation.bench import plain_sockets
 from tests.fakes import admission
 from tests.lab import local

@@ -19,7 +19,8 @@ import time
 from collections.abc import Iterator
 
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import announced
 
 PORT = 7300
@@ -103,7 +104,7 @@ def _datagrams(sock: socket.socket) -> Iterator[tuple[int, ...]]:
 
 
 def _frames(sock: socket.socket) -> Iterator[tuple[int, ...]]:
-    receiver = peer_wire.Receiver("a host", peer_wire.FROM_CLIENT)
+    receiver = peer_receiver.Receiver("a host", peer_wire.FROM_CLIENT)
     while data := sock.recv(BUFFER_BYTES):
         for message in receiver.feed_bytes(data):
             if isinstance(message, peer_wire.Advertise):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 
 from acstor_common.model import geometry
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from evaluation.bench import d1_scope
 from evaluation.bench import harness
 from evaluation.papers import experiment

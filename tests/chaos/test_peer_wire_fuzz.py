@@ -8,8 +8,9 @@ import pytest
 
 from acstor_common import errors
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
-from acstor_common.wire import replica_messages
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
+from acstor_common.wire.peer import replica_messages
 from tests.fakes import announced
 
 HELLO = peer_wire.Hello(ids.HostId("host-1"), peer_wire.ConnectionClass.BULK, 1)
@@ -79,7 +80,7 @@ def mutate(data: bytearray, rng: random.Random) -> None:
 
 
 def receive_in_pieces(data: bytearray, rng: random.Random) -> int:
-    to = peer_wire.Receiver("peer-1", peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER)
+    to = peer_receiver.Receiver("peer-1", peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER)
     count, position = 0, 0
     while position < len(data):
         space = to.get_buffers()[0]
@@ -110,7 +111,7 @@ def test_headers_that_promise_too_much_cost_no_memory():
     tracemalloc.start()
     try:
         for type_ in range(256):
-            to = peer_wire.Receiver("peer-1", peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER)
+            to = peer_receiver.Receiver("peer-1", peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER)
             with pytest.raises(errors.RemoteProtocolError):
                 to.feed_bytes(hello + b"AC\x03" + bytes([type_]) + b"\xff" * 4)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20

@@ -57,7 +57,7 @@ from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from acstor_policies import place_identity
 from tests.fakes import memory_network
 from tests.fakes import reading_source

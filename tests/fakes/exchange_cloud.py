@@ -27,7 +27,7 @@ from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import known_maps
 from tests.fakes import reading_source
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from acstor_common.identity import identity_files
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import raw_peer
 from tests.lab import identities
 

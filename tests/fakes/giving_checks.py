@@ -11,7 +11,7 @@ from acstor_agent.engine import actions
 from acstor_agent.engine import requester
 from acstor_agent.engine import transfer as transfer_
 from acstor_common.model import ids
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 from acstor_policies import place_identity
 
 Mode = peer_request.Mode

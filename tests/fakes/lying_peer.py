@@ -17,7 +17,8 @@ from collections.abc import Sequence
 
 from acstor_common import errors
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import server_threads
 
 Lie = Callable[[socket.socket, peer_wire.ChunkRequest, random.Random], None]
@@ -158,7 +159,7 @@ def _accept(listener: socket.socket, peer: LyingPeer, begin: Callable[[int], Ans
 
 
 def _converse(link: socket.socket, peer: LyingPeer, answer: Answer) -> None:
-    receiver = peer_wire.Receiver("agent", peer_wire.FROM_CLIENT)
+    receiver = peer_receiver.Receiver("agent", peer_wire.FROM_CLIENT)
     with link, contextlib.suppress(OSError, errors.RemoteProtocolError):
         while data := link.recv(65536):
             for message in receiver.feed_bytes(data):

@@ -22,7 +22,8 @@ from acstor_agent.peers import connection_setup
 from acstor_agent.peers import peer_link
 from acstor_agent.peers import peer_listener
 from acstor_agent.peers import traffic_control
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
 
 IN_FLIGHT_BYTES = 256 * 1024
 """What a sender gets rid of before anything arrives."""
@@ -146,7 +147,7 @@ class MemoryLink(peer_link.PeerLink):
         self.upload = traffic_control.TrafficLimiter()
         self.download = traffic_control.TrafficLimiter()
 
-    async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
+    async def receive(self, receiver: peer_receiver.Receiver) -> list[peer_wire.Message] | None:
         """Return the next messages; None when the other side has closed."""
         while data := await self._in.receive():
             if messages := receiver.feed_bytes(data):

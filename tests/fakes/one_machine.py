@@ -20,7 +20,7 @@ from acstor_agent.engine.serve import authorization
 from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_common.ring import hash_ring
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 from tests.fakes import known_maps
 
 IMAGE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")

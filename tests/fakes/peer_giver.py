@@ -15,7 +15,7 @@ from acstor_agent.peers import peer_network
 from acstor_agent.peers.connection import client_connection
 from acstor_common import errors
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 
 Serve = Callable[[ids.HostId, peer_wire.ChunkRequest], Awaitable[Any]]
 

@@ -10,8 +10,9 @@ from typing import Self
 
 from acstor_common.identity import identity_files
 from acstor_common.model import ids
-from acstor_common.wire import peer_encryption
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_encryption
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
 from tests.lab import local
 
 PATIENCE_S = 10.0
@@ -71,7 +72,7 @@ class RawPeer:
         if files is not None:
             self.link, keys = _agree(context_of(files).wrap_socket(self.link))
             self._ours, theirs = map(peer_encryption.Encryption, keys)
-        self._receiver = peer_wire.receiver("agent", peer_wire.FROM_SERVER, theirs)
+        self._receiver = peer_receiver.receiver("agent", peer_wire.FROM_SERVER, theirs)
 
     def __enter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure
 from acstor_agent.engine import priority
 from acstor_common.model import ids
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 from acstor_simulator.model import virtual_host as shells
 from tests.fakes import one_machine
 from tests.fakes.transfer_hosts import Host

@@ -22,7 +22,7 @@ from acstor_agent.engine.serve import authorization
 from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_common.ring import hash_ring
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 from acstor_simulator.model import virtual_host as shells
 from tests.fakes import giving_checks
 from tests.fakes import link_network

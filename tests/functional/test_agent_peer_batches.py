@@ -8,7 +8,7 @@ import time
 import pytest
 
 from acstor_common.model import geometry
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import hosts
 from tests.fakes import lying_peer
 from tests.lab import local

@@ -17,8 +17,8 @@ import pytest
 
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
-from acstor_common.wire import replica_messages
+from acstor_common.wire.peer import peer_wire
+from acstor_common.wire.peer import replica_messages
 from tests.fakes import announced
 from tests.fakes import hosts
 from tests.fakes import lying_peer

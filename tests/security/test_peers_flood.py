@@ -20,7 +20,7 @@ from acstor_agent.peers import peer_network
 from acstor_common.identity import handshake_limiter
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import announced
 from tests.fakes import hosts
 from tests.fakes import raw_peer

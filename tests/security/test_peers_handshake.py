@@ -10,8 +10,9 @@ from acstor_agent.peers import connection_setup
 from acstor_agent.peers import peer_network
 from acstor_agent.runtime import tls_session
 from acstor_common import errors
-from acstor_common.wire import peer_encryption
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_encryption
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
 from tests.unit.agent import test_peer_network as nets
 from tests.unit.agent import test_peer_security as security
 
@@ -174,7 +175,7 @@ async def lying(tls, lie, *, hangs_up=False):
     async def handler(stream):
         link = await connection_setup.accept(stream, tls[SERVER], 5.0)
         hello = encoded(link.sending, peer_wire.Hello(SERVER, peer_wire.ConnectionClass.DEMAND, 1))
-        receiver = peer_wire.receiver("client", peer_wire.FROM_CLIENT, link.receiving)
+        receiver = peer_receiver.receiver("client", peer_wire.FROM_CLIENT, link.receiving)
         await link.receive(receiver)
         await link.send_some([hello])
         await link.receive(receiver)

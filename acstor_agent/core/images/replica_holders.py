@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from acstor_agent.core.images import replica_leases
 from acstor_common.model import ids
-from acstor_common.wire import replica_messages
+from acstor_common.wire.peer import replica_messages
 
 INTERVAL_S = 60.0  # interval of requests to one host, where there are few hosts
 PER_HOST_S = 0.25

@@ -9,7 +9,7 @@ import collections
 import math
 
 from acstor_common.model import ids
-from acstor_common.wire import replica_messages
+from acstor_common.wire.peer import replica_messages
 
 IMAGES_OF_HOST = replica_messages.MAX_REQUESTS
 IMAGES = 1024

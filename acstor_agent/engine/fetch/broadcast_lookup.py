@@ -12,11 +12,11 @@ from acstor_agent.engine import failure
 from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
 from acstor_agent.engine.data_structures import fair_queue
+from acstor_agent.engine.data_structures import negative_cache
 from acstor_agent.engine.data_structures import timers
 from acstor_agent.engine.fetch import context
-from acstor_agent.engine.fetch import negative_cache
 from acstor_common.model import ids
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 
 Attempt = transfer.Attempt
 Track = transfer.Track

@@ -13,7 +13,7 @@ from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
 from acstor_agent.engine.fetch import context
 from acstor_common.model import ids
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 
 Attempt = transfer.Attempt
 Refs = transfer.Refs

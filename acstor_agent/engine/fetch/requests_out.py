@@ -18,7 +18,7 @@ from acstor_agent.engine.data_structures import fair_queue
 from acstor_agent.engine.data_structures import timers
 from acstor_agent.engine.fetch import source_reads
 from acstor_common.model import ids
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 
 MAX_TIMEOUTS = 4  # multiple of the timeout after which an attempt ends despite keepalives
 CHECK_S = 0.1  # shortest interval between checks of late attempts

@@ -23,7 +23,7 @@ from acstor_agent.engine.fetch import read_through
 from acstor_agent.engine.fetch import source_preference
 from acstor_agent.engine.ring import placement
 from acstor_common.model import ids
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 
 Failure = failure.Failure
 Mode = peer_request.Mode

@@ -14,7 +14,7 @@ from acstor_agent.engine.ring import placement
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.ring import location
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 
 Mode = peer_request.Mode
 Owners = tuple[tuple[ids.HostId, ...], ...]

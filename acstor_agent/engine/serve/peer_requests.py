@@ -2,8 +2,8 @@
 """Requests of peers: for chunks that are cached, under way, or only at the source.
 
 Each request is answered once, cancelled, or times out. Its mode
-(``acstor_common.wire.peer_request``) limits what it may wait for. What one host can make this host
-hold and fetch is bounded, including fetches that it no longer waits for.
+(``wire.peer.peer_request``) limits what it may wait for. What one host can make this host hold and
+fetch is bounded, including fetches that it no longer waits for.
 """
 
 import collections
@@ -24,7 +24,7 @@ from acstor_agent.engine.fetch import read_through
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine.serve import served_copies
 from acstor_common.model import ids
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 
 PendingRequest = requester.PendingRequest
 Failure = failure.Failure

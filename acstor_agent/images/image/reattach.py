@@ -9,7 +9,7 @@ import itertools
 import trio
 
 from acstor_agent.core.disk_scheduling import request as requests
-from acstor_agent.engine.fetch import negative_cache
+from acstor_agent.engine.data_structures import negative_cache
 from acstor_agent.images.image import mirrors
 from acstor_agent.images.read import mirror
 from acstor_agent.images.read import read_admission

@@ -30,8 +30,8 @@ from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.util import lru_table
 from acstor_common.util import token_buckets
-from acstor_common.wire import peer_wire
-from acstor_common.wire import replica_messages
+from acstor_common.wire.peer import peer_wire
+from acstor_common.wire.peer import replica_messages
 
 LOG = logging.getLogger(__name__)
 

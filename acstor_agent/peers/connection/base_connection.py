@@ -25,8 +25,9 @@ from acstor_agent.peers.connection import demand_gate
 from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
 from acstor_common.model import ids
-from acstor_common.wire import peer_compression
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_compression
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
 
 LOG = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class PeerConnection(abc.ABC):
         self,
         host: ids.HostId,
         link: peer_link.PeerLink,
-        receiver: peer_wire.Receiver,
+        receiver: peer_receiver.Receiver,
         klass: peer_wire.ConnectionClass,
         gate: demand_gate.DemandGate,
         share: loop_share.LoopShare,

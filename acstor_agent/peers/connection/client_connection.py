@@ -25,8 +25,9 @@ from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.util import lru_table
-from acstor_common.wire import peer_request
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_request
+from acstor_common.wire.peer import peer_wire
 
 NEXT_BYTES = 16 * geometry.KIB
 """Bytes in the outbox, which is not reordered, below which messages are added."""
@@ -51,7 +52,7 @@ class ClientConnection(base_connection.PeerConnection):
         self,
         host: ids.HostId,
         link: peer_link.PeerLink,
-        receiver: peer_wire.Receiver,
+        receiver: peer_receiver.Receiver,
         klass: peer_wire.ConnectionClass,
         gate: demand_gate.DemandGate,
         share: loop_share.LoopShare,
@@ -192,11 +193,11 @@ class ClientConnection(base_connection.PeerConnection):
                 self._has_shown_life = True
 
     def _awaited_bytes(self) -> int:
-        """Return the most bytes of chunks that may arrive (:class:`peer_wire.Receiver`)."""
+        """Return the most bytes of chunks that may arrive (:class:`peer_receiver.Receiver`)."""
         return (len(self._waiting) + len(self._cancelled)) * self._chunk_bytes
 
     def _expects(self, chunks: Sequence[tuple[int, int, int]]) -> bool:
-        """Check chunks before they are received (:data:`peer_wire.Expects`)."""
+        """Check chunks before they are received (:data:`peer_receiver.Expects`)."""
         are_awaited = True
         for first, length, chunk_bytes in chunks:
             count = peer_request.count_chunks(length, chunk_bytes)

@@ -12,7 +12,8 @@ from acstor_agent.peers import peer_link
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
 
 
 class Admission(Protocol):
@@ -34,7 +35,7 @@ class Admission(Protocol):
 
 async def send_hello(
     link: peer_link.PeerLink,
-    receiver: peer_wire.Receiver,
+    receiver: peer_receiver.Receiver,
     ours: peer_wire.Hello,
     expected: ids.HostId,
     admission: Admission,
@@ -58,7 +59,7 @@ async def send_hello(
 
 async def await_hello(
     link: peer_link.PeerLink,
-    receiver: peer_wire.Receiver,
+    receiver: peer_receiver.Receiver,
     host_id: ids.HostId,
     admission: Admission,
 ) -> tuple[peer_wire.Hello, list[peer_wire.Message]]:
@@ -74,7 +75,7 @@ async def await_hello(
 
 
 async def _receive_hello(
-    link: peer_link.PeerLink, receiver: peer_wire.Receiver, admission: Admission
+    link: peer_link.PeerLink, receiver: peer_receiver.Receiver, admission: Admission
 ) -> tuple[peer_wire.Hello, list[peer_wire.Message]]:
     messages = await link.receive(receiver)
     if messages is None:

@@ -16,7 +16,7 @@ from typing import Protocol
 import trio
 
 from acstor_common.util import token_buckets
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 
 SMALL_MESSAGES = token_buckets.Rate(per_s=50.0, burst=100.0)
 """Limit of Pings, Pongs, Cancels and RaisePriorities of no open request; refusals count too."""

@@ -16,7 +16,7 @@ from acstor_agent.runtime import fault_log
 from acstor_common import errors
 from acstor_common.model import addresses
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 
 EARLY_MESSAGES = 16  # announcements that wait for the dial; more are dropped
 

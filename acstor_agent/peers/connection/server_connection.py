@@ -23,7 +23,8 @@ from acstor_agent.peers.connection import peer_limits
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.util import token_buckets
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
 
 OnNotification = Callable[[ids.HostId, peer_wire.Notification], None]
 """Called with a host and its announcement."""
@@ -88,7 +89,7 @@ class ServerConnection(base_connection.PeerConnection):
     def __init__(
         self,
         link: peer_link.PeerLink,
-        receiver: peer_wire.Receiver,
+        receiver: peer_receiver.Receiver,
         hello: peer_wire.Hello,
         gate: demand_gate.DemandGate,
         handler: RequestHandler,

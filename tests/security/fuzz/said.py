@@ -17,8 +17,9 @@ from acstor_common.ring import hash_ring
 from acstor_common.wire import control_wire
 from acstor_common.wire import decision_messages
 from acstor_common.wire import fill_progress
-from acstor_common.wire import peer_wire
 from acstor_common.wire import trace_message
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import announced
 from tests.security.fuzz import stored
 from tests.security.fuzz.target import Target
@@ -30,7 +31,7 @@ ACCEPTS = peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER
 
 
 def _received(data: bytes, split: random.Random) -> list[Any]:
-    to = peer_wire.Receiver("peer-1", ACCEPTS)
+    to = peer_receiver.Receiver("peer-1", ACCEPTS)
     messages: list[Any] = []
     while data:
         space = to.get_buffers()[0]
@@ -43,7 +44,7 @@ def _received(data: bytes, split: random.Random) -> list[Any]:
 
 
 def _parse_frames(data: bytes) -> list[Any]:
-    to = peer_wire.Receiver("peer-1", ACCEPTS)
+    to = peer_receiver.Receiver("peer-1", ACCEPTS)
     return to.feed_bytes(data)
 
 

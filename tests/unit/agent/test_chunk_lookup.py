@@ -19,7 +19,7 @@ from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import fake_glance
 from tests.fakes import http_server
 from tests.fakes import one_host

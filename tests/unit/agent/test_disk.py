@@ -22,7 +22,7 @@ from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 from tests.fakes import one_host
 
 CHUNK = one_host.CHUNK

@@ -8,7 +8,7 @@ from acstor_agent.images import event_fanout
 from acstor_agent.images.image import usage
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import announced
 from tests.fakes import one_host
 from tests.fakes import one_machine

@@ -21,7 +21,7 @@ from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from acstor_policies import place_identity
 from acstor_policies import prefetch_by_limit
 from tests.fakes import announced

@@ -17,7 +17,7 @@ from acstor_agent.peers import peer_network
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import exchange_cloud
 from tests.fakes import lying_peer
 from tests.unit.agent import test_peer_network as nets

@@ -14,7 +14,7 @@ from acstor_agent.peers.connection import server_connection
 from acstor_agent.runtime import fault_log
 from acstor_common import errors
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import announced
 from tests.fakes import peer_giver
 from tests.unit.agent import test_peer_network as nets

@@ -9,7 +9,7 @@ import trio.testing
 from acstor_agent.peers import peer_network
 from acstor_agent.peers.connection import base_connection
 from acstor_agent.peers.connection import loop_share
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import announced
 from tests.fakes import peer_giver
 from tests.unit.agent import test_peer_budgets as budgets

@@ -17,7 +17,7 @@ from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 from acstor_policies import unit_readahead
 from tests.fakes import one_host
 

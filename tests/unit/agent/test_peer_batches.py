@@ -10,7 +10,8 @@ import trio
 from acstor_agent.peers import peer_network
 from acstor_agent.peers.connection import client_connection
 from acstor_common import errors
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import peer_giver
 from tests.unit.agent import test_peer_network as nets
 
@@ -71,7 +72,7 @@ class Host:
 
     def __init__(self, stream):
         self._stream = stream
-        self._to = peer_wire.Receiver("client", peer_wire.FROM_CLIENT)
+        self._to = peer_receiver.Receiver("client", peer_wire.FROM_CLIENT)
         self.messages = []
 
     async def hear(self, count):
@@ -603,7 +604,7 @@ async def test_numbers_that_meet_are_a_fault_of_who_asks():
 
 
 async def hear_all(stream, count):
-    to, messages = peer_wire.Receiver("server", peer_wire.FROM_SERVER), []
+    to, messages = peer_receiver.Receiver("server", peer_wire.FROM_SERVER), []
     data = b""
     with trio.fail_after(5):
         while len(messages) < count + 1:  # and Hello

@@ -20,7 +20,7 @@ from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.util import log_limit
 from acstor_common.util import token_buckets
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import admission
 from tests.fakes import peer_giver
 from tests.fakes import turns

@@ -12,8 +12,9 @@ from acstor_agent.peers import connection_setup
 from acstor_agent.peers import peer_link
 from acstor_agent.runtime import tls_session
 from acstor_common.model import ids
-from acstor_common.wire import peer_encryption
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_encryption
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
 from tests.unit.agent import test_peer_security as security
 
 SILENCE_S = 5.0
@@ -63,7 +64,7 @@ async def test_frame_that_comes_in_one_piece_with_the_secret_is_not_lost(credent
 
     async def answer():
         link = await connection_setup.accept(await listener.accept(), tls[SERVER], SILENCE_S)
-        receiver = peer_wire.receiver("client", peer_wire.FROM_CLIENT, link.receiving)
+        receiver = peer_receiver.receiver("client", peer_wire.FROM_CLIENT, link.receiving)
         heard.extend(await link.receive(receiver))
         link.close()
 
@@ -149,7 +150,7 @@ async def test_message_that_comes_alone_takes_one_call_of_the_socket(credentials
     heard = []
 
     async def hear(link):
-        receiver = peer_wire.receiver("server", peer_wire.FROM_SERVER, link.receiving)
+        receiver = peer_receiver.receiver("server", peer_wire.FROM_SERVER, link.receiving)
         while len(heard) < len(said):
             heard.extend(await link.receive(receiver))
 

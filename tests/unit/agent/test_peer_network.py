@@ -18,7 +18,8 @@ from acstor_agent.peers.connection import periodic_checks
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.util import token_buckets
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import admission
 from tests.fakes import announced
 from tests.fakes import peer_giver
@@ -315,7 +316,7 @@ async def test_bulk_data_does_not_wait_for_demand_data_that_does_not_move(autoju
 
 async def test_ping_is_answered_by_either_side():
     async def handler(stream):
-        to = peer_wire.Receiver("client", peer_wire.FROM_CLIENT)
+        to = peer_receiver.Receiver("client", peer_wire.FROM_CLIENT)
         await stream.send_all(SERVER_HELLO + peer_wire.encode(peer_wire.Ping(77))[0])
         messages = []
         while len(messages) < 3:
@@ -329,7 +330,7 @@ async def test_ping_is_answered_by_either_side():
     async with serving() as (_server, address):
         stream = await dial(address)
         await stream.send_all(HELLO + peer_wire.encode(peer_wire.Ping(78))[0])
-        to = peer_wire.Receiver("server", peer_wire.FROM_SERVER)
+        to = peer_receiver.Receiver("server", peer_wire.FROM_SERVER)
         messages = []
         while len(messages) < 2:
             messages += to.feed_bytes(await stream.receive_some())
@@ -344,7 +345,7 @@ async def test_pings_of_a_peer_that_does_not_read_take_no_memory():
     may_read = trio.Event()
 
     async def handler(stream):
-        to = peer_wire.Receiver("client", peer_wire.FROM_CLIENT)
+        to = peer_receiver.Receiver("client", peer_wire.FROM_CLIENT)
         await stream.send_all(SERVER_HELLO + peer_wire.encode(peer_wire.Ping(1))[0] * pings)
         await may_read.wait()
         while not requests_in(heard):
@@ -410,7 +411,7 @@ async def test_cancelled_fetch_is_cancelled_at_the_peer_and_the_connection_lives
 async def test_late_answer_is_dropped():
     async def handler(stream):
         await stream.send_all(SERVER_HELLO)
-        to = peer_wire.Receiver("client", peer_wire.FROM_CLIENT)
+        to = peer_receiver.Receiver("client", peer_wire.FROM_CLIENT)
         gets = []
         async for data in stream:
             gets += requests_in(to.feed_bytes(data))
@@ -440,7 +441,7 @@ async def test_work_for_a_request_ends_when_its_time_is_over():
         stream = await dial(address)
         await stream.send_all(HELLO)
         await stream.send_all(get_of(request_id=7, timeout_ms=50))
-        to = peer_wire.Receiver("server", peer_wire.FROM_SERVER)
+        to = peer_receiver.Receiver("server", peer_wire.FROM_SERVER)
         messages = []
         with trio.fail_after(2):
             while len(messages) < 2:
@@ -627,7 +628,7 @@ async def test_client_whose_requests_wait_for_us_is_not_dropped():
         stream = await dial(address)
         await stream.send_all(HELLO + get_of())
         await stream.send_all(get_of(request_id=1)[:50])
-        to = peer_wire.Receiver("server", peer_wire.FROM_SERVER)
+        to = peer_receiver.Receiver("server", peer_wire.FROM_SERVER)
         messages = []
         with trio.fail_after(2):
             while len(messages) < 2:

@@ -23,7 +23,8 @@ from acstor_common.identity import certificates
 from acstor_common.identity import credentials
 from acstor_common.identity import identity_files
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import admission
 from tests.unit.agent import test_peer_network as nets
 
@@ -510,7 +511,7 @@ class Connected(base_connection.PeerConnection):
         link = peer_link.PeerLink(ours)
         link.certificate = certificate
         share = loop_share.LoopShare(1)
-        receiver = peer_wire.receiver(host, peer_wire.FROM_CLIENT, None)
+        receiver = peer_receiver.receiver(host, peer_wire.FROM_CLIENT, None)
         super().__init__(host, link, receiver, DEMAND, demand_gate.DemandGate(), share)
 
     def _handle(self, message):

@@ -10,7 +10,7 @@ from acstor_agent.engine_io import exchange
 from acstor_agent.engine_io import peer_server
 from acstor_common import errors
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import exchange_cloud
 
 CHUNK, IMAGE = exchange_cloud.CHUNK, exchange_cloud.IMAGE

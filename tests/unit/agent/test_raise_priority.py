@@ -11,7 +11,7 @@ from acstor_agent.peers import peer_network
 from acstor_agent.peers.connection import base_connection
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import announced
 from tests.fakes import exchange_cloud
 from tests.fakes import turns

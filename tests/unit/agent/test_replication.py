@@ -18,8 +18,8 @@ from acstor_agent.images.keep import replication
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
-from acstor_common.wire import peer_wire
-from acstor_common.wire import replica_messages
+from acstor_common.wire.peer import peer_wire
+from acstor_common.wire.peer import replica_messages
 from tests.fakes import filling_host
 from tests.fakes import one_host
 

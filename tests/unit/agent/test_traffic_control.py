@@ -11,7 +11,7 @@ import trio
 from acstor_agent.peers import peer_network
 from acstor_agent.peers import traffic_control
 from acstor_common.model import geometry
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from tests.unit.agent import test_peer_network as nets
 from tests.unit.agent import test_peer_security as security
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
 from evaluation.bench import liar
 from tests.fakes import lying_peer
 
@@ -25,7 +26,9 @@ def link() -> Iterator[socket.socket]:
     thread.join()
 
 
-def ask(link: socket.socket, message: peer_wire.Message, receiver: peer_wire.Receiver) -> object:
+def ask(
+    link: socket.socket, message: peer_wire.Message, receiver: peer_receiver.Receiver
+) -> object:
     lying_peer.send(link, message)
     while not (messages := receiver.feed_bytes(link.recv(65536))):
         pass
@@ -35,7 +38,7 @@ def ask(link: socket.socket, message: peer_wire.Message, receiver: peer_wire.Rec
 def test_liar_greets_as_the_host_it_plays_and_answers_as_many_other_bytes(
     link: socket.socket,
 ) -> None:
-    receiver = peer_wire.Receiver("liar", peer_wire.FROM_SERVER)
+    receiver = peer_receiver.Receiver("liar", peer_wire.FROM_SERVER)
     hello = peer_wire.Hello(ids.HostId("h1"), peer_wire.ConnectionClass.DEMAND, 7)
     greeting = ask(link, hello, receiver)
     assert isinstance(greeting, peer_wire.Hello) and greeting.host_id == "h3"
@@ -54,7 +57,7 @@ def test_liar_greets_as_the_host_it_plays_and_answers_as_many_other_bytes(
 def test_liar_advertises_every_chunk_once_in_legal_frames(count: int) -> None:
     prefixes = list(range(1, count + 1))
     sent = liar.advertisements(prefixes)
-    receiver = peer_wire.Receiver("liar", peer_wire.FROM_CLIENT)
+    receiver = peer_receiver.Receiver("liar", peer_wire.FROM_CLIENT)
     receiver.feed_bytes(
         b"".join(
             peer_wire.encode(peer_wire.Hello(ids.HostId("h3"), peer_wire.ConnectionClass.BULK, 1))

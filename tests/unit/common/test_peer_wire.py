@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from acstor_common import errors
 from acstor_common.model import ids
-from acstor_common.wire import peer_compression
-from acstor_common.wire import peer_encryption
-from acstor_common.wire import peer_wire
-from acstor_common.wire import replica_messages
+from acstor_common.wire.peer import peer_compression
+from acstor_common.wire.peer import peer_encryption
+from acstor_common.wire.peer import peer_receiver
+from acstor_common.wire.peer import peer_wire
+from acstor_common.wire.peer import replica_messages
 from tests.fakes import announced
 
 DATA = pathlib.Path(__file__).parents[2] / "data"
@@ -195,11 +196,11 @@ def frame(type_: int, body: bytes, magic: int = 0x4143, version: int = 3) -> byt
 
 def receiver(
     accepts=BOTH, encryption: peer_encryption.Encryption | None = None
-) -> peer_wire.Receiver:
-    return peer_wire.receiver("peer-1", accepts, encryption)
+) -> peer_receiver.Receiver:
+    return peer_receiver.receiver("peer-1", accepts, encryption)
 
 
-def receive(to: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
+def receive(to: peer_receiver.Receiver, data: bytes) -> list[peer_wire.Message]:
     """Do what a socket does: fill the buffers in their order."""
     messages = []
     while data:
@@ -578,7 +579,7 @@ def test_full_advertisement_survives_any_cut_and_needs_no_more_than_the_small_bu
     for cut in (1, 7, 4095, 4096, 4097, 8191, len(data)):
         to = receiver()
         assert receive(to, data[:cut]) + receive(to, data[cut:]) == [HELLO, full, longest, full]
-        assert max(map(len, to.get_buffers())) <= peer_wire.SMALL_BYTES
+        assert max(map(len, to.get_buffers())) <= peer_receiver.SMALL_BYTES
 
 
 def lease(lease_s: int = 60, number: int = 0) -> bytes:

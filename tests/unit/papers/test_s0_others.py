@@ -2,7 +2,7 @@
 import pytest
 from matplotlib import figure
 
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from evaluation.papers import experiment
 from evaluation.papers import s0
 from evaluation.papers import s0_beyond

@@ -13,8 +13,8 @@ from acstor_agent.engine import settings
 from acstor_agent.engine import upload_scheduler
 from acstor_agent.engine.serve import peer_requests
 from acstor_common.model import ids
-from acstor_common.wire import peer_request
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_request
+from acstor_common.wire.peer import peer_wire
 from acstor_policies import learned_ring
 from acstor_policies import lockstep
 from tests.fakes import one_machine

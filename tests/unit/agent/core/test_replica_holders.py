@@ -7,7 +7,7 @@ import pytest
 
 from acstor_agent.core.images import replica_holders
 from acstor_common.model import ids
-from acstor_common.wire import replica_messages
+from acstor_common.wire.peer import replica_messages
 
 H2, H3 = ids.HostId("h2"), ids.HostId("h3")
 OTHERS = [H2, H3]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from acstor_agent.core import send_queue
 from acstor_common.model import ids
-from acstor_common.wire import peer_wire
+from acstor_common.wire.peer import peer_wire
 from tests.fakes import announced
 
 READAHEAD, PREFETCH = peer_wire.Priority.READAHEAD, peer_wire.Priority.PREFETCH

@@ -15,7 +15,7 @@ from acstor_agent.engine import actions
 from acstor_agent.engine import failure
 from acstor_agent.engine import priority
 from acstor_common.model import ids
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 from acstor_policies import topologies
 from tests.fakes import one_machine
 from tests.fakes import transfer_world

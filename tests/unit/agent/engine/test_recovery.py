@@ -14,7 +14,7 @@ from acstor_agent.engine import failure
 from acstor_agent.engine import lockstep as engine_lockstep
 from acstor_agent.engine import priority
 from acstor_common.model import ids
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 from acstor_policies import learned_ring
 from acstor_policies import lockstep
 from tests.fakes import one_machine

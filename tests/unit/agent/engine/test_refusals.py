@@ -2,7 +2,7 @@
 from hypothesis import given
 from hypothesis import strategies
 
-from acstor_agent.engine.fetch import negative_cache
+from acstor_agent.engine.data_structures import negative_cache
 from acstor_common.model import ids
 
 CIDS = [ids.cid_of(bytes([n])) for n in range(6)]

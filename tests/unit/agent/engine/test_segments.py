@@ -17,7 +17,7 @@ from acstor_agent.engine.serve import authorization
 from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_common.ring import hash_ring
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 from acstor_policies import topologies
 from tests.fakes import one_machine
 from tests.fakes.one_machine import announced

@@ -8,7 +8,7 @@ from acstor_agent.engine import failure
 from acstor_agent.engine import priority
 from acstor_agent.engine import upload_scheduler
 from acstor_common.model import ids
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 from acstor_policies import place_identity
 from tests.fakes import one_machine
 from tests.fakes.one_machine import chunk

@@ -9,7 +9,7 @@ from acstor_agent.engine.fetch import upstream_delays
 from acstor_agent.engine.ring import placement
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 from tests.fakes import one_machine
 from tests.fakes.one_machine import chunk
 

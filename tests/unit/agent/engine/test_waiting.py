@@ -16,7 +16,7 @@ from acstor_agent.engine.fetch import prefetch_limits
 from acstor_agent.engine.fetch import source_preference
 from acstor_common import errors
 from acstor_common.model import ids
-from acstor_common.wire import peer_request
+from acstor_common.wire.peer import peer_request
 from acstor_policies import topologies
 from tests.fakes import one_machine
 from tests.fakes.one_machine import announced

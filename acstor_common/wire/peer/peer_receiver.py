@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Framing of messages between agents, without I/O.
+"""Parses the frames of a connection between agents, without I/O.
 
 Every received byte is validated before use, and a fault is a :class:`errors.RemoteProtocolError`.
 Memory is allocated only after the length in a frame's header was checked.
@@ -7,73 +7,34 @@ Memory is allocated only after the length in a frame's header was checked.
 The interface is that of h11 and asyncio's BufferedProtocol: the caller receives into
 :meth:`Receiver.get_buffers` and calls :meth:`Receiver.bytes_received`.  The chunks of a frame are
 contiguous in one buffer without copies.  Each chunk is returned as soon as it is complete, or of an
-encrypted frame after its tag was verified.  doc/source/format/peer_wire.rst is the specification.
+encrypted frame after its tag was verified.
 """
 
-import struct
 from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from acstor_common import errors
-from acstor_common.wire import peer_compression
-from acstor_common.wire import peer_encryption
-from acstor_common.wire import peer_messages
-from acstor_common.wire import peer_request
-from acstor_common.wire.peer_messages import Advertise as Advertise
-from acstor_common.wire.peer_messages import Cancel as Cancel
-from acstor_common.wire.peer_messages import Chunk as Chunk
-from acstor_common.wire.peer_messages import EvictionHint as EvictionHint
-from acstor_common.wire.peer_messages import Get as Get
-from acstor_common.wire.peer_messages import Gone as Gone
-from acstor_common.wire.peer_messages import Hello as Hello
-from acstor_common.wire.peer_messages import Ping as Ping
-from acstor_common.wire.peer_messages import Pong as Pong
-from acstor_common.wire.peer_messages import RaisePriority as RaisePriority
-from acstor_common.wire.peer_messages import Refer as Refer
-from acstor_common.wire.peer_messages import Refuse as Refuse
-from acstor_common.wire.peer_messages import ReplicaReport as ReplicaReport
-from acstor_common.wire.peer_messages import ReplicaRequest as ReplicaRequest
-from acstor_common.wire.peer_request import ChunkRequest as ChunkRequest
-from acstor_common.wire.peer_request import ConnectionClass as ConnectionClass
-from acstor_common.wire.peer_request import Mode as Mode
-from acstor_common.wire.peer_request import Priority as Priority
+from acstor_common.wire.peer import peer_compression
+from acstor_common.wire.peer import peer_encryption
+from acstor_common.wire.peer import peer_messages
+from acstor_common.wire.peer import peer_request
+from acstor_common.wire.peer import peer_wire
+from acstor_common.wire.peer import received_run
 
-MAGIC = 0x4143  # ``AC``; the high bit 0 makes a TLS server fail at once (no SSLv2 hello)
-MAJOR_VERSION = 3
-
-MAX_BATCH = peer_request.MAX_BATCH
-MAX_DATA_BYTES = peer_request.MAX_DATA_BYTES
-PROOF_BYTES = peer_request.PROOF_BYTES
-RUN_BYTES = 1024 * 1024  # bytes of chunks in a frame with several: one FUSE read
-ENCRYPTED_RUN_BYTES = 256 * 1024
-"""The same for encrypted frames on slow links, as data waits for the tag."""
 SMALL_BYTES = 8192  # size of the buffer for headers and small messages
 
-# Re-exported: users of the protocol import this module alone.
 Buffer = peer_messages.Buffer
+Chunk = peer_messages.Chunk
 Message = peer_messages.Message
-RefuseCode = peer_messages.RefuseCode
-Notification = peer_messages.Notification
-Announcement = peer_messages.Announcement
 Type = peer_messages.Type
-batches = peer_request.batches
-proof_of = peer_request.proof_of
+ConnectionClass = peer_request.ConnectionClass
+MAX_BATCH = peer_request.MAX_BATCH
+MAX_DATA_BYTES = peer_request.MAX_DATA_BYTES
+HEADER_BYTES = peer_wire.HEADER_BYTES
+RUN_BYTES = peer_wire.RUN_BYTES
+ReceivedRun = received_run.ReceivedRun
 
-BULK_ONLY = frozenset(
-    {Type.ADVERTISE, Type.GONE, Type.EVICTION_HINT, Type.KEEP, Type.KEPT, Type.RAISE_PRIORITY}
-)
-FROM_CLIENT = BULK_ONLY | {Type.HELLO, Type.GET, Type.CANCEL, Type.PING, Type.PONG}
-"""What the side that opened the connection may send."""
-FROM_SERVER = frozenset({Type.HELLO, Type.CHUNK, Type.REFUSE, Type.PING, Type.PONG, Type.REFER})
-"""What the side that accepted the connection may send."""
-
-_HEADER = struct.Struct(">HBBI")  # magic, major version, type, body length
-HEADER_BYTES = _HEADER.size
-_COUNT_BYTES = 1
-_RUN = struct.Struct(">IIII")  # request, length, chunk length, uncompressed length
+_HEADER, _RUN, _COUNT_BYTES = peer_wire.HEADER, peer_wire.RUN, peer_wire.COUNT_BYTES
 _MIN_CHUNKS_BYTES = _COUNT_BYTES + _RUN.size + 1
 _MAX_CHUNKS_BYTES = _COUNT_BYTES + _RUN.size + MAX_DATA_BYTES
 _KNOWN = frozenset(Type)
@@ -92,120 +53,6 @@ Expects = Callable[[Sequence[tuple[int, int, int]]], bool]
 Arguments: first number, length and ``chunk_bytes`` of each chunk or run.
 
 :raises errors.RemoteProtocolError: one was never requested"""
-
-
-def encode(message: Message, encryption: peer_encryption.Encryption | None = None) -> list[Buffer]:
-    """Return the frame of ``message`` as buffers to send, without copies.
-
-    :param encryption: of this direction; frames must be sent in the order of encoding
-    :raises errors.LocalProtocolError: a field is out of range
-    """
-    try:
-        buffers = _encode(message)
-    except (struct.error, ValueError) as error:
-        raise errors.LocalProtocolError(f"cannot send {type(message).__name__}: {error}") from error
-    return buffers if encryption is None else [encryption.encrypt(buffers)]
-
-
-def _encode(message: Message) -> list[Buffer]:
-    if isinstance(message, peer_messages.Chunk):
-        return _encode_chunks([message])
-    kind = peer_messages.KINDS[type(message)]
-    body = kind.encode(message)
-    return [_HEADER.pack(MAGIC, MAJOR_VERSION, kind.type, len(body)) + body]
-
-
-def encode_chunks(
-    chunks: Sequence[Chunk],
-    encryption: peer_encryption.Encryption | None = None,
-    run_bytes: int = RUN_BYTES,
-) -> list[Buffer]:
-    """Return as few frames as possible with ``chunks``; see :func:`encode`.
-
-    :param run_bytes: bytes of chunks in a frame with several, at most RUN_BYTES
-    """
-    buffers: list[Buffer] = []
-    for run in _frames(chunks, run_bytes):
-        try:
-            frame = _encode_chunks(run)
-        except (struct.error, ValueError) as error:
-            raise errors.LocalProtocolError(f"cannot send Chunk: {error}") from error
-        buffers += frame if encryption is None else [encryption.encrypt(frame)]
-    return buffers
-
-
-def _frames(answers: Sequence[Chunk], run_bytes: int) -> Iterator[Sequence[Chunk]]:
-    frame: list[Chunk] = []
-    total = 0
-    numbers: set[int] = set()  # unique in a frame, even if a client reuses one too early
-    for part in _parts(answers, run_bytes):
-        its = part.numbers
-        raw_bytes = part.raw_bytes or len(part.data)
-        is_full = total + raw_bytes > run_bytes or len(numbers) + len(its) > MAX_BATCH
-        if frame and (is_full or not numbers.isdisjoint(its)):
-            yield frame
-            frame, total = [], 0
-            numbers.clear()
-        frame.append(part)
-        numbers.update(its)
-        total += raw_bytes
-    if frame:
-        yield frame
-
-
-def _parts(answers: Iterable[Chunk], run_bytes: int) -> Iterator[Chunk]:
-    for answer in answers:
-        number, data, size, _ = answer
-        if not size or len(data) <= run_bytes:
-            yield answer
-            continue
-        view, count = memoryview(data), max(1, run_bytes // size)
-        for begin in range(0, len(data), count * size):
-            part = view[begin : begin + count * size]
-            yield Chunk(number, part, size if len(part) > size else 0)
-            number += count
-
-
-def _encode_chunks(chunks: Sequence[Chunk]) -> list[Buffer]:
-    heads = [(number, len(data), size, raw_bytes) for number, data, size, raw_bytes in chunks]
-    sizes = [length for _, length, _, _ in heads]
-    total = sum(sizes)
-    if not min(sizes) or total > MAX_DATA_BYTES:
-        raise ValueError(f"chunks of {sizes} bytes in it")
-    body_bytes = _COUNT_BYTES + len(chunks) * _RUN.size + total
-    head = [_HEADER.pack(MAGIC, MAJOR_VERSION, Type.CHUNK, body_bytes), bytes([len(chunks)])]
-    head += [_RUN.pack(*fields) for fields in heads]
-    return [b"".join(head), *[data for _, data, _, _ in chunks]]
-
-
-class _ReceivedRun(NamedTuple):
-    """Chunks with consecutive numbers, and their range in the frame's data."""
-
-    number: int
-    begin: int
-    end: int
-    chunk_bytes: int = 0
-    raw_bytes: int = 0
-
-    @property
-    def numbers(self) -> range:
-        chunks = peer_request.count_chunks(self.end - self.begin, self.chunk_bytes)
-        return range(self.number, self.number + chunks)
-
-    def whole_at(self, filled: int, is_past: bool = False) -> int:
-        """Return the end of the incomplete chunk, or of the last complete one."""
-        size = self.chunk_bytes or self.end - self.begin
-        chunks = (filled - self.begin) // size + (not is_past)
-        return min(self.begin + chunks * size, self.end)
-
-    def divide(self, stop: int) -> tuple["_ReceivedRun", list["_ReceivedRun"]]:
-        size = self.chunk_bytes
-        if stop == self.end:
-            return self, []
-        chunks = (stop - self.begin) // size
-        some = _ReceivedRun(self.number, self.begin, stop, size if chunks > 1 else 0)
-        rest_size = size if self.end - stop > size else 0
-        return some, [_ReceivedRun(self.number + chunks, stop, self.end, rest_size)]
 
 
 class Receiver:
@@ -234,7 +81,7 @@ class Receiver:
         self._data: bytearray | None = None  # of the chunks of the incomplete frame
         self._data_view = self._small_view[:0]
         self._filled = 0
-        self._runs: list[_ReceivedRun] = []  # incomplete ones, in order
+        self._runs: list[ReceivedRun] = []  # incomplete ones, in order
         self._is_shared = True  # chunks are returned as views of _data
 
     least_bytes = HEADER_BYTES  # bytes that determine the length of the next frame
@@ -310,11 +157,11 @@ class Receiver:
 
     def _check_header(self, buffer: Buffer, start: int) -> tuple[Type, int]:
         magic, major_version, type_, body_bytes = _HEADER.unpack_from(buffer, start)
-        if magic != MAGIC:
+        if magic != peer_wire.MAGIC:
             raise self._error(_why_no_frame(magic))
-        if major_version != MAJOR_VERSION:
+        if major_version != peer_wire.MAJOR_VERSION:
             why = f"it speaks version {major_version} of the peer protocol, this host"
-            raise errors.OtherVersion(self.peer, f"{why} {MAJOR_VERSION}")
+            raise errors.OtherVersion(self.peer, f"{why} {peer_wire.MAJOR_VERSION}")
         if type_ not in _KNOWN:
             raise self._error(f"message type {type_} is unknown")
         self._check_turn(Type(type_))
@@ -358,8 +205,8 @@ class Receiver:
         if not 0 < total_bytes <= (MAX_DATA_BYTES if is_one else RUN_BYTES):
             raise self._error(f"a Chunk with {total_bytes} bytes of data")
 
-    def _runs_in(self, head: bytes, total_bytes: int) -> list["_ReceivedRun"]:
-        found: list[_ReceivedRun] = []
+    def _runs_in(self, head: bytes, total_bytes: int) -> list[ReceivedRun]:
+        found: list[ReceivedRun] = []
         end = chunks = 0
         heads = list(_RUN.iter_unpack(head[HEADER_BYTES + _COUNT_BYTES :]))
         raw_total = 0
@@ -371,7 +218,7 @@ class Receiver:
             if raw_bytes and (chunk_bytes or not length < raw_bytes <= MAX_DATA_BYTES):
                 raise self._error(f"{raw_bytes} bytes compressed to {length}")
             begin, end = end, end + length
-            found.append(_ReceivedRun(number, begin, end, chunk_bytes, raw_bytes))
+            found.append(ReceivedRun(number, begin, end, chunk_bytes, raw_bytes))
             raw_total += raw_bytes or length
             its = peer_request.count_chunks(length, chunk_bytes)
             chunks += its
@@ -402,7 +249,7 @@ class Receiver:
             self._data, self._data_view = None, self._small_view[:0]
         return is_whole
 
-    def _give_run(self, run: "_ReceivedRun", data: memoryview, messages: list[Message]) -> None:
+    def _give_run(self, run: ReceivedRun, data: memoryview, messages: list[Message]) -> None:
         """Append a run as a view, or if not shared as copied chunks."""
         if run.raw_bytes:
             try:
@@ -449,10 +296,10 @@ class Receiver:
             raise self._error(f"{type_.name} comes from the wrong side")
         if (type_ == Type.HELLO) == self._is_greeted:
             raise self._error("Hello twice" if self._is_greeted else f"{type_.name} before Hello")
-        if type_ in BULK_ONLY and self._klass is not ConnectionClass.BULK:
+        if type_ in peer_wire.BULK_ONLY and self._klass is not ConnectionClass.BULK:
             raise self._error(f"{type_.name} on a connection where guests wait")
 
-    def _check_klass(self, get: Get) -> None:
+    def _check_klass(self, get: peer_messages.Get) -> None:
         wanted, own = get.requests[0].priority, self._klass
         if wanted.connection_class is not own:
             raise self._error(f"a Get of priority {wanted.name} on a {own.name} connection")

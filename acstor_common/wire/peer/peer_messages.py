@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 from acstor_common.model import ids
 from acstor_common.model import segments
-from acstor_common.wire import peer_request
-from acstor_common.wire import replica_messages
-from acstor_common.wire.peer_request import Cancel as Cancel
-from acstor_common.wire.peer_request import ConnectionClass as ConnectionClass
-from acstor_common.wire.peer_request import Get as Get
-from acstor_common.wire.peer_request import RaisePriority as RaisePriority
-from acstor_common.wire.replica_messages import ReplicaReport as ReplicaReport
-from acstor_common.wire.replica_messages import ReplicaRequest as ReplicaRequest
+from acstor_common.wire.peer import peer_request
+from acstor_common.wire.peer import replica_messages
+from acstor_common.wire.peer.peer_request import Cancel as Cancel
+from acstor_common.wire.peer.peer_request import ConnectionClass as ConnectionClass
+from acstor_common.wire.peer.peer_request import Get as Get
+from acstor_common.wire.peer.peer_request import RaisePriority as RaisePriority
+from acstor_common.wire.peer.replica_messages import ReplicaReport as ReplicaReport
+from acstor_common.wire.peer.replica_messages import ReplicaRequest as ReplicaRequest
 
 MAX_SEGMENTS = 512
 MAX_REFERRALS = 4
