@@ -9,6 +9,7 @@ from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_header
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import decision_messages
@@ -48,6 +49,8 @@ class AgentFiles:
         path = self.state_dir / "maps" / f"{image_id}.acmap"
         try:
             with path.open("rb") as file:
-                return chunk_map.subject_of(file.read(chunk_map.HEADER_BYTES), str(path), image_id)
+                return chunk_map_header.subject_of(
+                    file.read(chunk_map.HEADER_BYTES), str(path), image_id
+                )
         except (OSError, errors.ChunkMapFormatError) as e:
             raise errors.Unusable(f"image {image_id}", f"its chunk map is not here: {e}") from e

@@ -19,6 +19,7 @@ import blake3
 
 from acstor_common import errors
 from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_header
 from acstor_common.formats import file_header
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -233,7 +234,7 @@ class Writer:
 
 
 def _header_bytes(head: Head) -> bytes:
-    if why := chunk_map.fault_of_os_hash(head.os_hash) or _fault_of_size(head.virtual_size):
+    if why := chunk_map_header.fault_of_os_hash(head.os_hash) or _fault_of_size(head.virtual_size):
         raise ValueError(why)
     return _HEADER.pack(
         len(head.os_hash.value),
@@ -314,7 +315,7 @@ def _parse_head(raw: Buffer, max_virtual_bytes: int, what: str) -> Head:
 
 
 def _parse_os_hash(algo: bytes, value: bytes, value_bytes: int, what: str) -> chunk_map.OsHash:
-    if value_bytes > chunk_map.MAX_OS_HASH_VALUE_BYTES or any(value[value_bytes:]):
+    if value_bytes > chunk_map_header.MAX_OS_HASH_VALUE_BYTES or any(value[value_bytes:]):
         raise _Fault(what, _AT_OS_HASH_LENGTH, f"an image hash of {value_bytes} bytes")
     try:
         return chunk_map.OsHash.unpack(algo, value, value_bytes)

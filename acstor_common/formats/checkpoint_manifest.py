@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from acstor_common import errors
 from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_header
 from acstor_common.formats import file_header
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -234,7 +235,7 @@ def _fault_of_subject(subject: Subject) -> str:
     project = subject.project
     if len(project.encode()) > MAX_PROJECT_BYTES or not project.isprintable():
         return f"{project[:80]!r} is no project"
-    return chunk_map.fault_of_os_hash(subject.os_hash)
+    return chunk_map_header.fault_of_os_hash(subject.os_hash)
 
 
 def _fault_of_entries(table: memoryview, cut: geometry.Geometry) -> str:

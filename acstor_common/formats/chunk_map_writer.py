@@ -24,6 +24,7 @@ import blake3
 
 from acstor_common import errors
 from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_header
 from acstor_common.formats import layout
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -64,13 +65,13 @@ def write_map(
     :raises errors.LocalProtocolError: wrong number of CIDs or entries
     """
     cut, stored = subject.geometry, subject.stored
-    chunk_map.header_bytes(subject, chunk_map.Tables(0, 0))  # fails before anything is read
+    chunk_map_header.header_bytes(subject, chunk_map.Tables(0, 0))  # fails before anything is read
     with _Tables(folder, run_contents) as tables:
         for piece in cids:
             tables.feed(piece)
         tables.end()
         _check_missing("bytes of CIDs", cut.chunk_count * ids.CID_BYTES - tables.fed_bytes)
-        header = chunk_map.header_bytes(subject, tables.lengths)
+        header = chunk_map_header.header_bytes(subject, tables.lengths)
         hasher = blake3.blake3()
         for part in itertools.chain([header], tables.parts(), _layout_parts(cut, stored, entries)):
             hasher.update(part)
@@ -205,7 +206,7 @@ def with_os_hash(
 
     :param buffer: the bytes of ``found``
     """
-    header = chunk_map.header_bytes(found.subject._replace(os_hash=os_hash), found.tables)
+    header = chunk_map_header.header_bytes(found.subject._replace(os_hash=os_hash), found.tables)
     hasher = blake3.blake3(header)
     yield header
     stop = len(buffer) - chunk_map.TRAILER_BYTES

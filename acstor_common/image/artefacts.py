@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from acstor_common import errors
 from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_header
 from acstor_common.formats import layout
 from acstor_common.image import image_record
 from acstor_common.model import ids
@@ -349,6 +350,8 @@ def parse_chunk_map(image: image_record.Image, buffer: chunk_map.Buffer) -> chun
     )
     if chunk_map.OsHash(found.os_hash_algo, found.os_hash_value) != image.os_hash:
         raise errors.ChunkMapFormatError(
-            f"chunk map of image {image.id}", chunk_map.AT_OS_HASH_ALGO, "made for other bytes"
+            f"chunk map of image {image.id}",
+            chunk_map_header.AT_OS_HASH_ALGO,
+            "made for other bytes",
         )
     return found

@@ -17,6 +17,7 @@ from collections.abc import Collection
 import blake3
 
 from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_header
 from acstor_common.image import image_record
 from acstor_common.model import ids
 
@@ -86,7 +87,7 @@ class Naming:
         self._own, self._base = own, base
         inherited = base.scope_keys if base is not None else ()
         keys = dict.fromkeys((own, *inherited) if own is not None else inherited)
-        self.scope_keys: chunk_map.ScopeKeys = tuple(keys)[: chunk_map.MAX_SCOPE_KEYS]
+        self.scope_keys: chunk_map.ScopeKeys = tuple(keys)[: chunk_map_header.MAX_SCOPE_KEYS]
         """Keys for the image's chunk map; surplus inherited keys are dropped."""
 
     @property

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_header
 from acstor_common.formats import layout
 from acstor_common.model import ids
 
@@ -104,7 +105,7 @@ def parse_os_hash(algo: str, digits: str) -> chunk_map.OsHash:
     >>> parse_os_hash("sha256", "00ff")
     OsHash(algo='sha256', value=b'\\x00\\xff')
     """
-    if not _HEX.fullmatch(digits) or chunk_map.fault_of_os_hash(
+    if not _HEX.fullmatch(digits) or chunk_map_header.fault_of_os_hash(
         found := chunk_map.OsHash(algo, bytes.fromhex(digits))
     ):
         return chunk_map.UNKNOWN_OS_HASH

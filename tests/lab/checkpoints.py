@@ -32,6 +32,7 @@ from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest
 from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_header
 from acstor_common.formats import layout
 from acstor_common.model import addresses
 from acstor_common.model import geometry
@@ -227,7 +228,7 @@ class Lab:
         )
         maps = pathlib.Path(self.options.folder, "maps")
         maps.mkdir(exist_ok=True)
-        head = chunk_map.header_bytes(subject, chunk_map.Tables(blocks=1, contents=0))
+        head = chunk_map_header.header_bytes(subject, chunk_map.Tables(blocks=1, contents=0))
         (maps / f"{guest.image}.acmap").write_bytes(head)
 
 

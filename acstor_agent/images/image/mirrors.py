@@ -25,6 +25,7 @@ from acstor_agent.runtime import keyed_locks
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_header
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.util import atomic_file
@@ -97,7 +98,7 @@ class Mirrors:
             try:
                 with self._path(image_id).open("rb") as file:
                     head = file.read(chunk_map.HEADER_BYTES)
-                found = chunk_map.subject_of(head, str(self._path(image_id)), image_id)
+                found = chunk_map_header.subject_of(head, str(self._path(image_id)), image_id)
             except (OSError, errors.ChunkMapFormatError):
                 return None
             self._subjects[image_id] = found
@@ -283,7 +284,7 @@ class Mirrors:
         if size_bytes != stored.size_bytes:
             raise errors.ChunkMapFormatError(
                 f"chunk map of image {image_map.image_id}",
-                chunk_map.AT_STORED_BYTES,
+                chunk_map_header.AT_STORED_BYTES,
                 f"it is of {stored.size_bytes} bytes, but {blob.file_name} from "
                 f"{self._source.location} has {size_bytes}",
             )

@@ -29,6 +29,7 @@ from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_header
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.util import log_limit
@@ -333,7 +334,7 @@ class DetachedMaps:
     async def _read_head(self, image_id: ids.ImageId) -> tuple[chunk_map.Subject, chunk_map.Tables]:
         blob = base.Blob(image_id, base.BlobKind.CHUNK_MAP)
         head = await self._source.read(blob, 0, chunk_map.HEADER_BYTES)
-        return chunk_map.parse_head(
+        return chunk_map_header.parse_head(
             head, f"{blob.file_name} from {self._source.location}", image_id
         )
 

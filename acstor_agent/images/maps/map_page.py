@@ -16,6 +16,7 @@ import trio
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_header
 from acstor_common.formats import layout
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -78,7 +79,7 @@ async def read(
     """
     cut, stored = subject.geometry, subject.stored
     blob = base.Blob(subject.image_id, base.BlobKind.CHUNK_MAP)
-    of = chunk_map.sections(cut, stored, tables)
+    of = chunk_map_header.sections(cut, stored, tables)
     cids = await _read_cids(source, blob, subject, tables, number)
     if stored.is_identity:
         return Page(cids)
@@ -119,7 +120,7 @@ async def _read_cids(
     if max(blocks) >= tables.blocks:
         what = f"{blob.file_name} from {source.location}"
         raise errors.ChunkMapFormatError(what, at, f"there is no block {max(blocks)}")
-    blocks_at = chunk_map.sections(cut, subject.stored, tables).blocks_at
+    blocks_at = chunk_map_header.sections(cut, subject.stored, tables).blocks_at
     found: dict[int, bytes] = {}
     for start, stop in _runs(sorted(set(blocks))):
         offset = blocks_at + start * chunk_map.BLOCK_BYTES

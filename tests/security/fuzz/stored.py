@@ -16,6 +16,7 @@ from acstor_common.disks import qcow2_header
 from acstor_common.formats import boot_frames
 from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_header
 from acstor_common.formats import layout
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -67,7 +68,7 @@ def _map_seeds() -> list[bytes]:
 
 
 def _check_map(taken: chunk_map.ChunkMap, data: bytes) -> None:
-    header = chunk_map.header_bytes(taken.subject, taken.tables)
+    header = chunk_map_header.header_bytes(taken.subject, taken.tables)
     cids = {taken.cid_of(number) for number in range(len(taken))}
     assert all(cid in data for cid in cids)
     assert all(0 <= taken.first_chunk(n) < len(taken) for n in range(taken.tables.contents))

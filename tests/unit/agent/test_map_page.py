@@ -9,6 +9,7 @@ from acstor_agent.images.maps import map_page
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_header
 from acstor_common.formats import layout
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -42,7 +43,7 @@ def map_of(found: list[layout.Extent], disk_format=layout.DiskFormat.QCOW2) -> b
 
 async def read_all(raw: bytes) -> list[map_page.Page]:
     source = faulty_source.MemorySource({MAP: raw})
-    head = chunk_map.parse_head(raw, "the map", IMAGE_ID)
+    head = chunk_map_header.parse_head(raw, "the map", IMAGE_ID)
     return [await map_page.read(source, *head, number) for number in range(3)]
 
 
@@ -70,13 +71,13 @@ async def test_page_of_a_raw_image_has_cids_alone():
 
 async def test_layout_of_a_page_that_made_room_is_nobodys_fault():
     raw = map_of(extents())
-    found = map_page.PagedLayout(chunk_map.subject_of(raw, "m", IMAGE_ID), {})
+    found = map_page.PagedLayout(chunk_map_header.subject_of(raw, "m", IMAGE_ID), {})
     with pytest.raises(errors.SourceOverloaded, match="made room"):
         found.find(0, CHUNK)
 
 
 TABLES = chunk_map.Tables(-(-CUT.chunk_count // chunk_map.PAGE_CHUNKS), CUT.chunk_count)
-AT_ENTRIES = chunk_map.sections(CUT, layout.raw(CUT.size_bytes), TABLES).entries_at
+AT_ENTRIES = chunk_map_header.sections(CUT, layout.raw(CUT.size_bytes), TABLES).entries_at
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from acstor_checkpoint.capture.domains import domain_xml
 from acstor_checkpoint.holders import holder_pool
 from acstor_common import errors
 from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_header
 from acstor_common.formats import layout
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -131,7 +132,7 @@ def test_agent_has_written_down_what_is_needed(tmp_path):
     )
     (tmp_path / "maps").mkdir()
     path = tmp_path / "maps" / f"{IMAGE}.acmap"
-    path.write_bytes(chunk_map.header_bytes(subject, chunk_map.Tables(1, 1)) + bytes(9))
+    path.write_bytes(chunk_map_header.header_bytes(subject, chunk_map.Tables(1, 1)) + bytes(9))
     assert files.read_image(IMAGE) == subject
     path.write_bytes(bytes(2000))
     with pytest.raises(errors.Unusable, match="chunk map is not here"):

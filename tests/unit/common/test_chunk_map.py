@@ -14,6 +14,7 @@ from hypothesis import strategies
 
 from acstor_common import errors
 from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_header
 from acstor_common.formats import chunk_map_writer
 from acstor_common.formats import layout
 from acstor_common.model import geometry
@@ -182,7 +183,7 @@ def test_every_map_survives_the_round_trip(
     cids = [ids.cid_of(seed + bytes([chunk_no])) for chunk_no in range(cut.chunk_count)]
     raw = build(cut, cids, os_hash)
     found = chunk_map.ChunkMap.parse(raw, "m")
-    assert len(raw) == chunk_map.sections(cut, layout.raw(size_bytes), found.tables).stop
+    assert len(raw) == chunk_map_header.sections(cut, layout.raw(size_bytes), found.tables).stop
     assert (found.geometry, found.os_hash_algo, found.os_hash_value) == (cut, *os_hash)
     assert [found.cid_of(chunk_no) for chunk_no in range(len(found))] == cids
     for first in {0, 1, len(cids) // 2, len(cids)} & set(range(len(cids) + 1)):
@@ -206,7 +207,7 @@ def test_every_truncation_is_noticed_by_the_length() -> None:
 @hypothesis.given(strategies.binary(max_size=700))
 def test_rubbish_is_not_a_chunk_map(rubbish: bytes) -> None:
     refusal(rubbish)
-    refusal(chunk_map.MAGIC + rubbish)
+    refusal(chunk_map_header.MAGIC + rubbish)
 
 
 def test_too_long_map_is_refused() -> None:
@@ -292,8 +293,8 @@ EXTENTS = [
     layout.Extent(256 * 16384, 1000, layout.Codec.STORED, 147456, 1000),
 ]
 TABLES = chunk_map.Tables(blocks=2, contents=2)
-AT_ENTRIES = chunk_map.sections(BIG, STORED, TABLES).entries_at
-BIG_LENGTH = chunk_map.sections(BIG, STORED, TABLES).stop
+AT_ENTRIES = chunk_map_header.sections(BIG, STORED, TABLES).entries_at
+BIG_LENGTH = chunk_map_header.sections(BIG, STORED, TABLES).stop
 
 
 def build_qcow2(os_hash: chunk_map.OsHash = OS_HASH) -> bytes:

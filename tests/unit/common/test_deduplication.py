@@ -6,6 +6,7 @@ import random
 import pytest
 
 from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_header
 from acstor_common.image import deduplication
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -141,7 +142,7 @@ def test_chain_of_more_scopes_than_a_map_holds_gives_up_the_oldest_names() -> No
         keys.insert(0, deduplication.key_of(SECRET, f"project {number}"))
         chunks = [chunk(0), *chunks[1:], chunk(number + 1)]
         found = map_of(chunks, deduplication.Naming(keys[0], found))
-        assert found.scope_keys == tuple(keys)[: chunk_map.MAX_SCOPE_KEYS]
+        assert found.scope_keys == tuple(keys)[: chunk_map_header.MAX_SCOPE_KEYS]
         assert all(found.content_of(n).matches_data(data) for n, data in enumerate(chunks))
     assert found.cid_of(0) == ids.cid_of(chunk(0))
 

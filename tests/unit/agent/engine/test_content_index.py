@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from acstor_agent.engine import content_index
 from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_header
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from tests.fakes import chunk_maps
@@ -64,7 +65,7 @@ def test_wrong_index_hides_chunks_and_never_takes_one_for_another(seed):
     cids = [ids.cid_of(b"%d" % (n // 2)) for n in range(600)]
     raw = bytearray(map_of(cids))
     right = chunk_map.ChunkMap.parse(bytes(raw), "right")
-    at = chunk_map.sections(*right.subject[1::3], right.tables).firsts_at
+    at = chunk_map_header.sections(*right.subject[1::3], right.tables).firsts_at
     rng = random.Random(seed)
     wrong = [rng.randrange(600) for _ in range(right.tables.contents)]
     struct.pack_into(f"<{len(wrong)}I", raw, at, *wrong)
