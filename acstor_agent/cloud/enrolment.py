@@ -4,14 +4,16 @@
 Guests need no certificate, and peers use the old one until its grace has passed. Failures are
 logged with a remedy, and retried.
 
-keystoneauth blocks, so requests run in a thread of their own. The worker's end does not wait for
-it, and no second request starts while one hangs.
+keystoneauth blocks, so each attempt runs in a thread of its own, which a timeout abandons. The
+late response of an abandoned attempt is dropped.
 """
 
+import functools
 import logging
 import pathlib
 import random
 import re
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -46,8 +48,8 @@ LOG = logging.getLogger(__name__)
 
 GROUP = agent_conf.ENROLMENT.name
 ATTEMPT_S = 300.0  # timeout of an attempt, Keystone and the service together
-TICK_S = 30.0  # how often the wall clock is looked at, which may be set meanwhile
-MAX_WHY = 300
+TICK_S = 30.0  # longest sleep, because the wall clock may be set meanwhile
+MAX_WHY = 300  # characters of the service's message in an error
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -57,14 +59,14 @@ class EnrolmentResponse(msgspec.Struct, frozen=True):
     certificate: str
     ca: str  # PEM of the authorities that issue certificates of hosts
     signers: str  # PEM of the public keys that sign tables and tasks
-    not_after: float
-    now: float  # the service's wall clock
+    not_after: float  # of the certificate, in seconds since 1970
+    now: float  # the service's wall clock, likewise
 
 
 class EnrolmentState(NamedTuple):
     """State of enrolment, for ``status``."""
 
-    enrolled: int = 0
+    enrolled: int = 0  # certificates received since the start
     failures: int = 0  # consecutive ones
     error: str = ""  # reason of the last failure; "" after a success
     clock_offset_s: float = 0.0  # of this host's clock from the service's
@@ -133,10 +135,13 @@ class HostEnrolment:
         """Request certificates when they are due, forever."""
         while True:
             await self._wait_until_due()
+            abandoned = threading.Event()
+            enrol = functools.partial(self._enrol, abandoned)
             try:
                 with trio.fail_after(ATTEMPT_S):
-                    answer = await self._thread.run("a certificate", None, self._enrol)
+                    answer = await self._thread.run("a certificate", None, enrol)
             except trio.TooSlowError:
+                abandoned.set()
                 await self._record_failure(f"no answer within {ATTEMPT_S:.0f} s")
             except (
                 errors.NotEnrolled,
@@ -199,7 +204,7 @@ class HostEnrolment:
 
     # In a thread
 
-    def _enrol(self) -> EnrolmentResponse:
+    def _enrol(self, abandoned: threading.Event) -> EnrolmentResponse:
         folder: pathlib.Path = self._files.files.certificate.parent
         key = _next_key(folder)
         request = certificates.request(self._host, key)
@@ -210,6 +215,8 @@ class HostEnrolment:
         )
         identity_files.check_set(new, self._host)
         signing.read_public_keys(new.signers)
+        if abandoned.is_set():
+            raise errors.NotEnrolled("the response arrived too late")
         identity_files.write(folder, new)
         pending_key(folder).unlink(missing_ok=True)
         self._files.invalidate()

@@ -424,3 +424,26 @@ async def test_service_that_keeps_a_host_waiting_is_asked_again(
     monkeypatch.setattr(enrolment.trio.to_thread, "run_sync", at_once)
     await trio.sleep(certificate_renewal.RETRY_FIRST_S + 1)
     assert files.current_credentials().certificate.host == "h1"
+
+
+@pytest.mark.expect_log("no new certificate: no answer within 300 s; trying again")
+async def test_late_response_of_an_abandoned_attempt_replaces_no_certificate(
+    autojump_clock, enrolling, api, files, nursery, monkeypatch
+):
+    at_once, hanging = trio.to_thread.run_sync, []
+
+    async def hang(call, **_):
+        hanging.append(call)
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(enrolment.trio.to_thread, "run_sync", hang)
+    nursery.start_soon(enrolling.run)
+    await trio.sleep(enrolment.ATTEMPT_S + 1)
+    monkeypatch.setattr(enrolment.trio.to_thread, "run_sync", at_once)
+    await trio.sleep(certificate_renewal.RETRY_FIRST_S + 1)
+    current = files.current_credentials()
+    with pytest.raises(errors.NotEnrolled, match="too late"):
+        hanging[0]()
+    assert len(api.asked) == 2
+    files.invalidate()
+    assert files.current_credentials().certificate == current.certificate
