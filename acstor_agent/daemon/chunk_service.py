@@ -86,7 +86,9 @@ class ChunkService:
             ),
             rng=random.Random(),
             settings=settings.exchange_settings(
-                self._own, has_others=cloud.has_others, max_source_reads=self.source.in_flight
+                self._own,
+                has_others=cloud.has_others,
+                max_source_reads=self.source.max_concurrent_reads,
             ),
             source_access=self.source.source_access,
         )

@@ -22,7 +22,7 @@ Buffer = bytes | bytearray | memoryview
 
 Requester = requests.Stream
 AGENT = Requester(requests.Klass.BACKGROUND, "agent")  # for reads on behalf of no guest and no peer
-DEFAULT_IN_FLIGHT = 8
+DEFAULT_CONCURRENT_READS = 8
 TAIL_BYTES = 32  # length of the hash at the end of an artefact
 
 
@@ -148,9 +148,9 @@ class Source(abc.ABC):
     """
 
     @property
-    def in_flight(self) -> int:
-        """Number of concurrent reads that the place should get."""
-        return DEFAULT_IN_FLIGHT
+    def max_concurrent_reads(self) -> int:
+        """Limit of concurrent reads for the exchange."""
+        return DEFAULT_CONCURRENT_READS
 
     @abc.abstractmethod
     async def size_bytes(self, blob: Blob) -> int:
@@ -225,9 +225,9 @@ class Wrapper(Source):
         self._inner = inner
 
     @property
-    def in_flight(self) -> int:
+    def max_concurrent_reads(self) -> int:
         """The inner source's limit."""
-        return self._inner.in_flight
+        return self._inner.max_concurrent_reads
 
     async def size_bytes(self, blob: Blob) -> int:
         """Ask the inner source."""

@@ -23,11 +23,11 @@ T = TypeVar("T")
 
 
 class BlockingThreads:
-    """The threads of one place.
+    """The threads for calls to one server or folder, three times ``max_calls`` at most.
 
-    :param location: the place, for operators; may be replaced
-    :param max_calls: concurrent calls; at most twice as many more may hang
-    :param max_hung_per_key: calls about one thing that may hang; None: ``max_calls``
+    :param location: the server or folder, for operators; may be replaced
+    :param max_calls: so many hung calls close it to new ones; the caller bounds the others
+    :param max_hung_per_key: so many hung calls close a key; None: ``max_calls``
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class BlockingThreads:
     async def run(self, what: str, key: Hashable, function: Callable[[], T]) -> T:
         """Call ``function`` in a thread and return its result; cancellation abandons it.
 
-        :param key: the thing that the call is about
+        :param what: what the call reads, for errors
+        :param key: such as the file that the call reads
         :raises errors.SourceUnreachable: too many calls hang
         """
         self._log_changes()
@@ -63,7 +64,7 @@ class BlockingThreads:
         except trio.Cancelled:
             if ticket.call is not None:
                 self._fence.abandon_call(ticket.call)
-                # Not here: the log would report the cancellation as a fault.
+                # Later: in this block the log would take the cancellation for an error.
                 trio.lowlevel.current_trio_token().run_sync_soon(self._log_changes)
             raise
 

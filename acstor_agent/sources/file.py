@@ -33,7 +33,7 @@ from acstor_common.util import lru_table
 T = TypeVar("T")
 
 OPEN_FILES_LIMIT = 64
-MAX_HUNG_PER_BLOB = base.DEFAULT_IN_FLIGHT // 2
+MAX_HUNG_PER_BLOB = base.DEFAULT_CONCURRENT_READS // 2
 """Calls about one blob that may hang, so that the rest of the file system stays usable."""
 ORDER_S = 0.1
 REMEMBERED = 64  # reads that others may follow: more than are under way
@@ -166,7 +166,9 @@ class FileSource(driver.Driver):
         self._folder = folder
         self._files = _OpenFiles(open_files_limit)
         self._order = _Order(order_s)
-        self._threads = blocking_threads.BlockingThreads(folder, self.in_flight, MAX_HUNG_PER_BLOB)
+        self._threads = blocking_threads.BlockingThreads(
+            folder, self.max_concurrent_reads, MAX_HUNG_PER_BLOB
+        )
 
     @classmethod
     def options(cls) -> list[cfg.Opt]:

@@ -172,8 +172,8 @@ class GlanceSource(driver.Driver):
         return self._where
 
     @property
-    def in_flight(self) -> int:
-        """One request per connection."""
+    def max_concurrent_reads(self) -> int:
+        """The limit of connections, each with one request at a time."""
         return self._link.connections
 
     async def size_bytes(self, blob: base.Blob) -> int:

@@ -51,12 +51,12 @@ class HttpSource(driver.Driver):
         return self._base_url
 
     @property
-    def in_flight(self) -> int:
-        """One request per connection."""
+    def max_concurrent_reads(self) -> int:
+        """The limit of connections, each with one request at a time."""
         return self._link.connections
 
     async def size_bytes(self, blob: base.Blob) -> int:
-        """Return the size that the answer to a range of one byte contains."""
+        """Read one byte, and return the blob's size from the response."""
         what, where = f"the size of {blob.file_name}", self._base_url + blob.file_name
         return await self._link.size_bytes(http_range.RangeRequest(what, where, 0, 1))
 
@@ -68,7 +68,7 @@ class HttpSource(driver.Driver):
         )
 
     def source_health(self) -> base.Health:
-        """Return how many calls of the resolver hang."""
+        """Return how many calls of the DNS resolver hang, and how long the oldest has hung."""
         hanging = self._link.hanging
         return base.Health(hanging.calls, hanging.for_s)
 

@@ -116,9 +116,9 @@ class SourceClient(base.Source):
         return ", ".join(state.location for state in self.failover.sources)
 
     @property
-    def in_flight(self) -> int:
+    def max_concurrent_reads(self) -> int:
         """The limit of the preferred source."""
-        return self._sources[self.failover.sources[0]].in_flight
+        return self._sources[self.failover.sources[0]].max_concurrent_reads
 
     @property
     def rtt_s(self) -> float:

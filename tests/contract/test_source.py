@@ -370,4 +370,4 @@ async def test_error_of_one_reader_harms_nobody(source):
 
 async def test_place_is_said_in_words(source):
     assert source.location
-    assert source.in_flight >= 1
+    assert source.max_concurrent_reads >= 1

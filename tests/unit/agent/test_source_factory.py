@@ -75,7 +75,7 @@ async def test_connections_of_the_driver_bound_the_reads_in_flight(conf, nursery
     conf.set_override("url", "http://127.0.0.1:1/", group="source_http")
     monkeypatch.setattr(http_pool, "limits_of", lambda _group: http_pool.HttpLimits(connections=3))
     source = source_client.SourceClient(*source_factory.build(["http"], conf, nursery, as_stored))
-    assert source.in_flight == 3
+    assert source.max_concurrent_reads == 3
     await source.aclose()
 
 

@@ -28,6 +28,9 @@ async def test_wrapper_by_itself_changes_nothing():
     wrapper = base.Wrapper(inner)
     assert await wrapper.read(BLOB, 2, 3) == b"234"
     assert await wrapper.size_bytes(BLOB) == 10
-    assert (wrapper.location, wrapper.in_flight) == ("memory", base.DEFAULT_IN_FLIGHT)
+    assert (wrapper.location, wrapper.max_concurrent_reads) == (
+        "memory",
+        base.DEFAULT_CONCURRENT_READS,
+    )
     await wrapper.aclose()
     assert inner.is_closed

@@ -65,7 +65,7 @@ async def test_connections_are_bounded(server):
             nursery.start_soon(source.read, BLOB, number, 1)
     await source.aclose()
     assert 1 < server.connections <= 3
-    assert source.in_flight == 3
+    assert source.max_concurrent_reads == 3
 
 
 async def check_one_read_fails(source, server, kind, reason):
