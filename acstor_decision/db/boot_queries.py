@@ -13,6 +13,7 @@ from sqlalchemy import orm
 
 from acstor_common.model import boot_timeline
 from acstor_common.wire import decision_messages
+from acstor_decision.db import json_columns
 from acstor_decision.db import models
 
 _Row = models.Boot
@@ -60,9 +61,9 @@ def list_newest(session: orm.Session, limit: int) -> list[models.Boot]:
     return list(session.execute(wanted.limit(limit)).scalars())
 
 
-def timeline_of(row: models.Boot) -> boot_timeline.Timeline:
-    """Return the timeline of a row."""
-    return msgspec.json.decode(row.timeline, type=boot_timeline.Timeline)
+def timeline_of(row: models.Boot) -> boot_timeline.Timeline | None:
+    """Return the timeline of a row; None if the row is damaged."""
+    return json_columns.decode(row, "timeline", boot_timeline.Timeline)
 
 
 def _row(host: str, reported_s: float, boot: boot_timeline.Timeline) -> dict[str, object]:

@@ -9,12 +9,12 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from acstor_common.wire import checkpoint_messages as messages
+from acstor_decision.db import json_columns
 from acstor_decision.db import models
 
 _Row = models.CheckpointFailures
 KEPT_S: Final = 1800.0
 """A failure counts as current for this time; hosts repeat it every ten minutes."""
-_decoder = msgspec.json.Decoder(tuple[messages.Failing, ...])
 
 
 def record_failures(
@@ -35,4 +35,7 @@ def delete_before(session: orm.Session, before_s: float) -> None:
 def list_failures(session: orm.Session, now_s: float) -> dict[str, tuple[messages.Failing, ...]]:
     """Return the current failures by host."""
     rows = session.execute(sa.select(_Row).where(_Row.reported_s >= now_s - KEPT_S)).scalars()
-    return {row.host: _decoder.decode(row.failing) for row in rows}
+    return {
+        row.host: json_columns.decode(row, "failing", tuple[messages.Failing, ...]) or ()
+        for row in rows
+    }

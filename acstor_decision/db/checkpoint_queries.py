@@ -12,6 +12,7 @@ from sqlalchemy import orm
 
 from acstor_common.wire import checkpoint_messages
 from acstor_decision.core import cloud_state
+from acstor_decision.db import json_columns
 from acstor_decision.db import models
 
 _Row = models.Checkpoint
@@ -174,6 +175,6 @@ def list_newest(session: orm.Session) -> list[cloud_state.NewestCheckpoint]:
     ]
 
 
-def holders_of(row: models.Checkpoint) -> list[checkpoint_messages.RegisteredHolder]:
-    """Return the holders of a checkpoint."""
-    return msgspec.json.decode(row.holders, type=list[checkpoint_messages.RegisteredHolder])
+def holders_of(row: models.Checkpoint) -> list[checkpoint_messages.RegisteredHolder] | None:
+    """Return the holders of a checkpoint; None if the row is damaged."""
+    return json_columns.decode(row, "holders", list[checkpoint_messages.RegisteredHolder])

@@ -12,6 +12,7 @@ from sqlalchemy import orm
 from acstor_common.wire import decision_messages
 from acstor_common.wire import fill_progress
 from acstor_decision.core import enrolment_rules
+from acstor_decision.db import json_columns
 from acstor_decision.db import models
 
 _Row = models.HeldImage
@@ -246,8 +247,13 @@ def fetched_of(row: models.HeldImage) -> decision_messages.FetchedBytes:
 
 
 def fill_of(row: models.HeldImage) -> fill_progress.FillStatus | None:
-    """Return the fill status of an image on a host; None if the host reports none."""
-    return msgspec.json.decode(row.fill or "null", type=fill_progress.FillStatus | None)
+    """Return the fill status of an image on a host; None if it is unknown."""
+    return json_columns.decode(row, "fill", fill_progress.FillStatus)
+
+
+def task_of(row: models.HeldImage) -> decision_messages.TaskProgress | None:
+    """Return the progress of the last task for an image on a host; None if it is unknown."""
+    return json_columns.decode(row, "task", decision_messages.TaskProgress)
 
 
 def _on_hosts(image_id: str, *numbers: Any) -> ImageTotals:

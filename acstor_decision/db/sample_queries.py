@@ -13,6 +13,7 @@ from sqlalchemy import orm
 from acstor_common.wire import decision_messages
 from acstor_decision.db import boot_queries
 from acstor_decision.db import image_queries
+from acstor_decision.db import json_columns
 from acstor_decision.db import models
 
 
@@ -60,8 +61,13 @@ def _host_row(sample: decision_messages.Sample, overloaded: int) -> dict[str, An
 
 
 def health_of(row: models.Host) -> decision_messages.HostHealth | None:
-    """Return the health that a host reported; None if it reported none."""
-    return msgspec.json.decode(row.health or "null", type=decision_messages.HostHealth | None)
+    """Return the health that a host reported; None if it is unknown."""
+    return json_columns.decode(row, "health", decision_messages.HostHealth)
+
+
+def peers_of(row: models.Host) -> dict[str, decision_messages.PeerTraffic]:
+    """Return the chunk traffic of a host by peer, in the last collection; empty if unknown."""
+    return json_columns.decode(row, "peers", dict[str, decision_messages.PeerTraffic]) or {}
 
 
 def _add_traffic(session: orm.Session, rows: list[dict[str, Any]]) -> None:

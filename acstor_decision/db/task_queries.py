@@ -13,6 +13,8 @@ from sqlalchemy import orm
 
 from acstor_common.wire import decision_messages
 from acstor_decision.db import grant_queries
+from acstor_decision.db import image_queries
+from acstor_decision.db import json_columns
 from acstor_decision.db import models
 
 _Row = models.PendingTask
@@ -53,15 +55,16 @@ def record_task(
 
 
 def settle_tasks(session: orm.Session, since_s: float) -> list[SentTask]:
-    """Return unacknowledged tasks sent since a time; delete the others."""
+    """Return unacknowledged tasks sent since a time; delete the others and damaged ones."""
     left = []
     held = models.HeldImage
     is_its = sa.and_(held.host == _Row.host, held.image_id == _Row.image_id)
-    progress_of = (
-        sa.select(_Row, held.task).outerjoin(held, is_its).order_by(_Row.host, _Row.image_id)
-    )
-    for row, progress in session.execute(progress_of):
-        if row.sent_s < since_s or _request_of(progress) == row.request:
+    wanted = sa.select(_Row, held).outerjoin(held, is_its).order_by(_Row.host, _Row.image_id)
+    for row, image in session.execute(wanted):
+        progress = image_queries.task_of(image) if image else None
+        task = json_columns.decode(row, "task", decision_messages.ImageTask)
+        is_settled = progress is not None and progress.request == row.request
+        if row.sent_s < since_s or is_settled or task is None:
             same = (
                 _Row.host == row.host,
                 _Row.image_id == row.image_id,
@@ -69,11 +72,5 @@ def settle_tasks(session: orm.Session, since_s: float) -> list[SentTask]:
             )
             session.execute(sa.delete(_Row).where(*same))
         else:
-            task = msgspec.json.decode(row.task, type=decision_messages.ImageTask)
             left.append(SentTask(row.host, row.sent_s, task))
     return left
-
-
-def _request_of(text: str | None) -> int | None:
-    progress = msgspec.json.decode(text or "null", type=decision_messages.TaskProgress | None)
-    return progress.request if progress else None

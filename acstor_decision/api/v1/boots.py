@@ -2,6 +2,7 @@
 """Timelines of servers' boots, as their hosts reported them."""
 
 import datetime
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -64,11 +65,20 @@ class BootQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def list_newest(call: operation.Call) -> NewestBoots:
     """Return the newest boots."""
-    return NewestBoots([_summary(row) for row in call.store.newest_boots(call.query.limit)])
+    rows = call.store.newest_boots(call.query.limit)
+    return NewestBoots([_summary(row, timeline) for row, timeline in _with_timelines(rows)])
 
 
-def _summary(row: models.Boot) -> BootSummary:
-    timeline = boot_queries.timeline_of(row)
+def _with_timelines(
+    rows: list[models.Boot],
+) -> Iterator[tuple[models.Boot, boot_timeline.Timeline]]:
+    """Yield the rows that are not damaged."""
+    for row in rows:
+        if timeline := boot_queries.timeline_of(row):
+            yield row, timeline
+
+
+def _summary(row: models.Boot, timeline: boot_timeline.Timeline) -> BootSummary:
     return BootSummary(
         server_id=row.server_id,
         host=row.host,
@@ -91,9 +101,9 @@ def of_server(call: operation.Call) -> Boots:
             Boot(
                 row.host,
                 datetime.datetime.fromtimestamp(row.reported_s, datetime.UTC),
-                boot_queries.timeline_of(row),
+                timeline,
             )
-            for row in rows
+            for row, timeline in _with_timelines(rows)
         ],
     )
 

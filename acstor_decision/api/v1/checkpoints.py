@@ -151,6 +151,10 @@ def recovery(call: operation.Call) -> CheckpointRecovery:
     row = call.store.record_recovery(checkpoint_id, call.wall())
     if row is None:
         raise _unknown(checkpoint_id)
+    holders = checkpoint_queries.holders_of(row)
+    if holders is None:
+        why = f"the holders of checkpoint {checkpoint_id} are unknown, its row is damaged"
+        raise operation.RequestRefused(http.HTTPStatus.CONFLICT, why)
     return CheckpointRecovery(
         checkpoint_id=row.checkpoint_id,
         instance_id=row.instance_id,
@@ -158,7 +162,7 @@ def recovery(call: operation.Call) -> CheckpointRecovery:
         owner=row.host,
         vault_disk=row.vault_disk,
         manifest_name=row.manifest_name,
-        holders=checkpoint_queries.holders_of(row),
+        holders=holders,
         key=row.disk_key,
         taken_at=_moment(row.taken_ms / 1000),
     )
@@ -260,7 +264,7 @@ def _shown(row: models.Checkpoint) -> Checkpoint:
         changed_bytes=row.changed_bytes,
         sent_bytes=row.sent_bytes,
         interval_s=row.interval_s,
-        holders=[holder.host for holder in checkpoint_queries.holders_of(row)],
+        holders=[holder.host for holder in checkpoint_queries.holders_of(row) or ()],
         server_deleted_at=None if row.gone_s is None else _moment(row.gone_s),
         recovered_at=None if row.recovered_s is None else _moment(row.recovered_s),
     )

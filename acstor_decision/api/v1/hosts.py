@@ -184,7 +184,7 @@ def _of_ids(call: operation.Call, marker: str) -> Iterator[Host]:
         if not enrolment_records.is_name_free(row)
     }
     known = {row.host: row for row in call.store.list_hosts()}
-    owners = _owners(call)
+    owners = rings.current_owners(call)
     for name in sorted(name for name in {*enrolled, *known} if name > marker):
         row = known.get(name) or _unheard(name)
         yield Host(**_fields(call, row, enrolled.get(name), owners))
@@ -199,11 +199,10 @@ def show_host(call: operation.Call) -> HostDetail:
     if row is None and enrolled is None:
         raise operation.not_found(f"host {name}")
     row = row or _unheard(name)
-    peers = msgspec.json.decode(row.peers or "{}", type=dict[str, decision_messages.PeerTraffic])
     health = sample_queries.health_of(row)
     return HostDetail(
-        **_fields(call, row, enrolled, _owners(call)),
-        peers=peers,
+        **_fields(call, row, enrolled, rings.current_owners(call)),
+        peers=sample_queries.peers_of(row),
         on_dead_mounts=health.on_dead_mounts if health else (),
     )
 
@@ -229,11 +228,6 @@ def _set_drained(call: operation.Call, is_drained: bool) -> HostDetail:
     if not call.store.set_drained(name, is_drained):
         raise operation.not_found(f"host {name}")
     return show_host(call)
-
-
-def _owners(call: operation.Call) -> dict[str, rings.Owner]:
-    newest = call.store.list_rings(limit=1, with_tables=True)
-    return rings.owners(newest[0].epoch, newest[0].table or "") if newest else {}
 
 
 def is_up(call: operation.Call, row: models.Host) -> bool:

@@ -261,7 +261,6 @@ def _image(held: image_queries.ImageTotals, record: image_record.Image | None) -
 
 
 def _on_host(row: models.HeldImage) -> ImageOnHost:
-    progress = decision_messages.TaskProgress | None
     return ImageOnHost(
         host=row.host,
         size_bytes=row.size_bytes,
@@ -274,7 +273,7 @@ def _on_host(row: models.HeldImage) -> ImageOnHost:
         read=image_queries.read_of(row),
         fetched=image_queries.fetched_of(row),
         fill=_fill(image_queries.fill_of(row)),
-        task=msgspec.json.decode(row.task or "null", type=progress),
+        task=image_queries.task_of(row),
     )
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import msgspec
 
+from acstor_common import errors
 from acstor_common.ring import hash_ring
 from acstor_common.ring import location_policies
 from acstor_decision.api import operation
+from acstor_decision.db import json_columns
 from acstor_decision.db import ring_queries
 
 
@@ -103,6 +105,17 @@ def history(call: operation.Call) -> Rings:
     """Return the published tables."""
     at_most = call.query.marker - 1 if call.query.marker else None
     return Rings([_summary_of(row) for row in call.store.list_rings(call.query.limit, at_most)])
+
+
+def current_owners(call: operation.Call) -> dict[str, Owner]:
+    """Return the hosts of the current table by ID; none if it is damaged."""
+    for newest in call.store.list_rings(limit=1, with_tables=True):
+        text = newest.table or ""
+        try:
+            return owners(newest.epoch, text)
+        except errors.RingFormatError as e:
+            json_columns.log_damage(f"rings.ring_table of {newest.epoch}", text, e)
+    return {}
 
 
 @functools.lru_cache(maxsize=4)

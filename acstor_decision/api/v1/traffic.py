@@ -15,6 +15,7 @@ from acstor_common.wire import decision_messages
 from acstor_decision.api import operation
 from acstor_decision.api.v1 import hosts
 from acstor_decision.db import models
+from acstor_decision.db import sample_queries
 
 LONGEST_S = 86_400.0
 OTHERS = ""  # stands for all hosts that are not listed
@@ -109,10 +110,7 @@ def peer_flows(call: operation.Call) -> PeerFlows:
 def _flows(rows: Iterable[models.Host]) -> Iterator[tuple[str, str, int]]:
     listed = {row.host for row in rows}
     for row in rows:
-        peers = msgspec.json.decode(
-            row.peers or "{}", type=dict[str, decision_messages.PeerTraffic]
-        )
-        for peer, traffic in peers.items():
+        for peer, traffic in sample_queries.peers_of(row).items():
             if peer != row.host:
                 yield peer if peer in listed else OTHERS, row.host, traffic.received
             if peer not in listed:

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A damaged JSON column is unknown for its row; lists with the other rows are served."""
+
+import time
+
+import pytest
+import sqlalchemy as sa
+
+from acstor_common.model import boot_timeline
+from acstor_common.wire import checkpoint_messages
+from acstor_common.wire import decision_messages
+from acstor_common.wire import fill_progress
+from acstor_decision.db import json_columns
+from acstor_decision.db import models
+from tests.fakes import checkpoint_hosts
+from tests.unit.decision.api import conftest as api
+
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
+DAMAGES = {
+    "cut": '{"version": ',
+    "of another type": '[{"version": 7}]',
+    "deep": "[" * 100_000,
+}
+LISTS = {
+    (models.Host, "health"): ("/v1/status", "/v1/hosts", "/v1/hosts/h0001"),
+    (models.Host, "peers"): ("/v1/traffic/peers", "/v1/hosts/h0001"),
+    (models.HeldImage, "fill"): (f"/v1/images/{IMAGE}/hosts", "/v1/images", "/v1/status"),
+    (models.HeldImage, "task"): (f"/v1/images/{IMAGE}/hosts",),
+    (models.Boot, "timeline"): ("/v1/boots", f"/v1/servers/{SERVER}/boots"),
+    (models.Checkpoint, "holders"): ("/v1/checkpoints", "/v1/status"),
+    (models.CheckpointFailures, "failing"): ("/v1/status",),
+    (models.PublishedRing, "table"): ("/v1/hosts", "/v1/rings", "/v1/status"),
+}
+NO_JSON = {
+    (models.AuthorityKey, "secret_key"),
+    (models.AuthorityKey, "certificate"),
+    (models.Enrolment, "public_key"),
+    (models.Enrolment, "former_key"),
+    (models.PublishedRing, "overloaded"),
+}
+NO_LIST = {(models.PendingTask, "task")}
+DAMAGE = r"^database: \w+\.\w+ of .* is damaged and counts as unknown: "
+
+
+@pytest.fixture(autouse=True)
+def nothing_logged_before(monkeypatch):
+    monkeypatch.setattr(json_columns, "_known", set())
+
+
+@pytest.fixture
+def cloud(store):
+    """Two hosts with everything that hosts report."""
+    status = fill_progress.FillStatus(
+        state=fill_progress.FillState.QUEUED, is_used=True, total_bytes=9, remaining_bytes=4
+    )
+    held = decision_messages.HeldImage(size_bytes=9, fill=status)
+    boot = boot_timeline.Timeline(
+        image_id=IMAGE, instance_id=SERVER, began_at_s=1.0, opened_s=1.0, slice_s=0.25
+    )
+    for number in (1, 2):
+        api.note(
+            store,
+            api.sample(
+                number,
+                sent_s=time.time(),
+                images={IMAGE: held},
+                boots=(boot,),
+                health=decision_messages.HostHealth(version="1.2"),
+                peers={"h0009": decision_messages.PeerTraffic(1, 2)},
+            ),
+        )
+        taken = checkpoint_hosts.taken(number)
+        store.record_checkpoint(taken, time.time(), 10)
+        failing = checkpoint_messages.Failing(SERVER, "timeout")
+        store.record_checkpoint_failures(f"h000{number}", [failing], time.time())
+    api.publish(store, 1, 2)
+    return store
+
+
+def damage(store, column, text):
+    """Damage one row of a table; the others stay."""
+    model, name = column
+    key = model.__table__.primary_key.columns[0]
+    with store.engine().begin() as link:
+        (first,) = link.execute(sa.select(sa.func.min(key))).one()
+        done = link.execute(sa.update(model).where(key == first).values({name: text}))
+    assert done.rowcount == 1
+
+
+def test_each_column_of_long_text_is_looked_at():
+    texts = {
+        (mapper.class_, attribute.key)
+        for mapper in models.Base.registry.mappers
+        for attribute in mapper.column_attrs
+        if isinstance(attribute.columns[0].type, sa.Text)
+    }
+    assert texts == LISTS.keys() | NO_JSON | NO_LIST
+
+
+@pytest.mark.parametrize("text", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize(
+    "column", LISTS, ids=lambda column: f"{column[0].__tablename__}.{column[1]}"
+)
+@pytest.mark.allow_log(DAMAGE)
+def test_lists_are_served_and_the_damage_is_logged_once(client, cloud, watched_log, column, text):
+    before = {path: client.get(path).json for path in LISTS[column]}
+    damage(cloud, column, text)
+    for path in LISTS[column] * 2:
+        answer = client.get(path)
+        assert answer.status_code == 200, (path, answer.json)
+        assert answer.json.keys() == before[path].keys()
+    assert len(watched_log.messages) == 1
+
+
+@pytest.mark.expect_log(DAMAGE)
+def test_host_with_damaged_health_counts_without_a_version(client, cloud):
+    damage(cloud, (models.Host, "health"), "{")
+    assert client.get("/v1/status").json["hosts"]["versions"] == {"1.2": 1, "": 1}
+
+
+@pytest.mark.expect_log(DAMAGE)
+def test_recovery_from_a_checkpoint_without_holders_is_refused(client, cloud):
+    damage(cloud, (models.Checkpoint, "holders"), "{")
+    for number, status in ((1, 409), (2, 200)):
+        path = f"/v1/checkpoints/{checkpoint_hosts.checkpoint_id(number)}/recovery"
+        answer = client.get(path)
+        assert answer.status_code == status, answer.json
+
+
+@pytest.mark.expect_log(DAMAGE)
+def test_damaged_task_is_dropped_and_the_others_are_sent(cloud):
+    for number in (1, 2):
+        task = decision_messages.ImageTask(
+            request=number, kind=decision_messages.TaskKind.UNPIN, image_id=IMAGE
+        )
+        cloud.record_task([f"h000{number}"], task, 5.0)
+    damage(cloud, (models.PendingTask, "task"), "{")
+    for _ in range(2):
+        assert [sent.host for sent in cloud.unacknowledged_tasks(1.0)] == ["h0002"]
