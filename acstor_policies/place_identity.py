@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Identity schemes by place: an OID is derived from image and offset, as in earlier systems.
 
-With :class:`ByPlace` hosts exchange within one image only.  :class:`ByOid` is the two-level
-addressing of Wu et al. 2017, 3.4: the place selects the host, and that host looks up the content
-in its chunk map.
+With :class:`ByPlace` a chunk is found only under images through which it was fetched.
+:class:`ByOid` is the two-level addressing of Wu et al. 2017, 3.4: the place selects the host, and
+that host looks up the content in its chunk map.
 """
 
 import functools
@@ -17,80 +17,78 @@ from acstor_agent.engine import identity
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 
-MOST_NAMES = 64  # names of one chunk, by place, that are remembered: those that it came under last
+MAX_NAMES = 64  # of one chunk; the latest ones
 
 
 class ByPlace(identity.Identity):
-    """Chunks at the same offset of the same image are one.
+    """Names a chunk by image and offset; equal bytes at two places have two names.
 
-    Names are kept in memory: after a restart a chunk of the cache is given as its home when it has
-    come here again, or when a guest of this host's own has asked for it; and of images that this
-    host has mirrored since before, to who asks only for what is here, as all do before a chunk
-    counts as lost.
+    A cached chunk is served under the names under which it arrived. They are in memory only: after
+    a restart a cached chunk is served under a name once it arrived or a guest read it under that
+    name. Before that, a request that excludes reads of the source gets it
+    (``authorization.Authorization.may_serve``).
     """
 
     is_by_place = True
 
     def __init__(self) -> None:
         self._names: dict[ids.Cid, tuple[ids.Oid, ...]] = {}
-        self._of_before: set[ids.Cid] = set()
+        self._cached_at_start: set[ids.Cid] = set()
 
     def oid_of(self, image_id: ids.ImageId, offset: int, cid: ids.Cid) -> ids.Oid:
-        """Return the offset, mixed with keys that are made from the image's id."""
+        """Return the offset, mixed with keys that are derived from the image's ID."""
         return _mixer(image_id).oid(offset)
 
     def record_names(self, refs: Iterable[chunk_ref.ChunkRef]) -> None:
-        """Remember the names."""
+        """Record the names, the latest MAX_NAMES of each chunk."""
         for ref in refs:
             names = self._names.get(ref.cid, ())
             if ref.oid not in names:
-                self._names[ref.cid] = (*names, ref.oid)[-MOST_NAMES:]
+                self._names[ref.cid] = (*names, ref.oid)[-MAX_NAMES:]
 
     def may_serve(self, cid: ids.Cid, oid: ids.Oid) -> bool:
-        """Return whether the chunk came under this name."""
+        """Return whether the chunk arrived under this name."""
         return oid in self.names_of(cid)
 
-    def restore_names(self, cids: Iterable[ids.Cid]) -> None:
-        """Remember them, until they are gone."""
-        self._of_before = set(cids)
+    def record_cached_at_start(self, cids: Iterable[ids.Cid]) -> None:
+        """Record the chunks, until :meth:`drop_names`."""
+        self._cached_at_start = set(cids)
 
-    def is_of_before(self, cid: ids.Cid) -> bool:
-        """Return whether the chunk has been cached since the start."""
-        return cid in self._of_before
+    def was_cached_at_start(self, cid: ids.Cid) -> bool:
+        """Return whether the chunk was cached at the start and still is."""
+        return cid in self._cached_at_start
 
     def names_of(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
-        """Return the names that it came under."""
+        """Return the names under which the chunk arrived."""
         return self._names.get(cid, ())
 
     def drop_names(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
-        """Forget the names."""
-        self._of_before.discard(cid)
+        """Forget the chunk; return its names."""
+        self._cached_at_start.discard(cid)
         return self._names.pop(cid, ())
 
     def make_index(self, image_map: chunk_map.ChunkMap) -> content_index.Index:
-        """Return what inverts the names."""
+        """Return an index that computes chunk numbers from names."""
         return _PlaceIndex(image_map)
 
 
 class ByOid(ByPlace):
-    """Chunks are looked for by place, and found by content (Wu et al. 2017, 3.4).
+    """Selects the host by place; the host finds the chunk by content (Wu et al. 2017, 3.4).
 
-    Image and offset say which host is asked; that host takes the CID from its chunk map of the
-    image, and whatever of this content it has will do.  So a content that several images have is
-    looked for at as many homes, and what one of them has brought is a hit for another where it is
-    asked there, as after a remap.
+    Image and offset select the host. That host takes the CID from its chunk map of the image, and
+    serves any cached chunk with this CID. So a chunk that several images share has as many homes.
     """
 
     def may_serve(self, cid: ids.Cid, oid: ids.Oid) -> bool:
-        """Say yes: another OID with the same CID is a hit."""
+        """Return True: a chunk with this CID is a hit under any OID."""
         return True
 
-    def restore_names(self, cids: Iterable[ids.Cid]) -> None:
-        """Do nothing: they may be given under any name."""
+    def record_cached_at_start(self, cids: Iterable[ids.Cid]) -> None:
+        """Do nothing: chunks are served under any name."""
 
 
 _MASK = (1 << 64) - 1
-# The finalizer of MurmurHash3 (A. Appleby, fmix64), which is a bijection, and what undoes it.
+# The finalizer of MurmurHash3 (A. Appleby, fmix64), which is a bijection, and its inverse.
 _SHIFT = 33
 _FACTORS = 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53
 _INVERSES = tuple(pow(factor, -1, 1 << 64) for factor in _FACTORS)
@@ -100,7 +98,7 @@ _ROUNDS = 2
 class _Mixer:
     """A bijection from the offsets of one image to OIDs, which spread like random numbers.
 
-    Tenants choose images' ids, so the keys of the rounds are the BLAKE3 of one.
+    Tenants choose image IDs, so the keys of the rounds are the BLAKE3 of the ID.
     """
 
     def __init__(self, image_id: ids.ImageId) -> None:
@@ -117,7 +115,7 @@ class _Mixer:
         return ids.Oid(value)
 
     def offset(self, oid: ids.Oid) -> int:
-        """Return the offset that has an OID; far behind the image's end, mostly, for others."""
+        """Return the offset of an OID; OIDs of other images give arbitrary numbers."""
         value = int(oid)
         for key in reversed(self._keys):
             value ^= value >> _SHIFT
@@ -129,7 +127,7 @@ class _Mixer:
 
 
 class _PlaceIndex(content_index.Index):
-    """Chunks of one image by place: each is its own parent."""
+    """Index of one image by place: each chunk is its own parent."""
 
     def __init__(self, image_map: chunk_map.ChunkMap) -> None:
         self._map, self._mixer = image_map, _mixer(image_map.image_id)

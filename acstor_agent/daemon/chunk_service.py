@@ -42,7 +42,7 @@ class ChunkService:
         own, rings = conf.acstor_agent, cloud.rings
         self._own, self._nursery, self._cloud = own, nursery, cloud
         self.identity_scheme = settings.load_policies(own).identity_scheme()
-        self.identity_scheme.restore_names(stored.cache.iter_cids())
+        self.identity_scheme.record_cached_at_start(stored.cache.iter_cids())
         self.peers = self._make_network(lag)
         self.source = source_client.SourceClient(
             *source_factory.build(

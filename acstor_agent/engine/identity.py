@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Identity schemes: how hosts name chunks, as OIDs.
 
-By content, equal bytes in any image have one OID, one home and one announcement (Nicolae 2015).
-Other schemes are policies (``acstor_agent.policies``). An OID locates and never identifies: bytes
-are checked against the CID, and the cache stores each content once.
+By content (:class:`ByContent`), equal bytes in any image have one OID, one home and one
+announcement (Nicolae 2015). Other schemes are policies (``acstor_agent.policies``). An OID locates
+and never identifies: bytes are checked against the CID, and the cache stores each content once.
 """
 
 import abc
@@ -44,12 +44,12 @@ class Identity(abc.ABC):
         return all([self.may_serve(ref.cid, ref.oid) for ref in refs])
 
     @abc.abstractmethod
-    def restore_names(self, cids: Iterable[ids.Cid]) -> None:
+    def record_cached_at_start(self, cids: Iterable[ids.Cid]) -> None:
         """Record the chunks that were cached at the start; their names are unknown."""
 
     @abc.abstractmethod
-    def is_of_before(self, cid: ids.Cid) -> bool:
-        """Return whether a chunk is cached since before the start, under unknown names."""
+    def was_cached_at_start(self, cid: ids.Cid) -> bool:
+        """Return whether a chunk was cached at the start and still is; its names are unknown."""
 
     @abc.abstractmethod
     def names_of(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
@@ -88,10 +88,10 @@ class ByContent(Identity):
         """Return True."""
         return True
 
-    def restore_names(self, cids: Iterable[ids.Cid]) -> None:
+    def record_cached_at_start(self, cids: Iterable[ids.Cid]) -> None:
         """Do nothing: the name is derived from the CID."""
 
-    def is_of_before(self, cid: ids.Cid) -> bool:
+    def was_cached_at_start(self, cid: ids.Cid) -> bool:
         """Return False: all names are known."""
         return False
 

@@ -240,7 +240,7 @@ class Host:
         self.images.set_mirror_factory(self._make_mirror)
         looked_up = detached_maps.DetachedMaps(self.source, nursery)
         self.naming = chunk_lookup.ChunkLookup(self.images, looked_up, self.pins, self.rings)
-        self._named.restore_names(self.cache.iter_cids())
+        self._named.record_cached_at_start(self.cache.iter_cids())
         core = engine.Engine(
             here,
             self.rings.current_ring(),

@@ -68,7 +68,7 @@ class Host(virtual_host.VirtualHost):
         self.reset_state()
         attached = self.attached if self.attached is not None else ()
         names = self.world.make_names()
-        names.restore_names(self.cache)
+        names.record_cached_at_start(self.cache)
         self.found, self.came = frozenset(self.cache), set()
         self.rights = authorization.Authorization(
             self.name, known_maps.KnownMaps(self.named, self.world.segments), names, attached

@@ -123,6 +123,6 @@ class Authorization:
         """
         if self.names.may_serve(ref.cid, ref.oid):
             return True
-        if mode.reads_source or not self.names.is_of_before(ref.cid):
+        if mode.reads_source or not self.names.was_cached_at_start(ref.cid):
             return False
         return ref.image_id in self._attached_first and ref.image_id in self.attached

@@ -88,12 +88,12 @@ def test_by_oid_the_place_says_who_is_asked_and_the_content_what_is_found(by_pla
     assert by_oid.oid_of(OTHER, 65536, CID) == by_place.oid_of(OTHER, 65536, CID) != ids.oid_of(CID)
     by_oid.record_names([named(1)])
     assert by_oid.may_serve(CID, ids.Oid(2)) and by_oid.drop_names(CID) == (1,)
-    by_oid.restore_names([CID])
-    assert not by_oid.is_of_before(CID) and by_oid.may_serve(CID, ids.Oid(1))
+    by_oid.record_cached_at_start([CID])
+    assert not by_oid.was_cached_at_start(CID) and by_oid.may_serve(CID, ids.Oid(1))
 
 
 def test_chunk_of_very_many_places_has_the_names_that_it_came_under_last(by_place):
-    for name in range(1, 10 * place_identity.MOST_NAMES):
+    for name in range(1, 10 * place_identity.MAX_NAMES):
         by_place.record_names([named(name)])
     names = by_place.names_of(CID)
-    assert names == tuple(range(9 * place_identity.MOST_NAMES, 10 * place_identity.MOST_NAMES))
+    assert names == tuple(range(9 * place_identity.MAX_NAMES, 10 * place_identity.MAX_NAMES))

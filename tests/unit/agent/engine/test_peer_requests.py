@@ -95,7 +95,7 @@ def test_what_was_here_at_the_start_is_given_of_images_attached_then_and_now(
     machine = one_machine.Machine(names=names, attached=attached)
     machine.cache.add(chunk(1).cid)
     if was_here:
-        names.restore_names([chunk(1).cid])
+        names.record_cached_at_start([chunk(1).cid])
     attached.clear()
     if now:
         attached.add(one_machine.IMAGE)
