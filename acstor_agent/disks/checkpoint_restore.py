@@ -115,8 +115,8 @@ class CheckpointRestore:
             "checkpoint_id": record.checkpoint_id,
             "instance_id": record.instance_id,
             "image_id": record.image_id,
-            "is_whole": record.is_whole,
-            "lacking_chunks": 0 if record.is_whole else lacking,
+            "is_complete": record.is_complete,
+            "lacking_chunks": 0 if record.is_complete else lacking,
         }
 
     def _records(self) -> Iterator[restore_record.RestoreRecord]:
@@ -140,7 +140,7 @@ class CheckpointRestore:
             while True:
                 self._wanted = trio.Event()
                 for record in await trio.to_thread.run_sync(list, self._records()):
-                    if not record.is_whole and record.checkpoint_id not in self._under_way:
+                    if not record.is_complete and record.checkpoint_id not in self._under_way:
                         self._under_way.add(record.checkpoint_id)
                         nursery.start_soon(self._complete, record)
                 with trio.move_on_after(CHECK_INTERVAL_S):
@@ -190,7 +190,7 @@ class CheckpointRestore:
         async with self._changing.hold(record.checkpoint_id):
             restored = await self._disks.open(record.checkpoint_id)
             await restored.sync()
-            await trio.to_thread.run_sync(restore_files.forget_key, self._disks.folder, record)
+            await trio.to_thread.run_sync(restore_files.mark_complete, self._disks.folder, record)
             restored.checkpoint = None
         LOG.info("disk %s: all of its checkpoint is here", record.checkpoint_id)
 
@@ -204,7 +204,7 @@ def _header(record: restore_record.RestoreRecord, cut: geometry.Geometry) -> dis
 
 
 def _remove_left(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
-    if restore_files.exist(folder, disk_id):  # else it is another kind of disk
+    if restore_files.is_restored(folder, disk_id):  # else it is another kind of disk
         disk_files.data_path(folder, disk_id).unlink(missing_ok=True)
     restore_files.remove(folder, disk_id)
 

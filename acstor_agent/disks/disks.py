@@ -99,7 +99,7 @@ class Disks:
         except BaseException:
             files.close()
             raise
-        is_read_only = restore_files.exist(self.folder, disk_id)
+        is_read_only = restore_files.is_restored(self.folder, disk_id)
         ways = self._attach, self._io, self._reads, self.writes
         return disk.Disk(files, *ways, former, is_read_only=is_read_only)
 
@@ -107,7 +107,7 @@ class Disks:
         self, disk_id: disk_header.DiskId, clusters: int
     ) -> checkpoint_reader.CheckpointReader | None:
         record = restore_files.read(self.folder, disk_id)
-        if record is None or record.is_whole:
+        if record is None or record.is_complete:
             return None
         if self.holder_connections is None:
             raise errors.Unusable(f"disk {disk_id}", "this host cannot reach its checkpoint")
@@ -117,7 +117,7 @@ class Disks:
 
     def name_of(self, disk_id: disk_header.DiskId) -> str:
         """Return the file name of a disk."""
-        is_made = restore_files.exist(self.folder, disk_id)
+        is_made = restore_files.is_restored(self.folder, disk_id)
         return f"{disk_id}{'.qcow2' if is_made else '.raw'}"
 
     def is_shown(self, disk_id: disk_header.DiskId, name: str) -> bool:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two files beside a restored disk: its restore record and sealed manifest.
 
-They exist before the disk and after it, because without them the disk would show zeros in place of
-the guest's bytes. Everything here blocks.
+The disk's ID is its checkpoint's, and names both. They exist before the disk and after it, because
+without them the disk would show zeros in place of the guest's bytes. All functions block.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ def _write_record(folder: pathlib.Path, record: restore_record.RestoreRecord) ->
         file.write(restore_record.pack(record))
 
 
-def exist(folder: pathlib.Path, disk_id: disk_header.DiskId) -> bool:
-    """Return whether a disk was restored from a checkpoint."""
+def is_restored(folder: pathlib.Path, disk_id: disk_header.DiskId) -> bool:
+    """Return whether a disk was restored from a checkpoint, even if all chunks are here since."""
     return _record_path(folder, disk_id).exists()
 
 
@@ -67,8 +67,8 @@ def read_manifest(folder: pathlib.Path, disk_id: disk_header.DiskId) -> bytes:
         raise errors.FormatError(str(path), 0, "the checkpoint's manifest is missing") from e
 
 
-def forget_key(folder: pathlib.Path, record: restore_record.RestoreRecord) -> None:
-    """Remove key, holders and manifest, because all chunks are here."""
+def mark_complete(folder: pathlib.Path, record: restore_record.RestoreRecord) -> None:
+    """Record that all chunks are here: remove the key, the holders and the manifest."""
     _write_record(folder, record._replace(key=b"", holders=()))
     _manifest_path(folder, record.checkpoint_id).unlink(missing_ok=True)
 
@@ -80,7 +80,7 @@ def remove(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
 
 
 def leftover_disk_ids(folder: pathlib.Path, state_ending: str) -> list[disk_header.DiskId]:
-    """Return the IDs of leftover files without a disk."""
+    """Return the IDs of files whose disk has no file ``<disk ID><state_ending>``."""
     found = set()
     for ending in (RECORD_ENDING, MANIFEST_ENDING):
         for path in folder.glob(f"*{ending}"):

@@ -110,8 +110,8 @@ class Kept:
         [told] = agents.request(agent.control_socket, "list-restored-disks")["disks"]
         return told
 
-    def is_whole(self, agent: agents.Agent) -> bool:
-        return bool(self.recovered(agent)["is_whole"])
+    def is_complete(self, agent: agents.Agent) -> bool:
+        return bool(self.recovered(agent)["is_complete"])
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_disk_is_read_at_once_and_all_of_it_comes(tmp_path, images, kept):
         path = kept.attach(agent)
         subprocess.run(["qemu-img", "check", "-q", "-f", "qcow2", path], check=True, timeout=60.0)
         assert content(path) == truth()
-        hosts.wait_until(lambda: kept.is_whole(agent), "all of the checkpoint")
+        hosts.wait_until(lambda: kept.is_complete(agent), "all of the checkpoint")
         for vault in kept.vaults:
             vault.kill()
         agent.stop()
@@ -159,7 +159,7 @@ def test_agent_that_is_killed_goes_on_with_one_holder_left(tmp_path, images, kep
         agent.start()
         agent.wait_ready()
         assert content(path) == truth()
-        hosts.wait_until(lambda: kept.is_whole(agent), "all of the checkpoint", 30.0)
+        hosts.wait_until(lambda: kept.is_complete(agent), "all of the checkpoint", 30.0)
 
 
 def test_holders_that_are_away_are_waited_for(tmp_path, images, kept):

@@ -43,7 +43,7 @@ class RestoreRecord(NamedTuple):
     key: bytes  # of the disk; empty when no chunk is missing
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether all chunks of the checkpoint are on this host."""
         return not self.key
 

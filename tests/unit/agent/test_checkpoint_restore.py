@@ -107,7 +107,7 @@ async def running(worker):
 
 async def until_whole(worker):
     with trio.fail_after(5):
-        while not all(told["is_whole"] for told in worker.recovering.list_restored()):  # noqa: ASYNC110 - as whoever waits looks
+        while not all(told["is_complete"] for told in worker.recovering.list_restored()):  # noqa: ASYNC110 - as whoever waits looks
             await trio.sleep(0.01)
 
 
@@ -168,7 +168,7 @@ async def test_all_comes_by_itself_and_the_key_is_forgotten(worker, kept, tmp_pa
             "checkpoint_id": DISK,
             "instance_id": kept_checkpoints.INSTANCE,
             "image_id": one_host.IMAGE,
-            "is_whole": True,
+            "is_complete": True,
             "lacking_chunks": 0,
         }
     ]
@@ -506,5 +506,5 @@ def test_state_of_version_1_is_read():
     raw = (pathlib.Path(__file__).parents[2] / "data" / "recovery-v1.acrecovery").read_bytes()
     found = restore_record.unpack(raw, "the golden file")
     assert found.holders[1] == ("h3", "[fd00::3]:7205")
-    assert (found.key, found.is_whole) == (b"\1" * 32, False)
+    assert (found.key, found.is_complete) == (b"\1" * 32, False)
     assert restore_record.pack(found) == raw
