@@ -27,7 +27,7 @@ from acstor_decision.db import models
 from acstor_decision.identity import certificate_authority
 
 HISTORY_LIMIT = 10_000
-ANSWER_S = 3600  # timeout of a statement in seconds; a migration may change a large table
+STATEMENT_S = 3600  # timeout of a statement in seconds; a migration may change a large table
 BY_HAND = ""  # user of a host that was enrolled here; its next renewal binds it to a user
 
 
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _do(conf: cfg.ConfigOpts, arguments: argparse.Namespace) -> None:
-    store = database.Database(conf, ANSWER_S)
+    store = database.Database(conf, STATEMENT_S)
     arguments.conf = conf
     if not arguments.makes_tables:
         logging.getLogger("alembic").setLevel(logging.WARNING)  # alembic logs each inspection

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from acstor_common import errors
 
 OPTION = "[database] connection"
-ANSWER_S = 20  # timeout in seconds of a server's response, unless the URL has one
+TIMEOUT_S = 20  # of a connection attempt and of a statement, unless the URL has timeouts
 _MYSQL = {name: "{s}" for name in ("connect_timeout", "read_timeout", "write_timeout")}
 _LIBPQ = {
     "connect_timeout": "{s}",
@@ -63,26 +63,26 @@ def restrict_file_mode(connection: str) -> None:
             os.close(fd)
 
 
-def with_deadline(connection: str, answer_s: int = ANSWER_S) -> str:
+def with_timeouts(connection: str, timeout_s: int = TIMEOUT_S) -> str:
     """Add timeouts to a database URL, unless it has them or its driver has none.
 
-    >>> with_deadline("mysql+pymysql://u:p@controller/acstor?read_timeout=60", 20)
+    >>> with_timeouts("mysql+pymysql://u:p@controller/acstor?read_timeout=60", 20)
     'mysql+pymysql://u:p@controller/acstor?connect_timeout=20&read_timeout=60&write_timeout=20'
-    >>> sa.make_url(with_deadline("postgresql://u:p@controller/acstor")).query["options"]
+    >>> sa.make_url(with_timeouts("postgresql://u:p@controller/acstor")).query["options"]
     '-cstatement_timeout=20000'
-    >>> with_deadline("sqlite:////var/lib/acstor.sqlite")
+    >>> with_timeouts("sqlite:////var/lib/acstor.sqlite")
     'sqlite:////var/lib/acstor.sqlite'
     """
     url = sa.make_url(connection)
     missing = {
-        name: value.format(s=answer_s, ms=1000 * answer_s)
+        name: value.format(s=timeout_s, ms=1000 * timeout_s)
         for name, value in _TIMEOUTS.get(url.get_driver_name(), {}).items()
         if name not in url.query
     }
     return url.update_query_dict(missing).render_as_string(hide_password=False)
 
 
-def bound_waits(connection: str, answer_s: int = ANSWER_S) -> None:
+def bound_waits(connection: str, timeout_s: int = TIMEOUT_S) -> None:
     """Set psycopg2's wait callback, since libpq waits forever for a hung server.
 
     Other drivers use the URL's timeouts. The connection is closed after a timeout.
@@ -97,8 +97,8 @@ def bound_waits(connection: str, answer_s: int = ANSWER_S) -> None:
             ready = select.poll()
             events = select.POLLIN if state == extensions.POLL_READ else select.POLLOUT
             ready.register(link.fileno(), events)
-            if not ready.poll(1000 * answer_s):
-                raise driver.OperationalError(f"no answer within {answer_s} s")
+            if not ready.poll(1000 * timeout_s):
+                raise driver.OperationalError(f"no answer within {timeout_s} s")
 
     extensions.set_wait_callback(wait)
 

@@ -74,7 +74,7 @@ class DatabaseError(errors.AcstorError):
         return errors.Unusable(connection_url.OPTION, f"{self.where}: {self.why}", remedy)
 
 
-def _is_passing(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     """Return whether a concurrent transaction caused the error, so a retry may help."""
     is_locked = "database is locked" in str(error)  # SQLite's message
     return is_locked or isinstance(error, exception.DBDuplicateEntry)
@@ -94,7 +94,7 @@ _again: Callable[[_F], _F] = api.wrap_db_retry(
     retry_interval=0.05,
     max_retry_interval=0.5,
     retry_on_deadlock=True,
-    exception_checker=_is_passing,
+    exception_checker=_is_transient,
     jitter=True,
 )
 
@@ -127,19 +127,19 @@ class Database:
     """The decision service's database.
 
     :param conf: with the options of oslo.db registered
-    :param answer_s: timeout of a statement
+    :param timeout_s: of a connection attempt and of a statement, unless the URL has timeouts
     :raises errors.Unusable: the options name no usable database
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, answer_s: int = connection_url.ANSWER_S) -> None:
+    def __init__(self, conf: cfg.ConfigOpts, timeout_s: int = connection_url.TIMEOUT_S) -> None:
         connection_url.check_driver(conf.database.connection or "")
         connection_url.restrict_file_mode(conf.database.connection)
-        connection_url.bound_waits(conf.database.connection, answer_s)
+        connection_url.bound_waits(conf.database.connection, timeout_s)
         self._contexts = enginefacade.transaction_context()
         options = {name: getattr(conf.database, name) for name in ENGINE_OPTIONS}
         for name in ("connection", "slave_connection"):
             if options[name]:
-                options[name] = connection_url.with_deadline(options[name], answer_s)
+                options[name] = connection_url.with_timeouts(options[name], timeout_s)
         self._contexts.configure(max_retries=0, **options)
         self._where = connection_url.redacted_url(conf.database.connection)
 
@@ -278,7 +278,7 @@ class Database:
     list_listeners = _reads(listener_queries.list_listeners)
 
     def delete_stale(self, now_s: float) -> None:
-        """Delete old boots, and reports of silent hosts about images and checkpoints."""
+        """Delete old boots, images of silent hosts, old checkpoint failures and unneeded grants."""
         self._write(lambda session: _delete_stale(session, now_s))
 
 

@@ -94,9 +94,10 @@ def exceeded_quota(
     now_s: float,
     kept_s: float,
 ) -> tuple[int, str]:
-    """Return the limit that a user's next host exceeds, and its name; else (0, "").
+    """Return the limit that a user's next host would exceed, and what it counts; else (0, "").
 
-    At a limit, hosts that have waited long are deleted first; they may ask again.
+    At a limit, delete first the hosts that have waited long, which may ask again, and old records
+    of freed names.
 
     :param user_id: empty: an operator
     :param kept_s: how long the record of a freed name is kept

@@ -50,13 +50,15 @@ FILLING = fill_progress.FillStatus(
 
 
 @contextlib.contextmanager
-def opened(connection: str, answer_s: int = connection_url.ANSWER_S) -> Iterator[database.Database]:
+def opened(
+    connection: str, timeout_s: int = connection_url.TIMEOUT_S
+) -> Iterator[database.Database]:
     """Return a database with the tables of this version."""
     conf = cfg.ConfigOpts()
     decision_conf.register_opts(conf)
     conf([], project="acstor", default_config_files=[], default_config_dirs=[])
     conf.set_override("connection", connection, "database")
-    made = database.Database(conf, answer_s)
+    made = database.Database(conf, timeout_s)
     made.upgrade()
     try:
         yield made

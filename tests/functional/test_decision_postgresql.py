@@ -14,7 +14,7 @@ from tests.fakes import faulty_proxy
 from tests.lab.openstack import cloud
 from tests.lab.openstack import postgresql as postgresql_lab
 
-ANSWER_S = 2
+TIMEOUT_S = 2
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def test_postgresql_that_hangs_or_refuses_is_an_error_and_is_asked_again(
 ) -> None:
     with faulty_proxy.before(postgresql.port) as proxy:
         url = postgresql.new_database("hanging", port=proxy.port)
-        with decision_databases.opened(url, ANSWER_S) as store:
-            for fault, within_s in ((proxy.hang, 3 * ANSWER_S), (proxy.refuse, 3.0)):
+        with decision_databases.opened(url, TIMEOUT_S) as store:
+            for fault, within_s in ((proxy.hang, 3 * TIMEOUT_S), (proxy.refuse, 3.0)):
                 assert store.latest_epoch() == 0
                 fault()
                 for _ in range(2):  # over a connection that is there, and over a new one
@@ -63,7 +63,7 @@ def test_postgresql_that_hangs_or_refuses_is_an_error_and_is_asked_again(
 def test_statement_that_takes_too_long_is_ended_by_the_server(
     postgresql: postgresql_lab.PostgreSQL,
 ) -> None:
-    url = connection_url.with_deadline(postgresql.new_database("slow"), 1)
+    url = connection_url.with_timeouts(postgresql.new_database("slow"), 1)
     with sa.create_engine(url).connect() as link, pytest.raises(sa.exc.OperationalError) as caught:
         link.execute(sa.text("SELECT pg_sleep(30)"))
     assert "statement timeout" in str(caught.value)
