@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Garbage collection: deletes data of obsolete checkpoints from holders.
 
-Checkpoints are deleted and servers leave, so data without further registrations would stay forever.
+Each checkpoint deletes the data that it makes obsolete. Garbage collection deletes the data of
+deleted checkpoints and of servers that left, after which no checkpoint follows.
 A pass calls the holders of this host's disks one after the other; the first pass, and one each
 hour, calls all hosts, because others may have data that this host forgot.
 
@@ -77,7 +78,10 @@ class HolderPool(Protocol):
         """Return a client of a holder's vault."""
 
     def record_failure(self, holder: ids.HostId, *, is_costly: bool) -> None:
-        """Choose this one no more for a while."""
+        """Avoid a holder for a while.
+
+        :param is_costly: pause twice as long after each such failure
+        """
 
 
 class Servers(Protocol):
@@ -96,7 +100,7 @@ class Servers(Protocol):
     ) -> contextlib.AbstractContextManager[bool]:
         """Block checkpoints of a server during the block; yield False if one runs.
 
-        :param end_block: called, maybe repeatedly, when the server is due; must not wait
+        :param end_block: called, maybe repeatedly, when a checkpoint is due; must not wait
         """
 
 
@@ -108,14 +112,15 @@ class GarbageCollection:
         host: ids.HostId,
         states: disk_states.DiskStates,
         pool: HolderPool,
-        kept: ListRetained,
+        list_retained: ListRetained,
         servers: Servers,
         ended: threading.Event,
         clock: Callable[[], float] = time.monotonic,
         limits: CollectionLimits = LIMITS,
     ) -> None:
         self._host, self._states, self._pool, self._limits = host, states, pool, limits
-        self._list_retained, self._servers, self._ended, self._clock = kept, servers, ended, clock
+        self._list_retained, self._servers = list_retained, servers
+        self._ended, self._clock = ended, clock
         self._left: list[checkpoint_record.VaultHolder] = []
         self._last: dict[ids.HostId, ids.ImageId] = {}
         """The last disk handled at each holder."""
@@ -135,7 +140,7 @@ class GarbageCollection:
         try:
             self._pass()
         except (errors.AcstorError, OSError) as e:
-            self._faults.log_warning(f"checkpoints that were deleted stay for now: {e}")
+            self._faults.log_warning(f"obsolete checkpoints are not deleted yet: {e}")
             return False
         self._faults.log_warning("")
         return True
@@ -174,7 +179,7 @@ class GarbageCollection:
         with self._pool.client_of(holder) as client:
             if not (disks := self._disks(client)):
                 return
-            known, is_complete = self._known()  # before _kept(), which then covers each of them
+            known, is_complete = self._known()  # before the list, which then covers each of them
             kept = self._list_retained()
             if not is_complete:
                 disks = [disk for disk in disks if disk in known or disk in kept]
@@ -193,9 +198,9 @@ class GarbageCollection:
         client: vault_client.VaultClient,
         work: Callable[[vault_client.VaultClient], None],
     ) -> None:
-        """Do something with a holder; what fails, or takes too long, is logged.
+        """Run ``work`` with a holder within ``holder_s``; log its failure.
 
-        One that holds up a single request is replaced; one that has much to delete is not.
+        Report a holder as failed only if a single request stalls, not if it has much to delete.
         """
         try:
             holder_group.call_holders([client], work, self._limits.holder_s)
@@ -277,11 +282,11 @@ class GarbageCollection:
     def _collect_disk(
         self, client: vault_client.VaultClient, disk: ids.ImageId, retained: set[str], known: _Known
     ) -> None:
-        """Delete a disk, or what its retained manifests do not name if they are here."""
+        """Delete a disk; if manifests are retained, only objects that none of them needs."""
         folder = object_names.VaultDisk(self._host, disk)
         if not retained:
             if gone := client.delete_disk(folder):
-                LOG.info("%s: disk %s: all %d things went", client.holder, disk, gone)
+                LOG.info("%s: deleted disk %s with %d objects", client.holder, disk, gone)
             return
         if disk not in known:
             return
@@ -290,9 +295,9 @@ class GarbageCollection:
             for part in self._states.iter_needed(*known[disk], retained):
                 gone += client.retain_only(folder, part)
         except errors.Unusable as e:
-            LOG.warning("disk %s: what it needs no more stays: %s", disk, e)
+            LOG.warning("disk %s: obsolete data is not deleted: %s", disk, e)
         if gone:
-            LOG.info("%s: disk %s: %d things went", client.holder, disk, gone)
+            LOG.info("%s: deleted %d objects of disk %s", client.holder, gone, disk)
 
     def _begun(self, disk: ids.ImageId, known: _Known) -> set[str]:
         """Return the manifest of a partial capture of a server on this host."""

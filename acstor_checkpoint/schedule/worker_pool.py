@@ -153,7 +153,7 @@ class WorkerPool:
     ) -> Iterator[bool]:
         """Block checkpoints of a server during the block; yield False if one runs.
 
-        :param end_block: called, maybe repeatedly, when the server is due; must not wait
+        :param end_block: called, maybe repeatedly, when a checkpoint is due; must not wait
         """
         with self._lock:
             is_held = instance not in self._running and instance not in self._held

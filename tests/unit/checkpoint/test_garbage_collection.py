@@ -192,7 +192,7 @@ def test_disk_of_which_nothing_is_known_here_any_more_goes_as_a_whole_or_stays(w
     assert world.files() == [0, 0]
 
 
-@pytest.mark.expect_log("stay for now")
+@pytest.mark.expect_log("obsolete checkpoints are not deleted yet")
 def test_nothing_goes_while_the_service_does_not_say(world):
     world.take(GONE, 1)
     world.why = "no answer"
