@@ -138,7 +138,7 @@ def of_reads(read: counters.ReadCounters | None, fetched: counters.Tally) -> dic
     }
 
 
-def of_shares(
+def of_replicas(
     replicas: replication.Replication | None, image_pins: pins.ImagePins
 ) -> dict[str, int] | None:
     """Return the parts of images kept for other hosts; None without replication."""

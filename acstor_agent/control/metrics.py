@@ -19,11 +19,11 @@ Gauge = core.GaugeMetricFamily
 Counter = core.CounterMetricFamily
 Histogram = core.HistogramMetricFamily
 ReadStatus = Callable[[], dict[str, Any]]
-Rows = dict[str | None, dict[str, Any]]  # numbers by image, or of all images under None
+Rows = dict[str | None, dict[str, Any]]  # numbers by image; those of all images under None
 
 
 class Collector(registry.Collector):
-    """Converts the numbers into metrics; ``read_status`` is called in the endpoint's thread."""
+    """Converts the status into metrics; ``read_status`` is called in the endpoint's thread."""
 
     def __init__(self, read_status: ReadStatus) -> None:
         self._read_status = read_status
@@ -34,8 +34,8 @@ class Collector(registry.Collector):
         by_image = status["by_image"]
         yield from _of_reads(status["reads"], by_image)
         yield from _of_detached(status["detached"])
-        yield from _of_whole(status["fill"], by_image)
-        yield from _of_shares(status["shares"])
+        yield from _of_fill(status["fill"], by_image)
+        yield from _of_replicas(status["replicas"])
         yield from _of_exchange(status["exchange"])
         yield _of_refused(status["refused"])
         yield from _of_boots(status["boot"])
@@ -177,7 +177,7 @@ def _of_detached(detached: dict[str, int]) -> Iterator[core.Metric]:
         yield Counter(f"acstor_{name}", text, count)
 
 
-def _of_whole(whole: Rows, by_image: bool) -> Iterator[core.Metric]:
+def _of_fill(fill: Rows, by_image: bool) -> Iterator[core.Metric]:
     families = {
         key: Gauge(f"acstor_fill_{name}", text, labels=_labels(by_image))
         for key, name, text in (
@@ -190,7 +190,7 @@ def _of_whole(whole: Rows, by_image: bool) -> Iterator[core.Metric]:
         )
     }
     states = Gauge("acstor_fill_images", "Images by fill state", labels=_labels(by_image, "state"))
-    for image_id, row in whole.items():
+    for image_id, row in fill.items():
         key = _key(image_id)
         for name, family in families.items():
             if row[name] is not None:
@@ -200,20 +200,20 @@ def _of_whole(whole: Rows, by_image: bool) -> Iterator[core.Metric]:
     yield from [*families.values(), states]
 
 
-def _of_shares(shares: dict[str, int] | None) -> Iterator[core.Metric]:
-    if shares is None:
+def _of_replicas(replicas: dict[str, int] | None) -> Iterator[core.Metric]:
+    if replicas is None:
         return
     for name, text in (
         ("images", "Images of which this host keeps a part only for other hosts"),
         ("bytes", "Data of these parts"),
         ("leased_images", "Images of which other hosts lease a part from this host"),
     ):
-        yield Gauge(f"acstor_replica_{name}", text, shares[name])
+        yield Gauge(f"acstor_replica_{name}", text, replicas[name])
     for key, name, text in (
         ("refused", "refused_images", "Leases refused because the host had too many"),
         ("ignored", "ignored_messages", "Lease messages of hosts outside the v-node table"),
     ):
-        yield Counter(f"acstor_replica_{name}", text, shares[key])
+        yield Counter(f"acstor_replica_{name}", text, replicas[key])
 
 
 def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:

@@ -146,8 +146,8 @@ class ImageService:
         )
 
     def status(self) -> dict[str, Any]:
-        """Return the numbers of shares and of evicted images; thread-safe."""
+        """Return the numbers of replicas and of evicted images; thread-safe."""
         return {
             "detached": image_status.of_detached(self.eviction),
-            "shares": image_status.of_shares(self.replication, self._stored.pins),
+            "replicas": image_status.of_replicas(self.replication, self._stored.pins),
         }

@@ -118,7 +118,7 @@ def test_images_that_nobody_has_are_not_kept_and_hold_nobody_up(tmp_path, images
             for _ in range(20):
                 lying_peer.send(link, keeps(256))
             hosts.wait_until(
-                lambda: cloud["h1"].status()["shares"]["leased_images"] == 256, "leases", 60
+                lambda: cloud["h1"].status()["replicas"]["leased_images"] == 256, "leases", 60
             )
             body = b"".join(peer_wire.encode(keeps(1)))[peer_wire.HEADER_BYTES :]
             head = struct.pack(">HBBI", peer_wire.MAGIC, peer_wire.MAJOR_VERSION, 12, len(body))
@@ -138,7 +138,7 @@ def test_images_that_nobody_has_are_not_kept_and_hold_nobody_up(tmp_path, images
             return shown and shown["state"]
 
         hosts.wait_until(lambda: state() == "fully_cached", "an image that is whole", 120)
-        shares = cloud["h1"].status()["shares"]
+        shares = cloud["h1"].status()["replicas"]
         assert (shares["leased_images"], shares["images"]) == (257, 1)
         assert set(cloud["h1"].status()["images"]) == {image_id}
 

@@ -50,7 +50,7 @@ def test_image_outlives_its_source_and_any_one_host_and_who_leaves_is_replaced(t
         assert source_bytes <= 1.2 * total_bytes / 2  # once, for both copies
         for name in ("h2", "h3", "h4"):
             shown = statuses[name]
-            assert shown["shares"]["images"] == shown["shares"]["leased_images"] == 1
+            assert shown["replicas"]["images"] == shown["replicas"]["leased_images"] == 1
             assert shown["images"][image_id]["fill"] is None  # no instance uses it there
         shutil.rmtree(images.folder)
         for agent in cloud.agents.values():

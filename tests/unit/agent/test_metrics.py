@@ -88,7 +88,7 @@ async def picture_of(host, by_image=False):
         **(report.numbers_by_image() if by_image else report.totals()),
         "exchange": status.of_exchange(host.chunks, NET),
         "detached": {"images": 5, "purged_chunks": 6},
-        "shares": {"images": 2, "bytes": 7777, "leased_images": 3, "refused": 4, "ignored": 5},
+        "replicas": {"images": 2, "bytes": 7777, "leased_images": 3, "refused": 4, "ignored": 5},
         "boot": image_status.of_boots(host.boots),
         "cache": status.of_cache(host.cache),
         "disk_io": status.of_disk_io(host.io),
@@ -120,7 +120,7 @@ async def test_every_number_of_status_has_a_metric(tmp_path):
         assert f"acstor_{shown}" in families
     unshown = {"slabs", "chunks_by_class", "bytes_by_class"}
     assert {name for name in picture["cache"] if f"acstor_cache_{name}" not in families} == unshown
-    for name in picture["shares"]:
+    for name in picture["replicas"]:
         shown = {"refused": "refused_images", "ignored": "ignored_messages"}.get(name, name)
         assert f"acstor_replica_{shown}" in families
     for name in picture["boot"]:
@@ -264,7 +264,7 @@ def test_agent_without_images_has_metrics_too():
         "on_dead_mounts": (),
     }
     picture["event_loop"] = status.of_latency(counters.Latency())
-    picture["shares"] = None
+    picture["replicas"] = None
     picture["identity"] = {"certificate_not_after_s": None, "signers": 0, "enrolment": None}
     picture["exchange"] = dict.fromkeys(
         [
