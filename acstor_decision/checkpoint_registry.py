@@ -23,6 +23,7 @@ from acstor_common import errors
 from acstor_common.identity import replay_filter
 from acstor_common.identity import sealed_box
 from acstor_common.identity import signing
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.wire import checkpoint_messages as messages
 from acstor_common.wire import decision_messages
@@ -65,14 +66,13 @@ class CheckpointRegistry:
         *,
         kept: int,
         kept_after_s: float,
-        wall: Callable[[], float] = time.time,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
     ) -> None:
         self.newest: tuple[cloud_state.NewestCheckpoint, ...] = ()
-        self.registered, self._clock = 0, clock
+        self.registered = 0
         self.refused = dict.fromkeys(("not_authentic", "not_its_own", "unknown", "stale"), 0)
         self._store, self._nova, self._trust, self._intervals = store, nova, trust, intervals
-        self._kept, self._kept_after_s, self._wall = kept, kept_after_s, wall
+        self._kept, self._kept_after_s, self._clock = kept, kept_after_s, clock
         # One for each host, so that a busy host does not displace others.
         self._freshness: dict[str, replay_filter.ReplayFilter] = {}
         self._noted_s: dict[str, float] = {}
@@ -184,12 +184,12 @@ class CheckpointRegistry:
         what = f"what {message.host} says of its checkpoints"
         if certificate.host != message.host:
             raise errors.NotAuthenticated(what, f"{certificate.host} has signed it")
-        if fault := trust.why_untrusted(certificate, self._wall()):
+        if fault := trust.why_untrusted(certificate, self._clock.time()):
             raise errors.NotAuthenticated(what, fault)
         with self._lock:
             its = self._freshness.setdefault(message.host, replay_filter.ReplayFilter())
             if fault := its.check_and_remember(
-                (kind.__name__, message.sent_s), message.sent_s, self._wall()
+                (kind.__name__, message.sent_s), message.sent_s, self._clock.time()
             ):
                 raise errors.NotAuthenticated(what, fault)
         return message
@@ -214,7 +214,7 @@ class CheckpointRegistry:
             words = (taken.host, taken.checkpoint_id, why)
             self._warnings.log_line("%s: checkpoint %s is refused: %s", *words)
             return messages.CheckpointResponse(why)
-        stays = self._store.record_checkpoint(taken, self._wall(), self._kept)
+        stays = self._store.record_checkpoint(taken, self._clock.time(), self._kept)
         if stays is None:
             self.refused["stale"] += 1
             return messages.CheckpointResponse(
@@ -237,9 +237,9 @@ class CheckpointRegistry:
         return messages.CheckpointResponse(kept=kept, is_complete=len(rows) <= messages.MAX_KEPT)
 
     def _intervals_of(self, asked: messages.IntervalRequest) -> messages.IntervalResponse:
-        if self._clock() >= self._noted_s.get(asked.host, -math.inf) + NOTE_EVERY_S:
-            self._noted_s[asked.host] = self._clock()
-            self._store.record_checkpoint_failures(asked.host, asked.failing, self._wall())
+        if self._clock.monotonic() >= self._noted_s.get(asked.host, -math.inf) + NOTE_EVERY_S:
+            self._noted_s[asked.host] = self._clock.monotonic()
+            self._store.record_checkpoint_failures(asked.host, asked.failing, self._clock.time())
         return self._intervals.intervals_of_host(asked.host)
 
     def _gone_of(self, asked: messages.OwnerRequest) -> messages.OwnerResponse:
@@ -251,12 +251,12 @@ class CheckpointRegistry:
 
     def run_cleanup(self, leads: Callable[[], bool], stopping: threading.Event) -> None:
         """Update metrics and delete checkpoints of gone servers, while this one leads."""
-        sweeps_s = self._clock() + SWEEP_EVERY_S
+        sweeps_s = self._clock.monotonic() + SWEEP_EVERY_S
         while not stopping.wait(CHECK_INTERVAL_S):
             try:
                 self.newest = tuple(self._store.newest_checkpoints()) if leads() else ()
-                if leads() and self._nova.is_configured and self._clock() >= sweeps_s:
-                    sweeps_s = self._clock() + SWEEP_EVERY_S
+                if leads() and self._nova.is_configured and self._clock.monotonic() >= sweeps_s:
+                    sweeps_s = self._clock.monotonic() + SWEEP_EVERY_S
                     self.sweep_servers(stopping)
             except (nova_client.NovaUnreachable, database.DatabaseError) as e:
                 LOG.warning("checkpoints: %s", e)
@@ -273,7 +273,7 @@ class CheckpointRegistry:
                 server = self._nova.get_server(ids.ImageId(instance_id))
                 host = None if server is None else server.host
                 gone = self._store.record_presence(
-                    instance_id, host, self._wall(), self._kept_after_s
+                    instance_id, host, self._clock.time(), self._kept_after_s
                 )
                 if gone:
                     LOG.info("server %s is gone: %d checkpoints forgotten", instance_id, gone)

@@ -18,6 +18,7 @@ from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import replay_filter
 from acstor_common.identity import signing
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.util import lru_table
@@ -55,11 +56,10 @@ class ImageGrants:
         nova: nova_client.NovaClient,
         trust: Callable[[], trust_state.TrustState],
         *,
-        wall: Callable[[], float] = time.time,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
     ) -> None:
         self._store, self._nova, self._trust = store, nova, trust
-        self._wall, self._clock = wall, clock
+        self._clock = clock
         self._lock = threading.Lock()
         self._rates: token_buckets.TokenBuckets[str] = token_buckets.TokenBuckets(
             RATE, hash_ring.MAX_HOSTS
@@ -89,7 +89,7 @@ class ImageGrants:
         self, payload: object
     ) -> tuple[certificates.HostCertificate, messages.GrantRequest]:
         signed = decision_messages.decode(payload, decision_messages.Signed)
-        trust, now_s = self._trust(), self._wall()
+        trust, now_s = self._trust(), self._clock.time()
         certificate, request = signed_messages.verify_from_host(
             signed, signing.IMAGE_GRANT_WANTED, trust.ca, messages.GrantRequest
         )
@@ -115,7 +115,7 @@ class ImageGrants:
             self._check_rate(request.host)
             self._check_use(request)
             signer = self._trust().signer
-            grant = messages.new_grant(request, certificate, signer, self._wall())
+            grant = messages.new_grant(request, certificate, signer, self._clock.time())
         except NotInUse as e:
             why = str(e)
             words = (request.host, request.image_id, why)
@@ -136,7 +136,7 @@ class ImageGrants:
 
     def _check_rate(self, host: str) -> None:
         with self._lock:
-            may_ask = self._rates.try_take(host, 1.0, self._clock())
+            may_ask = self._rates.try_take(host, 1.0, self._clock.monotonic())
         if not may_ask:
             raise nova_client.NovaBusy(
                 f"{host} requests more than {RATE.per_s:.0f} grants a second"
@@ -146,19 +146,19 @@ class ImageGrants:
         """Raise NotInUse, or NovaUnreachable if that is unknown."""
         with self._lock:
             is_used, until_s = self._known.get_as_used(request.image_id) or (False, 0.0)
-        if self._clock() >= until_s:
+        if self._clock.monotonic() >= until_s:
             is_used = self._look(request)
-            until_s = self._clock() + (USED_S if is_used else UNUSED_S)
+            until_s = self._clock.monotonic() + (USED_S if is_used else UNUSED_S)
             with self._lock:
                 self._known[request.image_id] = is_used, until_s
         elif not is_used:  # but an operator may have requested it meanwhile
             image_id = ids.parse_image_id(request.image_id)
-            is_used = self._store.is_grantable(image_id, self._wall())
+            is_used = self._store.is_grantable(image_id, self._clock.time())
         if not is_used:
             raise NotInUse
 
     def _look(self, request: messages.GrantRequest) -> bool:
-        image_id, now_s = ids.parse_image_id(request.image_id), self._wall()
+        image_id, now_s = ids.parse_image_id(request.image_id), self._clock.time()
         try:
             if self._nova.is_image_used(image_id, self._trust().is_enrolled, request.host):
                 self._store.record_named_image(image_id, now_s)

@@ -10,9 +10,9 @@ another thread's request.
 
 import threading
 import time
-from collections.abc import Callable
 
 from acstor_common.model import checkpoint_intervals
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.wire import checkpoint_messages as messages
 from acstor_decision import nova_client
@@ -35,13 +35,13 @@ class IntervalLookup:
         self,
         nova: nova_client.NovaClient,
         least_s: int,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
         max_servers: int = messages.MAX_INTERVALS,
     ) -> None:
         self._nova, self._least_s, self._clock = nova, least_s, clock
         self._max_servers = max_servers
         self._lock, self._turns = threading.Lock(), threading.Lock()
-        self._aggregates: _TimedAggregates = clock() - KNOWN_S, None
+        self._aggregates: _TimedAggregates = clock.monotonic() - KNOWN_S, None
         self._hosts_asked_s: dict[str, float] = {}
 
     def intervals_of_host(self, host: str) -> messages.IntervalResponse:
@@ -57,7 +57,7 @@ class IntervalLookup:
     def _all(self) -> list[nova_client.Aggregate]:
         """Return the aggregates, cached; at most one thread asks Nova."""
         asked_s, aggregates = self._aggregates
-        if self._clock() - asked_s < KNOWN_S:
+        if self._clock.monotonic() - asked_s < KNOWN_S:
             if aggregates is None:
                 raise nova_client.NovaBusy("it did not tell its aggregates a moment ago")
             return aggregates
@@ -68,7 +68,7 @@ class IntervalLookup:
             aggregates = self._nova.list_aggregates()
             return aggregates
         finally:
-            self._aggregates = self._clock(), aggregates
+            self._aggregates = self._clock.monotonic(), aggregates
             self._lock.release()
 
     def _of_servers(self, host: str) -> tuple[messages.ServerInterval, ...]:
@@ -85,7 +85,7 @@ class IntervalLookup:
 
     def _take_turn(self, host: str) -> None:
         with self._turns:
-            now_s = self._clock()
+            now_s = self._clock.monotonic()
             recent = {
                 other: at_s for other, at_s in self._hosts_asked_s.items() if now_s - at_s < LEAST_S
             }

@@ -103,9 +103,7 @@ class NovaClient:
     ) -> None:
         self._conf = conf
         self._lock = threading.Lock()
-        self._limit = concurrency_limit.ConcurrencyLimit(
-            "Nova", callers, time.monotonic, wait_s, WAITING
-        )
+        self._limit = concurrency_limit.ConcurrencyLimit("Nova", callers, time, wait_s, WAITING)
         self._trouble = log_once.LogOnce(LOG)
         self._adapter: Any = None
 

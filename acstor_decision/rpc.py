@@ -170,7 +170,7 @@ class TaskSender:
         self._call_timeout_s, self._retries = call_timeout_s, retries
         self._transport: Any = None
         self._opening = threading.Lock()
-        self._limit = concurrency_limit.ConcurrencyLimit("the message bus", CALLERS, time.monotonic)
+        self._limit = concurrency_limit.ConcurrencyLimit("the message bus", CALLERS, time)
 
     def send_task(self, task: decision_messages.ImageTask, hosts: Iterable[str] | None) -> None:
         """Send a task to the agents of some hosts; None: of all.

@@ -11,13 +11,13 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
 
 import msgspec
 from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common.identity import signing
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import decision_messages
@@ -74,8 +74,7 @@ class DecisionService:
         bus: rpc.AgentBus,
         verifier: address_verifier.AddressVerifier | None = None,
         *,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: clocks.Clock = time,
     ) -> None:
         self.own = conf.acstor_decision
         limits = decision_conf.limits(self.own)
@@ -88,8 +87,8 @@ class DecisionService:
         self.metrics = metrics.InstanceMetrics()
         self._store, self._lead, self._loads = store, lead, loads
         self._bus, self._verifier = bus, verifier
-        self._clock, self._wall = clock, wall
-        self._authority = certificate_authority.CertificateAuthority(self.own, store, wall)
+        self._clock = clock
+        self._authority = certificate_authority.CertificateAuthority(self.own, store, clock)
         self._trust = trust_state.TrustState()
         self._refused_enrolments: dict[str, int] = {}
         self._inbox = sample_inbox.SampleInbox(members.silent_s(limits))
@@ -126,8 +125,8 @@ class DecisionService:
             )
         with self._inbox_lock:
             before = self._inbox.dropped
-            received = sample_inbox.Received(self._clock(), certificate, sample)
-            refusal = self._inbox.add_sample(received, self._wall())
+            received = sample_inbox.Received(self._clock.monotonic(), certificate, sample)
+            refusal = self._inbox.add_sample(received, self._clock.time())
             has_dropped, waiting = self._inbox.dropped > before, len(self._inbox)
         if refusal is not None:
             words = (sample.host, sample.number, refusal.value)
@@ -175,14 +174,14 @@ class DecisionService:
                 LOG.info("the database is back")
             self._has_database = True
         self.leads = self.leads and self._has_database
-        self.members.forget_dead(self._clock())
+        self.members.forget_dead(self._clock.monotonic())
         self.metrics = self._new_metrics()
 
     def _reload_trust(self) -> None:
         self._trust = self._authority.load_trust_state()
         self._refused_enrolments = self._store.refused_enrolments()
-        self._silent = self._store.silent_hosts(self._wall() - health_checks.UNHEARD_S)
-        revoked = self._trust.list_revoked(self._wall())
+        self._silent = self._store.silent_hosts(self._clock.time() - health_checks.UNHEARD_S)
+        revoked = self._trust.list_revoked(self._clock.time())
         self.members.remove_hosts(host for host in revoked if not self._trust.is_enrolled(host))
         self.decider.set_revoked(revoked)
         if self.current.table:
@@ -194,9 +193,9 @@ class DecisionService:
 
     def _take_samples(self) -> None:
         with self._inbox_lock:
-            received = self._inbox.drain_samples(self._clock())
+            received = self._inbox.drain_samples(self._clock.monotonic())
         for heard_s, certificate, sample in received:
-            if fault := self._trust.why_untrusted(certificate, self._wall()):
+            if fault := self._trust.why_untrusted(certificate, self._clock.time()):
                 self._untrusted += 1
                 words = (sample.host, sample.number, fault)
                 self._warnings.log_line("%s: sample %d is refused: %s", *words)
@@ -204,7 +203,7 @@ class DecisionService:
             self._accept(sample, heard_s)
 
     def _accept(self, sample: decision_messages.Sample, heard_s: float) -> None:
-        refusal = self.members.accept_sample(sample, heard_s, self._wall())
+        refusal = self.members.accept_sample(sample, heard_s, self._clock.time())
         if refusal is None:
             self._merge_sample(sample)
             self._accepted += 1
@@ -236,18 +235,18 @@ class DecisionService:
         self.current = self._signed(newest.epoch, newest.table or "")
         for host in known.hosts:
             name = ids.HostId(host.host)
-            self.members.restore_member(name, host.address, host.location, self._clock())
+            self.members.restore_member(name, host.address, host.location, self._clock.monotonic())
 
     def _lead_round(self) -> None:
         self._store_samples()
         self._prove_addresses()
         self.decider.observe_loads(self._busy_levels())
-        decision = self.decider.decide_table(self._clock(), self._store.list_drained())
+        decision = self.decider.decide_table(self._clock.monotonic(), self._store.list_drained())
         if decision is None and self._highest_epoch() > self.current.epoch:
             decision = decider.Decision(self.decider.table, decider.ChangeReason.EPOCH, 0)
         if decision is not None:
             self._publish_decision(decision)
-        elif self._clock() - self._published_s > decision_messages.COLLECTION_S:
+        elif self._clock.monotonic() - self._published_s > decision_messages.COLLECTION_S:
             self._resend_table()
         self._resend_tasks()
 
@@ -258,20 +257,20 @@ class DecisionService:
             if ids.HostId(host) in self.members
         }
         self._store.record_samples(rows)
-        self._store.delete_traffic(self._wall() - TRAFFIC_KEPT_S)
-        if self._clock() >= self._cleanup_due_s:
-            self._store.delete_stale(self._wall())
-            self._cleanup_due_s = self._clock() + FORGET_EVERY_S
+        self._store.delete_traffic(self._clock.time() - TRAFFIC_KEPT_S)
+        if self._clock.monotonic() >= self._cleanup_due_s:
+            self._store.delete_stale(self._clock.time())
+            self._cleanup_due_s = self._clock.monotonic() + FORGET_EVERY_S
 
     def _prove_addresses(self) -> None:
         if self._verifier is None:
             return
         for proof in self._verifier.take_results():
-            self.members.record_proof(proof.address, proof.host, self._clock())
+            self.members.record_proof(proof.address, proof.host, self._clock.monotonic())
             if not proof.host:
                 words = (*proof.address, proof.why)
                 self._warnings.log_line("no agent proves who it is at %s port %d: %s", *words)
-        due = self.members.addresses_to_verify(self._clock())
+        due = self.members.addresses_to_verify(self._clock.monotonic())
         self._verifier.submit_addresses(due, self._trust)
 
     def _busy_levels(self) -> tuple[int, ...] | None:
@@ -279,7 +278,7 @@ class DecisionService:
             host: base.HostLoad(
                 sample.location, members.other_traffic_share(sample) * sample.link_bytes_s
             )
-            for host in self.members.list_live(self._clock())
+            for host in self.members.list_live(self._clock.monotonic())
             for sample in [self.members[host].last]
         }
         try:
@@ -298,7 +297,7 @@ class DecisionService:
         Theirs is higher after the database was lost or restored from an old copy. A majority is
         required, so that one lying host does not cause a new table in every round.
         """
-        living = self.members.list_live(self._clock())
+        living = self.members.list_live(self._clock.monotonic())
         claimed = sorted(self.members[host].last.ring_epoch for host in living)
         most = claimed[(len(claimed) - 1) // 2] if claimed else 0
         return max(self.current.epoch, most if most < HIGHEST_TRUSTED_EPOCH else 0)
@@ -313,7 +312,7 @@ class DecisionService:
         places = decision.table.hosts.values()
         new = ring_queries.Publication(
             epoch=epoch,
-            published_s=self._wall(),
+            published_s=self._clock.time(),
             reason=decision.reason.value,
             overloaded=decision.overloaded,
             moved=decision.moved,
@@ -325,7 +324,7 @@ class DecisionService:
         self._store.store_ring(new, TABLES_KEPT)
         self.decider.commit_decision(decision)
         self.current = self._signed(epoch, text)
-        self._published_s = self._clock()
+        self._published_s = self._clock.monotonic()
         self._tables_published[new.reason] += 1
         self._moved += new.moved
         LOG.info(
@@ -345,14 +344,14 @@ class DecisionService:
                 return
 
     def _resend_tasks(self) -> None:
-        now_s = self._wall()
+        now_s = self._clock.time()
         due_s = now_s - ACKNOWLEDGED_WITHIN * decision_messages.COLLECTION_S
         for given in self._store.unacknowledged_tasks(now_s - RESEND_AFTER_S):
             if given.host not in self._new_samples or given.sent_s > due_s:
                 continue
             LOG.info("%s tells nothing of task %d: given again", given.host, given.task.request)
             again = decision_messages.TaskForHosts(
-                task=given.task, hosts=(given.host,), given_s=self._wall()
+                task=given.task, hosts=(given.host,), given_s=self._clock.time()
             )
             if not self._bus.send_task(
                 given.host, self._authority.sign_payload(again, signing.TASK)
@@ -360,7 +359,7 @@ class DecisionService:
                 return
 
     def _new_metrics(self) -> metrics.InstanceMetrics:
-        now_s, places = self._clock(), self.decider.table.hosts
+        now_s, places = self._clock.monotonic(), self.decider.table.hosts
         hosts: dict[str, metrics.HostMetrics] = {}
         for host in self.members.list_live(now_s):
             member = self.members[host]
@@ -370,7 +369,7 @@ class DecisionService:
         silent = self._silent if self.leads and hosts else identity_queries.Silent()
         return metrics.InstanceMetrics(
             leads=self.leads,
-            round_s=self._wall(),
+            round_s=self._clock.time(),
             has_database=self._has_database,
             has_loads=self._knows_loads,
             epoch=self.current.epoch,

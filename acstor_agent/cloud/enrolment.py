@@ -35,6 +35,7 @@ from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import identity_files
 from acstor_common.identity import signing
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.service import bounded_responses
@@ -117,7 +118,7 @@ class HostEnrolment:
         files: identity_files.IdentityFiles,
         api: keystone_adapter.Adapter,
         rings: hash_ring.RingProvider,
-        clock: Callable[[], float] = time.time,
+        clock: clocks.Clock = time,
         rng: Callable[[], float] = random.random,
         configured: str = "",
     ) -> None:
@@ -169,7 +170,7 @@ class HostEnrolment:
         due_s = certificate_renewal.due_s(certificate, self._rng())
         while True:
             self._compare_clocks()
-            now_s = self._clock() - self.state.clock_offset_s
+            now_s = self._clock.time() - self.state.clock_offset_s
             if due_s <= now_s or certificates.time_fault(certificate, now_s, 0.0):
                 return
             if certificates.is_revoked(certificate, self._rings.current_ring().revoked):
@@ -189,7 +190,7 @@ class HostEnrolment:
         if self.state.failures or not self.state.enrolled:
             return
         service_s, then_s = self._answered
-        off_s = self._clock() - service_s - (trio.current_time() - then_s)
+        off_s = self._clock.time() - service_s - (trio.current_time() - then_s)
         error = certificate_renewal.clock_fault(off_s)
         if error and not certificate_renewal.clock_fault(self.state.clock_offset_s):
             LOG.warning("%s: set the clock, or other hosts will refuse this host", error)

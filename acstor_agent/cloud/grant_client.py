@@ -5,7 +5,6 @@ Its responses are signed, since anybody on the bus can respond.
 """
 
 import time
-from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 from typing import Protocol
@@ -13,6 +12,7 @@ from typing import Protocol
 from acstor_common import errors
 from acstor_common.identity import identity_files
 from acstor_common.identity import signing
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.wire import decision_messages
 from acstor_common.wire import image_grants
@@ -39,9 +39,9 @@ class GrantClient:
         host: ids.HostId,
         bus: Bus,
         files: identity_files.IdentityFiles,
-        wall: Callable[[], float] = time.time,
+        clock: clocks.Clock = time,
     ) -> None:
-        self._host, self._bus, self._files, self._wall = host, bus, files, wall
+        self._host, self._bus, self._files, self._clock = host, bus, files, clock
 
     def request(self, image_id: ids.ImageId) -> decision_messages.Signed:
         """Return a grant; blocks, in a thread.
@@ -64,7 +64,7 @@ class GrantClient:
         identity = self._files.current_credentials()
         if identity.certificate is None:
             raise errors.NotAuthenticated("this host", "it has no certificate")
-        asked = image_grants.GrantRequest(self._host, image_id, self._wall())
+        asked = image_grants.GrantRequest(self._host, image_id, self._clock.time())
         signed = signed_messages.sign_payload(
             asked, signing.IMAGE_GRANT_WANTED, identity.key, identity.certificate.pem
         )

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import pathlib
 import time
-from collections.abc import Callable
 
 import msgspec
 import trio
@@ -20,6 +19,7 @@ from acstor_agent.cloud import message_signing
 from acstor_agent.core.cloud import table_rules
 from acstor_common import errors
 from acstor_common.identity import identity_files
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.util import atomic_file
@@ -53,7 +53,7 @@ class RingStore:
         stored_path: pathlib.Path,
         operator_file: pathlib.Path | None,
         former_lifetime_s: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
         *,
         identity: identity_files.IdentityFiles | None = None,
     ) -> None:
@@ -77,7 +77,7 @@ class RingStore:
 
     def former_ring(self) -> hash_ring.Ring | None:
         """Return the replaced table while it is valid, else None."""
-        if self._former is not None and self._clock() >= self._former_until:
+        if self._former is not None and self._clock.monotonic() >= self._former_until:
             self._former = None
         return self._former
 
@@ -224,5 +224,5 @@ class RingStore:
         LOG.info("ring epoch %d with %d hosts is in force", new.epoch, len(new.hosts))
         self.is_signed = is_signed
         self._former = self.ring if self.ring.hosts and self._former_lifetime_s else None
-        self._former_until = self._clock() + self._former_lifetime_s
+        self._former_until = self._clock.monotonic() + self._former_lifetime_s
         self.ring = new

@@ -22,6 +22,7 @@ from acstor_agent.images.boot import boot_recording
 from acstor_agent.images.prefetch import boot_image_prefetch
 from acstor_agent.images.read import mirror
 from acstor_common import errors
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.util import lru_table
 from acstor_common.wire import decision_messages
@@ -56,7 +57,7 @@ class ImageTasks:
         disks: disk_requests.DiskRequests,
         recording: boot_recording.BootRecording,
         boot_prefetch: boot_image_prefetch.BootImagePrefetch,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
         max_images: int = MAX_IMAGES,
     ) -> None:
         self._images, self._recording, self._boot_prefetch = images, recording, boot_prefetch
@@ -132,7 +133,7 @@ class ImageTasks:
 
     async def changed_images(self) -> dict[str, decision_messages.HeldImage] | None:
         """Return the images to report; None if nothing changed."""
-        now_s = self._clock()
+        now_s = self._clock.monotonic()
         for image_id, progress in list(self._progress.items()):
             self._update_recording(image_id, progress)
         changed, self._changed = self._changed, set()

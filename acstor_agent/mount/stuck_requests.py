@@ -8,7 +8,6 @@ that no program sees. Without waiting requests this costs nothing.
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
 
 import trio
 
@@ -18,6 +17,7 @@ from acstor_agent.core.mount import inodes
 from acstor_agent.images.read import read_admission
 from acstor_agent.mount import killed_guests
 from acstor_agent.sources import base
+from acstor_common.model import clocks
 from acstor_common.util import log_limit
 
 LOG = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class StuckRequests:
         self,
         table: blocked_requests.BlockedRequests,
         inode_numbers: inodes.Inodes,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
         limits: StuckLimits = StuckLimits(),
     ) -> None:
         self.limits = limits
@@ -74,13 +74,13 @@ class StuckRequests:
             guests = await trio.to_thread.run_sync(
                 killed_guests.processes_of, instance_id, abandon_on_cancel=True, limiter=self._asked
             )
-            self._dying.note_power_off(instance_id, guests, self._clock())
+            self._dying.note_power_off(instance_id, guests, self._clock.monotonic())
             return len(guests)
 
     async def _log_late_requests(self) -> None:
         while True:
             await trio.sleep(self.limits.check_interval_s)
-            now_s = self._clock()
+            now_s = self._clock.monotonic()
             for file_id, late in self.list_late_requests().items():
                 unlogged = self._log_limit.take_line(file_id, now_s)
                 if unlogged is not None:
@@ -95,7 +95,9 @@ class StuckRequests:
     def list_late_requests(self) -> dict[str, blocked_requests.LateWaits]:
         """Return late requests by image or disk ID; any thread may call it."""
         found: dict[str, blocked_requests.LateWaits] = {}
-        for guest, late in self._table.late_guests(self._clock(), self.limits.late_after_s).items():
+        for guest, late in self._table.late_guests(
+            self._clock.monotonic(), self.limits.late_after_s
+        ).items():
             file_id = guest.name.partition("/")[0]
             known = found.get(file_id)
             found[file_id] = known.joined(late) if known else late
@@ -104,7 +106,7 @@ class StuckRequests:
     async def _end_requests_of_killed(self) -> None:
         while True:
             await trio.sleep(self.limits.check_interval_s)
-            now_s = self._clock()
+            now_s = self._clock.monotonic()
             late = self._table.late_guests(now_s, self.limits.suspect_after_s)
             if not late:
                 continue

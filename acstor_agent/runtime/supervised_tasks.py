@@ -14,6 +14,7 @@ import trio
 
 from acstor_agent.core import health_issues
 from acstor_common import errors
+from acstor_common.model import clocks
 from acstor_common.util import backoff
 from acstor_common.util import supervision
 
@@ -23,7 +24,7 @@ LOG = logging.getLogger(__name__)
 class SupervisedTasks:
     """Supervised parts; their failures do not end the nursery."""
 
-    def __init__(self, nursery: trio.Nursery, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, nursery: trio.Nursery, clock: clocks.Clock = time) -> None:
         self.issues = health_issues.HealthIssues()
         self._nursery = nursery
         self._clock = clock
@@ -62,7 +63,7 @@ class SupervisedTasks:
 
         :param fault: a bug in the part, logged with its traceback
         """
-        if self.issues.record_failure(what, why, self._clock()):
+        if self.issues.record_failure(what, why, self._clock.time()):
             LOG.error("%s: %s; guests read without it", what, why, exc_info=fault)
 
     def _failed(self, what: str, cause: BaseException) -> None:
@@ -80,7 +81,7 @@ class SupervisedTasks:
     def set_logged_state(self, what: str, why: str) -> None:
         """Record the same for a part that logs it itself."""
         if why:
-            self.issues.record_failure(what, why, self._clock())
+            self.issues.record_failure(what, why, self._clock.time())
         else:
             self.issues.clear_failure(what)
 

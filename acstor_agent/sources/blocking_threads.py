@@ -16,6 +16,7 @@ import trio
 
 from acstor_agent.core.sources import hung_calls
 from acstor_common import errors
+from acstor_common.model import clocks
 
 LOG = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class BlockingThreads:
         location: str,
         max_calls: int,
         max_hung_per_key: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
     ) -> None:
         self.location, self._clock = location, clock
         self._limiter = trio.CapacityLimiter(3 * max_calls)
@@ -45,7 +46,7 @@ class BlockingThreads:
     @property
     def hanging(self) -> hung_calls.Hanging:
         """The calls that hang now; may be read from any thread."""
-        return self._fence.count_hung(self._clock())
+        return self._fence.count_hung(self._clock.monotonic())
 
     async def run(self, what: str, key: Hashable, function: Callable[[], T]) -> T:
         """Call ``function`` in a thread and return its result; cancellation abandons it.
@@ -55,7 +56,7 @@ class BlockingThreads:
         :raises errors.SourceUnreachable: too many calls hang
         """
         self._log_changes()
-        if self._fence.is_refused(key, self._clock()):
+        if self._fence.is_refused(key, self._clock.monotonic()):
             raise errors.SourceUnreachable(what, self.location, str(self.hanging))
         ticket = _Ticket(self, key)
         limiter = cast(trio.CapacityLimiter, ticket)  # any object with its methods
@@ -74,7 +75,7 @@ class BlockingThreads:
             self._limiter.acquire_on_behalf_of_nowait(owner)
         except trio.WouldBlock:
             await self._limiter.acquire_on_behalf_of(owner)
-        return self._fence.begin_call(key, self._clock())
+        return self._fence.begin_call(key, self._clock.monotonic())
 
     def end_call(self, owner: object, call: hung_calls.Call) -> None:
         """Record that a call returned, even if it was abandoned."""

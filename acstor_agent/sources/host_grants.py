@@ -14,6 +14,7 @@ from acstor_agent.runtime import keyed_locks
 from acstor_agent.sources import blocking_threads
 from acstor_common import errors
 from acstor_common.identity import identity_files
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.util import lru_table
 from acstor_common.wire import decision_messages
@@ -46,9 +47,9 @@ class HostGrants:
         self,
         request: RequestGrant,
         files: identity_files.IdentityFiles,
-        wall: Callable[[], float] = time.time,
+        clock: clocks.Clock = time,
     ) -> None:
-        self._request, self._files, self._wall = request, files, wall
+        self._request, self._files, self._clock = request, files, clock
         self._held = lru_table.LruTable[ids.ImageId, _Held](MAX_HELD)
         self._locks = keyed_locks.KeyedLocks[ids.ImageId]()
         self._threads = blocking_threads.BlockingThreads(WHERE, THREADS)
@@ -66,7 +67,7 @@ class HostGrants:
         pem = identity.certificate.pem
         async with self._locks.hold(image_id):
             held = await self._current(what, image_id, pem)
-        return image_grants.headers_of(held.grant, target, identity.key, self._wall())
+        return image_grants.headers_of(held.grant, target, identity.key, self._clock.time())
 
     def forget_refused(self, image_id: ids.ImageId) -> None:
         """Request another grant next time, because the gateway refused this one."""

@@ -51,7 +51,7 @@ class SourceClient(base.Source):
     ) -> None:
         words = configured or [""] * len(sources)
         states = [*map(failover.SourceState, sources, words)]
-        self.failover = failover.Failover(states, jitter, time.time, LOG, attempts)
+        self.failover = failover.Failover(states, jitter, time, LOG, attempts)
         self._sources = dict(zip(states, sources, strict=True))
         self._copies = copies
         if copies is not None:

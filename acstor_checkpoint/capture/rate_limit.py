@@ -4,9 +4,9 @@
 import math
 import threading
 import time
-from collections.abc import Callable
 
 from acstor_common import errors
+from acstor_common.model import clocks
 from acstor_common.util import rate_limiter
 
 
@@ -21,9 +21,9 @@ class RateLimit:
         self,
         rate_bytes_s: int,
         ended: threading.Event,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
     ) -> None:
-        self._limiter = rate_limiter.RateLimiter(rate_bytes_s or math.inf, clock)
+        self._limiter = rate_limiter.RateLimiter(rate_bytes_s or math.inf, clock.monotonic)
         self._ended = ended
         self._lock = threading.Lock()
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from acstor_common import errors
+from acstor_common.model import clocks
 from acstor_common.util import supervision
 
 LOG = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class ScratchFiles:
         self,
         folder: pathlib.Path,
         limit_bytes: int,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
         spare_bytes: int = SPARE_BYTES,
     ) -> None:
         self._folder, self._limit_bytes, self._clock = folder, limit_bytes, clock
@@ -115,18 +116,22 @@ class ScratchFiles:
         for scratch, size_bytes in sizes.items():
             scratch.should_stop = scratch.should_stop or size_bytes > limit_bytes // 2
             if scratch.end_reason:
-                scratch.end_capture(scratch.end_reason, self._clock())
+                scratch.end_capture(scratch.end_reason, self._clock.monotonic())
             elif size_bytes > limit_bytes:
                 self._end(scratch, f"it has {size_bytes} bytes, of {limit_bytes} at most")
         left = {
             scratch: size_bytes for scratch, size_bytes in sizes.items() if not scratch.end_reason
         }
-        if left and self._clock() >= self._next_s and (why := self._fault(sum(sizes.values()))):
+        if (
+            left
+            and self._clock.monotonic() >= self._next_s
+            and (why := self._fault(sum(sizes.values())))
+        ):
             self._end(max(left, key=left.__getitem__), why)
 
     def _end(self, scratch: ScratchFile, why: str) -> None:
-        self._next_s = self._clock() + RETRY_S
-        scratch.end_capture(why, self._clock())
+        self._next_s = self._clock.monotonic() + RETRY_S
+        scratch.end_capture(why, self._clock.monotonic())
 
     def _fault(self, size_bytes: int) -> str:
         if size_bytes > self._limit_bytes:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from acstor_common import errors
+from acstor_common.model import clocks
 
 MAX_STALLED_PARTS: Final = 3
 _USE: Final = 1 / 8
@@ -66,9 +67,7 @@ class SnapshotWindow:
     :param long_window_s: limit after MAX_STALLED_PARTS parts without progress
     """
 
-    def __init__(
-        self, window_s: float, long_window_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, window_s: float, long_window_s: float, clock: clocks.Clock = time) -> None:
         self._window_s, self._long_window_s, self._clock = window_s, long_window_s, clock
         self._long = threading.Lock()
 
@@ -83,10 +82,10 @@ class SnapshotWindow:
 
         def should_stop() -> bool:
             nonlocal until_s
-            until_s = until_s or self._clock() + (
+            until_s = until_s or self._clock.monotonic() + (
                 self._long_window_s if is_long else self._window_s
             )
-            return self._clock() > until_s
+            return self._clock.monotonic() > until_s
 
         try:
             yield should_stop, is_long

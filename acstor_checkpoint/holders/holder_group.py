@@ -27,6 +27,7 @@ from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.holders import vault_client
 from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.util import supervision
 
@@ -132,7 +133,7 @@ class HolderGroup:
         disk: object_names.VaultDisk,
         clients: Sequence[vault_client.VaultClient],
         acknowledged: Collection[ids.HostId] = (),
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
         interval_s: int = 0,
         limits: HolderLimits = LIMITS,
     ) -> None:
@@ -209,15 +210,15 @@ class HolderGroup:
         self, work: Callable[[vault_client.VaultClient], T], size_s: float
     ) -> list[T]:
         """Call all holders; ``size_s`` is the time of the request's size at the least rate."""
-        allowed_s, began_s = self.slack_left_s + size_s, self._clock()
+        allowed_s, began_s = self.slack_left_s + size_s, self._clock.monotonic()
 
         def timed(client: vault_client.VaultClient) -> T:
             answer = work(client)
-            self._took_s[client.holder] += self._clock() - began_s
+            self._took_s[client.holder] += self._clock.monotonic() - began_s
             return answer
 
         answers = call_holders(self._clients, timed, allowed_s, self._limits.stalled_s)
-        self.slack_left_s = min(self._slack_s, allowed_s - (self._clock() - began_s))
+        self.slack_left_s = min(self._slack_s, allowed_s - (self._clock.monotonic() - began_s))
         return answers
 
 

@@ -8,7 +8,6 @@ there is no other host.
 
 import math
 import time
-from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Sequence
 from typing import Final
@@ -20,6 +19,7 @@ from acstor_checkpoint.holders import holder_placement
 from acstor_checkpoint.holders import vault_client
 from acstor_common.identity import credentials
 from acstor_common.model import addresses
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.util import backoff
@@ -47,7 +47,7 @@ class HolderPool:
         proof: credentials.Credentials,
         vault_port: int,
         allowed: Collection[ids.HostId] = (),
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
     ) -> None:
         self._host, self._files, self._proof = host, files, proof
         self._vault_port, self._clock = vault_port, clock
@@ -76,7 +76,7 @@ class HolderPool:
 
     def record_failure(self, holder: ids.HostId, *, is_costly: bool) -> None:
         """Avoid a holder for a while; see :meth:`holder_group.HolderChooser.record_failure`."""
-        now_s, last = self._clock(), self._backoffs.get(holder, _Backoff())
+        now_s, last = self._clock.monotonic(), self._backoffs.get(holder, _Backoff())
         if now_s < last.until_s:  # several workers may report one failure
             return
         failures = last.costly_failures if now_s < last.until_s + MAX_BACKOFF_S else 0
@@ -85,7 +85,9 @@ class HolderPool:
 
     def _is_usable(self, host: ids.HostId) -> bool:
         is_allowed = not self._allowed or host in self._allowed
-        return is_allowed and self._clock() >= self._backoffs.get(host, _Backoff()).until_s
+        return (
+            is_allowed and self._clock.monotonic() >= self._backoffs.get(host, _Backoff()).until_s
+        )
 
     def _address(self, ring: hash_ring.Ring, host: ids.HostId) -> str:
         ip = addresses.parse(ring.address_of(host))[0]

@@ -25,6 +25,7 @@ from acstor_checkpoint.restore import offline_pull
 from acstor_checkpoint.restore import recovered_disks
 from acstor_common import errors
 from acstor_common.disks import recovery_marker
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.util import backoff
 from acstor_common.util import log_once
@@ -66,7 +67,7 @@ class PullLoop:
         rate_bytes_s: int,
         ended: threading.Event,
         pull_offline: PullOffline,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
     ) -> None:
         self._domains, self._recovered, self._bases = domains, recovered, bases
         self._rate_bytes_s, self._ended = rate_bytes_s, ended
@@ -107,7 +108,7 @@ class PullLoop:
 
     def _is_due(self, instance: ids.ImageId) -> bool:
         tried = self._tried.get(instance)
-        return tried is None or self._clock() >= tried.again_s
+        return tried is None or self._clock.monotonic() >= tried.again_s
 
     def _try(self, server: domain_xml.Server) -> None:
         if self._is_pulling_offline() and server.instance == self._offline_instance:
@@ -193,4 +194,4 @@ class PullLoop:
         former = self._tried.get(instance)
         attempts = former.attempts if former else 0
         pause_s = backoff.pause_s(attempts, FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        self._tried[instance] = _Tried(self._clock() + pause_s, attempts + 1)
+        self._tried[instance] = _Tried(self._clock.monotonic() + pause_s, attempts + 1)

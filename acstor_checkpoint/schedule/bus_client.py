@@ -28,6 +28,7 @@ from acstor_common.identity import identity_files
 from acstor_common.identity import replay_filter
 from acstor_common.identity import sealed_box
 from acstor_common.identity import signing
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.util import supervision
 from acstor_common.wire import checkpoint_messages as messages
@@ -83,12 +84,12 @@ class BusClient:
         files: identity_files.IdentityFiles,
         transport: Any,
         health: vault_health.VaultHealth | None = None,
-        wall: Callable[[], float] = time.time,
+        clock: clocks.Clock = time,
         limits: BusLimits = LIMITS,
     ) -> None:
         self._limits = limits
         self._host, self._files, self._transport = host, files, transport
-        self._health, self._wall = health, wall
+        self._health, self._clock = health, clock
         self._freshness, self._lock = replay_filter.ReplayFilter(), threading.Lock()
         self._stopping = threading.Event()
         self._server: message_bus.BusServer | None = None
@@ -123,7 +124,7 @@ class BusClient:
 
     def list_retained(self) -> dict[str, set[str]]:
         """Return manifests to retain, by vault disk."""
-        asked = messages.RetentionRequest(host=self._host, sent_s=self._wall())
+        asked = messages.RetentionRequest(host=self._host, sent_s=self._clock.time())
         answer = self._query(messages.KEPT_CHECKPOINTS, asked, messages.CheckpointResponse)
         if not answer.is_complete:
             why = "it has more checkpoints than it tells"
@@ -141,7 +142,7 @@ class BusClient:
         issues = self._health.list_issues() if self._health else ()
         reported = (*(messages.Failing("", issue) for issue in issues), *failing)
         asked = messages.IntervalRequest(
-            host=self._host, sent_s=self._wall(), failing=reported[: messages.MAX_FAILING]
+            host=self._host, sent_s=self._clock.time(), failing=reported[: messages.MAX_FAILING]
         )
         purpose = signing.CHECKPOINT_INTERVALS
         answer = self._query(messages.INTERVALS, asked, messages.IntervalResponse, purpose)
@@ -153,7 +154,9 @@ class BusClient:
 
         :param owners: at most MAX_OWNERS
         """
-        asked = messages.OwnerRequest(host=self._host, owners=tuple(owners), sent_s=self._wall())
+        asked = messages.OwnerRequest(
+            host=self._host, owners=tuple(owners), sent_s=self._clock.time()
+        )
         purpose = signing.CHECKPOINT_OWNERS
         answer = self._query(messages.OWNERS, asked, messages.OwnerResponse, purpose)
         return set(map(ids.HostId, answer.gone))
@@ -178,7 +181,7 @@ class BusClient:
             manifest_name=record.manifest_name,
             holders=tuple(messages.RegisteredHolder(*holder) for holder in record.holders),
             key=record.key,
-            sent_s=self._wall(),
+            sent_s=self._clock.time(),
         )
 
     def _encrypt_record(self, taken: messages.RegisteredCheckpoint) -> messages.SealedMessage:
@@ -270,7 +273,9 @@ class BusClient:
         if wanted.host != self._host:
             raise errors.NotAuthenticated(what, f"it is to {wanted.host}")
         with self._lock:
-            fault = self._freshness.check_and_remember(wanted.request, wanted.given_s, self._wall())
+            fault = self._freshness.check_and_remember(
+                wanted.request, wanted.given_s, self._clock.time()
+            )
         if fault:
             raise errors.NotAuthenticated(what, fault)
         number, why = 0, ""

@@ -36,6 +36,7 @@ from acstor_checkpoint.holders import vault_client
 from acstor_checkpoint.schedule import failures
 from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.util import log_once
 from acstor_common.util import supervision
@@ -115,7 +116,7 @@ class GarbageCollection:
         list_retained: ListRetained,
         servers: Servers,
         ended: threading.Event,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
         limits: CollectionLimits = LIMITS,
     ) -> None:
         self._host, self._states, self._pool, self._limits = host, states, pool, limits
@@ -124,7 +125,7 @@ class GarbageCollection:
         self._left: list[checkpoint_record.VaultHolder] = []
         self._last: dict[ids.HostId, ids.ImageId] = {}
         """The last disk handled at each holder."""
-        self._all_s = clock()
+        self._all_s = clock.monotonic()
         self._faults = log_once.LogOnce(LOG)
 
     def run(self) -> None:
@@ -151,9 +152,9 @@ class GarbageCollection:
         :raises errors.AcstorError: the decision service failed
         :raises OSError: states cannot be listed
         """
-        until_s = self._clock() + PASS_S
+        until_s = self._clock.monotonic() + PASS_S
         self._left = self._left or self._holders()
-        while self._left and self._clock() < until_s and not self._ended.is_set():
+        while self._left and self._clock.monotonic() < until_s and not self._ended.is_set():
             self._collect_at(self._left[-1])
             self._left.pop()
         if not self._left:
@@ -161,11 +162,11 @@ class GarbageCollection:
 
     def _holders(self) -> list[checkpoint_record.VaultHolder]:
         others = list(self._pool.other_hosts())
-        if self._clock() < self._all_s:
+        if self._clock.monotonic() < self._all_s:
             known, _ = self._known()
             holding = {host for _, state in known.values() for host in state.holders}
             return [holder for holder in others if holder.host in holding]
-        self._all_s = self._clock() + ALL_EVERY_S
+        self._all_s = self._clock.monotonic() + ALL_EVERY_S
         hosts = {holder.host for holder in others}
         self._last = {host: disk for host, disk in self._last.items() if host in hosts}
         return others

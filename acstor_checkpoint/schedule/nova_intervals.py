@@ -13,6 +13,7 @@ from typing import Final
 from typing import NamedTuple
 
 from acstor_common import errors
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.util import log_once
 from acstor_common.wire import checkpoint_messages as messages
@@ -46,18 +47,16 @@ class NovaIntervals:
     :param ask: None: there are none
     """
 
-    def __init__(
-        self, ask: FetchIntervals | None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, ask: FetchIntervals | None, clock: clocks.Clock = time) -> None:
         self._ask, self._clock = ask, clock
-        self._next_s = clock()
+        self._next_s = clock.monotonic()
         self.last = Intervals()
         """The last known intervals; thread-safe."""
         self._faults = log_once.LogOnce(LOG)
 
     def current_intervals(self, failing: Sequence[messages.Failing] = ()) -> Intervals:
         """Return the intervals; ask if due, and report failures."""
-        if self._ask is None or self._clock() < self._next_s:
+        if self._ask is None or self._clock.monotonic() < self._next_s:
             return self.last
         try:
             self.last = self._ask(failing)
@@ -66,7 +65,7 @@ class NovaIntervals:
         except errors.AcstorError as e:
             self._faults.log_warning(f"intervals of checkpoints stay as they are: {e}")
             every_s = RETRY_S
-        self._next_s = self._clock() + every_s
+        self._next_s = self._clock.monotonic() + every_s
         return self.last
 
 

@@ -23,6 +23,7 @@ from acstor_checkpoint.schedule import failures
 from acstor_checkpoint.schedule import nova_intervals
 from acstor_checkpoint.schedule import server_schedule
 from acstor_common import errors
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.util import log_once
 from acstor_common.util import supervision
@@ -62,7 +63,6 @@ class CheckpointTaker(Protocol):
 class WorkerPool:
     """The schedule and the workers' loop.  Public methods are thread-safe.
 
-    :param wall_ms: wall clock, since 1970, for the age of a former daemon's checkpoints
     :param fetch_intervals: asks the decision service; None: disabled
     """
 
@@ -72,8 +72,7 @@ class WorkerPool:
         taker: CheckpointTaker,
         states: disk_states.DiskStates,
         default_s: int,
-        clock: Callable[[], float] = time.monotonic,
-        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock: clocks.Clock = time,
         fetch_intervals: nova_intervals.FetchIntervals | None = None,
         look_every_s: float = LOOK_EVERY_S,
     ) -> None:
@@ -81,11 +80,11 @@ class WorkerPool:
         self._domains, self._taker, self._states = domains, taker, states
         self._schedule = server_schedule.ServerSchedule(default_s)
         self._intervals = nova_intervals.NovaIntervals(fetch_intervals, clock)
-        self._clock, self._wall_ms = clock, wall_ms
+        self._clock = clock
         self._lock, self._refreshing = threading.Lock(), threading.Lock()
         self._woken = threading.Event()
         self._has_ended = False
-        self._refresh_s = clock()
+        self._refresh_s = clock.monotonic()
         self._present: domain_xml.ServerList | None = None
         self._cleared: set[ids.ImageId] = set()
         self._running: dict[ids.ImageId, float] = {}
@@ -120,7 +119,7 @@ class WorkerPool:
             self._update_schedule(self._domains.list_servers(), self._intervals.last)
         state = self._states.load(instance)  # first: the requested checkpoint may begin at once
         with self._lock:
-            self._schedule.prioritize(instance, self._clock())
+            self._schedule.prioritize(instance, self._clock.monotonic())
         self._woken.set()
         return state.number if state else 0
 
@@ -132,13 +131,14 @@ class WorkerPool:
     def overdue_s(self) -> dict[ids.ImageId, float]:
         """Return for how long servers are overdue."""
         with self._lock:
-            return self._schedule.overdue_s(self._clock())
+            return self._schedule.overdue_s(self._clock.monotonic())
 
     def running_captures_s(self) -> dict[ids.ImageId, float]:
         """Return for how long checkpoints have been running."""
         with self._lock:
             return {
-                instance: self._clock() - began_s for instance, began_s in self._running.items()
+                instance: self._clock.monotonic() - began_s
+                for instance, began_s in self._running.items()
             }
 
     def list_servers(self) -> frozenset[ids.ImageId] | None:
@@ -175,7 +175,7 @@ class WorkerPool:
             if found is None:
                 return False
             server, work = found
-            self._running[server.instance] = self._clock()
+            self._running[server.instance] = self._clock.monotonic()
         try:
             work(server)
         finally:
@@ -186,23 +186,25 @@ class WorkerPool:
     def _next(self) -> tuple[domain_xml.Server, Callable[[domain_xml.Server], None]] | None:
         """Return the next server and its work; None if nothing is due."""
         for instance, end_block in self._held.items():
-            if self._schedule.is_due(instance, self._clock()):
+            if self._schedule.is_due(instance, self._clock.monotonic()):
                 end_block()
         busy = self._running.keys() | self._held.keys()
         for server in self._present.servers if self._present else ():
             if server.instance not in self._cleared and server.instance not in busy:
                 return server, self._clear
         may_retry = sum(map(self._schedule.is_retried, self._running)) < RETRY_WORKERS
-        due = self._schedule.next_server(self._clock(), busy, may_retry=may_retry)
+        due = self._schedule.next_server(self._clock.monotonic(), busy, may_retry=may_retry)
         return None if due is None else (due, self._try)
 
     def _refresh(self) -> None:
         """Update the list of servers, if due and no other worker does."""
-        if self._clock() < self._refresh_s or not self._refreshing.acquire(blocking=False):
+        if self._clock.monotonic() < self._refresh_s or not self._refreshing.acquire(
+            blocking=False
+        ):
             return
         try:
             present = self._query_servers()
-            self._refresh_s = self._clock() + self._look_every_s
+            self._refresh_s = self._clock.monotonic() + self._look_every_s
         finally:
             self._refreshing.release()
         with self._lock:
@@ -237,7 +239,9 @@ class WorkerPool:
         self, present: domain_xml.ServerList, intervals: nova_intervals.Intervals
     ) -> None:
         with self._lock:
-            self._schedule.set_servers(present.servers, self._clock(), self._age_s, intervals)
+            self._schedule.set_servers(
+                present.servers, self._clock.monotonic(), self._age_s, intervals
+            )
 
     def _clear(self, server: domain_xml.Server) -> None:
         try:
@@ -253,7 +257,7 @@ class WorkerPool:
             self._cleared.add(server.instance)
 
     def _try(self, server: domain_xml.Server) -> None:
-        instance, began_s = server.instance, self._clock()
+        instance, began_s = server.instance, self._clock.monotonic()
         try:
             record = self._taker.take_checkpoint(server, self.interval_s(instance))
         except snapshot_window.PartialCapture as e:
@@ -265,7 +269,7 @@ class WorkerPool:
 
     def _note_part(self, instance: ids.ImageId, part: snapshot_window.PartialCapture) -> None:
         with self._lock:  # others first: a busy guest must not block them
-            self._schedule.record_part(instance, self._clock())
+            self._schedule.record_part(instance, self._clock.monotonic())
         self.failures.note_wait(instance, part.slow_holder)
         if isinstance(part, snapshot_window.Overwritten):
             self.failures.count_failure(instance, part)
@@ -275,7 +279,7 @@ class WorkerPool:
         is_replaced = isinstance(e, holder_group.HolderFailed)
         with self._lock:
             pause_s = self._schedule.record_failure(
-                instance, self._clock(), is_replaced=is_replaced
+                instance, self._clock.monotonic(), is_replaced=is_replaced
             )
         self.failures.count_failure(instance, e)
         why = "server %s: no checkpoint: %s; tried again in %.0f s"
@@ -295,7 +299,7 @@ class WorkerPool:
             record.checkpoint_id,
             record.read_bytes,
             record.sent_bytes,
-            self._clock() - began_s,
+            self._clock.monotonic() - began_s,
             f"; all of it, for {record.full_read_reason}" if record.full_read_reason else "",
             f"; the others waited for {record.slow_holder}" if record.slow_holder else "",
         )
@@ -305,7 +309,7 @@ class WorkerPool:
         state = self._states.load(instance)
         if state is None or not state.taken_ms:
             return None
-        return (self._wall_ms() - state.taken_ms) / 1000
+        return self._clock.time() - state.taken_ms / 1000
 
 
 def _counted(e: Exception) -> bool:

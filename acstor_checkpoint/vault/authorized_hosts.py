@@ -3,12 +3,12 @@
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Final
 
 from acstor_checkpoint import agent_files
 from acstor_common import errors
 from acstor_common.identity import certificates
+from acstor_common.model import clocks
 from acstor_common.ring import hash_ring
 
 CHECK_INTERVAL_S: Final = 10.0  # reading the table of a large cloud takes a second or two
@@ -20,9 +20,7 @@ class AuthorizedHosts:
     :param files: have the table in force
     """
 
-    def __init__(
-        self, files: agent_files.AgentFiles, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, files: agent_files.AgentFiles, clock: clocks.Clock = time) -> None:
         self._files, self._clock = files, clock
         self._lock = threading.Lock()
         self._table: hash_ring.Ring | None = None
@@ -32,7 +30,7 @@ class AuthorizedHosts:
     def why_refused(self, certificate: certificates.HostCertificate) -> str:
         """Return why an authenticated host is refused; "" if it is not."""
         with self._lock:
-            if self._clock() - self._looked_s >= CHECK_INTERVAL_S:
+            if self._clock.monotonic() - self._looked_s >= CHECK_INTERVAL_S:
                 self._look()
             table, why = self._table, self._why
         if table is None:
@@ -47,13 +45,13 @@ class AuthorizedHosts:
         """Return how many hosts have an IP address; blocks only for the first table."""
         if self._table is None:
             with self._lock:
-                if self._clock() - self._looked_s >= CHECK_INTERVAL_S:
+                if self._clock.monotonic() - self._looked_s >= CHECK_INTERVAL_S:
                     self._look()
         table = self._table
         return 0 if table is None else table.hosts_at(ip)
 
     def _look(self) -> None:
-        self._looked_s = self._clock()
+        self._looked_s = self._clock.monotonic()
         try:
             self._table = self._files.read_ring()
         except errors.Unusable as e:

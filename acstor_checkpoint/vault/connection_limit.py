@@ -16,12 +16,12 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Final
 from typing import NamedTuple
 
 from acstor_common.identity import handshake_limiter
+from acstor_common.model import clocks
 from acstor_common.model import ids
 
 UNAUTHENTICATED: Final = 64  # of all addresses without a host
@@ -41,7 +41,7 @@ class ConnectionLimit:
     def __init__(
         self,
         hosts: handshake_limiter.HostAddresses,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
     ) -> None:
         self._clock = clock
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class ConnectionLimit:
         with self._lock:
             may_stay = self._make_room(host)
             if may_stay:
-                self._held[handle] = _Held(host, self._clock())
+                self._held[handle] = _Held(host, self._clock.monotonic())
         try:
             yield may_stay
         finally:
@@ -102,7 +102,7 @@ class ConnectionLimit:
         try:
             yield
         finally:
-            self._mark(handle, self._clock())
+            self._mark(handle, self._clock.monotonic())
 
     def end_all(self) -> None:
         """Close all connections."""
@@ -120,7 +120,7 @@ class ConnectionLimit:
         is_own = counts[host] >= CONNECTIONS_OF_HOST
         if not is_own and len(self._held) < CONNECTIONS:
             return True
-        long_s = self._clock() - IDLE_S
+        long_s = self._clock.monotonic() - IDLE_S
 
         def may_go(held: _Held) -> bool:
             if is_own:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.util import token_buckets
 
@@ -32,7 +33,7 @@ class LookupRate:
 
     def __init__(
         self,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.waited_s = 0.0
@@ -48,7 +49,7 @@ class LookupRate:
 
     def _take(self, host: ids.HostId, count: int) -> float:
         with self._lock:
-            now_s = self._clock()
+            now_s = self._clock.monotonic()
             lacking = count - self._buckets.tokens_left(host, now_s)
             if lacking <= 0:
                 self._buckets.charge_tokens(host, count, now_s)

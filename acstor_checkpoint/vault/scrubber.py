@@ -10,12 +10,12 @@ import logging
 import pathlib
 import threading
 import time
-from collections.abc import Callable
 from typing import Final
 
 from acstor_checkpoint.vault import vault_store
 from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
+from acstor_common.model import clocks
 
 LOG = logging.getLogger(__name__)
 
@@ -44,11 +44,11 @@ class Scrubber:
         self,
         vault: vault_store.VaultStore,
         ended: threading.Event,
-        wall: Callable[[], float] = time.time,
+        clock: clocks.Clock = time,
         bytes_per_s: int = BYTES_PER_S,
         max_unreadable: int = MAX_UNREADABLE,
     ) -> None:
-        self._vault, self._ended, self._wall = vault, ended, wall
+        self._vault, self._ended, self._clock = vault, ended, clock
         self._bytes_per_s, self._max_unreadable = bytes_per_s, max_unreadable
 
     def run(self) -> None:
@@ -68,7 +68,7 @@ class Scrubber:
         last_s = ended_s(self._vault.folder)
         if last_s is None:
             return FIRST_S
-        return min(max(FIRST_S, EVERY_S - (self._wall() - last_s)), EVERY_S)
+        return min(max(FIRST_S, EVERY_S - (self._clock.time() - last_s)), EVERY_S)
 
     def scrub_all(self) -> int:
         """Read all; return how many files were removed, or raise OSError if many are unreadable."""

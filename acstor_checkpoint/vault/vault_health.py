@@ -3,12 +3,12 @@
 
 import enum
 import time
-from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Final
 
 from acstor_checkpoint.vault import group_sync
 from acstor_checkpoint.vault import quota
+from acstor_common.model import clocks
 from acstor_common.util import sliding_window
 
 WINDOW_S: Final = 1800.0
@@ -30,16 +30,16 @@ class VaultHealth:
         self,
         vault_quota: quota.Quota,
         vault_sync: group_sync.GroupSync,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
         slow_s: float = SLOW_S,
     ) -> None:
         self._quota, self._sync, self._clock = vault_quota, vault_sync, clock
         self._slow_s = slow_s
-        self._window = sliding_window.SlidingWindow(WINDOW_S, clock(), self._totals())
+        self._window = sliding_window.SlidingWindow(WINDOW_S, clock.monotonic(), self._totals())
 
     def list_issues(self) -> Sequence[Issue]:
         """Return the current issues."""
-        grown = self._window.grown_counters(self._clock(), self._totals())
+        grown = self._window.grown_counters(self._clock.monotonic(), self._totals())
         syncs = max(1, grown.get("syncs", 0))  # the first one may hang
         has = {
             Issue.FULL: "refused" in grown,

@@ -12,13 +12,13 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Callable
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import identity_files
+from acstor_common.model import clocks
 
 LOG = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Credentials:
         files: identity_files.IdentityFiles,
         protocol: str,
         grace_s: float,
-        clock: Callable[[], float] = time.time,
+        clock: clocks.Clock = time,
     ) -> None:
         self.protocol = protocol
         self.generation = 0  # increases with each new set; connections must then be checked again
@@ -106,11 +106,15 @@ class Credentials:
         return context
 
     def _own_fault(self) -> str:
-        return certificates.time_fault(self._loaded.own, self._clock(), 0.0) if self._loaded else ""
+        return (
+            certificates.time_fault(self._loaded.own, self._clock.time(), 0.0)
+            if self._loaded
+            else ""
+        )
 
     def _log_fault(self, fault: str) -> None:
         logged, at_s = self._logged
-        now = self._clock()
+        now = self._clock.time()
         if fault and (fault != logged or abs(now - at_s) >= SAY_AGAIN_S):
             LOG.warning("%s: %s", self._files.files.certificate, fault)
             self._logged = fault, now
@@ -144,7 +148,7 @@ class Credentials:
 
     def time_fault(self, certificate: certificates.HostCertificate) -> str:
         """Return why a certificate is not valid now; "" if it is."""
-        return certificates.time_fault(certificate, self._clock(), self._grace_s)
+        return certificates.time_fault(certificate, self._clock.time(), self._grace_s)
 
     def validity_fault(self, certificate: certificates.HostCertificate) -> str:
         """Return why an accepted certificate is no longer valid; "" if it is."""

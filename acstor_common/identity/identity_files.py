@@ -14,13 +14,13 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import signing
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.util import atomic_file
 
@@ -69,9 +69,7 @@ def files_in(folder: pathlib.Path) -> IdentityPaths:
 class IdentityFiles:
     """Reads this host's files; thread-safe."""
 
-    def __init__(
-        self, host: ids.HostId, files: IdentityPaths, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, host: ids.HostId, files: IdentityPaths, clock: clocks.Clock = time) -> None:
         self.files = files
         self.host, self._clock = host, clock
         self._lock = threading.Lock()
@@ -83,7 +81,7 @@ class IdentityFiles:
     def current_credentials(self) -> Identity:
         """Return the current set, at most CHECK_INTERVAL_S old."""
         with self._lock:
-            if self._clock() - self._refreshed_s >= CHECK_INTERVAL_S:
+            if self._clock.monotonic() - self._refreshed_s >= CHECK_INTERVAL_S:
                 self._refresh()
             return self._identity
 
@@ -97,7 +95,7 @@ class IdentityFiles:
         return self.current_credentials().signers
 
     def _refresh(self) -> None:
-        self._refreshed_s = self._clock()
+        self._refreshed_s = self._clock.monotonic()
         stamps = tuple(_stamp(path) for path in self.files)
         if stamps == self._stamps:
             return

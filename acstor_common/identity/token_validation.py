@@ -54,7 +54,7 @@ class TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without type
         set_defaults()
         super().__init__(app, {"oslo_config_config": conf})
         self._unavailable, self._is_gone = unavailable, is_gone
-        self._limit = concurrency_limit.ConcurrencyLimit("Keystone", CALLERS, time.monotonic)
+        self._limit = concurrency_limit.ConcurrencyLimit("Keystone", CALLERS, time)
         self._verify = self._identity_server.verify_token
         self._identity_server.verify_token = self._verify_in_turn
 

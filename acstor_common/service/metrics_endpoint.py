@@ -23,6 +23,7 @@ from prometheus_client import registry
 
 from acstor_common import errors
 from acstor_common.model import addresses
+from acstor_common.model import clocks
 from acstor_common.service import version
 from acstor_common.util import supervision
 
@@ -39,7 +40,7 @@ class MetricsApp:
     """WSGI application that shows a registry, cached for KEPT_S."""
 
     def __init__(
-        self, own: prometheus_client.CollectorRegistry, clock: Callable[[], float] = time.monotonic
+        self, own: prometheus_client.CollectorRegistry, clock: clocks.Clock = time
     ) -> None:
         self._registry, self._clock = own, clock
         self._lock = threading.Lock()
@@ -59,9 +60,9 @@ class MetricsApp:
 
     def _text(self) -> bytes:
         with self._lock:
-            if self._clock() >= self._kept_until_s:
+            if self._clock.monotonic() >= self._kept_until_s:
                 self._kept = prometheus_client.generate_latest(self._registry)
-                self._kept_until_s = self._clock() + KEPT_S
+                self._kept_until_s = self._clock.monotonic() + KEPT_S
             return self._kept
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from oslo_config import cfg
 
 from acstor_common import errors
+from acstor_common.model import clocks
 
 LOG = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class SpanLimiter:
         *,
         max_spans: int = MAX_SPANS,
         slow_s: float = SLOW_S,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
     ) -> None:
         self._notify, self._current, self._clock = notify, current, clock
         self._max_spans, self._slow_s = max_spans, slow_s
@@ -59,7 +60,10 @@ class SpanLimiter:
         forwarded = self._forwarded_of_request()
         span_id = info.get("trace_id")
         if str(info.get("name")).endswith("-start"):
-            if self._local.spans >= self._max_spans or self._clock() < self._paused_until_s:
+            if (
+                self._local.spans >= self._max_spans
+                or self._clock.monotonic() < self._paused_until_s
+            ):
                 return
             self._local.spans += 1
             forwarded.add(span_id)
@@ -78,16 +82,16 @@ class SpanLimiter:
         return forwarded
 
     def _send(self, info: dict[str, Any]) -> None:
-        began_s, why = self._clock(), ""
+        began_s, why = self._clock.monotonic(), ""
         try:
             self._notify(info)
         except Exception as e:  # drivers raise errors of their own libraries
             why = type(e).__name__
-        took_s = self._clock() - began_s
+        took_s = self._clock.monotonic() - began_s
         if took_s >= self._slow_s:
             why = why or f"one span took {took_s:.1f} s"
         if why:
-            self._paused_until_s = self._clock() + PAUSE_S
+            self._paused_until_s = self._clock.monotonic() + PAUSE_S
             LOG.warning("[profiler] connection_string: %s; no traces for %g s", why, PAUSE_S)
 
 

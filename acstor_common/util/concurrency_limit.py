@@ -10,11 +10,11 @@ import itertools
 import math
 import sys
 import threading
-from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Final
 
 from acstor_common import errors
+from acstor_common.model import clocks
 
 _REMEMBERED_S: Final = 60.0  # after this time a caller's last request is forgotten
 
@@ -49,7 +49,7 @@ class ConcurrencyLimit:
         self,
         what: str,
         limit: int,
-        clock: Callable[[], float],
+        clock: clocks.Clock,
         wait_s: float = 1.0,
         max_waiting: int = sys.maxsize,
     ) -> None:
@@ -71,7 +71,7 @@ class ConcurrencyLimit:
                 self._wait(call)
             finally:
                 self._end_wait(call)
-            call.began_s = self._clock()
+            call.began_s = self._clock.monotonic()
             self._calls.append(call)
         try:
             yield
@@ -84,10 +84,10 @@ class ConcurrencyLimit:
         if len(self._waiting) > self._max_waiting:
             self._waiting.remove(max(self._waiting, key=self._rank))
             self._changed.notify_all()
-        until_s = self._clock() + self._wait_s
+        until_s = self._clock.monotonic() + self._wait_s
         while not self._is_next(call):
             latest_s = max((running.began_s for running in self._calls), default=math.inf)
-            left_s = min(until_s, latest_s + self._wait_s) - self._clock()
+            left_s = min(until_s, latest_s + self._wait_s) - self._clock.monotonic()
             if left_s <= 0 or call not in self._waiting:
                 raise LimitReached(self._what, self._limit)
             self._changed.wait(left_s)
@@ -103,7 +103,7 @@ class ConcurrencyLimit:
     def _end_wait(self, call: _Call) -> None:
         if call in self._waiting:
             self._waiting.remove(call)
-        now_s = self._clock()
+        now_s = self._clock.monotonic()
         recent = {
             user: at_s for user, at_s in self._asked_s.items() if now_s < at_s + _REMEMBERED_S
         }

@@ -21,6 +21,7 @@ from oslo_messaging import opts as messaging_opts
 from oslo_messaging.rpc import server as rpc_server
 
 from acstor_common import errors
+from acstor_common.model import clocks
 from acstor_common.service import tracing
 from acstor_common.util import log_limit
 from acstor_common.util import log_once
@@ -194,7 +195,7 @@ def start(
 class ThrottledWarnings:
     """Logs rejected messages, at most WARNINGS lines each WARNINGS_S."""
 
-    def __init__(self, clock: Callable[[], float], level: int = logging.WARNING) -> None:
+    def __init__(self, clock: clocks.Clock, level: int = logging.WARNING) -> None:
         self._clock, self._level = clock, level
         self._limit = log_limit.LogLimit(WARNINGS_S, WARNINGS)
 
@@ -205,7 +206,7 @@ class ThrottledWarnings:
 
     def take_line(self) -> bool:
         """Count a line; return whether it may be logged."""
-        suppressed = self._limit.take_line(None, self._clock())
+        suppressed = self._limit.take_line(None, self._clock.monotonic())
         if suppressed:
             LOG.warning("%d more messages were ignored", suppressed)
         return suppressed is not None
@@ -216,7 +217,7 @@ class _Limit(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._warnings = ThrottledWarnings(time.monotonic)
+        self._warnings = ThrottledWarnings(time)
 
     def filter(self, record: logging.LogRecord) -> bool:
         return record.levelno < logging.WARNING or self._warnings.take_line()
@@ -243,7 +244,7 @@ class Endpoint:
     target = oslo_messaging.Target(version=decision_messages.VERSION)
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
-        self._warnings = ThrottledWarnings(time.monotonic)
+        self._warnings = ThrottledWarnings(time)
         for method, handler in handlers.items():
             setattr(self, method, self._safely(method, handler))
 

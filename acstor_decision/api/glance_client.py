@@ -71,7 +71,7 @@ class GlanceClient:
         self._conf = conf
         self._session = loading.load_session_from_conf_options(conf, GROUP.name)
         bounded_responses.bound(self._session, bounded_responses.MAX_LIST_BYTES)
-        self._limit = concurrency_limit.ConcurrencyLimit("Glance", CALLERS, time.monotonic)
+        self._limit = concurrency_limit.ConcurrencyLimit("Glance", CALLERS, time)
 
     def get_images(self, wanted: Sequence[str], auth: plugin.BaseAuthPlugin | None) -> Records:
         """Return those of the images that ``auth`` may see, by ID; none without ``auth``."""

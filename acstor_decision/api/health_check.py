@@ -7,8 +7,8 @@ It needs no token, so the result is cached for KEPT_S to protect the database.
 import logging
 import threading
 import time
-from collections.abc import Callable
 
+from acstor_common.model import clocks
 from acstor_decision.db import database
 
 LOG = logging.getLogger(__name__)
@@ -19,9 +19,7 @@ KEPT_S = 1.0
 class HealthCheck:
     """Checks the database."""
 
-    def __init__(
-        self, store: database.Database, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, store: database.Database, clock: clocks.Clock = time) -> None:
         self._store, self._clock = store, clock
         self._lock = threading.Lock()
         self._answers, self._until_s = True, -float("inf")
@@ -29,9 +27,9 @@ class HealthCheck:
     def has_database(self) -> bool:
         """Return whether the database responded, at most KEPT_S ago."""
         with self._lock:
-            if self._clock() >= self._until_s:
+            if self._clock.monotonic() >= self._until_s:
                 self._answers = self._asked()
-                self._until_s = self._clock() + KEPT_S
+                self._until_s = self._clock.monotonic() + KEPT_S
             return self._answers
 
     def _asked(self) -> bool:

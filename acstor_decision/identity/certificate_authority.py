@@ -9,7 +9,6 @@ are in the database, so all instances share them.
 import logging
 import pathlib
 import time
-from collections.abc import Callable
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from oslo_config import cfg
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import signing
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.wire import decision_messages
 from acstor_common.wire import signed_messages
@@ -61,10 +61,10 @@ class CertificateAuthority:
         self,
         own: cfg.ConfigOpts.GroupAttr,
         store: database.Database,
-        wall: Callable[[], float] = time.time,
+        clock: clocks.Clock = time,
         limits: enrolment_rules.EnrolmentLimits = _LIMITS,
     ) -> None:
-        self._own, self._store, self._wall, self._limits = own, store, wall, limits
+        self._own, self._store, self._clock, self._limits = own, store, clock, limits
         self.enrolment: str = own.enrolment
         self.certificate_lifetime_s: int = own.certificate_lifetime_s
 
@@ -72,7 +72,7 @@ class CertificateAuthority:
 
     def load_trust_state(self) -> trust_state.TrustState:
         """Return the current trust state; create missing keys."""
-        signer = _in_use(self._keys(SIGNER), self._wall()).secret_key.encode()
+        signer = _in_use(self._keys(SIGNER), self._clock.time()).secret_key.encode()
         hosts = {row.host: row for row in self._store.list_enrolments()}
         return trust_state.TrustState(self.authority_chain(), self.signer_keys(), signer, hosts)
 
@@ -98,7 +98,7 @@ class CertificateAuthority:
     def issuing_authority(self) -> certificates.Authority:
         """Return the issuing authority."""
         if not self._own.ca_dir:
-            row = _in_use(self._keys(CA), self._wall())
+            row = _in_use(self._keys(CA), self._clock.time())
             return certificates.Authority(row.certificate.encode(), row.secret_key.encode())
         bundle = self.authority_chain()
         key = _file(pathlib.Path(self._own.ca_dir, certificates.CA_KEY_FILE))
@@ -114,14 +114,14 @@ class CertificateAuthority:
     def _keys(self, kind: str) -> list[models.AuthorityKey]:
         found = self._store.authority_keys(kind)
         if not found:
-            now_s = self._wall()
+            now_s = self._clock.time()
             found = self._store.authority_keys(kind, lambda: _made(kind, now_s, now_s))
             LOG.info("the %s's key %d is in the database", kind, found[0].number)
         return found
 
     def _trusted_keys(self, kind: str) -> list[models.AuthorityKey]:
         """Return the keys that hosts trust: the current one, then others, newest first."""
-        rows, now_s = self._keys(kind), self._wall()
+        rows, now_s = self._keys(kind), self._clock.time()
         first = _in_use(rows, now_s)
         others = [row for row in _trusted(rows, now_s) if row.number != first.number]
         return [first, *others][: self._limits.keys]
@@ -133,7 +133,7 @@ class CertificateAuthority:
             are cut off until they enrol again
         :raises errors.Unusable: too many keys are trusted
         """
-        now_s = self._wall()
+        now_s = self._clock.time()
         if not at_once:
             _check_keys(_trusted(self._keys(kind), now_s), self._limits.keys)
         from_s = now_s if at_once else now_s + self.certificate_lifetime_s
@@ -144,7 +144,7 @@ class CertificateAuthority:
         """Return ``payload`` signed with the current key."""
         rows = self._keys(SIGNER)
         return signed_messages.sign_payload(
-            payload, purpose, _in_use(rows, self._wall()).secret_key.encode()
+            payload, purpose, _in_use(rows, self._clock.time()).secret_key.encode()
         )
 
     # Hosts
@@ -163,7 +163,7 @@ class CertificateAuthority:
         :raises errors.NotAuthenticated: the signature of ``csr`` is wrong
         """
         asked = enrolment_records.read_request(user_id, csr, proof)
-        authority, now_s = self.issuing_authority(), self._wall()
+        authority, now_s = self.issuing_authority(), self._clock.time()
         if enrolment_records.is_name_free(self._store.get_enrolment(host)):
             self._check_quota(host, user_id)
         certificate = b""
@@ -201,7 +201,7 @@ class CertificateAuthority:
 
     def _check_quota(self, host: str, user_id: str) -> None:
         bound, which = self._store.exceeded_quota(
-            user_id, self._limits, self._wall(), trust_state.REVOCATION_KEPT_S
+            user_id, self._limits, self._clock.time(), trust_state.REVOCATION_KEPT_S
         )
         if bound:
             raise enrolment_rules.EnrolmentRefused(
@@ -220,7 +220,7 @@ class CertificateAuthority:
         :param fingerprint: of the allowed key; empty: the key of the waiting request, or any
         :param user_id: the allowed Keystone user; empty likewise
         """
-        now_s = self._wall()
+        now_s = self._clock.time()
 
         def work(row: models.Enrolment | None) -> models.Enrolment:
             row = row or enrolment_records.new_row(host)
@@ -231,7 +231,7 @@ class CertificateAuthority:
 
     def revoke_host(self, host: ids.HostId) -> models.Enrolment:
         """Invalidate a host's certificates, and refuse new ones until it is allowed again."""
-        now_s = self._wall()
+        now_s = self._clock.time()
 
         def work(row: models.Enrolment | None) -> models.Enrolment:
             row = row or enrolment_records.new_row(host)
@@ -248,7 +248,7 @@ class CertificateAuthority:
 
         :raises enrolment_rules.EnrolmentRefused: it still sends samples
         """
-        now_s = self._wall()
+        now_s = self._clock.time()
         row = self._store.get_host(host)
         if row and (row.seen_s or 0.0) >= now_s - decision_conf.silent_after_s(self._own):
             raise enrolment_rules.EnrolmentRefused(

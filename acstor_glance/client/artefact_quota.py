@@ -7,7 +7,6 @@ of the upload bounds an image's conversion.
 
 import threading
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 from oslo_config import cfg
@@ -15,6 +14,7 @@ from oslo_config import cfg
 from acstor_common import errors
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
+from acstor_common.model import clocks
 from acstor_common.util import byte_sizes
 from acstor_glance.client import glance_client
 
@@ -35,7 +35,7 @@ class ArtefactQuota:
         self,
         images: glance_client.GlanceClient,
         conf: cfg.ConfigOpts,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
     ) -> None:
         self._images = images
         self._max_bytes = int(conf.acstor_glance.artefact_quota_per_project)
@@ -62,7 +62,7 @@ class ArtefactQuota:
         return used.used_bytes + max(count, 1) <= self._max_bytes
 
     def _used(self, project: str, age_s: float) -> _Used:
-        known, now_s = self._known.get(project), self._clock()
+        known, now_s = self._known.get(project), self._clock.monotonic()
         if known is None or now_s - known.read_s > age_s:
             found = self._images.list_project_artefacts(project)
             used_bytes = sum(

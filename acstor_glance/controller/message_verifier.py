@@ -6,12 +6,12 @@ Signatures are checked before contents. A compromised host can send traces in it
 
 import logging
 import time
-from collections.abc import Callable
 
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import replay_filter
 from acstor_common.identity import signing
+from acstor_common.model import clocks
 from acstor_common.util import token_buckets
 from acstor_common.wire import decision_messages
 from acstor_common.wire import signed_messages
@@ -29,7 +29,7 @@ MAX_HOSTS = 16384
 class MessageVerifier:
     """Verifies messages with the current keys, ``trust``."""
 
-    def __init__(self, clock: Callable[[], float] = time.time, *, hosts: int = MAX_HOSTS) -> None:
+    def __init__(self, clock: clocks.Clock = time, *, hosts: int = MAX_HOSTS) -> None:
         self._clock = clock
         self._fresh = replay_filter.ReplayFilter()
         rate = token_buckets.Rate(1.0 / TRACE_INTERVAL_S, TRACE_BURST)
@@ -49,7 +49,7 @@ class MessageVerifier:
         certificate, trace = signed_messages.verify_from_host(
             signed, signing.TRACE, trust.ca, trace_message.BootTrace
         )
-        what, now_s = f"a boot trace of {certificate.host}", self._clock()
+        what, now_s = f"a boot trace of {certificate.host}", self._clock.time()
         if why := self._why_not(certificate, trust, trace, now_s):
             raise errors.NotAuthenticated(what, why)
         if not self._rates.try_take(certificate.host, 1.0, now_s):
@@ -86,6 +86,6 @@ class MessageVerifier:
         )
         wanted = request.wanted
         message = (request.request, wanted.image_id, wanted.is_forced, request.given_s)
-        if why := self._fresh.check_and_remember(message, request.given_s, self._clock()):
+        if why := self._fresh.check_and_remember(message, request.given_s, self._clock.time()):
             raise errors.NotAuthenticated(f"a request for image {wanted.image_id}", why)
         return wanted

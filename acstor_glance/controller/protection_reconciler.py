@@ -19,6 +19,7 @@ from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common.image import image_record
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.util import log_once
 from acstor_common.util import supervision
@@ -85,7 +86,7 @@ class ProtectionReconciler:
         conf: cfg.ConfigOpts,
         images: glance_client.GlanceClient,
         counters: metrics.ListenerMetrics | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
         *,
         images_per_pass: int = IMAGES_PER_PASS,
     ) -> None:
@@ -136,9 +137,9 @@ class ProtectionReconciler:
             self._stopping.wait(PASS_S)
 
     def _report_if_due(self) -> None:
-        if self._clock() < self._report_at_s:
+        if self._clock.monotonic() < self._report_at_s:
             return
-        self._report_at_s = self._clock() + REPORT_S
+        self._report_at_s = self._clock.monotonic() + REPORT_S
         try:
             report = {"listener": socket.gethostname()}
             self._service.post("/v1/listeners", report, ListenerReports, MAX_ANSWER_BYTES)
@@ -167,7 +168,7 @@ class ProtectionReconciler:
     def _protect(self, needed: decision_messages.NeededImages) -> None:
         while self._notified:
             self._known.mark_changed(self._notified.popleft())
-        self._known.set_needed(needed, self._clock())
+        self._known.set_needed(needed, self._clock.monotonic())
         self._incomplete.log_warning(
             ""
             if needed.is_complete
@@ -175,7 +176,9 @@ class ProtectionReconciler:
             "and no protection is removed"
         )
         try:
-            self._for_each(self._known.images_to_check(self._clock()), self._update_protection)
+            self._for_each(
+                self._known.images_to_check(self._clock.monotonic()), self._update_protection
+            )
             self._list_if_due()
         finally:
             self._report_statuses()
@@ -192,7 +195,7 @@ class ProtectionReconciler:
             yield is_ours
 
     def _list_if_due(self) -> None:
-        if self._clock() < self._relist_at_s:
+        if self._clock.monotonic() < self._relist_at_s:
             return
         project_id = self._images.project_id
         found: dict[str, float] = {
@@ -201,8 +204,8 @@ class ProtectionReconciler:
             if deletion_protection.protection_of(record, project_id)
             is deletion_protection.ProtectionStatus.OURS
         }
-        self._known.set_protected(found, self._clock())
-        self._relist_at_s = self._clock() + deletion_protection.RELIST_S
+        self._known.set_protected(found, self._clock.monotonic())
+        self._relist_at_s = self._clock.monotonic() + deletion_protection.RELIST_S
 
     def _for_each(self, image_ids: list[str], action: Callable[[str], None]) -> None:
         failures = 0
@@ -211,7 +214,7 @@ class ProtectionReconciler:
                 action(image_id)
             except errors.ImageServiceError as exc:
                 LOG.info("image %s: %s", image_id, exc)
-                self._known.mark_failed(image_id, self._clock())
+                self._known.mark_failed(image_id, self._clock.monotonic())
                 failures += isinstance(exc, errors.ImageServiceUnreachable)
                 if failures >= MAX_FAILURES:
                     raise
@@ -219,12 +222,14 @@ class ProtectionReconciler:
     def _update_protection(self, image_id: str) -> None:
         record = self._images.read_or_none(image_id)
         self._known.update_image(image_id, record, self._images.project_id)
-        change = self._known.plan_change(image_id, self._clock())
+        change = self._known.plan_change(image_id, self._clock.monotonic())
         if record is not None and change is not None:
             self._change(record, change)
 
     def _remove_all(self) -> None:
-        self._for_each(sorted(self._known.list_protected(self._clock())), self._remove_protection)
+        self._for_each(
+            sorted(self._known.list_protected(self._clock.monotonic())), self._remove_protection
+        )
 
     def _remove_protection(self, image_id: str) -> None:
         record, project_id = self._images.read_or_none(image_id), self._images.project_id

@@ -9,7 +9,6 @@ import contextlib
 import http
 import threading
 import time
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common.image import artefacts
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.wire import image_grants
 from acstor_glance.client import trust_store
@@ -45,9 +45,9 @@ class GrantCheck:
         conf: cfg.ConfigOpts,
         lookup: image_lookup.ImageLookup,
         trust: trust_store.TrustStore,
-        wall: Callable[[], float] = time.time,
+        clock: clocks.Clock = time,
     ) -> None:
-        self._lookup, self._trust, self._wall = lookup, trust, wall
+        self._lookup, self._trust, self._clock = lookup, trust, clock
         self._starting, self._is_started = threading.Lock(), False
         # Artefacts that were found to be of an image, as (image, artefact).
         self._artefacts: ttl_cache.TtlCache[bool] = ttl_cache.TtlCache(
@@ -87,7 +87,7 @@ class GrantCheck:
             raise http_errors.HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, words, RETRY_AFTER)
         try:
             return image_grants.verify_use(
-                request.headers, request.target, trust.signers, trust.revoked, self._wall()
+                request.headers, request.target, trust.signers, trust.revoked, self._clock.time()
             )
         except (errors.NotAuthenticated, errors.RemoteProtocolError) as error:
             raise http_errors.HttpError(http.HTTPStatus.FORBIDDEN, str(error)) from error

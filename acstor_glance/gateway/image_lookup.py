@@ -99,7 +99,7 @@ class ImageLookup:
     def __init__(self, conf: cfg.ConfigOpts, counters: gateway_metrics.GatewayMetrics) -> None:
         self._images, self._counters = glance_client.connect(conf), counters
         ttl_s, self._glance = conf.acstor_gateway.auth_cache_s, adapter_of(conf)
-        self._limit = concurrency_limit.ConcurrencyLimit("Glance", MAX_CONCURRENT, time.monotonic)
+        self._limit = concurrency_limit.ConcurrencyLimit("Glance", MAX_CONCURRENT, time)
         self._fault, self._locations_fault = log_once.LogOnce(LOG), log_once.LogOnce(LOG)
         self._known: ttl_cache.TtlCache[ReadableImage] = ttl_cache.TtlCache(ttl_s, MAX_CACHED)
         self._locations: ttl_cache.TtlCache[list[stores.Location]] = ttl_cache.TtlCache(

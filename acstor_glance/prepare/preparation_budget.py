@@ -8,13 +8,13 @@ can state a disk of 2 TiB whose clusters all decode.
 import math
 import threading
 import time
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from acstor_common import errors
 from acstor_common.image import artefacts
+from acstor_common.model import clocks
 from acstor_common.model import geometry
 
 SPARE_BYTES = 256 * geometry.MIB  # decoded bytes allowed to every image: a second of a processor
@@ -53,13 +53,13 @@ class PreparationBudget:
         uploaded_bytes: float = math.inf,
         max_expansion_ratio: int = 1,
         spare_s: float = SPARE_S,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
         limits: CostLimits = COST_LIMITS,
     ) -> None:
         self._limits = limits
         self._what, self._uploaded_bytes, self._ratio = what, uploaded_bytes, max_expansion_ratio
         self._max_bytes = max(uploaded_bytes * max_expansion_ratio, SPARE_BYTES)
-        self._clock, self._spare_s, self._began_s = clock, spare_s, clock()
+        self._clock, self._spare_s, self._began_s = clock, spare_s, clock.monotonic()
         self._lock = threading.Lock()
         self._bytes, self._cpu_s = 0, 0.0
 
@@ -77,7 +77,7 @@ class PreparationBudget:
 
     def _check_time(self, count: float) -> None:
         longest_s = self._spare_s + count / SLOWEST_BYTES_S
-        if self._clock() > self._began_s + longest_s:
+        if self._clock.monotonic() > self._began_s + longest_s:
             raise self._exceeded(
                 f"it was not prepared in {longest_s:.0f} s, the time that {count} bytes may take",
                 "Look for what was slow: the image's location, the store or this host",

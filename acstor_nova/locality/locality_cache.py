@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from acstor_common import errors
+from acstor_common.model import clocks
 from acstor_common.util import backoff
 from acstor_common.util import log_once
 from acstor_common.util import lru_table
@@ -55,7 +56,7 @@ class LocalityCache:
         self,
         fetch: Callable[[str], decision_messages.ImageLocality],
         timings: Timings = DEFAULT_TIMINGS,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
     ) -> None:
         self._fetch, self._timings, self._clock = fetch, timings, clock
         self._tables = lru_table.LruTable[str, _Entry](MAX_TABLES)
@@ -73,14 +74,14 @@ class LocalityCache:
 
         :raises RuntimeError: no thread can be started
         """
-        ends_s = self._clock() + self._timings.wait_s
+        ends_s = self._clock.monotonic() + self._timings.wait_s
         with self._changed:
             entry = self._tables.get_as_used(image_id)
             if self._age_s(entry) < self._timings.fresh_s:
                 return entry and entry.table
             self._request(image_id)
             while self._age_s(entry) >= self._timings.stale_s:
-                left_s = ends_s - self._clock()
+                left_s = ends_s - self._clock.monotonic()
                 if not self._answers_in_time or left_s <= 0:
                     self._answers_in_time = False  # do not let others wait either
                     return None
@@ -95,7 +96,7 @@ class LocalityCache:
             self._changed.notify_all()
 
     def _age_s(self, entry: _Entry | None) -> float:
-        return self._clock() - entry.fetched_s if entry is not None else float("inf")
+        return self._clock.monotonic() - entry.fetched_s if entry is not None else float("inf")
 
     def _request(self, image_id: str) -> None:
         if image_id != self._fetching:
@@ -108,7 +109,7 @@ class LocalityCache:
 
     def _run(self) -> None:
         while (image_id := self._next_wanted()) is not None:
-            began_s = self._clock()
+            began_s = self._clock.monotonic()
             try:
                 table = host_weight.make_table(self._fetch(image_id))
             except errors.AcstorError as e:

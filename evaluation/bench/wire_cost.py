@@ -42,6 +42,7 @@ from acstor_common.model import ids
 from acstor_common.wire.peer import peer_wire
 from evaluation.bench import plain_sockets
 from tests.fakes import admission
+from tests.fakes import manual_clock
 from tests.lab import local
 
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
@@ -69,7 +70,9 @@ def identity(host: ids.HostId, mode: str, folder: pathlib.Path) -> credentials.C
         where, identity_files.IdentitySet(AUTHORITY.certificate_pem, issued, key, b"")
     )
     looks = itertools.count(0, identity_files.CHECK_INTERVAL_S)
-    files = identity_files.IdentityFiles(host, identity_files.files_in(where), lambda: next(looks))
+    files = identity_files.IdentityFiles(
+        host, identity_files.files_in(where), manual_clock.FunctionClock(lambda: next(looks))
+    )
     made = credentials.Credentials(files, peer_network.SecurityMode(mode), 86400)
     made.reload_files()
     return made

@@ -59,6 +59,7 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.wire.peer import peer_wire
 from acstor_policies import place_identity
+from tests.fakes import manual_clock
 from tests.fakes import memory_network
 from tests.fakes import reading_source
 
@@ -210,7 +211,7 @@ class Host:
         rng: random.Random,
     ) -> None:
         self.name, self.address, self._nursery, self._settings = name, address, nursery, settings
-        here, self._clock = ids.HostId(name), trio.current_time
+        here, clock = ids.HostId(name), manual_clock.FunctionClock(trio.current_time)
         self._named: identity.Identity = identity.ByContent()
         if not settings.by_content:
             self._named = place_identity.ByOid() if settings.by_oid else place_identity.ByPlace()
@@ -224,7 +225,7 @@ class Host:
             self.cache_dir, settings.cache_bytes, geometry.MIB // 4, pins=self.pins.pins
         )
         self.pins.cache = self.cache
-        self.rings = ring_store.RingStore(folder / "ring.json", None, 60.0, self._clock)
+        self.rings = ring_store.RingStore(folder / "ring.json", None, 60.0, clock)
         self.net = peer_network.PeerNetwork(
             here,
             admission=self.rings,
@@ -278,10 +279,10 @@ class Host:
             nursery=nursery,
             memory=boot_memory.BootMemory(geometry.MIB, 5.0, 60.0),
             frame_timeout_s=PATIENCE_S,
-            clock=self._clock,
+            clock=clock,
         )
         self.server = Server(self.chunks.peer_server, rng)
-        self.uses = usage.ImageUsage(self.images, set, set, self._clock)
+        self.uses = usage.ImageUsage(self.images, set, set, clock)
         self.news = event_fanout.EventFanout(self.chunks, self.images, self.cache, self.uses)
         self.net.set_callbacks(
             on_notification=self.news.announcement_received,
@@ -292,7 +293,7 @@ class Host:
 
     def read_counters(self) -> interface_traffic.InterfaceSample:
         """Return the counters of a link of 100 Mbit/s without traffic."""
-        return interface_traffic.InterfaceSample(self._clock(), [], 12_500_000)
+        return interface_traffic.InterfaceSample(trio.current_time(), [], 12_500_000)
 
     def _keep_whole(self, rng: random.Random) -> None:
         filler = background_fill.BackgroundFill(
@@ -305,9 +306,7 @@ class Host:
             first_chunk=rng.randrange(64),
             limits=background_fill.FillLimits(2e6),
         )
-        self.whole = hydration.Hydration(
-            self.images, self.uses, self.pins, filler, wall_clock=time.time
-        )
+        self.whole = hydration.Hydration(self.images, self.uses, self.pins, filler, clock=time)
 
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         boots = self.boots.boots_of(image_map)

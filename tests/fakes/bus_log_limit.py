@@ -10,5 +10,5 @@ from acstor_common.wire import message_bus
 
 def renew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the test a limit that counts no lines of other tests in this process."""
-    limit = message_bus.ThrottledWarnings(time.monotonic)
+    limit = message_bus.ThrottledWarnings(time)
     monkeypatch.setattr(message_bus._limit, "_warnings", limit)

@@ -15,6 +15,7 @@ from acstor_common.wire import decision_messages
 from acstor_common.wire import signed_messages
 from acstor_decision.db import database
 from acstor_decision.identity import certificate_authority
+from tests.fakes import manual_clock
 
 
 class EnrolledHosts:
@@ -30,7 +31,9 @@ class EnrolledHosts:
     def __init__(
         self, conf: cfg.ConfigOpts, store: database.Database, wall: Callable[[], float]
     ) -> None:
-        self.keeper = certificate_authority.CertificateAuthority(conf.acstor_decision, store, wall)
+        self.keeper = certificate_authority.CertificateAuthority(
+            conf.acstor_decision, store, manual_clock.FunctionClock(wall)
+        )
         self._identities = self._by_database.setdefault(store, {})
 
     def identity(self, host: str) -> tuple[bytes, bytes]:

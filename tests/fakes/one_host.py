@@ -44,6 +44,7 @@ from acstor_policies import topologies
 from tests.fakes import admission
 from tests.fakes import chunk_maps
 from tests.fakes import faulty_source
+from tests.fakes import manual_clock
 
 CHUNK = 16 * geometry.KIB
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -168,7 +169,7 @@ class OneHost:
             nursery=nursery,
             memory=self.memory,
             frame_timeout_s=DEADLINE_S,
-            clock=lambda: self.now_s,
+            clock=manual_clock.FunctionClock(lambda: self.now_s),
         )
         self.opened = reattach.Reattach(self.mirrors, self.waiting, DEADLINE_S)
         self._nursery = nursery

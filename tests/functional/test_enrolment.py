@@ -21,6 +21,7 @@ from acstor_decision.db import database
 from acstor_decision.identity import certificate_authority
 from tests.fakes import faulty_proxy
 from tests.fakes import hosts
+from tests.fakes import manual_clock
 from tests.lab import agents
 from tests.lab import local
 from tests.lab import tuned
@@ -97,7 +98,7 @@ def enrolled_earlier(
     """Give a host the files that it would have if it had enrolled some seconds ago."""
     user_id = accounts.session(lab.keystone.auth_url, "acstor").get_user_id()
     host, key = ids.parse_host_id(name), certificates.new_key()
-    keeper._wall = lambda: time.time() - age_s
+    keeper._clock = manual_clock.FunctionClock(lambda: time.time() - age_s)
     issued = keeper.enrol_host(host, user_id, local.LOOPBACK, certificates.request(host, key), "")
     state_dir.mkdir(parents=True)
     new = identity_files.IdentitySet(issued.ca, issued.certificate, key, issued.signers)

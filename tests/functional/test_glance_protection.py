@@ -29,6 +29,7 @@ from acstor_glance.cmd import manage
 from acstor_glance.controller import protection_check
 from acstor_glance.controller import protection_reconciler
 from tests.fakes import decision_databases
+from tests.fakes import manual_clock
 from tests.functional import test_glance_roles as roles
 from tests.lab.openstack import acstor_decision
 from tests.lab.openstack import acstor_glance
@@ -92,7 +93,7 @@ class World:
         self.guard = protection_reconciler.ProtectionReconciler(
             self.conf,
             self.images,
-            clock=lambda: self.now_s,
+            clock=manual_clock.FunctionClock(lambda: self.now_s),
             images_per_pass=self.images_per_pass,
         )
 

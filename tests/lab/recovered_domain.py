@@ -18,6 +18,7 @@ from acstor_common.disks import qcow2_writer
 from acstor_common.disks import recovery_marker
 from acstor_common.formats import layout
 from acstor_common.model import ids
+from tests.fakes import manual_clock
 from tests.lab import domain as domain_lab
 from tests.lab import runs
 from tests.lab.openstack import machine
@@ -67,7 +68,7 @@ class RecoveredDomain:
             rate_bytes_s,
             self.ended,
             offline_pull.OfflinePull(self.ended),
-            lambda: self.now_s,
+            manual_clock.FunctionClock(lambda: self.now_s),
         )
 
     def look(self) -> None:

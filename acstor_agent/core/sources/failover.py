@@ -24,6 +24,7 @@ from acstor_agent.core.sources import circuit_breaker
 from acstor_agent.core.sources import hedge
 from acstor_agent.core.sources import source_refusals
 from acstor_common import errors
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.util import backoff
 from acstor_common.util import lru_table
@@ -92,14 +93,14 @@ class Failover:
     """The sources of a host, the preferred one first.
 
     :param random: returns a number in [0, 1), for the jitter
-    :param clock: returns the wall-clock time, for operators; other times are monotonic
+    :param clock: of the Unix times that operators read; other times are arguments, and monotonic
     """
 
     def __init__(
         self,
         sources: Sequence[SourceState],
         random: Callable[[], float],
-        clock: Callable[[], float],
+        clock: clocks.Clock,
         log: OperatorLog,
         attempts: int = ATTEMPTS,
         refused_limit: int = REFUSED_LIMIT,
@@ -121,7 +122,7 @@ class Failover:
 
     def fault_of(self, source: SourceState) -> health_issues.HealthIssue | None:
         """Return what is wrong with a source; may be called from any thread."""
-        return source.down or source.refusals.last_refusal(self._clock())
+        return source.down or source.refusals.last_refusal(self._clock.time())
 
     def note_refused(self, key: Hashable, now: float) -> None:
         """Record that all sources refuse a key."""
@@ -139,7 +140,7 @@ class Failover:
         why += source.configured
         if source.breaker.record_failure(now):
             self._log.warning(f"Source {source.location} does not answer: {why}")
-        since_s = source.down.since_s if source.down else self._clock()
+        since_s = source.down.since_s if source.down else self._clock.time()
         source.down = health_issues.HealthIssue(why, since_s)
 
     def note_failure(
@@ -158,7 +159,7 @@ class Failover:
         self.note_answer(source, now)
         if isinstance(failure, errors.SourceRefused):
             why = failure.why + source.configured
-            if source.refusals.record_refusal(image_id, why, self._clock()):
+            if source.refusals.record_refusal(image_id, why, self._clock.time()):
                 self._log.warning(f"Source {source.location} refuses {failure.what}: {why}")
 
 

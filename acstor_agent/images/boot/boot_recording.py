@@ -12,6 +12,7 @@ from acstor_agent.core.boot import boot_recorder
 from acstor_agent.images.read import mirror
 from acstor_common import errors
 from acstor_common.image import boot_trace
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.util import lru_table
 from acstor_common.wire import trace_message
@@ -48,7 +49,7 @@ class BootRecording:
         host: ids.HostId,
         limits: RecordingLimits,
         send: Send,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
         requested_limit: int = MAX_REQUESTED,
     ) -> None:
         self._host, self._limits, self._send, self._clock = host, limits, send, clock
@@ -89,7 +90,7 @@ class BootRecording:
             )
             image.recorder = boot_recorder.BootRecorder(image.map.geometry, window, MIN_CHUNKS)
         self._open[image_id] = image
-        return image.recorder.open(self._clock())
+        return image.recorder.open(self._clock.monotonic())
 
     async def run(self) -> None:
         """Close finished windows and send traces, for ever."""
@@ -97,7 +98,7 @@ class BootRecording:
             await trio.sleep(TICK_S)
             for image_id, image in list(self._open.items()):
                 if image.recorder is not None:
-                    for trace in image.recorder.take_finished_traces(self._clock()):
+                    for trace in image.recorder.take_finished_traces(self._clock.monotonic()):
                         self._hand_on(image, trace)
                     if image.recorder.is_idle:
                         image.recorder = None

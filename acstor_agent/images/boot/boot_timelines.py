@@ -20,6 +20,7 @@ from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.images.read import mirror
 from acstor_agent.images.read import read_timing
 from acstor_common.model import boot_timeline
+from acstor_common.model import clocks
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.util import lru_table
@@ -63,10 +64,9 @@ class BootTimelines:
     def __init__(
         self,
         instance_of: InstanceOf = lambda thread: "",
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
+        clock: clocks.Clock = time,
     ) -> None:
-        self._instance_of, self._clock, self._wall_clock = instance_of, clock, wall_clock
+        self._instance_of, self._clock = instance_of, clock
         self.histograms = boot_phases.BootHistograms()
         self._boots: dict[requests.Stream, _Boot] = {}
         self._over: collections.deque[boot_timeline.Timeline] = collections.deque(
@@ -82,7 +82,7 @@ class BootTimelines:
     def image_attached(self, image_id: ids.ImageId, from_s: float) -> None:
         """Record that an image was attached for a guest, from ``from_s`` until now."""
         known = self._attaches.get(image_id) or collections.deque(maxlen=ATTACHES)
-        known.append((from_s, self._clock()))
+        known.append((from_s, self._clock.monotonic()))
         self._attaches[image_id] = known
 
     def image_opened(self, image: mirror.Mirror, guest: requests.Stream, thread: int) -> None:
@@ -90,7 +90,7 @@ class BootTimelines:
         self.image_closed(guest)  # a reused number
         if len(self._boots) >= MAX_BOOTS:
             return
-        now_s = self._clock()
+        now_s = self._clock.monotonic()
         since_s = now_s - LOOKBACK_S
         attaches = tuple(boot for boot in self._attaches_of(image) if boot[0] >= since_s)
         begins = [from_s for from_s, _ in attaches]
@@ -105,7 +105,7 @@ class BootTimelines:
             timing=timing,
             loading=image.boots.loading,
             zero_s=zero_s,
-            began_at_s=max(0.0, self._wall_clock() - (now_s - zero_s)),
+            began_at_s=max(0.0, self._clock.time() - (now_s - zero_s)),
             attaches=attaches,
             reported_s=now_s,
         )
@@ -136,7 +136,7 @@ class BootTimelines:
                     boot.instance_id = await trio.to_thread.run_sync(
                         self._instance_of, boot.thread, abandon_on_cancel=True
                     )
-                if boot.recorder.is_over(self._clock(), IDLE_S, LONGEST_S):
+                if boot.recorder.is_over(self._clock.monotonic(), IDLE_S, LONGEST_S):
                     if self._boots.get(boot.guest) is boot:
                         self.image_closed(boot.guest)
 
@@ -151,7 +151,7 @@ class BootTimelines:
 
     def new_boots(self) -> tuple[boot_timeline.Timeline, ...]:
         """Return a few new reports of boots, made each REPORT_INTERVAL_S and at the end."""
-        now_s = self._clock()
+        now_s = self._clock.monotonic()
         timelines = [
             self._unreported.popleft() for _ in range(min(REPORTED_AT_ONCE, len(self._unreported)))
         ]
@@ -166,7 +166,7 @@ class BootTimelines:
         return (boot for boot in self._boots.values() if boot.recorder.read_bytes >= MIN_BYTES)
 
     def _timeline_of(self, boot: _Boot, *, is_over: bool = False) -> boot_timeline.Timeline:
-        recorder, now_s, zero_s = boot.recorder, self._clock(), boot.zero_s
+        recorder, now_s, zero_s = boot.recorder, self._clock.monotonic(), boot.zero_s
         return boot_timeline.Timeline(
             image_id=boot.image.map.image_id,
             instance_id=boot.instance_id,

@@ -32,6 +32,7 @@ import trio
 
 from acstor_agent.core.images import image_usage
 from acstor_agent.images.image import mirrors
+from acstor_common.model import clocks
 from acstor_common.model import ids
 
 SCAN_INTERVAL_S = 10.0
@@ -56,7 +57,7 @@ class ImageUsage:
         images: mirrors.Mirrors,
         find_open: FindImages,
         find_bases: FindImages,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
         *,
         leases: Container[ids.ImageId] = frozenset(),
         limits: UsageLimits = UsageLimits(),
@@ -67,7 +68,7 @@ class ImageUsage:
         self._look_for_open, self._look_for_bases = find_open, find_bases
         self._openings = image_usage.Openings()
         attached = images.list_attached()
-        self._touches = image_usage.Touches(clock(), attached)
+        self._touches = image_usage.Touches(clock.monotonic(), attached)
         self._bases: frozenset[ids.ImageId] = frozenset()
         self._has_looked = False
         self._seen = {image_id: (images.touched_ns(image_id), 0) for image_id in attached}
@@ -85,7 +86,7 @@ class ImageUsage:
 
     def image_touched(self, image_id: ids.ImageId, *, is_by_nova: bool = False) -> None:
         """Record a use of an image, attached or not; ``is_by_nova`` shows Nova's presence."""
-        self._touches.image_touched(image_id, self._clock(), is_by_nova=is_by_nova)
+        self._touches.image_touched(image_id, self._clock.monotonic(), is_by_nova=is_by_nova)
 
     def image_detached(self, image_id: ids.ImageId) -> None:
         """Record a detach; a later attachment starts without history."""
@@ -97,7 +98,7 @@ class ImageUsage:
         return image_usage.UsageEvidence(
             is_open=not self._has_looked or self._openings.is_open(image_id),
             is_base=image_id in self._bases,
-            idle_s=self._touches.idle_s(image_id, self._clock()),
+            idle_s=self._touches.idle_s(image_id, self._clock.monotonic()),
         )
 
     def is_used(self, image_id: ids.ImageId) -> bool:
@@ -160,7 +161,9 @@ class ImageUsage:
             is_replica = self.is_leased(image_id)
             shows_none = is_replica or self._images.was_attached_by_map(image_id)
             if seen is None and shows_none and not reads:
-                self._touches.image_attached(image_id, self._clock(), is_replica=is_replica)
+                self._touches.image_attached(
+                    image_id, self._clock.monotonic(), is_replica=is_replica
+                )
             elif seen != (stamp_ns, reads):
                 is_stamped = seen is not None and seen[0] != stamp_ns
                 self.image_touched(

@@ -13,7 +13,6 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable
 
 import trio
 
@@ -28,6 +27,7 @@ from acstor_agent.images.keep import pins
 from acstor_agent.images.keep import replication
 from acstor_agent.images.read import mirror
 from acstor_common import errors
+from acstor_common.model import clocks
 from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
@@ -56,12 +56,12 @@ class Hydration:
         image_pins: pins.ImagePins,
         filler: background_fill.BackgroundFill,
         replicas: replication.Replication | None = None,
-        wall_clock: Callable[[], float] = time.time,
+        clock: clocks.Clock = time,
         limits: HydrationLimits = HydrationLimits(),
     ) -> None:
         self.limits = limits
         self._images, self._uses, self._pins, self._filler = images, uses, image_pins, filler
-        self._replicas, self._wall_clock = replicas, wall_clock
+        self._replicas, self._clock = replicas, clock
         self._boots = filler.boots
         self._known = filler.progress
         self.status = fill_status.FillStatus(filler, image_pins, uses, replicas)
@@ -234,7 +234,7 @@ class Hydration:
             return
         if known.deadline is None:
             known.is_miss_logged = False
-            left_s = fill_rate.time_left_s(pin.due_at_s, pin.deadline_s, self._wall_clock())
+            left_s = fill_rate.time_left_s(pin.due_at_s, pin.deadline_s, self._clock.time())
             known.deadline = fill_rate.Deadline(now_s + left_s, pin.deadline_s)
         left_s, is_known = known.deadline.left_s(now_s), known.counted_s > -math.inf
         if known.left_bytes == 0:
@@ -329,7 +329,7 @@ class Hydration:
         if self._pins.get(image_id) is None and self._uses.is_used(image_id):
             await self._pin_image(image_id, self._filler.progress_of(image_id))
         self._check_pinned(image_id)
-        due_at_s = self._wall_clock() + deadline_s if deadline_s else 0.0
+        due_at_s = self._clock.time() + deadline_s if deadline_s else 0.0
         await self._pins.change_pin(image_id, mode=mode, deadline_s=deadline_s, due_at_s=due_at_s)
         if (known := self._known.get(image_id)) is not None:
             known.backoff.record_success()

@@ -28,6 +28,7 @@ from acstor_agent.images.image import usage
 from acstor_agent.images.keep import pins
 from acstor_agent.images.read import boot_session
 from acstor_common import errors
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.util import log_once
 
@@ -61,14 +62,14 @@ class ImageEviction:
         *,
         limits: EvictionLimits,
         detach_handlers: Iterable[DetachHandler] = (),
-        wall_clock: Callable[[], float] = time.time,
+        clock: clocks.Clock = time,
     ) -> None:
         self.detached = self.purged_chunks = 0
         self.limits = limits
         self._images, self._boots, self._uses = images, boots, uses
         self._pins = image_pins
         self._source, self._counters = boots.source, boots.chunks.counters
-        self._detach_handlers, self._wall_clock = tuple(detach_handlers), wall_clock
+        self._detach_handlers, self._clock = tuple(detach_handlers), clock
         self._stay_until_s: dict[ids.ImageId, float] = {}
         self._asks_from_s = -math.inf
         self._fault = log_once.LogOnce(LOG)
@@ -131,7 +132,7 @@ class ImageEviction:
     async def _take_away(self, image_id: ids.ImageId) -> None:
         garbage: Collection[ids.Cid] = ()
         if await self._is_gone(image_id):
-            if self._wall_clock() - self._images.touched_ns(image_id) / 1e9 < KEEP_GONE_S:
+            if self._clock.time() - self._images.touched_ns(image_id) / 1e9 < KEEP_GONE_S:
                 LOG.info("image %s: deleted; kept for guests of other hosts", image_id)
                 stay_s = self.limits.gone_check_interval_s
                 self._stay_until_s[image_id] = trio.current_time() + stay_s

@@ -12,7 +12,6 @@ import collections
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import trio
@@ -25,6 +24,7 @@ from acstor_agent.engine_io import exchange
 from acstor_agent.images.image import mirrors
 from acstor_agent.images.keep import background_fill
 from acstor_common import errors
+from acstor_common.model import clocks
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
@@ -86,7 +86,7 @@ class Replication:
         rings: hash_ring.RingProvider,
         leases: replica_leases.Leases,
         *,
-        wall_clock: Callable[[], float] = time.time,
+        clock: clocks.Clock = time,
         limits: ReplicationLimits = ReplicationLimits(),
     ) -> None:
         self.refused = self.ignored = 0
@@ -94,7 +94,7 @@ class Replication:
         self._host, self._images, self._filler = host, images, filler
         self._chunks, self._rings, self._leases = chunks, rings, leases
         self._clock = trio.lowlevel.current_clock().current_time
-        self._wall_clock = wall_clock
+        self._unix_time = clock.time
         self._holders = replica_holders.ReplicaHolders(limits.request_interval_s)
         self._table: hash_ring.Ring | None = None
         self._used: list[ids.ImageId] = []
@@ -109,11 +109,11 @@ class Replication:
         """Return when the last lease of an image ends, wall clock; 0 if none."""
         if image_id not in self._leases:
             return 0.0
-        return self._wall_clock() + self._leases.until_s(image_id) - self._clock()
+        return self._unix_time() + self._leases.until_s(image_id) - self._clock()
 
     def restore_lease(self, image_id: ids.ImageId, until_s: float) -> None:
         """Restore a lease from before a restart."""
-        left_s = max(self._limits.grace_s, until_s - self._wall_clock())
+        left_s = max(self._limits.grace_s, until_s - self._unix_time())
         self._leases.grant_lease(replica_leases.FORMER, image_id, left_s, self._clock())
 
     def report_received(self, host: ids.HostId, notification: peer_wire.Notification) -> None:

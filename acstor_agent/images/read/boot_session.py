@@ -13,7 +13,6 @@ import logging
 import math
 import pathlib
 import time
-from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterator
 
@@ -33,6 +32,7 @@ from acstor_common import errors
 from acstor_common.formats import boot_frames
 from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.util import atomic_file
 
@@ -87,7 +87,7 @@ class BootSessions:
         nursery: trio.Nursery,
         memory: boot_memory.BootMemory,
         frame_timeout_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
     ) -> None:
         self.folder = folder
         self.source = source
@@ -96,7 +96,7 @@ class BootSessions:
         self.nursery = nursery
         self.memory = memory
         self.frame_timeout_s = frame_timeout_s
-        self.clock = clock
+        self.clock = clock.monotonic
         self.counters = BootCounters()
         self._images: dict[ids.ImageId, BootSession] = {}
         atomic_file.remove_leftovers(folder)

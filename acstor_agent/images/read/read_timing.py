@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from acstor_agent.core.boot import timeline_recorder
+from acstor_common.model import clocks
 
 T = TypeVar("T")
 Via = timeline_recorder.Via
@@ -28,16 +29,14 @@ class Timing:
 
     __slots__ = ("_clock", "recorder")
 
-    def __init__(
-        self, recorder: timeline_recorder.TimelineRecorder, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, recorder: timeline_recorder.TimelineRecorder, clock: clocks.Clock) -> None:
         self.recorder, self._clock = recorder, clock
 
     async def run_timed(
         self, work: Callable[..., Awaitable[T]], offset: int, length: int, *args: object
     ) -> T:
         """Run and time ``work(offset, length, *args)``, a read of the boot."""
-        read = self.recorder.begin_read(offset, length, self._clock())
+        read = self.recorder.begin_read(offset, length, self._clock.monotonic())
         former = _read.set(read)
         try:
             return await work(offset, length, *args)
@@ -46,4 +45,4 @@ class Timing:
             raise
         finally:
             _read.reset(former)
-            self.recorder.end_read(read, self._clock())
+            self.recorder.end_read(read, self._clock.monotonic())

@@ -18,6 +18,7 @@ from typing import Any
 from acstor_common import errors
 from acstor_common.disks import disk_delta
 from acstor_common.image import image_record
+from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_glance.gateway import http_errors
 from acstor_glance.gateway.flatten import watchdog
@@ -36,7 +37,7 @@ class DeltaBody:
         length_bytes: int,
         image_id: ids.ImageId,
         watch: watchdog.Watchdog,
-        clock: Callable[[], float] = time.monotonic,
+        clock: clocks.Clock = time,
     ) -> None:
         self._stream, self._length_bytes, self._watch = stream, length_bytes, watch
         self._reader = disk_delta.Reader(
@@ -103,7 +104,7 @@ class DeltaBody:
             raise http_errors.FlattenAborted(http.HTTPStatus.REQUEST_TIMEOUT, words, "client")
 
     def _read_some(self, length: int) -> bytes:
-        self.is_waiting, began_s = True, self._clock()
+        self.is_waiting, began_s = True, self._clock.monotonic()
         try:
             part: bytes = self._stream.read(length)
         except OSError as error:  # the client disconnected, or the server's timeout
@@ -111,7 +112,7 @@ class DeltaBody:
             raise _broken(f"the body does not come: {error}") from error
         finally:
             self.is_waiting = False
-            self._waited_s += self._clock() - began_s
+            self._waited_s += self._clock.monotonic() - began_s
         return part
 
 

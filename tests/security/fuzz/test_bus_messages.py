@@ -51,6 +51,7 @@ from tests.fakes import bus_log_limit
 from tests.fakes import checkpoint_hosts
 from tests.fakes import enrolled_hosts
 from tests.fakes import linked_host
+from tests.fakes import manual_clock
 from tests.fakes import memory_bus
 from tests.security.fuzz import cases
 from tests.security.fuzz import mutations
@@ -140,9 +141,8 @@ class Decision:
         conf.set_override("connection", f"sqlite:///{folder}/decision.sqlite", "database")
         self.store, nova = database.Database(conf), checkpoint_hosts.Nova()
         self.store.upgrade()
-        clock = itertools.count(
-            0.0, checkpoint_registry.NOTE_EVERY_S
-        ).__next__  # each is asked in time
+        due_s = itertools.count(0.0, checkpoint_registry.NOTE_EVERY_S)  # each is asked in time
+        clock = manual_clock.FunctionClock(due_s.__next__, lambda: NOW_S)
         self.hosts = enrolled_hosts.EnrolledHosts(conf, self.store, lambda: NOW_S)
         for host in HOSTS:
             self.hosts.identity(host)
@@ -152,7 +152,7 @@ class Decision:
             Leader(),  # type: ignore[arg-type]
             none.NoLoads(),
             Bus(),
-            wall=lambda: NOW_S,
+            clock=manual_clock.FunctionClock(time.monotonic, lambda: NOW_S),
         )
         self.service.load_trust()
         self.kept = checkpoint_registry.CheckpointRegistry(
@@ -162,7 +162,6 @@ class Decision:
             interval_lookup.IntervalLookup(nova, 300, clock),  # type: ignore[arg-type]
             kept=KEPT,
             kept_after_s=100.0,
-            wall=lambda: NOW_S,
             clock=clock,
         )
         self.refused = collections.Counter[str]()
@@ -353,7 +352,9 @@ def test_daemon_heeds_what_the_service_wants_and_nothing_else(tmp_path: pathlib.
     identity_files.write(tmp_path / "identity", keys.host("h1"))
     host = ids.HostId("h1")
     files = identity_files.IdentityFiles(host, identity_files.files_in(tmp_path / "identity"))
-    daemon = bus_client.BusClient(host, files, None, wall=lambda: NOW_S)
+    daemon = bus_client.BusClient(
+        host, files, None, clock=manual_clock.FunctionClock(lambda: NOW_S)
+    )
 
     def sign(text: str) -> dict[str, Any]:
         purpose = signing.CHECKPOINT_WANTED

@@ -8,6 +8,7 @@ import trio.testing
 from acstor_agent.core.sources import hung_calls
 from acstor_agent.sources import blocking_threads
 from acstor_common import errors
+from tests.fakes import manual_clock
 
 HANGS = pytest.mark.expect_log(r"the folder: \d calls? hangs?, the oldest for")
 
@@ -20,7 +21,10 @@ class Place:
         self.answers = threading.Event()
         self.began = threading.Semaphore(0)
         self.threads = blocking_threads.BlockingThreads(
-            "the folder", max_calls, max_hung_per_key, clock=lambda: self.now_s
+            "the folder",
+            max_calls,
+            max_hung_per_key,
+            clock=manual_clock.FunctionClock(lambda: self.now_s),
         )
 
     def call(self):

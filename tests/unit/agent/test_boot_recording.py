@@ -8,6 +8,7 @@ import trio
 from acstor_agent.images.boot import boot_recording
 from acstor_agent.images.boot import trace_spool
 from acstor_common.wire import trace_message
+from tests.fakes import manual_clock
 from tests.fakes import one_host
 
 CHUNK = one_host.CHUNK
@@ -35,7 +36,9 @@ def boot(host, image, recording):
 
 async def test_boots_are_handed_on_and_then_reads_pay_for_nothing(host, autojump_clock):
     sent = []
-    recording = boot_recording.BootRecording("h1", LIMITS, sent.append, lambda: host.now_s)
+    recording = boot_recording.BootRecording(
+        "h1", LIMITS, sent.append, manual_clock.FunctionClock(lambda: host.now_s)
+    )
     image = await host.mirrors.attach_image(one_host.IMAGE)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(recording.run)

@@ -10,6 +10,7 @@ from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.images.boot import boot_timelines
 from acstor_common import errors
 from acstor_common.model import ids
+from tests.fakes import manual_clock
 from tests.fakes import one_host
 
 CHUNK = one_host.CHUNK
@@ -33,8 +34,7 @@ class Boots:
         self.guests = {}
         self.made = boot_timelines.BootTimelines(
             lambda thread: self.guests.get(thread, ""),
-            trio.current_time,
-            lambda: WALL_S + trio.current_time(),
+            manual_clock.FunctionClock(trio.current_time, lambda: WALL_S + trio.current_time()),
         )
 
     async def read(self, image, who, chunk_nos):

@@ -22,6 +22,7 @@ from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import signed_messages
 from tests.fakes import cloud_keys
+from tests.fakes import manual_clock
 from tests.fakes import one_host
 
 H1 = ids.HostId("h1")
@@ -38,7 +39,7 @@ class Api:
     """Issues certificates, or does what the test wants instead."""
 
     def __init__(self, clock):
-        self.keys = cloud_keys.CloudKeys(clock())
+        self.keys = cloud_keys.CloudKeys(clock.time())
         self.clock = clock
         self.asked = []
         self.instead = None
@@ -56,7 +57,7 @@ class Api:
             raise self.instead
         if self.instead is not None:
             return Response(*self.instead)
-        now_s = self.clock() - self.off_s
+        now_s = self.clock.time() - self.off_s
         certificate = self.keys.authority.issue_certificate(
             json["csr"].encode(), self.host, now_s, LIFE_S
         )
@@ -83,7 +84,7 @@ class Clock:
     def __init__(self, trio_clock):
         self._clock, self._began_s = trio_clock, time.time()
 
-    def __call__(self):
+    def time(self):
         return self._began_s + self._clock.current_time() + self.set_by_s
 
 
@@ -105,7 +106,9 @@ def api(wall):
 @pytest.fixture
 def files(tmp_path):
     folder = identity_files.files_in(tmp_path / "state" / "identity")
-    return identity_files.IdentityFiles(H1, folder, clock=iter(range(0, 10**9, 10)).__next__)
+    return identity_files.IdentityFiles(
+        H1, folder, clock=manual_clock.FunctionClock(iter(range(0, 10**9, 10)).__next__)
+    )
 
 
 @pytest.fixture
@@ -320,7 +323,7 @@ async def test_a_clock_that_is_set_right_is_no_fault_any_more_and_moves_no_renew
     autojump_clock, enrolling, api, nursery, wall, off_s
 ):
     wall.set_by_s = off_s
-    api.clock = lambda: wall() - wall.set_by_s
+    api.clock = manual_clock.FunctionClock(lambda: wall.time() - wall.set_by_s)
     nursery.start_soon(enrolling.run)
     await trio.sleep(LIFE_S * 0.1)
     assert enrolling.state.clock_offset_s == pytest.approx(off_s, abs=2)

@@ -13,6 +13,7 @@ from acstor_common.identity import signing
 from acstor_common.model import ids
 from acstor_common.wire import image_grants
 from tests.fakes import cloud_keys
+from tests.fakes import manual_clock
 
 KEYS = cloud_keys.CloudKeys()
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -51,7 +52,9 @@ def service(tmp_path):
 
 @pytest.fixture
 def grants(service):
-    return host_grants.HostGrants(service.request, service.files, lambda: KEYS.now_s)
+    return host_grants.HostGrants(
+        service.request, service.files, manual_clock.FunctionClock(lambda: KEYS.now_s)
+    )
 
 
 async def ask(grants):

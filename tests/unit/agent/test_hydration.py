@@ -26,6 +26,7 @@ from acstor_common.model import ids
 from acstor_common.wire import decision_messages
 from acstor_common.wire import fill_progress
 from tests.fakes import filling_host
+from tests.fakes import manual_clock
 from tests.fakes import one_host
 from tests.fakes import quiet_driver
 
@@ -56,12 +57,12 @@ class Keeper(filling_host.FillingHost):
         self.wall_jumped_s = 0.0
         self.uses = usage.ImageUsage(
             *(host.mirrors, set, set),
-            clock=trio.current_time,
+            clock=manual_clock.FunctionClock(trio.current_time),
             limits=dataclasses.replace(filling_host.USAGE_LIMITS, in_use_s=in_use_s),
         )
         self.whole = hydration.Hydration(
             *(host.mirrors, self.uses, host.pins, self.filler),
-            wall_clock=lambda: time.time() + self.wall_jumped_s,
+            clock=manual_clock.FunctionClock(lambda: time.time() + self.wall_jumped_s),
             limits=filling_host.HYDRATION_LIMITS,
         )
         self.loops = self.uses.run, self.whole.run

@@ -14,6 +14,7 @@ from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.model import ids
 from tests.fakes import faulty_source
+from tests.fakes import manual_clock
 from tests.fakes import one_host
 
 IMAGE, OTHER = one_host.IMAGE, one_host.OTHER
@@ -31,7 +32,9 @@ class Host:
         self.host, self.now_s = host, 1000.0
         self.wall_s = time.time()
         self.open, self.told = set(), []
-        self.uses = usage.ImageUsage(host.mirrors, lambda: self.open, set, lambda: self.now_s)
+        self.uses = usage.ImageUsage(
+            host.mirrors, lambda: self.open, set, manual_clock.FunctionClock(lambda: self.now_s)
+        )
         self.detaching = image_eviction.ImageEviction(
             host.mirrors,
             host.boots,
@@ -39,7 +42,7 @@ class Host:
             host.pins,
             limits=image_eviction.EvictionLimits(HOUR_S),
             detach_handlers=[self.told.append],
-            wall_clock=lambda: self.wall_s,
+            clock=manual_clock.FunctionClock(lambda: self.wall_s),
         )
 
     async def let_pass(self, seconds):

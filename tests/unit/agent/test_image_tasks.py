@@ -13,6 +13,7 @@ from acstor_agent.images.boot import boot_recording
 from acstor_common import errors
 from acstor_common.wire import decision_messages
 from acstor_common.wire import fill_progress
+from tests.fakes import manual_clock
 from tests.fakes import one_host
 
 CHUNK = one_host.CHUNK
@@ -45,7 +46,12 @@ class Host:
         self.recording = boot_recording.BootRecording("h1", limits, lambda message: None)
         self.mirrors = made.mirrors
         self.tasks = image_tasks.ImageTasks(
-            self, self, self.recording, self, lambda: self.now_s, max_images
+            self,
+            self,
+            self.recording,
+            self,
+            manual_clock.FunctionClock(lambda: self.now_s),
+            max_images,
         )
 
     def list_local(self):

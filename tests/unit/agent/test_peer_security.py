@@ -26,6 +26,7 @@ from acstor_common.model import ids
 from acstor_common.wire.peer import peer_receiver
 from acstor_common.wire.peer import peer_wire
 from tests.fakes import admission
+from tests.fakes import manual_clock
 from tests.unit.agent import test_peer_network as nets
 
 CLIENT, SERVER, DATA, DEMAND = nets.CLIENT, nets.SERVER, nets.DATA, nets.DEMAND
@@ -62,8 +63,12 @@ class Identity:
 
     def read(self, security=SECURE, grace_s=GRACE_S):
         looks = itertools.count(0, identity_files.CHECK_INTERVAL_S)  # it looks whenever it is asked
-        files = identity_files.IdentityFiles(self.host, self.files, lambda: next(looks))
-        made = credentials.Credentials(files, security, grace_s, self.now)
+        files = identity_files.IdentityFiles(
+            self.host, self.files, manual_clock.FunctionClock(lambda: next(looks))
+        )
+        made = credentials.Credentials(
+            files, security, grace_s, manual_clock.FunctionClock(self.now)
+        )
         made.reload_files()
         return made
 

@@ -21,6 +21,7 @@ from acstor_common.ring import hash_ring
 from acstor_common.wire.peer import peer_wire
 from acstor_common.wire.peer import replica_messages
 from tests.fakes import filling_host
+from tests.fakes import manual_clock
 from tests.fakes import one_host
 
 IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
@@ -68,14 +69,14 @@ class Keeper(filling_host.FillingHost):
             self,
             place,
             leases,
-            wall_clock=lambda: place.wall_s,
+            clock=manual_clock.FunctionClock(lambda: place.wall_s),
             limits=replication.ReplicationLimits(
                 tick_s=0.05, request_interval_s=0.5, report_interval_s=0.1, grace_s=grace_s
             ),
         )
         self.uses = usage.ImageUsage(
             *(host.mirrors, set, set),
-            clock=trio.current_time,
+            clock=manual_clock.FunctionClock(trio.current_time),
             leases=leases,
             limits=filling_host.USAGE_LIMITS,
         )

@@ -14,6 +14,7 @@ from acstor_common.identity import signing
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from tests.fakes import cloud_keys
+from tests.fakes import manual_clock
 
 
 def table(epoch, *names):
@@ -143,7 +144,9 @@ async def test_change_without_a_higher_epoch_is_not_taken_and_said(
 
 def test_table_that_was_replaced_is_remembered_for_a_while(tmp_path):
     now = [100.0]
-    keeper = ring_store.RingStore(tmp_path / "ring.json", None, 60.0, lambda: now[0])
+    keeper = ring_store.RingStore(
+        tmp_path / "ring.json", None, 60.0, manual_clock.FunctionClock(lambda: now[0])
+    )
     keeper.set_operator_table(table(1, "h1"))
     assert keeper.former_ring() is None  # there was none before
     keeper.set_operator_table(table(2, "h2"))
@@ -187,7 +190,11 @@ def signed(epoch, *names, keys=KEYS, told=None, revoked=None):
 def joined(tmp_path, file):
     """Make the keeper of a host that believes the service, again after each restart."""
     return lambda: ring_store.RingStore(
-        tmp_path / "ring.json", file, 60.0, lambda: 0.0, identity=IDENTITY
+        tmp_path / "ring.json",
+        file,
+        60.0,
+        manual_clock.FunctionClock(lambda: 0.0),
+        identity=IDENTITY,
     )
 
 
@@ -335,7 +342,9 @@ def test_hosts_of_the_tables_may_speak_unless_revoked(joined):
 
 def test_hosts_of_both_tables_stand_at_their_addresses(tmp_path):
     now = [0.0]
-    keeper = ring_store.RingStore(tmp_path / "ring.json", None, 60.0, lambda: now[0])
+    keeper = ring_store.RingStore(
+        tmp_path / "ring.json", None, 60.0, manual_clock.FunctionClock(lambda: now[0])
+    )
     keeper.set_operator_table(table(1, "h1", "h2"))
     keeper.set_operator_table(table(2, "h1"))
     assert [keeper.hosts_at(f"10.0.0.{n}") for n in range(3)] == [1, 1, 0]

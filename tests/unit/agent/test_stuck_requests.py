@@ -15,6 +15,7 @@ from acstor_agent.images.read import read_admission
 from acstor_agent.mount import stuck_requests
 from acstor_common import errors
 from acstor_common.model import ids
+from tests.fakes import manual_clock
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 DISK = disk_header.DiskId("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
@@ -33,7 +34,7 @@ class Mount:
         clock = types.SimpleNamespace(monotonic=trio.current_time)
         monkeypatch.setattr(read_admission, "time", clock)
         self.rescue = stuck_requests.StuckRequests(
-            self.waiting.table, self.known, trio.current_time, limits
+            self.waiting.table, self.known, manual_clock.FunctionClock(trio.current_time), limits
         )
         self.killed, self.asked, self.ended = set(), [], []
         self.has_ended = trio.Event()

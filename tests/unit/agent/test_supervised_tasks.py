@@ -3,6 +3,7 @@ import pytest
 import trio
 
 from acstor_agent.runtime import supervised_tasks
+from tests.fakes import manual_clock
 
 
 class Part:
@@ -32,7 +33,10 @@ async def test_part_that_works_is_begun_once(nursery, autojump_clock):
 
 @pytest.mark.expect_log("metrics: .*Address already in use; guests read without it")
 async def test_part_that_cannot_begin_is_tried_less_and_less_often(nursery, autojump_clock):
-    parts, part = supervised_tasks.SupervisedTasks(nursery, clock=lambda: 1234.0), Part(before=12)
+    parts, part = (
+        supervised_tasks.SupervisedTasks(nursery, clock=manual_clock.FunctionClock(lambda: 1234.0)),
+        Part(before=12),
+    )
     await parts.run_supervised("metrics", part.run)
     assert "Address already in use" in parts.issues.now["metrics"].why
     assert parts.issues.now["metrics"].since_s == 1234.0
@@ -54,7 +58,9 @@ async def test_part_that_fails_later_is_begun_again(nursery, autojump_clock):
 
 @pytest.mark.expect_log("pins.json: the disk is full; guests read without it")
 async def test_part_that_tells_of_itself_is_in_troubles_until_it_works(nursery):
-    parts = supervised_tasks.SupervisedTasks(nursery, clock=lambda: 1234.0)
+    parts = supervised_tasks.SupervisedTasks(
+        nursery, clock=manual_clock.FunctionClock(lambda: 1234.0)
+    )
     for _ in range(2):
         parts.set_state("pins.json", "the disk is full")
     assert parts.issues.now["pins.json"].why == "the disk is full"

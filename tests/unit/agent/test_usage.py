@@ -7,6 +7,7 @@ import trio
 from acstor_agent.core.images import image_usage
 from acstor_agent.images.image import usage
 from acstor_common.model import ids
+from tests.fakes import manual_clock
 from tests.fakes import one_host
 
 IMAGE, OTHER = one_host.IMAGE, one_host.OTHER
@@ -41,7 +42,12 @@ class Signs:
 
     def uses(self, images_per_checkpoint=64):
         return usage.ImageUsage(
-            *(self.host.mirrors, self.find_open, lambda: self.bases, lambda: self.now_s),
+            *(
+                self.host.mirrors,
+                self.find_open,
+                lambda: self.bases,
+                manual_clock.FunctionClock(lambda: self.now_s),
+            ),
             limits=usage.UsageLimits(images_per_checkpoint=images_per_checkpoint),
         )
 

@@ -12,6 +12,7 @@ from acstor_checkpoint.schedule import worker_pool
 from acstor_checkpoint.vault import connection_limit
 from acstor_common.model import ids
 from tests.fakes import admission
+from tests.fakes import manual_clock
 
 H1 = ids.HostId("h1")
 
@@ -124,7 +125,7 @@ class Hosts:
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack, self.now_s = stack, 100.0
         self.places = connection_limit.ConnectionLimit(
-            admission.Admission(), clock=lambda: self.now_s
+            admission.Admission(), clock=manual_clock.FunctionClock(lambda: self.now_s)
         )
         self.connections = Connections(stack, self.places)
 

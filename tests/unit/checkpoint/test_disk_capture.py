@@ -18,6 +18,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from tests.fakes import checkpoint_copies
+from tests.fakes import manual_clock
 
 CHUNK = geometry.MIN_CHUNK_BYTES
 ID = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -197,7 +198,7 @@ def test_reader_keeps_to_its_pace_and_stops_when_told():
             now_s[0] += wait_s
             return ended.is_set()
 
-    paced = rate_limit.RateLimit(1000, Event(), lambda: now_s[0])
+    paced = rate_limit.RateLimit(1000, Event(), manual_clock.FunctionClock(lambda: now_s[0]))
     for _ in range(100):
         paced.spend_bytes(100)
     assert now_s[0] == pytest.approx(10.0 - 0.1)

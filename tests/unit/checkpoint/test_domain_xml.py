@@ -15,6 +15,7 @@ from acstor_common.formats import chunk_map_header
 from acstor_common.formats import layout
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from tests.fakes import manual_clock
 
 IMAGE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 INSTANCE = "8d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
@@ -152,7 +153,9 @@ TABLE = b"""{"version": 1, "epoch": 3, "hosts": [
 def test_holders_are_hosts_of_the_table_that_did_not_just_fail(tmp_path):
     (tmp_path / "ring").write_bytes(TABLE)
     files, now_s = agent_files.AgentFiles(tmp_path, tmp_path / "ring"), [5.0]
-    places = holder_pool.HolderPool(ids.HostId("h1"), files, None, 7202, clock=lambda: now_s[0])
+    places = holder_pool.HolderPool(
+        ids.HostId("h1"), files, None, 7202, clock=manual_clock.FunctionClock(lambda: now_s[0])
+    )
     both = {"h2": "[2001:db8::2]:7202", "h3": "192.0.2.3:7202"}
     assert dict(places.choose_holders(IMAGE, 2, [])) == dict(places.other_hosts()) == both
     places.record_failure(ids.HostId("h2"), is_costly=False)
@@ -166,7 +169,12 @@ def test_host_whose_failures_cost_reads_of_whole_disks_is_left_alone_ever_longer
     (tmp_path / "ring").write_bytes(TABLE)
     files, now_s, h2 = agent_files.AgentFiles(tmp_path, tmp_path / "ring"), [5.0], ids.HostId("h2")
     places = holder_pool.HolderPool(
-        ids.HostId("h1"), files, None, 7202, [h2], clock=lambda: now_s[0]
+        ids.HostId("h1"),
+        files,
+        None,
+        7202,
+        [h2],
+        clock=manual_clock.FunctionClock(lambda: now_s[0]),
     )
     pauses_s = []
     for failures in range(12):

@@ -19,6 +19,7 @@ from acstor_common.formats import checkpoint_manifest
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from tests.fakes import kept_checkpoints
+from tests.fakes import manual_clock
 from tests.fakes import packed_names
 
 HOST, CHUNK = ids.HostId("h1"), geometry.DEFAULT_CHUNK_BYTES
@@ -67,7 +68,14 @@ class World:
 
     def started(self, limits=collection.LIMITS):
         return collection.GarbageCollection(
-            HOST, self.states, self, self.kept, self, threading.Event(), lambda: self.now_s, limits
+            HOST,
+            self.states,
+            self,
+            self.kept,
+            self,
+            threading.Event(),
+            manual_clock.FunctionClock(lambda: self.now_s),
+            limits,
         )
 
     def kept(self):

@@ -3,6 +3,7 @@
 
 from acstor_checkpoint.vault import lookup_rate
 from acstor_common.model import ids
+from tests.fakes import manual_clock
 
 H1, H2 = ids.HostId("h1"), ids.HostId("h2")
 
@@ -12,7 +13,9 @@ class World:
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.rate = lookup_rate.LookupRate(lambda: self.now_s, self.sleep)
+        self.rate = lookup_rate.LookupRate(
+            manual_clock.FunctionClock(lambda: self.now_s), self.sleep
+        )
 
     def sleep(self, seconds: float) -> None:
         assert seconds > 0

@@ -11,6 +11,7 @@ from acstor_checkpoint.schedule import server_schedule
 from acstor_common import errors
 from acstor_common.model import checkpoint_intervals
 from acstor_common.model import ids
+from tests.fakes import manual_clock
 
 INSTANCE = ids.parse_image_id("5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 
@@ -41,7 +42,9 @@ def test_no_interval_is_too_short_or_too_long(default_s, wanted_s):
 class Service:
     def __init__(self):
         self.now_s, self.asked, self.answer = 1000.0, 0, nova_intervals.Intervals(600)
-        self.known = nova_intervals.NovaIntervals(self.ask, lambda: self.now_s)
+        self.known = nova_intervals.NovaIntervals(
+            self.ask, manual_clock.FunctionClock(lambda: self.now_s)
+        )
 
     def ask(self, _failing):
         self.asked += 1

@@ -12,6 +12,7 @@ from acstor_checkpoint.restore import pull_loop
 from acstor_common import errors
 from acstor_common.disks import recovery_marker
 from acstor_common.model import ids
+from tests.fakes import manual_clock
 
 CHECKPOINT = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 
@@ -52,7 +53,13 @@ class Host:
             mounted_path=lambda one: f"/shown/{one}",
         )
         self.pulling = pull_loop.PullLoop(
-            self, known, bases, 7, self.ended, self._pull_off, lambda: self.now_s
+            self,
+            known,
+            bases,
+            7,
+            self.ended,
+            self._pull_off,
+            manual_clock.FunctionClock(lambda: self.now_s),
         )
 
     def _check_server(self, _checkpoint_id, instance):

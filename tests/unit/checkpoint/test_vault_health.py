@@ -16,6 +16,7 @@ from acstor_checkpoint.vault import vault_store
 from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.model import ids
+from tests.fakes import manual_clock
 
 H1, H2 = ids.HostId("h1"), ids.HostId("h2")
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
@@ -30,7 +31,10 @@ class Place:
         limits = quota.VaultLimits(12 * 4096, 9 * 4096, 1000)
         self.vault = vault_store.VaultStore(folder, limits, ids.HostId("h3"))
         self.health = vault_health.VaultHealth(
-            self.vault.quota, self.vault.group_sync, lambda: self.now_s, slow_s
+            self.vault.quota,
+            self.vault.group_sync,
+            manual_clock.FunctionClock(lambda: self.now_s),
+            slow_s,
         )
 
     def put(self, owner: ids.HostId, *numbers: int) -> None:

@@ -29,6 +29,7 @@ from acstor_checkpoint.vault_protocol import object_names
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.model import ids
+from tests.fakes import manual_clock
 from tests.fakes import packed_names
 from tests.lab import runs
 
@@ -383,7 +384,7 @@ def test_new_disks_and_manifests_count_as_what_is_listed_for_them(
         now_s += seconds
 
     vault.quota.limits = quota.VaultLimits(1 << 30, 1 << 30, 10_000)
-    vault.lookup_rate = lookup_rate.LookupRate(lambda: now_s, sleep)
+    vault.lookup_rate = lookup_rate.LookupRate(manual_clock.FunctionClock(lambda: now_s), sleep)
     for number in range(100):
         put(
             vault,
@@ -554,7 +555,7 @@ def test_scrubbing_of_a_vault_that_is_started_again_goes_on_where_it_was(
     vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended, now_s = threading.Event(), (ended_s := time.time())
-    work = scrubber.Scrubber(vault, ended, lambda: now_s)
+    work = scrubber.Scrubber(vault, ended, manual_clock.FunctionClock(lambda: now_s))
     assert work.first_pause_s() == scrubber.FIRST_S
     pauses: list[float] = []
     monkeypatch.setattr(ended, "wait", lambda pause_s: pauses.append(pause_s) or len(pauses) > 2)

@@ -17,6 +17,7 @@ from acstor_common.model import checkpoint_intervals
 from acstor_common.model import ids
 from acstor_common.util import supervision
 from acstor_common.wire import checkpoint_messages as messages
+from tests.fakes import manual_clock
 from tests.lab import runs
 
 IDS = [ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a1{n}") for n in range(4)]
@@ -44,8 +45,7 @@ class Host:
             self,
             self.states,
             interval_s,
-            lambda: self.now_s,
-            lambda: self.wall_ms,
+            manual_clock.FunctionClock(lambda: self.now_s, lambda: self.wall_ms / 1000),
         )
 
     def list_servers(self):
@@ -302,7 +302,12 @@ def test_service_says_how_often_from_the_first_turn_on(host):
         return told
 
     it.daemon = worker_pool.WorkerPool(
-        it, it, it.states, 600, lambda: it.now_s, lambda: it.wall_ms, fetch_intervals=ask
+        it,
+        it,
+        it.states,
+        600,
+        manual_clock.FunctionClock(lambda: it.now_s, lambda: it.wall_ms / 1000),
+        fetch_intervals=ask,
     )
     assert it.run(395) == [1, 1] and it.daemon.interval_s(IDS[1]) == 200
     it.fails[1] = holder_group.HolderFailed(ids.HostId("h2"), "it is too slow")
@@ -322,7 +327,7 @@ def test_what_fails_is_reported_while_libvirt_is_away(host):
         it,
         it.states,
         600,
-        lambda: it.now_s,
+        manual_clock.FunctionClock(lambda: it.now_s),
         fetch_intervals=lambda failing: said.append(failing) or nova_intervals.Intervals(),
     )
     it.fails[0] = holder_group.HolderFailed(ids.HostId("h2"), "it is too slow")

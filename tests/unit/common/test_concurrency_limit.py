@@ -11,14 +11,14 @@ from acstor_common.util import concurrency_limit
 
 
 def test_place_is_free_again_after_the_call_and_after_an_error() -> None:
-    limit = concurrency_limit.ConcurrencyLimit("Glance", 1, time.monotonic)
+    limit = concurrency_limit.ConcurrencyLimit("Glance", 1, time)
     for _ in range(2):
         with pytest.raises(ValueError), limit.hold_slot():
             raise ValueError
 
 
 def test_caller_waits_for_a_place_that_becomes_free() -> None:
-    limit = concurrency_limit.ConcurrencyLimit("Glance", 1, time.monotonic)
+    limit = concurrency_limit.ConcurrencyLimit("Glance", 1, time)
 
     def call() -> None:
         with limit.hold_slot():
@@ -30,7 +30,7 @@ def test_caller_waits_for_a_place_that_becomes_free() -> None:
 
 
 def test_nobody_waits_once_all_calls_are_late() -> None:
-    limit = concurrency_limit.ConcurrencyLimit("Glance", 2, time.monotonic, wait_s=0.2)
+    limit = concurrency_limit.ConcurrencyLimit("Glance", 2, time, wait_s=0.2)
     ended, begun = threading.Event(), threading.Barrier(3)
 
     def hang() -> None:
@@ -58,7 +58,7 @@ def test_nobody_waits_once_all_calls_are_late() -> None:
 
 def test_caller_who_asks_now_and_then_is_served_beside_those_who_ask_without_end() -> None:
     """16 callers keep 4 places busy and 4 calls waiting; each of 40 others is served at once."""
-    limit = concurrency_limit.ConcurrencyLimit("Nova", 4, time.monotonic, 2.0, max_waiting=4)
+    limit = concurrency_limit.ConcurrencyLimit("Nova", 4, time, 2.0, max_waiting=4)
     stopping, refused = threading.Event(), list[str]()
 
     def ask(who: str) -> None:
@@ -87,7 +87,7 @@ def test_caller_who_asks_now_and_then_is_served_beside_those_who_ask_without_end
 
 
 def test_caller_who_holds_places_comes_after_one_who_holds_none() -> None:
-    limit = concurrency_limit.ConcurrencyLimit("Nova", 2, time.monotonic, 5.0)
+    limit = concurrency_limit.ConcurrencyLimit("Nova", 2, time, 5.0)
     order, busy, ends = list[str](), threading.Barrier(3), threading.Semaphore(0)
 
     def ask(who: str) -> None:

@@ -12,6 +12,7 @@ from oslo_messaging import opts as messaging_opts
 
 from acstor_common import errors
 from acstor_common.wire import message_bus
+from tests.fakes import manual_clock
 
 WAIT_S = 30.0
 
@@ -152,7 +153,7 @@ def test_nonsense_by_the_thousand_fills_no_log(watched_log):
         raise ValueError("dark")
 
     endpoint = message_bus.Endpoint({"lit": refuse})
-    endpoint._warnings = message_bus.ThrottledWarnings(lambda: now_s[0])
+    endpoint._warnings = message_bus.ThrottledWarnings(manual_clock.FunctionClock(lambda: now_s[0]))
     for _ in range(1000):
         endpoint.lit({}, 1)  # type: ignore[attr-defined]
     assert len(watched_log.messages) == message_bus.WARNINGS

@@ -17,6 +17,7 @@ from prometheus_client import registry
 from acstor_common import errors
 from acstor_common.service import metrics_endpoint
 from acstor_common.service import version
+from tests.fakes import manual_clock
 
 PATIENCE_S = 60.0
 
@@ -122,7 +123,7 @@ class Collected(registry.Collector):
 def test_one_thread_at_a_time_collects_and_its_answer_is_kept_for_a_second() -> None:
     own, collected, now_s = prometheus_client.CollectorRegistry(), Collected(), [100.0]
     own.register(collected)
-    answer = metrics_endpoint.MetricsApp(own, lambda: now_s[0])
+    answer = metrics_endpoint.MetricsApp(own, manual_clock.FunctionClock(lambda: now_s[0]))
     asked = collected.times  # by register
 
     def shown() -> bytes:

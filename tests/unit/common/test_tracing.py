@@ -22,6 +22,7 @@ from acstor_common import errors
 from acstor_common.service import conf as common_conf
 from acstor_common.service import tracing
 from acstor_common.wire import message_bus
+from tests.fakes import manual_clock
 from tests.lab import otlp_receiver
 
 KEY, OTHER_KEY = "b0a7c0ffee", "5eed5eed"
@@ -220,7 +221,10 @@ class Backend:
 
 def limiter(backend: Backend, request: object, max_spans: int = 3) -> tracing.SpanLimiter:
     return tracing.SpanLimiter(
-        backend.notify, lambda: request, max_spans=max_spans, clock=lambda: backend.now_s
+        backend.notify,
+        lambda: request,
+        max_spans=max_spans,
+        clock=manual_clock.FunctionClock(lambda: backend.now_s),
     )
 
 

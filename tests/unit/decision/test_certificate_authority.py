@@ -18,6 +18,7 @@ from acstor_decision.db import database
 from acstor_decision.identity import certificate_authority
 from acstor_decision.identity import trust_state
 from tests.fakes import cloud_keys
+from tests.fakes import manual_clock
 from tests.unit.decision.api import conftest as samples
 
 DAY_S = 86400
@@ -38,7 +39,7 @@ class Cloud:
         self.keeper = certificate_authority.CertificateAuthority(
             self._own,
             self.store,
-            lambda: self.now_s,
+            manual_clock.FunctionClock(lambda: self.now_s),
             enrolment_rules.EnrolmentLimits(**limits),
         )
 

@@ -3,6 +3,7 @@
 
 import base64
 import threading
+import time
 import types
 
 import msgspec
@@ -25,6 +26,7 @@ from acstor_decision.db import database
 from tests.fakes import checkpoint_hosts
 from tests.fakes import decision_databases
 from tests.fakes import enrolled_hosts
+from tests.fakes import manual_clock
 
 NOW_S, SERVER = checkpoint_hosts.NOW_S, checkpoint_hosts.SERVER
 taken, checkpoint_id = checkpoint_hosts.taken, checkpoint_hosts.checkpoint_id
@@ -47,7 +49,7 @@ class Hosts:
             interval_lookup.IntervalLookup(self.nova, 300),
             kept=2,
             kept_after_s=100.0,
-            wall=lambda: self.now_s,
+            clock=manual_clock.FunctionClock(time.monotonic, lambda: self.now_s),
         )
 
     def sealed(self, told, by="", purpose=signing.CHECKPOINT):
@@ -480,7 +482,8 @@ def test_newest_of_each_server_is_pictured(hosts):
 
 
 def test_what_fails_is_noted_until_the_host_says_no_more_of_it(hosts, monkeypatch):
-    monkeypatch.setattr(hosts.service, "_clock", lambda: hosts.now_s)
+    clock = manual_clock.FunctionClock(lambda: hosts.now_s)
+    monkeypatch.setattr(hosts.service, "_clock", clock)
     failing = (messages.Failing(SERVER, "holder", "h2"), messages.Failing("", "full"))
     hosts.intervals(failing=failing)
     assert hosts.store.checkpoint_failures(hosts.now_s) == {"h1": failing}

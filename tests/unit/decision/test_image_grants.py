@@ -13,6 +13,7 @@ from acstor_decision.db import database
 from acstor_decision.db import grant_queries
 from tests.fakes import decision_databases
 from tests.fakes import enrolled_hosts
+from tests.fakes import manual_clock
 
 NOW_S = 1_800_000_000.0
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
@@ -52,8 +53,7 @@ class Service:
             store,
             self.nova,
             self.hosts.keeper.load_trust_state,
-            wall=lambda: self.now_s,
-            clock=lambda: self.now_s,
+            clock=manual_clock.FunctionClock(lambda: self.now_s),
         )
 
     def passes(self, seconds):

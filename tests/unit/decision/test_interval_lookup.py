@@ -11,6 +11,7 @@ from acstor_common.wire import checkpoint_messages as messages
 from acstor_decision import interval_lookup
 from acstor_decision import nova_client
 from tests.fakes import checkpoint_hosts
+from tests.fakes import manual_clock
 
 NAME = checkpoint_intervals.NAME
 SERVER, OTHER = checkpoint_hosts.SERVER, checkpoint_hosts.OTHER_SERVER
@@ -80,7 +81,7 @@ def test_answer_has_a_bound(cloud):
 
 def test_aggregates_are_asked_for_once_a_minute_for_all_hosts(cloud):
     now_s = 1000.0
-    made = interval_lookup.IntervalLookup(cloud, 0, lambda: now_s)
+    made = interval_lookup.IntervalLookup(cloud, 0, manual_clock.FunctionClock(lambda: now_s))
     for host in ("h1", "h2"):
         made.intervals_of_host(host)
     cloud.groups = [aggregate("600", "h1")]
@@ -101,7 +102,7 @@ def test_what_nova_does_not_say_is_not_known(cloud):
 
 def test_failure_is_remembered_for_a_minute(cloud):
     now_s = 1000.0
-    made = interval_lookup.IntervalLookup(cloud, 0, lambda: now_s)
+    made = interval_lookup.IntervalLookup(cloud, 0, manual_clock.FunctionClock(lambda: now_s))
     cloud.failure = nova_client.NovaUnreachable("timeout")
     with pytest.raises(nova_client.NovaUnreachable):
         made.intervals_of_host("h1")
@@ -133,7 +134,7 @@ def test_nobody_waits_while_another_one_asks(cloud):
 
 def test_host_that_asks_without_end_is_not_asked_for_each_time(cloud):
     now_s = 1000.0
-    made = interval_lookup.IntervalLookup(cloud, 60, lambda: now_s)
+    made = interval_lookup.IntervalLookup(cloud, 60, manual_clock.FunctionClock(lambda: now_s))
     made.intervals_of_host("h1")
     made.intervals_of_host("h2")
     with pytest.raises(nova_client.NovaBusy, match="h1 has asked"):

@@ -38,6 +38,7 @@ from acstor_decision.identity import trust_state
 from acstor_decision.switch_loads import base
 from acstor_decision.switch_loads import none
 from tests.fakes import enrolled_hosts
+from tests.fakes import manual_clock
 
 WALL_S = 1_000_000.0
 COLLECTION_S = 5.0
@@ -95,8 +96,7 @@ class Instance:
             self.loads,
             self,
             verifier,
-            clock=lambda: self.now_s,
-            wall=self.wall,
+            clock=manual_clock.FunctionClock(lambda: self.now_s, self.wall),
         )
         self.service.load_trust()
 

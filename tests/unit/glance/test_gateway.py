@@ -12,6 +12,7 @@ from acstor_glance.gateway import gateway_metrics
 from acstor_glance.gateway import http_errors
 from acstor_glance.gateway import read_admission
 from acstor_glance.gateway import ttl_cache
+from tests.fakes import manual_clock
 
 SIZE, LONGEST = 4096, 100
 
@@ -136,7 +137,7 @@ def test_place_of_a_late_read_is_free_when_it_ends(open_door):
 
 def test_what_is_remembered_ends_and_is_bounded():
     now = [0.0]
-    known = ttl_cache.TtlCache(ttl_s=10, limit=2, clock=lambda: now[0])
+    known = ttl_cache.TtlCache(ttl_s=10, limit=2, clock=manual_clock.FunctionClock(lambda: now[0]))
     known.put("a", 1)
     known.put("b", 2)
     assert known.get("a") == 1  # used last

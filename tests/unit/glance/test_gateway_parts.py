@@ -15,6 +15,7 @@ from acstor_glance.gateway.flatten import backing_file
 from acstor_glance.gateway.flatten import delta_body
 from acstor_glance.gateway.flatten import job_slots
 from acstor_glance.gateway.flatten import watchdog
+from tests.fakes import manual_clock
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 DISK = 1 << 20
@@ -54,7 +55,7 @@ def test_place_is_given_back_by_what_fails_and_nobody_has_one_where_there_are_no
 
 def test_watch_says_when_nothing_has_moved_and_ends_what_moves_after():
     now_s = [100.0]
-    made = watchdog.Watchdog(10.0, lambda: now_s[0])
+    made = watchdog.Watchdog(10.0, manual_clock.FunctionClock(lambda: now_s[0]))
     now_s[0] = 109.0
     assert (made.is_stalled, made.left_s) == (False, 1.0)
     made.note_progress()
@@ -68,7 +69,7 @@ def test_watch_says_when_nothing_has_moved_and_ends_what_moves_after():
 
 def test_watch_ends_what_moves_for_too_long():
     now_s = [100.0]
-    made = watchdog.Watchdog(10.0, lambda: now_s[0])
+    made = watchdog.Watchdog(10.0, manual_clock.FunctionClock(lambda: now_s[0]))
     made.set_deadline(25.0)
     for at_s in (110.0, 118.0, 125.0):
         now_s[0] = at_s
@@ -124,14 +125,14 @@ class Dripping(io.BytesIO):
         self.now_s += self._each_s
         return super().read(length)
 
-    def clock(self):
+    def monotonic(self):
         return self.now_s
 
 
 @pytest.mark.parametrize(("each_s", "is_taken"), [(0.7, True), (2.0, False)])
 def test_client_that_drips_is_sent_away_though_something_always_moves(each_s, is_taken):
     stream = Dripping(WHOLE, each_s)
-    body = delta_body.DeltaBody(stream, len(WHOLE), IMAGE, watchdog.Watchdog(3.0), stream.clock)
+    body = delta_body.DeltaBody(stream, len(WHOLE), IMAGE, watchdog.Watchdog(3.0), stream)
     got = []
     if is_taken:
         read_all(body, got)

@@ -12,6 +12,7 @@ from acstor_common.wire import trace_message
 from acstor_glance.client import trust_store
 from acstor_glance.controller import message_verifier
 from tests.fakes import cloud_keys
+from tests.fakes import manual_clock
 
 NOW_S = 1_800_000_000.0
 DAY_S = 86_400
@@ -26,7 +27,9 @@ class Listener:
     def __init__(self):
         self.now_s = NOW_S
         self.trust = trust_store.parse_trust(KEYS.authority.certificate_pem, KEYS.signers, {})
-        self.proofs = message_verifier.MessageVerifier(lambda: self.now_s)
+        self.proofs = message_verifier.MessageVerifier(
+            manual_clock.FunctionClock(lambda: self.now_s)
+        )
 
     def verify_trace(self, payload):
         return self.proofs.verify_trace(payload, self.trust)
@@ -126,7 +129,9 @@ def test_one_host_may_send_so_many_traces_and_takes_no_turn_of_others(listener):
 
 
 def test_rates_of_hosts_take_bounded_memory(listener):
-    verifier = message_verifier.MessageVerifier(lambda: listener.now_s, hosts=3)
+    verifier = message_verifier.MessageVerifier(
+        manual_clock.FunctionClock(lambda: listener.now_s), hosts=3
+    )
     for number in range(6):
         host = KEYS.host(f"h{number}")
         verifier.verify_trace(sent(trace(f"h{number}"), host), listener.trust)

@@ -9,6 +9,7 @@ import pytest
 from acstor_agent.core.sources import failover
 from acstor_common import errors
 from acstor_common.model import ids
+from tests.fakes import manual_clock
 
 IMAGE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 KINDS = (
@@ -46,7 +47,9 @@ class World:
             for n in range(self.rng.randint(1, 3))
         ]
         log = log_of(self.lines)
-        self.failover = failover.Failover(states, self.rng.random, lambda: self.now, log)
+        self.failover = failover.Failover(
+            states, self.rng.random, manual_clock.FunctionClock(lambda: self.now), log
+        )
         self.has_copies = self.rng.random() < 0.5
 
     def outcome(self, source, number):
@@ -140,7 +143,9 @@ def sources(count=1, **limits):
     places = [types.SimpleNamespace(location=f"s{n}") for n in range(count)]
     states, lines = [*map(failover.SourceState, places)], []
     log = log_of(lines)
-    return failover.Failover(states, lambda: 0.0, lambda: 0.0, log, **limits), lines
+    return failover.Failover(
+        states, lambda: 0.0, manual_clock.FunctionClock(lambda: 0.0), log, **limits
+    ), lines
 
 
 def fault(kind, where="s0"):

@@ -7,6 +7,7 @@ import pytest
 
 from acstor_decision.api import health_check
 from acstor_decision.db import database
+from tests.fakes import manual_clock
 
 
 class Store:
@@ -25,7 +26,7 @@ class Store:
 @pytest.mark.expect_log("the database fails: .*gone")
 def test_database_is_asked_once_a_second() -> None:
     store, now_s = Store(), [100.0]
-    check = health_check.HealthCheck(store, lambda: now_s[0])  # type: ignore[arg-type]
+    check = health_check.HealthCheck(store, manual_clock.FunctionClock(lambda: now_s[0]))  # type: ignore[arg-type]
     with futures.ThreadPoolExecutor(16) as pool:
         assert all(pool.map(lambda _: check.has_database(), range(64)))
     assert store.asked == 1
