@@ -217,7 +217,7 @@ class HostEnrolment:
         identity_files.check_set(new, self._host)
         signing.read_public_keys(new.signers)
         if abandoned.is_set():
-            raise errors.NotEnrolled("the response arrived too late")
+            raise errors.NotEnrolled("too late")
         identity_files.write(folder, new)
         pending_key(folder).unlink(missing_ok=True)
         self._files.invalidate()
