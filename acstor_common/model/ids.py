@@ -41,7 +41,7 @@ ZERO_CID = Cid(bytes(CID_BYTES))
 _PLAIN_ENDS = [bytes([byte & 0xFE]) for byte in range(256)]
 _KEYED_ENDS = [bytes([byte | 1]) for byte in range(256)]
 
-_HOST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+HOST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
 def parse_image_id(text: str) -> ImageId:
@@ -73,7 +73,7 @@ def image_id_from_bytes(raw: bytes) -> ImageId:
 
 def parse_host_id(text: str) -> HostId:
     """Return ``text`` as a host ID, or raise ValueError."""
-    if not _HOST_ID.fullmatch(text):
+    if not HOST_ID.fullmatch(text):
         raise ValueError(f"not a host id: {text[:300]!r}")
     return HostId(text)
 

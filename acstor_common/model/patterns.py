@@ -5,6 +5,8 @@ from typing import Annotated
 
 import msgspec
 
+from acstor_common.model import ids
+
 
 def full_match(pattern: str) -> msgspec.Meta:
     r"""Return a constraint that the pattern, without anchors, matches the whole text.
@@ -14,5 +16,14 @@ def full_match(pattern: str) -> msgspec.Meta:
     return msgspec.Meta(pattern=rf"^(?:{pattern})$(?!\n)")
 
 
+def text(max_length: int) -> msgspec.Meta:
+    """Return a constraint of a text that every database takes: it has no zero byte."""
+    return msgspec.Meta(pattern=r"^[^\x00]*$", max_length=max_length)
+
+
+_UUID = "[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"
+Uuid = Annotated[str, full_match(_UUID)]
+OptionalUuid = Annotated[str, full_match(f"({_UUID})?")]
+HostName = Annotated[str, full_match(ids.HOST_ID.pattern)]
 Hex64 = Annotated[str, full_match("[0-9a-f]{64}")]  # a BLAKE3 or SHA-256 hash, or a 32-byte key
 OptionalHex64 = Annotated[str, full_match("([0-9a-f]{64})?")]  # the same, or empty

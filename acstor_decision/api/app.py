@@ -174,7 +174,7 @@ def _body(known: operation.Operation) -> msgspec.Struct:
     """Return the decoded body; an empty one has the defaults."""
     raw = flask.request.get_data(cache=False).strip()
     try:
-        return msgspec.json.decode(b"{}" if raw in (b"", b"null") else raw, type=known.body)
+        return msgspec.json.decode(raw or b"{}", type=known.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise operation.RequestRefused(http.HTTPStatus.BAD_REQUEST, f"body: {e}") from e
 
@@ -214,25 +214,30 @@ def _healthz(check: health_check.HealthCheck) -> flask.Response:
 
 
 def _fault(error: Exception) -> flask.Response:
+    status, message = _status_of(error)
+    answer = _json(_fault_of(status, message), status)
+    if isinstance(error, exceptions.MethodNotAllowed):
+        answer.headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
+    return answer
+
+
+def _status_of(error: Exception) -> tuple[http.HTTPStatus, str]:
     if isinstance(error, operation.RequestRefused):
-        status, message = error.status, str(error)
-    elif isinstance(error, exceptions.HTTPException):
+        return error.status, str(error)
+    if isinstance(error, exceptions.HTTPException):
         status = http.HTTPStatus(error.code or http.HTTPStatus.INTERNAL_SERVER_ERROR)
-        message = str(error.description or status.phrase)
-    elif isinstance(error, _AWAY):
-        status, message = http.HTTPStatus.SERVICE_UNAVAILABLE, str(error)
-    elif isinstance(error, errors.Unusable):
+        return status, str(error.description or status.phrase)
+    if isinstance(error, _AWAY):
+        return http.HTTPStatus.SERVICE_UNAVAILABLE, str(error)
+    if isinstance(error, errors.Unusable):
         LOG.error("a request failed: %s", error)
-        status = http.HTTPStatus.SERVICE_UNAVAILABLE
         message = "the service cannot do this as it is configured; its log says why"
-    elif isinstance(error, database.DatabaseError):
+        return http.HTTPStatus.SERVICE_UNAVAILABLE, message
+    if isinstance(error, database.DatabaseError):
         LOG.warning("the database fails: %s", error)
-        status, message = http.HTTPStatus.SERVICE_UNAVAILABLE, DATABASE_IS_GONE
-    else:
-        LOG.error("a request failed: %s", error, exc_info=error)
-        status = http.HTTPStatus.INTERNAL_SERVER_ERROR
-        message = "the service failed; its log says why"
-    return _json(_fault_of(status, message), status)
+        return http.HTTPStatus.SERVICE_UNAVAILABLE, DATABASE_IS_GONE
+    LOG.error("a request failed: %s", error, exc_info=error)
+    return http.HTTPStatus.INTERNAL_SERVER_ERROR, "the service failed; its log says why"
 
 
 def _fault_of(status: http.HTTPStatus, message: str) -> openapi.Fault:

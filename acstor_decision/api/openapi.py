@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from acstor_common.model import ids
 from acstor_decision.api import operation
 from acstor_decision.api import routes
 
@@ -16,6 +17,11 @@ VERSIONS = ("1.0",)
 Since 1.0 nothing is removed or changed, so requests for earlier versions work.
 """
 VERSION = VERSIONS[-1]
+_PATH_SCHEMAS: dict[str, dict[str, Any]] = {
+    "host": {"type": "string", "pattern": f"^{ids.HOST_ID.pattern}$"},
+    "epoch": {"type": "integer", "minimum": 0, "exclusiveMaximum": 10**18},
+}
+_UUID = {"type": "string", "format": "uuid"}  # of all other names in paths
 _REFERENCE = "#/components/schemas/{name}"
 
 
@@ -77,7 +83,8 @@ def _described(schema: dict[str, Any]) -> dict[str, Any]:
 def _shown(known: operation.Operation) -> dict[str, Any]:
     shown = _without_body(known)
     if known.body is not operation.NoBody:
-        shown["requestBody"] = _content("", known.body.__name__)
+        is_needed = any(field.required for field in msgspec.structs.fields(known.body))
+        shown["requestBody"] = {**_content("", known.body.__name__), "required": is_needed}
     return shown
 
 
@@ -101,7 +108,7 @@ def _content(description: str, schema: str) -> dict[str, Any]:
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
     return [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        {"name": name, "in": "path", "required": True, "schema": _PATH_SCHEMAS.get(name, _UUID)}
         for name in re.findall(r"{(\w+)}", path)
     ]
 

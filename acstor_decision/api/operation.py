@@ -17,6 +17,7 @@ from keystoneauth1 import plugin
 
 from acstor_common import errors
 from acstor_common.model import ids
+from acstor_common.model import patterns
 from acstor_decision import nova_client
 from acstor_decision import rpc
 from acstor_decision.api import glance_client
@@ -63,7 +64,7 @@ class Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
-    marker: str = ""
+    marker: Annotated[str, patterns.text(255)] = ""
 
 
 @dataclasses.dataclass(frozen=True)

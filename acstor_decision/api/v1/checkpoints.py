@@ -14,6 +14,7 @@ import msgspec
 from acstor_common import errors
 from acstor_common.identity import signing
 from acstor_common.model import ids
+from acstor_common.model import patterns
 from acstor_common.wire import checkpoint_messages
 from acstor_common.wire import signed_messages
 from acstor_decision import nova_client
@@ -78,10 +79,10 @@ class CheckpointPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     :param marker: id of the last checkpoint of the previous page
     """
 
-    instance: Annotated[str, msgspec.Meta(max_length=36)] = ""
-    host: Annotated[str, msgspec.Meta(max_length=255)] = ""
+    instance: patterns.OptionalUuid = ""
+    host: Annotated[str, patterns.text(255)] = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
-    marker: Annotated[str, msgspec.Meta(max_length=36)] = ""
+    marker: Annotated[str, patterns.text(36)] = ""
 
 
 class CheckpointRecovery(checkpoint_messages.RecoveryData, frozen=True, kw_only=True):
@@ -98,7 +99,7 @@ class CheckpointRecovery(checkpoint_messages.RecoveryData, frozen=True, kw_only=
 class CheckpointRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request to take a checkpoint of a server."""
 
-    instance_id: str
+    instance_id: patterns.Uuid
 
 
 class AcceptedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,8 +135,6 @@ class DeletedCheckpoint(msgspec.Struct, frozen=True):
 def list_checkpoints(call: operation.Call) -> Checkpoints:
     """Return checkpoints."""
     page = call.query
-    if page.instance:
-        operation.server_id(page.instance)
     rows = call.store.list_checkpoints(page.marker, page.limit, page.instance.lower(), page.host)
     return Checkpoints([_shown(row) for row in rows])
 

@@ -33,8 +33,8 @@ class CertificateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         the key of the current certificate; empty: there is none, or the key stays the same
     """
 
-    csr: Annotated[str, msgspec.Meta(max_length=8192)]
-    proof: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    csr: Annotated[str, patterns.text(8192)]
+    proof: Annotated[str, patterns.text(128)] = ""
 
 
 class AllowRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +46,7 @@ class AllowRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     fingerprint: patterns.OptionalHex64 = ""
-    user_id: Annotated[str, msgspec.Meta(max_length=255)] = ""
+    user_id: Annotated[str, patterns.text(255)] = ""
 
 
 class ForgottenHost(msgspec.Struct, frozen=True):

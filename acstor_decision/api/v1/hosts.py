@@ -132,7 +132,7 @@ class HostPage(operation.Page, frozen=True, forbid_unknown_fields=True):
 
     state: Annotated[str, patterns.full_match(f"({'|'.join(HostState)})?")] = ""
     enrolment: Annotated[str, patterns.full_match(f"({'|'.join(IDENTITIES)})?")] = ""
-    location: Annotated[str, msgspec.Meta(max_length=255)] = ""
+    location: Annotated[str, patterns.text(255)] = ""
     sort: Annotated[str, patterns.full_match(f"({'|'.join(SORTED_BY)})(:(asc|desc))?")] = "host"
 
 

@@ -17,6 +17,7 @@ import msgspec
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.model import ids
+from acstor_common.model import patterns
 from acstor_common.wire import control_wire
 from acstor_common.wire import decision_messages
 from acstor_decision.api import operation
@@ -27,9 +28,9 @@ from acstor_decision.db import image_queries
 REQUEST_BITS = 52
 """Random bits of a task's number: exact even where JSON numbers are floating-point."""
 
-HostNames = Annotated[list[str], msgspec.Meta(max_length=1000)]
+HostNames = Annotated[list[patterns.HostName], msgspec.Meta(max_length=1000)]
 PreviousImages = Annotated[
-    list[str], msgspec.Meta(max_length=decision_messages.MAX_PREVIOUS_IMAGES)
+    list[patterns.Uuid], msgspec.Meta(max_length=decision_messages.MAX_PREVIOUS_IMAGES)
 ]
 
 

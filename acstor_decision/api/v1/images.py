@@ -14,6 +14,7 @@ from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.image import lineage
 from acstor_common.model import ids
+from acstor_common.model import patterns
 from acstor_common.wire import decision_messages
 from acstor_common.wire import fill_progress
 from acstor_decision.api import glance_client
@@ -156,7 +157,7 @@ class ImagePage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = PAGE
-    marker: Annotated[str, msgspec.Meta(max_length=36)] = ""
+    marker: Annotated[str, patterns.text(36)] = ""
 
 
 def list_images(call: operation.Call) -> Images:

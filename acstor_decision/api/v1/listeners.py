@@ -3,7 +3,6 @@
 
 import datetime
 import http
-from typing import Annotated
 
 import msgspec
 
@@ -22,7 +21,7 @@ class ListenerReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     :param listener: the name of its host
     """
 
-    listener: Annotated[str, patterns.full_match(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")]
+    listener: patterns.HostName
 
 
 class Listener(msgspec.Struct, frozen=True, kw_only=True):
