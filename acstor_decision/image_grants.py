@@ -6,6 +6,7 @@ Nova says which images are in use, or an operator's request; the host's word cou
 while hosts still lack bytes of the image (:mod:`acstor_decision.db.grant_queries`).
 """
 
+import enum
 import logging
 import threading
 import time
@@ -40,6 +41,16 @@ RATE: Final = token_buckets.Rate(per_s=16.0, burst=512.0)  # requests of one hos
 MAX_FRESH: Final = 16_384  # remembered requests of one host: RATE for the age of a replay
 
 
+class Reason(enum.StrEnum):
+    """Why a request for a grant is refused."""
+
+    NOT_AUTHENTIC = "not_authentic"
+    NOT_IN_USE = "not_in_use"
+    BUSY = "busy"  # the host requests too many, or Nova responds to too many
+    NO_NOVA = "no_nova"
+    NO_DATABASE = "no_database"
+
+
 class NotInUse(errors.AcstorError):
     """No server uses the image."""
 
@@ -48,7 +59,10 @@ class NotInUse(errors.AcstorError):
 
 
 class ImageGrants:
-    """Handles requests for grants; thread-safe."""
+    """Handles requests for grants; thread-safe.
+
+    :ivar refused: number of refused requests, by reason
+    """
 
     def __init__(
         self,
@@ -61,6 +75,7 @@ class ImageGrants:
         self._store, self._nova, self._trust = store, nova, trust
         self._clock = clock
         self._lock = threading.Lock()
+        self.refused: dict[str, int] = {reason.value: 0 for reason in Reason}
         self._rates: token_buckets.TokenBuckets[str] = token_buckets.TokenBuckets(
             RATE, hash_ring.MAX_HOSTS
         )
@@ -78,12 +93,17 @@ class ImageGrants:
         try:
             response = self._response(*self._checked(payload))
         except (errors.NotAuthenticated, errors.RemoteProtocolError) as e:
+            self._count_refused(Reason.NOT_AUTHENTIC)
             self._warnings.log_line("grants: %s", e)
             response = messages.GrantResponse(host="", sent_s=0.0, why=str(e)[:1024])
         signed = signed_messages.sign_payload(
             response, signing.IMAGE_GRANT_ANSWER, self._trust().signer
         )
         return decision_messages.encode(signed)
+
+    def _count_refused(self, reason: Reason) -> None:
+        with self._lock:
+            self.refused[reason] += 1
 
     def _checked(
         self, payload: object
@@ -110,28 +130,31 @@ class ImageGrants:
     def _response(
         self, certificate: certificates.HostCertificate, request: messages.GrantRequest
     ) -> messages.GrantResponse:
-        why, may_pass, grant = "", False, None
+        why, reason, grant = "", None, None
         try:
             self._check_rate(request.host)
             self._check_use(request)
             signer = self._trust().signer
             grant = messages.new_grant(request, certificate, signer, self._clock.time())
         except NotInUse as e:
-            why = str(e)
+            why, reason = str(e), Reason.NOT_IN_USE
             words = (request.host, request.image_id, why)
             self._warnings.log_line("%s gets no grant for image %s: %s", *words)
         except nova_client.NovaBusy as e:  # not logged: a flood of requests would flood the log
-            why, may_pass = str(e), True
+            why, reason = str(e), Reason.BUSY
         except nova_client.NovaUnreachable as e:
-            why, may_pass = f"Nova does not say whether a server uses this image: {e.why}", True
+            why = f"Nova does not say whether a server uses this image: {e.why}"
+            reason = Reason.NO_NOVA
         except database.DatabaseError:  # its address is not for hosts
-            why, may_pass = "the database is away", True
+            why, reason = "the database is away", Reason.NO_DATABASE
+        if reason is not None:
+            self._count_refused(reason)
         return messages.GrantResponse(
             host=request.host,
             sent_s=request.sent_s,
             grant=grant,
             why=why[:1024],
-            may_pass=may_pass,
+            may_pass=reason not in (None, Reason.NOT_IN_USE),
         )
 
     def _check_rate(self, host: str) -> None:

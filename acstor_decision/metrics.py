@@ -57,6 +57,7 @@ class InstanceMetrics:
     checkpoints: Sequence[cloud_state.NewestCheckpoint] = ()
     checkpoints_registered: int = 0
     checkpoints_refused: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    grants_refused: Mapping[str, int] = dataclasses.field(default_factory=dict)
     published: Mapping[str, int] = dataclasses.field(default_factory=dict)
     moved: int = 0
 
@@ -97,6 +98,12 @@ class Collector(registry.Collector):
                 "Registrations of checkpoints refused, by reason",
                 "reason",
                 current.checkpoints_refused,
+            ),
+            (
+                "refused_grants",
+                "Requests of hosts for grants of images refused, by reason",
+                "reason",
+                current.grants_refused,
             ),
             (
                 "published_rings",

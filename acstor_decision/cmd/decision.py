@@ -71,7 +71,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     grants = image_grants.ImageGrants(store, nova, made.trust_state)
     if not _wait_for_database(store, made.load_trust, stopping):
         return 0
-    stop_metrics = _serve_metrics(own, made, bus, checkpoints)
+    stop_metrics = _serve_metrics(own, made, bus, checkpoints, grants)
     if verifier is not None:
         verifier.start(stopping)
     methods = {**checkpoints.rpc_methods(), **grants.rpc_methods()}
@@ -122,6 +122,7 @@ def _serve_metrics(
     made: service.DecisionService,
     bus: rpc.AgentBus,
     checkpoints: checkpoint_registry.CheckpointRegistry,
+    grants: image_grants.ImageGrants,
 ) -> Callable[[], None]:
     def current() -> metrics.InstanceMetrics:
         return dataclasses.replace(
@@ -130,6 +131,7 @@ def _serve_metrics(
             checkpoints=checkpoints.newest,
             checkpoints_registered=checkpoints.registered,
             checkpoints_refused=dict(checkpoints.refused),
+            grants_refused=dict(grants.refused),
         )
 
     if not own.metrics_listen:

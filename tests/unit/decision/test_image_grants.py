@@ -241,3 +241,31 @@ def test_without_a_database_the_host_may_retry(service, monkeypatch):
     waits = service.ask()
     assert (waits.grant, waits.may_pass) == (None, True)
     assert "example" not in waits.why
+
+
+def test_refused_requests_are_counted_by_reason(service, monkeypatch):
+    def fail(*_arguments):
+        raise database.DatabaseError("db.example", "gone")
+
+    def counted():
+        return {reason: times for reason, times in service.grants.refused.items() if times}
+
+    assert service.ask().grant is not None
+    assert counted() == {}
+    service.answer({})
+    service.ask(host="h2", by="h1")
+    service.ask(UNUSED)
+    expected = {"not_authentic": 2, "not_in_use": 1}
+    assert counted() == expected
+    for fault, reason in (
+        (nova_client.NovaUnreachable("HTTP 503"), "no_nova"),
+        (nova_client.NovaBusy("many"), "busy"),
+    ):
+        service.nova.fault = fault
+        service.passes(image_grants.UNUSED_S)
+        service.ask(UNUSED)
+        expected[reason] = 1
+        assert counted() == expected
+    monkeypatch.setattr(service.store, "is_grantable", fail)
+    service.ask(UNUSED)
+    assert counted() == {**expected, "no_database": 1}

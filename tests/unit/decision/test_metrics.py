@@ -34,6 +34,7 @@ PICTURE = metrics.InstanceMetrics(
     ],
     checkpoints_registered=8,
     checkpoints_refused={"stale": 4},
+    grants_refused={"not_in_use": 6},
     published={"overload": 2},
     moved=60,
 )
@@ -79,6 +80,7 @@ def test_every_number_of_a_picture_has_a_metric():
         ("published_rings_total", "overload"): 2,
         ("registered_checkpoints_total", ""): 8,
         ("refused_checkpoints_total", "stale"): 4,
+        ("refused_grants_total", "not_in_use"): 6,
         ("checkpoint_timestamp_seconds", ""): 12.5,
         ("checkpoint_interval_seconds", ""): 3600,
         ("checkpoint_changed_bytes", ""): 4103,
