@@ -35,6 +35,11 @@ STOP_WAIT_S = 5.0  # longest wait for the broker on process exit
 WARNINGS = 30
 WARNINGS_S = 60.0  # at most WARNINGS warnings of bad messages in this time
 REPLY_S = 1  # longest wait for a reply queue: a message can name any, and blocks a thread
+THREADS = 16  # that handle messages, per server; the pool starts all of them and ends none
+_DEFAULTS = (
+    (None, "executor_thread_pool_size", THREADS),
+    ("oslo_messaging_rabbit", "kombu_missing_consumer_retry_timeout", REPLY_S),
+)
 WOKEN = "woken"  # method without effect, which a server sends to itself to wake up
 
 Handler = Callable[[Any], Any]
@@ -49,10 +54,10 @@ def open_transport(
     """Return a transport for the configured broker, without connecting.
 
     :param conf: the global configuration: oslo.messaging works with no other
-    :raises errors.Unusable: no broker that oslo.messaging knows, or no option for REPLY_S
+    :raises errors.Unusable: no broker that oslo.messaging knows, or no option of _DEFAULTS
     """
     oslo_messaging.set_transport_defaults(decision_messages.EXCHANGE)
-    _bound_replies(conf)
+    _set_defaults(conf)
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_limit)
     try:
@@ -76,14 +81,16 @@ def open_global_transport(
     return open_transport(cfg.CONF)
 
 
-def _bound_replies(conf: cfg.ConfigOpts) -> None:
-    """Make REPLY_S the default of its option before the driver registers it, or raise Unusable."""
-    name, group = "kombu_missing_consumer_retry_timeout", "oslo_messaging_rabbit"
-    options = {option.dest: option for option in dict(messaging_opts.list_opts()).get(group, ())}
-    if name not in options:
-        raise errors.Unusable("the installed oslo.messaging", f"it has no option [{group}] {name}")
-    conf.register_opt(options[name], group)
-    conf.set_default(name, REPLY_S, group)
+def _set_defaults(conf: cfg.ConfigOpts) -> None:
+    """Set _DEFAULTS before oslo.messaging registers these options, or raise Unusable."""
+    of_group = dict(messaging_opts.list_opts())
+    for group, name, value in _DEFAULTS:
+        options = {option.dest: option for option in of_group.get(group, ())}
+        if name not in options:
+            where = f"[{group or 'DEFAULT'}] {name}"
+            raise errors.Unusable("the installed oslo.messaging", f"it has no option {where}")
+        conf.register_opt(options[name], group)
+        conf.set_default(name, value, group)
 
 
 def broker_of(transport: Any) -> str:

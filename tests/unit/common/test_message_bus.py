@@ -138,10 +138,37 @@ def test_answer_waits_shortly_for_its_queue_unless_the_configuration_says_more(
     made.cleanup()
 
 
-def test_oslo_messaging_without_the_option_for_that_is_refused_by_its_name(monkeypatch):
-    monkeypatch.setattr(messaging_opts, "list_opts", lambda: [("oslo_messaging_rabbit", [])])
-    with pytest.raises(errors.Unusable, match=r"no option .* kombu_missing_consumer_retry_timeout"):
+@pytest.mark.parametrize("group,name", [row[:2] for row in message_bus._DEFAULTS])
+def test_oslo_messaging_without_an_option_is_refused_by_its_name(monkeypatch, group, name):
+    found = messaging_opts.list_opts()
+    without = [(of, [o for o in options if o.dest != name]) for of, options in found]
+    monkeypatch.setattr(messaging_opts, "list_opts", lambda: without)
+    with pytest.raises(errors.Unusable, match=rf"no option .{group or 'DEFAULT'}. {name}"):
         message_bus.open_transport(cfg.ConfigOpts())
+
+
+def test_many_messages_leave_a_bounded_number_of_threads(transport):
+    """The pool of oslo.messaging starts a thread for each message up to its size, and ends none."""
+    served_by, all_came = set(), threading.Semaphore(0)
+
+    def note(_payload: object) -> None:
+        served_by.add(threading.get_ident())
+        all_came.release()
+
+    target = oslo_messaging.Target(topic="lamps", server="h1")
+    served = message_bus.serve(
+        transport, target, message_bus.Endpoint({"lit": note}), threading.Event()
+    )
+    assert served is not None
+    try:
+        client = oslo_messaging.get_rpc_client(transport, target)
+        for _ in range(5 * message_bus.THREADS):
+            client.cast({}, "lit", payload=1)
+        for _ in range(5 * message_bus.THREADS):
+            assert all_came.acquire(timeout=WAIT_S)
+        assert len(served_by) <= message_bus.THREADS
+    finally:
+        served.close()
 
 
 @pytest.mark.expect_log("message lit is of no use: dark")
