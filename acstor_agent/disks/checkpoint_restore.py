@@ -52,7 +52,7 @@ class CheckpointRestore:
         self._disks, self._images, self._retry_s = guest_disks, images, retry_s
         self._changing = keyed_locks.KeyedLocks[disk_header.DiskId]()
         self._wanted = trio.Event()
-        self._under_way: set[disk_header.DiskId] = set()
+        self._in_flight: set[disk_header.DiskId] = set()
 
     async def make_disk(
         self,
@@ -140,8 +140,8 @@ class CheckpointRestore:
             while True:
                 self._wanted = trio.Event()
                 for record in await trio.to_thread.run_sync(list, self._records()):
-                    if not record.is_complete and record.checkpoint_id not in self._under_way:
-                        self._under_way.add(record.checkpoint_id)
+                    if not record.is_complete and record.checkpoint_id not in self._in_flight:
+                        self._in_flight.add(record.checkpoint_id)
                         nursery.start_soon(self._complete, record)
                 with trio.move_on_after(CHECK_INTERVAL_S):
                     await self._wanted.wait()
@@ -159,7 +159,7 @@ class CheckpointRestore:
                 else:
                     return
         finally:
-            self._under_way.discard(disk_id)
+            self._in_flight.discard(disk_id)
 
     async def _bring_all(self, restored: disk.Disk) -> None:
         former = restored.checkpoint

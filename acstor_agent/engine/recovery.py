@@ -46,7 +46,7 @@ class Recovery:
             return True  # the waiting requests time out
         if transfer.is_idle or (transfer.is_fetching and not attempts):
             return False
-        if not all(map(self._is_under_way, attempts if relay is None else (*attempts, relay))):
+        if not all(map(self._is_in_flight, attempts if relay is None else (*attempts, relay))):
             return False
         if read is not None and not self._context.source_reads.is_active(read):
             return False
@@ -63,7 +63,7 @@ class Recovery:
             return pending.lookups.is_active(transfer.lookup)
         return transfer.is_fetching or pending.prefetch_limits.is_queued(transfer)
 
-    def _is_under_way(self, attempt: Attempt) -> bool:
+    def _is_in_flight(self, attempt: Attempt) -> bool:
         transfer = attempt.transfer
         if attempt.is_over:
             return False

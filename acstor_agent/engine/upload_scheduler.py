@@ -202,7 +202,7 @@ class UploadScheduler:
         if now < link.watched_s + SLOT_TIMEOUT_S:
             self._schedule_reclaim(link, link.watched_s)
             return
-        self.slots.under_way(SLOT_TIMEOUT_S)
+        self.slots.note_unanswered(SLOT_TIMEOUT_S)
         self._queue_s = now
         self.used -= link.slots
         link.receiver.slots -= link.slots
@@ -261,14 +261,14 @@ class UploadSlots:
         self.count, self._few = count, few
         self._quick_ones = 0
 
-    def under_way(self, age_s: float) -> None:
+    def note_unanswered(self, age_s: float) -> None:
         """Record how many seconds ago an undelivered answer was sent."""
         if age_s > LATE_S:
             self.count, self._quick_ones = self._few, 0
 
     def answer_delivered(self, took_s: float) -> None:
         """Record how many seconds a delivered answer took."""
-        self.under_way(took_s)
+        self.note_unanswered(took_s)
         self._quick_ones = self._quick_ones + 1 if took_s < QUICK_S else 0
         if self._quick_ones >= QUICK_ONES:
             self.count = MANY

@@ -134,23 +134,23 @@ class _Order:
     def __init__(self, order_s: float) -> None:
         self._order_s = order_s
         self._latest = lru_table.LruTable[tuple[base.Blob, int], _Turn](REMEMBERED)  # by their ends
-        self._under_way: collections.Counter[base.Blob] = collections.Counter()
+        self._in_flight: collections.Counter[base.Blob] = collections.Counter()
 
     @contextlib.contextmanager
     def turn(self, run: driver.BlobRun) -> Iterator[_Turn]:
         """Yield the turn of a read; it ends with the block at the latest."""
         blob, end = run.blob, (run.blob, run.offset + run.length)
-        before = self._latest.get((blob, run.offset)) if self._under_way[blob] else None
+        before = self._latest.get((blob, run.offset)) if self._in_flight[blob] else None
         turn = _Turn(before.ended if before else None, self._order_s)
         self._latest[end] = turn
-        self._under_way[blob] += 1
+        self._in_flight[blob] += 1
         try:
             yield turn
         finally:
             turn.end()
-            self._under_way[blob] -= 1
-            if not self._under_way[blob]:
-                del self._under_way[blob]
+            self._in_flight[blob] -= 1
+            if not self._in_flight[blob]:
+                del self._in_flight[blob]
 
 
 class FileSource(driver.Driver):

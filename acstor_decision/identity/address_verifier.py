@@ -40,7 +40,7 @@ class AddressVerifier:
         self._wanted: queue.Queue[tuple[address_book.Address, trust_state.TrustState]]
         self._wanted = queue.Queue()
         self._found: queue.SimpleQueue[VerifyResult] = queue.SimpleQueue()
-        self._under_way: set[address_book.Address] = set()
+        self._in_flight: set[address_book.Address] = set()
 
     def start(self, stopping: threading.Event) -> None:
         """Start the threads; they end with the process."""
@@ -52,8 +52,8 @@ class AddressVerifier:
     ) -> None:
         """Queue addresses, unless they are in progress; never waits."""
         for address in addresses:
-            if address not in self._under_way:
-                self._under_way.add(address)
+            if address not in self._in_flight:
+                self._in_flight.add(address)
                 self._wanted.put((address, trust))
 
     def take_results(self) -> list[VerifyResult]:
@@ -63,7 +63,7 @@ class AddressVerifier:
             try:
                 found.append(self._found.get_nowait())
             except queue.Empty:
-                self._under_way.difference_update(proof.address for proof in found)
+                self._in_flight.difference_update(proof.address for proof in found)
                 return found
 
     def _work(self) -> None:

@@ -60,9 +60,9 @@ class ReadAdmission:
         job.add_done_callback(lambda job: self._ended(job, began_s))
         futures.wait((job,), self._timeout_s)
         with self._lock:
-            if is_under_way := not job.done():
+            if is_in_flight := not job.done():
                 self._late.add(job)
-        if is_under_way or self._has_timed_out(job, began_s):
+        if is_in_flight or self._has_timed_out(job, began_s):
             self._counters.count_fault("late")
             why = f"store {self._name}: no answer within {self._timeout_s:g} s"
             raise http_errors.HttpError(http.HTTPStatus.GATEWAY_TIMEOUT, why)

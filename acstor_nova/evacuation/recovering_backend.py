@@ -39,7 +39,7 @@ class Evacuated(NamedTuple):
     context: Any
 
 
-_under_way: contextvars.ContextVar[Evacuated | None] = contextvars.ContextVar(
+_evacuated: contextvars.ContextVar[Evacuated | None] = contextvars.ContextVar(
     "evacuated", default=None
 )
 
@@ -47,11 +47,11 @@ _under_way: contextvars.ContextVar[Evacuated | None] = contextvars.ContextVar(
 @contextlib.contextmanager
 def mark_evacuated(instance_id: str, context: Any) -> Iterator[None]:
     """Mark disks made in the block as those of an evacuated server."""
-    former = _under_way.set(Evacuated(instance_id, context))
+    former = _evacuated.set(Evacuated(instance_id, context))
     try:
         yield
     finally:
-        _under_way.reset(former)
+        _evacuated.reset(former)
 
 
 class RecoveringBase:
@@ -79,7 +79,7 @@ class RecoveringBase:
             if os.path.lexists(self.path):
                 return  # nothing to fetch; the start waits for the agent
             raise self.host.nova.cannot_start(recovered_disk.move_refusal_text(checkpoint_id))
-        evacuated = _under_way.get()
+        evacuated = _evacuated.get()
         if evacuated is None or not self._is_lost(evacuated, kwargs.get("image_id")):
             super().cache(fetch_func, filename, size, safe, *args, **kwargs)  # type: ignore[misc]
         elif not self._recover(evacuated, size or 0):

@@ -65,8 +65,8 @@ class PendingSnapshot:
     make_live: Callable[[str, str, str], None]
 
 
-_under_way: contextvars.ContextVar[PendingSnapshot | None] = contextvars.ContextVar(
-    "under_way", default=None
+_pending_snapshot: contextvars.ContextVar[PendingSnapshot | None] = contextvars.ContextVar(
+    "pending_snapshot", default=None
 )
 _sender: contextvars.ContextVar[Callable[[str], None] | None] = contextvars.ContextVar(
     "sender", default=None
@@ -75,12 +75,12 @@ _sender: contextvars.ContextVar[Callable[[str], None] | None] = contextvars.Cont
 
 def begin_snapshot(made: PendingSnapshot) -> None:
     """Store the snapshot of this thread for the backend."""
-    _under_way.set(made)
+    _pending_snapshot.set(made)
 
 
 def is_of_running_guest() -> bool:
     """Return whether the guest of this thread's snapshot was running at its start."""
-    made = _under_way.get()
+    made = _pending_snapshot.get()
     return made is not None and (made.is_live or made.is_suspended)
 
 
@@ -104,8 +104,8 @@ class DeltaSnapshotBase(imagebackend.MirrorBase):
         base_image_id: str,
     ) -> Any:
         """Make the snapshot from a delta; else let Nova make a complete image."""
-        made = _under_way.get()
-        _under_way.set(None)
+        made = _pending_snapshot.get()
+        _pending_snapshot.set(None)
         if made is not None and (base := self._base_of_snapshot()) is not None:
             try:
                 snapshot = Snapshot(self.host, made, context, image_id, image_format, base)

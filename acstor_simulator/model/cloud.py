@@ -126,7 +126,7 @@ class SimulatedHost(virtual_host.VirtualHost):
         self.read((what,), urgency, answered, guest=guest)
         return False
 
-    def _heard(self, heard: actions.ForwardAnnouncement) -> None:
+    def _forward_announcement(self, heard: actions.ForwardAnnouncement) -> None:
         for prefetching in self.images.values():
             self.call_later(prefetching.announcement_received, heard.held)
 

@@ -18,7 +18,7 @@ from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_simulator.model import virtual_host
 
-UNDER_WAY = 32  # limit of an image's concurrent prefetches, as in an agent
+MAX_PREFETCHES = 32  # limit of an image's concurrent prefetches, as in an agent
 
 _E = chunk_state.ChunkEvent
 
@@ -67,7 +67,7 @@ class HostPrefetch:
 
     def on_read(self, chunks: Iterable[chunk_ref.ChunkRef]) -> None:
         """Record guests' reads, which may confirm prefetches."""
-        if not (self.states.unmatched or self.states.under_way):
+        if not (self.states.unmatched or self.states.in_flight):
             return
         matched = self.states.matched
         for chunk in chunks:
@@ -76,7 +76,7 @@ class HostPrefetch:
             self._fetch_some()
 
     def _fetch_some(self) -> None:
-        for number in self.prefetcher.take_candidates(UNDER_WAY - self.states.under_way):
+        for number in self.prefetcher.take_candidates(MAX_PREFETCHES - self.states.in_flight):
             if self._chunks[number].cid in self._cached:
                 self.states.apply_event(number, _E.PREFETCH_ARRIVED)
                 continue

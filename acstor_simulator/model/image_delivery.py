@@ -23,8 +23,8 @@ UNPACK_S_PER_BYTE = 5e-9
 
 From 15 to 20 s measured for 2.1 and 2.2 GB (benchmark P12), less 4 s of Nova's own.
 """
-FRAMES_UNDER_WAY = 8
-PIECES_UNDER_WAY = 8
+FRAMES_IN_FLIGHT = 8
+PIECES_IN_FLIGHT = 8
 QUIET_S = 60.0  # delay between a boot and the fill
 
 
@@ -101,20 +101,20 @@ class Copy(Delivery):
     def start_delivery(self) -> None:
         """Start the download."""
         count = -(-self.sizes.stored // PIECE_BYTES)
-        self._left, self._under_way = count, 0
+        self._left, self._in_flight = count, 0
         for _ in range(min(WINDOW, count)):
             self._more()
 
     def _more(self) -> None:
         self._left -= 1
-        self._under_way += 1
+        self._in_flight += 1
         self.host.world.read_storage(self.host, PIECE_BYTES, self._on_piece_read)
 
     def _on_piece_read(self) -> None:
-        self._under_way -= 1
+        self._in_flight -= 1
         if self._left:
             self._more()
-        elif not self._under_way:
+        elif not self._in_flight:
             agenda = self.host.world.agenda
             agenda.schedule_after(UNPACK_S_PER_BYTE * self.sizes.stored, self.mark_ready)
 
@@ -132,28 +132,28 @@ class BootImage(Delivery):
         """Read the chunk map, then load the boot image."""
         self.host.attach_image(self.image._replace(reads=[]))
         self._pacer = fill_rate.Pacer()
-        self._under_way = 0
+        self._in_flight = 0
         world = self.host.world
         world.read_storage(self.host, max(1, self.sizes.map_bytes), self._attached)
 
     def _attached(self) -> None:
         self._frames = iter(self.image.chunks)
         self.mark_ready()
-        for _ in range(FRAMES_UNDER_WAY):
+        for _ in range(FRAMES_IN_FLIGHT):
             self._load()
 
     def _load(self) -> None:
         for frame in self._frames:
-            self._under_way += 1
+            self._in_flight += 1
             if not self.host.fetch_object(frame, Priority.READAHEAD, self._loaded):
                 return
-            self._under_way -= 1
-        if not self._under_way:
-            self._under_way = -1  # schedule once
+            self._in_flight -= 1
+        if not self._in_flight:
+            self._in_flight = -1  # schedule once
             self.host.world.agenda.schedule_after(QUIET_S, self._fill)
 
     def _loaded(self) -> None:
-        self._under_way -= 1
+        self._in_flight -= 1
         self._load()
 
     def is_present(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
@@ -165,7 +165,7 @@ class BootImage(Delivery):
     def _fill(self) -> None:
         _, received = self.host.world.tree.host_links(self.host.number)
         self._pacer.bytes_s = fill_rate.SHARE * received.free_bytes_s
-        self._left, self._under_way = list(self._in_order(self.image.rest))[::-1], 0
+        self._left, self._in_flight = list(self._in_order(self.image.rest))[::-1], 0
         self._fill_more()
 
     def _in_order(self, rest: Sequence[chunk_ref.ChunkRef]) -> Iterator[chunk_ref.ChunkRef]:
@@ -178,18 +178,18 @@ class BootImage(Delivery):
 
     def _fill_more(self) -> None:
         agenda = self.host.world.agenda
-        while self._left and self._under_way < PIECES_UNDER_WAY:
+        while self._left and self._in_flight < PIECES_IN_FLIGHT:
             wait_s = self._pacer.wait_s(self._left[-1].length, agenda.now)
             if wait_s:
-                if not self._under_way:
+                if not self._in_flight:
                     agenda.schedule_after(wait_s, self._fill_more)
                 return
-            self._under_way += 1
+            self._in_flight += 1
             if self.host.fetch_object(self._left.pop(), Priority.HYDRATE, self._filled):
-                self._under_way -= 1
-        if not self._left and not self._under_way:
+                self._in_flight -= 1
+        if not self._left and not self._in_flight:
             self.mark_complete()
 
     def _filled(self) -> None:
-        self._under_way -= 1
+        self._in_flight -= 1
         self._fill_more()

@@ -127,7 +127,7 @@ class VirtualHost:
             actions.WatchDelivery: self._watch,
             actions.SendKeepalives: self._say_alive,
             actions.SendAnnouncement: self._send_announcement,
-            actions.ForwardAnnouncement: self._heard,
+            actions.ForwardAnnouncement: self._forward_announcement,
             **dict.fromkeys(_FOR_OTHERS, lambda action: None),
         }
         self.reset_state()
@@ -236,7 +236,7 @@ class VirtualHost:
         size_bytes = MESSAGE_BYTES + entry_bytes * count
         self.send(announcement.host, announcement, size_bytes, Priority.ADVERTISED)
 
-    def _heard(self, heard: actions.ForwardAnnouncement) -> None:
+    def _forward_announcement(self, heard: actions.ForwardAnnouncement) -> None:
         pass
 
     def _reply(self, reply: actions.SendAnswers) -> None:

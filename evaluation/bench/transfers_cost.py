@@ -118,7 +118,7 @@ def bytes_of(make: Callable[[], object]) -> int:
     return size
 
 
-def under_way() -> tuple[one_machine.Machine, int]:
+def in_flight() -> tuple[one_machine.Machine, int]:
     """Return a machine that waits for many chunks."""
     machine = one_machine.Machine(hosts=HOSTS)
     for at in range(0, CHUNKS, BATCH):
@@ -162,7 +162,7 @@ def main() -> int:
         costs = [cost() for _ in range(TURNS)]
         print(f"{what}: {statistics.median(costs):.1f} us a chunk (best {min(costs):.1f})")
     _CHUNKS.extend(chunk_refs(CHUNKS))
-    size = bytes_of(under_way)
+    size = bytes_of(in_flight)
     print(f"a chunk under way, wanted in batches of {BATCH}: {size / CHUNKS:.0f} bytes")
     for make, length in itertools.product((told, given), (1, segments.MAX_CHUNKS)):
         for of_one in (1, 2, 4, 16, 1000):

@@ -151,7 +151,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
         lambda *_: False,
     ),
     "predictions are not bounded": (8, prefetcher.Prefetcher, "allowance", 1 << 30),
-    "what comes is still under way": (3, chunk_state.ChunkStates, "under_way", 1),
+    "what comes is still under way": (3, chunk_state.ChunkStates, "in_flight", 1),
 }
 
 

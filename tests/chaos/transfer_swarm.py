@@ -339,7 +339,7 @@ class Run:
         self.world.check()
 
     def _waits(self) -> str:
-        waits = [f"{g.host.name}: {len(g.left) + len(g.under_way)}" for g in self.guests]
+        waits = [f"{g.host.name}: {len(g.left) + len(g.in_flight)}" for g in self.guests]
         waits += [f"{f.host.name}, follower" for f in self.followers if not f.is_done]
         return f"batches that are not read: {waits}, left {self.world.left()}"
 

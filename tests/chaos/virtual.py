@@ -100,7 +100,7 @@ class World:
         self._scopes: dict[str, set[trio.CancelScope]] = {name: set() for name in self.names}
         self._stops = {name: trio.Event() for name in self.names}
         self._wiped: set[str] = set()
-        self._came = trio.Event()
+        self._started = trio.Event()
         self._undo: list[Callable[[], object]] = []
         self._table = self._new_table(1, self.names)
 
@@ -146,8 +146,8 @@ class World:
                 for image_id in self.images:
                     host.uses.image_opened(image_id)
                 self.hosts[name] = host
-                self._came.set()
-                self._came = trio.Event()
+                self._started.set()
+                self._started = trio.Event()
                 await self._stops[name].wait()
                 self._stops[name] = trio.Event()
                 del self.hosts[name]
@@ -195,7 +195,7 @@ class World:
         """Read; say whether there was an answer: the host may be killed meanwhile."""
         host = self.hosts.get(name)
         if host is None:
-            await self._came.wait()
+            await self._started.wait()
             return False
         with trio.CancelScope() as scope:
             self._scopes[name].add(scope)
@@ -410,7 +410,7 @@ class World:
             for name in self.names:
                 nursery.start_soon(self.live, name)
             while len(self.hosts) < len(self.names):
-                await self._came.wait()
+                await self._started.wait()
             for host in self.hosts.values():  # what guests have open was attached once
                 self.network.be(host.name)
                 for image_id in self.images:

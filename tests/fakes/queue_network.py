@@ -46,14 +46,14 @@ class _Stream:
 
     __slots__ = (
         *("handled_s", "in_queue", "marked_s", "rtt_s", "source", "target", "threshold"),
-        *("under_way", "used_s", "waiting", "window"),
+        *("in_flight", "used_s", "waiting", "window"),
     )
 
     def __init__(self, source: "_Port", target: "_Port") -> None:
         self.source, self.target = source, target
         self.waiting: collections.deque[_Item] = collections.deque()
         self.in_queue = 0
-        self.under_way = 0
+        self.in_flight = 0
         self.window = 10.0 * SEGMENT_BYTES
         self.threshold = float("inf")
         self.used_s = self.marked_s = self.handled_s = 0.0
@@ -136,7 +136,7 @@ class QueueNetwork:
             stream = _Stream(self._ports[sender], self._ports[to])
             self._streams[sender, to, name] = stream
         idle_s = self.now - stream.used_s
-        if not stream.under_way and not stream.waiting and idle_s > IDLE_S:
+        if not stream.in_flight and not stream.waiting and idle_s > IDLE_S:
             shrunk = stream.window / 2.0 ** min(20.0, idle_s / IDLE_S)
             stream.window = max(10.0 * SEGMENT_BYTES, shrunk)
         stream.waiting.append(_Item(size_bytes, size_bytes, arrive, acknowledged))
@@ -144,7 +144,7 @@ class QueueNetwork:
 
     def _pump(self, stream: _Stream) -> None:
         port, waiting = stream.source, stream.waiting
-        while waiting and stream.in_queue < SMALL_QUEUE and stream.under_way < stream.window:
+        while waiting and stream.in_queue < SMALL_QUEUE and stream.in_flight < stream.window:
             item = waiting[0]
             count = min(item.left, PACKET_BYTES)
             item.left -= count
@@ -152,7 +152,7 @@ class QueueNetwork:
             if is_last:
                 waiting.popleft()
             stream.in_queue += 1
-            stream.under_way += count
+            stream.in_flight += count
             port.queue.append((stream, item, count, is_last))
             port.queued_bytes += count
         self._serve(port)
@@ -198,7 +198,7 @@ class QueueNetwork:
 
     def _acknowledged(self, packet: tuple[_Stream, _Item, int, bool], left_s: float) -> None:
         stream, item, count, _ = packet
-        stream.under_way -= count
+        stream.in_flight -= count
         stream.rtt_s = self.now - left_s
         is_slow_start = stream.window < stream.threshold
         stream.window += count if is_slow_start else SEGMENT_BYTES * count / stream.window

@@ -27,7 +27,7 @@ class Guest:
     ) -> None:
         self.run, self.host, self.window, self.deadline_s = run, host, window, deadline_s
         self.left = list(batches)[::-1]
-        self.under_way: dict[int, Sequence[chunk_ref.ChunkRef]] = {}
+        self.in_flight: dict[int, Sequence[chunk_ref.ChunkRef]] = {}
         self.answers = self.failures = 0
         self._life = 0
         self._last = 0
@@ -35,13 +35,13 @@ class Guest:
     @property
     def is_done(self) -> bool:
         """Say that all is read."""
-        return not self.left and not self.under_way
+        return not self.left and not self.in_flight
 
     def begin_anew(self) -> None:
         """Begin, or begin anew what was under way when the host was killed."""
         self._life = self.host.lives
-        self.left += self.under_way.values()
-        self.under_way = {}
+        self.left += self.in_flight.values()
+        self.in_flight = {}
         for _ in range(self.window):
             self._next()
 
@@ -50,7 +50,7 @@ class Guest:
             return
         self._last += 1
         number, batch = self._last, self.left.pop()
-        self.under_way[number] = batch
+        self.in_flight[number] = batch
         end_s = self.run.world.now + self.deadline_s
 
         def done(answer: actions.CompleteRead) -> None:
@@ -59,7 +59,7 @@ class Guest:
         self.host.read(batch, Priority.GUEST, done, end_s)
 
     def _done(self, number: int, answer: actions.CompleteRead, end_s: float) -> None:
-        batch = self.under_way.pop(number, None)
+        batch = self.in_flight.pop(number, None)
         if batch is None:
             raise Broken(f"{self.host.name}: a read is answered twice")
         now, world = self.run.world.now, self.run.world

@@ -118,14 +118,14 @@ class Reader:
         """
         states, prefetcher = self._prefetching.states, self._prefetching.prefetcher
         counts = collections.Counter(states)
-        local, under_way = counts[S.LOCAL], counts[S.PREFETCH]
+        local, in_flight = counts[S.LOCAL], counts[S.PREFETCH]
         is_right = states.unmatched == local
         if prefetcher.reactivations:  # these forgive chunks that stay LOCAL
             is_right = states.unmatched <= local
-        if not is_right or states.under_way != under_way:
-            what = f"{states.unmatched} and {states.under_way} where there are"
-            raise Broken(f"{self.host.name}: {what} {local} and {under_way} chunks")
-        if self._limit is not None and states.unmatched + states.under_way > self._limit:
+        if not is_right or states.in_flight != in_flight:
+            what = f"{states.unmatched} and {states.in_flight} where there are"
+            raise Broken(f"{self.host.name}: {what} {local} and {in_flight} chunks")
+        if self._limit is not None and states.unmatched + states.in_flight > self._limit:
             raise Broken(f"{self.host.name}: {states.unmatched} chunks are prefetched in vain")
 
     # The kernel

@@ -35,15 +35,15 @@ class Source:
     bad: set[ids.Cid] = dataclasses.field(default_factory=set)
     delay_s: float = 0.002
     reads: collections.Counter[ids.Cid] = dataclasses.field(default_factory=collections.Counter)
-    under_way: collections.Counter[ids.Cid] = dataclasses.field(default_factory=collections.Counter)
+    in_flight: collections.Counter[ids.Cid] = dataclasses.field(default_factory=collections.Counter)
     at_once: int = 0
 
     def read(self, world: Any, host: Any, read: actions.ReadSource) -> None:
         """Answer a host, as well as it can."""
         for chunk in read.refs:
             self.reads[chunk.cid] += 1
-            self.under_way[chunk.cid] += 1
-            self.at_once += self.under_way[chunk.cid] > 1
+            self.in_flight[chunk.cid] += 1
+            self.at_once += self.in_flight[chunk.cid] > 1
         left = set(range(len(read.refs)))
         for index in range(len(read.refs)):
             self._send(world, host, read, index, left)
@@ -54,7 +54,7 @@ class Source:
         chunk, life = read.refs[index], host.lives
 
         def arrive() -> None:
-            self.under_way[chunk.cid] -= 1
+            self.in_flight[chunk.cid] -= 1
             left.discard(index)
             if host.lives == life:
                 world.call_later(host, 0.0, self._tell, world, host, read, index, not left)

@@ -379,7 +379,7 @@ class World:
                 "news": len(context.announcements),
                 "reads": len(context.source_reads),
                 "kept": len(context.kept),
-                "lanes": host.core.pending.prefetch_limits.under_way,
+                "lanes": host.core.pending.prefetch_limits.in_flight,
             }
             if any(counts.values()):
                 found[host.name] = {what: count for what, count in counts.items() if count}
@@ -398,7 +398,7 @@ def check_host(host: Host) -> None:
     if reads > host.core.context.settings.max_source_reads:
         raise Broken(f"{host.name}: {reads} ranges are read at a time")
     spare = host.core.context.settings.run_chunks - 1  # by which the last one that began exceeds it
-    ahead = host.core.pending.prefetch_limits.under_way
+    ahead = host.core.pending.prefetch_limits.in_flight
     most = host.settings.get("background_limit", 64)
     if not 0 <= ahead <= LANES * (most + spare):
         raise Broken(f"{host.name}: {ahead} chunks are fetched ahead at a time")

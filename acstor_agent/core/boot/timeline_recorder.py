@@ -88,7 +88,7 @@ class TimelineRecorder:
         self._waited_s: collections.defaultdict[str, float] = collections.defaultdict(float)
         self.slice_s = FIRST_SLICE_S
         self._slices = [_TimeSlice()]
-        self._under_way: dict[Read, None] = {}
+        self._in_flight: dict[Read, None] = {}
         self._noted_s = opened_s
         self._longest: list[tuple[float, int, boot_timeline.LongRead]] = []
         self._number = itertools.count()
@@ -100,14 +100,14 @@ class TimelineRecorder:
 
     def is_over(self, now_s: float, idle_s: float, longest_s: float) -> bool:
         """Return whether it is idle for ``idle_s``, or open for ``longest_s``."""
-        is_idle = not self._under_way and now_s - self.last_s >= idle_s
+        is_idle = not self._in_flight and now_s - self.last_s >= idle_s
         return is_idle or now_s - self.opened_s >= longest_s
 
     def begin_read(self, offset: int, length: int, now_s: float) -> Read:
         """Record the start of a read."""
         self._go_on(now_s)
         read = Read(offset, length, now_s)
-        self._under_way[read] = None
+        self._in_flight[read] = None
         self._slices[-1].reads += 1
         self.reads += 1
         return read
@@ -115,7 +115,7 @@ class TimelineRecorder:
     def end_read(self, read: Read, now_s: float) -> None:
         """Record the end of a read, successful or failed."""
         self._go_on(now_s)
-        self._under_way.pop(read, None)
+        self._in_flight.pop(read, None)
         self._waited_s[read.waited_for] += read.waited_s
         _add(self.bytes, read.bytes)
         _add(self._slices[-1].bytes, read.bytes)
@@ -126,10 +126,10 @@ class TimelineRecorder:
 
     def waited_s(self, now_s: float) -> dict[str, float]:
         """Return the seconds with outstanding reads, by cause."""
-        if self._under_way:  # else empty slices would make all slices longer
+        if self._in_flight:  # else empty slices would make all slices longer
             self._go_on(now_s)
-        pending_s = sum(read.waited_s for read in self._under_way)
-        pending = {boot_timeline.PENDING: pending_s} if self._under_way else {}
+        pending_s = sum(read.waited_s for read in self._in_flight)
+        pending = {boot_timeline.PENDING: pending_s} if self._in_flight else {}
         return {str(what): seconds for what, seconds in self._waited_s.items()} | pending
 
     def time_slices(self) -> tuple[boot_timeline.Slice, ...]:
@@ -157,7 +157,7 @@ class TimelineRecorder:
         if now_s >= self.opened_s + len(self._slices) * self.slice_s:
             self._add_slices(now_s)
         self._noted_s = now_s
-        for oldest in self._under_way:
+        for oldest in self._in_flight:
             oldest.waited_s += now_s - since_s
             self._wait(since_s - self.opened_s, now_s - self.opened_s)
             break

@@ -124,7 +124,7 @@ class ChunkStates:
     Only :meth:`apply_event` and :meth:`accept_unmatched` change the counts.  An event takes 0.3 us.
 
     >>> states = ChunkStates(3)
-    >>> states.apply_event(1, ChunkEvent.PREFETCH_SENT), states.under_way
+    >>> states.apply_event(1, ChunkEvent.PREFETCH_SENT), states.in_flight
     (<ChunkState.PREFETCH: 2>, 1)
     >>> states.apply_event(1, ChunkEvent.PREFETCH_ARRIVED), states.unmatched
     (<ChunkState.LOCAL: 3>, 1)
@@ -152,7 +152,7 @@ class ChunkStates:
         return self._counts[_LOCAL]
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Number of chunks in PREFETCH."""
         return self._counts[_PREFETCH]
 

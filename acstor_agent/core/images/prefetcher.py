@@ -83,7 +83,7 @@ class Prefetcher:
     def unproven_chunks(self) -> int:
         """Chunks whose prefetch is not proved right: unmatched, under way, evicted unread."""
         evicted = self._states.evicted_unread - self._evicted_before
-        return self._states.unmatched + self._states.under_way + evicted
+        return self._states.unmatched + self._states.in_flight + evicted
 
     def chunk_advertised(self, chunk_no: int) -> None:
         """Record that a neighbour announced a chunk."""

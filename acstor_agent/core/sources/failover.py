@@ -219,7 +219,7 @@ class SourceRequest:
         self.left = dict.fromkeys(range(wanted.count))  # numbers of the missing pieces
         self._sources, self._is_refused = sources, not sources
         self._is_copied = False
-        self._under_way: dict[Attempt, None] = {}
+        self._in_flight: dict[Attempt, None] = {}
         self._hedged: list[SourceState] = []
         self._winner: SourceState | None = None
         self._failures: dict[int, list[errors.ChunkUnavailable]] = {}
@@ -234,20 +234,20 @@ class SourceRequest:
         if not self.left:
             return None
         if self._sources:
-            is_due = not self._under_way or self._is_hedge_due(now)
+            is_due = not self._in_flight or self._is_hedge_due(now)
             return self._start_attempt(self._sources.pop(0), None, now) if is_due else None
-        return None if self._under_way or self._is_copied else self._ask_copies(now)
+        return None if self._in_flight or self._is_copied else self._ask_copies(now)
 
     def next_s(self, now: float) -> float:
         """Return when to call :meth:`next_attempt` again without an outcome; inf: never."""
-        if self._sources and self._under_way:
+        if self._sources and self._in_flight:
             return max(self._late_s(), now + TICK_S)
         return math.inf
 
     @property
     def is_over(self) -> bool:
         """Whether no piece is missing, or no source is being asked."""
-        return not self.left or not self._under_way
+        return not self.left or not self._in_flight
 
     def begin_attempt(self, attempt: Attempt) -> bool:
         """Begin the next try of an attempt; return whether pieces are missing."""
@@ -306,13 +306,13 @@ class SourceRequest:
 
     def end_attempt(self, attempt: Attempt) -> None:
         """Remove an attempt."""
-        if attempt in self._under_way:
-            del self._under_way[attempt]
+        if attempt in self._in_flight:
+            del self._in_flight[attempt]
             attempt.source.breaker.end_wait()
 
     def close(self) -> None:
         """End the request and its attempts."""
-        for attempt in list(self._under_way):
+        for attempt in list(self._in_flight):
             self.end_attempt(attempt)
         for source in self._hedged:
             source.is_hedged = False
@@ -330,7 +330,7 @@ class SourceRequest:
         self, source: SourceState, wanted: Collection[int] | None, now: float
     ) -> Attempt:
         attempt = Attempt(source, wanted, now)
-        self._under_way[attempt] = None
+        self._in_flight[attempt] = None
         source.breaker.begin_wait(now)
         return attempt
 
@@ -384,7 +384,7 @@ class SourceRequest:
         """Record the source of the last piece; those that were silent meanwhile are down."""
         self._winner = winner = attempt.source
         self._failover.note_answer(winner, now)
-        for other in self._under_way:
+        for other in self._in_flight:
             since_s = other.source.breaker.silent_since_s
             if other is not attempt and max(other.began_s, since_s) <= attempt.began_s:
                 why = f"no answer for {now - since_s:.1f} s, while {winner.location} answered"
@@ -393,7 +393,7 @@ class SourceRequest:
     # Hedges
 
     def _last(self) -> SourceState:
-        return next(reversed(self._under_way)).source
+        return next(reversed(self._in_flight)).source
 
     def _is_hedge_due(self, now: float) -> bool:
         source = self._last()

@@ -38,7 +38,7 @@ class PrefetchLimits:
         self._limits[Priority.ADVERTISED] = min(limit, ADVERTISED_AT_A_TIME)
         self._left = self._limits.copy()  # chunks that may start
         self.waiting: fair_queue.FairQueue[Transfer] = fair_queue.FairQueue()
-        self.under_way = 0
+        self.in_flight = 0
 
     def __len__(self) -> int:
         return self.waiting.length
@@ -62,7 +62,7 @@ class PrefetchLimits:
         queue = transfer.prefetch_queue
         if queue is not None and not self.waiting.remove(queue, transfer.prefetch_flow, transfer):
             self._left[queue] += transfer.chunk_count
-            self.under_way -= transfer.chunk_count
+            self.in_flight -= transfer.chunk_count
         transfer.prefetch_queue = None
 
     def divide_transfer(self, transfer: Transfer, part: Transfer) -> None:
@@ -82,7 +82,7 @@ class PrefetchLimits:
             self._left[queue] = limit - sum(
                 [t.chunk_count for t in begun if t.prefetch_queue is queue]
             )
-        self.under_way = sum([t.chunk_count for t in begun])
+        self.in_flight = sum([t.chunk_count for t in begun])
 
     def start_queued(self) -> Iterator[Transfer]:
         """Yield the transfers that may start now, and count them as started."""
@@ -92,5 +92,5 @@ class PrefetchLimits:
                 if transfer is None:
                     break
                 self._left[queue] -= transfer.chunk_count
-                self.under_way += transfer.chunk_count
+                self.in_flight += transfer.chunk_count
                 yield transfer

@@ -219,10 +219,10 @@ class SourceReads:
         :param outcomes: by index in the action; others are ignored
         :param classify: chunks with answers of different classes are split
         """
-        under_way = self._ranges.get(number)
-        if under_way is None:
+        read_range = self._ranges.get(number)
+        if read_range is None:
             return []
-        reads = under_way.reads
+        reads = read_range.reads
         found: dict[tuple[SourceRead, Hashable], dict[int, T]] = {}
         seen: set[int] = set()
         for index, what in outcomes:
@@ -239,15 +239,15 @@ class SourceReads:
 
     def end_range(self, number: int) -> list[SourceRead]:
         """End a range; return its unanswered reads."""
-        under_way = self._ranges.get(number)
-        reads = list(dict.fromkeys(under_way.reads.values())) if under_way is not None else []
+        read_range = self._ranges.get(number)
+        reads = list(dict.fromkeys(read_range.reads.values())) if read_range is not None else []
         return [read for read in reads if self._remove_from_range(read)]
 
     def is_active(self, read: SourceRead) -> bool:
         """Return whether a read is queued or under way."""
         if read.number:
-            under_way = self._ranges.get(read.number)
-            return under_way is not None and under_way.reads.get(read.indices[0]) is read
+            read_range = self._ranges.get(read.number)
+            return read_range is not None and read_range.reads.get(read.indices[0]) is read
         return self._queue.is_queued(read.priority, read.flow, read, read.guest)
 
     def recount_reads(self) -> None:
@@ -255,9 +255,9 @@ class SourceReads:
         self._held_by_background = 0
         self._held.clear()
         self._full_flow = None
-        for number, under_way in list(self._ranges.items()):
-            if under_way.reads:
-                self._count_slot(under_way, 1)
+        for number, read_range in list(self._ranges.items()):
+            if read_range.reads:
+                self._count_slot(read_range, 1)
             else:
                 del self._ranges[number]
         self._starts = {read.start: read for read in self._queue}
@@ -284,17 +284,17 @@ class SourceReads:
     # Ranges under way
 
     def _remove_from_range(self, read: SourceRead) -> bool:
-        under_way = self._ranges.get(read.number)
-        if under_way is None:
+        read_range = self._ranges.get(read.number)
+        if read_range is None:
             return False
-        was = [under_way.reads.pop(index, None) for index in read.indices]
-        if not under_way.reads:
+        was = [read_range.reads.pop(index, None) for index in read.indices]
+        if not read_range.reads:
             del self._ranges[read.number]
-            self._count_slot(under_way, -1)
+            self._count_slot(read_range, -1)
         return read in was
 
-    def _count_slot(self, under_way: _Range, sign: int) -> None:
-        flow = under_way.flow
+    def _count_slot(self, read_range: _Range, sign: int) -> None:
+        flow = read_range.flow
         self._held[flow] += sign
         if self._held[flow] >= self._slots_of_flow:
             self._full_flow = flow
@@ -302,7 +302,7 @@ class SourceReads:
             self._full_flow = None
         if not self._held[flow]:
             del self._held[flow]
-        self._held_by_background += sign * (not under_way.is_for_guest)
+        self._held_by_background += sign * (not read_range.is_for_guest)
 
 
 def _range_length(refs: transfer.Refs, range_bytes: int) -> int:

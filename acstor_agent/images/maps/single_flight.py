@@ -25,16 +25,16 @@ class SingleFlight:
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
         self._faults = fault_log.FaultLog()
-        self._under_way: dict[Hashable, _Work] = {}
+        self._in_flight: dict[Hashable, _Work] = {}
 
     def __contains__(self, key: Hashable) -> bool:
-        return key in self._under_way
+        return key in self._in_flight
 
     def start_work(
         self, key: Hashable, work: Callable[[], Awaitable[None]], on_end: Callable[[], None]
     ) -> None:
         """Start a piece of work that is not under way."""
-        running = self._under_way[key] = _Work()
+        running = self._in_flight[key] = _Work()
         self._nursery.start_soon(self._run, key, running, work, on_end)
 
     async def wait(self, key: Hashable) -> None:
@@ -42,7 +42,7 @@ class SingleFlight:
 
         :raises errors.AcstorError: the work failed with it
         """
-        running = self._under_way.get(key)
+        running = self._in_flight.get(key)
         if running is not None:
             await running.ended.wait()
             if running.failure is not None:
@@ -63,6 +63,6 @@ class SingleFlight:
             why = self._faults.record_fault("what was on its way", e)
             running.failure = errors.SourceUnreachable("something", "this host", why)
         finally:
-            del self._under_way[key]
+            del self._in_flight[key]
             on_end()
             running.ended.set()

@@ -112,7 +112,7 @@ class AdvertisedPrefetch:
 
     def read(self, offset: int, length: int) -> None:
         """Record a guest's read, which proves prefetches of its range useful."""
-        if not (self.states.unmatched or self.states.under_way) or not length:
+        if not (self.states.unmatched or self.states.in_flight) or not length:
             return
         first = offset // self._map.geometry.chunk_bytes
         last = (offset + length - 1) // self._map.geometry.chunk_bytes
@@ -124,7 +124,7 @@ class AdvertisedPrefetch:
             self._fetch_some()
 
     def _fetch_some(self) -> None:
-        self._next += self.prefetcher.take_candidates(MAX_IN_FLIGHT - self.states.under_way)
+        self._next += self.prefetcher.take_candidates(MAX_IN_FLIGHT - self.states.in_flight)
         if not self._next:
             return
         if self._ahead is None:

@@ -180,7 +180,7 @@ def create(call: operation.Call) -> AcceptedCheckpoint:
         raise operation.RequestRefused(http.HTTPStatus.CONFLICT, why)
     request = random.getrandbits(image_actions.REQUEST_BITS)
     latest = call.store.list_checkpoints("", 1, instance_id, "")
-    heard = _heard(call, instance_id, server.host, request)
+    heard = _request_checkpoint(call, instance_id, server.host, request)
     if heard.why:
         raise operation.RequestRefused(http.HTTPStatus.CONFLICT, f"{server.host}: {heard.why}")
     return AcceptedCheckpoint(
@@ -192,7 +192,7 @@ def create(call: operation.Call) -> AcceptedCheckpoint:
     )
 
 
-def _heard(
+def _request_checkpoint(
     call: operation.Call, instance_id: str, host: str, request: int
 ) -> checkpoint_messages.CheckpointReply:
     """Ask the daemon of a host; return its response after verifying its signature."""

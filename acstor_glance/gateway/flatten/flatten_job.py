@@ -224,16 +224,16 @@ class FlattenJob:
         pieces: Iterable[merge_plan.DiskPiece],
         pool: futures.Executor,
     ) -> Iterator[codecs.Buffer]:
-        under_way: collections.deque[tuple[merge_plan.Batch, futures.Future[bytes] | None]] = (
+        in_flight: collections.deque[tuple[merge_plan.Batch, futures.Future[bytes] | None]] = (
             collections.deque()
         )
         for batch in merge_plan.batches(pieces, READ_BYTES):
             job = pool.submit(file.read_part, batch.offset, batch.length) if batch.length else None
-            under_way.append((batch, job))
-            if len(under_way) > READS_AHEAD:
-                yield from self._bytes_of_batch(*under_way.popleft())
-        while under_way:
-            yield from self._bytes_of_batch(*under_way.popleft())
+            in_flight.append((batch, job))
+            if len(in_flight) > READS_AHEAD:
+                yield from self._bytes_of_batch(*in_flight.popleft())
+        while in_flight:
+            yield from self._bytes_of_batch(*in_flight.popleft())
 
     def _bytes_of_batch(
         self, batch: merge_plan.Batch, job: "futures.Future[bytes] | None"

@@ -418,7 +418,7 @@ async def test_neighbours_news_of_chunks_in_the_boot_image_start_no_prefetch(hos
     monkeypatch.setattr(host.chunks, "holders_bitmap", lambda ref: 1)
     cid = image.map.cid_of(5)
     image.prefetch.chunks_advertised(announced.alone(ids.oid_of(cid)))
-    assert image.prefetch.states.under_way == 0
+    assert image.prefetch.states.in_flight == 0
     assert image.boots.covers_chunk(cid) and not image.boots.covers_chunk(image.map.cid_of(6))
 
 

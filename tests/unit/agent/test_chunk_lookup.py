@@ -41,7 +41,7 @@ class FolderSource(reading_source.ReadingSource):
 
     def __init__(self, images):
         self.images, self.asked, self.is_down, self.delay_s, self.most = images, [], False, 0, 0
-        self._under_way, self.is_forbidden = 0, False
+        self._in_flight, self.is_forbidden = 0, False
 
     async def size_bytes(self, blob):
         return len(await self._bytes(blob, "size"))
@@ -51,10 +51,10 @@ class FolderSource(reading_source.ReadingSource):
 
     async def _bytes(self, blob, what):
         self.asked.append((blob.kind, what))
-        self._under_way += 1
-        self.most = max(self.most, self._under_way)
+        self._in_flight += 1
+        self.most = max(self.most, self._in_flight)
         await trio.sleep(self.delay_s)
-        self._under_way -= 1
+        self._in_flight -= 1
         if self.is_forbidden:
             raise errors.ChunkRefused(blob.file_name, self.location)
         if self.is_down:
@@ -265,10 +265,10 @@ async def test_what_is_asked_for_and_given_up_does_not_pile_up(host, images, aut
     for _ in range(200):
         with trio.move_on_after(0.001):
             await host.ask(ids.parse_image_id(str(uuid.uuid4())))
-    assert len(host.others._loads._under_way) <= detached_maps.MAX_LOADS_PER_HOST
+    assert len(host.others._loads._in_flight) <= detached_maps.MAX_LOADS_PER_HOST
     assert (await host.ask(images.add(DATA), host=OTHER)).cid == CIDS[0]
     await trio.sleep(5)
-    assert not host.others._loads._under_way and not host.others._limiters
+    assert not host.others._loads._in_flight and not host.others._limiters
 
 
 async def test_hosts_that_give_up_before_their_turn_leave_nothing(host, images):

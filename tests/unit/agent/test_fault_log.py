@@ -107,12 +107,12 @@ async def test_fault_at_asking_ends_that_connection_alone(monkeypatch, where):
 
 @pytest.mark.expect_log("what was on its way has failed")
 async def test_fault_of_work_is_that_of_those_who_wait(nursery, caplog):
-    under_way, ended = single_flight.SingleFlight(nursery), []
+    in_flight, ended = single_flight.SingleFlight(nursery), []
     for _ in range(10):
-        under_way.start_work(1, fail_later, lambda: ended.append(1))
+        in_flight.start_work(1, fail_later, lambda: ended.append(1))
         with pytest.raises(errors.SourceUnreachable):
-            await under_way.wait(1)
-    assert 1 not in under_way and len(ended) == 10
+            await in_flight.wait(1)
+    assert 1 not in in_flight and len(ended) == 10
     assert len([r for r in caplog.records if "on its way" in r.getMessage()]) == 1
 
 

@@ -28,19 +28,19 @@ async def cloud(tmp_path):
 class Hung:
     """Work that is never done.
 
-    :ivar under_way: how much of it there is; ``asked``: with what it was begun
+    :ivar in_flight: how much of it there is; ``asked``: with what it was begun
     """
 
     def __init__(self):
-        self.under_way, self.asked = 0, []
+        self.in_flight, self.asked = 0, []
 
     async def __call__(self, *what):
         self.asked.append(what)
-        self.under_way += 1
+        self.in_flight += 1
         try:
             await trio.sleep_forever()
         finally:
-            self.under_way -= 1
+            self.in_flight -= 1
 
 
 def requests(numbers, image_id=IMAGE, timeout_ms=60_000, priority=peer_wire.Priority.PEER):
@@ -133,10 +133,10 @@ async def test_reads_of_the_disk_that_a_peer_gives_up_do_not_pile_up(cloud):
         some = requests(range(begin, begin + 8))
         await peer.ask(some)
         await peer.cancel(some)
-        assert disk.under_way == 0
+        assert disk.in_flight == 0
     assert len(disk.asked) > 2 * ROUNDS
     await peer.ask(requests(range(8)))
-    await until(lambda: disk.under_way > 0)
+    await until(lambda: disk.in_flight > 0)
 
 
 async def test_reads_of_the_disk_end_with_their_connection(cloud):
@@ -144,7 +144,7 @@ async def test_reads_of_the_disk_end_with_their_connection(cloud):
     for _ in range(ROUNDS):
         await peer.ask(requests(range(8)))
         await peer.leave()
-        assert disk.under_way == 0
+        assert disk.in_flight == 0
     assert len(disk.asked) > 2 * ROUNDS
 
 
@@ -157,10 +157,10 @@ async def test_answers_that_hang_on_the_disk_are_waited_for_without_looking(
     await peer.ask(some)
     peer.host.carry_out(actions.WatchDelivery([connection]))
     await trio.sleep(10)
-    assert disk.under_way and not connection.looks
+    assert disk.in_flight and not connection.looks
     await (peer.cancel(some) if end == "cancel" else peer.leave())
     await trio.sleep(1)
-    assert (len(connection.looks), disk.under_way) == (int(end == "cancel"), 0)
+    assert (len(connection.looks), disk.in_flight) == (int(end == "cancel"), 0)
 
 
 async def test_connection_is_looked_at_less_and_less_often_and_not_while_something_waits_here(
@@ -255,9 +255,9 @@ async def test_look_ups_that_a_peer_gives_up_do_not_pile_up(cloud):
     for begin in range(0, 8 * ROUNDS, 8):
         some = [*requests(range(begin, begin + 4)), *requests(range(begin + 4, begin + 8), OTHER)]
         await peer.ask(some)
-        assert 0 < cloud.learn.under_way <= 8
+        assert 0 < cloud.learn.in_flight <= 8
         await peer.cancel(some)
-    assert cloud.learn.under_way == 0
+    assert cloud.learn.in_flight == 0
 
 
 async def test_look_ups_end_with_their_connection(cloud):
@@ -265,7 +265,7 @@ async def test_look_ups_end_with_their_connection(cloud):
     for _ in range(ROUNDS):
         await peer.ask(requests(range(8)))
         await peer.leave()
-    assert cloud.learn.under_way == 0
+    assert cloud.learn.in_flight == 0
 
 
 async def test_look_ups_end_with_the_time_of_their_requests(cloud, autojump_clock):
@@ -273,7 +273,7 @@ async def test_look_ups_end_with_the_time_of_their_requests(cloud, autojump_cloc
     await peer.ask(requests(range(8), timeout_ms=100))
     await trio.sleep(5)
     assert {answer.code for answer in peer.heard} == {peer_wire.RefuseCode.UNREACHABLE}
-    assert (len(peer.heard), cloud.learn.under_way) == (8, 0)
+    assert (len(peer.heard), cloud.learn.in_flight) == (8, 0)
 
 
 async def test_image_whose_look_up_hangs_keeps_back_no_other(cloud):
@@ -290,7 +290,7 @@ async def test_image_whose_look_up_hangs_keeps_back_no_other(cloud):
     await peer.ask([*requests(range(100, 104), NOWHERE), *requests(range(4))])
     await until(lambda: len(peer.heard) == 4)
     assert sorted(answer.request_id for answer in peer.heard) == [0, 1, 2, 3]
-    assert hung.under_way == 1
+    assert hung.in_flight == 1
 
 
 async def test_number_that_is_used_again_gets_what_it_asks_for_now(cloud):

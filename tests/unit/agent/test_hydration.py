@@ -262,7 +262,7 @@ async def test_chunks_are_asked_for_together_that_the_rate_lets_come_soon(keeper
     await keeper.use()
     await keeper.wait("fully_cached")
     assert max(batches) == (background_fill.MAX_IN_FLIGHT, background_fill.MAX_IN_FLIGHT)
-    assert max(under_way for _, under_way in batches) <= background_fill.MAX_IN_FLIGHT
+    assert max(in_flight for _, in_flight in batches) <= background_fill.MAX_IN_FLIGHT
     batches.clear()
     keeper.set_limits(bytes_s=2.5 * CHUNK / background_fill.TOGETHER_S)
     await keeper.use(OTHER)

@@ -96,7 +96,7 @@ async def test_what_has_not_begun_is_taken_back_from_the_core_by_who_gives_up(ho
     assert len(host.chunks.core) == 4 and not len(host.chunks.core.pending)
     await trio.sleep(10)
     assert sum(length for _, length in host.source.reads[before:]) == 4 * CHUNK
-    assert not len(host.chunks.core) and not host.chunks.core.pending.prefetch_limits.under_way
+    assert not len(host.chunks.core) and not host.chunks.core.pending.prefetch_limits.in_flight
 
 
 async def test_empty_image_is_done_at_once(tmp_path):

@@ -384,12 +384,12 @@ def test_snapshot_of_a_server_that_is_off_has_all_of_its_checkpoint(nova, agent,
     seen = []
     nova.stock.direct_snapshot = lambda self, *args: seen.append((base_of(self)[0], args))
     made = marked(nova, agent)
-    under_way = how and delta_snapshot.PendingSnapshot(None, bool(how[0]), bool(how[1]), None, None)
-    token = delta_snapshot._under_way.set(under_way)
+    in_flight = how and delta_snapshot.PendingSnapshot(None, bool(how[0]), bool(how[1]), None, None)
+    token = delta_snapshot._pending_snapshot.set(in_flight)
     try:
         made.direct_snapshot("context", "name")
     finally:
-        delta_snapshot._under_way.reset(token)
+        delta_snapshot._pending_snapshot.reset(token)
     assert seen == [(f"{NEW}.qcow2" if is_laid else nova.base.name, ("context", "name"))]
 
 
@@ -503,7 +503,7 @@ def test_only_an_evacuation_is_noted():
     seen = []
 
     def stock(self, context, instance, **kwargs):
-        seen.append(recovering_backend._under_way.get())
+        seen.append(recovering_backend._evacuated.get())
 
     instance = types.SimpleNamespace(uuid=INSTANCE)
     ours = recovering_backend.wrap_rebuild(stock, lambda: True)
@@ -511,7 +511,7 @@ def test_only_an_evacuation_is_noted():
     ours(None, context=CONTEXT, instance=instance, evacuate=False)
     recovering_backend.wrap_rebuild(stock, lambda: False)(None, CONTEXT, instance, evacuate=True)
     assert seen == [(INSTANCE, CONTEXT), None, None]
-    assert recovering_backend._under_way.get() is None
+    assert recovering_backend._evacuated.get() is None
 
 
 def test_agent_that_is_too_old_refuses(nova):

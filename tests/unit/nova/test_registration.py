@@ -111,7 +111,7 @@ def driver(monkeypatch):
     monkeypatch.setattr(registration.importlib, "import_module", modules.__getitem__)
     made = type("LibvirtDriver", (Driver,), {})
     registration._register_delta_snapshots(types.SimpleNamespace(LibvirtDriver=made))
-    delta_snapshot._under_way.set(None)
+    delta_snapshot._pending_snapshot.set(None)
     return made()
 
 
@@ -119,7 +119,7 @@ def begin(driver, is_live=True, power_state=1):
     instance = types.SimpleNamespace(uuid=INSTANCE, image_meta="meta")
     driver._suspend_guest_for_snapshot("context", is_live, power_state, instance)
     assert driver.done[0] == "suspended"
-    return delta_snapshot._under_way.get(), instance
+    return delta_snapshot._pending_snapshot.get(), instance
 
 
 def test_backend_is_told_of_a_snapshot_and_given_what_it_needs_of_nova(driver):

@@ -118,7 +118,7 @@ def test_what_neighbours_have_is_fetched_ahead_as_far_as_it_proves_right() -> No
     )
     read_all(world, second)
     assert prefetching.prefetched > prefetcher.INITIAL_ALLOWANCE
-    assert prefetching.states.unmatched == prefetching.states.under_way == 0
+    assert prefetching.states.unmatched == prefetching.states.in_flight == 0
 
 
 def test_what_cannot_be_fetched_ahead_is_asked_for_anew_when_a_guest_wants_it() -> None:
@@ -131,7 +131,7 @@ def test_what_cannot_be_fetched_ahead_is_asked_for_anew_when_a_guest_wants_it() 
     )  # which is not true
     world.agenda.run(5.0)
     [prefetching] = second.images.values()
-    assert (prefetching.prefetched, prefetching.states.under_way) == (0, 0)
+    assert (prefetching.prefetched, prefetching.states.in_flight) == (0, 0)
     assert second.core.counters.denied
     read_all(world, second)
 

@@ -147,5 +147,5 @@ def test_counts_are_those_of_the_states_whatever_happens(happenings):
             forgiven -= {chunk_no} if model[chunk_no] is not S.LOCAL else set()
         assert list(states) == model
         assert states.unmatched == model.count(S.LOCAL) - len(forgiven)
-        assert states.under_way == model.count(S.PREFETCH)
+        assert states.in_flight == model.count(S.PREFETCH)
     assert len(states) == 5

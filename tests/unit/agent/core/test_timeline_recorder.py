@@ -122,13 +122,13 @@ def test_waits_add_up_to_the_time_in_which_a_read_was_under_way(wanted):
     events = []
     for number, (from_s, took_s, via) in enumerate(wanted):
         events += [(from_s, 0, number, via), (from_s + took_s, 1, number, via)]
-    under_way = {}
+    in_flight = {}
     for at_s, is_end, number, via in sorted(events, key=lambda one: one[:3]):
         if is_end:
-            under_way[number].add(via, 1)
-            recorder.end_read(under_way.pop(number), OPENED_S + at_s)
+            in_flight[number].add(via, 1)
+            recorder.end_read(in_flight.pop(number), OPENED_S + at_s)
         else:
-            under_way[number] = recorder.begin_read(0, 1, OPENED_S + at_s)
+            in_flight[number] = recorder.begin_read(0, 1, OPENED_S + at_s)
     covered_s = until_s = 0.0
     for from_s, took_s, _ in sorted(wanted):
         covered_s += max(0.0, from_s + took_s - max(from_s, until_s))

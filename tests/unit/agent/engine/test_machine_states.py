@@ -71,8 +71,8 @@ class Machine(stateful.RuleBasedStateMachine):
                     for number in numbers:
                         del self.asked[host, number]
                 case actions.ReadSource(number):
-                    under_way = {w.cid for read in self.listened() for w in read}
-                    assert not under_way & {ref.cid for ref in action.refs}
+                    in_flight = {w.cid for read in self.listened() for w in read}
+                    assert not in_flight & {ref.cid for ref in action.refs}
                     self.reads[number] = dict(enumerate(action.refs))
                 case actions.CancelSourceRead(number):
                     del self.reads[number]

@@ -199,7 +199,7 @@ class Scene:
             + len(context.source_reads._held),
             "retries": len(waiters.retries) + waiters.retries.due.length,
             "places of searches": waiters.lookups._free_slots - 4,
-            "lanes": lanes.under_way + len(lanes),
+            "lanes": lanes.in_flight + len(lanes),
             "lanes' places": sum(lanes._left.values()) - sum(lanes._limits.values()),
             "requests": len(requests) + len(self.requests),
             "places of answers": uplink.used + uplink._watched + len(uplink),

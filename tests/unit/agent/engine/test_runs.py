@@ -269,7 +269,7 @@ def test_read_ahead_counts_chunks(machine):
     machine.request_chunks([chunk(n) for n in numbers], P.READAHEAD, None)
     begun = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
     assert [len(one.refs) for one in begun] == [16, 16]
-    assert machine.core.context.prefetch_limits.under_way == 32
+    assert machine.core.context.prefetch_limits.in_flight == 32
 
 
 class Player:

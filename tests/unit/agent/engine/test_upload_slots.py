@@ -21,9 +21,9 @@ def few():
 
 def test_an_answer_that_is_still_under_way_tells_of_a_queue():
     places = upload_scheduler.UploadSlots()
-    places.under_way(LATE_S)
+    places.note_unanswered(LATE_S)
     assert places.count == MANY
-    places.under_way(1.01 * LATE_S)
+    places.note_unanswered(1.01 * LATE_S)
     assert places.count == FEW
 
 

@@ -202,9 +202,9 @@ def test_what_waits_for_its_turn_is_taken_back_with_the_last_who_wants_it():
     lanes_, transfers = machine.core.pending.prefetch_limits, machine.core.context.transfers
     left = {one.first_ref.offset // one_machine.CHUNK for one in transfers.values()}
     assert left == {0, 1, 5, 6}
-    assert len(lanes_) == 1 and lanes_.under_way == 3  # what a guest is about to read has begun
+    assert len(lanes_) == 1 and lanes_.in_flight == 3  # what a guest is about to read has begun
     machine.cancel_reads(0, 1, "another")
-    assert len(lanes_) == 0 and lanes_.under_way == 3  # what is under way goes on
+    assert len(lanes_) == 0 and lanes_.in_flight == 3  # what is under way goes on
 
 
 def test_cancelled_batch_holds_no_bytes_though_its_deadline_is_far(machine):

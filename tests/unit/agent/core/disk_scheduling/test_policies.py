@@ -133,11 +133,11 @@ def test_policy_that_is_changed_under_load_loses_nothing(make: Make) -> None:
         disk.submit(*sent)
         for _ in range(10):
             disk.serve_one()
-        under_way = disk.scheduler.pick_request(disk.now_s)
+        in_flight = disk.scheduler.pick_request(disk.now_s)
         disk.scheduler.change_policy(other())
-        if under_way is not None:
-            disk.scheduler.request_completed(under_way, disk.now_s)
-            disk.served.append(under_way)
+        if in_flight is not None:
+            disk.scheduler.request_completed(in_flight, disk.now_s)
+            disk.served.append(in_flight)
         disk.drain()
         assert sorted(map(id, disk.served)) == sorted(map(id, sent))
 
