@@ -25,10 +25,10 @@ class ListenerReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Listener(msgspec.Struct, frozen=True, kw_only=True):
-    """A listener.
+    """A Glance listener (``acstor-glance-listener``).
 
     :param listener: the name of its host
-    :param is_silent: it has not reported for some minutes
+    :param is_silent: it has not reported for three minutes
     """
 
     listener: str
@@ -37,7 +37,7 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listeners(msgspec.Struct, frozen=True):
-    """Listeners that reported within a day; if none did, the last ones."""
+    """Listeners; while one reports, those silent for a day are dropped."""
 
     listeners: list[Listener]
 
@@ -48,7 +48,7 @@ def list_listeners(call: operation.Call) -> Listeners:
 
 
 def report(call: operation.Call) -> Listeners:
-    """Record that a listener runs."""
+    """Record that a listener runs; return all listeners."""
     if not call.store.record_listener(call.body.listener, call.wall()):
         message = f"the limit of {listener_queries.MAX_LISTENERS} listeners is reached"
         raise operation.RequestRefused(http.HTTPStatus.CONFLICT, message)

@@ -29,7 +29,12 @@ SLOWEST_BYTES_S = 256 << 10  # slowest average rate of a client, which occupies 
 
 
 class DeltaBody:
-    """A delta from a client; ``stream`` is ``wsgi.input``, read by one thread."""
+    """A delta from a client, read by one thread.
+
+    :param stream: ``wsgi.input``
+    :param length_bytes: ``Content-Length``
+    :param watch: is told of each read, and has the limit of a stall
+    """
 
     def __init__(
         self,
@@ -45,7 +50,7 @@ class DeltaBody:
         )
         self._left_bytes = 0
         self._clock, self._waited_s = clock, 0.0
-        self.is_whole = threading.Event()
+        self.verified = threading.Event()
         """Set when the complete body is verified."""
         self.read_bytes = 0
         self.is_waiting = False
@@ -63,7 +68,7 @@ class DeltaBody:
         return head, table
 
     def read(self, length: int) -> Iterator[bytes]:
-        """Yield the next bytes, in pieces; FlattenAborted if missing or altered."""
+        """Yield the next ``length`` bytes, in pieces; FlattenAborted if missing or altered."""
         for start in range(0, length, PIECE_BYTES):
             data = self._take(min(PIECE_BYTES, length - start))
             with _translated():
@@ -83,7 +88,7 @@ class DeltaBody:
     def _end_if_read(self) -> None:
         if not self._left_bytes:
             self._reader.verify_trailer(self._take(disk_delta.TRAILER_BYTES))
-            self.is_whole.set()
+            self.verified.set()
 
     def _take(self, length: int) -> bytes:
         parts, missing = [], length

@@ -79,7 +79,7 @@ class FlattenJobs:
     def _wait(
         self, job: futures.Future[None], body: delta_body.DeltaBody, watch: watchdog.Watchdog
     ) -> None:
-        while not body.is_whole.is_set():
+        while not body.verified.is_set():
             if futures.wait((job,), CHECK_INTERVAL_S).done:
                 return
             self._stop_if_stalled(body, watch)

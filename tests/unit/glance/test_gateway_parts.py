@@ -103,15 +103,15 @@ def test_body_gives_the_bytes_of_the_changes_and_is_whole_with_the_last():
     body = body_of(WHOLE)
     head, table = body.read_header()
     assert (head.virtual_size, head.base, len(table)) == (DISK, IMAGE, 1)
-    assert (b"".join(body.read(512)), body.is_whole.is_set()) == (DATA[:512], False)
-    assert (b"".join(body.read(512)), body.is_whole.is_set()) == (DATA[512:], True)
+    assert (b"".join(body.read(512)), body.verified.is_set()) == (DATA[:512], False)
+    assert (b"".join(body.read(512)), body.verified.is_set()) == (DATA[512:], True)
     assert body.read_bytes == len(WHOLE)
 
 
 def test_body_without_bytes_is_whole_with_its_table():
     body = body_of(stream_of(disk_delta.Extent(512, 1024, disk_delta.ExtentKind.ZERO)))
     body.read_header()
-    assert body.is_whole.is_set()
+    assert body.verified.is_set()
 
 
 class Dripping(io.BytesIO):
@@ -141,7 +141,7 @@ def test_client_that_drips_is_sent_away_though_something_always_moves(each_s, is
     expected = r"bytes of the delta came in 4 s"
     with pytest.raises(http_errors.FlattenAborted, match=expected) as caught:
         read_all(body, got)
-    assert caught.value.status == 408 and not body.is_whole.is_set()
+    assert caught.value.status == 408 and not body.verified.is_set()
 
 
 def test_larger_disk_than_is_served_is_refused_by_its_header():
@@ -161,7 +161,7 @@ def test_body_that_ends_early_gives_not_its_last_bytes(length):
     with pytest.raises(http_errors.FlattenAborted, match="the body ended after") as caught:
         read_all(body, got)
     assert (caught.value.status, caught.value.party) == (400, "client")
-    assert (b"".join(got) != DATA, body.is_whole.is_set()) == (True, False)
+    assert (b"".join(got) != DATA, body.verified.is_set()) == (True, False)
 
 
 def read_all(body, got):
