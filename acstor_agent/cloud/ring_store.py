@@ -36,7 +36,7 @@ Meanwhile, new homes ask its homes before the source, and its hosts may connect.
 MAX_STORED_BYTES = 2 * hash_ring.MAX_FILE_BYTES + 1024
 """Limit of the stored file: a JSON string with the table's JSON, whose quotes are escaped."""
 
-_Stamp = tuple[int, int, int]
+_Stamp = tuple[int, int, int, int]
 
 
 class RingStore:
@@ -86,16 +86,21 @@ class RingStore:
         return self.ring.epoch if self.is_signed else 0
 
     def admission_error(self, host: ids.HostId, not_before_s: float) -> str:
-        """Return why the host with a certificate of this start may not connect; "" if it may."""
+        """Return why a host may not connect; "" if it may.
+
+        :param not_before_s: start of its certificate's validity, wall clock
+        """
         return table_rules.admission_error(host, not_before_s, self.ring, self.former_ring())
 
     def hosts_at(self, ip: str) -> int:
-        """Return the number of hosts of the valid tables at an IP address."""
+        """Return how many hosts have an IP address: by the current or former table, if more."""
         former = self.former_ring()
         return max(self.ring.hosts_at(ip), former.hosts_at(ip) if former else 0)
 
     def set_operator_table(self, data: bytes) -> hash_ring.Ring:
         """Activate a table from the control socket, and store it.
+
+        On a host with trusted signers the next start drops it.
 
         :raises errors.RingFormatError: it is malformed
         :raises ValueError: it may not replace the current one
@@ -156,7 +161,7 @@ class RingStore:
         with self._stored_path.open("rb") as file:
             raw = file.read(MAX_STORED_BYTES + 1)
         if len(raw) > MAX_STORED_BYTES:
-            raise errors.RingFormatError("a kept table", MAX_STORED_BYTES, "it is too long")
+            raise errors.RingFormatError("the stored table", MAX_STORED_BYTES, "it is too long")
         sent = msgspec.json.decode(raw, type=decision_messages.RingTable)
         signers = self._identity.signer_keys() if self._identity else ()
         if sent.signature and not signers:
@@ -166,11 +171,11 @@ class RingStore:
         if signers:
             new = message_signing.verify_table(sent, signers)
         else:
-            new = hash_ring.decode(sent.table.encode(), "a kept table")
+            new = hash_ring.decode(sent.table.encode(), "the stored table")
         if why := table_rules.rejection_reason(
             new.epoch, 0, is_signed=bool(sent.signature), is_current_signed=False
         ):
-            raise errors.NotAuthenticated("a kept table", why)
+            raise errors.NotAuthenticated("the stored table", why)
         return new, bool(sent.signature)
 
     async def watch_file(self) -> None:
@@ -191,7 +196,8 @@ class RingStore:
                     "ring_file %s: %s; keeping the last table", self._operator_file, e.strerror
                 )
         else:
-            stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+            times_ns = status.st_mtime_ns, status.st_ctime_ns  # ctime: it became readable
+            stamp = status.st_ino, status.st_size, *times_ns
             if stamp != self._file_stamp:
                 self._load_file(self._operator_file)
         self._file_stamp = stamp

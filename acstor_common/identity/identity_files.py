@@ -31,7 +31,8 @@ MAX_FILE_BYTES = 256 * 1024
 SET_PREFIX = ".identity-"
 
 Signers = tuple[signing.PublicKey, ...]
-_Stamps = tuple[tuple[int, int, int] | None, ...]
+_Stamp = tuple[int, int, int, int]
+_Stamps = tuple[_Stamp | None, ...]
 
 
 class IdentityPaths(NamedTuple):
@@ -180,9 +181,10 @@ def _link(folder: pathlib.Path, made: pathlib.Path) -> None:
     atomic_file.sync_folder(folder.parent)
 
 
-def _stamp(path: pathlib.Path) -> tuple[int, int, int] | None:
+def _stamp(path: pathlib.Path) -> _Stamp | None:
+    """Return what changes with a file; ctime also changes when it becomes readable."""
     try:
         status = path.stat()
     except OSError:
         return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -129,6 +129,23 @@ async def test_file_that_goes_or_goes_bad_changes_nothing_and_is_said_once(
     nursery.cancel_scope.cancel()
 
 
+@pytest.mark.expect_log("keeping the last table")
+async def test_file_is_read_again_though_its_size_and_time_stay(
+    keep, file, nursery, autojump_clock
+):
+    good = table(2, "h1")
+    file.write_bytes(b"{" * len(good))
+    before = file.stat()
+    keeper = keep()
+    nursery.start_soon(keeper.watch_file)
+    file.write_bytes(good)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat().st_ino == before.st_ino
+    await trio.sleep(1.1)
+    assert keeper.current_ring().epoch == 2
+    nursery.cancel_scope.cancel()
+
+
 @pytest.mark.expect_log("the epoch of a table that differs and is in use; not taken")
 async def test_change_without_a_higher_epoch_is_not_taken_and_said(
     keep, file, nursery, autojump_clock

@@ -148,3 +148,16 @@ def test_files_that_were_put_there_by_hand_need_no_signers(tmp_path, keys):
     files = identity_files.IdentityFiles(H1, identity_files.files_in(tmp_path))
     assert files.current_credentials().certificate.host == "h1"
     assert files.signer_keys() == ()
+
+
+@pytest.mark.expect_log("signers.pem.*it is not used")
+def test_file_is_read_again_though_its_size_and_time_stay(files, folder, keys, clock):
+    identity_files.write(folder, keys.host("h1")._replace(signers=b"-" * len(keys.signers)))
+    assert files.signer_keys() == ()
+    path = files.files.signers
+    before = path.stat()
+    path.write_bytes(keys.signers)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    clock.now_s += identity_files.CHECK_INTERVAL_S
+    assert len(files.signer_keys()) == 1
