@@ -227,3 +227,7 @@ def _parse_os_hash(text: str) -> chunk_map.OsHash:
     if not value or len(value) != hashlib.new(algo).digest_size:
         raise ValueError(f"not the hexadecimal digits of a {algo}: {digits!r}")
     return chunk_map.OsHash(algo, value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

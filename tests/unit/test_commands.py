@@ -5,6 +5,7 @@ import gc
 import importlib
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -161,6 +162,24 @@ def test_simulation_whose_picture_cannot_be_written_says_so(
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 GONE = ["cryptography", "libvirt", "oslo_log", "oslo_service", "prettytable", "tqdm", "trio"]
 """Of what each extra brings, enough that no command works."""
+
+
+def test_each_module_of_a_command_runs_it_when_python_runs_the_module() -> None:
+    modules = {
+        path
+        for path in ROOT.glob("acstor_*/cmd/*.py")
+        if re.search(r"^def main\(", path.read_text(), re.MULTILINE)
+    }
+    assert len(modules) == len(SCRIPTS)
+    guard = '\n\nif __name__ == "__main__":\n    sys.exit(main())\n'
+    assert [path for path in modules if not path.read_text().endswith(guard)] == []
+
+
+def test_module_of_a_command_answers_as_the_command() -> None:
+    argv = [sys.executable, "-m", "acstor_glance.cmd.prehash", "--help"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: ")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
