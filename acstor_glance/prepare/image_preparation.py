@@ -39,10 +39,10 @@ CHUNK_MAP, CONVERTED = artefacts.Kind.CHUNK_MAP, artefacts.Kind.CONVERTED
 class PreparationLimits(NamedTuple):
     """Limits of each preparation.
 
-    :param chunk_bytes: size of the chunks
+    :param chunk_bytes: size of the chunks; 0: ``service_hashing.CHUNK_BYTES``
     """
 
-    chunk_bytes: int = service_hashing.CHUNK_BYTES
+    chunk_bytes: int = 0
     cost_limits: preparation_budget.CostLimits = preparation_budget.COST_LIMITS
     conversion_limits: conversion.ConversionLimits = conversion.CONVERSION_LIMITS
 
@@ -138,7 +138,10 @@ class ImagePreparation:
         self._tools.quota.reserve_bytes(image, 0)
         with self._tools.scopes.naming_of_image(image) as naming:
             hashing = service_hashing.ServiceHashing(
-                self._tools.limits.chunk_bytes, naming, self._progress_counter(), self._budget
+                self._tools.limits.chunk_bytes or service_hashing.CHUNK_BYTES,
+                naming,
+                self._progress_counter(),
+                self._budget,
             )
             if image.is_convertible:
                 self._convert(hashing)

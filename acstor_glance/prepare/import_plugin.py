@@ -56,7 +56,10 @@ def get_flow(**context: Any) -> linear_flow.Flow:
 
 
 class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
-    """Task that makes the chunk map of the staged file."""
+    """Task that makes the chunk map of the staged file.
+
+    :param chunk_bytes: size of the chunks; 0: ``service_hashing.CHUNK_BYTES``
+    """
 
     def __init__(
         self,
@@ -64,11 +67,11 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
         image_id: ids.ImageId,
         wrapper: Any,
         conf: cfg.ConfigOpts,
-        chunk_bytes: int = service_hashing.CHUNK_BYTES,
+        chunk_bytes: int = 0,
     ) -> None:
         super().__init__(name=name)
         self._image_id, self._wrapper, self._conf = image_id, wrapper, conf
-        self._chunk_bytes = chunk_bytes
+        self._chunk_bytes = chunk_bytes or service_hashing.CHUNK_BYTES
 
     def execute(self, file_path: str, **_others: Any) -> None:
         """Make the chunk map; never raises, so the import continues."""

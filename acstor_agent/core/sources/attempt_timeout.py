@@ -29,7 +29,7 @@ class AttemptTimeout:
     124.0
     """
 
-    def __init__(self, base_s: float = BASE_S, most_s: float = MOST_S) -> None:
+    def __init__(self, base_s: float, most_s: float = MOST_S) -> None:
         self.misses = 0
         self._base_s, self._most_s = base_s, max(base_s, most_s)
         self._latest_s: collections.deque[float] = collections.deque(maxlen=LATEST)

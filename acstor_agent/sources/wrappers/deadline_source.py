@@ -20,10 +20,14 @@ CLOSE_S = 2.0
 
 
 class DeadlineSource(base.Wrapper):
-    """Reports a place as unreachable after a timeout, ``timeout_s`` at least."""
+    """Reports a place as unreachable after a timeout.
 
-    def __init__(self, inner: base.Source, timeout_s: float = attempt_timeout.BASE_S) -> None:
+    :param timeout_s: least timeout; None: ``attempt_timeout.BASE_S``
+    """
+
+    def __init__(self, inner: base.Source, timeout_s: float | None = None) -> None:
         super().__init__(inner)
+        timeout_s = attempt_timeout.BASE_S if timeout_s is None else timeout_s
         self._timeout = attempt_timeout.AttemptTimeout(timeout_s)
 
     async def size_bytes(self, blob: base.Blob) -> int:

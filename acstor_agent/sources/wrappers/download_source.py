@@ -47,7 +47,7 @@ class DownloadLimits:
     sweep_interval_s: float = 30.0  # between looks for copies that are kept no longer
     retry_s: float = 10.0  # after a failure
     recheck_s: float = 60.0  # between looks in Glance for a new artefact
-    lookup_s: float = attempt_timeout.BASE_S  # for a look-up in Glance
+    lookup_s: float = dataclasses.field(default_factory=lambda: attempt_timeout.BASE_S)  # in Glance
     chunk_map_wait_s: float = 30.0  # of one read for the stream
     boot_image_wait_s: float = 8.0
     image_wait_s: float = 5.0  # less than a peer's timeout (10 s)
@@ -75,9 +75,9 @@ class DownloadSource(base.Source):
         nursery: trio.Nursery,
         rng: random.Random,
         delegated_host: DelegatedHost = lambda image_id: "",
-        limits: DownloadLimits = DownloadLimits(),
+        limits: DownloadLimits | None = None,
     ) -> None:
-        self.limits = limits
+        self.limits = limits or DownloadLimits()
         self._source, self._folder, self._delegated_host = source, folder, delegated_host
         self._nursery, self._rng = nursery, rng
         self._copies: collections.OrderedDict[base.Blob, full_download.FullDownload] = (

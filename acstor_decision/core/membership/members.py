@@ -40,7 +40,8 @@ class MembershipLimits:
         loopback addresses
     """
 
-    collection_s: float = decision_messages.COLLECTION_S  # time between two samples of a host
+    # time between two samples of a host
+    collection_s: float = dataclasses.field(default_factory=lambda: decision_messages.COLLECTION_S)
     dead_after_samples: int = 6  # collections without a sample after which a host is gone
     overload_collections: int = 2
     allowed: Sequence[str] = ("*",)  # patterns of the host IDs that may join

@@ -13,11 +13,13 @@ import pytest
 import trio
 import trio.testing
 
+from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.engine.ring import placement
 from acstor_agent.sources import base
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
 from acstor_agent.sources import source_client
+from acstor_agent.sources.wrappers import deadline_source
 from acstor_agent.sources.wrappers import download_source
 from acstor_agent.sources.wrappers import full_download
 from acstor_common import errors
@@ -82,6 +84,18 @@ async def source(server, store, tmp_path, nursery):
     made = over(server, tmp_path, nursery)
     yield made
     await made.aclose()
+
+
+async def test_default_limits_are_looked_up_when_a_source_is_made(
+    server, tmp_path, nursery, monkeypatch
+):
+    monkeypatch.setattr(attempt_timeout, "BASE_S", 7.0)
+    driver = glance.GlanceSource(fake_glance.session(server.url))
+    copies = download_source.DownloadSource(driver, tmp_path, nursery, random.Random(1))
+    assert copies.limits.lookup_s == 7.0
+    await source_client.SourceClient([driver], copies=copies).aclose()
+    place = deadline_source.DeadlineSource(driver)
+    assert place._timeout.deadline_s() == 7.0
 
 
 def artefact_path(server, blob=CHUNK_MAP):

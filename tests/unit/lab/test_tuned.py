@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Constants that a test changes in a process of its own."""
 
+import ast
 import importlib
 import os
 import pathlib
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 
 from tests.lab import tuned
 
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 NAMES = [value for name, value in vars(tuned).items() if name.isupper() and "." in value]
 
 
@@ -56,3 +60,62 @@ def test_change_keeps_the_kind_of_number(monkeypatch: pytest.MonkeyPatch) -> Non
     tuned.change({tuned.BUILD_LONGEST_S: 7})
     changed = getattr(here, constant)
     assert changed == 7.0 and isinstance(changed, float)
+
+
+def read_at_import(node: ast.AST) -> Iterator[ast.Name | ast.Attribute]:
+    """Yield the names that the import of a module reads: those outside functions, and defaults."""
+    if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+        yield node
+    inside: Iterator[ast.AST] = ast.iter_child_nodes(node)
+    if isinstance(node, FUNCTIONS):
+        inside = (default for default in (*node.args.defaults, *node.args.kw_defaults) if default)
+    for child in inside:
+        yield from read_at_import(child)
+
+
+def fixed_at_import(source: str, module: str) -> list[str]:
+    """Return the changeable constants whose values the import of a module copies."""
+    tree = ast.parse(source)
+    imported = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    found = []
+    for node in read_at_import(tree):
+        if isinstance(node, ast.Name):
+            name = imported.get(node.id, f"{module}.{node.id}")
+        else:
+            first, _, rest = ast.unparse(node).partition(".")
+            name = f"{imported.get(first, first)}.{rest}"
+        found += [name] if name in NAMES else []
+    return found
+
+
+def test_no_import_copies_a_constant_that_tests_change() -> None:
+    fixed = {}
+    for path in sorted(ROOT.glob("acstor_*/**/*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if found := fixed_at_import(path.read_text(), module):
+            fixed[module] = found
+    assert fixed == {}
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        "def f(first_s=plan.RETRY_FIRST_S): ...",
+        "async def f(*, first_s=plan.RETRY_FIRST_S): ...",
+        "class Limits:\n    first_s: float = 2 * plan.RETRY_FIRST_S",
+        "class C:\n    def f(self, first_s=plan.RETRY_FIRST_S): ...",
+        "TWICE_S = 2 * plan.RETRY_FIRST_S",
+        "f = lambda first_s=plan.RETRY_FIRST_S: first_s",
+    ],
+)
+def test_each_way_to_copy_a_constant_is_found(copy: str) -> None:
+    start = "from acstor_glance.prepare import plan\n"
+    assert fixed_at_import(start + copy, "m") == [tuned.RETRY_FIRST_S]
+    own = copy.replace("plan.", "")
+    assert fixed_at_import(own, "acstor_glance.prepare.plan") == [tuned.RETRY_FIRST_S]
+    assert fixed_at_import(f"{start}f = lambda: plan.RETRY_FIRST_S", "m") == []
