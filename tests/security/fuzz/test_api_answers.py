@@ -184,7 +184,7 @@ def host_of(services: Services, folder: pathlib.Path) -> enrolment.HostEnrolment
 def is_enrolled(host: enrolment.HostEnrolment) -> bool:
     """Return whether a host has a new certificate; what refuses it has the product's name."""
     try:
-        host._enrol()
+        host._enrol(threading.Event())
     except REFUSED:
         return False
     return True

@@ -18,6 +18,7 @@ from acstor_nova.locality import locality_cache
 from acstor_nova.locality import locality_client
 from tests.fakes import dripping_server
 from tests.fakes import http_server
+from tests.fakes import manual_clock
 from tests.fakes import silent_server
 
 IMAGE, OTHER = (f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in (1, 2))
@@ -129,7 +130,7 @@ def test_fresh_table_is_used_without_another_request(service, make_cache):
 
 def test_older_table_is_used_and_fetched_again_beside(service, make_cache):
     now = [0.0]
-    cache = make_cache(timings=SOON, clock=lambda: now[0])
+    cache = make_cache(timings=SOON, clock=manual_clock.FunctionClock(lambda: now[0]))
     cache.lookup(IMAGE)
     service.may_answer.clear()
     now[0] = SOON.fresh_s + 1
@@ -143,7 +144,7 @@ def test_older_table_is_used_and_fetched_again_beside(service, make_cache):
 @pytest.mark.expect_log("not weighed by the images that they have: .* refused")
 def test_stale_table_is_not_used(service, make_cache):
     now = [0.0]
-    cache = make_cache(timings=SOON, clock=lambda: now[0])
+    cache = make_cache(timings=SOON, clock=manual_clock.FunctionClock(lambda: now[0]))
     cache.lookup(IMAGE)
     service.failure = errors.DecisionUnreachable("http://d", "refused")
     now[0] = SOON.stale_s - 1

@@ -95,7 +95,9 @@ def test_shells_do_whatever_the_core_may_say() -> None:
 
 def test_what_a_host_has_its_neighbours_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[actions.ForwardAnnouncement] = []
-    monkeypatch.setattr(cloud.SimulatedHost, "_heard", lambda host, told: heard.append(told))
+    monkeypatch.setattr(
+        cloud.SimulatedHost, "_forward_announcement", lambda host, told: heard.append(told)
+    )
     world = make_world()
     first, *_ = world.hosts.values()
     read_all(world, first)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's own way to a certificate, against the API: both sides mean the same."""
 
+import threading
+
 import pytest
 
 from acstor_agent.cloud import enrolment
@@ -51,11 +53,11 @@ def enrolling(client, files):
 
 def test_a_host_enrols_and_renews_and_each_certificate_has_a_key_of_its_own(client, files):
     host = enrolling(client, files)
-    answer = host._enrol()
+    answer = host._enrol(threading.Event())
     first = files.current_credentials()
     assert (first.certificate.host, len(first.signers)) == ("h1", 1)
     assert first.certificate.not_after_s == int(answer.not_after)
-    host._enrol()
+    host._enrol(threading.Event())
     assert files.current_credentials().certificate.public_key != first.certificate.public_key
 
 
@@ -63,23 +65,23 @@ def test_a_host_enrols_and_renews_and_each_certificate_has_a_key_of_its_own(clie
 def test_a_host_that_lost_its_state_folder_is_told_what_an_operator_has_to_do(
     client, files, tmp_path
 ):
-    enrolling(client, files)._enrol()
+    enrolling(client, files)._enrol(threading.Event())
     anew = identity_files.IdentityFiles(H1, identity_files.files_in(tmp_path / "new" / "identity"))
     with pytest.raises(errors.NotEnrolled, match=ALLOW):
-        enrolling(client, anew)._enrol()
+        enrolling(client, anew)._enrol(threading.Event())
     client.post("/v1/hosts/h1/allow")
-    enrolling(client, anew)._enrol()
+    enrolling(client, anew)._enrol(threading.Event())
     assert anew.current_credentials().certificate.host == "h1"
 
 
 @pytest.mark.expect_log("no certificate for user agent-of-h1.*it is revoked")
 def test_a_host_that_was_revoked_is_told_so_and_keeps_its_files(client, files):
     host = enrolling(client, files)
-    host._enrol()
+    host._enrol(threading.Event())
     before = files.current_credentials()
     client.post("/v1/hosts/h1/revoke")
     with pytest.raises(errors.NotEnrolled, match=r"refuses \(403\).*revoked"):
-        host._enrol()
+        host._enrol(threading.Event())
     files.invalidate()
     assert files.current_credentials() is before
 
@@ -92,7 +94,7 @@ def test_a_host_that_waits_for_leave_comes_with_the_same_key_again(
     client = app.make_plain_app(api_configuration, store, glance, bus).test_client()
     host = enrolling(client, files)
     with pytest.raises(errors.NotEnrolled, match=ALLOW):
-        host._enrol()
+        host._enrol(threading.Event())
     client.post("/v1/hosts/h1/allow", headers=conftest.ADMIN)
-    host._enrol()  # the name is the first key's alone
+    host._enrol(threading.Event())  # the name is the first key's alone
     assert files.current_credentials().certificate.host == "h1"
