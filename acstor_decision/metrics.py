@@ -85,37 +85,7 @@ class Collector(registry.Collector):
             silent.add_metric([host], 1)
         yield silent
         yield from _of_checkpoints(current.checkpoints)
-        for name, text, label, counts in (
-            ("refused_samples", "Samples refused, by reason", "reason", current.refused),
-            (
-                "refused_enrolments",
-                "Requests for a certificate refused by all instances of the API, by reason",
-                "reason",
-                current.refused_enrolments,
-            ),
-            (
-                "refused_checkpoints",
-                "Registrations of checkpoints refused, by reason",
-                "reason",
-                current.checkpoints_refused,
-            ),
-            (
-                "refused_grants",
-                "Requests of hosts for grants of images refused, by reason",
-                "reason",
-                current.grants_refused,
-            ),
-            (
-                "published_rings",
-                "V-node tables that this instance published, by reason",
-                "reason",
-                current.published,
-            ),
-        ):
-            family = core.CounterMetricFamily(f"acstor_decision_{name}", text, labels=[label])
-            for value, count in counts.items():
-                family.add_metric([value], count)
-            yield family
+        yield from _of_counts(current)
 
 
 def serve(address: str, current: Callable[[], InstanceMetrics]) -> Callable[[], None]:
@@ -126,6 +96,36 @@ def serve(address: str, current: Callable[[], InstanceMetrics]) -> Callable[[], 
     own = prometheus_client.CollectorRegistry()
     own.register(Collector(current))
     return metrics_endpoint.serve(address, own, "[acstor_decision] metrics_listen")
+
+
+def _of_counts(current: InstanceMetrics) -> Iterator[core.Metric]:
+    for name, text, counts in (
+        ("refused_samples", "Samples refused, by reason", current.refused),
+        (
+            "refused_enrolments",
+            "Requests for a certificate refused by all instances of the API, by reason",
+            current.refused_enrolments,
+        ),
+        (
+            "refused_checkpoints",
+            "Registrations of checkpoints refused, by reason",
+            current.checkpoints_refused,
+        ),
+        (
+            "refused_grants",
+            "Requests of hosts for grants of images refused, by reason",
+            current.grants_refused,
+        ),
+        (
+            "published_rings",
+            "V-node tables that this instance published, by reason",
+            current.published,
+        ),
+    ):
+        family = core.CounterMetricFamily(f"acstor_decision_{name}", text, labels=["reason"])
+        for value, count in counts.items():
+            family.add_metric([value], count)
+        yield family
 
 
 def _of_instance(current: InstanceMetrics) -> Iterator[core.Metric]:
