@@ -4,6 +4,7 @@
 import collections
 import json
 import pathlib
+import re
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -17,12 +18,13 @@ Series = Mapping[tuple[str, str], Sequence[trend.Point]]
 JUDGED_SHARE = 0.25
 """A process that ran for so much of the soak is judged."""
 PANELS = {
-    "memory_mib": "memory of no file, MiB",
+    "memory_mib": "anonymous memory, MiB",
     "descriptors": "descriptors",
     "threads": "threads",
     "latency_s": "seconds",
 }
 LATENCY = "latency_s"
+_HOST = re.compile(r"-agent-\S+ ")
 
 
 def judged(series: Series, length_s: float) -> dict[tuple[str, str], Sequence[trend.Point]]:
@@ -62,29 +64,29 @@ def write(
         ],
     }
     (folder / "soak.json").write_text(json.dumps(told))
-    picture = figure.Figure(figsize=(14, 10), layout="constrained")
+    picture = figure.Figure(figsize=(9, 10), layout="constrained")
     draw(picture, series)
     picture.savefig(folder / "soak.png", dpi=100)
 
 
 def draw(picture: figure.Figure, series: Series) -> None:
-    """Draw a panel for each resource, with one curve for each kind of process."""
-    for axes, (resource, label) in zip(picture.subplots(2, 2).flat, PANELS.items(), strict=True):
+    """Draw a panel for each resource, with a colour for each kind of process."""
+    for axes, (resource, label) in zip(picture.subplots(4).flat, PANELS.items(), strict=True):
         kinds = collections.defaultdict(list)
         for (process, _), points in _of(series, resource):
-            kinds[process.split(" #")[0]].append(points)
-        for number, (process, parts) in enumerate(sorted(kinds.items())):
+            kinds[_HOST.sub("-agent ", process.split(" #")[0])].append(points)
+        for number, (kind, parts) in enumerate(sorted(kinds.items())):
             style = "." if resource == LATENCY else "-"
             for part in parts:
                 hours = [point.at_s / 3600 for point in part]
-                name = process if part is parts[0] else None
+                name = kind if part is parts[0] else None
                 values = [point.value for point in part]
                 axes.plot(hours, values, style, color=f"C{number % 10}", label=name, linewidth=1)
         axes.set(xlabel="hours", ylabel=label)
         if resource == LATENCY:
             axes.set_yscale("log")
         if kinds:
-            axes.legend(fontsize="x-small")
+            axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
 
 
 def _of(series: Series, resource: str) -> Iterator[tuple[tuple[str, str], Sequence[trend.Point]]]:
