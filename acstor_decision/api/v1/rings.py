@@ -114,7 +114,7 @@ def current_owners(call: operation.Call) -> dict[str, Owner]:
         try:
             return owners(newest.epoch, text)
         except errors.RingFormatError as e:
-            json_columns.log_damage(f"rings.ring_table of {newest.epoch}", text, e)
+            json_columns.log_damage(f"rings.ring_table of {newest.epoch}", e)
     return {}
 
 

@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from acstor_common.model import boot_timeline
+from acstor_common.util import log_limit
 from acstor_common.wire import checkpoint_messages
 from acstor_common.wire import decision_messages
 from acstor_common.wire import fill_progress
@@ -45,7 +46,7 @@ DAMAGE = r"^database: \w+\.\w+ of .* is damaged and counts as unknown: "
 
 @pytest.fixture(autouse=True)
 def nothing_logged_before(monkeypatch):
-    monkeypatch.setattr(json_columns, "_known", set())
+    monkeypatch.setattr(json_columns, "_limit", log_limit.LogLimit(json_columns.LOG_EVERY_S))
 
 
 @pytest.fixture
