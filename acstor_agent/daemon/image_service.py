@@ -101,7 +101,11 @@ class ImageService:
             self._stored.pins,
             self._chunks.exchange,
             boot_deferral.BootDeferral(
-                mirrors, self._boots.sessions, boot_memory.IDLE_S, boot_memory.LONGEST_S
+                mirrors,
+                self._boots.sessions,
+                boot_memory.IDLE_S,
+                boot_memory.LONGEST_S,
+                self._chunks.source,
             ),
             self._guests.read_admission,
             meter,

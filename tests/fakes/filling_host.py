@@ -39,6 +39,7 @@ class FillingHost:
     """The background fill of a host; a subclass adds what pins images, and the loops to run."""
 
     loops: tuple[Callable[[], Awaitable[None]], ...]
+    rtt_s: float  # of the source, as its connections measure it
 
     def __init__(
         self, host: one_host.OneHost, reads: read_admission.ReadAdmission, **limits: float
@@ -46,7 +47,10 @@ class FillingHost:
         self.host = host
         self.looks, self.link_fails = 0, False
         host.boots.clock = trio.current_time
-        boots = boot_deferral.BootDeferral(host.mirrors, host.boots, BOOT_IDLE_S, BOOT_LONGEST_S)
+        self.rtt_s = 0.0
+        boots = boot_deferral.BootDeferral(
+            *(host.mirrors, host.boots, BOOT_IDLE_S, BOOT_LONGEST_S, self)
+        )
         self.filler = background_fill.BackgroundFill(
             host.mirrors,
             host.pins,

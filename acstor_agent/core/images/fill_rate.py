@@ -14,6 +14,7 @@ from acstor_common.util import backoff
 
 SHARE = 0.9  # share of the spare bandwidth that fills use; the rest is for traffic that begins now
 BESIDE_GUESTS = 0.1  # share of that rate while guests of this host boot or wait for remote chunks
+FAR_BESIDE_GUESTS = 0.5  # the same if the source is far: guests wait for round trips
 LEAST_BYTES_S = 256 * 1024.0  # least rate, also on a busy link, so that a fill ends
 UNKNOWN_BYTES_S = 62_500_000.0  # rate when the link is unknown: half of 1000 Mbit/s
 AHEAD_S = 0.25  # burst after a delay, in seconds at the current rate

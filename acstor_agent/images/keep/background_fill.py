@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetches missing chunks of pinned images at the lowest priority.
 
-A fetch pauses while a guest waits for a chunk, up to a limit. All fills share the rate of
+A fetch pauses while a guest waits for a chunk, up to a limit, unless the source is far: then the
+guest waits for a round trip, in which the link is free. All fills share the rate of
 ``core/images/fill_rate.py``.
 """
 
@@ -246,7 +247,7 @@ class BackgroundFill:
         if not progress.missing or trio.current_time() >= filling.until_s:
             return None
         is_urgent = pin.mode is FillMode.URGENT and self._is_pressing(pin, progress)
-        room = (MAX_IN_FLIGHT if is_urgent or self._is_calm() else 1) - len(ahead)
+        room = self._max_in_flight(is_urgent) - len(ahead)
         if room <= 0:
             return self.limits.calm_s / 10
         numbers = self._next_of(filling, room, math.inf if is_urgent else self._pacer.bytes_s)
@@ -258,10 +259,13 @@ class BackgroundFill:
                 return min(wait_s, self.limits.measure_interval_s)  # the rate may change by then
         for _ in numbers:
             progress.missing.popleft()
-        if not is_urgent:
+        if not is_urgent and not self.boots.is_far:
             await self._yield_to_guests()
         await self._fetch(filling, numbers, ahead)
         return 0.0
+
+    def _max_in_flight(self, is_urgent: bool) -> int:
+        return MAX_IN_FLIGHT if is_urgent or self.boots.is_far or self._is_calm() else 1
 
     def _next_of(self, filling: _FillSlice, room: int, bytes_s: float) -> list[int]:
         """Return the chunks to request together: TOGETHER_S worth, at least one."""
@@ -337,7 +341,8 @@ class BackgroundFill:
             except errors.Unusable:  # the decision service reports it
                 spare_bytes_s = fill_rate.UNKNOWN_BYTES_S
             if self.boots.is_any_booting() or not self._is_calm():
-                spare_bytes_s *= fill_rate.BESIDE_GUESTS
+                is_far = self.boots.is_far
+                spare_bytes_s *= fill_rate.FAR_BESIDE_GUESTS if is_far else fill_rate.BESIDE_GUESTS
             usual_bytes_s = min(spare_bytes_s, self.limits.bytes_s)
             self._pacer.bytes_s = max(usual_bytes_s, self._needed_bytes_s(progress, also_due))
             progress.speed.refresh(trio.current_time())

@@ -98,7 +98,7 @@ class FillStatus:
             return State.FAILING, failure.why
         if image_id == self._filler.current or progress.left_bytes == 0:
             return State.FILLING, ""
-        return (State.BOOTING if self._filler.boots.is_booting(image_id) else State.QUEUED), ""
+        return (State.BOOTING if self._filler.boots.must_wait(image_id) else State.QUEUED), ""
 
     def _in_cloud(
         self, progress: background_fill.FillProgress

@@ -262,7 +262,7 @@ class Hydration:
                 continue
             if known.part is not self._pins.pinned_part(image_id):
                 continue  # the missing chunks are counted first
-            if all_pins[image_id].mode is FillMode.URGENT or not self._boots.is_booting(image_id):
+            if all_pins[image_id].mode is FillMode.URGENT or not self._boots.must_wait(image_id):
                 return image_id
         return None
 

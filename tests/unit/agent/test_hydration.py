@@ -16,6 +16,7 @@ from acstor_agent.core.images import pin_record
 from acstor_agent.engine_io import background_fetch
 from acstor_agent.images.image import usage
 from acstor_agent.images.keep import background_fill
+from acstor_agent.images.keep import boot_deferral
 from acstor_agent.images.keep import fill_status
 from acstor_agent.images.keep import hydration
 from acstor_agent.images.keep import pin_file
@@ -174,6 +175,24 @@ async def test_filling_waits_for_the_end_of_the_boot(keeper):
     assert image.count_cached().cached_bytes == CHUNK
     await keeper.wait("fully_cached")
     assert trio.current_time() - image.boots.begun_s >= BOOT_IDLE_S
+
+
+async def test_fill_from_a_far_source_waits_for_the_boot_image_alone(keeper):
+    keeper.rtt_s = boot_deferral.FAR_S
+    image = await keeper.use()
+    image.boots.state = boot_session.State.LOADING
+    await keeper.wait("booting")
+    assert image.count_cached().cached_bytes == 0
+    image.boots.state = boot_session.State.READY
+    await keeper.wait("fully_cached")
+    assert keeper.filler.boots.is_booting(IMAGE)
+
+
+async def test_fill_from_a_far_source_runs_beside_guests_who_wait_all_the_time(keeper):
+    keeper.set_limits(yield_s=60.0)
+    keeper.is_waiting, keeper.rtt_s = True, boot_deferral.FAR_S
+    (await keeper.use()).boots.begin_boot()
+    await keeper.wait("fully_cached")
 
 
 async def test_boot_in_which_a_guest_always_needs_something_ends_nevertheless(keeper):
