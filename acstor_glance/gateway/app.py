@@ -149,23 +149,37 @@ def _file(
     reader: range_reader.RangeReader, grants: grant_check.GrantCheck, image_id: str
 ) -> flask.Response:
     request = flask.request
-    if request.method != "GET":
-        raise exceptions.MethodNotAllowed(["GET"])
     wanted = _image_id(image_id)
+    if request.method == "HEAD":
+        with _permitted(grants, wanted, "/file") as caller:
+            image = reader.find_image(wanted, caller)
+        answer = _bytes(b"", image.etag, {})
+        answer.content_length = image.size_bytes
+        return answer
     with (
         _permitted(grants, wanted, "/file") as caller,
         tracing.Span("acstor_range_read", image=wanted) as span,
     ):
-        answer = reader.read_range(wanted, request.headers.get("Range", ""), caller)
-        span.add_results(bytes=len(answer.data))
-    headers = {
-        "Content-Range": answer.requested.content_range(answer.size_bytes),
-        "Accept-Ranges": "bytes",
-        "Cache-Control": "no-store",
-    }
-    return flask.Response(
-        answer.data, http.HTTPStatus.PARTIAL_CONTENT, headers, mimetype="application/octet-stream"
-    )
+        headers = request.headers
+        if_range = headers.get("If-Range", "")
+        found = reader.read_range(wanted, headers.get("Range", ""), caller, if_range)
+        span.add_results(bytes=len(found.data))
+    if found.is_whole:
+        return _bytes(found.data, found.etag, {})
+    shown = {"Content-Range": found.requested.content_range(found.size_bytes)}
+    return _bytes(found.data, found.etag, shown, http.HTTPStatus.PARTIAL_CONTENT)
+
+
+def _bytes(
+    data: bytes, etag: str, headers: dict[str, str], status: http.HTTPStatus = http.HTTPStatus.OK
+) -> flask.Response:
+    """Return an answer with bytes of an image, or 304 or 412 if the request asks for that."""
+    shown = {"Accept-Ranges": "bytes", "Cache-Control": "no-store", **headers}
+    answer = flask.Response(data, status, shown, mimetype="application/octet-stream")
+    if etag:
+        answer.headers["ETag"] = etag
+    answer.make_conditional(flask.request.environ)
+    return answer
 
 
 def _delta(jobs: flatten_jobs.FlattenJobs, image_id: str) -> flask.Response:
@@ -209,7 +223,9 @@ def _fault(error: Exception) -> flask.Response:
         return _said(error.status, error.message, error.headers)
     if isinstance(error, exceptions.HTTPException):
         status = http.HTTPStatus(error.code or http.HTTPStatus.INTERNAL_SERVER_ERROR)
-        return _said(status, str(error.description or status.phrase))
+        methods = getattr(error, "valid_methods", None)  # of 405
+        headers = {"Allow": ", ".join(sorted(methods))} if methods else None
+        return _said(status, str(error.description or status.phrase), headers)
     where = "".join(traceback.format_tb(error.__traceback__))  # its text may hold a password
     LOG.error("a request failed: %s\n%s", type(error).__name__, where)
     words = "the gateway failed; its log says why"

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from acstor_glance.gateway import http_errors
 
-_RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})", re.ASCII)
+_UNIT = "bytes"
+_RANGE = re.compile(r"\s*(\d{0,99})-(\d{0,99})\s*", re.ASCII)
 
 
 class ByteRange(NamedTuple):
@@ -21,20 +22,31 @@ class ByteRange(NamedTuple):
         return f"bytes {self.offset}-{self.offset + self.length - 1}/{size_bytes}"
 
 
+def is_ignored(header: str) -> bool:
+    """Return whether a Range header means the whole image: no unit of ours, or several ranges.
+
+    >>> is_ignored(""), is_ignored("items=0-9"), is_ignored("bytes=0-1,3-4"), is_ignored("bytes=9")
+    (True, True, True, False)
+    """
+    unit, separator, ranges = header.partition("=")
+    return not separator or unit.strip().lower() != _UNIT or "," in ranges
+
+
 def parse(header: str, size_bytes: int, max_bytes: int) -> ByteRange:
-    """Parse a Range header, and clip its end to the image of ``size_bytes``.
+    """Parse a Range header, and clip its end to the image of ``size_bytes``; ignored: all of it.
 
     >>> parse("bytes=0-9", 4096, 100), parse("bytes=4090-9999", 4096, 100)
     (ByteRange(offset=0, length=10), ByteRange(offset=4090, length=6))
     >>> parse("bytes=4000-", 4096, 100), parse("bytes=-10", 4096, 100)
     (ByteRange(offset=4000, length=96), ByteRange(offset=4086, length=10))
 
-    :raises http_errors.HttpError: it is not one range, outside the image, or too long
+    :raises http_errors.HttpError: it is malformed, outside the image, or too long
     """
-    match = _RANGE.fullmatch(header.strip())
+    ranges = "0-" if is_ignored(header) else header.partition("=")[2]
+    match = _RANGE.fullmatch(ranges)
     if match is None or not (match[1] or match[2]):
         raise http_errors.HttpError(
-            http.HTTPStatus.BAD_REQUEST, "give one range of bytes, such as Range: bytes=0-1048575"
+            http.HTTPStatus.BAD_REQUEST, "give a range of bytes, such as Range: bytes=0-1048575"
         )
     if match[1]:
         first = int(match[1])

@@ -77,6 +77,12 @@ class ReadableImage(NamedTuple):
     disk_format: str = ""  # empty unless the container is ``bare``
     os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
 
+    @property
+    def etag(self) -> str:
+        """The strong validator of its bytes (RFC 9110); empty if Glance knows no hash of them."""
+        found = self.md5 or self.os_hash.value.hex()
+        return f'"{found}"' if found else ""
+
 
 def adapter_of(conf: cfg.ConfigOpts) -> adapter.Adapter:
     """Return an adapter for the Glance that ``conf`` names.

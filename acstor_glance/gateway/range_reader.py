@@ -34,6 +34,8 @@ class ImageRange(NamedTuple):
     data: bytes
     requested: byte_range.ByteRange
     size_bytes: int
+    etag: str = ""
+    is_whole: bool = False
 
 
 class RangeReader:
@@ -50,18 +52,31 @@ class RangeReader:
         self._max_bytes, self._timeout_s = max_bytes, timeout_s
         self._logged: ttl_cache.TtlCache[str] = ttl_cache.TtlCache(LOG_REPEAT_S, MAX_LOGGED)
 
+    def find_image(
+        self, image_id: ids.ImageId, caller: image_lookup.Caller
+    ) -> image_lookup.ReadableImage:
+        """Return the record of an image that the caller may read; raises HttpError."""
+        return self._lookup.get_image(image_id, caller)
+
     def read_range(
-        self, image_id: ids.ImageId, header: str, caller: image_lookup.Caller
+        self, image_id: ids.ImageId, header: str, caller: image_lookup.Caller, if_range: str = ""
     ) -> ImageRange:
-        """Return the range of the Range header; raises HttpError."""
+        """Return the range of the Range header; raises HttpError.
+
+        :param if_range: the image's ETag, else the header is ignored; empty: it counts
+        """
         image = self._lookup.get_image(image_id, caller)
+        if if_range and if_range != image.etag:
+            header = ""
         requested = byte_range.parse(header, image.size_bytes, self._max_bytes)
 
         def refresh() -> image_lookup.ReadableImage:
             self._lookup.invalidate(image_id, caller)
             return self._lookup.get_image(image_id, caller)
 
-        return ImageRange(self._read(image, requested, refresh), requested, image.size_bytes)
+        data = self._read(image, requested, refresh)
+        is_whole = byte_range.is_ignored(header)
+        return ImageRange(data, requested, image.size_bytes, image.etag, is_whole)
 
     def read_part(
         self, image: image_lookup.ReadableImage, requested: byte_range.ByteRange

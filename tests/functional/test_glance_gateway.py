@@ -157,10 +157,10 @@ def test_image_that_is_not_active_is_refused(place):
 @pytest.mark.parametrize(
     ("wanted", "status", "words"),
     [
-        ("", 400, "give one range"),
-        ("bytes=0-1,5-6", 400, "give one range"),
-        ("bytes=-", 400, "give one range"),
-        ("items=0-5", 400, "give one range"),
+        ("", 413, "8388608 bytes at most"),
+        ("bytes=0-1,5-6", 413, "8388608 bytes at most"),
+        ("bytes=-", 400, "give a range"),
+        ("items=0-5", 413, "8388608 bytes at most"),
         ("bytes=9-5", 416, "has"),
         (f"bytes={len(LARGE)}-", 416, f"{len(LARGE)} bytes"),
         (f"bytes=0-{len(LARGE) - 1}", 413, "8388608 bytes at most"),
@@ -178,8 +178,8 @@ def large(all_stores: image_stores.Place) -> ids.ImageId:
 def test_what_is_no_request_for_a_range_is_refused(place, large):
     url = f"{place.gateway.url}/v1/images/{large}/file"
     headers = {"X-Auth-Token": place.token("acstor"), "Range": "bytes=0-9"}
-    assert requests.head(url, headers=headers, timeout=30).status_code == 405
-    assert requests.put(url, b"x", headers=headers, timeout=30).status_code == 405
+    put = requests.put(url, b"x", headers=headers, timeout=30)
+    assert (put.status_code, put.headers["Allow"]) == (405, "GET, HEAD, OPTIONS")
     assert "image" in said(place.read("no-image"), 400)
     said(place.read(str(uuid.uuid4())), 404)
 

@@ -26,10 +26,18 @@ SIZE, LONGEST = 4096, 100
         ("bytes=4000-", 4000, 96),
         ("bytes=-10", 4086, 10),
         (" bytes=1-2 ", 1, 2),
+        ("Bytes=1-2", 1, 2),
+        (f"bytes=4090-{'9' * 30}", 4090, 6),
     ],
 )
 def test_one_range_is_what_it_says(header, offset, length):
     assert byte_range.parse(header, SIZE, LONGEST) == (offset, length)
+
+
+@pytest.mark.parametrize("header", ["", "0-5", "items=0-5", "bytes=0-1,3-4"])
+def test_what_is_no_single_range_means_all_of_the_image(header):
+    assert byte_range.is_ignored(header)
+    assert byte_range.parse(header, LONGEST, LONGEST) == (0, LONGEST)
 
 
 def test_suffix_longer_than_the_image_is_all_of_it():
@@ -40,9 +48,10 @@ def test_suffix_longer_than_the_image_is_all_of_it():
 @pytest.mark.parametrize(
     ("header", "status"),
     [
-        *((header, 400) for header in ("", "bytes=", "bytes=-", "0-5", "bytes=0-1,3-4")),
+        *((header, 400) for header in ("bytes=", "bytes=-", "bytes=5")),
         *((header, 400) for header in ("bytes=a-b", "bytes=1-2-3", "bytes=-1-2", "bytes=٣-٤")),
-        (f"bytes=0-{'9' * 20}", 400),
+        (f"bytes=0-{'9' * 5000}", 400),
+        *((header, 413) for header in ("", "0-5", "items=0-5", "bytes=0-1,3-4")),
         *((header, 416) for header in ("bytes=4096-", "bytes=9-5", "bytes=-0")),
         *((header, 413) for header in ("bytes=0-100", "bytes=0-", "bytes=-101")),
     ],

@@ -72,7 +72,7 @@ class Glance:
         self.callers.append(caller)
         return parse(self.records[image_id])
 
-    def read_range(self, image_id, header, caller):
+    def read_range(self, image_id, header, caller, if_range):
         self.callers.append(caller)
         if self.fault:
             raise self.fault
