@@ -31,6 +31,7 @@ from acstor_common.formats.chunk_map_header import VERSION as VERSION
 from acstor_common.formats.chunk_map_header import Buffer as Buffer
 from acstor_common.formats.chunk_map_header import OsHash as OsHash
 from acstor_common.formats.chunk_map_header import ScopeKeys as ScopeKeys
+from acstor_common.formats.chunk_map_header import Sections as Sections
 from acstor_common.formats.chunk_map_header import Subject as Subject
 from acstor_common.formats.chunk_map_header import Tables as Tables
 from acstor_common.model import ids
@@ -231,7 +232,7 @@ class ChunkMap:
         return bits.to_bytes(PAGE_CHUNKS // 8, "little")
 
 
-def _check_length(view: memoryview, of: chunk_map_header.Sections, what: str) -> None:
+def _check_length(view: memoryview, of: Sections, what: str) -> None:
     expected_bytes = of.stop
     if view.nbytes < expected_bytes:
         raise _Fault(what, view.nbytes, f"truncated: {view.nbytes} of {expected_bytes} bytes")
@@ -264,11 +265,7 @@ def _check_numbers(
 
 
 def _check_cids(
-    view: memoryview,
-    subject: Subject,
-    of: chunk_map_header.Sections,
-    what: str,
-    pause: layout.Pause,
+    view: memoryview, subject: Subject, of: Sections, what: str, pause: layout.Pause
 ) -> None:
     if subject.scope_keys:
         return
@@ -289,11 +286,7 @@ def _pieces(
 
 
 def _check_layout(
-    view: memoryview,
-    subject: Subject,
-    of: chunk_map_header.Sections,
-    what: str,
-    pause: layout.Pause,
+    view: memoryview, subject: Subject, of: Sections, what: str, pause: layout.Pause
 ) -> None:
     cut, stored = subject.geometry, subject.stored
     if stored.is_identity:
