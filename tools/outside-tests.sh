@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Usage: tools/outside-tests.sh [samples|iotests|fuzz|inspector...] [--images N] [--seed N]
+# Usage: tools/outside-tests.sh [samples|iotests|fuzz|inspector|readers...] [--images N] [--seed N]
 #
 # Installs what is missing, then compares acstor with QEMU and Glance on the tests of other projects:
 # QEMU's sample images and iotests (fetched by apt-get), random and damaged images (10,000; --first N

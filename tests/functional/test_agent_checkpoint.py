@@ -21,6 +21,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from tests.fakes import hosts
+from tests.fakes import qcow2_readers
 from tests.lab import agents
 from tests.lab import local
 from tests.lab import vaults
@@ -46,7 +47,9 @@ def content(path: pathlib.Path) -> bytes:
     with tempfile.NamedTemporaryFile() as raw:
         convert = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", path, raw.name]
         subprocess.run(convert, check=True, timeout=60.0)
-        return pathlib.Path(raw.name).read_bytes()
+        disk = pathlib.Path(raw.name).read_bytes()
+    qcow2_readers.check(path, disk)
+    return disk
 
 
 def truth() -> bytes:

@@ -197,6 +197,36 @@ def test_names_in_the_mirror_cannot_be_changed(images, start):
     assert path.read_bytes() == b"x" * 5000
 
 
+def test_errno_of_wrong_names_is_that_of_any_file_system(images, start):
+    """The cases are those of pjdfstest, which itself needs a file system that it can write to."""
+    path = start().image_path(images.add(b"x" * 5000))
+    folder, missing = path.parent, path.parent / "missing"
+    for wanted, action, *args in (
+        (errno.EEXIST, os.open, path, os.O_CREAT | os.O_EXCL | os.O_RDONLY),
+        (errno.EEXIST, os.mkdir, folder),
+        (errno.EEXIST, os.mkfifo, path),
+        (errno.ENOTDIR, os.open, path / "child", os.O_RDONLY),
+        (errno.ENOTDIR, os.mkdir, path / "child"),
+        (errno.ENOTDIR, os.rmdir, path),
+        (errno.ENAMETOOLONG, os.stat, folder / ("x" * 256)),
+        (errno.ENAMETOOLONG, os.mkdir, folder / ("x" * 256)),
+        (errno.ENOENT, os.stat, folder / ("x" * 255)),
+        (errno.ENOENT, os.unlink, missing),
+        (errno.ENOENT, os.rmdir, missing),
+        (errno.ENOENT, os.rename, missing, path),
+        (errno.EISDIR, os.open, folder, os.O_WRONLY),
+        (errno.EISDIR, os.truncate, folder, 0),
+        (errno.EROFS, os.mkfifo, missing),
+        (errno.EROFS, os.lchown, path, 1, 1),
+    ):
+        assert errno_of(action, *args) == wanted, (action.__name__, args)
+    with path.open("rb") as file:
+        assert errno_of(os.ftruncate, file.fileno(), 0) == errno.EINVAL
+        assert errno_of(os.write, file.fileno(), b"x") == errno.EBADF
+        assert errno_of(os.posix_fallocate, file.fileno(), 0, 1) == errno.EBADF
+    assert path.read_bytes() == b"x" * 5000
+
+
 def test_time_stamp_is_kept_over_restarts(images, start):
     agent = start()
     path = agent.image_path(images.add(b"x" * 5000))

@@ -15,6 +15,7 @@ from acstor_common.disks import qcow2_header
 from acstor_glance.prepare import image_file
 from tests.fakes import changed_disks
 from tests.fakes import qcow2_corpus
+from tests.fakes import qcow2_readers
 from tests.fakes.qcow2_corpus import MIB
 
 pytestmark = pytest.mark.skipif(
@@ -135,6 +136,7 @@ def test_composed_disk_is_what_qemu_reads(tmp_path: pathlib.Path, case: Case) ->
         changed_disks.write(composed, changed_disks.compose(stream, base, "qcow2"))
     check(composed)
     assert qcow2_corpus.raw_bytes(composed) == expected
+    qcow2_readers.check(composed, expected)
     qcow2_corpus.qemu_img("compare", "-f", "qcow2", "-F", "qcow2", composed, overlay_path)
 
 

@@ -3,7 +3,7 @@
 
 ``samples``: QEMU's sample images.  ``iotests``: the images that QEMU's iotests make.  ``fuzz``:
 random and damaged images, compared with qemu-img.  ``inspector``: oslo.utils' tests of its format
-inspector.
+inspector.  ``readers``: acstor's qcow2 files, read by other programs than QEMU.
 """
 
 import argparse
@@ -19,10 +19,11 @@ from tests.outside import inspector
 from tests.outside import iotests
 from tests.outside import judge
 from tests.outside import qemu_source
+from tests.outside import reader_tests
 from tests.outside import sample_images
 
 COMMAND = "tools/outside-tests.sh"
-PARTS = ("samples", "iotests", "fuzz", "inspector")
+PARTS = ("samples", "iotests", "fuzz", "inspector", "readers")
 KEPT = qemu_source.CACHE / "found"
 _PROGRESS = 1000  # images
 _WIDTHS = (44, 40, 40)
@@ -37,6 +38,7 @@ def main() -> int:
         "iotests": lambda: run_iotests(options),
         "fuzz": lambda: run_fuzz(options),
         "inspector": lambda: run_inspector(),
+        "readers": lambda: run_readers(),
     }
     failed = [part for part in options.part or PARTS if not run[part]()]
     print(f"failed: {', '.join(failed)}" if failed else "nothing is answered otherwise")
@@ -101,6 +103,14 @@ def run_inspector() -> bool:
     for line in (*result.failures, *result.milder):
         print(f"  {line}")
     return not result.failures and not result.milder and result.refused > 0
+
+
+def run_readers() -> bool:
+    """Have other programs read acstor's qcow2 files."""
+    found = reader_tests.run_tests()
+    for kind, counts in found.items():
+        print(f"readers: {kind}: {_counted(counts)}")
+    return all(counts["imago"] for counts in found.values())
 
 
 def _show(part: str, rows: Iterable[judge.Row], is_whole: bool) -> bool:

@@ -20,6 +20,7 @@ import requests
 from acstor_common.disks import disk_delta
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
+from tests.fakes import qcow2_readers
 from tests.lab import runs
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import image_stores
@@ -199,4 +200,5 @@ def check_qcow2(folder: pathlib.Path, image: bytes, content: bytes) -> dict[str,
     )
     assert not said.get("corruptions")
     assert not said.get("leaks")
+    qcow2_readers.check(made, content)
     return said

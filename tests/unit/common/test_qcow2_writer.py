@@ -19,6 +19,7 @@ from acstor_common.disks.qcow2_writer import DiskRun
 from acstor_common.formats import codecs
 from acstor_common.formats import layout
 from tests.fakes import qcow2_files
+from tests.fakes import qcow2_readers
 from tests.fakes.qcow2_files import Bytes
 
 STORED, DEFLATE, ZSTD = layout.Codec.STORED, layout.Codec.DEFLATE, layout.Codec.ZSTD
@@ -231,6 +232,7 @@ def test_file_with_a_backing_file_is_what_qemu_takes_it_for(tmp_path) -> None:
     convert = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw"]
     subprocess.run([*convert, tmp_path / "disk", tmp_path / "raw"], check=True)
     assert (tmp_path / "raw").read_bytes() == expected[:-512]
+    qcow2_readers.check(tmp_path / "disk", bytes(expected[:-512]))
     kinds = [
         change.kind for change in qcow2.Qcow2(Bytes(raw), may_have_backing=True).iter_changes()
     ]

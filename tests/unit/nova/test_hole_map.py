@@ -10,6 +10,7 @@ import pytest
 
 from acstor_common.model import geometry
 from acstor_nova.snapshots import hole_map
+from tests.fakes import qcow2_readers
 
 KIB, MIB = geometry.KIB, geometry.MIB
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
@@ -46,6 +47,7 @@ def test_bytes_are_the_image_s_and_what_is_called_zeros_is_not_read(tmp_path, ch
     made = (tmp_path / "out").read_bytes()
     assert made[: len(data)] == data
     assert not any(made[len(data) :]) and len(made) - len(data) < 512
+    qcow2_readers.check(tmp_path / "holes", made, tmp_path / "data")
 
 
 @pytest.mark.parametrize("chunk_bytes", [16 * KIB, CHUNK])

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests that make qcow2 files by acstor, with the readers imago and qcow2-rs beside QEMU."""
+
+import collections
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+from tests.fakes import qcow2_readers
+from tests.outside import qemu_source
+
+SOURCE = pathlib.Path(__file__).parent / "readers"
+TESTS = {
+    "flattened snapshots": ("tests/functional/test_changes.py",),
+    "snapshots of a gateway": ("tests/functional/test_glance_compositions.py",),
+    "restored checkpoints": ("tests/functional/test_agent_checkpoint.py",),
+    "overlays": ("tests/unit/common/test_qcow2_writer.py",),
+    "hole maps": ("tests/unit/nova/test_hole_map.py",),
+}
+_BUILD_S, _TESTS_S = 1200, 1800
+
+
+def build() -> pathlib.Path:
+    """Build the readers with the pinned crates; return their folder."""
+    target = qemu_source.CACHE / "readers"
+    if not shutil.which("cargo"):
+        install = ["apt-get", "install", "--yes", "--no-install-recommends", "cargo"]
+        subprocess.run(install, check=True, timeout=_BUILD_S)
+    words = ["cargo", "build", "--locked", "--quiet", "--target-dir", target]
+    subprocess.run(words, cwd=SOURCE, check=True, timeout=_BUILD_S)
+    return target / "debug"
+
+
+def run_tests() -> dict[str, collections.Counter[str]]:
+    """Run the tests; return how many files each reader read of each kind.
+
+    :raises RuntimeError: a test failed
+    """
+    folder, counts = build(), {}
+    for kind, paths in TESTS.items():
+        read = folder / qcow2_readers.READ
+        read.write_text("")
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths],
+            cwd=qemu_source.CHECKOUT,
+            env={**os.environ, qcow2_readers.FOLDER: str(folder)},
+            timeout=_TESTS_S,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"tests of {kind} fail")
+        counts[kind] = collections.Counter(read.read_text().split())
+    return counts
