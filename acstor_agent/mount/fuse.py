@@ -156,6 +156,8 @@ class MirrorOperations(pyfuse3.Operations):
         self, parent_inode: pyfuse3.InodeT, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Look up a name; attach the image if needed."""
+        if len(name) > fuse_attributes.NAME_MAX:  # the kernel lets names of 1,024 bytes through
+            raise pyfuse3.FUSEError(errno.ENAMETOOLONG)
         if parent_inode == pyfuse3.ROOT_INODE:
             for inode, folder in _FOLDERS.items():
                 if name == folder:

@@ -11,6 +11,7 @@ from acstor_agent.core.cache import cache_actions
 from acstor_agent.disks import disk
 from acstor_agent.images.read import mirror
 
+NAME_MAX = 255  # bytes of a name
 LAST_S = 10.0  # how long the kernel caches attributes; a disk's block count grows meanwhile
 
 _STAT_BLOCK_BYTES = 512
@@ -91,5 +92,5 @@ def of_cache(statistics: cache_actions.Statistics) -> pyfuse3.StatvfsData:
     answer.f_blocks = statistics.limit_bytes // _STAT_BLOCK_BYTES
     left = max(0, statistics.limit_bytes - statistics.disk_bytes)
     answer.f_bfree = answer.f_bavail = left // _STAT_BLOCK_BYTES
-    answer.f_namemax = 255
+    answer.f_namemax = NAME_MAX
     return answer
