@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Callable
 from typing import IO
 
+from oslo_config import cfg
+
 LONGEST_S = 60.0
 _FORK = multiprocessing.get_context("fork")
 
@@ -39,4 +41,5 @@ def _become(main: Callable[[], int], argv: list[str], out: IO[str], err: IO[str]
         os.dup2(file.fileno(), number)
     sys.argv, sys.stdout, sys.stderr = argv, out, err
     logging.root.handlers.clear()  # pytest's: a command begins with none
+    cfg.CONF.reset()  # another test may have parsed a command line
     sys.exit(main())
