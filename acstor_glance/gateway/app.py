@@ -148,37 +148,27 @@ def _permitted(
 def _file(
     reader: range_reader.RangeReader, grants: grant_check.GrantCheck, image_id: str
 ) -> flask.Response:
-    request = flask.request
-    wanted = _image_id(image_id)
-    if request.method == "HEAD":
-        with _permitted(grants, wanted, "/file") as caller:
-            image = reader.find_image(wanted, caller)
-        answer = _bytes(b"", image.etag, {})
-        answer.content_length = image.size_bytes
-        return answer
-    with (
-        _permitted(grants, wanted, "/file") as caller,
-        tracing.Span("acstor_range_read", image=wanted) as span,
-    ):
-        headers = request.headers
-        if_range = headers.get("If-Range", "")
-        found = reader.read_range(wanted, headers.get("Range", ""), caller, if_range)
-        span.add_results(bytes=len(found.data))
-    if found.is_whole:
-        return _bytes(found.data, found.etag, {})
-    shown = {"Content-Range": found.requested.content_range(found.size_bytes)}
-    return _bytes(found.data, found.etag, shown, http.HTTPStatus.PARTIAL_CONTENT)
-
-
-def _bytes(
-    data: bytes, etag: str, headers: dict[str, str], status: http.HTTPStatus = http.HTTPStatus.OK
-) -> flask.Response:
-    """Return an answer with bytes of an image, or 304 or 412 if the request asks for that."""
-    shown = {"Accept-Ranges": "bytes", "Cache-Control": "no-store", **headers}
-    answer = flask.Response(data, status, shown, mimetype="application/octet-stream")
-    if etag:
-        answer.headers["ETag"] = etag
-    answer.make_conditional(flask.request.environ)
+    request, wanted = flask.request, _image_id(image_id)
+    answer = flask.Response(mimetype="application/octet-stream")
+    answer.headers["Accept-Ranges"], answer.headers["Cache-Control"] = "bytes", "no-store"
+    with _permitted(grants, wanted, "/file") as caller:
+        image = reader.find_image(wanted, caller)
+        if image.etag:
+            answer.headers["ETag"] = image.etag
+        answer.make_conditional(request.environ)  # it may become 304 or 412
+        if answer.status_code != http.HTTPStatus.OK:
+            return answer
+        if request.method == "HEAD":
+            answer.content_length = image.size_bytes
+            return answer
+        wished, if_range = request.headers.get("Range", ""), request.headers.get("If-Range", "")
+        with tracing.Span("acstor_range_read", image=wanted) as span:
+            found = reader.read_range(image, wished, caller, if_range)
+            span.add_results(bytes=len(found.data))
+    answer.set_data(found.data)
+    if not found.is_whole:
+        answer.status_code = http.HTTPStatus.PARTIAL_CONTENT
+        answer.headers["Content-Range"] = found.requested.content_range(image.size_bytes)
     return answer
 
 

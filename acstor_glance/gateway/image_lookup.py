@@ -80,7 +80,7 @@ class ReadableImage(NamedTuple):
     @property
     def etag(self) -> str:
         """The strong validator of its bytes (RFC 9110); empty if Glance knows no hash of them."""
-        found = self.md5 or self.os_hash.value.hex()
+        found = self.os_hash.value.hex() or self.md5
         return f'"{found}"' if found else ""
 
 

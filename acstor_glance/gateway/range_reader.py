@@ -33,9 +33,7 @@ class ImageRange(NamedTuple):
 
     data: bytes
     requested: byte_range.ByteRange
-    size_bytes: int
-    etag: str = ""
-    is_whole: bool = False
+    is_whole: bool  # the request had no range that counts
 
 
 class RangeReader:
@@ -59,24 +57,26 @@ class RangeReader:
         return self._lookup.get_image(image_id, caller)
 
     def read_range(
-        self, image_id: ids.ImageId, header: str, caller: image_lookup.Caller, if_range: str = ""
+        self,
+        image: image_lookup.ReadableImage,
+        header: str,
+        caller: image_lookup.Caller,
+        if_range: str = "",
     ) -> ImageRange:
         """Return the range of the Range header; raises HttpError.
 
         :param if_range: the image's ETag, else the header is ignored; empty: it counts
         """
-        image = self._lookup.get_image(image_id, caller)
         if if_range and if_range != image.etag:
             header = ""
         requested = byte_range.parse(header, image.size_bytes, self._max_bytes)
 
         def refresh() -> image_lookup.ReadableImage:
-            self._lookup.invalidate(image_id, caller)
-            return self._lookup.get_image(image_id, caller)
+            self._lookup.invalidate(image.image_id, caller)
+            return self._lookup.get_image(image.image_id, caller)
 
         data = self._read(image, requested, refresh)
-        is_whole = byte_range.is_ignored(header)
-        return ImageRange(data, requested, image.size_bytes, image.etag, is_whole)
+        return ImageRange(data, requested, byte_range.is_ignored(header))
 
     def read_part(
         self, image: image_lookup.ReadableImage, requested: byte_range.ByteRange

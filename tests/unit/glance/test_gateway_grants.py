@@ -33,6 +33,8 @@ OTHER, MAP, SECRET = (
 )
 OWN = image_lookup.Caller("own token")
 RANGE = "bytes=0-9"
+MD5 = "0123456789abcdef0123456789abcdef"
+ETAG = f'"{MD5}"'
 
 
 class Glance:
@@ -50,7 +52,7 @@ class Glance:
         }
         self.fault: http_errors.HttpError | None = None
         self.callers: list[image_lookup.Caller] = []
-        self.forgotten = self.lookups = 0
+        self.forgotten = self.lookups = self.reads = 0
 
     def own_caller(self) -> image_lookup.Caller:
         return OWN
@@ -72,11 +74,16 @@ class Glance:
         self.callers.append(caller)
         return parse(self.records[image_id])
 
-    def read_range(self, image_id, header, caller, if_range):
+    def find_image(self, image_id, caller):
         self.callers.append(caller)
         if self.fault:
             raise self.fault
-        return range_reader.ImageRange(b"0123456789", byte_range.ByteRange(0, 10), 100)
+        return image_lookup.ReadableImage(image_id, 100, MD5)
+
+    def read_range(self, image, header, caller, if_range):
+        assert caller == self.callers[-1]
+        self.reads += 1
+        return range_reader.ImageRange(b"0123456789", byte_range.ByteRange(0, 10), is_whole=False)
 
 
 class Trust:
@@ -256,3 +263,16 @@ def test_keys_come_from_files_where_there_is_no_decision_service(conf, tmp_path)
                 return
     finally:
         trust.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "refused", "status", "met"),
+    [
+        ("If-None-Match", ETAG, http.HTTPStatus.NOT_MODIFIED, '"other"'),
+        ("If-Match", '"other"', http.HTTPStatus.PRECONDITION_FAILED, ETAG),
+    ],
+)
+def test_request_whose_condition_fails_reads_nothing(gateway, name, refused, status, met):
+    answer = gateway.ask(**{name: refused})
+    assert (answer.status_code, answer.data, gateway.glance.reads) == (status, b"", 0)
+    assert gateway.ask(**{name: met}).data == b"0123456789"
