@@ -25,14 +25,14 @@ def joinable_chunks(
     transfers, kept, owners = context.transfers, context.kept, context.ring.all_owners
     refs = tuple(batch[index:limit])
     keys = chunk_ref.keys_of(refs)
-    in_flight = [*map(transfers.get, keys)]
-    transfer, segment, image_id = in_flight[0], first.segment, first.image_id
+    known = [*map(transfers.get, keys)]
+    transfer, segment, image_id = known[0], first.segment, first.image_id
     owned_by, held_by = owners(first.ring_position), context.locations.all_keys(refs)
     seen = {keys[0]}
     for at in range(1, len(refs)):
         ref, key = refs[at], keys[at]
         is_new = key not in seen and key not in kept
-        if not is_new or ref.image_id != image_id or in_flight[at] is not transfer:
+        if not is_new or ref.image_id != image_id or known[at] is not transfer:
             return refs[:at]
         is_alike = (segment and ref.segment == segment) or owners(ref.ring_position) == owned_by
         if transfer is None and not (is_alike and held_by[at] == held_by[0]):

@@ -247,7 +247,7 @@ class BackgroundFill:
         if not progress.missing or trio.current_time() >= filling.until_s:
             return None
         is_urgent = pin.mode is FillMode.URGENT and self._is_pressing(pin, progress)
-        room = self._max_in_flight(is_urgent) - len(ahead)
+        room = self._max_in_flight(filling.map, is_urgent=is_urgent) - len(ahead)
         if room <= 0:
             return self.limits.calm_s / 10
         numbers = self._next_of(filling, room, math.inf if is_urgent else self._pacer.bytes_s)
@@ -264,8 +264,12 @@ class BackgroundFill:
         await self._fetch(filling, numbers, ahead)
         return 0.0
 
-    def _max_in_flight(self, is_urgent: bool) -> int:
-        return MAX_IN_FLIGHT if is_urgent or self.boots.is_far or self._is_calm() else 1
+    def _max_in_flight(self, of: chunk_map.ChunkMap, *, is_urgent: bool) -> int:
+        """Return a limit of chunks; beside guests, what the rate carries in a round trip."""
+        if is_urgent or self._is_calm():
+            return MAX_IN_FLIGHT
+        carried_bytes = self.boots.rtt_s * self._pacer.bytes_s
+        return max(1, min(MAX_IN_FLIGHT, int(carried_bytes / of.geometry.chunk_bytes)))
 
     def _next_of(self, filling: _FillSlice, room: int, bytes_s: float) -> list[int]:
         """Return the chunks to request together: TOGETHER_S worth, at least one."""

@@ -58,9 +58,14 @@ class BootDeferral:
         return boot.is_on(self._sessions.clock(), is_expected=is_expected)
 
     @property
+    def rtt_s(self) -> float:
+        """Least round-trip time to the source; 0 if it is unknown."""
+        return self._source.rtt_s
+
+    @property
     def is_far(self) -> bool:
         """Whether guests wait for round trips to the source rather than for its bytes."""
-        return self._source.rtt_s >= FAR_S
+        return self.rtt_s >= FAR_S
 
     def must_wait(self, image_id: ids.ImageId) -> bool:
         """Return whether the fill of an image waits for a boot."""

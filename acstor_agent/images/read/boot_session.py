@@ -360,9 +360,9 @@ class BootSession:
         of = self._map.image_id, self._map.scope_keys
         ref = chunks.chunk_ref_at(*of, offset, frame.stored_bytes, frame.cid)
         timeout_s = self._host.frame_timeout_s
-        in_flight = self.loading
+        loading = self.loading
         fetched = await chunks.fetch_chunk(ref, priority, timeout_s, is_patient=False)
-        in_flight.frame_arrived(frame, fetched.origin)
+        loading.frame_arrived(frame, fetched.origin)
         found = await trio.to_thread.run_sync(
             boot_frames.unpack_checked, self._map, frame, fetched.data, self._what
         )

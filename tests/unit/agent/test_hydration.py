@@ -195,6 +195,21 @@ async def test_fill_from_a_far_source_runs_beside_guests_who_wait_all_the_time(k
     await keeper.wait("fully_cached")
 
 
+async def test_fill_beside_guests_has_in_flight_what_the_rate_carries_in_a_round_trip(keeper):
+    image, filler = await keeper.use(), keeper.filler
+    keeper.is_waiting = True
+    chunk = image.map.geometry.chunk_bytes
+    for rtt_s, bytes_s, chunks in (
+        (0.0, 1e9, 1),
+        (0.1, 9.9 * chunk, 1),  # no queue before a guest's read
+        (0.1, 30.1 * chunk, 3),
+        (0.1, 1e9, background_fill.MAX_IN_FLIGHT),
+    ):
+        keeper.rtt_s, filler._pacer.bytes_s = rtt_s, bytes_s
+        assert filler._max_in_flight(image.map, is_urgent=False) == chunks
+    assert filler._max_in_flight(image.map, is_urgent=True) == background_fill.MAX_IN_FLIGHT
+
+
 async def test_boot_in_which_a_guest_always_needs_something_ends_nevertheless(keeper):
     image = await keeper.use()
     image.boots.begin_boot()
