@@ -6,16 +6,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from acstor_common.wire import message_bus
-
 ALLOWED_GROWTH: Mapping[str, tuple[float, float]] = {
     "memory_mib": (0.10, 16.0),
     "descriptors": (0.10, 8.0),
-    "threads": (0.10, 4.0 + message_bus.THREADS),
+    "threads": (0.10, 4.0),
 }
-"""For each resource the share of its level, and the amount, that the level may rise together.
-
-A pool of the message bus starts a thread for each message until it is full."""
+"""For each resource the share of its level, and the amount, that the level may rise together."""
 QUARTERS = 4
 LEAST_SAMPLES = 3 * QUARTERS
 
