@@ -165,7 +165,7 @@ class Host(virtual_host.VirtualHost):
         for _ in range(self.world.times_of_news()):
             super()._send_announcement(tell)
 
-    def _heard(self, heard: actions.ForwardAnnouncement) -> None:
+    def _forward_announcement(self, heard: actions.ForwardAnnouncement) -> None:
         giving_checks.check_heard(self, heard)
         self.call_later(self.heard, heard)
 
