@@ -147,13 +147,13 @@ def show_checkpoint(call: operation.Call) -> Checkpoint:
 def recovery(call: operation.Call) -> CheckpointRecovery:
     """Return the data for a recovery, with the key; protect the checkpoint meanwhile."""
     checkpoint_id = _id(call)
-    row = call.store.record_recovery(checkpoint_id, call.wall())
-    if row is None:
-        raise _unknown(checkpoint_id)
-    holders = checkpoint_queries.holders_of(row)
+    holders = checkpoint_queries.holders_of(_row(call))
     if holders is None:
         why = f"the holders of checkpoint {checkpoint_id} are unknown, its row is damaged"
         raise operation.RequestRefused(http.HTTPStatus.CONFLICT, why)
+    row = call.store.record_recovery(checkpoint_id, call.wall())
+    if row is None:
+        raise _unknown(checkpoint_id)
     return CheckpointRecovery(
         checkpoint_id=row.checkpoint_id,
         instance_id=row.instance_id,

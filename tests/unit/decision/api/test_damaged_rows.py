@@ -124,9 +124,11 @@ def test_host_with_damaged_health_counts_without_a_version(client, cloud):
 def test_recovery_from_a_checkpoint_without_holders_is_refused(client, cloud):
     damage(cloud, (models.Checkpoint, "holders"), "{")
     for number, status in ((1, 409), (2, 200)):
-        path = f"/v1/checkpoints/{checkpoint_hosts.checkpoint_id(number)}/recovery"
-        answer = client.get(path)
+        checkpoint_id = checkpoint_hosts.checkpoint_id(number)
+        answer = client.get(f"/v1/checkpoints/{checkpoint_id}/recovery")
         assert answer.status_code == status, answer.json
+        is_kept = cloud.get_checkpoint(checkpoint_id).recovered_s is not None
+        assert is_kept == (status == 200)
 
 
 @pytest.mark.expect_log(DAMAGE)
