@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API over a real SQLite database, asked without a server; Keystone's headers are given."""
+"""The API over a real SQLite database, without an HTTP server; tests set Keystone's headers."""
 
 import time
 from collections.abc import Callable
@@ -43,14 +43,14 @@ def api_configuration(configure: Callable[..., cfg.ConfigOpts]) -> cfg.ConfigOpt
 
 
 class Glance:
-    """Says of images what a test wants; ``failure`` is raised instead."""
+    """A Glance with the images that a test adds; it raises ``failure`` if that is set."""
 
     def __init__(self) -> None:
         self.shown: glance_client.Records = {}
         self.failure: Exception | None = None
 
     def add(self, image_id: str, **properties: Any) -> None:
-        """Show an image that is prepared, but for ``properties``."""
+        """Add a prepared image; ``properties`` override its fields."""
         record = {
             "id": image_id,
             "name": "debian",
@@ -80,7 +80,7 @@ class Glance:
 
 
 class Bus:
-    """Keeps what is sent; daemons answer."""
+    """Records the messages sent; the fake daemons answer."""
 
     def __init__(self, daemons: checkpoint_hosts.Daemons) -> None:
         self.request_checkpoint = daemons.request_checkpoint
@@ -136,13 +136,13 @@ def client(
 ) -> testing.FlaskClient:
     nova = checkpoint_hosts.Nova()
     made = app.make_plain_app(api_configuration, store, glance, bus, nova, authority).test_client()
-    made.environ_base["keystone.token_auth"] = object()  # of the one who asks
+    made.environ_base["keystone.token_auth"] = object()  # the requester's
     made.environ_base.update({f"HTTP_{k.upper().replace('-', '_')}": v for k, v in ADMIN.items()})
     return made
 
 
 def sample(number: int, **fields: Any) -> decision_messages.Sample:
-    """Return what host ``h<number>`` told last."""
+    """Return the last sample of host ``h<number>``."""
     given = {
         "host": f"h{number:04}",
         "address": f"10.0.{number // 256}.{number % 256}:7201",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's own way to a certificate, against the API: both sides mean the same."""
+"""The agent's enrolment client against the API: both sides agree on the protocol."""
 
 import threading
 
@@ -21,7 +21,7 @@ AGENT = {"X-Roles": "acstor-reader", "X-User-Id": "agent-of-h1", "X-Project-Id":
 
 
 class Adapter:
-    """Asks the API's application as keystoneauth does a service."""
+    """Calls the API's application in place of a keystoneauth adapter."""
 
     def __init__(self, client):
         self._client = client
@@ -51,7 +51,7 @@ def enrolling(client, files):
     )
 
 
-def test_a_host_enrols_and_renews_and_each_certificate_has_a_key_of_its_own(client, files):
+def test_host_gets_a_new_key_with_each_certificate(client, files):
     host = enrolling(client, files)
     answer = host._enrol(threading.Event())
     first = files.current_credentials()
@@ -62,9 +62,7 @@ def test_a_host_enrols_and_renews_and_each_certificate_has_a_key_of_its_own(clie
 
 
 @pytest.mark.expect_log("host h1: no certificate for user agent-of-h1 .*its key did not sign")
-def test_a_host_that_lost_its_state_folder_is_told_what_an_operator_has_to_do(
-    client, files, tmp_path
-):
+def test_host_without_its_state_directory_is_refused_with_the_remedy(client, files, tmp_path):
     enrolling(client, files)._enrol(threading.Event())
     anew = identity_files.IdentityFiles(H1, identity_files.files_in(tmp_path / "new" / "identity"))
     with pytest.raises(errors.NotEnrolled, match=ALLOW):
@@ -75,7 +73,7 @@ def test_a_host_that_lost_its_state_folder_is_told_what_an_operator_has_to_do(
 
 
 @pytest.mark.expect_log("no certificate for user agent-of-h1.*it is revoked")
-def test_a_host_that_was_revoked_is_told_so_and_keeps_its_files(client, files):
+def test_revoked_host_is_refused_and_keeps_its_files(client, files):
     host = enrolling(client, files)
     host._enrol(threading.Event())
     before = files.current_credentials()
@@ -87,7 +85,7 @@ def test_a_host_that_was_revoked_is_told_so_and_keeps_its_files(client, files):
 
 
 @pytest.mark.expect_log("no certificate for user agent-of-h1.*operator has to let it in")
-def test_a_host_that_waits_for_leave_comes_with_the_same_key_again(
+def test_host_waiting_for_approval_retries_with_the_same_key(
     api_configuration, store, glance, bus, files
 ):
     api_configuration.set_override("enrolment", "approved", "acstor_decision")
@@ -96,5 +94,5 @@ def test_a_host_that_waits_for_leave_comes_with_the_same_key_again(
     with pytest.raises(errors.NotEnrolled, match=ALLOW):
         host._enrol(threading.Event())
     client.post("/v1/hosts/h1/allow", headers=conftest.ADMIN)
-    host._enrol(threading.Event())  # the name is the first key's alone
+    host._enrol(threading.Event())  # only the first key may take the name
     assert files.current_credentials().certificate.host == "h1"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever comes in over HTTP, an answer says what happened, and only who may gets more."""
+"""The API's application: policy, error responses, versions and the OpenAPI document."""
 
 import json
 import pathlib
@@ -57,13 +57,13 @@ def filled(store, glance):
     return store
 
 
-def test_document_in_the_manual_is_that_of_the_code():
-    """But for the order of what a value may be, which differs between versions of msgspec."""
+def test_openapi_document_in_the_manual_matches_the_code():
+    """Except the order of ``anyOf``, which differs between versions of msgspec."""
     document = in_one_order(json.loads(DOCUMENT.read_text()))
     assert document == in_one_order(openapi.document())
 
 
-def test_no_text_of_a_request_may_have_a_zero_byte_which_postgresql_refuses():
+def test_request_schemas_refuse_zero_bytes_in_strings():
     for known in routes.ALL:
         for shape in (known.query, known.body):
             _, schemas = msgspec.json.schema_components([shape])
@@ -97,7 +97,7 @@ def in_one_order(value):
 
 
 @pytest.mark.parametrize("known", routes.ALL, ids=lambda known: known.name)
-def test_every_answer_has_the_type_that_the_document_promises(known, client, filled):
+def test_every_response_has_the_documented_type(known, client, filled):
     body = BODIES.get(known.name)
     answer = client.open(path_of(known), method=known.method, json=body)
     assert answer.status_code == known.status, answer.text
@@ -105,44 +105,44 @@ def test_every_answer_has_the_type_that_the_document_promises(known, client, fil
     assert answer.headers["OpenStack-API-Version"] == f"acstor {openapi.VERSION}"
 
 
-def test_tenants_may_ask_for_nothing(client, filled):
+def test_tenants_are_refused_everywhere(client, filled):
     for known in routes.ALL:
         answer = client.open(path_of(known), method=known.method, headers=conftest.TENANT)
         assert answer.status_code == 403, known.name
         assert known.policy in answer.json["error"]["message"]
 
 
-def test_readers_change_nothing(client, filled):
+def test_readers_may_not_change_anything(client, filled):
     for known in CHANGES:
         answer = client.open(path_of(known), method=known.method, headers=conftest.READER)
         assert answer.status_code == 403, known.name
         assert not filled.list_drained()
 
 
-def test_readers_of_the_system_see_hosts(client, filled):
+def test_system_readers_list_hosts(client, filled):
     answer = client.get("/v1/hosts", headers=conftest.READER)
     assert [host["host"] for host in answer.json["hosts"]] == ["h0000", "h0001", "h0002"]
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # the library tells of each such token
-def test_tokens_of_a_domain_are_for_nothing(client, filled):
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the library warns of each such token
+def test_domain_scoped_tokens_are_refused(client, filled):
     for known in routes.ALL:
         answer = client.open(path_of(known), method=known.method, headers=conftest.OF_DOMAIN)
         assert answer.status_code == 403, known.name
         assert "scope system or project" in answer.json["error"]["message"]
 
 
-def test_every_rule_says_which_scopes_it_takes():
+def test_every_policy_rule_has_system_and_project_scope():
     assert {tuple(rule.scope_types) for rule in policies.list_rules()} == {("system", "project")}
 
 
-def test_every_rule_is_documented():
+def test_every_policy_rule_is_documented():
     names = {rule.name for rule in policies.list_rules()}
     assert {known.policy for known in routes.ALL} < names
     assert all(rule.description for rule in policies.list_rules())
 
 
-def test_versions_and_health_are_for_everybody(client, filled):
+def test_versions_health_and_document_need_no_role(client, filled):
     assert client.get("/", headers=conftest.TENANT).json["versions"][0]["id"] == "v1"
     assert client.get("/healthz", headers=conftest.TENANT).json == {"status": "ok"}
     assert client.get("/v1/openapi.json").json == openapi.document()
@@ -172,20 +172,20 @@ WRONG = [
 ]
 
 
-def test_what_cannot_be_answered_says_why(client, filled):
+def test_invalid_get_requests_fail_with_a_reason(client, filled):
     for path, status, words in WRONG:
         answer = client.get(path)
         assert answer.status_code == answer.json["error"]["code"] == status, path
         assert words.lower() in answer.json["error"]["message"].lower()
 
 
-def test_wrong_method_is_refused(client):
+def test_unsupported_method_is_refused(client):
     answer = client.delete("/v1/hosts")
     assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD, OPTIONS")
 
 
 @pytest.mark.parametrize("size", [10, 10 << 20])
-def test_bodies_that_make_no_sense_or_are_too_long_are_refused(size, client, filled, bus):
+def test_malformed_and_oversized_bodies_are_refused(size, client, filled, bus):
     for known in CHANGES:
         answer = client.post(path_of(known), data=b"x" * size)
         assert answer.status_code == (400 if size < 100 else 413), known.name
@@ -193,7 +193,7 @@ def test_bodies_that_make_no_sense_or_are_too_long_are_refused(size, client, fil
 
 
 @pytest.mark.parametrize("body", [b'{"colour": 1}', b"[]", b"null", b"[" * 50_000, b'"\xff"', b"{"])
-def test_bodies_of_another_form_are_refused(body, client, filled, bus):
+def test_bodies_that_do_not_match_the_schema_are_refused(body, client, filled, bus):
     for known in CHANGES:
         answer = client.post(path_of(known), data=body)
         found = (answer.status_code, answer.json["error"]["message"][:5])
@@ -202,20 +202,20 @@ def test_bodies_of_another_form_are_refused(body, client, filled, bus):
 
 
 @pytest.mark.parametrize("version", ["acstor 1.0", "acstor latest", "compute 2.99"])
-def test_clients_of_this_version_and_earlier_ones_are_served(version, client, filled):
+def test_supported_and_latest_api_versions_are_served(version, client, filled):
     answer = client.get("/v1/hosts", headers={"OpenStack-API-Version": version})
     assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("version", ["acstor 1.1", "acstor 2.0", "acstor", "acstor x"])
-def test_clients_of_a_later_version_are_told_which_there_are(version, client, filled):
+def test_unsupported_api_version_is_refused_with_the_supported_ones(version, client, filled):
     answer = client.get("/v1/hosts", headers={"OpenStack-API-Version": version})
     assert answer.status_code == 406
     assert "but 1.0" in answer.json["error"]["message"]
 
 
 @pytest.mark.allow_log(r"the database fails")
-def test_database_that_is_gone_is_said_so(client, filled, monkeypatch):
+def test_database_failure_is_reported_without_its_address(client, filled, monkeypatch):
     def fail(*_args, **_more):
         raise database.DatabaseError("mysql://acstor:***@controller/acstor", "gone")
 
@@ -228,7 +228,7 @@ def test_database_that_is_gone_is_said_so(client, filled, monkeypatch):
 
 
 @pytest.mark.expect_log(r"a request failed: broken")
-def test_own_fault_tells_the_log_and_not_the_world(client, filled, monkeypatch):
+def test_internal_error_is_logged_and_not_disclosed(client, filled, monkeypatch):
     def fail(*_args, **_more):
         raise RuntimeError("broken")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boots of servers: what a host told of them, for those who may see all hosts."""
+"""Boots of servers as hosts report them, for users who may see all hosts."""
 
 import datetime
 
@@ -27,7 +27,7 @@ def tell(store, number, sent_s, server=SERVER, **fields):
     conftest.note(store, conftest.sample(number, sent_s=sent_s, boots=(boot,)))
 
 
-def test_last_boot_on_each_host_is_told_the_newest_last(client, store):
+def test_last_boot_on_each_host_is_listed_newest_last(client, store):
     assert client.get(PATH).json == {"server_id": SERVER, "boots": []}
     tell(store, 2, conftest.NOW_S, reads=1)
     tell(store, 1, conftest.NOW_S + 5, reads=2, bytes={"boot": 7})
@@ -41,7 +41,7 @@ def test_last_boot_on_each_host_is_told_the_newest_last(client, store):
     assert datetime.datetime.fromisoformat(told[1]["reported_at"]) == at
 
 
-def test_newest_boots_of_all_servers_come_first_without_their_timelines(client, store):
+def test_newest_boots_are_listed_first_without_timelines(client, store):
     assert client.get("/v1/boots").json == {"boots": []}
     tell(store, 1, conftest.NOW_S, last_s=7.5, waited_s={"peer": 1.0, "source": 0.25})
     tell(store, 2, conftest.NOW_S + 5, OTHER, is_over=True)
@@ -61,20 +61,18 @@ def test_newest_boots_of_all_servers_come_first_without_their_timelines(client, 
 
 
 @pytest.mark.parametrize("limit", ["0", "101", "all", "-1"])
-def test_list_of_boots_is_bounded(limit, client):
+def test_boot_list_refuses_invalid_limits(limit, client):
     assert client.get(f"/v1/boots?limit={limit}").status_code == 400
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/boots"])
 @pytest.mark.parametrize(("who", "status"), [(conftest.READER, 200), (conftest.TENANT, 403)])
-def test_tenants_are_not_told_of_hosts_not_even_of_their_own_servers(
-    client, store, who, status, path
-):
+def test_tenants_may_not_see_boots_of_their_own_servers(client, store, who, status, path):
     tell(store, 1, conftest.NOW_S)
     answer = client.get(path, headers=who)
     assert answer.status_code == status
     assert ("h0001" in answer.text) == (status == 200)
 
 
-def test_server_that_is_none_is_refused(client):
+def test_invalid_server_id_is_refused(client):
     assert client.get("/v1/servers/web/boots").status_code == 400

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints by the API: who sees them, who gets the key, who may ask for one."""
+"""Checkpoints in the API: which roles may list, recover, delete and request them."""
 
 import time
 
@@ -53,7 +53,7 @@ def listed(client, query=""):
     return [one["checkpoint_id"] for one in answer.json["checkpoints"]]
 
 
-def test_newest_is_listed_first(client, three):
+def test_newest_checkpoint_is_listed_first(client, three):
     everything = [checkpoint_id(number) for number in (3, 2, 1)]
     assert listed(client) == listed(client, f"?instance={SERVER}&host=h1") == everything
     assert listed(client, "?limit=1") == everything[:1]
@@ -62,7 +62,7 @@ def test_newest_is_listed_first(client, three):
     assert listed(client, "?host=h2") == []
 
 
-def test_one_is_shown_without_its_key(client, three):
+def test_checkpoint_is_shown_without_its_key(client, three):
     answer = client.get(ONE)
     assert answer.json["taken_at"] == "2027-01-15T08:00:00.001000Z"
     assert answer.json["holders"] == ["h2", "h3"]
@@ -71,7 +71,7 @@ def test_one_is_shown_without_its_key(client, three):
         assert "cd" * 32 not in client.get(path).text
 
 
-def test_recovery_has_what_an_agent_needs(client, three):
+def test_recovery_response_has_all_that_an_agent_needs(client, three):
     assert client.get(f"{ONE}/recovery").json == {
         "checkpoint_id": checkpoint_id(1),
         "instance_id": SERVER,
@@ -108,22 +108,22 @@ def test_recovery_has_what_an_agent_needs(client, three):
         (conftest.READER, "/v1/checkpoints", "post", 403),
     ],
 )
-def test_who_may_what(client, three, who, path, method, status):
+def test_checkpoint_requests_are_authorized_by_role(client, three, who, path, method, status):
     assert getattr(client, method)(path, headers=who).status_code == status
 
 
-def test_key_of_a_disk_is_kept_by_no_cache_on_its_way(client, three):
+def test_recovery_response_forbids_caching(client, three):
     answer = client.get(f"{ONE}/recovery", headers=RECOVERY)
     assert answer.status_code == 200 and answer.headers["Cache-Control"] == "no-store"
 
 
-def test_deleted_one_is_gone(client, three):
+def test_deleted_checkpoint_is_not_found(client, three):
     assert client.post(f"{ONE}/delete").json == {"checkpoint_id": checkpoint_id(1)}
     assert client.get(ONE).status_code == client.post(f"{ONE}/delete").status_code == 404
     assert checkpoint_id(1) not in listed(client)
 
 
-def test_one_that_a_host_may_be_recovering_from_is_deleted_by_force_alone(client, three):
+def test_checkpoint_under_recovery_is_deleted_only_by_force(client, three):
     assert client.get(ONE).json["recovered_at"] is None
     client.get(f"{ONE}/recovery")
     assert client.get(ONE).json["recovered_at"]
@@ -135,7 +135,7 @@ def test_one_that_a_host_may_be_recovering_from_is_deleted_by_force_alone(client
     assert client.get(ONE).status_code == 404
 
 
-def test_one_that_is_pruned_before_its_recovery_is_noted_is_not_given_out(
+def test_checkpoint_pruned_before_its_recovery_is_recorded_is_not_found(
     client, three, store, monkeypatch
 ):
     note = store.record_recovery
@@ -149,7 +149,7 @@ def test_one_that_is_pruned_before_its_recovery_is_noted_is_not_given_out(
     assert answer.status_code == 404 and "cd" * 32 not in answer.text
 
 
-def test_recovery_is_over_after_three_days_at_the_latest(client, three, store):
+def test_recovery_protects_a_checkpoint_for_three_days(client, three, store):
     for ago_s, status in (
         (checkpoint_queries.RECOVERY_S - 60, 409),
         (checkpoint_queries.RECOVERY_S + 60, 200),
@@ -158,7 +158,7 @@ def test_recovery_is_over_after_three_days_at_the_latest(client, three, store):
         assert client.post(f"{ONE}/delete").status_code == status
 
 
-def test_one_is_asked_of_the_servers_host(client, bus, three):
+def test_checkpoint_request_goes_to_the_host_of_the_server(client, bus, three):
     bus.heard = {"number": 7}
     answer = client.post("/v1/checkpoints", json={"instance_id": SERVER})
     assert answer.status_code == 202, answer.text
@@ -182,7 +182,9 @@ def test_one_is_asked_of_the_servers_host(client, bus, three):
         (lambda nova, bus: setattr(bus, "failure", rpc.BusUnreachable("gone")), 503),
     ],
 )
-def test_one_that_cannot_be_asked_for_is_refused_in_words(client, nova, bus, prepare, status):
+def test_impossible_checkpoint_request_is_refused_with_a_message(
+    client, nova, bus, prepare, status
+):
     prepare(nova, bus)
     answer = client.post("/v1/checkpoints", json={"instance_id": SERVER})
     assert answer.status_code == status and answer.json["error"]["message"]
@@ -199,20 +201,20 @@ def test_one_that_cannot_be_asked_for_is_refused_in_words(client, nova, bus, pre
         ({"number": -1}, "number"),
     ],
 )
-def test_host_that_takes_none_is_named_with_the_reason(client, bus, heard, why):
+def test_host_that_declines_a_checkpoint_is_named_with_the_reason(client, bus, heard, why):
     bus.heard = heard
     answer = client.post("/v1/checkpoints", json={"instance_id": SERVER})
     assert answer.status_code == 409 and why in answer.json["error"]["message"]
 
 
 @pytest.mark.parametrize("changed", [{"signer": "h2"}, {"purpose": signing.CHECKPOINT}])
-def test_answer_that_is_not_of_the_host_counts_for_nothing(client, bus, changed):
+def test_response_not_signed_by_the_host_is_refused(client, bus, changed):
     for name, value in changed.items():
         setattr(bus, name, value)
     assert client.post("/v1/checkpoints", json={"instance_id": SERVER}).status_code == 409
 
 
-def test_answer_of_a_host_that_is_revoked_counts_for_nothing(client, bus, api_configuration, store):
+def test_response_of_a_revoked_host_is_refused(client, bus, api_configuration, store):
     hosts = enrolled_hosts.EnrolledHosts(api_configuration, store, time.time)
     hosts.identity("h1")
     hosts.keeper.revoke_host("h1")
@@ -223,15 +225,15 @@ def test_answer_of_a_host_that_is_revoked_counts_for_nothing(client, bus, api_co
 @pytest.mark.parametrize(
     "query", ["?instance=web", "?limit=0", "?limit=1001", f"?marker={'x' * 37}", "?order=asc"]
 )
-def test_query_that_makes_no_sense_is_refused(client, query):
+def test_invalid_query_is_refused(client, query):
     assert client.get(f"/v1/checkpoints{query}").status_code == 400
 
 
 @pytest.mark.parametrize("path", ["/v1/checkpoints/web", "/v1/checkpoints/web/recovery"])
-def test_id_that_is_none_is_refused(client, path):
+def test_invalid_checkpoint_id_is_refused(client, path):
     assert client.get(path).status_code == 400
 
 
-def test_moment_that_no_calendar_has_can_be_shown(client, store):
+def test_time_beyond_the_calendar_is_shown_as_its_last_year(client, store):
     store.record_checkpoint(taken(1, taken_ms=(1 << 63) - 1), NOW_S, 10)
     assert client.get(ONE).json["taken_at"].startswith("9999")

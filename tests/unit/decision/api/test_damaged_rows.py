@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A damaged JSON column is unknown for its row; lists with the other rows are served."""
+"""A damaged JSON column reads as unknown; lists still serve the other rows."""
 
 import time
 
@@ -51,7 +51,7 @@ def nothing_logged_before(monkeypatch):
 
 @pytest.fixture
 def cloud(store):
-    """Two hosts with everything that hosts report."""
+    """Return a store with two hosts and every kind of report."""
     status = fill_progress.FillStatus(
         state=fill_progress.FillState.QUEUED, is_used=True, total_bytes=9, remaining_bytes=4
     )
@@ -80,7 +80,7 @@ def cloud(store):
 
 
 def damage(store, column, text):
-    """Damage one row of a table; the others stay."""
+    """Damage one row of a table."""
     model, name = column
     key = model.__table__.primary_key.columns[0]
     with store.engine().begin() as link:
@@ -89,7 +89,7 @@ def damage(store, column, text):
     assert done.rowcount == 1
 
 
-def test_each_column_of_long_text_is_looked_at():
+def test_every_text_column_is_covered():
     texts = {
         (mapper.class_, attribute.key)
         for mapper in models.Base.registry.mappers
@@ -104,7 +104,9 @@ def test_each_column_of_long_text_is_looked_at():
     "column", LISTS, ids=lambda column: f"{column[0].__tablename__}.{column[1]}"
 )
 @pytest.mark.allow_log(DAMAGE)
-def test_lists_are_served_and_the_damage_is_logged_once(client, cloud, watched_log, column, text):
+def test_lists_with_a_damaged_row_are_served_and_log_it_once(
+    client, cloud, watched_log, column, text
+):
     before = {path: client.get(path).json for path in LISTS[column]}
     damage(cloud, column, text)
     for path in LISTS[column] * 2:
@@ -115,7 +117,7 @@ def test_lists_are_served_and_the_damage_is_logged_once(client, cloud, watched_l
 
 
 @pytest.mark.expect_log(DAMAGE)
-def test_host_with_damaged_health_counts_without_a_version(client, cloud):
+def test_host_with_damaged_health_has_no_version(client, cloud):
     damage(cloud, (models.Host, "health"), "{")
     assert client.get("/v1/status").json["hosts"]["versions"] == {"1.2": 1, "": 1}
 
@@ -132,7 +134,7 @@ def test_recovery_from_a_checkpoint_without_holders_is_refused(client, cloud):
 
 
 @pytest.mark.expect_log(DAMAGE)
-def test_damaged_task_is_dropped_and_the_others_are_sent(cloud):
+def test_damaged_task_is_dropped_and_others_are_sent(cloud):
     for number in (1, 2):
         task = decision_messages.ImageTask(
             request=number, kind=decision_messages.TaskKind.UNPIN, image_id=IMAGE

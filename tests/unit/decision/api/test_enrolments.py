@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enrolment over HTTP: who may ask, what is answered, what is refused, what is logged."""
+"""Enrolment over HTTP: roles, responses, refusals and log lines."""
 
 import logging
 import time
@@ -16,7 +16,7 @@ from tests.unit.decision.api import conftest
 
 Limits = enrolment_rules.EnrolmentLimits
 PATIENT = Limits(least_interval_s=60.0)
-"""A minute lies between certificates: however slow this machine is, nobody waits for it."""
+"""A minute between certificates, so that a slow machine cannot reach the end of the interval."""
 PATH = "/v1/hosts/h1/certificate"
 AGENT = {"X-Roles": "acstor-reader", "X-User-Id": "agent-of-h1", "X-Project-Id": "service"}
 KEY = certificates.new_key()
@@ -28,9 +28,9 @@ def ask(client, headers=AGENT, csr=CSR, proof="", path=PATH):
     return client.post(path, json=body, headers=headers)
 
 
-def test_a_host_with_the_role_gets_a_certificate_of_the_name_in_the_path(client, caplog):
+def test_host_gets_a_certificate_for_the_name_in_the_path(client, caplog):
     caplog.set_level(logging.INFO)
-    csr = certificates.request(ids.HostId("h9"), KEY)  # whatever the request says
+    csr = certificates.request(ids.HostId("h9"), KEY)  # the name in the request is ignored
     answer = ask(client, csr=csr)
     assert answer.status_code == 200, answer.text
     told = answer.json
@@ -43,19 +43,19 @@ def test_a_host_with_the_role_gets_a_certificate_of_the_name_in_the_path(client,
 
 
 @pytest.mark.parametrize("role", ["acstor-reader", "admin"])
-def test_roles_that_may_enrol(client, role):
+def test_enrolment_is_allowed_to_some_roles(client, role):
     assert ask(client, {**AGENT, "X-Roles": role}).status_code == 200
 
 
 @pytest.mark.parametrize("role", ["service", "acstor-prepare", "member", "reader", ""])
-def test_roles_that_may_not_enrol(client, role):
+def test_enrolment_is_refused_to_other_roles(client, role):
     answer = ask(client, {**AGENT, "X-Roles": role})
     assert answer.status_code == 403 and "acstor:host:enrol" in answer.text
 
 
 @pytest.mark.expect_log("host h1: no certificate for user thief at 127.0.0.1: another Keystone")
 @pytest.mark.expect_log("host h1: no certificate for user agent-of-h1 at .*its key did not sign")
-def test_a_stolen_password_of_another_host_and_one_without_the_key_are_refused_and_logged(client):
+def test_stolen_password_without_the_hosts_key_is_refused_and_logged(client):
     assert ask(client).status_code == 200
     answer = ask(client, {**AGENT, "X-User-Id": "thief"})
     assert answer.status_code == 409 and "openstack acstor host allow h1" in answer.text
@@ -64,7 +64,7 @@ def test_a_stolen_password_of_another_host_and_one_without_the_key_are_refused_a
 
 
 @pytest.mark.parametrize("enrolment_limits", [Limits(least_interval_s=0.0)])
-def test_a_host_renews_with_a_proof(client):
+def test_host_renews_its_certificate_with_a_proof(client):
     ask(client)
     csr = certificates.request(ids.HostId("h1"), certificates.new_key())
     proof = signed_messages.signature_of(signing.RENEWAL, csr, KEY)
@@ -73,13 +73,13 @@ def test_a_host_renews_with_a_proof(client):
 
 @pytest.mark.parametrize("enrolment_limits", [PATIENT])
 @pytest.mark.expect_log("no certificate for user agent-of-h1")
-def test_who_asks_again_at_once_is_told_to_wait(client):
+def test_repeated_request_is_refused_as_too_frequent(client):
     ask(client)
     assert ask(client).status_code == 429
 
 
 @pytest.mark.expect_log("no certificate for user agent-of-h1.*it is revoked")
-def test_a_revoked_host_is_forbidden_until_it_is_allowed(client):
+def test_revoked_host_gets_no_certificate_until_allowed(client):
     ask(client)
     answer = client.post("/v1/hosts/h1/revoke")
     assert answer.status_code == 202 and answer.json["enrolment"]["state"] == "revoked"
@@ -91,9 +91,7 @@ def test_a_revoked_host_is_forbidden_until_it_is_allowed(client):
 
 
 @pytest.mark.expect_log("no certificate for user agent-of-h1.*operator has to let it in")
-def test_where_hosts_are_approved_one_waits_and_is_listed_with_its_key(
-    api_configuration, store, glance, bus
-):
+def test_host_waiting_for_approval_is_listed_with_its_key(api_configuration, store, glance, bus):
     api_configuration.set_override("enrolment", "approved", "acstor_decision")
     client = app.make_plain_app(api_configuration, store, glance, bus).test_client()
     answer = ask(client)
@@ -108,7 +106,7 @@ def test_where_hosts_are_approved_one_waits_and_is_listed_with_its_key(
 
 
 @pytest.mark.expect_log("no certificate for user agent-of-h1.*PKCS 10")
-def test_a_request_that_is_none_is_a_bad_request(client):
+def test_malformed_request_is_refused(client):
     assert ask(client, csr=b"nonsense").status_code == 400
     assert ask(client, csr=b"x" * 9000).status_code == 400
     assert ask(client, path="/v1/hosts/no%20host/certificate").status_code == 400
@@ -116,7 +114,7 @@ def test_a_request_that_is_none_is_a_bad_request(client):
 
 
 @pytest.mark.expect_log("no certificate for user agent-of-h1.*allowed_hosts")
-def test_a_host_that_may_not_join_gets_no_certificate(api_configuration, store, glance, bus):
+def test_host_outside_allowed_hosts_gets_no_certificate(api_configuration, store, glance, bus):
     api_configuration.set_override("allowed_hosts", ["compute*"], "acstor_decision")
     client = app.make_plain_app(api_configuration, store, glance, bus).test_client()
     assert ask(client).status_code == 403
@@ -125,14 +123,14 @@ def test_a_host_that_may_not_join_gets_no_certificate(api_configuration, store, 
 
 
 @pytest.mark.expect_log("a request failed: .*ca_dir.*No such file")
-def test_an_authority_that_cannot_be_used_is_for_the_log(api_configuration, store, glance, bus):
+def test_unusable_authority_is_logged_and_not_disclosed(api_configuration, store, glance, bus):
     api_configuration.set_override("ca_dir", "/nonexistent", "acstor_decision")
     client = app.make_plain_app(api_configuration, store, glance, bus).test_client()
     answer = ask(client)
     assert answer.status_code == 503 and "nonexistent" not in answer.text
 
 
-def test_services_and_readers_see_whom_to_trust_and_no_secret(client):
+def test_authority_shows_public_data_to_services_and_readers(client):
     for headers in (AGENT, conftest.READER, conftest.ADMIN):
         answer = client.get("/v1/authority", headers=headers)
         assert answer.status_code == 200
@@ -145,7 +143,7 @@ def print_of(key):
 
 
 @pytest.mark.expect_log("no certificate for user agent-of-h1.*an operator let another key in")
-def test_an_operator_names_the_key_and_the_user_that_he_lets_in(client, store):
+def test_operator_allows_one_key_and_one_user(client, store):
     body = {"fingerprint": print_of(KEY), "user_id": "agent-of-h1"}
     shown = client.post("/v1/hosts/h1/allow", json=body).json["enrolment"]
     assert (shown["state"], shown["fingerprint"]) == ("allowed", print_of(KEY))
@@ -160,7 +158,7 @@ def test_an_operator_names_the_key_and_the_user_that_he_lets_in(client, store):
 
 @pytest.mark.expect_log("no certificate for user agent-of-h1.*2 hosts of this user were never")
 @pytest.mark.parametrize("enrolment_limits", [Limits(unheard_per_user=2)])
-def test_a_password_takes_no_more_names_than_its_bound_until_some_are_forgotten(client, store):
+def test_user_enrols_a_limited_number_of_unheard_hosts(client, store):
     for number in range(2):
         assert ask(client, path=f"/v1/hosts/n{number}/certificate").status_code == 200
     for _ in range(3):
@@ -175,7 +173,7 @@ def test_a_password_takes_no_more_names_than_its_bound_until_some_are_forgotten(
     assert ask(client).status_code == 200
 
 
-def test_a_host_that_is_up_is_not_forgotten_and_only_operators_forget(client, store):
+def test_live_host_is_not_forgotten_and_only_admins_may_forget(client, store):
     conftest.note(store, conftest.sample(1, host="h1", sent_s=time.time()))
     answer = client.post("/v1/hosts/h1/forget")
     assert answer.status_code == 409 and "still sends samples" in answer.text
@@ -185,7 +183,7 @@ def test_a_host_that_is_up_is_not_forgotten_and_only_operators_forget(client, st
 
 @pytest.mark.parametrize("enrolment_limits", [PATIENT])
 @pytest.mark.expect_log("no certificate for user agent-of-h1")
-def test_every_refusal_is_counted_by_its_reason(client, store):
+def test_refusals_are_counted_by_reason(client, store):
     ask(client)
     ask(client)
     ask(client, csr=b"nonsense")

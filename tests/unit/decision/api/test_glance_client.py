@@ -11,7 +11,7 @@ LISTED = "visibility=all&sort=id%3Aasc&limit=1000"
 
 
 @pytest.mark.allow_log("Glance: ")
-def test_a_body_without_end_is_not_read_to_the_end(api_configuration: cfg.ConfigOpts) -> None:
+def test_endless_response_is_not_read_to_the_end(api_configuration: cfg.ConfigOpts) -> None:
     with http_server.serve({}) as glance:
         glance.files[f"v2/images?{LISTED}"] = b""
         glance.always = http_server.endless

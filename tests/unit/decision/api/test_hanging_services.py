@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Glance or a broker that never answers takes few of the API's threads."""
+"""A Glance or a broker that never answers occupies few of the API's threads."""
 
 import time
 from concurrent import futures
@@ -18,7 +18,7 @@ from tests.fakes import silent_server
 from tests.unit.decision.api import conftest as api
 
 THREADS = 16
-"""Of the documented WSGI server (rest_api.rst)."""
+"""Threads of the documented WSGI server (rest_api.rst)."""
 pytestmark = pytest.mark.allow_log("Glance did not answer within")
 
 
@@ -39,15 +39,15 @@ def client(api_configuration: cfg.ConfigOpts, store, bus, glance):
     return made
 
 
-def test_every_request_to_another_service_has_a_deadline_by_default(api_configuration):
+def test_every_request_to_another_service_has_a_timeout_by_default(api_configuration):
     assert api_configuration.glance.timeout == glance_client.TIMEOUT_S
     assert api_configuration.nova.timeout > 0
 
 
-def test_status_says_that_glance_is_silent_and_the_rest_answers_at_once(client, glance):
+def test_status_reports_a_hanging_glance_and_other_requests_are_served(client, glance):
     with futures.ThreadPoolExecutor(THREADS) as pool:
         asking = [pool.submit(client.get, "/v1/status") for _ in range(3 * THREADS)]
-        time.sleep(1.3)  # those that found no place have given up
+        time.sleep(1.3)  # requests without a slot have given up
         began_s = time.monotonic()
         assert pool.submit(client.get, "/healthz").result(30).status_code == 200
         assert pool.submit(client.get, "/v1/hosts").result(30).status_code == 200
@@ -65,7 +65,7 @@ def test_status_says_that_glance_is_silent_and_the_rest_answers_at_once(client, 
     assert any(one.startswith(named) for one in away)
 
 
-def test_requests_that_need_the_broker_take_few_threads_while_it_hangs(monkeypatch):
+def test_requests_to_a_hanging_broker_occupy_few_threads(monkeypatch):
     cfg.CONF([], project="acstor", default_config_files=[])
     wanted = decision_messages.ImageWanted("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11", False)
     with futures.ThreadPoolExecutor(THREADS) as pool:
@@ -81,7 +81,7 @@ def test_requests_that_need_the_broker_take_few_threads_while_it_hangs(monkeypat
             asking = [
                 pool.submit(bus.request_preparation, wanted, number) for number in range(THREADS)
             ]
-            refused = futures.wait(asking, 3.0).done  # those that found no place
+            refused = futures.wait(asking, 3.0).done  # requests without a slot
             said = {str(one.exception()).partition(": ")[2] for one in refused}
             assert broker.connections <= 2 * rpc.CALLERS
         assert f"{rpc.CALLERS} others wait for the message bus" in said

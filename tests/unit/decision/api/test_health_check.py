@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whoever asks whether the API is healthy, the database is asked once a second."""
+"""The health check queries the database once a second, for any number of requests."""
 
 from concurrent import futures
 
@@ -11,7 +11,7 @@ from tests.fakes import manual_clock
 
 
 class Store:
-    """A database that is asked for nothing but its latest epoch."""
+    """A database that knows only its latest epoch."""
 
     def __init__(self) -> None:
         self.asked, self.is_gone = 0, False
@@ -24,7 +24,7 @@ class Store:
 
 
 @pytest.mark.expect_log("the database fails: .*gone")
-def test_database_is_asked_once_a_second() -> None:
+def test_health_check_queries_the_database_once_a_second() -> None:
     store, now_s = Store(), [100.0]
     check = health_check.HealthCheck(store, manual_clock.FunctionClock(lambda: now_s[0]))  # type: ignore[arg-type]
     with futures.ThreadPoolExecutor(16) as pool:

@@ -12,7 +12,7 @@ from acstor_decision.api.v1 import traffic
 from tests.unit.decision.api import conftest
 
 
-def test_host_shows_what_it_told_last_and_its_share_of_the_ring(client, store):
+def test_host_is_shown_with_its_last_sample_and_its_v_nodes(client, store):
     peers = {"h0001": decision_messages.PeerTraffic(7, 9, decision_messages.TimedTraffic(5, 0.5))}
     conftest.note(store, conftest.sample(0, sent_s=time.time(), peers=peers))
     conftest.publish(store, 1, hosts=2, vnodes=5)
@@ -28,13 +28,13 @@ def test_host_shows_what_it_told_last_and_its_share_of_the_ring(client, store):
     assert shown["peers"] == {"h0001": {"received": 7, "sent": 9, "timed": timed}}
 
 
-def test_host_that_tells_nothing_any_more_is_silent(client, store):
+def test_host_without_recent_samples_is_silent(client, store):
     conftest.note(store, conftest.sample(0, sent_s=1.0))
     assert client.get("/v1/hosts/h0000").json["state"] == hosts.HostState.SILENT
     assert client.get("/v1/hosts/h0000").json["vnodes"] == 0
 
 
-def test_overloaded_host_says_so(client, store):
+def test_overloaded_host_is_shown_as_overloaded(client, store):
     conftest.note(store, conftest.sample(0, sent_s=time.time()), overloaded=2)
     shown = client.get("/v1/hosts/h0000").json
     assert (shown["state"], shown["overloads_in_a_row"]) == ("overloaded", 2)
@@ -49,7 +49,7 @@ def test_host_is_drained_and_enabled_again(client, store):
     assert client.post("/v1/hosts/h0009/drain").status_code == 404
 
 
-def test_list_goes_on_behind_the_marker(client, store):
+def test_host_list_continues_after_the_marker(client, store):
     conftest.note(store, *(conftest.sample(number) for number in range(5)))
     first = client.get("/v1/hosts?limit=2").json["hosts"]
     rest = client.get(f"/v1/hosts?marker={first[-1]['host']}").json["hosts"]
@@ -58,7 +58,7 @@ def test_list_goes_on_behind_the_marker(client, store):
 
 @pytest.fixture
 def various(client, store):
-    """Hosts that differ in all that they are sorted by, and one that was never heard."""
+    """Return hosts that differ in every sort key, and one that never sent a sample."""
     now_s = time.time()
     for number, location in enumerate(("pod1/rack1", "pod1/rack2", "pod10/rack1", "pod1")):
         total = decision_messages.TrafficBytes(5000 * (4 - number), 0)
@@ -88,12 +88,12 @@ def various(client, store):
         ("state=up&marker=h0000&sort=host:desc", []),
     ],
 )
-def test_hosts_are_chosen_and_put_in_order(query, numbers, client, various):
+def test_hosts_are_filtered_and_sorted(query, numbers, client, various):
     found = client.get(f"/v1/hosts?{query}").json["hosts"]
     assert [host["host"] for host in found] == [f"h{number:04}" for number in numbers]
 
 
-def test_history_begins_with_the_newest_and_goes_on_before(client, store):
+def test_ring_history_is_listed_newest_first_and_paged(client, store):
     for epoch in (1, 2, 4):
         conftest.publish(store, epoch, hosts=1)
     assert [row["epoch"] for row in client.get("/v1/rings").json["rings"]] == [4, 2, 1]
@@ -106,14 +106,14 @@ def test_history_begins_with_the_newest_and_goes_on_before(client, store):
 
 
 @pytest.mark.parametrize("thresholds", [(None, None), (1, None), (1, 9)])
-def test_table_shows_how_far_homes_may_be(thresholds, client, store):
+def test_ring_table_shows_its_thresholds(thresholds, client, store):
     conftest.publish(store, 1, hosts=2, thresholds=thresholds)
     for path in ("/v1/ring", "/v1/rings/1"):
         shown = client.get(path).json
         assert (shown["threshold"], shown["outer_threshold"]) == thresholds
 
 
-def test_table_shows_what_places_give_and_whom_they_ask(client, store):
+def test_ring_table_shows_location_policies(client, store):
     places = {
         "pod1/rack0": location_policies.LocationPolicy(20),
         "pod2": location_policies.LocationPolicy(outer_threshold=0),
@@ -123,19 +123,19 @@ def test_table_shows_what_places_give_and_whom_they_ask(client, store):
     assert shown["places"] == {"pod1/rack0": {"share": 20}, "pod2": {"outer_threshold": 0}}
 
 
-def test_without_a_table_nothing_is_made_up(client):
+def test_missing_ring_table_is_not_found(client):
     assert client.get("/v1/ring").status_code == 404
     assert client.get("/v1/hosts").json == {"hosts": []}
 
 
-def test_owners_of_a_table_are_looked_up_once():
+def test_owners_of_a_table_are_cached():
     rings.owners.cache_clear()
     text = '{"version": 1, "epoch": 1, "hosts": []}'
     assert rings.owners(1, text) is rings.owners(1, text)
 
 
 @pytest.mark.parametrize("query", ["", "?host=h0000", "?last_s=60", "?last_s=60&host=h0000"])
-def test_traffic_of_the_last_collection_or_of_a_while(query, client, store):
+def test_traffic_covers_the_last_collection_or_a_time_window(query, client, store):
     now_s = time.time()
     for age_s in (1000, 10, 5):
         conftest.note(
@@ -150,7 +150,7 @@ def test_traffic_of_the_last_collection_or_of_a_while(query, client, store):
 
 
 def exchange(store, number, peers, **fields):
-    """Note what a host exchanged with peers: received and sent bytes by their numbers."""
+    """Record the bytes that a host received from and sent to peers, by their numbers."""
     traffic = {f"h{at:04}": decision_messages.PeerTraffic(*pair) for at, pair in peers.items()}
     total = [min(sum(column), 1 << 62) for column in zip(*peers.values(), strict=True)] or [0, 0]
     chunks = decision_messages.TrafficBytes(*total)
@@ -169,7 +169,7 @@ def flows(client, query=""):
     ]
 
 
-def test_who_gives_to_whom_is_as_the_receivers_say(client, store):
+def test_flows_between_peers_are_those_that_receivers_report(client, store):
     assert flows(client) == ([], [])
     exchange(store, 0, {1: (10, 500)})
     exchange(store, 1, {0: (400, 10)})
@@ -180,7 +180,7 @@ def test_who_gives_to_whom_is_as_the_receivers_say(client, store):
     )
 
 
-def test_hosts_beyond_the_busiest_are_one(client, store):
+def test_flows_of_less_busy_hosts_are_merged(client, store):
     exchange(store, 0, {1: (0, 500), 2: (30, 20), 3: (5, 7)})
     exchange(store, 1, {0: (400, 0), 2: (0, 60)})
     exchange(store, 2, {0: (20, 30), 1: (60, 0)})
@@ -194,24 +194,24 @@ def test_hosts_beyond_the_busiest_are_one(client, store):
     ]
 
 
-def test_silent_hosts_and_hosts_that_name_themselves_are_left_out(client, store):
+def test_flows_name_no_silent_hosts_and_no_host_as_its_own_peer(client, store):
     exchange(store, 0, {1: (7, 7)}, sent_s=1.0)
     exchange(store, 1, {0: (9, 0), 1: (5, 5)})
     assert flows(client) == (["h0001"], [("", "h0001", 9)])
 
 
-def test_forged_traffic_does_not_overflow_the_answer(client, store):
+def test_forged_traffic_does_not_overflow_the_response(client, store):
     most = decision_messages.MAX_NUMBER
     exchange(store, 0, {at: (most, most) for at in range(1, 9)})
     assert flows(client) == (["h0000"], [("", "h0000", most), ("h0000", "", most)])
 
 
 @pytest.mark.parametrize("limit", [0, 41, "many"])
-def test_picture_of_the_traffic_is_bounded(limit, client):
+def test_peer_traffic_refuses_invalid_limits(limit, client):
     assert client.get(f"/v1/traffic/peers?limit={limit}").status_code == 400
 
 
-def test_window_refuses_what_no_host_is_called():
+def test_traffic_query_refuses_an_invalid_host_name():
     with pytest.raises(ValueError, match="host"):
         traffic.TrafficQuery(host="a b")
 

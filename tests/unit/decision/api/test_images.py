@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images: who sees which, what of them, and what can be done about them."""
+"""Images in the API: visibility by role, reports of hosts, actions and locality."""
 
 import itertools
 import time
@@ -47,7 +47,7 @@ ABOUT_IMAGES = ("prepare", "pre-seed", "flatten", "record-boots")
 
 
 def hold(store, *images_of_hosts, **fields):
-    """Let host n tell of its images."""
+    """Let host n report its images."""
     now_s = time.time()
     conftest.note(
         store,
@@ -72,9 +72,7 @@ def open_to_tenants(api_configuration, store, glance, bus, tmp_path):
     return made
 
 
-def test_images_are_listed_with_where_they_are_warm_and_where_their_bytes_were(
-    client, store, glance
-):
+def test_images_are_listed_with_warm_hosts_and_read_sources(client, store, glance):
     glance.add(IMAGES[0])
     hold(store, {IMAGES[0]: WARM}, {IMAGES[0]: WARM}, {IMAGES[0]: COLD})
     [shown] = client.get("/v1/images").json["images"]
@@ -85,7 +83,7 @@ def test_images_are_listed_with_where_they_are_warm_and_where_their_bytes_were(
     assert client.get(f"/v1/images/{IMAGES[0]}").json == {**shown, "parents": [], "depth": 0}
 
 
-def test_boot_image_is_told_with_how_far_it_is_and_no_state_of_another_image(client, glance):
+def test_boot_state_is_shown_and_ignored_if_copied_from_another_image(client, glance):
     said = {"acstor_boot_state": "unbootable", "acstor_boot_message": "no boot loader"}
     glance.add(IMAGES[0], **said)
     glance.add(IMAGES[1], **said, acstor_state_of=IMAGES[0])  # a copy of the properties
@@ -99,7 +97,7 @@ def test_boot_image_is_told_with_how_far_it_is_and_no_state_of_another_image(cli
     assert told(IMAGES[1]) == told(IMAGES[2]) == (None, "")
 
 
-def test_image_is_told_with_what_it_was_made_from(client, glance):
+def test_image_is_shown_with_its_parents(client, glance):
     glance.add(IMAGES[0], acstor_base=IMAGES[1], acstor_own_bytes="5", acstor_shared_bytes="0")
     glance.add(IMAGES[1], acstor_base=IMAGES[2], acstor_own_bytes="7")
     glance.add(IMAGES[2], acstor_base=IMAGES[3], acstor_state_of=IMAGES[4])  # a copy
@@ -111,11 +109,11 @@ def test_image_is_told_with_what_it_was_made_from(client, glance):
     assert told(IMAGES[0]) == [IMAGES[1:3], 2, 5, 0]
     assert told(IMAGES[1]) == [[IMAGES[2]], 1, 7, None]
     assert told(IMAGES[2]) == [[], 0, None, None]
-    del glance.shown[IMAGES[1]]  # deleted, or of somebody who does not show it
+    del glance.shown[IMAGES[1]]  # deleted, or not visible to the user
     assert told(IMAGES[0])[:2] == [[IMAGES[1]], 1]
 
 
-def test_line_of_images_that_has_no_end_ends(client, glance):
+def test_parents_are_bounded_when_the_chain_is_long_or_cyclic(client, glance):
     glance.add(IMAGES[0], acstor_base=IMAGES[1])
     glance.add(IMAGES[1], acstor_base=IMAGES[0])
     assert client.get(f"/v1/images/{IMAGES[0]}").json["parents"] == [IMAGES[1]]
@@ -129,20 +127,20 @@ def test_line_of_images_that_has_no_end_ends(client, glance):
         assert (shown["parents"], shown["own_bytes"], shown["shared_bytes"]) == ([], None, None)
 
 
-def test_list_goes_on_behind_the_marker(client, store):
+def test_image_list_continues_after_the_marker(client, store):
     hold(store, dict.fromkeys(IMAGES, WARM))
     first = client.get("/v1/images?limit=2").json["images"]
     rest = client.get(f"/v1/images?marker={first[-1]['image_id']}").json["images"]
     assert [image["image_id"] for image in (*first, *rest)] == IMAGES
 
 
-def test_who_sees_all_sees_images_that_glance_does_not_have_any_more(client, store):
+def test_admin_sees_images_that_are_deleted_in_glance(client, store):
     hold(store, {IMAGES[0]: WARM})
     shown = client.get(f"/v1/images/{IMAGES[0]}").json
     assert (shown["name"], shown["state"], shown["warm_hosts"]) == (None, None, 1)
 
 
-def test_tenants_see_the_images_that_glance_shows_them_and_no_hosts(open_to_tenants, store, glance):
+def test_tenants_see_their_visible_images_and_no_hosts(open_to_tenants, store, glance):
     glance.add(IMAGES[3])
     hold(store, dict.fromkeys(IMAGES, WARM))
     listed = open_to_tenants.get("/v1/images?limit=1").json["images"]
@@ -153,13 +151,13 @@ def test_tenants_see_the_images_that_glance_shows_them_and_no_hosts(open_to_tena
 
 
 @pytest.mark.expect_log("showing images without their names")
-def test_without_glance_who_sees_all_does_without_names(client, store, glance):
+def test_images_are_listed_without_names_while_glance_is_away(client, store, glance):
     glance.failure = glance_client.GlanceUnreachable("ConnectFailure")
     hold(store, {IMAGES[0]: WARM})
     assert client.get("/v1/images").json["images"][0]["name"] is None
 
 
-def test_without_glance_tenants_are_told_so(open_to_tenants, store, glance):
+def test_tenants_get_an_error_while_glance_is_away(open_to_tenants, store, glance):
     glance.failure = glance_client.GlanceUnreachable("ConnectFailure")
     hold(store, {IMAGES[0]: WARM})
     answer = open_to_tenants.get("/v1/images")
@@ -167,7 +165,7 @@ def test_without_glance_tenants_are_told_so(open_to_tenants, store, glance):
     assert "Glance" in answer.json["error"]["message"]
 
 
-def test_each_host_tells_what_it_holds_and_how_far_its_task_is(client, store, glance):
+def test_hosts_of_an_image_are_listed_with_bytes_and_task_progress(client, store, glance):
     glance.add(IMAGES[0])
     told = decision_messages.TaskProgress(
         request=7,
@@ -184,17 +182,17 @@ def test_each_host_tells_what_it_holds_and_how_far_its_task_is(client, store, gl
 
 
 def keep(store, *wholes):
-    """Let host n tell how far the first image is there."""
+    """Let host n report the fill status of the first image."""
     hold(store, *({IMAGES[0]: decision_messages.HeldImage(fill=whole)} for whole in wholes))
 
 
-def test_it_is_told_where_an_image_is_used_and_how_far_it_is_there(client, store):
+def test_image_is_shown_with_using_hosts_and_fill_status(client, store):
     keep(store, OWNED, FILLING, PINNED, NOT_USED, None)
     for shown in (
         client.get(f"/v1/images/{IMAGES[0]}").json,
         client.get("/v1/images").json["images"][0],
     ):
-        # Who says nothing may use it.
+        # A host that does not report its fill status may use the image.
         assert (shown["hosts"], shown["using_hosts"], shown["fully_cached_hosts"]) == (5, 3, 1)
     rows = client.get(f"/v1/images/{IMAGES[0]}/hosts").json["hosts"]
     shown = [row["fill"] for row in rows]
@@ -215,7 +213,7 @@ def test_it_is_told_where_an_image_is_used_and_how_far_it_is_there(client, store
 
 
 @pytest.mark.parametrize("action", ["hydrate", "pause", "resume", "unpin"])
-def test_who_keeps_an_image_is_asked_about_it_or_who_is_named(action, client, store, bus):
+def test_action_goes_to_hosts_that_keep_the_image_or_to_named_hosts(action, client, store, bus):
     keep(store, OWNED, FILLING, PINNED, NOT_USED, None)
     answer = client.post(f"/v1/images/{IMAGES[0]}/{action}")
     assert (answer.status_code, answer.json["hosts"]) == (202, ["h0000", "h0001", "h0002"])
@@ -229,17 +227,19 @@ def test_who_keeps_an_image_is_asked_about_it_or_who_is_named(action, client, st
 
 
 @pytest.mark.parametrize("deadline_s", [-1, 1e9, "soon", None])
-def test_deadlines_that_make_no_sense_are_refused(deadline_s, client, store, bus):
+def test_invalid_deadlines_are_refused(deadline_s, client, store, bus):
     keep(store, FILLING)
     path = f"/v1/images/{IMAGES[0]}/hydrate"
     assert client.post(path, json={"deadline_s": deadline_s}).status_code == 400
     assert client.post(path, json={"deadline_s": 90.5}).status_code == 202
     [(task, _)] = bus.tasks
     assert task.deadline_s == 90.5
-    assert 30 < task.due_at_s - time.time() <= 90.5  # however late a host hears of it
+    assert (
+        30 < task.due_at_s - time.time() <= 90.5
+    )  # an absolute time, for hosts that receive the task late
 
 
-def test_an_image_that_no_host_is_to_keep_is_not_hydrated(client, store, bus):
+def test_image_that_no_host_keeps_is_not_hydrated(client, store, bus):
     keep(store, NOT_USED, None)
     answer = client.post(f"/v1/images/{IMAGES[0]}/hydrate")
     assert answer.status_code == 409
@@ -253,7 +253,7 @@ def test_unknown_images_are_not_found(path, client, store):
     assert client.get(f"/v1/images/no-image{path}").status_code == 400
 
 
-def test_disks_are_flattened_though_glance_has_their_image_no_more(client, store, bus):
+def test_disks_are_flattened_without_their_image_in_glance(client, store, bus):
     hold(store, {IMAGES[0]: WARM}, {})
     answer = client.post(f"/v1/images/{IMAGES[0]}/flatten", json={"hosts": ["h0001"]})
     assert (answer.status_code, answer.json["hosts"]) == (202, ["h0001"])
@@ -263,13 +263,13 @@ def test_disks_are_flattened_though_glance_has_their_image_no_more(client, store
 
 
 @pytest.mark.parametrize("action", [*ABOUT_IMAGES, "hydrate", "pause", "resume", "unpin"])
-def test_nothing_is_done_about_unknown_images(action, client, store, bus):
+def test_actions_on_unknown_images_are_refused(action, client, store, bus):
     hold(store, {IMAGES[0]: WARM})
     assert client.post(f"/v1/images/{IMAGES[1]}/{action}").status_code == 404
     assert not bus.tasks and not bus.wanted
 
 
-def test_an_image_is_prepared_anew_if_it_failed_or_somebody_insists(client, glance, bus):
+def test_image_is_prepared_again_after_a_failure_or_by_force(client, glance, bus):
     glance.add(IMAGES[0])
     glance.add(IMAGES[1], acstor_state="failed", acstor_state_of=IMAGES[1])
     assert client.post(f"/v1/images/{IMAGES[0]}/prepare").status_code == 202
@@ -278,16 +278,14 @@ def test_an_image_is_prepared_anew_if_it_failed_or_somebody_insists(client, glan
     assert [wanted.is_forced for wanted in bus.wanted] == [False, True, True]
 
 
-def test_an_image_that_cannot_be_served_is_not_prepared(client, glance, bus):
+def test_unsupported_image_is_not_prepared(client, glance, bus):
     glance.add(IMAGES[0], disk_format="ploop")
     answer = client.post(f"/v1/images/{IMAGES[0]}/prepare")
     assert answer.status_code == 409 and "ploop" in answer.json["error"]["message"]
     assert not bus.wanted
 
 
-def test_an_image_that_a_listener_may_convert_is_prepared_unless_it_said_that_it_does_not(
-    client, glance, bus
-):
+def test_image_of_a_convertible_format_is_prepared_unless_disabled(client, glance, bus):
     glance.add(IMAGES[0], disk_format="vmdk")
     assert client.post(f"/v1/images/{IMAGES[0]}/prepare").status_code == 202
     why = image_record.why_not_served(image_record.Image(status="active", disk_format="vmdk"))
@@ -297,7 +295,7 @@ def test_an_image_that_a_listener_may_convert_is_prepared_unless_it_said_that_it
     assert [wanted.image_id for wanted in bus.wanted] == [IMAGES[0]]
 
 
-def test_all_hosts_are_asked_at_once_or_some_by_name(client, store, glance, bus):
+def test_task_goes_to_all_hosts_or_to_named_hosts(client, store, glance, bus):
     glance.add(IMAGES[0])
     hold(store, {}, {}, {})
     everywhere = client.post(f"/v1/images/{IMAGES[0]}/pre-seed").json
@@ -310,7 +308,7 @@ def test_all_hosts_are_asked_at_once_or_some_by_name(client, store, glance, bus)
     assert (record.kind.value, record.boots) == ("record_boots", 4)
 
 
-def test_who_was_asked_is_noted_to_be_asked_again(client, store, glance, bus):
+def test_tasks_are_recorded_for_each_target_host(client, store, glance, bus):
     glance.add(IMAGES[0])
     hold(store, {}, {})
     client.post(f"/v1/images/{IMAGES[0]}/pre-seed")
@@ -319,7 +317,7 @@ def test_who_was_asked_is_noted_to_be_asked_again(client, store, glance, bus):
     assert noted == [("h0000", bus.tasks[0][0]), ("h0001", bus.tasks[1][0])]
 
 
-def test_a_count_takes_the_least_busy_hosts_that_are_not_warm(client, store, glance, bus):
+def test_pre_seed_count_selects_the_least_busy_cold_hosts(client, store, glance, bus):
     glance.add(IMAGES[0])
     read_by_nobody = decision_messages.HeldImage(size_bytes=SIZE)
     told = {}, {}, {IMAGES[0]: WARM}, {IMAGES[0]: COLD}, {IMAGES[0]: read_by_nobody}, {}, {}
@@ -342,7 +340,9 @@ def test_a_count_takes_the_least_busy_hosts_that_are_not_warm(client, store, gla
         ({"count": -1}, 400, "count"),
     ],
 )
-def test_hosts_that_cannot_be_asked_are_named(body, status, words, client, store, glance, bus):
+def test_invalid_target_hosts_are_refused_with_a_reason(
+    body, status, words, client, store, glance, bus
+):
     glance.add(IMAGES[0])
     hold(store, {})
     answer = client.post(f"/v1/images/{IMAGES[0]}/pre-seed", json=body)
@@ -351,7 +351,7 @@ def test_hosts_that_cannot_be_asked_are_named(body, status, words, client, store
     assert not bus.tasks
 
 
-def test_an_image_without_a_chunk_map_has_to_be_prepared_first(client, store, glance, bus):
+def test_image_without_a_chunk_map_must_be_prepared_first(client, store, glance, bus):
     glance.add(IMAGES[0], acstor_chunk_map="")
     hold(store, {})
     answer = client.post(f"/v1/images/{IMAGES[0]}/pre-seed")
@@ -359,7 +359,7 @@ def test_an_image_without_a_chunk_map_has_to_be_prepared_first(client, store, gl
     assert f"openstack acstor image prepare {IMAGES[0]}" in answer.json["error"]["message"]
 
 
-def test_a_bus_that_is_gone_is_said_so(client, store, glance, bus):
+def test_unreachable_bus_is_reported_and_no_task_is_recorded(client, store, glance, bus):
     glance.add(IMAGES[0])
     hold(store, {})
     bus.failure = rpc.BusUnreachable("refused")
@@ -380,7 +380,7 @@ def test_a_bus_that_is_gone_is_said_so(client, store, glance, bus):
         ("member,reader", 403),
     ],
 )
-def test_services_are_told_which_images_hosts_need(roles, status, client, store):
+def test_needed_images_are_listed_for_services(roles, status, client, store):
     hold(store, {IMAGES[1]: decision_messages.HeldImage(fill=OWNED), IMAGES[0]: LACKING})
     answer = client.get("/v1/needed-images", headers={"X-Roles": roles})
     assert answer.status_code == status
@@ -390,7 +390,7 @@ def test_services_are_told_which_images_hosts_need(roles, status, client, store)
         assert answer.json["first_sample_s"] <= answer.json["last_sample_s"] <= answer.json["now_s"]
 
 
-def test_a_host_that_fell_silent_needs_its_images_for_a_day(client, store):
+def test_silent_host_needs_its_images_for_a_day(client, store):
     for silent_s, needs in (
         (image_queries.KEPT_S - 60, [IMAGES[0]]),
         (image_queries.KEPT_S + 60, []),
@@ -400,7 +400,7 @@ def test_a_host_that_fell_silent_needs_its_images_for_a_day(client, store):
         assert client.get("/v1/needed-images").json["images"] == needs
 
 
-def test_all_hosts_are_told_of_a_boot_image_and_nobody_is_asked_again(client, store, bus):
+def test_boot_image_prefetch_goes_to_all_hosts_without_resends(client, store, bus):
     hold(store, {}, {})
     body = {"previous_images": [IMAGES[1], IMAGES[2]], "is_public": True}
     answer = client.post(f"/v1/images/{IMAGES[0]}/prefetch-boot-image", json=body)
@@ -422,7 +422,7 @@ def test_all_hosts_are_told_of_a_boot_image_and_nobody_is_asked_again(client, st
         ("reader", 403),
     ],
 )
-def test_who_prepares_images_may_tell_hosts_of_boot_images(roles, status, client, bus):
+def test_boot_image_prefetch_is_authorized_by_role(roles, status, client, bus):
     headers = {"X-Roles": roles, "OpenStack-System-Scope": "all"}
     answer = client.post(f"/v1/images/{IMAGES[0]}/prefetch-boot-image", headers=headers)
     assert answer.status_code == status
@@ -430,7 +430,7 @@ def test_who_prepares_images_may_tell_hosts_of_boot_images(roles, status, client
 
 
 @pytest.mark.parametrize("after", [["../x"], [IMAGES[0]] * 17, [7], IMAGES[0]])
-def test_predecessors_that_are_none_are_refused(after, client, bus):
+def test_invalid_previous_images_are_refused(after, client, bus):
     answer = client.post(
         f"/v1/images/{IMAGES[0]}/prefetch-boot-image", json={"previous_images": after}
     )
@@ -438,7 +438,7 @@ def test_predecessors_that_are_none_are_refused(after, client, bus):
     assert not bus.tasks
 
 
-def test_hosts_are_told_of_no_boot_image_while_the_bus_is_gone(client, bus):
+def test_boot_image_prefetch_fails_while_the_bus_is_unreachable(client, bus):
     bus.failure = rpc.BusUnreachable("refused")
     assert client.post(f"/v1/images/{IMAGES[0]}/prefetch-boot-image").status_code == 503
 
@@ -468,7 +468,7 @@ def test_locality_is_the_share_of_boot_set_and_image(client, store):
         COLD,
         decision_messages.HeldImage(**half),
         boot_set(95, **half),
-        boot_set(100),  # only its boot image was prefetched
+        boot_set(100),  # it prefetched only the boot image
         boot_set(0),
     ]
     hold(store, *({IMAGES[0]: one} for one in told), {})
@@ -490,7 +490,7 @@ def test_locality_has_the_load_of_the_busier_direction(client, store):
     assert [load for _, _, load in locality(client).values()] == [0.0, 0.5, 0.5, 1.0]
 
 
-def test_locality_leaves_out_hosts_that_fell_silent(client, store):
+def test_locality_leaves_out_silent_hosts(client, store):
     hold(store, {IMAGES[0]: WARM})
     silent = conftest.sample(1, sent_s=time.time() - 3600, images={IMAGES[0]: WARM})
     conftest.note(store, silent)
@@ -503,7 +503,7 @@ def test_locality_of_an_unknown_image_is_empty(client, store):
     assert client.get("/v1/images/no/locality").status_code == 400
 
 
-def test_locality_is_bounded_and_names_the_hosts_with_most(store):
+def test_locality_is_limited_to_the_hosts_with_the_most_bytes(store):
     shares = [0, 50, 100, 70]
     hold(store, *({IMAGES[0]: boot_set(share)} for share in shares))
     found = store.image_locality(IMAGES[0], 0.0, 2)
@@ -521,8 +521,8 @@ def test_locality_is_bounded_and_names_the_hosts_with_most(store):
         ("member,reader", 403),
     ],
 )
-def test_locality_is_for_novas_user_alone(roles, status, client, store):
-    """It shows where other projects' images are."""
+def test_locality_is_authorized_by_role(roles, status, client, store):
+    """Locality shows where other projects' images are."""
     hold(store, {IMAGES[0]: WARM})
     answer = client.get(f"/v1/images/{IMAGES[0]}/locality", headers={"X-Roles": roles})
     assert answer.status_code == status

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listeners beside Glance report that they run; one that falls silent is a finding."""
+"""Listeners beside Glance report that they run; a silent listener is a finding."""
 
 import time
 
@@ -13,18 +13,18 @@ from acstor_decision.db import listener_queries
     ("roles", "status"),
     [("admin", 200), ("acstor-prepare", 200), ("acstor-reader", 403), ("member,reader", 403)],
 )
-def test_only_a_listener_reports_one(roles, status, client, store):
+def test_listener_report_is_authorized_by_role(roles, status, client, store):
     answer = client.post("/v1/listeners", json={"listener": "c1"}, headers={"X-Roles": roles})
     assert answer.status_code == status
     assert [row.listener for row in store.list_listeners()] == (["c1"] if status == 200 else [])
 
 
 @pytest.mark.parametrize("name", ["", "a b", "\x1b[31m", "x" * 256])
-def test_name_that_no_host_has_is_refused(name, client):
+def test_invalid_listener_name_is_refused(name, client):
     assert client.post("/v1/listeners", json={"listener": name}).status_code == 400
 
 
-def test_silent_listener_is_named_by_list_and_status(client, store):
+def test_silent_listener_is_shown_in_list_and_status(client, store):
     now_s = time.time()
     store.record_listener("c1", now_s)
     store.record_listener("c2", now_s - health_checks.LISTENER_S - 1)
@@ -37,7 +37,7 @@ def test_silent_listener_is_named_by_list_and_status(client, store):
     assert "listener-silent" not in codes
 
 
-def test_no_more_are_noted_than_there_is_room_for(client, store):
+def test_listeners_are_limited_in_number(client, store):
     for number in range(listener_queries.MAX_LISTENERS):
         assert store.record_listener(f"c{number}", time.time())
     answer = client.post("/v1/listeners", json={"listener": "one-more"})

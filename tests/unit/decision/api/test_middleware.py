@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done around the application, as a WSGI server has it: without a token, and before one."""
+"""The WSGI middleware around the application: health check, request ids, proxies, CORS, traces."""
 
 import io
 import logging
@@ -27,7 +27,7 @@ ORIGIN = "https://horizon.example"
 
 @pytest.fixture
 def served(api_configuration, store):
-    """Return what makes a client of the whole, with options of the configuration."""
+    """Return a factory of clients of the whole application with given options."""
 
     def make(auth: str = "none", **options: object) -> test.Client:
         api_configuration.set_override("auth", auth, "acstor_decision_api")
@@ -44,7 +44,7 @@ def served(api_configuration, store):
 
 @pytest.fixture
 def keystone(api_configuration):
-    """Say as whom Keystone would be asked, if a request came with a token."""
+    """Return a configuration with the service's credentials for Keystone."""
     for group, options in keystone_opts.list_opts():
         api_configuration.register_opts(options, group=group)
     given = {"auth_type": "password", "www_authenticate_uri": "http://127.0.0.1:1/v3"}
@@ -53,7 +53,7 @@ def keystone(api_configuration):
     return api_configuration
 
 
-def test_health_is_told_without_a_token_and_little_else(served, keystone):
+def test_health_check_needs_no_token_and_other_paths_do(served, keystone):
     with pytest.raises(errors.Unusable, match=r"not given: auth_url") as raised:
         served("keystone")
     assert "where and as whom tokens are checked" in str(raised.value)
@@ -71,13 +71,13 @@ def test_health_is_told_without_a_token_and_little_else(served, keystone):
         assert asked.get(path).status_code == 401, path
 
 
-def test_who_says_nothing_of_keystone_is_told_so(served, keystone):
+def test_missing_keystone_auth_type_is_named(served, keystone):
     keystone.set_override("auth_type", None, "keystone_authtoken")
     with pytest.raises(errors.Unusable, match=r"\[keystone_authtoken\] auth_type: nothing says"):
         served("keystone")
 
 
-def test_health_says_that_the_database_is_gone(served, monkeypatch):
+def test_health_check_fails_without_the_database(served, monkeypatch):
     asked = served()
 
     def fail(*_args):
@@ -88,7 +88,7 @@ def test_health_says_that_the_database_is_gone(served, monkeypatch):
     assert (unhealthy.status_code, unhealthy.text) == (503, "no database")
 
 
-def test_an_instance_is_taken_out_by_a_file(served, api_configuration, tmp_path):
+def test_instance_is_disabled_by_a_file(served, api_configuration, tmp_path):
     api_configuration.register_opts(health_opts.DISABLE_BY_FILE_OPTS, group="healthcheck")
     away = tmp_path / "away"
     asked = served(
@@ -100,7 +100,7 @@ def test_an_instance_is_taken_out_by_a_file(served, api_configuration, tmp_path)
     assert asked.get("/healthcheck").status_code == 503
 
 
-def test_every_answer_has_an_id_that_the_log_has_too(served, store, monkeypatch):
+def test_every_response_has_the_request_id_of_the_log(served, store, monkeypatch):
     lines = io.StringIO()
     handler = logging.StreamHandler(lines)
     handler.setFormatter(
@@ -137,7 +137,7 @@ class _LogOptions:
         return ""
 
 
-def test_headers_of_proxies_count_only_where_there_is_a_proxy(served):
+def test_proxy_headers_are_used_only_if_enabled(served):
     forwarded = {"X-Forwarded-Proto": "https", "X-Forwarded-Host": "cloud.example"}
 
     def link(asked: test.Client) -> str:
@@ -162,11 +162,11 @@ def test_headers_of_proxies_count_only_where_there_is_a_proxy(served):
         ("", ""),
     ],
 )
-def test_address_that_a_proxy_tells_is_one_or_nothing(told, address):
+def test_client_address_is_parsed_from_the_proxy_header(told, address):
     assert middleware.client_address(told) == address
 
 
-def test_pages_of_other_origins_ask_only_if_they_may(served):
+def test_cors_allows_only_configured_origins(served):
     asking = {
         "Origin": ORIGIN,
         "Access-Control-Request-Method": "POST",
@@ -185,7 +185,7 @@ def test_pages_of_other_origins_ask_only_if_they_may(served):
     assert "OpenStack-API-Version" in answer.headers["Access-Control-Expose-Headers"]
 
 
-def test_who_asks_comes_from_the_address_that_the_proxy_tells(served, store, monkeypatch):
+def test_requests_are_logged_with_the_address_from_the_proxy_header(served, store, monkeypatch):
     samples.note(store, samples.sample(0))
     asked = served(oslo_middleware__enable_proxy_headers_parsing=True)
     seen = []

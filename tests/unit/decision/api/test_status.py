@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The status of the whole over the database, Glance and what hosts told."""
+"""The cloud's status from the database, Glance and the samples of hosts."""
 
 import datetime
 import time
@@ -50,13 +50,13 @@ def enrol(store, host, ago_s):
     store.change_enrolment(host, lambda _: models.Enrolment(**row, not_after_s=time.time() + 86400))
 
 
-def test_cloud_without_hosts_is_not_ready(status):
+def test_cloud_without_hosts_has_a_warning(status):
     found = status()
     assert (found["health"], codes(found), found["ring"]) == ("warning", ["no-hosts"], None)
     assert found["hosts"]["up"] == 0 and found["checkpoints"]["oldest_age_s"] is None
 
 
-def test_all_is_told_together(status, store, glance):
+def test_status_covers_hosts_images_guests_and_checkpoints(status, store, glance):
     told = decision_messages.HostHealth(version="1.2", fallbacks={"not-mapped": 3})
     images = {
         IMAGE.format(1): held(fill_progress.FillState.FULLY_CACHED),
@@ -104,7 +104,7 @@ def test_all_is_told_together(status, store, glance):
     assert unfinished["subjects"] == [f"h0000: {IMAGE.format(2)}: it lacks 40 bytes"]
 
 
-def test_rest_is_told_when_glance_is_away(status, store, glance):
+def test_status_covers_the_rest_while_glance_is_away(status, store, glance):
     api.note(store, sample(0))
     glance.failure = glance_client.GlanceUnreachable("ConnectFailure")
     found = status()
@@ -112,7 +112,7 @@ def test_rest_is_told_when_glance_is_away(status, store, glance):
     assert found["hosts"]["up"] == 1
 
 
-def test_hosts_that_are_shut_out_are_not_missed(status, store):
+def test_revoked_hosts_are_not_reported_as_silent(status, store):
     store.record_samples({"h0009": (api.sample(9, sent_s=LONG_AGO_S), 0)})
     assert codes(status()) == ["no-samples", "no-table"]
 
@@ -120,7 +120,7 @@ def test_hosts_that_are_shut_out_are_not_missed(status, store):
     assert codes(status()) == ["no-hosts"]
 
 
-def test_hosts_that_enrolled_and_were_never_heard_are_named(status, store):
+def test_enrolled_hosts_without_samples_are_named(status, store):
     api.publish(store, 1, 1)
     api.note(store, sample(0))
     for host, ago_s in (("h0000", 3600), ("h0001", 600), ("h0002", 1)):
@@ -133,12 +133,12 @@ def test_hosts_that_enrolled_and_were_never_heard_are_named(status, store):
     assert store.silent_hosts(time.time() - 1000) == (0, ())
 
 
-def test_cloud_in_which_nobody_is_heard_is_not_ready(status, store):
+def test_cloud_without_any_sample_has_a_warning(status, store):
     enrol(store, "h0001", 600)
     assert codes(status()) == ["host-no-samples", "no-table"]
 
 
-def test_vaults_are_named_for_half_an_hour_after_their_hosts_reported_them(status, store):
+def test_failing_vaults_are_named_for_half_an_hour(status, store):
     api.publish(store, 1, 1)
     api.note(store, sample(0))
     full = [messages.Failing("", "full")]
@@ -149,7 +149,7 @@ def test_vaults_are_named_for_half_an_hour_after_their_hosts_reported_them(statu
     assert "vault_limit_bytes" in found["remedy"]
 
 
-def test_tenants_may_not_see_it(client):
+def test_tenants_may_not_see_the_status(client):
     for header, value in api.TENANT.items():
         client.environ_base[f"HTTP_{header.upper().replace('-', '_')}"] = value
     assert client.get("/v1/status").status_code == 403

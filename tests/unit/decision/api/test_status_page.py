@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of the status page: anybody gets them, and a browser runs nothing else beside them."""
+"""The status page's files: served without a token, with a strict content security policy."""
 
 import re
 
@@ -18,7 +18,7 @@ def policy(answer) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_anybody_gets_the_files_with_strict_headers(path, client):
+def test_page_files_are_served_with_strict_headers(path, client):
     answer = client.get(path, headers=conftest.TENANT)
     name, mime_type = status_page.MIME_TYPES[path]
     assert answer.status_code == 200
@@ -29,7 +29,7 @@ def test_anybody_gets_the_files_with_strict_headers(path, client):
     assert answer.headers["Cache-Control"] == "no-store"
 
 
-def test_browser_loads_from_this_server_only_and_makes_no_markup_of_text(client):
+def test_page_policy_allows_only_own_files_and_no_markup_from_text(client):
     found = policy(client.get("/status"))
     assert found["default-src"] == found["base-uri"] == found["form-action"] == "'none'"
     assert found["frame-ancestors"] == found["trusted-types"] == "'none'"
@@ -40,7 +40,7 @@ def test_browser_loads_from_this_server_only_and_makes_no_markup_of_text(client)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_head_has_the_headers_alone(path, client):
+def test_head_request_returns_only_the_headers(path, client):
     answer, whole = client.head(path), client.get(path)
     assert (answer.status_code, answer.data) == (200, b"")
     assert answer.headers["Content-Length"] == str(len(whole.data))
@@ -48,7 +48,7 @@ def test_head_has_the_headers_alone(path, client):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-def test_page_takes_no_other_method(method, client):
+def test_page_refuses_other_methods(method, client):
     for path in PATHS:
         assert client.open(path, method=method).status_code == 405
 
@@ -60,11 +60,11 @@ def test_no_other_file_is_served(path, client):
     assert client.get(path).status_code == 404
 
 
-def test_files_of_the_page_need_no_token_and_nothing_beside_them_is_open():
+def test_only_page_files_versions_and_health_need_no_token():
     assert app.OPEN_PATHS == {"/", "/healthz", *PATHS}
 
 
-def test_page_uses_nothing_from_elsewhere_and_no_markup_of_text():
+def test_page_uses_no_external_resources_and_no_markup_from_text():
     names = [name for name, _ in status_page.MIME_TYPES.values()]
     files = {name: (status_page.FOLDER / name).read_text() for name in names}
     for name, text in files.items():
@@ -79,5 +79,5 @@ def test_page_uses_nothing_from_elsewhere_and_no_markup_of_text():
     assert not re.search(r"localStorage|sessionStorage|document\.cookie", files["status.js"])
 
 
-def test_answers_of_the_api_are_no_scripts_either(client):
+def test_api_responses_forbid_content_sniffing(client):
     assert client.get("/v1/hosts").headers["X-Content-Type-Options"] == "nosniff"
