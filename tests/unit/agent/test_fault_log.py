@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that nobody foresaw, thrown where peers make this host work."""
+"""Unexpected exceptions in work for peers end only the connection concerned."""
 
 import contextlib
 import logging
@@ -30,7 +30,7 @@ async def fail_later(*_args, **_more):
 
 
 class Failing(peer_giver.TaskGiver):
-    """Answers, but for what a test makes fail."""
+    """A task giver whose methods a test replaces to make them fail."""
 
     def __init__(self, nursery, **methods):
         super().__init__(nets.serve_data, nursery)
@@ -55,7 +55,7 @@ async def answering_with(heard=lambda host, news: None, **methods):
 
 
 @pytest.mark.expect_log("a connection of a peer has failed")
-async def test_fault_at_a_request_ends_that_connection_alone(caplog):
+async def test_exception_in_request_handler_closes_only_that_connection(caplog):
     async with answering_with(requests_received=fail) as (net, client, giver):
         for count in range(1, 30):
             with pytest.raises(errors.SourceUnreachable):
@@ -68,7 +68,7 @@ async def test_fault_at_a_request_ends_that_connection_alone(caplog):
 
 
 @pytest.mark.expect_log("a connection of a peer has failed")
-async def test_fault_at_a_message_ends_that_connection_alone():
+async def test_exception_in_message_handler_closes_only_that_connection():
     async with answering_with(fail) as (net, client, _):
         for count in (1, 2, 3):
             client.net.send_announcement(
@@ -80,7 +80,7 @@ async def test_fault_at_a_message_ends_that_connection_alone():
 
 
 @pytest.mark.expect_log("a connection of a peer has failed")
-async def test_fault_at_the_door_ends_that_connection_alone(monkeypatch):
+async def test_exception_on_accept_closes_only_that_connection(monkeypatch):
     async with answering_with() as (net, client, _):
         with monkeypatch.context() as patched:
             patched.setattr(server_connection, "ServerConnection", fail)
@@ -92,7 +92,7 @@ async def test_fault_at_the_door_ends_that_connection_alone(monkeypatch):
 
 @pytest.mark.expect_log("a connection to a peer has failed")
 @pytest.mark.parametrize("where", ["_dial", "run"])
-async def test_fault_at_asking_ends_that_connection_alone(monkeypatch, where):
+async def test_exception_in_client_connection_closes_only_that_connection(monkeypatch, where):
     async with answering_with() as (_net, client, _):
         owner = {"_dial": peer_network.PeerNetwork, "run": client_connection.ClientConnection}[
             where
@@ -106,7 +106,7 @@ async def test_fault_at_asking_ends_that_connection_alone(monkeypatch, where):
 
 
 @pytest.mark.expect_log("what was on its way has failed")
-async def test_fault_of_work_is_that_of_those_who_wait(nursery, caplog):
+async def test_exception_in_single_flight_work_fails_its_waiters(nursery, caplog):
     in_flight, ended = single_flight.SingleFlight(nursery), []
     for _ in range(10):
         in_flight.start_work(1, fail_later, lambda: ended.append(1))
@@ -117,7 +117,7 @@ async def test_fault_of_work_is_that_of_those_who_wait(nursery, caplog):
 
 
 @pytest.mark.expect_log("the work has failed")
-async def test_each_kind_is_said_once_in_a_while_with_its_number(caplog, autojump_clock):
+async def test_fault_log_limits_the_rate_of_each_exception_type(caplog, autojump_clock):
     met = fault_log.FaultLog()
     for kind in (ValueError, KeyError) * 50:
         try:

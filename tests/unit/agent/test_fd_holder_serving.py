@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A holder that has no room for a caller goes on holding."""
+"""The fd holder keeps running when it has no descriptor left for a caller."""
 
 import resource
 import subprocess
@@ -19,7 +19,7 @@ def process(tmp_path):
         made.kill()
 
 
-def test_holder_without_a_descriptor_left_answers_later(process, tmp_path):
+def test_holder_answers_again_after_it_ran_out_of_descriptors(process, tmp_path):
     state_dir = tmp_path / "state"
     hosts.wait_until(lambda: fd_holder.is_answering(state_dir), "the holder")
     used, many = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)

@@ -12,7 +12,7 @@ def maps_of(path: pathlib.Path) -> int:
     return pathlib.Path("/proc/self/maps").read_text().count(str(path))
 
 
-def test_file_is_mapped_without_a_descriptor_until_the_last_part_of_it_is_gone(tmp_path):
+def test_mapping_needs_no_descriptor_and_lives_until_its_last_slice(tmp_path):
     path, data = tmp_path / "file", os.urandom(100_000)
     path.write_bytes(data)
     before = len(os.listdir("/proc/self/fd"))
@@ -29,7 +29,7 @@ def test_file_is_mapped_without_a_descriptor_until_the_last_part_of_it_is_gone(t
     assert maps_of(path) == 0
 
 
-def test_what_cannot_be_mapped_says_why():
+def test_failed_mapping_raises_os_error_with_errno():
     with pytest.raises(OSError) as caught:
         file_mapping.read_only(-1, 10)
     assert caught.value.errno == errno.EBADF

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that shall depend on nobody: what is copied, what stays the guest's, what cannot be had."""
+"""Flattening disks: copied chunks, guest writes that stay, and unavailable chunks."""
 
 import errno
 import os
@@ -45,7 +45,7 @@ class Host:
         return await flatten_disks.flatten(made, image, self.parts.chunks, report)
 
     def lose_everything(self):
-        """Empty the cache, and let the source have nothing any more."""
+        """Empty the cache, and make the source answer not found."""
         for cid in list(self.parts.cache.iter_cids()):
             self.parts.cache.drop_chunk(cid)
         self.parts.source._error, self.parts.source._fail = errors.ChunkMissing, range(1, 10_000)
@@ -61,7 +61,7 @@ async def content(one: disk.Disk) -> bytes:
     return b"".join([bytes(await one.read(at, CHUNK)) for at in range(0, one.size_bytes, CHUNK)])
 
 
-async def test_a_disk_is_read_whole_without_cache_and_source_afterwards(host):
+async def test_flattened_disk_is_readable_without_cache_and_source(host):
     made = await host.make()
     came = await host.hydrate(made)
     assert came == {"done_bytes": NEEDED, "fetched_bytes": NEEDED, "failed_bytes": 0}
@@ -71,7 +71,7 @@ async def test_a_disk_is_read_whole_without_cache_and_source_afterwards(host):
     assert await content(made) == DATA.ljust(SIZE, b"\0")
 
 
-async def test_what_a_guest_wrote_stays_and_is_not_fetched(host):
+async def test_flatten_keeps_guest_writes_and_fetches_no_overwritten_chunk(host):
     made = await host.make()
     await made.write(CHUNK, b"g" * CHUNK)
     await made.write(8 * CHUNK + 5, b"guest")
@@ -83,7 +83,7 @@ async def test_what_a_guest_wrote_stays_and_is_not_fetched(host):
     assert await host.hydrate(made) == {"done_bytes": 0, "fetched_bytes": 0, "failed_bytes": 0}
 
 
-async def test_guests_may_write_all_the_while(host):
+async def test_guest_may_write_during_flatten(host):
     made, truth = await host.make(), bytearray(DATA.ljust(SIZE, b"\0"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(host.hydrate, made)
@@ -94,14 +94,14 @@ async def test_guests_may_write_all_the_while(host):
     assert await content(made) == truth
 
 
-async def test_what_is_kept_outlives_the_host(host):
+async def test_flattened_data_survives_a_host_restart(host):
     await host.hydrate(await host.make())
     host.lose_everything()
     again = await host.all_disks(boot=1).open(IDS[0])
     assert await content(again) == DATA.ljust(SIZE, b"\0")
 
 
-async def test_what_lies_in_the_cache_is_enough(host):
+async def test_flatten_needs_no_source_when_chunks_are_cached(host):
     made = await host.make()
     for at in range(0, len(DATA), CHUNK):
         await made.read(at, CHUNK)
@@ -110,7 +110,7 @@ async def test_what_lies_in_the_cache_is_enough(host):
     assert made.chunks_of_image() == [6, 7]  # zeros
 
 
-async def test_each_disk_that_still_depends_on_something_is_named(host):
+async def test_failed_flatten_names_each_disk_with_missing_chunks(host):
     whole, part = await host.make(), await host.make(IDS[1])
     await part.write(0, b"x" * CHUNK)
     for chunk_no in (1, 2):
@@ -128,7 +128,7 @@ async def test_each_disk_that_still_depends_on_something_is_named(host):
     assert whole.chunks_of_image() == part.chunks_of_image() == [6, 7]
 
 
-async def test_a_full_disk_of_the_host_is_said_so_and_changes_nothing(host, monkeypatch):
+async def test_flatten_on_a_full_host_disk_fails_and_changes_nothing(host, monkeypatch):
     made = await host.make()
 
     def full(*_args):

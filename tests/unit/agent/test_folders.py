@@ -26,7 +26,7 @@ def test_locked_folder_is_refused_until_it_is_free(tmp_path):
         pass
 
 
-def test_refusal_of_one_folder_lets_go_of_the_others(tmp_path):
+def test_refused_folder_releases_locks_on_the_others(tmp_path):
     taken, free = tmp_path / "taken", tmp_path / "free"
     with folders.lock_folders([taken]):
         with pytest.raises(errors.Unusable), folders.lock_folders([free, taken]):
@@ -46,14 +46,14 @@ def test_lock_ends_with_its_process(tmp_path):
         pass
 
 
-def test_folder_that_cannot_be_made_is_named(tmp_path):
+def test_error_names_folder_that_cannot_be_created(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(errors.Unusable, match=str(folder)):
             folders.make_folder(folder)
 
 
-def test_private_folder_is_closed_with_what_lies_in_it(tmp_path):
+def test_make_private_restricts_modes_of_folder_and_entries(tmp_path):
     outside = tmp_path / "outside"
     outside.touch(0o644)
     folder = tmp_path / "a" / "state"
@@ -69,7 +69,7 @@ def test_private_folder_is_closed_with_what_lies_in_it(tmp_path):
     assert modes == {"state": 0o700, "file": 0o600, "maps": 0o700, "link": 0o644}
 
 
-def test_private_folder_that_cannot_be_closed_is_named(tmp_path, monkeypatch):
+def test_error_names_folder_that_cannot_be_made_private(tmp_path, monkeypatch):
     def refuse(path, mode):
         raise PermissionError(1, "Operation not permitted")
 
@@ -79,8 +79,8 @@ def test_private_folder_that_cannot_be_closed_is_named(tmp_path, monkeypatch):
         folders.make_private(tmp_path / "state")
 
 
-def test_file_that_vanishes_meanwhile_does_not_matter(tmp_path, monkeypatch):
-    """Another process works in the folder: a holder closes that of an agent that runs."""
+def test_make_private_ignores_a_file_that_vanishes_meanwhile(tmp_path, monkeypatch):
+    """Another process uses the folder: a holder makes the folder of a running agent private."""
     folder = tmp_path / "state"
     folders.make_private(folder)
     (folder / "kept").touch(0o644)
@@ -90,15 +90,15 @@ def test_file_that_vanishes_meanwhile_does_not_matter(tmp_path, monkeypatch):
     assert (folder / "kept").stat().st_mode & 0o077 == 0
 
 
-def test_folder_for_everybody_is_open_whatever_the_umask(tmp_path):
+def test_made_folder_is_world_readable_regardless_of_umask(tmp_path):
     with folders.umask(0o077):
         folders.make_folder(tmp_path / "mnt" / "mirror")
     assert (tmp_path / "mnt").stat().st_mode & 0o777 == 0o755
     assert (tmp_path / "mnt" / "mirror").stat().st_mode & 0o777 == 0o755
 
 
-def test_lock_that_a_child_has_as_well_is_gone_after_the_end_in_good_order(tmp_path):
-    """A worker that the kernel does not let end must not keep the next agent away."""
+def test_lock_inherited_by_a_child_is_released_on_clean_exit(tmp_path):
+    """A worker that is stuck in the kernel must not block the next agent."""
     with folders.lock_folders([tmp_path]):
         child = subprocess.Popen(["sleep", "60"], close_fds=False)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy is as the stream was, whoever gives up, and nobody waits for its end."""
+"""Full downloads: cancelled readers leave no hole; a thread closes the file."""
 
 import os
 import random
@@ -20,7 +20,7 @@ IMAGE = base.Blob(ids.ImageId(glance_records.IMAGE_ID), base.BlobKind.IMAGE)
 DATA = random.Random(1).randbytes(3000)
 
 
-async def test_reader_that_gives_up_before_he_writes_leaves_no_hole(tmp_path, nursery):
+async def test_reader_cancelled_before_its_write_leaves_no_hole(tmp_path, nursery):
     place = glance.BlobLocation(IMAGE.image_id, len(DATA), chunk_map.UNKNOWN_OS_HASH)
     copy = full_download.FullDownload(IMAGE, place, len(DATA), "Glance", trio.CapacityLimiter(1))
     has_begun, go_on = trio.Event(), trio.Event()
@@ -46,7 +46,7 @@ async def test_reader_that_gives_up_before_he_writes_leaves_no_hole(tmp_path, nu
     async with copy._writing:
         nursery.start_soon(wait)
         await trio.testing.wait_all_tasks_blocked()
-    reader.cancel()  # it is his turn to write already
+    reader.cancel()  # it already has its turn to write
     await trio.testing.wait_all_tasks_blocked()
     go_on.set()
     with copy.hold_open(), trio.fail_after(10):
@@ -57,7 +57,7 @@ async def test_reader_that_gives_up_before_he_writes_leaves_no_hole(tmp_path, nu
     copy.drop()
 
 
-async def test_file_of_a_copy_is_not_closed_where_others_wait_for_it(tmp_path, monkeypatch):
+async def test_file_of_download_is_closed_outside_the_event_loop_thread(tmp_path, monkeypatch):
     place = glance.BlobLocation(IMAGE.image_id, len(DATA), chunk_map.UNKNOWN_OS_HASH)
     copy = full_download.FullDownload(IMAGE, place, len(DATA), "Glance", trio.CapacityLimiter(1))
     with copy.download_during():

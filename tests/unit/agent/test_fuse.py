@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no real agent is easily brought to do; the mount itself is tested by real agents."""
+"""FUSE operations without a kernel: cases that are hard to reach on a real mount."""
 
 import contextlib
 import os
@@ -27,9 +27,7 @@ async def read(operations, handle, offset, size):
 
 
 @pytest.mark.expect_log("read .* byte 0 is not available")
-async def test_guest_that_fails_again_and_again_does_not_fill_the_log(
-    caplog, monkeypatch, autojump_clock
-):
+async def test_log_of_repeated_read_failures_is_rate_limited(caplog, monkeypatch, autojump_clock):
     monkeypatch.setattr(fuse, "_log_limit", log_limit.LogLimit(fuse.LOG_INTERVAL_S))
     for offset in range(500):
         with pytest.raises(pyfuse3.FUSEError):
@@ -45,7 +43,7 @@ async def test_guest_that_fails_again_and_again_does_not_fill_the_log(
 
 @contextlib.asynccontextmanager
 async def mounted(folder):
-    """Give what answers the kernel, with the host behind it; no kernel asks."""
+    """Yield the FUSE operations of a host; the test plays the kernel."""
     async with one_host.one_host(folder, data=DATA) as host:
         known = inodes.Inodes(inodes.keyed(bytes(inodes.KEY_BYTES)))
         operations = fuse.MirrorOperations(
@@ -68,7 +66,7 @@ async def look_up(operations):
     return entry.st_ino, (await operations.open(entry.st_ino, os.O_RDONLY, context)).fh
 
 
-async def test_handle_of_an_image_that_is_detached_all_the_same_goes_on(tmp_path):
+async def test_open_handle_still_reads_after_its_image_is_detached(tmp_path):
     """A process that the agent cannot see may have it open."""
     async with mounted(tmp_path) as (host, operations, _):
         _, handle = await look_up(operations)
@@ -79,13 +77,13 @@ async def test_handle_of_an_image_that_is_detached_all_the_same_goes_on(tmp_path
         await operations.release(handle)
 
 
-async def test_number_is_forgotten_when_the_image_is_detached_and_the_kernel_has_forgotten_it(
+async def test_inode_is_dropped_once_image_is_detached_and_kernel_forgot_it(
     tmp_path,
 ):
     async with mounted(tmp_path) as (host, operations, known):
         inode, handle = await look_up(operations)
         await operations.release(handle)
-        await operations.forget([(inode, 1)])  # of a name that it did not look for again
+        await operations.forget([(inode, 1)])  # of a name that it does not look up again
         assert known.opening_of(inode).image_id == IMAGE
         host.mirrors.detach_image(IMAGE)
         assert known.opening_of(inode).image_id == IMAGE  # the kernel may still ask by it

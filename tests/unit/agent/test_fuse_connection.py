@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a mount is in use: the kernel's word, wherever the mount is seen.
+"""Whether a mount is in use in any mount namespace, as the kernel reports it.
 
-The mounts are real; nobody serves them, and nothing is asked of them.
+The mounts are real; no process serves them, and no request is sent to them.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def connection(point):
 
 @contextlib.contextmanager
 def copy_elsewhere():
-    """Have another mount namespace with copies of all mounts, which do not follow ours."""
+    """Keep another mount namespace with private copies of all mounts."""
     argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 60"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as other:
         try:
@@ -49,7 +49,7 @@ def copy_elsewhere():
 
 
 class Kept:
-    """A store with one connection, which is another process in truth."""
+    """A store with one connection; in production it is another process."""
 
     def __init__(self, connection):
         self._connection = connection
@@ -70,19 +70,19 @@ def connect(point, store):
     return supervisor.Supervisor(point, None, store)._connect()
 
 
-def test_mount_that_nobody_uses_is_taken_away(point, connection):
+def test_unused_mount_is_unmounted(point, connection):
     assert fuse_connection.unmount_unused(str(point), connection.fuse_fd)
     assert hosts.mounts(point) == []
 
 
-def test_mount_that_is_used_in_another_namespace_has_not_ended(point, connection):
+def test_unmount_unused_is_false_for_mount_used_in_another_namespace(point, connection):
     with copy_elsewhere():
         assert not fuse_connection.unmount_unused(str(point), connection.fuse_fd)
     hosts.wait_until(lambda: not fuse_connection.is_connected(connection.fuse_fd), "its end")
     assert fuse_connection.unmount_unused(str(point), connection.fuse_fd)
 
 
-def test_mount_that_was_detached_under_its_users_has_not_ended(point, connection):
+def test_unmount_unused_is_false_for_lazily_unmounted_mount_in_use(point, connection):
     used = os.open(point, os.O_PATH)
     runs.tool(["umount", "--lazy", point])
     assert not fuse_connection.unmount_unused(str(point), connection.fuse_fd)
@@ -90,14 +90,14 @@ def test_mount_that_was_detached_under_its_users_has_not_ended(point, connection
     assert fuse_connection.unmount_unused(str(point), connection.fuse_fd)
 
 
-def test_mount_of_something_else_stays(point, connection):
+def test_mount_of_another_filesystem_stays(point, connection):
     fuse_connection.unmount(str(point))
     runs.tool(["mount", "-t", "tmpfs", "tmpfs", point])
     assert fuse_connection.unmount_unused(str(point), connection.fuse_fd)
     assert hosts.mounts(point) == [str(point)]
 
 
-def test_used_mount_that_is_not_seen_here_is_refused_and_kept(point, connection):
+def test_used_mount_of_another_namespace_is_refused_and_kept(point, connection):
     store = Kept(connection)
     with pytest.raises(errors.Unusable, match="is in use, and is not seen here"):
         connect(point.with_name("elsewhere"), store)
@@ -105,7 +105,7 @@ def test_used_mount_that_is_not_seen_here_is_refused_and_kept(point, connection)
     assert fuse_connection.is_connected(connection.fuse_fd)
 
 
-def test_used_mount_of_another_version_that_is_not_seen_here_is_kept(point, connection):
+def test_used_mount_with_unreadable_record_is_kept(point, connection):
     os.pwrite(connection.record.fd, b"[]\n", 0)
     store = Kept(connection)
     with pytest.raises(errors.Unusable, match="its record makes no sense here"):
@@ -115,7 +115,7 @@ def test_used_mount_of_another_version_that_is_not_seen_here_is_kept(point, conn
 
 
 @pytest.mark.expect_log("not in use; releasing it")
-def test_mount_of_another_version_that_nobody_uses_is_made_anew(point, connection):
+def test_unused_mount_with_unreadable_record_is_replaced(point, connection):
     os.pwrite(connection.record.fd, b"[]\n", 0)
     store = Kept(connection)
     made = connect(point, store)

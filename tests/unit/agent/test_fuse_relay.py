@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a relay moves and keeps, with a socket in the place of the kernel."""
+"""The FUSE relay, with a socket in place of the kernel."""
 
 import os
 import select
@@ -30,7 +30,7 @@ ASK = struct.pack("<IiQ", 16, fuse_connection.NOTIFY_RESEND, 0)
 
 
 class World:
-    """A relay between a kernel and workers that this test plays."""
+    """A relay; the test plays its kernel and its workers."""
 
     def __init__(self):
         self.kernel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -43,7 +43,7 @@ class World:
         self.relay = fuse_relay.Relay(self.connection)
 
     def worker(self):
-        """Be the next worker, and ask for what is unanswered."""
+        """Connect as the next worker and ask for the unanswered requests."""
         end = self.relay.connect()
         end.settimeout(WAIT_S)
         end.send(ASK)
@@ -54,7 +54,7 @@ class World:
         os.waitpid(self.relay._pid, 0)
 
     def left(self):
-        """Return what the next relay would hand on, by a look of another process."""
+        """Return the requests that the next relay would replay, as another process reads them."""
         reading, writing = os.pipe()
         if not (pid := os.fork()):
             requests = inflight_requests.InflightRequests(self.record).requests
@@ -87,7 +87,7 @@ def test_requests_go_to_the_worker_and_answers_to_the_kernel(world):
         assert world.kernel.recv(100) == answer(2, b"bytes")
 
 
-def test_next_worker_gets_what_was_not_answered_and_nothing_else(world):
+def test_next_worker_receives_only_unanswered_requests(world):
     with world.worker() as worker:
         for unique in (2, 4, 6):
             world.kernel.send(request(unique))
@@ -101,7 +101,7 @@ def test_next_worker_gets_what_was_not_answered_and_nothing_else(world):
         assert worker.recv(100) == request(10)
 
 
-def test_longest_messages_pass_where_the_default_buffer_is_short(world, monkeypatch):
+def test_longest_messages_pass_with_small_default_socket_buffers(world, monkeypatch):
     real = socket.socketpair
 
     def short(*kind):
@@ -118,7 +118,7 @@ def test_longest_messages_pass_where_the_default_buffer_is_short(world, monkeypa
         worker.send(answer(2, data))
 
 
-def test_worker_gets_nothing_before_it_asks(world):
+def test_worker_receives_no_request_before_it_asks(world):
     with world.relay.connect() as worker:
         world.kernel.send(request(2))
         worker.send(answer(0x42))  # as that to FUSE_INIT
@@ -129,7 +129,7 @@ def test_worker_gets_nothing_before_it_asks(world):
         assert worker.recv(100) == request(2)
 
 
-def test_worker_that_takes_nothing_holds_back_nobody(world):
+def test_stalled_worker_blocks_no_answer_and_loses_no_request(world):
     with world.worker() as worker:
         world.kernel.setblocking(False)
         sent = 0
@@ -144,7 +144,7 @@ def test_worker_that_takes_nothing_holds_back_nobody(world):
     assert found == [request(2 * number) for number in range(2, sent + 1)]
 
 
-def test_what_is_left_is_for_the_next_relay(world):
+def test_next_relay_takes_over_unanswered_requests(world):
     world.record.record_init_answer(b"yes")
     with world.worker() as worker:
         for unique in (2, 4):
@@ -164,7 +164,7 @@ def test_what_is_left_is_for_the_next_relay(world):
     world.start()
 
 
-def test_what_a_killed_relay_had_is_handed_on_and_never_again_once_it_was_answered(world):
+def test_requests_of_a_killed_relay_are_replayed_until_answered(world):
     first, second = request(2, WRITE), request(4, WRITE)
     with world.worker() as worker:
         world.kernel.send(first)
@@ -178,7 +178,9 @@ def test_what_a_killed_relay_had_is_handed_on_and_never_again_once_it_was_answer
         assert worker.recv(100) == second
         worker.send(answer(4))
         told = world.kernel.recv(100)
-        if told == answer(2):  # killed before it knew that the kernel has it, which passes it over
+        if told == answer(
+            2
+        ):  # sent again: the relay was killed before it noted the kernel's receipt
             told = world.kernel.recv(100)
         assert told == answer(4)
         world.kill()
@@ -189,8 +191,8 @@ def test_what_a_killed_relay_had_is_handed_on_and_never_again_once_it_was_answer
         assert worker.recv(100) == request(6)
 
 
-def test_next_relay_waits_for_the_end_of_the_one_before(world):
-    """The worker of one whose supervisor was killed may go on for a while."""
+def test_next_relay_waits_until_the_former_one_exits(world):
+    """After its supervisor was killed, a relay may run for as long as its worker does."""
     with world.worker() as worker:
         former, former_pid = world.relay, world.relay._pid
         former._ours.close()
@@ -207,13 +209,13 @@ def test_next_relay_waits_for_the_end_of_the_one_before(world):
             assert following.recv(100) == request(4)
 
 
-def test_relay_that_was_killed_is_noticed(world):
+def test_connect_to_a_killed_relay_raises_broken_pipe(world):
     world.kill()
     with pytest.raises(BrokenPipeError):
         world.relay.connect()
 
 
-def test_signals_to_its_group_are_left_to_the_supervisor(world):
+def test_relay_ignores_sigint_and_sigterm(world):
     with world.worker() as worker:
         world.kernel.send(request(2))
         assert worker.recv(100) == request(2)  # it has begun
@@ -223,7 +225,7 @@ def test_signals_to_its_group_are_left_to_the_supervisor(world):
         assert worker.recv(100) == request(4)
 
 
-def test_worker_whose_supervisor_was_killed_is_served_on(world):
+def test_relay_serves_its_worker_after_the_supervisor_was_killed(world):
     with world.worker() as worker:
         world.relay._ours.close()
         for unique in (2, 4):
@@ -235,7 +237,7 @@ def test_worker_whose_supervisor_was_killed_is_served_on(world):
     assert world.left() == [request(4)]
 
 
-def test_worker_that_the_kernel_holds_does_not_keep_a_relay_from_its_end(world):
+def test_relay_ends_although_its_worker_keeps_running(world):
     with world.worker() as worker:
         world.kernel.send(request(2))
         worker.recv(100)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host does for peers costs it no more than what they wait for."""
+"""Work for a peer ends when the peer cancels, disconnects or times out."""
 
 import pytest
 import trio
@@ -26,9 +26,9 @@ async def cloud(tmp_path):
 
 
 class Hung:
-    """Work that is never done.
+    """Work that never completes.
 
-    :ivar in_flight: how much of it there is; ``asked``: with what it was begun
+    :ivar in_flight: calls that run now; ``asked``: arguments of all calls
     """
 
     def __init__(self):
@@ -59,7 +59,7 @@ def requests(numbers, image_id=IMAGE, timeout_ms=60_000, priority=peer_wire.Prio
 
 
 class Peer:
-    """A peer that asks ``h1`` on one connection after the other."""
+    """A peer that sends requests to ``h1`` on one connection at a time."""
 
     def __init__(self, cloud):
         self._cloud, self.host = cloud, cloud.hosts[HERE]
@@ -88,9 +88,9 @@ class Peer:
 
 
 class Looked:
-    """A connection at which it is looked whether all has arrived.
+    """A connection that records each poll of its delivery.
 
-    :ivar looks: when; ``is_there``: what they see; None: a fault
+    :ivar looks: times of the polls; ``is_there``: their result; None: they raise
     """
 
     is_drained = is_there = True
@@ -116,7 +116,7 @@ async def until(condition):
 
 
 def hung_disk(cloud):
-    """Let a host have chunks that its disk does not give."""
+    """Give a host cached chunks whose disk reads hang."""
     cache, disk = cloud.caches[HERE], Hung()
     for number in range(40):
         data = exchange_cloud.bytes_of(number)
@@ -127,7 +127,7 @@ def hung_disk(cloud):
     return disk
 
 
-async def test_reads_of_the_disk_that_a_peer_gives_up_do_not_pile_up(cloud):
+async def test_disk_reads_end_when_a_peer_cancels_its_requests(cloud):
     disk, peer = hung_disk(cloud), Peer(cloud)
     for begin in range(0, 8 * ROUNDS, 8):
         some = requests(range(begin, begin + 8))
@@ -139,7 +139,7 @@ async def test_reads_of_the_disk_that_a_peer_gives_up_do_not_pile_up(cloud):
     await until(lambda: disk.in_flight > 0)
 
 
-async def test_reads_of_the_disk_end_with_their_connection(cloud):
+async def test_disk_reads_end_with_the_connection_of_the_peer(cloud):
     disk, peer = hung_disk(cloud), Peer(cloud)
     for _ in range(ROUNDS):
         await peer.ask(requests(range(8)))
@@ -149,9 +149,7 @@ async def test_reads_of_the_disk_end_with_their_connection(cloud):
 
 
 @pytest.mark.parametrize("end", ["cancel", "leave"])
-async def test_answers_that_hang_on_the_disk_are_waited_for_without_looking(
-    cloud, autojump_clock, end
-):
+async def test_delivery_is_not_polled_while_responses_wait_for_the_disk(cloud, autojump_clock, end):
     disk, peer, some = hung_disk(cloud), Peer(cloud), requests(range(4))
     connection = peer.connection = Looked(peer.connection)
     await peer.ask(some)
@@ -163,7 +161,7 @@ async def test_answers_that_hang_on_the_disk_are_waited_for_without_looking(
     assert (len(connection.looks), disk.in_flight) == (int(end == "cancel"), 0)
 
 
-async def test_connection_is_looked_at_less_and_less_often_and_not_while_something_waits_here(
+async def test_delivery_poll_starts_after_the_send_queue_drains_and_backs_off(
     cloud, autojump_clock
 ):
     peer = Peer(cloud)
@@ -186,7 +184,7 @@ async def test_connection_is_looked_at_less_and_less_often_and_not_while_somethi
     assert len(connection.looks) == told <= len(times) + 1
 
 
-async def test_connection_that_has_ended_is_not_looked_at(cloud, autojump_clock):
+async def test_delivery_poll_stops_when_the_connection_ends(cloud, autojump_clock):
     peer = Peer(cloud)
     connection = Looked(peer.connection)
     connection.is_there = False
@@ -202,7 +200,7 @@ async def test_connection_that_has_ended_is_not_looked_at(cloud, autojump_clock)
     ("place", "is_far", "is_delivered"),
     [("p2", True, True), ("p2", False, False), ("p1", True, False)],
 )
-async def test_bytes_to_a_far_host_of_another_group_have_arrived_when_the_socket_has_them(
+async def test_delivery_to_far_peer_of_another_group_ends_at_the_socket(
     cloud, autojump_clock, place, is_far, is_delivered
 ):
     peer = Peer(cloud)
@@ -220,7 +218,7 @@ async def test_bytes_to_a_far_host_of_another_group_have_arrived_when_the_socket
 
 
 @pytest.mark.parametrize(("wired", "klass"), [("PEER", "PEER"), ("PREFETCH", "PREFETCH")])
-async def test_disk_is_read_for_a_peer_in_its_turn(cloud, wired, klass):
+async def test_disk_read_for_a_peer_runs_in_the_stream_of_class_and_peer(cloud, wired, klass):
     disk, peer, streams = hung_disk(cloud), Peer(cloud), []
 
     async def read_chunk(cid):
@@ -233,7 +231,7 @@ async def test_disk_is_read_for_a_peer_in_its_turn(cloud, wired, klass):
 
 
 @pytest.mark.expect_log("looking whether a peer has its answers")
-async def test_fault_of_a_connection_costs_no_place_on_the_uplink(cloud):
+async def test_exception_in_delivery_poll_releases_the_upload_slot(cloud):
     peer = Peer(cloud)
     cloud.caches[HERE].store_chunk(
         ids.cid_of(exchange_cloud.bytes_of(0)), exchange_cloud.bytes_of(0)
@@ -250,7 +248,7 @@ async def test_fault_of_a_connection_costs_no_place_on_the_uplink(cloud):
 # Images that are not attached
 
 
-async def test_look_ups_that_a_peer_gives_up_do_not_pile_up(cloud):
+async def test_map_lookups_end_when_a_peer_cancels_its_requests(cloud):
     cloud.unattached, cloud.learn, peer = {IMAGE, OTHER}, Hung(), Peer(cloud)
     for begin in range(0, 8 * ROUNDS, 8):
         some = [*requests(range(begin, begin + 4)), *requests(range(begin + 4, begin + 8), OTHER)]
@@ -260,7 +258,7 @@ async def test_look_ups_that_a_peer_gives_up_do_not_pile_up(cloud):
     assert cloud.learn.in_flight == 0
 
 
-async def test_look_ups_end_with_their_connection(cloud):
+async def test_map_lookups_end_with_the_connection_of_the_peer(cloud):
     cloud.unattached, cloud.learn, peer = {IMAGE}, Hung(), Peer(cloud)
     for _ in range(ROUNDS):
         await peer.ask(requests(range(8)))
@@ -268,7 +266,7 @@ async def test_look_ups_end_with_their_connection(cloud):
     assert cloud.learn.in_flight == 0
 
 
-async def test_look_ups_end_with_the_time_of_their_requests(cloud, autojump_clock):
+async def test_map_lookups_end_when_their_requests_expire(cloud, autojump_clock):
     cloud.unattached, cloud.learn, peer = {IMAGE}, Hung(), Peer(cloud)
     await peer.ask(requests(range(8), timeout_ms=100))
     await trio.sleep(5)
@@ -276,7 +274,7 @@ async def test_look_ups_end_with_the_time_of_their_requests(cloud, autojump_cloc
     assert (len(peer.heard), cloud.learn.in_flight) == (8, 0)
 
 
-async def test_image_whose_look_up_hangs_keeps_back_no_other(cloud):
+async def test_hanging_map_lookup_does_not_delay_other_images(cloud):
     cloud.unattached, cloud.learn, peer = {IMAGE, NOWHERE}, Hung(), Peer(cloud)
     hung = cloud.learn
 
@@ -293,7 +291,7 @@ async def test_image_whose_look_up_hangs_keeps_back_no_other(cloud):
     assert hung.in_flight == 1
 
 
-async def test_number_that_is_used_again_gets_what_it_asks_for_now(cloud):
+async def test_reused_request_id_gets_the_answer_to_its_new_request(cloud):
     cloud.unattached, peer, may = {IMAGE}, Peer(cloud), trio.Event()
 
     async def learn(host, image_id, offset, length):
@@ -320,7 +318,7 @@ async def test_number_that_is_used_again_gets_what_it_asks_for_now(cloud):
 
 @pytest.mark.expect_log("a look at an image")
 @pytest.mark.expect_log("refused, there is no chunk")
-async def test_look_up_that_is_a_bug_costs_one_answer(cloud):
+async def test_exception_in_map_lookup_fails_only_that_request(cloud):
     cloud.unattached, peer = {IMAGE}, Peer(cloud)
 
     async def learn(host, image_id, offset, length):

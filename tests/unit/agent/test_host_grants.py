@@ -88,7 +88,7 @@ async def test_grant_is_renewed_after_half_of_its_life(service, grants, mock_clo
 
 
 @pytest.mark.parametrize("error", [errors.SourceUnreachable, errors.ChunkRefused])
-async def test_former_grant_is_used_to_its_end_while_there_is_no_other(
+async def test_former_grant_is_used_until_it_expires_while_renewal_fails(
     service, grants, mock_clock, error
 ):
     await ask(grants)
@@ -107,7 +107,7 @@ async def test_former_grant_is_used_to_its_end_while_there_is_no_other(
     await ask(grants)
 
 
-async def test_service_that_is_silent_delays_reads_for_a_bounded_time(service, grants):
+async def test_silent_service_delays_reads_for_a_bounded_time(service, grants):
     await ask(grants)
     service.go_on.clear()
     held = grants._held[IMAGE]

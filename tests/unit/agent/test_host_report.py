@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a host does, in a few numbers."""
+"""The health summary of a host."""
 
 import types
 
@@ -40,7 +40,7 @@ def host():
     return Host()
 
 
-def test_it_is_summed_up(host):
+def test_health_summary_lists_waits_failures_and_faults(host):
     now = host.health.current_health()
     assert (now.waiting, now.longest_wait_s, now.waits_for) == (3, 9.0, "refused")
     assert (now.failed_reads, now.fallbacks) == (3, {"not-mapped": 3})
@@ -48,7 +48,7 @@ def test_it_is_summed_up(host):
     assert now.faults == {"metrics": decision_messages.HostFault("address in use", 12.0)}
 
 
-def test_host_that_does_well_has_nothing_to_tell(host):
+def test_healthy_host_reports_only_its_version(host):
     host.late, host.failed, host.issues.now = [], 0, {}
     host.fallbacks.clear()
     host.guests = []
@@ -57,7 +57,7 @@ def test_host_that_does_well_has_nothing_to_tell(host):
     )
 
 
-def test_nothing_that_it_says_is_too_long_for_the_bus(host):
+def test_oversized_health_summary_can_be_encoded_and_decoded(host):
     host.late = [blocked_requests.LateWaits(1, 9.0, "x" * 1000)]
     host.guests = [f"{n:03}" + "q" * 1000 for n in range(300)]
     host.fallbacks.update({f"reason {n}": 1 for n in range(100)})

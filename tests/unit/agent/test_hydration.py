@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When images become whole, in which order, and what keeps them from it."""
+"""Hydration: when images become fully cached, in which order, and what delays them."""
 
 import contextlib
 import dataclasses
@@ -50,7 +50,7 @@ until = filling_host.until
 
 
 class Keeper(filling_host.FillingHost):
-    """A host that keeps images whole, and what its link and its guests do."""
+    """A host that hydrates images, with a scripted link and scripted guests."""
 
     def __init__(self, host, in_use_s=IN_USE_S):
         super().__init__(host, reads=self, **FILL_LIMITS)
@@ -88,7 +88,7 @@ class Keeper(filling_host.FillingHost):
         return self.whole.status.status_of(image_id)
 
     def told(self, image_id=IMAGE):
-        """What other services are told."""
+        """Return the fill report for other services."""
         return fill_status.fill_report(self.whole.status, self.uses, image_id)
 
     async def use(self, image_id=IMAGE):
@@ -107,7 +107,7 @@ async def keeper(tmp_path):
         yield made
 
 
-async def test_image_that_is_used_becomes_whole(keeper):
+async def test_image_in_use_becomes_fully_cached(keeper):
     image = await keeper.use()
     shown = await keeper.wait("fully_cached")
     assert image.count_cached().missing_bytes == 0
@@ -117,7 +117,7 @@ async def test_image_that_is_used_becomes_whole(keeper):
     assert told.is_used and told.is_fully_cached and told.total_bytes == shown["total_bytes"]
 
 
-async def test_an_image_in_use_is_told_as_used_though_it_is_not_kept_whole_or_fails(keeper):
+async def test_fill_report_marks_evictable_and_failing_images_as_used(keeper):
     await keeper.use()
     told = fill_status.fill_report(None, keeper.uses, IMAGE)
     assert (told.state, told.is_used) == (fill_status.State.EVICTABLE, True)
@@ -131,8 +131,8 @@ async def test_an_image_in_use_is_told_as_used_though_it_is_not_kept_whole_or_fa
     assert told.why == "x" * fill_progress.MAX_WHY
 
 
-async def test_at_the_start_promises_are_kept_and_none_is_made_before_a_use_is_seen(tmp_path):
-    """Also those of a stopped instance that Nova has not touched yet."""
+async def test_restart_keeps_pins_and_adds_none_before_a_use_is_seen(tmp_path):
+    """Images of stopped instances that Nova has not touched yet stay pinned, too."""
     async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True, data=DATA) as host:
         host.add(SECOND, OTHER)
         for image_id in (IMAGE, OTHER):
@@ -140,7 +140,7 @@ async def test_at_the_start_promises_are_kept_and_none_is_made_before_a_use_is_s
         await host.pins.pin_image(IMAGE, host.mirrors.get_nowait(IMAGE).map)
         made = Keeper(host, in_use_s=3600.0)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.whole.run)  # nobody has looked yet
+            nursery.start_soon(made.whole.run)  # no scan has run yet
             await made.wait("fully_cached", IMAGE)
             assert host.pins.get(OTHER) is None
             told = made.told(OTHER)
@@ -154,7 +154,7 @@ async def test_at_the_start_promises_are_kept_and_none_is_made_before_a_use_is_s
             nursery.cancel_scope.cancel()
 
 
-async def test_image_that_nobody_uses_is_not_kept(keeper):
+async def test_unused_image_is_unpinned(keeper):
     image = await keeper.host.mirrors.attach_image(IMAGE)
     await keeper.wait("fully_cached")  # it was attached a moment ago
     await keeper.use(OTHER)
@@ -164,10 +164,10 @@ async def test_image_that_nobody_uses_is_not_kept(keeper):
     assert keeper.state(IMAGE) is None and keeper.state(OTHER) == "fully_cached"
     assert keeper.host.pins.get(IMAGE) is None
     assert keeper.promised_bytes() == 30 * CHUNK
-    assert image.count_cached().missing_bytes == 0  # until others need the room
+    assert image.count_cached().missing_bytes == 0  # until others need the space
 
 
-async def test_filling_waits_for_the_end_of_the_boot(keeper):
+async def test_fill_waits_for_the_end_of_the_boot(keeper):
     image = await keeper.use()
     image.boots.begin_boot()
     await keeper.wait("booting")
@@ -177,7 +177,7 @@ async def test_filling_waits_for_the_end_of_the_boot(keeper):
     assert trio.current_time() - image.boots.begun_s >= BOOT_IDLE_S
 
 
-async def test_fill_from_a_far_source_waits_for_the_boot_image_alone(keeper):
+async def test_fill_from_a_far_source_waits_only_for_the_boot_image(keeper):
     keeper.rtt_s = boot_deferral.FAR_S
     image = await keeper.use()
     image.boots.state = boot_session.State.LOADING
@@ -188,14 +188,14 @@ async def test_fill_from_a_far_source_waits_for_the_boot_image_alone(keeper):
     assert keeper.filler.boots.is_booting(IMAGE)
 
 
-async def test_fill_from_a_far_source_runs_beside_guests_who_wait_all_the_time(keeper):
+async def test_fill_from_a_far_source_runs_while_guests_wait(keeper):
     keeper.set_limits(yield_s=60.0)
     keeper.is_waiting, keeper.rtt_s = True, boot_deferral.FAR_S
     (await keeper.use()).boots.begin_boot()
     await keeper.wait("fully_cached")
 
 
-async def test_fill_beside_guests_has_in_flight_what_the_rate_carries_in_a_round_trip(keeper):
+async def test_fill_beside_guests_limits_requests_in_flight_to_rate_times_rtt(keeper):
     image, filler = await keeper.use(), keeper.filler
     keeper.is_waiting = True
     chunk = image.map.geometry.chunk_bytes
@@ -210,7 +210,7 @@ async def test_fill_beside_guests_has_in_flight_what_the_rate_carries_in_a_round
     assert filler._max_in_flight(image.map, is_urgent=True) == background_fill.MAX_IN_FLIGHT
 
 
-async def test_boot_in_which_a_guest_always_needs_something_ends_nevertheless(keeper):
+async def test_boot_with_constant_guest_reads_ends_at_the_time_limit(keeper):
     image = await keeper.use()
     image.boots.begin_boot()
     image.counters.in_flight += 1
@@ -219,9 +219,7 @@ async def test_boot_in_which_a_guest_always_needs_something_ends_nevertheless(ke
 
 
 @pytest.mark.parametrize("has_boot_image", [False, True])
-async def test_image_that_is_opened_again_and_again_becomes_whole_nevertheless(
-    keeper, has_boot_image
-):
+async def test_repeatedly_opened_image_becomes_fully_cached(keeper, has_boot_image):
     if has_boot_image:
         keeper.host.add_boot_image(DATA, range(4))
     image, began_s = await keeper.use(), trio.current_time()
@@ -236,7 +234,7 @@ async def test_image_that_is_opened_again_and_again_becomes_whole_nevertheless(
     assert is_ready == has_boot_image
 
 
-async def test_boot_after_a_pause_is_waited_for_again(keeper):
+async def test_fill_waits_again_for_a_later_boot(keeper):
     image = await keeper.use()
     image.boots.begin_boot()
     await keeper.wait("fully_cached")
@@ -248,7 +246,7 @@ async def test_boot_after_a_pause_is_waited_for_again(keeper):
     assert trio.current_time() - image.boots.begun_s >= BOOT_IDLE_S
 
 
-async def test_boot_image_in_memory_is_a_boot(keeper):
+async def test_boot_image_in_memory_defers_the_fill(keeper):
     image = await keeper.use()
     image.boots.state = boot_session.State.READY
     await trio.sleep(2 * BOOT_LONGEST_S)
@@ -258,7 +256,7 @@ async def test_boot_image_in_memory_is_a_boot(keeper):
     await keeper.wait("fully_cached")
 
 
-async def test_guest_who_waits_all_the_time_slows_it_down_and_does_not_end_it(keeper):
+async def test_constantly_waiting_guest_slows_the_fill_but_does_not_stop_it(keeper):
     keeper.is_waiting = True
     began_s = trio.current_time()
     await keeper.use()
@@ -269,7 +267,7 @@ async def test_guest_who_waits_all_the_time_slows_it_down_and_does_not_end_it(ke
 
 @pytest.fixture
 def batches(monkeypatch):
-    """What the filler asks for, each time: how many chunks, and how many are under way then."""
+    """Chunks in each request of the background fill, and chunks in flight after it."""
     found, ask = [], background_fetch.BackgroundFetch.request_chunks
 
     def noted(self, things):
@@ -282,7 +280,7 @@ def batches(monkeypatch):
     return found
 
 
-async def test_few_fetches_are_under_way_while_guests_wait_now_and_then(keeper, batches):
+async def test_background_fill_limits_requests_in_flight_while_guests_wait(keeper, batches):
     keeper.host.source._delay, keeper.host.source._delay_s = range(1000), 0.02
     keeper.is_waiting = True
     await keeper.use()
@@ -292,7 +290,7 @@ async def test_few_fetches_are_under_way_while_guests_wait_now_and_then(keeper, 
     assert batches == 41 * [(1, 1)]
 
 
-async def test_chunks_are_asked_for_together_that_the_rate_lets_come_soon(keeper, batches):
+async def test_fill_batch_size_follows_the_fill_rate(keeper, batches):
     await keeper.use()
     await keeper.wait("fully_cached")
     assert max(batches) == (background_fill.MAX_IN_FLIGHT, background_fill.MAX_IN_FLIGHT)
@@ -305,9 +303,7 @@ async def test_chunks_are_asked_for_together_that_the_rate_lets_come_soon(keeper
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_tenth_of_the_rate_is_taken_while_guests_wait_now_and_then(
-    keeper, monkeypatch, waits
-):
+async def test_fill_rate_drops_to_a_tenth_while_guests_wait_at_times(keeper, monkeypatch, waits):
     rates, ask = [], background_fill.BackgroundFill._fetch
 
     async def noted(self, *what):
@@ -318,19 +314,19 @@ async def test_tenth_of_the_rate_is_taken_while_guests_wait_now_and_then(
     await keeper.use()
     while keeper.state() != "fully_cached":
         if waits:
-            keeper.is_waiting = False  # one has waited just now
+            keeper.is_waiting = False  # a guest waited just now
         await trio.sleep(0.1)
     usual = fill_rate.SHARE * LINK_BYTES_S
     assert set(rates) == {fill_rate.BESIDE_GUESTS * usual if waits else usual}
 
 
-async def test_link_that_cannot_be_looked_at_does_not_keep_it_from_filling(keeper):
+async def test_fill_runs_without_link_statistics(keeper):
     keeper.link_fails = True
     await keeper.use()
     await keeper.wait("fully_cached")
 
 
-async def test_slow_rate_is_kept_over_many_slices(keeper):
+async def test_slow_fill_rate_holds_over_many_slices(keeper):
     keeper.set_limits(bytes_s=12.0 * CHUNK)
     began_s = trio.current_time()
     image = await keeper.use()
@@ -339,7 +335,7 @@ async def test_slow_rate_is_kept_over_many_slices(keeper):
     assert image.count_cached().missing_bytes == 0
 
 
-async def test_chunk_larger_than_a_slice_allows_comes_nevertheless(keeper):
+async def test_chunk_larger_than_the_budget_of_a_slice_is_fetched(keeper):
     keeper.host.add(one_host.image_bytes(3 * CHUNK))
     keeper.set_limits(bytes_s=CHUNK / (5 * FILL_LIMITS["slice_s"]))
     image = await keeper.use()
@@ -347,7 +343,7 @@ async def test_chunk_larger_than_a_slice_allows_comes_nevertheless(keeper):
     assert image.count_cached().missing_bytes == 0
 
 
-async def test_image_in_a_hurry_comes_before_others_and_before_the_end_of_its_boot(keeper):
+async def test_urgent_image_is_filled_first_and_during_its_boot(keeper):
     order, fill = [], keeper.whole._filler.fill_slice
 
     async def noted(part, *others):
@@ -363,7 +359,7 @@ async def test_image_in_a_hurry_comes_before_others_and_before_the_end_of_its_bo
     assert set(order) == {OTHER} and keeper.state(IMAGE) == "booting"
 
 
-async def test_what_operators_wish_over_the_bus_is_done(keeper):
+async def test_image_tasks_from_the_bus_are_carried_out(keeper):
     wishes = image_requests.ImageRequests(
         ids.HostId("h1"),
         keeper.host.mirrors,
@@ -394,20 +390,20 @@ async def test_what_operators_wish_over_the_bus_is_done(keeper):
     assert hurried["mode"] == keeper.told().mode == "urgent"
     assert 3500 < hurried["due_in_s"] <= 3600
     late = await wish(decision_messages.TaskKind.HYDRATE, 3600.0, time.time() + 1800)
-    assert 1700 < late["due_in_s"] <= 1800  # it was asked half an hour ago
+    assert 1700 < late["due_in_s"] <= 1800  # the request is half an hour old
     over = await wish(decision_messages.TaskKind.HYDRATE, 3600.0, time.time() - 5)
     assert (over["mode"], over["due_in_s"]) == ("urgent", None)
     assert (await wish(decision_messages.TaskKind.RESUME))["mode"] == "normal"
     await keeper.whole.request_hydration(image)
     with pytest.raises(errors.Unusable, match="does not know"):
         await wish(decision_messages.TaskKind.FLATTEN)
-    assert keeper.told().is_pinned  # whatever else is asked for does not unpin
+    assert keeper.told().is_pinned  # the other tasks do not unpin
     assert not (await wish(decision_messages.TaskKind.UNPIN))["is_pinned"]
     may_come.set()
     await keeper.wait("fully_cached")
 
 
-async def test_image_with_a_deadline_comes_at_the_rate_that_it_needs(keeper):
+async def test_image_with_a_deadline_is_filled_at_the_required_rate(keeper):
     keeper.set_limits(bytes_s=CHUNK / 10)  # it would take minutes
     image = await keeper.use()
     await keeper.wait("filling")
@@ -422,13 +418,13 @@ async def test_image_with_a_deadline_comes_at_the_rate_that_it_needs(keeper):
     assert shown["mode"] == "urgent"
 
 
-async def test_image_with_a_deadline_does_not_come_at_once_while_that_is_noted(keeper, monkeypatch):
+async def test_slow_pin_write_does_not_let_a_deadline_fill_run_unpaced(keeper, monkeypatch):
     def slow(path, raw, write=pin_file._write):
         time.sleep(1.0)  # three slices
         write(path, raw)
 
     keeper.set_limits(bytes_s=CHUNK / 10)
-    keeper.is_waiting = True  # fetchers look all the time whether they may go on
+    keeper.is_waiting = True  # fetchers keep checking whether they may go on
     await keeper.use()
     left_bytes = (await keeper.wait("filling"))["remaining_bytes"]
     monkeypatch.setattr(pin_file, "_write", slow)
@@ -438,13 +434,13 @@ async def test_image_with_a_deadline_does_not_come_at_once_while_that_is_noted(k
     assert 590.0 < shown["due_in_s"] <= 600.0
 
 
-async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tmp_path):
+async def test_fill_order_is_urgent_without_deadline_then_earliest_deadline(tmp_path):
     async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True, data=DATA) as host:
         host.add(SECOND, OTHER)
         whole = Keeper(host).whole
         for image_id in (IMAGE, OTHER):
             await host.mirrors.attach_image(image_id)
-            for _ in range(2):  # promised, then counted
+            for _ in range(2):  # pinned, then counted
                 await whole._keep(image_id, is_replica=False)
         assert whole._next() == IMAGE
         await whole.set_fill_mode(OTHER, hydration.FillMode.URGENT, deadline_s=100.0)
@@ -457,7 +453,7 @@ async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tm
         second.deadline = first.deadline._replace(at_s=first.deadline.at_s + 0.1)
         assert whole._filler._needed_bytes_s(first, whole._due_besides(first)) > 1.1 * alone
         second.backoff.record_failure("why", trio.current_time())
-        assert whole._due_besides(first) == []  # nobody waits for it
+        assert whole._due_besides(first) == []  # it backs off
         second.backoff.record_success()
         await whole.set_fill_mode(OTHER, hydration.FillMode.URGENT)
         assert whole._due_besides(first) == []
@@ -468,7 +464,7 @@ async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tm
 
 
 @pytest.mark.expect_log("missed its deadline of 0 s")
-async def test_deadline_that_is_missed_is_told_once_and_the_rest_comes_as_it_can(keeper, caplog):
+async def test_missed_deadline_is_logged_once_and_the_fill_continues(keeper, caplog):
     source = keeper.host.source
     await keeper.host.mirrors.attach_image(IMAGE)
     source._fail = range(1, 10_000)
@@ -488,9 +484,7 @@ async def test_deadline_that_is_missed_is_told_once_and_the_rest_comes_as_it_can
 @pytest.mark.parametrize(
     ("jumped_s", "least_s", "most_s"), [(0, 3000, 3600), (-1e9, 3600, 3600), (1e9, -60, 0)]
 )
-async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
-    tmp_path, jumped_s, least_s, most_s
-):
+async def test_deadline_survives_a_restart_and_clock_jumps(tmp_path, jumped_s, least_s, most_s):
     async with running(tmp_path) as made:
         made.set_limits(bytes_s=1.0)
         made.host.chunks.background_fetch = _never
@@ -515,18 +509,18 @@ async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
 
 
 def _never(priority):
-    """Ask nobody."""
+    """Return a fetch that sends no request."""
     return background_fetch.BackgroundFetch(quiet_driver.QuietDriver(), priority)
 
 
-async def test_image_can_be_hurried_before_it_was_promised(keeper):
+async def test_image_can_be_made_urgent_before_it_is_pinned(keeper):
     image = await keeper.use()
     image.boots.state = boot_session.State.READY
     await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT)
     await keeper.wait("fully_cached")
 
 
-async def test_paused_image_stays_as_it_is_until_it_is_resumed(keeper):
+async def test_paused_image_is_not_filled_until_it_is_resumed(keeper):
     (await keeper.use()).boots.state = boot_session.State.READY
     await keeper.wait("booting")
     await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.PAUSED)
@@ -538,7 +532,7 @@ async def test_paused_image_stays_as_it_is_until_it_is_resumed(keeper):
     await keeper.wait("fully_cached")
 
 
-async def test_source_that_fails_is_asked_less_and_less_often(keeper):
+async def test_fill_backs_off_from_a_failing_source(keeper):
     image = await keeper.use()
     kept = keeper.host.blobs.copy()
     keeper.host.blobs.clear()
@@ -556,7 +550,7 @@ async def test_source_that_fails_is_asked_less_and_less_often(keeper):
     assert image.count_cached().missing_bytes == 0
 
 
-async def test_one_chunk_that_cannot_be_had_does_not_keep_the_others_away(keeper):
+async def test_unavailable_chunk_does_not_block_the_other_chunks(keeper):
     host = keeper.host
     blob, kept = next((blob, data) for blob, data in host.blobs.items() if data == DATA)
     host.blobs[blob] = b"?" + DATA[1:]
@@ -568,7 +562,7 @@ async def test_one_chunk_that_cannot_be_had_does_not_keep_the_others_away(keeper
     await keeper.wait("fully_cached")
 
 
-async def test_fetch_that_never_ends_counts_as_failed(keeper):
+async def test_hanging_fetch_counts_as_failed(keeper):
     made, keeper.host.chunks.background_fetch = keeper.host.chunks.background_fetch, _never
     await keeper.use()
     shown = await keeper.wait("failing")
@@ -578,7 +572,7 @@ async def test_fetch_that_never_ends_counts_as_failed(keeper):
 
 
 @pytest.mark.expect_log("cannot become whole here: the cache lacks")
-async def test_image_without_room_is_told_and_becomes_whole_when_there_is_some(tmp_path):
+async def test_image_without_space_is_reported_and_filled_once_space_is_free(tmp_path):
     async with running(tmp_path, MIB) as keeper:
         await keeper.use(IMAGE)
         await keeper.wait("fully_cached", IMAGE)
@@ -603,7 +597,7 @@ async def test_image_without_room_is_told_and_becomes_whole_when_there_is_some(t
         assert keeper.state(IMAGE) is None and not keeper.told(IMAGE).is_used
 
 
-async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_often(tmp_path):
+async def test_fill_backs_off_while_pinned_chunks_occupy_the_cache(tmp_path):
     async with running(tmp_path, MIB) as keeper:
         host = keeper.host
         host.source._delay, host.source._delay_s = range(1000), 0.1  # longer than a slice in all
@@ -611,7 +605,7 @@ async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_
         image.boots.state = boot_session.State.READY
         await until(
             lambda: keeper.state() and keeper.whole.status.status_of(IMAGE)["remaining_bytes"]
-        )  # is promised
+        )  # is pinned
         others = [one_host.image_bytes(CHUNK, seed) for seed in range(100, 162)]
         for data in others:
             await host.cache.wait_for_room()
@@ -630,9 +624,7 @@ async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_
 
 
 @pytest.mark.expect_log("cannot become whole here: the cache lacks")
-async def test_image_without_room_that_is_asked_for_when_there_is_some_becomes_whole(
-    tmp_path, monkeypatch
-):
+async def test_hydration_request_fills_image_once_space_was_freed(tmp_path, monkeypatch):
     async with running(tmp_path, MIB) as keeper:
         await keeper.use(IMAGE)
         await keeper.wait("fully_cached", IMAGE)
@@ -644,7 +636,7 @@ async def test_image_without_room_that_is_asked_for_when_there_is_some_becomes_w
         assert (await keeper.wait("fully_cached", OTHER))["shortfall_bytes"] == 0
 
 
-async def test_asked_image_is_kept_without_a_use_until_that_is_taken_back(keeper):
+async def test_requested_image_stays_pinned_unused_until_withdrawn(keeper):
     image = await keeper.host.mirrors.attach_image(IMAGE)
     await keeper.whole.request_hydration(image)
     for _ in range(10):
@@ -658,7 +650,7 @@ async def test_asked_image_is_kept_without_a_use_until_that_is_taken_back(keeper
         await keeper.whole.withdraw_request(IMAGE)
 
 
-async def test_chunk_that_is_lost_is_fetched_again(keeper):
+async def test_lost_chunk_is_fetched_again(keeper):
     image = await keeper.use()
     await keeper.wait("fully_cached")
     keeper.host.cache.drop_chunk(image.map.cid_of(3))
@@ -666,7 +658,7 @@ async def test_chunk_that_is_lost_is_fetched_again(keeper):
     await keeper.wait("fully_cached")
 
 
-async def test_whole_image_is_not_counted_again_while_others_are_not_whole(keeper):
+async def test_fully_cached_image_is_recounted_only_after_a_chunk_is_lost(keeper):
     host, counted = keeper.host, []
     count = keeper.whole._filler.count_missing
 
@@ -694,7 +686,7 @@ async def test_whole_image_is_not_counted_again_while_others_are_not_whole(keepe
 
 
 @pytest.mark.expect_log("cannot become whole here: the cache lacks")
-async def test_room_is_looked_for_only_when_there_may_be_more(tmp_path, monkeypatch):
+async def test_capacity_is_not_recomputed_while_no_space_was_freed(tmp_path, monkeypatch):
     async with running(tmp_path, MIB) as keeper:
         await keeper.use(IMAGE)
         await keeper.wait("fully_cached", IMAGE)
@@ -708,14 +700,14 @@ async def test_room_is_looked_for_only_when_there_may_be_more(tmp_path, monkeypa
         assert not looked
 
 
-async def test_image_of_zeros_needs_nothing(keeper):
+async def test_image_of_zeros_is_fully_cached_with_zero_bytes(keeper):
     keeper.host.add(bytes(8 * CHUNK))
     await keeper.use()
     shown = await keeper.wait("fully_cached")
     assert (shown["total_bytes"], shown["cached_share"]) == (0, 1.0)
 
 
-async def test_chunks_of_a_boot_image_that_is_here_are_not_read_again(keeper):
+async def test_chunks_of_a_local_boot_image_are_not_fetched_again(keeper):
     host = keeper.host
     host.add_boot_image(DATA, range(20))
     image = await keeper.use()
@@ -730,15 +722,13 @@ async def test_chunks_of_a_boot_image_that_is_here_are_not_read_again(keeper):
 
 @contextlib.asynccontextmanager
 async def still(folder, limit_bytes=8 * MIB):
-    """A host on which nothing happens by itself."""
+    """A host whose background tasks do not run."""
     async with one_host.one_host(folder, limit_bytes, is_keeping=True, data=DATA) as host:
         host.add(SECOND, OTHER)
         yield Keeper(host)
 
 
-async def test_source_that_hangs_holds_up_one_image_at_a_time_and_ever_less_often(
-    tmp_path, monkeypatch
-):
+async def test_hanging_attach_delays_one_image_per_round_and_backs_off(tmp_path, monkeypatch):
     async with still(tmp_path) as keeper:
         keeper.set_limits(first_pause_s=1000.0, longest_pause_s=1000.0)
         keeper.whole.limits = hydration.HydrationLimits(
@@ -770,9 +760,7 @@ async def test_source_that_hangs_holds_up_one_image_at_a_time_and_ever_less_ofte
         assert keeper.host.pins.pinned_part(IMAGE) and keeper.host.pins.pinned_part(OTHER)
 
 
-async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_it_is_counted(
-    tmp_path, monkeypatch
-):
+async def test_image_with_unwritten_chunks_is_not_reported_fully_cached(tmp_path, monkeypatch):
     async with still(tmp_path) as keeper:
         keeper.set_limits(chunks_per_checkpoint=1)
         image = await keeper.use()
@@ -791,7 +779,9 @@ async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_
             pinned = keeper.host.pins._pinned
             for _ in range(3):
                 await keeper.whole._settle()
-                pinned[IMAGE] = pinned[IMAGE]._replace()  # as by another table: it is counted again
+                pinned[IMAGE] = pinned[
+                    IMAGE
+                ]._replace()  # as after a new ring table: the image is counted again
             await keeper.whole._settle()
             nursery.cancel_scope.cancel()
         told = keeper.told()
@@ -804,8 +794,8 @@ async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_
                 await trio.sleep(0.01)
 
 
-async def test_image_that_is_to_be_counted_first_is_not_the_next_to_be_filled(tmp_path):
-    """Else nothing but that is done while it is not counted."""
+async def test_image_awaiting_a_recount_is_not_the_next_to_be_filled(tmp_path):
+    """Otherwise the fill loop does nothing else until the image is counted."""
     async with still(tmp_path) as keeper:
         await keeper.use()
         await keeper.whole._settle()
@@ -813,13 +803,13 @@ async def test_image_that_is_to_be_counted_first_is_not_the_next_to_be_filled(tm
         await keeper.whole._settle()
         await until(lambda: keeper.whole._next() == IMAGE)
         pinned = keeper.host.pins._pinned
-        pinned[IMAGE] = pinned[IMAGE]._replace()  # as by another table
+        pinned[IMAGE] = pinned[IMAGE]._replace()  # as after a new ring table
         assert keeper.whole._next() is None
 
 
 @pytest.mark.parametrize("is_detached", [True, False])
 @pytest.mark.allow_log("cannot become whole here")
-async def test_map_of_an_image_without_room_goes_when_it_is_used_no_more(tmp_path, is_detached):
+async def test_map_of_an_image_without_space_is_dropped_after_its_last_use(tmp_path, is_detached):
     async with still(tmp_path, limit_bytes=CHUNK) as keeper:
         await keeper.use()
         await keeper.uses.scan_processes()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When images go that nobody uses, what goes with them, and what stays."""
+"""Eviction of unused images: when it happens, what it removes and what it keeps."""
 
 import time
 
@@ -26,7 +26,7 @@ BOOT_MAP = tuple(range(4))
 
 
 class Host:
-    """A host whose images are used as the test says; two of them are attached."""
+    """A host with two attached images, which are used as the test says."""
 
     def __init__(self, host):
         self.host, self.now_s = host, 1000.0
@@ -46,7 +46,7 @@ class Host:
         )
 
     async def let_pass(self, seconds):
-        """Let time pass in which Nova touches another image, so that it counts."""
+        """Advance time while Nova touches another image, so that idle time counts."""
         while seconds > 0:
             self.now_s += min(seconds, HOUR_S)
             seconds -= HOUR_S
@@ -55,7 +55,7 @@ class Host:
         await self.detaching.evict_unused()
 
     def delete(self, image_id, days_ago=31):
-        """Let Glance have an image no more, and let its last touch be so long ago."""
+        """Delete an image in Glance, and let its last touch be ``days_ago`` days ago."""
         for kind in (base.BlobKind.IMAGE, base.BlobKind.CHUNK_MAP):
             del self.host.blobs[base.Blob(image_id, kind)]
         self.wall_s = time.time() + days_ago * 24 * HOUR_S
@@ -85,7 +85,7 @@ async def used(tmp_path):
         yield made
 
 
-async def test_image_is_detached_when_nobody_has_used_it_for_long_enough(used):
+async def test_unused_image_is_detached_after_the_limit(used):
     await used.let_pass(HOUR_S / 2)
     used.uses.image_touched(OTHER)
     await used.let_pass(HOUR_S / 2 + 1)
@@ -97,7 +97,7 @@ async def test_image_is_detached_when_nobody_has_used_it_for_long_enough(used):
     assert list(used.host.maps.iterdir()) == []
 
 
-async def test_image_that_is_open_stays_however_long_nobody_reads_it(used):
+async def test_open_image_stays_attached_without_reads(used):
     used.uses.image_opened(IMAGE)
     for _ in range(30):
         await used.let_pass(HOUR_S)
@@ -109,7 +109,7 @@ async def test_image_that_is_open_stays_however_long_nobody_reads_it(used):
     assert used.host.mirrors.list_attached() == []
 
 
-async def test_image_that_something_else_keeps_stays_as_long_as_it_does(used):
+async def test_kept_image_stays_attached_while_it_is_kept(used):
     kept = {IMAGE}
     used.detaching._is_kept = kept.__contains__
     await used.let_pass(2 * HOUR_S)
@@ -119,14 +119,14 @@ async def test_image_that_something_else_keeps_stays_as_long_as_it_does(used):
     assert used.host.mirrors.list_attached() == []
 
 
-async def test_image_that_was_attached_a_moment_ago_stays(used):
+async def test_just_attached_image_stays(used):
     await used.let_pass(2 * HOUR_S)
     await used.host.mirrors.attach_image(IMAGE)
-    await used.detaching.evict_unused()  # nobody has looked at its uses yet
+    await used.detaching.evict_unused()  # its uses are not scanned yet
     assert used.host.mirrors.list_attached() == [IMAGE]
 
 
-async def test_image_that_comes_into_use_while_the_source_is_asked_stays(used):
+async def test_image_opened_during_the_source_check_stays(used):
     class Asked(faulty_source.MemorySource):
         async def size_bytes(self, blob):
             used.uses.image_opened(blob.image_id)
@@ -138,7 +138,7 @@ async def test_image_that_comes_into_use_while_the_source_is_asked_stays(used):
     assert len(used.cached(IMAGE)) == 4
 
 
-async def test_image_that_is_attached_again_at_that_moment_stays_whole(used, nursery):
+async def test_image_attached_again_during_eviction_stays_attached(used, nursery):
     """A mirror whose chunk map is gone would be unknown to the next worker."""
     used.delete(IMAGE)
     del used.host.mirrors._mirrors[IMAGE]  # as after a restart: its map is read from the disk
@@ -159,7 +159,7 @@ async def test_image_that_is_attached_again_at_that_moment_stays_whole(used, nur
     assert await used.read(IMAGE) == DATA
 
 
-async def test_its_chunks_stay_in_the_cache_while_the_source_has_it(used):
+async def test_chunks_of_a_detached_image_stay_while_the_source_has_it(used):
     cids = list(used.host.mirrors.cids_of(IMAGE))
     await used.let_pass(2 * HOUR_S)
     assert all(cid in used.host.cache for cid in cids)
@@ -169,7 +169,7 @@ async def test_its_chunks_stay_in_the_cache_while_the_source_has_it(used):
     assert len(used.host.source.reads) == reads + 1  # the map; its chunks were here
 
 
-async def test_chunks_of_an_image_that_is_gone_go_but_not_those_that_another_one_has(used):
+async def test_chunks_of_a_deleted_image_are_purged_unless_shared(used):
     of_image, of_other = ([*used.host.mirrors.cids_of(one)] for one in (IMAGE, OTHER))
     used.delete(IMAGE)
     used.uses.image_opened(OTHER)
@@ -180,8 +180,8 @@ async def test_chunks_of_an_image_that_is_gone_go_but_not_those_that_another_one
     assert used.detaching.purged_chunks == 2
 
 
-async def test_image_that_is_gone_stays_a_month_for_guests_of_other_hosts(used):
-    """They may have no other place to get its chunks from."""
+async def test_deleted_image_stays_a_month_for_guests_of_other_hosts(used):
+    """Their hosts may have no other source of its chunks."""
     used.detaching.limits = image_eviction.EvictionLimits(HOUR_S, gone_check_interval_s=0.0)
     used.uses.image_opened(OTHER)
     cids = [*used.host.mirrors.cids_of(IMAGE)]
@@ -199,7 +199,7 @@ async def test_image_that_is_gone_stays_a_month_for_guests_of_other_hosts(used):
     assert used.detaching.purged_chunks == 2
 
 
-async def test_source_is_not_asked_each_minute_for_an_image_that_stays(used):
+async def test_source_check_of_an_image_that_stays_is_not_repeated_each_round(used):
     asked = []
 
     class Counting(faulty_source.MemorySource):
@@ -217,7 +217,7 @@ async def test_source_is_not_asked_each_minute_for_an_image_that_stays(used):
     assert list(used.detaching._stay_until_s) == [OTHER]
 
 
-async def test_chunks_that_an_image_has_that_was_not_opened_since_the_start_stay(used):
+async def test_chunks_shared_with_an_image_not_opened_since_start_stay(used):
     of_image = [*used.host.mirrors.cids_of(IMAGE)]
     used.delete(IMAGE)
     del used.host.mirrors._mirrors[OTHER]  # as after a restart
@@ -227,9 +227,7 @@ async def test_chunks_that_an_image_has_that_was_not_opened_since_the_start_stay
     assert used.host.mirrors.get_nowait(OTHER) is None  # and it was not opened for this
 
 
-async def test_source_that_does_not_answer_takes_no_chunks_and_is_not_asked_for_each(
-    used, autojump_clock
-):
+async def test_silent_source_is_asked_once_and_no_chunk_is_purged(used, autojump_clock):
     asked = []
 
     class Silent(faulty_source.MemorySource):
@@ -245,7 +243,7 @@ async def test_source_that_does_not_answer_takes_no_chunks_and_is_not_asked_for_
     assert all(cid in used.host.cache for cid in cids)
 
 
-async def test_boot_image_goes_too_from_memory_and_disk(used, tmp_path):
+async def test_eviction_removes_the_boot_image_from_memory_and_disk(used, tmp_path):
     used.host.add_boot_image(DATA, BOOT_MAP)
     image = await used.host.mirrors.attach_image(IMAGE)
     image.boots.begin_boot()
@@ -255,14 +253,14 @@ async def test_boot_image_goes_too_from_memory_and_disk(used, tmp_path):
     assert (image.boots.in_memory, used.host.memory.used_bytes) == ({}, 0)
 
 
-async def test_boot_image_of_an_image_that_was_not_opened_since_the_start_goes_too(used):
+async def test_detach_removes_boot_image_of_an_image_not_opened_since_start(used):
     (used.host.maps / f"{IMAGE}.acboot").write_bytes(b"a head")
     del used.host.boots._images[IMAGE]
     used.detaching.detach_image(IMAGE)
     assert not (used.host.maps / f"{IMAGE}.acboot").exists()
 
 
-async def test_heads_of_boot_images_that_a_killed_worker_left_go_at_the_start(used, nursery):
+async def test_boot_image_heads_left_by_a_killed_worker_are_removed_at_start(used, nursery):
     lost = used.host.maps / "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a99.acboot"
     kept = used.host.maps / f"{IMAGE}.acboot"
     for path in (lost, kept):
@@ -272,20 +270,22 @@ async def test_heads_of_boot_images_that_a_killed_worker_left_go_at_the_start(us
     assert kept.exists()
 
 
-async def test_what_was_counted_of_it_is_counted_together_from_then_on(used):
+async def test_counters_of_a_detached_image_are_merged_into_the_totals(used):
     counted = used.host.chunks.counters
     before = counted.bytes_from(counted.fetched_total.bytes)
     await used.let_pass(2 * HOUR_S)
     assert before == counted.bytes_from(counted.fetched_total.bytes) == 6 * CHUNK
     assert not counted.fetched
-    counted.fetched[IMAGE].add(counters.Origin.SOURCE, 5)  # by a chunk that was on its way
+    counted.fetched[IMAGE].add(counters.Origin.SOURCE, 5)  # by a chunk that was in flight
     await used.detaching.evict_unused()
     assert not counted.fetched
     assert sum(used.host.mirrors.reads.read.bytes.values()) == 8 * CHUNK
 
 
 @pytest.mark.expect_log("image .* cannot be detached: Read-only file system")
-async def test_image_whose_map_cannot_be_deleted_stays_and_the_others_go(used, monkeypatch, caplog):
+async def test_image_whose_map_cannot_be_deleted_stays_and_others_are_detached(
+    used, monkeypatch, caplog
+):
     detach = used.host.mirrors.detach_image
 
     def refuse_one(image_id):
@@ -306,7 +306,7 @@ async def test_image_whose_map_cannot_be_deleted_stays_and_the_others_go(used, m
     assert used.host.mirrors.list_attached() == []
 
 
-async def test_without_a_time_nothing_is_ever_detached(used, nursery, autojump_clock):
+async def test_without_a_limit_no_image_is_detached(used, nursery, autojump_clock):
     used.detaching.limits = image_eviction.EvictionLimits(0.0)
     nursery.start_soon(used.detaching.run)
     used.now_s += 1000 * HOUR_S
@@ -316,14 +316,14 @@ async def test_without_a_time_nothing_is_ever_detached(used, nursery, autojump_c
 
 
 @pytest.mark.parametrize("unused_s", [0.0, HOUR_S])
-async def test_maps_that_were_not_seen_at_the_start_are_looked_for(used, nursery, unused_s):
+async def test_maps_not_seen_at_start_are_found_later(used, nursery, unused_s):
     used.detaching.limits = image_eviction.EvictionLimits(unused_s, check_interval_s=0.01)
     used.host.mirrors._attached.clear()
     nursery.start_soon(used.detaching.run)
     await until(lambda: used.host.mirrors.list_attached() == [IMAGE, OTHER])
 
 
-async def test_recordings_of_it_are_forgotten_but_not_what_operators_ask_for(used):
+async def test_boot_recordings_are_forgotten_but_operator_requests_stay(used):
     limits = boot_recording.RecordingLimits(longest_s=60.0, idle_s=10.0, boots=2)
     recording = boot_recording.BootRecording(ids.HostId("h1"), limits, lambda trace: None)
     image = await used.host.mirrors.attach_image(IMAGE)
@@ -337,7 +337,7 @@ async def test_recordings_of_it_are_forgotten_but_not_what_operators_ask_for(use
     assert (recording.remaining_boots(IMAGE), recording.remaining_boots(OTHER)) == (2, 2)
 
 
-def test_images_that_operators_want_recorded_are_so_many_at_most():
+def test_number_of_images_with_requested_recordings_is_limited():
     limits = boot_recording.RecordingLimits(longest_s=60.0, idle_s=10.0, boots=1)
     recording = boot_recording.BootRecording(
         ids.HostId("h1"), limits, lambda trace: None, requested_limit=4
@@ -348,7 +348,7 @@ def test_images_that_operators_want_recorded_are_so_many_at_most():
     assert [recording.remaining_boots(image_id) for image_id in asked] == [1, 1, 5, 5, 5, 5]
 
 
-async def test_image_that_was_attached_for_others_goes_as_soon_as_it_need_not_be_kept(used):
+async def test_image_attached_for_a_lease_is_detached_when_the_lease_ends(used):
     used.host.mirrors.detach_image(OTHER)
     used.uses.image_detached(OTHER)
     used.uses._leases = {OTHER}
