@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What functional tests are given beside :mod:`tests.lab.fixtures`: images, and more services.
+"""Fixtures of functional tests beside :mod:`tests.lab.fixtures`: images and more services.
 
-The rule: a service of OpenStack is started by the first test that asks for it and then shared, so
-a test makes its own images and servers, takes them away, and leaves each service running; one that
-a test has killed is started again for the next test.
+A service of OpenStack is started by the first test that needs it and then shared. A test creates
+and deletes its own images and servers, and leaves each service running. A service that a test
+killed is started again for the next test.
+
 """
 
 import pathlib
@@ -31,7 +32,7 @@ from tests.lab.openstack import uploads
 
 @pytest.fixture(scope="session")
 def lab_image() -> guest_image.GuestImage:
-    """The guest image of the lab, if this machine has it: tests do not build it."""
+    """The guest image of the lab, if this machine has it; tests do not build it."""
     try:
         recipe, _mirror = guest_image.this_system()
     except errors.Unusable as e:
@@ -61,7 +62,7 @@ def host() -> Iterator[machine.Machine]:
 
 @pytest.fixture
 def mariadb(openstack_lab: cloud.Cloud) -> mariadb_lab.MariaDB:
-    """A database server; nothing else of OpenStack is needed for it."""
+    """A database server; it needs nothing else of OpenStack."""
     if shutil.which("mariadbd", path="/usr/sbin") is None:
         pytest.skip("MariaDB is not installed: run tools/install.sh")
     openstack_lab.start_database()
@@ -84,7 +85,7 @@ def keystone_glance(openstack_lab: cloud.Cloud) -> cloud.Cloud:
 
 @pytest.fixture
 def nova(keystone_glance: cloud.Cloud) -> cloud.Cloud:
-    """All of the OpenStack: Nova with two compute hosts beside Keystone and Glance."""
+    """The whole OpenStack: Nova with two compute hosts beside Keystone and Glance."""
     nova_hosts.configure({host: {} for host in keystone_glance.computes})
     keystone_glance.start_compute_services()
     return keystone_glance
@@ -92,7 +93,7 @@ def nova(keystone_glance: cloud.Cloud) -> cloud.Cloud:
 
 @pytest.fixture
 def glance(keystone_glance: cloud.Cloud) -> Iterator[uploads.Images]:
-    """Return somebody who uploads; what was uploaded goes with the test."""
+    """Upload images; delete them when the test ends."""
     tester = uploads.Images(keystone_glance)
     try:
         yield tester
@@ -103,7 +104,7 @@ def glance(keystone_glance: cloud.Cloud) -> Iterator[uploads.Images]:
 
 @pytest.fixture(scope="module")
 def image_services(openstack_lab: cloud.Cloud) -> cloud.Cloud:
-    """Keystone and Glance, for what else a module has them do until it ends."""
+    """Keystone and Glance, for other changes that a module makes until it ends."""
     require_openstack()
     openstack_lab.start_image_services()
     return openstack_lab
@@ -113,7 +114,7 @@ def image_services(openstack_lab: cloud.Cloud) -> cloud.Cloud:
 def importing(
     image_services: cloud.Cloud, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[pathlib.Path]:
-    """Return the state folder of a Glance that prepares what is imported, until the module ends."""
+    """Return the state folder of a Glance that prepares imported images, until the module ends."""
     folder = tmp_path_factory.mktemp("importing")
     with image_services.glance.changed(acstor_glance.plugin_sections(image_services, folder)):
         yield folder
@@ -123,7 +124,7 @@ def importing(
 def listen(
     glance: uploads.Images, tmp_path: pathlib.Path
 ) -> Iterator[Callable[..., acstor_glance.Listener]]:
-    """Return what starts a listener; it ends with the test."""
+    """Return a function that starts a listener; the listener ends with the test."""
     listeners: list[acstor_glance.Listener] = []
 
     def start(name: str = "listener", **options: Any) -> acstor_glance.Listener:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps and images that are wrong: an error that names the thing, and no wrong byte to anybody."""
+"""Invalid maps and images: an error that names the file, and no wrong byte to any reader."""
 
 import errno
 import os
@@ -34,7 +34,7 @@ def read(path: pathlib.Path, chunk_no: int) -> bytes:
 
 
 def check_refused(agent: agents.Agent, said: str) -> None:
-    """The image cannot be used, everybody hears why, and the agent goes on."""
+    """Check that the image is unusable, that the error says why, and that the agent runs on."""
     pid = agent.worker_pid()
     assert errno_of(os.stat, agent.image_path(IMAGE)) == errno.EIO
     with pytest.raises(errors.Unusable, match=said):
@@ -57,7 +57,7 @@ def check_refused(agent: agents.Agent, said: str) -> None:
         (lambda raw: raw[:8] + b"\x09" + raw[9:], "format version 9 is not known"),
     ],
 )
-def test_map_that_is_none_is_refused(images, start, spoil, said):
+def test_invalid_chunk_map_is_refused_until_it_is_replaced(images, start, spoil, said):
     images.add(local.random_bytes(5 * CHUNK), IMAGE)
     good = images.map_path(IMAGE).read_bytes()
     images.map_path(IMAGE).write_bytes(spoil(good))
@@ -67,7 +67,7 @@ def test_map_that_is_none_is_refused(images, start, spoil, said):
     assert agent.image_path(IMAGE).read_bytes() == images.path(IMAGE).read_bytes()
 
 
-def test_map_of_another_image_is_refused(images, start):
+def test_chunk_map_of_another_image_is_refused(images, start):
     images.add(local.random_bytes(5 * CHUNK, seed=1), IMAGE)
     images.add(local.random_bytes(5 * CHUNK, seed=2), OTHER)
     shutil.copy(images.map_path(OTHER), images.map_path(IMAGE))
@@ -77,25 +77,25 @@ def test_map_of_another_image_is_refused(images, start):
 
 
 @pytest.mark.parametrize("size_bytes", [0, 5 * CHUNK - 1, 5 * CHUNK + 1])
-def test_image_of_another_length_than_its_map_says_is_refused(images, start, size_bytes):
+def test_image_whose_length_differs_from_its_map_is_refused(images, start, size_bytes):
     images.add(local.random_bytes(5 * CHUNK), IMAGE)
     os.truncate(images.path(IMAGE), size_bytes)
     check_refused(start(), f"it is of {5 * CHUNK} bytes, but {IMAGE}.raw")
 
 
-def test_image_without_a_map_is_not_there(images, start):
+def test_image_without_a_map_is_not_found(images, start):
     images.add(b"x" * 5000, IMAGE)
     images.map_path(IMAGE).unlink()
     assert errno_of(os.stat, start().image_path(IMAGE)) == errno.ENOENT
 
 
-def test_map_without_an_image_is_not_there(images, start):
+def test_map_without_an_image_is_not_found(images, start):
     images.add(b"x" * 5000, IMAGE)
     images.path(IMAGE).unlink()
     assert errno_of(os.stat, start().image_path(IMAGE)) == errno.ENOENT
 
 
-def test_map_that_went_bad_on_this_host_is_taken_again(images, start):
+def test_damaged_local_copy_of_a_map_is_fetched_again(images, start):
     data = local.random_bytes(5 * CHUNK)
     images.add(data, IMAGE)
     agent = start()
@@ -110,7 +110,7 @@ def test_map_that_went_bad_on_this_host_is_taken_again(images, start):
     assert kept.read_bytes() == images.map_path(IMAGE).read_bytes()
 
 
-def test_what_a_killed_worker_left_of_a_map_is_in_nobodys_way(images, start):
+def test_partial_map_of_a_killed_worker_is_removed(images, start):
     data = local.random_bytes(5 * CHUNK)
     images.add(data, IMAGE)
     agent = start()
@@ -122,7 +122,7 @@ def test_what_a_killed_worker_left_of_a_map_is_in_nobodys_way(images, start):
     assert [path.name for path in maps.iterdir()] == [f"{IMAGE}.acmap"]
 
 
-def test_chunk_that_does_not_match_is_an_error_and_the_others_are_readable(images, start):
+def test_corrupt_chunk_fails_with_eio_and_other_chunks_are_read(images, start):
     data = local.random_bytes(20 * CHUNK)
     images.add(data, IMAGE)
     with images.path(IMAGE).open("r+b") as file:
@@ -139,7 +139,7 @@ def test_chunk_that_does_not_match_is_an_error_and_the_others_are_readable(image
     assert read(path, 7) == data[7 * CHUNK : 8 * CHUNK]
 
 
-def test_image_that_shrinks_in_use_fails_where_it_ends_and_nowhere_else(images, start):
+def test_image_truncated_in_use_fails_only_past_its_new_end(images, start):
     data = local.random_bytes(20 * CHUNK)
     images.add(data, IMAGE)
     agent = start(read_deadline_s=0.7, variants="no-read-ahead")
@@ -151,7 +151,7 @@ def test_image_that_shrinks_in_use_fails_where_it_ends_and_nowhere_else(images, 
     assert read(path, 15) == data[15 * CHUNK : 16 * CHUNK]
 
 
-def test_image_deleted_in_use_keeps_what_is_cached_and_cannot_be_attached_anew(images, start):
+def test_image_deleted_in_use_stays_readable_but_cannot_be_attached_again(images, start):
     data = local.random_bytes(4 * CHUNK)
     images.add(data, IMAGE)
     agent = start()
@@ -162,12 +162,14 @@ def test_image_deleted_in_use_keeps_what_is_cached_and_cannot_be_attached_anew(i
         os.posix_fadvise(guest.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         assert os.pread(guest.fileno(), len(data), 0) == data
     agent.ctl("detach", IMAGE)
-    assert errno_of(open, agent.image_path(IMAGE)) == errno.EIO  # an empty folder: not mounted?
+    assert (
+        errno_of(open, agent.image_path(IMAGE)) == errno.EIO
+    )  # an empty folder may be an unmounted one
     images.add(data, OTHER)
     assert errno_of(open, agent.image_path(IMAGE)) == errno.ENOENT
 
 
-def test_link_in_the_place_of_an_image_is_not_followed(images, start, tmp_path):
+def test_symlink_in_place_of_an_image_is_not_followed(images, start, tmp_path):
     images.add(b"x" * 5000, IMAGE)
     secret = tmp_path / "secret"
     images.path(IMAGE).rename(secret)

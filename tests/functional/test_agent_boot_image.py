@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boot images in a real agent: where reads come from, and that they are right whatever happens."""
+"""Boot images in a real agent: origins of reads, and right bytes under every fault."""
 
 import os
 import pathlib
@@ -48,7 +48,7 @@ WANTED = b"".join(DATA[chunk_no * CHUNK : (chunk_no + 1) * CHUNK] for chunk_no i
 def state(agent: agents.Agent, image_id: ids.ImageId) -> str | None:
     try:
         shown = agent.status()["images"].get(image_id, {}).get("boot_image")
-    except errors.Unusable:  # a worker that begins does not answer yet
+    except errors.Unusable:  # a new worker does not respond yet
         return None
     return shown["state"] if shown else None
 
@@ -57,13 +57,13 @@ def wait_state(agent: agents.Agent, image_id: ids.ImageId, wanted: str) -> None:
     hosts.wait_until(lambda: state(agent, image_id) == wanted, f"a boot image that is {wanted}")
 
 
-def test_boot_is_served_from_memory_and_memory_is_given_back(images, image_id, start):
+def test_boot_is_served_from_memory_that_is_freed_after_it(images, image_id, start):
     head = images.add_boot_image(image_id, TRACE)
     agent = start(constants={tuned.BOOT_IDLE_S: 1})
     agents.request(agent.control_socket, "attach-image", image_id=image_id)
     wait_state(agent, image_id, "ready")
     assert agent.status()["boot"]["memory_bytes"] == head.raw_bytes
-    images.path(image_id).unlink()  # nothing of what is read now may come from the source
+    images.path(image_id).unlink()  # from here on no read can come from the source
     assert boot(agent, image_id) == WANTED
     status = agent.status()
     assert status["read"]["boot"]["bytes"] == head.raw_bytes
@@ -72,10 +72,10 @@ def test_boot_is_served_from_memory_and_memory_is_given_back(images, image_id, s
     wait_state(agent, image_id, "dropped")
     assert agent.status()["boot"]["memory_bytes"] == 0
     images.boot_image_path(image_id).unlink()
-    assert boot(agent, image_id) == WANTED  # out of this host's own cache
+    assert boot(agent, image_id) == WANTED  # from this host's own cache
 
 
-def test_guest_that_opens_at_once_reads_each_byte_over_the_network_once(images, image_id, start):
+def test_immediate_boot_fetches_each_byte_over_the_network_once(images, image_id, start):
     head = images.add_boot_image(image_id, TRACE)
     agent = start()
     assert boot(agent, image_id) == WANTED
@@ -85,7 +85,7 @@ def test_guest_that_opens_at_once_reads_each_byte_over_the_network_once(images, 
 
 
 @hosts.needs_take_over
-def test_worker_that_is_killed_during_the_boot_costs_no_byte(images, image_id, start):
+def test_guest_reads_right_bytes_while_the_worker_is_killed_in_its_boot(images, image_id, start):
     images.add_boot_image(image_id, TRACE)
     agent = start()
     seen = []
@@ -112,7 +112,7 @@ def test_worker_that_is_killed_during_the_boot_costs_no_byte(images, image_id, s
     ],
     ids=["short", "cut", "flipped", "foreign"],
 )
-def test_damaged_boot_image_costs_no_byte(images, image_id, start, damage):
+def test_guest_reads_right_bytes_when_the_boot_image_is_damaged(images, image_id, start, damage):
     images.add_boot_image(image_id, TRACE)
     path: pathlib.Path = images.boot_image_path(image_id)
     path.write_bytes(damage(path.read_bytes()))
@@ -124,9 +124,7 @@ def test_damaged_boot_image_costs_no_byte(images, image_id, start, damage):
     )
 
 
-def test_hosts_that_boot_together_read_the_boot_image_from_the_source_once(
-    tmp_path, images, image_id
-):
+def test_simultaneous_boots_read_the_boot_image_from_the_source_once(tmp_path, images, image_id):
     head = images.add_boot_image(image_id, TRACE)
     frames_bytes = head.size_bytes - head.header.head_bytes
     with hosts.cloud(tmp_path, images, ("h1", "h2", "h3")) as cloud:
@@ -146,7 +144,7 @@ def test_hosts_that_boot_together_read_the_boot_image_from_the_source_once(
     assert sum(status["exchange"]["source_bytes"] for status in statuses) == frames_bytes
 
 
-def test_boots_are_recorded_each_by_itself(images, image_id, start):
+def test_each_boot_is_recorded_separately(images, image_id, start):
     agent = start(constants={tuned.RECORD_IDLE_S: 1})
     again = list(reversed(TRACE))
     with (
@@ -158,7 +156,7 @@ def test_boots_are_recorded_each_by_itself(images, image_id, start):
             os.pread(two.fileno(), CHUNK, other_no * CHUNK)
     hosts.wait_until(lambda: agent.status()["boot"]["recorded"] == 2, "two boots")
     traces = agent.folder / "state/traces"
-    # They are counted when they end, and written then.
+    # Boots are counted and written when they end.
     hosts.wait_until(lambda: len(list(traces.glob("*.actrace"))) == 2, "their files")
     files = traces.glob("*.actrace")
     messages = [
@@ -168,8 +166,8 @@ def test_boots_are_recorded_each_by_itself(images, image_id, start):
     assert {message.image_id for message in messages} == {image_id}
 
 
-def test_boot_is_recorded_after_many_have_only_looked_at_the_image(images, image_id, start):
-    """Nova opens an image more often before its first boot than guests can be recorded."""
+def test_boot_is_recorded_after_many_opens_without_a_boot(images, image_id, start):
+    """Nova opens an image more often before its first boot than there are recording slots."""
     agent = start(constants={tuned.RECORD_IDLE_S: 2})
     for _ in range(2 * boot_recorder.OPENERS):
         with agent.image_path(image_id).open("rb", buffering=0) as looked:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks of checkpoints on a real mount, their chunks from real vaults: read, killed, lied to."""
+"""Restored disks on a real mount, with chunks from real vaults: reads, kills, damaged data."""
 
 import contextlib
 import os
@@ -39,11 +39,11 @@ KEY = bytes(range(1, 33))
 DISK = ids.parse_image_id("6b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 INSTANCE = ids.parse_image_id("5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 OWNER = "h9"
-"""The host that is dead."""
+"""The dead host."""
 
 
 def content(path: pathlib.Path) -> bytes:
-    """Return the disk as QEMU reads it, from what is shown and what that lies on."""
+    """Return the disk as QEMU reads it, from the mirrored file and its backing file."""
     with tempfile.NamedTemporaryFile() as raw:
         convert = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", path, raw.name]
         subprocess.run(convert, check=True, timeout=60.0)
@@ -60,7 +60,7 @@ def truth() -> bytes:
 
 
 class Kept:
-    """A checkpoint that two vaults keep, put there by its host before it died."""
+    """A checkpoint in two vaults, uploaded by its host before that host died."""
 
     def __init__(self, folder: pathlib.Path, image_id: ids.ImageId, vault_list) -> None:
         self.vaults = vault_list
@@ -101,7 +101,7 @@ class Kept:
         self.mirror = pathlib.Path()
 
     def attach(self, agent: agents.Agent) -> pathlib.Path:
-        """Have a disk made of it, on the image's mirror."""
+        """Have the agent attach it as a disk on the image's mirror."""
         self.mirror = agent.mount_point / "images" / f"{self.told['image_id']}.raw"
         told = {**self.told, "backing_file": str(self.mirror)}
         made = agents.request(agent.control_socket, "attach-checkpoint", **told)
@@ -109,7 +109,7 @@ class Kept:
         return pathlib.Path(made["path"])
 
     def recovered(self, agent: agents.Agent) -> dict[str, object]:
-        """Return what the agent tells of it."""
+        """Return the agent's report on it."""
         [told] = agents.request(agent.control_socket, "list-restored-disks")["disks"]
         return told
 
@@ -135,7 +135,7 @@ def running(folder, images, **options):
         yield agent
 
 
-def test_disk_is_read_at_once_and_all_of_it_comes(tmp_path, images, kept):
+def test_attached_disk_is_readable_at_once_and_is_restored_completely(tmp_path, images, kept):
     with running(tmp_path, images) as agent:
         path = kept.attach(agent)
         subprocess.run(["qemu-img", "check", "-q", "-f", "qcow2", path], check=True, timeout=60.0)
@@ -151,7 +151,7 @@ def test_disk_is_read_at_once_and_all_of_it_comes(tmp_path, images, kept):
             assert KEY.hex() not in file.read_text()
 
 
-def test_agent_that_is_killed_goes_on_with_one_holder_left(tmp_path, images, kept):
+def test_killed_agent_resumes_the_restore_from_the_only_vault_left(tmp_path, images, kept):
     with running(tmp_path, images) as agent:
         for vault in kept.vaults[1:]:
             vault.kill()
@@ -165,7 +165,7 @@ def test_agent_that_is_killed_goes_on_with_one_holder_left(tmp_path, images, kep
         hosts.wait_until(lambda: kept.is_complete(agent), "all of the checkpoint", 30.0)
 
 
-def test_holders_that_are_away_are_waited_for(tmp_path, images, kept):
+def test_read_waits_for_a_vault_that_restarts(tmp_path, images, kept):
     with running(tmp_path, images) as agent:
         first = kept.vaults[0]
         kept.vaults[1].kill()
@@ -175,7 +175,7 @@ def test_holders_that_are_away_are_waited_for(tmp_path, images, kept):
         assert content(path) == truth()
 
 
-def test_what_no_holder_has_cannot_be_attached(tmp_path, images, kept):
+def test_checkpoint_that_no_vault_holds_cannot_be_attached(tmp_path, images, kept):
     kept.told["manifest_name"] = "ab" * 32
     with running(tmp_path, images) as agent:
         with pytest.raises(errors.Unusable, match="any holder"):
@@ -183,7 +183,7 @@ def test_what_no_holder_has_cannot_be_attached(tmp_path, images, kept):
         assert agents.request(agent.control_socket, "list-restored-disks")["disks"] == []
 
 
-def test_disk_is_dropped_when_nobody_has_it_open(tmp_path, images, kept):
+def test_disk_is_dropped_only_after_its_last_close(tmp_path, images, kept):
     with running(tmp_path, images) as agent:
         path = kept.attach(agent)
         drop = {"disk_id": kept.told["checkpoint_id"]}
@@ -194,7 +194,7 @@ def test_disk_is_dropped_when_nobody_has_it_open(tmp_path, images, kept):
         assert not list((tmp_path / "agent").rglob(f"{kept.told['checkpoint_id']}*"))
 
 
-def test_what_is_shown_is_nobodys_to_write(tmp_path, images, kept):
+def test_restored_disk_is_read_only(tmp_path, images, kept):
     with running(tmp_path, images) as agent:
         path = kept.attach(agent)
         assert path.name.endswith(".qcow2") and os.listdir(path.parent) == [path.name]
@@ -204,7 +204,7 @@ def test_what_is_shown_is_nobodys_to_write(tmp_path, images, kept):
 
 
 @pytest.mark.parametrize("backing", ["mirror.raw", "/a\nb", "/" + "x" * 1023, "json:{}"])
-def test_what_no_disk_can_lie_on_is_refused(tmp_path, images, kept, backing):
+def test_invalid_backing_file_is_refused(tmp_path, images, kept, backing):
     with running(tmp_path, images) as agent:
         told = {**kept.told, "backing_file": backing}
         with pytest.raises(errors.Unusable, match=r"no absolute path|name of a backing file"):
@@ -212,8 +212,8 @@ def test_what_no_disk_can_lie_on_is_refused(tmp_path, images, kept, backing):
         assert agents.request(agent.control_socket, "list-restored-disks")["disks"] == []
 
 
-def test_only_what_the_checkpoint_has_is_copied_off_it(tmp_path, images, kept):
-    """What QEMU's tools do with a server's disk that lies on it."""
+def test_only_clusters_of_the_checkpoint_are_copied_off_it(tmp_path, images, kept):
+    """QEMU's tools do this with a server's disk whose backing file is the checkpoint."""
     with running(tmp_path, images) as agent:
         path, disk = kept.attach(agent), tmp_path / "disk"
         create = ["qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "qcow2", "-b", path]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent under which the wall clock is set, far ahead and back."""
+"""An agent while the wall clock is set far ahead and back."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def clock(tmp_path, monkeypatch):
     return made
 
 
-def test_agent_serves_on_and_knows_its_age_however_the_clock_is_set(tmp_path, clock):
+def test_agent_serves_and_reports_its_uptime_across_clock_changes(tmp_path, clock):
     images = local.ImageFolder(tmp_path / "source")
     data = local.random_bytes(3 * SIZE)
     image_id = images.add(data)

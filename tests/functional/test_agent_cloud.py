@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several agents on one ring: one source read for all, and what a bad one costs the others."""
+"""Several agents on one ring: one source read for all, and what a faulty host costs the others."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ DATA = local.random_bytes(12 * MIB)
 
 
 def patient(silence_s: float) -> dict[str, Any]:
-    """Return options of agents that wait so long for peers that are silent."""
+    """Return options of agents that wait ``silence_s`` for silent peers."""
     return {"constants": {tuned.PEER_SILENCE_S: silence_s}}
 
 
@@ -73,7 +73,7 @@ def read_everywhere(cloud: hosts.Cloud, image_id: ids.ImageId) -> list[bytes]:
 
 
 @pytest.mark.parametrize("names", [("h1", "h2"), ("h1", "h2", "h3")])
-def test_source_is_read_once_for_the_whole_cloud(tmp_path, images, image_id, names):
+def test_source_is_read_once_for_all_hosts(tmp_path, images, image_id, names):
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     asked: list[tuple[int, int]] = []
 
@@ -95,7 +95,7 @@ def test_source_is_read_once_for_the_whole_cloud(tmp_path, images, image_id, nam
         assert status["ring"] == {"epoch": 1, "hosts": len(names), "is_signed": False}
 
 
-def test_next_host_takes_the_place_of_a_dead_home(tmp_path, images, image_id):
+def test_next_owner_replaces_a_dead_home(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, variants="no-read-ahead") as cloud:
         cloud["h3"].stop()
         *chunks, again = owned_by(cloud, "h3")[:17]
@@ -115,7 +115,7 @@ def test_next_host_takes_the_place_of_a_dead_home(tmp_path, images, image_id):
         assert read(cloud["h1"].image_path(image_id), again) == chunk(again)
 
         def is_asked_again() -> int:
-            """Read one more: after a backoff a host is tried, in a hedge with the next one."""
+            """Read one more chunk: after its backoff a host gets a hedged request."""
             number = next(later)
             assert read(cloud["h1"].image_path(image_id), number) == chunk(number)
             time.sleep(0.5)
@@ -140,7 +140,7 @@ def test_frozen_home_costs_the_peer_timeout_and_no_error(tmp_path, images, image
         assert cloud["h1"].status()["images"][image_id]["failed_reads"] == 0
 
 
-def test_source_down_leaves_what_peers_hold(tmp_path, images, image_id):
+def test_chunks_of_peers_are_readable_while_the_source_is_down(tmp_path, images, image_id):
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     with http_server.serve(files) as server:
         options = {"read_deadline_s": 1.0, **hosts.http_options(server.url, 0.3)}
@@ -157,7 +157,7 @@ def test_source_down_leaves_what_peers_hold(tmp_path, images, image_id):
 
 
 @pytest.mark.parametrize("lie", lying_peer.LIES)
-def test_peer_that_lies_costs_time_and_never_bytes(tmp_path, images, image_id, lie):
+def test_lying_peer_causes_failovers_and_no_wrong_bytes(tmp_path, images, image_id, lie):
     with lying_peer.lying("liar", seed=1, lies=[lie]) as peer:
         options = {"in_ring_only": {"liar": peer.port}, **patient(0.3)}
         with hosts.cloud(tmp_path, images, ("h1",), **options) as cloud:
@@ -169,7 +169,7 @@ def test_peer_that_lies_costs_time_and_never_bytes(tmp_path, images, image_id, l
             assert status["images"][image_id]["failed_reads"] == 0
 
 
-def test_host_with_the_address_of_another_is_found_out(tmp_path, images, image_id):
+def test_host_at_the_address_of_another_host_is_refused(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, ("h1", "h2", "h3")) as cloud:
         swapped = {**cloud.ports, "h2": cloud.ports["h3"], "h3": cloud.ports["h2"]}
         hosts.write_ring(cloud.ring_file, swapped, epoch=2)
@@ -189,12 +189,12 @@ def test_host_with_the_address_of_another_is_found_out(tmp_path, images, image_i
         os.urandom(100_000),
     ],
 )
-def test_garbage_on_the_peer_port_disturbs_nobody(shared, data):
+def test_garbage_on_the_peer_port_does_not_harm_the_agent(shared, data):
     cloud, image_id = shared
     pid = cloud["h1"].worker_pid()
     for _ in range(5):
         with socket.create_connection((local.LOOPBACK, cloud.ports["h1"]), timeout=5) as link:
-            with contextlib.suppress(OSError):  # it may have been cut off already
+            with contextlib.suppress(OSError):  # the agent may have closed it already
                 link.sendall(data)
                 link.shutdown(socket.SHUT_WR)
                 while link.recv(4096):
@@ -205,7 +205,7 @@ def test_garbage_on_the_peer_port_disturbs_nobody(shared, data):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """Two agents for tests that leave them as they were, and an image."""
+    """Two agents that tests leave unchanged, and an image."""
     folder = tmp_path_factory.mktemp("cloud")
     images = local.ImageFolder(folder / "images")
     image_id = images.add(DATA)
@@ -217,7 +217,7 @@ def epoch(cloud: hosts.Cloud, name: str) -> int:
     return cloud[name].status()["ring"]["epoch"]
 
 
-def test_ring_file_is_followed_while_the_agent_runs(tmp_path, images, image_id):
+def test_agent_applies_changes_of_the_ring_file(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, ("h1", "h2")) as cloud:
         agent, path = cloud["h1"], cloud.ring_file
         hosts.write_ring(path, cloud.ports, epoch=5)
@@ -229,15 +229,15 @@ def test_ring_file_is_followed_while_the_agent_runs(tmp_path, images, image_id):
         hosts.wait_until(lambda: "keeping the last table" in agent.log(), "a warning")
         assert agent.status()["ring"] == {"epoch": 5, "hosts": 2, "is_signed": False}
         hosts.write_ring(path, {"h1": cloud.ports["h1"]}, epoch=7)
-        for name in cloud.ports:  # a former home without it would read for the new one
+        for name in cloud.ports:  # a former home without it would read the source for the new one
             hosts.wait_until(lambda name=name: epoch(cloud, name) == 7, "the newest table")
         assert agent.image_path(image_id).read_bytes() == DATA
         assert agent.status()["exchange"]["source_bytes"] == len(DATA)
         assert agent.log().count("older than 5") == 1
 
 
-def test_host_that_leaves_the_ring_while_it_is_asked_is_just_not_asked(tmp_path, images, image_id):
-    """The first home answers late; the second one has left the ring when its turn comes."""
+def test_host_that_left_the_ring_is_skipped_by_a_request_in_flight(tmp_path, images, image_id):
+    """The first home responds late; the second one has left the ring by then."""
     with lying_peer.lying("slow", seed=1, lies=[lying_peer.silence]) as slow:
         ghosts = {"slow": slow.port, "gone": local.unused_port()}
         options = {"in_ring_only": ghosts, **patient(2.2), "variants": "no-read-ahead"}
@@ -257,7 +257,7 @@ def test_host_that_leaves_the_ring_while_it_is_asked_is_just_not_asked(tmp_path,
             assert agent.status()["worker_pid"] == pid
 
 
-def test_guests_ask_the_source_first_where_peers_are_clearly_slower(tmp_path, images, image_id):
+def test_source_is_read_first_when_peers_are_clearly_slower(tmp_path, images, image_id):
     with (
         hosts.cloud(tmp_path, images, ("h1", "h2"), variants="no-read-ahead") as cloud,
         slow_link.slow_link(cloud.ports["h1"], delay_s=0.15) as slow_port,
@@ -267,7 +267,7 @@ def test_guests_ask_the_source_first_where_peers_are_clearly_slower(tmp_path, im
         hosts.wait_until(lambda: epoch(cloud, "h2") == 2, "the slow way")
         path = agent.image_path(image_id)
         slow, quick = owned_by(cloud, "h1"), owned_by(cloud, "h2")
-        for pair in zip(slow[:8], quick[:8], strict=True):  # now both are known
+        for pair in zip(slow[:8], quick[:8], strict=True):  # now the agent knows both latencies
             assert [read(path, n) for n in pair] == [chunk(n) for n in pair]
         assert agent.status()["fetched"]["home"]["requests"] == 8
         for n in slow[8:24]:
@@ -285,7 +285,7 @@ def test_agents_with_certificates_of_one_authority_exchange(tmp_path, images, im
 
 
 @pytest.mark.parametrize("fault", ["other authority", "clear text"])
-def test_agent_without_the_right_certificate_is_kept_out(tmp_path, images, image_id, fault):
+def test_agent_without_a_valid_certificate_is_refused(tmp_path, images, image_id, fault):
     def each(name: str) -> dict[str, object]:
         folder = tmp_path / f"tls-{name}"
         folder.mkdir()

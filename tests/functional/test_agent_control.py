@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control socket and acstor-agent-ctl: what they do, who may, and what bad clients cost."""
+"""The control socket and acstor-agent-ctl: commands, permissions and bad clients."""
 
 import contextlib
 import grp
@@ -38,7 +38,7 @@ def connected(agent: agents.Agent):
 
 
 def say(agent: agents.Agent, line: bytes) -> dict | None:
-    """Send bytes and return the reply; None if the agent hangs up instead."""
+    """Send bytes and return the reply, or None if the agent closes the connection."""
     with connected(agent) as link, link.makefile("rb") as replies:
         link.sendall(line)
         reply = replies.readline()
@@ -54,7 +54,7 @@ def worker_lives_on(agent: agents.Agent, pid: int) -> bool:
     return agent.status()["worker_pid"] == pid == agent.worker_pid()
 
 
-def test_status_is_a_table_for_people_and_json_for_machines(images, start):
+def test_status_prints_a_table_or_json(images, start):
     image_id = images.add(local.random_bytes(3 * CHUNK))
     agent = start()
     agent.image_path(image_id).read_bytes()
@@ -67,7 +67,7 @@ def test_status_is_a_table_for_people_and_json_for_machines(images, start):
     assert shown["exchange"] == agent.status()["exchange"]
 
 
-def test_ensured_image_is_attached_before_anybody_opens_it(images, start):
+def test_attach_command_attaches_an_image_before_its_first_open(images, start):
     image_id = images.add(local.random_bytes(3 * CHUNK))
     agent = start()
     assert json.loads(agent.ctl("--json", "attach", image_id)) == {
@@ -79,7 +79,7 @@ def test_ensured_image_is_attached_before_anybody_opens_it(images, start):
     assert agent.status()["images"][image_id]["size_bytes"] == 3 * CHUNK
 
 
-def test_what_cannot_be_done_is_said_with_exit_status_1(start):
+def test_failed_command_prints_the_reason_and_exits_with_1(start):
     agent = start()
     for command in ("attach", "pre-seed", "detach"):
         done = ctl(agent, command, UNKNOWN)
@@ -96,7 +96,7 @@ def test_what_cannot_be_done_is_said_with_exit_status_1(start):
     assert "/nowhere/x.sock: No such file" in nobody.stderr
 
 
-def test_image_in_use_is_not_dropped(images, start):
+def test_image_in_use_cannot_be_detached(images, start):
     data = local.random_bytes(3 * CHUNK)
     image_id = images.add(data)
     agent = start()
@@ -112,7 +112,7 @@ def test_image_in_use_is_not_dropped(images, start):
     assert agent.status()["exchange"]["source_bytes"] == len(data)
 
 
-def test_image_in_use_in_another_mount_namespace_is_not_dropped(images, start):
+def test_image_in_use_in_another_mount_namespace_cannot_be_detached(images, start):
     image_id = images.add(local.random_bytes(CHUNK))
     agent = start()
     argv = [
@@ -132,7 +132,7 @@ def test_image_in_use_in_another_mount_namespace_is_not_dropped(images, start):
     assert ctl(agent, "detach", image_id).returncode == 0
 
 
-def test_pre_seed_brings_everything_once(images, start):
+def test_pre_seed_fetches_each_chunk_once(images, start):
     data = local.random_bytes(20 * MIB + 5, zero_share=0.2)
     image_id = images.add(data)
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
@@ -158,7 +158,7 @@ def test_pre_seed_brings_everything_once(images, start):
         assert server.body_bytes == moved
 
 
-def test_pre_seed_ends_with_its_client_and_the_agent_goes_on(images, start):
+def test_pre_seed_stops_when_its_client_disconnects(images, start):
     image_id = images.add(local.random_bytes(MIB))
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     with http_server.serve(files) as server:
@@ -169,7 +169,7 @@ def test_pre_seed_ends_with_its_client_and_the_agent_goes_on(images, start):
         with connected(agent) as link:
             link.sendall(control_wire.encode(control_wire.PreSeed(image_id)))
             link.recv(1)
-        time.sleep(1.2)  # the next report, twice a second, has nobody to go to
+        time.sleep(1.2)  # the next report, due twice a second, finds a closed socket
         server.always = http_server.fine
         assert worker_lives_on(agent, pid)
         asked = len(server.asked)
@@ -177,7 +177,7 @@ def test_pre_seed_ends_with_its_client_and_the_agent_goes_on(images, start):
         assert len(server.asked) == asked
 
 
-def test_pre_seed_says_what_is_missing_and_keeps_what_came(images, start):
+def test_failed_pre_seed_names_the_bad_chunk_and_keeps_the_others(images, start):
     data = local.random_bytes(8 * CHUNK)
     image_id = images.add(data)
     with images.path(image_id).open("r+b") as file:
@@ -190,7 +190,7 @@ def test_pre_seed_says_what_is_missing_and_keeps_what_came(images, start):
     assert agent.status()["images"][image_id]["cached_bytes"] == 7 * CHUNK
 
 
-def test_ring_can_be_sent_and_is_kept(images, start):
+def test_ring_sent_over_the_socket_survives_a_restart(images, start):
     agent = start()
     assert json.loads(agent.ctl("--json", "ring"))["epoch"] == 0
     table = hosts.ring_table({"h1": 1, "h2": 2}, epoch=7)
@@ -235,7 +235,7 @@ def test_members_of_the_control_group_may_use_the_socket(start):
         b"[" * 100_000 + b"\n",
     ],
 )
-def test_line_that_is_no_request_is_refused_and_the_client_cut_off(shared, line):
+def test_malformed_request_is_refused_and_its_connection_closed(shared, line):
     pid = shared.worker_pid()
     with connected(shared) as link, link.makefile("rb") as replies:
         link.sendall(line)
@@ -245,7 +245,7 @@ def test_line_that_is_no_request_is_refused_and_the_client_cut_off(shared, line)
     assert worker_lives_on(shared, pid)
 
 
-def test_request_that_makes_no_sense_is_refused_and_the_client_may_go_on(shared):
+def test_invalid_argument_is_refused_and_the_connection_stays_open(shared):
     with connected(shared) as link, link.makefile("rb") as replies:
         for op in ("attach-image", "detach-image", "pre-seed"):
             for image_id in ("", "../../etc/passwd", "x" * 5000, UNKNOWN):
@@ -255,7 +255,7 @@ def test_request_that_makes_no_sense_is_refused_and_the_client_may_go_on(shared)
         assert json.loads(replies.readline())["reply"] == "done"
 
 
-def test_line_without_end_is_cut_off(shared):
+def test_line_over_the_size_limit_closes_the_connection(shared):
     pid = shared.worker_pid()
     with connected(shared) as link:
         with contextlib.suppress(ConnectionError):
@@ -265,7 +265,7 @@ def test_line_without_end_is_cut_off(shared):
     assert worker_lives_on(shared, pid)
 
 
-def test_half_a_request_and_silence_disturb_nobody(shared):
+def test_unfinished_requests_do_not_delay_other_clients(shared):
     pid = shared.worker_pid()
     with connected(shared) as half, connected(shared):
         half.sendall(b'{"op":"sta')
@@ -277,14 +277,14 @@ def test_half_a_request_and_silence_disturb_nobody(shared):
     assert worker_lives_on(shared, pid)
 
 
-def test_requests_in_one_piece_are_answered_in_order(shared):
+def test_pipelined_requests_are_answered_in_order(shared):
     with connected(shared) as link, link.makefile("rb") as replies:
         link.sendall(b'{"op":"ring"}\n{"op":"status"}\n{"op":"ring"}\n')
         results = [json.loads(replies.readline())["result"] for _ in range(3)]
     assert ["epoch" in result for result in results] == [True, False, True]
 
 
-def test_map_that_cannot_be_kept_is_an_answer_and_no_end(images, start):
+def test_attach_fails_with_the_reason_while_its_map_cannot_be_written(images, start):
     image_id = images.add(local.random_bytes(CHUNK))
     agent = start()
     pid = agent.worker_pid()
@@ -304,7 +304,7 @@ def test_map_that_cannot_be_kept_is_an_answer_and_no_end(images, start):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """One agent for tests that leave it as it was."""
+    """One agent that tests leave unchanged."""
     folder = tmp_path_factory.mktemp("control")
     with hosts.running(folder / "h1", local.ImageFolder(folder / "images"), life_s=60) as agent:
         yield agent

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests whose mount has ended are named by the agent that serves now, and no other is."""
+"""The running agent reports guests whose mount is dead, and no others."""
 
 import contextlib
 import errno
@@ -21,7 +21,7 @@ WELL = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13"
 
 @contextlib.contextmanager
 def guest(folder: pathlib.Path, instance_id: str, image: pathlib.Path) -> Iterator[None]:
-    """Have what stands for the QEMU of an instance, whose disk is made first."""
+    """Run a stand-in for the QEMU of an instance, and create its disk first."""
     disk = folder / instance_id / "disk"
     disk.parent.mkdir()
     disk.touch()
@@ -37,7 +37,7 @@ def ended(agent: agents.Agent) -> bool:
     return False
 
 
-def test_guest_on_a_mount_that_has_ended_is_named(tmp_path, images):
+def test_guest_on_a_dead_mount_is_reported(tmp_path, images):
     image_id = images.add(DATA)
     with hosts.running(tmp_path / "h1", images) as agent, contextlib.ExitStack() as stack:
         path = agent.image_path(image_id)
@@ -49,7 +49,7 @@ def test_guest_on_a_mount_that_has_ended_is_named(tmp_path, images):
         hosts.wait_until(lambda: agent.status()["guests"]["on_dead_mounts"], "the guest")
         stack.enter_context(guest(tmp_path, WELL, path))
         killed = agent.worker_pid()
-        hosts.kill(killed)  # the next one looks at once
+        hosts.kill(killed)  # the next one checks at once
         hosts.wait_until(lambda: agent.worker_pid() not in (killed, None), "the next worker")
         agent.wait_ready()
         hosts.wait_until(lambda: agent.status()["guests"]["on_dead_mounts"], "the next look")

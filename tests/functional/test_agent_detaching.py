@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images used one after the other leave nothing for ever: real agents, real files, real scrapes."""
+"""Images used one after the other leave nothing behind: real agents, files and scrapes."""
 
 import os
 import pathlib
@@ -22,7 +22,7 @@ FIRST, MORE = 50, 1000
 
 
 class Kept(NamedTuple):
-    """What an agent holds."""
+    """Resources that an agent holds."""
 
     open_files: int
     files: int
@@ -32,7 +32,7 @@ class Kept(NamedTuple):
 
     @classmethod
     def by(cls, agent: agents.Agent, port: int) -> "Kept":
-        """Count it."""
+        """Measure them."""
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
             text = answer.read().decode()
         pid = agent.worker_pid()
@@ -48,7 +48,7 @@ class Kept(NamedTuple):
 
 
 def use(agent: agents.Agent, images: local.ImageFolder, count: int) -> None:
-    """Read images that are there for the first time, one after the other."""
+    """Read new images one after the other."""
     for number in range(count):
         data = os.urandom(CHUNK + 512 * (1 + number % 64))
         image_id = images.add(data)
@@ -59,7 +59,7 @@ def wait_detached(agent: agents.Agent) -> None:
     hosts.wait_until(lambda: agent.status()["images"] == {}, "detached images", NOTICED_S)
 
 
-def test_a_thousand_images_leave_memory_files_and_scrapes_where_they_were(images, start):
+def test_thousand_detached_images_do_not_grow_memory_files_or_metrics(images, start):
     port = local.unused_port()
     agent = start(
         life_s=LIFE_S,
@@ -77,7 +77,7 @@ def test_a_thousand_images_leave_memory_files_and_scrapes_where_they_were(images
     assert after.series == before.series
     assert after.scrape_bytes < 1.1 * before.scrape_bytes  # numbers have more digits
     assert after.files <= before.files
-    assert after.open_files <= before.open_files + 8  # threads and connections that come and go
+    assert after.open_files <= before.open_files + 8  # threads and connections vary
     assert after.rss_bytes < 1.3 * before.rss_bytes
     status = agent.status()
     assert status["detached"]["images"] == FIRST + MORE
@@ -85,7 +85,7 @@ def test_a_thousand_images_leave_memory_files_and_scrapes_where_they_were(images
     assert os.listdir(agent.mount_point / "images") == []
 
 
-def test_image_that_is_open_stays_and_one_that_was_detached_comes_back(images, start):
+def test_open_image_stays_attached_and_a_detached_one_attaches_again(images, start):
     data = local.random_bytes(3 * CHUNK)
     one, other = images.add(data), images.add(local.random_bytes(CHUNK, seed=2))
     agent = start(life_s=LIFE_S, detach_unused_after_s=UNUSED_S)
@@ -103,14 +103,14 @@ def test_image_that_is_open_stays_and_one_that_was_detached_comes_back(images, s
     assert list(agent.status()["images"]) == [one]
 
 
-def test_deleted_image_takes_its_own_chunks_along(images, start):
+def test_detaching_a_deleted_image_purges_only_its_own_chunks(images, start):
     shared = local.random_bytes(2 * CHUNK)
     own = local.random_bytes(2 * CHUNK, seed=2)
     kept, gone = images.add(shared), images.add(shared + own)
     agent = start(life_s=LIFE_S, detach_unused_after_s=UNUSED_S)
     with agent.image_path(kept).open("rb") as opened:
         assert agent.image_path(gone).read_bytes() == shared + own
-        os.utime(agent.image_path(gone), (1e9, 1e9))  # Nova touched it years ago
+        os.utime(agent.image_path(gone), (1e9, 1e9))  # Nova's last touch was years ago
         for path in (images.path(gone), images.map_path(gone)):
             path.unlink()
         hosts.wait_until(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writable disks on a real mount: what guests, libvirt and operators meet."""
+"""Writable disks on a real mount, as guests, libvirt and operators use them."""
 
 import errno
 import json
@@ -78,7 +78,7 @@ def test_random_writes_and_reads_equal_those_of_a_plain_file(image_id, start, tm
     assert read_direct(path) == plain.read_bytes()
 
 
-def test_image_and_other_disks_do_not_see_what_was_written(image_id, images, start):
+def test_writes_do_not_appear_in_the_image_or_other_disks(image_id, images, start):
     agent = start()
     one, other = make(agent, image_id), make(agent, image_id)
     with one.open("rb+") as file:
@@ -87,7 +87,7 @@ def test_image_and_other_disks_do_not_see_what_was_written(image_id, images, sta
     assert agent.image_path(image_id).read_bytes() == DATA == images.path(image_id).read_bytes()
 
 
-def test_write_of_whole_chunks_reads_nothing_of_the_source(image_id, start):
+def test_write_of_whole_chunks_does_not_read_the_source(image_id, start):
     agent = start()
     with make(agent, image_id).open("rb+", buffering=0) as file:
         file.write(os.urandom(8 * CHUNK))
@@ -97,7 +97,7 @@ def test_write_of_whole_chunks_reads_nothing_of_the_source(image_id, start):
     assert agent.status()["exchange"]["source_bytes"] == CHUNK
 
 
-def test_shared_mappings_reach_the_disk(image_id, start, tmp_path):
+def test_writes_through_a_shared_mapping_reach_the_disk(image_id, start, tmp_path):
     path = make(start(), image_id)
     code = (
         "import mmap, sys; f = open(sys.argv[1], 'rb+'); m = mmap.mmap(f.fileno(), 0);"
@@ -107,7 +107,7 @@ def test_shared_mappings_reach_the_disk(image_id, start, tmp_path):
     assert read_direct(path) == (DATA[:70000] + b"hello" + DATA[70005:]).ljust(SIZE, b"\0")
 
 
-def test_length_of_a_disk_stays_as_it_is(image_id, start):
+def test_length_of_a_disk_cannot_be_changed(image_id, start):
     path = make(start(), image_id)
     with path.open("rb+", buffering=0) as file:
         assert errno_of(os.ftruncate, file.fileno(), 5) == errno.EPERM
@@ -118,7 +118,7 @@ def test_length_of_a_disk_stays_as_it_is(image_id, start):
     assert path.read_bytes()[: len(DATA)] == DATA
 
 
-def test_owner_and_mode_that_libvirt_gives_are_kept(image_id, start):
+def test_owner_and_mode_set_by_libvirt_survive_a_restart(image_id, start):
     agent = start()
     path = make(agent, image_id)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -135,7 +135,7 @@ def test_owner_and_mode_that_libvirt_gives_are_kept(image_id, start):
     argv = ["setpriv", "--reuid=64055", "--regid=108", "--clear-groups"]
     folder = path.parents[4]
     if any(not parent.stat().st_mode & 0o001 for parent in [folder, *folder.parents]):
-        return  # others cannot come this far on this machine
+        return  # other users cannot reach this folder on this machine
     subprocess.run(
         [*argv, "dd", f"of={path}", "if=/dev/zero", "conv=notrunc", "count=1"], check=True
     )
@@ -147,7 +147,7 @@ def test_images_stay_read_only(image_id, start):
     assert errno_of(os.chown, path, 1, 1) == errno.EROFS
 
 
-def test_fsync_of_an_image_does_not_end_that_of_disks(image_id, start):
+def test_fsync_works_on_disks_after_an_fsync_of_an_image(image_id, start):
     agent = start()
     with agent.image_path(image_id).open("rb") as image:
         os.fsync(image.fileno())
@@ -159,21 +159,21 @@ def test_fsync_of_an_image_does_not_end_that_of_disks(image_id, start):
         assert agent.status()["disks"][path.stem]["unsynced_bytes"] == 0
 
 
-def test_unknown_disk_is_not_there(image_id, start):
+def test_unknown_disk_is_not_found(image_id, start):
     agent = start()
     for name in (f"{image_id}.raw", f"{uuid.uuid4()}.raw", "x.raw", "x", str(uuid.uuid4())):
         assert errno_of(os.stat, agent.mount_point / "disks" / name) == errno.ENOENT
     assert os.listdir(agent.mount_point / "disks") == []
 
 
-def test_disk_of_an_unknown_image_is_not_made(start):
+def test_disk_of_an_unknown_image_is_not_created(start):
     agent = start()
     with pytest.raises(errors.Unusable, match=UNKNOWN):
         make(agent, UNKNOWN)
     assert agent.status()["disks"] == {}
 
 
-def test_image_that_is_missing_costs_only_what_was_not_written(image_id, images, start):
+def test_missing_image_fails_only_reads_of_unwritten_chunks(image_id, images, start):
     agent = start(lost_after_s=0)
     path = make(agent, image_id)
     with path.open("rb+") as file:
@@ -183,7 +183,7 @@ def test_image_that_is_missing_costs_only_what_was_not_written(image_id, images,
     shutil.rmtree(agent.folder / "cache")
     for file in images.folder.iterdir():
         file.unlink()
-    (images.folder / "another").touch()  # a folder that is empty is waited for
+    (images.folder / "another").touch()  # reads wait while the folder is empty
     agent.start()
     agent.wait_ready()
     fd = os.open(path, os.O_RDONLY)
@@ -193,7 +193,7 @@ def test_image_that_is_missing_costs_only_what_was_not_written(image_id, images,
         assert errno_of(os.pread, file.fileno(), 4096, 2 * CHUNK) == errno.EIO
 
 
-def test_control_makes_shows_and_drops_disks(image_id, start):
+def test_control_socket_creates_shows_and_drops_disks(image_id, start):
     agent = start()
     disk_id = str(uuid.uuid4())
     made = json.loads(agent.ctl("--json", "make-disk", disk_id, image_id, "--size", str(SIZE)))
@@ -233,7 +233,7 @@ def test_control_makes_shows_and_drops_disks(image_id, start):
         {"disk_id": UNKNOWN, "image_id": "IMAGE", "size_bytes": 2**80},
     ],
 )
-def test_request_for_a_disk_that_cannot_be_changes_nothing(image_id, start, fields):
+def test_invalid_request_for_a_disk_creates_nothing(image_id, start, fields):
     agent = start()
     pid = agent.worker_pid()
     if fields.get("image_id") == "IMAGE":
@@ -244,7 +244,7 @@ def test_request_for_a_disk_that_cannot_be_changes_nothing(image_id, start, fiel
     assert list((agent.folder / "state" / "disks").iterdir()) == []
 
 
-def test_peers_get_the_images_bytes_and_never_those_of_a_disk(tmp_path, images, image_id):
+def test_peers_get_bytes_of_the_image_and_never_of_a_disk(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, ("h1", "h2")) as cloud:
         path = make(cloud["h1"], image_id)
         with path.open("rb+", buffering=0) as file:
@@ -257,7 +257,7 @@ def test_peers_get_the_images_bytes_and_never_those_of_a_disk(tmp_path, images, 
 
 
 @pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
-def test_qemu_takes_a_disk_for_a_raw_file(image_id, start):
+def test_qemu_uses_a_disk_as_a_raw_file(image_id, start):
     path = make(start(), image_id)
     commands = ["write -P 7 100k 4k", "flush", "read -P 7 100k 4k", "write -z 1M 128k"]
     argv = ["qemu-io", "-f", "raw", "-t", "none", *(w for c in commands for w in ("-c", c)), path]

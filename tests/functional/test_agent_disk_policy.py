@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real agents whose disk I/O is scheduled: the bytes are the same, and status tells by whom."""
+"""Agents with disk I/O scheduling: the bytes are the same, and status accounts I/O by stream."""
 
 import concurrent.futures
 import os
@@ -21,7 +21,7 @@ DATA = local.random_bytes(6 * geometry.MIB + 777, seed=7, zero_share=0.2)
 
 
 @pytest.mark.parametrize("policy", disk_schedulers.SCHEDULERS)
-def test_bytes_are_the_same_with_every_policy(start, images, policy):
+def test_reads_return_right_bytes_under_every_disk_policy(start, images, policy):
     image_id = images.add(DATA)
     agent = start(variants="linux-disk-schedulers")
     agents.request(agent.control_socket, "set-disk-policy", policy=policy)
@@ -41,7 +41,7 @@ def test_bytes_are_the_same_with_every_policy(start, images, policy):
 
 
 @hosts.needs_take_over
-def test_reads_that_need_the_disk_belong_to_who_opened_the_image(start, images):
+def test_disk_reads_are_accounted_to_the_guest_that_opened_the_image(start, images):
     image_id = images.add(DATA)
     agent = start(disk_policy="pregather")
     assert agent.image_path(image_id).read_bytes() == DATA
@@ -55,7 +55,7 @@ def test_reads_that_need_the_disk_belong_to_who_opened_the_image(start, images):
             check=True,
             capture_output=True,
         )
-        assert held.read(1000) == DATA[:1000]  # by a handle that the former worker gave
+        assert held.read(1000) == DATA[:1000]  # by a handle that the former worker opened
     io = agent.status()["disk_io"]
     guests = [name for name in io["streams"] if name.startswith(f"guest:{image_id}/")]
     assert guests
@@ -63,7 +63,7 @@ def test_reads_that_need_the_disk_belong_to_who_opened_the_image(start, images):
 
 
 @pytest.mark.parametrize("policy", ["none", "pregather"])
-def test_pre_seeding_and_read_ahead_are_streams_of_their_own(start, images, policy):
+def test_pre_seed_and_read_ahead_have_separate_streams(start, images, policy):
     seeded, read_in_order = images.add(DATA), images.add(DATA[::-1])
     agent = start(disk_policy=policy)
     agent.ctl("pre-seed", seeded)
@@ -84,7 +84,7 @@ def test_pre_seeding_and_read_ahead_are_streams_of_their_own(start, images, poli
 
 
 @hosts.needs_take_over
-def test_reads_that_need_the_disk_for_a_peer_belong_to_the_peer(tmp_path, images):
+def test_disk_reads_for_a_peer_are_accounted_to_the_peer(tmp_path, images):
     image_id = images.add(DATA)
     with hosts.cloud(tmp_path, images, ("h1", "h2"), disk_policy="pregather") as cloud:
         agent = cloud["h1"]
@@ -95,13 +95,13 @@ def test_reads_that_need_the_disk_for_a_peer_belong_to_the_peer(tmp_path, images
         forget_pages(agent)
         assert cloud["h2"].image_path(image_id).read_bytes() == DATA
         streams = agent.status()["disk_io"]["streams"]
-    assert {name.partition(":")[2] for name in streams} == {"h2"}  # waited for, or its read-ahead
+    assert {name.partition(":")[2] for name in streams} == {"h2"}  # requested, or its read-ahead
     assert sum(stream["bytes"] for stream in streams.values()) > 0
     assert sum(stream["latency"]["count"] for stream in streams.values()) > 0
 
 
 def forget_pages(agent: agents.Agent) -> None:
-    """Have the kernel forget the pages of the cache: to read them again takes the disk."""
+    """Drop the cache's pages from the page cache, so that the next read needs the disk."""
     for path in (agent.folder / "cache").iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())

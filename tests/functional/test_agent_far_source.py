@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent whose image server is far fills the cache while a guest boots; one nearby waits."""
+"""The fill of a booting image: an agent far from its image server does not defer it."""
 
 import pytest
 
@@ -15,11 +15,11 @@ from tests.lab import network
 pytestmark = hosts.needs_fuse
 MIB = geometry.MIB
 STATES = {None: "booting", 20.0: "fully_cached"}
-"""By the delay of the server's link in ms."""
+"""Expected states by the delay of the server's link in ms."""
 
 
 @pytest.mark.parametrize("delay_ms", STATES)
-def test_fill_of_a_booting_image_waits_only_for_a_near_source(images, delay_ms):
+def test_fill_of_a_booting_image_is_deferred_only_with_a_near_source(images, delay_ms):
     image_id = images.add(local.random_bytes(8 * MIB))
     delay = delay_link.LinkDelay(delay_ms) if delay_ms else None
     with (

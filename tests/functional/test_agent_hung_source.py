@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources that hang: a folder whose file server stands still, web servers that keep one waiting."""
+"""Hanging sources: a folder whose file server is stopped, and web servers that stall."""
 
 import concurrent.futures
 import contextlib
@@ -25,14 +25,14 @@ CHUNK = geometry.DEFAULT_CHUNK_BYTES
 DATA = local.random_bytes(24 * CHUNK)
 OTHER = local.random_bytes(4 * CHUNK, seed=2)
 SOON_S = 25.0
-"""A lot for some chunks, also on a busy machine, and less than one time-out of a source."""
+"""Long for some chunks, even on a busy machine, and shorter than one time-out of a source."""
 WAIT_S = 60.0
 LIFE_S = 150.0
 OPTIONS = {"variants": "no-read-ahead", "read_deadline_s": 100.0, "life_s": LIFE_S}
 
 
 def given_up_after(least_s: float) -> tuned.Constants:
-    """Have attempts at a source end that soon."""
+    """Let source attempts time out after ``least_s``."""
     return {tuned.SOURCE_TIMEOUT_S: least_s}
 
 
@@ -45,7 +45,7 @@ def readers():
 
 @pytest.fixture
 def folder(images, tmp_path, readers):
-    """The folder; it goes before readers are waited for, so that no agent of theirs is held."""
+    """The folder; it ends before the readers are joined, so that no agent hangs on it."""
     with hung_folder.serving(images.folder, tmp_path / "nfs") as folder:
         yield folder
 
@@ -94,7 +94,7 @@ def source_trouble(agent, folder) -> str:
 
 
 @pytest.mark.parametrize("how", ["frozen", "keeps what it takes"])
-def test_next_source_is_read_when_the_first_one_hangs(images, folder, readers, start, how):
+def test_second_source_is_read_when_the_first_one_hangs(images, folder, readers, start, how):
     image_id = images.add(DATA)
     with http_server.serve(files_of(images)) as server:
         agent = start(sources="file,http", sections=sections(folder, server.url), **OPTIONS)
@@ -112,7 +112,7 @@ def test_next_source_is_read_when_the_first_one_hangs(images, folder, readers, s
         assert threads_of(agent.worker_pid()) < 60
 
 
-def test_reads_of_the_only_source_wait_until_it_answers_again(images, folder, readers, start):
+def test_reads_wait_until_a_hung_only_source_responds_again(images, folder, readers, start):
     image_id = images.add(DATA)
     with http_server.serve({}) as server:
         agent = start(
@@ -135,7 +135,7 @@ def test_reads_of_the_only_source_wait_until_it_answers_again(images, folder, re
         assert [read(agent.image_path(other_id), n) for n in range(4)] == [
             chunk(n, OTHER) for n in range(4)
         ]
-        assert read(path, 0) == chunk(0)  # what is cached needs no source
+        assert read(path, 0) == chunk(0)  # a cached chunk needs no source
         hosts.wait_until(lambda: "hang" in source_trouble(agent, folder), "the trouble", WAIT_S)
         before = threads_of(pid)
         time.sleep(3)  # some more attempts
@@ -151,7 +151,7 @@ def test_reads_of_the_only_source_wait_until_it_answers_again(images, folder, re
     assert "no call hangs any more" in agent.log()
 
 
-def test_agent_starts_attaches_and_ends_while_the_folder_hangs(images, folder, readers, start):
+def test_agent_starts_and_stops_while_the_source_folder_hangs(images, folder, readers, start):
     image_id = images.add(DATA)
     folder.stop()
     agent = start(
@@ -174,7 +174,7 @@ def test_agent_starts_attaches_and_ends_while_the_folder_hangs(images, folder, r
 
 
 def is_held(pid: int | None) -> bool:
-    """Say whether some thread of a process has not ended."""
+    """Return whether some thread of a process has not ended."""
     found = []
     with contextlib.suppress(OSError):
         for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
@@ -183,22 +183,22 @@ def is_held(pid: int | None) -> bool:
 
 
 def memory_of(pid: int | None) -> int:
-    """Return the memory of a process by that one of its threads which has most."""
+    """Return the memory of a process, from the thread that reports most."""
     found = [0]
     for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
         words = (task / "status").read_text().split()
-        if "RssAnon:" in words:  # not of one that has ended
+        if "RssAnon:" in words:  # an ended thread has none
             found.append(1024 * int(words[words.index("RssAnon:") + 1]))
     return max(found)
 
 
 def start_given_up_soon(start, folder):
-    """Start an agent that gives a worker up a second after it should have ended."""
+    """Start an agent that abandons a worker one second after it should have ended."""
     constants = given_up_after(1.0)
     return start(sources="file", constants=constants, sections=sections(folder), **OPTIONS)
 
 
-def test_killed_worker_that_the_kernel_holds_is_replaced(images, folder, readers, start):
+def test_killed_worker_in_state_d_is_replaced(images, folder, readers, start):
     """A thread in state D keeps the whole process from ending until the file server answers."""
     image_id = images.add(DATA)
     agent = start_given_up_soon(start, folder)
@@ -216,13 +216,13 @@ def test_killed_worker_that_the_kernel_holds_is_replaced(images, folder, readers
     assert is_held(killed)
     assert memory_of(killed) < memory_bytes / 4
     assert "the kernel holds threads of it" in agent.log()
-    assert "peer_listen" not in agent.status()["faults"]  # its port was taken from the dead one
+    assert "peer_listen" not in agent.status()["faults"]  # taken over with the port
     assert [read(path, number) for number in range(4)] == [chunk(n) for n in range(4)]
     folder.answer()
     assert waiting.result(WAIT_S) == chunk(9)
 
 
-def test_agent_ends_though_the_kernel_holds_its_worker(images, folder, readers, start):
+def test_agent_stops_while_its_worker_is_in_state_d(images, folder, readers, start):
     image_id = images.add(DATA)
     agent = start_given_up_soon(start, folder)
     path = agent.image_path(image_id)
@@ -236,7 +236,7 @@ def test_agent_ends_though_the_kernel_holds_its_worker(images, folder, readers, 
     assert is_held(held)
     assert not agent.is_mounted()
     assert errno_of(waiting) in (errno.ECONNABORTED, errno.ENOTCONN)
-    agent.start()  # the folder is not locked by what is left of the former one
+    agent.start()  # the remains of the former agent do not lock the folder
     agent.wait_ready(WAIT_S)
     assert read(path, 0) == chunk(0)
     folder.answer()
@@ -245,7 +245,7 @@ def test_agent_ends_though_the_kernel_holds_its_worker(images, folder, readers, 
 
 @contextlib.contextmanager
 def silent_server(head: bytes, every_s: float):
-    """Accept connections and never answer, or send ``head`` one byte after the other."""
+    """Accept connections and never respond, or send ``head`` byte by byte."""
     end = threading.Event()
     links: list[socket.socket] = []
 
@@ -279,7 +279,7 @@ HEAD = b"HTTP/1.1 206 Partial Content\r\nContent-Type: application/octet-stream\
 
 
 @pytest.mark.parametrize("head", [b"", HEAD], ids=["silent", "one byte a second"])
-def test_next_source_is_read_when_a_web_server_keeps_one_waiting(images, readers, start, head):
+def test_second_source_is_read_when_a_web_server_stalls(images, readers, start, head):
     image_id = images.add(DATA)
     with silent_server(head, 1.0) as url:
         asked = {
@@ -296,8 +296,8 @@ def test_next_source_is_read_when_a_web_server_keeps_one_waiting(images, readers
         assert f"source {url}" in agent.status()["faults"]
 
 
-def test_web_server_that_sends_a_byte_a_second_is_given_up(images, readers, start):
-    """It is never silent for long: what ends the request is the time for all of it."""
+def test_request_to_a_web_server_that_trickles_bytes_times_out(images, readers, start):
+    """The server is never silent for long: the limit for the whole request ends it."""
     image_id = images.add(DATA)
     with silent_server(HEAD, 1.0) as url:
         asked = {"source_http": {"url": url, "timeout_s": 20.0}}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writable disks of real agents that are flattened: nothing else is needed to read them then."""
+"""Flattening of writable disks by real agents: afterwards a disk depends on nothing else."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ def image_id(images: local.ImageFolder) -> ids.ImageId:
 
 
 def make(agent: agents.Agent, image_id: ids.ImageId) -> tuple[str, pathlib.Path]:
-    """Make a disk of which a guest has written the first five chunks."""
+    """Create a disk of which a guest has written the first five chunks."""
     disk_id = str(uuid.uuid4())
     fields = {"disk_id": disk_id, "image_id": image_id, "size_bytes": SIZE}
     path = pathlib.Path(agents.request(agent.control_socket, "make-disk", **fields)["path"])
@@ -44,19 +44,19 @@ def make(agent: agents.Agent, image_id: ids.ImageId) -> tuple[str, pathlib.Path]
 
 
 def needed_bytes() -> int:
-    """Return what a disk of :func:`make` still has of its image, without zeros."""
+    """Return how many bytes a disk of :func:`make` still needs from its image, without zeros."""
     pieces = (DATA[at : at + CHUNK] for at in range(5 * CHUNK, len(DATA), CHUNK))
     return sum(len(piece) for piece in pieces if any(piece))
 
 
 def lose(images: local.ImageFolder, image_id: ids.ImageId) -> None:
-    """Delete an image where it came from."""
+    """Delete an image from its source."""
     images.path(image_id).unlink()
     images.map_path(image_id).unlink()
 
 
 def replies(agent: agents.Agent, **request: str) -> list[dict[str, object]]:
-    """Return all that the agent says to a request."""
+    """Return all replies of the agent to a request."""
     with console.connected(agent.control_socket) as link, link.makefile("rw") as lines:
         link.settimeout(60)
         lines.write(json.dumps(request) + "\n")
@@ -69,7 +69,7 @@ def replies(agent: agents.Agent, **request: str) -> list[dict[str, object]]:
         return found
 
 
-def test_a_disk_needs_neither_source_nor_cache_afterwards(image_id, images, start):
+def test_flattened_disk_is_read_without_source_and_cache(image_id, images, start):
     agent = start(disk_policy="pregather")
     disk_id, path = make(agent, image_id)
     *told, done = replies(agent, op="flatten", disk_id=disk_id)
@@ -84,7 +84,7 @@ def test_a_disk_needs_neither_source_nor_cache_afterwards(image_id, images, star
     assert path.read_bytes() == TRUTH
 
 
-def test_an_image_that_was_deleted_meanwhile_comes_from_peers(tmp_path, image_id, images):
+def test_flatten_fetches_a_deleted_image_from_peers(tmp_path, image_id, images):
     with hosts.cloud(tmp_path, images, ("h1", "h2")) as cloud:
         assert cloud["h1"].image_path(image_id).read_bytes() == DATA
         disk_id, path = make(cloud["h2"], image_id)
@@ -95,7 +95,7 @@ def test_an_image_that_was_deleted_meanwhile_comes_from_peers(tmp_path, image_id
         assert path.read_bytes() == TRUTH
 
 
-def test_a_disk_that_still_needs_something_is_named_and_goes_on_later(image_id, images, start):
+def test_incomplete_flatten_names_the_disk_and_resumes_later(image_id, images, start):
     agent = start()
     disk_id, path = make(agent, image_id)
     kept = images.path(image_id).rename(images.folder / "away")
@@ -114,7 +114,7 @@ def _is_flattened(agent: agents.Agent, disk_id: str) -> bool:
 
 
 @hosts.needs_take_over
-def test_guests_write_and_agents_are_killed_while_a_disk_is_flattened(image_id, start):
+def test_flatten_survives_guest_writes_and_killed_agents(image_id, start):
     agent = start()
     disk_id, path = make(agent, image_id)
     truth = bytearray(TRUTH)
@@ -136,7 +136,7 @@ def test_guests_write_and_agents_are_killed_while_a_disk_is_flattened(image_id, 
     assert path.read_bytes() == truth
 
 
-def test_unknown_disks_are_refused(start):
+def test_flatten_of_an_unknown_disk_is_refused(start):
     agent = start()
     with pytest.raises(errors.Unusable, match="no such disk"):
         agents.request(agent.control_socket, "flatten", disk_id=str(uuid.uuid4()))

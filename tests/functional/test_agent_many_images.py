@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many images on one host: what stays open of each is bounded, and all are listed and read."""
+"""Many images on one host: open descriptors are bounded, and all images are listed and readable."""
 
 import os
 import random
@@ -22,14 +22,14 @@ pytestmark = hosts.needs_fuse
 
 IMAGES = 300
 DESCRIPTORS = 192
-"""The agent may open so many: 64 of them are files of the source, which are used again."""
+"""Limit of open files: 64 of them are files of the source, which are reused."""
 MANY_IMAGES = (1500, pytest.param(10_000, marks=pytest.mark.nightly))
 MANY_DESCRIPTORS = 1024
-"""systemd's default of LimitNOFILE: fewer than there are images."""
+"""systemd's default of LimitNOFILE: below the number of images."""
 READERS = 8
 LIFE_S = 500.0
 LONG_TURN_S = 0.01
-"""Another guest's cached read waits for the end of a turn of the event loop."""
+"""A cached read of another guest waits for the end of a turn of the event loop."""
 IMAGE_BYTES = 4096
 
 
@@ -38,7 +38,7 @@ def body(n: int) -> bytes:
 
 
 def add_images(images: local.ImageFolder, count: int) -> dict[ids.ImageId, int]:
-    """Add images of one chunk each, and return which of them has which body."""
+    """Add images of one chunk each, and return the seed of each image's body."""
     cut = geometry.Geometry(IMAGE_BYTES, geometry.DEFAULT_CHUNK_BYTES)
     added = {ids.parse_image_id(str(uuid.uuid4())): n for n in range(count)}
     for image_id, n in added.items():
@@ -49,7 +49,7 @@ def add_images(images: local.ImageFolder, count: int) -> dict[ids.ImageId, int]:
 
 
 def wrong_or_failed(agent: agents.Agent, added: Mapping[ids.ImageId, int]) -> list[str]:
-    """Read each image once, as several guests at a time do; return what did not go well."""
+    """Read each image once in several threads, and return what failed."""
 
     def read(one: tuple[ids.ImageId, int]) -> str:
         try:

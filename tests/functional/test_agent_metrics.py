@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Prometheus endpoint: it parses, and it says what status says."""
+"""The Prometheus endpoint: its output parses and equals status."""
 
 import json
 import socket
@@ -86,7 +86,7 @@ def test_failed_reads_are_counted(images, start, port):
     assert one(scrape(port), "acstor_failed_reads_total") >= 1
 
 
-def test_scrapes_while_images_are_attached_and_read_do_no_harm(images, start, port):
+def test_scrapes_succeed_while_images_are_attached_and_read(images, start, port):
     agent = start(metrics_listen=f"{local.LOOPBACK}:{port}")
     pid = agent.worker_pid()
     end = threading.Event()
@@ -114,7 +114,7 @@ def test_scrapes_while_images_are_attached_and_read_do_no_harm(images, start, po
     assert agent.status()["worker_pid"] == pid
 
 
-def test_odd_clients_of_the_endpoint_do_no_harm(images, start, port):
+def test_malformed_requests_do_not_harm_the_endpoint(images, start, port):
     agent = start(metrics_listen=f"{local.LOOPBACK}:{port}")
     for data in (b"\x00" * 1000, b"GET /" + b"x" * 100_000, b"POST /metrics HTTP/1.1\r\n\r\n", b""):
         with socket.create_connection((local.LOOPBACK, port), timeout=5) as link:

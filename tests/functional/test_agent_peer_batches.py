@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real agents and what may happen within a batch of chunks: a lie, a new table, another version."""
+"""Events within a batch of chunks of real agents: a wrong chunk, a new ring, another version."""
 
 import contextlib
 import threading
@@ -28,11 +28,11 @@ def image_id(images):
 
 
 class Giver:
-    """A host that gives right bytes, but for one chunk of its first long batch.
+    """A host that serves right bytes, except one chunk of its first long batch.
 
-    :ivar batches: how many chunks each message asked for
-    :ivar lies: offsets at which others were given
-    :ivar may_answer: clear: it thinks
+    :ivar batches: number of chunks in each request
+    :ivar lies: offsets of the wrong chunks
+    :ivar may_answer: while it is clear, the host delays its response
     """
 
     def __init__(self, is_liar=False):
@@ -59,7 +59,7 @@ def failed_reads(cloud, image_id):
     return sum(s["images"][image_id]["failed_reads"] for s in cloud.statuses().values())
 
 
-def test_lie_inside_a_batch_costs_its_teller_his_trust_and_no_other_chunk(
+def test_wrong_chunk_in_a_batch_backs_its_sender_off_and_keeps_the_others(
     tmp_path, images, image_id
 ):
     giver = Giver(is_liar=True)
@@ -73,12 +73,12 @@ def test_lie_inside_a_batch_costs_its_teller_his_trust_and_no_other_chunk(
             assert "liar is in backoff" in cloud["h1"].log()
             assert failed_reads(cloud, image_id) == 0
             got = cloud["h1"].status()["fetched"]["home"]["bytes"]
-            assert got >= CHUNK  # those beside the wrong one were taken
+            assert got >= CHUNK  # the right chunks beside the wrong one were used
             assert exchange["source_bytes"] + got == len(DATA)
 
 
 @pytest.mark.parametrize("stays", [True, False], ids=["homes move", "the giver leaves"])
-def test_table_that_changes_before_the_answer_costs_no_read(tmp_path, images, image_id, stays):
+def test_ring_change_before_the_response_fails_no_read(tmp_path, images, image_id, stays):
     giver = Giver()
     with lying_peer.answering("h9", giver.answer) as peer:
         ghosts = {"h9": peer.port}
@@ -114,7 +114,7 @@ def test_table_that_changes_before_the_answer_costs_no_read(tmp_path, images, im
 def test_hosts_of_two_versions_refuse_each_other_by_name_and_read_the_source(
     tmp_path, images, image_id
 ):
-    """One host of three is upgraded first; then it goes back, and the cloud is whole again."""
+    """One host of three is upgraded first and then downgraded; all exchange again."""
 
     def each(name):
         return NEXT if name == "h3" else {}
@@ -125,7 +125,9 @@ def test_hosts_of_two_versions_refuse_each_other_by_name_and_read_the_source(
         assert failed_reads(cloud, image_id) == 0
         statuses = cloud.statuses()
         for name, status in statuses.items():
-            assert status["exchange"]["invalid_chunks"] == 0, name  # it does not lie
+            assert status["exchange"]["invalid_chunks"] == 0, (
+                name
+            )  # a version mismatch is no invalid chunk
         assert statuses["h3"]["exchange"]["source_bytes"] == len(DATA)
         assert statuses["h3"]["exchange"]["served_chunks"] == 0
         assert statuses["h1"]["exchange"]["served_chunks"] > 0  # to h2
@@ -152,8 +154,8 @@ def test_hosts_of_two_versions_refuse_each_other_by_name_and_read_the_source(
         hosts.wait_until(is_asked, "what the host of the same version gives again", 30)
 
 
-def test_host_that_stands_still_now_and_then_blames_nobody(tmp_path, images, image_id):
-    """A second at a time, twice as long as it waits for a peer: others go on and answer."""
+def test_host_that_is_paused_repeatedly_puts_no_peer_in_backoff(tmp_path, images, image_id):
+    """The host stops for a second at a time, twice its peer timeout, while peers respond."""
     options = {"variants": "no-read-ahead", "constants": {tuned.PEER_SILENCE_S: 0.5}}
     with hosts.cloud(tmp_path, images, ("h1", "h2", "h3"), life_s=90, **options) as cloud:
         for name in ("h2", "h3"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts and peers that misbehave: floods, forged senders, flapping, twins, a dead endpoint."""
+"""Misbehaving hosts and peers: floods, forged senders, flapping, duplicate ids, a dead endpoint."""
 
 import contextlib
 import ctypes
@@ -52,7 +52,7 @@ def listening_fd(pid: int, port: int) -> int:
 
 
 def shut_down_listener(pid: int, port: int) -> None:
-    """Make another process's listening socket stop listening, for real and behind its back."""
+    """Shut down another process's listening socket from outside."""
     pidfd = os.pidfd_open(pid)
     try:
         copy = ctypes.CDLL(None, use_errno=True).syscall(
@@ -66,7 +66,7 @@ def shut_down_listener(pid: int, port: int) -> None:
         os.close(pidfd)
 
 
-def test_agent_whose_endpoint_died_opens_it_again(tmp_path, images, image_id):
+def test_dead_peer_listener_is_opened_again(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, ("h1", "h2"), variants="no-read-ahead") as cloud:
         pid = cloud["h2"].worker_pid()
         for times in (1, 2):
@@ -94,7 +94,7 @@ def impostor(cloud: hosts.Cloud, to: str, name: str) -> Iterator[socket.socket]:
 
 
 def flood(link: socket.socket, kind: type[peer_wire.Notification], count: int) -> None:
-    """Send full messages as fast as they are taken, half true and half invented."""
+    """Send full messages as fast as the agent takes them, half true and half invented."""
     for number in range(count):
         invented = range(1 + number * 400, 401 + number * 400)
         prefixes = [*invented, *(ids.oid_of(cid) for cid in CIDS[:100])]
@@ -102,7 +102,7 @@ def flood(link: socket.socket, kind: type[peer_wire.Notification], count: int) -
 
 
 def keeps(count: int, lease_s: int = 86400) -> peer_wire.ReplicaRequest:
-    """Return what asks for images that are not there."""
+    """Return a request to keep images that do not exist."""
     return peer_wire.ReplicaRequest(
         tuple(
             replica_messages.Lease(ids.ImageId(str(uuid.UUID(int=number))), lease_s)
@@ -111,7 +111,7 @@ def keeps(count: int, lease_s: int = 86400) -> peer_wire.ReplicaRequest:
     )
 
 
-def test_images_that_nobody_has_are_not_kept_and_hold_nobody_up(tmp_path, images, image_id):
+def test_leases_of_unknown_images_do_not_delay_valid_ones(tmp_path, images, image_id):
     options = {"keep_images": "cloud", "constants": {tuned.BOOT_IDLE_S: 1.0}}
     with hosts.cloud(tmp_path, images, ("h1", "h2", "h3"), life_s=200, **options) as cloud:
         with impostor(cloud, "h1", "h3") as link:
@@ -149,7 +149,7 @@ def resident_bytes(pid: int | None) -> int:
 
 
 @pytest.mark.parametrize("kind", [peer_wire.Advertise, peer_wire.Gone, peer_wire.EvictionHint])
-def test_flood_in_the_name_of_a_neighbour_costs_no_byte_and_no_memory(
+def test_flood_from_a_neighbour_costs_no_wrong_byte_and_bounded_memory(
     tmp_path, images, image_id, kind
 ):
     with hosts.cloud(tmp_path, images, ("h1", "h2", "h3"), life_s=60) as cloud:
@@ -172,7 +172,7 @@ def test_flood_in_the_name_of_a_neighbour_costs_no_byte_and_no_memory(
         assert sources < 1.5 * len(DATA)
 
 
-def test_strangers_are_not_listened_to(tmp_path, images, image_id):
+def test_messages_of_hosts_outside_the_ring_are_ignored(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, ("h1", "h2")) as cloud:
         assert cloud["h1"].image_path(image_id).read_bytes() == DATA
         for kind in (peer_wire.Advertise, peer_wire.Gone, peer_wire.EvictionHint):
@@ -185,7 +185,7 @@ def test_strangers_are_not_listened_to(tmp_path, images, image_id):
         assert cloud["h2"].image_path(image_id).read_bytes() == DATA
 
 
-def test_neighbour_that_comes_and_goes_costs_time_and_never_bytes(tmp_path, images, image_id):
+def test_flapping_neighbour_causes_no_failed_reads(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, ("h1", "h2", "h3"), life_s=60) as cloud:
         stop = threading.Event()
 
@@ -210,10 +210,10 @@ def test_neighbour_that_comes_and_goes_costs_time_and_never_bytes(tmp_path, imag
 @pytest.mark.parametrize(
     ("variants", "most_reads"), [("no-read-ahead", 3), (f"no-read-ahead,{hosts.BY_HOMES}", 2)]
 )
-def test_two_hosts_with_one_id_cost_source_reads_and_no_bytes(
+def test_two_hosts_with_one_id_cost_source_reads_but_no_wrong_bytes(
     tmp_path, images, image_id, variants, most_reads
 ):
-    """A copied configuration: the twin takes itself for the home of h2's chunks."""
+    """A copied configuration: the twin acts as the home of h2's chunks."""
     with (
         hosts.cloud(tmp_path, images, ("h1", "h2"), variants=variants) as cloud,
         hosts.running(
@@ -237,8 +237,8 @@ def test_two_hosts_with_one_id_cost_source_reads_and_no_bytes(
         assert all(agent.status()["exchange"]["invalid_chunks"] == 0 for agent in everyone)
 
 
-def test_host_for_which_time_jumped_goes_on(tmp_path, images, image_id):
-    """Stopped for longer than every patience: for it the clock jumps, and all timeouts fire."""
+def test_host_whose_clock_jumps_resumes_reads(tmp_path, images, image_id):
+    """The host is stopped for longer than every timeout: its clock jumps, and all timeouts fire."""
     options = {"constants": {tuned.PEER_SILENCE_S: 0.3}, "read_deadline_s": 10.0}
     with hosts.cloud(tmp_path, images, ("h1", "h2"), **options) as cloud:
         reader_got: list[bool] = []

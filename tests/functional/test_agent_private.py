@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks of images that not everybody may read: on which hosts they come to lie, and what it costs.
+"""Chunks of private images: which hosts cache them, and how often the source is read.
 
 Six agents on one ring; instances of some of them use the image.
+
 """
 
 import os
@@ -26,7 +27,7 @@ SLACK = 1.1
 
 
 def read_on(folder, images, users, naming):
-    """Read an image on some hosts, one after the other; return what all hosts say after it."""
+    """Read an image on some hosts, one after the other, and return the status of all hosts."""
     image_id = images.add(DATA, naming=naming)
     with hosts.cloud(folder, images, NAMES) as cloud:
         for name in users:
@@ -47,7 +48,7 @@ def kept_bytes(statuses, *names):
 @pytest.mark.parametrize(
     "naming", [deduplication.Naming(KEY), deduplication.PLAIN], ids=["private", "public"]
 )
-def test_homes_keep_chunks_of_images_that_they_do_not_use(tmp_path, images, naming):
+def test_homes_cache_chunks_of_images_that_they_do_not_use(tmp_path, images, naming):
     users, others = NAMES[:3], NAMES[3:]
     statuses = read_on(tmp_path, images, users, naming)
     read, kept = source_bytes(statuses), kept_bytes(statuses, *others)

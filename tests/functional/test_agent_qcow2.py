@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests read a qcow2 image as it is: byte for byte what qemu-img makes of it, from any source."""
+"""Guests read a qcow2 image from any source: the bytes equal qemu-img's conversion."""
 
 import os
 import pathlib
@@ -25,7 +25,7 @@ CHUNK = geometry.DEFAULT_CHUNK_BYTES
 
 
 @pytest.mark.parametrize("options", qcow2_images.KINDS.values(), ids=qcow2_images.KINDS)
-def test_qcow2_image_is_read_as_qemu_reads_it(images, start, options):
+def test_qcow2_image_reads_as_qemu_img_converts_it(images, start, options):
     data = qcow2_images.some_bytes(7 * MIB + 77 * 512)
     image_id = qcow2_images.add(images, data, options)
     path = start().image_path(image_id)
@@ -35,7 +35,7 @@ def test_qcow2_image_is_read_as_qemu_reads_it(images, start, options):
 
 @pytest.mark.parametrize("chunk_bytes", [16 * KIB, MIB, 4 * MIB])
 @pytest.mark.parametrize("cluster", ["4k", "64k", "2M"])
-def test_chunks_and_clusters_need_not_be_alike(images, start, chunk_bytes, cluster):
+def test_chunks_and_clusters_may_differ_in_size(images, start, chunk_bytes, cluster):
     data = qcow2_images.some_bytes(9 * MIB)
     options = ("-c", "-o", f"cluster_size={cluster}")
     image_id = qcow2_images.add(images, data, options, chunk_bytes=chunk_bytes)
@@ -61,7 +61,7 @@ def test_qcow2_image_is_read_over_http(images, start, options):
         assert server.body_bytes < len(stored) * 1.05 + 2 * of_map
 
 
-def test_same_content_is_shared_by_a_raw_and_a_qcow2_image(images, start):
+def test_raw_and_qcow2_images_share_chunks_of_the_same_content(images, start):
     data = qcow2_images.some_bytes(4 * MIB)
     raw_id, qcow2_id = images.add(data), qcow2_images.add(images, data)
     agent = start()
@@ -72,7 +72,7 @@ def test_same_content_is_shared_by_a_raw_and_a_qcow2_image(images, start):
     assert agent.status()["exchange"]["source_bytes"] == before
 
 
-def test_image_is_refused_if_another_file_has_taken_its_place(images, start):
+def test_replaced_image_file_is_refused(images, start):
     image_id = qcow2_images.add(images, qcow2_images.some_bytes(4 * MIB))
     with (images.folder / f"{image_id}.qcow2").open("ab") as file:
         file.write(b"more")
@@ -89,7 +89,7 @@ def _damage(path: pathlib.Path, offset: int) -> None:
         file.write(bytes([byte[0] ^ 0xFF]))
 
 
-def test_qcow2_file_that_was_changed_gives_no_wrong_bytes(images, start, tmp_path):
+def test_changed_cluster_fails_with_an_error_and_others_are_read(images, start, tmp_path):
     data = qcow2_images.some_bytes(2 * MIB)
     image_id = qcow2_images.add(images, data)
     agent = start(read_deadline_s=1.0, variants="no-read-ahead")
@@ -105,8 +105,8 @@ def test_qcow2_file_that_was_changed_gives_no_wrong_bytes(images, start, tmp_pat
     assert hosts.read_direct(image, CHUNK, CHUNK) == data[CHUNK : 2 * CHUNK]
 
 
-def test_other_source_gives_what_one_has_changed(images, start, tmp_path):
-    """A place that lies is known by its lie, and the next one is asked."""
+def test_second_source_serves_a_chunk_that_is_corrupt_in_the_first(images, start, tmp_path):
+    """The agent detects the wrong bytes of one source and reads the next one."""
     data = qcow2_images.some_bytes(2 * MIB)
     image_id = qcow2_images.add(images, data)
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
@@ -130,7 +130,7 @@ def test_home_reads_a_qcow2_image_that_it_does_not_mirror(tmp_path, images):
         assert not home["images"]
 
 
-def test_qcow2_image_that_nobody_opens_becomes_whole_after_a_restart(images, start):
+def test_fill_of_an_unopened_qcow2_image_completes_after_a_restart(images, start):
     data = qcow2_images.some_bytes(9 * MIB)
     image_id = qcow2_images.add(images, data, qcow2_images.DEFLATED)
     agent = start(**keeping.KEEPING, fill_rate_limit_mbit=1.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest, Nova and libvirt see of a mirror: the bytes of the image and a read-only file."""
+"""A mirror as a guest, Nova and libvirt see it: the image's bytes in a read-only file."""
 
 import errno
 import mmap
@@ -40,7 +40,7 @@ def test_whole_image_equals_the_file(images, start, chunk_bytes):
     assert hosts.read_direct(path, 0, 10 * MIB) == data
 
 
-def test_image_of_any_length_ends_where_it_ends(images, start):
+def test_image_of_any_length_reads_to_its_end(images, start):
     agent = start()
     for size_bytes in (0, 1, 4095, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 4097):
         data = local.random_bytes(size_bytes, seed=size_bytes)
@@ -51,7 +51,7 @@ def test_image_of_any_length_ends_where_it_ends(images, start):
         assert hosts.read_direct(path, 8 * CHUNK, 4096) == b""
 
 
-def test_any_range_is_what_the_file_has_there(images, start):
+def test_any_range_equals_that_of_the_file(images, start):
     data = local.random_bytes(5 * MIB + 777, zero_share=0.2)
     path = start(cache_limit_bytes=2 * MIB).image_path(images.add(data))
     rng = random.Random(5)
@@ -65,7 +65,7 @@ def test_any_range_is_what_the_file_has_there(images, start):
             assert hosts.read_direct(path, start_4k, length_4k) == expected
 
 
-def test_holes_of_a_sparse_image_cost_nothing(images, start):
+def test_holes_of_a_sparse_image_are_not_fetched(images, start):
     data = bytearray(64 * MIB)
     data[40 * MIB : 40 * MIB + 5] = b"hello"
     image_id = images.add(bytes(data))
@@ -76,7 +76,7 @@ def test_holes_of_a_sparse_image_cost_nothing(images, start):
     assert status["read"]["zero"]["bytes"] == 64 * MIB - CHUNK
 
 
-def test_chunks_that_are_alike_are_read_once(images, start):
+def test_equal_chunks_are_fetched_once(images, start):
     one = local.random_bytes(CHUNK, seed=1)
     image_id = images.add(one * 32)
     agent = start()
@@ -99,9 +99,7 @@ def test_stat_shows_a_file_without_holes(images, start):
     assert seen.st_blksize == CHUNK
 
 
-def test_tar_that_looks_for_holes_archives_every_byte_of_an_image_that_is_not_here(
-    images, start, tmp_path
-):
+def test_tar_with_hole_detection_archives_every_byte_of_an_uncached_image(images, start, tmp_path):
     data = local.random_bytes(16 * CHUNK)
     image_id = images.add(data)
     path, archive = start().image_path(image_id), tmp_path / "image.tar"
@@ -110,7 +108,7 @@ def test_tar_that_looks_for_holes_archives_every_byte_of_an_image_that_is_not_he
     assert unpacked == data
 
 
-def test_chunks_of_another_run_are_there_at_once(images, start):
+def test_cached_chunks_survive_a_restart(images, start):
     image_id = images.add(local.random_bytes(16 * CHUNK))
     agent = start()
     hosts.read_direct(agent.image_path(image_id), 0, 4 * CHUNK)
@@ -121,7 +119,7 @@ def test_chunks_of_another_run_are_there_at_once(images, start):
     assert agent.status()["images"][image_id]["cached_bytes"] == 4 * CHUNK
 
 
-def test_folder_lists_what_was_opened_and_what_was_ensured(images, start):
+def test_folder_lists_only_opened_and_attached_images(images, start):
     opened, ensured, other = (images.add(local.random_bytes(CHUNK, seed=n)) for n in range(3))
     agent = start()
     folder = agent.mount_point / "images"
@@ -135,7 +133,7 @@ def test_folder_lists_what_was_opened_and_what_was_ensured(images, start):
         assert all(entry.is_file() and entry.stat().st_size == CHUNK for entry in entries)
 
 
-def test_name_without_an_image_is_not_there_at_once(images, start):
+def test_name_without_an_image_is_refused_at_once(images, start):
     images.add(b"an image, since an empty folder may be one that was not mounted")
     agent = start()
     for name in (
@@ -156,9 +154,9 @@ def test_name_without_an_image_is_not_there_at_once(images, start):
         assert time.monotonic() - began < 5
 
 
-def test_image_that_comes_later_is_found_then(images, start):
+def test_image_added_later_is_found(images, start):
     path = start().image_path(UNKNOWN)
-    assert errno_of(os.stat, path) == errno.EIO  # the empty folder may be one that was not mounted
+    assert errno_of(os.stat, path) == errno.EIO  # an empty folder may be an unmounted one
     images.add(b"another one")
     assert not path.exists()
     images.add(b"now" * 5000, UNKNOWN)
@@ -198,7 +196,7 @@ def test_names_in_the_mirror_cannot_be_changed(images, start):
 
 
 def test_errno_of_wrong_names_is_that_of_any_file_system(images, start):
-    """The cases are those of pjdfstest, which itself needs a file system that it can write to."""
+    """The cases are those of pjdfstest, which itself needs a writable file system."""
     path = start().image_path(images.add(b"x" * 5000))
     folder, missing = path.parent, path.parent / "missing"
     for wanted, action, *args in (
@@ -227,7 +225,7 @@ def test_errno_of_wrong_names_is_that_of_any_file_system(images, start):
     assert path.read_bytes() == b"x" * 5000
 
 
-def test_time_stamp_is_kept_over_restarts(images, start):
+def test_timestamp_is_kept_over_restarts(images, start):
     agent = start()
     path = agent.image_path(images.add(b"x" * 5000))
     os.utime(path, ns=(1_700_000_000_123_456_789, 1_700_000_001_123_456_789))
@@ -249,7 +247,7 @@ def test_statvfs_shows_the_cache(images, start):
     assert 60 * MIB <= seen.f_frsize * seen.f_bavail < 61 * MIB  # a slab of 4 MiB is made
 
 
-def test_extended_attributes_are_not_there_and_do_no_harm(images, start):
+def test_extended_attributes_are_refused(images, start):
     path = start().image_path(images.add(b"x" * 5000))
     for name in ("security.selinux", "user.a", "trusted.libvirt.security.dac"):
         assert errno_of(os.getxattr, path, name) in (errno.EOPNOTSUPP, errno.ENODATA)
@@ -257,7 +255,7 @@ def test_extended_attributes_are_not_there_and_do_no_harm(images, start):
     subprocess.run(["ls", "-laZ", path.parent], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_two_readers_of_one_image_at_once(images, start):
+def test_concurrent_readers_fetch_each_chunk_once(images, start):
     data = local.random_bytes(8 * MIB)
     image_id = images.add(data)
     agent = start()
@@ -270,7 +268,7 @@ def test_two_readers_of_one_image_at_once(images, start):
 
 
 @needs_qemu
-def test_qemu_takes_a_mirror_for_a_backing_file(images, start, tmp_path):
+def test_qemu_uses_a_mirror_as_a_backing_file(images, start, tmp_path):
     data = local.random_bytes(6 * MIB + 512, zero_share=0.4)
     image_id = images.add(data)
     path = str(start().image_path(image_id))
@@ -305,11 +303,11 @@ def test_guests_writes_stay_in_the_overlay(images, start, tmp_path):
     assert path.read_bytes() == data == images.path(image_id).read_bytes()
 
 
-def test_file_is_closed_without_an_agent_that_hangs(images, start):
-    """QEMU of a deleted server closes its base; not even SIGKILL ended it while it waited."""
+def test_close_does_not_wait_for_a_frozen_agent(images, start):
+    """QEMU closes a deleted server's base; if the close waited, SIGKILL would not end it."""
     agent = start()
     path = agent.image_path(images.add(local.random_bytes(MIB)))
-    path.read_bytes()  # the first close of a mount is the only one that the agent hears of
+    path.read_bytes()  # the agent gets only the first close of a mount
     command = ["sh", "-c", "exec 3<$0; echo open; read line; exec 3<&-", path]
     reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert reader.stdout.readline() == b"open\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New v-node tables under readers: no request is lost, and the source is read about once."""
+"""New ring tables during reads: no read fails, and the source is read about once."""
 
 import contextlib
 import json
@@ -25,13 +25,13 @@ DATA = local.random_bytes(12 * MIB, seed=9)
 NAMES = ("h1", "h2", "h3", "h4")
 PODS = {"h1": "site/pod1", "h2": "site/pod1", "h3": "site/pod2", "h4": "site/pod2"}
 ONCE = {"variants": hosts.BY_HOMES, "constants": {tuned.PEER_SILENCE_S: 5}}
-"""A peer that is given up on a slow machine may read the source twice."""
+"""A peer timeout on a slow machine may cause a second read of the source."""
 QUIET = {**ONCE, "variants": f"{hosts.BY_HOMES},no-advertisements"}
 FEW_COPIES = {tuned.COPIES_LIMIT: 1}
 
 
 def located(cloud: hosts.Cloud, epoch: int, **fields: Any) -> dict[str, Any]:
-    """Return the cloud's table with its hosts in two pods."""
+    """Return the cloud's ring table with its hosts in two pods."""
     table = hosts.ring_table(cloud.ports, epoch)
     for host in table["hosts"]:
         host["location"] = PODS[host["host"]]
@@ -45,7 +45,7 @@ def write(cloud: hosts.Cloud, table: dict[str, Any]) -> None:
 
 
 def adopt(cloud: hosts.Cloud, table: dict[str, Any]) -> None:
-    """Give the cloud a table and wait until all have it."""
+    """Set the ring table on all hosts and wait until all apply it."""
     write(cloud, table)
     epochs = [table["epoch"]] * len(cloud.agents)
     hosts.wait_until(
@@ -60,7 +60,7 @@ def count(cloud: hosts.Cloud, name: str) -> int:
 
 
 class Reader(threading.Thread):
-    """Reads an image in small steps; ``is_right`` says whether all bytes were right."""
+    """Reads an image in small steps; ``is_right`` tells whether all bytes were right."""
 
     def __init__(self, path: pathlib.Path, pause_s: float = 0.0) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Reader(threading.Thread):
 
 @contextlib.contextmanager
 def reading(cloud: hosts.Cloud, image_id: ids.ImageId, *names: str) -> Iterator[list[Reader]]:
-    """Have hosts read an image while the block runs, and check what they got."""
+    """Have hosts read an image while the block runs, and check the bytes."""
     readers = [Reader(cloud[name].image_path(image_id), 0.03) for name in names]
     for reader in readers:
         reader.start()
@@ -103,7 +103,7 @@ def image_id(images):
     return images.add(DATA)
 
 
-def test_new_weights_under_readers_cost_no_second_read_of_the_source(tmp_path, images, image_id):
+def test_new_weights_during_reads_cause_no_second_read_of_the_source(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, NAMES, **ONCE) as cloud:
         with reading(cloud, image_id, "h2", "h3") as readers:
             wait_half_way(readers)
@@ -112,11 +112,11 @@ def test_new_weights_under_readers_cost_no_second_read_of_the_source(tmp_path, i
             write(cloud, table)
         with reading(cloud, image_id, *NAMES):
             pass
-        # One home reads, whoever has which table.
+        # One home reads, under either table.
         assert count(cloud, "source_bytes") == len(DATA)
 
 
-def test_image_read_before_the_change_is_not_read_again_after_it(tmp_path, images, image_id):
+def test_cached_image_is_not_read_from_the_source_again_after_a_remap(tmp_path, images, image_id):
     """Neither the image itself nor another one with the same chunks at other offsets."""
     swapped = images.add(DATA[4 * MIB :] + DATA[: 4 * MIB])
     with hosts.cloud(tmp_path, images, NAMES, **QUIET) as cloud:
@@ -132,9 +132,7 @@ def test_image_read_before_the_change_is_not_read_again_after_it(tmp_path, image
         assert count(cloud, "relayed_bytes") > MIB
 
 
-def test_host_that_leaves_the_ring_under_readers_still_gives_what_it_has(
-    tmp_path, images, image_id
-):
+def test_host_that_left_the_ring_still_serves_its_chunks(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, NAMES, **ONCE) as cloud:
         with reading(cloud, image_id, "h1", "h2") as readers:
             wait_half_way(readers)
@@ -147,7 +145,7 @@ def test_host_that_leaves_the_ring_under_readers_still_gives_what_it_has(
         assert all(s["exchange"]["in_backoff"] == {} for s in cloud.statuses().values())
 
 
-def test_host_that_died_is_taken_off_the_ring_under_readers(tmp_path, images, image_id):
+def test_removal_of_a_dead_host_from_the_ring_fails_no_read(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, NAMES, constants={tuned.PEER_SILENCE_S: 1}) as cloud:
         with reading(cloud, image_id, "h1", "h2") as readers:
             wait_half_way(readers)
@@ -162,7 +160,7 @@ def test_host_that_died_is_taken_off_the_ring_under_readers(tmp_path, images, im
 
 
 @pytest.mark.parametrize(("outer", "copies"), [(None, 2), (2, 1)])
-def test_each_pod_reads_the_source_once_or_asks_the_other_pod(
+def test_each_pod_reads_the_source_once_or_fetches_from_the_other_pod(
     tmp_path, images, image_id, outer, copies
 ):
     with hosts.cloud(tmp_path, images, NAMES, **ONCE) as cloud:
@@ -173,7 +171,7 @@ def test_each_pod_reads_the_source_once_or_asks_the_other_pod(
         assert count(cloud, "relayed_bytes") == (2 - copies) * len(DATA)
 
 
-def test_cloud_that_is_divided_into_pods_under_readers_reads_right(tmp_path, images, image_id):
+def test_division_into_pods_during_reads_causes_no_second_source_read(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, NAMES, **ONCE) as cloud:
         with reading(cloud, image_id, *NAMES) as readers:
             wait_half_way(readers)
@@ -183,7 +181,7 @@ def test_cloud_that_is_divided_into_pods_under_readers_reads_right(tmp_path, ima
         assert count(cloud, "source_bytes") <= 1.02 * len(DATA)
 
 
-def test_older_and_broken_tables_change_nothing_under_readers(tmp_path, images, image_id):
+def test_older_and_invalid_tables_are_refused_during_reads(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, NAMES[:2], **ONCE) as cloud:
         adopt(cloud, hosts.ring_table(cloud.ports, 7))
         with reading(cloud, image_id, "h1", "h2"):
@@ -197,7 +195,7 @@ def test_older_and_broken_tables_change_nothing_under_readers(tmp_path, images, 
         assert "not taken" in cloud["h1"].log()
 
 
-def test_full_caches_take_back_what_they_told(tmp_path, images, image_id):
+def test_full_caches_withdraw_their_advertisements(tmp_path, images, image_id):
     small = {"cache_limit_bytes": 4 * MIB}
     with hosts.cloud(tmp_path, images, NAMES[:2], **small, **ONCE) as cloud:
         with reading(cloud, image_id, "h1", "h2"):
@@ -210,9 +208,7 @@ def test_full_caches_take_back_what_they_told(tmp_path, images, image_id):
         assert count(cloud, "false_advertisements") < 0.1 * count(cloud, "advertised_chunks")
 
 
-def test_home_counts_every_holder_whether_it_had_the_chunk_already_or_not(
-    tmp_path, images, image_id
-):
+def test_home_counts_holders_that_had_the_chunk_before(tmp_path, images, image_id):
     options = {"variants": "no-advertisements,no-referrals", "constants": FEW_COPIES, "life_s": 60}
     with hosts.cloud(tmp_path, images, NAMES, **options) as cloud:
         with reading(cloud, image_id, *NAMES):
@@ -224,12 +220,12 @@ def test_home_counts_every_holder_whether_it_had_the_chunk_already_or_not(
         assert count(cloud, "demoted_chunks") <= count(cloud, "demotion_requests_sent")
 
 
-def test_home_tells_holders_beyond_the_limit_to_let_go(tmp_path, images, image_id):
+def test_home_demotes_chunks_of_holders_beyond_the_limit(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, NAMES, constants=FEW_COPIES, life_s=60) as cloud:
         with reading(cloud, image_id, *NAMES):
             pass
         hosts.wait_until(lambda: count(cloud, "demoted_chunks") > 0, "chunks that may go", 30)
         assert count(cloud, "demoted_chunks") <= count(cloud, "demotion_requests_sent")
-        with reading(cloud, image_id, *NAMES):  # there is room: nothing was dropped
+        with reading(cloud, image_id, *NAMES):  # no chunk was dropped: the caches have free space
             pass
         assert count(cloud, "source_bytes") < 1.5 * len(DATA)

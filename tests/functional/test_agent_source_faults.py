@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A source that answers badly, late or not at all: patience up to the deadline, then EIO."""
+"""Sources that respond badly, late or not at all: retries until the deadline, then EIO."""
 
 import errno
 import os
@@ -65,7 +65,7 @@ def errno_of(action, *args) -> int:
         (http_server.slow(5), "did not arrive within 1 s"),
     ],
 )
-def test_bad_answers_are_eio_until_they_are_good_again(web, start, behaviour, said):
+def test_bad_responses_cause_eio_until_the_source_recovers(web, start, behaviour, said):
     server, image_id = web
     agent = begin(start, server)
     path, pid = agent.image_path(image_id), agent.worker_pid()
@@ -74,7 +74,7 @@ def test_bad_answers_are_eio_until_they_are_good_again(web, start, behaviour, sa
     began = time.monotonic()
     assert errno_of(read, path, 5) == errno.EIO
     assert time.monotonic() - began < 4
-    assert read(path, 0) == chunk(0)  # what is cached needs no source
+    assert read(path, 0) == chunk(0)  # a cached chunk needs no source
     assert said in agent.log()
     server.always = http_server.fine
     assert read(path, 5) == chunk(5)
@@ -82,7 +82,7 @@ def test_bad_answers_are_eio_until_they_are_good_again(web, start, behaviour, sa
     assert (status["worker_pid"], status["images"][image_id]["failed_reads"]) == (pid, 1)
 
 
-def test_passing_faults_are_never_seen(web, start):
+def test_transient_faults_fail_no_read(web, start):
     server, image_id = web
     agent = begin(start, server, read_deadline_s=10)
     agent.ctl("attach", image_id)
@@ -93,7 +93,7 @@ def test_passing_faults_are_never_seen(web, start):
     assert agent.status()["images"][image_id]["failed_reads"] == 0
 
 
-def test_source_that_does_ranges_for_nobody_is_named_at_once(web, start):
+def test_source_without_range_requests_is_reported_at_once(web, start):
     server, image_id = web
     server.always = http_server.whole_file
     agent = begin(start, server, read_deadline_s=20)
@@ -111,9 +111,7 @@ def test_source_that_does_ranges_for_nobody_is_named_at_once(web, start):
         (http_server.status(403), "Let the user of this source read the file"),
     ],
 )
-def test_permanent_refusal_is_a_warning_and_a_trouble_until_it_is_over(
-    web, start, behaviour, remedy
-):
+def test_permanent_refusal_is_logged_and_reported_until_it_ends(web, start, behaviour, remedy):
     server, image_id = web
     server.always = behaviour
     agent = begin(start, server)
@@ -131,7 +129,7 @@ def test_permanent_refusal_is_a_warning_and_a_trouble_until_it_is_over(
 
 
 def server_down_and_up(files: dict[str, bytes], port: int, down_s: float):
-    """Serve again on ``port`` after a while."""
+    """Start the server again on ``port`` after a delay."""
 
     def serve(is_over: threading.Event) -> None:
         if not is_over.wait(down_s):
@@ -141,7 +139,7 @@ def server_down_and_up(files: dict[str, bytes], port: int, down_s: float):
     return server_threads.beside(serve)
 
 
-def test_source_that_comes_back_in_time_is_waited_for(images, start):
+def test_reads_wait_for_a_source_that_returns_before_the_deadline(images, start):
     image_id = images.add(DATA)
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     with http_server.serve(files) as server:
@@ -155,7 +153,7 @@ def test_source_that_comes_back_in_time_is_waited_for(images, start):
     assert agent.status()["images"][image_id]["failed_reads"] == 0
 
 
-def test_source_that_stays_away_is_eio_and_the_rest_stays_readable(images, start):
+def test_unreachable_source_causes_eio_and_cached_chunks_are_read(images, start):
     image_id = images.add(DATA)
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     with http_server.serve(files) as server:
@@ -178,7 +176,7 @@ def test_source_that_stays_away_is_eio_and_the_rest_stays_readable(images, start
     assert agent.worker_pid() != pid
 
 
-def test_image_cannot_be_attached_while_the_source_is_away(images, start):
+def test_image_cannot_be_attached_while_the_source_is_down(images, start):
     image_id = images.add(DATA)
     with http_server.serve({}) as server:
         pass
@@ -189,7 +187,7 @@ def test_image_cannot_be_attached_while_the_source_is_away(images, start):
     assert server.url in agent.log()
 
 
-def test_second_source_is_asked_when_the_first_is_away(images, start):
+def test_second_source_is_read_when_the_first_is_down(images, start):
     image_id = images.add(DATA)
     with http_server.serve({}) as server:
         pass

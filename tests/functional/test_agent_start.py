@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent that cannot start says what is wrong, ends with status 1 and leaves nothing mounted."""
+"""An agent that cannot start logs the reason, exits with status 1 and leaves nothing mounted."""
 
 import os
 import pathlib
@@ -60,7 +60,7 @@ def test_http_source_without_a_url_is_named(tmp_path):
     assert (status, "[source_http] url" in words) == (1, True)
 
 
-def test_insecure_is_said_where_others_reach_the_agent(start):
+def test_insecure_reachable_listener_is_logged(start):
     agent = start(
         peer_listen=f"0.0.0.0:{local.unused_port()}",
         peer_security="insecure",
@@ -68,7 +68,7 @@ def test_insecure_is_said_where_others_reach_the_agent(start):
     assert "peer_security = insecure: whoever reaches this host's port" in agent.log()
 
 
-def test_agent_that_others_reach_does_not_start_without_a_certificate(tmp_path):
+def test_reachable_agent_without_a_certificate_does_not_start(tmp_path):
     own = {"peer_listen": f"0.0.0.0:{local.unused_port()}"}
     status, words = hosts.refuse(hosts.configure(tmp_path, {"acstor_agent": own}))
     assert status == 1
@@ -76,7 +76,7 @@ def test_agent_that_others_reach_does_not_start_without_a_certificate(tmp_path):
     assert not hosts.mounts(tmp_path)
 
 
-def test_certificate_that_is_none_is_named(tmp_path):
+def test_invalid_certificate_is_named(tmp_path):
     (tmp_path / "cert.pem").write_text("hello")
     good = identities.issue("h1")
     (tmp_path / "ca.pem").write_bytes(good.ca)
@@ -91,7 +91,7 @@ def test_certificate_that_is_none_is_named(tmp_path):
     assert not hosts.mounts(tmp_path)
 
 
-def test_configuration_file_that_is_none_is_named(tmp_path):
+def test_invalid_configuration_file_is_named(tmp_path):
     (tmp_path / "broken.conf").write_text("[acstor_agent\nhost h1\n")
     status, words = hosts.refuse(tmp_path / "broken.conf")
     assert (status, "broken.conf" in words) == (1, True)
@@ -107,7 +107,7 @@ def test_mount_point_that_is_a_file_is_named(tmp_path):
     assert f"{tmp_path}/file" in words
 
 
-def test_missing_folders_are_made(tmp_path, images, start):
+def test_missing_folders_are_created(tmp_path, images, start):
     image_id = images.add(b"x" * 5000)
     folder = tmp_path / "a" / "b"
     agent = start(cache_dir=folder / "cache", state_dir=folder / "state")
@@ -123,7 +123,7 @@ def test_one_folder_may_be_both_state_and_cache(tmp_path, images, start):
     assert agent.image_path(image_id).read_bytes() == b"x" * 5000
 
 
-def test_mounted_mount_point_is_left_alone(tmp_path):
+def test_mount_point_with_a_foreign_mount_is_refused(tmp_path):
     config_file = hosts.configure(tmp_path, {})
     mount_point = tmp_path / "mirror"
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", mount_point], check=True)
@@ -137,7 +137,7 @@ def test_mounted_mount_point_is_left_alone(tmp_path):
         subprocess.run(["umount", mount_point], check=True)
 
 
-def test_state_folder_that_cannot_be_written_is_named(tmp_path):
+def test_read_only_state_folder_is_named(tmp_path):
     config_file = hosts.configure(tmp_path, {})
     folder = tmp_path / "state"
     folder.mkdir()
@@ -153,13 +153,13 @@ def test_state_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["state_dir", "cache_dir"])
-def test_folder_that_would_hide_the_mirror_is_refused(tmp_path, option):
+def test_mount_point_inside_another_folder_is_refused(tmp_path, option):
     status, words = hosts.refuse(hosts.configure(tmp_path, {"acstor_agent": {option: tmp_path}}))
     assert status == 1
     assert f"mount_point {tmp_path}/mirror: it lies in [acstor_agent] {option}" in words
 
 
-def test_folders_are_the_agents_alone_and_the_mirror_is_not(tmp_path, images, start):
+def test_folders_are_private_to_the_agent_except_the_mirror(tmp_path, images, start):
     image_id = images.add(b"x" * 5000)
     agent = start()
     assert agent.image_path(image_id).read_bytes() == b"x" * 5000
@@ -177,11 +177,11 @@ def test_folders_are_the_agents_alone_and_the_mirror_is_not(tmp_path, images, st
     for path in (agent.folder / "state", agent.folder / "state" / "maps", agent.folder / "cache"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert agent.log().count("was open to others") == 2
-    assert stat.S_IMODE(agent.mount_point.stat().st_mode) == 0o550  # for the group of QEMU
+    assert stat.S_IMODE(agent.mount_point.stat().st_mode) == 0o550  # for QEMU's group
 
 
 def refused_beside(agent: agents.Agent, folder: pathlib.Path, changes: dict) -> str:
-    """Start a second agent that must not start; the first one must not notice."""
+    """Start a second agent that must be refused without any effect on the first one."""
     status, words = hosts.refuse(hosts.configure(folder, changes))
     assert status == 1
     assert agent.status()["worker_pid"] == agent.worker_pid()
@@ -189,7 +189,7 @@ def refused_beside(agent: agents.Agent, folder: pathlib.Path, changes: dict) -> 
     return words
 
 
-def test_second_agent_with_anything_of_the_first_is_refused(tmp_path, images, start):
+def test_second_agent_sharing_a_resource_of_the_first_is_refused(tmp_path, images, start):
     data = local.random_bytes(5 * MIB)
     image_id = images.add(data)
     agent = start()
@@ -204,7 +204,7 @@ def test_second_agent_with_anything_of_the_first_is_refused(tmp_path, images, st
         assert guest.read() == data
 
 
-def test_agent_tells_its_service_manager_when_it_serves(tmp_path, images):
+def test_agent_notifies_its_service_manager_once_it_serves(tmp_path, images):
     manager = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
         told.bind(str(manager))
@@ -215,7 +215,7 @@ def test_agent_tells_its_service_manager_when_it_serves(tmp_path, images):
         with subprocess.Popen(argv, env=environment, stderr=subprocess.DEVNULL) as agent:
             try:
                 words = [told.recv(100)]
-                while words[-1] != b"READY=1":  # first it leaves its connection there
+                while words[-1] != b"READY=1":  # it stores its connection with the manager first
                     assert words[-1].startswith(b"FDSTORE=1")
                     words.append(told.recv(100))
                 assert sorted(os.listdir(tmp_path / "h1" / "mirror")) == ["disks", "images"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agents that have IPv6 alone, each in a subnet of its own: they exchange chunks all the same."""
+"""Agents with only IPv6, each in its own subnet, exchange chunks."""
 
 import pytest
 
@@ -24,12 +24,12 @@ def image_id(images: local.ImageFolder) -> ids.ImageId:
 
 
 def from_home(agent: agents.Agent, image_id: ids.ImageId) -> int:
-    """Return how many bytes of an image came from the other host while somebody waited for them."""
+    """Return how many bytes of an image came from the other host for reads that waited."""
     counted: int = agent.status()["images"][image_id]["read"]["home"]["bytes"]
     return counted
 
 
-def test_image_is_read_once_by_hosts_of_two_ipv6_subnets(
+def test_hosts_in_two_ipv6_subnets_read_the_source_once(
     images: local.ImageFolder, image_id: ids.ImageId
 ) -> None:
     with (

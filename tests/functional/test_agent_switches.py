@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever is done in another way than is best, the bytes are the same."""
+"""Variants that switch features off change no byte."""
 
 import concurrent.futures
 from typing import Any
@@ -28,11 +28,11 @@ SIMPLE = {
     Variant.CACHE_FIFO,
     FORMER,
 }
-"""As little as can be."""
+"""The smallest set of features."""
 
 
 @pytest.mark.parametrize("chosen", [*({name} for name in (*Variant, FORMER)), SIMPLE, set()])
-def test_bytes_are_the_same_with_and_without(tmp_path, chosen):
+def test_reads_return_right_bytes_with_each_feature_switched_off(tmp_path, chosen):
     images = local.ImageFolder(tmp_path / "images")
     image_id = images.add(DATA)
     options: dict[str, Any] = {"variants": ",".join(sorted(chosen - {FORMER}))}
@@ -48,5 +48,5 @@ def test_bytes_are_the_same_with_and_without(tmp_path, chosen):
         assert all(status["exchange"]["hedged_requests"] == 0 for status in statuses)
     if Variant.NO_REFERRALS in chosen:
         assert all(status["exchange"]["referrals_followed"] == 0 for status in statuses)
-    if {Variant.NO_ADVERTISEMENTS, Variant.NO_REFERRALS} <= chosen:  # nobody knows other holders
+    if {Variant.NO_ADVERTISEMENTS, Variant.NO_REFERRALS} <= chosen:  # no host knows other holders
         assert all(status["fetched"]["peer"]["bytes"] == 0 for status in statuses)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a boot went, as a real agent tells it of processes that read as guests do."""
+"""Boot timelines of a real agent, for processes that read as guests do."""
 
 import os
 import subprocess
@@ -35,8 +35,8 @@ for at in reversed(range(0, os.fstat(image).st_size, 65536)):
 print(flush=True)
 sys.stdin.read()
 """
-"""Opens the base first, as QEMU may, and the disk of an instance then; reads backwards, so that
-nothing is read ahead of it."""
+"""Opens the base and then an instance's disk, as QEMU may; reads backwards, so that no read-ahead
+starts."""
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def read_all(agent: agents.Agent, image_id: str) -> None:
         one.communicate()
 
 
-def test_boot_of_a_server_is_told_by_where_its_bytes_came_from(images, image_id, start, tmp_path):
+def test_boot_timeline_shows_the_origins_of_its_bytes(images, image_id, start, tmp_path):
     images.add_boot_image(image_id, range(CHUNKS // 2))
     disk = tmp_path / SERVER / "disk"
     disk.parent.mkdir()
@@ -94,7 +94,7 @@ def test_boot_of_a_server_is_told_by_where_its_bytes_came_from(images, image_id,
 
 
 def boot_phases_told(port: int, image_id: str) -> dict[str, float]:
-    """Return the seconds of each phase of an image's only boot, as Prometheus gets them."""
+    """Return the seconds of each phase of an image's only boot, as exported to Prometheus."""
     with urllib.request.urlopen(f"http://{local.LOOPBACK}:{port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     samples = [
@@ -109,7 +109,7 @@ def boot_phases_told(port: int, image_id: str) -> dict[str, float]:
     return {one.labels["phase"]: one.value for one in samples if one.name.endswith("_sum")}
 
 
-def test_where_nothing_is_here_the_source_is_what_was_waited_for(images, image_id, start):
+def test_boot_with_an_empty_cache_waits_longest_for_the_source(images, image_id, start):
     agent = start()
     read_all(agent, image_id)
     [boot] = agent.timelines(image_id)
@@ -119,7 +119,7 @@ def test_where_nothing_is_here_the_source_is_what_was_waited_for(images, image_i
     assert 0 < sum(waits.values()) <= boot.last_s - boot.opened_s + 0.001
 
 
-def test_who_knows_no_boot_says_so_and_refuses_what_is_no_id(images, image_id, start):
+def test_agent_without_boots_says_so_and_refuses_invalid_ids(images, image_id, start):
     agent = start()
     assert "no boot since the start of the agent" in agent.ctl("timeline")
     with pytest.raises(errors.Unusable):
@@ -127,7 +127,7 @@ def test_who_knows_no_boot_says_so_and_refuses_what_is_no_id(images, image_id, s
 
 
 @hosts.needs_take_over
-def test_boot_is_forgotten_with_its_worker_and_the_guest_reads_on(images, image_id, start):
+def test_new_worker_forgets_a_boot_and_its_guest_reads_on(images, image_id, start):
     agent = start()
     with open(agent.image_path(image_id), "rb", buffering=0) as file:
         assert os.pread(file.fileno(), len(DATA), 0) == DATA

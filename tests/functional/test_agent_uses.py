@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which images a real agent takes for used: those that are open, over restarts, and why."""
+"""Images that a real agent counts as used: open ones, and those that Nova touches."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ pytestmark = hosts.needs_fuse
 MIB = 1024 * 1024
 LIFE_S = 120.0
 NOTICED_S = 60.0
-"""Within how many seconds anything is noticed; a look is made each 10 s."""
+"""Limit in seconds for each change to be noticed; a scan runs every 10 s."""
 
 
 def is_open(agent: agents.Agent, image_id: str) -> bool:
@@ -33,7 +33,7 @@ def wait_closed(agent: agents.Agent, image_id: str) -> None:
     hosts.wait_until(lambda: not is_open(agent, image_id), "a closed image", NOTICED_S)
 
 
-def test_image_is_open_from_the_first_opening_to_the_last_closing(images, start):
+def test_image_counts_as_open_from_its_first_open_to_its_last_close(images, start):
     image_id = images.add(local.random_bytes(MIB))
     agent = start(life_s=LIFE_S)
     agent.ctl("attach", image_id)
@@ -46,7 +46,7 @@ def test_image_is_open_from_the_first_opening_to_the_last_closing(images, start)
 
 
 @hosts.needs_take_over
-def test_next_worker_finds_out_what_is_open(images, start):
+def test_new_worker_finds_the_open_images(images, start):
     one, other = images.add(local.random_bytes(MIB, 1)), images.add(local.random_bytes(MIB, 2))
     agent = start(life_s=LIFE_S)
     agent.ctl("attach", other)
@@ -61,7 +61,7 @@ def test_next_worker_finds_out_what_is_open(images, start):
     wait_closed(agent, one)
 
 
-def test_image_is_closed_when_its_process_was_killed(images, start):
+def test_image_counts_as_closed_after_its_process_was_killed(images, start):
     image_id = images.add(local.random_bytes(MIB))
     agent = start(life_s=LIFE_S)
     agent.ctl("attach", image_id)
@@ -76,7 +76,7 @@ def test_image_is_closed_when_its_process_was_killed(images, start):
     wait_closed(agent, image_id)
 
 
-def test_image_that_nova_touches_stays_and_one_that_it_does_not_touch_goes(images, start):
+def test_image_touched_by_nova_stays_and_an_untouched_one_is_detached(images, start):
     touched, other = images.add(local.random_bytes(MIB)), images.add(local.random_bytes(MIB, 2))
     agent = start(life_s=2 * LIFE_S, detach_unused_after_s=4 * usage.SCAN_INTERVAL_S)
     for image_id in (touched, other):

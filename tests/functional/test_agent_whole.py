@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that are used become whole and stay so, with real agents and sources that go away."""
+"""Used images get fully cached and stay so, with real agents and sources that go down."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ CHUNK = geometry.DEFAULT_CHUNK_BYTES
 UNKNOWN = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 LIFE_S = 400.0
 SOON_S = 120.0
-"""Within how many seconds anything must have happened, on a loaded machine."""
+"""Limit in seconds for each change on a loaded machine."""
 BOOTS = {tuned.BOOT_IDLE_S: 1.0}
 KEEPING = {"keep_images": "host", "constants": BOOTS, "life_s": LIFE_S}
 DATA = local.random_bytes(12 * MIB + 12345, zero_share=0.1)
@@ -36,7 +36,7 @@ def wait_for(agent: agents.Agent, image_id: str, state: str) -> dict:
 
 
 def read_back(agent: agents.Agent, image_id: str, data: bytes) -> None:
-    """Compare every byte, and let the kernel forget what it has read."""
+    """Compare every byte, and drop the read pages from the page cache."""
     with agent.image_path(image_id).open("rb") as file:
         assert file.read() == data
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -56,7 +56,7 @@ def web_source(images: local.ImageFolder):
         yield server
 
 
-def test_opened_image_becomes_whole_and_outlives_its_source(images, start):
+def test_opened_image_is_fully_cached_and_outlives_its_source(images, start):
     image_id = images.add(DATA)
     with web_source(images) as server:
         agent = start(**KEEPING, **hosts.http_options(server.url))
@@ -76,7 +76,7 @@ def test_opened_image_becomes_whole_and_outlives_its_source(images, start):
     assert agent.status()["exchange"]["source_bytes"] == 0
 
 
-def test_load_of_other_images_pushes_out_nothing_that_is_pinned(images, start):
+def test_reads_of_other_images_evict_no_pinned_chunk(images, start):
     image_id = images.add(DATA)
     others = [images.add(local.random_bytes(12 * MIB, seed)) for seed in (11, 12, 13)]
     room = {"cache_limit_bytes": 20 * MIB}
@@ -95,7 +95,7 @@ def test_load_of_other_images_pushes_out_nothing_that_is_pinned(images, start):
     assert cache["pinned_missing_chunks"] == 0
 
 
-def test_image_without_room_is_told_and_what_was_promised_first_stays(images, start):
+def test_image_without_space_is_reported_and_earlier_pins_stay(images, start):
     first, second = images.add(DATA), images.add(local.random_bytes(12 * MIB, 5))
     agent = start(**KEEPING, cache_limit_bytes=20 * MIB)
     agent.ctl("attach", first)
@@ -110,7 +110,7 @@ def test_image_without_room_is_told_and_what_was_promised_first_stays(images, st
     assert hosts.fill_of(agent, first)["state"] == "fully_cached"
 
 
-def test_smaller_cache_after_a_restart_gives_up_nothing_that_was_promised(images, tmp_path):
+def test_smaller_cache_after_a_restart_keeps_all_pins(images, tmp_path):
     first, second = images.add(DATA), images.add(local.random_bytes(12 * MIB, 5))
     with hosts.running(tmp_path / "h1", images, cache_limit_bytes=64 * MIB, **KEEPING) as agent:
         for image_id in (first, second):
@@ -127,14 +127,14 @@ def test_smaller_cache_after_a_restart_gives_up_nothing_that_was_promised(images
 
 
 @hosts.needs_take_over
-def test_one_of_two_instances_closes_and_the_image_stays(images, start):
+def test_image_stays_fully_cached_when_one_of_two_instances_closes_it(images, start):
     image_id, newer = images.add(DATA), images.add(local.random_bytes(MIB, 5))
     agent = start(**KEEPING)
     one, two = (agent.image_path(image_id).open("rb") for _ in range(2))
     with two:
         with one:
             wait_for(agent, image_id, "fully_cached")
-        next_worker(agent)  # it must find out by itself who has it open
+        next_worker(agent)  # the new worker must find the open handles itself
         next_worker(agent)
         agent.ctl("attach", newer)
         wait_for(agent, newer, "fully_cached")
@@ -142,7 +142,7 @@ def test_one_of_two_instances_closes_and_the_image_stays(images, start):
         assert agent.status()["cache"]["reserved_bytes"] > 12 * MIB / 2
 
 
-def test_promises_outlive_a_restart_and_end_when_told(images, start):
+def test_pins_survive_a_restart_and_end_on_unpin(images, start):
     used, asked = images.add(DATA), images.add(local.random_bytes(MIB, 5))
     agent = start(**KEEPING)
     for image_id in (used, asked):
@@ -165,7 +165,7 @@ def test_promises_outlive_a_restart_and_end_when_told(images, start):
     assert agent.status()["cache"]["reserved_bytes"] == MIB
 
 
-def test_drop_that_fails_takes_no_promise_back(images, start):
+def test_failed_detach_keeps_the_pin(images, start):
     image_id = images.add(DATA)
     agent = start(**KEEPING)
     agent.ctl("pre-seed", image_id)
@@ -183,7 +183,7 @@ def test_drop_that_fails_takes_no_promise_back(images, start):
     assert agent.status()["cache"]["reserved_bytes"] == 0
 
 
-def test_source_that_is_away_is_asked_again_and_the_image_becomes_whole(images, start):
+def test_fill_retries_a_source_until_the_image_is_fully_cached(images, start):
     image_id = images.add(DATA)
     agent = start(**KEEPING)
     agent.ctl("attach", image_id)
@@ -202,7 +202,7 @@ def test_source_that_is_away_is_asked_again_and_the_image_becomes_whole(images, 
     assert agent.worker_pid() == pid
 
 
-def test_pause_hurry_and_resume(images, start):
+def test_fill_can_be_paused_resumed_and_made_urgent(images, start):
     first, second = images.add(DATA), images.add(local.random_bytes(2 * MIB, 5))
     agent = start(**KEEPING, fill_rate_limit_mbit=1.0)
     for image_id in (first, second):
@@ -231,7 +231,7 @@ def test_pause_hurry_and_resume(images, start):
         agents.request(agent.control_socket, "set-fill-mode", image_id=UNKNOWN, mode="urgent")
 
 
-def test_rate_is_bounded(images, start):
+def test_fill_rate_is_limited(images, start):
     image_id = images.add(DATA)
     agent = start(**KEEPING, fill_rate_limit_mbit=8.0)
     agent.ctl("attach", image_id)
@@ -243,7 +243,7 @@ def test_rate_is_bounded(images, start):
 
 
 @pytest.mark.parametrize("damage", ["lost", "rubbish"])
-def test_promises_that_are_lost_are_made_again_before_anything_is_pushed_out(images, start, damage):
+def test_lost_pins_are_restored_before_any_eviction(images, start, damage):
     image_id = images.add(DATA)
     agent = start(**KEEPING)
     agent.ctl("attach", image_id)
@@ -263,7 +263,7 @@ def test_promises_that_are_lost_are_made_again_before_anything_is_pushed_out(ima
     read_back(agent, image_id, DATA)
 
 
-def test_lost_chunks_of_a_whole_image_come_back(images, start):
+def test_lost_chunks_of_a_fully_cached_image_are_fetched_again(images, start):
     image_id = images.add(DATA)
     agent = start(**KEEPING, cache_limit_bytes=32 * MIB)
     agent.ctl("attach", image_id)
@@ -275,7 +275,7 @@ def test_lost_chunks_of_a_whole_image_come_back(images, start):
     wait_for(agent, image_id, "fully_cached")
 
 
-def test_dropped_image_is_not_kept(images, start):
+def test_detached_image_is_unpinned(images, start):
     image_id = images.add(DATA)
     agent = start(**KEEPING)
     agent.ctl("attach", image_id)
@@ -285,7 +285,7 @@ def test_dropped_image_is_not_kept(images, start):
     assert json.loads((agent.state_dir / "pins.json").read_bytes())["images"] == []
 
 
-def test_none_fetches_and_pins_nothing_by_itself(images, start):
+def test_keep_images_none_fetches_and_pins_nothing(images, start):
     image_id = images.add(DATA)
     agent = start(keep_images="none", constants=BOOTS)
     agent.ctl("attach", image_id)
@@ -297,7 +297,7 @@ def test_none_fetches_and_pins_nothing_by_itself(images, start):
     assert status["cache"]["reserved_bytes"] == 0
 
 
-def test_other_hosts_are_asked_before_the_source(images, tmp_path):
+def test_fill_prefers_peers_to_the_source(images, tmp_path):
     image_id = images.add(DATA)
     with hosts.cloud(tmp_path, images, **KEEPING) as cloud:
         for agent in cloud.agents.values():
@@ -312,14 +312,14 @@ def test_other_hosts_are_asked_before_the_source(images, tmp_path):
             read_back(agent, image_id, DATA)
 
 
-def test_promises_that_cannot_be_written_are_a_trouble_and_cost_nothing(images, start):
+def test_failed_write_of_the_pin_file_is_reported_and_retried(images, start):
     first, second = images.add(DATA), images.add(local.random_bytes(MIB, 5))
     agent = start(**KEEPING)
     file = agent.state_dir / "pins.json"
     agent.ctl("attach", first)
     wait_for(agent, first, "fully_cached")
     file.unlink()
-    file.mkdir()  # nothing can take its place
+    file.mkdir()  # a folder that no file can replace
     agent.ctl("attach", second)
     wait_for(agent, second, "fully_cached")
     assert "cannot be written" in agent.status()["faults"]["pins.json"]["why"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images stay whole in the cloud: real agents keep their shares, and hosts and sources go away."""
+"""Replicas of real agents outlive hosts and sources that go down."""
 
 import json
 import os
@@ -17,7 +17,7 @@ MIB = geometry.MIB
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 LIFE_S = 400.0
 SOON_S = 120.0
-"""Within how many seconds anything must have happened, on a loaded machine."""
+"""Limit in seconds for each change on a loaded machine."""
 BOOTS = {tuned.BOOT_IDLE_S: 1.0}
 KEEPING = {"keep_images": "cloud", "constants": BOOTS, "life_s": LIFE_S}
 DATA = local.random_bytes(8 * MIB + 12345, zero_share=0.1)
@@ -28,7 +28,7 @@ def wait_for(agent: agents.Agent, image_id: str, state: str, why: str = "") -> d
 
 
 def read_back(agent: agents.Agent, image_id: str) -> None:
-    """Compare every byte, and let the kernel forget what it has read."""
+    """Compare every byte, and drop the read pages from the page cache."""
     with agent.image_path(image_id).open("rb") as file:
         assert file.read() == DATA
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -38,7 +38,7 @@ def promised_bytes(agent: agents.Agent) -> int:
     return agent.status()["cache"]["reserved_bytes"]
 
 
-def test_image_outlives_its_source_and_any_one_host_and_who_leaves_is_replaced(tmp_path, images):
+def test_image_outlives_its_source_and_one_host_and_is_replicated_again(tmp_path, images):
     image_id = images.add(DATA)
     with hosts.cloud(tmp_path, images, ("h1", "h2", "h3", "h4"), **KEEPING) as cloud:
         cloud["h1"].ctl("attach", image_id)
@@ -58,7 +58,7 @@ def test_image_outlives_its_source_and_any_one_host_and_who_leaves_is_replaced(t
         hosts.kill_agent(cloud["h2"])
         read_back(cloud["h1"], image_id)
 
-        # The table drops it: the others fetch what they are to keep instead, from each other.
+        # The new table drops it: the other hosts fetch its replicas from each other.
         left = {name: port for name, port in cloud.ports.items() if name != "h2"}
         hosts.write_ring(cloud.ring_file, left, epoch=2)
         hosts.wait_until(

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Ansible role: a controller and two compute hosts enabled, upgraded under load, and cleaned.
 
-Broker, Keystone and Glance are the lab's; acstor's parts are the packages, on Debian 13 each, and
-an agent alone on Debian 12. Of Nova the hosts have the distribution's library, and in place of
-nova-compute a process that reads its configuration. Each test goes on where the former one ended.
+Broker, Keystone and Glance are the lab's. acstor is installed from its packages on Debian 13, and
+an agent alone on Debian 12. The hosts have Nova's library from the distribution, and a process that
+reads nova-compute's configuration in place of nova-compute. Each test continues the former one.
+
 """
 
 import contextlib
@@ -35,7 +36,7 @@ ROOT_PACKAGES = (
     *("nova-common", "qemu-utils", "fuse3", "uwsgi-plugin-python3", "python3-flask"),
     *("python3-cotyledon", "python3-msgspec", "python3-xxhash", "python3-glance-store"),
 )
-"""What SSH and Ansible need; then most of what acstor's packages depend on, which takes minutes."""
+"""Packages for SSH and Ansible, then most dependencies of acstor's packages, which take minutes."""
 OLD_ROOT_PACKAGES = ("systemd-sysv", "dbus", "openssh-server", "python3-apt", "fuse3", "qemu-utils")
 OLD, OLD_ADDRESS = "compute3", "127.77.0.13"
 ADDRESSES = {"controller1": "127.77.0.1", "compute1": "127.77.0.11", "compute2": "127.77.0.12"}
@@ -93,7 +94,7 @@ while True:
 
 
 class Place:
-    """Three hosts, an inventory that names them, and a cloud around them."""
+    """Three hosts, their inventory, and a cloud around them."""
 
     def __init__(self, lab, control, machines, packages, hosts_file):
         self.lab, self.machines, self.packages = lab, machines, packages
@@ -105,7 +106,7 @@ class Place:
         self.disable, self.remove = words
 
     def run(self, name, line):
-        """Run a shell's line on a host, and return all that it wrote."""
+        """Run a shell command on a host, and return its output."""
         return self.machines[name].run("bash", "-ec", f"{{ {line}\n}} 2>&1")
 
     def ring(self, name):
@@ -116,12 +117,12 @@ class Place:
         return self.run(name, f"dpkg-query --show -f '${{Version}}' {package}")
 
     def images_type(self, name):
-        """Return what the nova-compute that runs was told, as soon as it says so."""
+        """Return the images_type of the running nova-compute, as soon as it logs it."""
         runs.wait_for(lambda: bool(self._said(name)), DEADLINE_S, "nova-compute", str)
         return self._said(name)[-1]
 
     def _said(self, name):
-        """Return the words of the nova-compute that runs, not of those before it."""
+        """Return the output of the running nova-compute, without that of earlier ones."""
         invocation = "$(systemctl show --value -p InvocationID nova-compute)"
         journal = f"journalctl --no-pager --output=cat _SYSTEMD_INVOCATION_ID={invocation}"
         return self.run(name, f"{journal} --grep=images_type || true").split()
@@ -134,14 +135,14 @@ class Place:
 
 
 def own(address):
-    """Return what lets several agents share one loopback."""
+    """Return options that let several agents share one loopback."""
     listen = f"{address}:9464"
     agent = {"metrics_listen": listen, "traffic_interfaces": "lo", "peer_security": "secure"}
     return {"acstor_address": address, "acstor_agent_options": {"acstor_agent": agent}}
 
 
 def inventory(lab, reached, packages):
-    """Return what an operator writes."""
+    """Return an inventory as an operator writes it."""
     computes = {name: reached[name] | own(ADDRESSES[name]) for name in COMPUTES}
     quiet = {"metrics_listen": ""}
     return {
@@ -190,7 +191,7 @@ def booted(folder, names, release="trixie", packages=ROOT_PACKAGES):
 
 
 def prepare(name, machine):
-    """Give a host what is the lab's and not acstor's."""
+    """Install the lab's own parts on a host."""
     if name in COMPUTES:
         machine.path("/usr/local/bin/nova-compute").write_text(NOVA_COMPUTE)
         machine.path("/etc/systemd/system/nova-compute.service").write_text(NOVA_UNIT)
@@ -226,7 +227,7 @@ def place(image_services, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def image_id(place):
-    """Return an image that the listener of the role has prepared."""
+    """Return an image that the role's listener has prepared."""
     uploaded = uploads.Images(place.lab)
     made = uploaded.upload(DATA)
     uploaded.wait_state(made)
@@ -243,7 +244,7 @@ def test_check_mode_changes_nothing_on_clean_hosts(place):
         assert not place.is_there(name, "/etc/acstor")
 
 
-def test_canary_that_does_not_join_leaves_the_others_as_they_were(place):
+def test_failed_canary_leaves_the_other_hosts_unchanged(place):
     wrong = ("-e", "acstor_agent_password=wrong", "-e", "acstor_joins_within_s=9")
     played = place.play(place.enable, *wrong)
     assert played.failed == {"compute1"}, played.said
@@ -259,7 +260,7 @@ def test_canary_is_enabled_alone(place):
     assert not place.is_there("compute2", "/etc/apt/sources.list.d/acstor.list")
 
 
-def test_next_run_enables_the_others(place):
+def test_next_run_enables_the_other_hosts(place):
     played = place.play(place.enable)
     assert not played.failed, played.said
     assert played.changed["compute1"] == 0, played.said
@@ -271,7 +272,7 @@ def test_next_run_enables_the_others(place):
     assert not place.play(CHECK).failed
 
 
-def test_image_is_read_through_the_mirrors(place, image_id):
+def test_mirrors_equal_the_image(place, image_id):
     for name in COMPUTES:
         place.run(name, f"cmp {MIRROR}/images/{image_id}.raw /srv/same")
 
@@ -283,7 +284,7 @@ def test_second_run_changes_nothing(place, arguments):
     assert played.changed == dict.fromkeys(ADDRESSES, 0), played.said
 
 
-def test_host_that_is_not_well_is_named(place):
+def test_check_names_a_host_whose_agent_is_stopped(place):
     place.run("compute2", "systemctl stop acstor-agent")
     played = place.play(CHECK, "-e", "acstor_joins_within_s=3")
     assert played.failed == {"compute2"}, played.said
@@ -291,7 +292,7 @@ def test_host_that_is_not_well_is_named(place):
     assert not place.play(CHECK).failed
 
 
-def test_agent_alone_serves_and_goes_on_debian_12(place, image_id, tmp_path):
+def test_agent_alone_is_installed_and_removed_on_debian_12(place, image_id, tmp_path):
     packages = debian_root.built("bookworm")
     with booted(tmp_path, [OLD], "bookworm", OLD_ROOT_PACKAGES) as machines:
         machine = place.machines[OLD] = machines[OLD]
@@ -333,7 +334,7 @@ def test_upgrade_fails_no_read(place, image_id):
     assert place.version("controller1", "acstor-decision").endswith("-2")
 
 
-def test_one_command_disables_it(place):
+def test_disable_playbook_resets_nova_and_keeps_the_agents(place):
     played = place.play(place.disable)
     assert not played.failed, played.said
     for name in COMPUTES:
@@ -343,7 +344,7 @@ def test_one_command_disables_it(place):
     assert set(place.play(place.disable, "--check").changed.values()) == {0}
 
 
-def test_host_whose_guests_use_mirrors_keeps_its_agent(place):
+def test_removal_is_refused_on_a_host_whose_guests_read_mirrors(place):
     played = place.play(place.remove, "--limit", "compute1")
     assert played.failed == {"compute1"}
     assert "guests of this host read images" in played.said, played.said
@@ -352,7 +353,7 @@ def test_host_whose_guests_use_mirrors_keeps_its_agent(place):
         place.run(name, "systemctl stop reader")
 
 
-def test_removal_leaves_nothing(place):
+def test_removal_leaves_only_files_left_by_design(place):
     played = place.play(place.remove)
     assert not played.failed, played.said
     for name in ADDRESSES:

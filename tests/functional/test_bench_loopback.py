@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Benchmarks on the loopback run with real agents, and end when an agent hangs."""
+"""Loopback benchmarks run with real agents, and end when an agent hangs."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ SOON_S = 1.0
 
 
 @pytest.mark.parametrize("peers", [1, 2])
-def test_host_reads_an_image_from_peers_and_by_plain_python(peers, images, tmp_path):
+def test_benchmark_reads_an_image_from_peers_and_by_plain_python(peers, images, tmp_path):
     image_id = images.add(local.random_bytes(IMAGE_BYTES))
     play = p15_one_host.Play(tmp_path / "play", images, image_id, peers, "insecure")
     turns = play.turns(1)
@@ -32,7 +32,7 @@ def test_host_reads_an_image_from_peers_and_by_plain_python(peers, images, tmp_p
         assert figures["cpu_s_per_gb"] == pytest.approx(sum(figures["by_agent"]))
 
 
-def test_figures_of_an_image_that_came_from_elsewhere_are_refused(images, tmp_path):
+def test_result_is_refused_if_the_image_did_not_come_from_peers(images, tmp_path):
     image_id = images.add(local.random_bytes(IMAGE_BYTES))
     cloud = loopback.Cloud(tmp_path / "cloud", images, {"h1": 1}, "insecure", 2 * IMAGE_BYTES)
     with cloud.running("h1") as agent:
@@ -42,7 +42,7 @@ def test_figures_of_an_image_that_came_from_elsewhere_are_refused(images, tmp_pa
             loopback.peers_share(agent, IMAGE_BYTES, least=0.95)
 
 
-def test_agent_that_hangs_is_killed_and_its_reader_told(images, tmp_path):
+def test_hung_agent_is_killed_and_its_reader_gets_an_error(images, tmp_path):
     image_id = images.add(local.random_bytes(IMAGE_BYTES))
     cloud = loopback.Cloud(tmp_path / "cloud", images, {"h1": 1}, "insecure", 2 * IMAGE_BYTES)
     with cloud.running("h1") as agent:
