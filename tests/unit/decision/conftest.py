@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decision service on SQLite, without a broker: time passes when a test says so."""
+"""The decision service on SQLite, without a broker; tests advance the clock."""
 
 import functools
 import pathlib
@@ -16,7 +16,7 @@ from acstor_decision.db import database
 
 
 def configuration(folder: pathlib.Path, connection: str = "", **own: Any) -> cfg.ConfigOpts:
-    """Return one with a database in a folder, or another, and with options of [acstor_decision]."""
+    """Return options of [acstor_decision] with a SQLite database in a directory, or another one."""
     conf = cfg.ConfigOpts()
     decision_conf.register_opts(conf)
     conf([], project="acstor", default_config_files=[], default_config_dirs=[])
@@ -29,13 +29,13 @@ def configuration(folder: pathlib.Path, connection: str = "", **own: Any) -> cfg
 
 @pytest.fixture
 def configure(tmp_path: pathlib.Path) -> Callable[..., cfg.ConfigOpts]:
-    """Return :func:`configuration` for the folder of the test."""
+    """Return :func:`configuration` for the directory of the test."""
     return functools.partial(configuration, tmp_path)
 
 
 @pytest.fixture(scope="session")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """An empty database with the tables of this version, to be copied."""
+    """Return an empty database with the current schema, to copy."""
     folder = tmp_path_factory.mktemp("tables")
     made = database.Database(configuration(folder))
     made.upgrade()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The authority on SQLite, with a clock of the test's own."""
+"""The certificate authority on SQLite, with a manual clock."""
 
 import contextlib
 import threading
@@ -26,7 +26,7 @@ H1, H2 = ids.HostId("h1"), ids.HostId("h2")
 
 
 class Cloud:
-    """An authority, and hosts that ask it."""
+    """A certificate authority and its hosts."""
 
     def __init__(self, conf: Any, store: database.Database, **limits: Any) -> None:
         self.now_s = 1_800_000_000.0
@@ -35,7 +35,7 @@ class Cloud:
         self.keys = {H1: certificates.new_key(), H2: certificates.new_key()}
 
     def limit(self, **limits: Any) -> None:
-        """Go on with an authority of other limits."""
+        """Replace the authority by one with other limits."""
         self.keeper = certificate_authority.CertificateAuthority(
             self._own,
             self.store,
@@ -79,7 +79,7 @@ def refused(cloud: Cloud, verdict: enrolment_rules.Verdict | None, **asked: Any)
 V = enrolment_rules.Verdict
 
 
-def test_a_host_gets_what_it_needs_to_prove_itself_and_to_believe_others(cloud):
+def test_host_gets_certificate_ca_and_signers(cloud):
     issued = cloud.enrol()
     read = cloud.read(issued, issued.ca)
     assert read.host == H1 and cloud.fault(issued) == ""
@@ -88,7 +88,7 @@ def test_a_host_gets_what_it_needs_to_prove_itself_and_to_believe_others(cloud):
     certificates.read_host_certificate(cloud.enrol(H2).certificate, issued.ca)
 
 
-def test_of_instances_that_start_together_one_makes_the_keys(configure, tmp_path):
+def test_concurrent_instances_create_one_set_of_keys(configure, tmp_path):
     stores = [database.Database(configure()) for _ in range(8)]
     stores[0].upgrade()
     keepers = [
@@ -113,7 +113,7 @@ def test_of_instances_that_start_together_one_makes_the_keys(configure, tmp_path
         store.close()
 
 
-def test_another_user_or_key_gets_no_certificate_of_a_host_that_enrolled(cloud):
+def test_another_user_or_key_gets_no_certificate_for_an_enrolled_host(cloud):
     cloud.enrol()
     stolen = certificates.new_key()
     assert "openstack acstor host allow h1" in refused(cloud, V.OTHER_USER, user="other")
@@ -123,20 +123,20 @@ def test_another_user_or_key_gets_no_certificate_of_a_host_that_enrolled(cloud):
     assert cloud.store.get_enrolment("h1").public_key == signing.public_pem(cloud.keys[H1]).decode()
 
 
-def test_a_host_renews_with_its_key_or_with_a_new_one_that_the_old_one_signs(cloud):
+def test_host_renews_with_its_key_or_a_new_one_signed_by_the_old_one(cloud):
     cloud.enrol()
     assert cloud.fault(cloud.enrol()) == ""
     new = certificates.new_key()
-    lost = cloud.enrol(key=new, proof_by=cloud.keys[H1])  # the answer never arrives
+    lost = cloud.enrol(key=new, proof_by=cloud.keys[H1])  # the response is lost
     newer = certificates.new_key()
     issued = cloud.enrol(key=newer, proof_by=cloud.keys[H1])
     assert cloud.fault(issued) == "" and "another key" in cloud.fault(lost)
     refused(cloud, V.OTHER_KEY, key=certificates.new_key(), proof_by=new)
-    cloud.enrol(key=newer)  # it has the new one, so the old one is of no use any more
+    cloud.enrol(key=newer)  # the new key is in use, so the old one no longer proves anything
     refused(cloud, V.OTHER_KEY, key=certificates.new_key(), proof_by=cloud.keys[H1])
 
 
-def test_a_proof_for_another_purpose_proves_nothing(cloud):
+def test_proof_for_another_purpose_is_refused(cloud):
     cloud.enrol()
     csr = certificates.request(H1, certificates.new_key())
     proof = signed_messages.signature_of(signing.SAMPLE, csr, cloud.keys[H1])
@@ -145,13 +145,13 @@ def test_a_proof_for_another_purpose_proves_nothing(cloud):
         cloud.keeper.enrol_host(H1, "u", "", csr, proof)
 
 
-def test_a_request_that_its_key_did_not_sign_is_refused(cloud):
+def test_request_not_signed_by_its_key_is_refused(cloud):
     with pytest.raises(errors.NotAuthenticated):
         cloud.keeper.enrol_host(H1, "u", "", b"nonsense", "")
     assert cloud.store.get_enrolment("h1") is None
 
 
-def test_a_revoked_host_is_believed_no_more_and_gets_nothing_until_it_is_allowed(cloud):
+def test_revoked_host_is_refused_until_allowed(cloud):
     issued = cloud.enrol()
     cloud.keeper.revoke_host(H1)
     assert cloud.fault(issued) == "it is revoked"
@@ -168,7 +168,7 @@ def test_a_revoked_host_is_believed_no_more_and_gets_nothing_until_it_is_allowed
 
 
 def enrolled_when_revoked(cloud):
-    """Return a certificate issued in the second in which the host was revoked and allowed."""
+    """Return a certificate issued in the second of the host's revocation and approval."""
     cloud.enrol()
     cloud.keeper.revoke_host(H1)
     cloud.keeper.allow_host(H1)
@@ -176,17 +176,17 @@ def enrolled_when_revoked(cloud):
     return cloud.keeper.enrol_host(H1, "u", "", csr, "")
 
 
-def test_a_certificate_of_the_second_of_the_revocation_counts(cloud):
+def test_certificate_issued_in_the_second_of_revocation_is_valid(cloud):
     issued = enrolled_when_revoked(cloud)
     assert cloud.fault(issued) == ""
 
 
-def test_a_host_may_be_revoked_before_it_ever_enrols(cloud):
+def test_host_can_be_revoked_before_it_enrols(cloud):
     cloud.keeper.revoke_host(H1)
     refused(cloud, V.REVOKED)
 
 
-def test_the_table_forgets_revocations_of_hosts_that_enrolled_anew_and_no_others(cloud):
+def test_table_drops_old_revocations_of_hosts_that_enrolled_again(cloud):
     for host in (H1, H2):
         cloud.enrol(host)
         cloud.keeper.revoke_host(host)
@@ -197,7 +197,7 @@ def test_the_table_forgets_revocations_of_hosts_that_enrolled_anew_and_no_others
     assert set(cloud.keeper.load_trust_state().list_revoked(cloud.now_s)) == {"h2"}
 
 
-def test_of_more_revoked_hosts_than_a_table_holds_the_newest_are_named(cloud):
+def test_newest_revocations_are_listed_when_there_are_too_many(cloud):
     for number in range(4):
         cloud.keeper.revoke_host(ids.HostId(f"h{number}"))
         cloud.now_s += 10
@@ -205,7 +205,7 @@ def test_of_more_revoked_hosts_than_a_table_holds_the_newest_are_named(cloud):
     assert set(trust.list_revoked(cloud.now_s, limit=2)) == {"h2", "h3"}
 
 
-def test_where_hosts_have_to_be_approved_a_new_one_waits(configure, store):
+def test_new_host_waits_for_approval_if_required(configure, store):
     cloud = Cloud(configure(enrolment="approved"), store)
     assert "openstack acstor host allow h1" in refused(cloud, V.WAIT)
     refused(cloud, V.WAIT)
@@ -219,7 +219,7 @@ def test_where_hosts_have_to_be_approved_a_new_one_waits(configure, store):
     assert cloud.fault(cloud.enrol()) == "", "a renewal needs nobody's leave"
 
 
-def test_hosts_that_ask_too_often_or_are_too_many_are_refused(cloud):
+def test_too_frequent_requests_and_too_many_hosts_are_refused(cloud):
     cloud.enrol()
     csr = certificates.request(H1, cloud.keys[H1])
     with pytest.raises(enrolment_rules.EnrolmentRefused, match="less than a second ago"):
@@ -229,7 +229,7 @@ def test_hosts_that_ask_too_often_or_are_too_many_are_refused(cloud):
     cloud.enrol()
 
 
-def test_hosts_that_wait_for_long_make_room_when_there_is_none(configure, store):
+def test_long_waiting_hosts_are_dropped_at_the_limit(configure, store):
     cloud = Cloud(configure(enrolment="approved"), store, hosts=2)
     cloud.keeper.revoke_host(ids.HostId("h9"))
     refused(cloud, V.WAIT, host=H1)
@@ -239,7 +239,7 @@ def test_hosts_that_wait_for_long_make_room_when_there_is_none(configure, store)
     assert [row.host for row in store.list_enrolments()] == ["h2", "h9"]
 
 
-def test_hosts_know_a_new_ca_before_it_issues_and_the_former_until_nothing_is_left_of_it(cloud):
+def test_new_ca_is_announced_before_use_and_the_former_stays_trusted(cloud):
     before = cloud.enrol()
     cloud.keeper.renew_key(certificate_authority.CA, at_once=False)
     soon = cloud.enrol()
@@ -249,13 +249,13 @@ def test_hosts_know_a_new_ca_before_it_issues_and_the_former_until_nothing_is_le
     later = cloud.enrol(H2)
     with pytest.raises(errors.NotAuthenticated):
         cloud.read(later, before.ca)
-    cloud.read(later, soon.ca)  # who renewed in time knows it
+    cloud.read(later, soon.ca)  # a host that renewed in time trusts the new CA
     cloud.read(soon, later.ca)
     cloud.now_s += DAY_S + certificate_authority.FORMER_TRUSTED_S
     assert cloud.enrol().ca.count(b"BEGIN") == 1
 
 
-def test_a_stolen_ca_is_trusted_no_more_at_once(cloud):
+def test_stolen_ca_is_distrusted_at_once(cloud):
     before = cloud.enrol()
     cloud.keeper.renew_key(certificate_authority.CA, at_once=True)
     cloud.now_s += 1
@@ -264,7 +264,7 @@ def test_a_stolen_ca_is_trusted_no_more_at_once(cloud):
     cloud.read(cloud.enrol())
 
 
-def test_hosts_know_a_new_signer_before_it_signs_and_believe_the_former_meanwhile(cloud):
+def test_new_signer_is_announced_before_use_and_the_former_stays_trusted(cloud):
     issued = cloud.enrol()
     old = cloud.keeper.load_trust_state()
     cloud.keeper.renew_key(certificate_authority.SIGNER, at_once=False)
@@ -283,13 +283,13 @@ def test_hosts_know_a_new_signer_before_it_signs_and_believe_the_former_meanwhil
         signed_messages.check_signature(
             signing.read_public_keys(issued.signers), signing.TABLE, table, signature
         )
-    former = old.sign_data(signing.TABLE, table)  # a table of before, that comes late
+    former = old.sign_data(signing.TABLE, table)  # an earlier table that arrives late
     signed_messages.check_signature(
         signing.read_public_keys(now.signers), signing.TABLE, table, former
     )
 
 
-def test_certificates_that_ended_are_believed_for_a_while(cloud):
+def test_expired_certificate_is_accepted_during_the_grace_period(cloud):
     issued = cloud.enrol()
     cloud.now_s += DAY_S + certificates.GRACE_S - 10
     assert cloud.fault(issued) == ""
@@ -297,7 +297,7 @@ def test_certificates_that_ended_are_believed_for_a_while(cloud):
     assert "7 days ago" in cloud.fault(issued) or "168 h ago" in cloud.fault(issued)
 
 
-def test_a_host_whose_clock_is_ahead_by_a_day_is_told_so_by_now(cloud):
+def test_host_detects_a_wrong_clock_by_the_issue_time(cloud):
     issued = cloud.enrol()
     read = cloud.read(issued)
     assert issued.now_s == cloud.now_s
@@ -306,7 +306,7 @@ def test_a_host_whose_clock_is_ahead_by_a_day_is_told_so_by_now(cloud):
     )
 
 
-def test_an_authority_of_the_operators_own_issues_from_its_files(configure, store, tmp_path):
+def test_operators_authority_issues_from_its_files(configure, store, tmp_path):
     own = certificates.Authority.create("own", 1_700_000_000, 999 * DAY_S)
     former = certificates.Authority.create("former", 1_700_000_000, 999 * DAY_S)
     cert, key = tmp_path / "ca.pem", tmp_path / "ca.key.pem"
@@ -329,7 +329,7 @@ def test_an_authority_of_the_operators_own_issues_from_its_files(configure, stor
         cloud.enrol()
 
 
-def test_a_revocation_counts_for_what_a_clock_that_was_ahead_has_issued(cloud):
+def test_revocation_covers_certificates_issued_by_a_fast_clock(cloud):
     cloud.now_s += DAY_S
     stolen = cloud.enrol()
     cloud.now_s -= DAY_S
@@ -341,7 +341,7 @@ def test_a_revocation_counts_for_what_a_clock_that_was_ahead_has_issued(cloud):
     assert not certificates.is_revoked(cloud.read(again), revoked)
 
 
-def test_a_certificate_is_revoked_in_the_very_second_of_its_issue(cloud):
+def test_certificate_can_be_revoked_in_the_second_of_its_issue(cloud):
     issued = enrolled_when_revoked(cloud)
     cloud.keeper.revoke_host(H1)
     assert certificates.is_revoked(
@@ -349,7 +349,7 @@ def test_a_certificate_is_revoked_in_the_very_second_of_its_issue(cloud):
     )
 
 
-def test_a_revocation_is_told_for_longer_than_the_longest_certificate_lasts(cloud):
+def test_revocation_is_listed_longer_than_the_longest_certificate(cloud):
     cloud.keeper.certificate_lifetime_s = 366 * DAY_S
     stolen = cloud.enrol()
     cloud.keeper.revoke_host(H1)
@@ -361,7 +361,7 @@ def test_a_revocation_is_told_for_longer_than_the_longest_certificate_lasts(clou
     )
 
 
-def test_a_recorded_request_for_the_key_before_does_not_shut_the_host_out(cloud):
+def test_replayed_request_for_the_former_key_does_not_lock_the_host_out(cloud):
     old, new = cloud.keys[H1], certificates.new_key()
     cloud.enrol()
     renewed = cloud.enrol(key=new, proof_by=old)
@@ -372,7 +372,7 @@ def test_a_recorded_request_for_the_key_before_does_not_shut_the_host_out(cloud)
 
 @pytest.mark.parametrize("off_s", [-DAY_S, 0, DAY_S])
 @pytest.mark.parametrize("kind", [certificate_authority.CA, certificate_authority.SIGNER])
-def test_a_stolen_key_is_trusted_no_more_wherever_a_clock_stands(cloud, kind, off_s):
+def test_stolen_key_is_distrusted_whatever_the_clock(cloud, kind, off_s):
     before = cloud.keeper.load_trust_state()
     cloud.keeper.renew_key(kind, at_once=True)
     cloud.keeper.renew_key(kind, at_once=False)
@@ -387,9 +387,7 @@ def test_a_stolen_key_is_trusted_no_more_wherever_a_clock_stands(cloud, kind, of
     cloud.read(cloud.enrol())
 
 
-def test_who_asks_for_a_name_that_another_one_waits_for_is_not_told_to_let_that_one_in(
-    configure, store
-):
+def test_request_for_a_taken_name_warns_of_the_other_requester(configure, store):
     cloud = Cloud(configure(enrolment="approved"), store)
     refused(cloud, V.WAIT, user="thief", key=certificates.new_key())
     told = refused(cloud, V.OTHER_USER)
@@ -405,9 +403,7 @@ def print_of(key: bytes) -> str:
 
 
 @pytest.mark.parametrize("enrolment_mode", ["automatic", "approved"])
-def test_an_operator_lets_in_one_key_and_nobody_who_asks_before_it_gets_the_name(
-    configure, store, enrolment_mode
-):
+def test_operator_allows_one_key_and_others_are_refused(configure, store, enrolment_mode):
     cloud = Cloud(configure(enrolment=enrolment_mode), store)
     cloud.keeper.allow_host(H1, print_of(cloud.keys[H1]))
     thief = certificates.new_key()
@@ -419,13 +415,13 @@ def test_an_operator_lets_in_one_key_and_nobody_who_asks_before_it_gets_the_name
     assert cloud.fault(cloud.enrol(user="any")) == "", "it renews as every host"
 
 
-def test_an_operator_lets_in_one_user(cloud):
+def test_operator_allows_one_user_and_others_are_refused(cloud):
     cloud.keeper.allow_host(H1, print_of(cloud.keys[H1]), "u")
     refused(cloud, V.OTHER_USER, user="thief")
     cloud.enrol()
 
 
-def test_the_key_that_is_let_in_takes_the_place_of_who_asked_first(configure, store):
+def test_allowed_key_replaces_an_earlier_waiting_request(configure, store):
     cloud = Cloud(configure(enrolment="approved"), store)
     thief = certificates.new_key()
     refused(cloud, V.WAIT, user="thief", key=thief)
@@ -433,14 +429,12 @@ def test_the_key_that_is_let_in_takes_the_place_of_who_asked_first(configure, st
     refused(cloud, V.NOT_LET_IN, user="thief", key=thief)
     cloud.enrol()
     refused(cloud, V.WAIT, host=H2)
-    cloud.keeper.allow_host(
-        H2, print_of(cloud.keys[H2])
-    )  # it is the one that waits: its user stays
+    cloud.keeper.allow_host(H2, print_of(cloud.keys[H2]))  # the waiting key: its user stays bound
     refused(cloud, V.OTHER_USER, host=H2, user="thief")
     cloud.enrol(H2)
 
 
-def test_a_host_is_let_in_anew_by_its_new_key_alone(cloud):
+def test_host_allowed_with_a_new_key_enrols_only_with_it(cloud):
     before, new = cloud.enrol(), certificates.new_key()
     cloud.keeper.allow_host(H1, print_of(new))
     refused(cloud, V.NOT_LET_IN)
@@ -453,7 +447,7 @@ def hosts(count: int) -> list[ids.HostId]:
 
 
 @pytest.mark.parametrize("mode", ["automatic", "approved"])
-def test_one_user_takes_so_many_names_that_were_never_heard_and_no_more(configure, store, mode):
+def test_user_enrols_a_limited_number_of_unheard_hosts(configure, store, mode):
     cloud = Cloud(configure(enrolment=mode), store, unheard_per_user=3)
     for host in hosts(3):
         with contextlib.suppress(enrolment_rules.EnrolmentRefused):
@@ -466,10 +460,10 @@ def test_one_user_takes_so_many_names_that_were_never_heard_and_no_more(configur
         cloud.enrol(H2, "of its own")
     assert store.get_enrolment("h2") is not None
     cloud.keeper.allow_host(H1, print_of(cloud.keys[H1]))
-    cloud.enrol(H1, "shared")  # an operator let it in
+    cloud.enrol(H1, "shared")  # allowed by the operator
 
 
-def test_hosts_that_were_heard_count_for_the_larger_bound(cloud):
+def test_heard_hosts_count_towards_the_larger_limit(cloud):
     cloud.limit(unheard_per_user=1, per_user=2)
     for host in (H1, H2):
         cloud.enrol(host)
@@ -480,7 +474,7 @@ def test_hosts_that_were_heard_count_for_the_larger_bound(cloud):
     cloud.enrol(H2)
 
 
-def test_a_name_that_is_forgotten_is_free_and_gives_back_no_certificate(cloud):
+def test_forgotten_name_is_free_and_its_certificate_stays_revoked(cloud):
     cloud.limit(unheard_per_user=1)
     stolen = cloud.enrol(user="thief", key=certificates.new_key())
     samples.note(cloud.store, samples.sample(0, host="h1", sent_s=cloud.now_s - 3600))
@@ -494,10 +488,10 @@ def test_a_name_that_is_forgotten_is_free_and_gives_back_no_certificate(cloud):
     revoked = cloud.keeper.load_trust_state().list_revoked(cloud.now_s)
     assert certificates.is_revoked(cloud.read(stolen), revoked)
     assert not certificates.is_revoked(cloud.read(issued), revoked)
-    cloud.enrol(H2, user="thief")  # its bound counts forgotten names no more
+    cloud.enrol(H2, user="thief")  # forgotten names do not count towards the bound
 
 
-def test_a_forgotten_name_waits_again_where_hosts_are_approved(configure, store):
+def test_forgotten_name_needs_approval_again(configure, store):
     cloud = Cloud(configure(enrolment="approved"), store)
     cloud.keeper.allow_host(H1)
     stolen = cloud.enrol()
@@ -510,7 +504,7 @@ def test_a_forgotten_name_waits_again_where_hosts_are_approved(configure, store)
     )
 
 
-def test_who_only_waits_is_forgotten_without_a_trace_and_who_is_unknown_is_said(configure, store):
+def test_waiting_host_is_deleted_completely_and_unknown_host_is_reported(configure, store):
     cloud = Cloud(configure(enrolment="approved"), store)
     refused(cloud, V.WAIT)
     assert cloud.keeper.delete_host(H1) and store.get_enrolment("h1") is None
@@ -519,7 +513,7 @@ def test_who_only_waits_is_forgotten_without_a_trace_and_who_is_unknown_is_said(
     assert cloud.keeper.delete_host(H1) and not cloud.keeper.delete_host(H1)
 
 
-def test_a_host_that_still_sends_samples_is_not_forgotten(cloud):
+def test_live_host_is_not_forgotten(cloud):
     cloud.enrol()
     samples.note(cloud.store, samples.sample(0, host="h1", sent_s=cloud.now_s))
     with pytest.raises(
@@ -530,7 +524,7 @@ def test_a_host_that_still_sends_samples_is_not_forgotten(cloud):
     assert cloud.keeper.delete_host(H1)
 
 
-def test_freed_names_push_no_revoked_host_off_the_table_and_go_when_nothing_is_left_of_them(
+def test_forgotten_names_displace_no_revoked_host_and_expire(
     cloud,
 ):
     cloud.keeper.revoke_host(H2)
@@ -547,7 +541,7 @@ def test_freed_names_push_no_revoked_host_off_the_table_and_go_when_nothing_is_l
 
 
 @pytest.mark.parametrize("kind", [certificate_authority.CA, certificate_authority.SIGNER])
-def test_no_more_keys_are_made_than_hosts_take(cloud, kind):
+def test_keys_are_limited_to_the_number_that_hosts_accept(cloud, kind):
     for _ in range(signing.MAX_PUBLIC_KEYS - 1):
         cloud.keeper.renew_key(kind, at_once=False)
         cloud.now_s += 60
@@ -555,12 +549,12 @@ def test_no_more_keys_are_made_than_hosts_take(cloud, kind):
         cloud.keeper.renew_key(kind, at_once=False)
     issued = cloud.enrol()
     assert cloud.fault(issued) == "" and signing.read_public_keys(issued.signers)
-    cloud.keeper.renew_key(kind, at_once=True)  # a stolen key cannot wait
+    cloud.keeper.renew_key(kind, at_once=True)  # a stolen key is replaced in spite of the limit
     assert len(signing.read_public_keys(cloud.keeper.signer_keys())) <= 64
     cloud.keeper.renew_key(kind, at_once=False)
 
 
-def test_of_more_keys_than_hosts_take_the_one_in_use_and_the_newest_are_told(cloud):
+def test_surplus_keys_are_left_out_except_the_one_in_use_and_the_newest(cloud):
     cloud.limit(keys=10**6)
     for _ in range(70):
         cloud.keeper.renew_key(certificate_authority.SIGNER, at_once=False)

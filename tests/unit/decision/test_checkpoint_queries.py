@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that hosts register: who may, which stay, and when they are forgotten."""
+"""Registration of checkpoints: authorization, retention and deletion."""
 
 import base64
 import threading
@@ -33,7 +33,7 @@ taken, checkpoint_id = checkpoint_hosts.taken, checkpoint_hosts.checkpoint_id
 
 
 class Hosts:
-    """The service, and hosts that tell it of checkpoints."""
+    """The service and the hosts that register checkpoints with it."""
 
     def __init__(self, conf, store):
         self.now_s = NOW_S
@@ -57,7 +57,7 @@ class Hosts:
         return decision_messages.encode(made)
 
     def concealed(self, told, **changed):
-        """Return what a host sends of a checkpoint."""
+        """Return the sealed registration of a checkpoint, as a host sends it."""
         key = self.opened(self.service.service_key({}), signing.CHECKPOINT_KEY, messages.ServiceKey)
         raw = msgspec.json.encode(told)
         box = sealed_box.encrypt(bytes.fromhex(key.public), raw, told.host.encode())
@@ -107,7 +107,7 @@ def hosts(configure, store):
     return Hosts(configure(), store)
 
 
-def test_newest_checkpoints_of_a_server_stay(hosts):
+def test_newest_checkpoints_of_a_server_are_kept(hosts):
     for number in (1, 2, 3):
         hosts.now_s += 1
         answer = hosts.register(taken(number))
@@ -117,10 +117,10 @@ def test_newest_checkpoints_of_a_server_stay(hosts):
     assert hosts.service.registered == 3
 
 
-def test_one_that_a_server_is_recovered_from_stays_until_its_new_host_has_all(hosts):
+def test_checkpoint_under_recovery_is_kept_until_its_new_host_registers(hosts):
     hosts.register(taken(1))
     hosts.store.record_recovery(checkpoint_id(1), hosts.now_s)
-    for number in (2, 3, 4):  # the old host was not dead, and Nova believes it now and then
+    for number in (2, 3, 4):  # the old host still runs, and Nova still lists the server there
         hosts.now_s += 1
         answer = hosts.register(taken(number))
     kept = [checkpoint_id(4), checkpoint_id(3), checkpoint_id(1)]
@@ -133,7 +133,7 @@ def test_one_that_a_server_is_recovered_from_stays_until_its_new_host_has_all(ho
     assert hosts.ids() == [checkpoint_id(5), checkpoint_id(4)]
 
 
-def test_one_that_a_server_is_recovered_from_does_not_stay_for_ever(hosts):
+def test_checkpoint_under_recovery_is_dropped_after_the_time_limit(hosts):
     hosts.register(taken(1))
     hosts.store.record_recovery(checkpoint_id(1), hosts.now_s)
     hosts.now_s += checkpoint_queries.RECOVERY_S
@@ -143,14 +143,14 @@ def test_one_that_a_server_is_recovered_from_does_not_stay_for_ever(hosts):
     assert hosts.ids() == [checkpoint_id(3), checkpoint_id(2)]
 
 
-def test_newer_is_what_was_registered_later_whatever_the_hosts_clock_says(hosts):
+def test_checkpoints_are_ordered_by_registration_not_by_host_clock(hosts):
     hosts.register(taken(1, taken_ms=1 << 60))
     hosts.now_s += 1
     hosts.register(taken(2, taken_ms=0))
     assert hosts.ids() == [checkpoint_id(2), checkpoint_id(1)]
 
 
-def test_what_is_told_twice_is_there_once(hosts):
+def test_repeated_registration_is_stored_once(hosts):
     hosts.register(taken(1))
     answer = hosts.register(taken(1, sent_s=NOW_S + 5))
     assert not answer.why and [one.checkpoint_id for one in answer.kept] == [checkpoint_id(1)]
@@ -166,13 +166,13 @@ def test_what_is_told_twice_is_there_once(hosts):
     ],
     ids=["an older one of the disk", "another of that id", "of a disk that began anew"],
 )
-def test_what_would_take_the_place_of_a_later_one_is_refused(hosts, second, is_taken):
+def test_stale_registration_is_refused(hosts, second, is_taken):
     hosts.register(taken(1))
     assert (not hosts.register(second).why) is is_taken
     assert hosts.service.refused["stale"] == (not is_taken)
 
 
-def test_no_host_keeps_another_from_registering_by_its_disks_name(hosts):
+def test_host_cannot_block_anothers_registration_by_its_disk_name(hosts):
     other, its_holders = (
         checkpoint_hosts.OTHER_SERVER,
         (messages.RegisteredHolder("h3", "10.0.0.3:1"),),
@@ -192,7 +192,7 @@ def test_no_host_keeps_another_from_registering_by_its_disks_name(hosts):
     assert not hosts.register(taken(1)).why
 
 
-def test_nobody_reads_the_key_on_the_way(hosts):
+def test_disk_key_is_encrypted_in_transit(hosts):
     told = taken(1)
     sent = msgspec.json.encode(hosts.sealed(hosts.concealed(told)))
     assert told.key.encode() not in sent and told.manifest_name.encode() not in sent
@@ -202,7 +202,7 @@ def test_nobody_reads_the_key_on_the_way(hosts):
 
 
 @pytest.mark.expect_log("checkpoints:")
-def test_what_was_concealed_for_others_or_by_others_is_refused(hosts):
+def test_registration_sealed_for_or_by_another_host_is_refused(hosts):
     for changed in ({"host": "h2"}, {"sent_s": NOW_S + 3}):
         sent = hosts.sealed(hosts.concealed(taken(1), **changed))
         assert hosts.opened(hosts.service.register_checkpoint(sent)).why
@@ -229,7 +229,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("servers", "why"), REFUSED.values(), ids=list(REFUSED))
 @pytest.mark.expect_log("is refused")
-def test_host_registers_for_servers_that_are_on_it_alone(hosts, servers, why):
+def test_host_registers_only_for_servers_on_it(hosts, servers, why):
     hosts.nova.servers = servers
     answer = hosts.register(taken(1))
     assert why in answer.why and not answer.may_pass
@@ -245,7 +245,7 @@ AT_H2 = {
 
 
 @pytest.mark.expect_log("is refused")
-def test_former_host_registers_nothing_from_the_moment_on_at_which_a_server_has_moved(hosts):
+def test_former_host_may_not_register_after_the_server_moved(hosts):
     assert not hosts.register(taken(1)).why
     hosts.nova.servers[SERVER] = nova_client.Server("h2", checkpoint_hosts.PROJECT)
     assert "is on h2" in hosts.register(taken(2)).why
@@ -255,7 +255,7 @@ def test_former_host_registers_nothing_from_the_moment_on_at_which_a_server_has_
 
 
 @pytest.mark.expect_log("is refused")
-def test_host_names_hosts_of_this_cloud_at_their_own_addresses_alone(hosts):
+def test_holders_must_be_enrolled_hosts_at_their_own_addresses(hosts):
     def registers(number, **where):
         holders = tuple(messages.RegisteredHolder(host, at) for host, at in where.items())
         return hosts.register(taken(number, holders=holders)).why
@@ -275,7 +275,7 @@ def test_host_names_hosts_of_this_cloud_at_their_own_addresses_alone(hosts):
     [nova_client.NovaUnreachable("HTTP 503"), database.DatabaseError("sqlite://", "gone")],
 )
 @pytest.mark.expect_log("must retry")
-def test_what_nobody_can_say_now_is_a_no_that_passes(hosts, failure):
+def test_registration_without_nova_or_database_asks_for_a_retry(hosts, failure):
     hosts.nova.failure = failure
     assert hosts.register(taken(1)).may_pass and hosts.ids() == []
     hosts.nova.failure = None
@@ -283,14 +283,14 @@ def test_what_nobody_can_say_now_is_a_no_that_passes(hosts, failure):
 
 
 @pytest.mark.expect_log("proves nothing")
-def test_nobody_speaks_for_another_host(hosts):
+def test_message_signed_by_another_host_is_refused(hosts):
     assert "h2 has signed it" in hosts.register(taken(1), by="h2").why
     assert "h2 has signed it" in hosts.kept(by="h2").why
     assert hosts.ids() == [] and hosts.service.refused["not_authentic"] == 2
 
 
 @pytest.mark.expect_log("proves nothing")
-def test_sample_is_no_checkpoint(hosts):
+def test_signature_for_another_purpose_is_refused(hosts):
     assert "none of the keys" in hosts.register(taken(1), purpose=signing.SAMPLE).why
 
 
@@ -298,13 +298,13 @@ def test_sample_is_no_checkpoint(hosts):
 @pytest.mark.parametrize(
     "sent_s", [NOW_S - replay_filter.AGE_S - 1, NOW_S + replay_filter.FUTURE_S + 1]
 )
-def test_old_message_means_nothing(hosts, sent_s):
+def test_message_with_an_implausible_time_is_refused(hosts, sent_s):
     assert "host's clock" in hosts.register(taken(1, sent_s=sent_s)).why or hosts.ids() == []
     assert hosts.ids() == []
 
 
 @pytest.mark.expect_log("proves nothing")
-def test_messages_that_prove_nothing_fill_no_log(hosts, watched_log):
+def test_forged_messages_do_not_fill_the_log(hosts, watched_log):
     forged = {"payload": "{}", "signature": "A" * 86 + "=="}
     for _ in range(2 * message_bus.WARNINGS):
         hosts.opened(hosts.service.list_kept(forged))
@@ -312,7 +312,7 @@ def test_messages_that_prove_nothing_fill_no_log(hosts, watched_log):
 
 
 @pytest.mark.expect_log("it was taken before")
-def test_copy_of_a_message_means_nothing(hosts):
+def test_replayed_message_is_refused(hosts):
     message = hosts.sealed(hosts.concealed(taken(1)))
     hosts.service.register_checkpoint(message)
     hosts.store.delete_checkpoint(checkpoint_id(1))
@@ -321,7 +321,7 @@ def test_copy_of_a_message_means_nothing(hosts):
 
 
 @pytest.mark.expect_log("others were given")
-def test_host_that_says_much_keeps_no_other_from_being_heard(hosts):
+def test_busy_host_does_not_block_other_hosts(hosts):
     hosts.service._freshness["h2"] = replay_filter.ReplayFilter(limit=3)
     answers = [hosts.kept("h2", NOW_S + n) for n in range(4)]
     assert not answers[2].why and answers[3].why
@@ -331,7 +331,7 @@ def test_host_that_says_much_keeps_no_other_from_being_heard(hosts):
 @pytest.mark.parametrize(
     "payload", [None, {}, {"payload": "{}", "signature": "x"}, [1], "x" * 100, {"payload": 1}]
 )
-def test_nonsense_is_refused(hosts, payload):
+def test_malformed_message_is_refused(hosts, payload):
     assert hosts.opened(hosts.service.register_checkpoint(payload)).why
     assert hosts.service.refused["not_authentic"] == 1
 
@@ -355,13 +355,13 @@ def test_nonsense_is_refused(hosts, payload):
         {"host": "../h1"},
     ],
 )
-def test_what_makes_no_sense_cannot_be_told(changed):
+def test_invalid_registration_fields_are_refused(changed):
     told = msgspec.to_builtins(taken(1)) | changed
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(told, messages.RegisteredCheckpoint)
 
 
-def test_host_is_told_which_of_its_own_stay(hosts):
+def test_kept_list_has_only_the_hosts_own_checkpoints(hosts):
     hosts.register(taken(1))
     hosts.nova.servers[checkpoint_hosts.OTHER_SERVER] = nova_client.Server(
         "h2", checkpoint_hosts.PROJECT
@@ -375,7 +375,7 @@ def test_host_is_told_which_of_its_own_stay(hosts):
     assert [one.checkpoint_id for one in answer.kept] == [checkpoint_id(1)] and answer.is_complete
 
 
-def test_host_is_told_how_often_checkpoints_of_its_own_servers_are_wanted(hosts):
+def test_intervals_are_those_of_the_hosts_own_servers(hosts):
     said = {checkpoint_intervals.NAME: "600"}
     hosts.nova.groups = [nova_client.Aggregate({"h1"}, said)]
     hosts.nova.metadata = {"h1": {SERVER: said}, "h2": {checkpoint_hosts.OTHER_SERVER: said}}
@@ -386,14 +386,14 @@ def test_host_is_told_how_often_checkpoints_of_its_own_servers_are_wanted(hosts)
 
 @pytest.mark.expect_log("h2 has signed it")
 @pytest.mark.expect_log("HTTP 403")
-def test_nobody_is_told_intervals_of_others_nor_any_that_nova_does_not_tell(hosts):
+def test_intervals_are_refused_to_other_hosts_and_without_nova(hosts):
     assert "h2 has signed it" in hosts.intervals(by="h2").why
     hosts.nova.failure = nova_client.NovaUnreachable("HTTP 403")
     assert hosts.intervals().may_pass
 
 
-def test_no_checkpoint_is_due_of_a_server_that_is_on_no_host(hosts):
-    """As of one that is shelved: its last one stays."""
+def test_server_on_no_host_has_no_checkpoint_due(hosts):
+    """A shelved server has no host; its last checkpoint stays."""
     hosts.register(taken(1))
     for host, instances in (("", []), ("h1", [SERVER]), ("", [])):
         hosts.nova.servers[SERVER] = nova_client.Server(host, checkpoint_hosts.PROJECT)
@@ -406,8 +406,8 @@ def test_no_checkpoint_is_due_of_a_server_that_is_on_no_host(hosts):
     assert len(hosts.store.newest_checkpoints()) == 1
 
 
-def test_host_waits_for_one_answer_at_a_time(hosts):
-    """Else one host could have all threads of the message bus wait for Nova."""
+def test_host_has_one_interval_request_in_flight(hosts):
+    """Otherwise one host could block all threads of the message bus in calls to Nova."""
     told = []
 
     def slowly(host):
@@ -425,12 +425,12 @@ def test_host_waits_for_one_answer_at_a_time(hosts):
     assert not of_another.why
 
 
-def test_who_is_revoked_or_forgotten_and_has_no_checkpoint_is_gone(hosts):
+def test_revoked_or_deleted_owner_without_checkpoints_is_orphaned(hosts):
     assert not hosts.register(taken(1)).why
     assert hosts.gone() == ()
     hosts.keeper.revoke_host("h1")
     hosts.keeper.delete_host("h3")
-    assert hosts.gone() == ("h3",)  # h1's may still be wanted; h9 never was one of this cloud's
+    assert hosts.gone() == ("h3",)  # h1 has a checkpoint; h9 was never a host of this cloud
     hosts.store.delete_checkpoint(checkpoint_id(1))
     assert hosts.gone() == ("h1", "h3")
     hosts.keeper.allow_host("h1")
@@ -438,11 +438,11 @@ def test_who_is_revoked_or_forgotten_and_has_no_checkpoint_is_gone(hosts):
 
 
 @pytest.mark.expect_log("h1 has signed it")
-def test_nobody_asks_in_the_name_of_another_host_who_is_gone(hosts):
+def test_owner_request_signed_by_another_host_is_refused(hosts):
     assert "h1 has signed it" in hosts.asked_gone(by="h1").why
 
 
-def test_checkpoints_go_some_time_after_their_server(hosts):
+def test_checkpoints_are_deleted_some_time_after_their_server(hosts):
     hosts.register(taken(1))
     hosts.nova.servers = {}
     for later_s, left in ((0, 1), (99, 1), (2, 0)):
@@ -451,7 +451,7 @@ def test_checkpoints_go_some_time_after_their_server(hosts):
         assert len(hosts.ids()) == left
 
 
-def test_server_that_comes_back_keeps_its_checkpoints(hosts):
+def test_server_that_reappears_keeps_its_checkpoints(hosts):
     hosts.register(taken(1))
     servers, hosts.nova.servers = hosts.nova.servers, {}
     hosts.service.sweep_servers(threading.Event())
@@ -464,7 +464,7 @@ def test_server_that_comes_back_keeps_its_checkpoints(hosts):
     assert len(hosts.ids()) == 1
 
 
-def test_nothing_goes_while_nova_is_away(hosts):
+def test_sweep_deletes_nothing_while_nova_is_away(hosts):
     hosts.register(taken(1))
     hosts.nova.failure = nova_client.NovaUnreachable("HTTP 503")
     hosts.now_s += 10_000
@@ -473,7 +473,7 @@ def test_nothing_goes_while_nova_is_away(hosts):
     assert len(hosts.ids()) == 1
 
 
-def test_newest_of_each_server_is_pictured(hosts):
+def test_newest_checkpoint_of_each_server_is_listed(hosts):
     hosts.register(taken(1))
     hosts.now_s += 1
     hosts.register(taken(2))
@@ -481,7 +481,7 @@ def test_newest_of_each_server_is_pictured(hosts):
     assert newest == (SERVER, NOW_S + 0.002, 600, 1 << 20)
 
 
-def test_what_fails_is_noted_until_the_host_says_no_more_of_it(hosts, monkeypatch):
+def test_failures_are_recorded_until_the_host_stops_reporting_them(hosts, monkeypatch):
     clock = manual_clock.FunctionClock(lambda: hosts.now_s)
     monkeypatch.setattr(hosts.service, "_clock", clock)
     failing = (messages.Failing(SERVER, "holder", "h2"), messages.Failing("", "full"))
@@ -502,7 +502,7 @@ def test_what_fails_is_noted_until_the_host_says_no_more_of_it(hosts, monkeypatc
 
 
 @pytest.mark.expect_log("h1 has signed it")
-def test_no_host_reports_for_another_nor_more_than_its_share(hosts):
+def test_failure_reports_are_limited_to_the_hosts_own_and_in_number(hosts):
     one = messages.Failing("", "full")
     assert "h1 has signed it" in hosts.intervals("h2", failing=(one,), by="h1").why
     too_many = (one,) * (messages.MAX_FAILING + 1)
@@ -513,7 +513,7 @@ def test_no_host_reports_for_another_nor_more_than_its_share(hosts):
 @pytest.mark.parametrize(
     "odd", [{"reason": "<b>"}, {"reason": "x" * 33}, {"holder": "no host"}, {"instance_id": "x"}]
 )
-def test_what_makes_no_sense_of_what_fails_is_refused(odd):
+def test_invalid_failure_report_is_refused(odd):
     with pytest.raises(ValueError):
         raw = {"instance_id": SERVER, "reason": "holder", "holder": "h2", **odd}
         msgspec.convert(raw, messages.Failing)

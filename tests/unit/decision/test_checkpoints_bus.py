@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint daemon and the decision service on one message bus in memory, both as they are."""
+"""A checkpoint daemon's bus client and the decision service on an in-memory message bus."""
 
 import threading
 import time
@@ -34,7 +34,7 @@ def nova():
 
 @pytest.fixture
 def bus(tmp_path):
-    """Return the configuration files of all who share the bus."""
+    """Return the configuration files for the shared bus."""
     path = tmp_path / "bus.conf"
     path.write_text("[DEFAULT]\ntransport_url = kombu+memory:////\n")
     yield [str(path)]
@@ -43,7 +43,7 @@ def bus(tmp_path):
 
 @pytest.fixture
 def listens(monkeypatch):
-    """Return what is set when the service listens: a bus in memory loses what comes before."""
+    """Return an event set when the service listens; an in-memory bus loses earlier messages."""
     serve, does = message_bus.serve, threading.Event()
 
     def say_when_it_serves(*arguments):
@@ -57,10 +57,10 @@ def listens(monkeypatch):
 
 @pytest.fixture
 def daemon(tmp_path, configure, store, nova, bus, listens):
-    """Return a host's way to a service that serves."""
+    """Return a host's bus client connected to a running service."""
     hosts = enrolled_hosts.EnrolledHosts(configure(), store, time.time)
     key, certificate = hosts.identity(HOST)
-    hosts.identity("h2")  # keeps it
+    hosts.identity("h2")  # holds the checkpoint
     trust = hosts.keeper.load_trust_state()
     held = identity_files.IdentitySet(trust.ca, certificate, key, trust.signers)
     identity_files.write(tmp_path / "identity", held)
@@ -106,13 +106,13 @@ def test_checkpoint_of_a_server_elsewhere_is_refused_over_the_bus(daemon, store,
     assert store.list_checkpoints("", 9, "", "") == []
 
 
-def test_intervals_of_aggregates_and_servers_come_over_the_bus(daemon, nova):
+def test_intervals_of_aggregates_and_servers_are_fetched_over_the_bus(daemon, nova):
     said = {checkpoint_intervals.NAME: "60"}
     nova.groups = [nova_client.Aggregate({HOST}, said)]
     nova.metadata = {HOST: {RECORD.instance_id: said}}
     assert daemon.fetch_intervals() == (60, {RECORD.instance_id: 300})
 
 
-def test_who_is_gone_for_good_is_told_over_the_bus(daemon):
+def test_departed_owners_are_listed_over_the_bus(daemon):
     daemon.keeper.revoke_host("h2")
     assert daemon.departed_owners(["h2", HOST]) == {"h2"}

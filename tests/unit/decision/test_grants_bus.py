@@ -32,7 +32,7 @@ pytestmark = pytest.mark.allow_log("gets no grant for image|^grants: ")
 
 
 class Nova:
-    """Says that servers use IMAGE, or that it is away."""
+    """A Nova whose servers use IMAGE; it raises ``fault`` if that is set."""
 
     fault: Exception | None = None
 
@@ -85,7 +85,7 @@ def cloud(configure, store, tmp_path, monkeypatch):
     cfg.CONF.reset()
 
 
-def test_grant_comes_over_the_bus(cloud):
+def test_grant_is_received_over_the_bus(cloud):
     given = cloud.client.request(IMAGE)
     target = messages.target_of(f"/v1/images/{IMAGE}/file", "bytes=0-9")
     own = cloud.files.current_credentials()
@@ -94,7 +94,7 @@ def test_grant_comes_over_the_bus(cloud):
     assert (used.host, used.image_id) == (HOST, IMAGE)
 
 
-def test_image_that_no_server_uses_is_refused_and_without_nova_it_may_pass(cloud):
+def test_unused_image_is_refused_and_nova_failure_asks_for_a_retry(cloud):
     with pytest.raises(errors.ChunkRefused, match="no server uses this image"):
         cloud.client.request(OTHER)
     cloud.nova.fault = nova_client.NovaUnreachable("HTTP 503")
@@ -108,8 +108,8 @@ def test_revoked_host_is_refused(cloud):
         cloud.client.request(IMAGE)
 
 
-def test_repeated_refusal_of_another_request_withholds_no_image(cloud):
-    """Anybody on the bus can send what the service signed before."""
+def test_replayed_refusal_does_not_withhold_an_image(cloud):
+    """Any client of the bus can replay earlier responses of the service."""
     with pytest.raises(errors.ChunkRefused):
         cloud.client.request(OTHER)
     kept = forge(cloud, grant=None, why="no server uses this image", sent_s=time.time() - 60)
@@ -118,7 +118,7 @@ def test_repeated_refusal_of_another_request_withholds_no_image(cloud):
 
 
 class Responder:
-    """Answers in place of the service."""
+    """Responds in place of the service."""
 
     def __init__(self, answer):
         self._answer = answer
@@ -131,7 +131,7 @@ class Responder:
 
 
 def forge(cloud, **changed):
-    """Return what answers as the service does, with changes, signed by the service."""
+    """Return a responder with changed responses, signed with the service's key."""
     signer = cloud.keeper.load_trust_state().signer
 
     def answer(payload):
@@ -181,19 +181,19 @@ def test_grant_for_another_host_or_image_is_refused(cloud):
         errors.DecisionUnreachable("the message bus", "timed out"),
     ],
 )
-def test_response_that_is_not_of_the_service_is_none(cloud, said):
+def test_invalid_response_counts_as_unreachable(cloud, said):
     with pytest.raises(errors.SourceUnreachable, match="a grant for image"):
         asks(cloud, Responder(lambda _payload: said))
 
 
-def test_host_without_a_certificate_asks_for_nothing(cloud, tmp_path):
+def test_host_without_a_certificate_sends_no_request(cloud, tmp_path):
     nobody = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "nowhere"))
     client = grant_client.GrantClient(HOST, Responder(lambda _payload: None), nobody)
     with pytest.raises(errors.SourceUnreachable, match="it has no certificate"):
         client.request(IMAGE)
 
 
-def test_bus_without_a_service_ends_the_wait(cloud, tmp_path, monkeypatch):
+def test_request_times_out_without_a_service(cloud, tmp_path, monkeypatch):
     monkeypatch.setattr(grant_client, "TIMEOUT_S", 0.5)
     cloud.service.stop_server()
     with pytest.raises(errors.SourceUnreachable, match="the message bus"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts get grants for images that Nova names or an operator wants on hosts, and no others."""
+"""Hosts get grants only for images that Nova names or an operator wants on hosts."""
 
 import pytest
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.allow_log("gets no grant for image|^grants: ")
 
 
 class Nova:
-    """Says that servers use some images, or nothing."""
+    """A Nova whose servers use some images; it raises ``fault`` if that is set."""
 
     def __init__(self):
         self.used, self.fault, self.asked = {IMAGE}, None, []
@@ -74,7 +74,7 @@ class Service:
         )
 
     def ask(self, image_id=IMAGE, host="h1", **by):
-        self.passes(0.001)  # a request is taken once
+        self.passes(0.001)  # a request is accepted once
         return self.send(messages.GrantRequest(host, image_id, self.now_s), **by)
 
 
@@ -99,17 +99,17 @@ def test_host_gets_a_grant_for_an_image_that_a_server_uses(service):
 
 
 @pytest.mark.expect_log("h1 gets no grant for image .*: no server uses this image")
-def test_image_that_no_server_uses_is_refused_until_one_does(service):
+def test_unused_image_is_refused_until_a_server_uses_it(service):
     refused = service.ask(UNUSED)
     assert (refused.grant, refused.may_pass) == (None, False)
     assert "no server uses this image" in refused.why
     service.nova.used.add(UNUSED)
-    assert service.ask(UNUSED).grant is None  # it was looked up just now
+    assert service.ask(UNUSED).grant is None  # the lookup is cached
     service.passes(image_grants.UNUSED_S)
     assert service.ask(UNUSED).grant is not None
 
 
-def test_nova_is_asked_once_a_minute_for_an_image(service):
+def test_nova_is_queried_once_a_minute_for_an_image(service):
     for _ in range(20):
         assert service.ask().grant is not None
     assert service.nova.asked == [IMAGE]
@@ -121,7 +121,7 @@ def test_nova_is_asked_once_a_minute_for_an_image(service):
 @pytest.mark.parametrize(
     "fault", [nova_client.NovaUnreachable("HTTP 503"), nova_client.NovaBusy("many")]
 )
-def test_without_nova_images_named_lately_are_granted_and_others_wait(service, fault):
+def test_grant_without_nova_is_given_for_recently_used_images_only(service, fault):
     assert service.ask().grant is not None
     service.nova.fault = fault
     service.passes(grant_queries.LINGER_S - 60)
@@ -138,11 +138,11 @@ def report(service, fill, host="h2", task=None):
     service.store.record_samples({host: (sample, 0)})
 
 
-def test_image_that_nova_named_once_is_granted_while_a_host_lacks_bytes_of_it(service):
-    """As that of an unshelved server, whose image Nova names during the start only."""
+def test_once_used_image_is_granted_while_a_host_lacks_bytes(service):
+    """Nova names the image of an unshelved server only while the server starts."""
     report(service, FILLING)
     service.nova.used.clear()
-    assert service.ask().grant is None  # the host's word alone is not enough
+    assert service.ask().grant is None  # the host's claim alone is not enough
     service.nova.used.add(IMAGE)
     service.passes(60)
     assert service.ask().grant is not None
@@ -155,12 +155,12 @@ def test_image_that_nova_named_once_is_granted_while_a_host_lacks_bytes_of_it(se
     service.passes(image_grants.USED_S)
     assert service.ask().grant is None
     service.store.delete_stale(service.now_s)
-    report(service, FILLING)  # it is too late to claim that
+    report(service, FILLING)  # the claim comes too late
     service.passes(image_grants.UNUSED_S)
     assert service.ask().grant is None
 
 
-def test_what_a_revoked_or_silent_host_needs_does_not_count(service):
+def test_needs_of_revoked_or_silent_hosts_are_ignored(service):
     assert service.ask().grant is not None
     service.nova.used.clear()
     service.passes(2 * grant_queries.LINGER_S)
@@ -182,14 +182,14 @@ def test_what_a_revoked_or_silent_host_needs_does_not_count(service):
         (decision_messages.TaskKind.UNPIN, False),
     ],
 )
-def test_operator_who_wants_an_image_on_hosts_names_it(service, kind, is_granted):
+def test_task_of_an_operator_makes_an_image_grantable(service, kind, is_granted):
     task = decision_messages.ImageTask(request=1, kind=kind, image_id=UNUSED)
     service.store.record_task(["h2"], task, service.now_s)
     assert (service.ask(UNUSED).grant is not None) is is_granted
 
 
 @pytest.mark.expect_log("h1 gets no grant for image .*: no server uses this image")
-def test_operator_who_wants_an_image_that_was_just_refused_need_not_wait(service):
+def test_task_of_an_operator_overrides_a_cached_refusal(service):
     assert service.ask(UNUSED).grant is None
     task = decision_messages.ImageTask(
         request=1, kind=decision_messages.TaskKind.PRE_SEED, image_id=UNUSED
@@ -199,14 +199,14 @@ def test_operator_who_wants_an_image_that_was_just_refused_need_not_wait(service
     assert service.nova.asked == [UNUSED]
 
 
-def test_request_of_somebody_else_is_refused(service):
+def test_request_signed_by_another_host_is_refused(service):
     refused = service.ask(host="h2", by="h1")
     assert refused.grant is None
     assert "h1 has signed it" in refused.why
     assert "none of the keys" in service.ask(purpose=signing.SAMPLE).why
 
 
-def test_request_is_taken_once_and_in_its_time(service):
+def test_replayed_or_untimely_request_is_refused(service):
     request = messages.GrantRequest("h1", IMAGE, service.now_s)
     assert service.send(request).grant is not None
     assert "taken before" in service.send(request).why
@@ -226,13 +226,13 @@ def test_malformed_request_is_refused(service, payload):
     assert service.nova.asked == []
 
 
-def test_host_that_asks_too_often_waits_and_others_do_not(service):
+def test_rate_limit_delays_one_host_and_not_the_others(service):
     answers = [service.ask() for _ in range(int(image_grants.RATE.burst) + 50)]
     assert any(said.may_pass and "grants a second" in said.why for said in answers)
     assert service.ask(host="h2", by="h2").grant is not None
 
 
-def test_without_a_database_the_host_may_retry(service, monkeypatch):
+def test_host_may_retry_without_a_database(service, monkeypatch):
     def fail(*_arguments):
         raise database.DatabaseError("db.example", "gone")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intervals by aggregates and metadata: the operator's count, a tenant's as far as he offers."""
+"""Checkpoint intervals from aggregates and server metadata, within the operator's limits."""
 
 import threading
 from concurrent import futures
@@ -42,13 +42,13 @@ def of(cloud, least_s=0, host="h1"):
         ([7], None),
     ],
 )
-def test_aggregates_say_how_often(cloud, said, wanted_s):
+def test_interval_of_a_host_is_the_shortest_of_its_aggregates(cloud, said, wanted_s):
     cloud.groups = [aggregate(words, "h1") for words in said]
     cloud.groups += [aggregate("60", "h2"), nova_client.Aggregate({"h1"}, {})]
     assert of(cloud).of_host == wanted_s
 
 
-def test_metadata_says_nothing_where_the_operator_offers_nothing(cloud):
+def test_metadata_is_ignored_where_the_operator_offers_nothing(cloud):
     cloud.metadata = {"h1": {SERVER: {NAME: "60"}}}
     assert of(cloud) == messages.IntervalResponse()
 
@@ -67,19 +67,19 @@ def test_metadata_says_nothing_where_the_operator_offers_nothing(cloud):
         ("1e9", None),
     ],
 )
-def test_nobody_gets_checkpoints_more_often_than_the_operator_offers(cloud, said, wanted_s):
+def test_metadata_interval_is_bounded_by_the_offered_one(cloud, said, wanted_s):
     cloud.metadata = {"h1": {SERVER: {NAME: said}}, "h2": {OTHER: {NAME: "600"}}}
     told = [one.interval_s for one in of(cloud, least_s=300).of_servers]
     assert told == ([] if wanted_s is None else [wanted_s])
 
 
-def test_answer_has_a_bound(cloud):
+def test_response_is_limited_in_servers(cloud):
     cloud.metadata = {"h1": {SERVER: {NAME: "600"}, OTHER: {NAME: "600"}}}
     lookup = interval_lookup.IntervalLookup(cloud, 60, max_servers=1)
     assert len(lookup.intervals_of_host("h1").of_servers) == 1
 
 
-def test_aggregates_are_asked_for_once_a_minute_for_all_hosts(cloud):
+def test_aggregates_are_fetched_once_a_minute_for_all_hosts(cloud):
     now_s = 1000.0
     made = interval_lookup.IntervalLookup(cloud, 0, manual_clock.FunctionClock(lambda: now_s))
     for host in ("h1", "h2"):
@@ -90,17 +90,17 @@ def test_aggregates_are_asked_for_once_a_minute_for_all_hosts(cloud):
     assert made.intervals_of_host("h1").of_host == 600
 
 
-def test_what_nova_does_not_say_is_not_known(cloud):
+def test_nova_failure_is_raised_and_not_retried_at_once(cloud):
     cloud.failure = nova_client.NovaUnreachable("HTTP 403")
     made = interval_lookup.IntervalLookup(cloud, 60)
     with pytest.raises(nova_client.NovaUnreachable):
         made.intervals_of_host("h1")
     cloud.failure = None
     with pytest.raises(nova_client.NovaBusy, match="a moment ago"):
-        made.intervals_of_host("h2")  # it is not waited for again at once
+        made.intervals_of_host("h2")  # no second request at once
 
 
-def test_failure_is_remembered_for_a_minute(cloud):
+def test_failed_lookup_is_retried_after_a_minute(cloud):
     now_s = 1000.0
     made = interval_lookup.IntervalLookup(cloud, 0, manual_clock.FunctionClock(lambda: now_s))
     cloud.failure = nova_client.NovaUnreachable("timeout")
@@ -111,7 +111,7 @@ def test_failure_is_remembered_for_a_minute(cloud):
     assert made.intervals_of_host("h1") == messages.IntervalResponse()
 
 
-def test_nobody_waits_while_another_one_asks(cloud):
+def test_concurrent_lookup_fails_at_once_as_busy(cloud):
     asked, answered = threading.Event(), threading.Event()
 
     def slowly():
@@ -132,7 +132,7 @@ def test_nobody_waits_while_another_one_asks(cloud):
         assert first.result(30) == messages.IntervalResponse()
 
 
-def test_host_that_asks_without_end_is_not_asked_for_each_time(cloud):
+def test_lookups_of_one_host_are_rate_limited(cloud):
     now_s = 1000.0
     made = interval_lookup.IntervalLookup(cloud, 60, manual_clock.FunctionClock(lambda: now_s))
     made.intervals_of_host("h1")

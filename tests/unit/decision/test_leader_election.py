@@ -20,7 +20,7 @@ time.sleep(600)
 """
 
 
-def test_one_of_two_leads_until_it_steps_down(tmp_path: pathlib.Path) -> None:
+def test_one_of_two_instances_leads_until_it_steps_down(tmp_path: pathlib.Path) -> None:
     url = f"file://{tmp_path}/coordination"
     one, two = (leader_election.LeaderElection(url, name) for name in ("one", "two"))
     assert [one.is_leader(), two.is_leader(), one.is_leader()] == [True, False, True]
@@ -30,7 +30,7 @@ def test_one_of_two_leads_until_it_steps_down(tmp_path: pathlib.Path) -> None:
     two.step_down()
 
 
-def test_who_is_killed_leads_no_more(tmp_path: pathlib.Path) -> None:
+def test_killed_leader_is_replaced(tmp_path: pathlib.Path) -> None:
     url = f"file://{tmp_path}/coordination"
     command = [sys.executable, "-W", "ignore", "-c", HOLDER, url]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
@@ -45,13 +45,13 @@ def test_who_is_killed_leads_no_more(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.expect_log("mysql://127.0.0.1:1/db cannot determine the leader")
-def test_nobody_leads_where_nobody_can_tell_who(tmp_path: pathlib.Path) -> None:
+def test_unreachable_coordination_elects_no_leader(tmp_path: pathlib.Path) -> None:
     lead = leader_election.LeaderElection("mysql://user:secret@127.0.0.1:1/db", "one")
     assert not lead.is_leader() and not lead.is_leader()
 
 
 @pytest.mark.expect_log("cannot determine the leader: coordination does not answer within 0.5 s")
-def test_place_that_hangs_is_as_one_that_is_away() -> None:
+def test_hanging_coordination_elects_no_leader_and_times_out() -> None:
     with silent_server.serve() as server:
         url = f"mysql://root@{server.address}/db"
         lead = leader_election.LeaderElection(url, "one", answer_s=0.5)

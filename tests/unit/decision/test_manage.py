@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""acstor-decision-manage authority …, as an operator calls it on the service's host."""
+"""The command acstor-decision-manage, as an operator runs it on the service's host."""
 
 import functools
 import os
@@ -25,7 +25,7 @@ def manage(tmp_path):
 
 
 @pytest.mark.parametrize("before", [None, 0o644])
-def test_database_with_the_private_keys_is_its_owners_alone(tmp_path, before):
+def test_database_with_private_keys_is_readable_only_by_its_owner(tmp_path, before):
     file, config = tmp_path / "new.sqlite", tmp_path / "decision.conf"
     config.write_text(f"[database]\nconnection = sqlite:///{file}\n")
     if before is not None:
@@ -38,7 +38,7 @@ def test_database_with_the_private_keys_is_its_owners_alone(tmp_path, before):
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_an_operator_makes_shows_and_renews_without_a_service(manage, tmp_path: pathlib.Path):
+def test_authority_issues_shows_and_renews_without_a_service(manage, tmp_path: pathlib.Path):
     out = tmp_path / "h1"
     assert "valid until" in manage("authority", "issue", "h1", "--out", out).stdout
     assert {path.name: path.stat().st_mode & 0o777 for path in out.iterdir()} == dict.fromkeys(
@@ -59,9 +59,7 @@ def test_an_operator_makes_shows_and_renews_without_a_service(manage, tmp_path: 
     assert manage("authority", "show", "--pem").stdout.count("BEGIN CERTIFICATE") == 1
 
 
-def test_a_folder_that_others_may_enter_gets_no_key_and_takes_nothing_from_the_host(
-    manage, tmp_path: pathlib.Path
-):
+def test_directory_that_others_may_enter_gets_no_key(manage, tmp_path: pathlib.Path):
     first, out = tmp_path / "first", tmp_path / "shared"
     assert manage("authority", "issue", "h1", "--out", first).returncode == 0
     out.mkdir()
@@ -73,7 +71,7 @@ def test_a_folder_that_others_may_enter_gets_no_key_and_takes_nothing_from_the_h
     assert again.returncode == 0, "a folder of its owner's alone is taken again"
 
 
-def test_what_cannot_be_is_said(manage, tmp_path):
+def test_invalid_arguments_are_refused_with_a_reason(manage, tmp_path):
     refused = manage("authority", "issue", "no/host", "--out", tmp_path / "x")
     assert refused.returncode == 1 and "not a host id" in refused.stderr
     manage("authority", "revoke", "h1")
@@ -97,7 +95,7 @@ def test_what_cannot_be_is_said(manage, tmp_path):
     ],
 )
 @pytest.mark.parametrize("asked", [("db-sync",), ("history",), ("authority", "show")])
-def test_database_that_cannot_be_used_is_told_in_one_line(tmp_path, connection, words, asked):
+def test_unusable_database_is_reported_in_one_line(tmp_path, connection, words, asked):
     config = tmp_path / "decision.conf"
     config.write_text(f"[database]\nconnection = {connection}\n")
     done = forked_command.run(command.main, "--config-file", config, *asked)
@@ -107,7 +105,7 @@ def test_database_that_cannot_be_used_is_told_in_one_line(tmp_path, connection, 
     assert "secret" not in line
 
 
-def test_tables_of_another_version_are_told_with_what_to_do(manage, tmp_path: pathlib.Path):
+def test_other_schema_version_is_reported_with_the_remedy(manage, tmp_path: pathlib.Path):
     file = tmp_path / "decision.sqlite"
     with sqlite3.connect(file) as other:
         other.execute("UPDATE alembic_version SET version_num = '0099'")
@@ -117,5 +115,5 @@ def test_tables_of_another_version_are_told_with_what_to_do(manage, tmp_path: pa
     assert done.returncode == 1 and "of a later version" in done.stderr
     assert "Traceback" not in done.stderr
     file.unlink()
-    sqlite3.connect(file).close()  # it is there, and nothing is in it
+    sqlite3.connect(file).close()  # an empty database
     assert "has not the tables of this version" in manage("drain", "h1").stderr

@@ -47,7 +47,7 @@ def shown(picture: metrics.InstanceMetrics) -> dict[tuple[str, str], float]:
 
 
 def values(text: str) -> dict[tuple[str, str], float]:
-    """Return what was told, by name without the prefix and by the one label."""
+    """Return the values by name without the prefix and by the one label."""
     samples = (s for f in parser.text_string_to_metric_families(text) for s in f.samples)
     return {
         (s.name.removeprefix("acstor_decision_"), "".join(s.labels.values())): s.value
@@ -55,7 +55,7 @@ def values(text: str) -> dict[tuple[str, str], float]:
     }
 
 
-def test_every_number_of_a_picture_has_a_metric():
+def test_every_field_of_instance_metrics_is_exported():
     told = shown(PICTURE)
     assert told == {
         ("is_leader", ""): 1,
@@ -94,7 +94,7 @@ def test_every_number_of_a_picture_has_a_metric():
     }
 
 
-def test_an_instance_that_has_made_no_round_tells_so():
+def test_instance_without_a_round_exports_zeros():
     told = shown(metrics.InstanceMetrics())
     assert (told["is_leader", ""], told["last_round_timestamp_seconds", ""], told["hosts", ""]) == (
         0,
@@ -103,7 +103,7 @@ def test_an_instance_that_has_made_no_round_tells_so():
     )
 
 
-def test_the_endpoint_answers_until_it_is_stopped():
+def test_endpoint_responds_until_it_is_stopped():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     stop = metrics.serve(f"127.0.0.1:{port}", lambda: PICTURE)
@@ -115,6 +115,6 @@ def test_the_endpoint_answers_until_it_is_stopped():
 
 
 @pytest.mark.parametrize("address", ["here", "127.0.0.1:0", "192.0.2.1:9465"])
-def test_an_address_that_cannot_be_used_is_named(address):
+def test_unusable_listen_address_is_named(address):
     with pytest.raises(errors.Unusable, match=f"metrics_listen.*{address}"):
         metrics.serve(address, lambda: PICTURE)

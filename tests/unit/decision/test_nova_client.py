@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the service makes of Nova's answers, over HTTP: what is odd is not known."""
+"""The Nova client over HTTP; a malformed response counts as unreachable."""
 
 import json
 import threading
@@ -48,21 +48,21 @@ def client(configure, web):
     return made
 
 
-def test_it_says_where_a_server_is_now(client):
+def test_server_is_returned_with_its_current_host(client):
     for host in ("h1", "h2", None):
         client.says(f"servers/{SERVER}", {"server": server(host=host)})
         assert client.get_server(SERVER) == nova_client.Server(host or "", "p")
     assert client.get_server(OTHER) is None
 
 
-def test_it_says_what_aggregates_there_are(client):
+def test_aggregates_are_listed_with_hosts_and_metadata(client):
     told = {"hosts": ["h1", "h2"], "metadata": {"a": "b"}, "name": "fast"}
     client.says("os-aggregates", {"aggregates": [told]})
     [found] = client.list_aggregates()
     assert (set(found.hosts), found.metadata) == ({"h1", "h2"}, {"a": "b"})
 
 
-def test_it_says_metadata_of_the_servers_of_one_host_on_all_pages(client):
+def test_metadata_of_a_hosts_servers_is_read_from_all_pages(client):
     more = {"servers_links": [{"rel": "next", "href": "anywhere"}]}
     client.says(ON_H1, {"servers": [server(a="1"), server(OTHER, "h2", a="2")], **more})
     third = ids.parse_image_id("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a14")
@@ -70,7 +70,7 @@ def test_it_says_metadata_of_the_servers_of_one_host_on_all_pages(client):
     assert client.metadata_on("h1") == {SERVER: {"a": "1"}, third: {"a": "3"}}
 
 
-def test_a_body_without_end_is_not_read_to_the_end(client, web):
+def test_endless_response_is_not_read_to_the_end(client, web):
     client.says("os-aggregates", {})
     web.always = http_server.endless
     with pytest.raises(nova_client.NovaUnreachable, match="takes more than 16777216 bytes"):
@@ -78,7 +78,7 @@ def test_a_body_without_end_is_not_read_to_the_end(client, web):
     assert web.body_bytes < 2 * bounded_responses.MAX_LIST_BYTES
 
 
-def test_pages_without_end_end(client, web):
+def test_number_of_pages_is_limited(client, web):
     more = {"servers_links": [{"rel": "next", "href": "anywhere"}]}
     for path in (ON_H1, f"{ON_H1}&marker={SERVER}"):
         client.says(path, {"servers": [server()], **more})
@@ -89,7 +89,7 @@ def test_pages_without_end_end(client, web):
 @pytest.mark.parametrize(
     "answer", [[], {}, {"server": 1, "servers": 1, "aggregates": 1}, {"servers": [{}]}, None]
 )
-def test_what_is_odd_is_not_known(client, answer):
+def test_malformed_response_is_an_error(client, answer):
     for path in (f"servers/{SERVER}", ON_H1, "os-aggregates"):
         client.says(path, answer)
     for ask in (
@@ -101,7 +101,7 @@ def test_what_is_odd_is_not_known(client, answer):
             ask()
 
 
-def test_user_who_may_not_see_hosts_is_told_nothing(client, web):
+def test_response_without_hosts_is_an_error(client, web):
     told = server()
     del told["OS-EXT-SRV-ATTR:host"]
     client.says(f"servers/{SERVER}", {"server": told})
@@ -114,7 +114,7 @@ def test_user_who_may_not_see_hosts_is_told_nothing(client, web):
         client.get_server(SERVER)
 
 
-def test_few_wait_while_nova_accepts_and_does_not_answer(configure, web):
+def test_few_callers_wait_while_nova_hangs(configure, web):
     conf = configure()
     for name, value in {"auth_type": "none", "endpoint_override": web.url}.items():
         conf.set_override(name, value, "nova")
@@ -143,7 +143,7 @@ def test_few_wait_while_nova_accepts_and_does_not_answer(configure, web):
     assert client.list_aggregates() == []
 
 
-def test_without_a_user_nobody_is_asked(configure):
+def test_missing_credentials_are_an_error(configure):
     with pytest.raises(nova_client.NovaUnreachable, match="auth_type is not set"):
         nova_client.NovaClient(configure()).list_aggregates()
 
@@ -165,7 +165,7 @@ def user_of(image, host, task=None, server_id=SERVER):
     ("image", "host", "task", "is_used"),
     [
         ({"id": IMAGE}, "h1", None, True),
-        ({"id": IMAGE}, "h2", None, False),  # it is no host of acstor
+        ({"id": IMAGE}, "h2", None, False),  # not a host of acstor
         ({"id": IMAGE}, None, None, False),  # shelved
         ({"id": IMAGE}, None, "spawning", True),
         ({"id": IMAGE}, "h2", "migrating", True),
@@ -180,7 +180,7 @@ def test_image_is_used_by_servers_on_hosts_of_acstor_or_on_their_way(
     assert client.is_image_used(IMAGE, {"h1"}.__contains__, "h1") is is_used
 
 
-def test_servers_of_an_image_are_looked_for_on_all_pages(client):
+def test_servers_of_an_image_are_searched_on_all_pages(client):
     more = {"servers_links": [{"rel": "next", "href": "anywhere"}]}
     client.says(USERS, {"servers": [user_of({"id": IMAGE}, "h2")], **more})
     third = user_of({"id": IMAGE}, "h1", server_id=OTHER)
@@ -190,13 +190,13 @@ def test_servers_of_an_image_are_looked_for_on_all_pages(client):
 
 
 @pytest.mark.parametrize("answer", [[], {}, {"servers": 1}, {"servers": [{}]}, None])
-def test_whether_an_image_is_used_is_not_known_from_what_is_odd(client, answer):
+def test_image_use_is_an_error_for_a_malformed_response(client, answer):
     client.says(USERS, answer)
     with pytest.raises(nova_client.NovaUnreachable):
         client.is_image_used(IMAGE, {"h1"}.__contains__)
 
 
-def test_who_is_not_told_hosts_does_not_know_whether_an_image_is_used(client):
+def test_image_use_is_an_error_for_a_response_without_hosts(client):
     told = user_of({"id": IMAGE}, "h1")
     del told["OS-EXT-SRV-ATTR:host"]
     client.says(USERS, {"servers": [told]})

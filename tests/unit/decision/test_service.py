@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of the service on SQLite; what is sent goes into lists, time passes by collections."""
+"""Rounds of the service on SQLite; sent messages are recorded, the clock advances by rounds."""
 
 import collections
 import contextlib
@@ -46,7 +46,7 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 
 
 class Lead:
-    """A lock that the test gives and takes."""
+    """A leader lock that the test controls."""
 
     def __init__(self, leads: bool, instance: str) -> None:
         self.leads, self.instance = leads, instance
@@ -60,7 +60,7 @@ class Lead:
 
 
 class Loads(none.NoLoads):
-    """Switches as the test says."""
+    """Switch loads that the test sets."""
 
     said: Any = ()
 
@@ -151,7 +151,7 @@ def sample(
 
 
 class Cloud:
-    """Instances that hear the same hosts."""
+    """Instances that receive the samples of the same hosts."""
 
     def __init__(self, *instances: Instance) -> None:
         self.instances = list(instances)
@@ -159,7 +159,7 @@ class Cloud:
         self.places: dict[str, str] = {}
 
     def collect(self, times: int = 1, busy: str = "", epoch: int | None = None) -> None:
-        """Let three hosts send a sample each; they have the newest table unless said otherwise."""
+        """Let three hosts send a sample each, by default with the newest table."""
         for _ in range(times):
             self.number += 1
             for one in self.instances:
@@ -176,7 +176,7 @@ def lone(configure: Callable[..., cfg.ConfigOpts], store: database.Database) -> 
     return Instance(configure(), store, name="one")
 
 
-def test_hosts_that_come_are_published_once_and_remembered(lone, store):
+def test_new_hosts_are_published_once_and_stored(lone, store):
     Cloud(lone).collect(5)
     assert lone.epochs() == [1]
     known = hash_ring.decode(lone.published[0].table.encode(), "table")
@@ -188,7 +188,7 @@ def test_hosts_that_come_are_published_once_and_remembered(lone, store):
     assert len(store.list_traffic(0)) == 15
 
 
-def test_overload_moves_v_nodes_and_says_who_it_was(lone, store):
+def test_overload_moves_v_nodes_and_is_recorded_with_its_host(lone, store):
     cloud = Cloud(lone)
     cloud.collect(2)
     cloud.collect(2, busy="h2")
@@ -197,7 +197,7 @@ def test_overload_moves_v_nodes_and_says_who_it_was(lone, store):
     assert 0 < newest.moved < 100
 
 
-def test_each_round_leaves_a_picture_of_what_is_known(lone):
+def test_each_round_updates_the_metrics(lone):
     cloud = Cloud(lone)
     assert lone.service.metrics.round_s == 0
     cloud.collect(3)
@@ -217,7 +217,7 @@ def test_each_round_leaves_a_picture_of_what_is_known(lone):
     assert (lone.service.metrics.heard, lone.service.metrics.refused["out_of_order"]) == (18, 1)
 
 
-def test_a_drained_host_is_home_of_nothing(lone, store):
+def test_drained_host_gets_no_v_nodes(lone, store):
     cloud = Cloud(lone)
     cloud.collect(2)
     store.set_drained("h2", True)
@@ -226,7 +226,7 @@ def test_a_drained_host_is_home_of_nothing(lone, store):
     assert [host.vnodes for host in table.hosts] == [100, 0, 100]
 
 
-def test_who_takes_over_goes_on_within_one_round_and_moves_nothing(configure, store):
+def test_new_leader_continues_within_one_round_and_moves_nothing(configure, store):
     one = Instance(configure(), store, name="one")
     two = Instance(configure(), store, leads=False, name="two")
     cloud = Cloud(one, two)
@@ -241,7 +241,7 @@ def test_who_takes_over_goes_on_within_one_round_and_moves_nothing(configure, st
     assert two.epochs() == [2]
 
 
-def test_an_overload_that_the_dead_leader_saw_first_counts(configure, store):
+def test_overload_first_seen_by_a_dead_leader_counts(configure, store):
     one = Instance(configure(), store, name="one")
     two = Instance(configure(), store, leads=False, name="two")
     cloud = Cloud(one, two)
@@ -253,17 +253,17 @@ def test_an_overload_that_the_dead_leader_saw_first_counts(configure, store):
     assert two.epochs() == [2]
 
 
-def test_a_service_that_starts_anew_keeps_the_table_until_hosts_are_silent(configure, store):
+def test_restarted_service_keeps_the_table_while_no_host_is_heard(configure, store):
     Cloud(Instance(configure(), store, name="one")).collect(2)
     again = Instance(configure(dead_after_samples=2), store, name="two")
-    for _ in range(6):  # nobody is heard: then the bus has failed, not they
+    for _ in range(6):  # without any sample the bus is assumed to have failed
         again.now_s += COLLECTION_S
         again.service.run_round()
     assert again.epochs() == [] and again.service.current.epoch == 1
 
 
 @pytest.mark.expect_log("another instance has published epoch 2; stepping down")
-def test_of_two_that_think_they_lead_the_slower_one_steps_down(configure, store, monkeypatch):
+def test_slower_of_two_leaders_steps_down(configure, store, monkeypatch):
     one = Instance(configure(), store, name="one")
     two = Instance(configure(), store, leads=False, name="two")
     cloud = Cloud(one, two)
@@ -282,7 +282,7 @@ def test_of_two_that_think_they_lead_the_slower_one_steps_down(configure, store,
 
 
 @pytest.mark.expect_log("the database fails: .*keeping the last table")
-def test_without_its_database_nothing_is_published_and_then_all_goes_on(lone, store, monkeypatch):
+def test_nothing_is_published_without_the_database(lone, store, monkeypatch):
     cloud = Cloud(lone)
     cloud.collect(3)
 
@@ -299,9 +299,7 @@ def test_without_its_database_nothing_is_published_and_then_all_goes_on(lone, st
 
 
 @pytest.mark.expect_log("the database fails: .*locked.*keeping the last table")
-def test_while_another_one_locks_the_database_nothing_is_published(
-    configure, tmp_path, monkeypatch
-):
+def test_nothing_is_published_while_the_database_is_locked(configure, tmp_path, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda _: None)  # between attempts
     path = tmp_path / "locked.sqlite"
     made = database.Database(configure(f"sqlite:///{path}?timeout=0.01"))
@@ -320,11 +318,11 @@ def test_while_another_one_locks_the_database_nothing_is_published(
 
 
 class Killed(BaseException):
-    """The end of a process, as no code of it sees it coming."""
+    """The kill of a process, which its code cannot handle."""
 
 
 class Mortal:
-    """A database whose user is killed after its Nth call, which is before the next one.
+    """A database whose process is killed after its Nth call.
 
     Sending a table counts as a call.
     """
@@ -343,9 +341,7 @@ class Mortal:
         return result
 
 
-def test_a_leader_that_is_killed_anywhere_in_a_remap_leaves_one_table_that_all_get(
-    configure, store, tmp_path
-):
+def test_leader_killed_during_a_remap_leaves_one_table_for_all(configure, store, tmp_path):
     was_killed, dies_at = True, 0
     while was_killed:
         dies_at += 1
@@ -359,7 +355,7 @@ def test_a_leader_that_is_killed_anywhere_in_a_remap_leaves_one_table_that_all_g
 
 
 def _killed_in_a_remap(conf, store, dies_at) -> bool:
-    """Kill the leader with a call of a remap, let another one go on, and say whether it died."""
+    """Kill the leader at one call of a remap, let another take over; return whether it died."""
     mortal = Mortal(store, 0)
     one = Instance(conf, mortal)  # type: ignore[arg-type]
     two = Instance(conf, store, leads=False)
@@ -384,7 +380,7 @@ def _killed_in_a_remap(conf, store, dies_at) -> bool:
     return one not in cloud.instances
 
 
-def test_agents_with_an_older_table_get_it_alone_and_not_at_once(lone):
+def test_agents_with_an_older_table_get_it_directly_after_a_delay(lone):
     cloud = Cloud(lone)
     cloud.collect(2)
     cloud.collect(epoch=0)
@@ -395,7 +391,7 @@ def test_agents_with_an_older_table_get_it_alone_and_not_at_once(lone):
     assert len(lone.sent) == 3
 
 
-def test_agents_with_a_higher_epoch_than_the_database_get_a_higher_one_yet(lone, store):
+def test_agents_with_a_higher_epoch_get_a_still_higher_one(lone, store):
     cloud = Cloud(lone)
     cloud.collect(2, epoch=41)
     assert lone.epochs() == [42]
@@ -407,7 +403,7 @@ def test_agents_with_a_higher_epoch_than_the_database_get_a_higher_one_yet(lone,
 
 
 @pytest.mark.expect_log("does not say how busy the switches are: gone; keeping the thresholds")
-def test_the_thresholds_follow_the_switches_and_stay_when_they_are_unknown(lone):
+def test_thresholds_follow_switch_loads_and_stay_when_unknown(lone):
     cloud = Cloud(lone)
     cloud.places = {"h1": "pod1/rack1", "h2": "pod1/rack1", "h3": "pod2/rack2"}
 
@@ -429,7 +425,7 @@ def test_the_thresholds_follow_the_switches_and_stay_when_they_are_unknown(lone)
 
 
 @pytest.mark.expect_log("message sample_collected is of no use: .*broke the protocol")
-def test_a_sample_that_makes_no_sense_is_counted_and_goes_no_further(lone):
+def test_malformed_sample_is_counted_and_dropped(lone):
     heard: list[decision_messages.Signed] = []
     refused = collections.Counter[str]()
     endpoint = rpc._Endpoint(heard.append, lone.service.current_ring, refused, {})
@@ -443,7 +439,7 @@ def test_a_sample_that_makes_no_sense_is_counted_and_goes_no_further(lone):
 
 
 @pytest.mark.expect_log("message sample_collected is of no use: .*broke the protocol")
-def test_nonsense_by_the_thousand_does_not_fill_the_log(lone, watched_log):
+def test_malformed_samples_do_not_fill_the_log(lone, watched_log):
     endpoint = rpc._Endpoint(lambda sent: None, lone.service.current_ring, {"malformed": 0}, {})
     for _ in range(1000):
         endpoint.sample_collected({}, None)
@@ -451,13 +447,13 @@ def test_nonsense_by_the_thousand_does_not_fill_the_log(lone, watched_log):
 
 
 def open_table(one: Instance, told: decision_messages.RingTable) -> hash_ring.Ring:
-    """Return a table as an agent takes it that enrolled now."""
+    """Verify and decode a table as a newly enrolled agent does."""
     signers = signing.read_public_keys(one.enrolled.keeper.load_trust_state().signers)
     signed_messages.check_signature(signers, signing.TABLE, told.table.encode(), told.signature)
     return hash_ring.decode(told.table.encode(), "table")
 
 
-def test_every_table_is_signed_also_one_that_was_taken_over(configure, store, lone):
+def test_every_table_is_signed_even_after_a_takeover(configure, store, lone):
     assert open_table(lone, lone.service.current_ring()).epoch == 0
     Cloud(lone).collect(3)
     for told in (*lone.published, lone.service.current_ring()):
@@ -467,7 +463,7 @@ def test_every_table_is_signed_also_one_that_was_taken_over(configure, store, lo
     assert open_table(lone, other.service.current_ring()).epoch == 1
 
 
-def test_a_table_is_signed_anew_once_a_new_signer_is_in_use(lone):
+def test_table_is_signed_again_when_a_new_signer_is_in_use(lone):
     Cloud(lone).collect(3)
     before = lone.service.current_ring()
     lone.enrolled.keeper.renew_key(certificate_authority.SIGNER, at_once=True)
@@ -478,7 +474,7 @@ def test_a_table_is_signed_anew_once_a_new_signer_is_in_use(lone):
 
 
 @pytest.mark.parametrize("lie", ["of another host", "by another authority", "changed"])
-def test_a_sample_that_its_host_did_not_sign_is_refused(lone, lie):
+def test_sample_not_signed_by_its_host_is_refused(lone, lie):
     cloud = Cloud(lone)
     cloud.collect(3)
     good = lone.enrolled.sealed(sample("h1", 4, 0.0, 1))
@@ -497,7 +493,7 @@ def test_a_sample_that_its_host_did_not_sign_is_refused(lone, lie):
 
 
 @pytest.mark.expect_log("h1: sample 4 is refused: it is revoked")
-def test_a_revoked_host_leaves_the_table_in_the_next_round_and_is_heard_no_more(lone, store):
+def test_revoked_host_leaves_the_table_in_the_next_round(lone, store):
     cloud = Cloud(lone)
     cloud.collect(3)
     lone.enrolled.keeper.revoke_host(ids.HostId("h1"))
@@ -516,10 +512,8 @@ def test_a_revoked_host_leaves_the_table_in_the_next_round_and_is_heard_no_more(
 
 
 @pytest.mark.expect_log("h9: sample 1 is refused: it has not enrolled here")
-def test_a_certificate_that_the_service_did_not_issue_itself_is_not_enough(
-    configure, store, tmp_path
-):
-    """The operator's own authority issues other certificates, too."""
+def test_certificate_of_a_host_that_never_enrolled_is_refused(configure, store, tmp_path):
+    """The operator's own authority also issues certificates for other purposes."""
     own = certificates.Authority.create("own", WALL_S, 10**8)
     (tmp_path / "ca.pem").write_bytes(own.certificate_pem)
     (tmp_path / "ca.key.pem").write_bytes(own.key_pem)
@@ -534,7 +528,7 @@ def test_a_certificate_that_the_service_did_not_issue_itself_is_not_enough(
 
 
 @pytest.mark.expect_log("h4: sample 4 is refused: taken_address")
-def test_of_two_hosts_that_claim_one_address_the_first_keeps_it(lone):
+def test_address_claimed_by_two_hosts_stays_with_the_first(lone):
     cloud = Cloud(lone)
     cloud.collect(3)
     thief = msgspec.structs.replace(sample("h4", 4, 0.0, 1), address="10.0.0.1:7201")
@@ -545,7 +539,7 @@ def test_of_two_hosts_that_claim_one_address_the_first_keeps_it(lone):
 
 
 class Network:
-    """Who proves to be at an address, for a service that connects there."""
+    """An address verifier that finds given hosts at given addresses."""
 
     def __init__(self, **hosts: str) -> None:
         self.hosts = {address_book.parse(f"{ip}:7201"): host for host, ip in hosts.items()}
@@ -564,7 +558,7 @@ class Network:
 
 
 @pytest.mark.expect_log("no agent proves who it is at 10.0.0.3 port 7201: timed out")
-def test_an_address_is_published_once_its_host_was_found_there(configure, store):
+def test_address_is_published_after_its_verification(configure, store):
     network = Network(h1="10.0.0.1", h2="10.0.0.2")
     lone = Instance(configure(), store, verifier=network)
     cloud = Cloud(lone)
@@ -577,10 +571,10 @@ def test_an_address_is_published_once_its_host_was_found_there(configure, store)
     after = Instance(configure(), store, verifier=Network())
     after.now_s = lone.now_s
     after.service.run_round()
-    assert after.service.members.list_live(after.now_s) == ["h1", "h2", "h3"]  # as the table says
+    assert after.service.members.list_live(after.now_s) == ["h1", "h2", "h3"]  # from the table
 
 
-def test_one_host_that_claims_a_high_epoch_moves_nothing(lone, store):
+def test_one_host_with_a_high_epoch_changes_nothing(lone, store):
     cloud = Cloud(lone)
     cloud.collect(3)
     for number in range(4, 7):
@@ -592,7 +586,7 @@ def test_one_host_that_claims_a_high_epoch_moves_nothing(lone, store):
 
 
 @pytest.mark.expect_log("a round failed; keeping the last table")
-def test_whatever_goes_wrong_in_a_round_the_next_one_comes(lone, monkeypatch):
+def test_failed_round_does_not_prevent_the_next_one(lone, monkeypatch):
     cloud = Cloud(lone)
     cloud.collect(3)
     with monkeypatch.context() as patched:
@@ -605,7 +599,7 @@ def test_whatever_goes_wrong_in_a_round_the_next_one_comes(lone, monkeypatch):
 
 
 @pytest.mark.expect_log("a round failed; keeping the last table")
-def test_a_table_that_nobody_would_take_is_not_published(lone, store, monkeypatch, watched_log):
+def test_oversized_table_is_not_published(lone, store, monkeypatch, watched_log):
     cloud = Cloud(lone)
     with monkeypatch.context() as patched:
         patched.setattr(hash_ring, "MAX_FILE_BYTES", 100)
@@ -620,7 +614,7 @@ def test_a_table_that_nobody_would_take_is_not_published(lone, store, monkeypatc
 
 
 @pytest.mark.expect_log("message sample_collected is of no use")
-def test_forged_samples_fill_no_log(lone, watched_log):
+def test_forged_samples_do_not_fill_the_log(lone, watched_log):
     endpoint = rpc._Endpoint(
         lone.service.accept_sample, lone.service.current_ring, {"malformed": 0}, {}
     )
@@ -630,7 +624,7 @@ def test_forged_samples_fill_no_log(lone, watched_log):
 
 
 @pytest.mark.expect_log("h1: a sample of it is dropped")
-def test_one_host_cannot_fill_the_inbox_and_its_newest_samples_stay(lone):
+def test_one_host_cannot_fill_the_inbox_and_keeps_its_newest_samples(lone):
     Cloud(lone).collect(3)
     for number in range(4, 60):
         lone.now_s += 1.0
@@ -643,8 +637,8 @@ def test_one_host_cannot_fill_the_inbox_and_its_newest_samples_stay(lone):
 
 
 @pytest.mark.allow_log("more messages were ignored")
-def test_samples_that_are_sent_again_keep_no_host_from_being_heard(lone):
-    """Anybody on the broker can record them; 33 copies took all 32 places of a host."""
+def test_replayed_samples_do_not_block_other_hosts(lone):
+    """Any client of the broker can record samples; 33 copies would fill a host's 32 inbox slots."""
     cloud = Cloud(lone)
     recorded = [lone.enrolled.sealed(sample("h1", n, 0.0, 0)) for n in (1, 2, 3)]
     cloud.collect(3)
@@ -662,7 +656,7 @@ def test_samples_that_are_sent_again_keep_no_host_from_being_heard(lone):
     assert refused["doubled"] + refused["out_of_order"] + refused["late"] > 10 * 33
 
 
-def test_samples_that_are_sent_again_make_no_silent_host_live(lone):
+def test_replayed_samples_do_not_revive_a_silent_host(lone):
     cloud = Cloud(lone)
     cloud.collect(3)
     recorded = [lone.enrolled.sealed(sample("h3", n, 0.0, 0)) for n in (1, 2, 3)]
@@ -677,8 +671,8 @@ def test_samples_that_are_sent_again_make_no_silent_host_live(lone):
 
 
 @pytest.mark.expect_log("is refused: its certificate is revoked")
-def test_a_key_that_counts_no_more_takes_no_place_of_the_next_one(lone):
-    """Who stole the former key signs what is newer than all that the host sends."""
+def test_samples_of_a_revoked_key_do_not_displace_those_of_the_new_one(lone):
+    """The thief of the former key can sign samples newer than the host's own."""
     Cloud(lone).collect(3)
     stolen, certificate = lone.enrolled.identity("h1")
     lone.enrolled.keeper.revoke_host(ids.HostId("h1"))
@@ -695,7 +689,7 @@ def test_a_key_that_counts_no_more_takes_no_place_of_the_next_one(lone):
     assert lone.service.members[ids.HostId("h1")].last.number == 4
 
 
-def test_without_its_database_the_service_goes_on_believing_who_it_believed(lone, monkeypatch):
+def test_trust_state_is_kept_without_the_database(lone, monkeypatch):
     cloud = Cloud(lone)
     cloud.collect(3)
 
@@ -709,14 +703,14 @@ def test_without_its_database_the_service_goes_on_believing_who_it_believed(lone
     assert lone.service.members[ids.HostId("h1")].last.number == 4
 
 
-def test_a_plug_in_that_is_not_there_is_named_with_those_that_are(configure):
+def test_unknown_plug_in_is_refused_with_the_installed_ones(configure):
     with pytest.raises(errors.Unusable, match=r"'abacus' is not installed.*hosts, none, prom"):
         base.load("abacus", configure())
 
 
 @pytest.mark.expect_log("epoch 2 is two's; stepping down")
-def test_who_sees_anothers_table_while_it_leads_steps_down(lone, configure, store):
-    """A lock that ran out unnoticed: etcd and MySQL do not tell."""
+def test_leader_that_sees_anothers_table_steps_down(lone, configure, store):
+    """A leader lock can expire unnoticed: etcd and MySQL send no notice."""
     other = Instance(configure(), store, leads=False, name="two")
     cloud = Cloud(lone, other)
     cloud.collect(3)
@@ -727,7 +721,7 @@ def test_who_sees_anothers_table_while_it_leads_steps_down(lone, configure, stor
     assert lone.lead.stepped_down == 1
 
 
-def test_what_is_told_of_images_is_not_lost_behind_a_later_sample_of_the_round(lone, store):
+def test_image_reports_survive_a_later_sample_in_the_round(lone, store):
     cloud = Cloud(lone)
     cloud.collect(2)
     image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
@@ -740,7 +734,7 @@ def test_what_is_told_of_images_is_not_lost_behind_a_later_sample_of_the_round(l
     assert [row.host for row in store.image_hosts(image_id, 0)] == ["h1"]
 
 
-def test_boots_that_are_told_in_several_samples_of_a_round_are_all_noted(lone, store):
+def test_boots_of_several_samples_in_a_round_are_all_recorded(lone, store):
     cloud = Cloud(lone)
     cloud.collect(2)
     lone.now_s += 2 * COLLECTION_S
@@ -755,7 +749,7 @@ def test_boots_that_are_told_in_several_samples_of_a_round_are_all_noted(lone, s
     assert [[row.host for row in store.list_boots(one)] for one in servers] == [["h1"]] * 3
 
 
-def test_what_a_host_told_of_images_goes_when_it_was_silent_for_a_day(lone, store):
+def test_images_of_a_host_are_deleted_after_a_day_of_silence(lone, store):
     cloud = Cloud(lone)
     cloud.collect(2)
     held = {IMAGE: decision_messages.HeldImage(size_bytes=5)}
@@ -769,7 +763,7 @@ def test_what_a_host_told_of_images_goes_when_it_was_silent_for_a_day(lone, stor
 
 
 def ask(store: database.Database, given_s: float, *hosts: str) -> decision_messages.ImageTask:
-    """Let hosts be given a task, of which nothing arrives."""
+    """Record a task for hosts whose message is lost."""
     task = decision_messages.ImageTask(
         request=int(given_s), kind=decision_messages.TaskKind.PRE_SEED, image_id=IMAGE
     )
@@ -778,7 +772,7 @@ def ask(store: database.Database, given_s: float, *hosts: str) -> decision_messa
 
 
 def speak(cloud: Cloud, one: Instance, host: str, task: decision_messages.ImageTask) -> None:
-    """Let a host tell of a task in the next collection."""
+    """Let a host report a task in its next sample."""
     told = decision_messages.TaskProgress(
         request=task.request, kind=task.kind, state=decision_messages.TaskState.WAITING
     )
@@ -787,7 +781,7 @@ def speak(cloud: Cloud, one: Instance, host: str, task: decision_messages.ImageT
     one.hear(msgspec.structs.replace(said, images=images))
 
 
-def test_a_task_is_given_again_until_the_host_speaks_of_it(lone, store):
+def test_task_is_resent_until_the_host_reports_it(lone, store):
     cloud = Cloud(lone)
     cloud.collect(2)
     task = ask(store, 10.0, "h1", "h2")
@@ -801,7 +795,7 @@ def test_a_task_is_given_again_until_the_host_speaks_of_it(lone, store):
     assert lone.given == 2 * [("h2", 10)]
 
 
-def test_a_task_is_given_up_after_a_while(lone, store):
+def test_task_is_dropped_after_the_resend_period(lone, store):
     cloud = Cloud(lone)
     cloud.collect(2)
     ask(store, 10.0, "h1")
@@ -810,7 +804,7 @@ def test_a_task_is_given_up_after_a_while(lone, store):
     assert store.unacknowledged_tasks(0) == []
 
 
-def test_tasks_of_silent_hosts_wait_and_a_broker_that_is_gone_is_asked_once_a_round(lone, store):
+def test_tasks_of_silent_hosts_wait_and_a_failing_bus_is_tried_once_a_round(lone, store):
     cloud = Cloud(lone)
     cloud.collect(2)
     ask(store, 10.0, "h9", "h1", "h2")
@@ -820,7 +814,7 @@ def test_tasks_of_silent_hosts_wait_and_a_broker_that_is_gone_is_asked_once_a_ro
     assert [given.host for given in store.unacknowledged_tasks(0)] == ["h1", "h2", "h9"]
 
 
-def test_only_who_leads_gives_tasks_again(configure, store):
+def test_only_the_leader_resends_tasks(configure, store):
     two = [Instance(configure(), store, name == "one", name=name) for name in ("one", "two")]
     cloud = Cloud(*two)
     cloud.collect(2)

@@ -33,7 +33,7 @@ def hosts(**places: str) -> dict[ids.HostId, base.HostLoad]:
     return {ids.HostId(host): base.HostLoad(place, 100.0) for host, place in places.items()}
 
 
-def test_none_knows_of_no_switches(configure):
+def test_none_has_no_switches(configure):
     assert load(configure, "none").read_levels({}) == ()
 
 
@@ -48,7 +48,7 @@ def test_static_reads_its_file_each_time(configure, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"levels": [[{"traffic": "much"}]]}', None])
-def test_static_says_which_file_is_wrong(configure, tmp_path, monkeypatch, text):
+def test_static_names_its_file_when_it_is_invalid(configure, tmp_path, monkeypatch, text):
     path = tmp_path / "switches.json"
     if text is not None:
         path.write_text(text)
@@ -57,18 +57,18 @@ def test_static_says_which_file_is_wrong(configure, tmp_path, monkeypatch, text)
         load(configure, "static").read_levels({})
 
 
-def test_hosts_adds_up_what_leaves_the_places_below(configure):
+def test_hosts_sums_the_traffic_that_leaves_each_place(configure):
     loads = load(configure, "hosts", capacity_bytes_s=[250.0, 300.0, 400.0])
     levels = loads.read_levels(hosts(a="p1/r1", b="p1/r1", c="p1/r2", d="p2/r3"))
     assert [sorted(switch.traffic for switch in level) for level in levels] == [
         [100.0, 100.0, 200.0],
-        [100.0, pytest.approx(700 / 3)],  # of each of a and b two thirds leave their rack
+        [100.0, pytest.approx(700 / 3)],  # two thirds of the traffic of a and b leave their rack
         [pytest.approx(100 / 3 * 3 + 100)],
     ]
     assert {switch.capacity for switch in levels[1]} == {300.0}
 
 
-def test_hosts_without_capacities_or_hosts_know_nothing(configure):
+def test_hosts_without_capacities_or_hosts_has_no_loads(configure):
     assert load(configure, "hosts").read_levels(hosts(a="p1/r1")) == []
     assert load(configure, "hosts", capacity_bytes_s=[1.0]).read_levels({}) == [[]]
 
@@ -95,12 +95,12 @@ def test_prometheus_joins_traffic_and_capacity(configure, server):
         (200, []),
     ],
 )
-def test_prometheus_that_does_not_know_says_so(configure, server, status, body):
+def test_invalid_prometheus_response_is_an_error_with_its_address(configure, server, status, body):
     server.answer = status, body if isinstance(body, str) else json.dumps(body)
     with pytest.raises(base.LoadsUnknown, match=urllib.parse.urlsplit(server.url).netloc):
         load(configure, "prometheus", url=server.url).read_levels({})
 
 
-def test_prometheus_that_is_gone_says_so(configure):
+def test_unreachable_prometheus_is_an_error(configure):
     with pytest.raises(base.LoadsUnknown, match="refused"):
         load(configure, "prometheus", url="http://127.0.0.1:1").read_levels({})

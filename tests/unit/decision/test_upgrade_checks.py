@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``acstor-status upgrade check`` finds what is wrong before a service fails over it."""
+"""``acstor-status upgrade check`` finds problems before a service fails on them."""
 
 import json
 import sqlite3
@@ -35,7 +35,7 @@ def found(result):
     return result.code, result.details or ""
 
 
-def test_tables_of_another_version_have_to_be_brought_up_first(checks, store, tmp_path):
+def test_other_schema_version_is_a_failure_with_the_remedy(checks, store, tmp_path):
     assert found(checks.check_tables()) == (Code.SUCCESS, "")
     with sqlite3.connect(tmp_path / "decision.sqlite") as other:
         other.execute("UPDATE alembic_version SET version_num = '0099'")
@@ -56,14 +56,14 @@ def test_tables_of_another_version_have_to_be_brought_up_first(checks, store, tm
         ("sqlite:////nowhere/at/all.sqlite", "unable to open database file"),
     ],
 )
-def test_database_that_cannot_be_used_is_named_without_its_password(conf, connection, words):
+def test_unusable_database_is_named_without_its_password(conf, connection, words):
     conf.set_override("connection", connection, "database")
     code, details = found(upgrade_checks.Checks(conf).check_tables())
     assert code is Code.FAILURE
     assert words in details and "secret" not in details and "\n" not in details
 
 
-def test_bus_that_nobody_named_or_knows_is_a_failure(checks, conf):
+def test_missing_or_unknown_bus_is_a_failure(checks, conf):
     code, details = found(checks.check_bus())
     assert code is Code.FAILURE and "transport_url is not set" in details
     conf.set_override("transport_url", "pigeon://a:secret@b/")
@@ -73,7 +73,7 @@ def test_bus_that_nobody_named_or_knows_is_a_failure(checks, conf):
     assert found(checks.check_bus()) == (Code.SUCCESS, "")
 
 
-def test_coordination_whose_driver_is_not_there_is_a_failure(checks, conf):
+def test_unknown_coordination_driver_is_a_failure(checks, conf):
     assert found(checks.check_coordination()) == (Code.SUCCESS, "")
     conf.set_override("coordination_url", "pigeon://a:secret@b/", "acstor_decision")
     code, details = found(checks.check_coordination())
@@ -81,7 +81,7 @@ def test_coordination_whose_driver_is_not_there_is_a_failure(checks, conf):
 
 
 @pytest.mark.allow_log(r"www_authenticate_uri")
-def test_api_that_checks_no_tokens_is_a_warning_and_one_that_cannot_a_failure(checks, conf):
+def test_disabled_authentication_is_a_warning_and_missing_options_a_failure(checks, conf):
     code, details = found(checks.check_tokens())
     assert code is Code.FAILURE and "[keystone_authtoken] auth_type" in details
     conf.set_override("auth", "none", "acstor_decision_api")
@@ -97,7 +97,7 @@ def test_api_that_checks_no_tokens_is_a_warning_and_one_that_cannot_a_failure(ch
         ('"acstor:host:list": [', Code.FAILURE, "policy_file"),
     ],
 )
-def test_rules_that_nobody_asks_for_are_named(checks, conf, tmp_path, text, code, words):
+def test_unknown_policy_rules_are_named(checks, conf, tmp_path, text, code, words):
     file = tmp_path / "decision-policy.yaml"
     file.write_text(text + "\n")
     conf.set_override("policy_file", str(file), "oslo_policy")
@@ -136,7 +136,7 @@ def test_agents_of_other_versions_and_hosts_without_certificates_are_named(check
     assert code is Code.WARNING and details.startswith("h0009: they have no certificate")
 
 
-def test_the_command_ends_with_the_worst_of_what_it_found(tmp_path):
+def test_command_exits_with_its_worst_result(tmp_path):
     def run(config):
         command = [sys.executable, "-m", "acstor_decision.cmd.status", "--config-file", config]
         return subprocess.run(

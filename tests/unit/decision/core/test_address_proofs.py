@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts are on the table where they proved to be."""
+"""A host enters the ring table only at an address where it proved its identity."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def prove(cloud: known.Cloud, *hosts: str) -> None:
         cloud.members.record_proof(at(host), host, cloud.now_s)
 
 
-def test_a_host_is_a_member_once_it_proved_its_address(cloud):
+def test_host_becomes_a_member_after_it_proves_its_address(cloud):
     cloud.collect("h1", "h2", times=3)
     assert cloud.living() == []
     assert cloud.members.addresses_to_verify(cloud.now_s) == [at("h1"), at("h2")]
@@ -34,9 +34,11 @@ def test_a_host_is_a_member_once_it_proved_its_address(cloud):
     assert cloud.members.addresses_to_verify(cloud.now_s) == [at("h2")]
 
 
-def test_a_host_that_is_found_where_another_one_says_to_be_gets_the_address(cloud):
+def test_address_goes_to_the_host_that_proves_it(cloud):
     assert cloud.hear(known.sample("h9", address="10.0.0.1:7201")) is None
-    assert cloud.hear(known.sample("h1")) is None  # whoever claimed it first proved nothing
+    assert (
+        cloud.hear(known.sample("h1")) is None
+    )  # h9 claimed the address first and did not prove it
     cloud.round = 1
     prove(cloud, "h1")
     assert cloud.hear(known.sample("h9", 2, address="10.0.0.1:7201")) is R.TAKEN_ADDRESS
@@ -44,7 +46,7 @@ def test_a_host_that_is_found_where_another_one_says_to_be_gets_the_address(clou
     assert cloud.living() == ["h1"]
 
 
-def test_a_silent_host_leaves_after_it_was_not_reached(cloud):
+def test_silent_host_leaves_after_a_failed_address_check(cloud):
     cloud.collect("h1", "h2", "h3", times=2)
     prove(cloud, "h1", "h2", "h3")
     cloud.collect("h1", "h2", times=4)
@@ -57,7 +59,7 @@ def test_a_silent_host_leaves_after_it_was_not_reached(cloud):
     assert cloud.living() == ["h1", "h2"]
 
 
-def test_nobody_takes_the_address_of_a_silent_host_without_being_there(cloud):
+def test_address_of_a_silent_host_needs_a_proof_by_its_new_owner(cloud):
     cloud.collect("h1", "h2", "h3", times=2)
     prove(cloud, "h1", "h2", "h3")
     cloud.round += 10
@@ -65,16 +67,16 @@ def test_nobody_takes_the_address_of_a_silent_host_without_being_there(cloud):
     assert cloud.living() == ["h1", "h2", "h3"]
     prove(cloud, "h1")
     assert cloud.living() == ["h1", "h2", "h3"]
-    cloud.members.record_proof(at("h1"), "h9", cloud.now_s)  # h1 was installed anew as h9
+    cloud.members.record_proof(at("h1"), "h9", cloud.now_s)  # h1 was reinstalled as h9
     assert cloud.living() == ["h2", "h3", "h9"]
 
 
-def test_hosts_of_a_table_need_no_proof_again(cloud):
+def test_restored_members_need_no_new_proof(cloud):
     cloud.members.restore_member("h1", "10.0.0.1:7201", "", cloud.now_s)
     assert cloud.living() == ["h1"] and cloud.members.addresses_to_verify(cloud.now_s) == []
 
 
-def test_addresses_where_nobody_is_are_tried_less_and_less_and_after_new_ones():
+def test_failing_addresses_are_retried_with_backoff_after_new_ones():
     proofs = address_proofs.AddressProofs()
     wanted = [address_book.Address("10.0.0.1", port) for port in range(1, 201)]
     assert len(proofs.next_addresses(wanted, 0.0)) == address_proofs.AT_A_TIME

@@ -28,7 +28,7 @@ Thresholds = threshold.Thresholds
 
 
 class Cloud:
-    """A decider whose every decision is published; time passes by collections."""
+    """A decider whose decisions are all published; the clock advances by collection intervals."""
 
     def __init__(self, hosts: int, **policy: Any) -> None:
         self.members = members.Members(
@@ -46,7 +46,7 @@ class Cloud:
     def collect(
         self, shares: dict[str, float], *, times: int = 1, drained: Collection[str] = ()
     ) -> list[decider.Decision]:
-        """Let every host send a sample; ``shares`` are of links, sent."""
+        """Let every host send a sample; ``shares`` are the shares of the links used for sending."""
         made = []
         for _ in range(times):
             self.round += 1
@@ -86,7 +86,7 @@ class Cloud:
         return {host: len(place.names) for host, place in self.decider.table.hosts.items()}
 
 
-def test_hosts_that_come_get_even_shares_of_their_own_v_nodes():
+def test_new_hosts_get_even_shares_of_their_own_v_nodes():
     cloud = Cloud(3)
     assert cloud.decider.table.vnodes_by_host() == {
         h: vnode.first_vnodes(h, 100) for h in (H1, H2, H3)
@@ -108,7 +108,7 @@ def test_uneven_traffic_without_overload_moves_nothing():
     assert cloud.collect({"h1": 0.79, "h2": 0.3}, times=6) == []
 
 
-def test_two_overloaded_collections_move_v_nodes_away_and_then_no_more():
+def test_two_overloaded_collections_move_v_nodes_once():
     cloud = Cloud(4)
     [decision] = cloud.collect({"h1": 1.0}, times=2)
     assert (decision.reason, decision.overloaded) == (Reason.OVERLOAD, (H1,))
@@ -119,14 +119,14 @@ def test_two_overloaded_collections_move_v_nodes_away_and_then_no_more():
     assert cloud.counts() == counts
 
 
-def test_noise_of_others_moves_nothing_while_an_answered_overload_lasts():
+def test_noise_moves_nothing_while_a_handled_overload_lasts():
     cloud = Cloud(4)
     cloud.collect({"h1": 1.0}, times=2)
     for noise in (0.3, 0.0, 0.2, 0.4):
         assert cloud.collect({"h1": 1.0, "h2": noise, "h3": 0.4 - noise}, times=3) == []
 
 
-def test_an_overload_that_moves_elsewhere_is_followed():
+def test_overload_that_moves_to_another_host_is_followed():
     cloud = Cloud(4)
     cloud.collect({"h1": 1.0}, times=2)
     [decision] = cloud.collect({"h2": 1.0}, times=4)
@@ -141,7 +141,7 @@ def test_one_overloaded_host_of_many_is_relieved():
     assert decision.moved < 0.02 * 60 * 100
 
 
-def test_v_nodes_go_to_the_host_that_has_most_of_the_same_chunks():
+def test_v_nodes_move_to_the_host_with_the_most_common_chunks():
     cloud = Cloud(3)
     cloud.sketches = {"h1": (1, 2, 3, 4), "h2": (5, 6, 7, 8), "h3": (1, 2, 3, 9)}
     cloud.collect({"h1": 1.0, "h2": 0.2}, times=2)
@@ -155,12 +155,12 @@ def places(cloud: Cloud) -> Any:
     return cloud.decider.table.hosts.items()
 
 
-def test_all_hosts_overloaded_alike_moves_nothing():
+def test_overload_of_all_hosts_moves_nothing():
     cloud = Cloud(5)
     assert cloud.collect(dict.fromkeys(cloud.hosts, 1.0), times=4) == []
 
 
-def test_a_lone_host_keeps_everything():
+def test_single_host_keeps_all_v_nodes():
     cloud = Cloud(1)
     assert cloud.collect({"h1": 1.0}, times=4) == []
     assert cloud.counts() == {"h1": 100}
@@ -171,19 +171,19 @@ def test_a_change_too_small_to_matter_moves_nothing():
     assert cloud.collect({"h1": 0.9, "h2": 0.9, "h3": 0.88, "h4": 0.92}, times=4) == []
 
 
-def test_traffic_moves_nothing_when_that_is_switched_off():
+def test_traffic_moves_nothing_when_remapping_is_disabled():
     cloud = Cloud(4, may_remap=False)
     assert cloud.collect({"h1": 1.0}, times=4) == []
 
 
-def test_lambda_says_how_many_vnodes_there_are_where_it_is_given():
+def test_configured_lambda_determines_the_v_node_counts():
     cloud = Cloud(4, factor=1.67, weight_limit=0.2)
     [decision] = cloud.collect({"h1": 1.0}, times=2)
     assert decision.reason is Reason.OVERLOAD
     assert cloud.counts() == {"h1": 2, "h2": 20, "h3": 20, "h4": 20}  # 21 without the bound
 
 
-def test_a_table_that_could_not_be_published_is_decided_again():
+def test_unpublished_table_is_decided_again():
     cloud = Cloud(4)
     cloud.collect({"h1": 1.0})
     cloud.round += 1
@@ -193,7 +193,7 @@ def test_a_table_that_could_not_be_published_is_decided_again():
     assert cloud.decider.decide_table(now_s) == cloud.decider.decide_table(now_s) is not None
 
 
-def test_a_drained_host_stays_reachable_and_is_home_of_nothing_until_it_is_enabled():
+def test_drained_host_stays_on_the_table_without_v_nodes():
     cloud = Cloud(3)
     before = cloud.decider.table
     [decision] = cloud.collect({}, drained={"h2"})
@@ -207,14 +207,14 @@ def test_a_drained_host_stays_reachable_and_is_home_of_nothing_until_it_is_enabl
     assert before.hosts[H2].address == cloud.decider.table.hosts[H2].address
 
 
-def test_a_cloud_that_is_drained_as_a_whole_has_no_homes():
+def test_fully_drained_cloud_has_no_homes():
     cloud = Cloud(2)
     cloud.collect({}, drained={"h1", "h2"})
     assert cloud.counts() == {"h1": 0, "h2": 0}
     assert cloud.collect({"h1": 1.0}, times=3, drained={"h1", "h2"}) == []
 
 
-def test_a_host_that_goes_and_comes_back_moves_its_own_v_nodes_only():
+def test_leaving_and_returning_host_moves_only_its_own_v_nodes():
     cloud = Cloud(3)
     before = cloud.decider.table
     cloud.hosts.remove("h3")
@@ -227,7 +227,7 @@ def test_a_host_that_goes_and_comes_back_moves_its_own_v_nodes_only():
     assert cloud.decider.table == before
 
 
-def test_a_flapping_host_is_let_in_once_it_stays():
+def test_flapping_host_rejoins_only_when_it_stays():
     cloud = Cloud(3)
     cloud.hosts.remove("h3")
     cloud.collect({}, times=5)
@@ -241,7 +241,7 @@ def test_a_flapping_host_is_let_in_once_it_stays():
 RACKS = {f"h{n}": f"pod{n % 2}/rack{n % 4}" for n in range(1, 9)}
 
 
-def test_thresholds_count_when_they_were_asked_for_twice():
+def test_thresholds_change_after_two_equal_observations():
     cloud = Cloud(8)
     cloud.places = RACKS
     cloud.collect({})
@@ -266,7 +266,7 @@ def test_thresholds_count_when_they_were_asked_for_twice():
 TEN_GBIT_S = 1_250_000_000
 
 
-def test_segments_are_as_long_as_most_links_have_it_in_two_collections():
+def test_segment_length_follows_most_links_after_two_collections():
     cloud = Cloud(5)
     cloud.links = {f"h{n}": TEN_GBIT_S for n in (1, 2, 3, 4)}
     cloud.collect({})
@@ -286,7 +286,7 @@ def test_segments_are_as_long_as_most_links_have_it_in_two_collections():
 
 
 def observe_segments(cloud: Cloud, collections: int) -> list[int]:
-    """Return the lengths of segments that the decider publishes."""
+    """Return the segment lengths that the decider publishes."""
     published = []
     for _ in range(collections):
         cloud.decider.observe_loads()
@@ -294,9 +294,11 @@ def observe_segments(cloud: Cloud, collections: int) -> list[int]:
     return published
 
 
-def test_one_host_that_lies_does_not_change_the_length_of_segments_again_and_again():
+def test_one_lying_host_does_not_make_segment_length_flap():
     cloud = Cloud(11)
-    cloud.links = {f"h{n}": TEN_GBIT_S for n in range(1, 6)}  # a median link would be the liar's
+    cloud.links = {
+        f"h{n}": TEN_GBIT_S for n in range(1, 6)
+    }  # with the median, one host could decide
     cloud.collect({})
     published = []
     for collection in range(10):
@@ -306,7 +308,7 @@ def test_one_host_that_lies_does_not_change_the_length_of_segments_again_and_aga
     assert published == []
 
 
-def test_hosts_that_come_and_go_in_a_cloud_of_two_kinds_of_links_change_no_length():
+def test_joining_hosts_with_slow_links_do_not_make_segment_length_flap():
     cloud = Cloud(10)
     cloud.links = {f"h{n}": TEN_GBIT_S for n in range(1, 8)}
     cloud.collect({})
@@ -322,7 +324,7 @@ def test_hosts_that_come_and_go_in_a_cloud_of_two_kinds_of_links_change_no_lengt
 
 
 def successor_of(cloud: Cloud) -> Cloud:
-    """Return an instance that goes on from a cloud's table, and has not heard any host."""
+    """Return an instance that continues with a cloud's table and has no samples yet."""
     made = Cloud(0)
     made.round, made.decider.table = cloud.round, cloud.decider.table
     for host, place in cloud.decider.table.hosts.items():
@@ -330,7 +332,7 @@ def successor_of(cloud: Cloud) -> Cloud:
     return made
 
 
-def test_instance_that_takes_over_does_not_take_hosts_that_it_has_not_heard_for_slow():
+def test_new_leader_keeps_segment_length_before_hosts_report():
     cloud = Cloud(6)
     cloud.links = {f"h{n}": TEN_GBIT_S for n in range(1, 7)}
     cloud.collect({})
@@ -338,7 +340,7 @@ def test_instance_that_takes_over_does_not_take_hosts_that_it_has_not_heard_for_
     assert observe_segments(successor_of(cloud), 3) == []
 
 
-def test_host_that_was_not_heard_yet_keeps_its_v_nodes_when_others_are_overloaded():
+def test_host_without_samples_keeps_its_v_nodes_in_a_remap():
     successor = successor_of(Cloud(4))
     successor.hosts = ["h1", "h2", "h3"]
     places = successor.collect({"h1": 0.9}, times=3)[-1].table.hosts
@@ -349,7 +351,7 @@ THREE_RACKS = {f"h{number}": f"pod/rack{number % 3}" for number in range(1, 13)}
 
 
 def racked(wait: Callable[[str, str], float]) -> Cloud:
-    """Return a cloud of three racks of four hosts which have waited for each other."""
+    """Return a cloud of three racks of four hosts that report waits for each other."""
     cloud = Cloud(12)
     cloud.places = THREE_RACKS
     cloud.wait = wait
@@ -368,7 +370,7 @@ def observe(cloud: Cloud, times: int) -> list[decider.Decision]:
     return made + cloud.collect({})
 
 
-def test_rack_whose_way_out_is_slow_is_home_of_less_for_others_and_as_much_within():
+def test_rack_with_a_slow_uplink_serves_less_outside_and_as_much_within():
     cloud = racked(lambda one, other: 5.0 if THREE_RACKS[other] == "pod/rack1" else 1.0)
     [decision] = observe(cloud, 3)
     assert (decision.reason, decision.moved) == (Reason.PLACES, 0)
@@ -389,17 +391,17 @@ def test_rack_whose_way_out_is_slow_is_home_of_less_for_others_and_as_much_withi
 
 
 @pytest.mark.parametrize("lie", [1e-6, 1e6])
-def test_one_host_that_lies_about_all_others_changes_no_table(lie):
+def test_one_host_with_false_wait_times_changes_no_table(lie):
     cloud = racked(lambda one, other: lie if one == "h1" and other != "h2" else 1.0)
     assert observe(cloud, 30) == []
 
 
-def test_one_host_that_gives_late_on_purpose_changes_no_table():
+def test_one_deliberately_slow_host_changes_no_table():
     cloud = racked(lambda one, other: 1e6 if other == "h1" else 1.0)
     assert observe(cloud, 30) == []
 
 
-def test_group_that_gets_chunks_much_faster_from_its_pod_asks_there_and_nobody_else_does():
+def test_group_with_a_faster_pod_gets_its_own_outer_threshold():
     cloud = Cloud(16)
     cloud.places = {host: f"pod{n % 2}/rack{n % 4}" for n, host in enumerate(cloud.hosts)}
 
@@ -422,7 +424,7 @@ def test_group_that_gets_chunks_much_faster_from_its_pod_asks_there_and_nobody_e
         assert len(of.hosts) == (8 if cloud.places[host] == "pod1/rack3" else 16)
 
 
-def test_locations_are_used_once_all_hosts_have_as_many_levels():
+def test_locations_are_used_when_all_hosts_have_equal_levels():
     cloud = Cloud(3)
     cloud.places = {"h1": "pod1/rack1"}
     assert cloud.collect({}) == []
@@ -432,7 +434,7 @@ def test_locations_are_used_once_all_hosts_have_as_many_levels():
     assert decision.table.hosts[H3].location == "pod2/rack1"
 
 
-def test_a_host_without_the_others_levels_stands_apart_and_takes_theirs_from_nobody():
+def test_host_with_other_location_levels_is_unplaced():
     cloud = Cloud(4)
     cloud.places = {f"h{n}": f"pod{n % 2}/rack{n}" for n in range(1, 5)}
     cloud.collect({})
@@ -446,8 +448,8 @@ def test_a_host_without_the_others_levels_stands_apart_and_takes_theirs_from_nob
     ring_conversion.to_ring(decision.table, 1)
 
 
-def test_one_host_that_claims_to_be_idle_on_an_endless_link_gets_a_bounded_share():
-    """What a compromised host can do with its own figures, when others are overloaded."""
+def test_host_that_claims_an_idle_huge_link_gets_a_bounded_share():
+    """Bounds what a compromised host gains by false figures while others are overloaded."""
     cloud = Cloud(20)
     hear = cloud.hear
 
@@ -466,7 +468,7 @@ def test_one_host_that_claims_to_be_idle_on_an_endless_link_gets_a_bounded_share
     assert counts["h20"] <= most and min(counts.values()) >= 1
 
 
-def test_a_revocation_is_a_table_of_its_own_also_when_nobody_is_left():
+def test_revocation_publishes_a_table_even_without_hosts():
     cloud = Cloud(3)
     cloud.decider.set_revoked({"h3": 7})
     cloud.members.remove_hosts(["h3"])
@@ -487,7 +489,7 @@ def test_a_revocation_is_a_table_of_its_own_also_when_nobody_is_left():
     )
 
 
-def test_a_table_that_somebody_else_published_is_gone_on_from():
+def test_table_of_another_instance_is_continued():
     cloud = Cloud(3)
     cloud.collect({"h1": 1.0})
     other = decider.VNodeTable(
@@ -509,7 +511,7 @@ SHARES = st.dictionaries(
 
 @settings(max_examples=60)
 @given(st.integers(1, 6), st.lists(st.tuples(SHARES, st.sets(st.sampled_from(["h1", "h2"])))))
-def test_whatever_the_traffic_tables_are_whole_and_change_only_for_a_reason(hosts, rounds):
+def test_tables_are_complete_and_change_only_with_a_decision(hosts, rounds):
     cloud = Cloud(hosts)
     for shares, drained in rounds:
         old = cloud.decider.table
@@ -527,7 +529,7 @@ def test_whatever_the_traffic_tables_are_whole_and_change_only_for_a_reason(host
 
 
 @pytest.mark.parametrize("hosts", [400])
-def test_a_large_cloud_is_decided_about_and_fits_a_table(hosts):
+def test_large_cloud_fits_a_table(hosts):
     cloud = Cloud(hosts)
     [decision] = cloud.collect(dict.fromkeys(cloud.hosts[::3], 0.95), times=2)
     assert decision.reason is Reason.OVERLOAD
@@ -535,7 +537,7 @@ def test_a_large_cloud_is_decided_about_and_fits_a_table(hosts):
     assert len(encoded) < hash_ring.MAX_FILE_BYTES
 
 
-def test_more_hosts_get_fewer_v_nodes_each_before_a_table_is_too_large():
+def test_v_nodes_per_host_shrink_before_a_table_is_too_large():
     cloud = Cloud(2, max_vnodes=250)
     cloud.hosts.append("h3")
     cloud.collect({}, times=3)

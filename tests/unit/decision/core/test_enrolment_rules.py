@@ -54,7 +54,5 @@ K1_ALONE = known(S.ALLOWED, "", fingerprint="print of k1")
         (known(S.FORGOTTEN, ""), {"automatic": False}, V.WAIT),
     ],
 )
-def test_a_name_belongs_to_who_enrolled_it_first_until_an_operator_says_otherwise(
-    before, asked, verdict
-):
+def test_host_name_belongs_to_its_first_key_and_user_until_allowed_again(before, asked, verdict):
     assert judge(before, **asked) is verdict

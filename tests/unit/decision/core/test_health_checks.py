@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each finding, from the picture that has it and none other."""
+"""Each finding, from a cloud state that has exactly this problem."""
 
 import msgspec
 import pytest
@@ -79,14 +79,14 @@ FOUND = {
 
 
 @pytest.mark.parametrize("code", FOUND)
-def test_each_finding_comes_alone_and_says_what_to_do(code):
+def test_each_problem_gives_one_finding_with_a_remedy(code):
     (found,) = health_checks.find_problems(FOUND[code])
     assert found.code == code
     assert found.remedy and found.severity is not health_checks.Severity.OK
     assert found.count == len(found.subjects)
 
 
-def test_every_check_is_tried_here():
+def test_every_check_has_a_test_case():
     tried = {one.code for picture in FOUND.values() for one in health_checks.find_problems(picture)}
     assert tried == set(FOUND)
 
@@ -95,9 +95,9 @@ def test_every_check_is_tried_here():
     "picture",
     [
         seen(),
-        seen(host(epoch=6), published_ago_s=59.0),  # it is on its way
+        seen(host(epoch=6), published_ago_s=59.0),  # the table is still being distributed
         seen(host(), host("h2", is_drained=True, is_overloaded=True)),
-        seen(host(health=None)),  # it does not tell
+        seen(host(health=None)),  # an agent that reports no health
         seen(told(waiting=1, longest_wait_s=10.0)),
         seen(told(faults={"metrics": decision_messages.HostFault("x", NOW_S - 10)})),
         seen(
@@ -112,24 +112,24 @@ def test_every_check_is_tried_here():
         seen(host(), host("h2", is_heard=False, unheard_s=10.0)),  # it has just enrolled
     ],
 )
-def test_what_is_as_it_should_be_is_no_finding(picture):
+def test_healthy_state_gives_no_finding(picture):
     assert health_checks.find_problems(picture) == []
     assert health_checks.worst_severity([]) is health_checks.Severity.OK
 
 
-def test_who_led_last_is_named_when_nobody_hears_hosts():
+def test_finding_names_the_last_leader_when_no_host_is_heard():
     (found,) = health_checks.find_problems(seen(host(is_heard=False), instance="controller1"))
     assert found.subjects == ["instance controller1: the last leader", "h1"]
 
 
-def test_worst_comes_first():
+def test_findings_are_sorted_by_severity():
     picture = seen(told(failed_reads=1), host("h2", is_heard=False))
     found = health_checks.find_problems(picture)
     assert [one.code for one in found] == ["reads-failed", "host-silent"]
     assert health_checks.worst_severity(found) is health_checks.Severity.ERROR
 
 
-def test_worst_subject_is_named_first():
+def test_subjects_are_sorted_by_severity():
     ages = [checkpoint(1e6, 3600), checkpoint(1e6, 60), checkpoint(2e6, 3600)]
     (found,) = health_checks.find_problems(seen(checkpoints=ages))
     assert found.subjects == ["s1: 16667 min", "s1: 33333 min", "s1: 16667 min"]
@@ -141,7 +141,7 @@ def test_worst_subject_is_named_first():
     assert [one[:2] for one in found.subjects] == ["h1", "h2", "h0"]
 
 
-def test_failures_say_what_to_do_about_them_and_vaults_come_first():
+def test_checkpoint_failures_have_remedies_and_list_vaults_first():
     failures = {
         "h1": [messages.Failing(SERVER, "holder", "h2"), messages.Failing(SERVER, "other")],
         "h2": [messages.Failing("", "full"), messages.Failing("", "slow")],
@@ -157,7 +157,7 @@ def test_failures_say_what_to_do_about_them_and_vaults_come_first():
     assert told == ["holder", "full", "slow"] and found.remedy.endswith("has details")
 
 
-def test_many_are_counted_and_some_are_named():
+def test_finding_counts_all_subjects_and_names_some():
     silent = [host(f"h{number}", is_heard=False) for number in range(2, 32)]
     (found,) = health_checks.find_problems(seen(host(), *silent))
     assert (found.count, len(found.subjects)) == (30, health_checks.NAMED)

@@ -25,7 +25,7 @@ Waits = Callable[[ids.HostId, ids.HostId], float]
 
 
 def readers(wait: Waits, source: float | None = None) -> dict[ids.HostId, link_capacity.PeerWaits]:
-    """Return hosts of which each has waited for all the others."""
+    """Return the waits of each host for all the others."""
     return {
         one: link_capacity.PeerWaits(
             where, {other: wait(one, other) for other in LEVELS if other != one}, source
@@ -34,21 +34,21 @@ def readers(wait: Waits, source: float | None = None) -> dict[ids.HostId, link_c
     }
 
 
-def test_places_that_are_alike_are_as_slow_as_each_other():
+def test_equal_places_have_slowness_one():
     found = link_capacity.slowness(readers(lambda one, other: 2.0), LEVELS)
     assert found == dict.fromkeys(
         {*(f"p{n}" for n in range(3)), *map("/".join, LEVELS.values())}, 1
     )
 
 
-def test_rack_that_gives_late_is_told_from_its_siblings_and_its_pod_is_not():
+def test_slow_rack_is_detected_and_its_pod_is_not():
     slow = readers(lambda one, other: 7.0 if other.startswith("p1r2") else 1.0)
     found = link_capacity.slowness(slow, LEVELS)
     assert found.pop("p1/r2") == 7.0
     assert set(found.values()) == {1.0}
 
 
-def test_pod_that_gives_late_is_told_from_its_siblings_and_its_racks_are_not():
+def test_slow_pod_is_detected_and_its_racks_are_not():
     slow = readers(
         lambda one, other: 7.0 if other.startswith("p1") and not one.startswith("p1") else 1.0
     )
@@ -57,19 +57,19 @@ def test_pod_that_gives_late_is_told_from_its_siblings_and_its_racks_are_not():
     assert set(found.values()) == {1.0}
 
 
-def test_reader_that_is_slow_itself_makes_nobody_look_slow():
+def test_slow_reader_makes_no_place_look_slow():
     slow = readers(lambda one, other: 50.0 if one.startswith("p0") else 1.0)
     assert set(link_capacity.slowness(slow, LEVELS).values()) == {1.0}
 
 
-def test_fewer_readers_than_a_quorum_say_nothing():
+def test_too_few_readers_give_no_slowness():
     all_of_them = readers(lambda one, other: 7.0 if other.startswith("p1r2") else 1.0)
     for count in range(link_capacity.QUORUM):
         few = dict(list(all_of_them.items())[:count])
         assert link_capacity.slowness(few, LEVELS) == {}
 
 
-def test_place_without_a_sibling_is_compared_with_nothing():
+def test_place_with_fewer_than_two_siblings_is_not_compared():
     levels = {ids.HostId(f"h{n}"): ("p", "r1" if n < 4 else "r2") for n in range(8)}
     found = link_capacity.slowness(
         {
@@ -81,7 +81,7 @@ def test_place_without_a_sibling_is_compared_with_nothing():
     assert found == {}, "who is in one of two racks sees only the other one"
 
 
-def test_hosts_that_are_on_no_table_count_for_nothing():
+def test_hosts_outside_the_table_are_ignored():
     ghosts = readers(lambda one, other: 1.0)
     for one in ghosts.values():
         one.wait.update({ids.HostId(f"ghost{n}"): 1e-9 for n in range(50)})
@@ -93,7 +93,7 @@ ANY = st.floats(link_capacity.SHORTEST, link_capacity.LONGEST)
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(ANY, min_size=1, max_size=8), st.integers(0, 1 << 32))
-def test_one_host_that_lies_and_gives_late_moves_no_place_out_of_what_honest_ones_say(said, seed):
+def test_one_lying_host_moves_no_slowness_beyond_honest_reports(said, seed):
     rng = random.Random(seed)
 
     def wait(one: ids.HostId, other: ids.HostId) -> float:
@@ -116,7 +116,7 @@ SAMPLE = decision_messages.Sample(
 )
 
 
-def test_sample_says_what_a_byte_took():
+def test_peer_waits_are_the_bounded_seconds_per_byte_of_a_sample():
     sample = msgspec.structs.replace(
         SAMPLE,
         peers={
@@ -140,7 +140,7 @@ def test_sample_says_what_a_byte_took():
     assert read.source == pytest.approx(0.002)
 
 
-def test_of_a_sample_with_too_many_peers_the_first_are_looked_at():
+def test_peer_waits_use_a_limited_number_of_peers():
     many = {
         f"h{n}": decision_messages.PeerTraffic(1, 0, decision_messages.TimedTraffic(1, 1.0))
         for n in range(999)
@@ -150,7 +150,7 @@ def test_of_a_sample_with_too_many_peers_the_first_are_looked_at():
 
 
 @pytest.mark.parametrize("hosts", [0, 5, link_capacity.READERS, link_capacity.READERS + 1, 5000])
-def test_every_host_has_its_turn_and_no_more_than_so_many_at_once(hosts):
+def test_all_hosts_are_selected_in_turn_a_limited_number_at_once(hosts):
     names = [ids.HostId(f"h{n}") for n in range(hosts)]
     rounds = -(-hosts // link_capacity.READERS) + 1
     turns = [link_capacity.select_hosts(names, collection) for collection in range(rounds)]
@@ -164,7 +164,7 @@ def group(
     return {host: one for host, one in readers(wait, source).items() if host.startswith(rack)}
 
 
-def test_ways_of_a_group_cost_what_its_hosts_waited_beneath_each_level():
+def test_group_waits_are_the_waits_below_each_level():
     def wait(one: ids.HostId, other: ids.HostId) -> float:
         return (0.1, 2.0, 5.0)[location.distance(LEVELS[one], LEVELS[other])]
 
@@ -174,7 +174,7 @@ def test_ways_of_a_group_cost_what_its_hosts_waited_beneath_each_level():
     assert found == {9: 5.0}
 
 
-def test_one_of_a_group_that_lies_says_nothing_for_the_others():
+def test_one_lying_host_does_not_change_group_waits():
     def wait(one: ids.HostId, other: ids.HostId) -> float:
         return 1e-9 if one == LIAR else 1.0
 
@@ -183,7 +183,7 @@ def test_one_of_a_group_that_lies_says_nothing_for_the_others():
     assert link_capacity.group_waits(honest, LEVELS, 1, [9]) == {0: 1.0, 9: 1.0}
 
 
-def test_group_of_which_too_few_speak_says_nothing():
+def test_group_with_too_few_reports_has_no_waits():
     few = group(lambda one, other: 1.0, None)
     for host in list(few)[1:]:
         few[host] = few[host]._replace(wait={})

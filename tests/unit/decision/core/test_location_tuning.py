@@ -25,7 +25,7 @@ def of() -> location_tuning.LocationTuner:
     return location_tuning.LocationTuner(NEEDED, {})
 
 
-def test_place_that_stays_slow_gives_less_and_is_asked_for_something_still(of):
+def test_place_that_stays_slow_gets_a_smaller_share_never_zero(of):
     of.record_slowness({RACK: 8.0})
     assert shares(of) == {}
     of.record_slowness({RACK: 4.0})
@@ -35,14 +35,14 @@ def test_place_that_stays_slow_gives_less_and_is_asked_for_something_still(of):
     assert shares(of) == {RACK: location_tuning.LEAST_SHARE}
 
 
-def test_small_differences_and_bursts_move_nothing(of):
+def test_bursts_and_small_differences_change_no_share(of):
     for _ in range(20):
         of.record_slowness({RACK: 1.9})
         of.record_slowness({RACK: 40.0})
     assert shares(of) == {}
 
 
-def test_place_gives_more_again_by_and_by(of):
+def test_share_rises_again_in_steps(of):
     for _ in range(NEEDED):
         of.record_slowness({RACK: 5.0})
     seen = []
@@ -55,7 +55,7 @@ def test_place_gives_more_again_by_and_by(of):
     ]
 
 
-def test_place_of_which_nothing_is_heard_is_tried_again(of):
+def test_share_is_reset_when_reports_stop(of):
     for _ in range(NEEDED):
         of.record_slowness({RACK: 2.0})
     for _ in range(location_tuning.FORGET_AFTER - 1):
@@ -65,7 +65,7 @@ def test_place_of_which_nothing_is_heard_is_tried_again(of):
     assert shares(of) == {}
 
 
-def test_traffic_that_flaps_with_any_period_makes_few_tables(of):
+def test_flapping_traffic_makes_few_tables(of):
     for period in (1, 2, 3, 5, 8):
         before, changes = shares(of), 0
         for collection in range(240):
@@ -76,7 +76,7 @@ def test_traffic_that_flaps_with_any_period_makes_few_tables(of):
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(NAMES[:4]), st.floats(1e-15, 1e15)), max_size=150))
-def test_whatever_is_measured_shares_are_shares_and_change_at_most_every_other_time(rounds):
+def test_shares_stay_in_range_and_change_at_most_every_other_time(rounds):
     of = location_tuning.LocationTuner(NEEDED, {})
     before, changes = shares(of), dict.fromkeys(NAMES[:4], 0)
     for slowness in rounds:
@@ -99,24 +99,24 @@ def test_whatever_is_measured_shares_are_shares_and_change_at_most_every_other_t
         ({USUAL: 4.0, 2: 1.0, 0: 3.0}, 2),
         ({USUAL: 4.0, 2: 3.0, 0: 1.0}, location_policies.FROM_SOURCE),
         ({USUAL: 4.0, 2: 1.0, 0: 1.0}, 2),
-        ({2: 1.0, 0: 1.0}, None),  # nobody knows what the usual way costs
+        ({2: 1.0, 0: 1.0}, None),  # no report about the usual threshold
     ],
 )
-def test_group_takes_another_way_where_that_is_markedly_faster_twice(of, waits, outer):
+def test_group_switches_to_a_markedly_faster_way_after_two_reports(of, waits, outer):
     of.record_waits(USUAL, {RACK: waits})
     assert outers(of) == {}
     of.record_waits(USUAL, {RACK: waits})
     assert outers(of) == ({} if outer is None else {RACK: outer})
 
 
-def test_group_that_wavers_between_two_better_ways_stays(of):
+def test_alternating_best_ways_change_nothing(of):
     for _ in range(9):
         of.record_waits(USUAL, {RACK: {USUAL: 4.0, 2: 1.0, 0: 2.0}})
         of.record_waits(USUAL, {RACK: {USUAL: 4.0, 2: 2.0, 0: 1.0}})
     assert outers(of) == {}
 
 
-def test_group_tries_the_usual_way_again_after_a_while(of):
+def test_group_returns_to_the_usual_way_after_a_while(of):
     for _ in range(NEEDED):
         of.record_waits(USUAL, {RACK: {USUAL: 4.0, 2: 1.0}})
     for _ in range(location_tuning.HOLD - 1):
@@ -126,7 +126,7 @@ def test_group_tries_the_usual_way_again_after_a_while(of):
     assert outers(of) == {}
 
 
-def test_group_goes_back_where_its_way_got_no_better_than_the_usual_one_was(of):
+def test_group_returns_early_when_its_way_is_no_faster(of):
     for _ in range(NEEDED):
         of.record_waits(USUAL, {RACK: {USUAL: 4.0, 0: 1.0}})
     for _ in range(NEEDED - 1):
@@ -136,7 +136,7 @@ def test_group_goes_back_where_its_way_got_no_better_than_the_usual_one_was(of):
     assert outers(of) == {}
 
 
-def test_groups_turn_to_the_source_a_quarter_at_a_time_those_that_gain_most_first(of):
+def test_groups_switch_to_the_source_a_quarter_at_a_time_best_gain_first(of):
     waits = {NAMES[n]: {USUAL: 4.0 + n, 0: 1.0} for n in range(8)}
     seen = []
     for _ in range(NEEDED + 2):
@@ -146,7 +146,7 @@ def test_groups_turn_to_the_source_a_quarter_at_a_time_those_that_gain_most_firs
     assert seen[1] == [NAMES[6], NAMES[7]]
 
 
-def test_table_says_something_of_so_many_places_at_most_those_that_give_least(of):
+def test_policies_are_limited_to_the_places_with_the_lowest_shares(of):
     for _ in range(NEEDED):
         of.record_slowness({name: 2.0 + number for number, name in enumerate(NAMES)})
     found = shares(of)
@@ -155,7 +155,7 @@ def test_table_says_something_of_so_many_places_at_most_those_that_give_least(of
     assert location_tuning.MAX_LOCATIONS <= len(NAMES)
 
 
-def test_places_that_are_no_more_are_not_spoken_of(of):
+def test_vanished_places_get_no_policy(of):
     for _ in range(NEEDED):
         of.record_slowness({RACK: 8.0, "gone": 8.0})
         of.record_waits(USUAL, {RACK: {USUAL: 4.0, 2: 1.0}, "gone": {USUAL: 4.0, 2: 1.0}})
@@ -165,7 +165,7 @@ def test_places_that_are_no_more_are_not_spoken_of(of):
     assert of.make_policies((), {RACK}, 2) == {}, "a way that is not above the threshold any more"
 
 
-def test_what_another_instance_published_is_gone_on_from():
+def test_policies_of_another_instance_are_continued():
     said = {RACK: location_policies.LocationPolicy(12, 2)}
     of = location_tuning.LocationTuner(NEEDED, said)
     assert of.make_policies({RACK}, {RACK}, 1) == said

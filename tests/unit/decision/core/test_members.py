@@ -41,7 +41,7 @@ def busy(share: float, own: float = 0.0) -> dict[str, decision_messages.TrafficB
 
 
 class Cloud:
-    """Members that hear hosts; time passes by collections."""
+    """Members that receive samples; the clock advances by collection intervals."""
 
     def __init__(self, **limits: Any) -> None:
         self.members = members.Members(
@@ -69,7 +69,7 @@ class Cloud:
         return self.members.list_overloaded(self.now_s)
 
 
-def test_a_host_joins_with_its_second_sample_and_goes_when_it_is_silent():
+def test_host_joins_with_its_second_sample_and_leaves_when_silent():
     cloud = Cloud(dead_after_samples=3)
     cloud.collect("h1", "h2", "h3")
     assert cloud.living() == []
@@ -87,7 +87,7 @@ def test_a_host_joins_with_its_second_sample_and_goes_when_it_is_silent():
     assert cloud.living() == [H1, H2, H3]
 
 
-def test_when_most_fall_silent_at_once_all_stay():
+def test_members_stay_when_most_fall_silent_at_once():
     cloud = Cloud(dead_after_samples=2)
     cloud.collect("h1", "h2", "h3", times=2)
     cloud.collect("h1", times=9)
@@ -110,7 +110,7 @@ def test_when_most_fall_silent_at_once_all_stay():
         ({"host": "stranger"}, R.NOT_ALLOWED),
     ],
 )
-def test_a_sample_that_cannot_be_right_is_refused_counted_and_changes_nothing(fields, refusal):
+def test_implausible_sample_is_refused_and_counted(fields, refusal):
     cloud = Cloud(allowed=("h*",))
     cloud.collect("h1", "h2", times=2)
     before = vars(cloud.members[H1]).copy()
@@ -120,7 +120,7 @@ def test_a_sample_that_cannot_be_right_is_refused_counted_and_changes_nothing(fi
     assert cloud.members.list_hosts() == [H1, H2]
 
 
-def test_an_agent_that_restarted_is_heard_at_once():
+def test_restarted_agent_is_accepted_at_once():
     cloud = Cloud()
     cloud.collect("h1", times=5)
     assert cloud.hear(sample(session=8, started_s=WALL_S + 1, sent_s=cloud.now_s + WALL_S)) is None
@@ -128,14 +128,14 @@ def test_an_agent_that_restarted_is_heard_at_once():
     assert cloud.hear(sample(number=6, sent_s=cloud.now_s + WALL_S)) is R.OLD_SESSION
 
 
-def test_an_agent_whose_clock_went_back_is_heard_when_the_old_one_is_silent():
+def test_agent_with_an_earlier_clock_is_accepted_after_a_silence():
     cloud = Cloud(dead_after_samples=2)
     cloud.collect("h1", times=2)
     cloud.round += 3
     assert cloud.hear(sample(session=8, started_s=5.0, sent_s=cloud.now_s + WALL_S)) is None
 
 
-def test_a_sample_that_somebody_recorded_brings_no_host_back():
+def test_replayed_samples_do_not_revive_a_host():
     cloud = Cloud(dead_after_samples=2)
     cloud.collect("h1", "h2", "h3", times=4)
     recorded = [sample("h3", number) for number in (3, 4)]
@@ -151,7 +151,7 @@ def test_a_sample_that_somebody_recorded_brings_no_host_back():
     assert cloud.hear(sample("h3", cloud.round)) is None
 
 
-def test_a_host_that_is_expelled_is_gone_at_once_with_its_address():
+def test_removed_host_frees_its_address_at_once():
     cloud = Cloud()
     cloud.collect("h1", "h2", times=2)
     cloud.members.remove_hosts(["h2", "h9"])
@@ -160,7 +160,7 @@ def test_a_host_that_is_expelled_is_gone_at_once_with_its_address():
     assert cloud.hear(sample("h3", cloud.round, address="10.0.0.2:7201")) is None
 
 
-def test_what_a_host_tells_of_others_is_nobodys_traffic_but_its_own():
+def test_peer_reports_do_not_change_another_hosts_traffic():
     cloud = Cloud()
     lies = {"h2": decision_messages.TrafficBytes(2**62, 2**62)}
     cloud.collect("h2", times=4)
@@ -171,7 +171,7 @@ def test_what_a_host_tells_of_others_is_nobodys_traffic_but_its_own():
     assert cloud.members.list_overloaded(cloud.now_s) == []
 
 
-def test_an_address_is_free_again_when_its_host_is_gone():
+def test_address_is_free_after_its_host_left():
     cloud = Cloud(dead_after_samples=2)
     cloud.collect("h1", "h2", "h3", times=2)
     cloud.collect("h1", "h2", times=3)
@@ -193,7 +193,7 @@ def test_a_host_is_overloaded_after_two_collections_in_a_row():
     assert cloud.overloaded() == []
 
 
-def test_collections_with_one_missing_between_are_not_in_a_row():
+def test_collections_with_a_gap_do_not_count_as_consecutive():
     cloud = Cloud()
     cloud.collect("h1", times=2)
     cloud.collect("h1", **busy(0.9))
@@ -203,23 +203,23 @@ def test_collections_with_one_missing_between_are_not_in_a_row():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.8, 0.801, 5.0, 1e6])
-def test_over_four_fifths_of_the_link_one_way_is_overload(share):
+def test_link_use_above_four_fifths_is_overload(share):
     cloud = Cloud()
     cloud.collect("h1", times=3, **busy(share))
     assert (cloud.overloaded() == [H1]) == (share > 0.8)
     assert cloud.members[H1].traffic_share() == min(share, 1.0)
 
 
-def test_chunks_are_no_traffic_but_load():
+def test_chunk_bytes_count_as_load_and_not_as_traffic():
     cloud = Cloud()
     cloud.collect("h1", times=3, **busy(0.9, 0.7))
     assert cloud.overloaded() == [H1]
     assert round(cloud.members[H1].traffic_share(), 6) == 0.2
-    cloud.collect("h1", times=2, **busy(0.1, 0.7))  # headers counted apart: more than there was
+    cloud.collect("h1", times=2, **busy(0.1, 0.7))  # chunk bytes with headers exceed the total
     assert cloud.members[H1].traffic_share() == 0
 
 
-def test_who_is_on_the_ring_already_lives_until_silent():
+def test_restored_members_live_until_silent():
     cloud = Cloud(dead_after_samples=2)
     for host in ("h1", "h2", "h3"):
         cloud.members.restore_member(ids.HostId(host), f"10.0.0.{host[1:]}:7201", "", cloud.now_s)
@@ -239,7 +239,7 @@ def test_who_is_on_the_ring_already_lives_until_silent():
         )
     )
 )
-def test_whatever_comes_the_number_of_a_session_only_grows(drawn):
+def test_accepted_sample_numbers_of_a_session_only_grow(drawn):
     cloud = Cloud()
     for host, number, session, sent_s, share in drawn:
         cloud.round += 1
@@ -254,7 +254,7 @@ def test_whatever_comes_the_number_of_a_session_only_grows(drawn):
             assert after.number > before.number or cloud.now_s > longest_s
 
 
-def test_an_address_is_one_however_it_is_spelt():
+def test_addresses_are_compared_in_normal_form():
     cloud = Cloud()
     cloud.collect("h1", "h2", times=2)
     for spelt in ("10.0.0.1:07201", "10.0.0.1:7201"):
@@ -276,7 +276,7 @@ def test_an_address_is_one_however_it_is_spelt():
         "[::ffff:169.254.169.254]:80",
     ],
 )
-def test_an_address_that_leads_nobody_to_a_host_is_refused(address):
+def test_address_that_cannot_reach_a_host_is_refused(address):
     cloud = Cloud()
     cloud.collect("h1", "h2", times=2)
     assert cloud.hear(sample("h3", 3, address=address)) is R.UNREACHABLE
@@ -284,16 +284,16 @@ def test_an_address_that_leads_nobody_to_a_host_is_refused(address):
     assert cloud.hear(moved) is R.UNREACHABLE
 
 
-def test_where_all_hosts_are_on_the_loopback_that_is_their_network():
+def test_loopback_addresses_are_accepted_until_a_host_has_a_network_address():
     cloud = Cloud()
     for number in (1, 2):
         at = {"address": f"127.0.0.{number}:7201", "sent_s": WALL_S + 1}
         assert cloud.hear(sample(f"h{number}", 1, **at)) is None
-    assert cloud.hear(sample("h3", 1, sent_s=WALL_S + 1)) is None  # one of a network
+    assert cloud.hear(sample("h3", 1, sent_s=WALL_S + 1)) is None  # an address of a network
     assert cloud.hear(sample("h1", 2, **at)) is R.UNREACHABLE
 
 
-def test_a_host_holds_one_address_not_all_that_it_ever_claimed():
+def test_moved_host_occupies_only_its_last_address():
     cloud = Cloud()
     cloud.collect("h1", times=2)
     for number in range(3, 40):
@@ -305,7 +305,7 @@ def test_a_host_holds_one_address_not_all_that_it_ever_claimed():
     assert cloud.hear(sample("h7", 40, sent_s=WALL_S + cloud.now_s)) is None
 
 
-def test_while_most_are_silent_no_two_hosts_live_at_one_address():
+def test_live_hosts_never_share_an_address_while_most_are_silent():
     cloud = Cloud(dead_after_samples=3)
     cloud.collect("h1", "h2", "h3", times=2)
     cloud.round += 10
@@ -313,7 +313,7 @@ def test_while_most_are_silent_no_two_hosts_live_at_one_address():
     assert cloud.living() == ["h2", "h3", "h9"]
 
 
-def test_at_one_ip_address_are_no_more_hosts_than_may_be():
+def test_hosts_per_ip_address_are_limited():
     cloud = Cloud(hosts_per_ip=3)
     for number in range(1, 8):
         at = {"address": f"10.0.0.1:{7200 + number}"}
@@ -327,13 +327,13 @@ def test_at_one_ip_address_are_no_more_hosts_than_may_be():
     assert cloud.members.refused[R.CROWDED] == 5
 
 
-def test_in_a_lab_all_hosts_may_be_at_one_address_of_the_loopback():
+def test_hosts_per_loopback_address_are_not_limited():
     cloud = Cloud(hosts_per_ip=1)
     for number in range(1, 9):
         assert cloud.hear(sample(f"h{number}", address=f"127.0.0.1:{7200 + number}")) is None
 
 
-def test_there_is_no_room_for_more_hosts_than_a_table_has():
+def test_number_of_hosts_is_limited():
     cloud = Cloud(hosts=2)
     cloud.collect("h1", "h2", times=2)
     assert cloud.hear(sample("h3", 3)) is R.FULL
@@ -341,13 +341,13 @@ def test_there_is_no_room_for_more_hosts_than_a_table_has():
 
 
 @pytest.mark.parametrize("interval_s", [5e-324, 1e-300, 1e-4])
-def test_no_collection_is_so_short_that_its_rates_are_no_numbers(interval_s):
+def test_too_short_interval_is_refused(interval_s):
     raw = msgspec.json.encode(sample(interval_s=interval_s))
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(raw, type=decision_messages.Sample)
 
 
-def test_the_most_that_a_sample_can_say_is_a_number():
+def test_largest_sample_gives_finite_traffic():
     cloud = Cloud()
     most = decision_messages.TrafficBytes(
         decision_messages.MAX_NUMBER, decision_messages.MAX_NUMBER

@@ -31,26 +31,26 @@ def numbers(owners: remap.Owners) -> dict[ids.HostId, int]:
     return {host: len(names) for host, names in owners.items()}
 
 
-def test_a_giver_gives_to_the_host_that_is_most_alike():
+def test_v_nodes_move_to_the_most_similar_host():
     after = run(own(h1=10, h2=10, h5=10), dict(zip(("h1", "h2", "h5"), (4, 14, 12), strict=True)))
     assert len({name for name in after["h2"] if name.made_for == "h1"}) == 4
     assert len({name for name in after["h5"] if name.made_for == "h1"}) == 2
 
 
-def test_v_nodes_go_home_before_others_are_given():
+def test_v_nodes_return_to_their_first_owner_before_others_move():
     there = run(own(h1=10, h2=10), {"h1": 5, "h2": 15})
     back = run(there, {"h1": 10, "h2": 10})
     assert back == own(h1=10, h2=10)
 
 
-def test_a_host_that_goes_takes_its_v_nodes_along_and_moves_no_others():
+def test_leaving_host_moves_no_v_nodes_of_others():
     before = own(h1=10, h2=10, h3=10)
     after = run(before, {"h1": 10, "h2": 10})
     assert after == own(h1=10, h2=10)
     assert run(after, {"h1": 10, "h2": 10, "h3": 10}) == before
 
 
-def test_a_host_that_comes_back_gets_none_that_another_owns_now():
+def test_returning_host_gets_no_v_node_owned_by_another():
     given_away = run(own(h1=10, h2=10), {"h1": 4, "h2": 16})
     without = run(given_away, {"h2": 16})
     back = run(without, {"h1": 10, "h2": 16})
@@ -59,7 +59,7 @@ def test_a_host_that_comes_back_gets_none_that_another_owns_now():
 
 
 @given(COUNTS, st.lists(COUNTS, min_size=1, max_size=4))
-def test_only_v_nodes_that_must_move_do(start, steps):
+def test_only_necessary_v_nodes_move(start, steps):
     before = {host: vnode.first_vnodes(host, count) for host, count in start.items()}
     for wanted in steps:
         after = run(before, wanted)
@@ -74,7 +74,7 @@ def test_only_v_nodes_that_must_move_do(start, steps):
 
 
 @given(COUNTS, COUNTS)
-def test_the_answer_does_not_depend_on_the_order_of_hosts(start, wanted):
+def test_remap_does_not_depend_on_the_order_of_hosts(start, wanted):
     before = {host: vnode.first_vnodes(host, count) for host, count in start.items()}
     backwards = dict(reversed(before.items()))
     assert run(before, wanted) == run(backwards, dict(reversed(wanted.items())))

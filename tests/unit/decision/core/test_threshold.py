@@ -26,7 +26,7 @@ ALL = threshold.EVERYWHERE
         ([[CALM]] * ALL + [[BUSY]], ()),  # higher than locations can be
     ],
 )
-def test_a_level_is_busy_where_more_than_half_of_its_switches_are(levels, wanted):
+def test_level_is_busy_when_more_than_half_of_its_switches_are(levels, wanted):
     assert threshold.busy_levels(levels) == wanted
 
 
@@ -43,19 +43,19 @@ def places(*hosts_of_racks: int, levels: int = 2) -> list[location.Levels]:
     ("where", "busy", "wanted"),
     [
         ([], (), (None, None)),
-        ([()] * 9, (1,), (None, None)),  # nobody knows where hosts stand
+        ([()] * 9, (1,), (None, None)),  # no host has a location
         (places(8), (), (None, None)),  # all in one rack
         (places(8, 8), (), (1, ALL)),
         (places(8, 8, 8), (1,), (1, ALL)),
         (places(8, 8, 8), (2,), (1, 2)),
         (places(8, 8, 8), (1, 2, 3), (1, 2)),
-        (places(1, 1, 1, 1), (), (2, ALL)),  # a rack of one host helps nobody; a pod does
+        (places(1, 1, 1, 1), (), (2, ALL)),  # racks have one host each, pods have two
         (places(1, 1), (), (None, None)),
-        (places(2, 1, 1), (), (2, ALL)),  # half have company in their racks: not most
+        (places(2, 1, 1), (), (2, ALL)),  # only half of the hosts share a rack
         (places(2, 2, 1), (), (1, ALL)),
         (places(1, 1, 1, 1), (2, 3), (2, 3)),
         ([(str(n),) for n in range(9)], (), (None, None)),  # places of one host, no wider ones
     ],
 )
-def test_hosts_of_the_nearest_places_with_company_are_groups(where, busy, wanted):
+def test_group_threshold_is_the_nearest_place_that_most_hosts_share(where, busy, wanted):
     assert threshold.thresholds_for(where, busy) == wanted

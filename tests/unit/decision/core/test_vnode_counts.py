@@ -14,20 +14,20 @@ TRAFFIC = st.dictionaries(
 )
 
 
-def test_the_papers_equation_is_the_papers():
+def test_equation_1_matches_the_paper():
     traffic = {HOSTS[0]: 10.0, HOSTS[1]: 20.0, HOSTS[2]: 70.0}
     assert vnode_counts.equation_1(traffic) == {HOSTS[0]: 16, HOSTS[1]: 8, HOSTS[2]: 2}
 
 
-def test_counts_are_those_of_the_equation_but_for_its_scale():
-    """With lambda chosen so that nothing is rounded or bounded, both are the same."""
+def test_counts_match_the_equation_up_to_scale():
+    """With a lambda at which no count is rounded or bounded, both results are equal."""
     traffic = {HOSTS[0]: 10.0, HOSTS[1]: 20.0, HOSTS[2]: 40.0}
     exact = vnode_counts.equation_1(traffic, 400 / 7)
     assert exact == {HOSTS[0]: 400, HOSTS[1]: 200, HOSTS[2]: 100}
     assert vnode_counts.bounded_counts(traffic, 700, 1000) == exact
 
 
-def test_the_printed_equation_has_bounds():
+def test_printed_counts_are_bounded():
     traffic = {HOSTS[0]: 0.001, HOSTS[1]: 20.0, HOSTS[2]: 2000.0}
     assert vnode_counts.printed_counts(traffic, 1.0, most=50) == {
         HOSTS[0]: 50,
@@ -37,7 +37,7 @@ def test_the_printed_equation_has_bounds():
 
 
 @given(TRAFFIC, st.integers(0, 3000), st.integers(1, 1000))
-def test_counts_add_up_within_their_bounds_and_less_traffic_never_means_less(traffic, total, most):
+def test_counts_add_up_within_bounds_and_fall_with_traffic(traffic, total, most):
     counts = vnode_counts.bounded_counts(traffic, total, most)
     assert counts.keys() == traffic.keys()
     assert sum(counts.values()) == min(max(total, len(traffic)), len(traffic) * most)
@@ -53,5 +53,5 @@ def test_even_traffic_gives_even_counts(total):
     assert max(counts.values()) - min(counts.values()) <= 1
 
 
-def test_no_hosts_have_no_v_nodes():
+def test_no_hosts_give_no_counts():
     assert vnode_counts.bounded_counts({}, 100, 10) == {}
