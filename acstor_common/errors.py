@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All exceptions of acstor; the class tells who must act.
-
-An error is translated once, where it leaves acstor: to an errno in the FUSE server, to an exit
-status in a command.
-"""
+"""All exceptions of acstor; edges translate them, e.g. to an errno or an exit status."""
 
 from typing import ClassVar
 

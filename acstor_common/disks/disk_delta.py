@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disk deltas: a disk's differences from its base, as a stream of known length.
+"""Disk deltas: a disk's differences from its base (``doc/source/format/delta.rst``).
 
-A delta is a header, a table of extents in order, the data of those that have some, and a trailer;
-``doc/source/format/delta.rst`` is the specification.  Outside of extents the disk reads as the
-base, or zeros past its end.
-
-Header and table are validated at once, the data only by the trailer at the end: discard everything
-if :meth:`Reader.verify_trailer` fails.  There is no I/O.
+Outside of extents the disk reads as the base, or as zeros past its end.  Only the trailer validates
+the data: discard everything if :meth:`Reader.verify_trailer` fails.
 """
 
 import enum
@@ -31,8 +27,7 @@ MAX_EXTENT_BYTES = 1024 * geometry.MIB  # limit of one extent; longer runs are s
 MAX_EXTENTS = 1 << 21  # a table of 32 MiB, for 256 GiB with every second 64 KiB cluster changed
 MAX_VIRTUAL_BYTES = 64 << 40
 
-# Length of the hash value, extents, disk size, bytes of data, image ID of the
-# base, its hash algorithm and value.
+# Hash value's length, extents, disk size, bytes of data; base's image ID, hash algorithm, value.
 _FIELDS = "HIQQ16s16s64s"
 _HEADER = file_header.FileHeader(
     "a disk delta", MAGIC, VERSION, _FIELDS, errors.DiskDeltaFormatError, has_checksum=False
@@ -42,8 +37,7 @@ HEADER_BYTES = _HEADER.size_bytes
 EXTENT_BYTES = _EXTENT.size
 TRAILER_BYTES = 32
 
-# Offsets of the header's fields, for errors.
-_AT_OS_HASH_LENGTH, _AT_COUNT, _AT_SIZE, _AT_DATA = 10, 12, 16, 24
+_AT_OS_HASH_LENGTH, _AT_COUNT, _AT_SIZE, _AT_DATA = 10, 12, 16, 24  # offsets, for errors
 _AT_OS_HASH = 48
 
 Buffer = bytes | bytearray | memoryview
@@ -109,11 +103,7 @@ class ExtentTable:
     def from_runs(
         cls, changes: Iterable[Extent], virtual_size: int, max_extents: int = MAX_EXTENTS
     ) -> "ExtentTable":
-        """Return the table of a disk's extents, merged.
-
-        :raises TooManyExtents: more than ``max_extents``
-        :raises ValueError: an extent is outside of the disk or out of order
-        """
+        """Merge extents; TooManyExtents, or ValueError: one is off the disk or out of order."""
         raw, before = bytearray(), 0
         for change in merge_adjacent(changes):
             if why := _fault_of(change, before, virtual_size):
@@ -194,11 +184,8 @@ def _behind(change: Extent, offset: int) -> Extent | None:
     return Extent(offset, change.stop - offset, change.kind) if change.stop > offset else None
 
 
-# Writing
-
-
 class Writer:
-    """Creates the stream: :attr:`front`, the data, and :meth:`make_trailer`.
+    """Creates the stream: :attr:`front`, the data, :meth:`make_trailer`; ValueError: it cannot fit.
 
     >>> base = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
     >>> table = ExtentTable.from_runs([Extent(512, 512, ExtentKind.DATA)], virtual_size=4096)
@@ -206,8 +193,6 @@ class Writer:
     >>> writer.hash_data(bytes(512))
     >>> len(writer.front + bytes(512) + writer.make_trailer()) == writer.head.stream_bytes
     True
-
-    :raises ValueError: a field does not fit into a header
     """
 
     def __init__(
@@ -245,9 +230,6 @@ def _header_bytes(head: Head) -> bytes:
         head.os_hash.algo.encode("ascii"),
         head.os_hash.value,
     )
-
-
-# Reading
 
 
 class Reader:

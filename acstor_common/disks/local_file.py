@@ -46,10 +46,7 @@ def read_into(descriptor: int, view: memoryview, offset: int) -> int:
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
-    """Open a regular file in a folder that others may write to, without following a link.
-
-    :raises OSError: ELOOP: a link; EINVAL: not a regular file; or as ``os.open``
-    """
+    """Open a regular file, following no link; OSError ELOOP: a link, EINVAL: not regular."""
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

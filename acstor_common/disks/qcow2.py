@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reader of qcow2 files.
+"""Thread-safe reader of qcow2 files: it reads what QEMU would read, or fails.
 
-It reads what QEMU would read, or fails.
-
-The L1 table points to L2 tables, whose entries describe clusters: offset, compressed, zeros or
-unallocated, which reads from the backing file or as zeros.  With subclusters an entry has a bitmap
-for each 32nd part.  Tables are read on demand in parts and not cached, so memory does not grow with
-the disk.  Reading is thread-safe.
+It reads tables on demand in parts and caches none, so memory does not grow with the disk.
 """
 
 import array
@@ -39,12 +34,9 @@ _ZEROS = memoryview(bytes(1 << 20))
 
 
 class Qcow2:
-    """An open qcow2 file with validated header and L1 table.
+    """An open qcow2 file; in an overlay, unallocated clusters read as zeros.
 
-    Methods raise :class:`Refused` if the file is malformed or unsupported, errors.Unusable if it is
-    unreadable.
-
-    :param may_have_backing: accept an overlay; unallocated clusters read as zeros
+    All methods raise Refused (malformed, unsupported) or errors.Unusable (unreadable).
     """
 
     def __init__(
@@ -68,9 +60,7 @@ class Qcow2:
     def iter_extents(self, start: int = 0, stop: int | None = None) -> Iterator[layout.Extent]:
         """Yield the stored extents of a disk range in order; the rest is zeros.
 
-        One per cluster or subcluster, clipped to ``stop`` and to the end of the file.
-
-        :param start: must be the beginning of a cluster (ValueError)
+        One per cluster or subcluster, clipped to ``stop`` and the file; ``start`` begins a cluster.
         """
         if start % self.cluster_bytes:
             raise ValueError(f"no cluster begins at {start}")
@@ -230,11 +220,7 @@ class Qcow2:
         return words
 
     def _check_l2_places(self) -> None:
-        """Reject L2 tables outside of the file, or overlapping other tables.
-
-        Shared L2 tables are harmless to readers, but would let a small file expand without limit.
-        Takes up to 3 s (L1 table of 32 MiB).
-        """
+        """Reject stray or shared L2 tables, which expand without limit; takes up to 3 s."""
         before, cluster_bytes = 0, self.cluster_bytes
         for offset in self._l2_offsets():
             span = qcow2_header.Span(offset, offset + cluster_bytes, "an L2 table")
@@ -285,10 +271,7 @@ class DiskPart:
         return not self.extents
 
     def fill_buffer(self, view: memoryview, start: int) -> int:
-        """Fill ``view`` with the disk's bytes from ``start``, all in this part.
-
-        :return: number of stored bytes; if 0, all are zeros and ``view`` is unchanged
-        """
+        """Fill ``view`` from ``start``; return the stored bytes (0: zeros, ``view`` unchanged)."""
         stop, done, count = start + len(view), start, 0
         first = bisect.bisect_right(self.extents, start, key=_end_of)
         for extent in itertools.islice(self.extents, first, None):

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Validation of qcow2 headers, versions 2 and 3 (QEMU, docs/interop/qcow2.txt).
 
-A header is accepted only if all its features are supported and its tables lie in the file.  What
-QEMU rejects is rejected, and also files with external data, encryption or known corruption.  A
-backing file's name is never followed.
+Rejects what QEMU rejects, external data, encryption and corruption; follows no backing file.
 """
 
 import enum
@@ -30,12 +28,8 @@ _MAX_REFCOUNT_ORDER = 6
 _MAX_BACKING_BYTES = 1023
 _MIN_EXTENDED_CLUSTER_BITS = 14
 
-# Magic, version, offset and length of the backing file's name, cluster bits, virtual size,
-# encryption, entries and offset of the L1 table, offset and clusters of the refcount table, number
-# and offset of snapshots.
-_FIELDS_2 = struct.Struct(">4sIQIIQIIQQIIQ")
-# Incompatible, compatible and autoclear features, refcount order, header length.
-_FIELDS_3 = struct.Struct(">QQQII")
+_FIELDS_2 = struct.Struct(">4sIQIIQIIQQIIQ")  # the first 13 of _Fields
+_FIELDS_3 = struct.Struct(">QQQII")  # the next 5
 _FIELDS_3_END = _FIELDS_2.size + _FIELDS_3.size
 _EXTENSION = struct.Struct(">II")
 _EXTERNAL_IS_RAW = 2  # an autoclear feature of files with external data
@@ -46,8 +40,7 @@ _MAX_BACKING_FORMAT_BYTES = 15
 _BITMAPS = 0x23852875
 _MAX_OFFSET = (1 << 63) - 1
 _HAS_BITMAPS = 1  # an autoclear feature; without it QEMU ignores the bitmaps
-# Number of bitmaps, reserved, length and offset of their directory.
-_BITMAPS_FIELDS = struct.Struct(">IIQQ")
+_BITMAPS_FIELDS = struct.Struct(">IIQQ")  # entries, reserved, length and offset of the directory
 _MAX_BITMAPS = 65535
 _MAX_DIRECTORY_BYTES = 1024 * _MAX_BITMAPS
 
@@ -130,11 +123,7 @@ class Bitmaps(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Fields needed to read the disk.
-
-    ``tables`` are the header itself and the tables it points to, without overlap; ``snapshots``
-    are offset and number; ``bitmaps`` is None if QEMU loads none.
-    """
+    """Fields needed to read the disk."""
 
     version: int
     cluster_bits: int
@@ -143,9 +132,9 @@ class Header(NamedTuple):
     codec: layout.Codec
     has_subclusters: bool
     has_backing_file: bool
-    tables: tuple[Span, ...]
-    snapshots: tuple[int, int]
-    bitmaps: Bitmaps | None
+    tables: tuple[Span, ...]  # the header and the tables it points to, without overlap
+    snapshots: tuple[int, int]  # offset and number
+    bitmaps: Bitmaps | None  # None if QEMU loads none
 
     @property
     def cluster_bytes(self) -> int:
@@ -195,11 +184,7 @@ class _Fields(NamedTuple):
 def parse(
     source: Source, max_virtual_bytes: int = MAX_VIRTUAL_BYTES, *, may_have_backing: bool = False
 ) -> Header:
-    """Read and validate the header of a qcow2 file.
-
-    :param may_have_backing: accept an overlay
-    :raises Refused: unsupported or malformed; errors.Unusable: unreadable
-    """
+    """Read and validate a header; Refused: bad or unsupported, errors.Unusable: unreadable."""
     fields = _read_fields(source)
     if fields.backing_offset and not may_have_backing:
         raise Refused(source.name, RefusalReason.BACKING_FILE)
@@ -313,7 +298,6 @@ def _read_extensions(fields: _Fields, source: Source) -> Bitmaps | None:
 
 
 def _iter_extensions(fields: _Fields, source: Source) -> Iterator[tuple[int, bytes]]:
-    """Yield kind and data of each extension."""
     # The backing file's name follows the extensions.
     end = fields.backing_offset or 1 << fields.cluster_bits
     area = bytearray(max(0, end - fields.header_length))

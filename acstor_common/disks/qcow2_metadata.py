@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation of qcow2 metadata that readers do not need: snapshots and dirty bitmaps.
+"""Validation of qcow2 metadata that QEMU loads on opening: snapshots and dirty bitmaps.
 
-QEMU loads both when it opens a file, and rejects the file if they are malformed (QEMU,
-``block/qcow2-snapshot.c`` and ``block/qcow2-bitmap.c``).  So they are rejected here too, and also
-tables outside of the file, which QEMU reads as zeros.
+Rejects what QEMU rejects (``block/qcow2-snapshot.c``, ``block/qcow2-bitmap.c``), and tables outside
+of the file, which QEMU reads as zeros.
 """
 
 import array
@@ -23,12 +22,10 @@ MAX_BITMAP_TABLE_BYTES = 32 * geometry.MIB  # of all bitmaps; QEMU has no limit 
 
 _PIECE_BYTES = 1 << 16
 _ALIGNMENT = 8
-# Offset and entries of the snapshot's L1 table, lengths of ID and name; length of extra data.
-_SNAPSHOT = struct.Struct(">QIHH20xI")
+_SNAPSHOT = struct.Struct(">QIHH20xI")  # L1 offset, entries; lengths of ID, name, extra data
 _MAX_EXTRA_BYTES = 1024
 _MAX_SNAPSHOT_TABLE_BYTES = 64 * geometry.MIB
-# Offset and entries of the table, flags, type, granularity, length of the name and of extra data.
-_BITMAP = struct.Struct(">QIIBBHI")
+_BITMAP = struct.Struct(">QIIBBHI")  # the fields of _Bitmap
 _IN_USE, _KNOWN_FLAGS = 1, 3
 _DIRTY_TRACKING = 1
 _MIN_GRANULARITY_BITS, _MAX_GRANULARITY_BITS = 9, 31
@@ -61,10 +58,7 @@ class _Bitmap(NamedTuple):
 
 
 def check_metadata(source: qcow2_header.Source, header: qcow2_header.Header) -> None:
-    """Raise Refused if QEMU would reject the snapshot table or a dirty bitmap.
-
-    Takes 0.3 s at most (tables of 64 and 32 MiB).
-    """
+    """Raise Refused if QEMU would reject the snapshots or bitmaps; takes up to 0.3 s."""
     _check_snapshots(_Reader(source), header)
     if header.bitmaps is not None:
         _check_bitmaps(_Reader(source), header, header.bitmaps)
@@ -180,10 +174,8 @@ class _Reader:
         return self._piece[span.start - self._at : span.stop - self._at]
 
     def check_inside(self, span: Span) -> None:
-        """Raise Refused if a range is not in the file."""
         if span.stop > self._source.size_bytes:
             raise Refused(self._source.name, RefusalReason.TABLES_OUTSIDE, span.what)
 
     def refuse(self, why: str) -> NoReturn:
-        """Raise Refused."""
         raise Refused(self._source.name, RefusalReason.TABLES, why)

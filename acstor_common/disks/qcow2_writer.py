@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streaming writer of qcow2 files, with a length known in advance.
+"""Streaming writer of qcow2 files (version 3, exact refcounts) whose length is known in advance.
 
-The runs of a disk are iterated four times: to count them, for refcounts, for L2 tables, and for
-data.  A file consists of header, refcount table and blocks, L1 table, L2 tables, and data in the
-order of the disk.  Compressed clusters are copied as stored elsewhere, packed without gaps.
-
-Files have version 3 and exact refcounts, so ``qemu-img check`` finds no errors or leaks.  Only the
-L1 table is kept in memory: 1 MiB for 64 TiB with clusters of 64 KiB, at most 32 MiB.
+A file consists of header, refcount table and blocks, L1 table, L2 tables and data in disk order.
+Compressed clusters are copied as stored, without gaps.  Only the L1 table is kept in memory: 1 MiB
+for 64 TiB with clusters of 64 KiB, at most 32 MiB.
 """
 
 import array
@@ -59,10 +56,9 @@ class Plan:
     :param virtual_size: whole sectors
     :param cluster_bytes: a power of two from 512 to 2 MiB
     :param codec: of compressed runs; STORED if there are none
-    :param runs: returns the same ordered runs each time
+    :param runs: returns the same ordered runs at each of four calls
     :param backing: path of a raw backing file; empty: none
-    :raises ValueError: the L1 table exceeds QEMU's limit (128 GiB with clusters of 512 bytes, 8 TiB
-        with 4 KiB), a run is invalid, or the path is too long
+    :raises ValueError: a bad parameter or run, or an L1 table above QEMU's limit of 32 MiB
     """
 
     def __init__(
@@ -91,8 +87,7 @@ class Plan:
     def iter_parts(self, read: Callable[[DiskRun], Iterable[Buffer]]) -> Iterator[Buffer]:
         """Yield the file in parts of at most 2 MiB or as ``read`` returns them.
 
-        :param read: returns the data of the next run: its length, or the ``packed_bytes``;
-            ValueError if it returns more or less
+        ``read`` must return exactly a run's length, or its ``packed_bytes`` (ValueError).
         """
         yield from self.iter_tables()
         done = 0

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marker beside a server's disk that it may lack data of its checkpoint.
+"""Marker beside a server's disk: the disk may still lack data of its checkpoint.
 
-During recovery QEMU copies clusters from the checkpoint's disk, then changes the disk's backing
-file to the image.  It writes L2 tables later, at the latest on a guest flush; if QEMU is killed
-before, the disk lacks clusters.  So the marker is written before the copy, and removed when the
-file is complete.
-
-While the marker exists, the checkpoint's disk is kept, the server starts with it, and no checkpoint
-of the disk is taken.  It is deleted with the server's folder.
+During recovery QEMU copies clusters from the checkpoint's disk, then changes the backing file to
+the image.  It writes L2 tables later: if QEMU is killed before, the disk lacks clusters.  So the
+marker is written before the copy and removed when the file is complete.  Meanwhile the checkpoint's
+disk is kept, the server starts with it, and no checkpoint of the disk is taken.
 """
 
 import pathlib
@@ -21,10 +18,7 @@ _MAX_BYTES = 64
 
 
 def read(disk: str) -> ids.ImageId | None:
-    """Return the checkpoint that a disk may lack data of; None without marker.
-
-    :raises OSError: unreadable, or a link; ValueError: damaged
-    """
+    """Return the checkpoint whose data a disk may lack, or None; OSError, ValueError: damaged."""
     try:
         fd = local_file.open_regular(_path(disk))
     except FileNotFoundError:

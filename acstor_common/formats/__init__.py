@@ -1,5 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File formats of acstor: chunk maps, layouts, boot images, checkpoints.
-
-``doc/source/format`` describes every byte of the formats that acstor defines.
-"""
+"""File formats of acstor; ``doc/source/format`` describes every byte of those it defines."""

@@ -20,11 +20,9 @@ def unpack_frame(
     what: str,
     keys: chunk_map.ScopeKeys = (),
 ) -> list[tuple[int, memoryview]]:
-    """Return the chunks of a frame, ``(chunk_no, bytes)``, in order of first touch.
+    """Return a frame's chunks, ``(chunk_no, bytes)``, in order of first touch; 1 ms per MiB.
 
-    Takes about 1 ms per MiB.  The chunks are not verified by the image's chunk map.
-
-    :raises errors.BootImageFormatError: the bytes are not the frame's
+    The chunk map has not verified them.  BootImageFormatError: the bytes are not the frame's.
     """
     if len(stored) != frame.stored_bytes or not ids.Content(frame.cid, keys).matches_data(stored):
         raise _fault(what, frame.offset, f"frame {frame.number} does not match its checksum")

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Boot images: the chunks that an image reads while it boots, in that order.
 
-A boot image is a header, a table, and frames (Nguyen 2019, "YOLO", section IV);
-``doc/source/format/boot_image.rst`` is the specification.  A reader needs the head (header and
-table, some KiB) first, then frames in any order.
+Header, table, frames: Nguyen 2019, "YOLO", section IV; ``doc/source/format/boot_image.rst``.
 """
 
 import struct
@@ -41,8 +39,7 @@ _FRAME = struct.Struct("<I32s")
 _CHUNK_NO = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size_bytes
 
-# Offsets of the header's fields, for errors.
-_AT_COMPRESSION, _AT_CHUNK_BYTES = 10, 12
+_AT_COMPRESSION, _AT_CHUNK_BYTES = 10, 12  # offsets, for errors
 _AT_CHUNK_COUNT, _AT_FRAME_CHUNKS, _AT_IMAGE_ID, _AT_OS_HASH = 24, 28, 32, 48
 
 Buffer = bytes | bytearray | memoryview
@@ -115,13 +112,8 @@ class Head(NamedTuple):
         return sum(frame.raw_bytes for frame in self.frames)
 
 
-# Writing
-
-
 class Writer:
-    """Creates a boot image from chunks in order of first touch.
-
-    Zero chunks and duplicates are omitted.
+    """Creates a boot image from chunks in order of first touch, without zeros and duplicates.
 
     :param key: of the image's scope, if its chunk map has one: frames' CIDs are keyed with it
 
@@ -206,9 +198,6 @@ class Writer:
         return head + blake3.blake3(head).digest()
 
 
-# Reading
-
-
 def parse_header(buffer: Buffer, what: str) -> Header:
     """Parse the header at the beginning of ``buffer``, or raise BootImageFormatError."""
     with memoryview(buffer) as view:
@@ -239,10 +228,7 @@ def _parse_os_hash(fields: Sequence[Any], what: str) -> chunk_map.OsHash:
 
 
 def check_binding(header: Header, expected: Binding, what: str) -> None:
-    """Raise BootImageFormatError unless a boot image belongs to ``expected``.
-
-    Hashes are compared if both are known.
-    """
+    """Raise BootImageFormatError unless the binding is ``expected``; an unknown hash fits any."""
     of = header.binding
     if of.image_id != expected.image_id:
         raise _fault(what, _AT_IMAGE_ID, f"of image {of.image_id}, not of {expected.image_id}")

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encryption of checkpoints' chunks and manifests before they leave the host.
+"""Encryption of checkpoints' chunks and manifests (``doc/source/format/checkpoint.rst``).
 
-Holders can neither read nor change them; they learn their number and lengths.  All keys are derived
-from the disk's key of 32 random bytes; ``doc/source/format/checkpoint.rst`` is the specification.
+Holders can neither read nor change them; they learn their number and lengths.  All keys derive from
+the disk's key of 32 random bytes.  A chunk's name is a CID keyed for the disk: equal chunks are
+sent once, and the name reveals nothing without the key.
 
 AES-GCM must not encrypt two plaintexts with one nonce, and another version of zstd may compress a
-chunk to other bytes.  So the nonce is derived from the compressed bytes (a synthetic nonce, as in
-RFC 8452), not from the chunk's name.
-
-A name is a CID (:mod:`acstor_common.model.ids`) keyed for the disk: equal chunks of a disk are sent
-once, and the name reveals nothing without the key.
+chunk to other bytes: the nonce derives from these (a synthetic nonce, RFC 8452), not from the name.
 """
 
 import hmac
@@ -61,14 +58,12 @@ _thread_state = _ThreadState()
 
 
 class Seal:
-    """Encrypts and decrypts checkpoint data of one disk; thread-safe.
+    """Encrypts and decrypts checkpoint data of one disk; thread-safe.  ValueError: a bad key.
 
     >>> seal = Seal(bytes(range(32)))
     >>> name = seal.chunk_name(b"bytes of a disk")
     >>> seal.open(name, seal.close(name, b"bytes of a disk"), 15, "a holder")
     b'bytes of a disk'
-
-    :param key: of the disk; ValueError unless KEY_BYTES bytes
     """
 
     def __init__(self, key: bytes) -> None:
@@ -88,22 +83,14 @@ class Seal:
         return ids.cid_of(plain, self.scope_key)
 
     def close(self, name: ids.Cid, plain: Data) -> bytes:
-        """Compress and encrypt a chunk of at most 4 MiB.
-
-        :param name: :meth:`chunk_name` of the chunk, not ZERO_CID
-        """
+        """Compress and encrypt a chunk of at most 4 MiB; its :meth:`chunk_name` is not ZERO_CID."""
         packed = _thread_state.zstd.compress(plain)
         if len(packed) < len(plain):
             return self._chunks.close(layout.Codec.ZSTD, name, packed)
         return self._chunks.close(layout.Codec.STORED, name, plain)
 
     def open(self, name: ids.Cid, sealed: Data, length: int, where: str) -> bytes:
-        """Decrypt and decompress a chunk.
-
-        :param length: of the chunk on the disk
-        :param where: the holder, for errors
-        :raises errors.ChunkInvalid: altered, cut, or another chunk
-        """
+        """Decrypt a chunk of ``length`` bytes from holder ``where``; ChunkInvalid: not this one."""
         what = f"chunk {name.hex()}"
         try:
             codec, stored = self._chunks.open(name, sealed, length)
@@ -124,10 +111,7 @@ class Seal:
         return self.open_manifest_in_place(bytearray(sealed), max_bytes)
 
     def open_manifest_in_place(self, data: bytearray, max_bytes: int) -> bytearray:
-        """Decrypt a manifest in place, and return it.
-
-        :raises errors.NotAuthenticated: altered, cut, longer than ``max_bytes``, or of another disk
-        """
+        """Decrypt a manifest in place; NotAuthenticated: altered, of another disk, or too long."""
         try:
             codec = self._manifests.open_in_place(_MANIFEST, data, max_bytes)
         except ValueError as e:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoint manifests: the chunks of a disk that differ from its base image.
 
-A manifest is complete: other chunks are the base image's, or zeros past its end.
-``doc/source/format/checkpoint.rst`` is the specification.  Fields are checked although a manifest
-is sealed, because the host that wrote it may be compromised.  A manifest of MAX_ENTRIES has 80 MiB,
-so it is read in place.
+Other chunks are the base image's, or zeros past its end (``doc/source/format/checkpoint.rst``).
+Fields are checked although a manifest is sealed: the host that wrote it may be compromised.  A
+manifest of MAX_ENTRIES has 80 MiB, so it is read in place.
 """
 
 import bisect
@@ -32,9 +31,7 @@ MAX_PROJECT_BYTES: Final = 64
 MAX_NUMBER: Final = (1 << 63) - 1
 """Limit of integers in databases and other languages' JSON; also of times."""
 
-# Consistency, reserved, chunk bytes, disk size, time, number, entries; disk,
-# instance, base image; hash algorithm, value and its length; length of project ID, project ID.
-_FIELDS: Final = "BxIQQQQ16s16s16s16s64sHH64s12x"
+_FIELDS: Final = "BxIQQQQ16s16s16s16s64sHH64s12x"  # of _Header
 _HEADER: Final = file_header.FileHeader(
     "a manifest", MAGIC, VERSION, _FIELDS, errors.CheckpointFormatError, has_checksum=False
 )
@@ -91,11 +88,7 @@ class _Header(NamedTuple):
 
 
 def build(subject: Subject, entries: Iterable[Entry], max_entries: int = MAX_ENTRIES) -> bytearray:
-    """Return a manifest before sealing.
-
-    :param entries: ascending, without duplicates
-    :raises ValueError: a field is out of range, or the entries are unordered or too many
-    """
+    """Return an unsealed manifest of ascending entries; ValueError: bad field, order or number."""
     made = bytearray(HEADER_BYTES)
     for chunk_no, cid in entries:
         made += _ENTRY.pack(chunk_no, cid)
@@ -138,10 +131,7 @@ class Manifest:
     def parse(
         cls, buffer: bytes | bytearray, what: str, max_entries: int = MAX_ENTRIES
     ) -> "Manifest":
-        """Validate ``buffer`` and return it as a manifest, or raise CheckpointFormatError.
-
-        Takes 0.05 s per million entries.
-        """
+        """Validate a manifest, or raise CheckpointFormatError; 0.05 s per million entries."""
         header = _Header(*_HEADER.unpack(buffer, what))
         subject = _subject(header, what)
         table = memoryview(buffer)[HEADER_BYTES:]
@@ -175,10 +165,7 @@ class Manifest:
         return Entry(*_ENTRY.unpack_from(self._buffer, HEADER_BYTES + number * ENTRY_BYTES))
 
     def iter_names(self, names_at_once: int = NAMES_AT_ONCE) -> Iterator[ids.Cid]:
-        """Yield the distinct names that holders must store, ascending.
-
-        It scans the manifest once for each of ``name_ranges`` to bound memory.
-        """
+        """Yield the distinct names that holders must store, ascending, in :func:`name_ranges`."""
         for within in name_ranges(len(self), names_at_once):
             with memoryview(self._buffer) as view:
                 entries = _ENTRY.iter_unpack(view[HEADER_BYTES:])

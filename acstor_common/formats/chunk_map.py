@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunk maps: the CID of each chunk of one image.
+"""Chunk maps: the CID of each chunk of one image (``doc/source/format/chunk_map.rst``).
 
-A map is a header, a directory of pages, blocks of CIDs, an index of contents, the layout of an
-image that is not raw, and a trailer with the hash of all; ``doc/source/format/chunk_map.rst`` is
-the specification.  Pages with equal CIDs share a block, so a map of 2 TiB of zeros takes 520 KiB. A
-dense map of 1 TiB has 640 MiB, so maps are read in place (bytes, or a mapped file).
-
-A map with scope keys is secret: it allows to test who else in the scope has a chunk
-(:mod:`acstor_common.model.ids`).
+A map has a header, a directory of pages, blocks of CIDs, an index of contents, the layout of an
+image that is not raw, and a trailer with the hash of all.  Pages with equal CIDs share a block:
+2 TiB of zeros take 520 KiB.  A dense map of 1 TiB has 640 MiB, so maps are read in place.  A map
+with scope keys is secret: it allows to test who else in the scope has a chunk.
 """
 
 import array
@@ -57,10 +54,7 @@ def head_of(oid: ids.Oid) -> int:
 
 
 class ChunkMap:
-    """The CIDs of one image, read in place from the bytes of its map.
-
-    The buffer must stay unchanged and open while the map is used.
-    """
+    """The CIDs of one image, read in place: the buffer must stay unchanged and open."""
 
     __slots__ = (
         *(
@@ -95,10 +89,9 @@ class ChunkMap:
         expected_stored_bytes: int | None = None,
         pause: layout.Pause = layout.no_pause,
     ) -> "ChunkMap":
-        """Validate ``buffer`` and return it as a map; the hash takes 1 ms per 5 MiB.
+        """Validate a map (1 ms per 5 MiB); ChunkMapFormatError: damaged, or not as expected.
 
         :param pause: called after each 0.5 ms of work or so; sleeps to release the interpreter
-        :raises errors.ChunkMapFormatError: malformed, damaged, or of another image than expected
         """
         with memoryview(buffer) as view:
             subject, tables = chunk_map_header.parse_header(view, what)
@@ -145,12 +138,7 @@ class ChunkMap:
             return view[self._index_at : self._firsts_at].cast("I")
 
     def first_chunk(self, content_no: int) -> int:
-        """Return a chunk with a content: the first one, if the index is right.
-
-        The index is a hint: callers compare CIDs.
-
-        :param content_no: below ``tables.contents``; contents are ordered by CID
-        """
+        """Return a chunk with a content; a hint: compare CIDs.  Contents are ordered by CID."""
         at = self._firsts_at + content_no * NUMBER_BYTES
         chunk_no: int = _read_number(self._buffer, at)[0]
         return chunk_no
@@ -190,10 +178,7 @@ class ChunkMap:
     def iter_blocks(
         self, pause: layout.Pause = layout.no_pause
     ) -> Iterator[tuple[list[ids.Cid], int]]:
-        """Yield the CIDs of each distinct block, padded with ZERO_CID, and its number of pages.
-
-        :param pause: as of :meth:`parse`
-        """
+        """Yield each distinct block's CIDs, padded with ZERO_CID, and its number of pages."""
         pages: collections.Counter[tuple[int]] = collections.Counter()
         with memoryview(self._buffer) as view:
             for _, piece in _pieces(view, HEADER_BYTES, self._blocks_at, pause):
@@ -206,10 +191,7 @@ class ChunkMap:
                 pause()
 
     def zero_bitmap(self) -> bytes:
-        """Return a bit per chunk, set if it is zeros; lowest bit first.
-
-        Takes about 1 ms per 10,000 chunks in distinct blocks.
-        """
+        """Return a bit per chunk, lowest first, set for zeros; 1 ms per 10,000 distinct chunks."""
         of_block: dict[int, bytes] = {}
         bits = bytearray()
         for (block,) in struct.iter_unpack("<I", self._buffer[HEADER_BYTES : self._blocks_at]):

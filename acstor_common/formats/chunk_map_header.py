@@ -16,11 +16,8 @@ ALGORITHM_BLAKE3_256 = 1
 MAX_OS_HASH_VALUE_BYTES = 64
 MAX_SCOPE_KEYS = 8
 
-# CID algorithm, chunk bytes, image bytes, chunks, image ID, hash algorithm and
-# value, length of the value, number of scope keys; disk format and length of the stored file,
-# entries of its layout; blocks and contents; the keys.
 _KEYS_BYTES = MAX_SCOPE_KEYS * ids.SCOPE_KEY_BYTES
-_FIELDS = f"HIQQ16s16s64sHHH2xQQII{_KEYS_BYTES}s"
+_FIELDS = f"HIQQ16s16s64sHHH2xQQII{_KEYS_BYTES}s"  # of _Header
 _HEADER = file_header.FileHeader("a chunk map", MAGIC, VERSION, _FIELDS, errors.ChunkMapFormatError)
 HEADER_BYTES = _HEADER.size_bytes
 TRAILER_BYTES = file_header.DIGEST_BYTES
@@ -31,8 +28,7 @@ BLOCK_BYTES = PAGE_CHUNKS * ids.CID_BYTES
 NUMBER_BYTES = 4  # length of an entry of the directory and of each column of the index
 MAX_CHUNKS = (1 << 32) - 1
 
-# Offsets of the header's fields, for errors.
-_AT_ALGORITHM, _AT_CHUNK_BYTES = 10, 12
+_AT_ALGORITHM, _AT_CHUNK_BYTES = 10, 12  # offsets, for errors
 _AT_CHUNK_COUNT, _AT_IMAGE_ID, AT_OS_HASH_ALGO, _AT_OS_HASH_LENGTH = 24, 32, 48, 128
 _AT_KEY_COUNT, _AT_DISK_FORMAT, AT_STORED_BYTES = 130, 132, 136
 _AT_BLOCKS, _AT_CONTENTS, _AT_KEYS = 152, 156, 160
@@ -104,14 +100,11 @@ class _Header(NamedTuple):
 
 
 class Sections(NamedTuple):
-    """Offsets of a map's sections; the directory follows the header.
-
-    The index has two columns: heads of the contents' CIDs (ascending), and their first chunks.
-    """
+    """Offsets of a map's sections; the directory follows the header."""
 
     blocks_at: int
-    index_at: int
-    firsts_at: int
+    index_at: int  # column of the index: heads of the contents' CIDs, ascending
+    firsts_at: int  # column of the index: the contents' first chunks
     entries_at: int
     stop: int
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes chunk maps as streams, in bounded memory.
 
-Header and directory contain lengths of what follows, so blocks and index go to temporary files
-first.  The index is built by an external merge sort in some 30 MiB of memory.  A distinct block
-takes 150 bytes more.
+Header and directory need the lengths of blocks and index, which go to temporary files first.  An
+external merge sort in some 30 MiB of memory builds the index; a distinct block takes 150 bytes.
 """
 
 import array
@@ -59,8 +58,7 @@ def write_map(
     True
 
     :param cids: of all chunks in order, in pieces of any length
-    :param entries: of the layout in pieces of any length: :func:`layout.pack` of
-        :func:`layout.merge_adjacent`; consumed after all CIDs
+    :param entries: packed, of :func:`layout.merge_adjacent`, in pieces of any length; read last
     :raises ValueError: a field does not fit into a header
     :raises errors.LocalProtocolError: wrong number of CIDs or entries
     """
@@ -202,10 +200,7 @@ class _Contents:
 def with_os_hash(
     found: chunk_map.ChunkMap, buffer: memoryview, os_hash: chunk_map.OsHash
 ) -> Iterator[bytes]:
-    """Yield the map with another image hash in its header.
-
-    :param buffer: the bytes of ``found``
-    """
+    """Yield the map ``found``, whose bytes are ``buffer``, with another image hash."""
     header = chunk_map_header.header_bytes(found.subject._replace(os_hash=os_hash), found.tables)
     hasher = blake3.blake3(header)
     yield header

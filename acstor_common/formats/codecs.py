@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decompression of extents of an image layout.
+"""Decompression of extents, with bounded output and memory; both libraries release the GIL.
 
-Output and memory are bounded, whatever the stored bytes declare.  Time is not: a long stream may
-produce little, so :func:`decode_steps` yields between steps.  :func:`decode` is a few per cent
-faster, for threads with a time budget.  Both libraries release the GIL.
+Time has no bound: a long stream may produce little.  So :func:`decode_steps` yields between steps;
+:func:`decode`, for threads with a time budget, is a few per cent faster.
 """
 
 import threading

@@ -19,10 +19,7 @@ class FileHeader:
 
     :param kind: noun with its article, for errors: ``a chunk map``
     :param fields: ``struct`` format of the fields behind magic and version
-    :param error: class of the exceptions that :meth:`unpack` raises
     :param has_checksum: BLAKE3 of all before it ends the header
-    :ivar struct_bytes: length without the checksum
-    :ivar size_bytes: length with it
     """
 
     def __init__(
@@ -37,7 +34,7 @@ class FileHeader:
     ) -> None:
         self._kind, self._magic, self._version, self._error = kind, magic, version, error
         self._struct = struct.Struct(f"<8sH{fields}")
-        self.struct_bytes = self._struct.size
+        self.struct_bytes = self._struct.size  # without the checksum
         self.size_bytes = self.struct_bytes + DIGEST_BYTES * has_checksum
 
     def pack(self, *fields: Any) -> bytes:
@@ -46,11 +43,7 @@ class FileHeader:
         return packed + self._checksum(packed)
 
     def unpack(self, buffer: Buffer, what: str) -> tuple[Any, ...]:
-        """Return the fields at the beginning of ``buffer``.
-
-        :param what: the file or object, for errors
-        :raises errors.FormatError: of the class ``error``: another format or version, cut, damaged
-        """
+        """Return the fields at the start of ``buffer``, or raise ``error`` about ``what``."""
         magic, size_bytes = self._magic, len(buffer)
         if not size_bytes or buffer[: len(magic)] != magic[:size_bytes]:
             raise self._error(what, 0, f"not {self._kind}")

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image layouts: where the stored file contains the bytes that a guest reads.
+"""Image layouts: where Glance's stored file contains the bytes that a guest reads.
 
-The stored file is Glance's.  A raw image needs no table (identity).  For a qcow2 image a table maps
-guest bytes to extents, which may be compressed; the rest is zeros.  The table is part of the chunk
-map (``doc/source/format/chunk_map.rst``).  An extent is a hint: data is verified by the CIDs.
-
-Extents do not cross pages of PAGE_CHUNKS chunks.  An index has the first entry of each page, so a
-host without the map finds a page's extents with two reads.
+A raw image needs no table.  For qcow2, a table in the chunk map maps guest bytes to extents, which
+may be compressed; the rest is zeros (``doc/source/format/chunk_map.rst``).  An extent is a hint:
+the CIDs verify data.  Extents do not cross pages of PAGE_CHUNKS chunks, and an index has the first
+entry of each page, so a host without the map finds a page's extents with two reads.
 """
 
 import bisect
@@ -69,17 +67,13 @@ class Codec(enum.IntEnum):
 
 
 class Extent(NamedTuple):
-    """A run of guest bytes that is contiguous in the stored file.
-
-    :param stored_bytes: ``length`` if not compressed.  A compressed stream may end before; if this
-        is its exact end, adjacent extents need one read
-    """
+    """A run of guest bytes that is contiguous in the stored file."""
 
     at: int  # guest offset
     length: int  # guest bytes
     codec: Codec
     offset: int  # in the stored file
-    stored_bytes: int
+    stored_bytes: int  # ``length`` if not compressed; else an upper bound, better the exact end
 
 
 class Stored(NamedTuple):
@@ -218,10 +212,7 @@ class LayoutTable:
         self._buffer, self._offset, self.count = buffer, offset, count
 
     def extents_between(self, start: int, stop: int, low: int, high: int) -> list[Extent]:
-        """Return the extents that overlap a guest range, not clipped.
-
-        :param low: first candidate entry; ``high`` ends the candidates
-        """
+        """Return the extents from entries ``low`` to ``high`` that overlap a range, not clipped."""
         numbers = range(self.count)
         first = bisect.bisect_right(numbers, start, low, high, key=self._at)
         if first > low and (before := self._extent(first - 1)).at + before.length > start:
@@ -240,10 +231,7 @@ class LayoutTable:
 
 
 class Layout:
-    """The layout of one image, read from its chunk map.
-
-    :param entries_at: offset of the entries; the index follows
-    """
+    """The layout of one image in its chunk map: entries at ``entries_at``, then the index."""
 
     __slots__ = ("_buffer", "_index_at", "_page_bytes", "_pages", "_table", "size_bytes", "stored")
 
@@ -257,10 +245,7 @@ class Layout:
         self._index_at = entries_at + stored.entries * ENTRY_BYTES
 
     def find(self, start: int, stop: int) -> list[Extent]:
-        """Return the extents that overlap a guest range, in order, not clipped.
-
-        The rest is zeros.  Takes some microseconds for any image.
-        """
+        """Return the extents that overlap a guest range, not clipped; the rest is zeros."""
         if self.stored.is_identity:
             return [Extent(start, stop - start, Codec.STORED, start, stop - start)]
         first, last = start // self._page_bytes, min(-(-stop // self._page_bytes), self._pages)
@@ -283,10 +268,8 @@ def why_invalid(
 ) -> tuple[int, str] | None:
     """Return offset and fault of the first invalid entry of some pages, or None.
 
-    Takes 0.6 s per million entries: 10 s for 1 TiB of 64 KiB clusters.
-
-    :param slots: the index from ``first_page``, and one slot more
-    :param pause: called after about 1,000 entries
+    Takes 0.6 s per million entries, with a ``pause`` about each 1,000.  ``slots`` is the index from
+    ``first_page``, and one slot more.
     """
     bad_index = len(entries), "the index of the layout does not fit its entries"
     base, last = ends_of(slots)

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host certificates: X.509 (RFC 5280), Ed25519, one name.
 
-The host's ID is the only DNS subjectAltName.  There is no fallback to the common name, and a
-certificate with two names is rejected.  The authority ignores names in requests.
-
+The host's ID is the only DNS subjectAltName: no fallback to the common name, no second name.
 Expiry is checked apart from the chain, because hosts continue for a while with expired
 certificates.  Validity begins BACKDATE_S before the issue to allow for clock skew; revocations
 account for it.
@@ -56,13 +54,10 @@ new_key = signing.new_key
 
 
 class HostCertificate(NamedTuple):
-    """A certificate that the cloud's authority issued to a host.
-
-    Times are of the wall clock; ``not_before_s`` is BACKDATE_S before the issue.
-    """
+    """A certificate that the cloud's authority issued to a host; times are of the wall clock."""
 
     host: ids.HostId
-    not_before_s: int
+    not_before_s: int  # BACKDATE_S before the issue
     not_after_s: int
     public_key: ed25519.Ed25519PublicKey
     pem: bytes
@@ -103,9 +98,8 @@ def fingerprint(key: ed25519.Ed25519PublicKey) -> str:
 
 
 class Authority:
-    """A certificate authority, which issues host certificates.
+    """A certificate authority, which issues host certificates; its key is Ed25519, EC or RSA.
 
-    :param key_pem: Ed25519, or the EC or RSA key of an operator's own authority
     :raises errors.NotAuthenticated: no authority's certificate, or not of this key
     """
 
@@ -211,8 +205,7 @@ def read_ca(ca_pem: bytes) -> list[x509.Certificate]:
 def _check_uses(certificate: x509.Certificate, what: str) -> None:
     """Raise NotAuthenticated unless a certificate allows both ends of a connection.
 
-    OpenSSL applies an authority's extended key usage to the certificates that it issues, and would
-    close connections without a reason.
+    OpenSSL applies an authority's usage to what it issues, and closes connections silently.
     """
     try:
         uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -242,11 +235,10 @@ def described(certificate: x509.Certificate) -> str:
 
 
 def read_host_certificate(pem_or_der: bytes, ca_pem: bytes) -> HostCertificate:
-    """Parse a host's certificate, and check its chain and name, not its time.
+    """Parse a host's certificate; check its chain and name, not its time.
 
     :param ca_pem: trusted authorities; one of them must be the direct issuer
-    :raises errors.NotAuthenticated: malformed, of another issuer, without exactly one name, not
-        Ed25519, or of the wrong extended key usage
+    :raises errors.NotAuthenticated: malformed, other issuer, not one name, not Ed25519, bad usage
     """
     what = "a host's certificate"
     try:
@@ -307,10 +299,7 @@ def _host_of(certificate: x509.Certificate) -> ids.HostId:
 
 
 def time_fault(certificate: HostCertificate, now_s: float, grace_s: float) -> str:
-    """Return why a certificate is not valid now, and by how much; "" if it is.
-
-    :param grace_s: tolerance after its end
-    """
+    """Return why a certificate is not valid now, or ``grace_s`` after its end; "" if it is."""
     early_s = certificate.not_before_s - now_s
     if early_s > 0:
         return (
@@ -339,10 +328,7 @@ def _span(seconds: float) -> str:
 
 
 def refused_before(revoked_s: float) -> int:
-    """Return the limit of the start of validity below which a revocation applies.
-
-    It covers certificates issued up to ``revoked_s`` (wall clock).
-    """
+    """Return the ``not_before_s`` below which a revocation at ``revoked_s`` applies."""
     return int(revoked_s) + 1 - BACKDATE_S
 
 

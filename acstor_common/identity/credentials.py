@@ -2,8 +2,7 @@
 """TLS credentials of this host, and checks of other hosts' certificates.
 
 The files may be replaced at any time; an unusable set leaves the old one in force.  OpenSSL checks
-chain and key; this module checks the times, because hosts continue for a while with expired
-certificates.
+chain and key, this module the times: hosts continue for a while with expired certificates.
 """
 
 import contextlib
@@ -41,11 +40,7 @@ class _Loaded(NamedTuple):
 
 
 class Credentials:
-    """The certificate, key and authorities of one host.
-
-    :param protocol: ALPN that both sides must select
-    :param grace_s: tolerance after a certificate's end
-    """
+    """One host's certificate, key and authorities; both sides must select ALPN ``protocol``."""
 
     def __init__(
         self,
@@ -57,7 +52,7 @@ class Credentials:
         self.protocol = protocol
         self.generation = 0  # increases with each new set; connections must then be checked again
         self._files = files
-        self._grace_s = grace_s
+        self._grace_s = grace_s  # tolerance after a certificate's end
         self._clock = clock
         self._seen: identity_files.Identity | None = None
         self._loaded: _Loaded | None = None
@@ -129,10 +124,7 @@ class Credentials:
         return self._loaded.server if is_server else self._loaded.client
 
     def client_context(self) -> ssl.SSLContext:
-        """Return the TLS context of a client with the current files (reads the disk).
-
-        :raises OSError: this host has no certificate
-        """
+        """Return a client's TLS context of the current files; OSError: no certificate."""
         self.reload_files()
         return self.tls_context(is_server=False)
 

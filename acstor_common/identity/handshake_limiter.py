@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rate limit of TLS handshakes, which take up to 1 ms of CPU each.
+"""Rate limit of TLS handshakes by address; each takes up to 1 ms of CPU.
 
-Before the handshake only the address is known.  So each address of a host in the v-node table has
-its own bucket, and all other addresses share one: unauthenticated peers cannot exhaust the CPU or
-the limits of hosts.
+Each address of a host in the v-node table has its own bucket, and all other addresses share one:
+unauthenticated peers cannot exhaust the CPU or the limits of hosts.
 """
 
 import collections
@@ -78,9 +77,6 @@ class HandshakeLimiter:
 
 
 def oldest_of_crowd(waiting: Mapping[K, str]) -> K:
-    """Return the oldest connection of the address with the most.
-
-    :param waiting: connections with their addresses, oldest first; not empty
-    """
+    """Return the oldest connection of the most frequent address; ``waiting``: oldest first."""
     crowd, _ = collections.Counter(waiting.values()).most_common(1)[0]
     return next(one for one, address in waiting.items() if address == crowd)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files with this host's certificate and key, authorities and signers.
 
-The four files are one set.  The folder's name is a symbolic link to the set in use, and a new set
-replaces the link, never a file, so a reader never mixes two sets.  Operators may instead use a
-plain folder.
+The folder's name is a symbolic link to the set of files in use, and a new set replaces the link, so
+a reader never mixes two sets.  Operators may instead use a plain folder.
 """
 
 import contextlib
@@ -152,10 +151,7 @@ def check_set(found: IdentitySet, host: ids.HostId) -> certificates.HostCertific
 
 
 def write(folder: pathlib.Path, new: IdentitySet) -> None:
-    """Replace the set in ``folder`` durably; on OSError the previous set stays in use.
-
-    The previous set stays beside it for current readers, until the next call.
-    """
+    """Replace the set durably, or raise OSError; readers keep the old one until the next call."""
     before = os.path.realpath(folder)
     made = pathlib.Path(tempfile.mkdtemp(prefix=SET_PREFIX, dir=folder.parent))
     try:

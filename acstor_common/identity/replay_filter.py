@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay protection of signed messages.
-
-Messages older than AGE_S are rejected, and younger ones are remembered by their content: a
-signature has several valid encodings.  Clocks may differ: a message may be up to FUTURE_S early.
-"""
+"""Replay protection, by content: a signature of one message has several valid encodings."""
 
 import collections
 from collections.abc import Hashable
 
-AGE_S = 900.0
-FUTURE_S = 300.0
+AGE_S = 900.0  # older messages are rejected, younger ones remembered
+FUTURE_S = 300.0  # clocks may differ: a message may be this early
 MAX_REMEMBERED = 65_536  # about 50 messages per second for 1,200 s; each takes some 150 bytes
 
 
@@ -21,10 +17,7 @@ class ReplayFilter:
         self._seen: collections.OrderedDict[Hashable, float] = collections.OrderedDict()
 
     def check_and_remember(self, message: Hashable, given_s: float, now_s: float) -> str:
-        """Return why a message is rejected; remember it and return "" if accepted.
-
-        :param message: identifies it; already authenticated
-        """
+        """Return why an authenticated message is rejected; "" if accepted and remembered."""
         age_s = now_s - given_s
         if age_s > AGE_S:
             return f"it was given {age_s:.0f} s ago by this host's clock, {AGE_S:.0f} at most"

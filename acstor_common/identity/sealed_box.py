@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encryption of messages to the decision service over the message bus.
 
-X25519 with an ephemeral key per message, BLAKE3 as key derivation function, AES-256-GCM.  The
-service's X25519 key is derived from its signing key.  Senders must verify the service's signature
-of the public key first.
+X25519 with an ephemeral key per message, BLAKE3 as key derivation function, AES-256-GCM.  Senders
+must first verify the service's signature of its public key, which derives from its signing key.
 """
 
 from typing import Final
@@ -27,13 +26,11 @@ def public_key(secret_pem: bytes) -> bytes:
 
 
 def encrypt(public: bytes, data: bytes, associated_data: bytes) -> bytes:
-    """Encrypt ``data`` to the service; the result is 48 bytes longer.
+    """Encrypt ``data`` to the service, 48 bytes longer; NotAuthenticated: ``public`` is no key.
 
     >>> secret = signing.new_key()
     >>> decrypt(secret, encrypt(public_key(secret), b"a key", b"h1"), b"h1")
     b'a key'
-
-    :raises errors.NotAuthenticated: ``public`` is no key
     """
     own = x25519.X25519PrivateKey.generate()
     own_public = own.public_key().public_bytes_raw()

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signatures of messages on the bus: Ed25519 (RFC 8032), bound to a purpose.
 
-The purpose is part of the signed bytes, so a signed message of one kind is invalid as another kind.
-Keys are PEM (PKCS 8 and SubjectPublicKeyInfo); a file may hold several public keys, any of which
-may have signed.
+The signed bytes include the purpose, so a message of one kind is invalid as another kind.  Keys are
+PEM (PKCS 8 and SubjectPublicKeyInfo); any of a file's public keys may have signed.
 """
 
 from collections.abc import Iterable

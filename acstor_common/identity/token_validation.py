@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keystone token validation with a timeout and a limit on waiting threads.
-
-keystonemiddleware has neither by default: a hung Keystone would block every thread.
-"""
+"""Keystone token validation with limits, as a hung Keystone must not block every thread."""
 
 import logging
 import time
@@ -44,8 +41,7 @@ def set_defaults() -> None:
 class TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without type hints
     """WSGI middleware that validates tokens; cached ones also without Keystone.
 
-    :param unavailable: returns the response if Keystone does not answer
-    :param is_gone: text of that response
+    :param unavailable: returns the response, with the text ``is_gone``, if Keystone does not answer
     """
 
     def __init__(

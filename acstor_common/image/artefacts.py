@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Artefacts of images in Glance: properties, states, and validation of pointers.
 
-An artefact (chunk map, boot image, conversion) is a Glance image itself: hidden, private, owned by
-the service project.  A property of the original image points to it.  Tenants can write such a
-property and Nova copies it to snapshots, so :func:`why_foreign` checks the artefact.
-
-Clouds store these names: do not change or reuse them.
+An artefact (chunk map, boot image, conversion) is a hidden, private Glance image of the service
+project, to which a property of the original image points.  Tenants can write that property and Nova
+copies it to snapshots, so :func:`why_foreign` checks the artefact.  Clouds store these names: do
+not change or reuse them.
 """
 
 import dataclasses
@@ -193,8 +192,7 @@ def is_artefact(record: image_record.Image, project_id: str) -> bool:
 def is_excluded(record: image_record.Image, project_id: str) -> bool:
     """Return whether acstor excludes an image: an artefact of any service project.
 
-    The service project may have changed, or a second acstor uses the same Glance.  A tenant who
-    sets these properties excludes only their own image.
+    A second acstor may use the same Glance; a tenant excludes only own images by these properties.
     """
     is_anothers = KIND in record.properties and record.is_hidden
     return is_anothers or is_artefact(record, project_id)
@@ -222,10 +220,9 @@ def new_artefact(
     revision: int = 1,
     also: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the Glance record of a new artefact of ``image``.
+    """Return the Glance record of a new artefact; ValueError: Glance has no hash of the image.
 
     :param also: properties of its kind: SCOPE of a chunk map, ORIGIN of a boot image
-    :raises ValueError: Glance has no hash of the image yet
     """
     os_hash = image.os_hash
     if os_hash == chunk_map.UNKNOWN_OS_HASH:
@@ -298,12 +295,7 @@ def why_foreign(
     project_id: str,
     format_version: int,
 ) -> str:
-    """Return why an artefact's record is invalid for ``image``; "" if it is valid.
-
-    It does not check the artefact's bytes.
-
-    :param format_version: the only version that the caller reads
-    """
+    """Return why a record is no artefact of ``image``; "" if it is.  Its bytes are not checked."""
     if not is_artefact(artefact, project_id):
         return "acstor's service project did not make it"
     found = artefact.text(KIND)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boot traces: the chunks that a boot reads, in order of first touch.
-
-A trace holds valid chunk numbers of one image without duplicates, at most its limit.
-"""
+"""Boot traces: the chunks that a boot reads, distinct, in order of first touch."""
 
 import collections
 from collections.abc import Iterable

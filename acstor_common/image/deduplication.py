@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deduplication scopes: the images whose equal chunks have equal CIDs.
 
-With plain CIDs a tenant can test whether some image contains guessed bytes: an own image with them
-is served from a cache (Harnik et al. 2010, "Side channels in cloud services: deduplication in cloud
-storage").  So CIDs of images that not everybody may read are keyed with their project's key, as in
-convergent encryption with a salt per tenant (Storer et al. 2008, "Secure data deduplication").
+Plain CIDs let a tenant test whether some image contains guessed bytes: an own image with them comes
+from a cache (Harnik et al. 2010, "Side channels in cloud services: deduplication in cloud
+storage").  So CIDs of images that not everybody may read are keyed with their project's key (Storer
+et al. 2008, "Secure data deduplication").
 
-An image keeps the CID of a chunk of its base at the same offset, if its owner may read the base. At
-other offsets it does not: otherwise the owner of a base could fill it with guesses and recognize
-them in other tenants' snapshots.
+An image keeps the CID of its base's chunk at the same offset, if its owner may read the base.  At
+other offsets a base's owner could fill it with guesses and find them in other tenants' snapshots.
 """
 
 import enum
@@ -55,17 +54,13 @@ def is_open(image: image_record.Image) -> bool:
 def scope_of(image: image_record.Image, dedup_scope: DedupScope) -> DedupScope:
     """Return the scope of an image's CIDs.
 
-    A shared image keeps its owner's scope: members use its chunk map.  Glance's default visibility,
-    ``shared`` without members, is private.
+    A shared image keeps its owner's: members use its map.  Without members it is private.
     """
     return DedupScope.CLOUD if is_open(image) else dedup_scope
 
 
 def may_read(project_id: str, image: image_record.Image, members: Collection[str] = ()) -> bool:
-    """Return whether a project may read an image.
-
-    :param members: projects that a ``shared`` image is shared with, accepted or not
-    """
+    """Return whether a project may read an image, shared with ``members`` (accepted or not)."""
     if is_open(image):
         return True
     if not project_id:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of Glance, and whether acstor can serve an image.
+"""Images of Glance, parsed where a record of API v2 arrives, and whether acstor can serve one.
 
-:class:`Image` is parsed once, where a record of Glance's API v2 arrives.  Tenants write additional
-properties, so no value of a record has a trusted type.
+Tenants write additional properties, so no value of a record has a trusted type.
 """
 
 import dataclasses
@@ -40,11 +39,7 @@ _BASE_TEXTS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
-    """An image in Glance; a text is empty where its record has none.
-
-    :param os_hash: Glance's hash of the image's bytes; UNKNOWN_OS_HASH if it has none
-    :param properties: all other values of the record that are texts, by name
-    """
+    """An image in Glance; a text is empty where its record has none."""
 
     id: ids.ImageId = _NO_ID
     name: str = ""
@@ -59,7 +54,7 @@ class Image:
     is_hidden: bool = False
     is_protected: bool = False
     tags: tuple[str, ...] = ()
-    properties: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    properties: Mapping[str, str] = dataclasses.field(default_factory=dict)  # all other texts
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Image":
@@ -115,8 +110,7 @@ def parse_os_hash(algo: str, digits: str) -> chunk_map.OsHash:
 def why_not_served(image: Image, convertible: Collection[str] | None = None) -> str:
     """Return why Nova must download an image itself, and a remedy; "" if served.
 
-    :param convertible: formats that are converted; None: serve an image that points to its
-        conversion
+    :param convertible: formats that are converted; None: an image that points to its conversion is
 
     >>> why_not_served(Image(status="queued"))
     'its status is queued, not active'

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base of an image, according to its properties.
 
-Nova records the first image of a line of snapshots (:data:`deduplication.BASE_IMAGE`), and copies
-properties of images to snapshots.  So acstor adds DIRECT_BASE, the image that the disk lies on,
-with the snapshot's own ID to detect copies.  Tenants may write both, so check with
-:func:`deduplication.may_read` before use.
+Nova records the first image of a line of snapshots (:data:`deduplication.BASE_IMAGE`) and copies
+properties to snapshots.  So acstor adds DIRECT_BASE, the image that the disk lies on, with the
+snapshot's own ID to detect copies.  Tenants may write both: check :func:`deduplication.may_read`.
 """
 
 import contextlib

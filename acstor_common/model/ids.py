@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Identifiers of images and hosts, and of content (CID and OID).
 
-A plain CID reveals to everybody with the same bytes that another tenant has them (Harnik et al.
-2010, "Side channels in cloud services: deduplication in cloud storage").  A keyed CID (BLAKE3's
-keyed hash) is meaningful only within its scope.  :meth:`Content.matches_data` checks
-bytes against either.
+A plain CID reveals to all with the same bytes that another tenant has them (Harnik et al. 2010,
+"Side channels in cloud services: deduplication in cloud storage").  A keyed CID (BLAKE3's keyed
+hash) is meaningful only within its scope.
 """
 
 import re
@@ -100,10 +99,7 @@ class Content(NamedTuple):
 
 
 def cid_of(data: bytes | bytearray | memoryview, key: ScopeKey | None = None) -> Cid:
-    """Return the CID of a chunk's bytes; zeros are hashed, too (see ZERO_CID).
-
-    :param key: key of the scope; None: plain
-    """
+    """Return a chunk's CID, plain without ``key``; zeros are hashed, too (see ZERO_CID)."""
     if key is None:
         digest = blake3.blake3(data).digest()
         return Cid(digest[:-1] + _PLAIN_ENDS[digest[-1]])

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MinHash sketches, which estimate the similarity of two hosts' chunks.
 
-A bottom-k sketch (Broder 1997): the smallest values of a set under one hash.  The values are bits
-64 to 126 of the CIDs.  The first 64 bits, the ring position, would be biased: hosts own
-contiguous arcs.
+A bottom-k sketch (Broder 1997): the smallest values under one hash, here bits 64 to 126 of the
+CIDs.  The first 64 bits, the ring position, would be biased: hosts own contiguous arcs.
 """
 
 import heapq
