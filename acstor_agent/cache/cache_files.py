@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public cache of this host: chunks by CID, on the local disk.
 
-Bytes are verified before they are stored, and by checksums at each read. A full or broken disk
-costs chunks, never an answer. A new chunk is served from memory until it is on disk
-(write_behind.py). Methods without ``async`` never wait; call them from the event loop's thread,
-except ``in``.
+Checksums verify each read. A full or broken disk costs chunks, never an answer. A new chunk is
+served from memory until it is on disk (write_behind.py). Methods without ``async`` never wait; call
+them from the event loop's thread, except ``in``.
 """
 
 import os
@@ -75,12 +74,11 @@ class CacheFiles:
         write_limits: write_behind.WriteLimits = write_behind.WRITE_LIMITS,
         checks: folder_health.CheckIntervals = folder_health.CHECK_INTERVALS,
     ) -> "CacheFiles":
-        """Open the cache in ``folder`` with the chunks of a former run; see :class:`PublicCache`.
+        """Open the cache in ``folder`` with the chunks of a former run; blocks, 3 us per chunk.
 
-        It blocks (about 3 us per chunk). A folder that is unusable or read-only is a ``fault``:
-        chunks are not cached until it recovers.
+        An unusable or read-only folder is a ``fault``: chunks are not cached until it recovers.
 
-        :param io: the way to the disk; one without a scheduler if not given
+        :param io: the way to the disk; None: one without a scheduler
         :raises errors.Unusable: another process has the folder
         """
         files = slab_files.SlabFiles(pathlib.Path(folder), min(slab_bytes, limit_bytes))
@@ -135,8 +133,7 @@ class CacheFiles:
     async def read(self, parts: Sequence[slab_io.Part], buffer: memoryview) -> list[ids.Cid]:
         """Fill ``buffer`` with ``parts``, back to back, in a thread.
 
-        :return: chunks that were bad or evicted, now not in the cache; the buffer is valid only if
-            empty
+        :return: bad or evicted chunks, now not in the cache; if any, the buffer is invalid
         """
         slots = [slot for slot, _, _ in parts]
         gone = [slot.cid for slot in slots if slot.is_gone]
@@ -173,10 +170,7 @@ class CacheFiles:
         return buffer if self.read_nowait([(slot, 0, slot.length)], memoryview(buffer)) else None
 
     def read_chunks_nowait(self, cids: Sequence[ids.Cid | None]) -> list[cache_slot.Data | None]:
-        """Return the bytes of chunks; None as in :meth:`read_chunk_nowait`, and for None.
-
-        They lie in one buffer, back to back; adjacent slots are read together.
-        """
+        """Return the bytes of chunks; None as in :meth:`read_chunk_nowait`, and for None."""
         slots = [self._core.lookup(cid) if cid is not None else None for cid in cids]
         found: list[cache_slot.Data | None] = [slot.data if slot else None for slot in slots]
         parts = [(slot, 0, slot.length) for slot in slots if slot and slot.data is None]
@@ -291,10 +285,7 @@ class CacheFiles:
         return True
 
     def keep_for_boot(self, cid: ids.Cid) -> bool:
-        """Keep a part of a boot image longer than other chunks, if it is here.
-
-        It loses the class when many others were used since
-        (:meth:`public_cache.PublicCache.bound_boot`).
+        """Keep a part of a boot image longer than other chunks (see ``PublicCache.bound_boot``).
 
         :return: whether it is the first use of a part that :meth:`keep_prefetched` kept
         """
@@ -305,10 +296,7 @@ class CacheFiles:
         return was_ahead
 
     def keep_prefetched(self, cid: ids.Cid) -> bool:
-        """Keep a prefetched part of a boot image; return whether it is here.
-
-        Parts kept by :meth:`keep_for_boot` have precedence.
-        """
+        """Keep a prefetched part of a boot image, after parts in use; return whether it is here."""
         is_here = self.promote_chunk(cid, public_cache.KeepClass.AHEAD)
         self._core.bound_boot()
         return is_here

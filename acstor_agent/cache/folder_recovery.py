@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Detects faults of the cache's folder, and recovers from them.
 
-A fault never ends the worker: readable chunks are served. Failed writes are reported by
-:meth:`FolderRecovery.record_fault`; then the folder is checked repeatedly.
+A fault never ends the worker: readable chunks are served, and the folder is checked repeatedly.
 """
 
 import contextlib
@@ -50,10 +49,7 @@ class FolderRecovery:
         return self._health.fault
 
     def open(self) -> None:
-        """Open the folder with the chunks of a former run; record a fault, not raise it.
-
-        :raises errors.Unusable: another process uses it
-        """
+        """Open the folder; record a fault, or raise Unusable if another process uses it."""
         try:
             self.core.replace_contents(self._load())
             self._files.make_writable(is_to_grow=False)
@@ -61,10 +57,7 @@ class FolderRecovery:
             self._record(_words(exc), now_s=0.0)  # checked again at once when served
 
     def record_fault(self, exc: OSError, is_full: bool = False) -> None:
-        """Record a failed write.
-
-        :param is_full: only a new slab file failed; the existing ones are writable
-        """
+        """Record a failed write; ``is_full``: only a new slab file failed, others are writable."""
         self._record(_words(exc), trio.current_time(), is_full)
 
     def _record(self, what: str, now_s: float, is_full: bool = False) -> None:

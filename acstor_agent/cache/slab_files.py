@@ -138,12 +138,10 @@ class SlabFiles:
         del self._read_only[number]
 
     def load(self) -> list[public_cache.FoundSlab]:
-        """Open the slab files of a former run and return their records.
+        """Open a former run's slab files and return their records, or raise OSError.
 
-        Damaged slab files are removed and foreign files renamed, now or when the folder is
-        writable; unreadable files are skipped; all with a warning.
-
-        :raises OSError: the folder cannot be read
+        Damaged files are removed and foreign ones renamed, now or when the folder is writable;
+        unreadable ones are skipped; all with a warning.
         """
         found = []
         for path in sorted(self.folder.iterdir()):
@@ -217,10 +215,7 @@ class SlabFiles:
         return self.folder / f"slab-{slab.number:05d}.acslab"
 
     def apply_action(self, action: public_cache.SlabAction) -> None:
-        """Create or remove a slab file.
-
-        :raises OSError: there is no space, or the disk fails
-        """
+        """Create or remove a slab file; raise OSError if there is no space, or the disk fails."""
         if isinstance(action, public_cache.MakeSlab):
             self._make(action.slab)
         else:
@@ -236,10 +231,7 @@ class SlabFiles:
     def perform_batch(
         self, actions: Iterable[public_cache.SlabAction], jobs: Iterable[slab_io.WriteJob]
     ) -> tuple[dict[cache_slot.Slab, OSError], dict[cache_slot.Slot, OSError]]:
-        """Apply actions, then jobs; return slabs and jobs that failed.
-
-        A failed removal is only logged.
-        """
+        """Apply actions, then jobs; return slabs and jobs that failed; only log failed removals."""
         unmade = {}
         for action in actions:
             try:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes chunks in slab files.
+"""Reads and writes chunks in slab files; checksums verify each read (core/cache/checksums.py).
 
-Every read is verified by checksums (core/cache/checksums.py). A write clears the record, writes
-data and checksums, then writes the record; so after a kill at any point each slot is free or
-complete. Checksums are not memory-mapped: a bad page would kill the process (SIGBUS), and a missing
-one would block the event loop.
+A write clears the record, writes data and checksums, then writes the record; so after a kill at any
+point each slot is free or complete. Checksums are not memory-mapped: a bad page would kill the
+process (SIGBUS), and a missing one would block the event loop.
 """
 
 import errno
@@ -29,10 +28,7 @@ are_right = checksums.are_right
 
 
 class WriteJob(NamedTuple):
-    """A pending write of one slot, as of the job's creation.
-
-    Without ``data`` only the record is written: a new class, or none if the slot ``is_gone``.
-    """
+    """A snapshot of a slot to write; without ``data`` only its record, cleared if ``is_gone``."""
 
     slot: cache_slot.Slot
     data: cache_slot.Data | None
@@ -100,10 +96,7 @@ class SlabIo:
         write(fd, [_record_of(job) for job in run], table_offset)
 
     def read(self, parts: Iterable[ReadPart], buffer: memoryview) -> list[cache_slot.Slot]:
-        """Fill ``buffer`` with ``parts``, back to back.
-
-        :return: bad slots, whose parts of the buffer are invalid
-        """
+        """Fill ``buffer`` with ``parts``, back to back; return bad slots, with invalid bytes."""
         bad: list[cache_slot.Slot] = []
         end = 0
         for part in parts:
@@ -122,10 +115,7 @@ class SlabIo:
         return bad
 
     def read_nowait(self, parts: Sequence[Part], buffer: memoryview) -> bool:
-        """Fill ``buffer`` with ``parts``, back to back, if that needs no wait.
-
-        :return: False if bytes are not in the page cache, or invalid: then use :meth:`read`
-        """
+        """Do as :meth:`read` without waiting; return False for bad or uncached bytes."""
         try:
             if len(parts) == 1:
                 return self._read_part_nowait(parts[0], buffer)

@@ -33,11 +33,9 @@ Store = Callable[[ids.Cid, cache_slot.Data, public_cache.KeepClass], bool]
 class WriteLimits(NamedTuple):
     """When chunks in memory are written, and how many there may be.
 
-    :param enough_bytes: written at once: larger batches are no cheaper, and leave the processor's
-        cache
-    :param gather_s: how long fewer bytes are gathered: a thread switch costs the same for few
-        chunks, and on slow links one arrives each 20 to 40 ms. A kill loses them; they are fetched
-        again
+    :param enough_bytes: written at once; larger batches are no cheaper, and leave the CPU's cache
+    :param gather_s: how long fewer bytes are gathered, because a thread switch costs the same for
+        few chunks, and slow links bring one each 20 to 40 ms; a kill loses them
     """
 
     pending_bytes: int = 32 * geometry.MIB  # chunks in memory from which on producers are to wait
@@ -52,10 +50,8 @@ WRITE_LIMITS = WriteLimits()
 class WriteBehind:
     """Writes slots to disk in batches; keep :meth:`run` running.
 
-    Failed chunks are dropped, counted in ``errors``, and reported to ``recovery``.
-    ``pending_bytes`` are in memory only.
-
-    :param store: stores a chunk again whose slab could not be created
+    Failed chunks are dropped, counted in ``errors``, and reported to ``recovery``. ``store`` stores
+    a chunk again whose slab could not be created. ``pending_bytes`` are in memory only.
     """
 
     def __init__(

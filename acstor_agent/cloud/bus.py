@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Message bus client of the agent, the only user of oslo.messaging in it.
 
-The agent never waits for the broker. A thread empties a bounded send queue, which drops the oldest
-message when it is full, and retries while the broker is unreachable. Threads of oslo.messaging call
-back with received messages.
-
+The agent never waits for the broker: a thread empties a bounded send queue, which drops the oldest
+message when it is full, and retries. Threads of oslo.messaging call back with received messages.
 A thread that waits for a broker cannot be stopped; it ends with the process.
 """
 
@@ -49,12 +47,7 @@ def open_bus(
     report_fault: ReportFault = lambda _: None,
     retry_s: float = RETRY_S,
 ) -> "Bus":
-    """Return the bus of the configuration.
-
-    :param host: address of this agent on the bus
-    :param retry_s: pause after a failure to send
-    :raises errors.Unusable: oslo.messaging does not support the broker's URL
-    """
+    """Return the configured bus; raise Unusable if oslo.messaging does not support its URL."""
     transport = message_bus.open_global_transport(files, folders)
     return Bus(host, transport, report_fault, retry_s)
 
@@ -84,11 +77,7 @@ class Bus:
     def cast_message(
         self, topic: str, method: str, payload: Mapping[str, Any], *, is_fanout: bool = False
     ) -> None:
-        """Queue a message; thread-safe, never waits.
-
-        :param topic: for one subscriber, or for all with ``is_fanout``
-        :param payload: JSON data (:func:`acstor_common.wire.decision_messages.encode`)
-        """
+        """Queue JSON data for one subscriber or, as fanout, for all; thread-safe, never waits."""
         with self._changed:
             self._queue.append(_Message(topic, method, payload, is_fanout))
             if len(self._queue) > QUEUE_LIMIT:
@@ -99,10 +88,7 @@ class Bus:
     def call_method(
         self, topic: str, method: str, payload: Mapping[str, Any], timeout_s: float
     ) -> object:
-        """Send a request and return the response; blocks, in a thread.
-
-        :raises errors.DecisionUnreachable: there is no response
-        """
+        """Return the response to a request, or raise DecisionUnreachable without one; blocks."""
         target = oslo_messaging.Target(topic=topic, version=decision_messages.VERSION)
         client = oslo_messaging.get_rpc_client(
             self._transport, target, retry=SEND_RETRIES, timeout=timeout_s

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Link to the decision service: sends samples of this host.
-
-Without the service the last v-node table stays in force.
-"""
+"""Sends samples of this host to the decision service; without it the last table stays in force."""
 
 import collections
 import dataclasses

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Receives v-node tables and tasks of the decision service.
-
-Messages without the service's signature are refused and logged.
-"""
+"""Receives v-node tables and tasks that the decision service signed; refuses and logs others."""
 
 import logging
 import time
@@ -87,10 +84,7 @@ class DecisionReceiver:
     # In a thread of the bus
 
     def _receive_table(self, payload: object, token: trio.lowlevel.TrioToken) -> None:
-        """Verify a table in this thread, as large ones take seconds, and put it in force.
-
-        :raises errors.NotAuthenticated: it is not authentic or not acceptable
-        """
+        """Verify a table here, as large ones take seconds; use it or raise NotAuthenticated."""
         sent = decision_messages.decode(payload, decision_messages.RingTable)
         if why := self._rings.rejection_reason(sent.epoch):
             if sent.epoch == self._rings.ring.epoch:
@@ -105,10 +99,7 @@ class DecisionReceiver:
             LOG.debug("%s", e)  # a newer one was faster
 
     def _receive_task(self, payload: object, token: trio.lowlevel.TrioToken) -> None:
-        """Verify a task in this thread and hand it to the agent.
-
-        :raises errors.NotAuthenticated: it is not authentic, not for this host, or old
-        """
+        """Verify a task; raise NotAuthenticated if it is forged, for another host, or old."""
         signed = decision_messages.decode(payload, decision_messages.Signed)
         signers = self._files.signer_keys()
         given = signed_messages.verify_from_service(

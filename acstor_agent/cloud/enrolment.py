@@ -2,10 +2,8 @@
 """Enrols this host with the decision service and renews its certificate in time.
 
 Guests need no certificate, and peers use the old one until its grace has passed. Failures are
-logged with a remedy, and retried.
-
-keystoneauth blocks, so each attempt runs in a thread of its own, which a timeout abandons. The
-late response of an abandoned attempt is dropped.
+logged with a remedy, and retried. keystoneauth blocks, so each attempt runs in a thread of its own,
+which a timeout abandons; its late response is dropped.
 """
 
 import functools
@@ -86,11 +84,7 @@ def from_conf(
     files: identity_files.IdentityFiles,
     rings: hash_ring.RingProvider,
 ) -> "HostEnrolment | None":
-    """Return the enrolment of this host; None if it is not configured.
-
-    :param rings: knows the table with the revocations
-    :raises errors.Unusable: its options are invalid
-    """
+    """Return this host's enrolment, None if not configured; raise Unusable for invalid options."""
     if not is_configured(conf):
         return None
     if conf.acstor_agent.identity_dir:
@@ -107,7 +101,6 @@ def from_conf(
 class HostEnrolment:
     """Keeps the host's certificate valid; keep :meth:`run` running.
 
-    :param api: adapter for the decision service, with credentials
     :param rings: knows the table with the revocations
     :param configured: options and user for Keystone, for error texts
     """
@@ -160,10 +153,7 @@ class HostEnrolment:
                 )  # however short the certificate's lifetime
 
     async def _wait_until_due(self) -> None:
-        """Wait until the certificate is due, by the service's clock as far as known.
-
-        A revoked host does not wait: its requests fail until an operator allows it.
-        """
+        """Wait until the certificate is due by the service's clock, or the host is revoked."""
         certificate = self._files.current_credentials().certificate
         if certificate is None:
             return
@@ -269,10 +259,7 @@ def pending_key(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _next_key(folder: pathlib.Path) -> bytes:
-    """Return the key for the next certificate, the same until it is issued.
-
-    The service may have bound the key although its response was lost.
-    """
+    """Return the next certificate's key, the same until issued: the service may have bound it."""
     path = pending_key(folder)
     try:
         key = path.read_bytes()

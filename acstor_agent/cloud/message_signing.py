@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signs messages of this host, and verifies v-node tables.
-
-Anybody on the message bus can send, so a message is parsed only after its signature was verified.
-"""
+"""Signs messages of this host; verifies a v-node table's signature before it parses the table."""
 
 import logging
 from typing import Any

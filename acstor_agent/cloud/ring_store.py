@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the current v-node table, from the service, a file or the control socket.
 
-A table of the service must be signed. The state folder stores it for the next start, which verifies
-it again and deletes an invalid one; the service then sends the current one again.
-:mod:`acstor_agent.core.cloud.table_rules` decides which table replaces which. The replaced table
-stays valid for a while, because its homes have chunks that the new ones lack.
+A table of the service must be signed; it is stored for the next start, which verifies it again and
+deletes an invalid one. :mod:`acstor_agent.core.cloud.table_rules` decides which table replaces
+which. The replaced one stays valid for a while: its homes have chunks that the new ones lack.
 """
 
 import contextlib
@@ -44,7 +43,6 @@ class RingStore:
 
     :param stored_path: stores the current table, unless it came from the operator's file
     :param operator_file: a table that the operator may change, checked every second; or None
-    :param former_lifetime_s: how long the replaced table stays valid
     :param identity: has the trusted signers; without any, a stored signed table is not used
     """
 
@@ -86,10 +84,7 @@ class RingStore:
         return self.ring.epoch if self.is_signed else 0
 
     def admission_error(self, host: ids.HostId, not_before_s: float) -> str:
-        """Return why a host may not connect; "" if it may.
-
-        :param not_before_s: start of its certificate's validity, wall clock
-        """
+        """Return why a host may not connect; "" if it may (see ``hello_exchange.Admission``)."""
         return table_rules.admission_error(host, not_before_s, self.ring, self.former_ring())
 
     def hosts_at(self, ip: str) -> int:
@@ -98,9 +93,7 @@ class RingStore:
         return max(self.ring.hosts_at(ip), former.hosts_at(ip) if former else 0)
 
     def set_operator_table(self, data: bytes) -> hash_ring.Ring:
-        """Activate a table from the control socket, and store it.
-
-        On a host with trusted signers the next start drops it.
+        """Activate and store a table; a host with trusted signers drops it at the next start.
 
         :raises errors.RingFormatError: it is malformed
         :raises ValueError: it may not replace the current one
@@ -116,12 +109,7 @@ class RingStore:
         )
 
     def accept_table(self, new: hash_ring.Ring, sent: decision_messages.RingTable) -> None:
-        """Activate a table of the service, and store it.
-
-        The caller has verified ``sent`` by :func:`message_signing.verify_table`.
-
-        :raises ValueError: it may not replace the current one
-        """
+        """Activate and store a verified table; raise ValueError if it may not replace this one."""
         self._replace_table(new, sent)
 
     def _replace_table(self, new: hash_ring.Ring, sent: decision_messages.RingTable) -> None:
@@ -154,10 +142,7 @@ class RingStore:
             self._activate(new, is_signed=is_signed)
 
     def _decode_stored(self) -> tuple[hash_ring.Ring, bool]:
-        """Return the stored table, and whether it is signed.
-
-        :raises errors.Unusable: it is signed, and there are no signers to verify it by
-        """
+        """Return the stored table and whether it is signed; raise Unusable if unverifiable."""
         with self._stored_path.open("rb") as file:
             raw = file.read(MAX_STORED_BYTES + 1)
         if len(raw) > MAX_STORED_BYTES:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the kernel's counters of network interfaces, by netlink; blocks for milliseconds.
 
-pyroute2 is imported at first use, or by :func:`acstor_agent.cloud.membership.import_optional`,
-because the import takes a fifth of an agent's start.
+pyroute2 is imported at first use, because the import takes a fifth of an agent's start.
 """
 
 import time

@@ -28,10 +28,7 @@ LOG = logging.getLogger(__name__)
 
 
 def load_conf(args: list[str]) -> cfg.ConfigOpts:
-    """Return the configuration of a command line.
-
-    :raises cfg.Error: a file is missing, or an option's value is invalid
-    """
+    """Return a command line's configuration; raise cfg.Error if a file or value is invalid."""
     conf = cfg.ConfigOpts()
     prog, says = "acstor-agent", "Run the agent of this host."
     common_conf.load(conf, args, prog, agent_conf.register_opts, agent_conf.list_opts(), says)
@@ -102,10 +99,7 @@ def find_fd_store(state_dir: pathlib.Path) -> fd_store.FdStore:
 
 
 def check_mirror_accessible(conf: cfg.ConfigOpts, state_dir: pathlib.Path) -> None:
-    """Check that no folder hides the mirror from guests, who may not enter it.
-
-    :raises errors.Unusable: the mirror or the control socket is in such a folder
-    """
+    """Raise Unusable if guests may not enter a folder of the mirror or the control socket."""
     cache_dir = pathlib.Path(conf.acstor_agent.cache_dir).resolve()
     for option in ("mount_point", "control_socket"):
         given = pathlib.Path(conf.acstor[option])

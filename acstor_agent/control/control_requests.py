@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles requests on the control socket, from operators and nova-compute.
-
-An image or a disk that a process has open is never removed.
-"""
+"""Handles requests on the control socket; never removes an image or disk that is open."""
 
 import logging
 import time
@@ -51,10 +48,7 @@ class ControlledAgent(Protocol):
         """Return the agent's status; thread-safe."""
 
     def set_disk_policy(self, policy: str) -> str:
-        """Set the disk scheduling policy, and return it; ``auto`` chooses one.
-
-        :raises errors.Unusable: there is no such policy
-        """
+        """Set and return the disk scheduling policy (``auto``: choose one), or raise Unusable."""
 
 
 class ControlRequests:
@@ -79,11 +73,7 @@ class ControlRequests:
     async def handle_request(
         self, request: control_wire.AnyRequest, report: control_socket.Report
     ) -> Any:
-        """Return the result of a request.
-
-        :param report: receives the progress of long requests
-        :raises errors.AcstorError: the request failed
-        """
+        """Return a request's result, or raise AcstorError; ``report`` receives its progress."""
         match request:
             case control_wire.Status():
                 return await trio.to_thread.run_sync(self._agent.current_status)

@@ -84,10 +84,7 @@ class DiskRequests:
         return {"disk_id": disk_id}
 
     async def check_unused_image(self, image_id: ids.ImageId) -> None:
-        """Check that nothing here needs an image.
-
-        :raises errors.Unusable: a process has it open, or a disk is based on it
-        """
+        """Raise Unusable if a process has an image open, or a disk is based on it."""
         await self._check_closed(f"images/{image_id}.raw", f"image {image_id}")
         if made := await self._disks.disks_of_image(image_id):
             raise errors.Unusable(f"image {image_id}", f"is what disks {made} began as")

@@ -56,9 +56,7 @@ class ImageRequests:
         head_bytes: int = 0,
         expected: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,
     ) -> mirror.Mirror:
-        """Attach an image and read its first bytes; return its mirror.
-
-        Unlike a guest's read, this has a deadline.
+        """Attach an image and read its first bytes, with a deadline; return its mirror.
 
         :param expected: Glance's hash of the image, if known
         :raises errors.ImageIdReused: the attached image has another hash
@@ -79,10 +77,7 @@ class ImageRequests:
     async def set_fill_mode(
         self, image_id: str, mode: pin_record.FillMode | None, deadline_s: float = 0.0
     ) -> dict[str, Any]:
-        """Set the fill mode of an image; None: unpin it.
-
-        :raises errors.Unusable: keep_images is none
-        """
+        """Set an image's fill mode; None: unpin it. Raise Unusable if keep_images is none."""
         parsed = ids.parse_image_id(image_id)
         if self._hydration is None:
             raise errors.Unusable(
@@ -95,10 +90,7 @@ class ImageRequests:
         return {"image_id": parsed, **(self._hydration.status.status_of(parsed) or {})}
 
     async def apply_image_task(self, task: decision_messages.ImageTask) -> dict[str, Any]:
-        """Apply an operator's task about the fill of an image.
-
-        :raises errors.Unusable: keep_images is none, or the kind of task is unknown
-        """
+        """Apply an operator's fill task; raise Unusable if unknown, or if keep_images is none."""
         if task.kind not in FILL_MODES:
             what = f"image {ids.parse_image_id(task.image_id)}"
             raise errors.Unusable(what, f"this agent does not know what {task.kind} is")
@@ -108,10 +100,7 @@ class ImageRequests:
         return await self.set_fill_mode(task.image_id, FILL_MODES[task.kind], deadline_s)
 
     async def pre_seed(self, image_id: str, report: control_socket.Report) -> dict[str, int]:
-        """Fetch all of an image to this host and pin it; see :func:`pre_seed.pre_seed`.
-
-        :raises errors.Unusable: there is not enough space to pin it
-        """
+        """Fetch all of an image and pin it; raise Unusable if there is not enough space."""
         image = await self.attach(image_id)
         if self._hydration is not None:
             await self._hydration.request_hydration(image)

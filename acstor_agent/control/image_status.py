@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Status of images and boot images, for ``status`` and the metrics.
-
-Programs read the field names, so they never change.
-"""
+"""Status of images and boot images; programs read its field names, so they never change."""
 
 import collections
 import dataclasses

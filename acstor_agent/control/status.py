@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Status of the agent, for ``status`` and the metrics.
-
-Programs read the field names, so they never change.
-"""
+"""Status of the agent; programs read its field names, so they never change."""
 
 import dataclasses
 import os

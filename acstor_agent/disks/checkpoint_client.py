@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a checkpoint from other hosts: its sealed manifest and chunks.
 
-Holders need not be trusted: everything is opened with the disk's key
-(:mod:`acstor_common.formats.checkpoint_encryption`). The holder with the shortest recent response
-time is asked first, and a hedge goes to the next one. A failed holder is asked last.
+Everything is opened with the disk's key (formats/checkpoint_encryption.py), so holders need not be
+trusted. The fastest holder of late is asked first, a hedge goes to the next, a failed one is last.
 """
 
 import functools
@@ -95,10 +94,7 @@ class HolderConnections:
             raise errors.Unusable("checkpoints", f"no holder returned them: {e}") from e
 
     async def get(self, url: str, limit_bytes: int) -> bytes:
-        """Return the body at ``url``.
-
-        :raises errors.ChunkUnavailable: it is unavailable, or longer than ``limit_bytes``
-        """
+        """Return the body at ``url``; raise ChunkUnavailable if it fails or exceeds the limit."""
         address, _, path = url.removeprefix("https://").partition("/v1/")
         asked = http_range.RangeRequest(path, url, 0, 0)
         async with (await self._pool_of(address)).send_request(asked) as answer:
@@ -127,10 +123,7 @@ class HolderConnections:
 
 
 class CheckpointClient:
-    """The holders of one checkpoint.
-
-    :raises ValueError: the key is invalid
-    """
+    """The holders of one checkpoint; raises ValueError if the key is invalid."""
 
     def __init__(
         self, connections: HolderConnections, record: restore_record.RestoreRecord
@@ -169,11 +162,7 @@ class CheckpointClient:
         return checkpoint_manifest.Manifest.parse(plain, what)
 
     async def fetch_chunk(self, name: ids.Cid, length: int) -> bytes:
-        """Return the bytes of a chunk.
-
-        :raises errors.ChunkLost: no holder has a valid copy
-        :raises errors.DeadlineExceeded: no holder answered in time
-        """
+        """Return a chunk's bytes, or raise ChunkLost (no valid copy) or DeadlineExceeded."""
 
         def opened(sealed: bytes, where: str) -> bytes:
             return self._seal.open(name, sealed, length, where)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the data clusters of a checkpoint's qcow2 file (``checkpoint_file``).
-
-They are a guest's own bytes: never cached publicly or served to peers.
-"""
+"""Reads a checkpoint's data clusters, which are never cached publicly or served to peers."""
 
 from acstor_agent.core.disks import checkpoint_file
 from acstor_agent.core.disks import restore_record
@@ -28,11 +25,7 @@ class CheckpointReader:
         """The data clusters of the file."""
 
     async def fetch_cluster(self, cluster: int) -> bytes:
-        """Return the bytes of a data cluster, up to the disk's end.
-
-        :raises errors.ChunkLost: no holder has it
-        :raises errors.DeadlineExceeded: no holder answered in time
-        """
+        """Return a data cluster, up to the disk's end, or raise ChunkLost or DeadlineExceeded."""
         cut = self._manifest.subject.cut
         at = self._places[cluster - self.clusters.start] * self._cluster_bytes
         chunk_no, start = divmod(at, cut.chunk_bytes)

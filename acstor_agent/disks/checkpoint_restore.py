@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Creates disks from checkpoints, and fetches their chunks in the background.
 
-Such a disk is a qcow2 file (``checkpoint_file``): a server's own disk has it as backing file, and
-its backing file is the image's mirror. It is readable as soon as its manifest is here; chunks are
-fetched on read or in the background. Manifest and key are kept until all chunks are synced.
-
-Files of a disk are changed under a lock of that disk, so a disk with silent holders blocks no
-other.
+Such a disk is a qcow2 file (``checkpoint_file``) between a server's own disk and the image's
+mirror, readable as soon as its manifest is here. Manifest and key are kept until all chunks are
+synced. A lock for each disk guards its files: silent holders of one disk block no other.
 """
 
 import logging
@@ -62,7 +59,6 @@ class CheckpointRestore:
     ) -> disk.Disk:
         """Return the disk of a checkpoint; create it if needed.
 
-        :param max_bytes: greatest size of the server's disk
         :raises errors.Unusable: the ID is taken, or the manifest is of another or a larger disk
         :raises errors.ChunkUnavailable: no holder has the manifest
         :raises errors.DeadlineExceeded: no holder answered in time

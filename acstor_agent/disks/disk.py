@@ -2,11 +2,9 @@
 """One writable disk: an image's content with copy-on-reference writes.
 
 Written chunks lie in a sparse file; a state file marks them, always after their bytes. A write is
-answered when bytes and marks are in the kernel, so a killed process loses nothing; such a mark
-(UNSYNCED) is valid until the host goes down. ``sync`` makes the bytes durable, then the marks
-(WRITTEN). So after a power failure each chunk is entirely the guest's or the image's.
-
-Written chunks have no CID, so they are never served to peers.
+answered when both are in the kernel, so a killed process loses nothing; such a mark (UNSYNCED) is
+valid until the host goes down. ``sync`` makes the bytes durable, then the marks (WRITTEN): after a
+power failure each chunk is entirely the guest's or the image's. Peers get no written chunk.
 """
 
 import contextlib
@@ -99,10 +97,7 @@ class Disk:
         return len(self._unsynced)
 
     async def read(self, offset: int, length: int) -> read_request.Bytes:
-        """Return a range of the disk, cut at its end; use it before the next await.
-
-        :raises errors.AcstorError: a chunk of the image is unavailable
-        """
+        """Return a range (cut at the end), valid until the next await, or raise AcstorError."""
         length = max(0, min(length, self.size_bytes - offset, mirror.MAX_READ_BYTES))
         if self.checkpoint is not None and (lacking := self._lacking(offset, length)):
             return await self._reads.run_admitted(
@@ -152,9 +147,7 @@ class Disk:
                 part[:] = await image.read(stretch.start + at, len(part))
 
     async def write(self, offset: int, data: bytes) -> int:
-        """Write as much as fits on the disk; return its length. Idempotent.
-
-        Missing bytes of a chunk that is written in part are fetched first.
+        """Write what fits; first fetch the rest of partial chunks. Idempotent; returns the length.
 
         :raises OSError: EFBIG after the disk's end; EROFS; ENOSPC and others of the host's disk
         :raises errors.AcstorError: missing bytes are unavailable; nothing changed
@@ -173,10 +166,7 @@ class Disk:
         return len(data)
 
     def _write_nowait(self, offset: int, data: bytes, chunks: range) -> bool:
-        """Write at once if no fetch or lock is needed; return whether it was.
-
-        With a full admission queue this frees memory; the event loop waits shortly for the disk.
-        """
+        """Write at once, blocking shortly, if no fetch or lock is needed; else return False."""
         plan = self._plan_write(offset, data)
         if plan.before or plan.after or any(chunk_no in self._locks for chunk_no in chunks):
             return False
@@ -251,11 +241,7 @@ class Disk:
         ]
 
     async def store_restored(self, chunk_nos: Iterable[int]) -> None:
-        """Store the checkpoint's bytes of chunks in the disk's own file, concurrently.
-
-        :raises errors.AcstorError: some are unavailable
-        :raises OSError: some could not be written
-        """
+        """Store chunks of the checkpoint in the disk's own file; raise AcstorError or OSError."""
         await _run_all(functools.partial(self._bring_one, chunk_no) for chunk_no in chunk_nos)
 
     async def _bring_one(self, chunk_no: int) -> None:
@@ -265,10 +251,7 @@ class Disk:
                 self.lacking_chunks -= 1
 
     async def keep_base_chunk(self, chunk_no: int, data: read_request.Bytes) -> None:
-        """Store the image's bytes of a chunk, unless a guest wrote it.
-
-        :raises OSError: ENOSPC and others of the host's disk; nothing changed
-        """
+        """Store the image's bytes of a chunk, unless a guest wrote it; on OSError nothing changed."""
         cut = self.header.cut
         start, length = cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no)
         async with self._alone(range(chunk_no, chunk_no + 1)):
@@ -283,12 +266,10 @@ class Disk:
             self._unsynced.add(chunk_no)
 
     async def sync(self) -> None:
-        """Make all answered writes durable on the host's disk.
+        """Make all answered writes durable on the host's disk, or raise OSError.
 
-        A failure is permanent, also for later workers: the kernel reports lost bytes once only, and
-        which ones they were is unknown.
-
-        :raises OSError: the host's disk fails
+        A failure is permanent, also for later workers: the kernel reports lost bytes only once, and
+        does not say which.
         """
         async with self._syncing:
             if self._sync_failure is not None:

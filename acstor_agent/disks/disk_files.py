@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a writable disk: sparse data, and a mark for each chunk; blocks.
-
-Format: ``doc/source/format/disk.rst``.
-"""
+"""The files of a disk (``doc/source/format/disk.rst``): sparse data, and a mark for each chunk."""
 
 import contextlib
 import logging
@@ -24,9 +21,8 @@ _INCOMING = ".incoming-"
 
 
 class DiskFiles:
-    """The two files of one disk; blocks.
+    """The two files of one disk; blocks. ``boot_id`` identifies the host's boot (16 bytes).
 
-    :param boot_id: identifies the host's boot (16 bytes)
     :raises errors.FormatError: a file is damaged, missing or not of this disk
     """
 
@@ -118,10 +114,7 @@ class DiskFiles:
         return self.failed_path.exists()
 
     def note_failure(self) -> None:
-        """Record durably that a sync failed.
-
-        :raises OSError: that failed, too; the record may not survive the host's end
-        """
+        """Record durably that a sync failed; raise OSError if a reboot may lose the record."""
         self.failed_path.touch(0o600)
         atomic_file.sync_folder(self.failed_path.parent)
 
@@ -133,11 +126,7 @@ class DiskFiles:
 
 
 def header_of(folder: pathlib.Path, disk_id: disk_header.DiskId) -> disk_header.DiskHeader:
-    """Return the header of a disk, without opening it.
-
-    :raises OSError: its state cannot be read
-    :raises errors.FormatError: its state is damaged
-    """
+    """Return the header of a disk, without opening it, or raise OSError or FormatError."""
     path = state_path(folder, disk_id)
     with path.open("rb") as file:
         return disk_header.unpack(file.read(disk_header.AT_MARKS), str(path))[0]
@@ -163,9 +152,8 @@ def create(
     boot_id: bytes,
     beginning: Iterable[bytes] = (),
 ) -> None:
-    """Create the files of a new disk, atomically.
+    """Create a disk's files atomically; ``beginning``: the first chunks' bytes, in parts.
 
-    :param beginning: first bytes of the data, in parts: whole chunks altogether
     :raises errors.Unusable: the disk exists, or data of a lost one
     """
     data, state = data_path(folder, header.disk_id), state_path(folder, header.disk_id)

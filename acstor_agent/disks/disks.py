@@ -82,11 +82,7 @@ class Disks:
         return disk_files.state_path(self.folder, disk_id).exists()
 
     async def open(self, disk_id: disk_header.DiskId) -> disk.Disk:
-        """Return a disk.
-
-        :raises FileNotFoundError: there is no such disk
-        :raises errors.FormatError: its files are damaged
-        """
+        """Return a disk; raise FileNotFoundError, or FormatError if its files are damaged."""
         async with self._opening:
             if disk_id not in self._disks:
                 self._disks[disk_id] = await trio.to_thread.run_sync(self._open, disk_id)
@@ -127,9 +123,8 @@ class Disks:
     async def make_disk(
         self, disk_id: disk_header.DiskId, image: mirror.Mirror, size_bytes: int | None = None
     ) -> disk.Disk:
-        """Create a disk based on ``image``, with zeros after its end.
+        """Create a disk based on ``image``, with zeros after its end up to ``size_bytes``.
 
-        :param size_bytes: length of the disk; by default the image's
         :raises errors.Unusable: the disk exists, or cannot have this size
         :raises errors.NumberInUse: the inode number is in use
         """
@@ -151,9 +146,8 @@ class Disks:
     async def create_disk(
         self, header: disk_header.DiskHeader, beginning: Iterable[bytes] = ()
     ) -> None:
-        """Create a disk.
+        """Create a disk; ``beginning``: the first chunks' bytes, in parts.
 
-        :param beginning: first bytes of the data, in parts: whole chunks altogether
         :raises errors.Unusable: the disk exists, or is being created
         :raises errors.NumberInUse: the inode number is in use
         """
@@ -172,10 +166,7 @@ class Disks:
             raise errors.Unusable(f"disk {disk_id}", "is being made")
 
     async def drop(self, disk_id: disk_header.DiskId) -> None:
-        """Delete a disk that no process has open, with its data.
-
-        :raises errors.Unusable: there is no such disk, or it is being created
-        """
+        """Delete a disk that no process has open; raise Unusable if it does not exist (yet)."""
         async with self._opening:
             self._check_made(disk_id)
             opened = self._disks.pop(disk_id, None)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flattens writable disks: copies the data of their base image into them.
-
-Chunks that guests write meanwhile stay theirs. Errors name the disks that are not flattened.
-"""
+"""Flattens writable disks: copies base image data into them, except where guests wrote."""
 
 from collections.abc import Sequence
 

@@ -43,10 +43,7 @@ def is_restored(folder: pathlib.Path, disk_id: disk_header.DiskId) -> bool:
 
 
 def read(folder: pathlib.Path, disk_id: disk_header.DiskId) -> restore_record.RestoreRecord | None:
-    """Return the record of a disk; None if it was not restored.
-
-    :raises errors.FormatError: it is damaged
-    """
+    """Return a disk's record, None if it was not restored; raise FormatError if it is damaged."""
     path = _record_path(folder, disk_id)
     try:
         with path.open("rb") as file:

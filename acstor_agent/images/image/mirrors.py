@@ -118,10 +118,7 @@ class Mirrors:
         return image_id in self._found
 
     def note_open(self, image_id: ids.ImageId) -> bool:
-        """Record an open; return whether the kernel may keep cached pages, not at the first.
-
-        Pages from before the map was downloaded may be of other bytes with the image's ID.
-        """
+        """Record an open; return False at the first: kernel pages may be of other bytes."""
         is_new = image_id in self._new
         self._new.discard(image_id)
         return not is_new
@@ -191,10 +188,7 @@ class Mirrors:
         return True
 
     def detach_image(self, image_id: ids.ImageId) -> None:
-        """Detach an image; its chunks stay in the cache until evicted.
-
-        :raises errors.Unusable: it is not attached, or is being attached now
-        """
+        """Detach an image, but keep its chunks; raise Unusable if it is not attached (yet)."""
         if image_id in self._attaching:  # the mirror would exist without its map
             raise errors.Unusable(f"image {image_id}", "is being attached")
         if image_id not in self._attached:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reattaches images that guests have open after a restart of the worker.
-
-A read whose map is lost or damaged waits for the source instead of failing.
-"""
+"""Reattaches images that guests have open after a worker's restart; reads wait for their maps."""
 
 import itertools
 

@@ -10,16 +10,13 @@ An image is in use while one of these holds:
   all its instances, also stopped ones, each pass of its image cache manager (40 minutes). Time
   without any touch by Nova does not count, up to a week (``core/images/image_usage.py``).
 
-At the worker's start all images count as touched, because time stamps on disk do not show who was
-away, and the host's clock may be wrong. :meth:`ImageUsage.is_seen` excludes that.
+At the worker's start all images count as touched; :meth:`ImageUsage.is_seen` excludes that.
+:meth:`ImageUsage.is_used` is never False before the first scan, nor for an image opened since the
+start; the answer holds until the next await.
 
-Guarantee: :meth:`ImageUsage.is_used` is never False before the first scan, nor for an image opened
-since the start; the answer holds until the next await. It may be True after the last use for
-``within_s`` plus two SCAN_INTERVAL_S, or a week in Nova's absence.
-
-Limits: processes that are invisible here (other pid namespace, no CAP_SYS_PTRACE) and opened an
-image before the start are missed; their reads and Nova's touches count. With Nova's cache manager
-off (``manager_interval = -1``), an image of a stopped instance without a disk looks unused.
+Processes that are invisible here (other pid namespace, no CAP_SYS_PTRACE) are missed if they opened
+an image before the start. With Nova's cache manager off (``manager_interval = -1``), an image of a
+stopped instance without a disk looks unused.
 """
 
 import dataclasses
@@ -134,10 +131,7 @@ class ImageUsage:
             await trio.sleep(self.limits.scan_interval_s)
 
     async def scan_processes(self) -> None:
-        """Scan processes and disks for uses that cannot be counted.
-
-        :raises OSError: processes or disks cannot be listed; the scan does not count
-        """
+        """Scan processes and disks for uses; raise OSError, without effect, if that fails."""
         attached = frozenset(self._images.attached_now)
         await self._note_touches(attached)
         bases = await trio.to_thread.run_sync(self._look_for_bases)

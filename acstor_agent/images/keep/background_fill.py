@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetches missing chunks of pinned images at the lowest priority.
 
-A fetch pauses while a guest waits for a chunk, up to a limit, unless the source is far: then the
-guest waits for a round trip, in which the link is free. All fills share the rate of
-``core/images/fill_rate.py``.
+A fetch pauses, up to a limit, while a guest waits for a chunk, unless the source is far: the link
+is free in the guest's round trip. All fills share a rate (``core/images/fill_rate.py``).
 """
 
 import collections

@@ -2,11 +2,9 @@
 """Keeps the images that instances of this host use fully cached.
 
 A used image is pinned (``pins``). After its boot, missing chunks are fetched at the lowest
-priority, from other hosts before the source, one image at a time, oldest pin first
-(``background_fill``). An unused image is unpinned; its chunks stay until evicted.
-
-With replication, a host keeps its share of each image instead, also of images that other hosts use
-(``replication``); an image is fully cached when all hosts have their shares.
+priority, one image at a time, oldest pin first (``background_fill``). An unused image is unpinned;
+its chunks stay until evicted. With replication, a host keeps only its share of each image, also of
+images that other hosts use (``replication``).
 """
 
 import dataclasses
@@ -295,13 +293,8 @@ class Hydration:
             if not known.missing:
                 LOG.info("image %s: is whole", image_id)
 
-    # Requests of operators
-
     async def request_hydration(self, image: mirror.Mirror) -> None:
-        """Keep an image fully cached until :meth:`withdraw_request`, used or not.
-
-        :raises errors.Unusable: there is no capacity
-        """
+        """Pin an image, used or not, until :meth:`withdraw_request`, or raise Unusable if full."""
         image_id = image.map.image_id
         lacking_bytes = await self._pins.pin_image(image_id, image.map, is_operator_pin=True)
         if lacking_bytes:
@@ -321,9 +314,8 @@ class Hydration:
     async def set_fill_mode(
         self, image_id: ids.ImageId, mode: FillMode, deadline_s: float = 0.0
     ) -> None:
-        """Set the fill mode of an image.
+        """Set the fill mode of an image; ``deadline_s`` 0: as fast as possible.
 
-        :param deadline_s: time to complete an urgent fill; 0: as fast as possible
         :raises errors.Unusable: the image is not kept here
         """
         if self._pins.get(image_id) is None and self._uses.is_used(image_id):

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes the pin file, and the chunk maps of pinned images; blocks.
-
-An unreadable file is logged and replaced by derived pins.
-"""
+"""Reads and writes the pin file, and the chunk maps of pinned images; blocks."""
 
 import logging
 import pathlib

@@ -2,10 +2,9 @@
 """Pins: the images that this host keeps, fully or its share, in file and cache.
 
 A pin ends when its image is no longer used, or by the operator, not for lack of capacity; but an
-image kept for other hosts makes room for one used here. Pins exist before the cache is opened: they
-are derived from the pin file and the chunk maps in ``state_dir``, and shares from the v-node table.
-If the pin file is lost, all attached images are pinned again as far as they fit, most recently
-touched first; unused ones are unpinned later.
+image kept for other hosts makes room for one used here. Pins are derived before the cache is
+opened, from the pin file and the chunk maps in ``state_dir``, and shares from the v-node table.
+Without the pin file, all attached images that fit are pinned, most recently touched first.
 """
 
 import collections
@@ -83,10 +82,7 @@ class ImagePins:
         self._changing = trio.Lock()
 
     def load(self) -> None:
-        """Pin the images of the pin file, before the cache is opened; blocks.
-
-        An image without a chunk map is pinned when it is attached again.
-        """
+        """Pin images of the pin file that have chunk maps, before the cache is opened; blocks."""
         kept = self._file.read()
         all_pins = self._file.derive_pins() if kept is None else kept
         # Images used here have precedence.
@@ -186,9 +182,7 @@ class ImagePins:
         is_operator_pin: bool = False,
         is_replica: bool = False,
     ) -> int:
-        """Pin an image.
-
-        If there is no capacity, images kept for other hosts are unpinned.
+        """Pin an image; if there is no capacity, unpin images kept for other hosts.
 
         :param is_replica: ignored if it is pinned for this host's instances already
         :return: bytes that the cache lacks; if not 0, nothing is pinned
