@@ -43,15 +43,11 @@ Options = cfg.ConfigOpts.GroupAttr
 
 
 class DecisionLink(NamedTuple):
-    """Calls to the decision service.
+    """Calls to the decision service."""
 
-    :param list_retained: returns checkpoints to retain; None: disables garbage collection
-    :param fetch_intervals: returns Nova's intervals; None: none
-    """
-
-    register: checkpoint_record.Register
-    list_retained: garbage_collection.ListRetained | None = None
-    fetch_intervals: nova_intervals.FetchIntervals | None = None
+    register: checkpoint_record.Register  # registers a checkpoint
+    list_retained: garbage_collection.ListRetained | None = None  # None: no garbage collection
+    fetch_intervals: nova_intervals.FetchIntervals | None = None  # None: no intervals of Nova
 
 
 @contextlib.contextmanager
@@ -63,11 +59,7 @@ def run_captures(
     proof: credentials.Credentials,
     link: DecisionLink,
 ) -> Iterator[worker_pool.WorkerPool]:
-    """Take checkpoints as long as the block runs, or raise Unusable.
-
-    :param files: of the agent of this host
-    :param mount_point: where it shows mirrors
-    """
+    """Take checkpoints during the block, or raise Unusable; ``mount_point``: the agent's."""
     ended = threading.Event()
     # Two processes would delete each other's chunks from vaults.
     with _alone(pathlib.Path(own.state_dir)):

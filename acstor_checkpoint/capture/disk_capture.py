@@ -1,15 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a snapshot's changed chunks, stores them at holders, builds entries.
 
-A chunk is read if
-
-* the dirty bitmap marks it: it was written since the last checkpoint;
-* the overlay's tables have it and the last manifest does not (the first time, that is all).  Tables
-  may lack writes that were never flushed; such chunks are read when the tables have them, whatever
-  the bitmap says;
-* a holder lacks it.
-
-An entry is yielded only after all holders acknowledged its chunk.
+A chunk is read if the dirty bitmap marks it, if the overlay's tables have it and the last manifest
+does not, or if a holder lacks it.  The tables may lack unflushed writes; their chunks are read once
+the tables have them, whatever the bitmap says.
 """
 
 import functools
@@ -81,27 +75,19 @@ class ReadLimit(Protocol):
 
 
 class ChangedRanges(NamedTuple):
-    """Sources of the chunks to read: ordered ranges (offset, length).
+    """Ordered ranges (offset, length) to read, produced on demand; a second call may yield more."""
 
-    They may exceed memory, so they are produced on demand, and may have grown on a second call.
-
-    :param before: the last manifest; None: read all that the overlay has
-    :param dirty: yields ranges of the dirty bitmap since ``before``
-    """
-
-    before: checkpoint_manifest.Manifest | None
-    dirty: Callable[[], Iterable[tuple[int, int]]]
+    before: checkpoint_manifest.Manifest | None  # None: read all that the overlay has
+    dirty: Callable[[], Iterable[tuple[int, int]]]  # the dirty bitmap since ``before``
     allocated: Callable[[], Iterable[tuple[int, int]]]  # yields ranges of the overlay's tables
 
 
 class DiskCapture:
     """Captures one checkpoint, and counts bytes.
 
-    Chunks that were not read (``unread_bytes``) are in no entry, even if the last manifest has
-    them, so the next capture reads them.
+    Chunks that were not read (``unread_bytes``) are in no entry, so the next capture reads them.
 
     :param chunk_bytes: of the base's chunk map
-    :param should_stop: returns whether to stop reading
     :param batch_bytes: of the disk, sealed and sent at a time, and held in memory
     """
 
@@ -123,7 +109,7 @@ class DiskCapture:
         self.changed_bytes, self.read_bytes, self.sent_bytes = 0, 0, 0
 
     def iter_entries(self, changed: ChangedRanges) -> Iterator[checkpoint_manifest.Entry]:
-        """Yield ordered differences from the base as soon as they are stored.
+        """Yield ordered differences from the base that all holders acknowledged.
 
         :raises DiskTooLarge: too many; nothing was sent
         :raises errors.AcstorError: the disk is unreadable, or a holder failed
@@ -142,7 +128,6 @@ class DiskCapture:
             before = entry.chunk_no
 
     def _check_count(self, changed: ChangedRanges) -> None:
-        """Raise DiskTooLarge before anything is read or sent."""
         limit = self._max_entries
         if self.cut.chunk_count <= limit:
             return

@@ -28,19 +28,15 @@ NBD_TIMEOUT_S: Final = 120.0  # QEMU may read from a mirror, which may fetch chu
 
 
 class DiskSnapshot(NamedTuple):
-    """A snapshot of a disk, taken for a checkpoint.
-
-    :param previous_manifest: manifest of the last one; None if what was written since is not known
-    :param should_stop: returns whether its scratch file is too large to go on reading
-    """
+    """A snapshot of a disk, taken for a checkpoint."""
 
     checkpoint_id: str
     disk: nbd_client.ExportedDisk
-    previous_manifest: checkpoint_manifest.Manifest | None
+    previous_manifest: checkpoint_manifest.Manifest | None  # None: the writes since are unknown
     next_bitmap: str  # dirty bitmap that begins with it; "": none
     is_frozen: bool
     taken_ms: int
-    should_stop: snapshot_window.ShouldStop = lambda: False
+    should_stop: snapshot_window.ShouldStop = lambda: False  # whether the scratch file is too large
 
     @property
     def consistency(self) -> checkpoint_manifest.Consistency:
@@ -49,16 +45,13 @@ class DiskSnapshot(NamedTuple):
         return frozen if self.is_frozen else checkpoint_manifest.Consistency.CRASH
 
     def iter_dirty_ranges(self) -> Iterator[tuple[int, int]]:
-        """Iterate over position and length of what was written since the last one."""
+        """Yield position and length of what was written since the last one."""
         extents = self.disk.iter_extents() if self.previous_manifest else ()
         return ((at, length) for at, length, flags in extents if flags & nbd_client.DIRTY)
 
 
 class SnapshotSource:
-    """Opens snapshots of this host's disks.
-
-    :param folder, mirrors: see ``take_checkpoint.Settings``
-    """
+    """Opens snapshots of this host's disks; for arguments see ``take_checkpoint.Settings``."""
 
     def __init__(
         self,
@@ -114,7 +107,6 @@ class SnapshotSource:
             )
 
     def _check_base(self, server: domain_xml.Server) -> None:
-        """Raise Unusable if Nova has rebuilt the server since it was listed."""
         if self._domains.base_of(server.disk.path) != server.disk.base:
             raise errors.Unusable(server.disk.path, f"it is not on image {server.disk.base} now")
 
@@ -131,7 +123,6 @@ class SnapshotSource:
         checkpoint_id: str,
         before: checkpoint_manifest.Manifest | None,
     ) -> Iterator[DiskSnapshot]:
-        """Export a powered-off server's disk; the bitmap continues unchanged."""
         base_of = self._domains.base_of
         bitmaps = offline_export.list_bitmaps(server.disk, base_of)
         since = state.bitmap if state.bitmap in bitmaps and before else ""

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """State files of this host's disks and their last checkpoints.
 
-``<folder>/<instance>/state.json`` and beside it the sealed manifests, by name; the last one is the
-base of the next checkpoint.  Resources are recorded before they are created, so that they can be
-released after a kill.
+``<folder>/<instance>/state.json``, with the sealed manifests beside it.  Resources are recorded
+before they are created, so that they can be released after a kill.
 """
 
 import logging
@@ -69,10 +68,7 @@ def new_state(base: ids.ImageId, chunk_bytes: int) -> DiskState:
 
 
 class DiskStates:
-    """State files of all disks of this host; one thread per disk.
-
-    :param folder: created with mode 0700, because it has keys; may raise OSError
-    """
+    """State files of this host's disks, in a private folder (or OSError); one thread per disk."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
@@ -150,8 +146,8 @@ class DiskStates:
     ) -> Iterator[object_names.RetainedNames]:
         """Yield, in parts, names of ``retained`` manifests and all chunks they refer to.
 
-        Only one manifest and one part are in memory, so each manifest is read once per part.  Parts
-        are larger if more than _DISTINCT manifests have few names in common.
+        Only one manifest and one part are in memory; parts grow if more than _DISTINCT manifests
+        have few names in common.
 
         :raises errors.Unusable: a manifest is missing or damaged
         """

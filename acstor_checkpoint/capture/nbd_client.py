@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """NBD client for QEMU's server on a Unix socket: data and block status.
 
-It implements what a checkpoint needs: fixed newstyle negotiation, structured replies, reads, and
-block status of one context (the NBD project's ``doc/proto.md``).  libnbd has no package on PyPI,
-and ``qemu-img map`` shows bitmaps only by an experimental option.  Replies are validated.
+It implements fixed newstyle negotiation, structured replies, reads, and block status of one context
+(the NBD project's ``doc/proto.md``).  libnbd has no package on PyPI, and ``qemu-img map`` shows
+bitmaps only by an experimental option.
 """
 
 import contextlib
@@ -90,15 +90,11 @@ class StatusExtent(NamedTuple):
 
 
 class Export(NamedTuple):
-    """An export, with attributes known from elsewhere.
-
-    :param pid: expected server process: anybody with write access to the folder can replace the
-        socket
-    """
+    """An export, with attributes known from elsewhere."""
 
     path: str  # of the Unix socket
     name: str
-    pid: int
+    pid: int  # expected server: others may be able to replace the socket
     size_bytes: int  # expected size
 
 
@@ -152,10 +148,7 @@ class ExportedDisk:
             raise self._fault(f"{filled} bytes came of {len(view)}")
 
     def iter_extents(self) -> Iterator[StatusExtent]:
-        """Yield the extents of the context for the whole disk, in order, or raise Unusable.
-
-        Other requests may be made in between.
-        """
+        """Yield the context's extents in order, or raise Unusable; other requests may follow."""
         at, requests = 0, -(-self.size_bytes // _MAX_STATUS_BYTES)
         answers, left_s = 2 * requests + _MORE_ANSWERS, self._timeout_s + requests * _ANSWER_S
         while at < self.size_bytes:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NBD export of a powered-off server's disk.
 
-``qemu-nbd`` reads the overlay without a lock, so that the server can start at any time.  If the
-file changed meanwhile, the read data is discarded.
+``qemu-nbd`` reads without a lock, so the server can start; data of a changed file is discarded.
 """
 
 import contextlib
@@ -59,7 +58,6 @@ def export_disk(
     """Export a disk until the block ends.
 
     :param bitmap: exported as well; "": none
-    :param mirrors: folder of the agent's mirrors
     :raises DiskChanged: at the end: discard the data
     :raises errors.Unusable: it cannot be exported, or is not on the mirror of its image
     """

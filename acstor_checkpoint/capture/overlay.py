@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reader of a server's overlay, also while its guest writes.
 
-QEMU caches qcow2 tables, and writes them on a guest flush or before.  So the file's tables have all
-clusters whose writes were flushed, and may lack later ones.  They never lose a cluster: with a
-backing file discarded clusters are marked as zeros.  Only tables are read here, no data.
+QEMU writes cached qcow2 tables on a guest flush or before, so the tables may lack later writes.
+They never lose a cluster: with a backing file discarded clusters are marked as zeros.
 """
 
 import contextlib

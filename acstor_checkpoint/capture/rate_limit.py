@@ -11,11 +11,7 @@ from acstor_common.util import rate_limiter
 
 
 class RateLimit:
-    """Limits all readers together; thread-safe.
-
-    :param rate_bytes_s: 0: no limit
-    :param ended: set when the daemon stops
-    """
+    """Limits all readers together (0: no limit) until the daemon sets ``ended``; thread-safe."""
 
     def __init__(
         self,

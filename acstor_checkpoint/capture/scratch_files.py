@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits of scratch files, in which QEMU stores data that guests overwrite.
 
-A server's file may have half of the limit of all files.  At half of that, the capture stops
-reading and keeps the part that it has read; at the limit, the agent ends the backup job.  If the
-sum exceeds the limit, or the file system is nearly full, the agent ends the job with the largest
-file.  QEMU frees the space with a delay, so the agent ends no other job for RETRY_S.
+A server's file may have half of the limit of all.  At half of that the capture keeps the part that
+it has read; at the limit the agent ends the backup job.  If the sum exceeds the limit, or the file
+system is nearly full, it ends the job with the largest file, and no other for RETRY_S, because QEMU
+frees the space with a delay.
 """
 
 import contextlib
@@ -85,9 +85,8 @@ class ScratchFiles:
 
     @contextlib.contextmanager
     def watch_file(self, path: pathlib.Path, end_job: Callable[[], None]) -> Iterator[ScratchFile]:
-        """Watch a file during the block; it need not exist yet.
+        """Watch a file, which need not exist yet, during the block; a thread may call ``end_job``.
 
-        :param end_job: ends the backup job; called by another thread
         :raises ScratchFull: the block failed because the job was ended
         """
         scratch = ScratchFile(path, end_job)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time limits of snapshots.
+"""Time limits of snapshots, during which libvirt refuses to migrate the server.
 
-libvirt refuses to migrate a server during a snapshot.  So a snapshot is read for a limited time,
-and the rest is read from the next one: a part.  For a guest that writes faster than its disk is
-read this never ends; after MAX_STALLED_PARTS parts without progress, one snapshot is read to its
-end, with a much longer limit.  Only one server of the host at a time has such a snapshot.
+A snapshot is read for a limited time, as one part; the next snapshot has the rest.  If a guest
+writes faster than its disk is read, after MAX_STALLED_PARTS parts one snapshot is read to its end,
+with a much longer limit, for one server of the host at a time.
 """
 
 import contextlib
@@ -25,10 +24,7 @@ ShouldStop = Callable[[], bool]  # returns whether to stop reading a snapshot
 
 
 class PartialCapture(errors.AcstorError):
-    """A part of a checkpoint was stored; the next attempt continues with the rest.
-
-    :param slow_holder: the other holders waited for it; "": none
-    """
+    """A part was stored, and the next attempt continues; ``slow_holder`` delayed it ("": none)."""
 
     def __init__(self, read_bytes: int, unread_bytes: int, slow_holder: str = "") -> None:
         super().__init__(read_bytes, unread_bytes, slow_holder)
@@ -62,10 +58,7 @@ def has_stalled(before_bytes: int, unread_bytes: int, read_bytes: int) -> bool:
 
 
 class SnapshotWindow:
-    """Time limits of all servers' snapshots; thread-safe.
-
-    :param long_window_s: limit after MAX_STALLED_PARTS parts without progress
-    """
+    """Time limits of all servers' snapshots, the long one after MAX_STALLED_PARTS; thread-safe."""
 
     def __init__(self, window_s: float, long_window_s: float, clock: clocks.Clock = time) -> None:
         self._window_s, self._long_window_s, self._clock = window_s, long_window_s, clock
@@ -73,10 +66,7 @@ class SnapshotWindow:
 
     @contextlib.contextmanager
     def open_window(self, stalled_parts: int) -> Iterator[tuple[ShouldStop, bool]]:
-        """Yield a :data:`ShouldStop`, and whether the long limit applies.
-
-        The time begins with its first call.
-        """
+        """Yield a :data:`ShouldStop`, which starts at its first call, and whether it is long."""
         is_long = stalled_parts >= MAX_STALLED_PARTS and self._long.acquire(blocking=False)
         until_s = 0.0
 

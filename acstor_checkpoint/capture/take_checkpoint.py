@@ -9,9 +9,8 @@ A kill at any time loses at most this checkpoint:
 4. record it and its bitmap in the state;
 5. delete obsolete bitmaps, chunks and manifests.
 
-A snapshot has a time limit (snapshot_window.py).  At its end the part that was read becomes the
-base of the next attempt, but no checkpoint.  If registration fails, the next attempt ignores this
-checkpoint, but does not send stored chunks again.
+A part (snapshot_window.py) and an unregistered checkpoint are bases of the next attempt, which does
+not send their chunks again.
 """
 
 import contextlib
@@ -51,21 +50,16 @@ NO_BITMAP: Final = "what was written since the last one was not noted"
 
 
 class Settings(NamedTuple):
-    """Settings of captures.
-
-    :param folder: for sockets and scratch files; QEMU can write to it
-    :param window_s: limit of a snapshot, during which libvirt refuses to migrate the server
-    :param long_window_s: the same for a server that writes faster than its disk is read
-    """
+    """Settings of captures."""
 
     host: ids.HostId
     copies: int  # number of holders
     rate_bytes_s: int  # of reading disks; 0: no limit
-    folder: pathlib.Path
+    folder: pathlib.Path  # for sockets and scratch files; QEMU can write to it
     mirrors: str  # folder of the agent's mirrors
     ended: threading.Event  # set when the daemon ends, which aborts the running checkpoint
-    window_s: float = 300.0
-    long_window_s: float = 4 * 3600.0
+    window_s: float = 300.0  # of a snapshot, during which libvirt refuses to migrate the server
+    long_window_s: float = 4 * 3600.0  # the same if the guest writes faster than its disk is read
     holders: holder_group.HolderLimits = holder_group.LIMITS  # limits of the holders of a disk
 
 
@@ -97,10 +91,9 @@ class CheckpointTaker:
     def take_checkpoint(
         self, server: domain_xml.Server, interval_s: int = 0
     ) -> checkpoint_record.CheckpointRecord:
-        """Take a checkpoint; it is registered when this returns.
+        """Take and register a checkpoint, or raise AcstorError.
 
         :param interval_s: between checkpoints, 0: none; a silent holder fails after half of it
-        :raises errors.AcstorError: no checkpoint was taken
         """
         self.clean_up(server)
         image = self._image_of(server.disk.base)
@@ -148,10 +141,7 @@ class CheckpointTaker:
         why: str,
         group: holder_group.HolderGroup,
     ) -> tuple[disk_snapshot.DiskSnapshot, disk_capture.DiskCapture, bytearray]:
-        """Capture a snapshot; return it, its capture and the sealed manifest.
-
-        :param why: reason for a full read; "": none is known yet
-        """
+        """Capture a snapshot; ``why``: reason for a full read; "": none is known yet."""
         instance = server.instance
         before = None if why else self._states.read_manifest(instance, state, state.manifest)
         why = why or ("" if before else MANIFEST_LOST)

@@ -52,8 +52,7 @@ def main() -> int:
 def run(conf: cfg.ConfigOpts, register: checkpoint_record.Register | None = None) -> int:
     """Run the daemon.
 
-    :param register: registers checkpoints; None: use the message bus, or without a bus only serve
-        the vault
+    :param register: registers checkpoints; None: the message bus, or without bus only the vault
     :raises errors.Unusable: invalid configuration or environment
     """
     signals.install(conf.mutate_config_files)
@@ -110,10 +109,7 @@ def _start_captures(
     register: checkpoint_record.Register | None,
     stack: contextlib.ExitStack,
 ) -> metrics.CheckpointStatus:
-    """Take checkpoints until the stack closes, or raise Unusable.
-
-    :param register: registers checkpoints; None: use the message bus
-    """
+    """Take checkpoints until the stack closes, or raise Unusable; ``register``: see :func:`run`."""
     from acstor_checkpoint import capture_service  # needs libvirt, and a vault alone does not
 
     bus = None
@@ -139,10 +135,7 @@ def _open_bus(
     vault: vault_store.VaultStore | None,
     stack: contextlib.ExitStack,
 ) -> bus_client.BusClient:
-    """Return the client on the message bus, stopped when the stack closes, or raise Unusable.
-
-    :param vault: orphaned data is deleted from it, and its issues are reported
-    """
+    """Return the bus client, stopped by the stack, and serve ``vault``; or raise Unusable."""
     bus = bus_client.BusClient(
         identity.host,
         identity,

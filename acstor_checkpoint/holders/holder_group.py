@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls all holders of one disk's checkpoints concurrently.
 
-A holder that lacks more than ``lost_chunks`` acknowledged chunks is replaced, whether its disk
-failed or it lies: refilling it costs a read of the whole disk, as a new holder does
-(``HolderPool.record_failure`` limits how often).
+A holder that lacks more than ``lost_chunks`` acknowledged chunks is replaced: a new holder costs
+the same read of the whole disk (``HolderPool.record_failure`` limits how often).
 """
 
 import collections
@@ -44,8 +43,7 @@ class HolderLimits(NamedTuple):
         pass of scrubbing removes up to 100 unreadable files
     :param slow_s: of a checkpoint, or a part: a holder that took so much longer than the fastest
         one, and more than twice as long, is named
-    :param stalled_s: of a request: a vault on a slow disk takes 20 s for the most that one asks it
-        to delete
+    :param stalled_s: of a request: a slow disk takes 20 s for the largest deletion
     """
 
     slack_s: float = 60.0
@@ -73,10 +71,7 @@ class HolderFailed(errors.AcstorError):
 
 
 class HolderSlow(HolderFailed):
-    """A holder used up its time.
-
-    :param is_stalled: it used ``stalled_s`` of it, or more, for one request
-    """
+    """A holder used up its time; ``is_stalled``: one request took ``stalled_s`` or more."""
 
     def __init__(self, holder: ids.HostId, *, is_stalled: bool) -> None:
         super().__init__(holder, "it is too slow")
@@ -99,10 +94,7 @@ class HolderChooser(Protocol):
         """Return a client of a holder's vault."""
 
     def record_failure(self, holder: ids.HostId, *, is_costly: bool) -> None:
-        """Avoid a holder for a while.
-
-        :param is_costly: it had acknowledged chunks, so a disk must be read in full
-        """
+        """Avoid a holder for a while; ``is_costly``: its failure costs a read of a full disk."""
 
 
 class AllNames(Container[ids.Cid]):
@@ -116,15 +108,11 @@ class HolderGroup:
     """The holders of one disk, called concurrently; not thread-safe.
 
     A leaky bucket bounds their time: a request has what its size takes at the slowest rate, and
-    what is left of the slack, which a quicker request fills up again.  Where half an interval is
-    shorter than the slack it counts instead, so that another holder can be asked in time.  Each
-    method raises :class:`HolderFailed` if one of them is slower, or fails.
+    the rest of the slack (half an interval if shorter, so that another holder can be asked in
+    time), which quicker requests refill.  Methods raise :class:`HolderFailed` if one is slower.
 
-    :param clients: one for each holder
     :param acknowledged: holders that acknowledged every chunk of the last manifest
-    :param clock: monotonic
     :param interval_s: of the server's checkpoints; 0: it has none
-    :ivar slack_left_s: of the slack, or of half an interval
     :ivar filled_holders: holders that acknowledged chunks of the disk, now or before
     """
 
@@ -189,10 +177,7 @@ class HolderGroup:
         self._call_holders(lambda client: client.put_manifest(self._disk, sealed), size_s)
 
     def retain_only(self, parts: Iterable[object_names.RetainedNames]) -> None:
-        """Have every holder drop all but chunks and manifests that stay.
-
-        No checkpoint waits for it, so they have all slack, however short the interval is.
-        """
+        """Delete all other objects at every holder, with the full slack: no checkpoint waits."""
         self.slack_left_s = self._slack_s = self._limits.slack_s
         for part in parts:
             self._call_holders(
@@ -244,9 +229,7 @@ def call_holders(
 
     The first failure aborts the others' requests.
 
-    :param allowed_s: timeout of each holder
-    :param stalled_s: see :class:`HolderSlow`
-    :raises HolderFailed: one of them failed
+    :raises HolderFailed: one of them failed, or took longer than ``allowed_s``
     :raises vault_client.HostFault: this host has no threads, descriptors or route
     """
     answers = [_start_call(client, work) for client in clients]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Placement of a disk's checkpoints on holders.
 
-Holders are sticky: only a host that left the v-node table, is drained or unusable is replaced.
-Replicas are in different locations, and not in the owner's, if there are enough: a rack fails as a
-whole.  Among equal hosts the ring decides by the disk's ID, which spreads the disks of a host.
+Only a holder that left the v-node table, is drained or unusable is replaced.  Replicas are in
+different locations, and not in the owner's, if there are enough: a rack fails as a whole.  Among
+equal hosts the ring decides by the disk's ID, which spreads the disks of a host.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,6 @@ def choose_holders(
 
     :param owner: the disk's host, which is never chosen
     :param current: present holders, the oldest first
-    :param is_usable: returns False for a host that is full or failed
     """
     staying = [
         host

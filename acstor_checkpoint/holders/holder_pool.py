@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holders from the v-node table, with backoff after failures.
 
-A failed host is avoided for FIRST_BACKOFF_S.  After failures that cost a read of a whole disk the
-time doubles, up to MAX_BACKOFF_S: so a hostile host costs one such read per disk and day, even if
-there is no other host.
+After failures that cost a read of a whole disk the backoff doubles from FIRST_BACKOFF_S to
+MAX_BACKOFF_S, so a hostile host costs one such read per disk and day.
 """
 
 import math
@@ -34,11 +33,7 @@ class _Backoff(NamedTuple):
 
 
 class HolderPool:
-    """Chooses among the hosts of the v-node table.
-
-    :param vault_port: port of all vaults, at the addresses of the agents
-    :param allowed: hosts that may be chosen; empty: all
-    """
+    """Chooses hosts of the v-node table, if ``allowed`` (empty: all); vaults share one port."""
 
     def __init__(
         self,

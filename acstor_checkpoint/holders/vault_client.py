@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client of another host's vault.
+"""Client of another host's vault, whose certificate must name that host.
 
-The server's certificate must name that host.  Connections are kept alive; if one was closed
-meanwhile, the request is sent once more, as requests are idempotent.
+A request is sent again if its connection was closed meanwhile, as requests are idempotent.
 """
 
 import contextlib
@@ -52,8 +51,8 @@ _MOST_ROUNDS: Final = 2 * checkpoint_manifest.MAX_ENTRIES // vault_store.MAX_REM
 class ClientLimits(NamedTuple):
     """Limits of a client.
 
-    :param request_s: time for a request, in addition to that of its bytes; a slow disk takes 20 s
-        to delete vault_store.MAX_REMOVED files, or to sync
+    :param request_s: of a request, in addition to the time of its bytes; a slow disk takes 20 s to
+        delete vault_store.MAX_REMOVED files, or to sync
     """
 
     request_s: float = 120.0
@@ -152,10 +151,7 @@ class VaultClient:
         return True
 
     def put(self, disk: object_names.VaultDisk, chunks: Iterable[object_names.SealedChunk]) -> None:
-        """Store chunks durably, or raise VaultFull, possibly after some of them.
-
-        :param chunks: consumed while sending, to bound memory
-        """
+        """Store chunks, consumed while sending, durably; or raise VaultFull, maybe after some."""
         for batch in _batches(chunks):
             self._ask("PUT", _path(disk, "chunks"), [b"".join(batch)])
 

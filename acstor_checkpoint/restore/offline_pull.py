@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pulls a checkpoint's data into the disk of a powered-off server.
 
-It copies the disk, rebases the copy with qemu-img, and replaces the disk by it, so that the server
-can start at any time; then the copy is discarded.  Only for the replacement the disk is locked with
-QEMU's locks, so that no QEMU opens the old file.  If the disk was written since the copy began, the
-copy is discarded, too.
+It copies the disk, rebases the copy with qemu-img, and replaces the disk by it under QEMU's locks,
+so that no QEMU opens the old file.  The server can start until then: the copy of a disk that was
+written is discarded.
 
 Nova owns the folder, and the tools run as root.  So they get open descriptors, not paths: symbolic
 links have no effect.  Only root can access the copy until it is complete, so its header cannot
@@ -97,9 +96,7 @@ class OfflinePull:
     ) -> None:
         """Run a tool; abort it if the server starts or space gets short, and raise Unusable.
 
-        :param argv: without the output file, which is last
-        :param fd: output file
-        :param more: further descriptors for the tool
+        :param argv: without the output file ``fd``, which is last
         """
         with _tool([*argv, local_file.path_of(fd)], (fd, *more), self._kill_s) as tool:
             while tool.poll() is None:
@@ -129,9 +126,8 @@ class OfflinePull:
 
 
 def rebase(path: str, checkpoint: str, base: str) -> None:
-    """Change the backing file of a disk that lacks data back to the checkpoint.
+    """Change the backing file of a disk that lacks data from ``base`` back to the checkpoint.
 
-    :param base: current backing file, according to the header
     :raises errors.Unusable: the disk is open, or has another backing file
     """
     with overlay.open_file(path, os.O_RDWR) as fd:

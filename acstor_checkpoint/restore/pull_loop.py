@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes recovered servers independent of their checkpoints.
 
-The disk of a recovered server is an overlay of the checkpoint's disk, which is an overlay of the
-image's mirror.  When the agent has fetched all of the checkpoint, its data is pulled into the
-overlay, by QEMU if the server runs, else by qemu-img.  Then the mirror is the backing file, so the
-server can migrate, and has checkpoints.  Offline disks have one thread of their own, so that they
-do not delay running servers.  An interrupted pull starts again.
+A recovered server's disk is an overlay of the checkpoint's disk, which is an overlay of the image's
+mirror.  When the agent has fetched all of the checkpoint, its data is pulled into the overlay, by
+QEMU if the server runs, else by qemu-img in one thread.  Then the mirror is the backing file, so
+the server can migrate, and has checkpoints.  An interrupted pull starts again.
 """
 
 import contextlib

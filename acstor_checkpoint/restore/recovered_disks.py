@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that this host's agent created from checkpoints, by its files.
-
-It does not access the agent's mount, which may hang.
-"""
+"""Disks created from checkpoints, by the agent's files: its mount may hang."""
 
 import logging
 import os
@@ -46,10 +43,7 @@ class RecoveredDisks:
         return found.version == 1 and not found.key
 
     def check_server(self, checkpoint_id: ids.ImageId, instance: ids.ImageId) -> None:
-        """Raise Unusable if a checkpoint is not of this server.
-
-        A QEMU can write the name of another server's checkpoint into the header of its disk.
-        """
+        """Raise Unusable unless a checkpoint is of this server: its QEMU writes the header."""
         if self._read(checkpoint_id).instance_id != instance:
             what = f"the disk of checkpoint {checkpoint_id}"
             raise errors.Unusable(what, f"it is not of server {instance}")
@@ -88,10 +82,7 @@ class RecoveredDisks:
 
 
 class BackingImages:
-    """Backing files of overlays: mirrors, or checkpoints' disks.
-
-    :ivar mirrors: folder of the mirrors
-    """
+    """Backing files of overlays: ``mirrors`` is the mirrors' folder; or checkpoints' disks."""
 
     def __init__(self, mount_point: str) -> None:
         shown = mount_point.rstrip("/")

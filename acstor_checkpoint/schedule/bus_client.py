@@ -45,13 +45,10 @@ _ResponseType = TypeVar("_ResponseType", bound=messages.Response)
 
 
 class BusLimits(NamedTuple):
-    """Limits of calls.
-
-    :param pauses_s: while the service is busy, randomized by half
-    """
+    """Limits of calls."""
 
     answer_s: float = 60.0  # timeout; the service asks Nova, and writes to its database
-    pauses_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
+    pauses_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)  # while it is busy, randomized by half
 
 
 LIMITS = BusLimits()
@@ -74,7 +71,6 @@ class BusClient:
     Calls raise errors.NotAuthenticated if this host has no certificate or the service's signature
     is invalid, and errors.DecisionUnreachable if the service does not answer or is busy.
 
-    :param transport: see :func:`message_bus.open_global_transport`
     :param health: of this host's vault; None: it has none
     """
 
@@ -95,10 +91,7 @@ class BusClient:
         self._server: message_bus.BusServer | None = None
 
     def register_checkpoint(self, record: checkpoint_record.CheckpointRecord) -> set[str]:
-        """Register a checkpoint; return manifests of its disk to retain, in hex.
-
-        :raises errors.CheckpointRefused: the service rejects it
-        """
+        """Register a checkpoint, or raise CheckpointRefused; return manifests to retain, in hex."""
         what = f"checkpoint {record.checkpoint_id}"
         answer = self._registered(record)
         for pause_s in self._limits.pauses_s:
@@ -135,10 +128,7 @@ class BusClient:
         return kept
 
     def fetch_intervals(self, failing: Sequence[messages.Failing] = ()) -> nova_intervals.Intervals:
-        """Return Nova's intervals of this host and its servers.
-
-        :param failing: reported to operators, with the issues of the vault
-        """
+        """Return Nova's intervals; report failures and the vault's issues to operators."""
         issues = self._health.list_issues() if self._health else ()
         reported = (*(messages.Failing("", issue) for issue in issues), *failing)
         asked = messages.IntervalRequest(
@@ -150,10 +140,7 @@ class BusClient:
         return nova_intervals.Intervals(answer.of_host, of_servers)
 
     def departed_owners(self, owners: Collection[ids.HostId]) -> set[ids.HostId]:
-        """Return which hosts left the cloud and have no checkpoint any more.
-
-        :param owners: at most MAX_OWNERS
-        """
+        """Return which of these (at most MAX_OWNERS) left the cloud and have no checkpoint."""
         asked = messages.OwnerRequest(
             host=self._host, owners=tuple(owners), sent_s=self._clock.time()
         )
@@ -212,7 +199,6 @@ class BusClient:
         kind: type[_ResponseType],
         purpose: str = signing.CHECKPOINT_ANSWER,
     ) -> _ResponseType:
-        """Return an answer that has no fault, or raise DecisionUnreachable."""
         answer = self._ask(method, payload, kind, purpose)
         if answer.why:
             raise errors.DecisionUnreachable("the message bus", answer.why)

@@ -94,10 +94,7 @@ class Failures:
                 )
 
     def failing_servers(self, local: Collection[ids.ImageId] | None) -> list[messages.Failing]:
-        """Return servers whose last attempt failed or was delayed.
-
-        :param local: servers of this host, to forget others; None: unknown
-        """
+        """Return servers whose last attempt failed or was delayed; drop all but ``local`` ones."""
         with self._lock:
             if local is not None:
                 self._failing = {

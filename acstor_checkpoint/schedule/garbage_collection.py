@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Garbage collection: deletes data of obsolete checkpoints from holders.
 
-Each checkpoint deletes the data that it makes obsolete. Garbage collection deletes the data of
-deleted checkpoints and of servers that left, after which no checkpoint follows.
-A pass calls the holders of this host's disks one after the other; the first pass, and one each
-hour, calls all hosts, because others may have data that this host forgot.
+Each checkpoint deletes the data that it makes obsolete.  Garbage collection deletes the data of
+deleted checkpoints and of servers that left.  A pass calls the holders of this host's disks one
+after the other; the first one, and one each hour, calls all hosts, which may have forgotten data.
 
-A pass, and each holder in it, has a deadline and a limit of disks.  So a hostile holder delays the
+A pass, and each holder in it, has a deadline and a limit of disks, so a hostile holder delays the
 next one by at most ``holder_s``.  A due checkpoint of the disk at hand ends the holder's turn.
 Disks that a holder lists are handled in a fixed cyclic order, so each is reached.
 
-An unreadable state is set aside.  Until then unknown disks are kept: one may be that state's.  Only
-the decision service knows the valid checkpoints, and nothing is deleted without its complete
-answer. Disks with a running checkpoint are skipped.
+Nothing is deleted without the decision service's complete answer.  An unreadable state is set
+aside; until then unknown disks are kept: one may be that state's.
 """
 
 import bisect
@@ -79,17 +77,11 @@ class HolderPool(Protocol):
         """Return a client of a holder's vault."""
 
     def record_failure(self, holder: ids.HostId, *, is_costly: bool) -> None:
-        """Avoid a holder for a while.
-
-        :param is_costly: pause twice as long after each such failure
-        """
+        """Avoid a holder for a while; twice as long after each failure that ``is_costly``."""
 
 
 class Servers(Protocol):
-    """The servers of this host, and which of them have a checkpoint taken now.
-
-    ``failures`` counts what failed.
-    """
+    """The servers of this host, their running checkpoints, and counters of failures."""
 
     failures: failures.Failures
 
@@ -172,11 +164,7 @@ class GarbageCollection:
         return others
 
     def _collect_at(self, holder: checkpoint_record.VaultHolder) -> None:
-        """Delete obsolete data at one holder; its failure is logged.
-
-        :raises errors.AcstorError: the decision service failed
-        :raises OSError: states cannot be listed
-        """
+        """Delete obsolete data at one holder; log its failure; raises as :meth:`_pass`."""
         with self._pool.client_of(holder) as client:
             if not (disks := self._disks(client)):
                 return
@@ -308,16 +296,11 @@ class GarbageCollection:
         return {state.manifest} if state.is_partial and not self._is_gone(instance) else set()
 
     def _is_gone(self, instance: ids.ImageId) -> bool:
-        """Return whether a server is known not to be here."""
         listed = self._servers.list_servers()
         return listed is not None and instance not in listed
 
     def _delete_departed_states(self) -> None:
-        """Delete states of servers that left, unless checkpoints are retained.
-
-        :raises errors.AcstorError: the decision service failed
-        :raises OSError: states cannot be listed
-        """
+        """Delete states of servers that left without checkpoints; raises as :meth:`_pass`."""
         gone = [instance for instance in self._states.list_instances() if self._is_gone(instance)]
         if not gone:
             return

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's checkpoint intervals that libvirt's XML lacks, polled from the service.
-
-While the decision service does not answer, the last intervals remain valid.
-"""
+"""Nova's intervals that libvirt's XML lacks, polled from the service; the last remain valid."""
 
 import logging
 import time
@@ -25,14 +22,10 @@ RETRY_S: Final = 120.0  # pause after a failure; a request takes up to a minute
 
 
 class Intervals(NamedTuple):
-    """Intervals from the service.
+    """Intervals from the service, in seconds."""
 
-    :param of_host: from the host's aggregates, in seconds; 0: never; None: not set
-    :param of_servers: seconds, of servers with a valid interval in their metadata
-    """
-
-    of_host: int | None = None
-    of_servers: Mapping[str, int] = {}
+    of_host: int | None = None  # from the host's aggregates; 0: never; None: not set
+    of_servers: Mapping[str, int] = {}  # of servers with a valid interval in their metadata
 
 
 FetchIntervals = Callable[[Sequence[messages.Failing]], Intervals]
@@ -42,10 +35,7 @@ Raises errors.DecisionUnreachable or errors.NotAuthenticated."""
 
 
 class NovaIntervals:
-    """Polls intervals; not thread-safe, except for :attr:`last`.
-
-    :param ask: None: there are none
-    """
+    """Polls intervals (``ask`` None: there are none); not thread-safe, except for :attr:`last`."""
 
     def __init__(self, ask: FetchIntervals | None, clock: clocks.Clock = time) -> None:
         self._ask, self._clock = ask, clock
@@ -72,7 +62,7 @@ class NovaIntervals:
 def server_interval_s(
     instance: ids.ImageId, spec_s: int | None, intervals: Intervals, default_s: int
 ) -> int:
-    """Return a server's interval in seconds; 0: never.
+    """Return a server's interval in seconds, 0: never; ``spec_s`` is of its flavor.
 
     >>> it = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
     >>> server_interval_s(it, None, Intervals(), 9), server_interval_s(it, None, Intervals(8), 9)
@@ -81,8 +71,6 @@ def server_interval_s(
     7
     >>> server_interval_s(it, 7, Intervals(8, {it: 6}), 9)
     6
-
-    :param spec_s: of its flavor
     """
     said = (intervals.of_servers.get(instance), spec_s, intervals.of_host)
     return next((wanted for wanted in said if wanted is not None), default_s)

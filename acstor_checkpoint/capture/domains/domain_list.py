@@ -26,7 +26,6 @@ class Domains:
     """libvirt of this host; connects on demand.
 
     :param base_of: returns the image whose mirror backs an overlay
-    :param run_dir: folder of libvirt's PID files
     """
 
     def __init__(
@@ -49,11 +48,9 @@ class Domains:
     def list_servers(self) -> domain_xml.ServerList:
         """Return the servers with supported disks, running or not, or raise Unusable.
 
-        libvirt 11 describes no domain while a call waits for its QEMU.  A server without a
-        description is listed as it was last, or as undescribed if it never was.  A connection that
-        waits for a description becomes that server's own.  A server whose description failed, or
-        took long, is described over a connection with a short timeout from then on.  So each such
-        QEMU delays one list.
+        libvirt 11 describes no domain while a call waits for its QEMU, so each hung QEMU delays one
+        list: its server is listed as it was last, or as undescribed, and from then on is described
+        over a connection of its own with a short timeout.
         """
         link = self._link("")
         try:
@@ -98,17 +95,13 @@ class Domains:
         return domain_xml.ServerList(servers, frozenset(undescribed))
 
     def _is_waiting(self, instance: ids.ImageId) -> bool:
-        """Return whether a call waits for a server's QEMU."""
         own = self._links.get(instance)
         return own is not None and own.is_busy
 
     def _described(
         self, found: Any, instance: ids.ImageId, link: LibvirtLink
     ) -> domain_xml.Server | None:
-        """Return the server of a domain; None if unsupported or deleted.
-
-        :raises errors.Unusable: libvirt does not describe it, or the description is malformed
-        """
+        """Return the server of a domain; None if unsupported or deleted, Unusable if malformed."""
         if (own := self._suspects.get(instance)) is not None:
             server = own.call(f"server {instance}", lambda: self._described_later(instance, own))
             own.has_failed = False
@@ -120,7 +113,7 @@ class Domains:
         return server
 
     def _described_later(self, instance: ids.ImageId, own: LibvirtLink) -> domain_xml.Server | None:
-        """Describe a server over its own connection; the next list has a late result."""
+        """Describe a server over its own connection; a late result is for the next list."""
         server = self._parsed(self._looked_up(own, instance), own)
         if server is not None:
             with self._lock:

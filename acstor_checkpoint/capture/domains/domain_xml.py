@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parser of libvirt's domain XML for servers of Nova.
 
-Only root disks on mirrors have checkpoints; ephemeral disks, swap, config drives and volumes do
-not.  The rescue disk of a server is also an overlay of an image, but must not replace its root
-disk, which is then the second disk.
+Only root disks on mirrors have checkpoints.  The rescue disk is an overlay of an image, too, but
+must not replace the root disk, which is then the second disk.
 """
 
 import os
@@ -41,13 +40,10 @@ class Server(NamedTuple):
 
 
 class ServerList(NamedTuple):
-    """The servers of this host.
-
-    :param undescribed: domains that libvirt names, but has not described yet: maybe such servers
-    """
+    """The servers of this host."""
 
     servers: Sequence[Server]  # with supported disks
-    undescribed: frozenset[ids.ImageId] = frozenset()
+    undescribed: frozenset[ids.ImageId] = frozenset()  # by libvirt yet; maybe servers
 
     def instances(self) -> frozenset[ids.ImageId]:
         """Return the servers that are or may be on this host; all others are gone."""

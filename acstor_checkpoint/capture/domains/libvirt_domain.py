@@ -2,16 +2,14 @@
 """One server's domain: snapshots of its disk, exported over NBD.
 
 A snapshot is a libvirt backup job in pull mode with a libvirt checkpoint, which starts a dirty
-bitmap at the same time.  The bitmap is in QEMU and in the overlay.  libvirt's checkpoint metadata
-is deleted at once and redefined when needed: with it libvirt would neither migrate the domain nor
-let Nova delete it.
+bitmap in QEMU and in the overlay.  libvirt's checkpoint metadata is deleted at once and redefined
+when needed, because libvirt neither migrates nor deletes a domain that has it.
 
 The socket is in libvirt's folder of the domain, which AppArmor or SELinux restrict to this QEMU.
-All QEMUs have one user, so without those another QEMU could replace the socket: its reader compares
+Without those another QEMU, which has the same user, could replace the socket: its reader compares
 the server's process with libvirt's.
 
-A later process can end everything that is begun here (:meth:`Domain.clean_up`).  Objects not named
-``acstor-…`` are ignored.
+A later process can end everything that is begun here (:meth:`Domain.clean_up`).
 """
 
 import contextlib
@@ -100,10 +98,8 @@ class Domain:
     def export_snapshot(self, bitmap: str, since: str, folder: pathlib.Path) -> Iterator[Snapshot]:
         """Create a snapshot, and export it until the block ends.
 
-        :param bitmap: name of the new bitmap
         :param since: bitmap of changes to export; "": none
-        :param folder: for the scratch file, which libvirt allows by name, and for the socket if
-            libvirt has no folder of the domain
+        :param folder: for the scratch file, and the socket if libvirt has no folder of the domain
         :raises BitmapLost: ``since`` is missing or inconsistent
         :raises errors.Unusable: libvirt or QEMU fails
         """
@@ -127,7 +123,6 @@ class Domain:
         return _files(self._own_folder() or folder, folder, bitmap)
 
     def _export(self, socket: str) -> nbd_client.Export:
-        """Return the export with its size and process according to libvirt."""
         path = pathlib.Path(self._run_dir, f"{self._domain.name()}.pid")
         target = self._server.disk.target
         size_bytes, _, _ = self._call(lambda: self._domain.blockInfo(target))
@@ -173,12 +168,7 @@ class Domain:
     def clean_up(
         self, bitmaps: Iterable[str], folder: pathlib.Path, *, may_be_frozen: bool
     ) -> None:
-        """End what a killed process began.
-
-        :param bitmaps: that it may have created
-        :param folder: as of :meth:`export_snapshot`
-        :param may_be_frozen: file systems may be frozen
-        """
+        """End what a killed process began, which may have created ``bitmaps``."""
         self._call(lambda: self._cleared(may_be_frozen))
         for bitmap in bitmaps:
             for sockets in filter(None, (self._own_folder(), folder)):
@@ -226,7 +216,6 @@ class Domain:
                     checkpoint.delete(_METADATA_ONLY)
 
     def _is_missing(self, bitmap: str, e: libvirt.libvirtError) -> bool:
-        """Return whether removal failed because the bitmap does not exist."""
         if e.get_error_code() in _NOT_THERE:
             return True
         try:
@@ -238,16 +227,12 @@ class Domain:
         return False
 
     def _own_folder(self) -> pathlib.Path | None:
-        """Return libvirt's folder of this domain; None if there is none."""
         name = f"domain-{self._domain.ID()}-{self._domain.name()[:_SHORT_NAME]}"
         folder = pathlib.Path(LIBVIRT_DIR, name)
         return folder if folder.is_dir() else None
 
     def end_backup(self, socket: str) -> None:
-        """End acstor's backup job unless it has ended; thread-safe.
-
-        Nova's snapshots and migrations may end it, too.
-        """
+        """End acstor's backup job unless Nova's snapshot or migration ended it; thread-safe."""
         self._call(lambda: self._ended(socket))
 
     def _ended(self, socket: str) -> None:
@@ -294,7 +279,6 @@ class Domain:
 
 
 def _files(sockets: pathlib.Path, folder: pathlib.Path, bitmap: str) -> SnapshotFiles:
-    """Return socket and scratch file of a bitmap's snapshot."""
     stem = f"{PREFIX}{bitmap[-12:]}"  # socket paths have a short limit
     return SnapshotFiles(sockets / f"{stem}.sock", folder / f"{stem}.scratch")
 

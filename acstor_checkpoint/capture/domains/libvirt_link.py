@@ -18,17 +18,13 @@ T = TypeVar("T")
 
 
 class LibvirtLimits(NamedTuple):
-    """Timeouts of libvirt, in seconds.
-
-    :param describe_s: of describing a server of which a description failed or took ``slow_s``;
-        libvirt's own work takes milliseconds
-    """
+    """Timeouts of libvirt, in seconds."""
 
     open_s: float = 30.0  # of a new connection
     keepalive_s: int = 5  # interval of keepalive messages, of which ``keepalive_count`` may be lost
     keepalive_count: int = 6
     call_s: float = 90.0  # of one step's calls, including a guest agent and the end of a job
-    describe_s: float = 0.2
+    describe_s: float = 0.2  # of a description, after one failed or took ``slow_s``
     slow_s: float = 1.0
 
 
@@ -38,8 +34,7 @@ LIMITS = LibvirtLimits()
 class LibvirtLink:
     """A libvirt connection for one server, with a timeout of its calls.
 
-    A hung QEMU blocks a call forever, and libvirt processes few calls of a connection at a time, so
-    each server has its own connection.
+    A hung QEMU blocks a call forever, and libvirt processes few calls of a connection at a time.
     """
 
     def __init__(self, timeout_s: float = LIMITS.call_s) -> None:
@@ -56,9 +51,8 @@ class LibvirtLink:
         return self._calls.is_busy
 
     def call(self, what: str, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
-        """Run calls to libvirt; return their result.
+        """Run calls to libvirt; return their result; ``undo`` is called if they succeed too late.
 
-        :param undo: called if they succeed too late
         :raises errors.Unusable: they fail or time out, or a previous call still runs
         """
         try:
