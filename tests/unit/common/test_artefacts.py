@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Only what the service project made for these very bytes counts, whatever a pointer says."""
+"""Artefacts are valid only if the service project made them for the same image bytes."""
 
 import pytest
 
@@ -59,12 +59,12 @@ def test_artefact_is_hidden_private_and_of_the_service_project() -> None:
         ({"status": "queued"}, "its status is queued"),
     ],
 )
-def test_artefact_that_was_altered_is_foreign(changed: dict, said: str) -> None:
+def test_altered_artefact_is_foreign(changed: dict, said: str) -> None:
     image = records.image()
     assert said in why(image, records.artefact(image, **changed))
 
 
-def test_thing_without_a_kind_is_no_artefact() -> None:
+def test_image_without_a_kind_is_no_artefact() -> None:
     image = records.image()
     plain = records.artefact_record(image)
     del plain["acstor_kind"]
@@ -90,7 +90,7 @@ def test_artefact_forged_by_a_tenant_has_no_effect() -> None:
     )
 
 
-def test_nobodys_project_owns_no_artefacts() -> None:
+def test_empty_project_owns_no_artefacts() -> None:
     artefact = records.artefact(records.image(), owner="")
     assert not artefacts.is_artefact(artefact, "")
 
@@ -105,11 +105,11 @@ def test_image_without_a_hash_has_no_artefacts() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no id", None, 7, "../../etc/passwd"])
-def test_pointer_that_is_no_id_is_no_pointer(text: object) -> None:
+def test_invalid_pointer_is_ignored(text: object) -> None:
     assert artefacts.pointer_of(records.image(acstor_chunk_map=text), CHUNK_MAP) is None
 
 
-def test_state_copied_onto_a_snapshot_is_not_the_snapshots() -> None:
+def test_state_copied_onto_a_snapshot_is_ignored() -> None:
     image_id = ids.parse_image_id(records.IMAGE_ID)
     set_on_image = artefacts.state_properties(image_id, artefacts.State.REFUSED, "because " * 99)
     assert len(set_on_image[artefacts.MESSAGE]) == artefacts.MESSAGE_CHARACTERS
@@ -122,12 +122,12 @@ def test_state_copied_onto_a_snapshot_is_not_the_snapshots() -> None:
     ("text", "revision"),
     [("1", 1), ("12", 12), ("-1", 0), ("", 0), ("x", 0), ("9" * 30, 0), ("\u0663", 0)],
 )
-def test_revision_is_a_number_or_nothing(text: str, revision: int) -> None:
+def test_malformed_revision_reads_as_zero(text: str, revision: int) -> None:
     artefact = image_record.Image(properties={"acstor_revision": text})
     assert artefacts.revision_of(artefact) == revision
 
 
-def test_kind_of_a_later_version_is_not_known() -> None:
+def test_kind_of_a_later_version_is_unknown() -> None:
     image = records.image()
     assert artefacts.kind_of(records.artefact(image)) is CHUNK_MAP
     assert artefacts.kind_of(records.artefact(image, acstor_kind="dream")) is None
@@ -139,7 +139,7 @@ def map_of(image: image_record.Image, chunk_bytes: int = 65536) -> bytes:
     return chunk_maps.made(image_id, cut, [ids.cid_of(records.BYTES)], os_hash)
 
 
-def test_chunk_map_is_bound_to_the_images_hash_inside_too() -> None:
+def test_chunk_map_is_bound_to_the_image_id_and_hash() -> None:
     image = records.image()
     assert len(artefacts.parse_chunk_map(image, map_of(image))) == 1
     rehashed = records.image(os_hash_value="00" * 64)

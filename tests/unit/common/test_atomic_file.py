@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Under its name a file is the old one or the new one, never a part."""
+"""An atomic write leaves either the old or the complete new file under its name."""
 
 import pathlib
 
@@ -8,7 +8,7 @@ import pytest
 from acstor_common.util import atomic_file
 
 
-def test_file_appears_when_it_is_whole(tmp_path: pathlib.Path) -> None:
+def test_file_appears_when_it_is_complete(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with atomic_file.atomic_write(path, mode=0o600) as file:
@@ -19,7 +19,7 @@ def test_file_appears_when_it_is_whole(tmp_path: pathlib.Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_failure_leaves_the_old_file_and_nothing_else(tmp_path: pathlib.Path) -> None:
+def test_failed_write_leaves_only_the_old_file(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with pytest.raises(ZeroDivisionError), atomic_file.atomic_write(path) as file:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of a boot has all of its time, each second in one part of it."""
+"""A boot chart attributes each second of a boot to exactly one part."""
 
 import msgspec
 import pytest
@@ -45,7 +45,7 @@ NOVA = [
 
 
 @pytest.mark.parametrize("events", [[], NOVA])
-def test_parts_of_the_time_add_up_to_all_of_it(events):
+def test_shares_add_up_to_the_whole_boot_time(events):
     shares = boot_chart.shares(BOOT, events)
     assert sum(share.took_s for share in shares) == pytest.approx(BOOT.last_s + 6 * bool(events))
     by_name = dict(shares)
@@ -60,7 +60,7 @@ def lane(picture, label):
     return line[boot_chart.LABEL + 1 :]
 
 
-def test_lanes_show_what_was_when():
+def test_chart_lanes_show_events_in_time():
     picture = boot_chart.draw(BOOT)
     each_s = BOOT.last_s / boot_chart.WIDTH
     bar = lane(picture, "guest: disk is open")
@@ -73,7 +73,7 @@ def test_lanes_show_what_was_when():
     assert "65536" in picture and "source (refu?sed)" in picture
 
 
-def test_what_nova_did_comes_first():
+def test_nova_events_come_first_and_shift_the_chart():
     picture = boot_chart.draw(BOOT, NOVA)
     assert lane(picture, "Nova: create asked").startswith("=")
     shift = lane(picture, "guest: disk is open").index("=") / boot_chart.WIDTH
@@ -81,20 +81,20 @@ def test_what_nova_did_comes_first():
     assert "Nova: until it asked the agent" in picture and "26.00" in picture
 
 
-def test_boot_that_has_read_nothing_is_drawn():
+def test_boot_without_reads_is_drawn():
     bare = boot_timeline.Timeline(image_id=IMAGE, began_at_s=0.0, opened_s=0.0, slice_s=0.25)
     picture = boot_chart.draw(bare)
     assert "no server of Nova's (goes on)" in picture
     assert boot_timeline.boot_image_share({"zero": 9}) is None
 
 
-def test_boot_of_the_last_moment_that_has_a_date_is_drawn():
+def test_boot_at_the_last_representable_time_is_drawn():
     last = {**msgspec.to_builtins(BOOT), "began_at_s": 253_402_300_799.0}
     picture = boot_chart.draw(msgspec.convert(last, boot_timeline.Timeline))
     assert "from 9999-12-31 23:59:59 UTC" in picture
 
 
-def test_what_a_newer_agent_tells_is_drawn_too():
+def test_timeline_of_a_newer_agent_is_drawn():
     newer = msgspec.structs.replace(
         BOOT, waited_s={"a new way": 4.0}, bytes={"a new way": MIB}, boot_image="resting"
     )
@@ -121,6 +121,6 @@ def test_what_a_newer_agent_tells_is_drawn_too():
         {"waited_s": {"source": float("inf")}},
     ],
 )
-def test_what_is_no_timeline_is_refused(wrong):
+def test_invalid_timeline_is_refused(wrong):
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({**msgspec.to_builtins(BOOT), **wrong}, boot_timeline.Timeline)

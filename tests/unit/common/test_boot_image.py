@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing of a boot image is used that does not prove itself."""
+"""Boot images: every part is verified before use."""
 
 import dataclasses
 import hashlib
@@ -55,7 +55,7 @@ def build(
 
 
 def forge(raw: bytes, at: int, fmt: str, *values: object) -> bytes:
-    """Write a field and make both checksums right again, as an attacker would."""
+    """Write a field and recompute both checksums, as an attacker would."""
     forged = bytearray(raw)
     head_bytes = boot_image.parse_header(raw, "good").head_bytes
     struct.pack_into("<" + fmt, forged, at, *values)
@@ -83,7 +83,7 @@ def unpacked(raw: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
-def test_boot_image_gives_back_the_chunks_in_the_order_of_first_touch() -> None:
+def test_boot_image_returns_chunks_in_order_of_first_read() -> None:
     raw = build()
     head = boot_frames.check_boot_image([raw[:100], raw[100:]], "it")
     assert head.header == boot_image.Header(OF, revision=7, chunk_count=5, frame_chunks=2)
@@ -93,7 +93,7 @@ def test_boot_image_gives_back_the_chunks_in_the_order_of_first_touch() -> None:
     assert unpacked(raw) == [(n, CHUNKS[n]) for n in (5, 0, 1, 3, 6)]
 
 
-def test_frames_are_read_one_by_one_in_any_order() -> None:
+def test_frames_are_read_separately_in_any_order() -> None:
     raw = build()
     head = boot_image.parse_head(raw[: boot_image.parse_header(raw, "it").head_bytes], "it")
     last = head.frames[-1]
@@ -101,11 +101,11 @@ def test_frames_are_read_one_by_one_in_any_order() -> None:
     assert [n for n, _ in boot_frames.unpack_frame(CUT, last, stored, "it")] == [6]
 
 
-def test_zero_chunks_and_contents_that_came_before_cost_nothing() -> None:
+def test_zero_chunks_and_repeated_chunks_are_not_stored() -> None:
     assert build((2, 0, 2, 4, 0)) == build((0,))
 
 
-def test_bytes_that_do_not_compress_are_stored_as_they_are() -> None:
+def test_incompressible_bytes_are_stored_raw() -> None:
     frame = boot_image.parse_head(build((1, 3)), "it").frames[0]
     assert frame.stored_bytes == frame.raw_bytes == 2 * CHUNK
 
@@ -115,7 +115,7 @@ def test_empty_boot_image_is_legal() -> None:
     assert (list(head.trace), head.frames, head.size_bytes) == ([], (), 192 + 32)
 
 
-def test_golden_file_of_version_2_is_read_as_it_was_written() -> None:
+def test_golden_file_of_version_2_is_read() -> None:
     raw = GOLDEN.read_bytes()
     head = boot_frames.check_boot_image([raw], "golden")
     assert head.header == boot_image.Header(OF, revision=7, chunk_count=4, frame_chunks=2)
@@ -124,7 +124,7 @@ def test_golden_file_of_version_2_is_read_as_it_was_written() -> None:
     assert first.stored_bytes < first.raw_bytes and second.stored_bytes == second.raw_bytes
 
 
-def test_frames_of_a_private_image_are_named_in_its_scope() -> None:
+def test_frames_of_a_private_image_need_its_scope_key() -> None:
     key, other = ids.ScopeKey(b"k" * 32), ids.ScopeKey(b"o" * 32)
     writer = boot_image.Writer(OF, revision=7, key=key)
     for chunk_no in (5, 0, 1):
@@ -137,25 +137,25 @@ def test_frames_of_a_private_image_are_named_in_its_scope() -> None:
             boot_frames.check_boot_image([raw], "it", keys)
 
 
-def test_any_flipped_byte_is_noticed() -> None:
+def test_flipped_byte_is_detected() -> None:
     raw = build((5, 0, 6))
     for at in range(len(raw)):
         refusal(raw[:at] + bytes([raw[at] ^ 0x40]) + raw[at + 1 :])
 
 
-def test_every_truncation_is_noticed() -> None:
+def test_truncation_is_detected() -> None:
     raw = build((5, 0, 6))
     for length in range(len(raw)):
         assert refusal(raw[:length]).offset <= length
 
 
-def test_too_long_boot_image_is_refused() -> None:
+def test_boot_image_with_trailing_bytes_is_refused() -> None:
     raw = build()
     assert f"{len(raw)} bytes are expected" in str(refusal(raw + b"\0"))
 
 
 @hypothesis.given(strategies.binary(max_size=400))
-def test_rubbish_is_not_a_boot_image(rubbish: bytes) -> None:
+def test_random_bytes_are_not_a_boot_image(rubbish: bytes) -> None:
     refusal(rubbish)
     refusal(boot_image.MAGIC + rubbish)
 
@@ -163,8 +163,8 @@ def test_rubbish_is_not_a_boot_image(rubbish: bytes) -> None:
 @hypothesis.given(
     at=strategies.integers(0, 400), replaced=strategies.binary(min_size=1, max_size=12)
 )
-def test_forged_head_is_refused_or_describes_these_very_bytes(at: int, replaced: bytes) -> None:
-    """Whatever passes with right checksums has bounds that hold."""
+def test_forged_head_is_refused_or_has_valid_bounds(at: int, replaced: bytes) -> None:
+    """A forged head with valid checksums is refused or has valid bounds."""
     raw = build()
     head_bytes = boot_image.parse_header(raw, "it").head_bytes
     forged = forge(raw, min(at, head_bytes - 32 - len(replaced)), f"{len(replaced)}s", replaced)
@@ -181,9 +181,7 @@ def test_forged_head_is_refused_or_describes_these_very_bytes(at: int, replaced:
     frame_chunks=strategies.integers(1, 9),
     size_bytes=strategies.integers(40 * CHUNK + 1, 41 * CHUNK),
 )
-def test_every_boot_image_survives_the_round_trip(
-    chunk_nos: list[int], frame_chunks: int, size_bytes: int
-) -> None:
+def test_boot_image_round_trips(chunk_nos: list[int], frame_chunks: int, size_bytes: int) -> None:
     cut = geometry.Geometry(size_bytes, CHUNK)
     writer = boot_image.Writer(boot_image.Binding(IMAGE_ID, cut), 1, frame_chunks * CHUNK)
     for chunk_no in chunk_nos:
@@ -214,7 +212,7 @@ def test_every_boot_image_survives_the_round_trip(
         (AT_TRACE + 20, "I", 2 * CHUNK + 1, AT_TRACE + 20, "cannot be stored in 32769"),
     ],
 )
-def test_forged_field_is_named(
+def test_forged_field_is_refused_with_its_offset(
     at: int, fmt: str, value: int | bytes, offset: int, why: str
 ) -> None:
     fault = refusal(forge(build(), at, fmt, value))
@@ -260,6 +258,6 @@ def test_frame_that_does_not_decompress_to_its_chunks_is_refused(stored: bytes, 
 @pytest.mark.parametrize(
     ("chunk_no", "length"), [(-1, CHUNK), (7, CHUNK), (0, CHUNK - 1), (6, CHUNK)]
 )
-def test_chunk_that_is_not_of_the_image_is_not_written(chunk_no: int, length: int) -> None:
+def test_chunk_outside_the_image_is_not_written(chunk_no: int, length: int) -> None:
     with pytest.raises(ValueError, match="is not of this image"):
         boot_image.Writer(OF, 1).add(chunk_no, b"x" * length)

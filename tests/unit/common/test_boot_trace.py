@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A boot trace is bounded and without doubles, and a boot has an end, whatever is read."""
+"""A boot trace is bounded and has no duplicates; recording always ends."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ CUT = geometry.Geometry(20 * CHUNK + 5, CHUNK)
 WINDOW = boot_trace.Window(longest_s=60.0, idle_s=10.0, limit_chunks=5)
 
 
-def test_boot_is_over_when_nothing_new_is_read_although_old_things_are():
+def test_boot_ends_when_no_new_chunk_is_read():
     recorder = boot_trace.Recorder(CUT, WINDOW)
     assert not recorder.is_over(1000.0)
     recorder.record_read(0, 1, 0.0)
@@ -23,7 +23,7 @@ def test_boot_is_over_when_nothing_new_is_read_although_old_things_are():
     assert recorder.is_over(15.0)
 
 
-def test_boot_is_over_after_the_longest_time_although_it_goes_on():
+def test_boot_ends_after_the_maximum_time_despite_new_reads():
     recorder = boot_trace.Recorder(CUT, WINDOW._replace(idle_s=100.0))
     recorder.record_read(0, 1, 0.0)
     recorder.record_read(CHUNK, 1, 59.0)
@@ -31,7 +31,7 @@ def test_boot_is_over_after_the_longest_time_although_it_goes_on():
     assert recorder.is_over(60.0)
 
 
-def test_boot_is_over_when_the_limit_is_reached():
+def test_boot_ends_when_the_chunk_limit_is_reached():
     recorder = boot_trace.Recorder(CUT, WINDOW)
     recorder.record_read(3 * CHUNK, 17 * CHUNK, 0.0)
     assert recorder.trace == (3, 4, 5, 6, 7)
@@ -42,7 +42,7 @@ def test_boot_is_over_when_the_limit_is_reached():
     st.lists(st.tuples(st.integers(0, 30 * CHUNK), st.integers(0, 5 * CHUNK)), max_size=40),
     st.integers(1, 30),
 )
-def test_trace_is_always_one(reads, limit_chunks):
+def test_recorded_trace_is_always_valid(reads, limit_chunks):
     recorder = boot_trace.Recorder(CUT, WINDOW._replace(limit_chunks=limit_chunks))
     for offset, length in reads:
         recorder.record_read(offset, length, 0.0)
@@ -61,7 +61,7 @@ def test_trace_is_always_one(reads, limit_chunks):
         ([20, 0], ""),
     ],
 )
-def test_what_is_no_trace_is_named(trace, why):
+def test_invalid_trace_is_refused_with_a_reason(trace, why):
     fault = boot_trace.why_invalid(trace, CUT.chunk_count)
     assert why in fault and bool(fault) == bool(why)
 
@@ -70,22 +70,22 @@ TRACES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=Tr
 
 
 @given(TRACES)
-def test_union_has_all_and_the_whole_share_has_what_is_common(traces):
+def test_share_0_merges_to_the_union_and_share_1_to_the_intersection(traces):
     assert set(boot_trace.merge(traces, 0.0)) == set().union(*traces)
     assert set(boot_trace.merge(traces, 1.0)) == set(traces[0]).intersection(*traces)
 
 
 @given(TRACES, st.floats(0, 1), st.integers(1, 10))
-def test_merged_trace_is_a_trace_within_its_limit(traces, share, limit_chunks):
+def test_merged_trace_is_valid_and_within_its_limit(traces, share, limit_chunks):
     merged = boot_trace.merge(traces, share, limit_chunks)
     assert len(merged) <= limit_chunks
     assert boot_trace.why_invalid(merged, 10) in ("", "it is empty")
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, unique=True), st.integers(1, 4))
-def test_boots_that_are_alike_merge_to_themselves(trace, boots):
+def test_equal_boots_merge_to_themselves(trace, boots):
     assert boot_trace.merge([trace] * boots, 0.5) == tuple(trace)
 
 
-def test_chunks_of_most_boots_are_kept_when_there_are_too_many():
+def test_chunks_of_most_boots_are_kept_above_the_limit():
     assert boot_trace.merge([[1, 2, 3], [3, 4], [3, 2]], 0.0, limit_chunks=2) == (3, 2)

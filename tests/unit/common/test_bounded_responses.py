@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that answers byte by byte, or without end, holds nobody; image data has its own pace."""
+"""Deadlines and size limits of HTTP responses; image data has a minimum rate instead."""
 
 import itertools
 import socket
@@ -19,7 +19,7 @@ from tests.fakes import dripping_server
 
 WITHIN_S = 1.0
 SLACK_S = 10.0
-"""A machine with much other work is so late."""
+"""Delay on a busy machine."""
 MIB = 1 << 20
 OK = b"HTTP/1.1 200 OK\r\n"
 IMAGE_DATA = b"Content-Type: application/octet-stream\r\n"
@@ -28,7 +28,7 @@ drip, serve = dripping_server.drip, dripping_server.serve
 
 
 def session_of(**bounds: Any) -> keystone_session.Session:
-    """Return a session whose timeout of silence is longer than what a test takes."""
+    """Return a session whose read timeout is longer than a test."""
     made = keystone_session.Session(timeout=30)
     bounded_responses.bound(made, **{"within_s": WITHIN_S, **bounds})
     return made
@@ -48,7 +48,7 @@ DRIPS = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("pieces", DRIPS.values(), ids=DRIPS)
-def test_answer_that_drips_ends_at_the_deadline(pieces: Pieces, stream: bool) -> None:
+def test_trickled_response_ends_at_the_deadline(pieces: Pieces, stream: bool) -> None:
     with serve(pieces, 0.05) as server:
         began_s = time.monotonic()
         with pytest.raises((exceptions.ConnectionError, requests.exceptions.ConnectionError)):
@@ -57,7 +57,7 @@ def test_answer_that_drips_ends_at_the_deadline(pieces: Pieces, stream: bool) ->
         assert WITHIN_S - 0.1 < time.monotonic() - began_s < WITHIN_S + SLACK_S
 
 
-def test_handshake_that_drips_ends_at_the_deadline() -> None:
+def test_trickled_handshake_ends_at_the_deadline() -> None:
     hello = drip(b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc\x03\x03", b"\0")
     with serve(hello, 0.05, is_spoken_to=False) as server:
         began_s = time.monotonic()
@@ -67,7 +67,7 @@ def test_handshake_that_drips_ends_at_the_deadline() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_proxy_that_drips_ends_at_the_deadline(scheme: str) -> None:
+def test_trickled_proxy_response_ends_at_the_deadline(scheme: str) -> None:
     with serve(drip(b"HTTP/1.1 200 "), 0.05) as server:
         session = session_of()
         session.session.proxies = {scheme: f"http://{server.address}"}
@@ -77,7 +77,7 @@ def test_proxy_that_drips_ends_at_the_deadline(scheme: str) -> None:
         assert WITHIN_S - 0.1 < time.monotonic() - began_s < WITHIN_S + SLACK_S
 
 
-def test_silence_ends_before_the_deadline() -> None:
+def test_read_timeout_ends_a_silent_response_before_the_deadline() -> None:
     with serve(lambda: iter([OK])) as server:
         began_s = time.monotonic()
         with pytest.raises(exceptions.ConnectTimeout):
@@ -97,7 +97,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("pieces", ENDLESS.values(), ids=ENDLESS)
-def test_answer_without_end_takes_bounded_memory(pieces: Pieces) -> None:
+def test_endless_response_takes_bounded_memory(pieces: Pieces) -> None:
     session = session_of(within_s=30.0)
     with serve(pieces) as server:
         tracemalloc.start()
@@ -108,7 +108,7 @@ def test_answer_without_end_takes_bounded_memory(pieces: Pieces) -> None:
     assert most_bytes < 8 * bounded_responses.MAX_BYTES
 
 
-def test_answers_over_one_connection_have_a_deadline_each() -> None:
+def test_each_response_of_a_connection_has_its_own_deadline() -> None:
     body = OK + b"Content-Length: 2\r\n\r\n{}"
     with serve(lambda: iter([body]), WITHIN_S / 4) as server:
         session = session_of()
@@ -117,7 +117,7 @@ def test_answers_over_one_connection_have_a_deadline_each() -> None:
         assert server.connections == 1
 
 
-def test_json_that_is_nested_too_deeply_is_malformed() -> None:
+def test_deeply_nested_json_is_malformed() -> None:
     body = b"[" * (MIB // 2)
     answer = OK + b"Content-Type: application/json\r\n"
     with serve(
@@ -135,7 +135,7 @@ def image_data(*pieces: bytes) -> Pieces:
 
 
 def test_streamed_image_data_may_take_longer_and_be_larger() -> None:
-    """Twice as long as other answers, at ten times the least rate."""
+    """The transfer takes twice the deadline of other responses, at ten times the minimum rate."""
     piece = bytes(bounded_responses.STREAM_BYTES_PER_S)
     with serve(image_data(*[piece] * 20), 0.1) as server:
         began_s = time.monotonic()
@@ -144,7 +144,7 @@ def test_streamed_image_data_may_take_longer_and_be_larger() -> None:
         assert time.monotonic() - began_s >= 2 * WITHIN_S
 
 
-def test_streamed_image_data_below_the_least_rate_ends() -> None:
+def test_streamed_image_data_below_the_minimum_rate_is_aborted() -> None:
     piece = bytes(bounded_responses.STREAM_BYTES_PER_S // 100)
     with serve(image_data(*[piece] * 1000), 0.1) as server:
         began_s = time.monotonic()
@@ -154,7 +154,7 @@ def test_streamed_image_data_below_the_least_rate_ends() -> None:
         assert WITHIN_S - 0.1 < time.monotonic() - began_s < WITHIN_S + SLACK_S
 
 
-def test_quick_image_data_buys_no_time_for_a_pause() -> None:
+def test_fast_image_data_does_not_earn_time_for_a_pause() -> None:
     pieces = image_data(bytes(100 * bounded_responses.STREAM_BYTES_PER_S), *[b"x"] * 1000)
     with serve(pieces, 0.1) as server:
         answer = session_of().get(f"http://{server.address}/", stream=True)
@@ -164,7 +164,7 @@ def test_quick_image_data_buys_no_time_for_a_pause() -> None:
         assert time.monotonic() - began_s < WITHIN_S + SLACK_S
 
 
-def test_pause_of_the_reader_is_not_the_servers() -> None:
+def test_pause_of_the_reader_is_not_charged_to_the_server() -> None:
     size = 4 * MIB  # more than the sockets' buffers hold
     with serve(image_data(bytes(size))) as server:
         answer = session_of().get(f"http://{server.address}/", stream=True)
@@ -174,7 +174,7 @@ def test_pause_of_the_reader_is_not_the_servers() -> None:
         assert len(first) + sum(map(len, pieces)) == size
 
 
-def test_other_data_is_bounded_though_it_is_streamed() -> None:
+def test_other_streamed_data_is_limited_in_size() -> None:
     head = OK + b"Content-Type: application/json\r\nContent-Length: 2000\r\n\r\n"
     with serve(lambda: iter([head, bytes(2000)])) as server:
         answer = session_of(max_bytes=1000).get(f"http://{server.address}/", stream=True)
@@ -182,7 +182,7 @@ def test_other_data_is_bounded_though_it_is_streamed() -> None:
             answer.text  # noqa: B018
 
 
-def test_image_data_is_bounded_where_it_is_read_whole() -> None:
+def test_unstreamed_image_data_is_limited_in_size() -> None:
     with (
         serve(image_data(bytes(2000))) as server,
         pytest.raises(exceptions.ConnectionError),
@@ -190,7 +190,7 @@ def test_image_data_is_bounded_where_it_is_read_whole() -> None:
         session_of(max_bytes=1000).get(f"http://{server.address}/")
 
 
-def test_upload_takes_its_time_and_its_answer_does_not() -> None:
+def test_upload_has_no_deadline_and_its_response_has_one() -> None:
     def pieces() -> Iterator[bytes]:
         for _ in range(8):
             time.sleep(WITHIN_S / 4)
@@ -205,7 +205,7 @@ def test_upload_takes_its_time_and_its_answer_does_not() -> None:
         assert 3 * WITHIN_S - 0.1 < time.monotonic() - began_s < 3 * WITHIN_S + SLACK_S
 
 
-def test_answer_to_an_upload_may_take_as_long_as_its_request_says() -> None:
+def test_upload_response_deadline_follows_the_request_timeout() -> None:
     with serve(drip(OK), 0.05) as server:
         began_s = time.monotonic()
         with pytest.raises(exceptions.ConnectionError):
@@ -215,7 +215,7 @@ def test_answer_to_an_upload_may_take_as_long_as_its_request_says() -> None:
         assert 3 * WITHIN_S - 0.1 < time.monotonic() - began_s < 3 * WITHIN_S + SLACK_S
 
 
-def test_kernel_asks_a_server_that_is_silent_whether_it_lives() -> None:
+def test_connections_use_tcp_keepalive() -> None:
     session = requests.Session()
     bounded_responses.bound_requests(session)
     for url in ("http://server", "https://server"):
@@ -246,7 +246,7 @@ def test_request_may_shorten_its_deadline() -> None:
         assert WITHIN_S - 0.1 < time.monotonic() - began_s < WITHIN_S + SLACK_S
 
 
-def test_body_that_is_read_as_it_was_sent_is_bounded() -> None:
+def test_raw_body_is_limited_in_size() -> None:
     session = requests.Session()
     bounded_responses.bound_requests(session, max_bytes=1000)
     head = OK + b"Content-Encoding: gzip\r\nContent-Length: 2000\r\n\r\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call that hangs ends for its caller, costs one thread, and goes on by itself."""
+"""A hanging call times out for its caller and continues in one thread."""
 
 import contextlib
 import threading
@@ -11,7 +11,7 @@ from acstor_common.util import call_deadline
 from tests.lab import runs
 
 
-def test_caller_gets_what_the_call_returns_and_raises() -> None:
+def test_caller_gets_result_or_exception_of_the_call() -> None:
     deadline = call_deadline.CallDeadline("a test", 10.0)
     assert deadline.run_call(lambda: 7) == 7
     with pytest.raises(LookupError):
@@ -19,7 +19,7 @@ def test_caller_gets_what_the_call_returns_and_raises() -> None:
     assert deadline.run_call(lambda: 8) == 8
 
 
-def test_call_that_hangs_costs_one_thread_and_the_next_waits_for_its_end() -> None:
+def test_hanging_call_blocks_one_thread_and_the_next_call() -> None:
     deadline, ended = call_deadline.CallDeadline("a test", 0.1), threading.Event()
     before = threading.active_count()
     for _ in range(3):
@@ -38,7 +38,7 @@ def test_call_that_hangs_costs_one_thread_and_the_next_waits_for_its_end() -> No
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_call_that_succeeds_too_late_is_undone_before_the_next(fails: bool) -> None:
+def test_late_success_is_undone_before_the_next_call(fails: bool) -> None:
     deadline, ended = call_deadline.CallDeadline("a test", 0.1), threading.Event()
     done = list[str]()
 
@@ -61,7 +61,7 @@ def test_call_that_succeeds_too_late_is_undone_before_the_next(fails: bool) -> N
     assert done == (["work", "next"] if fails else ["work", "undo", "next"])
 
 
-def test_call_for_which_no_thread_can_be_started_keeps_no_later_one(
+def test_failed_thread_start_does_not_block_later_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     deadline = call_deadline.CallDeadline("a test", 10.0)

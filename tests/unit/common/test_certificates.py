@@ -32,7 +32,7 @@ ANY = oid.ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE
 
 
 def made_by_hand(*extensions: x509.ExtensionType, common_name: str = "") -> bytes:
-    """Return a certificate of the authority with these extensions and nothing else."""
+    """Return a certificate of the authority with only these extensions."""
     names = [x509.NameAttribute(oid.NameOID.COMMON_NAME, common_name)] if common_name else []
     issuer = x509.load_pem_x509_certificate(CA.certificate_pem).subject
     now = datetime.datetime.fromtimestamp(int(NOW_S), datetime.UTC)
@@ -48,7 +48,7 @@ def names(*wanted: x509.GeneralName) -> x509.SubjectAlternativeName:
     return x509.SubjectAlternativeName(wanted)
 
 
-def test_certificate_says_which_host_it_is():
+def test_certificate_names_its_host():
     read = certificates.read_host_certificate(CERT, CA.certificate_pem)
     assert read.host == HOST and read.pem == CERT
     assert read.not_before_s == int(NOW_S) - certificates.BACKDATE_S
@@ -56,14 +56,14 @@ def test_certificate_says_which_host_it_is():
     assert read.public_key == signing.read_key(KEY).public_key()
 
 
-def test_certificate_of_the_wire_is_read_like_that_of_a_file():
+def test_der_certificate_is_read_like_pem():
     der = ssl.PEM_cert_to_DER_cert(CERT.decode())
     read = certificates.read_host_certificate(der, CA.certificate_pem)
     assert read == certificates.read_host_certificate(CERT, CA.certificate_pem)
 
 
-def test_certificate_within_a_certificate_says_nothing():
-    """An operator's own authority may put what a request says into extensions."""
+def test_nested_certificate_is_ignored():
+    """An operator's own authority may copy data of a request into extensions."""
     inner = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.3.6.1.4.1.1"), b"\n" + CERT)
     outer = made_by_hand(names(x509.DNSName("other")), inner)
     der = ssl.PEM_cert_to_DER_cert(outer.decode())
@@ -71,12 +71,12 @@ def test_certificate_within_a_certificate_says_nothing():
     assert certificates.read_host_certificate(der, CA.certificate_pem).host == "other"
 
 
-def test_any_authority_of_the_file_is_trusted():
+def test_certificate_of_any_authority_in_the_bundle_is_trusted():
     bundle = OTHER_CA.certificate_pem + CA.certificate_pem
     assert certificates.read_host_certificate(CERT, bundle).host == HOST
 
 
-def test_the_name_comes_from_the_authority_and_never_from_the_request():
+def test_host_name_comes_from_the_authority_and_not_from_the_request():
     issued = CA.issue_certificate(CSR, ids.HostId("h2"), NOW_S, DAY_S)
     assert certificates.read_host_certificate(issued, CA.certificate_pem).host == "h2"
 
@@ -120,15 +120,15 @@ def test_the_name_comes_from_the_authority_and_never_from_the_request():
         (CERT + b" " * certificates.MAX_CERTIFICATE_BYTES, CA.certificate_pem, "at most"),
         (CERT, CA.certificate_pem * 1000, "at most"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "pem",  # each process makes its own
+    ids=lambda value: value if isinstance(value, str) else "pem",  # keys differ in each process
 )
-def test_certificate_that_proves_no_host_is_refused(pem, ca, why):
+def test_certificate_without_a_valid_host_is_refused(pem, ca, why):
     with pytest.raises(errors.NotAuthenticated, match=why):
         certificates.read_host_certificate(pem, ca)
 
 
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")
-def test_every_byte_of_a_certificate_counts():
+def test_changed_certificate_byte_is_detected():
     der = bytearray(ssl.PEM_cert_to_DER_cert(CERT.decode()))
     unused_bits = len(der) - 64 - 1  # of the signature's BIT STRING
     for place in set(range(len(der))) - {unused_bits}:
@@ -151,13 +151,13 @@ def test_every_byte_of_a_certificate_counts():
         (8 * DAY_S, 6 * DAY_S, "7 days ago"),
     ],
 )
-def test_time_fault_says_by_how_much(late_s, grace_s, fault):
+def test_time_fault_names_the_difference(late_s, grace_s, fault):
     read = certificates.read_host_certificate(CERT, CA.certificate_pem)
     said = certificates.time_fault(read, int(NOW_S) + late_s, grace_s)
     assert fault in said and bool(said) == bool(fault)
 
 
-def test_revocation_refuses_what_was_issued_before_and_nothing_issued_later():
+def test_revocation_covers_only_certificates_issued_before_it():
     revoked = {HOST: certificates.refused_before(NOW_S)}
     read = certificates.read_host_certificate(CERT, CA.certificate_pem)
     assert certificates.is_revoked(read, revoked)
@@ -168,7 +168,7 @@ def test_revocation_refuses_what_was_issued_before_and_nothing_issued_later():
 
 
 @pytest.mark.parametrize("what", ["nothing", "ec", "unsigned"])
-def test_request_that_is_not_its_own_keys_is_refused(what):
+def test_request_without_a_valid_own_signature_is_refused(what):
     with pytest.raises(errors.NotAuthenticated, match="certificate request"):
         CA.issue_certificate(_bad_request(what), HOST, NOW_S, DAY_S)
 
@@ -185,7 +185,7 @@ def _bad_request(what: str) -> bytes:
     return x509.load_der_x509_csr(bytes(der)).public_bytes(serialization.Encoding.PEM)
 
 
-def test_authority_is_its_certificate_and_its_key():
+def test_authority_needs_a_matching_certificate_and_key():
     again = certificates.Authority(CA.certificate_pem, CA.key_pem)
     assert certificates.read_host_certificate(
         again.issue_certificate(CSR, HOST, NOW_S, DAY_S), CA.certificate_pem
@@ -199,7 +199,7 @@ def test_authority_is_its_certificate_and_its_key():
             certificates.Authority(certificate, key)
 
 
-def test_an_operators_own_authority_may_have_another_kind_of_key():
+def test_operators_authority_may_have_another_key_type():
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, "an operator's")])
     now = datetime.datetime.fromtimestamp(int(NOW_S), datetime.UTC)
@@ -215,7 +215,7 @@ def test_an_operators_own_authority_may_have_another_kind_of_key():
     assert certificates.read_host_certificate(issued, ca_pem).host == HOST
 
 
-def test_an_authority_that_may_not_issue_for_both_ends_of_a_connection_is_refused():
+def test_authority_without_client_and_server_usage_is_refused():
     own = certificates.Authority(*cloud_keys.own_authority(CLIENT, SERVER))
     issued = own.issue_certificate(CSR, HOST, NOW_S, DAY_S)
     assert certificates.read_host_certificate(issued, own.certificate_pem).host == HOST
@@ -223,8 +223,8 @@ def test_an_authority_that_may_not_issue_for_both_ends_of_a_connection_is_refuse
         certificates.Authority(*cloud_keys.own_authority(SERVER))
 
 
-def test_openssl_takes_the_chain_in_its_strict_mode(tmp_path):
-    """What Python 3.13 demands by default: key identifiers, usage and critical constraints."""
+def test_openssl_accepts_the_chain_in_strict_mode(tmp_path):
+    """Python 3.13 requires key identifiers, usage and critical constraints by default."""
     now_s = datetime.datetime.now(datetime.UTC).timestamp()
     ca = certificates.Authority.create("test", now_s, DAY_S)
     (tmp_path / "cert.pem").write_bytes(ca.issue_certificate(CSR, HOST, now_s, DAY_S))
@@ -251,7 +251,7 @@ def test_openssl_takes_the_chain_in_its_strict_mode(tmp_path):
 
 
 @given(st.binary(max_size=400), st.booleans())
-def test_garbage_is_no_certificate_no_request_and_no_authority(garbage, is_pem):
+def test_random_bytes_are_no_certificate_request_or_authority(garbage, is_pem):
     if is_pem:
         garbage = b"-----BEGIN CERTIFICATE-----\n" + garbage + b"\n-----END CERTIFICATE-----\n"
     with pytest.raises(errors.NotAuthenticated):

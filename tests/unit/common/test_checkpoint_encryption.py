@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whoever keeps what was sealed can neither read nor change it."""
+"""Sealed chunks and manifests: holders can neither read nor change them."""
 
 import random
 
@@ -29,37 +29,37 @@ def refusal(sealed: bytes, name: ids.Cid = NAME, length: int = len(CHUNK)) -> st
 
 
 @hypothesis.given(strategies.binary(min_size=1, max_size=4096).filter(any))
-def test_a_chunk_comes_back_as_it_was(plain: bytes) -> None:
+def test_sealed_chunk_round_trips(plain: bytes) -> None:
     name = SEAL.chunk_name(plain)
     assert SEAL.open(name, SEAL.close(name, plain), len(plain), "a holder") == plain
 
 
-def test_what_zstd_makes_longer_is_sealed_as_it_is() -> None:
+def test_incompressible_chunk_is_sealed_uncompressed() -> None:
     name = SEAL.chunk_name(RANDOM)
     sealed = SEAL.close(name, RANDOM)
     assert len(sealed) == len(RANDOM) + checkpoint_encryption.SEAL_BYTES
     assert SEAL.open(name, sealed, len(RANDOM), "a holder") == RANDOM
 
 
-def test_a_long_chunk_stays_under_the_limit() -> None:
+def test_largest_chunk_stays_within_the_sealed_limit() -> None:
     plain = random.Random(7).randbytes(geometry.MAX_CHUNK_BYTES)
     sealed = SEAL.close(SEAL.chunk_name(plain), plain)
     assert len(sealed) == checkpoint_encryption.MAX_SEALED_BYTES
 
 
-def test_names_are_keyed_and_of_one_disk_alone() -> None:
+def test_chunk_names_are_keyed_per_disk() -> None:
     assert ids.is_keyed(NAME)
     assert ids.Content(NAME, (SEAL.scope_key,)).matches_data(CHUNK)
     assert OTHER.chunk_name(CHUNK) != NAME
     assert SEAL.chunk_name(bytes(65536)) == ids.ZERO_CID
 
 
-def test_equal_chunks_are_sealed_alike() -> None:
+def test_equal_chunks_have_equal_sealed_bytes() -> None:
     assert SEAL.close(NAME, CHUNK) == SEALED
 
 
-def test_other_bytes_of_the_compressor_get_another_nonce(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two plaintexts under one nonce would give both away."""
+def test_other_compressor_output_gets_another_nonce(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two plaintexts under one nonce would reveal both."""
     other = zstandard.ZstdCompressor(level=19, write_checksum=True)
     monkeypatch.setattr(checkpoint_encryption._thread_state, "zstd", other)
     sealed = SEAL.close(NAME, CHUNK)
@@ -68,7 +68,7 @@ def test_other_bytes_of_the_compressor_get_another_nonce(monkeypatch: pytest.Mon
 
 
 @hypothesis.given(strategies.integers(0, len(SEALED) - 1), strategies.integers(1, 255))
-def test_no_byte_can_be_altered(at: int, change: int) -> None:
+def test_altered_byte_is_detected(at: int, change: int) -> None:
     altered = bytearray(SEALED)
     altered[at] ^= change
     if at in (2, 3):
@@ -77,18 +77,18 @@ def test_no_byte_can_be_altered(at: int, change: int) -> None:
 
 
 @hypothesis.given(strategies.integers(0, len(SEALED) - 1))
-def test_no_byte_can_be_cut_off(length: int) -> None:
+def test_truncation_is_detected(length: int) -> None:
     refusal(SEALED[:length])
 
 
 @hypothesis.given(strategies.binary(max_size=200))
-def test_hostile_bytes_are_refused(sealed: bytes) -> None:
+def test_random_bytes_are_refused(sealed: bytes) -> None:
     refusal(sealed)
     with pytest.raises(errors.NotAuthenticated):
         SEAL.open_manifest(sealed, 1000)
 
 
-def test_another_chunk_another_disk_and_another_length_are_refused() -> None:
+def test_chunk_of_another_name_disk_or_length_is_refused() -> None:
     other = SEAL.chunk_name(b"other bytes")
     assert "another" in refusal(SEAL.close(other, b"other bytes"))
     assert "another" in refusal(OTHER.close(NAME, CHUNK))
@@ -97,17 +97,17 @@ def test_another_chunk_another_disk_and_another_length_are_refused() -> None:
     assert "not its length" in refusal(SEALED + bytes(len(CHUNK)))
 
 
-def test_a_host_that_sealed_under_a_wrong_name_is_found_out() -> None:
+def test_chunk_sealed_under_a_wrong_name_is_detected() -> None:
     assert "name" in refusal(SEAL.close(NAME, CHUNK[::-1]))
 
 
-def test_a_chunk_is_no_manifest_and_a_manifest_no_chunk() -> None:
+def test_chunk_and_manifest_are_not_interchangeable() -> None:
     with pytest.raises(errors.NotAuthenticated):
         SEAL.open_manifest(SEALED, 1 << 20)
     refusal(SEAL.close_manifest(bytearray(CHUNK)))
 
 
-def test_manifest_comes_back_and_has_its_limit() -> None:
+def test_manifest_round_trips_within_its_size_limit() -> None:
     sealed = bytes(SEAL.close_manifest(bytearray(b"a manifest")))
     assert SEAL.open_manifest(sealed, 10) == b"a manifest"
     assert len(checkpoint_encryption.manifest_name(sealed)) == 32
@@ -125,6 +125,6 @@ def test_manifest_is_sealed_in_place() -> None:
 
 
 @pytest.mark.parametrize("key", [b"", bytes(32), bytes(range(31)), bytes(range(33))])
-def test_what_is_no_key_is_refused(key: bytes) -> None:
+def test_invalid_key_is_refused(key: bytes) -> None:
     with pytest.raises(ValueError, match="key"):
         checkpoint_encryption.Seal(key)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A manifest is believed only when each of its fields can be."""
+"""Checkpoint manifests: each field is validated."""
 
 import itertools
 import pathlib
@@ -51,7 +51,7 @@ def forged(at: int, fmt: str, *values: object, raw: bytes = RAW) -> bytes:
     return bytes(altered)
 
 
-def test_manifest_gives_back_what_was_put_in() -> None:
+def test_manifest_round_trips() -> None:
     found = checkpoint_manifest.Manifest.parse(RAW, "m")
     assert (found.subject, list(found), len(found)) == (SUBJECT, ENTRIES, 3)
     assert list(found.iter_names()) == sorted([ENTRIES[0].cid, ENTRIES[2].cid])
@@ -67,18 +67,18 @@ def test_golden_file_is_read_and_written() -> None:
     )
 
 
-def test_golden_chunk_is_opened() -> None:
+def test_golden_chunk_is_decrypted() -> None:
     sealed = GOLDEN.read_bytes()[len(RAW) + checkpoint_encryption.SEAL_BYTES :]
     assert SEAL.open(ENTRIES[0].cid, sealed, len(CHUNK), "golden") == CHUNK
 
 
-def test_a_checkpoint_without_changes_is_one() -> None:
+def test_checkpoint_without_changes_is_valid() -> None:
     found = checkpoint_manifest.Manifest.parse(checkpoint_manifest.build(SUBJECT, []), "m")
     assert (len(found), list(found), list(found.iter_names())) == (0, [], []) and found
 
 
 @hypothesis.given(strategies.sets(strategies.integers(0, 9999), max_size=50))
-def test_any_chunks_of_a_disk_can_stand_in_it(numbers: set[int]) -> None:
+def test_manifest_may_list_any_chunks_of_a_disk(numbers: set[int]) -> None:
     subject = SUBJECT._replace(cut=geometry.Geometry(10_000 * 65536, 65536))
     entries = [checkpoint_manifest.Entry(n, SEAL.chunk_name(b"%d" % n)) for n in sorted(numbers)]
     raw = checkpoint_manifest.build(subject, entries)
@@ -86,13 +86,13 @@ def test_any_chunks_of_a_disk_can_stand_in_it(numbers: set[int]) -> None:
 
 
 @hypothesis.given(strategies.binary(max_size=400))
-def test_hostile_bytes_are_refused(raw: bytes) -> None:
+def test_random_bytes_are_refused(raw: bytes) -> None:
     refusal(raw)
     refusal(checkpoint_manifest.MAGIC + raw)
 
 
 @hypothesis.given(strategies.integers(0, len(RAW) - 1), strategies.integers(1, 255))
-def test_an_altered_byte_raises_nothing_else(at: int, change: int) -> None:
+def test_altered_byte_raises_only_a_format_error(at: int, change: int) -> None:
     try:
         checkpoint_manifest.Manifest.parse(forged(at, "B", RAW[at] ^ change), "m")
     except errors.CheckpointFormatError:
@@ -123,7 +123,7 @@ def test_an_altered_byte_raises_nothing_else(at: int, change: int) -> None:
         (forged(256 + 39, "B", 0), "not keyed"),
     ],
 )
-def test_fields_that_cannot_be_are_refused(raw: bytes, why: str) -> None:
+def test_invalid_fields_are_refused(raw: bytes, why: str) -> None:
     assert why in refusal(raw)
 
 
@@ -142,13 +142,13 @@ def test_entries_out_of_order_are_not_written(entries: list[checkpoint_manifest.
         checkpoint_manifest.build(SUBJECT, entries)
 
 
-def test_a_name_that_is_not_keyed_is_not_written() -> None:
+def test_unkeyed_name_is_not_written() -> None:
     plain = checkpoint_manifest.Entry(0, ids.cid_of(b"bytes"))
     with pytest.raises(ValueError, match="not keyed"):
         checkpoint_manifest.build(SUBJECT, [plain])
 
 
-def test_names_of_many_chunks_come_in_order_and_once() -> None:
+def test_names_are_iterated_in_order_without_duplicates() -> None:
     cids = [ids.cid_of(bytes([n % 100]), SEAL.scope_key) for n in range(150)] + [ids.ZERO_CID]
     cut = geometry.Geometry(1 << 30, geometry.DEFAULT_CHUNK_BYTES)
     entries = itertools.starmap(checkpoint_manifest.Entry, enumerate(cids))

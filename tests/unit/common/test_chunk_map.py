@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A chunk map is believed only when every byte of it is right."""
+"""Chunk maps: every byte is covered by a checksum and validated."""
 
 import hashlib
 import mmap
@@ -44,7 +44,7 @@ def build(
 
 
 def forge(raw: bytes, at: int, fmt: str, *values: object) -> bytes:
-    """Write a field and make both checksums right again, as an attacker would."""
+    """Write a field and recompute both checksums, as an attacker would."""
     forged = bytearray(raw)
     struct.pack_into("<" + fmt, forged, at, *values)
     forged[416:448] = blake3.blake3(forged[:416]).digest()
@@ -59,7 +59,7 @@ def refusal(raw: bytes, **expected: object) -> errors.ChunkMapFormatError:
     return caught.value
 
 
-def test_map_gives_back_what_was_put_in() -> None:
+def test_map_returns_the_cids_it_was_built_with() -> None:
     found = chunk_map.ChunkMap.parse(
         build(), "m", expected_image_id=IMAGE_ID, expected_stored_bytes=CUT.size_bytes
     )
@@ -91,12 +91,12 @@ def test_golden_file_with_scope_keys_is_read_and_written_alike() -> None:
     assert raw == build(geometry.Geometry(33768, 16384), cids, os_hash, KEYS)
     found = chunk_map.ChunkMap.parse(raw, "golden", expected_image_id=IMAGE_ID)
     assert found.scope_keys == KEYS
-    assert found.content_of(0).matches_data(GOLDEN_IMAGE[:16384])  # of a scope that it inherited
+    assert found.content_of(0).matches_data(GOLDEN_IMAGE[:16384])  # of an inherited scope
     assert found.content_of(2).matches_data(GOLDEN_IMAGE[32768:])
     assert not found.content_of(2).matches_data(GOLDEN_IMAGE[:16384])
 
 
-def test_keyed_cid_in_a_map_without_keys_is_refused_where_it_stands() -> None:
+def test_keyed_cid_in_a_map_without_keys_is_refused_with_its_offset() -> None:
     cids = [*CIDS[:3], ids.cid_of(b"a", KEYS[0])]
     fault = refusal(build(cids=cids))
     assert fault.offset == AT_CIDS + 3 * ids.CID_BYTES and "keyed" in fault.why
@@ -114,7 +114,7 @@ def test_keyed_cid_in_a_map_without_keys_is_refused_where_it_stands() -> None:
         (415, "B", 1, "behind the last"),
     ],
 )
-def test_scope_keys_that_no_map_has_are_refused(
+def test_invalid_scope_keys_in_a_map_are_refused(
     at: int, fmt: str, value: object, words: str
 ) -> None:
     fault = refusal(forge(build(scope_keys=KEYS), at, fmt, value))
@@ -130,7 +130,7 @@ def test_scope_keys_that_no_map_has_are_refused(
         (KEYS[0], KEYS[0]),
     ],
 )
-def test_scope_keys_that_no_map_can_have_are_not_written(keys: chunk_map.ScopeKeys) -> None:
+def test_invalid_scope_keys_are_not_written(keys: chunk_map.ScopeKeys) -> None:
     with pytest.raises(ValueError, match="scope key"):
         build(scope_keys=keys)
 
@@ -142,13 +142,13 @@ def test_map_of_an_empty_image_has_no_chunks() -> None:
 
 
 @pytest.mark.parametrize("chunk_no", [-1, 4])
-def test_chunk_outside_of_the_image_is_refused(chunk_no: int) -> None:
+def test_chunk_outside_the_image_is_refused(chunk_no: int) -> None:
     with pytest.raises(IndexError, match=IMAGE_ID):
         chunk_map.ChunkMap.parse(build(), "m").cid_of(chunk_no)
 
 
 @pytest.mark.parametrize(("first", "stop"), [(-1, 1), (0, 5), (3, 2)])
-def test_chunks_outside_of_the_image_are_refused(first: int, stop: int) -> None:
+def test_chunk_range_outside_the_image_is_refused(first: int, stop: int) -> None:
     with pytest.raises(IndexError, match=IMAGE_ID):
         chunk_map.ChunkMap.parse(build(), "m").cids_between(first, stop)
 
@@ -176,7 +176,7 @@ def test_mapped_file_is_read_in_place(tmp_path: pathlib.Path) -> None:
         ),
     ),
 )
-def test_every_map_survives_the_round_trip(
+def test_map_round_trips(
     size_bytes: int, chunk_bytes: int, seed: bytes, os_hash: chunk_map.OsHash
 ) -> None:
     cut = geometry.Geometry(size_bytes, chunk_bytes)
@@ -191,13 +191,13 @@ def test_every_map_survives_the_round_trip(
         assert found.cids_between(0, first) == cids[:first]
 
 
-def test_any_flipped_byte_is_noticed() -> None:
+def test_flipped_byte_is_detected() -> None:
     raw = build()
     for at in (*range(AT_CIDS + 4 * ids.CID_BYTES), *range(AT_CIDS + 300, len(raw), 97)):
         refusal(raw[:at] + bytes([raw[at] ^ 0x40]) + raw[at + 1 :])
 
 
-def test_every_truncation_is_noticed_by_the_length() -> None:
+def test_truncation_is_detected_by_the_length() -> None:
     raw = build()
     for length in (*range(1000), *range(1000, len(raw), 97)):
         assert "truncated" in (fault := refusal(raw[:length])).why or not length
@@ -205,23 +205,23 @@ def test_every_truncation_is_noticed_by_the_length() -> None:
 
 
 @hypothesis.given(strategies.binary(max_size=700))
-def test_rubbish_is_not_a_chunk_map(rubbish: bytes) -> None:
+def test_random_bytes_are_not_a_chunk_map(rubbish: bytes) -> None:
     refusal(rubbish)
     refusal(chunk_map_header.MAGIC + rubbish)
 
 
-def test_too_long_map_is_refused() -> None:
+def test_map_with_trailing_bytes_is_refused() -> None:
     assert f"too long: {LENGTH + 1} bytes instead of {LENGTH}" in str(refusal(build() + b"\0"))
 
 
-def test_foreign_file_is_told_from_a_damaged_map() -> None:
+def test_foreign_file_is_distinguished_from_a_damaged_map() -> None:
     assert str(refusal(b"QFI\xfb" + bytes(500))) == "the map: byte 0: not a chunk map"
     assert str(refusal(b"")) == "the map: byte 0: not a chunk map"
     assert "header's checksum" in str(refusal(build()[:20] + b"\xff" + build()[21:]))
     assert "the map's checksum" in str(refusal(build()[:-1] + b"\xff"))
 
 
-def test_damaged_cid_is_noticed_by_the_trailer() -> None:
+def test_damaged_cid_is_detected_by_the_trailer() -> None:
     raw = build()
     damaged = raw[: AT_CIDS + 8] + b"\xff" + raw[AT_CIDS + 9 :]
     assert "the map's checksum" in str(refusal(damaged))
@@ -253,7 +253,7 @@ def test_damaged_cid_is_noticed_by_the_trailer() -> None:
         (128, "H", 0, 48, "needs both an algorithm and a value"),
     ],
 )
-def test_forged_field_is_named(
+def test_forged_field_is_refused_with_its_offset(
     at: int, fmt: str, value: int | bytes, offset: int, why: str
 ) -> None:
     fault = refusal(forge(build(), at, fmt, value))
@@ -271,12 +271,12 @@ def test_map_of_another_image_is_refused() -> None:
 @pytest.mark.parametrize(
     "os_hash", [("", b"x"), ("sha512", b""), ("sha 512", b"x"), ("a", b"x" * 65)]
 )
-def test_image_hash_that_no_header_can_hold_is_refused(os_hash: tuple[str, bytes]) -> None:
+def test_image_hash_that_does_not_fit_the_header_is_refused(os_hash: tuple[str, bytes]) -> None:
     with pytest.raises(ValueError, match="hash"):
         build(os_hash=chunk_map.OsHash(*os_hash))
 
 
-def test_builder_does_not_end_a_map_with_cids_missing() -> None:
+def test_builder_refuses_to_finish_with_missing_cids() -> None:
     with pytest.raises(errors.LocalProtocolError, match="96 bytes of CIDs missing"):
         build(cids=CIDS[:1])
 
@@ -316,7 +316,7 @@ def test_golden_file_with_a_layout_is_read_and_written_alike() -> None:
     assert found.layout.find(0, BIG.size_bytes) == EXTENTS
 
 
-def test_map_of_another_length_of_the_stored_file_is_refused() -> None:
+def test_map_for_another_stored_length_is_refused() -> None:
     fault = refusal(build_qcow2(), expected_stored_bytes=BIG.size_bytes)
     assert (fault.offset, fault.why) == (
         136,
@@ -324,7 +324,7 @@ def test_map_of_another_length_of_the_stored_file_is_refused() -> None:
     )
 
 
-def test_any_flipped_byte_of_a_layout_is_noticed_by_the_trailer() -> None:
+def test_flipped_byte_of_a_layout_is_detected() -> None:
     raw = build_qcow2()
     for at in range(AT_ENTRIES, len(raw), 7):
         refusal(raw[:at] + bytes([raw[at] ^ 0x40]) + raw[at + 1 :])
@@ -353,7 +353,7 @@ def test_any_flipped_byte_of_a_layout_is_noticed_by_the_trailer() -> None:
         (AT_ENTRIES + 136, "Q", 6, AT_ENTRIES + 120, "the index"),
     ],
 )
-def test_forged_layout_is_refused_where_it_is_wrong(
+def test_forged_layout_is_refused_with_its_offset(
     at: int, fmt: str, value: int, offset: int, why: str
 ) -> None:
     values = (value, value) if fmt == "II" else (value,)
@@ -362,14 +362,14 @@ def test_forged_layout_is_refused_where_it_is_wrong(
     assert fault.offset == offset
 
 
-def test_builder_does_not_end_a_map_with_entries_missing() -> None:
+def test_builder_refuses_to_finish_with_missing_entries() -> None:
     cut, entries = geometry.Geometry(0, 65536), [layout.pack(EXTENTS[0])]
     with pytest.raises(errors.LocalProtocolError, match="4 entries missing"):
         chunk_maps.made(IMAGE_ID, cut, [], stored=STORED, entries=entries)
 
 
 @pytest.mark.parametrize("build_one", [build, build_qcow2])
-def test_map_is_written_again_with_the_hash_of_its_image(build_one: Callable[..., bytes]) -> None:
+def test_map_is_rewritten_with_the_hash_of_its_image(build_one: Callable[..., bytes]) -> None:
     waiting = build_one(os_hash=chunk_map.UNKNOWN_OS_HASH)
     found = chunk_map.ChunkMap.parse(waiting, "m")
     bound = b"".join(chunk_map_writer.with_os_hash(found, memoryview(waiting), OS_HASH))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index of a map names each content once, with its first chunk, however it was sorted."""
+"""The index of a chunk map lists each content once, with its first chunk."""
 
 import random
 
@@ -15,7 +15,7 @@ CHUNK = geometry.DEFAULT_CHUNK_BYTES
 
 
 def some_cids(count: int) -> list[ids.Cid]:
-    """Return CIDs of which some are zeros, some come again soon, and some much later."""
+    """Return CIDs with zeros and with repetitions at short and long distances."""
     rng = random.Random(count)
     few = [ids.cid_of(rng.randbytes(8)) for _ in range(count // 10 + 1)]
     return [
@@ -26,7 +26,7 @@ def some_cids(count: int) -> list[ids.Cid]:
 
 @pytest.mark.parametrize("run_contents", [200, 1000, 1 << 17])
 @pytest.mark.parametrize("count", [1, 256, 5000])
-def test_index_has_each_content_once_with_its_first_chunk(count: int, run_contents: int) -> None:
+def test_index_lists_each_content_once_with_its_first_chunk(count: int, run_contents: int) -> None:
     cids = some_cids(count)
     cut = geometry.Geometry(count * CHUNK, CHUNK)
     made = chunk_maps.made(IMAGE_ID, cut, cids, run_contents=run_contents)

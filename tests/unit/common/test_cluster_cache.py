@@ -9,7 +9,7 @@ from tests.fakes import qcow2_files
 DEFLATE = layout.Codec.DEFLATE
 
 
-def test_extent_that_many_clusters_name_is_decoded_once() -> None:
+def test_shared_compressed_cluster_is_read_once() -> None:
     source = qcow2_files.Bytes(qcow2_bombs.aliased(64 << 16, 16, stored_bytes=4096))
     disk = qcow2.Qcow2(source)
     source.read_bytes = 0
@@ -18,14 +18,14 @@ def test_extent_that_many_clusters_name_is_decoded_once() -> None:
         part = disk.part_reader(at, at + (1 << 16), geometry.Geometry(disk.virtual_size, 1 << 16))
         assert part.fill_buffer(view, at) == 1 << 16
         assert view == b"\x01" * (1 << 16)
-    assert source.read_bytes < 64 * 64 + 2 * 4096  # the tables, and the cluster once
+    assert source.read_bytes < 64 * 64 + 2 * 4096  # the tables and one read of the cluster
 
 
 def cluster(number: int) -> layout.Extent:
     return layout.Extent(number, 400, DEFLATE, number, 10)
 
 
-def test_last_used_clusters_are_kept_and_no_more_bytes() -> None:
+def test_least_recently_used_clusters_are_evicted_at_the_limit() -> None:
     kept = cluster_cache.ClusterCache(limit_bytes=1000)
     for number in (0, 1, 2, 3, 4, 3):
         kept.put(cluster(number), bytes([number]) * 400)
@@ -39,7 +39,7 @@ def test_last_used_clusters_are_kept_and_no_more_bytes() -> None:
     assert kept.get(cluster(0)) is not None and kept.get(cluster(3)) is None
 
 
-def test_cluster_is_found_by_where_it_is_stored_and_of_its_image_alone() -> None:
+def test_cluster_is_keyed_by_image_and_stored_location() -> None:
     kept = cluster_cache.ClusterCache(limit_bytes=1000)
     kept.put(cluster(1), b"1" * 400, "one")
     assert kept.get(cluster(1)._replace(at=4096), "one") == b"1" * 400
@@ -48,7 +48,7 @@ def test_cluster_is_found_by_where_it_is_stored_and_of_its_image_alone() -> None
     assert kept.get(cluster(1), "other") is None
 
 
-def test_image_with_many_clusters_pushes_out_its_own() -> None:
+def test_image_with_many_clusters_evicts_its_own() -> None:
     kept = cluster_cache.ClusterCache(limit_bytes=1000)
     kept.put(cluster(0), bytes(200), "other")
     for number in range(20):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding by steps gives what decoding at once gives, and no step takes long."""
+"""Codecs decode completely, and no step of stepwise decoding takes long."""
 
 import os
 import random
@@ -18,7 +18,7 @@ from tests.fakes import qcow2_bombs
 KIB, MIB = geometry.KIB, geometry.MIB
 DEFLATE, ZSTD = layout.Codec.DEFLATE, layout.Codec.ZSTD
 STEP_S = 0.03
-"""Ten times what the slowest takes where nothing else runs."""
+"""Ten times the slowest step on an idle machine."""
 
 
 def deflated(data: bytes) -> bytes:
@@ -55,7 +55,7 @@ def sizeless(data: bytes) -> bytes:
         (ZSTD, sizeless),
     ],
 )
-def test_all_bytes_come_out_and_no_more(
+def test_decoding_returns_exactly_the_requested_length(
     length: int, codec: layout.Codec, made: Callable[[bytes], bytes]
 ) -> None:
     for data in (some(length), bytes(length), os.urandom(length)):
@@ -70,7 +70,7 @@ def test_all_bytes_come_out_and_no_more(
 
 
 def zstd_frame(block: bytes, count: int, end: bytes) -> bytes:
-    """Return a frame of a window of 2 MiB that has a block many times, and then ``end``."""
+    """Return a frame with a 2 MiB window: a repeated block followed by ``end``."""
     return b"\x28\xb5\x2f\xfd\x00\x58" + block * count + end
 
 
@@ -86,7 +86,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("kind", SLOW)
-def test_no_step_of_a_slow_stream_takes_long(kind: str) -> None:
+def test_decoding_steps_of_a_slow_stream_are_short(kind: str) -> None:
     codec, stored = SLOW[kind]
     began_s = time.thread_time()
     steps, took = codecs.decode_steps(codec, stored, 128 * KIB), []

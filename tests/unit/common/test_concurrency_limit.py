@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places of callers: how many, how long one waits for a place, and when nobody waits."""
+"""Slots for concurrent calls: their number, waiting time and fairness."""
 
 import threading
 import time
@@ -10,14 +10,14 @@ import pytest
 from acstor_common.util import concurrency_limit
 
 
-def test_place_is_free_again_after_the_call_and_after_an_error() -> None:
+def test_slot_is_released_after_an_error() -> None:
     limit = concurrency_limit.ConcurrencyLimit("Glance", 1, time)
     for _ in range(2):
         with pytest.raises(ValueError), limit.hold_slot():
             raise ValueError
 
 
-def test_caller_waits_for_a_place_that_becomes_free() -> None:
+def test_caller_waits_for_a_free_slot() -> None:
     limit = concurrency_limit.ConcurrencyLimit("Glance", 1, time)
 
     def call() -> None:
@@ -29,7 +29,7 @@ def test_caller_waits_for_a_place_that_becomes_free() -> None:
             one.result(10)
 
 
-def test_nobody_waits_once_all_calls_are_late() -> None:
+def test_callers_are_refused_at_once_while_all_calls_are_late() -> None:
     limit = concurrency_limit.ConcurrencyLimit("Glance", 2, time, wait_s=0.2)
     ended, begun = threading.Event(), threading.Barrier(3)
 
@@ -56,8 +56,8 @@ def test_nobody_waits_once_all_calls_are_late() -> None:
             ended.set()
 
 
-def test_caller_who_asks_now_and_then_is_served_beside_those_who_ask_without_end() -> None:
-    """16 callers keep 4 places busy and 4 calls waiting; each of 40 others is served at once."""
+def test_occasional_caller_is_served_despite_flooding_callers() -> None:
+    """16 callers keep 4 slots busy and 4 calls waiting; each of 40 others is served at once."""
     limit = concurrency_limit.ConcurrencyLimit("Nova", 4, time, 2.0, max_waiting=4)
     stopping, refused = threading.Event(), list[str]()
 
@@ -86,7 +86,7 @@ def test_caller_who_asks_now_and_then_is_served_beside_those_who_ask_without_end
     assert refused
 
 
-def test_caller_who_holds_places_comes_after_one_who_holds_none() -> None:
+def test_caller_without_slots_goes_before_one_that_holds_some() -> None:
     limit = concurrency_limit.ConcurrencyLimit("Nova", 2, time, 5.0)
     order, busy, ends = list[str](), threading.Barrier(3), threading.Semaphore(0)
 

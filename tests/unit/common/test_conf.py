@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of several rooms, and what is said of options that nobody reads."""
+"""Loading of options, and warnings for unknown options."""
 
 import importlib.metadata
 import pathlib
@@ -14,7 +14,7 @@ from acstor_common.service import conf as common_conf
 from acstor_common.service import unknown_options
 
 
-def test_what_is_set_in_one_object_is_not_seen_in_others():
+def test_option_set_in_one_object_is_not_seen_in_others():
     first, second = cfg.ConfigOpts(), cfg.ConfigOpts()
     for one in (first, second):
         common_conf.register_opts(one)
@@ -44,7 +44,7 @@ def register(conf):
 
 
 def strays_of(tmp_path, *texts, args=()):
-    """Return what is said of files, each line of which comes without its file."""
+    """Return the unknown options found in files with the given texts."""
     files = []
     for number, text in enumerate(texts):
         files.append(tmp_path / f"{number}.conf")
@@ -79,7 +79,7 @@ def strays_of(tmp_path, *texts, args=()):
         ("[source_rbd]\npool = x", ("source_rbd", "", "")),
     ],
 )
-def test_what_nobody_reads_is_named_with_what_was_meant(tmp_path, text, stray):
+def test_unknown_option_is_named_with_a_suggestion(tmp_path, text, stray):
     assert strays_of(tmp_path, text) == [("0.conf", *stray)]
 
 
@@ -95,11 +95,11 @@ def test_what_nobody_reads_is_named_with_what_was_meant(tmp_path, text, stray):
         "[switch_loads_static]\nfile = of another service",
     ],
 )
-def test_what_somebody_reads_is_not_named(tmp_path, text):
+def test_known_and_foreign_options_are_not_reported(tmp_path, text):
     assert strays_of(tmp_path, text) == []
 
 
-def test_every_file_and_folder_is_looked_at(tmp_path):
+def test_all_configuration_files_and_directories_are_checked(tmp_path):
     folder = tmp_path / "conf.d"
     folder.mkdir()
     (folder / "b.conf").write_text("[acstor_agent]\nhots = h2\n")
@@ -114,7 +114,7 @@ def test_every_file_and_folder_is_looked_at(tmp_path):
     ]
 
 
-def test_file_that_is_gone_meanwhile_names_nothing(tmp_path):
+def test_deleted_file_reports_nothing(tmp_path):
     file = tmp_path / "a.conf"
     file.write_text("[acstor_agent]\nhots = h1\n")
     conf = cfg.ConfigOpts()
@@ -128,7 +128,7 @@ def test_file_that_is_gone_meanwhile_names_nothing(tmp_path):
     r"a.conf: there is no \[acstor_agent\] mount_point, it is ignored; "
     r"did you mean \[acstor\] mount_point\?$"
 )
-def test_agent_warns_and_goes_on(tmp_path):
+def test_agent_warns_of_an_unknown_option_and_starts(tmp_path):
     file = tmp_path / "a.conf"
     file.write_text(
         "[acstor_agent]\nmount_point = /m\nhost = h7\n[source_glance]\n"
@@ -139,14 +139,14 @@ def test_agent_warns_and_goes_on(tmp_path):
 
 
 @pytest.mark.expect_log(r"there is no section \[enrollment\], .* did you mean \[enrolment\]\?$")
-def test_every_section_of_the_agent_has_its_typing_errors_named(tmp_path):
+def test_misspelled_agent_section_is_named_with_a_suggestion(tmp_path):
     file = tmp_path / "a.conf"
     file.write_text("[enrollment]\nauth_url = z\n[enrolment]\nusername = y\n")
     agent.load_conf(["--config-file", str(file)])
 
 
 @pytest.mark.parametrize("of_the_api", [False, True])
-def test_decision_service_and_its_api_warn(tmp_path, of_the_api):
+def test_decision_service_and_api_warn_of_unknown_options(tmp_path, of_the_api):
     file = tmp_path / "d.conf"
     file.write_text("[acstor_decision]\nremaps = 5\n[acstor_decision_api]\nauth = none\n")
     code = (
@@ -162,7 +162,7 @@ def test_decision_service_and_its_api_warn(tmp_path, of_the_api):
     assert found[0].endswith("did you mean [acstor_decision] remap?")
 
 
-def test_listener_takes_all_ways_to_sign_in_and_names_the_rest(tmp_path):
+def test_listener_accepts_all_auth_options_and_names_unknown_ones(tmp_path):
     file = tmp_path / "g.conf"
     file.write_text(
         "[acstor_glance]\nauth_type = v3applicationcredential\napplication_credential_id = x\n"
@@ -195,7 +195,7 @@ def test_sections_of_all_services_are_known():
     ("text", "size_bytes"),
     [("20GiB", 20 << 30), ("20G", 20 << 30), ("20 GB", 20 * 10**9), ("1048576", 1 << 20)],
 )
-def test_size_may_have_a_unit(tmp_path, text, size_bytes):
+def test_size_option_accepts_a_unit(tmp_path, text, size_bytes):
     file = tmp_path / "agent.conf"
     file.write_text(f"[acstor_agent]\ncache_limit_bytes = {text}\n")
     conf = agent.load_conf(["--config-file", str(file)])
@@ -210,9 +210,7 @@ def test_size_may_have_a_unit(tmp_path, text, size_bytes):
         ("read_deadline_s", "soon", "could not convert string to float: 'soon'"),
     ],
 )
-def test_value_that_makes_no_sense_is_told_with_its_place_and_a_right_one(
-    tmp_path, option, value, why
-):
+def test_invalid_value_is_refused_with_its_location_and_an_example(tmp_path, option, value, why):
     file = tmp_path / "agent.conf"
     file.write_text(f"[acstor_agent]\n{option} = {value}\n")
     with pytest.raises(cfg.Error) as caught:
@@ -222,7 +220,7 @@ def test_value_that_makes_no_sense_is_told_with_its_place_and_a_right_one(
     assert f"For example: {option} = " in said and "LocationInfo" not in said
 
 
-def test_value_of_a_secret_is_not_told(tmp_path):
+def test_secret_value_is_not_disclosed(tmp_path):
     file = tmp_path / "some.conf"
     file.write_text("[some]\nport = hidden\n")
     group, option = cfg.OptGroup("some"), cfg.IntOpt("port", secret=True)

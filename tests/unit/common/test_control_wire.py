@@ -10,7 +10,7 @@ from acstor_common.wire import control_wire
 
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 KEPT = pathlib.Path(__file__).parents[2] / "data" / "control-wire.json"
-"""What versions before this one say.  Lines are added to it, and none is ever changed."""
+"""Messages of earlier versions.  Lines are added to the file and never changed."""
 
 
 @pytest.mark.parametrize(
@@ -26,13 +26,13 @@ KEPT = pathlib.Path(__file__).parents[2] / "data" / "control-wire.json"
         control_wire.CountFallback(control_wire.Fallback.DISK_FORMAT, 2),
     ],
 )
-def test_request_comes_back_as_it_was(request_):
+def test_request_round_trips(request_):
     line = control_wire.encode(request_)
     assert line.count(b"\n") == 1 and line.endswith(b"\n")
     assert control_wire.decode_request(line) == request_
 
 
-def test_ring_is_carried_as_it_is():
+def test_ring_is_passed_through_unchanged():
     line = b'{"op":"set-ring","ring":{"version":1, "epoch":3}}\n'
     assert bytes(control_wire.decode_request(line).ring) == b'{"version":1, "epoch":3}'
 
@@ -56,12 +56,12 @@ def test_ring_is_carried_as_it_is():
         b"\xff\xfe",
     ],
 )
-def test_anything_else_is_refused(line):
+def test_malformed_request_is_refused(line):
     with pytest.raises(errors.RemoteProtocolError):
         control_wire.decode_request(line)
 
 
-def test_reply_comes_back_as_it_was():
+def test_reply_round_trips():
     for reply in (
         control_wire.Done({"a": [1]}),
         control_wire.Failed("ChunkMissing", "no"),
@@ -75,25 +75,25 @@ def kept(what):
 
 
 @pytest.mark.parametrize("line", kept("requests"))
-def test_what_other_versions_ask_is_asked_as_before(line):
+def test_requests_of_earlier_versions_round_trip(line):
     request = control_wire.decode_request(line.encode())
     assert json.loads(control_wire.encode(request)) == json.loads(line)
 
 
 @pytest.mark.parametrize("line", kept("replies"))
-def test_what_other_versions_answer_is_understood(line):
+def test_replies_of_other_versions_are_decoded(line):
     said = json.loads(line)
     reply = control_wire.decode_reply(json.dumps({**said, "since": "the next version"}).encode())
     answered = json.loads(control_wire.encode(reply))
     assert {name: answered[name] for name in said} == said
 
 
-def test_every_request_is_among_those_that_are_kept():
+def test_every_request_has_a_recorded_message():
     tags = {request.__struct_config__.tag for request in typing.get_args(control_wire.AnyRequest)}
     assert tags == {json.loads(line)["op"] for line in kept("requests")}
 
 
-def test_field_that_another_version_does_not_know_is_not_sent_without_need():
+def test_default_fields_are_not_sent():
     assert json.loads(control_wire.encode(control_wire.AttachImage(IMAGE))) == {
         "op": "attach-image", "image_id": IMAGE
     }  # fmt: skip

@@ -27,7 +27,7 @@ PLAIN = {
 WAITED = {"received": 3, "sent": 4, "timed": {"received": 2, "took_s": 0.5}}
 
 
-def test_a_sample_comes_out_as_it_went_in():
+def test_sample_round_trips():
     sample = decision_messages.decode(
         PLAIN | {"sketch": [1, 2**63 - 1], "peers": {"h2": WAITED}, "source": WAITED["timed"]},
         decision_messages.Sample,
@@ -40,7 +40,7 @@ def test_a_sample_comes_out_as_it_went_in():
     )
 
 
-def test_fields_of_a_later_version_are_overlooked():
+def test_fields_of_a_later_version_are_ignored():
     sample = decision_messages.decode(PLAIN | {"mood": "good"}, decision_messages.Sample)
     assert sample.host == "h1"
 
@@ -74,7 +74,7 @@ def test_fields_of_a_later_version_are_overlooked():
     ],
     ids=lambda wrong: re.sub(r"\W+", "-", str(wrong))[:40],
 )
-def test_a_sample_that_makes_no_sense_is_refused_and_names_its_sender(wrong):
+def test_invalid_sample_is_refused_with_its_sender(wrong):
     with pytest.raises(errors.RemoteProtocolError) as caught:
         decision_messages.decode(PLAIN | wrong, decision_messages.Sample)
     named = (PLAIN | wrong)["host"]
@@ -88,7 +88,7 @@ JSON = st.recursive(
 
 
 @given(JSON | st.dictionaries(st.sampled_from(sorted(PLAIN)), JSON))
-def test_whatever_comes_is_a_sample_or_is_refused(payload):
+def test_arbitrary_payload_is_decoded_or_refused(payload):
     try:
         sample = decision_messages.decode(payload, decision_messages.Sample)
     except errors.RemoteProtocolError as e:
@@ -145,12 +145,12 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         "all",
     ],
 )
-def test_forged_and_huge_images_are_refused_with_their_sample(images):
+def test_invalid_or_oversized_images_are_refused_with_their_sample(images):
     with pytest.raises(errors.RemoteProtocolError, match="h1"):
         decision_messages.decode(PLAIN | {"images": images}, decision_messages.Sample)
 
 
-def test_images_come_out_as_they_went_in():
+def test_images_round_trip():
     held = decision_messages.HeldImage(
         size_bytes=9,
         cached_bytes=7,
@@ -186,7 +186,7 @@ def test_images_come_out_as_they_went_in():
 
 
 @pytest.mark.parametrize("after", [["../x"], [""], [7], IMAGE, 17 * [IMAGE], None])
-def test_a_task_that_names_what_is_no_image_before_is_refused(after):
+def test_task_with_invalid_previous_images_is_refused(after):
     task = {"request": 1, "kind": "prefetch_boot_image", "image_id": IMAGE, "is_public": False}
     found = decision_messages.decode(
         {**task, "previous_images": [IMAGE]}, decision_messages.ImageTask

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A chunk has a name that others know only if they may read that very chunk."""
+"""Chunk names: projects share a name only for chunks that both may read."""
 
 import random
 
@@ -34,7 +34,7 @@ def cids(found: chunk_map.ChunkMap) -> list[ids.Cid]:
     return [found.cid_of(number) for number in range(len(found))]
 
 
-def test_keys_are_of_one_project_and_one_cloud() -> None:
+def test_scope_keys_differ_per_project_and_cloud() -> None:
     keys = [
         deduplication.key_of(SECRET, "a"),
         deduplication.key_of(SECRET, "b"),
@@ -46,7 +46,7 @@ def test_keys_are_of_one_project_and_one_cloud() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 31, 33])
-def test_secret_of_another_length_is_refused(length: int) -> None:
+def test_secret_of_invalid_length_is_refused(length: int) -> None:
     with pytest.raises(ValueError, match="32 bytes"):
         deduplication.key_of(bytes(length), "a")
 
@@ -63,7 +63,7 @@ def test_secret_of_another_length_is_refused(length: int) -> None:
         ("private", "cloud", "cloud"),
     ],
 )
-def test_image_is_named_for_those_who_may_read_it(
+def test_scope_follows_visibility_and_configuration(
     visibility: str | None, dedup_scope: str, expected: str
 ) -> None:
     image = records.image(visibility=visibility)
@@ -77,21 +77,21 @@ def test_image_is_named_for_those_who_may_read_it(
         ("community", "b", [], True),
         ("private", "a", [], True),
         ("private", "b", [], False),
-        ("private", "b", ["a"], False),  # members are left from when it was shared
+        ("private", "b", ["a"], False),  # members remain from the time when it was shared
         ("shared", "b", [], False),
         ("shared", "b", ["c"], False),
         ("shared", "b", ["c", "a"], True),
         (None, "b", ["a"], False),
     ],
 )
-def test_project_sees_what_glance_lets_it_read(
+def test_project_may_read_what_glance_allows(
     visibility: str | None, owner: str, members: list[str], expected: bool
 ) -> None:
     base = records.image(visibility=visibility, owner=owner)
     assert deduplication.may_read("a", base, members) is expected
 
 
-def test_image_without_an_owner_sees_nobody_s() -> None:
+def test_project_without_an_id_may_read_no_private_image() -> None:
     assert not deduplication.may_read("", records.image(visibility="private", owner=""))
 
 
@@ -105,7 +105,7 @@ def test_same_bytes_have_other_names_in_another_project() -> None:
     assert cids(map_of(chunks, deduplication.Naming(A))) == cids(of_a)
 
 
-def test_snapshot_keeps_the_names_of_its_base_where_it_has_its_chunks() -> None:
+def test_snapshot_keeps_the_names_of_unchanged_chunks_of_its_base() -> None:
     base = map_of([chunk(1), chunk(2), chunk(3)], deduplication.PLAIN)
     snapshot = map_of([chunk(1), chunk(9), chunk(3), chunk(4)], deduplication.Naming(A, base))
     assert [cid in cids(base) for cid in cids(snapshot)] == [True, False, True, False]
@@ -114,8 +114,8 @@ def test_snapshot_keeps_the_names_of_its_base_where_it_has_its_chunks() -> None:
         assert snapshot.content_of(number).matches_data(data)
 
 
-def test_guess_that_lies_elsewhere_in_the_base_is_not_recognised() -> None:
-    """Else whoever offers an image to boot from could look for its chunks in others' snapshots."""
+def test_chunk_at_another_offset_of_the_base_is_not_recognised() -> None:
+    """Otherwise the owner of an image could detect its chunks in snapshots of other projects."""
     base = map_of([chunk(1), chunk(2), chunk(3)], deduplication.PLAIN)
     snapshot = map_of([chunk(2), chunk(3), chunk(1)], deduplication.Naming(A, base))
     assert not set(cids(snapshot)) & set(cids(base))
@@ -135,7 +135,7 @@ def test_snapshot_of_a_snapshot_keeps_the_names_of_both() -> None:
     )
 
 
-def test_chain_of_more_scopes_than_a_map_holds_gives_up_the_oldest_names() -> None:
+def test_chain_with_too_many_scopes_drops_the_oldest_keys() -> None:
     chunks = [chunk(0), chunk(1)]
     found, keys = map_of(chunks, deduplication.PLAIN), []
     for number in range(1, 12):
@@ -147,7 +147,7 @@ def test_chain_of_more_scopes_than_a_map_holds_gives_up_the_oldest_names() -> No
     assert found.cid_of(0) == ids.cid_of(chunk(0))
 
 
-def test_fingerprint_is_another_one_where_names_may_be() -> None:
+def test_fingerprint_differs_when_names_may_differ() -> None:
     base, other = map_of([chunk(1)], deduplication.PLAIN), map_of([chunk(2)], deduplication.PLAIN)
     namings = [
         deduplication.PLAIN,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes that were cut or altered make no disk, and a table says one thing of each byte."""
+"""Disk deltas: damage is detected, and each byte has one state in the table."""
 
 import hashlib
 import itertools
@@ -43,7 +43,7 @@ def stream(
 
 
 def received(raw: bytes) -> tuple[disk_delta.Head, list[Extent], bytes]:
-    """Read as a service does that knows from outside how long the stream is."""
+    """Read as a service that knows the length of the stream from elsewhere."""
     reader, at = disk_delta.Reader("it"), disk_delta.HEADER_BYTES
     head = reader.read_head(raw[:at])
     table = reader.read_table(raw[at : at + head.table_bytes])
@@ -66,7 +66,7 @@ def sealed(body: bytes) -> bytes:
     return body + blake3.blake3(body).digest()
 
 
-def test_golden_stream_of_version_1_is_read_and_written_as_it_was() -> None:
+def test_golden_stream_of_version_1_is_read_and_written() -> None:
     raw = GOLDEN.read_bytes()
     assert received(raw) == (
         disk_delta.Head(SIZE, BASE_ID, OS_HASH, change_count=4, data_bytes=1536),
@@ -76,19 +76,19 @@ def test_golden_stream_of_version_1_is_read_and_written_as_it_was() -> None:
     assert stream() == raw
 
 
-def test_length_is_known_before_the_first_byte() -> None:
+def test_header_gives_the_length_of_the_stream() -> None:
     for found, data in ((CHANGES, b"".join(TEXT)), ([], b""), (CHANGES[:1], TEXT[0])):
         raw = stream(found, data)
         assert len(raw) == received(raw)[0].stream_bytes
 
 
-def test_any_flipped_byte_is_noticed() -> None:
+def test_flipped_byte_is_detected() -> None:
     raw = stream()
     for at in range(len(raw)):
         refusal(raw[:at] + bytes([raw[at] ^ 0x40]) + raw[at + 1 :])
 
 
-def test_every_truncation_and_every_addition_is_noticed() -> None:
+def test_truncation_and_extra_bytes_are_detected() -> None:
     raw = stream()
     for length in range(len(raw)):
         refusal(raw[:length])
@@ -125,7 +125,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize(("at", "code", "value", "why"), FIELDS)
-def test_field_that_makes_no_sense_is_refused_with_a_right_trailer_too(
+def test_invalid_field_with_a_valid_trailer_is_refused(
     at: int, code: str, value: object, why: str
 ) -> None:
     forged = bytearray(stream()[:-32])
@@ -134,7 +134,7 @@ def test_field_that_makes_no_sense_is_refused_with_a_right_trailer_too(
         received(sealed(bytes(forged)))
 
 
-def test_reader_takes_no_larger_disk_than_it_is_told() -> None:
+def test_reader_refuses_a_disk_above_its_limit() -> None:
     header = stream()[: disk_delta.HEADER_BYTES]
     assert disk_delta.Reader("it", SIZE).read_head(header).virtual_size == SIZE
     with pytest.raises(errors.DiskDeltaFormatError, match="8192 bytes, and 7680 are allowed"):
@@ -142,13 +142,13 @@ def test_reader_takes_no_larger_disk_than_it_is_told() -> None:
 
 
 @hypothesis.given(strategies.binary(max_size=400))
-def test_rubbish_is_no_stream_of_changes(rubbish: bytes) -> None:
+def test_random_bytes_are_no_delta(rubbish: bytes) -> None:
     refusal(rubbish)
     refusal(sealed(disk_delta.MAGIC + rubbish))
     refusal(sealed(stream()[: disk_delta.HEADER_BYTES] + rubbish))
 
 
-def test_writer_takes_just_the_bytes_of_the_table() -> None:
+def test_writer_requires_exactly_the_bytes_of_the_table() -> None:
     writer = disk_delta.Writer(
         SIZE, BASE_ID, OS_HASH, disk_delta.ExtentTable.from_runs(CHANGES, SIZE)
     )
@@ -167,24 +167,24 @@ def test_writer_takes_just_the_bytes_of_the_table() -> None:
         ([Extent(7680, 1024, ZERO)], "not on the disk"),
     ],
 )
-def test_what_no_reader_would_take_is_not_written(found: list[Extent], why: str) -> None:
+def test_invalid_extents_are_not_written(found: list[Extent], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         disk_delta.ExtentTable.from_runs(found, SIZE)
 
 
 @pytest.mark.parametrize("size", [-512, 511, (64 << 40) + 512])
-def test_disk_that_no_reader_would_take_is_not_written(size: int) -> None:
+def test_disk_of_invalid_size_is_not_written(size: int) -> None:
     with pytest.raises(ValueError, match="a disk of"):
         disk_delta.Writer(size, BASE_ID, OS_HASH, disk_delta.ExtentTable.from_runs([], size))
 
 
-def test_more_changes_than_a_table_may_have_are_said_to_be_too_many() -> None:
+def test_number_of_extents_is_limited() -> None:
     assert len(disk_delta.ExtentTable.from_runs(CHANGES[:3], SIZE, max_extents=3)) == 3
     with pytest.raises(disk_delta.TooManyExtents):
         disk_delta.ExtentTable.from_runs(CHANGES, SIZE, max_extents=3)
 
 
-def test_runs_are_joined_and_cut_where_one_change_must_end() -> None:
+def test_adjacent_runs_are_merged_up_to_the_largest_extent() -> None:
     gib = disk_delta.MAX_EXTENT_BYTES
     parts = [Extent(at, 1 << 29, ZERO) for at in range(0, 5 << 29, 1 << 29)]
     assert list(disk_delta.merge_adjacent(parts)) == [
@@ -201,7 +201,7 @@ SECTORS = 40
 
 @strategies.composite
 def disk_changes(draw: strategies.DrawFn) -> list[Extent]:
-    """Draw what changed of a disk of SECTORS sectors; neighbours may be of one kind."""
+    """Draw the changes of a disk of SECTORS sectors; adjacent ones may have the same kind."""
     edges = draw(strategies.lists(strategies.integers(0, SECTORS), max_size=14, unique=True))
     edges.sort()
     found = []
@@ -216,16 +216,16 @@ def by_sector(found: list[Extent]) -> dict[int, ExtentKind]:
 
 
 @hypothesis.given(disk_changes(), disk_changes())
-def test_upper_changes_hide_the_lower_ones_and_nothing_else(
+def test_overlay_hides_only_the_covered_lower_changes(
     upper: list[Extent], lower: list[Extent]
 ) -> None:
     found = list(disk_delta.overlay(upper, lower))
     assert by_sector(found) == by_sector(lower) | by_sector(upper)
-    disk_delta.ExtentTable.from_runs(found, SECTORS * 512)  # in order, and none twice
+    disk_delta.ExtentTable.from_runs(found, SECTORS * 512)  # ordered and disjoint
 
 
 @hypothesis.given(disk_changes())
-def test_every_table_survives_the_round_trip(found: list[Extent]) -> None:
+def test_extent_table_round_trips(found: list[Extent]) -> None:
     length = sum(change.length for change in found if change.kind is DATA)
     data = bytes(range(256)) * (length // 256)
     head, table, got = received(stream(found, data, SECTORS * 512))

@@ -22,7 +22,7 @@ def test_chunks_cover_the_image_and_only_the_last_is_short(size, chunk_bytes):
 
 
 @given(st.integers(0, 1 << 20), st.integers(0, 1 << 21), st.integers(0, 1 << 20), sizes)
-def test_pieces_are_the_range_without_what_lies_past_the_end(size, offset, length, chunk_bytes):
+def test_split_range_covers_the_range_within_the_image(size, offset, length, chunk_bytes):
     cut = geometry.Geometry(size, chunk_bytes)
     at = offset
     for piece in cut.split_range(offset, length):
@@ -32,12 +32,12 @@ def test_pieces_are_the_range_without_what_lies_past_the_end(size, offset, lengt
     assert at == max(offset, min(offset + length, size))
 
 
-def test_sizes_of_chunks_are_powers_of_two_from_16_kib_to_4_mib():
+def test_chunk_sizes_are_powers_of_two_from_16_kib_to_4_mib():
     assert [n for n in range(1, 1 << 23, 4096) if geometry.is_chunk_size(n)] == []
     assert [2**k for k in range(30) if geometry.is_chunk_size(2**k)] == CHUNK_SIZES
 
 
 @pytest.mark.parametrize(("size", "chunk_bytes"), [(-1, 65536), (1, 0), (1, 8192), (1, 65537)])
-def test_cut_that_no_image_can_have_is_refused(size, chunk_bytes):
+def test_invalid_geometry_is_refused(size, chunk_bytes):
     with pytest.raises(ValueError, match="no image is cut like this"):
         geometry.Geometry(size, chunk_bytes)

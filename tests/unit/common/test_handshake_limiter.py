@@ -9,20 +9,20 @@ from tests.fakes import admission
 NOBODY = admission.Admission()
 
 
-def test_restart_of_a_thousand_hosts_is_let_in_at_once():
+def test_thousand_restarting_hosts_are_admitted_at_once():
     hosts = {f"10.0.{n >> 8}.{n & 255}": 1 for n in range(1000)}
     made = handshake_limiter.HandshakeLimiter(admission.Admission(hosts=hosts))
-    for _ in range(8):  # of each class two, and all of them again
+    for _ in range(8):  # two connections of each class, all twice
         assert all(made.admit_handshake(ip, 0.0) for ip in hosts)
     assert made.refused == 0
 
 
-def test_hosts_at_one_address_have_an_allowance_each():
+def test_each_host_at_an_address_has_its_own_allowance():
     made = handshake_limiter.HandshakeLimiter(admission.Admission(hosts={"10.0.0.1": 16}))
     assert sum(made.admit_handshake("10.0.0.1", 0.0) for _ in range(1000)) == 16 * 32
 
 
-def test_host_that_floods_keeps_out_nobody_else():
+def test_flooding_host_does_not_lock_out_others():
     made = handshake_limiter.HandshakeLimiter(
         admission.Admission(hosts={"10.0.0.1": 1, "10.0.0.2": 1})
     )
@@ -31,13 +31,13 @@ def test_host_that_floods_keeps_out_nobody_else():
     assert sum(made.admit_handshake("10.0.0.1", 10.0) for _ in range(1000)) == 32
 
 
-def test_stranger_leaves_something_for_others():
+def test_unknown_address_leaves_capacity_for_others():
     made = handshake_limiter.HandshakeLimiter(NOBODY)
     assert sum(made.admit_handshake("192.0.2.1", 0.0) for _ in range(1000)) == 10
     assert made.admit_handshake("192.0.2.2", 0.0)
 
 
-def test_look_takes_nothing_and_a_refusal_is_counted():
+def test_admit_connection_takes_no_tokens_and_counts_refusals():
     made = handshake_limiter.HandshakeLimiter(NOBODY)
     assert all(made.admit_connection("192.0.2.1", 0.0) for _ in range(1000))
     for _ in range(10):
@@ -46,7 +46,7 @@ def test_look_takes_nothing_and_a_refusal_is_counted():
     assert made.refused == 1
 
 
-def test_addresses_that_are_remembered_are_bounded():
+def test_remembered_addresses_are_bounded():
     made = handshake_limiter.HandshakeLimiter(NOBODY)
     for n in range(3 * handshake_limiter.ADDRESSES):
         made.admit_handshake(f"fd00::{n:x}", n / 50)
@@ -54,7 +54,7 @@ def test_addresses_that_are_remembered_are_bounded():
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 5), st.integers(-1, 8)), max_size=80))
-def test_nobody_has_more_than_the_rate_and_one_burst(takings):
+def test_bucket_never_exceeds_its_rate_plus_one_burst(takings):
     buckets = token_buckets.TokenBuckets(token_buckets.Rate(2.0, 5.0), limit=100)
     had, now = dict.fromkeys(range(6), 0.0), 0.0
     for pause, who, amount in takings:
@@ -67,7 +67,7 @@ def test_nobody_has_more_than_the_rate_and_one_burst(takings):
     assert all(count <= 5.0 + 2.0 * now for count in had.values())
 
 
-def test_who_took_nothing_for_longest_is_forgotten():
+def test_least_recently_charged_bucket_is_forgotten():
     buckets = token_buckets.TokenBuckets(token_buckets.Rate(1.0, 1.0), 2)
     for who in ("a", "b", "a", "c"):
         buckets.charge_tokens(who, 0.25, 0.0)

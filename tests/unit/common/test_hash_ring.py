@@ -53,7 +53,7 @@ def named(*owned) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["ring-v1.json", "ring-v1-names.json"])
-def test_golden_table_gives_the_owners_that_are_committed(name):
+def test_golden_table_gives_the_recorded_owners(name):
     golden = json.loads((DATA / name).read_bytes())
     of = hash_ring.decode(json.dumps(golden["table"]).encode(), "golden")
     for case in golden["owners"]:
@@ -61,7 +61,7 @@ def test_golden_table_gives_the_owners_that_are_committed(name):
         assert list(of.owners_of(cid)) == case["owners"], case["cid"]
 
 
-def test_golden_table_with_locations_gives_the_homes_that_are_committed():
+def test_golden_table_with_locations_gives_the_recorded_homes():
     golden = json.loads((DATA / "ring-v1-locations.json").read_bytes())
     of = hash_ring.decode(json.dumps(golden["table"]).encode(), "golden")
     assert json.loads(hash_ring.encode(of)) == golden["table"]
@@ -80,13 +80,13 @@ def test_order_of_hosts_in_the_table_does_not_matter():
     ]
 
 
-def test_home_depends_on_the_first_8_bytes_of_the_cid_alone():
+def test_home_depends_only_on_the_first_8_bytes_of_the_cid():
     of = make_ring(*[100] * 16)
     for cid in CIDS[:500]:
         assert of.owners_of(cid) == of.owners_of(ids.Cid(cid[:8] + bytes(24)))
 
 
-def test_shares_are_those_of_the_v_nodes_within_what_hashing_gives():
+def test_shares_of_hosts_follow_their_v_nodes():
     """With 100 v-nodes the points themselves spread by 10 % (one standard deviation)."""
     counts = collections.Counter(homes(make_ring(*[100] * 16)))
     shares = [count * 16 / len(CIDS) for count in counts.values()]
@@ -94,14 +94,14 @@ def test_shares_are_those_of_the_v_nodes_within_what_hashing_gives():
     assert 0.7 < min(shares) and max(shares) < 1.4
 
 
-def test_weights_of_1_2_and_4_give_shares_of_1_2_and_4():
+def test_v_node_weights_1_2_and_4_give_shares_1_2_and_4():
     counts = collections.Counter(homes(make_ring(100, 200, 400)))
     for name, weight in (("h0", 1), ("h1", 2), ("h2", 4)):
         assert 0.8 < counts[name] * 7 / (weight * len(CIDS)) < 1.2
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.binary(min_size=32, max_size=32))
-def test_owners_name_every_host_once_and_a_limit_takes_the_first(vnodes, cid):
+def test_owners_list_every_host_once_up_to_the_limit(vnodes, cid):
     of = make_ring(*vnodes)
     owners = of.owners_of(ids.Cid(cid))
     assert sorted(owners) == sorted(host.host for host in of.hosts)
@@ -109,7 +109,7 @@ def test_owners_name_every_host_once_and_a_limit_takes_the_first(vnodes, cid):
     assert of.owners_of(ids.Cid(cid), 0) == ()
 
 
-def test_host_that_leaves_moves_its_own_share_and_nothing_else():
+def test_leaving_host_moves_only_its_own_share():
     before = make_ring(*[100] * 16)
     old = homes(before)
     moved = 0
@@ -128,7 +128,7 @@ def test_next_owner_takes_over_when_the_home_leaves():
         assert after.owners_of(cid) == left
 
 
-def test_weight_that_grows_moves_contents_only_to_its_host():
+def test_growing_weight_moves_contents_only_to_its_host():
     before = homes(make_ring(*[100] * 16))
     after = homes(make_ring(110, *[100] * 15))
     gained = [new for old, new in zip(before, after, strict=True) if old != new]
@@ -144,7 +144,7 @@ def test_load_of_a_dead_home_is_spread_over_the_others():
     assert max(seconds.values()) < seconds.total() / 5
 
 
-def test_home_among_10_000_hosts_is_found_without_looking_at_all_of_them():
+def test_owners_among_10_000_hosts_are_found_quickly():
     of = make_ring(*[20] * 10_000)
     began = time.process_time()
     owners = [of.owners_of(cid, 4) for cid in CIDS]
@@ -175,7 +175,7 @@ PLACES = ["s1/p1/r1", "s1/p1/r2", "s1/p2/r1", "s2/p1/r1"]
 
 
 @pytest.mark.parametrize("segment_chunks", [1, 2, 16])
-def test_length_of_segments_is_published_and_the_same_in_each_group(segment_chunks):
+def test_segment_length_is_published_and_equal_in_all_groups(segment_chunks):
     of = located(2)
     made = hash_ring.Ring(of.epoch, of.hosts, 2, segment_chunks=segment_chunks)
     read = hash_ring.decode(hash_ring.encode(made), "a table")
@@ -185,7 +185,7 @@ def test_length_of_segments_is_published_and_the_same_in_each_group(segment_chun
 
 
 @pytest.mark.parametrize("segment_chunks", [0, 3, 12, 32])
-def test_length_of_segments_that_is_no_power_of_two_is_refused(segment_chunks):
+def test_segment_length_must_be_a_power_of_two(segment_chunks):
     with pytest.raises(ValueError, match="segments of"):
         hash_ring.Ring(1, (), segment_chunks=segment_chunks)
     table = hash_ring.encode(hash_ring.Ring(1, ())).replace(
@@ -217,7 +217,7 @@ def algorithm_1(of: hash_ring.Ring, cid: ids.Cid, src: str, threshold: int) -> s
 
 
 @pytest.mark.parametrize("threshold", range(1, 6))
-def test_home_of_a_group_is_what_algorithm_1_finds(threshold):
+def test_home_in_a_group_matches_algorithm_1(threshold):
     of = located(threshold)
     for cid in CIDS[:60]:
         for src in ("h0", "h3", "h6"):
@@ -226,7 +226,7 @@ def test_home_of_a_group_is_what_algorithm_1_finds(threshold):
 
 
 @pytest.mark.parametrize("threshold", [1, 2, 3, 4, None])
-def test_ring_within_has_those_who_are_nearer_than_the_far_host(threshold):
+def test_ring_within_has_the_hosts_nearer_than_the_far_host(threshold):
     of, levels = located(threshold), {h.host: location.parse(h.location) for h in located(1).hosts}
     for host, far in itertools.permutations(levels, 2):
         most = max(1, location.distance(levels[host], levels[far]))
@@ -246,26 +246,26 @@ def test_ring_within_has_those_who_are_nearer_than_the_far_host(threshold):
         (None, {f"h{n}" for n in range(12)}),
     ],
 )
-def test_group_is_those_who_are_nearer_than_the_threshold(threshold, near):
+def test_group_has_the_hosts_nearer_than_the_threshold(threshold, near):
     of = located(threshold)
     assert {host.host for host in of.group_of("h0").hosts} == near
     for member in near:  # all of a group see the same group, so they find the same homes
         assert of.group_of(member) is of.group_of("h0")
 
 
-def test_host_that_is_not_on_the_ring_is_near_everybody():
+def test_group_of_an_unknown_host_is_the_whole_ring():
     of = located(1)
     assert of.group_of("stranger") is of
 
 
-def test_outer_group_is_asked_only_where_there_is_one():
+def test_outer_group_exists_only_with_both_thresholds():
     assert located().outer_group_of("h0") is None
     assert located(1).outer_group_of("h0") is None
     outer = located(1, 3).outer_group_of("h0")
     assert outer is not None and len(outer.hosts) == 9
 
 
-def test_hosts_without_locations_are_all_in_one_place():
+def test_hosts_without_locations_form_one_group():
     of = hash_ring.Ring(1, make_ring(10, 10, 10).hosts, 1, 2)
     assert of.group_of("h1") is of and of.outer_group_of("h1") is of
 
@@ -283,7 +283,7 @@ def test_located_ring_decodes_to_the_same_table(threshold, outer):
         st.integers(1, 100),
     )
 )
-def test_shares_of_places_count_beyond_them_and_nowhere_else(given_shares):
+def test_shares_of_places_do_not_change_owners_within_groups(given_shares):
     places = {
         place: location_policies.LocationPolicy(share) for place, share in given_shares.items()
     }
@@ -300,7 +300,7 @@ def test_shares_of_places_count_beyond_them_and_nowhere_else(given_shares):
             )
 
 
-def test_smaller_share_is_a_part_of_a_larger_one_and_moves_contents_away_only():
+def test_smaller_share_only_moves_contents_away():
     hosts = located(1, 4).hosts
     of_share = []
     for share in (100, 60, 20, 1):
@@ -313,7 +313,7 @@ def test_smaller_share_is_a_part_of_a_larger_one_and_moves_contents_away_only():
     assert slow == sorted(slow, reverse=True) and slow[-1] < slow[0] / 5
 
 
-def test_what_a_table_does_not_say_is_not_written():
+def test_absent_fields_are_not_encoded():
     assert set(json.loads(hash_ring.encode(make_ring(1)))) == {"version", "epoch", "hosts"}
     assert "location" not in json.loads(hash_ring.encode(make_ring(1)))["hosts"][0]
 
@@ -324,7 +324,7 @@ def test_revoked_hosts_decode_to_the_same_table():
     assert hash_ring.decode(hash_ring.encode(make_ring(1)), "again").revoked == {}
 
 
-def test_small_group_of_10_000_hosts_is_found_at_once():
+def test_small_group_among_10_000_hosts_is_found_quickly():
     placed = tuple(
         hash_ring.RingHost(f"h{i}", f"10.0.{i >> 8}.{i & 255}:7201", 20, f"pod{i // 40}")
         for i in range(10_000)
@@ -411,13 +411,13 @@ CROWD = [
         (table(hosts=CROWD), "in all"),
     ],
 )
-def test_bad_table_is_refused_with_its_name_and_what_is_wrong(data, named):
+def test_invalid_table_is_refused_with_its_name_and_the_fault(data, named):
     with pytest.raises(errors.RingFormatError) as caught:
         hash_ring.decode(data, "/etc/acstor/ring.json")
     assert "/etc/acstor/ring.json" in str(caught.value) and named in str(caught.value)
 
 
-def test_a_v_node_that_is_handed_over_moves_its_contents_and_no_others():
+def test_moved_v_node_moves_only_its_own_contents():
     before = make_ring(100, 100, 100)
     moved = vnode.VNode(ids.HostId("h0"), 7)
     own = {host.host: set(host.iter_vnodes()) for host in before.hosts}
@@ -440,14 +440,14 @@ def test_a_v_node_that_is_handed_over_moves_its_contents_and_no_others():
     assert changes
 
 
-def test_a_host_without_v_nodes_is_on_the_ring_and_home_of_nothing():
+def test_host_without_v_nodes_is_on_the_ring_and_owns_nothing():
     of = hash_ring.decode(named({"h1": "0-9"}, {}), "table")
     assert "h2" in of and of.address_of(ids.HostId("h2")) == "10.0.0.2:7201"
     assert {of.owners_of(cid) for cid in CIDS[:200]} == {("h1",)}
     assert hash_ring.decode(named({}), "table").owners_of(CIDS[0]) == ()
 
 
-def test_v_nodes_are_written_by_name_only_where_their_number_does_not_say_them():
+def test_v_nodes_are_encoded_by_name_only_if_needed():
     own = vnode.first_vnodes(ids.HostId("h1"), 100)
     for names, kind in (
         (own, int),
@@ -460,7 +460,7 @@ def test_v_nodes_are_written_by_name_only_where_their_number_does_not_say_them()
         assert frozenset(hash_ring.decode(written, "table").hosts[0].iter_vnodes()) == names
 
 
-def test_hosts_are_found_by_their_addresses_however_these_are_written():
+def test_hosts_at_an_address_are_counted_in_normal_form():
     addresses = ["10.0.0.1:7201", "10.0.0.1:7202", "[FD00:0::1]:7201"]
     made = hash_ring.Ring(
         1, tuple(hash_ring.RingHost(f"h{n}", a, 1) for n, a in enumerate(addresses))

@@ -34,19 +34,19 @@ def files(folder, clock):
     return identity_files.IdentityFiles(H1, identity_files.files_in(folder), clock)
 
 
-def test_without_files_a_host_proves_nothing_and_believes_nobody(files):
+def test_host_without_identity_files_has_no_credentials_or_signers(files):
     assert files.current_credentials() == identity_files.Identity()
     assert files.signer_keys() == ()
 
 
 @pytest.mark.expect_log(r"identity/ca.pem: .*usage of CN=own leaves out serverAuth; it is not used")
-def test_an_authority_of_clients_alone_is_refused_by_the_name_of_its_file(files, folder, keys):
+def test_authority_without_server_usage_is_refused_with_its_file(files, folder, keys):
     own, _ = cloud_keys.own_authority(oid.ExtendedKeyUsageOID.CLIENT_AUTH)
     identity_files.write(folder, keys.host("h1")._replace(ca=own))
     assert files.current_credentials().certificate is None
 
 
-def test_what_was_written_is_read_and_nobody_else_may(files, folder, keys):
+def test_identity_files_are_read_back_and_private(files, folder, keys):
     written = keys.host("h1")
     identity_files.write(folder, written)
     found = files.current_credentials()
@@ -62,7 +62,7 @@ def test_what_was_written_is_read_and_nobody_else_may(files, folder, keys):
     }
 
 
-def test_a_new_set_is_seen_after_some_seconds_or_when_told_so(files, folder, keys, clock):
+def test_new_identity_is_seen_after_the_check_interval_or_invalidate(files, folder, keys, clock):
     assert files.current_credentials().certificate is None
     identity_files.write(folder, keys.host("h1"))
     assert files.current_credentials().certificate is None
@@ -74,7 +74,7 @@ def test_a_new_set_is_seen_after_some_seconds_or_when_told_so(files, folder, key
     assert files.current_credentials().key not in (b"", first.key)
 
 
-def test_who_opened_the_old_set_can_still_read_it_and_older_ones_go(folder, keys):
+def test_previous_identity_stays_readable_and_older_ones_are_removed(folder, keys):
     identity_files.write(folder, keys.host("h1"))
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     first = (folder / "key.pem").read_bytes()
@@ -87,7 +87,7 @@ def test_who_opened_the_old_set_can_still_read_it_and_older_ones_go(folder, keys
     assert (folder / "key.pem").read_bytes() != first
 
 
-def test_a_folder_made_by_hand_is_put_aside(folder, keys):
+def test_manually_made_directory_is_moved_aside(folder, keys):
     folder.mkdir()
     (folder / "ca.pem").write_bytes(b"by hand")
     identity_files.write(folder, keys.host("h1"))
@@ -95,7 +95,7 @@ def test_a_folder_made_by_hand_is_put_aside(folder, keys):
     assert (folder.parent / "identity.by-hand" / "ca.pem").read_bytes() == b"by hand"
 
 
-def test_a_write_that_fails_leaves_the_set_before(folder, keys, monkeypatch):
+def test_failed_write_keeps_the_previous_identity(folder, keys, monkeypatch):
     identity_files.write(folder, keys.host("h1"))
     before = (os.path.realpath(folder), (folder / "key.pem").read_bytes())
 
@@ -110,7 +110,7 @@ def test_a_write_that_fails_leaves_the_set_before(folder, keys, monkeypatch):
 
 
 @pytest.mark.expect_log("the certificate of h2 proves nothing: this host is h1; it is not used")
-def test_the_certificate_of_another_host_is_not_used_and_signers_are(files, folder, keys):
+def test_certificate_of_another_host_is_not_used(files, folder, keys):
     identity_files.write(folder, keys.host("h2"))
     assert files.current_credentials().certificate is None
     assert files.current_credentials().key == b""
@@ -118,13 +118,13 @@ def test_the_certificate_of_another_host_is_not_used_and_signers_are(files, fold
 
 
 @pytest.mark.expect_log("the key beside it is another one's")
-def test_a_certificate_beside_another_key_is_not_used(files, folder, keys):
+def test_certificate_with_another_key_is_not_used(files, folder, keys):
     identity_files.write(folder, keys.host("h1")._replace(key=signing.new_key()))
     assert files.current_credentials().certificate is None
 
 
 @pytest.mark.expect_log("none of the authorities known here issued it")
-def test_a_certificate_of_another_cloud_is_not_used(files, folder, keys):
+def test_certificate_of_another_cloud_is_not_used(files, folder, keys):
     other = cloud_keys.CloudKeys().authority.certificate_pem
     identity_files.write(folder, keys.host("h1")._replace(ca=other))
     assert files.current_credentials().certificate is None
@@ -132,7 +132,7 @@ def test_a_certificate_of_another_cloud_is_not_used(files, folder, keys):
 
 @pytest.mark.expect_log("signers.pem.*it is not used")
 @pytest.mark.parametrize("signers", [b"rubbish", b"-----BEGIN PUBLIC KEY-----\nAAAA\n"])
-def test_signers_that_are_none_are_said_once(files, folder, keys, clock, watched_log, signers):
+def test_invalid_signers_are_logged_once(files, folder, keys, clock, watched_log, signers):
     for _ in range(3):
         identity_files.write(folder, keys.host("h1")._replace(signers=signers))
         clock.now_s += identity_files.CHECK_INTERVAL_S
@@ -141,7 +141,7 @@ def test_signers_that_are_none_are_said_once(files, folder, keys, clock, watched
     assert len(watched_log.messages) == 1
 
 
-def test_files_that_were_put_there_by_hand_need_no_signers(tmp_path, keys):
+def test_manually_placed_files_need_no_signers(tmp_path, keys):
     made = keys.host("h1")
     for name, data in (("ca", made.ca), ("cert", made.certificate), ("key", made.key)):
         (tmp_path / f"{name}.pem").write_bytes(data)
@@ -151,7 +151,7 @@ def test_files_that_were_put_there_by_hand_need_no_signers(tmp_path, keys):
 
 
 @pytest.mark.expect_log("signers.pem.*it is not used")
-def test_file_is_read_again_though_its_size_and_time_stay(files, folder, keys, clock):
+def test_file_is_read_again_even_with_the_same_size_and_time(files, folder, keys, clock):
     identity_files.write(folder, keys.host("h1")._replace(signers=b"-" * len(keys.signers)))
     assert files.signer_keys() == ()
     path = files.files.signers

@@ -10,7 +10,7 @@ KEY, OTHER = ids.ScopeKey(b"k" * 32), ids.ScopeKey(b"o" * 32)
 
 
 @given(st.binary(max_size=200))
-def test_cid_is_the_blake3_of_the_bytes_but_for_its_last_bit(data):
+def test_cid_is_blake3_with_the_last_bit_marking_keyed_ones(data):
     digest, keyed = blake3.blake3(data).digest(), blake3.blake3(data, key=KEY).digest()
     assert (
         ids.cid_of(data) == ids.cid_of(memoryview(data)) == digest[:31] + bytes([digest[31] & ~1])
@@ -20,7 +20,7 @@ def test_cid_is_the_blake3_of_the_bytes_but_for_its_last_bit(data):
 
 
 @given(st.binary(max_size=200))
-def test_content_is_matched_by_whoever_has_its_key(data):
+def test_content_matches_with_its_scope_key(data):
     plain, keyed = ids.cid_of(data), ids.cid_of(data, KEY)
     assert ids.Content(plain).matches_data(data) and ids.Content(plain, (KEY,)).matches_data(data)
     assert ids.Content(keyed, (OTHER, KEY)).matches_data(data)
@@ -31,7 +31,7 @@ def test_content_is_matched_by_whoever_has_its_key(data):
         assert not content.matches_data(data + b"x")
 
 
-def test_cid_with_its_last_bit_turned_names_nothing():
+def test_cid_with_a_flipped_last_bit_matches_nothing():
     turned = ids.Cid(ids.cid_of(b"a")[:31] + bytes([ids.cid_of(b"a")[31] ^ 1]))
     assert not ids.Content(turned).matches_data(b"a")
     assert not ids.Content(turned, (KEY,)).matches_data(b"a")
@@ -48,7 +48,7 @@ def test_contents_may_share_an_oid_and_have_their_own_cid():
 
 
 @given(st.uuids())
-def test_image_id_survives_its_16_bytes(uuid):
+def test_image_id_round_trips_as_16_bytes(uuid):
     image_id = ids.parse_image_id(str(uuid).upper())
     assert image_id == str(uuid)
     assert ids.image_id_from_bytes(ids.image_id_bytes(image_id)) == image_id
@@ -65,17 +65,17 @@ def test_image_id_survives_its_16_bytes(uuid):
         "../" * 12,
     ],
 )
-def test_what_is_no_uuid_with_dashes_is_no_image_id(text):
+def test_text_that_is_no_dashed_uuid_is_no_image_id(text):
     with pytest.raises(ValueError, match="not an image id"):
         ids.parse_image_id(text)
 
 
 @pytest.mark.parametrize("text", ["h1", "compute-3.rack_2.example", "7", "a" * 255])
-def test_host_id_is_taken_as_it_is(text):
+def test_valid_host_id_is_accepted_unchanged(text):
     assert ids.parse_host_id(text) == text
 
 
 @pytest.mark.parametrize("text", ["", ".h1", "-h1", "h 1", "h1\n", "h/1", "hé", "a" * 256])
-def test_host_id_that_no_host_can_have_is_refused(text):
+def test_invalid_host_id_is_refused(text):
     with pytest.raises(ValueError, match="not a host id"):
         ids.parse_host_id(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A grant permits one host one image for some minutes, and each request is signed by the host."""
+"""A grant permits one image to one host for some minutes; the host signs each request."""
 
 import base64
 
@@ -36,7 +36,7 @@ def headers(given=None, target=TARGET, key=HOST.key, now_s=NOW_S):
     return image_grants.headers_of(given or grant(), target, key, now_s)
 
 
-def test_host_uses_its_grant_until_it_expires():
+def test_host_may_use_its_grant_until_it_expires():
     found = verify(headers())
     assert (found.host, found.image_id) == ("h1", IMAGE)
     assert found.expires_s - found.issued_s == image_grants.LIFETIME_S
@@ -51,13 +51,13 @@ def test_host_uses_its_grant_until_it_expires():
         (-image_grants.SKEW_S - 2, "begins 62 s from now"),
     ],
 )
-def test_grant_is_refused_outside_its_time(after_s, words):
+def test_grant_is_refused_outside_its_lifetime(after_s, words):
     at_s = NOW_S + after_s
     with pytest.raises(errors.NotAuthenticated, match=words.replace("662", "62")):
         verify(headers(now_s=at_s), now_s=at_s)
 
 
-def test_lifetime_is_bounded_whatever_a_grant_says():
+def test_grant_lifetime_is_bounded_even_if_a_grant_claims_more():
     taken = signed_messages.verify_from_service(
         grant(), signing.IMAGE_GRANT, SIGNERS, image_grants.ImageGrant
     )
@@ -69,7 +69,7 @@ def test_lifetime_is_bounded_whatever_a_grant_says():
 
 
 @pytest.mark.parametrize("purpose", [signing.TASK, signing.IMAGE_GRANT_ANSWER, signing.SAMPLE])
-def test_grant_needs_the_signature_of_the_service_for_this_purpose(purpose):
+def test_grant_needs_the_services_signature_for_its_purpose(purpose):
     taken = signed_messages.verify_from_service(
         grant(), signing.IMAGE_GRANT, SIGNERS, image_grants.ImageGrant
     )
@@ -88,7 +88,7 @@ def test_changed_grant_is_refused():
             verify(headers(changed))
 
 
-def test_grant_of_another_host_is_of_no_use():
+def test_grant_of_another_host_is_refused():
     with pytest.raises(errors.NotAuthenticated, match="none of the keys"):
         verify(headers(key=OTHER_HOST.key))
     without = headers()
@@ -97,7 +97,7 @@ def test_grant_of_another_host_is_of_no_use():
         verify(without)
 
 
-def test_proof_is_of_one_request_at_one_time():
+def test_proof_covers_one_request_at_one_time():
     for other in (TARGET.replace("0-9", "0-99"), TARGET.replace(IMAGE, IMAGE.replace("7", "8"))):
         with pytest.raises(errors.NotAuthenticated, match="none of the keys"):
             verify(headers(), target=other)
@@ -110,7 +110,7 @@ def test_proof_is_of_one_request_at_one_time():
         verify({**ours, image_grants.PROOF_HEADER: moved})
 
 
-def test_revoked_host_is_refused_and_one_that_enrolled_again_is_not():
+def test_revoked_host_is_refused_until_it_enrols_again():
     revoked = {"h1": certificates.refused_before(NOW_S), "h2": 1 << 40}
     with pytest.raises(errors.NotAuthenticated, match="revoked"):
         verify(headers(), revoked=revoked)
@@ -143,7 +143,7 @@ def test_malformed_proof_is_refused(text):
         verify({**headers(), image_grants.PROOF_HEADER: text})
 
 
-def test_headers_are_short_for_the_longest_host_name():
+def test_headers_fit_for_the_longest_host_name():
     name = ".".join(["a" * 63] * 3 + ["b" * 61])
     made = KEYS.host(name)
     certificate = certificates.read_host_certificate(made.certificate, made.ca)

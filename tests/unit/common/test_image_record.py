@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is not served is refused with a reason that says what to do."""
+"""Images that acstor does not serve, and the reasons given."""
 
 import pytest
 
@@ -16,14 +16,14 @@ def test_raw_and_qcow2_images_are_served(disk_format: str) -> None:
 
 
 @pytest.mark.parametrize("disk_format", OTHER_DISK_FORMATS)
-def test_other_disk_format_is_refused_with_what_to_do(disk_format: str) -> None:
+def test_other_disk_format_is_refused_with_the_remedy(disk_format: str) -> None:
     why = image_record.why_not_served(records.image(disk_format=disk_format))
     assert f"its disk format is {disk_format}" in why
     assert "image_conversion" in why
 
 
 @pytest.mark.parametrize("container_format", ["ami", "ova", "ovf", "docker", "compressed", None])
-def test_container_is_refused(container_format: str | None) -> None:
+def test_other_container_format_is_refused(container_format: str | None) -> None:
     why = image_record.why_not_served(records.image(container_format=container_format))
     assert "its container format is" in why
 
@@ -31,7 +31,7 @@ def test_container_is_refused(container_format: str | None) -> None:
 @pytest.mark.parametrize(
     "status", ["queued", "saving", "killed", "deactivated", "importing", "deleted"]
 )
-def test_image_that_is_not_active_is_refused(status: str) -> None:
+def test_inactive_image_is_refused(status: str) -> None:
     assert image_record.why_not_served(records.image(status=status)) == (
         f"its status is {status}, not active"
     )
@@ -51,5 +51,5 @@ def test_image_without_a_hash_is_refused(algo: str | None, value: str | None) ->
     assert "os_hash_value" in image_record.why_not_served(image)
 
 
-def test_hash_that_is_too_long_for_a_map_is_none() -> None:
+def test_hash_too_long_for_a_map_is_unknown() -> None:
     assert image_record.parse_os_hash("sha512", "00" * 65) == chunk_map.UNKNOWN_OS_HASH

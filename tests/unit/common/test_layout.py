@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layout finds what a guest reads, whatever the table is like."""
+"""A layout finds the stored extents of every range that a guest reads."""
 
 import itertools
 import random
@@ -18,7 +18,7 @@ DEFLATE, STORED = layout.Codec.DEFLATE, layout.Codec.STORED
 
 
 def some_extents(seed: int, count: int = 900) -> list[layout.Extent]:
-    """Return extents as a qcow2 image has them: clusters, some compressed, and some gaps."""
+    """Return extents like those of a qcow2 image: clusters, some compressed, with gaps."""
     rng = random.Random(seed)
     found, place = [], 1 << 20
     for number in sorted(rng.sample(range(CUT.size_bytes // CLUSTER_BYTES + 1), count)):
@@ -46,7 +46,7 @@ def built(extents: list[layout.Extent]) -> tuple[layout.Layout, bytes, bytes]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_table_has_the_same_bytes_in_the_same_places_as_the_extents(seed: int) -> None:
+def test_layout_finds_the_same_bytes_as_the_extents(seed: int) -> None:
     extents = some_extents(seed)
     found, entries, slots = built(extents)
     assert layout.why_invalid(entries, slots, CUT, found.stored) is None
@@ -62,14 +62,14 @@ def test_table_has_the_same_bytes_in_the_same_places_as_the_extents(seed: int) -
 
 
 def _place(extents: list[layout.Extent], at: int) -> layout.Extent | int | None:
-    """Return where one byte is."""
+    """Return the location of one byte."""
     for extent in extents:
         if extent.at <= at < extent.at + extent.length:
             return extent.offset + at - extent.at if extent.codec is STORED else extent
     return None
 
 
-def test_runs_are_joined_and_end_where_pages_end() -> None:
+def test_adjacent_runs_are_merged_up_to_page_boundaries() -> None:
     page = layout.page_bytes(CUT)
     run = [E(n, 65536, STORED, (1 << 20) + n, 65536) for n in range(0, 2 * page, 65536)]
     apart = E(2 * page, 65536, STORED, 0, 65536)  # elsewhere in the stored file
@@ -80,7 +80,7 @@ def test_runs_are_joined_and_end_where_pages_end() -> None:
     assert list(layout.merge_adjacent(compressed, CUT)) == compressed
 
 
-def test_nothing_is_found_behind_the_image_or_where_nothing_lies() -> None:
+def test_find_returns_nothing_in_holes_and_past_the_end() -> None:
     found, _, _ = built([E(1 << 20, 65536, STORED, 0, 65536)])
     assert found.find(0, 1 << 20) == [] and found.find(CUT.size_bytes, CUT.size_bytes + 9) == []
     assert found.find(0, 1 << 62) == found.find((1 << 20) + 65535, (1 << 20) + 65536)
@@ -89,14 +89,14 @@ def test_nothing_is_found_behind_the_image_or_where_nothing_lies() -> None:
     assert layout.why_invalid(entries, slots, CUT, empty.stored) is None
 
 
-def test_raw_image_is_what_is_stored() -> None:
+def test_raw_image_has_one_stored_extent() -> None:
     found = layout.Layout(b"", 0, CUT, layout.raw(CUT.size_bytes))
     assert found.find(1000, 3000) == [E(1000, 2000, STORED, 1000, 2000)]
     assert layout.table_bytes(CUT, found.stored) == 0
 
 
-def test_pages_are_checked_by_themselves_as_they_are_read() -> None:
-    """A host that has not got the map reads the extents of some pages alone."""
+def test_pages_are_validated_separately() -> None:
+    """A host without the map reads the extents of single pages."""
     found, entries, slots = built(some_extents(7))
     counts = [int.from_bytes(slots[n : n + 8], "little") for n in range(0, len(slots), 8)]
     for page, (low, high) in enumerate(itertools.pairwise(counts)):
@@ -119,13 +119,13 @@ def test_pages_are_checked_by_themselves_as_they_are_read() -> None:
         E(1 << 64, 1, STORED, 0, 1),
     ],
 )
-def test_extent_that_no_entry_holds_is_not_packed(extent: layout.Extent) -> None:
+def test_extent_that_does_not_fit_an_entry_is_not_packed(extent: layout.Extent) -> None:
     with pytest.raises(ValueError, match="no entry"):
         layout.pack(extent)
 
 
 @hypothesis.given(strategies.binary(max_size=50 * layout.ENTRY_BYTES), strategies.integers(0, 60))
-def test_rubbish_is_refused_or_harmless(rubbish: bytes, slot: int) -> None:
+def test_random_table_is_refused_or_readable(rubbish: bytes, slot: int) -> None:
     whole = rubbish[: len(rubbish) // layout.ENTRY_BYTES * layout.ENTRY_BYTES]
     count = len(whole) // layout.ENTRY_BYTES
     cut = geometry.Geometry(2 * layout.PAGE_CHUNKS * 16384, 16384)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image says it was made from."""
+"""The base images that an image's properties name."""
 
 import pytest
 
@@ -14,18 +14,18 @@ def image(direct="", first="", own=OWN):
     return image_record.Image.from_record(record)
 
 
-def test_composed_snapshot_names_what_it_was_composed_of_and_nova_the_first_of_its_line():
+def test_composed_snapshot_names_its_direct_and_its_first_base():
     said = lineage.direct_base(DIRECT, OWN)[lineage.DIRECT_BASE]
     assert lineage.bases_of(image(said, FIRST)) == [DIRECT, FIRST]
     assert lineage.bases_of(image(said, DIRECT)) == [DIRECT]
     assert lineage.bases_of(image(said)) == [DIRECT]
 
 
-def test_property_that_nova_copied_from_the_image_before_counts_for_nothing():
+def test_property_copied_from_another_image_is_ignored():
     said = lineage.direct_base(FIRST, DIRECT)[lineage.DIRECT_BASE]
     assert lineage.bases_of(image(said, FIRST)) == [FIRST]
 
 
 @pytest.mark.parametrize("said", ["", "x", f"x {OWN}", f" {OWN}", OWN, f"{OWN} {OWN}", "../..", 7])
-def test_nonsense_and_itself_are_nothing(said):
+def test_invalid_base_and_the_image_itself_are_ignored(said):
     assert lineage.bases_of(image(said, said)) == []

@@ -10,7 +10,7 @@ places = st.lists(st.sampled_from("ab"), min_size=3, max_size=3).map(tuple)
 
 
 @given(places, places, places)
-def test_distance_divides_hosts_into_groups_that_do_not_overlap(one, two, three):
+def test_distance_divides_hosts_into_disjoint_groups(one, two, three):
     for a, b, c in itertools.permutations([one, two, three]):
         assert location.distance(a, b) == location.distance(b, a)
         assert location.distance(a, c) <= max(location.distance(a, b), location.distance(b, c))
@@ -18,6 +18,6 @@ def test_distance_divides_hosts_into_groups_that_do_not_overlap(one, two, three)
 
 
 @given(places, places, st.integers(1, 5))
-def test_ancestor_is_the_place_of_those_nearer_than_the_threshold(one, two, threshold):
+def test_hosts_share_an_ancestor_if_nearer_than_the_threshold(one, two, threshold):
     is_near = location.distance(one, two) < threshold
     assert (location.ancestor(one, threshold) == location.ancestor(two, threshold)) == is_near

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of the log as oslo.log writes them in a service of ours."""
+"""Log lines as oslo.log writes them in a service of acstor."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ except ValueError:
 """
 
 
-def test_lines_say_their_text_once_and_nothing_to_a_terminal():
+def test_log_lines_have_no_repeated_text_and_no_control_characters():
     done = subprocess.run([sys.executable, "-c", SERVICE], capture_output=True, check=True)
     lines = (done.stdout + done.stderr).decode().splitlines()
     assert lines[0].endswith("] not enrolled: no table")

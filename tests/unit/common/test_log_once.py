@@ -8,7 +8,7 @@ from acstor_common.util import log_once
 
 @pytest.mark.expect_log("^no route$")
 @pytest.mark.expect_log("^no broker: 100 %s$")
-def test_what_is_wrong_is_told_once_until_it_changes(watched_log):
+def test_fault_is_logged_once_until_it_changes(watched_log):
     fault = log_once.LogOnce(logging.getLogger("acstor_common"))
     for what in ("", "no route", "no route", "no broker: 100 %s", "no broker: 100 %s", "", ""):
         fault.log_warning(what)

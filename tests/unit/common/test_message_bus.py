@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doors to the bus open and start, on kombu's broker in memory; real ones are in functional."""
+"""Message bus transports and servers on kombu's in-memory broker."""
 
 import threading
 import time
@@ -36,7 +36,7 @@ def in_memory(conf: cfg.ConfigOpts) -> oslo_messaging.Transport:
 
 
 class Refusing:
-    """A server that a broker refuses some times."""
+    """A server whose start a broker refuses a few times."""
 
     def __init__(self, server: object, refusals: list[Exception]) -> None:
         self._server, self._refusals = server, refusals
@@ -50,7 +50,7 @@ class Refusing:
 
 @pytest.mark.expect_log("cannot listen to lighthouses on the message bus yet: no broker")
 @pytest.mark.expect_log("cannot listen to lighthouses on the message bus yet: odd")
-def test_a_server_that_cannot_start_is_started_again_and_hears(transport, monkeypatch, watched_log):
+def test_server_that_fails_to_start_is_retried_and_receives(transport, monkeypatch, watched_log):
     heard = threading.Event()
     endpoint = message_bus.Endpoint({"lit": lambda _: heard.set()})
     made = []
@@ -76,7 +76,7 @@ def test_a_server_that_cannot_start_is_started_again_and_hears(transport, monkey
 
 
 @pytest.mark.expect_log("message lit is of no use: dark")
-def test_what_was_heard_before_a_server_is_closed_is_seen_to(transport):
+def test_messages_received_before_close_are_processed(transport):
     heard, seen = threading.Event(), []
 
     def see(payload: object) -> None:
@@ -95,7 +95,7 @@ def test_what_was_heard_before_a_server_is_closed_is_seen_to(transport):
     assert seen == [1]
 
 
-def test_a_broker_that_is_waited_for_keeps_nobody_from_leaving():
+def test_hanging_close_does_not_delay_exit():
     hangs = threading.Event()
     began = time.monotonic()
     message_bus.close_in_background(lambda: hangs.wait(WAIT_S), wait_s=0.1)()
@@ -104,7 +104,7 @@ def test_a_broker_that_is_waited_for_keeps_nobody_from_leaving():
 
 
 @pytest.mark.expect_log("cannot listen to lighthouses on the message bus yet: no broker")
-def test_who_is_told_to_stop_looks_for_the_broker_no_longer():
+def test_retries_end_when_the_service_stops():
     stopping = threading.Event()
 
     def make() -> None:
@@ -114,7 +114,7 @@ def test_who_is_told_to_stop_looks_for_the_broker_no_longer():
     assert message_bus.start(make, "lighthouses", stopping) is None
 
 
-def test_a_kind_of_broker_that_nobody_knows_is_refused(conf):
+def test_unknown_transport_is_refused(conf):
     def pigeons(conf: cfg.ConfigOpts) -> oslo_messaging.Transport:
         return oslo_messaging.get_rpc_transport(conf, "pigeon://loft/")
 
@@ -123,10 +123,8 @@ def test_a_kind_of_broker_that_nobody_knows_is_refused(conf):
 
 
 @pytest.mark.parametrize(("written", "counts"), [("", message_bus.REPLY_S), ("7", 7)])
-def test_answer_waits_shortly_for_its_queue_unless_the_configuration_says_more(
-    tmp_path, written, counts
-):
-    """RabbitMQ's driver registers that option too."""
+def test_reply_queue_timeout_is_short_unless_configured(tmp_path, written, counts):
+    """RabbitMQ's driver also registers this option."""
     text = f"[oslo_messaging_rabbit]\nkombu_missing_consumer_retry_timeout = {written}\n"
     (tmp_path / "file").write_text(text if written else "")
     conf = cfg.ConfigOpts()
@@ -139,7 +137,7 @@ def test_answer_waits_shortly_for_its_queue_unless_the_configuration_says_more(
 
 
 @pytest.mark.parametrize("group,name", [row[:2] for row in message_bus._DEFAULTS])
-def test_oslo_messaging_without_an_option_is_refused_by_its_name(monkeypatch, group, name):
+def test_missing_option_of_oslo_messaging_is_named(monkeypatch, group, name):
     found = messaging_opts.list_opts()
     without = [(of, [o for o in options if o.dest != name]) for of, options in found]
     monkeypatch.setattr(messaging_opts, "list_opts", lambda: without)
@@ -147,8 +145,8 @@ def test_oslo_messaging_without_an_option_is_refused_by_its_name(monkeypatch, gr
         message_bus.open_transport(cfg.ConfigOpts())
 
 
-def test_many_messages_leave_a_bounded_number_of_threads(transport):
-    """The pool of oslo.messaging starts a thread for each message up to its size, and ends none."""
+def test_number_of_message_threads_is_bounded(transport):
+    """oslo.messaging's pool starts a thread per message up to its size and ends none."""
     served_by, all_came = set(), threading.Semaphore(0)
 
     def note(_payload: object) -> None:
@@ -173,7 +171,7 @@ def test_many_messages_leave_a_bounded_number_of_threads(transport):
 
 @pytest.mark.expect_log("message lit is of no use: dark")
 @pytest.mark.expect_log("970 more messages were ignored")
-def test_nonsense_by_the_thousand_fills_no_log(watched_log):
+def test_malformed_messages_do_not_fill_the_log(watched_log):
     now_s = [0.0]
 
     def refuse(_payload: object) -> None:

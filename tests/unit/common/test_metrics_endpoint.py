@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Prometheus endpoint, with clients that do not behave."""
+"""The Prometheus endpoint with slow, silent and malformed clients."""
 
 import contextlib
 import socket
@@ -26,7 +26,7 @@ PATIENCE_S = 60.0
 def endpoint(
     address: str = "127.0.0.1:{port}", deadline_s: float = metrics_endpoint.DEADLINE_S
 ) -> Iterator[int]:
-    """Serve on a port of the loopback that is free."""
+    """Serve on a free loopback port."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
     own = prometheus_client.CollectorRegistry()
@@ -48,30 +48,30 @@ def connect(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), PATIENCE_S)
 
 
-def test_numbers_are_shown_and_those_of_the_process() -> None:
+def test_own_and_process_metrics_are_exported() -> None:
     with endpoint() as port:
         assert "of_a_test 7.0" in scrape(port)
         assert "process_open_fds" in scrape(port)
 
 
-def test_version_is_that_of_all_commands() -> None:
+def test_exported_version_is_the_installed_one() -> None:
     with endpoint() as port:
         assert f'acstor_build_info{{version="{version.installed()}"}} 1.0' in scrape(port)
 
 
-def test_address_may_be_one_of_ipv6() -> None:
+def test_endpoint_listens_on_ipv6() -> None:
     with endpoint("[::1]:{port}") as port:
         assert "of_a_test 7.0" in scrape(port, "[::1]")
 
 
-def test_address_that_is_taken_is_named_with_its_option() -> None:
+def test_address_in_use_is_named_with_its_option() -> None:
     with endpoint() as port, pytest.raises(errors.Unusable, match=f"an option.*:{port}"):
         metrics_endpoint.serve(
             f"127.0.0.1:{port}", prometheus_client.CollectorRegistry(), "an option"
         )
 
 
-def test_clients_that_say_nothing_take_so_many_threads_and_displace_the_oldest() -> None:
+def test_silent_clients_are_limited_and_the_oldest_displaced() -> None:
     with endpoint() as port, contextlib.ExitStack() as held:
         before = threading.active_count()
         silent = [
@@ -85,7 +85,7 @@ def test_clients_that_say_nothing_take_so_many_threads_and_displace_the_oldest()
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.0\r\n"])
-def test_client_that_does_not_end_its_request_is_closed_after_a_while(said: bytes) -> None:
+def test_unfinished_request_is_closed_at_the_deadline(said: bytes) -> None:
     with endpoint(deadline_s=0.2) as port, connect(port) as slow:
         slow.sendall(said)
         began_s = time.monotonic()
@@ -94,7 +94,7 @@ def test_client_that_does_not_end_its_request_is_closed_after_a_while(said: byte
         assert "of_a_test 7.0" in scrape(port)
 
 
-def test_long_request_is_not_read() -> None:
+def test_long_or_unsupported_request_is_refused() -> None:
     with endpoint() as port, connect(port) as long:
         with contextlib.suppress(ConnectionError):
             long.sendall(b"GET /" + b"x" * metrics_endpoint.REQUEST_BYTES)
@@ -106,7 +106,7 @@ def test_long_request_is_not_read() -> None:
 
 
 class Collected(registry.Collector):
-    """Counts how often it is asked, and is slow."""
+    """A slow collector that counts its calls."""
 
     def __init__(self) -> None:
         self.times, self.at_once, self.most = 0, 0, 0
@@ -120,7 +120,7 @@ class Collected(registry.Collector):
         yield core.GaugeMetricFamily("times", "How often it was asked", self.times)
 
 
-def test_one_thread_at_a_time_collects_and_its_answer_is_kept_for_a_second() -> None:
+def test_metrics_are_collected_once_a_second_by_one_thread() -> None:
     own, collected, now_s = prometheus_client.CollectorRegistry(), Collected(), [100.0]
     own.register(collected)
     answer = metrics_endpoint.MetricsApp(own, manual_clock.FunctionClock(lambda: now_s[0]))

@@ -10,7 +10,7 @@ CIDS = [ids.cid_of(b"chunk %d" % n) for n in range(4000)]
 
 
 @pytest.mark.parametrize("common", [0, 500, 1000, 2000])
-def test_similarity_is_the_share_of_what_both_have(common):
+def test_similarity_estimates_the_jaccard_index(common):
     one, other = CIDS[:2000], CIDS[2000 - common : 4000 - common]
     real = common / (4000 - common)
     assert (
@@ -26,7 +26,7 @@ def test_small_sets_are_compared_exactly():
 
 
 @given(st.lists(st.sampled_from(CIDS)), st.lists(st.sampled_from(CIDS)))
-def test_similarity_is_a_share_and_has_no_direction(one, other):
+def test_similarity_is_symmetric_and_between_0_and_1(one, other):
     ours, theirs = minhash.make_sketch(one), minhash.make_sketch(other)
     assert 0 <= minhash.similarity(ours, theirs) <= 1
     assert minhash.similarity(ours, theirs) == minhash.similarity(theirs, ours)

@@ -91,7 +91,7 @@ def chunk_messages(draw) -> peer_wire.Chunk:
 
 
 def singly(messages) -> list[peer_wire.Message]:
-    """Return messages with each chunk of a run by itself."""
+    """Return messages with the chunks of runs separated."""
     return [
         one
         for message in messages
@@ -201,7 +201,7 @@ def receiver(
 
 
 def receive(to: peer_receiver.Receiver, data: bytes) -> list[peer_wire.Message]:
-    """Do what a socket does: fill the buffers in their order."""
+    """Fill the receiver's buffers in order, as a socket does."""
     messages = []
     while data:
         count = 0
@@ -216,7 +216,7 @@ def receive(to: peer_receiver.Receiver, data: bytes) -> list[peer_wire.Message]:
 
 @pytest.mark.parametrize("side", SAID)
 @pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "encrypted"])
-def test_golden_bytes_are_what_is_sent_and_understood(side, is_encrypted):
+def test_golden_bytes_are_encoded_and_decoded(side, is_encrypted):
     golden = json.loads((DATA / "peer-wire-v3.json").read_bytes())
     frames = [bytes.fromhex(text) for text in golden[f"encrypted {side}" if is_encrypted else side]]
     ours, theirs = (encryption_of(side) if is_encrypted else None for _ in range(2))
@@ -235,7 +235,7 @@ def test_golden_bytes_of_two_chunks_are_one_frame():
 @given(
     st.lists(later_messages, max_size=8), st.lists(st.integers(1, 5000), max_size=30), st.booleans()
 )
-def test_messages_survive_any_cut_of_the_stream(messages, cuts, is_encrypted):
+def test_messages_are_decoded_however_the_stream_is_cut(messages, cuts, is_encrypted):
     sent = [HELLO, *messages]
     ours, theirs = (encryption_of() if is_encrypted else None for _ in range(2))
     data, to, got = stream(*sent, encryption=ours), receiver(encryption=theirs), []
@@ -248,7 +248,7 @@ def test_messages_survive_any_cut_of_the_stream(messages, cuts, is_encrypted):
 @given(
     st.lists(later_messages, max_size=8), st.lists(st.integers(1, 5000), max_size=30), st.booleans()
 )
-def test_wanted_bytes_never_reach_past_the_frame_that_is_on_its_way(messages, cuts, is_encrypted):
+def test_wanted_bytes_never_reach_past_the_current_frame(messages, cuts, is_encrypted):
     ours, theirs = (encryption_of() if is_encrypted else None for _ in range(2))
     data, to = stream(HELLO, *messages, encryption=ours), receiver(encryption=theirs)
     ends, end = set(), 0
@@ -264,7 +264,7 @@ def test_wanted_bytes_never_reach_past_the_frame_that_is_on_its_way(messages, cu
         position += wanted
 
 
-def test_chunk_is_received_into_the_buffer_that_is_handed_out():
+def test_chunk_is_received_into_the_buffers_without_a_copy():
     to = receiver(peer_wire.FROM_SERVER)
     data = stream(HELLO, peer_wire.Chunk(1, bytes(100_000)))
     receive(to, data[:5000])
@@ -290,7 +290,7 @@ def run(sizes: list[int]) -> list[peer_wire.Chunk]:
     st.lists(st.integers(1, 300_000), max_size=30),
     st.booleans(),
 )
-def test_chunks_that_leave_together_arrive_each_for_itself(sizes, cuts, is_encrypted):
+def test_chunks_sent_together_are_received_separately(sizes, cuts, is_encrypted):
     ours, theirs = (encryption_of() if is_encrypted else None for _ in range(2))
     sent = run(sizes)
     hello = stream(HELLO, encryption=ours)
@@ -302,7 +302,7 @@ def test_chunks_that_leave_together_arrive_each_for_itself(sizes, cuts, is_encry
     assert got == [HELLO, *sent] and to.is_between_frames
 
 
-def test_chunk_is_given_out_before_the_next_one_in_its_frame_has_come():
+def test_chunk_is_delivered_before_the_next_one_of_its_frame_arrives():
     data = b"".join(map(bytes, peer_wire.encode_chunks(run([50_000, 60_000]))))
     to = receiver(peer_wire.FROM_SERVER)
     assert receive(to, stream(HELLO) + data[:50_041]) == [HELLO, run([50_000])[0]]
@@ -310,7 +310,7 @@ def test_chunk_is_given_out_before_the_next_one_in_its_frame_has_come():
     assert receive(to, data[50_041:]) == run([0, 60_000])[1:]
 
 
-def test_chunks_of_a_run_are_given_out_together_as_far_as_they_have_come():
+def test_chunks_of_a_run_are_delivered_as_far_as_received():
     [head, data] = peer_wire.encode_chunks([peer_wire.Chunk(7, bytes(range(100)) * 4, 150)])
     to = receiver(peer_wire.FROM_SERVER)
     assert receive(to, stream(HELLO) + head + data[:149]) == [HELLO]
@@ -322,7 +322,7 @@ def test_chunks_of_a_run_are_given_out_together_as_far_as_they_have_come():
     assert to.is_between_frames and rest.data.obj is one.data.obj
 
 
-def test_chunks_of_a_run_that_are_not_all_awaited_lie_apart():
+def test_unexpected_chunks_of_a_run_get_separate_buffers():
     to = receiver(peer_wire.FROM_SERVER)
     to.expects = lambda chunks: False
     run_ = peer_wire.Chunk(7, bytes(range(100)), 40)
@@ -332,7 +332,7 @@ def test_chunks_of_a_run_that_are_not_all_awaited_lie_apart():
 
 @pytest.mark.parametrize("is_awaited", [True, False])
 @pytest.mark.parametrize("is_encrypted", [True, False])
-def test_compressed_chunk_is_heard_as_it_was_among_others(is_encrypted, is_awaited):
+def test_compressed_chunk_is_decompressed_among_others(is_encrypted, is_awaited):
     ours, theirs = (encryption_of("server") if is_encrypted else None for _ in range(2))
     to, asked = receiver(peer_wire.FROM_SERVER, theirs), []
     to.expects = lambda chunks: asked.append(chunks) or is_awaited
@@ -346,14 +346,14 @@ def test_compressed_chunk_is_heard_as_it_was_among_others(is_encrypted, is_await
 
 
 @pytest.mark.parametrize(("run_bytes", "numbers"), [(400, [[7, 8, 9]]), (299, [[7], [8], [9]])])
-def test_run_that_is_longer_than_a_frame_leaves_in_parts(run_bytes, numbers):
+def test_run_longer_than_a_frame_is_split(run_bytes, numbers):
     run_ = peer_wire.Chunk(7, bytes(range(100)) * 4, 150)
     buffers = peer_wire.encode_chunks([run_], run_bytes=run_bytes)
     _, *got = receiver(peer_wire.FROM_SERVER).feed_bytes(stream(HELLO) + b"".join(buffers))
     assert [[*one.numbers] for one in got] == numbers and singly(got) == list(run_.iter_chunks())
 
 
-def test_no_chunk_of_a_frame_is_given_out_before_its_tag_was_found_right():
+def test_encrypted_chunk_is_delivered_only_after_its_tag_is_verified():
     ours = encryption_of("server")
     frames = stream(HELLO, encryption=ours) + b"".join(peer_wire.encode_chunks(run([5, 6]), ours))
     to = receiver(peer_wire.FROM_SERVER, encryption_of("server"))
@@ -362,7 +362,7 @@ def test_no_chunk_of_a_frame_is_given_out_before_its_tag_was_found_right():
         to.feed_bytes(bytes([frames[-1] ^ 1]))
 
 
-def test_chunks_of_a_frame_lie_one_behind_the_other():
+def test_chunks_of_a_frame_share_one_buffer():
     to = receiver(peer_wire.FROM_SERVER)
     _, *chunks = to.feed_bytes(
         stream(HELLO) + b"".join(peer_wire.encode_chunks(run([4096, 4096, 100])))
@@ -371,14 +371,14 @@ def test_chunks_of_a_frame_lie_one_behind_the_other():
     assert chunks[0].data.obj == b"".join(chunk.data for chunk in chunks)
 
 
-def test_encrypted_chunks_lie_where_they_were_decrypted_and_are_asked_about():
+def test_encrypted_chunks_share_one_buffer_and_are_checked_as_expected():
     ours, theirs = encryption_of("server"), encryption_of("server")
     to, asked = receiver(peer_wire.FROM_SERVER, theirs), []
     to.expects = lambda chunks: asked.append(chunks) or True
     data = b"".join(peer_wire.encode_chunks(run([5000, 6000]), ours))
     assert to.feed_bytes(stream(HELLO, encryption=encryption_of("server"))) == [HELLO]
     with pytest.raises(errors.RemoteProtocolError, match="MAC"):
-        to.feed_bytes(data)  # it is the first of its direction, and the second was expected
+        to.feed_bytes(data)  # the record has nonce 0, and nonce 1 is expected
     ours, theirs = encryption_of("server"), encryption_of("server")
     to = receiver(peer_wire.FROM_SERVER, theirs)
     to.expects = lambda chunks: asked.append(chunks) or True
@@ -390,7 +390,7 @@ def test_encrypted_chunks_lie_where_they_were_decrypted_and_are_asked_about():
 
 
 @pytest.mark.parametrize("cut", [0, 7, 9, 20])
-def test_encrypted_frame_of_other_length_than_its_record_is_refused(cut):
+def test_encrypted_frame_with_a_length_mismatch_is_refused(cut):
     ours, theirs = encryption_of(), encryption_of()
     to = receiver(encryption=theirs)
     to.feed_bytes(stream(HELLO, encryption=ours))
@@ -407,7 +407,7 @@ def test_encrypted_frame_of_other_length_than_its_record_is_refused(cut):
         (peer_wire.FROM_CLIENT, 2**32 - 1),
     ],
 )
-def test_length_of_a_record_is_looked_at_before_there_is_memory_for_it(accepts, length):
+def test_record_length_is_checked_before_allocation(accepts, length):
     to = receiver(accepts, encryption_of())
     to.feed_bytes(stream(HELLO, encryption=encryption_of()))
     with pytest.raises(errors.RemoteProtocolError, match=f"frame of {length} bytes"):
@@ -415,7 +415,7 @@ def test_length_of_a_record_is_looked_at_before_there_is_memory_for_it(accepts, 
     assert to._data is None
 
 
-def test_record_is_no_longer_than_the_chunks_that_may_come():
+def test_record_length_is_limited_to_the_awaited_chunks():
     one, other = (receiver(peer_wire.FROM_SERVER, encryption_of()) for _ in range(2))
     for to in (one, other):
         to.feed_bytes(stream(HELLO, encryption=encryption_of()))
@@ -428,8 +428,8 @@ def test_record_is_no_longer_than_the_chunks_that_may_come():
 
 
 @pytest.mark.parametrize("accepts", [peer_wire.FROM_SERVER, peer_wire.FROM_CLIENT])
-def test_record_that_comes_first_is_no_longer_than_a_hello(accepts):
-    """So who has not said who it is gets no memory for a chunk."""
+def test_first_record_is_limited_to_the_length_of_a_hello(accepts):
+    """An unidentified peer cannot make the receiver allocate memory for a chunk."""
     longest = peer_wire.Hello(ids.HostId(255 * "h"), peer_wire.ConnectionClass.BULK, 1)
     data = stream(longest, encryption=encryption_of())
     assert receiver(accepts, encryption_of()).feed_bytes(data) == [longest]
@@ -438,7 +438,7 @@ def test_record_that_comes_first_is_no_longer_than_a_hello(accepts):
         to.feed_bytes(length.to_bytes(4, "big"))
 
 
-def test_next_key_is_taken_after_as_many_bytes_by_both_sides():
+def test_both_sides_rekey_after_the_same_number_of_bytes():
     ours, theirs = (peer_encryption.Encryption(bytes(32), rekey_bytes=100) for _ in range(2))
     keys = set()
     for number in range(20):
@@ -448,7 +448,7 @@ def test_next_key_is_taken_after_as_many_bytes_by_both_sides():
     assert len(keys) == 5 and ours._key == theirs._key
 
 
-def test_chunks_of_a_frame_are_asked_about_by_its_head_before_there_is_memory_for_them():
+def test_chunk_heads_are_checked_before_allocation():
     asked = []
 
     def expects(chunks):
@@ -462,7 +462,9 @@ def test_chunks_of_a_frame_are_asked_about_by_its_head_before_there_is_memory_fo
     assert asked == [([(0, 5000, 0), (1, 6000, 0)], None)]
     chunks = to.feed_bytes(data[41:])
     assert chunks == run([5000, 6000])
-    assert {type(chunk.data) for chunk in chunks} == {bytes}  # none holds the other's memory
+    assert {type(chunk.data) for chunk in chunks} == {
+        bytes
+    }  # neither keeps the other's memory alive
 
 
 @pytest.mark.parametrize(
@@ -477,7 +479,7 @@ def test_chunks_of_a_frame_are_asked_about_by_its_head_before_there_is_memory_fo
         ([], False, 0),
     ],
 )
-def test_frames_are_as_few_as_their_bounds_allow(sizes, is_encrypted, frames):
+def test_chunks_are_packed_into_as_few_frames_as_allowed(sizes, is_encrypted, frames):
     sent = [peer_wire.Chunk(n, bytes(size)) for n, size in enumerate(sizes)]
     buffers = peer_wire.encode_chunks(sent, encryption_of() if is_encrypted else None)
     if is_encrypted:
@@ -489,19 +491,19 @@ def test_frames_are_as_few_as_their_bounds_allow(sizes, is_encrypted, frames):
     ) or (frames > 1)
 
 
-def test_chunk_out_of_range_is_not_sent_among_others():
+def test_empty_chunk_is_not_sent_among_others():
     with pytest.raises(errors.LocalProtocolError, match="Chunk"):
         peer_wire.encode_chunks(run([5, 0]))
 
 
-def test_number_that_is_used_again_is_in_another_frame():
+def test_reused_request_number_goes_into_another_frame():
     chunks = [*run([5, 6]), *run([7])]
     data = stream(HELLO) + b"".join(peer_wire.encode_chunks(chunks))
     assert receiver(peer_wire.FROM_SERVER).feed_bytes(data)[1:] == chunks
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=200))
-def test_requests_leave_in_messages_of_one_kind_without_a_chunk_twice(wishes):
+def test_requests_are_batched_by_mode_without_duplicate_chunks(wishes):
     asked = [
         REQUEST._replace(request_id=n, offset=at << 16, mode=list(MODE)[kind])
         for n, (kind, at) in enumerate(wishes)
@@ -511,11 +513,11 @@ def test_requests_leave_in_messages_of_one_kind_without_a_chunk_twice(wishes):
         peer_wire.encode(get)  # it may be sent
     assert sorted(r for get in sent for r in get.requests) == sorted(asked)
     by_mode = [[r for get in sent for r in get.requests if r.mode is mode] for mode in MODE]
-    assert by_mode == [[r for r in asked if r.mode is mode] for mode in MODE]  # in their order
+    assert by_mode == [[r for r in asked if r.mode is mode] for mode in MODE]  # in order
 
 
 @given(st.data(), st.lists(later_messages, min_size=1, max_size=4))
-def test_frame_that_was_changed_left_out_or_doubled_is_refused(data, messages):
+def test_changed_missing_or_repeated_frame_is_refused(data, messages):
     frames = [
         b"".join(peer_wire.encode(m, encryption))
         for encryption in [encryption_of()]
@@ -539,7 +541,7 @@ def test_frame_that_was_changed_left_out_or_doubled_is_refused(data, messages):
     with contextlib.suppress(errors.RemoteProtocolError):
         for frame_ in frames:
             got += to.feed_bytes(frame_)
-        assert not to.is_between_frames  # a length grew, and waits for bytes that do not come
+        assert not to.is_between_frames  # a changed length waits for bytes that never arrive
     assert got == [HELLO, *messages, *messages][: len(got)] and len(got) <= number
 
 
@@ -557,12 +559,12 @@ def test_frames_of_the_other_direction_or_in_clear_text_are_refused():
         (b"AC\x01\x01\0\0\0\x19", "speaks version 1 .* this host 3"),
     ],
 )
-def test_peer_of_another_mode_or_version_is_refused_with_the_reason(start, why):
+def test_peer_with_tls_or_another_version_is_refused_with_the_reason(start, why):
     with pytest.raises(errors.RemoteProtocolError, match=why):
         receiver().feed_bytes(start)
 
 
-def test_proof_is_of_one_pair_of_hosts_and_does_not_show_the_cid():
+def test_proof_is_bound_to_a_host_pair_and_hides_the_cid():
     others = [
         peer_wire.proof_of(CID, ASKED, ASKER),
         peer_wire.proof_of(CID, ASKER, ids.HostId("h3")),
@@ -572,7 +574,7 @@ def test_proof_is_of_one_pair_of_hosts_and_does_not_show_the_cid():
     assert len(PROOF) == 16 and len({PROOF, *others}) == 5
 
 
-def test_full_advertisement_survives_any_cut_and_needs_no_more_than_the_small_buffer():
+def test_largest_messages_fit_the_small_buffer_however_cut():
     full = peer_wire.Advertise(tuple((2**63 + n, 0xFFFF) for n in range(512)), 16)
     longest = peer_wire.Refer(1, tuple(ids.HostId(c * 255) for c in "abcd"))
     data = stream(HELLO, full, longest, full)
@@ -728,7 +730,7 @@ BAD_STREAMS = {
 
 
 @pytest.mark.parametrize("name", BAD_STREAMS)
-def test_bad_stream_is_refused_with_the_name_of_the_peer(name):
+def test_invalid_stream_is_refused_with_the_name_of_the_peer(name):
     with pytest.raises(errors.RemoteProtocolError, match="peer-1"):
         receive(receiver(), BAD_STREAMS[name])
 
@@ -877,7 +879,7 @@ def test_message_out_of_range_is_not_sent(message):
         chunk_body([(number, 1) for number in range(1, 66)]),
     ],
 )
-def test_encrypted_chunks_against_the_rules_are_refused(body):
+def test_invalid_encrypted_chunks_are_refused(body):
     ours, theirs = encryption_of("server"), encryption_of("server")
     to = receiver(peer_wire.FROM_SERVER, theirs)
     to.feed_bytes(stream(HELLO, encryption=ours))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A qcow2 file is read as QEMU reads it, or refused by name, whatever its bytes are."""
+"""A qcow2 file is read as QEMU reads it or refused with a reason."""
 
 import dataclasses
 import pickle
@@ -52,7 +52,7 @@ def refused(file: File) -> qcow2_header.Refused:
     return caught.value
 
 
-def test_clusters_of_all_kinds_are_read_where_they_lie() -> None:
+def test_clusters_of_all_kinds_are_read() -> None:
     packed = qcow2_files.deflated(b"c" * CLUSTER)
     at = DATA + 2 * CLUSTER + 100
     file = File(
@@ -76,7 +76,7 @@ def test_clusters_of_all_kinds_are_read_where_they_lie() -> None:
     ]
 
 
-def test_file_that_ends_within_a_cluster_has_zeros_behind() -> None:
+def test_file_that_ends_within_a_cluster_is_padded_with_zeros() -> None:
     file = File(size=2 * CLUSTER, l2_entries=[DATA, DATA + CLUSTER], data=b"a" * (CLUSTER + 7))
     assert read(file) == (b"a" * (CLUSTER + 7)).ljust(2 * CLUSTER, b"\0")
     cut = dataclasses.replace(file, data=b"a" * CLUSTER)
@@ -102,7 +102,7 @@ def test_a_part_of_the_disk_is_read_alone(start: int) -> None:
     assert view == read(file)[start * CLUSTER : (start + 2) * CLUSTER]
 
 
-def test_compressed_neighbours_end_where_the_next_begins() -> None:
+def test_adjacent_compressed_clusters_have_exact_lengths() -> None:
     packed = [qcow2_files.deflated(bytes([n]) * 700 + bytes(CLUSTER - 700)) for n in b"abc"]
     entries, at = [], DATA
     for one in packed:
@@ -114,7 +114,7 @@ def test_compressed_neighbours_end_where_the_next_begins() -> None:
 
 
 @pytest.mark.parametrize("says_its_size", [True, False])
-def test_zstd_is_read_whether_or_not_a_frame_says_its_size(says_its_size: bool) -> None:
+def test_zstd_is_read_with_and_without_a_content_size(says_its_size: bool) -> None:
     packed = qcow2_files.zstandard_of(b"z" * CLUSTER, says_its_size=says_its_size)
     file = File(
         size=CLUSTER, incompatible=Feature.COMPRESSION, compression=1, data=packed,
@@ -131,7 +131,7 @@ def with_subclusters(bitmap: int, offset: int = 4 << 14) -> File:
     )  # fmt: skip
 
 
-def test_subclusters_are_stored_or_zeros_each() -> None:
+def test_subclusters_are_stored_or_zero_individually() -> None:
     got = read(with_subclusters(1 << 40 | 0b1011 | 1 << 31))
     parts = [got[at] for at in range(0, len(got), 512)]
     assert parts == [1, 2, 0, 4, *[0] * 27, 32]
@@ -140,7 +140,7 @@ def test_subclusters_are_stored_or_zeros_each() -> None:
 
 
 @pytest.mark.parametrize(("bitmap", "offset"), [(1 << 32 | 1, 4 << 14), (2, 0)])
-def test_subclusters_that_are_two_things_at_once_are_refused(bitmap: int, offset: int) -> None:
+def test_contradictory_subclusters_are_refused(bitmap: int, offset: int) -> None:
     assert refused(with_subclusters(bitmap, offset)).reason is RefusalReason.TABLES
 
 
@@ -220,7 +220,7 @@ LONG_EXTENSION = struct.pack(">II", 0x12345678, 1 << 31)
         ({"cluster_bits": 22}, RefusalReason.HEADER),
     ],
 )  # fmt: skip
-def test_what_is_not_served_is_refused_by_name(
+def test_unsupported_file_is_refused_with_its_reason(
     changes: dict[str, Any], reason: RefusalReason
 ) -> None:
     exc = refused(File(**changes))
@@ -231,7 +231,7 @@ def test_what_is_not_served_is_refused_by_name(
 
 
 @pytest.mark.parametrize("bits", [(1 << 32) - 1, 1 << 31, 63])
-def test_cluster_sizes_beyond_all_are_refused(bits: int) -> None:
+def test_invalid_cluster_sizes_are_refused(bits: int) -> None:
     data = bytearray(File().pack())
     data[20:24] = bits.to_bytes(4, "big")
     with pytest.raises(qcow2_header.Refused) as caught:
@@ -239,8 +239,8 @@ def test_cluster_sizes_beyond_all_are_refused(bits: int) -> None:
     assert caught.value.reason is RefusalReason.HEADER
 
 
-def test_sound_files_are_not_refused() -> None:
-    """Each refusal above is for what was changed, not for what all have in common."""
+def test_valid_files_are_accepted() -> None:
+    """Checks that the refusals above are due to the changed fields."""
     for changes in (
         {},
         {"version": 2},
@@ -252,13 +252,13 @@ def test_sound_files_are_not_refused() -> None:
         {"size": 0, "l1_size": 0, "l1_offset": 0},
         {"snapshots": 2, "snapshot_offset": DATA, "data": bytes(100)},
         {"size": 4 << 20, "l1_entries": [0, 3 * CLUSTER]},
-        {"l1_entries": [3 * CLUSTER, 12345]},  # of a snapshot's state, behind the disk
+        {"l1_entries": [3 * CLUSTER, 12345]},  # the state of a snapshot, past the end of the disk
     ):
         assert not any(read(File(**changes)))
 
 
 @pytest.mark.parametrize("length", [0, 3, 4, 71, 72, 100, 104, 111, 112, 4095, 3 * CLUSTER])
-def test_a_file_that_is_cut_is_refused(length: int) -> None:
+def test_truncated_file_is_refused(length: int) -> None:
     with pytest.raises(qcow2_header.Refused):
         qcow2.Qcow2(Bytes(File().pack()[:length]))
 
@@ -273,7 +273,7 @@ def test_a_file_that_is_cut_is_refused(length: int) -> None:
     ],
     ids=["nothing", "noise", "short", "cut"],
 )
-def test_compressed_bytes_that_are_no_cluster_are_refused(packed: bytes) -> None:
+def test_invalid_compressed_cluster_is_refused(packed: bytes) -> None:
     entry = qcow2_files.compressed_entry(DATA, max(1, len(packed)))
     file = File(size=CLUSTER, l2_entries=[entry], data=packed.ljust(600, b"\xff"))
     assert refused(file).reason is RefusalReason.DATA
@@ -289,7 +289,7 @@ def peak_bytes(work: Any) -> int:
 
 
 def bomb(codec: layout.Codec) -> File:
-    """A cluster of 64 KiB that is 64 MiB of zeros when it is not held back."""
+    """Return a cluster of 64 KiB that decompresses to 64 MiB of zeros."""
     zeros = bytes(64 << 20)
     is_zstd = codec is layout.Codec.ZSTD
     packed = qcow2_files.zstandard_of(zeros) if is_zstd else qcow2_files.deflated(zeros)
@@ -301,7 +301,7 @@ def bomb(codec: layout.Codec) -> File:
     )  # fmt: skip
 
 
-def test_bombs_take_no_more_than_a_cluster() -> None:
+def test_decompression_bomb_takes_no_more_memory_than_a_cluster() -> None:
     file = bomb(DEFLATE)
     assert peak_bytes(lambda: read(file)) < 2 << 20
     assert read(file) == bytes(1 << 16)
@@ -310,7 +310,7 @@ def test_bombs_take_no_more_than_a_cluster() -> None:
     assert refused(file).reason is RefusalReason.DATA, "as QEMU, which reads only whole frames"
 
 
-def test_zstd_frame_that_asks_for_much_memory_is_refused() -> None:
+def test_zstd_frame_with_a_huge_window_is_refused() -> None:
     frame = b"\x28\xb5\x2f\xfd\x00\xa8" + bytes(100)  # a window of 2 GiB
     entry = qcow2_files.compressed_entry(DATA, len(frame))
     file = File(size=CLUSTER, incompatible=Feature.COMPRESSION, compression=1, data=frame,
@@ -318,7 +318,7 @@ def test_zstd_frame_that_asks_for_much_memory_is_refused() -> None:
     assert refused(file).reason is RefusalReason.DATA
 
 
-def test_huge_disk_with_nothing_on_it_costs_little() -> None:
+def test_huge_empty_disk_is_cheap_to_open() -> None:
     """The L1 table of 16 TiB, with clusters of 64 KiB, has 32768 entries."""
     entries = 1 << 15
     cluster = 1 << 16
@@ -332,8 +332,8 @@ def test_huge_disk_with_nothing_on_it_costs_little() -> None:
     assert time.monotonic() - began_s < 5
 
 
-def test_largest_l1_table_of_all_is_checked_in_little_memory() -> None:
-    """4 million L2 tables, one twice: it is found without a list of all in memory."""
+def test_largest_l1_table_is_checked_in_little_memory() -> None:
+    """Of 4 million L2 tables one is used twice; the check keeps no list of all in memory."""
     entries, cluster = 1 << 22, 512
     first = (1 << 25) + 4 * cluster
     file = File(cluster_bits=9, size=128 << 30, l1_entries=[], l1_size=entries,
@@ -351,7 +351,7 @@ def test_largest_l1_table_of_all_is_checked_in_little_memory() -> None:
     assert peak_bytes(check) < 8 << 20
 
 
-def test_tables_are_not_read_where_nobody_asks() -> None:
+def test_l2_tables_are_read_only_as_needed() -> None:
     cluster = 1 << 21
     file = File(cluster_bits=21, size=256 << 30, l2_entries=[0] * 100_000 + [4 * cluster],
                 data=b"x" * cluster)  # fmt: skip
@@ -363,7 +363,7 @@ def test_tables_are_not_read_where_nobody_asks() -> None:
     assert source.read_bytes - before < 1000
 
 
-def test_a_file_that_cannot_be_read_says_so() -> None:
+def test_read_error_of_the_file_is_raised() -> None:
     class Broken(Bytes):
         def read_into(self, view: memoryview, offset: int) -> None:
             if offset:
@@ -374,7 +374,7 @@ def test_a_file_that_cannot_be_read_says_so() -> None:
         qcow2.Qcow2(Broken(File().pack()))
 
 
-def test_threads_read_the_same_side_by_side() -> None:
+def test_concurrent_threads_read_the_same_data() -> None:
     packed = [qcow2_files.zstandard_of(bytes([n]) * CLUSTER) for n in range(64)]
     entries = [qcow2_files.compressed_entry(DATA + n * 512, 512) for n in range(64)]
     file = File(size=64 * CLUSTER, l2_entries=entries, compression=1,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A qcow2 file whose snapshots or bitmaps QEMU does not load is refused; all others are read."""
+"""A qcow2 file is refused if and only if QEMU does not load its snapshots or bitmaps."""
 
 import dataclasses
 import struct
@@ -37,7 +37,7 @@ def refusal(file: File) -> RefusalReason | None:
 
 
 def snapshot(extra: int = 16, id_length: int = 1, name_length: int = 3) -> bytes:
-    """Return an entry of the table of snapshots, padded for the next."""
+    """Return a padded entry of the snapshot table."""
     fields = struct.pack(">QIHH20xI", CLUSTER, 1, id_length, name_length, extra)
     entry = fields + bytes(extra) + b"1" * id_length + b"n" * name_length
     return entry + bytes(-len(entry) % 8)
@@ -47,7 +47,7 @@ def with_snapshots(count: int, data: bytes) -> File:
     return File(snapshots=count, snapshot_offset=DATA, data=data)
 
 
-def test_snapshots_that_qemu_loads_are_no_fault() -> None:
+def test_snapshots_that_qemu_loads_are_accepted() -> None:
     assert refusal(with_snapshots(2, snapshot() + snapshot(extra=0, id_length=0))) is None
     assert refusal(with_snapshots(1, snapshot(extra=1024))) is None
     assert refusal(with_snapshots(1, snapshot(name_length=65535))) is None
@@ -71,14 +71,14 @@ def test_snapshots_that_qemu_does_not_load_are_refused(
     assert refusal(with_snapshots(count, data)) is reason
 
 
-def test_empty_table_of_snapshots_has_an_offset_that_qemu_takes() -> None:
+def test_empty_snapshot_table_needs_a_valid_offset() -> None:
     assert refusal(File(snapshots=0, snapshot_offset=(1 << 63) - CLUSTER)) is None
     assert refusal(File(snapshots=0, snapshot_offset=1 << 63)) is TABLES
     assert refusal(File(snapshots=0, snapshot_offset=DATA + 8)) is TABLES
 
 
-def test_table_of_snapshots_is_never_larger_than_qemu_takes() -> None:
-    """It takes 64 MiB; an entry has 128 KiB at most."""
+def test_snapshot_table_is_limited_like_in_qemu() -> None:
+    """QEMU reads at most 64 MiB; an entry has at most 128 KiB."""
     stride = 40 + 2 * 65535 + 2  # a multiple of 8
     head = struct.pack(">QIHH20xI", 0, 0, 65535, 65535, 0)
     data = b"".join(head.ljust(stride, b"\0") for _ in range(512))
@@ -88,7 +88,7 @@ def test_table_of_snapshots_is_never_larger_than_qemu_takes() -> None:
 
 @dataclasses.dataclass
 class Bitmap:
-    """An entry of the directory of bitmaps."""
+    """An entry of the bitmap directory."""
 
     table_offset: int = DATA + CLUSTER
     entries: int = 1
@@ -114,7 +114,7 @@ def extension(kind: int, data: bytes) -> bytes:
 
 
 def with_bitmaps(*bitmaps: Bitmap, table: bytes = bytes(8), **changes: Any) -> File:
-    """Return a file whose data are the directory and, in the next cluster, a bitmap's table.
+    """Return a file that has the bitmap directory and, in the next cluster, a bitmap's table.
 
     :param changes: of the extension's fields
     """
@@ -125,7 +125,7 @@ def with_bitmaps(*bitmaps: Bitmap, table: bytes = bytes(8), **changes: Any) -> F
                 data=directory.ljust(CLUSTER, b"\0") + table)  # fmt: skip
 
 
-def test_bitmaps_that_qemu_loads_are_no_fault() -> None:
+def test_bitmaps_that_qemu_loads_are_accepted() -> None:
     assert refusal(with_bitmaps(Bitmap(), Bitmap(name=b"b1"))) is None
     assert refusal(with_bitmaps(Bitmap(name=b""))) is None
     assert refusal(with_bitmaps(Bitmap(name=b"n" * 1023))) is None
@@ -135,14 +135,14 @@ def test_bitmaps_that_qemu_loads_are_no_fault() -> None:
     assert refusal(with_bitmaps(unsaved, unsaved)) is None, "QEMU does not read its table"
 
 
-def test_bitmaps_that_are_out_of_force_are_not_looked_at() -> None:
+def test_bitmaps_are_ignored_without_the_autoclear_bit() -> None:
     file = with_bitmaps(Bitmap(kind=7), count=9)
     assert refusal(dataclasses.replace(file, autoclear=0)) is None
     old = dataclasses.replace(file, version=2, autoclear=0)
     assert refusal(old) is None
 
 
-def test_a_bitmap_has_as_many_words_as_its_disk_needs() -> None:
+def test_bitmap_needs_the_number_of_entries_of_its_disk() -> None:
     """A disk of 256 MiB has 524,288 sectors: 64 KiB of bits, 16 clusters."""
     large = {"size": 256 << 20, "l1_entries": [0] * 128, "l2_entries": []}
     for entries, reason in ((15, TABLES), (16, None), (17, TABLES)):
@@ -198,18 +198,18 @@ def test_bitmap_that_qemu_does_not_load_is_refused(
         ({"offset": 0}, TABLES),
     ],
 )
-def test_directory_of_bitmaps_that_qemu_does_not_load_is_refused(
+def test_bitmap_directory_that_qemu_does_not_load_is_refused(
     changes: dict[str, int], reason: RefusalReason
 ) -> None:
     assert refusal(with_bitmaps(Bitmap(), **changes)) is reason
 
 
 @pytest.mark.parametrize("entry", [2, 1 << 63, 2 * CLUSTER | 1, CLUSTER + 512, 1 << 8])
-def test_table_of_a_bitmap_that_qemu_does_not_load_is_refused(entry: int) -> None:
+def test_bitmap_table_that_qemu_does_not_load_is_refused(entry: int) -> None:
     assert refusal(with_bitmaps(Bitmap(), table=struct.pack(">Q", entry))) is TABLES
 
 
-def test_bitmaps_of_one_name_are_refused_as_qemu_refuses_them() -> None:
+def test_bitmaps_with_the_same_name_are_refused_like_in_qemu() -> None:
     assert refusal(with_bitmaps(Bitmap(), Bitmap())) is TABLES
     assert refusal(with_bitmaps(Bitmap(), Bitmap(name=b"b0\0more"))) is TABLES
     assert refusal(with_bitmaps(Bitmap(flags=1), Bitmap())) is TABLES
@@ -228,7 +228,9 @@ def test_bitmaps_of_one_name_are_refused_as_qemu_refuses_them() -> None:
         (struct.pack(">II", 77, CLUSTER - 112 - 16), None),
     ],
 )
-def test_extensions_end_where_qemu_says(extensions: bytes, reason: RefusalReason | None) -> None:
+def test_header_extensions_are_bounded_like_in_qemu(
+    extensions: bytes, reason: RefusalReason | None
+) -> None:
     assert refusal(File(extensions=extensions)) is reason
 
 
@@ -236,15 +238,15 @@ def test_extensions_end_where_qemu_says(extensions: bytes, reason: RefusalReason
 def test_extension_that_begins_too_late_is_refused(
     padding: int, reason: RefusalReason | None
 ) -> None:
-    """QEMU reads the head of another one if a single byte is left."""
+    """QEMU reads another extension header even if a single byte is left."""
     header_length = CLUSTER - 24 - padding
     fill = bytes(header_length - 112)
     file = File(header_length=header_length, extensions=fill + extension(77, bytes(16)))
     assert refusal(file) is reason
 
 
-def test_tables_that_cost_much_are_bounded() -> None:
-    """A hundred bitmaps share one table in a file of 1 MiB; QEMU would read it a hundred times."""
+def test_bytes_read_for_bitmap_tables_are_limited() -> None:
+    """A hundred bitmaps share one table in a 1 MiB file; QEMU would read it a hundred times."""
     entries = (512 << 20) // CLUSTER
     directory = [Bitmap(granularity=9, entries=entries, name=b"%d" % n) for n in range(100)]
     file = with_bitmaps(*directory, table=bytes(8 * entries))
@@ -275,7 +277,7 @@ def test_tables_that_cost_much_are_bounded() -> None:
          RefusalReason.DATA),
     ],
 )  # fmt: skip
-def test_zstd_frame_ends_with_its_cluster(frame: bytes, reason: RefusalReason | None) -> None:
+def test_zstd_frame_must_end_with_its_cluster(frame: bytes, reason: RefusalReason | None) -> None:
     entry = qcow2_files.compressed_entry(DATA, len(frame))
     file = File(size=CLUSTER, incompatible=Feature.COMPRESSION, compression=1,
                 l2_entries=[entry], data=frame)  # fmt: skip

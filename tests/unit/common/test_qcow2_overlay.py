@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An overlay is read only where somebody says so, and says what it has and what it has not."""
+"""Overlays: opened only on request; their changes and zeros are listed."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ NAME = {"backing_offset": 200, "backing_length": 20, "extensions": b"\0" * 88 + 
 
 
 def overlay(*l2_entries: int, data: bytes = b"", size: int = 8 * CLUSTER, **fields: object) -> File:
-    # A name where an extension would be: it must not be taken for one.
+    # The backing file name lies where an extension would be.
     return File(size=size, l2_entries=list(l2_entries), data=data, **NAME | fields)  # type: ignore[arg-type]
 
 
@@ -34,7 +34,7 @@ def changes_of(file: File) -> list[Extent]:
     return list(opened(file).iter_changes())
 
 
-def test_clusters_of_all_kinds_are_changes_and_what_is_not_there_is_none() -> None:
+def test_clusters_of_all_kinds_are_changes_and_missing_ones_are_not() -> None:
     packed = qcow2_files.deflated(b"c" * CLUSTER)
     entry = qcow2_files.compressed_entry(AT_DATA + CLUSTER, len(packed))
     file = overlay(
@@ -55,7 +55,7 @@ def test_clusters_of_all_kinds_are_changes_and_what_is_not_there_is_none() -> No
     assert data == bytes(1024)
 
 
-def test_subclusters_are_changes_each() -> None:
+def test_subclusters_are_listed_as_separate_changes() -> None:
     bitmap = 0b0011 | 0b1100 << 32 | 1 << 5
     file = overlay(
         4 << 14, bitmap, 0, 1 << 63, cluster_bits=14, size=2 << 14,
@@ -69,7 +69,7 @@ def test_subclusters_are_changes_each() -> None:
     ]
 
 
-def test_changes_end_with_the_disk_and_not_with_the_file() -> None:
+def test_changes_end_at_the_end_of_the_disk() -> None:
     file = overlay(0, AT_DATA, AT_DATA, data=b"a" * 700, size=2 * CLUSTER + 512)
     assert changes_of(file) == [Extent(CLUSTER, CLUSTER + 512, DATA)]
     data = bytearray(b"\xaa" * CLUSTER)
@@ -77,7 +77,7 @@ def test_changes_end_with_the_disk_and_not_with_the_file() -> None:
     assert data == (b"a" * 700).ljust(CLUSTER, b"\0")
 
 
-def test_file_without_a_backing_file_says_all_of_the_disk() -> None:
+def test_file_without_a_backing_file_lists_the_whole_disk() -> None:
     file = File(size=8 * CLUSTER, l2_entries=[0, AT_DATA], data=b"a" * CLUSTER)
     assert changes_of(file) == [
         Extent(0, CLUSTER, ZERO),
@@ -87,7 +87,7 @@ def test_file_without_a_backing_file_says_all_of_the_disk() -> None:
     assert changes_of(File(size=0)) == []
 
 
-def test_overlay_is_refused_if_nobody_says_that_it_may_be_one() -> None:
+def test_overlay_is_refused_unless_allowed() -> None:
     with pytest.raises(qcow2_header.Refused) as caught:
         qcow2.Qcow2(Bytes(overlay().pack()))
     assert caught.value.reason is RefusalReason.BACKING_FILE
@@ -108,7 +108,7 @@ def test_overlay_is_refused_if_nobody_says_that_it_may_be_one() -> None:
         ({"l1_entries": [3 * CLUSTER, 3 * CLUSTER], "size": 4 << 20}, RefusalReason.TABLES_OVERLAP),
     ],
 )
-def test_what_is_refused_of_other_files_is_refused_of_overlays(
+def test_overlay_with_unsupported_header_is_refused(
     fields: dict[str, object], reason: RefusalReason
 ) -> None:
     fields = dict(fields)
@@ -124,7 +124,7 @@ def test_what_is_refused_of_other_files_is_refused_of_overlays(
     ("entry", "reason"),
     [(AT_DATA + 512, RefusalReason.TABLES), (100 * CLUSTER, RefusalReason.TRUNCATED)],
 )
-def test_tables_that_make_no_sense_are_refused(entry: int, reason: RefusalReason) -> None:
+def test_invalid_table_entries_are_refused(entry: int, reason: RefusalReason) -> None:
     file = overlay(0, entry, data=b"a" * CLUSTER)
     with pytest.raises(qcow2_header.Refused) as caught:
         changes_of(file)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A qcow2 file that is written as a stream is as long as was said, and is read as it was meant."""
+"""A qcow2 file written as a stream has the planned length and reads back correctly."""
 
 import json
 import random
@@ -30,7 +30,7 @@ PACK = {DEFLATE: qcow2_files.deflated, ZSTD: qcow2_files.zstandard_of}
 def written(
     size: int, cluster: int, codec: layout.Codec, clusters: list[tuple[int, int, bytes]]
 ) -> bytes:
-    """Write clusters: number of the first, how many, their packed bytes or a byte to fill with."""
+    """Write clusters: first number, count, and packed bytes or one byte to fill with."""
     runs = [
         DiskRun(first * cluster, count * cluster, len(data) if len(data) > 1 else 0)
         for first, count, data in clusters
@@ -52,7 +52,7 @@ def read(raw: bytes) -> bytes:
 
 
 def fault_of_refcounts(raw: bytes) -> str:
-    """Count as ``qemu-img check`` does what is in use, and compare."""
+    """Compare the refcounts with the clusters in use, as ``qemu-img check`` does."""
     (bits,) = struct.unpack_from(">I", raw, 20)
     l1_entries, l1_at, table_at, table_clusters = struct.unpack_from(">IQQI", raw, 36)
     cluster = 1 << bits
@@ -90,7 +90,7 @@ def fault_of_refcounts(raw: bytes) -> str:
 
 @strategies.composite
 def disks(draw: strategies.DrawFn) -> tuple[int, int, layout.Codec, list[tuple[int, int, bytes]]]:
-    """Draw a disk: its size, the size of its clusters, a codec, and what clusters it has."""
+    """Draw a disk: its size, cluster size, codec and clusters."""
     bits = draw(strategies.sampled_from([9, 9, 10, 12, 14]))
     codec = draw(strategies.sampled_from([STORED, DEFLATE, ZSTD]))
     cluster, at, clusters = 1 << bits, 0, []
@@ -111,7 +111,7 @@ def disks(draw: strategies.DrawFn) -> tuple[int, int, layout.Codec, list[tuple[i
 
 
 @hypothesis.given(disks())
-def test_every_disk_is_read_as_it_was_written_and_its_refcounts_are_right(
+def test_written_disk_reads_back_with_correct_refcounts(
     disk: tuple[int, int, layout.Codec, list[tuple[int, int, bytes]]],
 ) -> None:
     size, cluster, codec, clusters = disk
@@ -126,7 +126,7 @@ def test_every_disk_is_read_as_it_was_written_and_its_refcounts_are_right(
     assert fault_of_refcounts(raw) == ""
 
 
-def test_compressed_clusters_lie_one_right_behind_the_other() -> None:
+def test_compressed_clusters_are_packed_without_gaps() -> None:
     packed = [PACK[ZSTD](bytes([n]) * 300 + bytes(range(250)) + bytes(65536 - 550)) for n in b"abc"]
     raw = written(3 << 16, 1 << 16, ZSTD, [(n, 1, data) for n, data in enumerate(packed)])
     first, second, third = qcow2.Qcow2(Bytes(raw)).iter_extents()
@@ -134,8 +134,8 @@ def test_compressed_clusters_lie_one_right_behind_the_other() -> None:
     assert second.offset + len(packed[1]) == third.offset
 
 
-def test_tiny_compressed_clusters_can_all_be_counted() -> None:
-    """A file that is hostile may have them of one byte; QEMU's counts end with 65535."""
+def test_refcounts_of_tiny_compressed_clusters_do_not_overflow() -> None:
+    """A hostile file may have one-byte clusters; QEMU's refcounts end at 65535."""
     count = (2 << 20) // 64 + 10
     runs = [DiskRun(number << 21, 1 << 21, 1) for number in range(count)]
     plan = qcow2_writer.Plan(count << 21, 1 << 21, ZSTD, lambda: runs)
@@ -178,20 +178,18 @@ def test_disk_of_64_tebibytes_takes_little_memory() -> None:
         (8192, 4096, [DiskRun(0, 4096, 4097)], "not a compressed cluster"),
     ],
 )
-def test_what_is_no_file_is_not_planned(
-    size: int, cluster: int, runs: list[DiskRun], why: str
-) -> None:
+def test_invalid_plan_is_refused(size: int, cluster: int, runs: list[DiskRun], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         qcow2_writer.Plan(size, cluster, DEFLATE, lambda: runs)
 
 
-def test_nothing_is_compressed_without_a_codec() -> None:
+def test_compressed_run_without_a_codec_is_refused() -> None:
     with pytest.raises(ValueError, match="not a compressed cluster"):
         qcow2_writer.Plan(4096, 4096, STORED, lambda: [DiskRun(0, 4096, 100)])
 
 
 @pytest.mark.parametrize("length", [4095, 4097])
-def test_run_that_has_other_bytes_than_it_said_ends_the_file(length: int) -> None:
+def test_run_with_a_wrong_number_of_bytes_is_an_error(length: int) -> None:
     plan = qcow2_writer.Plan(4096, 4096, STORED, lambda: [DiskRun(0, 4096)])
 
     def read_wrong(run: DiskRun) -> Iterator[bytes]:
@@ -205,14 +203,14 @@ def overlay(backing: str, *runs: DiskRun) -> qcow2_writer.Plan:
     return qcow2_writer.Plan(20 * KIB64 - 512, KIB64, STORED, lambda: runs, backing)
 
 
-def test_file_with_a_backing_file_is_what_qemu_takes_it_for(tmp_path) -> None:
+def test_file_with_a_backing_file_is_valid_for_qemu(tmp_path) -> None:
     base = random.Random(1).randbytes(9 * KIB64 - 1024)
     (tmp_path / "base").write_bytes(base)
     runs = (
         DiskRun(0, KIB64, is_zero=True),
         DiskRun(2 * KIB64, 2 * KIB64),
         DiskRun(4 * KIB64, KIB64, is_zero=True),
-        DiskRun(19 * KIB64, KIB64),  # its end is behind the disk's
+        DiskRun(19 * KIB64, KIB64),  # it ends past the end of the disk
     )
     data = {run.at: random.Random(run.at).randbytes(run.length) for run in runs if not run.is_zero}
     plan = overlay(str(tmp_path / "base"), *runs)
@@ -244,7 +242,7 @@ def test_file_with_a_backing_file_is_what_qemu_takes_it_for(tmp_path) -> None:
     ]
 
 
-def test_backing_file_with_a_long_name_is_refused() -> None:
+def test_long_backing_file_name_is_refused() -> None:
     assert overlay("/" + "x" * 1022).file_bytes
     with pytest.raises(ValueError, match="1024 bytes"):
         overlay("/" + "x" * 1023)
@@ -252,6 +250,6 @@ def test_backing_file_with_a_long_name_is_refused() -> None:
         qcow2_writer.Plan(512, 512, STORED, lambda: (), "/" + "x" * 399)
 
 
-def test_zeros_that_are_compressed_are_refused() -> None:
+def test_compressed_zero_run_is_refused() -> None:
     with pytest.raises(ValueError, match="not a compressed cluster"):
         qcow2_writer.Plan(KIB64, KIB64, ZSTD, lambda: [DiskRun(0, KIB64, 5, is_zero=True)])

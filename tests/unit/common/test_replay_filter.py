@@ -11,7 +11,7 @@ def fresh():
     return replay_filter.ReplayFilter()
 
 
-def test_a_message_is_taken_once(fresh):
+def test_message_is_accepted_once(fresh):
     assert fresh.check_and_remember((1, "a"), NOW_S, NOW_S) == ""
     assert "taken before" in fresh.check_and_remember((1, "a"), NOW_S, NOW_S + replay_filter.AGE_S)
     assert fresh.check_and_remember((1, "b"), NOW_S, NOW_S) == ""
@@ -28,13 +28,13 @@ def test_a_message_is_taken_once(fresh):
         (-replay_filter.FUTURE_S - 1, "301 s from now: one of the two clocks is wrong"),
     ],
 )
-def test_a_message_of_another_time_is_not_taken(fresh, age_s, why):
+def test_untimely_message_is_refused(fresh, age_s, why):
     found = fresh.check_and_remember(1, NOW_S, NOW_S + age_s)
     assert why in found
     assert bool(found) == bool(why)
 
 
-def test_a_message_is_remembered_until_it_is_old_and_no_longer():
+def test_messages_are_remembered_until_they_are_too_old():
     fresh = replay_filter.ReplayFilter(limit=3)
     for number in range(3):
         assert fresh.check_and_remember(number, NOW_S, NOW_S) == ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is concealed is read by the service alone, and as it was."""
+"""Sealed boxes: only the service can read them, and changes are detected."""
 
 import pytest
 
@@ -12,21 +12,21 @@ PUBLIC = sealed_box.public_key(SECRET)
 BOX = sealed_box.encrypt(PUBLIC, b"a key", b"h1")
 
 
-def test_service_reads_it_and_nobody_sees_it_on_the_way() -> None:
+def test_service_decrypts_the_box_and_the_box_hides_its_content() -> None:
     assert sealed_box.decrypt(SECRET, BOX, b"h1") == b"a key"
     assert b"a key" not in BOX and BOX != sealed_box.encrypt(PUBLIC, b"a key", b"h1")
     assert len(BOX) == len(b"a key") + 48
 
 
 @pytest.mark.parametrize("at", range(0, len(BOX), 4))
-def test_what_was_altered_is_refused(at: int) -> None:
+def test_altered_box_is_refused(at: int) -> None:
     altered = bytearray(BOX)
     altered[at] ^= 1
     with pytest.raises(errors.NotAuthenticated):
         sealed_box.decrypt(SECRET, bytes(altered), b"h1")
 
 
-def test_what_is_not_for_this_service_or_of_another_sender_is_refused() -> None:
+def test_box_for_another_key_or_sender_is_refused() -> None:
     for secret, box, said in (
         (signing.new_key(), BOX, b"h1"),
         (SECRET, BOX, b"h2"),
@@ -39,6 +39,6 @@ def test_what_is_not_for_this_service_or_of_another_sender_is_refused() -> None:
 
 
 @pytest.mark.parametrize("public", [b"", bytes(31), bytes(32)])
-def test_nothing_is_concealed_with_what_is_no_key(public: bytes) -> None:
+def test_invalid_public_key_is_refused(public: bytes) -> None:
     with pytest.raises(errors.NotAuthenticated):
         sealed_box.encrypt(public, b"a key", b"h1")

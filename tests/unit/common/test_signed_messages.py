@@ -31,14 +31,14 @@ def over_the_bus(message: decision_messages.Signed) -> decision_messages.Signed:
     return decision_messages.decode(carried, decision_messages.Signed)
 
 
-def test_what_the_service_seals_is_opened_by_who_knows_its_key():
+def test_message_of_the_service_is_verified_with_its_key():
     sent = over_the_bus(signed_messages.sign_payload(TASK, signing.TASK, SERVICE_KEY))
     kind = decision_messages.TaskForHosts
     assert signed_messages.verify_from_service(sent, signing.TASK, SIGNERS, kind) == TASK
     assert sent.certificate == ""
 
 
-def test_what_a_host_seals_tells_which_host_it_is():
+def test_message_of_a_host_identifies_the_host():
     sent = over_the_bus(signed_messages.sign_payload(WANTED, signing.SAMPLE, KEY, CERT))
     certificate, payload = signed_messages.verify_from_host(
         sent, signing.SAMPLE, CA.certificate_pem, decision_messages.ImageWanted
@@ -55,7 +55,7 @@ def test_what_a_host_seals_tells_which_host_it_is():
         {"certificate": CA.certificate_pem.decode()},
     ],
 )
-def test_a_changed_message_is_not_read(change):
+def test_changed_message_is_refused(change):
     sent = msgspec.structs.replace(
         signed_messages.sign_payload(WANTED, signing.SAMPLE, KEY, CERT), **change
     )
@@ -65,7 +65,7 @@ def test_a_changed_message_is_not_read(change):
         )
 
 
-def test_a_message_for_another_purpose_is_not_read():
+def test_message_for_another_purpose_is_refused():
     sent = signed_messages.sign_payload(WANTED, signing.TRACE, KEY, CERT)
     with pytest.raises(errors.NotAuthenticated):
         signed_messages.verify_from_host(
@@ -77,7 +77,7 @@ def test_a_message_for_another_purpose_is_not_read():
         )
 
 
-def test_who_signs_something_else_breaks_the_protocol_under_his_own_name():
+def test_signed_malformed_payload_is_a_protocol_error_of_its_signer():
     sent = signed_messages.sign_payload(TASK, signing.SAMPLE, KEY, CERT)
     with pytest.raises(errors.RemoteProtocolError, match="h1"):
         signed_messages.verify_from_host(

@@ -30,26 +30,26 @@ def test_signature_is_over_the_purpose_and_the_payload_as_documented():
         (signing.TABLE, PAYLOAD, b""),
         (signing.TABLE, PAYLOAD, signing.sign(OTHER_KEY, signing.TABLE, PAYLOAD)),
     ],
-    ids=["purpose", "payload", "cut", "changed", "none", "key"],  # the same in every process
+    ids=["purpose", "payload", "cut", "changed", "none", "key"],  # stable in every process
 )
-def test_what_was_not_signed_so_by_a_known_key_proves_nothing(purpose, payload, signature):
+def test_signature_of_another_purpose_payload_or_key_is_refused(purpose, payload, signature):
     with pytest.raises(errors.NotAuthenticated, match=purpose):
         signing.verify(PUBLIC, purpose, payload, signature)
 
 
-def test_without_a_known_key_nothing_is_proven():
+def test_signature_without_known_keys_is_refused():
     with pytest.raises(errors.NotAuthenticated):
         signing.verify((), signing.TABLE, PAYLOAD, SIGNATURE)
 
 
-def test_a_file_of_public_keys_may_hold_several_and_text_between_them():
+def test_public_key_file_may_hold_several_keys_and_comments():
     bundle = b"# new\n" + signing.public_pem(OTHER_KEY) + b"# former\n" + signing.public_pem(KEY)
     keys = signing.read_public_keys(bundle)
     signing.verify(keys, signing.TABLE, PAYLOAD, SIGNATURE)
     assert len(keys) == 2
 
 
-def test_a_key_of_another_kind_is_refused():
+def test_key_of_another_type_is_refused():
     other = rsa.generate_private_key(65537, 2048)
     private = other.private_bytes(
         serialization.Encoding.PEM,
@@ -65,13 +65,13 @@ def test_a_key_of_another_kind_is_refused():
         signing.read_public_keys(public)
 
 
-def test_more_public_keys_than_anybody_needs_are_refused():
+def test_too_many_public_keys_are_refused():
     with pytest.raises(errors.NotAuthenticated, match="65; 1 to 64"):
         signing.read_public_keys(signing.public_pem(KEY) * 65)
 
 
 @given(st.binary(max_size=300), st.booleans())
-def test_garbage_is_refused_as_key_public_key_and_signature(garbage, is_pem):
+def test_random_bytes_are_no_key_or_signature(garbage, is_pem):
     if is_pem:
         garbage = b"-----BEGIN PUBLIC KEY-----\n" + garbage + b"\n-----END PUBLIC KEY-----\n"
     with pytest.raises(errors.NotAuthenticated):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Keystone that accepts connections and never answers costs few threads, and each for a time."""
+"""A hanging Keystone occupies few threads, each for a limited time."""
 
 import time
 from concurrent import futures
@@ -36,14 +36,14 @@ def unavailable(message: str) -> webob.exc.HTTPServiceUnavailable:
     return webob.exc.HTTPServiceUnavailable(body=message.encode())
 
 
-def test_requests_to_keystone_have_a_deadline_by_default() -> None:
+def test_requests_to_keystone_have_a_timeout_by_default() -> None:
     own = configured("http://127.0.0.1:1").keystone_authtoken
     assert own.http_connect_timeout == token_validation.TIMEOUT_S
     assert own.http_request_max_retries == token_validation.RETRIES
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_hanging_keystone_takes_few_threads_and_is_told_as_gone() -> None:
+def test_hanging_keystone_occupies_few_threads_and_is_reported() -> None:
     with silent_server.serve() as keystone, futures.ThreadPoolExecutor(THREADS) as pool:
         conf = configured(keystone.url)
         conf.set_override("http_connect_timeout", 1, "keystone_authtoken")
@@ -54,7 +54,7 @@ def test_hanging_keystone_takes_few_threads_and_is_told_as_gone() -> None:
             return request.get_response(check)
 
         asking = [pool.submit(ask, number) for number in range(2 * THREADS)]
-        time.sleep(1.3)  # those that found no place have given up
+        time.sleep(1.3)  # requests without a slot have given up
         began_s = time.monotonic()
         pool.submit(int).result(30)
         assert time.monotonic() - began_s < ANSWERED_S

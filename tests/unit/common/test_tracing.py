@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of requests: who is traced, what is sent, and what a failing backend does not do."""
+"""Tracing of requests: HMAC check, spans sent, and failing backends."""
 
 import sys
 import threading
@@ -31,7 +31,7 @@ BASE_ID = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 
 @pytest.fixture(autouse=True)
 def untraced() -> Iterator[None]:
-    """Have this process trace nothing after a test."""
+    """Disable tracing in this process after a test."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(web, "_ENABLED", None)
         patched.setattr(web, "_HMAC_KEYS", None)
@@ -43,7 +43,7 @@ def untraced() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def receiver() -> Iterator[otlp_receiver.Receiver]:
-    """A receiver; OpenTelemetry takes one for each process."""
+    """Return a receiver; OpenTelemetry accepts one per process."""
     with otlp_receiver.running() as made:
         yield made
 
@@ -60,7 +60,7 @@ def configured(**options: object) -> cfg.ConfigOpts:
 
 @pytest.fixture(scope="module")
 def driver(receiver: otlp_receiver.Receiver) -> Callable[[dict[str, object]], None]:
-    """Osprofiler's, as :func:`tracing.enable` starts it; OpenTelemetry takes one."""
+    """Return osprofiler's driver as :func:`tracing.enable` starts it, once per process."""
     keys = f"{OTHER_KEY}x, {KEY}"
     conf = configured(enabled=True, hmac_keys=keys, connection_string=receiver.url)
     assert tracing.enable(conf, "lighthouse")
@@ -86,7 +86,7 @@ def received(receiver: otlp_receiver.Receiver) -> list[otlp_receiver.Span]:
 
 
 def lamp(environ, start_response):
-    """A WSGI application with a step in a step, of which the inner one fails."""
+    """A WSGI application with nested spans; the inner one fails."""
     with tracing.Span("acstor_outside", image="i1") as outer:
         try:
             with tracing.Span("acstor_inside"):
@@ -167,7 +167,7 @@ def test_message_continues_the_trace_of_its_sender(traced):
         signed(parent_id=7),
     ],
 )
-def test_headers_that_make_no_sense_are_no_trace(traced, headers):
+def test_malformed_trace_headers_are_ignored(traced, headers):
     with tracing.continue_trace(headers):
         assert tracing.current_profiler() is None
         assert tracing.trace_headers() == {}
@@ -180,7 +180,7 @@ def test_nothing_is_traced_by_default():
         assert tracing.current_profiler() is None
 
 
-def test_without_the_library_nothing_is_traced_and_enabling_says_what_to_install(monkeypatch):
+def test_tracing_without_osprofiler_is_off_and_enabling_it_is_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "osprofiler", None)
     conf = cfg.ConfigOpts()
     conf([], project="acstor", default_config_files=[], default_config_dirs=[])
@@ -191,13 +191,13 @@ def test_without_the_library_nothing_is_traced_and_enabling_says_what_to_install
 
 
 @pytest.mark.parametrize("keys", ["SECRET_KEY", "", " , ", f"{KEY},SECRET_KEY"])
-def test_a_key_that_everybody_knows_is_refused(keys, receiver):
+def test_default_or_empty_hmac_key_is_refused(keys, receiver):
     conf = configured(enabled=True, hmac_keys=keys, connection_string=receiver.url)
     with pytest.raises(errors.Unusable, match="hmac_keys"):
         tracing.enable(conf, "lighthouse")
 
 
-def test_a_driver_that_cannot_be_used_is_refused_without_its_password():
+def test_unusable_driver_is_refused_without_its_password():
     conf = configured(enabled=True, hmac_keys=KEY, connection_string="gopher://u:hunter2@h")
     with pytest.raises(errors.Unusable, match="connection_string") as refused:
         tracing.enable(conf, "lighthouse")
@@ -205,7 +205,7 @@ def test_a_driver_that_cannot_be_used_is_refused_without_its_password():
 
 
 class Backend:
-    """A driver that takes some time for each point, or fails."""
+    """A driver that is slow or fails."""
 
     def __init__(self) -> None:
         self.points: list[str] = []
@@ -228,7 +228,7 @@ def limiter(backend: Backend, request: object, max_spans: int = 3) -> tracing.Sp
     )
 
 
-def test_spans_of_a_request_are_limited_and_every_start_has_its_stop():
+def test_spans_of_a_request_are_limited_and_balanced():
     backend, request = Backend(), ["first"]
     made = tracing.SpanLimiter(backend.notify, lambda: request[0], max_spans=3)
     for name in ("first", "second"):
@@ -243,7 +243,7 @@ def test_spans_of_a_request_are_limited_and_every_start_has_its_stop():
 
 @pytest.mark.expect_log("no traces for 60 s")
 @pytest.mark.parametrize("failure", [OSError("the password is hunter2"), None])
-def test_failing_or_slow_backend_is_left_alone_for_a_while(failure, watched_log):
+def test_failing_or_slow_backend_is_paused(failure, watched_log):
     backend = Backend()
     backend.failure, backend.took_s = failure, 0.0 if failure else 2.0
     made = limiter(backend, "request")
@@ -259,11 +259,11 @@ def test_failing_or_slow_backend_is_left_alone_for_a_while(failure, watched_log)
     assert backend.points[-1] == "again-start"
 
 
-def test_a_step_goes_on_though_its_span_cannot_be_sent(traced):
+def test_step_continues_if_its_span_cannot_be_sent(traced):
     def fail(info: dict[str, object]) -> None:
         raise OSError("no broker")
 
-    notifier.set(fail)  # as Nova's own, which nothing limits
+    notifier.set(fail)  # like Nova's own driver, which has no limiter
     with tracing.continue_trace(signed()), tracing.Span("acstor_step_one") as span:
         span.add_results(bytes=1)
     assert tracing.current_profiler() is None

@@ -16,7 +16,7 @@ NAMES = st.frozensets(
 
 
 @given(NAMES)
-def test_names_come_out_as_they_went_in(names):
+def test_v_node_names_round_trip(names):
     assert frozenset(vnode.unpack(vnode.pack(names))) == names
 
 
@@ -32,6 +32,6 @@ def test_runs_are_ascending_numbers_or_are_refused(text):
 @pytest.mark.parametrize(
     "text", ["", "a", "1,", "-1", "2-1", "1,1", "1-3,3", "0-1048576", "\u0663"]
 )
-def test_odd_runs_are_refused(text):
+def test_malformed_runs_are_refused(text):
     with pytest.raises(ValueError, match="v-nodes"):
         list(vnode.parse_runs(text))
