@@ -251,7 +251,7 @@ class Disk:
                 self.lacking_chunks -= 1
 
     async def keep_base_chunk(self, chunk_no: int, data: read_request.Bytes) -> None:
-        """Store the image's bytes of a chunk, unless a guest wrote it; on OSError nothing changed."""
+        """Store an image chunk, unless a guest wrote it; on OSError nothing changes."""
         cut = self.header.cut
         start, length = cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no)
         async with self._alone(range(chunk_no, chunk_no + 1)):
