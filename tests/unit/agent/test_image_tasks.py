@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks are done one after the other, and whatever comes of them is told."""
+"""Image tasks of a host: their queue, their progress and the reported results."""
 
 import msgspec
 import pytest
@@ -34,7 +34,7 @@ def task(request, kind=Kind.PRE_SEED, image_id=one_host.IMAGE, boots=1):
 
 
 class Host:
-    """The tasks of a host whose images come when the test says so."""
+    """Image tasks of a host; the test decides when a fetch finishes."""
 
     def __init__(self, made, limits=LIMITS, max_images=image_tasks.MAX_IMAGES):
         self.parts = made
@@ -108,7 +108,7 @@ class Host:
         return await self.tasks.changed_images()
 
     async def wait(self, is_so):
-        """Return what is told of the image's task when it is so."""
+        """Return the reported task of the image once ``is_so`` holds."""
         with trio.fail_after(30):
             while True:
                 told = (await self.all())[one_host.IMAGE].task
@@ -125,14 +125,14 @@ async def host(tmp_path, nursery):
         yield made
 
 
-async def test_nothing_is_told_twice_in_a_while(host):
+async def test_unchanged_images_are_reported_once_per_interval(host):
     assert await host.tasks.changed_images() == {}
     assert await host.tasks.changed_images() is None
     host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     assert await host.tasks.changed_images() == {}
 
 
-async def test_an_image_is_told_by_where_its_bytes_were(host):
+async def test_image_report_counts_bytes_by_origin(host):
     image = await host.parts.mirrors.attach_image(one_host.IMAGE)
     await image.read(0, CHUNK)
     await image.read(0, 100)
@@ -144,7 +144,7 @@ async def test_an_image_is_told_by_where_its_bytes_were(host):
     assert (held.boot_image, held.boot_revision, held.task) == ("unknown", 0, None)
 
 
-async def test_boot_set_is_told_of_images_that_boot_and_of_prefetched_ones(host):
+async def test_boot_set_size_is_reported_for_booting_and_prefetched_images(host):
     host.parts.add_boot_image(DATA, [0, 1, 3])
     image = await host.parts.mirrors.attach_image(one_host.IMAGE)
     assert (await host.all())[one_host.IMAGE].boot_set_bytes is None
@@ -157,10 +157,10 @@ async def test_boot_set_is_told_of_images_that_boot_and_of_prefetched_ones(host)
     assert (held.boot_set_bytes, held.boot_set_cached_bytes) == (9, 7)
 
 
-async def test_what_becomes_of_whole_images_is_told_at_the_next_sample(host):
+async def test_change_of_fill_state_is_reported_in_the_next_sample(host):
     await host.tasks.changed_images()
     await host.parts.mirrors.attach_image(one_host.IMAGE)
-    assert await host.tasks.changed_images() is None  # nobody uses it: that can wait
+    assert await host.tasks.changed_images() is None  # it is unused: the report can wait
     for told in (
         FILLING,
         msgspec.structs.replace(
@@ -173,7 +173,7 @@ async def test_what_becomes_of_whole_images_is_told_at_the_next_sample(host):
         assert await host.tasks.changed_images() is None
 
 
-async def test_what_a_disk_began_as_is_told_though_it_is_not_attached(host):
+async def test_base_image_of_a_disk_is_reported_without_being_attached(host):
     await host.tasks.changed_images()
     host.bases.add(one_host.OTHER)
     host.whole[one_host.OTHER] = FILLING
@@ -182,7 +182,7 @@ async def test_what_a_disk_began_as_is_told_though_it_is_not_attached(host):
     assert list(await host.tasks.changed_images()) == [one_host.OTHER]
 
 
-async def test_how_far_a_filled_image_is_can_wait(host):
+async def test_fill_progress_is_reported_once_per_interval(host):
     await host.parts.mirrors.attach_image(one_host.IMAGE)
     host.whole[one_host.IMAGE] = FILLING
     await host.tasks.changed_images()
@@ -195,7 +195,7 @@ async def test_how_far_a_filled_image_is_can_wait(host):
     assert (await host.tasks.changed_images())[one_host.IMAGE].fill == further
 
 
-async def test_where_more_are_here_than_are_told_those_in_use_are(host):
+async def test_report_at_its_limit_prefers_used_then_recently_touched_images(host):
     host = Host(host.parts, max_images=1)
     host.parts.add(DATA, one_host.OTHER)
     for image_id, touched_ns in ((one_host.IMAGE, 1_000), (one_host.OTHER, 2_000)):
@@ -208,8 +208,8 @@ async def test_where_more_are_here_than_are_told_those_in_use_are(host):
     assert list(await host.tasks.changed_images()) == [one_host.OTHER]
 
 
-async def test_where_more_are_used_than_are_told_those_that_are_not_whole_are(host):
-    """Else they count as needed no longer, and may be deleted."""
+async def test_report_at_its_limit_prefers_used_images_not_fully_cached(host):
+    """Images that are not reported count as unneeded, and may be deleted."""
     host = Host(host.parts, max_images=1)
     host.bases = {one_host.IMAGE, one_host.OTHER}
     whole = msgspec.structs.replace(
@@ -220,15 +220,13 @@ async def test_where_more_are_used_than_are_told_those_that_are_not_whole_are(ho
         assert list(await host.tasks.changed_images()) == [lacking]
 
 
-async def test_more_used_images_than_a_sample_may_name_are_never_told(host):
+async def test_number_of_reported_images_is_limited(host):
     host.bases = {
         f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(decision_messages.MAX_IMAGES + 76)
     }
     host.whole = dict.fromkeys(host.bases, FILLING)
     assert len(await host.tasks.changed_images()) == image_tasks.MAX_IMAGES
-    assert (
-        await host.tasks.changed_images() is None
-    )  # those that are not told do not count as changed
+    assert await host.tasks.changed_images() is None  # unreported images do not count as changed
     host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     unused = max(await host.tasks.changed_images())
     host.whole[unused] = NOT_USED
@@ -236,7 +234,7 @@ async def test_more_used_images_than_a_sample_may_name_are_never_told(host):
     assert len(told) == image_tasks.MAX_IMAGES and unused not in told
 
 
-def test_peers_and_homes_are_others_hosts():
+def test_bytes_fetched_from_homes_count_as_peer_bytes():
     tally = counters.Tally()
     tally.add(counters.Origin.PEER, 3)
     tally.add(counters.Origin.HOME, 4)
@@ -245,12 +243,12 @@ def test_peers_and_homes_are_others_hosts():
     assert (held.size_bytes, held.cached_bytes) == (None, None)
 
 
-async def test_a_pre_seed_tells_how_far_it_is(host):
+async def test_pre_seed_reports_its_progress(host):
     host.tasks.queue_task(task(5))
     host.tasks.queue_task(task(6, image_id=one_host.OTHER))
     told = await host.wait(lambda told: told.done)
     assert (told.request, told.state, told.done, told.total) == (5, State.RUNNING, CHUNK, len(DATA))
-    await host.tasks.changed_images()  # what changed while the last look was made
+    await host.tasks.changed_images()  # changes during the last report
     assert (await host.tasks.changed_images()) is None
     host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     assert (await host.told(one_host.OTHER)).state is State.WAITING
@@ -260,7 +258,7 @@ async def test_a_pre_seed_tells_how_far_it_is(host):
     assert (told.done, told.total) == (len(DATA), len(DATA))
 
 
-async def test_a_task_that_is_given_again_is_told_again_and_done_once(host):
+async def test_repeated_task_is_reported_again_and_run_once(host):
     host.may_go_on.set()
     host.tasks.queue_task(task(5))
     await host.wait(lambda told: told.state is State.DONE)
@@ -274,7 +272,7 @@ async def test_a_task_that_is_given_again_is_told_again_and_done_once(host):
 WISHES = (Kind.HYDRATE, Kind.PAUSE, Kind.RESUME, Kind.UNPIN)
 
 
-async def test_wishes_do_not_wait_for_images_that_are_brought(host):
+async def test_fill_mode_tasks_do_not_wait_for_a_running_pre_seed(host):
     host.tasks.queue_task(task(1))
     await host.wait(lambda told: told.done)
     for request, kind in enumerate(WISHES, 2):
@@ -287,11 +285,11 @@ async def test_wishes_do_not_wait_for_images_that_are_brought(host):
     assert host.parts.mirrors.get_nowait(one_host.IMAGE).count_cached().missing_bytes == 0
     host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     told = await host.told()
-    assert told.kind is Kind.UNPIN  # not what became of an earlier task
+    assert told.kind is Kind.UNPIN  # not the result of an earlier task
 
 
 @pytest.mark.expect_log("cannot hydrate: image")
-async def test_a_wish_that_fails_says_why_and_the_next_one_is_heard(host):
+async def test_failed_fill_mode_task_reports_why_and_the_next_one_runs(host):
     host.failure = errors.Unusable("image x", "cannot be cached completely here")
     host.tasks.queue_task(task(1, Kind.HYDRATE))
     told = await host.wait(lambda told: told.state is State.FAILED)
@@ -302,7 +300,7 @@ async def test_a_wish_that_fails_says_why_and_the_next_one_is_heard(host):
 
 
 @pytest.mark.expect_log("cannot pre_seed: image")
-async def test_a_pre_seed_that_fails_says_why_and_the_next_one_begins(host):
+async def test_failed_pre_seed_reports_why_and_the_next_one_runs(host):
     host.failure = errors.ChunkUnavailable("image x", "source", "x" * 999)
     host.tasks.queue_task(task(1))
     told = await host.wait(lambda told: told.state is State.FAILED)
@@ -314,7 +312,7 @@ async def test_a_pre_seed_that_fails_says_why_and_the_next_one_begins(host):
 
 
 @pytest.mark.allow_log("cannot pre_seed")
-async def test_floods_are_refused_and_what_is_told_is_bounded(host):
+async def test_task_flood_is_refused_and_the_report_is_bounded(host):
     ids = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(300)]
     for number, image_id in enumerate(ids):
         host.tasks.queue_task(task(number, image_id=image_id))
@@ -324,7 +322,7 @@ async def test_floods_are_refused_and_what_is_told_is_bounded(host):
     assert told[ids[-1]].task.why == "64 other tasks wait here already"
 
 
-async def test_boots_are_recorded_as_often_as_was_asked(host):
+async def test_boots_are_recorded_as_often_as_requested(host):
     assert host.recording.remaining_boots(one_host.IMAGE) == 0
     host.tasks.queue_task(task(3, Kind.RECORD_BOOTS, boots=2))
     assert host.recording.remaining_boots(one_host.IMAGE) == 2
@@ -338,7 +336,7 @@ async def test_boots_are_recorded_as_often_as_was_asked(host):
 
 
 @pytest.mark.expect_log("cannot record_boots: boot_memory_limit_bytes: is 0")
-async def test_boots_are_not_recorded_where_that_is_switched_off(tmp_path):
+async def test_record_boots_task_fails_where_recording_is_disabled(tmp_path):
     async with one_host.one_host(tmp_path) as parts:
         made = Host(parts, LIMITS._replace(longest_s=0.0))
         made.tasks.queue_task(task(1, Kind.RECORD_BOOTS))
@@ -346,7 +344,7 @@ async def test_boots_are_not_recorded_where_that_is_switched_off(tmp_path):
     assert told.state is State.FAILED and "boot_memory_limit_bytes: is 0" in told.why
 
 
-async def test_boot_images_that_come_keep_nothing_else_waiting(host):
+async def test_boot_image_prefetch_does_not_delay_other_tasks(host):
     host.tasks.queue_task(task(1, Kind.PREFETCH_BOOT_IMAGE))
     await host.wait(lambda told: told.state is State.RUNNING)
     other = str(one_host.OTHER)
@@ -360,8 +358,8 @@ async def test_boot_images_that_come_keep_nothing_else_waiting(host):
     assert (done.kind, done.done, done.total) == (Kind.PREFETCH_BOOT_IMAGE, 9, 9)
 
 
-async def test_boot_image_that_comes_hides_nothing_that_was_asked_for(host):
-    """Who waits for a pre-seed looks for it in what is told, when it is done as well."""
+async def test_boot_image_prefetch_does_not_hide_a_requested_task(host):
+    """A client that waits for a pre-seed looks for it in the report, also once it is done."""
     host.tasks.queue_task(task(1))
     await host.wait(lambda told: told.done)
     host.may_come.set()
@@ -376,8 +374,8 @@ async def test_boot_image_that_comes_hides_nothing_that_was_asked_for(host):
     assert (await host.wait(lambda told: True)).request == 4
 
 
-async def test_boot_images_of_a_night_wait_side_by_side(host):
-    """Each begins some time after its host was told; a hundred times that is over a day."""
+async def test_delayed_boot_image_prefetches_wait_concurrently(host):
+    """Each waits for the host's delay; one after the other, a hundred would take over a day."""
     host.ahead_delay_s = 1.0
     host.may_come.set()
     begun_s = trio.current_time()
@@ -394,7 +392,7 @@ async def test_boot_images_of_a_night_wait_side_by_side(host):
 
 
 @pytest.mark.expect_log("cannot prefetch_boot_image: the boot image")
-async def test_why_a_boot_image_does_not_come_is_told(host):
+async def test_failed_boot_image_prefetch_reports_why(host):
     host.failure = errors.Unusable("the boot image", "exceeds the daily limit")
     host.may_come.set()
     host.tasks.queue_task(task(1, Kind.PREFETCH_BOOT_IMAGE))
@@ -402,7 +400,7 @@ async def test_why_a_boot_image_does_not_come_is_told(host):
     assert "exceeds the daily limit" in failed.why
 
 
-async def test_host_that_does_not_want_a_boot_image_says_nothing(host):
+async def test_host_reports_no_task_for_an_unwanted_boot_image(host):
     host.is_ahead_wanted = False
     host.tasks.queue_task(task(1, Kind.PREFETCH_BOOT_IMAGE))
     host.now_s += image_tasks.DESCRIBE_INTERVAL_S

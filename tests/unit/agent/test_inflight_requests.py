@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left in the table of a relay that dies at any point, for the next one."""
+"""The table of in-flight requests, as the next relay finds it after a crash at any point."""
 
 import errno
 import fcntl
@@ -32,7 +32,7 @@ def answer(unique, length=16):
 
 
 def land(table, message, length=None):
-    """Be the kernel, that copies a request and may not come to its end."""
+    """Copy a request into the buffer as the kernel does, perhaps only in part."""
     table.buffer[: length or len(message)] = message[: length or len(message)]
 
 
@@ -42,7 +42,7 @@ def take(table, message):
 
 
 @pytest.mark.parametrize("length", [40, PAGE, PAGE + 1, 80 + 512, 80 + 131072])
-def test_request_is_there_from_its_landing_until_it_is_answered(record, length):
+def test_request_is_kept_from_its_arrival_until_it_is_answered(record, length):
     first = inflight_requests.InflightRequests(record)
     message = request(2, length)
     land(first, message)
@@ -53,11 +53,11 @@ def test_request_is_there_from_its_landing_until_it_is_answered(record, length):
     assert inflight_requests.InflightRequests(record).requests == {}
 
 
-def test_request_that_lies_in_both_places_is_one(record):
+def test_request_in_both_buffer_and_slot_is_recovered_once(record):
     first = inflight_requests.InflightRequests(record)
     message = request(2, 80 + 8192)
     take(first, message)
-    land(first, message)  # as if it had died before it emptied the room
+    land(first, message)  # as if it died before it cleared the buffer
     second = inflight_requests.InflightRequests(record)
     assert second.requests == {2: message}
     second.forget_request(2)
@@ -65,7 +65,7 @@ def test_request_that_lies_in_both_places_is_one(record):
     assert (third.requests, third.unsent_replies) == ({}, [])
 
 
-def test_answer_that_may_not_have_been_told_is_told_again_and_the_write_not_done_again(record):
+def test_saved_reply_to_a_write_is_resent_and_the_write_not_repeated(record):
     first = inflight_requests.InflightRequests(record)
     take(first, request(2, 80 + 8192))
     first.save_reply(2, memoryview(answer(2, 24)))
@@ -76,7 +76,7 @@ def test_answer_that_may_not_have_been_told_is_told_again_and_the_write_not_done
     assert (third.requests, third.unsent_replies) == ({}, [])
 
 
-def test_read_whose_answer_may_not_have_been_told_is_done_again(record):
+def test_read_with_a_saved_reply_is_repeated(record):
     first = inflight_requests.InflightRequests(record)
     message = request(2, opcode=READ)
     take(first, message)
@@ -87,9 +87,9 @@ def test_read_whose_answer_may_not_have_been_told_is_done_again(record):
 
 @pytest.mark.expect_log("request 4 arrived incomplete")
 @pytest.mark.parametrize("copied", [PAGE, 2 * PAGE])
-def test_request_that_came_in_part_gets_an_error_and_is_not_done(record, copied):
+def test_partly_copied_request_is_answered_with_eio(record, copied):
     first = inflight_requests.InflightRequests(record)
-    take(first, request(2, 80 + 2 * PAGE))  # what was there before makes nothing whole
+    take(first, request(2, 80 + 2 * PAGE))  # old bytes must not complete a later request
     first.forget_request(2)
     land(first, request(4, 80 + 2 * PAGE), copied)
     second = inflight_requests.InflightRequests(record)
@@ -102,7 +102,7 @@ def test_request_that_came_in_part_gets_an_error_and_is_not_done(record, copied)
 
 
 @pytest.mark.parametrize("opcode", [FORGET, NOTIFY_REPLY])
-def test_what_has_no_answer_is_not_kept(record, opcode):
+def test_request_without_a_reply_is_not_kept(record, opcode):
     first = inflight_requests.InflightRequests(record)
     take(first, request(2, opcode=opcode))
     land(first, request(4, opcode=opcode))
@@ -110,7 +110,7 @@ def test_what_has_no_answer_is_not_kept(record, opcode):
     assert (second.requests, second.unsent_replies) == ({}, [])
 
 
-def test_memory_of_answered_writes_is_given_back_but_for_a_few(record):
+def test_memory_of_answered_writes_is_freed_except_resident_slots(record):
     table = inflight_requests.InflightRequests(record)
     before = os.fstat(record.fd).st_blocks
     uniques = range(2, 2 + 3 * inflight_requests.RESIDENT_SLOTS)
@@ -128,7 +128,7 @@ def test_memory_of_answered_writes_is_given_back_but_for_a_few(record):
     )
 
 
-def test_places_are_used_again_and_their_number_is_bounded(record):
+def test_slots_are_reused_and_their_number_is_limited(record):
     table = inflight_requests.InflightRequests(record, max_requests=3)
     for unique in range(2, 40, 2):
         assert not table.is_full
@@ -142,7 +142,7 @@ def test_places_are_used_again_and_their_number_is_bounded(record):
     assert sorted(inflight_requests.InflightRequests(record).requests) == [2, 4, 6]
 
 
-def test_facts_stay_and_others_may_be_added(record):
+def test_mount_record_can_be_extended_beside_saved_requests(record):
     take(inflight_requests.InflightRequests(record), request(2))
     record.record_init_answer(b"yes")
     again = mount_record.MountRecord(os.dup(record.fd))
@@ -150,7 +150,7 @@ def test_facts_stay_and_others_may_be_added(record):
     assert list(inflight_requests.InflightRequests(again).requests) == [2]
 
 
-def test_table_of_another_version_is_left_alone(record, monkeypatch):
+def test_table_of_another_layout_is_refused_and_unchanged(record, monkeypatch):
     take(inflight_requests.InflightRequests(record), request(2))
     with monkeypatch.context() as other:
         other.setattr(inflight_requests, "_LAYOUT", 2)
@@ -159,7 +159,7 @@ def test_table_of_another_version_is_left_alone(record, monkeypatch):
     assert list(inflight_requests.InflightRequests(record).requests) == [2]
 
 
-def test_two_at_a_time_are_refused(record):
+def test_table_locked_by_another_relay_is_refused(record):
     reading, writing = os.pipe()
     leave, stay = os.pipe()
     if not (pid := os.fork()):

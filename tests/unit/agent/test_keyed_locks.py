@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks by key: one holder at a time for each, and none is kept for nobody."""
+"""Locks by key: one holder at a time for each, and no unused lock is kept."""
 
 import trio
 import trio.testing
@@ -7,7 +7,7 @@ import trio.testing
 from acstor_agent.runtime import keyed_locks
 
 
-async def test_holders_of_a_key_come_one_after_the_other_and_others_do_not_wait(nursery):
+async def test_key_has_one_holder_at_a_time_and_other_keys_do_not_wait(nursery):
     locks, order, go_on = keyed_locks.KeyedLocks[str](), [], trio.Event()
 
     async def hold(key, number):
@@ -26,7 +26,7 @@ async def test_holders_of_a_key_come_one_after_the_other_and_others_do_not_wait(
     assert order == [0, 3, 1, 2] and not locks
 
 
-async def test_who_gives_up_or_fails_leaves_no_lock_behind(nursery):
+async def test_cancelled_waiter_leaves_no_lock_behind(nursery):
     locks, go_on, scope = keyed_locks.KeyedLocks[str](), trio.Event(), trio.CancelScope()
 
     async def hold():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is being killed, found among real processes.
+"""Detection of guests that are being killed, among real processes.
 
-A process that is killed and does not end cannot be made without a mount; functional tests have
-some.  Here processes that live are said to be dying.
+A killed process that does not end needs a real mount; functional tests have some.  Here, live
+processes are marked as dying.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def image(tmp_path):
 
 @pytest.fixture
 def hold(image):
-    """Return what starts a process that has the image open, and returns its id."""
+    """Return a function that starts a process with the image open, and returns its pid."""
     with contextlib.ExitStack() as stack:
 
         def begin() -> int:
@@ -86,7 +86,7 @@ def waiter(image, guest, of):
 
 
 def lie(monkeypatch, *pids: int) -> None:
-    """Let some processes seem to be dying."""
+    """Make some processes seem to be dying."""
     real = killed_guests._threads_of
 
     def threads_of(pid, threads):
@@ -96,7 +96,7 @@ def lie(monkeypatch, *pids: int) -> None:
     monkeypatch.setattr(killed_guests, "_threads_of", threads_of)
 
 
-def test_who_has_a_file_open_is_found_with_its_descriptors(image, hold):
+def test_holders_of_a_file_are_found_with_their_descriptors(image, hold):
     pid, other = hold(), hold()
     inode = image.stat().st_ino
     found = killed_guests.KilledGuests(tag)._holders({(image.name, inode)}, 0.0)[inode]
@@ -105,7 +105,7 @@ def test_who_has_a_file_open_is_found_with_its_descriptors(image, hold):
     assert all(os.readlink(f"/proc/{one.pid}/fd/{one.fds[0]}") == str(image) for one in found)
 
 
-def test_file_of_the_same_name_is_another_one(image, hold, tmp_path):
+def test_file_of_the_same_name_in_another_folder_is_not_matched(image, hold, tmp_path):
     (tmp_path / "disks").mkdir()
     namesake = tmp_path / "disks" / image.name
     namesake.write_bytes(b"y")
@@ -114,16 +114,14 @@ def test_file_of_the_same_name_is_another_one(image, hold, tmp_path):
     assert killed_guests.KilledGuests(tag)._holders({(image.name, inode)}, 0.0) == {inode: []}
 
 
-def test_only_the_guest_whose_process_is_dying_is_named(image, hold, monkeypatch):
+def test_only_the_guest_of_a_dying_process_is_found(image, hold, monkeypatch):
     killed, living = hold(), hold()
     lie(monkeypatch, killed)
     waiters = [waiter(image, GUEST, killed), waiter(image, OTHER, living)]
     assert killed_guests.KilledGuests(tag).find_killed(waiters, 0.0) == [GUEST]
 
 
-def test_only_the_guest_that_is_switched_off_is_named_until_that_must_be_over(
-    image, hold, tmp_path
-):
+def test_only_the_powered_off_guest_is_found_until_the_note_expires(image, hold, tmp_path):
     instance = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
     disk = tmp_path / instance / "disk"
     disk.parent.mkdir()
@@ -150,7 +148,7 @@ def test_only_the_guest_that_is_switched_off_is_named_until_that_must_be_over(
     assert killed_guests.processes_of(instance) == []
 
 
-def test_guest_is_known_by_the_root_disk_that_it_writes(image, tmp_path):
+def test_instance_is_identified_by_the_root_disk_it_writes(image, tmp_path):
     instance = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
     for name in (f"{instance}/disk", f"{instance}/disk.eph0", "no-id/disk"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -171,7 +169,7 @@ def test_guest_is_known_by_the_root_disk_that_it_writes(image, tmp_path):
     assert killed_guests.instance_of(guest.pid) == "", "it has ended"
 
 
-def test_processes_that_are_switched_off_are_forgotten_and_have_a_limit():
+def test_noted_power_offs_are_limited_and_expire():
     judge = killed_guests.KilledGuests(tag)
     judge.note_power_off("a", [(pid, 1) for pid in range(killed_guests.POWER_OFF_LIMIT)], 0.0)
     with pytest.raises(errors.Unusable, match="are being shut down"):
@@ -179,7 +177,7 @@ def test_processes_that_are_switched_off_are_forgotten_and_have_a_limit():
     judge.note_power_off("b", [(0, 2)], killed_guests.POWER_OFF_S)
 
 
-def test_instance_that_stays_on_after_all_waits_again_and_others_do_not(image, hold):
+def test_cancelled_power_off_affects_only_its_instance(image, hold):
     staying, ending = hold(), hold()
     asked = [waiter(image, GUEST, staying), waiter(image, OTHER, ending)]
     judge = killed_guests.KilledGuests(tag)
@@ -191,7 +189,7 @@ def test_instance_that_stays_on_after_all_waits_again_and_others_do_not(image, h
     assert judge.cancel_power_off("staying") == 0
 
 
-def test_opening_that_a_living_process_has_as_well_is_not_ended(image, hold, monkeypatch):
+def test_guest_is_not_killed_while_a_live_process_shares_its_file(image, hold, monkeypatch):
     process = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(image)], stdout=subprocess.PIPE, text=True
     )
@@ -208,7 +206,7 @@ def test_opening_that_a_living_process_has_as_well_is_not_ended(image, hold, mon
             process.kill()
 
 
-def test_who_has_a_file_open_whose_name_the_kernel_has_forgotten_is_found(image, hold, monkeypatch):
+def test_holders_of_an_unlinked_file_are_found(image, hold, monkeypatch):
     killed, living = hold(), hold()
     asked = [waiter(image, GUEST, living), waiter(image, OTHER, 1)]
     image.unlink()
@@ -218,7 +216,7 @@ def test_who_has_a_file_open_whose_name_the_kernel_has_forgotten_is_found(image,
     assert killed_guests.KilledGuests(tag).find_killed(asked, 0.0) == [GUEST, OTHER]
 
 
-def test_opener_that_has_gone_leaves_it_to_all_who_have_the_file(image, hold, monkeypatch):
+def test_guest_of_an_exited_opener_is_killed_once_all_holders_are_dying(image, hold, monkeypatch):
     killed, living = hold(), hold()
     asked = [waiter(image, GUEST, 1)]
     lie(monkeypatch, killed)
@@ -227,11 +225,11 @@ def test_opener_that_has_gone_leaves_it_to_all_who_have_the_file(image, hold, mo
     assert killed_guests.KilledGuests(tag).find_killed(asked, 0.0) == [GUEST]
 
 
-def test_file_that_nobody_has_open_says_nothing(image):
+def test_file_without_holders_yields_no_killed_guest(image):
     assert killed_guests.KilledGuests(tag).find_killed([waiter(image, GUEST, 1)], 0.0) == []
 
 
-def test_processes_are_scanned_only_when_there_is_reason(image, hold, monkeypatch):
+def test_process_scan_is_not_repeated_for_unchanged_waiters(image, hold, monkeypatch):
     pid = hold()
     found, scans = killed_guests.KilledGuests(tag), []
     real = found._holders
@@ -249,7 +247,7 @@ def test_processes_are_scanned_only_when_there_is_reason(image, hold, monkeypatc
 
 
 @pytest.mark.expect_log("processes have over 3 files open")
-def test_scan_that_is_cut_short_proves_nothing(image, hold, monkeypatch):
+def test_truncated_scan_yields_no_killed_guest(image, hold, monkeypatch):
     pid = hold()
     lie(monkeypatch, pid)
     found, scans = killed_guests.KilledGuests(tag, links_limit=3), []
@@ -260,14 +258,14 @@ def test_scan_that_is_cut_short_proves_nothing(image, hold, monkeypatch):
     assert len(scans) == 2
 
 
-def test_search_for_a_guest_that_is_cut_short_is_said(image, hold):
+def test_truncated_search_for_a_guest_raises_unusable(image, hold):
     hold()
     with pytest.raises(errors.Unusable, match="over 3 files open"):
         killed_guests.processes_of("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12", links_limit=3)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who sees less")
-def test_process_that_cannot_be_seen_may_live(image, hold, monkeypatch):
+def test_invisible_holder_counts_as_live(image, hold, monkeypatch):
     hold()
     asked = [waiter(image, GUEST, 1)]
     with image.open("rb"):
@@ -286,7 +284,7 @@ def test_process_that_cannot_be_seen_may_live(image, hold, monkeypatch):
 
 
 @pytest.mark.expect_log("cannot see who has files open")
-def test_that_processes_cannot_be_seen_is_told_once(image, hold, monkeypatch, caplog):
+def test_invisible_processes_are_logged_once(image, hold, monkeypatch, caplog):
     pid = hold()
     real = os.listdir
 
@@ -302,7 +300,7 @@ def test_that_processes_cannot_be_seen_is_told_once(image, hold, monkeypatch, ca
     assert len(caplog.records) == 1
 
 
-def test_openings_are_compared_only_where_the_kernel_can(monkeypatch):
+def test_descriptors_that_cannot_be_compared_count_as_shared(monkeypatch):
     with open(os.devnull) as one, open(os.devnull) as other:
         pid, mine, theirs = os.getpid(), one.fileno(), other.fileno()
 
@@ -314,12 +312,12 @@ def test_openings_are_compared_only_where_the_kernel_can(monkeypatch):
 
         assert share(mine, mine) and not share(mine, theirs)
         assert share(mine, theirs, *range(1000, 1000 + killed_guests.FDS_LIMIT))
-        assert share(mine, 1_000_000)  # there is none: nobody knows
+        assert share(mine, 1_000_000)  # no such descriptor: it counts as shared
         monkeypatch.setattr(platform, "machine", lambda: "another one")
         assert share(mine, theirs)
 
 
-def test_opener_has_the_tag_of_its_process_whichever_thread_it_is():
+def test_opener_has_the_tag_of_its_process_for_any_thread():
     tasks = [int(name) for name in os.listdir("/proc/self/task")]
     assert {killed_guests.tag_of_opener(task, tag) for task in tasks} == {os.getpid()}
     assert killed_guests.tag_of_opener(0, tag) == 0

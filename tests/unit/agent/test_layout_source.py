@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What guests read comes out of what is stored, byte for byte, or is known to be wrong."""
+"""Reads of stored images return the guest's bytes exactly, or an error."""
 
 import itertools
 import random
@@ -97,7 +97,7 @@ class OneByOne(base.Wrapper):
 
 
 class Place:
-    """A place that has an image, and what it was asked for."""
+    """A source that has an image, and records its reads."""
 
     def __init__(self, image, nursery, slow_s=layout_source.SLOW_S, **faults):
         self.blobs = {QCOW2: bytes(image.stored)}
@@ -108,7 +108,7 @@ class Place:
 
 
 async def told_of(source, pieces, blob=IMAGE):
-    """Return what became of each piece; fail if one is told of twice, or never."""
+    """Return the outcome of each piece; fail if one is reported twice or never."""
     told = []
     await source.read_pieces(base.PieceRequest(blob, pieces, told.extend))
     assert sorted(number for number, _ in told) == list(range(len(pieces)))
@@ -117,7 +117,7 @@ async def told_of(source, pieces, blob=IMAGE):
 
 @pytest.mark.parametrize("slack", [0, 300])
 @pytest.mark.parametrize("cluster", [512, 4 * KIB, CHUNK, 2 * CHUNK, 256 * KIB])
-async def test_pieces_are_what_the_guest_reads(nursery, cluster, slack):
+async def test_pieces_equal_the_bytes_that_the_guest_reads(nursery, cluster, slack):
     image = Image(cluster=cluster, slack=slack)
     place = Place(image, nursery)
     for pieces in (image.pieces, image.pieces[::-1], image.pieces[::3], [image.pieces[2]] * 3, []):
@@ -129,7 +129,7 @@ async def test_pieces_are_what_the_guest_reads(nursery, cluster, slack):
     assert await place.source.read(IMAGE, 1000, 50_000) == image.data[1000:51_000]
 
 
-async def test_neighbours_are_one_read_and_no_byte_is_read_twice(nursery):
+async def test_adjacent_pieces_are_one_source_read_without_overlap(nursery):
     image = Image(cluster=4 * KIB, slack=200)
     place = Place(image, nursery)
     await told_of(place.source, image.pieces)
@@ -138,7 +138,7 @@ async def test_neighbours_are_one_read_and_no_byte_is_read_twice(nursery):
     assert len(place.faulty.reads) == 1
 
 
-async def test_zeros_and_raw_images_cost_nothing(nursery):
+async def test_zeros_are_not_read_and_raw_images_are_read_directly(nursery):
     image = Image()
     image.set_layout([])
     place = Place(image, nursery)
@@ -150,7 +150,7 @@ async def test_zeros_and_raw_images_cost_nothing(nursery):
     assert await told_of(place.source, image.pieces) == image.bytes_of(image.pieces)
 
 
-async def test_what_is_no_image_is_read_as_it_is(nursery):
+async def test_blobs_that_are_no_images_are_read_unchanged(nursery):
     place = Place(Image(), nursery)
     chunk_map = base.Blob(IMAGE_ID, base.BlobKind.CHUNK_MAP)
     place.blobs[chunk_map] = b"a map"
@@ -158,7 +158,7 @@ async def test_what_is_no_image_is_read_as_it_is(nursery):
     assert await place.source.read(QCOW2, 0, 6) == b"header"
 
 
-async def test_image_of_which_nothing_is_known_is_not_the_places_fault(nursery):
+async def test_image_without_a_known_layout_fails_as_overloaded(nursery):
     place = Place(Image(), nursery)
     place.source._layout_of = lambda image_id: None
     [outcome] = await told_of(place.source, [base.BlobPiece(0, 5)])
@@ -166,7 +166,7 @@ async def test_image_of_which_nothing_is_known_is_not_the_places_fault(nursery):
     assert place.faulty.reads == []
 
 
-async def test_piece_past_the_end_is_missing_and_harms_none_beside_it(nursery):
+async def test_piece_past_the_end_is_missing_and_its_neighbours_succeed(nursery):
     image = Image()
     place = Place(image, nursery)
     past = base.BlobPiece(len(image.data), 1)
@@ -180,7 +180,7 @@ async def test_piece_past_the_end_is_missing_and_harms_none_beside_it(nursery):
 
 
 @pytest.mark.parametrize("cluster", [4 * KIB, CHUNK, 4 * CHUNK])
-async def test_every_damaged_cluster_is_a_wrong_chunk_and_no_more(nursery, cluster):
+async def test_damaged_cluster_invalidates_only_its_own_chunks(nursery, cluster):
     image = Image(length=12 * CHUNK, cluster=cluster)
     for extent in image.extents:
         place = Place(image, nursery)
@@ -195,11 +195,11 @@ async def test_every_damaged_cluster_is_a_wrong_chunk_and_no_more(nursery, clust
         assert all(outcomes[n].where == "memory" for n in wrong)
         for n, expected in enumerate(image.bytes_of(image.pieces)):
             assert n in wrong or outcomes[n] == expected
-        place.blobs[QCOW2] = bytes(image.stored)  # nothing wrong is remembered
+        place.blobs[QCOW2] = bytes(image.stored)  # wrong data is not cached
         assert await told_of(place.source, image.pieces) == image.bytes_of(image.pieces)
 
 
-async def test_who_wants_a_compressed_chunk_takes_turns_by_name(nursery, monkeypatch):
+async def test_decoding_is_scheduled_by_image_and_requester(nursery, monkeypatch):
     image = Image()
     place, turns = Place(image, nursery), []
     run = place.source._decoding.run
@@ -218,7 +218,9 @@ async def test_who_wants_a_compressed_chunk_takes_turns_by_name(nursery, monkeyp
     assert set(turns) == {(IMAGE.image_id, guest), (IMAGE.image_id, base.AGENT)}
 
 
-async def test_time_to_decode_is_no_time_of_the_place(nursery, monkeypatch, autojump_clock):
+async def test_decode_time_does_not_count_against_the_source_timeout(
+    nursery, monkeypatch, autojump_clock
+):
     image = Image()
     place = Place(image, nursery)
     place.source._inner = deadline_source.DeadlineSource(place.faulty)
@@ -234,7 +236,7 @@ async def test_time_to_decode_is_no_time_of_the_place(nursery, monkeypatch, auto
     assert source.list_statuses()[0].health.missed_attempts == 0
 
 
-async def test_next_place_gives_what_one_lies_about(nursery):
+async def test_next_source_supplies_chunks_that_the_first_has_wrong(nursery):
     image = Image()
     liar, honest = Place(image, nursery), Place(image, nursery)
     liar.blobs[QCOW2] = bytes(len(image.stored))
@@ -243,7 +245,7 @@ async def test_next_place_gives_what_one_lies_about(nursery):
 
 
 @pytest.mark.parametrize("fault", ["fail", "truncate"])
-async def test_every_read_that_fails_is_told_to_those_who_need_it(nursery, fault):
+async def test_failed_read_fails_only_the_pieces_that_need_it(nursery, fault):
     image = Image(cluster=2 * CHUNK, slack=100)
     expected = image.bytes_of(image.pieces)
     for nth in range(1, 100):
@@ -260,8 +262,8 @@ async def test_every_read_that_fails_is_told_to_those_who_need_it(nursery, fault
     pytest.fail("it never ends")
 
 
-async def test_bomb_is_not_blown_up(nursery):
-    """A cluster that decompresses to a thousand times what it may is cut, or refused."""
+async def test_decompression_bomb_is_cut_or_refused(nursery):
+    """The cluster decompresses to a thousand times its allowed size."""
     image = Image(length=2 * CHUNK)
     bombs = [compressed(codec, bytes(64 << 20)) for codec in CODECS[1:]]
     extents, stored = [], bytearray()
@@ -277,7 +279,7 @@ async def test_bomb_is_not_blown_up(nursery):
         assert isinstance(outcome, errors.ChunkInvalid) or outcome == bytes(CHUNK)
 
 
-async def test_large_cluster_is_read_once_for_chunks_that_follow(nursery):
+async def test_large_cluster_is_read_once_for_its_chunks(nursery):
     image = Image(length=32 * CHUNK, cluster=16 * CHUNK)
     image.extents[0] = image.extents[0]
     place = Place(image, nursery)
@@ -290,7 +292,7 @@ async def test_large_cluster_is_read_once_for_chunks_that_follow(nursery):
     assert compressed_at and all(offsets.count(offset) == 1 for offset in compressed_at)
 
 
-async def test_slow_cluster_that_many_entries_name_is_decoded_once(nursery, monkeypatch):
+async def test_slow_cluster_of_many_extents_is_decoded_once(nursery, monkeypatch):
     image = Image(length=20 * CHUNK)
     first = next(extent for extent in image.extents if extent.codec)
     cluster = bytes(image.data[first.at : first.at + CHUNK])
@@ -312,7 +314,7 @@ async def test_slow_cluster_that_many_entries_name_is_decoded_once(nursery, monk
     assert len(decoded) == 1
 
 
-async def test_who_is_cancelled_is_told_no_more_and_harms_nobody(nursery):
+async def test_cancelled_read_gets_no_more_reports_and_later_reads_succeed(nursery):
     image = Image()
     place = Place(image, nursery, delay=[1], delay_s=0.1)
     told = []
@@ -323,7 +325,7 @@ async def test_who_is_cancelled_is_told_no_more_and_harms_nobody(nursery):
     assert told == before
 
 
-async def test_those_who_wait_are_told_when_the_agent_ends():
+async def test_waiting_reads_are_answered_when_the_agent_stops():
     image = Image(length=4 * CHUNK)
     outcomes = []
 

@@ -10,7 +10,7 @@ def work() -> None:
     time.sleep(0.1)
 
 
-async def test_turn_is_as_long_as_what_is_done_in_it():
+async def test_loop_lag_includes_blocking_work():
     turns = loop_lag.LoopLag()
     await trio.sleep(0.001)
     turns.latency.longest_s = 0.0
@@ -19,7 +19,7 @@ async def test_turn_is_as_long_as_what_is_done_in_it():
     assert turns.latency.longest_s >= 0.1
 
 
-async def test_waiting_is_no_turn():
+async def test_loop_lag_excludes_idle_time():
     turns = loop_lag.LoopLag()
     began_s = time.perf_counter()
     for _ in range(5):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When work for a peer begins: in a young turn of the event loop, or in a later one."""
+"""When work for a peer starts: in a short turn of the event loop, or in a later one."""
 
 import socket
 
@@ -20,14 +20,14 @@ HOSTS = 8
 
 
 class Turns:
-    """Turns of the loop that have all lasted as long."""
+    """An event loop whose turns all have one length."""
 
     def __init__(self, lasts_s: float) -> None:
         self.lasts_s = lasts_s
 
 
 class Steps(trio.abc.Instrument):
-    """Counts what is done in each turn of the loop from now on."""
+    """Counts the steps in each turn of the event loop."""
 
     def __init__(self) -> None:
         self.in_turns = [0]
@@ -42,12 +42,12 @@ class Steps(trio.abc.Instrument):
 
 
 def flooding(share: loop_share.LoopShare, sharer: object) -> None:
-    """Have a host and class pay for more small messages than are few."""
+    """Charge a host and class for more small messages than the free ones."""
     share.charge_tokens(sharer, loop_share.FEW + 1)
 
 
 async def steps_of(share: loop_share.LoopShare, sharers: list[str]) -> Steps:
-    """Return what hosts do that all begin in one turn."""
+    """Return the steps of hosts that all ask for a turn at once."""
     steps = Steps()
 
     async def step(sharer: str) -> None:
@@ -61,19 +61,19 @@ async def steps_of(share: loop_share.LoopShare, sharers: list[str]) -> Steps:
     return steps
 
 
-async def test_all_may_begin_in_a_young_turn():
+async def test_all_hosts_start_in_a_short_loop_turn():
     share = loop_share.LoopShare(100, Turns(YOUNG))
     steps = await steps_of(share, [f"h{number}" for number in range(HOSTS)])
     assert max(steps.in_turns) == HOSTS
 
 
-async def test_one_goes_on_in_each_turn_that_is_old():
+async def test_one_host_starts_in_each_long_loop_turn():
     share = loop_share.LoopShare(100, Turns(OLD))
     steps = await steps_of(share, [f"h{number}" for number in range(HOSTS)])
     assert max(steps.in_turns) == 1
 
 
-async def test_who_sends_many_small_messages_waits_and_holds_up_nobody_else(autojump_clock):
+async def test_host_flooding_small_messages_waits_and_delays_no_other_host(autojump_clock):
     share = loop_share.LoopShare(100, Turns(YOUNG))
     began_s, ended = trio.current_time(), []
 
@@ -94,7 +94,7 @@ async def test_who_sends_many_small_messages_waits_and_holds_up_nobody_else(auto
     assert max(bad) >= (HOSTS - 1) * loop_share.MANY_EVERY_S - 1e-9
 
 
-async def test_little_is_read_at_a_time_until_a_host_was_of_use():
+async def test_connection_is_read_in_small_steps_until_a_useful_message():
     async with nets.serving() as (net, address):
         said = {
             "pings": peer_wire.Ping(1),
@@ -116,13 +116,13 @@ async def test_little_is_read_at_a_time_until_a_host_was_of_use():
     assert brief == {"pings"}
 
 
-async def test_requests_of_many_hosts_are_taken_some_in_each_turn():
+async def test_requests_of_many_hosts_are_spread_over_loop_turns():
     steps = Steps()
 
     class Refusing(peer_giver.TaskGiver):
         def requests_received(self, connection, requests, arrived_s):
             steps.note(len(requests))
-            code = peer_wire.RefuseCode.UNREACHABLE  # which is nobody's fault, and free
+            code = peer_wire.RefuseCode.UNREACHABLE  # not a fault of the peer, and free
             connection.send_answers([peer_wire.Refuse(one.request_id, code) for one in requests])
 
     numbers = range(peer_wire.MAX_BATCH)

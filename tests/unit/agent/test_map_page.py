@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of a map that is elsewhere some pages are read, and nothing of them is believed unchecked."""
+"""Pages of a remote chunk map are read one by one, and each is validated."""
 
 import random
 
@@ -47,7 +47,7 @@ async def read_all(raw: bytes) -> list[map_page.Page]:
     return [await map_page.read(source, *head, number) for number in range(3)]
 
 
-async def test_pages_say_what_the_whole_map_says():
+async def test_pages_match_the_whole_chunk_map():
     raw = map_of(extents())
     whole, pages = chunk_map.ChunkMap.parse(raw, "whole"), await read_all(raw)
     found = map_page.PagedLayout(
@@ -63,13 +63,13 @@ async def test_pages_say_what_the_whole_map_says():
         assert pages[page].cid_at(at) == whole.cid_of(number)
 
 
-async def test_page_of_a_raw_image_has_cids_alone():
+async def test_page_of_a_raw_image_has_only_cids():
     pages = await read_all(map_of([], layout.DiskFormat.RAW))
     assert [len(page.entries) for page in pages] == [0, 0, 0]
     assert pages[2].size_bytes == 301 * ids.CID_BYTES
 
 
-async def test_layout_of_a_page_that_made_room_is_nobodys_fault():
+async def test_layout_of_an_evicted_page_fails_as_overloaded():
     raw = map_of(extents())
     found = map_page.PagedLayout(chunk_map_header.subject_of(raw, "m", IMAGE_ID), {})
     with pytest.raises(errors.SourceOverloaded, match="made room"):
@@ -88,7 +88,7 @@ AT_ENTRIES = chunk_map_header.sections(CUT, layout.raw(CUT.size_bytes), TABLES).
         (0, 1 << 63, "is not between"),
     ],
 )
-async def test_extent_of_a_page_that_no_image_has_is_refused(at, value, why):
+async def test_page_with_an_invalid_extent_is_refused(at, value, why):
     raw = bytearray(map_of(extents()))
     raw[AT_ENTRIES + at : AT_ENTRIES + at + 8] = value.to_bytes(8, "little")
     with pytest.raises(errors.ChunkMapFormatError, match=why):
@@ -96,7 +96,7 @@ async def test_extent_of_a_page_that_no_image_has_is_refused(at, value, why):
 
 
 @pytest.mark.parametrize("slot", [(1 << 64) - 1, 1 << 40, 5000])
-async def test_index_that_leads_to_no_entries_is_refused_before_they_are_read(slot):
+async def test_invalid_index_slot_is_refused_before_entries_are_read(slot):
     found = extents()
     raw = bytearray(map_of(found))
     at = AT_ENTRIES + len(found) * layout.ENTRY_BYTES + 8 * layout.SLOT_BYTES

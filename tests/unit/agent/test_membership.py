@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host's part in its cloud: which hosts have one, and what those alone import."""
+"""Membership in a cloud: which hosts have peers, and which modules only they import."""
 
 import pathlib
 import subprocess
@@ -51,7 +51,7 @@ def member(
 
 
 @pytest.mark.parametrize(("text", "has_others"), [("", False), (BROKER, True)])
-async def test_a_host_has_others_where_a_broker_is_named(
+async def test_host_has_peers_only_with_a_configured_broker(
     tmp_path: pathlib.Path, nursery: trio.Nursery, text: str, has_others: bool
 ) -> None:
     supervised = supervised_tasks.SupervisedTasks(nursery)
@@ -61,7 +61,7 @@ async def test_a_host_has_others_where_a_broker_is_named(
 
 
 @pytest.mark.expect_log("message bus: .*transport_url")
-async def test_a_broker_that_makes_no_sense_is_told_and_is_as_none(
+async def test_invalid_transport_url_is_reported_and_counts_as_none(
     tmp_path: pathlib.Path, nursery: trio.Nursery
 ) -> None:
     supervised = supervised_tasks.SupervisedTasks(nursery)
@@ -74,11 +74,11 @@ async def test_a_broker_that_makes_no_sense_is_told_and_is_as_none(
     ("text", "imported"),
     [
         (ALONE, ""),
-        ("", "pyroute2"),  # to keep images whole it looks at what the host's traffic leaves
+        ("", "pyroute2"),  # hydration reads the traffic of the host's links
         (f"{BROKER}\n{ALONE}", "oslo_messaging pyroute2"),
     ],
 )
-def test_workers_have_from_their_fork_what_the_host_uses_and_no_more(
+def test_only_modules_that_the_host_uses_are_imported_before_the_fork(
     tmp_path: pathlib.Path, text: str, imported: str
 ) -> None:
     argv = [sys.executable, "-c", IMPORTS, str(configured(tmp_path, text))]

@@ -65,7 +65,7 @@ def exposed(picture):
 
 
 class Whole:
-    """Images that are to be whole."""
+    """The fill status of hydrated images."""
 
     def __init__(self, shown):
         self.status = self
@@ -182,7 +182,7 @@ async def test_scheduled_io_is_shown_by_stream(tmp_path):
     assert counts[0].value == 3
 
 
-async def test_latency_is_a_histogram_whose_buckets_add_up(tmp_path):
+async def test_read_duration_is_a_cumulative_histogram(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(one_host.image_bytes(4 * CHUNK))
         image = await host.mirrors.attach_image(one_host.IMAGE)
@@ -198,7 +198,7 @@ async def test_latency_is_a_histogram_whose_buckets_add_up(tmp_path):
 
 
 @pytest.mark.parametrize("by_image", [False, True])
-async def test_images_and_guests_are_named_where_the_option_says_so_alone(tmp_path, by_image):
+async def test_metrics_name_images_and_guests_only_with_the_option(tmp_path, by_image):
     async with one_host.one_host(tmp_path) as host:
         host.add(one_host.image_bytes(4 * CHUNK))
         await (await host.mirrors.attach_image(one_host.IMAGE)).read(0, 3 * CHUNK)
@@ -303,12 +303,12 @@ def test_agent_without_images_has_metrics_too():
 
 
 @pytest.mark.parametrize("address", ["", "hello", "127.0.0.1", "127.0.0.1:0", "192.0.2.1:9464"])
-def test_address_that_cannot_be_used_is_named(address):
+def test_error_on_an_unusable_address_names_the_option(address):
     with pytest.raises(errors.Unusable, match="metrics_listen"):
         metrics.serve(address, dict)
 
 
-def test_port_in_use_is_named_and_one_let_go_of_is_free():
+def test_port_in_use_is_named_and_a_released_one_is_free():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(errors.Unusable, match=address):

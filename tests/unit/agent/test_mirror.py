@@ -42,7 +42,7 @@ async def read(image, offset, length):
     return bytes(await image.read(offset, length))
 
 
-async def test_any_range_is_what_the_image_has_there(image):
+async def test_read_of_any_range_returns_the_image_bytes(image):
     rng = random.Random(3)
     for _ in range(200):
         offset = rng.randrange(len(DATA) + CHUNK)
@@ -61,22 +61,22 @@ async def test_chunk_is_fetched_once_and_then_comes_from_the_cache(host, image):
     assert image.counters.latency.count == 3
 
 
-async def test_zeros_are_asked_of_nobody(host, image):
+async def test_zero_chunks_are_read_without_the_source(host, image):
     before = len(host.source.reads)
     assert await read(image, 20 * CHUNK + 5, 2 * CHUNK) == bytes(2 * CHUNK)
     assert len(host.source.reads) == before
     assert image.counters.read.as_dict()["zero"]["bytes"] == 2 * CHUNK
 
 
-async def test_cached_read_waits_for_nothing(image):
+async def test_cached_read_does_not_block(image):
     await image.read(0, 4 * CHUNK)
     with trio.CancelScope() as scope:
-        scope.cancel()  # whatever waits now is cancelled
+        scope.cancel()  # any wait is cancelled now
         assert bytes(await image.read(0, 4 * CHUNK)) == DATA[: 4 * CHUNK]
     assert not scope.cancelled_caught
 
 
-async def test_buffer_that_is_used_again_has_nothing_of_the_read_before(image):
+async def test_reused_buffer_has_no_bytes_of_a_former_read(image):
     used, image.buffers = (
         memoryview(bytearray(b"\xff" * mirror.MAX_READ_BYTES)),
         mirror.BufferPool(),
@@ -87,7 +87,7 @@ async def test_buffer_that_is_used_again_has_nothing_of_the_read_before(image):
     assert bytes(await image.read(0, len(DATA))) == DATA
 
 
-async def test_reads_that_wait_together_have_buffers_of_their_own(host, image):
+async def test_concurrent_reads_use_separate_buffers(host, image):
     right, image.buffers = [], mirror.BufferPool(limit=2)
 
     async def one(offset):
@@ -99,7 +99,7 @@ async def test_reads_that_wait_together_have_buffers_of_their_own(host, image):
     assert right == [True] * 4 and len(image.buffers.free) == 2
 
 
-async def test_buffer_of_a_read_that_failed_is_used_by_nobody(host, image, autojump_clock):
+async def test_buffer_of_a_failed_read_is_not_reused(host, image, autojump_clock):
     image.buffers = mirror.BufferPool()
     host.source._share = 1.0
     with pytest.raises(errors.DeadlineExceeded):
@@ -107,7 +107,7 @@ async def test_buffer_of_a_read_that_failed_is_used_by_nobody(host, image, autoj
     assert not image.buffers.free
 
 
-async def test_what_is_in_memory_is_put_beside_what_is_fetched_without_a_thread(image, monkeypatch):
+async def test_read_combines_memory_and_fetched_chunks_without_a_thread(image, monkeypatch):
     await image.read(0, 4 * CHUNK)
     monkeypatch.setattr(image._cache, "read", None)  # that is with a thread
     assert await read(image, 0, 8 * CHUNK) == DATA[: 8 * CHUNK]
@@ -121,7 +121,7 @@ async def test_readers_of_one_chunk_share_its_fetch(host, image):
     assert len(host.source.reads) == before + 1
 
 
-async def test_reader_who_leaves_does_not_stop_the_fetch(host, image):
+async def test_cancelled_reader_does_not_stop_the_fetch(host, image):
     with trio.move_on_after(0):
         await image.read(6 * CHUNK, CHUNK)
     await trio.testing.wait_all_tasks_blocked()
@@ -130,14 +130,14 @@ async def test_reader_who_leaves_does_not_stop_the_fetch(host, image):
     assert len(host.source.reads) == before
 
 
-async def test_bad_bytes_are_asked_for_again_until_they_are_good(host, image, autojump_clock):
+async def test_corrupt_chunk_is_refetched_until_it_is_valid(host, image, autojump_clock):
     at = len(host.source.reads)
     host.source._corrupt = {at + 1, at + 2}
     assert await read(image, 0, CHUNK) == DATA[:CHUNK]
     assert len(host.source.reads) == at + 3
 
 
-async def test_chunk_that_does_not_come_fails_the_read_at_the_deadline(host, image, autojump_clock):
+async def test_read_of_an_unavailable_chunk_fails_at_its_deadline(host, image, autojump_clock):
     host.source._share = 1.0
     began = trio.current_time()
     with pytest.raises(errors.DeadlineExceeded, match="fails by order"):
@@ -149,7 +149,7 @@ async def test_chunk_that_does_not_come_fails_the_read_at_the_deadline(host, ima
 
 
 @pytest.mark.expect_log("data is lost")
-async def test_chunk_that_is_nowhere_fails_the_read_at_once(host, image, autojump_clock):
+async def test_read_of_a_missing_chunk_fails_at_once(host, image, autojump_clock):
     host.source._share = 1.0
     host.source._error = errors.ChunkMissing
     began = trio.current_time()
@@ -159,7 +159,7 @@ async def test_chunk_that_is_nowhere_fails_the_read_at_once(host, image, autojum
     assert (image.counters.failed_reads, image.counters.lost_reads) == (1, 1)
 
 
-async def test_sequential_reader_finds_its_chunks_here(host, autojump_clock):
+async def test_readahead_prefetches_for_a_sequential_reader(host, autojump_clock):
     host.ahead = readahead.ReadAhead(8 * CHUNK)
     image = await host.mirrors.attach_image(one_host.IMAGE)
     for chunk_no in range(20):
@@ -169,7 +169,7 @@ async def test_sequential_reader_finds_its_chunks_here(host, autojump_clock):
     assert sorted(set(host.source.reads)) == sorted(host.source.reads)
 
 
-async def test_window_ahead_is_asked_for_before_the_reader_has_to_wait(host, autojump_clock):
+async def test_readahead_window_is_requested_before_the_reader_waits(host, autojump_clock):
     host.ahead = readahead.ReadAhead(8 * CHUNK)
     image = await host.mirrors.attach_image(one_host.IMAGE)
     for chunk_no in range(readahead.SEQUENTIAL_READS - 1):
@@ -181,7 +181,7 @@ async def test_window_ahead_is_asked_for_before_the_reader_has_to_wait(host, aut
     assert len(host.source.reads[before:]) > 1
 
 
-async def test_reader_that_stays_in_a_zone_finds_its_chunks_here(host, autojump_clock):
+async def test_unit_readahead_prefetches_for_a_reader_within_one_unit(host, autojump_clock):
     host.ahead = unit_readahead.UnitReadahead(8 * CHUNK)
     image = await host.mirrors.attach_image(one_host.IMAGE)
     for chunk_no in (7, 3, 5, 1, 6):
@@ -191,7 +191,7 @@ async def test_reader_that_stays_in_a_zone_finds_its_chunks_here(host, autojump_
     assert sorted(set(host.source.reads)) == sorted(host.source.reads)
 
 
-async def test_failed_read_ahead_is_nobodys_error(host, autojump_clock):
+async def test_failed_readahead_fails_no_read(host, autojump_clock):
     host.ahead = readahead.ReadAhead(8 * CHUNK)
     image = await host.mirrors.attach_image(one_host.IMAGE)
     await image.read(0, CHUNK)
@@ -203,7 +203,7 @@ async def test_failed_read_ahead_is_nobodys_error(host, autojump_clock):
         assert await read(image, chunk_no * CHUNK, CHUNK) == DATA[chunk_no * CHUNK :][:CHUNK]
 
 
-async def test_cached_bytes_are_those_of_the_cache(image):
+async def test_cached_bytes_count_the_chunks_in_the_cache(image):
     assert image.cached_bytes() == 0
     await image.read(0, 3 * CHUNK)
     assert image.cached_bytes() == 3 * CHUNK
@@ -211,7 +211,7 @@ async def test_cached_bytes_are_those_of_the_cache(image):
     assert len(DATA) - 4 * CHUNK <= image.cached_bytes() <= len(DATA)
 
 
-async def test_what_is_missing_are_neither_cached_chunks_nor_zeros(image):
+async def test_missing_bytes_exclude_cached_and_zero_chunks(image):
     count = len(image.map)
     wanted = count - sum(image.map.is_zero(number) for number in range(count))
     assert wanted < count
@@ -222,7 +222,7 @@ async def test_what_is_missing_are_neither_cached_chunks_nor_zeros(image):
     assert image.count_cached().missing_bytes == 0
 
 
-async def test_image_of_another_run_needs_no_source(tmp_path):
+async def test_cached_image_needs_no_source_after_restart(tmp_path):
     async with one_host.one_host(tmp_path, data=DATA) as host:
         image = await host.mirrors.attach_image(one_host.IMAGE)
         await image.read(0, len(DATA))
@@ -232,7 +232,7 @@ async def test_image_of_another_run_needs_no_source(tmp_path):
 
 
 @pytest.mark.allow_log("is damaged in slab file")
-async def test_damaged_slots_are_fetched_again_without_anybody_noticing(tmp_path):
+async def test_damaged_cache_slots_are_refetched_transparently(tmp_path):
     async with one_host.one_host(tmp_path, data=DATA) as host:
         await (await host.mirrors.attach_image(one_host.IMAGE)).read(0, len(DATA))
     for slab in (tmp_path / "cache").glob("*.acslab"):  # which is first: that of short chunks?
@@ -246,7 +246,7 @@ async def test_damaged_slots_are_fetched_again_without_anybody_noticing(tmp_path
         assert host.cache.statistics.corrupt_chunks > 0
 
 
-async def test_what_each_guest_waits_for_now_is_known_whoever_tells_it(host, image, autojump_clock):
+async def test_late_guests_are_listed_with_image_and_latest_failure(host, image, autojump_clock):
     host.add(DATA[::-1], one_host.OTHER)
     images = {"one": image, "two": await host.mirrors.attach_image(one_host.OTHER)}
     guests = {name: requests.Stream(requests.Klass.GUEST, name) for name in images}
@@ -277,7 +277,7 @@ def run_of(first, count, **changes):
     return made._replace(**changes)
 
 
-async def test_peers_may_ask_for_runs_as_the_map_is_cut(host, image):
+async def test_peer_requests_resolve_to_cids_along_chunk_boundaries(host, image):
     cids = [image.map.cid_of(number) for number in range(len(image.map))]
     whole = run_of(0, len(cids))
     assert [content.cid for content in image.contents_of(whole)] == cids
@@ -294,8 +294,8 @@ async def test_peers_may_ask_for_runs_as_the_map_is_cut(host, image):
     assert host.naming.segments_of(run_of(2, 1)) == (cids[:4], 2, CHUNK, 4)
 
 
-def test_forked_process_answers_from_a_buffer_of_its_own():
-    """The kernel may still fill that of a killed worker while the next one answers."""
+def test_forked_process_has_its_own_read_buffer():
+    """The kernel may still fill the buffer of a killed worker while the next one answers."""
     mirror._SCRATCH[:1] = b"p"
     if not (child := os.fork()):
         mirror._SCRATCH[:1] = b"c"

@@ -36,7 +36,7 @@ async def test_image_is_attached_once_and_its_map_kept(host):
     assert host.mirrors.get_nowait(IMAGE) is await host.mirrors.attach_image(IMAGE)
 
 
-async def test_kept_map_needs_no_source(tmp_path):
+async def test_stored_map_is_attached_without_the_source(tmp_path):
     async with one_host.one_host(tmp_path, data=DATA) as host:
         await host.mirrors.attach_image(IMAGE)
     async with one_host.one_host(tmp_path) as host:
@@ -61,7 +61,7 @@ async def test_kept_map_needs_no_source(tmp_path):
         ),
     ],
 )
-async def test_image_that_cannot_be_attached_leaves_nothing(tmp_path, blobs, error):
+async def test_failed_attach_leaves_no_map_and_can_be_repeated(tmp_path, blobs, error):
     async with one_host.one_host(tmp_path) as host:
         host.blobs.update(blobs)
         with pytest.raises(error, match=str(IMAGE)):
@@ -72,7 +72,7 @@ async def test_image_that_cannot_be_attached_leaves_nothing(tmp_path, blobs, err
         assert (await host.mirrors.attach_image(IMAGE)).size_bytes == len(DATA)
 
 
-async def test_attach_that_is_cancelled_leaves_nothing_and_can_be_made_again(host):
+async def test_cancelled_attach_leaves_nothing_and_can_be_repeated(host):
     for checkpoints in range(8):
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
@@ -104,11 +104,11 @@ async def test_image_stays_attached_until_its_map_can_be_deleted(host):
         host.mirrors.detach_image(IMAGE)
     assert host.mirrors.list_attached() == [IMAGE] and host.mirrors.is_attached(IMAGE)
     kept.rmdir()
-    host.mirrors.detach_image(IMAGE)  # somebody else has deleted it
+    host.mirrors.detach_image(IMAGE)  # another process has deleted it
     assert host.mirrors.list_attached() == [] and not host.mirrors.is_attached(IMAGE)
 
 
-async def test_folder_is_looked_through_once(tmp_path, monkeypatch):
+async def test_map_folder_is_listed_once(tmp_path, monkeypatch):
     async with one_host.one_host(tmp_path, data=DATA) as host:
         await host.mirrors.attach_image(IMAGE)
     async with one_host.one_host(tmp_path) as host:
@@ -124,7 +124,7 @@ async def test_folder_is_looked_through_once(tmp_path, monkeypatch):
         assert host.mirrors.list_attached() == [OTHER]
 
 
-async def test_map_whose_folder_was_away_at_the_start_needs_no_source(tmp_path):
+async def test_map_that_appears_after_start_is_attached_without_the_source(tmp_path):
     async with one_host.one_host(tmp_path, data=DATA) as host:
         await host.mirrors.attach_image(IMAGE)
     hidden = (tmp_path / "maps" / f"{IMAGE}.acmap").rename(tmp_path / "hidden")
@@ -136,7 +136,7 @@ async def test_map_whose_folder_was_away_at_the_start_needs_no_source(tmp_path):
 
 
 @pytest.mark.expect_log("cannot be read")
-async def test_images_are_attached_again_when_the_folder_can_be_read(tmp_path, monkeypatch):
+async def test_images_are_attached_once_the_map_folder_is_readable(tmp_path, monkeypatch):
     async with one_host.one_host(tmp_path, data=DATA) as host:
         await host.mirrors.attach_image(IMAGE)
     listdir = os.listdir
@@ -159,7 +159,7 @@ async def test_images_are_attached_again_when_the_folder_can_be_read(tmp_path, m
         assert host.mirrors.list_attached() == []
 
 
-async def test_size_is_known_of_images_that_are_not_open(tmp_path):
+async def test_size_of_an_unopened_image_is_known(tmp_path):
     async with one_host.one_host(tmp_path, data=DATA) as host:
         assert host.mirrors.size_bytes(IMAGE) is None
         await host.mirrors.attach_image(IMAGE)
@@ -176,7 +176,7 @@ async def test_size_is_known_of_images_that_are_not_open(tmp_path):
         assert host.mirrors.size_bytes(IMAGE) is None and host.mirrors.list_attached() == [IMAGE]
 
 
-async def test_time_stamp_is_that_of_the_kept_map(tmp_path):
+async def test_touch_time_survives_a_restart(tmp_path):
     async with one_host.one_host(tmp_path, data=DATA) as host:
         assert host.mirrors.touched_ns(IMAGE) == 0
         await host.mirrors.attach_image(IMAGE)
@@ -186,7 +186,7 @@ async def test_time_stamp_is_that_of_the_kept_map(tmp_path):
 
 
 @pytest.mark.expect_log("not the name of a chunk map; left alone")
-async def test_file_of_somebody_else_is_left_alone(tmp_path):
+async def test_foreign_file_in_the_map_folder_is_kept(tmp_path):
     (tmp_path / "maps").mkdir()
     (tmp_path / "maps" / "hello.acmap").write_bytes(b"hello")
     async with one_host.one_host(tmp_path) as host:
@@ -195,7 +195,7 @@ async def test_file_of_somebody_else_is_left_alone(tmp_path):
 
 
 @pytest.mark.expect_log("taking it from the source again")
-async def test_damaged_kept_map_is_taken_again(tmp_path):
+async def test_damaged_stored_map_is_fetched_again(tmp_path):
     async with one_host.one_host(tmp_path, data=DATA) as host:
         await host.mirrors.attach_image(IMAGE)
     os.truncate(tmp_path / "maps" / f"{IMAGE}.acmap", 100)
@@ -203,7 +203,7 @@ async def test_damaged_kept_map_is_taken_again(tmp_path):
         assert (await host.mirrors.attach_image(IMAGE)).size_bytes == len(DATA)
 
 
-async def test_offer_of_a_map_without_end_is_refused(host, monkeypatch):
+async def test_oversized_chunk_map_is_refused(host, monkeypatch):
     async def endless(blob):
         return 1 << 50
 
@@ -212,7 +212,7 @@ async def test_offer_of_a_map_without_end_is_refused(host, monkeypatch):
         await host.mirrors.attach_image(IMAGE)
 
 
-async def test_maps_that_come_at_the_same_time_share_the_bound(host):
+async def test_concurrent_attaches_share_the_limit_of_map_bytes(host):
     host.add(DATA, OTHER)
     host.mirrors.max_all_maps_bytes = len(host.blobs[MAP]) * 3 // 2
     refused = []
@@ -229,7 +229,7 @@ async def test_maps_that_come_at_the_same_time_share_the_bound(host):
     assert len(refused) == len(host.mirrors.list_attached()) == 1
 
 
-async def test_all_maps_of_a_host_have_one_bound(host):
+async def test_chunk_maps_of_a_host_share_one_size_limit(host):
     host.add(DATA, OTHER)
     host.mirrors.max_all_maps_bytes = len(host.blobs[MAP]) * 3 // 2
     await host.mirrors.attach_image(IMAGE)
@@ -247,21 +247,21 @@ async def test_all_maps_of_a_host_have_one_bound(host):
         (chunk_map.OsHash("md6", bytes(16)), "its md6 is unknown here"),
     ],
 )
-async def test_map_that_is_not_the_one_that_glance_has_is_refused(host, monkeypatch, os_hash, why):
+async def test_map_of_another_image_hash_than_in_glance_is_refused(host, monkeypatch, os_hash, why):
     monkeypatch.setattr(type(host.source), "os_hash", lambda _source, _blob: os_hash)
     with pytest.raises(errors.ChunkMapFormatError, match=why):
         await host.mirrors.attach_image(IMAGE)
     assert list(host.maps.iterdir()) == []
 
 
-async def test_what_a_killed_worker_left_goes(tmp_path):
+async def test_partial_map_of_a_killed_worker_is_removed_at_start(tmp_path):
     (tmp_path / "maps").mkdir()
     (tmp_path / "maps" / ".incoming-abc").write_bytes(b"half a map")
     async with one_host.one_host(tmp_path) as host:
         assert list(host.maps.iterdir()) == []
 
 
-async def test_image_that_is_refused_leaves_no_map(host):
+async def test_image_whose_inode_number_is_in_use_leaves_no_map(host):
     def refuse(image_id: object) -> None:
         raise errors.NumberInUse(f"image {image_id}", "another image", 1)
 
@@ -273,10 +273,10 @@ async def test_image_that_is_refused_leaves_no_map(host):
     assert list(host.maps.iterdir()) == []
 
 
-async def test_after_a_restart_peers_get_what_is_attached_whatever_the_source_says(tmp_path):
+async def test_map_lookups_of_peers_need_no_source_after_a_restart(tmp_path):
     async with one_host.one_host(tmp_path, data=DATA) as host:
         await host.mirrors.attach_image(IMAGE)
-    async with one_host.one_host(tmp_path) as host:  # its source has got no image
+    async with one_host.one_host(tmp_path) as host:  # its source has no image
         learnt = {}
 
         async def ask(chunk_no):
@@ -293,7 +293,7 @@ async def test_after_a_restart_peers_get_what_is_attached_whatever_the_source_sa
         assert not await host.mirrors.open_attached(OTHER)
 
 
-async def test_damaged_map_is_not_opened_for_peers_nor_taken_anew(tmp_path):
+async def test_damaged_map_is_neither_opened_for_peers_nor_refetched(tmp_path):
     async with one_host.one_host(tmp_path, data=DATA) as host:
         await host.mirrors.attach_image(IMAGE)
     os.truncate(tmp_path / "maps" / f"{IMAGE}.acmap", 100)

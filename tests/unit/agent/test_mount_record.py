@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is recorded of a mount, and read by somebody else."""
+"""The record of a mount, as its next owner reads it."""
 
 import os
 
@@ -30,20 +30,20 @@ def test_next_owner_reads_what_was_recorded(record):
     assert again(record).init_answer() == b"yes\n"
 
 
-def test_first_answer_counts(record):
+def test_first_init_answer_is_kept(record):
     record.record_init_answer(b"first")
     again(record).record_init_answer(b"second")
     assert record.init_answer() == b"first"
 
 
-def test_line_that_was_cut_off_was_told_to_nobody(record):
+def test_truncated_init_answer_is_ignored(record):
     record.record_init_answer(b"first")
     os.ftruncate(record.fd, os.fstat(record.fd).st_size - 1)
     assert again(record).init_answer() is None
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"\xff\n", b'{"fact":"mended"}\n', b"[]\n"])
-def test_record_of_something_else_is_refused(data):
+def test_invalid_record_is_refused(data):
     fds = [os.open("/dev/null", os.O_RDWR), os.memfd_create(mount_record.NAME)]
     os.write(fds[1], data)
     with pytest.raises(errors.Unusable, match="its record makes no sense here") as caught:
@@ -59,14 +59,14 @@ def assert_closed(fds):
 
 
 @pytest.mark.parametrize("step", [1, -1])
-def test_connection_is_known_in_any_order(record, step):
+def test_connection_is_recognized_for_descriptors_in_any_order(record, step):
     fds = [os.open("/dev/null", os.O_RDWR), os.dup(record.fd)]
     found = fuse_connection.from_descriptors(fds[::step])
     assert (found.fuse_fd, found.record.fd) == tuple(fds)
     found.close()
 
 
-def test_mount_without_a_record_is_refused_and_a_record_without_a_mount_is_nothing(record):
+def test_mount_without_record_is_refused_and_record_without_mount_dropped(record):
     fds = [os.open("/dev/null", os.O_RDWR)]
     with pytest.raises(errors.Unusable, match="it was kept without its record") as caught:
         fuse_connection.from_descriptors(fds)
@@ -78,7 +78,7 @@ def test_mount_without_a_record_is_refused_and_a_record_without_a_mount_is_nothi
     assert fuse_connection.from_descriptors([]) is None
 
 
-def test_fact_after_one_that_was_cut_off_is_read(record):
+def test_init_answer_after_a_truncated_one_is_read(record):
     record.record_init_answer(b"first, and long enough to stick out")
     os.ftruncate(record.fd, os.fstat(record.fd).st_size - 1)
     record.record_init_answer(b"second")

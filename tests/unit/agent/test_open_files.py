@@ -15,7 +15,7 @@ def path(tmp_path):
     return str(folder / "a.raw")
 
 
-def test_file_that_nobody_has_open(path):
+def test_unopened_file_has_no_pids(path):
     assert open_files.pids_with_open(path) == []
 
 
@@ -28,20 +28,20 @@ def test_own_process_and_others_are_found(path):
     assert open_files.pids_with_open(path) == []
 
 
-def test_file_whose_name_the_kernel_has_forgotten_is_open(path, tmp_path):
+def test_unlinked_file_counts_as_open(path, tmp_path):
     with open(path, "rb"):
         os.unlink(path)
         assert open_files.pids_with_open(path) == [os.getpid()]
         assert [user.paths for user in open_files.users_of(str(tmp_path / "mirror"))] == [(path,)]
 
 
-def test_opened_through_a_link_is_open(path, tmp_path):
+def test_file_opened_through_a_symlink_counts_as_open(path, tmp_path):
     (tmp_path / "base").symlink_to(path)
     with open(tmp_path / "base", "rb"):
         assert open_files.pids_with_open(path) == [os.getpid()]
 
 
-def test_mount_point_that_is_a_link_is_the_folder_behind_it(path, tmp_path):
+def test_symlinked_mount_point_is_resolved(path, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "mirror")
     with open(path, "rb"):
         assert open_files.pids_with_open(str(tmp_path / "link" / "images" / "a.raw")) == [
@@ -49,7 +49,7 @@ def test_mount_point_that_is_a_link_is_the_folder_behind_it(path, tmp_path):
         ]
 
 
-def test_other_file_of_the_same_beginning_is_another_file(path):
+def test_file_with_the_path_as_a_prefix_is_not_matched(path):
     with open(path + "2", "wb"):
         assert open_files.pids_with_open(path) == []
 

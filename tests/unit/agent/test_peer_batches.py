@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many chunks in one message, and what a peer can make of that, over real TCP on the loopback."""
+"""Batched chunk requests and responses, valid and invalid, over TCP on the loopback."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ def request(number, at=None, **changes):
 
 
 def batch(numbers=range(1, COUNT + 1), **changes) -> bytes:
-    """Return one message that asks for many chunks."""
+    """Return one message that requests many chunks."""
     get = peer_wire.Get(tuple(request(number, **changes) for number in numbers))
     return peer_wire.encode(get)[0]
 
@@ -41,7 +41,7 @@ def frames(*messages) -> bytes:
 
 
 class Here:
-    """Has everything in memory; notes in which groups it was asked."""
+    """A server with all chunks in memory; records the groups of requests."""
 
     def __init__(self):
         self.groups = []
@@ -68,7 +68,7 @@ class Here:
 
 
 class Host:
-    """An agent in a test's hands, which is asked: hears requests, and says what it likes."""
+    """A scripted peer: it receives requests, and sends any bytes."""
 
     def __init__(self, stream):
         self._stream = stream
@@ -76,13 +76,13 @@ class Host:
         self.messages = []
 
     async def hear(self, count):
-        """Return the first ``count`` requests, by offset, when they have come."""
+        """Return the first ``count`` requests, by offset, once they have arrived."""
         while len(nets.requests_in(self.messages)) < count:
             self.messages += self._to.feed_bytes(await self._stream.receive_some())
         return sorted(nets.requests_in(self.messages), key=lambda one: one.offset)
 
     async def hear_cancel(self):
-        """Return the first Cancel, when it has come."""
+        """Return the first Cancel, once it has arrived."""
         while True:
             for message in self.messages:
                 if isinstance(message, peer_wire.Cancel):
@@ -93,7 +93,7 @@ class Host:
         self.messages += self._to.feed_bytes(await self._stream.receive_some())
 
     def cancelled(self):
-        """Return the numbers that were cancelled."""
+        """Return the ids of cancelled requests."""
         cancels = [m for m in self.messages if isinstance(m, peer_wire.Cancel)]
         return {number for cancel in cancels for number in cancel.request_ids}
 
@@ -103,7 +103,7 @@ class Host:
 
 @contextlib.asynccontextmanager
 async def asked_by(converse, **options):
-    """Let ``converse`` answer a client; gives the client."""
+    """Let ``converse`` answer a client; yields the client."""
 
     async def handler(stream):
         await stream.send_all(nets.SERVER_HELLO)
@@ -116,7 +116,7 @@ async def asked_by(converse, **options):
 
 
 async def fetch_all(client, numbers, outcomes, *, timeout_s=3.0, mode=peer_wire.Mode.HOME_ONLY):
-    """Fetch chunks in one batch; note what comes of each."""
+    """Fetch chunks in one batch; record the outcome of each."""
     asked = [request(number, mode=mode) for number in numbers]
     came = await peer_giver.fetch_all(client.net, nets.SERVER, client.address, asked, timeout_s)
     for number, outcome in came.items():
@@ -126,10 +126,10 @@ async def fetch_all(client, numbers, outcomes, *, timeout_s=3.0, mode=peer_wire.
         outcomes[number] = "came" if is_right else outcome
 
 
-# Asking
+# Client side
 
 
-async def test_what_is_asked_in_one_turn_leaves_in_one_message_and_comes_in_any_order():
+async def test_requests_of_one_loop_turn_share_a_message_and_accept_any_order():
     heard = []
 
     async def converse(host):
@@ -145,8 +145,8 @@ async def test_what_is_asked_in_one_turn_leaves_in_one_message_and_comes_in_any_
     assert len(heard) == 1 and outcomes == dict.fromkeys(range(COUNT), "came")
 
 
-async def test_each_chunk_of_a_batch_is_answered_for_itself():
-    """With bytes, a refusal, a referral, or not at all."""
+async def test_each_chunk_of_a_batch_has_its_own_answer():
+    """The answers are bytes, a refusal, a referral and none."""
 
     async def converse(host):
         first, second, third, _ = await host.hear(4)
@@ -162,7 +162,7 @@ async def test_each_chunk_of_a_batch_is_answered_for_itself():
     assert "no answer within 0.3 s" in str(outcomes[3])
 
 
-async def test_peer_that_says_again_and_again_that_it_lives_is_heard_now_and_then():
+async def test_flood_of_pings_causes_few_callbacks():
     heard, came = [], trio.Event()
 
     async def converse(host):
@@ -195,7 +195,7 @@ ANSWERS_TO_NOBODY = {
 
 @pytest.mark.expect_log(RUDE)
 @pytest.mark.parametrize("name", ANSWERS_TO_NOBODY)
-async def test_answer_that_nobody_asked_for_ends_the_connection(name):
+async def test_unrequested_answer_closes_the_connection(name):
     async def converse(host):
         asked, _ = await host.hear(2)
         await host.say(frames(*ANSWERS_TO_NOBODY[name](asked)))
@@ -207,7 +207,7 @@ async def test_answer_that_nobody_asked_for_ends_the_connection(name):
     assert isinstance(outcomes[1], errors.RemoteProtocolError)
     assert "nobody asked" in outcomes[1].why
     if "twice" in name or "given" in name:
-        assert outcomes[0] == "came"  # what was right before is not lost
+        assert outcomes[0] == "came"  # earlier valid responses are kept
 
 
 def late_answers(asked):
@@ -234,7 +234,7 @@ MORE_THAN_TOO_LATE = {
 
 
 async def given_up(say):
-    """Answer four of eight requests when they were given up, the rest then; return what came."""
+    """Answer four of eight requests after their cancel, then the rest; return the outcomes."""
 
     async def converse(host):
         asked = await host.hear(8)
@@ -253,19 +253,19 @@ async def given_up(say):
 
 
 @pytest.mark.parametrize("name", TOO_LATE)
-async def test_answers_that_come_too_late_are_dropped_and_the_connection_lives_on(name):
+async def test_late_answers_to_cancelled_requests_are_dropped(name):
     assert await given_up(TOO_LATE[name]) == (dict.fromkeys(range(4, 8), "came"), 1)
 
 
 @pytest.mark.expect_log(RUDE)
 @pytest.mark.parametrize("name", MORE_THAN_TOO_LATE)
-async def test_more_than_the_answers_to_what_was_given_up_ends_the_connection(name):
+async def test_invalid_answers_to_cancelled_requests_close_the_connection(name):
     in_time, _ = await given_up(MORE_THAN_TOO_LATE[name])
     assert {type(e) for e in in_time.values()} == {errors.RemoteProtocolError}
 
 
 def frame_of(*chunks) -> bytes:
-    """Return one frame with them, whatever their lengths."""
+    """Return one frame with chunks of any lengths."""
     return b"".join(map(bytes, peer_wire._encode_chunks(chunks)))
 
 
@@ -278,8 +278,8 @@ PADDED = {
 
 @pytest.mark.expect_log(RUDE)
 @pytest.mark.parametrize("why", PADDED)
-async def test_frame_with_more_than_was_asked_for_is_refused_by_its_head_and_that_is_told(why):
-    """Nothing of it is kept; the host is distrusted though nobody else waits for it."""
+async def test_oversized_frame_is_refused_by_its_header_and_reported(why):
+    """No byte of it is kept; the violation is reported although no other request is pending."""
     received, rude = [], []
 
     async def converse(host):
@@ -296,7 +296,7 @@ async def test_frame_with_more_than_was_asked_for_is_refused_by_its_head_and_tha
     assert host == nets.SERVER and why in error.why
 
 
-async def test_chunk_does_not_hold_the_memory_of_those_that_nobody_wants_any_more():
+async def test_chunk_is_copied_out_of_a_frame_with_cancelled_chunks():
     async def converse(host):
         asked = await host.hear(3)
         await host.hear_cancel()
@@ -309,21 +309,21 @@ async def test_chunk_does_not_hold_the_memory_of_those_that_nobody_wants_any_mor
         [connection] = client.net._outgoing()
         for numbers, given_up in (((1, 2, 3), [1, 3]), ((4, 5, 6), [])):
             connection.send_requests([request(n) for n in numbers], heard.extend)
-            await trio.sleep(0.05)  # they have left
+            await trio.sleep(0.05)  # they are sent
             connection.cancel_requests(given_up)
             await nets.wait_until(lambda: len(heard) == (1 if given_up else 4))  # noqa: B023
     assert heard == [chunk(request(n)) for n in (2, 4, 5, 6)]
     assert isinstance(heard[0].data, bytes)  # its own
-    assert len({id(answer.data.obj) for answer in heard[1:]}) == 1  # neighbours, all of use
+    assert len({id(answer.data.obj) for answer in heard[1:]}) == 1  # adjacent, all requested
 
 
 def is_used(connection, number):
-    """Say whether an answer to a request of this number may still come."""
+    """Return whether an answer to this request id may still arrive."""
     return any(number in some for some in connection.used_numbers)
 
 
-async def test_number_is_not_used_again_while_an_answer_to_it_may_come():
-    """The answer to what was cancelled would be taken for the answer to what was asked then."""
+async def test_request_id_is_not_reused_while_an_answer_may_arrive():
+    """Otherwise the answer to the cancelled request would be taken for that to the new one."""
 
     async def converse(host):
         first, _ = await host.hear(2)
@@ -342,13 +342,13 @@ async def test_number_is_not_used_again_while_an_answer_to_it_may_come():
         connection.cancel_requests([7])
         with pytest.raises(errors.LocalProtocolError, match="request id 7 is still in use"):
             connection.send_requests([request(7, at=3)], heard.extend)
-        await nets.wait_until(lambda: not is_used(connection, 7))  # its answer has come
+        await nets.wait_until(lambda: not is_used(connection, 7))  # its answer has arrived
         connection.send_requests([request(7, at=3)], heard.extend)
         await nets.wait_until(lambda: heard)
         assert heard == [peer_wire.Chunk(7, chunk(request(0, at=3)).data)]
 
 
-async def test_of_what_was_given_up_the_oldest_is_forgotten():
+async def test_oldest_remembered_cancel_is_forgotten_at_the_limit():
     limits = peer_network.PeerLimits(remembered_cancels=3)
 
     async def converse(host):
@@ -363,7 +363,7 @@ async def test_of_what_was_given_up_the_oldest_is_forgotten():
         assert [is_used(connection, n) for n in range(5)] == [False, False, True, True, True]
 
 
-async def test_what_is_cancelled_of_a_batch_is_named_to_the_peer_and_the_rest_comes():
+async def test_cancel_names_chunks_of_a_batch_and_the_rest_arrives():
     cancelled = []
 
     async def converse(host):
@@ -388,7 +388,7 @@ async def test_what_is_cancelled_of_a_batch_is_named_to_the_peer_and_the_rest_co
 
 @pytest.mark.expect_log("a request to a peer has failed")
 @pytest.mark.parametrize("is_connected", [False, True])
-async def test_request_that_cannot_be_said_loses_all_on_the_connection_and_is_noted(is_connected):
+async def test_unencodable_request_fails_all_requests_of_the_connection(is_connected):
     """None of them would be told apart from what was said before."""
     heard = []
 
@@ -408,7 +408,7 @@ async def test_request_that_cannot_be_said_loses_all_on_the_connection_and_is_no
     assert all("a Get without time" in str(one.failure) for one in heard)
 
 
-async def test_what_is_asked_leaves_at_once():
+async def test_request_is_sent_immediately():
     hosts = []
 
     async def converse(host):
@@ -431,7 +431,7 @@ def fill(connection):
         connection.send_messages(*[peer_wire.Ping(0)] * 1024)
 
 
-async def test_requests_leave_together_if_the_socket_was_full_without_those_that_were_cancelled():
+async def test_requests_queued_at_a_full_socket_share_a_message():
     reads, heard = trio.Event(), []
 
     async def converse(host):
@@ -453,7 +453,7 @@ async def test_requests_leave_together_if_the_socket_was_full_without_those_that
     assert not any(isinstance(m, peer_wire.Cancel) for m in heard)
 
 
-async def test_lost_connection_is_told_for_each_request_once_and_later_ones_soon():
+async def test_lost_connection_fails_each_request_once_and_later_ones_too():
     async def converse(host):
         asked = await host.hear(COUNT)
         await host.say(frames(chunk(asked[5])))
@@ -465,7 +465,7 @@ async def test_lost_connection_is_told_for_each_request_once_and_later_ones_soon
         line.send_requests([request(n) for n in range(COUNT)], heard.extend)
         await nets.wait_until(lambda: len(heard) == COUNT)
         line.send_requests([request(1000)], heard.extend)
-        assert len(heard) == COUNT  # nobody is told from within
+        assert len(heard) == COUNT  # no callback runs inside the call
         await nets.wait_until(lambda: len(heard) == COUNT + 1)
     assert heard[0] == chunk(request(5))
     assert all(isinstance(answer, client_connection.RequestLost) for answer in heard[1:])
@@ -473,7 +473,7 @@ async def test_lost_connection_is_told_for_each_request_once_and_later_ones_soon
     assert sorted(numbers) == [*range(COUNT), 1000] and numbers[-1] == 1000
 
 
-async def test_giver_that_keeps_most_of_a_batch_costs_those_their_time_alone():
+async def test_unanswered_requests_of_a_batch_time_out_concurrently():
     async def converse(host):
         asked = await host.hear(COUNT)
         await host.say(frames(chunk(asked[7])))
@@ -487,7 +487,7 @@ async def test_giver_that_keeps_most_of_a_batch_costs_those_their_time_alone():
     assert all("no answer within 0.4 s" in str(e) for e in outcomes.values())
 
 
-async def test_what_is_asked_before_there_is_a_connection_leaves_when_there_is_one():
+async def test_requests_before_the_connection_are_sent_once_it_is_established():
     heard, asked = [], []
 
     async def converse(host):
@@ -505,7 +505,7 @@ async def test_what_is_asked_before_there_is_a_connection_leaves_when_there_is_o
     assert sorted(heard) == [chunk(request(n)) for n in (1, 3, 4)]
 
 
-async def test_what_is_asked_of_who_cannot_be_reached_is_lost_each_once_with_the_reason():
+async def test_requests_to_an_unreachable_peer_fail_once_with_the_reason():
     heard = []
     limits = peer_network.PeerLimits(outgoing=1)
     async with nets.asking("127.0.0.1:1", limits=limits) as client:
@@ -525,8 +525,8 @@ async def test_what_is_asked_of_who_cannot_be_reached_is_lost_each_once_with_the
     assert all("cannot connect" in str(answer.failure) for answer in heard)
 
 
-async def test_what_is_asked_when_there_are_no_connections_any_more_is_lost():
-    """And who asks again when told so is told again, each time in a turn of its own."""
+async def test_requests_after_close_fail():
+    """A callback that requests again fails again, each time in a new turn of the event loop."""
     heard = []
     async with nets.asking("127.0.0.1:1") as client:
 
@@ -552,7 +552,7 @@ async def test_what_is_asked_when_there_are_no_connections_any_more_is_lost():
     assert {type(answer.failure) for answer in heard} == {errors.SourceUnreachable}
 
 
-async def test_cancelled_at_a_host_that_has_moved_meanwhile_is_told_nothing():
+async def test_cancelled_request_to_a_moved_host_gets_no_callback():
     heard = []
 
     async def converse(host):
@@ -573,7 +573,7 @@ async def test_cancelled_at_a_host_that_has_moved_meanwhile_is_told_nothing():
 
 @pytest.mark.expect_log("(an answer of|a connection to) a peer has failed")
 @pytest.mark.parametrize("is_there", [True, False])
-async def test_fault_of_one_who_waits_keeps_nothing_from_the_others(is_there):
+async def test_exception_in_a_callback_does_not_affect_other_requests(is_there):
     heard = []
 
     def hear(answers):
@@ -591,7 +591,7 @@ async def test_fault_of_one_who_waits_keeps_nothing_from_the_others(is_there):
     assert [answer.request_id for answer in heard] == [2]
 
 
-async def test_numbers_that_meet_are_a_fault_of_who_asks():
+async def test_duplicate_request_ids_raise_local_protocol_error():
     async with nets.asking("127.0.0.1:1") as client:
         at = nets.SERVER, client.address
         client.net.send_requests(*at, [request(1)], lambda answers: None)
@@ -600,7 +600,7 @@ async def test_numbers_that_meet_are_a_fault_of_who_asks():
                 client.net.send_requests(*at, [request(n) for n in numbers], lambda answers: None)
 
 
-# Answering
+# Server side
 
 
 async def hear_all(stream, count):
@@ -614,7 +614,7 @@ async def hear_all(stream, count):
     return messages[1:], data
 
 
-async def test_requests_that_came_together_are_looked_for_together_and_leave_in_one_frame():
+async def test_batched_requests_are_served_together_in_one_frame():
     server = Here()
     async with nets.serving(handler=server) as (_net, address):
         stream = await nets.dial(address)
@@ -626,7 +626,7 @@ async def test_requests_that_came_together_are_looked_for_together_and_leave_in_
     assert len(data) == len(nets.SERVER_HELLO) + 9 + COUNT * (16 + CHUNK)
 
 
-async def test_what_is_not_here_or_refused_does_not_hold_up_the_rest_of_its_batch():
+async def test_refused_and_pending_requests_do_not_delay_their_batch():
     class Mixed(Here):
         def answer(self, one):
             if one.request_id % 3 == 0:
@@ -642,13 +642,13 @@ async def test_what_is_not_here_or_refused_does_not_hold_up_the_rest_of_its_batc
         assert (refused, given) == ({3, 6, 9}, {1, 2, 5, 7, 8})
         await stream.send_all(frames(peer_wire.Cancel((4, 5))))  # 5 was answered before
         await nets.wait_until(lambda: not net._budgets.requests.used)
-        await stream.send_all(batch([4, 5]))  # numbers are free again
+        await stream.send_all(batch([4, 5]))  # the ids are free again
         await nets.wait_until(lambda: net._budgets.requests.used == 1)
         await stream.aclose()
 
 
 def slowly(each_s, begun):
-    """Return what has one answer after a while, and notes what it has begun."""
+    """Return a handler that answers after a delay, and records the requests it starts."""
 
     async def serve(host, get):
         begun.append(get.request_id)
@@ -658,7 +658,7 @@ def slowly(each_s, begun):
     return serve
 
 
-async def test_nothing_is_begun_that_was_cancelled_while_it_waited_for_room():
+async def test_request_cancelled_in_the_queue_is_not_started():
     begun = []
     serve = slowly(0.1, begun)
     async with nets.serving(serve, limits=peer_network.PeerLimits(host_requests=1)) as (_, address):
@@ -670,7 +670,7 @@ async def test_nothing_is_begun_that_was_cancelled_while_it_waited_for_room():
     assert begun == [1, 5, 6] == [answer.request_id for answer in answers]
 
 
-async def test_cancel_makes_room_for_requests_that_came_with_it():
+async def test_cancel_frees_capacity_for_queued_requests():
     begun = []
     serve = slowly(nets.PATIENT.serve_s, begun)
     async with nets.serving(serve, limits=peer_network.PeerLimits(host_requests=1)) as (_, address):
@@ -682,7 +682,7 @@ async def test_cancel_makes_room_for_requests_that_came_with_it():
         await stream.aclose()
 
 
-async def test_nothing_is_begun_whose_time_was_over_while_it_waited_for_room():
+async def test_request_that_expires_in_the_queue_is_not_started():
     begun = []
     serve = slowly(0.3, begun)
     async with nets.serving(serve, limits=peer_network.PeerLimits(host_requests=1)) as (
@@ -700,7 +700,7 @@ async def test_nothing_is_begun_whose_time_was_over_while_it_waited_for_room():
 
 
 class Quiet(Here):
-    """Answers nothing; notes what it was told is not waited for any more."""
+    """Answers nothing; records the cancelled requests."""
 
     def __init__(self):
         super().__init__()
@@ -713,7 +713,7 @@ class Quiet(Here):
         self.cancels.append(list(request_ids))
 
 
-async def test_giver_is_not_told_of_what_is_cancelled_in_vain():
+async def test_cancels_of_unknown_requests_are_not_passed_on():
     server = Quiet()
     async with nets.serving(handler=server) as (_net, address):
         stream = await nets.dial(address)
@@ -726,7 +726,7 @@ async def test_giver_is_not_told_of_what_is_cancelled_in_vain():
     assert server.cancels == [[1]]
 
 
-async def test_number_that_is_used_again_too_early_costs_the_server_nothing():
+async def test_server_accepts_a_request_id_reused_right_after_its_cancel():
     async with nets.serving(handler=Here()) as (_net, address):
         stream = await nets.dial(address)
         await stream.send_all(nets.HELLO + batch([5]) + frames(peer_wire.Cancel((5,))) + batch([5]))
@@ -746,7 +746,7 @@ async def test_number_that_is_used_again_too_early_costs_the_server_nothing():
     ],
     ids=["number twice in it", "number that is open", "chunk twice in it", "priority"],
 )
-async def test_batch_against_the_rules_ends_its_connection(message):
+async def test_invalid_batch_closes_its_connection(message):
     async def serve(host, get):
         await trio.sleep_forever()
 
@@ -763,8 +763,8 @@ async def test_batch_against_the_rules_ends_its_connection(message):
         assert not server._budgets.requests.used and not server._budgets.bytes.used
 
 
-async def test_largest_batch_holds_no_more_than_its_host_may_and_leaves_room_for_others():
-    """64 chunks of 4 MiB, asked for in one message by who does not read."""
+async def test_largest_batch_stays_within_the_answer_bytes_of_its_host():
+    """One message requests 64 chunks of 4 MiB, and its sender does not read."""
     limit = 16 << 20
     big = os.urandom(peer_wire.MAX_DATA_BYTES)
 
@@ -785,14 +785,14 @@ async def test_largest_batch_holds_no_more_than_its_host_may_and_leaves_room_for
         assert net._budgets.bytes.used <= limit
         async with nets.asking(address, host="other.example") as client:
             assert len(await client.fetch(0, CHUNK)) == CHUNK
-        got = 0  # and all of it comes to who reads on
+        got = 0  # all of it arrives once the client reads
         with trio.fail_after(20):
             while got < COUNT * len(big):
                 got += len(await stream.receive_some())
         await stream.aclose()
 
 
-async def test_largest_batches_of_requests_that_wait_take_turns_with_their_host_alone():
+async def test_largest_batch_stays_within_the_open_requests_of_its_host():
     async def serve(host, get):
         await trio.sleep_forever()
 
@@ -810,13 +810,13 @@ async def test_largest_batches_of_requests_that_wait_take_turns_with_their_host_
 
 
 def run(number, count, **changes):
-    """Return a request for chunks that lie side by side."""
+    """Return one request for adjacent chunks."""
     one = request(number, **changes)
     return one._replace(length=count * CHUNK, chunk_bytes=CHUNK)
 
 
 def chunks(asked, *left_out):
-    """Return the chunks of a run, but for some."""
+    """Return the chunks of a run, except some."""
     return [
         peer_wire.Chunk(number, DATA[offset : offset + CHUNK])
         for number, offset in zip(asked.numbers, asked.offsets, strict=True)
@@ -824,7 +824,7 @@ def chunks(asked, *left_out):
     ]
 
 
-async def test_chunks_of_a_run_are_answered_each_for_itself_in_any_order():
+async def test_chunks_of_a_run_may_be_answered_separately_in_any_order():
     heard = []
 
     async def converse(host):
@@ -848,7 +848,7 @@ def whole(asked, first=0, stop=None):
 
 
 @pytest.mark.parametrize("parts", [[(0, 5)], [(3, 5), (0, 3)], [(4, 5), (0, 4)]])
-async def test_run_is_heard_in_the_parts_in_which_it_was_answered(parts):
+async def test_run_may_be_answered_in_parts(parts):
     """Its last chunk is shorter than the others."""
     heard, asked = [], run(1, 5)._replace(length=5 * CHUNK - 7)
 
@@ -864,7 +864,7 @@ async def test_run_is_heard_in_the_parts_in_which_it_was_answered(parts):
     assert [chunk for answer in heard for chunk in answer.iter_chunks()] == answered
 
 
-async def test_run_of_which_a_chunk_was_cancelled_is_heard_chunk_by_chunk():
+async def test_run_with_a_cancelled_chunk_is_delivered_chunk_by_chunk():
     heard, asked, may_answer = [], run(1, 4), trio.Event()
 
     async def converse(host):
@@ -894,7 +894,7 @@ async def test_run_of_which_a_chunk_was_cancelled_is_heard_chunk_by_chunk():
         peer_wire.Chunk(2, bytes(2 * CHUNK)),
     ],
 )
-async def test_run_that_is_cut_otherwise_than_it_was_asked_for_ends_the_connection(answer):
+async def test_run_answered_with_other_chunk_bounds_closes_the_connection(answer):
     heard = []
 
     async def converse(host):
@@ -910,7 +910,7 @@ async def test_run_that_is_cut_otherwise_than_it_was_asked_for_ends_the_connecti
 
 @pytest.mark.expect_log("bytes where .* were asked for")
 @pytest.mark.parametrize("length", [CHUNK - 1, CHUNK + 1, 4 * CHUNK])
-async def test_chunk_of_a_run_of_another_length_ends_the_connection(length):
+async def test_run_chunk_of_a_wrong_length_closes_the_connection(length):
     heard = []
 
     async def converse(host):
@@ -925,8 +925,8 @@ async def test_chunk_of_a_run_of_another_length_ends_the_connection(length):
     assert sorted(answer.request_id for answer in heard) == [1, 2, 3, 4]
 
 
-async def test_what_is_cancelled_of_a_run_that_has_not_left_is_cancelled_when_it_has():
-    """Its proof is for all of its chunks.  What comes all the same is dropped."""
+async def test_cancel_in_an_unsent_run_is_sent_after_the_run():
+    """The proof of a run covers all of its chunks.  Answers to cancelled ones are dropped."""
     reads, heard, seen = trio.Event(), [], []
 
     async def converse(host):
@@ -951,7 +951,7 @@ async def test_what_is_cancelled_of_a_run_that_has_not_left_is_cancelled_when_it
     assert [answer.request_id for answer in heard] == [1, 3, 6, 7]
 
 
-async def test_what_is_cancelled_of_a_run_before_there_is_a_connection_is_cancelled_on_it():
+async def test_cancel_in_a_run_before_connecting_is_sent_once_connected():
     heard, seen = [], []
 
     async def converse(host):
@@ -967,7 +967,7 @@ async def test_what_is_cancelled_of_a_run_before_there_is_a_connection_is_cancel
     assert [answer.request_id for answer in heard] == [1, 2, 4]
 
 
-async def test_part_of_a_run_that_is_cancelled_with_its_message_is_told_after_it():
+async def test_partial_cancel_of_a_run_is_passed_on_after_the_run():
     class Giver(Here):
         def __init__(self):
             super().__init__()
