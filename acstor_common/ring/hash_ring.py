@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hash ring: maps content to its home and the other owners.
 
-The mapping is a pure function of the v-node table and the OID, equal on all hosts.  It is
-consistent hashing (Karger et al., STOC 1997) of content, so equal chunks of different images have
-one home.  Of 16 hosts with 100 v-nodes each, the heaviest owns 1.17 times its share (median of 300
-rings).  Load is not bounded further, because a busy home refers requesters to other hosts.
-
-If the table has locations and a threshold, each host asks the first owner nearer than the threshold
-(Wu et al. 2017, Algorithm 1), so each group of near hosts has its own homes.
-doc/source/format/ring.rst specifies the file format.
+The mapping is a pure function of the v-node table and the OID, equal on all hosts: consistent
+hashing (Karger et al., STOC 1997) of content, so equal chunks of different images have one home.
+Of 16 hosts with 100 v-nodes each, the heaviest owns 1.17 times its share (median of 300 rings); a
+busy home refers requesters to other hosts.  With locations and a threshold, each host asks the
+first owner nearer than the threshold (Wu et al. 2017, Algorithm 1).  ``doc/source/format/ring.rst``
+specifies the file format.
 """
 
 import array
@@ -47,17 +45,13 @@ _LAST_OID = (1 << 64) - 1
 
 
 class RingHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One host of the v-node table.
-
-    :param names: its v-nodes, packed (:mod:`acstor_common.ring.vnode`); None: the first ``vnodes``
-        that were created for it
-    """
+    """One host of the v-node table."""
 
     host: str
     address: str  # of its agent, ``ip:port`` or ``[ipv6]:port``
     vnodes: int
     location: str = ""  # ``site/pod/rack``; empty if unknown
-    names: dict[str, str] | None = None
+    names: dict[str, str] | None = None  # packed v-nodes; None: the first ones created for it
 
     def iter_vnodes(self) -> Iterator[vnode.VNode]:
         """Yield its v-nodes; ValueError if ``names`` is malformed."""
@@ -117,11 +111,9 @@ class Ring:
     :param threshold: hosts nearer than this share homes; None: all hosts share homes
     :param outer_threshold: before a home reads the source, it asks the home among the hosts nearer
         than this; None: it does not
-    :param policies: policies, by location
+    :param policies: by location
     :param within: the location of this ring, if it is that of a group
-    :param segment_chunks: chunks per segment (:mod:`acstor_common.model.segments`)
-    :param revoked: by host, the wall clock before which the validity of a revoked certificate
-        begins (:func:`acstor_common.identity.certificates.is_revoked`)
+    :param revoked: by host, for :func:`acstor_common.identity.certificates.is_revoked`
     :raises ValueError: duplicate hosts, values out of range, or inconsistent locations
     """
 
@@ -177,10 +169,7 @@ class Ring:
         return collections.Counter(addresses.parse(host.address)[0] for host in self.hosts)
 
     def is_deprioritized(self, host: ids.HostId) -> bool:
-        """Return whether a host has less than half of an even share of the v-nodes.
-
-        Its link is loaded by other traffic, so other holders of a chunk are asked first.
-        """
+        """Return whether a host has less than half an even share of v-nodes: its link is loaded."""
         return host in self._spared
 
     def is_drained(self, host: ids.HostId) -> bool:
@@ -238,12 +227,10 @@ class Ring:
         return self._groups[place]
 
     def owners_of(self, cid: ids.Cid, limit: int | None = None) -> tuple[ids.HostId, ...]:
-        """Return the owners of content: its home, then the stand-ins in order.
+        """Return the owners of content: its home, then the stand-ins in order; None: all.
 
-        All hosts with v-nodes, in the order of their next points after the content's OID, so that
-        many hosts share the load of a failed home.
-
-        :param limit: None: all hosts
+        They follow the order of their next points, so that many hosts share the load of a failed
+        home.
         """
         return self.owners_at(ids.oid_of(cid), limit)
 
@@ -354,10 +341,7 @@ def _check_owners(hosts: tuple[RingHost, ...]) -> None:
 
 
 def decode(data: bytes, what: str) -> Ring:
-    """Parse a v-node table in JSON, or raise RingFormatError.
-
-    :param what: name of the table, for the error (a path)
-    """
+    """Parse a v-node table in JSON, or raise RingFormatError about ``what`` (a path)."""
     if len(data) > MAX_FILE_BYTES:
         raise errors.RingFormatError(
             what, MAX_FILE_BYTES, f"longer than {MAX_FILE_BYTES} bytes, no v-node table is"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Locations of hosts in the cloud, and distances between them.
 
-A location is a path from the widest level to the narrowest, such as ``site/pod/rack``; operators
-choose the levels.  The distance of two hosts is the number of levels up to their common ancestor: 0
-within a rack, 1 between racks of a pod.  All locations of a table have the same depth, so "nearer
-than a threshold" divides the hosts into disjoint groups.
+A location is a path of levels that operators choose, the widest first, such as ``site/pod/rack``.
+The distance of two hosts is the number of levels up to their common ancestor: 0 within a rack, 1
+between racks of a pod.  All locations of a table have one depth, so "nearer than a threshold"
+divides the hosts into disjoint groups.
 """
 
 import re

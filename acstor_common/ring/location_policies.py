@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies of locations: their hosts' weight elsewhere, and outer homes.
 
-Where the uplink of a location is narrow, only a share of its hosts' v-nodes counts on the rings of
-wider locations; within the location all count.  A policy may also change the outer threshold.
-
-Which v-nodes count depends only on their names and the share, and a smaller share is a subset of a
-larger one.  So all hosts compute equal homes, and a new share moves only the difference.
+If a location's uplink is narrow, only a share of its hosts' v-nodes counts on wider rings.  A
+v-node counts by its name and the share alone, and a smaller share is a subset of a larger one: all
+hosts compute equal homes, and a new share moves only the difference.
 """
 
 from collections.abc import Iterable
@@ -39,10 +37,7 @@ LocationPolicies = Mapping[str, LocationPolicy]  # by location, or a prefix of o
 def vnode_share(
     places: LocationPolicies, levels: location.Levels, within: location.Levels
 ) -> float:
-    """Return the share of a host's v-nodes that counts on a location's ring.
-
-    :param levels: location of the host
-    :param within: location of the ring, which contains the host
+    """Return the share of v-nodes of a host at ``levels`` that counts on the ring of ``within``.
 
     >>> places = {"pod1": LocationPolicy(50), "pod1/rack1": LocationPolicy(20)}
     >>> [vnode_share(places, ("pod1", "rack1"), at) for at in ((), ("pod1",), ("pod1", "rack1"))]

@@ -2,8 +2,7 @@
 """Names of v-nodes, and compact sets of them.
 
 A v-node is a point on the ring.  Its permanent name, the host it was created for and a number
-(``h1#7``), determines its position.  The v-node table says which host owns it, so a remap moves
-only the points that change owner.
+(``h1#7``), determines its position.  A remap moves only the points that change owner.
 """
 
 import itertools

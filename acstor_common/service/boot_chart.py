@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text chart of a boot's timeline: where the time went.
-
-Shares add up to the time until the last read.  Time without a pending read is the guest's own.
-"""
+"""Text chart of a boot's timeline: where the time until the last read went."""
 
 import datetime
 from collections.abc import Iterable
@@ -48,11 +45,7 @@ class TimeShare(NamedTuple):
 
 
 def draw(timeline: boot_timeline.Timeline, events: Sequence[Event] = ()) -> str:
-    """Return a boot's chart in lines of text.
-
-    :param events: Nova's steps from the server's request on; without them the chart begins with the
-        agent's first step
-    """
+    """Return a boot's chart in lines of text; ``events`` are Nova's, from the request on."""
     return "\n".join(
         [
             *_head(timeline),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bounds size, depth and duration of the responses that a session of requests reads.
 
-requests and keystoneauth read a whole body into memory, and their timeouts are of silence: each
-byte restarts them, also in the status line and headers.  http.client bounds the size of headers.
+requests and keystoneauth read a whole body into memory, and each byte restarts their timeouts, also
+in the status line and headers.  http.client bounds the size of headers.
 """
 
 import contextvars
@@ -75,11 +75,10 @@ class Adapter(keystone_session.TCPKeepAliveAdapter):
     """Fails on larger, slower or deeper responses, as on a lost connection.
 
     Image data that the caller streams has any size, and a least rate instead of a deadline.  A
-    request with a timeout (connect, read) may wait for the answer to an upload as long as it says,
-    and one with a urllib3.Timeout without an upload has its total as deadline, if it is shorter.
+    timeout (connect, read) bounds the wait for the answer to an upload; a urllib3.Timeout's shorter
+    total is the deadline of a request without one.
 
     :param connection_class: base of urllib3's connections, before their own
-    :param streams_images: treat image data so
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class Adapter(keystone_session.TCPKeepAliveAdapter):
 
 
 def _decode(decode: Callable[..., Any], **kwargs: Any) -> Any:
-    """Return a body's JSON; what is nested too deeply is malformed."""
+    """Return a body's JSON; too deep nesting is an error of the JSON."""
     try:
         return decode(**kwargs)
     except RecursionError as e:
@@ -147,7 +146,6 @@ def _decode(decode: Callable[..., Any], **kwargs: Any) -> Any:
 
 
 def _bound_reads(manager: Any, connection_class: type) -> Any:
-    """Make the connections of urllib3's pool manager read responses as :class:`_Response`."""
     pools = manager.pool_classes_by_scheme
     manager.pool_classes_by_scheme = {
         scheme: _bounded(pool, connection_class) for scheme, pool in pools.items()
@@ -166,12 +164,11 @@ def _bounded(pool: Any, connection_class: type) -> Any:
 
 
 def _address_of(pool: Any) -> str:
-    """Return the address of a pool, for its errors."""
     return f"{pool.host}:{pool.port}"
 
 
 class _Response(http.client.HTTPResponse):
-    """Reads status line, headers and body within the timeout that its socket has."""
+    """Reads status line, headers and body within the timeout of its socket."""
 
     def __init__(self, sock: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
@@ -216,7 +213,6 @@ class _Body:
             yield self._counted(data)
 
     def read(self, count: int) -> bytes:
-        """Return the next bytes as they were sent; ConnectFailure if it is too large."""
         return self._counted(self._raw.read(count, decode_content=False))
 
     def _counted(self, data: bytes) -> bytes:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that services share, and the loader of configuration files.
-
-There is no global CONF: functions take the object.
-"""
+"""Options that services share, and the loader of configuration files; there is no global CONF."""
 
 import contextlib
 import logging
@@ -107,10 +104,7 @@ def size_opt(name: str, default: int, help: str, least: int = 0) -> cfg.IntOpt:
 
 
 def register(conf: cfg.ConfigOpts, group: cfg.OptGroup, options: Sequence[cfg.Opt]) -> None:
-    """Register options of a group with ``conf``.
-
-    Objects that register one group would share its table of options, so this makes a new group.
-    """
+    """Register options of a group; a new group, as objects would share the table of one."""
     conf.register_group(cfg.OptGroup(group.name, title=group.title, help=group.help))
     conf.register_opts(options, group=group.name)
 
@@ -149,8 +143,6 @@ def warn_of_unknown(conf: cfg.ConfigOpts, options: Options) -> None:
 
 def unknown(conf: cfg.ConfigOpts, options: Options) -> list[unknown_options.UnknownOption]:
     """Return unknown options in acstor's sections of the files that ``conf`` has read.
-
-    oslo.config does not list the options in files, so its parser is run once more.
 
     :param options: all options of the checked sections, registered or not
     """
@@ -199,8 +191,7 @@ def read(
     """Read the files that the command line ``args`` names into ``conf``.
 
     :param prog: selects the default files, with ``project``, if ``args`` names none
-    :param register: registers the service's options
-    :param options: options to validate now; they may include options that libraries register later
+    :param options: options to validate now, perhaps with some that libraries register later
     :raises cfg.Error: a file is missing or a value is invalid
     """
     register(conf)

@@ -43,10 +43,9 @@ def entry_point(command: str, module: str, extra: str) -> Callable[[], int]:
 
 
 def import_for_life(module: str) -> types.ModuleType:
-    """Import a module that is needed until the process ends.
+    """Import a module for the life of the process; the garbage collector never looks at it.
 
-    The garbage collector looks at nothing that the import made: not during the import, not at the
-    end of the process, and not in a forked child, where a look would copy the pages.
+    Neither the import nor the end takes time for it, and forked children share the pages.
     """
     gc.disable()
     try:
@@ -69,10 +68,7 @@ def error_text(error: Exception) -> str:
 
 @contextlib.contextmanager
 def exit_on_error(program: str, *faults: type[Exception]) -> Iterator[None]:
-    """Exit with one line on standard error and NO_APPLICATION on these exceptions.
-
-    For the import of a WSGI application: the server would print a traceback.
-    """
+    """Exit with one line on standard error, not a traceback, and NO_APPLICATION on ``faults``."""
     try:
         yield
     except faults as e:

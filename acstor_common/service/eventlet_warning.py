@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Suppression of Eventlet's deprecation warning in commands.
-
-oslo.service, futurist and oslo.utils import Eventlet if it is installed; acstor does not use it.
-"""
+"""Suppression of the warning of Eventlet, which only OpenStack's libraries import."""
 
 import logging
 import warnings

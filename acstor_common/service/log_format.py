@@ -8,7 +8,7 @@ from acstor_common.util import printable_text
 
 
 class Formatter(logging.Formatter):
-    """Wraps a formatter: makes text printable, drops a repeated exception summary.
+    """Makes another formatter's text printable, and drops repeated exception summaries.
 
     oslo.log appends the active exception to each warning; most messages contain its text already.
     """

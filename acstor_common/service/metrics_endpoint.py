@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prometheus endpoint of every service, with bounds on the load that clients can cause.
 
-One connection is accepted each ACCEPT_INTERVAL_S, and at most CONNECTIONS are open: a further one
-closes the oldest.  A connection ends after DEADLINE_S, and a request has at most REQUEST_BYTES.
-Metrics are collected by one thread at a time, and cached for KEPT_S.
+One connection is accepted each ACCEPT_INTERVAL_S; one more than CONNECTIONS closes the oldest.  One
+thread at a time collects metrics, which are cached for KEPT_S.
 """
 
 import io
@@ -29,7 +28,7 @@ from acstor_common.util import supervision
 
 CONNECTIONS = 16
 ACCEPT_INTERVAL_S = 0.01
-DEADLINE_S = 10.0
+DEADLINE_S = 10.0  # of a connection
 REQUEST_BYTES = 8 * 1024
 KEPT_S = 1.0
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -106,7 +105,6 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
         time.sleep(ACCEPT_INTERVAL_S)
 
     def service_actions(self) -> None:
-        """Close connections that are too old."""
         with self._lock:
             for request, since_s in list(self._open.items()):
                 if time.monotonic() - since_s < self._deadline_s:
@@ -163,11 +161,10 @@ def serve(
     is_shared: bool = False,
     deadline_s: float = DEADLINE_S,
 ) -> Callable[[], None]:
-    """Start the endpoint; return the function that stops it.
+    """Start the endpoint; return the function that stops it.  Unusable: a bad ``address``.
 
     :param option: name of the option with the address, for errors
     :param is_shared: processes share the port (SO_REUSEPORT); metrics of one process are left out
-    :raises errors.Unusable: the address cannot be used
     """
     own.register(_Build())
     if not is_shared:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signal handlers of daemons, except for SIGTERM and SIGINT.
 
-SIGHUP reopens log files and reloads mutable options, as in oslo.service.  SIGUSR2 writes the stacks
-of all threads to standard error.
+SIGHUP reopens log files and reloads options; SIGUSR2 writes all threads' stacks to stderr.
 """
 
 import faulthandler

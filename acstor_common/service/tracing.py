@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces of requests, by osprofiler, OpenStack's own library.
 
-A request is traced if its headers have a valid HMAC of a key in ``[profiler] hmac_keys``. Without
-osprofiler, or in a thread without a traced request, spans cost a look-up and send nothing. Spans
-never have error messages, tokens or SQL parameters, because these may be secret.
+A request is traced if its headers have a valid HMAC of a key in ``[profiler] hmac_keys``.
+Otherwise spans cost a look-up and send nothing.  Spans never have error messages, tokens or SQL
+parameters, because these may be secret.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ Notify = Callable[[dict[str, Any]], None]
 class SpanLimiter:
     """Forwards start and stop of spans to osprofiler's driver, within limits.
 
-    A failed or slow backend suspends tracing, and never fails a request. The stop of a forwarded
-    start is always forwarded, because drivers count on it.
+    A failed or slow backend suspends tracing, never fails a request.  A forwarded start's stop is
+    always forwarded: drivers count on it.
     """
 
     def __init__(
@@ -96,10 +96,9 @@ class SpanLimiter:
 
 
 def enable(conf: cfg.ConfigOpts, service: str) -> bool:
-    """Make this process send its spans, if ``[profiler] enabled``; return whether it is.
+    """Make this process send its spans as ``service``, if ``[profiler] enabled``; return if so.
 
-    :param service: name of the service in traces
-    :raises errors.Unusable: osprofiler or its driver cannot be used, or everybody knows the key
+    :raises errors.Unusable: osprofiler or its driver cannot be used, or the key is a public one
     """
     try:
         from osprofiler import opts
@@ -204,8 +203,8 @@ def current_profiler() -> Any:
 class Span:
     """A step of a traced request, as a context manager; does nothing without a trace.
 
-    :param name: its last letter is none of "-", "a", "r", "s" and "t", which osprofiler's OTLP
-        driver would cut off
+    :param name: its last letter is none of "-", "a", "r", "s", "t": osprofiler's OTLP driver cuts
+        them
     :param facts: what the step is about; nothing secret
     """
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detection of unknown options in configuration files, with suggestions.
+"""Detection of unknown options, which oslo.config ignores, with suggestions.
 
-oslo.config ignores unknown options, so a misspelt option silently leaves the default in force.
 Only sections whose options are all known are checked.
 """
 

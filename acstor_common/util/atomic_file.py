@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Atomic replacement of files.
-
-A reader sees the old file or the new one, also after a kill, and after a power failure if the write
-is durable.  A killed writer leaves a file named :data:`INCOMING` and the target's name.
-"""
+"""Atomic replacement of files: a reader sees the old file or the new one."""
 
 import contextlib
 import glob
@@ -17,7 +13,7 @@ from typing import IO
 
 from acstor_common import errors
 
-INCOMING = ".incoming-"  # prefix of files that are being written
+INCOMING = ".incoming-"  # of files that are being written, and those that killed writers left
 
 
 @contextlib.contextmanager

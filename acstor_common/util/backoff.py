@@ -19,12 +19,9 @@ def pause_s(failures: int, first_s: float, longest_s: float) -> float:
 
 
 class Restarts:
-    """Pauses between restarts of a failing loop.
-
-    A loop that ran for STEADY_S starts again with the first pause.
+    """Pauses between restarts of a loop; after a run of STEADY_S the first pause is next.
 
     :param most: failures in a row after which the loop is given up (None: never)
-    :param first_s: the first pause
 
     >>> restarts = Restarts(most=3)
     >>> [restarts.next_pause(ran_s=0.1) for _ in range(3)]

@@ -26,8 +26,7 @@ class CallTimeout(errors.AcstorError):
 class CallDeadline:
     """Calls to one service, one at a time, each in a thread with a deadline.
 
-    A late call keeps its thread, and further calls fail until it returns: a hung service costs one
-    thread.
+    A late call keeps its thread and fails further calls: a hung service costs one thread.
     """
 
     def __init__(self, what: str, timeout_s: float) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fair limit on the threads that use another service at the same time.
+"""Fair limit on the threads that use another service, which may hang, at the same time.
 
-It keeps a hung service from taking all threads of a WSGI server.  A free slot goes to the waiting
-caller with the fewest slots; among those, to the one served or refused longest ago.
+A free slot goes to the waiting caller with the fewest slots; among those, to the one served or
+refused longest ago.
 """
 
 import contextlib
@@ -40,7 +40,6 @@ class _Call:
 class ConcurrencyLimit:
     """Slots for calls to one service.
 
-    :param limit: slots
     :param wait_s: longest wait; a call that runs longer counts as late
     :param max_waiting: length of the queue; one more call evicts the lowest-ranked
     """

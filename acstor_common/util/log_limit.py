@@ -12,7 +12,6 @@ class LogLimit:
     """Lets a few lines of each key through per interval, and counts the suppressed ones.
 
     :param every_s: length of the interval, which a key's first line begins
-    :param lines: of each key per interval
 
     >>> limit = LogLimit(every_s=10.0)
     >>> [limit.take_line("disk", now_s) for now_s in (0.0, 1.0, 9.0, 10.0)]
@@ -27,11 +26,7 @@ class LogLimit:
         return len(self._lines)
 
     def take_line(self, key: Hashable, now_s: float) -> int | None:
-        """Count a line; return how many were suppressed before; None: suppress it too.
-
-        :param key: equal for lines of one kind
-        :param now_s: of a monotonic clock
-        """
+        """Count a line; return how many were suppressed before; None: suppress it too."""
         at_s, count = self._lines.get(key, (now_s - self._every_s, 0))
         if now_s - at_s < self._every_s:
             self._lines[key] = at_s, count + 1

@@ -10,10 +10,9 @@ V = TypeVar("V")
 
 
 class LruTable(collections.OrderedDict[K, V]):
-    """An ordered dictionary that holds at most ``limit`` entries.
+    """An ordered dictionary of at most ``limit`` entries, the least recently used first.
 
-    Setting an entry, or reading it by :meth:`get_as_used`, makes it the most recently used; ``[]``
-    and ``get`` do not.  Iteration begins with the least recently used.
+    Setting an entry or :meth:`get_as_used` counts as use; ``[]`` and ``get`` do not.
 
     >>> table = LruTable(limit=2)
     >>> table["a"], table["b"] = 1, 2

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filter for untrusted text in terminals and logs: image names, errors of peers.
-
-It removes escape sequences and line ends, which could forge rows.  JSON output is not filtered.
-"""
+"""Filter for untrusted text in terminals and logs, where escape sequences could forge rows."""
 
 from typing import Any
 

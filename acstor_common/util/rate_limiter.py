@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rate limit in bytes per second; whoever moves bytes sleeps itself.
+"""Rate limit in bytes per second: virtual scheduling (ITU-T I.371).
 
-Virtual scheduling (generic cell rate algorithm, ITU-T I.371): bytes may be moved while there is no
-debt, and cause a debt.
+Bytes may be moved while there is no debt, and cause a debt; the caller sleeps itself.
 """
 
 import math
@@ -15,7 +14,6 @@ _BURST_S: Final = 0.1
 class RateLimiter:
     """Limits the bytes per second in the long term.
 
-    :param bytes_s: infinite: no limit
     :param burst_s: unused time that is credited at most, so that a pause causes no burst
 
     >>> now_s = [100.0]
@@ -30,7 +28,7 @@ class RateLimiter:
     def __init__(
         self, bytes_s: float, clock: Callable[[], float], burst_s: float = _BURST_S
     ) -> None:
-        self.bytes_s = bytes_s
+        self.bytes_s = bytes_s  # infinite: no limit
         self.free_s = -math.inf  # when the debt is over
         self._clock, self._burst_s = clock, burst_s
 

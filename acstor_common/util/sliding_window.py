@@ -9,9 +9,7 @@ STEP_S: Final = 60.0  # least time between two kept samples: the accuracy of the
 
 
 class SlidingWindow:
-    """Samples counters, and computes how much they grew within the window.
-
-    Times are of a monotonic clock; a counter that is missing is 0.
+    """Samples counters, and computes how much they grew within the window; missing ones are 0.
 
     >>> window = SlidingWindow(3600.0, now_s=0.0)
     >>> window.grown_counters(10.0, {"late": 2}), window.grown_counters(70.0, {"late": 3})

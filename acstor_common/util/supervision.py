@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Supervision of long-lived threads.
+"""Supervision of long-lived threads: a loop that raises is logged, counted and restarted.
 
-A loop that raises is logged, counted and restarted after a pause.  A vital loop that keeps failing
-ends the process with EXIT_FAILED, and systemd restarts it.
+A vital loop that keeps failing ends the process with EXIT_FAILED, and systemd restarts it.
 """
 
 import logging

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token buckets: rate limits per key, with bounded memory.
 
-A forgotten key starts with a full bucket; so where keys are free to choose, callers need a further
-bucket for all keys together.  Callers pass the time: seconds of one monotonic clock.
+A forgotten key has a full bucket again: keys that are free to choose need a bucket for all, too.
 """
 
 from collections.abc import Hashable
@@ -18,7 +17,7 @@ Key = TypeVar("Key", bound=Hashable)
 class Rate(NamedTuple):
     """Rate of tokens, and capacity of the bucket."""
 
-    per_s: float
+    per_s: float  # seconds of one monotonic clock
     burst: float
 
 
