@@ -56,11 +56,16 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """Reads of one time slice."""
+    """Reads of one time slice.
 
-    reads: Count = 0  # begun in it
-    waited_s: Moment = 0.0  # with at least one read pending
-    bytes: Bytes = {}  # of the reads that ended in it
+    :param reads: reads that began in it
+    :param waited_s: time with at least one read pending
+    :param bytes: bytes of the reads that ended in it
+    """
+
+    reads: Count = 0
+    waited_s: Moment = 0.0
+    bytes: Bytes = {}
 
 
 class LongRead(msgspec.Struct, frozen=True):
@@ -77,21 +82,28 @@ class LongRead(msgspec.Struct, frozen=True):
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """Timeline of one boot.
 
-    ``waited_s``: time with a read pending, by the origin that the oldest read waited for.
+    :param instance_id: Nova's; empty if the process has no disk of a Nova instance
+    :param began_at_s: wall clock of second 0
+    :param boot_image: state of the image's boot image (``ready``, ``none``, …)
+    :param spans: by their begin
+    :param opened_s: when a process opened the image
+    :param last_s: when the last read was answered; 0 before the first
+    :param waited_s: time with a read pending, by the origin that the oldest read waited for
+    :param slice_s: length of a slice; the first one begins at ``opened_s``
     """
 
     image_id: Annotated[str, msgspec.Meta(max_length=36)]
-    instance_id: Annotated[str, msgspec.Meta(max_length=36)] = ""  # empty: no Nova instance
-    began_at_s: WallClock  # of second 0
-    boot_image: Annotated[str, patterns.full_match("[a-z]{0,16}")] = ""  # ``ready``, ``none``, …
+    instance_id: Annotated[str, msgspec.Meta(max_length=36)] = ""
+    began_at_s: WallClock
+    boot_image: Annotated[str, patterns.full_match("[a-z]{0,16}")] = ""
     spans: Annotated[tuple[Span, ...], msgspec.Meta(max_length=MAX_SPANS)] = ()
-    opened_s: Moment  # when a process opened the image
-    last_s: Moment = 0.0  # when the last read was answered; 0 before the first
+    opened_s: Moment
+    last_s: Moment = 0.0
     is_over: bool = False
     reads: Count = 0
     waited_s: Annotated[dict[Name, Moment], msgspec.Meta(max_length=16)] = {}
     bytes: Bytes = {}
-    slice_s: Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]  # the first begins at ``opened_s``
+    slice_s: Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]
     slices: Annotated[tuple[Slice, ...], msgspec.Meta(max_length=MAX_SLICES)] = ()
     longest: Annotated[tuple[LongRead, ...], msgspec.Meta(max_length=MAX_LONGEST)] = ()
 
