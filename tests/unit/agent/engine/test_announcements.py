@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hosts tell each other: hints, bounded, and to nobody who is not to be told."""
+"""Announcements and eviction hints: their contents, recipients and limits."""
 
 import itertools
 import time
@@ -50,22 +50,22 @@ def machine():
 
 
 def backoff(machine, name):
-    """Let a host give wrong bytes."""
+    """Put a host in backoff for invalid data."""
     machine.request_chunks([chunk(machine.chunk_of(name))], Priority.GUEST, "t")
     machine.peer_refused(ids.HostId(name), [(machine.attempt().number, failure.Failure.INVALID)])
     assert machine.core.context.peers.is_in_backoff(ids.HostId(name), machine.now)
 
 
 def tells(machine, seconds=0.2):
-    """Return what is told meanwhile, by host: here, gone, and what may be let go."""
+    """Return the announcements of the next seconds by host: held, evicted, evictable."""
     machine.wait(seconds)
     return {tell.host: tell[1:4] for tell in machine.got(actions.SendAnnouncement)}
 
 
-# Who told what
+# Location index
 
 
-def test_only_who_told_can_take_back_or_deny():
+def test_only_the_announcing_host_can_withdraw_or_deny_a_chunk():
     known = location_index.LocationIndex(host_interning.HostInterning())
     known.add_holder(host(1), [SEVEN])
     known.remove_holder(host(2), [SEVEN])
@@ -75,14 +75,14 @@ def test_only_who_told_can_take_back_or_deny():
     )
 
 
-def test_of_many_who_tell_the_last_ones_are_remembered():
+def test_location_index_keeps_the_latest_holders():
     known = location_index.LocationIndex(host_interning.HostInterning())
     for n in range(9):
         known.add_holder(host(n), [SEVEN])
     assert known.holders_of_chunk(REF) == [host(n) for n in range(5, 9)]
 
 
-def test_host_that_is_forgotten_counts_anew_when_it_tells_again():
+def test_forgotten_host_holds_only_what_it_announces_again():
     keys = host_interning.HostInterning()
     known = location_index.LocationIndex(keys)
     known.add_holder(host(1), announced(*numbered(7, 8)))
@@ -93,7 +93,7 @@ def test_host_that_is_forgotten_counts_anew_when_it_tells_again():
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(("told", "taken_back", "denied")))))
-def test_holders_are_those_who_told_last_and_did_not_take_it_back(says):
+def test_holders_are_the_latest_announcers_that_did_not_withdraw(says):
     known, right = location_index.LocationIndex(host_interning.HostInterning()), []
     for n, what in says:
         if what == "told":
@@ -108,7 +108,7 @@ def test_holders_are_those_who_told_last_and_did_not_take_it_back(says):
         assert known.holders_of_chunk(REF) == [host(m) for m in right]
 
 
-def test_holders_are_bounded_and_what_is_used_stays():
+def test_location_index_is_bounded_and_keeps_used_entries():
     known = location_index.LocationIndex(host_interning.HostInterning(), limit=1000)
     for oid in range(20_000):
         known.add_holder(host(oid % 50), announced(*numbered(oid)))
@@ -116,10 +116,10 @@ def test_holders_are_bounded_and_what_is_used_stays():
     assert len(known) <= 1000
 
 
-# What is heard
+# Received announcements
 
 
-def test_what_a_host_in_backoff_tells_is_not_listened_to(machine):
+def test_announcements_of_a_host_in_backoff_are_ignored(machine):
     backoff(machine, "h5")
     machine.announcement_received(H5, announced(chunk(1)), [], [])
     assert machine.core.context.locations.holders_of_chunk(chunk(1)) == [] and not machine.last
@@ -128,7 +128,7 @@ def test_what_a_host_in_backoff_tells_is_not_listened_to(machine):
     assert machine.core.context.locations.holders_of_chunk(chunk(1)) == [H5]
 
 
-def test_host_that_left_the_table_holds_nothing_any_more(machine):
+def test_host_that_left_the_table_is_no_holder(machine):
     machine.announcement_received(H5, announced(chunk(1)), [], [])
     machine.table_changed(one_machine.table(4, epoch=2), None)
     assert machine.core.context.locations.holders_of_chunk(chunk(1)) == []
@@ -137,7 +137,7 @@ def test_host_that_left_the_table_holds_nothing_any_more(machine):
     assert machine.core.context.locations.holders_of_chunk(chunk(1)) == []
 
 
-def test_each_told_oid_costs_as_many_lookups_as_there_are_images():
+def test_each_announced_oid_costs_one_lookup_per_attached_image():
     few = one_machine.Machine(topology=topologies.all_hosts)
     many = one_machine.Machine(topology=topologies.all_hosts, attached=range(999))
     for found in (few, many):
@@ -146,7 +146,7 @@ def test_each_told_oid_costs_as_many_lookups_as_there_are_images():
     assert 15 < many.core.counters.accepted < 30
 
 
-def test_flood_of_what_is_gone_is_not_listened_to_either_and_the_allowance_grows_again(machine):
+def test_evictions_beyond_the_allowance_are_ignored_until_it_refills(machine):
     machine.announcement_received(H5, [SEVEN], [], [])
     machine.announcement_received(H5, [], announced(*numbered(*range(100, 30_000))), [])
     machine.announcement_received(H5, [], [SEVEN], [])
@@ -157,7 +157,7 @@ def test_flood_of_what_is_gone_is_not_listened_to_either_and_the_allowance_grows
     assert machine.core.context.locations.holders_of_chunk(REF) == []
 
 
-def test_host_that_tells_of_what_it_has_not_is_soon_not_listened_to():
+def test_host_that_denies_chunks_it_announced_is_soon_ignored():
     machine, asked = one_machine.Machine(topology=topologies.all_hosts), 0
     numbers = (n for n in itertools.count() if machine.home_of(n) not in ("h1", "h5"))
     for turn in range(100):
@@ -175,10 +175,10 @@ def test_host_that_tells_of_what_it_has_not_is_soon_not_listened_to():
     assert machine.core.context.locations.holders_of_chunk(REF) == [H5]  # but not forever
 
 
-# What is told
+# Sent announcements
 
 
-def test_news_gather_and_nobody_is_told_what_he_gave_or_told(machine):
+def test_announcements_are_batched_and_skip_providers_and_announcers(machine):
     machine.announcement_received(H3, announced(chunk(1)), [], [])
     machine.chunks_stored([arrived(1, H2), arrived(2)])
     assert not machine.got(actions.SendAnnouncement)
@@ -189,7 +189,7 @@ def test_news_gather_and_nobody_is_told_what_he_gave_or_told(machine):
     assert not tells(machine)  # nothing twice
 
 
-def test_what_is_gone_is_taken_back_from_those_who_were_told(machine):
+def test_eviction_is_sent_to_hosts_that_got_the_announcement(machine):
     machine.chunks_stored([arrived(1, H2)])
     tells(machine)
     machine.chunk_evicted([chunk(1).cid])
@@ -197,7 +197,7 @@ def test_what_is_gone_is_taken_back_from_those_who_were_told(machine):
     assert "h2" not in told and set(told.values()) == {((), announced(chunk(1)), ())}
 
 
-def test_of_what_was_told_long_ago_it_is_not_known_that_it_was_told():
+def test_record_of_announced_chunks_is_bounded_and_drops_the_oldest():
     machine = one_machine.Machine(2, topology=topologies.all_hosts)
     told = machine.core.context.announcements._announced
     for first in range(0, 2 * announcements.REMEMBERED_CHUNKS, 512):
@@ -207,7 +207,7 @@ def test_of_what_was_told_long_ago_it_is_not_known_that_it_was_told():
     assert ids.Oid(1) not in told and ids.Oid(2 * announcements.REMEMBERED_CHUNKS) in told
 
 
-def test_what_is_gone_is_told_to_a_neighbour_that_came_later(machine):
+def test_eviction_is_sent_to_a_neighbour_that_joined_later(machine):
     machine.chunks_stored([arrived(1, H2)])
     tells(machine)
     machine.table_changed(one_machine.table(9, epoch=2), None)
@@ -216,7 +216,7 @@ def test_what_is_gone_is_told_to_a_neighbour_that_came_later(machine):
     assert "h2" not in told and told["h9"] == ((), announced(chunk(1)), ())
 
 
-def test_what_comes_and_goes_before_it_was_told_is_not_told(machine):
+def test_changes_undone_before_they_are_sent_are_not_announced(machine):
     machine.chunks_stored([arrived(1)])
     machine.chunk_evicted([chunk(1).cid])
     assert not tells(machine)
@@ -227,7 +227,7 @@ def test_what_comes_and_goes_before_it_was_told_is_not_told(machine):
     assert not tells(machine)
 
 
-def test_who_tells_it_meanwhile_is_not_told(machine):
+def test_chunk_is_not_announced_to_a_host_that_announces_it_meanwhile(machine):
     machine.chunks_stored([arrived(1)])
     machine.announcement_received(H3, announced(chunk(1)), [], [])
     told = tells(machine)
@@ -236,7 +236,7 @@ def test_who_tells_it_meanwhile_is_not_told(machine):
     assert "h3" not in tells(machine)
 
 
-def test_full_message_leaves_at_once(machine):
+def test_full_announcement_is_sent_at_once(machine):
     machine.chunks_stored([arrived(n) for n in range(announcements.BATCH_CHUNKS + 1)])
     assert {len(tell.held) for tell in machine.got(actions.SendAnnouncement)} == {
         announcements.BATCH_CHUNKS
@@ -244,7 +244,7 @@ def test_full_message_leaves_at_once(machine):
     assert {len(here) for here, _, _ in tells(machine).values()} == {1}
 
 
-def test_new_neighbour_is_told_what_was_told_last(machine):
+def test_new_neighbour_gets_the_latest_announcements(machine):
     machine.chunks_stored([arrived(n) for n in range(600)])
     tells(machine)
     machine.table_changed(one_machine.table(9, epoch=2), None)
@@ -252,10 +252,10 @@ def test_new_neighbour_is_told_what_was_told_last(machine):
     assert {tell.host for tell in told} == {"h9"} and [len(t.held) for t in told] == [512, 88]
 
 
-def test_neighbour_that_was_not_reached_is_told_again_once_a_while(machine):
+def test_lost_announcements_are_repeated_once_after_a_delay(machine):
     machine.chunks_stored([arrived(n) for n in range(600)])
     tells(machine)
-    for _ in range(3):  # it says so of each message
+    for _ in range(3):  # one call for each message
         machine.announcement_lost(H2)
     assert not tells(machine, announcements.REPEAT_FIRST_S - 0.1)
     machine.wait(0.2)
@@ -264,7 +264,7 @@ def test_neighbour_that_was_not_reached_is_told_again_once_a_while(machine):
     assert not tells(machine, 10 * announcements.REPEAT_FIRST_S)
 
 
-def test_neighbour_that_is_never_reached_is_told_ever_more_seldom(machine):
+def test_repeats_to_an_unreachable_neighbour_back_off_exponentially(machine):
     machine.chunks_stored([arrived(1)])
     tells(machine)
 
@@ -280,7 +280,7 @@ def test_neighbour_that_is_never_reached_is_told_ever_more_seldom(machine):
     assert waited_s() == pytest.approx(announcements.REPEAT_FIRST_S)
 
 
-def test_who_is_no_neighbour_or_no_more_is_not_told_again(machine):
+def test_announcement_is_not_repeated_to_a_host_that_is_no_neighbour(machine):
     machine.chunks_stored([arrived(1)])
     tells(machine)
     machine.announcement_lost(ids.HostId("h9"))
@@ -289,7 +289,7 @@ def test_who_is_no_neighbour_or_no_more_is_not_told_again(machine):
     assert not tells(machine, 2 * announcements.REPEAT_FIRST_S)
 
 
-def test_what_was_here_before_there_was_a_neighbour_is_told_then():
+def test_first_neighbour_gets_chunks_stored_before_it_joined():
     machine = one_machine.Machine(1, topology=topologies.all_hosts)
     machine.chunks_stored([arrived(1), arrived(2)])
     machine.chunk_evicted([chunk(2).cid])
@@ -300,14 +300,14 @@ def test_what_was_here_before_there_was_a_neighbour_is_told_then():
     ]
 
 
-def test_news_do_not_go_to_hosts_in_backoff(machine):
+def test_host_in_backoff_gets_no_announcements(machine):
     backoff(machine, "h5")
     machine.chunks_stored([arrived(7)])
     told = tells(machine)
     assert "h5" not in told and len(told) == 6
 
 
-def test_hints_go_to_nobody_in_backoff_or_off_the_table(machine):
+def test_host_in_backoff_or_off_the_table_gets_no_hints(machine):
     for name in ("h2", "h5", "h8"):
         machine.core.context.announcements.hint_eviction(ids.HostId(name), REF)
     backoff(machine, "h5")
@@ -316,7 +316,7 @@ def test_hints_go_to_nobody_in_backoff_or_off_the_table(machine):
     assert not machine.core.context.announcements.hints
 
 
-def test_hints_are_bounded_and_leave_in_pieces():
+def test_hints_are_bounded_and_sent_in_batches():
     machine = one_machine.Machine(3000, copies_limit=1)
     waiting = machine.core.context.announcements
     for oid in range(2 * announcements.HINTS):
@@ -339,7 +339,7 @@ def test_hints_are_bounded_and_leave_in_pieces():
     ]
 
 
-def test_one_stored_chunk_costs_no_more_than_its_messages():
+def test_cost_of_a_stored_chunk_is_linear_in_neighbours():
     """With all hosts as neighbours the heap has one entry, and a flush looks at each host once."""
 
     def cost_s(count):
@@ -351,4 +351,4 @@ def test_one_stored_chunk_costs_no_more_than_its_messages():
             assert len(machine.wait(0.2)) == count - 1
         return time.process_time() - began_s
 
-    assert cost_s(1000) < 40 * cost_s(100)  # it was 100 times as much
+    assert cost_s(1000) < 40 * cost_s(100)  # quadratic cost would be 100 times as much

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peers ask for runs with one proof: each chunk has its own fate all the same."""
+"""Requests for runs: one proof for all chunks, one response for each."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def machine():
 
 
 def run(machine, cids=None, **changes):
-    """Return a request for chunks; each has the number of its place."""
+    """Return a request for a run; the numbers of its chunks begin with FIRST."""
     cids = cids or [chunk(number).cid for number in NUMBERS]
     proof = peer_request.proof_of(b"".join(cids), H2, machine.here)
     size = one_machine.CHUNK
@@ -42,7 +42,7 @@ def given(machine):
     return [answer.number for answer in machine.answers() if isinstance(answer, actions.SendChunk)]
 
 
-def test_run_that_is_here_is_given_in_one_event_and_nothing_waits(machine):
+def test_cached_run_is_served_in_one_event(machine):
     machine.ask_me("h2", run(machine))
     assert given(machine) == [*NUMBERS]
     assert {answer.ref.cid for answer in machine.answers()} == machine.cache
@@ -52,7 +52,7 @@ def test_run_that_is_here_is_given_in_one_event_and_nothing_waits(machine):
     assert not machine.core.requests.uploads.used
 
 
-def test_what_is_not_here_of_a_run_is_read_and_the_rest_is_given(machine):
+def test_missing_chunk_of_a_run_is_read_while_the_rest_is_served(machine):
     machine.cache.remove(chunk(6).cid)
     machine.ask_me("h2", run(machine))
     assert given(machine) == [4, 5, 7, 8, 9, 10, 11]
@@ -73,7 +73,7 @@ def test_what_is_not_here_of_a_run_is_read_and_the_rest_is_given(machine):
         {"length": (COUNT - 1) * one_machine.CHUNK},
     ],
 )
-def test_who_does_not_prove_all_of_a_run_gets_nothing_of_it(machine, change):
+def test_run_without_a_valid_proof_is_refused_completely(machine, change):
     request = run(machine)._replace(**change)
     machine.ask_me("h2", request)
     assert {answer.number for answer in machine.answers()} == set(request.numbers)
@@ -81,19 +81,19 @@ def test_who_does_not_prove_all_of_a_run_gets_nothing_of_it(machine, change):
     assert machine.rights.refused == request.chunk_count and not len(machine.core.requests)
 
 
-def test_one_cid_that_the_asker_does_not_know_hides_the_others(machine):
+def test_one_wrong_cid_in_the_proof_refuses_the_whole_run(machine):
     cids = [chunk(number).cid for number in NUMBERS]
     machine.ask_me("h2", run(machine, [*cids[:3], chunk(99).cid, *cids[4:]]))
     assert not given(machine) and len(machine.answers()) == COUNT
 
 
-def test_run_with_the_same_chunk_twice_is_given_chunk_by_chunk(machine):
+def test_run_of_equal_chunks_is_served_chunk_by_chunk(machine):
     machine.maps.contents_of = lambda request: [chunk(FIRST).content] * COUNT
     machine.ask_me("h2", run(machine, [chunk(FIRST).cid] * COUNT))
     assert given(machine) == [*NUMBERS]
 
 
-def test_run_of_an_image_that_is_not_known_is_looked_up_once(machine):
+def test_run_of_an_unknown_image_is_looked_up_once(machine):
     request = run(machine, image_id=UNKNOWN)
     machine.ask_me("h2", request)
     (wanted,) = machine.got(actions.LookUpContents)
@@ -107,7 +107,7 @@ def test_run_of_an_image_that_is_not_known_is_looked_up_once(machine):
 
 
 @pytest.mark.parametrize("contents", [(), [chunk(FIRST).content]])
-def test_run_that_an_image_does_not_name_is_refused_chunk_by_chunk(machine, contents):
+def test_run_that_the_chunk_map_does_not_contain_is_refused(machine, contents):
     request = run(machine, image_id=UNKNOWN)
     machine.ask_me("h2", request)
     machine.contents_looked_up("h2", [(request, contents)])
@@ -115,7 +115,7 @@ def test_run_that_an_image_does_not_name_is_refused_chunk_by_chunk(machine, cont
     assert not len(machine.core.requests)
 
 
-def test_chunk_of_a_run_that_the_cache_cannot_read_is_brought(machine):
+def test_unreadable_cached_chunk_of_a_run_is_fetched(machine):
     machine.ask_me("h2", run(machine))
     machine.cache.remove(chunk(7).cid)
     machine.cache_read_failed("h2", 7)
@@ -124,7 +124,7 @@ def test_chunk_of_a_run_that_the_cache_cannot_read_is_brought(machine):
     assert given(machine) == [7] and not len(machine.core.requests)
 
 
-def test_run_for_which_there_are_too_few_places_waits_chunk_by_chunk(machine):
+def test_run_with_too_few_upload_slots_waits_chunk_by_chunk(machine):
     uploads = machine.core.requests.uploads
     uploads.used = uploads.slots.count - COUNT + 1
     machine.ask_me("h2", run(machine))
@@ -134,7 +134,7 @@ def test_run_for_which_there_are_too_few_places_waits_chunk_by_chunk(machine):
 
 
 @pytest.mark.parametrize("left", [1, 3, COUNT])
-def test_run_leaves_only_as_far_as_a_peer_may_have_undelivered_bytes(machine, left):
+def test_run_is_sent_only_up_to_the_limit_of_undelivered_bytes(machine, left):
     receiver = machine.core.requests._link("h2", H2).receiver
     cost = one_machine.CHUNK + upload_scheduler.ANSWER_BYTES
     receiver.undelivered = upload_scheduler.UNDELIVERED_BYTES - left * cost
@@ -143,21 +143,21 @@ def test_run_leaves_only_as_far_as_a_peer_may_have_undelivered_bytes(machine, le
     assert receiver.undelivered <= upload_scheduler.UNDELIVERED_BYTES
 
 
-def test_peer_that_has_asked_for_too_much_gets_no_chunk_of_a_run(machine):
+def test_run_over_the_request_limit_of_a_peer_is_refused_as_busy(machine):
     link = machine.core.requests._link("h2", H2)
     link.receiver.requests = machine.core.context.settings.requests_of_peer - COUNT + 1
     machine.ask_me("h2", run(machine))
     assert [answer.failure for answer in machine.answers()] == [Failure.BUSY] * COUNT
 
 
-def test_number_of_a_run_that_waits_already_ends_the_connection(machine):
+def test_duplicate_request_number_in_a_run_closes_the_connection(machine):
     machine.cache.clear()
     machine.ask_me("h2", machine.request(20, "h2", request_id=FIRST + 2))
     machine.ask_me("h2", run(machine))
     assert machine.got(actions.CloseConnection)
 
 
-def test_cut_of_a_run_is_what_the_request_says(machine):
+def test_ranges_of_a_run_follow_its_length_and_chunk_size(machine):
     request = run(machine, [chunk(number).cid for number in NUMBERS])
     assert [*request.iter_ranges()] == [(n * one_machine.CHUNK, one_machine.CHUNK) for n in NUMBERS]
     short = request._replace(length=request.length - 5)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch in which something goes wrong: what it costs, and what it must not cost."""
+"""Batches with failures or table changes while they are in flight, and their limits."""
 
 import pytest
 
@@ -20,7 +20,7 @@ IMAGES = [ids.ImageId(f"00000000-0000-4000-8000-{n:012d}") for n in range(100)]
 
 
 def ask_batch(machine, count=8, urgency=P.GUEST):
-    """Have ``count`` chunks of h2's asked for; return their numbers and the attempts."""
+    """Request ``count`` chunks whose home is h2; return their numbers and the attempts."""
     numbers = [machine.chunk_of("h2", skip) for skip in range(count)]
     machine.request_chunks([chunk(n) for n in numbers], urgency, "batch")
     [ask] = machine.got(actions.RequestChunks)
@@ -35,7 +35,7 @@ def give(machine, attempts):
 
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("why", [F.INVALID, F.MISSING, F.BUSY, F.WITHHELD, F.UNREACHABLE])
-def test_one_chunk_that_is_not_given_goes_on_alone(machine, why, order):
+def test_refused_chunk_of_a_batch_is_retried_alone(machine, why, order):
     numbers, attempts = ask_batch(machine)
     odd = attempts.pop(3)
     give(machine, attempts[::order])
@@ -50,8 +50,8 @@ def test_one_chunk_that_is_not_given_goes_on_alone(machine, why, order):
     assert not len(machine.core)
 
 
-def test_lie_among_other_refusals_is_a_lie(machine):
-    """Whatever else one event tells of a peer, it is judged by the worst."""
+def test_peer_is_judged_by_its_worst_refusal_of_an_event(machine):
+    """One invalid response decides the backoff, whatever else the event contains."""
     _, attempts = ask_batch(machine, 3)
     whys = (F.BUSY, F.INVALID, F.MISSING)
     machine.peer_refused(H2, [(a.number, why) for a, why in zip(attempts, whys, strict=True)])
@@ -60,8 +60,8 @@ def test_lie_among_other_refusals_is_a_lie(machine):
     assert machine.core.counters.invalid == 1
 
 
-def test_peer_that_gives_one_chunk_now_and_then_has_more_time_but_not_for_ever(machine):
-    """It must show life within each timeout, and all is over after four."""
+def test_trickling_responses_extend_the_timeout_at_most_fourfold(machine):
+    """Each response extends the timeout; all requests end after four timeouts."""
     _, attempts = ask_batch(machine, 20, P.READAHEAD)
     cancelled = []
     for turn in range(12):
@@ -74,8 +74,8 @@ def test_peer_that_gives_one_chunk_now_and_then_has_more_time_but_not_for_ever(m
     assert sorted(cancelled) == sorted(a.number for a in attempts[7:])
 
 
-def test_guests_who_get_a_trickle_are_raced_as_far_as_races_go(machine):
-    """Slow on purpose: the peer is never silent for long enough to be late by that."""
+def test_trickling_peer_is_hedged_within_the_hedge_budget(machine):
+    """The peer responds often enough that its silence never counts as late."""
     _, attempts = ask_batch(machine, 40)
     for turn in range(12):
         assert not any(isinstance(action, actions.RequestChunks) for action in machine.wait(0.4))
@@ -86,7 +86,7 @@ def test_guests_who_get_a_trickle_are_raced_as_far_as_races_go(machine):
     assert {a.transfer for a in hedged} <= {a.transfer for a in attempts[12:]}
 
 
-def test_number_of_what_waits_here_is_no_number_that_a_peer_was_asked_by(machine):
+def test_response_to_a_request_not_yet_sent_is_ignored(machine):
     most = peer_state.MAX_IN_FLIGHT_BYTES // one_machine.CHUNK
     machine = one_machine.Machine(background_limit=10_000)
     numbers = [machine.chunk_of("h2", skip) for skip in range(most + 1)]
@@ -98,8 +98,8 @@ def test_number_of_what_waits_here_is_no_number_that_a_peer_was_asked_by(machine
     assert unsent in machine.core.context.peers.get_or_create(H2).pending
 
 
-def test_what_came_is_stored_before_anybody_is_told(machine):
-    """Who is told may look for it in the cache at once."""
+def test_chunk_is_stored_before_its_readers_are_answered(machine):
+    """A reader may look for the chunk in the cache at once."""
     numbers, attempts = ask_batch(machine, 2)
     machine.ask_me("h3", machine.request(numbers[0], "h3"))
     machine.request_chunks([chunk(numbers[0])], P.GUEST, "one")
@@ -107,10 +107,10 @@ def test_what_came_is_stored_before_anybody_is_told(machine):
     assert kinds[0] is actions.Store and kinds.count(actions.CompleteRead) == 2
 
 
-# A table that comes into force between a batch's request and its answer
+# Table changes while a batch is in flight
 
 
-def test_answers_by_the_table_before_are_taken_and_the_rest_goes_by_the_new_one(machine):
+def test_table_change_keeps_requests_and_retries_at_the_new_home(machine):
     numbers, attempts = ask_batch(machine)
     machine.table_changed(one_machine.table(4, epoch=2, weights={"h2": 1, "h3": 4000}), None)
     assert not machine.got(actions.CancelRequests) and not machine.got(actions.RequestChunks)
@@ -123,7 +123,7 @@ def test_answers_by_the_table_before_are_taken_and_the_rest_goes_by_the_new_one(
     assert len(machine.got(actions.Store)[0].runs) == 5
 
 
-def test_host_that_leaves_both_tables_with_a_batch_may_still_answer_it(machine):
+def test_host_that_left_the_table_may_still_answer_its_batch(machine):
     numbers, attempts = ask_batch(machine)
     hosts = tuple(host for host in machine.table.hosts if host.host != "h2")
     machine.table_changed(type(machine.table)(2, hosts), None)
@@ -135,7 +135,7 @@ def test_host_that_leaves_both_tables_with_a_batch_may_still_answer_it(machine):
     assert asked | reads == set(numbers[4:]) and "h2" not in machine.asks()
 
 
-def test_peers_that_left_are_forgotten_when_they_owe_nothing(machine):
+def test_departed_peer_is_forgotten_once_it_owes_no_response(machine):
     _, attempts = ask_batch(machine)
     hosts = tuple(host for host in machine.table.hosts if host.host != "h2")
     machine.table_changed(type(machine.table)(2, hosts), None)
@@ -145,10 +145,10 @@ def test_peers_that_left_are_forgotten_when_they_owe_nothing(machine):
     assert machine.core.context.peers.get(H2) is None
 
 
-# Bounds
+# Limits
 
 
-def test_names_of_a_content_are_bounded_however_many_images_have_it(machine):
+def test_names_of_a_transfer_are_bounded(machine):
     number = machine.chunk_of("h2")
     for token, image_id in enumerate(IMAGES):
         machine.request_chunks([chunk(number, image_id)], P.GUEST, token)
@@ -157,7 +157,7 @@ def test_names_of_a_content_are_bounded_however_many_images_have_it(machine):
     assert made.names[-1][0].image_id == IMAGES[-1]
 
 
-def test_no_request_is_worked_on_for_longer_than_a_minute(machine):
+def test_peer_request_times_out_after_a_minute(machine):
     number = machine.chunk_of("h1")
     machine.ask_me("h2", machine.request(number, "h2", timeout_s=1e6))
     machine.wait(59.0)
@@ -166,8 +166,8 @@ def test_no_request_is_worked_on_for_longer_than_a_minute(machine):
     assert [answer.failure for answer in machine.answers()] == [F.UNREACHABLE]
 
 
-def test_who_asks_for_what_no_image_names_gets_one_word_though_he_can_prove_it(machine):
-    """Everybody knows the CID of nothing."""
+def test_request_with_the_proof_of_zeros_is_refused_as_missing(machine):
+    """The CID of zeros is public."""
     number = machine.chunk_of("h1")
     proof = peer_request.proof_of(ids.ZERO_CID, H2, ids.HostId("h1"))
     request = machine.request(number, "h2")._replace(offset=number * one_machine.CHUNK + 1)

@@ -30,7 +30,7 @@ def index_of(cids):
 
 
 @given(st.lists(st.sampled_from(FEW_CIDS), max_size=600))
-def test_parent_is_the_first_chunk_with_the_content_and_is_what_its_prefix_finds(cids):
+def test_parent_is_the_first_chunk_with_equal_content(cids):
     index = index_of(cids)
     for chunk_no, cid in enumerate(cids):
         if cid == ids.ZERO_CID:
@@ -60,8 +60,8 @@ def test_content_is_found_in_images_at_different_offsets():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_wrong_index_hides_chunks_and_never_takes_one_for_another(seed):
-    """Whoever writes the map cannot make a host give the bytes of one chunk for another."""
+def test_wrong_index_hides_chunks_but_never_confuses_them(seed):
+    """The author of a map cannot make a host serve the bytes of one chunk for another."""
     cids = [ids.cid_of(b"%d" % (n // 2)) for n in range(600)]
     raw = bytearray(map_of(cids))
     right = chunk_map.ChunkMap.parse(bytes(raw), "right")
@@ -77,6 +77,6 @@ def test_wrong_index_hides_chunks_and_never_takes_one_for_another(seed):
         assert found is None or cids[found] == cid
 
 
-def test_chunk_that_the_image_has_not_is_no_parent():
+def test_parent_of_a_chunk_beyond_the_image_raises_an_error():
     with pytest.raises(IndexError):
         index_of(FEW_CIDS).parent_of(6)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this host wants for itself: who is asked, in which order, and how it ends."""
+"""Reads of this host: selection of sources, hedges, retries and failures."""
 
 import gc
 
@@ -37,7 +37,7 @@ def give(machine, attempt, number):
     return machine.chunks_arrived(attempt.host, [(attempt.number, data_of(number))])
 
 
-def test_batch_is_asked_of_each_home_in_one_action_and_answered_once(machine):
+def test_batch_is_one_request_per_home_and_completes_once(machine):
     numbers = list(range(16))
     machine.request_chunks([chunk(n) for n in numbers], Priority.GUEST, "a guest")
     asked, attempts = (
@@ -62,8 +62,8 @@ def test_batch_is_asked_of_each_home_in_one_action_and_answered_once(machine):
     assert not len(machine.core) and not machine.core.pending
 
 
-def test_what_has_come_is_remembered_by_nothing_though_its_time_is_not_over(machine):
-    """Not by the deadlines either: at 1 GB/s there are 80,000 chunks in five seconds."""
+def test_completed_transfers_are_freed_before_their_deadline(machine):
+    """Timers must not hold them: at 1 GB/s, 80,000 chunks arrive in five seconds."""
     numbers = [n for n in range(64) if machine.home_of(n) != "h1"]
     machine.request_chunks([chunk(n) for n in numbers], Priority.GUEST, "a guest")
     assert alive(transfer.Attempt) == alive(transfer.Transfer) == len(numbers)
@@ -76,7 +76,7 @@ def test_what_has_come_is_remembered_by_nothing_though_its_time_is_not_over(mach
     assert alive(transfer.Attempt) == alive(transfer.Transfer) == 0
 
 
-def test_own_chunk_is_read_from_the_source_stored_as_home_and_told(machine):
+def test_home_reads_its_own_chunk_from_the_source_and_stores_it(machine):
     number = machine.chunk_of("h1")
     request(machine, number)
     (read,) = machine.got(actions.ReadSource)
@@ -96,7 +96,7 @@ def test_own_chunk_is_read_from_the_source_stored_as_home_and_told(machine):
         ("h2", Priority.PRE_SEED, True),
     ],
 )
-def test_where_homes_keep_others_store_what_is_to_be_here_only(home, priority, is_stored):
+def test_homes_keep_mode_stores_only_own_hydrated_or_pre_seeded_chunks(home, priority, is_stored):
     machine = one_machine.Machine(homes_keep=True)
     number = machine.chunk_of(home)
     machine.request_chunks([chunk(number)], priority, "a guest")
@@ -110,7 +110,7 @@ def test_where_homes_keep_others_store_what_is_to_be_here_only(home, priority, i
     assert done.chunks == [data_of(number)]
 
 
-def test_where_homes_keep_who_reads_for_others_keeps_it():
+def test_homes_keep_mode_stores_chunks_read_for_peers():
     machine = one_machine.Machine(homes_keep=True)
     number = machine.chunk_of("h2")  # by the table of h3 this host is its home
     machine.ask_me("h3", machine.request(number, "h3"))
@@ -120,14 +120,14 @@ def test_where_homes_keep_who_reads_for_others_keeps_it():
     assert store.runs[0].is_stored
 
 
-def test_what_lies_together_of_an_image_is_one_read(machine):
+def test_consecutive_chunks_are_one_source_read(machine):
     machine = one_machine.Machine(hosts=1)
     machine.request_chunks([chunk(n) for n in (3, 4, 5, 9)], Priority.GUEST, 1)
     refs = [read.refs for read in machine.got(actions.ReadSource)]
     assert refs == [[chunk(3), chunk(4), chunk(5)], [chunk(9)]]
 
 
-def test_same_chunk_twice_in_a_batch_and_by_many_is_fetched_once(machine):
+def test_concurrent_requests_for_a_chunk_are_deduplicated(machine):
     number = machine.chunk_of("h2")
     machine.request_chunks([chunk(number), chunk(number)], Priority.GUEST, "twice")
     attempt = machine.attempt()
@@ -139,7 +139,7 @@ def test_same_chunk_twice_in_a_batch_and_by_many_is_fetched_once(machine):
     assert machine.completes()[0].chunks == [data_of(number)] * 2
 
 
-def test_holder_goes_before_the_home_unless_it_has_more_to_answer(machine):
+def test_holder_is_preferred_to_the_home_unless_it_has_more_in_flight(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(3)]
     machine = one_machine.Machine(topology=topologies.all_hosts)
     machine.announcement_received(H3, announced(*map(chunk, numbers)), [], [])
@@ -160,7 +160,7 @@ def prefetching():
     return machine, number, machine.attempt()
 
 
-def test_what_was_merely_advertised_is_asked_of_holders_alone():
+def test_prefetch_of_an_advertised_chunk_asks_only_holders():
     machine, _, attempt = prefetching()
     assert attempt.host == "h3"
     machine.peer_refused(H3, [(attempt.number, Failure.MISSING)])
@@ -168,7 +168,7 @@ def test_what_was_merely_advertised_is_asked_of_holders_alone():
     assert done.failure is Failure.NO_HOLDER and not len(machine.core)
 
 
-def test_guest_who_joins_a_prefetch_makes_it_ask_everybody():
+def test_guest_read_that_joins_a_prefetch_falls_back_to_the_home():
     machine, number, attempt = prefetching()
     request(machine, number)
     machine.peer_refused(H3, [(attempt.number, Failure.MISSING)])
@@ -177,7 +177,7 @@ def test_guest_who_joins_a_prefetch_makes_it_ask_everybody():
     assert {done.token for done in machine.completes()} == {"prefetch", "a guest"}
 
 
-def test_who_acts_for_a_home_is_asked_then_the_source_then_who_may_have_it(machine):
+def test_chunk_is_requested_from_acting_homes_source_then_other_owners(machine):
     number = machine.chunk_of("h2")
     owners = [h for h in machine.table.owners_of(chunk(number).cid) if h != "h1"]
     first_two = machine.table.owners_of(chunk(number).cid)[:2]
@@ -198,11 +198,11 @@ def test_who_acts_for_a_home_is_asked_then_the_source_then_who_may_have_it(machi
         machine.peer_refused(attempt.host, [(attempt.number, Failure.MISSING)])
     assert asked[2:] == [(owners[2], Mode.HELD), (owners[3], Mode.HELD)]
     assert [told.token for told in machine.got(actions.ReportStall)] == ["a guest"]
-    machine.wait(0.2)  # it is tried again
+    machine.wait(0.2)  # it is retried
     assert machine.got(actions.RequestChunks) or machine.got(actions.ReadSource)
 
 
-def test_who_is_no_guest_is_told_why_and_nothing_goes_on(machine):
+def test_failed_readahead_completes_with_the_reason_and_is_not_retried(machine):
     machine = one_machine.Machine(hosts=1)
     request(machine, 1, "ahead", Priority.READAHEAD)
     machine.source_ended(machine.got(actions.ReadSource)[0].number, Failure.UNREACHABLE)
@@ -211,7 +211,7 @@ def test_who_is_no_guest_is_told_why_and_nothing_goes_on(machine):
     assert not len(machine.core)
 
 
-def test_deadline_ends_the_wait_with_the_reason(machine):
+def test_read_fails_at_its_deadline_with_the_reason(machine):
     machine = one_machine.Machine(hosts=1)
     machine.request_chunks([chunk(1)], Priority.GUEST, "a guest", deadline_s=5.0)
     while not machine.completes() and machine.now < 20:
@@ -224,7 +224,7 @@ def test_deadline_ends_the_wait_with_the_reason(machine):
     assert not len(machine.core)
 
 
-def test_cancelled_waiter_is_never_answered_and_what_was_under_way_is_stored(machine):
+def test_chunk_of_a_cancelled_read_is_stored_but_not_delivered(machine):
     number = machine.chunk_of("h2")
     request(machine, number)
     attempt = machine.attempt()
@@ -233,7 +233,7 @@ def test_cancelled_waiter_is_never_answered_and_what_was_under_way_is_stored(mac
     assert machine.got(actions.Store) and not machine.completes()
 
 
-def test_lost_connection_sends_all_its_chunks_elsewhere_and_is_one_failure(machine):
+def test_lost_connection_redirects_its_chunks_and_counts_one_failure(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(4)]
     machine.request_chunks([chunk(n) for n in numbers], Priority.GUEST, 1)
     machine.connection_lost(H2)
@@ -243,7 +243,7 @@ def test_lost_connection_sends_all_its_chunks_elsewhere_and_is_one_failure(machi
     assert sum(peer.failures for peer in machine.core.context.peers.list_peers()) == 1
 
 
-def test_liar_is_left_alone_at_once_and_the_chunk_comes_from_elsewhere(machine):
+def test_peer_that_sends_invalid_data_is_backed_off_at_once(machine):
     number = machine.chunk_of("h2")
     request(machine, number)
     attempt = machine.attempt()
@@ -252,7 +252,7 @@ def test_liar_is_left_alone_at_once_and_the_chunk_comes_from_elsewhere(machine):
     assert machine.asks().keys() | {"source"} != {"h2"}
 
 
-def test_answers_nobody_asked_for_doubled_or_from_another_host_change_nothing(machine):
+def test_unsolicited_or_duplicate_responses_are_ignored(machine):
     number = machine.chunk_of("h2")
     request(machine, number)
     attempt = machine.attempt()
@@ -264,7 +264,7 @@ def test_answers_nobody_asked_for_doubled_or_from_another_host_change_nothing(ma
     assert not give(machine, attempt, number)
 
 
-def test_referral_is_followed_once_and_ends_at_who_referred(machine):
+def test_referral_is_followed_once_then_the_referrer_is_asked_again(machine):
     number = machine.chunk_of("h2")
     request(machine, number)
     first = machine.attempt()
@@ -275,11 +275,11 @@ def test_referral_is_followed_once_and_ends_at_who_referred(machine):
     machine.peer_refused(ids.HostId("h4"), [(machine.attempt().number, Failure.MISSING)])
     assert machine.asks() == {"h2": [(number, Mode.HOME_ONLY)]}
     last = machine.attempt()
-    machine.peer_referred(H2, last.number, (H3,))  # it may not
+    machine.peer_referred(H2, last.number, (H3,))  # it must not refer twice
     assert machine.got(actions.ReportBackoff)[0].host == "h2"
 
 
-def test_late_attempt_is_raced_and_the_winner_ends_it(machine):
+def test_late_request_is_hedged_and_cancelled_when_the_hedge_wins(machine):
     number = machine.chunk_of("h2")
     request(machine, number)
     slow = machine.attempt()
@@ -295,7 +295,7 @@ def test_late_attempt_is_raced_and_the_winner_ends_it(machine):
     assert machine.got(actions.CancelRequests) == [actions.CancelRequests(H2, [slow.number])]
 
 
-def test_home_that_refers_late_has_nobody_asked_beside_the_place_that_was_raced(machine):
+def test_late_referral_is_followed_only_after_the_hedge_fails(machine):
     number = machine.chunk_of("h2")
     request(machine, number)
     asked = machine.attempt()
@@ -307,7 +307,7 @@ def test_home_that_refers_late_has_nobody_asked_beside_the_place_that_was_raced(
     assert machine.asks() == {named: [(number, Mode.HELD_ONLY)]}
 
 
-def test_silent_peer_loses_its_chunks_when_its_time_is_over(machine):
+def test_requests_to_a_silent_peer_time_out(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(3)]
     machine.request_chunks([chunk(n) for n in numbers], Priority.READAHEAD, 1)
     machine.wait(9.9)
@@ -317,7 +317,7 @@ def test_silent_peer_loses_its_chunks_when_its_time_is_over(machine):
     assert cancel.host == "h2" and len(cancel.numbers) == 3
 
 
-def test_peer_that_answers_something_has_more_time_but_not_for_ever(machine):
+def test_keepalives_extend_the_request_timeout_within_a_limit(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(30)]
     machine.request_chunks([chunk(n) for n in numbers], Priority.READAHEAD, 1)
     cancelled = 0
@@ -331,7 +331,7 @@ def test_peer_that_answers_something_has_more_time_but_not_for_ever(machine):
     assert cancelled == 30
 
 
-def test_bytes_asked_of_one_peer_are_bounded_and_guests_overtake(machine):
+def test_bytes_in_flight_per_peer_are_bounded_and_guests_go_first(machine):
     most = peer_state.MAX_IN_FLIGHT_BYTES // one_machine.CHUNK
     numbers = [machine.chunk_of("h2", skip) for skip in range(most + 10)]
     machine = one_machine.Machine(background_limit=10_000)
@@ -347,7 +347,7 @@ def test_bytes_asked_of_one_peer_are_bounded_and_guests_overtake(machine):
     assert machine.asks() == {"h2": [(numbers[-1], Mode.HOME)]}
 
 
-def test_lanes_bound_what_nobody_waits_for_and_the_cache_stops_them():
+def test_background_fetches_are_limited_and_stop_without_cache_room():
     machine = one_machine.Machine(hosts=2, background_limit=3)
     numbers = [machine.chunk_of("h2", skip) for skip in range(8)]
     machine.request_chunks([chunk(n) for n in numbers], Priority.HYDRATE, 1)
@@ -363,7 +363,7 @@ def test_lanes_bound_what_nobody_waits_for_and_the_cache_stops_them():
     assert machine.attempt().priority is Priority.GUEST
 
 
-def test_image_that_is_gone_does_not_take_the_same_content_of_another_one_along():
+def test_missing_image_does_not_fail_the_same_chunk_of_another_image():
     machine = one_machine.Machine(hosts=1)
     request(machine, 1, "gone")
     read = machine.got(actions.ReadSource)[0]
@@ -376,7 +376,7 @@ def test_image_that_is_gone_does_not_take_the_same_content_of_another_one_along(
 
 
 def refuse_all(machine, failure_of):
-    """Have no chunk at the source, and a failure of each peer; return all actions."""
+    """Answer MISSING for the source and a failure for each peer; return all actions."""
     todo = machine.last
     for action in todo:
         if isinstance(action, actions.ReadSource):
@@ -389,7 +389,7 @@ def refuse_all(machine, failure_of):
     return todo
 
 
-def test_chunk_is_lost_when_the_source_and_every_host_say_no_for_long_enough():
+def test_chunk_is_lost_once_source_and_all_hosts_deny_it_long_enough():
     machine = one_machine.Machine(hosts=4, lost_after_s=30.0)
     request(machine, machine.chunk_of("h1"))
     asked = set()
@@ -405,7 +405,7 @@ def test_chunk_is_lost_when_the_source_and_every_host_say_no_for_long_enough():
     assert machine.completes()[0].failure is Failure.LOST and not len(machine.core)
 
 
-def test_silent_host_leaves_hope_that_nothing_is_lost():
+def test_chunk_is_not_lost_while_one_host_has_not_denied_it():
     machine = one_machine.Machine(hosts=3)
     request(machine, machine.chunk_of("h1"))
     for _ in range(60):
@@ -415,7 +415,7 @@ def test_silent_host_leaves_hope_that_nothing_is_lost():
     assert len(machine.core) == 1
 
 
-def test_host_that_left_the_ring_is_no_place():
+def test_host_that_left_the_ring_is_not_asked():
     machine = one_machine.Machine(hosts=3)
     number = machine.chunk_of("h3")
     machine.table_changed(one_machine.table(2, epoch=2), None)
@@ -423,7 +423,7 @@ def test_host_that_left_the_ring_is_no_place():
     assert "h3" not in machine.asks()
 
 
-def test_new_home_is_told_that_it_is_one():
+def test_request_to_a_new_home_is_marked_as_such():
     machine = one_machine.Machine(hosts=8)
     former = machine.core.context.ring.table
     new = one_machine.table(8, epoch=2, weights={"h2": 80})
@@ -438,20 +438,20 @@ def test_new_home_is_told_that_it_is_one():
     assert machine.attempt().mode is Mode.NEW_HOME
 
 
-def test_what_was_merely_advertised_is_asked_of_all_when_it_is_wanted_for_another_reason():
+def test_hydration_that_joins_a_prefetch_falls_back_to_the_home():
     machine = one_machine.Machine(topology=topologies.all_hosts)
     numbers = [machine.chunk_of("h2", skip) for skip in range(6)]
     machine.announcement_received(H3, announced(*map(chunk, numbers)), [], [])
     machine.request_chunks([chunk(n) for n in numbers], Priority.ADVERTISED, "prefetch")
     attempts = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
-    assert len(attempts) == 4  # two wait in their lane
+    assert len(attempts) == 4  # two wait for the prefetch limit
     machine.request_chunks([chunk(n) for n in numbers], Priority.HYDRATE, "whole")
     for attempt in attempts:
         machine.peer_refused(H3, [(attempt.number, Failure.MISSING)])
         assert machine.asks()["h2"] and not machine.completes()
 
 
-def test_answered_batch_leaves_no_bytes_behind_in_its_deadline(machine):
+def test_completed_batch_holds_no_bytes_until_its_deadline(machine):
     number = machine.chunk_of("h2")
     machine.request_chunks([chunk(number)], Priority.GUEST, 1, deadline_s=1000.0)
     (waiter,) = machine.core.pending._waiters.values()
@@ -460,7 +460,7 @@ def test_answered_batch_leaves_no_bytes_behind_in_its_deadline(machine):
     assert (waiter.got, waiter.refs) == ([], [])
 
 
-def test_late_answer_of_a_peer_that_was_forgotten_meanwhile_is_not_taken_for_another_one(machine):
+def test_request_numbers_are_not_reused_after_a_peer_is_forgotten(machine):
     number = machine.chunk_of("h2")
     request(machine, number)
     former = machine.attempt().number
@@ -471,7 +471,7 @@ def test_late_answer_of_a_peer_that_was_forgotten_meanwhile_is_not_taken_for_ano
     assert machine.attempt().host == "h2" and machine.attempt().number != former
 
 
-def test_lane_goes_on_when_what_was_in_it_failed():
+def test_failed_background_fetch_frees_its_slot():
     machine = one_machine.Machine(hosts=1, background_limit=1)
     machine.request_chunks([chunk(1)], Priority.HYDRATE, 1)
     machine.request_chunks([chunk(3)], Priority.HYDRATE, 2)
@@ -480,7 +480,7 @@ def test_lane_goes_on_when_what_was_in_it_failed():
     assert [read.refs for read in machine.got(actions.ReadSource)] == [[chunk(3)]]
 
 
-def test_host_on_trial_is_raced_at_once_and_shows_how_it_is(machine):
+def test_suspect_host_is_hedged_at_once_and_cleared_by_its_response(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(4)]
     book = machine.core.context.peers
     for _ in range(2):
@@ -497,11 +497,13 @@ def test_host_on_trial_is_raced_at_once_and_shows_how_it_is(machine):
     assert machine.completes() and not machine.got(actions.CancelRequests)
     assert book.is_suspect(H2)
     machine.now += 0.01
-    give(machine, asked[0], numbers[0])  # the content is here, but it shows that the host is well
+    give(
+        machine, asked[0], numbers[0]
+    )  # the chunk is here already, but the response clears the host
     assert not machine.last and not book.is_suspect(H2)
 
 
-def test_trial_without_an_answer_in_the_usual_time_is_a_failure(machine):
+def test_suspect_host_that_responds_late_is_backed_off(machine):
     number = machine.chunk_of("h2")
     book = machine.core.context.peers
     for _ in range(2):
@@ -522,15 +524,15 @@ def test_trial_without_an_answer_in_the_usual_time_is_a_failure(machine):
     )
 
 
-def test_nobody_is_asked_for_what_came_in_the_same_event(machine):
+def test_queued_request_is_not_sent_if_its_chunk_arrived(machine):
     most = peer_state.MAX_IN_FLIGHT_BYTES // one_machine.CHUNK
     numbers = [machine.chunk_of("h2", skip) for skip in range(most + 1)]
     machine = one_machine.Machine(background_limit=10_000)
     machine.request_chunks(
         [chunk(n) for n in numbers], Priority.READAHEAD, 1
-    )  # the last one waits in a line
+    )  # the last one is queued
     both = [machine.request(n, "h3") for n in (numbers[0], numbers[-1])]
-    machine.peer_requested("a link", H3, both)  # by its table this host is their home
+    machine.peer_requested("a link", H3, both)  # by h3's table this host is their home
     first, second = machine.got(actions.ReadSource)
     machine.core.source_read_progressed(0.0, first.number, [(0, data_of(numbers[0]))])
     machine.source_read_progressed(second.number, [(0, data_of(numbers[-1]))])

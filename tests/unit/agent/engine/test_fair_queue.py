@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is next: urgent first, nobody starves, a turn for each."""
+"""Fair queue: urgent items first, no starvation, round robin among flows."""
 
 import collections
 
@@ -14,7 +14,7 @@ ITEMS = st.tuples(st.sampled_from(P), st.integers(0, 3))
 
 
 @given(st.lists(ITEMS, max_size=200))
-def test_each_gets_its_turn_once_in_the_order_of_its_owner(items):
+def test_each_item_is_taken_once_in_the_order_of_its_flow(items):
     line = fair_queue.FairQueue()
     for number, (urgency, who) in enumerate(items):
         line.put_item(urgency, who, (urgency, who, number))
@@ -26,7 +26,7 @@ def test_each_gets_its_turn_once_in_the_order_of_its_owner(items):
     assert line.take_next() is None and not len(line)
 
 
-def test_what_is_least_urgent_has_a_share_under_any_load():
+def test_each_lower_priority_gets_a_share_under_load():
     line = fair_queue.FairQueue()
     for urgency in P:
         for number in range(2000):
@@ -36,7 +36,7 @@ def test_what_is_least_urgent_has_a_share_under_any_load():
     assert {taken[urgency] for urgency in P if urgency} == {50}
 
 
-def test_who_wants_much_waits_behind_himself():
+def test_flows_of_one_priority_take_turns():
     line = fair_queue.FairQueue()
     for number in range(100):
         line.put_item(P.PEER, "greedy", number)
@@ -45,19 +45,19 @@ def test_who_wants_much_waits_behind_himself():
     assert [line.take_next() for _ in range(4)] == [0, "first", 1, "second"]
 
 
-def test_who_share_ones_turns_have_them_one_after_the_other():
+def test_subflows_share_the_turns_of_their_flow():
     line = fair_queue.FairQueue()
     for number in range(3):
         line.put_item(P.GUEST, "image", number, "greedy")
     line.put_item(P.GUEST, "other", 7)
     assert line.put_item(P.GUEST, "image", 8, "modest") == 1
-    assert not line.remove(P.GUEST, "image", 8) and len(line) == 5  # not of nobody's sharing
+    assert not line.remove(P.GUEST, "image", 8) and len(line) == 5  # it belongs to a subflow
     assert [line.take_next() for _ in range(6)] == [0, 7, 8, 1, 2, None]
     line.put_item(P.GUEST, "image", 9, "modest")
     assert line.remove(P.GUEST, "image", 9, "modest") and not len(line)
 
 
-def test_what_is_removed_has_no_turn_and_what_is_put_twice_has_one():
+def test_removed_items_are_skipped_and_duplicates_are_taken_once():
     line = fair_queue.FairQueue()
     assert [line.put_item(P.READAHEAD, "image", number) for number in (1, 2, 3, 2)] == [1, 2, 3, 3]
     assert line.remove(P.READAHEAD, "image", 1) and not line.remove(P.READAHEAD, "image", 1)
@@ -66,7 +66,7 @@ def test_what_is_removed_has_no_turn_and_what_is_put_twice_has_one():
     assert [line.take_by_priority(P.READAHEAD), line.take_next(), line.take_next()] == [2, 3, None]
 
 
-def test_only_the_urgent_and_nobody_who_is_left_out_have_a_turn():
+def test_take_next_honours_urgent_only_and_the_skipped_flow():
     line = fair_queue.FairQueue()
     line.put_item(P.GUEST, "full", 1)
     line.put_item(P.PEER, "h2", 2)

@@ -25,7 +25,7 @@ def by_place():
     return place_identity.ByPlace()
 
 
-def test_by_content_place_does_not_matter_and_by_place_content_does_not(by_place):
+def test_oid_by_content_ignores_the_place_and_by_place_the_content(by_place):
     content = identity.ByContent()
     assert (
         content.oid_of(OTHER, 0, CID)
@@ -39,14 +39,14 @@ def test_by_content_place_does_not_matter_and_by_place_content_does_not(by_place
     assert len(names) == 4 and 0 not in names
 
 
-def test_by_content_everything_in_the_cache_may_be_given():
+def test_by_content_any_cached_chunk_may_be_served():
     content = identity.ByContent()
     content.record_names([named(1)])
     assert content.may_serve(CID, ids.Oid(2))
     assert content.drop_names(CID) == (ids.oid_of(CID),)
 
 
-def test_by_place_a_chunk_may_be_given_under_the_names_that_it_came_under(by_place):
+def test_by_place_a_chunk_is_served_only_under_names_it_arrived_under(by_place):
     for name in (1, 2, 2):
         by_place.record_names([named(name)])
     assert by_place.may_serve(CID, ids.Oid(1)) and by_place.may_serve(CID, ids.Oid(2))
@@ -70,20 +70,20 @@ def test_chunks_of_an_image_are_found_by_their_names(named, parent):
 
 
 @given(st.uuids(), st.integers(0, (1 << 64) - 1))
-def test_by_place_a_name_leads_back_to_its_offset(image, offset):
+def test_by_place_an_oid_maps_back_to_its_offset(image, offset):
     image_id = ids.parse_image_id(str(image))
     oid = place_identity.ByPlace().oid_of(image_id, offset, CID)
     assert place_identity._Mixer(image_id).offset(oid) == offset
 
 
-def test_by_place_names_of_neighbours_spread_over_the_whole_range(by_place):
+def test_by_place_oids_of_adjacent_chunks_spread_over_the_ring(by_place):
     oids = sorted(by_place.oid_of(OTHER, n * one_host.CHUNK, CID) for n in range(4096))
     gaps = [after - before for before, after in itertools.pairwise(oids)]
     assert max(gaps) < 20 * (1 << 64) // 4096  # of random numbers: some 8 times the mean
     assert sum(oid >> 63 for oid in oids) == pytest.approx(2048, abs=160)
 
 
-def test_by_oid_the_place_says_who_is_asked_and_the_content_what_is_found(by_place):
+def test_by_oid_the_place_gives_the_oid_but_any_name_is_served(by_place):
     by_oid = place_identity.ByOid()
     assert by_oid.oid_of(OTHER, 65536, CID) == by_place.oid_of(OTHER, 65536, CID) != ids.oid_of(CID)
     by_oid.record_names([named(1)])
@@ -92,7 +92,7 @@ def test_by_oid_the_place_says_who_is_asked_and_the_content_what_is_found(by_pla
     assert not by_oid.was_cached_at_start(CID) and by_oid.may_serve(CID, ids.Oid(1))
 
 
-def test_chunk_of_very_many_places_has_the_names_that_it_came_under_last(by_place):
+def test_chunk_with_many_places_keeps_its_latest_names(by_place):
     for name in range(1, 10 * place_identity.MAX_NAMES):
         by_place.record_names([named(name)])
     names = by_place.names_of(CID)

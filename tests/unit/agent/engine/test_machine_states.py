@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever happens in whatever order: each waiter is answered once, each request at most once.
+"""Random event sequences: each read completes once, each peer request is answered at most once.
 
-The machine is a former, a present and a future home at once; peers and the source answer well,
-wrongly, twice, late, or never; tables change at any moment.
+The machine is a former, a present and a future home at once; peers and the source respond
+correctly, wrongly, twice, late or never; tables change at any moment.
 """
 
 from types import MappingProxyType
@@ -31,7 +31,7 @@ OWN = (P.GUEST, P.GUEST, P.READAHEAD, P.PRE_SEED, P.ADVERTISED, P.HYDRATE)
 
 
 class _Shell:
-    """What ``transfer_world.check_host`` looks at."""
+    """The attributes that ``transfer_world.check_host`` reads."""
 
     settings = MappingProxyType({"background_limit": 3, "timeout_s": 10.0})
 
@@ -44,7 +44,7 @@ class _Shell:
 
 
 class Machine(stateful.RuleBasedStateMachine):
-    """One host; the rules are what the world does to it."""
+    """One host; each rule is an event from outside."""
 
     @stateful.initialize(
         topology=st.sampled_from((None, topologies.all_hosts)), copies=st.integers(0, 2)
@@ -59,7 +59,7 @@ class Machine(stateful.RuleBasedStateMachine):
         self.next = 0
 
     def do(self, todo):  # noqa: C901 - one branch for each action
-        """Take note of what the machine wants, and check what must always hold."""
+        """Record the machine's actions, and check the invariants."""
         for action in todo:
             match action:
                 case actions.RequestChunks(host, attempts):
@@ -91,7 +91,7 @@ class Machine(stateful.RuleBasedStateMachine):
                         self.answered(connection, answer)
 
     def listened(self):
-        """What the source is still to tell, without that to which nobody listens any more."""
+        """Yield the chunks of each source read that the engine still expects."""
         reads = self.machine.core.context.source_reads._ranges
         for number, read in self.reads.items():
             left = reads[number].reads if number in reads else ()
@@ -160,7 +160,7 @@ class Machine(stateful.RuleBasedStateMachine):
 
     @stateful.rule()
     def is_mended(self):
-        """Nothing is half done, so nothing ends."""
+        """Recovery without a fault ends nothing."""
         assert not self.machine.core.recover_from_fault(self.machine.now, "no fault")
 
     @stateful.rule(seconds=st.sampled_from((0.001, 0.1, 0.3, 1.0, 6.0, 45.0)))
@@ -171,7 +171,7 @@ class Machine(stateful.RuleBasedStateMachine):
             self.do(self.machine.core.run_due_timers(self.machine.now))
         self.machine.now = end_s
 
-    # What was asked
+    # Responses to requests of this host
 
     def one_asked(self, data):
         found = data.draw(st.sampled_from(sorted(self.asked)))
@@ -240,7 +240,7 @@ class Machine(stateful.RuleBasedStateMachine):
         del self.reads[number]
         self.do(self.machine.source_ended(number, why))
 
-    # Peers
+    # Requests of peers
 
     @stateful.rule(
         host=st.sampled_from(PEERS),
@@ -296,7 +296,7 @@ class Machine(stateful.RuleBasedStateMachine):
             assert len(self.machine.core.pending) == len(self.waiting)
 
     def teardown(self):
-        """Everybody who waits for his bytes gets them when the world is well again."""
+        """All reads complete once peers and the source respond correctly."""
         if not hasattr(self, "machine"):
             return
         self.do(self.machine.room_changed(True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A content that several images name: none of them decides what the others get."""
+"""Chunks that several images contain: failures of one image do not affect the others."""
 
 import collections
 
@@ -20,11 +20,11 @@ KEY = ids.ScopeKey(bytes(32))
 
 
 def gives_mine(host, attempt):
-    """Refuse what is asked for in another image's name."""
+    """Answer MISSING to requests under another image's name."""
     return b"right" if attempt.first_ref.image_id == MINE else F.MISSING
 
 
-def test_peer_that_refuses_one_image_is_asked_for_the_next():
+def test_peer_that_refuses_one_image_is_asked_under_the_next_one():
     machine = one_machine.Machine()
     number = machine.chunk_of("h2")
     todo = machine.request_chunks([chunk(number, HERS)], P.GUEST, "her guest")
@@ -33,7 +33,7 @@ def test_peer_that_refuses_one_image_is_asked_for_the_next():
     assert done["my guest"].chunks == [b"right"]
 
 
-def test_name_goes_with_the_last_who_wanted_it():
+def test_image_name_is_dropped_with_its_last_reader():
     machine = one_machine.Machine()
     number = machine.chunk_of("h2")
     machine.request_chunks([chunk(number, HERS)], P.GUEST, "her guest")
@@ -43,7 +43,7 @@ def test_name_goes_with_the_last_who_wanted_it():
     assert [name[0].image_id for name in transfer.names] == [MINE]
 
 
-def test_another_home_is_asked_for_each_name_before_the_source():
+def test_other_home_is_asked_under_each_image_before_the_source():
     machine = one_machine.Machine()
     number = machine.move_home("h2", "h1", vnodes=300)
     machine.ask_me("h3", machine.request(number, "h3", image_id=HERS))
@@ -57,7 +57,7 @@ def test_another_home_is_asked_for_each_name_before_the_source():
     assert [answer.data for answer in machine.answers()] == [b"right"] * 2
 
 
-def test_one_images_keys_or_length_do_not_judge_what_another_one_wants():
+def test_chunks_with_other_keys_or_lengths_are_separate_transfers():
     machine = one_machine.Machine()
     number = machine.chunk_of("h2")
     plain = chunk(number)
@@ -69,8 +69,8 @@ def test_one_images_keys_or_length_do_not_judge_what_another_one_wants():
     assert len(machine.core) == 3
 
 
-def test_chunk_is_lost_for_those_of_an_image_that_was_denied_long_enough_only():
-    """The images of an attacker do not make another one's chunk count as lost."""
+def test_chunk_is_lost_only_for_the_image_that_was_denied_long_enough():
+    """An attacker's images do not make another image's chunk count as lost."""
     machine = one_machine.Machine(hosts=24, lost_after_s=900.0)
     tables = machine.core.context.ring
     numbers = (n for n in range(4000) if "h1" not in tables.owners_of(chunk(n).oid, 8))
@@ -96,7 +96,7 @@ def test_chunk_is_lost_for_those_of_an_image_that_was_denied_long_enough_only():
     assert HERS not in done or done[HERS].failure is None
 
 
-def test_lost_ends_the_waiters_of_its_image_only():
+def test_lost_chunk_fails_only_reads_of_its_image():
     machine = one_machine.Machine(hosts=2)
     number = machine.chunk_of("h1")
     machine.request_chunks([chunk(number, HERS)], P.GUEST, "hers")
@@ -112,7 +112,7 @@ def test_lost_ends_the_waiters_of_its_image_only():
     assert done["mine"].chunks == [b"right"]
 
 
-def test_batch_that_wants_a_lost_chunk_twice_has_one_answer():
+def test_batch_with_a_lost_chunk_twice_completes_once():
     machine = one_machine.Machine(hosts=2)
     number = machine.chunk_of("h1")
     for token in range(5):
@@ -127,12 +127,12 @@ def test_batch_that_wants_a_lost_chunk_twice_has_one_answer():
     assert not len(machine.core)
 
 
-def test_read_that_hangs_for_one_image_says_nothing_of_another_one():
+def test_hanging_read_of_one_image_does_not_affect_another():
     machine = one_machine.Machine(hosts=2)
     number = machine.chunk_of("h1")
     machine.request_chunks([chunk(number, HERS)], P.GUEST, "hers")
     (hanging,) = machine.got(actions.ReadSource)
-    machine.wait(6.0)  # it is late: who may have it is asked
+    machine.wait(6.0)  # the read is late; another owner is asked
     asked = machine.attempt()
     machine.chunks_arrived(asked.host, [(asked.number, data_of(number))])
     assert machine.completes() and machine.got(actions.CancelSourceRead)
@@ -147,7 +147,7 @@ def test_read_that_hangs_for_one_image_says_nothing_of_another_one():
     assert machine.completes()[0].chunks == [b"right"]
 
 
-def test_guest_does_not_wait_for_the_search_of_what_another_image_has_not_got():
+def test_guest_does_not_wait_for_the_broadcast_lookup_of_another_image():
     machine = one_machine.Machine(hosts=4, lost_after_s=900.0)
     numbers = [n for n in range(400) if machine.home_of(n) == "h1"]
     machine.request_chunks([chunk(n, HERS) for n in numbers], P.GUEST, "hers")
@@ -168,7 +168,7 @@ def test_guest_does_not_wait_for_the_search_of_what_another_image_has_not_got():
     assert done["mine"].chunks == [b"right"]
 
 
-def test_searches_have_turns_image_by_image():
+def test_broadcast_lookups_take_turns_among_images():
     machine = one_machine.Machine(hosts=40, lost_after_s=900.0)
     numbers = [n for n in range(9000) if machine.home_of(n) == "h1"]
     machine.request_chunks([chunk(n, HERS) for n in numbers[:80]], P.GUEST, "hers")

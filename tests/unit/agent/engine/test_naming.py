@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is named to others, and who has a copy too many."""
+"""Hosts that referrals name, and eviction hints to surplus holders."""
 
 import collections
 
@@ -20,11 +20,11 @@ Priority = priority.Priority
 H2, H3 = map(ids.HostId, ("h2", "h3"))
 
 
-# Who is named, who has a copy
+# Hosts in referrals
 
 
 def busy(machine, number):
-    """Let nothing leave this host any more; two hosts have got a chunk."""
+    """Serve a chunk to h7, take all upload slots away, and let h6 ask for the chunk."""
     machine.cache.add(chunk(number).cid)
     machine.ask_me("h7", machine.request(number, "h7", Mode.HOME_ONLY))
     machine.core.requests.uploads.slots.count = 0
@@ -32,7 +32,7 @@ def busy(machine, number):
 
 
 def named(machine, number, hosts):
-    """Return how often each host was named to others that ask for a chunk."""
+    """Return how often referrals name each host to requesters of a chunk."""
     count = collections.Counter()
     for n in hosts:
         machine.ask_me(f"h{n}", machine.request(number, f"h{n}", Mode.HOME))
@@ -47,7 +47,7 @@ def lie(machine, name):
     machine.peer_refused(ids.HostId(name), [(machine.attempt().number, Failure.INVALID)])
 
 
-def test_host_in_backoff_is_named_to_nobody_whatever_it_tells():
+def test_referrals_omit_hosts_in_backoff_despite_announcements():
     machine = one_machine.Machine(40, topology=topologies.all_hosts)
     number = machine.chunk_of("h1")
     busy(machine, number)
@@ -61,7 +61,7 @@ def test_host_in_backoff_is_named_to_nobody_whatever_it_tells():
     assert found and not found["h5"] and not found["h7"]
 
 
-def test_host_that_left_the_table_is_named_to_nobody():
+def test_referrals_omit_hosts_that_left_the_table():
     machine = one_machine.Machine(40, topology=topologies.all_hosts)
     smaller = one_machine.table(38, epoch=2)
     number = next(n for n in range(9999) if smaller.owners_of(chunk(n).cid, 1) == ("h1",))
@@ -76,7 +76,7 @@ def test_host_that_left_the_table_is_named_to_nobody():
     assert not {"h39", "h40"} & set(keys.list_hosts())
 
 
-def test_what_is_told_alone_makes_nobody_known_to_others():
+def test_referrals_omit_hosts_known_only_by_announcements():
     machine = one_machine.Machine(20, topology=topologies.all_hosts)
     number = machine.chunk_of("h1")
     machine.announcement_received(ids.HostId("h5"), announced(chunk(number)), [], [])
@@ -85,7 +85,7 @@ def test_what_is_told_alone_makes_nobody_known_to_others():
     assert found and not found["h5"]
 
 
-def test_home_of_another_group_is_no_copy_and_is_named_to_nobody():
+def test_homes_of_other_groups_count_as_no_copies_and_are_not_referred_to():
     hosts = tuple(
         hash_ring.RingHost(f"h{n}", f"10.0.0.{n}:7201", 40, f"site/p{n % 2}/h{n}")
         for n in range(1, 9)
@@ -107,13 +107,13 @@ def test_home_of_another_group_is_no_copy_and_is_named_to_nobody():
     assert set(machine.answers()[0].hosts) == {"h5", "h7"}
 
 
-def test_home_tells_the_holder_that_asked_first_to_let_go_where_too_many_have_it():
+def test_home_hints_eviction_to_the_oldest_holders_over_the_copy_limit():
     machine = one_machine.Machine(copies_limit=2)
     number = machine.chunk_of("h1")
     machine.cache.add(chunk(number).cid)
     for host in ("h2", "h3", "h4", "h5"):
         machine.ask_me(host, machine.request(number, host, Mode.HOME_ONLY))
-    machine.ask_me("h3", machine.request(number, "h3", Mode.HOME_ONLY))  # it has use for it again
+    machine.ask_me("h3", machine.request(number, "h3", Mode.HOME_ONLY))  # it needs the chunk again
     machine.wait(5.1)
     told = {tell.host: tell.evictable for tell in machine.got(actions.SendAnnouncement)}
     assert told == dict.fromkeys(("h2", "h4"), announced(chunk(number)))

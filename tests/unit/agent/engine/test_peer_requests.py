@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What peers ask this host for: who gets it, who waits for what, what one peer may bring about."""
+"""Requests of peers: authorization, waiting, cancellation, and limits of each peer."""
 
 import pytest
 
@@ -21,10 +21,10 @@ Priority = priority.Priority
 H2, H3 = map(ids.HostId, ("h2", "h3"))
 
 
-# Who may have what
+# Authorization
 
 
-def test_chunk_that_is_here_is_given_to_who_proves_to_know_it(machine):
+def test_cached_chunk_is_served_for_a_valid_proof(machine):
     machine.cache.add(chunk(1).cid)
     machine.ask_me("h2", machine.request(1, "h2"))
     (given,) = machine.answers()
@@ -41,23 +41,23 @@ def test_chunk_that_is_here_is_given_to_who_proves_to_know_it(machine):
     ],
 )
 @pytest.mark.parametrize("asked", Mode)
-def test_who_does_not_prove_it_gets_one_word_whatever_is_here(machine, change, asked):
+def test_request_without_a_valid_proof_is_refused_as_missing(machine, change, asked):
     machine.cache.update((chunk(1).cid, chunk(2).cid))
     request = machine.request(1, "h2", asked)._replace(**change)
     machine.ask_me("h2", request)
     (refused,) = machine.answers()
     assert refused.failure is Failure.MISSING and refused.why
     assert not len(machine.core) and machine.rights.refused == 1
-    assert len(machine.last) == 1  # nothing was read, asked or remembered
+    assert len(machine.last) == 1  # nothing was read, requested or recorded
 
 
-def test_proof_of_another_host_is_none(machine):
+def test_proof_of_another_host_is_refused(machine):
     machine.cache.add(chunk(1).cid)
     machine.ask_me("h3", machine.request(1, "h2"))
     assert machine.answers()[0].failure is Failure.MISSING
 
 
-def test_image_that_is_not_known_is_looked_up_before_anything_else(machine):
+def test_unknown_image_is_looked_up_before_its_request_is_answered(machine):
     machine.cache.add(chunk(1).cid)
     unknown = ids.ImageId("00000000-0000-4000-8000-000000000000")
     request = machine.request(1, "h2", image_id=unknown)
@@ -65,7 +65,7 @@ def test_image_that_is_not_known_is_looked_up_before_anything_else(machine):
     assert machine.last == [actions.LookUpContents("h2", H2, [request])]
 
 
-def test_by_place_a_chunk_is_given_under_the_name_by_which_it_came():
+def test_by_place_a_chunk_is_served_only_under_its_recorded_name():
     names = place_identity.ByPlace()
     machine = one_machine.Machine(names=names)
     machine.cache.add(chunk(1).cid)
@@ -77,7 +77,7 @@ def test_by_place_a_chunk_is_given_under_the_name_by_which_it_came():
     assert machine.answers()[0].ref.cid == chunk(1).cid
 
 
-def test_by_oid_a_chunk_is_given_under_the_name_of_another_image():
+def test_by_oid_a_chunk_is_served_under_the_name_of_another_image():
     machine = one_machine.Machine(names=place_identity.ByOid())
     machine.cache.add(chunk(1).cid)
     machine.ask_me("h2", machine.request(1, "h2", Mode.HELD, image_id=one_machine.OTHER))
@@ -88,9 +88,7 @@ def test_by_oid_a_chunk_is_given_under_the_name_of_another_image():
 @pytest.mark.parametrize("now", [True, False])
 @pytest.mark.parametrize("at_start", [True, False])
 @pytest.mark.parametrize("was_here", [True, False])
-def test_what_was_here_at_the_start_is_given_of_images_attached_then_and_now(
-    now, at_start, was_here
-):
+def test_chunk_cached_at_start_is_served_if_its_image_stays_attached(now, at_start, was_here):
     names, attached = place_identity.ByPlace(), {one_machine.IMAGE} if at_start else set()
     machine = one_machine.Machine(names=names, attached=attached)
     machine.cache.add(chunk(1).cid)
@@ -103,13 +101,13 @@ def test_what_was_here_at_the_start_is_given_of_images_attached_then_and_now(
     assert isinstance(machine.answers()[0], actions.SendChunk) == (now and at_start and was_here)
 
 
-# What must be looked up
+# Map lookups
 
 UNKNOWN = one_machine.UNKNOWN
 
 
 def look_up(machine, *numbers):
-    """Let a peer ask for chunks of an image that is not known here."""
+    """Have a peer request chunks of an unknown image."""
     machine.cache.update(chunk(n).cid for n in numbers)
     asked = [machine.request(n, "h2", Mode.HELD_ONLY, image_id=UNKNOWN) for n in numbers]
     machine.ask_me("h2", *asked)
@@ -118,7 +116,7 @@ def look_up(machine, *numbers):
     return asked
 
 
-def test_what_was_looked_up_is_answered_once_with_what_was_found(machine):
+def test_looked_up_requests_are_answered_once_with_the_result(machine):
     one, two, three, four = look_up(machine, 1, 2, 3, 4)
     content = ids.Content(chunk(1).cid)
     found = [(one, [content]), (two, [content]), (three, [ids.Content(ids.ZERO_CID)])]
@@ -132,7 +130,7 @@ def test_what_was_looked_up_is_answered_once_with_what_was_found(machine):
     assert not machine.last and not len(machine.core.requests)
 
 
-def test_look_up_that_ends_after_its_request_changes_nothing(machine):
+def test_lookup_that_ends_after_its_request_is_ignored(machine):
     found = [(request, [ids.Content(chunk(1).cid)]) for request in look_up(machine, 1)]
     machine.peer_cancelled("h2", [2])
     machine.contents_looked_up("h2", found)
@@ -143,7 +141,7 @@ def test_look_up_that_ends_after_its_request_changes_nothing(machine):
     assert not machine.last and not machine.core.requests._links
 
 
-def test_request_that_is_looked_up_has_its_time_and_is_counted():
+def test_request_in_lookup_counts_towards_limits_and_times_out():
     machine = one_machine.Machine(requests_of_peer=3)
     look_up(machine, 1, 2, 3)
     machine.ask_me("h2", machine.request(4, "h2", image_id=UNKNOWN))
@@ -154,10 +152,10 @@ def test_request_that_is_looked_up_has_its_time_and_is_counted():
     assert [answer.failure for answer in machine.answers()] == 3 * [Failure.UNREACHABLE]
 
 
-# What the cache cannot read
+# Read errors of the cache
 
 
-def test_what_the_cache_cannot_read_is_brought_though_it_was_answered(machine):
+def test_chunk_is_fetched_when_the_cache_fails_to_read_it(machine):
     number = machine.chunk_of("h1")
     machine.cache.add(chunk(number).cid)
     machine.ask_me("h2", machine.request(number, "h2", Mode.HOME, 5))
@@ -175,7 +173,7 @@ def test_what_the_cache_cannot_read_is_brought_though_it_was_answered(machine):
     assert not len(machine.core.requests) and not len(machine.core)
 
 
-def test_what_a_closed_connection_was_given_is_not_brought(machine):
+def test_cache_read_error_of_a_closed_connection_is_ignored(machine):
     number = machine.chunk_of("h1")
     machine.cache.add(chunk(number).cid)
     machine.ask_me("h2", machine.request(number, "h2", Mode.HOME, 5))
@@ -184,10 +182,10 @@ def test_what_a_closed_connection_was_given_is_not_brought(machine):
     assert not machine.last and not len(machine.core)
 
 
-# Who waits for what
+# Waiting requests
 
 
-def test_home_reads_the_source_once_for_all_and_refers_later_ones_while_it_is_busy(machine):
+def test_home_reads_the_source_once_and_refers_requesters_while_busy(machine):
     number = machine.chunk_of("h1")
     machine.ask_me("h2", machine.request(number, "h2"))
     (read,) = machine.got(actions.ReadSource)
@@ -203,7 +201,7 @@ def test_home_reads_the_source_once_for_all_and_refers_later_ones_while_it_is_bu
     assert len(machine.core.requests.uploads) == 1
 
 
-def test_relayed_question_reads_the_source_beside_a_relay_and_never_waits_for_it():
+def test_relayed_request_reads_the_source_instead_of_awaiting_a_relay():
     machine = one_machine.Machine()
     moved = machine.move_home("h2", "h1", vnodes=80)
     machine.ask_me("h3", machine.request(moved, "h3"))
@@ -215,17 +213,17 @@ def test_relayed_question_reads_the_source_beside_a_relay_and_never_waits_for_it
     assert len(machine.core) == 1
 
 
-def test_former_home_leaves_to_the_new_one_what_it_has_not_got():
+def test_former_home_refuses_to_relay_a_chunk_it_does_not_hold():
     machine = one_machine.Machine()
     moved = machine.move_home("h1", "h2", vnodes=80)
     machine.ask_me("h2", machine.request(moved, "h2", Mode.RELAYED))
     assert machine.answers()[0].failure is Failure.MISSING
 
 
-def test_who_was_referred_here_waits_for_what_is_on_its_way_but_not_for_long(machine):
+def test_referred_request_waits_briefly_for_a_chunk_in_flight(machine):
     number = machine.chunk_of("h3")
     machine.ask_me("h2", machine.request(number, "h2", Mode.HELD_ONLY))
-    assert machine.answers()[0].failure is Failure.MISSING  # it is not on its way
+    assert machine.answers()[0].failure is Failure.MISSING  # it is not in flight
     machine.request_chunks([chunk(number)], Priority.GUEST, 1)
     machine.ask_me("h2", machine.request(number, "h2", Mode.HELD_ONLY))
     assert not machine.last
@@ -233,14 +231,14 @@ def test_who_was_referred_here_waits_for_what_is_on_its_way_but_not_for_long(mac
     assert [answer.failure for answer in machine.answers()] == [Failure.MISSING]
 
 
-def test_who_is_waited_for_does_not_wait_here(machine):
+def test_peer_does_not_wait_for_a_chunk_requested_from_itself(machine):
     number = machine.chunk_of("h3")
     machine.request_chunks([chunk(number)], Priority.GUEST, 1)
     machine.ask_me("h3", machine.request(number, "h3", Mode.HELD))
     assert machine.answers()[0].failure is Failure.MISSING
 
 
-def test_chunk_that_comes_is_given_to_guests_and_peers_alike(machine):
+def test_arriving_chunk_is_delivered_to_guests_and_peers(machine):
     number = machine.chunk_of("h3")
     machine.request_chunks([chunk(number)], Priority.GUEST, 1)
     attempt = machine.attempt()
@@ -249,7 +247,7 @@ def test_chunk_that_comes_is_given_to_guests_and_peers_alike(machine):
     assert machine.completes() and machine.answers()[0].data == data_of(number)
 
 
-# What ends a request
+# Ends of requests
 
 
 def test_cancelled_request_is_not_answered_and_the_read_goes_on(machine):
@@ -263,7 +261,7 @@ def test_cancelled_request_is_not_answered_and_the_read_goes_on(machine):
     assert not len(machine.core.requests) and not len(machine.core)
 
 
-def test_connection_that_ends_takes_its_requests_along(machine):
+def test_closed_connection_ends_its_requests(machine):
     numbers = [machine.chunk_of("h1", skip) for skip in range(3)]
     machine.ask_me("h2", *(machine.request(n, "h2") for n in numbers))
     machine.peer_disconnected("h2")
@@ -274,7 +272,7 @@ def test_connection_that_ends_takes_its_requests_along(machine):
     assert not len(machine.core) and not receiver.begun
 
 
-def test_time_of_a_request_is_over_though_the_source_is_silent(machine):
+def test_peer_request_times_out_while_the_source_is_silent(machine):
     number = machine.chunk_of("h1")
     machine.ask_me("h2", machine.request(number, "h2", timeout_s=3.0))
     machine.wait(3.0 + peer_requests.CHECK_S)
@@ -282,14 +280,14 @@ def test_time_of_a_request_is_over_though_the_source_is_silent(machine):
     assert len(machine.core) == 1  # the read goes on
 
 
-def test_number_that_is_used_twice_ends_the_connection(machine):
+def test_reused_request_number_closes_the_connection(machine):
     numbers = [machine.chunk_of("h1", skip) for skip in range(2)]
     machine.ask_me("h2", machine.request(numbers[0], "h2", request_id=9))
     machine.ask_me("h2", machine.request(numbers[1], "h2", request_id=9))
     assert machine.got(actions.CloseConnection)[0].connection == "h2"
 
 
-def test_who_waits_hears_now_and_then_that_he_is_not_forgotten(machine):
+def test_waiting_peer_gets_keepalives(machine):
     number = machine.chunk_of("h1")
     machine.ask_me("h2", machine.request(number, "h2"))
     machine.ask_me("h3", machine.request(number, "h3"))
@@ -303,29 +301,29 @@ def test_who_waits_hears_now_and_then_that_he_is_not_forgotten(machine):
     assert not machine.last and not len(machine.core.context.timers)
 
 
-# What one peer may bring about
+# Limits of one peer
 
 
-def test_peer_makes_this_host_bring_so_much_and_no_more():
+def test_transfers_started_for_one_peer_are_bounded():
     machine = one_machine.Machine(transfers_of_peer=4)
     numbers = [machine.chunk_of("h1", skip) for skip in range(6)]
     machine.ask_me("h2", *(machine.request(n, "h2") for n in numbers))
     assert [answer.failure for answer in machine.answers()] == [Failure.BUSY] * 2
-    machine.peer_disconnected("h2")  # what goes on is the peer's still
+    machine.peer_disconnected("h2")  # its transfers still count
     machine.ask_me("h2", machine.request(numbers[5], "h2"))
     assert machine.answers()[0].failure is Failure.BUSY
     machine.ask_me("h3", machine.request(numbers[5], "h3"))
     assert not machine.answers()
 
 
-def test_requests_that_wait_for_one_peer_are_bounded():
+def test_waiting_requests_of_one_peer_are_bounded():
     machine = one_machine.Machine(requests_of_peer=5)
     number = machine.chunk_of("h1")
     machine.ask_me("h2", *(machine.request(number, "h2", request_id=n) for n in range(1, 8)))
     assert [answer.failure for answer in machine.answers()] == [Failure.BUSY] * 2
 
 
-def test_home_asks_the_former_home_then_that_of_the_outer_group_then_the_source():
+def test_home_asks_the_former_home_then_the_outer_home_then_the_source():
     pods = {"h1": "s/p1", "h2": "s/p1", "h3": "s/p2", "h4": "s/p2"}
 
     def table(epoch, vnodes):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peers are judged by their likes, by what they did themselves, and once for all of an event."""
+"""Health of peers: latency, backoff, probes and hedges."""
 
 import random
 
@@ -23,7 +23,7 @@ ROUNDS = 12
 
 
 class Fixed:
-    """Dice that always show the same; the middle means no jitter."""
+    """Random source with one fixed value; 0.5 means no jitter."""
 
     def __init__(self, shown=0.5):
         self.shown = shown
@@ -33,7 +33,7 @@ class Fixed:
 
 
 @pytest.mark.parametrize("at_once", [1, 16])
-def test_peer_that_is_many_times_slower_is_left_alone_however_its_answers_come(at_once):
+def test_much_slower_peer_is_backed_off(at_once):
     machine = one_machine.Machine(3)
     numbers = {h: [n for n in range(6000) if machine.home_of(n) == h] for h in (H2, H3)}
     alone = set()
@@ -49,7 +49,7 @@ def test_peer_that_is_many_times_slower_is_left_alone_however_its_answers_come(a
     assert alone == {H3}
 
 
-def test_what_comes_together_counts_by_the_oldest_question_in_whatever_order_it_comes():
+def test_latency_of_a_batch_counts_from_its_oldest_request():
     machine = one_machine.Machine(may_hedge=False)
     asked = []
     for number in [n for n in range(99) if machine.home_of(n) == "h2"][:3]:
@@ -60,7 +60,7 @@ def test_what_comes_together_counts_by_the_oldest_question_in_whatever_order_it_
     assert machine.core.context.peers._usual_s[peer_state.HOME] == {"h2": 3.0}
 
 
-def test_first_answers_say_nothing_of_what_is_usual_before_there_are_a_few():
+def test_late_threshold_stays_initial_until_enough_responses():
     book = peer_state.PeerStates(Fixed())
     for number in range(peer_state.MEDIAN_EVERY):
         assert book.late_after_s(peer_state.HOME) == peer_state.INITIAL_LATE_S
@@ -68,13 +68,13 @@ def test_first_answers_say_nothing_of_what_is_usual_before_there_are_a_few():
     assert book.late_after_s(peer_state.HOME) == pytest.approx(peer_state.LATE_FACTOR * 0.3)
 
 
-def test_what_waits_in_this_hosts_own_line_is_neither_late_nor_held_against_the_peer():
+def test_queued_requests_are_neither_hedged_nor_blamed_on_the_peer():
     machine = one_machine.Machine()
     numbers = [n for n in range(8000) if machine.home_of(n) == "h2"][:300]
     machine.request_chunks([chunk(n) for n in numbers], P.GUEST, "a guest")
     waiting = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
     assert len(waiting) * one_machine.CHUNK == peer_state.MAX_IN_FLIGHT_BYTES
-    while machine.now < 4.0:  # it gives five every tenth of a second
+    while machine.now < 4.0:  # the peer sends five chunks every 0.1 s
         given, waiting = waiting[:5], waiting[5:]
         machine.chunks_arrived(H2, [(a.number, b"") for a in given])
         todo = machine.last + machine.wait(0.1)
@@ -84,7 +84,7 @@ def test_what_waits_in_this_hosts_own_line_is_neither_late_nor_held_against_the_
         waiting += [attempt for ask in asks for attempt in ask.attempts]
 
 
-def test_who_is_left_alone_is_not_waited_for_by_what_was_not_sent():
+def test_backoff_releases_requests_queued_for_the_peer():
     machine = one_machine.Machine(background_limit=1000)
     numbers = [n for n in range(8000) if machine.home_of(n) == "h2"][:300]
     machine.request_chunks([chunk(n) for n in numbers], P.READAHEAD, "ahead", deadline_s=1e6)
@@ -97,25 +97,25 @@ def test_who_is_left_alone_is_not_waited_for_by_what_was_not_sent():
     )
 
 
-def test_backoff_doubles_and_one_trial_ends_it():
+def test_backoff_doubles_and_one_successful_probe_ends_it():
     book = peer_state.PeerStates(Fixed())
     assert [book.record_failure(H2, F.BUSY, 0.0), book.record_failure(H2, F.UNREACHABLE, 0.0)] == [
         0.0,
         0.5,
     ]
     assert not book.try_acquire(H2, 0.4) and book.is_in_backoff(H2, 0.4)
-    assert book.record_failure(H2, F.UNREACHABLE, 0.4) == 0.0  # it was asked before
+    assert book.record_failure(H2, F.UNREACHABLE, 0.4) == 0.0  # the request predates the backoff
     assert [book.try_acquire(H2, 0.6), book.try_acquire(H2, 0.7)] == [True, False]
     assert book.try_acquire(H2, 1.7)
     assert book.record_failure(H2, F.UNREACHABLE, 1.8) == 1.0
     assert book.record_failure(H2, F.INVALID, 1.9) == 0.0 and book.list_backoffs(1.9)[H2] == 240.0
     book.record_success(H2, 100.0)
-    assert book.is_in_backoff(H2, 100.0)  # an answer from before proves nothing
+    assert book.is_in_backoff(H2, 100.0)  # the response predates the backoff
     book.record_success(H2, 300.0)
     assert book.try_acquire(H2, 300.0) and not book.is_suspect(H2)
 
 
-def test_success_between_failures_begins_their_count_anew():
+def test_success_resets_the_failure_count():
     book = peer_state.PeerStates(Fixed())
     for now in range(10):
         assert book.record_failure(H2, F.UNREACHABLE, now) == 0.0
@@ -124,7 +124,7 @@ def test_success_between_failures_begins_their_count_anew():
 
 
 @pytest.mark.parametrize("why", [F.MISSING, F.WITHHELD])
-def test_honest_no_is_no_failure(why):
+def test_missing_or_withheld_response_is_no_failure(why):
     book = peer_state.PeerStates(Fixed())
     assert [book.record_failure(H2, F.UNREACHABLE, 0.0), book.record_failure(H2, why, 0.0)] == [
         0.0,
@@ -133,7 +133,7 @@ def test_honest_no_is_no_failure(why):
     assert book.record_failure(H2, F.UNREACHABLE, 0.0) == 0.0 and book.try_acquire(H2, 0.0)
 
 
-def test_lie_of_a_host_that_is_left_alone_already_makes_it_longer():
+def test_invalid_data_lengthens_an_existing_backoff():
     book = peer_state.PeerStates(Fixed())
     for _ in range(2):
         book.record_failure(H2, F.UNREACHABLE, 0.0)
@@ -151,7 +151,7 @@ def test_jitter_spreads_the_end_of_backoffs(shown, length_s):
     st.lists(st.tuples(st.sampled_from(("ask", "down", "lie", "ok")), st.floats(0.0, 400.0))),
     st.integers(0, 2**32),
 )
-def test_nobody_is_left_alone_for_longer_than_the_longest_backoff(steps, seed):
+def test_backoff_never_exceeds_its_maximum(steps, seed):
     book, now = peer_state.PeerStates(random.Random(seed)), 0.0
     for step, after_s in steps:
         now += after_s
@@ -165,7 +165,7 @@ def test_nobody_is_left_alone_for_longer_than_the_longest_backoff(steps, seed):
     assert book.try_acquire(H2, now + 600.0 * 1.25 + 1.0)
 
 
-def test_peer_that_left_is_remembered_while_it_is_left_alone():
+def test_departed_peer_is_remembered_until_its_backoff_ends():
     book = peer_state.PeerStates(Fixed())
     book.record_failure(H2, F.INVALID, 0.0)
     book.forget_others(lambda host: False, 1.0)
@@ -174,7 +174,7 @@ def test_peer_that_left_is_remembered_while_it_is_left_alone():
     assert not len(book) and book.try_acquire(H2, 61.0)
 
 
-def test_what_is_late_follows_the_median_of_its_kind_within_bounds():
+def test_late_threshold_follows_the_median_of_its_kind_within_bounds():
     book = peer_state.PeerStates(Fixed())
     assert book.late_after_s(peer_state.HOME) == book.late_after_s(peer_state.SOURCE) == 0.5
 
@@ -194,7 +194,7 @@ def test_what_is_late_follows_the_median_of_its_kind_within_bounds():
     assert book.late_after_s(peer_state.SOURCE) == 0.5
 
 
-def test_first_races_are_for_peers_and_for_a_source_that_has_shown_that_it_is_quick():
+def test_initial_hedges_go_only_to_peers_and_a_fast_source():
     book = peer_state.PeerStates(Fixed())
     assert not book.take_hedge(None)
     book.record_latency(peer_state.SOURCE, None, 0.2)
@@ -212,16 +212,16 @@ def test_first_races_are_for_peers_and_for_a_source_that_has_shown_that_it_is_qu
     assert book.hedges == peer_state.INITIAL_HEDGES
 
 
-def test_races_that_answers_allow_are_for_the_source_too_however_slow_it_is():
+def test_earned_hedges_may_go_to_a_slow_source():
     book = peer_state.PeerStates(Fixed())
     book.record_latency(peer_state.SOURCE, None, 3.0)
-    book.refill_hedges(99)  # 0.02 times that
+    book.refill_hedges(99)  # each response earns 0.02 hedges
     assert [book.take_hedge(None), book.take_hedge(None)] == [True, False]
     assert book.may_hedge
     assert not peer_state.PeerStates(Fixed(), may_hedge=False).take_hedge(H2)
 
 
-def test_busy_peer_is_at_fault_only_if_it_was_asked_to_bring_something():
+def test_busy_response_counts_as_a_failure_only_from_a_home():
     machine = one_machine.Machine(3)
     numbers = [n for n in range(4000) if machine.home_of(n) == "h3"][:11]
     numbers, others = numbers[:8], numbers[8:]

@@ -45,7 +45,7 @@ def test_empty_table_has_no_home_and_no_upstream():
     assert placement.owners(hash_ring.Ring(0, ()), "h1", OIDS[0], 4) == ()
 
 
-def test_every_host_finds_the_same_home_of_an_image_and_images_have_many():
+def test_image_home_is_stable_and_images_spread_over_all_hosts():
     names = [ids.ImageId(str(uuid.UUID(int=n))) for n in range(100)]
     found = [placement.image_home(table(threshold=1), image_id) for image_id in names]
     assert set(found) == set(PODS)
@@ -53,12 +53,12 @@ def test_every_host_finds_the_same_home_of_an_image_and_images_have_many():
     assert placement.image_home(hash_ring.Ring(0, ()), names[0]) is None
 
 
-def test_without_a_former_table_and_an_outer_group_a_home_asks_nobody():
+def test_home_has_no_upstream_without_former_table_or_outer_group():
     for of in (table(), table(threshold=1)):
         assert all(placement.upstreams(of, None, host, oid) == [] for host in PODS for oid in OIDS)
 
 
-def test_home_of_a_pod_asks_the_clouds_home_unless_it_is_that():
+def test_pod_home_asks_the_cloud_home_unless_it_is_the_same_host():
     of = table(threshold=1, outer=2)
     asked = 0
     for oid in OIDS:
@@ -68,10 +68,10 @@ def test_home_of_a_pod_asks_the_clouds_home_unless_it_is_that():
             expected = [] if home == cloud_home else [cloud_home]
             assert placement.upstreams(of, None, home, oid) == expected
             asked += len(expected)
-    assert asked == len(OIDS)  # of two pods one has the cloud's home
+    assert asked == len(OIDS)  # one of the two pods has the cloud's home
 
 
-def test_clouds_home_is_the_home_of_those_near_it_whatever_its_place_gives():
+def test_outer_home_is_the_home_of_its_own_group_for_any_share():
     of = table(threshold=1, outer=2, policies={"s/p1": location_policies.LocationPolicy(10)})
     givers = [placement.outer_home(of, "h3", oid) for oid in OIDS]
     for oid, giver in zip(OIDS, givers, strict=True):
@@ -81,7 +81,7 @@ def test_clouds_home_is_the_home_of_those_near_it_whatever_its_place_gives():
     assert 0.02 < sum(giver in ("h1", "h2") for giver in givers) / len(OIDS) < 0.2
 
 
-def test_golden_table_with_places_gives_the_homes_that_are_committed():
+def test_golden_table_with_locations_yields_the_committed_homes():
     data = pathlib.Path(__file__).parents[3] / "data" / "ring-v1-places.json"
     golden = json.loads(data.read_bytes())
     of = hash_ring.decode(json.dumps(golden["table"]).encode(), "golden")
@@ -92,7 +92,7 @@ def test_golden_table_with_places_gives_the_homes_that_are_committed():
         assert placement.outer_home(of, src, ids.oid_of(cid)) == case["outer_home"]
 
 
-def test_group_that_is_to_read_the_source_asks_no_wider_home():
+def test_group_with_outer_threshold_zero_has_no_outer_home():
     of = table(
         threshold=1, outer=2, policies={"s/p1": location_policies.LocationPolicy(outer_threshold=0)}
     )
@@ -102,7 +102,7 @@ def test_group_that_is_to_read_the_source_asks_no_wider_home():
         assert placement.outer_home(of, "h3", oid) is not None
 
 
-def test_former_home_that_lost_its_v_nodes_to_traffic_is_left_alone():
+def test_deprioritized_former_home_is_not_asked():
     before = table(1)
     after = table(2, vnodes={"h1": 5, "h2": 65, "h3": 65, "h4": 65})
     moved = [oid for oid in OIDS if placement.home(before, "h1", oid) == "h1"]
@@ -113,7 +113,7 @@ def test_former_home_that_lost_its_v_nodes_to_traffic_is_left_alone():
     assert any(placement.home(after, "h2", oid) != "h1" for oid in moved)
 
 
-def test_former_home_that_kept_its_v_nodes_is_asked_however_many_another_host_has_got():
+def test_former_home_that_kept_its_v_nodes_is_asked():
     before, after = table(1), table(2, vnodes={"h1": 900})
     moved = [
         oid for oid in OIDS if placement.home(before, "h1", oid) != placement.home(after, "h1", oid)
@@ -124,7 +124,7 @@ def test_former_home_that_kept_its_v_nodes_is_asked_however_many_another_host_ha
         assert placement.upstreams(after, before, "h1", oid) == [old]
 
 
-def test_former_home_that_was_drained_is_asked_as_ever():
+def test_drained_former_home_is_asked():
     before = table(1)
     hosts = tuple(
         hash_ring.named_host(
@@ -140,7 +140,7 @@ def test_former_home_that_was_drained_is_asked_as_ever():
     assert placement.upstreams(after, before, new, oid) == ["h1"]
 
 
-def test_new_home_asks_the_former_one_and_the_former_one_the_new_one():
+def test_new_and_former_home_ask_each_other():
     before, after = table(1), table(2, vnodes={"h1": 200})
     moved = [
         oid for oid in OIDS if placement.home(before, "h1", oid) != placement.home(after, "h1", oid)
@@ -155,7 +155,7 @@ def test_new_home_asks_the_former_one_and_the_former_one_the_new_one():
             assert placement.upstreams(after, before, bystander, oid) == []
 
 
-def test_new_home_without_the_new_table_asks_the_home_that_it_knows():
+def test_new_home_with_the_old_table_asks_the_home_of_that_table():
     before, after = table(1), table(2, vnodes={"h1": 200})
     oid = next(o for o in OIDS if placement.home(before, "h1", o) != placement.home(after, "h1", o))
     old, new = placement.home(before, "h1", oid), placement.home(after, "h1", oid)
@@ -166,7 +166,7 @@ def test_new_home_without_the_new_table_asks_the_home_that_it_knows():
     assert placement.upstreams(after, before, old, oid, requester=new) == [new]
 
 
-def test_former_home_leaves_a_chunk_to_the_new_one_where_it_has_the_new_table():
+def test_former_home_with_the_new_table_leaves_reads_to_the_new_home():
     before, after = table(1), table(2, vnodes={"h1": 200})
     for oid in OIDS:
         old, new = placement.home(before, "h1", oid), placement.home(after, "h1", oid)
@@ -179,7 +179,7 @@ def test_former_home_leaves_a_chunk_to_the_new_one_where_it_has_the_new_table():
         )
 
 
-def test_nobody_is_asked_for_what_he_is_asking_for():
+def test_requester_is_never_its_own_upstream():
     before, after = table(1), table(2, vnodes={"h1": 200})
     oid = next(o for o in OIDS if placement.home(before, "h1", o) != placement.home(after, "h1", o))
     old, new = placement.home(before, "h1", oid), placement.home(after, "h1", oid)
@@ -194,7 +194,7 @@ def test_former_home_that_left_the_ring_is_asked():
     assert placement.upstreams(after, before, new, oid) == ["h4"]
 
 
-def test_former_home_is_not_asked_where_the_new_table_puts_it_too_far():
+def test_former_home_outside_the_new_group_is_not_asked():
     before, after = table(1), table(2, threshold=1)
     for oid in OIDS:
         for host in ("h1", "h3"):
@@ -204,6 +204,6 @@ def test_former_home_is_not_asked_where_the_new_table_puts_it_too_far():
 
 
 @pytest.mark.parametrize("threshold", [None, 1])
-def test_same_table_twice_asks_nobody(threshold):
+def test_equal_former_table_adds_no_upstream(threshold):
     of = table(threshold=threshold)
     assert all(placement.upstreams(of, of, host, oid) == [] for host in PODS for oid in OIDS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is asked and who is not, who is believed, and when something is tried again."""
+"""Selection of holders, retries, losses, source preference and image homes."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def machine():
 # Holders
 
 
-def test_holder_that_owes_fewest_is_asked_first(machine):
+def test_holder_with_fewest_requests_in_flight_is_asked_first(machine):
     first, second = (machine.chunk_of("h2", skip) for skip in range(2))
     machine.announcement_received(H3, announced(chunk(first), chunk(second)), [], [])
     machine.announcement_received(H4, announced(chunk(second)), [], [])
@@ -41,7 +41,7 @@ def test_holder_that_owes_fewest_is_asked_first(machine):
     assert machine.asks() == {"h4": [(second, Mode.HELD)]}
 
 
-def test_host_that_is_spared_is_asked_as_no_holder():
+def test_deprioritized_host_is_not_asked_as_a_holder():
     table = one_machine.table(8, weights={"h3": 5})
     machine = one_machine.Machine(table=table, topology=topologies.all_hosts)
     assert table.is_deprioritized(H3)
@@ -51,8 +51,8 @@ def test_host_that_is_spared_is_asked_as_no_holder():
     assert machine.asks() == {"h2": [(number, Mode.HOME)]}
 
 
-def test_holder_of_another_group_is_not_asked_when_it_is_one_by_a_new_table(machine):
-    """Chunks cross the border of groups by their homes alone."""
+def test_holder_in_another_group_by_a_new_table_is_not_asked(machine):
+    """Only homes fetch chunks from other groups."""
     hosts = tuple(
         hash_ring.RingHost(h.host, h.address, h.vnodes, "p2" if h.host == "h3" else "p1")
         for h in machine.table.hosts
@@ -68,11 +68,11 @@ def test_holder_of_another_group_is_not_asked_when_it_is_one_by_a_new_table(mach
     assert machine.asks() == {"h2": [(number, Mode.HOME)]}
 
 
-# What is tried again, and what is lost
+# Retries and losses
 
 
-def test_host_that_has_left_the_table_leaves_hope_for_a_while():
-    """It may come back with the only copy."""
+def test_chunk_is_not_lost_soon_after_a_host_left_the_table():
+    """The host may come back with the only copy."""
     machine = one_machine.Machine(hosts=3, lost_after_s=30.0)
     machine.request_chunks([chunk(machine.chunk_of("h1"))], P.GUEST, "a guest")
 
@@ -87,10 +87,10 @@ def test_host_that_has_left_the_table_leaves_hope_for_a_while():
     assert done["a guest"].failure is F.LOST
 
 
-def test_what_comes_again_wakes_those_who_wait_longest_and_not_all():
+def test_recovered_source_wakes_only_some_of_the_paused_retries():
     machine = one_machine.Machine(1)
     machine.request_chunks([chunk(n) for n in range(20)], P.GUEST, "many")
-    machine.play(20.0, source=lambda _: F.UNREACHABLE)  # pauses are as long as they get
+    machine.play(20.0, source=lambda _: F.UNREACHABLE)  # retry delays reach their maximum
     paused = [t for t in machine.core.context.transfers.values() if t.retry is not None]
     assert len(paused) > retries.WOKEN + 1
     one = paused[-1].first_ref
@@ -104,7 +104,7 @@ def test_what_comes_again_wakes_those_who_wait_longest_and_not_all():
 # Joining
 
 
-def test_image_in_which_a_peer_waits_is_not_left_with_a_guest_of_another_one():
+def test_cancelled_guest_does_not_drop_the_image_a_peer_waits_for():
     machine = one_machine.Machine()
     number = machine.chunk_of("h1")
     machine.request_chunks([chunk(number)], P.GUEST, "stays")
@@ -115,7 +115,7 @@ def test_image_in_which_a_peer_waits_is_not_left_with_a_guest_of_another_one():
     assert {name[0].image_id for name in made.names} == {one_machine.IMAGE, OTHER}
 
 
-def test_read_that_a_guest_is_about_to_want_does_not_give_way_to_others():
+def test_abandoned_source_read_survives_if_readahead_joins_it():
     machine = one_machine.Machine(1)
     mine, theirs = range(0, 14, 2), range(1000, 1028, 2)
     machine.request_chunks([chunk(n) for n in mine], P.GUEST, "leaves")
@@ -141,7 +141,7 @@ def usual(peers_s, source_s, count=source_preference.MIN_ANSWERS, now=1.0):
     return preference
 
 
-def test_source_goes_first_only_by_enough_answers_of_late():
+def test_source_goes_first_only_after_enough_recent_responses():
     assert usual(0.3, 0.01).choose_source_first(1.0)
     assert not usual(0.3, 0.01, source_preference.MIN_ANSWERS - 1).choose_source_first(1.0)
     assert not usual(0.3, 0.01).choose_source_first(1.0 + source_preference.RECENT_S + 1)
@@ -160,13 +160,13 @@ def test_peers_go_first_again_when_they_are_nearly_as_fast():
     assert not preference.choose_source_first(1.0) and not preference.is_source_first
 
 
-def test_one_slow_answer_changes_nothing():
+def test_one_slow_response_does_not_change_the_preference():
     preference = usual(0.01, 0.01)
     preference.record_peer_wait(100.0, 1.0)
     assert not preference.choose_source_first(1.0)
 
 
-def test_source_of_which_nothing_is_known_is_probed_where_peers_are_slow():
+def test_unknown_source_is_probed_while_peers_are_slow():
     for peers_s, probes in ((0.3, 2), (0.05, 0)):
         preference = source_preference.SourcePreference()
         for _ in range(source_preference.MIN_ANSWERS):
@@ -177,7 +177,7 @@ def test_source_of_which_nothing_is_known_is_probed_where_peers_are_slow():
         assert decided.count(True) == probes
 
 
-def test_what_is_due_at_one_moment_comes_in_the_order_in_which_it_was_put():
+def test_timers_due_at_the_same_time_fire_in_insertion_order():
     heap = timers.Timers()
     for what in range(5):
         heap.set_timer(1.0, timers.Due.RETRY, what)
@@ -188,7 +188,7 @@ def test_what_is_due_at_one_moment_comes_in_the_order_in_which_it_was_put():
 
 
 def whole_machine(given=placement.SourceAccess.WHOLE):
-    """Return a machine whose source gives nothing of IMAGE alone, and the image's home."""
+    """Return a machine whose source yields IMAGE only as a whole, and the image's home."""
     table = one_machine.table(8)
     home = placement.image_home(table, one_machine.IMAGE)
     here = next(host.host for host in table.hosts if host.host != home)
@@ -202,7 +202,7 @@ def whole_machine(given=placement.SourceAccess.WHOLE):
     return machine, home
 
 
-def test_image_home_is_asked_before_the_source_for_what_comes_whole_alone():
+def test_image_home_is_asked_before_a_source_without_range_reads():
     machine, home = whole_machine()
     number = machine.chunk_of(machine.here)
     machine.request_chunks([chunk(number)], P.GUEST, "a guest")
@@ -214,7 +214,7 @@ def test_image_home_is_asked_before_the_source_for_what_comes_whole_alone():
     assert machine.asks() == {}
 
 
-def test_image_home_that_has_not_come_to_it_is_left_alone_by_nobody_and_asked_again():
+def test_image_home_that_withholds_is_asked_again_without_backoff():
     machine, home = whole_machine()
     number = machine.chunk_of(machine.here)
     machine.request_chunks([chunk(number)], P.GUEST, "a guest")
@@ -240,7 +240,7 @@ def test_image_home_itself_reads_the_source():
     assert len(machine.got(actions.ReadSource)) == 1
 
 
-def test_host_that_has_taken_an_image_asks_nobody_for_it():
+def test_host_with_a_full_download_asks_no_peer():
     machine, _ = whole_machine(placement.SourceAccess.WHOLE_HERE)
     machine.request_chunks([chunk(machine.chunk_of(machine.here))], P.GUEST, "a guest")
     assert len(machine.got(actions.ReadSource)) == 1

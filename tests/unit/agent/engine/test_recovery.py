@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the core itself: at each of its calls in turn one raises, and nothing is left of it."""
+"""Faults of the engine: an exception at any of its calls leaves no state behind."""
 
 import contextlib
 import inspect
@@ -28,7 +28,7 @@ P = priority.Priority
 PEERS = [ids.HostId(f"h{n}") for n in range(2, 7)]
 NO_FUNCTION = inspect.CO_GENERATOR | inspect.CO_NESTED
 STRIDE = 37
-"""One of so many calls is tried, of those of all kinds; with 1 it is each of them."""
+"""A fault is injected at every so many calls; with 1 at each call."""
 
 
 class InjectedError(Exception):
@@ -37,7 +37,7 @@ class InjectedError(Exception):
 
 @contextlib.contextmanager
 def raising_at(number):
-    """Let the call of that number of a function of the core raise; gives how many there were."""
+    """Raise at the engine's function call of that number; yield the count of calls."""
     calls = [0]
 
     def look(frame, kind, _):
@@ -57,7 +57,7 @@ def raising_at(number):
 
 
 class Scene:
-    """A host whose peers, guests and source do all sorts of things; it survives one fault.
+    """A host under scripted events of guests, peers and the source, with one fault at most.
 
     :param at: the number of the call that raises; 0: none does
     """
@@ -72,7 +72,7 @@ class Scene:
         self.waiting, self.answered = set(), []
 
     def feed(self, event, *what):
-        """Let the core know, as the shell does: what it raises is mended."""
+        """Pass an event to the engine as the shell does, and recover from what it raises."""
         core, now = self.machine.core, self.machine.now
         try:
             with raising_at(self.at - self.calls) as calls:
@@ -111,7 +111,7 @@ class Scene:
                 for answer in answers:
                     self.requests.pop((connection, answer.number), None)
 
-    # What everybody does
+    # Events
 
     def request(self, token, numbers, urgency=P.GUEST, within_s=60.0):
         self.waiting.add(token)
@@ -135,9 +135,9 @@ class Scene:
             self.feed("peer_disconnected", host)
 
     def peers_answer(self, odd=None):
-        """Let all give what they are asked for.
+        """Let all peers send the requested chunks.
 
-        :param odd: instead, for every third
+        :param odd: the response to every third request instead
         """
         for at, ((host, number), attempt) in enumerate(list(self.asked.items())):
             if self.asked.pop((host, number), None) is None:
@@ -166,7 +166,7 @@ class Scene:
         self.machine.now = end_s
 
     def drain(self):
-        """Let everybody have what he waits for, as far as it goes."""
+        """Answer all outstanding requests and reads, as far as possible."""
         self.feed("room_changed", True)
         for _ in range(60):
             self.peers_answer()
@@ -174,10 +174,10 @@ class Scene:
             self.feed("answers_delivered", PEERS)
             self.wait(0.5)
 
-    # What is left
+    # Remaining state
 
     def left(self):
-        """Return what the core still has of it all; empty if it has nothing."""
+        """Return the state that remains in the engine; empty if there is none."""
         core = self.machine.core
         context, waiters, requests = core.context, core.pending, core.requests
         uplink, lanes = requests.uploads, waiters.prefetch_limits
@@ -211,14 +211,14 @@ class Scene:
 
 
 def leave(scene):
-    """Let all connections end, so that nothing may be left of who asked."""
+    """Close all connections, so that no requester remains."""
     for host in PEERS:
         scene.leaves(host)
     scene.feed("connection_lost", PEERS[0])
 
 
 def guests(scene):
-    """Guests and what is fetched ahead for them, of peers that refer, refuse, lie and are late."""
+    """Guest reads and readahead from peers that refer, refuse, send invalid data or are late."""
     scene.feed("announcement_received", PEERS[0], [chunk(n).oid for n in range(0, 40, 5)], [], [])
     scene.request("first", range(6))
     scene.request("twice", [2, 3])
@@ -242,7 +242,7 @@ def guests(scene):
 
 
 def nobody_has_it(scene):
-    """What the source has not got, and what it does not give for a while."""
+    """Chunks that the source lacks, and chunks that it cannot deliver for a while."""
     scene.request("gone", range(4), within_s=20.0)
     for _ in range(6):
         for host, number in list(scene.asked):
@@ -258,7 +258,7 @@ def nobody_has_it(scene):
 
 
 def peers(scene):
-    """Peers who ask for what is here, on its way and nowhere, hurry, and leave."""
+    """Peers that request cached, pending and absent chunks, raise priorities and disconnect."""
     scene.request("first", range(4))
     scene.source_answers()
     scene.peers_answer()
@@ -283,10 +283,10 @@ def peers(scene):
 
 
 def in_step(scene):
-    """What hosts do that learn a ring."""
+    """Events of hosts that learn a ring."""
     held = Mode.HELD_ONLY
     for host in PEERS:
-        lockstep.distance(scene.machine.here, host)  # is remembered: it is no call the second time
+        lockstep.distance(scene.machine.here, host)  # cached: later calls do not count
     scene.machine.cache.update(chunk(n).cid for n in range(4))
     scene.ask_me(PEERS[0], 0, 1, 2, mode=held)
     scene.wait(0.1)
@@ -316,7 +316,7 @@ def play(story, at, is_always_mended=False):
 
 
 @pytest.mark.parametrize("story", [guests, nobody_has_it, peers, in_step])
-def test_fault_at_any_call_of_the_core_leaves_nothing_half_done(story):
+def test_fault_at_any_call_leaves_no_state_behind(story):
     whole = play(story, 0)
     assert not whole.left() and not whole.failed
     for at in range(1, whole.calls, STRIDE):
@@ -327,7 +327,7 @@ def test_fault_at_any_call_of_the_core_leaves_nothing_half_done(story):
 
 
 @pytest.mark.parametrize("story", [guests, nobody_has_it, peers, in_step])
-def test_nothing_ends_where_nothing_is_half_done(story):
+def test_recovery_without_a_fault_ends_no_request(story):
     scene = play(story, 0, is_always_mended=True)
     assert not scene.left()
     assert sorted(scene.answered) == sorted(play(story, 0).answered)

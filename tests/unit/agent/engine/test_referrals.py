@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom to send a requester to: a tree for each content, bounded, and cheap."""
+"""Referrals: a bounded tree of hosts for each chunk."""
 
 import collections
 
@@ -38,7 +38,7 @@ def make(**more):
 
 
 def tree_of(known, hosts, direct=2):
-    """Let hosts ask in this order, the first ones served directly; return who was sent to whom."""
+    """Let hosts ask in this order, the first served directly; return the referral of each other."""
     parents = {}
     for number, requester in enumerate(hosts):
         told = () if number < direct else known.referrals_for(REF, requester, PEER)
@@ -53,7 +53,7 @@ def depth(parents, requester):
     return 1 + depth(parents, parents[requester]) if requester in parents else 0
 
 
-def test_first_requester_is_sent_to_nobody_and_neither_is_one_that_comes_again():
+def test_first_and_repeated_requesters_get_no_referral():
     known = make()
     assert known.referrals_for(REF, host(1), PEER) == ()
     tree_of(known, [host(n) for n in range(4)])
@@ -61,7 +61,7 @@ def test_first_requester_is_sent_to_nobody_and_neither_is_one_that_comes_again()
 
 
 @given(st.permutations([host(n) for n in range(20)]))
-def test_nobody_is_sent_to_a_host_that_came_later(hosts):
+def test_referral_names_only_earlier_requesters(hosts):
     parents = tree_of(make(), hosts)
     assert set(parents) == set(hosts[2:])
     assert all(
@@ -69,14 +69,14 @@ def test_nobody_is_sent_to_a_host_that_came_later(hosts):
     )
 
 
-def test_tree_of_a_thousand_is_no_deeper_than_it_must_be():
+def test_tree_of_a_thousand_hosts_has_bounded_fan_out_and_depth():
     hosts = [host(n) for n in range(1000)]
     parents = tree_of(make(), hosts)
     assert max(collections.Counter(parents.values()).values()) <= referrals.FAN_OUT
     assert max(depth(parents, requester) for requester in hosts) <= 12
 
 
-def test_work_is_shared_whoever_comes_first():
+def test_referrals_spread_load_over_hosts():
     known = make()
     sent = collections.Counter()
     for oid in range(200):
@@ -89,14 +89,14 @@ def test_work_is_shared_whoever_comes_first():
     assert max(sent.values()) < 2.5 * sum(sent.values()) / 16
 
 
-def test_nobody_is_sent_to_one_who_asked_with_less_urgency():
+def test_referral_never_names_a_host_with_a_lower_priority():
     known = make()
     known.record_served([REF], host(1), PREFETCH)
     assert known.referrals_for(REF, host(2), PEER) == ()
     assert known.referrals_for(REF, host(3), PREFETCH) == (host(1),)
 
 
-def test_nobody_is_sent_to_a_host_that_is_forgotten_until_it_asks_again():
+def test_referral_omits_a_forgotten_host_until_it_asks_again():
     known = make()
     known.record_served([REF], host(1), PEER)
     known._keys.forget_host(host(1))
@@ -106,8 +106,8 @@ def test_nobody_is_sent_to_a_host_that_is_forgotten_until_it_asks_again():
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=400))
-def test_what_is_packed_says_what_a_plain_tree_says(asks):
-    """Whoever has room and came first, by number, is found among other bytes that look like it."""
+def test_packed_tree_agrees_with_a_reference_model(asks):
+    """Other bytes that look alike do not confuse the search in the packed table."""
     known, order, below = make(), [], {}
     for n in range(301):
         known._keys.key_of(host(n))
@@ -131,7 +131,7 @@ def test_what_is_packed_says_what_a_plain_tree_says(asks):
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=300), st.integers(1, 5))
-def test_copies_over_the_limit_are_told_once_the_one_that_asked_longest_ago_first(asks, limit):
+def test_surplus_copies_are_reported_once_least_recent_requester_first(asks, limit):
     known, last, told = make(), {}, set()
     for at, n in enumerate(asks):
         known.record_served([REF], host(n), PEER)
@@ -157,7 +157,7 @@ def segment(name=7, length=LENGTH):
     ]
 
 
-def test_nobody_is_sent_to_a_host_for_a_chunk_that_it_was_not_given():
+def test_referral_names_only_hosts_that_got_that_chunk():
     known, some = make(), segment()
     known.record_served(some[:2], host(1), PEER)
     told = [known.referrals_for(ref, host(2), PEER) for ref in some]
@@ -165,14 +165,14 @@ def test_nobody_is_sent_to_a_host_for_a_chunk_that_it_was_not_given():
     assert [known.referrals_for(ref, host(2), PEER) for ref in some] == [()] * LENGTH
 
 
-def test_it_is_said_which_chunks_were_given_before():
+def test_record_served_returns_chunks_served_before():
     known, some = make(), segment()
     assert known.record_served(some[:2], host(1), PEER) == []
     assert known.record_served(some[1:], host(2), PEER) == [some[1].oid]
     assert known.record_served(some, host(3), PEER) == [ref.oid for ref in some]
 
 
-def test_each_chunk_of_a_host_is_as_urgent_as_it_was_when_it_was_asked_for_first():
+def test_chunk_of_a_host_keeps_the_priority_of_its_first_request():
     known, some = make(), segment()
     for ref, asked in zip(some, (PEER, READAHEAD, PREFETCH), strict=False):
         known.record_served([ref], host(1), asked)
@@ -211,7 +211,7 @@ def test_each_chunk_has_a_tree_of_the_hosts_that_have_it(asks):
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 15)), min_size=1, max_size=100),
     st.integers(1, 3),
 )
-def test_copies_of_a_chunk_over_the_limit_are_told_once_whatever_else_hosts_have(asks, limit):
+def test_surplus_copies_are_reported_once_for_each_chunk(asks, limit):
     known, some = make(), segment()
     order, copies = [], collections.defaultdict(set)
     for n, bits in asks:
@@ -227,7 +227,7 @@ def test_copies_of_a_chunk_over_the_limit_are_told_once_whatever_else_hosts_have
             copies[ref.bit].discard(surplus)
 
 
-def test_new_length_forgets_who_was_given_what():
+def test_new_segment_length_clears_the_referrals():
     hosts = one_machine.table(8).hosts
     machine = one_machine.Machine(table=hash_ring.Ring(1, hosts, segment_chunks=LENGTH))
     known = machine.core.requests.copies.referrals
@@ -238,13 +238,13 @@ def test_new_length_forgets_who_was_given_what():
     assert not len(known)
 
 
-def test_tables_are_bounded_and_keep_what_was_used():
+def test_referral_tables_are_bounded_and_keep_used_entries():
     known = make(limit_bytes=100_000)
     for oid in range(20_000):
         known.record_served([numbered(oid)], host(oid % 50), PEER)
         known.record_served([numbered(0)], host(0), PEER)
     assert len(known) <= 100_000 // referrals.OVERHEAD_BYTES
-    for number in range(100 * 300):  # a hundred hosts of each take more than one does
+    for number in range(100 * 300):  # entries with a hundred hosts take more memory
         known.record_served([numbered(number // 100)], host(number % 100), PEER)
     assert len(known) <= 100_000 // (referrals.OVERHEAD_BYTES + 400)
     known.record_served([numbered(0)], host(0), PEER)
@@ -255,7 +255,7 @@ def test_tables_are_bounded_and_keep_what_was_used():
     assert len(known._known.get(REF.ring_position)) == 4 + referrals.HOSTS * 15
 
 
-def test_keys_go_to_others_when_all_had_their_turn():
+def test_interned_host_keys_are_bounded_and_reused():
     keys = host_interning.HostInterning()
     for n in range(3 * host_interning.HOSTS):
         key = keys.key_of(host(n))
@@ -264,7 +264,7 @@ def test_keys_go_to_others_when_all_had_their_turn():
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=400), st.integers(2, 20))
-def test_generations_keep_the_last_half_of_what_was_used_and_never_more_than_all(uses, limit):
+def test_generational_cache_keeps_the_most_recent_half_of_its_limit(uses, limit):
     table = generational_cache.GenerationalCache(limit)
     recent = collections.OrderedDict()
     for key, is_put in uses:

@@ -15,8 +15,8 @@ NO = strategies.tuples(
 
 
 @given(strategies.lists(NO, max_size=60), strategies.integers(1, 12))
-def test_nobody_is_taken_for_one_that_denied_who_did_not(said, limit):
-    """Whatever is forgotten, a chunk is nowhere only if all hosts have denied it of late."""
+def test_only_hosts_that_denied_recently_are_skipped(said, limit):
+    """Denials may be forgotten, but a chunk counts as absent only if all hosts denied it lately."""
     known, truth, now_s = negative_cache.HostDenials(limit), {}, 0.0
     for cid, host, after_s in said:
         now_s += after_s
@@ -29,7 +29,7 @@ def test_nobody_is_taken_for_one_that_denied_who_did_not(said, limit):
             assert now_s - truth[cid, host] < negative_cache.REMEMBER_S
 
 
-def test_what_was_denied_last_is_remembered_longest():
+def test_oldest_denials_are_forgotten_first():
     known = negative_cache.HostDenials(limit=4)
     for cid in CIDS[:3]:
         for host in HOSTS[:2]:

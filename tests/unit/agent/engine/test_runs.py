@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfers of several chunks: they go together, and split where their fates part."""
+"""Transfers of several chunks, and how they split when their responses differ."""
 
 import random
 
@@ -25,7 +25,7 @@ SEGMENT = 64
 
 
 class Segments(identity.ByContent):
-    """Chunks of one segment have one name, so one home and the same other owners."""
+    """Chunks of one segment share an OID, so they share a home and the other owners."""
 
     def oid_of(self, image_id, offset, cid):
         """Return the name of the segment."""
@@ -62,7 +62,7 @@ def chunks_of(machine, home, count):
 
 
 def ask_run(machine, count=8, urgency=P.GUEST, home="h2", token="run"):
-    """Have chunks of one home asked for; return their numbers and the attempt."""
+    """Request chunks of one home; return their numbers and the attempt."""
     numbers = chunks_of(machine, home, count)
     machine.request_chunks([chunk(n) for n in numbers], urgency, token)
     [ask] = machine.got(actions.RequestChunks)
@@ -96,7 +96,7 @@ def test_chunks_of_one_home_are_one_transfer_and_one_attempt(machine):
     )
 
 
-def test_chunks_of_other_owners_or_images_and_chunks_twice_are_other_transfers(machine):
+def test_chunks_of_other_owners_or_images_are_separate_transfers(machine):
     first, second = chunks_of(machine, "h2", 2)
     (other,) = chunks_of(machine, "h3", 1)
     batch = [chunk(first), chunk(first), chunk(second, OTHER), chunk(other), chunk(second)]
@@ -107,7 +107,7 @@ def test_chunks_of_other_owners_or_images_and_chunks_twice_are_other_transfers(m
     assert not len(machine.core) and len(numbers) == len(batch)
 
 
-def test_holders_of_a_part_are_asked_for_that_part():
+def test_holder_is_asked_for_the_part_of_a_batch_that_it_announced():
     machine = new_machine(topology=topologies.all_hosts)
     numbers = chunks_of(machine, "h2", 2)
     others = chunks_of(machine, "h3", 2)
@@ -119,7 +119,7 @@ def test_holders_of_a_part_are_asked_for_that_part():
     assert asked == {"h2": [2], "h4": [2]}
 
 
-def test_run_is_no_longer_than_is_allowed(machine):
+def test_run_length_is_bounded(machine):
     numbers = chunks_of(machine, "h2", 40)
     machine.request_chunks([chunk(n) for n in numbers], P.GUEST, "long")
     asks = machine.got(actions.RequestChunks)
@@ -127,7 +127,7 @@ def test_run_is_no_longer_than_is_allowed(machine):
     assert max(len(list(ask.iter_chunks())) for ask in asks) <= peer_request.MAX_BATCH
 
 
-def test_run_that_is_asked_for_is_no_longer_than_a_request_may_be():
+def test_requested_run_fits_into_one_request():
     size = peer_request.MAX_DATA_BYTES // 3
     refs = [one_machine.chunk(n)._replace(offset=n * size, length=size) for n in range(7)]
     found = [run.length // size for run in chunk_ref.runs(range(7), refs)]
@@ -135,7 +135,7 @@ def test_run_that_is_asked_for_is_no_longer_than_a_request_may_be():
 
 
 @pytest.mark.parametrize("why", [F.INVALID, F.MISSING, F.BUSY, F.WITHHELD, F.UNREACHABLE])
-def test_chunk_that_is_not_given_goes_on_alone(machine, why):
+def test_refused_chunk_of_a_run_is_retried_alone(machine, why):
     numbers, attempt = ask_run(machine)
     machine.peer_refused(H2, [(attempt.numbers[3], why)])
     [again] = machine.got(actions.RequestChunks)
@@ -150,7 +150,7 @@ def test_chunk_that_is_not_given_goes_on_alone(machine, why):
     assert not len(machine.core)
 
 
-def test_refusals_with_several_reasons_split_by_reason(machine):
+def test_run_with_different_refusals_splits_by_reason(machine):
     _, attempt = ask_run(machine)
     whys = [F.MISSING, F.BUSY, F.MISSING, F.BUSY, F.MISSING]
     machine.peer_refused(H2, list(zip(attempt.numbers, whys, strict=False)))
@@ -159,7 +159,7 @@ def test_refusals_with_several_reasons_split_by_reason(machine):
     assert len(attempt.refs) == 3 and kept.chunk_count == 3
 
 
-def test_part_that_came_leaves_the_rest_to_its_host_with_its_time(machine):
+def test_partial_response_leaves_the_rest_with_its_host_and_timeout(machine):
     numbers, attempt = ask_run(machine)
     give(machine, attempt, numbers, [2, 4])
     assert len(machine.core) == 6 and not machine.completes()
@@ -176,7 +176,7 @@ def test_part_that_came_leaves_the_rest_to_its_host_with_its_time(machine):
     )  # the budget is in chunks
 
 
-def test_second_guest_joins_a_part(machine):
+def test_second_guest_joins_a_part_of_a_run(machine):
     numbers, attempt = ask_run(machine)
     machine.request_chunks([chunk(numbers[5]), chunk(numbers[4])], P.GUEST, "second")
     assert not machine.got(actions.RequestChunks)
@@ -189,7 +189,7 @@ def test_second_guest_joins_a_part(machine):
     assert done["run"] == [data_of(n) for n in numbers]
 
 
-def test_second_guest_who_wants_the_same_run_joins_it_whole(machine):
+def test_second_guest_of_the_same_run_joins_the_whole_transfer(machine):
     numbers, attempt = ask_run(machine)
     machine.request_chunks([chunk(n) for n in reversed(numbers)], P.GUEST, "second")
     [one] = transfers(machine)
@@ -199,7 +199,7 @@ def test_second_guest_who_wants_the_same_run_joins_it_whole(machine):
     assert done["second"] == [data_of(n) for n in reversed(numbers)]
 
 
-def test_peer_that_asks_for_one_chunk_of_a_run_waits_for_that_one(machine):
+def test_peer_request_for_one_chunk_of_a_run_waits_for_that_chunk(machine):
     numbers = chunks_of(machine, "h1", 4)
     machine.request_chunks([chunk(n) for n in numbers], P.GUEST, "run")
     [read] = machine.got(actions.ReadSource)
@@ -212,7 +212,7 @@ def test_peer_that_asks_for_one_chunk_of_a_run_waits_for_that_one(machine):
     assert not len(machine.core) and not len(machine.core.context.source_reads)
 
 
-def test_source_that_fails_at_a_part_of_a_run_is_tried_again_for_that(machine):
+def test_source_is_retried_for_the_failed_part_of_a_run(machine):
     numbers = chunks_of(machine, "h1", 6)
     machine.request_chunks([chunk(n) for n in numbers], P.GUEST, "run")
     [read] = machine.got(actions.ReadSource)
@@ -226,7 +226,7 @@ def test_source_that_fails_at_a_part_of_a_run_is_tried_again_for_that(machine):
     assert done["run"].chunks == [data_of(n) for n in numbers] and not len(machine.core)
 
 
-def test_guest_who_leaves_lets_go_of_the_whole_run(machine):
+def test_cancelled_read_abandons_its_whole_run(machine):
     numbers = chunks_of(machine, "h1", 4)
     machine.request_chunks([chunk(n) for n in numbers], P.GUEST, "run")
     machine.cancel_reads("run")
@@ -234,7 +234,7 @@ def test_guest_who_leaves_lets_go_of_the_whole_run(machine):
     assert not one.is_wanted and one in machine.core.context.transfers.unwanted
 
 
-def test_lost_connection_ends_a_run_once(machine):
+def test_lost_connection_redirects_a_run_once(machine):
     _, attempt = ask_run(machine)
     machine.connection_lost(H2, attempt.connection)
     [ask] = machine.got(actions.RequestChunks)
@@ -244,7 +244,7 @@ def test_lost_connection_ends_a_run_once(machine):
 
 
 def test_new_table_splits_runs(machine):
-    """Their chunks may have other owners by it."""
+    """Their chunks may have other owners by the new table."""
     numbers, attempt = ask_run(machine)
     sent = dict(zip(attempt.numbers, numbers, strict=True))
     machine.table_changed(one_machine.table(8, epoch=2), None)
@@ -255,7 +255,7 @@ def test_new_table_splits_runs(machine):
     assert machine.completes()[0].chunks == [data_of(n) for n in numbers]
 
 
-def test_hedges_that_the_budget_does_not_allow_split_no_run(machine):
+def test_run_is_not_split_without_hedge_budget(machine):
     _, attempt = ask_run(machine)
     peers = machine.core.context.peers
     peers._first_hedges_left, peers._hedges_left = 0.0, 0.0
@@ -263,7 +263,7 @@ def test_hedges_that_the_budget_does_not_allow_split_no_run(machine):
     assert [one.chunk_count for one in transfers(machine)] == [8] and not attempt.is_late
 
 
-def test_read_ahead_counts_chunks(machine):
+def test_readahead_limit_counts_chunks(machine):
     machine.core.context.prefetch_limits._left[P.READAHEAD] = 20
     numbers = chunks_of(machine, "h2", 64)
     machine.request_chunks([chunk(n) for n in numbers], P.READAHEAD, None)
@@ -273,7 +273,7 @@ def test_read_ahead_counts_chunks(machine):
 
 
 class Player:
-    """Peers and a source that answer in any order, in any parts, and fail now and then.
+    """Peers and a source that respond in any order and in any parts, and sometimes fail.
 
     :ivar asked: chunks that peers owe, by host and number; ``read``: that the source owes
     """
@@ -286,7 +286,7 @@ class Player:
         self.machine.request_chunks(batch, self.rng.choice((P.GUEST, P.READAHEAD)), token)
 
     def _some(self, owed):
-        """Return who answers, and what of it."""
+        """Choose a responder, and the chunks that it answers."""
         who = self.rng.choice([of for of, _ in owed])
         mine = [number for of, number in owed if of == who]
         return who, self.rng.sample(mine, self.rng.randint(1, len(mine)))
@@ -322,7 +322,7 @@ class Player:
             self.machine.wait(self.rng.choice((0.0, 0.2, 1.0)))
 
     def look(self):
-        """Take note of what is to be done."""
+        """Record the actions of the engine."""
         for ask in self.machine.got(actions.RequestChunks):
             for number, ref, _ in ask.iter_chunks():
                 self.asked[ask.host, number] = ref.offset // one_machine.CHUNK
@@ -342,7 +342,7 @@ class Player:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_peers_and_the_source_do_each_guest_gets_his_bytes(seed):
+def test_each_read_completes_under_any_order_of_responses_and_failures(seed):
     player = Player(seed)
     rng = player.rng
     batches = {

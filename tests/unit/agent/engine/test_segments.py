@@ -39,7 +39,7 @@ def in_segments(numbers):
 
 
 def around(request):
-    """Return what a host knows that has the image."""
+    """Return the segments of a request as a host with the chunk map finds them."""
     asked = request.offset // one_machine.CHUNK
     first, stop = segments.covering(asked, asked + request.chunk_count, LENGTH, 10_000)
     cids = [chunk(number).cid for number in range(first, stop)]
@@ -65,14 +65,14 @@ def test_read_of_a_segment_is_one_request_to_one_home(machine):
         assert home == "h1" or {number for number, _ in asked} >= {*range(start, start + LENGTH)}
 
 
-def test_name_of_a_segment_leaves_zeros_out():
+def test_segment_name_ignores_chunks_of_zeros():
     cids = [ids.ZERO_CID, chunk(1).cid, ids.ZERO_CID, ids.ZERO_CID]
     oids = [ids.oid_of(cid) for cid in cids]
     assert segments.names(cids, oids, 2) == [chunk(1).oid, chunk(1).oid, 0, 0]
 
 
 @pytest.mark.parametrize(("number", "count"), [(8, 4), (9, 2), (10, 7), (11, 1)])
-def test_host_that_is_asked_finds_the_names_of_segments_itself(machine, number, count):
+def test_server_derives_the_segment_names_of_a_request(machine, number, count):
     numbers = range(number, number + count)
     cids = b"".join(chunk(n).cid for n in numbers)
     proof = peer_request.proof_of(cids, H2, machine.here)
@@ -84,8 +84,8 @@ def test_host_that_is_asked_finds_the_names_of_segments_itself(machine, number, 
     assert found == in_segments(numbers)
 
 
-def test_names_by_a_former_length_are_not_compared():
-    """A former home would be another segment's: none is asked for what it may have had."""
+def test_former_home_is_not_asked_if_the_segment_length_changed():
+    """The former home would be the home of another segment."""
     hosts = one_machine.table(8).hosts
     former = hash_ring.Ring(1, hosts[1:], segment_chunks=1)
     other = ring_view.RingView(HERE, hash_ring.Ring(2, hosts, segment_chunks=LENGTH), former)
@@ -98,8 +98,8 @@ def test_names_by_a_former_length_are_not_compared():
 
 
 @pytest.mark.parametrize("length", [1, LENGTH])
-def test_host_of_the_former_table_is_known_whatever_its_segments(length):
-    """It may hold chunks, and be asked for them, until it fails once."""
+def test_host_of_the_former_table_is_known_for_any_segment_length(length):
+    """It may hold chunks, and may be asked for them until its first failure."""
     hosts = one_machine.table(8).hosts
     former = hash_ring.Ring(1, hosts, segment_chunks=1)
     view = ring_view.RingView(HERE, hash_ring.Ring(2, hosts[:4], segment_chunks=length), former)
@@ -109,8 +109,8 @@ def test_host_of_the_former_table_is_known_whatever_its_segments(length):
     assert view.is_member(left) and not view.is_reachable(left)
 
 
-def test_former_home_of_an_image_that_is_taken_whole_is_asked_whatever_the_segments():
-    """It has begun to take the image; segments have no part in who does."""
+def test_former_image_home_is_asked_first_for_any_segment_length():
+    """It may have begun the download; segments do not affect image homes."""
     hosts = one_machine.table(8).hosts
     former = hash_ring.Ring(1, hosts[1:], segment_chunks=1)
     view = ring_view.RingView(HERE, hash_ring.Ring(2, hosts[:4], segment_chunks=LENGTH), former)
@@ -119,8 +119,8 @@ def test_former_home_of_an_image_that_is_taken_whole_is_asked_whatever_the_segme
         assert view.with_image_homes([], image_id)[0] == placement.image_home(former, image_id)
 
 
-def test_host_of_the_former_table_is_asked_where_a_home_names_it(machine):
-    """A table that it leaves may have segments of another length."""
+def test_referral_to_a_host_of_the_former_table_is_followed(machine):
+    """The new table may have another segment length."""
     hosts = tuple(host for host in machine.table.hosts if host.host != H8)
     table = hash_ring.Ring(2, hosts, segment_chunks=1)
     machine.table_changed(table, machine.table)
@@ -140,7 +140,7 @@ def arrived(refs, giver=None):
 
 
 def tells(machine):
-    """Return what is told meanwhile, by host."""
+    """Return the next announcements by host."""
     machine.wait(announcements.DELAY_S + 0.1)
     return {tell.host: tell for tell in machine.got(actions.SendAnnouncement)}
 
@@ -165,7 +165,7 @@ def test_chunks_of_a_segment_are_announced_by_one_bitmap(machine):
     assert (told[H2].evicted, told[H3].evicted) == (((first, 0b0010),), ((first, 0b1010),))
 
 
-def test_neighbour_is_not_told_of_the_chunks_that_it_told_itself(machine):
+def test_neighbour_gets_no_announcement_of_chunks_it_announced(machine):
     some = in_segments(range(8, 12))
     machine.chunks_stored([arrived(some)])
     machine.announcement_received(H3, announced(*some[:3]), [], [], LENGTH)
@@ -183,7 +183,7 @@ def test_holder_is_asked_for_the_chunks_that_it_announced(machine):
     assert asked == {"h3": [numbers[0], numbers[2]], "h2": [numbers[1], numbers[3]]}
 
 
-def test_holder_that_denies_a_chunk_keeps_the_others(machine):
+def test_holder_that_denies_a_chunk_stays_holder_of_the_others(machine):
     some = not_at_home(machine)
     machine.announcement_received(H3, announced(*some), [], [], LENGTH)
     machine.request_chunks(some[:1], priority.Priority.ADVERTISED, "ahead")
@@ -193,13 +193,13 @@ def test_holder_that_denies_a_chunk_keeps_the_others(machine):
 
 
 @pytest.mark.parametrize("length", [1, 2, 16])
-def test_announcements_by_another_length_are_ignored(machine, length):
+def test_announcements_with_another_segment_length_are_ignored(machine, length):
     machine.announcement_received(H3, announced(*in_segments(range(8, 12))), [], [], length)
     assert machine.core.counters.ignored == 4 and not machine.last
     assert not len(machine.core.context.locations)
 
 
-def test_new_length_begins_with_empty_tables_and_announces_no_chunk_by_the_former_one(machine):
+def test_new_segment_length_clears_locations_and_hints(machine):
     some = in_segments(range(8, 12))
     machine.announcement_received(H3, announced(*in_segments(range(12, 16))), [], [], LENGTH)
     machine.chunks_stored([arrived(some[:1])])
@@ -213,7 +213,7 @@ def test_new_length_begins_with_empty_tables_and_announces_no_chunk_by_the_forme
     assert not any(tell.evictable for tell in machine.wait(announcements.HINT_EVERY_S))
 
 
-def test_allowance_counts_chunks_whatever_segments_they_are_in(machine):
+def test_announcement_allowance_counts_chunks_not_segments(machine):
     told = [(ids.Oid(n), 0b1111) for n in range(1, 9_001)]
     machine.announcement_received(H3, told, [], [], LENGTH)
     assert machine.core.counters.accepted == 20_000 and machine.core.counters.ignored == 16_000
@@ -227,7 +227,7 @@ def test_allowance_counts_chunks_whatever_segments_they_are_in(machine):
         )
     )
 )
-def test_holders_of_each_chunk_are_those_that_told_of_it_last(says):
+def test_holders_of_each_chunk_are_its_latest_announcers(says):
     known, right = location_index.LocationIndex(host_interning.HostInterning()), {}
     some = in_segments(range(LENGTH))
     for what, host, bits in says:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads of the source: ranges, so many at a time, a place for others, none that nobody wants."""
+"""Source reads: ranges, slots, fairness and cancellation."""
 
 import pytest
 from hypothesis import given
@@ -34,12 +34,12 @@ def wants_of(found):
 
 
 def told(reads, number, *indices):
-    """Let the source give chunks of a read; return the reads that end."""
+    """Let the source deliver chunks of a read; return the reads that end."""
     given = [(index, b"") for index in indices]
     return [read for read, _ in reads.end_answered(number, given, lambda what: None)]
 
 
-def test_one_image_leaves_a_place_for_others(out):
+def test_one_image_leaves_a_slot_for_others(out):
     reads = source_reads.SourceReads(out, slots=4)
     for number in range(0, 20, 2):
         reads.read(chunks(number), P.GUEST, "greedy", 0.0)
@@ -50,14 +50,14 @@ def test_one_image_leaves_a_place_for_others(out):
 
 
 @pytest.mark.parametrize("places", [1, 2, 3])
-def test_where_places_are_few_none_is_reserved(out, places):
+def test_no_slot_is_reserved_when_slots_are_few(out, places):
     reads = source_reads.SourceReads(out, slots=places)
     for number in range(0, 20, 2):
         reads.read(chunks(number), P.HYDRATE, "image", 0.0)
     assert len(begun(out, reads)) == places
 
 
-def test_who_reads_much_of_an_image_keeps_no_other_guest_of_it_waiting(out):
+def test_large_reader_does_not_delay_other_guests_of_the_image(out):
     reads = source_reads.SourceReads(out, slots=2)
     for number in range(0, 200, 2):
         reads.read(chunks(number), P.GUEST, "image", 0.0, "image/1")
@@ -73,7 +73,7 @@ def test_who_reads_much_of_an_image_keeps_no_other_guest_of_it_waiting(out):
     assert sorted(wants_of(begun(out, reads))) == sorted([chunks(2), chunks(303)])
 
 
-def test_image_with_many_openers_has_no_more_turns_than_one_with_few(out):
+def test_images_take_equal_turns_whatever_their_number_of_readers(out):
     reads = source_reads.SourceReads(out, slots=3)
     turns = []
     for number in range(0, 60, 2):
@@ -88,7 +88,7 @@ def test_image_with_many_openers_has_no_more_turns_than_one_with_few(out):
 
 
 class Steps:
-    """Reads that come, change and go in any order."""
+    """Starts, changes and ends source reads in any order."""
 
     def __init__(self):
         self.out, self.made, self.seen = actions.ActionQueue(), [], []
@@ -134,7 +134,7 @@ class Steps:
         max_size=60,
     )
 )
-def test_every_read_is_begun_once_or_forgotten_whoever_has_the_image_open(steps):
+def test_every_source_read_starts_at_most_once_and_leaves_no_state(steps):
     it = Steps()
     for what, number, opener in steps:
         getattr(it, what)(number, opener)
@@ -148,7 +148,7 @@ def test_every_read_is_begun_once_or_forgotten_whoever_has_the_image_open(steps)
     assert {ref for read in it.made if read.number for ref in read.refs} == set(it.seen)
 
 
-def test_peers_and_background_leave_a_place_for_guests(out):
+def test_peers_and_background_reads_leave_a_slot_for_guests(out):
     reads = source_reads.SourceReads(out, slots=4)
     for number in range(10):
         priority = (P.PEER, P.READAHEAD, P.HYDRATE)[number % 3]
@@ -158,7 +158,7 @@ def test_peers_and_background_leave_a_place_for_guests(out):
     assert wants_of(begun(out, reads)) == [chunks(31)]
 
 
-def test_neighbours_that_wait_become_one_range(out):
+def test_adjacent_queued_reads_are_merged_into_one_range(out):
     reads = source_reads.SourceReads(out, slots=1)
     for number in (3, 1, 2, 0, 5):
         reads.read(chunks(number), P.READAHEAD, "image", 0.0)
@@ -168,7 +168,7 @@ def test_neighbours_that_wait_become_one_range(out):
     assert wants_of(begun(out, reads)) == [chunks(5)]
 
 
-def test_read_of_a_guest_takes_no_neighbour_that_is_less_urgent(out):
+def test_guest_read_is_not_merged_with_lower_priority_neighbours(out):
     reads = source_reads.SourceReads(out, slots=1)
     reads.read(chunks(2), P.PREFETCH, "h2", 0.0)
     reads.read(chunks(1), P.GUEST, "image", 0.0)
@@ -181,7 +181,7 @@ def test_read_of_a_guest_takes_no_neighbour_that_is_less_urgent(out):
     assert wants_of(begun(out, reads)) == [chunks(3)]
 
 
-def test_range_has_a_mebibyte_at_most_but_for_a_chunk_that_is_longer(out):
+def test_range_length_is_bounded_except_for_a_single_longer_chunk(out):
     reads = source_reads.SourceReads(out, slots=9, range_bytes=3 * CHUNK)
     for number in range(7):
         reads.read(chunks(number), P.GUEST, "image", 0.0)
@@ -191,7 +191,7 @@ def test_range_has_a_mebibyte_at_most_but_for_a_chunk_that_is_longer(out):
     assert lengths == [3, 3, 1, 3, 1, 2]
 
 
-def test_chunks_that_do_not_follow_each_other_are_ranges_of_their_own(out):
+def test_non_contiguous_chunks_are_separate_ranges(out):
     reads = source_reads.SourceReads(out, slots=9)
     read = reads.read(chunks(0, 1, 5, 6, 8), P.GUEST, "image", 0.0)
     reads.read(chunks(9), P.GUEST, "image", 0.0)
@@ -201,20 +201,20 @@ def test_chunks_that_do_not_follow_each_other_are_ranges_of_their_own(out):
     assert sorted(ranges) == [[0, 1], [5, 6], [7], [8], [9]] and read.refs == chunks(0, 1)
 
 
-def test_read_that_becomes_urgent_goes_before_others_and_is_made_once(out):
+def test_read_with_raised_priority_goes_first_and_is_issued_once(out):
     reads = source_reads.SourceReads(out, slots=1)
     first = reads.read(chunks(1), P.GUEST, "image", 0.0)
     begun(out, reads)
     others = [reads.read(chunks(number), P.READAHEAD, "h2", 0.0) for number in range(3, 30, 2)]
     reads.raise_priority(others[-1], P.GUEST, "image")
     reads.raise_priority(others[-1], P.HYDRATE, "h3")  # it is more urgent already
-    reads.raise_priority(first, P.GUEST, "other")  # it is under way
+    reads.raise_priority(first, P.GUEST, "other")  # it is in flight
     assert reads.end_range(first.number) == [first]
     (read,) = begun(out, reads)
     assert tuple(read.refs) == chunks(29) and len(reads) == len(others)
 
 
-def test_place_is_free_when_all_of_a_range_is_told_and_each_chunk_is_told_once(out):
+def test_slot_is_freed_when_its_range_ends_and_each_chunk_ends_once(out):
     reads = source_reads.SourceReads(out, slots=1)
     found = [reads.read(chunks(n), P.GUEST, "image", 0.0) for n in range(4)]
     reads.read(chunks(9), P.GUEST, "image", 0.0)
@@ -227,7 +227,7 @@ def test_place_is_free_when_all_of_a_range_is_told_and_each_chunk_is_told_once(o
     assert wants_of(begun(out, reads)) == [chunks(9)]
 
 
-def test_what_nobody_wants_is_not_read_or_cancelled_when_nothing_of_it_is_wanted(out):
+def test_range_is_cancelled_when_its_last_read_is_dropped(out):
     reads = source_reads.SourceReads(out, slots=1)
     first, second, third = (reads.read(chunks(n), P.GUEST, "image", 0.0) for n in (0, 1, 5))
     (read,) = begun(out, reads)
@@ -239,7 +239,7 @@ def test_what_nobody_wants_is_not_read_or_cancelled_when_nothing_of_it_is_wanted
     assert not len(reads) and told(reads, read.number, 1) == []
 
 
-def test_read_of_which_the_source_tells_a_part_is_split(out):
+def test_read_with_a_partial_response_is_split(out):
     reads = source_reads.SourceReads(out)
     read = reads.read(chunks(0, 1, 2, 3), P.GUEST, "image", 0.0)
     begun(out, reads)
@@ -253,7 +253,7 @@ def test_read_of_which_the_source_tells_a_part_is_split(out):
     assert reads.end_range(read.number) == [read] and not len(reads)
 
 
-def test_part_of_a_read_that_waits_has_its_turn(out):
+def test_split_part_of_a_queued_read_is_issued(out):
     reads = source_reads.SourceReads(out, slots=1)
     reads.read(chunks(9), P.GUEST, "image", 0.0)
     begun(out, reads)
@@ -264,7 +264,7 @@ def test_part_of_a_read_that_waits_has_its_turn(out):
     assert wants_of(begun(out, reads)) == [chunks(1)] and reads.is_active(part)
 
 
-def test_what_a_fault_has_left_is_counted_anew(out):
+def test_recount_repairs_counters_after_a_fault(out):
     reads = source_reads.SourceReads(out, slots=4)
     for number in range(0, 20, 2):
         reads.read(chunks(number), P.PEER, "h2", 0.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose turn it is to be answered, and how much a host is given that reads little."""
+"""Order of responses to peers, and limits for receivers that read slowly."""
 
 import pytest
 
@@ -20,7 +20,7 @@ Priority = priority.Priority
 H2, H3 = map(ids.HostId, ("h2", "h3"))
 
 
-def test_guest_of_a_peer_makes_its_request_urgent(machine):
+def test_raised_priority_moves_a_peer_request_to_the_front(machine):
     numbers = [machine.chunk_of("h1", skip) for skip in range(3)]
     machine.cache.update(chunk(n).cid for n in numbers)
     machine.core.requests.uploads.slots.count = 0
@@ -39,11 +39,11 @@ def test_guest_of_a_peer_makes_its_request_urgent(machine):
 
 
 def vars_of(receiver):
-    """Return what is left of a host."""
+    """Return a nonzero counter of a receiver, if any."""
     return receiver.requests or receiver.begun or receiver.undelivered
 
 
-# Turns
+# Order
 
 
 def test_urgent_answers_go_first_but_others_are_not_starved(machine):
@@ -65,7 +65,7 @@ def test_urgent_answers_go_first_but_others_are_not_starved(machine):
     assert order[:8] == ["h3", "h3", "h3", "h2"] * 2 and order.count("h2") == 4
 
 
-def test_receiver_that_does_not_read_keeps_a_place_for_a_moment_only(machine):
+def test_slot_of_a_receiver_that_does_not_read_times_out(machine):
     places = machine.core.requests.uploads.slots
     machine.cache.update(chunk(n).cid for n in range(9))
     places.count = 1
@@ -76,7 +76,7 @@ def test_receiver_that_does_not_read_keeps_a_place_for_a_moment_only(machine):
     assert [reply.connection for reply in machine.got(actions.SendAnswers)] == ["h3"]
 
 
-def test_receiver_that_reads_in_time_keeps_its_places_however_often_it_is_asked_for(machine):
+def test_receiver_that_reads_in_time_does_not_reduce_the_slots(machine):
     places, deadlines = machine.core.requests.uploads.slots, machine.core.context.timers
     machine.cache.update(chunk(n).cid for n in range(400))
     before, answers = len(deadlines), 0
@@ -86,7 +86,7 @@ def test_receiver_that_reads_in_time_keeps_its_places_however_often_it_is_asked_
         machine.wait(upload_scheduler.SLOT_TIMEOUT_S / 60)
         machine.answers_delivered(["h2"])
     assert (places.count, answers) == (upload_scheduler.MANY, 100)
-    assert len(deadlines) <= before + 2  # one of its places, one of its requests
+    assert len(deadlines) <= before + 2  # one for its slots, one for its requests
     machine.ask_me("h2", machine.request(100, "h2", Mode.HELD_ONLY))
     machine.wait(upload_scheduler.SLOT_TIMEOUT_S - 0.01)
     assert places.count == upload_scheduler.MANY
@@ -94,7 +94,7 @@ def test_receiver_that_reads_in_time_keeps_its_places_however_often_it_is_asked_
     assert places.count == upload_scheduler.FEW
 
 
-def test_answer_is_not_late_because_it_was_looked_at_late(machine):
+def test_delay_of_the_delivery_event_does_not_count_as_lateness(machine):
     places = machine.core.requests.uploads.slots
     machine.cache.update(chunk(n).cid for n in range(9))
     machine.ask_me("h2", machine.request(0, "h2", Mode.HELD_ONLY))
@@ -108,7 +108,7 @@ def test_answer_is_not_late_because_it_was_looked_at_late(machine):
 
 
 def flood(machine, connection, host, count, first=0, **more):
-    """Let a host ask for so many chunks that are here; return the bytes that it is given."""
+    """Let a host request cached chunks; return how many bytes it is sent."""
     asked = [
         machine.request(n % 400, host, Mode.HELD_ONLY, request_id=first + n + 1, **more)
         for n in range(count)
@@ -121,7 +121,7 @@ def given_bytes(machine):
     return sum(a.ref.length for a in machine.answers() if isinstance(a, actions.SendChunk))
 
 
-def test_receiver_that_does_not_read_is_given_so_much_and_no_more(machine):
+def test_bytes_sent_to_a_receiver_that_does_not_read_are_bounded(machine):
     machine.cache.update(chunk(n).cid for n in range(400))
     given = busy = 0
     for at in range(0, 20_000, 500):
@@ -132,7 +132,7 @@ def test_receiver_that_does_not_read_is_given_so_much_and_no_more(machine):
     assert given <= 16 * 1024 * 1024 + one_machine.CHUNK and busy > 10_000
     (receiver,) = machine.core.requests.receivers.values()
     assert receiver.requests <= machine.core.context.settings.requests_of_peer
-    others = flood(machine, "h3", "h3", 100)  # nobody else is hindered
+    others = flood(machine, "h3", "h3", 100)  # other receivers are not affected
     for _ in range(50):
         machine.answers_delivered(["h3"])
         others += given_bytes(machine)
@@ -146,8 +146,8 @@ def test_receiver_that_does_not_read_is_given_so_much_and_no_more(machine):
     assert not vars_of(receiver) and not machine.core.requests.uploads.used
 
 
-def test_receiver_that_reads_all_the_time_is_given_all(machine):
-    """It is not known when all has arrived; but it is asked about before the bound is reached."""
+def test_receiver_that_reads_steadily_gets_all_chunks(machine):
+    """The watch of its deliveries begins before the limit is reached."""
     machine.cache.update(chunk(n).cid for n in range(400))
     given, is_asked = 0, False
     for at in range(0, 2000, 100):
@@ -161,7 +161,7 @@ def test_receiver_that_reads_all_the_time_is_given_all(machine):
     assert given > 0.9 * 2000 * one_machine.CHUNK
 
 
-def test_bytes_that_wait_for_who_does_not_read_are_let_go_of(machine):
+def test_data_held_for_a_receiver_that_does_not_read_is_bounded(machine):
     numbers = [n for n in range(5000) if machine.home_of(n) == "h1"][:400]
     machine.ask_me("h2", *(machine.request(n, "h2", Mode.HOME) for n in numbers))
     machine.core.requests.uploads.slots.count = 0
@@ -185,7 +185,7 @@ def test_bytes_that_wait_for_who_does_not_read_are_let_go_of(machine):
     assert not receiver.requests and not receiver.undelivered
 
 
-def test_requests_that_are_cancelled_in_the_line_leave_it(machine):
+def test_cancelled_requests_leave_the_upload_queue(machine):
     machine.cache.update(chunk(n).cid for n in range(400))
     line = machine.core.requests.uploads
     line.slots.count = 0
@@ -197,7 +197,7 @@ def test_requests_that_are_cancelled_in_the_line_leave_it(machine):
         assert not len(line) and not len(line._parked) and not vars_of(receiver)
 
 
-def test_each_connection_is_watched_once_however_many_answers_wait(machine):
+def test_delivery_is_watched_once_per_connection(machine):
     machine = one_machine.Machine(1100)
     machine.cache.add(chunk(3).cid)
     machine.core.requests.uploads.slots.count = 1000
@@ -211,7 +211,7 @@ def test_each_connection_is_watched_once_however_many_answers_wait(machine):
     assert watched == [999, *9 * [0]]  # one was watched from the beginning
 
 
-def test_content_that_leaves_the_cache_before_its_turn_is_brought_again(machine):
+def test_chunk_evicted_before_its_turn_is_fetched_again(machine):
     machine.core.requests.uploads.slots = upload_scheduler.UploadSlots(1, few=1)
     numbers = [machine.chunk_of("h1", skip) for skip in range(3)]
     machine.cache.update(chunk(n).cid for n in numbers)
@@ -228,7 +228,7 @@ def test_content_that_leaves_the_cache_before_its_turn_is_brought_again(machine)
     assert not len(machine.core.requests)
 
 
-def test_by_place_what_comes_back_under_another_name_is_not_given_in_its_turn():
+def test_by_place_a_chunk_back_under_another_name_is_not_served():
     names = place_identity.ByPlace()
     machine = one_machine.Machine(names=names)
     right = names.oid_of(one_machine.IMAGE, one_machine.CHUNK, chunk(1).cid)
@@ -246,24 +246,24 @@ def test_by_place_what_comes_back_under_another_name_is_not_given_in_its_turn():
 
 
 @pytest.mark.parametrize("mode", [Mode.HELD, Mode.HELD_ONLY])
-def test_what_nobody_waits_for_is_refused_while_others_wait_for_the_uplink(machine, mode):
+def test_prefetch_request_is_refused_while_others_wait_for_the_uplink(machine, mode):
     machine.cache.update(chunk(n).cid for n in range(4))
     machine.core.requests.uploads.slots.count = 1
     later = Priority.PREFETCH
     machine.ask_me("h2", machine.request(0, "h2", mode, urgency=later))
     assert isinstance(machine.answers()[0], actions.SendChunk)  # the uplink is free
-    machine.ask_me("h3", machine.request(1, "h3", mode))  # its guest waits, and so does it
+    machine.ask_me("h3", machine.request(1, "h3", mode))  # a guest waits for it, so it is queued
     assert not machine.answers()
     machine.ask_me("h2", machine.request(2, "h2", mode, urgency=later))
     (refused,) = machine.answers()
     assert refused.failure is Failure.BUSY
     home = machine.request(3, "h2", Mode.HOME_ONLY, urgency=later)
-    machine.ask_me("h2", home)  # who is asked as the home has a turn for everybody
+    machine.ask_me("h2", home)  # a home queues requests of every priority
     assert not machine.answers()
     assert len(machine.core.requests.uploads) == 2
 
 
-def test_what_nobody_waits_for_is_refused_when_it_comes_while_others_wait(machine):
+def test_prefetch_request_is_refused_if_others_wait_when_its_chunk_arrives(machine):
     number = machine.chunk_of("h3")
     machine.request_chunks([chunk(number)], Priority.GUEST, "a guest")
     attempt = machine.attempt()

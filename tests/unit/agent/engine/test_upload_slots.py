@@ -19,7 +19,7 @@ def few():
     return places
 
 
-def test_an_answer_that_is_still_under_way_tells_of_a_queue():
+def test_overdue_undelivered_response_reduces_the_slots():
     places = upload_scheduler.UploadSlots()
     places.note_unanswered(LATE_S)
     assert places.count == MANY
@@ -27,7 +27,7 @@ def test_an_answer_that_is_still_under_way_tells_of_a_queue():
     assert places.count == FEW
 
 
-def test_places_may_be_few_until_answers_have_arrived_at_once():
+def test_few_initial_slots_grow_after_quick_deliveries():
     places = upload_scheduler.UploadSlots(FEW)
     for count in (FEW,) * QUICK_ONES + (MANY,):
         assert places.count == count
@@ -35,7 +35,7 @@ def test_places_may_be_few_until_answers_have_arrived_at_once():
 
 
 @pytest.mark.parametrize("between_s", [QUICK_S, 2 * LATE_S])
-def test_only_quick_answers_in_a_row_make_places_many_again(few, between_s):
+def test_only_consecutive_quick_deliveries_restore_the_slots(few, between_s):
     for took_s in [0.0] * (QUICK_ONES - 1) + [between_s] + [0.0] * (QUICK_ONES - 1):
         few.answer_delivered(took_s)
     assert few.count == FEW

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which outer homes a home asks before the source, by how far both are."""
+"""Choice between outer homes and the source by their measured delays."""
 
 import pytest
 
@@ -37,11 +37,11 @@ def record(delays, group, relay_s):
 
 
 def asked(delays, count, group=FAR, now=10.0, own_group=HERE):
-    """Return how many of some requests go to the group."""
+    """Return how many of ``count`` requests go to the group."""
     return sum(delays.may_ask(group, 1, now, own_group) for _ in range(count))
 
 
-def test_group_behind_a_wan_is_not_asked_where_the_source_is_near_but_for_probes():
+def test_group_behind_a_wan_is_only_probed_if_the_source_is_near():
     delays = known(0.02, 0.001)
     assert asked(delays, 4 * PROBE) == 4
     assert delays.skipped == 4 * (PROBE - 1)
@@ -62,19 +62,19 @@ def test_group_that_is_hardly_farther_than_the_source_is_asked(relay_s, source_s
     assert delays.skipped == 0
 
 
-def test_load_makes_nothing_far():
+def test_slow_responses_under_load_do_not_make_a_group_far():
     assert asked(known(0.003, 0.001, slower_s=5.0), PROBE) == PROBE
     assert asked(known(0.1, 0.001, slower_s=5.0), PROBE) == 1
 
 
-def test_nothing_is_far_before_enough_answers_and_after_long_silence():
+def test_group_is_far_only_after_enough_recent_responses():
     assert asked(known(0.1, 0.001, upstream_delays.MIN_ANSWERS - 1), PROBE) == PROBE
     delays = known(0.1, 0.001)
     assert asked(delays, PROBE, now=10.0 + 0.9 * WINDOW_S) == 1
     assert asked(delays, PROBE, now=10.0 + 2 * WINDOW_S) == PROBE
 
 
-def test_answers_to_what_was_sent_before_the_first_one_do_not_count():
+def test_responses_to_requests_before_the_first_response_do_not_count():
     delays = known(0.002, 0.001, answers=0)
     for _ in range(2 * upstream_delays.MIN_ANSWERS):
         delays.record_relay(FAR, 0.5, 10.0)  # while the connection was made
@@ -82,11 +82,11 @@ def test_answers_to_what_was_sent_before_the_first_one_do_not_count():
     assert asked(delays, PROBE) == PROBE
 
 
-def test_one_far_group_says_nothing_of_another():
+def test_far_group_does_not_make_another_group_far():
     assert asked(known(0.1, 0.001), PROBE, OTHER) == PROBE
 
 
-def test_rack_of_the_same_site_makes_another_site_far_and_no_other_rack():
+def test_fast_rack_of_the_same_site_makes_only_other_sites_far():
     """The source is behind the WAN, too."""
     delays = known(0.1, 0.1)
     record(delays, FAR_RACK, 0.1)
@@ -97,13 +97,13 @@ def test_rack_of_the_same_site_makes_another_site_far_and_no_other_rack():
     assert asked(delays, PROBE, ("edge", "r3"), own_group=RACK) == PROBE
 
 
-def test_quick_group_that_is_as_far_up_makes_no_other_far():
+def test_quick_group_at_the_same_level_makes_no_other_far():
     delays = known(0.1, 0.1)
     record(delays, OTHER, 0.002)
     assert asked(delays, PROBE) == PROBE
 
 
-def test_probes_find_a_group_that_has_come_nearer():
+def test_probes_detect_a_group_that_became_near():
     delays, now = known(0.1, 0.001), 10.0
     while now < 10.0 + 3 * WINDOW_S:
         now += 0.1
@@ -126,7 +126,7 @@ def sites(source_access=placement.SourceAccess.IN_PARTS, **settings):
     return one_machine.Machine(table=table, source_access=lambda *_: source_access, **settings)
 
 
-def test_racks_of_a_site_whose_source_is_as_far_ask_the_home_of_their_site():
+def test_racks_with_a_remote_source_ask_the_home_of_their_site():
     racks = ["central/r1", "central/r2", "edge/r1", "edge/r2"]
     hosts = tuple(
         hash_ring.RingHost(f"h{n}", f"10.0.0.{n}:7201", 40, place)
@@ -191,9 +191,9 @@ def test_home_reads_a_near_source_rather_than_ask_over_the_wan():
     assert machine.core.counters.source_firsts == 40 - 1 - upstream_delays.MIN_ANSWERS
 
 
-def test_home_whose_source_is_as_far_asks_over_the_wan():
+def test_home_with_an_equally_far_source_asks_over_the_wan():
     assert read_both(sites(), 40, 0.1, 0.11) == 40
 
 
-def test_homes_ask_over_the_wan_where_the_source_may_not_go_first():
+def test_home_asks_over_the_wan_if_source_first_is_disabled():
     assert read_both(sites(may_ask_source_first=False), 40, 0.001, 0.1) == 40

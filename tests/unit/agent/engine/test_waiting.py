@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests who wait: they get what is there, and nobody else's trouble is theirs."""
+"""Waiting guests: failures and load of other requests do not delay them."""
 
 import gc
 import itertools
@@ -37,7 +37,7 @@ def test_empty_batch_is_complete_at_once(machine):
 
 
 @pytest.mark.parametrize("priority", [P.PEER, P.PREFETCH])
-def test_reasons_of_other_hosts_are_refused_before_anything_begins(machine, priority):
+def test_local_request_with_a_peer_priority_is_rejected(machine, priority):
     with pytest.raises(errors.LocalProtocolError, match=priority.name):
         machine.request_chunks([chunk(1)], priority, "who")
     with pytest.raises(errors.LocalProtocolError, match=priority.name):
@@ -45,7 +45,7 @@ def test_reasons_of_other_hosts_are_refused_before_anything_begins(machine, prio
     assert not len(machine.core) and not machine.core.pending
 
 
-def test_dead_home_does_not_keep_a_guest_from_asking_every_host():
+def test_dead_home_does_not_prevent_the_broadcast_lookup():
     machine = one_machine.Machine(24)
     tables = machine.core.context.ring
     number = next(
@@ -66,7 +66,7 @@ def test_dead_home_does_not_keep_a_guest_from_asking_every_host():
     assert done["a guest"].chunks == [data_of(number)]
 
 
-def test_bad_chunk_does_not_take_its_neighbours_along():
+def test_invalid_chunk_does_not_fail_its_neighbours_in_a_read():
     machine = one_machine.Machine(1)
     machine.request_chunks([chunk(n) for n in range(16, 32)], P.READAHEAD, "ahead")
     reads = {}
@@ -80,7 +80,7 @@ def test_bad_chunk_does_not_take_its_neighbours_along():
     assert set(reads) == set(range(16, 32)) and set(reads.values()) == {1}
 
 
-def test_chunks_of_a_read_are_given_as_they_come():
+def test_chunks_of_a_source_read_are_stored_as_they_arrive():
     machine = one_machine.Machine(1)
     for number in range(3):
         machine.last = []
@@ -96,7 +96,7 @@ def test_chunks_of_a_read_are_given_as_they_come():
     )
 
 
-def test_read_that_ends_early_fails_for_the_rest_only():
+def test_source_read_that_ends_early_fails_only_the_remaining_chunks():
     machine = one_machine.Machine(1)
     machine.request_chunks([chunk(1), chunk(2)], P.READAHEAD, "ahead")
     (read,) = machine.got(actions.ReadSource)
@@ -105,13 +105,13 @@ def test_read_that_ends_early_fails_for_the_rest_only():
     assert machine.completes()[0].failure is F.UNREACHABLE and not len(machine.core)
 
 
-def test_new_guest_does_not_wait_for_the_pause_of_what_was_in_vain():
+def test_new_guest_does_not_wait_for_the_retry_delay_of_others():
     machine = one_machine.Machine(1)
     for number in range(0, 2000):
         machine.core.request_chunks(0.0, [chunk(number, one_machine.OTHER)], P.GUEST, number)
     machine.request_chunks([chunk(5000, one_machine.OTHER)], P.GUEST, "one more")
     machine.last = machine.core.keep_alive_received(0.0, H2)
-    for _ in range(60):  # all of them pause, and wait for their turn
+    for _ in range(60):  # all of them wait for their retry
         for number in list(machine.core.context.source_reads._ranges):
             machine.source_ended(number, F.UNREACHABLE)
         machine.wait(0.1)
@@ -128,7 +128,7 @@ def test_new_guest_does_not_wait_for_the_pause_of_what_was_in_vain():
     assert wanted.cid in [ref.cid for ref in reads]
 
 
-def test_what_is_tried_again_is_bounded_and_each_image_has_its_turn():
+def test_retries_are_rate_limited_and_images_take_turns():
     machine = one_machine.Machine(1)
     for number in range(3000):
         machine.core.request_chunks(0.0, [chunk(number)], P.GUEST, number)
@@ -148,7 +148,7 @@ def test_what_is_tried_again_is_bounded_and_each_image_has_its_turn():
     assert max(b - a for a, b in itertools.pairwise(others)) < 3.0
 
 
-def test_lanes_forget_guesses_alone_and_only_those_of_who_guesses_most():
+def test_full_queue_drops_only_readahead_of_the_largest_requester():
     machine = one_machine.Machine(hosts=1, background_limit=1)
     most = prefetch_limits.QUEUED_PREFETCHES
     seeds = [chunk(n) for n in range(most + 100)]
@@ -160,7 +160,7 @@ def test_lanes_forget_guesses_alone_and_only_those_of_who_guesses_most():
     assert [(done.token, done.failure) for done in machine.completes()] == [("many", F.FORGOTTEN)]
 
 
-def test_lanes_have_turns_among_images():
+def test_background_fetches_take_turns_among_images():
     machine = one_machine.Machine(hosts=1, background_limit=2)
     machine.request_chunks([chunk(n) for n in range(100)], P.PRE_SEED, "a")
     machine.request_chunks([chunk(n, one_machine.OTHER) for n in range(500, 600)], P.PRE_SEED, "b")
@@ -172,7 +172,7 @@ def test_lanes_have_turns_among_images():
     assert abs(seen.count(one_machine.IMAGE) - seen.count(one_machine.OTHER)) <= 3
 
 
-def test_each_of_many_is_answered_for_itself_and_one_in_vain_fails_no_other(machine):
+def test_batches_of_one_call_complete_and_fail_independently(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(3)]
     machine.request_batches([(n, (chunk(n),)) for n in numbers], P.PRE_SEED)
     [ask] = machine.got(actions.RequestChunks)
@@ -190,7 +190,7 @@ def test_each_of_many_is_answered_for_itself_and_one_in_vain_fails_no_other(mach
     }
 
 
-def test_what_waits_for_its_turn_is_taken_back_with_the_last_who_wants_it():
+def test_queued_prefetch_is_dropped_with_its_last_requester():
     machine = one_machine.Machine(1, background_limit=2)
     machine.request_batches([(n, (chunk(n),)) for n in range(9)], P.PRE_SEED)
     [read] = machine.got(actions.ReadSource)
@@ -202,12 +202,12 @@ def test_what_waits_for_its_turn_is_taken_back_with_the_last_who_wants_it():
     lanes_, transfers = machine.core.pending.prefetch_limits, machine.core.context.transfers
     left = {one.first_ref.offset // one_machine.CHUNK for one in transfers.values()}
     assert left == {0, 1, 5, 6}
-    assert len(lanes_) == 1 and lanes_.in_flight == 3  # what a guest is about to read has begun
+    assert len(lanes_) == 1 and lanes_.in_flight == 3  # readahead has begun
     machine.cancel_reads(0, 1, "another")
-    assert len(lanes_) == 0 and lanes_.in_flight == 3  # what is under way goes on
+    assert len(lanes_) == 0 and lanes_.in_flight == 3  # transfers in flight continue
 
 
-def test_cancelled_batch_holds_no_bytes_though_its_deadline_is_far(machine):
+def test_cancelled_batch_holds_no_bytes_until_its_deadline(machine):
     class Data:
         pass
 
@@ -224,7 +224,7 @@ def test_cancelled_batch_holds_no_bytes_though_its_deadline_is_far(machine):
     assert held() is None
 
 
-def test_many_waiters_of_one_chunk_that_are_late_cost_no_more_each():
+def test_cost_of_expiring_reads_of_one_chunk_is_linear():
     def leaving_s(count):
         machine = one_machine.Machine(1)
         for token in range(count):
@@ -239,7 +239,7 @@ def test_many_waiters_of_one_chunk_that_are_late_cost_no_more_each():
     assert min(leaving_s(4000) for _ in range(3)) < 24 * few  # 64, if each looked at all
 
 
-def test_what_came_is_given_until_the_cache_has_it_and_is_not_fetched_again(machine):
+def test_arrived_chunk_is_served_from_memory_until_it_is_stored(machine):
     number = machine.chunk_of("h1")
     machine.request_chunks([chunk(number)], P.GUEST, 1)
     (read,) = machine.got(actions.ReadSource)
@@ -254,7 +254,7 @@ def test_what_came_is_given_until_the_cache_has_it_and_is_not_fetched_again(mach
     assert machine.got(actions.ReadSource)
 
 
-def test_nothing_is_fetched_ahead_while_the_cache_is_behind():
+def test_background_fetch_pauses_while_cache_writes_lag():
     machine = one_machine.Machine(hosts=1)
     chunks = []
     for first in range(0, 1024, 64):
@@ -268,7 +268,7 @@ def test_nothing_is_fetched_ahead_while_the_cache_is_behind():
     assert machine.got(actions.ReadSource)
 
 
-def test_lost_connection_ends_what_was_asked_on_it_and_nothing_else(machine):
+def test_lost_connection_ends_only_its_own_requests(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(3)]
     for number, connection in zip(numbers, ("old", "new", None), strict=True):
         machine.request_chunks([chunk(number)], P.READAHEAD, number)
@@ -277,12 +277,12 @@ def test_lost_connection_ends_what_was_asked_on_it_and_nothing_else(machine):
     assert machine.core.context.peers.pending_attempts(H2) == 2
     machine.connection_lost(H2, "old")
     assert machine.core.context.peers.pending_attempts(H2) == 2
-    machine.connection_lost(H2)  # none could be made
+    machine.connection_lost(H2)  # no connection could be made
     assert machine.core.context.peers.pending_attempts(H2) == 1
 
 
 def with_slow_peers(machine):
-    """Let peers be slow and the source quick; return chunks of other homes."""
+    """Make peers slow and the source fast; return chunks of other homes."""
     numbers = [n for n in range(3000) if machine.home_of(n) != "h1"]
     own = [n for n in range(3000) if machine.home_of(n) == "h1"]
     for turn in range(8):
@@ -296,7 +296,7 @@ def with_slow_peers(machine):
     return numbers
 
 
-def test_guests_ask_peers_first_where_the_source_may_not_go_first():
+def test_guests_ask_peers_first_if_source_first_is_disabled():
     machine = one_machine.Machine(may_ask_source_first=False)
     numbers = with_slow_peers(machine)
     for turn in range(8, 16):
@@ -305,7 +305,7 @@ def test_guests_ask_peers_first_where_the_source_may_not_go_first():
     assert machine.core.counters.source_firsts == 0
 
 
-def test_guests_go_to_the_source_first_where_peers_are_clearly_slower(machine):
+def test_guests_read_the_source_first_if_peers_are_clearly_slower(machine):
     numbers = with_slow_peers(machine)
     firsts = []
     for turn in range(8, 16):
@@ -313,14 +313,14 @@ def test_guests_go_to_the_source_first_where_peers_are_clearly_slower(machine):
         firsts.append(
             bool(machine.got(actions.ReadSource)) and not machine.got(actions.RequestChunks)
         )
-    assert firsts.count(True) == 7  # one still asks the peers
+    assert firsts.count(True) == 7  # one read still asks the peers
     assert machine.core.counters.source_firsts == 7
     machine.request_chunks([chunk(numbers.pop())], P.READAHEAD, "ahead")
     assert machine.got(actions.RequestChunks)
 
 
 def ask_home(machine, host, numbers):
-    """Let a guest of another host want chunks of which this host is the home, and get them."""
+    """Have a guest of another host read chunks whose home is this host."""
     for number in numbers:
         machine.ask_me(host, machine.request(number, host, urgency=P.PEER))
         for read in machine.got(actions.ReadSource):
@@ -328,7 +328,7 @@ def ask_home(machine, host, numbers):
             machine.cache.add(chunk(number).cid)
 
 
-def test_what_is_read_ahead_follows_guests_to_the_source_where_hosts_hardly_read_the_same(machine):
+def test_readahead_uses_the_source_first_if_hosts_share_few_reads(machine):
     numbers = with_slow_peers(machine)
     own = [n for n in range(3000, 6000) if machine.home_of(n) == "h1"][
         : source_preference.MIN_CHUNKS
@@ -339,12 +339,12 @@ def test_what_is_read_ahead_follows_guests_to_the_source_where_hosts_hardly_read
     assert machine.got(actions.ReadSource) and not machine.got(actions.RequestChunks)
     machine.request_chunks([chunk(numbers.pop())], P.PRE_SEED, "for an operator")
     assert machine.got(actions.RequestChunks) and not machine.got(actions.ReadSource)
-    ask_home(machine, "h3", own[:16])  # they read the same
+    ask_home(machine, "h3", own[:16])  # both hosts read the same chunks
     machine.request_chunks([chunk(numbers.pop())], P.READAHEAD, "ahead again")
     assert machine.got(actions.RequestChunks) and not machine.got(actions.ReadSource)
 
 
-def test_what_neighbours_advertised_counts_as_read_by_others():
+def test_advertised_chunk_counts_towards_the_read_overlap():
     machine = one_machine.Machine(topology=topologies.all_hosts)
     numbers = with_slow_peers(machine)
     share = machine.core.context.overlap.share
@@ -354,18 +354,18 @@ def test_what_neighbours_advertised_counts_as_read_by_others():
     assert machine.core.context.overlap.share > share
 
 
-# Reads for others
+# Relays
 
 
 def relayed(machine, urgency):
-    """Let a home ask its predecessor for a chunk; return the attempt."""
+    """Let a home ask its predecessor for a chunk; return the chunk's number and the attempt."""
     number = machine.move_home("h2", "h1", vnodes=300)
     machine.ask_me("h3", machine.request(number, "h3", urgency=urgency))
     assert machine.attempt().track is transfer.Track.RELAY
     return number, machine.attempt()
 
 
-def test_home_that_only_says_that_it_is_alive_does_not_hold_a_guests_chunk(machine):
+def test_keepalives_of_a_slow_home_do_not_delay_a_guest(machine):
     relayed(machine, P.PEER)
     found = []
     while machine.now < 40 and not found:
@@ -375,7 +375,7 @@ def test_home_that_only_says_that_it_is_alive_does_not_hold_a_guests_chunk(machi
     assert machine.now <= 1.0 and machine.got(actions.CancelRequests) == []
 
 
-def test_home_that_is_overtaken_twice_is_left_alone(machine):
+def test_home_overtaken_by_the_source_twice_is_backed_off(machine):
     number, _ = relayed(machine, P.PEER)
     alone = []
     for request_id in range(100, 102):
@@ -388,7 +388,7 @@ def test_home_that_is_overtaken_twice_is_left_alone(machine):
     assert [action.host for action in alone] == [H2]
 
 
-def test_relay_for_nobody_who_waits_ends_in_time_whatever_its_home_says(machine):
+def test_relay_of_a_prefetch_times_out_despite_keepalives(machine):
     relayed(machine, P.PREFETCH)
     while machine.now < 9.9:
         machine.keep_alive_received(H2)
@@ -397,15 +397,15 @@ def test_relay_for_nobody_who_waits_ends_in_time_whatever_its_home_says(machine)
     assert machine.got(actions.ReadSource)
 
 
-def test_who_joins_makes_what_is_under_way_as_urgent_as_he_is(machine):
+def test_joining_request_raises_priority_of_transfer_in_flight(machine):
     number, relay = relayed(machine, P.PREFETCH)
     machine.ask_me("h4", machine.request(number, "h4"))
     assert machine.got(actions.RaisePriority) == [actions.RaisePriority(H2, [relay.number])]
     machine.request_chunks([chunk(number)], P.GUEST, "a guest")
-    assert not machine.got(actions.RaisePriority)  # it is no more to a peer than that
+    assert not machine.got(actions.RaisePriority)  # a peer's priority cannot rise further
 
 
-def test_relay_that_somebody_joins_who_waits_is_late_from_then_on(machine):
+def test_relay_of_a_prefetch_is_late_once_a_guest_request_joins(machine):
     number, _ = relayed(machine, P.PREFETCH)
     machine.wait(2.0)
     machine.ask_me("h4", machine.request(number, "h4"))
@@ -414,7 +414,7 @@ def test_relay_that_somebody_joins_who_waits_is_late_from_then_on(machine):
 
 
 @pytest.mark.parametrize("joins", [True, False])
-def test_question_has_its_time_from_when_it_was_sent_whatever_happens(joins, machine):
+def test_request_timeout_counts_from_its_sending(joins, machine):
     number = machine.chunk_of("h2")
     machine.request_chunks([chunk(number)], P.READAHEAD, "ahead")
     asked = machine.attempt()
@@ -427,7 +427,7 @@ def test_question_has_its_time_from_when_it_was_sent_whatever_happens(joins, mac
     assert machine.got(actions.CancelRequests) == [actions.CancelRequests(H2, [asked.number])]
 
 
-def test_guest_who_joins_read_ahead_hurries_it_in_the_line_and_at_the_peer(machine):
+def test_guest_joining_readahead_raises_priority_here_and_at_the_peer(machine):
     machine = one_machine.Machine(background_limit=1000)
     numbers = [machine.chunk_of("h2", skip) for skip in range(140)]
     machine.request_chunks([chunk(n) for n in numbers], P.READAHEAD, "ahead")
@@ -438,13 +438,13 @@ def test_guest_who_joins_read_ahead_hurries_it_in_the_line_and_at_the_peer(machi
     assert machine.attempt().first_ref == chunk(numbers[-1])
 
 
-def test_read_that_nobody_waits_for_gives_way_to_those_that_others_wait_for():
+def test_abandoned_source_read_is_cancelled_when_others_need_its_slot():
     machine = one_machine.Machine(1, max_source_reads=2)
     machine.request_chunks([chunk(1), chunk(3)], P.GUEST, "gone", deadline_s=5.0)
     reads = machine.got(actions.ReadSource)
     assert [read.refs for read in reads] == [[chunk(1)], [chunk(3)]]
     machine.cancel_reads("gone")
-    assert not machine.last  # it goes on: it may be of use
+    assert not machine.last  # it continues: the chunk may be of use
     machine.request_chunks([chunk(5)], P.GUEST, "waits")
     assert machine.got(actions.CancelSourceRead) == [
         actions.CancelSourceRead(reads[1].number)
