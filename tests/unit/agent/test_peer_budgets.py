@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What peers and unauthenticated can make a host spend, over real TCP on the loopback."""
+"""Limits on what peers and unauthenticated connections cost a host, over TCP on the loopback."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,7 @@ def hello(name, klass=DEMAND):
 
 @contextlib.asynccontextmanager
 async def deaf(address, name, requests, length=65536):
-    """Be a host that asks and does not read."""
+    """Be a host that sends requests and does not read."""
     stream = await nets.dial(address)
     stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     gets = [nets.get_of(request_id=number, length=length) for number in range(requests)]
@@ -45,7 +45,7 @@ async def deaf(address, name, requests, length=65536):
     await trio.aclose_forcefully(stream)
 
 
-async def test_hosts_that_do_not_read_hold_no_more_than_the_total_and_leave_room():
+async def test_non_reading_hosts_stay_within_the_total_of_answer_bytes():
     limits = peer_network.PeerLimits(answer_bytes=4 << 20, host_answer_bytes=2 << 20)
     async with nets.serving(limits=limits) as (server, address), contextlib.AsyncExitStack() as st_:
         async with trio.open_nursery() as nursery:
@@ -66,8 +66,8 @@ async def test_hosts_that_do_not_read_hold_no_more_than_the_total_and_leave_room
 
 
 @pytest.mark.expect_log("broke the protocol: GET")
-async def test_run_of_one_host_does_not_take_what_answers_to_all_hosts_may_take():
-    """Until it is known whether the host may have it, the answer's bytes are set aside."""
+async def test_run_of_one_host_stays_within_the_host_limit_of_answer_bytes():
+    """The server reserves the bytes of an answer before it knows whether the host may have it."""
     limits, most = peer_network.PeerLimits(), peer_wire.MAX_DATA_BYTES
     head = nets.get_of()[: -peer_wire.PROOF_BYTES - 8]
     frame = head + (31 * most).to_bytes(4, "big") + most.to_bytes(4, "big") + nets.PROOF
@@ -85,7 +85,7 @@ async def test_run_of_one_host_does_not_take_what_answers_to_all_hosts_may_take(
         await trio.aclose_forcefully(stream)
 
 
-async def test_what_is_urgent_has_room_beside_what_is_in_bulk():
+async def test_urgent_request_is_served_beside_blocked_bulk_requests():
     limits = peer_network.PeerLimits(host_requests=2)
 
     async def serve(host, get):
@@ -104,7 +104,7 @@ async def test_what_is_urgent_has_room_beside_what_is_in_bulk():
             nursery.cancel_scope.cancel()
 
 
-async def test_requests_of_all_hosts_together_are_bounded():
+async def test_total_of_open_requests_is_limited():
     active, most = 0, 0
 
     async def serve(host, get):
@@ -129,7 +129,7 @@ async def test_requests_of_all_hosts_together_are_bounded():
         await nets.wait_until(lambda: not server._budgets.requests.used)
 
 
-async def test_answer_that_is_taken_byte_by_byte_is_given_up():
+async def test_client_that_reads_an_answer_too_slowly_is_dropped():
     limits = peer_network.PeerLimits(silence_s=5.0, idle_s=0.4, serve_s=0.5)
     async with nets.serving(limits=limits) as (server, address):
         async with deaf(address, "h1", 20, len(DATA)) as stream:
@@ -141,7 +141,7 @@ async def test_answer_that_is_taken_byte_by_byte_is_given_up():
                     await trio.sleep(0.01)
 
 
-async def test_flood_of_bad_requests_from_who_does_not_read_is_bounded():
+async def test_refusals_queued_for_a_non_reading_client_are_bounded():
 
     class Refusing(peer_giver.TaskGiver):
         def requests_received(self, connection, requests, arrived_s):
@@ -177,9 +177,9 @@ async def send_until_closed(stream, sent):
 @pytest.mark.expect_log("no Hello in time")
 @pytest.mark.allow_log("closed before Hello")
 @pytest.mark.allow_log("has been closed")
-@pytest.mark.allow_log("EOF occurred in violation of protocol")  # OpenSSL 3.5 says it so
+@pytest.mark.allow_log("EOF occurred in violation of protocol")  # the words of OpenSSL 3.5
 @pytest.mark.parametrize("secure", [False, True], ids=["clear text", "silent before TLS"])
-async def test_crowd_of_strangers_does_not_keep_out_a_host(secure, tmp_path):
+async def test_unauthenticated_connections_do_not_keep_out_a_host(secure, tmp_path):
     tls = {nets.SERVER: None, nets.CLIENT: None}
     if secure:
         from tests.unit.agent import test_peer_security as security
@@ -200,7 +200,7 @@ async def test_crowd_of_strangers_does_not_keep_out_a_host(secure, tmp_path):
 
 
 @pytest.mark.expect_log("dropped")
-async def test_log_has_few_lines_of_strangers_whatever_they_say(caplog, autojump_clock):
+async def test_log_lines_about_dropped_connections_are_rate_limited(caplog, autojump_clock):
     said = handshake_limits.HandshakeLimits(4, 1.0, admission.Admission())
     for number in range(1000):
         said.log_drops(f"fd00::{number:x}", "somebody", "it is of no use")
@@ -215,7 +215,7 @@ async def test_log_has_few_lines_of_strangers_whatever_they_say(caplog, autojump
 
 
 @pytest.mark.expect_log("broke the protocol")
-async def test_host_that_breaks_the_rules_again_and_again_is_said_once(caplog):
+async def test_repeated_protocol_violations_of_a_host_are_logged_once(caplog):
     async with nets.serving() as (server, address):
         for _ in range(5):
             stream = await nets.dial(address)
@@ -228,7 +228,7 @@ async def test_host_that_breaks_the_rules_again_and_again_is_said_once(caplog):
     assert len([r for r in caplog.records if "broke the protocol" in r.getMessage()]) == 1
 
 
-async def test_flood_of_small_messages_leaves_turns_to_others():
+async def test_flood_of_small_messages_leaves_loop_turns_to_other_tasks():
     async with nets.serving(limits=nets.TALKATIVE) as (_server, address):
         stream = await nets.dial(address)
         pings = b"".join(peer_wire.encode(peer_wire.Ping(n))[0] for n in range(20_000))
@@ -252,8 +252,8 @@ async def test_flood_of_small_messages_leaves_turns_to_others():
     [peer_wire.Ping(1), peer_wire.Pong(1), peer_wire.Cancel((1, 2))],
     ids=["Ping", "Pong", "Cancel of nothing"],
 )
-async def test_small_messages_are_read_at_the_rate_of_their_host(message):
-    """The former code read all 20,000 of them at once."""
+async def test_small_messages_are_read_at_the_rate_limit_of_their_host(message):
+    """The burst is 1,000 of 20,000 messages."""
     rate = token_buckets.Rate(per_s=1e-3, burst=1000.0)
     async with nets.serving(limits=peer_network.PeerLimits(small_messages=rate)) as (
         server,
@@ -277,7 +277,7 @@ def frame(message):
     return b"".join(peer_wire.encode(message))
 
 
-def test_cancel_or_hurry_is_free_for_each_request_that_is_open():
+def test_one_cancel_or_priority_raise_per_open_request_is_free():
     get = peer_wire.Get((nets.REQUEST._replace(request_id=7),))
     cancels = [peer_wire.Cancel((number,)) for number in (1, 2, 7, 8)]
     assert loop_share.small_messages([get]) == 0
@@ -286,7 +286,7 @@ def test_cancel_or_hurry_is_free_for_each_request_that_is_open():
     assert loop_share.small_messages([peer_wire.RaisePriority((1, 9)), peer_wire.Ping(1)], {1}) == 1
 
 
-async def test_host_pays_for_what_is_refused_and_not_for_what_this_host_cannot_give():
+async def test_host_is_charged_for_missing_refusals_but_not_for_busy_ones():
     # So slow that what was paid is seen afterwards.
     rate = token_buckets.Rate(per_s=0.01, burst=100.0)
     limits = peer_network.PeerLimits(small_messages=rate)
@@ -315,7 +315,7 @@ async def test_host_pays_for_what_is_refused_and_not_for_what_this_host_cannot_g
 @pytest.mark.expect_log("no Hello in time")
 @pytest.mark.allow_log("closed before Hello")
 @pytest.mark.allow_log("has been closed")
-async def test_strangers_push_out_those_of_the_address_that_has_most():
+async def test_unauthenticated_connections_of_the_busiest_address_are_dropped():
     async with nets.serving(limits=peer_network.PeerLimits(unauthenticated=4)) as (server, address):
         ip, port = address.split(":")
         lone = await trio.open_tcp_stream(ip, int(port), local_address="127.0.0.2")
@@ -328,7 +328,7 @@ async def test_strangers_push_out_those_of_the_address_that_has_most():
             await trio.aclose_forcefully(stream)
 
 
-async def test_newer_connections_of_a_host_take_the_place_of_older_ones():
+async def test_newer_connections_of_a_host_replace_older_ones():
     async with nets.serving() as (server, address):
         streams = []
         for _ in range(6):
@@ -349,11 +349,11 @@ async def test_newer_connections_of_a_host_take_the_place_of_older_ones():
             await trio.aclose_forcefully(stream)
 
 
-# The rule
+# The budget
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40)), max_size=80))
-def test_sum_is_never_above_the_total_and_a_newcomer_finds_room(wishes):
+def test_budget_never_exceeds_its_total_and_admits_a_newcomer(wishes):
     shared = budget.Budget(total=100, user_limit=70)
     for sharer, amount in wishes:
         if shared.may_take(sharer, amount):
@@ -370,7 +370,7 @@ def test_sum_is_never_above_the_total_and_a_newcomer_finds_room(wishes):
     st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40)), max_size=20),
     st.lists(st.integers(1, 20), min_size=1, max_size=8),
 )
-def test_what_may_be_taken_in_parts_may_be_taken_part_by_part(wishes, parts):
+def test_budget_that_admits_parts_together_admits_each_in_turn(wishes, parts):
     shared = budget.Budget(total=100, user_limit=70)
     for sharer, amount in wishes:
         if shared.may_take(sharer, amount):
@@ -383,7 +383,7 @@ def test_what_may_be_taken_in_parts_may_be_taken_part_by_part(wishes, parts):
         shared.charge(0, amount)
 
 
-def test_one_gets_half_and_many_share_the_rest():
+def test_greedy_users_get_shrinking_shares_of_the_budget():
     shared = budget.Budget(total=128, user_limit=128)
     for sharer in ("greedy", "second", "third"):
         while shared.may_take(sharer, 1):

@@ -20,12 +20,12 @@ async def cloud(tmp_path):
 
 
 def asked(cloud):
-    """Return a chunk, its home, another host, and what that one is told."""
+    """Return a chunk, its home, and another host."""
     wanted = cloud.ref_of(0)
     return wanted, cloud.home(wanted), cloud.others(wanted)[0]
 
 
-async def test_what_a_guest_waited_for_is_told_with_its_time(cloud, autojump_clock):
+async def test_transfer_that_a_guest_waits_for_is_measured_with_its_time(cloud, autojump_clock):
     wanted, home, name = asked(cloud)
     began_s = trio.current_time()
     await cloud.hosts[name].fetch_chunk(wanted, GUEST)
@@ -34,7 +34,7 @@ async def test_what_a_guest_waited_for_is_told_with_its_time(cloud, autojump_clo
     assert took_s > 1
 
 
-async def test_chunks_that_are_under_way_at_once_count_one_by_one(cloud, autojump_clock):
+async def test_concurrent_transfers_are_measured_one_by_one(cloud, autojump_clock):
     _, home, name = asked(cloud)
     refs = [cloud.ref_of(n) for n in range(40) if cloud.home(cloud.ref_of(n)) == home]
     with cloud.hosts[name].request_chunks(refs) as wish:
@@ -44,17 +44,13 @@ async def test_chunks_that_are_under_way_at_once_count_one_by_one(cloud, autojum
     assert sum(moved[3] for moved in cloud.moved) > len(refs)
 
 
-async def test_what_nobody_waits_for_is_told_without_a_time_for_it_may_be_late(
-    cloud, autojump_clock
-):
+async def test_background_transfer_is_measured_without_a_time(cloud, autojump_clock):
     wanted, home, name = asked(cloud)
     await exchange_cloud.bring(cloud.hosts[name], wanted, AHEAD)
     assert cloud.moved == [(name, home, CHUNK, None)]
 
 
-async def test_peer_that_another_one_overtakes_has_taken_the_time_until_then(
-    tmp_path, autojump_clock
-):
+async def test_peer_beaten_by_a_hedge_is_charged_the_time_until_then(tmp_path, autojump_clock):
     async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3", "h4")) as hedging:
         wanted, home, name = asked(hedging)
         hedging.frozen.add(home)
@@ -67,7 +63,7 @@ async def test_peer_that_another_one_overtakes_has_taken_the_time_until_then(
     assert 0 < other_s < took_s
 
 
-async def test_reader_who_leaves_says_nothing_of_a_peer_that_is_still_asked(cloud, autojump_clock):
+async def test_transfer_is_measured_at_its_end_after_its_reader_cancels(cloud, autojump_clock):
     wanted, home, name = asked(cloud)
     with trio.move_on_after(0.1):
         await cloud.hosts[name].fetch_chunk(wanted, GUEST)
@@ -76,7 +72,7 @@ async def test_reader_who_leaves_says_nothing_of_a_peer_that_is_still_asked(clou
     assert cloud.moved == [(name, home, CHUNK, pytest.approx(1, abs=0.1))]
 
 
-async def test_peer_that_does_not_answer_at_all_says_nothing_of_the_way(cloud, autojump_clock):
+async def test_silent_peer_is_not_measured(cloud, autojump_clock):
     wanted, home, name = asked(cloud)
     cloud.frozen.add(home)
     await cloud.hosts[name].fetch_chunk(wanted, GUEST, 60)
@@ -87,7 +83,7 @@ async def test_peer_that_does_not_answer_at_all_says_nothing_of_the_way(cloud, a
 @pytest.mark.parametrize(
     ("priority", "took_s"), [(GUEST, pytest.approx(1, abs=0.1)), (AHEAD, None)]
 )
-async def test_wrong_bytes_have_moved_as_right_ones_do(cloud, autojump_clock, priority, took_s):
+async def test_transfer_of_invalid_bytes_is_measured(cloud, autojump_clock, priority, took_s):
     wanted, home, name = asked(cloud)
     cloud.lying.add(home)
     await cloud.hosts[name].fetch_chunk(wanted, priority, 60)
@@ -95,19 +91,17 @@ async def test_wrong_bytes_have_moved_as_right_ones_do(cloud, autojump_clock, pr
     assert sum(cloud.hosts[name].counters.fetched[wanted.image_id].bytes.values()) == CHUNK
 
 
-async def test_answers_without_bytes_are_not_told(cloud, autojump_clock):
+async def test_answers_without_bytes_are_not_measured(cloud, autojump_clock):
     wanted, home, name = asked(cloud)
     other = cloud.others(wanted)[1]
-    cloud.busy[home] = (other,)  # which has not got it
+    cloud.busy[home] = (other,)  # which has no copy
     await cloud.hosts[name].fetch_chunk(wanted, GUEST, 60)
     assert {host for _, host, _, _ in cloud.asked} == {home, other}
     assert [moved[:3] for moved in cloud.moved] == [(name, home, CHUNK)]
 
 
 @pytest.mark.parametrize("is_home", [True, False])
-async def test_what_a_guest_waited_for_at_the_source_is_counted_with_its_time(
-    cloud, autojump_clock, is_home
-):
+async def test_source_read_for_a_guest_counts_bytes_and_time(cloud, autojump_clock, is_home):
     wanted, home, name = asked(cloud)
     cloud.source.delay_s = 0.25
     await cloud.hosts[home if is_home else name].fetch_chunk(wanted, GUEST)
@@ -119,9 +113,7 @@ async def test_what_a_guest_waited_for_at_the_source_is_counted_with_its_time(
 
 @pytest.mark.parametrize("is_home", [True, False])
 @pytest.mark.parametrize("priority", LANES)
-async def test_what_nobody_waits_for_at_the_source_has_no_time(
-    cloud, autojump_clock, priority, is_home
-):
+async def test_background_source_read_counts_no_time(cloud, autojump_clock, priority, is_home):
     wanted, home, name = asked(cloud)
     await exchange_cloud.bring(cloud.hosts[home if is_home else name], wanted, priority)
     held = decision_link.exchange_totals(cloud.hosts[home], cloud.caches[home])
@@ -129,7 +121,7 @@ async def test_what_nobody_waits_for_at_the_source_has_no_time(
     assert held.chunks.received == CHUNK
 
 
-async def test_each_chunk_of_a_range_counts_until_its_own_bytes_come(cloud, autojump_clock):
+async def test_source_time_of_each_chunk_ends_with_its_own_bytes(cloud, autojump_clock):
     async def one_after_the_other(request):
         for number, piece in enumerate(request.pieces):
             await trio.sleep(0.25)

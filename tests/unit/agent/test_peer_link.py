@@ -23,7 +23,7 @@ CLIENT, SERVER = security.CLIENT, security.SERVER
 
 @pytest.fixture
 def credentials(tmp_path):
-    """Return what both sides have, by mode."""
+    """Return a function that reads the credentials of both sides for a mode."""
 
     def read(mode):
         return {host: security.Identity(tmp_path, host).read(mode) for host in (CLIENT, SERVER)}
@@ -33,7 +33,7 @@ def credentials(tmp_path):
 
 @contextlib.asynccontextmanager
 async def linked(tls):
-    """Give the ends of a connection: of who has opened it, and of who has accepted it."""
+    """Yield both ends of a connection: the opened one and the accepted one."""
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     ends = []
 
@@ -54,8 +54,8 @@ async def send_all(link, buffers):
         buffers = peer_link.rest_of(buffers, await link.send_some(buffers[:16]))
 
 
-async def test_frame_that_comes_in_one_piece_with_the_secret_is_not_lost(credentials):
-    """Who has the other side's secret may speak at once."""
+async def test_frame_sent_together_with_the_secret_is_received(credentials):
+    """A side that has the other's secret may send at once."""
     tls = credentials(security.SECURE)
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     session = tls_session.TlsSession(tls[CLIENT].tls_context(is_server=False), is_server=False)
@@ -106,7 +106,7 @@ async def test_socket_that_cannot_be_tuned_is_closed(monkeypatch):
     assert [sock.fileno() for sock in failed] == [-1, -1]
 
 
-async def test_bytes_are_undelivered_until_the_other_side_has_them(monkeypatch):
+async def test_bytes_are_undelivered_until_the_peer_has_received_them(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # accepted ones inherit it
         link = await connection_setup.connect(*listener.getsockname(), None, SILENCE_S)
@@ -129,7 +129,7 @@ async def test_bytes_are_undelivered_until_the_other_side_has_them(monkeypatch):
 
 
 class Counting(socket.socket):
-    """Counts how often something is received from it, or tried to."""
+    """A socket that counts its receive calls."""
 
     calls = 0
 
@@ -143,7 +143,7 @@ class Counting(socket.socket):
 
 
 @pytest.mark.parametrize("mode", list(security.peer_network.SecurityMode))
-async def test_message_that_comes_alone_takes_one_call_of_the_socket(credentials, mode):
+async def test_single_message_takes_one_receive_call(credentials, mode):
     insecure = mode is security.INSECURE
     hello = peer_wire.Hello(SERVER, peer_wire.ConnectionClass.DEMAND, 1)
     said = [hello, *[peer_wire.Ping(number) for number in range(10)]]
@@ -164,7 +164,7 @@ async def test_message_that_comes_alone_takes_one_call_of_the_socket(credentials
                     await trio.testing.wait_all_tasks_blocked()
                     await send_all(server, peer_wire.encode(message, server.sending))
                     await security.wait_until(lambda number=number: len(heard) == number)
-                    assert client._sock.calls <= 1 + number  # the first look found nothing
+                    assert client._sock.calls <= 1 + number  # the first call found nothing
     assert heard == said
 
 
@@ -173,7 +173,7 @@ def kept_unsent(link):
 
 
 @pytest.mark.parametrize("mode", list(security.peer_network.SecurityMode))
-async def test_kernel_keeps_more_unsent_only_while_that_leaves_at_once(credentials, mode):
+async def test_not_sent_limit_grows_only_while_the_link_drains_fast(credentials, mode):
     insecure = mode is security.INSECURE
     async with linked(dict.fromkeys((CLIENT, SERVER)) if insecure else credentials(mode)) as ends:
         for link in ends:
@@ -188,7 +188,7 @@ async def test_kernel_keeps_more_unsent_only_while_that_leaves_at_once(credentia
             assert [n >> 10 for n in kept] == [16, 32, 64, 128, 256, 512, 512, 16, 16]
 
 
-async def test_one_short_wait_on_a_slow_link_lets_the_kernel_keep_little_more():
+async def test_not_sent_limit_of_a_slow_link_grows_little_after_one_fast_send():
     async with linked(dict.fromkeys((CLIENT, SERVER))) as (_client, server):
         for _ in range(10):
             server._adapt_not_sent(64_000, 0.00001)

@@ -38,7 +38,7 @@ async def endpoint(nursery):
 
 
 @pytest.mark.expect_log("the peer listener .* has died")
-async def test_endpoint_that_died_is_opened_again_and_connections_go_on(endpoint):
+async def test_dead_listener_is_reopened_and_connections_stay_up(endpoint):
     made, listener = endpoint
     address = listener.socket.getsockname()
     old = await trio.open_tcp_stream(*address)
@@ -56,7 +56,7 @@ async def test_endpoint_that_died_is_opened_again_and_connections_go_on(endpoint
 
 @pytest.mark.expect_log("the peer listener .* has died")
 @pytest.mark.expect_log("cannot be opened")
-async def test_address_that_is_taken_meanwhile_is_waited_for(endpoint, monkeypatch):
+async def test_reopening_is_retried_while_the_address_is_in_use(endpoint, monkeypatch):
     made, listener = endpoint
     address = listener.socket.getsockname()
     open_listeners, failures = trio.open_tcp_listeners, [OSError(98, "Address already in use")] * 2
@@ -73,10 +73,10 @@ async def test_address_that_is_taken_meanwhile_is_waited_for(endpoint, monkeypat
 
 
 @pytest.mark.expect_log("does not listen any more")
-async def test_socket_that_does_not_listen_is_noticed_though_nothing_fails(
+async def test_socket_that_stopped_listening_without_an_error_is_reopened(
     endpoint, autojump_clock, monkeypatch
 ):
-    """As if the kernel had woken nobody."""
+    """As if the kernel woke no task."""
     made, listener = endpoint
     monkeypatch.setattr(listener.socket, "getsockopt", lambda *_: 0, raising=False)
     with trio.fail_after(60):
@@ -84,7 +84,7 @@ async def test_socket_that_does_not_listen_is_noticed_though_nothing_fails(
             await trio.sleep(1)
 
 
-async def test_who_may_not_enter_is_turned_away_and_others_are_heard(nursery):
+async def test_connection_of_a_rejected_address_is_closed_and_others_served(nursery):
     asked = []
     made = peer_listener.PeerListener(echo, lambda ip: asked.append(ip) or ip == "127.0.0.9")
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -105,9 +105,7 @@ async def test_who_may_not_enter_is_turned_away_and_others_are_heard(nursery):
 
 
 @pytest.mark.parametrize("failure", [errno.ECONNABORTED, errno.EPERM])
-async def test_connection_that_fails_before_it_is_accepted_ends_nothing(
-    endpoint, monkeypatch, failure
-):
+async def test_failed_accept_does_not_end_the_listener(endpoint, monkeypatch, failure):
     made, listener = endpoint
     accept, failures = socket.socket.accept, [OSError(failure, "as if")] * 2
 

@@ -42,7 +42,7 @@ SERVER_HELLO = b"".join(peer_wire.encode(peer_wire.Hello(SERVER, DEMAND, 0)))
 
 
 def get_of(**changes) -> bytes:
-    """Return a message that asks for one chunk."""
+    """Return a message that requests one chunk."""
     return peer_wire.encode(peer_wire.Get((REQUEST._replace(**changes),)))[0]
 
 
@@ -73,7 +73,7 @@ async def serving(
     handler=None,
     **options,
 ):
-    """Run the answering side; gives it and its address."""
+    """Run a server; yields it and its address."""
     net = peer_network.PeerNetwork(
         host, credentials=tls, limits=limits, admission=admission, **options
     )
@@ -86,7 +86,7 @@ async def serving(
 
 
 class Client:
-    """A PeerNet that asks one host."""
+    """A PeerNetwork that sends requests to one host."""
 
     def __init__(self, net: peer_network.PeerNetwork, address: str) -> None:
         self.net, self.address, self.asked = net, address, 0
@@ -112,7 +112,7 @@ class Client:
 async def asking(
     address: str, host=CLIENT, tls=None, limits=PATIENT, admission=EVERYBODY, told=None, **options
 ):
-    """Run the asking side.
+    """Run a client.
 
     :param told: callbacks for events of peers
     """
@@ -135,7 +135,7 @@ async def both(serve=serve_data, limits=PATIENT, server_limits=PATIENT):
 
 @contextlib.asynccontextmanager
 async def faking(handler):
-    """Run ``handler`` in place of an answering agent; gives its address."""
+    """Run ``handler`` in place of a server; yields its address."""
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         await nursery.start(trio.serve_listeners, handler, listeners)
@@ -144,7 +144,7 @@ async def faking(handler):
 
 
 def answering(data: bytes):
-    """Return a handler that says ``data`` when it is asked for something, and nothing more."""
+    """Return a handler that sends only ``data``, after the first request."""
 
     async def handler(stream):
         await stream.send_all(SERVER_HELLO)
@@ -169,12 +169,12 @@ async def wait_until(is_true, patience_s=30.0) -> None:
 # What works
 
 
-async def test_chunk_comes_from_the_peer():
+async def test_chunk_is_fetched_from_a_peer():
     async with both() as (client, _server):
         assert await client.fetch(100, 5000) == DATA[100:5100]
 
 
-async def test_who_asks_while_it_ends_is_told_at_every_moment():
+async def test_requests_during_shutdown_fail():
     net, told = peer_network.PeerNetwork(CLIENT, limits=PATIENT, admission=EVERYBODY), 0
     async with serving() as (_server, address), trio.open_nursery() as nursery:
         await nursery.start(net.run)
@@ -187,8 +187,8 @@ async def test_who_asks_while_it_ends_is_told_at_every_moment():
     assert told == 20
 
 
-async def test_loss_is_heard_in_the_context_of_who_asked():
-    """What it begins then is that host's, and not nobody's."""
+async def test_loss_callback_runs_in_the_context_of_the_requester():
+    """Work that the callback starts belongs to the requester."""
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who")
     net, heard = peer_network.PeerNetwork(CLIENT, limits=PATIENT, admission=EVERYBODY), []
     who.set("me")
@@ -199,7 +199,7 @@ async def test_loss_is_heard_in_the_context_of_who_asked():
     assert heard == ["me"]
 
 
-async def test_largest_chunk_comes_in_one_piece():
+async def test_chunk_of_the_largest_size_is_fetched():
     big = os.urandom(peer_wire.MAX_DATA_BYTES)
 
     async def serve(host, get):
@@ -209,7 +209,7 @@ async def test_largest_chunk_comes_in_one_piece():
         assert await client.fetch(0, len(big)) == big
 
 
-async def test_server_learns_who_asks_and_what():
+async def test_server_sees_the_client_and_its_request():
     seen = []
 
     async def serve(host, get):
@@ -256,7 +256,7 @@ async def test_bulk_answers_flow_while_a_demand_connection_is_stuck():
     async with serving() as (_server, address):
         stuck = await dial(address)
         await stuck.send_all(HELLO)
-        for request_id in range(40):  # nobody reads the answers
+        for request_id in range(40):  # the answers are not read
             await stuck.send_all(get_of(request_id=request_id, length=len(DATA)))
         async with asking(address) as client:
             await trio.sleep(0.05)
@@ -274,7 +274,7 @@ async def test_bulk_answers_flow_while_a_demand_connection_is_stuck():
         (errors.DeadlineExceeded("x", 3.0), errors.SourceUnreachable, "UNREACHABLE"),
     ],
 )
-async def test_refusal_arrives_as_the_error_that_says_what_to_do(raised, expected, text):
+async def test_refusal_is_raised_as_the_matching_error(raised, expected, text):
     async def serve(host, get):
         raise raised
 
@@ -302,7 +302,7 @@ async def test_bulk_data_waits_while_demand_data_moves(autojump_clock):
     assert waited == [pytest.approx(demand_gate.BULK_YIELDS_S / 2)] and gate.is_open
 
 
-async def test_bulk_data_does_not_wait_for_demand_data_that_does_not_move(autojump_clock):
+async def test_bulk_data_does_not_wait_for_stalled_demand_data(autojump_clock):
     gate = demand_gate.DemandGate()
     gate.outbox_filled()
     await gate.wait()
@@ -338,8 +338,8 @@ async def test_ping_is_answered_by_either_side():
         await stream.aclose()
 
 
-async def test_pings_of_a_peer_that_does_not_read_take_no_memory():
-    """It gets the pongs that there is room for, and what it was asked goes on."""
+async def test_pongs_queued_for_a_non_reading_peer_are_bounded():
+    """The peer gets the pongs that fit, and the open request continues."""
     limit_bytes, pings, heard = 16 * 1024, 20_000, []
     [pong] = peer_wire.encode(peer_wire.Pong(1))
     may_read = trio.Event()
@@ -384,7 +384,7 @@ async def test_pings_of_a_peer_that_does_not_read_take_no_memory():
 # Cancelling and waiting
 
 
-async def test_cancelled_fetch_is_cancelled_at_the_peer_and_the_connection_lives_on():
+async def test_cancelled_fetch_ends_work_at_the_peer_and_keeps_the_connection():
     cancelled = trio.Event()
     entered = trio.Event()
 
@@ -415,7 +415,7 @@ async def test_late_answer_is_dropped():
         gets = []
         async for data in stream:
             gets += requests_in(to.feed_bytes(data))
-            if len(gets) == 2:  # answer the first, that nobody waits for, then the second
+            if len(gets) == 2:  # answer the first, which has timed out, then the second
                 for get in gets:
                     head, body = peer_wire.encode(
                         peer_wire.Chunk(get.request_id, bytes([get.offset]) * get.length)
@@ -428,7 +428,7 @@ async def test_late_answer_is_dropped():
         assert await client.fetch(2, 10) == b"\x02" * 10
 
 
-async def test_work_for_a_request_ends_when_its_time_is_over():
+async def test_work_for_a_request_ends_at_its_timeout():
     ended = trio.Event()
 
     async def serve(host, get):
@@ -451,7 +451,7 @@ async def test_work_for_a_request_ends_when_its_time_is_over():
         await stream.aclose()
 
 
-async def test_requests_over_the_bound_wait_in_the_socket():
+async def test_requests_over_the_limit_wait_in_the_socket():
     limits = peer_network.PeerLimits(host_requests=4)
     active, most, release = 0, 0, trio.Event()
 
@@ -479,7 +479,7 @@ async def test_requests_over_the_bound_wait_in_the_socket():
 # Connections
 
 
-async def test_connection_that_is_idle_is_closed_and_opened_again():
+async def test_idle_connection_is_closed_and_reopened():
     async with both(limits=QUICK) as (client, server):
         await client.fetch()
         await wait_until(
@@ -507,7 +507,7 @@ async def test_idle_connection_makes_room_for_a_new_one():
         await wait_until(lambda: client.net.connection_counts[1] == 1)
 
 
-async def test_no_more_than_so_many_connections_are_opened():
+async def test_outgoing_connections_are_limited():
     async def serve(host, get):
         await trio.sleep_forever()
 
@@ -520,7 +520,7 @@ async def test_no_more_than_so_many_connections_are_opened():
             nursery.cancel_scope.cancel()
 
 
-async def test_no_more_than_so_many_connections_are_opened_in_one_turn():
+async def test_outgoing_connections_are_limited_within_one_loop_turn():
     async def handler(stream):
         await stream.send_all(SERVER_HELLO)
         await trio.sleep_forever()
@@ -537,14 +537,14 @@ async def test_no_more_than_so_many_connections_are_opened_in_one_turn():
         assert left == ["h0.example"] and idle.connection.is_closed
 
 
-async def test_no_more_than_so_many_connections_are_accepted():
+async def test_incoming_connections_are_limited():
     async with both(server_limits=peer_network.PeerLimits(incoming=1)) as (client, server):
         await client.fetch(priority=PEER)
         await client.fetch(priority=PREFETCH)  # the other one was idle
         assert server.connection_counts[0] == 1
 
 
-async def test_host_that_moved_is_asked_at_its_new_address():
+async def test_moved_host_is_contacted_at_its_new_address():
     async with serving() as (old, old_address), serving() as (new, new_address):
         async with asking(old_address) as client:
             await client.fetch()
@@ -561,7 +561,7 @@ async def test_peer_that_does_not_listen_is_unreachable():
                 await client.fetch()
 
 
-async def test_lost_connection_fails_all_fetches_under_way():
+async def test_lost_connection_fails_all_fetches_in_flight():
     async def handler(stream):
         await stream.send_all(SERVER_HELLO)
         await trio.sleep(0.1)
@@ -603,7 +603,7 @@ async def test_peer_that_stops_in_the_middle_of_a_chunk_is_dropped():
             await client.fetch()
 
 
-async def test_peer_whose_chunk_comes_slowly_but_steadily_is_not_dropped():
+async def test_peer_that_sends_a_chunk_slowly_but_steadily_is_not_dropped():
     async def handler(stream):
         await stream.send_all(SERVER_HELLO)
         await stream.receive_some()
@@ -618,7 +618,7 @@ async def test_peer_whose_chunk_comes_slowly_but_steadily_is_not_dropped():
         assert await client.fetch(0, 2 << 20) == bytes(2 << 20)
 
 
-async def test_client_whose_requests_wait_for_us_is_not_dropped():
+async def test_client_with_requests_queued_at_the_server_is_not_dropped():
     async def serve(host, get):
         await trio.sleep(0.5)
         return bytes(get.length)
@@ -637,14 +637,14 @@ async def test_client_whose_requests_wait_for_us_is_not_dropped():
 
 
 @pytest.mark.expect_log("Refer where none was allowed")
-async def test_referral_that_nobody_allowed_ends_the_connection():
+async def test_unallowed_referral_is_a_protocol_error():
     referral = b"".join(peer_wire.encode(peer_wire.Refer(1, ("h9",))))
     async with faking(answering(referral)) as address, asking(address) as client:
         with pytest.raises(errors.RemoteProtocolError, match="Refer"):
             await client.fetch()
 
 
-async def test_frozen_peer_is_given_up_after_silence():
+async def test_frozen_peer_times_out_after_silence():
     async def handler(stream):
         await stream.send_all(SERVER_HELLO)
         await trio.sleep_forever()
@@ -656,7 +656,7 @@ async def test_frozen_peer_is_given_up_after_silence():
         assert trio.current_time() - began < 5 * QUICK.silence_s
 
 
-async def test_peer_that_works_long_on_an_answer_shows_life_and_is_waited_for():
+async def test_peer_that_works_long_on_an_answer_does_not_time_out():
     async def serve(host, get):
         await trio.sleep(5 * QUICK.silence_s)
         return bytes(get.length)
@@ -677,7 +677,7 @@ async def test_client_that_does_not_read_its_answers_is_dropped():
         await stream.aclose()
 
 
-async def test_closing_fails_what_is_under_way():
+async def test_close_fails_requests_in_flight():
     async def serve(host, get):
         await trio.sleep_forever()
 
@@ -693,7 +693,7 @@ async def test_closing_fails_what_is_under_way():
             await client.net.aclose()
 
 
-# Peers that lie
+# Peers that break the protocol
 
 
 @pytest.mark.expect_log(r"127.0.0.1:\d+ dropped: .*broke the protocol")
@@ -707,7 +707,7 @@ async def test_closing_fails_what_is_under_way():
     ],
     ids=["http", "tls", "oversized", "version"],
 )
-async def test_garbage_costs_its_sender_the_connection_and_nobody_else(garbage):
+async def test_garbage_closes_only_the_connection_of_its_sender(garbage):
     async with both() as (client, server):
         await client.fetch()
         stream = await dial(client.address)
@@ -731,7 +731,7 @@ async def test_garbage_costs_its_sender_the_connection_and_nobody_else(garbage):
     ],
     ids=["hello twice", "short get", "oversized", "same id twice"],
 )
-async def test_client_that_breaks_the_rules_after_hello_is_dropped(frames):
+async def test_client_that_breaks_the_protocol_after_hello_is_dropped(frames):
     async with serving() as (server, address):
         stream = await dial(address)
         await stream.send_all(HELLO)
@@ -745,8 +745,8 @@ async def test_client_that_breaks_the_rules_after_hello_is_dropped(frames):
 
 
 @pytest.mark.expect_log("server.example .* broke the protocol")
-async def test_sweep_that_meets_a_connection_just_dropped_goes_on(monkeypatch):
-    """A peer could time it: the sweep ends with all that the agent does, if it raises."""
+async def test_sweep_continues_after_a_connection_that_was_just_dropped(monkeypatch):
+    """A peer could cause this; an exception in the sweep would end the agent."""
     often = peer_network.PeerLimits(silence_s=0.0)  # in each turn of the loop
     is_stuck = base_connection.PeerConnection.is_stuck
     monkeypatch.setattr(
@@ -769,8 +769,8 @@ async def test_sweep_that_meets_a_connection_just_dropped_goes_on(monkeypatch):
 
 @pytest.mark.expect_log("a look at connections (to|of) peers has failed")
 @pytest.mark.expect_log("a check of peers' certificates has failed")
-async def test_loop_that_fails_at_a_connection_ends_no_other(monkeypatch):
-    """An error that nobody foresaw, in a loop that looks at all connections."""
+async def test_exceptions_in_periodic_checks_do_not_fail_fetches(monkeypatch):
+    """The exception is unexpected, in loops that check all connections."""
 
     def fail(*args):
         raise ValueError("unforeseen")
@@ -816,7 +816,7 @@ LYING_ANSWERS = {
 
 @pytest.mark.expect_log("server.example .* broke the protocol")
 @pytest.mark.parametrize("name", LYING_ANSWERS)
-async def test_server_that_breaks_the_rules_is_named_and_dropped(name):
+async def test_server_that_breaks_the_protocol_is_named_and_dropped(name):
     data, why = LYING_ANSWERS[name]
 
     async def handler(stream):
@@ -834,16 +834,16 @@ async def test_server_that_breaks_the_rules_is_named_and_dropped(name):
 
 
 @pytest.mark.expect_log("this is server.example")
-async def test_another_host_at_the_address_is_an_error_that_says_so():
+async def test_another_host_at_the_address_is_a_protocol_error():
     async with both() as (client, _server):
         with pytest.raises(errors.RemoteProtocolError, match=r"this is server\.example, not"):
             await client.fetch(host=ids.HostId("other.example"))
 
 
-# Who may not have what it was told
+# Lost announcements
 
 
-async def test_who_was_not_reached_is_known_not_to_have_heard():
+async def test_announcement_to_an_unreachable_host_is_reported_lost():
     unheard = []
     async with serving() as (_server, address):
         pass
@@ -852,10 +852,10 @@ async def test_who_was_not_reached_is_known_not_to_have_heard():
         await wait_until(lambda: unheard)
         with pytest.raises(errors.SourceUnreachable):
             await client.fetch(priority=PREFETCH)
-    assert unheard == [SERVER]  # who was only asked was told nothing
+    assert unheard == [SERVER]  # a failed request is no lost announcement
 
 
-async def test_who_was_told_and_has_gone_since_may_have_forgotten():
+async def test_announcement_is_reported_lost_when_its_host_disconnects():
     unheard = []
     async with (
         serving() as (server, address),
@@ -869,7 +869,7 @@ async def test_who_was_told_and_has_gone_since_may_have_forgotten():
     assert unheard == [SERVER]
 
 
-async def test_who_was_told_on_a_connection_that_is_idle_has_heard():
+async def test_announcement_is_not_lost_when_an_idle_connection_closes():
     unheard = []
     async with serving() as (_server, address):
         async with asking(
