@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boot images that come before they are needed, over everything that is real.
+"""Prefetch of boot images, with all services real.
 
-Four hosts in namespaces read from a real Glance: h1 wants no boot image ahead, h2 and h4 those of
-new versions of what they use, h3 those of all public images.
+Four hosts in namespaces read from a real Glance: h1 prefetches no boot image, h2 and h4 those of
+new versions of images that they use, h3 those of all public images.
+
 """
 
 import contextlib
@@ -41,21 +42,22 @@ LINK_MBIT = 100
 DEADLINE_S = 150.0
 CHUNK = uploads.CHUNK
 BOOT_CHUNKS = 320
-"""What a boot reads: 20 MiB.  Half of it, as a new version may have, takes this link 0.9 s."""
+"""Chunks of a boot: 20 MiB.  Half of them, as in a new version, take 0.9 s on this link."""
 _HALF = BOOT_CHUNKS // 2
 _DICE = random.Random(1)
 TRACE = [*_DICE.sample(range(_HALF), _HALF), *_DICE.sample(range(_HALF, BOOT_CHUNKS), _HALF)]
-"""In which order: here and there, so that nothing is read ahead of it; its halves apart."""
+"""Their order: scattered, so that no read-ahead starts; one half after the other."""
 MODES = {"h1": "none", "h2": "booted", "h3": "all", "h4": "booted"}
 DEBIAN = {"os_distro": "debian", "os_version": "13"}
 BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
 
 
 class Boot(NamedTuple):
-    """What a guest's boot read, how long that took, and what of it came to the host meanwhile.
+    """The boot of a guest: bytes read, duration, and bytes that the host fetched meanwhile.
 
-    :param read: the bytes that it read, by the ways that these came
-    :param loaded: those of the boot image that was had in memory for it, by where they came from
+    :param read: bytes read, by origin
+    :param loaded: bytes of the boot image loaded into memory for it, by origin
+
     """
 
     data: bytes
@@ -65,11 +67,11 @@ class Boot(NamedTuple):
     loaded: dict[str, int]
 
     def check_needs_nobody(self, kept_bytes: int) -> None:
-        """Check that all came from this host: of the boot image what was kept ahead, no less."""
+        """Check that all bytes came from this host, the prefetched ones from its cache."""
         assert set(self.read) <= {"boot", "frame", "cache"}
         assert sum(self.read.values()) == len(self.data)
         assert set(self.loaded) == {"cache"}
-        assert self.loaded["cache"] >= kept_bytes  # some came through this host to the other one
+        assert self.loaded["cache"] >= kept_bytes  # some passed through this host to the other one
 
 
 class Cloud:
@@ -88,7 +90,7 @@ class Cloud:
         runs.wait_for(check, DEADLINE_S, what, self.log)
 
     def boot(self, host: str, image_id: str) -> Boot:
-        """Read what a boot reads, in order and past the page cache, on a host."""
+        """Read the chunks of a boot on a host, in order and past the page cache."""
         agent = self.agents[host]
         before = fetched_bytes(agent)
         began_s = time.monotonic()
@@ -111,17 +113,17 @@ class Cloud:
         return bool(boot_image["state"] == "loading")
 
     def ahead(self, host: str) -> tuple[int, int]:
-        """Return how many boot images came to a host ahead, and the bytes that came with them."""
+        """Return how many boot images a host prefetched, and their bytes."""
         boots = self.agents[host].status()["boot"]
         return boots["prefetched"], boots["prefetched_bytes"]
 
     def kept_ahead_bytes(self, host: str) -> int:
-        """Return what a host keeps of boot images that no guest has needed yet."""
+        """Return how many bytes of boot images a host keeps that no guest has needed yet."""
         kept: int = self.agents[host].status()["cache"]["bytes_by_class"]["ahead"]
         return kept
 
     def source_bytes(self) -> int:
-        """Return what all hosts together have read from Glance."""
+        """Return how many bytes all hosts together have read from Glance."""
         shown = (agent.status()["exchange"] for agent in self.agents.values())
         return sum(one["source_bytes"] for one in shown)
 
@@ -135,7 +137,7 @@ class Cloud:
 
 
 def booted(data: bytes) -> bytes:
-    """Return what a boot reads of an image."""
+    """Return the bytes of an image that a boot reads."""
     return b"".join(data[number * CHUNK : (number + 1) * CHUNK] for number in TRACE)
 
 
@@ -144,7 +146,7 @@ def is_prepared(glance: uploads.Images, image_id: str) -> bool:
 
 
 def boot_image_of(glance: uploads.Images, image_id: str) -> str:
-    """Return the id of an image's boot image; empty if it has none."""
+    """Return the id of an image's boot image, or "" if it has none."""
     return str(glance.record(image_id).get(BOOT_IMAGE.pointer, ""))
 
 
@@ -155,7 +157,7 @@ def frames_of(glance: uploads.Images, image_id: str) -> Sequence[boot_image.Fram
 
 
 def fetched_bytes(agent: agents.Agent) -> int:
-    """Return what came to a host from the source and from others."""
+    """Return how many bytes a host got from the source and from peers."""
     return sum(count["bytes"] for count in agent.status()["fetched"].values())
 
 
@@ -169,7 +171,7 @@ def cloud(glance: uploads.Images, tmp_path: pathlib.Path) -> Iterator[Cloud]:
         tuned.NOTIFICATION_POOL: f"test-{tmp_path.name}",
         tuned.TRACES_NEEDED: 1,
     }
-    options = {"constants": constants, "protect_used_images": False}  # they are deleted here
+    options = {"constants": constants, "protect_used_images": False}  # the test deletes them
     listener = acstor_glance.Listener("listener", lab, tmp_path, **options)
     made = Cloud(lab, listener)
     with contextlib.ExitStack() as stack:
@@ -213,7 +215,7 @@ def cloud(glance: uploads.Images, tmp_path: pathlib.Path) -> Iterator[Cloud]:
         yield made
 
 
-def test_new_version_boots_on_the_next_host_from_what_came_before_it_was_needed(
+def test_new_version_of_an_image_boots_from_a_prefetched_boot_image(
     cloud: Cloud, glance: uploads.Images, record_property: Any
 ) -> None:
     dice = random.Random(30)
@@ -222,7 +224,7 @@ def test_new_version_boots_on_the_next_host_from_what_came_before_it_was_needed(
     second = first[:half_bytes] + dice.randbytes(len(first) - half_bytes)
     first_id = glance.upload(first, **DEBIAN)
     cloud.wait(lambda: is_prepared(glance, first_id), "the first version's chunk map")
-    for host in ("h2", "h4", "h1"):  # all of it is there before there is a boot image
+    for host in ("h2", "h4", "h1"):  # all hosts cache it before there is a boot image
         assert cloud.boot(host, first_id).data == booted(first)
     cloud.wait(lambda: bool(boot_image_of(glance, first_id)), "a recorded boot image")
     second_id = glance.upload(second, **DEBIAN)
@@ -230,7 +232,7 @@ def test_new_version_boots_on_the_next_host_from_what_came_before_it_was_needed(
     inherited = boot_image_of(glance, second_id)
     for host in ("h2", "h4"):
         cloud.wait(lambda: cloud.ahead(host)[0] == 1, "the inherited boot image")  # noqa: B023
-        assert cloud.ahead(host)[1] == 0  # all of it is here since the version before was booted
+        assert cloud.ahead(host)[1] == 0  # all of it is cached since the boot of the version before
 
     cold = cloud.boot("h1", second_id)
     assert cold.data == booted(second)
@@ -245,11 +247,11 @@ def test_new_version_boots_on_the_next_host_from_what_came_before_it_was_needed(
     came = {host: cloud.ahead(host)[1] for host in kept}
     read_bytes = cloud.source_bytes() - read_bytes
     print(f"of {new_bytes} bytes came {came}, kept {kept}; {read_bytes} were read of the source")
-    for host in kept:  # the rest is here as chunks, or came through this host to the other one
+    for host in kept:  # the rest is cached as chunks, or passed through this host to the other one
         assert 0 < came[host] <= kept[host] <= new_bytes
-    assert read_bytes < 1.1 * new_bytes  # they share it
+    assert read_bytes < 1.1 * new_bytes  # the hosts share it
     assert f"image {second_id}: its boot image is here before" in cloud.agents["h2"].log()
-    assert second_id not in cloud.agents["h2"].status()["images"]  # nobody has used it there
+    assert second_id not in cloud.agents["h2"].status()["images"]  # no guest here has used it
     done = dict.fromkeys(("h2", "h4"), "prefetch_boot_image: done, 100 %")
     cloud.wait(lambda: cloud.tasks(second_id, "prefetch_boot_image") == done, "what operators see")
 
@@ -264,10 +266,10 @@ def test_new_version_boots_on_the_next_host_from_what_came_before_it_was_needed(
         print(f"{name}: {boot.took_s:.3f} s, {boot.fetched_bytes} bytes came, {boot.read}")
         record_property(f"{name}_s", round(boot.took_s, 3))
         record_property(f"{name}_fetched_bytes", boot.fetched_bytes)
-    assert cloud.ahead("h1") == cloud.ahead("h3") == (0, 0)  # it is a project's own
+    assert cloud.ahead("h1") == cloud.ahead("h3") == (0, 0)  # the image is private to a project
 
 
-def test_public_image_comes_to_the_hosts_that_want_all(
+def test_public_image_is_prefetched_only_by_hosts_that_want_all(
     cloud: Cloud, glance: uploads.Images
 ) -> None:
     data = random.Random(31).randbytes(40 * CHUNK + BOOT_CHUNKS * CHUNK)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the listener's part for boot images does with a real QEMU, and says on the image."""
+"""The listener builds boot images with a real QEMU and records the state on the image."""
 
 import pathlib
 import shutil
@@ -60,18 +60,18 @@ def prepared(images: memory_images.MemoryImages, conf: cfg.ConfigOpts, data: byt
     image_id = ids.parse_image_id(image["id"])
     outcome = image_preparer.ImagePreparer(images, conf).prepare_image(image_id)
     assert outcome is image_preparer.PreparationOutcome.PREPARED
-    assert image["acstor_boot_state"] == "waiting"  # whoever makes the map asks for the rest
+    assert image["acstor_boot_state"] == "waiting"  # the chunk map's maker requests the boot image
     return image_id, image
 
 
-def test_image_that_boots_is_built_and_says_so(images, conf, made):
+def test_image_that_boots_gets_a_boot_image_and_is_marked_ready(images, conf, made):
     image_id, image = prepared(images, conf, ENDS_SOON)
     assert made.make_boot_image(image_id)
     assert image["acstor_boot_state"] == "ready"
     assert "acstor_boot_retry" not in image and "acstor_boot_message" not in image
     found = images.artefact_of(images.get_image(image_id), artefacts.Kind.BOOT_IMAGE)
     assert (found.text("acstor_origin"), found.text("acstor_revision")) == ("built", "1")
-    assert not made.make_boot_image(image_id)  # there is nothing left to do
+    assert not made.make_boot_image(image_id)  # no work is left
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_image_that_boots_is_built_and_says_so(images, conf, made):
     ],
     ids=["no-boot-loader", "another-processor"],
 )
-def test_image_that_cannot_boot_says_so_once_and_for_all(images, conf, made, data, record, said):
+def test_unbootable_image_is_marked_and_never_built_again(images, conf, made, data, record, said):
     image_id, image = prepared(images, conf, data, **record)
     assert not made.make_boot_image(image_id)
     assert (image["acstor_boot_state"], image["acstor_boot_retry"]) == ("unbootable", "1 never")
@@ -100,11 +100,11 @@ def test_image_that_cannot_boot_says_so_once_and_for_all(images, conf, made, dat
             host="h1", image_id=image_id, size_bytes=len(data), chunk_bytes=65536, trace=(3, 5)
         )
     )
-    assert made.make_boot_image(image_id)  # a host that boots it all the same helps all others
+    assert made.make_boot_image(image_id)  # recorded boots of a host replace the build
     assert image["acstor_boot_state"] == "ready"
 
 
-def test_build_that_cannot_begin_says_why_and_when_it_is_tried_again(
+def test_build_that_cannot_start_records_the_reason_and_its_retry_time(
     images, conf, made, monkeypatch
 ):
     image_id, image = prepared(images, conf, ENDS_SOON)
@@ -113,11 +113,11 @@ def test_build_that_cannot_begin_says_why_and_when_it_is_tried_again(
     assert image["acstor_boot_state"] == "failed"
     assert image["acstor_boot_retry"].startswith("1 2")
     assert "qemu-that-is-missing: it is not installed" in image["acstor_boot_message"]
-    assert not made.make_boot_image(image_id)  # not before its time
+    assert not made.make_boot_image(image_id)  # not before the retry time
     assert image["acstor_boot_retry"].startswith("1 2")
 
 
-def test_image_that_hosts_boot_is_built_before_a_catalogue(images, conf, made):
+def test_image_that_hosts_boot_is_built_before_a_backlog(images, conf, made):
     catalogue = [prepared(images, conf, ENDS_SOON)[0] for _ in range(3)]
     booted, new = (prepared(images, conf, ENDS_SOON)[0] for _ in range(2))
     order: list[ids.ImageId] = []
@@ -142,21 +142,21 @@ def test_image_that_hosts_boot_is_built_before_a_catalogue(images, conf, made):
     assert order == [booted, new, *catalogue]
 
 
-def test_listener_that_was_killed_loses_no_image_of_its_queue(images, conf, made):
+def test_killed_listener_loses_no_queued_image(images, conf, made):
     waiting = [prepared(images, conf, ENDS_SOON)[0] for _ in range(2)]
     image_id, image = prepared(images, conf, ENDS_SOON)
     image.update(acstor_boot_state="building", acstor_boot_retry="1 2026-01-01T00:00:00+00:00")
     wanted = image_preparer.ImagePreparer(images, conf).desired
     findings = image_reconciler.ImageReconciler(
         images, wanted, builds_boot_images=True
-    ).run()  # of the next listener
+    ).run()  # as the next listener does
     assert set(findings.to_build) == {*waiting, image_id}
     assert findings.boot_states == {"waiting": 2, "building": 1}
     assert made.make_boot_image(image_id)
     assert image["acstor_boot_state"] == "ready"
 
 
-def test_image_that_glances_import_prepared_is_built_without_a_reconcile(images, conf, made):
+def test_image_prepared_by_an_import_is_built_without_a_reconcile(images, conf, made):
     image_id, image = prepared(images, conf, ENDS_SOON)  # as the import plugin does it
     counters = metrics.ListenerMetrics()
     guard = protection_reconciler.ProtectionReconciler(conf, images, counters)
@@ -170,7 +170,7 @@ def test_image_that_glances_import_prepared_is_built_without_a_reconcile(images,
         thread.start()
     boots.start()
     try:
-        service._on_notification("image.update", image_id)  # it is told of what the plugin set
+        service._on_notification("image.update", image_id)  # of the plugin's update
         end_s = time.monotonic() + 60
         while image["acstor_boot_state"] != "ready":
             assert time.monotonic() < end_s, image["acstor_boot_state"]
@@ -183,7 +183,7 @@ def test_image_that_glances_import_prepared_is_built_without_a_reconcile(images,
             thread.join(60)
 
 
-def test_listener_is_put_together_as_its_host_allows(conf, monkeypatch):
+def test_listener_without_qemu_only_records_boots(conf, monkeypatch):
     conf.set_override("auth_type", "none", "acstor_glance")
     conf.set_override("endpoint_override", "http://127.0.0.1:1", "acstor_glance")
     monkeypatch.setattr(boot_guest, "QEMU", "qemu-that-is-missing")

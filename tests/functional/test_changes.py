@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that QEMU made is composed of its base and its changes as QEMU itself converts it."""
+"""Flattening base and delta of a QEMU disk gives the bytes of QEMU's own conversion."""
 
 import dataclasses
 import pathlib
@@ -73,7 +73,7 @@ class Case:
         options = dict(word.split("=") for word in self.overlay.split(","))
         cluster = int(options["cluster_size"])
         for number in dice.sample(range(size // cluster), min(6, size // cluster)):
-            if "preallocation" not in options:  # QEMU compresses into no cluster that is there
+            if "preallocation" not in options:  # QEMU does not compress into allocated clusters
                 yield f"write -c -P {number % 255 + 1} {number * cluster} {cluster}"
         for _ in range(16):
             at = dice.randrange(size // 512) * 512
@@ -103,7 +103,7 @@ def cases() -> Iterator[Case]:
                    3 * MIB + 1024, is_compressed=True)  # fmt: skip
         yield Case(f"shorter-{overlay}", "cluster_size=65536", 5 * MIB, overlay,
                    3 * MIB + 1536, is_compressed=True)  # fmt: skip
-    for how in ("metadata", "falloc", "full"):  # all of it is the overlay's own, but not written
+    for how in ("metadata", "falloc", "full"):  # clusters allocated, but not written
         yield Case(f"preallocated-{how}", "cluster_size=4096", 3 * MIB,
                    f"cluster_size=131072,extended_l2=on,preallocation={how}", 4 * MIB)  # fmt: skip
     yield Case("base-preallocated", "cluster_size=65536,preallocation=metadata", 3 * MIB,
@@ -124,7 +124,7 @@ def cases() -> Iterator[Case]:
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in cases()])
-def test_composed_disk_is_what_qemu_reads(tmp_path: pathlib.Path, case: Case) -> None:
+def test_flattened_disk_equals_what_qemu_reads(tmp_path: pathlib.Path, case: Case) -> None:
     base_path, overlay_path = case.make(tmp_path)
     expected = qcow2_corpus.raw_bytes(overlay_path)
     with image_file.open_image(overlay_path) as file:
@@ -141,14 +141,14 @@ def test_composed_disk_is_what_qemu_reads(tmp_path: pathlib.Path, case: Case) ->
 
 
 def check(path: pathlib.Path) -> None:
-    """Let QEMU look for errors and leaks."""
+    """Let QEMU check the file for errors and leaks."""
     run = subprocess.run(
         ["qemu-img", "check", "-f", "qcow2", path], capture_output=True, text=True, timeout=60
     )
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-def test_compressed_clusters_that_nobody_changed_stay_compressed(tmp_path: pathlib.Path) -> None:
+def test_unchanged_compressed_clusters_stay_compressed(tmp_path: pathlib.Path) -> None:
     case = Case("carried", "cluster_size=65536", 8 * MIB, "cluster_size=65536",
                 is_compressed=True, commands=("write -P 1 1M 64k",))  # fmt: skip
     base_path, overlay_path = case.make(tmp_path)
@@ -161,7 +161,7 @@ def test_compressed_clusters_that_nobody_changed_stay_compressed(tmp_path: pathl
     assert composed.stat().st_size < base_path.stat().st_size + 4 * 65536
 
 
-def test_disk_of_64_tebibytes_with_little_on_it_is_composed(tmp_path: pathlib.Path) -> None:
+def test_nearly_empty_disk_of_64_tebibytes_is_flattened(tmp_path: pathlib.Path) -> None:
     base_path, overlay_path = tmp_path / "base", tmp_path / "overlay.qcow2"
     qcow2_corpus.qemu_img("create", "-q", "-f", "qcow2", base_path, 64 << 40)
     qcow2_corpus.qemu_io(base_path, ("write -P 1 0 1M", "write -P 2 40T 1M"))
@@ -179,7 +179,7 @@ def test_disk_of_64_tebibytes_with_little_on_it_is_composed(tmp_path: pathlib.Pa
     assert composed.stat().st_size < 8 * MIB
 
 
-def test_overlay_is_refused_where_nobody_says_that_it_may_be_one(tmp_path: pathlib.Path) -> None:
+def test_overlay_is_refused_as_an_image(tmp_path: pathlib.Path) -> None:
     _, overlay_path = Case("refused", "raw", MIB, "cluster_size=65536").make(tmp_path)
     with image_file.open_image(overlay_path) as file:
         with pytest.raises(qcow2_header.Refused) as caught:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is taken of a real libvirt's disk is the disk at one moment, while somebody writes to it."""
+"""A checkpoint of a real libvirt's disk is the disk at one moment, while a guest writes to it."""
 
 import contextlib
 import random
@@ -36,7 +36,7 @@ class NoPace:
 
 
 class Place:
-    """A domain, a holder, and the last checkpoint of it."""
+    """A domain, a vault, and the domain's last checkpoint."""
 
     def __init__(self, host, folder, *options, cache="none", disk_bytes=DISK_BYTES):
         self.guest = domain_lab.Domain(host, folder, BASE, disk_bytes, cache, *options)
@@ -63,7 +63,7 @@ class Place:
         time.sleep(3.0)  # the firmware has found its disk
 
     def take(self, meanwhile=lambda moment: None, chunk_bytes=CHUNK):
-        """Take a checkpoint; return the disk that it stands for."""
+        """Take a checkpoint, and return the disk that it represents."""
         bitmap = f"acstor-{random.randbytes(4).hex()}"
         context = (
             f"qemu:dirty-bitmap:{libvirt_domain.EXPORT_BITMAP}"
@@ -109,7 +109,7 @@ class Place:
         )
 
     def shown(self, moment, path):
-        """Have qemu-img copy what is shown of a moment."""
+        """Copy the exported snapshot with qemu-img."""
         url = f"nbd+unix:///{moment.export.name}?socket={moment.export.path}"
         subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "raw", url, path], check=True)
         return path.read_bytes()
@@ -140,8 +140,8 @@ def start_of(size_bytes=DISK_BYTES):
         ("directsync", ("-o", "extended_l2=on,cluster_size=128k")),
     ],
 )
-def test_checkpoints_are_the_disk_at_a_moment_while_it_is_written(place, tmp_path, cache, options):
-    """Each is what QEMU shows of the moment, and what some number of whole writes had made."""
+def test_checkpoint_equals_the_disk_at_one_moment_under_writes(place, tmp_path, cache, options):
+    """Each equals QEMU's export of that moment, and a prefix of the sequence of writes."""
     it = place(*options, cache=cache)
     it.start()
     with domain_lab.Writer(it.guest, DISK_BYTES, seed=len(options)) as writer:
@@ -159,7 +159,7 @@ def test_checkpoints_are_the_disk_at_a_moment_while_it_is_written(place, tmp_pat
         assert writer.done > low
 
 
-def test_increment_reads_what_was_written_and_nothing_else(place):
+def test_increment_reads_only_written_chunks(place):
     it = place()
     it.start()
     for at in range(0, 8 * MIB, 2 * MIB):
@@ -174,20 +174,20 @@ def test_increment_reads_what_was_written_and_nothing_else(place):
     assert wanted[2 * MIB + 4096 : 2 * MIB + 8192] == bytes([8]) * 4096
 
 
-def test_what_was_never_flushed_is_taken_when_it_is_safe(place):
-    """Tables in QEMU's memory are not looked at; what they had is not lost for later ones."""
+def test_unflushed_write_is_captured_after_its_flush(place):
+    """Unflushed tables in QEMU's memory are not read; a later checkpoint has their clusters."""
     it = place()
     it.guest.domain.createWithFlags(domain_lab.libvirt.VIR_DOMAIN_START_PAUSED)
     it.guest.write(3 * MIB, CHUNK, 5, how="")
     before = it.take()
-    assert before == start_of()  # nobody was told that the write is safe
+    assert before == start_of()  # without a flush the write is not durable
     it.guest.io("flush")
     wanted = bytearray(before)
     wanted[3 * MIB : 3 * MIB + CHUNK] = bytes([5]) * CHUNK
     assert it.take() == wanted
 
 
-def test_discarded_and_zeroed_parts_are_zeros(place):
+def test_discarded_and_zeroed_ranges_read_as_zeros(place):
     it = place()
     it.start()
     it.guest.write(0, 4 * CHUNK, 1)
@@ -205,7 +205,7 @@ def test_discarded_and_zeroed_parts_are_zeros(place):
 
 
 @pytest.mark.parametrize("end", ["destroy", "reboot"])
-def test_bitmap_outlives_a_stop(place, end):
+def test_bitmap_survives_a_stop_of_the_guest(place, end):
     it = place()
     it.start()
     it.guest.write(0, CHUNK, 1)
@@ -222,7 +222,7 @@ def test_bitmap_outlives_a_stop(place, end):
     assert found[9 * CHUNK] == 2 and found[11 * CHUNK] == 3
 
 
-def test_bitmap_is_lost_with_a_crash_of_qemu(place):
+def test_crash_of_qemu_loses_the_bitmap(place):
     it = place()
     it.start()
     it.guest.write(0, CHUNK, 1)
@@ -237,12 +237,12 @@ def test_bitmap_is_lost_with_a_crash_of_qemu(place):
     assert found[0] == 1 and found[9 * CHUNK] == 2
     it.domain.remove_bitmap(lost)
     assert it.guest.bitmaps() == [it.bitmap]
-    it.domain.remove_bitmap(lost)  # that it is gone already is no fault
+    it.domain.remove_bitmap(lost)  # removing a missing bitmap is no error
 
 
 @pytest.mark.parametrize("is_running", [True, False])
 @pytest.mark.parametrize("size_bytes", [DISK_BYTES + 5 * CHUNK // 2, DISK_BYTES - 7 * CHUNK // 2])
-def test_disk_may_change_its_size_between_checkpoints(place, is_running, size_bytes):
+def test_disk_may_be_resized_between_checkpoints(place, is_running, size_bytes):
     it = place(disk_bytes=DISK_BYTES - 512)
     it.start()
     it.guest.write(DISK_BYTES - 2 * CHUNK, 2 * CHUNK - 512, 1)
@@ -265,8 +265,8 @@ def test_disk_may_change_its_size_between_checkpoints(place, is_running, size_by
     assert it.take() == wanted
 
 
-def test_live_snapshot_of_nova_ends_a_checkpoint_and_harms_none(place, tmp_path):
-    """The first thing that Nova does is to end the disk's job, which is ours."""
+def test_live_snapshot_of_nova_aborts_the_running_checkpoint_only(place, tmp_path):
+    """Nova first aborts the disk's block job, which is ours."""
     it = place()
     it.start()
     it.guest.write(0, CHUNK, 1)
@@ -286,7 +286,7 @@ def test_live_snapshot_of_nova_ends_a_checkpoint_and_harms_none(place, tmp_path)
     assert it.guest.domain.listAllCheckpoints() == []
 
 
-def test_who_comes_later_ends_what_a_killed_one_began(place):
+def test_clean_up_ends_the_export_of_a_killed_daemon(place):
     it = place()
     it.start()
     moment = it.domain.export_snapshot("acstor-cut", "", it.folder)
@@ -300,7 +300,7 @@ def test_who_comes_later_ends_what_a_killed_one_began(place):
         it.domain.remove_bitmap("backup-tool")
 
 
-def test_backup_of_somebody_else_goes_on(place):
+def test_clean_up_leaves_a_foreign_backup_job_alone(place):
     it = place()
     it.start()
     socket, scratch = it.folder / "other.sock", it.folder / "other.scratch"
@@ -330,7 +330,7 @@ def test_server_can_be_deleted_while_a_checkpoint_is_taken(place):
     assert list(it.folder.glob("acstor-*")) == []
 
 
-def test_servers_are_those_of_nova_on_mirrors(place):
+def test_list_servers_returns_only_nova_servers_on_mirrors(place):
     it = place()
     (server,) = it.domains.list_servers().servers
     assert server.instance == it.guest.instance and server.project == it.guest.project
@@ -341,7 +341,7 @@ def test_servers_are_those_of_nova_on_mirrors(place):
     assert elsewhere.list_servers().servers == []
 
 
-def test_image_ids_are_compared(place):
+def test_base_of_returns_the_image_id_only_for_a_disk_on_the_mirror(place):
     it = place()
     assert overlay.base_of(str(it.guest.path), "/elsewhere") is None
     assert overlay.base_of(str(it.folder / "none"), str(it.guest.mirrors)) is None

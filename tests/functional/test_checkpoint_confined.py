@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What AppArmor allows the QEMU of a domain while a checkpoint of it is taken.
+"""The AppArmor rules of a domain's QEMU during a checkpoint.
 
-libvirt and QEMU are real, and so is the helper that makes a domain's profile.  No kernel of the
-tests has AppArmor: the profile is compiled, and what it allows is read from its rules.
+libvirt, QEMU and the helper that makes a domain's profile are real.  The tests' kernels have no
+AppArmor: the tests compile the profile and read its rules.
+
 """
 
 import contextlib
@@ -64,7 +65,7 @@ def guest(host, tmp_path):
 
 
 def take(host, guest, folder, how):
-    """Take a moment of a guest's disk in a process of its host; return what it tells."""
+    """Export a snapshot of a guest's disk in a process of its host, and return its report."""
     argv = [sys.executable, "-c", TAKE.replace("BITMAP", repr(BITMAP))]
     argv += [guest.instance, str(guest.mirrors), str(folder), how]
     done = subprocess.run([*host.enter(), *argv], capture_output=True, text=True, check=False)
@@ -73,7 +74,7 @@ def take(host, guest, folder, how):
 
 
 def rules(xml, *more):
-    """Return the rules that libvirt makes for a domain, which has one profile of its own."""
+    """Return the rules that libvirt makes for a domain's own profile."""
     name = "libvirt-" + re.search("<uuid>(.+)</uuid>", xml)[1]
     argv = [HELPER, *(more or ["-c"]), "--dryrun", "--uuid", name]
     done = subprocess.run(argv, input=xml, capture_output=True, text=True, check=False)
@@ -96,7 +97,7 @@ def other(xml):
     return re.sub("(<domain [^>]*id=')", r"\g<1>1", xml)
 
 
-def test_a_domains_profile_allows_its_own_socket_and_scratch_file_alone(host, guest, tmp_path):
+def test_domain_profile_allows_only_its_own_socket_and_scratch_file(host, guest, tmp_path):
     folder = tmp_path / "sockets"
     folder.mkdir()
     told = take(host, guest, folder, "take")
@@ -104,12 +105,12 @@ def test_a_domains_profile_allows_its_own_socket_and_scratch_file_alone(host, gu
     assert told["is_socket"]
     assert allows(rules(xml), socket, "rw")
     assert not allows(rules(other(xml)), socket, "w")
-    assert not allows(rules(xml), scratch, "w")  # libvirt adds it for as long as the backup lasts
+    assert not allows(rules(xml), scratch, "w")  # libvirt adds it for the time of the backup
     assert allows(rules(xml, "-r", "-F", scratch), scratch, "rwk")
     assert list(folder.iterdir()) == []
 
 
-def test_profile_with_its_rules_can_be_compiled(host, guest, tmp_path):
+def test_profile_with_these_rules_compiles(host, guest, tmp_path):
     xml = guest.domain.XMLDesc()
     name = f"libvirt-{guest.instance}"
     (tmp_path / "libvirt").mkdir()
@@ -125,7 +126,7 @@ def test_profile_with_its_rules_can_be_compiled(host, guest, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_what_a_killed_daemon_left_in_the_domains_folder_is_ended(host, guest, tmp_path):
+def test_job_and_socket_of_a_killed_daemon_are_cleared(host, guest, tmp_path):
     folder = tmp_path / "sockets"
     folder.mkdir()
     told = take(host, guest, folder, "kill")

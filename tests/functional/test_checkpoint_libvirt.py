@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real libvirtd that hangs, or refuses, while the checkpoint daemon is connected with it."""
+"""A real libvirtd that hangs or refuses while the checkpoint daemon is connected to it."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ unix_sock_dir = "{folder}"
 
 @pytest.fixture
 def port(tmp_path: pathlib.Path) -> Iterator[int]:
-    """Run a libvirtd that has nothing of this machine's; its driver ``test`` has one domain."""
+    """Run a libvirtd that is isolated from this machine; its driver ``test`` has one domain."""
     if os.geteuid():
         pytest.skip("needs root")
     if shutil.which(LIBVIRTD) is None:
@@ -66,7 +66,7 @@ def ends_soon() -> Iterator[None]:
     assert time.monotonic() - began_s < ENDS_S
 
 
-def test_libvirt_that_hangs_or_refuses_is_an_error_and_is_asked_again(port: int) -> None:
+def test_hung_or_refusing_libvirt_causes_an_error_and_a_reconnect(port: int) -> None:
     limits = libvirt_link.LibvirtLimits(open_s=2.0, keepalive_s=1, keepalive_count=2)
     with faulty_proxy.before(port) as proxy:
         uri = f"test+tcp://{proxy.address}/default"
@@ -80,7 +80,7 @@ def test_libvirt_that_hangs_or_refuses_is_an_error_and_is_asked_again(port: int)
         hosts.wait_until(answers, "libvirt", WAIT_S)
         for fault in (proxy.hang, proxy.refuse):
             fault()
-            for _ in range(2):  # over the connection that is there, and over a new one
+            for _ in range(2):  # over the present connection, and over a new one
                 with ends_soon():
                     asked.list_servers()
             proxy.pass_on()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints from a real libvirt to real vaults: right, or none at all, whoever dies."""
+"""Checkpoints from a real libvirt to real vaults: complete or absent under every failure."""
 
 import random
 import subprocess
@@ -60,14 +60,14 @@ def start(guest):
 
 
 def disk_of(guest, tmp_path):
-    """Return the bytes of a disk that nobody writes to."""
+    """Return the bytes of an idle disk."""
     copy = tmp_path / "copy"
     words = ["qemu-img", "convert", "-U", "-f", "qcow2", "-O", "raw", guest.path, copy]
     subprocess.run(words, check=True)
     return copy.read_bytes()
 
 
-def test_each_holder_has_every_byte(owner, guest, lab, tmp_path):
+def test_each_vault_holds_every_byte(owner, guest, lab, tmp_path):
     start(guest)
     guest.write(0, 3 * CHUNK, 1)
     guest.write(20 * MIB, CHUNK, 2)
@@ -88,11 +88,11 @@ def test_each_holder_has_every_byte(owner, guest, lab, tmp_path):
     assert guest.bitmaps() == [owner.states.load(guest.instance).bitmap]
     assert guest.domain.listAllCheckpoints() == [] and list(owner.sockets.iterdir()) == []
     assert owner.rebuilt(owner.registered()[-2], BASE) == [wanted[-2]] * 2
-    with pytest.raises(errors.ChunkMissing):  # two stay
+    with pytest.raises(errors.ChunkMissing):  # the two newest stay
         owner.rebuilt(first, BASE)
 
 
-def test_unregistered_checkpoint_is_none(owner, guest, tmp_path):
+def test_unregistered_checkpoint_does_not_count(owner, guest, tmp_path):
     start(guest)
     guest.write(0, 8 * CHUNK, 1)
     owner.refuses = True
@@ -107,8 +107,8 @@ def test_unregistered_checkpoint_is_none(owner, guest, tmp_path):
     assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
 
 
-def test_disk_on_another_image_than_when_it_was_listed_has_no_checkpoint(owner, guest):
-    """Nova rebuilt the server meanwhile; what it did not write would be taken of the old image."""
+def test_disk_rebuilt_on_another_image_since_the_listing_is_refused(owner, guest):
+    """Nova rebuilt the server: its unwritten clusters would be read from the old image."""
     start(guest)
     listed = server_of(owner, guest)
     guest.domain.destroy()
@@ -120,7 +120,7 @@ def test_disk_on_another_image_than_when_it_was_listed_has_no_checkpoint(owner, 
     assert server_of(owner, guest).disk.base == guest.image != listed.disk.base
 
 
-def test_holder_that_dies_is_replaced_by_one_that_gets_all(owner, guest, lab, tmp_path):
+def test_dead_vault_is_replaced_and_the_new_one_gets_every_chunk(owner, guest, lab, tmp_path):
     start(guest)
     guest.write(0, 8 * CHUNK, 1)
     owner.taker.take_checkpoint(server_of(owner, guest))
@@ -135,7 +135,7 @@ def test_holder_that_dies_is_replaced_by_one_that_gets_all(owner, guest, lab, tm
     assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
 
 
-def test_holder_that_lost_a_chunk_gets_it_again(owner, guest, lab, tmp_path):
+def test_vault_that_lost_a_chunk_gets_it_again(owner, guest, lab, tmp_path):
     start(guest)
     for number in range(8):
         guest.write(number * MIB, CHUNK, number + 1)
@@ -152,10 +152,10 @@ def test_holder_that_lost_a_chunk_gets_it_again(owner, guest, lab, tmp_path):
 
 
 @pytest.mark.parametrize("may_lack_chunks", [False, True])
-def test_holder_that_lacks_what_it_acknowledged_is_replaced_before_anything_is_read(
+def test_vault_without_acknowledged_chunks_is_replaced_before_any_read(
     owner, guest, lab, tmp_path, monkeypatch, may_lack_chunks
 ):
-    """Unless this host had it dropped: then it gets all of it again."""
+    """Unless this host told it to drop them: then the same vault gets all of them again."""
     limits = holder_group.HolderLimits(lost_chunks=4)
     monkeypatch.setattr(owner.taker, "_settings", owner.taker._settings._replace(holders=limits))
     start(guest)
@@ -182,7 +182,7 @@ def test_holder_that_lacks_what_it_acknowledged_is_replaced_before_anything_is_r
     assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
 
 
-def test_daemon_that_is_killed_leaves_nothing_that_is_taken_for_one(guest, lab, tmp_path):
+def test_killed_daemon_leaves_no_checkpoint_and_its_successor_takes_one(guest, lab, tmp_path):
     start(guest)
     guest.write(0, 10 * MIB, 1)
     lab.options.rate_bytes_s = MIB
@@ -210,12 +210,12 @@ def test_daemon_that_is_killed_leaves_nothing_that_is_taken_for_one(guest, lab, 
 
 
 @pytest.mark.expect_log("its next checkpoint is a full one")
-def test_job_of_one_that_was_killed_is_ended_also_without_its_state(owner, guest):
+def test_backup_job_of_a_killed_daemon_without_state_is_ended(owner, guest):
     start(guest)
     owner.taker.take_checkpoint(server_of(owner, guest))
     domain = owner.domains.find_domain(server_of(owner, guest))
     cut = domain.export_snapshot("acstor-cut", "", owner.sockets)
-    cut.__enter__()  # and nobody ends it
+    cut.__enter__()  # and nothing ends it
     (state_folder,) = (owner.folder / "state").iterdir()
     (state_folder / "state.json").write_text("{")
     assert guest.is_busy()
@@ -226,9 +226,9 @@ def test_job_of_one_that_was_killed_is_ended_also_without_its_state(owner, guest
     assert not guest.is_busy()
 
 
-def test_server_that_is_deleted_meanwhile_has_no_checkpoint(owner, guest):
+def test_server_deleted_during_its_checkpoint_gets_none(owner, guest):
     start(guest)
-    guest.write(0, 12 * MIB, 1)  # more than is held in memory
+    guest.write(0, 12 * MIB, 1)  # more than the buffer in memory
     owner.places.client_of = before_first_put(owner.places.client_of, lambda: delete(guest))
     with pytest.raises(errors.AcstorError):
         owner.taker.take_checkpoint(server_of(owner, guest))
@@ -246,7 +246,7 @@ def delete(guest):
 
 
 def before_first_put(client, work):
-    """Return what makes clients; before the first of them puts something, work is done."""
+    """Return a client factory that runs ``work`` before the first put."""
     lock, left = threading.Lock(), [work]
 
     def made(holder):
@@ -265,7 +265,7 @@ def before_first_put(client, work):
     return made
 
 
-def test_server_that_is_off_is_taken_as_it_lies(owner, guest, tmp_path):
+def test_checkpoint_of_a_stopped_server_equals_its_disk(owner, guest, tmp_path):
     start(guest)
     guest.write(0, 2 * CHUNK, 1)
     owner.taker.take_checkpoint(server_of(owner, guest))
@@ -285,7 +285,7 @@ def test_server_that_is_off_is_taken_as_it_lies(owner, guest, tmp_path):
     assert owner.rebuilt(crashed, BASE) == [disk_of(guest, tmp_path)] * 2
 
 
-def test_server_that_is_started_meanwhile_is_not_held(owner, guest):
+def test_server_started_during_its_checkpoint_is_not_blocked(owner, guest):
     start(guest)
     guest.write(0, 2 * CHUNK, 1)
     guest.domain.destroy()
@@ -297,7 +297,7 @@ def test_server_that_is_started_meanwhile_is_not_held(owner, guest):
 
 
 def start_first(guest, client):
-    lock = threading.Lock()  # holders are asked at the same time
+    lock = threading.Lock()  # vaults get requests concurrently
 
     def made(holder):
         made_client = client(holder)
@@ -318,7 +318,7 @@ def start_first(guest, client):
 @pytest.mark.expect_log("missing or broken bitmap")
 @pytest.mark.expect_log("a manifest proves nothing")
 @pytest.mark.expect_log("its next checkpoint is a full one")
-def test_all_is_read_when_something_is_lost_and_the_record_says_why(owner, guest, tmp_path):
+def test_full_read_after_a_loss_is_recorded_with_its_reason(owner, guest, tmp_path):
     start(guest)
     guest.write(0, 2 * CHUNK, 1)
     first = owner.taker.take_checkpoint(server_of(owner, guest))
@@ -340,7 +340,7 @@ def test_all_is_read_when_something_is_lost_and_the_record_says_why(owner, guest
     assert owner.rebuilt(anew, BASE) == [disk_of(guest, tmp_path)] * 2
 
 
-def test_numbers_go_on_when_a_disk_begins_anew(owner, guest, lab):
+def test_checkpoint_numbers_continue_after_a_change_of_the_image(owner, guest, lab):
     start(guest)
     guest.write(0, 2 * CHUNK, 1)
     first = owner.taker.take_checkpoint(server_of(owner, guest))
@@ -351,7 +351,7 @@ def test_numbers_go_on_when_a_disk_begins_anew(owner, guest, lab):
     assert second.vault_disk != first.vault_disk and second.number == first.number + 1 == 2
 
 
-def test_rate_is_bounded(lab, guest):
+def test_read_rate_is_limited(lab, guest):
     start(guest)
     guest.write(0, 4 * MIB, 1)
     lab.options.rate_bytes_s = 2 * MIB
@@ -379,7 +379,7 @@ def test_long_checkpoint_is_taken_in_parts(lab, guest, tmp_path):
 
 
 def stuck(owner, guest):
-    """Have parts read of a guest that rewrites all that it has between them."""
+    """Read parts while the guest rewrites its whole disk between them."""
     for part in range(snapshot_window.MAX_STALLED_PARTS + 1):
         with pytest.raises(snapshot_window.PartialCapture):
             owner.taker.take_checkpoint(server_of(owner, guest))
@@ -393,7 +393,9 @@ def slow_owner(lab):
 
 
 @pytest.mark.expect_log("writes faster than its disk is read")
-def test_guest_that_writes_faster_than_it_is_read_gets_a_checkpoint(slow_owner, guest, tmp_path):
+def test_checkpoint_completes_for_a_guest_that_writes_faster_than_reads(
+    slow_owner, guest, tmp_path
+):
     start(guest)
     guest.write(0, 16 * MIB, 1)
     stuck(slow_owner, guest)
@@ -406,7 +408,7 @@ def test_guest_that_writes_faster_than_it_is_read_gets_a_checkpoint(slow_owner, 
 
 
 @pytest.mark.expect_log("writes faster than its disk is read")
-def test_long_moment_that_is_ended_from_outside_is_followed_by_short_ones(slow_owner, guest):
+def test_abort_of_a_long_capture_is_followed_by_partial_ones(slow_owner, guest):
     start(guest)
     guest.write(0, 16 * MIB, 1)
     stuck(slow_owner, guest)
@@ -421,7 +423,7 @@ def test_long_moment_that_is_ended_from_outside_is_followed_by_short_ones(slow_o
 
 
 @pytest.mark.expect_log("writes faster than its disk is read")
-def test_long_moment_has_an_end(slow_owner, guest):
+def test_long_capture_is_bounded_in_time(slow_owner, guest):
     slow_owner.options.most_s = 0.5
     slow_owner = checkpoints.Host(slow_owner.options)
     start(guest)
@@ -432,7 +434,7 @@ def test_long_moment_has_an_end(slow_owner, guest):
     assert not guest.is_busy() and slow_owner.states.load(guest.instance).stalled_parts <= 1
 
 
-def test_server_that_is_off_and_has_no_bitmap_is_taken_at_once(lab, guest):
+def test_stopped_server_without_a_bitmap_is_captured_in_one_part(lab, guest):
     start(guest)
     guest.write(0, 6 * MIB, 1)
     guest.domain.destroy()
@@ -441,7 +443,7 @@ def test_server_that_is_off_and_has_no_bitmap_is_taken_at_once(lab, guest):
     assert owner.taker.take_checkpoint(server_of(owner, guest)).read_bytes >= 6 * MIB
 
 
-def test_daemon_that_ends_gives_up_what_is_on(lab, guest):
+def test_stopping_daemon_aborts_the_running_checkpoint(lab, guest):
     start(guest)
     guest.write(0, 4 * MIB, 1)
     lab.options.rate_bytes_s = 1 * MIB

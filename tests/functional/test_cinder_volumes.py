@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes of images by a real Cinder with acstor's driver: bytes, copies, ends, and faults."""
+"""Volumes of images by a real Cinder with acstor's driver: bytes, copies, deletion, and faults."""
 
 import os
 import pathlib
@@ -46,14 +46,14 @@ class Volumes:
         return self.cinder.client
 
     def create(self, **source: Any) -> Any:
-        """Create a volume of 1 GiB, and wait until it is made."""
+        """Create a volume of 1 GiB, and wait until it exists."""
         kind = source.pop("volume_type", self.mirrored.name)
         options = {"size": 1, "name": f"test-{uuid.uuid4()}", "volume_type": kind, **source}
         made = self.client.create_volume(**options)
         return self.wait(made.id)
 
     def wait(self, volume_id: str, *states: str) -> Any:
-        """Wait until a volume has one of these states; return it."""
+        """Wait until a volume has one of these states, and return it."""
         wanted = states or PROCESSED
         is_done = lambda: self.client.get_volume(volume_id).status in wanted  # noqa: E731
         runs.wait_for(is_done, DEADLINE_S, f"the volume's {wanted}", self.cinder.volume.log)
@@ -64,9 +64,9 @@ class Volumes:
         return self.mirrored.folder / f"volume-{volume_id}"
 
     def base(self, image_id: str) -> pathlib.Path | None:
-        """Return the base file of an image on the share, if there is one."""
+        """Return the base file of an image on the share, or None."""
         found = self.mirrored.folder.glob(f"acstor-{image_id}-*")
-        return next((path for path in found if not path.suffix), None)  # a copy has one
+        return next((path for path in found if not path.suffix), None)  # a partial copy has one
 
     def wait_copied(self, image_id: str) -> None:
         """Wait until an image is on the share."""
@@ -127,7 +127,7 @@ def check_bytes(path: pathlib.Path, image: pathlib.Path | bytes) -> None:
         raw.unlink(missing_ok=True)
 
 
-def test_volume_is_an_overlay_that_outlives_its_image_and_the_agent(volumes: Volumes) -> None:
+def test_volume_is_an_overlay_and_outlives_its_image_and_the_agent(volumes: Volumes) -> None:
     image_id = volumes.images.new()
     data = volumes.images.stored(image_id).read_bytes()
     first = volumes.create(image_id=image_id)
@@ -152,7 +152,7 @@ def test_volume_is_an_overlay_that_outlives_its_image_and_the_agent(volumes: Vol
     assert not list(volumes.mirrored.folder.glob(f"*{image_id}*"))
 
 
-def test_clones_snapshots_and_larger_disks_have_the_bytes(volumes: Volumes) -> None:
+def test_clones_snapshots_and_larger_disks_keep_the_bytes(volumes: Volumes) -> None:
     image_id = volumes.images.new()
     data = volumes.images.stored(image_id).read_bytes()
     origin = volumes.create(image_id=image_id)
@@ -197,7 +197,7 @@ def test_cinder_does_not_copy_an_overlay_without_its_base(volumes: Volumes) -> N
 
 
 @pytest.mark.parametrize("fault", ["no-map", "no-agent", "signed"])
-def test_cinder_downloads_the_image_itself(volumes: Volumes, fault: str) -> None:
+def test_cinder_downloads_an_image_that_the_driver_cannot_use(volumes: Volumes, fault: str) -> None:
     facts = {"img_signature": "AA=="} if fault == "signed" else {}
     image_id = volumes.images.add(os.urandom(1 << 20), **facts)
     if fault != "no-map":
@@ -211,7 +211,7 @@ def test_cinder_downloads_the_image_itself(volumes: Volumes, fault: str) -> None
             volumes.agent.start()
             volumes.agent.wait_ready()
     assert f"image {image_id}: Cinder downloads it: " in volumes.cinder.volume.log()
-    if fault == "signed":  # and Cinder finds that the signature is none
+    if fault == "signed":  # and Cinder finds the signature invalid
         assert made.status == "error"
         return
     assert volumes.images.downloads(image_id) == 1
@@ -219,7 +219,7 @@ def test_cinder_downloads_the_image_itself(volumes: Volumes, fault: str) -> None
     check_bytes(volumes.file(made.id), volumes.images.stored(image_id))
 
 
-def test_copy_that_failed_is_made_later(volumes: Volumes) -> None:
+def test_failed_copy_to_the_share_is_retried(volumes: Volumes) -> None:
     image_id = volumes.images.new()
     value = volumes.images.client.get(f"/images/{image_id}").json()["os_hash_value"]
     base = base_files.base_name(image_id, bytes.fromhex(value))
@@ -233,7 +233,7 @@ def test_copy_that_failed_is_made_later(volumes: Volumes) -> None:
     secret.write_bytes(b"of cinder-volume's host")
     link = volumes.mirrored.folder / base
     link.unlink()
-    link.symlink_to(secret)  # by a host that can write to the share
+    link.symlink_to(secret)  # as a host with write access to the share could
     obstacle.rmdir()
     volumes.wait_copied(image_id)
     assert link.read_bytes() == volumes.images.stored(image_id).read_bytes()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a composition may make of a base and changes, however large a disk either states.
+"""Limits of the output of a flatten, whatever disk size base and delta state.
 
-Glance and its stores are in memory; the composition is the real one.
+Glance and its stores are in memory; the flatten itself is real.
+
 """
 
 import io
@@ -27,7 +28,7 @@ CALLER = image_lookup.Caller("a token")
 
 
 class Glance:
-    """Has one base, and takes what is sent; ``quota`` is what it tells of the project's."""
+    """A Glance with one base that stores uploads; ``quota`` is the project's remaining quota."""
 
     def __init__(self, base: bytes, disk_format: str) -> None:
         self.base, self.quota, self.taken = base, None, 0
@@ -53,7 +54,7 @@ class Glance:
 
 
 def changes_of(size: int, *found: Extent) -> bytes:
-    """Return a body: what changed of a disk of ``size`` bytes."""
+    """Return a body: the delta of a disk of ``size`` bytes."""
     table = disk_delta.ExtentTable.from_runs(found, size)
     writer = disk_delta.Writer(size, changed_disks.BASE_ID, chunk_map.UNKNOWN_OS_HASH, table)
     data = b"x" * writer.head.data_bytes
@@ -77,7 +78,7 @@ def refused(glance: Glance, body: bytes, disk_format: str, status: int, words: s
     assert glance.taken < preparation_budget.SPARE_BYTES
 
 
-def test_body_of_160_bytes_makes_no_image_of_terabytes() -> None:
+def test_delta_of_160_bytes_cannot_produce_an_image_of_terabytes() -> None:
     body = changes_of(2 * TIB)
     assert len(body) <= 160
     words = "the image would have 2199023255552 bytes, and its base and delta allow"
@@ -85,7 +86,7 @@ def test_body_of_160_bytes_makes_no_image_of_terabytes() -> None:
     refused(Glance(qcow2_bombs.empty(2 * TIB), "qcow2"), body, "raw", 413, words)
 
 
-def test_honest_compositions_are_made() -> None:
+def test_valid_flatten_is_done() -> None:
     size = 64 << 20
     written = changes_of(size, Extent(1 << 20, 1 << 20, ExtentKind.DATA))
     for disk_format, most in (("raw", size), ("qcow2", 3 << 20)):
@@ -94,7 +95,7 @@ def test_honest_compositions_are_made() -> None:
         assert glance.taken == made.file_bytes <= most
 
 
-def test_base_whose_clusters_lie_in_one_place_is_refused() -> None:
+def test_base_with_aliased_clusters_is_refused() -> None:
     for stored_bytes in (None, 4096):
         base = qcow2_bombs.aliased(TIB, stored_bytes=stored_bytes)
         for disk_format in ("raw", "qcow2"):
@@ -108,7 +109,7 @@ def test_base_that_decodes_slowly_is_refused() -> None:
     refused(Glance(base, "qcow2"), body, "raw", 409, "clusters decode too slowly")
 
 
-def test_project_without_quota_left_is_told_before_anything_is_sent() -> None:
+def test_flatten_beyond_the_quota_is_refused_before_any_upload() -> None:
     glance = Glance(RAW_BASE, "raw")
     glance.quota = 5 << 20
     refused(glance, changes_of(16 << 20), "raw", 413, "the project's quota leaves 5242880")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images of containers, built, and run by the example of the guide.
+"""The container images, built and run by the example of the guide.
 
-They run with ``tools/test.sh packages``, or with ``pytest -m packages``; all others leave them out.
+``tools/test.sh packages`` or ``pytest -m packages`` runs these tests; all other runs skip them.
+
 """
 
 import contextlib
@@ -65,7 +66,7 @@ def host():
 
 @pytest.fixture
 def image(host):
-    """Return where an image lies whose map the container of the listener made."""
+    """Return the path of an image whose chunk map the listener's container made."""
     folder = host.path("/srv/images")
     folder.mkdir(exist_ok=True)
     folder.chmod(0o777)
@@ -79,7 +80,7 @@ def image(host):
 
 
 def configure(host):
-    """Give an agent what it needs here: a folder of images, and a group without a name."""
+    """Configure the agent for this lab: a folder of images, and a group without a name."""
     host.run(f"mkdir -p /etc/acstor {SOURCE}")
     host.run(f"cp /srv/images/* {SOURCE}")
     host.path("/etc/acstor/acstor-agent.conf").write_text(
@@ -144,7 +145,7 @@ def test_decision_service_and_api_run_with_the_default_database(host):
 
 
 def test_listener_prepares_an_image_and_gateway_is_up(host, image_services):
-    """Glance's stores are folders here, which the gateway's container does not see."""
+    """Glance's stores are folders here, which the gateway's container cannot access."""
     host.run("mkdir -p /etc/acstor /etc/glance")
     options = acstor_glance.options(image_services, "/var/lib/acstor-glance")
     options = {**options, "metrics_listen": "127.0.0.1:9466", "boot_images": "recorded"}
@@ -190,7 +191,7 @@ def test_listener_prepares_an_image_and_gateway_is_up(host, image_services):
         ("decision", "acstor-agent", r"acstor-agent: needs acstor\[agent\]", console_script.MISUSE),
     ],
 )
-def test_bad_configuration_is_named_and_ends_the_container(host, target, command, said, status):
+def test_bad_configuration_is_named_and_stops_the_container(host, target, command, said, status):
     run = f"timeout {DEADLINE_S} podman run --rm --network host --read-only --tmpfs /tmp"
     wrote = host.run(f"{run} localhost/acstor-{target} {command} || echo status $?")
     assert re.search(said, wrote)
@@ -210,7 +211,7 @@ RUN chmod 755 /usr/local/bin/kolla_*; for name in copy_cacerts install_projects;
 
 @pytest.fixture
 def kolla(host, tmp_path):
-    """Have the agent's image on a base with Kolla's own start, which is no part of acstor."""
+    """Build the agent's image on a base with Kolla's start script, which is not acstor's."""
     pip = [
         sys.executable,
         "-m",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links with delay do what they promise: time, order, loss, rate; and nothing of them stays."""
+"""Links with delay: time, order, loss and rate are as configured, and all devices are removed."""
 
 import os
 import pathlib
@@ -19,7 +19,7 @@ from tests.lab import runs
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make network namespaces")
 
 LEAST_MBIT = 400
-"""Of an unshaped link with a round trip of 10 ms, on a busy machine; 1,000 and more at rest."""
+"""Rate of an unshaped link with a round trip of 10 ms on a busy machine; idle: over 1,000."""
 ECHO = """
 import socket
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -80,7 +80,7 @@ trio.run(main)
 
 
 def talk(net: network.Network, server: str, client: str, *words: object) -> list[str]:
-    """Run a server on one host and a client on the other; return the client's lines."""
+    """Run a server on one host and a client on the other; return the client's output lines."""
     here, there = net.hosts
     with there.popen([sys.executable, "-c", server], stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -94,12 +94,12 @@ def talk(net: network.Network, server: str, client: str, *words: object) -> list
 def test_round_trip_has_the_delay_of_both_links_both_ways() -> None:
     with network.Network(2, delay=delay_link.LinkDelay(2.5)) as net:
         times_ms = [float(word) for word in talk(net, ECHO, PING, 100)]
-    # Nothing is early; half of all are at most 5 % late, also where others use the processors.
+    # No frame is early; half of them are at most 5 % late, even on a busy machine.
     assert min(times_ms) >= 10.0
     assert sorted(times_ms)[len(times_ms) // 4] <= 10.5
 
 
-def test_jitter_spreads_the_times_and_overtakes_nobody() -> None:
+def test_jitter_spreads_round_trips_without_reordering() -> None:
     with network.Network(2, delay=delay_link.LinkDelay(5.0, jitter_ms=4.0)) as net:
         times_ms = [float(word) for word in talk(net, ECHO, PING, 60)]
         numbers = [int(word) for word in talk(net, ECHO, BURST, 500)]
@@ -108,7 +108,7 @@ def test_jitter_spreads_the_times_and_overtakes_nobody() -> None:
     assert numbers == sorted(numbers) and len(numbers) > 450
 
 
-def test_share_of_frames_is_lost() -> None:
+def test_loss_drops_the_given_share_of_frames() -> None:
     with network.Network(2, delay=delay_link.LinkDelay(0.1, loss=0.05)) as net:
         came = len(talk(net, ECHO, BURST, 2000))
     assert 0.75 < came / 2000 < 0.88  # four links: 0.95 ** 4 = 0.81
@@ -126,7 +126,7 @@ def test_stream_fills_a_link_with_delay() -> None:
     assert counted["h1"].sent > 30e6 and counted["h2"].received > 30e6
 
 
-def test_delay_of_the_source_is_of_the_source_alone() -> None:
+def test_source_delay_applies_only_to_the_source() -> None:
     with network.Network(2, source_delay=delay_link.LinkDelay(20.0)) as net:
         direct_ms = [float(word) for word in talk(net, ECHO, PING, 20)]
         net.hosts[1] = net.source
@@ -134,7 +134,7 @@ def test_delay_of_the_source_is_of_the_source_alone() -> None:
     assert statistics.median(direct_ms) < 20 and min(far_ms) >= 40
 
 
-def test_round_trip_time_of_a_source_is_that_of_its_link_also_when_it_is_full(
+def test_round_trip_of_a_source_equals_its_link_delay_under_load(
     tmp_path: pathlib.Path,
 ) -> None:
     image = tmp_path / "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11.raw"
@@ -149,7 +149,7 @@ def test_round_trip_time_of_a_source_is_that_of_its_link_also_when_it_is_full(
     assert 40 <= rtt_ms < 50  # eight responses share the queue
 
 
-def test_wan_delays_and_counts_what_crosses_it_alone() -> None:
+def test_wan_delays_and_counts_only_traffic_that_crosses_it() -> None:
     wan = network.Wan(1, 50, delay_link.LinkDelay(10.0))
     with network.Network(3, wan=wan) as net:
         central, other, edge = net.hosts
@@ -167,7 +167,7 @@ def test_wan_delays_and_counts_what_crosses_it_alone() -> None:
         assert crossed.received > 10_000_000 > crossed.sent
 
 
-def test_nothing_is_left_and_a_device_that_cannot_be_made_is_named(tmp_path: pathlib.Path) -> None:
+def test_failed_device_is_named_and_no_namespace_is_left(tmp_path: pathlib.Path) -> None:
     with network.Network(1, delay=delay_link.LinkDelay(1.0)) as net:
         tag = net.run.tag
         [host] = net.hosts

@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-def test_requests_leave_the_host_that_traffic_comes_to(tmp_path) -> None:
+def test_remap_moves_requests_away_from_the_busy_host(tmp_path) -> None:
     images = local.ImageFolder(tmp_path / "images")
     image_id = images.add(local.random_bytes(64 << 20))
     said: list[str] = []

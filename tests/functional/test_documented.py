@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of the documents, given as they stand on a host of their own, and to a real Keystone.
+"""The documents' commands, run verbatim on a host of their own and against a real Keystone.
 
-What is changed: names that would meet those of the laboratory's own cloud, words in capitals, and
-what needs a terminal or another machine.  tests/unit/test_documents.py sees which these are.
+Changed are only names that clash with the lab's own cloud, words in capitals, and commands that
+need a terminal or another machine.  tests/unit/test_documents.py checks which these are.
+
 """
 
 import contextlib
@@ -64,17 +65,17 @@ from tests.unit.decision.api import conftest
 store = database.Database(conf.load(["--config-file", "/etc/acstor/acstor-decision.conf"]))
 conftest.note(store, conftest.sample(7, host="compute7", sent_s=time.time()))
 """
-"""What the service does when a host's first message comes."""
+"""The service's handling of a host's first message."""
 
 
 class Host:
-    """A system of its own with the checkout, in which a person types."""
+    """A system with the checkout and a shell."""
 
     def __init__(self, host: systemd_host.SystemdHost) -> None:
         self.host = host
 
     def type(self, lines: Sequence[str]) -> str:
-        """Type lines into one shell, in the checkout; return what they print.
+        """Run lines in one shell in the checkout, and return their output.
 
         :raises errors.Unusable: one of them failed, or they take more than PATIENCE_S
         """
@@ -89,7 +90,7 @@ class Host:
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """Return a host that nobody has installed anything on but the virtualenv."""
+    """Return a host with only the virtualenv installed."""
     shown_at = {"/opt/acstor": agents.BIN.parent, str(documents.ROOT): documents.ROOT}
     made = systemd_host.SystemdHost(tmp_path_factory.mktemp("host"), [], shown_at)
     with contextlib.ExitStack() as stack:
@@ -102,7 +103,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 @pytest.fixture(scope="module")
 def installed(host: Host) -> Host:
-    """Run what the guide of an installation by hand puts onto a host."""
+    """Run the commands of the guide for an installation by hand."""
     host.type(documents.section("install/index.rst", "A compute host", "install"))
     host.type(documents.section("install/index.rst", "A controller", "install"))
     host.type(documents.section("install/index.rst", "What the agent may do", "install"))
@@ -110,7 +111,7 @@ def installed(host: Host) -> Host:
 
 
 @hosts.needs_take_over
-def test_files_of_the_installation_are_where_they_belong(installed: Host) -> None:
+def test_installed_files_have_the_documented_paths_and_modes(installed: Host) -> None:
     installed.type(documents.section("admin/upgrades.rst", "An agent under systemd", "install"))
     installed.type(["getent group glance || groupadd glance"])
     installed.type(documents.section("admin/gateway.rst", "Set it up", "install"))
@@ -130,7 +131,7 @@ NOVA_COMPUTE = "[Service]\nExecStart=/bin/sleep infinity\n"
 
 
 @hosts.needs_take_over
-def test_unit_is_started_restarted_and_upgraded(installed: Host) -> None:
+def test_documented_commands_start_restart_and_upgrade_the_unit(installed: Host) -> None:
     at = installed.host.path
     everywhere = at("/etc/systemd/system/service.d/tree.conf")
     everywhere.parent.mkdir()
@@ -196,7 +197,7 @@ def by_hand(installed: Host) -> Iterator[Host]:
 
 
 @hosts.needs_fuse
-def test_agent_without_openstack_serves_what_the_guide_says(by_hand: Host) -> None:
+def test_agent_without_openstack_works_as_documented(by_hand: Host) -> None:
     export = documents.section("user/index.rst", "An agent without OpenStack", "export")
     made = documents.section("user/index.rst", "An agent without OpenStack", "qemu-img")
     by_hand.type(["mkdir -p /root/disks", "cd /root/disks", *export, *made])
@@ -215,7 +216,7 @@ def test_agent_without_openstack_serves_what_the_guide_says(by_hand: Host) -> No
 
 
 @hosts.needs_fuse
-def test_link_of_an_image_is_replaced_by_the_image(by_hand: Host) -> None:
+def test_documented_commands_replace_a_link_by_its_image(by_hand: Host) -> None:
     base = "/var/lib/nova/instances/_base"
     name = f"$(printf %s {IMAGE_ID} | sha1sum | cut -d' ' -f1)"
     by_hand.type(
@@ -235,7 +236,7 @@ def test_link_of_an_image_is_replaced_by_the_image(by_hand: Host) -> None:
     by_hand.type([f"test ! -L {base}/{name}", f"cmp {IMAGE} {base}/{name}"])
 
 
-def test_authority_of_the_decision_service_is_kept_by_command(installed: Host) -> None:
+def test_documented_decision_commands_work(installed: Host) -> None:
     installed.host.path("/etc/acstor/acstor-decision.conf").write_text(DECISION)
     installed.type(documents.section("install/index.rst", "A controller", "acstor-decision-manage"))
     set_up = documents.section("admin/decision.rst", "Setting it up", "acstor-decision-manage")
@@ -253,7 +254,7 @@ def test_authority_of_the_decision_service_is_kept_by_command(installed: Host) -
     installed.type([history])
 
 
-def test_nova_is_turned_on_and_off(installed: Host) -> None:
+def test_documented_commands_enable_and_disable_nova(installed: Host) -> None:
     file = "/etc/nova/nova-compute.conf.d/acstor.conf"
     installed.type(["/opt/acstor/bin/acstor-nova-manage enable", f"test -e {file}"])
     installed.type(documents.section("admin/remove.rst", "From Nova", "acstor-nova-manage"))
@@ -265,7 +266,7 @@ def test_nova_is_turned_on_and_off(installed: Host) -> None:
 
 
 def ask(lab: cloud.Cloud, lines: Sequence[str]) -> str:
-    """Give lines to ``openstack`` as the administrator, with names of their own."""
+    """Run lines with ``openstack`` as the administrator, with names of their own."""
     said = ""
     for line in lines:
         words = line.replace("--password-prompt", "--password secret").split()[1:]
@@ -278,7 +279,9 @@ def ask(lab: cloud.Cloud, lines: Sequence[str]) -> str:
 
 @pytest.mark.openstack
 @pytest.mark.timeout(900)
-def test_users_and_endpoints_are_made_and_removed(keystone_glance: cloud.Cloud) -> None:
+def test_documented_commands_create_and_remove_users_and_endpoints(
+    keystone_glance: cloud.Cloud,
+) -> None:
     lab = keystone_glance
     ask(lab, documents.section("admin/glance.rst", "Install", "openstack"))
     ask(lab, documents.section("admin/rest_api.rst", "Serving it", "openstack"))
@@ -296,7 +299,7 @@ def test_users_and_endpoints_are_made_and_removed(keystone_glance: cloud.Cloud) 
 
 @pytest.mark.nova
 @pytest.mark.timeout(900)
-def test_canary_hosts_get_an_aggregate_and_lose_it(nova: cloud.Cloud) -> None:
+def test_documented_commands_create_and_remove_the_canary_aggregate(nova: cloud.Cloud) -> None:
     made = documents.section("install/roll_out.rst", "2. Two canary hosts")
     ask(nova, [line for line in made if "openstack acstor" not in line])
     shown = json.loads(ask(nova, ["openstack aggregate show acstor-canary -f json"]))
@@ -307,7 +310,9 @@ def test_canary_hosts_get_an_aggregate_and_lose_it(nova: cloud.Cloud) -> None:
 
 @pytest.mark.openstack
 @pytest.mark.timeout(900)
-def test_operators_ask_the_service(keystone_glance: cloud.Cloud, tmp_path: pathlib.Path) -> None:
+def test_documented_decision_queries_work(
+    keystone_glance: cloud.Cloud, tmp_path: pathlib.Path
+) -> None:
     connection = f"sqlite:///{tmp_path}/decision.sqlite"
     conf = tmp_path / "decision.conf"
     conf.write_text(f"[database]\nconnection = {connection}\n")
@@ -344,7 +349,7 @@ def test_operators_ask_the_service(keystone_glance: cloud.Cloud, tmp_path: pathl
 
 @pytest.mark.openstack
 @pytest.mark.timeout(900)
-def test_images_are_listed_counted_and_purged(
+def test_documented_glance_commands_list_count_and_purge_images(
     glance: uploads.Images, listen: Callable[..., acstor_glance.Listener]
 ) -> None:
     listener = listen()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agents that get their certificates from a real decision API, with tokens of a real Keystone."""
+"""Agents that get certificates from a real decision API, with tokens of a real Keystone."""
 
 import json
 import pathlib
@@ -39,7 +39,7 @@ DATA = local.random_bytes(4 * geometry.MIB, seed=9)
 
 
 class Api(acstor_decision.DecisionApi):
-    """The API, which issues certificates that do not last."""
+    """The API, which issues short-lived certificates."""
 
     def sections(self) -> ini.Sections:
         """Return its configuration."""
@@ -62,7 +62,7 @@ def keeper(tmp_path: pathlib.Path) -> Iterator[certificate_authority.Certificate
 
 @pytest.fixture
 def served(keystone_glance: cloud.Cloud, keeper: Any, tmp_path: pathlib.Path) -> Iterator[Api]:
-    """Return the API, in the catalog and not up yet."""
+    """Return the API, which is in the catalog and not started."""
     made = Api(keystone_glance, tmp_path / "api", f"sqlite:///{tmp_path}/decision.sqlite")
     try:
         made.register()
@@ -95,7 +95,7 @@ def enrolled_earlier(
     name: str,
     age_s: float,
 ) -> None:
-    """Give a host the files that it would have if it had enrolled some seconds ago."""
+    """Give a host the files of an enrolment some seconds ago."""
     user_id = accounts.session(lab.keystone.auth_url, "acstor").get_user_id()
     host, key = ids.parse_host_id(name), certificates.new_key()
     keeper._clock = manual_clock.FunctionClock(lambda: time.time() - age_s)
@@ -105,9 +105,7 @@ def enrolled_earlier(
     identity_files.write(state_dir / "identity", new)
 
 
-def test_a_first_start_serves_guests_and_enrols_when_the_service_is_there(
-    served, enrolling, images, image_id, tmp_path
-):
+def test_agent_serves_guests_before_it_can_enrol(served, enrolling, images, image_id, tmp_path):
     with hosts.running(tmp_path / "h1", images, sections=enrolling, life_s=120) as agent:
         assert agent.image_path(image_id).read_bytes() == DATA
         hosts.wait_until(
@@ -129,7 +127,7 @@ def test_a_first_start_serves_guests_and_enrols_when_the_service_is_there(
         assert agent.log().count("no new certificate: ") <= 2
 
 
-def test_keystone_and_api_that_hang_or_refuse_are_named_until_they_are_mended(
+def test_hung_or_refusing_keystone_and_api_are_reported_until_they_recover(
     served, keystone_glance, enrolling, images, image_id, tmp_path
 ):
     served.start()
@@ -169,7 +167,7 @@ def test_keystone_and_api_that_hang_or_refuse_are_named_until_they_are_mended(
             assert identity_of(agent)["enrolment"]["error"] == ""
 
 
-def test_a_certificate_is_renewed_while_chunks_are_exchanged_and_a_revoked_host_is_refused(
+def test_certificate_is_renewed_under_load_and_a_revoked_host_is_refused(
     served, enrolling, keeper, keystone_glance, images, image_id, tmp_path
 ):
     served.start()
@@ -205,7 +203,7 @@ def test_a_certificate_is_renewed_while_chunks_are_exchanged_and_a_revoked_host_
 
 
 def fingerprint_of(key_file: pathlib.Path) -> str:
-    """Return the fingerprint of a key as the guide tells to look for it."""
+    """Return the fingerprint of a key, computed as the guide says."""
     command = f"openssl pkey -in {key_file} -pubout -outform DER | sha256sum"
     return subprocess.run(
         command, shell=True, check=True, capture_output=True, text=True
@@ -213,7 +211,7 @@ def fingerprint_of(key_file: pathlib.Path) -> str:
 
 
 def read_some(path: pathlib.Path, position: int) -> int:
-    """Read the next 64 KiB of an image; return where to go on."""
+    """Read the next 64 KiB of an image, and return the next position."""
     with path.open("rb", buffering=0) as file:
         file.seek(position)
         assert file.read(65536) == DATA[position : position + 65536]
@@ -221,7 +219,7 @@ def read_some(path: pathlib.Path, position: int) -> int:
 
 
 def revoke(lab: cloud.Cloud, two: hosts.Cloud, name: str) -> None:
-    """Revoke a host as an operator does, and publish a table that says so."""
+    """Revoke a host as an operator does, and publish a ring table with the revocation."""
     said = acstor_decision.openstack(lab, "admin", "host", "revoke", name, "-f", "json")
     assert said.returncode == 0, said.stderr
     table = hosts.ring_table(two.ports, epoch=2)

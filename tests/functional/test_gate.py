@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole cloud that is broken in each way in turn: what operators look at names each fault.
+"""Faults of a whole cloud, one after the other: the operator's tools name each of them.
 
-So does the gate of the roll-out guide: nobody passes it while something is broken.
+So does the gate of the roll-out guide, which fails while a fault lasts.
+
 """
 
 import contextlib
@@ -35,12 +36,13 @@ GATE = documents.section("install/roll_out.rst", "The gate")
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """A way to break the cloud, and who has to name it.
+    """A fault of the cloud, and the tools that must name it.
 
-    :param place: the host that has to be named
+    :param place: the host to be named
     :param finding: code in ``openstack acstor status``
-    :param check: what the check of the place finds
+    :param check: finding of the check on that host
     :param alert: of Prometheus
+
     """
 
     broken: Callable[[Cloud], contextlib.AbstractContextManager[None]]
@@ -120,7 +122,7 @@ def unnamed(watched: Cloud, fault: Fault) -> set[str]:
 
 
 @pytest.mark.parametrize("what", FAULTS)
-def test_fault_is_named_and_is_over_when_it_is_mended(watched: Cloud, what: str) -> None:
+def test_fault_is_named_until_it_is_repaired(watched: Cloud, what: str) -> None:
     fault = FAULTS[what]
     with fault.broken(watched):
         runs.wait_for(
@@ -137,7 +139,7 @@ def test_fault_is_named_and_is_over_when_it_is_mended(watched: Cloud, what: str)
     watched.wait_quiet()
 
 
-def test_gate_is_passed_when_all_is_well(watched: Cloud) -> None:
+def test_gate_passes_on_a_healthy_cloud(watched: Cloud) -> None:
     done = [
         one for place in (*watched_cloud.HOSTS, CONTROLLER) for one in watched.gate(GATE, place)
     ]

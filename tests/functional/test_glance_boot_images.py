@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boot images in a real Glance: of recorded boots, of builds, and of builds that were killed."""
+"""Boot images in a real Glance: from recorded boots, from builds, and after killed builds."""
 
 import contextlib
 import io
@@ -41,9 +41,7 @@ BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
 SOON = {tuned.RETRY_FIRST_S: 1, tuned.RECONCILE_INTERVAL_S: 2}
 
 
-def test_better_boot_image_takes_the_place_of_an_earlier_one(
-    glance: uploads.Images, listen: Listen
-) -> None:
+def test_better_boot_image_replaces_an_earlier_one(glance: uploads.Images, listen: Listen) -> None:
     listener = listen()
     image_id = glance.upload(uploads.some_bytes(seed=30))
     glance.wait_state(image_id)
@@ -73,7 +71,7 @@ def test_better_boot_image_takes_the_place_of_an_earlier_one(
 
 
 @hosts.needs_fuse
-def test_boot_that_one_host_records_is_served_from_memory_on_the_next(
+def test_boot_recorded_on_one_host_is_served_from_memory_on_the_next(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     data = random.Random(3).randbytes(64 * uploads.CHUNK)
@@ -102,7 +100,7 @@ def test_boot_that_one_host_records_is_served_from_memory_on_the_next(
             yield running
 
     def read(host: agents.Agent) -> bytes:
-        # O_DIRECT: the kernel would read ahead of it, before a boot image is there to answer.
+        # O_DIRECT: kernel read-ahead would run before the boot image can serve it.
         fd = os.open(host.image_path(ids.parse_image_id(image_id)), os.O_RDONLY | os.O_DIRECT)
         try:
             buffer = mmap.mmap(-1, len(booted))
@@ -137,25 +135,25 @@ def test_boot_that_one_host_records_is_served_from_memory_on_the_next(
 
 
 def qemu_of(listener: acstor_glance.Listener) -> int | None:
-    """Return the QEMU that a listener's builder has started, if it runs already."""
+    """Return the QEMU process of a listener's builder, or None."""
     assert listener.pid is not None
     for child in sandbox.process_tree(listener.pid):
         with contextlib.suppress(OSError):
             process = pathlib.Path(f"/proc/{child}")
             is_qemu = "qemu-system" in (process / "comm").read_text()
-            if is_qemu and (process / "cmdline").read_text():  # empty while it is being executed
+            if is_qemu and (process / "cmdline").read_text():  # empty during its exec
                 return child
     return None
 
 
 def building(listener: acstor_glance.Listener) -> int:
-    """Wait until a listener's builder has started QEMU; return its process."""
+    """Wait until a listener's builder has started QEMU, and return its process."""
     runs.wait_for(lambda: bool(qemu_of(listener)), 60.0, "QEMU", listener.log)
     return qemu_of(listener) or 0
 
 
 @pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="QEMU is not installed")
-def test_build_that_is_killed_midway_leaves_nothing_and_is_made_up_for(
+def test_killed_build_leaves_no_files_and_is_retried(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     options = {"boot_images": "built"}
@@ -164,7 +162,7 @@ def test_build_that_is_killed_midway_leaves_nothing_and_is_made_up_for(
     glance.wait_state(image_id)
     qemu = building(first)
     assert glance.record(image_id)["acstor_boot_retry"].startswith("1 ")
-    os.kill(first.pid or 0, signal.SIGKILL)  # and not its children
+    os.kill(first.pid or 0, signal.SIGKILL)  # but not its children
     runs.wait_for(lambda: runs.start_ticks(qemu) is None, 30.0, "QEMU's end", first.log)
     assert list((tmp_path / "state/boot").iterdir()) == []
 
@@ -188,7 +186,7 @@ def test_build_that_is_killed_midway_leaves_nothing_and_is_made_up_for(
 
 
 @pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="QEMU is not installed")
-def test_boot_image_that_was_damaged_or_deleted_is_found_and_made_anew(
+def test_damaged_or_deleted_boot_image_is_built_again(
     glance: uploads.Images, listen: Listen
 ) -> None:
     soon = {tuned.BUILD_LONGEST_S: 10, tuned.RECONCILE_INTERVAL_S: 2}
@@ -222,9 +220,7 @@ def test_boot_image_that_was_damaged_or_deleted_is_found_and_made_anew(
 
 
 @pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="QEMU is not installed")
-def test_image_that_does_not_boot_says_so_and_is_not_tried_again(
-    glance: uploads.Images, listen: Listen
-) -> None:
+def test_unbootable_image_is_marked_and_not_retried(glance: uploads.Images, listen: Listen) -> None:
     soon = SOON | {tuned.BUILD_LONGEST_S: 5}
     listen(boot_images="built", constants=soon)
     image_id = glance.upload(bytes(4 * geometry.MIB))
@@ -237,7 +233,7 @@ def test_image_that_does_not_boot_says_so_and_is_not_tried_again(
 
 @pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="QEMU is not installed")
 @pytest.mark.skipif(not boot_guest.UEFI_FIRMWARE.is_file(), reason="ovmf is not installed")
-def test_image_is_built_by_the_firmware_that_nova_would_start_it_by(
+def test_boot_image_is_built_with_the_firmware_that_nova_would_use(
     glance: uploads.Images, listen: Listen
 ) -> None:
     data = boot_sectors.image(boot_sectors.HANG, 4 * geometry.MIB)

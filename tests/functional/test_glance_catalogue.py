@@ -2,6 +2,7 @@
 """A catalogue of existing images: prepared by a command with progress, and counted by reason.
 
 Keystone and Glance are those of the lab, with some hundred images.
+
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import uploads
 
 SERVED, UNFIT = 24, 20
-"""Images that are prepared, and further ones that are only counted: with others, two pages."""
+"""Images to prepare, and images that are only counted: over one page in all."""
 PAGES = {tuned.PAGE_IMAGES: UNFIT}
 COMMAND = [sys.executable, "-W", "ignore", "-m", "acstor_glance.cmd.manage", "--config-file"]
 
@@ -62,13 +63,13 @@ def compressed(folder: pathlib.Path) -> bytes:
 
 @contextlib.contextmanager
 def on_a_terminal(conf: pathlib.Path, *words: str) -> Iterator[tuple[subprocess.Popen, list[str]]]:
-    """Run the command on a terminal; yield it and what it shows there, which grows."""
+    """Run the command on a terminal; yield it and its growing output."""
     ours, its = pty.openpty()
     termios.tcsetwinsize(its, (24, 120))
     shown: list[str] = []
 
     def read() -> None:
-        with contextlib.suppress(OSError):  # nobody has the other side any more
+        with contextlib.suppress(OSError):  # the other side is closed
             while data := os.read(ours, 1 << 16):
                 shown.append(data.decode(errors="replace"))
 
@@ -85,7 +86,7 @@ def on_a_terminal(conf: pathlib.Path, *words: str) -> Iterator[tuple[subprocess.
         os.close(ours)
 
 
-def test_catalogue_is_prepared_with_progress_and_goes_on_where_it_was_stopped(
+def test_catalogue_preparation_shows_progress_and_resumes_after_a_stop(
     glance: uploads.Images, options: acstor_glance.Listener, tmp_path: pathlib.Path
 ) -> None:
     every = set(upload_many(glance, SERVED // 2, uploads.some_bytes(chunks=8)))
@@ -107,7 +108,7 @@ def test_catalogue_is_prepared_with_progress_and_goes_on_where_it_was_stopped(
     rows = uploads.manage(options, "prepare")
     assert {row["outcome"] for row in rows} == {"prepared"}
     rest = {row["image"] for row in rows}
-    # What was published when the signal came may not have been said to be ready.
+    # An image published at the moment of the signal may not have been marked ready.
     assert rest | done == every and len(rest & done) <= 1
     assert len(rest) <= SERVED - SERVED // 4
     assert uploads.manage(options, "prepare") == []
@@ -116,7 +117,7 @@ def test_catalogue_is_prepared_with_progress_and_goes_on_where_it_was_stopped(
     assert {name: row["images"] for name, row in counted.items()} == {"served": SERVED}
 
 
-def test_check_counts_every_image_of_the_cloud_by_why_it_is_not_served(
+def test_check_counts_all_images_by_the_reason_they_are_not_served(
     glance: uploads.Images, options: acstor_glance.Listener, tmp_path: pathlib.Path
 ) -> None:
     data, packed = uploads.some_bytes(chunks=8), compressed(tmp_path)
@@ -168,14 +169,14 @@ def test_check_counts_every_image_of_the_cloud_by_why_it_is_not_served(
             assert len(row["examples"]) == min(image_scan.MAX_EXAMPLES, len(expected[name]))
             assert row["message"]
     assert "of other bytes" in rows["record-differs"]["message"]
-    # It cannot be mended: these are not the bytes that Glance has a hash of.
+    # It cannot be repaired: Glance has a hash of other bytes.
     uploads.manage(options, "prepare", differs, status=3)
     failed = uploads.counted(options, PAGES)["failed"]
     assert failed["examples"] == [differs]
     assert "does not have the sha512" in failed["message"]
 
 
-def test_count_shows_how_far_it_is_on_a_terminal_and_says_plainly_that_glance_is_away(
+def test_count_shows_progress_and_reports_an_unreachable_glance(
     glance: uploads.Images, options: acstor_glance.Listener
 ) -> None:
     upload_many(glance, 3, uploads.some_bytes(chunks=8))
@@ -203,7 +204,7 @@ def test_count_shows_how_far_it_is_on_a_terminal_and_says_plainly_that_glance_is
     assert "Traceback" not in done.stderr
 
 
-def test_store_that_has_lost_what_it_had_is_not_called_well(
+def test_images_missing_in_the_store_are_counted_as_store_away(
     glance: uploads.Images, options: acstor_glance.Listener
 ) -> None:
     data = uploads.some_bytes(chunks=8)

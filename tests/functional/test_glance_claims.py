@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims of images through coordination services that really run: MariaDB, and files."""
+"""Leases of images through real coordination services: MariaDB, and files."""
 
 import os
 import pathlib
@@ -43,7 +43,7 @@ def is_free(url: str, image_id: ids.ImageId) -> bool:
         return is_ours
 
 
-def test_image_is_one_listeners_until_it_lets_go_or_is_killed(url: str) -> None:
+def test_lease_is_exclusive_until_its_listener_releases_it_or_is_killed(url: str) -> None:
     with work_leases.WorkLeases(url, pathlib.Path(), "chunk_map").lease_image(ONE) as is_ours:
         assert (is_ours, is_free(url, ONE), is_free(url, OTHER)) == (True, False, True)
     assert is_free(url, ONE)
@@ -61,7 +61,7 @@ def test_image_is_one_listeners_until_it_lets_go_or_is_killed(url: str) -> None:
         time.sleep(0.1)
 
 
-def test_service_that_goes_away_is_said_and_used_again_when_it_is_back(
+def test_failed_coordination_service_is_reported_and_used_after_recovery(
     mariadb: mariadb_lab.MariaDB,
 ) -> None:
     mariadb.new_database("claims")
@@ -69,7 +69,7 @@ def test_service_that_goes_away_is_said_and_used_again_when_it_is_back(
     mine = work_leases.WorkLeases(url, pathlib.Path(), "chunk_map")
     with mine.lease_image(ONE) as is_ours:
         assert is_ours
-        mariadb.stop()  # what was claimed is given up without an error
+        mariadb.stop()  # the end of the lease causes no error
     with (
         pytest.raises(errors.ImageServiceUnreachable, match=r"lease of an image \(mysql\)"),
         mine.lease_image(ONE),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that the gateway composes of a base and changes, in real Glance and real stores."""
+"""The gateway flattens base and delta into images, in a real Glance and real stores."""
 
 import hashlib
 import uuid
@@ -28,7 +28,7 @@ def sender(place):
 
 
 def a_disk(base: bytes = BASE, size: int = 9 * MIB) -> changed_disks.Disk:
-    """Return a disk with changes of each kind: whole clusters, parts of some, behind the base."""
+    """Return a disk with changes of each kind: whole clusters, partial ones, past the base."""
     found = [
         disk_delta.Extent(3 * 64 * KIB, 64 * KIB, DATA),
         disk_delta.Extent(MIB + 512, 1024, DATA),
@@ -41,7 +41,7 @@ def a_disk(base: bytes = BASE, size: int = 9 * MIB) -> changed_disks.Disk:
 
 
 def check(sender, image_id: str, disk_format: str, disk: changed_disks.Disk, tmp_path) -> None:
-    """Check that an image is a disk, and that all that Glance says of it is right."""
+    """Check that an image equals a disk, and that Glance's record of it is right."""
     image = sender.download(image_id)
     record = sender.record(image_id)
     assert (record["size"], record["virtual_size"]) == (len(image), disk.size)
@@ -54,7 +54,9 @@ def check(sender, image_id: str, disk_format: str, disk: changed_disks.Disk, tmp
 
 @pytest.mark.parametrize("store", image_stores.STORES)
 @pytest.mark.parametrize("disk_format", FORMATS)
-def test_image_of_a_base_in_any_store_has_every_byte(sender, store, disk_format, tmp_path):
+def test_flattened_image_of_a_base_in_any_store_has_every_byte(
+    sender, store, disk_format, tmp_path
+):
     disk = a_disk()
     base = sender.place.upload(store, disk.base)
     image_id = sender.compose(disk, base, disk_format)
@@ -72,7 +74,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("kind", OPTIONS)
 @pytest.mark.parametrize("disk_format", FORMATS)
-def test_image_of_a_compressed_base_has_every_byte(sender, kind, disk_format, tmp_path):
+def test_flattened_image_of_a_compressed_base_has_every_byte(sender, kind, disk_format, tmp_path):
     disk = a_disk()
     packed = uploads.qcow2(tmp_path, disk.base, *OPTIONS[kind])
     base = sender.place.upload("s3", packed, disk_format="qcow2")
@@ -81,7 +83,7 @@ def test_image_of_a_compressed_base_has_every_byte(sender, kind, disk_format, tm
 
 
 @pytest.mark.parametrize("kind", ["deflate", "zstd"])
-def test_compressed_clusters_that_nobody_changed_are_carried_as_they_are(sender, kind, tmp_path):
+def test_unchanged_compressed_clusters_are_copied_as_they_are(sender, kind, tmp_path):
     disk = a_disk()
     packed = uploads.qcow2(tmp_path, disk.base, *OPTIONS[kind])
     base = sender.place.upload("s3", packed, disk_format="qcow2")
@@ -92,20 +94,20 @@ def test_compressed_clusters_that_nobody_changed_are_carried_as_they_are(sender,
     assert len(image) < len(packed) + 2 * changed_bytes
 
 
-def test_base_that_is_no_whole_sectors_ends_in_zeros(sender, tmp_path):
+def test_base_with_a_partial_last_sector_is_padded_with_zeros(sender, tmp_path):
     disk = changed_disks.Disk(BASE[: MIB + 777], 2 * MIB)
     image_id = sender.compose(disk, sender.place.upload("fs", disk.base))
     check(sender, image_id, "qcow2", disk, tmp_path)
 
 
-def test_disk_that_is_smaller_than_its_base_has_what_is_on_it(sender, tmp_path):
+def test_disk_smaller_than_its_base_is_flattened(sender, tmp_path):
     disk = changed_disks.Disk(BASE, MIB + 512, [disk_delta.Extent(512, 512, DATA)])
     base = sender.place.upload("fs", disk.base)
     for disk_format in FORMATS:
         check(sender, sender.compose(disk, base, disk_format), disk_format, disk, tmp_path)
 
 
-def test_image_of_an_image_of_an_image_has_every_byte(sender, tmp_path):
+def test_flattened_image_serves_as_a_base_again(sender, tmp_path):
     disk = a_disk()
     image_id = sender.place.upload("fs", disk.base)
     for generation in range(3):
@@ -115,7 +117,7 @@ def test_image_of_an_image_of_an_image_has_every_byte(sender, tmp_path):
         disk = changed_disks.Disk(disk.content, disk.size, found, seed=generation)
 
 
-def test_answer_says_what_was_read_and_counts_it(sender):
+def test_response_and_metrics_report_the_bytes_read(sender):
     disk = a_disk()
     base = sender.place.upload("s3", disk.base)
     before = sender.counted("done")
@@ -124,7 +126,7 @@ def test_answer_says_what_was_read_and_counts_it(sender):
     last = lines[-1]
     assert (last["state"], last["size"]) == ("done", disk.size)
     assert last["delta_bytes"] == len(stream)
-    # Zeros that the changes name are not read, but what lies between two changes may be.
+    # Zeros in the delta are not read, but bytes between two changes may be.
     assert last["base_bytes"] < len(disk.base)
     assert all(line["state"] == "uploading" for line in lines[:-1])
     assert sender.counted("done") == before + 1
@@ -133,8 +135,8 @@ def test_answer_says_what_was_read_and_counts_it(sender):
 
 
 @pytest.mark.parametrize("into", ["s3", "swift", "rbd"])
-def test_image_gets_into_whatever_store_glance_puts_it(place, into, tmp_path):
-    """Swift's driver gets chunks: told the length of a large object it fails (see
+def test_flattened_image_is_uploaded_to_the_store_that_glance_chooses(place, into, tmp_path):
+    """Swift's driver gets chunked data: with the length of a large object it fails (see
     image_upload.py).
     """
     if into == "rbd" and place.ceph is None:
@@ -160,10 +162,10 @@ def test_image_gets_into_whatever_store_glance_puts_it(place, into, tmp_path):
             gateway.stop()
 
 
-# Who may
+# Permissions
 
 
-def test_who_may_not_read_the_base_makes_nothing_of_it(place):
+def test_user_without_access_to_the_base_cannot_flatten_it(place):
     stranger = changed_disks.Sender(place, place.gateway, "stranger")
     disk = a_disk()
     base = place.upload("s3", disk.base)
@@ -173,7 +175,7 @@ def test_who_may_not_read_the_base_makes_nothing_of_it(place):
     assert stranger.status(image_id) == "queued"
 
 
-def test_who_may_not_fill_an_image_does_not(sender):
+def test_user_without_upload_permission_cannot_fill_an_image(sender):
     stranger = changed_disks.Sender(sender.place, sender.gateway, "stranger")
     disk = a_disk()
     base = sender.place.upload("fs", disk.base, visibility="community")
@@ -185,7 +187,7 @@ def test_who_may_not_fill_an_image_does_not(sender):
         assert answer.status_code == 401
 
 
-def test_policies_of_glance_decide_who_uploads(sender, tmp_path):
+def test_upload_policy_of_glance_is_enforced(sender, tmp_path):
     disk = a_disk()
     base = sender.place.upload("fs", disk.base)
     image_id = sender.queued()
@@ -199,10 +201,10 @@ def test_policies_of_glance_decide_who_uploads(sender, tmp_path):
     assert last["state"] == "done"
 
 
-# What cannot be composed
+# Invalid requests
 
 
-def test_image_that_does_not_wait_for_such_bytes_is_refused(sender):
+def test_target_image_in_another_state_or_format_is_refused(sender):
     disk = a_disk()
     base = sender.place.upload("fs", disk.base)
     stream = disk.stream(base)
@@ -217,7 +219,7 @@ def test_image_that_does_not_wait_for_such_bytes_is_refused(sender):
     assert "image" in said(sender.send("no-image", stream), 400)
 
 
-def test_base_that_cannot_be_read_is_refused(sender, tmp_path):
+def test_unreadable_base_is_refused(sender, tmp_path):
     disk = a_disk()
     image_id = sender.queued()
     vdi = sender.place.upload("fs", uploads.vdi(tmp_path), disk_format="vdi")
@@ -231,7 +233,7 @@ def test_base_that_cannot_be_read_is_refused(sender, tmp_path):
     assert sender.status(image_id) == "queued"
 
 
-def test_changes_of_another_base_are_refused_by_its_hash(sender):
+def test_delta_of_another_base_is_refused_by_its_hash(sender):
     disk = a_disk()
     base = sender.place.upload("fs", disk.base)
     image_id = sender.queued()
@@ -242,7 +244,7 @@ def test_changes_of_another_base_are_refused_by_its_hash(sender):
     assert lines[-1]["state"] == "done"
 
 
-def test_request_that_makes_no_sense_is_refused(sender):
+def test_invalid_request_is_refused(sender):
     image_id, stream = sender.queued(), a_disk().stream(sender.place.upload("fs"))
     assert "give format=" in said(sender.send(image_id, stream, "vmdk"), 400)
     assert "Content-Length" in said(sender.send(image_id, iter([stream])), 411)
@@ -255,7 +257,7 @@ def test_request_that_makes_no_sense_is_refused(sender):
     assert sender.status(image_id) == "queued"
 
 
-def test_quota_of_glance_is_passed_on(sender):
+def test_quota_error_of_glance_is_passed_on(sender):
     disk = a_disk()
     base = sender.place.upload("fs", disk.base)
     image_id = sender.queued()

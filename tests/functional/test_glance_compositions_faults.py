@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compositions that fail in the middle: no image is ever active that was not sent whole.
+"""Flattens that fail midway: an incomplete image never becomes active.
 
-The rule of each test: the image is queued again after it, and can be filled in another way.
+After each test the image is queued again, and can be filled in another way.
+
 """
 
 import contextlib
@@ -27,16 +28,16 @@ STILL_S = 12 * TIMEOUT_S
 said = image_stores.said
 BASE = changed_disks.some_base(24 * MIB)
 DISK = changed_disks.Disk(BASE, 32 * MIB, [disk_delta.Extent(20 * MIB, 2 * MIB, DATA)])
-"""Most of the base lies before its change: Glance has a part of it when the change is sent."""
+"""Most of the base precedes its change: Glance has a part of it before the change arrives."""
 LATE = changed_disks.Disk(BASE, 32 * MIB, [disk_delta.Extent(0, 2 * MIB, DATA)])
-"""Most of the base lies behind its change: it is read when the body has come."""
+"""Most of the base follows its change: it is read after the whole body arrived."""
 HALF = -MIB
-"""Where bodies are cut: a half of the bytes of DISK's change, and the trailer, are missing."""
+"""Where bodies are cut: before half of the bytes of DISK's change, and the trailer."""
 
 
 @pytest.fixture(scope="module", params=["fs", "s3"])
 def into(request, all_stores, tmp_path_factory):
-    """Yield somebody whose images get into a store, and a gateway that is soon tired."""
+    """Yield a sender whose images go into a store, and a gateway with short time-outs."""
     all_stores.start()
     default = {"glance_store": {"default_backend": request.param}}
     with all_stores.lab.glance.changed(ini.merged(all_stores.stores(), default)):
@@ -55,7 +56,7 @@ def into(request, all_stores, tmp_path_factory):
 
 @pytest.fixture
 def sender(into):
-    """The same, all of it up, and nothing under way."""
+    """The same sender with all services up and no request in flight."""
     into.place.start_stores()
     into.gateway.start()
     into.gateway.wait_ready()
@@ -78,7 +79,7 @@ def wait_idle(sender):
 
 
 def check_not_whole(sender, image_id):
-    """Check that an image waits for its bytes again, and takes them in Nova's own way."""
+    """Check that an image is queued again and accepts an upload in Nova's own way."""
     sender.wait_status(image_id, "queued")
     wait_idle(sender)
     assert sender.status(image_id) == "queued"
@@ -101,12 +102,12 @@ def half_sent(sender, base):
     image_id, stream = sender.queued("raw"), LATE.stream(base)
     with sender.slowly(image_id, len(stream), "raw") as link:
         link.sendall(stream[:HALF])
-        time.sleep(2.0)  # what is read ahead is read
+        time.sleep(2.0)  # the read-ahead is done
         yield image_id, link, stream[HALF:]
 
 
 def error_of(answer: str) -> dict:
-    """Return what an answer says that went wrong, in its status or in its last line."""
+    """Return the error of a response, from its status or its last line."""
     error: dict = json.loads(answer.splitlines()[-1])["error"]
     return error
 
@@ -114,7 +115,7 @@ def error_of(answer: str) -> dict:
 # The client
 
 
-def test_client_that_goes_in_the_middle_leaves_no_image(sender, base):
+def test_disconnect_of_the_client_midway_leaves_no_image(sender, base):
     image_id, stream = sender.queued("raw"), DISK.stream(base)
     before = sender.counted("client")
     with sender.slowly(image_id, len(stream), "raw") as link:
@@ -123,8 +124,8 @@ def test_client_that_goes_in_the_middle_leaves_no_image(sender, base):
     assert sender.counted("client") == before + 1
 
 
-def test_client_that_goes_before_the_answer_leaves_no_image(sender, base):
-    """The body was whole; what is left is reading the base, from a store that answers nothing."""
+def test_disconnect_of_the_client_before_the_response_leaves_no_image(sender, base):
+    """The body is complete; the gateway still reads the base, from a store that hangs."""
     before = broken(sender)
     with half_sent(sender, base) as (image_id, link, rest):
         sender.place.objects.s3.signal(signal.SIGSTOP)
@@ -140,11 +141,11 @@ def test_client_that_goes_before_the_answer_leaves_no_image(sender, base):
 
 
 def broken(sender):
-    """Return how many compositions were ended, by whomever."""
+    """Return how many flattens were aborted, for any reason."""
     return sum(map(sender.counted, ("client", "base", "glance")))
 
 
-def test_client_that_says_nothing_more_is_given_up_in_time(sender, base):
+def test_silent_client_times_out(sender, base):
     image_id, stream = sender.queued("raw"), DISK.stream(base)
     with sender.slowly(image_id, len(stream), "raw") as link:
         begun(sender, link, stream, image_id)
@@ -155,7 +156,7 @@ def test_client_that_says_nothing_more_is_given_up_in_time(sender, base):
     assert f"no data of the delta came for {STILL_S:g} s" in sender.gateway.log()
 
 
-def test_client_that_sends_a_byte_now_and_then_is_given_up_in_time(sender, base):
+def test_client_that_trickles_bytes_times_out(sender, base):
     image_id, stream = sender.queued("raw"), DISK.stream(base)
     with sender.slowly(image_id, len(stream), "raw") as link:
         began_s = time.monotonic()
@@ -174,7 +175,7 @@ def test_wrong_trailer_leaves_no_image(sender, base):
     check_not_whole(sender, image_id)
 
 
-def test_altered_bytes_leave_no_image(sender, base):
+def test_altered_delta_leaves_no_image(sender, base):
     image_id, stream = sender.queued("raw"), bytearray(DISK.stream(base))
     stream[HALF] ^= 1
     assert "the trailer does not match" in said(sender.send(image_id, bytes(stream), "raw"), 400)
@@ -202,7 +203,7 @@ def test_body_that_ends_before_its_length_leaves_no_image(sender, base):
 # The gateway
 
 
-def test_gateway_that_is_killed_in_the_middle_leaves_no_image(sender, base):
+def test_killed_gateway_leaves_no_image(sender, base):
     image_id, stream = sender.queued("raw"), DISK.stream(base)
     with sender.slowly(image_id, len(stream), "raw") as link:
         begun(sender, link, stream, image_id)
@@ -217,7 +218,7 @@ def test_gateway_that_is_killed_in_the_middle_leaves_no_image(sender, base):
 # The base's store
 
 
-def test_store_of_the_base_that_dies_in_the_middle_leaves_no_image(sender, base):
+def test_crash_of_the_base_store_midway_leaves_no_image(sender, base):
     before = broken(sender)
     with half_sent(sender, base) as (image_id, link, rest):
         sender.place.objects.s3.kill()
@@ -229,14 +230,14 @@ def test_store_of_the_base_that_dies_in_the_middle_leaves_no_image(sender, base)
     assert broken(sender) == before + 1  # by Glance, where the same store takes the image
 
 
-def test_store_of_the_base_that_is_away_for_a_moment_is_waited_for(sender, base):
+def test_flatten_waits_for_a_base_store_that_returns_soon(sender, base):
     image_id, stream = sender.queued("raw"), LATE.stream(base)
     with sender.slowly(image_id, len(stream), "raw") as link:
         link.sendall(stream[:HALF])
         sender.place.objects.s3.signal(signal.SIGSTOP)
         try:
             link.sendall(stream[HALF:])
-            time.sleep(3.0)  # longer than a read may take
+            time.sleep(3.0)  # longer than the read time-out
         finally:
             sender.place.objects.s3.signal(signal.SIGCONT)
         last = json.loads(changed_disks.rest_of(link).splitlines()[-1])
@@ -244,11 +245,11 @@ def test_store_of_the_base_that_is_away_for_a_moment_is_waited_for(sender, base)
     assert sender.status(image_id) == "active"
 
 
-def test_base_that_was_damaged_leaves_no_image(sender, tmp_path):
+def test_damaged_base_leaves_no_image(sender, tmp_path):
     packed = bytearray(uploads.qcow2(tmp_path, BASE))
     packed[len(packed) // 2 : len(packed) // 2 + 70_000] = b"\xff" * 70_000
     damaged = sender.place.upload("fs", bytes(packed), disk_format="qcow2")
-    image_id = sender.queued("raw")  # as qcow2 it would be carried as it is
+    image_id = sender.queued("raw")  # as qcow2 the cluster would be copied as it is
     answer = sender.send(image_id, DISK.stream(damaged), "raw")
     assert "the base: the cluster at" in error_of(answer.text)["message"]
     check_not_whole(sender, image_id)
@@ -257,7 +258,7 @@ def test_base_that_was_damaged_leaves_no_image(sender, tmp_path):
 # Glance
 
 
-def test_glance_that_stands_still_is_given_up_in_time(sender, base):
+def test_hung_glance_times_out(sender, base):
     image_id, stream = sender.queued("raw"), DISK.stream(base)
     with sender.slowly(image_id, len(stream), "raw") as link:
         begun(sender, link, stream, image_id)
@@ -271,8 +272,8 @@ def test_glance_that_stands_still_is_given_up_in_time(sender, base):
     wait_idle(sender)
 
 
-def test_glance_that_dies_in_the_middle_is_told_of(sender, base):
-    """Glance itself leaves the image ``saving`` then, however it was sent."""
+def test_crash_of_glance_midway_is_reported(sender, base):
+    """Glance leaves the image ``saving`` then, however it was sent."""
     image_id, stream = sender.queued("raw"), DISK.stream(base)
     before = sender.counted("glance")
     with sender.slowly(image_id, len(stream), "raw") as link:
@@ -288,7 +289,7 @@ def test_glance_that_dies_in_the_middle_is_told_of(sender, base):
     assert sender.counted("glance") == before + 1
 
 
-def test_image_that_is_deleted_in_the_middle_is_told_of(sender, base):
+def test_deletion_of_the_image_midway_is_reported(sender, base):
     image_id, stream = sender.queued("raw"), DISK.stream(base)
     with sender.slowly(image_id, len(stream), "raw") as link:
         begun(sender, link, stream, image_id)
@@ -300,10 +301,10 @@ def test_image_that_is_deleted_in_the_middle_is_told_of(sender, base):
     wait_idle(sender)
 
 
-# Bounds
+# Limits
 
 
-def test_more_compositions_than_there_may_be_are_told_to_come_back(sender, base):
+def test_flattens_beyond_the_limit_get_503_with_retry_after(sender, base):
     stranger = changed_disks.Sender(sender.place, sender.gateway, "stranger")
     admin = changed_disks.Sender(sender.place, sender.gateway, "admin")
     stream, mine = DISK.stream(base), sender.queued("raw")
@@ -312,7 +313,7 @@ def test_more_compositions_than_there_may_be_are_told_to_come_back(sender, base)
         again = sender.send(sender.queued("raw"), stream, "raw")
         assert "of this project" in said(again, 503)
         assert again.headers["Retry-After"] == "30"
-        theirs = stranger.place.ask("stranger", "GET", "/v2/images")  # has a project of his own
+        theirs = stranger.place.ask("stranger", "GET", "/v2/images")  # it has a project of its own
         assert theirs.ok
         with admin.slowly(admin.queued("raw"), len(stream), "raw") as second:
             second.sendall(stream[:HALF])

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of other formats are served where an operator wants it, and left to Nova otherwise.
+"""Images of other formats are served if an operator enables the format, and left to Nova otherwise.
 
 Keystone, Glance and RabbitMQ are those of the lab; listener and agent are processes of their own.
+
 """
 
 import pathlib
@@ -27,7 +28,7 @@ CHUNKS = 64
 
 
 def image_of(folder: pathlib.Path, disk_format: str, seed: int = 1) -> tuple[bytes, bytes]:
-    """Return an image of a format, and what a guest reads of it."""
+    """Return an image of a format, and its disk as a guest reads it."""
     raw, path, again = folder / "raw", folder / f"image.{disk_format}", folder / "again"
     raw.write_bytes(uploads.some_bytes(chunks=CHUNKS, seed=seed))
     runs.tool(["qemu-img", "convert", "-f", "raw", "-O", DRIVERS[disk_format], raw, path])
@@ -36,7 +37,7 @@ def image_of(folder: pathlib.Path, disk_format: str, seed: int = 1) -> tuple[byt
 
 
 def check(glance: uploads.Images, image_id: str, disk: bytes) -> tuple[str, str]:
-    """Check all that was made of an image; return the ids of its chunk map and its conversion."""
+    """Check all artefacts of an image; return the ids of its chunk map and its conversion."""
     image = glance.image(image_id)
     found = {kind: glance.image(image.text(kind.pointer)) for kind in (CHUNK_MAP, CONVERTED)}
     for kind, version in (
@@ -55,7 +56,7 @@ def check(glance: uploads.Images, image_id: str, disk: bytes) -> tuple[str, str]
 
 
 def read_whole(glance: uploads.Images, folder: pathlib.Path, image_id: str, size: int) -> bytes:
-    """Return what a guest reads of an image on a host with an agent."""
+    """Return an image as a guest reads it on a host with an agent."""
     user = api.credentials(glance.lab.keystone.auth_url, "acstor")
     given: dict[str, Any] = {"sources": "glance", "sections": {"source_glance": user}}
     with local.agent(folder / "host", local.ImageFolder(folder / "none"), **given) as agent:
@@ -67,7 +68,7 @@ def read_whole(glance: uploads.Images, folder: pathlib.Path, image_id: str, size
 
 @hosts.needs_fuse
 @pytest.mark.parametrize("disk_format", DRIVERS)
-def test_image_is_read_through_a_mirror_as_its_disk_is(
+def test_mirror_of_a_converted_image_equals_its_disk(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path, disk_format: str
 ) -> None:
     listener = listen(convert_formats=disk_format)
@@ -93,7 +94,7 @@ def test_image_is_read_through_a_mirror_as_its_disk_is(
     )
 
 
-def test_format_that_is_not_named_is_left_to_nova_and_loses_what_was_made_of_it(
+def test_format_outside_convert_formats_is_refused_and_its_artefacts_purged(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     first = listen("first", convert_formats="vmdk,vhdx")
@@ -114,7 +115,7 @@ def test_format_that_is_not_named_is_left_to_nova_and_loses_what_was_made_of_it(
     assert glance.artefacts() == []
 
 
-def test_prepared_again_it_keeps_its_conversion_and_gets_another_where_that_is_damaged(
+def test_repeated_preparation_replaces_only_a_damaged_conversion(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     listener = listen(convert_formats="vhdx")
@@ -126,7 +127,7 @@ def test_prepared_again_it_keeps_its_conversion_and_gets_another_where_that_is_d
     uploads.manage(listener, "prepare", "--force", image_id)
     assert check(glance, image_id, disk)[1] == made_id
     with (glance.lab.glance.images / made_id).open("r+b") as stored:
-        stored.seek(glance.record(made_id)["size"] // 2)  # among random bytes, which are not these
+        stored.seek(glance.record(made_id)["size"] // 2)  # random bytes, which differ
         stored.write(b"damaged" * 100)
     faulty = uploads.manage(listener, "verify", "--bytes", image_id, status=3)
     assert faulty[0]["fault"]
@@ -135,7 +136,7 @@ def test_prepared_again_it_keeps_its_conversion_and_gets_another_where_that_is_d
     assert not glance.exists(made_id)
 
 
-def test_hostile_and_misnamed_images_are_refused_for_good_and_nothing_stays(
+def test_hostile_and_mislabelled_images_are_refused_for_good(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     vmdk, child = image_of(tmp_path, "vmdk")[0], tmp_path / "child"
@@ -158,7 +159,7 @@ def test_hostile_and_misnamed_images_are_refused_for_good_and_nothing_stays(
     assert list((tmp_path / "state" / "maps").iterdir()) == []
 
 
-def test_listener_killed_while_it_converts_is_followed_by_one_that_does_it(
+def test_conversion_of_a_killed_listener_is_done_by_the_next_one(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     data, disk = image_of(tmp_path, "vhdx")

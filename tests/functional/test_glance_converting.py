@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of other formats become qcow2 files with the same disk, and hostile ones do not.
+"""Conversion of images to qcow2 files with the same disk, and refusal of hostile images.
 
 qemu-img, oslo.utils and bubblewrap are the real ones.
+
 """
 
 import pathlib
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Return a raw disk: bytes that do not compress, text, and holes."""
+    """Return a raw disk: incompressible bytes, text, and holes."""
     path = tmp_path_factory.mktemp("disk") / "disk"
     with path.open("wb") as file:
         file.write(random.Random(5).randbytes(3 * geometry.MIB))
@@ -63,7 +64,7 @@ def convert(
     isolation: sandbox.Sandbox = WALLS,
     limits: conversion.ConversionLimits = LIMITS,
 ) -> pathlib.Path:
-    """Convert an image; return the raw disk in what came of it."""
+    """Convert an image, and return the raw disk in the result."""
     image = records.image(disk_format=disk_format, size=path.stat().st_size)
     work.mkdir(mode=0o700)
     raw = work / "raw"
@@ -85,19 +86,19 @@ def refused(path: pathlib.Path, disk_format: str, work: pathlib.Path) -> str:
 
 @pytest.mark.parametrize("isolation", sandbox.Sandbox, ids=str)
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_disk_is_the_same_byte_by_byte(
+def test_converted_disk_has_the_same_bytes(
     disk: pathlib.Path, tmp_path: pathlib.Path, kind: str, isolation: sandbox.Sandbox
 ) -> None:
     path, disk_format = made_of(disk, tmp_path, kind), kind.partition("-")[0]
     raw = convert(path, disk_format, tmp_path / "work", isolation)
     found, expected = raw.read_bytes(), disk.read_bytes()
-    # Some formats have disks of whole clusters or cylinders alone: what is added is zeros.
+    # Some formats round disks up to whole clusters or cylinders: the rest is zeros.
     assert found[:DISK_BYTES] == expected
     assert not any(found[DISK_BYTES:])
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_image_that_is_cut_short_is_refused_or_wholly_converted_and_never_hangs(
+def test_truncated_image_is_refused_or_converted_without_a_hang(
     disk: pathlib.Path, tmp_path: pathlib.Path, kind: str
 ) -> None:
     path, disk_format = made_of(disk, tmp_path, kind), kind.partition("-")[0]
@@ -111,7 +112,7 @@ def test_image_that_is_cut_short_is_refused_or_wholly_converted_and_never_hangs(
 
 
 @pytest.mark.parametrize("disk_format", sorted(conversion.DRIVERS))
-def test_bytes_of_another_format_are_refused_by_what_they_are(
+def test_image_in_another_format_than_declared_is_refused(
     disk: pathlib.Path, tmp_path: pathlib.Path, disk_format: str
 ) -> None:
     other = "vdi" if disk_format != "vdi" else "vhdx"
@@ -137,7 +138,7 @@ def test_vmdk_with_a_parent_is_refused(disk: pathlib.Path, tmp_path: pathlib.Pat
     assert refused(path, "vmdk", tmp_path / "work")
 
 
-def test_disk_that_is_too_large_is_refused_before_it_is_read(tmp_path: pathlib.Path) -> None:
+def test_too_large_disk_is_refused_before_it_is_read(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "large.vdi"
     runs.tool(["qemu-img", "create", "-q", "-f", "vdi", path, "3T"])
     why = refused(path, "vdi", tmp_path / "work")
@@ -155,7 +156,7 @@ def bomb(path: pathlib.Path, blocks: int = 512) -> pathlib.Path:
     return path
 
 
-def test_small_file_that_says_the_same_block_again_and_again_does_not_grow(
+def test_vdi_that_repeats_one_block_is_stopped_at_the_write_limit(
     tmp_path: pathlib.Path,
 ) -> None:
     path = bomb(tmp_path / "bomb.vdi")
@@ -167,7 +168,7 @@ def test_small_file_that_says_the_same_block_again_and_again_does_not_grow(
     assert max(one.stat().st_size for one in tmp_path.rglob("made")) <= 8 * geometry.MIB
 
 
-def test_conversion_that_takes_too_long_is_ended_and_leaves_no_process(
+def test_conversion_over_its_time_limit_is_killed(
     tmp_path: pathlib.Path,
 ) -> None:
     path = bomb(tmp_path / "bomb.vdi")
@@ -184,7 +185,7 @@ def still_running(folder: pathlib.Path) -> bool:
     return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
-def test_host_without_the_sandbox_says_so_and_the_image_is_not_refused_for_good(
+def test_missing_sandbox_is_reported_and_does_not_refuse_the_image(
     disk: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = made_of(disk, tmp_path, "vdi")

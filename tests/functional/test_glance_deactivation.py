@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images go out of service and come back, on a real Glance and a real agent."""
+"""Images are deactivated and reactivated, on a real Glance and a real agent."""
 
 import pathlib
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def ensure(agent: agents.Agent, image_id: str) -> Any:
 
 
 @hosts.needs_fuse
-def test_deactivated_image_is_refused_with_the_reason_and_served_again_when_it_is_back(
+def test_deactivated_image_is_refused_until_it_is_reactivated(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     listener = listen()
@@ -60,8 +60,8 @@ def test_deactivated_image_is_refused_with_the_reason_and_served_again_when_it_i
             with pytest.raises(OSError):
                 agent.image_path(idle).read_bytes()
             guest.seek(10 * uploads.CHUNK)
-            assert guest.read(10) == data[10 * uploads.CHUNK :][:10]  # a guest that runs goes on
-        uploads.manage(listener, "reconcile")  # and its artefacts stay
+            assert guest.read(10) == data[10 * uploads.CHUNK :][:10]  # a running guest reads on
+        uploads.manage(listener, "reconcile")  # the artefacts stay
         for image_id in (in_use, idle):
             assert len(glance.artefacts_of(image_id)) == 1
             glance.admin.reactivate_image(image_id)
@@ -71,11 +71,11 @@ def test_deactivated_image_is_refused_with_the_reason_and_served_again_when_it_i
 
 
 @hosts.needs_fuse
-def test_home_that_does_not_mirror_a_deactivated_image_gives_it_to_guests_of_another_host(
+def test_home_serves_a_deactivated_image_to_running_guests_of_another_host(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     listen()
-    data = uploads.some_bytes(chunks=400, seed=44)  # of which the other host is the home of a part
+    data = uploads.some_bytes(chunks=400, seed=44)  # the other host is the home of a part of it
     image_id = glance.upload(data)
     glance.wait_state(image_id)
     nothing = local.ImageFolder(tmp_path / "nothing")

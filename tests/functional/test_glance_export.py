@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images are streamed out of a real Glance once, for hosts whose agents cannot read its store."""
+"""Export from a real Glance, for hosts whose agents cannot read its store."""
 
 import contextlib
 import functools
@@ -34,7 +34,7 @@ Listen = Callable[..., acstor_glance.Listener]
 def export(
     listener: acstor_glance.Listener, folder: pathlib.Path, *images: str, status: int = 0
 ) -> dict[str, str]:
-    """Run the command; return what came of each image."""
+    """Run the command, and return the outcome of each image."""
     rows = uploads.manage(listener, "export", "--folder", str(folder), *images, status=status)
     return {row["image"]: row["outcome"] for row in rows}
 
@@ -50,7 +50,7 @@ def files_of(image_id: str, *endings: str) -> list[str]:
 def publish_boot_image(
     listener: acstor_glance.Listener, image_id: str, exported: pathlib.Path
 ) -> bytes:
-    """Make a boot image of what was exported of an image, and publish it; return its bytes."""
+    """Make and publish a boot image from an exported image, and return its bytes."""
     images = glance_client.connect(manage_command.load_conf(str(listener.conf_file)))
     stem = exported / image_id
     image_map = chunk_map.ChunkMap.parse(stem.with_suffix(".acmap").read_bytes(), "the map")
@@ -67,7 +67,7 @@ def publish_boot_image(
 def agent(
     glance: uploads.Images, folder: pathlib.Path, exported: local.ImageFolder, sources: str
 ) -> Iterator[agents.Agent]:
-    """Run an agent that may read Glance, and the folder of exports."""
+    """Run an agent that reads Glance and the folder of exports."""
     sections = {"source_glance": api.credentials(glance.lab.keystone.auth_url, "acstor")}
     given: dict[str, Any] = {"sources": sources, "sections": sections}
     with local.agent(folder, exported, **given) as running:
@@ -76,7 +76,7 @@ def agent(
 
 
 @hosts.needs_fuse
-def test_export_brings_what_agents_need_and_takes_out_what_is_not_served(
+def test_export_writes_files_for_agents_and_removes_unserved_images(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     listener = listen()
@@ -111,7 +111,7 @@ def test_export_brings_what_agents_need_and_takes_out_what_is_not_served(
 
 
 @hosts.needs_fuse
-def test_exported_qcow2_image_is_read_as_qemu_reads_it(
+def test_exported_qcow2_image_reads_as_its_disk(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     listener = listen()
@@ -128,7 +128,7 @@ def test_exported_qcow2_image_is_read_as_qemu_reads_it(
 
 
 @hosts.needs_fuse
-def test_folder_of_the_file_store_is_read_and_glance_says_what_is_served(
+def test_agent_reads_the_file_store_and_serves_only_active_images(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     listen()
@@ -156,7 +156,7 @@ def test_folder_of_the_file_store_is_read_and_glance_says_what_is_served(
     assert asked == []
 
 
-def test_image_with_other_bytes_than_glance_says_is_not_exported_and_nothing_is_taken_out(
+def test_image_with_a_wrong_hash_is_not_exported_and_blocks_removals(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     listener = listen()
@@ -196,9 +196,10 @@ def web_server(folder: pathlib.Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def located(glance: uploads.Images, url: str) -> Iterator[ids.ImageId]:
-    """Make an image whose bytes stay behind ``url``; Glance has hashed it.
+    """Make an image whose bytes stay behind ``url`` and are hashed by Glance.
 
-    It goes with the block: without its store Glance cannot delete it any more.
+    The block deletes it: without its store Glance cannot delete it any more.
+
     """
     image_id: str = glance.create().id
     answer = glance.tenant.post(f"/images/{image_id}/locations", json={"url": url})
@@ -226,7 +227,7 @@ def copy_to_file_store(glance: uploads.Images, image_id: str) -> None:
 
 
 @hosts.needs_fuse
-def test_image_of_a_store_without_ranges_is_read_whole_exported_or_copied(
+def test_image_in_a_store_without_ranges_is_read_whole_or_exported(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "www").mkdir()

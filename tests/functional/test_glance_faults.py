@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever breaks or lies around a real Glance: images get their chunk maps, and nothing false."""
+"""Faults around a real Glance: images get their chunk maps, and no wrong ones."""
 
 import uuid
 from collections.abc import Callable
@@ -13,9 +13,7 @@ from tests.lab.openstack import uploads
 Listen = Callable[..., acstor_glance.Listener]
 
 
-def test_copied_and_forged_properties_have_no_effect(
-    glance: uploads.Images, listen: Listen
-) -> None:
+def test_copied_or_forged_properties_have_no_effect(glance: uploads.Images, listen: Listen) -> None:
     listener = listen()
     data, other = uploads.some_bytes(seed=4), uploads.some_bytes(seed=5)
     image_id = glance.upload(data)
@@ -44,7 +42,7 @@ def test_racing_listeners_prepare_each_image_once(glance: uploads.Images, listen
     for seed in range(10, 16):
         data = uploads.some_bytes(seed=seed)
         data_of[glance.upload(data)] = data
-    # Two pools: each of them hears of every image, and each finds all of them when it starts.
+    # Two pools: each gets every notification, and each finds all images at its start.
     pools = [{tuned.NOTIFICATION_POOL: f"race-{uuid.uuid4()}"} for _ in range(2)]
     both = [listen(f"l{n}", constants=pool, workers=2) for n, pool in enumerate(pools, 1)]
     late = uploads.some_bytes(seed=17)
@@ -56,7 +54,7 @@ def test_racing_listeners_prepare_each_image_once(glance: uploads.Images, listen
     assert sum(uploads.metric(listener, name) for listener in both) == len(data_of)
 
 
-def test_listener_outlives_the_broker(glance: uploads.Images, listen: Listen) -> None:
+def test_listener_survives_an_outage_of_the_broker(glance: uploads.Images, listen: Listen) -> None:
     listener = listen(constants={tuned.RECONCILE_INTERVAL_S: 3})
     glance.lab.rabbitmq.stop()
     data = uploads.some_bytes(seed=21)
@@ -76,7 +74,7 @@ def test_listener_outlives_the_broker(glance: uploads.Images, listen: Listen) ->
     runs.wait_for(hears_again, uploads.DEADLINE_S, "messages after the restart", listener.log)
 
 
-def test_work_goes_on_when_glance_or_the_listener_was_killed_in_the_middle(
+def test_preparation_resumes_after_a_kill_of_glance_or_the_listener(
     glance: uploads.Images, listen: Listen
 ) -> None:
     first = listen("first", constants={tuned.RETRY_FIRST_S: 1})
@@ -105,7 +103,7 @@ def test_work_goes_on_when_glance_or_the_listener_was_killed_in_the_middle(
     glance.check_chunk_map(image_id, data)
 
 
-def test_artefacts_that_were_deleted_or_altered_are_found_and_mended(
+def test_deleted_or_altered_artefacts_are_detected_and_repaired(
     glance: uploads.Images, listen: Listen
 ) -> None:
     listener = listen()
@@ -133,11 +131,11 @@ def test_artefacts_that_were_deleted_or_altered_are_found_and_mended(
     assert [row["fault"] for row in uploads.manage(listener, "verify", "--bytes", image_id)] == [""]
 
 
-def test_broken_image_is_tried_again_later(glance: uploads.Images, listen: Listen) -> None:
+def test_failed_image_is_retried_later(glance: uploads.Images, listen: Listen) -> None:
     data = uploads.some_bytes(seed=24)
     image_id = glance.upload(data)
     stored = glance.lab.glance.images / image_id
-    stored.write_bytes(bytes(len(data)))  # not what Glance has a hash of
+    stored.write_bytes(bytes(len(data)))  # Glance's hash is of other bytes
     listener = listen()
     record = glance.wait_state(image_id, "failed")
     assert "does not have the sha512" in record["acstor_message"]

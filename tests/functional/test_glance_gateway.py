@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway beside a real Glance, with real stores: S3 and Swift (all in one), files, the web."""
+"""The gateway beside a real Glance, with real stores: S3 and Swift, files, a web server."""
 
 import contextlib
 import signal
@@ -47,7 +47,7 @@ def source_of(place: image_stores.Place, user: str = "acstor") -> Iterator[gatew
 
 
 @pytest.mark.parametrize("store", STORES)
-async def test_any_range_of_any_store_is_exactly_what_was_uploaded(place, store):
+async def test_any_range_from_any_store_equals_the_upload(place, store):
     blob = base.Blob(place.upload(store), base.BlobKind.IMAGE)
     with source_of(place) as source:
         assert await source.size_bytes(blob) == len(DATA)
@@ -69,14 +69,14 @@ def test_ranges_across_the_parts_of_large_objects_are_exact(place, store):
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_stored_bytes_of_qcow2_are_read_as_they_are(place, store, tmp_path):
+def test_qcow2_image_is_read_without_conversion(place, store, tmp_path):
     data = uploads.qcow2(tmp_path, uploads.some_bytes())
     image_id = place.upload(store, data, disk_format="qcow2")
     assert place.read(image_id, f"bytes=0-{len(data) - 1}").content == data
     assert place.read(image_id, "bytes=-512").content == data[-512:]
 
 
-def test_image_on_a_web_server_is_read_there(place, web):
+def test_image_on_a_web_server_is_read_from_it(place, web):
     image_id = place.on_the_web(web)
     assert place.read(image_id, "bytes=1000-1999").content == DATA[1000:2000]
     assert place.read(image_id, "bytes=1048576-").content == DATA[1048576:]
@@ -88,7 +88,7 @@ def test_image_on_a_web_server_is_read_there(place, web):
     assert "answers 500" in said(place.read(image_id), 502)
 
 
-def test_check_sees_which_stores_give_parts_and_by_whom(place, tmp_path):
+def test_probe_reports_range_support_of_glance_and_the_gateway(place, tmp_path):
     def seen_by(image, **changed):
         listener = acstor_glance.Listener("unused", place.lab, tmp_path, **changed)
         listener.configure()
@@ -113,10 +113,10 @@ def test_check_sees_which_stores_give_parts_and_by_whom(place, tmp_path):
     assert away.why.startswith("the gateway returns no data: ")
 
 
-# Who may read what
+# Permissions
 
 
-def test_who_may_not_download_reads_nothing(place):
+def test_user_without_download_permission_is_refused(place):
     image_id = place.upload("s3")
     assert place.read(image_id, user="tenant").content == DATA[:100]
     assert "404" in said(place.read(image_id, user="stranger"), 404)
@@ -127,7 +127,7 @@ def test_who_may_not_download_reads_nothing(place):
     assert requests.get(f"{place.gateway.url}/healthz", timeout=30).json() == {"status": "ok"}
 
 
-def test_policies_of_glance_decide_who_downloads(place, tmp_path):
+def test_download_policy_of_glance_is_enforced(place, tmp_path):
     image_id = place.upload("s3")
     policy = tmp_path / "policy.json"
     policy.write_text('{"download_image": "role:admin"}')
@@ -138,20 +138,20 @@ def test_policies_of_glance_decide_who_downloads(place, tmp_path):
         assert place.read(image_id, user="acstor").content == DATA[:100]
 
 
-def test_deactivated_image_is_read_by_those_alone_whom_glance_lets(place):
+def test_deactivated_image_is_served_only_to_users_that_glance_allows(place):
     image_id = place.upload("s3")
     place.ask("admin", "POST", f"/v2/images/{image_id}/actions/deactivate").raise_for_status()
     said(place.read(image_id, user="tenant"), 403)
     assert place.read(image_id, user="acstor").content == DATA[:100]
 
 
-def test_image_that_is_not_active_is_refused(place):
+def test_inactive_image_is_refused(place):
     record = {"disk_format": "raw", "container_format": "bare", "name": "queued"}
     image_id = place.ask("tenant", "POST", "/v2/images", json=record).json()["id"]
     assert "status is queued" in said(place.read(image_id, user="tenant"), 409)
 
 
-# Bounds
+# Limits
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_image_that_is_not_active_is_refused(place):
         (f"bytes=0-{len(LARGE) - 1}", 413, "8388608 bytes at most"),
     ],
 )
-def test_range_that_makes_no_sense_is_refused(place, large, wanted, status, words):
+def test_invalid_range_is_refused(place, large, wanted, status, words):
     assert words in said(place.read(large, wanted), status)
 
 
@@ -175,7 +175,7 @@ def large(all_stores: image_stores.Place) -> ids.ImageId:
     return all_stores.upload("fs", LARGE)
 
 
-def test_what_is_no_request_for_a_range_is_refused(place, large):
+def test_other_requests_than_range_reads_are_refused(place, large):
     url = f"{place.gateway.url}/v1/images/{large}/file"
     headers = {"X-Auth-Token": place.token("acstor"), "Range": "bytes=0-9"}
     put = requests.put(url, b"x", headers=headers, timeout=30)
@@ -187,7 +187,7 @@ def test_what_is_no_request_for_a_range_is_refused(place, large):
 # Faults of stores
 
 
-def test_object_with_other_bytes_is_refused_by_its_md5(place):
+def test_object_with_wrong_bytes_is_refused_by_its_md5(place):
     image_id = place.upload("s3")
     assert place.read(image_id).content == DATA[:100]
     place.s3(f"s3.put_object(Bucket='images', Key='{image_id}', Body=b'x' * {len(DATA)})")
@@ -204,7 +204,7 @@ def test_object_of_another_size_is_refused(place):
     assert "shorter" in said(place.read(image_id, "bytes=5000-5999"), 409)
 
 
-def test_object_that_is_gone_is_refused_until_glance_forgets_the_image(place):
+def test_deleted_object_is_refused_with_the_reason(place):
     image_id = place.upload("s3")
     assert place.read(image_id).status_code == 206
     place.s3(f"s3.delete_object(Bucket='images', Key='{image_id}')")
@@ -213,7 +213,7 @@ def test_object_that_is_gone_is_refused_until_glance_forgets_the_image(place):
     said(place.read(image_id), 404)
 
 
-def test_store_that_refuses_the_credentials_is_named_and_new_ones_count_after_a_start(place):
+def test_store_that_refuses_credentials_is_named_until_a_restart(place):
     image_id = place.upload("s3")
     place.objects.replace_s3_key("another-key")
     place.objects.s3.restart()
@@ -229,7 +229,7 @@ def test_store_that_refuses_the_credentials_is_named_and_new_ones_count_after_a_
         place.gateway.restart()
 
 
-def test_store_that_hangs_is_given_up_in_time_and_holds_up_no_other(place):
+def test_hung_store_times_out_without_delaying_others(place):
     slow, other = place.upload("s3"), place.upload("fs")
     place.objects.s3.signal(signal.SIGSTOP)
     try:
@@ -242,7 +242,7 @@ def test_store_that_hangs_is_given_up_in_time_and_holds_up_no_other(place):
     runs.wait_for(lambda: place.read(slow).content == DATA[:100], 20, "S3", place.gateway.log)
 
 
-def test_rbd_image_that_is_gone_and_ceph_that_hangs_are_told_of(place):
+def test_missing_rbd_image_and_hung_ceph_are_reported(place):
     gone, there = place.upload("rbd"), place.upload("rbd")
     assert place.read(gone).content == DATA[:100]
     place.ceph.remove(gone)
@@ -262,7 +262,7 @@ def test_rbd_image_that_is_gone_and_ceph_that_hangs_are_told_of(place):
     )
 
 
-def test_store_that_is_down_is_unreachable_until_it_is_back(place):
+def test_store_that_is_down_returns_502_until_it_recovers(place):
     image_id = place.upload("s3")
     place.objects.s3.kill()
     assert "store s3: EndpointConnectionError" in said(place.read(image_id), 502)
@@ -270,9 +270,9 @@ def test_store_that_is_down_is_unreachable_until_it_is_back(place):
     assert place.read(image_id).content == DATA[:100]
 
 
-def test_image_that_moved_to_another_store_is_read_there(place):
+def test_image_moved_to_another_store_is_read_from_it(place):
     image_id = place.upload("s3")
-    assert place.read(image_id).content == DATA[:100]  # where it is is known from now on
+    assert place.read(image_id).content == DATA[:100]  # the gateway caches the location from now on
     wanted = {"method": {"name": "copy-image"}, "stores": ["swift"]}
     place.ask("admin", "POST", f"/v2/images/{image_id}/import", json=wanted).raise_for_status()
     runs.wait_for(lambda: is_in(place, image_id, "s3,swift"), 60, "the copy", place.lab.glance.log)
@@ -285,7 +285,7 @@ def is_in(place: image_stores.Place, image_id: str, stores: str) -> bool:
     return record["stores"] == stores and glance_service.is_imported(record)
 
 
-def test_store_that_the_gateway_does_not_know_is_refused_by_name(place, tmp_path):
+def test_store_unknown_to_the_gateway_is_refused_by_name(place, tmp_path):
     class Narrow(acstor_gateway.Gateway):
         def sections(self) -> ini.Sections:
             return ini.merged(super().sections(), {"DEFAULT": {"enabled_backends": "fs:file"}})
@@ -301,7 +301,7 @@ def test_store_that_the_gateway_does_not_know_is_refused_by_name(place, tmp_path
         narrow.stop()
 
 
-def test_no_log_has_a_password_of_a_store(place):
+def test_log_contains_no_store_password(place):
     for store in ("fs", "s3", "swift"):
         place.read(place.upload(store))
     assert api.PASSWORD not in place.gateway.log()
@@ -310,7 +310,7 @@ def test_no_log_has_a_password_of_a_store(place):
 # The agent
 
 
-async def test_agent_comes_to_the_gateway_by_itself_where_glance_has_no_ranges(place):
+async def test_agent_uses_the_gateway_only_when_glance_has_no_ranges(place):
     in_s3, in_files = (base.Blob(place.upload(s), base.BlobKind.IMAGE) for s in ("s3", "fs"))
     async with trio.open_nursery() as nursery:
         first = glance.GlanceSource(place.lab.session("acstor"))
@@ -324,12 +324,12 @@ async def test_agent_comes_to_the_gateway_by_itself_where_glance_has_no_ranges(p
         await both.aclose()
         nursery.cancel_scope.cancel()
     assert f"/v1/images/{in_files.image_id}/file" not in place.gateway.log()
-    # One of the agent, who asks for a range once, and one of the gateway, who asks for the right.
+    # One request by the agent for a range, and one by the gateway to check the permission.
     asked = place.lab.glance.log().count(f"GET /v2/images/{in_s3.image_id}/file ")
     assert asked == 2
 
 
-async def test_agent_says_which_store_is_not_read_and_why(place):
+async def test_agent_reports_the_failing_store_and_the_reason(place):
     image_id = place.upload("s3")
     place.s3(f"s3.delete_object(Bucket='images', Key='{image_id}')")
     with source_of(place) as source:
@@ -338,7 +338,7 @@ async def test_agent_says_which_store_is_not_read_and_why(place):
         await source.aclose()
 
 
-async def test_gateway_that_was_killed_is_unreachable_until_it_is_back(place):
+async def test_killed_gateway_is_unreachable_until_it_restarts(place):
     blob = base.Blob(place.upload("swift"), base.BlobKind.IMAGE)
     with source_of(place) as source:
         assert await source.read(blob, 0, 10) == DATA[:10]

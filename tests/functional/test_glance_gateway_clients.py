@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway's ranges as curl, requests and nginx understand RFC 9110."""
+"""The gateway's range responses as curl, requests and nginx interpret RFC 9110."""
 
 import pathlib
 import subprocess
@@ -91,14 +91,14 @@ def test_one_range_is_206(curl, url, given, first, stop):
 
 
 @pytest.mark.parametrize("given", [None, "items=0-5", "bytes=0-1,5-6"])
-def test_what_is_no_range_is_all_of_the_image(curl, url, given):
+def test_unknown_range_unit_returns_the_whole_image(curl, url, given):
     answer = curl.get(url, *(["-H", f"Range: {given}"] if given else []))
     assert (answer.status, answer.body) == (200, DATA)
     assert answer.headers["Content-Range"] is None and answer.headers["Accept-Ranges"] == "bytes"
 
 
 @pytest.mark.parametrize("given", [f"bytes={SIZE}-", "bytes=9-5", "bytes=-0"])
-def test_range_that_selects_nothing_is_416(curl, url, given):
+def test_unsatisfiable_range_is_416(curl, url, given):
     answer = curl.get(url, "-H", f"Range: {given}")
     assert (answer.status, answer.headers["Content-Range"]) == (416, f"bytes */{SIZE}")
 
@@ -108,7 +108,7 @@ def test_malformed_range_is_400(curl, url, given):
     assert curl.get(url, "-H", f"Range: {given}").status == 400
 
 
-def test_validator_decides_on_range_and_copy(curl, url):
+def test_etag_decides_on_range_and_conditional_requests(curl, url):
     etag = curl.get(url, "-I").headers["ETag"]
     assert etag.startswith('"')
     for validator, status in (
@@ -126,14 +126,14 @@ def test_validator_decides_on_range_and_copy(curl, url):
     assert (other.status, other.body) == (412, b"")
 
 
-def test_head_has_what_get_has_but_for_the_bytes(curl, url):
+def test_head_has_the_headers_of_get(curl, url):
     head, get = curl.get(url, "-I"), curl.get(url)
     assert (head.status, head.headers["Content-Length"]) == (200, str(SIZE))
     for name in ("ETag", "Accept-Ranges", "Content-Type", "Content-Length"):
         assert head.headers[name] == get.headers[name]
 
 
-def test_download_goes_on_where_it_ended(place, url, tmp_path):
+def test_partial_download_is_resumed(place, url, tmp_path):
     (tmp_path / "part").write_bytes(DATA[:70_001])
     header = f"X-Auth-Token: {place.token('acstor')}"
     words = ["curl", "-sS", "--max-time", "60", "-C", "-", "-H", header]
@@ -154,16 +154,16 @@ def test_requests_reads_an_image_in_pieces(place, url):
 
 @pytest.fixture
 def sliced(place: image_stores.Place, tmp_path: pathlib.Path) -> Iterator[str]:
-    """Return the URL of an nginx that caches slices of the gateway's answers."""
+    """Return the URL of an nginx that caches slices of the gateway's responses."""
     folder, port = tmp_path / "nginx", local.unused_port()
     http = SLICED.format(folder=folder, port=port, gateway=place.gateway.url)
     with nginx.Nginx(folder, http, port):
         yield f"http://127.0.0.1:{port}"
 
 
-def test_nginx_caches_slices_and_gives_out_any_range(place, curl, sliced):
+def test_nginx_caches_slices_and_serves_any_range(place, curl, sliced):
     url = f"{sliced}/v1/images/{place.upload('fs', LARGE)}/file"
-    for _ in range(2):  # from the gateway, and from the cache
+    for _ in range(2):  # first from the gateway, then from the cache
         assert curl.get(url).body == LARGE
         for first, stop in ((0, 1), (262_143, 262_145), (5_000_000, len(LARGE))):
             answer = curl.get(url, "-r", f"{first}-{stop - 1}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores, Glance and Keystone that fail the gateway, and a gateway that fails agents."""
+"""Faults of stores, Glance and Keystone for the gateway, and of the gateway for agents."""
 
 import signal
 import time
@@ -31,8 +31,8 @@ CHUNK_BYTES = 65_536
 # Wrong bytes
 
 
-async def test_wrong_bytes_that_no_md5_shows_are_found_by_agents(place):
-    """S3 knows no MD5 of what was uploaded in parts: the gateway passes it on, agents do not."""
+async def test_wrong_bytes_without_an_md5_are_detected_by_agents(place):
+    """S3 has no MD5 of multipart uploads: the gateway passes the bytes on, agents refuse them."""
     image_id = place.upload("s3", LARGE)
     assert place.read(image_id, "bytes=0-9").content == LARGE[:10]
     wrong = f"b'x' * {len(LARGE)}"
@@ -53,7 +53,7 @@ async def test_wrong_bytes_that_no_md5_shows_are_found_by_agents(place):
         chunk_verification.check_chunk(data, content, "chunk 0", "the gateway")
 
 
-def test_wrong_bytes_count_as_such(place):
+def test_wrong_bytes_are_counted_as_a_store_error(place):
     image_id = place.upload("s3")
     labels = {"store": "s3", "driver": "s3", "error": "other_bytes"}
     before = place.gateway.counted("store_errors_total", **labels)
@@ -62,11 +62,11 @@ def test_wrong_bytes_count_as_such(place):
     assert place.gateway.counted("store_errors_total", **labels) > before
 
 
-# Slow answers, and none
+# Slow and missing responses
 
 
 @pytest.mark.parametrize("behaviour", [http_server.drip(0.1), http_server.stall(10, 5.0)])
-def test_web_server_that_is_slow_keeps_no_place(place, web, behaviour):
+def test_slow_web_server_releases_its_read_slots(place, web, behaviour):
     image_id = place.on_the_web(web)
     assert place.read(image_id).content == DATA[:100]
     web.always = behaviour
@@ -83,7 +83,7 @@ def test_web_server_that_is_slow_keeps_no_place(place, web, behaviour):
     assert place.gateway.counted("reads_limit", **labels) == image_stores.READS
 
 
-def test_swift_that_hangs_is_given_up_in_time_and_holds_up_no_other(place):
+def test_hung_swift_times_out_without_delaying_others(place):
     slow, other = place.upload("swift"), place.upload("s3")
     place.objects.proxy.signal(signal.SIGSTOP)
     try:
@@ -97,7 +97,7 @@ def test_swift_that_hangs_is_given_up_in_time_and_holds_up_no_other(place):
 
 
 @pytest.mark.expect_log(r"Source http://.* does not answer: no answer for 2.0 s")
-async def test_gateway_that_hangs_holds_up_no_other_source(place, tmp_path):
+async def test_hung_gateway_does_not_delay_other_sources(place, tmp_path):
     image_id = place.upload("s3")
     blob = base.Blob(image_id, base.BlobKind.IMAGE)
     source = gateway.GatewaySource(place.lab.session("acstor"))
@@ -115,11 +115,11 @@ async def test_gateway_that_hangs_holds_up_no_other_source(place, tmp_path):
     await both.aclose()
 
 
-# Credentials, and who is asked
+# Credentials, and services for authorization
 
 
-def test_swift_that_refuses_the_credentials_is_named_until_they_count_again(place):
-    """Those are the location's: Glance's driver writes user and password into each."""
+def test_swift_that_refuses_credentials_is_named_until_it_accepts_them(place):
+    """The location has the credentials: Glance's driver writes user and password into each."""
     identity = place.lab.connect().identity
     name, password = f"images-{uuid.uuid4()}", "first-password"
     user = identity.create_user(name=name, password=password, domain_id="default")
@@ -130,7 +130,7 @@ def test_swift_that_refuses_the_credentials_is_named_until_they_count_again(plac
         image_id = place.upload("swift")
         assert place.read(image_id).content == DATA[:100]
         identity.update_user(user, password="second-password")
-        place.gateway.restart()  # which had a token
+        place.gateway.restart()  # the gateway had a token
         place.gateway.wait_ready()
         labels = {"store": "swift", "driver": "swift", "error": "credentials"}
         words = said(place.read(image_id), 502)
@@ -143,7 +143,7 @@ def test_swift_that_refuses_the_credentials_is_named_until_they_count_again(plac
         )
 
 
-def test_glance_that_is_down_is_told_of_and_what_is_remembered_is_read_on(place):
+def test_images_known_before_an_outage_of_glance_stay_readable(place):
     known, other = place.upload("s3"), place.upload("s3")
     token = place.token("acstor")
     assert place.read(known, token=token).status_code == 206
@@ -159,7 +159,7 @@ def test_glance_that_is_down_is_told_of_and_what_is_remembered_is_read_on(place)
     assert place.read(other, token=token).content == DATA[:100]
 
 
-def test_keystone_that_is_down_is_told_of(place):
+def test_outage_of_keystone_is_reported(place):
     image_id, token = place.upload("s3"), place.token("tenant")
     place.lab.keystone.stop()
     try:
@@ -171,7 +171,7 @@ def test_keystone_that_is_down_is_told_of(place):
     assert place.read(image_id, token=token).content == DATA[:100]
 
 
-def test_image_with_places_that_all_hang_takes_no_longer_than_one(place):
+def test_image_with_several_hung_locations_times_out_once(place):
     image_id = place.upload("s3")
     wanted = {"method": {"name": "copy-image"}, "stores": ["swift"]}
     place.ask("admin", "POST", f"/v2/images/{image_id}/import", json=wanted).raise_for_status()
@@ -194,7 +194,7 @@ def test_image_with_places_that_all_hang_takes_no_longer_than_one(place):
             server.signal(signal.SIGCONT)
 
 
-def test_numbers_say_what_was_read_from_where(place):
+def test_metrics_report_bytes_read_by_store(place):
     image_id = place.upload("swift")
     labels = {"store": "swift", "driver": "swift"}
     before = place.gateway.counted("read_bytes_total", **labels)
@@ -207,8 +207,8 @@ def test_numbers_say_what_was_read_from_where(place):
     assert place.gateway.counted("requests_total", status="400") >= 1
 
 
-def test_log_of_a_gateway_that_tells_everything_has_no_secret(place, web, tmp_path):
-    """With ``debug = true``, as operators set it to find a fault: of libraries too."""
+def test_debug_log_contains_no_secret(place, web, tmp_path):
+    """With ``debug = true``, as operators set it: the libraries' logs too."""
 
     class Talkative(type(place.gateway)):
         def sections(self) -> ini.Sections:
@@ -225,7 +225,7 @@ def test_log_of_a_gateway_that_tells_everything_has_no_secret(place, web, tmp_pa
             assert token not in told.log()
         place.s3(f"s3.delete_object(Bucket='images', Key='{place.upload('s3')}')")
         place.read(image_id, token="forged-token", at=told)
-        assert " DEBUG swiftclient" in told.log()  # it does tell what others do not
+        assert " DEBUG swiftclient" in told.log()  # the debug log has more than other logs
         assert api.PASSWORD not in told.log()
         assert "forged-token" not in told.log()
     finally:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real guest boots from a real Glance, through all that acstor makes of an image.
+"""A real guest boots from a real Glance, with all artefacts that acstor makes of an image.
 
 The listener hashes the image and boots it once for its boot image; an agent takes both, and the
 image's bytes, from Glance.
+
 """
 
 import pathlib
@@ -29,12 +30,12 @@ from tests.lab.openstack import uploads
 pytestmark = [
     hosts.needs_fuse,
     pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="QEMU is not installed"),
-    pytest.mark.timeout(1200),  # a guest boots twice, in emulation where it must be
+    pytest.mark.timeout(1200),  # a guest boots twice, under emulation if there is no KVM
 ]
 Listen = Callable[..., acstor_glance.Listener]
 LIFE_S = 500.0
 EASY = ("boot", "zero")
-"""Where bytes come from that cost neither disk nor network."""
+"""Origins that need neither disk nor network."""
 
 
 def upload_file(glance: uploads.Images, path: pathlib.Path) -> ids.ImageId:
@@ -56,7 +57,7 @@ def wait_boot_image_loaded(agent: agents.Agent, image_id: ids.ImageId) -> None:
     runs.wait_for(is_ready, uploads.DEADLINE_S, "the boot image", agent.log)
 
 
-def test_guest_boots_from_glance_with_the_boot_image_that_the_listener_built(
+def test_guest_boots_from_glance_with_the_listeners_boot_image(
     glance: uploads.Images,
     listen: Listen,
     lab_image: guest_image.GuestImage,

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of images in a real Glance with an XFS: what is told of them, and the room they take.
+"""Chains of images in a real Glance on XFS: their properties and disk usage.
 
 The listener is a process of its own.
+
 """
 
 import itertools
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(bool(file_systems.why_not()), reason=file_system
 
 @pytest.fixture
 def store(glance, tmp_path):
-    """Let Glance's file store be an XFS while the test runs; what is in it stays."""
+    """Let Glance's file store be an XFS while the test runs; its content stays."""
     folder = glance.lab.glance.images
     with file_systems.mounted(tmp_path, 512 * MIB) as xfs:
         shutil.copytree(folder, xfs, dirs_exist_ok=True)
@@ -39,7 +40,7 @@ def wait_property(glance, listener, image_id, name):
 
 
 def line_of(count):
-    """Return the bytes of images of which each has its own MiB, and the rest of the one before."""
+    """Return images that each have one MiB of their own, and the rest of the former."""
     disk = bytearray(random.Random(5).randbytes(SIZE))
     yield bytes(disk)
     for number in range(1, count):
@@ -47,7 +48,7 @@ def line_of(count):
         yield bytes(disk)
 
 
-def test_line_of_images_shares_its_room_and_each_is_whole_when_others_go(glance, listen, store):
+def test_chain_of_images_shares_blocks_and_survives_deletions(glance, listen, store):
     listener = listen(file_store_dirs=glance.lab.glance.images)
     used, line, contents = file_systems.used_bytes(store), [], list(line_of(3))
     for data in contents:
