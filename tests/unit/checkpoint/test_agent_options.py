@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the daemon reads of the configuration of its host's agent."""
+"""Options that the checkpoint daemon reads from its agent's configuration."""
 
 import pathlib
 
@@ -23,7 +23,7 @@ def read(folder: pathlib.Path, **options: object) -> cfg.ConfigOpts:
     return conf
 
 
-def test_name_identity_and_files_are_those_of_the_agent(tmp_path: pathlib.Path) -> None:
+def test_identity_and_files_come_from_the_agents_configuration(tmp_path: pathlib.Path) -> None:
     (tmp_path / "agent.conf").write_text(
         "[DEFAULT]\ntransport_url = rabbit://agent\n"
         "[acstor_agent]\nhost = h7\nstate_dir = /srv/state\ncache_limit_bytes = 1GiB\n"
@@ -36,25 +36,25 @@ def test_name_identity_and_files_are_those_of_the_agent(tmp_path: pathlib.Path) 
     assert conf.transport_url is None
 
 
-def test_folder_of_the_identity_may_be_another_one(tmp_path: pathlib.Path) -> None:
+def test_agents_identity_dir_option_is_used(tmp_path: pathlib.Path) -> None:
     (tmp_path / "agent.conf").write_text("[acstor_agent]\nhost = h7\nidentity_dir = /etc/own\n")
     agent = checkpoint_conf.agent_options(read(tmp_path))
     assert vault_service.open_identity(agent).files[0].parent == pathlib.Path("/etc/own")
 
 
-def test_agent_without_a_configuration_file_is_named(tmp_path: pathlib.Path) -> None:
+def test_missing_agent_configuration_file_is_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(errors.Unusable, match=r"agent_config_file: .*agent\.conf"):
         checkpoint_conf.agent_options(read(tmp_path))
 
 
-def test_host_of_the_agent_that_is_no_host_is_named(tmp_path: pathlib.Path) -> None:
+def test_invalid_host_option_of_the_agent_is_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "agent.conf").write_text("[acstor_agent]\nhost = no host\n")
     with pytest.raises(errors.Unusable, match=r"\[acstor_agent\] host"):
         vault_service.open_identity(checkpoint_conf.agent_options(read(tmp_path)))
 
 
 @pytest.mark.parametrize(("listen", "port"), [("", 7202), ("192.0.2.1:7300", 7300)])
-def test_vaults_of_others_have_the_port_of_this_one(
+def test_vaults_of_other_hosts_have_the_own_port(
     tmp_path: pathlib.Path, listen: str, port: int
 ) -> None:
     own = read(tmp_path, vault_listen=listen).acstor_checkpoint

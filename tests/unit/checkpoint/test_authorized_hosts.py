@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts that were revoked, or that the v-node table does not have, are not answered."""
+"""A vault refuses requests of hosts that are revoked or not in the v-node table."""
 
 import time
 import types
@@ -25,7 +25,7 @@ def ring_of(*hosts: str, revoked: dict[str, int] | None = None) -> hash_ring.Rin
 
 
 def files_with(read_ring: Callable[[], hash_ring.Ring]) -> Any:
-    """Return files of an agent that have a v-node table."""
+    """Return an agent's files with a v-node table."""
     return types.SimpleNamespace(read_ring=read_ring)
 
 
@@ -33,22 +33,22 @@ def fault(ring: hash_ring.Ring, certificate: certificates.HostCertificate) -> st
     return authorized_hosts.AuthorizedHosts(files_with(lambda: ring)).why_refused(certificate)
 
 
-def test_a_host_of_the_table_may_speak() -> None:
+def test_host_in_the_table_is_authorized() -> None:
     assert fault(ring_of("h1", "h2"), certificate_of("h1")) == ""
 
 
-def test_a_host_that_the_table_does_not_have_may_not() -> None:
+def test_host_outside_the_table_is_refused() -> None:
     assert "table 7" in fault(ring_of("h2"), certificate_of("h1"))
 
 
-def test_a_revoked_certificate_is_refused_and_the_next_one_taken() -> None:
+def test_revoked_certificate_is_refused_and_a_new_one_accepted() -> None:
     before_s = certificates.refused_before(time.time() - 100)
     ring = ring_of("h1", "h2", revoked={"h1": before_s})
     assert "revoked" in fault(ring, certificate_of("h1", age_s=500))
     assert fault(ring, certificate_of("h1")) == ""
 
 
-def test_a_new_table_is_followed_and_the_last_one_stays() -> None:
+def test_new_table_is_followed_and_the_last_one_is_kept() -> None:
     tables = [ring_of("h1"), ring_of("h2")]
 
     def ring() -> hash_ring.Ring:
@@ -65,7 +65,7 @@ def test_a_new_table_is_followed_and_the_last_one_stays() -> None:
     assert "table 7" in here.why_refused(one) and here.why_refused(certificate_of("h2")) == ""
 
 
-def test_without_a_table_nobody_may() -> None:
+def test_every_host_is_refused_without_a_table() -> None:
     def none() -> hash_ring.Ring:
         raise errors.Unusable("ring_file", "it is not there")
 
@@ -73,7 +73,7 @@ def test_without_a_table_nobody_may() -> None:
     assert "not there" in here.why_refused(certificate_of("h1"))
 
 
-def test_addresses_of_hosts_are_those_of_the_last_table() -> None:
+def test_addresses_of_hosts_come_from_the_last_table() -> None:
     tables: list[hash_ring.Ring] = []
 
     def ring() -> hash_ring.Ring:
@@ -85,6 +85,6 @@ def test_addresses_of_hosts_are_those_of_the_last_table() -> None:
     here, ip = authorized_hosts.AuthorizedHosts(files_with(ring), clock), "10.0.0.1"
     assert here.hosts_at(ip) == 0
     tables.append(ring_of("h1"))
-    assert here.hosts_at(ip) == 0  # it is looked for every ten seconds
+    assert here.hosts_at(ip) == 0  # the file is checked every ten seconds
     clock.now_s += authorized_hosts.CHECK_INTERVAL_S
     assert here.hosts_at(ip) == tables[0].hosts_at(ip) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon and a decision service on one message bus in memory: a clear yes, or an error."""
+"""A checkpoint daemon's bus client and a decision service on an in-memory message bus."""
 
 import base64
 import threading
@@ -33,7 +33,7 @@ RECORD = checkpoint_hosts.record()
 
 
 class Service:
-    """A decision service that says what a test wants; what it was told is opened and kept."""
+    """A decision service with given responses; it verifies and records requests."""
 
     def __init__(self, transport, key):
         self.told, self.answer, self._key = [], messages.CheckpointResponse(), key
@@ -103,7 +103,7 @@ def key():
 
 
 class FullVault:
-    """The health of a vault without room."""
+    """The health of a full vault."""
 
     def list_issues(self):
         return ["full"]
@@ -128,7 +128,7 @@ def kept(number, disk=DISK):
     return messages.RetainedCheckpoint(RECORD.checkpoint_id, INSTANCE, disk, f"{number:064x}")
 
 
-def test_service_is_told_all_of_a_checkpoint_and_says_what_stays(daemon, service):
+def test_checkpoint_is_registered_completely_and_kept_ones_returned(daemon, service):
     service.answer = messages.CheckpointResponse(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
     assert daemon.register_checkpoint(RECORD) == {f"{1:064x}", f"{2:064x}"}
     [(host, told)] = service.told
@@ -137,7 +137,7 @@ def test_service_is_told_all_of_a_checkpoint_and_says_what_stays(daemon, service
     assert told.holders == (messages.RegisteredHolder(OTHER, "10.0.0.2:7202"),)
 
 
-def test_host_that_is_to_come_again_does_so(daemon, service, monkeypatch):
+def test_registration_is_retried_when_the_service_is_busy(daemon, service, monkeypatch):
     service.answer, pauses_s = messages.CheckpointResponse("too many wait", may_pass=True), []
 
     def wait(pause_s):
@@ -151,14 +151,14 @@ def test_host_that_is_to_come_again_does_so(daemon, service, monkeypatch):
     assert len(pauses_s) == 3 and 2.0 <= pauses_s[2] <= 6.0
 
 
-def test_service_says_what_stays_of_all_disks(daemon, service):
+def test_kept_checkpoints_of_all_disks_are_listed(daemon, service):
     service.answer = messages.CheckpointResponse(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
     assert daemon.list_retained() == {DISK: {f"{1:064x}", f"{2:064x}"}, IMAGE: {f"{3:064x}"}}
     [(host, told)] = service.told
     assert (host, told.host) == (HOST, HOST)
 
 
-def test_service_says_how_often_checkpoints_are_wanted(daemon, service):
+def test_intervals_are_fetched_and_bounded(daemon, service):
     service.answer = messages.IntervalResponse(
         of_host=600, of_servers=(messages.ServerInterval(INSTANCE, 0),)
     )
@@ -173,7 +173,7 @@ def test_service_says_how_often_checkpoints_are_wanted(daemon, service):
         daemon.fetch_intervals()
 
 
-def test_service_is_told_what_fails_the_vault_first_and_no_more_than_it_takes(daemon, service):
+def test_failures_are_reported_vault_first_and_limited(daemon, service):
     service.answer = messages.IntervalResponse()
     failing = [messages.Failing(INSTANCE, "holder", OTHER)] * messages.MAX_FAILING
     daemon.fetch_intervals(failing)
@@ -181,7 +181,7 @@ def test_service_is_told_what_fails_the_vault_first_and_no_more_than_it_takes(da
     assert asked.failing == (messages.Failing("", "full"), *failing[1:])
 
 
-def test_what_answers_one_question_answers_no_other(daemon, service):
+def test_response_for_another_purpose_is_refused(daemon, service):
     asked = service.asked
     service.asked = lambda payload, _purpose: asked(payload, signing.CHECKPOINT_ANSWER)
     with pytest.raises(errors.NotAuthenticated):
@@ -199,7 +199,7 @@ def test_what_answers_one_question_answers_no_other(daemon, service):
         ),
     ],
 )
-def test_what_stays_is_known_as_a_whole_or_not_at_all(daemon, service, answer, why):
+def test_incomplete_kept_list_is_an_error(daemon, service, answer, why):
     service.answer = answer
     with pytest.raises(errors.DecisionUnreachable, match=why):
         daemon.list_retained()
@@ -217,41 +217,41 @@ def test_what_stays_is_known_as_a_whole_or_not_at_all(daemon, service, answer, w
         (RuntimeError("a fault"), errors.DecisionUnreachable, "a fault"),
     ],
 )
-def test_only_a_clear_yes_counts(daemon, service, answer, error, why):
+def test_refused_or_failed_registration_is_an_error(daemon, service, answer, error, why):
     daemon._limits = bus_client.BusLimits(pauses_s=(0.01, 0.01))
     service.answer = answer
     with pytest.raises(error, match=why):
         daemon.register_checkpoint(RECORD)
 
 
-def test_what_stays_is_answered_to_this_very_question(daemon, service):
+def test_kept_list_for_another_request_is_refused(daemon, service):
     service.changed = {"sent_s": 5.0}
     with pytest.raises(errors.NotAuthenticated, match="another question"):
         daemon.list_retained()
 
 
 @pytest.mark.parametrize("changed", [{"host": OTHER}, {"sent_s": 5.0}])
-def test_answer_to_another_question_is_no_yes(daemon, service, changed):
+def test_registration_response_for_another_request_is_refused(daemon, service, changed):
     service.changed = changed
     with pytest.raises(errors.NotAuthenticated, match="another question"):
         daemon.register_checkpoint(RECORD)
 
 
 @pytest.mark.parametrize("what", ["signer", "key_signer"])
-def test_who_is_not_the_service_says_nothing_and_learns_nothing(daemon, service, what):
+def test_forged_service_is_refused_and_gets_no_checkpoint(daemon, service, what):
     setattr(service, what, certificates.new_key())
     with pytest.raises(errors.NotAuthenticated):
         daemon.register_checkpoint(RECORD)
     assert len(service.told) == (what == "signer")
 
 
-def test_service_that_does_not_answer_is_an_error_in_time(daemon):
+def test_registration_times_out(daemon):
     daemon._limits = bus_client.BusLimits(answer_s=1.0)
     with pytest.raises(errors.DecisionUnreachable):
         daemon.register_checkpoint(RECORD)
 
 
-def test_host_without_a_certificate_registers_nothing(tmp_path, transport, service):
+def test_host_without_a_certificate_sends_no_registration(tmp_path, transport, service):
     files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "none"))
     lone = bus_client.BusClient(HOST, files, transport)
     with pytest.raises(errors.NotAuthenticated, match="no certificate"):
@@ -266,7 +266,7 @@ def wanted(key, purpose=signing.CHECKPOINT_WANTED, **changed):
     )
 
 
-def test_what_the_service_wants_has_the_next_turn(daemon, key):
+def test_requested_checkpoint_is_scheduled_and_acknowledged(daemon, key):
     asked = []
     heard = opened(
         daemon.request_checkpoint(wanted(key), lambda instance: asked.append(instance) or 5)
@@ -276,7 +276,7 @@ def test_what_the_service_wants_has_the_next_turn(daemon, key):
 
 
 def opened(said):
-    """Return what a host says, checked."""
+    """Return a host's verified reply."""
     signed = decision_messages.decode(said, decision_messages.Signed)
     ca = identities.authority().certificate_pem
     sender, heard = signed_messages.verify_from_host(
@@ -286,7 +286,7 @@ def opened(said):
     return heard
 
 
-def test_why_an_instance_has_none_is_answered(daemon, key):
+def test_refused_checkpoint_request_returns_the_reason(daemon, key):
     def refuse(instance):
         raise errors.Unusable(f"server {instance}", "it has no interval " + "x" * 2000)
 
@@ -303,17 +303,17 @@ def test_why_an_instance_has_none_is_answered(daemon, key):
         {"purpose": signing.TASK},
     ],
 )
-def test_what_is_not_wanted_of_this_host_now_is_refused(daemon, key, changed):
+def test_misdirected_or_untimely_request_is_refused(daemon, key, changed):
     with pytest.raises(errors.NotAuthenticated):
         daemon.request_checkpoint(wanted(key, **changed), lambda instance: 5)
 
 
-def test_who_is_not_the_service_wants_nothing(daemon):
+def test_request_not_signed_by_the_service_is_refused(daemon):
     with pytest.raises(errors.NotAuthenticated):
         daemon.request_checkpoint(wanted(certificates.new_key()), lambda instance: 5)
 
 
-def test_copy_of_a_request_means_nothing(daemon, key):
+def test_replayed_request_is_refused(daemon, key):
     message = wanted(key)
     daemon.request_checkpoint(message, lambda instance: 5)
     with pytest.raises(errors.NotAuthenticated, match="taken before"):
@@ -322,7 +322,7 @@ def test_copy_of_a_request_means_nothing(daemon, key):
 
 @pytest.fixture
 def asks(transport, key):
-    """Return what asks the host as the service does; with another key if one is given."""
+    """Return a function that sends requests like the service, optionally with another key."""
 
     def ask(request, key=key, timeout_s=3):
         caster = rpc.TaskSender(
@@ -337,11 +337,11 @@ def asks(transport, key):
 
 
 def answered(asks, count=20):
-    """Return the first answer, once the daemon listens."""
+    """Return the first reply after the daemon listens."""
     return next(said for request in range(1, count) if (said := asks(request)) is not None)
 
 
-def test_request_over_the_bus_is_answered_until_the_end(daemon, asks):
+def test_request_over_the_bus_is_answered(daemon, asks):
     daemon.listen_for_requests(lambda instance: 5)
     heard = opened(decision_messages.encode(answered(asks)))
     assert (heard.host, heard.number) == (HOST, 5)
@@ -349,7 +349,7 @@ def test_request_over_the_bus_is_answered_until_the_end(daemon, asks):
 
 
 @pytest.mark.expect_log("is of no use")
-def test_request_that_proves_nothing_is_not_answered_over_the_bus(daemon, asks):
+def test_forged_request_over_the_bus_gets_no_reply(daemon, asks):
     asked = []
     daemon.listen_for_requests(lambda instance: asked.append(instance) or 5)
     answered(asks)
@@ -357,5 +357,5 @@ def test_request_that_proves_nothing_is_not_answered_over_the_bus(daemon, asks):
     daemon.stop()
 
 
-def test_host_whose_daemon_is_not_there_answers_nothing_soon(asks):
+def test_request_to_a_host_without_daemon_times_out(asks):
     assert asks(1, timeout_s=1) is None

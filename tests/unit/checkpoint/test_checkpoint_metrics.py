@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Prometheus is told of a vault is what it is."""
+"""Prometheus metrics of vaults and of checkpoint captures."""
 
 import pathlib
 import urllib.request
@@ -48,7 +48,9 @@ def shown(address: str) -> dict[str, float]:
 
 @pytest.mark.expect_log("h1 has used up its quota of this vault")
 @pytest.mark.expect_log("corrupt; removed")
-def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vault_metrics_follow_usage_refusals_and_corruption(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metrics_endpoint, "KEPT_S", 0.0)
     vault = vault_store.VaultStore(
         tmp_path, quota.VaultLimits(7 * 4096, 6 * 4096, 9), ids.HostId("h2")
@@ -101,7 +103,7 @@ def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
     vault.close()
 
 
-def test_address_that_cannot_be_used_is_named(tmp_path: pathlib.Path) -> None:
+def test_unusable_listen_address_is_named(tmp_path: pathlib.Path) -> None:
     vault = vault_store.VaultStore(tmp_path, quota.VaultLimits(0, 0, 0), ids.HostId("h2"))
     with pytest.raises(errors.Unusable, match="metrics_listen"):
         metrics.serve("nowhere", metrics.VaultCollector(vault))
@@ -109,7 +111,7 @@ def test_address_that_cannot_be_used_is_named(tmp_path: pathlib.Path) -> None:
 
 
 class Taking:
-    """Who takes checkpoints of two servers, one of which waits; some fail."""
+    """A capture service with two servers, one of them overdue, and failures of every kind."""
 
     def __init__(self) -> None:
         self.failures = failures.Failures()
@@ -136,7 +138,7 @@ class Taking:
         return {DISK.disk: 5.0}
 
 
-def test_longest_times_are_shown_and_no_server_is_named() -> None:
+def test_longest_times_are_exported_without_server_names() -> None:
     collected = metrics.CheckpointCollector(Taking()).collect()
     gauges = {f.name: f.samples for f in collected if f.type == "gauge"}
     assert {name: [(s.labels, s.value) for s in found] for name, found in gauges.items()} == {
@@ -145,7 +147,7 @@ def test_longest_times_are_shown_and_no_server_is_named() -> None:
     }
 
 
-def test_what_failed_is_counted_by_what_can_be_done_about_it() -> None:
+def test_failures_are_counted_by_reason_and_holder() -> None:
     found = {
         tuple(sample.labels.values()): sample.value
         for family in metrics.CheckpointCollector(Taking()).collect()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nobody takes the places of others."""
+"""Connection limits of a vault, and which connections are closed at the limit."""
 
 import contextlib
 import socket
@@ -18,7 +18,7 @@ H1 = ids.HostId("h1")
 
 
 class Connections:
-    """Unauthenticated connections, and which of them were ended."""
+    """Unauthenticated connections, and which of them were closed."""
 
     def __init__(self, stack: contextlib.ExitStack, made: connection_limit.ConnectionLimit) -> None:
         self._stack, self._made = stack, made
@@ -50,7 +50,7 @@ def stack() -> Iterator[contextlib.ExitStack]:
         yield made
 
 
-def test_a_new_connection_displaces_the_oldest_of_the_address_with_most(
+def test_new_connection_closes_the_oldest_of_the_busiest_address(
     stack: contextlib.ExitStack,
 ) -> None:
     connections = Connections(stack, connection_limit.ConnectionLimit(admission.Admission()))
@@ -62,7 +62,7 @@ def test_a_new_connection_displaces_the_oldest_of_the_address_with_most(
     assert ended == crowd[:1]
 
 
-def test_many_addresses_displace_their_own_oldest(stack: contextlib.ExitStack) -> None:
+def test_connections_of_many_addresses_close_the_oldest_ones(stack: contextlib.ExitStack) -> None:
     connections = Connections(stack, connection_limit.ConnectionLimit(admission.Admission()))
     first = [connections.add(f"10.0.0.{n}") for n in range(connection_limit.UNAUTHENTICATED)]
     later = [connections.add(f"10.0.1.{n}") for n in range(10)]
@@ -70,7 +70,7 @@ def test_many_addresses_displace_their_own_oldest(stack: contextlib.ExitStack) -
     assert not any(map(connections.has_ended, later))
 
 
-def test_others_take_no_place_at_the_address_of_a_host(stack: contextlib.ExitStack) -> None:
+def test_unknown_addresses_take_no_slots_of_a_hosts_address(stack: contextlib.ExitStack) -> None:
     connections = Connections(
         stack, connection_limit.ConnectionLimit(admission.Admission(hosts={"192.0.2.1": 2}))
     )
@@ -82,11 +82,11 @@ def test_others_take_no_place_at_the_address_of_a_host(stack: contextlib.ExitSta
         for _ in range(2 * connection_limit.UNAUTHENTICATED_OF_HOST - 1)
     ]
     assert not any(map(connections.has_ended, [host, *more]))
-    connections.add("192.0.2.1")  # they are of one address, and the oldest of them goes
+    connections.add("192.0.2.1")  # the limit of the address closes its oldest connection
     assert connections.has_ended(host) and not any(map(connections.has_ended, more))
 
 
-def test_a_place_that_is_given_back_is_free(stack: contextlib.ExitStack) -> None:
+def test_removed_connection_frees_its_slot(stack: contextlib.ExitStack) -> None:
     made = connection_limit.ConnectionLimit(admission.Admission(hosts={"192.0.2.1": 1}))
     connections = Connections(stack, made)
     for address, limit in (
@@ -95,14 +95,14 @@ def test_a_place_that_is_given_back_is_free(stack: contextlib.ExitStack) -> None
     ):
         held = [connections.add(address) for _ in range(limit)]
         made.remove(held[3], address)
-        made.remove(held[3], address)  # it is gone
+        made.remove(held[3], address)  # removed before
         connections.add(address)
         assert not any(map(connections.has_ended, held))
         for one in held:
             made.remove(one, address)
 
 
-def test_an_end_that_cannot_be_told_does_not_matter(stack: contextlib.ExitStack) -> None:
+def test_closed_socket_can_be_displaced(stack: contextlib.ExitStack) -> None:
     made = connection_limit.ConnectionLimit(admission.Admission())
     connections = Connections(stack, made)
     connections.add("10.0.0.1").close()
@@ -110,7 +110,7 @@ def test_an_end_that_cannot_be_told_does_not_matter(stack: contextlib.ExitStack)
         connections.add("10.0.0.1")
 
 
-def test_unauthenticated_connections_take_no_place_of_hosts(stack: contextlib.ExitStack) -> None:
+def test_unauthenticated_connections_take_no_slots_of_hosts(stack: contextlib.ExitStack) -> None:
     made = connection_limit.ConnectionLimit(admission.Admission())
     connections = Connections(stack, made)
     for n in range(2 * connection_limit.CONNECTIONS):
@@ -120,7 +120,7 @@ def test_unauthenticated_connections_take_no_place_of_hosts(stack: contextlib.Ex
 
 
 class Hosts:
-    """Authenticated connections, and which of them were ended."""
+    """Authenticated connections, and which of them were closed."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack, self.now_s = stack, 100.0
@@ -141,7 +141,7 @@ class Hosts:
         return [one is None or self.connections.has_ended(one) for one in some]
 
 
-def test_a_host_displaces_its_own_idle_connection_and_no_busy_one(
+def test_host_at_its_limit_closes_its_idle_connection_and_no_busy_one(
     stack: contextlib.ExitStack,
 ) -> None:
     hosts = Hosts(stack)
@@ -154,16 +154,16 @@ def test_a_host_displaces_its_own_idle_connection_and_no_busy_one(
     assert hosts.ended(late, other, *busy) == [False] * (2 + len(busy))
 
 
-def test_checkpoints_of_a_host_have_places_beside_its_recoveries(
+def test_captures_and_restores_of_a_host_fit_its_limit(
     stack: contextlib.ExitStack,
 ) -> None:
     hosts = Hosts(stack)
-    count = checkpoint_client.CONNECTIONS + worker_pool.WORKERS + 1  # one collects garbage
+    count = checkpoint_client.CONNECTIONS + worker_pool.WORKERS + 1  # one for garbage collection
     assert None not in [hosts.add("h1", is_busy=True) for _ in range(count)]
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
-def test_hosts_that_have_all_places_give_each_newcomer_one(
+def test_new_hosts_get_a_slot_each_from_hosts_with_many(
     stack: contextlib.ExitStack, is_busy: bool
 ) -> None:
     hosts = Hosts(stack)
@@ -173,12 +173,12 @@ def test_hosts_that_have_all_places_give_each_newcomer_one(
     ]
     late = [hosts.add(f"h{n}") for n in range(crowd)]
     assert not any(hosts.ended(*late))
-    # Each host of the crowd has lost one, its oldest.
+    # Each host of the crowd lost its oldest connection.
     assert hosts.ended(*held) == [n < crowd for n in range(len(held))]
     assert hosts.places.authenticated_count == connection_limit.CONNECTIONS
 
 
-def test_idle_connection_goes_before_busy_ones_of_a_host_with_more(
+def test_idle_connection_is_closed_before_busy_ones(
     stack: contextlib.ExitStack,
 ) -> None:
     hosts = Hosts(stack)
@@ -189,7 +189,7 @@ def test_idle_connection_goes_before_busy_ones_of_a_host_with_more(
     assert not any(hosts.ended(*held))
 
 
-def test_where_each_host_has_one_busy_connection_there_is_no_place(
+def test_new_host_is_refused_when_each_host_has_one_busy_connection(
     stack: contextlib.ExitStack,
 ) -> None:
     hosts = Hosts(stack)
@@ -197,7 +197,7 @@ def test_where_each_host_has_one_busy_connection_there_is_no_place(
     assert hosts.add("h1") is None and not any(hosts.ended(*held))
 
 
-def test_a_host_gets_its_places_back(stack: contextlib.ExitStack) -> None:
+def test_slots_of_a_host_are_released(stack: contextlib.ExitStack) -> None:
     with contextlib.ExitStack() as first:
         hosts = Hosts(first)
         for _ in range(connection_limit.CONNECTIONS_OF_HOST):
@@ -207,7 +207,7 @@ def test_a_host_gets_its_places_back(stack: contextlib.ExitStack) -> None:
         assert has_place
 
 
-def test_end_of_a_vault_ends_all_connections(stack: contextlib.ExitStack) -> None:
+def test_closing_a_vault_closes_all_connections(stack: contextlib.ExitStack) -> None:
     hosts = Hosts(stack)
     held = [hosts.add("h1"), hosts.add("h2", is_busy=True), hosts.connections.add("10.0.0.1")]
     hosts.places.end_all()

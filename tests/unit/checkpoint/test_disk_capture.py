@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is taken of a disk: everything that was promised, once, and acknowledged by all."""
+"""Capture of a disk: all flushed data is read, sent once and acknowledged by all holders."""
 
 import random
 import threading
@@ -27,7 +27,7 @@ NO_PACE = rate_limit.RateLimit(0, threading.Event())
 
 
 class Guest:
-    """A disk in memory, its bitmap, and tables that say what was flushed."""
+    """A disk in memory with a dirty bitmap and the flushed allocation."""
 
     def __init__(self, base, size_bytes):
         self.base, self.data = base, bytearray(base[:size_bytes].ljust(size_bytes, b"\0"))
@@ -88,7 +88,7 @@ def rebuilt(guest, holder, manifest):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_what_was_flushed_is_there_after_any_life(seed):
+def test_flushed_data_is_restored_after_any_history(seed):
     rng = random.Random(seed)
     guest = Guest(rng.randbytes(9 * CHUNK + 512), 20 * CHUNK + 512 * rng.randrange(40))
     holder, before = checkpoint_copies.Holder(), None
@@ -104,7 +104,7 @@ def test_what_was_flushed_is_there_after_any_life(seed):
                 _, before = take(guest, holder, before)
                 assert rebuilt(guest, holder, before) == guest.data
             case 3:
-                _, before = take(guest, holder, before)  # nobody was told that it is safe
+                _, before = take(guest, holder, before)  # without a flush no data is promised
             case 8:
                 _, before = take(guest, holder, before, lambda: rng.random() < 0.5)
             case 4:
@@ -120,7 +120,7 @@ def test_what_was_flushed_is_there_after_any_life(seed):
     assert rebuilt(guest, holder, before) == guest.data
 
 
-def test_chunks_in_a_row_are_read_at_once(monkeypatch):
+def test_adjacent_chunks_are_read_at_once(monkeypatch):
     guest, reads = Guest(b"", 200 * CHUNK + 512), []
     for at, count in ((1, 3), (7, 1), (100, 70), (199, 1)):
         guest.write(at * CHUNK, b"a" * count * CHUNK)
@@ -141,7 +141,7 @@ def test_chunks_in_a_row_are_read_at_once(monkeypatch):
     assert rebuilt(guest, holder, manifest) == guest.data
 
 
-def test_what_is_cut_goes_on_with_the_rest():
+def test_interrupted_capture_continues_with_the_rest():
     guest, holder = Guest(b"", 20 * CHUNK), checkpoint_copies.Holder()
     guest.write(0, random.Random(1).randbytes(20 * CHUNK))
     guest.flush()
@@ -151,14 +151,14 @@ def test_what_is_cut_goes_on_with_the_rest():
         taking, before = take(guest, holder, before, late.__next__, batch_bytes=2 * CHUNK)
         parts.append(taking)
         if len(parts) == 2:
-            guest.write(0, random.Random(2).randbytes(CHUNK))  # what was read already
+            guest.write(0, random.Random(2).randbytes(CHUNK))  # read before
             guest.write(19 * CHUNK, random.Random(3).randbytes(CHUNK))
             guest.flush()
     assert [part.read_bytes // CHUNK for part in parts] == [4, 4, 4, 4, 4, 1]
     assert rebuilt(guest, holder, before) == guest.data
 
 
-def test_equal_chunks_travel_once_and_zeros_never():
+def test_equal_chunks_are_sent_once_and_zeros_never():
     guest, holder = Guest(b"", 8 * CHUNK), checkpoint_copies.Holder()
     for chunk_no in range(6):
         guest.write(chunk_no * CHUNK, bytes([7]) * CHUNK)
@@ -172,7 +172,7 @@ def test_equal_chunks_travel_once_and_zeros_never():
     assert (again.read_bytes, again.sent_bytes) == (0, 0)
 
 
-def test_nothing_comes_of_a_holder_that_dies():
+def test_failing_holder_fails_the_capture_and_sent_chunks_are_reused():
     guest, holder = Guest(b"", 600 * CHUNK), checkpoint_copies.Holder()
     guest.write(0, random.Random(1).randbytes(600 * CHUNK))
     guest.flush()
@@ -185,7 +185,7 @@ def test_nothing_comes_of_a_holder_that_dies():
     assert taking.sent_bytes < 300 * CHUNK
 
 
-def test_reader_keeps_to_its_pace_and_stops_when_told():
+def test_reader_keeps_to_its_rate_and_stops_on_request():
     now_s, ended = [0.0], threading.Event()
     slept = []
 
@@ -202,7 +202,7 @@ def test_reader_keeps_to_its_pace_and_stops_when_told():
     for _ in range(100):
         paced.spend_bytes(100)
     assert now_s[0] == pytest.approx(10.0 - 0.1)
-    now_s[0] += 60.0  # what was not used is not made up for
+    now_s[0] += 60.0  # an unused rate is not saved up
     before_s = now_s[0]
     for _ in range(100):
         paced.spend_bytes(100)
@@ -215,7 +215,7 @@ def test_reader_keeps_to_its_pace_and_stops_when_told():
 
 
 @pytest.mark.parametrize("has_before", [False, True])
-def test_what_has_no_manifest_is_refused_before_anything_is_sent(has_before):
+def test_too_large_capture_is_refused_before_anything_is_sent(has_before):
     guest, holder, before = Guest(b"", 20 * CHUNK), checkpoint_copies.Holder(), None
     if has_before:
         guest.write(2 * CHUNK, b"1" * 2 * CHUNK)
@@ -234,7 +234,7 @@ def test_what_has_no_manifest_is_refused_before_anything_is_sent(has_before):
 
 
 class CountingSeal(checkpoint_encryption.Seal):
-    """Counts what it seals, and takes its time for it."""
+    """A slow seal that counts the chunks it seals."""
 
     def __init__(self):
         super().__init__(bytes(range(1, 33)))
@@ -247,7 +247,7 @@ class CountingSeal(checkpoint_encryption.Seal):
 
 
 class TwoHolders:
-    """Lack all, and ask for it at the same time."""
+    """Two holders that lack all chunks and fetch them concurrently."""
 
     def __init__(self):
         self.kept = [{}, {}]
@@ -280,8 +280,8 @@ def test_each_chunk_is_sealed_once_for_all_holders():
     assert holders.kept[0] == holders.kept[1]
 
 
-def test_zeros_of_a_batch_count_as_bytes_of_the_disk():
-    """A batch is a round trip, for which a holder has the time of what was read."""
+def test_zero_chunks_count_towards_the_bytes_of_a_batch():
+    """A holder's time for a batch is based on the bytes read for it."""
     guest, told = Guest(b"", 8 * CHUNK), []
     guest.write(0, b"x" * CHUNK)
     guest.held = guest.said = set(range(8 * CHUNK // 512))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of disks: closed to others, and what is damaged is said and begun anew."""
+"""State of captured disks: private files; damaged state is logged and ignored."""
 
 import stat
 
@@ -30,7 +30,7 @@ def sealed_of(state, number, entries=()):
     return seal.close_manifest(checkpoint_manifest.build(subject, entries))
 
 
-def test_state_is_as_it_was_saved_and_for_nobody_else(known, tmp_path):
+def test_state_round_trips_in_private_files(known, tmp_path):
     state = disk_states.new_state(BASE, 65536)
     state.bitmap, state.obsolete_bitmaps, state.number = "acstor-1", ["acstor-2"], 9
     assert known.load(INSTANCE) is None
@@ -48,7 +48,7 @@ def test_state_is_as_it_was_saved_and_for_nobody_else(known, tmp_path):
     "change",
     [{"key": "00"}, {"disk": "x"}, {"other": 1}, {"number": "1"}, {"begun": ["a"] * 2000}],
 )
-def test_damaged_state_counts_for_nothing(known, tmp_path, change):
+def test_damaged_state_is_ignored(known, tmp_path, change):
     known.save(INSTANCE, disk_states.new_state(BASE, 65536))
     path = tmp_path / "state" / INSTANCE / "state.json"
     path.write_bytes(msgspec.json.encode({**msgspec.json.decode(path.read_bytes()), **change}))
@@ -56,14 +56,14 @@ def test_damaged_state_counts_for_nothing(known, tmp_path, change):
 
 
 @pytest.mark.expect_log("is a full one")
-def test_state_that_cannot_be_read_is_an_error_where_it_counts(known, tmp_path):
+def test_unreadable_state_is_an_error_for_read_and_ignored_by_load(known, tmp_path):
     (tmp_path / "state" / INSTANCE / "state.json").mkdir(parents=True)
     with pytest.raises(IsADirectoryError):
         known.read(INSTANCE)
     assert known.load(INSTANCE) is None
 
 
-def test_state_of_another_version_counts_for_nothing(known):
+def test_state_of_another_version_is_ignored(known):
     state = disk_states.new_state(BASE, 65536)
     state.version += 1
     known.save(INSTANCE, state)
@@ -72,7 +72,7 @@ def test_state_of_another_version_counts_for_nothing(known):
 
 @pytest.mark.expect_log("proves nothing")
 @pytest.mark.expect_log("No such file")
-def test_manifests_stay_as_long_as_they_are_named(known, tmp_path):
+def test_manifests_are_kept_while_named_and_need_the_disks_key(known, tmp_path):
     state = disk_states.new_state(BASE, 65536)
     known.save(INSTANCE, state)
     names = [known.save_manifest(INSTANCE, sealed_of(state, number)) for number in (1, 2, 3)]
@@ -88,7 +88,7 @@ def test_manifests_stay_as_long_as_they_are_named(known, tmp_path):
 
 
 @pytest.mark.parametrize("at_once", [1 << 19, 4])
-def test_all_that_manifests_need_is_named_in_parts_that_cover_everything(known, at_once):
+def test_needed_names_are_listed_in_parts_that_cover_everything(known, at_once):
     state = disk_states.new_state(BASE, 65536)
     known.save(INSTANCE, state)
     cids = [ids.Cid(bytes([17 * n]) + bytes([n]) * 30 + b"\1") for n in range(15)]
@@ -109,7 +109,7 @@ def test_all_that_manifests_need_is_named_in_parts_that_cover_everything(known, 
         list(known.iter_needed(INSTANCE, state, {*stay, "0" * 64}))
 
 
-def test_disk_that_cannot_be_written_is_said(known, tmp_path):
+def test_unwritable_state_directory_is_named(known, tmp_path):
     state = disk_states.new_state(BASE, 65536)
     (tmp_path / "state" / INSTANCE).write_text("not a folder")
     with pytest.raises(errors.Unusable, match=INSTANCE):

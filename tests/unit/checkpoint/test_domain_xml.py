@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which domains are servers, and which of their disks are taken."""
+"""Domains that are Nova servers, their root disks, and possible holders."""
 
 import os
 
@@ -46,7 +46,7 @@ def base_of(path):
     return IMAGE if path.endswith("/disk") else None
 
 
-def test_root_disk_alone_is_taken():
+def test_only_the_root_disk_on_a_mirror_is_captured():
     text = xml(
         disk("/i/disk.config", "hda", "cdrom", "raw"),
         "<disk type='network' device='disk'><target dev='vdc'/></disk>",
@@ -64,7 +64,7 @@ def test_root_disk_alone_is_taken():
     assert connected.has_agent
 
 
-def test_disk_that_a_server_is_rescued_with_is_not_taken_for_its_own():
+def test_rescue_disk_is_not_captured():
     rescued = xml(disk("/i/disk.rescue"), disk("/i/disk", "vdb"))
     assert domain_xml.parse(rescued, lambda _path: IMAGE).disk == ("vdb", "/i/disk", IMAGE)
     assert domain_xml.parse(xml(disk("/i/disk.rescue")), lambda _path: IMAGE) is None
@@ -81,11 +81,11 @@ def test_disk_that_a_server_is_rescued_with_is_not_taken_for_its_own():
         xml(),
     ],
 )
-def test_what_is_not_novas_or_lies_on_no_mirror_is_no_server(text):
+def test_domain_not_of_nova_or_without_a_mirror_is_no_server(text):
     assert domain_xml.parse(text, base_of) is None
 
 
-def test_files_that_are_no_overlays_lie_on_nothing(tmp_path):
+def test_base_of_a_malformed_overlay_is_unknown(tmp_path):
     mirrors = tmp_path / "images"
     name = str(tmp_path / "base").encode()
     (tmp_path / "base").symlink_to(mirrors / f"{IMAGE}.raw")
@@ -112,7 +112,7 @@ def test_files_that_are_no_overlays_lie_on_nothing(tmp_path):
         overlay.stamp(str(tmp_path / "none"))
 
 
-def test_stamp_tells_a_write_whose_time_was_set_back(tmp_path):
+def test_stamp_detects_a_write_with_a_reset_mtime(tmp_path):
     path = tmp_path / "disk"
     path.write_bytes(b"before")
     before, times = overlay.stamp(str(path)), path.stat()
@@ -122,7 +122,7 @@ def test_stamp_tells_a_write_whose_time_was_set_back(tmp_path):
     assert after.mtime_ns == before.mtime_ns and after != before
 
 
-def test_agent_has_written_down_what_is_needed(tmp_path):
+def test_maps_and_ring_table_are_read_from_the_agents_files(tmp_path):
     files = agent_files.AgentFiles(tmp_path, None)
     with pytest.raises(errors.Unusable, match="chunk map is not here"):
         files.read_image(IMAGE)
@@ -150,7 +150,7 @@ TABLE = b"""{"version": 1, "epoch": 3, "hosts": [
   {"host": "h3", "address": "192.0.2.3:7201", "vnodes": 8}]}"""
 
 
-def test_holders_are_hosts_of_the_table_that_did_not_just_fail(tmp_path):
+def test_holders_are_hosts_of_the_table_without_a_recent_failure(tmp_path):
     (tmp_path / "ring").write_bytes(TABLE)
     files, now_s = agent_files.AgentFiles(tmp_path, tmp_path / "ring"), [5.0]
     places = holder_pool.HolderPool(
@@ -164,8 +164,8 @@ def test_holders_are_hosts_of_the_table_that_did_not_just_fail(tmp_path):
     assert places.choose_holders(IMAGE, 2, [ids.HostId("h2")])[0].host == "h2"
 
 
-def test_host_whose_failures_cost_reads_of_whole_disks_is_left_alone_ever_longer(tmp_path):
-    """As it acknowledges chunks and fails as soon as it may be chosen: one read a day remains."""
+def test_holder_with_costly_failures_backs_off_ever_longer(tmp_path):
+    """A holder that repeatedly acknowledges chunks and then fails costs one full read a day."""
     (tmp_path / "ring").write_bytes(TABLE)
     files, now_s, h2 = agent_files.AgentFiles(tmp_path, tmp_path / "ring"), [5.0], ids.HostId("h2")
     places = holder_pool.HolderPool(
@@ -179,13 +179,13 @@ def test_host_whose_failures_cost_reads_of_whole_disks_is_left_alone_ever_longer
     pauses_s = []
     for failures in range(12):
         places.record_failure(h2, is_costly=True)
-        places.record_failure(h2, is_costly=True)  # another disk, at the same time
+        places.record_failure(h2, is_costly=True)  # another disk at the same time
         failed_s = now_s[0]
         while not places.choose_holders(IMAGE, 2, []):
             now_s[0] += 300.0
         pauses_s.append(now_s[0] - failed_s)
         if failures % 2:
-            places.record_failure(h2, is_costly=False)  # that is no way to begin anew
+            places.record_failure(h2, is_costly=False)  # does not reset the backoff
             now_s[0] += holder_pool.FIRST_BACKOFF_S
             assert places.choose_holders(IMAGE, 2, [])
     assert pauses_s == [min(600.0 * 2**n, 86400.0) for n in range(12)]
@@ -195,9 +195,9 @@ def test_host_whose_failures_cost_reads_of_whole_disks_is_left_alone_ever_longer
     assert places.choose_holders(IMAGE, 2, [])
 
 
-def test_holders_may_be_named(tmp_path):
+def test_holders_can_be_restricted_to_named_hosts(tmp_path):
     (tmp_path / "ring").write_bytes(TABLE)
     files, here = agent_files.AgentFiles(tmp_path, tmp_path / "ring"), ids.HostId("h1")
     places = holder_pool.HolderPool(here, files, None, 7202, allowed=[ids.HostId("h3")])
     assert [holder.host for holder in places.choose_holders(IMAGE, 2, [ids.HostId("h2")])] == ["h3"]
-    assert len(places.other_hosts()) == 2  # those that it had before let go of what is theirs
+    assert len(places.other_hosts()) == 2  # former holders delete their chunks

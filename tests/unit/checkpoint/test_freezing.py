@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File systems are held for a moment at most, whatever fails in it."""
+"""Guest file systems are thawed after a snapshot begins, whatever fails."""
 
 import contextlib
 
@@ -17,7 +17,7 @@ DISK = domain_xml.RootDisk("vda", "/disk", INSTANCE)
 
 
 class Domain:
-    """A domain of libvirt's that notes what it is told, and fails where it is to."""
+    """A libvirt domain that records calls and fails at given ones."""
 
     def __init__(self, *fails):
         self.fails, self.told = fails, []
@@ -46,7 +46,7 @@ def domain_of(tmp_path):
     return made
 
 
-def test_backup_begins_while_file_systems_are_held(domain_of, tmp_path):
+def test_backup_begins_while_file_systems_are_frozen(domain_of, tmp_path):
     fake = Domain()
     with domain_of(fake).export_snapshot("acstor-1", "", tmp_path) as moment:
         assert moment.is_frozen
@@ -58,7 +58,7 @@ def test_backup_begins_while_file_systems_are_held(domain_of, tmp_path):
 
 
 @pytest.mark.parametrize("is_loud", [False, True])
-def test_they_are_let_go_when_the_backup_cannot_begin(domain_of, tmp_path, is_loud):
+def test_file_systems_are_thawed_when_the_backup_fails(domain_of, tmp_path, is_loud):
     fake = Domain("backupBegin", *(["listAllCheckpoints"] if is_loud else []))
     with (
         pytest.raises(errors.Unusable),
@@ -69,7 +69,7 @@ def test_they_are_let_go_when_the_backup_cannot_begin(domain_of, tmp_path, is_lo
 
 
 @pytest.mark.parametrize("fault", ["fsFreeze", "agentSetResponseTimeout"])
-def test_guest_that_does_not_hold_them_has_a_checkpoint_nevertheless(domain_of, tmp_path, fault):
+def test_failed_freeze_still_gives_a_checkpoint(domain_of, tmp_path, fault):
     fake = Domain(fault)
     with domain_of(fake).export_snapshot("acstor-1", "", tmp_path) as moment:
         assert not moment.is_frozen
@@ -77,12 +77,12 @@ def test_guest_that_does_not_hold_them_has_a_checkpoint_nevertheless(domain_of, 
 
 
 @pytest.mark.expect_log("cannot thaw")
-def test_guest_that_does_not_let_go_is_named(domain_of, tmp_path):
+def test_failed_thaw_is_logged(domain_of, tmp_path):
     with domain_of(Domain("fsThaw")).export_snapshot("acstor-1", "", tmp_path) as moment:
         assert moment.is_frozen
 
 
-def test_guest_without_agent_is_asked_nothing(domain_of, tmp_path):
+def test_guest_without_agent_is_not_frozen(domain_of, tmp_path):
     fake = Domain()
     with domain_of(fake, has_agent=False).export_snapshot("acstor-1", "", tmp_path) as moment:
         assert not moment.is_frozen
@@ -90,14 +90,14 @@ def test_guest_without_agent_is_asked_nothing(domain_of, tmp_path):
 
 
 @pytest.mark.parametrize("may_be_frozen", [True, False])
-def test_who_comes_later_lets_go(domain_of, tmp_path, may_be_frozen):
+def test_cleanup_thaws_only_possibly_frozen_file_systems(domain_of, tmp_path, may_be_frozen):
     fake = Domain()
     fake.isActive = lambda: True
     domain_of(fake).clean_up(["acstor-1"], tmp_path, may_be_frozen=may_be_frozen)
     assert ("fsThaw" in fake.told) is may_be_frozen
 
 
-def test_files_of_a_moment_go_with_it(domain_of, tmp_path):
+def test_export_files_are_removed_after_a_failure(domain_of, tmp_path):
     fake = Domain()
     with contextlib.suppress(ZeroDivisionError):
         with domain_of(fake).export_snapshot("acstor-1", "", tmp_path) as moment:

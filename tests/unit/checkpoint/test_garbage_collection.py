@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no checkpoint needs leaves the vaults, and nothing does that somebody may need."""
+"""Garbage collection in vaults deletes only chunks that no checkpoint needs."""
 
 import contextlib
 import errno
@@ -29,7 +29,7 @@ GONE = ids.parse_image_id("5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e22")
 
 
 class Client:
-    """Asks a vault in this process."""
+    """A client of a vault in this process."""
 
     def __init__(self, holder, kept, is_away):
         self.holder, self._kept, self._is_away = holder, kept, is_away
@@ -51,7 +51,7 @@ class Client:
 
 
 class World:
-    """Two holders, a decision service, and what this host knows of its disks."""
+    """Two holders, a decision service, and this host's disk states."""
 
     def __init__(self, folder):
         for name in ("h2", "h3"):
@@ -92,7 +92,7 @@ class World:
         yield Client(holder.host, self.vaults[holder.host], holder.host in self.away)
 
     def take(self, instance, *chunks):
-        """Let both holders keep a checkpoint; return its disk and the manifest's name."""
+        """Store a checkpoint at both holders; return its disk and the manifest's name."""
         state = self.states.load(instance) or disk_states.new_state(IMAGE, CHUNK)
         state.number, state.holders = state.number + 1, list(self.vaults)
         self.states.save(instance, state)
@@ -142,7 +142,7 @@ def world(tmp_path):
         one.close()
 
 
-def test_deleted_checkpoints_go_and_others_keep_what_they_need(world):
+def test_chunks_of_deleted_checkpoints_are_deleted_and_shared_ones_kept(world):
     disk, first = world.take(HERE, 1, 2, 3)
     _, second = world.take(HERE, 1, 2, 4)
     world.stays = {disk: {first, second}}
@@ -156,15 +156,15 @@ def test_deleted_checkpoints_go_and_others_keep_what_they_need(world):
     assert world.files() == [0, 0] and world.states.list_instances() == [HERE]
 
 
-def test_first_part_of_a_checkpoint_stays_while_its_server_is_here(world):
+def test_partial_checkpoint_is_kept_while_its_server_is_here(world):
     for instance in (HERE, GONE):
         world.take_part(instance)
     world.collect()
     assert world.files() == [3, 3] and world.states.list_instances() == [HERE]
 
 
-def test_holders_are_known_to_lack_what_this_host_had_them_drop(world):
-    """Where it stays they are to have it all."""
+def test_holders_may_lack_chunks_after_a_deletion(world):
+    """The next capture checks which chunks the holders lack."""
     disk, name = world.take(HERE, 1, 2)
     state = world.states.load(HERE)
     state.manifest = name
@@ -177,7 +177,7 @@ def test_holders_are_known_to_lack_what_this_host_had_them_drop(world):
     assert world.states.load(HERE).may_lack_chunks and world.files() == [0, 0]
 
 
-def test_disk_of_a_server_that_left_is_forgotten_when_nothing_of_it_stays(world):
+def test_disk_of_a_departed_server_is_forgotten_with_its_last_checkpoint(world):
     disk, name = world.take(GONE, 1)
     world.stays = {disk: {name}}
     world.collect()
@@ -187,7 +187,7 @@ def test_disk_of_a_server_that_left_is_forgotten_when_nothing_of_it_stays(world)
     assert world.states.list_instances() == [] and world.files() == [0, 0]
 
 
-def test_disk_of_which_nothing_is_known_here_any_more_goes_as_a_whole_or_stays(world):
+def test_unknown_disk_is_deleted_when_no_checkpoint_is_kept(world):
     disk, name = world.take(GONE, 1)
     world.take(GONE, 2)
     world.states.delete_state(GONE)
@@ -201,7 +201,7 @@ def test_disk_of_which_nothing_is_known_here_any_more_goes_as_a_whole_or_stays(w
 
 
 @pytest.mark.expect_log("obsolete checkpoints are not deleted yet")
-def test_nothing_goes_while_the_service_does_not_say(world):
+def test_nothing_is_deleted_without_a_response_of_the_service(world):
     world.take(GONE, 1)
     world.why = "no answer"
     assert not world.collect()
@@ -211,7 +211,7 @@ def test_nothing_goes_while_the_service_does_not_say(world):
     assert world.files() == [0, 0]
 
 
-def test_holder_that_is_away_keeps_no_other_from_its_turn(world):
+def test_unreachable_holder_does_not_delay_others(world):
     world.take(GONE, 1)
     world.take(HERE, 2)
     world.away = {"h3"}
@@ -222,7 +222,7 @@ def test_holder_that_is_away_keeps_no_other_from_its_turn(world):
     assert world.files() == [0, 0]
 
 
-def test_after_the_first_pass_holders_alone_are_asked_and_all_each_hour(world):
+def test_only_current_holders_are_contacted_between_hourly_passes(world):
     world.collect()
     assert sorted(world.asked) == ["h2", "h3"]
     world.collect()
@@ -232,7 +232,7 @@ def test_after_the_first_pass_holders_alone_are_asked_and_all_each_hour(world):
     assert sorted(world.asked) == ["h2", "h2", "h3", "h3"]
 
 
-def test_state_of_each_disk_is_read_twice_for_a_holder(world, monkeypatch):
+def test_state_of_a_disk_is_read_twice_per_holder(world, monkeypatch):
     for number in range(3):
         disk, manifest = world.take(ids.ImageId(f"{HERE[:-1]}{number}"), number)
         world.stays[disk] = {manifest}
@@ -243,7 +243,7 @@ def test_state_of_each_disk_is_read_twice_for_a_holder(world, monkeypatch):
     assert len(seen) == 6
 
 
-def test_disk_whose_checkpoint_is_taken_is_left_alone(world):
+def test_disk_under_capture_is_skipped(world):
     world.take(HERE, 1, 2)
     world.busy = {HERE}
     world.collect()
@@ -253,7 +253,7 @@ def test_disk_whose_checkpoint_is_taken_is_left_alone(world):
     assert world.files() == [0, 0]
 
 
-def test_checkpoint_that_is_begun_while_the_service_answers_stays(world):
+def test_checkpoint_begun_during_the_query_is_kept(world):
     world.take(HERE, 1)
 
     def kept():
@@ -265,7 +265,7 @@ def test_checkpoint_that_is_begun_while_the_service_answers_stays(world):
     assert all(count >= 2 for count in world.files())
 
 
-def test_pass_without_time_goes_on_in_the_next_one(world, monkeypatch):
+def test_pass_that_runs_out_of_time_continues_in_the_next_one(world, monkeypatch):
     world.take(GONE, 1)
     ask = world.collector._collect_at
 
@@ -280,14 +280,14 @@ def test_pass_without_time_goes_on_in_the_next_one(world, monkeypatch):
     assert world.files() == [0, 0] and world.states.list_instances() == []
 
 
-def test_nothing_goes_while_it_is_not_known_which_servers_are_here(world):
+def test_nothing_is_deleted_while_the_servers_are_unknown(world):
     world.take(GONE, 1)
     world.present = None
     assert not world.collect() and world.files() == [2, 2]
 
 
 @pytest.mark.parametrize("present", [{HERE, GONE}, None])
-def test_part_of_a_server_that_arrives_during_a_pass_stays(world, present):
+def test_partial_checkpoint_of_an_arriving_server_is_kept(world, present):
     world.take_part(GONE)
 
     def kept():
@@ -300,7 +300,7 @@ def test_part_of_a_server_that_arrives_during_a_pass_stays(world, present):
 
 
 @pytest.mark.parametrize("present", [{HERE, GONE}, None])
-def test_disk_of_a_server_that_arrives_before_it_is_forgotten_is_known(world, present):
+def test_disk_of_an_arriving_server_is_not_forgotten(world, present):
     world.take(GONE, 1)
     answers = []
 
@@ -315,8 +315,8 @@ def test_disk_of_a_server_that_arrives_before_it_is_forgotten_is_known(world, pr
     assert len(answers) == 3 and world.states.list_instances() == [GONE]
 
 
-def test_each_disk_has_its_turn_whatever_a_holder_names(world):
-    """A pass asks for a few disks; all that are there are reached in as many passes as it takes."""
+def test_garbage_disks_are_all_deleted_over_several_passes(world):
+    """A pass handles a few disks; further passes reach all the others."""
     world.collector = world.started(collection.CollectionLimits(holder_disks=3))
     for number in range(10):
         world.take(ids.ImageId(f"{GONE[:-1]}{number}"), number)
@@ -328,7 +328,7 @@ def test_each_disk_has_its_turn_whatever_a_holder_names(world):
     assert counts == [[20, 20], [14, 14], [8, 8], [2, 2], [0, 0]]
 
 
-def test_disks_that_stay_keep_no_other_from_its_turn(world):
+def test_kept_disks_do_not_delay_deletion_of_others(world):
     world.collector = world.started(collection.CollectionLimits(holder_disks=2))
     for number in range(8):
         disk, name = world.take(ids.ImageId(f"{GONE[:-1]}{number}"), number + 1)
@@ -341,8 +341,8 @@ def test_disks_that_stay_keep_no_other_from_its_turn(world):
 
 @pytest.mark.expect_log("cannot be read")
 @pytest.mark.parametrize("instance", [HERE, GONE])
-def test_state_that_cannot_be_read_is_set_aside_and_stops_no_pass(world, tmp_path, instance):
-    """Others' garbage goes at once; its own part, of which nobody knows the disk, when it is."""
+def test_unreadable_state_is_set_aside_without_stopping_a_pass(world, tmp_path, instance):
+    """Garbage of other disks is deleted at once, that of the unreadable state in a later pass."""
     world.take(ids.ImageId(f"{GONE[:-1]}9"), 1)
     world.take_part(instance)
     path = tmp_path / "state" / instance / "state.json"
@@ -358,8 +358,8 @@ def test_state_that_cannot_be_read_is_set_aside_and_stops_no_pass(world, tmp_pat
 
 @pytest.mark.expect_log("cannot be read")
 @pytest.mark.parametrize("reads", range(9))
-def test_pass_goes_on_where_this_host_cannot_read_a_state(world, monkeypatch, reads):
-    """Any read of a pass may fail; nothing that a part needs is dropped."""
+def test_pass_continues_after_a_failed_read_of_a_state(world, monkeypatch, reads):
+    """Any read of a pass may fail; chunks of a partial checkpoint are never deleted."""
     world.take_part(HERE)
     world.take_part(GONE)
     read, left = world.states.read, [reads]

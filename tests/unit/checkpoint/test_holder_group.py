@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An honest holder has the time that it needs, and a slow one no more than rates allow."""
+"""Time limits of holders: based on minimum rates plus a slack."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ NAMES = [ids.Cid(bytes([number]) * 32) for number in range(1, 4)]
 
 
 class Client:
-    """Asks a holder in this process.
+    """A client of a holder in this process.
 
     :param wait: lasts as long as a request
     """
@@ -54,7 +54,7 @@ class Client:
 
 
 class Clock:
-    """A clock that requests move."""
+    """A clock that requests advance."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -67,7 +67,7 @@ class Clock:
 
 
 def limited(*clients: Client, **limits: float) -> holder_group.HolderGroup:
-    """Return the group of these holders with limits other than the product's."""
+    """Return a group of holders with limits other than the default ones."""
     return holder_group.HolderGroup(DISK, clients, limits=holder_group.LIMITS._replace(**limits))
 
 
@@ -80,7 +80,7 @@ def test_round_trips_of_a_large_disk_do_not_add_up() -> None:
     assert clock.now_s == pytest.approx(1000.0 + 10_000 * 0.06)
 
 
-def test_time_that_is_left_is_used_up_by_what_is_beyond_the_rate_and_filled_up_again() -> None:
+def test_slack_is_used_by_slow_requests_and_refilled_by_fast_ones() -> None:
     clock, took_s = Clock(), [0.0]
     disk = holder_group.HolderGroup(DISK, [Client(lambda: clock.wait(took_s[0]))], clock=clock)
     took_s[0] = 8.0
@@ -94,15 +94,15 @@ def test_time_that_is_left_is_used_up_by_what_is_beyond_the_rate_and_filled_up_a
     assert disk.slack_left_s == holder_group.LIMITS.slack_s
 
 
-def test_holder_that_takes_a_long_manifest_at_the_promised_rate_keeps_it() -> None:
+def test_holder_may_take_a_long_manifest_at_the_minimum_rate() -> None:
     disk = limited(Client(lambda: time.sleep(2.0)), slack_s=0.5)
     disk.put_manifest(bytes(2 * MIB))
     with pytest.raises(holder_group.HolderFailed, match="too slow"):
         disk.put_manifest(bytes(MIB))
 
 
-def test_names_of_a_disk_are_looked_up_in_the_time_of_names() -> None:
-    """They stand for 4 GiB of the disk, and are 2 MiB."""
+def test_name_lookups_have_their_own_minimum_rate() -> None:
+    """Names of 4 GiB of a disk take 2 MiB."""
     limits = {"min_names_per_s": len(NAMES), "slack_s": 0.5}
     asked = limited(Client(lambda: time.sleep(1.2)), **limits)
     assert asked.missing_names(NAMES) == set(NAMES)
@@ -115,8 +115,8 @@ MANY = [ids.Cid(number.to_bytes(32)) for number in range(1, LOST_CHUNKS + 2)]
 
 
 @pytest.mark.parametrize("lost", [LOST_CHUNKS, LOST_CHUNKS + 1])
-def test_holder_that_lacks_many_chunks_that_it_acknowledged_fails(lost: int) -> None:
-    """It may lack a few: scrubbing removed them."""
+def test_holder_that_lost_many_acknowledged_chunks_fails(lost: int) -> None:
+    """It may lack a few that scrubbing removed."""
     disk = holder_group.HolderGroup(DISK, [Client(lambda: None)], [ids.HostId("h2")])
     if lost <= LOST_CHUNKS:
         assert disk.missing_names(MANY[:lost]) == set(MANY[:lost])
@@ -126,7 +126,7 @@ def test_holder_that_lacks_many_chunks_that_it_acknowledged_fails(lost: int) -> 
     assert disk.filled_holders == {"h2"}
 
 
-def test_chunks_that_are_lost_are_counted_over_all_requests() -> None:
+def test_lost_chunks_are_counted_over_all_requests() -> None:
     limits = holder_group.HolderLimits(names_per_request=2)
     acknowledged = [ids.HostId("h2")]
     disk = holder_group.HolderGroup(DISK, [Client(lambda: None)], acknowledged, limits=limits)
@@ -135,8 +135,8 @@ def test_chunks_that_are_lost_are_counted_over_all_requests() -> None:
 
 
 @pytest.mark.parametrize(("fast_s", "slow_s"), [(0.0, 0.3), (0.2, 0.3), (0.0, 0.0)])
-def test_holder_that_the_others_wait_for_is_named(fast_s: float, slow_s: float) -> None:
-    """It took more than twice as long as the fastest one, and ``slow_s`` longer."""
+def test_slow_holder_is_named_when_the_others_wait(fast_s: float, slow_s: float) -> None:
+    """A slow holder takes over twice the fastest one's time and ``slow_s`` more."""
     clients = [Client(lambda: time.sleep(fast_s)), Client(lambda: time.sleep(slow_s), "h3")]
     disk = limited(*clients, slow_s=0.5)
     disk.put_manifest(b"sealed")
@@ -146,14 +146,14 @@ def test_holder_that_the_others_wait_for_is_named(fast_s: float, slow_s: float) 
     assert disk.slow_holder() == ("h3" if slow_s > 2 * fast_s else "")
 
 
-def test_new_holder_lacks_everything_and_is_filled_by_what_it_acknowledges() -> None:
+def test_new_holder_lacks_all_chunks_and_is_filled_by_a_put() -> None:
     disk = holder_group.HolderGroup(DISK, [Client(lambda: None)])
     assert disk.missing_names(MANY) == set(MANY) and disk.filled_holders == set()
     disk.put(NAMES, bytes, MIB)
     assert disk.filled_holders == {"h2"}
 
 
-def test_holder_that_drops_slowly_for_long_fails() -> None:
+def test_slow_deletion_fails_the_holder() -> None:
     client = Client(lambda: time.sleep(0.1))
     with pytest.raises(holder_group.HolderFailed, match="too slow"):
         limited(client, slack_s=0.5).retain_only(
@@ -162,10 +162,10 @@ def test_holder_that_drops_slowly_for_long_fails() -> None:
     assert client.is_aborted
 
 
-def test_holders_are_left_where_a_thread_cannot_be_started(
+def test_failed_thread_start_aborts_requests_to_holders(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The thread of the second holder cannot; the first one's request ends."""
+    """The thread for the second holder cannot start; the first one's request is aborted."""
     first, begun = Client(lambda: ended.wait(30.0)), list[threading.Thread]()
     second, ended = Client(lambda: None, "h3"), threading.Event()
     monkeypatch.setattr(first, "abort", ended.set)

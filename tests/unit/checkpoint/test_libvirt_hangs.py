@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A libvirtd that accepts connections and never answers is an error that names the option."""
+"""A libvirtd that accepts connections and never answers is an error naming the option."""
 
 import pathlib
 import socket
@@ -12,7 +12,7 @@ from acstor_checkpoint.capture.domains import libvirt_link
 from acstor_common import errors
 
 
-def test_libvirt_that_never_answers_is_given_up(tmp_path: pathlib.Path) -> None:
+def test_hanging_libvirt_times_out(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "libvirt-sock"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))

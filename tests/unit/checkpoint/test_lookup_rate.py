@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that asks too much waits, and no other one does."""
+"""Lookup rates per host: a host above its rate waits, others do not."""
 
 from acstor_checkpoint.vault import lookup_rate
 from acstor_common.model import ids
@@ -9,7 +9,7 @@ H1, H2 = ids.HostId("h1"), ids.HostId("h2")
 
 
 class World:
-    """A clock that sleeping moves."""
+    """A clock that sleeping advances."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -34,7 +34,7 @@ def test_a_host_has_a_burst_and_then_its_rate() -> None:
     assert abs(world.rate.waited_s - took_s) < 0.1
 
 
-def test_a_host_that_asks_little_never_waits() -> None:
+def test_host_below_its_rate_never_waits() -> None:
     world = World()
     for _ in range(1000):
         world.rate.spend_lookups(H1, int(lookup_rate.OF_HOST.per_s / 2))

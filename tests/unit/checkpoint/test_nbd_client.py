@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NBD client: what qemu-nbd shows is read whole, and a server that lies is refused."""
+"""The NBD client: reads exports of qemu-nbd and refuses invalid servers."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def qemu_img(*words):
 
 @contextlib.contextmanager
 def shown(tmp_path, disk, size_bytes, *words):
-    """Show a disk with qemu-nbd; yield how it is shown."""
+    """Export a disk with qemu-nbd; yield the export."""
     path = tmp_path / "nbd.sock"
     argv = ["qemu-nbd", "-r", "-t", "-f", "qcow2", "-k", path, "-x", "vda", *words, disk]
     server = subprocess.Popen(argv)
@@ -42,12 +42,12 @@ def shown(tmp_path, disk, size_bytes, *words):
             time.sleep(0.01)
         yield nbd_client.Export(str(path), "vda", server.pid, size_bytes)
     finally:
-        server.kill()  # on SIGTERM it may wait for clients that were refused
+        server.kill()  # on SIGTERM it may wait for refused clients
         server.wait(20.0)
 
 
 def is_listened_at(path):
-    """Say whether somebody listens there: a socket has its name before."""
+    """Return whether a process listens; the socket file exists earlier."""
     lines = pathlib.Path("/proc/net/unix").read_text().splitlines()
     return any(line.endswith(f" {path}") and line.split()[3] == ACCEPTING for line in lines)
 
@@ -59,7 +59,7 @@ def read(disk, at, length):
 
 
 @needs_qemu_nbd
-def test_bytes_and_allocation_are_those_of_the_disk(tmp_path):
+def test_bytes_and_allocation_are_read_from_qemu_nbd(tmp_path):
     rng = random.Random(1)
     wanted = bytearray(8 * MIB)
     raw, disk = tmp_path / "raw", tmp_path / "disk"
@@ -85,7 +85,7 @@ def test_bytes_and_allocation_are_those_of_the_disk(tmp_path):
 
 
 @needs_qemu_nbd
-def test_bitmap_marks_what_was_written(tmp_path):
+def test_bitmap_marks_written_ranges(tmp_path):
     disk = tmp_path / "disk"
     qemu_img("create", "-f", "qcow2", disk, "3G")
     qemu_img("bitmap", "--add", disk, "since")
@@ -100,7 +100,7 @@ def test_bitmap_marks_what_was_written(tmp_path):
 
 
 @needs_qemu_nbd
-def test_what_is_not_there_is_said(tmp_path):
+def test_missing_exports_bitmaps_and_sockets_are_named(tmp_path):
     disk = tmp_path / "disk"
     qemu_img("create", "-f", "qcow2", disk, "1M")
     with shown(tmp_path, disk, MIB) as export:
@@ -143,7 +143,7 @@ def test_what_is_not_there_is_said(tmp_path):
         ),
     ],
 )
-def test_negotiation_that_makes_no_sense_is_refused(tmp_path, said, why):
+def test_invalid_negotiation_is_refused(tmp_path, said, why):
     with fake.saying(tmp_path, said) as export, pytest.raises(errors.Unusable, match=why):
         nbd_client.ExportedDisk(export, nbd_client.ALLOCATION, 1.0)
 
@@ -172,7 +172,7 @@ DATA = struct.pack(">Q", 0) + bytes(512)
         (b"", "no answer in 0.5 s"),
     ],
 )
-def test_bytes_that_were_not_asked_for_are_refused(tmp_path, said, why):
+def test_unrequested_or_incomplete_data_is_refused(tmp_path, said, why):
     with (
         fake.saying(tmp_path, fake.AGREED + said) as export,
         nbd_client.ExportedDisk(export, nbd_client.ALLOCATION, 0.5) as disk,
@@ -191,7 +191,7 @@ def test_bytes_that_were_not_asked_for_are_refused(tmp_path, said, why):
         (fake.reply(5, struct.pack(">III", 7, 1, 0), flags=0) * 2, "kind 5"),
     ],
 )
-def test_status_that_makes_no_sense_is_refused(tmp_path, said, why):
+def test_invalid_block_status_is_refused(tmp_path, said, why):
     with (
         fake.saying(tmp_path, fake.AGREED + said) as export,
         nbd_client.ExportedDisk(export, nbd_client.ALLOCATION, 1.0) as disk,
@@ -200,7 +200,7 @@ def test_status_that_makes_no_sense_is_refused(tmp_path, said, why):
         list(disk.iter_extents())
 
 
-def test_process_that_is_not_the_expected_one_is_not_asked(tmp_path):
+def test_export_of_another_process_is_refused(tmp_path):
     with (
         fake.saying(tmp_path, fake.AGREED) as export,
         pytest.raises(errors.Unusable, match=f"process {os.getpid()} listens there, .* process 1$"),
@@ -209,7 +209,7 @@ def test_process_that_is_not_the_expected_one_is_not_asked(tmp_path):
 
 
 @pytest.mark.parametrize("size_bytes", [1 << 57, MIB - 1])
-def test_size_that_libvirt_does_not_say_is_refused(tmp_path, size_bytes):
+def test_export_with_another_size_than_libvirts_is_refused(tmp_path, size_bytes):
     with (
         fake.saying(tmp_path, fake.AGREED) as export,
         pytest.raises(errors.Unusable, match="it shows 1048576"),
@@ -217,8 +217,8 @@ def test_size_that_libvirt_does_not_say_is_refused(tmp_path, size_bytes):
         nbd_client.ExportedDisk(export._replace(size_bytes=size_bytes), nbd_client.ALLOCATION, 1.0)
 
 
-def test_extents_of_a_byte_come_to_an_end(tmp_path):
-    """In answers as long as they may be, each in time: their number is bounded by the size."""
+def test_number_of_block_status_replies_is_bounded(tmp_path):
+    """Replies of the largest length, each in time: their number is bounded by the disk's size."""
     body = struct.pack(">I", 7) + struct.pack(">II", 1, 1) * nbd_client._MAX_EXTENTS
     answers = []
 
@@ -236,7 +236,7 @@ def test_extents_of_a_byte_come_to_an_end(tmp_path):
     assert len(answers) == 2 * 8 + nbd_client._MORE_ANSWERS
 
 
-def test_all_answers_to_questions_for_the_status_have_a_deadline(tmp_path):
+def test_all_block_status_replies_share_a_deadline(tmp_path):
     def status(cookie, _at, length):
         time.sleep(0.3)
         return fake.reply(5, struct.pack(">III", 7, length, 0), cookie)

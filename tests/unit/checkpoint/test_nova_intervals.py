@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which interval counts, and that nothing changes while the decision service says nothing."""
+"""Precedence of checkpoint intervals, and their refresh from the decision service."""
 
 import itertools
 
@@ -23,7 +23,7 @@ def server(spec):
     )
 
 
-def test_server_counts_for_more_than_flavor_than_aggregate_than_host():
+def test_server_interval_precedes_flavor_aggregate_and_host():
     said = itertools.product((None, 0, 400), (None, "0", "300", "soon"), (None, 0, 200), (0, 100))
     for of_server, spec, of_host, default_s in said:
         told = nova_intervals.Intervals(of_host, {} if of_server is None else {INSTANCE: of_server})
@@ -33,7 +33,7 @@ def test_server_counts_for_more_than_flavor_than_aggregate_than_host():
 
 
 @pytest.mark.parametrize(("default_s", "wanted_s"), [(1, 30), (-1, 0), (1 << 40, 30 * 86_400)])
-def test_no_interval_is_too_short_or_too_long(default_s, wanted_s):
+def test_interval_is_bounded(default_s, wanted_s):
     assert (
         server_schedule.interval_s(server(None), nova_intervals.Intervals(), default_s) == wanted_s
     )
@@ -53,7 +53,7 @@ class Service:
         return self.answer
 
 
-def test_service_is_asked_at_once_and_then_now_and_then():
+def test_intervals_are_fetched_at_once_and_then_periodically():
     service = Service()
     for later_s, asked in ((0, 1), (nova_intervals.EVERY_S - 1, 1), (1, 2)):
         service.now_s += later_s
@@ -68,7 +68,7 @@ def test_service_is_asked_at_once_and_then_now_and_then():
     "failure",
     [errors.DecisionUnreachable("bus", "gone"), errors.NotAuthenticated("answer", "forged")],
 )
-def test_nothing_changes_while_the_service_does_not_answer(failure):
+def test_intervals_stay_while_the_service_is_unreachable(failure):
     service = Service()
     service.known.current_intervals()
     service.answer = failure
@@ -84,5 +84,5 @@ def test_nothing_changes_while_the_service_does_not_answer(failure):
     assert service.known.current_intervals() == nova_intervals.Intervals()
 
 
-def test_who_has_no_service_knows_nothing():
+def test_intervals_are_empty_without_a_service():
     assert nova_intervals.NovaIntervals(None).current_intervals() == nova_intervals.Intervals()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of names are ascending, whoever wrote them."""
+"""Lists of names: packed, ascending and validated."""
 
 import hypothesis
 import pytest
@@ -12,7 +12,7 @@ NAMES = strategies.sets(strategies.binary(min_size=32, max_size=32), max_size=40
 
 
 @hypothesis.given(NAMES, NAMES)
-def test_a_list_has_what_was_put_in(inside: set[bytes], others: set[bytes]) -> None:
+def test_name_list_round_trips(inside: set[bytes], others: set[bytes]) -> None:
     found = object_names.NameList(packed_names.pack_names(inside))
     assert list(found) == sorted(inside) and len(found) == len(inside)
     assert all((name in found) == (name in inside) for name in inside | others)
@@ -21,7 +21,7 @@ def test_a_list_has_what_was_put_in(inside: set[bytes], others: set[bytes]) -> N
 
 
 @hypothesis.given(strategies.binary(max_size=200))
-def test_hostile_bytes_are_a_list_or_refused(raw: bytes) -> None:
+def test_random_bytes_are_a_valid_list_or_refused(raw: bytes) -> None:
     try:
         found = object_names.NameList(raw)
     except ValueError:
@@ -29,7 +29,7 @@ def test_hostile_bytes_are_a_list_or_refused(raw: bytes) -> None:
     assert packed_names.pack_names(found) == raw
 
 
-def test_a_list_is_in_order_and_whole() -> None:
+def test_unordered_duplicate_or_partial_names_are_refused() -> None:
     one, two = bytes([1] * 32), bytes([2] * 32)
     for raw in (two + one, one + one, one[:31], one + b"x"):
         with pytest.raises(ValueError, match="names"):
@@ -39,12 +39,12 @@ def test_a_list_is_in_order_and_whole() -> None:
 
 
 @hypothesis.given(strategies.text(max_size=80))
-def test_what_is_no_name_is_refused(text: str) -> None:
+def test_invalid_name_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a name"):
         object_names.parse_name(text)
 
 
-def test_a_name_has_one_spelling() -> None:
+def test_only_lowercase_hex_names_are_accepted() -> None:
     name = bytes(range(200, 232))
     assert object_names.parse_name(name.hex()) == name
     for other in (name.hex().upper(), f" {name.hex()}", name.hex()[:-2] + "  "):
@@ -53,6 +53,6 @@ def test_a_name_has_one_spelling() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 28, (4 << 20) + 33, 1 << 32])
-def test_lengths_that_no_sealed_chunk_has_are_refused(length: int) -> None:
+def test_impossible_sealed_lengths_are_refused(length: int) -> None:
     with pytest.raises(ValueError, match=str(length)):
         object_names.check_length(length)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What root's tools are led to by a disk that is off, and what ends them; real tools."""
+"""Tools that root runs on a powered-off disk follow no hostile header or link; real tools."""
 
 import os
 import pathlib
@@ -40,7 +40,7 @@ def disk(tmp_path):
 
 
 def ask(path, features):
-    """Have the header ask for something of who reads it."""
+    """Set incompatible features in the header."""
     with open(path, "r+b") as file:
         file.seek(FEATURES_AT)
         file.write(struct.pack(">Q", features))
@@ -60,7 +60,7 @@ LEADS = [EXTERNAL_DATA, UNKNOWN, "backing"]
 
 @pytest.fixture
 def never(monkeypatch):
-    """No tool is run."""
+    """Return a function that makes any run of a tool fail the test."""
 
     def fail(argv, *_args, **_kwargs):
         raise AssertionError(argv)
@@ -72,7 +72,7 @@ def never(monkeypatch):
     return forbid
 
 
-def test_disk_is_laid_on_the_mirror_with_what_was_between(disk):
+def test_offline_pull_rebases_a_disk_to_the_mirror_with_its_checkpoint(disk):
     pathlib.Path(f"{disk.path}{offline_pull.COPY_ENDING}").write_text("left of one that was killed")
     offline_pull.OfflinePull(threading.Event())(disk, lambda: True)
     assert local_file.backing_of(disk.path) == disk.base
@@ -84,7 +84,7 @@ def test_disk_is_laid_on_the_mirror_with_what_was_between(disk):
 
 
 @pytest.mark.parametrize("how", LEADS)
-def test_disk_that_leads_elsewhere_is_not_pulled_into(disk, how, never):
+def test_disk_with_a_hostile_header_is_not_pulled_into(disk, how, never):
     lead_elsewhere(disk.path, how)
     never()
     with pytest.raises(errors.Unusable):
@@ -92,7 +92,7 @@ def test_disk_that_leads_elsewhere_is_not_pulled_into(disk, how, never):
 
 
 @pytest.mark.parametrize("how", LEADS)
-def test_copy_that_leads_elsewhere_is_not_opened(disk, how, monkeypatch):
+def test_copy_with_a_hostile_header_is_not_opened(disk, how, monkeypatch):
     run = []
 
     def tool(self, argv, fd, path, *more, done=offline_pull.OfflinePull._run):
@@ -108,8 +108,8 @@ def test_copy_that_leads_elsewhere_is_not_opened(disk, how, monkeypatch):
 
 
 @pytest.mark.parametrize("moment", ["cp", "qemu-img", "sync"])
-def test_link_in_the_place_of_the_copy_leads_no_tool_of_root_anywhere(disk, moment, monkeypatch):
-    """Whoever is Nova's user can put one there at any moment."""
+def test_link_in_place_of_the_copy_is_not_followed(disk, moment, monkeypatch):
+    """Nova's user can create one at any moment."""
     copy = pathlib.Path(f"{disk.path}{offline_pull.COPY_ENDING}")
     victim = pathlib.Path(disk.path).with_name("victim")
     victim.write_bytes(b"v" * 4096)
@@ -129,7 +129,7 @@ def test_link_in_the_place_of_the_copy_leads_no_tool_of_root_anywhere(disk, mome
     assert not copy.is_symlink()
 
 
-def test_link_in_the_place_of_the_disk_is_followed_by_no_tool(disk, never):
+def test_link_in_place_of_the_disk_is_not_followed(disk, never):
     path = pathlib.Path(disk.path)
     secret = path.rename(path.with_name("secret"))
     path.symlink_to(secret)
@@ -140,7 +140,7 @@ def test_link_in_the_place_of_the_disk_is_followed_by_no_tool(disk, never):
         offline_pull.rebase(disk.path, disk.base, disk.current_base)
 
 
-def test_copy_is_for_root_alone_until_it_is_complete_and_then_as_the_disk_was(disk, monkeypatch):
+def test_copy_is_private_until_complete_and_then_has_the_disks_mode(disk, monkeypatch):
     modes = []
 
     def tool(self, argv, fd, path, *more, done=offline_pull.OfflinePull._run):
@@ -157,7 +157,7 @@ def test_copy_is_for_root_alone_until_it_is_complete_and_then_as_the_disk_was(di
 
 
 @pytest.mark.parametrize("how", LEADS)
-def test_disk_that_leads_elsewhere_is_not_laid_on_its_checkpoint(disk, how, never):
+def test_disk_with_a_hostile_header_is_not_rebased(disk, how, never):
     create(disk.path, disk.base, "raw")
     offline_pull.rebase(disk.path, disk.current_base, disk.base)
     assert local_file.backing_of(disk.path) == disk.current_base
@@ -169,7 +169,7 @@ def test_disk_that_leads_elsewhere_is_not_laid_on_its_checkpoint(disk, how, neve
 
 
 def base_of(path):
-    """Say which image's mirror it lies on."""
+    """Return the image whose mirror is the backing file."""
     return IMAGE if str(local_file.backing_of(path)).endswith("/base") else None
 
 
@@ -183,15 +183,15 @@ def check_not_exported(disk, folder):
 
 
 @pytest.mark.parametrize("how", LEADS)
-def test_disk_that_leads_elsewhere_is_not_shown(disk, how, never, tmp_path):
+def test_disk_with_a_hostile_header_is_not_exported(disk, how, never, tmp_path):
     create(disk.path, disk.base, "raw")
     lead_elsewhere(disk.path, how)
     never()
     check_not_exported(disk, tmp_path)
 
 
-def test_mirror_is_raw_whatever_the_header_says_of_it(disk, tmp_path):
-    """An image of a user's may look like a qcow2 file that leads elsewhere."""
+def test_mirror_is_exported_as_raw_whatever_its_content(disk, tmp_path):
+    """A user's image may look like a qcow2 file with a hostile backing file."""
     secret = tmp_path / "secret"
     secret.write_bytes(b"s" * (1 << 20))
     create(disk.base, secret, "raw")
@@ -207,7 +207,7 @@ def test_mirror_is_raw_whatever_the_header_says_of_it(disk, tmp_path):
     assert (tmp_path / "seen").read_bytes() == head.ljust(1 << 20, b"\0")
 
 
-def test_disk_whose_name_is_taken_after_the_check_is_not_read(disk, monkeypatch, tmp_path):
+def test_disk_replaced_after_the_check_is_not_read(disk, monkeypatch, tmp_path):
     create(disk.path, disk.base, "raw")
     (tmp_path / f"{IMAGE}.raw").symlink_to(disk.base)
     other, image = tmp_path / "other", offline_export._image
@@ -229,7 +229,7 @@ def test_disk_whose_name_is_taken_after_the_check_is_not_read(disk, monkeypatch,
     assert (tmp_path / "seen").read_bytes() == pathlib.Path(disk.base).read_bytes()
 
 
-def test_link_in_the_place_of_a_disk_is_not_shown(disk, never, tmp_path):
+def test_link_in_place_of_a_disk_is_not_exported(disk, never, tmp_path):
     create(disk.path, disk.base, "raw")
     os.rename(disk.path, tmp_path / "moved")
     os.symlink(tmp_path / "moved", disk.path)
@@ -237,7 +237,7 @@ def test_link_in_the_place_of_a_disk_is_not_shown(disk, never, tmp_path):
     check_not_exported(disk, tmp_path)
 
 
-def test_tool_is_ended_when_room_gets_short(tmp_path):
+def test_tool_is_killed_when_free_space_runs_low(tmp_path):
     puller = offline_pull.OfflinePull(threading.Event())
     began_s = time.monotonic()
     threading.Timer(0.5, setattr, (puller, "_spare_bytes", 1 << 60)).start()
@@ -246,7 +246,7 @@ def test_tool_is_ended_when_room_gets_short(tmp_path):
     assert 0.4 < time.monotonic() - began_s < 30
 
 
-def test_tool_that_does_not_end_keeps_nobody(tmp_path, monkeypatch):
+def test_unkillable_tool_does_not_block_the_daemon(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess.Popen, "kill", lambda _: None)
     ended = threading.Event()
     ended.set()

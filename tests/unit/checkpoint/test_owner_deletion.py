@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gone hosts left behind goes when the service says so, and nothing else does, nor then."""
+"""Deletion of vault data whose owner departed, confirmed by the decision service."""
 
 import threading
 
@@ -17,7 +17,7 @@ IDS = [ids.parse_image_id(f"0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e2{n}") for n in ra
 
 
 class World:
-    """A vault, and a decision service."""
+    """A vault and a decision service."""
 
     def __init__(self, folder):
         self.vault = vault_store.VaultStore(folder, quota.VaultLimits(1 << 20, 1 << 20, 200), HERE)
@@ -49,7 +49,7 @@ def world(tmp_path):
     made.vault.close()
 
 
-def test_what_gone_hosts_left_goes_and_its_room_is_free(world):
+def test_data_of_departed_hosts_is_deleted(world):
     world.deletion.delete_departed()
     assert world.asked == [[H1, H2]] and world.kept() == [(H2, IDS[2])]
     assert not (world.vault.folder / H1).exists()
@@ -57,33 +57,33 @@ def test_what_gone_hosts_left_goes_and_its_room_is_free(world):
     assert world.asked[-1] == [H2]
 
 
-def test_nobody_is_asked_of_where_nothing_is_kept(world):
+def test_service_is_not_asked_about_an_empty_vault(world):
     world.gone = {H1, H2, ids.HostId("h9")}
     world.deletion.delete_departed()
     world.deletion.delete_departed()
     assert len(world.asked) == 1 and world.kept() == []
 
 
-def test_nothing_goes_while_the_service_does_not_answer(world):
+def test_nothing_is_deleted_without_a_response(world):
     world.why = "it is away"
     with pytest.raises(errors.DecisionUnreachable):
         world.deletion.delete_departed()
     assert len(world.kept()) == 3
 
 
-def test_nothing_goes_of_a_disk_of_which_its_host_speaks_again(world):
+def test_disk_with_a_new_connection_is_not_deleted(world):
     world.meanwhile = lambda: world.put(H1, IDS[1], connection=7, name=2)
     world.deletion.delete_departed()
     assert {(H1, IDS[1]), (H2, IDS[2])} <= set(world.kept())
 
 
-def test_many_hosts_are_asked_of_in_parts(world):
+def test_owners_are_queried_in_parts(world):
     world.deletion.delete_departed(owners_per_request=1)
     assert world.asked == [[H1], [H2]] and world.kept() == [(H2, IDS[2])]
 
 
 @pytest.mark.expect_log("orphaned data")
-def test_it_goes_on_after_a_fault(world):
+def test_deletion_continues_after_a_failure(world):
     world.why = "it is away"
 
     def later():
@@ -97,7 +97,7 @@ def test_it_goes_on_after_a_fault(world):
     assert world.kept() == [(H2, IDS[2])]
 
 
-def test_it_ends_with_its_block(world):
+def test_deletion_thread_ends_with_its_block(world):
     with owner_deletion.run_deletion(world.vault, world.says):
         assert "owner deletion" in {thread.name for thread in threading.enumerate()}
     assert "owner deletion" not in {thread.name for thread in threading.enumerate()}

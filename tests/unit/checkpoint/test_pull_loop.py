@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which disks of recovered servers are pulled, when, and how often it is tried."""
+"""Pulling of recovered servers' disks: selection, order and retries."""
 
 import threading
 import types
@@ -32,7 +32,7 @@ def marks(monkeypatch):
 
 
 class Host:
-    """Servers on checkpoints, and what is done with them."""
+    """Servers on checkpoints, and a record of the pulls."""
 
     def __init__(self, *found):
         self.found, self.done, self.now_s = list(found), [], 0.0
@@ -92,7 +92,7 @@ class Host:
         self.done.append(disk)
 
 
-def test_running_server_is_pulled_by_qemu_and_one_that_is_off_here(marks):
+def test_running_server_is_pulled_by_qemu_and_stopped_one_by_the_daemon(marks):
     host = Host(server(1))
     host.look()
     assert host.done == [(server(1).instance, "/base", 7)] and marks == ["/disk"]
@@ -102,7 +102,7 @@ def test_running_server_is_pulled_by_qemu_and_one_that_is_off_here(marks):
     assert host.done[1:] == [("/disk", "/base", f"/shown/{CHECKPOINT}", CHECKPOINT)] and marks == []
 
 
-def test_large_disk_that_is_off_keeps_nobody_from_his_turn(marks):
+def test_large_offline_pull_does_not_delay_other_servers(marks):
     host = Host(server(1), server(2), server(3))
     active, begun, go_on = {2}, [], threading.Event()
 
@@ -121,7 +121,7 @@ def test_large_disk_that_is_off_keeps_nobody_from_his_turn(marks):
     host.pulling.start_due_pulls()
     assert [one[0] for one in host.done] == [server(2).instance] and len(begun) == 1
     active.add(3)
-    active.add(1)  # its copy is broken off before anything else is done with it
+    active.add(1)  # its copy must end before QEMU pulls it
     host.pulling.start_due_pulls()
     assert [one[0] for one in host.done] == [server(2).instance, server(3).instance]
     assert len(begun) == 1
@@ -132,14 +132,14 @@ def test_large_disk_that_is_off_keeps_nobody_from_his_turn(marks):
 
 
 @pytest.mark.expect_log("is not in its disk: nobody expected it")
-def test_what_nobody_expected_of_a_disk_that_is_off_is_told_and_tried_again():
+def test_unexpected_offline_failure_is_logged_and_retried():
     host = Host(server(1))
     host.is_active, host.fault = False, RuntimeError("nobody expected it")
     host.look()
     assert host.pulling._tried[server(1).instance].again_s == host.now_s + pull_loop.FIRST_PAUSE_S
 
 
-def test_loop_ends_after_what_it_pulls(marks):
+def test_loop_ends_after_the_pull_in_progress(marks):
     marks.append("/disk")
     host = Host(server(1))
     host.is_active = False
@@ -151,7 +151,7 @@ def test_loop_ends_after_what_it_pulls(marks):
 
 
 @pytest.mark.parametrize("is_backed_by_checkpoint", [True, False])
-def test_copy_of_a_pull_that_was_killed_goes(tmp_path, is_backed_by_checkpoint):
+def test_leftover_copy_of_a_killed_pull_is_removed(tmp_path, is_backed_by_checkpoint):
     copy = tmp_path / f"disk{offline_pull.COPY_ENDING}"
     copy.touch()
     host = Host(server(1, str(tmp_path / "disk")))
@@ -160,7 +160,7 @@ def test_copy_of_a_pull_that_was_killed_goes(tmp_path, is_backed_by_checkpoint):
     assert not copy.exists()
 
 
-def test_mark_goes_when_the_file_has_all(marks, tmp_path, monkeypatch):
+def test_mark_is_removed_when_the_file_is_complete(marks, tmp_path, monkeypatch):
     path = str(tmp_path / "disk")
     host = Host(server(1, path))
     host.look()
@@ -173,13 +173,13 @@ def test_mark_goes_when_the_file_has_all(marks, tmp_path, monkeypatch):
     assert marks == []
 
 
-def test_disk_that_lost_some_is_laid_on_its_checkpoint_again(monkeypatch):
+def test_disk_with_missing_data_is_rebased_on_its_checkpoint(monkeypatch):
     laid = []
     monkeypatch.setattr(offline_pull, "rebase", lambda *how: laid.append(how))
     host = Host(server(1))
     host.is_backed_by_checkpoint = False
     host.look()
-    assert laid == []  # QEMU may have it
+    assert laid == []  # QEMU may use the disk
     host.is_active = False
     host.look()
     assert laid == [("/disk", f"/shown/{CHECKPOINT}", "/base")]
@@ -188,10 +188,10 @@ def test_disk_that_lost_some_is_laid_on_its_checkpoint_again(monkeypatch):
 @pytest.mark.expect_log("it is not of this server")
 @pytest.mark.parametrize("is_active", [True, False])
 @pytest.mark.parametrize("is_backed_by_checkpoint", [True, False])
-def test_disk_on_the_checkpoint_of_another_server_is_left_as_it_is(
+def test_disk_on_another_servers_checkpoint_is_not_touched(
     marks, monkeypatch, is_active, is_backed_by_checkpoint
 ):
-    """Its QEMU may have written the name; root would read what is another tenant's."""
+    """Its QEMU may have written the name; root would read another tenant's data."""
     monkeypatch.setattr(offline_pull, "rebase", lambda *how: host.done.append(how))
     host = Host(server(1))
     host.strangers, host.is_active = {server(1).instance}, is_active
@@ -200,7 +200,7 @@ def test_disk_on_the_checkpoint_of_another_server_is_left_as_it_is(
     assert host.done == [] and marks == []
 
 
-def test_nothing_is_pulled_before_all_of_it_is_here():
+def test_incomplete_checkpoint_is_not_pulled():
     host = Host(server(1))
     host.is_complete = False
     host.look()
@@ -208,7 +208,7 @@ def test_nothing_is_pulled_before_all_of_it_is_here():
 
 
 @pytest.mark.expect_log("is not in its disk: it: busy")
-def test_one_that_fails_waits_longer_each_time_and_keeps_nobody_from_his_turn():
+def test_failed_pull_backs_off_and_does_not_delay_others():
     host = Host(server(1))
     host.fault = errors.Unusable("it", "busy")
     tried = []
@@ -223,19 +223,19 @@ def test_one_that_fails_waits_longer_each_time_and_keeps_nobody_from_his_turn():
     assert [one[0] for one in host.done] == [server(2).instance]
 
 
-def test_server_that_is_done_or_gone_is_forgotten():
+def test_finished_or_deleted_server_is_forgotten():
     host = Host(server(1))
     host.look()
     host.found, host.undescribed = [], {server(1).instance}
     host.look()
-    assert host.pulling._tried  # libvirt does not describe it now
+    assert host.pulling._tried  # libvirt lists it without a description
     host.undescribed = set()
     host.look()
     assert host.pulling._tried == {}
 
 
 @pytest.mark.expect_log("libvirt: away")
-def test_libvirt_that_is_away_is_said_once():
+def test_unreachable_libvirt_is_logged_once():
     host = Host()
     host.found = errors.Unusable("libvirt", "away")
     host.look()
@@ -243,7 +243,7 @@ def test_libvirt_that_is_away_is_said_once():
 
 
 @pytest.mark.expect_log("are not checked")
-def test_what_nobody_thought_of_does_not_end_it():
+def test_unexpected_exception_does_not_end_the_loop():
     host = Host(server(1))
 
     def fail():
@@ -254,7 +254,7 @@ def test_what_nobody_thought_of_does_not_end_it():
     host.pulling.run(check_interval_s=0.0)
 
 
-def test_nothing_begins_when_the_daemon_ends():
+def test_no_pull_begins_when_the_daemon_ends():
     host = Host(server(1))
     host.ended.set()
     host.look()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent has written down of disks of checkpoints, read by the checkpoint daemon."""
+"""Restore records that an agent writes, as the checkpoint daemon reads them."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ CREATE = ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b"]
 
 
 def keep(folder, key=b"", backing="/"):
-    """Write down what an agent does of a disk."""
+    """Write a restore record and its disk as an agent does."""
     disks = folder / "disks"
     disks.mkdir(exist_ok=True)
     of = restore_record.restore_record_of(
@@ -39,53 +39,53 @@ def keep(folder, key=b"", backing="/"):
     return made
 
 
-def test_disk_lacks_something_as_long_as_its_key_is_there(tmp_path):
+def test_disk_is_incomplete_while_its_record_has_a_key(tmp_path):
     assert not keep(tmp_path, key=b"k" * 32).is_complete(DISK)
     assert keep(tmp_path).is_complete(DISK)
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 5000, b"{}", b'{"version": 1}'])
-def test_damaged_file_is_refused(tmp_path, damage):
+def test_damaged_restore_record_is_refused(tmp_path, damage):
     of = keep(tmp_path)
     (tmp_path / f"disks/{DISK}.acrecovery").write_bytes(damage)
     with pytest.raises(errors.Unusable):
         of.is_complete(DISK)
 
 
-def test_unknown_version_is_not_whole(tmp_path):
+def test_record_of_another_version_is_incomplete(tmp_path):
     of = keep(tmp_path)
     said = b'{"version": 2, "instance_id": "", "key": ""}'
     (tmp_path / f"disks/{DISK}.acrecovery").write_bytes(said)
     assert not of.is_complete(DISK)
 
 
-def test_disk_is_of_one_server(tmp_path):
+def test_recovered_disk_belongs_to_one_server(tmp_path):
     of = keep(tmp_path)
     of.check_server(DISK, str(uuid.UUID(int=5)))
     with pytest.raises(errors.Unusable, match="it is not of server"):
         of.check_server(DISK, str(uuid.UUID(int=6)))
 
 
-def test_disk_that_is_not_there_is_refused(tmp_path):
+def test_missing_disk_is_refused(tmp_path):
     of = recovered_disks.RecoveredDisks(tmp_path)
     for ask in (of.is_complete, of.base_path):
         with pytest.raises(errors.Unusable):
             ask(DISK)
 
 
-def test_disk_says_what_it_lies_on(tmp_path):
+def test_backing_path_is_read_without_following_links(tmp_path):
     link = tmp_path / "link"
     link.symlink_to("/mirror/that/may/not/answer")
     assert keep(tmp_path, backing=link).base_path(DISK) == str(link)
 
 
 @pytest.mark.parametrize("backing", ["/none", "relative"])
-def test_what_it_cannot_lie_on_is_refused(tmp_path, backing):
+def test_invalid_backing_path_is_refused(tmp_path, backing):
     with pytest.raises(errors.Unusable, match="should lie on"):
         keep(tmp_path, backing=backing).base_path(DISK)
 
 
-def test_overlay_lies_on_a_mirror_or_on_a_checkpoint(tmp_path):
+def test_overlay_is_on_a_mirror_or_on_a_checkpoint(tmp_path):
     bases = recovered_disks.BackingImages("/mirror/")
     path = str(tmp_path / "disk")
     link = tmp_path / "link"
@@ -100,7 +100,7 @@ def test_overlay_lies_on_a_mirror_or_on_a_checkpoint(tmp_path):
         assert (bases.image_of(path), bases.checkpoint_of(path)) == (image, checkpoint)
 
 
-def test_overlay_that_may_lack_something_is_of_its_checkpoint_and_of_no_image(tmp_path):
+def test_marked_overlay_belongs_to_its_checkpoint_and_no_image(tmp_path):
     bases = recovered_disks.BackingImages("/mirror/")
     path = str(tmp_path / "disk")
     link = tmp_path / "link"
@@ -115,8 +115,8 @@ def test_overlay_that_may_lack_something_is_of_its_checkpoint_and_of_no_image(tm
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo"])
-def test_mark_that_is_no_file_is_not_read_and_waited_for_by_nobody(tmp_path, kind):
-    """The folder is Nova's; who reads there is root."""
+def test_mark_that_is_no_regular_file_is_not_read(tmp_path, kind):
+    """The directory belongs to Nova; root reads in it."""
     mark = tmp_path / f"disk{recovery_marker.ENDING}"
     if kind == "link":
         (tmp_path / "another").write_text(DISK)
@@ -129,9 +129,7 @@ def test_mark_that_is_no_file_is_not_read_and_waited_for_by_nobody(tmp_path, kin
 
 @pytest.mark.expect_log("is damaged or cannot be read")
 @pytest.mark.parametrize("damage", [b"", b"\0" * 36, b"\xff", DISK[:-1].encode()])
-def test_overlay_whose_mark_is_damaged_is_of_no_image_and_the_log_says_so_once(
-    tmp_path, caplog, damage
-):
+def test_overlay_with_a_damaged_mark_has_no_image_and_is_logged_once(tmp_path, caplog, damage):
     bases = recovered_disks.BackingImages("/mirror/")
     path = str(tmp_path / "disk")
     link = tmp_path / "link"
@@ -146,7 +144,7 @@ def test_overlay_whose_mark_is_damaged_is_of_no_image_and_the_log_says_so_once(
     assert bases.image_of(path) is None
     recovery_marker.remove(path)
     assert bases.image_of(path) == IMAGE
-    mark.mkdir()  # which nobody can read
+    mark.mkdir()  # unreadable
     assert bases.image_of(path) is None
     assert caplog.text.count("is damaged or cannot be read") == 2
 
@@ -167,7 +165,7 @@ def test_overlay_whose_mark_is_damaged_is_of_no_image_and_the_log_says_so_once(
         ([(0, 2)], [(0, 1), (5, 2)], False),
     ],
 )
-def test_file_has_all_of_a_checkpoint_or_lacks_some(tmp_path, has, wanted, is_copied_into):
+def test_overlay_contains_all_ranges_of_a_checkpoint_or_not(tmp_path, has, wanted, is_copied_into):
     base = tmp_path / "base"
     base.write_bytes(bytes(1 << 20))
     of = keep(tmp_path, backing=base)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scratch files have bounds: each, all together, and of the file system."""
+"""Scratch files: limits per file, in total and by free space."""
 
 import contextlib
 import pathlib
@@ -26,7 +26,7 @@ def file_of(tmp_path: pathlib.Path) -> Callable[[str, int], pathlib.Path]:
     return made
 
 
-def test_reading_stops_before_the_bound_of_a_file(
+def test_capture_stops_reading_before_its_file_reaches_the_limit(
     tmp_path: pathlib.Path, file_of: Callable[[str, int], pathlib.Path]
 ) -> None:
     it = scratch_files.ScratchFiles(tmp_path, 800 * KIB)
@@ -40,7 +40,7 @@ def test_reading_stops_before_the_bound_of_a_file(
 
 @pytest.mark.expect_log("the capture is ended")
 @pytest.mark.parametrize("how", ["one file", "all files", "file system"])
-def test_what_is_too_large_is_ended_and_the_capture_is_told(
+def test_oversized_scratch_file_ends_its_capture(
     tmp_path: pathlib.Path,
     file_of: Callable[[str, int], pathlib.Path],
     how: str,
@@ -61,10 +61,10 @@ def test_what_is_too_large_is_ended_and_the_capture_is_told(
 
 
 @pytest.mark.expect_log("the capture is ended")
-def test_capture_that_cannot_be_ended_keeps_nobody(
+def test_hanging_end_does_not_delay_other_captures(
     tmp_path: pathlib.Path, file_of: Callable[[str, int], pathlib.Path]
 ) -> None:
-    """libvirt may not answer; another file has its bound nevertheless."""
+    """libvirt may hang; other files are still limited."""
     it, hangs, stop = (
         scratch_files.ScratchFiles(tmp_path, 800 * KIB),
         threading.Event(),
@@ -82,7 +82,7 @@ def test_capture_that_cannot_be_ended_keeps_nobody(
     assert not loop.is_alive()
 
 
-def test_other_failures_are_what_they_are(
+def test_other_failures_are_raised_unchanged(
     tmp_path: pathlib.Path, file_of: Callable[[str, int], pathlib.Path]
 ) -> None:
     it = scratch_files.ScratchFiles(tmp_path, 800 * KIB)
@@ -94,12 +94,12 @@ def test_other_failures_are_what_they_are(
 
 @pytest.mark.expect_log("the capture is ended")
 @pytest.mark.parametrize("how", ["all files", "file system"])
-def test_one_capture_is_ended_while_its_space_comes_back(
+def test_one_capture_is_ended_until_its_space_is_freed(
     tmp_path: pathlib.Path,
     file_of: Callable[[str, int], pathlib.Path],
     how: str,
 ) -> None:
-    """Its file counts as long as it is there; another one's is ended where it stays."""
+    """The file counts while it exists; another capture is ended only if it stays."""
     spare = 1 << 62 if how == "file system" else scratch_files.SPARE_BYTES
     clock, limit = manual_clock.ManualClock(1000.0), {"all files": 640, "file system": 1 << 20}[how]
     it = scratch_files.ScratchFiles(tmp_path, limit * KIB, clock, spare)
@@ -117,7 +117,7 @@ def test_one_capture_is_ended_while_its_space_comes_back(
 
 
 @pytest.mark.expect_log("the capture is ended")
-def test_capture_whose_end_failed_is_ended_again_by_one_thread_at_a_time(
+def test_failed_end_is_retried_by_one_thread_at_a_time(
     tmp_path: pathlib.Path, file_of: Callable[[str, int], pathlib.Path]
 ) -> None:
     clock = manual_clock.ManualClock(1000.0)

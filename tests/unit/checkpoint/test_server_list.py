@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that libvirt names and does not describe is unknown, not gone; libvirt is real.
+"""A server that libvirt lists but does not describe is unknown, not gone; libvirt is real.
 
-What a QEMU does that hangs is put in the place of libvirt's call for a description.
+Faults of a hanging QEMU are injected into libvirt's call for a description.
 """
 
 import contextlib
@@ -46,9 +46,9 @@ _DOMAIN = """\
 
 
 class Libvirt:
-    """A libvirt with eight servers, and a domain whose disk has no mirror.
+    """A libvirt with eight servers and a domain whose disk has no mirror.
 
-    :ivar faults: called in the place of a server's description, if they are there
+    :ivar faults: called instead of describing a server
     """
 
     def __init__(self, folder: pathlib.Path, limits: libvirt_link.LibvirtLimits) -> None:
@@ -69,7 +69,7 @@ class Libvirt:
         return fault() if fault else self._describe(domain, flags)
 
     def describe_slowly(self) -> str:
-        """Stand for a description that comes late."""
+        """Marks a server whose description is slow."""
         raise NotImplementedError
 
     def hang(self) -> str:
@@ -77,7 +77,7 @@ class Libvirt:
         raise error(libvirt.VIR_ERR_OPERATION_TIMEOUT)
 
     def listed(self) -> tuple[set[str], set[str]]:
-        """Return the servers that are described, and those that are not."""
+        """Return the described servers and the undescribed ones."""
         found = self.domains.list_servers()
         return {server.instance for server in found.servers}, set(found.undescribed)
 
@@ -111,7 +111,9 @@ def here(
     tmp_path: pathlib.Path, limits: libvirt_link.LibvirtLimits, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Libvirt]:
     made = Libvirt(tmp_path, limits)
-    monkeypatch.setattr(libvirt.virConnect, "setKeepAlive", lambda *_: 0)  # this one has none
+    monkeypatch.setattr(
+        libvirt.virConnect, "setKeepAlive", lambda *_: 0
+    )  # not supported by the test driver
     monkeypatch.setattr(libvirt.virDomain, "XMLDesc", lambda *of: made.describe(*of))
     yield made
     made.ended.set()
@@ -122,7 +124,7 @@ def test_servers_are_those_with_a_disk_on_a_mirror(here: Libvirt) -> None:
 
 
 @pytest.mark.expect_log("does not describe it now")
-def test_server_that_hangs_from_the_start_is_unknown_and_costs_one_list(here: Libvirt) -> None:
+def test_hanging_server_is_unknown_and_delays_one_list(here: Libvirt) -> None:
     here.faults[SERVERS[0]] = here.hang
     with pytest.raises(errors.Unusable):
         here.listed()
@@ -139,7 +141,7 @@ def test_server_that_hangs_from_the_start_is_unknown_and_costs_one_list(here: Li
 @pytest.mark.parametrize(
     "fault", [fail(libvirt.VIR_ERR_OPERATION_TIMEOUT), lambda: "<domain", lambda: "<!"]
 )
-def test_server_without_a_valid_description_is_unknown_until_it_was_described(
+def test_server_without_a_description_is_unknown_until_described_once(
     here: Libvirt, fault: Callable[[], str]
 ) -> None:
     here.faults[SERVERS[0]] = fault
@@ -147,19 +149,19 @@ def test_server_without_a_valid_description_is_unknown_until_it_was_described(
     here.faults.clear()
     runs.wait_for(here.answers, 10.0, "the description of all", str)
     here.faults[SERVERS[0]] = fault
-    assert here.listed() == (set(SERVERS), set())  # as it was listed last
+    assert here.listed() == (set(SERVERS), set())  # from the last list
 
 
-def test_server_that_is_deleted_meanwhile_is_gone(here: Libvirt) -> None:
+def test_server_deleted_during_a_list_is_gone(here: Libvirt) -> None:
     assert here.answers()
     here.faults[SERVERS[0]] = fail(libvirt.VIR_ERR_NO_DOMAIN)
     assert here.listed() == (set(SERVERS[1:]), set())
 
 
-def test_list_fails_as_a_whole_while_its_connection_is_lost(
+def test_list_fails_completely_while_its_connection_is_lost(
     here: Libvirt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A libvirtd that restarts in the middle of a list makes no server unknown."""
+    """A libvirtd that restarts during a list makes no server unknown."""
     for one in SERVERS[4:]:
         here.faults[one] = fail(libvirt.VIR_ERR_RPC)
     with monkeypatch.context() as lost:
@@ -174,8 +176,8 @@ def test_list_fails_as_a_whole_while_its_connection_is_lost(
 
 @pytest.mark.expect_log("does not describe it now")
 @pytest.mark.parametrize("limits", [QUICK])
-def test_many_servers_that_time_out_delay_no_list_but_the_first_ones(here: Libvirt) -> None:
-    """libvirt gives a description up after half a minute; all in turn would take too long."""
+def test_servers_that_time_out_delay_only_the_first_lists(here: Libvirt) -> None:
+    """libvirt times out a description after half a minute; all in turn would take too long."""
     for one in SERVERS[1:]:
         here.faults[one] = fail(libvirt.VIR_ERR_OPERATION_TIMEOUT, 0.4)
     for _ in SERVERS:
@@ -188,10 +190,10 @@ def test_many_servers_that_time_out_delay_no_list_but_the_first_ones(here: Libvi
 
 @pytest.mark.allow_log("does not describe it now")
 @pytest.mark.parametrize("limits", [QUICK._replace(slow_s=0.2)])
-def test_servers_that_are_described_slowly_are_listed_and_delay_no_list_but_the_first_ones(
+def test_slowly_described_servers_delay_only_the_first_lists(
     here: Libvirt,
 ) -> None:
-    """A QEMU may answer just before libvirt gives it up, again and again."""
+    """A QEMU may repeatedly answer just before libvirt times out."""
     for one in SERVERS[1:]:
         here.faults[one] = here.describe_slowly
     runs.wait_for(here.answers, 20.0, "the description of all", str)
@@ -202,7 +204,7 @@ def test_servers_that_are_described_slowly_are_listed_and_delay_no_list_but_the_
 
 
 @pytest.mark.expect_log("does not describe it now")
-def test_server_is_gone_once_libvirt_names_it_no_more(here: Libvirt) -> None:
+def test_server_is_gone_when_libvirt_no_longer_lists_it(here: Libvirt) -> None:
     here.faults[SERVERS[0]] = fail(libvirt.VIR_ERR_OPERATION_TIMEOUT)
     assert here.listed()[1] == {SERVERS[0]}
     domain = here.domains._link("").connection.lookupByUUIDString(SERVERS[0])
@@ -211,7 +213,7 @@ def test_server_is_gone_once_libvirt_names_it_no_more(here: Libvirt) -> None:
     assert here.listed() == (set(SERVERS[1:]), set())
 
 
-def test_names_of_servers_are_of_those_that_are_described_or_not() -> None:
+def test_server_names_include_undescribed_servers() -> None:
     disk = domain_xml.RootDisk("vda", "/disk", IMAGE)
     known = domain_xml.Server(SERVERS[0], "p", disk, {}, False)
     found = domain_xml.ServerList([known], frozenset(SERVERS[1:2]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a vault is said for half an hour, and nothing else is."""
+"""Health issues of a vault, reported for half an hour."""
 
 import errno
 import pathlib
@@ -24,7 +24,7 @@ ISSUE = vault_health.Issue
 
 
 class Place:
-    """A vault for eight chunks, six of one host, and its health by a clock of the test."""
+    """A vault for eight chunks, six per host, and its health with a manual clock."""
 
     def __init__(self, folder: pathlib.Path, slow_s: float) -> None:
         self.now_s = 1000.0
@@ -60,7 +60,7 @@ def place(tmp_path: pathlib.Path, slow_s: float) -> Iterator[Place]:
 
 
 @pytest.mark.expect_log("h1 has used up its quota of this vault")
-def test_vault_is_full_for_half_an_hour_after_it_refused_and_not_for_a_hosts_share(
+def test_vault_is_full_for_half_an_hour_and_not_at_a_hosts_quota(
     place: Place,
 ) -> None:
     place.put(H1, *range(5))
@@ -73,13 +73,13 @@ def test_vault_is_full_for_half_an_hour_after_it_refused_and_not_for_a_hosts_sha
     assert place.issues() == []
 
 
-def test_file_system_without_room_is_a_full_vault(place: Place) -> None:
+def test_full_file_system_is_a_full_vault(place: Place) -> None:
     place.vault.quota.refused[quota.Bound.DISK] += 1
     assert place.issues() == [ISSUE.FULL]
 
 
 @pytest.mark.expect_log("may be lost")
-def test_vault_that_is_not_safe_stays_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsafe_vault_stays_unsafe(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_descriptor: int) -> int:
         group_sync.ctypes.set_errno(errno.EIO)
         return -1
@@ -91,7 +91,7 @@ def test_vault_that_is_not_safe_stays_so(place: Place, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("slow_s", "issues"), [(0.05, [ISSUE.SLOW]), (5.0, [])])
-def test_vault_is_slow_whose_disk_takes_long_to_sync(
+def test_vault_with_a_slow_sync_is_slow(
     place: Place, monkeypatch: pytest.MonkeyPatch, issues: list[vault_health.Issue]
 ) -> None:
     monkeypatch.setattr(group_sync, "_fault", lambda _descriptor: time.sleep(0.1))
@@ -101,9 +101,7 @@ def test_vault_is_slow_whose_disk_takes_long_to_sync(
 
 
 @pytest.mark.parametrize("slow_s", [0.5])
-def test_disk_that_hangs_is_slow_before_it_answers(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_sync_is_slow_before_it_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
     def hang(_descriptor: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No wait of a vault is without an end, and who is not believed any more is not answered."""
+"""Vault server and client: all waits have deadlines, and revoked hosts get no responses."""
 
 import contextlib
 import pathlib
@@ -37,7 +37,7 @@ Fault = Callable[[certificates.HostCertificate], str]
 
 
 class Served:
-    """A server in this process, and who asks it."""
+    """A vault server in this process, and its client."""
 
     def __init__(
         self, folder: pathlib.Path, fault: Fault, limits: vault_server.ServerLimits
@@ -65,7 +65,7 @@ class Served:
         return self.credentials.tls_context(is_server=False).wrap_socket(sock)
 
     def slow_tls(self) -> ssl.SSLSocket:
-        """Connect with a small window."""
+        """Connect with a small receive window."""
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         sock.settimeout(10)
@@ -81,7 +81,7 @@ class Served:
 
 @pytest.fixture
 def refused() -> list[str]:
-    """Why no host may speak any more."""
+    """Return the reasons for which all hosts are refused."""
     return []
 
 
@@ -91,7 +91,7 @@ def limits() -> vault_server.ServerLimits:
 
 
 def limited(*channel: float, **limits: float) -> pytest.MarkDecorator:
-    """Return the mark of a test whose server has these limits, and its channels those."""
+    """Return a mark that sets the limits of the server and its channels."""
     made = vault_server.ServerLimits(**limits, channel=tls_channel.ChannelLimits(*channel))
     return pytest.mark.parametrize("limits", [made])
 
@@ -118,16 +118,16 @@ def ends_within(sock: socket.socket, deadline_s: float) -> bool:
 
 
 @limited(handshake_s=0.2)
-def test_silent_strangers_are_left(served: Served) -> None:
+def test_handshake_times_out(served: Served) -> None:
     with socket.create_connection(served.address) as sock:
         assert ends_within(sock, 5)
     with socket.create_connection(served.address) as sock:
-        sock.sendall(b"GET / HTTP/1.1\r\n\r\n")  # no TLS
+        sock.sendall(b"GET / HTTP/1.1\r\n\r\n")  # not TLS
         assert ends_within(sock, 5)
 
 
 @limited(idle_s=0.2)
-def test_a_connection_with_nothing_to_say_ends_and_another_is_made(served: Served) -> None:
+def test_idle_connection_is_closed_and_the_client_reconnects(served: Served) -> None:
     with served.tls() as tls:
         assert ends_within(tls, 5)
     with served.client() as client:
@@ -138,7 +138,7 @@ def test_a_connection_with_nothing_to_say_ends_and_another_is_made(served: Serve
 
 
 @limited(0.3, 1 << 30)
-def test_who_drips_a_body_is_left(served: Served) -> None:
+def test_client_that_trickles_a_body_is_disconnected(served: Served) -> None:
     with served.tls() as tls:
         tls.sendall(PUT.encode())
         began = time.monotonic()
@@ -149,11 +149,11 @@ def test_who_drips_a_body_is_left(served: Served) -> None:
         assert time.monotonic() - began < 5
     assert (
         served.vault.quota.usage_by_host()[H1].inodes == 2
-    )  # the folders of the host and the disk
+    )  # the directories of the host and the disk
 
 
 @limited(idle_s=0.5)
-def test_who_drips_a_request_is_left(served: Served) -> None:
+def test_client_that_trickles_a_request_is_disconnected(served: Served) -> None:
     with served.tls() as tls:
         tls.sendall(b"GET /v1/h1 HTTP/1.1\r\nhost: ")
         runs.wait_for(lambda: served.server.connection_count == 1, 10, "the connection", str)
@@ -166,7 +166,7 @@ def test_who_drips_a_request_is_left(served: Served) -> None:
 
 
 @limited(0.2)
-def test_who_stops_in_a_body_is_left(served: Served) -> None:
+def test_client_that_stalls_in_a_body_is_disconnected(served: Served) -> None:
     with served.tls() as tls:
         tls.sendall(PUT.encode() + object_names.CHUNK_HEADER.pack(bytes(32), 5000) + b"some")
         assert ends_within(tls, 5)
@@ -174,8 +174,8 @@ def test_who_stops_in_a_body_is_left(served: Served) -> None:
 
 
 @limited(1.5, 1 << 30, 8 << 20)
-def test_who_takes_an_answer_slowly_is_left(served: Served) -> None:
-    """He takes some all the time, and not all of it in time."""
+def test_client_that_reads_slowly_is_disconnected(served: Served) -> None:
+    """The client reads constantly but too slowly."""
     served.vault.quota.limits = quota.VaultLimits(1 << 30, 1 << 30, 100)
     manifest = bytes(8 << 20)
     name = checkpoint_encryption.manifest_name(manifest)
@@ -194,7 +194,7 @@ def test_who_takes_an_answer_slowly_is_left(served: Served) -> None:
         assert served.server.connection_count == 0
 
 
-def test_a_host_that_is_revoked_gets_no_further_answer(served: Served, refused: list[str]) -> None:
+def test_revoked_host_gets_no_further_response(served: Served, refused: list[str]) -> None:
     with served.client() as client:
         client.put(DISK, CHUNKS)
         refused.append("its certificate was revoked")
@@ -202,14 +202,14 @@ def test_a_host_that_is_revoked_gets_no_further_answer(served: Served, refused: 
             client.fetch_chunk(DISK, CHUNKS[0].name)
 
 
-def test_an_answer_that_is_too_long_is_not_read(served: Served) -> None:
+def test_too_long_response_is_not_read(served: Served) -> None:
     with served.client(short_bytes=10) as client:
         client.put(DISK, CHUNKS)
         with pytest.raises(errors.SourceUnreachable, match="10 at most"):
             client._ask("GET", f"/v1/h1/{DISK.disk}/chunks/{CHUNKS[0].name.hex()}", [], 10)
 
 
-def test_a_vault_that_says_nothing_is_left(tmp_path: pathlib.Path) -> None:
+def test_silent_vault_times_out(tmp_path: pathlib.Path) -> None:
     own = vaults.credentials_of(tmp_path / "h1", "h1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = silent.getsockname()
@@ -219,7 +219,7 @@ def test_a_vault_that_says_nothing_is_left(tmp_path: pathlib.Path) -> None:
                 client.list_disks(H1)
 
 
-def test_where_nobody_listens_there_is_no_vault(tmp_path: pathlib.Path) -> None:
+def test_refused_connection_is_unreachable(tmp_path: pathlib.Path) -> None:
     own = vaults.credentials_of(tmp_path / "h1", "h1")
     with socket.create_server(("127.0.0.1", 0)) as sock:
         address = sock.getsockname()
@@ -228,7 +228,7 @@ def test_where_nobody_listens_there_is_no_vault(tmp_path: pathlib.Path) -> None:
             client.list_disks(H1)
 
 
-def test_a_host_without_a_certificate_asks_nobody(tmp_path: pathlib.Path) -> None:
+def test_host_without_a_certificate_does_not_connect(tmp_path: pathlib.Path) -> None:
     (tmp_path / "h1").mkdir()
     own = vaults.credentials_of(tmp_path / "h1", "h1")
     with vault_client.VaultClient(H2, ("127.0.0.1", 9), own) as client:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in the folder is what is kept, and each step that can fail leaves it so."""
+"""The vault's files: consistency after failures, quotas, scrubbing and the request API."""
 
 import errno
 import http
@@ -82,7 +82,7 @@ def files_of(vault: vault_store.VaultStore) -> int:
 
 
 def walked(vault: vault_store.VaultStore) -> dict[ids.HostId, quota.Usage]:
-    """Return what hosts take of the disk, where no file is longer than a block."""
+    """Return the disk usage of hosts, given that no file is longer than a block."""
     counts = {
         ids.HostId(owner.name): 1 + sum(1 for _ in owner.rglob("*"))
         for owner in vault.folder.iterdir()
@@ -103,7 +103,7 @@ def asked(
         return answer.status, b"".join(answer.pieces)
 
 
-def test_what_was_asked_to_go_before_a_later_connection_began_stays(
+def test_deletion_stops_when_a_later_connection_begins(
     vault: vault_store.VaultStore,
 ) -> None:
     put(vault, *CHUNKS)
@@ -112,7 +112,7 @@ def test_what_was_asked_to_go_before_a_later_connection_began_stays(
     looked: list[bytes] = []
 
     class Slow(object_names.NameList):
-        """Names that somebody looks into while a later connection begins."""
+        """Names during whose use a later connection begins."""
 
         def names_with_first_byte(self, first: int) -> set[bytes]:
             found = super().names_with_first_byte(first)
@@ -130,10 +130,12 @@ def test_what_was_asked_to_go_before_a_later_connection_began_stays(
     assert vault.retain_only(DISK, stay, 2) and here(vault) == {NAMES[0]}
     vault.delete_disk(DISK, 2)
     put(vault, CHUNKS[1])
-    assert vault.retain_only(DISK, stay, 1) == 1  # of a disk that began anew
+    assert vault.retain_only(DISK, stay, 1) == 1  # of a disk created again
 
 
-def test_late_request_of_an_earlier_connection_drops_nothing(vault: vault_store.VaultStore) -> None:
+def test_deletion_request_of_an_earlier_connection_is_refused(
+    vault: vault_store.VaultStore,
+) -> None:
     put(vault, *CHUNKS)
 
     def asked_by(connection: int, method: str, target: str, data: bytes = b"") -> int:
@@ -155,7 +157,7 @@ def test_late_request_of_an_earlier_connection_drops_nothing(vault: vault_store.
     assert asked_by(2, "DELETE", PATH) == http.HTTPStatus.CONFLICT
 
 
-def test_list_of_what_stays_has_a_limit(vault: vault_store.VaultStore) -> None:
+def test_retain_list_has_a_limit(vault: vault_store.VaultStore) -> None:
     put(vault, *CHUNKS[:3])
     target = f"{PATH}/keep/00-ff"
     names = [number.to_bytes(32) for number in range(1, object_names.MAX_NAMES + 2)]
@@ -164,7 +166,7 @@ def test_list_of_what_stays_has_a_limit(vault: vault_store.VaultStore) -> None:
 
 
 @pytest.mark.parametrize("most", [3, 100])
-def test_list_of_what_stays_comes_in_parts(vault: vault_store.VaultStore, most: int) -> None:
+def test_retain_list_is_sent_in_parts(vault: vault_store.VaultStore, most: int) -> None:
     put(vault, *CHUNKS)
     manifest = b"a manifest"
     name = checkpoint_encryption.manifest_name(manifest)
@@ -181,13 +183,15 @@ def test_list_of_what_stays_comes_in_parts(vault: vault_store.VaultStore, most: 
 
 
 @pytest.mark.parametrize("within", ["", "00", "0-f", "00-fg", "00-ff/", "-1-ff", "0a-09"])
-def test_range_that_is_none_drops_nothing(vault: vault_store.VaultStore, within: str) -> None:
+def test_retain_request_with_an_invalid_range_drops_nothing(
+    vault: vault_store.VaultStore, within: str
+) -> None:
     put(vault, *CHUNKS)
     status = asked(vault, "POST", f"{PATH}/keep/{within}", bytes(32))[0]
     assert status in (200, 400, 404) and here(vault) == set(NAMES)
 
 
-def test_what_was_put_is_there_for_the_next_process(vault: vault_store.VaultStore) -> None:
+def test_stored_chunks_are_there_after_a_restart(vault: vault_store.VaultStore) -> None:
     put(vault, *CHUNKS[:5])
     again = open_in(vault.folder)
     assert here(again) == set(NAMES[:5])
@@ -208,7 +212,9 @@ def test_what_was_put_is_there_for_the_next_process(vault: vault_store.VaultStor
         max_size=8,
     )
 )
-def test_any_order_of_puts_and_sweeps(tmp_path: pathlib.Path, steps: list[tuple]) -> None:
+def test_puts_sweeps_and_restarts_keep_the_model(
+    tmp_path: pathlib.Path, steps: list[tuple]
+) -> None:
     vault, model = open_in(tmp_path), set[int]()
     vault.delete_disk(DISK)
     for what, numbers in steps:
@@ -231,7 +237,7 @@ def test_any_order_of_puts_and_sweeps(tmp_path: pathlib.Path, steps: list[tuple]
     vault.close()
 
 
-def test_a_batch_that_fails_keeps_nothing(vault: vault_store.VaultStore) -> None:
+def test_failed_batch_stores_nothing(vault: vault_store.VaultStore) -> None:
     put(vault, CHUNKS[0])
 
     def broken() -> Iterator[bytes]:
@@ -249,7 +255,7 @@ def test_a_batch_that_fails_keeps_nothing(vault: vault_store.VaultStore) -> None
 
 
 @pytest.mark.parametrize(("nth", "kept"), [(1, 1), (2, 4)])
-def test_nothing_has_its_name_before_it_is_safe(
+def test_files_get_their_names_only_after_a_sync(
     vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch, nth: int, kept: int
 ) -> None:
     put(vault, CHUNKS[0])
@@ -263,7 +269,7 @@ def test_nothing_has_its_name_before_it_is_safe(
         put(vault, *CHUNKS[1:4])
     assert here(vault) == set(NAMES[:kept]) and files_of(vault) == kept
     monkeypatch.undo()
-    for chunk in CHUNKS:  # the kernel tells it once
+    for chunk in CHUNKS:  # the kernel reports the error once
         with pytest.raises(OSError, match="Input"):
             put(vault, chunk)
     assert vault.quota.usage_by_host() == walked(vault)
@@ -271,7 +277,7 @@ def test_nothing_has_its_name_before_it_is_safe(
 
 @pytest.mark.expect_log("No space left")
 @pytest.mark.parametrize("step", ["link", "mkdir"])
-def test_a_step_that_fails_leaves_nothing(
+def test_failed_step_leaves_no_files(
     vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     put(vault, CHUNKS[0])
@@ -296,7 +302,7 @@ def _frames(chunks: list[object_names.SealedChunk]) -> bytes:
     return b"".join(object_names.CHUNK_HEADER.pack(name, len(data)) + data for name, data in chunks)
 
 
-def test_the_same_chunk_at_once_counts_once(vault: vault_store.VaultStore) -> None:
+def test_concurrent_puts_of_a_chunk_count_once(vault: vault_store.VaultStore) -> None:
     threads = [threading.Thread(target=put, args=(vault, *CHUNKS)) for _ in range(6)]
     for thread in threads:
         thread.start()
@@ -306,7 +312,7 @@ def test_the_same_chunk_at_once_counts_once(vault: vault_store.VaultStore) -> No
     assert vault.quota.usage_by_host() == walked(vault) and files_of(vault) == 20
 
 
-def test_what_a_killed_process_left_goes(vault: vault_store.VaultStore) -> None:
+def test_leftovers_of_a_killed_process_are_removed(vault: vault_store.VaultStore) -> None:
     put(vault, CHUNKS[0])
     left = vault.folder / H1 / DISK.disk / ".incoming-7"
     left.write_bytes(b"half")
@@ -315,7 +321,7 @@ def test_what_a_killed_process_left_goes(vault: vault_store.VaultStore) -> None:
 
 
 @pytest.mark.expect_log("not a file of a vault; ignored")
-def test_what_no_vault_made_is_left_alone(vault: vault_store.VaultStore) -> None:
+def test_foreign_files_are_not_touched(vault: vault_store.VaultStore) -> None:
     put(vault, CHUNKS[0])
     others = [vault.folder / "lost+found/x", vault.folder / H1 / "no-disk/x"]
     others.append(vault.folder / H1 / DISK.disk / NAMES[0].hex()[:2] / "notes")
@@ -329,11 +335,11 @@ def test_what_no_vault_made_is_left_alone(vault: vault_store.VaultStore) -> None
 
 
 @pytest.mark.expect_log("h1 has used up its quota of this vault")
-def test_small_chunks_of_one_host_leave_others_their_share_of_the_inodes(
+def test_inode_quota_of_a_host_leaves_inodes_to_others(
     tmp_path: pathlib.Path,
 ) -> None:
     vault = open_in(tmp_path, quota.VaultLimits(800 * 4096, 400 * 4096, 20))
-    put(vault, *CHUNKS[:4])  # and their folders, those of the disk and of the host
+    put(vault, *CHUNKS[:4])  # plus the directories of the chunks, the disk and the host
     assert vault.quota.usage_by_host() == {H1: quota.Usage(10 * 4096, 10)} == walked(vault)
     with pytest.raises(errors.VaultFull, match="10 inodes of one host"):
         put(vault, *CHUNKS[4:5])
@@ -342,7 +348,7 @@ def test_small_chunks_of_one_host_leave_others_their_share_of_the_inodes(
 
 
 @pytest.mark.expect_log("h1 has used up its quota of this vault")
-def test_every_bound_is_kept(tmp_path: pathlib.Path) -> None:
+def test_limits_per_host_and_in_total_are_enforced(tmp_path: pathlib.Path) -> None:
     vault = open_in(tmp_path, quota.VaultLimits(30 * 4096, 15 * 4096, 20))
     put(vault, *CHUNKS[:4])
     for disk, chunks, why in (
@@ -358,14 +364,14 @@ def test_every_bound_is_kept(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.expect_log(r"h1 has used up its quota of this vault \(host_inodes\)")
-def test_host_is_full_until_it_drops_something(tmp_path: pathlib.Path) -> None:
+def test_host_is_full_until_it_deletes_something(tmp_path: pathlib.Path) -> None:
     vault = open_in(tmp_path, quota.VaultLimits(2 << 20, 1 << 20, 120))
     shard = [object_names.SealedChunk(bytes([7, n]) * 16, b"x" * 100) for n in range(100)]
     put(vault, *shard[:55])
     assert vault.quota.usage_by_host()[H1].inodes == 58 and vault.quota.full_hosts() == 0
     for _ in range(2):
         with pytest.raises(errors.VaultFull, match="60 inodes of one host"):
-            put(vault, *shard[55:])  # and gives back what it took
+            put(vault, *shard[55:])  # and releases what it reserved
         assert vault.quota.full_hosts() == 1
     vault.retain_only(
         DISK, object_names.NameList(packed_names.pack_names(one.name for one in shard[:50]))
@@ -374,7 +380,7 @@ def test_host_is_full_until_it_drops_something(tmp_path: pathlib.Path) -> None:
     vault.close()
 
 
-def test_new_disks_and_manifests_count_as_what_is_listed_for_them(
+def test_new_disks_and_manifests_are_charged_as_listings(
     vault: vault_store.VaultStore,
 ) -> None:
     now_s = 0.0
@@ -402,7 +408,7 @@ def test_new_disks_and_manifests_count_as_what_is_listed_for_them(
     assert now_s == pytest.approx(asked_of / lookup_rate.OF_HOST.per_s, rel=0.02)
 
 
-def test_disk_that_does_not_answer_is_an_error_in_time(
+def test_hanging_disk_is_an_error_at_the_deadline(
     vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vault, "group_sync", group_sync.GroupSync(vault.folder, timeout_s=0.2))
@@ -416,7 +422,7 @@ def test_disk_that_does_not_answer_is_an_error_in_time(
     threads = [threading.Thread(target=vault.group_sync.wait_synced) for _ in range(2)]
     threads[0].start()
     assert begun.wait(5)
-    threads[1].start()  # makes the next pass
+    threads[1].start()  # starts the next pass
     time.sleep(0.1)
     with pytest.raises(OSError, match="does not answer"):
         put(vault, CHUNKS[0])
@@ -426,7 +432,7 @@ def test_disk_that_does_not_answer_is_an_error_in_time(
     put(vault, CHUNKS[0])
 
 
-def test_a_host_has_only_so_many_disks_and_manifests(vault: vault_store.VaultStore) -> None:
+def test_number_of_disks_and_manifests_per_host_is_limited(vault: vault_store.VaultStore) -> None:
     vault.quota.limits = vault.quota.limits._replace(disks=1, manifests=1)
     put(vault, CHUNKS[0])
     with pytest.raises(errors.VaultFull, match="disks"):
@@ -437,7 +443,7 @@ def test_a_host_has_only_so_many_disks_and_manifests(vault: vault_store.VaultSto
         assert asked(vault, "PUT", f"{PATH}/manifests/{name.hex()}", data)[0] == status
 
 
-def test_a_manifest_is_what_its_name_says(vault: vault_store.VaultStore) -> None:
+def test_manifest_must_match_its_name(vault: vault_store.VaultStore) -> None:
     name = checkpoint_encryption.manifest_name(b"a manifest")
     target = f"{PATH}/manifests/{name.hex()}"
     assert asked(vault, "PUT", target, b"another one")[0] == 400
@@ -449,7 +455,7 @@ def test_a_manifest_is_what_its_name_says(vault: vault_store.VaultStore) -> None
 
 @pytest.mark.expect_log("corrupt")
 @pytest.mark.parametrize("at", [0, 50, 99, 100, 131])
-def test_an_altered_file_is_removed(vault: vault_store.VaultStore, at: int) -> None:
+def test_altered_file_is_removed(vault: vault_store.VaultStore, at: int) -> None:
     put(vault, *CHUNKS[:2])
     path = vault_files.path_of(
         vault.folder / H1 / DISK.disk, object_names.ObjectKind.CHUNK, NAMES[0]
@@ -467,7 +473,7 @@ def fast_scrubber(vault: vault_store.VaultStore) -> scrubber.Scrubber:
 
 
 @pytest.mark.expect_log("corrupt")
-def test_scrubbing_finds_what_a_disk_forgot(vault: vault_store.VaultStore) -> None:
+def test_scrubbing_removes_altered_files(vault: vault_store.VaultStore) -> None:
     put(vault, *CHUNKS)
     name = checkpoint_encryption.manifest_name(b"a manifest")
     asked(vault, "PUT", f"{PATH}/manifests/{name.hex()}", b"a manifest")
@@ -484,7 +490,7 @@ def test_scrubbing_finds_what_a_disk_forgot(vault: vault_store.VaultStore) -> No
 def unreadable(
     vault: vault_store.VaultStore, name: bytes, target: str = "/proc/self/mem"
 ) -> pathlib.Path:
-    """Let reading of a file fail; by default as a disk does (EIO)."""
+    """Make reads of a file fail, by default with EIO."""
     (path,) = vault.folder.rglob(name.hex())
     path.unlink()
     path.symlink_to(target)
@@ -492,19 +498,19 @@ def unreadable(
 
 
 @pytest.mark.expect_log("cannot be read")
-def test_scrubbing_removes_what_the_disk_cannot_read_and_goes_on(
+def test_scrubbing_removes_unreadable_files_and_continues(
     vault: vault_store.VaultStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(vault, *CHUNKS)
     lost = {unreadable(vault, name).name for name in (NAMES[0], NAMES[5])}
-    kept = unreadable(vault, NAMES[7], "/")  # a fault, and no bytes that are gone
+    kept = unreadable(vault, NAMES[7], "/")  # an error without lost data
     assert fast_scrubber(vault).scrub_all() == 2
     assert here(vault) == set(NAMES) - {NAMES[0], NAMES[5]} and vault.corrupt_files == 2
     assert kept.is_symlink() and all(name in caplog.text for name in (*lost, kept.name))
 
 
 @pytest.mark.expect_log("cannot be read")
-def test_scrubbing_removes_no_whole_vault_whose_disk_has_gone(
+def test_scrubbing_stops_after_many_unreadable_files(
     vault: vault_store.VaultStore,
 ) -> None:
     put(vault, *CHUNKS)
@@ -518,7 +524,7 @@ def test_scrubbing_removes_no_whole_vault_whose_disk_has_gone(
 
 @pytest.mark.expect_log("cannot be removed")
 @pytest.mark.expect_log("cannot be read")
-def test_what_can_be_neither_read_nor_removed_ends_no_pass(
+def test_unremovable_file_does_not_end_scrubbing(
     vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(vault, *CHUNKS)
@@ -533,7 +539,7 @@ def test_what_can_be_neither_read_nor_removed_ends_no_pass(
 
 @pytest.mark.expect_log("corrupt")
 @pytest.mark.expect_log("Input/output error")
-def test_folder_that_cannot_be_listed_ends_no_pass(
+def test_unlistable_directory_does_not_end_scrubbing(
     vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(vault, *CHUNKS)
@@ -551,7 +557,7 @@ def test_folder_that_cannot_be_listed_ends_no_pass(
     assert fast_scrubber(vault).scrub_all() == 1
 
 
-def test_scrubbing_of_a_vault_that_is_started_again_goes_on_where_it_was(
+def test_scrubbing_schedule_survives_a_restart(
     vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended, now_s = threading.Event(), (ended_s := time.time())
@@ -566,7 +572,7 @@ def test_scrubbing_of_a_vault_that_is_started_again_goes_on_where_it_was(
         assert work.first_pause_s() == pytest.approx(pause_s, abs=60)
 
 
-def test_scrubbing_ends_at_once(vault: vault_store.VaultStore) -> None:
+def test_scrubbing_stops_at_once_on_request(vault: vault_store.VaultStore) -> None:
     put(vault, *CHUNKS)
     ended = threading.Event()
     ended.set()
@@ -576,7 +582,7 @@ def test_scrubbing_ends_at_once(vault: vault_store.VaultStore) -> None:
 
 @pytest.mark.expect_log("corrupt")
 @pytest.mark.parametrize("length", [0, 1, 31, 32, 131])
-def test_a_file_that_was_cut_is_removed(vault: vault_store.VaultStore, length: int) -> None:
+def test_truncated_file_is_removed(vault: vault_store.VaultStore, length: int) -> None:
     put(vault, CHUNKS[0])
     path = vault_files.path_of(
         vault.folder / H1 / DISK.disk, object_names.ObjectKind.CHUNK, NAMES[0]
@@ -587,13 +593,13 @@ def test_a_file_that_was_cut_is_removed(vault: vault_store.VaultStore, length: i
     assert here(vault) == set()
 
 
-def test_a_long_sweep_comes_in_steps(vault: vault_store.VaultStore) -> None:
+def test_long_sweep_is_done_in_steps(vault: vault_store.VaultStore) -> None:
     put(vault, *CHUNKS)
     stay = object_names.NameList(packed_names.pack_names(NAMES[:1]))
     assert [vault.retain_only(DISK, stay, limit=8) for _ in range(3)] == [8, 8, 3]
 
 
-def test_another_process_cannot_have_the_folder(tmp_path: pathlib.Path) -> None:
+def test_vault_directory_is_private_and_exclusive(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "vault"
     with vault_files.locked(folder):
         with pytest.raises(errors.Unusable, match="another process"):
@@ -609,7 +615,7 @@ def test_another_process_cannot_have_the_folder(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     "end", ["", "/chunks", "/missing", "/keep/00-ff", f"/manifests/{'0' * 64}"]
 )
-def test_nobody_changes_what_is_anothers(
+def test_host_may_not_change_data_of_another(
     vault: vault_store.VaultStore, method: str, end: str
 ) -> None:
     put(vault, CHUNKS[0])
@@ -631,7 +637,7 @@ def test_nobody_changes_what_is_anothers(
     ),
     strategies.binary(max_size=120),
 )
-def test_hostile_requests_break_nothing(
+def test_random_requests_do_no_damage(
     tmp_path: pathlib.Path, method: str, target: str, data: bytes
 ) -> None:
     vault = open_in(tmp_path / "vault") if (tmp_path / "vault").exists() else _new(tmp_path)
@@ -648,7 +654,7 @@ def _new(tmp_path: pathlib.Path) -> vault_store.VaultStore:
     return open_in(tmp_path / "vault")
 
 
-def test_bodies_have_lengths_and_limits(vault: vault_store.VaultStore) -> None:
+def test_request_bodies_need_a_length_within_the_limit(vault: vault_store.VaultStore) -> None:
     for length, status in (None, 411), (1 << 40, 413):
         body = vault_api.RequestBody(length, iter([]))
         for method, end in ("PUT", "chunks"), ("POST", "keep/00-ff"), ("POST", "missing"):
@@ -659,20 +665,20 @@ def test_bodies_have_lengths_and_limits(vault: vault_store.VaultStore) -> None:
     assert asked(vault, "POST", f"{PATH}/keep/00-ff")[0] == 400  # an empty list is a DELETE
 
 
-def test_nothing_may_stay_of_a_range_and_something_must_of_all(
+def test_retain_list_may_be_empty_for_a_part_and_not_for_all(
     vault: vault_store.VaultStore,
 ) -> None:
-    """All chunks of a large disk may be equal, so no name begins with most bytes."""
+    """All chunks of a large disk may be equal, so most first bytes may have no name."""
     put(vault, *CHUNKS)
     assert asked(vault, "POST", f"{PATH}/keep/00-ff")[0] == http.HTTPStatus.BAD_REQUEST
     assert asked(vault, "POST", f"{PATH}/keep/00-7f")[0] == http.HTTPStatus.OK
     assert here(vault) == {name for name in NAMES if name[0] > 0x7F} != set()
 
 
-def test_what_is_read_counts_for_who_reads_it(
+def test_reads_are_charged_to_the_reader(
     vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a request, also of what is not there, and by its bytes."""
+    """A read is charged as a request, even if it fails, and by its bytes."""
     data = bytes(10 * lookup_rate.BYTES)
     put(vault, object_names.SealedChunk(NAMES[0], data))
     spent = list[tuple[str, int]]()
@@ -691,8 +697,8 @@ def test_what_is_read_counts_for_who_reads_it(
     assert spent == [(h3, lookup_rate.OF_REQUEST)]
 
 
-def test_names_of_one_folder_are_read_one_at_a_time(vault: vault_store.VaultStore) -> None:
-    """An owner chooses them: all of its chunks may be in one folder."""
+def test_directory_entries_are_iterated_in_bounded_memory(vault: vault_store.VaultStore) -> None:
+    """An owner chooses the names: all of its chunks may be in one directory."""
     put(vault, object_names.SealedChunk(bytes(32), bytes(100)))
     part = vault.folder / H1 / DISK.disk / "00"
     for number in range(1, 20_000):
@@ -708,10 +714,10 @@ def test_names_of_one_folder_are_read_one_at_a_time(vault: vault_store.VaultStor
     assert max(most_bytes) < 1 << 20, most_bytes
 
 
-def test_one_host_has_a_bounded_amount_of_data_that_is_not_synced(
+def test_unsynced_data_of_a_host_is_bounded(
     vault: vault_store.VaultStore,
 ) -> None:
-    """So it does not decide how long a sync takes; another host waits for none of it."""
+    """A host cannot prolong a sync without bound; other hosts do not wait for it."""
     size_bytes, begun, go_on = group_sync.UNSYNCED_BYTES // 4, list[str](), threading.Event()
 
     def begin(owner: str, size_bytes: int) -> None:
@@ -732,7 +738,7 @@ def test_one_host_has_a_bounded_amount_of_data_that_is_not_synced(
     assert len(begun) == 17 and not vault.unsynced._held and not vault.unsynced._waiting
 
 
-def test_data_that_is_never_synced_ends_the_wait_of_its_host(
+def test_unsynced_data_limit_times_out(
     vault: vault_store.VaultStore,
 ) -> None:
     vault.unsynced = group_sync.UnsyncedLimit(timeout_s=0.2)
@@ -743,7 +749,7 @@ def test_data_that_is_never_synced_ends_the_wait_of_its_host(
         pass
 
 
-def test_small_pieces_are_charged_and_large_ones_are_free() -> None:
+def test_small_pieces_are_charged_and_large_ones_free() -> None:
     spent = list[int]()
     lookups: Any = types.SimpleNamespace(spend_lookups=lambda _host, count: spent.append(count))
     rate = lookup_rate.PieceRate(lookups, ids.HostId("h1"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns: everybody has his, whatever fails and however clocks jump."""
+"""Scheduling of captures: fair turns despite failures and clock jumps."""
 
 import time
 import types
@@ -30,7 +30,7 @@ def server(number, **specs):
 
 
 class Host:
-    """Domains and taker of a daemon, and its clocks."""
+    """The domains, the capture function and the clocks of a daemon."""
 
     def __init__(self, folder, *here, interval_s=600):
         self.here, self.now_s, self.wall_ms = list(here), 1000.0, 1_800_000_000_000
@@ -86,7 +86,7 @@ def host(tmp_path):
     return lambda *here, **more: Host(tmp_path / "state", *here, **more)
 
 
-def test_everybody_has_turns_by_his_own_interval(host):
+def test_servers_are_captured_at_their_own_intervals(host):
     it = host(
         server(0), server(1, checkpoint_interval_s="60"), server(2, checkpoint_interval_s="0")
     )
@@ -96,14 +96,14 @@ def test_everybody_has_turns_by_his_own_interval(host):
     assert it.cleared == [0, 1, 2]
 
 
-def test_none_are_taken_by_default(host):
+def test_no_captures_by_default(host):
     it = host(server(0), server(1, checkpoint_interval_s="300"), interval_s=0)
     assert it.run(500) == [1, 1]
 
 
 @pytest.mark.allow_log("no checkpoint")
 @pytest.mark.parametrize("fault", [errors.Unusable("disk", "busy"), OSError("full"), KeyError("x")])
-def test_who_fails_waits_longer_each_time_and_keeps_nobody(host, fault):
+def test_failing_server_backs_off_and_does_not_delay_others(host, fault):
     it = host(server(0), server(1))
     it.fails[0] = fault
     assert it.run(3000) == [1] * 5
@@ -112,16 +112,21 @@ def test_who_fails_waits_longer_each_time_and_keeps_nobody(host, fault):
 
 
 @pytest.mark.allow_log("no checkpoint")
-def test_server_whose_holder_failed_is_tried_again_at_once_and_then_later(host):
+def test_server_with_a_failed_holder_is_retried_once_at_once(host):
     it = host(server(0))
     it.fails[0] = holder_group.HolderFailed(ids.HostId("h2"), "it is away")
-    assert [it.daemon.run_turn() for _ in range(4)] == [True, True, True, False]  # the first clears
+    assert [it.daemon.run_turn() for _ in range(4)] == [
+        True,
+        True,
+        True,
+        False,
+    ]  # the first turn cleans up
     it.now_s += 60.0
     it.fails.clear()
     assert it.daemon.run_turn() and it.took == [0]
 
 
-def test_who_is_never_done_goes_on_and_keeps_nobody(host):
+def test_partial_captures_continue_and_do_not_delay_others(host):
     it = host(server(0), server(1), server(2))
     it.fails[0] = snapshot_window.PartialCapture(5, 1)
     assert it.run(1195) == [1, 2, 1, 2]
@@ -129,7 +134,7 @@ def test_who_is_never_done_goes_on_and_keeps_nobody(host):
     assert it.run(5) == [0]
 
 
-def test_who_overwrites_too_much_is_named_until_there_is_a_checkpoint(host):
+def test_overwriting_server_is_reported_until_its_next_checkpoint(host):
     it = host(server(0))
     it.fails[0] = snapshot_window.PartialCapture(5, 1)
     it.run(60)
@@ -144,7 +149,7 @@ def test_who_overwrites_too_much_is_named_until_there_is_a_checkpoint(host):
 
 
 @pytest.mark.parametrize("is_partial", [False, True])
-def test_slow_holder_is_named_until_nobody_waits_for_it(host, is_partial):
+def test_slow_holder_is_reported_until_it_keeps_up(host, is_partial):
     it = host(server(0))
     it.slow[0] = "h2"
     if is_partial:
@@ -159,7 +164,7 @@ def test_slow_holder_is_named_until_nobody_waits_for_it(host, is_partial):
     assert it.daemon.failures.failing_servers(None) == []
 
 
-def test_how_long_servers_wait_is_known_also_before_their_first(host):
+def test_overdue_time_is_known_before_the_first_checkpoint(host):
     it = host(server(0), server(1), server(2, checkpoint_interval_s="0"))
     it.fails[0] = snapshot_window.PartialCapture(5, 1)
     it.run(1195)
@@ -172,17 +177,17 @@ def test_how_long_servers_wait_is_known_also_before_their_first(host):
 
 
 @pytest.mark.expect_log("it is away")
-def test_libvirt_may_be_away(host):
+def test_captures_continue_while_libvirt_is_away(host):
     it = host(server(0))
     assert it.run(10) == [0]
     here, it.here = it.here, None
-    assert it.run(1200) == [0, 0]  # they are taken, or fail, on their own
+    assert it.run(1200) == [0, 0]  # known servers are still captured
     it.here = here
     assert it.run(600) == [0]
 
 
 @pytest.mark.parametrize("jump_s", [-86_400 * 3650, -400, 400, 86_400 * 3650])
-def test_wall_clock_that_jumps_moves_no_turn_by_more_than_an_interval(host, jump_s):
+def test_wall_clock_jump_moves_no_turn_by_more_than_an_interval(host, jump_s):
     it = host(server(0))
     state = disk_states.new_state(IDS[0], 65536)
     state.taken_ms = it.wall_ms
@@ -195,7 +200,7 @@ def test_wall_clock_that_jumps_moves_no_turn_by_more_than_an_interval(host, jump
     assert len(it.run(1200)) == 2
 
 
-def test_restart_does_not_take_all_again(host):
+def test_restart_keeps_the_schedule(host):
     it = host(server(0), server(1))
     state = disk_states.new_state(IDS[0], 65536)
     state.taken_ms = it.wall_ms - 100_000
@@ -205,7 +210,7 @@ def test_restart_does_not_take_all_again(host):
     assert it.run(110) == [0]
 
 
-def test_who_is_asked_for_is_next(host):
+def test_requested_server_is_captured_next(host):
     it = host(server(0), server(1), server(2, checkpoint_interval_s="0"))
     it.run(20)
     state = disk_states.new_state(IDS[0], 65536)
@@ -216,7 +221,7 @@ def test_who_is_asked_for_is_next(host):
     assert it.daemon.request_checkpoint(IDS[0]) == 0
 
 
-def test_one_that_begins_while_somebody_asks_is_the_one_that_was_asked_for(host):
+def test_request_returns_the_number_before_a_concurrent_capture(host):
     it = host(server(0))
     it.run(20)
     ask = it.daemon._schedule.prioritize
@@ -231,19 +236,19 @@ def test_one_that_begins_while_somebody_asks_is_the_one_that_was_asked_for(host)
     assert it.daemon.request_checkpoint(IDS[0]) == 0
 
 
-def test_who_is_asked_for_and_has_none_is_refused_in_words(host):
+def test_request_for_a_server_without_checkpoints_is_refused(host):
     it = host(server(0), server(2, checkpoint_interval_s="0"))
     for number, why in ((2, "no interval"), (3, "not on this host")):
         with pytest.raises(errors.Unusable, match=why):
             it.daemon.request_checkpoint(IDS[number])
-    it.here.append(server(1))  # nobody has looked since
+    it.here.append(server(1))  # not listed since
     assert it.daemon.request_checkpoint(IDS[1]) == 0
     it.here = None
     with pytest.raises(errors.Unusable, match="it is away"):
         it.daemon.request_checkpoint(IDS[3])
 
 
-def test_who_asks_while_one_is_taken_gets_another_one(host):
+def test_request_during_a_capture_starts_another_one(host):
     it = host(server(0), server(1))
     it.run(20)
     take, asked = it.daemon._taker.take_checkpoint, []
@@ -259,7 +264,7 @@ def test_who_asks_while_one_is_taken_gets_another_one(host):
     assert it.run(30) == [1, 1] and asked == [0]
 
 
-def test_daemon_ends_when_told(host):
+def test_workers_end_when_stopped(host):
     it = host(server(0))
     it.daemon.stop()
     it.daemon.run()
@@ -267,20 +272,20 @@ def test_daemon_ends_when_told(host):
 
 
 @pytest.mark.parametrize("words", ["", "-5", "1e3", "9" * 40, "²", "\u0663"])
-def test_words_that_are_no_number_of_seconds_say_nothing(words):
+def test_invalid_interval_is_ignored(words):
     assert checkpoint_intervals.parse(words) is None
 
 
-def test_server_that_had_no_checkpoints_till_now_has_not_waited_for_them(host):
+def test_server_with_a_new_interval_is_not_overdue(host):
     it = host(server(0, checkpoint_interval_s="0"), server(1))
     it.run(500)
     it.here[0] = server(0, checkpoint_interval_s="600")
-    it.now_s += 150  # the other one waits for its turn since then
+    it.now_s += 150  # the other server is due since then
     assert it.run(10) == [1, 0]
 
 
 @pytest.mark.allow_log("no checkpoint")
-def test_who_is_to_have_none_any_more_has_one_more_when_it_is_due_which_promises_nothing(host):
+def test_disabled_server_gets_one_last_checkpoint_when_due(host):
     it = host(server(0))
     assert it.run(5) == [0] and it.daemon.interval_s(IDS[0]) == 600
     it.here[0], it.fails[0] = server(0, checkpoint_interval_s="0"), OSError("full")
@@ -292,7 +297,7 @@ def test_who_is_to_have_none_any_more_has_one_more_when_it_is_due_which_promises
 
 
 @pytest.mark.expect_log("no checkpoint: h2 keeps no")
-def test_service_says_how_often_from_the_first_turn_on(host):
+def test_fetched_intervals_apply_from_the_first_turn(host):
     it = host(server(0), server(1, checkpoint_interval_s="300"), interval_s=600)
     told = nova_intervals.Intervals(0, {IDS[1]: 200})
     said = []
@@ -320,7 +325,7 @@ def test_service_says_how_often_from_the_first_turn_on(host):
 
 @pytest.mark.expect_log("it is away")
 @pytest.mark.expect_log("no checkpoint: h2 keeps no")
-def test_what_fails_is_reported_while_libvirt_is_away(host):
+def test_failures_are_reported_while_libvirt_is_away(host):
     it, said = host(server(0)), []
     it.daemon = worker_pool.WorkerPool(
         it,
@@ -341,7 +346,7 @@ def test_what_fails_is_reported_while_libvirt_is_away(host):
 @pytest.mark.expect_log("did not end: .*1 is broken")
 @pytest.mark.allow_log("no checkpoint")
 @pytest.mark.parametrize("fault", [OSError("1 is broken"), KeyError("1 is broken")])
-def test_failure_of_one_server_is_counted_and_ends_its_work_alone(host, monkeypatch, fault):
+def test_failure_of_one_server_is_counted_and_does_not_affect_others(host, monkeypatch, fault):
     it = host(server(0), server(1))
     clear = it.clean_up
     it.fails[0] = fault
@@ -360,7 +365,7 @@ def test_failure_of_one_server_is_counted_and_ends_its_work_alone(host, monkeypa
 @pytest.mark.expect_log("odd")
 @pytest.mark.expect_log("are unknown now")
 @pytest.mark.allow_log("by zero")
-def test_servers_that_cannot_be_read_end_no_loop(host, monkeypatch):
+def test_unlistable_servers_do_not_end_the_loop(host, monkeypatch):
     it = host(server(0))
     monkeypatch.setattr(it, "list_servers", lambda: 1 // 0)
     assert not it.daemon.run_turn() and it.daemon.list_servers() is None
@@ -370,7 +375,7 @@ def test_servers_that_cannot_be_read_end_no_loop(host, monkeypatch):
 
 
 @pytest.mark.allow_log("no checkpoint")
-def test_servers_that_failed_or_are_not_done_share_some_workers(host):
+def test_failed_and_partial_servers_share_a_few_workers(host):
     it = host(server(0), server(1), server(2), server(3))
     it.fails, it.slow = {0: OSError("slow"), 1: snapshot_window.PartialCapture(1, 1)}, {3: "h2"}
     it.run(100)
@@ -379,7 +384,7 @@ def test_servers_that_failed_or_are_not_done_share_some_workers(host):
 
     def take(each, _interval_s):
         seen.append(IDS.index(each.instance))
-        it.daemon.run_turn()  # another worker, while this one is busy
+        it.daemon.run_turn()  # a second worker while this one is busy
         raise OSError("slow")
 
     it.daemon._taker = types.SimpleNamespace(take_checkpoint=take, clean_up=it.clean_up)
@@ -387,7 +392,7 @@ def test_servers_that_failed_or_are_not_done_share_some_workers(host):
     assert len(seen) == worker_pool.RETRY_WORKERS + 1 and 2 in seen
 
 
-def test_server_that_is_held_or_busy_is_not_taken(host):
+def test_held_or_busy_server_is_not_captured(host):
     it = host(server(0))
     it.run(5)
     it.now_s += 700
@@ -397,7 +402,7 @@ def test_server_that_is_held_or_busy_is_not_taken(host):
     assert it.daemon.run_turn()
 
 
-def test_request_wakes_a_worker(host):
+def test_checkpoint_request_wakes_a_worker(host):
     it = host(server(0))
     it.run(5)
     worker = supervision.start_once("a worker", it.daemon.run)
@@ -409,7 +414,7 @@ def test_request_wakes_a_worker(host):
     assert not worker.is_alive()
 
 
-def test_workers_look_together_not_each_for_itself(host, monkeypatch):
+def test_servers_are_listed_once_for_all_workers(host, monkeypatch):
     it, looked = host(server(0)), []
     present = it.list_servers
     monkeypatch.setattr(it, "list_servers", lambda: looked.append(it.now_s) or present())
@@ -421,7 +426,7 @@ def test_workers_look_together_not_each_for_itself(host, monkeypatch):
     assert len([at_s for at_s in looked if at_s >= began_s]) == 6
 
 
-def test_server_that_libvirt_does_not_describe_is_neither_gone_nor_run(host):
+def test_undescribed_server_is_neither_gone_nor_captured(host):
     it = host(server(0))
     state = disk_states.new_state(IDS[0], 65536)
     for number in (0, 1):
@@ -430,7 +435,9 @@ def test_server_that_libvirt_does_not_describe_is_neither_gone_nor_run(host):
     assert it.run(5) == [0] and it.cleared == [0]
     assert it.daemon.list_servers() == set(IDS[:3])
     assert it.daemon.overdue_s().keys() == {IDS[0]}
-    assert it.daemon._failing() == [messages.Failing(IDS[1], "undescribed")]  # the other has none
+    assert it.daemon._failing() == [
+        messages.Failing(IDS[1], "undescribed")
+    ]  # the other server has no state
     with pytest.raises(errors.Unusable, match="libvirt does not describe it"):
         it.daemon.request_checkpoint(IDS[1])
     it.here, it.undescribed = [server(0), server(1)], set()
@@ -439,7 +446,7 @@ def test_server_that_libvirt_does_not_describe_is_neither_gone_nor_run(host):
 
 
 @pytest.mark.allow_log("no checkpoint")
-def test_failure_of_a_server_that_is_not_described_any_more_stays_reported(host):
+def test_failure_of_an_undescribed_server_stays_reported(host):
     it = host(server(0))
     it.fails[0] = OSError("full")
     it.run(5)

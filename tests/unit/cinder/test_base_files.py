@@ -32,7 +32,7 @@ def base():
     return base_files.base_name(IMAGE, bytes(range(64)))
 
 
-def test_volumes_share_a_base_that_ends_with_the_last(share, mirror, base):
+def test_volumes_share_a_base_until_the_last_one_is_removed(share, mirror, base):
     for volume in (FIRST, SECOND):
         link = base_files.add_user(share, volume, base, mirror)
         assert (share / link).read_bytes() == DATA
@@ -45,17 +45,17 @@ def test_volumes_share_a_base_that_ends_with_the_last(share, mirror, base):
     assert list(share.iterdir()) == []
 
 
-def test_mirror_follows_from_the_name_of_the_base_and_from_no_link(share, mirror, base):
+def test_mirror_is_derived_from_the_base_name_and_not_from_a_link(share, mirror, base):
     base_files.add_user(share, FIRST, base, mirror)
     (share / base).unlink()
-    (share / base).symlink_to("/etc/shadow")  # by somebody who can write to the share
+    (share / base).symlink_to("/etc/shadow")  # by another user of the share
     assert base_files.list_uncopied(share) == [base]
     assert base_files.mirror_of(base, mirror.parents[1]) == mirror
     with pytest.raises(ValueError, match="is not the name of a base file"):
         base_files.mirror_of(f"{base}/../../../etc/shadow", mirror.parents[1])
 
 
-def test_other_bytes_of_an_image_id_have_another_base(share, mirror, base):
+def test_changed_image_bytes_get_another_base(share, mirror, base):
     other = base_files.base_name(IMAGE, bytes(64))
     base_files.add_user(share, FIRST, base, mirror)
     base_files.add_user(share, SECOND, other, mirror)
@@ -81,7 +81,7 @@ def test_incomplete_copy_is_not_used(share, mirror, base):
     assert base_files.list_uncopied(share) == [base]
 
 
-def test_copy_for_nobody_is_removed(share, mirror, base):
+def test_copy_without_users_is_removed(share, mirror, base):
     base_files.add_user(share, FIRST, base, mirror)
     base_files.remove_user(share, FIRST)
     base_files.copy_path(share, base).write_bytes(DATA)
@@ -89,7 +89,7 @@ def test_copy_for_nobody_is_removed(share, mirror, base):
     assert list(share.iterdir()) == []
 
 
-def test_files_of_others_are_no_bases(share, mirror, base):
+def test_foreign_files_are_no_bases(share, mirror, base):
     (share / f"{FIRST}.{IMAGE}").write_bytes(b"a snapshot")
     (share / f"{FIRST}.info").write_bytes(b"{}")
     (share / "acstor-notes").symlink_to(pathlib.Path("elsewhere"))
