@@ -56,11 +56,10 @@ def serve_vault(
     own: Options,
     host: ids.HostId,
     own_credentials: credentials.Credentials,
-    hosts: authorized_hosts.AuthorizedHosts,
+    hosts: authorized_hosts.AuthorizedHosts,  # may use the vault
 ) -> Iterator[vault_store.VaultStore | None]:
-    """Serve the vault as long as the block runs; yield None without ``vault_listen``.
+    """Serve the vault during the block; yield None without ``vault_listen``.
 
-    :param hosts: may use the vault
     :raises errors.Unusable: invalid options, or unusable folder or address
     """
     if not own.vault_listen:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedule of servers' checkpoints: the most overdue server is next.
-
-Times are of a monotonic clock, so steps of the wall clock have no effect.
-"""
+"""Schedule of servers' checkpoints: the most overdue is next; times are of a monotonic clock."""
 
 import dataclasses
 import math
@@ -48,10 +45,7 @@ class _Entry:
 
 
 class ServerSchedule:
-    """Schedule of all servers of a host.
-
-    :param default_s: interval of servers without their own
-    """
+    """Schedule of all servers of a host; ``default_s``: interval of servers without their own."""
 
     def __init__(self, default_s: int) -> None:
         self._default_s = default_s
@@ -61,14 +55,10 @@ class ServerSchedule:
         self,
         present: Iterable[domain_xml.Server],
         now_s: float,
-        age_s: Callable[[ids.ImageId], float | None],
+        age_s: Callable[[ids.ImageId], float | None],  # of the last checkpoint; None: there is none
         intervals: nova_intervals.Intervals = nova_intervals.Intervals(),  # noqa: B008 (it is never changed)
     ) -> None:
-        """Set the servers that are on this host.
-
-        :param age_s: returns the age of a server's last checkpoint; None: none
-        :param intervals: intervals of the decision service
-        """
+        """Set the servers that are on this host."""
         entries = {}
         for server in present:
             every_s = interval_s(server, intervals, self._default_s)
@@ -114,9 +104,8 @@ class ServerSchedule:
     def next_server(
         self, now_s: float, busy: Container[ids.ImageId] = (), *, may_retry: bool = True
     ) -> domain_xml.Server | None:
-        """Return the next due server; None if none is due.
+        """Return the next due server but the ``busy`` ones; None if none is due.
 
-        :param busy: servers to skip
         :param may_retry: include servers with :meth:`is_retried`
         """
         due = [
@@ -147,17 +136,11 @@ class ServerSchedule:
         self,
         instance: ids.ImageId,
         began_s: float,
-        promised_s: float,
+        promised_s: float,  # the interval that it was registered with
         *,
-        was_delayed: bool = False,
+        was_delayed: bool = False,  # it waited for a slow holder
     ) -> None:
-        """Record a checkpoint whose attempt began at ``began_s``.
-
-        A request after that time needs a further checkpoint.
-
-        :param promised_s: the interval that it was registered with
-        :param was_delayed: it waited for a slow holder
-        """
+        """Record a checkpoint that began at ``began_s``; a later request needs another."""
         if entry := self._entries.get(instance):
             entry.failures, entry.is_retried = 0, was_delayed
             entry.since_s, entry.promised_s = began_s, promised_s

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worker threads that take checkpoints of this host's servers.
 
-A worker takes one checkpoint at a time, and a server has at most one worker.  Servers whose last
-attempt failed or was delayed share RETRY_WORKERS, so that they do not block other servers.
+A server has at most one worker.  Servers whose last attempt failed or was delayed share
+RETRY_WORKERS, so that they do not block other servers.
 """
 
 import contextlib
@@ -50,21 +50,14 @@ class CheckpointTaker(Protocol):
     def take_checkpoint(
         self, server: domain_xml.Server, interval_s: int
     ) -> checkpoint_record.CheckpointRecord:
-        """Take it, and register it.
-
-        :param interval_s: of the server's checkpoints; 0: it has none
-        :raises errors.AcstorError: there is none
-        """
+        """Take and register it (``interval_s`` 0: the server has none), or raise AcstorError."""
 
     def clean_up(self, server: domain_xml.Server) -> None:
         """End jobs of a former daemon, or raise AcstorError."""
 
 
 class WorkerPool:
-    """The schedule and the workers' loop.  Public methods are thread-safe.
-
-    :param fetch_intervals: asks the decision service; None: disabled
-    """
+    """The schedule and the workers' loop; public methods are thread-safe."""
 
     def __init__(
         self,
@@ -108,8 +101,7 @@ class WorkerPool:
     def request_checkpoint(self, instance: ids.ImageId) -> int:
         """Schedule a server next; return the number of its last started checkpoint.
 
-        Later numbers have snapshots after this call, because a number is recorded before its
-        snapshot.
+        Later numbers have snapshots after this call.
 
         :raises errors.Unusable: the server has no checkpoints here
         """
@@ -184,7 +176,6 @@ class WorkerPool:
         return True
 
     def _next(self) -> tuple[domain_xml.Server, Callable[[domain_xml.Server], None]] | None:
-        """Return the next server and its work; None if nothing is due."""
         for instance, end_block in self._held.items():
             if self._schedule.is_due(instance, self._clock.monotonic()):
                 end_block()
@@ -197,7 +188,6 @@ class WorkerPool:
         return None if due is None else (due, self._try)
 
     def _refresh(self) -> None:
-        """Update the list of servers, if due and no other worker does."""
         if self._clock.monotonic() < self._refresh_s or not self._refreshing.acquire(
             blocking=False
         ):

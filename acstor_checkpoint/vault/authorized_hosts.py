@@ -15,10 +15,7 @@ CHECK_INTERVAL_S: Final = 10.0  # reading the table of a large cloud takes a sec
 
 
 class AuthorizedHosts:
-    """Follows the v-node table; thread-safe.
-
-    :param files: have the table in force
-    """
+    """Follows the v-node table in force; thread-safe."""
 
     def __init__(self, files: agent_files.AgentFiles, clock: clocks.Clock = time) -> None:
         self._files, self._clock = files, clock

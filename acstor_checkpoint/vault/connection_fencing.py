@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fencing of connections: only a disk's latest connection may delete data.
 
-A killed daemon may have requested a deletion.  Its successor finds chunks here, does not send them
-again, and registers a checkpoint with them.  So earlier requests are cancelled when a later
-connection accesses the disk.
+The successor of a killed daemon does not send chunks again that it finds here, and registers a
+checkpoint with them.  So a later connection cancels deletions that the killed daemon requested.
 """
 
 import contextlib

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits of concurrent connections to a vault.
 
-A connection is unauthenticated until its TLS handshake.  Unauthenticated connections have few
-slots; if these are taken, a new one closes the oldest of the address with the most.  Each address
-of hosts in the v-node table has its own slots.
-
-Authenticated hosts have other slots, shared fairly: if these are taken, a new connection closes one
-that has been idle for IDLE_S, or else one of the host with the most.
+Unauthenticated connections, before the end of their TLS handshake, have few slots; if these are
+taken, a new one closes the oldest of the address with the most.  Each address of hosts in the
+v-node table has its own slots.  Authenticated hosts share other slots fairly: a new connection
+closes one that has been idle for IDLE_S, or else one of the host with the most.
 """
 
 import collections

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Group commit: one ``syncfs`` for all threads that wait, and a limit of its data per host.
 
-A thread waits for a pass that began after its call.  After a failure all later calls fail until a
-restart: the kernel reports an I/O error once, and not for which data.
-
-``fsync`` would commit the journal and flush the disk's cache for each file.  ``syncfs`` also writes
-other processes' data, so a vault should have its own file system.
+After a failure all later calls fail until a restart: the kernel reports an I/O error once, and not
+for which data.  ``fsync`` would commit the journal for each file; ``syncfs`` also writes other
+processes' data, so a vault should have its own file system.
 """
 
 import collections
@@ -37,10 +35,7 @@ class _Pass:
 
 
 class GroupSync:
-    """Group commit on one file system; thread-safe.
-
-    :param folder: any folder on it; OSError if it cannot be opened
-    """
+    """Group commit on the file system of a folder, or OSError; thread-safe."""
 
     def __init__(self, folder: pathlib.Path, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
@@ -96,8 +91,8 @@ class GroupSync:
 class UnsyncedLimit:
     """Bounds the data of each host between write and sync; thread-safe.
 
-    Otherwise one host would decide how long all others wait for a sync.  The requests of a host
-    have their turns in order, and one that is larger than the limit has its turn alone.
+    Otherwise one host would decide how long all others wait for a sync.  A request that is larger
+    than the limit has its turn alone.
     """
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
@@ -108,10 +103,7 @@ class UnsyncedLimit:
 
     @contextlib.contextmanager
     def hold_unsynced(self, owner: ids.HostId, size_bytes: int) -> Iterator[None]:
-        """Count data of a host during the block; wait for its earlier data first.
-
-        :raises OSError: the timeout passed
-        """
+        """Count unsynced data of a host during the block; wait before, or raise OSError."""
         with self._changed:
             self._wait(owner, size_bytes)
             self._held[owner] += size_bytes

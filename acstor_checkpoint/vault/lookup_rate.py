@@ -26,10 +26,7 @@ _SHORTEST_S: Final = 0.001
 
 
 class LookupRate:
-    """Delays lookups of hosts that exceed their rate; thread-safe.
-
-    :ivar waited_s: sum of all delays
-    """
+    """Delays lookups of hosts that exceed their rate; thread-safe."""
 
     def __init__(
         self,
@@ -60,10 +57,7 @@ class LookupRate:
 
 
 class PieceRate:
-    """Charges a host for small pieces of its requests; one for each connection.
-
-    A TLS record with a byte takes as much time as a large one.
-    """
+    """Charges a connection for small pieces: each TLS record takes time."""
 
     def __init__(self, rate: LookupRate, host: ids.HostId) -> None:
         self._rate, self._host = rate, host

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deletes data of hosts that left the cloud.
 
-Data is deleted only on the decision service's confirmation, and not if the owner accessed it since
-the question: it may have returned.
+The decision service must confirm it, and the owner must not access the data meanwhile: it may have
+returned.
 """
 
 import contextlib
@@ -66,7 +66,6 @@ class OwnerDeletion:
                 self._drop(owner, seen[owner])
 
     def _seen(self, owner: ids.HostId) -> dict[object_names.VaultDisk, int]:
-        """Return the last connection of each disk of a host."""
         disks = [object_names.VaultDisk(owner, disk) for disk in self._vault.list_disks(owner)]
         return {disk: self._vault.latest_connection(disk) for disk in disks}
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Space accounting of a vault: limits, quotas and usage.
-
-Space is reserved before writing.  Files and folders count as on disk: an inode and blocks of 4 KiB.
-"""
+"""Space accounting of a vault; a file counts as an inode and blocks of 4 KiB."""
 
 import collections
 import enum

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scrubber: reads the vault's files periodically, at a low rate, to detect corruption.
+"""Scrubber: reads the vault's files at a low rate, and removes corrupt ones.
 
-Corrupt files are removed; the owner, which checks for missing chunks before each checkpoint, sends
-them again.
+Their owner checks for missing chunks before each checkpoint, and sends them again.
 """
 
 import errno

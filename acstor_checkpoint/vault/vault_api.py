@@ -56,11 +56,7 @@ class Response(NamedTuple):
 
 
 class RequestBody:
-    """The body of a request.
-
-    :param length: None: not announced
-    :param connection: number of the connection; numbers increase
-    """
+    """The body of a request; ``length`` is None if it was not announced."""
 
     def __init__(self, length: int | None, pieces: Iterator[bytes], connection: int = 0) -> None:
         self.length, self.connection = length, connection

@@ -37,10 +37,9 @@ _T = TypeVar("_T")
 def locked(
     folder: pathlib.Path, why: str = "another process keeps a vault there"
 ) -> Iterator[None]:
-    """Create a folder if needed, and lock it for this process, or raise OSError.
+    """Create a private folder if needed, and lock it; OSError.
 
-    :param why: error text if it is locked
-    :raises errors.Unusable: locked by another process, or accessible to others
+    :raises errors.Unusable: locked by another process (error text ``why``), or accessible to others
     """
     atomic_file.make_private(folder)
     with (folder / _LOCK).open("wb") as file:
@@ -81,10 +80,7 @@ def parts_of(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def names_in(part: pathlib.Path) -> Iterator[bytes]:
-    """Yield the names of objects in one folder of a disk, one at a time.
-
-    Owners choose the names, so all of a host's may be in one folder.
-    """
+    """Yield the names in one folder of a disk singly: an owner may choose all in one folder."""
     with contextlib.suppress(FileNotFoundError), os.scandir(part) as found:
         for entry in found:
             try:
@@ -107,10 +103,7 @@ def sizes_in(folder: pathlib.Path) -> Iterator[int]:
 
 
 def write(path: pathlib.Path, length: int, pieces: Pieces, checksum: bytes | None = None) -> None:
-    """Write a file of ``length`` bytes and their checksum, without sync; ValueError if wrong.
-
-    :param checksum: expected checksum, if known
-    """
+    """Write a file and its checksum, without sync; ValueError: other length or checksum."""
     found = blake3.blake3(max_threads=1)
     with path.open("xb", buffering=0) as file:
         for piece in _exactly(pieces, length):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Server of this host's vault: mutual TLS 1.3, a thread per connection.
 
-It answers only authenticated hosts.  Before each request, and each second of a body, it checks that
-the host's certificate is not revoked.  Handshakes run in the connections' threads; WSGI servers
-such as cheroot (10 and 11) run them in the accepting thread.
+Before each request, and each second of a body, it checks that the host's certificate is not
+revoked.  Handshakes run in the connections' threads; WSGI servers such as cheroot (10 and 11) run
+them in the accepting thread.
 """
 
 import contextlib
@@ -41,12 +41,9 @@ _METHODS: Final = (b"GET", b"PUT", b"POST", b"DELETE")
 
 
 class ServerLimits(NamedTuple):
-    """Limits of a server.
+    """Limits of a server."""
 
-    :param handshake_s: tolerates a busy host; an unauthenticated connection holds a scarce slot
-    """
-
-    handshake_s: float = 10.0
+    handshake_s: float = 10.0  # unauthenticated: its slot is scarce
     idle_s: float = 120.0  # between requests; a daemon handles its next disk sooner, or reconnects
     channel: tls_channel.ChannelLimits = tls_channel.LIMITS
 
@@ -58,15 +55,11 @@ def listen(ip: str, port: int) -> socket.socket:
 
 
 class VaultServer:
-    """Serves hosts until it is closed.
-
-    :param sock: see :func:`listen`; closed with the server
-    :param hosts: may use the vault
-    """
+    """Serves authorized hosts until it is closed."""
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: socket.socket,  # of :func:`listen`; closed with the server
         api: vault_api.VaultApi,
         credentials: credentials.Credentials,
         hosts: authorized_hosts.AuthorizedHosts,

@@ -3,10 +3,7 @@
 
 Chunks are ``<folder>/<owner>/<disk>/<first byte of the name>/<name>``, manifests
 ``<folder>/<owner>/<disk>/manifests/<name>``, each followed by the BLAKE3 of its bytes.  There is no
-index: the files are the state, also after a kill.
-
-Data is durable before it is acknowledged: a file gets its name after its data is durable.  Data is
-encrypted, so only its checksum can be verified.
+index: the files are the state, also after a kill; a file gets its name after its data is durable.
 """
 
 import contextlib
@@ -98,11 +95,7 @@ class VaultStore:
                 made.close()
 
     def begin_connection(self, disk: object_names.VaultDisk, connection: int) -> None:
-        """Fence earlier connections' deletions of a disk; numbers increase.
-
-        Hosts that exceed their rate wait here, as in :meth:`missing_chunks` and
-        :meth:`retain_only`.
-        """
+        """Fence earlier connections' deletions of a disk; delay a host that exceeds its rate."""
         self.lookup_rate.spend_lookups(disk.owner, lookup_rate.OF_REQUEST)
         if self._folder_of(disk).is_dir():
             self._fencing.begin_generation(disk, connection)
@@ -174,17 +167,14 @@ class VaultStore:
         self,
         disk: object_names.VaultDisk,
         retained: object_names.NameList,
-        connection: int = 0,
-        within: range = object_names.ALL_FIRST_BYTES,
-        limit: int = MAX_REMOVED,
+        connection: int = 0,  # see :meth:`begin_connection`
+        within: range = object_names.ALL_FIRST_BYTES,  # first bytes of names to delete
+        limit: int = MAX_REMOVED,  # if it returns this, there may be more
     ) -> int:
         """Delete a disk's objects except for ``retained``; return how many.
 
-        If it returns ``limit`` there may be more.  Objects stored meanwhile over the same
-        connection may be deleted, too.
+        Objects stored meanwhile over the same connection may be deleted, too.
 
-        :param connection: see :meth:`begin_connection`
-        :param within: delete only names with these first bytes
         :raises errors.VaultRefused: fenced by a later connection
         """
         gone = 0
@@ -289,8 +279,7 @@ class _Incoming:
 class Batch:
     """Objects of one disk that are made durable together.
 
-    On failure some of them may have names.  This is harmless: they are not acknowledged, and their
-    data is durable; another connection may have stored the same objects.
+    Objects of a failed batch may have names: their data is durable, and maybe stored by another.
     """
 
     def __init__(self, vault: VaultStore, folder: pathlib.Path, owner: ids.HostId) -> None:

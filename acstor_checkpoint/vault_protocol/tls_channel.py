@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP/1.1 (h11) over TLS between a host and a vault; not thread-safe.
-
-Every wait has a timeout: ``silence_s`` without data, and a deadline for each body.
-"""
+"""HTTP/1.1 (h11) over TLS between a host and a vault, with timeouts; not thread-safe."""
 
 import math
 import ssl
@@ -41,17 +38,14 @@ class ConnectionBroken(Exception):
 
 
 class TlsChannel:
-    """One side of a connection.  Its methods raise :class:`ConnectionBroken`.
-
-    :param note_piece: called with the size of each received piece
-    """
+    """One side of a connection.  Its methods raise :class:`ConnectionBroken`."""
 
     def __init__(
         self,
         sock: ssl.SSLSocket,
         role: type[h11.CLIENT | h11.SERVER],
         limits: ChannelLimits = LIMITS,
-        note_piece: Callable[[int], None] = lambda _size_bytes: None,
+        note_piece: Callable[[int], None] = lambda _size_bytes: None,  # size of each received piece
     ) -> None:
         self._sock, self._limits, self._note_piece = sock, limits, note_piece
         self._http = h11.Connection(role, max_incomplete_event_size=_MAX_HEAD_BYTES)

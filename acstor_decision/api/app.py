@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The WSGI application: dispatches HTTP requests to operations.
-
-A handler runs only after checks of token, policy and request format. :func:`_fault` converts all
-errors into responses.
-"""
+"""The WSGI application: dispatches HTTP requests to operations, after all checks."""
 
 import dataclasses
 import functools
@@ -58,10 +54,9 @@ SEES_ALL = "acstor:image:hosts"  # policy of clients that may see the images of 
 def make_app(
     conf: cfg.ConfigOpts, store: database.Database, *, is_traced: bool = False
 ) -> middleware.Wsgi:
-    """Return the WSGI application, with a token check unless ``auth`` is ``none``.
+    """Return the application, with a token check unless ``auth`` is ``none``, or raise Unusable.
 
     :param is_traced: requests with a valid trace header are traced
-    :raises errors.Unusable: the options of keystonemiddleware are incomplete
     """
     plain = make_plain_app(conf, store)
     if conf.acstor_decision_api.auth == "none":
@@ -76,10 +71,7 @@ def make_app(
 
 
 def check_tokens(plain: middleware.Wsgi, conf: cfg.ConfigOpts) -> middleware.Wsgi:
-    """Return the application behind the token check.
-
-    :raises errors.Unusable: [keystone_authtoken] lacks credentials or an address
-    """
+    """Return the application behind the token check, or raise Unusable."""
     try:
         made: middleware.Wsgi = token_validation.TokenCheck(
             plain, conf, _unavailable, KEYSTONE_IS_GONE

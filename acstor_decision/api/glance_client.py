@@ -43,12 +43,9 @@ class ImageListing(NamedTuple):
 
 
 class GlanceUnreachable(errors.AcstorError):
-    """Glance does not respond, or its response is invalid.
+    """Glance does not respond, or its response is invalid."""
 
-    :param detail: for operators; may contain addresses
-    """
-
-    def __init__(self, why: str, detail: str = "") -> None:
+    def __init__(self, why: str, detail: str = "") -> None:  # ``detail`` may contain addresses
         super().__init__(why, detail)
         self.why, self.detail = why, detail or why
 
@@ -62,10 +59,7 @@ def options() -> list[cfg.Opt]:
 
 
 class GlanceClient:
-    """Client of Glance; requests raise GlanceUnreachable if it does not respond.
-
-    :param conf: with the options of :func:`options`
-    """
+    """Client of Glance with :func:`options`; requests raise GlanceUnreachable without response."""
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self._conf = conf

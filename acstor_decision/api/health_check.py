@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handler of ``/healthz``: whether the API works.
-
-It needs no token, so the result is cached for KEPT_S to protect the database.
-"""
+"""Handler of ``/healthz``, without token; it caches the result, to protect the database."""
 
 import logging
 import threading

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """WSGI middleware around the application, from oslo.middleware.
 
-It runs before authentication, so it must not reveal anything about the cloud. Headers of proxies
-are trusted only if an option says so.
+It runs before authentication, so it must not reveal anything about the cloud.
 """
 
 import ipaddress
@@ -58,9 +57,7 @@ def wrap_app(inner: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:
 
 
 def client_address(forwarded: str) -> str:
-    """Return the client's address of a request; empty if it is malformed.
-
-    Behind proxies the first address in ``forwarded`` counts.
+    """Return the client's address, the first in ``forwarded``; empty if it is malformed.
 
     >>> headers = ("192.0.2.7, 10.0.0.1", '"[2001:db8::7]:4711"', "x" * 9999)
     >>> [client_address(header) for header in headers]

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of the API, from which routes, policies and OpenAPI are generated.
-
-A handler is a function of :class:`Call`, independent of Flask and Keystone.
-"""
+"""Operations of the API, from which routes, policies and OpenAPI are generated."""
 
 import dataclasses
 import http
@@ -35,10 +32,7 @@ RECOVERY = "rule:acstor:recovery"
 
 
 class RequestRefused(errors.AcstorError):
-    """The request cannot be fulfilled, and the client can correct it.
-
-    :param status: 400 to 499
-    """
+    """The request cannot be fulfilled, and the client can correct it; ``status`` is 400 to 499."""
 
     def __init__(self, status: http.HTTPStatus, message: str) -> None:
         super().__init__(status, message)
@@ -69,12 +63,7 @@ class Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A request whose policy and format have been checked.
-
-    :param auth: credentials of the client, for requests to other services
-    :param sees_all: the client may see hosts and images of all projects
-    :param user_id: Keystone user of the client
-    """
+    """A request whose policy and format have been checked."""
 
     store: database.Database
     limits: members.MembershipLimits
@@ -85,28 +74,24 @@ class Call:
     path: dict[str, str] = dataclasses.field(default_factory=dict)
     query: Any = None
     body: Any = None
-    sees_all: bool = False
-    user_id: str = ""
+    sees_all: bool = False  # may see all projects' hosts and images
+    user_id: str = ""  # in Keystone
     address: str = ""
-    auth: plugin.BaseAuthPlugin | None = None
+    auth: plugin.BaseAuthPlugin | None = None  # the client's, for other services
     wall: Callable[[], float] = time.time
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """A method on a path.
-
-    :param path: with its variables in braces
-    :param rule: default of the policy ``acstor:<name>``
-    """
+    """A method on a path."""
 
     name: str
     method: str
-    path: str
+    path: str  # with its variables in braces
     summary: str
     answer: type[msgspec.Struct]
     handler: Callable[[Call], msgspec.Struct]
-    rule: str = READER
+    rule: str = READER  # default of :attr:`policy`
     query: type[msgspec.Struct] = NoQuery
     body: type[msgspec.Struct] = NoBody
     status: http.HTTPStatus = http.HTTPStatus.OK
@@ -130,26 +115,17 @@ def host_action(
 
 
 def host_id(text: str) -> ids.HostId:
-    """Return the host that a path names.
-
-    :raises RequestRefused: the ID is malformed
-    """
+    """Return the host that a path names, or raise RequestRefused."""
     return _parsed(ids.parse_host_id, text)
 
 
 def image_id(text: str) -> ids.ImageId:
-    """Return the image that a path names.
-
-    :raises RequestRefused: the ID is malformed
-    """
+    """Return the image that a path names, or raise RequestRefused."""
     return _parsed(ids.parse_image_id, text)
 
 
 def server_id(text: str) -> str:
-    """Return the server that a path names.
-
-    :raises RequestRefused: the ID is malformed
-    """
+    """Return the server that a path names, or raise RequestRefused."""
     return image_id(text)  # both are UUIDs
 
 

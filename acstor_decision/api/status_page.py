@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The status page: static files that a browser runs; their data comes from the API.
-
-The files hold no data, so they need no token.
-"""
+"""The status page: static files without data; the browser asks the API."""
 
 import functools
 import pathlib

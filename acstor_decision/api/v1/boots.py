@@ -72,7 +72,6 @@ def list_newest(call: operation.Call) -> NewestBoots:
 def _with_timelines(
     rows: list[models.Boot],
 ) -> Iterator[tuple[models.Boot, boot_timeline.Timeline]]:
-    """Yield the rows that are not damaged."""
     for row in rows:
         if timeline := boot_queries.timeline_of(row):
             yield row, timeline

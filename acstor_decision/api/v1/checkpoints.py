@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of servers' disks: list, create, delete, recover.
-
-Only the response of ``recovery`` has the disk's key, which decrypts all its data.
-"""
+"""Checkpoints of servers' disks; only the response of ``recovery`` has the disk's secret key."""
 
 import datetime
 import http

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Actions on images: prepare, pre-seed, hydrate, flatten, record boots.
 
-The API sends an action to its hosts over the message bus and does not wait for them. Glance shows
-the progress of a preparation; hosts report that of other tasks in their samples. The leader repeats
-a task until its hosts acknowledge it.
+The API sends an action to its hosts over the message bus and does not wait for them: hosts report
+the progress in their samples, and the leader repeats a task until its hosts acknowledge it.
 """
 
 import http
@@ -251,10 +250,7 @@ def _send_task(
 
 
 def _record(call: operation.Call, image_id: ids.ImageId) -> image_record.Image | None:
-    """Return Glance's record of an image; None without a client's token.
-
-    :raises operation.RequestRefused: Glance shows the client no such image
-    """
+    """Return an image in Glance, or raise RequestRefused; None without a client's token."""
     if call.auth is None:
         return None
     found = call.images.get_images([image_id], call.auth).get(image_id)
@@ -264,7 +260,6 @@ def _record(call: operation.Call, image_id: ids.ImageId) -> image_record.Image |
 
 
 def _prepared_image_id(call: operation.Call) -> ids.ImageId:
-    """Return the image ID in the path; refuse an image without a chunk map."""
     image_id = operation.image_id(call.path["image_id"])
     record = _record(call, image_id)
     if record is not None and artefacts.pointer_of(record, artefacts.Kind.CHUNK_MAP) is None:

@@ -31,7 +31,6 @@ def _host_locality(row: image_queries.Locality) -> decision_messages.HostLocalit
 
 
 def _share(part: float | None, of: float | None) -> float | None:
-    """Return a share of at most 1, in thousandths; None if it is unknown."""
     return None if part is None or not of else round(min(part / of, 1.0), 3)
 
 

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images: their preparation, copies in caches, and origins of their data.
-
-A client that may not see all hosts sees the images that Glance shows it, with totals over all
-hosts.
-"""
+"""Images: their preparation, copies in caches, and origins of their data."""
 
 import logging
 from typing import Annotated
@@ -219,10 +215,7 @@ def on_hosts(call: operation.Call) -> ImageHosts:
 
 
 def records(call: operation.Call, wanted: list[str]) -> glance_client.Records:
-    """Return Glance's records; none if it fails and the client sees all hosts.
-
-    :raises glance_client.GlanceUnreachable: it fails for other clients
-    """
+    """Return Glance's records, or raise GlanceUnreachable; none if the client sees all hosts."""
     try:
         return call.images.get_images(wanted, call.auth)
     except glance_client.GlanceUnreachable as e:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images that must stay in the image store: used by hosts and not fully cached.
 
-The needs of a silent host count for a day, so that an outage makes no image look unneeded. A
-revoked host needs nothing.
+A silent host counts for a day, so that an outage makes no image look unneeded; a revoked one not.
 """
 
 from acstor_common.wire import decision_messages

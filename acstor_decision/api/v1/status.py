@@ -272,7 +272,6 @@ def _changed_s(record: image_record.Image, now_s: float) -> float:
 
 
 def _stuck(row: models.HeldImage) -> cloud_state.UnfilledImage | None:
-    """Return an image that does not become fully cached on a host; None if it may."""
     fill = image_queries.fill_of(row)
     if fill is None or (fill.state not in STUCK and not fill.is_late):
         return None
