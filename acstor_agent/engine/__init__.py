@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides how each chunk reaches this host and which chunks this host serves.
 
-The engine is sans-IO, as h11 is: events go in and actions come out, each for many chunks. It has no
-clock and no randomness of its own, and never inspects the bytes of chunks. The agent, the swarm
-test and the simulator run the same engine. doc/source/contributor/exchange.rst lists its rules.
+The engine is sans-IO, as h11 is: events go in and batches of actions come out. It has no clock and
+no randomness of its own, and never inspects the bytes of chunks. The agent, the swarm test and the
+simulator run it. doc/source/contributor/exchange.rst lists its rules.
 
 A read of a cold chunk: ``fetch.pending_reads`` creates a ``transfer``; ``fetch.source_selection``
 orders the providers; ``fetch.requests_out`` sends an attempt; ``fetch.responses`` takes the answer.
@@ -12,9 +12,9 @@ cache or waits for a transfer, and ``upload_scheduler`` orders the answers.
 
 Each event is a method of ``engine.Engine``. It takes the time first, in seconds of a monotonic
 clock, and returns actions, which the caller carries out in order before it feeds the next event. An
-action may start a task; its result is another event. ``next_s`` is the time of the next
-``run_due_timers``. Events do not raise: unknown numbers, indexes, tokens and connections are
-ignored. If an event raises all the same, call ``recover_from_fault(now, why)``.
+action may start a task whose result is another event. Feed ``run_due_timers`` at ``next_s``. Events
+ignore unknown numbers, indexes, tokens and connections, and do not raise. If one raises all the
+same, call ``recover_from_fault(now, why)``.
 
 * ``request_chunks``, ``request_batches``, ``cancel_reads`` -> ``CompleteRead``, ``ReportStall``.
   The caller requests only chunks that are not in the cache.

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actions: what the caller of the engine must do, in batches.
-
-``ActionQueue`` collects the actions of one event. All requests for one host form one action, as do
-all answers on one connection.
-"""
+"""Actions: what the caller of the engine must do, in batches."""
 
 from collections.abc import Hashable
 from collections.abc import Iterable
@@ -239,7 +235,7 @@ Action = (
 
 
 class ActionQueue:
-    """Collects the actions of one event."""
+    """Collects the actions of one event: one per host requested from or connection answered."""
 
     __slots__ = (
         "_cancels",

@@ -2,9 +2,8 @@
 """Index of the chunks of an image by content (Nicolae 2015, III-A).
 
 The first chunk with a CID is the *parent* of all chunks with that CID. States, requests and
-announcements are about parents only, so one fetch serves all equal chunks. The index in the chunk
-map is searched by bisection where it lies (2 us). Results are compared with whole CIDs, so a wrong
-index only hides chunks. Chunks of zeros are never found.
+announcements name parents only, so one fetch serves all equal chunks. Results are compared with
+whole CIDs, so a wrong index in the chunk map only hides chunks. Chunks of zeros are never found.
 """
 
 import abc

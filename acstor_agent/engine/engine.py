@@ -159,18 +159,14 @@ class Engine:
         self,
         batch: Sequence[chunk_ref.ChunkRef],
         priority: priority.Priority,
-        token: Hashable | None,
+        token: Hashable | None,  # identifies the reader in CompleteRead; None: notify no reader
         deadline_s: float = math.inf,
-        is_patient: bool = True,
-        guest: Hashable = None,
+        is_patient: bool = True,  # retry while bytes may still arrive (GUEST only)
+        guest: Hashable = None,  # the reader; guests take turns at the source
     ) -> None:
         """Fetch chunks that are not in the cache; an empty batch completes at once.
 
-        :param priority: GUEST, or a priority of ``prefetch_limits``
-        :param token: identifies the reader in ``CompleteRead``; None: no reader is notified
-        :param is_patient: retry while bytes may still arrive (GUEST only)
-        :param guest: the reader; guests take turns at the source
-        :raises errors.LocalProtocolError: another priority was given
+        :raises errors.LocalProtocolError: neither GUEST nor a priority of ``prefetch_limits``
         """
         self.pending.request_chunks(batch, priority, token, deadline_s, is_patient, guest)
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identity schemes: how hosts name chunks, as OIDs.
+"""Identity schemes: how hosts name chunks, as OIDs; policies may bring others.
 
-By content (:class:`ByContent`), equal bytes in any image have one OID, one home and one
-announcement (Nicolae 2015). Other schemes are policies (``acstor_agent.policies``). An OID locates
-and never identifies: bytes are checked against the CID, and the cache stores each content once.
+An OID locates and never identifies: bytes are checked against the CID.
 """
 
 import abc
@@ -65,7 +63,7 @@ class Identity(abc.ABC):
 
 
 class ByContent(Identity):
-    """Names chunks by their bytes."""
+    """Names chunks by their bytes: equal ones in any image share OID and home (Nicolae 2015)."""
 
     def oid_of(self, image_id: ids.ImageId, offset: int, cid: ids.Cid) -> ids.Oid:
         """Return the first 8 bytes of the CID."""

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policy for hosts that read an image in lock-step; the default does nothing.
-
-``acstor_policies`` has one, the variant ``ring``, which is faster over few hops only.
-"""
+"""Policy for hosts that read an image in lockstep; ``acstor_policies`` has the variant ``ring``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,16 +11,12 @@ from acstor_common.model import ids
 
 
 class Lockstep:
-    """Gives no host a predecessor: all ask homes and holders.
+    """The default, which gives no host a predecessor: all ask homes and holders."""
 
-    :param context: the state of the engine (:class:`fetch.context.Context`)
-    :cvar learns_ring: hosts in lock-step pass chunks along a ring
-    """
-
-    learns_ring: ClassVar[bool] = False
+    learns_ring: ClassVar[bool] = False  # whether hosts in lockstep pass chunks along a ring
 
     def __init__(self, context: Any) -> None:
-        self._context = context
+        self._context = context  # fetch.context.Context
 
     def __len__(self) -> int:
         return 0
@@ -47,10 +40,7 @@ class Lockstep:
     def refer(
         self, pending: requester.PendingRequest, is_named: Callable[[ids.HostId], bool]
     ) -> tuple[ids.HostId, ...] | None:
-        """Return the hosts to refer a peer to; None: those of the tree.
-
-        :param is_named: whether this host may refer peers to a host
-        """
+        """Return the hosts, of those that ``is_named`` allows, to refer to; None: the tree's."""
         return None
 
     def wait_s(

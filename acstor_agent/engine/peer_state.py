@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peer state: pending requests, backoff and latency of each peer.
 
-*Backoff.* A peer that does not answer, or is many times slower than others, is put in backoff after
-a few failures in a row; a peer that sent wrong bytes or broke the protocol, at once and for longer.
-Then one trial request is allowed. Success resets the peer; failure doubles the next backoff.
+*Backoff* starts after a few failures in a row, or answers many times slower than those of others;
+at once, and for longer, after wrong bytes or a protocol error. Then one trial request is allowed.
+Success resets the peer; failure doubles the next backoff.
 
-*Latency.* The EWMA of how long a provider was silent before it gave a chunk; an event counts once,
-by its oldest request. Holders, homes and the source are three *kinds*: an answer is *late* after
-LATE_FACTOR times the median of its kind, so a slow source or a slow link of this host does not make
-a peer look slow.
+*Latency* is the EWMA of the silence of a provider before a chunk, once per event, by its oldest
+request. An answer is *late* after LATE_FACTOR times the median of its *kind* (holders, homes, the
+source), so a slow source or a slow link of this host does not make a peer look slow.
 """
 
 import statistics
@@ -46,7 +45,7 @@ else many hosts that start at once would read a slow source four times each."""
 
 HELD, HOME, SOURCE = 0, 1, 2
 _INVALID = frozenset({failure.Failure.INVALID})
-_NO_FAULT = frozenset({failure.Failure.MISSING, failure.Failure.WITHHELD})
+_NO_FAULT = frozenset({failure.Failure.MISSING, failure.Failure.WITHHELD})  # the host answered
 
 
 class Random(Protocol):
@@ -145,10 +144,7 @@ class PeerStates:
     # Backoff
 
     def try_acquire(self, host: ids.HostId, now: float) -> bool:
-        """Return whether to ask a host now; after a backoff, take the one trial.
-
-        Until the trial has an outcome or TRIAL_S passed, other callers get False.
-        """
+        """Return whether to ask a host now; after a backoff, True once per TRIAL_S, for a trial."""
         if host not in self._backing_off:
             return True
         peer = self._peers[host]
@@ -172,10 +168,7 @@ class PeerStates:
         return {host: left_s for host, left_s in left.items() if left_s > 0}
 
     def record_failure(self, host: ids.HostId, failure: failure.Failure, now: float) -> float:
-        """Record a failure; return the length of a backoff that it starts, else 0.
-
-        MISSING and WITHHELD count as success: the host answered.
-        """
+        """Record a failure; return the length of a backoff that it starts, else 0."""
         if failure in _NO_FAULT:
             self.record_success(host, now)
             return 0.0
@@ -219,10 +212,7 @@ class PeerStates:
     def record_chunks(
         self, host: ids.HostId, attempts: Sequence[transfer.Attempt], now: float
     ) -> float:
-        """Record what a peer gave in one event; return its latency if it is far too long.
-
-        Prefetches may be late on purpose, so they never count as slow.
-        """
+        """Record what a peer gave in one event; return its latency if far too long, else 0."""
         self.refill_hedges(sum([len(attempt.refs) for attempt in attempts]))
         peer = self.get_or_create(host)
         since_s, peer.last_chunk_s = peer.last_chunk_s, now
@@ -230,7 +220,7 @@ class PeerStates:
         some = guests or attempts
         oldest = some[0] if len(some) == 1 else min(some, key=_sent_s)
         kind, took_s = kind_of(oldest), now - max(_sent_s(oldest), since_s)
-        if guests:
+        if guests:  # prefetches may be late on purpose, so they never count as slow
             self.record_latency(kind, host, took_s)
         if not self._is_slow(kind, host, took_s if guests else MAX_LATE_S):
             self.record_success(host, now)

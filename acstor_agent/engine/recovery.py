@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recovery after an exception in the engine: ends what was left half done.
+"""Recovery after an exception in the engine: ends what was left half done, after a full scan.
 
 A transfer is *whole* if an event will report its outcome: a pending attempt, a read of the source,
-a pause, a lookup, or an entry in the prefetch queue. All others end, with their readers. Counters
-(bytes in flight to peers, source reads, upload slots) are rebuilt. This scans all state.
+a pause, a lookup, or an entry in the prefetch queue. All others end, with their readers.
 """
 
 from acstor_agent.engine import transfer
@@ -17,7 +16,7 @@ Transfer = transfer.Transfer
 
 
 class Recovery:
-    """Ends half-done transfers and rebuilds counters."""
+    """Ends half-done transfers; rebuilds counters of bytes in flight, source reads and slots."""
 
     def __init__(
         self,

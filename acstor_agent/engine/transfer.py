@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transfer: chunks on their way, their readers, and the attempts under way.
 
-A ``Transfer`` holds chunks of one image that have the same waiters, providers and attempts; it is
-split when their fates differ (``fetch.transfers``). A chunk has one transfer, whatever its
-priority. A transfer has up to three *tracks*: the *fetch* for this host, provider by provider; the
-*relay*, in which a home asks another home before the source; the *read* of the source. A request
-that waits here for a track also waits for the tracks listed after it, and for none before
-(``peer_request.Mode``). This prevents cycles of waiting hosts.
+A ``Transfer`` holds chunks of one image with the same waiters, providers and attempts; it is split
+when they differ (``fetch.transfers``). A chunk has one transfer, whatever its priority. A transfer
+has up to three *tracks*: the *fetch* for this host, provider by provider; the *relay*, in which a
+home asks another home before the source; the *read* of the source. A request that waits here for a
+track also waits for those listed after it, and for none before (``peer_request.Mode``). This
+prevents cycles of waiting hosts.
 """
 
 import enum
@@ -206,10 +206,7 @@ class Transfer:
         return len(self.keys)
 
     def split(self, some: Sequence[int]) -> "Transfer":
-        """Return a transfer for some chunks, not all; this one keeps the rest.
-
-        Both select providers anew. The caller divides the read of the source.
-        """
+        """Move some chunks, not all, to a new transfer; the caller divides the source read."""
         taken = set(some)
         rest = [index for index in range(self.chunk_count) if index not in taken]
         part = Transfer(pick(self.refs, some), pick(self.keys, some), self.priority)
@@ -234,7 +231,7 @@ class Transfer:
         self.next_providers = [
             provider._replace(refs=pick(provider.refs, rest)) for provider in self.next_providers
         ]
-        self.table, self.providers = None, _NOWHERE
+        self.table, self.providers = None, _NOWHERE  # both select providers anew
         self.waiters = [(waiter, pick(at, rest)) for waiter, at in self.waiters]
         return part
 

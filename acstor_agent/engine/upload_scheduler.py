@@ -2,10 +2,9 @@
 """Upload scheduler: sends a few answers at a time, the most urgent first.
 
 Sent one after the other, answers arrive after half the time on average, and early receivers can
-serve others. So an answer occupies a *slot* until it is delivered; others queue, and meanwhile
-requesters are referred to earlier ones. A slow receiver keeps a slot for SLOT_TIMEOUT_S and gets no
-more until it has caught up. A host with UNDELIVERED_BYTES queued or sent gets no more; its further
-answers are *parked* without their bytes.
+serve others. So an answer occupies a *slot* until it is delivered; others queue, and requesters are
+referred to earlier ones. A slow receiver keeps a slot for SLOT_TIMEOUT_S and gets no more until it
+has caught up. Answers for a host with UNDELIVERED_BYTES are *parked* without their bytes.
 """
 
 import collections
@@ -242,8 +241,7 @@ QUICK_S, QUICK_ONES = 0.005, 8  # so many answers in a row within this time have
 class UploadSlots:
     """Adapts the number of upload slots to the latency of answers.
 
-    Few on a link with a queue, where nothing urgent can overtake bytes in the queues of kernel and
-    network. Many where answers arrive at once, since tracking slots then costs more than it gains.
+    Few where bytes queue and nothing urgent can overtake them; else many, as tracking has a cost.
 
     >>> slots = UploadSlots()
     >>> slots.count

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fair queue with priorities: for uploads, peer requests, source reads, retries.
-
-The most urgent priority goes first, but one of LOWER_EVERY turns goes to the lower ones in
-rotation. Within a priority, flows take turns (round robin: Nagle, RFC 970, 1985), and so do the
-subflows of a flow.
-"""
+"""Fair queue: priorities, and round robin among the flows of each (Nagle, RFC 970, 1985)."""
 
 import collections
 from collections.abc import Hashable
@@ -18,7 +13,7 @@ T = TypeVar("T", bound=Hashable)
 _Subflows = collections.OrderedDict[Hashable, dict[T, None]]
 _Flows = collections.OrderedDict[Hashable, _Subflows[T]]
 
-LOWER_EVERY = 4  # one turn of this many goes to a lower priority, if one waits
+LOWER_EVERY = 4  # one turn of this many goes to the lower priorities in rotation, if any waits
 _PRIORITIES = len(priority.Priority)
 
 
@@ -92,11 +87,7 @@ class FairQueue(Generic[T]):
         return subflows is not None and item in subflows.get(subflow, ())
 
     def take_next(self, urgent_only: bool = False, skipped: Hashable = None) -> T | None:
-        """Remove and return the next item, if any.
-
-        :param urgent_only: consider the most urgent priority only
-        :param skipped: a flow to skip
-        """
+        """Remove and return the next item, if any; ``skipped`` is a flow to leave out."""
         if not self.length:
             return None
         priorities = self._by_priority[:1] if urgent_only else self._by_priority

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cache with two generations, an approximation of LRU without links.
+"""A cache of two generations, which approximates LRU without links.
 
-Used entries move to the young generation. When that holds half of the allowed weight, it becomes
-the old one, and the old one is dropped. So an entry stays until at least half of the allowed weight
-was used after it.
+Used entries move to the young generation, which replaces the old one at half of the limit.
 """
 
 from collections.abc import Callable
@@ -16,10 +14,7 @@ V = TypeVar("V")
 
 
 class GenerationalCache(Generic[K, V]):
-    """A mapping that evicts entries that were not used for long.
-
-    :param limit: weight of all entries at most
-    :param weigh: returns the constant weight of a value; None: each weighs 1
+    """A mapping that evicts old entries beyond ``limit`` by weight (``weigh`` None: each has 1).
 
     >>> table = GenerationalCache(limit=4)
     >>> for key in "abc":

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two-byte keys for hosts, so that tables of holders store bytes instead of lists.
-
-Forgetting a host here removes it from all tables. Its key is reused after all others; a stale entry
-then costs one request.
-"""
+"""Two-byte keys for hosts, so that tables of holders store bytes instead of lists."""
 
 from acstor_common.model import ids
 
@@ -59,7 +55,7 @@ class HostInterning:
         return list(self._keys)
 
     def forget_host(self, host: ids.HostId) -> None:
-        """Forget a host, and so what all tables know of it."""
+        """Forget a host, and so what all tables know of it; its key is reused after all others."""
         key = self._keys.pop(host, None)
         if key is not None:
             del self._hosts[key]

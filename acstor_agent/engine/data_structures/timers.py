@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timers: one heap for all deadlines.
-
-An entry stays until it is due, even if its purpose is gone; the receiver checks that. So entries
-are made for batches, not for chunks. Empty batches of attempts cause no wake-up.
-"""
+"""Timers: one heap of deadlines; each stays until it is due, even if its purpose is gone."""
 
 import enum
 import heapq
@@ -49,7 +45,7 @@ class Timers:
         return self._heap[0][0] if self._heap else None
 
     def set_timer(self, at_s: float, due: Due, what: Any) -> None:
-        """Set a timer; of those of the same time the one that was set first is due first."""
+        """Set a timer, for a batch rather than a chunk; those of the same time are due in order."""
         self._count += 1
         heapq.heappush(self._heap, (at_s, self._count, due, what))
 

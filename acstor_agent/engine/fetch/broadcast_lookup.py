@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Broadcast lookup: asks every host for a chunk that the source denies.
 
-Any host may hold a chunk that was fetched once: former homes, and hosts that read the source
-themselves. A chunk of an image is lost only when every host in the v-node table has denied it and
-the source has denied the image for ``lost_after_s`` (``negative_cache``). A host that is silent, in
-backoff, or was in the table recently may still hold it. Other images are not affected.
+Former homes, and hosts that read the source themselves, may hold it. A chunk of an image is lost
+only when every host in the v-node table has denied it and the source has denied the image for
+``lost_after_s``: a source may deny wrongly, for instance while a folder is not mounted. A host that
+is silent, in backoff, or was in the table recently may still hold the chunk.
 """
 
 from acstor_agent.engine import chunk_ref
@@ -57,7 +57,6 @@ class BroadcastLookups:
         self._denials: negative_cache.HostDenials[tuple[ids.Cid, ids.ImageId]] = (
             negative_cache.HostDenials()
         )
-        # Images take turns.
         self._waiting: fair_queue.FairQueue[BroadcastLookup] = fair_queue.FairQueue()
         self._free_slots = MAX_LOOKUPS
 

@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pending reads of this host, from request to reply.
-
-Each waiter gets one answer before its deadline: all bytes of its batch, or the reason why one is
-missing. When all providers failed, waiters that are not patient get the failure. For guests the
-fetch is retried after a pause (``retries``); a chunk that the source denies is first requested from
-every host (``broadcast_lookup``).
-"""
+"""Pending reads of this host, from request to reply: each gets one answer by its deadline."""
 
 import collections
 import math
@@ -68,8 +62,6 @@ class PendingReads:
 
     def __len__(self) -> int:
         return len(self._waiters)
-
-    # New reads
 
     def request_chunks(
         self,
@@ -173,14 +165,11 @@ class PendingReads:
             self._fail(forgotten, Failure.FORGOTTEN, "")
 
     def _is_source_first(self, priority: Priority) -> bool:
-        """Return whether a prefetch goes to the source, as guest reads do at the moment.
-
-        Not where hosts read the same chunks: the source is fast because homes spare it.
-        """
+        """Return whether a prefetch goes to the source, as guest reads do at the moment."""
         return (
             priority is READAHEAD
             and self.selection.preference.is_source_first
-            and self._context.overlap.is_low
+            and self._context.overlap.is_low  # else the source is fast because homes spare it
         )
 
     def start_queued(self) -> None:
@@ -203,10 +192,7 @@ class PendingReads:
     def chunks_arrived(
         self, transfer: Transfer, chunks: Sequence[Bytes], winner: Attempt | None
     ) -> None:
-        """Store all chunks of a transfer and give them to its readers.
-
-        :param winner: the attempt that brought them; None: the source
-        """
+        """Store a transfer's chunks and give them to its readers; no ``winner``: the source."""
         context = self._context
         if context.transfers.get(transfer.key) is not transfer:
             return  # it arrived twice in one event

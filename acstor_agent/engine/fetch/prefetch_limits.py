@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits for prefetches: concurrent chunks for each priority.
-
-Prefetches queue here, image by image, and not at peers, where they would delay guests. None starts
-while the cache is full or behind with its writes.
-"""
+"""Limits for prefetches, which queue here, not at peers, where they would delay guests."""
 
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -33,7 +29,7 @@ class PrefetchLimits:
     """Prefetch queues, each with ``limit`` chunks under way (the last may exceed it)."""
 
     def __init__(self, limit: int) -> None:
-        self.has_room = True
+        self.has_room = True  # False while the cache is full or behind with its writes
         self._limits = dict.fromkeys(PREFETCH_PRIORITIES, limit)
         self._limits[Priority.ADVERTISED] = min(limit, ADVERTISED_AT_A_TIME)
         self._left = self._limits.copy()  # chunks that may start

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read-through: a home fetches a chunk from the source once, for all requesters.
 
-Before the source, a home may ask upstreams (``placement``): the former or the new home, the home of
-a wider group, the image's home. It asks in mode RELAYED, in which a host asks only the source, so a
-request takes one more hop at most. If a guest waits, a late relay is hedged by a read of the
-source.
+Before the source, a home may ask upstreams (``placement``), in mode RELAYED: they ask only the
+source, so a request takes one more hop at most.
 """
 
 from acstor_agent.engine import failure
@@ -39,12 +37,9 @@ class ReadThrough:
         transfer: Transfer,
         priority: Priority,
         requester: ids.HostId | None = None,
-        is_moved: bool = False,
+        is_moved: bool = False,  # by the requester's table this host is home, and was not before
     ) -> None:
-        """Start a relay or a read, or join the one under way.
-
-        :param is_moved: by the peer's table this host is home, and was not by the one before
-        """
+        """Start a relay or a read, or join the one under way."""
         if transfer.read is not None or transfer.relay is not None:
             self.raise_priority(transfer, priority, requester)
             return
@@ -95,10 +90,7 @@ class ReadThrough:
         )
 
     def relay_late(self, relay: Attempt) -> None:
-        """Hedge a late relay with a read of the source, if a guest waits.
-
-        After MAX_LATE_S this needs no budget: the upstream may starve this request.
-        """
+        """Hedge a late relay with a read of the source, if a guest waits."""
         peers, now, urgency = self._context.peers, self._context.now, most_urgent(relay.transfer)
         if relay.is_late or not urgency.is_urgent:
             return
@@ -106,7 +98,7 @@ class ReadThrough:
             if single.relay is not None:
                 self.relay_late(single.relay)
         if not peers.take_hedge(relay.host) and now < relay.at_s + peer_state.MAX_LATE_S:
-            return
+            return  # after MAX_LATE_S no budget is needed: the upstream may starve this request
         relay.is_late = True
         self.read(relay.transfer, urgency)
 

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attempts: numbered requests to peers, with deadlines and limited bytes in flight.
-
-Each ends once: by an answer, the loss of its connection, cancellation, or its timeout, which starts
-when it is sent: time in this host's queue does not count against the peer.
-"""
+"""Attempts: numbered requests to peers, with deadlines and limited bytes in flight."""
 
 from collections.abc import Callable
 from collections.abc import Hashable
@@ -41,7 +37,7 @@ def split_ended(attempt: Attempt, some: list[int]) -> Attempt:
 
 
 class RequestsOut:
-    """The attempts under way."""
+    """The attempts; each ends once: by answer, lost connection, cancellation or timeout."""
 
     def __init__(
         self,
@@ -51,7 +47,7 @@ class RequestsOut:
         timeout_s: float,
     ) -> None:
         self._out, self._deadlines, self._peers = out, deadlines, peers
-        self.timeout_s = timeout_s  # of silence, after which an attempt ends
+        self.timeout_s = timeout_s  # of silence after it was sent, which ends an attempt
         self.split: Callable[[Attempt, list[int]], Attempt] = split_ended
         self._untimed: dict[Attempt, None] = {}
 
@@ -127,14 +123,9 @@ class RequestsOut:
         host: ids.HostId,
         answers: Sequence[tuple[int, T]],
         now: float,
-        classify: Callable[[T], Hashable] | None = None,
+        classify: Callable[[T], Hashable] | None = None,  # chunks of different classes are split
     ) -> list[tuple[Attempt, list[T]]]:
-        """End answered attempts; return them with the answers for their chunks.
-
-        Unknown numbers are ignored. Attempts with answers for some chunks are split.
-
-        :param classify: chunks with answers of different classes are split; None: one class
-        """
+        """End answered attempts, split if only partly; return them with the answers by chunk."""
         peer = self._peers.get(host)
         if peer is None:
             return []
@@ -145,7 +136,7 @@ class RequestsOut:
             number, answer = left.popitem()
             attempt = peer.pending.get(number)
             if attempt is None or attempt.sent_s is None:
-                continue
+                continue  # unknown numbers are ignored
             if len(attempt.numbers) == 1:
                 what = [answer]
             else:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles responses: updates peer health and starts the next attempt.
-
-A peer is judged once for all that one event reports.
-"""
+"""Handles responses: updates peer health once per event, and starts the next attempt."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence

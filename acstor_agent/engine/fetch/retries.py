@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pauses between retries of chunks that guests need and no provider could give.
-
-All retries together start at most PER_S fetches a second. Due retries take turns image by image,
-after guests that have just arrived. When a retried chunk arrives, the WOKEN oldest pauses end at
-once, so the rate of retries follows the rate of answers.
-"""
+"""Pauses between retries of chunks that guests need and no provider could give."""
 
 import collections
 from collections.abc import Iterator
@@ -17,9 +12,9 @@ from acstor_common.model import ids
 from acstor_common.util import backoff
 
 RETRY_FIRST_S, RETRY_LONGEST_S = 0.1, 2.0  # first and longest pause of a chunk
-PER_S = 200
+PER_S = 200  # fetches a second that all retries together start
 AT_ONCE = 20  # retries at once after an idle period
-WOKEN = 8
+WOKEN = 8  # oldest pauses that end when a retried chunk arrives, so retries follow the answers
 
 GUEST, AGAIN = priority.Priority.GUEST, priority.Priority.PREFETCH
 

@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether reads go to the source before peers.
-
-Peers go first, to spare the source, unless they have been clearly slower lately by the time that
-guests waited. Both sides are probed: while the source goes first, one guest read in PROBE asks
-peers; while peers are slow and the source is unknown, one in PROBE_SOURCE asks the source.
-"""
+"""Decides whether reads go to the source before peers: if guests wait much longer for peers."""
 
 MIN_ANSWERS = 8  # answers below which a side counts as unknown
 RECENT_S = 60.0  # older answers do not count
 FIRST_RATIO, RETURN_RATIO = 2.0, 1.3
 """Ratio of latencies at which the source goes first, and below which peers do again."""
 MIN_DIFFERENCE_S = 0.005  # smaller differences do not count
-PROBE, PROBE_SOURCE = 8, 32
+PROBE, PROBE_SOURCE = 8, 32  # one guest read in so many asks peers, or an unknown source
 SLOW_S = 0.1  # latency of peers from which on an unknown source is probed
 EWMA_WEIGHT, MAX_RATIO = 0.25, 4.0
 """Weight of the newest answer in the EWMA, and its cap as a multiple of the EWMA."""
@@ -83,10 +78,9 @@ WEIGHT = 1 / 64  # weight of the newest chunk, once there are that many
 class ReadOverlap:
     """Estimates the share of chunks that several hosts read: only those make homes worthwhile.
 
-    Samples are: whether chunks that guests here are about to read were announced, and whether
-    chunks that peers request were here or under way. Homes are chosen by hash, so each host sees a
-    fair sample. A dishonest peer can at most send this host's prefetches to the source while that
-    is clearly faster, or keep them with the homes.
+    Samples: whether chunks that guests here read next were announced, and whether chunks that
+    peers request were here. Homes are chosen by hash, so the sample is fair. A dishonest peer can
+    at most send prefetches to the source while that is clearly faster, or keep them with the homes.
 
     >>> overlap = ReadOverlap()
     >>> for _ in range(MIN_CHUNKS):

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads of the source: the queue of all ranges that this host reads.
 
-A read is one range of consecutive chunks, RANGE_BYTES at most. Reads wait in a ``fair_queue``;
-openers of an image share its turns, so many reads of one guest do not delay another. When a read
-starts, adjacent queued reads of at least its urgency join its range. One slot is never given to a
-single image or host, and one is reserved for guests.
+A read is one range of consecutive chunks, RANGE_BYTES at most; when it starts, adjacent queued
+reads of at least its urgency join. Openers of an image share its turns, so none delays another. One
+slot is never given to a single image or host, and one is reserved for guests.
 """
 
 import collections
@@ -214,11 +213,7 @@ class SourceReads:
     def end_answered(
         self, number: int, outcomes: Iterable[tuple[int, T]], classify: Callable[[T], Hashable]
     ) -> list[tuple[SourceRead, list[T]]]:
-        """End answered reads; return them with the answers for their chunks.
-
-        :param outcomes: by index in the action; others are ignored
-        :param classify: chunks with answers of different classes are split
-        """
+        """End answered reads, split by class; return them with the answers for their chunks."""
         read_range = self._ranges.get(number)
         if read_range is None:
             return []

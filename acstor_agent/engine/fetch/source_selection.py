@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Source selection: the ordered list of providers to fetch a chunk from.
 
-Holders come first, to spare the home; the one with the fewest pending attempts is asked, unless the
-home has fewer. Then come the home, which reads the source once for all, the hosts that act for it
-while it is in backoff, and the source. Last come other ring owners; they never read the source for
-this host.
-
-The next provider is asked when an attempt fails and, for a guest, when it is late, within the hedge
-budget. The first answer cancels the others. No provider is asked twice, except after a referral, or
-under the name of another image.
+First come holders, those with the fewest pending attempts, unless the home has fewer. Then come the
+home, which reads the source once for all, the hosts that act for it while it is in backoff, and the
+source. Last come other ring owners, which never read the source for this host. The next provider is
+asked when an attempt fails and, for a guest, when it is late, within the hedge budget. The first
+answer cancels the others. No provider is asked twice, except after a referral, or under the name of
+another image.
 """
 
 import itertools
@@ -297,8 +295,7 @@ class SourceSelection:
         attempt.is_late = True
         if not self._has_active_attempt(attempt.transfer):
             is_suspect = self._context.peers.is_suspect(attempt.host)
-            # An attempt that is not hedged is checked again.
-            attempt.is_late = self._ask_in_parallel(attempt.transfer, is_suspect)
+            attempt.is_late = self._ask_in_parallel(attempt.transfer, is_suspect)  # else recheck
 
     def _ask_in_parallel(self, transfer: Transfer, is_unbudgeted: bool) -> bool:
         """Ask the next provider; return False if the budget does not allow it."""

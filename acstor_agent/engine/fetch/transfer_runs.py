@@ -14,10 +14,7 @@ Transfer = transfer.Transfer
 def joinable_chunks(
     context: context.Context, batch: Sequence[chunk_ref.ChunkRef], index: int
 ) -> Refs:
-    """Return the chunks from ``index`` on that can be in one transfer.
-
-    They are in one transfer already, or in none, with the same image, owners and holders.
-    """
+    """Return the chunks from ``index`` on for one transfer: same image, owners and holders."""
     limit = min(index + context.settings.run_chunks, len(batch))
     first = batch[index]
     if limit - index <= 1:

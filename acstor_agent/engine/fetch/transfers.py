@@ -30,10 +30,7 @@ class Transfers(dict[chunk_ref.Key, Transfer]):
         out.split, reads.divide = self.split_attempt, self.split_read
 
     def get_or_create(self, refs: Refs, priority: priority.Priority) -> Transfer:
-        """Return a transfer of exactly these chunks.
-
-        :param refs: distinct, of one image, all in one existing transfer or all in none
-        """
+        """Return the transfer of exactly these chunks, which are in one transfer now or in none."""
         keys = chunk_ref.keys_of(refs)
         transfer = self.get(keys[0])
         if transfer is None:

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delays of outer homes and of the source: a home asks no outer home that is much farther.
 
-It compares the outer home's group with the source, and with groups nearer to itself: those of its
-own site, if the other site is behind a WAN. Then it asks the home of its site, or the source, so
-that each site reads a chunk over the WAN once.
-
-The delay is the least time to an answer in the last WINDOW_S to twice that, like the round-trip
-time of BBR (Cardwell 2016). So load makes nothing far. While a group is far, one request in PROBE
-still goes there.
+It compares the outer home's group with the source and with groups nearer to itself: behind a WAN,
+those of its own site. So each site reads a chunk over the WAN once. The delay is the least time to
+an answer in the last WINDOW_S to twice that, as BBR measures round trips (Cardwell 2016), so load
+makes nothing far.
 """
 
 import math
@@ -19,7 +16,7 @@ MIN_ANSWERS = 4  # answers below which a delay is unknown
 WINDOW_S = 30.0
 FAR_RATIO, FAR_S = 2.0, 0.005
 """An outer home is far if its delay exceeds another one by this factor, and by so much."""
-PROBE = 128
+PROBE = 128  # one request of this many goes to a far group all the same
 GROUPS = 64  # groups that are remembered
 
 
@@ -68,13 +65,10 @@ class _Group:
 
 
 class UpstreamDelays:
-    """The delays that this host has seen; ``skipped``: chunks not requested from far groups.
-
-    A group is the location of its hosts.
-    """
+    """The delays that this host has seen, by group: the location of its hosts."""
 
     def __init__(self) -> None:
-        self.skipped = 0
+        self.skipped = 0  # chunks not requested from far groups
         self._source = Delay()
         self._groups = lru_table.LruTable[location.Levels, _Group](GROUPS)
 
@@ -83,14 +77,11 @@ class UpstreamDelays:
         self._source.record(now - begun_s, now)
 
     def record_relay(self, group: location.Levels, sent_s: float, now: float) -> None:
-        """Record an answer of an outer home of ``group``.
-
-        Requests sent before the first answer do not count: they may have waited for a connection.
-        """
+        """Record an answer of an outer home of ``group``."""
         known = self._groups.get_as_used(group)
         if known is None:
             self._groups[group] = _Group(now)
-        elif sent_s >= known.first_s:
+        elif sent_s >= known.first_s:  # others may have waited for a connection
             known.delay.record(now - sent_s, now)
 
     def may_ask(

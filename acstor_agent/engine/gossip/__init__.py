@@ -1,5 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Announcements between hosts: which chunks a host holds, and what to prefetch.
-
-Announcements are hints. A wrong one costs a request, never wrong bytes.
-"""
+"""Announcements of chunks between hosts: hints, of which a wrong one costs only a request."""

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Announcements: held chunks, evicted chunks, and eviction hints.
 
-A message names segments, each with a bitmap of chunks (:mod:`acstor_common.model.segments`). They
-are accepted from hosts of this group that are not in backoff, within :class:`AnnouncementLimits`,
-and with the same segment length. Own announcements gather for DELAY_S or until a message is full. A
-neighbour is not sent what it announced or gave itself: the table keeps for each chunk the
+A message names segments, each with a bitmap of chunks (:mod:`acstor_common.model.segments`). It is
+accepted from hosts of this group that are not in backoff, within :class:`AnnouncementLimits`. A
+neighbour is not sent what it announced or gave itself: for each chunk the table keeps the
 neighbours that were *skipped*, so one encoded message serves all others. *Hints* tell hosts with
-surplus copies of chunks of this home that they may evict them first. All queues and tables are
-bounded and drop their oldest entry.
+surplus copies of chunks of this home to evict them first. Full queues and tables drop the oldest.
 """
 
 from collections.abc import Collection
@@ -27,7 +25,7 @@ from acstor_common.model import segments
 from acstor_common.util import lru_table
 from acstor_common.util import token_buckets
 
-DELAY_S = 0.1
+DELAY_S = 0.1  # for which own announcements gather, unless they fill a message before
 BATCH_CHUNKS = 512  # chunks of a kind, or segments with hints, in one message
 NEW_CHUNKS = 4096  # latest announced chunks, which a new or reconnected neighbour gets
 REPEAT_FIRST_S, REPEAT_LONGEST_S = 1.0, 60.0
@@ -62,8 +60,7 @@ _Chunks = Sequence[segments.Chunks]
 class AnnouncementLimits:
     """Rate limits for announcements of peers; what exceeds them is dropped and counted.
 
-    Limited are chunks, by the number that a fast link carries, and look-ups: a chunk needs one for
-    each attached image and one more. Look-ups have a limit for each peer and one for all.
+    Limited are chunks per peer, and look-ups per peer and in all: images attached + 1 per chunk.
 
     >>> h1, h2 = ids.HostId("h1"), ids.HostId("h2")
     >>> limits = AnnouncementLimits(token_buckets.Rate(per_s=10.0, burst=30.0), peers=100)

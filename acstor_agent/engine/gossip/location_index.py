@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Location index: which hosts announced which chunks (Nicolae 2016, 3.1.2).
-
-The holders of a segment are a byte string: of each host its 2-byte key and a bitmap of chunks. A
-segment takes 78 bytes (evaluation/bench/transfers_cost.py), and 4 more for each further holder. The
-least recently used segments are evicted. A wrong entry costs a request, never wrong bytes.
-"""
+"""Location index: which hosts announced which chunks (Nicolae 2016, 3.1.2)."""
 
 from collections.abc import Iterable
 
@@ -14,16 +9,16 @@ from acstor_agent.engine.data_structures import host_interning
 from acstor_common.model import ids
 from acstor_common.model import segments
 
-SEGMENTS = 131_072
+SEGMENTS = 131_072  # of 78 bytes (evaluation/bench/transfers_cost.py), 4 more per further holder
 HOLDERS = 4  # holders of a segment that are kept: those that announced last
 SHARED_ENTRIES = 1024  # entries with a single holder that are shared as one object
 
 _KEY = host_interning.KEY_BYTES
-_ENTRY = _KEY + 2
+_ENTRY = _KEY + 2  # the key of a holder and its bitmap of chunks
 
 
 class LocationIndex:
-    """The holders of chunks.
+    """The holders of chunks, for the most recently used segments.
 
     >>> holders = LocationIndex(host_interning.HostInterning())
     >>> cid, h1, h2 = ids.cid_of(b"chunk"), ids.HostId("h1"), ids.HostId("h2")

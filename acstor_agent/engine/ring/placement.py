@@ -2,9 +2,9 @@
 """Placement: owners of a chunk, and the hosts that a home asks before the source.
 
 The home depends on the requester's location (Wu et al. 2017, Algorithm 1): the first owner within
-the table's distance threshold. So each group of near hosts reads the source once. Before that, its
-home may ask its *upstreams*, which probably hold the chunk. They are asked in mode RELAYED and ask
-no other host, so a request takes one more hop at most, whatever tables the hosts have.
+the table's distance threshold. So each group of near hosts reads the source once. Its home may ask
+*upstreams* before, which probably hold the chunk. In mode RELAYED they ask no other host, so a
+request takes one more hop at most, whatever tables the hosts have.
 """
 
 import enum
@@ -50,15 +50,12 @@ def image_home(table: hash_ring.Ring, image_id: ids.ImageId) -> ids.HostId | Non
 
 
 def outer_home(table: hash_ring.Ring, own_host: ids.HostId, oid: ids.Oid) -> ids.HostId | None:
-    """Return the chunk's home in the outer group of ``own_host``; None: no such group.
-
-    The outer ring selects a group, and the group's own ring the host.
-    """
+    """Return the chunk's home in the outer group of ``own_host``; None: no such group."""
     outer = table.outer_group_of(own_host)
     found = outer.owners_at(oid, 1) if outer is not None else ()
     if not found or not table.policies:  # in such a table it is the home of its group already
         return next(iter(found), None)
-    return home(table, found[0], oid)
+    return home(table, found[0], oid)  # the outer ring selects a group, its own ring the host
 
 
 def nearer_home(
@@ -71,11 +68,11 @@ def nearer_home(
 
 def upstreams(
     table: hash_ring.Ring,
-    former: hash_ring.Ring | None,
+    former: hash_ring.Ring | None,  # the previous table, while it is remembered
     own_host: ids.HostId,
     oid: ids.Oid,
     requester: ids.HostId | None = None,
-    is_moved: bool = False,
+    is_moved: bool = False,  # own_host is home by the requester's table, and was not before
 ) -> list[ids.HostId]:
     """Return the hosts that ``own_host``, acting as home, asks before the source.
 
@@ -84,9 +81,6 @@ def upstreams(
     not know yet that it is one asks the home that it knows. So one of them reads the source: the
     new home if both have the new table (:func:`is_left_to_new_home`), else the former. A former
     home that lost v-nodes because of traffic is not asked. The home of the outer group comes last.
-
-    :param former: the previous table, while it is remembered
-    :param is_moved: ``own_host`` is home by the requester's table, and was not by the one before
     """
     found: list[ids.HostId | None] = []
     now = home(table, own_host, oid)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The current and the former v-node table, as seen by this host, and its neighbours.
-
-``placement`` defines homes and owners; this module caches them.
-"""
+"""The homes and owners (``placement``) by the current and the former v-node table, cached."""
 
 from collections.abc import Callable
 from collections.abc import Hashable
@@ -117,10 +114,7 @@ class RingView:
         return placement.nearer_home(self.table, self.own_host, oid, far)
 
     def is_giver(self, host: ids.HostId) -> bool:
-        """Return whether a host may be asked as a holder, or named in a referral.
-
-        It is in the group, and did not lose v-nodes because of traffic.
-        """
+        """Return whether a host may be asked or named as a holder: near, and not deprioritized."""
         is_giver = self._is_giver_cache.get(host)
         if is_giver is None:
             is_giver = self.is_near(host) and not self.table.is_deprioritized(host)

@@ -2,8 +2,7 @@
 """Authorization of peer requests by chunk maps and proofs.
 
 A request is authorized if the image has a chunk at exactly that range and the proof shows that the
-sender knows its CID. All other requests get the same refusal. No cache look-up, read or answer
-precedes authorization.
+sender knows its CID. All others get the same refusal, before any cache look-up, read or answer.
 """
 
 import abc
@@ -117,9 +116,9 @@ class Authorization:
     def may_serve(self, ref: chunk_ref.ChunkRef, mode: peer_request.Mode) -> bool:
         """Return whether a cached chunk may be given under the requested name.
 
-        After a restart, names of cached chunks are unknown. A requester that asks only for what is
-        here may have no other provider, so it gets such chunks under any image that was attached at
-        the start and still is. Other images must reveal nothing about what was fetched for them.
+        After a restart, names of cached chunks are unknown. A requester that asks only holders may
+        have no other provider, so it gets such chunks under images that were attached at the start
+        and still are. Other images must not reveal what was fetched for them.
         """
         if self.names.may_serve(ref.cid, ref.oid):
             return True

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests of peers: for chunks that are cached, under way, or only at the source.
 
-Each request is answered once, cancelled, or times out. Its mode
-(``wire.peer.peer_request``) limits what it may wait for. What one host can make this host hold and
-fetch is bounded, including fetches that it no longer waits for.
+Each request is answered once, cancelled, or times out. Its mode (``wire.peer.peer_request``) limits
+its waits. What one host can make this one hold and fetch is bounded, even after it cancels.
 """
 
 import collections

@@ -4,11 +4,8 @@
 A home answers the first requesters of a chunk itself and refers later ones to earlier ones, at most
 FAN_OUT to each, so the requesters form a tree. A host is never referred to a later one, so no two
 hosts wait for each other. The oldest requester's copy is evicted first when there are too many (Wu
-et al. 2017, 3.5).
-
-The requesters of a segment are one byte string: the number of leading ones that are full, the
-number of leading ones that got hints for all their chunks, and for each host, ordered by its last
-request, its key and a :class:`_Requester`. Its bitmaps give each chunk a tree of its own.
+et al. 2017, 3.5). The requesters of a segment are one byte string: a head, and for each host, by
+its last request, its key and a :class:`_Requester`, whose bitmaps give each chunk its own tree.
 """
 
 import collections
@@ -33,7 +30,7 @@ CHOICE = 2  # hosts in a referral, in case the first one is gone
 LOOK = 32  # hosts with free places that are compared, the earliest ones
 RECENT = 512  # latest referrals that count as load
 
-_HEAD = struct.Struct(">HH")
+_HEAD = struct.Struct(">HH")  # leading requesters that are full, and that got all their hints
 _TAIL = struct.Struct(">B6H")  # a _Requester; before it the key
 _KEY = host_interning.KEY_BYTES
 _ENTRY = _KEY + _TAIL.size
@@ -209,14 +206,10 @@ class Referrals:
     def referrals_for(
         self, ref: chunk_ref.ChunkRef, host: ids.HostId, priority: priority.Priority
     ) -> tuple[ids.HostId, ...]:
-        """Return the hosts that ``host`` is referred to, the best first; may be empty.
-
-        The best have few recent referrals and are near to the root. None has requested the chunk
-        with less urgency. A host that asks again was not served, and is not referred again.
-        """
+        """Return the hosts to refer ``host`` to: few recent referrals, and near to the root."""
         known, key = self._known.get(ref.ring_position), self._keys.key_of(host)
         if known is None or self._has(known, key, ref.bit):
-            return ()
+            return ()  # a host that asks again was not served
         full, unhinted = _HEAD.unpack_from(known)
         while _at(full) < len(known) and not self._has_room(known, _at(full)):
             full += 1
@@ -240,7 +233,7 @@ class Referrals:
         return at >= 0 and bool(_entry(known, at).bits & bit)
 
     def _best(self, known: bytes, start: int, bit: int, priority: priority.Priority) -> list[int]:
-        """Return the offsets of the best CHOICE of at most LOOK hosts."""
+        """Return the offsets of the best CHOICE of at most LOOK hosts, none of them less urgent."""
         able: list[int] = []
         for at in range(start, min(len(known), start + 4 * LOOK * _ENTRY), _ENTRY):
             if self._is_able(known, at, bit, priority):
