@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetches many chunks in the background, and reports each one as it arrives.
-
-If a run fails, its missing chunks are fetched again one by one.
-"""
+"""Fetches many chunks in the background; those of a failed run again, one by one."""
 
 from collections.abc import Iterable
 from collections.abc import Iterator

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes arrived chunks to the cache, and reports the result to the engine.
-
-Chunks that cannot be stored are still given to their readers.
-"""
+"""Writes arrived chunks to the cache; those that it does not take still reach their readers."""
 
 from acstor_agent.cache import cache_files
 from acstor_agent.core.cache import public_cache

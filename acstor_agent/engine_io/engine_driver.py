@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds events to the engine and carries out its actions.
-
-Nothing here waits except one timer; reads of the source and of the disk have tasks of their own.
-"""
+"""Feeds events to the engine and carries out its actions; reads run in tasks of their own."""
 
 import collections
 import math
@@ -53,13 +50,10 @@ class EngineDriver:
         self._handlers[kind] = handler
 
     def handle_event(self, event: Event, *what: Any) -> str:
-        """Feed an event to the engine and carry out its actions, then those they cause.
-
-        :return: why the engine failed (logged already); empty on success, or for a nested event
-        """
+        """Feed an event, and carry out all actions; return why the engine failed, empty if not."""
         if self._is_feeding:
             self._events.append((event, what))
-            return ""
+            return ""  # nested: fed below
         self._is_feeding = True
         try:
             current, former = self._tables.current_ring(), self._tables.former_ring()

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exchange of this host: feeds the engine and carries out its actions.
-
-Local reads are a :class:`read_request.ReadRequest`; requests of peers enter at ``peer_server``.
-"""
+"""The exchange of this host: feeds the engine and carries out its actions."""
 
 import itertools
 import logging
@@ -184,14 +181,10 @@ class Exchange(engine_driver.EngineDriver):
         refs: Sequence[chunk_ref.ChunkRef],
         priority: Priority = Priority.GUEST,
         deadline_s: float = math.inf,
-        guest_wait: blocked_requests.Wait | None = None,
-        is_patient: bool = True,
+        guest_wait: blocked_requests.Wait | None = None,  # gets each failure of all providers
+        is_patient: bool = True,  # retry while bytes may still arrive, if a guest waits
     ) -> read_request.ReadRequest:
-        """Fetch chunks that are not in the cache; returns at once.
-
-        :param is_patient: retry while bytes may still arrive, if a guest waits
-        :param guest_wait: gets the failure each time that all providers failed
-        """
+        """Fetch chunks that are not in the cache; returns at once."""
         request = read_request.ReadRequest(self, refs, deadline_s, guest_wait)
         until_s, guest = self.clock() + deadline_s, disk_io.current_guest()
         if why := self.handle_event(

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks up contents of images that are not attached, for requests of peers.
-
-One task serves each image and connection with waiting requests.
-"""
+"""Looks up contents of detached images for peers: one task for each image and connection."""
 
 from collections.abc import Hashable
 from collections.abc import Iterable

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends the engine's requests to peers, verifies their bytes, and feeds answers.
-
-No byte from a peer is used before it matches the requested CID.
-"""
+"""Sends the engine's requests to peers, verifies their bytes by CID, and feeds answers."""
 
 import functools
 import logging
@@ -38,10 +35,9 @@ class TransferMeter(Protocol):
     """Counts bytes of chunks by peer."""
 
     def count_received(self, peer: ids.HostId, count: int, took_s: float | None) -> None:
-        """Count received bytes, wrong ones too.
+        """Count received bytes, wrong ones too; 0 for a cancelled request.
 
-        :param took_s: the summed seconds of the requests that a guest waited for, None for others;
-            for a cancelled request it gets the seconds with 0 bytes
+        :param took_s: summed seconds of the requests that a guest waited for; None: there are none
         """
 
     def count_sent(self, peer: ids.HostId, count: int) -> None:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds requests of peers to the engine, and sends its answers.
-
-The engine authorizes requests (``engine.serve.authorization``).
-"""
+"""Feeds requests of peers to the engine, which authorizes them, and sends its answers."""
 
 import logging
 from collections.abc import Sequence

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports to the engine when sent bytes have arrived.
+"""Reports to the engine when sent bytes have arrived, by polling: the kernel does not signal it.
 
-The kernel does not signal this, so one task polls the watched connections at growing intervals. It
-skips those with bytes still queued in this process until their queue has drained. A connection that
-cannot be polled counts as delivered, to free its slots. To a far host of another group, such as
-behind a WAN, bytes are delivered once the socket has taken them: those under way are no queue.
+Connections with bytes queued in this process are skipped. One that cannot be polled counts as
+delivered, to free its slots. To a far host of another group, such as behind a WAN, bytes are
+delivered once the socket has taken them: those under way are no queue.
 """
 
 import heapq
