@@ -389,7 +389,7 @@ async def test_cancel_names_chunks_of_a_batch_and_the_rest_arrives():
 @pytest.mark.expect_log("a request to a peer has failed")
 @pytest.mark.parametrize("is_connected", [False, True])
 async def test_unencodable_request_fails_all_requests_of_the_connection(is_connected):
-    """None of them would be told apart from what was said before."""
+    """The connection closes, and all of its requests are lost."""
     heard = []
 
     async def converse(host):

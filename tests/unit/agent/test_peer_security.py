@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may speak to whom: certificates, modes and tables, over real TCP on the loopback."""
+"""Authentication and admission of peers: certificates, modes and ring tables, over TCP."""
 
 import contextlib
 import itertools
@@ -54,7 +54,7 @@ class Identity:
         return identity_files.files_in(self.folder / "identity")
 
     def write(self, issuer=OURS, ca_pem=OURS.certificate_pem, names=None, age_s=0):
-        """Replace the files, as whoever renews them does."""
+        """Replace the files, as a renewal does."""
         key = certificates.new_key()
         request = certificates.request(self.host, key)
         issued = issuer.issue_certificate(request, names or self.host, time.time() - age_s, DAY_S)
@@ -62,7 +62,9 @@ class Identity:
         identity_files.write(self.folder / "identity", made)
 
     def read(self, security=SECURE, grace_s=GRACE_S):
-        looks = itertools.count(0, identity_files.CHECK_INTERVAL_S)  # it looks whenever it is asked
+        looks = itertools.count(
+            0, identity_files.CHECK_INTERVAL_S
+        )  # it checks the files at each call
         files = identity_files.IdentityFiles(
             self.host, self.files, manual_clock.FunctionClock(lambda: next(looks))
         )
@@ -88,7 +90,7 @@ def pair(identity):
     return make
 
 
-async def test_chunks_come_from_who_has_proven_who_he_is(pair):
+async def test_authenticated_peer_serves_chunks(pair):
     tls = pair()
     async with (
         serving(tls=tls[SERVER]) as (server, address),
@@ -102,8 +104,8 @@ async def test_chunks_come_from_who_has_proven_who_he_is(pair):
 
 
 @pytest.mark.parametrize("security", [SECURE, INSECURE])
-async def test_many_large_chunks_under_way_arrive_whole(pair, security):
-    """More than the sockets hold, so that much is sent in pieces, from the outbox."""
+async def test_many_large_chunks_in_flight_arrive_intact(pair, security):
+    """They exceed the socket buffers, so the outbox sends much of them in pieces."""
     tls = pair(security) if security is not INSECURE else {CLIENT: None, SERVER: None}
     whole = 0
 
@@ -123,7 +125,7 @@ async def test_many_large_chunks_under_way_arrive_whole(pair, security):
 
 
 async def refused(serving_tls, asking_tls, *, client=CLIENT, **options):
-    """Fetch in vain; return what the asking side says of it."""
+    """Expect a fetch to fail; return the client's error."""
     served = []
 
     async def serve(host, get):
@@ -149,26 +151,26 @@ async def test_client_of_another_cloud_is_not_served(identity):
 
 
 @pytest.mark.allow_log(r"127.0.0.1:\d+ dropped")
-async def test_server_of_another_cloud_is_not_asked(identity):
+async def test_server_of_another_cloud_is_not_trusted(identity):
     why = await refused(identity(SERVER, THEIRS).read(), identity(CLIENT).read())
     assert "its certificate is not believed" in why
 
 
 @pytest.mark.expect_log("Hello of impostor.example proves nothing: its certificate is of client.ex")
 async def test_client_whose_certificate_names_another_host_is_dropped(identity):
-    """It says in Hello that it is somebody else."""
+    """Its Hello names another host."""
     tls = identity(CLIENT).read()
     await refused(identity(SERVER).read(), tls, client=ids.HostId("impostor.example"))
 
 
 @pytest.mark.expect_log("Hello of server.example proves nothing: its certificate is of client.exa")
-async def test_server_whose_certificate_names_another_host_is_not_believed(identity):
+async def test_server_whose_certificate_names_another_host_is_not_trusted(identity):
     await refused(identity(CLIENT).read(), identity(CLIENT).read())
 
 
 @pytest.mark.expect_log(r"certificate of client.example proves nothing: valid until .* 8 days ago")
 @pytest.mark.allow_log("was not renewed")
-async def test_certificate_is_taken_for_the_grace_after_its_end_and_no_longer(identity):
+async def test_expired_certificate_is_accepted_only_within_the_grace_period(identity):
     for age_s in (DAY_S + GRACE_S - 3600,):
         async with (
             serving(tls=identity(SERVER).read()) as (_server, address),
@@ -182,7 +184,7 @@ async def test_certificate_is_taken_for_the_grace_after_its_end_and_no_longer(id
     "client.example proves nothing: valid from .* 23 h from now: one of the two"
 )
 @pytest.mark.expect_log("cert.pem: valid from .* 23 h from now")
-async def test_clock_that_is_wrong_by_a_day_is_said_with_how_much(identity):
+async def test_certificate_from_the_future_is_refused_with_the_time_offset(identity):
     early = identity(CLIENT, age_s=-23 * 3600 - certificates.BACKDATE_S - 60)
     await refused(identity(SERVER).read(), early.read())
 
@@ -190,7 +192,7 @@ async def test_clock_that_is_wrong_by_a_day_is_said_with_how_much(identity):
 @pytest.mark.allow_log("127.0.0.1")
 @pytest.mark.parametrize("ours", [SECURE, INSECURE])
 @pytest.mark.parametrize("theirs", [SECURE, INSECURE])
-async def test_sides_with_different_modes_refuse_each_other_and_say_why(pair, ours, theirs, caplog):
+async def test_peers_with_different_security_modes_refuse_each_other(pair, ours, theirs, caplog):
     if ours is theirs:
         return
     servers = None if ours is INSECURE else pair(ours)[SERVER]
@@ -199,7 +201,7 @@ async def test_sides_with_different_modes_refuse_each_other_and_say_why(pair, ou
     assert "peer_security differs" in caplog.text
 
 
-# Who may speak
+# Admission
 
 
 def nobody_but(*hosts):
@@ -210,13 +212,13 @@ def nobody_but(*hosts):
 
 @pytest.mark.expect_log("Hello of client.example proves nothing: it is not on the table")
 @pytest.mark.parametrize("security", [SECURE, INSECURE])
-async def test_host_that_is_not_on_the_table_gets_no_hello(pair, security):
+async def test_client_outside_the_ring_table_is_refused(pair, security):
     tls = pair(security) if security is SECURE else {CLIENT: None, SERVER: None}
     await refused(tls[SERVER], tls[CLIENT], admission=nobody_but(SERVER))
 
 
 @pytest.mark.expect_log("Connection to .* dropped: Hello of server.example .* not on the table")
-async def test_host_that_left_is_not_asked_either(pair):
+async def test_server_outside_the_ring_table_is_refused(pair):
     tls = pair()
     async with (
         serving(tls=tls[SERVER]) as (_server, address),
@@ -226,7 +228,7 @@ async def test_host_that_left_is_not_asked_either(pair):
             await client.fetch()
 
 
-async def test_right_is_asked_for_with_the_certificate_s_time(pair):
+async def test_admission_check_gets_the_start_time_of_the_certificate(pair):
     seen = []
 
     def authorize(host, not_before_s):
@@ -244,7 +246,7 @@ async def test_right_is_asked_for_with_the_certificate_s_time(pair):
 
 
 @pytest.mark.expect_log("Connection with .* dropped: it is not on the table")
-async def test_open_connection_ends_when_its_host_leaves_the_table(pair):
+async def test_open_connection_ends_when_its_host_leaves_the_ring_table(pair):
     allowed = {CLIENT, SERVER}
     tls = pair()
 
@@ -266,7 +268,7 @@ async def test_open_connection_ends_when_its_host_leaves_the_table(pair):
 
 @pytest.mark.expect_log("Connection with .* dropped: valid until")
 @pytest.mark.allow_log("was not renewed")
-async def test_open_connection_ends_when_time_passes_over_the_certificate(identity):
+async def test_open_connection_ends_when_the_certificate_expires(identity):
     passed_s = 0
     tls = identity(CLIENT, now=lambda: time.time() + passed_s).read()
     async with (
@@ -281,7 +283,7 @@ async def test_open_connection_ends_when_time_passes_over_the_certificate(identi
 # Files
 
 
-async def test_files_that_are_replaced_under_load_cost_no_connection(identity):
+async def test_certificate_renewal_under_load_closes_no_connection(identity):
     files = {host: identity(host) for host in (CLIENT, SERVER)}
     tls = {host: found.read() for host, found in files.items()}
     async with (
@@ -303,7 +305,7 @@ async def test_files_that_are_replaced_under_load_cost_no_connection(identity):
 
 
 @pytest.mark.expect_log("Connection with .* dropped: none of the authorities")
-async def test_connections_end_when_their_authority_is_not_believed_any_more(identity):
+async def test_connections_end_when_their_authority_is_no_longer_trusted(identity):
     found = identity(CLIENT)
     async with (
         serving(limits=OFTEN, tls=identity(SERVER).read()) as (_server, address),
@@ -315,8 +317,8 @@ async def test_connections_end_when_their_authority_is_not_believed_any_more(ide
 
 
 @pytest.mark.expect_log(r"Connection with client.example .* dropped: none of the authorities")
-async def test_hello_that_comes_after_its_authority_went_ends_the_connection(identity, monkeypatch):
-    """The handshake was before, and the look at all connections was before it was one."""
+async def test_hello_after_its_authority_was_removed_closes_the_connection(identity, monkeypatch):
+    """The handshake precedes the removal; the check of all connections precedes the Hello."""
     found = identity(SERVER)
     ours = found.read()
     looks = periodic_checks.Reauthorization(nets.EVERYBODY, ours, nets.PATIENT)
@@ -337,7 +339,7 @@ async def test_hello_that_comes_after_its_authority_went_ends_the_connection(ide
         link.close()
 
 
-async def test_both_authorities_are_believed_while_one_replaces_the_other(identity):
+async def test_both_authorities_are_trusted_while_one_replaces_the_other(identity):
     both = OURS.certificate_pem + THEIRS.certificate_pem
     old, new = identity(CLIENT), identity(SERVER)
     old.write(OURS, both)
@@ -351,7 +353,7 @@ async def test_both_authorities_are_believed_while_one_replaces_the_other(identi
 
 @pytest.mark.allow_log("it is not used")
 @pytest.mark.parametrize("name", ["ca", "certificate", "key"])
-def test_files_that_cannot_be_used_leave_in_force_what_was_there(identity, name):
+def test_unusable_files_leave_the_former_certificate_in_use(identity, name):
     found = identity(CLIENT)
     good = found.read()
     getattr(found.files, name).write_bytes(b"garbage")
@@ -378,7 +380,7 @@ def test_certificate_of_another_host_is_not_used(identity):
 
 
 async def relay(listener, port, change):
-    """Pass bytes between an agent and another, changed on their way."""
+    """Relay bytes between two agents, and change them."""
 
     async def pass_on(source, to, is_answer):
         count = 0
@@ -405,7 +407,7 @@ async def relay(listener, port, change):
 
 @pytest.mark.expect_log("its MAC is wrong")
 @pytest.mark.parametrize("place", [30_000, 65_000])
-async def test_bit_that_was_changed_on_its_way_costs_the_connection_and_no_wrong_byte(pair, place):
+async def test_bit_flipped_in_transit_fails_the_fetch_by_its_mac(pair, place):
     tls = pair(SECURE)
     is_on = False
 
@@ -430,7 +432,7 @@ async def test_bit_that_was_changed_on_its_way_costs_the_connection_and_no_wrong
         nursery.cancel_scope.cancel()
 
 
-async def test_bytes_are_readable_on_the_way_only_where_that_was_asked_for(pair):
+async def test_traffic_is_readable_only_in_insecure_mode(pair):
     for security, is_readable in ((SECURE, False), (INSECURE, True)):
         seen = bytearray()
 
@@ -464,17 +466,17 @@ def files_of(found):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:7201", "[::1]:7201"])
-def test_hosts_alone_on_the_loopback_prove_nothing_by_default(identity, address):
+def test_loopback_address_defaults_to_insecure(identity, address):
     assert settings.peer_credentials(Own(address), files_of(identity(CLIENT))) is None
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:7201", "192.0.2.1:7201", "[::]:7201"])
-def test_off_the_loopback_the_default_is_secure(identity, address):
+def test_other_addresses_default_to_secure(identity, address):
     made = settings.peer_credentials(Own(address), files_of(identity(CLIENT)))
     assert made.protocol is SECURE and made.has_certificate
 
 
-def test_without_a_certificate_there_is_no_start_unless_one_may_come(identity, tmp_path):
+def test_missing_certificate_is_fatal_unless_it_may_come_later(identity, tmp_path):
     nothing = identity_files.IdentityFiles(CLIENT, identity_files.files_in(tmp_path / "none"))
     with pytest.raises(errors.Unusable, match=r"none/cert\.pem.*enrol.*peer_security = insecure"):
         settings.peer_credentials(Own(), nothing)
@@ -483,7 +485,7 @@ def test_without_a_certificate_there_is_no_start_unless_one_may_come(identity, t
 
 
 @pytest.mark.expect_log("peer_security = insecure: whoever reaches this host's port")
-def test_insecure_has_to_be_asked_for_and_is_warned_of(identity):
+def test_insecure_mode_off_the_loopback_is_logged_as_a_warning(identity):
     own = Own(peer_security="insecure")
     assert settings.peer_credentials(own, files_of(identity(CLIENT))) is None
 
@@ -492,7 +494,7 @@ def test_insecure_has_to_be_asked_for_and_is_warned_of(identity):
 
 
 class Turns(trio.abc.Instrument):
-    """Counts how much of something is done in one turn of the scheduler."""
+    """Counts the most events in one turn of the scheduler."""
 
     def __init__(self):
         self.done = self.most = self.total = 0
@@ -507,7 +509,7 @@ class Turns(trio.abc.Instrument):
 
 
 class Connected(base_connection.PeerConnection):
-    """A connection over which nothing comes; what it is of was proved with a real certificate."""
+    """A silent connection of a host with a real certificate."""
 
     is_idle = True
 
@@ -541,7 +543,7 @@ async def connected():
 
 
 @pytest.mark.expect_log("Connection with h7 dropped: none of the authorities")
-async def test_new_files_are_followed_by_some_checks_in_each_turn(identity, connected, monkeypatch):
+async def test_certificate_checks_are_spread_over_loop_turns(identity, connected, monkeypatch):
     ours = identity(SERVER).read()
     before = {f"h{n}": identity(f"h{n}").files.certificate.read_bytes() for n in range(40)}
     before["h7"] = identity("h7", THEIRS).files.certificate.read_bytes()
@@ -566,10 +568,10 @@ async def test_new_files_are_followed_by_some_checks_in_each_turn(identity, conn
     assert turns.most <= periodic_checks.BATCH / periodic_checks.CERTIFICATE_COST + 1
     assert {c.host for c in connections if c.is_closed} == {"h7"}
     await watched._check(connections)
-    assert turns.total == 40  # the files are those of before
+    assert turns.total == 40  # the files are unchanged
 
 
-async def test_tables_are_followed_by_some_looks_in_each_turn(connected):
+async def test_admission_checks_are_spread_over_loop_turns(connected):
     turns = Turns()
 
     def authorize(host, not_before_s):

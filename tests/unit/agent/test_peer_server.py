@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the log says of requests that are refused, and what a fault of the core ends."""
+"""Log lines about refused requests, and the effects of exceptions in the core."""
 
 import logging
 
@@ -18,7 +18,7 @@ GIVER, ASKER = ids.HostId("h1"), ids.HostId("h2")
 
 
 class Asker:
-    """Asks a host on one connection, as any agent may."""
+    """A peer that sends requests to a host on one connection."""
 
     def __init__(self, cloud):
         self.cloud, self.heard = cloud, []
@@ -55,7 +55,7 @@ def lines(caplog):
 
 
 @pytest.mark.expect_log("refused")
-async def test_refused_request_is_told_with_what_it_was_for_once_in_a_while(
+async def test_log_of_refused_requests_names_the_chunk_and_is_rate_limited(
     requester, autojump_clock, caplog
 ):
     requester.ask(3 * CHUNK, 4 * CHUNK, cid=ids.cid_of(b"something else"))
@@ -71,7 +71,7 @@ async def test_refused_request_is_told_with_what_it_was_for_once_in_a_while(
 
 
 @pytest.mark.expect_log("refused")
-async def test_request_for_what_the_source_withholds_from_this_host_is_told(
+async def test_request_for_an_image_withheld_from_this_host_is_logged(
     requester, autojump_clock, caplog
 ):
     async def learn(host, *place):
@@ -85,14 +85,14 @@ async def test_request_for_what_the_source_withholds_from_this_host_is_told(
     assert requester.cloud.hosts[GIVER].core.rights.refused == 1
 
 
-async def test_what_is_only_not_here_is_not_told(requester, autojump_clock):
+async def test_refusal_of_a_missing_chunk_is_not_logged(requester, autojump_clock):
     requester.cloud.source.failure = errors.ChunkMissing("a chunk", "memory")
     requester.ask(3 * CHUNK)
     assert isinstance((await requester.hear())[3], peer_wire.Refuse)
 
 
 @pytest.mark.expect_log("has failed")
-async def test_fault_at_one_request_ends_that_one_alone(requester, autojump_clock, caplog):
+async def test_exception_at_one_request_fails_only_that_request(requester, autojump_clock, caplog):
     host = requester.cloud.hosts[GIVER]
     requester.cloud.contents[IMAGE, 2 * CHUNK] = "nonsense"
     requester.ask(0, CHUNK, 2 * CHUNK, 3 * CHUNK)
@@ -110,7 +110,7 @@ async def test_fault_at_one_request_ends_that_one_alone(requester, autojump_cloc
 
 
 @pytest.mark.expect_log("has failed")
-async def test_fault_at_a_wish_ends_that_one_alone(requester, autojump_clock):
+async def test_exception_at_one_local_read_fails_only_that_read(requester, autojump_clock):
     host, wanted = requester.cloud.hosts[GIVER], requester.cloud.ref_of(0)
     with pytest.raises(errors.SourceUnreachable, match="Error: "):
         await host.fetch_chunk(wanted._replace(oid="nonsense"), exchange.Priority.GUEST)
@@ -119,7 +119,7 @@ async def test_fault_at_a_wish_ends_that_one_alone(requester, autojump_clock):
 
 
 @pytest.mark.expect_log("has failed")
-async def test_travel_that_fails_to_begin_is_none_and_the_next_one_begins(
+async def test_fetch_that_fails_to_start_leaves_no_state_behind(
     requester, autojump_clock, monkeypatch
 ):
     host, wanted = requester.cloud.hosts[GIVER], requester.cloud.ref_of(0)
@@ -133,7 +133,7 @@ async def test_travel_that_fails_to_begin_is_none_and_the_next_one_begins(
 
 
 @pytest.mark.expect_log("has failed")
-async def test_who_waits_for_what_a_fault_left_half_done_is_told_at_once(
+async def test_exception_on_arrival_fails_the_waiting_read_at_once(
     requester, autojump_clock, monkeypatch
 ):
     host, wanted = requester.cloud.hosts[GIVER], requester.cloud.ref_of(0)
@@ -151,9 +151,7 @@ async def test_who_waits_for_what_a_fault_left_half_done_is_told_at_once(
 
 @pytest.mark.expect_log("has failed")
 @pytest.mark.parametrize("priority", [exchange.Priority.PEER, exchange.Priority.PREFETCH])
-async def test_nothing_is_wanted_for_a_reason_that_only_others_have(
-    requester, autojump_clock, priority
-):
+async def test_priorities_of_peers_are_refused_for_local_reads(requester, autojump_clock, priority):
     host, wanted = requester.cloud.hosts[GIVER], requester.cloud.ref_of(0)
     with pytest.raises(errors.SourceUnreachable, match="no reason of a host's own"):
         await host.fetch_chunk(wanted, priority)
@@ -165,9 +163,7 @@ async def test_nothing_is_wanted_for_a_reason_that_only_others_have(
 
 
 @pytest.mark.expect_log("has failed")
-async def test_fault_at_what_is_fetched_ahead_ends_what_was_asked_with_it_alone(
-    requester, autojump_clock
-):
+async def test_exception_in_a_background_fetch_fails_only_its_batch(requester, autojump_clock):
     host, refs = requester.cloud.hosts[GIVER], [requester.cloud.ref_of(n) for n in range(4)]
     refs[1] = refs[1]._replace(oid="nonsense")
     with host.background_fetch(exchange.Priority.PRE_SEED) as ahead:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Promises of whole images: in a file, as pins, in their order, and what a fault costs."""
+"""Image pins: the pin file, the pinned chunks, their order, and faults."""
 
 import os
 
@@ -44,7 +44,7 @@ def promised_bytes(host) -> int:
     return host.cache.statistics.reserved_bytes
 
 
-async def test_images_share_what_they_have_in_common(host):
+async def test_shared_chunks_of_pinned_images_are_reserved_once(host):
     assert await make(host, IMAGE) == 0
     assert promised_bytes(host) == 2 * MIB  # zeros need nothing
     assert await make(host, OTHER) == 0
@@ -56,7 +56,7 @@ async def test_images_share_what_they_have_in_common(host):
     assert promised_bytes(host) == 0 and not host.pins.list_pins()
 
 
-async def test_promise_that_is_made_twice_counts_once(host):
+async def test_repeated_pin_counts_once(host):
     await make(host, IMAGE)
     since_s = host.pins.get(IMAGE).since_s
     await make(host, IMAGE, is_operator_pin=True)
@@ -66,7 +66,7 @@ async def test_promise_that_is_made_twice_counts_once(host):
     assert promised_bytes(host) == 0
 
 
-async def test_promises_made_at_the_same_time_do_not_both_take_the_last_room(tmp_path):
+async def test_concurrent_pins_do_not_both_take_the_last_space(tmp_path):
     async with keeping(tmp_path, 3 * MIB) as host:
         host.add(one_host.image_bytes(2 * MIB, seed=5))
         host.add(one_host.image_bytes(2 * MIB, seed=6), OTHER)
@@ -82,7 +82,7 @@ async def test_promises_made_at_the_same_time_do_not_both_take_the_last_room(tmp
         assert len(host.pins.list_pins()) == 1
 
 
-async def test_promises_outlive_the_worker_in_their_order(tmp_path):
+async def test_pins_survive_a_restart_in_their_order(tmp_path):
     async with keeping(tmp_path) as host:
         host.add(DATA)
         host.add(SHARED, OTHER)
@@ -97,7 +97,7 @@ async def test_promises_outlive_the_worker_in_their_order(tmp_path):
 
 
 @pytest.mark.expect_log("pinned, but its chunk map is lost")
-async def test_promise_whose_map_is_lost_is_kept_and_pins_when_it_is_back(tmp_path):
+async def test_pin_with_a_lost_map_is_kept_and_applied_once_the_map_is_back(tmp_path):
     async with keeping(tmp_path) as host:
         host.add(DATA)
         await make(host, IMAGE, is_operator_pin=True)
@@ -113,7 +113,7 @@ async def test_promise_whose_map_is_lost_is_kept_and_pins_when_it_is_back(tmp_pa
 
 @pytest.mark.allow_log("pinning the attached images again")
 @pytest.mark.parametrize("raw", [None, b"", b"rubbish"])
-async def test_lost_file_is_made_up_for_by_what_is_attached_the_latest_first(tmp_path, raw):
+async def test_lost_pin_file_is_rebuilt_from_attached_images_newest_first(tmp_path, raw):
     async with keeping(tmp_path, 3 * MIB) as host:
         host.add(one_host.image_bytes(2 * MIB, seed=5))
         host.add(one_host.image_bytes(2 * MIB, seed=6), OTHER)
@@ -129,7 +129,7 @@ async def test_lost_file_is_made_up_for_by_what_is_attached_the_latest_first(tmp
         assert list(host.pins.list_pins()) == [OTHER]
 
 
-async def test_smaller_limit_breaks_no_promise_and_allows_no_new_one(tmp_path):
+async def test_lowered_limit_keeps_existing_pins_and_admits_no_new_one(tmp_path):
     async with keeping(tmp_path) as host:
         host.add(DATA)
         await make(host, IMAGE)
@@ -139,7 +139,7 @@ async def test_smaller_limit_breaks_no_promise_and_allows_no_new_one(tmp_path):
         assert await make(host, OTHER) > 0
 
 
-async def test_disk_that_takes_no_file_costs_no_pin(host, tmp_path, monkeypatch):
+async def test_failed_write_of_the_pin_file_loses_no_pin(host, tmp_path, monkeypatch):
     def full(path, raw):
         raise OSError(28, "No space left on device")
 
@@ -155,7 +155,7 @@ async def test_disk_that_takes_no_file_costs_no_pin(host, tmp_path, monkeypatch)
     assert set(pin_record.decode((tmp_path / pin_file.FILE).read_bytes(), "")) == {IMAGE, OTHER}
 
 
-async def test_map_that_is_replaced_does_not_matter_to_what_is_unpinned(host):
+async def test_unpin_after_a_map_change_releases_the_former_chunks(host):
     await make(host, IMAGE)
     host.mirrors.detach_image(IMAGE)
     host.add(SHARED)
@@ -165,7 +165,7 @@ async def test_map_that_is_replaced_does_not_matter_to_what_is_unpinned(host):
 
 
 class Place:
-    """The v-node table of a host h1 that keeps shares."""
+    """The ring table of a host h1 that keeps replica shares."""
 
     def __init__(self, *names):
         self.epoch = 0
@@ -187,7 +187,7 @@ class Place:
         )
 
 
-async def test_shares_by_several_tables_stay_until_each_has_had_its_time(tmp_path, mock_clock):
+async def test_shares_of_former_ring_tables_stay_pinned_until_they_expire(tmp_path, mock_clock):
     limits = pins.PinLimits(former_shares=3)
     place = Place("h1", "h2")  # each has all of it
     async with keeping(tmp_path, shares=place.shares(), pin_limits=limits) as host:
@@ -218,7 +218,7 @@ SMALL = 3 * MIB
 
 
 async def place_three(host):
-    """Let OTHER, which is kept for others, and a third image be of the contents of IMAGE."""
+    """Pin IMAGE, and OTHER of the same contents as a replica; add a larger THIRD."""
     host.add(one_host.image_bytes(MIB))
     host.add(one_host.image_bytes(MIB), OTHER)
     host.add(one_host.image_bytes(2 * MIB, seed=9), THIRD)
@@ -229,7 +229,7 @@ async def place_three(host):
 THIRD = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13")
 
 
-async def test_image_gives_way_only_where_that_makes_room(tmp_path):
+async def test_replica_pin_is_dropped_only_if_that_frees_space(tmp_path):
     async with keeping(tmp_path, SMALL) as host:
         await place_three(host)
         assert await make(host, THIRD) > 0
@@ -237,7 +237,7 @@ async def test_image_gives_way_only_where_that_makes_room(tmp_path):
 
 
 @pytest.mark.expect_log("no longer kept for other hosts")
-async def test_images_with_the_same_contents_give_way_together(tmp_path):
+async def test_replica_pins_with_the_same_contents_are_dropped_together(tmp_path):
     async with keeping(tmp_path, SMALL) as host:
         await place_three(host)
         await host.pins.change_pin(IMAGE, is_replica=True)
@@ -247,7 +247,7 @@ async def test_images_with_the_same_contents_give_way_together(tmp_path):
 
 
 @pytest.mark.expect_log("no longer kept for other hosts")
-async def test_share_that_grows_with_the_table_is_given_room(tmp_path):
+async def test_share_that_grows_with_a_new_ring_table_displaces_replicas(tmp_path):
     place = Place("h1", "h2", "h3", "h4", "h5", "h6")
     async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
         host.add(one_host.image_bytes(2 * MIB))
@@ -260,7 +260,7 @@ async def test_share_that_grows_with_the_table_is_given_room(tmp_path):
 
 
 @pytest.mark.expect_log("no space")
-async def test_smaller_limit_lets_images_of_others_make_room_at_the_start(tmp_path):
+async def test_lowered_limit_unpins_chunks_of_replicas_at_start(tmp_path):
     place = Place("h1", "h2")
     async with keeping(tmp_path, shares=place.shares()) as host:
         host.add(one_host.image_bytes(MIB), OTHER)
@@ -271,7 +271,7 @@ async def test_smaller_limit_lets_images_of_others_make_room_at_the_start(tmp_pa
         assert list(host.pins.list_pins()) == [OTHER, IMAGE]
 
 
-async def test_share_of_an_image_without_room_is_found_once_for_each_table(tmp_path):
+async def test_share_of_an_image_without_space_is_computed_once_per_table(tmp_path):
     limits = pins.PinLimits(unpinned_parts=1)
     place, found = Place("h1", "h2"), []
     keeps = place.shares()
@@ -293,7 +293,7 @@ async def test_share_of_an_image_without_room_is_found_once_for_each_table(tmp_p
         assert found == [IMAGE, IMAGE, OTHER] and list(host.pins._found) == [OTHER]
 
 
-async def test_where_no_image_can_give_way_none_is_looked_for(tmp_path, monkeypatch):
+async def test_pin_without_droppable_replicas_computes_capacity_once(tmp_path, monkeypatch):
     async with keeping(tmp_path, 3 * MIB) as host:
         host.add(one_host.image_bytes(2 * MIB, seed=5))
         host.add(one_host.image_bytes(2 * MIB, seed=6), OTHER)
@@ -306,19 +306,17 @@ async def test_where_no_image_can_give_way_none_is_looked_for(tmp_path, monkeypa
         assert len(looked) == 1
 
 
-async def test_contents_of_an_image_that_is_larger_than_the_cache_are_not_looked_at(
-    tmp_path, monkeypatch
-):
+async def test_contents_of_an_image_larger_than_the_cache_are_not_listed(tmp_path, monkeypatch):
     async with keeping(tmp_path, MIB) as host:
         host.add(DATA)
         await host.mirrors.attach_image(IMAGE)
         monkeypatch.setattr(replica_placement.ReplicaPart, "list_contents", None)
         assert await make(host, IMAGE) == MIB
-    async with keeping(tmp_path, MIB) as host:  # with no file of promises
+    async with keeping(tmp_path, MIB) as host:  # without a pin file
         assert not host.pins.list_pins()
 
 
-async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
+async def test_cancel_while_former_shares_are_merged_leaves_no_stale_pin(
     tmp_path, monkeypatch, mock_clock
 ):
     limits = pins.PinLimits(former_shares=1)
@@ -345,9 +343,7 @@ async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
 
 
 @pytest.mark.parametrize("is_replica", [False, True])
-async def test_share_that_only_shrinks_follows_the_table_though_there_is_no_room(
-    tmp_path, is_replica
-):
+async def test_shrinking_share_follows_the_ring_table_without_free_space(tmp_path, is_replica):
     place = Place("h1", "h2")
     async with keeping(tmp_path, shares=place.shares()) as host:
         host.add(DATA)
@@ -363,7 +359,7 @@ async def test_share_that_only_shrinks_follows_the_table_though_there_is_no_room
         assert await host.pins.apply_ring(IMAGE) > 0  # it grows
 
 
-async def test_where_the_table_comes_later_no_more_is_pinned_at_the_start_than_has_room(tmp_path):
+async def test_pins_made_before_the_ring_table_arrives_stay_within_the_limit(tmp_path):
     place = Place("h1", "h2", "h3", "h4", "h5", "h6")
     async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
         host.add(DATA)
@@ -379,7 +375,7 @@ async def test_where_the_table_comes_later_no_more_is_pinned_at_the_start_than_h
         assert await make(host, OTHER) == 0 and host.pins.pinned_part(OTHER)
 
 
-async def test_what_is_kept_for_others_is_summed_up_without_its_chunks(host, monkeypatch):
+async def test_replica_totals_are_computed_without_walking_chunks(host, monkeypatch):
     for image_id in (IMAGE, OTHER):
         await make(host, image_id, is_replica=True)
     monkeypatch.setattr(

@@ -33,7 +33,7 @@ async def seed(host, report=None, is_home=lambda ref: False, first_chunk=0):
     )
 
 
-async def test_everything_comes_and_comes_once(host):
+async def test_pre_seed_fetches_every_chunk_once(host):
     assert await seed(host) == {
         "done_bytes": len(DATA),
         "fetched_bytes": len(DATA) - 3 * CHUNK,
@@ -44,7 +44,7 @@ async def test_everything_comes_and_comes_once(host):
     assert len(host.source.reads) == before
 
 
-async def test_own_chunks_come_first_and_the_others_in_turn(host):
+async def test_pre_seed_fetches_chunks_that_this_host_is_home_of_first(host):
     image = await host.mirrors.attach_image(one_host.IMAGE)
     host.chunks.core.pending.prefetch_limits._left[exchange.Priority.PRE_SEED] = 1
     before = len(host.source.reads)
@@ -56,12 +56,12 @@ async def test_own_chunks_come_first_and_the_others_in_turn(host):
     assert others[0] < others[-1] or others[0] >= 5 * CHUNK
 
 
-async def test_no_more_than_the_limit_is_in_flight(host):
+async def test_pre_seed_limits_bytes_in_flight(host):
     await seed(host)
     assert CHUNK < host.source.in_flight_bytes_most <= 4 * CHUNK
 
 
-async def test_progress_is_told_and_grows(host, autojump_clock):
+async def test_pre_seed_reports_growing_progress(host, autojump_clock):
     host.source._delay, host.source._delay_s = range(1000), 0.1
     told = []
 
@@ -76,7 +76,7 @@ async def test_progress_is_told_and_grows(host, autojump_clock):
     assert told[-1][1] > len(DATA) * 0.7
 
 
-async def test_failure_is_told_in_the_end_and_what_came_is_kept(host):
+async def test_failed_pre_seed_raises_and_keeps_fetched_chunks(host):
     await host.mirrors.attach_image(one_host.IMAGE)
     before = len(host.source.reads)
     host.source._fail = {before + 3, before + 7}
@@ -88,7 +88,7 @@ async def test_failure_is_told_in_the_end_and_what_came_is_kept(host):
     assert image.cached_bytes() == len(DATA) - 3 * CHUNK - failed
 
 
-async def test_what_has_not_begun_is_taken_back_from_the_core_by_who_gives_up(host, autojump_clock):
+async def test_cancelled_pre_seed_withdraws_requests_that_have_not_started(host, autojump_clock):
     await host.mirrors.attach_image(one_host.IMAGE)
     host.source._delay, before = range(1000), len(host.source.reads)
     with trio.move_on_after(0.5):
@@ -105,7 +105,7 @@ async def test_empty_image_is_done_at_once(tmp_path):
         assert (await seed(host))["done_bytes"] == 0
 
 
-async def test_others_have_their_turns_while_homes_are_looked_for(tmp_path):
+async def test_search_for_homes_yields_to_other_tasks(tmp_path):
     turns, looks = 0, collections.Counter()
     chunks, in_a_row = 4 * pre_seed.CHUNKS_PER_CHECKPOINT, pre_seed.CHUNKS_PER_CHECKPOINT
 

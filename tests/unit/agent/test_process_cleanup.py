@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that the kernel holds is in tests/functional/test_agent_hung_source.py."""
+"""A process stuck in the kernel: see tests/functional/test_agent_hung_source.py."""
 
 import fcntl
 import os
@@ -17,7 +17,7 @@ sys.stdin.read()
 """
 
 
-def test_process_that_runs_has_not_ended_and_one_that_is_gone_or_a_zombie_has():
+def test_only_zombies_and_reaped_processes_have_ended():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     assert not process_cleanup.has_ended(child.pid)
     child.stdin.close()
@@ -25,10 +25,10 @@ def test_process_that_runs_has_not_ended_and_one_that_is_gone_or_a_zombie_has():
     assert process_cleanup.has_ended(child.pid)
     child.wait()
     assert process_cleanup.has_ended(child.pid)
-    assert not process_cleanup.has_ended(0)  # one that cannot be seen from here
+    assert not process_cleanup.has_ended(0)  # a process that is invisible here
 
 
-def test_who_has_a_lock_is_found(tmp_path):
+def test_lock_holders_are_found(tmp_path):
     path = tmp_path / "lock"
     path.touch()
     inode = path.stat().st_ino

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was asked for in the background, and a guest waits for it now: real TCP on the loopback."""
+"""Priority raises of background requests that guests now wait for, over TCP on the loopback."""
 
 import contextlib
 
@@ -32,14 +32,14 @@ def later(number):
 
 
 class Joined(exchange_cloud.Cloud):
-    """Hosts that are joined by connections of their own."""
+    """Hosts that are joined by real connections."""
 
     def _net(self, here):
         self.nets = {**getattr(self, "nets", {}), here: peer_network.PeerNetwork(here, **ANYBODY)}
         return self.nets[here]
 
     async def join(self):
-        """Let each host answer, and know where the others are."""
+        """Let each host serve, and know the addresses of the others."""
         table = []
         for name, net in self.nets.items():
             await self.nursery.start(net.run)
@@ -60,8 +60,8 @@ async def cloud(tmp_path):
         yield made
 
 
-async def test_guest_does_not_wait_behind_what_was_asked_for_ahead(cloud):
-    """A giver whose uplink stands still has a line; a guest wants what is last in it."""
+async def test_guest_read_is_served_before_queued_background_requests(cloud):
+    """The uplink of the server is blocked, and the guest reads the last chunk in its queue."""
     giver, reader = cloud.hosts["h1"], cloud.hosts["h2"]
     refs = [ref for n in range(40) if cloud.home(ref := cloud.ref_of(n)) == "h1"]
     for ref in refs:
@@ -79,7 +79,7 @@ async def test_guest_does_not_wait_behind_what_was_asked_for_ahead(cloud):
             with trio.fail_after(3):
                 await wish.wait()
             came = [ref for ref in refs if reader.has_chunk(ref.cid)]
-    assert connection.klass is peer_wire.ConnectionClass.BULK  # it was asked for once
+    assert connection.klass is peer_wire.ConnectionClass.BULK  # it was requested once
     assert refs[-1] in came and len(came) < len(refs) / 2
 
 
@@ -98,12 +98,12 @@ async def test_home_that_reads_a_slow_source_sends_keepalives(tmp_path):
 
 
 def priorities(giver):
-    """Return how urgent the requests of peers are."""
+    """Return the priorities of the peers' requests."""
     links = giver.core.requests._links.values()
     return {pending.priority for link in links for pending in link.peer_requests.values()}
 
 
-# Who asks
+# Client side
 
 
 async def hear_priority_raise(host):
@@ -113,7 +113,7 @@ async def hear_priority_raise(host):
 
 
 @pytest.mark.parametrize("is_connected", [False, True])
-async def test_what_becomes_urgent_before_it_left_is_said_to_be_behind_the_request(is_connected):
+async def test_priority_raise_of_an_unsent_request_is_sent_after_it(is_connected):
     """There is no connection yet, or its socket is full."""
     reads, said, heard = trio.Event(), [], []
 
@@ -134,12 +134,12 @@ async def test_what_becomes_urgent_before_it_left_is_said_to_be_behind_the_reque
         await nets.wait_until(lambda: said)
         line = client.net._channels[nets.SERVER, nets.BULK]
         assert not line._raised and not line.connection._raised
-    asked_first = [2, 4, 1] if is_connected else [1, 2, 4]  # what waited for room was sorted
+    asked_first = [2, 4, 1] if is_connected else [1, 2, 4]  # queued requests are sorted
     assert [one.request_id for one in nets.requests_in(said)] == asked_first
     assert said[-1] == peer_wire.RaisePriority((2, 4))
 
 
-async def test_what_waits_for_room_leaves_in_the_order_of_need():
+async def test_queued_messages_are_sent_in_order_of_priority():
     reads, said = trio.Event(), []
 
     async def converse(host):
@@ -165,7 +165,7 @@ async def test_what_waits_for_room_leaves_in_the_order_of_need():
     assert numbers == [[3], announcement, [1, 2]]
 
 
-async def test_no_more_news_wait_for_room_than_may():
+async def test_queued_announcements_are_limited():
     limits = peer_network.PeerLimits(queued_announcements=2)
     reads, heard = trio.Event(), []
 
@@ -192,7 +192,7 @@ async def test_no_more_news_wait_for_room_than_may():
 
 @contextlib.asynccontextmanager
 async def talking(converse, **options):
-    """Let ``converse`` answer a client on a connection in bulk; gives the client."""
+    """Let ``converse`` answer a client on a bulk connection; yields the client."""
 
     async def handler(stream):
         await stream.send_all(frames(peer_wire.Hello(nets.SERVER, nets.BULK, 0)))
@@ -204,7 +204,7 @@ async def talking(converse, **options):
         yield client
 
 
-async def test_many_become_urgent_in_few_messages_and_those_that_are_answered_in_none():
+async def test_priority_raises_are_batched_and_skip_answered_requests():
     said = []
 
     async def converse(host):
@@ -220,13 +220,13 @@ async def test_many_become_urgent_in_few_messages_and_those_that_are_answered_in
         client.net.send_requests(nets.SERVER, client.address, asked, heard.extend)
         await nets.wait_until(lambda: heard)
         client.net.raise_priorities(nets.SERVER, range(130))
-        client.net.raise_priorities(ids.HostId("h9"), [5])  # who was never asked
+        client.net.raise_priorities(ids.HostId("h9"), [5])  # a host without requests
         await nets.wait_until(lambda: sum(len(m.request_ids) for m in said) == 129)
     assert [len(m.request_ids) for m in said] == [64, 64, 1]
     assert {n for m in said for n in m.request_ids} == set(range(1, 130))
 
 
-async def test_what_was_asked_for_urgently_is_not_said_to_be_urgent():
+async def test_no_priority_raise_is_sent_for_an_urgent_request():
     heard = []
 
     async def converse(host):
@@ -242,7 +242,7 @@ async def test_what_was_asked_for_urgently_is_not_said_to_be_urgent():
     assert not any(isinstance(message, peer_wire.RaisePriority) for message in heard)
 
 
-# Who is asked
+# Server side
 
 
 class Waiting(batches.Here):
@@ -252,7 +252,7 @@ class Waiting(batches.Here):
         return None
 
 
-async def test_giver_is_told_of_requests_that_wait_and_of_no_others():
+async def test_priority_raise_is_passed_on_only_for_open_requests():
     giver = Waiting()
     async with nets.serving(handler=giver) as (_net, address):
         stream = await nets.dial(address)
@@ -269,7 +269,7 @@ async def test_giver_is_told_of_requests_that_wait_and_of_no_others():
     assert giver.raises == [[3, 1], [2]]
 
 
-async def test_raised_priority_for_what_came_with_it_finds_the_request_known_to_the_giver():
+async def test_priority_raise_sent_with_its_request_is_passed_on_after_it():
     known, giver = [], Waiting()
     giver.priorities_raised = lambda connection, numbers: known.append(
         (list(numbers), list(giver.groups))
@@ -284,7 +284,7 @@ async def test_raised_priority_for_what_came_with_it_finds_the_request_known_to_
     assert known == [([1], [[1]])]
 
 
-async def test_flood_of_raised_priorities_leaves_turns_to_others_and_holds_nothing():
+async def test_flood_of_priority_raises_leaves_loop_turns_to_other_tasks():
     count, giver = 20_000, Waiting()
     async with nets.serving(handler=giver, limits=nets.TALKATIVE) as (net, address):
         stream = await nets.dial(address)
@@ -302,7 +302,7 @@ async def test_flood_of_raised_priorities_leaves_turns_to_others_and_holds_nothi
         await stream.aclose()
 
 
-async def test_raised_priority_waits_for_room_as_any_small_message():
+async def test_priority_raise_waits_behind_a_request_without_capacity():
     giver = Waiting()
     limits = peer_network.PeerLimits(
         host_answer_bytes=batches.CHUNK + 3 * 128, answer_bytes=1 << 20

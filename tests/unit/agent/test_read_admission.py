@@ -15,7 +15,7 @@ READ = read_admission.REQUEST_BYTES
 
 
 class Room:
-    """Tasks that wait for a turn and then for the end of the test."""
+    """Tasks that wait for admission, and then for the end of the test."""
 
     def __init__(self, nursery, **options):
         self.waiting = read_admission.ReadAdmission(**options)
@@ -39,7 +39,7 @@ class Room:
         await self.is_over.wait()
 
 
-async def test_guests_work_beside_each_other_each_in_its_own_line(nursery):
+async def test_each_guest_has_its_own_queue_and_concurrency_limit(nursery):
     room = Room(nursery, at_once=2)
     for number in range(10):
         await room.enter(FLOOD, number)
@@ -53,7 +53,7 @@ async def test_guests_work_beside_each_other_each_in_its_own_line(nursery):
 
 
 @pytest.mark.expect_log(r"guest:a/8 has the most waiting requests")
-async def test_newest_of_who_has_most_fails_when_it_is_too_much(nursery):
+async def test_newest_request_of_the_largest_queue_fails_over_the_limit(nursery):
     room = Room(nursery, limit_bytes=10 * READ, at_once=2)
     for number in range(12):
         await room.enter(FLOOD, number)
@@ -66,7 +66,7 @@ async def test_newest_of_who_has_most_fails_when_it_is_too_much(nursery):
     room.is_over.set()
 
 
-async def test_turn_that_does_not_come_in_time_is_given_up(nursery, autojump_clock):
+async def test_request_that_is_not_admitted_by_its_deadline_fails(nursery, autojump_clock):
     room = Room(nursery, deadline_s=30.0, at_once=1)
     for number in range(3):
         nursery.start_soon(room._enter, FLOOD, number, 0)
@@ -76,7 +76,7 @@ async def test_turn_that_does_not_come_in_time_is_given_up(nursery, autojump_clo
     room.is_over.set()
 
 
-async def test_what_a_request_holds_counts(nursery):
+async def test_bytes_held_by_a_request_count_against_the_limit(nursery):
     room = Room(nursery, limit_bytes=100 * READ)
     await room.enter(FLOOD, "heavy", 98 * READ)
     assert room.waiting.has_room(0)
@@ -84,7 +84,7 @@ async def test_what_a_request_holds_counts(nursery):
     room.is_over.set()
 
 
-async def test_what_is_on_the_hosts_disk_does_not_wait_behind_what_is_not(nursery):
+async def test_local_read_does_not_wait_behind_remote_reads(nursery):
     room = Room(nursery, at_once=1)
     await room.enter(FLOOD, "a miss")
     await room.enter(FLOOD, "another")
@@ -97,7 +97,7 @@ async def test_what_is_on_the_hosts_disk_does_not_wait_behind_what_is_not(nurser
     room.is_over.set()
 
 
-async def test_requests_of_one_who_is_killed_end_and_no_others(nursery):
+async def test_requests_of_a_killed_guest_fail_and_others_stay(nursery):
     room = Room(nursery, at_once=2)
     for number in range(4):
         await room.enter(FLOOD, number)
@@ -110,7 +110,7 @@ async def test_requests_of_one_who_is_killed_end_and_no_others(nursery):
     room.is_over.set()
 
 
-async def test_what_a_request_waits_for_is_known_to_who_asks(nursery):
+async def test_late_guests_are_listed_with_the_reason_of_their_wait(nursery):
     room = Room(nursery)
 
     async def wait():
@@ -129,7 +129,7 @@ async def test_what_a_request_waits_for_is_known_to_who_asks(nursery):
     assert len(room.waiting.table) == 0
 
 
-async def test_request_that_fails_by_itself_fails_so(nursery):
+async def test_error_of_the_request_itself_is_raised(nursery):
     async def fail():
         raise errors.ChunkLost("x", "y")
 
@@ -137,7 +137,7 @@ async def test_request_that_fails_by_itself_fails_so(nursery):
         await read_admission.ReadAdmission().run_admitted(OTHER, fail)
 
 
-async def test_cancelled_request_is_no_refused_one(nursery):
+async def test_cancelled_request_does_not_count_as_refused(nursery):
     crowd = read_admission.ReadAdmission()
     with trio.move_on_after(0) as scope:
         await crowd.run_admitted(OTHER, trio.sleep_forever)

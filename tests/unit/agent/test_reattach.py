@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests that have an image open whose chunk map is lost here, and not to be had for a while."""
+"""Reattach of an open image whose chunk map is lost here and unavailable for a while."""
 
 import math
 
@@ -20,7 +20,7 @@ LOST_AFTER_S = 900.0
 
 @pytest.fixture(autouse=True)
 def no_threads(monkeypatch):
-    """Do what threads do at once: while one works, the mock clock would jump."""
+    """Run thread functions inline: while a thread works, the mock clock would jump."""
 
     async def run_sync(function, *args, **_):
         await trio.lowlevel.checkpoint()
@@ -40,7 +40,7 @@ def opened_of(host):
 
 
 @pytest.mark.parametrize("what", [None, b"no map at all"])
-async def test_map_that_comes_back_is_waited_for(host, autojump_clock, what):
+async def test_reattach_waits_until_the_chunk_map_is_available(host, autojump_clock, what):
     good = host.blobs.pop(MAP)
     if what:
         host.blobs[MAP] = what
@@ -57,7 +57,7 @@ async def test_map_that_comes_back_is_waited_for(host, autojump_clock, what):
 
 
 @pytest.mark.parametrize("what", [None, b"no map at all"])
-async def test_map_that_does_not_come_back_is_believed_to_be_gone(host, autojump_clock, what):
+async def test_reattach_fails_when_the_chunk_map_stays_unavailable(host, autojump_clock, what):
     del host.blobs[MAP]
     if what:
         host.blobs[MAP] = what
