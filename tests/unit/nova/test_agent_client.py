@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocking client: answers, refusals, and agents that are away, silent, endless or mad."""
+"""The blocking agent client: replies, refusals, and unreachable, silent or malformed agents."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def client(path):
     return agent_client.AgentClient(str(path), 30.0)
 
 
-def test_answers_are_returned(path, client):
+def test_replies_of_the_agent_are_returned(path, client):
     answers = {
         control_wire.AttachImage: scripted_agent.done({"disk_format": "qcow2", "stored_bytes": 7}),
         control_wire.Status: scripted_agent.done({"host": "h1"}),
@@ -51,14 +51,14 @@ def test_answers_are_returned(path, client):
     ]
 
 
-def test_progress_is_waited_out(path, client):
+def test_progress_messages_are_skipped(path, client):
     told = control_wire.encode(control_wire.Progress(1, 2)) * 3
     answers = {control_wire.PreSeed: lambda r: told + scripted_agent.done({})(r)}
     with scripted_agent.running(path, answers):
         client.pre_seed(IMAGE, 30.0)
 
 
-def test_refusal_has_its_kind(path, client):
+def test_refusal_keeps_its_kind(path, client):
     answers = {control_wire.AttachImage: scripted_agent.failed("ChunkMissing", "no map")}
     with (
         scripted_agent.running(path, answers),
@@ -68,7 +68,7 @@ def test_refusal_has_its_kind(path, client):
     assert e.value.kind == "ChunkMissing"
 
 
-def test_agent_that_is_away_is_named(path, client):
+def test_unreachable_agent_is_named_by_its_socket(path, client):
     with pytest.raises(errors.AgentUnreachable, match=str(path)):
         client.agent_status()
 
@@ -82,7 +82,7 @@ def test_agent_that_is_away_is_named(path, client):
         (b"x" * (control_wire.MAX_LINE_BYTES + 70_000), "a line of over"),
     ],
 )
-def test_agent_that_does_not_answer_is_given_up(path, said, why):
+def test_silent_or_malformed_agent_is_unreachable(path, said, why):
     quick = agent_client.AgentClient(str(path), 30.0 if len(said) > 100 else SOON_S)
     with (
         scripted_agent.running(path, {control_wire.Status: lambda request: said}),
@@ -91,7 +91,7 @@ def test_agent_that_does_not_answer_is_given_up(path, said, why):
         quick.agent_status()
 
 
-def test_agent_that_goes_away_is_noticed(path, client, monkeypatch):
+def test_agent_that_closes_the_connection_is_unreachable(path, client, monkeypatch):
     monkeypatch.setattr(scripted_agent.ScriptedAgent, "hangs_up", True)
     with (
         scripted_agent.running(path, {control_wire.Status: lambda request: b""}),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the check of a host finds in the status of its agent."""
+"""Findings of the host check in the agent's status."""
 
 import re
 
@@ -24,7 +24,7 @@ def found(**changed):
     return {one.what: one for one in said}
 
 
-def test_well_agent_has_no_finding_that_is_not_ok():
+def test_healthy_agent_has_only_ok_findings():
     assert {one.level for one in found().values()} == {"ok"}
 
 
@@ -37,7 +37,7 @@ def test_well_agent_has_no_finding_that_is_not_ok():
         ({"faults": REFUSED}, "agent: message bus", "warning", "ACCESS_REFUSED"),
     ],
 )
-def test_what_is_not_well_is_named_with_a_remedy(changed, what, level, words):
+def test_agent_problem_is_named_with_a_remedy(changed, what, level, words):
     one = found(**changed)[what]
     assert one.level == level and one.remedy
     assert re.search(words, one.detail)

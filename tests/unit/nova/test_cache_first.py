@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server with the policy starts when its image is fully cached; else Nova downloads the image."""
+"""The cache-first policy: a server waits for its cached image, or Nova downloads the image."""
 
 import os
 import time
@@ -32,7 +32,7 @@ def agent(nova):
 
 
 def fills(agent, *states, **fields):
-    """Let the agent show these states of the fill one after the other, the last one for ever."""
+    """Let the agent report these fill states in turn, then the last one forever."""
     left = list(states)
 
     def next_fill():
@@ -71,7 +71,7 @@ def test_disk_is_made_when_the_image_is_fully_cached(nova, agent):
 
 @pytest.mark.expect_log("not-cached")
 @pytest.mark.parametrize("state", ["filling", "failing", None])
-def test_image_is_downloaded_after_the_limit(nova, agent, state):
+def test_image_is_downloaded_after_the_time_limit(nova, agent, state):
     fills(agent, state, why="the source is down", cached_share=0.25)
     began_s = time.monotonic()
     nova.cached(patient(nova, 1))
@@ -89,13 +89,13 @@ def test_image_that_cannot_be_cached_is_downloaded_at_once(nova, agent, state):
 
 
 @pytest.mark.expect_log("not-cached")
-def test_image_is_downloaded_where_the_agent_refuses(nova, agent):
+def test_image_is_downloaded_when_the_agent_refuses(nova, agent):
     agent.answers[control_wire.SetFillMode] = scripted_agent.failed("Unusable", "keep_images")
     nova.cached(patient(nova))
     assert nova.base.read_bytes() == DOWNLOADED
 
 
-def test_mirror_of_other_servers_stays_and_the_build_fails(nova, agent):
+def test_mirror_used_by_other_servers_is_kept_and_the_build_fails(nova, agent):
     other = nova.cached(nova.disk(instance_id=OTHER))
     fills(agent, "no_space")
     made = patient(nova)
@@ -105,9 +105,9 @@ def test_mirror_of_other_servers_stays_and_the_build_fails(nova, agent):
     assert os.path.lexists(other.path) and not os.path.lexists(made.path)
 
 
-def test_disk_that_exists_or_arrives_does_not_wait(nova, agent):
+def test_existing_or_migrating_disk_does_not_wait(nova, agent):
     nova.spawn()
-    nova.cached(patient(nova))  # it is there already: a start, not a build
+    nova.cached(patient(nova))  # the disk exists: a start, not a build
     arriving = nova.disk(instance_id=OTHER)
     arriving._instance.task_state = "migrating"
     arriving._instance.system_metadata = {f"image_{cache_first.IMAGE_PROPERTY}": "600"}
@@ -115,7 +115,7 @@ def test_disk_that_exists_or_arrives_does_not_wait(nova, agent):
     assert modes(agent) == []
 
 
-def test_image_s_limit_counts_where_the_flavor_has_none():
+def test_limit_of_the_flavor_precedes_that_of_the_image():
     image_s = {f"image_{cache_first.IMAGE_PROPERTY}": "20"}
     flavor = types.SimpleNamespace(extra_specs={cache_first.EXTRA_SPEC: "30"})
     policy_of = cache_first.policy_of
@@ -124,7 +124,7 @@ def test_image_s_limit_counts_where_the_flavor_has_none():
     assert policy_of(types.SimpleNamespace(system_metadata={}, flavor=None)) is None
 
 
-def test_tenant_s_image_waits_without_precedence_and_not_for_long(nova, agent):
+def test_limit_of_an_image_is_bounded_and_gives_no_urgency(nova, agent):
     fills(agent, "queued", "filling", "fully_cached")
     made = nova.disk()
     made._instance.system_metadata = {f"image_{cache_first.IMAGE_PROPERTY}": "300"}
@@ -138,7 +138,7 @@ def test_tenant_s_image_waits_without_precedence_and_not_for_long(nova, agent):
 
 @pytest.mark.expect_log("not-cached")
 @pytest.mark.parametrize(("state", "mode"), [("paused", "paused"), ("filling", "urgent")])
-def test_operator_s_decision_about_the_fill_stands(nova, agent, state, mode):
+def test_fill_mode_set_by_the_operator_is_not_changed(nova, agent, state, mode):
     fills(agent, state, mode=mode)
     nova.cached(patient(nova, 1))
     assert modes(agent) == []
@@ -146,6 +146,6 @@ def test_operator_s_decision_about_the_fill_stands(nova, agent, state, mode):
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "3601", "10m", "1e3", "٣", "9" * 5000])
-def test_limit_that_is_no_number_of_seconds_fails_the_build(nova, agent, text):
+def test_invalid_limit_fails_the_build(nova, agent, text):
     with pytest.raises(nova_backend.CannotStartError, match="whole seconds from 1 to 3600"):
         nova.cached(patient(nova, text))

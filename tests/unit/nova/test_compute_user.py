@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who nova-compute is, told by the files of /proc."""
+"""User, groups and configuration files of nova-compute, from /proc."""
 
 import os
 
@@ -31,7 +31,7 @@ TITLE = "nova-compute: master process [/usr/bin/nova-compute --config-file /etc/
 
 
 @pytest.mark.parametrize("words", [SCRIPT, SCRIPT[1:], (TITLE,)], ids=["python", "script", "title"])
-def test_rights_are_those_of_the_process(tmp_path, put, words):
+def test_user_and_groups_are_those_of_the_process(tmp_path, put, words):
     put(40, "vi", "/etc/nova/nova-compute.conf", "nova-compute")
     put(70, *words, uid=65534, gid=4, groups="4 6")
     found = compute_user.find_user("", tmp_path, "nobody")
@@ -49,8 +49,8 @@ EVIL = (*SCRIPT, "--config-file", "/tmp/evil.conf")
     [{"uid": 65534}, {"started_by": 65534}, {"exe": "su"}],
     ids=["local user", "with root's rights", "no Python"],
 )
-def test_nobody_else_can_say_what_root_reads(tmp_path, put, who):
-    """He calls his process nova-compute, and it is the first."""
+def test_process_of_another_user_is_ignored(tmp_path, put, who):
+    """A local user's process may have nova-compute's name and a lower pid."""
     put(60, *EVIL, **who)
     assert compute_user.running_user(tmp_path) is None and compute_user.config_args(tmp_path) == []
     put(70, *SCRIPT, "--config-file", "/etc/nova/nova.conf")
@@ -59,14 +59,14 @@ def test_nobody_else_can_say_what_root_reads(tmp_path, put, who):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder to somebody")
-def test_owner_of_novas_options_is_believed(tmp_path, put):
+def test_owner_of_novas_configuration_is_accepted(tmp_path, put):
     put(70, *SCRIPT, uid=65534)
     (tmp_path / "etc/nova").mkdir(parents=True)
     os.chown(tmp_path / "etc/nova", 65534, -1)
     assert compute_user.running_user(tmp_path).pid == 70
 
 
-def test_process_that_ends_meanwhile_is_no_process(tmp_path, put):
+def test_process_that_ends_during_the_check_is_ignored(tmp_path, put):
     put(70, *SCRIPT)
     (tmp_path / "proc/70/status").unlink()
     put(71, *SCRIPT)
@@ -74,7 +74,7 @@ def test_process_that_ends_meanwhile_is_no_process(tmp_path, put):
     assert compute_user.running_user(tmp_path) is None
 
 
-def test_files_are_those_that_it_was_given(tmp_path, put):
+def test_configuration_files_are_those_on_the_command_line(tmp_path, put):
     assert compute_user.config_args(tmp_path) == []
     more = ("--config-file", "/etc/nova/a b", "--config-dir=/etc/nova/d", "--config-file=relative")
     put(70, *SCRIPT, *more[2:], "--config-file", "/etc/nova/nova.conf")
@@ -82,18 +82,18 @@ def test_files_are_those_that_it_was_given(tmp_path, put):
     assert given == ["--config-dir=/etc/nova/d", "--config-file=/etc/nova/nova.conf"]
 
 
-def test_files_stand_in_a_title_too(tmp_path, put):
+def test_configuration_files_are_read_from_a_process_title(tmp_path, put):
     put(70, TITLE)
     assert compute_user.config_args(tmp_path) == ["--config-file=/etc/nova/cpu.conf"]
 
 
-def test_user_who_is_not_there_is_refused():
+def test_unknown_user_is_refused():
     with pytest.raises(errors.Unusable, match="there is no user nobody-of-that-name"):
         compute_user.find_user("nobody-of-that-name")
 
 
-def test_group_that_came_after_the_start_is_told(tmp_path, put):
-    """As where the package made nova a member and nova-compute was not restarted."""
+def test_group_added_after_the_start_is_a_warning(tmp_path, put):
+    """The package may add nova to a group while nova-compute is running."""
     put(70, *SCRIPT, uid=65534, gid=0, groups="0")
     user = compute_user.find_user("", tmp_path, "nobody")
     found = host_check.check_user(user, NOGROUP)
@@ -101,8 +101,8 @@ def test_group_that_came_after_the_start_is_told(tmp_path, put):
     assert host_check.check_user(compute_user.account("nobody"), NOGROUP).level == "ok"
 
 
-def test_group_that_opens_nothing_may_be_missing(tmp_path, put):
-    """As in DevStack, whose nova-compute has libvirt's group in place of its user's own."""
+def test_irrelevant_group_may_be_missing(tmp_path, put):
+    """In DevStack nova-compute has libvirt's group instead of its user's own."""
     put(70, *SCRIPT, uid=65534, gid=4, groups="4")
     user = compute_user.find_user("", tmp_path, "nobody")
     found = host_check.check_user(user, frozenset({4}))
@@ -110,7 +110,7 @@ def test_group_that_opens_nothing_may_be_missing(tmp_path, put):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may look as somebody else")
-def test_rights_are_given_back_whatever_happens():
+def test_user_is_restored_after_an_exception():
     before = compute_user.current_user()
     with pytest.raises(ZeroDivisionError), compute_user.acting_as(compute_user.account("nobody")):
         assert compute_user.current_user()[:3] == compute_user.account("nobody")[:3]
@@ -120,7 +120,7 @@ def test_rights_are_given_back_whatever_happens():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
-def test_who_is_neither_root_nor_nova_compute_is_told_to_be_root(tmp_path, put):
+def test_check_by_another_user_advises_to_run_as_root(tmp_path, put):
     put(70, *SCRIPT, uid=2, gid=2)
     user = compute_user.find_user("", tmp_path, "bin")
     with compute_user.acting_as(compute_user.account("nobody")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which snapshots are made of changes, and that Nova makes all others as it does by itself."""
+"""Delta snapshots: when they are sent, and when Nova makes the snapshot itself."""
 
 import contextlib
 import dataclasses
@@ -39,7 +39,7 @@ R = control_wire.Fallback
 
 
 class WholeImageError(NotImplementedError):
-    """Nova's class knows no other way."""
+    """Nova's class has no other method."""
 
 
 class Stock:
@@ -55,7 +55,7 @@ class LibvirtError(Exception):
 
 
 class Nova:
-    """A host with Nova, and a server whose disk lies on a mirror."""
+    """A host with Nova, and a server with a disk on a mirror."""
 
     def __init__(self, folder, url):
         self.folder, self.events = folder, []
@@ -107,7 +107,7 @@ class Nova:
         return disk
 
     def make_live(self, disk_path, out_path, image_format):
-        """Do what Nova's driver does: a copy of the disk, which it then has converted."""
+        """Copy the disk and convert the copy, like Nova's driver."""
         assert pathlib.Path(out_path).parent.stat().st_mode & 0o777 == 0o701
         self.said("live", disk_path)
         copy = pathlib.Path(f"{out_path}.delta")
@@ -164,7 +164,7 @@ def agent(nova):
         yield running
 
 
-def test_snapshot_is_made_though_glance_takes_no_property_for_its_base(nova, agent, gateway):
+def test_snapshot_succeeds_without_the_base_property(nova, agent, gateway):
     def update(context, image_id, record):
         if "properties" in record:
             raise RuntimeError("the quota of properties is exceeded")
@@ -176,9 +176,7 @@ def test_snapshot_is_made_though_glance_takes_no_property_for_its_base(nova, age
 
 @pytest.mark.parametrize("is_live", [False, True])
 @pytest.mark.parametrize("image_format", ["raw", "qcow2"])
-def test_changes_are_sent_and_nova_has_nothing_left_to_do(
-    nova, agent, gateway, is_live, image_format
-):
+def test_delta_is_uploaded_instead_of_novas_snapshot(nova, agent, gateway, is_live, image_format):
     nova.is_live = is_live
     assert nova.snapshot(image_format) is None
     wanted = {"disk_format": image_format, "container_format": "bare"}
@@ -193,7 +191,7 @@ def test_changes_are_sent_and_nova_has_nothing_left_to_do(
     assert not nova.host.fallbacks.counts_by_reason
 
 
-def test_who_has_no_gateway_or_no_mirror_is_not_bothered(nova, gateway, tmp_path):
+def test_no_gateway_or_mirror_leaves_the_snapshot_to_nova(nova, gateway, tmp_path):
     downloaded = tmp_path / "downloaded"
     downloaded.write_bytes(bytes(SIZE))
     assert not nova.is_made_as_ever(disk=nova.make_disk("other", downloaded))
@@ -203,7 +201,7 @@ def test_who_has_no_gateway_or_no_mirror_is_not_bothered(nova, gateway, tmp_path
     assert not gateway.asked
 
 
-def test_snapshot_that_nova_did_not_announce_is_made_as_ever(nova, gateway):
+def test_unannounced_snapshot_is_made_by_nova(nova, gateway):
     with pytest.raises(WholeImageError):
         nova.backend(None, "disk", str(nova.disk)).direct_snapshot("token", "n", "raw", "i", "b")
     assert not gateway.asked
@@ -211,7 +209,7 @@ def test_snapshot_that_nova_did_not_announce_is_made_as_ever(nova, gateway):
 
 @pytest.mark.expect_log(r"not made of a delta: its format is vmdk \[snapshot-format")
 @pytest.mark.expect_log(r"not made of a delta: it is to be compressed \[snapshot-format")
-def test_formats_that_only_nova_makes_are_made_by_nova(nova, agent, gateway):
+def test_other_formats_and_compression_are_made_by_nova(nova, agent, gateway):
     assert nova.is_made_as_ever(image_format="vmdk") == {R.SNAPSHOT_FORMAT: 1}
     nova.conf.set_override("snapshot_compression", True, group="libvirt")
     assert nova.is_made_as_ever() == {R.SNAPSHOT_FORMAT: 2}
@@ -220,7 +218,7 @@ def test_formats_that_only_nova_makes_are_made_by_nova(nova, agent, gateway):
 
 
 @pytest.mark.expect_log(r"Nova has suspended the guest for it \[guest-suspended")
-def test_guest_is_not_kept_suspended_while_its_changes_are_sent(nova, agent, gateway):
+def test_snapshot_of_a_suspended_guest_is_made_by_nova(nova, agent, gateway):
     nova.is_suspended = True
     assert nova.is_made_as_ever() == {R.GUEST_SUSPENDED: 1}
     assert not gateway.asked
@@ -228,7 +226,7 @@ def test_guest_is_not_kept_suspended_while_its_changes_are_sent(nova, agent, gat
 
 @pytest.mark.expect_log(r"no answer from the gateway .*\[gateway-unreachable")
 @pytest.mark.parametrize("is_live", [False, True])
-def test_gateway_that_is_away_is_noticed_before_anything_is_done(nova, agent, is_live):
+def test_unreachable_gateway_leaves_the_snapshot_to_nova(nova, agent, is_live):
     nova.is_live = is_live
     nova.conf.set_override("gateway_url", "http://127.0.0.1:9", group="acstor")
     assert nova.is_made_as_ever() == {R.GATEWAY_UNREACHABLE: 1}
@@ -236,14 +234,14 @@ def test_gateway_that_is_away_is_noticed_before_anything_is_done(nova, agent, is
 
 
 @pytest.mark.expect_log("delta-unreadable")
-def test_keystone_that_gives_nova_no_token_of_its_own_is_for_nova_to_miss(nova, agent, gateway):
+def test_missing_token_leaves_the_snapshot_to_nova(nova, agent, gateway):
     nova.headers = None
     assert nova.is_made_as_ever() == {R.DELTA_UNREADABLE: 1}
     assert not gateway.asked
 
 
 @pytest.mark.expect_log(r"\(403\): it is deactivated \[gateway-refused")
-def test_base_that_may_not_be_read_is_noticed_before_anything_is_done(nova, agent, gateway):
+def test_unreadable_base_leaves_the_snapshot_to_nova(nova, agent, gateway):
     gateway.refuse("GET", 403, "it is deactivated")
     assert nova.is_made_as_ever() == {R.GATEWAY_REFUSED: 1}
     assert not nova.events
@@ -251,7 +249,7 @@ def test_base_that_may_not_be_read_is_noticed_before_anything_is_done(nova, agen
 
 @pytest.mark.expect_log(r"\(200\): the base was deleted \[gateway-refused")
 @pytest.mark.parametrize("is_live", [False, True])
-def test_nova_goes_on_when_glance_has_let_go_of_what_failed(
+def test_nova_makes_the_snapshot_after_glance_resets_the_image(
     nova, agent, gateway, monkeypatch, is_live
 ):
     nova.is_live = is_live
@@ -261,7 +259,7 @@ def test_nova_goes_on_when_glance_has_let_go_of_what_failed(
     def sleep(seconds):
         nova.status = "queued" if seconds else nova.status
 
-    # Not in the module itself: threads of other tests sleep, too.
+    # Not in the module ``time`` itself: threads of other tests also sleep.
     clock = types.SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
     monkeypatch.setattr(delta_snapshot, "time", clock)
     assert nova.is_made_as_ever() == {R.GATEWAY_REFUSED: 1}
@@ -269,7 +267,7 @@ def test_nova_goes_on_when_glance_has_let_go_of_what_failed(
 
 
 @pytest.mark.expect_log("gateway-unreachable")
-def test_upload_that_hangs_is_waited_for_no_longer_than_allowed(nova, agent, gateway):
+def test_wait_for_a_hanging_upload_is_bounded(nova, agent, gateway):
     gateway.lines = []
     nova.status = "saving"
     nova.host.timeouts = host_context.Timeouts(upload_end_s=0.05, upload_poll_s=0.02)
@@ -277,13 +275,13 @@ def test_upload_that_hangs_is_waited_for_no_longer_than_allowed(nova, agent, gat
 
 
 @pytest.mark.expect_log("gateway-unreachable")
-def test_image_that_was_deleted_meanwhile_is_for_nova_to_miss(nova, agent, gateway):
+def test_deleted_image_leaves_the_error_to_nova(nova, agent, gateway):
     gateway.lines = []
     nova.status = None
     assert nova.is_made_as_ever() == {R.GATEWAY_UNREACHABLE: 1}
 
 
-def test_image_that_is_active_is_made_though_the_gateway_died_behind_it(nova, agent, gateway):
+def test_active_image_counts_as_success_after_a_gateway_failure(nova, agent, gateway):
     gateway.lines = []
     nova.status = "active"
     assert nova.snapshot() is None
@@ -291,14 +289,14 @@ def test_image_that_is_active_is_made_though_the_gateway_died_behind_it(nova, ag
 
 
 @pytest.mark.expect_log("agent-unreachable")
-def test_without_an_agent_snapshots_are_made_as_ever(nova, gateway):
+def test_unreachable_agent_leaves_the_snapshot_to_nova(nova, gateway):
     assert nova.is_made_as_ever() == {R.AGENT_UNREACHABLE: 1}
     assert not gateway.composed
 
 
 @pytest.mark.expect_log(r"the agent does not tell its base's hash \[agent-refused")
 @pytest.mark.expect_log(r"no such image \[agent-refused")
-def test_agent_that_does_not_say_which_image_it_shows_is_not_enough(nova, agent, gateway):
+def test_missing_hash_from_the_agent_leaves_the_snapshot_to_nova(nova, agent, gateway):
     older = {key: value for key, value in ZEROS.items() if not key.startswith("os_hash")}
     agent.answers[control_wire.Zeros] = scripted_agent.done(older)
     assert nova.is_made_as_ever() == {R.AGENT_REFUSED: 1}
@@ -308,21 +306,21 @@ def test_agent_that_does_not_say_which_image_it_shows_is_not_enough(nova, agent,
 
 
 @pytest.mark.expect_log(r"no such domain \[delta-unreadable")
-def test_what_nova_s_driver_cannot_do_is_for_nova_to_say(nova, agent, gateway):
+def test_driver_failure_leaves_the_snapshot_to_nova(nova, agent, gateway):
     nova.is_live = "fails"
     assert nova.is_made_as_ever() == {R.DELTA_UNREADABLE: 1}
     assert not gateway.composed
 
 
 @pytest.mark.expect_log(r"at most 0 changes \[delta-unreadable")
-def test_disk_with_more_changes_than_can_be_sent_is_made_as_ever(nova, agent, gateway, monkeypatch):
+def test_too_many_changes_leave_the_snapshot_to_nova(nova, agent, gateway, monkeypatch):
     table = disk_delta.ExtentTable
     monkeypatch.setattr(table, "from_runs", functools.partial(table.from_runs, max_extents=0))
     assert nova.is_made_as_ever() == {R.DELTA_UNREADABLE: 1}
 
 
 @pytest.mark.expect_log(r"it is not based on image .*\[delta-unreadable")
-def test_copy_that_lies_on_another_image_is_not_sent(nova, agent, gateway, tmp_path):
+def test_copy_on_another_image_is_not_sent(nova, agent, gateway, tmp_path):
     other = tmp_path / "images" / f"{SNAPSHOT}.raw"
     other.write_bytes(bytes(SIZE))
     nova.make_live = lambda *args: sparse_snapshot.extract_image(
@@ -333,8 +331,8 @@ def test_copy_that_lies_on_another_image_is_not_sent(nova, agent, gateway, tmp_p
     assert not gateway.composed
 
 
-def test_conversions_of_others_are_not_touched(nova, agent):
-    """What is sent instead of a conversion is what this snapshot is made of, and no other."""
+def test_other_conversions_are_not_intercepted(nova, agent):
+    """Only this snapshot's conversion is replaced by the upload of a delta."""
     nova.is_live = True
     nova.snapshot()
     asked = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is sent of a disk: the changes and the base make the disk again, whatever was written."""
+"""The delta stream of a disk: base and delta give back the disk."""
 
 import random
 import subprocess
@@ -63,7 +63,7 @@ def run(*command):
 
 
 def composed(base, raw):
-    """Do what the gateway does; return the table and the disk."""
+    """Apply a delta like the gateway; return the table and the disk."""
     reader, at = disk_delta.Reader("test"), disk_delta.HEADER_BYTES
     head = reader.read_head(raw[:at])
     assert (head.base, head.os_hash) == (BASE, OS_HASH)
@@ -86,7 +86,7 @@ def disk(tmp_path):
     return Disk(tmp_path)
 
 
-def test_changes_and_base_are_the_disk(disk):
+def test_delta_and_base_give_the_disk(disk):
     disk.write(
         "write -P 1 512 100k",  # within clusters, so the rest of them is copied
         "write -P 2 1M 64k",  # into the image's zeros
@@ -103,14 +103,14 @@ def test_changes_and_base_are_the_disk(disk):
     assert data_bytes == 5 * CHUNK, "what was written, in clusters; no zeros"
 
 
-def test_zeros_of_the_image_are_told_and_nobody_has_to_read_them(disk):
+def test_zeros_of_the_image_are_sent_as_ranges_only(disk):
     raw = disk.sent()
     table, made = composed(disk.base.read_bytes(), raw)
     assert table == [disk_delta.Extent(MIB, 2 * MIB, disk_delta.ExtentKind.ZERO)]
     assert made == disk.flat() and len(raw) < 1000
 
 
-def test_random_writes_are_the_disk(disk):
+def test_delta_of_random_writes_gives_the_disk(disk):
     rng = random.Random(2)
     for _ in range(12):
         at = rng.randrange(DISK_BYTES // 512) * 512
@@ -121,7 +121,7 @@ def test_random_writes_are_the_disk(disk):
     assert list(disk_delta.merge_adjacent(table)) == table
 
 
-def test_disk_that_becomes_shorter_meanwhile_is_an_error(disk):
+def test_disk_truncated_during_the_upload_is_an_error(disk):
     disk.write("write -P 1 0 3M")
     with disk.path.open("rb") as file:
         body = delta_stream.DeltaBody(delta_stream.open_disk(file), BASE, disk.zeros)
@@ -133,14 +133,14 @@ def test_disk_that_becomes_shorter_meanwhile_is_an_error(disk):
             list(pieces)
 
 
-def test_disk_whose_bytes_lie_elsewhere_is_none_of_ours(disk):
+def test_disk_with_an_external_data_file_is_refused(disk):
     outside = f"data_file={disk.path}.data,backing_file={disk.base},backing_fmt=raw"
     run("qemu-img", "create", "-q", "-f", "qcow2", "-o", outside, str(disk.path), "6M")
     with pytest.raises(errors.Unusable, match="external data file"):
         disk.sent()
 
 
-def test_log_says_now_and_then_how_much_was_sent(caplog):
+def test_progress_is_logged_at_intervals(caplog):
     caplog.set_level("INFO")
     moments = iter([0.0, 1.0, 31.0, 32.0])
     assert list(delta_stream._log_progress([b"1"] * 3, 3, lambda: next(moments))) == [b"1"] * 3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switching acstor on and off on a compute host, as often as one likes."""
+"""Enabling and disabling acstor on a compute host is idempotent."""
 
 import pathlib
 import stat
@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Return what runs the command on a host whose nova.conf is given, and returns what it says."""
+    """Return a function that runs the command with a given nova.conf and returns its output."""
     conf = tmp_path / "nova.conf"
 
     def run(*words, nova_conf="[libvirt]\nvirt_type = kvm\n"):
@@ -31,7 +31,7 @@ def run(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_each_changes_once_and_a_trial_nothing(run, tmp_path):
+def test_enable_and_disable_change_once_and_check_changes_nothing(run, tmp_path):
     file = tmp_path / "d/acstor.conf"
     assert run("disable") == (0, "unchanged", "")
     assert run("enable", "--check") == (1, "would be changed", "")
@@ -46,7 +46,7 @@ def test_each_changes_once_and_a_trial_nothing(run, tmp_path):
     assert not file.parent.exists()
 
 
-def test_what_an_operator_wrote_into_the_file_stays(run, tmp_path):
+def test_lines_of_the_operator_in_the_file_are_kept(run, tmp_path):
     file = tmp_path / "d/acstor.conf"
     run("enable")
     file.write_text(own := f"{enable.TEXT}gateway_url = https://192.0.2.1:9711\n")
@@ -64,14 +64,14 @@ def test_what_an_operator_wrote_into_the_file_stays(run, tmp_path):
         ("[DEFAULT]\nconfig_source = vault, acstor\n", "[DEFAULT] config_source = vault, acstor"),
     ],
 )
-def test_disable_names_lines_that_are_not_its_own(run, tmp_path, text, said):
+def test_disable_names_other_settings_of_acstor(run, tmp_path, text, said):
     run("enable")
     status, done, error = run("disable", nova_conf=text)
     assert (status, done) == (1, "changed")
     assert f"{tmp_path}/nova.conf: {said}" in error
 
 
-def test_file_that_cannot_be_written_or_taken_away_is_told(run, tmp_path):
+def test_unwritable_or_unremovable_file_is_named(run, tmp_path):
     (tmp_path / "d").write_text("a file, no folder")
     status, _, error = run("enable")
     assert status == 1 and f"{tmp_path}/d/acstor.conf: cannot be written" in error
@@ -81,12 +81,12 @@ def test_file_that_cannot_be_written_or_taken_away_is_told(run, tmp_path):
     assert status == 1 and f"{tmp_path}/d/acstor.conf: cannot be removed" in error
 
 
-def test_file_of_the_packages_is_the_one_that_is_written(tmp_path):
+def test_packaged_file_equals_the_written_one(tmp_path):
     assert (ROOT / "etc/nova/acstor.conf").read_text() == enable.TEXT
 
 
-def test_nova_compute_reads_the_folder_besides_the_files_that_it_is_given(tmp_path, monkeypatch):
-    """As in /etc/nova; oslo.config looks in the user's own folder in the same way."""
+def test_nova_compute_reads_the_directory_besides_given_files(tmp_path, monkeypatch):
+    """oslo.config searches the user's directory in the same way as /etc/nova."""
     monkeypatch.setenv("HOME", str(tmp_path))
     assert enable.enable(tmp_path / ".nova" / enable.FOLDER.name)
     (tmp_path / "nova.conf").write_text("[DEFAULT]\nstate_path = /elsewhere\n")
@@ -96,7 +96,7 @@ def test_nova_compute_reads_the_folder_besides_the_files_that_it_is_given(tmp_pa
         assert (conf.config_source or []) == found
 
 
-def test_file_switches_acstor_on(tmp_path):
+def test_written_file_enables_acstor(tmp_path):
     assert enable.enable(tmp_path / "d")
     conf = host_check.load_conf([str(tmp_path / "d/acstor.conf")])
     found = {one.what: one.level for one in host_check._configuration(conf)}

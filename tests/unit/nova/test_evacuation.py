@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that are evacuated: whose disk lies on a checkpoint, whose does not, and who is told."""
+"""Evacuated servers: disks on checkpoints, fallbacks and calls to the agent."""
 
 import http.server
 import json
@@ -50,7 +50,7 @@ def recovery_of(checkpoint_id):
 
 
 class Api:
-    """The REST API, as far as it is asked; ``answers`` are bodies by path, ``status`` all have."""
+    """The REST API with response bodies by path and one status for all."""
 
     def __init__(self) -> None:
         self.status, self.asked = 200, []
@@ -128,10 +128,10 @@ def asked(agent, kind):
     return [one for one in agent.asked if isinstance(one, kind)]
 
 
-def test_disk_of_an_evacuated_server_lies_on_its_newest_checkpoint(nova, agent, api):
+def test_evacuated_disk_is_based_on_the_newest_checkpoint(nova, agent, api):
     made = evacuate(nova)
     assert base_of(made) == (f"{NEW}.qcow2", SIZE)
-    assert os.readlink(nova.base) == str(nova.mirror)  # nothing was downloaded
+    assert os.readlink(nova.base) == str(nova.mirror)  # no download
     [request] = asked(agent, control_wire.AttachCheckpoint)
     assert (request.checkpoint_id, request.holders) == (NEW, (("h2", "10.0.0.2:7205"),))
     assert {token for _, token in api.asked} == {"a-token"}
@@ -139,30 +139,30 @@ def test_disk_of_an_evacuated_server_lies_on_its_newest_checkpoint(nova, agent, 
     assert made._instance.metadata == {"acstor_recovered_from": "2026-11-23T15:00:00Z"}
 
 
-def test_start_waits_for_the_disk_and_chooses_as_for_mirrors(nova, agent):
+def test_start_uses_the_cache_mode_and_error_policy_of_mirrors(nova, agent):
     info = evacuate(nova).libvirt_info("none")
     assert info.driver_cache == "writeback"
     assert info.format_dom().find("driver").get("rerror_policy") == "stop"
 
 
-def test_disk_of_a_larger_flavor_is_as_large(nova, agent):
+def test_recovered_disk_has_the_size_of_a_larger_flavor(nova, agent):
     with recovering_backend.mark_evacuated(INSTANCE, CONTEXT):
         made = nova.spawn(size=2 * SIZE)
     assert base_of(made)[1] == 2 * SIZE
 
 
-def test_disk_of_a_flavor_without_a_size_is_as_large_as_the_checkpoint(nova, agent):
+def test_recovered_disk_has_the_checkpoints_size_without_a_flavor_size(nova, agent):
     with recovering_backend.mark_evacuated(INSTANCE, CONTEXT):
         assert base_of(nova.spawn(size=None))[1] == SIZE
     assert asked(agent, control_wire.AttachCheckpoint)[0].max_bytes == 0
 
 
-def test_rebuild_gives_an_empty_disk(nova, agent, api):
+def test_rebuild_uses_no_checkpoint(nova, agent, api):
     made = nova.spawn()
     assert base_of(made)[0] == nova.base.name and api.asked == []
 
 
-def test_other_disks_of_the_server_and_of_other_servers_are_made_as_ever(nova, agent, api):
+def test_other_disks_and_servers_use_no_checkpoint(nova, agent, api):
     with recovering_backend.mark_evacuated(OLD, CONTEXT):
         nova.spawn()
     with recovering_backend.mark_evacuated(INSTANCE, CONTEXT):
@@ -170,19 +170,19 @@ def test_other_disks_of_the_server_and_of_other_servers_are_made_as_ever(nova, a
     assert api.asked == []
 
 
-def test_disk_that_is_there_is_left_alone(nova, agent, api):
+def test_existing_disk_is_not_changed(nova, agent, api):
     made = nova.spawn()
     evacuate(nova)
     assert base_of(made)[0] == nova.base.name and api.asked == []
 
 
-def test_without_the_api_nothing_changes(nova, agent):
+def test_evacuation_without_a_decision_url_uses_the_image(nova, agent):
     nova.conf.set_override("decision_url", "", group="acstor")
     assert base_of(evacuate(nova))[0] == nova.base.name
 
 
 @pytest.mark.expect_log(NEW)
-def test_older_checkpoint_is_taken_where_the_newest_cannot_be_had(nova, agent):
+def test_older_checkpoint_is_used_when_the_newest_is_lost(nova, agent):
     def answer(request):
         if request.checkpoint_id == NEW:
             return control_wire.encode(control_wire.Failed("ChunkLost", "no holder has it"))
@@ -196,7 +196,7 @@ LATE = scripted_agent.failed("DeadlineExceeded", "it did not arrive")
 
 
 @pytest.mark.expect_log("is requested again")
-def test_checkpoint_that_is_late_is_asked_for_again(nova, agent):
+def test_late_checkpoint_is_requested_again(nova, agent):
     nova.limit(checkpoint_retry_s=0.0)
     answers = iter([LATE, scripted_agent.failed("OSError", "no space left"), ATTACHED])
     agent.answers[control_wire.AttachCheckpoint] = lambda request: next(answers)(request)
@@ -204,7 +204,7 @@ def test_checkpoint_that_is_late_is_asked_for_again(nova, agent):
 
 
 @pytest.mark.parametrize("recover", ["required", "preferred"])
-def test_checkpoint_that_stays_late_is_neither_an_older_one_nor_an_empty_disk(nova, agent, recover):
+def test_late_checkpoint_is_not_replaced_by_an_older_one_or_the_image(nova, agent, recover):
     nova.limit(checkpoint_s=-1.0)
     nova.conf.set_override("recover", recover, group="acstor")
     agent.answers[control_wire.AttachCheckpoint] = LATE
@@ -215,7 +215,7 @@ def test_checkpoint_that_stays_late_is_neither_an_older_one_nor_an_empty_disk(no
 
 
 @pytest.mark.parametrize("disk_format", ["aki", "raw"])
-def test_image_that_cannot_be_mirrored_is_an_error_in_words(nova, agent, disk_format):
+def test_unsupported_image_fails_the_evacuation(nova, agent, disk_format):
     nova.image["disk_format"] = disk_format
     if disk_format == "raw":
         nova.conf.set_override("verify_glance_signatures", True, group="glance")
@@ -224,13 +224,13 @@ def test_image_that_cannot_be_mirrored_is_an_error_in_words(nova, agent, disk_fo
     assert not os.path.lexists(nova.base) and not asked(agent, control_wire.AttachCheckpoint)
 
 
-def test_image_that_is_deactivated_by_now_is_the_servers_still(nova, agent):
+def test_deactivated_image_can_be_recovered(nova, agent):
     nova.image["status"] = "deactivated"
     assert base_of(evacuate(nova))[0] == f"{NEW}.qcow2"
     assert os.readlink(nova.base) == str(nova.mirror)
 
 
-def test_image_that_was_downloaded_is_lain_on_as_it_is(nova, agent):
+def test_downloaded_image_is_used_as_backing_file(nova, agent):
     nova.base.parent.mkdir()
     nova.base.write_bytes(bytes(SIZE))
     evacuate(nova)
@@ -238,7 +238,7 @@ def test_image_that_was_downloaded_is_lain_on_as_it_is(nova, agent):
     assert request.backing_file == str(nova.base) and not nova.base.is_symlink()
 
 
-def test_mirror_that_was_lost_is_an_error_in_words(nova, agent):
+def test_lost_mirror_fails_the_evacuation(nova, agent):
     nova.base.parent.mkdir()
     nova.base.symlink_to(nova.mirror)
     agent.answers[control_wire.AttachImage] = scripted_agent.failed("ChunkLost", "it cannot be had")
@@ -283,7 +283,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_server_is_not_given_an_empty_disk_in_silence(nova, agent, api, fault):
+def test_evacuation_without_a_checkpoint_fails_by_default(nova, agent, api, fault):
     fault(nova, api)
     with pytest.raises(nova_backend.CannotStartError, match=FAULTS[fault]):
         evacuate(nova)
@@ -292,18 +292,18 @@ def test_server_is_not_given_an_empty_disk_in_silence(nova, agent, api, fault):
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.expect_log("starting from its image")
-def test_server_begins_as_its_image_if_the_operator_wants_that(nova, agent, api, fault):
+def test_evacuation_without_a_checkpoint_uses_the_image_if_preferred(nova, agent, api, fault):
     nova.conf.set_override("recover", "preferred", group="acstor")
     fault(nova, api)
     assert base_of(evacuate(nova))[0] == nova.base.name
 
 
-def test_agent_that_is_away_is_no_empty_disk(nova):
+def test_unreachable_agent_fails_the_evacuation(nova):
     with pytest.raises(nova_backend.CannotStartError, match="no answer from the agent"):
         evacuate(nova)
 
 
-def test_disk_that_cannot_be_made_is_an_error_in_words(nova, agent, monkeypatch):
+def test_failed_disk_creation_fails_the_evacuation(nova, agent, monkeypatch):
     def fail(*args, **more):
         raise OSError("no space left")
 
@@ -312,33 +312,33 @@ def test_disk_that_cannot_be_made_is_an_error_in_words(nova, agent, monkeypatch)
         evacuate(nova)
 
 
-def test_live_migration_of_what_lies_on_a_checkpoint_is_refused(nova, agent):
+def test_live_migration_of_a_disk_on_a_checkpoint_is_refused(nova, agent):
     with pytest.raises(nova_backend.CannotStartError, match="Move it then"):
         nova.spawn(filename=f"{NEW}.qcow2")
 
 
-def test_start_fetches_nothing_for_what_lies_on_a_checkpoint(nova, agent, api):
+def test_start_of_a_disk_on_a_checkpoint_fetches_nothing(nova, agent, api):
     made = evacuate(nova)
     del agent.asked[:], api.asked[:]
     nova.spawn(filename=f"{NEW}.qcow2")
     assert base_of(made)[0] == f"{NEW}.qcow2" and agent.asked == api.asked == []
 
 
-def test_agent_is_told_before_a_guest_on_a_checkpoint_is_ended(nova, agent):
+def test_agent_is_notified_of_a_power_off_on_a_checkpoint(nova, agent):
     agent.answers[control_wire.PowerOff] = scripted_agent.done({})
     evacuate(nova)
     host_context.notify_power_off(nova.host, INSTANCE)
     assert asked(agent, control_wire.PowerOff) == [control_wire.PowerOff(INSTANCE)]
 
 
-def test_start_without_the_checkpoint_on_this_host_says_why(nova, agent):
+def test_start_without_the_checkpoint_on_this_host_is_refused(nova, agent):
     made = evacuate(nova)
     agent.answers[control_wire.ListRestoredDisks] = scripted_agent.done({"disks": []})
     with pytest.raises(nova_backend.CannotStartError, match="on the host that it was recovered on"):
         made.libvirt_info("none")
 
 
-def test_start_makes_the_link_beneath_again(nova, agent):
+def test_start_recreates_the_link_of_the_backing_image(nova, agent):
     made = evacuate(nova)
     shown = nova.folder / "mirror" / "disks" / f"{NEW}.qcow2"
     create = ["qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "raw", "-b", nova.base]
@@ -352,13 +352,13 @@ def test_start_makes_the_link_beneath_again(nova, agent):
 
 
 def marked(nova, agent):
-    """Return a disk on the mirror that may lack some of its checkpoint."""
+    """Return a disk on the mirror, marked as possibly incomplete."""
     made = nova.spawn()
     recovery_marker.write(made.path, NEW)
     return made
 
 
-def test_disk_whose_qemu_ended_too_early_starts_on_its_checkpoint_again(nova, agent):
+def test_marked_disk_is_rebased_on_its_checkpoint_at_start(nova, agent):
     made = marked(nova, agent)
     made.libvirt_info("none")
     assert base_of(made)[0] == f"{NEW}.qcow2"
@@ -366,7 +366,7 @@ def test_disk_whose_qemu_ended_too_early_starts_on_its_checkpoint_again(nova, ag
     assert base_of(made)[0] == f"{NEW}.qcow2"
 
 
-def test_disk_that_cannot_be_laid_on_its_checkpoint_does_not_start(nova, agent, monkeypatch):
+def test_marked_disk_does_not_start_when_the_rebase_fails(nova, agent, monkeypatch):
     made = marked(nova, agent)
 
     def fail(*args, **more):
@@ -380,7 +380,7 @@ def test_disk_that_cannot_be_laid_on_its_checkpoint_does_not_start(nova, agent, 
 @pytest.mark.parametrize(
     ("how", "is_laid"), [(None, True), ((0, 0), True), ((1, 0), False), ((0, 1), False)]
 )
-def test_snapshot_of_a_server_that_is_off_has_all_of_its_checkpoint(nova, agent, how, is_laid):
+def test_offline_snapshot_of_a_marked_disk_includes_its_checkpoint(nova, agent, how, is_laid):
     seen = []
     nova.stock.direct_snapshot = lambda self, *args: seen.append((base_of(self)[0], args))
     made = marked(nova, agent)
@@ -393,7 +393,7 @@ def test_snapshot_of_a_server_that_is_off_has_all_of_its_checkpoint(nova, agent,
     assert seen == [(f"{NEW}.qcow2" if is_laid else nova.base.name, ("context", "name"))]
 
 
-def test_snapshot_of_what_cannot_be_laid_on_its_checkpoint_is_an_error_in_words(nova, agent):
+def test_snapshot_fails_when_a_marked_disk_cannot_be_rebased(nova, agent):
     nova.stock.direct_snapshot = lambda self: pytest.fail("a snapshot was made")
     made = marked(nova, agent)
     os.unlink(made.path)
@@ -416,7 +416,7 @@ def lies_on_nothing(nova, path):
 
 
 @pytest.mark.parametrize("altered", [has_external_data, lies_elsewhere, lies_on_nothing])
-def test_disk_that_is_not_as_we_made_it_is_given_to_nobody(nova, agent, altered):
+def test_altered_marked_disk_is_refused_unchanged(nova, agent, altered):
     made = marked(nova, agent)
     os.unlink(made.path)
     altered(nova, made.path)
@@ -430,7 +430,7 @@ def test_disk_that_is_not_as_we_made_it_is_given_to_nobody(nova, agent, altered)
         assert file.read() == before
 
 
-def test_server_whose_disk_may_lack_something_is_not_moved(nova, agent):
+def test_marked_disk_makes_a_server_unmovable(nova, agent):
     made = nova.spawn()
     assert recovered_disk.why_unmovable(nova.host, INSTANCE) == ""
     recovery_marker.write(made.path, NEW)
@@ -440,7 +440,7 @@ def test_server_whose_disk_may_lack_something_is_not_moved(nova, agent):
     assert "nobody can tell" in recovered_disk.why_unmovable(nova.host, INSTANCE)
 
 
-def test_damaged_mark_is_no_licence_to_start(nova, agent):
+def test_damaged_mark_prevents_a_start_and_keeps_the_disk(nova, agent):
     made = nova.spawn()
     with open(made.path + recovery_marker.ENDING, "w") as file:
         file.write("?")
@@ -450,7 +450,7 @@ def test_damaged_mark_is_no_licence_to_start(nova, agent):
     assert not asked(agent, control_wire.DropDisk)
 
 
-def test_disk_of_a_checkpoint_stays_as_long_as_another_may_lack_some_of_it(nova, agent):
+def test_restored_disk_is_kept_while_a_mark_names_it(nova, agent):
     made = marked(nova, agent)
     checkpoint_disk.drop_unused(nova.host, {INSTANCE})
     assert not asked(agent, control_wire.DropDisk)
@@ -459,7 +459,7 @@ def test_disk_of_a_checkpoint_stays_as_long_as_another_may_lack_some_of_it(nova,
     assert asked(agent, control_wire.DropDisk)
 
 
-def test_start_waits_for_the_agent(nova):
+def test_start_fails_while_the_agent_is_unreachable(nova):
     with scripted_agent.running(nova.socket, nova.answers):
         made = evacuate(nova)
     nova.socket.unlink()
@@ -467,7 +467,7 @@ def test_start_waits_for_the_agent(nova):
         made.libvirt_info("none")
 
 
-def test_disk_of_a_checkpoint_goes_when_nothing_lies_on_it(nova, agent):
+def test_unused_restored_disk_is_dropped(nova, agent):
     made = evacuate(nova)
     checkpoint_disk.drop_unused(nova.host, set())
     assert not asked(agent, control_wire.DropDisk)
@@ -479,9 +479,9 @@ def test_disk_of_a_checkpoint_goes_when_nothing_lies_on_it(nova, agent):
     assert asked(agent, control_wire.DropDisk) == [control_wire.DropDisk(NEW)]
 
 
-def test_disk_that_is_not_to_be_seen_now_is_kept(nova, agent, tmp_path):
-    checkpoint_disk.drop_unused(nova.host, {INSTANCE})  # its file system is not there
-    (nova.folder / INSTANCE / "disk").mkdir(parents=True)  # what cannot be read
+def test_restored_disk_is_kept_while_a_server_disk_is_unreadable(nova, agent, tmp_path):
+    checkpoint_disk.drop_unused(nova.host, {INSTANCE})  # its file system is not mounted
+    (nova.folder / INSTANCE / "disk").mkdir(parents=True)  # unreadable
     checkpoint_disk.drop_unused(nova.host, set())
     assert not asked(agent, control_wire.DropDisk)
     (nova.folder / INSTANCE / "disk").rmdir()
@@ -489,17 +489,17 @@ def test_disk_that_is_not_to_be_seen_now_is_kept(nova, agent, tmp_path):
     assert asked(agent, control_wire.DropDisk)
 
 
-def test_disk_that_is_being_made_is_used(nova, agent, monkeypatch):
+def test_restored_disk_in_progress_is_kept(nova, agent, monkeypatch):
     monkeypatch.setattr(checkpoint_disk, "_disks_in_progress", {NEW})
     checkpoint_disk.drop_unused(nova.host, set())
     assert not asked(agent, control_wire.DropDisk)
 
 
-def test_agent_that_is_away_keeps_what_it_has(nova):
+def test_drop_unused_ignores_an_unreachable_agent(nova):
     checkpoint_disk.drop_unused(nova.host, set())
 
 
-def test_only_an_evacuation_is_noted():
+def test_rebuild_hook_marks_only_evacuations():
     seen = []
 
     def stock(self, context, instance, **kwargs):
@@ -514,7 +514,7 @@ def test_only_an_evacuation_is_noted():
     assert recovering_backend._evacuated.get() is None
 
 
-def test_agent_that_is_too_old_refuses(nova):
+def test_old_agent_refuses_to_list_restored_disks(nova):
     failed = scripted_agent.failed("RemoteProtocolError", "what is that")
     with scripted_agent.running(nova.socket, {control_wire.ListRestoredDisks: failed}):
         with pytest.raises(errors.AgentRefused):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of the gateway, and that whatever it answers is a yes or one of two errors."""
+"""The gateway client: requests, and the errors for refused and broken responses."""
 
 import contextlib
 import itertools
@@ -23,7 +23,7 @@ UNREACHABLE, REFUSED = errors.GatewayUnreachable, errors.GatewayRefused
 
 
 class Body:
-    """Three pieces; a disk that fails in the middle, if it is told to."""
+    """A body of three pieces that can fail after the first one."""
 
     def __init__(self, fault=None):
         self.fault = fault
@@ -54,7 +54,7 @@ def client(gateway):
     return client_of(gateway)
 
 
-def test_changes_are_sent_as_they_are_for_who_wants_the_snapshot(gateway, client):
+def test_delta_is_uploaded_unchanged_with_the_users_token(gateway, client):
     client.check_gateway()
     client.check_base(IMAGE)
     assert client.flatten_image(IMAGE, "qcow2", Body()) == gateway_server.DONE["size"]
@@ -66,7 +66,7 @@ def test_changes_are_sent_as_they_are_for_who_wants_the_snapshot(gateway, client
     assert {one["X-Auth-Token"] for one in gateway.asked} == {"secret"}
 
 
-def test_refusal_is_told_in_the_gateway_s_words(gateway, client):
+def test_refusal_has_the_gateways_message(gateway, client):
     gateway.refuse("GET", 404, "there is no such image")
     gateway.refuse("PUT", 503, "4 flatten jobs are under way")
     with pytest.raises(REFUSED, match=r"\(404\): there is no such image"):
@@ -91,14 +91,14 @@ def test_refusal_is_told_in_the_gateway_s_words(gateway, client):
         ([{"state": 7}], UNREACHABLE, "invalid answer"),
     ],
 )
-def test_answer_that_does_not_end_well_is_an_error(gateway, client, lines, error, why):
+def test_failed_or_malformed_response_is_an_error(gateway, client, lines, error, why):
     gateway.lines = lines
     with pytest.raises(error, match=why):
         client.flatten_image(IMAGE, "raw", Body())
 
 
 class LongBody(Body):
-    """More than the kernel takes for one who does not read it."""
+    """A body larger than the socket buffers."""
 
     def __len__(self):
         return 64 << 20
@@ -108,13 +108,13 @@ class LongBody(Body):
 
 
 @pytest.mark.parametrize("body", [Body(), LongBody()])
-def test_gateway_that_goes_away_in_the_middle_is_unreachable(gateway, client, body):
+def test_gateway_that_closes_during_the_upload_is_unreachable(gateway, client, body):
     gateway.takes_bytes = 3
     with pytest.raises(UNREACHABLE):
         client.flatten_image(IMAGE, "raw", body)
 
 
-def test_gateway_that_ends_in_the_middle_is_noticed_though_much_is_under_way(gateway):
+def test_closed_connection_is_noticed_with_data_in_flight(gateway):
     port, ended = int(gateway.url.rpartition(":")[2]), []
     gateway.takes_bytes = 8 << 20
     with tripwire.tripwire(port, 4 << 20) as through:
@@ -125,7 +125,7 @@ def test_gateway_that_ends_in_the_middle_is_noticed_though_much_is_under_way(gat
     assert ended
 
 
-def test_gateway_that_says_nothing_more_is_waited_for_no_longer_than_allowed(gateway):
+def test_wait_for_a_silent_gateway_is_bounded(gateway):
     client = client_of(gateway, gateway_client.GatewayLimits(idle_s=0.2))
     gateway.stalls_s = 1.0
     with pytest.raises(UNREACHABLE, match="timed out"):
@@ -148,7 +148,7 @@ LINE = json.dumps(gateway_server.UPLOADING).encode() + b"\n"
     ],
     ids=["headers", "body", "lines", "image data", "error"],
 )
-def test_answer_to_changes_that_never_ends_has_a_deadline(pieces):
+def test_endless_response_has_a_deadline(pieces):
     with dripping_server.serve(pieces, 0.05) as server:
         client = gateway_client.GatewayClient(f"http://{server.address}", "", limits=IMPATIENT)
         began_s = time.monotonic()
@@ -157,8 +157,8 @@ def test_answer_to_changes_that_never_ends_has_a_deadline(pieces):
         assert 1.9 < time.monotonic() - began_s < 12.0
 
 
-def test_answer_to_changes_that_never_pauses_has_a_deadline():
-    """It is the client that has no time left then."""
+def test_response_without_pauses_has_a_deadline():
+    """The client must check the deadline itself."""
     limits = IMPATIENT._replace(answer_bytes=1 << 40)
     pieces = lambda: itertools.chain([HEAD + b"\r\n"], itertools.repeat(LINE * 1000))  # noqa: E731
     with dripping_server.serve(pieces) as server:
@@ -169,8 +169,8 @@ def test_answer_to_changes_that_never_pauses_has_a_deadline():
         assert 1.9 < time.monotonic() - began_s < 12.0
 
 
-def test_gateway_that_takes_changes_slowly_has_a_deadline():
-    """No piece takes long enough for the timeout of silence."""
+def test_slow_upload_has_a_deadline():
+    """No piece takes long enough for the idle timeout."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         client = gateway_client.GatewayClient(url, "", limits=IMPATIENT)
@@ -192,7 +192,7 @@ def take_slowly(server, ended):
             link.recv(1 << 20)
 
 
-def test_disk_that_cannot_be_read_is_not_blamed_on_the_gateway(client):
+def test_read_error_of_the_disk_is_raised_unchanged(client):
     fault = errors.Unusable("disk", "it became shorter")
     with pytest.raises(errors.Unusable, match="it became shorter"):
         client.flatten_image(IMAGE, "raw", Body(fault))
@@ -207,7 +207,7 @@ def test_disk_that_cannot_be_read_is_not_blamed_on_the_gateway(client):
         ("http://[::1", ""),
     ],
 )
-def test_gateway_that_is_not_there_is_unreachable(url, ca_file):
+def test_invalid_or_closed_gateway_address_is_unreachable(url, ca_file):
     client = gateway_client.GatewayClient(url, ca_file)
     for ask in (client.check_gateway, lambda: client.check_base(IMAGE)):
         with pytest.raises(UNREACHABLE, match="no answer from the gateway"):

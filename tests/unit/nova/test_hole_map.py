@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What qemu-img makes of a hole map: the image's bytes, with zero chunks never read."""
+"""A hole map read by qemu-img: the image's bytes, with zero chunks never read."""
 
 import json
 import random
@@ -23,7 +23,7 @@ def qemu_img(*argv):
 
 
 def mapped(folder, cut, zeros):
-    """Write a map; return what QEMU takes for its name, and the data file that is to be made."""
+    """Write a map; return the JSON name for QEMU, with a data file still to be made."""
     with (folder / "holes").open("xb") as file:
         hole_map.write_hole_map(file, cut, zeros.__contains__)
     data = {"driver": "file", "filename": str(folder / "data")}
@@ -33,12 +33,12 @@ def mapped(folder, cut, zeros):
 
 @pytest.mark.parametrize("chunk_bytes", [16 * KIB, CHUNK, MIB, 4 * MIB])
 @pytest.mark.parametrize("end", [-513, -1, 0, 1, 512, 5000])
-def test_bytes_are_the_image_s_and_what_is_called_zeros_is_not_read(tmp_path, chunk_bytes, end):
+def test_hole_map_gives_the_images_bytes_without_reading_zeros(tmp_path, chunk_bytes, end):
     rng = random.Random(chunk_bytes + end)
     cut = geometry.Geometry(9 * chunk_bytes + end, chunk_bytes)
     zeros = set(rng.sample(range(cut.chunk_count), 4))
     name = mapped(tmp_path, cut, zeros)
-    data = bytearray(rng.randbytes(cut.size_bytes))  # also where the map says zeros
+    data = bytearray(rng.randbytes(cut.size_bytes))  # also in chunks mapped as zeros
     (tmp_path / "data").write_bytes(data)
     qemu_img("convert", "-f", "qcow2", "-O", "raw", name, tmp_path / "out")
     for chunk_no in zeros:
@@ -51,7 +51,7 @@ def test_bytes_are_the_image_s_and_what_is_called_zeros_is_not_read(tmp_path, ch
 
 
 @pytest.mark.parametrize("chunk_bytes", [16 * KIB, CHUNK])
-def test_map_of_a_large_image_has_only_the_tables_that_it_needs(tmp_path, chunk_bytes):
+def test_map_of_a_large_image_has_only_the_needed_tables(tmp_path, chunk_bytes):
     cut = geometry.Geometry(64 << 30, chunk_bytes)
     held = {0, 1, 99_999, cut.chunk_count // 2, cut.chunk_count - 1}
     name = mapped(tmp_path, cut, set(range(cut.chunk_count)) - held)
@@ -71,7 +71,7 @@ def test_map_of_a_large_image_has_only_the_tables_that_it_needs(tmp_path, chunk_
     assert (tmp_path / "holes").stat().st_size < 12 * hole_map.MAX_CLUSTER_BYTES
 
 
-def test_image_without_bytes_has_a_map(tmp_path):
+def test_empty_image_has_a_map(tmp_path):
     name = mapped(tmp_path, geometry.Geometry(0, CHUNK), set())
     (tmp_path / "data").touch()
     assert json.loads(qemu_img("info", "--output=json", name))["virtual-size"] == 0

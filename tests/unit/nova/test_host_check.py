@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the check of a compute host finds; without Nova, on a host that is made of files."""
+"""The check of a compute host, without Nova, on a host simulated by files."""
 
 import json
 import os
@@ -82,7 +82,7 @@ class Machine:
         return disk
 
     def image(self, state="fully_cached", size_bytes=10 * MIB, **changes):
-        """Return what the agent says of an image; without a state, that it is not kept."""
+        """Return the agent's status of an image; without a state it is not pinned."""
         whole = {
             "state": state,
             "why": "",
@@ -94,7 +94,7 @@ class Machine:
         return {"size_bytes": size_bytes, "fill": {**whole, **changes} if state else None}
 
     def findings(self):
-        """Return everything that is found, by what was looked at; what is bad counts."""
+        """Return all findings by subject; problems take precedence."""
         found = host_check.check_host(
             host_check.load_conf([str(self.nova_conf)]), self.user, self.folder
         )
@@ -102,7 +102,7 @@ class Machine:
         return {one.what: one for one in found}
 
     def look(self):
-        """Return what is not well, without Nova, which is not in this virtualenv."""
+        """Return the problems, without Nova, which is not in this virtualenv."""
         every = self.findings()
         every.pop("nova")
         return {what: found for what, found in every.items() if found.level != host_check.Level.OK}
@@ -120,18 +120,18 @@ def agent(machine):
         yield running
 
 
-def test_host_in_order_has_nothing_to_mend(machine, agent):
+def test_healthy_host_has_no_problem(machine, agent):
     assert machine.look() == {}
 
 
-def test_stock_backend_is_named(machine, agent):
+def test_stock_image_backend_is_an_error(machine, agent):
     machine.configure("qcow2")
     found = machine.look()["[libvirt] images_type"]
     assert (found.level, found.detail) == ("error", "it is qcow2")
 
 
-def test_library_that_is_missing_is_named(machine, agent, monkeypatch):
-    """As where the package was installed without what it needs."""
+def test_missing_library_is_named(machine, agent, monkeypatch):
+    """The package may be installed without its dependencies."""
     monkeypatch.setitem(sys.modules, "acstor_nova.evacuation.recovering_backend", None)
     found = machine.look()["libraries"]
     assert (
@@ -140,7 +140,7 @@ def test_library_that_is_missing_is_named(machine, agent, monkeypatch):
     )
 
 
-def test_no_line_for_the_backend_is_needed(machine, agent):
+def test_images_type_may_come_from_the_config_source(machine, agent):
     text = machine.nova_conf.read_text().replace("images_type = acstor", "")
     machine.nova_conf.write_text(text)
     assert machine.look() == {}
@@ -148,7 +148,7 @@ def test_no_line_for_the_backend_is_needed(machine, agent):
     assert "acstor-nova-manage enable" in machine.look()["[DEFAULT] config_source"].remedy
 
 
-def test_gateway_is_asked_whether_it_is_there(machine, agent):
+def test_gateway_is_probed(machine, agent):
     with gateway_server.running() as gateway:
         machine.configure(own=f"gateway_url = {gateway.url}")
         assert machine.findings()["[acstor] gateway_url"].detail == gateway.url
@@ -158,16 +158,16 @@ def test_gateway_is_asked_whether_it_is_there(machine, agent):
     assert found.level == "warning" and "no answer from the gateway at" in found.detail
 
 
-def test_agent_that_is_away_is_named(machine):
+def test_unreachable_agent_is_an_error(machine):
     assert machine.look()["agent"].level == "error"
 
 
-def test_other_mount_point_is_named(machine, agent):
+def test_different_mount_point_of_the_agent_is_named(machine, agent):
     agent.answers[control_wire.Status] = scripted_agent.done(machine.status("/elsewhere"))
     assert "/elsewhere" in machine.look()["mount_point"].detail
 
 
-def test_mirror_that_is_not_mounted_is_named(machine, agent):
+def test_unmounted_mirror_is_an_error(machine, agent):
     machine.put("proc/self/mountinfo", "36 1 0:32 / / rw - ext4 /dev/sda rw\n")
     assert machine.look()["mirror"].level == "error"
 
@@ -177,7 +177,7 @@ def test_fallbacks_are_shown(machine, agent):
     assert machine.look()["fallbacks"].detail == "Nova fell back to its own download: disk-format 2"
 
 
-def test_guest_on_a_mount_that_has_ended_is_an_error(machine, agent):
+def test_guest_on_a_dead_mount_is_an_error(machine, agent):
     assert machine.findings()["guests"].level == "ok"
     machine.on_dead_mounts = ["s1", "s2"]
     found = machine.look()["guests"]
@@ -237,12 +237,12 @@ def test_image_cache_manager_must_run_often_enough(machine, agent, more, is_well
 @pytest.mark.parametrize(
     ("interval_s", "what"), [(5400, "images never count as unused"), (-1, "lose their pins")]
 )
-def test_what_a_wrong_interval_of_the_manager_does_is_said(machine, agent, interval_s, what):
+def test_effect_of_a_wrong_manager_interval_is_named(machine, agent, interval_s, what):
     machine.configure(more=f"[image_cache]\nmanager_interval = {interval_s}")
     assert what in machine.look()["[image_cache] manager_interval"].detail
 
 
-def test_that_images_are_not_kept_is_named_with_the_instances_that_depend(machine, agent):
+def test_unpinned_images_are_a_warning_with_the_dependent_instances(machine, agent):
     machine.make_instance(IMAGE, "one")
     machine.make_instance(IMAGE, "two")
     machine.kept, machine.images = "none", {IMAGE: machine.image(None)}
@@ -253,8 +253,8 @@ def test_that_images_are_not_kept_is_named_with_the_instances_that_depend(machin
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_that_there_will_be_no_room_is_said_before_it_is_so(machine, agent, is_known):
-    """An image of an instance is not pinned yet, as before Nova has touched it."""
+def test_future_lack_of_cache_space_is_a_warning(machine, agent, is_known):
+    """The image of an instance may not be pinned yet."""
     machine.make_instance(IMAGE, "one")
     machine.make_instance(OTHER, "two")
     machine.promised_bytes = 70 * MIB
@@ -271,7 +271,7 @@ def test_that_there_will_be_no_room_is_said_before_it_is_so(machine, agent, is_k
     assert machine.look() == {}
 
 
-def test_image_without_room_is_named_with_the_limit_that_it_needs(machine, agent):
+def test_image_without_cache_space_is_named_with_the_needed_limit(machine, agent):
     machine.make_instance(IMAGE, "one")
     machine.promised_bytes = 10 * MIB
     lacks = machine.image("no_space", None, cached_share=None, shortfall_bytes=90 * MIB)
@@ -284,12 +284,12 @@ def test_image_without_room_is_named_with_the_limit_that_it_needs(machine, agent
 
 
 @pytest.mark.parametrize(("promised_bytes", "is_well"), [(80 * MIB, True), (81 * MIB, False)])
-def test_cache_that_is_nearly_full_of_images_is_named(machine, agent, promised_bytes, is_well):
+def test_cache_nearly_full_of_pinned_images_is_a_warning(machine, agent, promised_bytes, is_well):
     machine.promised_bytes = promised_bytes
     assert ("space for images" not in machine.look()) is is_well
 
 
-def test_images_that_are_not_whole_yet_are_information_and_failing_ones_a_warning(machine, agent):
+def test_filling_images_are_information_and_failing_ones_a_warning(machine, agent):
     for number in range(3):
         machine.make_instance(IMAGE, f"one{number}")
     machine.make_instance(OTHER, "two")
@@ -316,24 +316,22 @@ def test_paused_image_of_an_instance_is_a_warning(machine, agent):
     assert IMAGE in found.detail and "image resume" in found.remedy
 
 
-def test_image_whose_map_cannot_be_had_is_not_counted_as_promised(machine, agent):
+def test_image_without_a_map_does_not_count_as_pinned(machine, agent):
     machine.make_instance(IMAGE, "one")
     machine.promised_bytes = 75 * MIB
     nothing = {"cached_share": None, "total_bytes": 0, "remaining_bytes": None}
     machine.images = {IMAGE: machine.image("failing", 21 * MIB, why="no map", **nothing)}
     assert "will be no space" in machine.look()["space for images"].detail
-    machine.images = {
-        IMAGE: machine.image("fully_cached", 21 * MIB, total_bytes=0)
-    }  # all of it zeros
+    machine.images = {IMAGE: machine.image("fully_cached", 21 * MIB, total_bytes=0)}  # only zeros
     assert machine.look() == {}
 
 
-def test_disks_that_cannot_be_read_are_named_and_do_not_make_all_well(machine, agent):
+def test_unreadable_disks_are_a_warning(machine, agent):
     machine.make_instance(IMAGE, "one")
     machine.images = {IMAGE: machine.image()}
     disk = machine.folder / "instances/two/disk"
     disk.parent.mkdir()
-    disk.symlink_to(disk)  # as root reads whatever there is
+    disk.symlink_to(disk)  # unreadable even for root
     found = machine.look()["instances"]
     assert found.level == "warning" and f"{disk}: Too many levels" in found.detail
     disk.unlink()
@@ -344,14 +342,14 @@ def test_disks_that_cannot_be_read_are_named_and_do_not_make_all_well(machine, a
     assert "no instance on a mirror was found in" in every["cached images"].detail
 
 
-def test_disks_that_lie_on_no_mirror_count_for_nothing(machine, agent):
+def test_disks_without_a_mirror_are_ignored(machine, agent):
     machine.make_instance(IMAGE, "one").write_bytes(b"no qcow2")
     (machine.folder / "instances/two").mkdir()
     machine.kept = "none"
     assert "0 instances" in machine.look()["keep_images"].detail
 
 
-def test_command_prints_findings_and_its_status_says_whether_all_is_well(
+def test_check_command_prints_findings_and_exits_with_their_status(
     machine, agent, monkeypatch, capsys
 ):
     found = [host_check.CheckResult("agent", host_check.Level.OK, "there")]
@@ -378,7 +376,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may look as
 
 
 @needs_root
-def test_socket_that_root_may_use_and_nova_compute_may_not_is_an_error(machine, agent):
+def test_socket_closed_to_nova_compute_is_an_error(machine, agent):
     for folder in (machine.folder, *machine.folder.parents):
         if folder.stat().st_mode & 0o001 == 0:
             folder.chmod(folder.stat().st_mode | 0o011)
@@ -395,7 +393,7 @@ def test_socket_that_root_may_use_and_nova_compute_may_not_is_an_error(machine, 
 
 
 @needs_root
-def test_mirror_that_nova_compute_may_not_look_into_is_an_error(machine, agent):
+def test_mirror_closed_to_nova_compute_is_an_error(machine, agent):
     for folder in (machine.folder, *machine.folder.parents):
         if folder.stat().st_mode & 0o001 == 0:
             folder.chmod(folder.stat().st_mode | 0o011)
@@ -407,7 +405,7 @@ def test_mirror_that_nova_compute_may_not_look_into_is_an_error(machine, agent):
 
 
 @needs_root
-def test_process_lacks_a_group_only_where_that_opens_socket_or_mirror(machine, agent):
+def test_missing_group_is_a_warning_only_if_it_opens_socket_or_mirror(machine, agent):
     machine.user = compute_user.account("nobody")._replace(groups=frozenset({0}), pid=70)
     assert "checked as" not in machine.look()
     os.chown(machine.mount_point, -1, compute_user.account("nobody").gid)

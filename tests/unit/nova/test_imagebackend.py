@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend in front of a class that keeps the contract of Nova's; the real one is functional.
+"""The backend on a fake of Nova's class; the functional tests use the real one.
 
-Here: what is linked, what falls back and why, what starts wait for.
+Covers links, fallbacks with their reasons, and waits at start.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ def agent(nova):
         yield running
 
 
-def test_disk_lies_on_the_mirror_and_nothing_is_downloaded(nova, agent):
+def test_disk_is_based_on_the_mirror_without_a_download(nova, agent):
     made = nova.spawn()
     assert os.readlink(nova.base) == str(nova.mirror)
     assert nova.inspected == [(nova_backend.IMAGE, str(nova.mirror))]
@@ -45,19 +45,19 @@ def test_disk_lies_on_the_mirror_and_nothing_is_downloaded(nova, agent):
     assert not nova.host.fallbacks.counts_by_reason
 
 
-def test_agent_is_told_the_hash_that_glance_has_now_also_where_the_link_is_there(nova, agent):
+def test_attach_passes_glances_current_hash_even_with_an_existing_link(nova, agent):
     nova.image |= {"os_hash_algo": "sha512", "os_hash_value": "ab" * 64}
     nova.spawn()
     nova.image["os_hash_value"] = "cd" * 64
     nova.spawn()
     told = [one.os_hash_value for one in agent.asked if isinstance(one, control_wire.AttachImage)]
     assert told == ["ab" * 64, "cd" * 64]
-    nova.image = None  # Glance does not answer: a cached image boots all the same
+    nova.image = None  # without Glance a cached image still boots
     nova.spawn()
     assert agent.asked[-1] == control_wire.AttachImage(IMAGE, mirror_link.HEAD_BYTES)
 
 
-def test_start_asks_for_the_bytes_that_the_disk_was_made_on(nova, agent):
+def test_start_attaches_with_the_hash_that_the_disk_was_made_with(nova, agent):
     nova.image |= {"os_hash_algo": "sha512", "os_hash_value": "ab" * 64}
     made = nova.spawn()
     assert len(made._instance.system_metadata[imagebackend.NOTE]) < 255
@@ -70,7 +70,7 @@ def test_start_asks_for_the_bytes_that_the_disk_was_made_on(nova, agent):
 
 
 @pytest.mark.parametrize("is_in_glance", [True, False])
-def test_disk_of_a_qcow2_image_lies_on_its_raw_view(nova, agent, is_in_glance):
+def test_disk_of_a_qcow2_image_is_based_on_its_raw_view(nova, agent, is_in_glance):
     agent.answers[control_wire.AttachImage] = nova_backend.attached("qcow2", SIZE // 3)
     nova.image |= {"disk_format": "qcow2", "size": SIZE // 3}
     if not is_in_glance:
@@ -81,14 +81,14 @@ def test_disk_of_a_qcow2_image_lies_on_its_raw_view(nova, agent, is_in_glance):
     assert not nova.host.fallbacks.counts_by_reason
 
 
-def test_disks_without_an_image_are_made_as_ever(nova):
+def test_disks_without_an_image_are_made_by_nova(nova):
     made = nova.disk("disk.swap")
     made.cache(fetch_func=nova_backend.download, filename="swap_64", size=1, safe=True)
     assert (nova.folder / "_base/swap_64").read_bytes() == DOWNLOADED
     assert made.libvirt_info("none").driver_cache == "none"
 
 
-def test_disk_of_an_image_that_was_converted_lies_on_its_raw_view(nova, agent):
+def test_disk_of_a_converted_image_is_based_on_its_raw_view(nova, agent):
     agent.answers[control_wire.AttachImage] = nova_backend.attached("qcow2", SIZE // 5)
     nova.image |= {"disk_format": "vmdk", "size": SIZE // 3}
     nova.spawn()
@@ -100,7 +100,7 @@ def test_disk_of_an_image_that_was_converted_lies_on_its_raw_view(nova, agent):
 @pytest.mark.parametrize("kind", ["ChunkMissing", "ChunkRefused"])
 @pytest.mark.parametrize("disk_format", ["vmdk", "vhd", "vhdx", "vdi"])
 @pytest.mark.expect_log("falls back to Nova's download")
-def test_image_that_was_not_converted_is_downloaded(nova, agent, disk_format, kind):
+def test_unconverted_image_is_downloaded(nova, agent, disk_format, kind):
     failed = control_wire.encode(control_wire.Failed(kind, "nothing of it is there"))
     agent.answers[control_wire.AttachImage] = lambda request: failed
     nova.image |= {"disk_format": disk_format}
@@ -124,7 +124,7 @@ ENCRYPTED = {"properties": {"os_encrypt_format": "luks"}}
     ],
 )
 @pytest.mark.expect_log("falls back to Nova's download")
-def test_image_that_is_not_eligible_is_downloaded(nova, agent, image, reason):
+def test_ineligible_image_is_downloaded(nova, agent, image, reason):
     nova.image |= image
     made = nova.spawn()
     assert nova.base.read_bytes() == DOWNLOADED
@@ -142,7 +142,7 @@ def test_image_that_is_not_eligible_is_downloaded(nova, agent, image, reason):
     ],
 )
 @pytest.mark.expect_log("falls back to Nova's download")
-def test_request_that_is_not_eligible_is_downloaded(nova, agent, changes, options, reason):
+def test_ineligible_request_is_downloaded(nova, agent, changes, options, reason):
     for name, value in changes.items():
         nova.conf.set_override(name, value, group="glance")
     nova.spawn(**options)
@@ -159,7 +159,7 @@ def test_request_that_is_not_eligible_is_downloaded(nova, agent, changes, option
     ],
 )
 @pytest.mark.expect_log("no such thing")
-def test_image_that_the_agent_refuses_is_downloaded(nova, agent, kind, reason):
+def test_image_refused_by_the_agent_is_downloaded(nova, agent, kind, reason):
     agent.answers[control_wire.AttachImage] = scripted_agent.failed(kind, "no such thing")
     nova.spawn()
     assert nova.base.read_bytes() == DOWNLOADED
@@ -168,7 +168,7 @@ def test_image_that_the_agent_refuses_is_downloaded(nova, agent, kind, reason):
 
 @pytest.mark.expect_log(r"\[agent-unreachable, 1 since the start\]")
 @pytest.mark.expect_log(r"\[agent-unreachable, 2 since the start\]")
-def test_without_an_agent_images_are_downloaded_and_the_count_is_told_later(nova):
+def test_images_are_downloaded_without_an_agent_and_reported_later(nova):
     for _ in range(2):
         nova.spawn()
         assert nova.base.read_bytes() == DOWNLOADED
@@ -181,11 +181,11 @@ def test_without_an_agent_images_are_downloaded_and_the_count_is_told_later(nova
 
 @pytest.mark.expect_log(r"\[agent-unreachable, 2 since the start\]")
 @pytest.mark.allow_log("agent-unreachable")
-def test_agent_that_is_back_is_told_without_another_image(nova):
+def test_fallbacks_are_reported_when_the_agent_is_back(nova):
     nova.host.fallbacks = fallbacks.Fallbacks(0.05)
     for _ in range(2):
         nova.host.record_fallback(IMAGE, R.AGENT_UNREACHABLE, "it is away")
-    time.sleep(0.2)  # it is asked again and again
+    time.sleep(0.2)  # reports are retried
     nova.answers[control_wire.CountFallback] = scripted_agent.done()
     with scripted_agent.running(nova.socket, nova.answers) as agent:
         ends_s = time.monotonic() + 10
@@ -196,7 +196,7 @@ def test_agent_that_is_back_is_told_without_another_image(nova):
 
 @pytest.mark.expect_log(r"\[holes-unknown, 1 since the start\]")
 @pytest.mark.expect_log(r"\[disk-format, 1 since the start\]")
-def test_reason_that_an_older_agent_refuses_keeps_no_other_from_being_told(nova, agent):
+def test_reason_unknown_to_the_agent_does_not_block_other_reports(nova, agent):
     def answer(request):
         if request.reason == R.HOLES_UNKNOWN:
             return scripted_agent.failed("RemoteProtocolError", "no such reason")(request)
@@ -214,7 +214,7 @@ def test_reason_that_an_older_agent_refuses_keeps_no_other_from_being_told(nova,
 
 
 @pytest.mark.expect_log("agent-unreachable")
-def test_agent_that_hangs_is_waited_for_once(nova, agent):
+def test_hanging_agent_is_waited_for_once(nova, agent):
     agent.answers[control_wire.AttachImage] = lambda request: b""
     nova.limit(agent_answer_s=0.2)
     nova.spawn()
@@ -223,32 +223,32 @@ def test_agent_that_hangs_is_waited_for_once(nova, agent):
 
 
 @pytest.mark.expect_log("mirror-unreadable")
-def test_mirror_that_cannot_be_read_is_not_linked(nova, agent):
+def test_unreadable_mirror_is_not_linked(nova, agent):
     nova.mirror.unlink()
     nova.spawn()
     assert nova.base.read_bytes() == DOWNLOADED
 
 
 @pytest.mark.expect_log("mirror-lost")
-def test_linked_mirror_whose_beginning_is_nowhere_is_replaced_unread(nova, agent):
+def test_lost_linked_mirror_is_replaced_without_reading_it(nova, agent):
     nova.spawn()
     agent.answers[control_wire.AttachImage] = scripted_agent.failed(
         "DeadlineExceeded", "30 s are over"
     )
     nova.mirror.unlink()
-    os.mkfifo(nova.mirror)  # who opens it waits for ever
+    os.mkfifo(nova.mirror)  # opening it would block
     nova.spawn()
     assert nova.base.read_bytes() == DOWNLOADED
 
 
-def test_linked_mirror_is_used_while_the_agent_starts(nova):
+def test_linked_mirror_is_used_without_an_agent(nova):
     with scripted_agent.running(nova.socket, nova.answers):
         nova.spawn()
     nova.spawn()
     assert os.readlink(nova.base) == str(nova.mirror)
 
 
-def test_nova_s_own_refusal_is_passed_on(nova, agent):
+def test_refusal_by_novas_inspection_is_raised(nova, agent):
     def refuse(image_id, path):
         raise nova_backend.CannotStartError("not what it says")
 
@@ -258,28 +258,28 @@ def test_nova_s_own_refusal_is_passed_on(nova, agent):
     assert not os.path.lexists(nova.base)
 
 
-def test_image_that_glance_forgot_is_served_while_the_agent_knows_it(nova, agent):
+def test_image_deleted_in_glance_is_served_by_the_agent(nova, agent):
     nova.image = None
     nova.spawn()
     assert os.readlink(nova.base) == str(nova.mirror)
 
 
 @pytest.mark.expect_log("mirror-lost")
-def test_mirror_that_is_lost_while_the_disk_is_made_is_downloaded(nova, agent):
+def test_mirror_lost_during_disk_creation_is_downloaded(nova, agent):
     nova.stock.fails = 1
     nova.host.nova = dataclasses.replace(nova.host.nova, inspect=lambda *_: nova.mirror.unlink())
     nova.spawn()
     assert nova.base.read_bytes() == DOWNLOADED
 
 
-def test_failure_that_is_not_the_mirror_s_is_passed_on(nova, agent):
+def test_other_failures_of_disk_creation_are_raised(nova, agent):
     nova.stock.fails = 1
     with pytest.raises(RuntimeError, match="qemu-img failed"):
         nova.spawn()
     assert os.readlink(nova.base) == str(nova.mirror)
 
 
-def test_dangling_link_is_mended_by_a_spawn(nova, agent):
+def test_dangling_link_is_repaired_by_a_spawn(nova, agent):
     nova.base.parent.mkdir()
     nova.base.symlink_to(f"/former/mount/images/{IMAGE}.raw")
     nova.spawn()
@@ -287,7 +287,7 @@ def test_dangling_link_is_mended_by_a_spawn(nova, agent):
 
 
 @pytest.mark.parametrize("left", ["nothing", "dangling"])
-def test_start_mends_the_link_that_somebody_removed(nova, agent, left):
+def test_start_repairs_a_removed_or_dangling_link(nova, agent, left):
     made = nova.spawn()
     nova.base.unlink()
     if left == "dangling":
@@ -296,7 +296,7 @@ def test_start_mends_the_link_that_somebody_removed(nova, agent, left):
     assert os.readlink(nova.base) == str(nova.mirror)
 
 
-def test_start_waits_for_the_agent_and_then_fails(nova):
+def test_start_fails_without_an_agent(nova):
     with scripted_agent.running(nova.socket, nova.answers):
         made = nova.spawn()
     nova.socket.unlink()
@@ -306,14 +306,14 @@ def test_start_waits_for_the_agent_and_then_fails(nova):
         made.libvirt_info("none")
 
 
-def test_start_goes_on_when_the_agent_comes(nova, monkeypatch):
+def test_start_continues_when_the_agent_appears(nova, monkeypatch):
     with scripted_agent.running(nova.socket, nova.answers):
         made = nova.spawn()
     nova.socket.unlink()
     nova.limit(agent_start_s=60.0)
     later = []
     start = lambda _: later.append(scripted_agent.ScriptedAgent(nova.socket, nova.answers))  # noqa: E731
-    # In place of the module: time.sleep itself is also called by the threads of oslo.messaging.
+    # Replaces the module's name only: threads of oslo.messaging also call time.sleep.
     clock = types.SimpleNamespace(monotonic=time.monotonic, sleep=start)
     monkeypatch.setattr(host_context, "time", clock)
     made.libvirt_info("none")
@@ -325,13 +325,13 @@ def test_start_goes_on_when_the_agent_comes(nova, monkeypatch):
     ("by_nova", "mode"),
     [([], "writeback"), (["block=none"], "writeback"), (["file=none"], "given")],
 )
-def test_cachemode_is_the_operator_s(nova, agent, by_nova, mode):
+def test_configured_cache_mode_is_used(nova, agent, by_nova, mode):
     nova.conf.set_override("disk_cachemodes", by_nova, group="libvirt")
     assert nova.spawn().libvirt_info("given").driver_cache == mode
 
 
 @pytest.mark.parametrize(("by_nova", "io"), [([], None), (["file=none"], "native")])
-def test_native_io_is_not_used_with_the_page_cache_which_libvirt_refuses(nova, agent, by_nova, io):
+def test_native_io_is_not_used_with_the_page_cache(nova, agent, by_nova, io):
     """Nova chooses native I/O on hosts that preallocate disks."""
     nova.conf.set_override("disk_cachemodes", by_nova, group="libvirt")
     nova.stock.io = "native"
@@ -342,36 +342,34 @@ def test_native_io_is_not_used_with_the_page_cache_which_libvirt_refuses(nova, a
     ("what", "policies"),
     [("pause", {"error_policy": "stop", "rerror_policy": "stop"}), ("nova", {})],
 )
-def test_guest_whose_disk_fails_is_paused_or_told_as_the_operator_likes(
-    nova, agent, what, policies
-):
+def test_error_policy_follows_the_configuration(nova, agent, what, policies):
     nova.conf.set_override("disk_errors", what, group="acstor")
     driver = nova.spawn().libvirt_info("none").format_dom().find("driver")
     assert driver.attrib == {"name": "qemu"} | policies
 
 
-def test_request_to_cache_an_image_links_and_pre_seeds(nova, agent):
+def test_precache_links_and_pre_seeds_the_image(nova, agent):
     for is_new in (True, False):
         assert imagebackend.precache(nova.host, pytest.fail, None, IMAGE) is is_new
     assert os.readlink(nova.base) == str(nova.mirror)
     assert control_wire.PreSeed in map(type, agent.asked)
 
 
-def test_request_to_cache_an_image_fails_if_the_agent_cannot_pre_seed_it(nova, agent):
+def test_precache_fails_if_the_agent_cannot_pre_seed(nova, agent):
     agent.answers[control_wire.PreSeed] = scripted_agent.failed("Unusable", "no space to pin it")
     with pytest.raises(errors.AgentRefused, match="no space to pin it"):
         imagebackend.precache(nova.host, pytest.fail, None, IMAGE)
 
 
 @pytest.mark.expect_log("disk-format")
-def test_request_to_cache_what_is_not_eligible_is_nova_s(nova, agent):
+def test_precache_of_an_ineligible_image_is_left_to_nova(nova, agent):
     nova.image |= OTHER_FORMAT
     assert imagebackend.precache(nova.host, lambda context, image_id: True, None, IMAGE)
     nova.base.write_bytes(DOWNLOADED)
     assert not imagebackend.precache(nova.host, lambda context, image_id: False, None, IMAGE)
 
 
-def test_agent_is_told_of_an_instance_that_is_switched_off_if_it_lies_on_a_mirror(nova, agent):
+def test_power_off_is_reported_for_instances_on_mirrors_only(nova, agent):
     nova.answers[control_wire.PowerOff] = scripted_agent.done({"processes": 1})
     nova.spawn()
     del agent.asked[:]
@@ -388,7 +386,7 @@ def test_agent_is_told_of_an_instance_that_is_switched_off_if_it_lies_on_a_mirro
     assert len(agent.asked) == 2
 
 
-def test_agent_that_hangs_refuses_or_is_away_keeps_no_instance_on(nova, caplog):
+def test_failing_power_off_report_does_not_block_the_power_off(nova, caplog):
     caplog.set_level("INFO")
     nova.limit(power_off_s=0.2)
     answers = (lambda request: b"", scripted_agent.failed("Unusable", "too many"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of hosts by the images that they have: in range, in time, or none at all."""
+"""Weights of hosts by cached images: the formula, the table cache and the REST client."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def locality(image_id=IMAGE, **shares):
 # The weight
 
 
-def test_the_boot_set_counts_first_and_then_the_image():
+def test_boot_set_weighs_more_than_the_image():
     table = host_weight.make_table(
         locality(
             all=(1.0, 1.0, 0.0),
@@ -53,7 +53,7 @@ def test_the_boot_set_counts_first_and_then_the_image():
     ]
 
 
-def test_weight_falls_with_builds_and_with_the_load_of_the_link():
+def test_weight_falls_with_builds_and_link_load():
     by_builds = [host_weight.weight_of(FULL, builds) for builds in range(20)]
     by_load = [host_weight.weight_of(FULL._replace(link_load=n / 10), 0) for n in range(11)]
     for weights in (by_builds, by_load):
@@ -61,7 +61,7 @@ def test_weight_falls_with_builds_and_with_the_load_of_the_link():
     assert by_builds[host_weight.MANY_BUILDS] == by_load[-1] == 0.5
 
 
-def test_weights_are_finite_and_from_0_to_1_whatever_nova_counts():
+def test_weights_are_finite_and_between_0_and_1():
     for share in (0.0, 1e-300, 0.5, 1.0):
         for load in (0.0, 1.0):
             for builds in (-5, 0, 1, 10**9):
@@ -73,7 +73,7 @@ def test_weights_are_finite_and_from_0_to_1_whatever_nova_counts():
 
 
 class Service:
-    """Gives tables; waits or fails if a test says so."""
+    """A service that returns tables, and blocks or fails on request."""
 
     def __init__(self):
         self.asked, self.failure = [], None
@@ -116,7 +116,7 @@ def until(condition):
         time.sleep(0.005)
 
 
-def test_first_request_of_an_image_waits_for_its_table(service, make_cache):
+def test_first_lookup_of_an_image_waits_for_its_table(service, make_cache):
     assert make_cache(timings=SOON).lookup(IMAGE) == {"h1": FULL}
     assert service.asked == [IMAGE]
 
@@ -128,7 +128,7 @@ def test_fresh_table_is_used_without_another_request(service, make_cache):
     assert service.asked == [IMAGE]
 
 
-def test_older_table_is_used_and_fetched_again_beside(service, make_cache):
+def test_older_table_is_used_while_it_is_refreshed(service, make_cache):
     now = [0.0]
     cache = make_cache(timings=SOON, clock=manual_clock.FunctionClock(lambda: now[0]))
     cache.lookup(IMAGE)
@@ -154,7 +154,7 @@ def test_stale_table_is_not_used(service, make_cache):
     assert cache.lookup(IMAGE) is None
 
 
-def test_service_that_hangs_costs_one_request_its_wait_and_others_nothing(service, make_cache):
+def test_hanging_service_delays_only_one_lookup(service, make_cache):
     service.may_answer.clear()
     cache = make_cache()
     waited_s = []
@@ -169,7 +169,7 @@ def test_service_that_hangs_costs_one_request_its_wait_and_others_nothing(servic
 
 
 @pytest.mark.expect_log("not weighed by the images that they have: .* refused")
-def test_failing_service_is_asked_again_later_and_nobody_waits(service, make_cache, caplog):
+def test_failing_service_is_retried_in_the_background(service, make_cache, caplog):
     service.failure = errors.DecisionUnreachable("http://d", "refused")
     cache = make_cache(timings=SOON)
     began_s = time.monotonic()
@@ -191,7 +191,7 @@ def test_broken_fetch_does_not_end_the_thread(service, make_cache):
     until(lambda: cache.lookup(IMAGE))
 
 
-def test_images_that_wait_and_tables_are_bounded(service, make_cache):
+def test_pending_images_and_tables_are_bounded(service, make_cache):
     service.may_answer.clear()
     cache = make_cache(timings=SOON._replace(wait_s=0.0, stale_s=1e9, fresh_s=1e9))
     cache.lookup(OTHER)
@@ -281,13 +281,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
-def test_answer_that_is_no_table_of_the_image_is_an_error(body):
+def test_invalid_table_is_an_error(body):
     with answer(body) as server, pytest.raises(errors.DecisionUnreachable, match=PATH):
         ask(server.url)
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 500, 503])
-def test_refusal_is_an_error_that_says_why(status):
+def test_refusal_is_an_error_with_its_status(status):
     with answer(b"") as server:
         server.always = http_server.status(status)
         with pytest.raises(errors.DecisionUnreachable, match=f"HTTP {status}"):
@@ -302,14 +302,14 @@ def test_redirection_is_not_followed():
         assert not elsewhere.asked
 
 
-def test_image_that_has_no_id_is_not_asked_for():
+def test_invalid_image_id_is_not_requested():
     with answer(table()) as server:
         with pytest.raises(errors.DecisionUnreachable):
             ask(server.url, "../hosts")
         assert not server.asked
 
 
-def test_without_a_service_user_the_error_names_the_option():
+def test_missing_service_user_is_named_by_its_option():
     with pytest.raises(errors.DecisionUnreachable, match=r"\[service_user\] auth_type"):
         ask("http://127.0.0.1:1", auth_type=None)
 
@@ -318,7 +318,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 
 @pytest.mark.parametrize("piece", [b"", OK + b"X-Name: ", OK + b"Content-Length: 9999\r\n\r\n"])
-def test_service_that_drips_has_a_deadline(piece):
+def test_trickled_response_has_a_deadline(piece):
     began_s = time.monotonic()
     with dripping_server.serve(dripping_server.drip(piece), 0.1) as server:
         with pytest.raises(errors.DecisionUnreachable):
@@ -326,7 +326,7 @@ def test_service_that_drips_has_a_deadline(piece):
     assert time.monotonic() - began_s < 5
 
 
-def test_service_that_hangs_has_a_deadline():
+def test_hanging_service_has_a_deadline():
     began_s = time.monotonic()
     with silent_server.serve() as server, pytest.raises(errors.DecisionUnreachable):
         ask(f"http://{server.address}", within_s=1.0)

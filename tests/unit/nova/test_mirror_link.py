@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links in Nova's image cache, and what a disk lies on."""
+"""Links in Nova's image cache, and backing files of disks."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 
 
 @pytest.mark.parametrize("before", ["nothing", "file", "dangling", "link"])
-def test_link_takes_the_place_of_whatever_was_there(tmp_path, before):
+def test_link_replaces_any_existing_file(tmp_path, before):
     link, path = tmp_path / "abc", f"/m/images/{IMAGE}.raw"
     if before == "file":
         link.write_text("old")
@@ -38,7 +38,7 @@ def test_other_links_and_files_are_no_mirrors(tmp_path, target):
     assert mirror_link.image_of(str(tmp_path / "missing")) is None
 
 
-def test_head_must_be_readable(tmp_path):
+def test_head_of_a_mirror_must_be_readable(tmp_path):
     (tmp_path / "small").write_bytes(b"x")
     mirror_link.read_head(str(tmp_path / "small"))
     (tmp_path / "empty").touch()
@@ -47,7 +47,7 @@ def test_head_must_be_readable(tmp_path):
             mirror_link.read_head(str(tmp_path / name))
 
 
-def test_backing_file_is_what_qemu_img_wrote(tmp_path):
+def test_backing_file_is_read_from_qemu_imgs_header(tmp_path):
     base, disk = tmp_path / "base", tmp_path / "disk"
     base.write_bytes(bytes(1 << 20))
     create = ["qemu-img", "create", "-q", "-f", "qcow2"]
@@ -58,7 +58,7 @@ def test_backing_file_is_what_qemu_img_wrote(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"QFI\xfb", bytes(100), b"QFI\xfb" + b"\xff" * 100])
-def test_what_is_no_qcow2_lies_on_nothing(tmp_path, data):
+def test_malformed_disk_has_no_backing_file(tmp_path, data):
     (tmp_path / "disk").write_bytes(data)
     assert local_file.backing_of(str(tmp_path / "disk")) is None
     assert local_file.backing_of(str(tmp_path / "missing")) is None

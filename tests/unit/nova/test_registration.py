@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is put around functions of Nova; ``test_nova_versions.py`` has real ones."""
+"""Wrappers of Nova's functions; ``test_nova_versions.py`` tests the real ones."""
 
 import types
 
@@ -15,12 +15,12 @@ INSTANCE = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 
 
 class NotEndedError(Exception):
-    """As libvirt's when it restarts meanwhile."""
+    """Stands for libvirt's error during a restart."""
 
 
 @pytest.fixture
 def nova(monkeypatch):
-    """Return Nova's module of guests, whose instances are on mirrors, and what is done in order."""
+    """Return Nova's guest module for instances on mirrors, with a record of the calls."""
     done, host = [], object()
 
     class Guest:
@@ -46,12 +46,12 @@ def nova(monkeypatch):
     return module
 
 
-def test_agent_is_told_before_an_instance_is_ended(nova):
+def test_power_off_is_reported_before_it_happens(nova):
     nova.Guest().poweroff()
     assert nova.done == ["told", "poweroff"]
 
 
-def test_agent_is_told_that_an_instance_lives_which_could_not_be_ended(nova, monkeypatch):
+def test_failed_power_off_is_reported_as_cancelled(nova, monkeypatch):
     monkeypatch.setattr(nova.Guest, "fails", True)
     with pytest.raises(NotEndedError):
         nova.Guest().poweroff()
@@ -59,7 +59,7 @@ def test_agent_is_told_that_an_instance_lives_which_could_not_be_ended(nova, mon
 
 
 @pytest.mark.expect_log("cannot report the power-off")
-def test_what_fails_when_the_agent_is_told_changes_nothing_for_nova(nova, monkeypatch):
+def test_failing_report_does_not_change_novas_power_off(nova, monkeypatch):
     def fail(*args, **more):
         raise RuntimeError("a fault")
 
@@ -72,7 +72,7 @@ def test_what_fails_when_the_agent_is_told_changes_nothing_for_nova(nova, monkey
 
 
 class Driver:
-    """Nova's driver, as far as it is called for a snapshot."""
+    """The part of Nova's driver that makes snapshots."""
 
     backend = types.SimpleNamespace(host=object())
 
@@ -96,7 +96,7 @@ class Driver:
 
 @pytest.fixture
 def driver(monkeypatch):
-    """Return Nova's driver with what is put around it; its modules are found by their names."""
+    """Return Nova's driver with its wrappers and fake modules."""
     auth = types.SimpleNamespace(get_headers=lambda session: {"X-Auth-Token": session})
     api = types.SimpleNamespace(update=lambda *args, **more: args[0].append((args[1:], more)))
     modules = {
@@ -122,7 +122,7 @@ def begin(driver, is_live=True, power_state=1):
     return delta_snapshot._pending_snapshot.get(), instance
 
 
-def test_backend_is_told_of_a_snapshot_and_given_what_it_needs_of_nova(driver):
+def test_backend_gets_the_snapshot_context_from_nova(driver):
     made, instance = begin(driver)
     assert (made.is_live, made.is_suspended) == (True, False)
     assert made.record_of("raw") == {"disk_format": "raw", "container_format": "meta"}
@@ -138,26 +138,24 @@ def test_backend_is_told_of_a_snapshot_and_given_what_it_needs_of_nova(driver):
 
 
 @pytest.mark.parametrize(("power_state", "is_suspended"), [(1, True), (4, False)])
-def test_backend_is_told_that_a_guest_is_suspended_for_a_snapshot(
-    driver, power_state, is_suspended
-):
+def test_backend_knows_whether_the_guest_is_suspended(driver, power_state, is_suspended):
     made, _ = begin(driver, is_live=False, power_state=power_state)
     assert (made.is_live, made.is_suspended) == (False, is_suspended)
 
 
-def test_snapshots_of_other_backends_are_not_remembered(driver):
+def test_snapshots_of_other_backends_are_not_recorded(driver):
     driver.backend = object()
     assert begin(driver)[0] is None
 
 
 @pytest.mark.expect_log("Nova makes this snapshot itself")
-def test_what_fails_when_a_snapshot_begins_changes_nothing_for_nova(driver, monkeypatch):
+def test_failing_hook_leaves_the_snapshot_to_nova(driver, monkeypatch):
     monkeypatch.setattr(registration.importlib, "import_module", {}.__getitem__)
     assert begin(driver)[0] is None
 
 
 @pytest.mark.expect_log("Nova uploads complete snapshots: .*takes")
-def test_driver_that_is_not_as_it_was_is_left_alone(driver, monkeypatch):
+def test_changed_snapshot_driver_is_not_wrapped(driver, monkeypatch):
     def check(version):
         raise ValueError("it takes other parameters")
 
@@ -168,12 +166,12 @@ def test_driver_that_is_not_as_it_was_is_left_alone(driver, monkeypatch):
 
 
 class RollbackError(Exception):
-    """As Nova's: the server stays as it was."""
+    """Stands for Nova's exception that leaves a server unchanged."""
 
 
 @pytest.fixture
 def moving(monkeypatch):
-    """Return Nova's driver, and what it has moved; ``why`` is asked why it may not."""
+    """Return Nova's driver with a record of moves; by default a disk is unmovable."""
 
     class LibvirtDriver:
         def __init__(self):
@@ -195,7 +193,7 @@ def moving(monkeypatch):
     return LibvirtDriver()
 
 
-def test_server_whose_disk_lacks_something_stays(moving, monkeypatch):
+def test_unmovable_server_is_not_migrated(moving, monkeypatch):
     instance = types.SimpleNamespace(uuid=INSTANCE)
     with pytest.raises(RollbackError, match="it lacks some"):
         moving.migrate_disk_and_power_off("context", instance, "dest", timeout=1)
@@ -205,14 +203,14 @@ def test_server_whose_disk_lacks_something_stays(moving, monkeypatch):
     assert moving.moved == [("context", INSTANCE, ("dest",), {"timeout": 1})]
 
 
-def test_servers_on_other_backends_are_moved_as_ever(moving):
+def test_servers_on_other_backends_are_migrated(moving):
     moving.backend = object()
     moving.migrate_disk_and_power_off("context", types.SimpleNamespace(uuid=INSTANCE))
     assert moving.moved
 
 
 @pytest.mark.expect_log("may migrate too early")
-def test_driver_that_moves_otherwise_is_left_alone(monkeypatch):
+def test_changed_migration_driver_is_not_wrapped(monkeypatch):
     def check(version):
         raise ValueError("another one")
 

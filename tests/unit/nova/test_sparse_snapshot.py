@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read for a snapshot, and what happens when the holes of an image cannot be told."""
+"""Snapshots with a hole map of the image, and fallbacks without one."""
 
 import json
 import pathlib
@@ -19,7 +19,7 @@ ZEROS = {"size_bytes": 9 * CHUNK, "chunk_bytes": CHUNK, "zeros": b"\xfe\x00"}
 
 
 class Nova:
-    """A host, a disk on a mirror there, and what was asked of Nova's own function."""
+    """A host with a disk on a mirror, and a record of calls to Nova's function."""
 
     def __init__(self, folder):
         self.socket = folder / "control.sock"
@@ -70,7 +70,7 @@ def answering(nova, answer):
     return scripted_agent.running(nova.socket, {control_wire.Zeros: answer})
 
 
-def test_disk_on_a_mirror_is_read_with_its_holes(nova):
+def test_disk_on_a_mirror_is_read_with_its_hole_map(nova):
     with answering(nova, scripted_agent.done(ZEROS)) as agent:
         (asked,) = nova.extract()
     assert agent.asked == [control_wire.Zeros(IMAGE)]
@@ -81,7 +81,7 @@ def test_disk_on_a_mirror_is_read_with_its_holes(nova):
     assert not nova.fell_back
 
 
-def test_other_disks_are_not_touched_upon(nova, tmp_path):
+def test_other_disks_are_read_by_nova(nova, tmp_path):
     downloaded = tmp_path / "downloaded"
     downloaded.write_bytes(bytes(CHUNK))
     other = nova.make_disk(tmp_path / "other", downloaded)
@@ -98,7 +98,7 @@ def test_other_disks_are_not_touched_upon(nova, tmp_path):
         (scripted_agent.done({**ZEROS, "chunk_bytes": 7}), "no image is cut like this"),
     ],
 )
-def test_agent_that_cannot_tell_costs_time_only(nova, answer, why):
+def test_missing_hole_map_falls_back_to_nova(nova, answer, why):
     with answering(nova, answer):
         assert nova.extract() == [str(nova.disk)]
     ((image_id, reason, said),) = nova.fell_back
@@ -106,14 +106,14 @@ def test_agent_that_cannot_tell_costs_time_only(nova, answer, why):
     assert why in said
 
 
-def test_agent_that_is_away_costs_time_only(nova):
+def test_unreachable_agent_falls_back_to_nova(nova):
     assert nova.extract() == [str(nova.disk)]
     ((_, reason, said),) = nova.fell_back
     assert reason == control_wire.Fallback.AGENT_UNREACHABLE
     assert "no answer from the agent" in said
 
 
-def test_qemu_img_that_cannot_use_the_map_is_run_as_nova_does(nova):
+def test_failed_read_with_the_map_falls_back_to_nova(nova):
     nova.fails = 1
     with answering(nova, scripted_agent.done(ZEROS)):
         first, second = nova.extract()
@@ -121,7 +121,7 @@ def test_qemu_img_that_cannot_use_the_map_is_run_as_nova_does(nova):
     assert "qemu-img failed" in nova.fell_back[0][2]
 
 
-def test_failure_that_is_not_the_map_s_is_passed_on(nova):
+def test_failure_of_the_fallback_is_raised(nova):
     nova.fails = 2
     with (
         answering(nova, scripted_agent.done(ZEROS)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands are tried over the API's own database."""
+"""Commands run against the API and its database."""
 
 from tests.unit.decision.api.conftest import api_configuration
 from tests.unit.decision.api.conftest import bus

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which version of the API a command asks for, and who says that it cannot be had."""
+"""API versions of commands: negotiation and errors for unsupported versions."""
 
 import argparse
 import types
@@ -18,7 +18,7 @@ from tests.unit.osc import test_commands as commands
 
 @pytest.fixture
 def run(api_configuration, store, glance, bus):
-    """Return what runs a command with its arguments, for who asked for a version."""
+    """Return a function that runs a command with a requested API version."""
     samples.note(store, *(samples.sample(number) for number in range(3)))
     wsgi = app.make_plain_app(api_configuration, store, glance, bus).test_client()
     wsgi.environ_base["HTTP_X_ROLES"] = "admin"
@@ -31,7 +31,7 @@ def run(api_configuration, store, glance, bus):
     return do
 
 
-def test_client_knows_the_versions_of_the_service():
+def test_client_and_service_know_the_same_versions():
     assert api_versions.KNOWN == openapi.VERSIONS
 
 
@@ -41,22 +41,22 @@ class NeedsMore(status.ShowStatus):
 
 @pytest.fixture
 def later(monkeypatch):
-    """Let client and service know two versions, and the client a third one."""
+    """Give client and service two versions, and the client a third one."""
     monkeypatch.setattr(api_versions, "KNOWN", ("1.0", "1.1", "1.2"))
     monkeypatch.setattr(openapi, "VERSIONS", ("1.0", "1.1"))
 
 
 @pytest.mark.parametrize("asked", ["1", "1.1"])
-def test_command_works_with_every_version_that_has_it(asked, run, later):
+def test_command_works_with_every_supporting_version(asked, run, later):
     assert run(asked, NeedsMore)
 
 
-def test_command_that_needs_a_later_version_than_was_asked_for_says_so(run, later):
+def test_command_refuses_a_version_that_is_too_early(run, later):
     with pytest.raises(exceptions.CommandError, match=r"needs version 1\.1 .* for 1\.0"):
         run("1.0", NeedsMore)
 
 
-def test_service_that_is_too_old_is_told_with_what_to_do(run, later, monkeypatch):
+def test_unsupported_version_of_the_service_is_named_with_the_remedy(run, later, monkeypatch):
     assert run("1", status.ShowStatus)
     monkeypatch.setattr(NeedsMore, "since", "1.2")
     with pytest.raises(exceptions.CommandError) as raised:
@@ -66,16 +66,16 @@ def test_service_that_is_too_old_is_told_with_what_to_do(run, later, monkeypatch
 
 
 @pytest.mark.parametrize("text", ["1.99", "2", "1.x", "", "newest", "1.1.1"])
-def test_version_that_this_client_does_not_know_is_refused(text, capsys):
+def test_unknown_version_is_refused(text, capsys):
     parser = plugin.build_option_parser(argparse.ArgumentParser())
     with pytest.raises(SystemExit):
         parser.parse_args([api_versions.OPTION, text])
     assert "this client knows 1.0 to 1.0, and latest" in capsys.readouterr().err
     with pytest.raises(exceptions.CommandError, match="needs a later acstor"):
-        plugin.check_api_version(text)  # it comes from clouds.yaml
+        plugin.check_api_version(text)  # from clouds.yaml
 
 
-def test_latest_is_what_both_know():
+def test_latest_means_the_newest_common_version():
     parser = plugin.build_option_parser(argparse.ArgumentParser())
     assert parser.parse_args([api_versions.OPTION, "latest"]).os_acstor_api_version == "1"
     assert parser.parse_args([]).os_acstor_api_version == "1"
@@ -84,7 +84,7 @@ def test_latest_is_what_both_know():
         plugin.check_api_version("latest")
 
 
-def test_client_is_made_for_the_version_that_was_asked_for(later):
+def test_client_uses_the_requested_version(later):
     given = types.SimpleNamespace(
         session=types.SimpleNamespace(timeout=None),
         region_name=None,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands about checkpoints over the real API on SQLite."""
+"""The checkpoint commands against the real API on SQLite."""
 
 import argparse
 import sys
@@ -33,7 +33,7 @@ def nova():
 
 @pytest.fixture
 def run(api_configuration, store, glance, bus, nova):
-    """Return what runs a command with its arguments."""
+    """Return a function that runs a command with arguments."""
     asked = app.make_plain_app(api_configuration, store, glance, bus, nova).test_client()
     asked.environ_base["HTTP_X_ROLES"] = "admin"
     known = {"web": types.SimpleNamespace(id=SERVER)}
@@ -65,12 +65,12 @@ def test_checkpoints_of_a_server_are_listed(run, two, name):
     assert commands.table(run(checkpoint.ListCheckpoint, "--host", "h9")) == []
 
 
-def test_one_is_shown(run, two):
+def test_checkpoint_is_shown_without_its_key(run, two):
     shown = commands.fields(run(checkpoint.ShowCheckpoint, checkpoint_id(1)))
     assert shown["instance_id"] == SERVER and "key" not in shown
 
 
-def test_host_is_asked_for_one(run, bus):
+def test_checkpoint_is_requested_from_the_host_of_a_server(run, bus):
     shown = commands.fields(run(checkpoint.CreateCheckpoint, "web"))
     assert (shown["host"], shown["latest"]) == ("h1", None)
     assert [wanted[:2] for wanted in bus.wanted] == [(SERVER, "h1")]
@@ -81,8 +81,8 @@ def waits(monkeypatch, look_again):
     monkeypatch.setattr(client, "time", clock)
 
 
-def test_one_that_began_after_the_request_is_waited_for(run, bus, two, store, monkeypatch):
-    """Number 3 was under way when it was asked, and what another host takes is not meant."""
+def test_wait_ends_with_a_checkpoint_begun_after_the_request(run, bus, two, store, monkeypatch):
+    """Number 3 was in progress at the request; a checkpoint of another host does not count."""
     bus.heard, looks = {"number": 3}, []
 
     def look_again(_seconds):
@@ -96,21 +96,21 @@ def test_one_that_began_after_the_request_is_waited_for(run, bus, two, store, mo
     assert (shown["checkpoint_id"], len(looks)) == (checkpoint_id(4), 6)
 
 
-def test_nobody_waits_for_one_that_will_not_be_taken(run, bus, monkeypatch):
+def test_refused_checkpoint_is_not_waited_for(run, bus, monkeypatch):
     bus.heard = {"why": "it has no interval"}
     waits(monkeypatch, lambda _seconds: pytest.fail("it waits"))
     with pytest.raises(exceptions.CommandError, match="h1: it has no interval"):
         run(checkpoint.CreateCheckpoint, "web", "--wait")
 
 
-def test_one_that_does_not_come_is_given_up(run, bus, two, monkeypatch):
+def test_wait_for_a_checkpoint_times_out(run, bus, two, monkeypatch):
     bus.heard = {"number": 2}
     waits(monkeypatch, lambda _seconds: None)
     with pytest.raises(exceptions.CommandError, match="checkpoint list --server"):
         run(checkpoint.CreateCheckpoint, "web", "--wait", "--timeout", "0.05")
 
 
-def test_all_that_can_be_are_deleted(run, two, store):
+def test_known_checkpoints_are_deleted_despite_unknown_ones(run, two, store):
     unknown = checkpoint_id(9)
     with pytest.raises(exceptions.CommandError, match=f"{unknown}.*not known"):
         run(checkpoint.DeleteCheckpoint, unknown, checkpoint_id(1))
@@ -119,7 +119,7 @@ def test_all_that_can_be_are_deleted(run, two, store):
     ]
 
 
-def test_one_that_a_host_may_be_recovering_from_is_deleted_by_force_alone(run, two, store):
+def test_checkpoint_under_recovery_is_deleted_only_by_force(run, two, store):
     store.record_recovery(checkpoint_id(1), time.time())
     with pytest.raises(exceptions.CommandError, match="--force deletes it now"):
         run(checkpoint.DeleteCheckpoint, checkpoint_id(1))
@@ -138,6 +138,6 @@ def test_one_that_a_host_may_be_recovering_from_is_deleted_by_force_alone(run, t
         (checkpoint.CreateCheckpoint, checkpoint_hosts.OTHER_SERVER, "not known"),
     ],
 )
-def test_what_is_not_there_is_refused_in_words(run, command, name, why):
+def test_unknown_server_or_checkpoint_is_refused(run, command, name, why):
     with pytest.raises(exceptions.CommandError, match=why):
         run(command, name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands over the real API on SQLite; only HTTP between them is left out."""
+"""The commands against the real API on SQLite, without HTTP."""
 
 import argparse
 import datetime
@@ -40,7 +40,7 @@ SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 
 
 class InProcess(client.Client):
-    """A client whose requests go straight into the application."""
+    """A client that calls the application directly."""
 
     def __init__(self, wsgi: testing.FlaskClient, asked: str = api_versions.MAJOR) -> None:
         self._adapter = types.SimpleNamespace(request=self._request)
@@ -68,7 +68,7 @@ class InProcess(client.Client):
 
 
 class Sdk:
-    """What Glance and Nova say of the image and the server that tests name."""
+    """An SDK connection that finds one image and one server."""
 
     def __init__(self) -> None:
         self.image = types.SimpleNamespace(
@@ -100,7 +100,7 @@ def sdk():
 
 @pytest.fixture
 def manager(api_configuration, store, glance, bus, sdk):
-    """Return what openstackclient gives commands: clients of acstor and of other services."""
+    """Return a client manager with clients of acstor and other services."""
     samples.note(store, *(samples.sample(n, sent_s=time.time()) for n in range(3)), overloaded=0)
     samples.publish(store, 1, hosts=3, vnodes=4)
     asked = app.make_plain_app(api_configuration, store, glance, bus).test_client()
@@ -111,7 +111,7 @@ def manager(api_configuration, store, glance, bus, sdk):
 
 @pytest.fixture
 def run(manager):
-    """Return what runs a command with its arguments."""
+    """Return a function that runs a command with arguments."""
 
     def do(command: type, *argv: str) -> Any:
         command_app = types.SimpleNamespace(client_manager=manager, stdout=sys.stdout)
@@ -123,7 +123,7 @@ def run(manager):
 
 @pytest.fixture
 def agents(store, bus, monkeypatch):
-    """Let hosts do what they were asked for while a command waits; return what they tell then."""
+    """Let hosts do their task while a command waits; return the fields that they report."""
     given: dict[str, Any] = {"state": "done"}
 
     def look_again(_seconds: float) -> None:
@@ -137,7 +137,7 @@ def agents(store, bus, monkeypatch):
 
 
 def hold(store, hosts=None, task=None, **fields) -> None:
-    """Let hosts (or all) tell of the image."""
+    """Let hosts, or all of them, report the image."""
     told = {
         "size_bytes": 1 << 20,
         "cached_bytes": 1 << 20,
@@ -176,27 +176,27 @@ def test_hosts_are_listed_with_their_load(run):
     assert len(table(run(host.ListHost, "--limit", "1", "--marker", "h0001"))) == 1
 
 
-def test_host_is_shown_with_all_that_it_told(run):
+def test_host_is_shown_with_its_last_sample(run):
     shown = fields(run(host.ShowHost, "h0001"))
     assert shown["host"] == "h0001"
     assert shown["rates"].machine_readable()["sent"] == 2000.0
 
 
-def test_hosts_are_listed_with_their_identity(run, store):
+def test_hosts_are_listed_with_their_enrolment_state(run, store):
     run(host.AllowHost, "h0001")
     run(host.RevokeHost, "h0002")
     rows = table(run(host.ListHost))
     assert [row["Enrolment"] for row in rows] == ["none", "allowed", "revoked"]
 
 
-def test_a_host_is_allowed_and_revoked_before_it_was_ever_heard(run):
+def test_host_is_allowed_and_revoked_before_its_first_sample(run):
     shown = fields(run(host.RevokeHost, "h9"))
     assert (shown["state"], shown["enrolment"].machine_readable()["state"]) == ("silent", "revoked")
     shown = fields(run(host.AllowHost, "h9"))
     assert shown["enrolment"].machine_readable()["state"] == "allowed"
 
 
-def test_a_host_is_allowed_with_its_key_or_whoever_asks_next_and_the_output_says_whom_it_trusts(
+def test_allow_names_the_trusted_key_and_user(
     run,
 ):
     shown = fields(run(host.AllowHost, "h9"))
@@ -208,13 +208,13 @@ def test_a_host_is_allowed_with_its_key_or_whoever_asks_next_and_the_output_says
     assert (rows["h9"]["Waiting Key"], rows["h0001"]["Waiting Key"]) == ("ab" * 32, "")
 
 
-def test_a_fingerprint_that_is_none_is_refused(run, capsys):
+def test_invalid_fingerprint_is_refused(run, capsys):
     with pytest.raises(SystemExit):
         run(host.AllowHost, "h9", "--fingerprint", "abc")
     assert "not a SHA-256 in hex" in capsys.readouterr().err
 
 
-def test_a_host_that_waits_is_listed_with_its_key_and_allowing_it_says_whom_it_trusts(run, store):
+def test_waiting_host_is_listed_with_its_key_and_allowed(run, store):
     key = signing.pem_of(signing.read_key(signing.new_key()).public_key())
     waits = {"user_id": "u9", "public_key": key, "address": "192.0.2.9", "asked_s": 1.0}
     store.change_enrolment("h9", lambda _: models.Enrolment(host="h9", state="waiting", **waits))
@@ -224,7 +224,7 @@ def test_a_host_that_waits_is_listed_with_its_key_and_allowing_it_says_whom_it_t
     assert f"the first request: key {row['Waiting Key']}, of user u9, from 192.0.2.9" in trusts
 
 
-def test_a_host_that_is_gone_is_forgotten(run):
+def test_host_is_forgotten_unless_it_is_live(run):
     run(host.AllowHost, "h9")
     run(host.ForgetHost, "h9")
     with pytest.raises(exceptions.CommandError, match="host h9 is not known"):
@@ -233,7 +233,7 @@ def test_a_host_that_is_gone_is_forgotten(run):
         run(host.ForgetHost, "h0001")
 
 
-def test_the_authority_is_shown_with_who_is_revoked(run):
+def test_authority_is_shown_with_revoked_hosts(run):
     run(host.RevokeHost, "h0002")
     shown = fields(run(authority.ShowAuthority))
     assert shown["enrolment"] == "automatic"
@@ -255,7 +255,7 @@ def test_drain_and_enable(run, store):
     assert not fields(run(host.EnableHost, "h0001"))["is_drained"]
 
 
-def test_drain_waits_until_the_table_says_so(run, store, monkeypatch):
+def test_drain_waits_for_the_new_table(run, store, monkeypatch):
     looked = []
 
     def look_again(_seconds: float) -> None:
@@ -269,12 +269,12 @@ def test_drain_waits_until_the_table_says_so(run, store, monkeypatch):
     assert len(looked) == 3
 
 
-def test_waiting_ends_and_says_that_the_work_goes_on(run):
+def test_wait_times_out_while_the_drain_continues(run):
     with pytest.raises(exceptions.CommandError, match=r"0 of 4 after 0 s; it goes on"):
         run(host.DrainHost, "h0001", "--wait", "--timeout", "0")
 
 
-def test_tables_and_their_owners(run, store):
+def test_ring_tables_and_owners_are_shown(run, store):
     places = {"pod1/rack0": location_policies.LocationPolicy(20)}
     samples.publish(store, 5, hosts=2, thresholds=(1, 9), places=places)
     shown = fields(run(ring.ShowRing))
@@ -282,7 +282,7 @@ def test_tables_and_their_owners(run, store):
     assert shown["places"].machine_readable() == {"pod1/rack0": {"share": 20}}
     assert fields(run(ring.ShowRing, "--epoch", "1"))["owners"].machine_readable()["h0002"] == 4
     assert [row["Epoch"] for row in table(run(ring.ListRing))] == [5, 1]
-    assert all("V-nodes" in row for row in table(run(ring.ListRing)))  # as in host list
+    assert all("V-nodes" in row for row in table(run(ring.ListRing)))  # named as in host list
     assert [row["Epoch"] for row in table(run(ring.ListRing, "--marker", "5"))] == [1]
     assert [row["Share %"] for row in table(run(ring.ListRingOwner))] == [50.0, 50.0]
 
@@ -292,7 +292,7 @@ def test_traffic_is_listed(run):
     assert len(table(run(traffic.ListTraffic, "--host", "h0002", "--last", "60"))) == 1
 
 
-def test_images_are_listed_with_where_guests_found_their_bytes(run, store, glance):
+def test_images_are_listed_with_the_sources_of_reads(run, store, glance):
     glance.add(IMAGE, acstor_boot_state="building")
     hold(store)
     [row] = table(run(image.ListImage))
@@ -363,7 +363,7 @@ def test_image_is_shown_with_its_fill_status_on_each_host(run, store, glance):
         (-7260.0, True, "was due 2 h 1 min ago"),
     ],
 )
-def test_deadline_of_an_image_is_shown_and_whether_it_is_missed(
+def test_image_deadline_is_shown_with_whether_it_will_be_missed(
     due_in_s, is_late, words, run, store, glance
 ):
     glance.add(IMAGE)
@@ -372,11 +372,11 @@ def test_deadline_of_an_image_is_shown_and_whether_it_is_missed(
     assert row["Fill"].human_readable().endswith(words)
 
 
-def test_image_that_no_host_uses_says_so(run, store, glance):
+def test_image_without_users_is_shown_as_unused(run, store, glance):
     glance.add(IMAGE)
     hold(store, ["h0000"], fill=NOT_USED)
     assert fields(run(image.ShowImage, IMAGE))["fully_cached"] == "no host uses it"
-    hold(store, ["h0000"])  # who says nothing may use it
+    hold(store, ["h0000"])  # a host without a fill status may use the image
     shown = fields(run(image.ShowImage, IMAGE))
     assert shown["fully_cached"] == "on 0 of 1 hosts that use it"
     assert shown["fill_by_host"].human_readable() == ""
@@ -384,7 +384,7 @@ def test_image_that_no_host_uses_says_so(run, store, glance):
     assert row["Fill"].human_readable() == "unknown"
 
 
-def test_what_hosts_say_does_nothing_to_a_terminal(run, store, glance, bus, agents):
+def test_reports_of_hosts_cannot_control_the_terminal(run, store, glance, bus, agents):
     glance.add(IMAGE)
     why = "away\x1b]0;owned\x07\r\n"
     agents.update(state="failed", why=why)
@@ -399,7 +399,7 @@ def test_what_hosts_say_does_nothing_to_a_terminal(run, store, glance, bus, agen
         assert "away?]0;owned" in said and said.isprintable()
 
 
-def test_who_may_not_see_hosts_sees_how_many_have_all_of_an_image(run, store, glance, monkeypatch):
+def test_fully_cached_count_is_shown_without_access_to_hosts(run, store, glance, monkeypatch):
     glance.add(IMAGE)
     hold(store, fill=OWNED)
     get = InProcess.get
@@ -428,7 +428,7 @@ def test_who_may_not_see_hosts_sees_how_many_have_all_of_an_image(run, store, gl
         (image.UnpinImage, "unpin"),
     ],
 )
-def test_hosts_that_use_an_image_are_asked_about_it(command, kind, run, store, bus, agents):
+def test_image_action_goes_to_the_hosts_that_use_it(command, kind, run, store, bus, agents):
     hold(store, ["h0000", "h0001"], fill=FILLING)
     rows = table(run(command, IMAGE, "--wait"))
     assert rows == [{"Host": name, "Task": f"{kind}: done"} for name in ("h0000", "h0001")]
@@ -439,7 +439,7 @@ def test_hosts_that_use_an_image_are_asked_about_it(command, kind, run, store, b
         run(command, IMAGE, "--host", "h0002", "--wait")
 
 
-def test_an_image_is_hydrated_by_a_deadline_that_is_a_duration_or_a_time(run, store, bus, capsys):
+def test_hydrate_deadline_is_a_duration_or_a_time(run, store, bus, capsys):
     hold(store, ["h0000"], fill=FILLING)
     run(image.HydrateImage, IMAGE)
     run(image.HydrateImage, IMAGE, "--deadline", "1.5m")
@@ -449,7 +449,7 @@ def test_an_image_is_hydrated_by_a_deadline_that_is_a_duration_or_a_time(run, st
     assert asked_s[:2] == [0.0, 90.0] and 3000 < asked_s[2] <= 3600
     with pytest.raises(exceptions.CommandError, match="this time has passed"):
         run(image.HydrateImage, IMAGE, "--deadline-at", "2020-01-31T18:00")
-    with pytest.raises(exceptions.CommandError, match="deadline_s"):  # not for a year
+    with pytest.raises(exceptions.CommandError, match="deadline_s"):  # too far in the future
         run(image.HydrateImage, IMAGE, "--deadline-at", "9999-12-31T23:59:59")
     for option, words in (
         ("--deadline-at", "write it as 2030-01-31T18:00"),
@@ -487,7 +487,7 @@ def test_an_image_is_hydrated_by_a_deadline_that_is_a_duration_or_a_time(run, st
         (None, "unknown: its host does not report"),
     ],
 )
-def test_a_server_says_whom_it_depends_on_still(told, words, run, store, glance):
+def test_server_is_shown_with_what_it_depends_on(told, words, run, store, glance):
     glance.add(IMAGE)
     hold(store, fill=told)
     shown = fields(run(server.ShowServer, "web"))
@@ -495,7 +495,7 @@ def test_a_server_says_whom_it_depends_on_still(told, words, run, store, glance)
     assert (shown["fill"].machine_readable() or {}).get("state") == (told or {}).get("state")
 
 
-def test_server_on_a_mount_that_has_ended_is_shown_so(run, store, glance):
+def test_server_on_a_dead_mount_is_shown(run, store, glance):
     glance.add(IMAGE)
     hold(store)
     health = decision_messages.HostHealth(on_dead_mounts=(SERVER,))
@@ -503,7 +503,7 @@ def test_server_on_a_mount_that_has_ended_is_shown_so(run, store, glance):
     assert "a dead mount" in fields(run(server.ShowServer, "web"))["depends_on"]
 
 
-def test_hosts_of_an_image_say_what_they_hold(run, store, glance):
+def test_hosts_of_an_image_are_listed_with_what_they_hold(run, store, glance):
     glance.add(IMAGE)
     hold(store, size_bytes=None, cached_bytes=None, missing_bytes=None)
     [row, *_] = table(run(image.ListImageHost, IMAGE))
@@ -533,7 +533,7 @@ def test_pre_seed_of_an_aggregate_skips_its_hosts_that_send_no_samples(
     }
 
 
-def test_hosts_of_an_aggregate_are_sought_on_all_pages(manager, sdk):
+def test_hosts_of_an_aggregate_are_searched_on_all_pages(manager, sdk):
     sdk.aggregate_hosts = ["h0002", "h0009"]
     found = aggregates.find_hosts(manager, manager.acstor, "new", page_hosts=1)
     assert found == (["h0002"], ["h0009"])
@@ -560,21 +560,21 @@ def test_pre_seed_of_an_aggregate_with_too_many_hosts_is_refused(run, store, gla
     assert bus.tasks == []
 
 
-def test_pre_seed_that_fails_on_a_host_says_where_and_why(run, glance, agents):
+def test_failed_pre_seed_names_host_and_reason(run, glance, agents):
     glance.add(IMAGE)
     agents.update(state="failed", why="no place gives it")
     with pytest.raises(exceptions.CommandError, match="1 of 1 hosts: h0001: no place gives it"):
         run(image.PreSeedImage, IMAGE, "--host", "h0001", "--wait")
 
 
-def test_pre_seed_that_takes_too_long_says_how_to_look_at_it(run, glance, bus, agents):
+def test_pre_seed_timeout_names_the_command_to_check_it(run, glance, bus, agents):
     glance.add(IMAGE)
     agents.update(state="running", done=1, total=4)
     with pytest.raises(exceptions.CommandError, match=rf"image host list {IMAGE}"):
         run(image.PreSeedImage, IMAGE, "--host", "h0001", "--wait", "--timeout", "0")
 
 
-def test_hosts_that_do_not_hear_of_a_pre_seed_are_named(run, glance, monkeypatch):
+def test_hosts_that_do_not_receive_a_pre_seed_are_named(run, glance, monkeypatch):
     glance.add(IMAGE)
     clock = iter([0.0, image_tasks.RECEIVED_WITHIN_S + 1.0])
     own_time = types.SimpleNamespace(monotonic=lambda: next(clock))
@@ -596,7 +596,7 @@ def test_prepare_waits_for_the_image_to_change(run, glance, bus, monkeypatch):
     assert [wanted.is_forced for wanted in bus.wanted] == [False, False]
 
 
-def test_prepare_that_fails_says_why(run, glance, bus, monkeypatch):
+def test_failed_prepare_gives_the_reason(run, glance, bus, monkeypatch):
     glance.add(IMAGE, acstor_state="")
 
     def look_again(_seconds: float) -> None:
@@ -622,7 +622,7 @@ def test_boot_image_is_shown_with_its_state_on_hosts(run, store, glance):
     assert shown["hosts"].machine_readable()["h0002"] == "ready"
 
 
-def test_boots_are_recorded(run, glance, bus, agents):
+def test_boot_recording_is_requested_on_named_hosts(run, glance, bus, agents):
     glance.add(IMAGE)
     rows = table(
         run(boot_image.RecordBootImage, IMAGE, "--boots", "2", "--host", "h0000", "--wait")
@@ -631,7 +631,7 @@ def test_boots_are_recorded(run, glance, bus, agents):
     assert bus.tasks[0][0].boots == 2
 
 
-def test_disks_are_flattened_on_the_hosts_that_are_named(run, store, bus, agents):
+def test_disks_are_flattened_on_named_hosts(run, store, bus, agents):
     hold(store)
     rows = table(run(image.FlattenImage, IMAGE, "--host", "h0002", "--wait"))
     assert rows == [{"Host": "h0002", "Task": "flatten: done, 100 %"}]
@@ -641,7 +641,7 @@ def test_disks_are_flattened_on_the_hosts_that_are_named(run, store, bus, agents
         run(image.FlattenImage, IMAGE, "--wait")
 
 
-def test_server_is_shown_by_its_image_on_its_host_and_pre_seeded(run, store, glance, bus):
+def test_server_is_shown_and_pre_seeded_on_its_host(run, store, glance, bus):
     glance.add(IMAGE)
     with pytest.raises(exceptions.CommandError, match="host h0001 does not report image"):
         run(server.ShowServer, "web")
@@ -657,7 +657,7 @@ BEGAN_AT_S = 1_800_000_000.25
 
 
 def tell_of_boot(store, number, **fields):
-    """Let a host tell of the server's boot."""
+    """Let a host report the server's boot."""
     told = boot_timeline.Timeline(
         image_id=IMAGE,
         instance_id=SERVER,
@@ -692,10 +692,10 @@ def asked_of_nova(action, before_s, *events):
     )
 
 
-def test_boot_of_a_server_is_drawn_from_the_request_to_nova_on(run, store, sdk, capsys):
+def test_boot_timeline_begins_with_the_request_to_nova(run, store, sdk, capsys):
     with pytest.raises(exceptions.CommandError, match="has reported no boot of server web"):
         run(server.ShowServerTimeline, "web")
-    tell_of_boot(store, 2, boot_image="failed")  # where the server was before
+    tell_of_boot(store, 2, boot_image="failed")  # a former host
     with pytest.raises(exceptions.CommandError, match="host h0001 has reported no boot"):
         run(server.ShowServerTimeline, "web")
     tell_of_boot(store, 1, boot_image="ready")
@@ -703,7 +703,7 @@ def test_boot_of_a_server_is_drawn_from_the_request_to_nova_on(run, store, sdk, 
         asked_of_nova("create", 5000),
         asked_of_nova("start", 12, ("compute_start_instance", 10, None)),
         asked_of_nova("stop", 5),
-        asked_of_nova("reboot", -100),  # after it
+        asked_of_nova("reboot", -100),  # after the boot
     ]
     run(server.ShowServerTimeline, "web")
     shown = capsys.readouterr().out
@@ -727,7 +727,7 @@ def test_boot_of_a_server_is_drawn_from_the_request_to_nova_on(run, store, sdk, 
         [server_action.ServerAction(action="create", start_time=None, request_id="r")],
     ],
 )
-def test_boot_is_drawn_without_a_word_of_nova(run, store, sdk, capsys, actions):
+def test_boot_timeline_is_drawn_without_usable_nova_actions(run, store, sdk, capsys, actions):
     tell_of_boot(store, 1)
     sdk.actions = actions
     run(server.ShowServerTimeline, "web")
@@ -736,7 +736,7 @@ def test_boot_is_drawn_without_a_word_of_nova(run, store, sdk, capsys, actions):
     assert re.search(r"until the last read +20\.00", shown)
 
 
-def test_boot_is_drawn_where_nova_refuses_to_tell(run, store, sdk, capsys):
+def test_boot_timeline_is_drawn_when_nova_refuses(run, store, sdk, capsys):
     def refuse(server_id):
         raise sdk_exceptions.ForbiddenException("not yours")
 

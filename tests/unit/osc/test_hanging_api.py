@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A REST API that accepts connections and never answers ends a command with words."""
+"""A command fails with a message when the REST API never answers."""
 
 import time
 
@@ -11,7 +11,7 @@ from tests.fakes import fake_glance
 from tests.fakes import silent_server
 
 
-def test_command_ends_while_the_api_hangs() -> None:
+def test_command_times_out_while_the_api_hangs() -> None:
     with silent_server.serve() as api:
         asked = client.Client(fake_glance.session(api.url), None, None, timeout_s=1.0)
         began_s = time.monotonic()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists: which part of them, in which order, with what more."""
+"""Paging, sorting, filters and long columns of lists."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def names(answer):
     return [row["Host"] for row in commands.table(answer)]
 
 
-def test_hosts_are_paged_sorted_and_chosen_by_the_service(run):
+def test_hosts_are_paged_sorted_and_filtered_by_the_service(run):
     assert names(run(host.ListHost, "--limit", "1", "--marker", "h0000")) == ["h0001"]
     assert names(run(host.ListHost, "--sort", "host:desc", "--limit", "2")) == ["h0002", "h0001"]
     assert names(run(host.ListHost, "--location", "pod1/rack2")) == ["h0002"]
@@ -26,7 +26,7 @@ def test_hosts_are_paged_sorted_and_chosen_by_the_service(run):
     ]
 
 
-def test_long_lists_have_more_columns_behind_the_usual_ones(run, store, glance):
+def test_long_lists_append_columns(run, store, glance):
     glance.add(commands.IMAGE)
     commands.hold(store)
     for command, argv, more in (
@@ -40,7 +40,7 @@ def test_long_lists_have_more_columns_behind_the_usual_ones(run, store, glance):
         assert [len(row) for row in longer[1]] == [len(longer[0])] * len(usual[1])
 
 
-def test_lists_that_the_service_gives_as_a_whole_are_paged_in_the_same_way(run, store, glance):
+def test_lists_without_paging_in_the_api_are_paged_by_the_client(run, store, glance):
     glance.add(commands.IMAGE)
     commands.hold(store)
     for command, argv in ((image.ListImageHost, (commands.IMAGE,)), (ring.ListRingOwner, ())):
@@ -61,7 +61,7 @@ def test_lists_that_the_service_gives_as_a_whole_are_paged_in_the_same_way(run, 
         (traffic.ListTraffic, ("--last", "ever"), "as 90s or 2h: 'ever'"),
     ],
 )
-def test_who_gives_nonsense_is_told_what_would_make_sense(command, argv, said, run, capsys):
+def test_invalid_option_value_is_refused_with_the_valid_ones(command, argv, said, run, capsys):
     with pytest.raises(SystemExit):
         run(command, *argv)
     assert said in capsys.readouterr().err

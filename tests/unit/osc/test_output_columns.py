@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of commands: words of others for people, and as they are for programs."""
+"""Output of commands: control characters are replaced for people and kept for programs."""
 
 import argparse
 import io
@@ -26,7 +26,7 @@ class _Show(output_columns.ShowOne):
 
 
 @pytest.mark.parametrize("kind", [_List, _Show])
-def test_words_of_others_are_for_people_without_what_a_terminal_heeds(kind):
+def test_control_characters_are_replaced_only_in_human_readable_output(kind):
     def run(*argv):
         app = types.SimpleNamespace(stdout=io.StringIO(), client_manager=None)
         made = kind(app, argparse.Namespace())

