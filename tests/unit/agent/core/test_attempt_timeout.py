@@ -7,14 +7,14 @@ from acstor_agent.core.sources import attempt_timeout
 MIB = 1 << 20
 
 
-def test_long_read_has_the_time_of_its_bytes_beside():
+def test_timeout_grows_with_the_length_of_the_read():
     waits = attempt_timeout.AttemptTimeout(base_s=30.0)
     assert waits.deadline_s() == 30.0
     assert waits.deadline_s(MIB) == 30.0 + MIB / attempt_timeout.SLOWEST_BYTES_PER_S
     assert waits.deadline_s(MIB) > 43  # sixteen hosts, eight reads each, one link of 25 Mbit/s
 
 
-def test_deadline_doubles_with_each_miss_up_to_the_bound():
+def test_timeout_doubles_with_each_miss_up_to_its_maximum():
     waits = attempt_timeout.AttemptTimeout(base_s=30.0, most_s=480.0)
     seen = []
     for _ in range(6):
@@ -24,14 +24,14 @@ def test_deadline_doubles_with_each_miss_up_to_the_bound():
     assert waits.misses == 6
 
 
-def test_attempts_that_miss_side_by_side_double_it_once():
+def test_concurrent_misses_double_the_timeout_once():
     waits = attempt_timeout.AttemptTimeout(base_s=30.0)
     for deadline_s in [waits.deadline_s()] * 8:
         waits.record_timeout(deadline_s)
     assert waits.deadline_s() == 60.0
 
 
-def test_slow_answers_keep_it_long_and_quick_ones_let_it_fall():
+def test_timeout_stays_long_after_slow_responses_and_falls_after_quick_ones():
     waits = attempt_timeout.AttemptTimeout(base_s=30.0)
     waits.record_timeout(30.0)
     waits.record_answer(43.0)
@@ -42,7 +42,7 @@ def test_slow_answers_keep_it_long_and_quick_ones_let_it_fall():
     assert waits.deadline_s() == 30.0
 
 
-def test_base_above_the_bound_is_the_bound():
+def test_base_above_the_maximum_replaces_the_maximum():
     waits = attempt_timeout.AttemptTimeout(base_s=600.0, most_s=480.0)
     waits.record_timeout(waits.deadline_s())
     assert waits.deadline_s() == 600.0
@@ -52,7 +52,7 @@ def test_base_above_the_bound_is_the_bound():
     st.lists(st.tuples(st.booleans(), st.floats(0, 1000), st.integers(0, 4 * MIB))),
     st.integers(0, 4 * MIB),
 )
-def test_deadline_is_between_its_bounds_and_twice_the_latest(attempts, length):
+def test_timeout_is_within_bounds_and_at_least_twice_the_latest_response(attempts, length):
     waits = attempt_timeout.AttemptTimeout(base_s=5.0, most_s=480.0)
     for is_answered, took_s, of_bytes in attempts:
         deadline_s = waits.deadline_s(of_bytes)

@@ -14,7 +14,7 @@ STEP = strategies.tuples(
 
 
 @given(strategies.lists(STEP, max_size=60), strategies.floats(0, 10, allow_nan=False))
-def test_late_are_exactly_those_that_wait_for_so_long(steps, for_s):
+def test_late_guests_are_those_with_requests_older_than_the_limit(steps, for_s):
     table, truth, now_s = blocked_requests.BlockedRequests(), [], 0.0
     for after_s, guest, number in steps:
         now_s += after_s
@@ -32,14 +32,14 @@ def test_late_are_exactly_those_that_wait_for_so_long(steps, for_s):
         assert len(table.requests_of_guest(guest)) == len(own)
 
 
-def test_what_the_oldest_waits_for_is_told():
+def test_late_report_gives_the_reason_of_the_oldest_request():
     table = blocked_requests.BlockedRequests()
     for since_s, why in ((1.0, "refused"), (2.0, "no answer")):
         table.begin_request(GUESTS[0], since_s, since_s).why = why
     assert table.late_guests(9.0, 5.0)[GUESTS[0]] == blocked_requests.LateWaits(2, 8.0, "refused")
 
 
-def test_what_is_answered_twice_is_answered():
+def test_request_may_be_ended_twice():
     table = blocked_requests.BlockedRequests()
     wait = table.begin_request(GUESTS[0], 1.0, "a")
     table.end_request(wait)

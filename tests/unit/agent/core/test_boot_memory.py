@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boot images never take more memory than the limit, and give it back after the boot."""
+"""Boot images take no more memory than the limit, and release it after the boot."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ def test_boot_image_that_does_not_fit_is_refused_and_changes_nothing():
     assert made.used_bytes == 70
 
 
-def test_quietest_ones_make_room_and_no_more_than_needed():
+def test_least_recently_used_boot_images_are_evicted_as_needed():
     made = memory()
     for image_id in (ONE, TWO, THREE):
         made.reserve(image_id, 30, 0.0)
@@ -33,14 +33,14 @@ def test_quietest_ones_make_room_and_no_more_than_needed():
     assert made.used_bytes == 100
 
 
-def test_one_that_was_just_read_makes_no_room():
+def test_recently_read_boot_image_is_not_evicted():
     made = memory()
     made.reserve(ONE, 100, 0.0)
     made.note_use(ONE, 96.0)
     assert made.reserve(TWO, 1, 100.0) is None
 
 
-def test_taking_again_takes_the_place_of_what_was_taken():
+def test_repeated_reservation_replaces_the_former_one():
     made = memory()
     made.reserve(ONE, 100, 0.0)
     assert made.reserve(ONE, 90, 1.0) == []
@@ -50,7 +50,7 @@ def test_taking_again_takes_the_place_of_what_was_taken():
     assert made.used_bytes == 0
 
 
-def test_quiet_boot_image_is_due_after_the_idle_time():
+def test_idle_boot_image_is_released_after_the_idle_time():
     made = memory()
     made.reserve(ONE, 10, 0.0)
     made.note_use(ONE, 30.0)
@@ -60,7 +60,7 @@ def test_quiet_boot_image_is_due_after_the_idle_time():
     assert made.used_bytes == 0
 
 
-def test_boot_image_that_is_read_for_ever_is_due_after_the_longest_time():
+def test_boot_image_in_constant_use_is_released_after_the_longest_time():
     made = memory()
     made.reserve(ONE, 10, 0.0)
     made.note_boot(ONE, 100.0)
@@ -70,7 +70,7 @@ def test_boot_image_that_is_read_for_ever_is_due_after_the_longest_time():
     assert made.take_due(700.0) == [ONE]
 
 
-def test_what_is_not_held_is_nobodys_business():
+def test_events_of_a_boot_image_not_in_memory_are_ignored():
     made = memory()
     made.note_boot(ONE, 1.0)
     made.note_use(ONE, 1.0)
@@ -87,7 +87,7 @@ def test_what_is_not_held_is_nobodys_business():
         )
     )
 )
-def test_limit_holds_whatever_happens(events):
+def test_memory_limit_holds_under_random_events(events):
     made, now_s = memory(), 0.0
     for what, image_id, size_bytes, later_s in events:
         now_s += later_s

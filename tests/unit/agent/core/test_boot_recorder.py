@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each guest's boot is recorded by itself, and what was no boot is forgotten."""
+"""The boot of each guest is recorded separately; reads that are no boot are dropped."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ def read(made, opener, chunk_nos, now_s):
         made.record_read(opener, chunk_no * CHUNK, 1, now_s)
 
 
-def test_two_guests_are_recorded_apart():
+def test_two_guests_are_recorded_separately():
     made = recorder()
     one, two = made.open(0.0), made.open(5.0)
     read(made, one, [1, 2], 6.0)
@@ -44,19 +44,19 @@ def test_reads_of_others_and_after_the_window_are_not_recorded():
     assert made.take_finished_traces(100.0) == []
 
 
-def test_who_only_looked_and_who_copied_the_image_did_not_boot():
+def test_probes_and_full_copies_of_the_image_yield_no_trace():
     made = recorder()
     looks, copies, waits = made.open(0.0), made.open(0.0), made.open(0.0)
     read(made, looks, [0], 0.0)
     read(made, copies, range(100), 0.0)
     assert made.take_finished_traces(30.0) == []
-    assert not made.is_idle  # the third one may still begin
+    assert not made.is_idle  # the third guest may still boot
     read(made, waits, [], 50.0)
     assert made.take_finished_traces(60.0) == []
     assert made.is_idle
 
 
-def test_who_only_looked_and_is_gone_leaves_its_number_to_the_next():
+def test_opener_that_closes_after_a_probe_frees_its_number():
     made = recorder()
     for now_s in range(2 * boot_recorder.OPENERS):
         looked = made.open(float(now_s))
@@ -70,7 +70,7 @@ def test_who_only_looked_and_is_gone_leaves_its_number_to_the_next():
     assert made.take_finished_traces(1000.0) == [(3, 1)]
 
 
-def test_more_guests_than_can_be_recorded_get_no_number():
+def test_guests_beyond_the_recording_limit_get_no_number():
     made = recorder()
     numbers = [made.open(0.0) for _ in range(boot_recorder.OPENERS + 2)]
     assert numbers[-2:] == [0, 0]
@@ -90,7 +90,7 @@ def test_more_guests_than_can_be_recorded_get_no_number():
         )
     )
 )
-def test_whatever_happens_traces_are_boot_traces(events):
+def test_random_reads_yield_only_valid_boot_traces(events):
     made, now_s = recorder(), 0.0
     for what, opener, offset, length, later_s in events:
         now_s += later_s

@@ -13,7 +13,7 @@ CIDS = [ids.cid_of(data) for data in CHUNKS]
 
 
 def head(last=7 * CHUNK):
-    """Return that of a boot image with frames of two chunks."""
+    """Return the head of a boot image with frames of two chunks."""
     cut = geometry.Geometry(last, CHUNK)
     writer = boot_image.Writer(boot_image.Binding(IMAGE, cut), 1, frame_bytes=2 * CHUNK)
     for chunk_no in (5, 3, 1, 0, 6):
@@ -25,7 +25,7 @@ def count(made, cache, pause=lambda: None):
     return boot_set.count(made, CIDS.__getitem__, cache, pause)
 
 
-def test_frames_and_chunks_count_once():
+def test_boot_set_bytes_cached_as_frame_and_chunk_count_once():
     made = head()
     frames = [frame.cid for frame in made.frames]
     assert count(made, set()) == (5 * CHUNK, 0)
@@ -35,7 +35,7 @@ def test_frames_and_chunks_count_once():
     assert count(made, {*frames}) == count(made, {*CIDS}) == (5 * CHUNK, 5 * CHUNK)
 
 
-def test_never_more_is_cached_than_there_is():
+def test_cached_bytes_never_exceed_the_boot_set():
     made = head(last=7 * CHUNK - 1000)  # the last chunk is short
     total_bytes = 5 * CHUNK - 1000
     assert count(made, {*CIDS}) == (total_bytes, total_bytes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checksums of blocks: what was stored passes in every range, what changed in none that has it."""
+"""Block checksums: stored ranges pass; every range that contains a changed block fails."""
 
 import random
 
@@ -35,7 +35,7 @@ def ranges(draw):
 
 
 @hypothesis.given(ranges(), st.integers(0, 2**31))
-def test_flipped_bit_is_seen_by_each_read_of_its_block_and_by_no_other(where, at):
+def test_flipped_bit_fails_exactly_the_reads_of_its_block(where, at):
     length, start, stop = where
     data = bytearray(DATA[:length])
     cid = ids.cid_of(data)
@@ -48,7 +48,7 @@ def test_flipped_bit_is_seen_by_each_read_of_its_block_and_by_no_other(where, at
 
 
 @hypothesis.given(ranges(), st.integers(0, 2**31))
-def test_flipped_bit_in_the_checksums_makes_no_wrong_bytes_right(where, at):
+def test_flipped_bit_in_the_checksums_does_not_validate_wrong_bytes(where, at):
     length, start, stop = where
     data = bytearray(DATA[:length])
     cid = ids.cid_of(data)
@@ -60,14 +60,14 @@ def test_flipped_bit_in_the_checksums_makes_no_wrong_bytes_right(where, at):
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_checksums_of_another_chunk_prove_nothing(length):
+def test_checksums_of_another_chunk_do_not_match(length):
     data = DATA[:length]
     other = checksums.table_of(data, ids.cid_of(b"another"), cache_slab.slot_bytes_for(length))
     assert not is_right(data, ids.cid_of(data), other, 0, length)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_blocks_in_each_others_places_are_wrong(length):
+def test_swapped_blocks_fail_the_check(length):
     data = DATA[:length]
     table = checksums.table_of(data, ids.cid_of(data), cache_slab.slot_bytes_for(length))
     swapped = data[4096:8192] + data[:4096] + data[8192:]
@@ -76,7 +76,7 @@ def test_blocks_in_each_others_places_are_wrong(length):
         assert not is_right(swapped, ids.cid_of(data), table, 0, length)
 
 
-def test_table_is_laid_out_as_the_format_page_says():
+def test_checksum_table_layout_matches_the_format_document():
     data = DATA[: 65_536 + 5000]
     table = checksums.table_of(data, CID, 128 * KIB)
     seed = int.from_bytes(CID[:8], "big")

@@ -18,7 +18,7 @@ def cid(number: int) -> ids.Cid:
     return ids.Cid(number.to_bytes(32, "little"))
 
 
-def test_content_of_two_images_takes_one_slot():
+def test_chunk_shared_by_two_images_takes_one_slot():
     pins = cache_pins.Pins()
     for length in (10_000, 10_000):
         pins.add(cid(1), length)
@@ -30,17 +30,17 @@ def test_content_of_two_images_takes_one_slot():
     assert cid(1) not in pins and pins.slot_bytes == 8192
 
 
-def test_what_is_not_pinned_cannot_be_unpinned():
+def test_unpinning_a_chunk_that_is_not_pinned_raises_an_error():
     with pytest.raises(KeyError):
         cache_pins.Pins().remove(cid(1), 10)
 
 
-def test_slots_that_no_slab_can_have_are_lacking():
+def test_slots_larger_than_a_slab_count_as_lacking():
     assert cache_pins.lacking_bytes({512 * KIB: 2}, 64 << 20, SLAB_BYTES) == 1024 * KIB
 
 
 def pin_and_place(cache, lengths) -> None:
-    """Pin chunks; if the cache says that it has room for all of them, it must take them."""
+    """Pin chunks; if the cache reports room for all of them, it must accept them."""
     for number, length in enumerate(lengths):
         cache.pin_chunk(cid(number), length)
     if cache.lacking_bytes({}):
@@ -54,9 +54,11 @@ def pin_and_place(cache, lengths) -> None:
 @hypothesis.given(
     counts=st.lists(st.integers(0, 60), min_size=3, max_size=3), slabs=st.integers(1, 8)
 )
-@hypothesis.example(counts=[1, 1, 17], slabs=2)  # the middle one has a slab though it is one only
-def test_cache_that_says_it_has_room_takes_all_sizes(counts, slabs):
-    """The larger ones come first: a few small ones then find room in larger slots."""
+@hypothesis.example(
+    counts=[1, 1, 17], slabs=2
+)  # a single chunk of the middle size takes a whole slab
+def test_cache_that_reports_room_accepts_pins_of_all_sizes(counts, slabs):
+    """Larger chunks are stored first, so a few small ones may use larger slots."""
     cache = public_cache.PublicCache(slabs * SLAB_BYTES, SLAB_BYTES)
     sizes = zip(reversed(SIZES), counts, strict=True)
     pin_and_place(cache, [size for size, count in sizes for _ in range(count)])
@@ -67,7 +69,7 @@ def test_cache_that_says_it_has_room_takes_all_sizes(counts, slabs):
     slabs=st.integers(1, 8),
     noise=st.lists(st.sampled_from(SIZES), max_size=60),
 )
-def test_cache_that_says_it_has_room_takes_one_size_whatever_was_in_it(count, slabs, noise):
+def test_cache_that_reports_room_accepts_pins_despite_its_contents(count, slabs, noise):
     cache = public_cache.PublicCache(slabs * SLAB_BYTES, SLAB_BYTES)
     for number, size in enumerate(noise):
         cache.allocate_slot(cid(10_000 + number), size, public_cache.KeepClass.BOOT)
@@ -80,7 +82,7 @@ def place_pinned(cache: public_cache.PublicCache) -> None:
         cache.allocate_slot(cid(number), 64 * KIB, public_cache.KeepClass.BORROWED)
 
 
-def test_cache_with_the_lacking_bytes_takes_all_that_is_pinned():
+def test_cache_enlarged_by_the_lacking_bytes_accepts_all_pins():
     limit_bytes = 2 * SLAB_BYTES
     small = public_cache.PublicCache(limit_bytes, SLAB_BYTES)
     lacking_bytes = small.lacking_bytes({64 * KIB: 20})

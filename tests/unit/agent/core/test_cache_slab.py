@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slab file format: what was written is read, what is damaged is not."""
+"""The slab file format: round trips, and refusal of damaged records."""
 
 import pathlib
 import struct
@@ -20,7 +20,7 @@ CID = ids.cid_of(b"acstor")
 
 
 @hypothesis.given(st.integers(0, 2**34), st.integers(12, 22))
-def test_slab_holds_as_many_slots_as_fit(slab_bytes, exponent):
+def test_slab_has_as_many_slots_as_fit(slab_bytes, exponent):
     layout = cache_slab.SlabLayout.largest_within(slab_bytes, 1 << exponent)
     one_more = cache_slab.SlabLayout(layout.slot_bytes, layout.slot_count + 1)
     assert layout.slot_count == 0 or layout.file_bytes <= slab_bytes
@@ -39,12 +39,12 @@ def test_slot_is_the_smallest_power_of_two_that_holds_the_chunk(length):
 
 
 @pytest.mark.parametrize("length", [-1, 0, (4 << 20) + 1])
-def test_no_slot_for_a_length_that_no_chunk_has(length):
+def test_slot_size_of_an_invalid_chunk_length_raises_an_error(length):
     with pytest.raises(ValueError, match="no chunk has"):
         cache_slab.slot_bytes_for(length)
 
 
-def test_header_is_read_as_it_was_written():
+def test_header_round_trips():
     raw = cache_slab.pack_header(LAYOUT)
     assert len(raw) == 64
     assert cache_slab.unpack_header(raw, LAYOUT.file_bytes, "x") == LAYOUT
@@ -79,12 +79,12 @@ def forge(version=3, slot_bytes=4096, slot_count=3) -> bytes:
         (b"", "not a slab file"),
     ],
 )
-def test_header_that_cannot_be_right_is_refused(header, why):
+def test_invalid_header_is_refused(header, why):
     with pytest.raises(errors.CacheFormatError, match=why):
         cache_slab.unpack_header(header, LAYOUT.file_bytes, "x")
 
 
-def test_records_are_read_as_they_were_written():
+def test_records_round_trip():
     record = cache_slab.pack_record(CID, 77, 4000, 2)
     assert len(record) == 64
     table = bytes(64) + record + bytes(64)
@@ -110,13 +110,13 @@ def test_record_with_a_flipped_bit_is_a_free_slot(bit):
         (CID, 1, 4000, 4),
     ],
 )
-def test_record_that_cannot_be_right_is_a_free_slot(cid, sequence, length, keep_class):
+def test_invalid_record_is_a_free_slot(cid, sequence, length, keep_class):
     raw = cache_slab.pack_record(cid, sequence, length, keep_class)
     assert list(cache_slab.unpack_records(raw, 4096)) == []
 
 
 @hypothesis.given(st.binary(min_size=640, max_size=640))
-def test_no_rubbish_is_taken_for_a_record(table):
+def test_random_bytes_yield_no_record(table):
     assert list(cache_slab.unpack_records(table, 4096)) == []
 
 

@@ -15,13 +15,13 @@ def certificate(valid_s):
 
 
 @pytest.mark.parametrize("valid_s", [30, 3600, 86_400])
-def test_a_certificate_is_renewed_before_two_thirds_of_its_life(valid_s):
+def test_certificate_is_renewed_before_two_thirds_of_its_lifetime(valid_s):
     made = certificate(valid_s)
     assert certificate_renewal.due_s(made, 0.0) == pytest.approx(NOW_S + valid_s * 2 / 3)
     assert certificate_renewal.due_s(made, 1.0) == pytest.approx(NOW_S + valid_s * (2 / 3 - 0.1))
 
 
-def test_waits_grow_and_differ_and_have_an_end():
+def test_retry_delays_grow_with_jitter_up_to_a_maximum():
     waits = [certificate_renewal.retry_s(failures, 0.5) for failures in range(1, 40)]
     assert waits == sorted(waits)
     assert waits[-1] == certificate_renewal.RETRY_LONGEST_S
@@ -33,6 +33,6 @@ def test_waits_grow_and_differ_and_have_an_end():
     ("off_s", "said"),
     [(0.0, ""), (59.0, ""), (-59.0, ""), (61.0, "61 s ahead of"), (-86_400.0, "86400 s behind")],
 )
-def test_a_clock_that_is_wrong_is_told_by_how_much(off_s, said):
+def test_clock_fault_reports_the_offset(off_s, said):
     assert said in certificate_renewal.clock_fault(off_s)
     assert bool(certificate_renewal.clock_fault(off_s)) == bool(said)

@@ -38,7 +38,7 @@ def next_state(state, event):
 
 
 @pytest.mark.parametrize(("state", "event"), PAIRS)
-def test_one_byte_a_chunk_says_the_same_as_the_table(state, event):
+def test_packed_states_follow_the_transition_table(state, event):
     states = states_with(state)
     assert states.can_happen(0, event) == ((state, event) not in ILLEGAL)
     if (state, event) in ILLEGAL:
@@ -51,18 +51,18 @@ def test_one_byte_a_chunk_says_the_same_as_the_table(state, event):
 
 
 @pytest.mark.parametrize("event", E)
-def test_written_is_forever(event):
+def test_written_state_is_final(event):
     if (S.WRITTEN, event) not in ILLEGAL:
         assert next_state(S.WRITTEN, event) is S.WRITTEN
 
 
 @pytest.mark.parametrize("state", S)
-def test_late_or_doubled_prefetch_changes_only_what_waits_for_it(state):
+def test_late_or_duplicate_prefetch_changes_only_a_waiting_chunk(state):
     after = next_state(state, E.PREFETCH_ARRIVED)
     assert after is (S.LOCAL if state is S.PREFETCH else state)
 
 
-def test_overwritten_prefetch_is_not_unmatched_any_more():
+def test_overwritten_prefetch_counts_as_neither_matched_nor_unmatched():
     states = states_with(S.LOCAL)
     assert states.unmatched == 1
     states.apply_event(0, E.WHOLE_WRITTEN)
@@ -80,7 +80,7 @@ def test_overwritten_prefetch_is_not_unmatched_any_more():
         ([E.PREFETCH_FAILED, E.DEMAND_ARRIVED], 0, 0),
     ],
 )
-def test_a_prefetch_is_judged_once_by_what_became_of_it(events, matched, evicted_unread):
+def test_prefetch_outcome_is_counted_once(events, matched, evicted_unread):
     states = states_with(S.PREFETCH)
     for event in events:
         states.apply_event(0, event)
@@ -88,7 +88,7 @@ def test_a_prefetch_is_judged_once_by_what_became_of_it(events, matched, evicted
 
 
 @pytest.mark.parametrize("count", [1000, chunk_state._MAPPED_CHUNKS])
-def test_all_local_chunks_are_forgiven_and_no_others(count):
+def test_accept_unmatched_clears_all_local_chunks_and_no_others(count):
     states = chunk_state.ChunkStates(count)
     local, read = (0, 7, 8, 500, count - 1), (1, 9)
     for chunk_no in (*local, *read):
@@ -106,7 +106,7 @@ def test_all_local_chunks_are_forgiven_and_no_others(count):
     assert states.state_of(2) is S.REMOTE
 
 
-def test_forgiven_chunk_stays_local_and_counts_no_more():
+def test_accepted_chunk_stays_local_and_is_no_longer_unmatched():
     states = states_with(S.LOCAL)
     states.accept_unmatched()
     assert states.state_of(0) is S.LOCAL
@@ -121,7 +121,7 @@ def test_forgiven_chunk_stays_local_and_counts_no_more():
     assert states.unmatched == 1
 
 
-def test_the_documents_show_this_very_table():
+def test_documentation_shows_the_transition_table():
     page = pathlib.Path(__file__).parents[4] / "doc/source/contributor/exchange.rst"
     lines = page.read_text().splitlines()
     columns = next(line for line in lines if line.startswith("event "))
@@ -134,7 +134,7 @@ def test_the_documents_show_this_very_table():
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([*E, None])), max_size=60))
-def test_counts_are_those_of_the_states_whatever_happens(happenings):
+def test_counters_agree_with_the_states_under_random_events(happenings):
     states = chunk_state.ChunkStates(5)
     model, forgiven = [S.REMOTE] * 5, set()
     for chunk_no, event in happenings:

@@ -2,16 +2,16 @@
 from acstor_agent.core.sources import circuit_breaker
 
 
-def test_one_at_a_time_tries_a_source_that_is_down():
+def test_source_that_is_down_gets_one_probe_at_a_time():
     one = circuit_breaker.CircuitBreaker(first_pause_s=5.0)
     assert one.record_failure(0.0)
     assert not one.attempt_request(4.9)
     assert one.attempt_request(5.0)
-    assert not one.attempt_request(5.1)  # the first one has no answer yet
-    assert one.attempt_request(10.0)  # nor will it get any: the next one tries
+    assert not one.attempt_request(5.1)  # the first probe has no response yet
+    assert one.attempt_request(10.0)  # the first probe timed out: the next one may go
 
 
-def test_pause_doubles_when_a_try_fails_and_is_short_again_after_an_answer():
+def test_pause_doubles_with_each_failed_probe_and_resets_on_a_response():
     one = circuit_breaker.CircuitBreaker(first_pause_s=5.0)
     now_s, pauses = 0.0, []
     one.record_failure(now_s)
@@ -27,13 +27,13 @@ def test_pause_doubles_when_a_try_fails_and_is_short_again_after_an_answer():
     assert one.attempt_request(now_s + 5)
 
 
-def test_many_who_fail_together_are_one_failure():
+def test_concurrent_failures_count_once():
     one = circuit_breaker.CircuitBreaker(first_pause_s=5.0)
     assert [one.record_failure(0.1 * number) for number in range(8)] == [True] + [False] * 7
     assert one.attempt_request(5.0)
 
 
-def test_silence_begins_with_the_first_who_waits_and_with_each_answer():
+def test_silence_counts_from_the_first_waiter_or_the_last_response():
     one = circuit_breaker.CircuitBreaker()
     one.begin_wait(10.0)
     one.begin_wait(12.0)

@@ -12,7 +12,7 @@ def test_tally_counts_requests_and_bytes_by_origin():
     assert tally.as_dict()["source"] == {"requests": 0, "bytes": 0}
 
 
-def test_what_is_counted_of_an_image_is_counted_in_the_total():
+def test_image_counters_add_up_to_the_total():
     total = counters.ReadCounters()
     one, two = counters.ReadCounters(total), counters.ReadCounters(total)
     one.read.add(counters.Origin.PEER, 5)
@@ -30,7 +30,7 @@ def test_what_is_counted_of_an_image_is_counted_in_the_total():
 
 
 @pytest.mark.parametrize(("share", "bound"), [(0.5, 0.001), (0.9, 0.001), (0.99, 1.0)])
-def test_quantile_is_the_bound_of_its_bucket(share, bound):
+def test_quantile_is_the_upper_bound_of_its_bucket(share, bound):
     latency = counters.Latency()
     for _ in range(95):
         latency.add(0.0007)
@@ -39,7 +39,7 @@ def test_quantile_is_the_bound_of_its_bucket(share, bound):
     assert latency.quantile(share) == bound
 
 
-def test_quantile_above_all_bounds_is_the_longest_one():
+def test_quantile_above_all_bounds_is_the_maximum():
     latency = counters.Latency()
     latency.add(77.0)
     assert latency.quantile(0.5) == 77.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode slots are shared by time: by images, within them by guests, each within its budget."""
+"""Decode slots: time is shared among images, then among their guests, within budgets."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from acstor_common.model import ids
 A, B, C = (ids.ImageId(name) for name in "abc")
 SLICE_S = decode_slots.SLICE_S
 ENOUGH_BYTES = int(decode_slots.FLOOR_BYTES_S)
-"""Of a second, so that no budget is touched."""
+"""Decoded bytes of one second that leave the budget untouched."""
 
 
 def guest(name: str) -> requests.Stream:
@@ -18,7 +18,7 @@ def guest(name: str) -> requests.Stream:
 
 
 class Host:
-    """Slots and a clock."""
+    """Decode slots with a manual clock."""
 
     def __init__(self, slots: int = 1) -> None:
         self.slots = decode_slots.DecodeSlots(slots)
@@ -37,7 +37,7 @@ class Host:
         self.slots.end_job(job, used_s, decoded_bytes, self.now_s)
 
 
-def test_no_more_jobs_than_slots() -> None:
+def test_jobs_never_exceed_the_slots() -> None:
     host = Host(slots=2)
     for _ in range(3):
         host.wait(A)
@@ -49,7 +49,7 @@ def test_no_more_jobs_than_slots() -> None:
     assert host.slots._waiting == 0
 
 
-def test_image_that_comes_goes_before_one_that_has_used_more_however_many_jobs_that_has() -> None:
+def test_new_image_goes_before_an_image_that_used_more_time() -> None:
     host = Host()
     for _ in range(50):
         host.wait(A)
@@ -59,7 +59,7 @@ def test_image_that_comes_goes_before_one_that_has_used_more_however_many_jobs_t
     assert host.begin() is late
 
 
-def test_images_get_the_same_time_and_not_the_same_number_of_turns() -> None:
+def test_images_get_equal_time_not_equal_turns() -> None:
     host, used_s = Host(), {A: 0.0, B: 0.0, C: 0.0}
     for image_id in used_s:
         host.wait(image_id)
@@ -72,7 +72,7 @@ def test_images_get_the_same_time_and_not_the_same_number_of_turns() -> None:
     assert used_s[A] == pytest.approx(used_s[B], rel=0.05) == pytest.approx(used_s[C], rel=0.05)
 
 
-def test_image_that_was_idle_has_saved_nothing() -> None:
+def test_idle_image_saves_no_credit() -> None:
     host = Host()
     host.wait(B)
     host.end(host.begin(), SLICE_S)
@@ -103,7 +103,7 @@ def test_guests_of_an_image_take_turns() -> None:
     assert order == ["one", "two"] * 3
 
 
-def test_image_that_decodes_slowly_gets_a_second_and_then_a_share() -> None:
+def test_slow_decoding_image_gets_a_burst_and_then_a_share() -> None:
     host, began_s, used_s = Host(), 100.0, 0.0
     host.wait(A)
     while host.now_s < began_s + 100.0:
@@ -122,7 +122,7 @@ def test_image_that_decodes_slowly_gets_a_second_and_then_a_share() -> None:
     assert host.begin() is late  # the budget is the image's own
 
 
-def test_slot_is_held_longer_the_fewer_wait_for_it() -> None:
+def test_slot_is_held_longer_the_fewer_jobs_wait() -> None:
     host, guest_s = Host(), decode_slots.GUEST_SLICE_S
     host.wait(A)
     job = host.begin()
@@ -138,7 +138,7 @@ def test_slot_is_held_longer_the_fewer_wait_for_it() -> None:
     assert not is_over(SLICE_S / 2) and is_over(SLICE_S, decoded_bytes=ENOUGH_BYTES)
 
 
-def test_image_that_decodes_slowly_leaves_a_slot_to_others() -> None:
+def test_slow_decoding_image_leaves_a_slot_to_others() -> None:
     host = Host(slots=3)
     for _ in range(5):
         host.wait(A)
@@ -152,14 +152,14 @@ def test_image_that_decodes_slowly_leaves_a_slot_to_others() -> None:
     assert host.begin().image_id == B
 
 
-def test_image_that_decodes_fast_is_never_held_up() -> None:
+def test_fast_decoding_image_is_never_delayed() -> None:
     host = Host()
     for _ in range(10_000):
         host.wait(A)
         host.end(host.begin(), 0.01, decoded_bytes=int(0.02 * decode_slots.FLOOR_BYTES_S))
 
 
-def test_job_that_leaves_is_not_begun() -> None:
+def test_cancelled_job_is_not_started() -> None:
     host = Host()
     gone = host.wait(A)
     host.slots.leave_queue(gone)
@@ -168,7 +168,7 @@ def test_job_that_leaves_is_not_begun() -> None:
     assert host.slots._waiting == 0
 
 
-def test_idle_images_are_forgotten_but_not_their_debts() -> None:
+def test_idle_images_are_forgotten_unless_over_budget() -> None:
     host = Host()
     host.wait(A)
     host.end(host.begin(), 2.0, decoded_bytes=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state file of a disk: what was written is read, what is damaged is refused."""
+"""The state file of a disk: round trips, and refusal of damage."""
 
 import itertools
 import pathlib
@@ -20,7 +20,7 @@ BOOT = bytes(range(16))
 HEADER = disk_header.DiskHeader(DISK, IMAGE, geometry.Geometry(300_000, 65536), 200_000)
 
 
-def test_header_is_read_as_it_was_written():
+def test_header_round_trips():
     raw = disk_header.pack(HEADER, BOOT)
     assert len(raw) == disk_header.AT_MARKS
     assert disk_header.unpack(raw, "x") == (HEADER, BOOT)
@@ -45,7 +45,7 @@ def test_header_with_a_flipped_bit_is_refused(bit):
 
 
 @pytest.mark.parametrize("length", [0, 8, 100, 4095])
-def test_file_that_is_cut_off_is_refused(length):
+def test_truncated_file_is_refused(length):
     with pytest.raises(errors.FormatError, match="ends inside its header"):
         disk_header.unpack(disk_header.pack(HEADER, BOOT)[:length], "x")
 
@@ -53,7 +53,7 @@ def test_file_that_is_cut_off_is_refused(length):
 @pytest.mark.parametrize(
     ("marks", "at"), [(bytes(4), 4100), (bytes(6), 4101), (b"\0\1\3\0\0", 4098)]
 )
-def test_marks_that_mean_nothing_are_refused(marks, at):
+def test_invalid_marks_are_refused(marks, at):
     with pytest.raises(errors.FormatError) as caught:
         disk_header.check_marks(marks, HEADER, "x")
     assert caught.value.offset == at
@@ -62,13 +62,13 @@ def test_marks_that_mean_nothing_are_refused(marks, at):
 @pytest.mark.parametrize(
     ("size_bytes", "image_bytes"), [(10, 11), (65536 * disk_header.MAX_CHUNKS + 1, 0)]
 )
-def test_disk_that_cannot_be_is_refused(size_bytes, image_bytes):
+def test_impossible_disk_size_is_refused(size_bytes, image_bytes):
     with pytest.raises(ValueError, match=str(size_bytes)):
         disk_header.DiskHeader(DISK, IMAGE, geometry.Geometry(size_bytes, 65536), image_bytes)
 
 
 @pytest.mark.parametrize("text", ["", "x", DISK[:-1], DISK.replace("-", "")])
-def test_other_names_are_no_disk_ids(text):
+def test_invalid_disk_id_is_refused(text):
     with pytest.raises(ValueError, match="not a disk id"):
         disk_header.parse_disk_id(text)
 
@@ -79,7 +79,7 @@ def test_marked_finds_every_mark_once(marks):
 
 
 @hypothesis.given(st.sets(st.integers(0, 40)))
-def test_runs_are_the_chunks_and_do_not_touch(chunks):
+def test_runs_cover_the_chunks_and_are_not_adjacent(chunks):
     runs = list(disk_header.runs(chunks))
     assert [n for first, count in runs for n in range(first, first + count)] == sorted(chunks)
     assert all(a + n < b for (a, n), (b, _) in itertools.pairwise(runs))

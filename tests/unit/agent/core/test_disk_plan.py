@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes of a disk against a plain bytearray, as the plans say and no other way."""
+"""Read and write plans of a disk, checked against a plain bytearray."""
 
 import random
 
@@ -28,7 +28,7 @@ def write(states, offset, length):
     return plan
 
 
-def test_new_disk_is_the_image_and_zeros_behind_it():
+def test_new_disk_reads_as_the_image_followed_by_zeros():
     assert disk_plan.plan_read(CUT, IMAGE_BYTES, fresh_states(), 0, 99 * CHUNK) == [
         Stretch(Origin.IMAGE, 0, IMAGE_BYTES),
         Stretch(Origin.ZERO, IMAGE_BYTES, CUT.size_bytes),
@@ -36,7 +36,7 @@ def test_new_disk_is_the_image_and_zeros_behind_it():
 
 
 @pytest.mark.parametrize("offset", [CUT.size_bytes, CUT.size_bytes + 1, 10**12])
-def test_nothing_is_behind_the_disk(offset):
+def test_read_beyond_the_disk_is_empty(offset):
     assert disk_plan.plan_read(CUT, IMAGE_BYTES, fresh_states(), offset, 4096) == []
     assert not disk_plan.chunks_of(CUT, offset, 4096)
 
@@ -51,7 +51,7 @@ def test_write_of_whole_chunks_fetches_nothing(offset, length):
     assert plan.fresh == list(plan.chunks)
 
 
-def test_write_inside_a_chunk_takes_the_rest_of_it_along():
+def test_partial_write_fills_the_rest_of_its_chunk():
     plan = disk_plan.plan_write(CUT, IMAGE_BYTES, fresh_states(), 2 * CHUNK + 10, 20)
     assert plan.before == [Stretch(Origin.IMAGE, 2 * CHUNK, 2 * CHUNK + 10)]
     assert plan.after == [
@@ -60,19 +60,19 @@ def test_write_inside_a_chunk_takes_the_rest_of_it_along():
     ]
 
 
-def test_write_over_three_chunks_lacks_the_ends_of_two():
+def test_write_over_three_chunks_fills_the_first_and_the_last():
     plan = disk_plan.plan_write(CUT, IMAGE_BYTES, fresh_states(), 10, 2 * CHUNK)
     assert plan.before == [Stretch(Origin.IMAGE, 0, 10)]
     assert plan.after[0] == Stretch(Origin.IMAGE, 2 * CHUNK + 10, IMAGE_BYTES)
     assert plan.fresh == [0, 1, 2]
 
 
-def test_chunk_behind_the_image_needs_no_image():
+def test_write_beyond_the_image_reads_nothing_from_it():
     plan = disk_plan.plan_write(CUT, IMAGE_BYTES, fresh_states(), 4 * CHUNK + 10, 20)
     assert {stretch.origin for stretch in plan.before + plan.after} == {Origin.ZERO}
 
 
-def test_chunk_that_was_written_lacks_nothing_any_more():
+def test_written_chunk_is_read_from_the_disk_only():
     states = fresh_states()
     write(states, 10, 20)
     again = disk_plan.plan_write(CUT, IMAGE_BYTES, states, 5, 3)
@@ -83,14 +83,14 @@ def test_chunk_that_was_written_lacks_nothing_any_more():
     ]
 
 
-def test_written_chunks_end_in_the_state_that_never_leaves_the_host():
+def test_written_chunks_have_the_state_written():
     states = fresh_states()
     write(states, 10, 2 * CHUNK)
     assert [state.name for state in states][:4] == ["WRITTEN"] * 3 + ["REMOTE"]
 
 
 class DiskAgainstBytes(stateful.RuleBasedStateMachine):
-    """A disk of bytes in memory that does what the plans say."""
+    """An in-memory disk that executes the plans."""
 
     @stateful.initialize(
         image=st.integers(0, 3 * CHUNK + 1), more=st.integers(0, 3 * CHUNK), seed=st.integers(0, 99)
@@ -99,7 +99,7 @@ class DiskAgainstBytes(stateful.RuleBasedStateMachine):
         self.image = random.Random(seed).randbytes(image)
         self.cut = geometry.Geometry(image + more, CHUNK)
         self.states = fresh_states(self.cut)
-        self.file = bytearray(b"\xee" * (image + more))  # what nobody wrote must not be seen
+        self.file = bytearray(b"\xee" * (image + more))  # unwritten bytes must not be read
         self.truth = bytearray(self.image + bytes(more))
         self.fetched = 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failover among sources, without any: what sources tell, and when, is left to chance."""
+"""Failover among simulated sources with random responses and delays."""
 
 import random
 import types
@@ -38,7 +38,7 @@ def pieces(count, key, has_copies):
 
 
 class World:
-    """Sources that do what chance wants, and requests of them, one after the other."""
+    """Sources with random behaviour, and sequential requests to them."""
 
     def __init__(self, seed):
         self.rng, self.now, self.lines = random.Random(seed), 0.0, []
@@ -58,14 +58,14 @@ class World:
         return self.rng.choice(KINDS)("a piece", source.location, "by order")
 
     def request(self):
-        """Make a request and return what was told of it; check it all the time."""
+        """Make a request, check it at each step, and return its data and failures."""
         rng, count = self.rng, self.rng.randint(1, 6)
         deadline_s = self.now + rng.choice([1.0, 1e6])
         request = failover.SourceRequest(
             *(self.failover, pieces(count, "key", self.has_copies)),
             *(deadline_s, to_ask(self.failover, "key", self.now, rng.random() < 0.3)),
         )
-        told, tries, waiting = {}, {}, {}  # of attempts: until when they pause, or 0
+        told, tries, waiting = {}, {}, {}  # by attempt: the end of its pause
         failures = {}
         while True:
             if (attempt := request.next_attempt(self.now)) is not None:
@@ -87,7 +87,7 @@ class World:
         return told, failures
 
     def _step(self, request, attempt, waiting, told, tries, failures):
-        """Let one attempt go on: it begins, tells of some pieces, ends, or is cancelled."""
+        """Advance one attempt: it begins, reports some pieces, ends, or is cancelled."""
         if waiting[attempt] is not None:
             if waiting[attempt] > self.now:
                 return
@@ -95,7 +95,7 @@ class World:
             if not request.begin_attempt(attempt):
                 self._leave(request, attempt, waiting)
                 return
-            assert attempt.numbers == sorted(attempt.numbers)  # neighbours stay neighbours
+            assert attempt.numbers == sorted(attempt.numbers)  # adjacent pieces stay adjacent
             tries[attempt.source] = attempt.tries
         elif attempt.unreported and self.rng.random() < 0.8:
             some = self.rng.sample(
@@ -123,7 +123,7 @@ class World:
 
 
 @pytest.mark.parametrize("first", range(0, 1000, 250))
-def test_each_piece_is_told_of_once_whatever_sources_do(first):
+def test_each_piece_is_reported_once_under_random_source_behaviour(first):
     is_copied = is_down = is_hopeless = 0
     for seed in range(first, first + 250):
         world = World(seed)
@@ -132,14 +132,14 @@ def test_each_piece_is_told_of_once_whatever_sources_do(first):
             is_hopeless += any(type(e) is errors.ChunkMissing for e in failures.values())
         is_copied += bool(world.failover.refused)
         is_down += any("does not answer" in line for line in world.lines)
-    assert is_copied and is_down and is_hopeless  # it has met all of them
+    assert is_copied and is_down and is_hopeless  # all three cases occurred
 
 
-# One after the other
+# Sequential requests
 
 
 def sources(count=1, **limits):
-    """Return the memory of some sources, and the lines that it logs."""
+    """Return the state of some sources, and the lines that it logs."""
     places = [types.SimpleNamespace(location=f"s{n}") for n in range(count)]
     states, lines = [*map(failover.SourceState, places)], []
     log = log_of(lines)
@@ -153,7 +153,7 @@ def fault(kind, where="s0"):
 
 
 def ask(known, outcomes, *, copies=None, key="key", ignores_refusals=False):
-    """Ask for pieces, of which sources tell at once; return why those fail that do.
+    """Request pieces from sources that respond at once; return the failures.
 
     :param outcomes: of the pieces at any source
     :param copies: their outcomes at the copies; None: there are none
@@ -177,7 +177,7 @@ def ask(known, outcomes, *, copies=None, key="key", ignores_refusals=False):
     return failures | dict(request.list_failures())
 
 
-def test_copies_have_the_last_word_on_what_sources_refuse():
+def test_copies_are_tried_last_for_pieces_that_sources_refuse():
     known, _ = sources(2)
     refused, missing = fault(errors.ChunkRefused), fault(errors.ChunkMissing)
     assert ask(known, [refused, missing]).keys() == {0, 1} and not known.refused
@@ -195,13 +195,13 @@ def test_refused_keys_are_bounded():
     assert list(known.refused) == [6, 7, 8]
 
 
-def test_source_that_has_one_piece_not_and_does_not_answer_for_another_is_down():
+def test_unreachable_failure_counts_although_another_piece_was_missing():
     known, _ = sources()
     ask(known, [fault(errors.ChunkMissing), fault(errors.SourceUnreachable)])
     assert known.fault_of(known.sources[0]).why == "by order"
 
 
-def test_refusal_is_told_until_something_of_the_image_is_given():
+def test_refusal_is_reported_until_the_source_delivers_a_piece():
     known, lines = sources()
     ask(known, [fault(errors.SourceRefused)])
     assert known.fault_of(known.sources[0]).why == "by order"
@@ -211,7 +211,7 @@ def test_refusal_is_told_until_something_of_the_image_is_given():
 
 
 @pytest.mark.parametrize("last", [b"given", fault(errors.ChunkMissing)])
-def test_each_answer_counts_once_for_what_is_usual(last):
+def test_each_response_is_recorded_once_as_latency(last):
     known, _ = sources()
     ask(known, [b"given", last])
     assert len(known.hedge._latest_s) == 2

@@ -12,7 +12,7 @@ LINK_BYTES_S = 12_500_000
 
 
 class Link:
-    """A link whose counter grows as the test says."""
+    """A network interface whose counter the test controls."""
 
     def __init__(self):
         self.at_s, self.received = 0.0, 0
@@ -24,7 +24,7 @@ class Link:
         return interface_traffic.InterfaceSample(self.at_s, [eth0], LINK_BYTES_S)
 
 
-def test_idle_link_is_taken_nearly_as_a_whole():
+def test_fill_takes_its_share_of_an_idle_link():
     spare, link = fill_rate.SpareBandwidth(), Link()
     assert spare.spare_bytes_s(link.look()) == fill_rate.SHARE * LINK_BYTES_S
     own = 11_000_000
@@ -34,7 +34,7 @@ def test_idle_link_is_taken_nearly_as_a_whole():
     )
 
 
-def test_what_others_take_is_left_to_them_at_once_and_taken_back_slowly():
+def test_fill_yields_to_other_traffic_at_once_and_recovers_slowly():
     spare, link = fill_rate.SpareBandwidth(), Link()
     spare.spare_bytes_s(link.look())
     busy = spare.spare_bytes_s(link.look(10_000_000))
@@ -43,20 +43,20 @@ def test_what_others_take_is_left_to_them_at_once_and_taken_back_slowly():
     assert calmer == [pytest.approx(0.9 * rate) for rate in (7_500_000, 10_000_000, 11_250_000)]
 
 
-def test_fill_goes_on_slowly_on_a_full_link():
+def test_fill_continues_at_the_least_rate_on_a_full_link():
     spare, link = fill_rate.SpareBandwidth(), Link()
     spare.spare_bytes_s(link.look())
     assert spare.spare_bytes_s(link.look(LINK_BYTES_S)) == fill_rate.LEAST_BYTES_S
 
 
-def test_after_a_pause_what_was_carried_meanwhile_does_not_count():
+def test_traffic_during_a_pause_does_not_count():
     spare, link = fill_rate.SpareBandwidth(), Link()
     spare.spare_bytes_s(link.look())
     spare.reset()
     assert spare.spare_bytes_s(link.look(LINK_BYTES_S * 3600)) == fill_rate.SHARE * LINK_BYTES_S
 
 
-def test_interface_that_is_made_anew_is_no_traffic():
+def test_recreated_interface_counts_as_no_traffic():
     spare, link = fill_rate.SpareBandwidth(), Link()
     link.received = 10**12
     spare.spare_bytes_s(link.look())
@@ -65,7 +65,7 @@ def test_interface_that_is_made_anew_is_no_traffic():
 
 
 @pytest.mark.parametrize("bytes_s", [1e5, 1e7])
-def test_pacer_keeps_its_rate_however_often_it_is_asked(bytes_s):
+def test_pacer_keeps_its_rate(bytes_s):
     pacer = fill_rate.Pacer()
     pacer.bytes_s, now_s, taken = bytes_s, 100.0, 0
     while now_s < 200.0:
@@ -77,7 +77,7 @@ def test_pacer_keeps_its_rate_however_often_it_is_asked(bytes_s):
     assert bytes_s * 99.0 <= taken <= most
 
 
-def test_pacer_that_was_not_used_for_long_owes_nothing():
+def test_pacer_accumulates_no_credit_while_idle():
     pacer = fill_rate.Pacer()
     pacer.bytes_s = 65536.0
     assert pacer.wait_s(65536, 0.0) == 0.0
@@ -85,7 +85,7 @@ def test_pacer_that_was_not_used_for_long_owes_nothing():
     assert waits == [0.0, 0.75, 0.75]
 
 
-def test_pacer_that_many_ask_in_vain_keeps_its_rate():
+def test_pacer_keeps_its_rate_when_most_callers_are_refused():
     pacer = fill_rate.Pacer()
     pacer.bytes_s, taken = 65536.0, 0
     for tenth in range(1000):  # 100 s
@@ -95,7 +95,7 @@ def test_pacer_that_many_ask_in_vain_keeps_its_rate():
     assert sum(pacer.wait_s(65536, 102.0) == 0.0 for _ in range(100)) == 100
 
 
-def test_what_went_at_a_slow_rate_does_not_hold_up_a_fast_one():
+def test_pacer_debt_of_a_slow_rate_does_not_delay_a_faster_rate():
     pacer = fill_rate.Pacer()
     pacer.bytes_s = 1.0
     assert pacer.wait_s(65536, 100.0) == 0.0
@@ -105,7 +105,7 @@ def test_what_went_at_a_slow_rate_does_not_hold_up_a_fast_one():
     assert 0 < pacer.wait_s(65536, 101.0) <= 1.0
 
 
-def test_speed_follows_what_came_and_tells_the_time_left():
+def test_speed_follows_arrivals_and_estimates_the_time_left():
     speed = fill_rate.Speed()
     assert speed.left_s(100) is None
     for second in range(60):
@@ -118,7 +118,7 @@ def test_speed_follows_what_came_and_tells_the_time_left():
     assert speed.left_s(60_000) is None or speed.left_s(60_000) > 1e6
 
 
-def test_speed_survives_two_looks_at_one_moment():
+def test_speed_is_unaffected_by_two_refreshes_at_one_time():
     speed = fill_rate.Speed()
     speed.refresh(1.0)
     speed.count_bytes(500)
@@ -127,7 +127,7 @@ def test_speed_survives_two_looks_at_one_moment():
     assert speed.bytes_s == 500
 
 
-def test_patience_grows_up_to_a_bound_and_is_forgotten_with_a_success():
+def test_backoff_grows_to_a_maximum_and_resets_on_success():
     backoff, now_s, pauses = fill_rate.Backoff(), 0.0, []
     for _ in range(10):
         backoff.record_failure("why", now_s)
@@ -150,7 +150,7 @@ def test_time_left_is_bounded_whatever_the_wall_clock_says(by_s, within_s, now_s
     within_s=st.floats(1, 1e5),
     stalls=st.lists(st.booleans(), max_size=100),
 )
-def test_needed_rate_makes_an_image_whole_in_time_and_takes_no_more(left_bytes, within_s, stalls):
+def test_needed_rate_completes_an_image_in_time(left_bytes, within_s, stalls):
     deadline = fill_rate.Deadline(at_s=within_s, within_s=within_s)
     reserve_s = min(fill_rate.RESERVE_SHARE * within_s, fill_rate.RESERVE_S)
     at_first = deadline.needed_bytes_s(left_bytes, 0.0)
@@ -158,9 +158,9 @@ def test_needed_rate_makes_an_image_whole_in_time_and_takes_no_more(left_bytes, 
     now_s, left, tick_s = 0.0, float(left_bytes), within_s / 200
     while left >= 1 and now_s < within_s:
         rate = deadline.needed_bytes_s(math.ceil(left), now_s)
-        if not is_stalling:  # an even rate, but for the last bytes
+        if not is_stalling:  # an even rate except for the last bytes
             assert not deadline.is_pressing(now_s)
-            more = 1 / (deadline.left_s(now_s) - reserve_s)  # of a byte that was begun
+            more = 1 / (deadline.left_s(now_s) - reserve_s)  # rounding to whole bytes
             assert rate <= at_first * 1.001 + more
         if not (stalls and stalls.pop()):
             left = max(0.0, left - rate * tick_s)
@@ -180,12 +180,12 @@ def test_needed_rate_makes_an_image_whole_in_time_and_takes_no_more(left_bytes, 
         (1e9, 0.0, True),
     ],
 )
-def test_late_is_what_is_over_or_takes_too_long(now_s, takes_s, is_late):
+def test_deadline_is_late_if_past_or_unreachable(now_s, takes_s, is_late):
     assert fill_rate.Deadline(100.0, 50.0).is_late(takes_s, now_s) is is_late
 
 
 @pytest.mark.parametrize(("within_s", "reserve_s"), [(10.0, 1.0), (3600.0, 60.0)])
-def test_what_is_left_comes_as_fast_as_it_can_when_only_the_reserve_of_time_is(within_s, reserve_s):
+def test_rate_is_unlimited_once_only_the_time_reserve_is_left(within_s, reserve_s):
     deadline = fill_rate.Deadline(within_s, within_s)
     assert not deadline.is_pressing(within_s - reserve_s - 0.1)
     assert deadline.is_pressing(within_s - reserve_s)
@@ -193,7 +193,7 @@ def test_what_is_left_comes_as_fast_as_it_can_when_only_the_reserve_of_time_is(w
     assert deadline.needed_bytes_s(0, 0.0) == 0.0
 
 
-def test_image_with_a_deadline_is_tried_again_before_a_tenth_of_the_time_left_is_over():
+def test_retry_delay_is_at_most_a_tenth_of_the_time_to_the_deadline():
     backoff, deadline, now_s = fill_rate.Backoff(), fill_rate.Deadline(1000.0, 1000.0), 0.0
     while now_s < 1000.0:
         backoff.record_failure("why", now_s, deadline)
@@ -208,7 +208,7 @@ def test_image_with_a_deadline_is_tried_again_before_a_tenth_of_the_time_left_is
 @hypothesis.given(
     images=st.lists(st.tuples(st.floats(100, 2e3), st.integers(1, 10**12)), min_size=1, max_size=5)
 )
-def test_images_that_come_one_after_the_other_are_all_in_time(images):
+def test_images_filled_one_after_another_all_meet_their_deadlines(images):
     due = sorted(fill_rate.Deadline(within_s, within_s) for within_s, _ in images)
     left = [float(count) for _, count in images]
     tick_s, now_s, at = due[0].at_s / 50, 0.0, 0
@@ -226,7 +226,7 @@ def test_images_that_come_one_after_the_other_are_all_in_time(images):
         at += 1
 
 
-def test_an_image_that_is_due_later_makes_the_first_come_sooner():
+def test_later_deadline_raises_the_rate_of_the_first_image():
     first, second = fill_rate.Deadline(1000.0, 1000.0), fill_rate.Deadline(1001.0, 1001.0)
     both = fill_rate.needed_bytes_s([(second, 900), (first, 900)], 0.0)
     assert both == pytest.approx(1800 / 941)

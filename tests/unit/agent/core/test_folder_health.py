@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a broken cache folder is left alone."""
+"""Check intervals of a broken cache folder."""
 
 from acstor_agent.core.cache import folder_health
 
 
-def test_waits_double_up_to_the_longest_and_never_end():
+def test_check_intervals_double_up_to_a_maximum():
     patience = folder_health.FolderHealth()
     now_s, waits = 100.0, []
     for number in range(9):
@@ -15,7 +15,7 @@ def test_waits_double_up_to_the_longest_and_never_end():
     assert patience.fault == folder_health.FolderFault("fault 8", 5000.0)
 
 
-def test_folder_that_breaks_again_soon_waits_as_long_as_before():
+def test_check_interval_continues_for_a_folder_that_breaks_again_soon():
     patience = folder_health.FolderHealth()
     for now_s in (0.0, 1.0, 3.0):
         patience.record_fault("x", now_s, 0.0)

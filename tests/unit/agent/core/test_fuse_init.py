@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libfuse answered to FUSE_INIT, changed field by field."""
+"""Replies of libfuse to FUSE_INIT, with changed fields."""
 
 import struct
 
@@ -18,7 +18,7 @@ MINOR, READ_AHEAD, FLAGS, BACKGROUND, LONGEST, PAGES, MORE = 1, 2, 3, 4, 6, 8, 1
 
 
 def reply(**changes):
-    """Return libfuse 3.14's answer to it, with other values at the places named."""
+    """Return the reply of libfuse 3.14 with changes of the fields named."""
     names = {"minor": MINOR, "read_ahead": READ_AHEAD, "flags": FLAGS, "background": BACKGROUND}
     names |= {"longest": LONGEST, "pages": PAGES, "more": MORE, "major": 0}
     fields = list(FIELDS)
@@ -27,7 +27,7 @@ def reply(**changes):
     return struct.pack("<IiQ", 80, 0, 2) + struct.pack("<IIIIHHIIHHI28x", *fields)
 
 
-def test_same_answer_differs_in_nothing():
+def test_equal_replies_have_no_differences():
     assert fuse_init.differences(reply(), reply()) == []
 
 
@@ -41,7 +41,7 @@ def test_same_answer_differs_in_nothing():
         ({"major": 8}, "protocol 8 instead of 7"),
     ],
 )
-def test_difference_that_matters_is_named(change, words):
+def test_relevant_difference_is_described(change, words):
     assert fuse_init.differences(reply(), reply(**change)) == [words]
 
 
@@ -49,24 +49,24 @@ def test_difference_that_matters_is_named(change, words):
     "change",
     [{"minor": 40}, {"read_ahead": 0}, {"background": 12}, {"pages": 64}, {"longest": 2 << 20}],
 )
-def test_difference_that_matters_to_nobody_is_none(change):
+def test_irrelevant_difference_is_ignored(change):
     assert fuse_init.differences(reply(), reply(**change)) == []
 
 
-def test_flags_above_the_first_32_count_only_if_there_are_any():
+def test_extended_flags_count_only_with_init_ext():
     without = FIELDS[FLAGS] & ~(1 << 30)
     told, made = reply(flags=without), reply(flags=without, more=4)
     assert fuse_init.differences(told, made) == []
 
 
-def test_refusal_and_damage_are_told_apart():
+def test_refused_and_damaged_replies_are_distinguished():
     refusal = struct.pack("<IiQ", 16, -71, 2)
     assert "refuses" in fuse_init.differences(reply(), refusal)[0]
     assert "refuses" in fuse_init.differences(reply(), b"")[0]
     assert "damaged" in fuse_init.differences(reply()[:-1], reply())[0]
 
 
-def test_offer_is_cut_to_what_was_agreed():
+def test_repeated_offer_is_limited_to_the_agreed_flags():
     told = reply(flags=FIELDS[FLAGS] & ~0x8, more=0x101)
     cut = fuse_init.offer_again(REQUEST, told)
     _, _, read_ahead, flags, more = struct.unpack_from("<IIIII", cut, 40)
@@ -74,30 +74,30 @@ def test_offer_is_cut_to_what_was_agreed():
     assert (len(cut), cut[:52]) == (len(REQUEST), REQUEST[:52])
 
 
-def test_offer_of_an_older_kernel_has_no_more_flags():
+def test_offer_of_an_older_kernel_has_no_extended_flags():
     older = struct.pack("<I", 56) + REQUEST[4:56]
     assert len(fuse_init.offer_again(older, reply())) == 56
 
 
-def test_background_is_set_and_nothing_else():
+def test_with_background_changes_only_the_background_fields():
     changed = fuse_init.with_background(reply(background=0), 1000)
     assert struct.unpack_from("<HH", changed, 32) == (1000, 750)
     assert changed[:32] + changed[36:] == reply()[:32] + reply()[36:]
 
 
-def test_longest_message_is_set_and_nothing_else():
+def test_with_longest_changes_only_the_message_size():
     longest = fuse_init.with_longest(reply(), 128 * 1024)
     assert longest == reply(longest=128 * 1024, pages=32)
 
 
 @given(st.binary(max_size=120))
-def test_bytes_of_any_kind_are_no_error(data):
+def test_random_bytes_raise_no_error(data):
     assert fuse_init.differences(data, data) in ([], fuse_init.differences(b"", b""))
     assert len(fuse_init.offer_again(REQUEST, data)) == len(REQUEST)
     assert not fuse_init.is_request(data) or data[4] == 26
 
 
-def test_request_is_known_as_such():
+def test_init_request_is_recognized():
     assert fuse_init.is_request(REQUEST)
     assert not fuse_init.is_request(REQUEST[:55])
     assert not fuse_init.is_request(REQUEST[:4] + b"\x0f" + REQUEST[5:])
@@ -112,7 +112,7 @@ def test_request_is_known_as_such():
         (1 << 30, None, False),
     ],
 )
-def test_kernel_that_can_resend_says_so(flags, more, can):
+def test_resend_support_is_read_from_the_offer(flags, more, can):
     rest = b"" if more is None else struct.pack("<I", more)
     offer = bytes(40) + struct.pack("<IIII", 7, 40, 0, flags) + rest
     assert fuse_init.can_resend(offer) is can

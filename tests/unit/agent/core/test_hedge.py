@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from acstor_agent.core.sources import hedge
 
 
-def test_first_delay_is_a_guess_until_enough_is_known():
+def test_delay_is_a_default_until_enough_responses():
     racer = hedge.HedgeBudget()
     for _ in range(hedge.ENOUGH - 1):
         racer.record_latency(3.0)
@@ -16,14 +16,14 @@ def test_first_delay_is_a_guess_until_enough_is_known():
     assert racer.delay_s == 3.0 * hedge.TIMES
 
 
-def test_delay_is_never_shorter_than_the_shortest():
+def test_delay_has_a_minimum():
     racer = hedge.HedgeBudget()
     for _ in range(100):
         racer.record_latency(0.0001)
     assert racer.delay_s == hedge.SHORTEST_S
 
 
-def test_delay_follows_the_network_when_it_gets_slow():
+def test_delay_follows_rising_latency():
     racer = hedge.HedgeBudget()
     for _ in range(hedge.WINDOW):
         racer.record_latency(0.05)
@@ -33,7 +33,7 @@ def test_delay_follows_the_network_when_it_gets_slow():
 
 
 @given(st.lists(st.floats(0, 10), min_size=hedge.ENOUGH, max_size=3 * hedge.WINDOW))
-def test_late_is_what_takes_longer_than_nearly_all_of_the_latest(latencies_s):
+def test_delay_is_a_multiple_of_a_high_quantile_of_recent_latency(latencies_s):
     racer = hedge.HedgeBudget()
     for seconds in latencies_s:
         racer.record_latency(seconds)
@@ -42,7 +42,7 @@ def test_late_is_what_takes_longer_than_nearly_all_of_the_latest(latencies_s):
     assert racer.delay_s == max(hedge.SHORTEST_S, hedge.TIMES * usual)
 
 
-def test_races_stay_within_the_budget():
+def test_hedges_stay_within_the_budget():
     racer = hedge.HedgeBudget()
     rng = random.Random(3)
     fetches = 5000
@@ -53,7 +53,7 @@ def test_races_stay_within_the_budget():
     assert racer.hedges >= hedge.BUDGET_SHARE * fetches
 
 
-def test_budget_does_not_grow_without_end_while_nothing_is_late():
+def test_unused_budget_is_capped():
     racer = hedge.HedgeBudget()
     for _ in range(100_000):
         racer.record_latency(0.01)

@@ -10,18 +10,18 @@ def left(made, of, now_s):
     return call
 
 
-def test_call_hangs_only_when_it_is_left_and_old():
+def test_call_counts_as_hung_only_if_abandoned_and_old():
     made = hung_calls.Fence(most=1, most_of_one=1)
     call = made.begin_call("a", 0.0)
-    assert made.count_hung(100.0).calls == 0  # somebody still waits for it
+    assert made.count_hung(100.0).calls == 0  # a caller still waits for it
     made.abandon_call(call)
-    assert made.count_hung(LONG_S - 0.1).calls == 0  # a reader lost interest
+    assert made.count_hung(LONG_S - 0.1).calls == 0  # too young to count as hung
     assert made.count_hung(LONG_S) == (1, LONG_S)
     made.end_call(call)
     assert made.count_hung(100.0) == (0, 0.0)
 
 
-def test_fence_closes_when_most_hang_and_opens_when_one_comes_back():
+def test_fence_closes_at_the_limit_of_hung_calls_and_reopens_on_a_return():
     made = hung_calls.Fence(most=3, most_of_one=3)
     calls = [left(made, number, 0.0) for number in range(3)]
     assert not made.is_refused("x", LONG_S - 0.1)
@@ -30,7 +30,7 @@ def test_fence_closes_when_most_hang_and_opens_when_one_comes_back():
     assert not made.is_refused("x", LONG_S)
 
 
-def test_one_thing_that_hangs_leaves_the_place_to_the_others():
+def test_one_hanging_file_does_not_block_others():
     made = hung_calls.Fence(most=4, most_of_one=2)
     for _ in range(2):
         left(made, "a", 0.0)
@@ -38,7 +38,7 @@ def test_one_thing_that_hangs_leaves_the_place_to_the_others():
     assert not made.is_refused("b", LONG_S)
 
 
-def test_call_that_ends_twice_or_after_it_was_left_is_forgotten_once():
+def test_abandoned_call_that_ends_twice_is_removed_once():
     made = hung_calls.Fence(most=1, most_of_one=1)
     call = left(made, "a", 0.0)
     made.end_call(call)
@@ -46,7 +46,7 @@ def test_call_that_ends_twice_or_after_it_was_left_is_forgotten_once():
     assert made.count_hung(100.0).calls == 0
 
 
-def test_words_say_how_many_and_how_long():
+def test_description_gives_the_count_and_the_age():
     made = hung_calls.Fence(most=9, most_of_one=9)
     left(made, "a", 0.0)
     assert str(made.count_hung(40.0)) == "1 call hangs, the oldest for 40 s"
@@ -54,23 +54,23 @@ def test_words_say_how_many_and_how_long():
     assert str(made.count_hung(40.0)) == "2 calls hang, the oldest for 40 s"
 
 
-def test_call_that_comes_back_opens_the_place_though_older_ones_hang():
+def test_returning_call_reopens_the_fence_while_older_ones_hang():
     made = hung_calls.Fence(most=2, most_of_one=2)
     for _ in range(2):
         left(made, "a", 0.0)
     assert made.is_refused("a", hung_calls.TRY_AGAIN_S - 1)
     assert not made.is_refused("a", hung_calls.TRY_AGAIN_S)
     trial = made.begin_call("a", hung_calls.TRY_AGAIN_S)
-    assert made.is_refused("a", hung_calls.TRY_AGAIN_S + 1)  # one at a time
+    assert made.is_refused("a", hung_calls.TRY_AGAIN_S + 1)  # one trial at a time
     made.end_call(trial)
     assert not made.is_refused("a", hung_calls.TRY_AGAIN_S + 1)
     assert made.count_hung(100.0).calls == 2
-    for _ in range(2):  # and hangs again
+    for _ in range(2):  # and all calls hang again
         left(made, "a", 100.0)
-    assert made.is_refused("b", 1e9)  # twice as many hang as may: no trial any more
+    assert made.is_refused("b", 1e9)  # twice the limit hangs: no more trials
 
 
-def test_closed_place_is_tried_less_and_less_often_and_not_for_ever():
+def test_trials_of_a_closed_fence_back_off_and_stop():
     made = hung_calls.Fence(most=4, most_of_one=4)
     for _ in range(4):
         left(made, "a", 0.0)
@@ -84,7 +84,7 @@ def test_closed_place_is_tried_less_and_less_often_and_not_for_ever():
     assert made.is_refused("a", 1e9)
 
 
-def test_answers_about_others_do_not_open_one_thing_that_hangs():
+def test_responses_of_other_files_do_not_reopen_a_hanging_one():
     made = hung_calls.Fence(most=8, most_of_one=2)
     for _ in range(2):
         left(made, "a", 0.0)
@@ -93,7 +93,7 @@ def test_answers_about_others_do_not_open_one_thing_that_hangs():
     assert not made.is_refused("b", 11.0)
 
 
-def test_answer_to_an_older_call_proves_nothing_for_younger_ones():
+def test_response_to_an_older_call_does_not_reopen_the_fence():
     made = hung_calls.Fence(most=2, most_of_one=2)
     old = left(made, "a", 0.0)
     for _ in range(2):
@@ -102,7 +102,7 @@ def test_answer_to_an_older_call_proves_nothing_for_younger_ones():
     assert made.is_refused("a", 20.0)
 
 
-def test_call_that_was_waited_for_when_others_came_back_counts_when_it_hangs():
+def test_call_abandoned_after_other_responses_counts_as_hung():
     made = hung_calls.Fence(most=1, most_of_one=1)
     hung = made.begin_call("a", 0.0)
     made.end_call(made.begin_call("b", 1.0))  # and then the server stops
@@ -110,7 +110,7 @@ def test_call_that_was_waited_for_when_others_came_back_counts_when_it_hangs():
     assert made.is_refused("b", 30.0)
 
 
-def test_one_thing_that_hangs_is_tried_again_while_the_place_is_busy_with_others():
+def test_hanging_file_is_retried_while_others_are_in_use():
     made = hung_calls.Fence(most=8, most_of_one=2)
     for _ in range(2):
         left(made, "a", 0.0)

@@ -18,7 +18,7 @@ def look(openings, found, attached=(ONE, TWO)):
     openings.note_open_files(found, attached)
 
 
-def test_everything_may_be_open_before_processes_were_looked_at():
+def test_every_image_counts_as_open_before_the_first_inspection():
     openings = image_usage.Openings()
     assert openings.is_open(ONE) and openings.is_open(TWO)
     openings.image_opened(ONE)
@@ -26,19 +26,19 @@ def test_everything_may_be_open_before_processes_were_looked_at():
     assert openings.is_open(ONE)
 
 
-def test_opened_before_the_start_is_open_until_a_look_does_not_find_it():
+def test_image_opened_before_the_start_is_open_until_an_inspection():
     openings = image_usage.Openings()
     look(openings, [ONE])
     assert (openings.is_open(ONE), openings.is_open(TWO)) == (True, False)
     openings.image_closed(ONE)
-    assert openings.is_open(ONE)  # another one may have it open
+    assert openings.is_open(ONE)  # another process may have it open
     assert openings.is_inspection_due([ONE])
     look(openings, [])
     assert not openings.is_open(ONE)
     assert not openings.is_inspection_due([ONE, TWO])
 
 
-def test_settled_image_is_counted_exactly():
+def test_inspected_image_is_counted_exactly():
     openings = image_usage.Openings()
     look(openings, [])
     for _ in range(2):
@@ -50,10 +50,12 @@ def test_settled_image_is_counted_exactly():
     assert not openings.is_inspection_due([ONE])
 
 
-def test_what_changes_during_a_look_is_not_settled_by_it():
+def test_change_during_an_inspection_requires_another_one():
     openings = image_usage.Openings()
     openings.begin_inspection()
-    openings.image_closed(ONE)  # one of two, opened before the start; the look came too late for it
+    openings.image_closed(
+        ONE
+    )  # one of two openings from before the start, closed before the inspection
     openings.note_open_files([], [ONE])
     assert openings.is_inspection_due([ONE])
     openings.begin_inspection()
@@ -61,14 +63,14 @@ def test_what_changes_during_a_look_is_not_settled_by_it():
     assert openings.is_open(ONE)
 
 
-def test_counted_openings_need_no_look():
+def test_counted_openings_need_no_inspection():
     openings = image_usage.Openings()
     openings.image_opened(ONE)
     assert not openings.is_inspection_due([ONE])
 
 
-def test_closed_more_often_than_counted_does_not_hide_a_later_opening():
-    """Those opened before the start are closed, and a look shows that none is left."""
+def test_excess_closes_do_not_hide_a_later_opening():
+    """Openings from before the start are closed, and an inspection finds none left."""
     openings = image_usage.Openings()
     look(openings, [ONE])
     openings.image_closed(ONE)
@@ -81,7 +83,7 @@ def test_closed_more_often_than_counted_does_not_hide_a_later_opening():
     assert not openings.is_open(ONE)
 
 
-def test_what_is_not_attached_is_forgotten():
+def test_detached_image_is_forgotten():
     openings, touches = image_usage.Openings(), image_usage.Touches(0.0)
     for number in range(1000):
         image_id = ids.parse_image_id(f"7d2c1f9e-5d6b-4a5c-9c61-{number:012x}")
@@ -98,7 +100,7 @@ def test_what_is_not_attached_is_forgotten():
     former=st.integers(0, 3),
     steps=st.lists(st.sampled_from(["open", "close", "look", "slow look"]), max_size=40),
 )
-def test_open_image_is_never_told_to_be_closed(former, steps):
+def test_open_image_is_never_reported_as_closed(former, steps):
     openings, is_open = image_usage.Openings(), former
     for step in steps:
         if step == "open":
@@ -120,7 +122,7 @@ def test_open_image_is_never_told_to_be_closed(former, steps):
 
 
 def nova_passes(touches, image_ids, from_s, until_s):
-    """Let Nova touch images again and again; returns when it did last."""
+    """Let Nova touch images periodically; return the time of the last touch."""
     at_s = from_s
     while at_s + PASS_S <= until_s:
         at_s += PASS_S
@@ -136,7 +138,7 @@ def test_idle_time_is_counted_while_nova_touches_anything():
     assert touches.idle_s(TWO, 9 * HOUR_S) == 9 * HOUR_S - last_s
 
 
-def test_time_in_which_nova_touches_nothing_at_all_does_not_count_for_a_week():
+def test_silence_of_nova_does_not_count_as_idle_time_for_a_week():
     touches = image_usage.Touches(0.0, [ONE])
     touches.image_touched(TWO, HOUR_S, is_by_nova=True)
     assert touches.idle_s(ONE, 48 * HOUR_S) == HOUR_S
@@ -145,7 +147,7 @@ def test_time_in_which_nova_touches_nothing_at_all_does_not_count_for_a_week():
 
 
 @pytest.mark.parametrize("away_s", [image_usage.SILENT_S + 1, 30 * HOUR_S, 20 * 24 * HOUR_S])
-def test_nova_that_is_back_has_time_to_touch_its_other_images(away_s):
+def test_idle_time_restarts_when_nova_returns(away_s):
     touches = image_usage.Touches(0.0, [ONE, TWO])
     last_s = nova_passes(touches, [ONE, TWO], 0.0, 9 * HOUR_S)
     touches.image_touched(THREE, last_s + away_s, is_by_nova=True)
@@ -155,7 +157,7 @@ def test_nova_that_is_back_has_time_to_touch_its_other_images(away_s):
     assert touches.idle_s(ONE, last_s) > image_usage.IN_USE_S
 
 
-def test_what_anybody_but_nova_does_neither_ends_its_silence_nor_hides_it():
+def test_touches_by_others_neither_end_nor_hide_the_silence_of_nova():
     touches = image_usage.Touches(0.0, [ONE, TWO])
     touches.image_touched(ONE, HOUR_S, is_by_nova=True)
     for hour in range(1, 48):
@@ -163,16 +165,18 @@ def test_what_anybody_but_nova_does_neither_ends_its_silence_nor_hides_it():
         assert touches.idle_s(ONE, (hour + 1) * HOUR_S) <= HOUR_S
     touches.image_touched(THREE, 48 * HOUR_S, is_by_nova=True)
     assert touches.idle_s(ONE, 48 * HOUR_S) == 0.0
-    assert touches.idle_s(TWO, 49 * HOUR_S) == HOUR_S  # it is not young for longer by the silence
+    assert (
+        touches.idle_s(TWO, 49 * HOUR_S) == HOUR_S
+    )  # idle time counts from the end of the silence
 
 
-def test_what_nova_uses_is_used_in_every_moment_of_a_silence_and_of_its_end():
-    """Also before it is clear that Nova is away, and whenever it had touched another one."""
+def test_image_in_use_by_nova_stays_in_use_during_and_after_a_silence():
+    """Also before the silence is detected, and whenever Nova touched another image."""
     touches = image_usage.Touches(0.0, [ONE, TWO])
     last_s = nova_passes(touches, [ONE], 0.0, 5 * HOUR_S)
     touches.image_touched(
         TWO, last_s + PASS_S - 1, is_by_nova=True
-    )  # an instance is made, then it dies
+    )  # an instance is created, then nova-compute dies
     back_s = last_s + 30 * HOUR_S
     for minute in range(30 * 60):
         assert touches.idle_s(ONE, last_s + minute * 60.0) < image_usage.IN_USE_S
@@ -181,7 +185,7 @@ def test_what_nova_uses_is_used_in_every_moment_of_a_silence_and_of_its_end():
         assert touches.idle_s(ONE, back_s + minute * 60.0) < image_usage.IN_USE_S
 
 
-def test_everything_counts_as_touched_at_the_start_and_is_seen_when_it_is_touched():
+def test_images_count_as_touched_at_start_and_as_seen_once_touched():
     touches = image_usage.Touches(100.0, [ONE, TWO])
     assert [touches.idle_s(one, 160.0) for one in (ONE, TWO)] == [60.0, 60.0]
     touches.image_touched(ONE, 160.0)
@@ -192,12 +196,12 @@ def test_everything_counts_as_touched_at_the_start_and_is_seen_when_it_is_touche
     assert [touches.is_seen(one) for one in (ONE, TWO, THREE)] == [False, False, True]
 
 
-def test_what_was_never_touched_is_idle_for_ever():
+def test_image_never_touched_is_idle_forever():
     use = image_usage.UsageEvidence(False, False, image_usage.Touches(0.0).idle_s(ONE, 5.0))
     assert not use.is_used(within_s=1e12)
 
 
-def test_each_sign_shows_a_use_by_itself():
+def test_each_kind_of_evidence_alone_shows_use():
     assert image_usage.UsageEvidence(True, False, 1e12).is_used()
     assert image_usage.UsageEvidence(False, True, 1e12).is_used()
     assert image_usage.UsageEvidence(False, False, image_usage.IN_USE_S - 1).is_used()

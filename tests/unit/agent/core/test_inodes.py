@@ -24,8 +24,8 @@ def one_number_for_all(name: bytes) -> int:
     return 7
 
 
-def test_numbers_that_guests_hold_mean_the_same_to_every_version():
-    """Who changes one of them gives LAYOUT another value, and adds a line here."""
+def test_inode_numbers_and_handles_are_stable_across_versions():
+    """A change of any of them needs a new value of LAYOUT and a new line here."""
     numbers = host()
     image = numbers.register_image(IMAGE)
     tag = numbers.process_tag(4321, 987654)
@@ -34,7 +34,7 @@ def test_numbers_that_guests_hold_mean_the_same_to_every_version():
     assert kept[inodes.LAYOUT] == found
 
 
-def test_next_worker_knows_every_handle_that_a_former_one_has_given():
+def test_next_worker_resolves_every_handle_of_the_former_one():
     former, this = host(), host()
     inode = former.register_image(IMAGE)
     this.register_image(IMAGE)
@@ -44,7 +44,7 @@ def test_next_worker_knows_every_handle_that_a_former_one_has_given():
     assert {this.opening_of(handle).image_id for handle in (inode, *recorded, *others)} == {IMAGE}
 
 
-def test_guest_that_is_not_recorded_never_has_the_number_of_one_that_is():
+def test_unrecorded_guest_never_gets_a_recorded_openers_number():
     known = host()
     inode = known.register_image(IMAGE)
     handles = [known.open(inode, 0) for _ in range(80)]
@@ -59,21 +59,21 @@ def test_guest_is_named_by_its_disk_or_its_opening():
     assert str(known.guest_of(12345)) == "guest:"
 
 
-def test_no_number_or_handle_of_one_is_one_of_another():
+def test_inode_numbers_and_handles_are_unique():
     known = host()
     some_ids = [str(uuid.UUID(int=n)) for n in range(200)]
     numbers = [known.register_disk(disk_header.DiskId(one)) for one in some_ids]
     for inode in [known.register_image(ids.parse_image_id(one)) for one in some_ids]:
         numbers += [inode, *(known.open(inode, opener) for opener in range(1, 64))]
     assert len(set(numbers)) == len(numbers) == 200 + 200 * 64
-    assert min(numbers) > 3  # the root's and the folders'
+    assert min(numbers) > 3  # those of the root and the folders
 
 
-def test_number_says_nothing_without_the_key():
+def test_inode_number_depends_on_the_key():
     assert host().of_image(IMAGE) != host(bytes(32)).of_image(IMAGE)
 
 
-def test_second_image_of_a_number_is_refused_by_name():
+def test_image_with_a_colliding_inode_number_is_refused():
     known = inodes.Inodes(one_number_for_all)
     handle = known.open(known.register_image(IMAGE), 1)
     with pytest.raises(errors.NumberInUse) as refused:
@@ -83,7 +83,7 @@ def test_second_image_of_a_number_is_refused_by_name():
     assert known.register_image(IMAGE) == known.of_image(OTHER)
 
 
-def test_second_disk_of_a_number_is_refused_and_no_image_is_one():
+def test_disk_with_a_colliding_inode_number_is_refused():
     known = inodes.Inodes(one_number_for_all)
     known.register_image(IMAGE)
     assert known.register_disk(DISK)
@@ -92,7 +92,7 @@ def test_second_disk_of_a_number_is_refused_and_no_image_is_one():
 
 
 @pytest.mark.parametrize("order", [(IMAGE, OTHER), (OTHER, IMAGE)])
-def test_number_that_two_have_at_the_start_is_nobodys(order):
+def test_inode_number_shared_by_two_images_at_start_is_given_to_neither(order):
     known = inodes.Inodes(one_number_for_all)
     (refused,) = known.register_all(order, [DISK])
     assert IMAGE in str(refused) and OTHER in str(refused)
@@ -103,7 +103,7 @@ def test_number_that_two_have_at_the_start_is_nobodys(order):
     assert known.disks == {known.of_disk(DISK): DISK}
 
 
-def test_image_and_disk_that_are_forgotten_leave_nothing_and_others_stay():
+def test_forgotten_image_and_disk_leave_no_state():
     known = host()
     kept = [known.register_image(OTHER), known.register_disk(disk_header.DiskId(OTHER))]
     for _ in range(3):
@@ -118,7 +118,7 @@ def test_image_and_disk_that_are_forgotten_leave_nothing_and_others_stay():
     assert known.openings == {}
 
 
-def test_who_was_refused_a_number_does_not_take_it_away():
+def test_forgetting_a_refused_image_or_disk_keeps_the_owner():
     known = inodes.Inodes(one_number_for_all)
     known.register_image(IMAGE)
     known.register_disk(DISK)
@@ -128,7 +128,7 @@ def test_who_was_refused_a_number_does_not_take_it_away():
     assert list(known.disks.values()) == [DISK]
 
 
-def test_numbers_of_detached_images_are_known_for_long_but_not_for_ever():
+def test_inode_numbers_of_detached_images_are_kept_up_to_a_limit():
     known = inodes.Inodes(inodes.keyed(KEY), detached_limit=10)
     some = [ids.parse_image_id(str(uuid.UUID(int=number))) for number in range(100)]
     handles = {image_id: known.open(known.register_image(image_id), 3) for image_id in some}
@@ -136,7 +136,7 @@ def test_numbers_of_detached_images_are_known_for_long_but_not_for_ever():
         known.image_detached(image_id)
         assert known.opening_of(handles[image_id]).image_id == image_id
     assert [image_id for image_id in some if known.opening_of(handles[image_id])] == some[-10:]
-    known.register_image(some[-10])  # is attached again, and does not count any more
+    known.register_image(some[-10])  # attached again, so it does not count
     for image_id in (some[-1], *some[:9]):
         known.register_image(image_id)
         known.image_detached(image_id)
@@ -145,7 +145,7 @@ def test_numbers_of_detached_images_are_known_for_long_but_not_for_ever():
     assert len(known._detached) == 10 and len(known._images) == 11
 
 
-def test_handle_says_to_every_worker_which_process_may_have_opened_it():
+def test_handle_identifies_the_opening_process_to_every_worker():
     former, this = host(), host()
     inode = former.register_image(IMAGE)
     this.register_image(IMAGE)
@@ -157,20 +157,20 @@ def test_handle_says_to_every_worker_which_process_may_have_opened_it():
     assert this.process_tag(4242, 123456) == tag != this.process_tag(4242, 123457)
 
 
-def test_tag_is_never_that_of_nobody():
+def test_process_tag_is_never_zero():
     tags = [host().process_tag(pid, started) for pid in range(1, 200) for started in range(200)]
     assert 1 <= min(tags) and max(tags) < 1 << 14
     assert len(set(tags)) > 14_000
 
 
-def test_owner_of_a_disk_or_of_an_unknown_opener_is_known_by_its_file_alone():
+def test_owner_of_a_disk_or_an_unknown_opener_is_its_file():
     known = host()
     assert known.owner_of(known.guest_of(known.register_disk(DISK))) == (known.of_disk(DISK), 0)
     handle = known.open(known.register_image(IMAGE), 0)
     assert known.owner_of(known.guest_of(handle)) == (known.of_image(IMAGE), 0)
 
 
-def test_handles_that_are_closed_leave_nothing():
+def test_closed_handles_leave_no_state():
     known = host()
     inode = known.register_image(IMAGE)
     for pid in range(1, 500):
@@ -179,4 +179,4 @@ def test_handles_that_are_closed_leave_nothing():
         known.handle_closed(handle)
         known.handle_closed(handle)
     assert known.openings == {}
-    assert known.opening_of(handle).image_id == IMAGE  # another one may have been given the same
+    assert known.opening_of(handle).image_id == IMAGE  # another opener may have the same handle

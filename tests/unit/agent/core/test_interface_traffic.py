@@ -39,11 +39,11 @@ ALL = [ETH0, ETH1, BOND, VLAN, VLAN_ON_VLAN, BRIDGE, TAP, VETH, LONE_BRIDGE, ITS
         (set(), []),
     ],
 )
-def test_the_lowest_interfaces_count_each_once(wanted, counted):
+def test_lowest_interfaces_are_counted_once_each(wanted, counted):
     assert [found.index for found in interface_traffic.lowest_interfaces(ALL, wanted)] == counted
 
 
-def test_interfaces_that_stand_on_each_other_in_a_circle_end():
+def test_circular_stack_of_interfaces_yields_none():
     one, two = link(1, "vlan", lower=2), link(2, "vlan", lower=1)
     assert interface_traffic.lowest_interfaces([one, two], {1}) == []
 
@@ -53,7 +53,7 @@ def test_interfaces_that_stand_on_each_other_in_a_circle_end():
     st.sets(st.integers(1, 6)),
     st.sampled_from(["vlan", "bond", "bridge", "tun", ""]),
 )
-def test_no_interface_that_counts_stands_on_one_that_counts(shape, wanted, kind):
+def test_no_counted_interface_is_stacked_on_another_counted_one(shape, wanted, kind):
     every = [link(n, kind, lower, master) for n, (lower, master) in enumerate(shape, 1)]
     counted = interface_traffic.lowest_interfaces(every, wanted)
     known = {one.index: one for one in every}
@@ -62,7 +62,7 @@ def test_no_interface_that_counts_stands_on_one_that_counts(shape, wanted, kind)
         assert other.index not in interface_traffic._below(one, known)
 
 
-def test_what_was_carried_is_the_difference_of_two_looks():
+def test_traffic_is_the_difference_of_two_samples():
     later = [dataclasses.replace(ETH0, received=150, sent=30), ETH1]
     assert interface_traffic.traffic_between([ETH0, ETH1], later) == Carried(50, 20)
 
@@ -77,7 +77,7 @@ def test_what_was_carried_is_the_difference_of_two_looks():
     ],
     ids=["wrapped", "one-wrapped", "renamed", "made-anew"],
 )
-def test_a_counter_that_went_back_or_is_new_counts_nothing_until_the_next_look(later):
+def test_reset_or_new_counter_counts_only_from_the_next_sample(later):
     assert interface_traffic.traffic_between([ETH0], [later]) == Carried(0, 0)
     more = dataclasses.replace(later, received=later.received + 7)
     assert interface_traffic.traffic_between([later], [more]) == Carried(7, 0)
@@ -87,6 +87,6 @@ def test_a_counter_that_went_back_or_is_new_counts_nothing_until_the_next_look(l
     st.builds(Carried, *[st.integers(0, 10**12)] * 2),
     st.builds(Carried, *[st.integers(0, 10**12)] * 2),
 )
-def test_chunks_never_take_more_than_there_was(chunks, total):
+def test_chunk_bytes_on_the_wire_never_exceed_the_total(chunks, total):
     taken = interface_traffic.bytes_on_wire(chunks, total)
     assert 0 <= taken.received <= total.received and 0 <= taken.sent <= total.sent

@@ -9,7 +9,7 @@ ONE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 TWO = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 
 
-def test_promises_are_read_as_they_were_written_in_their_order():
+def test_pins_round_trip_in_order():
     made = [
         pin_record.ImagePin(TWO, 5.0, is_operator_pin=True, mode=pin_record.FillMode.PAUSED),
         pin_record.ImagePin(ONE, 6.0),
@@ -32,11 +32,11 @@ def test_promises_are_read_as_they_were_written_in_their_order():
         b"[" * 100_000,
     ],
 )
-def test_other_bytes_are_refused(raw):
+def test_invalid_pin_file_is_refused(raw):
     with pytest.raises(errors.FormatError, match="file"):
         pin_record.decode(raw, "file")
 
 
-def test_what_is_as_usual_is_not_written_so_that_older_agents_read_the_file():
+def test_default_values_are_not_written():
     [written] = msgspec.json.decode(pin_record.encode([pin_record.ImagePin(ONE, 5.0)]))["images"]
     assert written == {"image_id": ONE, "since_s": 5.0}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host takes a boot image ahead where its operator wants it, and only of what it serves."""
+"""Rules for prefetching boot images: the operator's mode, and the projects served."""
 
 import pytest
 
@@ -24,7 +24,7 @@ OURS, THEIRS = (ids.ScopeKey(bytes([n]) * 32) for n in (1, 2))
         (Mode.ALL, False, True, True),
     ],
 )
-def test_who_takes_a_boot_image(mode, is_open, has_former, takes):
+def test_mode_decides_which_hosts_prefetch_a_boot_image(mode, is_open, has_former, takes):
     assert prefetch_policy.is_for(mode, is_open=is_open, has_former=has_former) is takes
 
 
@@ -41,17 +41,17 @@ def test_each_value_of_the_option_is_a_mode():
         ((), [(OURS,)], True),
         ((OURS,), [(OURS,)], True),
         ((OURS,), [(), (OURS, THEIRS)], True),
-        ((OURS,), [(THEIRS, OURS)], False),  # a base of another project is no project served
+        ((OURS,), [(THEIRS, OURS)], False),  # a base image of another project does not count
         ((OURS,), [()], False),
         ((OURS,), [], False),
     ],
 )
-def test_private_images_are_served_where_their_project_has_one_before(keys, formers, is_served):
+def test_private_image_is_prefetched_if_its_project_has_an_earlier_one(keys, formers, is_served):
     assert prefetch_policy.is_served(keys, formers) is is_served
 
 
 @pytest.mark.parametrize("hosts", [0, 1, 999, 10**6])
-def test_no_more_than_a_few_hosts_begin_in_a_second_and_none_waits_for_ever(hosts):
+def test_start_of_prefetches_is_spread_over_a_bounded_time(hosts):
     spread_s = prefetch_policy.spread_s(hosts)
     assert spread_s <= prefetch_policy.LONGEST_SPREAD_S
     assert (
@@ -60,7 +60,7 @@ def test_no_more_than_a_few_hosts_begin_in_a_second_and_none_waits_for_ever(host
     )
 
 
-def test_in_a_day_comes_what_is_kept_and_a_host_that_took_nothing_may_have_it_at_once():
+def test_daily_prefetch_limit_allows_a_full_burst_then_refills():
     buckets = token_buckets.TokenBuckets[None](prefetch_policy.daily(1000), 1)
     assert buckets.try_take(None, 1000, 0.0)
     assert not buckets.try_take(None, 500, prefetch_policy.DAY_S / 2 - 1)

@@ -18,7 +18,7 @@ class Reader(prefetch_reader.PrefetchReader):
         super().__init__(functools.partial(prefetcher.Prefetcher, **options), chunks)
 
     def read(self, *chunk_nos: int) -> list[int]:
-        """Read, and return what that made room for."""
+        """Read chunks, and return the prefetches that this allows."""
         for chunk_no in chunk_nos:
             if self.states.can_happen(chunk_no, E.GUEST_READ):
                 self.states.apply_event(chunk_no, E.GUEST_READ)
@@ -36,12 +36,12 @@ def test_limit_zero_never_prefetches(first):
     assert reader.prefetcher.reactivations == 0
 
 
-def test_no_limit_always_prefetches_and_in_the_order_of_the_advertisements():
+def test_prefetch_without_limit_follows_the_order_of_advertisements():
     order = [*range(500, 3000), *range(500)]
     assert Reader(unmatched_limit=None).advertise(*order) == order
 
 
-def test_limit_counts_what_is_under_way():
+def test_limit_counts_prefetches_in_flight():
     reader = Reader(unmatched_limit=10, initial_allowance=None)
     for chunk_no in range(50):
         reader.prefetcher.chunk_advertised(chunk_no)
@@ -51,34 +51,34 @@ def test_limit_counts_what_is_under_way():
     assert reader.prefetcher.take_candidates(50) == [10]
 
 
-def test_reading_what_was_prefetched_makes_room_for_what_was_held_back():
+def test_read_of_a_prefetched_chunk_allows_a_held_back_one():
     reader = Reader(unmatched_limit=4, initial_allowance=None)
     assert reader.advertise(*range(10)) == [0, 1, 2, 3]
     assert reader.read(2, 0) == [4, 5]
 
 
-def test_overwriting_what_was_prefetched_makes_room_too():
+def test_overwrite_of_a_prefetched_chunk_allows_another():
     reader = Reader(unmatched_limit=2, initial_allowance=None)
     assert reader.advertise(*range(5)) == [0, 1]
     reader.states.apply_event(0, E.WHOLE_WRITTEN)
     assert reader.arrive() == [2]
 
 
-def test_small_cache_that_drops_unread_chunks_does_not_make_room():
+def test_eviction_of_unread_chunks_allows_no_more_prefetches():
     reader = Reader(unmatched_limit=4, initial_allowance=None)
     for chunk_no in reader.advertise(*range(10)):
         reader.states.apply_event(chunk_no, E.EVICTED)
     assert reader.arrive() == []
 
 
-def test_chunk_that_came_while_it_was_held_back_is_not_fetched_again():
+def test_held_back_chunk_that_arrived_on_demand_is_not_fetched_again():
     reader = Reader(unmatched_limit=1, initial_allowance=None)
     assert reader.advertise(0, 1, 2) == [0]
     reader.states.apply_event(1, E.DEMAND_ARRIVED)
     assert reader.read(0) == [2]
 
 
-def test_chunk_advertised_twice_is_fetched_once_and_keeps_its_turn():
+def test_chunk_advertised_twice_is_fetched_once_in_its_first_position():
     reader = Reader(unmatched_limit=1, initial_allowance=None)
     reader.advertise(0, 1, 2, 1, 0)
     assert reader.read(0) == [1]
@@ -86,11 +86,11 @@ def test_chunk_advertised_twice_is_fetched_once_and_keeps_its_turn():
     assert reader.read(2) == []
 
 
-def test_patterns_that_converge_again_reactivate_prefetching():
+def test_converging_access_patterns_reactivate_prefetching():
     reader = Reader(unmatched_limit=20, initial_allowance=None)
     wasted = reader.advertise(*range(1000, 1100))
     assert wasted == list(range(1000, 1020))
-    assert reader.read(*range(2000, 2020)) == []  # nobody advertised these
+    assert reader.read(*range(2000, 2020)) == []  # not advertised
     assert reader.read(*range(1081, 1100)) == []
     assert reader.read(1080) == list(range(1020, 1040))
     assert reader.prefetcher.reactivations == 1
@@ -107,7 +107,7 @@ def test_each_reactivation_needs_as_many_held_back_chunks_as_the_limit():
     assert reactivated == [n // 5 for n in range(1, 40)]
 
 
-def test_evicted_chunks_are_forgiven_with_the_others():
+def test_reactivation_also_clears_evicted_chunks():
     reader = Reader(unmatched_limit=3, initial_allowance=None)
     for chunk_no in reader.advertise(*range(50)):
         reader.states.apply_event(chunk_no, E.EVICTED)
@@ -115,7 +115,7 @@ def test_evicted_chunks_are_forgiven_with_the_others():
     assert len(reader.read(42)) == 3
 
 
-def test_reader_who_diverges_from_the_beginning_wastes_the_first_chunks_only():
+def test_diverging_reader_wastes_only_the_initial_allowance():
     reader = Reader(unmatched_limit=256, initial_allowance=8)
     fetched = []
     for n in range(500):
@@ -124,7 +124,7 @@ def test_reader_who_diverges_from_the_beginning_wastes_the_first_chunks_only():
     assert len(fetched) == 8
 
 
-def test_trust_grows_to_the_limit_with_every_right_prediction():
+def test_allowance_grows_to_the_limit_with_each_match():
     reader = Reader(unmatched_limit=256, initial_allowance=8, gain=2)
     assert len(reader.advertise(*range(3000))) == 8
     allowed = []
@@ -136,14 +136,14 @@ def test_trust_grows_to_the_limit_with_every_right_prediction():
     assert reader.states.unmatched == 256
 
 
-def test_held_back_chunk_that_is_read_on_demand_earns_no_trust():
+def test_held_back_chunk_read_on_demand_does_not_raise_the_allowance():
     reader = Reader(unmatched_limit=256, initial_allowance=8, gain=2)
     reader.advertise(*range(100))
     assert reader.read(99) == []
     assert reader.prefetcher.allowance == 8
 
 
-def test_held_back_chunks_are_bounded_and_the_oldest_is_forgotten():
+def test_held_back_chunks_are_bounded_and_the_oldest_is_dropped():
     reader = Reader(unmatched_limit=1, initial_allowance=None)
     reader.advertise(19_999)
     reader.advertise(*range(prefetcher.HELD_LIMIT + 3))
@@ -155,7 +155,7 @@ def test_held_back_chunks_are_bounded_and_the_oldest_is_forgotten():
     st.sampled_from([None, 0, 2]),
     st.lists(st.tuples(st.sampled_from("arwef"), st.integers(0, 30)), max_size=150),
 )
-def test_never_more_at_stake_than_allowed_and_nothing_asked_for_that_is_here(limit, first, steps):
+def test_unproven_chunks_stay_within_the_allowance(limit, first, steps):
     reader = Reader(31, unmatched_limit=limit, initial_allowance=first)
     states, prefetcher = reader.states, reader.prefetcher
     for what, chunk_no in steps:

@@ -16,7 +16,7 @@ ENDED = ALIVE._replace(state="Z")
 WORKER = ALIVE._replace(flags=0x400010)
 
 
-def test_this_process_is_understood():
+def test_stat_of_this_process_is_parsed():
     thread = process_state.thread_of(pathlib.Path("/proc/self/stat").read_text())
     assert thread.state == "R" and not thread.is_ending and not thread.is_worker
     since_boot_s = thread.started / os.sysconf("SC_CLK_TCK")
@@ -24,14 +24,14 @@ def test_this_process_is_understood():
 
 
 @pytest.mark.parametrize("name", ["a) D 1 (b", "a\nb", ") ) )", ""])
-def test_name_may_be_anything(name):
+def test_process_name_may_contain_any_character(name):
     own = pathlib.Path("/proc/self/stat").read_text()
     number, rest = own.split(" ")[0], own.rpartition(")")[2]
     assert process_state.thread_of(f"{number} ({name}){rest}") == process_state.thread_of(own)
 
 
 @pytest.mark.parametrize("text", ["", "7 (a) S 1", "nonsense"])
-def test_what_is_no_stat_is_refused(text):
+def test_invalid_stat_text_is_refused(text):
     with pytest.raises(ValueError, match="is no file stat"):
         process_state.thread_of(text)
 
@@ -45,13 +45,13 @@ def test_what_is_no_stat_is_refused(text):
         ([ENDED, KILLED], True),
         ([DUMPING, KILLED], True),
         ([KILLED, WORKER], True),
-        ([ENDED, ALIVE], False),  # the first thread has ended by itself
-        ([ALIVE, KILLED], False),  # one makes way for a new program
+        ([ENDED, ALIVE], False),  # only the first thread has ended
+        ([ALIVE, KILLED], False),  # one thread ends for an execve
         ([WORKER], False),
         ([], False),
     ],
 )
-def test_process_is_dying_if_all_its_threads_end(threads, is_dying):
+def test_process_is_dying_if_all_its_threads_are_ending(threads, is_dying):
     assert process_state.is_dying(threads) is is_dying
 
 
@@ -69,8 +69,8 @@ HOLDERS = strategies.lists(
 
 
 @given(strategies.integers(0, 3), HOLDERS, strategies.sets(strategies.integers(1, 6)))
-def test_no_living_process_loses_a_request(tag, holders, together):
-    """Those ``together`` have one opening; who opened a handle may have gone."""
+def test_request_never_ends_while_a_living_process_may_use_it(tag, holders, together):
+    """Processes in ``together`` share an opening; the process that opened it may have gone."""
 
     def shares(one, other):
         return {one.pid, other.pid} <= together

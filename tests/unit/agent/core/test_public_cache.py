@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of the public cache: bounded, held is safe, the lowest class goes first."""
+"""Rules of the public cache: size limit, held slots, eviction by class, pins."""
 
 import hypothesis
 import pytest
@@ -44,7 +44,7 @@ def held(cache: public_cache.PublicCache) -> list[ids.Cid]:
     return sorted(cache.cids())
 
 
-def test_lru_gives_up_what_was_not_used_for_longest():
+def test_lru_evicts_the_least_recently_used_chunk():
     cache = make("lru")
     fill(cache, [1, 2, 3, 4])
     cache.lookup(cid(1))
@@ -53,7 +53,7 @@ def test_lru_gives_up_what_was_not_used_for_longest():
 
 
 @pytest.mark.parametrize("order", sorted(cache_orders.ORDERS))
-def test_borrowed_chunk_that_may_go_goes_first(order):
+def test_demoted_borrowed_chunk_is_evicted_first(order):
     cache = make(order)
     fill(cache, [1, 2, 3, 4])
     for number in (1, 2, 3, 3, 3, 4):
@@ -63,7 +63,7 @@ def test_borrowed_chunk_that_may_go_goes_first(order):
     assert held(cache) == [cid(1), cid(2), cid(4), cid(5)]
 
 
-def test_chunk_that_may_go_and_is_used_again_stays():
+def test_demoted_chunk_that_is_used_again_stays():
     cache = make("lru")
     fill(cache, [1, 2, 3, 4])
     assert cache.demote_chunk(cache.slot_of(cid(3)))
@@ -73,7 +73,7 @@ def test_chunk_that_may_go_and_is_used_again_stays():
 
 
 @pytest.mark.parametrize("keep_class", [KeepClass.HOME, KeepClass.BOOT])
-def test_chunk_that_is_kept_for_others_or_for_booting_is_not_let_go(keep_class):
+def test_home_and_boot_chunks_are_not_demoted(keep_class):
     cache = make("lru")
     fill(cache, [1, 2])
     fill(cache, [3], keep_class)
@@ -84,10 +84,10 @@ def test_chunk_that_is_kept_for_others_or_for_booting_is_not_let_go(keep_class):
 
 
 @pytest.mark.parametrize("order", sorted(cache_orders.ORDERS))
-def test_no_more_than_a_part_is_kept_for_booting_and_what_was_used_last_stays(order):
+def test_boot_class_is_bounded_and_keeps_the_recently_used_chunks(order):
     cache = make(order, slabs=3)
     fill(cache, [1, 2, 3, 4, 5], KeepClass.BOOT)
-    cache.allocate_slot(cid(6), 4 * KIB, KeepClass.BOOT)  # of another slab
+    cache.allocate_slot(cid(6), 4 * KIB, KeepClass.BOOT)  # in another slab
     for number in (2, 3, 4, 5, 6):
         cache.lookup(cid(number))
     may_keep = cache.limit_bytes // public_cache.BOOT_SHARES[KeepClass.BOOT]
@@ -104,7 +104,7 @@ def test_no_more_than_a_part_is_kept_for_booting_and_what_was_used_last_stays(or
 
 
 @pytest.mark.parametrize("order", sorted(cache_orders.ORDERS))
-def test_what_was_brought_ahead_gives_way_by_itself_and_never_takes_from_boots(order):
+def test_prefetched_boot_chunks_are_bounded_and_displace_no_boot_chunks(order):
     cache = make(order, slabs=8)
     limits = {k: cache.limit_bytes // part for k, part in public_cache.BOOT_SHARES.items()}
     fill(cache, range(1, 6), KeepClass.BOOT)
@@ -115,14 +115,14 @@ def test_what_was_brought_ahead_gives_way_by_itself_and_never_takes_from_boots(o
         assert cache.class_bytes[KeepClass.AHEAD] <= limits[KeepClass.AHEAD]
     assert cache.class_chunks == [5, 0, 5, 5]
     assert all(cache.slot_of(cid(n)).keep_class is KeepClass.AHEAD for n in range(15, 20))
-    fill(cache, range(20, 60))  # nothing else is left of what was not used
+    fill(cache, range(20, 60))  # evicts all other unused chunks
     assert [cache.slot_of(cid(n)).keep_class for n in range(1, 6)] == 5 * [KeepClass.BOOT]
     assert cid(19) in cache and cid(14) not in cache
     cache.promote_chunk(cache.slot_of(cid(19)), KeepClass.BOOT)  # a guest boots from it
     assert cache.class_chunks == [cache.class_chunks[0], 0, 4, 6]
 
 
-def test_pinned_chunks_of_boot_images_stay_what_they_are_though_they_are_many():
+def test_pinned_boot_chunks_keep_their_class_beyond_the_bound():
     cache = make(slabs=3)
     fill(cache, [1, 2, 3, 4, 5], KeepClass.BOOT)
     for number in range(1, 6):
@@ -135,7 +135,7 @@ def test_pinned_chunks_of_boot_images_stay_what_they_are_though_they_are_many():
     assert cache.class_chunks == [1, 0, 0, 4]
 
 
-def test_held_chunk_that_may_go_is_not_handed_out():
+def test_held_chunk_that_is_demoted_is_not_evicted():
     cache = make("lru")
     fill(cache, [1, 2, 3, 4])
     slot = cache.slot_of(cid(4))
@@ -148,7 +148,7 @@ def test_held_chunk_that_may_go_is_not_handed_out():
     cache.release(slot)
 
 
-def test_every_chunk_that_leaves_is_told_of_once():
+def test_every_evicted_chunk_is_reported_once():
     cache, gone = make("lru"), []
     cache.gone = gone.append
     fill(cache, [1, 2, 3, 4, 5, 6])
@@ -165,7 +165,7 @@ def cache_slot_of_gone(cache, number):
     return slot
 
 
-def test_fifo_gives_up_the_oldest_even_if_it_was_used():
+def test_fifo_evicts_the_oldest_chunk_even_if_used():
     cache = make("fifo")
     fill(cache, [1, 2, 3, 4])
     cache.lookup(cid(1))
@@ -173,7 +173,7 @@ def test_fifo_gives_up_the_oldest_even_if_it_was_used():
     assert held(cache) == [cid(2), cid(3), cid(4), cid(5)]
 
 
-def test_lfu_gives_up_the_least_used_even_if_it_was_used_last():
+def test_lfu_evicts_the_least_used_chunk_even_if_recent():
     cache = make("lfu")
     fill(cache, [1, 2, 3, 4])
     for number in (1, 1, 1, 2, 2, 2, 3, 3, 3, 4):
@@ -184,7 +184,7 @@ def test_lfu_gives_up_the_least_used_even_if_it_was_used_last():
     assert held(cache) == [cid(1), cid(2), cid(3), cid(6)]
 
 
-def test_lfu_forgets_no_use_of_a_slot_that_was_held():
+def test_lfu_counts_uses_of_a_held_slot():
     cache = make("lfu")
     fill(cache, [1, 2, 3, 4])
     slots = [cache.lookup(cid(number)) for number in (1, 2, 3, 4)]
@@ -202,7 +202,7 @@ def test_lfu_forgets_no_use_of_a_slot_that_was_held():
 
 
 @pytest.mark.parametrize("order", cache_orders.ORDERS)
-def test_borrowed_goes_before_home_and_home_before_boot(order):
+def test_borrowed_chunks_are_evicted_before_home_and_home_before_boot(order):
     cache = make(order)
     fill(cache, [1], KeepClass.BOOT)
     fill(cache, [2], KeepClass.HOME)
@@ -219,7 +219,7 @@ def test_borrowed_goes_before_home_and_home_before_boot(order):
 
 
 @pytest.mark.parametrize("order", cache_orders.ORDERS)
-def test_promoted_chunk_outlives_its_neighbours(order):
+def test_promoted_chunk_outlives_others(order):
     cache = make(order)
     fill(cache, [1, 2, 3, 4])
     assert cache.promote_chunk(cache.slot_of(cid(1)), KeepClass.BOOT)
@@ -230,7 +230,7 @@ def test_promoted_chunk_outlives_its_neighbours(order):
 
 
 @pytest.mark.parametrize("order", cache_orders.ORDERS)
-def test_held_slot_is_never_handed_out_and_is_a_victim_again_afterwards(order):
+def test_held_slot_is_not_evicted_until_released(order):
     cache = make(order)
     slot = fill_and_hold(cache)
     cache.hold_slot(slot)
@@ -244,7 +244,7 @@ def test_held_slot_is_never_handed_out_and_is_a_victim_again_afterwards(order):
     assert cid(1) not in cache
 
 
-def test_place_of_a_dropped_chunk_is_not_used_while_it_is_held():
+def test_slot_of_a_dropped_chunk_is_not_reused_while_held():
     cache = make()
     slot = fill_and_hold(cache)
     cache.drop_chunk(slot)
@@ -256,14 +256,14 @@ def test_place_of_a_dropped_chunk_is_not_used_while_it_is_held():
     assert cache.slot_of(cid(6)).slot_no == slot.slot_no
 
 
-def test_chunks_that_come_one_after_the_other_are_neighbours_on_disk():
+def test_chunks_stored_in_sequence_are_adjacent_on_disk():
     cache = make()
     fill(cache, [1, 2, 3, 4])
     offsets = [cache.slot_of(cid(number)).offset for number in (1, 2, 3, 4)]
     assert offsets == [8192 + number * 16 * KIB for number in range(4)]
 
 
-def test_full_cache_of_held_slots_says_so():
+def test_cache_full_of_held_slots_raises_cache_full():
     cache = make()
     fill(cache, [1, 2, 3, 4])
     for number in (1, 2, 3, 4):
@@ -274,7 +274,7 @@ def test_full_cache_of_held_slots_says_so():
         cache.allocate_slot(cid(6), 4096, KeepClass.BOOT)
 
 
-def test_borrowed_chunk_does_not_push_out_a_dearer_one_while_borrowed_ones_are_held():
+def test_borrowed_chunk_evicts_no_home_chunk_while_borrowed_ones_are_held():
     cache = make(slabs=2)
     fill(cache, [1, 2])
     fill(cache, [3, 4], KeepClass.HOME)
@@ -297,7 +297,7 @@ def test_chunk_without_bytes_is_refused():
         make().allocate_slot(cid(1), 0, KeepClass.BOOT)
 
 
-def test_new_slot_size_takes_the_slab_that_was_used_longest_ago():
+def test_new_slot_size_replaces_the_least_recently_used_slab():
     cache = make(slabs=2)
     fill(cache, range(8))
     cache.lookup(cid(0))
@@ -310,7 +310,7 @@ def test_new_slot_size_takes_the_slab_that_was_used_longest_ago():
     assert cache.evictions == 4
 
 
-def test_slab_with_a_dear_chunk_is_given_up_last():
+def test_slab_with_a_boot_chunk_is_removed_last():
     cache = make(slabs=2)
     fill(cache, range(3))
     fill(cache, [3], KeepClass.BOOT)
@@ -319,7 +319,7 @@ def test_slab_with_a_dear_chunk_is_given_up_last():
     assert cid(3) in cache and cid(7) not in cache
 
 
-def test_slab_with_a_held_slot_is_not_given_up():
+def test_slab_with_a_held_slot_is_not_removed():
     cache = make(slabs=2)
     fill(cache, range(8))
     cache.hold_slot(cache.slot_of(cid(0)))
@@ -327,7 +327,7 @@ def test_slab_with_a_held_slot_is_not_given_up():
     assert cid(0) in cache and cid(7) not in cache
 
 
-def test_slot_size_that_is_no_longer_used_loses_its_slabs():
+def test_unused_slot_size_loses_its_slabs():
     cache = make(slabs=3)
     fill(cache, range(12))
     for number in range(100, 130):
@@ -346,7 +346,7 @@ def test_slot_size_in_use_keeps_its_slabs():
     assert sum(cid(number) in cache for number in range(12)) == 8
 
 
-def test_cache_without_a_slab_that_could_not_be_made_goes_on_with_the_rest():
+def test_cache_continues_without_a_slab_that_could_not_be_created():
     cache = make(slabs=3)
     fill(cache, range(4))
     slot, actions = cache.allocate_slot(cid(100), 16 * KIB, KeepClass.BORROWED)
@@ -364,7 +364,7 @@ def found(number: int, records, slot_bytes: int = 16 * KIB) -> public_cache.Foun
 
 
 @pytest.mark.parametrize("order", ["lru", "fifo"])
-def test_order_survives_a_restart(order):
+def test_eviction_order_survives_a_restart(order):
     cache = make(order)
     records = [(i, cid(i + 1), seq, 16 * KIB, 0) for i, seq in enumerate((7, 3, 9, 5))]
     assert cache.restore_slabs([found(0, records)]) == []
@@ -375,7 +375,7 @@ def test_order_survives_a_restart(order):
     assert cache.slot_of(cid(10)).sequence > 9
 
 
-def test_younger_of_two_records_counts_and_the_place_of_the_older_is_free():
+def test_newer_of_two_records_counts_and_the_older_slot_is_free():
     cache = make(slabs=2)
     cache.restore_slabs(
         [
@@ -410,7 +410,7 @@ def small_slab(number: int, sequence: int) -> public_cache.FoundSlab:
     return public_cache.FoundSlab(number, layout, records)
 
 
-def test_as_many_small_slabs_of_a_former_run_are_given_up_as_a_new_one_needs():
+def test_new_slab_replaces_as_many_restored_small_slabs_as_needed():
     cache = make(slabs=2)
     cache.restore_slabs([small_slab(number, sequence=100 - number) for number in range(4)])
     _, actions = cache.allocate_slot(cid(20), 30 * KIB, KeepClass.BORROWED)
@@ -419,7 +419,7 @@ def test_as_many_small_slabs_of_a_former_run_are_given_up_as_a_new_one_needs():
     assert cache.disk_bytes <= cache.limit_bytes
 
 
-def test_no_slab_is_given_up_if_that_would_not_make_enough_room():
+def test_no_slab_is_removed_if_that_frees_too_little():
     cache = make(slabs=1)
     cache.restore_slabs([small_slab(0, 1), small_slab(1, 2)])
     cache.hold_slot(cache.slot_of(cid(0)))
@@ -428,7 +428,7 @@ def test_no_slab_is_given_up_if_that_would_not_make_enough_room():
     assert held(cache) == [cid(0), cid(1)]
 
 
-def test_all_bytes_are_counted_by_class():
+def test_chunks_and_bytes_are_counted_by_class():
     cache = make(slabs=2)
     fill(cache, [1, 2], KeepClass.HOME)
     cache.allocate_slot(cid(3), 10_000, KeepClass.BOOT)
@@ -438,7 +438,7 @@ def test_all_bytes_are_counted_by_class():
 
 
 @pytest.mark.parametrize("order", cache_orders.ORDERS)
-def test_pinned_chunk_is_never_a_victim_until_its_last_pin_goes(order):
+def test_pinned_chunk_is_not_evicted_until_its_last_pin_is_removed(order):
     cache = make(order)
     fill(cache, [1, 2, 3, 4])
     for _ in range(2):
@@ -453,7 +453,7 @@ def test_pinned_chunk_is_never_a_victim_until_its_last_pin_goes(order):
     assert cid(1) not in cache
 
 
-def test_chunk_that_is_pinned_before_it_comes_stays():
+def test_chunk_pinned_before_it_is_stored_stays():
     cache = make()
     cache.pin_chunk(cid(1), 16 * KIB)
     fill(cache, [1])
@@ -462,7 +462,7 @@ def test_chunk_that_is_pinned_before_it_comes_stays():
     assert (cache.pinned_chunks, cache.pinned_bytes) == (1, 16 * KIB)
 
 
-def test_pinned_chunk_pushes_out_the_dearest_that_is_not():
+def test_pinned_chunk_evicts_unpinned_chunks_of_any_class():
     cache = make()
     fill(cache, [1, 2, 3, 4], KeepClass.BOOT)
     for number in range(10, 14):
@@ -476,8 +476,8 @@ def test_pinned_chunk_pushes_out_the_dearest_that_is_not():
         fill(cache, [20])
 
 
-def test_pinned_chunks_do_not_count_as_cheaper_ones():
-    """Else a borrowed newcomer would be refused where it may push out one of a home."""
+def test_pinned_chunks_do_not_count_as_borrowed():
+    """Otherwise a borrowed chunk would be refused although it may evict a home chunk."""
     cache = make()
     fill(cache, [1])
     cache.pin_chunk(cid(1), 16 * KIB)
@@ -486,7 +486,7 @@ def test_pinned_chunks_do_not_count_as_cheaper_ones():
     assert cid(2) not in cache and cid(5) in cache
 
 
-def test_slab_with_a_pinned_chunk_is_not_given_up_for_another_size():
+def test_slab_with_a_pinned_chunk_is_not_replaced_by_another_slot_size():
     cache = make(slabs=2)
     fill(cache, range(8))
     cache.pin_chunk(cid(0), 16 * KIB)
@@ -497,7 +497,7 @@ def test_slab_with_a_pinned_chunk_is_not_given_up_for_another_size():
         cache.allocate_slot(cid(101), 60 * KIB, KeepClass.BOOT)
 
 
-def test_pinned_chunk_lies_in_a_larger_slot_where_no_slab_can_be_had():
+def test_pinned_chunk_uses_a_larger_slot_if_no_slab_can_be_added():
     cache = make(slabs=2)
     for number in range(2):  # two slots of 32 KiB a slab
         cache.allocate_slot(cid(number), 30 * KIB, KeepClass.BORROWED)
@@ -512,7 +512,7 @@ def test_pinned_chunk_lies_in_a_larger_slot_where_no_slab_can_be_had():
     assert cid(0) in cache and cid(1) in cache
 
 
-def test_pin_outlives_the_loss_of_its_chunk():
+def test_pin_survives_the_loss_of_its_chunk():
     cache = make()
     fill(cache, [1, 2, 3, 4])
     cache.pin_chunk(cid(1), 16 * KIB)
@@ -529,7 +529,7 @@ def test_pin_outlives_the_loss_of_its_chunk():
     assert cid(1) in cache
 
 
-def test_held_chunk_that_is_pinned_and_unpinned_keeps_its_place_until_it_is_released():
+def test_held_chunk_pinned_and_unpinned_keeps_its_slot_until_released():
     cache = make()
     slot = fill_and_hold(cache)
     fill(cache, range(10, 20))  # parks it
@@ -546,7 +546,7 @@ def test_held_chunk_that_is_pinned_and_unpinned_keeps_its_place_until_it_is_rele
     assert cid(1) not in cache
 
 
-def test_pinned_chunk_is_not_let_go_and_can_be_promoted():
+def test_pinned_chunk_is_not_demoted_but_can_be_promoted():
     cache = make()
     fill(cache, [1, 2, 3, 4])
     cache.pin_chunk(cid(1), 16 * KIB)
@@ -554,7 +554,7 @@ def test_pinned_chunk_is_not_let_go_and_can_be_promoted():
     assert cache.promote_chunk(cache.slot_of(cid(1)), KeepClass.HOME)
     fill(cache, range(10, 20))
     assert cid(1) in cache
-    assert cache.slot_of(cid(1)).keep_class is KeepClass.HOME  # as its record says
+    assert cache.slot_of(cid(1)).keep_class is KeepClass.HOME  # as in its record
 
 
 def pinned_cache(numbers, slabs: int) -> public_cache.PublicCache:
@@ -564,7 +564,7 @@ def pinned_cache(numbers, slabs: int) -> public_cache.PublicCache:
     return public_cache.PublicCache(slabs * SLAB_BYTES, SLAB_BYTES, pins=pins)
 
 
-def test_pinned_chunks_outlive_a_restart_under_load():
+def test_pinned_chunks_survive_a_restart_under_load():
     cache = pinned_cache([1, 2], slabs=1)
     records = [(i, cid(i + 1), seq, 16 * KIB, 0) for i, seq in enumerate((1, 2, 8, 9))]
     assert cache.restore_slabs([found(0, records)]) == []
@@ -584,7 +584,7 @@ def test_smaller_limit_removes_no_slab_with_a_pinned_chunk():
     assert [action.slab.number for action in actions] == [0]
     assert held(cache) == [cid(2), cid(3), cid(4)]
     assert cache.disk_bytes > cache.limit_bytes
-    fill(cache, range(10, 30))  # what is free is used, nothing is added
+    fill(cache, range(10, 30))  # free slots are used, no slab is added
     assert cache.slab_count == 2 and cid(2) in cache and cid(3) in cache
     cache.unpin_chunk(cid(2), 16 * KIB)
     assert [action.slab.number for action in cache.shrink_to_limit()] == [1]
@@ -592,15 +592,15 @@ def test_smaller_limit_removes_no_slab_with_a_pinned_chunk():
     assert cache.shrink_to_limit() == []
 
 
-def test_cache_says_what_it_lacks_before_anything_is_pinned():
-    cache = make(slabs=10)  # a tenth of them is left to others
+def test_lacking_bytes_are_known_before_chunks_are_pinned():
+    cache = make(slabs=10)  # a tenth is reserved for other chunks
     assert cache.lacking_bytes({16 * KIB: 40}) == 0
     assert cache.lacking_bytes({16 * KIB: 41}) > 0
     for number in range(30):
         cache.pin_chunk(cid(number), 16 * KIB)
     assert cache.lacking_bytes({16 * KIB: 10}) == 0
     assert cache.lacking_bytes({16 * KIB: 11}) > 0
-    assert cache.lacking_bytes({256 * KIB: 1}) > 0  # no slab can have it
+    assert cache.lacking_bytes({256 * KIB: 1}) > 0  # larger than a slab
 
 
 class CacheMachine(stateful.RuleBasedStateMachine):
@@ -705,7 +705,7 @@ class CacheMachine(stateful.RuleBasedStateMachine):
 
     @stateful.rule(number=st.integers(1, 40))
     def pin(self, number):
-        """Pin a chunk; one that is not here with the length that it has when it comes."""
+        """Pin a chunk, which need not be cached yet."""
         self.pins[cid(number)] = self.pins.get(cid(number), 0) + 1
         self.cache.pin_chunk(cid(number), 4096)
 

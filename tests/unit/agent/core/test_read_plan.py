@@ -52,7 +52,7 @@ def test_steps_cover_the_read_without_gap_or_overlap(kinds, offset, length):
 
 
 @given(KINDS, st.integers(0, SIZE), st.integers(0, SIZE))
-def test_every_chunk_is_had_in_its_own_way(kinds, offset, length):
+def test_every_chunk_is_in_a_step_of_its_kind(kinds, offset, length):
     for step in plan(kinds, offset, length):
         first = (offset + step.start) // CHUNK
         last = (offset + step.stop - 1) // CHUNK
@@ -66,14 +66,14 @@ def test_every_chunk_is_had_in_its_own_way(kinds, offset, length):
 
 
 @given(KINDS, st.integers(0, SIZE), st.integers(0, SIZE))
-def test_bytes_in_memory_are_those_of_the_read(kinds, offset, length):
+def test_memory_steps_contain_the_bytes_of_the_read(kinds, offset, length):
     whole = b"".join(map(content, range(CUT.chunk_count)))
     for step in plan(kinds, offset, length):
         if step.kind is read_plan.StepKind.MEMORY:
             assert bytes(step.data) == whole[offset + step.start : offset + step.stop]
 
 
-def test_neighbours_of_one_kind_form_one_step():
+def test_adjacent_chunks_of_one_kind_form_one_step():
     of_kinds = read_plan.StepKind.ZERO, read_plan.StepKind.CACHE, read_plan.StepKind.FETCH
     kinds = [kind for kind in of_kinds for _ in range(7)]
     assert [step.kind for step in plan(kinds, 0, SIZE)] == list(of_kinds)

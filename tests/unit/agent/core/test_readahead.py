@@ -14,7 +14,7 @@ def read_in_order(ahead, start, count):
     return [ahead.record_read(start + n * READ, READ, 0.0) for n in range(count)]
 
 
-def test_sequential_reader_has_everything_fetched_ahead_exactly_once():
+def test_readahead_of_a_sequential_reader_has_no_gap_or_overlap():
     ranges = read_in_order(readahead.ReadAhead(4 * MIB), 0, 100)
     starts_and_stops = [r for r in ranges if r[1] > r[0]]
     for (_, stop), (start, _) in itertools.pairwise(starts_and_stops):
@@ -25,7 +25,7 @@ def reach(ranges):
     return [stop - (n + 1) * READ for n, (_, stop) in enumerate(ranges) if stop]
 
 
-def test_window_grows_with_what_was_read_and_to_the_limit_at_most():
+def test_window_grows_with_the_bytes_read_up_to_the_limit():
     ranges = read_in_order(readahead.ReadAhead(2 * MIB), 0, 3000)
     assert ranges[:2] == [(0, 0), (0, 0)]
     assert reach(ranges)[0] == readahead.FIRST_WINDOW_BYTES
@@ -33,19 +33,19 @@ def test_window_grows_with_what_was_read_and_to_the_limit_at_most():
     assert max(reach(ranges)) == 2 * MIB
 
 
-def test_window_is_refilled_when_half_of_it_was_read():
+def test_window_is_refilled_when_half_of_it_is_read():
     ranges = read_in_order(readahead.ReadAhead(MIB), 0, 2000)[-1000:]
     lengths = [stop - start for start, stop in ranges if stop]
     assert set(lengths) == {MIB // 2}
     assert len(lengths) == 1000 * READ // (MIB // 2)
 
 
-def test_limit_below_the_free_window_is_kept():
+def test_limit_below_the_free_window_is_respected():
     ranges = read_in_order(readahead.ReadAhead(300 * 1024), 0, 50)
     assert max(reach(ranges)) == 256 * 1024  # whole reads
 
 
-def test_program_that_copies_has_several_reads_fetched_ahead_two_at_a_time():
+def test_copying_program_gets_readahead_of_several_reads():
     ahead = readahead.ReadAhead(64 * MIB)
     ranges = [ahead.record_read(at * MIB, MIB, 0.0) for at in range(100)]
     assert ranges[:2] == [(0, 0), (0, 0)] and ranges[2] == (3 * MIB, 4 * MIB)
@@ -57,7 +57,7 @@ def test_program_that_copies_has_several_reads_fetched_ahead_two_at_a_time():
     assert max(stop - (at + 1) * MIB for at, _, stop in fetched) == readahead.COPY_READS * MIB
 
 
-def test_long_copy_has_a_part_of_what_was_read_fetched_ahead():
+def test_readahead_of_a_long_copy_grows_with_the_bytes_read():
     ahead = readahead.ReadAhead(64 * MIB)
     ranges = [ahead.record_read(at * MIB, MIB, 0.0) for at in range(1000)]
     reach = max(stop - (at + 1) * MIB for at, (_, stop) in enumerate(ranges) if stop)
@@ -65,21 +65,21 @@ def test_long_copy_has_a_part_of_what_was_read_fetched_ahead():
     assert not any(start % MIB or stop % MIB for start, stop in ranges)
 
 
-def test_reader_who_stops_leaves_little_unread():
+def test_reader_that_stops_leaves_little_unread():
     for reads in (256, 1000, 5000, 20_000):
         ranges = read_in_order(readahead.ReadAhead(64 * MIB), 0, reads)
         unread = reach(ranges)[-1]
         assert unread <= max(readahead.FREE_WINDOW_BYTES, reads * READ / readahead.WORTH)
 
 
-def test_random_reader_gets_nothing():
+def test_random_reader_gets_no_readahead():
     rng = random.Random(4)
     ahead = readahead.ReadAhead(8 * MIB)
     for _ in range(1000):
         assert ahead.record_read(rng.randrange(10**6) * 4096 * 2 + 4096, 4096, 0.0) == (0, 0)
 
 
-def test_two_readers_of_one_image_are_told_apart():
+def test_two_sequential_readers_of_an_image_are_distinguished():
     ahead = readahead.ReadAhead(MIB)
     far = 512 * MIB
     ranges = [
@@ -92,7 +92,7 @@ def test_two_readers_of_one_image_are_told_apart():
         assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(fetched))
 
 
-def test_readers_who_stop_leave_little_unread_together():
+def test_readers_that_stop_leave_little_unread_in_total():
     rng = random.Random(7)
     ahead = readahead.ReadAhead(8 * MIB)
     read_bytes = unread_bytes = fetched_bytes = 0
@@ -110,7 +110,7 @@ def test_readers_who_stop_leave_little_unread_together():
     assert fetched_bytes > 2 * unread_bytes > 0
 
 
-def test_what_was_read_in_another_order_is_not_held_against_anybody():
+def test_readahead_read_in_another_order_counts_as_read():
     ahead = readahead.ReadAhead(MIB)
     for run in range(50):
         ranges = read_in_order(ahead, run * 64 * MIB, readahead.SEQUENTIAL_READS)
@@ -120,7 +120,7 @@ def test_what_was_read_in_another_order_is_not_held_against_anybody():
             ahead.record_read(offset + 4096, READ - 4096, 0.0)
 
 
-def test_silent_readers_are_forgotten():
+def test_idle_readers_are_forgotten():
     ahead = readahead.ReadAhead(MIB)
     ahead.record_read(0, READ, 0.0)
     for n in range(readahead.READERS):
@@ -128,12 +128,12 @@ def test_silent_readers_are_forgotten():
     assert ahead.record_read(READ, READ, 0.0) == (0, 0)
 
 
-def test_limit_zero_turns_it_off():
+def test_limit_zero_disables_readahead():
     assert set(read_in_order(readahead.ReadAhead(0), 0, 10)) == {(0, 0)}
 
 
 class FarLink:
-    """A link with a delay on which a reader waits for what it reads, in virtual time."""
+    """A link with a delay, on which a reader waits for its data in virtual time."""
 
     def __init__(self, limit_bytes, delay_s, bytes_s):
         self.rtt_s, self._bytes_s = delay_s, bytes_s
@@ -169,14 +169,14 @@ def test_reader_of_a_far_source_fills_its_link(delay_s):
     assert link.read_in_order(128 * READ, 1000) > 0.9 * bytes_s
 
 
-def test_full_link_without_delay_widens_no_window():
+def test_full_link_without_delay_does_not_widen_the_window():
     link = FarLink(8 * MIB, 0.0, 12.5e6)
     link.read_in_order(0, 200)
     assert link.fetched_to - 200 * READ <= readahead.FREE_WINDOW_BYTES
 
 
 @pytest.mark.parametrize("reads", [8, 20, 60, 200])
-def test_reader_of_a_far_source_who_stops_leaves_half_of_what_it_read_at_most(reads):
+def test_stopped_reader_of_a_far_source_leaves_at_most_half_unread(reads):
     link = FarLink(64 * MIB, 0.5, 125e6)
     link.read_in_order(0, reads)
     most = max(readahead.FREE_WINDOW_BYTES, reads * READ // 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other hosts are told, and what of their answers counts."""
+"""Lease messages to replica holders, and evaluation of their reports."""
 
 import uuid
 
@@ -38,7 +38,7 @@ def keepers():
     return made
 
 
-def test_hosts_are_told_at_once_then_again_and_again(keepers):
+def test_leases_are_sent_at_once_and_renewed_periodically(keepers):
     assert leases_in(keepers.take_due(0.0)) == {H2: {X: 86400}, H3: {X: 86400}}
     assert keepers.take_due(59.0) == []
     assert leases_in(keepers.take_due(60.0)).keys() == {H2, H3}
@@ -46,7 +46,7 @@ def test_hosts_are_told_at_once_then_again_and_again(keepers):
     assert leases_in(keepers.take_due(61.0)).keys() == {H2, H3}
 
 
-def test_new_image_and_new_host_are_told_at_once_and_what_ended_is_taken_back(keepers):
+def test_new_image_or_host_gets_leases_at_once_and_ended_ones_are_revoked(keepers):
     keepers.take_due(0.0)
     keepers.set_images(OTHERS, [Y], now_s=1.0)
     assert leases_in(keepers.take_due(1.0)) == {host: {X: 0, Y: 86400} for host in OTHERS}
@@ -56,10 +56,10 @@ def test_new_image_and_new_host_are_told_at_once_and_what_ended_is_taken_back(ke
     assert leases_in(keepers.take_due(3.0)) == {host: {X: 0, Y: 0} for host in OTHERS}
     assert leases_in(keepers.take_due(100.0)) == {host: {X: 0, Y: 0} for host in OTHERS}
     assert leases_in(keepers.take_due(200.0)) == {host: {Y: 0} for host in OTHERS}
-    assert keepers.take_due(1000.0) == []  # nothing is used
+    assert keepers.take_due(1000.0) == []  # no image is in use
 
 
-def test_image_that_is_used_again_is_not_taken_back_any_more(keepers):
+def test_lease_of_an_image_used_again_is_no_longer_revoked(keepers):
     keepers.take_due(0.0)
     keepers.set_images(OTHERS, [], now_s=1.0)
     keepers.take_due(1.0)
@@ -68,7 +68,7 @@ def test_image_that_is_used_again_is_not_taken_back_any_more(keepers):
     assert leases_in(keepers.take_due(100.0)) == {host: {X: 86400} for host in OTHERS}
 
 
-def test_many_hosts_are_told_a_few_at_a_time_and_more_rarely():
+def test_leases_to_many_hosts_are_sent_in_batches_and_less_often():
     keepers = replica_holders.ReplicaHolders()
     hosts = [ids.HostId(f"h{number}") for number in range(1000)]
     keepers.set_images(hosts, [X], now_s=0.0)
@@ -76,7 +76,7 @@ def test_many_hosts_are_told_a_few_at_a_time_and_more_rarely():
     assert len(told) == 1000 == len(set(told)) and keepers.every_s == 250
 
 
-def test_no_more_images_are_told_than_a_host_may_ask_for():
+def test_leases_for_a_host_are_bounded():
     keepers = replica_holders.ReplicaHolders()
     keepers.set_images([H2], [image(number) for number in range(300)], now_s=0.0)
     [(_, keep)] = keepers.take_due(0.0)
@@ -87,7 +87,7 @@ def test_no_more_images_are_told_than_a_host_may_ask_for():
     assert len([one for one in begun.leases if one.lease_s]) == 200
 
 
-def test_what_has_ended_is_told_again_though_as_many_are_used_as_a_host_may_ask_for():
+def test_revocations_are_repeated_while_leases_are_at_the_limit():
     keepers, told = replica_holders.ReplicaHolders(), []
     for number in range(20):
         used = [image(one) for one in range(number, number + 256)]
@@ -99,7 +99,7 @@ def test_what_has_ended_is_told_again_though_as_many_are_used_as_a_host_may_ask_
     assert len(keepers._requested[H2]) <= 256 + replica_holders.TAKEN_BACK_TIMES
 
 
-def test_each_host_has_its_turn_though_the_images_change_all_the_time():
+def test_every_host_gets_its_turn_while_images_keep_changing():
     keepers, hosts = (
         replica_holders.ReplicaHolders(),
         [ids.HostId(f"h{number}") for number in range(40)],
@@ -111,7 +111,7 @@ def test_each_host_has_its_turn_though_the_images_change_all_the_time():
     assert told == set(hosts)
 
 
-def test_image_that_others_are_not_asked_for_is_said():
+def test_image_beyond_the_lease_limit_is_reported_as_crowded():
     keepers = replica_holders.ReplicaHolders()
     keepers.set_images([H2], [image(number) for number in range(257)], now_s=0.0)
     report = keepers.report_shares(image(256), [H2], 7, 1.0)
@@ -120,7 +120,7 @@ def test_image_that_others_are_not_asked_for_is_said():
     assert keepers.report_shares(image(255), [H2], 7, 1.0).why == "h2 has not answered"
 
 
-def test_only_new_answers_by_the_table_in_force_count(keepers):
+def test_only_recent_reports_by_the_current_table_count(keepers):
     keepers.record_report(H2, kept(), now_s=10.0)
     keepers.record_report(H3, kept(left=40), now_s=10.0)
     assert keepers.report_shares(X, OTHERS, 7, 20.0) == (2, 1, 200, 160, KEPT, "")
@@ -131,19 +131,19 @@ def test_only_new_answers_by_the_table_in_force_count(keepers):
     assert late.confirmed == 1 and late.why == "h2 has not answered"
 
 
-def test_host_that_cannot_keep_it_is_named(keepers):
+def test_report_names_the_host_that_cannot_keep_its_share(keepers):
     keepers.record_report(H3, kept(state=NO_ROOM, total=0), now_s=1.0)
     report = keepers.report_shares(X, OTHERS, 7, 2.0)
     assert report.state is NO_ROOM and report.why.startswith("h3: its cache lacks room")
 
 
-def test_what_was_not_asked_for_and_who_was_not_asked_is_ignored(keepers):
+def test_unsolicited_reports_are_ignored(keepers):
     keepers.record_report(H2, kept(Y), now_s=1.0)
     keepers.record_report(ids.HostId("h9"), kept(), now_s=1.0)
     assert not keepers._answers
     keepers.record_report(H2, kept(), now_s=1.0)
     keepers.set_images([H3], [X], now_s=2.0)
-    keepers.set_images(OTHERS, [X], now_s=3.0)  # h2 is back, and has yet to answer
+    keepers.set_images(OTHERS, [X], now_s=3.0)  # h2 is back, but has not answered yet
     assert keepers.report_shares(X, OTHERS, 7, 3.0).confirmed == 0
 
 
@@ -157,7 +157,9 @@ def test_what_was_not_asked_for_and_who_was_not_asked_is_ignored(keepers):
         ({H2: 0, H3: 0}, None, False, None),
     ],
 )
-def test_image_is_whole_when_all_shares_are_there(keepers, answers, own_left, is_whole, left):
+def test_image_is_fully_cached_when_all_shares_are_present(
+    keepers, answers, own_left, is_whole, left
+):
     for host, left_bytes in answers.items():
         keepers.record_report(host, kept(left=left_bytes), now_s=1.0)
     report = keepers.report_shares(X, OTHERS, 7, 2.0)
@@ -165,14 +167,14 @@ def test_image_is_whole_when_all_shares_are_there(keepers, answers, own_left, is
     assert (cloud.total_bytes, cloud.left_bytes, cloud.is_whole) == (300, left, is_whole)
 
 
-def test_shares_that_are_less_than_the_image_are_not_the_whole(keepers):
+def test_shares_smaller_than_the_image_do_not_count_as_fully_cached(keepers):
     for host in OTHERS:
         keepers.record_report(host, kept(total=10), now_s=1.0)
     cloud = replica_holders.cloud_progress(keepers.report_shares(X, OTHERS, 7, 2.0), 2, 150, 100, 0)
     assert not cloud.is_whole and "less than the image" in cloud.why
 
 
-def test_one_copy_is_said():
+def test_single_copy_is_reported():
     alone = replica_holders.ReplicaHolders().report_shares(X, [], 7, 2.0)
     cloud = replica_holders.cloud_progress(alone, 1, 150, 150, 0)
     assert cloud.is_whole and "one copy" in cloud.why

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases end by themselves, and nobody fills the table."""
+"""Expiry of leases, and limits of the lease table."""
 
 import uuid
 
@@ -13,7 +13,7 @@ def image(number: int) -> ids.ImageId:
     return ids.ImageId(str(uuid.UUID(int=number)))
 
 
-def test_lease_ends_by_itself_and_is_renewed():
+def test_lease_expires_unless_renewed():
     leases = replica_leases.Leases()
     assert leases.grant_lease(H2, image(1), 100, now_s=0)
     assert leases.grant_lease(H3, image(1), 50, now_s=0)
@@ -30,16 +30,16 @@ def test_no_lease_is_longer_than_a_day():
     assert leases.until_s(image(1)) == 5 + 24 * 3600
 
 
-def test_one_host_cannot_ask_for_more_than_its_part():
+def test_leases_of_one_host_are_bounded():
     leases = replica_leases.Leases()
     told = [leases.grant_lease(H2, image(number), 100, 0) for number in range(300)]
     assert told.count(True) == replica_leases.IMAGES_OF_HOST == len(leases)
-    assert leases.grant_lease(H3, image(299), 100, 0)  # others are not kept from it
-    assert leases.grant_lease(H2, image(0), 100, 1)  # nor is it from what it has
+    assert leases.grant_lease(H3, image(299), 100, 0)  # other hosts may still ask
+    assert leases.grant_lease(H2, image(0), 100, 1)  # the host may still renew its leases
     assert leases.grant_lease(H2, image(0), 0, 2) and leases.grant_lease(H2, image(298), 100, 3)
 
 
-def test_many_hosts_cannot_ask_for_more_than_there_may_be():
+def test_leases_of_all_hosts_are_bounded():
     leases = replica_leases.Leases()
     for number in range(5 * replica_leases.IMAGES):
         leases.grant_lease(ids.HostId(f"h{number % 50}"), image(number), 100, 0)
@@ -48,7 +48,7 @@ def test_many_hosts_cannot_ask_for_more_than_there_may_be():
     assert len(leases) == 0 and leases.grant_lease(H2, image(1), 1, 100)
 
 
-def test_thousand_hosts_may_ask_for_as_much_as_they_may():
+def test_thousand_hosts_may_lease_the_same_images():
     leases = replica_leases.Leases()
     for host in range(1000):
         for number in range(17):
@@ -56,23 +56,23 @@ def test_thousand_hosts_may_ask_for_as_much_as_they_may():
     assert len(leases.hosts_of(image(0))) == 1000
 
 
-def test_hosts_that_fill_the_table_give_way_to_others_and_not_to_each_other():
+def test_hosts_that_fill_the_lease_table_are_displaced_by_others():
     leases, bad = replica_leases.Leases(), [ids.HostId(f"bad{number}") for number in range(8)]
     for number in range(replica_leases.IMAGES):
-        for host in (bad[number // 256], bad[4 + number // 256]):  # each image by two of them
+        for host in (bad[number // 256], bad[4 + number // 256]):  # two hosts for each image
             assert leases.grant_lease(host, image(number), 1000, 0)
     honest = [ids.HostId(f"h{number}") for number in range(100)]
     for number, host in enumerate(honest):
         assert leases.grant_lease(host, image(5000 + number), 1000, 1)
     assert len(leases) == replica_leases.IMAGES
-    for number in range(300):  # those who gave way ask again
+    for number in range(300):  # the displaced hosts ask again
         leases.grant_lease(bad[0], image(9000 + number), 1000, 2)
     assert all(leases.has_lease(host, image(5000 + at)) for at, host in enumerate(honest))
     leases.end_expired(now_s=2000)
     assert not leases._charges and not leases._charged_to and not leases._counts
 
 
-def test_what_the_former_worker_was_asked_for_counts_against_who_asks_again():
+def test_restored_lease_is_charged_to_the_host_that_renews_it():
     leases = replica_leases.Leases()
     for number in range(replica_leases.IMAGES):
         assert leases.grant_lease(replica_leases.FORMER, image(number), 1000, 0)
@@ -85,7 +85,7 @@ def test_what_the_former_worker_was_asked_for_counts_against_who_asks_again():
     )
 
 
-def test_only_who_asked_can_take_it_back():
+def test_lease_can_be_revoked_only_by_its_host():
     leases = replica_leases.Leases()
     leases.grant_lease(H2, image(1), 100, 0)
     leases.grant_lease(H3, image(1), 0, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of images: two owners of everything, whoever joins, leaves, or is alone."""
+"""Shares of images: each chunk has two owners, also when hosts join or leave."""
 
 import random
 import tracemalloc
@@ -34,7 +34,7 @@ def table_of(*names: str, epoch: int = 1, locations: dict[str, str] | None = Non
 
 
 def kept(table: hash_ring.Ring, naming: identity.Identity | None = None) -> dict[str, set[ids.Cid]]:
-    """Return the contents that each host keeps."""
+    """Return the CIDs that each host keeps."""
     named = naming or identity.ByContent()
     found = {}
     for host in table.hosts:
@@ -53,7 +53,7 @@ def copies_of(found: dict[str, set[ids.Cid]]) -> set[int]:
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 16])
-def test_every_content_is_kept_on_its_home_and_on_the_next_host(count):
+def test_every_chunk_is_kept_by_its_home_and_the_next_owner(count):
     table = table_of(*(f"h{number}" for number in range(count)))
     found = kept(table)
     assert copies_of(found) == {2}
@@ -62,7 +62,7 @@ def test_every_content_is_kept_on_its_home_and_on_the_next_host(count):
         assert {host for host, cids in found.items() if cid in cids} == set(owners)
 
 
-def test_one_host_keeps_one_copy_of_all_of_it():
+def test_single_host_keeps_one_copy_of_every_chunk():
     table = table_of("h1")
     assert kept(table) == {"h1": CONTENTS}
     assert replica_placement.copy_count(table, ids.HostId("h1")) == 1
@@ -75,7 +75,7 @@ def test_host_without_v_nodes_has_no_share_and_counts_as_no_copy():
     assert replica_placement.copy_count(table, ids.HostId("h2")) == 1
 
 
-def test_host_that_is_not_on_the_table_keeps_all():
+def test_host_that_is_not_on_the_table_keeps_every_chunk():
     mine = replica_placement.ReplicaPlacement(
         ids.HostId("h9"), one_host.OneTable(table_of("h1", "h2")), identity.ByContent().oid_of
     )
@@ -87,30 +87,30 @@ def test_host_that_is_not_on_the_table_keeps_all():
     assert nobody.share_table() is None
 
 
-def test_host_that_leaves_is_replaced_and_nobody_else_gives_anything_up():
+def test_chunks_of_a_departed_host_are_taken_over_without_other_moves():
     before, after = kept(table_of("h1", "h2", "h3", "h4")), kept(table_of("h1", "h2", "h4"))
     assert copies_of(after) == {2}
     gained = {host: after[host] - before[host] for host in after}
     assert all(before[host] <= after[host] for host in after)
-    assert set().union(*gained.values()) == before["h3"]  # what it had, and only that
+    assert set().union(*gained.values()) == before["h3"]  # exactly the chunks that it had
     assert sum(map(len, gained.values())) == len(before["h3"])
 
 
-def test_host_that_joins_takes_over_one_copy_at_most():
+def test_joining_host_takes_over_at_most_one_copy_of_a_chunk():
     before, after = kept(table_of("h1", "h2", "h3")), kept(table_of("h1", "h2", "h3", "h4"))
     assert copies_of(after) == {2}
     for cid in CONTENTS:
         assert sum(cid in before[host] and cid in after[host] for host in before) >= 1
 
 
-def test_each_group_of_near_hosts_has_copies_of_its_own():
+def test_each_group_of_hosts_keeps_its_own_copies():
     places = {"h1": "a/1", "h2": "a/2", "h3": "b/1", "h4": "b/2"}
     found = kept(table_of(*places, locations=places, threshold=2))
     assert copies_of({host: found[host] for host in ("h1", "h2")}) == {2}
     assert copies_of({host: found[host] for host in ("h3", "h4")}) == {2}
 
 
-def test_chunks_that_are_named_by_place_are_kept_by_the_owners_of_each_place():
+def test_by_place_chunks_are_kept_by_the_owners_of_each_place():
     table = table_of("h1", "h2", "h3", "h4")
     naming = place_identity.ByPlace()
     found = kept(table, naming)
@@ -137,7 +137,7 @@ def test_segments_are_kept_by_the_owners_of_each_segment(naming, length):
     assert found == expected and copies_of(found) >= {2}
 
 
-def test_bytes_of_all_shares_are_those_of_all_copies():
+def test_shares_add_up_to_the_bytes_of_all_copies():
     table = table_of("h1", "h2", "h3")
     parts = [
         replica_placement.ReplicaPlacement(
@@ -150,8 +150,8 @@ def test_bytes_of_all_shares_are_those_of_all_copies():
     assert replica_placement.whole_image(MAP).image_bytes == image_bytes
 
 
-def test_share_is_that_of_the_owners_of_each_content_whatever_the_map():
-    """What is found in ranges of the index is what each chunk by itself would give."""
+def test_share_agrees_with_the_owners_of_each_chunk():
+    """The search by ranges of the index agrees with a look-up of each chunk."""
     rng = random.Random(42)
     for count, hosts in ((1, 1), (2, 3), (255, 4), (257, 16), (8200, 3)):
         table = table_of(*(f"h{number}" for number in range(hosts)))
@@ -161,7 +161,7 @@ def test_share_is_that_of_the_owners_of_each_content_whatever_the_map():
             bytes(rng.randint(0, 4) or 4) + cid[4:] if n % 5 == 0 else cid
             for n, cid in enumerate(drawn)
         ]
-        for n in range(1, count, 3):  # at a point of the ring, and beside it
+        for n in range(1, count, 3):  # at a point of the ring, and next to it
             point = min(table.last_with_same_owners(rng.getrandbits(64)) + n % 2, (1 << 64) - 1)
             drawn[n] = point.to_bytes(8, "big") + drawn[n][8:]
         drawn[0] = b"\xff" * 31 + b"\0"
@@ -194,7 +194,7 @@ def ids_only(_image_id, _offset, _cid):
     raise AssertionError("no name is made of each chunk")
 
 
-def test_part_of_a_large_image_takes_a_few_bytes_for_each_chunk():
+def test_share_of_a_large_image_takes_a_few_bytes_for_each_chunk():
     chunks = 1 << 14
     cids = (ids.cid_of(b"%d" % number) for number in range(chunks))
     made = chunk_maps.made(MAP.image_id, geometry.Geometry(chunks * CHUNK, CHUNK), cids)

@@ -25,7 +25,7 @@ def named(news):
 
 
 def taken(outgoing):
-    """Return all turns: the numbers of requests, or what news is about."""
+    """Return all turns: the numbers of requests, or the chunks of an announcement."""
     turns = iter(outgoing.pop_next, None)
     return [
         [one.request_id for one in turn] if isinstance(turn, list) else named(turn)
@@ -33,7 +33,7 @@ def taken(outgoing):
     ]
 
 
-def test_requests_that_somebody_waits_for_go_first_then_news_then_the_rest():
+def test_urgent_requests_go_first_then_announcements_then_prefetches():
     outgoing = send_queue.SendQueue()
     outgoing.queue_requests([request(1), request(2)])
     outgoing.queue_announcement(peer_wire.Advertise(announced.alone(7)))
@@ -42,7 +42,7 @@ def test_requests_that_somebody_waits_for_go_first_then_news_then_the_rest():
     assert not outgoing and outgoing.pop_next() is None
 
 
-def test_news_leave_in_their_order():
+def test_announcements_are_sent_in_order():
     outgoing = send_queue.SendQueue()
     for news in (
         peer_wire.Advertise(announced.alone(7)),
@@ -57,7 +57,7 @@ def test_news_leave_in_their_order():
     ]
 
 
-def test_hurried_request_goes_with_those_that_somebody_waits_for():
+def test_request_with_raised_priority_goes_with_urgent_requests():
     outgoing = send_queue.SendQueue()
     outgoing.queue_requests([request(1), request(2)])
     outgoing.queue_announcement(peer_wire.Advertise(announced.alone(7)))
@@ -66,7 +66,7 @@ def test_hurried_request_goes_with_those_that_somebody_waits_for():
     assert taken(outgoing) == [[2], (7,), [1]]
 
 
-def test_dropped_request_does_not_leave():
+def test_dropped_request_is_not_sent():
     outgoing = send_queue.SendQueue()
     outgoing.queue_requests([request(1), request(2, READAHEAD)])
     assert 1 in outgoing and 2 in outgoing
@@ -74,13 +74,13 @@ def test_dropped_request_does_not_leave():
     assert 1 not in outgoing and not outgoing
 
 
-def test_turn_is_as_many_requests_as_a_message_holds():
+def test_turn_takes_as_many_requests_as_a_message_holds():
     outgoing = send_queue.SendQueue()
     outgoing.queue_requests(map(request, range(peer_wire.MAX_BATCH + 1)))
     assert [len(numbers) for numbers in taken(outgoing)] == [peer_wire.MAX_BATCH, 1]
 
 
-def test_endless_news_do_not_starve_what_nobody_waits_for():
+def test_announcements_do_not_starve_prefetches():
     outgoing = send_queue.SendQueue()
     outgoing.queue_requests([request(1)])
     turns = []
@@ -92,7 +92,7 @@ def test_endless_news_do_not_starve_what_nobody_waits_for():
     assert len(turns) == send_queue.LOWER_EVERY
 
 
-def test_endless_urgent_requests_starve_neither_news_nor_the_rest():
+def test_urgent_requests_starve_neither_announcements_nor_prefetches():
     outgoing = send_queue.SendQueue()
     outgoing.queue_requests([request(1)])
     outgoing.queue_announcement(peer_wire.Advertise(announced.alone(7)))
@@ -107,7 +107,7 @@ def test_endless_urgent_requests_starve_neither_news_nor_the_rest():
 
 
 @given(st.lists(st.sampled_from("wnlthd"), max_size=120))
-def test_everything_leaves_once(steps):
+def test_every_queued_item_is_sent_once(steps):
     outgoing, numbers, left, dropped = send_queue.SendQueue(), itertools.count(), [], set()
     put = []
     for step in steps:
@@ -132,7 +132,7 @@ def run(number, count, priority=PREFETCH):
     return one._replace(length=65536 * count, chunk_bytes=65536)
 
 
-def test_run_leaves_whole_while_one_of_its_chunks_is_wanted():
+def test_run_is_sent_whole_while_one_of_its_chunks_is_wanted():
     outgoing = send_queue.SendQueue()
     outgoing.queue_requests([run(1, 3)])
     assert not outgoing.drop_chunk(1) and not outgoing.drop_chunk(3)
@@ -141,7 +141,7 @@ def test_run_leaves_whole_while_one_of_its_chunks_is_wanted():
     assert left == run(1, 3) and 2 not in outgoing and not outgoing
 
 
-def test_run_of_which_no_chunk_is_wanted_does_not_leave():
+def test_run_without_wanted_chunks_is_not_sent():
     outgoing = send_queue.SendQueue()
     outgoing.queue_requests([run(1, 3), run(4, 2, READAHEAD)])
     assert [outgoing.drop_chunk(number) for number in (1, 2, 3, 3, 9)] == [
@@ -154,7 +154,7 @@ def test_run_of_which_no_chunk_is_wanted_does_not_leave():
     assert taken(outgoing) == [[4]]
 
 
-def test_turn_has_as_many_chunks_as_a_message_may_name():
+def test_turn_takes_as_many_chunks_as_a_message_may_name():
     outgoing = send_queue.SendQueue()
     outgoing.queue_requests([run(1 + 40 * n, 40) for n in range(3)])
     outgoing.raise_priority(50)

@@ -24,7 +24,7 @@ def table(epoch, *names, revoked=None):
         (5, 5, True, True, "not higher"),
         (5, 5, False, False, "not higher"),
         (4, 5, True, True, "not higher"),
-        (1, 10**15, True, False, ""),  # what an operator numbered says nothing of the service's
+        (1, 10**15, True, False, ""),  # epochs of an operator's table do not bind the service
         (6, 5, False, True, "signed"),
         (5 + LEAP, 5, True, True, ""),
         (6 + LEAP, 5, True, True, "leaps"),
@@ -35,7 +35,9 @@ def table(epoch, *names, revoked=None):
         (1 << 63, 5, True, True, "out of range"),
     ],
 )
-def test_which_table_takes_the_place_of_which(epoch, current, is_signed, is_current_signed, why):
+def test_rules_decide_whether_a_table_replaces_the_current_one(
+    epoch, current, is_signed, is_current_signed, why
+):
     found = table_rules.rejection_reason(
         epoch, current, is_signed=is_signed, is_current_signed=is_current_signed
     )
@@ -43,7 +45,7 @@ def test_which_table_takes_the_place_of_which(epoch, current, is_signed, is_curr
     assert bool(found) == bool(why)
 
 
-def test_hosts_of_the_table_in_force_and_of_the_former_one_may_speak():
+def test_hosts_of_the_current_and_the_former_table_are_admitted():
     now, before = table(2, "h1"), table(1, "h2")
     assert table_rules.admission_error(H1, 100.0, now, before) == ""
     assert table_rules.admission_error(H2, 100.0, now, before) == ""
@@ -52,12 +54,12 @@ def test_hosts_of_the_table_in_force_and_of_the_former_one_may_speak():
     assert table_rules.admission_error(H1, 100.0, table(0), None)
 
 
-def test_certificates_from_before_a_revocation_say_nothing_and_later_ones_do():
+def test_certificate_issued_before_a_revocation_is_refused():
     now, before = table(2, "h1", revoked={"h1": 100, "h2": 100}), table(1, "h2")
     for host in (H1, H2):
         assert "revoked" in table_rules.admission_error(host, 99.0, now, before)
         assert table_rules.admission_error(host, 100.0, now, before) == ""
 
 
-def test_what_the_former_table_revoked_counts_no_more():
+def test_revocation_of_the_former_table_no_longer_counts():
     assert table_rules.admission_error(H1, 9.0, table(2, "h1"), table(1, revoked={"h1": 100})) == ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of reads add up, by what was waited for and by when, and what is noted stays small."""
+"""Boot timelines: waiting times by source and by slice, in bounded memory."""
 
 import msgspec
 import pytest
@@ -16,7 +16,7 @@ Via = boot_timeline.Via
 
 
 def read(recorder, from_s, to_s, *got, offset=0):
-    """Read from one moment after the opening to another one."""
+    """Record a read from one time to another, both after the opening."""
     one = recorder.begin_read(offset, sum(length for _, length in got), OPENED_S + from_s)
     for via, length in got:
         one.add(via, length)
@@ -27,7 +27,7 @@ def in_all(recorder, now_s):
     return sum(recorder.waited_s(OPENED_S + now_s).values())
 
 
-def test_read_waits_for_the_slowest_of_what_it_got():
+def test_read_is_attributed_to_its_slowest_source():
     recorder = Recorder(OPENED_S)
     read(recorder, 1, 2, (Via.SOURCE, 10), (Via.CACHE, 30))
     read(recorder, 3, 3.5, (Via.ZERO, 10), (Via.BOOT, 1))
@@ -36,7 +36,7 @@ def test_read_waits_for_the_slowest_of_what_it_got():
     assert recorder.last_s == OPENED_S + 3.5
 
 
-def test_read_that_fails_waited_for_nothing_that_came():
+def test_failed_read_counts_as_failed_only():
     recorder = Recorder(OPENED_S)
     one = recorder.begin_read(0, 10, OPENED_S)
     one.add(Via.BOOT, 5)
@@ -45,7 +45,7 @@ def test_read_that_fails_waited_for_nothing_that_came():
     assert recorder.waited_s(OPENED_S + 2) == {"failed": 2.0}
 
 
-def test_read_that_goes_on_is_told_as_pending():
+def test_read_in_flight_is_reported_as_pending():
     recorder = Recorder(OPENED_S)
     recorder.begin_read(0, 10, OPENED_S + 1)
     assert recorder.waited_s(OPENED_S + 4) == {"pending": 3.0}
@@ -53,14 +53,14 @@ def test_read_that_goes_on_is_told_as_pending():
     assert recorder.is_over(OPENED_S + 600, idle_s=20, longest_s=600)
 
 
-def test_boot_is_over_when_nothing_was_read_for_long():
+def test_boot_is_over_after_the_idle_time():
     recorder = Recorder(OPENED_S)
     read(recorder, 1, 5, (Via.BOOT, 1))
     assert not recorder.is_over(OPENED_S + 24.9, idle_s=20, longest_s=600)
     assert recorder.is_over(OPENED_S + 25, idle_s=20, longest_s=600)
 
 
-def test_guest_that_computes_for_a_minute_still_boots():
+def test_boot_is_not_over_after_a_minute_without_reads():
     recorder = Recorder(OPENED_S)
     read(recorder, 1, 11, (Via.BOOT, 1))
     limits = boot_timelines.IDLE_S, boot_timelines.LONGEST_S
@@ -70,7 +70,7 @@ def test_guest_that_computes_for_a_minute_still_boots():
     assert recorder.is_over(OPENED_S + boot_timelines.LONGEST_S, *limits)
 
 
-def test_time_after_the_last_read_takes_no_slices():
+def test_time_after_the_last_read_adds_no_slices():
     recorder = Recorder(OPENED_S)
     read(recorder, 1, 12, (Via.BOOT, 1))
     before = recorder.slice_s, recorder.time_slices()
@@ -78,11 +78,11 @@ def test_time_after_the_last_read_takes_no_slices():
     assert (recorder.slice_s, recorder.time_slices()) == before
 
 
-def test_longest_reads_are_kept_in_the_order_of_time():
+def test_longest_reads_are_kept_in_time_order():
     recorder = Recorder(OPENED_S)
     at_s = 0.0
     for number in range(100):
-        took_s = 1 + (number * 37) % 100  # each length once
+        took_s = 1 + (number * 37) % 100  # each duration once
         read(recorder, at_s, at_s + took_s, (Via.SOURCE, 4096), offset=number)
         at_s += took_s + 1
     found = recorder.longest_reads(OPENED_S - 5)
@@ -92,7 +92,7 @@ def test_longest_reads_are_kept_in_the_order_of_time():
 
 
 @pytest.mark.parametrize("stop_s", [10.0, 16.0, 16.1, 599.0, 5000.0])
-def test_slices_hold_all_reads_and_all_waits_however_long_it_takes(stop_s):
+def test_slices_cover_all_reads_and_waits_of_a_long_boot(stop_s):
     recorder = Recorder(OPENED_S)
     reads = 300
     for number in range(reads):
@@ -116,8 +116,8 @@ MOMENTS = strategies.lists(
 
 
 @given(MOMENTS)
-def test_waits_add_up_to_the_time_in_which_a_read_was_under_way(wanted):
-    """Many at once are one wait: whatever overlaps, each moment counts once."""
+def test_waits_add_up_to_the_time_with_a_read_in_flight(wanted):
+    """Concurrent reads count as one wait: each moment counts once."""
     recorder = Recorder(OPENED_S)
     events = []
     for number, (from_s, took_s, via) in enumerate(wanted):
@@ -137,7 +137,7 @@ def test_waits_add_up_to_the_time_in_which_a_read_was_under_way(wanted):
     assert sum(one.waited_s for one in recorder.time_slices()) == pytest.approx(covered_s, abs=1e-6)
 
 
-def test_what_is_noted_of_a_boot_of_very_many_reads_is_small():
+def test_timeline_of_very_many_reads_is_small():
     recorder = Recorder(OPENED_S)
     for number in range(100_000):
         at_s = number / 200

@@ -38,7 +38,7 @@ def test_threshold_is_the_mean_of_densities_of_one_or_more() -> None:
     assert math.isinf(found.threshold)
 
 
-def test_dense_zone_brings_its_next_neighbour_unless_that_is_dense_itself() -> None:
+def test_unit_of_a_dense_zone_includes_the_next_zone_unless_dense() -> None:
     found = touched(1, 1, 1, 1, 9)
     unit = found.unit_at(ZONE)
     assert unit is not None
@@ -51,31 +51,33 @@ def test_dense_zone_brings_its_next_neighbour_unless_that_is_dense_itself() -> N
     assert unit.stop == 2 * ZONE
 
 
-def test_zone_that_only_a_journal_touches_is_no_unit() -> None:
+def test_sparse_zone_is_no_unit() -> None:
     found = touched(3, 3, 3, 3, 3, 700)
     assert found.unit_at(700 * ZONE) is None
 
 
-def test_interval_is_the_mean_time_from_answer_to_request() -> None:
+def test_interval_is_the_mean_time_from_response_to_request() -> None:
     found = navigator.Navigator()
     for number, pause_s in enumerate((0.001, 0.003)):
         at_s = number * 0.01
         found.request_answered(0, at_s)
         found.request_arrived(0, at_s + pause_s)
-        found.request_arrived(0, at_s + 0.009, was_awaited=False)  # one more of the same batch
+        found.request_arrived(
+            0, at_s + 0.009, was_awaited=False
+        )  # another request of the same batch
     unit = found.unit_at(0)
     assert unit is not None
     assert unit.interval_s == pytest.approx(0.002)
 
 
-def test_zone_without_an_interval_predicts_none() -> None:
+def test_zone_without_requests_has_an_infinite_interval() -> None:
     unit = touched(0).unit_at(0)
     assert unit is not None
     assert math.isinf(unit.interval_s)
 
 
 def read_in_order(found: navigator.Navigator, zone: int, requests: int, at_s: float) -> float:
-    """Read a zone, each request 1 ms after the answer to the last one; return when it is done."""
+    """Read a zone, each request 1 ms after the last response; return the time of the end."""
     for _ in range(requests):
         found.request_arrived(zone * ZONE, at_s)
         found.request_answered(zone * ZONE, at_s)
@@ -83,7 +85,7 @@ def read_in_order(found: navigator.Navigator, zone: int, requests: int, at_s: fl
     return at_s
 
 
-def test_one_interval_is_no_regularity() -> None:
+def test_single_interval_is_not_regular() -> None:
     found = navigator.Navigator()
     at_s = read_in_order(found, 7, 2, 0.0)
     assert found.unit_at(7 * ZONE) is not None
@@ -94,7 +96,7 @@ def test_one_interval_is_no_regularity() -> None:
     assert unit.interval_s == pytest.approx(0.001)
 
 
-def test_reader_that_enters_a_zone_takes_its_regularity_along() -> None:
+def test_reader_that_enters_a_zone_keeps_its_regularity() -> None:
     found = navigator.Navigator()
     at_s = read_in_order(found, 7, 3, 0.0)
     at_s = read_in_order(found, 8, 2, at_s)
@@ -107,10 +109,10 @@ def test_reader_that_enters_a_zone_takes_its_regularity_along() -> None:
     assert unit.start == 8 * ZONE
 
 
-def test_zone_behind_one_that_has_thinned_out_has_its_interval() -> None:
+def test_zone_inherits_the_interval_of_a_decayed_predecessor() -> None:
     found = navigator.Navigator()
     at_s = read_in_order(found, 7, 3, 0.0)
-    at_s = read_in_order(found, 8, 2, at_s + 10 * WINDOW)  # others were served meanwhile
+    at_s = read_in_order(found, 8, 2, at_s + 10 * WINDOW)  # other requests were served meanwhile
     assert found.zone_density(7 * ZONE) < 1
     unit = found.regular_unit_at(8 * ZONE)
     assert unit is not None
@@ -118,17 +120,17 @@ def test_zone_behind_one_that_has_thinned_out_has_its_interval() -> None:
     assert unit.interval_s == pytest.approx(0.001)
 
 
-def test_zone_that_is_not_dense_or_follows_an_unknown_one_is_not_regular() -> None:
+def test_sparse_zone_or_zone_after_an_unknown_one_is_not_regular() -> None:
     found = navigator.Navigator()
     at_s = read_in_order(found, 7, 3, 0.0)
     at_s = read_in_order(found, 20, 2, at_s + 10 * WINDOW)
-    assert found.regular_unit_at(20 * ZONE) is None  # nothing is known of the one before
+    assert found.regular_unit_at(20 * ZONE) is None  # nothing is known of the zone before
     read_in_order(found, 20, 5, at_s)
     found.request_answered(8 * ZONE, at_s)
     assert found.regular_unit_at(8 * ZONE) is None  # less dense than the mean
 
 
-def test_time_that_goes_backwards_stands_still() -> None:
+def test_backward_clock_is_treated_as_standing_still() -> None:
     found = touched(1, at_s=1.0)
     found.request_answered(ZONE, 0.2)
     assert found.zone_density(ZONE) == pytest.approx(2.0)
@@ -144,7 +146,7 @@ def test_memory_is_bounded_and_the_oldest_zone_is_forgotten() -> None:
 
 
 class Counting(navigator.Navigator):
-    """Counts how often it looks at a zone's density: what all of its work is made of."""
+    """Counts evaluations of zone densities, as a measure of the work."""
 
     looked = 0
 
@@ -176,7 +178,7 @@ def with_times(touches: list[tuple[int, float]]) -> Iterator[tuple[int, float]]:
 
 
 @hypothesis.given(TOUCHES)
-def test_sum_over_zones_is_what_equation_4_says(touches: list[tuple[int, float]]) -> None:
+def test_threshold_and_densities_follow_equation_4(touches: list[tuple[int, float]]) -> None:
     found = navigator.Navigator()
     history: list[tuple[int, int]] = []
     now_s = 0.0
@@ -197,7 +199,7 @@ def test_sum_over_zones_is_what_equation_4_says(touches: list[tuple[int, float]]
 
 
 @hypothesis.given(TOUCHES)
-def test_units_are_one_zone_or_two_and_begin_with_a_dense_one(
+def test_units_span_one_or_two_zones_and_begin_with_a_dense_one(
     touches: list[tuple[int, float]],
 ) -> None:
     found = navigator.Navigator()
@@ -216,7 +218,7 @@ def test_units_are_one_zone_or_two_and_begin_with_a_dense_one(
 
 
 @hypothesis.given(TOUCHES)
-def test_regular_units_are_dense_and_hold_what_was_asked_for(
+def test_regular_units_are_dense_and_contain_the_request(
     touches: list[tuple[int, float]],
 ) -> None:
     found = navigator.Navigator()

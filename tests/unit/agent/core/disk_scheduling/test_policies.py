@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every policy must hold, and what each one is for."""
+"""Invariants of all scheduling policies, and properties of each."""
 
 import itertools
 import random
@@ -32,7 +32,7 @@ def read(name: str, offset: int, length: int = 4096) -> requests.DiskRequest:
 
 
 class Disk:
-    """Serves what it is given, each request in 2 ms, and lets time pass while it may not."""
+    """A disk that serves each request in 2 ms, and advances the time while the policy waits."""
 
     def __init__(self, policy: policies.SchedulingPolicy) -> None:
         self.scheduler = scheduler.Scheduler(policy, SIZE)
@@ -78,7 +78,7 @@ class Disk:
         max_size=60,
     )
 )
-def test_every_request_is_served_or_given_up_exactly_once(
+def test_every_request_is_served_or_cancelled_exactly_once(
     make: Make, steps: list[tuple[str, int, bool, requests.Klass, str]]
 ) -> None:
     disk = Disk(make())
@@ -99,7 +99,7 @@ def test_every_request_is_served_or_given_up_exactly_once(
 
 
 @every_policy
-def test_nobody_starves_behind_a_reader_that_never_stops(make: Make) -> None:
+def test_stream_does_not_starve_behind_an_endless_reader(make: Make) -> None:
     disk = Disk(make())
     victim = read("victim", 900 * GB)
     disk.submit(*(read("greedy", number * 4096) for number in range(8)), victim)
@@ -112,7 +112,7 @@ def test_nobody_starves_behind_a_reader_that_never_stops(make: Make) -> None:
 
 
 @every_policy
-def test_nobody_starves_within_a_stream(make: Make) -> None:
+def test_request_does_not_starve_within_its_stream(make: Make) -> None:
     disk = Disk(make())
     victim = read("guest", 5 * GB)
     disk.submit(*(read("guest", 9 * GB + number * 4096) for number in range(8)), victim)
@@ -125,7 +125,7 @@ def test_nobody_starves_within_a_stream(make: Make) -> None:
 
 
 @every_policy
-def test_policy_that_is_changed_under_load_loses_nothing(make: Make) -> None:
+def test_policy_change_under_load_loses_no_request(make: Make) -> None:
     for other in POLICIES.values():
         disk = Disk(make())
         rng = random.Random(1)
@@ -153,7 +153,7 @@ def test_thousands_of_streams_are_all_served(make: Make) -> None:
 
 
 @every_policy
-def test_time_that_goes_backwards_does_no_harm(make: Make) -> None:
+def test_requests_are_served_despite_a_backward_clock(make: Make) -> None:
     disk = Disk(make())
     disk.now_s = 100.0
     disk.submit(read("a", 0))
@@ -166,7 +166,7 @@ def test_time_that_goes_backwards_does_no_harm(make: Make) -> None:
 
 
 @every_policy
-def test_overlapping_requests_are_served_each(make: Make) -> None:
+def test_overlapping_requests_are_all_served(make: Make) -> None:
     disk = Disk(make())
     disk.submit(read("a", 0, 8192), read("b", 4096, 8192), read("a", 0, 8192))
     disk.drain()
@@ -174,7 +174,7 @@ def test_overlapping_requests_are_served_each(make: Make) -> None:
 
 
 @every_policy
-def test_vanished_stream_leaves_the_others(make: Make) -> None:
+def test_other_streams_are_served_after_one_is_cancelled(make: Make) -> None:
     disk = Disk(make())
     disk.submit(*(read(name, number * GB) for name in "ab" for number in range(5)))
     disk.serve_one()
@@ -186,7 +186,7 @@ def test_vanished_stream_leaves_the_others(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("offset", "length"), [(0, 0), (0, -1), (-1, 10), (SIZE - 5, 10)])
-def test_request_that_no_disk_can_serve_is_refused(offset: int, length: int) -> None:
+def test_invalid_range_is_refused(offset: int, length: int) -> None:
     found = scheduler.Scheduler(policies.Fifo(), SIZE)
     with pytest.raises(scheduler.BadRequest):
         found.submit_request(read("a", offset, length), 0.0)
@@ -210,7 +210,7 @@ def test_other_classes_wait_for_guests_but_not_past_their_deadline(klass: reques
     assert requests.READ_EXPIRE_S < disk.now_s < 2.0
 
 
-def test_classes_go_one_after_the_other() -> None:
+def test_classes_are_served_in_order_of_priority() -> None:
     disk = Disk(pregather.Pregather())
     for klass in reversed(requests.Klass):
         disk.submit(requests.DiskRequest(stream(klass.name, klass), klass * GB, 4096))
@@ -218,7 +218,7 @@ def test_classes_go_one_after_the_other() -> None:
     assert [request.stream.klass for request in disk.served] == list(requests.Klass)
 
 
-def test_streams_are_served_by_distance_each_once_in_a_round() -> None:
+def test_streams_are_served_by_distance_once_per_round() -> None:
     disk = Disk(pregather.Pregather())
     places = {"c": 30, "a": 10, "d": 40, "b": 20}
     disk.submit(
@@ -230,7 +230,7 @@ def test_streams_are_served_by_distance_each_once_in_a_round() -> None:
 
 
 def lone_reader() -> tuple[Disk, int]:
-    """Return a disk whose only stream reads every 5 ms, in order, and where it reads next."""
+    """Return a disk with one stream that reads every 5 ms in order, and its next offset."""
     disk = Disk(pregather.Pregather())
     for number in range(50):
         disk.submit(read("a", number * 4096))
@@ -239,8 +239,8 @@ def lone_reader() -> tuple[Disk, int]:
     return disk, 50 * 4096
 
 
-def test_two_requests_in_a_row_are_nothing_to_wait_for() -> None:
-    """Random readers read a file's indirect block and the data behind it, and then go away."""
+def test_two_sequential_requests_do_not_cause_idling() -> None:
+    """Random readers read an indirect block of a file and its data, and then stop."""
     disk = Disk(pregather.Pregather())
     disk.submit(*(read("guest", (100 + number) * GB) for number in range(20)))
     for number in range(1, 20):
@@ -262,7 +262,7 @@ def waits_of_next(disk: Disk, *coming: requests.DiskRequest) -> dict[str, int]:
     }
 
 
-def test_wait_that_costs_nobody_anything_is_counted_apart() -> None:
+def test_idle_wait_without_other_requests_is_counted_separately() -> None:
     disk, next_place = lone_reader()
     assert waits_of_next(disk, read("a", next_place)) == {"met_alone": 1}
     disk.scheduler.pick_request(disk.now_s)
@@ -270,7 +270,7 @@ def test_wait_that_costs_nobody_anything_is_counted_apart() -> None:
     assert waits_of_next(disk, read("a", next_place + 4096)) == {"expired_alone": 1}
 
 
-def test_wait_that_keeps_another_stream_waiting_is_no_longer_alone() -> None:
+def test_idle_wait_that_delays_another_stream_counts_as_expired() -> None:
     disk, _ = lone_reader()
     disk.now_s -= 0.005  # the reader's next request is not due yet
     disk.scheduler.pick_request(disk.now_s)
@@ -288,7 +288,7 @@ def test_seeks_waits_and_latency_are_counted_by_stream() -> None:
     assert mine.latency.longest_s == pytest.approx(0.008)
 
 
-def test_streams_that_used_the_disk_last_are_counted_each_and_nothing_is_lost() -> None:
+def test_latest_streams_are_counted_separately_and_totals_are_kept() -> None:
     disk = Disk(policies.Fifo())
     for number in range(2 * scheduler.STREAM_LIMIT):
         disk.submit(read(f"guest {number}", number * GB), read("who stays", number * GB + 8192))
@@ -302,7 +302,7 @@ def test_streams_that_used_the_disk_last_are_counted_each_and_nothing_is_lost() 
     assert total == sum(count.requests for count in streams.values()) == len(disk.served)
 
 
-def test_cfq_forgets_streams_that_are_silent_while_others_never_are() -> None:
+def test_cfq_forgets_idle_streams_under_load() -> None:
     policy = cfq.Cfq()
     disk = Disk(policy)
     for number in range(3000):

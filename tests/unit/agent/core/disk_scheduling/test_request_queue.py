@@ -14,9 +14,7 @@ STREAM = requests.Stream(requests.Klass.GUEST, "a")
     st.lists(st.tuples(st.integers(0, 30), st.floats(0, 10), st.booleans()), max_size=60),
     st.integers(0, 30),
 )
-def test_queue_finds_what_a_search_through_all_finds(
-    steps: list[tuple[int, float, bool]], head: int
-) -> None:
+def test_queue_agrees_with_a_linear_search(steps: list[tuple[int, float, bool]], head: int) -> None:
     queue = request_queue.RequestQueue()
     inside: dict[requests.DiskRequest, float] = {}
     for offset, deadline_s, removes in steps:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stream's indicators, and the time slice that they are worth (equation 8)."""
+"""Indicators of a stream, and the time slice that they yield (equation 8)."""
 
 import hypothesis
 import pytest
@@ -29,7 +29,7 @@ def served(*offsets: int) -> stream_profile.StreamProfile:
 
 
 def with_share_at_zero(percent: int) -> stream_profile.StreamProfile:
-    """Return a stream of which so many seeks of a hundred are at zero."""
+    """Return a stream with this percentage of seeks of distance zero."""
     offsets = [0]
     for number in range(100):
         gap = 0 if number < percent else 10**6
@@ -50,7 +50,7 @@ def test_stream_without_regional_locality_gets_half_a_slice() -> None:
     assert habit.begin_slice(FIRST_S, REGION) == pytest.approx(FIRST_S / 2)
 
 
-def test_slice_that_was_not_used_up_halves_the_next_one_and_no_more() -> None:
+def test_unused_slice_halves_the_next_one() -> None:
     habit = with_share_at_zero(0)
     for is_idle, share in ((False, 1.0), (True, 0.5), (True, 0.5), (False, 1.0)):
         habit.end_slice(0.05, is_idle)
@@ -58,7 +58,7 @@ def test_slice_that_was_not_used_up_halves_the_next_one_and_no_more() -> None:
 
 
 @hypothesis.given(st.lists(st.integers(0, 10**12), max_size=30), st.booleans())
-def test_slice_is_between_a_fourth_and_four_and_a_half_of_the_first(
+def test_slice_is_between_a_fourth_and_4_5_times_the_first(
     offsets: list[int], is_idle: bool
 ) -> None:
     habit = served(*offsets)
