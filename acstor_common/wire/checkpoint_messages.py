@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages between checkpoint daemons and the decision service on the bus.
 
-Daemons call the service: ``SERVICE_KEY`` returns a :class:`ServiceKey` for encryption;
-``REGISTER_CHECKPOINT`` with a :class:`SealedMessage` (it contains a :class:`RegisteredCheckpoint`)
-when all replicas are stored, and ``KEPT_CHECKPOINTS`` with a :class:`RetentionRequest`, return a
-:class:`CheckpointResponse`: checkpoints that it does not list are deleted; ``INTERVALS`` and
-``OWNERS``.  The service calls ``CHECKPOINT_WANTED`` of one daemon (``DAEMON_TOPIC``).
-
-All messages are signed for their purpose (:mod:`acstor_common.identity.signing`), and contain time
-and host against replay.
+Daemons call ``SERVICE_KEY`` for the encryption of a :class:`SealedMessage`, ``REGISTER_CHECKPOINT``
+when all replicas are stored, ``KEPT_CHECKPOINTS``, ``INTERVALS`` and ``OWNERS``.  Checkpoints that
+a :class:`CheckpointResponse` does not list are deleted.  The service calls ``CHECKPOINT_WANTED`` of
+one daemon (``DAEMON_TOPIC``).  All messages are signed for their purpose, and contain time and host
+against replay.
 """
 
 from typing import Annotated
@@ -130,15 +127,12 @@ class RetainedCheckpoint(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """Common fields of the service's responses.
-
-    :param sent_s: ``sent_s`` of the request, which identifies it; 0: the request was malformed
-    """
+    """Common fields of the service's responses."""
 
     why: str = ""  # error; empty: success
     may_pass: bool = False  # the error is transient
     host: str = ""
-    sent_s: decision_messages.Moment = 0.0
+    sent_s: decision_messages.Moment = 0.0  # of the request; 0: it was malformed
 
 
 class CheckpointResponse(Response, frozen=True):
@@ -159,11 +153,7 @@ class ServerInterval(msgspec.Struct, frozen=True):
 
 
 class IntervalResponse(Response, frozen=True):
-    """Checkpoint intervals of a host's servers.
-
-    :param of_host: from the host's aggregates, in seconds; 0: never; None: not set
-    :param of_servers: servers with a valid interval in their metadata
-    """
+    """A host's interval in s (0: never; None: no aggregate sets one), and its servers' own."""
 
     of_host: _Interval | None = None
     of_servers: Annotated[tuple[ServerInterval, ...], msgspec.Meta(max_length=MAX_INTERVALS)] = ()
@@ -234,13 +224,9 @@ class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers a CheckpointRequest.
-
-    :param why: reason of a rejection; empty: the checkpoint is queued
-    :param number: the disk's last started checkpoint; later ones include all writes before this
-    """
+    """Answers a CheckpointRequest; checkpoints above ``number`` have all writes before this."""
 
     request: decision_messages.Word
     host: str
-    why: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    why: Annotated[str, msgspec.Meta(max_length=1000)] = ""  # of a rejection; empty: queued
     number: Annotated[int, msgspec.Meta(ge=0, le=decision_messages.MAX_NUMBER)] = 0

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Request to the host's agent by its control socket, with a connection and a deadline of its own.
-
-It blocks and uses only the standard library's sockets, so it works with threads and with eventlet.
-"""
+"""Blocking request to the host's agent, by plain sockets: works with threads and eventlet."""
 
 import contextlib
 import socket
@@ -29,11 +26,9 @@ def send(
     timeout_s: float = TIMEOUT_S,
     explain_denied: Callable[[str], str] = _explain,
 ) -> Any:
-    """Send a request and return its result.
+    """Return a request's result; AgentUnreachable: no answer in time; AgentRefused: rejected.
 
     :param explain_denied: makes the reason of a socket that this user may not open, from its path
-    :raises errors.AgentUnreachable: no answer comes in time
-    :raises errors.AgentRefused: the agent cannot execute it, or is too old for it
     """
     try:
         for reply in _replies(socket_path, request, timeout_s):
@@ -64,7 +59,6 @@ def _replies(
 
 
 def _lines(agent: socket.socket, ends_s: float) -> Iterator[bytes]:
-    """Yield the lines that arrive until ``ends_s``, by the monotonic clock."""
     buffer = b""
     while True:
         left_s = ends_s - time.monotonic()

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protocol of the agent's control socket: JSON, one message per line.
+"""Protocol of the agent's control socket: JSON, one message per line; tags are stable.
 
-A client sends one request and reads replies until one that is not Progress.  Tags (``op`` and
-``reply``) are stable.
-
-Agent and client may differ in version.  An agent rejects unknown requests and fields, because they
-might matter.  So a new field needs a default that keeps the former behaviour, encoders omit
-defaults, and fields are never removed.  A client ignores unknown fields of replies.
+A client sends one request and reads replies until one that is not Progress.  Agent and client may
+differ in version.  An agent rejects unknown requests and fields, because they might matter: a new
+field needs a default that keeps the former behaviour, encoders omit defaults, and fields are never
+removed.  A client ignores unknown fields of replies.
 """
 
 import enum
@@ -78,13 +76,11 @@ class Timelines(ControlRequest, frozen=True, tag="timelines"):
 class AttachImage(ControlRequest, frozen=True, tag="attach-image"):
     """Attach an image to the mirror now, so that opening it does not block.
 
-    :param head_bytes: bytes to cache from the start of the image
-    :param os_hash_algo: of Glance's hash, if known; chunk maps with another hash are rejected,
-        because image IDs can be reused
+    Chunk maps with another hash, if given, are rejected, because image IDs can be reused.
     """
 
     image_id: str
-    head_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_HEAD_BYTES)] = 0
+    head_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_HEAD_BYTES)] = 0  # cached first
     os_hash_algo: Annotated[str, msgspec.Meta(max_length=MAX_HASH_TEXT)] = ""
     os_hash_value: Annotated[str, msgspec.Meta(max_length=MAX_HASH_TEXT)] = ""
 

@@ -3,14 +3,9 @@
 
 Agents cast samples to all instances of the service (fanout of ``TOPIC``).  The service casts a new
 v-node table to all agents (fanout of ``AGENT_TOPIC``), and again to an agent whose sample shows an
-older epoch.  ``GET_RING`` returns the table at once.
-
-Operators' tasks are cast to agents, requests to prepare an image to listeners.  Agents report
-progress in samples, listeners in Glance.  A task that an agent does not report is cast again, so
-receivers must be idempotent.
-
-:func:`decode` validates messages.  Topics, methods and field names are stable; a new field needs a
-default.
+older epoch; ``GET_RING`` returns it at once.  Tasks are cast to agents, and requests to prepare an
+image to listeners, until samples or Glance show progress: receivers must be idempotent.  Topics,
+methods and field names are stable; a new field needs a default.
 """
 
 import contextlib
@@ -118,18 +113,14 @@ class TaskState(enum.StrEnum):
 
 
 class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task for an agent.
-
-    :param deadline_s: of a hydrate, in seconds from the request; 0: as fast as possible
-    :param due_at_s: the same as wall clock, because delivery may be late; 0: see ``deadline_s``
-    """
+    """A task for an agent; a hydrate's deadline is also wall clock, as delivery may be late."""
 
     request: Word  # number of the request; progress reports repeat it
     kind: TaskKind
     image_id: str
     boots: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
-    deadline_s: control_wire.Deadline = 0.0
-    due_at_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 63)] = 0.0
+    deadline_s: control_wire.Deadline = 0.0  # after the request; 0: as fast as possible
+    due_at_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 63)] = 0.0  # 0: see ``deadline_s``
     previous_images: PreviousImages = ()  # earlier images of its family
     is_public: bool = False
 
@@ -176,20 +167,15 @@ class FetchedBytes(msgspec.Struct, frozen=True):
 
 
 class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
-    """One image on one host; counters start with the agent's worker.
-
-    :param boot_image: state of its boot image there
-    :param boot_set_bytes: data that a boot reads, as the boot image has it; None: not known there
-    :param boot_set_cached_bytes: part of it that is cached, as chunks or as the boot image's frames
-    """
+    """One image on one host; counters start with the agent's worker."""
 
     size_bytes: Bytes | None = None  # None if nothing was read since the start, as are the next two
     cached_bytes: Bytes | None = None
     missing_bytes: Bytes | None = None  # neither cached nor zeros
-    boot_image: Annotated[str, patterns.full_match("[a-z]{0,16}")] = ""
+    boot_image: Annotated[str, patterns.full_match("[a-z]{0,16}")] = ""  # state there
     boot_revision: Bytes = 0
-    boot_set_bytes: Bytes | None = None
-    boot_set_cached_bytes: Bytes | None = None
+    boot_set_bytes: Bytes | None = None  # data that a boot reads; None: not known
+    boot_set_cached_bytes: Bytes | None = None  # as chunks or as the boot image's frames
     read: ReadBytes = ReadBytes()
     fetched: FetchedBytes = FetchedBytes()
     fill: fill_progress.FillStatus | None = None
@@ -210,32 +196,22 @@ class HostFault(msgspec.Struct, frozen=True):
 
 
 class HostHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """Health of a host.
-
-    :param fallbacks: of Nova in the last hour, by reason
-    :param faults: by component
-    :param on_dead_mounts: servers, or processes, with open files on a dead mount
-    """
+    """Health of a host; ``on_dead_mounts``: servers or processes with files open on one."""
 
     version: Annotated[str, msgspec.Meta(max_length=64)] = ""
     waiting: Bytes = 0  # guest requests that have waited for long
     longest_wait_s: Seconds = 0.0
     waits_for: Label = ""  # what the oldest of them waits for, if known
     failed_reads: Bytes = 0  # of guests, in the last hour
-    fallbacks: Annotated[dict[Label, Bytes], msgspec.Meta(max_length=MAX_REASONS)] = {}
+    fallbacks: Annotated[dict[Label, Bytes], msgspec.Meta(max_length=MAX_REASONS)] = {}  # last hour
     faults: Annotated[dict[Label, HostFault], msgspec.Meta(max_length=MAX_FAULTS)] = {}
     on_dead_mounts: Annotated[tuple[Label, ...], msgspec.Meta(max_length=MAX_GUESTS)] = ()
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One host's sample of one collection.
+    """One host's sample of one collection; ``images`` None: unchanged.
 
-    :param number: of the sample in its session, from 1, without gaps
-    :param interval_s: length of the collection
-    :param link_bytes_s: capacity of the host's links in each direction
-    :param source: data from sources that a guest waited for, on this host or another
-    :param images: all mirrored images, by ID; None: unchanged
-    :param boots: new data of boots; a later timeline of an instance replaces it
+    A later timeline of an instance in ``boots`` replaces a former one.
     """
 
     host: Annotated[str, msgspec.Meta(max_length=255)]
@@ -243,10 +219,10 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     location: Annotated[str, msgspec.Meta(max_length=255)] = ""
     session: Word  # random number of the agent's run
     started_s: Moment
-    number: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
+    number: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]  # in its session, without gaps
     sent_s: Moment  # wall clock of the collection's end
-    interval_s: Annotated[float, msgspec.Meta(ge=LEAST_INTERVAL_S, le=3600)]
-    link_bytes_s: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
+    interval_s: Annotated[float, msgspec.Meta(ge=LEAST_INTERVAL_S, le=3600)]  # of the collection
+    link_bytes_s: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]  # capacity in each direction
     total: TrafficBytes  # all traffic of the links
     chunks: TrafficBytes = TrafficBytes()  # traffic of chunks, with agents and sources
     cache_bytes: Bytes = 0
@@ -254,7 +230,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     ring_epoch: Epoch = 0
     sketch: Annotated[tuple[Word, ...], msgspec.Meta(max_length=MAX_SKETCH)] = ()
     peers: Annotated[dict[str, PeerTraffic], msgspec.Meta(max_length=MAX_PEERS)] = {}
-    source: TimedTraffic = TimedTraffic()
+    source: TimedTraffic = TimedTraffic()  # what a guest waited for, on this host or another
     images: Annotated[dict[str, HeldImage], msgspec.Meta(max_length=MAX_IMAGES)] | None = None
     boots: Annotated[tuple[boot_timeline.Timeline, ...], msgspec.Meta(max_length=MAX_BOOTS)] = ()
     health: HostHealth | None = None
@@ -270,14 +246,11 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Signed(msgspec.Struct, frozen=True):
-    """A signed message: a payload in JSON, whose bytes the Ed25519 signature (base64) covers.
-
-    :param certificate: PEM of the sending host; empty: the decision service
-    """
+    """A signed message: a payload in JSON, whose bytes the Ed25519 signature (base64) covers."""
 
     payload: Annotated[str, msgspec.Meta(max_length=MAX_PAYLOAD)]
     signature: Signature
-    certificate: Annotated[str, msgspec.Meta(max_length=MAX_CERTIFICATE)] = ""
+    certificate: Annotated[str, msgspec.Meta(max_length=MAX_CERTIFICATE)] = ""  # PEM of a host
 
 
 class TaskForHosts(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fill status of an image on a host.
-
-An image is fully cached when every chunk is in the local cache and pinned.  If it is unknown
-whether servers use an image, it counts as used.
-"""
+"""Fill status of an image: fully cached if every chunk is in the local cache and pinned."""
 
 import enum
 from typing import Annotated
@@ -37,7 +33,7 @@ class FillStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Fill status of one image on one host."""
 
     state: FillState
-    is_used: bool
+    is_used: bool  # by servers; also if this is unknown
     why: Annotated[str, msgspec.Meta(max_length=MAX_WHY)] = ""  # why the fill makes no progress
     total_bytes: Bytes = 0  # distinct non-zero chunks; 0: unknown
     remaining_bytes: Bytes | None = None  # not cached yet; None: unknown

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grants: a host may read one image through the gateway, for some minutes.
 
-A host requests a grant from the decision service on the message bus, by a message that it signs.
-The service signs a grant for the key of the host's certificate. Each request to the gateway has the
-grant, and a proof: a signature of the request by that key. So a copied grant is of no use to other
-hosts, and a copied request can only be repeated for some minutes.
-
-:func:`verify_use` takes headers from the network; sizes are limited before anything is decoded.
+A host requests a grant from the decision service on the message bus; the service signs it for the
+key of the host's certificate.  Each request to the gateway has the grant, and a proof signed by
+that key: a copied grant is of no use to other hosts, and a copied request only for some minutes.
+:func:`verify_use` limits sizes before anything is decoded.
 """
 
 import base64
@@ -54,14 +52,11 @@ class GrantRequest(msgspec.Struct, frozen=True):
 
 
 class ImageGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """The permission to read an image and its artefacts, for one host.
-
-    :param host_key: public key (PEM) of the host's certificate
-    """
+    """The permission to read an image and its artefacts, for one host."""
 
     image_id: str
     host: _HOST
-    host_key: Annotated[str, msgspec.Meta(max_length=512)]
+    host_key: Annotated[str, msgspec.Meta(max_length=512)]  # PEM, of the host's certificate
     issued_s: decision_messages.Moment
     expires_s: decision_messages.Moment
 
@@ -71,17 +66,13 @@ class ImageGrant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrantResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision service's response, which it signs; ``host`` and ``sent_s`` of the request.
-
-    :param why: reason of a refusal; then there is no grant
-    :param may_pass: the refusal may be temporary
-    """
+    """The decision service's response, which it signs; ``host`` and ``sent_s`` of the request."""
 
     host: str
     sent_s: float
     grant: decision_messages.Signed | None = None
-    why: Annotated[str, msgspec.Meta(max_length=1024)] = ""
-    may_pass: bool = False
+    why: Annotated[str, msgspec.Meta(max_length=1024)] = ""  # of a refusal; then there is no grant
+    may_pass: bool = False  # the refusal may be temporary
 
 
 def new_grant(
@@ -101,10 +92,7 @@ def new_grant(
 def headers_of(
     grant: decision_messages.Signed, target: str, key_pem: bytes, now_s: float
 ) -> dict[str, str]:
-    """Return the headers of a request for ``target`` (see :func:`target_of`).
-
-    :param key_pem: private key of the host's certificate
-    """
+    """Return the headers of a request; ``key_pem`` is the private key of the certificate."""
     text = base64.urlsafe_b64encode(msgspec.json.encode(grant)).decode()
     at_s = int(now_s)
     signed = _signed_bytes(grant, target, at_s)
@@ -113,11 +101,7 @@ def headers_of(
 
 
 def target_of(path: str, byte_range: str) -> str:
-    """Return what a proof signs of a GET request.
-
-    :param path: the path of the URL, from ``/v1/`` on
-    :param byte_range: value of the header ``Range``; "": none
-    """
+    """Return what a proof signs of a GET: the path from ``/v1/`` on, and ``Range`` or ""."""
     return f"GET {path} {byte_range}"
 
 
@@ -132,10 +116,8 @@ def verify_use(
     revoked: Mapping[str, int],
     now_s: float,
 ) -> ImageGrant:
-    """Return the grant of a request after all checks but that of the image.
+    """Return the grant of a request for ``target`` after all checks but that of the image.
 
-    :param headers: of the request
-    :param target: what was requested, see :func:`target_of`
     :param revoked: as in a v-node table
     :raises errors.NotAuthenticated: it does not permit this host this request now
     :raises errors.RemoteProtocolError: it is malformed

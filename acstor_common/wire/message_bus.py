@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to the message bus: transports, servers and their shutdown.
-
-A lost broker or a malformed message ends no service.
-"""
+"""Connections to the message bus, which survive a lost broker and malformed messages."""
 
 import contextlib
 import functools
@@ -51,9 +48,8 @@ Errors are logged, and the reply is None."""
 def open_transport(
     conf: cfg.ConfigOpts, get: Callable[[cfg.ConfigOpts], Any] = oslo_messaging.get_rpc_transport
 ) -> Any:
-    """Return a transport for the configured broker, without connecting.
+    """Return an unconnected transport of the global ``conf``, the only one that works.
 
-    :param conf: the global configuration: oslo.messaging works with no other
     :raises errors.Unusable: no broker that oslo.messaging knows, or no option of _DEFAULTS
     """
     oslo_messaging.set_transport_defaults(decision_messages.EXCHANGE)
@@ -69,12 +65,7 @@ def open_transport(
 def open_global_transport(
     files: Sequence[str], folders: Sequence[str]
 ) -> oslo_messaging.transport.Transport:
-    """Load configuration files into the global options, and return their transport.
-
-    oslo.messaging works with the global options alone.
-
-    :raises errors.Unusable: as :func:`open_transport`
-    """
+    """Load files into the global options, and return their :func:`open_transport`."""
     args = [part for file in files for part in ("--config-file", file)]
     args += [part for folder in folders for part in ("--config-dir", folder)]
     cfg.CONF(args, project="acstor", default_config_files=[], default_config_dirs=[])
@@ -118,8 +109,7 @@ class BusServer:
     def close(self) -> None:
         """Stop listening, finish current messages, and disconnect.  May block.
 
-        With RabbitMQ an idle server of oslo.messaging checks only every 5 s whether to stop, but
-        also after each message, so this sends one.
+        An idle server on RabbitMQ checks each 5 s whether to stop, and after a message: send one.
         """
         target = self._target(version=decision_messages.VERSION)
         client = oslo_messaging.get_rpc_client(self._transport, target, retry=0)
@@ -152,10 +142,7 @@ def serve(
 
 
 class _Dispatcher(oslo_messaging.RPCDispatcher):  # type: ignore[misc]  # it has no type hints
-    """Dispatcher without the sender's timeout.
-
-    For the timeout oslo.messaging starts a thread, which never ends if the method does not exist.
-    """
+    """Without the sender's timeout, whose thread never ends if the method does not exist."""
 
     def dispatch(self, incoming: Any) -> Any:
         incoming.client_timeout = None
@@ -182,10 +169,7 @@ def start(
     broker: str = "",
     retry_s: float = RETRY_S,
 ) -> Any:
-    """Create and start a server; retry until the broker accepts it; None if stopped before.
-
-    It blocks, and logs each error once in a row.
-    """
+    """Start a server once the broker accepts it; log each error once; None if stopped before."""
     fault, where = log_once.LogOnce(LOG), f" ({broker})" if broker else ""
     while not stopping.is_set():
         try:

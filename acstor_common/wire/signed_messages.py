@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signed messages on the message bus.
+"""Signed messages on the bus; the signature is verified before the payload is parsed.
 
-The signature covers the bytes of the payload, and is verified before the payload is parsed.  A
-host's message contains its certificate; the decision service's does not, because hosts receive its
+A host's message contains its certificate.  The decision service's does not: hosts receive its
 public keys (``signers.pem``) at enrolment.
 """
 
@@ -24,11 +23,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 def sign_payload(
     payload: msgspec.Struct, purpose: str, key_pem: bytes, certificate_pem: bytes = b""
 ) -> decision_messages.Signed:
-    """Return ``payload`` as a signed message.
-
-    :param purpose: a constant of :mod:`acstor_common.identity.signing`
-    :param certificate_pem: of the sending host; empty: the decision service
-    """
+    """Sign ``payload`` for a purpose of :mod:`signing`; no certificate: the decision service."""
     data = msgspec.json.encode(payload)
     signature = signature_of(purpose, data, key_pem)
     return decision_messages.Signed(data.decode(), signature, certificate_pem.decode())
@@ -56,11 +51,7 @@ def verify_from_service(
     signers: Iterable[signing.PublicKey],
     kind: type[_T],
 ) -> _T:
-    """Verify and return a payload of the decision service.
-
-    :raises errors.NotAuthenticated: not signed by it for this purpose
-    :raises errors.RemoteProtocolError: the payload is no ``kind``
-    """
+    """Return the service's payload; NotAuthenticated: not its, RemoteProtocolError: no ``kind``."""
     data = message.payload.encode()
     check_signature(signers, purpose, data, message.signature)
     return _decoded(data, kind, "the decision service")
@@ -69,12 +60,9 @@ def verify_from_service(
 def verify_from_host(
     message: decision_messages.Signed, purpose: str, ca_pem: bytes, kind: type[_T]
 ) -> tuple[certificates.HostCertificate, _T]:
-    """Verify a host's message; return its certificate and payload.
+    """Return a host's certificate and payload; errors as of :func:`verify_from_service`.
 
     The caller checks expiry and revocation, and that the payload names this host.
-
-    :raises errors.NotAuthenticated: not signed by a host of these authorities for this purpose
-    :raises errors.RemoteProtocolError: the payload is no ``kind``
     """
     certificate = certificates.read_host_certificate(message.certificate.encode(), ca_pem)
     data = message.payload.encode()

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encryption of frames between agents: AES-256-GCM (NIST SP 800-38D).
 
-The nonce is the frame's number in its direction, so a tag fails if frames are lost, repeated or
-reordered.  Each direction has its own key, derived from secrets that both sides exchange over TLS.
-TLS itself encrypts 16 KiB at a time, and its calls cost more than ten times the cipher.
+The nonce is the frame's number in its direction: lost, repeated or reordered frames fail.  Each
+direction's key derives from secrets exchanged over TLS; TLS itself costs ten times the cipher.
 """
 
 from collections.abc import Sequence
@@ -30,11 +29,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Encryption:
-    """Encrypts or decrypts the frames of one direction, in order.
-
-    A frame becomes a *record*: its length, the encrypted frame, its tag.
-
-    :param rekey_bytes: after which the next key is derived
+    """Encrypts or decrypts one direction's frames, in order, as records: length, frame, tag.
 
     >>> ours, theirs = Encryption(bytes(32)), Encryption(bytes(32))
     >>> record = ours.encrypt([b"a ", b"frame"])

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between agents, and the encoding of their bodies.
+"""Messages between agents and their encoding (``doc/source/format/peer_wire.rst``).
 
 The same functions validate sent and received messages.  A fault is a ValueError or struct.error.
-doc/source/format/peer_wire.rst is the specification.
 """
 
 import enum
@@ -48,15 +47,12 @@ class Hello(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Answers a request, or a part of its run, with data.
-
-    :param raw_bytes: length of one chunk with compressed ``data``; receivers get it decompressed
-    """
+    """Answers a request, or a part of its run, with data."""
 
     request_id: int  # number of the first chunk; the others have consecutive numbers
     data: Buffer  # of all chunks, concatenated
     chunk_bytes: int = 0  # of a run: the length of each chunk but the last; 0: one chunk
-    raw_bytes: int = 0
+    raw_bytes: int = 0  # uncompressed length of one chunk; receivers get it decompressed
 
     @property
     def chunk_count(self) -> int:
@@ -107,10 +103,10 @@ class Advertise(NamedTuple):
 
 
 class Refer(NamedTuple):
-    """A referral: these hosts have the chunk, or get it first.
+    """A referral: 1 to 4 hosts that have the chunk, or get it first, the best first.
 
-    :param hosts: 1 to 4, the best first; with the variant ``ring`` a single host is the next in
-        lockstep, and a sender that knows only one host adds itself as the last
+    With the variant ``ring`` a single host is the next in lockstep; a sender that knows only one
+    host adds itself as the last.
     """
 
     request_id: int

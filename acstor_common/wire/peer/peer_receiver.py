@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parses the frames of a connection between agents, without I/O.
 
-Every received byte is validated before use, and a fault is a :class:`errors.RemoteProtocolError`.
-Memory is allocated only after the length in a frame's header was checked.
-
-The interface is that of h11 and asyncio's BufferedProtocol: the caller receives into
+Every received byte is validated before use, and a length before memory is allocated; a fault is a
+:class:`errors.RemoteProtocolError`.  As with asyncio's BufferedProtocol, the caller receives into
 :meth:`Receiver.get_buffers` and calls :meth:`Receiver.bytes_received`.  The chunks of a frame are
-contiguous in one buffer without copies.  Each chunk is returned as soon as it is complete, or of an
-encrypted frame after its tag was verified.
+contiguous in one buffer without copies; each is returned when complete (encrypted: verified).
 """
 
 from collections.abc import Callable
@@ -56,22 +53,18 @@ Arguments: first number, length and ``chunk_bytes`` of each chunk or run.
 
 
 class Receiver:
-    """Parses the messages of one direction of one connection.
+    """Parses one direction of a connection, with MAX_DATA_BYTES and SMALL_BYTES of memory.
 
-    It holds at most MAX_DATA_BYTES and SMALL_BYTES.
-
-    :param accepts: types that the peer may send: FROM_CLIENT or FROM_SERVER
     :ivar expects: called before memory for a frame's chunks is allocated; if it returns False, each
         chunk is copied, so that a needed one does not keep all in memory
-    :ivar awaited_bytes: returns a limit of chunk bytes for encrypted frames, which do not show
-        their chunks before they are complete
+    :ivar awaited_bytes: returns a limit of chunk bytes for encrypted frames, which show chunks late
     """
 
     def __init__(self, peer: str, accepts: frozenset[Type]) -> None:
         self.peer = peer
         self.expects: Expects = lambda chunks: True
         self.awaited_bytes: Callable[[], int] = lambda: MAX_DATA_BYTES
-        self._accepts = accepts
+        self._accepts = accepts  # FROM_CLIENT or FROM_SERVER
         self._is_greeted = False
         self._klass = ConnectionClass.DEMAND  # until Hello
         self._small = bytearray(SMALL_BYTES)
@@ -127,10 +120,7 @@ class Receiver:
         return messages
 
     def bytes_received(self, count: int) -> list[Message]:
-        """Return the messages completed by ``count`` bytes in the buffers.
-
-        :raises errors.RemoteProtocolError: protocol violation; do not use the receiver any more
-        """
+        """Return the messages that ``count`` bytes complete; RemoteProtocolError: stop using it."""
         messages: list[Message] = []
         if self._data is not None:
             taken = min(count, len(self._data) - self._filled)
@@ -143,10 +133,7 @@ class Receiver:
         return messages
 
     def _step(self, messages: list[Message]) -> bool:
-        """Process one frame; return False if more bytes are needed.
-
-        A header is in the small buffer, or a frame's data is incomplete.
-        """
+        """Process one frame; return False if more bytes are needed."""
         if self._data is not None:
             return self._give_chunks(self._data, messages)
         have = self._end - self._start
@@ -309,10 +296,7 @@ class Receiver:
 
 
 class EncryptedReceiver(Receiver):
-    """Parses encrypted frames, each of which is a record (``peer_encryption``).
-
-    Only the length of a record is used before its tag was verified.
-    """
+    """Parses records (``peer_encryption``); before the tag, only their length is used."""
 
     least_bytes = peer_encryption.LENGTH_BYTES
 
@@ -334,7 +318,6 @@ class EncryptedReceiver(Receiver):
         return (self._record_bytes() if have >= self.least_bytes else self.least_bytes) - have
 
     def _record_bytes(self) -> int:
-        """Return the length of the record that begins in the small buffer."""
         begin = self._start
         length = int.from_bytes(self._small_view[begin : begin + self.least_bytes], "big")
         most_bytes = self._most_bytes if self._is_greeted else _MAX_HELLO_BYTES
@@ -345,7 +328,6 @@ class EncryptedReceiver(Receiver):
         return self.least_bytes + length + peer_encryption.MAC_BYTES
 
     def _step(self, messages: list[Message]) -> bool:
-        """Process a complete record; return False if more bytes are needed."""
         if self._data is None:
             record_bytes, have = self._record_bytes(), self._end - self._start
             if have < record_bytes <= SMALL_BYTES:

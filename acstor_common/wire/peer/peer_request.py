@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests for chunks between agents.
+"""Requests for chunks between agents; a fault is a ValueError or struct.error.
 
 A Get names up to MAX_BATCH chunks of one image.  Adjacent chunks form one request (a run) with one
 proof.  Each chunk has its own number, is answered independently (data, refusal or referral) in any
 order, and can be cancelled.
-
-A fault is a ValueError or struct.error.
 """
 
 import enum
@@ -62,16 +60,11 @@ class Priority(enum.IntEnum):
 
 
 class Mode(enum.IntEnum):
-    """What the requester wants: HELD, HOME or RELAYED.
+    """What the requester wants; ``ONLY`` modes exclude a referral.
 
-    HELD: send what you have.  HOME: read it through as its home.  RELAYED: read it from the source
-    for the requester, itself a home.  ``ONLY`` modes exclude a referral.
-
-    To prevent deadlock, whatever v-node tables hosts have, a host waits only for later modes:
-
-    1. HELD waits for any pending fetch there, for a bounded time;
-    2. HOME waits for another home, or for the source;
-    3. RELAYED waits for the source.
+    To prevent deadlock, whatever v-node tables hosts have, a host waits only for later modes: HELD
+    for any pending fetch there, for a bounded time; HOME for another home or the source; RELAYED
+    for the source.
 
     >>> Mode.HOME.may_refer, Mode.HOME.plain, Mode.HELD.reads_source
     (True, <Mode.HOME_ONLY: 3>, False)
@@ -131,16 +124,13 @@ def count_chunks(length: int, chunk_bytes: int) -> int:
 
 
 class ChunkRequest(NamedTuple):
-    """Requests a chunk or a run of chunks of an image.
-
-    :param proof: proves to the receiver alone that the requester knows the CIDs (:func:`proof_of`)
-    """
+    """Requests a chunk or a run of chunks of an image."""
 
     request_id: int  # number of the first chunk; the others have consecutive numbers
     image_id: ids.ImageId
     offset: int
     length: int
-    proof: bytes
+    proof: bytes  # that the requester knows the CIDs, for the receiver alone (:func:`proof_of`)
     mode: Mode
     priority: Priority
     timeout_ms: int  # how long the requester waits
@@ -224,8 +214,7 @@ _PROOF_CONTEXT = "acstor 2026-11 peer protocol 3: proof that CIDs are known"
 def proof_of(cids: bytes, requester: ids.HostId, responder: ids.HostId) -> bytes:
     """Return the proof for ``responder`` that ``requester`` knows a request's joined CIDs.
 
-    BLAKE3 in key derivation mode.  It reveals no CID, and no other host accepts it, so the receiver
-    cannot reuse it.
+    BLAKE3 in key derivation mode; it reveals no CID, and the receiver cannot reuse it.
 
     >>> cid = ids.Cid(bytes(range(32)))
     >>> proof_of(cid, ids.HostId("h1"), ids.HostId("h2")).hex()

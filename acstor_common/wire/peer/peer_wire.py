@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Framing of messages between agents, without I/O; ``peer_receiver`` parses the frames.
-
-doc/source/format/peer_wire.rst is the specification.
-"""
+"""Framing of messages between agents, without I/O (``doc/source/format/peer_wire.rst``)."""
 
 import struct
 from collections.abc import Iterable
@@ -67,10 +64,9 @@ RUN = struct.Struct(">IIII")  # request, length, chunk length, uncompressed leng
 
 
 def encode(message: Message, encryption: peer_encryption.Encryption | None = None) -> list[Buffer]:
-    """Return the frame of ``message`` as buffers to send, without copies.
+    """Return the frame of ``message`` as buffers, uncopied; LocalProtocolError: out of range.
 
     :param encryption: of this direction; frames must be sent in the order of encoding
-    :raises errors.LocalProtocolError: a field is out of range
     """
     try:
         buffers = _encode(message)
@@ -92,10 +88,7 @@ def encode_chunks(
     encryption: peer_encryption.Encryption | None = None,
     run_bytes: int = RUN_BYTES,
 ) -> list[Buffer]:
-    """Return as few frames as possible with ``chunks``; see :func:`encode`.
-
-    :param run_bytes: bytes of chunks in a frame with several, at most RUN_BYTES
-    """
+    """Return as few frames as possible; one of several chunks has up to ``run_bytes`` of them."""
     buffers: list[Buffer] = []
     for run in _frames(chunks, run_bytes):
         try:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages about replicas of images: leases and reports.
+"""Messages about replicas of images; a fault is a ValueError or struct.error.
 
-A host whose instances use an image asks other hosts to keep their shares of it for the time of a
-lease (Keep); they report their progress (Kept).  A fault is a ValueError or struct.error.
+A host whose instances use an image asks others to keep shares for a lease; they report progress.
 """
 
 import enum
