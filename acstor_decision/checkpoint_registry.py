@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registers checkpoints of hosts, and deletes those of servers that are gone.
 
-A host may register a checkpoint only for a server that Nova reports on it. Otherwise a host could
-have a server recovered with a forged disk. While Nova does not respond, the host must retry.
+A host may register a checkpoint only for a server that Nova reports on it: otherwise a server could
+be recovered with a forged disk. While Nova does not respond, the host must retry.
 """
 
 import base64
@@ -51,10 +51,7 @@ _GONE = (enrolment_rules.EnrolmentState.REVOKED, enrolment_rules.EnrolmentState.
 class CheckpointRegistry:
     """Handles checkpoint messages of hosts, and cleans up.
 
-    ``newest`` has the newest checkpoints of all servers while this instance leads.
-
-    :param kept: checkpoints kept for each server
-    :param kept_after_s: time for which checkpoints are kept after Nova deleted their server
+    :ivar newest: the newest checkpoints of all servers, while this instance leads
     """
 
     def __init__(
@@ -64,8 +61,8 @@ class CheckpointRegistry:
         trust: Callable[[], trust_state.TrustState],
         intervals: interval_lookup.IntervalLookup,
         *,
-        kept: int,
-        kept_after_s: float,
+        kept: int,  # checkpoints of each server
+        kept_after_s: float,  # after Nova deleted the server
         clock: clocks.Clock = time,
     ) -> None:
         self.newest: tuple[cloud_state.NewestCheckpoint, ...] = ()

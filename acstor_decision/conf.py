@@ -151,10 +151,7 @@ def _own_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
 
 
 def load(args: list[str]) -> cfg.ConfigOpts:
-    """Load the configuration into the global object and return it.
-
-    :raises cfg.Error: a file is missing, or an option's value is invalid
-    """
+    """Load the configuration into the global object and return it, or raise cfg.Error."""
     conf = cfg.CONF
     prog, says = "acstor-decision", "Run the decision service."
     common_conf.load(conf, args, prog, register_opts, list_opts(), says)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``acstor-decision``: the decision service.
-
-It runs without oslo.service: it forks nothing, and systemd restarts it.
-"""
+"""``acstor-decision``: the decision service, without oslo.service: systemd restarts it."""
 
 import dataclasses
 import logging
@@ -51,10 +48,7 @@ def main() -> int:
 
 
 def run(conf: cfg.ConfigOpts) -> int:
-    """Run the service.
-
-    :raises errors.Unusable: an option's value cannot be used
-    """
+    """Run the service, or raise Unusable."""
     stopping = _stop_event(conf)
     own, name = conf.acstor_decision, f"{socket.gethostname()}.{os.getpid()}"
     leader_election.check_driver(own.coordination_url)
@@ -93,7 +87,7 @@ def run(conf: cfg.ConfigOpts) -> int:
 
 
 def _stop_event(conf: cfg.ConfigOpts) -> threading.Event:
-    """Install the handlers of signals; return what is set by those that end the service."""
+    """Install the signal handlers; return the event that ends the service."""
     signals.install(conf.mutate_config_files)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``acstor-status upgrade check``: checks that the service can start or upgrade.
 
-The exit status is 0 if all is well, 1 after a warning, 2 after a failure, 255 if the checks could
-not run.
+Exit status 0: all is well; 1: a warning; 2: a failure; 255: the checks could not run.
 """
 
 import logging

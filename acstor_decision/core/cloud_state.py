@@ -13,10 +13,7 @@ from acstor_common.wire import decision_messages
 
 
 class HostStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a host.
-
-    :param lifetime_left: remaining share of its certificate's lifetime; None: it has none
-    """
+    """State of a host."""
 
     name: str
     is_heard: bool  # its agent sends samples
@@ -25,7 +22,7 @@ class HostStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_overloaded: bool = False
     epoch: int = 0
     is_waiting: bool = False  # it waits for an operator's approval
-    lifetime_left: float | None = None
+    lifetime_left: float | None = None  # share of its certificate's; None: it has none
     health: decision_messages.HostHealth | None = None
 
 
@@ -73,15 +70,11 @@ class NewestCheckpoint(NamedTuple):
 
 
 class CloudState(msgspec.Struct, frozen=True, kw_only=True):
-    """Snapshot of a cloud's state.
-
-    :param published_ago_s: its age; None: none
-    :param checkpoint_failures: by the host that reports them
-    """
+    """Snapshot of a cloud's state."""
 
     now_s: float
     epoch: int  # of the last published v-node table; 0: none
-    published_ago_s: float | None
+    published_ago_s: float | None  # None: no table was published
     hosts: Sequence[HostStatus]
     images: Sequence[ImageStatus] | None  # None: Glance does not respond
     why_no_images: str = ""
@@ -89,4 +82,4 @@ class CloudState(msgspec.Struct, frozen=True, kw_only=True):
     listeners: Sequence[ListenerStatus] = ()
     unfinished: Sequence[UnfilledImage]
     checkpoints: Sequence[NewestCheckpoint]
-    checkpoint_failures: Mapping[str, Sequence[checkpoint_messages.Failing]] = {}
+    checkpoint_failures: Mapping[str, Sequence[checkpoint_messages.Failing]] = {}  # by host

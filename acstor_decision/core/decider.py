@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether the v-node table changes, and into what.
-
-A table changes if hosts joined, left, moved or were drained, if a host was overloaded for several
-collections in a row, or if a threshold, the segment length or a location policy changed. Only the
-v-nodes that must move do.
-"""
+"""Decides whether the v-node table changes, and into what; only v-nodes that must move do."""
 
 import collections
 import dataclasses
@@ -41,11 +36,10 @@ class RemapPolicy:
 
     :param vnodes_per_host: of a host that joins. With 100 the shares of equal hosts deviate from
         their mean by 7 to 10 % (standard deviation, 10 to 1,000 hosts), with 50 by 14 %
-    :param weight_limit: limit of one host's v-nodes, in multiples of ``vnodes_per_host``: the ratio
-        between a host at ``traffic_floor`` and a host whose link is full one way. It also limits
-        hosts that lie about their traffic
-    :param traffic_floor: traffic, as a share of the link's rate, below which hosts count as equal.
-        Equation 1 divides by it; it is above the traffic of chunk headers
+    :param weight_limit: limit of one host's v-nodes, in multiples of ``vnodes_per_host``; it also
+        limits hosts that lie about their traffic
+    :param traffic_floor: traffic, as a share of the link's rate, below which hosts count as equal,
+        because Equation 1 divides by it; it is above the traffic of chunk headers
     :param least_moved: smallest share of the overloaded hosts' v-nodes worth moving, as moved
         v-nodes cause chunks to be fetched again
     :param factor: lambda of Equation 1, as printed in the paper; None: keep the number of v-nodes
@@ -69,10 +63,7 @@ class TableHost(NamedTuple):
 
 
 class VNodeTable(NamedTuple):
-    """All hosts of a table, with thresholds, revocations and location policies.
-
-    See :class:`acstor_common.ring.hash_ring.Ring`.
-    """
+    """A v-node table; see :class:`acstor_common.ring.hash_ring.Ring`."""
 
     hosts: Mapping[ids.HostId, TableHost]
     thresholds: threshold.Thresholds = threshold.Thresholds()
@@ -237,7 +228,6 @@ class Decider:
         return steady | vnode_counts.bounded_counts(traffic, sum(steady.values()), most)
 
     def _traffic(self, host: ids.HostId, fastest_bytes_s: int) -> float:
-        """Return a host's traffic for Equation 1, scaled to the fastest link."""
         member = self._members[host]
         share = max(self.policy.traffic_floor, member.traffic_share())
         link_bytes_s = member.last.link_bytes_s if member.has_samples else fastest_bytes_s

@@ -2,8 +2,7 @@
 """Rules of enrolment: decides whether a host gets a certificate.
 
 A host's name belongs to the Keystone user and the key that enrolled it first, until an operator
-changes it. So the stolen password of one host's user gives neither another host's name nor, without
-the key, its own.
+changes it. So a stolen password gives no other host's name and, without the key, not its own.
 """
 
 import dataclasses
@@ -17,16 +16,12 @@ from acstor_common.ring import hash_ring
 
 
 class EnrolmentLimits(NamedTuple):
-    """Limits of enrolments and of the authority's keys.
-
-    :param unheard_per_user: a user's hosts that sent no sample yet, against a stolen password
-    :param least_waiting_s: at a limit, the records of hosts that waited longer are deleted
-    """
+    """Limits of enrolments and of the authority's keys."""
 
     hosts: int = 65_536  # known hosts, four times those of a v-node table
     per_user: int = hash_ring.MAX_HOSTS  # hosts that one Keystone user enrolled or requested
-    unheard_per_user: int = 1024
-    least_waiting_s: float = 3600.0
+    unheard_per_user: int = 1024  # a user's hosts without a sample, against a stolen password
+    least_waiting_s: float = 3600.0  # at a limit, records that waited longer are deleted
     least_interval_s: float = 1.0  # time between two certificates of a host
     keys: int = signing.MAX_PUBLIC_KEYS  # trusted keys of a kind; hosts accept no more
 
@@ -79,24 +74,18 @@ class KnownEnrolment:
 
 @dataclasses.dataclass(frozen=True)
 class CertificateRequest:
-    """A certificate request whose own signature has been verified.
-
-    :param is_proven_by: returns whether the owner of a public key signed the request
-    """
+    """A certificate request whose own signature has been verified."""
 
     user_id: str
     key: str
     fingerprint: str
-    is_proven_by: Callable[[str], bool]
+    is_proven_by: Callable[[str], bool]  # whether the owner of a public key signed the request
 
 
 def decide_request(
     known: KnownEnrolment | None, asked: CertificateRequest, *, is_automatic: bool
 ) -> Verdict:
-    """Return the verdict on a request.
-
-    :param is_automatic: a new host needs no operator's approval
-    """
+    """Return the verdict on a request; ``is_automatic``: no operator must approve a new host."""
     if known is None or known.state is EnrolmentState.FORGOTTEN:
         return Verdict.ISSUE if is_automatic else Verdict.WAIT
     if known.state is EnrolmentState.REVOKED:

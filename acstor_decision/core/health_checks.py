@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health checks of a cloud, and their findings.
-
-Each check is a function of one snapshot that yields findings. A finding names the problem, its
-subjects and the remedy.
-"""
+"""Health checks of a cloud: functions of one snapshot that yield findings with remedies."""
 
 import collections
 import enum

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the holders that a host names for its checkpoints.
-
-A recovery connects to the named holders. So a lying host must not name anything but hosts of this
-cloud at their own addresses.
-"""
+"""Checks the holders that a host names: a recovery connects to them, and a host may lie."""
 
 from collections.abc import Callable
 from collections.abc import Iterable

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimates the slowness of each location from the waits of hosts elsewhere.
 
-A location behind a congested link, such as a rack or a pod, delivers late however idle its hosts
-are. Its slowness relative to its *siblings*, the other locations of the same parent, determines its
-share of the v-nodes, level by level.
+A location behind a congested link delivers late however idle its hosts are. Its slowness relative
+to its *siblings*, the other locations of the same parent, sets its share of the v-nodes.
 
-A host reports only its own waits for its peers, and these are divided by their median. So neither a
-slow nor a lying reader makes a location look slow. The slowness of a location is the median over
-all pairs of a reader elsewhere and a host there, of ``QUORUM`` readers or more.
+A host's waits for its peers are divided by their median, so neither a slow nor a lying reader makes
+a location look slow. The slowness of a location is the median over all pairs of a reader elsewhere
+and a host there, of ``QUORUM`` readers or more.
 """
 
 import collections
@@ -74,10 +73,7 @@ def select_hosts(hosts: list[ids.HostId], collection: int) -> list[ids.HostId]:
 def slowness(
     readers: WaitsByHost, levels: Mapping[ids.HostId, location.Levels]
 ) -> dict[str, float]:
-    """Return each location's wait relative to that of its median sibling.
-
-    Locations with fewer than ``QUORUM`` readers are omitted.
-    """
+    """Return each location's wait relative to its median sibling's, from ``QUORUM`` readers."""
     votes: dict[location.Levels, list[float]] = collections.defaultdict(list)
     voters: collections.Counter[location.Levels] = collections.Counter()
     for reader in readers.values():
@@ -113,10 +109,10 @@ def group_waits(
     near: int,
     outers: Iterable[int],
 ) -> dict[int, float]:
-    """Return a group's wait for homes below each threshold, in seconds a byte.
+    """Return a group's wait for homes below each threshold, in seconds a byte; 0 is the source.
 
     :param near: hosts below this distance belong to the group
-    :param outers: thresholds to evaluate; 0 in the result is the source
+    :param outers: thresholds to evaluate
     """
     found: dict[int, list[float]] = collections.defaultdict(list)
     for reader in group.values():

@@ -2,10 +2,9 @@
 """Location policies of the table: each location's share and its outer threshold.
 
 A slow location gets a lower share at once, and a higher one only gradually, since it looks fast
-while its load is low. A group that gets chunks much faster another way, from nearer homes or from
-the source, takes that way for a while and then retries the usual one, which nothing measures
-meanwhile. The waits of a location's own hosts choose its way; the waits of hosts elsewhere set its
-share.
+while its load is low; the waits of hosts elsewhere set it. A group that gets chunks much faster
+from nearer homes or from the source takes that way for a while and then retries the usual one,
+which nothing measures meanwhile.
 """
 
 import dataclasses
@@ -69,12 +68,7 @@ class LocationTuner:
     def make_policies(
         self, names: Collection[str], groups: Collection[str], near: int
     ) -> dict[str, location_policies.LocationPolicy]:
-        """Return the location policies for the table.
-
-        :param names: locations that exist
-        :param groups: those of them whose hosts form a group
-        :param near: the table's near threshold
-        """
+        """Return the table's location policies; ``groups``: locations whose hosts form one."""
         shares = {place: tuned.value for place, tuned in self._shares.items() if place in names}
         outers = {
             group: tuned.outer

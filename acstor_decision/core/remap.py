@@ -2,8 +2,8 @@
 """Remaps v-nodes when their counts change: few move, to the most similar hosts.
 
 Wu et al. 2017 (ACStor), section 3.6: a host with too many v-nodes gives them to the host that needs
-some and shares most chunks with it, so that the new home already has the chunks. A v-node moves
-only from a host with too many to one with too few; the rest are removed or created.
+some and shares most chunks with it. A v-node moves only from a host with too many to one with too
+few; the rest are removed or created.
 """
 
 import collections
@@ -29,8 +29,7 @@ def remap_vnodes(
 ) -> Owners:
     """Return the owners of v-nodes after each host has as many as wanted.
 
-    V-nodes of hosts that are not wanted are removed; their ranges fall to the next points on the
-    ring, which belong to all hosts.
+    V-nodes of hosts that are not wanted are removed.
     """
     if {host: len(names) for host, names in owners.items()} == dict(wanted):
         return dict(owners)

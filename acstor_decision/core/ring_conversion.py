@@ -8,10 +8,7 @@ from acstor_decision.core import threshold
 
 
 def to_ring(table: decider.VNodeTable, epoch: int) -> hash_ring.Ring:
-    """Return a table as the ring of an epoch.
-
-    :raises ValueError: it exceeds a limit of the ring
-    """
+    """Return a table as the ring of an epoch; ValueError if it exceeds a limit of the ring."""
     hosts = tuple(
         hash_ring.named_host(host, place.address, place.names, place.location)
         for host, place in table.hosts.items()

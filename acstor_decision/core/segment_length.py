@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the segment length: as many chunks as the median link carries in 2.5 ms.
 
-Hosts that read an image in lockstep need one segment at a time, and its home has one uplink. On
-slow links, short segments spread the load over all uplinks; on fast links, requests cost more than
-bytes.
+Hosts that read an image in lockstep need one segment at a time, and its home has one uplink: short
+segments use all of the slow links at once. On fast links, requests cost more than bytes.
 
 A new length invalidates most of what homes store. So the length stays while a third of the links
-carries at least as much in that time and a third at most as much. Single hosts, or two kinds of
-links, then cause no repeated changes.
+carries at least as much in that time and a third at most as much.
 """
 
 from collections.abc import Iterable

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the thresholds of homes from hosts' locations and switch loads.
 
-Hosts in one location, such as a rack, ask each other first, so that a chunk crosses the uplink once
-for all. This holds even if switches are idle, as they may not be when guests boot. The home of such
-a group asks the home of all hosts before it reads the source.
+Hosts in one location, such as a rack, ask each other first, even if switches are idle, so that a
+chunk crosses the uplink once for all. The home of such a group asks the home of all hosts before it
+reads the source.
 
 Wu et al. 2017 (ACStor), Algorithm 2: if more than half of the switches of a level are busy,
 requests stay below that level. The paper counts hops and a table counts levels

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """V-node counts of hosts, inversely proportional to their traffic.
 
-This is Wu et al. 2017 (ACStor), Equation 1, with two additional rules. Each host has at least one
-v-node and at most a limit. The counts add up to a given total, from which lambda follows; in the
-paper lambda only scales the counts (its table 1 shows no effect from 1 to 3).
+This is Wu et al. 2017 (ACStor), Equation 1, with two additional rules: each host has from one to a
+limit of v-nodes, and the counts add up to a given total, from which lambda follows; in the paper
+lambda only scales the counts (its table 1 shows no effect from 1 to 3).
 """
 
 import math
@@ -41,12 +41,7 @@ def printed_counts(traffic: Mapping[ids.HostId, float], factor: float, most: int
 
 
 def bounded_counts(traffic: Mapping[ids.HostId, float], total: int, most: int) -> Counts:
-    """Return the v-nodes of each host: Equation 1 with bounds, ``total`` in all.
-
-    :param traffic: of each host; above 0, in any unit
-    :param total: clamped to what the bounds allow
-    :param most: limit of one host, at least 1
-    """
+    """Return the v-nodes of each host, at most ``most``: Equation 1 with ``total`` in all."""
     if not traffic:
         return {}
     total = min(max(total, len(traffic)), len(traffic) * most)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statements about boots of servers; :mod:`acstor_decision.db.database` runs them.
 
-A host has one row for each server, its last boot there, up to a limit. So false reports displace
-only the host's own rows.
+A host has one row for each server, up to a limit, so false reports displace only its own rows.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statements about checkpoints; :mod:`acstor_decision.db.database` runs them.
 
-The order is that of registration. The clocks of hosts may be wrong, so their times are only shown.
+The order is that of registration, as the clocks of hosts may be wrong.
 """
 
 from collections.abc import Collection
@@ -26,10 +26,9 @@ def insert_checkpoint(
     registered_s: float,
     kept: int,
 ) -> list[models.Checkpoint] | None:
-    """Store a checkpoint, and delete those of the instance beyond the ``kept`` newest.
+    """Store a checkpoint, and delete old ones of the instance, unless under recovery.
 
-    Checkpoints under recovery stay. A checkpoint from another host than the former ones shows that
-    the recovery is complete.
+    A checkpoint from another host than the former ones shows that the recovery is complete.
 
     :returns: the checkpoints that stay; None if this ID or a later number is registered
     """
@@ -60,10 +59,7 @@ def insert_checkpoint(
 def record_recovery(
     session: orm.Session, checkpoint_id: str, now_s: float
 ) -> models.Checkpoint | None:
-    """Mark a checkpoint as under recovery, so that it is kept.
-
-    :returns: the checkpoint; None if it was deleted
-    """
+    """Protect a checkpoint that is recovered; return it, None if it was deleted."""
     session.execute(
         sa.update(_Row).where(_Row.checkpoint_id == checkpoint_id).values(recovered_s=now_s)
     )
@@ -103,10 +99,9 @@ def hosts_with_checkpoints(session: orm.Session, hosts: Collection[str]) -> set[
 def list_checkpoints(
     session: orm.Session, marker: str, limit: int, instance_id: str, host: str
 ) -> list[models.Checkpoint]:
-    """Return checkpoints, the newest first.
+    """Return checkpoints, the newest first; an empty ``instance_id`` or ``host`` means all.
 
     :param marker: last one of the previous page; if it was deleted, begin with the newest
-    :param instance_id: filter; empty: all; as ``host``
     """
     wanted = sa.select(_Row)
     for column, value in ((_Row.instance_id, instance_id), (_Row.host, host)):

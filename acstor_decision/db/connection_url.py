@@ -29,10 +29,7 @@ _REMEDY = "mysql+pymysql://USER:PASSWORD@HOST/DATABASE needs nothing but what co
 
 
 def check_driver(connection: str) -> None:
-    """Check the form of a database URL and that its driver is installed.
-
-    :raises errors.Unusable: it is invalid or the driver is missing
-    """
+    """Check the form of a database URL and that its driver is installed, or raise Unusable."""
     try:
         sa.make_url(connection).get_dialect().import_dbapi()
     except sa.exc.NoSuchModuleError as e:
@@ -45,10 +42,7 @@ def check_driver(connection: str) -> None:
 
 
 def restrict_file_mode(connection: str) -> None:
-    """Restrict SQLite's file to its owner: it contains the authority's private keys.
-
-    SQLite creates it as the umask allows, and gives its journals the same mode.
-    """
+    """Restrict SQLite's file, and so its journals, to its owner: it has private keys."""
     url = sa.make_url(connection)
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
         return
@@ -83,10 +77,7 @@ def with_timeouts(connection: str, timeout_s: int = TIMEOUT_S) -> str:
 
 
 def bound_waits(connection: str, timeout_s: int = TIMEOUT_S) -> None:
-    """Set psycopg2's wait callback, since libpq waits forever for a hung server.
-
-    Other drivers use the URL's timeouts. The connection is closed after a timeout.
-    """
+    """Set psycopg2's wait callback, since libpq waits forever for a hung server."""
     if sa.make_url(connection).get_driver_name() != "psycopg2":
         return
     driver = importlib.import_module("psycopg2")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Access to the database; only this package uses SQL.
 
-Each method is one transaction, mostly one function of a query module. It is retried after a
-deadlock, or while another process locks SQLite's file. Methods raise :class:`DatabaseError`.
+Each method is one transaction, retried after a deadlock or while SQLite's file is locked.  Methods
+raise :class:`DatabaseError`.
 """
 
 import contextlib
@@ -56,10 +56,7 @@ _P = ParamSpec("_P")
 
 
 class DatabaseError(errors.AcstorError):
-    """The database is unreachable or a statement failed.
-
-    :param where: its URL without the password
-    """
+    """The database is unreachable or a statement failed; ``where`` is its URL without password."""
 
     def __init__(self, where: str, why: str) -> None:
         super().__init__(where, why)
@@ -126,7 +123,6 @@ def _writes(
 class Database:
     """The decision service's database.
 
-    :param conf: with the options of oslo.db registered
     :param timeout_s: of a connection attempt and of a statement, unless the URL has timeouts
     :raises errors.Unusable: the options name no usable database
     """
@@ -260,10 +256,7 @@ class Database:
     def authority_keys(
         self, kind: str, make: identity_queries.MakeKey | None = None
     ) -> list[models.AuthorityKey]:
-        """Return the keys of a kind, the newest first.
-
-        :param make: creates the first one if there is none
-        """
+        """Return the keys of a kind, the newest first; ``make`` creates the first one."""
         found = self._list_keys(kind)
         return found if found or make is None else self._ensure_key(kind, make)
 

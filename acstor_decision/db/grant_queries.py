@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statements on images that hosts may read by grants; :mod:`acstor_decision.db.database` runs them.
-
-A row says when Nova, or an operator's request, last named the image.
-"""
+"""Statements on grantable images; :mod:`acstor_decision.db.database` runs them."""
 
 from typing import Any
 from typing import Final
@@ -31,8 +28,7 @@ def record_named(session: orm.Session, image_id: str, now_s: float) -> None:
 def is_grantable(session: orm.Session, image_id: str, now_s: float) -> bool:
     """Return whether an image was named lately, or was named and hosts still need its bytes.
 
-    A host needs an image that its servers use, or that a task is for, and that it has not
-    completely: Nova names the image of an unshelved server only during the start.
+    Nova names the image of an unshelved server only during the start, so needs count as well.
     """
     named_s = session.execute(sa.select(_Row.named_s).where(_Row.image_id == image_id)).scalar()
     if named_s is None:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statements on keys and enrolments; :mod:`acstor_decision.db.database` runs them.
 
-A key's number is part of the primary key. So if several instances start together, one creates the
-first key, and all use it.
+A key's number is part of the primary key, so instances that start together share the first one.
 """
 
 from collections.abc import Callable
@@ -96,11 +95,9 @@ def exceeded_quota(
 ) -> tuple[int, str]:
     """Return the limit that a user's next host would exceed, and what it counts; else (0, "").
 
-    At a limit, delete first the hosts that have waited long, which may ask again, and old records
-    of freed names.
+    At a limit, delete first hosts that waited long and, after ``kept_s``, records of freed names.
 
     :param user_id: empty: an operator
-    :param kept_s: how long the record of a freed name is kept
     """
     if _lack(session, user_id, limits)[0]:
         row, state = models.Enrolment, enrolment_rules.EnrolmentState

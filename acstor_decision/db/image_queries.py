@@ -35,14 +35,11 @@ class ImageTotals(NamedTuple):
 
 
 class Needed(NamedTuple):
-    """Images that hosts use and have not fully cached, without revoked hosts.
-
-    :param heard_s: time of the last sample of any host; None: none
-    """
+    """Images that hosts use and have not fully cached, without revoked hosts."""
 
     image_ids: list[str]
     is_complete: bool
-    heard_s: float | None
+    heard_s: float | None  # last sample of any host; None: none
     known_since_s: float | None  # time of the first sample of any host
     silent_hosts: int  # hosts with samples, but none since ``up_since_s``
 
@@ -72,8 +69,7 @@ def forget_silent(session: orm.Session, before_s: float) -> None:
 def list_needed(session: orm.Session, since_s: float, up_since_s: float, limit: int) -> Needed:
     """Return the images needed by hosts with a sample since a time, ``limit`` at most.
 
-    If there are more, those of the hosts known longest, so that newly enrolled names cannot
-    displace them.
+    Hosts known longest come first, so that newly enrolled names cannot displace them.
 
     :param up_since_s: hosts without a sample since then are silent
     """
@@ -187,10 +183,7 @@ class Locality(NamedTuple):
 def list_locality(
     session: orm.Session, image_id: str, since_s: float, limit: int
 ) -> list[Locality]:
-    """Return an image on each live host that has data of it cached, ``limit`` at most.
-
-    If there are more, those with most of the boot set, and then of the image.
-    """
+    """Return an image on live hosts that have data of it, first those with most for a boot."""
     host, zero = models.Host, sa.literal(0)
     boot_set = sa.func.coalesce(_Row.boot_set_cached_bytes, zero)
     cached = sa.func.coalesce(_Row.cached_bytes, zero)
@@ -257,7 +250,6 @@ def task_of(row: models.HeldImage) -> decision_messages.TaskProgress | None:
 
 
 def _on_hosts(image_id: str, *numbers: Any) -> ImageTotals:
-    """MariaDB sums up to decimals, and an empty sum is None."""
     hosts, warm, using, fully_cached, size, revision, cached, *counted = (
         int(number or 0) for number in numbers
     )

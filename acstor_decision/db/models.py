@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of the database; a change needs a migration.
-
-Times are seconds since 1970.
-"""
+"""Tables of the database, with times in seconds since 1970; a change needs a migration."""
 
 from typing import ClassVar
 
@@ -46,10 +43,7 @@ class Host(Base):
 
 
 class HeldImage(Base):
-    """An image on a host, as last reported (``decision_messages.HeldImage``).
-
-    ``is_used`` and ``is_fully_cached`` repeat parts of ``fill`` for counting.
-    """
+    """An image on a host, as last reported; flags repeat parts of ``fill`` for counting."""
 
     __tablename__ = "held_images"
     __table_args__ = (
@@ -96,12 +90,7 @@ class Boot(Base):
 
 
 class Checkpoint(Base):
-    """A checkpoint of a server's disk (``checkpoint_messages.RegisteredCheckpoint``).
-
-    ``gone_s``: since when Nova does not know the server; ``off_hosts_s``: since when it is on no
-    host, as when shelved; ``recovered_s``: start of a recovery that may not be over. ``disk_key``
-    decrypts the holders' data.
-    """
+    """A checkpoint of a server's disk (``checkpoint_messages.RegisteredCheckpoint``)."""
 
     __tablename__ = "checkpoints"
     __table_args__ = (
@@ -127,10 +116,10 @@ class Checkpoint(Base):
     interval_s: orm.Mapped[int]
     manifest_name: orm.Mapped[str] = orm.mapped_column(sa.String(64))
     holders: orm.Mapped[str] = orm.mapped_column(LONG_TEXT)
-    disk_key: orm.Mapped[str] = orm.mapped_column(sa.String(64))
-    gone_s: orm.Mapped[float | None]
-    off_hosts_s: orm.Mapped[float | None]
-    recovered_s: orm.Mapped[float | None]
+    disk_key: orm.Mapped[str] = orm.mapped_column(sa.String(64))  # decrypts the holders' data
+    gone_s: orm.Mapped[float | None]  # Nova does not know the server since then
+    off_hosts_s: orm.Mapped[float | None]  # it is on no host since then, as when shelved
+    recovered_s: orm.Mapped[float | None]  # start of a recovery that may not be over
 
 
 class CheckpointFailures(Base):
@@ -158,11 +147,7 @@ class PendingTask(Base):
 
 
 class AuthorityKey(Base):
-    """A key of the certificate authority (``ca``) or of the table signer (``signer``).
-
-    The highest number whose ``signs_from_s`` has passed is in use. A key is trusted until
-    ``trusted_until_s``; None: without limit.
-    """
+    """A key of the certificate authority (``ca``) or of the table signer (``signer``)."""
 
     __tablename__ = "authority_keys"
     __table_args__ = MYSQL
@@ -172,8 +157,8 @@ class AuthorityKey(Base):
     secret_key: orm.Mapped[str] = orm.mapped_column(sa.Text)
     certificate: orm.Mapped[str] = orm.mapped_column(sa.Text, default="")
     made_s: orm.Mapped[float]
-    signs_from_s: orm.Mapped[float]
-    trusted_until_s: orm.Mapped[float | None]
+    signs_from_s: orm.Mapped[float]  # of the keys that sign by now the last is in use
+    trusted_until_s: orm.Mapped[float | None]  # None: without limit
 
 
 class Enrolment(Base):

@@ -61,10 +61,7 @@ def list_rings(
 
 
 def store_ring(session: orm.Session, new: Publication, kept: int) -> None:
-    """Store a published table, and delete tables beyond the ``kept`` last ones.
-
-    :raises EpochTaken: another instance published the epoch first
-    """
+    """Store a table, and delete all but the ``kept`` last; EpochTaken if another was first."""
     if new.epoch <= latest_epoch(session):
         raise EpochTaken(new.epoch)
     fields = {**new._asdict(), "overloaded": " ".join(new.overloaded)}

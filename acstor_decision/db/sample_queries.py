@@ -20,10 +20,7 @@ from acstor_decision.db import models
 def record_samples(
     session: orm.Session, samples: Mapping[str, tuple[decision_messages.Sample, int]]
 ) -> None:
-    """Store the last sample and the traffic of each host.
-
-    :param samples: by host, with the number of consecutive overloaded collections
-    """
+    """Store the last samples, with the numbers of overloads in a row, and the traffic."""
     if not samples:
         return
     rows = [_host_row(*samples[host]) for host in sorted(samples)]

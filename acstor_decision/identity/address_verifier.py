@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connects to agents by TLS to see which host authenticates at an address.
-
-The service shows no certificate and closes the connection after the handshake, which takes
-ATTEMPT_S at most.
-"""
+"""Connects to agents by TLS, without certificate, to see which host authenticates."""
 
 import queue
 import socket

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records which host proved which address, and schedules the verification.
 
-A table makes every agent connect to the addresses in it. So the service first connects itself, and
-checks the certificate shown there.
+All agents connect to the addresses of a table, so the service first verifies them itself.
 """
 
 from collections.abc import Container
@@ -65,10 +64,7 @@ class AddressProofs:
     def record_attempt(
         self, address: address_book.Address, found: str, now_s: float, *, has_failed: bool
     ) -> None:
-        """Record which host authenticated at an address.
-
-        :param has_failed: it is not a host that claims the address
-        """
+        """Record which host authenticated at an address; ``has_failed``: it does not claim it."""
         last = self._attempts.get(address)
         failures = (last.failures if last else 0) + 1 if has_failed else 0
         self._attempts[address] = _Attempt(failures, now_s, found)

@@ -32,22 +32,16 @@ _is_loopback, _address_fault = _cached(addresses.is_loopback), _cached(addresses
 
 @dataclasses.dataclass(frozen=True)
 class MembershipLimits:
-    """Limits of membership and overload.
-
-    :param overload_collections: consecutive overloaded collections before v-nodes move; with one,
-        every burst would move some
-    :param verify_addresses: a host becomes a member only after it proved its address, except for
-        loopback addresses
-    """
+    """Limits of membership and overload."""
 
     # time between two samples of a host
     collection_s: float = dataclasses.field(default_factory=lambda: decision_messages.COLLECTION_S)
     dead_after_samples: int = 6  # collections without a sample after which a host is gone
-    overload_collections: int = 2
+    overload_collections: int = 2  # with one, every burst would move v-nodes
     allowed: Sequence[str] = ("*",)  # patterns of the host IDs that may join
     hosts: int = hash_ring.MAX_HOSTS  # limit of members
     hosts_per_ip: int = 4  # limit at one IP address that is not a loopback address
-    verify_addresses: bool = False
+    verify_addresses: bool = False  # of hosts, before they become members
 
 
 class Member:

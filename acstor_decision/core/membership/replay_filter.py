@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay protection: accepts a sample once, while it is its sender's newest.
-
-Anybody sender can publish on the broker can send a recorded sample again.
-"""
+"""Replay protection: accepts a sample once, as any sender can publish a recorded one again."""
 
 import enum
 from collections.abc import Hashable
@@ -54,10 +51,7 @@ class ReplayFilter(Generic[Sender]):
     def why_refused(
         self, sender: Sender, sample: decision_messages.Sample, now_s: float, wall_s: float
     ) -> Refusal | None:
-        """Return why a sample is not the newest of its sender; None if it is.
-
-        :param wall_s: the clock that samples are stamped with
-        """
+        """Return why a sample is not the newest of its sender; None if it is."""
         if max(sample.sent_s, sample.started_s) > wall_s + CLOCK_SLACK_S:
             return Refusal.FUTURE
         if sample.sent_s < wall_s - self._longest_s():

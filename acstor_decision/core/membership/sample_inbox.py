@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples that wait for the next round, in the order of receipt.
-
-Replayed samples take no room. If an identity exceeds its limit, its newest samples stay.
-"""
+"""Samples that wait for the next round, in the order of receipt; replayed ones take no room."""
 
 import collections
 from typing import NamedTuple
@@ -26,10 +23,7 @@ class Received(NamedTuple):
 
 
 class SampleInbox:
-    """At most WAITING_SAMPLES, WAITING_OF_A_HOST of each identity; the newest stay.
-
-    :param silent_s: as for ReplayFilter
-    """
+    """At most WAITING_SAMPLES, WAITING_OF_A_HOST of each identity; the newest stay."""
 
     def __init__(self, silent_s: float) -> None:
         self.refused: collections.Counter[replay_filter.Refusal] = collections.Counter()
@@ -44,10 +38,7 @@ class SampleInbox:
         return self._count
 
     def add_sample(self, received: Received, wall_s: float) -> replay_filter.Refusal | None:
-        """Add a sample; return why it is refused, None if it is accepted.
-
-        If the inbox is full, the oldest sample of its identity is dropped, or else this one.
-        """
+        """Add a sample, maybe in place of the oldest; return why it is refused, or None."""
         heard_s, certificate, sample = received
         sender = certificate.host, certificates.fingerprint(certificate.public_key)
         refusal = self._order.why_refused(sender, sample, heard_s, wall_s)

@@ -23,10 +23,7 @@ def _config(connection: engine.Connection) -> config.Config:
 
 
 def upgrade(used: engine.Engine) -> None:
-    """Upgrade the schema to this version.
-
-    :raises errors.Unusable: the schema is of a later version
-    """
+    """Upgrade the schema to this version; Unusable if it is of a later one."""
     try:
         with used.begin() as connection:
             command.upgrade(_config(connection), "head")
