@@ -56,10 +56,7 @@ class Policies(NamedTuple):
 
 @functools.cache
 def load(variants: tuple[str, ...]) -> Policies:
-    """Return the policies with the changes of variants.
-
-    :raises ValueError: there is no such variant, or two of them exclude each other
-    """
+    """Return the policies with variants, or raise ValueError if they are unknown or conflict."""
     changes: dict[str, Any] = {}
     changed_by: dict[str, str] = {}
     for name, change in _installed(variants).items():

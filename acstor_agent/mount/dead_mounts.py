@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds guests whose image or disk is on a dead mount.
+"""Finds guests with files on a dead mount, which fail with ENOTCONN until QEMU restarts.
 
-A mount dies when all processes that hold its descriptor exit. Open files of guests then fail with
-ENOTCONN until the guest's QEMU restarts.
+A mount dies when all processes that hold its descriptor exit.
 """
 
 import contextlib
@@ -51,9 +50,7 @@ class DeadMounts:
 
 
 def guests_on_dead_mounts(mount_point: str) -> tuple[str, ...]:
-    """Return the guests with an image or a disk open on a dead mount.
-
-    The live mount is not accessed.
+    """Return the guests with an image or disk open on a dead mount; do not access the live one.
 
     :raises OSError: processes cannot be listed
     """

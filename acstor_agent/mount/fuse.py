@@ -4,9 +4,9 @@
 A guest's open file outlives the worker, so nothing depends on a former worker's memory: inode
 numbers and handles are computed from IDs, a lookup attaches the image, and writes are idempotent.
 
-On base files, utime is accepted and stored (Nova's sign of use); all other changes fail with EROFS,
-which libvirt tolerates (with ENOSYS it does not start the guest). On disks, chown, chmod and utime
-are carried out; a change of length fails with EPERM.
+On images, utime is stored (Nova's sign of use); other changes fail with EROFS, which libvirt
+tolerates (with ENOSYS it does not start the guest). On disks, chown, chmod and utime are carried
+out; a change of length fails with EPERM.
 """
 
 import errno
@@ -76,11 +76,7 @@ def _log_failure(what: str, args: tuple[object, ...], error: Exception) -> None:
 def _answers_errors(
     operation: Callable[P, Coroutine[Any, Any, T]],
 ) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Translate every error of an operation into an errno.
-
-    Any other exception would end pyfuse3's main loop, and the kernel would resend the same request
-    to the next worker.
-    """
+    """Turn every error into an errno; another exception would end this and the next worker."""
 
     @functools.wraps(operation)
     async def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -218,8 +214,7 @@ class MirrorOperations(pyfuse3.Operations):
     ) -> pyfuse3.FileInfo:
         """Open a disk, or an image for reading.
 
-        The kernel may keep pages of an image, except those from before its map was downloaded. It
-        drops those of a disk, because a new disk with the same ID has the same inode.
+        The kernel drops cached pages of a disk: a new disk with the same ID has the same inode.
         """
         if inode in self._inodes.disks:
             if flags & os.O_TRUNC:
@@ -274,10 +269,7 @@ class MirrorOperations(pyfuse3.Operations):
             await (await self._disk(pyfuse3.InodeT(fh))).sync()
 
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
-        """Return ENOSYS: after the first one the kernel closes files without asking.
-
-        It would wait for an answer even in a killed process.
-        """
+        """Return ENOSYS, so the kernel never asks again: it would wait even in a killed process."""
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
@@ -295,8 +287,7 @@ class MirrorOperations(pyfuse3.Operations):
     async def forget(self, inode_list: Sequence[tuple[pyfuse3.InodeT, int]]) -> None:
         """Forget numbers of detached images that the kernel forgot.
 
-        The kernel is never asked to forget an inode: that waits for the folder's lock, which a
-        pending lookup holds while it waits for this worker.
+        It is never asked to forget: that takes the folder's lock, which a waiting lookup holds.
         """
         for inode, _ in inode_list:
             opening = self._inodes.opening_of(inode)
@@ -323,10 +314,7 @@ class MirrorOperations(pyfuse3.Operations):
                 return
 
     def _entries(self, folder: int, start: int) -> Iterator[_Entry]:
-        """Yield entries of a folder from ``start``, each with the number of the next one.
-
-        The kernel reads about 20 at a time, and each call copies the list.
-        """
+        """Yield entries of a folder from ``start``, each with the number of the next one."""
         if folder == pyfuse3.ROOT_INODE:
             names = [(name, inode) for inode, name in _FOLDERS.items()]
             return iter(list(enumerate(names, 1))[start:])

@@ -8,7 +8,7 @@ libfuse serves only a session whose FUSE_INIT it answered, and the kernel sends 
 libfuse first gets a socket pair, on which the recorded request is replayed; then the descriptor
 replaces the socket. The first answer is recorded and sent to the kernel; later ones must agree with
 it (core/mount/fuse_init.py). FUSE_NOTIFY_RESEND (Linux 6.9) makes the kernel queue unanswered
-requests again. No answer may depend on a former worker's memory, except for the mount record.
+requests again.
 """
 
 import contextlib
@@ -84,10 +84,9 @@ class UnsupportedMountError(errors.Unusable):
 
 
 def from_descriptors(descriptors: Sequence[int]) -> MountConnection | None:
-    """Return the connection with these kept descriptors, in any order, if any.
+    """Return the connection of these kept descriptors, in any order; None if there is none.
 
-    :raises UnsupportedMountError: the record is missing or of another version; other descriptors
-        are closed
+    :raises UnsupportedMountError: the record is missing or of another version; others are closed
     """
     kinds = {mount_record.is_record(fd): fd for fd in descriptors}
     try:
@@ -128,10 +127,7 @@ def _mounted(mount_point: str) -> tuple[str | None, str]:
 
 
 def resolve_path(mount_point: str) -> str:
-    """Return the path without links, without accessing the mount.
-
-    :func:`os.path.realpath` calls lstat on each part, which blocks on a mount without a worker.
-    """
+    """Return the path without links; os.path.realpath would block on a mount without a worker."""
     parent, name = os.path.split(os.path.abspath(mount_point))
     path = os.path.join(os.path.realpath(parent), name)
     try:
@@ -142,10 +138,7 @@ def resolve_path(mount_point: str) -> str:
 
 
 def mount(mount_point: str) -> MountConnection:
-    """Mount on the folder ``mount_point``.
-
-    :raises errors.Unusable: no /dev/fuse, no such folder, or another mount is there
-    """
+    """Mount on a folder; raise Unusable without /dev/fuse or folder, or over another mount."""
     _free_mount_point(mount_point)
     try:
         fuse_fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
@@ -191,12 +184,7 @@ def _free_mount_point(mount_point: str) -> None:
 
 
 def _probe_error(mount_point: str) -> int:
-    """Ask the agent of a mount by statvfs; return the error, or 0.
-
-    A child process asks, because the mount may never answer.
-
-    :raises errors.Unusable: it does not answer
-    """
+    """Return statvfs's error or 0, from a child process; raise Unusable if the mount is silent."""
     pid = os.fork()
     if not pid:
         code = 0
@@ -229,20 +217,14 @@ def _read_init(fuse_fd: int) -> bytes:
 
 
 def is_connected(fuse_fd: int) -> bool:
-    """Return whether a descriptor is still connected, without accessing the mount.
-
-    The kernel ends a connection with the last mount and user in any namespace.
-    """
+    """Return whether a descriptor is still connected, without accessing the mount."""
     poll = select.poll()
     poll.register(fuse_fd, 0)  # errors are always reported
     return not any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def check_visible(mount_point: str) -> None:
-    """Check that a mount in use is visible in this mount namespace.
-
-    :raises errors.Unusable: it is not
-    """
+    """Raise Unusable if a mount in use is not visible in this mount namespace."""
     if mounted_type(mount_point) != FS_TYPE:
         raise errors.Unusable(
             mount_point,
@@ -283,10 +265,7 @@ def _check(result: int) -> None:
 
 
 async def adopt(connection: MountConnection, operations: pyfuse3.Operations) -> None:
-    """Attach pyfuse3 to a mounted connection; then run pyfuse3.main().
-
-    :raises errors.Unusable: the kernel was told by another version what this one does not support
-    """
+    """Attach pyfuse3 to a connection, for pyfuse3.main(); raise Unusable if it cannot serve it."""
     fuse_fd, record = connection
     if record.mounted.numbers != inodes.LAYOUT:
         raise errors.Unusable(

@@ -70,11 +70,7 @@ class KilledGuests:
     def note_power_off(
         self, instance_id: str, processes: Iterable[tuple[int, int]], now_s: float
     ) -> None:
-        """Treat the processes of an instance as dying for :data:`POWER_OFF_S`.
-
-        :param processes: see :func:`processes_of`
-        :raises errors.Unusable: there are too many
-        """
+        """Treat an instance's processes as dying for POWER_OFF_S; raise Unusable for too many."""
         known = {
             process: power_off
             for process, power_off in self._power_offs.items()
@@ -173,9 +169,7 @@ class KilledGuests:
 
 
 def processes_of(instance_id: str, links_limit: int = LINKS_LIMIT) -> list[tuple[int, int]]:
-    """Return (PID, start time) of processes that can write an instance's root disk.
-
-    Readers of the disk, such as libvirt, Nova and qemu-img, do not count.
+    """Return (PID, start time) of processes that can write an instance's root disk, not readers.
 
     :raises errors.Unusable: there are too many open files to scan
     """

@@ -35,11 +35,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class MountRecord:
-    """The record of one mount.
-
-    :param fd: of the memfd; the record closes it
-    :raises ValueError: it has no valid record
-    """
+    """The record of a mount in a memfd, which it closes; raises ValueError if it is invalid."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

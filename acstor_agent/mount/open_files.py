@@ -35,10 +35,7 @@ def users_of(mount_point: str) -> list[User]:
 
 
 def list_open_images(mount_point: str) -> set[ids.ImageId]:
-    """Return the images that processes have open below a mount point.
-
-    :raises OSError: processes cannot be listed
-    """
+    """Return the images that processes have open below a mount point, or raise OSError."""
     below = f"{fuse_connection.resolve_path(mount_point)}/images/"
     found = set()
     for pid in proc_files.pids():

@@ -20,10 +20,7 @@ def numbers(folder: str) -> list[int]:
 
 
 def links(thread: int) -> dict[int, str]:
-    """Return the paths of a thread's open files, by descriptor; none if it exited.
-
-    :raises PermissionError: this process may not see them
-    """
+    """Return a thread's open files by descriptor, none if it exited, or raise PermissionError."""
     found = {}
     for fd in numbers(f"/proc/{thread}/fd"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # closed meanwhile

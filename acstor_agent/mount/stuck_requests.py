@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs requests that wait for long, and fails those of killed guests.
-
-A killed process cannot exit before its requests are answered, so they are answered with an error
-that no program sees. Without waiting requests this costs nothing.
-"""
+"""Logs requests that wait for long, and fails those of killed guests, which then can exit."""
 
 import dataclasses
 import logging
@@ -60,12 +56,11 @@ class StuckRequests:
             nursery.start_soon(self._end_requests_of_killed)
 
     async def power_off(self, instance_id: str, is_cancelled: bool = False) -> int:
-        """Stop blocking the requests of an instance that is being powered off.
+        """Stop blocking an instance that is being powered off; return its number of processes.
 
         SIGTERM alone does not end a QEMU with blocked reads; libvirt waits for it for 10 s.
 
         :param is_cancelled: the instance stays on
-        :returns: number of processes
         :raises errors.Unusable: too many are being powered off, or processes cannot be scanned
         """
         async with self._announcing:
@@ -123,10 +118,7 @@ class StuckRequests:
                 LOG.info("%s is being ended: %d of its requests end", guest, ended)
 
     def _waiter(self, guest: requests.Stream) -> killed_guests.WaitingGuest | None:
-        """Return the search key of a guest; None if its process is unknown.
-
-        An image may be open in unseen processes, too; a disk has one guest.
-        """
+        """Return a guest's search key; None if unseen processes may have its image open, too."""
         file_id, slash, _ = guest.name.partition("/")
         inode, tag = self._inode_numbers.owner_of(guest)
         if slash and not tag:

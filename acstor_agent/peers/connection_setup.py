@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens and accepts connections between agents: TCP options and the handshake.
 
-The handshake is mutual TLS 1.3, in which each side sends a secret. TLS then ends without a
-close_notify, and whole frames are encrypted with keys derived from both secrets
-(``peer_encryption``), which avoids TLS records of 16 KiB. A failure leaves no socket open.
+In a mutual TLS 1.3 handshake each side sends a secret. Keys derived from both then encrypt whole
+frames (``peer_encryption``), not TLS records of 16 KiB. A failure leaves no socket open.
 """
 
 import contextlib
@@ -54,9 +53,8 @@ async def _start(
 async def connect(
     ip: str, port: int, credentials: credentials.Credentials | None, silence_s: float
 ) -> peer_link.PeerLink:
-    """Connect to an agent.
+    """Connect to an agent; ``credentials`` None: clear text.
 
-    :param credentials: None: clear text
     :param silence_s: the connection is lost when sent bytes stay unacknowledged for so long
     :raises errors.NotAuthenticated: the other side's certificate is not valid
     """
@@ -72,10 +70,7 @@ async def connect(
 
 
 async def wait_for_first_byte(stream: trio.SocketStream) -> None:
-    """Wait until a new connection can be read, without reading.
-
-    :raises OSError: the other side has closed
-    """
+    """Wait until a new connection can be read, without reading, or raise OSError at its end."""
     if not await stream.socket.recv(1, socket.MSG_PEEK):
         raise OSError("closed before Hello")
 
@@ -93,10 +88,7 @@ class ProofGiven(Exception):
 
 
 class Handshake:
-    """The handshake on a new connection; the caller closes the socket if it fails.
-
-    :raises OSError: this host has no certificate yet
-    """
+    """The handshake on a socket that the caller closes; raises OSError without a certificate."""
 
     def __init__(self, sock: socket.socket, credentials: Credentials, *, is_server: bool) -> None:
         self._sock, self._credentials, self._is_server = sock, credentials, is_server
@@ -104,11 +96,7 @@ class Handshake:
         self._session = tls_session.TlsSession(context, is_server=is_server)
 
     async def run(self) -> peer_link.PeerLink:
-        """Do the handshake; return the link, which is ready for frames.
-
-        :raises errors.NotAuthenticated: the other side's certificate is not valid
-        :raises ProofGiven: the other side asked for the certificate only
-        """
+        """Return the link, ready for frames, or raise NotAuthenticated or ProofGiven."""
         generation, certificate = await self._prove()
         keys = await self._agree()
         link = peer_link.PeerLink(

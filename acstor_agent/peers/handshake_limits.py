@@ -42,10 +42,7 @@ class HandshakeLimits:
 
     @contextlib.contextmanager
     def limit_handshake(self, ip: str) -> Iterator[None]:
-        """Count a connection as unauthenticated until the block ends.
-
-        :raises trio.TooSlowError: it took too long, or was dropped for another one
-        """
+        """Count a connection as unauthenticated in a block; raise TooSlowError if it is dropped."""
         is_dropped = True
         try:
             with trio.fail_after(self._time_s) as scope:

@@ -97,10 +97,7 @@ class PeerLink:
         self._early = early  # received with the handshake
 
     async def receive(self, receiver: peer_receiver.Receiver) -> list[peer_wire.Message] | None:
-        """Return the next messages, at least one; None if the other side has closed.
-
-        :raises errors.RemoteProtocolError: the bytes violate the protocol
-        """
+        """Return the next messages, None if the other side closed, or raise RemoteProtocolError."""
         messages: list[peer_wire.Message] | None
         if self._early:
             early, self._early = self._early, b""

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The listening sockets of an agent: accepts connections, recovers from failures.
+"""The listening sockets of an agent: accepts connections, and reopens sockets that fail.
 
-A host does not notice a dead listener by itself, since it still reaches others. So a listening
-socket that fails or stops listening is opened again; accepted connections continue.
+A host does not notice a dead listener by itself, since it still reaches others.
 """
 
 import errno
@@ -46,10 +45,7 @@ Listeners = Sequence[trio.SocketListener]
 
 
 async def open_at(address: str) -> list[trio.SocketListener]:
-    """Return sockets that listen at ``ip:port``.
-
-    :raises errors.Unusable: the address is invalid or cannot be bound
-    """
+    """Return sockets that listen at ``ip:port``, or raise Unusable if that is impossible."""
     try:
         host, port = addresses.parse(address)
         return await trio.open_tcp_listeners(port, host=host)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This host among its peers: opens, keeps, bounds and closes connections.
-
-Whatever a peer sends or omits, and any unexpected exception, ends in an answer, a reported loss, or
-a dropped connection and a log line. Chunks are not verified here.
-"""
+"""Connections with peers, bounded; a fault of a peer or of this host ends at most one of them."""
 
 import contextlib
 import functools
@@ -46,7 +42,6 @@ Credentials = credentials.Credentials
 SecurityMode = connection_setup.SecurityMode
 OnNotification = server_connection.OnNotification
 BrokeRules = Callable[[ids.HostId, errors.RemoteProtocolError], None]
-"""Called with a host that was asked and broke the protocol."""
 
 
 class PeerNetwork:
@@ -94,11 +89,7 @@ class PeerNetwork:
         protocol_violated: BrokeRules = lambda host, error: None,
         on_notification_lost: Callable[[ids.HostId], None] = lambda host: None,
     ) -> None:
-        """Set the callbacks for events of peers, before any connection.
-
-        :param on_notification: called with a host and its announcement
-        :param on_notification_lost: called with a host that may have missed announcements
-        """
+        """Set callbacks for announcements, violations, and lost announcements."""
         self._on_notification, self._on_notification_lost = on_notification, on_notification_lost
         self._protocol_violated = protocol_violated
 
@@ -129,8 +120,6 @@ class PeerNetwork:
             except Exception as error:
                 self.faults.record_fault(what, error)
             await trio.sleep(RETRY_S)
-
-    # Client
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the connections to other agents until :meth:`aclose`."""
@@ -173,12 +162,10 @@ class PeerNetwork:
         requests: Sequence[peer_wire.ChunkRequest],
         on_answers: client_connection.OnAnswers,
     ) -> None:
-        """Request chunks of ``host`` in few messages; never waits. Callers keep deadlines.
+        """Request chunks of ``host``, of one class of connections; never waits for them.
 
-        :param requests: of one class of connections
-        :param on_answers: called with each answer or loss, never from within this call
-        :raises errors.LocalProtocolError: an answer to an older request with such a number is
-            possible
+        :param on_answers: called with each unverified answer or loss, never from within this call
+        :raises errors.LocalProtocolError: an older request with such a number may be answered yet
         """
         klass = requests[0].priority.connection_class
         try:
@@ -216,7 +203,6 @@ class PeerNetwork:
     def _channel_to(
         self, host: ids.HostId, address: str, klass: peer_wire.ConnectionClass
     ) -> peer_channel.Channel:
-        """Return the channel to ``host``; dial if there is none to this address."""
         channel = self._channels.get((host, klass))
         if channel and channel.address == address and channel.is_open:
             return channel
@@ -303,8 +289,6 @@ class PeerNetwork:
             ),
             early,
         )
-
-    # Server
 
     async def serve_forever(
         self,

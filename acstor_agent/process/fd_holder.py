@@ -2,10 +2,8 @@
 """A holder process keeps the mount's descriptors where no service manager does.
 
 It runs outside the agent's container, whose end would end the mount, or in one of its own. The
-supervisor sends it the descriptors, and confirms them every 2 s; the next supervisor takes them.
-
-Each connection to a socket in the state folder, accessible to root only, carries one datagram and
-one answer.
+supervisor sends it the descriptors, and confirms them every 2 s; the next supervisor takes them. A
+connection to its socket in the state folder (root only) carries one datagram and one answer.
 """
 
 import contextlib
@@ -37,10 +35,7 @@ _CREDENTIALS = struct.Struct("iii")  # pid, uid, gid: struct ucred of linux/sock
 
 
 class FdHolder:
-    """Context manager: the holder of one agent's mount.
-
-    :raises errors.Unusable: the socket cannot be created, or another holder has it
-    """
+    """Context manager: the holder of an agent's mount; raises Unusable if it gets no socket."""
 
     def __init__(self, state_dir: pathlib.Path) -> None:
         self._path = state_dir / SOCKET

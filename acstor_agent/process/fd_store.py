@@ -25,10 +25,7 @@ class FdStore(Protocol):
         """Check that it is still kept; return whether it is."""
 
     def take_connection(self) -> fuse_connection.MountConnection | None:
-        """Return the kept connection, None if there is none.
-
-        :raises errors.Unusable: it is of another version
-        """
+        """Return the kept connection, if any; raise Unusable if it is of another version."""
 
     def drop_connection(self) -> None:
         """Drop the connection."""

@@ -17,10 +17,7 @@ LOG = logging.getLogger(__name__)
 
 
 def make_folder(folder: pathlib.Path) -> None:
-    """Create a folder and its parents, traversable by others.
-
-    :raises errors.Unusable: it cannot be created
-    """
+    """Create a folder and its parents, traversable by others, or raise Unusable."""
     try:
         with umask(0o022):
             folder.mkdir(parents=True, exist_ok=True)
@@ -40,11 +37,9 @@ def umask(mask: int) -> Iterator[None]:
 
 
 def make_private(folder: pathlib.Path) -> None:
-    """Create a folder private to its owner, or make it so, with its direct contents.
+    """Make a folder, and its direct contents, private to its owner, or raise Unusable.
 
     Deeper files cannot be reached by others; the modes of disks are visible to guests.
-
-    :raises errors.Unusable: it cannot be created or changed
     """
     make_folder(folder.parent)
     try:
@@ -60,10 +55,7 @@ def make_private(folder: pathlib.Path) -> None:
 
 
 def restrict(path: pathlib.Path) -> bool:
-    """Remove all rights of group and others; return whether there were any.
-
-    :raises OSError: that failed
-    """
+    """Remove rights of group and others, or raise OSError; return whether there were any."""
     found = path.lstat()
     is_wide = not stat.S_ISLNK(found.st_mode) and found.st_mode & 0o077 != 0
     if is_wide:
@@ -73,12 +65,10 @@ def restrict(path: pathlib.Path) -> bool:
 
 @contextlib.contextmanager
 def lock_folders(folders: list[pathlib.Path]) -> Iterator[None]:
-    """Create private folders, and lock them against other agents.
+    """Create private folders and lock them against other agents, or raise Unusable.
 
-    A worker inherits the locks and keeps them if its supervisor is killed. An orderly end releases
+    A worker inherits the locks, and keeps them if its supervisor is killed. An orderly end releases
     them for all processes.
-
-    :raises errors.Unusable: another agent uses a folder, or it cannot be created or locked
     """
     with contextlib.ExitStack() as stack:
         locks = []

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FUSE relay for kernels before 6.9, which cannot resend unanswered requests.
 
-A process between kernel and worker forwards each request, keeps it until it is answered, and
-resends it to the next worker on FUSE_NOTIFY_RESEND. For a worker, its socket is /dev/fuse.
-
-Requests are in the mount record (process/inflight_requests.py), so they survive the relay's kill.
-It ends with its supervisor, or later with the worker. It never blocks on a worker, which may be
-blocked on it.
+A process between kernel and worker keeps each request until it is answered, in the mount record
+(process/inflight_requests.py), which survives its kill. It resends requests to the next worker on
+FUSE_NOTIFY_RESEND. For a worker, its socket is /dev/fuse. It ends with its supervisor, or later
+with the worker. It never blocks on a worker, which may be blocked on it.
 """
 
 import collections
@@ -49,10 +47,7 @@ class Relay:
                 _be_relay(connection, theirs)
 
     def connect(self) -> socket.socket:
-        """Return the socket that serves the next worker as /dev/fuse.
-
-        :raises OSError: the relay exited
-        """
+        """Return the next worker's socket, which serves as /dev/fuse, or raise OSError."""
         kernels, workers = _pair()
         with kernels:
             try:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host's secret key, from which inode numbers are computed.
 
-It must not change while guests run, or they would lose their disks. So it is stored in the state
-folder, and workers get it from the supervisor.
+It is kept in the state folder: if it changed, running guests would lose their disks.
 """
 
 import logging
@@ -19,10 +18,7 @@ NAME = "host.secret"
 
 
 def load(state_dir: pathlib.Path) -> bytes:
-    """Return the secret; create it if needed.
-
-    :raises errors.Unusable: it can be neither read nor created
-    """
+    """Return the secret, created if needed, or raise Unusable."""
     path = state_dir / NAME
     try:
         if path.exists():

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Notifies the service manager (sd_notify(3)), and uses its descriptor store.
 
-A manager with a descriptor store keeps the FUSE connection and the mount record, and passes both to
-the next supervisor; guests only see a pause.
+The store passes FUSE connection and mount record to the next supervisor; guests see a pause.
 """
 
 import array
@@ -77,11 +76,7 @@ class DescriptorStore:
             _notify(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
     def stop_reason(self) -> fd_store.StopReason:
-        """Return why SIGTERM was sent.
-
-        systemd keeps descriptors during a restart of the unit and drops them at a stop; only its
-        job list shows which one it is.
-        """
+        """Return why SIGTERM came, by systemd's job list: only a restart keeps descriptors."""
         if not os.environ.get("NOTIFY_SOCKET"):
             return fd_store.StopReason.SIGNALLED
         if _systemctl("is-system-running").strip() == "stopping":

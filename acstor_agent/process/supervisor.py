@@ -2,16 +2,16 @@
 """The supervisor: keeps the FUSE connection and the locks, and restarts workers.
 
 It holds what outlives a worker: folder locks, the /dev/fuse descriptor (a relay's before Linux 6.9)
-and the mount record. Workers are forked from it. It never accesses the mount, because it would wait
-for itself. A service manager or a holder keeps the connection, too; then a supervisor that was
-killed or restarted takes it back instead of mounting.
+and the mount record. It forks workers. It never accesses the mount, because it would wait for
+itself. A service manager or a holder keeps the connection, too; a supervisor that was killed or
+restarted takes it back instead of mounting.
 
-A killed worker may not exit while a thread hangs in the kernel, in a call to a dead file server. It
-runs no code any more, so the next worker starts without waiting for it.
+The next worker does not wait for a killed one, which runs no code any more, although its thread may
+hang in a call to a dead file server.
 
-A stop signal does not take the mount from running guests. Without a store the agent logs its users
-and goes on; at a stop of the unit it exits as soon as the mount is unused, which an unmount finds
-out while the worker still answers.
+A stop signal does not take the mount from running guests. Without a store the agent goes on; at a
+stop of the unit it exits as soon as the mount is unused, which an unmount finds out while the
+worker still answers.
 """
 
 import contextlib
@@ -111,10 +111,7 @@ class Supervisor:
         self._held: list[int] = []  # ended workers of which the kernel still holds threads
 
     def run(self) -> int:
-        """Mount, run workers until SIGTERM or SIGINT, unmount; return an exit status.
-
-        :raises errors.Unusable: the mount point cannot be used
-        """
+        """Mount, run workers until a stop signal, unmount; return a status, or raise Unusable."""
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         connection = self._connection = self._connect()
         if not fuse_init.can_resend(connection.record.mounted.init_request):
@@ -133,8 +130,7 @@ class Supervisor:
 
         A kept mount must not be accessed, because no worker answers yet.
 
-        :raises errors.Unusable: guests use a mount that cannot be served from here, or mounting
-            failed
+        :raises errors.Unusable: mounting failed, or guests use a mount that cannot be served here
         """
         point = str(self._mount_point)
         connection = self._take(point)

@@ -71,11 +71,7 @@ def deferred_stream() -> requests.Stream:
 
 
 def policy_for(folder: str | os.PathLike[str], devices: pathlib.Path = BLOCK_DEVICES) -> str:
-    """Return the policy that suits the device of a folder.
-
-    A virtual disk reports that it rotates whatever it is, so it gets ``none``; so does a missing
-    folder.
-    """
+    """Return the policy that suits a folder's device; virtual disks only pretend to rotate."""
     try:
         number = os.stat(folder).st_dev
     except OSError:
@@ -91,9 +87,7 @@ def policy_for(folder: str | os.PathLike[str], devices: pathlib.Path = BLOCK_DEV
 
 
 class DiskIo:
-    """I/O of a worker on its own disk.
-
-    Keep :meth:`serve` running under policies other than ``none``.
+    """I/O of a worker on its own disk; keep :meth:`serve` running, except under ``none``.
 
     :param schedulers: classes that order requests, by the names of policies
     """
@@ -159,10 +153,9 @@ class DiskIo:
         *args: object,
         limiter: trio.CapacityLimiter | None = None,
     ) -> T:
-        """Run ``function(*args)`` in a thread, at once or in turn.
+        """Run ``function(*args)``, which moves ``length`` bytes (1 or more), in a thread in turn.
 
         :param place: address on the disk (see :meth:`address_of`)
-        :param length: bytes moved, at least 1
         """
         if not self.is_scheduling:
             return await trio.to_thread.run_sync(function, *args, limiter=limiter)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs unexpected errors, which are bugs of this program.
+"""Logs unexpected errors, bugs of this program, which end only one operation.
 
-Such an error ends only the operation in which it occurs. Tracebacks are logged at a limited rate
-for each kind, since peers may provoke one repeatedly.
+Tracebacks are logged at a limited rate for each kind, since peers may provoke one repeatedly.
 """
 
 import logging

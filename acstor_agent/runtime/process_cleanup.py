@@ -21,10 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a process runs no code any more, though the kernel holds it.
-
-    :param pid: 0 for a process in another PID namespace; nothing is known of it
-    """
+    """Return whether a process runs no code any more; False for PID 0 (of another namespace)."""
     if pid <= 0:
         return False
     with contextlib.suppress(OSError):
@@ -44,10 +41,7 @@ def lock_holders(inode: int) -> list[int]:
 
 
 def shut_sockets(pid: int) -> int:
-    """Shut down the sockets of an ended process, to free its ports; return the count.
-
-    Sockets that this process shares, such as the log's, stay open.
-    """
+    """Shut down an ended process's sockets that this one does not share; return the count."""
     own = set(_sockets(pathlib.Path("/proc/self/fd")).values())
     shut = 0
     for task in (_PROC / str(pid) / "task").glob("*"):
@@ -64,10 +58,7 @@ def shut_sockets(pid: int) -> int:
 
 
 def free_memory(pid: int) -> bool:
-    """Release the memory of an ended process; return whether it succeeded.
-
-    It counts against the service's limit together with the next process.
-    """
+    """Release an ended process's memory, which the service is charged for; return the success."""
     try:
         process = os.pidfd_open(pid)
     except OSError:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Supervises parts of the agent that guests do not need, and restarts failed ones.
-
-A failure is logged once, and appears in ``status`` and the metrics until the part works again.
-"""
+"""Restarts failed parts that guests do not need; ``status`` and metrics show their failures."""
 
 import logging
 import pathlib
@@ -30,11 +27,7 @@ class SupervisedTasks:
         self._clock = clock
 
     async def run_supervised(self, what: str, run: Callable[..., Awaitable[object]]) -> None:
-        """Run a part forever; return when it has started or failed once.
-
-        :param what: its name for operators
-        :param run: calls ``task_status.started()`` when it has started
-        """
+        """Run a part forever; return at its ``task_status.started()``, or when it failed once."""
         await self._nursery.start(self._run_forever, what, run)
 
     async def _run_forever(
@@ -59,10 +52,7 @@ class SupervisedTasks:
             await trio.sleep(again.next_pause(trio.current_time() - began_s) or 0.0)
 
     def note_failure(self, what: str, why: str, fault: BaseException | None = None) -> None:
-        """Record that a part fails, and log it once.
-
-        :param fault: a bug in the part, logged with its traceback
-        """
+        """Record that a part fails, and log it once, with the traceback of a bug (``fault``)."""
         if self.issues.record_failure(what, why, self._clock.time()):
             LOG.error("%s: %s; guests read without it", what, why, exc_info=fault)
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replication: hosts ask each other to keep their shares of images.
 
-This host regularly leases the images that its instances use; the others answer with the state of
-their shares, as it does for theirs (``core/images/replica_holders.py``,
-``core/images/replica_leases.py``). Leased images are pinned and filled after its own
-(:mod:`hydration`). A lease only names an image: the contents come from this host's own source, and
-all effects of leases are bounded.
+This host regularly leases the images that its instances use, and reports the state of its shares to
+hosts that lease theirs (``core/images/replica_holders.py``, ``core/images/replica_leases.py``).
+Leased images are filled after its own (:mod:`hydration`). A lease only names an image: the contents
+come from this host's own source, and all effects of leases are bounded.
 """
 
 import collections
@@ -103,8 +102,6 @@ class Replication:
         self._failed = lru_table.LruTable[ids.ImageId, _Failed](REMEMBERED)
         self._new = token_buckets.TokenBuckets[ids.HostId](NEW_OF_HOST, HOSTS)
 
-    # Leases of other hosts
-
     def leased_until_s(self, image_id: ids.ImageId) -> float:
         """Return when the last lease of an image ends, wall clock; 0 if none."""
         if image_id not in self._leases:
@@ -142,8 +139,6 @@ class Replication:
             owed = self._due_reports.setdefault(host, {})
             if len(owed) < replica_leases.IMAGES_OF_HOST:
                 owed[lease.image_id] = None
-
-    # Shares on other hosts
 
     def report_shares(self, image_id: ids.ImageId) -> replica_holders.Report:
         """Return the state of the other hosts' shares; any thread may call it."""

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chunk maps of images that are not attached here, for requests of peers.
 
-Peers ask a home for chunks of images that its own guests do not use. The home reads the chunk map
-from the source itself. So it serves no image that it cannot open, and notices within RECHECK_S
-that an image was deleted, or its map or boot image replaced. A deactivated image is still served: a
-peer that knows its CIDs attached it before.
+A home reads the chunk map of a requested image from the source itself. So it serves no image that
+it cannot open, and notices within RECHECK_S that an image was deleted, or its map or boot image
+replaced. A deactivated image is still served: a peer that knows its CIDs attached it before.
 
-Only the pages that hold a requested chunk are read. The map's checksum does not cover a single
-page, but a wrong page only causes refusals, because the peer must prove that it knows the same CID.
-
-Loads and memory are bounded, per peer and in total. Requests for unknown images cost a peer more of
-its rate, and are soon refused without a source access.
+Only the pages that hold a requested chunk are read. The map's checksum does not cover a page, but a
+wrong one only causes refusals, because the peer must prove that it knows the same CID. Loads and
+memory are bounded, per peer and in total. Unknown images cost a peer more of its rate, and are soon
+refused without a source access.
 """
 
 import collections
@@ -219,12 +217,9 @@ class DetachedMaps:
     async def boot_head(
         self, host: ids.HostId, image_id: ids.ImageId
     ) -> tuple[chunk_map.Subject, boot_image.Head]:
-        """Return image and boot image head, as the source has them now.
+        """Return an active image and its boot image's head, as the source has them now.
 
-        The image must be active, because guests are going to boot from it.
-
-        :raises errors.ChunkUnavailable: there is no such image or boot image, this host may not
-            read it, or the source does not answer
+        :raises errors.ChunkUnavailable: neither exists, this host may not read it, or no answer
         :raises errors.BootImageFormatError: it is no boot image of this image
         """
         self._check_missing(image_id)

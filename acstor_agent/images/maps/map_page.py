@@ -72,11 +72,7 @@ class PagedLayout:
 async def read(
     source: base.Source, subject: chunk_map.Subject, tables: chunk_map.Tables, number: int
 ) -> Page:
-    """Read a page of an image's map.
-
-    :raises errors.ChunkMapFormatError: its directory or extents are invalid
-    :raises errors.ChunkUnavailable: the source does not provide it
-    """
+    """Read a page of an image's map, or raise ChunkMapFormatError or ChunkUnavailable."""
     cut, stored = subject.geometry, subject.stored
     blob = base.Blob(subject.image_id, base.BlobKind.CHUNK_MAP)
     of = chunk_map_header.sections(cut, stored, tables)

@@ -38,10 +38,7 @@ class SingleFlight:
         self._nursery.start_soon(self._run, key, running, work, on_end)
 
     async def wait(self, key: Hashable) -> None:
-        """Wait for a piece of work; return at once if it is not under way.
-
-        :raises errors.AcstorError: the work failed with it
-        """
+        """Wait for a piece of work, if it is under way; raise the AcstorError it failed with."""
         running = self._in_flight.get(key)
         if running is not None:
             await running.ended.wait()

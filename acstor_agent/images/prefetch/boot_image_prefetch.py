@@ -2,8 +2,8 @@
 """Prefetches boot images before guests need them, as configured by the operator.
 
 The decision service tells all hosts of a new boot image; each decides by
-``core/boot/prefetch_policy.py``. This has the lowest priority, and evicts neither boot images in
-use nor pinned chunks. The chunks of a frame are verified at the boot.
+``core/boot/prefetch_policy.py``. A prefetch has the lowest priority, evicts neither boot images in
+use nor pinned chunks, and leaves the verification of chunks to the boot.
 """
 
 import collections
@@ -144,9 +144,7 @@ class BootImagePrefetch:
         return {"done_bytes": total_bytes}
 
     def boot_set_of(self, image_id: ids.ImageId) -> boot_set.BootSet | None:
-        """Return the cached part of a prefetched boot image, in bytes as they are stored.
-
-        Any thread may call it.
+        """Return the cached part of a prefetched boot image, as stored; any thread may call it.
 
         :returns: None if this worker has not prefetched it, or only longer ago
         """

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefetches whole images to this host, at low priority.
-
-Hosts that fetch an image together begin with different chunks: first those at home here, then the
-others from a position of their own.
-"""
+"""Prefetches whole images at low priority; each host begins with other chunks (its homes)."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -54,10 +50,7 @@ async def pre_seed(
     is_home: Callable[[chunk_ref.ChunkRef], bool],
     first_chunk: int,
 ) -> dict[str, int]:
-    """Fetch the missing chunks of an image; return the byte counts.
-
-    :raises errors.AcstorError: a chunk is unavailable; fetched ones stay
-    """
+    """Fetch an image's missing chunks; return byte counts, or raise AcstorError for one."""
     cut = image.map.geometry
     homes = bytearray()
     for chunk_no in range(cut.chunk_count):

@@ -54,10 +54,7 @@ class AdvertisedPrefetch:
         self._ahead: background_fetch.BackgroundFetch[int] | None = None
 
     def chunks_advertised(self, announced: Iterable[segments.Chunks]) -> None:
-        """Record advertised chunks, and fetch useful ones.
-
-        A prefetch never asks the home, so chunks that only their home announced are skipped.
-        """
+        """Record advertised chunks; fetch useful ones, unless only their home announced them."""
         if not self._is_on:
             return
         find = self._index.find_parent
@@ -77,11 +74,7 @@ class AdvertisedPrefetch:
                 self.prefetcher.chunk_advertised(self._index.parent_of(chunk_no))
 
     def chunks_of(self, segment_chunks: segments.Chunks) -> list[tuple[int, chunk_ref.ChunkRef]]:
-        """Return the chunks of a segment, by number; none if this image lacks it.
-
-        The index knows only the first chunk of a content, so a segment may not be found if the
-        chunk that names it occurs earlier in the image.
-        """
+        """Return a segment's chunks by number; none if its naming chunk is absent or repeated."""
         named = self._index.find_parent(segment_chunks[0])
         return [] if named is None else self._chunks_of(named, *segment_chunks)
 

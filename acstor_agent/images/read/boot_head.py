@@ -19,10 +19,7 @@ LOG = logging.getLogger(__name__)
 
 
 class BootHead:
-    """The head of a boot image, valid after :meth:`load`.
-
-    ``frames`` maps the CID of each chunk to its frame, and stays until the next head is loaded.
-    """
+    """A boot image's head after :meth:`load`; ``frames``, by chunk CID, stay until the next one."""
 
     def __init__(
         self, image_map: chunk_map.ChunkMap, path: pathlib.Path, source: base.Source, what: str
@@ -34,19 +31,12 @@ class BootHead:
         self._extents: dict[detached_maps.Extent, ids.Cid] = {}
 
     def content_at(self, offset: int, length: int) -> ids.Content | None:
-        """Return the content of the frame at this range; None if unknown here.
-
-        Another revision of the boot image may have a frame there.
-        """
+        """Return the content of the frame at this range; None if unknown, as in other revisions."""
         cid = None if self.head is None else self._extents.get((offset, length))
         return None if cid is None else ids.Content(cid, self._map.scope_keys)
 
     async def load(self) -> None:
-        """Load the head from disk, or else from the source.
-
-        :raises errors.ChunkUnavailable: the source has none, or does not answer
-        :raises errors.BootImageFormatError: it is no boot image of this image
-        """
+        """Load the head from disk or the source; raise ChunkUnavailable or BootImageFormatError."""
         if self.head is None:
             try:
                 await self._take(self.path.read_bytes(), str(self.path))

@@ -3,8 +3,7 @@
 
 The head comes from the source (and is kept on disk); frames come like chunks, by the exchange. A
 chunk enters memory when it hashes to its CID in the chunk map. A guest that needs a chunk of a
-missing frame raises the frame's priority instead of fetching the chunk separately. A bad boot image
-is ignored, and guests read without it.
+missing frame raises the frame's priority. Guests read without a bad boot image.
 """
 
 import dataclasses
@@ -181,8 +180,6 @@ class BootSession:
         """Set the counters that show whether guests read the boot image."""
         self._tally = tally
 
-    # Reads of guests
-
     def begin_boot(self) -> None:
         """Load the boot image, because a guest is about to boot."""
         host = self._host
@@ -260,8 +257,6 @@ class BootSession:
         self.in_memory = {}
         self._is_head_known.set()
         self._host.memory.release_bytes(self._map.image_id)
-
-    # Loading
 
     def _loaded(self, state: State) -> None:
         self.state = state

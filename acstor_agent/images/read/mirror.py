@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads of one image: zeros and cached chunks at once, others when they arrive.
 
-A cache hit costs one lookup per chunk and one pread per contiguous run, without waiting. Its answer
-lies in a shared buffer: the caller must use it before the next await.
+A hit costs one lookup per chunk and one pread per run. Its answer lies in a shared buffer: the
+caller must use it before the next await.
 """
 
 import contextlib
@@ -73,10 +73,7 @@ SHARED_BUFFERS = BufferPool()
 
 
 class CachedBytes(NamedTuple):
-    """Bytes of an image in the cache, in whole chunks; zeros count as neither.
-
-    :param boot: data that a boot reads; None if the boot image is not known here
-    """
+    """Bytes of an image's chunks, without zeros; ``boot``: what a boot reads, None if unknown."""
 
     cached_bytes: int
     missing_bytes: int
@@ -133,8 +130,7 @@ class Mirror:
     def count_cached(self) -> CachedBytes:
         """Count cached and missing bytes; blocks, call it in a thread.
 
-        A million chunks in distinct blocks take 0.2 s and as long in pauses. A slow result is
-        reused for ten times as long, so repeated calls take at most a tenth of a processor.
+        A million chunks take 0.2 s and as long in pauses; a result is reused for ten times as long.
         """
         with self._counting:
             began_s = time.perf_counter()
@@ -163,20 +159,14 @@ class Mirror:
         return self._chunks.chunk_ref_of(self.map, chunk_no)
 
     def content_at(self, offset: int, length: int) -> ids.Content | None:
-        """Return the content at exactly this range of the image or its boot image.
-
-        :returns: ZERO_CID if there is none, None if it is unknown here
-        """
+        """Return the content at a range of image or boot image; ZERO_CID: none, None: unknown."""
         if offset >= base.AT_BOOT_IMAGE:
             return self.boots.content_at(offset, length)
         chunk_no = self.map.geometry.chunk_at(offset, length)
         return ids.Content(ids.ZERO_CID) if chunk_no is None else self.map.content_of(chunk_no)
 
     def contents_of(self, request: chunk_ref.Request) -> list[ids.Content] | None:
-        """Return the contents of a peer's request; see :meth:`content_at`.
-
-        :returns: None if one is unknown here; fewer than requested if the image has no such chunks
-        """
+        """Return a request's contents, fewer at the image's end; None if one is unknown here."""
         size = request.chunk_bytes
         if size != self._chunk_bytes:
             found = [self.content_at(offset, length) for offset, length in request.iter_ranges()]
@@ -195,8 +185,7 @@ class Mirror:
         """Return a range of the image, cut at its end; use it before the next await.
 
         :param guest: stream to charge a wait to; None if it is tracked already
-        :raises errors.QueueFull: the guest has too many waiting requests
-        :raises errors.ReaderKilled: the guest is being killed
+        :raises errors.QueueFull, errors.ReaderKilled: as :meth:`.ReadAdmission.run_admitted`
         :raises errors.DeadlineExceeded: a chunk did not arrive in time
         :raises errors.ChunkLost: a chunk exists nowhere
         """

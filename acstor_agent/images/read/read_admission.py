@@ -135,10 +135,7 @@ class ReadAdmission:
         raise errors.DeadlineExceeded(f"the turn of {guest}", self.deadline_s)
 
     def track_request(self, guest: requests.Stream, more_bytes: int = 0) -> "_TrackedRequest":
-        """Return a context that lists a request as waiting; nested ones have no effect.
-
-        It raises QueueFull and ReaderKilled as :meth:`run_admitted`.
-        """
+        """List a waiting request in a block (once if nested); raise QueueFull or ReaderKilled."""
         return _TrackedRequest(self, guest, REQUEST_BYTES + more_bytes)
 
     def begin_request(
@@ -216,10 +213,7 @@ class _TrackedRequest:
 def fail_requests(
     table: blocked_requests.BlockedRequests, guest: requests.Stream, until_s: float
 ) -> int:
-    """Fail the waiting requests of a killed guest; return their number.
-
-    :param until_s: time of the check; newer requests may be of another process
-    """
+    """Fail and count a killed guest's requests until ``until_s``; later ones may be another's."""
     ended = [wait for wait in table.requests_of_guest(guest) if wait.since_s <= until_s]
     for wait in ended:
         assert isinstance(wait.token, _TrackedRequest)

@@ -37,11 +37,7 @@ Part = peer_wire.Message | peer_wire.ChunkRequest
 
 
 class PeerConnection(abc.ABC):
-    """One end of a connection: a link, an outbox, and the tasks that read and write.
-
-    :param receiver: has already received Hello
-    :ivar peer: the other side in words, for logs and errors
-    """
+    """One end of a connection; ``receiver`` has got Hello, ``peer`` is the other side in words."""
 
     def __init__(
         self,

@@ -93,9 +93,8 @@ class ClientConnection(base_connection.PeerConnection):
     def send_requests(
         self, requests: Sequence[peer_wire.ChunkRequest], on_answers: OnAnswers
     ) -> None:
-        """Send requests, in few messages; while the socket is full they are queued.
+        """Send requests, each of which gets one answer, or queue them while the socket is full.
 
-        :param on_answers: called with the answer to each request, once
         :raises errors.LocalProtocolError: a number is in use, or was cancelled recently
         """
         check_numbers(requests, *self.used_numbers)
@@ -166,10 +165,7 @@ class ClientConnection(base_connection.PeerConnection):
             self.send_messages(message)
 
     def _parts(self, messages: list[peer_wire.Message]) -> list[peer_wire.Message]:
-        """Take chunks, which :meth:`_expects` has checked; return the other messages.
-
-        :raises errors.RemoteProtocolError: a chunk came twice
-        """
+        """Take checked chunks; return other messages. Raise RemoteProtocolError on a repetition."""
         others: list[peer_wire.Message] = []
         for message in messages:
             if isinstance(message, peer_wire.Chunk):
@@ -285,10 +281,7 @@ def _in_messages(request_ids: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def check_numbers(requests: Sequence[peer_wire.ChunkRequest], *used: Mapping[int, object]) -> None:
-    """Check that numbers of requests are unique and not in use.
-
-    :raises errors.LocalProtocolError: they are not
-    """
+    """Raise LocalProtocolError if numbers of requests are repeated or in use."""
     numbers = [number for request in requests for number in request.numbers]
     for some in used:
         if not some.keys().isdisjoint(numbers):

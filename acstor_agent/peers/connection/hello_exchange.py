@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exchanges Hello, the first message of each side on a connection.
 
-No other message is handled before the other side's host ID is known, matches its certificate and
-the dialled host, and is admitted.
+Nothing else is handled before the other side's host ID is authentic, expected and admitted.
 """
 
 import math
@@ -63,10 +62,7 @@ async def await_hello(
     host_id: ids.HostId,
     admission: Admission,
 ) -> tuple[peer_wire.Hello, list[peer_wire.Message]]:
-    """Wait for Hello and answer it; return it and the messages that came with it.
-
-    :raises errors.NotAuthenticated: the host is not admitted, or uses this host's name
-    """
+    """Await and answer Hello, or raise NotAuthenticated; return it and what came with it."""
     theirs, early = await _receive_hello(link, receiver, admission)
     if theirs.host_id == host_id:
         raise errors.NotAuthenticated(f"Hello of {host_id}", "that is this host's own name")

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each peer's share of the event loop.
 
-Small messages cost this host as much as requests, so each host has a token bucket for them; while
-it is empty, nothing is read from the host. Work for a peer starts only in the first millisecond of
-a turn of the loop, since guests' reads wait for the end of the turn. Hosts that send many small
-messages have a slow queue of their own.
+Small messages cost as much as requests, so each host has a token bucket for them; while it is
+empty, nothing is read from the host. Work for a peer starts only in the first millisecond of a
+turn, since guests' reads wait for its end. Hosts with many small messages have a slow queue.
 """
 
 import math
@@ -84,10 +83,7 @@ class LoopShare:
 def small_messages(
     messages: Sequence[peer_wire.Message], is_open: Container[int] = frozenset()
 ) -> int:
-    """Return how many messages of those that arrived together are charged.
-
-    The first Cancel or RaisePriority of a request that is open, or arrived with it, is free.
-    """
+    """Count the messages to charge: not the first Cancel or RaisePriority of an open request."""
     small = [message for message in messages if isinstance(message, _SMALL)]
     named = [
         request

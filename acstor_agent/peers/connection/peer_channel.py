@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connection to one host for one class of requests, from dialling to its end.
 
-If the dial fails, waiting requests are reported as lost in the next turn of the loop, since a
-requester that asks again at once would recurse.
+Requests of a failed dial are lost in the next turn: a requester that asks again would recurse.
 """
 
 import contextvars

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends connections that are idle or stuck, and those of hosts not admitted any more.
 
-V-node tables, certificates and authorities change while connections are open, so the check of Hello
-is repeated. After a change of files each host's certificate is verified again (0.15 ms), in batches
-with pauses.
+V-node tables, certificates and authorities change while connections are open. So after a change of
+files each host's certificate is verified again (0.15 ms), in batches with pauses.
 """
 
 import logging
@@ -68,8 +67,7 @@ class Reauthorization:
     ) -> str:
         link, credentials, why = connection.link, self._credentials, ""
         if link.certificate is not None and credentials is not None:
-            # Use the link's generation: Hello may have arrived after the last check, with a
-            # certificate that was verified before it.
+            # The link's: Hello may follow the last check with a certificate verified before it.
             before, link.credentials_generation = (
                 link.credentials_generation,
                 credentials.generation,

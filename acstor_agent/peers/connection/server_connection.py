@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server end of a connection: takes another agent's requests, sends answers.
 
-Requests in progress and the bytes of their answers are bounded, for each host and for all; further
-requests wait in the socket. The timeout of a request starts when it is received. Requests that
-arrived together are passed to the handler in one call.
+Requests in progress and bytes of answers are bounded, per host and in total; others wait in the
+socket. A timeout starts when its request is received. Requests that arrived together are one call.
 """
 
 from collections.abc import Callable
@@ -50,11 +49,9 @@ class RequestHandler(Protocol):
         requests: Sequence[peer_wire.ChunkRequest],
         arrived_s: float,
     ) -> None:
-        """Take requests that arrived together, with numbers that are not in use.
+        """Take requests with unused numbers that arrived together at ``arrived_s`` (trio's clock).
 
         Each gets one :meth:`ServerConnection.send_answers`, unless it is cancelled before.
-
-        :param arrived_s: arrival in trio's clock, from which the timeouts count
         """
 
     def requests_cancelled(
@@ -275,10 +272,7 @@ class ServerConnection(base_connection.PeerConnection):
 
 
 def _not_cancelled(messages: list[peer_wire.Message]) -> list[peer_wire.Message]:
-    """Return messages without the requests that later ones cancel.
-
-    A Cancel of earlier requests comes first, since it may make room.
-    """
+    """Drop requests that later messages cancel; put Cancels of others first, to make room."""
     cancelled: set[int] = set()
     left: list[peer_wire.Message] = []
     for message in reversed(messages):
