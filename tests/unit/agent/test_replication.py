@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hosts keep of images for each other: asked, refused, forged, forgotten; and room for it."""
+"""Replica shares that hosts keep for each other: requests, leases, refusals and space."""
 
 import uuid
 
@@ -41,7 +41,7 @@ def table_of(*names: str, epoch: int = 1) -> hash_ring.Ring:
 
 
 class Place:
-    """The v-node table that hosts of a test have, while they run and when they start."""
+    """The ring table of the hosts in a test, while they run and when they start."""
 
     def __init__(self, *names: str) -> None:
         self.table = table_of(*names)
@@ -55,7 +55,7 @@ class Place:
 
 
 class Keeper(filling_host.FillingHost):
-    """Host h1, which keeps its shares, and what it tells others."""
+    """Host h1, which keeps its replica shares, and the messages that it sends."""
 
     def __init__(self, host, place, first_pause_s=0.2, grace_s=900.0):
         super().__init__(host, host.waiting, slice_s=0.5, first_pause_s=first_pause_s)
@@ -94,13 +94,13 @@ class Keeper(filling_host.FillingHost):
         self.replicas.report_received(host, peer_wire.ReplicaRequest(entries))
 
     def answers(self, host, image_id=IMAGE):
-        """Return what a host was told of this one's share of an image."""
+        """Return the reports to a host about this host's share of an image."""
         messages = [news for to, news in self.told if to == host]
         kepts = [(one.ring_epoch, s) for one in messages if hasattr(one, "shares") for s in one[1]]
         return [(epoch, share) for epoch, share in kepts if share.image_id == image_id]
 
     async def answer(self, host, image_id=IMAGE, state=replica_messages.ShareState.KEPT, left=0):
-        """Wait until a host is told so."""
+        """Wait until the last report to a host shows this state."""
 
         def last():
             found = self.answers(host, image_id)[-1:]
@@ -130,16 +130,16 @@ def place():
     return Place("h1", "h2", "h3")
 
 
-async def test_share_is_kept_for_who_asks_until_he_takes_it_back(tmp_path, place):
+async def test_share_is_kept_until_the_last_requester_withdraws(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         keeper.asks(H2, IMAGE)
         epoch, share = await keeper.answer(H2)
         assert epoch == 1 and 0 < share.total_bytes < 200 * CHUNK
         assert share.total_bytes == keeper.promised_bytes()
         assert keeper.host.pins.get(IMAGE).is_replica
-        assert keeper.whole.status.status_of(IMAGE) is None  # nobody uses it here
+        assert keeper.whole.status.status_of(IMAGE) is None  # it is unused here
         assert not keeper.replicas._images_in_use()
-        assert not keeper.answers(H3)  # who did not ask
+        assert not keeper.answers(H3)  # it requested nothing
         keeper.asks(H3, IMAGE)
         keeper.asks(H2, IMAGE, lease_s=0)
         await keeper.answer(H3)
@@ -149,14 +149,14 @@ async def test_share_is_kept_for_who_asks_until_he_takes_it_back(tmp_path, place
         assert not keeper.host.pins.list_pins()
 
 
-async def test_lease_that_is_not_renewed_ends(tmp_path, place):
+async def test_unrenewed_lease_expires(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         keeper.asks(H2, IMAGE, lease_s=2)
         await until(keeper.promised_bytes)
         await until(lambda: not keeper.promised_bytes())
 
 
-async def test_share_follows_the_table_and_the_former_one_stays_for_a_while(tmp_path, place):
+async def test_share_follows_the_ring_table_and_the_former_one_stays_a_while(tmp_path, place):
     async with running(tmp_path, place, pin_limits=pins.PinLimits(former_share_s=3.0)) as keeper:
         keeper.asks(H2, IMAGE)
         _, before = await keeper.answer(H2)
@@ -170,7 +170,7 @@ async def test_share_follows_the_table_and_the_former_one_stays_for_a_while(tmp_
         assert (await keeper.answer(H2))[1].total_bytes == 200 * CHUNK  # two hosts keep all
 
 
-async def test_pins_of_shares_are_there_before_the_cache_is_opened_again(tmp_path, place):
+async def test_share_pins_survive_a_restart_without_source_reads(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         keeper.asks(H2, IMAGE)
         _, share = await keeper.answer(H2)
@@ -179,7 +179,7 @@ async def test_pins_of_shares_are_there_before_the_cache_is_opened_again(tmp_pat
         assert host.source.reads == []
 
 
-async def test_lease_outlives_a_restart_and_ends_within_a_day_whatever_the_date(tmp_path, place):
+async def test_lease_survives_a_restart_and_ends_within_a_day_at_any_date(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         keeper.asks(H2, IMAGE, lease_s=86400)
         await keeper.answer(H2)
@@ -194,13 +194,13 @@ async def test_lease_outlives_a_restart_and_ends_within_a_day_whatever_the_date(
     async with running(tmp_path, place) as keeper:
         await until(lambda: keeper.uses.is_leased(IMAGE))
         await keeper.whole._settle()
-        assert keeper.promised_bytes()  # until who used it had time to ask again
+        assert keeper.promised_bytes()  # until its users have had time to request it again
     place.wall_s = 1e13
     async with running(tmp_path, place, grace_s=0.2) as keeper:
         await until(lambda: not keeper.promised_bytes())
 
 
-async def test_hosts_of_another_table_are_not_listened_to(tmp_path, place):
+async def test_requests_of_hosts_outside_the_ring_table_are_ignored(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         for stranger in (H4, H1):
             keeper.asks(stranger, IMAGE)
@@ -211,7 +211,7 @@ async def test_hosts_of_another_table_are_not_listened_to(tmp_path, place):
         assert keeper.told == [] and keeper.host.source.reads == []
 
 
-async def test_unknown_images_are_answered_and_hold_nobody_up(tmp_path, place):
+async def test_unknown_images_are_refused_and_do_not_delay_other_requests(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         unknown = [ids.ImageId(str(uuid.UUID(int=number))) for number in range(200)]
         keeper.asks(H3, *unknown)
@@ -222,7 +222,7 @@ async def test_unknown_images_are_answered_and_hold_nobody_up(tmp_path, place):
         assert keeper.host.mirrors.list_attached() == [IMAGE]
 
 
-async def test_image_that_the_source_has_later_is_kept_then(tmp_path, place):
+async def test_refused_image_is_kept_once_the_source_has_it(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         blobs = dict(keeper.host.blobs)
         keeper.host.blobs.clear()
@@ -232,7 +232,7 @@ async def test_image_that_the_source_has_later_is_kept_then(tmp_path, place):
         await keeper.answer(H2)
 
 
-async def test_host_that_asks_for_too_much_is_told_so(tmp_path, place):
+async def test_requests_over_the_limit_of_a_host_are_reported_as_crowded(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         unknown = [ids.ImageId(str(uuid.UUID(int=number))) for number in range(300)]
         keeper.asks(H3, *unknown[:256])
@@ -241,11 +241,11 @@ async def test_host_that_asks_for_too_much_is_told_so(tmp_path, place):
         assert keeper.replicas.refused == 45
         await keeper.answer(H3, state=replica_messages.ShareState.CROWDED)
         keeper.asks(H2, IMAGE)
-        await keeper.answer(H2)  # others are not kept from it
+        await keeper.answer(H2)  # other hosts are not affected
         assert len(keeper.replicas._leases) == replica_leases.IMAGES_OF_HOST + 1
 
 
-async def test_pause_after_a_failure_outlives_the_lease(tmp_path, place, monkeypatch):
+async def test_backoff_after_a_failure_outlives_the_lease(tmp_path, place, monkeypatch):
     async with running(tmp_path, place, first_pause_s=3600.0) as keeper:
         unknown, attached = ids.ImageId(str(uuid.UUID(int=7))), []
         attach = keeper.host.mirrors.attach_image
@@ -264,7 +264,7 @@ async def test_pause_after_a_failure_outlives_the_lease(tmp_path, place, monkeyp
         assert attached == [unknown]
 
 
-async def test_host_cannot_have_ever_new_images_looked_for(tmp_path, place):
+async def test_number_of_new_images_requested_by_a_host_is_limited(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         for number in range(600):
             image_id = ids.ImageId(str(uuid.UUID(int=number)))
@@ -279,7 +279,7 @@ async def test_host_cannot_have_ever_new_images_looked_for(tmp_path, place):
 
 
 @pytest.mark.parametrize("limit", ["MAP_BYTES", "MAPS_BYTES", "MAPS_BYTES_OF_HOST"])
-async def test_maps_that_others_have_brought_here_are_bounded(tmp_path, place, monkeypatch, limit):
+async def test_chunk_maps_attached_for_other_hosts_are_bounded(tmp_path, place, monkeypatch, limit):
     one_map = max(len(one_host.map_of(data)) for data in (DATA, SECOND))
     monkeypatch.setattr(replication, limit, one_map)
     async with running(tmp_path, place) as keeper:
@@ -292,14 +292,14 @@ async def test_maps_that_others_have_brought_here_are_bounded(tmp_path, place, m
         await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
         assert IMAGE not in keeper.host.mirrors.list_attached()
         if limit == "MAPS_BYTES_OF_HOST":
-            keeper.asks(H3, IMAGE)  # another one may
+            keeper.asks(H3, IMAGE)  # another host may
             await keeper.answer(H3)
         else:
-            await keeper.use(IMAGE)  # and this host may anything
+            await keeper.use(IMAGE)  # this host itself has no limit
             await until(lambda: IMAGE in keeper.host.mirrors.list_attached())
 
 
-async def test_share_is_not_said_to_be_there_while_some_of_it_is_in_memory_only(tmp_path, place):
+async def test_share_is_not_reported_complete_before_it_is_written(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         lock = keeper.host.cache._recovery.writing  # nothing is written while it is held
         async with lock:
@@ -317,7 +317,7 @@ async def test_share_is_not_said_to_be_there_while_some_of_it_is_in_memory_only(
         await keeper.answer(H2)
 
 
-async def test_share_without_room_is_said(tmp_path, place):
+async def test_share_without_space_is_reported(tmp_path, place):
     async with running(tmp_path, place, 3 * MIB) as keeper:
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
@@ -325,7 +325,7 @@ async def test_share_without_room_is_said(tmp_path, place):
 
 
 @pytest.mark.expect_log("no longer kept for other hosts: image .* needs the space")
-async def test_what_others_use_makes_room_for_what_this_host_uses(tmp_path, place):
+async def test_replica_share_is_dropped_for_an_image_used_here(tmp_path, place):
     place.table = table_of("h1", "h2")  # each keeps all of everything
     async with running(tmp_path, place, 4 * MIB) as keeper:
         keeper.asks(H2, OTHER)
@@ -343,7 +343,7 @@ async def test_what_others_use_makes_room_for_what_this_host_uses(tmp_path, plac
 @pytest.mark.expect_log("its chunk map is lost")
 @pytest.mark.expect_log("needs the space")
 @pytest.mark.allow_log("no space|taking it from the source again")
-async def test_image_that_needs_room_does_not_make_way_for_itself(tmp_path, place):
+async def test_image_that_needs_space_is_not_dropped_for_itself(tmp_path, place):
     place.table = table_of("h1", "h2")
     async with running(tmp_path, place) as keeper:
         for image_id in (OTHER, IMAGE):
@@ -358,7 +358,7 @@ async def test_image_that_needs_room_does_not_make_way_for_itself(tmp_path, plac
         await until(lambda: OTHER not in keeper.host.pins.list_pins())
 
 
-async def test_image_that_is_used_here_is_whole_when_the_others_say_so(tmp_path, place):
+async def test_image_in_use_is_fully_cached_once_peers_report_their_shares(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         await keeper.use(IMAGE)
         await until(
@@ -385,10 +385,10 @@ async def test_image_that_is_used_here_is_whole_when_the_others_say_so(tmp_path,
             1.0,
         )
         assert shown()["is_shared"] is True
-        await until(lambda: shown()["state"] == "filling")  # nobody has confirmed it of late
+        await until(lambda: shown()["state"] == "filling")  # no recent report confirms it
 
 
-async def test_operator_who_asks_for_an_image_has_all_of_it(tmp_path, place):
+async def test_operator_request_pins_the_whole_image_locally(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)
@@ -403,21 +403,19 @@ async def test_operator_who_asks_for_an_image_has_all_of_it(tmp_path, place):
         )
         assert (
             keeper.whole.status.status_of(IMAGE)["is_shared"] is False
-        )  # though others keep it, too
+        )  # although others keep it, too
         await keeper.whole.withdraw_request(IMAGE)
         await until(lambda: keeper.whole.status.status_of(IMAGE)["total_bytes"] == 2 * 200 * CHUNK)
 
 
-async def test_host_that_leaves_the_table_keeps_what_others_fetch_from_it_and_nothing_more(
-    tmp_path, place
-):
+async def test_host_that_leaves_the_ring_table_keeps_its_share_until_a_restart(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         keeper.asks(H2, IMAGE)
         _, share = await keeper.answer(H2)
         place.table = table_of("h2", "h3", epoch=2)
         await trio.sleep(0.5)
         assert keeper.promised_bytes() == share.total_bytes
-    async with running(tmp_path, place) as keeper:  # by no table it has a share
+    async with running(tmp_path, place) as keeper:  # it has a share by neither ring table
         await until(lambda: keeper.host.pins.get(IMAGE))
         await trio.sleep(0.3)
         assert keeper.promised_bytes() == 0 and keeper.host.pins.get(IMAGE).is_replica
@@ -425,7 +423,7 @@ async def test_host_that_leaves_the_table_keeps_what_others_fetch_from_it_and_no
         await until(lambda: keeper.promised_bytes() == share.total_bytes)
 
 
-async def test_host_that_keeps_nothing_for_others_any_more_pins_nothing_of_it(tmp_path, place):
+async def test_replica_pins_are_dropped_when_replication_is_disabled(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)
@@ -433,7 +431,7 @@ async def test_host_that_keeps_nothing_for_others_any_more_pins_nothing_of_it(tm
         assert not host.pins.list_pins() and not host.cache.statistics.reserved_bytes
 
 
-async def test_many_hosts_are_answered_a_few_at_a_time(tmp_path):
+async def test_reports_to_many_hosts_are_sent_in_small_batches(tmp_path):
     names = [f"h{number}" for number in range(1, 41)]
     place = Place(*names)
     async with running(tmp_path, place) as keeper:
@@ -449,8 +447,8 @@ async def test_many_hosts_are_answered_a_few_at_a_time(tmp_path):
 
 
 @pytest.mark.allow_log("cannot become whole here: the cache lacks")
-async def test_image_that_was_kept_for_others_is_told_as_used_as_soon_as_it_is(tmp_path, place):
-    """Also where it was not pinned and there is no room for it: it must stay in the source."""
+async def test_replica_image_is_reported_as_used_once_it_is_opened_here(tmp_path, place):
+    """Also without a pin and without space, as the image must stay in the source."""
     place.table = table_of("h1", "h2")
     async with running(tmp_path, place, 2 * MIB) as keeper:
         keeper.asks(H2, IMAGE)
@@ -465,9 +463,7 @@ async def test_image_that_was_kept_for_others_is_told_as_used_as_soon_as_it_is(t
         assert keeper.replicas._images_in_use() == [IMAGE]
 
 
-async def test_image_attached_for_others_is_not_told_as_used_when_they_need_it_no_more(
-    tmp_path, place
-):
+async def test_replica_image_is_not_reported_as_used_after_its_lease_ends(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)

@@ -51,25 +51,25 @@ def test_file_is_read_at_the_start(keep, file):
     assert keep().current_ring().epoch == 3
 
 
-def test_sent_table_outlives_the_worker(keep, file):
+def test_operator_table_survives_a_restart(keep, file):
     assert keep().set_operator_table(table(4, "h1")).epoch == 4
     assert [host.host for host in keep().current_ring().hosts] == ["h1"]
 
 
-def test_newer_of_file_and_sent_table_wins(keep, file):
+def test_newer_of_file_and_operator_table_wins(keep, file):
     keep().set_operator_table(table(4, "sent"))
     file.write_bytes(table(5, "written"))
     assert keep().current_ring().hosts[0].host == "written"
 
 
 @pytest.mark.expect_log("has epoch 3, older than 4 in use; not taken")
-def test_older_file_does_not_win_over_a_sent_table(keep, file):
+def test_older_file_does_not_replace_an_operator_table(keep, file):
     keep().set_operator_table(table(4, "sent"))
     file.write_bytes(table(3, "written"))
     assert keep().current_ring().hosts[0].host == "sent"
 
 
-def test_sent_table_must_be_newer(keep, file):
+def test_operator_table_must_have_a_higher_epoch(keep, file):
     keeper = keep()
     keeper.set_operator_table(table(4, "h1"))
     for epoch in (3, 4):
@@ -79,7 +79,7 @@ def test_sent_table_must_be_newer(keep, file):
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"version":2}', b"\xff" * 100])
-def test_sent_rubbish_is_refused_and_not_kept(keep, tmp_path, data):
+def test_invalid_operator_table_is_refused_and_not_stored(keep, tmp_path, data):
     keeper = keep()
     with pytest.raises(errors.RingFormatError):
         keeper.set_operator_table(data)
@@ -87,19 +87,19 @@ def test_sent_rubbish_is_refused_and_not_kept(keep, tmp_path, data):
 
 
 @pytest.mark.expect_log("dropping the stored table: .*ring.json")
-def test_kept_table_that_went_bad_does_not_keep_the_worker_from_starting(keep, tmp_path, file):
+def test_corrupt_stored_table_does_not_prevent_the_start(keep, tmp_path, file):
     (tmp_path / "ring.json").write_bytes(b"{")
     file.write_bytes(table(1, "h1"))
     assert keep().current_ring().epoch == 1
 
 
 @pytest.mark.expect_log("dropping the stored table: .*ring.json")
-def test_kept_table_that_cannot_be_dropped_does_not_keep_the_worker_from_starting(keep, tmp_path):
+def test_undeletable_stored_table_does_not_prevent_the_start(keep, tmp_path):
     (tmp_path / "ring.json").mkdir()
     assert keep().current_ring().epoch == 0
 
 
-async def test_file_is_followed(keep, file, nursery, autojump_clock):
+async def test_changed_ring_file_is_reloaded(keep, file, nursery, autojump_clock):
     file.write_bytes(table(1, "h1"))
     keeper = keep()
     nursery.start_soon(keeper.watch_file)
@@ -111,7 +111,7 @@ async def test_file_is_followed(keep, file, nursery, autojump_clock):
 
 
 @pytest.mark.expect_log("keeping the last table")
-async def test_file_that_goes_or_goes_bad_changes_nothing_and_is_said_once(
+async def test_corrupt_or_removed_ring_file_keeps_the_table_and_is_logged_once(
     keep, file, nursery, autojump_clock, watched_log
 ):
     file.write_bytes(table(2, "h1"))
@@ -130,7 +130,7 @@ async def test_file_that_goes_or_goes_bad_changes_nothing_and_is_said_once(
 
 
 @pytest.mark.expect_log("keeping the last table")
-async def test_file_is_read_again_though_its_size_and_time_stay(
+async def test_ring_file_with_unchanged_size_and_mtime_is_reloaded(
     keep, file, nursery, autojump_clock
 ):
     good = table(2, "h1")
@@ -147,7 +147,7 @@ async def test_file_is_read_again_though_its_size_and_time_stay(
 
 
 @pytest.mark.expect_log("the epoch of a table that differs and is in use; not taken")
-async def test_change_without_a_higher_epoch_is_not_taken_and_said(
+async def test_changed_ring_file_of_the_same_epoch_is_rejected_and_logged(
     keep, file, nursery, autojump_clock
 ):
     file.write_bytes(table(2, "h1"))
@@ -159,7 +159,7 @@ async def test_change_without_a_higher_epoch_is_not_taken_and_said(
     nursery.cancel_scope.cancel()
 
 
-def test_table_that_was_replaced_is_remembered_for_a_while(tmp_path):
+def test_former_table_is_remembered_for_a_limited_time(tmp_path):
     now = [100.0]
     keeper = ring_store.RingStore(
         tmp_path / "ring.json", None, 60.0, manual_clock.FunctionClock(lambda: now[0])
@@ -176,7 +176,7 @@ def test_table_that_was_replaced_is_remembered_for_a_while(tmp_path):
     assert keeper.former_ring() is None
 
 
-def test_table_that_was_refused_makes_no_former_one(tmp_path):
+def test_refused_table_leaves_no_former_table(tmp_path):
     keeper = ring_store.RingStore(tmp_path / "ring.json", None, 60.0)
     keeper.set_operator_table(table(2, "h2"))
     with pytest.raises(ValueError, match="not higher"):
@@ -184,7 +184,7 @@ def test_table_that_was_refused_makes_no_former_one(tmp_path):
     assert keeper.former_ring() is None
 
 
-def test_former_table_can_be_turned_off(tmp_path):
+def test_former_table_can_be_disabled(tmp_path):
     keeper = ring_store.RingStore(tmp_path / "ring.json", None, 0.0)
     keeper.set_operator_table(table(1, "h1"))
     keeper.set_operator_table(table(2, "h2"))
@@ -205,7 +205,7 @@ def signed(epoch, *names, keys=KEYS, told=None, revoked=None):
 
 @pytest.fixture
 def joined(tmp_path, file):
-    """Make the keeper of a host that believes the service, again after each restart."""
+    """Return a function that opens the store with the keys of the service, as each start does."""
     return lambda: ring_store.RingStore(
         tmp_path / "ring.json",
         file,
@@ -219,7 +219,7 @@ def take(keeper, sent):
     keeper.accept_table(message_signing.verify_table(sent, SIGNERS), sent)
 
 
-def test_signed_table_outlives_the_worker(joined, tmp_path):
+def test_signed_table_survives_a_restart(joined, tmp_path):
     take(joined(), signed(9, "h1", "h2"))
     keeper = joined()
     assert (keeper.current_ring().epoch, keeper.is_signed, keeper.reported_epoch()) == (9, True, 9)
@@ -235,12 +235,12 @@ def test_signed_table_outlives_the_worker(joined, tmp_path):
         (signed(9, "h1", told=10), "the signature is for epoch 9"),
     ],
 )
-def test_table_without_the_services_signature_is_not_taken(sent, why):
+def test_table_without_a_valid_signature_is_rejected(sent, why):
     with pytest.raises(errors.NotAuthenticated, match=why):
         message_signing.verify_table(sent, SIGNERS)
 
 
-def test_table_is_signed_for_no_other_purpose():
+def test_signature_for_another_purpose_is_rejected():
     sent = signed(9, "h1")
     key = KEYS.signing_key
     for purpose in (signing.TASK, signing.SAMPLE, "", "tabl"):
@@ -251,12 +251,12 @@ def test_table_is_signed_for_no_other_purpose():
             )
 
 
-def test_without_signers_no_table_is_taken():
+def test_table_is_rejected_without_signer_keys():
     with pytest.raises(errors.NotAuthenticated, match="has no key of who signs them"):
         message_signing.verify_table(signed(9, "h1"), ())
 
 
-def test_signed_tables_are_higher_and_do_not_leap(joined):
+def test_signed_table_needs_a_higher_epoch_within_the_allowed_step(joined):
     keeper = joined()
     take(keeper, signed(1 << 52, "h1"))  # the first may have any epoch
     for epoch in (1 << 52, 1, (1 << 52) + 1_000_001):
@@ -267,7 +267,7 @@ def test_signed_tables_are_higher_and_do_not_leap(joined):
     assert keeper.former_ring().epoch == 1 << 52
 
 
-def test_signed_table_takes_the_place_of_the_operators_whatever_its_epoch(joined, file):
+def test_signed_table_replaces_an_operator_table_of_any_epoch(joined, file):
     file.write_bytes(table(70, "h1"))
     keeper = joined()
     assert (keeper.current_ring().epoch, keeper.reported_epoch()) == (70, 0)
@@ -282,7 +282,7 @@ def test_signed_table_takes_the_place_of_the_operators_whatever_its_epoch(joined
 
 
 @pytest.mark.expect_log("is not taken: the table in force is signed by the decision service")
-async def test_the_operators_file_says_nothing_once_a_signed_table_is_there(
+async def test_ring_file_is_rejected_once_a_signed_table_is_in_force(
     joined, file, nursery, autojump_clock
 ):
     keeper = joined()
@@ -318,7 +318,7 @@ def poisons():
 
 @pytest.mark.expect_log("dropping the stored table: .*ring.json")
 @pytest.mark.parametrize("poison", poisons().items(), ids=lambda item: item[0])
-def test_poisoned_table_is_dropped_and_the_next_one_is_taken(joined, tmp_path, poison):
+def test_invalid_stored_table_is_dropped_and_the_next_one_accepted(joined, tmp_path, poison):
     (tmp_path / "ring.json").write_bytes(poison[1])
     keeper = joined()
     assert (keeper.current_ring().epoch, keeper.reported_epoch()) == (
@@ -331,20 +331,20 @@ def test_poisoned_table_is_dropped_and_the_next_one_is_taken(joined, tmp_path, p
 
 
 @pytest.mark.expect_log("the v-node table in .*ring.json: this host has no key of who signs them")
-def test_signed_table_is_left_alone_where_it_cannot_be_checked(joined, keep):
+def test_stored_signed_table_is_kept_where_it_cannot_be_verified(joined, keep):
     take(joined(), signed(9, "h1"))
     assert keep().current_ring().epoch == 0
     assert joined().current_ring().epoch == 9
 
 
 @pytest.mark.expect_log("ring epoch 9 cannot be stored for the next start: .*No such file")
-def test_table_that_cannot_be_kept_is_in_force_all_the_same(tmp_path):
+def test_table_takes_effect_although_it_cannot_be_stored(tmp_path):
     keeper = ring_store.RingStore(tmp_path / "gone" / "ring.json", None, identity=IDENTITY)
     take(keeper, signed(9, "h1"))
     assert keeper.current_ring().epoch == 9
 
 
-def test_hosts_of_the_tables_may_speak_unless_revoked(joined):
+def test_hosts_of_current_and_former_table_are_admitted_unless_revoked(joined):
     keeper = joined()
     h1, h2, h3 = (ids.HostId(name) for name in ("h1", "h2", "h3"))
     assert keeper.admission_error(h1, 100.0)
@@ -357,7 +357,7 @@ def test_hosts_of_the_tables_may_speak_unless_revoked(joined):
     assert "not on the v-node table" in keeper.admission_error(h3, 100.0)
 
 
-def test_hosts_of_both_tables_stand_at_their_addresses(tmp_path):
+def test_hosts_at_address_counts_hosts_of_current_and_former_table(tmp_path):
     now = [0.0]
     keeper = ring_store.RingStore(
         tmp_path / "ring.json", None, 60.0, manual_clock.FunctionClock(lambda: now[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a service manager keeps what it is sent."""
+"""Whether a service manager keeps the descriptors that it is sent."""
 
 import os
 import socket
@@ -30,13 +30,17 @@ def manager(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("room", "is_kept"), [("0", False), ("1", False), ("2", True), ("8", True), ("odd", False)]
 )
-def test_manager_without_room_keeps_nothing(connection, manager, monkeypatch, room, is_kept):
+def test_connection_is_stored_only_if_fdstore_allows_two_descriptors(
+    connection, manager, monkeypatch, room, is_kept
+):
     monkeypatch.setenv("FDSTORE", room)
     assert service_manager.DescriptorStore().store_connection(connection) == is_kept
 
 
 @pytest.mark.parametrize(("shown", "is_kept"), [("", False), ("0", False), ("8", True)])
-def test_older_systemd_is_asked(connection, manager, monkeypatch, tmp_path, shown, is_kept):
+def test_fdstore_limit_of_older_systemd_is_read_with_systemctl(
+    connection, manager, monkeypatch, tmp_path, shown, is_kept
+):
     tool = tmp_path / "systemctl"
     tool.write_text(f"#!/bin/sh\necho {shown}\n")
     tool.chmod(0o755)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What options become."""
+"""Values that derive from options."""
 
 import grp
 import types
@@ -20,7 +20,7 @@ from acstor_common import errors
         ("[fe80::1]:7201", "link-local"),
     ],
 )
-def test_an_address_that_nobody_could_use_is_not_told_to_others(address, fault):
+def test_listen_address_that_peers_cannot_reach_is_refused(address, fault):
     with pytest.raises(errors.Unusable, match=rf"peer_listen: .*it is {fault}"):
         settings.reachable_at(types.SimpleNamespace(peer_listen=address))
     assert settings.reachable_at(types.SimpleNamespace(peer_listen="10.0.0.1:7201"))
@@ -34,13 +34,13 @@ def own(*chosen):
     ("deadline_s", "timeout_s", "place_s"),
     [(0.0, 30.0, 10.0), (3.0, 3.0, 1.0), (90.0, 30.0, 30.0)],
 )
-def test_look_ups_end_before_nova_gives_the_agent_up(deadline_s, timeout_s, place_s):
+def test_reply_and_provider_timeouts_follow_the_read_deadline(deadline_s, timeout_s, place_s):
     options = types.SimpleNamespace(read_deadline_s=deadline_s)
     assert settings.reply_timeout_s(options) == timeout_s
     assert settings.provider_timeout_s(options) == pytest.approx(place_s)
 
 
-def test_socket_is_for_the_group_that_is_named_or_for_the_one_of_the_package():
+def test_control_socket_group_is_the_configured_or_the_default_one():
     def gid(group, default=settings.CONTROL_GROUP):
         return settings.control_gid(types.SimpleNamespace(control_group=group), default)
 
@@ -50,13 +50,13 @@ def test_socket_is_for_the_group_that_is_named_or_for_the_one_of_the_package():
     assert gid(None, "no-such-group") is None
 
 
-def test_group_may_be_a_number_that_no_group_here_has():
+def test_group_may_be_an_unknown_numeric_id():
     assert settings.group_id("42436") == 42436
     with pytest.raises(KeyError):
         settings.group_id(str(settings.LARGEST_GID + 1))
 
 
-def test_source_reads_are_those_that_the_source_has():
+def test_exchange_settings_take_the_read_limit_of_the_source():
     options = types.SimpleNamespace(**vars(own()), peer_timeout_s=5.0, lost_after_s=0.0)
     options.read_deadline_s = 0.0
     assert (

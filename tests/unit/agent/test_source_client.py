@@ -29,11 +29,11 @@ class Place(faulty_source.FaultySource):
 
 
 def once(sources):
-    """Return sources of which each is asked once, whatever its fault."""
+    """Return a client that tries each source once, whatever its fault."""
     return source_client.SourceClient(sources, attempts=1)
 
 
-async def test_preferred_source_alone_is_asked():
+async def test_only_the_preferred_source_is_read():
     first, second = Place("first"), Place("second")
     assert await once([first, second]).read(BLOB, 2, 3) == b"234"
     assert (len(first.reads), len(second.reads)) == (1, 0)
@@ -43,7 +43,7 @@ async def test_preferred_source_alone_is_asked():
 @pytest.mark.parametrize(
     "kind", [errors.SourceUnreachable, errors.ChunkMissing, errors.ChunkInvalid]
 )
-async def test_every_unavailability_leads_to_the_next_source(kind):
+async def test_each_kind_of_failure_falls_back_to_the_next_source(kind):
     both = once([Place("first", share=1.0, error=kind), Place("second")])
     assert await both.read(BLOB, 2, 3) == b"234"
 
@@ -63,7 +63,7 @@ async def test_hash_comes_from_the_first_that_knows_it(monkeypatch):
 
 
 @SILENT
-async def test_source_that_is_down_is_asked_last_for_a_while(autojump_clock):
+async def test_source_that_is_down_is_tried_last_for_a_while(autojump_clock):
     first, second = Place("first", fail=[1]), Place("second")
     both = once([first, second])
     await both.read(BLOB, 0, 1)
@@ -76,21 +76,21 @@ async def test_source_that_is_down_is_asked_last_for_a_while(autojump_clock):
 
 
 @SILENT
-async def test_source_that_is_down_is_still_asked_for_what_nobody_else_has(autojump_clock):
+async def test_source_that_is_down_is_still_tried_for_blobs_only_it_has(autojump_clock):
     both = once([Place("first", fail=[1]), Place("second", {})])
     with pytest.raises(errors.SourceUnreachable):
         await both.read(BLOB, 0, 1)
     assert await both.read(BLOB, 0, 1) == b"0"
 
 
-async def test_crowd_at_a_source_sends_on_and_does_not_make_it_down():
+async def test_overloaded_source_is_skipped_but_not_marked_down():
     first, second = Place("first", fail=[1], error=errors.SourceOverloaded), Place("second")
     both = once([first, second])
     assert await both.read(BLOB, 2, 3) == await both.read(BLOB, 2, 3) == b"234"
     assert (len(first.reads), len(second.reads)) == (2, 1)
 
 
-async def test_missing_chunk_does_not_make_a_source_down():
+async def test_missing_chunk_does_not_mark_a_source_down():
     first, second = Place("first", fail=[1], error=errors.ChunkMissing), Place("second")
     both = once([first, second])
     await both.read(BLOB, 0, 1)
@@ -108,7 +108,7 @@ async def test_outage_is_logged_once(autojump_clock, watched_log):
     assert len(watched_log.messages) == 1
 
 
-def test_one_failure_is_raised_as_it_is():
+def test_single_failure_is_raised_unchanged():
     failure = errors.ChunkMissing("a", "b", "c")
     assert failover.most_useful([failure]) is failure
 
@@ -124,7 +124,7 @@ def test_one_failure_is_raised_as_it_is():
         ([errors.ChunkMissing, errors.ChunkMissing], errors.ChunkMissing),
     ],
 )
-def test_most_useful_error_leaves_most_hope_and_has_all_reasons(kinds, kind):
+def test_combined_error_is_the_most_recoverable_and_has_all_reasons(kinds, kind):
     failures = [cls("the chunk", f"place {n}", f"reason {n}") for n, cls in enumerate(kinds)]
     error = failover.most_useful(failures)
     assert type(error) is kind
@@ -151,7 +151,7 @@ def hung(name="first", reads=ALWAYS):
 
 
 @SILENT
-async def test_hung_source_costs_a_reader_some_seconds(autojump_clock):
+async def test_hung_source_delays_a_read_by_less_than_three_seconds(autojump_clock):
     both = once([hung(), Place("second")])
     assert await both.read(BLOB, 2, 3) == b"234"
     assert trio.current_time() < 3
@@ -173,7 +173,7 @@ async def test_readers_after_the_first_do_not_wait_for_a_hung_source(autojump_cl
 
 
 @SILENT
-async def test_all_who_wait_for_a_hung_source_go_on_when_it_is_known_to_be_down(autojump_clock):
+async def test_all_reads_of_a_hung_source_continue_once_it_is_marked_down(autojump_clock):
     both = once([hung(), Place("second")])
     async with trio.open_nursery() as nursery:
         for _ in range(200):
@@ -183,7 +183,7 @@ async def test_all_who_wait_for_a_hung_source_go_on_when_it_is_known_to_be_down(
 
 
 @SILENT
-async def test_hung_source_is_found_out_though_no_races_are_left(autojump_clock):
+async def test_hung_source_is_detected_with_no_hedges_left(autojump_clock):
     second = Place("second")
     both = once([hung(), second])
     while both.failover.hedge.may_hedge():
@@ -192,13 +192,13 @@ async def test_hung_source_is_found_out_though_no_races_are_left(autojump_clock)
         for _ in range(50):
             nursery.start_soon(both.read, BLOB, 2, 3)
         await trio.sleep(5.01)
-        assert len(second.reads) == 1  # of all who wait one goes ahead
+        assert len(second.reads) == 1  # one of all waiting reads goes ahead
     assert trio.current_time() < 6
     assert not any(place.is_hedged for place in both.failover.sources)
 
 
 @SILENT
-async def test_hung_source_is_tried_less_and_less_often_and_used_when_it_answers(autojump_clock):
+async def test_hung_source_is_retried_with_backoff_and_used_once_it_answers(autojump_clock):
     first, second = hung(reads=range(1, 5)), Place("second")
     both = once([first, second])
     waits = []
@@ -216,7 +216,7 @@ async def test_hung_source_is_tried_less_and_less_often_and_used_when_it_answers
     assert len(second.reads) == asked
 
 
-async def test_slow_source_that_answers_first_after_all_is_not_down(autojump_clock):
+async def test_slow_source_that_beats_its_hedge_is_not_marked_down(autojump_clock):
     first = Place("first", delay=[1], delay_s=3.0)
     second = Place("second", delay=[1], delay_s=NEVER_S)
     both = once([first, second])
@@ -227,7 +227,7 @@ async def test_slow_source_that_answers_first_after_all_is_not_down(autojump_clo
 
 
 @pytest.mark.allow_log("does not answer")
-async def test_link_that_is_slow_for_all_sources_is_not_loaded_twice(autojump_clock):
+async def test_hedges_do_not_double_the_load_when_all_sources_are_slow(autojump_clock):
     first = Place("first", delay=ALWAYS, delay_s=43.0)
     second = Place("second", delay=ALWAYS, delay_s=43.0)
     both = once([first, second])
@@ -238,7 +238,7 @@ async def test_link_that_is_slow_for_all_sources_is_not_loaded_twice(autojump_cl
     assert len(first.reads) + len(second.reads) <= 400 * 1.05 + 5 + 10
 
 
-async def test_source_that_answers_others_meanwhile_is_not_down(autojump_clock):
+async def test_source_that_answers_other_reads_is_not_marked_down(autojump_clock):
     first = Place("first", delay=[1], delay_s=NEVER_S)
     both = once([first, Place("second")])
 
@@ -257,14 +257,14 @@ async def test_source_that_answers_others_meanwhile_is_not_down(autojump_clock):
 
 
 @pytest.mark.allow_log("does not answer")
-async def test_hung_source_is_waited_for_when_nobody_else_has_it(autojump_clock):
+async def test_read_waits_for_a_hung_source_that_alone_has_the_blob(autojump_clock):
     first = Place("first", delay=[1], delay_s=30.0)
     both = once([first, Place("second", {})])
     assert await both.read(BLOB, 2, 3) == b"234"
     assert trio.current_time() == pytest.approx(30.0, abs=0.1)
 
 
-async def test_all_hung_sources_end_with_the_caller(autojump_clock):
+async def test_reads_of_hung_sources_are_cancelled_with_the_caller(autojump_clock):
     places = [hung("first"), hung("second"), hung("third")]
     all_three = once(places)
     with trio.move_on_after(60) as scope:
@@ -274,7 +274,7 @@ async def test_all_hung_sources_end_with_the_caller(autojump_clock):
     assert [len(place.reads) for place in places] == [1, 1, 1]
 
 
-async def test_bug_of_a_source_is_raised_where_it_was_asked(autojump_clock):
+async def test_exception_of_a_source_is_raised_to_the_caller(autojump_clock):
     class Broken(faulty_source.MemorySource):
         async def read(self, blob, offset, length, content=None):
             raise ZeroDivisionError("a bug")
@@ -285,7 +285,7 @@ async def test_bug_of_a_source_is_raised_where_it_was_asked(autojump_clock):
 
 
 @SILENT
-async def test_size_is_asked_of_the_next_source_when_the_first_hangs(autojump_clock):
+async def test_size_is_read_from_the_next_source_when_the_first_hangs(autojump_clock):
     class Silent(Place):
         async def size_bytes(self, blob):
             await trio.sleep(NEVER_S)
@@ -296,7 +296,7 @@ async def test_size_is_asked_of_the_next_source_when_the_first_hangs(autojump_cl
 
 
 @SILENT
-async def test_crowd_at_a_source_that_hangs_is_no_answer_of_it(autojump_clock):
+async def test_overload_errors_of_a_hung_source_do_not_count_as_answers(autojump_clock):
     class Crowded(Place):
         async def read(self, blob, offset, length, content=None):
             if self.in_flight_now >= 2:
@@ -322,7 +322,7 @@ def part(at):
 
 
 async def ask(both):
-    """Return what became of PIECES, each told of once."""
+    """Return the outcomes of PIECES, each reported once."""
     told = []
     await both.read_pieces(base.PieceRequest(BLOB, PIECES, told.extend))
     assert sorted(number for number, _ in told) == [0, 1, 2, 3, 4]
@@ -333,7 +333,7 @@ async def ask(both):
 @pytest.mark.parametrize(
     "kind", [errors.SourceUnreachable, errors.ChunkMissing, errors.ChunkInvalid]
 )
-async def test_next_source_is_asked_only_for_what_the_first_has_not_given(kind):
+async def test_next_source_is_read_only_for_pieces_that_the_first_lacks(kind):
     first = piecewise.PiecewiseSource(DATA, "first", fail={10: kind, 30: kind})
     second = piecewise.PiecewiseSource(DATA, "second")
     both = once([first, second])
@@ -355,7 +355,7 @@ async def test_each_piece_fails_with_the_reasons_of_its_own():
 
 
 @SILENT
-async def test_source_that_falls_silent_in_the_middle_is_raced_for_the_rest(autojump_clock):
+async def test_source_that_stalls_midway_is_hedged_for_the_rest(autojump_clock):
     first = piecewise.PiecewiseSource(DATA, "first", delay_s={20: NEVER_S})
     second = piecewise.PiecewiseSource(DATA, "second")
     both = once([first, second])
@@ -365,7 +365,7 @@ async def test_source_that_falls_silent_in_the_middle_is_raced_for_the_rest(auto
     assert first.cancelled == 1
 
 
-async def test_source_that_goes_on_telling_is_not_silent_however_long_all_takes(autojump_clock):
+async def test_source_that_keeps_reporting_pieces_is_not_hedged(autojump_clock):
     first = piecewise.PiecewiseSource(DATA, "first", delay_s=dict.fromkeys(range(0, 50, 10), 1.9))
     second = piecewise.PiecewiseSource(DATA, "second")
     await ask(once([first, second]))
@@ -373,8 +373,8 @@ async def test_source_that_goes_on_telling_is_not_silent_however_long_all_takes(
     assert trio.current_time() > 9
 
 
-async def test_source_that_has_said_no_and_goes_on_telling_is_not_silent(autojump_clock):
-    """However long all takes, and however many pieces it has not got."""
+async def test_source_that_keeps_reporting_after_failures_is_not_hedged(autojump_clock):
+    """This holds for any duration and any number of missing pieces."""
     missing = dict.fromkeys([0, 10], errors.ChunkMissing)
     first = piecewise.PiecewiseSource(
         DATA, "first", fail=missing, delay_s=dict.fromkeys(range(0, 50, 10), 1.9)
@@ -382,12 +382,12 @@ async def test_source_that_has_said_no_and_goes_on_telling_is_not_silent(autojum
     second = piecewise.PiecewiseSource(DATA, "second")
     both = once([first, second])
     assert await ask(both) == [part(at) for at in range(0, 50, 10)]
-    assert second.asked == [[0, 10]]  # in the end, and not beside the first
+    assert second.asked == [[0, 10]]  # after the first source, not in parallel
     assert both.list_statuses()[0].issue is None
 
 
 @pytest.mark.allow_log("does not answer")
-async def test_pieces_that_both_give_are_told_once_and_are_an_answer_of_both(autojump_clock):
+async def test_piece_given_by_both_sources_is_reported_once_and_credits_both(autojump_clock):
     first = piecewise.PiecewiseSource(DATA, "first", delay_s={0: 2.5, 20: 1.0})
     first.fail[40] = errors.SourceUnreachable
     second = piecewise.PiecewiseSource(DATA, "second", delay_s={10: 0.7, 30: 5.0})
@@ -411,7 +411,7 @@ async def test_pieces_that_both_give_are_told_once_and_are_an_answer_of_both(aut
 
 
 class Lingering(piecewise.PiecewiseSource):
-    """Has told of everything, and does not end."""
+    """Reports every piece, and does not return."""
 
     async def read_pieces(self, request):
         await super().read_pieces(request)
@@ -419,10 +419,10 @@ class Lingering(piecewise.PiecewiseSource):
 
 
 @SILENT
-async def test_sources_that_have_given_all_between_them_are_waited_for_no_longer(autojump_clock):
+async def test_read_ends_once_both_sources_together_gave_all_pieces(autojump_clock):
     first = piecewise.PiecewiseSource(DATA, "first", delay_s={30: NEVER_S})
     both = once([first, Lingering(DATA, "second")])
-    for seconds in (2, 0):  # who is silent is found out by it, as ever
+    for seconds in (2, 0):  # the silent source is detected as usual
         began_s = trio.current_time()
         assert await ask(both) == [part(at) for at in range(0, 50, 10)]
         assert trio.current_time() == pytest.approx(began_s + seconds)
@@ -430,9 +430,9 @@ async def test_sources_that_have_given_all_between_them_are_waited_for_no_longer
     assert both.list_statuses()[1].issue is None
 
 
-async def test_source_that_is_asked_when_nothing_is_left_has_answered_nothing(autojump_clock):
-    """The one that did the work is not taken for down because of it."""
-    for _ in range(40):  # who of both is first in one turn is left to chance
+async def test_hedge_with_no_pieces_left_does_not_count_as_an_answer(autojump_clock):
+    """The source that did the work is not marked down."""
+    for _ in range(40):  # the order of both in one turn of the loop is random
         first = Lingering(DATA, "first", delay_s={0: failover.SILENT_FIRST_S})
         second = piecewise.PiecewiseSource(DATA, "second")
         both = once([first, second])
@@ -443,7 +443,7 @@ async def test_source_that_is_asked_when_nothing_is_left_has_answered_nothing(au
 
 
 @SILENT
-async def test_source_that_tells_nothing_is_no_answer():
+async def test_source_that_reports_nothing_fails_the_read():
     class Mute(piecewise.PiecewiseSource):
         async def read_pieces(self, request):
             pass

@@ -25,7 +25,7 @@ ALWAYS = range(1, 1_000)
 
 
 def as_stored(image_id):
-    """Say of every image that it is raw."""
+    """Return a raw layout for every image."""
     cut = geometry.Geometry(len(DATA), geometry.DEFAULT_CHUNK_BYTES)
     return layout.Layout(b"", 0, cut, layout.raw(len(DATA)))
 
@@ -41,7 +41,7 @@ def conf(tmp_path):
 
 @pytest.fixture
 def other_package(tmp_path, monkeypatch):
-    """Install a package whose sources are not what they should be."""
+    """Install a package with invalid sources."""
     package = tmp_path / "site"
     (package / "other-1.0.dist-info").mkdir(parents=True)
     (package / "other-1.0.dist-info" / "METADATA").write_text("Name: other\nVersion: 1.0\n")
@@ -54,7 +54,7 @@ def other_package(tmp_path, monkeypatch):
     monkeypatch.setattr(stevedore.ExtensionManager, "ENTRY_POINT_CACHE", {})
 
 
-async def test_sources_are_asked_in_the_order_of_their_names(conf, tmp_path, nursery):
+async def test_sources_are_read_in_the_configured_order(conf, tmp_path, nursery):
     (tmp_path / BLOB.file_name).write_bytes(DATA)
     with http_server.serve({BLOB.file_name: DATA}) as server:
         conf.set_override("url", server.url, group="source_http")
@@ -79,7 +79,7 @@ async def test_connections_of_the_driver_bound_the_reads_in_flight(conf, nursery
     await source.aclose()
 
 
-async def test_driver_is_asked_again_and_its_bytes_are_verified(autojump_clock):
+async def test_driver_is_retried_and_its_bytes_are_verified(autojump_clock):
     inner = faulty_source.FaultySource(
         faulty_source.MemorySource({BLOB: DATA}), delay=ALWAYS, fail=[1], corrupt=[3]
     )
@@ -101,7 +101,7 @@ async def test_unknown_source_is_named_with_those_installed(conf, nursery):
         source_factory.build(["file", "ftp"], conf, nursery, as_stored)
 
 
-async def test_source_rbd_is_refused_with_what_helps_instead(conf, nursery):
+async def test_source_rbd_is_refused_with_its_alternatives(conf, nursery):
     why = r"no source 'rbd'.*images_type = rbd.*acstor-glance-gateway"
     with pytest.raises(errors.Unusable, match=why):
         source_factory.build(["rbd", "glance"], conf, nursery, as_stored)
@@ -128,7 +128,7 @@ async def test_option_that_is_missing_is_named(conf, nursery):
         source_factory.build(["http"], conf, nursery, as_stored)
 
 
-async def test_source_for_another_version_is_refused_with_what_it_lacks(
+async def test_source_of_another_version_is_refused_with_missing_methods(
     conf, nursery, other_package
 ):
     with pytest.raises(errors.Unusable, match=r"'old' lacks .*fill.*another version"):
@@ -148,7 +148,7 @@ async def test_source_for_another_version_is_refused_with_what_it_lacks(
         ),
     ],
 )
-def test_operators_are_told_what_names_a_source_and_no_password(tmp_path, section, text, told):
+def test_source_description_omits_the_password(tmp_path, section, text, told):
     path = tmp_path / "acstor.conf"
     path.write_text(f"[{section}]\n{text}\n")
     found = cfg.ConfigOpts()

@@ -27,7 +27,7 @@ def test_matching_chunk_passes_also_as_memoryview():
     chunk_verification.check_chunk(memoryview(CHUNK), CONTENT, "chunk 5", "peer h2")
 
 
-def test_wrong_chunk_is_invalid_and_everything_is_named():
+def test_error_of_a_wrong_chunk_names_chunk_source_and_both_cids():
     with pytest.raises(errors.ChunkInvalid) as caught:
         chunk_verification.check_chunk(b"other", CONTENT, "chunk 5", "peer h2")
     text = str(caught.value)
@@ -45,7 +45,7 @@ async def test_corrupt_read_with_content_is_invalid():
         raise outcome
 
 
-async def test_read_that_gives_fewer_bytes_than_asked_may_pass():
+async def test_short_read_fails_as_unreachable():
     outcomes = []
     await source(truncate=[1]).read_pieces(
         base.PieceRequest(BLOB, [base.BlobPiece(0, 7, CONTENT)], outcomes.extend)
@@ -55,7 +55,7 @@ async def test_read_that_gives_fewer_bytes_than_asked_may_pass():
     assert type(failure) is errors.SourceUnreachable and "fewer bytes" in str(failure)
 
 
-async def test_read_without_content_is_not_looked_at():
+async def test_read_without_content_is_not_verified():
     assert await source(corrupt=[1]).read(BLOB, 0, len(CHUNK)) != CHUNK
 
 
@@ -67,7 +67,7 @@ async def test_read_without_content_is_not_looked_at():
         ((), CHUNK, "the key of its CID .* is not known"),
     ],
 )
-def test_keyed_chunk_is_checked_with_the_keys_that_come_with_it(keys, of, why):
+def test_keyed_chunk_is_verified_with_its_own_keys(keys, of, why):
     keyed = ids.Content(ids.cid_of(CHUNK, KEY), keys)
     told = []
     run = driver.BlobRun(BLOB, [base.BlobPiece(0, 7, keyed)], "memory", told.extend)
@@ -93,7 +93,7 @@ def a_run(told, wrong=()):
     return run
 
 
-def test_pieces_are_told_as_soon_as_they_are_whole():
+def test_pieces_are_reported_as_soon_as_they_are_complete():
     told = []
     run = a_run(told)
     for count_bytes in (0, 9, 10, 29, 30, 30, 40):
@@ -102,7 +102,7 @@ def test_pieces_are_told_as_soon_as_they_are_whole():
     assert run.is_over
 
 
-def test_failure_is_told_of_the_rest_alone():
+def test_failure_is_reported_only_for_the_remaining_pieces():
     told = []
     run = a_run(told)
     run.pieces_filled(25)
@@ -113,7 +113,7 @@ def test_failure_is_told_of_the_rest_alone():
 
 
 @pytest.mark.parametrize("checked_before_bytes", [0, 15, 40])
-def test_each_piece_is_checked_whether_the_driver_did_so_or_not(checked_before_bytes):
+def test_each_piece_is_verified_with_or_without_the_driver(checked_before_bytes):
     told = []
     run = a_run(told, wrong={1, 3})
     thread = threading.Thread(target=run.check_pieces, args=(checked_before_bytes,))
@@ -130,7 +130,7 @@ def test_each_piece_is_checked_whether_the_driver_did_so_or_not(checked_before_b
     ]
 
 
-async def test_driver_that_tells_nothing_is_told_of():
+async def test_driver_that_reports_nothing_fails_all_pieces():
     class Idle(driver.Driver):
         location = "nowhere"
         from_conf = size_bytes = aclose = None
@@ -148,7 +148,7 @@ async def test_driver_that_tells_nothing_is_told_of():
     ]
 
 
-async def test_ranges_of_one_call_are_read_beside_each_other_and_each_fails_alone(autojump_clock):
+async def test_ranges_of_one_call_are_read_concurrently_and_fail_separately(autojump_clock):
     memory = faulty_source.MemorySource({BLOB: bytes(range(100))})
     inner = faulty_source.FaultySource(memory, delay=range(1, 99), fail=[3])
     told = []
@@ -164,7 +164,7 @@ async def test_ranges_of_one_call_are_read_beside_each_other_and_each_fails_alon
             assert outcomes[number] == bytes(range(piece.offset, piece.offset + 3))
 
 
-async def test_ranges_that_were_not_begun_are_not_read_for_who_gave_up(autojump_clock):
+async def test_ranges_not_yet_started_are_not_read_after_a_cancel(autojump_clock):
     memory = faulty_source.MemorySource({BLOB: bytes(100)})
     inner = faulty_source.FaultySource(memory, delay=range(1, 99), delay_s=10.0)
     told = []

@@ -39,7 +39,7 @@ def source(tmp_path):
     return file.FileSource(str(tmp_path), open_files_limit=3)
 
 
-async def test_short_file_is_missing_with_path_and_sizes(source, path):
+async def test_read_past_the_end_is_missing_with_path_and_sizes(source, path):
     with pytest.raises(errors.ChunkMissing) as caught:
         await source.read(BLOB, 6, 8)
     assert str(caught.value) == (
@@ -55,7 +55,7 @@ async def test_replaced_file_is_opened_again(source, path):
     assert await source.size_bytes(BLOB) == 6
 
 
-async def test_removed_file_is_missing_though_it_was_open(source, path):
+async def test_removed_file_is_missing_although_it_was_open(source, path):
     await source.read(BLOB, 0, 3)
     path.with_suffix(".other").touch()
     path.unlink()
@@ -65,7 +65,7 @@ async def test_removed_file_is_missing_though_it_was_open(source, path):
 
 
 @pytest.mark.parametrize("folder", ["empty", "gone", "not_a_folder"])
-async def test_folder_whose_file_system_is_not_mounted_says_nothing_of_files(tmp_path, folder):
+async def test_read_is_refused_while_the_file_system_is_not_mounted(tmp_path, folder):
     (tmp_path / "empty").mkdir()
     (tmp_path / "not_a_folder").touch()
     with pytest.raises(errors.ChunkRefused, match=r"mounted|not a folder"):
@@ -88,7 +88,7 @@ async def test_link_that_replaces_an_open_file_is_refused(source, path):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-async def test_what_is_no_regular_file_is_refused_without_waiting(source, path, make):
+async def test_non_regular_file_is_refused_without_blocking(source, path, make):
     path.unlink()
     make(path)
     with trio.fail_after(2), pytest.raises(errors.ChunkMissing, match="not a regular file"):
@@ -97,7 +97,7 @@ async def test_what_is_no_regular_file_is_refused_without_waiting(source, path, 
         await source.size_bytes(BLOB)
 
 
-async def test_files_stay_open_between_reads_but_not_too_many(source, path, tmp_path):
+async def test_files_stay_open_between_reads_up_to_a_limit(source, path, tmp_path):
     for number in range(6):
         (tmp_path / other_blob(number).file_name).write_bytes(b"x")
         await source.read(other_blob(number), 0, 1)
@@ -107,7 +107,7 @@ async def test_files_stay_open_between_reads_but_not_too_many(source, path, tmp_
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
-async def test_passing_fault_is_unreachable_and_the_file_is_opened_again(
+async def test_transient_error_is_unreachable_and_the_file_is_reopened(
     source, path, code, monkeypatch
 ):
     real_open = os.open
@@ -129,7 +129,7 @@ async def test_passing_fault_is_unreachable_and_the_file_is_opened_again(
     assert opened == [str(path)] * 2
 
 
-async def test_read_that_gives_less_is_continued_in_all_buffers(source, path, monkeypatch):
+async def test_short_read_is_continued_in_all_buffers(source, path, monkeypatch):
     real = os.preadv
 
     def three_bytes(fd, buffers, offset):
@@ -143,7 +143,7 @@ async def test_read_that_gives_less_is_continued_in_all_buffers(source, path, mo
     assert told == [(0, b"1234"), (1, b"56"), (2, b"789")]
 
 
-async def test_pieces_before_the_end_of_a_file_are_given(source, path):
+async def test_pieces_before_the_end_of_a_file_are_read(source, path):
     told = []
     await source.read_pieces(
         base.PieceRequest(BLOB, [base.BlobPiece(6, 2), base.BlobPiece(8, 4)], told.extend)
@@ -154,7 +154,7 @@ async def test_pieces_before_the_end_of_a_file_are_given(source, path):
     )
 
 
-async def test_many_chunks_are_one_call(source, path, monkeypatch):
+async def test_many_chunks_are_read_in_one_call(source, path, monkeypatch):
     path.write_bytes(bytes(range(200)))
     calls, real = [], os.preadv
     monkeypatch.setattr(os, "preadv", lambda *args: calls.append(args) or real(*args))
@@ -167,12 +167,12 @@ async def test_many_chunks_are_one_call(source, path, monkeypatch):
     await source.read_pieces(
         base.PieceRequest(BLOB, [base.BlobPiece(n, 1) for n in range(200)], told.extend)
     )
-    assert len(calls) == 1 + 4  # the kernel takes so many buffers and no more
+    assert len(calls) == 1 + 4  # the kernel limits the buffers of a call
 
 
 @pytest.fixture
 def hinted(monkeypatch):
-    """The ranges that the kernel was told to read ahead, in order."""
+    """Ranges hinted to the kernel for readahead, in order."""
     seen = []
 
     def note(fd, offset, length, advice):
@@ -184,7 +184,7 @@ def hinted(monkeypatch):
 
 
 async def begin(nursery, source, at, read):
-    """Begin reads of two bytes, one after the other, and wait for none."""
+    """Start reads of two bytes in order, and await none."""
 
     async def one(offset):
         read[offset] = await source.read(BLOB, offset, 2)
@@ -196,7 +196,7 @@ async def begin(nursery, source, at, read):
 
 @pytest.fixture
 def answers(monkeypatch):
-    """Until this is set what is read at the beginning of a file hangs."""
+    """Reads at offset 0 hang until this event is set."""
     answers, real = threading.Event(), os.preadv
 
     def preadv(fd, buffers, offset):
@@ -209,7 +209,7 @@ def answers(monkeypatch):
     answers.set()
 
 
-async def test_reads_in_order_come_to_the_kernel_in_order_whichever_thread_is_first(
+async def test_sequential_reads_reach_the_kernel_in_order_across_threads(
     tmp_path, path, hinted, monkeypatch
 ):
     source = file.FileSource(str(tmp_path), order_s=10.0)
@@ -218,11 +218,11 @@ async def test_reads_in_order_come_to_the_kernel_in_order_whichever_thread_is_fi
     monkeypatch.setattr(source, "_open", lambda *args: time.sleep(late_s.pop(0)) or real(*args))
     async with trio.open_nursery() as nursery:
         await begin(nursery, source, range(0, 10, 2), read)
-    assert hinted == [(2, 2), (4, 2), (6, 2), (8, 2)]  # the first one follows nobody
+    assert hinted == [(2, 2), (4, 2), (6, 2), (8, 2)]  # the first read follows no other
     assert read == {0: b"01", 2: b"23", 4: b"45", 6: b"67", 8: b"89"}
 
 
-async def test_read_that_follows_one_that_is_over_goes_on_in_order_while_others_are_under_way(
+async def test_sequential_reads_are_hinted_while_another_read_is_in_flight(
     source, path, hinted, answers
 ):
     read = {}
@@ -233,16 +233,12 @@ async def test_read_that_follows_one_that_is_over_goes_on_in_order_while_others_
     assert hinted == [(6, 2), (8, 2)]
 
 
-async def test_who_reads_one_piece_after_the_other_leaves_reading_ahead_to_the_kernel(
-    source, path, hinted
-):
+async def test_single_sequential_reader_gets_no_hints(source, path, hinted):
     assert [await source.read(BLOB, at, 2) for at in (0, 2, 4)] == [b"01", b"23", b"45"]
     assert hinted == []
 
 
-async def test_hints_go_as_far_as_the_read_and_in_parts_that_the_kernel_takes(
-    source, path, hinted, answers
-):
+async def test_hints_cover_the_read_in_steps_of_limited_size(source, path, hinted, answers):
     path.write_bytes(bytes(1 << 20))
     async with trio.open_nursery() as nursery:
         await begin(nursery, source, (0,), {})
@@ -252,7 +248,7 @@ async def test_hints_go_as_far_as_the_read_and_in_parts_that_the_kernel_takes(
     assert hinted == [(2, step), (2 + step, step), (2 + 2 * step, 300_000 - 2 * step)]
 
 
-async def test_read_that_hangs_keeps_those_that_follow_it_for_a_moment_only(source, path, answers):
+async def test_hanging_read_delays_the_following_reads_only_briefly(source, path, answers):
     read = {}
     async with trio.open_nursery() as nursery:
         await begin(nursery, source, (0,), read)
@@ -262,7 +258,7 @@ async def test_read_that_hangs_keeps_those_that_follow_it_for_a_moment_only(sour
         answers.set()
 
 
-async def test_read_that_was_given_up_keeps_nobody(tmp_path, path, answers):
+async def test_cancelled_read_does_not_delay_the_following_reads(tmp_path, path, answers):
     source, read = file.FileSource(str(tmp_path), order_s=10.0), {}
     with trio.fail_after(5):
         async with trio.open_nursery() as nursery:
@@ -275,7 +271,7 @@ async def test_read_that_was_given_up_keeps_nobody(tmp_path, path, answers):
     assert read == {2: b"23"}
 
 
-async def test_reads_in_order_leave_nothing_behind(source, path, answers):
+async def test_sequential_reads_keep_bounded_state(source, path, answers):
     path.write_bytes(bytes(1_000))
     read = {}
     async with trio.open_nursery() as nursery:
@@ -288,7 +284,7 @@ async def test_reads_in_order_leave_nothing_behind(source, path, answers):
     assert turns <= file.REMEMBERED + 1
 
 
-async def test_file_system_that_takes_no_hints_is_read(source, path, monkeypatch):
+async def test_file_system_without_hint_support_is_read(source, path, monkeypatch):
     def refuse(*args):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
@@ -299,7 +295,7 @@ async def test_file_system_that_takes_no_hints_is_read(source, path, monkeypatch
     assert read == {0: b"01", 2: b"23", 4: b"45"}
 
 
-async def test_reader_of_a_server_that_hangs_can_be_cancelled(source, path, monkeypatch):
+async def test_read_from_a_hanging_server_can_be_cancelled(source, path, monkeypatch):
     answers = threading.Event()
     real = os.preadv
     monkeypatch.setattr(os, "preadv", lambda *args: answers.wait(10) and real(*args))
@@ -312,7 +308,7 @@ async def test_reader_of_a_server_that_hangs_can_be_cancelled(source, path, monk
     assert await source.read(BLOB, 0, 3) == b"012"
 
 
-async def test_reads_take_no_thread_of_others(source, path, monkeypatch):
+async def test_reads_take_no_threads_of_the_default_limiter(source, path, monkeypatch):
     answers = threading.Event()
     real = os.preadv
     monkeypatch.setattr(os, "preadv", lambda *args: answers.wait(10) and real(*args))
@@ -328,8 +324,8 @@ async def test_reads_take_no_thread_of_others(source, path, monkeypatch):
             answers.set()
 
 
-async def test_files_are_closed_in_threads_alone(source, path, tmp_path, monkeypatch):
-    """To close a file of a server that hangs hangs as well: in the event loop for everybody."""
+async def test_files_are_closed_only_in_threads(source, path, tmp_path, monkeypatch):
+    """Closing a file of a hanging server hangs as well, and would block the event loop."""
     real, closers = os.close, []
 
     def close(fd):
@@ -346,13 +342,13 @@ async def test_files_are_closed_in_threads_alone(source, path, tmp_path, monkeyp
     path.with_suffix(".new").write_bytes(b"abc")
     path.with_suffix(".new").rename(tmp_path / other_blob(4).file_name)
     await source.read(other_blob(4), 0, 1)
-    gc.collect()  # the error's traceback had the file that was replaced; it is let go of here
+    gc.collect()  # the error's traceback held the replaced file; it is released here
     await source.aclose()
     assert len(closers) == 6
     assert threading.main_thread() not in closers
 
 
-async def test_closing_does_not_wait_for_a_server_that_hangs(source, path, monkeypatch):
+async def test_close_does_not_wait_for_a_hanging_server(source, path, monkeypatch):
     answers = threading.Event()
     real = os.close
     await source.read(BLOB, 0, 3)
@@ -371,7 +367,7 @@ def test_folder_must_be_absolute(folder):
         file.FileSource.from_conf(group)
 
 
-async def test_image_in_a_file_store_of_glances_has_no_ending(source, tmp_path):
+async def test_image_in_a_glance_file_store_is_read_without_suffix(source, tmp_path):
     store = tmp_path / BLOB.image_id
     store.write_bytes(b"abcdef")
     assert await source.size_bytes(BLOB) == 6
