@@ -346,7 +346,13 @@ def test_flipped_byte_of_a_layout_is_detected() -> None:
         (AT_ENTRIES + 20, "I", (4 << 20) + 1, AT_ENTRIES, "is compressed to 4194305"),
         (AT_ENTRIES + 48 + 20, "I", 8191, AT_ENTRIES + 48, "of 8192 bytes is stored in 8191"),
         (AT_ENTRIES + 72 + 16, "II", 16385, AT_ENTRIES + 72, "is not between"),  # two pages
-        (AT_ENTRIES + 96 + 16, "II", 1001, AT_ENTRIES + 96, "is not between"),  # behind the image
+        (
+            AT_ENTRIES + 96 + 16,
+            "II",
+            1001,
+            AT_ENTRIES + 96,
+            "is not between",
+        ),  # past the end of the image
         (AT_ENTRIES + 120, "Q", 1, AT_ENTRIES + 120, "the index"),
         (AT_ENTRIES + 128, "Q", 3, AT_ENTRIES + 72, "is not between"),
         (AT_ENTRIES + 128, "Q", 6, AT_ENTRIES + 120, "the index"),

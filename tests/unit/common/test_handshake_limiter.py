@@ -62,7 +62,7 @@ def test_bucket_never_exceeds_its_rate_plus_one_burst(takings):
         if amount >= 0:
             had[who] += amount if buckets.try_take(who, amount, now) else 0
         else:
-            buckets.charge_tokens(who, 100.0, now)  # a fine
+            buckets.charge_tokens(who, 100.0, now)  # a penalty
             assert buckets.tokens_left(who, now) >= -5.0
     assert all(count <= 5.0 + 2.0 * now for count in had.values())
 

@@ -148,7 +148,7 @@ def test_owners_among_10_000_hosts_are_found_quickly():
     of = make_ring(*[20] * 10_000)
     began = time.process_time()
     owners = [of.owners_of(cid, 4) for cid in CIDS]
-    assert time.process_time() - began < 2.0  # where all points are looked at: 20 s
+    assert time.process_time() - began < 2.0  # a scan of all points takes 20 s
     assert {len(set(hosts)) for hosts in owners} == {4}
 
 
@@ -206,7 +206,7 @@ def located(
 
 
 def algorithm_1(of: hash_ring.Ring, cid: ids.Cid, src: str, threshold: int) -> str:
-    """Wu et al. 2017, Algorithm 1, lines 7 to 14, word by word."""
+    """Wu et al. 2017, Algorithm 1, lines 7 to 14, literally."""
     where = {host: location.parse(text) for host, text in of.host_locations().items()}
     node_list = of
     while True:
@@ -249,7 +249,7 @@ def test_ring_within_has_the_hosts_nearer_than_the_far_host(threshold):
 def test_group_has_the_hosts_nearer_than_the_threshold(threshold, near):
     of = located(threshold)
     assert {host.host for host in of.group_of("h0").hosts} == near
-    for member in near:  # all of a group see the same group, so they find the same homes
+    for member in near:  # all members see the same group and find the same homes
         assert of.group_of(member) is of.group_of("h0")
 
 

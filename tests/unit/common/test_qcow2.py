@@ -92,7 +92,7 @@ def test_disk_that_ends_within_a_cluster_is_read_to_its_end() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 2, 5])
-def test_a_part_of_the_disk_is_read_alone(start: int) -> None:
+def test_part_of_the_disk_is_read_separately(start: int) -> None:
     entries = [DATA + number % 3 * CLUSTER for number in range(8)]
     file = File(
         size=8 * CLUSTER, l2_entries=entries, data=b"".join(bytes([n]) * CLUSTER for n in b"abc")

@@ -21,7 +21,7 @@ def configuration(folder: pathlib.Path, connection: str = "", **own: Any) -> cfg
     decision_conf.register_opts(conf)
     conf([], project="acstor", default_config_files=[], default_config_dirs=[])
     conf.set_override("connection", connection or f"sqlite:///{folder}/decision.sqlite", "database")
-    conf.set_override("sqlite_synchronous", False, "database")  # no test cuts the power
+    conf.set_override("sqlite_synchronous", False, "database")  # tests need no durability
     for name, value in own.items():
         conf.set_override(name, value, "acstor_decision")
     return conf

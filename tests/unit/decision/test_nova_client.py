@@ -173,7 +173,7 @@ def user_of(image, host, task=None, server_id=SERVER):
         ("", "h1", None, False),  # it boots from a volume
     ],
 )
-def test_image_is_used_by_servers_on_hosts_of_acstor_or_on_their_way(
+def test_image_use_counts_servers_on_acstor_hosts_and_in_transition(
     client, image, host, task, is_used
 ):
     client.says(USERS, {"servers": [user_of(image, host, task)]})

@@ -49,7 +49,7 @@ EVIL = (*SCRIPT, "--config-file", "/tmp/evil.conf")
     [{"uid": 65534}, {"started_by": 65534}, {"exe": "su"}],
     ids=["local user", "with root's rights", "no Python"],
 )
-def test_process_of_another_user_is_ignored(tmp_path, put, who):
+def test_untrusted_process_named_nova_compute_is_ignored(tmp_path, put, who):
     """A local user's process may have nova-compute's name and a lower pid."""
     put(60, *EVIL, **who)
     assert compute_user.running_user(tmp_path) is None and compute_user.config_args(tmp_path) == []

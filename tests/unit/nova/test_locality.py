@@ -182,7 +182,7 @@ def test_failing_service_is_retried_in_the_background(service, make_cache, caplo
 
 
 @pytest.mark.expect_log("image-locality failed; restarting it")
-def test_broken_fetch_does_not_end_the_thread(service, make_cache):
+def test_unexpected_exception_does_not_end_the_fetch_thread(service, make_cache):
     service.failure = ZeroDivisionError("a defect")
     cache = make_cache(timings=SOON._replace(wait_s=0.01))
     assert cache.lookup(IMAGE) is None
@@ -222,7 +222,9 @@ def conf_at(url, **service_user):
     given = {"auth_type": "admin_token", "token": "secret", "endpoint": url, **service_user}
     conf.set_override("auth_type", given.pop("auth_type"), locality_client.GROUP)
     if conf[locality_client.GROUP].auth_type:
-        loading.load_auth_from_conf_options(conf, locality_client.GROUP)  # registers the others
+        loading.load_auth_from_conf_options(
+            conf, locality_client.GROUP
+        )  # registers the plug-in's options
         for name, value in given.items():
             conf.set_override(name, value, locality_client.GROUP)
     return conf

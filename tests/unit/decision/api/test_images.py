@@ -472,7 +472,7 @@ def test_locality_is_the_share_of_boot_set_and_image(client, store):
         boot_set(0),
     ]
     hold(store, *({IMAGES[0]: one} for one in told), {})
-    load = 2000 / 125_000_000  # bytes a second over those of the link
+    load = 2000 / 125_000_000  # bytes per second over the link's rate
     assert locality(client) == {
         "h0000": (1.0, 1.0, round(load, 3)),
         "h0002": (None, 0.5, round(load, 3)),

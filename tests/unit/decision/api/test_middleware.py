@@ -31,7 +31,7 @@ def served(api_configuration, store):
 
     def make(auth: str = "none", **options: object) -> test.Client:
         api_configuration.set_override("auth", auth, "acstor_decision_api")
-        first = app.make_app(api_configuration, store)  # the library registers what it reads
+        first = app.make_app(api_configuration, store)  # the library registers its options
         if not options:
             return test.Client(first)
         for name, value in options.items():

@@ -13,7 +13,7 @@ COUNTS = st.dictionaries(st.sampled_from(HOSTS), st.integers(0, 30), min_size=1)
 
 
 def alike(one: ids.HostId, other: ids.HostId) -> float:
-    """Hosts with near numbers are alike."""
+    """Return a similarity that falls with the difference of the hosts' numbers."""
     return 1 / (1 + abs(int(one[1:]) - int(other[1:])))
 
 

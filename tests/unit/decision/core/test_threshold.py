@@ -31,7 +31,7 @@ def test_level_is_busy_when_more_than_half_of_its_switches_are(levels, wanted):
 
 
 def places(*hosts_of_racks: int, levels: int = 2) -> list[location.Levels]:
-    """Return racks of so many hosts, two racks to a pod."""
+    """Return racks with the given numbers of hosts, two racks per pod."""
     return [
         tuple(f"{rack >> (levels - depth - 1)}" for depth in range(levels))
         for rack, hosts in enumerate(hosts_of_racks)
