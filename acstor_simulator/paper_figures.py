@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experiments of Wu 2017: figures 1b and 6 to 11, and table 1.
-
-An experiment is a list of cases: a scenario, a policy and the position of its point.
-"""
+"""Experiments of Wu 2017 as lists of cases: figures 1b and 6 to 11, and table 1."""
 
 import dataclasses
 import itertools
@@ -52,10 +49,7 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One figure: its cases, and what its panels show.
-
-    :param value: extracts the shown value from a result
-    """
+    """One figure: its cases, and what its panels show."""
 
     title: str
     x_label: str

@@ -53,10 +53,7 @@ class Later:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Result of one run.
-
-    :param used: numbers of different images, of pairs of image and rack, of pairs of image and host
-    """
+    """Result of one run."""
 
     policy: str
     boot_s: list[float]  # boot times of the guests that booted
@@ -68,7 +65,7 @@ class Result:
     remaps: int  # v-node tables that moved v-nodes
     ready_s: list[float]  # times until guests had their first byte
     whole_s: list[float]  # times until an image was complete, for each host that fetched one
-    used: tuple[int, int, int]
+    used: tuple[int, int, int]  # different images, pairs of image and rack, pairs of image and host
     storage_bytes: float  # sent by the storage
     uplink_bytes: float  # carried by rack uplinks, both directions
     storage_peak: float  # bytes a second, in the busiest second

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run: guests boot on a cloud with traffic under one policy.
 
-Monitoring begins first (Wu 2017, section 5.6). Guests start after ``QUIET_S``, when the first ring
-follows the traffic.
+Guests start when the first ring follows the traffic, after ``QUIET_S`` (Wu 2017, section 5.6).
 """
 
 import dataclasses
@@ -40,9 +39,7 @@ BOOTING = POLICIES[:7]  # policies that fetch only what guests read while they b
 def simulate(
     scenario: Scenario, policy: str, progress: Callable[[int], None] = lambda booted: None
 ) -> Result:
-    """Return the result of a scenario under one of ``POLICIES``.
-
-    Guests, images and traffic are the same under each policy.
+    """Return the result of a scenario, equal in guests, images and traffic under all policies.
 
     :param progress: called with the number of booted guests
     """
@@ -127,7 +124,6 @@ class _Run:
         self._when_later = dataclasses.replace(self._world.counts), 0.0
 
     def _schedule_traffic(self) -> None:
-        """Start other traffic and collections; after ``warm_s``, if there is one."""
         agenda, warm_s = self._world.agenda, self._scenario.warm_s
         if warm_s:
             agenda.schedule_after(warm_s, self._begin_traffic)
@@ -212,7 +208,6 @@ class _Run:
     def delivery_to(
         self, host: cloud.SimulatedHost, image: boot_traces.TracedImage
     ) -> image_delivery.Delivery:
-        """Return the delivery of an image to a host; the first request starts it."""
         key = host.number, image.image_id
         if key not in self._arrivals:
             made = self._how.arrival(host, image, self._scenario.sizes, self._note_cached)
@@ -228,7 +223,6 @@ class _Run:
         self._stop_if_done()
 
     def note_boot(self, guest: guests.Guest, ready_s: float, booted_s: float) -> None:
-        """Record the seconds until a guest's first byte, and until its boot ended."""
         if guest in self._later:
             self._later_s.append(booted_s)
         self._rates.append(guest.used_bytes / max(booted_s, 1e-9))

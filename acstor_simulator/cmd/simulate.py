@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """acstor-simulate: simulates boots on a cloud of any size.
 
-Results go to standard output, progress to standard error. Exit status: 0 done, 2 wrong usage, 130
-stopped by Ctrl-C.
+Results go to standard output, progress to standard error.  Exit status 130: stopped by Ctrl-C.
 """
 
 import argparse

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimates a cloud's gain from numbers that its operator knows.
 
-It simulates a *rush*, in which many servers are created at once on hosts without their images. A
-*day* is calculated from it: each image comes once to each host (or rack, or cloud) that uses it, at
-the cost of the rush.
+In a *rush*, which is simulated, many servers are created at once on hosts without their images.  In
+a *day*, each image comes once to each host (or rack, or cloud) that uses it, at the rush's cost.
 """
 
 import dataclasses
@@ -36,12 +35,7 @@ class WrongNumbersError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class CloudParameters:
-    """A cloud, in numbers that its operator knows.
-
-    :param data_gb: unpacked, without holes; None: 3.2 times ``image_gb``
-    :param at_once: servers in the rush; None: one on each host, 1,024 at most
-    :param boot_mb: data that a server reads of its image meanwhile
-    """
+    """A cloud, in numbers that its operator knows."""
 
     hosts: int = 40
     racks: int = 2
@@ -50,9 +44,9 @@ class CloudParameters:
     store_gbit: float = 10.0  # of the image store
     images: int = 20
     image_gb: float = 2.0  # size of one image in Glance
-    data_gb: float | None = None
+    data_gb: float | None = None  # unpacked, without holes; None: UNPACKED times ``image_gb``
     boots_a_day: int = 500
-    at_once: int | None = None
+    at_once: int | None = None  # servers in the rush; None: one on each host, 1,024 at most
     at_once_images: int = 1  # different images in the rush
     boot_s: float = boot_traces.THINK_S  # from power-on to login on a local disk
     boot_mb: float = boot_traces.CHUNKS * boot_traces.CHUNK_BYTES / MB
@@ -81,10 +75,7 @@ class CloudParameters:
         return topology.Shape(1, self.racks, rack_hosts, link, uplink, self.racks * uplink, store)
 
     def check_consistency(self) -> None:
-        """Check that the numbers are consistent.
-
-        :raises WrongNumbersError: with the remedy
-        """
+        """Raise WrongNumbersError, with the remedy, if the numbers are inconsistent."""
         rules = {
             f"{self.racks} racks are too many for {self.hosts} hosts: "
             f"give --racks {self.hosts} at most": self.racks <= self.hosts,
@@ -120,16 +111,12 @@ class CloudParameters:
 
 @dataclasses.dataclass(frozen=True)
 class GainEstimate:
-    """Result of one policy.
-
-    :param first_s: time until a server has the first byte of its disk: for half, 95 % and all
-    :param whole_s: time until the last host has its image fully cached; None: not within 12 hours
-    """
+    """Result of one policy."""
 
     policy: str
-    first_s: tuple[float, float, float]
+    first_s: tuple[float, float, float]  # until a server has its disk's first byte: half, 95 %, all
     login_s: tuple[float, float, float]  # the same until its login prompt
-    whole_s: float | None
+    whole_s: float | None  # until the last host's image is fully cached; None: not within 12 hours
     unbooted: int  # servers not booted after 12 hours
     storage_gb: float
     storage_peak_gbit: float  # from the image store in its busiest second
@@ -225,9 +212,6 @@ def simulate(
     progress: Callable[[int], None] = lambda booted: None,
     longest_s: float = LONGEST_S,
 ) -> simulation.Result:
-    """Simulate the rush, ended after ``longest_s``, under one of the policies in ``POLICY_TITLES``.
-
-    :raises WrongNumbersError: the numbers are inconsistent
-    """
+    """Simulate the rush, ended after ``longest_s``, by a policy; may raise WrongNumbersError."""
     parameters.check_consistency()
     return simulation.simulate(parameters.boot_scenario(longest_s), policy, progress)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation of the model: measured figures and what the model computes.
-
-``tests/unit/simulator/test_gain.py`` checks ``modelled`` against the current model.
-"""
+"""Validation of the model: measured figures, and computed ones that a unit test compares."""
 
 import dataclasses
 from collections.abc import Callable
@@ -70,7 +67,6 @@ def _login_s(result: simulation.Result) -> float:
 
 
 def _boot_mb(result: simulation.Result) -> float:
-    """Return the bytes from the store in the first minute, before the fill."""
     return sum(result.storage_rates[:60]) / gain_estimate.MB
 
 

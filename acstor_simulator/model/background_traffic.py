@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Background traffic besides chunks, with a given mean and variation.
 
-Host loads are drawn from a gamma distribution, scaled to the mean and the CV (Wu 2017, Equation 2),
-and limited to the link rate. A host talks to a given number of partners, each chosen with a
-probability proportional to its load.
+Host loads follow a gamma distribution, scaled to mean and CV (Wu 2017, Equation 2) and limited to
+the link rate.  A host talks to partners chosen with a probability proportional to their load.
 """
 
 import bisect
@@ -28,11 +27,9 @@ def cv_of(values: Sequence[float]) -> float:
 
 
 def draw_loads(hosts: int, mean: float, cv: float, limit: float, rng: random.Random) -> list[float]:
-    """Return each host's load, sent plus received, in bytes a second.
+    """Return each host's load, sent plus received, in bytes a second, up to ``limit``.
 
     The limit lowers a high CV: report ``cv_of`` the result.
-
-    :param limit: of one host's load
     """
     if not mean or not cv:
         return [mean] * hosts
@@ -55,10 +52,7 @@ class Flow(NamedTuple):
 def flows(
     tree: topology.Tree, loads: Sequence[float], partners: int, reach: int, rng: random.Random
 ) -> list[Flow]:
-    """Return flows with half of each host's load to ``partners`` others.
-
-    :param reach: largest distance of a partner, in switches; 5 is anywhere
-    """
+    """Return flows with half of each host's load to ``partners`` within ``reach`` switches."""
     found = []
     upto = list(itertools.accumulate(loads, initial=0.0))
     for host, load in enumerate(loads):

@@ -2,10 +2,8 @@
 """Boot traces: the reads of a guest while it boots, and its thinking time between.
 
 The default is synthetic, modelled on a Debian guest of 1 GiB under Nova: 976 chunks of 64 KiB, read
-in runs within 14 s of processor time. Images share a part of their chunks.
-
-A prepared image has a boot image: guests read compressed frames in the order of the boot, and the
-rest is fetched after the boot.
+in runs within 14 s of processor time.  Images share a part of their chunks.  Of a prepared image,
+guests read compressed frames in the order of the boot, and the rest is fetched later.
 """
 
 import random

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts on a tree of switches, and a storage.
 
-Hosts decide with ``acstor_agent.engine`` as agents do; this module models messages and the storage,
-and measures waits for samples. doc/source/contributor/simulator.rst lists what is left out.
+Hosts decide with ``acstor_agent.engine`` as agents do; ``doc/source/contributor/simulator.rst``
+lists what the model leaves out.
 """
 
 import dataclasses
@@ -42,10 +42,7 @@ class Counts:
 
 
 class SimulatedHost(virtual_host.VirtualHost):
-    """One host, which measures the waits of guests and peers.
-
-    :ivar waited: chunks and seconds since the last sample, by origin; None is the storage
-    """
+    """One host, which measures the waits of guests and peers."""
 
     world: "Cloud"
     lag_s = 0.01
@@ -63,7 +60,7 @@ class SimulatedHost(virtual_host.VirtualHost):
         super().__init__(world, name)
         self.number, self.may_refer, self._urgency = number, may_refer, urgency
         self.images: dict[ids.ImageId, host_prefetch.HostPrefetch] = {}
-        self.waited: dict[ids.HostId | None, tuple[int, float]] = {}
+        self.waited: dict[ids.HostId | None, tuple[int, float]] = {}  # chunks, s; None: storage
         self._asked_s: dict[int, float] = {}
         self.core = engine.Engine(
             name,
@@ -82,11 +79,10 @@ class SimulatedHost(virtual_host.VirtualHost):
     def read_chunk(
         self, chunk: chunk_ref.ChunkRef, done: Callable[[], None], guest: Hashable = None
     ) -> bool:
-        """Read a chunk for a guest.
+        """Read a chunk for a guest; return whether it is present.
 
         :param done: called on arrival, unless the chunk is present
         :param guest: key of fair queuing at the storage
-        :return: whether the chunk is present
         """
         prefetching = self.images[chunk.image_id]
         if chunk.cid in self.cache:
@@ -112,10 +108,7 @@ class SimulatedHost(virtual_host.VirtualHost):
         done: Callable[[], None],
         guest: Hashable = None,
     ) -> bool:
-        """Fetch a frame of a boot image, or a piece of the rest.
-
-        :return: whether it is present; else ``done`` is called on arrival
-        """
+        """Fetch a frame or a piece of the rest; return if it is present, else ``done`` follows."""
         if what.cid in self.cache:
             return True
 
@@ -166,10 +159,7 @@ class SimulatedHost(virtual_host.VirtualHost):
 
 
 class Cloud(authorization.ChunkMaps):
-    """The hosts and the network between them.
-
-    :param packed: compression ratio of the rest in the storage
-    """
+    """The hosts and the network between them; ``packed`` is the storage's compression ratio."""
 
     def __init__(
         self,
@@ -216,8 +206,6 @@ class Cloud(authorization.ChunkMaps):
     def content_of(self, cid: ids.Cid) -> Any:
         """Return the CID in place of the chunk's bytes."""
         return cid
-
-    # Time and messages
 
     def call_later(self, host: Any, after_s: float, call: Callable[..., None], *what: Any) -> None:
         """Call a host's function after a delay."""
@@ -286,8 +274,6 @@ class Cloud(authorization.ChunkMaps):
         to.receive(sender.name, connection, virtual_host.Responses(answers))
         if is_last:
             sender.answers_acknowledged(connection)
-
-    # The storage
 
     def read_source(self, host: SimulatedHost, read: actions.ReadSource) -> None:
         """Read each chunk from the storage, which always succeeds."""

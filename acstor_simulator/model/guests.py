@@ -59,7 +59,6 @@ class Guest:
             self._go_on()
 
     def _is_present(self, chunk: chunk_ref.ChunkRef) -> bool:
-        """Return whether a chunk is present; :meth:`_go_on` is called on arrival."""
         return self._arrival.is_present(chunk, self._go_on, self)
 
     def _go_on(self) -> None:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefetch of one image on one host, because neighbours announced its chunks.
-
-The decisions are the agent's; this module sends the requests and records the results.
-"""
+"""Prefetch of one image on one host, because neighbours announced its chunks."""
 
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -24,11 +21,9 @@ _E = chunk_state.ChunkEvent
 
 
 class HostPrefetch:
-    """The prefetch of one image on one host.
+    """The prefetch of one image on one host; the decisions are the agent's.
 
     :param chunks: of the image; a repeated content counts once
-    :param cached: the host's cache
-    :param trust: see :class:`prefetcher.Prefetcher`
     :ivar asked: numbers of requested chunks; ``prefetched`` counts arrivals
     """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delivery of an image to a host before and after guests boot.
 
-Nova copies the whole image first. An agent reads the chunk map, loads the boot image, and a minute
-after the boot fills its cache (``keep_images = host``) at ``acstor_agent.core.images.fill_rate``.
+Nova copies the whole image first.  An agent reads the chunk map, loads the boot image, and a minute
+after the boot fills its cache at ``acstor_agent.core.images.fill_rate``.
 """
 
 from collections.abc import Callable
@@ -32,10 +32,9 @@ class Delivery:
     """Delivers an image; this base delivers nothing.
 
     :param on_complete: called with the elapsed seconds when the image is complete
-    :ivar continues_after_boot: the delivery continues after guests have booted
     """
 
-    continues_after_boot = False
+    continues_after_boot = False  # after guests have booted
 
     def __init__(
         self,
@@ -160,8 +159,6 @@ class BootImage(Delivery):
         """Fetch the frame that a guest needs."""
         return self.host.fetch_object(what, Priority.GUEST, done, guest)
 
-    # What is missing
-
     def _fill(self) -> None:
         _, received = self.host.world.tree.host_links(self.host.number)
         self._pacer.bytes_s = fill_rate.SHARE * received.free_bytes_s
@@ -169,7 +166,6 @@ class BootImage(Delivery):
         self._fill_more()
 
     def _in_order(self, rest: Sequence[chunk_ref.ChunkRef]) -> Iterator[chunk_ref.ChunkRef]:
-        """Yield the pieces whose home is this host, then others from its own offset on."""
         is_home = self.host.core.context.ring.is_home
         own = {piece.cid for piece in rest if is_home(piece.oid)}
         first = self.host.number * len(rest) // max(1, len(self.host.world.hosts))

@@ -9,11 +9,7 @@ LOOK_S = 1.0
 
 
 class LinkMeter:
-    """Samples links once a second.
-
-    :ivar peak: for each link, the highest rate in bytes a second
-    :ivar rates: total bytes a second, second by second
-    """
+    """Samples links once a second."""
 
     def __init__(
         self,
@@ -21,8 +17,8 @@ class LinkMeter:
         links: Sequence[network.NetworkLink],
         begin_s: float,
     ) -> None:
-        self.peak = [0.0] * len(links)
-        self.rates: list[float] = []
+        self.peak = [0.0] * len(links)  # of each link, in bytes a second
+        self.rates: list[float] = []  # bytes a second of all links, second by second
         self._agenda, self._links = agenda, links
         self._before = [0.0] * len(links)
         agenda.schedule_after(begin_s, self._look)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Virtual time, links, and transfers that queue for them.
 
-A link transfers one chunk at a time, in order of arrival, at the rate that other traffic leaves. A
-chunk proceeds to the next link when its first packet has passed, so a path is as fast as its
-slowest link, and senders share a link chunk by chunk. Other traffic is not elastic, but leaves at
-least the share ``MIN_CHUNK_SHARE`` to chunks.
+A link transfers one chunk at a time, in order of arrival, at the rate that other traffic leaves, at
+least the share MIN_CHUNK_SHARE.  A chunk proceeds to the next link when its first packet has
+passed: a path is as fast as its slowest link, and senders share a link chunk by chunk.
 """
 
 import dataclasses
@@ -18,11 +17,7 @@ PACKET_BYTES = 1500
 
 
 class EventQueue:
-    """Events in the order of time, then of scheduling.
-
-    It runs more than twice as many events a second as the standard library's ``sched``.
-
-    :ivar now: the time, in seconds
+    """Events in the order of time, then of scheduling; twice as fast as the library's ``sched``.
 
     >>> agenda, seen = EventQueue(), []
     >>> agenda.schedule_after(2.0, seen.append, "b"); agenda.schedule_after(1.0, seen.append, "a")
@@ -75,10 +70,7 @@ class NetworkLink:
         return self.chunk_bytes - max(0.0, self.free_at_s - now_s) * self.free_bytes_s
 
     def queue_chunk(self, size: int, now_s: float) -> tuple[float, float]:
-        """Queue a chunk that reaches the link now.
-
-        :return: when its first packet has left, and its last
-        """
+        """Queue a chunk that arrives now; return when its first packet and its last have left."""
         begin_s, rate = max(now_s, self.free_at_s), self.free_bytes_s
         self.free_at_s = begin_s + size / rate
         self.chunk_bytes += size

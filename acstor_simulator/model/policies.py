@@ -1,19 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies by which a host gets guests' chunks (Wu 2017, section 5.2).
 
-``none`` caches nothing and reads the storage each time. All others use ``acstor_agent.engine``,
-with different settings and rings:
-
+* ``none`` caches nothing and reads the storage each time; all others use ``acstor_agent.engine``;
 * ``local``: no ring, so each host reads the storage itself;
 * ``collaborative``: a fixed ring of equal hosts for each pod and only the paper's exchange: no
-  referrals, announcements, hedges or choice of the storage over a slow peer;
+referrals, announcements, hedges or choice of the storage over a slow peer;
 * ``acstor``: default settings, with a ring that the decision service adapts to traffic
-  (``acstor-switches``: to switch loads too; ``acstor-still``: without moves of v-nodes);
-* ``paper``: the exchange of ``collaborative``, and a ring by the printed rules: Equation 1 with
-  lambda, Algorithms 1 and 2.
-
-Policies for whole images:
-
+(``acstor-switches``: to switch loads too; ``acstor-still``: without moves of v-nodes);
+* ``paper``: the exchange of ``collaborative``, and a ring by Equation 1 and Algorithms 1 and 2;
 * ``nova`` copies the image to the host before the boot, as Nova does;
 * ``today`` is ``acstor`` with boot images and a fill after the boot, as by default;
 * ``alone`` is the same without other hosts.
@@ -55,10 +49,7 @@ class ExchangePolicy(NamedTuple):
     is_printed: bool = False  # the ring follows the paper's printed rules
 
     def make_table(self, world: cloud.Cloud, factor: float) -> ring_tables.FixedTable:
-        """Return the table that assigns homes.
-
-        :param factor: lambda of Equation 1, for printed rules
-        """
+        """Return the table that assigns homes; ``factor`` is lambda of Equation 1."""
         if self.is_printed:
             return ring_tables.PrintedTable(world.tree, world.hosts, factor)
         if self.follows_traffic:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""V-node tables: a fixed one, and those that the decision service's code makes.
-
-Each collection passes the samples that agents would send to that code.
-"""
+"""V-node tables: a fixed one, and those that the decision service's code makes of samples."""
 
 from collections.abc import Collection
 from collections.abc import Mapping
@@ -44,11 +41,10 @@ class FixedTable:
     """A fixed ring of equal hosts.
 
     :param near: threshold of homes, in levels (Wu 2017, Algorithm 1)
-    :ivar remaps: number of tables that moved v-nodes
     """
 
     def __init__(self, tree: topology.Tree, near: int | None = None) -> None:
-        self.remaps = 0
+        self.remaps = 0  # tables that moved v-nodes
         self.hosts = [ids.HostId(f"h{number}") for number in range(tree.shape.host_count)]
         self._tree = tree
         vnodes = max(1, min(VNODES, hash_ring.MAX_POINTS // len(self.hosts)))
@@ -72,7 +68,6 @@ class FixedTable:
 class TrafficTable(FixedTable):
     """The ring that the decision service makes of the traffic.
 
-    :param held: hosts with their caches
     :param follows_switches: busy switches set thresholds (Wu 2017, Algorithm 2)
     """
 
@@ -143,10 +138,9 @@ class TrafficTable(FixedTable):
 
 
 class PrintedTable(TrafficTable):
-    """The ring by the paper's printed rules (Wu 2017).
+    """The ring by the paper's printed rules (Wu 2017): lambda sets the number of v-nodes.
 
-    Lambda determines the number of v-nodes. There are no groups; if most switches of a level are
-    busy, homes are below that level.
+    There are no groups; if most switches of a level are busy, homes are below that level.
     """
 
     def __init__(

@@ -15,10 +15,7 @@ GBIT = 1e9 / 8
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Size of the tree, and rates of its links in bytes a second.
-
-    The default is the data centre of Wu 2017, section 5.8: 4 x 8 x 8 hosts.
-    """
+    """Size of the tree, and link rates in bytes a second; default: Wu 2017, section 5.8."""
 
     pods: int = 4
     racks: int = 8
@@ -142,10 +139,10 @@ class Tree:
             link.others += share * link.capacity
 
     def switch_loads(self) -> list[list[threshold.SwitchLoad]]:
-        """Return the switch loads of each level; the first level is next to the hosts.
+        """Return the switch loads of each level, from the hosts up.
 
-        A switch's load is that of its uplink in the busier direction; the root's is that of the
-        busiest pod.
+        A switch's load is that of its uplink's busier direction; the root's is that of the busiest
+        pod.
         """
         edges, pods = ([cable.load() for cable in level] for level in (self._edges, self._pods))
         return [edges, pods, [max(pods, key=lambda load: load.traffic / load.capacity)]]

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host in virtual time: the I/O shell of the agent's ``engine``.
-
-It feeds events to the engine and carries out its actions on the network of a :class:`World`, in
-order. The simulator and ``tests/fakes/transfer_hosts`` use it.
-"""
+"""A host in virtual time, also for tests: the I/O shell of the agent's ``engine``."""
 
 import functools
 from collections.abc import Callable
@@ -86,11 +82,7 @@ class World(Protocol):
     def send_on(
         self, connection: Hashable, sender: Any, to: ids.HostId, message: Any, size_bytes: int
     ) -> None:
-        """Send responses on a requester's connection.
-
-        :meth:`VirtualHost.answers_acknowledged` reports their arrival. ``size_bytes`` includes
-        chunks.
-        """
+        """Send responses, of ``size_bytes`` with chunks; ``answers_acknowledged`` follows."""
 
     def read_source(self, host: Any, read: actions.ReadSource) -> None:
         """Read from the source; the data arrives as events of the host's engine."""
@@ -103,13 +95,10 @@ class VirtualHost:
     """An honest host whose peers keep to the protocol, and which knows all images.
 
     :ivar core: its engine, which subclasses set
-    :ivar may_refer: peers may send referrals
-    :ivar lag_s: delay of timers, so that one serves several deadlines
-    :ivar waiting: callbacks of pending batches, by token
     """
 
-    may_refer = True
-    lag_s = 0.0
+    may_refer = True  # peers may send referrals
+    lag_s = 0.0  # delay of timers, so that one serves several deadlines
     core: engine.Engine
 
     def __init__(self, world: World, name: ids.HostId) -> None:
@@ -140,8 +129,6 @@ class VirtualHost:
         self._watched: set[Hashable] = set()
         self._tokens = 0
 
-    # Who wants something
-
     def read(
         self,
         batch: Sequence[chunk_ref.ChunkRef],
@@ -165,8 +152,6 @@ class VirtualHost:
     def call_later(self, call: Callable[..., None], *arguments: Any) -> None:
         """Schedule a call after the current event."""
         self.world.call_later(self, 0.0, call, *arguments)
-
-    # What the machine says
 
     def run_actions(self, todo: list[actions.Action]) -> None:
         """Carry out actions, and schedule the next timer."""
@@ -200,8 +185,6 @@ class VirtualHost:
         if len(kept) < len(runs):
             others = [run for run in runs if not run.is_stored]
             self.run_actions(self.core.chunks_not_stored(self.world.now, others))
-
-    # What others are told
 
     def _ask(self, ask: actions.RequestChunks) -> None:
         world, timeout_s = self.world, self.core.context.requests_out.timeout_s
@@ -293,8 +276,6 @@ class VirtualHost:
     ) -> bool:
         """Send a message on this host's own connection; return False if it fails."""
         return self.world.send(self, host, message, size_bytes, urgency)
-
-    # What comes
 
     def receive(self, host: ids.HostId, connection: Hashable, message: Any) -> None:
         """Process a message."""

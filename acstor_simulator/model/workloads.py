@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guests' workloads besides booting: three of Filebench's (Wu 2017, section 5.5).
 
-They have a similar shape: a web server reads whole files steadily and appends to a log; a web proxy
-reads little at a time, in bursts, and stores it; a video server reads long files and writes as
-much. Each guest chooses files at random from a data set in the image. Written data stays on the
-host and takes the time of its disk.
+A web server reads whole files steadily and appends to a log; a web proxy reads little at a time, in
+bursts, and stores it; a video server reads long files and writes as much.  Guests choose files at
+random from a data set in the image, and write to their host's disk.
 """
 
 import random
