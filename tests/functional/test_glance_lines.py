@@ -69,7 +69,7 @@ def test_chain_of_images_shares_blocks_and_survives_deletions(glance, listen, st
     assert counted == 2
 
 
-def test_store_that_cannot_share_says_so_once_and_the_image_is_ready(glance, listen):
+def test_store_without_reflinks_is_logged_once_and_images_become_ready(glance, listen):
     listener = listen(file_store_dirs=glance.lab.glance.images)
     first, second, third = line_of(3)
     base = glance.upload(first)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ten thousand images on a real Glance: how long what goes through all of them takes, and holds.
+"""Time and memory of commands that scan ten thousand images of a real Glance.
 
 One image is uploaded and prepared; the others are copies of its rows in Glance's database, with ids
 of their own, and share its bytes.
+
 """
 
 import contextlib
@@ -22,25 +23,25 @@ from acstor_common.image import artefacts
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import uploads
 
-pytestmark = pytest.mark.nightly  # it goes through 10,000 images three times
+pytestmark = pytest.mark.nightly  # it scans 10,000 images three times
 
 FEW, MANY, UNPREPARED = 200, 10_000, 20
 MOST_BYTES_OF_IMAGE = {"prepare": 500, "check": 500, "reconcile": 2000}
-"""What a command may hold more of memory for each image, beside what it always does."""
+"""Memory in bytes that a command may use for each image, beyond its base usage."""
 COPIED = "copied for a test"
 COPIES = "acstor_test_copies"
-"""A table of the ids of copies, and of their chunk maps."""
+"""Table with the ids of the copies and of their chunk maps."""
 
 
 class Run(NamedTuple):
-    """What a command said, and how much memory it had at most."""
+    """Output and peak memory of a command."""
 
     rows: list[dict[str, Any]]
     peak_bytes: int
 
 
 def run(options: acstor_glance.Listener, count: int, *words: str, status: int = 0) -> Run:
-    """Run a command about so many images, and print what it took."""
+    """Run a command over so many images, and print its time and memory."""
     command = [sys.executable, "-W", "ignore", "-m", "acstor_glance.cmd.manage", "--config-file"]
     began_s, used_s, peak_bytes = time.monotonic(), processor_s(), 0
     said = options.conf_file.with_suffix(".said")
@@ -64,13 +65,13 @@ def run(options: acstor_glance.Listener, count: int, *words: str, status: int = 
 
 
 def processor_s() -> float:
-    """Return the processor time of commands that have ended."""
+    """Return the processor time of finished commands."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def high_water_bytes(pid: int) -> int:
-    """Return the most memory that a process has had; 0 if it has ended."""
+    """Return the peak memory of a process; 0 if it has ended."""
     with contextlib.suppress(OSError):
         for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -79,9 +80,10 @@ def high_water_bytes(pid: int) -> int:
 
 
 class Copies:
-    """Images that are only in Glance's database.
+    """Images that exist only in Glance's database.
 
-    :param image_id: of what they are copies; it is prepared
+    :param image_id: the prepared image that they copy
+
     """
 
     def __init__(self, glance: uploads.Images, image_id: str) -> None:
@@ -93,7 +95,7 @@ class Copies:
         return self._database.execute(*statements, database="glance")
 
     def add(self, count: int, *, is_prepared: bool) -> None:
-        """Add images, each a minute older than the one before, with their chunk maps or without."""
+        """Add images, each a minute older than the one before, with or without chunk maps."""
         self.execute(
             f"CREATE OR REPLACE TABLE {COPIES} (image VARCHAR(36), map VARCHAR(36), n INT)",
             f"INSERT INTO {COPIES} SELECT UUID(), UUID(), seq FROM seq_1_to_{count}",
@@ -129,7 +131,7 @@ class Copies:
         )
 
     def delete(self) -> None:
-        """Take all away, and what was made of them since."""
+        """Delete all copies and their new artefacts."""
         of_image = f"name = '{artefacts.OF_IMAGE}' AND value <> '{self._image_id}'"
         self.execute(
             f"CREATE OR REPLACE TABLE {COPIES} (id VARCHAR(36) PRIMARY KEY)",
@@ -169,7 +171,7 @@ def copies(glance: uploads.Images, options: acstor_glance.Listener) -> Iterator[
 
 
 def go_through_all(options: acstor_glance.Listener, count: int) -> dict[str, Run]:
-    """Run what goes through all images, of which UNPREPARED are not prepared before."""
+    """Run the commands that scan all images, of which UNPREPARED start unprepared."""
     prepared = run(options, count, "prepare")
     assert [row["outcome"] for row in prepared.rows] == ["prepared"] * UNPREPARED
     checked = run(options, count, "check", status=3)
@@ -179,7 +181,7 @@ def go_through_all(options: acstor_glance.Listener, count: int) -> dict[str, Run
     return {"prepare": prepared, "check": checked, "reconcile": reconciled}
 
 
-def test_ten_thousand_images_are_gone_through_with_the_memory_of_few(
+def test_memory_of_commands_grows_little_with_ten_thousand_images(
     copies: Copies, options: acstor_glance.Listener
 ) -> None:
     copies.add(FEW - UNPREPARED - 1, is_prepared=True)

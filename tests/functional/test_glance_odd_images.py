@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images as odd as a real Glance takes them: empty, huge, in any format, changing under the reader.
+"""Unusual images that a real Glance takes: empty, huge, in any format, changing during a read.
 
-Those that are served get a chunk map that is right, all others say why they are not.
+Served images get a valid chunk map; all others record why they are refused.
+
 """
 
 import hashlib
@@ -45,13 +46,13 @@ OTHER_FORMATS = {
 
 
 def put_nothing(glance: uploads.Images, image_id: str, where: str) -> None:
-    """Upload zero bytes; the SDK takes them for no upload at all."""
+    """Upload zero bytes; the SDK treats them as no upload."""
     octets = {"Content-Type": "application/octet-stream"}
     answer = glance.tenant.put(f"/images/{image_id}/{where}", data=b"", headers=octets)
     assert answer.status_code == 204, answer.text
 
 
-def test_every_format_that_is_not_served_is_refused_by_its_name(
+def test_unsupported_disk_format_is_refused_by_its_name(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     listen()
@@ -78,10 +79,10 @@ def test_every_format_that_is_not_served_is_refused_by_its_name(
     assert glance.artefacts() == []
 
 
-def test_no_image_is_served_that_nova_s_own_inspection_refuses(
+def test_image_that_nova_inspection_refuses_is_not_served(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
-    """Glance 33 takes no subclusters; one that took them has them in its store for ever."""
+    """Glance 33 refuses subclusters, but an older one may have stored them."""
     data = uploads.some_bytes(seed=73)
     with_subclusters = uploads.qcow2(tmp_path, data, "-o", "extended_l2=on")
     with pytest.raises(exceptions.HttpException, match="415"):
@@ -99,7 +100,7 @@ def test_no_image_is_served_that_nova_s_own_inspection_refuses(
 
 
 def grow(glance: uploads.Images, image_id: str, size_bytes: int) -> None:
-    """Make an image in the file store longer by a hole, where no upload would end in time."""
+    """Extend a stored image by a hole: an upload of this size would take too long."""
     with (glance.lab.glance.images / image_id).open("r+b") as stored:
         stored.truncate(size_bytes)
     change = f"UPDATE images SET size = {size_bytes} WHERE id = '{image_id}'"
@@ -107,7 +108,7 @@ def grow(glance: uploads.Images, image_id: str, size_bytes: int) -> None:
 
 
 def hash_anew(glance: uploads.Images, image_id: str) -> None:
-    """Let Glance have the hash of what is in the file store now."""
+    """Let Glance store the hash of the file's present content."""
     with (glance.lab.glance.images / image_id).open("rb") as stored:
         value = hashlib.file_digest(stored, "sha512").hexdigest()
     change = f"UPDATE images SET os_hash_value = '{value}' WHERE id = '{image_id}'"
@@ -115,7 +116,7 @@ def hash_anew(glance: uploads.Images, image_id: str) -> None:
 
 
 @hosts.needs_fuse
-def test_image_of_a_tebibyte_is_hashed_by_its_data_and_read_to_its_end(
+def test_sparse_image_of_a_tebibyte_is_hashed_and_read_to_its_end(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     data = uploads.some_bytes(seed=70)
@@ -125,7 +126,7 @@ def test_image_of_a_tebibyte_is_hashed_by_its_data_and_read_to_its_end(
     with (glance.lab.glance.images / image_id).open("r+b") as stored:
         stored.seek(HUGE_BYTES - len(end))
         stored.write(end)
-    # Glance's hash of it would take half an hour, so its map comes as the import plugin's do.
+    # Glance would hash it for half an hour, so its map is published as the import plugin does.
     chunk_bytes = geometry.MAX_CHUNK_BYTES
     waiting = map_spool.MapSpool(tmp_path / "state").map_path(image_id)
     prehash.prehash(glance.lab.glance.images / image_id, waiting, image_id, chunk_bytes=chunk_bytes)
@@ -150,16 +151,16 @@ def test_image_of_a_tebibyte_is_hashed_by_its_data_and_read_to_its_end(
 
 
 RECORD_OF_ZEROS = 36
-"""Bytes in the log of a run."""
+"""Bytes of a run's record in the log."""
 
 
 def percents(listener: acstor_glance.Listener, image_id: str) -> list[int]:
-    """Return how far a listener has said to be with hashing an image, in the order it said so."""
+    """Return the progress that a listener logged for the hash of an image, in order."""
     said = re.findall(rf"image {image_id}: (\d+) % hashed", listener.log())
     return [int(percent) for percent in said]
 
 
-def test_listener_killed_while_it_hashes_leaves_the_next_one_what_it_has_done(
+def test_next_listener_resumes_the_hashing_of_a_killed_one(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     image_id = glance.upload(uploads.some_bytes(seed=73))
@@ -188,7 +189,7 @@ def test_listener_killed_while_it_hashes_leaves_the_next_one_what_it_has_done(
 
 
 def keep_writing(path: pathlib.Path, is_over: threading.Event) -> None:
-    """Write to a staged file again and again, until it is gone or ``is_over``."""
+    """Rewrite a staged file repeatedly until it is deleted or ``is_over``."""
     while not is_over.is_set() and path.exists():
         with path.open("r+b") as staged:
             staged.seek(10 * uploads.CHUNK)
@@ -196,7 +197,7 @@ def keep_writing(path: pathlib.Path, is_over: threading.Event) -> None:
         time.sleep(0.001)
 
 
-def test_file_in_the_store_that_is_not_what_glance_hashed_is_refused(
+def test_stored_file_that_differs_from_the_hash_is_refused(
     glance: uploads.Images, listen: Listen
 ) -> None:
     data = uploads.some_bytes(seed=71)
@@ -211,19 +212,19 @@ def test_file_in_the_store_that_is_not_what_glance_hashed_is_refused(
     assert "does not have the sha512" in listener.log()
 
 
-# The last ones of the module: from here on Glance leaves holes in its files, and then it prepares
-# what is imported
+# The last tests of the module: from here on Glance writes sparse files, and then prepares
+# imported images.
 
 
 @pytest.fixture(scope="module")
 def thin(image_services: cloud.Cloud) -> Iterator[None]:
-    """Let Glance leave holes where an image has zeros, until the module ends."""
+    """Let Glance write sparse files until the module ends."""
     with image_services.glance.changed({"fs": {"filesystem_thin_provisioning": True}}):
         yield
 
 
 @pytest.mark.parametrize("is_in_file_store", [False, True], ids=["api", "file-store"])
-def test_sparse_image_gets_its_chunk_map_by_either_way_to_its_bytes(
+def test_sparse_image_gets_its_chunk_map_from_file_or_download(
     thin: None, glance: uploads.Images, listen: Listen, *, is_in_file_store: bool
 ) -> None:
     data = bytearray(uploads.some_bytes(chunks=1024, seed=72))
@@ -238,7 +239,7 @@ def test_sparse_image_gets_its_chunk_map_by_either_way_to_its_bytes(
     assert uploads.metric(listener, "acstor_glance_hashed_bytes_total") == len(data)
 
 
-def test_empty_images_are_refused_whichever_way_they_came(
+def test_empty_image_is_refused_after_upload_and_import(
     importing: pathlib.Path, glance: uploads.Images, listen: Listen
 ) -> None:
     listener = listen()
@@ -258,7 +259,7 @@ def test_empty_images_are_refused_whichever_way_they_came(
     assert {(row["state"], row["fault"]) for row in rows} == {("refused", "")}
 
 
-def test_staged_file_that_changes_is_left_to_the_listener_which_hashes_what_was_stored(
+def test_staged_file_that_changes_is_hashed_by_the_listener_once_stored(
     importing: pathlib.Path, glance: uploads.Images, listen: Listen
 ) -> None:
     image = glance.create()

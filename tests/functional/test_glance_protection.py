@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that hosts need are not deleted: a real Glance, the real API of the decision service.
+"""Protection of needed images against deletion: a real Glance and the real decision API.
 
-Samples of hosts are noted as the service that leads does it; the guard runs in the test, so that
-its clock can be set.
+The tests store samples of hosts as the leading service does; the guard runs in the test, so that
+the test can set its clock.
+
 """
 
 import pathlib
@@ -51,7 +52,7 @@ WHOLE = decision_messages.HeldImage(
 
 
 class Counted(glance_client.GlanceClient):
-    """Counts what is asked of Glance about single images."""
+    """Counts requests to Glance about single images."""
 
     asked: list[str]
 
@@ -67,7 +68,7 @@ class Counted(glance_client.GlanceClient):
 
 
 class World:
-    """Hosts whose samples are noted, a guard with a clock, and Glance."""
+    """Hosts whose samples are stored, a guard with a clock, and Glance."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class World:
         self.restart()
 
     def restart(self) -> None:
-        """Begin with a guard that knows nothing."""
+        """Replace the guard by one without state."""
         images = glance_client.connect(self.conf)
         self.images = Counted(images._client, images._find_project_id)
         self.images.asked = []
@@ -98,7 +99,7 @@ class World:
         )
 
     def tell(self, *images_of_hosts: dict[str, decision_messages.HeldImage]) -> None:
-        """Let host n tell of its images."""
+        """Store a sample of host n's images."""
         now_s = time.time()
         told = [
             samples.sample(n, sent_s=now_s, images=images)
@@ -122,7 +123,7 @@ class World:
 
 
 def not_guaranteed(world: World) -> dict[str, str]:
-    """Return what the check finds that is not as it should be, with the first words about it."""
+    """Return what the check finds not guaranteed, with the first words of each message."""
     found = protection_check.check_protection(world.conf, world.images)
     bad = {one.subject: one.message for one in found if not one.is_healthy}
     return {what: message[:19] for what, message in bad.items()}
@@ -138,7 +139,7 @@ def store(tmp_path: pathlib.Path) -> Iterator[database.Database]:
 def guarded(
     glance: uploads.Images, store: database.Database, tmp_path: pathlib.Path
 ) -> Iterator[Callable[..., World]]:
-    """Return what makes a world; the API of the decision service runs in it."""
+    """Return a factory of worlds; the decision service's API runs in it."""
     connection = f"sqlite:///{tmp_path}/decision.sqlite"
     api = acstor_decision.DecisionApi(glance.lab, tmp_path / "api", connection)
 
@@ -146,7 +147,7 @@ def guarded(
         listener = acstor_glance.Listener(
             "guard", glance.lab, tmp_path, decision_endpoint=api.url, **options
         )
-        store.record_listener("controller1", time.time())  # in whose place a test makes passes
+        store.record_listener("controller1", time.time())  # the test makes passes in its place
         return World(glance, store, api, listener)
 
     try:
@@ -163,7 +164,7 @@ def guarded(
 
 
 @pytest.mark.expect_log("a user removed acstor's protection, which is not set again")
-def test_images_that_a_host_lacks_cannot_be_deleted_until_they_are_whole_there(
+def test_images_not_fully_cached_on_a_host_cannot_be_deleted(
     glance: uploads.Images, as_documented: None, guarded: Callable[..., World],
     preparing_user: str, project: str,
 ) -> None:  # fmt: skip
@@ -195,15 +196,15 @@ def test_images_that_a_host_lacks_cannot_be_deleted_until_they_are_whole_there(
     assert glance.admin.delete(f"/images/{image_id}").status_code == 403
     [mark, mine] = sorted(glance.tenant.get(f"/images/{image_id}").json()["tags"])
     assert (mark[: len(artefacts.PROTECTED)], mine) == (artefacts.PROTECTED, "mine")
-    # When a tenant changes an image Glance deletes all properties that it hides from him.
+    # When a tenant changes an image, Glance deletes all properties hidden from the tenant.
     glance.patch(made["renamed"], "tenant", name="new")
     declined = made.pop("declined")
     glance.patch(declined, "tenant", protected=False)
 
-    world.restart()  # what was done is in Glance alone
+    world.restart()  # the only state is in Glance
     world.make_pass()
     changes = [asked for asked in world.images.asked if asked.startswith("protect")]
-    assert changes == [f"protect {declined}"]  # another tag
+    assert changes == [f"protect {declined}"]  # a new tag
     world.tell(dict.fromkeys(made.values(), WHOLE), dict.fromkeys(made.values(), WHOLE))
     world.make_pass()
     world.make_passes(deletion_protection.UNNEEDED_S - 1)
@@ -217,7 +218,7 @@ def test_images_that_a_host_lacks_cannot_be_deleted_until_they_are_whole_there(
 
 @pytest.mark.expect_log("a user removed acstor's protection, which is not set again")
 @pytest.mark.expect_log("it is not in Glance any more, and hosts that use it lack")
-def test_protection_of_the_owner_stays_and_what_he_takes_back_is_left_to_him(
+def test_owner_protection_stays_and_an_owner_removal_is_respected(
     glance: uploads.Images, guarded: Callable[..., World], caplog: pytest.LogCaptureFixture
 ) -> None:
     world = guarded()
@@ -240,7 +241,7 @@ def test_protection_of_the_owner_stays_and_what_he_takes_back_is_left_to_him(
     assert len([line for line in said if "removed acstor's protection" in line]) == 2
 
     assert not_guaranteed(world) == {f"image {declined}": "a user removed acst"}
-    glance.patch(declined, "tenant", protected=True)  # his own
+    glance.patch(declined, "tenant", protected=True)  # the owner's own protection
     world.guard.mark_changed(ids.parse_image_id(declined))
     world.make_pass()
     assert (world.standing(declined), not_guaranteed(world)) == ("others", {})
@@ -255,7 +256,7 @@ def test_protection_of_the_owner_stays_and_what_he_takes_back_is_left_to_him(
     assert world.standing(own) == "others"
 
 
-def test_what_was_protected_is_given_back_when_the_option_is_off_and_by_purge(
+def test_protection_is_removed_when_the_option_is_off_and_by_purge(
     glance: uploads.Images, guarded: Callable[..., World]
 ) -> None:
     world = guarded()
@@ -265,7 +266,7 @@ def test_what_was_protected_is_given_back_when_the_option_is_off_and_by_purge(
     with work_leases.WorkLeases(None, world.state_dir, "protection").lease_image(
         protection_reconciler.ALL_IMAGES
     ):
-        world.make_pass()  # another listener makes one
+        world.make_pass()  # another listener makes a pass
     assert world.images.asked == []
     world.make_pass()
     assert world.standing(image_id) == "acstor"
@@ -289,7 +290,7 @@ def test_what_was_protected_is_given_back_when_the_option_is_off_and_by_purge(
     assert world.standing(image_id) == "acstor"
     uploads.manage(world.listener, "purge", "--yes", image_id)
     assert (world.standing(image_id), world.standing(own)) == ("free", "others")
-    glance.patch(image_id, visibility="community")  # lists name it who ask for all only
+    glance.patch(image_id, visibility="community")  # now only requests for all images list it
     world.restart()
     world.make_pass()
     glance.patch(own, tags=[declined_tag(world, own), "mine"])
@@ -300,13 +301,13 @@ def test_what_was_protected_is_given_back_when_the_option_is_off_and_by_purge(
 
 
 def declined_tag(world: World, image_id: str) -> str:
-    """Return the tag that says that somebody took acstor's protection of an image back."""
+    """Return the tag that records the removal of acstor's protection from an image."""
     return f"{artefacts.UNPROTECTED}{image_id},{world.images.project_id},x"
 
 
 @pytest.mark.expect_log("it is an artefact: a host reports wrong data")
 @pytest.mark.expect_log("it could not be protected; retrying soon")
-def test_images_that_glance_refuses_and_artefacts_hold_the_others_up_by_nothing(
+def test_refused_images_and_artefacts_do_not_delay_protection_of_others(
     glance: uploads.Images, guarded: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = guarded()
@@ -322,7 +323,7 @@ def test_images_that_glance_refuses_and_artefacts_hold_the_others_up_by_nothing(
     )
     glance.patch(copied, protected=True, tags=other)
     wanted = {image_id: FILLING for image_id in (artefact, *full, copied)}
-    world.tell(wanted)  # a host that is known longer
+    world.tell(wanted)  # a host known for longer
     world.make_pass()
     world.tell(wanted, {own: FILLING})
 
@@ -345,7 +346,7 @@ def test_images_that_glance_refuses_and_artefacts_hold_the_others_up_by_nothing(
 
 
 @pytest.mark.expect_log("more than 0 images are needed")
-def test_list_that_is_not_whole_gives_nothing_back(
+def test_incomplete_list_of_needed_images_removes_no_protection(
     glance: uploads.Images, guarded: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = guarded()
@@ -365,10 +366,10 @@ def test_list_that_is_not_whole_gives_nothing_back(
 
 
 @pytest.mark.expect_log("it could not be protected; retrying soon")
-def test_glance_that_is_away_delays_and_a_pass_is_bounded(
+def test_outage_of_glance_delays_protection_and_a_pass_is_bounded(
     glance: uploads.Images, guarded: Callable[..., World]
 ) -> None:
-    world = guarded(coordination_url="mysql://root@127.0.0.1:1/away")  # it is no reason to wait
+    world = guarded(coordination_url="mysql://root@127.0.0.1:1/away")  # not needed
     world.images_per_pass = 4
     world.restart()
     made = [glance.create().id for _ in range(6)]
@@ -381,17 +382,17 @@ def test_glance_that_is_away_delays_and_a_pass_is_bounded(
     assert len(world.images.asked) == protection_reconciler.MAX_FAILURES
     world.images.asked.clear()
     world.make_pass(deletion_protection.RETRY_S)
-    assert len(world.images.asked) == 8  # four were looked at, and protected
+    assert len(world.images.asked) == 8  # four images read and protected
     world.make_pass()
     world.make_pass()
     assert sorted(map(world.standing, made)) == ["acstor"] * 6
     asked = list(world.images.asked)
     assert len(asked) == 12
     world.make_passes(deletion_protection.UNNEEDED_S)
-    assert world.images.asked == asked  # nothing changed: nothing is asked
+    assert world.images.asked == asked  # unchanged: no request
     glance.lab.glance.kill()
     world.tell({})
-    world.make_pass()  # asks Glance nothing yet
+    world.make_pass()  # no request to Glance yet
     world.make_passes(deletion_protection.UNNEEDED_S - 1)
     with pytest.raises(errors.ImageServiceUnreachable):
         world.make_pass(1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left of a deleted image, and other bytes under its id: a real Glance, a real agent."""
+"""A deleted image and new bytes under its id: a real Glance, a real agent."""
 
 import pathlib
 from collections.abc import Callable
@@ -22,7 +22,7 @@ CHUNK = uploads.CHUNK
 
 
 def upload_as(glance: uploads.Images, image_id: str, data: bytes) -> requests.Response:
-    """Upload an image under an id of one's own choice; return how its record was answered."""
+    """Upload an image under a chosen id, and return the response to its creation."""
     record = {"id": image_id, "name": "again", "visibility": "private"}
     formats = {"disk_format": "raw", "container_format": "bare"}
     made: requests.Response = glance.tenant.post("/images", json={**record, **formats})
@@ -42,7 +42,7 @@ def purge(glance: uploads.Images) -> None:
 
 
 def read_on(guest: Any, chunk_no: int) -> bytes:
-    """Return what a guest reads; empty if the agent cannot give it."""
+    """Return what a guest reads; empty after an I/O error."""
     guest.seek(chunk_no * CHUNK)
     try:
         found: bytes = guest.read(CHUNK)
@@ -52,7 +52,7 @@ def read_on(guest: Any, chunk_no: int) -> bytes:
 
 
 @hosts.needs_fuse
-def test_guest_of_a_deleted_image_never_reads_what_came_under_its_id(
+def test_guest_of_a_deleted_image_never_reads_bytes_of_its_reused_id(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     listener = listen()
@@ -77,15 +77,15 @@ def test_guest_of_a_deleted_image_never_reads_what_came_under_its_id(
                 found = read_on(guest, chunk_no)
                 assert found in (b"", old[chunk_no * CHUNK :][:CHUNK])
                 lost += not found
-            assert lost  # so the other bytes were there to be read
+            assert lost  # the other bytes were readable
         listener.stop()
         agents.request(agent.control_socket, "detach-image", image_id=image_id)
         deactivation.ensure(agent, image_id)
         assert agent.image_path(image_id).read_bytes() == new
 
 
-@pytest.mark.nightly  # about Glance alone, and restarts it twice
-def test_bytes_outlive_their_image_only_where_glance_delays_deletion(
+@pytest.mark.nightly  # tests only Glance, and restarts it twice
+def test_bytes_outlive_a_deleted_image_only_with_delayed_delete(
     glance: uploads.Images,
 ) -> None:
     data = uploads.some_bytes(chunks=8, seed=92)
@@ -97,7 +97,7 @@ def test_bytes_outlive_their_image_only_where_glance_delays_deletion(
 
 
 def deleted(glance: uploads.Images, data: bytes) -> pathlib.Path:
-    """Upload and delete an image; return where the store had its bytes."""
+    """Upload and delete an image, and return its path in the store."""
     image_id = glance.upload(data)
     stored = glance.lab.glance.images / image_id
     assert stored.read_bytes() == data

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands under etc/glance, tried on a real Glance: roles, property protections, metadefs."""
+"""The files of etc/glance on a real Glance: roles, property protections, metadefs."""
 
 import contextlib
 import json
@@ -46,7 +46,7 @@ print(json.dumps({rule.name: rule.check_str for rule in policies.list_rules()}))
 
 @contextlib.contextmanager
 def user_with(lab: cloud.Cloud, project_name: str, *roles: str) -> Iterator[str]:
-    """Make a user of the documentation in a project; yield its name."""
+    """Create a user with the documented roles in a project, and yield its name."""
     identity = lab.connect("admin").identity
     name = f"acstor-{uuid.uuid4()}"
     project = identity.find_project(project_name)
@@ -92,7 +92,7 @@ def reading_user(keystone_glance: cloud.Cloud, project: str) -> Iterator[str]:
 
 @pytest.fixture
 def as_documented(keystone_glance: cloud.Cloud, tmp_path: pathlib.Path) -> Iterator[None]:
-    """Have Glance run with what stands under etc/glance."""
+    """Run Glance with the files of etc/glance."""
     folder = tmp_path / "policy.d"
     folder.mkdir()
     (folder / POLICY.name).write_bytes(POLICY.read_bytes())
@@ -107,10 +107,10 @@ def as_documented(keystone_glance: cloud.Cloud, tmp_path: pathlib.Path) -> Itera
         yield
 
 
-def test_policies_are_the_defaults_of_glance_with_smaller_rights(
+def test_policies_are_the_defaults_of_glance_with_reduced_rights(
     keystone_glance: cloud.Cloud,
 ) -> None:
-    """Only what names context_is_admin stands in the file, and differs by that alone."""
+    """The file has only the rules that name context_is_admin, and they differ in nothing else."""
     python = installed.BIN / "python"
     defaults = json.loads(runs.tool([python, "-W", "ignore", "-c", DEFAULTS]))
     shipped = yaml.safe_load(POLICY.read_text())
@@ -127,13 +127,13 @@ def test_policies_are_the_defaults_of_glance_with_smaller_rights(
 def listen_as(
     glance: uploads.Images, listen: Listen, user: str, project: str
 ) -> tuple[keystone_session.Session, acstor_glance.Listener]:
-    """Start a listener with a user's roles; artefacts are looked for in its project from now on."""
+    """Start a listener with a user's roles; artefacts are expected in its project from now on."""
     session = accounts.session(glance.lab.keystone.auth_url, user, project)
     glance.project_id = session.get_project_id()
     return session, listen(username=user, project_name=project)
 
 
-def test_documented_role_is_enough_and_tenants_cannot_touch_what_it_writes(
+def test_documented_role_suffices_and_tenants_cannot_change_its_writes(
     glance: uploads.Images,
     as_documented: None,
     listen: Listen,
@@ -157,14 +157,14 @@ def test_documented_role_is_enough_and_tenants_cannot_touch_what_it_writes(
     )
     assert answer.status_code == 403
     glance.check_chunk_map(image_id, data)
-    # "stores": the role service, which lets it ask for locations, may see them.
+    # "stores": the role service, which gives access to locations, may see them.
     assert_refused(session, image_id, but={"properties of it", "stores"})
     glance.delete(image_id)
     runs.wait_for(lambda: glance.artefacts() == [], 60.0, "the artefact's end", glance.glance_log)
     listener.stop()
 
 
-def test_artefacts_of_another_service_project_are_left_alone(
+def test_artefacts_of_another_service_project_are_not_touched(
     glance: uploads.Images, as_documented: None, listen: Listen, preparing_user: str, project: str
 ) -> None:
     first = listen()
@@ -178,10 +178,10 @@ def test_artefacts_of_another_service_project_are_left_alone(
     try:
         assert [record["acstor_image_id"] for record in glance.artefacts()] == [image_id]
     finally:
-        glance.project_id = own_id  # what is there goes with the test, too
+        glance.project_id = own_id  # the test deletes these artefacts, too
 
 
-def test_agents_role_reads_all_images_and_changes_nothing(
+def test_agent_role_reads_all_images_and_changes_nothing(
     glance: uploads.Images, as_documented: None, listen: Listen, preparing_user: str,
     reading_user: str,
     project: str,
@@ -205,7 +205,7 @@ def test_agents_role_reads_all_images_and_changes_nothing(
 async def read_as_an_agent(
     session: keystone_session.Session, image_id: str, size_bytes: int
 ) -> tuple[chunk_map.ChunkMap, bytes]:
-    """Read an image and its chunk map as the source of an agent does."""
+    """Read an image and its chunk map as an agent's source does."""
     source = glance_source.GlanceSource(session)
     try:
         blob = base.Blob(ids.parse_image_id(image_id), base.BlobKind.IMAGE)
@@ -250,7 +250,7 @@ def assert_refused(
     assert allowed == but, answers
 
 
-def test_metadef_namespace_is_taken_and_names_every_property(glance: uploads.Images) -> None:
+def test_metadef_namespace_is_accepted_and_names_every_property(glance: uploads.Images) -> None:
     namespace = json.loads(NAMESPACE.read_text())
     assert set(namespace["properties"]) == set(artefacts.IMAGE_PROPERTIES)
     assert namespace["properties"][artefacts.STATE]["enum"] == [*artefacts.State]

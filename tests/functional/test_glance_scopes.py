@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scopes on a real Glance: who owns an image, who may see its base, and what became of both."""
+"""Scopes on a real Glance: owners of images, access to bases, and changes of both."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ DATA = uploads.some_bytes(chunks=8, seed=90)
 
 @pytest.fixture
 def base_id(glance: uploads.Images) -> Iterator[str]:
-    """An image of the administrator's project, shared with nobody."""
+    """An image of the administrator's project, without members."""
     image = glance.admin.create_image(
         name="base", disk_format="raw", container_format="bare", visibility="shared", data=DATA
     )
@@ -44,7 +44,7 @@ def shown(listener: acstor_glance.Listener, image_id: str) -> tuple[str, str]:
     return row["scope"], row["scope_due"]
 
 
-def test_base_counts_for_members_and_open_images_are_named_for_all(
+def test_base_deduplicates_for_members_and_public_images_for_all(
     glance: uploads.Images, listen: Callable[..., acstor_glance.Listener], base_id: str
 ) -> None:
     listener = listen()

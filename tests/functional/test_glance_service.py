@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that were uploaded to a real Glance get chunk maps that belong to them, however they came.
+"""Images uploaded to a real Glance by any method get chunk maps bound to them.
 
 Keystone, Glance and RabbitMQ are those of the lab; the listener is a process of its own.
+
 """
 
 import os
@@ -24,7 +25,7 @@ from tests.lab.openstack import uploads
 Listen = Callable[..., acstor_glance.Listener]
 
 
-def test_plain_upload_gets_a_chunk_map_and_loses_it_with_the_image(
+def test_uploaded_image_gets_a_chunk_map_that_is_deleted_with_it(
     glance: uploads.Images, listen: Listen
 ) -> None:
     listener = listen()
@@ -45,11 +46,11 @@ def test_plain_upload_gets_a_chunk_map_and_loses_it_with_the_image(
     )
 
 
-def test_listener_publishes_what_the_plugin_left_under_protected_properties(
+def test_listener_publishes_unpublished_maps_of_the_plugin(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     shared = tmp_path / "state"
-    nowhere = "file:///proc/claims"  # it hashes, and cannot claim the image to publish
+    nowhere = "file:///proc/claims"  # the plugin hashes, but cannot lease the image to publish
     sections = dict(acstor_glance.plugin_sections(glance.lab, shared, coordination_url=nowhere))
     sections["DEFAULT"] = {
         "property_protection_file": uploads.PROTECTIONS,
@@ -69,7 +70,7 @@ def test_listener_publishes_what_the_plugin_left_under_protected_properties(
             glance.patch(image_id, "tenant", acstor_chunk_map=str(uuid.uuid4()))
 
 
-def test_images_that_are_not_served_say_why(
+def test_refused_images_record_the_reason(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     listen()
@@ -83,7 +84,9 @@ def test_images_that_are_not_served_say_why(
     assert glance.artefacts() == []
 
 
-def test_image_in_the_file_store_is_read_there(glance: uploads.Images, listen: Listen) -> None:
+def test_image_in_the_file_store_is_read_without_a_download(
+    glance: uploads.Images, listen: Listen
+) -> None:
     listen(file_store_dirs=glance.lab.glance.images)
     data = uploads.some_bytes(seed=20)
     image_id = glance.upload(data)
@@ -119,7 +122,7 @@ def test_progress_of_the_command_is_shown_on_a_terminal(
     glance.check_chunk_map(image_id, data)
 
 
-def test_purge_removes_everything(
+def test_purge_removes_all_artefacts_and_properties(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     listener = listen()
@@ -139,7 +142,7 @@ def test_purge_removes_everything(
         assert [name for name in record if name.startswith(artefacts.PREFIX)] == []
 
 
-# The last ones of the module: from here on Glance prepares what is imported
+# The last tests of the module: from here on Glance prepares imported images
 
 
 def test_import_publishes_the_chunk_map_without_a_listener(
@@ -152,7 +155,7 @@ def test_import_publishes_the_chunk_map_without_a_listener(
     assert list((importing / "maps").iterdir()) == []
 
 
-def test_qcow2_image_gets_the_chunk_map_of_what_a_guest_reads(
+def test_qcow2_image_gets_the_chunk_map_of_its_disk(
     importing: pathlib.Path, glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     data = uploads.some_bytes(seed=26)
@@ -166,7 +169,7 @@ def test_qcow2_image_gets_the_chunk_map_of_what_a_guest_reads(
     glance.check_chunk_map(uploaded_id, data)
 
 
-def test_plugin_refuses_what_is_not_served_and_the_import_goes_on(
+def test_plugin_marks_unserved_images_and_lets_the_import_finish(
     importing: pathlib.Path, glance: uploads.Images, tmp_path: pathlib.Path
 ) -> None:
     image_id = glance.import_staged(uploads.vdi(tmp_path), disk_format="vdi")

@@ -38,7 +38,7 @@ class Images:
         return self._lab.session(user)
 
     def put(self, user, data, **properties):
-        """Upload an image; it is deleted with the test."""
+        """Upload an image, which the test deletes."""
         record = {
             "name": f"test-{uuid.uuid4()}",
             "disk_format": "raw",
@@ -86,7 +86,7 @@ def image(image_id):
     return base.Blob(image_id, base.BlobKind.IMAGE)
 
 
-async def test_ranges_of_a_tenants_private_image_come_side_by_side(images, source):
+async def test_ranges_of_a_private_image_are_read_concurrently(images, source):
     blob = image(images.put("tenant", DATA))
     assert await source.size_bytes(blob) == len(DATA)
     read = await reading_source.read_side_by_side(source, blob, len(DATA), 200_000)
@@ -107,15 +107,13 @@ async def test_revoked_token_is_replaced(keystone_glance, images):
     keystone_glance.session("admin").delete(
         f"{keystone_glance.keystone.auth_url}/auth/tokens", headers=headers
     )
-    keystone_glance.glance.restart()  # it keeps tokens that it has seen for five minutes
+    keystone_glance.glance.restart()  # it caches validated tokens for five minutes
     assert await source.read(blob, 10, 10) == DATA[10:20]
     assert session.get_token() != revoked
     await source.aclose()
 
 
-async def test_glance_that_was_killed_is_unreachable_until_it_is_back(
-    keystone_glance, images, source
-):
+async def test_killed_glance_is_unreachable_until_it_restarts(keystone_glance, images, source):
     blob = image(images.put("tenant", DATA))
     assert await source.read(blob, 0, 10) == DATA[:10]
     keystone_glance.glance.kill()
@@ -126,9 +124,7 @@ async def test_glance_that_was_killed_is_unreachable_until_it_is_back(
     assert await source.read(blob, 10, 10) == DATA[10:20]
 
 
-async def test_keystone_that_was_killed_holds_up_only_who_must_sign_in(
-    keystone_glance, images, source
-):
+async def test_killed_keystone_delays_only_clients_without_a_token(keystone_glance, images, source):
     blob = image(images.put("tenant", DATA))
     assert await source.read(blob, 0, 10) == DATA[:10]
     late = glance.GlanceSource(keystone_glance.session("acstor"))
@@ -144,7 +140,7 @@ async def test_keystone_that_was_killed_holds_up_only_who_must_sign_in(
     await late.aclose()
 
 
-async def test_deactivated_image_is_refused_to_new_users_and_deleted_one_to_all(images, source):
+async def test_deactivated_or_deleted_image_is_refused(images, source):
     image_id = images.put("tenant", DATA)
     assert await source.size_bytes(image(image_id)) == len(DATA)
     images.ask("admin", "POST", f"/{image_id}/actions/deactivate")
@@ -156,7 +152,7 @@ async def test_deactivated_image_is_refused_to_new_users_and_deleted_one_to_all(
         await source.size_bytes(image(image_id))
 
 
-async def test_user_without_the_role_is_told_what_is_missing(keystone_glance, images):
+async def test_error_for_a_user_without_the_role_names_the_role(keystone_glance, images):
     image_id = images.put("tenant", DATA)
     source = glance.GlanceSource(keystone_glance.session("stranger"))
     with pytest.raises(errors.ChunkMissing, match="need the role acstor-reader"):
@@ -165,7 +161,7 @@ async def test_user_without_the_role_is_told_what_is_missing(keystone_glance, im
 
 
 @pytest.mark.expect_log("chunk_map .* is ignored")
-async def test_chunk_map_of_the_service_project_is_used_and_a_tenants_is_not(images, source):
+async def test_chunk_map_of_a_tenant_is_ignored(images, source):
     kind = artefacts.Kind.CHUNK_MAP
     image_id = images.put("tenant", DATA)
     uploaded = image_record.Image.from_record(images.record(image_id))
@@ -185,7 +181,7 @@ async def test_chunk_map_of_the_service_project_is_used_and_a_tenants_is_not(ima
 
 
 def published(images, folder):
-    """Upload an image and its chunk map; return the ids of both."""
+    """Upload an image and its chunk map, and return the ids of both."""
     kind = artefacts.Kind.CHUNK_MAP
     image_id = images.put("tenant", DATA)
     uploaded = image_record.Image.from_record(images.record(image_id))
@@ -207,7 +203,7 @@ def agent_of_glance(lab, folder):
 
 
 @hosts.needs_fuse
-async def test_agent_shows_an_image_that_only_glance_has(keystone_glance, images, tmp_path):
+async def test_agent_mirrors_an_image_that_only_glance_has(keystone_glance, images, tmp_path):
     image_id, _artefact_id = published(images, tmp_path)
     with agent_of_glance(keystone_glance, tmp_path) as agent:
         await trio.to_thread.run_sync(agent.wait_ready)
@@ -216,9 +212,7 @@ async def test_agent_shows_an_image_that_only_glance_has(keystone_glance, images
 
 
 @hosts.needs_fuse
-def test_who_writes_to_the_store_cannot_change_an_image_with_its_map(
-    keystone_glance, images, tmp_path
-):
+def test_image_and_map_both_replaced_in_the_store_are_refused(keystone_glance, images, tmp_path):
     image_id, artefact_id = published(images, tmp_path)
     uploaded, forged = image_record.Image.from_record(images.record(image_id)), DATA[::-1]
     forged_map = one_host.map_of(forged, image_id, geometry.DEFAULT_CHUNK_BYTES, uploaded.os_hash)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of two stores of a real Glance an image is read from: by an agent's site, by a gateway."""
+"""The choice between two stores of a real Glance: by an agent's site, and by a gateway."""
 
 import pathlib
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ from tests.lab.openstack import glance as glance_service
 from tests.lab.openstack import uploads
 
 CENTRAL, NEAR = b"c" * 100_000, b"n" * 100_000
-"""What the stores have under one ID, so that a test sees which one was read."""
+"""Content of the stores under one ID, so that a test sees which one was read."""
 
 
 @pytest.fixture(scope="module")
 def near(
     image_services: cloud.Cloud, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[pathlib.Path]:
-    """Return the folder of a second store, of which Glance has the first one rather."""
+    """Return the folder of a second store; Glance prefers the first one."""
     folder = tmp_path_factory.mktemp("near")
     stores = {
         "DEFAULT": {"enabled_backends": "fs:file,dcn1:file"},
@@ -47,7 +47,7 @@ def image_id(near: pathlib.Path, glance: uploads.Images) -> Iterator[ids.ImageId
     (near / made).touch()  # Glance deletes it with the image
 
 
-async def test_agents_read_the_store_that_is_named_like_their_site(
+async def test_agent_reads_the_store_named_after_its_site(
     image_id: ids.ImageId, near: pathlib.Path, image_services: cloud.Cloud
 ) -> None:
     blob = base.Blob(image_id, base.BlobKind.IMAGE)
@@ -61,7 +61,7 @@ async def test_agents_read_the_store_that_is_named_like_their_site(
     await source.aclose()
 
 
-async def test_gateway_reads_the_store_with_the_greatest_weight_of_its_own_configuration(
+async def test_gateway_reads_the_store_with_the_highest_configured_weight(
     image_id: ids.ImageId, near: pathlib.Path, image_services: cloud.Cloud, tmp_path: pathlib.Path
 ) -> None:
     blob = base.Blob(image_id, base.BlobKind.IMAGE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest of the lab says that does not boot."""
+"""Errors of a lab guest that does not boot."""
 
 import os
 import pathlib
@@ -31,7 +31,7 @@ def overlay(host: network.Host, backing: pathlib.Path) -> pathlib.Path:
     return guest.make_overlay(host.folder / "disk.qcow2", backing, "raw", size)
 
 
-def test_disk_without_a_system_is_told_with_the_end_of_the_console(
+def test_error_of_a_guest_without_a_system_has_the_end_of_its_console(
     host: network.Host, tmp_path: pathlib.Path
 ) -> None:
     empty = tmp_path / "empty.raw"
@@ -41,7 +41,7 @@ def test_disk_without_a_system_is_told_with_the_end_of_the_console(
             hopeless.wait_booted(deadline_s=1)
 
 
-def test_missing_backing_file_is_told_in_the_words_of_qemu(
+def test_error_of_a_missing_backing_file_has_the_message_of_qemu(
     host: network.Host, tmp_path: pathlib.Path
 ) -> None:
     disk = guest.make_overlay(host.folder / "disk.qcow2", tmp_path / "none", "raw", 1 << 20)

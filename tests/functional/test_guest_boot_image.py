@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real guest boots from a mirror: its milestones, its timeline, and what is recorded of it.
+"""A real guest boots from a mirror: its milestones, its timeline, and the recorded boot.
 
-The next guest boots with the boot image of that recording, and its worker is killed meanwhile.
+The next guest boots with the boot image of that recording, while its worker is killed.
+
 """
 
 import pathlib
@@ -30,7 +31,7 @@ SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 
 
 def booted(agent: agents.Agent, image_id: ids.ImageId, name: str) -> guest.Guest:
-    """Return a guest on ``agent``, to be started."""
+    """Return a guest on ``agent`` that is not started yet."""
     path = agent.image_path(image_id)
     overlay = agent.host.folder / name
     overlay.parent.mkdir(exist_ok=True)
@@ -38,7 +39,7 @@ def booted(agent: agents.Agent, image_id: ids.ImageId, name: str) -> guest.Guest
     return guest.Guest(agent.host, disk)
 
 
-def test_guest_boots_as_it_is_told_then_with_its_boot_image_and_the_worker_is_killed(
+def test_guest_boots_from_a_recorded_boot_image_while_its_worker_is_killed(
     tmp_path: pathlib.Path, images: local.ImageFolder, guest_image_id: ids.ImageId
 ) -> None:
     constants = {tuned.RECORD_IDLE_S: 5, tuned.BOOT_IDLE_S: 600}
@@ -76,7 +77,7 @@ def check_milestones(seen: guest.Milestones) -> None:
 
 
 def check_timeline(agent: agents.Agent) -> None:
-    """Check that what the guest reads lies in its timeline, second by second."""
+    """Check that the guest's reads appear in its timeline, second by second."""
     hosts.wait_until(lambda: bool(agent.timelines(SERVER)), "who boots")
     [boot] = agent.timelines(SERVER)
     assert boot.opened_s < boot.last_s

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-def test_guest_boots_from_a_disk_writes_and_keeps_it_when_the_worker_is_killed(
+def test_guest_boots_from_a_writable_disk_and_survives_a_killed_worker(
     tmp_path: pathlib.Path, images: local.ImageFolder, guest_image_id: ids.ImageId
 ) -> None:
     with hosts.running(tmp_path / "h1", images, life_s=LIFE_S) as agent:
@@ -29,7 +29,7 @@ def test_guest_boots_from_a_disk_writes_and_keeps_it_when_the_worker_is_killed(
         made = agents.request(
             agent.control_socket, "make-disk", disk_id=disk_id, image_id=guest_image_id
         )
-        shortcut = tmp_path / "guest.raw"  # the guest's files go beside its disk
+        shortcut = tmp_path / "guest.raw"  # the guest's files are created beside its disk
         shortcut.symlink_to(made["path"])
         with guest.Guest(agent.host, shortcut, disk_format="raw") as booted:
             assert booted.wait_booted(LIFE_S).login_s is not None
@@ -42,7 +42,7 @@ def test_guest_boots_from_a_disk_writes_and_keeps_it_when_the_worker_is_killed(
                 "dd if=/dev/urandom of=/root/more bs=64k count=100 2>/dev/null; sync;"
                 " echo 3 > /proc/sys/vm/drop_caches; md5sum < /root/note"
             )
-            # The kernel may have said something before.
+            # Kernel messages may precede it.
             assert again.splitlines()[-1] == first.splitlines()[-1]
             booted.check_progress()
             with pytest.raises(errors.Unusable, match="is open in processes"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest whose source and other hosts go away for ten minutes in the middle of its boot."""
+"""A guest whose source and peers fail for ten minutes in the middle of its boot."""
 
 import contextlib
 import time
@@ -21,7 +21,9 @@ pytestmark = [
 ]
 
 
-def test_guest_boots_on_by_itself_after_all_were_away(tmp_path, images, guest_image_id):
+def test_guest_resumes_its_boot_after_an_outage_of_source_and_peers(
+    tmp_path, images, guest_image_id
+):
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     with contextlib.ExitStack() as stack:
         serving = stack.enter_context(contextlib.ExitStack())

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Glance, Keystone and RabbitMQ hang, and refuse connections, under a real agent.
+"""Glance, Keystone and RabbitMQ hang or refuse connections under a real agent.
 
-Each is a trouble that names the host, the user and the option until it is mended. Guests read on
-what is cached, and the agent answers.
+The agent reports each fault with host, user and option until it ends. Guests read cached data, and
+the agent responds.
+
 """
 
 import concurrent.futures
@@ -60,24 +61,24 @@ class Place(NamedTuple):
         return self.data[chunk_no * uploads.CHUNK :][: uploads.CHUNK]
 
     def trouble(self, *words: str) -> bool:
-        """Say whether one trouble has all the words."""
+        """Return whether one reported fault contains all the words."""
         told = self.agent.status()["faults"]
         texts = [f"{what}: {one['why']}" for what, one in told.items()]
         return any(all(word in text for word in words) for text in texts)
 
     def wait_trouble(self, *words: str) -> None:
-        """Wait for a trouble that has all the words, and no password."""
+        """Wait for a reported fault that contains all the words, and no password."""
         runs.wait_for(lambda: self.trouble(*words), WAIT_S, f"a trouble {words}", self.agent.log)
         assert "pass" not in str(self.agent.status()["faults"])
 
     def wait_no_trouble(self) -> None:
-        """Wait until nothing is told."""
+        """Wait until no fault is reported."""
         runs.wait_for(
             lambda: not self.agent.status()["faults"], WAIT_S, "no trouble", self.agent.log
         )
 
     def check_cached(self) -> None:
-        """Check that a guest reads what is cached, at once."""
+        """Check that guests read cached data at once."""
         began_s = time.monotonic()
         assert read(self.agent.image_path(self.images[0]), 0) == self.data[: uploads.CHUNK]
         assert time.monotonic() - began_s < TIMEOUT_S
@@ -99,7 +100,7 @@ def port_of(url: str) -> int:
 
 @pytest.fixture(scope="module")
 def prepared(image_services: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Images that have chunk maps; they go with the module."""
+    """Images with chunk maps; the module deletes them."""
     tester = uploads.Images(image_services)
     folder = tmp_path_factory.mktemp("listener")
     own = {tuned.NOTIFICATION_POOL: f"test-{folder.name}"}
@@ -119,7 +120,7 @@ def prepared(image_services: Any, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="module")
 def running(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """An agent for all tests of the module: each leaves it without troubles."""
+    """One agent for all tests of the module; each test leaves it without faults."""
     tmp_path = tmp_path_factory.mktemp("agent")
     tester, data, images = prepared
     lab = tester.lab
@@ -163,7 +164,7 @@ def place(running: Place) -> Iterator[Place]:
 def check_waits(
     place: Place, waiting: concurrent.futures.Future[bytes], proxy: faulty_proxy.FaultyProxy
 ) -> None:
-    """Check that a read waits for a service, which is told of, and others do not; end the fault."""
+    """Check that a read waits for a reported service and other reads do not; end the fault."""
     place.wait_trouble(proxy.url, "[source_glance], as acstor")
     place.check_cached()
     assert not waiting.done()
@@ -171,7 +172,7 @@ def check_waits(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_glance_that_hangs_or_refuses(place: Place, fault: str) -> None:
+def test_hung_or_refusing_glance_is_reported_and_reads_wait(place: Place, fault: str) -> None:
     path, chunk_no = place.agent.image_path(place.images[0]), next(place.unread)
     with concurrent.futures.ThreadPoolExecutor(1) as guest:
         getattr(place.glance, fault)()
@@ -182,11 +183,11 @@ def test_glance_that_hangs_or_refuses(place: Place, fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_keystone_that_hangs_or_refuses(place: Place, fault: str) -> None:
+def test_hung_or_refusing_keystone_is_reported_and_reads_wait(place: Place, fault: str) -> None:
     agent, chunk_no = place.agent, next(place.unread)
     agent.stop()
     getattr(place.keystone, fault)()
-    agent.start()  # it signs in anew
+    agent.start()  # it authenticates again
     agent.wait_ready()
     with concurrent.futures.ThreadPoolExecutor(1) as guest:
         waiting = guest.submit(read, agent.image_path(place.images[0]), chunk_no)
@@ -195,7 +196,7 @@ def test_keystone_that_hangs_or_refuses(place: Place, fault: str) -> None:
     place.wait_no_trouble()
 
 
-def test_keystone_that_refuses_the_user(place: Place) -> None:
+def test_keystone_that_refuses_the_user_is_reported(place: Place) -> None:
     agent, admin = place.agent, accounts.connect(place.lab.keystone.auth_url).identity
     agent.stop()
     user = admin.find_user("acstor", ignore_missing=False)
@@ -216,7 +217,7 @@ def test_keystone_that_refuses_the_user(place: Place) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_rabbitmq_that_hangs_or_refuses(place: Place, fault: str) -> None:
+def test_hung_or_refusing_rabbitmq_is_reported(place: Place, fault: str) -> None:
     getattr(place.rabbitmq, fault)()
     place.wait_trouble(f"{place.rabbitmq.address} as guest", "[DEFAULT] transport_url")
     place.check_cached()
@@ -226,7 +227,7 @@ def test_rabbitmq_that_hangs_or_refuses(place: Place, fault: str) -> None:
 
 @pytest.mark.expect_log("Nova does not answer: ")
 @pytest.mark.allow_log("Nova does not answer: ")
-def test_nova_and_keystone_that_hang_or_refuse_the_decision_service(
+def test_decision_service_reports_a_hung_or_refusing_nova_or_keystone(
     image_services: cloud.Cloud, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
@@ -273,7 +274,7 @@ def test_nova_and_keystone_that_hang_or_refuse_the_decision_service(
         wait_answer(client)
 
 
-def test_glance_and_keystone_that_hang_or_refuse_the_listener(
+def test_listener_reports_a_hung_or_refusing_glance_or_keystone(
     image_services: cloud.Cloud, tmp_path: pathlib.Path
 ) -> None:
     lab, tester = image_services, uploads.Images(image_services)
@@ -311,7 +312,7 @@ def test_glance_and_keystone_that_hang_or_refuse_the_listener(
             assert uploads.metric(listener, 'acstor_glance_reconciles_total{result="failed"}')
 
         try:
-            keystone.hang()  # it has not signed in yet
+            keystone.hang()  # it has no token yet
             listener.start()
             says(keystone.url)
             keystone.refuse()

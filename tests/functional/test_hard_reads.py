@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests whose bytes are away: they wait for them, they are seen, and they can be killed."""
+"""Guests whose reads wait for absent bytes: the agent reports the reads, and they can be killed."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ DISK = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 INSTANCE = "4b1c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13"
 LIFE_S = 120.0
 END_S = 10.0
-"""So soon a killed process is gone."""
+"""Limit for the end of a killed process."""
 
 
 def chunk(chunk_no: int) -> bytes:
@@ -39,7 +39,7 @@ def chunk(chunk_no: int) -> bytes:
 
 @contextlib.contextmanager
 def running(argv, **options):
-    """Run a program that may hang in a read; it is killed, and not waited for without end."""
+    """Run a program that may hang in a read; kill it without an endless wait."""
     process = subprocess.Popen([str(word) for word in argv], **options)
     try:
         yield process
@@ -54,7 +54,7 @@ def reader(way: str, path: pathlib.Path, chunk_no: int) -> waiting_reader.Reader
 
 
 class Away:
-    """An agent whose source can go away, with an image that it has met."""
+    """An agent whose source can go away, and an image that it has attached."""
 
     def __init__(self, images, start, stack, **options) -> None:
         self.image_id = images.add(DATA)
@@ -98,7 +98,7 @@ def away(images, start):
         yield lambda **options: Away(images, start, stack, **options)
 
 
-def test_read_waits_for_its_source_and_is_seen(away):
+def test_waiting_read_is_reported_and_completes_when_the_source_returns(away):
     at = away()
     at.go()
     with reader("thread", at.path, 9) as waits, reader("buffered", at.path, 3) as other:
@@ -121,11 +121,11 @@ def test_read_waits_for_its_source_and_is_seen(away):
     ("way", "number"),
     [
         *((way, signal.SIGKILL) for way in waiting_reader.WAYS),
-        ("thread", signal.SIGTERM),  # nobody handles it
+        ("thread", signal.SIGTERM),  # no process handles it
         ("thread", signal.SIGABRT),  # a crash, which waits for all threads before it dumps
     ],
 )
-def test_who_waits_can_be_killed_and_others_wait_on(away, way, number):
+def test_killed_reader_ends_at_once_and_others_keep_waiting(away, way, number):
     at = away()
     at.go()
     with reader("thread", at.path, 9) as other, reader(way, at.path, 9) as killed:
@@ -139,11 +139,11 @@ def test_who_waits_can_be_killed_and_others_wait_on(away, way, number):
 
 
 @pytest.mark.parametrize("way", ["threads", "native", "io_uring"])
-def test_qemu_that_waits_can_be_killed(away, way):
+def test_qemu_can_be_killed_while_its_read_waits(away, way):
     if not (program := shutil.which("qemu-io")):
         pytest.skip("qemu-io is not installed")
     at = away()
-    with reader("thread", at.path, 0) as first:  # where QEMU tries out what the file needs
+    with reader("thread", at.path, 0) as first:  # QEMU probes the file here
         assert first.said() == waiting_reader.digest(chunk(0))
     at.go()
     argv = [program, "-r", "-f", "raw", "-t", "none", "-i", way]
@@ -163,11 +163,11 @@ def test_qemu_that_waits_can_be_killed(away, way):
         assert other.said() == waiting_reader.digest(chunk(9))
 
 
-def test_qemu_that_nova_switches_off_obeys_though_its_reads_wait(away, tmp_path):
+def test_qemu_shuts_down_on_sigterm_while_its_reads_wait(away, tmp_path):
     if not (program := shutil.which("qemu-system-x86_64")):
         pytest.skip("qemu-system-x86_64 is not installed")
     at = away()
-    with reader("thread", at.path, 0) as first:  # which QEMU looks at
+    with reader("thread", at.path, 0) as first:  # QEMU reads it at its start
         assert first.said() == waiting_reader.digest(chunk(0))
     at.go()
     disk = tmp_path / INSTANCE / "disk"
@@ -196,8 +196,8 @@ def test_qemu_that_nova_switches_off_obeys_though_its_reads_wait(away, tmp_path)
 
 @hosts.needs_take_over
 @pytest.mark.parametrize("way", ["thread", "aio"])
-def test_next_worker_knows_who_is_being_killed(away, way):
-    """It has not seen who opened the image, and the kernel has sent it the reads again."""
+def test_new_worker_releases_reads_of_killed_processes(away, way):
+    """The new worker did not see the open, and the kernel resends the reads."""
     at = away()
     at.go()
     with reader("thread", at.path, 9) as other, reader(way, at.path, 5) as killed:
@@ -213,7 +213,7 @@ def test_next_worker_knows_who_is_being_killed(away, way):
 
 
 @hosts.needs_take_over
-def test_process_that_was_killed_while_there_was_no_worker_ends(away):
+def test_process_killed_while_no_worker_runs_ends_with_the_next_worker(away):
     at = away()
     at.go()
     with reader("aio", at.path, 9) as other, reader("thread", at.path, 5) as killed:
@@ -222,7 +222,7 @@ def test_process_that_was_killed_while_there_was_no_worker_ends(away):
         with hosts.frozen(worker):
             killed.process.kill()
             time.sleep(1)
-            assert not killed.has_ended()  # nobody can answer it
+            assert not killed.has_ended()  # without a worker no read can end
         hosts.kill(worker)
         assert killed.kill() < 2 * END_S
         assert not other.has_ended()
@@ -231,7 +231,7 @@ def test_process_that_was_killed_while_there_was_no_worker_ends(away):
 
 
 @pytest.mark.parametrize("lost_after_s", [0, 3])
-def test_image_that_is_gone_fails_and_is_loud(away, lost_after_s):
+def test_lost_image_fails_reads_and_is_reported(away, lost_after_s):
     at = away(lost_after_s=lost_after_s)
     at.server.always = http_server.status(404)
     with reader("thread", at.path, 9) as lost, reader("aio", at.path, 3) as other:
@@ -245,7 +245,7 @@ def test_image_that_is_gone_fails_and_is_loud(away, lost_after_s):
         assert found.said() == waiting_reader.digest(chunk(9))
 
 
-def test_image_that_is_gone_is_not_lost_while_a_host_is_silent(images, tmp_path):
+def test_deleted_image_is_not_lost_while_a_host_is_silent(images, tmp_path):
     image_id = images.add(DATA)
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     with http_server.serve(files) as server:
@@ -279,7 +279,7 @@ def waiting(agent: agents.Agent, image_id: str) -> int:
 
 @contextlib.contextmanager
 def read_waits_for_source(at, status):
-    """Let a read wait while the source answers with a status, and get its bytes afterwards."""
+    """Let a read wait while the source returns a status; then let it succeed."""
     at.server.always = http_server.status(status)
     with reader("thread", at.path, 9) as waits:
         hosts.wait_until(lambda: at.waiting()["requests"] == 1, "a read that waits", 30)
@@ -288,21 +288,21 @@ def read_waits_for_source(at, status):
         assert waits.said() == waiting_reader.digest(chunk(9))
 
 
-def test_source_that_says_for_a_while_that_an_image_is_gone_is_waited_for(away):
+def test_reads_wait_while_the_source_returns_404_for_a_short_time(away):
     at = away()
     with read_waits_for_source(at, 404):
         assert "lost if that is still so in" in at.waiting()["why"]
         assert at.agent.log().count(f"image {at.image_id}: bytes of it cannot be had") == 1
 
 
-def test_source_that_refuses_is_waited_for(away):
-    """Somebody has to mend something: that says nothing of the bytes."""
+def test_reads_wait_while_the_source_returns_403(away):
+    """An operator can repair a refusal: the bytes are not lost."""
     at = away()
     with read_waits_for_source(at, 403):
         assert "refuses access (403)" in at.waiting()["why"]
 
 
-def test_soft_reads_end_in_time(away):
+def test_reads_with_a_deadline_fail_in_time(away):
     at = away(read_deadline_s=1.0)
     at.go()
     with reader("thread", at.path, 9) as soft:
@@ -310,8 +310,8 @@ def test_soft_reads_end_in_time(away):
     assert "did not arrive within 1 s" in at.agent.log()
 
 
-def test_nova_is_told_in_time_that_it_cannot_look_at_an_image(away):
-    """It looks at an image's beginning in its own process, which must not wait as a guest does."""
+def test_nova_gets_an_error_in_time_when_the_head_of_an_image_is_unreadable(away):
+    """Nova reads the image's head in its own process, which must not wait as a guest does."""
     at = away()
     at.go()
     nova = agent_client.AgentClient(str(at.agent.control_socket), 60.0)
@@ -323,8 +323,8 @@ def test_nova_is_told_in_time_that_it_cannot_look_at_an_image(away):
     mirror_link.read_head(at.path)
 
 
-def test_writer_of_a_disk_that_waits_for_its_image_can_be_killed(away):
-    """A write of a part of a chunk needs the rest of it first."""
+def test_writer_can_be_killed_while_its_disk_waits_for_the_image(away):
+    """A write of a part of a chunk first needs the rest of it."""
     at = away()
     made = agents.request(
         at.agent.control_socket,
@@ -347,7 +347,7 @@ def test_writer_of_a_disk_that_waits_for_its_image_can_be_killed(away):
 
 
 @hosts.needs_take_over
-def test_chunk_map_that_is_damaged_is_waited_for_by_who_has_the_image_open(away):
+def test_open_image_with_a_damaged_chunk_map_waits_for_the_source(away):
     at = away()
     fd = os.open(at.path, os.O_RDONLY)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of a host's page cache, beside the kernel's own over a mirror."""
+"""The model of a host's page cache, compared with the kernel's own over a mirror."""
 
 import ctypes
 import os
@@ -27,7 +27,7 @@ def pages_here(descriptor: int) -> set[int]:
     """Return which pages of a file are in the page cache (mincore(2))."""
     count = SIZE_BYTES // PAGE
     whole = ctypes.c_size_t(SIZE_BYTES)
-    address = _LIBC.mmap(None, whole, 1, 1, descriptor, ctypes.c_long(0))  # to read, shared
+    address = _LIBC.mmap(None, whole, 1, 1, descriptor, ctypes.c_long(0))  # PROT_READ, MAP_SHARED
     assert address != ctypes.c_void_p(-1).value
     found = (ctypes.c_ubyte * count)()
     try:
@@ -39,7 +39,7 @@ def pages_here(descriptor: int) -> set[int]:
 
 
 def some_reads(seed: int) -> list[page_cache_model.Extent]:
-    """Return reads as guests make them: half of them go on where the last one ended."""
+    """Return reads as guests make them: half of them continue the former one."""
     dice = random.Random(seed)
     made, offset = [], 0
     for _ in range(READS):
@@ -56,7 +56,7 @@ def some_reads(seed: int) -> list[page_cache_model.Extent]:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_model_brings_what_the_kernel_brings(
+def test_model_reads_the_pages_that_the_kernel_reads(
     tmp_path: pathlib.Path, images: local.ImageFolder, seed: int
 ) -> None:
     image_id = images.add(random.Random(seed).randbytes(SIZE_BYTES))
@@ -80,6 +80,6 @@ def test_model_brings_what_the_kernel_brings(
     }
     assert read <= came & kernel
     ahead = kernel - read
-    assert len(ahead) > 300  # else nothing is shown
+    assert len(ahead) > 300  # else the comparison proves nothing
     assert len(ahead - came) < 0.25 * len(ahead)
     assert len(came - kernel) < 0.25 * len(ahead)

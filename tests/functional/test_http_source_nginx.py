@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The http source against the real nginx: ranges, connections, requests in flight.
+"""The http source against a real nginx: ranges, connections, requests in flight.
 
-What nginx logged is the witness, not what the client believes.
+The tests check the server's log, not the client's own counts.
+
 """
 
 import json
@@ -44,7 +45,7 @@ pytestmark = pytest.mark.skipif(nginx.PROGRAM is None, reason="nginx is not inst
 
 
 class Server(nginx.Nginx):
-    """A running nginx and what it logged."""
+    """A running nginx and its log."""
 
     def __init__(self, folder: pathlib.Path, port: int) -> None:
         super().__init__(folder, HTTP.format(folder=folder, port=port), port)
@@ -80,7 +81,7 @@ async def test_ranges_and_sizes_are_exact(server):
     await source.aclose()
 
 
-async def test_one_connection_serves_reads_that_follow_each_other(server):
+async def test_successive_reads_share_one_connection(server):
     source = http.HttpSource(server.url)
     for number in range(20):
         await source.read(BLOB, number * 65_536, 65_536)
@@ -90,7 +91,7 @@ async def test_one_connection_serves_reads_that_follow_each_other(server):
     assert len({entry["connection"] for entry in log}) == 1
 
 
-async def test_several_requests_are_in_flight_and_no_more_than_allowed(server):
+async def test_requests_in_flight_reach_and_respect_the_limit(server):
     source = http.HttpSource(server.url + "slow/", http_pool.HttpLimits(connections=4))
     async with trio.open_nursery() as nursery:
         for number in range(8):
@@ -115,7 +116,7 @@ async def test_cancelled_reads_leave_the_connections_usable(server):
     await source.aclose()
 
 
-async def test_server_that_closes_after_each_answer_is_read_all_the_same(server):
+async def test_server_that_closes_after_each_response_is_readable(server):
     source = http.HttpSource(server.url + "closing/")
     for number in range(5):
         assert await source.read(BLOB, number, 1_000) == DATA[number : number + 1_000]
@@ -133,7 +134,7 @@ async def test_server_without_ranges_is_refused_without_a_download(server):
     assert (entry["status"], entry["body_bytes"] < 16 << 20) == (200, True)
 
 
-async def test_server_that_dies_and_comes_back_is_unreachable_meanwhile(server):
+async def test_stopped_server_is_unreachable_until_it_restarts(server):
     source = http.HttpSource(server.url)
     await source.read(BLOB, 0, 10)
     server.stop()
@@ -144,7 +145,7 @@ async def test_server_that_dies_and_comes_back_is_unreachable_meanwhile(server):
     await source.aclose()
 
 
-async def test_neighbours_are_one_request_and_no_byte_comes_twice(server):
+async def test_adjacent_chunks_share_one_request_and_no_byte_is_sent_twice(server):
     driver = http.HttpSource(server.url, http_pool.HttpLimits(connections=2))
     source = deadline_source.DeadlineSource(driver)
     chunks = [DATA[at : at + 65_536] for at in range(0, 32 * 65_536, 65_536)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An installation of one role alone, in a virtualenv of its own, as an operator makes it."""
+"""An installation of a single role in its own virtualenv, as an operator makes it."""
 
 import pathlib
 import shutil
@@ -18,7 +18,7 @@ PATIENCE_S = 900.0
 
 @pytest.fixture(scope="module")
 def workstation(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Return where the commands are after ``pip install '.[osc]'``."""
+    """Return the folder of the commands after ``pip install '.[osc]'``."""
     folder = tmp_path_factory.mktemp("workstation")
     tree = folder / "acstor"
     listing = subprocess.run(
@@ -52,8 +52,8 @@ def workstation(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.mark.timeout(2 * PATIENCE_S)
-def test_commands_of_other_roles_name_the_extra_that_brings_them(workstation):
-    """Those that need no more than this role has work."""
+def test_commands_of_other_roles_name_the_missing_extra(workstation):
+    """Commands that need no more than this role work."""
     works = set()
     for name, at in PROJECT["scripts"].items():
         extra = at.partition(".")[0].removeprefix("acstor_")
@@ -69,7 +69,7 @@ def test_commands_of_other_roles_name_the_extra_that_brings_them(workstation):
     assert works <= {"acstor-agent-holder", "acstor-authority", "acstor-nova-manage"}
 
 
-def test_files_that_are_no_modules_are_installed(workstation):
+def test_data_files_are_installed(workstation):
     code = (
         "import importlib.resources as r; "
         "print(*sorted(f.name for f in (r.files('acstor_decision.api') / 'page').iterdir()))"
@@ -84,6 +84,6 @@ def test_files_that_are_no_modules_are_installed(workstation):
     assert done.stdout.split() == ["status.css", "status.html", "status.js"]
 
 
-def test_commands_of_the_role_are_there(workstation):
+def test_commands_of_the_role_are_importable(workstation):
     code = "import acstor_osc.plugin, acstor_osc.v1.image, acstor_osc.v1.host"
     subprocess.run([workstation / "python", "-c", code], check=True, timeout=120)

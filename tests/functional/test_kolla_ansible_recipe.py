@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe for Kolla-Ansible: its own templates and plug-ins write what acstor needs.
+"""The recipe for Kolla-Ansible: its own templates and plug-ins write acstor's configurations.
 
-The tasks that write configurations are taken out of Kolla-Ansible's roles, and acstor's role runs
-with the action ``config``. No container runs.
+The test takes the tasks that write configurations out of Kolla-Ansible's roles, and runs acstor's
+role with the action ``config``. No container runs.
+
 """
 
 import configparser
@@ -43,7 +44,7 @@ GLOBALS = {
     "kolla_internal_vip_address": "127.0.0.1",
     "network_interface": "lo",
     "kolla_base_distro": "debian",
-    "kolla_same_external_internal_vip": True,  # it is computed by a collection that is not here
+    "kolla_same_external_internal_vip": True,  # computed by a collection that is not installed here
     "nova_console": "none",
     "enable_nova_ssh": False,
     "acstor_keystone_password": "one",
@@ -56,7 +57,8 @@ CONTROLLERS = ("acstor-decision", "acstor-decision-api", "acstor-decision-db-syn
 class Deployment:
     """Kolla-Ansible's playbooks with the recipe in them, as the page says, in a folder.
 
-    :param folder: an empty one
+    :param folder: an empty folder
+
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -105,7 +107,7 @@ class Deployment:
         deployment_tools.run(play, self.site, {})
 
     def options(self, service: str, file: str) -> configparser.ConfigParser:
-        """Return a configuration that was written."""
+        """Return a written configuration."""
         found = configparser.ConfigParser(interpolation=None, strict=False)
         found.read_string((self.out / service / file).read_text())
         return found
@@ -143,7 +145,7 @@ def test_glance_gets_policies_protections_and_notifications(deployment):
     assert protections == (etc / "property-protections-roles.conf").read_text()
 
 
-def test_acstor_reads_what_was_written_for_it(deployment):
+def test_acstor_reads_the_written_configurations(deployment):
     path = deployment.out / "acstor-agent/acstor-agent.conf"
     conf = agent.load_conf(["--config-file", str(path)])
     assert (conf.acstor_agent.control_group, conf.acstor_agent.mirror_group) == ("42436", "42436")
@@ -162,7 +164,7 @@ def test_acstor_reads_what_was_written_for_it(deployment):
             assert (deployment.out / name / pathlib.Path(file["source"]).name).is_file()
 
 
-def test_role_asks_kolla_s_module_only_for_what_it_takes():
+def test_role_passes_only_known_arguments_to_the_kolla_module():
     deployment_tools.require()
     module = (deployment_tools.KOLLA / "ansible/library/kolla_container.py").read_text()
     taken = set(re.findall(r"^        (\w+)=dict\(", module, re.M))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab itself: real namespaces, links, nginx, and what is left of them afterwards: nothing."""
+"""The lab itself: real namespaces, links, nginx, and complete removal afterwards."""
 
 import json
 import os
@@ -21,15 +21,15 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make ne
 
 
 @pytest.mark.parametrize("direction", ["uplink", "downlink"])
-def test_tcp_gets_the_rate_of_the_slowest_link(direction: str) -> None:
+def test_tcp_reaches_the_rate_of_the_slowest_link(direction: str) -> None:
     with network.Network(hosts=2, link_mbit=100) as net:
         sender, receiver = net.hosts
         net.shape(sender if direction == "uplink" else receiver, 25)
-        # 1448 of 1514 bytes are payload; a busy machine may lose some of it, nobody gains
+        # 1448 of 1514 bytes are payload; a busy machine may be slower, never faster
         assert 0.85 * 25 < tcp_rate.measure_mbit(sender, receiver) < 0.97 * 25
 
 
-def test_link_counters_see_what_was_sent_and_by_whom() -> None:
+def test_link_counters_count_sent_bytes_by_host() -> None:
     with network.Network(hosts=2) as net:
         before = net.link_bytes()
         tcp_rate.measure_mbit(net.hosts[0], net.hosts[1])
@@ -40,7 +40,7 @@ def test_link_counters_see_what_was_sent_and_by_whom() -> None:
         assert after["source"].sent < 10_000
 
 
-def test_hosts_that_talk_fill_no_table_that_all_hosts_share() -> None:
+def test_hosts_have_permanent_neighbour_entries() -> None:
     with network.Network(hosts=2) as net:
         tcp_rate.measure_mbit(net.hosts[0], net.hosts[1])
         for host in (net.source, *net.hosts):
@@ -51,7 +51,7 @@ def test_hosts_that_talk_fill_no_table_that_all_hosts_share() -> None:
             assert {tuple(entry["state"]) for entry in entries} == {("PERMANENT",)}
 
 
-def test_image_server_counts_ranges_as_the_link_does(tmp_path: pathlib.Path) -> None:
+def test_image_server_counts_the_same_bytes_as_the_link(tmp_path: pathlib.Path) -> None:
     (tmp_path / "image.raw").write_bytes(os.urandom(4_000_000))
     with (
         network.Network(hosts=2) as net,
@@ -68,7 +68,7 @@ def test_image_server_counts_ranges_as_the_link_does(tmp_path: pathlib.Path) -> 
         assert link.sent == pytest.approx(5_000_000, rel=0.05)
 
 
-def test_nothing_is_left_after_an_exception() -> None:
+def test_exception_leaves_no_namespace_process_or_folder() -> None:
     with pytest.raises(ZeroDivisionError), network.Network(hosts=1) as net:
         sleeper = net.hosts[0].popen(["sleep", "1000"])
         assert len(runs.namespaces(net.run.tag)) == 3
@@ -92,7 +92,7 @@ OWNER = textwrap.dedent("""
 
 
 def left_of(tag: str) -> list[str]:
-    """Return what is still there of a run."""
+    """Return the remains of a run."""
     folder = runs.RUNS_FOLDER / tag
     return [
         *runs.namespaces(tag),
@@ -102,7 +102,7 @@ def left_of(tag: str) -> list[str]:
 
 
 def owner_ended_by(number: signal.Signals) -> str:
-    """Let another process make a network, end it by a signal, return the run's tag."""
+    """Let another process make a network, end it by a signal, and return the run's tag."""
     with subprocess.Popen(
         [sys.executable, "-c", OWNER],
         stdout=subprocess.PIPE,
@@ -123,7 +123,7 @@ def test_signal_leaves_nothing_behind(number: signal.Signals) -> None:
     assert left_of(owner_ended_by(number)) == []
 
 
-def test_next_run_sweeps_what_a_killed_one_left_and_nothing_else() -> None:
+def test_next_run_removes_only_the_remains_of_a_killed_one() -> None:
     with network.Network(hosts=1) as living:
         tag = owner_ended_by(signal.SIGKILL)
         sleepers = runs.processes_inside(runs.namespaces(tag))
@@ -135,7 +135,7 @@ def test_next_run_sweeps_what_a_killed_one_left_and_nothing_else() -> None:
         assert len(runs.namespaces(living.run.tag)) == 3
 
 
-def test_network_that_cannot_be_made_leaves_nothing() -> None:
+def test_failed_network_leaves_nothing_behind() -> None:
     net = network.Network(hosts=1, prefix="300.0.0.")
     with pytest.raises(errors.Unusable, match=r"300\.0\.0\.254/24"):
         net.__enter__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stock Nova on the lab's two compute hosts: what acstor's own backend is compared with."""
+"""Stock Nova on the lab's two compute hosts: the reference for acstor's own backend."""
 
 import contextlib
 import uuid
@@ -47,7 +47,7 @@ def server(lab: cloud.Cloud, image_id: str, host: str) -> Iterator[Any]:
         compute.wait_for_delete(made, wait=DEADLINE_S, interval=0.3)
 
 
-def test_server_is_active_where_it_was_asked_for_and_gone_when_deleted(
+def test_server_runs_on_the_requested_host_and_is_deleted_completely(
     nova: cloud.Cloud, image_id: str
 ) -> None:
     for compute in nova.computes:
@@ -60,9 +60,7 @@ def test_server_is_active_where_it_was_asked_for_and_gone_when_deleted(
         assert not (compute.instances / made.id).exists()
 
 
-def test_host_that_lost_power_comes_back_with_its_guest_stopped(
-    nova: cloud.Cloud, image_id: str
-) -> None:
+def test_crashed_host_restarts_with_its_guest_stopped(nova: cloud.Cloud, image_id: str) -> None:
     second = nova.computes[1]
     with server(nova, image_id, second.host) as made:
         guest = int(second.machine.inside.run(["pgrep", "--full", f"uuid {made.id}"]))

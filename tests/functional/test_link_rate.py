@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel says of a link's rate, by which chunks are compressed or not."""
+"""The kernel's estimate of a link's rate, which decides on compression of chunks."""
 
 import sys
 
@@ -32,7 +32,7 @@ print(link.bytes_s)
 
 
 @pytest.mark.parametrize("mbit", [25, 100])
-def test_rate_of_a_slow_link_is_seen_when_enough_was_sent(mbit):
+def test_rate_of_a_slow_link_is_measured_after_enough_traffic(mbit):
     with network.Network(2, mbit) as net:
         here, there = net.hosts
         receiver = there.popen([sys.executable, "-c", RECEIVE])
@@ -41,6 +41,6 @@ def test_rate_of_a_slow_link_is_seen_when_enough_was_sent(mbit):
         finally:
             receiver.kill()
             receiver.wait()
-    assert first > 100e6  # nothing was sent yet: nothing is compressed
+    assert first > 100e6  # no traffic yet: no compression
     assert 0.5 * mbit / 8 < last / 1e6 < 1.5 * mbit / 8
     assert link_compression.LinkCompression().is_worthwhile(last)

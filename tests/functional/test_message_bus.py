@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real broker: it refuses us at first, and is let go of when we end."""
+"""A real broker: refused logins, hangs, and disconnects at the end."""
 
 import pathlib
 import queue
@@ -22,7 +22,7 @@ from tests.lab.openstack import rabbitmq as rabbitmq_lab
 
 WAIT_S = 60.0
 IDLE_S = 5.0
-"""From then on it looks every 4 s, and later every 5 s, whether it is to end."""
+"""From then on it polls every 4 s, and later every 5 s, for the request to stop."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def conf(
 
 
 @pytest.mark.parametrize("conf", ["guest:guest"], indirect=True)
-def test_a_listener_that_hears_nothing_lets_go_of_the_broker_at_once(
+def test_idle_listener_disconnects_from_the_broker_at_once_on_stop(
     conf: cfg.ConfigOpts, rabbitmq: rabbitmq_lab.RabbitMQ
 ) -> None:
     server = bus_server.BusServer(conf, {})
@@ -55,7 +55,7 @@ def test_a_listener_that_hears_nothing_lets_go_of_the_broker_at_once(
 @pytest.mark.parametrize("conf", ["late:secret"], indirect=True)
 @pytest.mark.expect_log("cannot listen to acstor-glance on the message bus yet: .*ACCESS_REFUSED")
 @pytest.mark.allow_log("cannot listen to acstor-glance on the message bus yet: .*NOT_ALLOWED")
-def test_a_listener_whom_the_broker_refuses_hears_once_it_is_let_in(
+def test_refused_listener_receives_messages_once_its_user_exists(
     conf: cfg.ConfigOpts, rabbitmq: rabbitmq_lab.RabbitMQ, watched_log
 ) -> None:
     heard: queue.Queue[object] = queue.Queue()
@@ -82,7 +82,7 @@ def test_a_listener_whom_the_broker_refuses_hears_once_it_is_let_in(
 
 
 @pytest.mark.allow_log("cannot listen to acstor-glance on the message bus yet: ")
-def test_a_listener_hears_when_a_broker_that_hung_or_refused_answers(
+def test_listener_reconnects_to_a_broker_that_hung_or_refused(
     rabbitmq: rabbitmq_lab.RabbitMQ, tmp_path: pathlib.Path
 ) -> None:
     heard: queue.Queue[object] = queue.Queue()
@@ -126,7 +126,7 @@ def test_a_listener_hears_when_a_broker_that_hung_or_refused_answers(
 @pytest.mark.parametrize("conf", ["rotated:first"], indirect=True)
 @pytest.mark.expect_log(r"the message bus is unreachable: .*ACCESS_REFUSED.* as rotated, of")
 @pytest.mark.allow_log("the message bus is unreachable")
-def test_sender_whose_password_is_refused_sends_again_when_it_is_right(
+def test_sender_with_a_refused_password_resumes_once_it_is_valid(
     conf: cfg.ConfigOpts, rabbitmq: rabbitmq_lab.RabbitMQ
 ) -> None:
     told: list[str] = [""]

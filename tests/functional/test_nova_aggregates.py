@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that are pre-seeded on the hosts of an aggregate: by Nova's own API, and by the CLI.
+"""Images pre-seeded on the hosts of an aggregate: by Nova's own API, and by the CLI.
 
 Nova, its two compute hosts and their agents are real, and so are the decision service and its API.
+
 """
 
 import contextlib
@@ -30,7 +31,7 @@ JOINED = {"keep_images": "host", "traffic_interfaces": "eth0", "link_mbit": LINK
 
 @contextlib.contextmanager
 def aggregate(cluster: nova_hosts.NovaHosts, *members: nova_hosts.Host) -> Iterator[str]:
-    """Have a host aggregate for a block; yields its name."""
+    """Create a host aggregate for a block, and yield its name."""
     made = cluster.client.create_aggregate(name=f"aggregate-{uuid.uuid4()}")
     try:
         for host in members:
@@ -43,14 +44,14 @@ def aggregate(cluster: nova_hosts.NovaHosts, *members: nova_hosts.Host) -> Itera
 
 
 def is_pre_seeded(host: nova_hosts.Host, image_id: str) -> bool:
-    """Say whether a host has all of an image, and has it pinned."""
+    """Return whether a host has an image fully cached and pinned."""
     image = host.agent.status()["images"].get(image_id)
     if not image or image["cached_bytes"] < nova_hosts.IMAGE_BYTES:
         return False
     return bool(image["fill"]["is_pinned"] and image["fill"]["state"] == "fully_cached")
 
 
-def test_request_to_nova_pre_seeds_and_pins_the_image_without_a_download(cluster):
+def test_nova_cache_request_pre_seeds_and_pins_without_a_download(cluster):
     image_id, host = cluster.images.new(), cluster.hosts[1]
     with (
         nova_hosts.agent_options(host, keep_images="host"),
@@ -69,7 +70,7 @@ def test_request_to_nova_pre_seeds_and_pins_the_image_without_a_download(cluster
     assert cluster.images.range_bytes(image_id) <= nova_hosts.IMAGE_BYTES + nova_hosts.MIB
 
 
-def test_request_to_nova_that_the_agent_refuses_is_an_error_in_nova_s_log(cluster):
+def test_nova_cache_request_refused_by_the_agent_is_logged_as_an_error(cluster):
     image_id, host = cluster.images.new(), cluster.hosts[1]
     small = {"keep_images": "host", "cache_limit_bytes": SMALL_CACHE_BYTES}
     with nova_hosts.agent_options(host, **small), aggregate(cluster, host) as name:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the check of a compute host says about its images, with a real agent and without Nova."""
+"""The check of a compute host reports its images, with a real agent and without Nova."""
 
 from acstor_common.model import geometry
 from tests.fakes import compute_host
@@ -16,7 +16,7 @@ SMALL, LARGE = 20 * MIB, 64 * MIB
 
 
 def check(nova: compute_host.Compute) -> dict[str, dict[str, str]]:
-    """Return what the check finds; all is well with the agent itself."""
+    """Return the findings of the check; the agent itself is healthy."""
     found = nova.check()
     assert found["agent"]["level"] == found["mirror"]["level"] == "ok", found
     return found
@@ -30,7 +30,7 @@ def wait_for(agent: agents.Agent, state: str, *image_ids: str) -> None:
     hosts.wait_until(is_so, f"images that are {state}", SOON_S)
 
 
-def test_images_that_do_not_fit_are_named_before_nova_uses_them_and_afterwards(images, tmp_path):
+def test_check_names_images_that_do_not_fit_before_and_after_their_use(images, tmp_path):
     first, second = (images.add(local.random_bytes(12 * MIB, seed)) for seed in (1, 2))
 
     def agent(**options):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots that are made of changes: real Nova, Glance, gateway, agents and QEMU.
+"""Snapshots flattened from deltas: real Nova, Glance, gateway, agents and QEMU.
 
-What a snapshot is worth its bytes say: they are compared with the disk, as Glance gives them to
-anybody.  That it was made of changes the gateway's log says.
+The tests compare a snapshot's bytes, as Glance serves them, with the server's disk. The gateway's
+log shows that it was flattened from a delta.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ WRITES = (
     "write -P 9 500M 192k",
     "write -P 0 600M 64k",
 )
-"""To where the image has bytes, over its end, and behind it; and zeros."""
+"""Into the image's bytes, across its end, and past it; and zeros."""
 MUCH = f"write -P 5 {2 * MIB} 12M"
 
 
@@ -53,13 +53,13 @@ def gateway(compute_lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
 def cluster(
     openstack_lab: cloud.Cloud, gateway: acstor_gateway.Gateway
 ) -> Iterator[nova_hosts.NovaHosts]:
-    """Return the two compute hosts, whose Nova knows the gateway."""
+    """Return the two compute hosts, whose Nova uses the gateway."""
     with nova_hosts.running(openstack_lab, more=nova_to(gateway.port)) as running:
         yield running
 
 
 def nova_to(port: int, **libvirt: object) -> ini.Sections:
-    """Return what nova.conf says beside what it needs."""
+    """Return additional options of nova.conf."""
     return {"acstor": {"gateway_url": f"http://127.0.0.1:{port}"}, "libvirt": libvirt}
 
 
@@ -84,7 +84,7 @@ def base_id(cluster: nova_hosts.NovaHosts, tmp_path_factory: pytest.TempPathFact
 
 
 def write(server: nova_hosts.Server, *commands: str) -> None:
-    """Have a server's disk written to, by its QEMU if it runs."""
+    """Write to a server's disk, through its QEMU if it runs."""
     for command in commands:
         if server.client.get_server(server.id).status == "ACTIVE":
             nova_moves.qemu_io(server, command)
@@ -102,7 +102,7 @@ def is_made_of_changes(gateway: acstor_gateway.Gateway, image_id: str) -> bool:
 
 
 def check(cluster: nova_hosts.NovaHosts, server: nova_hosts.Server, image_id: str) -> None:
-    """Check that anybody gets the server's disk who downloads an image, and that it is sound."""
+    """Check that the downloaded image equals the server's disk and has no errors."""
     image = cluster.images.client.get_image(image_id)
     assert image.status == "active"
     answer = cluster.images.client.download_image(image, stream=True)
@@ -122,16 +122,14 @@ def check(cluster: nova_hosts.NovaHosts, server: nova_hosts.Server, image_id: st
 
 
 def check_left(host: nova_hosts.Host) -> None:
-    """Check that nothing is left on the host."""
+    """Check that the host has no leftover files."""
     folder = host.compute.machine.home / "nova" / "instances" / "snapshots"
     assert not folder.exists() or not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("kind", ["raw", "qcow2"])
 @pytest.mark.parametrize("status", ["ACTIVE", "SHUTOFF"])
-def test_snapshot_of_changes_is_the_server_s_disk_and_boots(
-    cluster, gateway, tmp_path, kind, status
-):
+def test_flattened_snapshot_equals_the_disk_and_boots(cluster, gateway, tmp_path, kind, status):
     base_id = new_base(cluster, tmp_path, kind)
     host = cluster.hosts[0]
     before = host.fallbacks()
@@ -154,7 +152,7 @@ def test_snapshot_of_changes_is_the_server_s_disk_and_boots(
     assert host.fallbacks() == before
 
 
-def test_snapshots_in_raw_are_whole_too(cluster, gateway, base_id):
+def test_flattened_snapshot_in_raw_is_complete(cluster, gateway, base_id):
     host = cluster.hosts[0]
     options = options_of(host, gateway.port, snapshot_image_format="raw")
     with cluster.changed(host, options), cluster.server(base_id, host) as server:
@@ -169,7 +167,7 @@ def test_snapshots_in_raw_are_whole_too(cluster, gateway, base_id):
             assert cluster.images.client.get_image(snapshot_id).disk_format == "raw"
 
 
-def test_tree_of_three_snapshots(cluster, gateway, tmp_path):
+def test_tree_of_three_snapshots_records_its_bases(cluster, gateway, tmp_path):
     image_id = first = new_base(cluster, tmp_path, "qcow2")
     with contextlib.ExitStack() as stack:
         for depth in range(3):
@@ -188,7 +186,7 @@ def test_tree_of_three_snapshots(cluster, gateway, tmp_path):
         assert last.host.is_mirrored(image_id) and last.has_bytes_of(image_id)
 
 
-def test_two_servers_are_snapshotted_at_once(cluster, gateway, base_id):
+def test_two_servers_are_snapshotted_concurrently(cluster, gateway, base_id):
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(cluster.server(base_id)) for _ in range(2)]
         for number, server in enumerate(servers):
@@ -203,7 +201,7 @@ def test_two_servers_are_snapshotted_at_once(cluster, gateway, base_id):
             check(cluster, server, image_id)
 
 
-def test_server_comes_back_from_the_shelf_with_what_it_wrote(cluster, gateway):
+def test_unshelved_server_has_its_written_data(cluster, gateway):
     first, second = cluster.hosts
     before = len(re.findall(r"PUT /v1/images/\S+/delta", gateway.log()))
     with cluster.server(cluster.images.new(), first) as server:
@@ -221,7 +219,7 @@ def test_server_comes_back_from_the_shelf_with_what_it_wrote(cluster, gateway):
 def wait_settled(
     cluster: nova_hosts.NovaHosts, server: nova_hosts.Server, image_id: str
 ) -> str | None:
-    """Wait until Nova is done with a snapshot; return the image's status, None if it is gone."""
+    """Wait until Nova has finished a snapshot; return the image's status, None if it is deleted."""
     server.wait("ACTIVE", "SHUTOFF", deadline_s=2 * nova_hosts.DEADLINE_S)
     image = cluster.images.client.find_image(image_id, ignore_missing=True)
     return image.status if image else None
@@ -231,12 +229,12 @@ def wait_settled(
 
 
 def fell_back(host: nova_hosts.Host, before: dict[str, int]) -> dict[str, int]:
-    """Return how often Nova did without acstor since then, by the reason."""
+    """Return Nova's fallbacks since then, counted by reason."""
     new = {reason: times - before.get(reason, 0) for reason, times in host.fallbacks().items()}
     return {reason: times for reason, times in new.items() if times}
 
 
-def test_without_the_gateway_the_snapshot_is_nova_s_own(cluster, gateway, base_id):
+def test_snapshot_falls_back_to_nova_without_the_gateway(cluster, gateway, base_id):
     host = cluster.hosts[0]
     before = host.fallbacks()
     gateway.stop()
@@ -250,7 +248,7 @@ def test_without_the_gateway_the_snapshot_is_nova_s_own(cluster, gateway, base_i
     assert fell_back(host, before) == {"gateway-unreachable": 1}
 
 
-def test_base_that_glance_has_no_more_is_refused_and_the_snapshot_is_nova_s_own(cluster, gateway):
+def test_snapshot_falls_back_to_nova_when_its_base_is_deleted(cluster, gateway):
     base_id = cluster.images.new()
     host = cluster.hosts[0]
     before = host.fallbacks()
@@ -269,7 +267,7 @@ def test_base_that_glance_has_no_more_is_refused_and_the_snapshot_is_nova_s_own(
 def wire(
     cluster: nova_hosts.NovaHosts, gateway: acstor_gateway.Gateway
 ) -> Iterator[tripwire.Tripwire]:
-    """Return what strikes in the middle of what Nova on the second host sends to the gateway."""
+    """Return a tripwire within the traffic from Nova on the second host to the gateway."""
     host = cluster.hosts[1]
     with (
         tripwire.tripwire(gateway.port, 6 * MIB) as through,
@@ -279,7 +277,7 @@ def wire(
 
 
 @pytest.mark.parametrize("status", ["ACTIVE", "SHUTOFF"])
-def test_gateway_that_is_killed_in_the_middle_costs_time_only(
+def test_snapshot_falls_back_to_nova_when_the_gateway_is_killed(
     cluster, gateway, wire, base_id, status
 ):
     host, wire.action = cluster.hosts[1], gateway.kill
@@ -297,7 +295,7 @@ def test_gateway_that_is_killed_in_the_middle_costs_time_only(
     assert fell_back(host, before) == {"gateway-unreachable": 1}
 
 
-def test_image_that_is_deleted_meanwhile_is_nova_s_own_error(cluster, wire, base_id):
+def test_deletion_of_the_snapshot_image_midway_leaves_no_files(cluster, wire, base_id):
     made: list[str] = []
     host = cluster.hosts[1]
     wire.action = lambda: cluster.images.client.delete_image(made[0])
@@ -305,11 +303,11 @@ def test_image_that_is_deleted_meanwhile_is_nova_s_own_error(cluster, wire, base
         write(server, MUCH)
         made.append(server.client.create_server_image(server.id, "deleted").id)
         assert wait_settled(cluster, server, made[0]) is None
-        write(server, *WRITES)  # it runs
+        write(server, *WRITES)  # the server still runs
         check_left(host)
 
 
-def test_base_that_is_deleted_in_the_middle_gives_a_whole_image_or_none(cluster, wire):
+def test_deletion_of_the_base_midway_keeps_the_snapshot_complete(cluster, wire):
     base_id = cluster.images.new()
     host = cluster.hosts[1]
     wire.action = lambda: cluster.images.client.delete_image(base_id)
@@ -320,7 +318,7 @@ def test_base_that_is_deleted_in_the_middle_gives_a_whole_image_or_none(cluster,
         check(cluster, server, server.snapshot())
 
 
-def test_agent_that_is_away_makes_it_nova_s_own_affair(cluster, gateway, base_id):
+def test_snapshot_without_an_agent_is_complete_or_deleted(cluster, gateway, base_id):
     host = cluster.hosts[0]
     with cluster.server(base_id, host) as server:
         write(server, *WRITES)
@@ -333,8 +331,8 @@ def test_agent_that_is_away_makes_it_nova_s_own_affair(cluster, gateway, base_id
         check_left(host)
 
 
-def test_tenant_s_snapshot_on_a_base_that_is_deactivated_is_nova_s_own(cluster, gateway):
-    """The gateway reads for a tenant what he may download, and that is no more."""
+def test_snapshot_of_a_tenant_falls_back_when_its_base_is_deactivated(cluster, gateway):
+    """The gateway reads for a tenant only what that tenant may download."""
     base_id = cluster.images.new()
     cluster.images.client.update_image(base_id, visibility="public")
     tenant = cluster.lab.connect("tenant").compute

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What images, flavors and Glance may ask of Nova beside an ordinary disk, with real Nova.
+"""Special properties of images, flavors and Glance, with real Nova.
 
-``doc/source/admin/limits.rst`` has a row for each.  Few servers stand for many wishes.
+``doc/source/admin/limits.rst`` has a row for each.  Few servers cover many properties.
+
 """
 
 import os
@@ -49,21 +50,21 @@ SHOWN = {
     "IDE": "devices/controller[@type='ide']",
     "USB": "devices/controller[@type='usb']",
 }
-"""What libvirt's XML has where a wish was heard."""
+"""The element of libvirt's XML for each property."""
 BUILT_S = 2 * nova_hosts.DEADLINE_S
 META_DATA = "openstack/latest/meta_data.json"
 
 
 @pytest.fixture(scope="module")
 def cluster(compute_lab: cloud.Cloud) -> Iterator[nova_hosts.NovaHosts]:
-    """The two compute hosts with acstor, where images may wish for all of this."""
+    """The two compute hosts with acstor, which allow all of these properties."""
     with nova_hosts.running(compute_lab, more=OPTIONS) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def wishing(cluster: nova_hosts.NovaHosts) -> Iterator[dict[str, nova_hosts.Server]]:
-    """A server for each of :data:`WISHES`, with swap and an ephemeral disk; built side by side."""
+    """A server for each of :data:`WISHES`, with swap and an ephemeral disk; built in parallel."""
     begun = {}
     try:
         for number, (name, facts) in enumerate(WISHES.items()):
@@ -76,13 +77,13 @@ def wishing(cluster: nova_hosts.NovaHosts) -> Iterator[dict[str, nova_hosts.Serv
 
 
 def domain(server: nova_hosts.Server) -> ElementTree.Element:
-    """Return what libvirt says of a server."""
+    """Return libvirt's XML of a server."""
     machine = server.host.compute.machine
     return ElementTree.fromstring(machine.virsh("dumpxml", server.id))
 
 
 def parts_of(server: nova_hosts.Server, name: str) -> dict[str, dict[str, str]]:
-    """Return what libvirt says of a server's disk: the attributes of its parts, by their names."""
+    """Return the child elements of a server's disk in libvirt's XML: their attributes by name."""
     for found in domain(server).findall("devices/disk"):
         parts = {part.tag: part.attrib for part in found}
         if parts["source"].get("file") == str(server.disk(name)):
@@ -90,10 +91,10 @@ def parts_of(server: nova_hosts.Server, name: str) -> dict[str, dict[str, str]]:
     raise AssertionError(f"{server.id} has no {name}")
 
 
-def test_server_whose_disk_is_to_be_encrypted_finds_no_host(
+def test_server_with_an_encrypted_disk_finds_no_valid_host(
     cluster: nova_hosts.NovaHosts,
 ) -> None:
-    """No host offers it to the scheduler, so none is built without its encryption."""
+    """No host offers encryption to the scheduler, so no server is built without it."""
     wish = {"hw_ephemeral_encryption": "true", "hw_ephemeral_encryption_format": "luks"}
     image_id = cluster.images.new(**wish)
     server = cluster.begin(image_id)
@@ -104,7 +105,7 @@ def test_server_whose_disk_is_to_be_encrypted_finds_no_host(
         server.delete()
 
 
-def test_image_that_left_its_first_store_is_served_from_its_second(
+def test_image_deleted_from_its_first_store_is_served_from_the_second(
     cluster: nova_hosts.NovaHosts, tmp_path: pathlib.Path
 ) -> None:
     host, client = cluster.hosts[1], cluster.images.client
@@ -128,7 +129,7 @@ def test_image_that_left_its_first_store_is_served_from_its_second(
         client.delete_image(image_id)
 
 
-def test_agent_takes_the_glance_of_the_region_that_it_is_given(
+def test_agent_uses_the_glance_of_its_configured_region(
     cluster: nova_hosts.NovaHosts,
 ) -> None:
     host, identity = cluster.hosts[0], cluster.lab.connect().identity
@@ -147,7 +148,7 @@ def test_agent_takes_the_glance_of_the_region_that_it_is_given(
 
 
 @pytest.mark.parametrize("name", WISHES)
-def test_wish_of_an_image_is_heard_on_a_mirror(
+def test_hardware_property_of_an_image_is_applied_on_a_mirror(
     wishing: dict[str, nova_hosts.Server], name: str
 ) -> None:
     server = wishing[name]
@@ -169,14 +170,14 @@ def test_wish_of_an_image_is_heard_on_a_mirror(
 @pytest.mark.parametrize(
     ("name", "device", "bus"), [("secure boot", "cdrom", "sata"), ("IDE", "disk", "usb")]
 )
-def test_rescue_disk_lies_on_a_mirror_on_the_bus_that_its_image_names(
+def test_rescue_disk_uses_a_mirror_on_the_bus_of_its_image(
     cluster: nova_hosts.NovaHosts,
     wishing: dict[str, nova_hosts.Server],
     name: str,
     device: str,
     bus: str,
 ) -> None:
-    """Also where Nova preallocates disks and so wants native I/O."""
+    """Also when Nova preallocates disks and therefore requests native I/O."""
     server = wishing[name]
     server.wait("ACTIVE", deadline_s=BUILT_S)
     rescue_id = cluster.images.new(hw_rescue_device=device, hw_rescue_bus=bus)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Things break under real servers on acstor; what stock Nova survives, they survive.
+"""Faults under real servers on acstor: they survive all that they survive with stock Nova.
 
-A server counts as alive when it runs and its whole disk can be read and is right.
+A server counts as alive when it runs and its whole disk reads with the right bytes.
+
 """
 
 import contextlib
@@ -22,10 +23,10 @@ pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 MIB = nova_hosts.MIB
 BOOT_DEADLINE_S = 240.0
 END_S = 30.0
-"""A server whose reads wait is rebooted, or deleted, in so long; the aim is 10 s without load."""
+"""Limit to reboot or delete a server with waiting reads; 10 s without load."""
 
 
-def test_links_and_folders_that_were_removed_are_mended(cluster):
+def test_removed_links_and_folders_are_restored(cluster):
     image_id = cluster.images.new()
     host = cluster.hosts[0]
     with cluster.server(image_id, host) as server:
@@ -38,7 +39,7 @@ def test_links_and_folders_that_were_removed_are_mended(cluster):
         assert server.lies_on_mirror()
 
 
-def test_server_is_deleted_while_its_agent_hangs_or_is_away(cluster):
+def test_server_is_deleted_while_its_agent_hangs_or_is_stopped(cluster):
     image_id = cluster.images.new()
     host = cluster.hosts[0]
     with cluster.server(image_id, host) as server, cluster.server(image_id, host) as other:
@@ -49,8 +50,8 @@ def test_server_is_deleted_while_its_agent_hangs_or_is_away(cluster):
     assert host.compute.machine.virsh("list", "--all", "--uuid").split() == []
 
 
-def test_build_that_was_cut_short_leaves_nothing_in_the_way(cluster):
-    """As with stock Nova, the server is in error, can be deleted, and the next one is built."""
+def test_aborted_build_leaves_no_files_and_the_next_one_succeeds(cluster):
+    """As with stock Nova, the server is in error and deletable, and the next build succeeds."""
     image_id = cluster.images.new()
     host = cluster.hosts[0]
     server = cluster.begin(image_id, host)
@@ -68,7 +69,7 @@ def test_build_that_was_cut_short_leaves_nothing_in_the_way(cluster):
         assert another.lies_on_mirror()
 
 
-def test_nova_compute_that_was_killed_finds_its_servers_again(cluster):
+def test_killed_nova_compute_finds_its_servers_again(cluster):
     host = cluster.hosts[0]
     with cluster.server(cluster.images.new(), host) as server:
         host.compute.kill()
@@ -79,7 +80,7 @@ def test_nova_compute_that_was_killed_finds_its_servers_again(cluster):
         assert server.lies_on_mirror()
 
 
-def test_disk_that_is_full_fails_one_build_and_says_so(cluster):
+def test_full_disk_fails_one_build_and_is_logged(cluster):
     image_id = cluster.images.new()
     host = cluster.hosts[0]
     folder = cluster.lab.folder / "nova/instances/_base"
@@ -95,7 +96,7 @@ def test_disk_that_is_full_fails_one_build_and_says_so(cluster):
         assert another.lies_on_mirror()
 
 
-def test_server_outlives_a_mirror_that_was_unmounted(cluster):
+def test_server_survives_an_unmounted_mirror(cluster):
     image_id, unseen = cluster.images.new(), cluster.images.new()
     host = cluster.hosts[0]
     with cluster.server(image_id, host) as server:
@@ -108,7 +109,7 @@ def test_server_outlives_a_mirror_that_was_unmounted(cluster):
         assert server.lies_on_mirror()
 
 
-def test_server_outlives_glance_and_the_broker(cluster):
+def test_server_survives_an_outage_of_glance_and_the_broker(cluster):
     image_id = cluster.images.new()
     host = cluster.hosts[0]
     with cluster.server(image_id, host) as server:
@@ -146,7 +147,7 @@ def test_agent_with_wrong_credentials_fails_no_server(cluster):
             nova_hosts.restart_agent(host)
 
 
-def test_server_outlives_an_image_that_is_deactivated(cluster):
+def test_server_survives_the_deactivation_of_its_image(cluster):
     image_id = cluster.images.new()
     host = cluster.hosts[0]
     with cluster.server(image_id, host) as server:
@@ -158,7 +159,7 @@ def test_server_outlives_an_image_that_is_deactivated(cluster):
         assert server.lies_on_mirror()
 
 
-def test_server_whose_image_is_on_a_host_outlives_it_in_glance(cluster):
+def test_server_with_a_cached_image_survives_its_deletion_in_glance(cluster):
     image_id = cluster.images.new()
     first, second = cluster.hosts
     with cluster.server(image_id, first) as server:
@@ -182,7 +183,7 @@ def system_id(cluster, lab_image):
 
 @contextlib.contextmanager
 def booting(cluster, system_id):
-    """Let a guest with an operating system boot on the first host; yield its server."""
+    """Boot a guest with an operating system on the first host, and yield its server."""
     with cluster.server(system_id, cluster.hosts[0], "guest") as server:
         yield server
         assert cluster.images.downloads(system_id) == 0
@@ -192,7 +193,7 @@ def waited_for(words, server):
     runs.wait_for(lambda: words in server.console(), BOOT_DEADLINE_S, words, server.console)
 
 
-def test_guest_boots_and_meets_no_error_while_workers_die(cluster, system_id):
+def test_guest_boots_without_errors_while_workers_are_killed(cluster, system_id):
     host = cluster.hosts[0]
     with booting(cluster, system_id) as server:
         for words in ("Linux version", "systemd"):
@@ -203,10 +204,10 @@ def test_guest_boots_and_meets_no_error_while_workers_die(cluster, system_id):
         assert host.agent.log().count("starting another") >= 2
 
 
-def test_guest_boots_and_meets_no_error_while_supervisors_go_and_come(cluster, system_id, tmp_path):
+def test_guest_boots_without_errors_while_supervisors_restart(cluster, system_id, tmp_path):
     host = cluster.hosts[0]
     with (
-        nova_hosts.agent_options(host, cache_dir=tmp_path / "cache"),  # it has nothing of the image
+        nova_hosts.agent_options(host, cache_dir=tmp_path / "cache"),  # with an empty cache
         nova_hosts.kept(host, tmp_path) as restart,
         booting(cluster, system_id) as server,
     ):
@@ -218,10 +219,8 @@ def test_guest_boots_and_meets_no_error_while_supervisors_go_and_come(cluster, s
         assert host.agent.log().count("taking back the mount") == 2
 
 
-def test_guest_whose_disk_fails_is_paused_and_goes_on_when_it_is_mended(
-    cluster, system_id, tmp_path
-):
-    """Its host has nothing of the image but what the guest asked for: other chunks fail."""
+def test_guest_with_a_failing_disk_is_paused_and_resumes_after_repair(cluster, system_id, tmp_path):
+    """The host caches only chunks that the guest has read: reads of other chunks fail."""
     host = cluster.hosts[0]
     domain = host.compute.machine.virsh
     options = {"read_deadline_s": 1, "keep_images": "none", "cache_dir": tmp_path / "cache"}
@@ -239,7 +238,7 @@ def test_guest_whose_disk_fails_is_paused_and_goes_on_when_it_is_mended(
         assert "I/O error" not in server.console()
 
 
-def test_server_whose_reads_wait_is_rebooted_and_deleted(cluster):
+def test_server_with_waiting_reads_can_be_rebooted_and_deleted(cluster):
     """QEMU obeys SIGTERM only when its reads have ended; libvirt kills it 10 s later."""
     image_id = cluster.images.new()
     host = cluster.hosts[0]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first boot of an image as people have them: a compressed qcow2, in S3, on cold hosts.
+"""The first boot of a typical image: a compressed qcow2, in S3, on cold hosts.
 
-Nobody converts it, and nobody runs a command of acstor: an image is created and a server after
-it, by the commands of OpenStack's users.  Real Glance, real S3, real Nova, a real Debian.
+Without a conversion or a command of acstor, a user creates an image and then a server, by
+OpenStack's commands.  Real Glance, real S3, real Nova, a real Debian.
+
 """
 
 import json
@@ -33,13 +34,13 @@ from tests.lab.openstack import uploads
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
 PREPARED_S = 300.0
-"""The image is booted once by the listener, under emulation and beside all of an OpenStack."""
+"""The listener boots the image once, under emulation and beside a whole OpenStack."""
 BOOTED_S = 400.0
 
 
 @pytest.fixture(scope="module")
 def gateway(compute_lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
-    """Return the gateway of a cloud whose images lie in S3."""
+    """Return the gateway of a cloud with its images in S3."""
     with image_stores.images_in_s3(compute_lab) as beside:
         yield beside
 
@@ -60,8 +61,8 @@ def image_id(
     listen: Callable[..., acstor_glance.Listener],
     lab_image: guest_image.GuestImage,
 ) -> Iterator[str]:
-    """Have a tenant create the image; wait until what is made of uploads was made of it."""
-    listener = listen(boot_images="auto")  # as it is by default
+    """Have a tenant create the image, and wait until it is prepared."""
+    listener = listen(boot_images="auto")  # the default
     made = created(
         cluster.lab,
         *("image", "create", "--disk-format", "qcow2", "--container-format", "bare"),
@@ -122,7 +123,7 @@ def created(lab: cloud.Cloud, *words: str | pathlib.Path) -> str:
 
 
 def read_through(gateway: acstor_gateway.Gateway, image_id: str) -> int:
-    """Return how many bytes of the image the gateway gave."""
+    """Return how many bytes of the image the gateway served."""
     return sum(nova_hosts.given(gateway.log(), image_id, 206))
 
 
@@ -131,7 +132,7 @@ def is_booted(server: nova_hosts.Server) -> bool:
 
 
 def check_timeline(lab: cloud.Cloud, host: nova_hosts.Host, server_id: str) -> None:
-    """Check that nearly all that the boot read was in the boot image; draw where its time went."""
+    """Check that the boot image had nearly all bytes of the boot; draw its timeline."""
     *_, told = host.agent.timelines(server_id)
     compute = accounts.connect(lab.keystone.auth_url).compute
     events = nova_events.list_before(compute, server_id, told)

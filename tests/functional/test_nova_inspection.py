@@ -2,6 +2,7 @@
 """No qcow2 file gets a chunk map that Nova's own inspection of downloads would refuse.
 
 The inspection is that of the installed Nova, in a process of its virtualenv.
+
 """
 
 import json
@@ -54,7 +55,7 @@ pytestmark = [
 
 
 def with_feature(image: pathlib.Path, bit: int) -> None:
-    """Say in the header that the file has an incompatible feature."""
+    """Set an incompatible feature bit in the file's header."""
     data = bytearray(image.read_bytes())
     features = int.from_bytes(data[FEATURES_END - 8 : FEATURES_END], "big") | 1 << bit
     data[FEATURES_END - 8 : FEATURES_END] = features.to_bytes(8, "big")
@@ -62,7 +63,7 @@ def with_feature(image: pathlib.Path, bit: int) -> None:
 
 
 def make_all(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    """Make files of which Nova takes some, by what is special about each."""
+    """Make files of which Nova accepts some, by their peculiarity."""
     made = {}
     for variant in qcow2_corpus.variants():
         if variant.name in TAKEN or variant.name == "subclusters-deflate-65536":
@@ -96,7 +97,7 @@ def gets_a_map(image: pathlib.Path) -> bool:
     return True
 
 
-def test_what_nova_refuses_gets_no_map(tmp_path: pathlib.Path) -> None:
+def test_file_that_nova_refuses_gets_no_chunk_map(tmp_path: pathlib.Path) -> None:
     made = make_all(tmp_path)
     command = [installed.BIN / "python", "-W", "ignore", "-c", PROGRAM, *made.values()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

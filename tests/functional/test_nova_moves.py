@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way of a server between a host with acstor and one without: real Nova on both.
+"""Migrations between a host with acstor and one without: real Nova on both.
 
-What stock Nova does on the other side is not ours, so this is for the night; one way there is in
+They mostly test stock Nova on the other side, so they run nightly; one of them is in
 ``test_nova_servers.py``, in every run.
+
 """
 
 import os
@@ -29,13 +30,13 @@ def is_flat(server):
 
 
 def flatten(server):
-    """As the document on Nova says."""
+    """Flatten the disk as the document on Nova says."""
     server.host.compute.machine.virsh("blockpull", server.id, "vda", "--wait")
     assert is_flat(server)
 
 
 def written(cluster, server):
-    """Write to the disk of a server; return what the disk has to be."""
+    """Write to the disk of a server, and return its expected content."""
     kept = nova_moves.Kept(cluster, server)
     kept.write(4 * MIB, 0x5A)
     return kept
@@ -48,7 +49,7 @@ def other(cluster, request):
         yield request.param
 
 
-def test_server_is_moved_while_it_is_off(cluster, other):
+def test_stopped_server_is_migrated(cluster, other):
     first, second = cluster.hosts
     image_id = cluster.images.new()
     with cluster.server(image_id, first) as server:
@@ -66,7 +67,7 @@ def test_server_is_moved_while_it_is_off(cluster, other):
 
 
 @to_qcow2
-def test_server_comes_back_elsewhere_from_the_shelf(cluster, other):
+def test_server_is_unshelved_on_another_host(cluster, other):
     first, second = cluster.hosts
     with cluster.server(cluster.images.new(), first) as server:
         kept = written(cluster, server)
@@ -77,8 +78,8 @@ def test_server_comes_back_elsewhere_from_the_shelf(cluster, other):
 
 
 @to_qcow2
-def test_server_whose_image_was_deleted_is_moved(cluster, other):
-    """Nova copies what the link in the image cache leads to."""
+def test_server_with_a_deleted_image_is_migrated(cluster, other):
+    """Nova copies the target of the link in the image cache."""
     first, second = cluster.hosts
     image_id = cluster.images.new()
     with cluster.server(image_id, first) as server:
@@ -90,7 +91,7 @@ def test_server_whose_image_was_deleted_is_moved(cluster, other):
         assert not second.base(image_id).is_symlink()
 
 
-def test_flat_server_is_moved_without_its_image(cluster, other):
+def test_flattened_server_is_migrated_without_its_image(cluster, other):
     first, second = cluster.hosts
     image_id = cluster.images.new()
     with cluster.server(image_id, first) as server:

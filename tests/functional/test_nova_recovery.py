@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that survive their host: Nova evacuates them, and their disk is that of a checkpoint.
+"""Servers survive their host: Nova evacuates them with the disk of a checkpoint.
 
-Nova, the agents, the REST API and the vaults are real; the checkpoint is made by the library.
+Nova, the agents, the REST API and the vaults are real; the library makes the checkpoint.
+
 """
 
 import contextlib
@@ -26,14 +27,15 @@ pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 MIB, CHUNK = geometry.MIB, geometry.DEFAULT_CHUNK_BYTES
 DISK_BYTES = 1 << 30
 ACTIVE_WITHIN_S = 10.0
-"""After Nova was asked: that is what is promised, and what a slow machine is given is more."""
+"""Guaranteed time from the request to Nova; slow machines get more."""
 SLOW = 6
 
 
 class Recovery:
-    """The REST API with its database, and vaults that keep what is put there.
+    """The REST API with its database, and vaults that keep checkpoints.
 
-    The first host's Nova asks the API.
+    The first host's Nova uses the API.
+
     """
 
     def __init__(self, cluster, api, store, folder, holders) -> None:
@@ -41,7 +43,7 @@ class Recovery:
         self._folder, self.holders = folder, holders
 
     def take(self, server, kept) -> str:
-        """Take a checkpoint of a server as its disk has to be; return its id."""
+        """Take a checkpoint of a server with its expected disk, and return its id."""
         image = self.cluster.images.stored(server.image_id)
         changed = taken_checkpoints.changed_chunks(kept._path, image, CHUNK)
         owner = vaults.Vault(self._folder / server.host.name, server.host.name)
@@ -55,7 +57,7 @@ class Recovery:
 
     @contextlib.contextmanager
     def used_by(self, host, **own):
-        """Let Nova on a host ask the API."""
+        """Let Nova on a host use the API."""
         options = nova_hosts.nova_options(host.agent)
         options["acstor"] |= {"decision_url": self.api.url, **own}
         with self.cluster.changed(host, options):
@@ -95,7 +97,7 @@ def disks_of(host):
 
 
 @pytest.mark.timeout(1200)  # seven starts of a server, and a host that boots
-def test_server_goes_on_with_the_data_of_its_last_checkpoint(cluster, recovery):
+def test_evacuated_server_has_the_data_of_its_last_checkpoint(cluster, recovery):
     first, second = cluster.hosts
     with cluster.server(cluster.images.new(), second) as server:
         kept = nova_moves.Kept(cluster, server)
@@ -122,7 +124,7 @@ def test_server_goes_on_with_the_data_of_its_last_checkpoint(cluster, recovery):
             assert server.lies_on_mirror(), "who asks for a rebuild wants an empty disk"
 
 
-def test_server_without_a_checkpoint_begins_empty_only_where_that_is_preferred(cluster, recovery):
+def test_server_without_a_checkpoint_starts_empty_only_if_preferred(cluster, recovery):
     first, second = cluster.hosts
     with (
         cluster.server(cluster.images.new(), second) as server,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers on acstor: real, unmodified Nova on two hosts, real agents, QEMU, through the API.
 
-A status that the API shows proves little, so disks are compared with the image
-byte for byte, and Glance's own log says whether anything was downloaded.
+An API status proves little, so the tests compare disks with the image byte for byte, and check
+Glance's own log for downloads.
+
 """
 
 import contextlib
@@ -32,7 +33,7 @@ def image_id(cluster: nova_hosts.NovaHosts) -> str:
     return cluster.images.new()
 
 
-def test_server_is_active_before_its_image_is_there(cluster):
+def test_server_is_active_before_its_image_is_cached(cluster):
     image_id = cluster.images.new()
     host = cluster.hosts[0]
     with cluster.server(image_id) as server:
@@ -45,12 +46,12 @@ def test_server_is_active_before_its_image_is_there(cluster):
         command = [installed.BIN / "acstor-nova-manage", "check", "--json"]
         found = json.loads(host.run(*command, "--config-file", host.compute.conf_file))
     bad = {finding["what"] for finding in found if finding["level"] != "ok"}
-    # The agents of these tests keep none, and were not installed when Nova's part was.
+    # These agents keep no images, and were not installed when Nova's part was.
     assert bad - {"version"} == {"keep_images"}
     assert host.base(image_id).is_symlink(), "the image cache keeps it for the next server"
 
 
-def test_server_lives_on_its_host_as_with_qcow2(cluster, image_id):
+def test_server_lifecycle_on_one_host_works_as_with_qcow2(cluster, image_id):
     other = cluster.images.new()
     with cluster.server(image_id) as server:
         server.hard_reboot()
@@ -70,7 +71,7 @@ def test_server_lives_on_its_host_as_with_qcow2(cluster, image_id):
         assert server.lies_on_mirror(other)
 
 
-def test_server_moves_between_hosts(cluster, image_id):
+def test_server_is_moved_between_hosts(cluster, image_id):
     first, second = cluster.hosts
     with cluster.server(image_id, first) as server:
         server.live_migrate(second)
@@ -93,7 +94,7 @@ def test_server_moves_between_hosts(cluster, image_id):
             assert server.host.run("qemu-img", "info", "-U", server.disk(name))
 
 
-def test_snapshot_is_the_server_s_disk_and_boots(cluster, image_id):
+def test_snapshot_equals_the_disk_and_boots(cluster, image_id):
     host = cluster.hosts[0]
     with cluster.server(image_id) as server:
         snapshot_id = server.snapshot()
@@ -109,7 +110,7 @@ def test_snapshot_is_the_server_s_disk_and_boots(cluster, image_id):
 
 
 @pytest.mark.parametrize("status", ["ACTIVE", "SHUTOFF"])
-def test_snapshot_leaves_the_zeros_of_the_image_alone(cluster, status):
+def test_snapshot_does_not_read_zeros_of_the_image(cluster, status):
     data = bytes(512) + local.random_bytes(IMAGE_BYTES, seed=5, zero_share=0.5)
     image_id = cluster.images.map(cluster.images.add(data))
     host = cluster.hosts[0]
@@ -125,7 +126,7 @@ def test_snapshot_leaves_the_zeros_of_the_image_alone(cluster, status):
     assert "holes-unknown" not in host.fallbacks()
 
 
-def test_server_is_shelved_and_comes_back(cluster, image_id):
+def test_server_is_shelved_and_unshelved(cluster, image_id):
     with cluster.server(image_id) as server:
         server.client.shelve_server(server.id)
         server.wait("SHELVED_OFFLOADED")
@@ -134,7 +135,7 @@ def test_server_is_shelved_and_comes_back(cluster, image_id):
         assert server.lies_on_mirror()
 
 
-def test_without_an_agent_a_server_is_built_by_downloading(cluster):
+def test_server_is_built_from_a_download_without_an_agent(cluster):
     image_id = cluster.images.new()
     host = cluster.hosts[1]
     with nova_hosts.agent_away(host), cluster.server(image_id, host) as server:
@@ -163,14 +164,14 @@ def converted(cluster, folder, disk_format, *options):
 
 
 @pytest.mark.parametrize("is_made_raw", [True, False])
-def test_image_in_qcow2_is_served_as_it_is(cluster, tmp_path, is_made_raw):
+def test_qcow2_image_is_served_without_conversion(cluster, tmp_path, is_made_raw):
     host = cluster.hosts[0]
     image_id = cluster.images.map(converted(cluster, tmp_path, "qcow2", "-c"))
     options = nova_hosts.nova_options(host.agent)
     options["DEFAULT"] |= {"force_raw_images": False}
     before = host.fallbacks()
     with contextlib.ExitStack() as stack:
-        if not is_made_raw:  # Nova's default is what it runs with
+        if not is_made_raw:  # Nova's default, as configured here
             stack.enter_context(cluster.changed(host, options))
         server = stack.enter_context(cluster.server(image_id))
         assert server.lies_on_mirror()
@@ -188,7 +189,7 @@ def test_image_in_another_format_is_downloaded_and_converted(cluster, tmp_path):
     assert cluster.hosts[0].fallbacks()["disk-format"] >= 1
 
 
-def test_image_that_is_not_what_glance_says_is_refused(cluster):
+def test_image_of_another_format_than_declared_is_refused(cluster):
     """As Nova refuses it after a download: an ISO 9660 image that claims to be raw."""
     iso = bytes(32 * geometry.KIB) + b"\x01CD001\x01" + bytes(MIB)
     image_id = cluster.images.map(cluster.images.add(iso))
@@ -200,7 +201,7 @@ def test_image_that_is_not_what_glance_says_is_refused(cluster):
         server.delete()
 
 
-def test_instance_that_starts_with_its_host_waits_for_the_agent(cluster, image_id):
+def test_instance_started_with_its_host_waits_for_the_agent(cluster, image_id):
     host = cluster.hosts[0]
     resume = {"resume_guests_state_on_host_boot": True}
     options = nova_hosts.nova_options(host.agent)
@@ -223,8 +224,8 @@ def test_instance_that_starts_with_its_host_waits_for_the_agent(cluster, image_i
             assert server.lies_on_mirror()
 
 
-def test_host_goes_back_to_qcow2_under_running_servers(cluster):
-    """As the document on Nova says; at last the host does without the agent."""
+def test_host_switches_back_to_qcow2_under_running_servers(cluster):
+    """As the document on Nova says; finally the host runs without the agent."""
     image_id, unseen = cluster.images.new(), cluster.images.new()
     host = cluster.hosts[1]
     with cluster.server(image_id, host) as server:
@@ -253,8 +254,8 @@ def test_server_is_evacuated_from_a_host_that_lost_power(cluster, image_id):
         assert server.lies_on_mirror()
 
 
-def test_server_moves_to_a_host_without_acstor(cluster):
-    """More ways are in ``test_nova_moves.py``."""
+def test_server_is_migrated_to_a_host_without_acstor(cluster):
+    """More migrations are in ``test_nova_moves.py``."""
     image_id = cluster.images.new()
     first, second = cluster.hosts
     with nova_moves.stock(second, cluster, "qcow2"), cluster.server(image_id, first) as server:

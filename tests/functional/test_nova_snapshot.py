@@ -38,7 +38,9 @@ def read_by_origin(agent, image_id):
 
 @pytest.mark.parametrize("chunk_bytes", [16 * KIB, CHUNK, 4 * MIB])
 @pytest.mark.parametrize("dest_fmt", ["raw", "qcow2"])
-def test_snapshot_is_the_disk_and_no_zero_is_read(tmp_path, images, start, chunk_bytes, dest_fmt):
+def test_snapshot_equals_the_disk_and_reads_no_zeros(
+    tmp_path, images, start, chunk_bytes, dest_fmt
+):
     """The image ends within a sector, and the disk is longer."""
     rng = random.Random(chunk_bytes)
     wanted = bytearray(8 * 4 * MIB + 4 * MIB)
@@ -54,7 +56,7 @@ def test_snapshot_is_the_disk_and_no_zero_is_read(tmp_path, images, start, chunk
     subprocess.run(
         ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", link, disk, size], check=True
     )
-    for offset, fill in ((3 * MIB + 512, 7), (6 * MIB, 8), (35 * MIB, 9)):  # data, zeros, behind
+    for offset, fill in ((3 * MIB + 512, 7), (6 * MIB, 8), (35 * MIB, 9)):  # data, zeros, past it
         write = f"write -P {fill} {offset} 100k"
         subprocess.run(["qemu-io", "-c", write, disk], check=True, stdout=subprocess.DEVNULL)
         wanted[offset : offset + 100 * KIB] = bytes([fill]) * (100 * KIB)

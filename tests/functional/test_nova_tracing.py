@@ -21,7 +21,7 @@ pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
 @pytest.fixture(scope="module")
 def gateway(compute_lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
-    """Return a gateway beside Glance, of which both send their spans, as Nova's API does."""
+    """Return a gateway beside Glance; both send spans, as Nova's API does."""
     with compute_lab.glance.changed(traces.OPTIONS), compute_lab.nova.api.changed(traces.OPTIONS):
         with acstor_gateway.running(compute_lab, auth_cache_s=60) as beside:
             yield beside
@@ -31,7 +31,7 @@ def gateway(compute_lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
 def cluster(
     openstack_lab: cloud.Cloud, gateway: acstor_gateway.Gateway
 ) -> Iterator[nova_hosts.NovaHosts]:
-    """Return the two compute hosts, whose Nova knows the gateway and sends its spans."""
+    """Return the two compute hosts, whose Nova uses the gateway and sends spans."""
     more = {"acstor": {"gateway_url": f"http://127.0.0.1:{gateway.port}"}}
     with nova_hosts.running(openstack_lab, more=ini.merged(more, traces.OPTIONS)) as running:
         yield running
@@ -44,7 +44,7 @@ def spans(cluster: nova_hosts.NovaHosts) -> Iterator[traces.Spans]:
 
 
 def traced(lab: cloud.Cloud, *words: str) -> tuple[str, str]:
-    """Run a command with --os-profile; return the trace's ID and what was written."""
+    """Run a command with --os-profile; return the trace's ID and the output."""
     done = client.openstack(lab, "admin", *words, "--os-profile", traces.KEY)
     assert done.returncode == 0, done.stderr
     said = done.stdout + done.stderr
@@ -53,7 +53,7 @@ def traced(lab: cloud.Cloud, *words: str) -> tuple[str, str]:
     return found[1], done.stdout
 
 
-def test_boot_and_snapshot_show_acstor_in_the_trace_of_nova(cluster, spans):
+def test_traces_of_boot_and_snapshot_contain_spans_of_acstor(cluster, spans):
     host, image_id = cluster.hosts[0], cluster.images.new()
     name = f"traced-{uuid.uuid4()}"
     flavor = cluster.flavor("tiny")
@@ -72,7 +72,7 @@ def test_boot_and_snapshot_show_acstor_in_the_trace_of_nova(cluster, spans):
         assert spans.wait_for(trace_id, "acstor_mirror_readable")
         nova_moves.qemu_io(server, "write -P 7 1M 100k")
         traced(cluster.lab, "server", "image", "create", "--wait", name)
-        # In any trace: threads of Nova 34 keep that of a request before, which has ended.
+        # In any trace: threads of Nova 34 keep that of a former request.
         [merged] = spans.wait_for(None, "acstor_merge")
         assert merged.service == "acstor-gateway"
         around = [one.service for one in spans.parents(merged)]
@@ -83,8 +83,8 @@ def test_boot_and_snapshot_show_acstor_in_the_trace_of_nova(cluster, spans):
         server.delete()
 
 
-def test_gateway_traces_reads_with_a_valid_hmac_alone(cluster, spans, gateway):
-    from osprofiler import profiler  # the client's, as any other's
+def test_gateway_traces_only_reads_with_a_valid_hmac(cluster, spans, gateway):
+    from osprofiler import profiler  # any client's
     from osprofiler import web
 
     image_id = cluster.images.new()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every release of Nova that is in the table, as it was published: acstor registers with it.
+"""acstor registers with every published release of Nova in the table.
 
-A release's own wheel is put before everything else, in a process of the
-virtualenv of the OpenStack services; Nova reads its configuration there as
-nova-compute does.  So the seams are looked at where they are, in code that runs.
+A release's own wheel comes first on the path, in a process of the virtualenv of the OpenStack
+services; Nova reads its configuration there as nova-compute does.  So the tests check the hooks in
+running code.
+
 """
 
 import fcntl
@@ -30,7 +31,7 @@ from tests.lab.openstack import installed
 WHEELS = runs.CHECKOUT / ".cache" / "nova-wheels"
 RELEASES = {31: "31.3.1", 32: "32.2.1", 33: "33.0.2", 34: "34.0.0"}
 PYTHONS = os.environ.get("ACSTOR_TEST_NOVA_PYTHONS", "").split()
-"""Programs of other Pythons to try: each of a virtualenv with Nova and acstor[nova]."""
+"""Other Python programs to test: each of a virtualenv with Nova and acstor[nova]."""
 NO_PYTHON = pytest.param("", marks=pytest.mark.skip(reason="ACSTOR_TEST_NOVA_PYTHONS names none"))
 CONF = enable.TEXT
 PROGRAM = """
@@ -92,7 +93,7 @@ def wheel_of(release: str) -> pathlib.Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-            # A release may want another Python than this one; its code is what is looked at.
+            # A release may need another Python than this one; only its code matters here.
             wanted = ["--only-binary=:all:", "--python-version", "3.12", f"nova=={release}"]
             runs.tool([*pip, "--dest", WHEELS, *wanted])
     return path
@@ -100,7 +101,7 @@ def wheel_of(release: str) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], pathlib.Path]:
-    """Return what unpacks a release, once, and says where; what Python compiles there stays."""
+    """Return a function that unpacks a release once and returns its folder, with compiled files."""
 
     @functools.cache
     def unpack(version: int) -> pathlib.Path:
@@ -122,9 +123,10 @@ def copy(released: Callable[[int], pathlib.Path], tmp_path: pathlib.Path) -> pat
 def start_nova(
     nova: pathlib.Path, conf: str = CONF, *, has_acstor: bool = True, program: str = ""
 ) -> tuple[dict, str]:
-    """Let this Nova read a configuration with acstor; return what came of it, and the log.
+    """Let this Nova read a configuration with acstor; return its report and its log.
 
-    :param program: of another Python than the one of the services
+    :param program: another Python than that of the services
+
     """
     conf_file = nova / "nova.conf"
     conf_file.write_text(conf)
@@ -134,7 +136,7 @@ def start_nova(
         python, path = [*python, "-S"], f"{nova}:{installed.packages()}"
     done = subprocess.run(
         [*python, "-c", PROGRAM, conf_file],
-        cwd=nova,  # Python looks there first
+        cwd=nova,  # Python searches it first
         env={
             "PATH": "/usr/bin:/bin",
             "PYTHONPATH": path,
@@ -149,7 +151,7 @@ def start_nova(
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-def test_table_is_the_releases_that_are_tested():
+def test_table_lists_exactly_the_tested_releases():
     assert set(nova_hooks.HOOKS) == set(RELEASES)
 
 
@@ -172,21 +174,21 @@ def check_taken(nova: pathlib.Path, found: dict, log: str) -> None:
 
 
 def check_encryption_refused(found: dict) -> None:
-    """Check that an operator who wants disks encrypted gets Nova's error, users get no host."""
+    """Check that encrypted disks are Nova's error for operators, and find no host for users."""
     for words in found["encrypted"].values():
         assert "ephemeral storage encryption is supported only for LVM" in words
     assert not any(found["offers_luks"])
 
 
 @pytest.mark.parametrize("version", RELEASES)
-def test_release_takes_acstor(released, version):
+def test_release_registers_acstor(released, version):
     nova = released(version)
     check_taken(nova, *start_nova(nova))
 
 
 @pytest.mark.parametrize("python", PYTHONS or [NO_PYTHON])
 @pytest.mark.parametrize("version", RELEASES)
-def test_release_takes_acstor_with_another_python(released, version, python):
+def test_release_registers_acstor_with_another_python(released, version, python):
     nova = released(version)
     found, log = start_nova(nova, program=python)
     assert found["python"] == python
@@ -194,13 +196,13 @@ def test_release_takes_acstor_with_another_python(released, version, python):
 
 
 def refused(found: dict, log: str) -> str:
-    """Return why acstor was refused; Nova must have gone on with its own class."""
+    """Return why acstor was refused; Nova must have used its own class."""
     assert found["images_type"] == "acstor"
     assert found["classes"]["acstor"][0] == found["classes"]["qcow2"][0] == STOCK
     return re.search(r"acstor is disabled; Nova works as with images_type = qcow2: (.*)", log)[1]
 
 
-def test_unknown_version_is_refused_and_nova_goes_on(copy):
+def test_unknown_version_is_refused_and_nova_starts_without_acstor(copy):
     metadata = next(copy.glob("nova-*.dist-info")) / "METADATA"
     text = metadata.read_text()
     metadata.write_text(re.sub(r"^Version: .*$", "Version: 35.0.0", text, count=1, flags=re.M))
@@ -216,13 +218,13 @@ def test_unknown_version_is_refused_and_nova_goes_on(copy):
         ("virt/images.py", "del do_image_deep_inspection", "is not there"),
     ],
 )
-def test_seam_that_changed_is_refused_and_nova_goes_on(copy, seam, damage, why):
+def test_changed_hook_is_refused_and_nova_starts_without_acstor(copy, seam, damage, why):
     with (copy / "nova" / seam).open("a") as file:
         file.write(f"\n{damage}\n")
     assert why in refused(*start_nova(copy))
 
 
-def test_snapshot_seam_that_changed_costs_only_snapshots_of_changes(copy):
+def test_changed_snapshot_hook_disables_only_flattened_snapshots(copy):
     with (copy / "nova" / "virt/libvirt/driver.py").open("a") as file:
         file.write("\nLibvirtDriver._live_snapshot = lambda self: None\n")
     found, log = start_nova(copy)
@@ -232,8 +234,8 @@ def test_snapshot_seam_that_changed_costs_only_snapshots_of_changes(copy):
 
 
 @pytest.mark.parametrize("version", RELEASES)
-def test_nova_without_acstor_starts_with_the_file_that_switches_it_on(released, version):
-    """As after a stock nova-compute is deployed where one with acstor was."""
+def test_nova_without_acstor_starts_with_the_enabling_file(released, version):
+    """As after a stock nova-compute replaces one with acstor."""
     nova = released(version)
     found, log = start_nova(nova, has_acstor=False)
     assert found["images_type"] == "default"
@@ -242,7 +244,7 @@ def test_nova_without_acstor_starts_with_the_file_that_switches_it_on(released, 
     assert "could not load configuration from 'acstor'" in log
 
 
-def test_backend_that_a_file_names_is_kept(released):
+def test_backend_named_in_a_configuration_file_is_kept(released):
     nova = released(max(RELEASES))
     found, _ = start_nova(nova, f"{CONF}\n[libvirt]\nimages_type = qcow2\n")
     assert found["images_type"] == "qcow2"
@@ -252,7 +254,7 @@ def test_backend_that_a_file_names_is_kept(released):
     assert found["classes"]["qcow2"][1:5] == [*OURS, STOCK]
 
 
-def test_without_acstor_in_its_configuration_nova_is_untouched(released):
+def test_nova_without_acstor_configured_is_unchanged(released):
     nova = released(max(RELEASES))
     found, _ = start_nova(nova, "[libvirt]\nimages_type = qcow2\n")
     assert list(found["classes"]) == ["qcow2"]

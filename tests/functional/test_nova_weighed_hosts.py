@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers go to the compute host that has their image, and anywhere while nobody tells who has it.
+"""The scheduler prefers the compute host that caches a server's image, if it knows that host.
 
 Real nova-scheduler with the weigher, two compute hosts with agents, and the decision service.
+
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from tests.lab.openstack import ini
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
 STALE_S = 20.0
-"""Age from which the weigher uses no table."""
+"""Age from which the weigher ignores a table."""
 
 
 class Scheduling:
@@ -39,7 +40,7 @@ class Scheduling:
         self._session = lab.session("admin")
 
     def warm(self, host: nova_hosts.Host) -> str:
-        """Return an image that is complete on one host, and of which the service knows that."""
+        """Return an image that is fully cached on one host, as the service knows."""
         image_id = self.images.new()
         host.agent.ctl("pre-seed", image_id)
         is_known = lambda: self.locality(image_id).get(host.name) == 1.0  # noqa: E731
@@ -47,14 +48,14 @@ class Scheduling:
         return image_id
 
     def locality(self, image_id: str) -> dict[str, float]:
-        """Return the share of an image on each host, as an administrator sees it."""
+        """Return the cached share of an image on each host, as an administrator sees it."""
         url = f"{self.api.url}/v1/images/{image_id}/locality"
         found = self._session.get(url).json()["hosts"]
         return {one["host"]: one["image_share"] for one in found}
 
     @contextlib.contextmanager
     def server(self, image_id: str):
-        """Create a server that Nova may put anywhere; yield the name of its host."""
+        """Create a server without a host constraint; yield the name of its host."""
         made = self.cluster.client.create_server(
             name="weighed",
             image_id=image_id,
@@ -99,11 +100,11 @@ def scheduling(compute_lab):
 
 
 @pytest.mark.timeout(1200)
-def test_server_goes_to_the_compute_host_that_has_its_image(scheduling):
-    """Also while that host has less free memory: what is emptier is chosen by stock Nova."""
+def test_server_is_scheduled_to_the_host_that_caches_its_image(scheduling):
+    """Even if that host has less free memory: stock Nova would choose the emptier one."""
     for host in scheduling.cluster.hosts:
         image_id = scheduling.warm(host)
-        with scheduling.server(image_id):  # the scheduler signs in, and may not wait for that
+        with scheduling.server(image_id):  # the scheduler authenticates first, without a wait
             for _ in range(2):
                 with scheduling.server(image_id) as chosen:
                     assert chosen == host.name
@@ -111,7 +112,7 @@ def test_server_goes_to_the_compute_host_that_has_its_image(scheduling):
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("how", ["stopped", "frozen"])
-def test_scheduling_goes_on_as_in_stock_nova_without_the_service(scheduling, how):
+def test_scheduling_works_as_in_stock_nova_without_the_service(scheduling, how):
     first, second = scheduling.cluster.hosts
     image_id = scheduling.warm(first)
     with scheduling.server(image_id), without(scheduling.api, how):
@@ -127,7 +128,7 @@ def test_scheduling_goes_on_as_in_stock_nova_without_the_service(scheduling, how
 
 @contextlib.contextmanager
 def without(api, how):
-    """Let the REST API be away for a block."""
+    """Make the REST API unavailable for a block."""
     if how == "stopped":
         api.stop()
         try:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's scheduler weighs hosts by the images that they have, and goes on without the service.
+"""Nova's scheduler weighs hosts by cached images, and works without the service.
 
 Each published release of Nova loads the weigher as nova-scheduler does.
+
 """
 
 import json
@@ -88,7 +89,7 @@ def table(**shares):
 
 
 def weigh(nova, url, *, has_eventlet=False):
-    """Let this Nova weigh a warm host and an emptier cold one; return what came of it, and logs."""
+    """Let this Nova weigh a warm host and an emptier cold one; return the orders and the log."""
     conf_file = nova / "scheduler.conf"
     conf_file.write_text(
         f"[filter_scheduler]\nweight_classes = {WEIGHERS}\n[acstor]\ndecision_url = {url}\n"
@@ -115,7 +116,7 @@ def weigh(nova, url, *, has_eventlet=False):
 @needs_services
 @pytest.mark.parametrize("has_eventlet", [False, True])
 @pytest.mark.parametrize("version", test_nova_versions.RELEASES)
-def test_release_prefers_the_host_that_has_the_image(released, version, has_eventlet):
+def test_release_prefers_the_host_that_caches_the_image(released, version, has_eventlet):
     with http_server.serve({f"v1/images/{IMAGE}/locality": table(warm=(1.0, 0.5, 0.0))}) as server:
         found, _ = weigh(released(version), server.url, has_eventlet=has_eventlet)
     assert found["orders"] == {
@@ -135,10 +136,10 @@ def test_release_prefers_the_host_that_has_the_image(released, version, has_even
 @needs_services
 @pytest.mark.parametrize("has_eventlet", [False, True])
 @pytest.mark.parametrize("version", [min(test_nova_versions.RELEASES), 34])
-def test_release_weighs_as_stock_nova_while_the_service_is_gone(released, version, has_eventlet):
+def test_release_weighs_as_stock_nova_while_the_service_is_down(released, version, has_eventlet):
     url = f"http://{local.LOOPBACK}:{local.unused_port()}"
     found, log = weigh(released(version), url, has_eventlet=has_eventlet)
     assert {*map(tuple, found["orders"].values())} == {("cold", "warm"), ("warm",)}
     assert found["orders"]["alone"] == ["warm"] and found["raw"] == [0.0, 0.0]
     assert "hosts are not weighed by the images that they have" in log and url in log
-    assert found["slowest_s"] < 5  # of the machine, not of the weigher
+    assert found["slowest_s"] < 5  # bounds the machine, not the weigher

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server is promised about its image: when it is whole, nobody else is needed for it.
+"""Guarantees for a server's image: once fully cached, it depends on no other host or service.
 
-Each disk is compared with the image byte for byte, past the page cache: what is read was on
-the host, or came at that moment.
+The tests compare each disk with the image byte for byte, past the page cache: the bytes were on the
+host, or were fetched at that moment.
+
 """
 
 import contextlib
@@ -23,7 +24,7 @@ pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
 SOON_S = 180.0
 SLOW_MBIT = 4.0
-"""Rate at which an image of 24 MiB takes most of a minute to become whole."""
+"""Rate at which the fill of an image of 24 MiB takes most of a minute."""
 KEEPING = {"keep_images": "host", "constants": {tuned.BOOT_IDLE_S: 1}}
 
 
@@ -36,7 +37,7 @@ def host(cluster) -> Iterator[nova_hosts.Host]:
 
 @pytest.fixture
 def slow_host(cluster) -> Iterator[nova_hosts.Host]:
-    """Return a host where an image becomes whole so slowly that things happen meanwhile."""
+    """Return a host with a low fill rate, so that events happen during the fill."""
     options = {**KEEPING, "fill_rate_limit_mbit": SLOW_MBIT}
     with nova_hosts.agent_options(cluster.hosts[0], **options):
         yield cluster.hosts[0]
@@ -56,7 +57,7 @@ def waits_on(host: nova_hosts.Host, image_id: str, killed: int | None = None) ->
     """Wait until reads have waited for long, in a worker that was not killed."""
 
     def is_so() -> bool:
-        with contextlib.suppress(errors.Unusable, OSError):  # it is between two workers
+        with contextlib.suppress(errors.Unusable, OSError):  # between two workers
             is_next = host.agent.worker_pid() not in (None, killed)
             image = host.agent.status()["images"].get(image_id, {})
             return is_next and image.get("waiting") is not None
@@ -66,19 +67,19 @@ def waits_on(host: nova_hosts.Host, image_id: str, killed: int | None = None) ->
 
 
 def keep(cluster: nova_hosts.NovaHosts, image_id: str) -> pathlib.Path:
-    """Keep an image's bytes where neither Glance nor an agent finds them; return the file."""
+    """Keep an image's bytes outside of Glance and the agents; return the file."""
     kept = cluster.lab.folder / f"kept-{image_id}"
     kept.write_bytes(cluster.images.stored(image_id).read_bytes())
     return kept
 
 
 def compare(server: nova_hosts.Server, kept: pathlib.Path) -> str:
-    """Compare a whole disk with bytes, past the page cache; return what qemu-img says."""
+    """Compare a whole disk with bytes, past the page cache; return qemu-img's output."""
     return server.host.run("qemu-img", "compare", "-U", "-T", "none", server.disk(), kept)
 
 
 def comparing(server: nova_hosts.Server, kept: pathlib.Path) -> subprocess.Popen[bytes]:
-    """Begin to compare; the reads wait as long as their bytes do."""
+    """Start to compare; its reads wait for absent bytes."""
     argv = ["qemu-img", "compare", "-U", "-T", "none", server.disk(), kept]
     return server.host.compute.machine.inside.popen(argv, stdout=subprocess.PIPE)
 
@@ -92,7 +93,7 @@ def without_glance(cluster: nova_hosts.NovaHosts) -> Iterator[None]:
         cluster.lab.start_image_services()
 
 
-def test_server_of_a_whole_image_needs_neither_glance_nor_another_host(cluster, host):
+def test_server_with_a_fully_cached_image_needs_no_glance_and_no_peer(cluster, host):
     image_id = cluster.images.new()
     with cluster.server(image_id, host) as server:
         wait_for(host, image_id, "fully_cached")
@@ -108,7 +109,7 @@ def test_server_of_a_whole_image_needs_neither_glance_nor_another_host(cluster, 
 
 @pytest.fixture
 def patient_flavor(cluster) -> Iterator[str]:
-    """Return a flavor whose servers start when their image is fully cached."""
+    """Return a flavor whose servers start once their image is fully cached."""
     name = "cache-first"
     made = cluster.client.create_flavor(name=name, ram=64, vcpus=1, disk=1)
     cluster.client.create_flavor_extra_specs(made, {cache_first.EXTRA_SPEC: str(int(SOON_S))})
@@ -116,7 +117,7 @@ def patient_flavor(cluster) -> Iterator[str]:
     cluster.client.delete_flavor(made)
 
 
-def test_server_of_a_patient_flavor_is_active_when_its_image_is_fully_cached(
+def test_server_of_a_waiting_flavor_is_active_once_its_image_is_cached(
     cluster, slow_host, patient_flavor
 ):
     image_id = cluster.images.new()
@@ -127,7 +128,7 @@ def test_server_of_a_patient_flavor_is_active_when_its_image_is_fully_cached(
             assert "Images are identical" in compare(server, keep(cluster, image_id))
 
 
-def test_image_that_is_kept_nowhere_is_downloaded_for_a_server_that_wants_it_cached(cluster):
+def test_image_that_must_be_cached_is_downloaded_on_a_host_that_keeps_none(cluster):
     host = cluster.hosts[1]
     image_id = cluster.images.new(img_fully_cached_within=str(int(SOON_S)))
     with cluster.server(image_id, host) as server:
@@ -136,7 +137,7 @@ def test_image_that_is_kept_nowhere_is_downloaded_for_a_server_that_wants_it_cac
         assert server.has_bytes_of(image_id)
 
 
-def test_reads_wait_while_glance_is_away_before_the_image_is_whole(cluster, slow_host):
+def test_reads_wait_for_glance_until_the_image_is_fully_cached(cluster, slow_host):
     image_id = cluster.images.new()
     with cluster.server(image_id, slow_host) as server:
         wait_for(slow_host, image_id, "filling")
@@ -154,7 +155,7 @@ def test_reads_wait_while_glance_is_away_before_the_image_is_whole(cluster, slow
         wait_for(slow_host, image_id, "fully_cached")
 
 
-def test_image_becomes_whole_from_another_host_when_glance_has_lost_it(cluster, host):
+def test_image_lost_in_glance_is_fully_cached_from_another_host(cluster, host):
     image_id = cluster.images.new()
     second = cluster.hosts[1]
     second.agent.ctl("pre-seed", image_id)
@@ -166,7 +167,7 @@ def test_image_becomes_whole_from_another_host_when_glance_has_lost_it(cluster, 
             assert "Images are identical" in compare(server, kept)
 
 
-def test_image_of_two_servers_becomes_whole_though_one_is_deleted(cluster, slow_host):
+def test_image_of_two_servers_is_fully_cached_though_one_is_deleted(cluster, slow_host):
     image_id = cluster.images.new()
     with cluster.server(image_id, slow_host) as server:
         with cluster.server(image_id, slow_host):
@@ -177,13 +178,13 @@ def test_image_of_two_servers_becomes_whole_though_one_is_deleted(cluster, slow_
             assert "Images are identical" in compare(server, keep(cluster, image_id))
 
 
-def test_image_becomes_whole_though_its_host_loses_power_meanwhile(cluster, slow_host):
+def test_image_is_fully_cached_though_its_host_crashes_meanwhile(cluster, slow_host):
     image_id = cluster.images.new()
     with cluster.server(image_id, slow_host) as server:
         wait_for(slow_host, image_id, "filling")
         slow_host.compute.crash()
         cluster.lab.start_compute_services()
-        slow_host.agent.stop()  # what is left of it outside of the host
+        slow_host.agent.stop()  # its processes outside of the host
         slow_host.agent.start()
         slow_host.agent.wait_ready()
         nova_hosts.wait_started(slow_host.compute)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe for OpenStack-Ansible: its own roles write what acstor needs into the configurations.
+"""The recipe for OpenStack-Ansible: its own roles write acstor's options into the configurations.
 
-The tasks that write configurations are taken out of the roles os_nova and os_glance, and run with
-the variables of OpenStack-Ansible, the plug-in config_template and the recipe's variables.
+The test takes the tasks that write configurations out of the roles os_nova and os_glance, and runs
+them with OpenStack-Ansible's variables, the plug-in config_template and the recipe's variables.
+
 """
 
 import configparser
@@ -41,7 +42,7 @@ SECRETS = (
 
 
 def inventory(out: pathlib.Path) -> dict[str, Any]:
-    """Return an inventory of a controller and a compute host, both of them this machine."""
+    """Return an inventory of a controller and a compute host, both on this machine."""
     values = {
         **dict.fromkeys(SECRETS, "secret"),
         "ansible_connection": "local",
@@ -60,7 +61,7 @@ def inventory(out: pathlib.Path) -> dict[str, Any]:
 
 
 def make_roles(folder: pathlib.Path) -> None:
-    """Copy the roles, with the tasks that are tried."""
+    """Copy the roles, with only the tasks under test."""
     for name, (file, tasks) in PICKED.items():
         clone = deployment_tools.require_clone(f"openstack-ansible-{name}")
         role = deployment_tools.copy_role(clone, folder / name)
@@ -82,7 +83,7 @@ def place_recipe(folder: pathlib.Path) -> None:
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Return the folder of the configurations that were written."""
+    """Return the folder of the written configurations."""
     deployment_tools.require()
     folder = tmp_path_factory.mktemp("osa")
     written, stock, own = folder / "out", folder / "stock", folder / "own"
@@ -139,7 +140,7 @@ def test_glance_gets_policies_protections_and_notifications(out):
     assert options(protections) == options(POLICIES.parents[1] / "property-protections-roles.conf")
 
 
-def test_groups_and_playbook_are_those_of_acstor_s_role(tmp_path):
+def test_groups_and_playbook_match_the_role_of_acstor(tmp_path):
     deployment_tools.require()
     hosts = deployment_tools.write(tmp_path / "hosts.yml", inventory(tmp_path))
     own = ["-i", hosts, "-i", RECIPE / "acstor_groups.yml"]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe for OpenStack-Helm: values that its charts know, and DaemonSets that Kubernetes takes.
+"""The recipe for OpenStack-Helm: values that its charts know, and DaemonSets valid in Kubernetes.
 
-Where helm is installed, the charts are rendered with the values. Nothing runs in a Kubernetes.
+If helm is installed, the tests render the charts with the values. No Kubernetes runs.
+
 """
 
 import pathlib
@@ -39,14 +40,14 @@ def unknown_keys(values: Any, chart: Any, path: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", CHARTS)
-def test_values_are_those_of_the_chart(name):
+def test_values_exist_in_the_chart(name):
     chart = deployment_tools.require_clone("openstack-helm") / name
     found = list(unknown_keys(load(RECIPE / f"{name}.yaml"), load(chart / "values.yaml")))
-    # A chart's mounts are an empty mapping, whose keys stand in its templates alone.
+    # A chart's mounts are an empty mapping; only its templates have their keys.
     assert [key for key in found if not key.startswith(".pod.mounts.")] == []
 
 
-def test_kubernetes_takes_the_daemonsets():
+def test_kubernetes_validates_the_daemonsets():
     deployment_tools.require()
     argv = ["kubernetes-validate", "--strict", RECIPE / "agent.yaml"]
     deployment_tools.run(argv, RECIPE, {})

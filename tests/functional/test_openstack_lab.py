@@ -31,7 +31,7 @@ def upload(lab: cloud.Cloud, data: bytes, user: str = "tenant") -> str:
     return image_id
 
 
-def test_service_user_reads_ranges_of_a_private_image_and_a_stranger_does_not(
+def test_service_user_reads_ranges_of_a_private_image_and_others_do_not(
     keystone_glance: cloud.Cloud,
 ) -> None:
     image_id = upload(keystone_glance, bytes(range(256)) * 64)
@@ -60,7 +60,7 @@ def test_staged_image_is_imported(keystone_glance: cloud.Cloud) -> None:
     images.delete_image(image.id)
 
 
-def test_service_that_does_not_start_shows_the_end_of_its_log(
+def test_failed_start_of_a_service_shows_the_end_of_its_log(
     keystone_glance: cloud.Cloud,
 ) -> None:
     wrong = {"paste_deploy": {"flavor": "no-such-flavor"}}
@@ -72,14 +72,14 @@ def test_service_that_does_not_start_shows_the_end_of_its_log(
     assert keystone_glance.glance.is_ready()
 
 
-def test_service_that_was_killed_is_there_for_the_next_test(keystone_glance: cloud.Cloud) -> None:
+def test_killed_service_is_restarted_for_the_next_test(keystone_glance: cloud.Cloud) -> None:
     keystone_glance.glance.kill()
     assert keystone_glance.glance.pid is None
     keystone_glance.start_image_services()
     assert keystone_glance.glance.is_ready()
 
 
-def test_databases_are_new_and_apart(mariadb: mariadb_lab.MariaDB) -> None:
+def test_databases_are_new_and_separate(mariadb: mariadb_lab.MariaDB) -> None:
     for name in ("one", "two"):
         mariadb.new_database(name)
         mariadb.execute(
@@ -90,14 +90,14 @@ def test_databases_are_new_and_apart(mariadb: mariadb_lab.MariaDB) -> None:
     assert mariadb.execute("SHOW TABLES", database="two") == []
 
 
-def test_broker_comes_back_on_the_same_port(rabbitmq: rabbitmq_lab.RabbitMQ) -> None:
+def test_broker_restarts_on_the_same_port(rabbitmq: rabbitmq_lab.RabbitMQ) -> None:
     before, url = rabbitmq.pid, rabbitmq.url
     rabbitmq.restart()
     assert rabbitmq.pid != before
     assert (rabbitmq.url, rabbitmq.is_ready()) == (url, True)
 
 
-def test_command_starts_shows_and_stops_a_cloud_of_its_own(
+def test_lab_command_starts_shows_and_stops_its_own_cloud(
     keystone_glance: cloud.Cloud, tmp_path: pathlib.Path
 ) -> None:
     def command(*words: str) -> str:

@@ -99,10 +99,10 @@ SCORES = {
     "acstor-checkpointd.service": 2.2,
     GATEWAY: 1.5,
 }
-"""Exposure as ``systemd-analyze security`` measures it, from 0 to 10, at most.
+"""Highest exposure by ``systemd-analyze security``, from 0 to 10.
 
-The agent's is that of a service that mounts for all: what would need a mount namespace counts 2.5.
-The checkpoint daemon puts copies of disks in their places, which are to be their owners': 0.4 more.
+The agent's mounts are visible to all, so it has no mount namespace: that counts 2.5. The checkpoint
+daemon replaces disks by copies and keeps their owners: 0.4 more.
 """
 
 

@@ -34,7 +34,7 @@ CONF = "/etc/acstor/acstor-agent.conf"
 NOVA_COMPUTE = "[Service]\nExecStart=/bin/sleep infinity\n"
 GATEWAY = "acstor-glance-gateway.service"
 HIDING_HOMES = ("acstor-decision.service", "acstor-glance-listener.service", GATEWAY)
-"""Units with ProtectHome: they would not see a checkout there."""
+"""Units with ProtectHome, which hides a checkout under /home."""
 MOUNT_POINT = "/var/lib/acstor/mirror"
 MIB = 1 << 20
 DEADLINE_S = 30.0

@@ -13,12 +13,12 @@ from tests.lab.openstack import tempest
 from tests.tempest.acstor_tempest_plugin import guest
 
 SCENARIOS = {
-    "test_guest_reads_what_it_wrote_before_a_reboot",
-    "test_image_in_qcow2_is_served_as_it_is",
+    "test_guest_data_survives_a_reboot",
+    "test_image_in_qcow2_is_served_without_conversion",
     "test_image_of_another_format_is_downloaded_and_counted",
-    "test_server_boots_and_nothing_is_downloaded",
-    "test_server_keeps_its_disk_when_it_moves_while_it_runs",
-    "test_snapshot_is_the_disk_and_boots",
+    "test_server_boots_without_a_download",
+    "test_server_keeps_its_disk_in_a_live_migration",
+    "test_snapshot_equals_the_disk_and_boots",
 }
 SHOW_OPTIONS = """
 from tempest import config

@@ -121,7 +121,7 @@ class ServersTest(test.BaseTestCase):
         self.assertEqual(expected, lines[begin : begin + len(expected)])
 
     @decorators.idempotent_id("b3d2c1b6-4a3e-4b5b-8f0e-6d5a9a1f0c11")
-    def test_server_boots_and_nothing_is_downloaded(self):
+    def test_server_boots_without_a_download(self):
         disk = self.new_disk()
         image_id = self.prepared(disk)
         before = self.counters()
@@ -134,7 +134,7 @@ class ServersTest(test.BaseTestCase):
         self.assertGreater(self.counters().total(READ, host, image=image_id), 0)
 
     @decorators.idempotent_id("0f4b7f34-0d27-4f0e-9b0b-7a0c0f5d2e22")
-    def test_guest_reads_what_it_wrote_before_a_reboot(self):
+    def test_guest_data_survives_a_reboot(self):
         disk = self.new_disk()
         server_id = self.boot(self.prepared(disk))
         self.assert_says(server_id, guest.booted(disk, 1))
@@ -142,7 +142,7 @@ class ServersTest(test.BaseTestCase):
         self.assert_says(server_id, guest.booted(disk, 2))
 
     @decorators.idempotent_id("7d0f3a52-3c55-4a7e-a6b4-2f5b1c0e3d33")
-    def test_snapshot_is_the_disk_and_boots(self):
+    def test_snapshot_equals_the_disk_and_boots(self):
         disk = self.new_disk()
         server_id = self.boot(self.prepared(disk))
         disk = guest.booted(disk, 1)
@@ -163,7 +163,7 @@ class ServersTest(test.BaseTestCase):
         self.assert_says(self.boot(snapshot_id), guest.booted(disk, 1))
 
     @decorators.idempotent_id("e1c8a5d2-0f3b-4d7a-9c46-8b2e7d1f6a66")
-    def test_image_in_qcow2_is_served_as_it_is(self):
+    def test_image_in_qcow2_is_served_without_conversion(self):
         disk = self.new_disk()
         image_id = self.prepared(guest.qcow2(disk), "qcow2")
         before = self.counters()
@@ -187,7 +187,7 @@ class ServersTest(test.BaseTestCase):
         self.assertEqual(0, now.total(READ, image=image_id))
 
     @decorators.idempotent_id("c64e1f0b-52cf-4a07-8df2-9f1d6b7e5f55")
-    def test_server_keeps_its_disk_when_it_moves_while_it_runs(self):
+    def test_server_keeps_its_disk_in_a_live_migration(self):
         if not CONF.compute_feature_enabled.live_migration or CONF.compute.min_compute_nodes < 2:
             self.skipTest("this cloud does not move servers while they run")
         disk = self.new_disk()
