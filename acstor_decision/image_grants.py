@@ -2,8 +2,7 @@
 """Issues grants: permissions of hosts to read an image that servers use.
 
 Any enrolled host gets a grant for an image in use, because hosts read images on behalf of others.
-Nova says which images are in use, or an operator's request; the host's word counts only afterwards,
-while hosts still lack bytes of the image (:mod:`acstor_decision.db.grant_queries`).
+Nova or an operator's request names the images in use; a host's word only prolongs that.
 """
 
 import enum
@@ -59,10 +58,7 @@ class NotInUse(errors.AcstorError):
 
 
 class ImageGrants:
-    """Handles requests for grants; thread-safe.
-
-    :ivar refused: number of refused requests, by reason
-    """
+    """Handles requests for grants; thread-safe; counts refused ones by reason."""
 
     def __init__(
         self,

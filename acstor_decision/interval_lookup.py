@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looks up checkpoint intervals in the metadata of Nova's aggregates and servers.
 
-Tenants own the metadata of servers. It counts only if the operator has set a minimum, to which
-shorter intervals are raised. Operators own the metadata of aggregates.
-
-A host that asks too often, or while Nova does not respond, is told to retry. No thread waits for
-another thread's request.
+Tenants own the metadata of servers, so it counts only if the operator has set a minimum, to which
+shorter intervals are raised. A host that asks too often, or without Nova's response, must retry.
 """
 
 import threading
@@ -25,18 +22,14 @@ _TimedAggregates = tuple[float, list[nova_client.Aggregate] | None]
 
 
 class IntervalLookup:
-    """Looks up the intervals of hosts and their servers; thread-safe.
-
-    :param least_s: minimum for metadata of servers; 0: ignore that metadata
-    :param max_servers: limit of servers in a response
-    """
+    """Looks up the intervals of hosts and their servers; thread-safe."""
 
     def __init__(
         self,
         nova: nova_client.NovaClient,
-        least_s: int,
+        least_s: int,  # minimum for servers' metadata; 0: ignore it
         clock: clocks.Clock = time,
-        max_servers: int = messages.MAX_INTERVALS,
+        max_servers: int = messages.MAX_INTERVALS,  # in a response
     ) -> None:
         self._nova, self._least_s, self._clock = nova, least_s, clock
         self._max_servers = max_servers

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leader election: the instance that holds tooz' lock leads.
+"""Leader election: the instance that holds tooz' lock leads; one that is unsure does not.
 
-An instance that is unsure does not lead. Two may lead for a moment, as after a restart of the lock
-service; the database then accepts each epoch once, and the second instance steps down.
+Two may lead for a moment; the database accepts each epoch once, and the second one steps down.
 """
 
 import logging
@@ -24,10 +23,7 @@ ANSWER_S = 20.0  # timeout of calls to the lock service; most drivers of tooz ha
 
 
 def check_driver(url: str) -> None:
-    """Check that the tooz driver of a URL is installed; connects to nothing.
-
-    :raises errors.Unusable: the driver is missing, or the URL is invalid
-    """
+    """Check that the tooz driver of a URL is installed, or raise Unusable; connects to nothing."""
     try:
         coordination.get_coordinator(url, LOCK)
     except (exception.NoMatches, tooz.ToozError, ImportError, ValueError) as e:
@@ -42,8 +38,7 @@ class LeaderElection:
     """One instance's candidacy.
 
     :param instance: name of the instance, unique in the cloud
-    :param lease_s: lifetime of a dead instance's lock, where the lock service does not notice its
-        end
+    :param lease_s: lifetime of a dead instance's lock if the lock service does not notice its end
     """
 
     def __init__(

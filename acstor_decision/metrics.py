@@ -29,15 +29,7 @@ class HostMetrics:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InstanceMetrics:
-    """Metrics of an instance.
-
-    :param silent: the first enrolled hosts without samples, if this instance leads; none if it
-        receives no samples at all
-    :param refused: samples refused, by reason
-    :param refused_enrolments: by all instances of the API, by reason
-    :param checkpoints: the newest of each server, if this instance leads
-    :param published: tables published since the start, by reason
-    """
+    """Metrics of an instance."""
 
     leads: bool = False
     round_s: float = 0.0  # wall clock at the end of the last round; 0: none yet
@@ -49,24 +41,21 @@ class InstanceMetrics:
     places: int = 0
     traffic_cv: float = 0.0  # imbalance of the hosts' traffic (Wu et al. 2017, Equation 2)
     hosts: Mapping[str, HostMetrics] = dataclasses.field(default_factory=dict)
-    silent: Sequence[str] = ()
+    silent: Sequence[str] = ()  # the first ones, if this instance leads and receives samples
     silent_total: int = 0  # their number
     heard: int = 0  # samples accepted
-    refused: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    refused: Mapping[str, int] = dataclasses.field(default_factory=dict)  # samples, by reason
     refused_enrolments: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    checkpoints: Sequence[cloud_state.NewestCheckpoint] = ()
+    checkpoints: Sequence[cloud_state.NewestCheckpoint] = ()  # the newest ones, if it leads
     checkpoints_registered: int = 0
     checkpoints_refused: Mapping[str, int] = dataclasses.field(default_factory=dict)
     grants_refused: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    published: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    published: Mapping[str, int] = dataclasses.field(default_factory=dict)  # tables, by reason
     moved: int = 0
 
 
 class Collector(registry.Collector):
-    """Converts InstanceMetrics into Prometheus metrics.
-
-    :param current: returns the current metrics; called from the endpoint's thread
-    """
+    """Converts the current InstanceMetrics into Prometheus metrics; another thread calls it."""
 
     def __init__(self, current: Callable[[], InstanceMetrics]) -> None:
         self._current = current
@@ -89,10 +78,7 @@ class Collector(registry.Collector):
 
 
 def serve(address: str, current: Callable[[], InstanceMetrics]) -> Callable[[], None]:
-    """Start the endpoint in a thread; return a function that stops it.
-
-    :raises errors.Unusable: the address cannot be used
-    """
+    """Start the endpoint, or raise Unusable; return a function that stops it."""
     own = prometheus_client.CollectorRegistry()
     own.register(Collector(current))
     return metrics_endpoint.serve(address, own, "[acstor_decision] metrics_listen")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Client of Nova with the service's credentials: servers, metadata, aggregates.
 
-An unclear response counts as unknown. Few threads wait for Nova, since hosts' samples need threads
-too; hosts share these places fairly. Servers are not cached: a stale host would let the wrong host
-speak for a server.
+Few threads wait for Nova, since hosts' samples need threads too; hosts share these places fairly.
+Servers are not cached: a stale host would let the wrong host speak for a server.
 """
 
 import copy
@@ -161,13 +160,7 @@ class NovaClient:
     def is_image_used(
         self, image_id: ids.ImageId, is_member: Callable[[str], bool], requester: str = ""
     ) -> bool:
-        """Return whether a server of the image is on a host of acstor, or about to be.
-
-        A server with a task, such as a start, a migration or an evacuation, counts on any host.
-
-        :param is_member: returns whether a host uses acstor
-        :param requester: as for :meth:`get_server`
-        """
+        """Return whether a server of the image is on acstor's hosts, or has a task anywhere."""
         wanted = {"image": image_id, "all_tenants": "1", "limit": str(PAGE)}
         for _ in range(MAX_PAGES):
             answer = self._get("/servers/detail", requester, **wanted) or {}

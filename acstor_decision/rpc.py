@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Message bus endpoint: receives samples, sends v-node tables and tasks.
 
-Threads of oslo.messaging deliver samples. A send waits a few seconds at most for the broker: the
-next samples of agents show whether they missed a table.
+A send waits a few seconds at most: later samples show whether agents missed a table.
 """
 
 import logging
@@ -77,10 +76,7 @@ def _called(name: str, answer: Callable[[object], dict[str, Any]]) -> Callable[.
 
 
 class AgentBus:
-    """Receives samples and sends tables and tasks.
-
-    :param conf: the global configuration, the only one that oslo.messaging uses
-    """
+    """Receives samples and sends tables and tasks, with oslo.messaging's global configuration."""
 
     def __init__(self, conf: cfg.ConfigOpts, instance: str) -> None:
         self.refused = dict.fromkeys(("malformed", "not_authentic"), 0)
@@ -92,10 +88,7 @@ class AgentBus:
     def start_server(
         self, accept_sample: AcceptSample, current_ring: CurrentRing, methods: Methods
     ) -> None:
-        """Start to receive, as soon as the broker is reachable.
-
-        :param methods: handlers of further RPC methods, by name
-        """
+        """Start to receive samples and calls of ``methods``, as soon as the broker is reachable."""
         endpoint = _Endpoint(accept_sample, current_ring, self.refused, methods)
         supervision.start("rpc-listener", lambda: self._serve(endpoint), self._stopping)
 
@@ -151,19 +144,14 @@ class BusUnreachable(errors.AcstorError):
 
 
 class TaskSender:
-    """Sends tasks and requests of operators; connects at the first one.
-
-    :param conf: the global configuration
-    :param seal: signs a message for a purpose
-    :param call_timeout_s: timeout of a call; a daemon waits for libvirt at most
-    """
+    """Sends tasks and requests of operators; connects at the first one."""
 
     def __init__(
         self,
         conf: cfg.ConfigOpts,
-        seal: Seal,
+        seal: Seal,  # signs a message for a purpose
         *,
-        call_timeout_s: float = 10.0,
+        call_timeout_s: float = 10.0,  # a daemon waits for libvirt at most
         retries: int = SEND_RETRIES,
     ) -> None:
         self._conf, self._seal = conf, seal
@@ -189,11 +177,7 @@ class TaskSender:
             self._send(target, decision_messages.IMAGE_TASK_GIVEN, sealed)
 
     def request_preparation(self, wanted: decision_messages.ImageWanted, request: int) -> None:
-        """Ask a Glance listener to prepare an image.
-
-        :param request: unique number of the request
-        :raises BusUnreachable: the request was not sent
-        """
+        """Ask a Glance listener to prepare an image; BusUnreachable if it was not sent."""
         target = oslo_messaging.Target(topic=trace_message.TOPIC)
         asked = decision_messages.ImageWantedAt(wanted=wanted, request=request, given_s=time.time())
         self._send(target, decision_messages.IMAGE_WANTED, self._seal(asked, signing.IMAGE_WANTED))
@@ -201,10 +185,8 @@ class TaskSender:
     def request_checkpoint(
         self, instance_id: str, host: str, request: int
     ) -> decision_messages.Signed | None:
-        """Ask the checkpoint daemon of a host for a checkpoint of one of its servers.
+        """Ask a host's daemon for a checkpoint; return its unverified response, or None.
 
-        :param request: unique number of the request
-        :return: the response, not verified; None: the daemon did not respond
         :raises BusUnreachable: the request was not sent
         :raises errors.RemoteProtocolError: the response is malformed
         """

@@ -2,8 +2,7 @@
 """The decision service: processes samples in rounds and publishes v-node tables.
 
 Every instance receives every sample, so a new leader knows the members at once. A table is stored
-in the database before it is published. While the broker, the database or the lock service fails,
-the service keeps its table and retries.
+in the database before it is published. During an outage the service keeps its table and retries.
 """
 
 import collections
@@ -60,10 +59,7 @@ _EMPTY_TABLE = decision_messages.RingTable(0, hash_ring.encode(hash_ring.Ring(0,
 
 
 class DecisionService:
-    """One instance of the decision service.
-
-    :param verifier: None: addresses are not verified
-    """
+    """One instance of the decision service."""
 
     def __init__(
         self,
@@ -72,7 +68,7 @@ class DecisionService:
         lead: leader_election.LeaderElection,
         loads: base.SwitchLoads,
         bus: rpc.AgentBus,
-        verifier: address_verifier.AddressVerifier | None = None,
+        verifier: address_verifier.AddressVerifier | None = None,  # None: trust addresses
         *,
         clock: clocks.Clock = time,
     ) -> None:
@@ -292,10 +288,9 @@ class DecisionService:
         return busy
 
     def _highest_epoch(self) -> int:
-        """Return the epoch of the database, or that of most hosts if it is higher.
+        """Return the epoch of the database, or the higher one of most hosts after it was lost.
 
-        Theirs is higher after the database was lost or restored from an old copy. A majority is
-        required, so that one lying host does not cause a new table in every round.
+        A majority is required, so that one lying host does not cause a new table in every round.
         """
         living = self.members.list_live(self._clock.monotonic())
         claimed = sorted(self.members[host].last.ring_epoch for host in living)

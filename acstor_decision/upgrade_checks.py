@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of ``acstor-status upgrade check``, by oslo.upgradecheck.
-
-They change nothing and connect only to the database.
-"""
+"""Checks of ``acstor-status upgrade check``; they connect only to the database."""
 
 from collections.abc import Iterable
 
@@ -44,10 +41,7 @@ def _failure(details: object) -> Result:
 
 
 class Checks(upgradecheck.UpgradeCommands):
-    """The upgrade checks; each returns what is wrong and the remedy.
-
-    :param conf: with the options of the service and of its REST API registered
-    """
+    """The upgrade checks; each returns what is wrong and the remedy."""
 
     display_title = "acstor Upgrade Check Results"
 

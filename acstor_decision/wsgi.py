@@ -21,11 +21,7 @@ from acstor_decision.db import database
 
 
 def load(files: list[str]) -> middleware.Wsgi:
-    """Return the application that configuration files describe.
-
-    :raises cfg.Error: a file is missing, or an option's value is invalid
-    :raises errors.Unusable: something that the options name cannot be used
-    """
+    """Return the application that configuration files describe, or raise cfg.Error or Unusable."""
     api_conf.register_opts(cfg.CONF)
     conf = decision_conf.load([part for file in files for part in ("--config-file", file)])
     is_traced = tracing.enable(conf, "decision-api")

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the import plugin, the listener and the commands for Glance.
-
-All of them read one group, so a listener can use ``glance-api.conf``.
-"""
+"""Options of the import plugin, the listener and the commands for Glance, in one group."""
 
 import pathlib
 from collections.abc import Callable

@@ -157,7 +157,7 @@ class AuthorityKey(Base):
     secret_key: orm.Mapped[str] = orm.mapped_column(sa.Text)
     certificate: orm.Mapped[str] = orm.mapped_column(sa.Text, default="")
     made_s: orm.Mapped[float]
-    signs_from_s: orm.Mapped[float]  # of the keys that sign by now the last is in use
+    signs_from_s: orm.Mapped[float]  # the highest number whose time has come is in use
     trusted_until_s: orm.Mapped[float | None]  # None: without limit
 
 

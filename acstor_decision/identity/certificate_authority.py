@@ -2,8 +2,7 @@
 """The cloud's certificate authority, and the keys that sign tables and tasks.
 
 Hosts receive a new key before its first use, and trust the previous one until all its signatures
-have expired. So a renewal needs no work on hosts; only a stolen key is replaced at once. The keys
-are in the database, so all instances share them.
+have expired, so a renewal needs no work on hosts; only a stolen key is replaced at once.
 """
 
 import logging
@@ -53,7 +52,6 @@ class IssuedCertificate(NamedTuple):
 class CertificateAuthority:
     """The certificate authority; every method may raise DatabaseError.
 
-    :param own: the options of [acstor_decision]
     :raises errors.Unusable: from every method: the operator's files cannot be used
     """
 
@@ -154,8 +152,6 @@ class CertificateAuthority:
     ) -> IssuedCertificate:
         """Issue a certificate to a host, or record that it waits.
 
-        :param user_id: Keystone user of the request
-        :param address: source of the request, for operators
         :param csr: PEM
         :param proof: signature over ``csr`` (base64, purpose ``renewal``) by the key of the current
             certificate; empty: none
@@ -218,7 +214,6 @@ class CertificateAuthority:
         """Allow a host to enrol once; existing certificates become invalid.
 
         :param fingerprint: of the allowed key; empty: the key of the waiting request, or any
-        :param user_id: the allowed Keystone user; empty likewise
         """
         now_s = self._clock.time()
 
@@ -243,8 +238,6 @@ class CertificateAuthority:
 
     def delete_host(self, host: ids.HostId) -> bool:
         """Delete a host that is gone and free its name; return whether it was known.
-
-        Its certificates become invalid, whoever enrols under its name.
 
         :raises enrolment_rules.EnrolmentRefused: it still sends samples
         """

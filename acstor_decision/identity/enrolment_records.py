@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes rows of enrolments; :mod:`core.enrolment_rules` decides about requests.
-
-A name that passes to another user never makes old certificates valid again.
-"""
+"""Changes rows of enrolments; :mod:`core.enrolment_rules` decides about requests."""
 
 from acstor_common import errors
 from acstor_common.identity import certificates
@@ -15,10 +12,7 @@ from acstor_decision.identity import trust_state
 
 
 def read_request(user_id: str, csr: bytes, proof: str) -> enrolment_rules.CertificateRequest:
-    """Parse a certificate request; ``proof`` as for CertificateAuthority.enrol_host.
-
-    :raises errors.NotAuthenticated: its own signature is wrong
-    """
+    """Parse a certificate request; NotAuthenticated if its own signature is wrong."""
     key = certificates.request_key(csr)
     return enrolment_rules.CertificateRequest(
         user_id,
@@ -120,10 +114,9 @@ def bind_key(
     issued_s: float,
     not_after_s: float,
 ) -> None:
-    """Bind a host to the key of its certificate.
+    """Bind a host to the key of its certificate; a replayed request does not remove a new key.
 
-    The previous key stays valid until the new one is used, in case the response is lost. A replayed
-    request for the previous key does not remove the new one.
+    The previous key stays valid until the new one is used, in case the response is lost.
     """
     if asked.key == row.former_key:
         row.public_key, row.former_key = row.former_key, row.public_key

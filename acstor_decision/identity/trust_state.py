@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshot of trusted certificates and keys, and the current signing key.
-
-A host must have enrolled here with its key, and not have been revoked since.
-"""
+"""Snapshot of trusted certificates and keys, and the current signing key."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -49,10 +46,7 @@ class TrustState(NamedTuple):
         return row is not None and row.state == enrolment_rules.EnrolmentState.ENROLLED
 
     def list_revoked(self, now_s: float, limit: int = hash_ring.MAX_REVOKED) -> dict[str, int]:
-        """Return the revocations for a v-node table.
-
-        If there are too many, those of freed names are omitted first, then the oldest.
-        """
+        """Return the revocations for a table, at most ``limit``; those of freed names come last."""
         found = [row for row in self.hosts.values() if _is_named(row, now_s)]
         found.sort(key=_rank, reverse=True)
         return {row.host: row.revoked_before_s for row in found[:limit]}

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface of providers of switch loads, and their loader.
-
-:meth:`SwitchLoads.read_levels` returns within ``TIMEOUT_S`` or raises :class:`LoadsUnknown`; then
-the thresholds stay.
-"""
+"""Interface of providers of switch loads, and their loader."""
 
 import abc
 from collections.abc import Mapping
@@ -41,10 +37,7 @@ class HostLoad(NamedTuple):
 
 
 class SwitchLoads(abc.ABC):
-    """Provider of the switches' loads.
-
-    :param own: the values of its option group; None if it has no options
-    """
+    """Provider of the switches' loads; ``own``: its option group, None without options."""
 
     def __init__(self, own: Any = None) -> None:
         self.own = own
@@ -56,17 +49,14 @@ class SwitchLoads(abc.ABC):
 
     @abc.abstractmethod
     def read_levels(self, hosts: Mapping[ids.HostId, HostLoad]) -> threshold.Levels:
-        """Return the switches of each level; the first level is next to the hosts.
+        """Return the switches of each level, those next to the hosts first, within ``TIMEOUT_S``.
 
-        :raises LoadsUnknown: the loads are unknown now
+        :raises LoadsUnknown: the loads are unknown now; the thresholds stay
         """
 
 
 def load(name: str, conf: cfg.ConfigOpts) -> SwitchLoads:
-    """Return the provider of a name.
-
-    :raises errors.Unusable: it is not installed or its options are invalid
-    """
+    """Return the provider of a name, or raise Unusable."""
     namespace = decision_conf.SWITCH_LOADS_NAMESPACE
     try:
         kind: Any = stevedore.DriverManager(namespace, name).driver

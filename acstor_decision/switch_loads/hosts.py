@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimates switch loads from hosts' samples and locations.
 
-The model assumes one switch above each location, which carries the traffic of its hosts that leaves
-the locations below, and equal traffic between all pairs of hosts. Chunks do not count, because the
-thresholds determine their way.
+The model assumes one switch above each location and equal traffic between all pairs of hosts.
+Chunks do not count, because the thresholds determine their way.
 """
 
 import collections

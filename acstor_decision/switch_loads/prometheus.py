@@ -43,10 +43,7 @@ class PrometheusLoads(base.SwitchLoads):
         ]
 
     def read_levels(self, hosts: Mapping[ids.HostId, base.HostLoad]) -> threshold.Levels:
-        """Return the switches for which Prometheus has both figures.
-
-        :raises base.LoadsUnknown: there is no valid response
-        """
+        """Return the switches for which Prometheus has both figures, or raise LoadsUnknown."""
         traffic = self._query(TRAFFIC_QUERY)
         capacity = self._query(CAPACITY_QUERY)
         by_level: collections.defaultdict[int, list[threshold.SwitchLoad]]

@@ -32,10 +32,7 @@ class StaticLoads(base.SwitchLoads):
     """Reads the file in every collection."""
 
     def read_levels(self, hosts: Mapping[ids.HostId, base.HostLoad]) -> threshold.Levels:
-        """Return the loads in the file.
-
-        :raises base.LoadsUnknown: it is missing or malformed
-        """
+        """Return the loads in the file, or raise LoadsUnknown."""
         path = pathlib.Path(PATH)
         try:
             with path.open("rb") as file:

@@ -3,11 +3,7 @@
 
 The image is hostile. The guest has no network, bounded memory, a disk served by
 :mod:`nbd_recorder`, and a temporary file of bounded size for writes. A seccomp filter, resource
-limits and a :mod:`sandbox` confine QEMU. The guest only determines the trace: every build ends at
-its limit, and every chunk is checked against the chunk map.
-
-The boot is over some seconds after the marker appears on the console, when nothing new was read for
-a while, or at a limit.
+limits and a :mod:`sandbox` confine QEMU. Every chunk is checked against the chunk map.
 """
 
 import dataclasses
@@ -231,10 +227,7 @@ def record_boot(
 
 
 class _BootRecorder:
-    """Thread-safe recorder; the NBD server writes, the builder reads.
-
-    Its clock stops while the guest waits for a processor: on a busy host a guest may read nothing
-    for long before its boot is over.
+    """Thread-safe recorder; its clock stops while the guest waits for a processor.
 
     :param cache: translates the guest's reads to those that reach a mirror
     """

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The temporary guest that boots an image: QEMU in its sandbox.
-
-Nothing that guest or QEMU use has a name in the file system; QEMU dies with this process.
-"""
+"""The temporary guest that boots an image: QEMU in its sandbox, without named files."""
 
 import contextlib
 import dataclasses
@@ -85,18 +82,14 @@ def make_overlay(overlay_fd: int, size_bytes: int) -> None:
 
 @contextlib.contextmanager
 def run_guest(
-    overlay_fd: int,
-    image: socket.socket,
+    overlay_fd: int,  # of the overlay
+    image: socket.socket,  # of the NBD server; closed here
     log: IO[bytes],
     limits: GuestLimits,
     firmware: Firmware,
     isolation: sandbox.Sandbox,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run QEMU; its standard output is the console of guest and firmware.
-
-    :param overlay_fd: file descriptor of the overlay
-    :param image: socket of the NBD server; closed here
-    """
+    """Run QEMU; its standard output is the console of guest and firmware."""
     if not sandbox.is_installed(isolation, QEMU):
         raise errors.Unusable(QEMU, "it is not installed", "Install qemu-system-x86")
     if firmware is Firmware.UEFI and not UEFI_FIRMWARE.is_file():

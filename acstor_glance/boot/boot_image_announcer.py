@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Announces new boot images to hosts, so that they can prefetch them.
+"""Announces new boot images to hosts, so that they can prefetch them (``prefetch_boot_images``).
 
-Hosts decide by ``prefetch_boot_images``. The announcement says whether the image is public, and
-which images of its family preceded it. A tenant's image without predecessors is not announced.
+A tenant's image without predecessors is not announced.
 """
 
 import logging

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes boot images in Glance: by the builder, or from recorded boots.
-
-Failures are logged and recorded; they never affect whether the image is served.
-"""
+"""Makes boot images in Glance, by the builder or from recorded boots; failures are recorded."""
 
 import contextlib
 import datetime

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Service that makes boot images of prepared images and from recorded boots.
-
-After a restart the stored traces and the first reconcile refill the queue.
-"""
+"""Makes boot images of prepared images and from recorded boots; reconciles refill the queue."""
 
 import functools
 import logging

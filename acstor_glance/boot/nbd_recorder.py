@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read-only NBD server on a socket pair that records reads, for QEMU.
+"""Read-only NBD server on a socket pair that records reads, for QEMU, which may be hostile.
 
-A hostile image may take over QEMU, so all input is checked, and at worst the connection ends.
 Protocol: https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md.
 """
 
@@ -52,9 +51,9 @@ class _ProtocolError(Exception):
 
 
 class NbdRecorder:
-    """Context manager that serves ``disk`` to the socket ``client``.
+    """Context manager that serves ``disk`` to the socket ``client``, and reports reads.
 
-    Whoever passes ``client`` to another process closes it here. ``read`` is called after each read.
+    Whoever passes ``client`` to another process closes it here.
     """
 
     def __init__(self, disk: ReadableDisk, size_bytes: int, read: OnRead) -> None:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Artefact quota: limits the chunk maps and boot images of one project.
 
-They belong to the service's project, so Glance's quota of the tenant does not count them. The size
-of the upload bounds an image's conversion.
+They belong to the service's project, so Glance's quota of the tenant does not count them.
 """
 
 import threading

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the backing image that an image's properties name, with its chunk map.
 
-Tenants can write these properties, so nothing of a backing image is read or revealed unless Glance
-says that the owner of the image may read it.
+Tenants can write these properties: Glance must say that the owner may read the backing image.
 """
 
 import contextlib
@@ -63,15 +62,10 @@ def chunk_map_of(
 def open_chunk_map(
     images: glance_client.GlanceClient,
     image: image_record.Image,
-    artefact: image_record.Image,
-    folder: pathlib.Path | None = None,
+    artefact: image_record.Image,  # the chunk map in Glance
+    folder: pathlib.Path | None = None,  # of a temporary copy; None: the system's
 ) -> Iterator[chunk_map.ChunkMap]:
-    """Yield an image's chunk map, valid inside the block.
-
-    :param artefact: the chunk map in Glance
-    :param folder: for a temporary copy; None: the system's
-    :raises errors.ChunkMapFormatError: it is damaged, or of another image
-    """
+    """Yield an image's chunk map, valid inside the block."""
     with tempfile.TemporaryFile(dir=folder) as file:
         with images.open_image_data(artefact.id) as pieces:
             file.writelines(pieces)

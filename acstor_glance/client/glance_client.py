@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client of Glance, as acstor's service user.
-
-It hides keystoneauth and glanceclient: their errors become acstor's (:func:`translate_errors`),
-records are parsed (:class:`image_record.Image`). Calls block; thread-safe.
-"""
+"""Client of Glance as acstor's service user, with acstor's errors and records; thread-safe."""
 
 import contextlib
 import heapq
@@ -83,11 +79,9 @@ def connect(conf: cfg.ConfigOpts) -> "GlanceClient":
 
 
 class GlanceClient:
-    """Glance's images, and the artefacts among them.
+    """Glance's images, and the artefacts among them; a client of glanceclient's API v2.
 
     Every method raises :class:`errors.ImageServiceError` when Glance or Keystone fails or refuses.
-
-    :param client: a glanceclient of API v2 with a keystoneauth session
     """
 
     def __init__(self, client: Any, find_project_id: Any) -> None:

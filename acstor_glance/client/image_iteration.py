@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Iterates over all images with their chunk maps, in memory for a few pages.
-
-Merges images, sorted by ID, with chunk maps, sorted by names that contain the image IDs.
-"""
+"""Iterates over all images with their chunk maps: merges two sorted lists, page by page."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

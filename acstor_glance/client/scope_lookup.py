@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Determines the naming of an image's chunks, from Glance's record of it.
 
-The cloud's secret is an artefact like chunk maps: hidden, private and in acstor's service project.
-The first process that needs it creates it. It is in the artefact's bytes, because notifications
-contain properties. The oldest active secret counts, so processes that create one at the same time
-soon agree. If it is lost, new private images share no chunks with earlier ones.
+The cloud's secret is in the bytes of a hidden, private artefact, because notifications contain
+properties. The oldest active secret counts, so processes that create one at the same time soon
+agree. If it is lost, new private images share no chunks with earlier ones.
 """
 
 import contextlib

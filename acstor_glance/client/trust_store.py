@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the trusted keys up to date, from the decision service or from files.
-
-The last known keys apply while the service is away; without any, no message is trusted.
-"""
+"""Keeps the trusted keys up to date, from the decision service or from files."""
 
 import logging
 import pathlib
@@ -35,14 +32,11 @@ class _AuthorityAnswer(msgspec.Struct, frozen=True):
 
 
 class TrustAnchors(NamedTuple):
-    """Keys that messages and grants are verified against.
-
-    :param revoked: by host: certificates that begin before this wall-clock time are refused
-    """
+    """Keys that messages and grants are verified against."""
 
     ca: bytes  # PEM of the authorities for host certificates; empty: no host is trusted
     signers: tuple[signing.PublicKey, ...]
-    revoked: dict[str, int]
+    revoked: dict[str, int]  # by host: certificates that begin before this wall-clock time
 
 
 NO_TRUST = TrustAnchors(b"", (), {})

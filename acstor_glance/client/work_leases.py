@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work leases: one plugin or listener at a time works on an image.
 
-A lease only saves work. Its holder reads the image again before it starts, and if two work on one
-image anyway, one artefact is in force.
+A lease only saves work: if two work on one image anyway, one artefact is in force.
 """
 
 import contextlib
@@ -25,10 +24,9 @@ ANSWER_S = 20.0  # longest wait for the coordination service; most tooz drivers 
 
 
 class WorkLeases:
-    """Leases on images for one kind of work (``work_kind``), over any driver of tooz.
+    """Leases on images for one kind of work, over any driver of tooz; no ``url``: files.
 
-    Each lease has its own coordinator, because some drivers are not thread-safe. Without ``url``,
-    leases are files below ``state_dir``.
+    Each lease has its own coordinator, because some drivers are not thread-safe.
     """
 
     def __init__(

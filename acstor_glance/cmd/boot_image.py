@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``acstor-boot-image``: builds, shows and verifies boot images.
 
-Prints results to standard output, all else to standard error. Exit status: 0 success, 1 failure or
-invalid boot image, 2 wrong usage, 130 interrupted.
+Exit status: 0 success, 1 failure or invalid boot image, 2 wrong usage, 130 interrupted.
 """
 
 import argparse

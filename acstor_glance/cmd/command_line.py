@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands share: arguments, progress bars, errors and exit statuses."""
+"""Arguments, progress bars, errors and exit statuses that the commands share."""
 
 import argparse
 import contextlib
@@ -22,7 +22,6 @@ def run_command(
 ) -> int:
     """Run a command, print its errors; return the exit status.
 
-    :param stopped: message for an interrupted command
     :param faults: errors besides acstor's that are printed in one line
     """
     expected: tuple[type[Exception], ...] = (errors.AcstorError, *faults)

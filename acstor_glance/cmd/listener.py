@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``acstor-glance-listener``: keeps the artefacts of Glance's images up to date.
-
-It uses the global configuration object, because oslo.messaging does.
-"""
+"""``acstor-glance-listener``: keeps the artefacts of Glance's images up to date."""
 
 import signal
 import sys

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queue of image IDs from notifications, which are not checked yet.
-
-Anyone on the message bus can send unsigned notifications, so unknown IDs must not reach the work
-queue.
-"""
+"""Queue of unchecked image IDs: unsigned notifications must not reach the work queue."""
 
 import threading
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exports images from Glance into a folder for the sources ``file`` and ``http``.
 
-Every name in the folder is a complete verified file, and the chunk map is written last. The folder
-has images of all tenants, so only its owner and group may read the files.
+Every name is a complete verified file, readable for owner and group; the chunk map comes last.
 """
 
 import enum
