@@ -133,13 +133,13 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_services_of_a_killed_run_are_swept_away_with_their_children() -> None:
+def test_services_of_a_killed_run_are_ended_with_their_children() -> None:
     run = subprocess.run(
         [sys.executable, "-c", KILLED_RUN], capture_output=True, text=True, check=False
     )
     tag, *pids = run.stdout.split()
     assert len(pids) == 2
     assert all(runs.start_ticks(int(pid)) is not None for pid in pids)
-    runs.sweep()  # another run that begins now may have done it already
+    runs.sweep()  # another run that starts now may have done it already
     assert [pid for pid in pids if runs.start_ticks(int(pid)) is not None] == []
     assert not (runs.RUNS_FOLDER / tag).exists()

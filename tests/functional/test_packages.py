@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian packages, built, installed by the guide's commands, upgraded, removed and purged.
+"""The Debian packages: built, installed by the guide's commands, upgraded, removed and purged.
 
-They run with ``tools/test.sh packages``, or with ``pytest -m packages``; all others leave them out.
+``tools/test.sh packages`` or ``pytest -m packages`` runs these tests; all other runs skip them.
+
 """
 
 import contextlib
@@ -58,26 +59,26 @@ print(CONF.libvirt.images_type)
 
 
 class Host:
-    """A clean system with a systemd, and packages at /srv/packages."""
+    """A clean system with systemd, and packages at /srv/packages."""
 
     def __init__(self, host, images):
         self.host, self.images = host, images
 
     def run(self, line):
-        """Run a shell's line, and return all that it wrote.
+        """Run a shell command, and return its output.
 
-        :raises errors.Unusable: it failed; says what it wrote
+        :raises errors.Unusable: it failed; the error has the output
         """
         return self.host.run(
             "bash", "-ec", f"export DEBIAN_FRONTEND=noninteractive\n{{ {line}\n}} 2>&1"
         )
 
     def refused(self, line):
-        """Return what a command wrote that must fail."""
+        """Return the output of a command that must fail."""
         return self.run(f"if {{ {line}; }}; then echo it did not fail; exit 1; fi")
 
     def upgrade(self, *names):
-        """Install packages of the next revision, keeping what an operator changed."""
+        """Install packages of the next revision, and keep the operator's changes."""
         files = " ".join(f"/srv/packages/next/{name}_*.deb" for name in names)
         return self.run(
             "apt-get install --yes --no-install-recommends -o Dpkg::Options::=--force-confold"
@@ -85,7 +86,7 @@ class Host:
         )
 
     def configure(self):
-        """Give the agent what it needs here: a folder of images, and no other host."""
+        """Configure the agent for this lab: a folder of images, and no other host."""
         self.host.path(CONF).write_text(
             "[acstor_agent]\nhost = h1\nsources = file\ncontrol_group = acstor\n"
             f"peer_listen = {local.LOOPBACK}:{local.unused_port()}\n"
@@ -116,7 +117,7 @@ def booted(release, folder):
 
 
 def agent_is_replaced_and_removed(host):
-    """What an agent's package promises, with a process that has a mirror open for a guest."""
+    """Check the guarantees of an agent's package while a process reads a mirror."""
     image_id = host.images.add(local.random_bytes(3 * MIB))
     mirror = f"{MIRROR}/images/{image_id}.raw"
     host.configure()
@@ -170,7 +171,7 @@ def trixie(tmp_path_factory):
         yield host
 
 
-def test_all_is_installed_on_debian_13(trixie):
+def test_all_packages_are_installed_on_debian_13(trixie):
     for name in COMMANDS:
         assert name in trixie.run(f"{name} --help")
         assert trixie.is_there(f"/usr/share/man/man1/{name}.1.gz")
@@ -184,17 +185,17 @@ def test_all_is_installed_on_debian_13(trixie):
     trixie.run(f"python3 -c 'import {modules}'")
 
 
-def test_passwords_are_roots_alone(trixie):
+def test_files_with_passwords_are_readable_only_by_root(trixie):
     for name in SECRETS:
         assert trixie.run(f"stat -c '%a %U' /etc/acstor/acstor-{name}.conf") == "600 root\n"
 
 
 @pytest.mark.parametrize("command", SERVICES)
-def test_service_without_configuration_says_what_is_missing(trixie, command):
+def test_service_without_configuration_names_the_missing_option(trixie, command):
     assert re.search(SERVICES[command], trixie.refused(f"timeout 60 {command}"))
 
 
-def test_units_are_there_and_wait_for_their_operator(trixie):
+def test_units_are_installed_and_disabled(trixie):
     units = re.findall(
         r"^(acstor-\S+\.service) +(\w+)", trixie.run("systemctl list-unit-files"), re.M
     )
@@ -237,8 +238,8 @@ def test_glance_gets_policies_and_protections(trixie):
         trixie.run(f"cmp /etc/glance/{name} /usr/share/acstor-glance/{name}")
 
 
-def test_nova_knows_the_backend_and_keeps_it_while_it_is_named(trixie):
-    trixie.run("mkdir -p /etc/apparmor.d/local")  # AppArmor's packages are not there
+def test_backend_cannot_be_removed_while_nova_is_configured_for_it(trixie):
+    trixie.run("mkdir -p /etc/apparmor.d/local")  # AppArmor's packages are not installed
     for line in documents.section("install/packages.rst", "Turning it on in Nova"):
         trixie.run(line)
     trixie.host.path("/root/nova-compute").write_text(READ_AS_NOVA)
@@ -253,7 +254,7 @@ def test_nova_knows_the_backend_and_keeps_it_while_it_is_named(trixie):
     assert trixie.run("python3 /root/nova-compute").split()[-1] == "default"
 
 
-def test_plugin_of_nova_is_turned_off_as_the_guide_says(trixie):
+def test_documented_commands_enable_and_disable_the_nova_backend(trixie):
     trixie.run("apt-get install --yes --no-install-recommends /srv/packages/acstor-nova_*.deb")
     turned_on = documents.section("install/packages.rst", "Turning it on in Nova")
     turned_off = documents.section("install/packages.rst", "Turning it off in Nova")
@@ -266,7 +267,7 @@ def test_agent_of_debian_13_is_replaced_and_removed(trixie):
     agent_is_replaced_and_removed(trixie)
 
 
-def test_controller_is_purged_but_for_its_database(trixie):
+def test_controller_purge_keeps_the_database(trixie):
     said = trixie.run("apt-get purge --yes acstor-decision acstor-glance acstor-checkpoint")
     assert "/var/lib/acstor-decision stay" in said
     assert not trixie.is_there("/etc/acstor")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files under etc/ that a host's service manager reads, judged by its own tools."""
+"""The files under etc/ for a host's service manager, checked by its own tools."""
 
 import pathlib
 import re
@@ -36,12 +36,12 @@ def make_users(root, *names):
 
 
 def verify(unit):
-    # Whether the manual pages of Documentation= exist says only whether this machine has man.
+    # The check of Documentation= depends only on an installed man.
     return run("systemd-analyze", "verify", "--man=no", unit)
 
 
 @needs("systemd-analyze")
-def test_systemd_takes_the_units(tmp_path):
+def test_systemd_verifies_the_agent_units(tmp_path):
     unit = tmp_path / UNIT.name
     unit.write_text(UNIT.read_text().replace(INSTALLED_AT, str(agents.BIN)))
     assert verify(unit) == (0, "")
@@ -51,8 +51,8 @@ def test_systemd_takes_the_units(tmp_path):
     assert verify(service) == (0, "")
 
 
-def test_unit_keeps_the_mount():
-    """What tests/chaos/test_supervisor_restarted.py shows needs these settings."""
+def test_agent_unit_keeps_the_mount_over_restarts():
+    """tests/chaos/test_supervisor_restarted.py depends on these settings."""
     settings = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
     assert settings["Type"] == "notify"
     assert int(settings["FileDescriptorStoreMax"]) >= fd_holder.DESCRIPTORS
@@ -61,7 +61,7 @@ def test_unit_keeps_the_mount():
 
 
 @needs("systemd-sysusers")
-def test_nova_may_use_the_control_socket_and_read_mirrors(tmp_path):
+def test_nova_user_is_in_the_groups_for_control_socket_and_mirrors(tmp_path):
     make_users(tmp_path, "acstor.conf", "acstor-nova.conf")
     groups = (tmp_path / "etc/group").read_text()
     assert re.search(r"^acstor:.*:nova$", groups, re.MULTILINE)
@@ -69,7 +69,7 @@ def test_nova_may_use_the_control_socket_and_read_mirrors(tmp_path):
 
 
 @needs("systemd-sysusers")
-def test_a_host_without_nova_gets_no_such_user(tmp_path):
+def test_host_without_nova_gets_no_nova_user(tmp_path):
     make_users(tmp_path, "acstor.conf", "acstor-controller.conf")
     assert "nova" not in (tmp_path / "etc/passwd").read_text()
     groups = (tmp_path / "etc/group").read_text()
@@ -77,7 +77,7 @@ def test_a_host_without_nova_gets_no_such_user(tmp_path):
     assert re.search(r"^kvm:.*:$", groups, re.MULTILINE)
 
 
-def test_apparmor_rules_are_what_the_check_looks_for():
+def test_apparmor_rules_match_those_of_the_check():
     rules = (ROOT / "etc/apparmor.d/local/usr.lib.libvirt.virt-aa-helper").read_text()
     assert f"/{host_check.AA_LOCAL}".endswith("/local/usr.lib.libvirt.virt-aa-helper")
     assert "/var/lib/acstor/mirror/images/*.raw r," in rules
@@ -108,7 +108,7 @@ daemon replaces disks by copies and keeps their owners: 0.4 more.
 
 @needs("systemd-analyze")
 @pytest.mark.parametrize("name", OTHERS)
-def test_systemd_takes_the_controllers_units(tmp_path, name):
+def test_systemd_verifies_the_controller_units(tmp_path, name):
     unit = tmp_path / name
     unit.write_text((UNITS / name).read_text().replace(INSTALLED_AT, str(agents.BIN)))
     assert run("systemd-analyze", "verify", "--man=no", unit) == (0, "")
@@ -116,8 +116,8 @@ def test_systemd_takes_the_controllers_units(tmp_path, name):
 
 @needs("systemd-analyze")
 @pytest.mark.parametrize(("name", "place"), [(GATEWAY, "/opt/glance"), (API, "/opt/acstor")])
-def test_systemd_takes_the_units_of_wsgi_servers(tmp_path, name, place):
-    """The servers are not here; the gateway's belongs to Glance's environment."""
+def test_systemd_verifies_the_units_of_wsgi_servers(tmp_path, name, place):
+    """The servers are not installed here; the gateway's belongs to Glance's environment."""
     text = (UNITS / name).read_text()
     assert f"ExecStart={place}/bin/uwsgi " in text
     unit = tmp_path / name
@@ -127,7 +127,7 @@ def test_systemd_takes_the_units_of_wsgi_servers(tmp_path, name, place):
 
 @needs("systemd-analyze")
 @pytest.mark.parametrize("name", SCORES)
-def test_units_leave_few_rights(name):
+def test_units_stay_below_their_exposure_score(name):
     _, said = run("systemd-analyze", "security", "--offline=true", "--no-pager", UNITS / name)
     score = re.search(r"Overall exposure level for \S+: ([\d.]+)", said)
     assert score, said
@@ -135,7 +135,7 @@ def test_units_leave_few_rights(name):
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_keys_and_passwords_of_a_service_are_in_no_core_dump(name):
+def test_units_disable_core_dumps(name):
     assert re.search(r"^LimitCORE=0$", (UNITS / name).read_text(), re.MULTILINE)
 
 
@@ -150,17 +150,17 @@ def test_agent_stays_in_the_mount_namespace_of_the_host():
 
 
 @needs("systemd-sysusers")
-def test_users_of_the_services_own_nothing_else(tmp_path):
+def test_service_users_are_in_no_other_groups(tmp_path):
     make_users(tmp_path, "acstor.conf", "acstor-nova.conf", "acstor-controller.conf")
     users = dict(line.split(":", 1) for line in (tmp_path / "etc/passwd").read_text().splitlines())
     assert {"acstor-glance", "acstor-decision", sandbox.USERS[0]} <= set(users)
     assert all(users[name].endswith("nologin") for name in users if name.startswith("acstor"))
     groups = (tmp_path / "etc/group").read_text()
-    assert re.search(r"^acstor:.*:nova$", groups, re.MULTILINE)  # and nobody else
+    assert re.search(r"^acstor:.*:nova$", groups, re.MULTILINE)  # and no other member
 
 
 @needs("systemd-tmpfiles")
-def test_folders_are_nobody_elses(tmp_path):
+def test_folders_are_private_to_their_services(tmp_path):
     make_users(tmp_path, "acstor.conf")
     config = ROOT / "etc/tmpfiles.d/acstor.conf"
     status, said = run("systemd-tmpfiles", "--create", f"--root={tmp_path}", config)
@@ -179,8 +179,8 @@ def test_folders_are_nobody_elses(tmp_path):
     }
 
 
-def test_guides_make_files_with_passwords_for_root_alone():
-    """Before anything is written into them, so there is no moment in which others may read."""
+def test_guides_create_files_with_passwords_readable_only_by_root():
+    """Before the first write, so that the content is never readable by others."""
     text = (ROOT / "doc/source/install/index.rst").read_text()
     edited = re.findall(r"^ +\$EDITOR (/etc/acstor/\S+)", text, re.MULTILINE)
     assert len(edited) == 3
@@ -191,7 +191,7 @@ def test_guides_make_files_with_passwords_for_root_alone():
 
 
 @needs("apparmor_parser")
-def test_profile_of_the_agent_is_well_formed(tmp_path):
+def test_apparmor_profile_of_the_agent_parses(tmp_path):
     profile = ROOT / "etc/apparmor.d/acstor-agent"
     parse = ["apparmor_parser", "--skip-kernel-load", "--skip-cache", "--base", "/etc/apparmor.d"]
     status, said = run(*parse, profile)

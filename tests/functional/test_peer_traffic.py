@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator bounds and marks of the traffic between agents, as it is on the wire."""
+"""Rate limits and DSCP marks of the traffic between agents, measured on the wire."""
 
 import contextlib
 import socket
@@ -23,7 +23,7 @@ BACKGROUND = 8
 
 
 def read_from_peer(cloud, image_id, content=DATA):
-    """Let h2 have an image, then read it at h1; return what came from h2, and in how many s."""
+    """Let h2 cache an image, then read it at h1; return the bytes from h2, and the time in s."""
     assert cloud["h2"].image_path(image_id).read_bytes() == content
     hosts.wait_written(cloud["h2"])
     before = cloud["h1"].status()["fetched"]
@@ -39,7 +39,7 @@ def read_from_peer(cloud, image_id, content=DATA):
     ("host", "option"),
     [("h2", "peer_upload_limit_mbit"), ("h1", "peer_download_limit_mbit")],
 )
-def test_cap_holds_for_who_reads_and_for_who_gives(tmp_path, images, host, option):
+def test_rate_limit_applies_to_uploads_and_downloads(tmp_path, images, host, option):
     image_id = images.add(DATA)
 
     def capped(name):
@@ -47,13 +47,13 @@ def test_cap_holds_for_who_reads_and_for_who_gives(tmp_path, images, host, optio
 
     with hosts.cloud(tmp_path, images, ("h1", "h2"), each=capped) as cloud:
         moved, took_s = read_from_peer(cloud, image_id)
-        assert moved > 3 * MIB  # of some, h1 is the home, and h2 gave it when it read
+        assert moved > 3 * MIB  # h1 is the home of some; h2 pushed those when it read them
         assert took_s > 0.8 * moved / BYTES_S
         assert cloud["h1"].status()["images"][image_id]["failed_reads"] == 0
 
 
-def test_what_gets_shorter_is_compressed_where_a_cap_makes_the_link_slow(tmp_path, images):
-    content = DATA[: len(DATA) // 2].hex().encode()  # half of its bits say nothing
+def test_compressible_chunks_are_compressed_on_a_rate_limited_link(tmp_path, images):
+    content = DATA[: len(DATA) // 2].hex().encode()  # half of its bits are redundant
     image_id = images.add(content)
 
     def capped(name):
@@ -68,7 +68,7 @@ def test_what_gets_shorter_is_compressed_where_a_cap_makes_the_link_slow(tmp_pat
 
 @contextlib.contextmanager
 def packets(port):
-    """Yield what returns the DSCP of all packets with data from or to a port of the loopback."""
+    """Yield a function that returns the DSCP of all data packets from or to a loopback port."""
     with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ETHERNET_IP)) as sniffer:
         sniffer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * MIB)
         sniffer.bind(("lo", ETHERNET_IP))
@@ -88,7 +88,7 @@ def packets(port):
         yield marks
 
 
-def test_packets_carry_the_marks(tmp_path, images):
+def test_packets_carry_the_configured_dscp(tmp_path, images):
     image_id = images.add(DATA)
     with hosts.cloud(tmp_path, images, ("h1", "h2"), peer_background_dscp=BACKGROUND) as cloud:
         with packets(cloud.ports["h2"]) as marks:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""acstor-prehash as an operator sees it: what it prints, where, and how it ends."""
+"""acstor-prehash from an operator's view: its output, and its exit status."""
 
 import hashlib
 import json
@@ -45,7 +45,7 @@ def image(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def test_image_id_and_map_are_named_after_the_image(image: pathlib.Path) -> None:
+def test_map_is_named_after_the_image_id(image: pathlib.Path) -> None:
     done = run(image.name, cwd=image.parent)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{IMAGE_ID}.acmap: 10 chunks, 4 of them zero, in ")
@@ -65,7 +65,7 @@ def test_golden_map_is_made_from_its_image(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "out").read_bytes() == GOLDEN.read_bytes()
 
 
-def test_json_summary_is_for_machines(image: pathlib.Path) -> None:
+def test_json_summary_is_printed(image: pathlib.Path) -> None:
     value = hashlib.sha512(image.read_bytes()).hexdigest()
     done = run(
         image, "--json", "--quiet", "--os-hash", f"sha512:{value}", "--workers", 1, cwd=image.parent
@@ -108,7 +108,7 @@ def test_json_summary_is_for_machines(image: pathlib.Path) -> None:
         ),
     ],
 )
-def test_wrong_usage_is_explained(
+def test_invalid_arguments_are_explained(
     tmp_path: pathlib.Path, arguments: list[str], complaint: str
 ) -> None:
     done = run(*arguments, cwd=tmp_path)
@@ -116,14 +116,14 @@ def test_wrong_usage_is_explained(
     assert done.stderr.strip().endswith(complaint)
 
 
-def test_image_that_is_not_what_its_hash_says_gets_no_map(image: pathlib.Path) -> None:
+def test_image_with_another_hash_gets_no_map(image: pathlib.Path) -> None:
     done = run(image, "--os-hash", f"sha512:{'00' * 64}", cwd=image.parent)
     assert done.returncode == 1
     assert "its data does not have the sha512 that Glance says" in done.stderr
     assert not image.with_suffix(".acmap").exists()
 
 
-def test_image_is_named_in_a_scope_and_keeps_the_names_of_its_base(image: pathlib.Path) -> None:
+def test_scoped_map_keys_new_chunks_and_keeps_names_of_the_base(image: pathlib.Path) -> None:
     folder = image.parent
     assert run(image, "-o", "base", "--quiet", cwd=folder).returncode == 0
     raw = bytearray(image.read_bytes())
@@ -152,7 +152,7 @@ def test_image_is_named_in_a_scope_and_keeps_the_names_of_its_base(image: pathli
         (None, 0o600, "No such file"),
     ],
 )
-def test_scope_key_that_is_none_is_refused(
+def test_invalid_scope_key_is_refused(
     image: pathlib.Path, text: str | None, mode: int, complaint: str
 ) -> None:
     key_file = image.parent / "key"
@@ -164,7 +164,7 @@ def test_scope_key_that_is_none_is_refused(
     assert not image.with_suffix(".acmap").exists()
 
 
-def test_failure_is_one_line_and_status_1(tmp_path: pathlib.Path) -> None:
+def test_failure_prints_one_line_and_exits_with_1(tmp_path: pathlib.Path) -> None:
     done = run("nowhere", "--image-id", IMAGE_ID, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "acstor-prehash: nowhere: No such file or directory\n"
@@ -172,7 +172,7 @@ def test_failure_is_one_line_and_status_1(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.skipif(not shutil.which("qemu-img"), reason="qemu-img is not installed")
 @pytest.mark.parametrize("name", ["qcow2", "vmdk", "vhdx", "vdi", "qed"])
-def test_images_of_qemu_img_that_are_not_raw_are_refused(tmp_path: pathlib.Path, name: str) -> None:
+def test_images_of_other_formats_are_refused_as_raw(tmp_path: pathlib.Path, name: str) -> None:
     image = tmp_path / f"{IMAGE_ID}.raw"
     subprocess.run(["qemu-img", "create", "-q", "-f", name, image, "64M"], check=True)
     done = run(image, cwd=tmp_path)
@@ -183,7 +183,7 @@ def test_images_of_qemu_img_that_are_not_raw_are_refused(tmp_path: pathlib.Path,
 
 @pytest.mark.skipif(not shutil.which("qemu-img"), reason="qemu-img is not installed")
 @pytest.mark.parametrize("options", [[], ["--format", "qcow2", "--image-id", IMAGE_ID]])
-def test_qcow2_image_is_hashed_as_a_guest_reads_it(image: pathlib.Path, options: list[str]) -> None:
+def test_qcow2_image_is_hashed_as_its_raw_disk(image: pathlib.Path, options: list[str]) -> None:
     os.truncate(image, 600_064)
     folder = image.parent
     assert run(image, "-o", "raw.acmap", "--quiet", cwd=folder).returncode == 0
@@ -218,7 +218,7 @@ def test_qcow2_image_with_a_backing_file_is_refused_by_name(tmp_path: pathlib.Pa
 
 
 def huge_image(folder: pathlib.Path) -> pathlib.Path:
-    """Return a sparse image that takes the command several seconds."""
+    """Return a sparse image whose hash takes several seconds."""
     image = folder / f"{IMAGE_ID}.raw"
     with image.open("wb") as file:
         file.write(b"data")
@@ -233,7 +233,7 @@ def wait_for(condition: object, timeout_s: float = 20) -> None:
         time.sleep(0.02)
 
 
-def test_progress_is_shown_on_a_terminal_and_ctrl_c_keeps_it(tmp_path: pathlib.Path) -> None:
+def test_progress_is_shown_on_a_terminal_and_kept_on_ctrl_c(tmp_path: pathlib.Path) -> None:
     image = huge_image(tmp_path)
     part = image.with_suffix(".acmap.part")
     terminal, command_side = pty.openpty()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recovered servers on a real libvirt become ordinary ones, whatever happens meanwhile."""
+"""Recovered servers on a real libvirt become ordinary ones under every fault."""
 
 import contextlib
 import os
@@ -66,13 +66,13 @@ def ends_as_it_should(it, more_chunks=0):
     assert not it.is_marked()
     assert it.is_ordinary() and it.content() == it.data
     assert it.own_bytes() <= (len(it.changed) + more_chunks) * CHUNK
-    it.shown.unlink()  # nothing lies on it
+    it.shown.unlink()  # no disk uses it as its backing file
     assert it.content() == it.data
     runs.tool(["qemu-img", "check", "-q", it.guest.path])
     assert os.listdir(it.guest.path.parent).count(f"disk{offline_pull.COPY_ENDING}") == 0
 
 
-def test_running_server_lies_on_the_mirror_with_what_its_checkpoint_had(place, tmp_path):
+def test_running_server_is_rebased_to_the_mirror_with_its_checkpoint_data(place, tmp_path):
     it = place()
     start(it)
     it.write(3 * CHUNK + 512, 1024, 7)
@@ -90,11 +90,11 @@ def test_running_server_lies_on_the_mirror_with_what_its_checkpoint_had(place, t
     [server] = [one for one in served.list_servers().servers if one.instance == it.guest.instance]
     assert server.disk.base == it.guest.image
     with served.find_domain(server).export_snapshot("acstor-one", "", tmp_path):
-        assert "acstor-one" in it.guest.bitmaps()  # it has checkpoints as ever
+        assert "acstor-one" in it.guest.bitmaps()  # checkpoints work as usual
     ends_as_it_should(it, more_chunks=1)
 
 
-def test_server_is_left_alone_until_all_of_its_checkpoint_is_here(place):
+def test_server_is_pulled_only_after_its_checkpoint_is_restored(place):
     it = place()
     start(it)
     it.know(key="ab" * 32)
@@ -107,8 +107,8 @@ def test_server_is_left_alone_until_all_of_its_checkpoint_is_here(place):
 
 
 @pytest.mark.expect_log("it is not of server")
-def test_disk_on_the_checkpoint_of_another_server_is_left_as_it_is(place):
-    """A QEMU wrote the name into its header; root reads nothing of another tenant's for it."""
+def test_disk_on_the_checkpoint_of_another_server_is_not_pulled(place):
+    """A QEMU wrote the name into its header; root must not read another tenant's data for it."""
     it = place()
     it.know(key="", instance_id=str(uuid.UUID(int=5)))
     before = it.guest.path.read_bytes()
@@ -122,7 +122,7 @@ def test_disk_on_the_checkpoint_of_another_server_is_left_as_it_is(place):
 
 @pytest.mark.parametrize("end", ["killed", "aborted", "stopped"])
 @pytest.mark.allow_log("")
-def test_pull_that_is_ended_in_the_middle_begins_again(place, end):
+def test_interrupted_pull_is_started_again(place, end):
     it = place(range(100, 164), SLOW_BYTES_S)
     start(it)
     it.look()
@@ -149,7 +149,7 @@ def test_pull_that_is_ended_in_the_middle_begins_again(place, end):
 
 
 @pytest.mark.allow_log("")
-def test_qemu_that_is_killed_before_its_tables_are_in_the_file_loses_nothing(place):
+def test_kill_of_qemu_before_its_tables_are_written_loses_no_data(place):
     it = place()
     start(it)
     it.look()
@@ -175,7 +175,7 @@ def test_qemu_that_is_killed_before_its_tables_are_in_the_file_loses_nothing(pla
     ends_as_it_should(it)
 
 
-def test_server_that_is_off_lies_on_the_mirror_with_what_its_checkpoint_had(place):
+def test_stopped_server_is_rebased_to_the_mirror_with_its_checkpoint_data(place):
     it = place()
     start(it)
     it.write(3 * CHUNK + 512, 1024, 7)
@@ -189,7 +189,7 @@ def test_server_that_is_off_lies_on_the_mirror_with_what_its_checkpoint_had(plac
 
 
 def before_program(monkeypatch, program, what):
-    """Do something before the pull runs a program."""
+    """Run ``what`` before the pull runs a program."""
     done = offline_pull.OfflinePull._run
 
     def run(self, argv, *more):
@@ -201,7 +201,7 @@ def before_program(monkeypatch, program, what):
 
 
 def meanwhile(monkeypatch, it, what):
-    """Do something when the copy is made."""
+    """Run ``what`` while the copy is made."""
     before_program(monkeypatch, "sync", what)
     it.look()
     monkeypatch.undo()
@@ -210,7 +210,7 @@ def meanwhile(monkeypatch, it, what):
 
 
 @pytest.mark.expect_log("is not in its disk")
-def test_server_that_is_started_meanwhile_keeps_its_disk(place, monkeypatch):
+def test_server_started_during_an_offline_pull_keeps_its_disk(place, monkeypatch):
     it = place()
     meanwhile(monkeypatch, it, lambda: start(it))
     it.write(5 * CHUNK, 512, 3)
@@ -221,7 +221,7 @@ def test_server_that_is_started_meanwhile_keeps_its_disk(place, monkeypatch):
 
 
 @pytest.mark.expect_log("is not in its disk")
-def test_what_was_written_meanwhile_is_not_lost(place, monkeypatch):
+def test_write_during_an_offline_pull_is_not_lost(place, monkeypatch):
     it = place()
 
     def write():
@@ -235,7 +235,7 @@ def test_what_was_written_meanwhile_is_not_lost(place, monkeypatch):
     ends_as_it_should(it, more_chunks=1)
 
 
-def test_nobody_is_locked_out_but_who_writes_to_what_is_exchanged(place):
+def test_lock_of_a_disk_excludes_only_a_start_of_its_server(place):
     it = place()
     with offline_pull._locked(str(it.guest.path)):
         with pytest.raises(libvirt.libvirtError, match="lock"):
@@ -247,7 +247,7 @@ def test_nobody_is_locked_out_but_who_writes_to_what_is_exchanged(place):
 
 
 @pytest.mark.expect_log("are to stay free")
-def test_copy_that_has_no_room_is_not_made(place):
+def test_copy_without_enough_space_is_not_made(place):
     it = place()
     it.pulling._pull_offline = offline_pull.OfflinePull(it.ended, spare_bytes=1 << 60)
     before = overlay.stamp(str(it.guest.path))
@@ -256,7 +256,7 @@ def test_copy_that_has_no_room_is_not_made(place):
 
 
 @pytest.mark.expect_log("No such file|not open|not there")
-def test_server_that_nova_has_taken_away_is_no_fault(place, monkeypatch):
+def test_folder_moved_by_nova_during_a_pull_is_no_fault(place, monkeypatch):
     it = place()
     folder = it.guest.path.parent
     moved = folder.with_name(f"{folder.name}_resize")

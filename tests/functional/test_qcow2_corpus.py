@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What QEMU's tools write, whatever their options, is read byte for byte as they read it."""
+"""Files of QEMU's tools, with any options, read byte for byte as QEMU reads them."""
 
 import pathlib
 import random
@@ -43,7 +43,7 @@ def make_map(image: pathlib.Path, **options: Any) -> chunk_map.ChunkMap:
 
 
 def rebuilt(image: pathlib.Path, extents: Iterable[layout.Extent], start: int, stop: int) -> bytes:
-    """Return what a guest reads as a host reads it: by the layout alone."""
+    """Return the disk rebuilt from the layout alone, as a host reads it for a guest."""
     stored = image.read_bytes()
     data = bytearray(stop - start)
     for extent in extents:
@@ -62,7 +62,7 @@ def rebuilt(image: pathlib.Path, extents: Iterable[layout.Extent], start: int, s
         if not variant.has_subclusters
     ],
 )
-def test_chunks_and_layout_are_those_of_what_qemu_reads(
+def test_chunk_map_and_layout_equal_the_disk_that_qemu_reads(
     tmp_path: pathlib.Path, variant: qcow2_corpus.Variant
 ) -> None:
     image = variant.make(tmp_path)
@@ -88,10 +88,10 @@ def test_chunks_and_layout_are_those_of_what_qemu_reads(
         if variant.has_subclusters
     ],
 )
-def test_subclusters_are_read_as_qemu_reads_them_and_not_served(
+def test_image_with_subclusters_is_readable_but_not_served(
     tmp_path: pathlib.Path, variant: qcow2_corpus.Variant
 ) -> None:
-    """oslo.utils does not know them, so Glance and Nova take no such image; it may learn."""
+    """oslo.utils refuses them, so Glance and Nova do too; a later version may accept them."""
     image = variant.make(tmp_path)
     raw = qcow2_corpus.raw_bytes(image)
     with image_file.open_image(image) as source:
@@ -106,7 +106,7 @@ def test_subclusters_are_read_as_qemu_reads_them_and_not_served(
     assert not list(tmp_path.glob("*.acmap*"))
 
 
-def test_a_disk_of_a_tebibyte_with_a_mebibyte_on_it_is_read(tmp_path: pathlib.Path) -> None:
+def test_sparse_disk_of_a_tebibyte_is_read(tmp_path: pathlib.Path) -> None:
     image = tmp_path / "image.qcow2"
     qcow2_corpus.qemu_img("create", "-q", "-f", "qcow2", image, 1 << 40)
     qcow2_corpus.qemu_io(image, ("write -P 1 1023G 1M",))
@@ -134,7 +134,7 @@ def with_raw_data_file(path: pathlib.Path) -> None:
 
 
 def encrypted(path: pathlib.Path) -> None:
-    """Encrypt as old versions did; LUKS, whose keys take seconds, has tests of its header."""
+    """Encrypt as old versions did; LUKS takes seconds: other tests cover its header."""
     secret = ["--object", "secret,id=s,data=abc"]
     create(path, *secret, "-o", "encrypt.format=aes,encrypt.key-secret=s", path, "1M")
 
@@ -161,7 +161,7 @@ def huge(path: pathlib.Path) -> None:
         (huge, "its disk is too large"),
     ],
 )
-def test_what_qemu_makes_and_is_not_served_is_refused(
+def test_unsupported_qcow2_features_are_refused(
     tmp_path: pathlib.Path, make: object, why: str
 ) -> None:
     image = tmp_path / "image.qcow2"
@@ -174,7 +174,7 @@ def test_what_qemu_makes_and_is_not_served_is_refused(
     assert not list(tmp_path.glob("*.acmap*"))
 
 
-def test_a_raw_image_is_not_taken_for_qcow2_nor_the_other_way(tmp_path: pathlib.Path) -> None:
+def test_image_declared_in_the_wrong_format_is_refused(tmp_path: pathlib.Path) -> None:
     raw, image = tmp_path / "image.raw", tmp_path / "image.qcow2"
     raw.write_bytes(b"data" * 100_000)
     qcow2_corpus.qemu_img("convert", "-O", "qcow2", "-f", "raw", raw, image)
@@ -184,7 +184,7 @@ def test_a_raw_image_is_not_taken_for_qcow2_nor_the_other_way(tmp_path: pathlib.
         prehash.prehash(image, tmp_path / "m", IMAGE_ID)
 
 
-def test_a_run_that_was_stopped_goes_on(tmp_path: pathlib.Path) -> None:
+def test_stopped_run_is_resumed(tmp_path: pathlib.Path) -> None:
     variant = qcow2_corpus.Variant("stopped", "cluster_size=64k", 3 << 20, is_compressed=True)
     image = variant.make(tmp_path)
     sizes = prehash.BufferSizes(record=1 << 18)
@@ -217,7 +217,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: pathlib.Path) -> None:
     assert seen == sorted(seen) and seen[-1] == image.stat().st_size
 
 
-def test_glances_hash_is_that_of_the_file(tmp_path: pathlib.Path) -> None:
+def test_wrong_hash_of_the_file_is_refused(tmp_path: pathlib.Path) -> None:
     variant = qcow2_corpus.Variant("hashed", "cluster_size=64k", 3 << 20, is_compressed=True)
     image = variant.make(tmp_path)
     wrong = chunk_map.OsHash("sha512", bytes(64))
@@ -231,7 +231,7 @@ def test_glances_hash_is_that_of_the_file(tmp_path: pathlib.Path) -> None:
     prehash.prehash(image, tmp_path / "m", IMAGE_ID, disk_format=QCOW2, os_hash=right)
 
 
-def test_cluster_that_is_damaged_is_refused_and_no_log_stays(tmp_path: pathlib.Path) -> None:
+def test_damaged_cluster_is_refused_and_its_log_removed(tmp_path: pathlib.Path) -> None:
     variant = qcow2_corpus.Variant("damaged", "cluster_size=64k", 3 << 20, is_compressed=True)
     image = variant.make(tmp_path)
     raw = bytearray(image.read_bytes())
@@ -250,7 +250,7 @@ DAMAGED = 60
 
 
 def damaged(dice: random.Random) -> bytes:
-    """Return a file written by hand with one to three numbers of its header or tables changed."""
+    """Return a handwritten file with one to three changed numbers in its header or tables."""
     cluster = 4096
     packed = qcow2_files.deflated(b"abcd" * 1024)
     entries = [
@@ -272,7 +272,7 @@ def damaged(dice: random.Random) -> bytes:
     return bytes(data)
 
 
-def test_damaged_files_that_are_taken_are_read_as_qemu_reads_them(tmp_path: pathlib.Path) -> None:
+def test_accepted_damaged_files_read_as_in_qemu(tmp_path: pathlib.Path) -> None:
     dice, image, taken = random.Random(17), tmp_path / "image.qcow2", 0
     for number in range(DAMAGED):
         data = damaged(dice)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of random qcow2 images, whole and damaged, acstor serves QEMU's bytes or refuses them.
+"""Random qcow2 images, valid and damaged: acstor serves QEMU's bytes or refuses them.
 
 Three hundred run for each change, ten thousand each night.
+
 """
 
 import collections
@@ -34,13 +35,13 @@ def check_images(seed: int, count: int, kept: pathlib.Path) -> None:
     assert verdicts[Verdict.EQUAL] > count / 3 and verdicts[Verdict.BOTH_REFUSE] > count / 20
 
 
-def test_random_images_are_served_as_qemu_serves_them_or_refused(tmp_path: pathlib.Path) -> None:
+def test_random_images_equal_those_of_qemu_or_are_refused(tmp_path: pathlib.Path) -> None:
     check_images(SEED, IMAGES, tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(10))
-def test_thousands_of_random_images_are_served_as_qemu_serves_them_or_refused(
+def test_thousands_of_random_images_equal_those_of_qemu_or_are_refused(
     tmp_path: pathlib.Path, seed: int
 ) -> None:
     check_images(seed, NIGHTLY_IMAGES, tmp_path)
@@ -58,7 +59,7 @@ def judged(image: pathlib.Path, prepare: judge.Prepare = judge.prepare_qcow2) ->
     return judge.judge_image("image", image, "qcow2", prepare)
 
 
-def test_other_bytes_are_found(image: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_judge_detects_different_bytes(image: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """acstor prepares one image, and QEMU reads another."""
     assert judged(image).verdict is Verdict.EQUAL
     other = tmp_path / "other.qcow2"
@@ -71,7 +72,7 @@ def test_other_bytes_are_found(image: pathlib.Path, tmp_path: pathlib.Path) -> N
     assert longer.acstor == "a disk of 2097152 bytes, and QEMU's has 1048576"
 
 
-def test_bytes_that_change_after_preparation_are_found(image: pathlib.Path) -> None:
+def test_judge_detects_bytes_changed_after_preparation(image: pathlib.Path) -> None:
     def prepare(*words: object) -> pathlib.Path:
         stored = judge.prepare_qcow2(*words)  # type: ignore[arg-type]
         data = image.read_bytes()
@@ -83,7 +84,7 @@ def test_bytes_that_change_after_preparation_are_found(image: pathlib.Path) -> N
     assert wrong.verdict is Verdict.DIFFERENT and "as an agent reads it" in wrong.acstor
 
 
-def test_image_that_only_acstor_serves_is_found(
+def test_judge_detects_an_image_that_only_acstor_accepts(
     image: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     good = tmp_path / "good.qcow2"
@@ -96,7 +97,7 @@ def test_image_that_only_acstor_serves_is_found(
     assert milder.verdict is Verdict.MILDER and "Snapshot table too large" in milder.qemu
 
 
-def test_sound_image_that_acstor_refuses_is_found(image: pathlib.Path) -> None:
+def test_judge_detects_a_valid_image_that_acstor_refuses(image: pathlib.Path) -> None:
     def refuse(*words: object) -> pathlib.Path:
         raise errors.NotRaw("image", "its tables make no sense")
 
@@ -107,7 +108,7 @@ def test_sound_image_that_acstor_refuses_is_found(image: pathlib.Path) -> None:
     assert judged(image, fail) == ("image", "", "KeyError(7)", Verdict.BROKEN)
 
 
-def test_flattened_image_is_what_qemu_reads(
+def test_judge_detects_a_difference_of_a_flattened_image(
     image: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert overlays.find_flatten_difference(image, tmp_path) == ""
@@ -116,7 +117,7 @@ def test_flattened_image_is_what_qemu_reads(
     assert "of the flat disk" in overlays.find_flatten_difference(image, tmp_path)
 
 
-def test_seed_and_number_make_the_same_damage_again() -> None:
+def test_damage_is_reproducible_by_seed_and_number() -> None:
     whole = bytes(range(256)) * 4096
     whole = b"QFI\xfb" + whole[4:]
     first = [fuzz.damage(random.Random(f"1/{n}"), whole) for n in range(20)]

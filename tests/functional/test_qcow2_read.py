@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What acstor-prehash says of a qcow2 file leads an agent to the bytes that QEMU reads in it."""
+"""A chunk map of acstor-prehash for a qcow2 file lets an agent read the bytes that QEMU reads."""
 
 import pathlib
 import random
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def prepared(variant: qcow2_corpus.Variant, folder: pathlib.Path, chunk_size: str) -> ids.ImageId:
-    """Make a file of qcow2 with its chunk map, as an operator does, in a folder for images."""
+    """Make a qcow2 file with its chunk map, as an operator does, in a folder for images."""
     image_id = ids.parse_image_id(str(uuid.uuid4()))
     image = variant.make(folder).rename(folder / f"{image_id}.qcow2")
     key_file = folder / "key"
@@ -37,7 +37,7 @@ def prepared(variant: qcow2_corpus.Variant, folder: pathlib.Path, chunk_size: st
 
 
 def pieces_of(found: chunk_map.ChunkMap) -> list[base.BlobPiece]:
-    """Return all chunks of an image, with what their bytes must be; those of zeros as well."""
+    """Return all chunks of an image with their expected content, including zeros."""
     cut = found.geometry
     pieces = []
     for number in range(len(found)):
@@ -51,7 +51,7 @@ def pieces_of(found: chunk_map.ChunkMap) -> list[base.BlobPiece]:
 async def read(
     source: base.Source, image_id: ids.ImageId, pieces: list[base.BlobPiece]
 ) -> list[bytes]:
-    """Return the bytes of each piece; fail if some cannot be had or are told twice."""
+    """Return the bytes of each piece; fail if one is missing or delivered twice."""
     told: list[tuple[int, base.Outcome]] = []
     await source.read_pieces(
         base.PieceRequest(base.Blob(image_id, base.BlobKind.IMAGE), pieces, told.extend)
@@ -70,7 +70,7 @@ async def read(
         if not variant.has_subclusters
     ],
 )
-async def test_agent_reads_by_the_map_of_prehash_what_qemu_reads(
+async def test_agent_reads_with_the_map_of_prehash_the_disk_of_qemu(
     tmp_path: pathlib.Path, nursery: trio.Nursery, variant: qcow2_corpus.Variant
 ) -> None:
     dice = random.Random(variant.name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of images share room with those of their bases: on XFS, and what happens elsewhere."""
+"""Deduplication of image files with those of their bases: on XFS, and other file systems."""
 
 import errno
 import itertools
@@ -41,7 +41,7 @@ def store(xfs, request):
 
 
 def share(image, base, ranges=None, bytes_s=FAST, wait_s=lambda _: False):
-    """Let two paths share; by default all of them."""
+    """Deduplicate two paths; by default all of them."""
     ranges = [Range(0, 0, base.stat().st_size)] if ranges is None else ranges
     with (
         block_dedup.open_stored_file(image, image.stat().st_size) as own,
@@ -85,8 +85,8 @@ WRITES = [
 
 @pytest.mark.parametrize("base_format", ["raw", "qcow2"])
 @pytest.mark.parametrize("disk_format", ["raw", "qcow2"])
-def test_line_of_snapshots_takes_the_room_of_what_was_written(store, xfs, base_format, disk_format):
-    """Each is shared with the one before it, and the one in the middle deleted."""
+def test_chain_of_snapshots_uses_only_the_space_of_its_writes(store, xfs, base_format, disk_format):
+    """Each is deduplicated with the one before it, and the one in the middle deleted."""
     line = [make_base(store, base_format)]
     before = file_systems.used_bytes(xfs)
     for number, writes in enumerate(WRITES):
@@ -107,7 +107,7 @@ def test_line_of_snapshots_takes_the_room_of_what_was_written(store, xfs, base_f
     assert line[3].guest_bytes() == guests[3] and line[1].guest_bytes() == guests[1]
 
 
-def test_image_of_three_steps_has_the_bytes_of_one_of_one_step(store):
+def test_three_flattens_in_a_row_give_the_bytes_of_a_single_one(store):
     base = make_base(store, "qcow2")
     image = base
     for number, writes in enumerate(WRITES):
@@ -118,7 +118,7 @@ def test_image_of_three_steps_has_the_bytes_of_one_of_one_step(store):
     assert image.guest_bytes() == once.guest_bytes()
 
 
-def test_it_is_the_same_when_done_again(store, xfs):
+def test_repeated_deduplication_changes_nothing(store, xfs):
     image, base, data = pair(store)
     assert share(image, base) == len(data)
     used = file_systems.used_bytes(xfs)
@@ -126,7 +126,7 @@ def test_it_is_the_same_when_done_again(store, xfs):
     assert file_systems.used_bytes(xfs) == used and image.read_bytes() == data
 
 
-def test_bytes_that_differ_stay_as_they_are(store):
+def test_different_bytes_are_not_shared(store):
     image, base, data = pair(store)
     with image.open("r+b") as file:
         file.seek(3 * MIB + 5)
@@ -136,14 +136,14 @@ def test_bytes_that_differ_stay_as_they_are(store):
     assert image.read_bytes() == other and base.read_bytes() == data
 
 
-def test_ranges_that_lead_out_of_a_file_are_refused(store):
+def test_ranges_past_the_end_of_a_file_are_refused(store):
     image, base, data = pair(store)
     with pytest.raises(errors.Unusable):
         share(image, base, [Range(0, len(data) - 4096, 8192)])
-    assert share(image, base, [Range(len(data) + 4096, 0, 8192)]) == 0  # nothing is there
+    assert share(image, base, [Range(len(data) + 4096, 0, 8192)]) == 0  # no bytes there
 
 
-def test_file_that_is_written_over_or_deleted_meanwhile_harms_nobody(store):
+def test_overwrite_or_deletion_during_deduplication_is_harmless(store):
     image, base, data = pair(store)
 
     def change(_seconds):
@@ -156,7 +156,7 @@ def test_file_that_is_written_over_or_deleted_meanwhile_harms_nobody(store):
     assert image.read_bytes() == bytes(len(data))
 
 
-def test_base_that_is_not_there_or_of_another_length_is_not_opened(store):
+def test_missing_base_or_one_of_another_length_is_not_opened(store):
     _image, base, data = pair(store)
     for length in (len(data) + 1, 0):
         with pytest.raises(errors.Unusable, match="not a file of"):
@@ -169,7 +169,7 @@ def test_base_that_is_not_there_or_of_another_length_is_not_opened(store):
             block_dedup.open_stored_file(path, len(data)).__enter__()
 
 
-def test_other_file_system_and_one_that_cannot_say_so(store, tmp_path):
+def test_file_systems_without_reflinks_are_named(store, tmp_path):
     _image, base, data = pair(store)
     away = tmp_path / "away"
     away.write_bytes(data)
@@ -187,8 +187,8 @@ def test_other_file_system_and_one_that_cannot_say_so(store, tmp_path):
         share(*pair(plain)[:2])
 
 
-def test_overlay_file_system_shares_or_says_why(store):
-    """Its files are those of what lies below: whoever wrote both there has both on XFS."""
+def test_overlay_file_system_shares_or_names_the_reason(store):
+    """Its files belong to the lower file system: both written there, both are on XFS."""
     parts = [store / name for name in ("lower", "upper", "work", "at")]
     for part in parts:
         part.mkdir()
@@ -203,7 +203,7 @@ def test_overlay_file_system_shares_or_says_why(store):
         file_systems.run("umount", at)
 
 
-def test_folder_that_may_only_be_read_says_so(store):
+def test_error_of_a_read_only_folder_names_the_option(store):
     pair(store)
     at = store / "ro"
     at.mkdir()
@@ -238,7 +238,7 @@ def other_process(image, base, length, bytes_s=FAST, user=0):
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
 
-def test_only_the_owner_of_a_file_may_and_needs_no_more(store):
+def test_owner_of_a_file_may_deduplicate_it_and_others_may_not(store):
     image, base, data = pair(store)
     nobody = other_process(image, base, len(data), user=65534)
     assert "run the listener as Glance's user" in nobody.communicate(timeout=60)[0]
@@ -249,7 +249,7 @@ def test_only_the_owner_of_a_file_may_and_needs_no_more(store):
     assert image.read_bytes() == data
 
 
-def test_process_that_is_killed_leaves_all_bytes_and_the_next_one_ends_it(store, xfs):
+def test_killed_deduplication_keeps_all_bytes_and_is_completed_later(store, xfs):
     image, base, data = pair(store, 64 * MIB)
     used = file_systems.used_bytes(xfs)
     for _ in range(3):
@@ -263,7 +263,7 @@ def test_process_that_is_killed_leaves_all_bytes_and_the_next_one_ends_it(store,
     assert file_systems.used_bytes(xfs) < used - 60 * MIB
 
 
-def test_work_ends_when_it_is_told_to(store):
+def test_deduplication_stops_on_request(store):
     image, base, _data = pair(store)
     waited = []
 
@@ -276,7 +276,7 @@ def test_work_ends_when_it_is_told_to(store):
     assert len(waited) == 3
 
 
-def test_holes_are_not_asked_for(store, monkeypatch):
+def test_holes_are_skipped(store, monkeypatch):
     image, base = store / "image", store / "base"
     for path in (image, base):
         with path.open("wb") as file:
@@ -286,7 +286,7 @@ def test_holes_are_not_asked_for(store, monkeypatch):
     assert share(image, base) == MIB
 
 
-def test_disk_that_fails_is_an_error_in_words(store, monkeypatch):
+def test_io_error_of_the_disk_is_reported(store, monkeypatch):
     image, base, _data = pair(store)
 
     def fail(*_args):

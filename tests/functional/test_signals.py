@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals to real daemons: none but SIGTERM and SIGINT ends one, least of all under guests."""
+"""Signals to real daemons: only SIGTERM and SIGINT end one, least of all under guests."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def send_all(pid: int) -> None:
 
 
 @hosts.needs_fuse
-def test_agent_goes_on_under_a_guest_and_reloads(images, start):
+def test_agent_survives_signals_under_a_guest_and_reloads(images, start):
     data = local.random_bytes(8 * CHUNK)
     image_id = images.add(data)
     agent = start()
@@ -58,12 +58,12 @@ def test_agent_goes_on_under_a_guest_and_reloads(images, start):
             assert os.pread(guest.fileno(), CHUNK, at) == data[at : at + CHUNK]
         assert (agent.pid, agent.worker_pid()) == pids
     told = agent.log().count("SIGHUP: log files are opened and options read again")
-    assert told == 3  # the supervisor, and the worker by its word and by ours
+    assert told == 3  # by the supervisor, and twice by the worker: forwarded, and direct
     assert agent.log().count("Option DEFAULT.debug changed from [None] to [true]") == 2
 
 
 @hosts.needs_fuse
-def test_alarm_of_somebody_else_does_not_stop_an_agent_that_nobody_uses(start):
+def test_foreign_sigalrm_does_not_stop_an_idle_agent(start):
     agent = start()
     pids = agent.pid, agent.worker_pid()
     os.kill(agent.pid, signal.SIGALRM)
@@ -72,7 +72,7 @@ def test_alarm_of_somebody_else_does_not_stop_an_agent_that_nobody_uses(start):
 
 
 @pytest.mark.parametrize("command", ["acstor-decision", "acstor-glance-listener", "holder"])
-def test_daemon_goes_on_until_sigterm(command, tmp_path):
+def test_daemon_ignores_other_signals_until_sigterm(command, tmp_path):
     config, log = tmp_path / "acstor.conf", tmp_path / "log"
     if command == "holder":
         argv = ["acstor-agent-holder", tmp_path / "state"]
@@ -102,7 +102,7 @@ def test_daemon_goes_on_until_sigterm(command, tmp_path):
         process.wait()
 
 
-def test_vault_goes_on_until_sigterm(tmp_path):
+def test_vault_ignores_other_signals_until_sigterm(tmp_path):
     vault = vaults.Vault(tmp_path, "keeper1")
     vault.start()
     try:

@@ -2,6 +2,7 @@
 """The status page in a real browser, over the real API and its token check.
 
 The database has recorded samples; Keystone and Glance are those of ``cloud_services``.
+
 """
 
 import contextlib
@@ -45,7 +46,7 @@ NOTICE = "document.getElementById('notice').textContent"
 
 @pytest.fixture
 def store(tmp_path: pathlib.Path) -> Iterator[database.Database]:
-    """Return the database of a cloud with trouble, in which somebody chose bad names."""
+    """Return the database of a cloud with problems and with malicious names."""
     with decision_databases.opened(f"sqlite:///{tmp_path}/decision.sqlite") as made:
         now_s = time.time()
         fault = decision_messages.HostFault(EVIL, now_s - 100)
@@ -66,7 +67,7 @@ def store(tmp_path: pathlib.Path) -> Iterator[database.Database]:
         samples.note(made, samples.sample(3, sent_s=now_s, peers=exchange))
         samples.publish(made, 7, hosts=3)
         with contextlib.closing(sqlite3.connect(tmp_path / "decision.sqlite")) as link, link:
-            # samples cannot have such names: this is what a stolen database could have
+            # samples cannot have such names, but a compromised database could
             chunks = {"name": EVIL, "bytes_s": 10e9}
             link.execute(
                 "UPDATE hosts SET host = :name, location = :name, chunks_sent_bytes_s = :bytes_s"
@@ -124,7 +125,7 @@ def url(
 
 @pytest.fixture
 def sign_in(browser: chromium.Browser, url: str) -> Callable[[str], None]:
-    """Return what opens the page and signs in, as a person does."""
+    """Return a function that opens the page and signs in, as a user does."""
 
     def do(token: str) -> None:
         browser.open(f"{url}/status")
@@ -136,7 +137,7 @@ def sign_in(browser: chromium.Browser, url: str) -> Callable[[str], None]:
 
 
 def update(browser: chromium.Browser) -> None:
-    """Let the page ask now, as by a new order of hosts."""
+    """Let the page poll now, through a new order of hosts."""
     browser.evaluate("document.getElementById('order').dispatchEvent(new Event('change')) && 0")
 
 
@@ -152,7 +153,7 @@ def in_one_line(text: str) -> str:
     return words(text).strip().replace("; acstor", " acstor")  # two lines on the page
 
 
-def test_page_shows_what_the_command_says(browser, sign_in, url):
+def test_page_shows_the_data_of_the_command(browser, sign_in, url):
     sign_in(OPERATOR)
     browser.wait_for(IS_SHOWN)
     browser.wait_for("document.querySelectorAll('#images tr').length")
@@ -169,7 +170,7 @@ def test_page_shows_what_the_command_says(browser, sign_in, url):
     assert f"The first 25 hosts of {HOSTS}" in shown
 
 
-def test_names_of_tenants_and_hosts_are_text_and_nothing_of_them_runs(browser, sign_in):
+def test_markup_in_names_of_tenants_and_hosts_is_shown_as_text(browser, sign_in):
     sign_in(OPERATOR)
     browser.wait_for("document.querySelectorAll('#boots button').length")
     browser.click("#boots button")
@@ -187,7 +188,7 @@ def test_names_of_tenants_and_hosts_are_text_and_nothing_of_them_runs(browser, s
     assert refused == []
 
 
-def test_browser_would_refuse_markup_and_foreign_scripts(browser, sign_in):
+def test_browser_refuses_markup_and_foreign_scripts(browser, sign_in):
     sign_in(OPERATOR)
     browser.wait_for(IS_SHOWN)
     tries = (
@@ -203,7 +204,7 @@ def test_browser_would_refuse_markup_and_foreign_scripts(browser, sign_in):
     assert any("Content Security Policy" in text for text in browser.complaints())
 
 
-def test_timeline_has_the_numbers_of_the_command(browser, sign_in, url):
+def test_timeline_shows_the_numbers_of_the_command(browser, sign_in, url):
     sign_in(OPERATOR)
     browser.wait_for(IS_SHOWN)
     browser.type_into("#server", f" {SERVER.upper()} ")
@@ -223,7 +224,7 @@ def test_timeline_has_the_numbers_of_the_command(browser, sign_in, url):
     )
 
 
-def test_token_is_in_no_url_and_is_kept_nowhere(browser, sign_in, url):
+def test_token_is_in_no_url_and_is_not_stored(browser, sign_in, url):
     sign_in(OPERATOR)
     browser.wait_for("document.querySelectorAll('#images tr').length")
     sent = browser.requests()
@@ -239,7 +240,7 @@ def test_token_is_in_no_url_and_is_kept_nowhere(browser, sign_in, url):
     assert not browser.evaluate(IS_SHOWN)
 
 
-def test_page_says_why_it_gets_nothing(browser, sign_in, services):
+def test_page_shows_why_a_token_is_refused(browser, sign_in, services):
     sign_in("forged")
     browser.wait_for(f"{NOTICE}.includes('Keystone does not accept the token')")
     for token in ("two words", "ä"):
@@ -256,7 +257,9 @@ def test_page_says_why_it_gets_nothing(browser, sign_in, services):
     assert browser.text("#notice") == ""
 
 
-def test_page_survives_outages_and_forgets_all_when_the_token_expires(browser, sign_in, services):
+def test_page_survives_outages_and_clears_its_data_when_the_token_expires(
+    browser, sign_in, services
+):
     sign_in(OPERATOR)
     browser.wait_for("document.querySelectorAll('#images tr').length")
     services.is_up = False
@@ -276,7 +279,7 @@ def test_page_survives_outages_and_forgets_all_when_the_token_expires(browser, s
     assert browser.evaluate("document.querySelectorAll('#data table, #data dd').length") == 0
 
 
-def test_page_says_that_the_api_is_gone(browser, store, services, tmp_path):
+def test_page_reports_an_api_that_is_down(browser, store, services, tmp_path):
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(decision_api.serve(tmp_path, services.url, OPERATOR))
         browser.open(f"{address}/status")
@@ -285,7 +288,9 @@ def test_page_says_that_the_api_is_gone(browser, store, services, tmp_path):
     browser.wait_for(f"{NOTICE}.includes('The REST API does not answer')")
 
 
-def test_behind_a_proxy_that_adds_the_token_nobody_signs_in(browser, store, services, tmp_path):
+def test_page_needs_no_sign_in_behind_a_proxy_that_adds_the_token(
+    browser, store, services, tmp_path
+):
     with decision_api.serve(tmp_path, services.url, OPERATOR) as address:
         browser.open(f"{address}/status")
         browser.wait_for(IS_SHOWN)
@@ -293,7 +298,7 @@ def test_behind_a_proxy_that_adds_the_token_nobody_signs_in(browser, store, serv
         assert browser.evaluate("document.getElementById('sign-out').hidden")
 
 
-def test_page_says_what_a_proxy_answers_instead_of_the_api(browser, store, services, tmp_path):
+def test_page_shows_the_response_of_a_proxy_in_place_of_the_api(browser, store, services, tmp_path):
     answers: dict[str, decision_api.Answer] = {}
     with decision_api.serve(tmp_path, services.url, OPERATOR, answers=answers) as address:
         browser.open(f"{address}/status")
@@ -312,7 +317,7 @@ def test_page_says_what_a_proxy_answers_instead_of_the_api(browser, store, servi
         assert not browser.evaluate(IS_SHOWN)
 
 
-def test_section_that_a_policy_refuses_leaves_the_others(browser, store, services, tmp_path):
+def test_section_refused_by_a_policy_does_not_hide_the_others(browser, store, services, tmp_path):
     refused = {"acstor:traffic:peers": "!", "acstor:boot:list": "!"}
     with decision_api.serve(tmp_path, services.url, OPERATOR, refused) as address:
         browser.open(f"{address}/status")
@@ -322,11 +327,11 @@ def test_section_that_a_policy_refuses_leaves_the_others(browser, store, service
 
 
 def polls(browser: chromium.Browser) -> int:
-    browser.evaluate("0")  # events of meanwhile come with an answer
+    browser.evaluate("0")  # pending events arrive with a response
     return sum(request["url"].endswith("/v1/status") for request in browser.requests())
 
 
-def test_hidden_or_paused_page_asks_for_nothing(browser, sign_in):
+def test_hidden_or_paused_page_sends_no_requests(browser, sign_in):
     hidden = "Object.defineProperty(document, 'hidden', {configurable: true, get: () => %s}) && 0;"
     changed = "document.dispatchEvent(new Event('visibilitychange')) && 0"
     sign_in(OPERATOR)

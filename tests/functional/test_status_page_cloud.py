@@ -22,7 +22,7 @@ def cells(browser: chromium.Browser, table: str) -> list[list[str]]:
     return [list(map(str, row)) for row in found]
 
 
-def test_operator_sees_hosts_boots_and_who_gives_to_whom(tmp_path):
+def test_page_shows_hosts_boots_and_flows(tmp_path):
     names = [f"h{number}" for number in range(1, status_page.HOSTS + 1)]
     with status_page.shown(tmp_path) as scene:
         browser = scene.browser

@@ -43,7 +43,7 @@ RIGHTS = sum(1 << number for number in (0, 1, 3, 19, 21))
 
 
 def commands_of_the_guide():
-    """Return step 2 for a compute host: group, folders, unit; and of step 3 what makes members."""
+    """Return step 2 for a compute host (group, folders, unit) and the memberships of step 3."""
     guide = GUIDE.read_text()
     step = re.search(r"^ +# 2\. .*?(?=^ +# 3\. )", guide, re.MULTILINE | re.DOTALL)
     nova = re.search(r"^ +install .* etc/sysusers.d/acstor-nova.conf .*\n", guide, re.MULTILINE)
@@ -84,7 +84,7 @@ class Unit:
         return f" {MOUNT_POINT} " in self.host.path("/proc/1/mounts").read_text()
 
     def wait_up(self, after_pid):
-        """Wait until systemd has started another one and it serves."""
+        """Wait until systemd has started another agent and it serves."""
 
         def is_up():
             with contextlib.suppress(OSError, errors.Unusable):
@@ -96,7 +96,7 @@ class Unit:
 
     @contextlib.contextmanager
     def read_by_guests(self, seed):
-        """Have the image read at random; the block begins when it is."""
+        """Read the image at random in guests; the block begins once they read."""
         with guest_readers.Readers(self.truth, [self.mirror], seed=seed) as readers:
             before = self.status()["read"]
             hosts.wait_until(lambda: self.status()["read"] != before, "the readers", DEADLINE_S)
@@ -121,7 +121,7 @@ def unit(tmp_path_factory):
             stack.enter_context(host)
         except errors.Unusable as e:
             pytest.skip(str(e))
-        for folder in ROOT.parents:  # of its own root; ours may lie where only root may enter
+        for folder in ROOT.parents:  # the guest's own root; ours may lie where only root may enter
             host.run("chmod", "o+x", str(folder))
         made = Unit(host, images, file_server)
         host.path("/etc/acstor").mkdir(mode=0o750)
@@ -141,7 +141,7 @@ def unit(tmp_path_factory):
         yield made
 
 
-def test_commands_of_the_guide_start_it(unit):
+def test_documented_commands_start_the_agent(unit):
     assert unit.shown("ActiveState") == "active"
     assert unit.is_mounted()
     assert unit.mirror.read_bytes() == unit.truth.read_bytes()
@@ -160,14 +160,14 @@ def test_commands_of_the_guide_start_it(unit):
         ("/var/lib/acstor/state", 0o700, "root"),
     ],
 )
-def test_folders_are_nobody_elses(unit, path, mode, group):
+def test_folders_have_the_documented_owner_and_mode(unit, path, mode, group):
     found = unit.host.path(path).stat()
     wanted = re.search(rf"^{group}:\w*:(\d+):", unit.host.path("/etc/group").read_text(), re.M)
     assert (found.st_mode & 0o7777, found.st_uid, found.st_gid) == (mode, 0, int(wanted[1]))
 
 
-def test_only_the_rights_that_it_needs_are_left(unit):
-    """Supervisor and worker, as the kernel has them."""
+def test_agent_processes_keep_only_the_needed_capabilities(unit):
+    """Of supervisor and worker, from /proc."""
     pid = int(unit.shown("MainPID"))
     children = unit.host.run("cat", f"/proc/{pid}/task/{pid}/children").split()
     for one in (str(pid), *children):
@@ -176,13 +176,13 @@ def test_only_the_rights_that_it_needs_are_left(unit):
         assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2")
         assert int(fields["CapEff"], 16) == int(fields["CapBnd"], 16) == RIGHTS
         ours, first = (unit.host.run("readlink", f"/proc/{n}/ns/mnt") for n in (one, "1"))
-        assert ours == first  # else nobody would see the mirror
+        assert ours == first  # else no process outside would see the mirror
 
 
 @pytest.mark.parametrize(
     "service", ["libvirtd.service", "libvirt-guests.service", "nova-compute.service"]
 )
-def test_what_starts_guests_starts_behind_it(unit, service):
+def test_services_that_start_guests_start_after_the_agent(unit, service):
     after = unit.host.run("systemctl", "show", "--value", "-p", "After", service)
     assert UNIT in after.split()
 
@@ -195,7 +195,7 @@ def test_what_starts_guests_starts_behind_it(unit, service):
         ("restart",),
     ],
 )
-def test_guests_see_no_error_when_it_is(unit, command):
+def test_guests_see_no_error_when_the_unit_is_restarted_or_killed(unit, command):
     with unit.read_by_guests(seed=1) as readers:
         for _ in range(2):
             pid = unit.shown("MainPID")
@@ -206,7 +206,7 @@ def test_guests_see_no_error_when_it_is(unit, command):
     assert tally.reads > 0
 
 
-def test_guests_wait_while_an_option_makes_no_sense(unit):
+def test_guests_wait_while_an_option_is_invalid(unit):
     with unit.read_by_guests(seed=2) as readers:
         pid = unit.shown("MainPID")
         unit.configure(cache_limit_bytes="enough")
@@ -222,9 +222,9 @@ def test_guests_wait_while_an_option_makes_no_sense(unit):
     assert tally.longest_s > 1.0
 
 
-def test_stop_waits_for_guests_that_read_and_says_so(unit):
-    """Longer than TimeoutStopSec: the agent asks for more time, again and again."""
-    unit.host.run("test", "-S", "/run/dbus/system_bus_socket")  # it asks over the bus
+def test_stop_waits_for_reading_guests_and_names_them(unit):
+    """Longer than TimeoutStopSec: the agent repeatedly requests more time."""
+    unit.host.run("test", "-S", "/run/dbus/system_bus_socket")  # it requests it over the bus
     drop_in = unit.host.path(f"/etc/systemd/system/{UNIT}.d/soon.conf")
     drop_in.parent.mkdir()
     drop_in.write_text("[Service]\nTimeoutStopSec=3\n")
@@ -254,8 +254,8 @@ def test_stop_waits_for_guests_that_read_and_says_so(unit):
     unit.host.run("systemctl", "start", UNIT)
 
 
-def test_kill_of_the_supervisor_by_hand_is_a_pause(unit):
-    """Nobody stops the unit, so systemd starts it again and hands the mount over."""
+def test_killed_supervisor_is_restarted_without_read_errors(unit):
+    """systemd restarts the unit and hands the mount over."""
     with unit.read_by_guests(seed=5) as readers:
         pid = unit.shown("MainPID")
         unit.host.run("kill", "-TERM", pid)
@@ -273,8 +273,8 @@ def test_stop_unmounts_and_start_mounts_again(unit):
     assert unit.mirror.read_bytes() == unit.truth.read_bytes()
 
 
-def test_worker_that_a_file_server_keeps_from_ending_is_replaced(unit):
-    """With the rights of the unit, which are just enough to take sockets and memory from it."""
+def test_worker_hung_on_a_file_server_is_replaced(unit):
+    """The privileges of the unit suffice to take sockets and memory from it."""
     unit.configure(folder=unit.file_server.mount_point)
     unit.host.run("systemctl", "restart", UNIT)
     other_id = unit.images.add(local.random_bytes(MIB, seed=3))
@@ -294,7 +294,7 @@ def test_worker_that_a_file_server_keeps_from_ending_is_replaced(unit):
                 lambda: bool(taken.search(unit.log())), DEADLINE_S, "the end of it", unit.log
             )
 
-            def is_replaced():  # asked only now: who asks the dead one waits
+            def is_replaced():  # only now: a request to the dead worker would hang
                 with contextlib.suppress(OSError, errors.Unusable):
                     return unit.status()["worker_pid"] != killed
                 return False
@@ -309,12 +309,12 @@ def test_worker_that_a_file_server_keeps_from_ending_is_replaced(unit):
     unit.host.run("systemctl", "restart", UNIT)
 
 
-# The units of controllers
+# Units of controllers
 
 
 @pytest.fixture
 def controller(unit):
-    """Return what starts a unit of a controller with a configuration and a drop-in."""
+    """Return a function that starts a controller's unit with a configuration and a drop-in."""
     host = unit.host
     for folder, name in (("sysusers.d", "acstor-controller.conf"), ("systemd/system", "")):
         for file in sorted((ROOT / "etc" / folder).glob(name or "acstor-*.service")):
@@ -342,7 +342,7 @@ def controller(unit):
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 @pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="there is no QEMU")
-def test_builder_works_with_the_rights_of_the_listeners_unit(unit, controller):
+def test_builder_works_with_the_privileges_of_the_listener_unit(unit, controller):
     image = unit.host.path("/srv/image.raw")
     image.write_bytes(boot_sectors.image(boot_sectors.HANG, 4 * MIB))
     image_id = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -361,7 +361,7 @@ def test_builder_works_with_the_rights_of_the_listeners_unit(unit, controller):
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
-def test_listeners_unit_lets_its_sandbox_forbid_user_namespaces(unit, controller):
+def test_listener_unit_lets_its_sandbox_forbid_user_namespaces(unit, controller):
     # As on a host: systemd-nspawn shows it read-only, and a unit of systemd 257 keeps it so.
     unit.host.run("mount", "-o", "remount,bind,rw", "/proc/sys")
     inside = "/usr/bin/bwrap --unshare-user --disable-userns --ro-bind / /"
@@ -371,7 +371,7 @@ def test_listeners_unit_lets_its_sandbox_forbid_user_namespaces(unit, controller
     controller("acstor-glance.conf", "[acstor_glance]\n", *lines, refused, of_the_host)
 
 
-def test_decision_service_runs_with_the_rights_of_its_unit(unit, controller):
+def test_decision_service_runs_with_the_privileges_of_its_unit(unit, controller):
     config = (
         "[DEFAULT]\ntransport_url = fake://\n"
         "[database]\nconnection = sqlite:////var/lib/acstor-decision/decision.sqlite\n"
@@ -400,7 +400,7 @@ recovery_marker.remove(disk)
 
 
 @pytest.mark.skipif(shutil.which("qemu-img") is None, reason="there is no qemu-img")
-def test_disk_of_a_server_that_is_off_is_pulled_with_the_rights_of_the_checkpoint_daemons_unit(
+def test_stopped_server_disk_is_pulled_with_the_privileges_of_the_unit(
     unit,
 ):
     host, service = unit.host, "acstor-checkpointd.service"
@@ -459,8 +459,8 @@ password = secret
 
 
 @pytest.mark.skipif(not installed.is_ready(), reason=f"no Glance here: {installed.REMEDY}")
-def test_gateway_runs_with_the_rights_of_its_unit(unit, controller):
-    """Its two processes answer, and tell their numbers together, also when one was killed."""
+def test_gateway_runs_with_the_privileges_of_its_unit(unit, controller):
+    """Its two processes respond, and report common metrics, also after one was killed."""
     host = unit.host
     host.run("useradd", "--system", "glance")
     host.run("install", "-d", "-o", "glance", "/etc/glance", "/var/lib/glance/images")
@@ -476,7 +476,7 @@ def test_gateway_runs_with_the_rights_of_its_unit(unit, controller):
         return host.run("curl", "--silent", "--show-error", "--max-time", "10", url)
 
     def limit():
-        with contextlib.suppress(errors.Unusable):  # nobody listens yet
+        with contextlib.suppress(errors.Unusable):  # no process listens yet
             shown = ask("/metrics", 9467)
             told = re.search(r"^acstor_gateway_reads_limit\{.*\} (.*)$", shown, re.M)
             return float(told[1]) if told else 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""acstor's plug-in as the real Tempest sees it; contributor/tempest says how its tests are run."""
+"""acstor's plug-in in the real Tempest; contributor/tempest says how to run its tests."""
 
 import os
 import pathlib
@@ -26,7 +26,7 @@ print(config.CONF.service_available.acstor, dict(config.CONF.acstor.agent_metric
 """
 
 
-def test_tempest_finds_the_scenarios_and_takes_their_options(
+def test_tempest_finds_the_scenarios_and_accepts_their_options(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not installed.has_tempest():
@@ -47,7 +47,9 @@ def test_tempest_finds_the_scenarios_and_takes_their_options(
 
 @pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
 @pytest.mark.parametrize("disk_format", ["qcow2", "vdi"])
-def test_images_of_other_formats_are_the_disk(tmp_path: pathlib.Path, disk_format: str) -> None:
+def test_images_of_other_formats_have_the_bytes_of_the_disk(
+    tmp_path: pathlib.Path, disk_format: str
+) -> None:
     disk, image, raw = guest.image(17 * guest.MIB, seed=1), tmp_path / "image", tmp_path / "raw"
     image.write_bytes({"qcow2": guest.qcow2, "vdi": guest.vdi}[disk_format](disk))
     runs.tool(["qemu-img", "check", "-q", "-f", disk_format, image])

@@ -37,7 +37,7 @@ def look(host: network.Host, *names: str, mbit: float = 0) -> tuple[int, dict[st
 
 
 def add(host: network.Host, *lines: str) -> None:
-    """Make interfaces; skip where this kernel has no such kind."""
+    """Make interfaces; skip if this kernel has no such kind."""
     for line in lines:
         try:
             host.run(["ip", *line.split()])
@@ -47,7 +47,7 @@ def add(host: network.Host, *lines: str) -> None:
             raise
 
 
-def test_bytes_of_a_flow_are_counted_both_ways(net: network.Network) -> None:
+def test_bytes_of_a_flow_are_counted_in_both_directions(net: network.Network) -> None:
     h1, h2 = net.hosts
     before = [look(host, "eth0")[1]["eth0"] for host in (h1, h2)]
     with traffic.flow(h1, h2, 20, seconds=30):
@@ -59,20 +59,20 @@ def test_bytes_of_a_flow_are_counted_both_ways(net: network.Network) -> None:
     assert after[1][1] - before[1][1] < 100_000
 
 
-def test_an_interface_that_cannot_say_its_rate_has_a_usual_one(net: network.Network) -> None:
+def test_interface_without_a_known_rate_gets_a_default(net: network.Network) -> None:
     known = {10_000 * traffic_meter.MBIT_BYTES, 1000 * traffic_meter.MBIT_BYTES}
     assert look(net.hosts[0], "eth0")[0] in known
     assert look(net.hosts[0], "eth0", mbit=50)[0] == 50 * traffic_meter.MBIT_BYTES
 
 
-def test_without_a_default_route_somebody_has_to_name_interfaces(net: network.Network) -> None:
+def test_missing_default_route_requires_named_interfaces(net: network.Network) -> None:
     with pytest.raises(errors.Unusable, match="none of the default routes is there"):
         look(net.hosts[0])
     with pytest.raises(errors.Unusable, match="eth9"):
         look(net.hosts[0], "eth9")
 
 
-def test_the_default_routes_interface_is_taken(net: network.Network) -> None:
+def test_interface_of_the_default_route_is_used(net: network.Network) -> None:
     h1 = net.hosts[0]
     h1.run(["ip", "route", "add", "default", "via", network.SOURCE_ADDRESS])
     try:
@@ -81,7 +81,7 @@ def test_the_default_routes_interface_is_taken(net: network.Network) -> None:
         h1.run(["ip", "route", "del", "default"])
 
 
-def test_a_bridges_guests_are_counted_with_the_bridge_alone(net: network.Network) -> None:
+def test_traffic_of_bridge_ports_is_counted_only_at_the_bridge(net: network.Network) -> None:
     h1 = net.hosts[0]
     add(h1, "link add br5 type bridge", "link add v5 type veth peer name w5")
     add(h1, "link set v5 master br5")
@@ -89,13 +89,13 @@ def test_a_bridges_guests_are_counted_with_the_bridge_alone(net: network.Network
     assert sorted(look(h1, "br5", "eth0")[1]) == ["br5", "eth0"]
 
 
-def test_a_vlan_is_counted_at_the_interface_below(net: network.Network) -> None:
+def test_vlan_is_counted_at_its_parent_interface(net: network.Network) -> None:
     h1 = net.hosts[0]
     add(h1, "link add link eth0 name eth0.5 type vlan id 5")
     assert list(look(h1, "eth0.5", "eth0")[1]) == ["eth0"]
 
 
-def test_a_bond_is_counted_at_its_ports(net: network.Network) -> None:
+def test_bond_is_counted_at_its_ports(net: network.Network) -> None:
     h1 = net.hosts[0]
     add(h1, "link add bond5 type bond", "link add d5 type dummy", "link add d6 type dummy")
     add(h1, "link set d5 master bond5", "link set d6 master bond5")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real vaults on the loopback: what was put stays, whatever is killed, and is its owner's alone."""
+"""Real vaults on the loopback: objects survive kills, and only their owner can change them."""
 
 import contextlib
 import pathlib
@@ -39,7 +39,7 @@ Start = Callable[..., vaults.Vault]
 
 @pytest.fixture
 def start(tmp_path: pathlib.Path) -> Iterator[Start]:
-    """Return what starts the vault of a host; it ends with the test."""
+    """Return a function that starts the vault of a host; it ends with the test."""
     with contextlib.ExitStack() as stack:
 
         def begin(name: str, **options: object) -> vaults.Vault:
@@ -55,7 +55,7 @@ def of(vault: vaults.Vault, disk: ids.ImageId = DISK) -> object_names.VaultDisk:
     return object_names.VaultDisk(vault.name, disk)
 
 
-def test_other_hosts_keep_what_one_host_put(start: Start) -> None:
+def test_chunks_put_by_one_host_are_readable_by_others(start: Start) -> None:
     h1, h2, h3 = (start(name) for name in ("h1", "h2", "h3"))
     disk = of(h1)
     for holder in (h2, h3):
@@ -88,7 +88,7 @@ def test_other_hosts_keep_what_one_host_put(start: Start) -> None:
     assert h2.kill(15) == 0
 
 
-def test_only_the_owner_changes_what_is_kept_for_it(start: Start) -> None:
+def test_only_the_owner_changes_its_objects(start: Start) -> None:
     h1, h2, h3 = (start(name) for name in ("h1", "h2", "h3"))
     with h1.client(h2) as client:
         client.put(of(h1), CHUNKS)
@@ -106,12 +106,12 @@ def test_only_the_owner_changes_what_is_kept_for_it(start: Start) -> None:
             with pytest.raises(errors.VaultRefused, match="not h3's to change"):
                 one()
     with h2.client(h2) as client, pytest.raises(errors.VaultRefused, match="h1"):
-        client.delete_disk(of(h1))  # nor does whoever keeps it
+        client.delete_disk(of(h1))  # nor does the vault's own host
     with h1.client(h2) as client:
         assert client.missing_chunks(of(h1), NAMES) == set()
 
 
-def test_who_is_not_in_the_table_any_more_is_answered_no_more(start: Start) -> None:
+def test_requests_of_hosts_removed_from_the_ring_are_refused(start: Start) -> None:
     h1, h2, h3 = (start(name) for name in ("h1", "h2", "h3"))
     with h1.client(h2) as client, h3.client(h2) as other:
         client.put(of(h1), CHUNKS)
@@ -122,7 +122,7 @@ def test_who_is_not_in_the_table_any_more_is_answered_no_more(start: Start) -> N
         assert client.missing_chunks(of(h1), NAMES) == set()
 
 
-def test_who_is_of_another_authority_gets_no_answer(start: Start, tmp_path: pathlib.Path) -> None:
+def test_clients_of_another_authority_are_refused(start: Start, tmp_path: pathlib.Path) -> None:
     h2 = start("h2")
     other = certificates.Authority.create("another", time.time(), 86400)
     stranger = vaults.credentials_of(tmp_path / "stranger", "h1", other)
@@ -136,14 +136,14 @@ def test_who_is_of_another_authority_gets_no_answer(start: Start, tmp_path: path
             client.list_disks(h2.name)
 
 
-def test_another_host_is_not_taken_for_the_holder(start: Start) -> None:
+def test_client_refuses_a_vault_of_another_host(start: Start) -> None:
     h1, h2 = start("h1"), start("h2")
     client = vault_client.VaultClient(ids.HostId("h3"), ("127.0.0.1", h2.port), h1.credentials)
     with client, pytest.raises(errors.NotAuthenticated, match="h3"):
         client.put(of(h1), CHUNKS)
 
 
-def test_what_was_acknowledged_outlives_kill_9(start: Start) -> None:
+def test_acknowledged_chunks_survive_sigkill(start: Start) -> None:
     h1, h2 = start("h1"), start("h2")
     told: list[bytes] = []
     for delay_s in (0.05, 0.1, 0.15, 0.2, 0.3):
@@ -155,7 +155,7 @@ def test_what_was_acknowledged_outlives_kill_9(start: Start) -> None:
         h2.start()
         with h1.client(h2) as client:
             assert client.missing_chunks(of(h1), told) == set()
-            for name in set(NAMES) - client.missing_chunks(of(h1), NAMES):  # no halves of others
+            for name in set(NAMES) - client.missing_chunks(of(h1), NAMES):  # no partial chunks
                 SEAL.open(name, client.fetch_chunk(of(h1), name), 65536, "h2")
             client.delete_disk(of(h1))
         assert not [path for path in h2.folder.rglob(".incoming-*")]
@@ -169,7 +169,7 @@ def _put_one_by_one(h1: vaults.Vault, h2: vaults.Vault, told: list[bytes]) -> No
             told.append(chunk.name)
 
 
-def test_kill_9_in_the_middle_of_a_batch_leaves_nothing_behind(start: Start) -> None:
+def test_sigkill_during_a_batch_leaves_no_temporary_files(start: Start) -> None:
     h1, h2 = start("h1"), start("h2")
 
     def slowly() -> Iterator[object_names.SealedChunk]:
@@ -195,7 +195,7 @@ def test_kill_9_in_the_middle_of_a_batch_leaves_nothing_behind(start: Start) -> 
         assert client.missing_chunks(of(h1), NAMES) == set()
 
 
-def test_a_full_vault_keeps_what_it_has(start: Start) -> None:
+def test_full_vault_refuses_puts_and_keeps_its_objects(start: Start) -> None:
     h1, h3 = start("h1"), start("h3")
     size_bytes = 69632 + 4096  # a chunk and its folder
     own_bytes = 2 * 4096  # folders of a host and its disk
@@ -208,7 +208,7 @@ def test_a_full_vault_keeps_what_it_has(start: Start) -> None:
         client.put(of(h1), CHUNKS[:15])
         with pytest.raises(errors.VaultFull, match="of one host"):
             client.put(of(h1), CHUNKS[15:])
-        assert client.missing_chunks(of(h1), NAMES) == set(NAMES[15:])  # nothing of the batch
+        assert client.missing_chunks(of(h1), NAMES) == set(NAMES[15:])  # no chunk of the batch
         client.put(of(h1), CHUNKS[15:20])
     with h3.client(h2) as client:
         client.put(of(h3), CHUNKS[:10])
@@ -223,12 +223,12 @@ def test_a_full_vault_keeps_what_it_has(start: Start) -> None:
         )
         client.put(of(h1), CHUNKS[5:10])
     h2.kill()
-    h2.start()  # counts what is there
+    h2.start()  # counts its objects anew
     with h1.client(h2) as client, pytest.raises(errors.VaultFull):
         client.put(of(h1), CHUNKS[10:])
 
 
-def test_an_altered_chunk_is_not_given_and_can_be_put_again(start: Start) -> None:
+def test_corrupt_chunk_is_refused_and_can_be_put_again(start: Start) -> None:
     h1, h2 = start("h1"), start("h2")
     with h1.client(h2) as client:
         client.put(of(h1), CHUNKS)
@@ -273,7 +273,7 @@ SENSELESS = [
 ]
 
 
-def test_requests_that_make_no_sense_change_nothing(start: Start) -> None:
+def test_invalid_requests_are_refused(start: Start) -> None:
     h1, h2 = start("h1"), start("h2")
     with h1.client(h2) as client:
         client.put(of(h1), CHUNKS[:3])
@@ -295,7 +295,7 @@ def _answer_to(said: bytes, h1: vaults.Vault, h2: vaults.Vault) -> bytes:
     return b""
 
 
-def test_a_host_has_no_more_connections_than_its_own(start: Start) -> None:
+def test_connections_of_a_host_are_limited(start: Start) -> None:
     h1, h2, h3 = (start(name) for name in ("h1", "h2", "h3"))
     begun = f"PUT /v1/h1/{DISK}/chunks HTTP/1.1\r\nhost: v\r\ncontent-length: 99\r\n\r\n"
     with contextlib.ExitStack() as stack:
@@ -308,8 +308,8 @@ def test_a_host_has_no_more_connections_than_its_own(start: Start) -> None:
             client.put(of(h3), CHUNKS)
 
 
-def test_who_sends_too_slowly_is_left(start: Start) -> None:
-    """The client's half: a vault that is silent is unreachable, not waited for."""
+def test_client_times_out_on_a_silent_vault(start: Start) -> None:
+    """The client's side: a silent vault counts as unreachable."""
     h1 = start("h1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = ("127.0.0.1", silent.getsockname()[1])
@@ -321,7 +321,9 @@ def test_who_sends_too_slowly_is_left(start: Start) -> None:
         assert time.monotonic() - began < 5
 
 
-def test_new_certificates_are_taken_while_it_runs(start: Start, tmp_path: pathlib.Path) -> None:
+def test_renewed_certificate_is_loaded_by_a_running_vault(
+    start: Start, tmp_path: pathlib.Path
+) -> None:
     h1, h2 = start("h1"), start("h2")
     with h1.client(h2) as client:
         client.put(of(h1), CHUNKS)

@@ -49,7 +49,7 @@ pytestmark = [
 
 @pytest.fixture
 def prometheus(tmp_path: pathlib.Path) -> Iterator[tuple[prometheus_.Prometheus, list[int]]]:
-    """Return a server that knows our alerts and scrapes two agents and a decision service there."""
+    """Return a server with our alerts that scrapes two agents and a decision service."""
     ports = [local.unused_port() for _ in range(3)]
     first, second, third = (f"{local.LOOPBACK}:{port}" for port in ports)
     targets = {
@@ -61,7 +61,7 @@ def prometheus(tmp_path: pathlib.Path) -> Iterator[tuple[prometheus_.Prometheus,
 
 
 def panels() -> list[dict[str, Any]]:
-    """Return the panels of the dashboard, its rows left out."""
+    """Return the panels of the dashboard without its rows."""
     every = json.loads(DASHBOARD.read_text())["panels"]
     assert every[0]["type"] == "row"
     return [panel for panel in every if panel["type"] != "row"]
@@ -85,14 +85,14 @@ def metric_names(expression: str) -> set[str]:
 
 
 def names_of_the_gateway() -> set[str]:
-    """What it tells of a store from the start, before anything was read or went wrong."""
+    """Metrics of a gateway from the start, before any read or error."""
     told = gateway_metrics.GatewayMetrics()
     gateway_metrics.StoreMetrics(told, "s3", "s3")
     return {sample.name for family in told.registry.collect() for sample in family.samples}
 
 
 def names_of_a_vault(folder: pathlib.Path) -> set[str]:
-    """What a checkpoint daemon tells of its vault from the start."""
+    """Metrics of a checkpoint daemon's vault from the start."""
     folder.mkdir()
     kept = vault_store.VaultStore(folder, quota.VaultLimits(0, 0, 0), ids.HostId("h1"))
     told = prometheus_client.CollectorRegistry()
@@ -101,7 +101,7 @@ def names_of_a_vault(folder: pathlib.Path) -> set[str]:
     return {sample.name for family in told.collect() for sample in family.samples}
 
 
-def test_each_alert_is_raised_by_its_trouble_and_by_nothing_else() -> None:
+def test_each_alert_fires_only_on_its_fault() -> None:
     runs.tool(["promtool", "test", "rules", prometheus_.ROOT / "tests/functional/alerts.yaml"])
 
 
@@ -127,7 +127,7 @@ def service(tmp_path: pathlib.Path, broker: str, prometheus: Any) -> Iterator[de
 
 
 class NoCheckpoints:
-    """A host that takes none, since a holder is too slow."""
+    """A host without checkpoints, because a vault is too slow."""
 
     def __init__(self) -> None:
         self.failures = failures.Failures()
@@ -142,12 +142,12 @@ class NoCheckpoints:
 
 
 def names_of_checkpoints() -> set[str]:
-    """Return what the checkpoint daemon tells of the servers of its host."""
+    """Return the metrics of the checkpoint daemon about the servers of its host."""
     told = checkpoint_metrics.CheckpointCollector(NoCheckpoints()).collect()
     return {sample.name for family in told for sample in family.samples}
 
 
-def test_dashboard_and_alerts_ask_for_what_is_really_told(
+def test_dashboard_and_alerts_use_only_exported_metrics(
     images, start, prometheus, broker, service, tmp_path
 ) -> None:
     server, ports = prometheus
@@ -173,9 +173,9 @@ def test_dashboard_and_alerts_ask_for_what_is_really_told(
     names -= {family.name for family in told} | {f"{family.name}_total" for family in told}
     names -= names_of_the_gateway() | names_of_checkpoints()
     names -= names_of_a_vault(tmp_path / "vault")
-    names.remove("acstor_fault_start_timestamp_seconds")  # there is none while all works
-    names.remove("acstor_decision_host_silent")  # nor is a host
-    names.remove("acstor_loop_failures_total")  # nor has a loop failed
+    names.remove("acstor_fault_start_timestamp_seconds")  # absent without a fault
+    names.remove("acstor_decision_host_silent")  # absent while all hosts report
+    names.remove("acstor_loop_failures_total")  # absent without failed loops
     names -= {  # no server has a checkpoint
         "acstor_decision_checkpoint_deadline_timestamp_seconds",
         "acstor_decision_checkpoint_interval_seconds",
@@ -204,7 +204,7 @@ def store(tmp_path: pathlib.Path) -> Iterator[database.Database]:
     made.close()
 
 
-def test_full_vault_of_a_host_without_libvirt_is_a_finding_while_it_reports_it(
+def test_full_vault_of_a_host_without_libvirt_is_a_finding_until_resolved(
     broker: str, store: database.Database, tmp_path: pathlib.Path
 ) -> None:
     pytest.importorskip("libvirt")
@@ -223,7 +223,7 @@ def test_full_vault_of_a_host_without_libvirt_is_a_finding_while_it_reports_it(
             "h1",
             broker=broker,
             constants={
-                tuned.CHECKPOINT_INTERVALS_AGAIN_S: 1.0,  # no Nova says intervals
+                tuned.CHECKPOINT_INTERVALS_AGAIN_S: 1.0,  # no Nova for the intervals
                 tuned.SCRATCH_DIR: str(tmp_path / "s"),
             },
             vault_limit_bytes=0,
@@ -258,11 +258,11 @@ def test_full_vault_of_a_host_without_libvirt_is_a_finding_while_it_reports_it(
 
         runs.wait_for(is_found, READY_S, "the finding", lambda: service.log() + h1.log())
         h1.kill()
-        h1.start()  # nothing was refused since
+        h1.start()  # no refusal since then
         runs.wait_for(lambda: findings() == [], READY_S, "no finding", service.log)
 
 
-def test_every_panel_says_what_it_shows_and_in_which_unit() -> None:
+def test_every_panel_has_a_title_a_description_and_a_unit() -> None:
     for panel in panels():
         assert panel["title"], panel
         assert panel["description"], panel["title"]
@@ -280,7 +280,7 @@ def test_panels_do_not_overlap() -> None:
     assert max(x for x, _ in cells) < 24
 
 
-def test_dashboard_shows_what_critical_alerts_ask_for() -> None:
+def test_dashboard_shows_all_metrics_of_critical_alerts() -> None:
     shown = set().union(*map(metric_names, expressions_of_dashboard()))
     critical = [rule["expr"] for rule in alerts() if rule["labels"]["severity"] == "critical"]
     assert len(critical) > 10
@@ -289,7 +289,7 @@ def test_dashboard_shows_what_critical_alerts_ask_for() -> None:
     assert asked - shown == set()
 
 
-def test_documented_base_stands_before_each_runbook(tmp_path: pathlib.Path) -> None:
+def test_documented_base_url_prefixes_each_runbook(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "etc/prometheus"
     folder.mkdir(parents=True)
     shutil.copy(prometheus_.RULES, folder)

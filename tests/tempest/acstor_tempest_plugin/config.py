@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests must be told of a cloud with acstor."""
+"""Options that the tests need about a cloud with acstor."""
 
 from oslo_config import cfg
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest of 127 bytes that counts its boots on its disk and says on the console what it reads.
+"""A guest of 127 bytes that counts its boots on its disk and prints what it reads.
 
-A boot sector in the machine code of a 16-bit PC takes the place of an operating system, so that a
-server is up within a second of the processor's time, without network and without login.  It adds
-one to a counter on the disk, reads that again, reads one sector of each MiB, and writes lines of a
-letter and four hexadecimal digits on the first serial port: ``B`` how often this disk was booted,
-``S`` the sum of a sector's words, ``R`` when it has done everything.  It stops at a disk error.
+A boot sector in the machine code of a 16-bit PC replaces an operating system, so that a server is
+up within a second of processor time, without network and login.  It adds one to a counter on the
+disk, reads it back, reads one sector of each MiB, and writes lines of a letter and four hexadecimal
+digits on the first serial port: ``B`` the number of boots of this disk, ``S`` the sum of a sector's
+words, ``R`` at the end.  It stops at a disk error.
 
-The rule: what the console says comes from the disk, so it is true only if the bytes were right.
+All output derives from the disk, so it is right only if the bytes were right.
 """
 
 import random
@@ -19,7 +19,7 @@ SECTOR_BYTES = 512
 MIB = 1 << 20
 DONE = re.compile(r"^R[0-9A-F]{4}\s*$", re.MULTILINE)
 _COUNTER_SECTOR = 1
-_SECTORS_READ = 15  # one of each MiB behind the first
+_SECTORS_READ = 15  # one of each MiB after the first
 _CODE = bytes.fromhex(
     "31c0 8ed8 8ed0 bc007c fc"  # data and stack segment 0, stack below the code
     "e84200 ff060080 b80043 e83a00 e83500"  # read the counter, add one, write it, read it again
@@ -34,13 +34,13 @@ _CODE = bytes.fromhex(
     "b00a baf803 ee c3"  # end the line; write a character on COM1
 )
 _PARTITION_AT = 446
-_OTHER_DATA = 0xDA  # type of the one partition, without which Glance takes no boot sector
+_OTHER_DATA = 0xDA  # type of the only partition; without one Glance refuses a boot sector
 _PACKET_AT = 0x180
 _PACKET = struct.pack("<BBHHHQ", 16, 0, 1, 0x8000, 0, _COUNTER_SECTOR)
 
 
 def image(size_bytes: int, seed: int) -> bytes:
-    """Return a bootable raw image; what is not the guest is noise that depends on ``seed``.
+    """Return a bootable raw image; all bytes outside of the guest are noise from ``seed``.
 
     :param size_bytes: at least 16 MiB
     """
@@ -58,13 +58,13 @@ def boots(disk: bytes) -> int:
 
 
 def booted(disk: bytes, times: int) -> bytes:
-    """Return the disk as it is when it has been booted ``times`` times more."""
+    """Return the disk after ``times`` more boots."""
     at = _COUNTER_SECTOR * SECTOR_BYTES
     return disk[:at] + struct.pack("<H", boots(disk) + times) + disk[at + 2 :]
 
 
 def says(disk: bytes) -> list[str]:
-    """Return the lines that a boot writes when it leaves the disk like this."""
+    """Return the console lines of a boot that leaves the disk like this."""
     lines = [f"B{boots(disk):04X}"]
     for mib in range(1, _SECTORS_READ + 1):
         at = mib * MIB + _COUNTER_SECTOR * SECTOR_BYTES
@@ -86,9 +86,9 @@ def qcow2(disk: bytes) -> bytes:
     is_only_use = 1 << 63
     tables = (
         header,
-        struct.pack(">Q", 2 * cluster),  # where the reference counts are
+        struct.pack(">Q", 2 * cluster),  # offset of the reference counts
         struct.pack(">H", 1) * (5 + number),  # each cluster is used once
-        struct.pack(">Q", 4 * cluster | is_only_use),  # where the table of clusters is
+        struct.pack(">Q", 4 * cluster | is_only_use),  # offset of the table of clusters
         struct.pack(f">{number}Q", *((5 + n) * cluster | is_only_use for n in range(number))),
     )
     return b"".join(table.ljust(cluster, b"\0") for table in tables) + disk

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counters of agents, as their Prometheus endpoints show them."""
+"""The counters of agents, from their Prometheus endpoints."""
 
 import urllib.request
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ _DEADLINE_S = 30.0
 
 
 class Counters:
-    """What all agents together had counted when this was made.
+    """Totals of all agents at the time of construction.
 
-    :param urls: where each host's agent shows its counters
-    :raises OSError: an agent does not answer
+    :param urls: each host's metrics endpoint
+    :raises OSError: an agent does not respond
     """
 
     def __init__(self, urls: Mapping[str, str]) -> None:

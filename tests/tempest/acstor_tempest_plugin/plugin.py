@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Tempest asks of a plug-in: where its tests are, and which options they have."""
+"""Tempest's plug-in interface: the folder of the tests, and their options."""
 
 import pathlib
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that boot from mirrors: what their guests read and wrote, and what it cost.
+"""Servers that boot from mirrors: bytes that their guests read and wrote, and downloads.
 
-Nova says that a server is active whatever its disk is worth, so these servers have a guest that
-says what it reads (:mod:`acstor_tempest_plugin.guest`).
+Nova's status *active* proves nothing about the disk, so these servers run a guest that reports what
+it reads (:mod:`acstor_tempest_plugin.guest`).
+
 """
 
 import io
@@ -24,11 +25,11 @@ CONF = config.CONF
 FALLBACKS = "acstor_nova_fallbacks_total"
 READ = "acstor_read_bytes_total"
 FETCHED = "acstor_fetched_bytes_total"
-READ_WHOLE_BYTES = 2 << 30  # of a raw snapshot, which is in memory then
+READ_WHOLE_BYTES = 2 << 30  # the size of a raw snapshot that is read into memory
 
 
 class ServersTest(test.BaseTestCase):
-    """Each test uploads an image of its own, which no host has seen."""
+    """Each test uploads an image of its own, which no host has cached."""
 
     credentials = ("primary", "admin")
 
@@ -74,7 +75,7 @@ class ServersTest(test.BaseTestCase):
         return image_id
 
     def prepared(self, data: bytes, disk_format: str = "raw") -> str:
-        """Upload an image that acstor serves and wait until it does; return its id."""
+        """Upload an image, wait until acstor serves it, and return its id."""
         image_id = self.upload(data, disk_format)
 
         def is_ready() -> bool:
@@ -85,7 +86,7 @@ class ServersTest(test.BaseTestCase):
         return image_id
 
     def boot(self, image_id: str) -> str:
-        """Make a server; return its id when it is active."""
+        """Create a server, and return its id once it is active."""
         made = self.servers.create_server(
             name=data_utils.rand_name(CONF.resource_name_prefix + "-acstor"),
             imageRef=image_id,
@@ -106,7 +107,7 @@ class ServersTest(test.BaseTestCase):
         waiters.wait_for_server_status(self.servers, server_id, "ACTIVE")
 
     def assert_says(self, server_id: str, disk: bytes) -> None:
-        """Wait until the guest has booted from this disk and has read what belongs there."""
+        """Wait until the guest has booted from this disk and has read the expected bytes."""
         expected = guest.says(disk)
         ends_s = time.monotonic() + CONF.acstor.boot_timeout
         said = ""
