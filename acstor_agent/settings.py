@@ -40,26 +40,24 @@ MBIT_BYTES = 125_000
 LARGEST_GID = 2**32 - 2  # the one above means no group (chown(2))
 CONTROL_GROUP = "acstor"  # what etc/sysusers.d makes, with nova in it
 MIRROR_GROUP = "kvm"
-"""Whose mirrors are where nothing is said: systemd makes it on every host, libvirt's packages put
-QEMU's user into it, and packages of nova-compute that of Nova."""
+"""Default group that may read mirrors. systemd creates it on every host; the packages of libvirt
+and nova-compute add the users of QEMU and Nova."""
 
 REPLY_TIMEOUT_S = 30.0
-"""How long a look-up waits for the chunk map of an image that nobody has open, at most; Nova waits
-45 s for the agent."""
+"""Longest wait of a look-up for the chunk map of an image that is not open; Nova waits 45 s."""
 
 READ_AHEAD_LIMIT_BYTES = 8 * geometry.MIB
-"""How far ahead of a sequential reader to fetch at most: what 10 Gbit/s carry in 6 ms. Who has read
-less than 720 MiB in order is bound by his share of that before."""
+"""Limit of readahead for a sequential reader: what 10 Gbit/s carry in 6 ms. A reader of less than
+720 MiB in order has a lower limit, a share of that."""
 
 RUN_CHUNKS = 16  # chunks of one request: what FUSE asks for at a time, at the default chunk size
 COPIES_LIMIT = 16
-"""Holders of a content that its home leaves alone. So many that no chunk is rare when some of them
-go, are busy or let it go unasked; in a full cache those that more hosts hold give way."""
+"""Copies of a chunk above which its home hints at evictions: enough that the chunk stays available
+when some of them go, are busy, or are evicted without a hint."""
 
 PEER_SILENCE_S = 5.0
-"""How long a peer may take for its Hello, or owe chunks and be silent, before the next place is
-asked. A peer that works on them says four times in this time that it lives, and a packet that was
-lost several times in a row has come."""
+"""Longest silence of a peer that owes Hello or chunks before the next provider is asked. A working
+peer sends four keepalives in it, and a packet that was lost several times in a row arrives."""
 
 PROVIDER_SHARE = 1 / 3  # no place may take more of a reader's time: two others must have their turn
 
@@ -69,27 +67,22 @@ Options = cfg.ConfigOpts.GroupAttr  # the group ``[acstor_agent]``
 
 
 def read_deadline_s(own: Options) -> float:
-    """Return how long a guest's read may wait; infinite where it is hard."""
+    """Return the longest wait of a guest's read; infinite without a deadline."""
     return float(own.read_deadline_s) or math.inf
 
 
 def reply_timeout_s(own: Options) -> float:
-    """Return how long those may wait who are told then that they cannot be served now."""
+    """Return the longest wait of a request that fails afterwards, such as a look-up."""
     return min(read_deadline_s(own), REPLY_TIMEOUT_S)
 
 
 def provider_timeout_s(own: Options) -> float:
-    """Return how long one place may take for what a guest waits for."""
+    """Return the longest time that one provider may take for a guest's read."""
     return (float(own.read_deadline_s) or REPLY_TIMEOUT_S) * PROVIDER_SHARE
 
 
 def check(own: Options) -> None:
-    """Check the options before there is a mount.
-
-    An address that does not exist yet is tried again while guests are served.
-
-    :raises errors.Unusable: an address is invalid, or there is no such group or variant
-    """
+    """Raise Unusable for an invalid address, group or variant, before there is a mount."""
     load_policies(own)
     for name in ("peer_listen", "metrics_listen"):
         if address := own[name]:
@@ -107,10 +100,7 @@ def check(own: Options) -> None:
 
 
 def group_id(group: str) -> int:
-    """Return the number of a group; a number stands for itself, as for a group of a container.
-
-    :raises KeyError: there is no such group, and no number is so large
-    """
+    """Return the number of a group, given by name or number, or raise KeyError."""
     if not group.isdecimal():
         return grp.getgrnam(group).gr_gid
     if int(group) > LARGEST_GID:
@@ -135,15 +125,12 @@ def mirror_gid(own: Options) -> int:
 
 
 def disk_policy(chosen: str, folder: str) -> str:
-    """Return the policy for the disk of a folder, which ``auto`` leaves to the device."""
+    """Return the disk policy for a folder; ``auto`` chooses by its device."""
     return disk_io.policy_for(folder) if chosen == disk_io.AUTO else chosen
 
 
 def load_policies(own: Options) -> policies.Policies:
-    """Return the policies, the defaults without variants.
-
-    :raises errors.Unusable: there is no such variant, or two exclude each other
-    """
+    """Return the policies with the configured variants, or raise Unusable."""
     try:
         return policies.load(tuple(own.variants))
     except ValueError as e:
@@ -151,7 +138,7 @@ def load_policies(own: Options) -> policies.Policies:
 
 
 def make_read_ahead(own: Options, source: readahead.Source) -> readahead.Predictor:
-    """Return what says which part of an image to fetch before a guest asks for it."""
+    """Return the readahead policy for the images of a source."""
     make = load_policies(own).read_ahead
     return make(READ_AHEAD_LIMIT_BYTES, source) if make else readahead.ReadAhead(0)
 
@@ -162,13 +149,13 @@ def fill_rate_bytes_s(own: Options) -> float:
 
 
 def boot_memory_of(own: Options) -> boot_memory.BootMemory:
-    """Return what holds boot images while guests boot."""
+    """Return the memory for boot images while guests boot."""
     limit_bytes: int = own.boot_memory_limit_bytes
     return boot_memory.BootMemory(limit_bytes, boot_memory.IDLE_S, boot_memory.LONGEST_S)
 
 
 def boot_limits(own: Options) -> boot_recording.RecordingLimits:
-    """Return which boots are recorded, and for how long."""
+    """Return the limits of recorded boots."""
     longest_s = boot_recording.LONGEST_S if own.boot_memory_limit_bytes else 0.0
     return boot_recording.RecordingLimits(longest_s, boot_recording.IDLE_S, boot_recording.BOOTS)
 
@@ -198,7 +185,7 @@ def reachable_at(own: Options) -> str:
 
 
 def make_identity_files(own: Options, host: ids.HostId) -> identity_files.IdentityFiles:
-    """Return the files that prove who this host is."""
+    """Return the files of this host's identity."""
     return identity_files.IdentityFiles(host, identity_files.files_in(conf.identity_dir(own)))
 
 
@@ -225,12 +212,12 @@ def exchange_settings(
 
 
 def peer_limits() -> peer_network.PeerLimits:
-    """Return what bounds connections with peers."""
+    """Return the limits of connections with peers."""
     return peer_network.PeerLimits(hello_s=PEER_SILENCE_S, silence_s=PEER_SILENCE_S)
 
 
 def peer_traffic(own: Options) -> traffic_control.TrafficControl:
-    """Return what bounds and marks what this host and other agents send each other."""
+    """Return the rate limits and the mark of traffic with peers."""
     upload, download = own.peer_upload_limit_mbit, own.peer_download_limit_mbit
     return traffic_control.TrafficControl(
         traffic_control.TrafficLimiter(upload * MBIT_BYTES or math.inf),
@@ -240,10 +227,7 @@ def peer_traffic(own: Options) -> traffic_control.TrafficControl:
 
 
 def peer_security(own: Options) -> peer_network.SecurityMode:
-    """Return the security mode for peers: insecure by default only without other hosts.
-
-    :raises errors.Unusable: the address to listen at does not allow it
-    """
+    """Return the mode for peers, by default insecure only on loopback, or raise Unusable."""
     if own.peer_security is not None:
         return peer_network.SecurityMode(own.peer_security)
     try:
@@ -257,10 +241,9 @@ def peer_security(own: Options) -> peer_network.SecurityMode:
 def peer_credentials(
     own: Options, identity_: identity_files.IdentityFiles, *, may_come_later: bool = False
 ) -> peer_network.Credentials | None:
-    """Return the credentials for peers; None in insecure mode.
+    """Return the credentials for peers, None if insecure; raise Unusable without a certificate.
 
-    :param may_come_later: a certificate can be requested: until then peers are not contacted
-    :raises errors.Unusable: there is no usable certificate
+    :param may_come_later: a certificate can be requested; until then peers are not contacted
     """
     security = peer_security(own)
     if security is peer_network.SecurityMode.INSECURE:

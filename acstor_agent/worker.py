@@ -22,11 +22,7 @@ LOG = logging.getLogger(__name__)
 
 
 def run_worker(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: bytes) -> None:
-    """Run a worker until SIGTERM.
-
-    :param secret: of this host (see ``process/host_secret.py``)
-    :raises errors.Unusable: the configuration, or what it names, cannot be used
-    """
+    """Run a worker with this host's secret until SIGTERM; raise Unusable for unusable options."""
     trio.run(functools.partial(_work, conf, inheritance, secret))
 
 

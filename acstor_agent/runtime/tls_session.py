@@ -27,10 +27,7 @@ deliver them.
 
 
 class TlsSession:
-    """One side of a connection.
-
-    :param server_hostname: name that the server must prove, if the context requires one
-    """
+    """One side; ``server_hostname``: the name that the server must prove, if the context checks."""
 
     def __init__(
         self, context: ssl.SSLContext, *, is_server: bool, server_hostname: str | None = None
@@ -48,10 +45,7 @@ class TlsSession:
         self._is_begun = False  # the last record has more plain text
 
     def continue_handshake(self) -> bool:
-        """Continue the handshake; return whether it is complete.
-
-        :raises ssl.SSLError: the other side is not trusted, or does not use TLS
-        """
+        """Continue the handshake; return whether it is complete, or raise ssl.SSLError."""
         if self._received:
             self._incoming.write(self._received)
             self._received = _NOTHING
@@ -105,9 +99,7 @@ class TlsSession:
         return self._outgoing.read()
 
     def read_into(self, space: memoryview, *more: memoryview) -> int:
-        """Decrypt data into ``space``; return the number of bytes, 0 if there are none.
-
-        At most RECORDS_IN_A_ROW records with plain text are decrypted.
+        """Decrypt up to RECORDS_IN_A_ROW records into ``space``; return the bytes, 0 if none.
 
         :param more: space that follows; if given, many records may fill ``space``, else one
         :raises ssl.SSLError: the data is not authentic

@@ -2,8 +2,7 @@
 """Interface of a source: random-access reads of blobs.
 
 A blob is an image's bytes, its chunk map or its boot image. A driver reads one kind of place; a
-wrapper is a source around another one. Each piece of a read is reported by itself, with exactly the
-requested bytes or an error.
+wrapper surrounds another source. Each piece is reported by itself: its exact bytes, or an error.
 """
 
 import abc
@@ -168,17 +167,13 @@ class Source(abc.ABC):
         """Read pieces, and report each once, as soon as it is read or has failed.
 
         Adjacent pieces are one read of the place. All are reported when this returns; a cancelled
-        call reports nothing more. Failures are reported, not raised.
-
-        :raises errors.LocalProtocolError: a range is invalid
+        call reports nothing more. Only LocalProtocolError (a range is invalid) is raised.
         """
 
     async def read(
         self, blob: Blob, offset: int, length: int, content: ids.Content | None = None
     ) -> bytes:
-        """Return ``length`` bytes of ``blob`` from ``offset`` on, in a copy.
-
-        A read of 0 bytes returns ``b""`` without asking the place.
+        """Return a copy of ``length`` bytes (0: without a read) of ``blob`` from ``offset`` on.
 
         :raises errors.ChunkMissing: the blob ends before ``offset + length``
         :raises errors.ChunkInvalid: the bytes do not match ``content``

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs calls that may hang in the kernel, in a bounded number of threads.
 
-Such a thread cannot be cancelled, only abandoned. With too many abandoned ones
-(``core/sources/hung_calls.py``) calls fail at once, so that the next source is asked.
+A thread cannot be cancelled, only abandoned. With too many abandoned ones, calls fail at once.
 """
 
 import logging
@@ -49,10 +48,9 @@ class BlockingThreads:
         return self._fence.count_hung(self._clock.monotonic())
 
     async def run(self, what: str, key: Hashable, function: Callable[[], T]) -> T:
-        """Call ``function`` in a thread and return its result; cancellation abandons it.
+        """Return the result of ``function``, run in a thread that a cancellation abandons.
 
-        :param what: what the call reads, for errors
-        :param key: such as the file that the call reads
+        :param key: the file, or other part of the place, that the call reads
         :raises errors.SourceUnreachable: too many calls hang
         """
         self._log_changes()

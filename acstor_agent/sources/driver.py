@@ -51,10 +51,7 @@ class BlobRun:
         return self._next == len(self.pieces)
 
     def check_pieces(self, count_bytes: int) -> None:
-        """Check the pieces that lie in the first ``count_bytes``, in whatever thread.
-
-        BLAKE3 releases the interpreter's lock.  :meth:`pieces_filled` checks the rest.
-        """
+        """Check pieces of the first ``count_bytes``, in any thread: BLAKE3 releases the lock."""
         while (number := len(self._checked)) < len(self.pieces):
             if self._ends[number] > count_bytes:
                 return
@@ -107,10 +104,7 @@ class Driver(base.Source):
     @classmethod
     @abc.abstractmethod
     def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> "Driver":
-        """Create the source from its option group.
-
-        :raises errors.Unusable: an option is missing or invalid
-        """
+        """Create the source from its option group, or raise Unusable for an invalid option."""
 
     def prefer_location(self, levels: Sequence[str]) -> None:
         """Prefer copies at the host's location, the widest level first; by default does nothing."""
@@ -122,10 +116,7 @@ class Driver(base.Source):
     async def fill_run(self, run: BlobRun) -> None:
         """Fill the buffers in order, and report progress by :meth:`BlobRun.pieces_filled`.
 
-        Pieces reported as filled stay valid if the rest fails.
-
-        :raises errors.ChunkMissing: there is no such blob, or it is too short
-        :raises errors.SourceUnreachable: a transient fault
+        Pieces reported as filled stay valid if the rest fails, with an error of :class:`Source`.
         """
 
     async def read_pieces(self, request: base.PieceRequest) -> None:

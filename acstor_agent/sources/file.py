@@ -3,10 +3,8 @@
 
 The folder has <image_id>.raw (or .qcow2) and <image_id>.acmap, each a regular file; in a file store
 of Glance only images, called <image_id>. Symbolic links are refused, so that writers of the folder
-cannot make the agent read elsewhere.
-
-Every call may hang with the file server, including close, so all run in threads of the source's own
-(blocking_threads.py).
+cannot make the agent read elsewhere. Every call, also close, may hang with the file server, so all
+run in threads of the source's own (blocking_threads.py).
 """
 
 import collections
@@ -127,8 +125,7 @@ class _Turn:
 class _Order:
     """Makes sequential reads reach the kernel in order, to avoid seeks.
 
-    A read that follows another starts with a readahead hint and then ends its turn. The first read
-    gives no hint, since hints disable the kernel's own readahead.
+    Only a read that follows another gives a readahead hint, which disables the kernel's own.
     """
 
     def __init__(self, order_s: float) -> None:
@@ -154,9 +151,8 @@ class _Order:
 
 
 class FileSource(driver.Driver):
-    """The blobs in ``folder``.
+    """The blobs in ``folder``; up to ``open_files_limit`` files stay open between reads.
 
-    :param open_files_limit: of files that stay open between reads
     :param order_s: how long a read waits for the read before it to reach the kernel
     """
 

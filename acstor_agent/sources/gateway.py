@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads images through acstor's gateway, which serves ranges of all images.
 
-Records come from Glance, as for the source ``glance``. Configured after ``glance``, the gateway is
-asked only for images of which Glance serves no ranges.
-
-If the user has the role ``acstor-host``, records come from the gateway too, and each request has a
-grant of the decision service (``host_grants``).
+Records come from Glance, as for the source ``glance``; configured after that, the gateway is asked
+only for images of which Glance serves no ranges. If the user has the role ``acstor-host``, records
+come from the gateway, and each request has a grant of the decision service (``host_grants``).
 """
 
 import contextlib

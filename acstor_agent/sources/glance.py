@@ -2,9 +2,8 @@
 """Reads images and their artefacts from Glance by range requests.
 
 Attaching an image checks its record: it must be active and of a supported disk format, and an
-artefact must belong to it (:mod:`acstor_common.image.artefacts`). Reads do not check this again:
-guests continue with an image that was deactivated. keystoneauth blocks, so it runs in threads;
-bytes come over the connections of http_pool.py.
+artefact must belong to it (``image/artefacts.py``). Reads do not check this again: guests continue
+with a deactivated image. keystoneauth blocks, so it runs in threads.
 """
 
 import dataclasses
@@ -47,9 +46,8 @@ PLACES_LIMIT = 4096
 STREAMS = 6  # concurrent whole downloads, on connections of their own
 STREAM_SILENCE_S = 30.0  # in a whole download, which must restart from the beginning
 NO_RANGES_S = 300.0  # until reads ask again for ranges that Glance did not serve
-_NEW = frozenset({image_record.ACTIVE})
-_IN_USE = frozenset({image_record.ACTIVE, image_record.DEACTIVATED})
-"""Statuses of images that are attached, and of those that guests read already."""
+_NEW = frozenset({image_record.ACTIVE})  # statuses of images to attach
+_IN_USE = frozenset({image_record.ACTIVE, image_record.DEACTIVATED})  # and of those in use
 ARTEFACTS = {
     base.BlobKind.CHUNK_MAP: (artefacts.Kind.CHUNK_MAP, chunk_map.VERSION),
     base.BlobKind.BOOT_IMAGE: (artefacts.Kind.BOOT_IMAGE, boot_image.VERSION),
@@ -222,21 +220,14 @@ class GlanceSource(driver.Driver):
         return self._places.get(blob)
 
     async def find(self, blob: base.Blob, *, is_in_use: bool) -> BlobLocation:
-        """Look up a blob in Glance, and check that it may be used.
-
-        :param is_in_use: accept a deactivated image
-        :raises errors.ChunkUnavailable: it may not, or Glance is unreachable
-        """
+        """Look up a blob that is usable, or deactivated but in use, or raise ChunkUnavailable."""
         what = f"the place of {blob.file_name}"
         return await self._find(blob, what, _IN_USE if is_in_use else _NEW)
 
     async def download_blob(
         self, blob: base.Blob, location: BlobLocation, receive: http_response.ReceivePart
     ) -> None:
-        """Pass a whole blob to ``receive``, part by part; works with every store.
-
-        :raises errors.ChunkUnavailable: it cannot be read completely
-        """
+        """Pass a whole blob to ``receive`` in parts, from any store, or raise ChunkUnavailable."""
         what = f"all of {blob.file_name}"
 
         async def pour(ticket: ServiceEndpoint) -> None:
@@ -351,11 +342,7 @@ class GlanceSource(driver.Driver):
         image_id: ids.ImageId,
         glance_id: ids.ImageId,
     ) -> dict[str, str]:
-        """Return the headers that authenticate a request.
-
-        :param image_id: the image that is read
-        :param glance_id: the image or its artefact
-        """
+        """Return headers for a request of an image, or of its artefact ``glance_id``."""
         return {"X-Auth-Token": ticket.token}
 
     async def _record(

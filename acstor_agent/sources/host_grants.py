@@ -55,11 +55,9 @@ class HostGrants:
         self._threads = blocking_threads.BlockingThreads(WHERE, THREADS)
 
     async def headers_of(self, what: str, image_id: ids.ImageId, target: str) -> dict[str, str]:
-        """Return the headers that permit a request to the gateway.
+        """Return the headers that permit a request to the gateway, or raise ChunkUnavailable.
 
-        :param what: what is read, in words
         :param target: see :func:`image_grants.target_of`
-        :raises errors.ChunkUnavailable: there is no grant
         """
         identity = self._files.current_credentials()
         if identity.certificate is None:

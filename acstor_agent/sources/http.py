@@ -16,10 +16,7 @@ GROUP = "source_http"
 
 
 class HttpSource(driver.Driver):
-    """The blobs below ``url``, to which the blob's file name is appended.
-
-    :raises errors.Unusable: the URL or a limit is invalid
-    """
+    """The blobs below ``url``, by file name; raises Unusable if the URL or a limit is invalid."""
 
     def __init__(self, url: str, limits: http_pool.HttpLimits | None = None) -> None:
         self._base_url, auth = _parsed(url)

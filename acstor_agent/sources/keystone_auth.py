@@ -36,10 +36,7 @@ class Catalog(NamedTuple):
         return cls(group.region_name or None, interfaces)
 
     def url_of(self, session: keystone_session.Session, service_type: str, what: str) -> str:
-        """Return the URL of a service.
-
-        :raises exceptions.EndpointNotFound: the catalog has none
-        """
+        """Return the URL of a service, or raise EndpointNotFound if the catalog has none."""
         url = session.get_endpoint(
             service_type=service_type, region_name=self.region_name, interface=list(self.interfaces)
         )
@@ -89,10 +86,7 @@ def options() -> list[cfg.Opt]:
 
 
 def auth(group: cfg.ConfigOpts.GroupAttr, name: str) -> plugin.BaseAuthPlugin:
-    """Return the authentication plugin for an option group.
-
-    :raises errors.Unusable: an option is missing
-    """
+    """Return an option group's authentication plugin; raise Unusable if an option is missing."""
     remedy = "Name the service user that reads the images"
     if not group.auth_url:
         raise errors.Unusable(f"[{name}] auth_url", "it is not set", remedy)

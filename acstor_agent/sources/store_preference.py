@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Preferred stores of Glance: those whose name is a level of the host's location.
 
-Requests name them in Glance's parameter ``prefer`` (2026.2; older Glances ignore it). Glance then
-reads an image from them if it is there, else from its other stores.
+Glance (from 2026.2) reads an image from them, if it is there, by the request's ``prefer``.
 """
 
 import logging
@@ -59,10 +58,7 @@ class StorePreference:
         return "" if self._clock() < self._suspended.get(blob, 0.0) else query
 
     def suspend(self, blob: base.Blob, error: http_range.RangeRefused) -> bool:
-        """Return whether the preference may have caused a refusal; then the next request has none.
-
-        A Glance that refuses the request without it, too, has another reason.
-        """
+        """Return whether the preference may have caused a refusal; the next request has none."""
         if "?prefer=" not in error.range_request.where or error.status not in REFUSALS:
             return False
         LOG.info("%s: Glance answers %d with preferred stores", blob.file_name, error.status)

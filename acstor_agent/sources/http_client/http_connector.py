@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens TCP connections to web servers by name.
-
-Addresses are tried in the resolver's order, the next when one fails or is late (RFC 8305, "Happy
-Eyeballs").
-"""
+"""Opens TCP connections by name; tries the next address if one fails or is late (RFC 8305)."""
 
 import contextlib
 import ipaddress
@@ -34,11 +30,7 @@ class HttpConnector:
         return self._threads.hanging
 
     async def connect_socket(self, host: str, port: int) -> socket.socket:
-        """Return a connected non-blocking socket.
-
-        :raises OSError: the server cannot be reached, or the name is unknown
-        :raises errors.SourceUnreachable: too many calls of the resolver hang
-        """
+        """Return a connected non-blocking socket, or raise OSError or SourceUnreachable."""
         stream = await _connect_any(await self._addresses(host, port), host, port)
         sock = socket.socket(fileno=stream.socket.detach())
         sock.setblocking(False)

@@ -110,10 +110,7 @@ class HttpPool:
     async def size_bytes(
         self, range_request: http_range.RangeRequest, headers: Mapping[str, str] = _NOTHING
     ) -> int:
-        """Return the blob's size from a range of one byte, else from HEAD.
-
-        :raises errors.ChunkUnavailable: the server has no ranges, or states no size
-        """
+        """Return the blob's size, by a range of one byte or HEAD, or raise ChunkUnavailable."""
         async with self.send_request(range_request, headers) as answer:
             if http_range.is_empty_blob(answer.status, answer.headers):
                 return 0
@@ -136,10 +133,7 @@ class HttpPool:
         range_request: http_range.RangeRequest,
         headers: Mapping[str, str] = _NOTHING,
     ) -> None:
-        """Fill a run with the requested range.
-
-        :raises errors.ChunkUnavailable: it cannot be read completely
-        """
+        """Fill a run with the requested range, or raise ChunkUnavailable."""
         async with self.send_request(range_request, headers) as answer:
             try:
                 http_range.check_range_response(range_request, answer.status, answer.headers)
@@ -156,10 +150,7 @@ class HttpPool:
         size_bytes: int,
         receive: http_response.ReceivePart,
     ) -> None:
-        """Pass a whole blob of ``size_bytes`` to ``receive``, part by part.
-
-        :raises errors.ChunkUnavailable: it cannot be read completely, or has another length
-        """
+        """Pass a blob of ``size_bytes`` to ``receive`` in parts, or raise ChunkUnavailable."""
         async with self.send_request(range_request, headers) as answer:
             http_range.check_full_response(range_request, answer.status, answer.headers, size_bytes)
             count_bytes = await answer.stream_body(size_bytes, receive)
@@ -181,10 +172,7 @@ class HttpPool:
         headers: Mapping[str, str] = _NOTHING,
         method: str = "GET",
     ) -> AsyncIterator[http_response.HttpResponse]:
-        """Send a request; yield its response, with an unread body.
-
-        :raises errors.SourceUnreachable: there is no complete response
-        """
+        """Send a request; yield its response, with an unread body, or raise SourceUnreachable."""
         if trio.current_time() < self._not_before:
             await trio.sleep_until(self._not_before)
         url, credentials = range_request.where, {**self._credentials, **headers}

@@ -109,10 +109,7 @@ class HasHeaders(Protocol):
 def check_range_response(
     range_request: RangeRequest, status: int, headers: HasHeaders
 ) -> int | None:
-    """Return the blob's size in bytes, None if the server does not state it.
-
-    :raises errors.ChunkUnavailable: the body is not the requested range
-    """
+    """Return the blob's size in bytes, None if not stated, or raise ChunkUnavailable."""
     if status != 206:
         raise status_error(range_request, status)
     _check_encoding(range_request, headers)
@@ -128,10 +125,7 @@ def check_range_response(
 def check_full_response(
     range_request: RangeRequest, status: int, headers: HasHeaders, size_bytes: int
 ) -> None:
-    """Check the head of a response with a whole blob of ``size_bytes``.
-
-    :raises errors.ChunkUnavailable: the body is not that
-    """
+    """Raise ChunkUnavailable if a response is not a whole blob of ``size_bytes``."""
     if status != 200:
         raise status_error(range_request, status)
     _check_encoding(range_request, headers)
@@ -172,12 +166,10 @@ def redirect_target(
 def check_redirect_target(
     range_request: RangeRequest, url: str, peer: str, first_peer: str
 ) -> None:
-    """Refuse a redirect to addresses that only this host or its link can reach.
+    """Raise SourceRefused for a redirect to addresses that only this host or its link can reach.
 
     A compromised server could make agents request internal services, such as metadata.
     ``first_peer``, the configured server, may be internal itself.
-
-    :raises errors.SourceRefused: it is not followed
     """
     kind = _kind_of(peer)
     if kind and kind != _kind_of(first_peer):
@@ -198,13 +190,11 @@ def _not_followed(range_request: RangeRequest, location: str, why: str) -> error
 
 
 def check_head_response(range_request: RangeRequest, status: int, headers: HasHeaders) -> int:
-    """Return the blob's size in bytes from the response to HEAD.
+    """Return the blob's size in bytes from the response to HEAD, or raise ChunkUnavailable.
 
     >>> request = RangeRequest("a blob", "http://h/a", 0, 0)
     >>> check_head_response(request, 200, {"Content-Length": "10"})
     10
-
-    :raises errors.ChunkUnavailable: it has none
     """
     if status != 200:
         raise status_error(range_request, status)

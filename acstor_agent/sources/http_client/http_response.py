@@ -64,10 +64,7 @@ class HttpResponse:
         self._is_kept = event.http_version != b"1.0" and "close" not in tokens
 
     async def fill_run(self, run: driver.BlobRun, length: int) -> None:
-        """Read the body, of ``length`` bytes, into the buffers of a run.
-
-        :raises errors.SourceUnreachable: the body is shorter or longer
-        """
+        """Read the body into a run, or raise SourceUnreachable if it is not of ``length`` bytes."""
         is_plain = not self.headers.get("Transfer-Encoding")
         if not is_plain or self.headers.get("Content-Length") != str(length):
             run.fill_first(await self._exactly(length))
@@ -86,10 +83,7 @@ class HttpResponse:
         self.is_over = self._is_kept and max(len(early), count_bytes) <= length
 
     async def read_body(self, limit_bytes: int) -> bytes:
-        """Return the whole body.
-
-        :raises errors.SourceUnreachable: it is longer than ``limit_bytes``
-        """
+        """Return the whole body, or raise SourceUnreachable if it exceeds ``limit_bytes``."""
         body = bytearray()
 
         async def receive(part: bytes) -> None:
@@ -99,10 +93,7 @@ class HttpResponse:
         return bytes(body)
 
     async def stream_body(self, limit_bytes: int, receive: ReceivePart) -> int:
-        """Pass the whole body to ``receive``, part by part; return its length.
-
-        :raises errors.SourceUnreachable: it is longer than ``limit_bytes``
-        """
+        """Pass the body to ``receive`` in parts and return its length; or SourceUnreachable."""
         self._part_bytes, count_bytes = PART_BYTES, 0
         while not isinstance(event := await self._next_event(), h11.EndOfMessage):
             if isinstance(event, h11.Data):

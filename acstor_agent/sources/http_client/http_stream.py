@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One connection to a web server, in clear text or TLS.
 
-Every wait for the server has a timeout of silence. The non-blocking socket is called directly, and
-trio only to wait, since a turn of the scheduler costs more than a call.
+Every wait has a timeout of silence. The socket is called directly: a turn of trio costs more.
 """
 
 import socket
@@ -50,10 +49,7 @@ class Stream:
         return False
 
     async def send(self, data: bytes) -> None:
-        """Send all data.
-
-        :raises OSError: the connection is lost, or the server does not read
-        """
+        """Send all data; raise OSError if the connection is lost or the server does not read."""
         while data:
             try:
                 data = data[self._sock.send(data) :]
@@ -61,10 +57,7 @@ class Stream:
                 await self._wait(trio.lowlevel.wait_writable)
 
     async def receive_into(self, buffers: Sequence[bytearray | memoryview]) -> int:
-        """Fill the buffers in order; return the number of bytes, 0 at the end.
-
-        :raises OSError: the connection is lost, or the server is silent
-        """
+        """Fill the buffers in order; return the number of bytes, 0 at the end, or raise OSError."""
         while True:
             self._calls += 1
             if self._calls >= CALLS_PER_TURN:
@@ -103,10 +96,7 @@ class TlsStream(Stream):
         self._session = session
 
     async def handshake(self) -> None:
-        """Do the TLS handshake.
-
-        :raises OSError: the connection is lost, or the certificate is invalid
-        """
+        """Do the TLS handshake, or raise OSError if the certificate is invalid."""
         try:
             while not self._session.continue_handshake():
                 await super().send(self._session.take_outgoing())
@@ -165,9 +155,8 @@ async def connect(
     context: ssl.SSLContext | None,
     silence_s: float,
 ) -> Stream:
-    """Connect to a server.
+    """Connect to a server, in clear text if ``context`` is None.
 
-    :param context: None: clear text
     :raises OSError: it cannot be reached in ``silence_s``, or its certificate is invalid
     :raises errors.SourceUnreachable: see :meth:`http_connector.HttpConnector.connect_socket`
     """
@@ -188,10 +177,7 @@ async def connect(
 
 
 def tls_context(what: str, ca_file: str | None) -> ssl.SSLContext:
-    """Return the TLS context for a server; ``ca_file`` None: the system's authorities.
-
-    :raises errors.Unusable: the file cannot be used
-    """
+    """Return a TLS context (``ca_file`` None: the system's authorities), or raise Unusable."""
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # includes ssl.SSLError

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A source with timeouts, whatever the driver does.
-
-``core/sources/attempt_timeout.py`` derives them from recent answers. Decoding time does not count.
-"""
+"""Limits the time of a source's reads, without decoding (core/sources/attempt_timeout.py)."""
 
 from collections.abc import Awaitable
 from collections.abc import Callable
@@ -20,10 +17,7 @@ CLOSE_S = 2.0
 
 
 class DeadlineSource(base.Wrapper):
-    """Reports a place as unreachable after a timeout.
-
-    :param timeout_s: least timeout; None: ``attempt_timeout.BASE_S``
-    """
+    """Reports a place as unreachable after a timeout, ``timeout_s`` (None: BASE_S) at least."""
 
     def __init__(self, inner: base.Source, timeout_s: float | None = None) -> None:
         super().__init__(inner)

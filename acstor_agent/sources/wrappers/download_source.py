@@ -244,8 +244,6 @@ class DownloadSource(base.Source):
     def _pour_of(self, copy: full_download.FullDownload) -> full_download.StreamBlob:
         return lambda take: self._source.download_blob(copy.blob, copy.location, take)
 
-    # Disk space
-
     def _drop(self, blob: base.Blob) -> None:
         copy = self._copies.pop(blob, None)
         if copy is not None:

@@ -118,8 +118,6 @@ class FullDownload:
         """Its progress in words."""
         return f"{self.received_bytes} of {self.end_bytes} bytes of it have come"
 
-    # Readers
-
     @contextlib.contextmanager
     def hold_open(self) -> Iterator[None]:
         """Keep the file open during the block."""
@@ -132,10 +130,7 @@ class FullDownload:
             self._close_unused()
 
     async def wait_for(self, stop: int, until_s: float) -> None:
-        """Wait until everything before ``stop`` has arrived, up to ``until_s``.
-
-        :raises errors.ChunkUnavailable: it failed, or did not arrive in time
-        """
+        """Wait until all before ``stop`` is here, up to ``until_s``, or raise ChunkUnavailable."""
         self._stops.append(stop)
         try:
             with trio.move_on_at(until_s):
@@ -159,10 +154,7 @@ class FullDownload:
         return kind(f"{self.blob.file_name} up to byte {stop}", self._where, self.failure.why)
 
     async def read_into(self, run: driver.BlobRun, count_bytes: int) -> int:
-        """Fill and verify buffers of a run from ``count_bytes`` on; return the new count.
-
-        :raises errors.SourceUnreachable: the file cannot be read
-        """
+        """Fill a run from ``count_bytes`` on; return the new count, or raise SourceUnreachable."""
 
         def read() -> int:
             left = driver.rest_of(run.buffers, count_bytes)
@@ -196,8 +188,6 @@ class FullDownload:
             self._closed = _close_soon(self._descriptor)
             self._descriptor = -1
 
-    # Stream
-
     @contextlib.contextmanager
     def download_during(self) -> Iterator[None]:
         """Run the download in the block; :attr:`failure` says how it ended."""
@@ -218,11 +208,7 @@ class FullDownload:
     async def download_all(
         self, folder: pathlib.Path, rng: random.Random, pour: StreamBlob
     ) -> None:
-        """Download everything into a file on the file system of ``folder``.
-
-        :raises errors.ChunkUnavailable: it failed
-        :raises OSError: there can be no file
-        """
+        """Download all to the file system of ``folder``; raise ChunkUnavailable or OSError."""
         self._descriptor = await self.in_thread(lambda: _open_unlinked(folder))
         await self._stream(pour, rng)
         if self.end_bytes == self.location.size_bytes:

@@ -2,9 +2,9 @@
 """Reads guest-visible bytes of images from their stored files, such as qcow2.
 
 A wrapper around one place, so that wrong bytes count against that place. Pieces become reads of the
-stored file (``core/sources/stored_reads.py``); compressed clusters are decoded in threads while the
-rest is read. Results are verified against CIDs. A raw image is passed through. The layout bounds
-the decoded bytes. A cache keeps clusters of which only a part was needed, and slow ones.
+stored file (``core/sources/stored_reads.py``), and are verified against CIDs. Compressed clusters
+are decoded in threads while the rest is read; the layout bounds their bytes. A cache keeps clusters
+of which only a part was needed, and slow ones. A raw image is passed through.
 """
 
 import collections
@@ -49,10 +49,7 @@ class Layout(Protocol):
         """Length that the guest sees."""
 
     def find(self, start: int, stop: int) -> list[layout.Extent]:
-        """Return the extents of a range.
-
-        :raises errors.ChunkUnavailable: that part is not known at the moment
-        """
+        """Return the extents of a range, or raise ChunkUnavailable if they are unknown now."""
 
 
 Steps = Generator[int, None, base.Buffer]
