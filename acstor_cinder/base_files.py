@@ -2,8 +2,8 @@
 """Base files of overlay volumes on a share, and the links that count their users.
 
 The bytes of an image have one base file, ``acstor-<image id>-<hash>``: first a symbolic link to the
-image's mirror on the host that opens it, later a copy.  A volume names its base by a link of its
-own, ``<volume name>.<image id>``, which also shows that the base is in use.
+mirror on the host that opens it, later a copy.  Each volume has a link ``<volume name>.<image
+id>``.
 """
 
 import contextlib
@@ -27,10 +27,7 @@ def base_name(image_id: str, os_hash: bytes) -> str:
 
 
 def mirror_of(base: str, mount_point: pathlib.Path) -> pathlib.Path:
-    """Return the mirror of a base file's image below an agent's mount point.
-
-    It follows from the name alone: whoever can write to the share can change what a link names.
-    """
+    """Return the mirror by the base's name alone: users of the share can change its links."""
     named = _BASE.fullmatch(base)
     if named is None:
         raise ValueError(f"{base} is not the name of a base file")
@@ -43,10 +40,7 @@ def copy_path(share: pathlib.Path, base: str) -> pathlib.Path:
 
 
 def add_user(share: pathlib.Path, volume_name: str, base: str, mirror: pathlib.Path) -> str:
-    """Let a volume use a base file; return the name of its link.
-
-    :param mirror: that of :func:`mirror_of`; a new base file links to it
-    """
+    """Let a volume use a base file, first a link to ``mirror``; return the volume's link."""
     link = share / f"{volume_name}.{mirror.stem}"
     link.symlink_to(base)
     with contextlib.suppress(FileExistsError):
@@ -81,10 +75,7 @@ def list_uncopied(share: pathlib.Path) -> list[str]:
 
 
 def finish_copy(share: pathlib.Path, base: str, size_bytes: int) -> bool:
-    """Put a complete copy in the place of the link; return whether a volume still uses it.
-
-    :raises OSError: the copy has another length, or is not on the disk
-    """
+    """Put a complete copy in the link's place; return whether it is used; OSError: incomplete."""
     copy = copy_path(share, base)
     if not (share / base).is_symlink():
         copy.unlink(missing_ok=True)

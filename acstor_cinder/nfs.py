@@ -68,8 +68,7 @@ class MirrorNfsDriver(nfs.NfsDriver):  # type: ignore[misc]  # Cinder has no typ
     ) -> tuple[dict[str, Any] | None, bool]:
         """Make a volume on an image's base file, if acstor serves the image.
 
-        Return Cinder's update of the volume, and whether the volume was made; if not, Cinder
-        downloads the image.
+        Return Cinder's update of the volume, and whether it was made; if not, Cinder downloads it.
         """
         try:
             image = self._attach(image_meta)
@@ -83,7 +82,6 @@ class MirrorNfsDriver(nfs.NfsDriver):  # type: ignore[misc]  # Cinder has no typ
         return {"provider_location": volume.provider_location}, True
 
     def _attach(self, meta: dict[str, Any]) -> image_record.Image:
-        """Attach an image in the agent of this host."""
         if why := why_downloaded(meta):
             raise errors.Unusable(f"image {meta['id']}", why)
         image = image_record.Image.from_record(meta)

@@ -23,10 +23,7 @@ class AggregateHosts(NamedTuple):
 def find_hosts(
     manager: Any, api: client.Client, name: str, page_hosts: int = PAGE_HOSTS
 ) -> AggregateHosts:
-    """Return the hosts of an aggregate; ``name`` is its ID or its name in Nova.
-
-    :raises exceptions.CommandError: no host of it sends samples, or it has too many hosts
-    """
+    """Return an aggregate's hosts (``name``: or ID); CommandError: none is up, or too many."""
     found = manager.sdk_connection.compute.find_aggregate(name, ignore_missing=False)
     wanted = sorted(set(found.hosts or ()))
     silent = _list_silent(api, wanted, page_hosts)
@@ -45,7 +42,6 @@ def find_hosts(
 
 
 def _list_silent(api: client.Client, wanted: list[str], page_hosts: int) -> set[str]:
-    """Return those of some hosts that send no samples."""
     silent, marker = set(wanted), ""
     while True:
         page = api.get("/v1/hosts", {"limit": page_hosts, "marker": marker})["hosts"]

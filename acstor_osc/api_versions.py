@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versions of the API that this client knows and requests.
-
-Minor versions only add to the API, so a command works with each version from its own on.
-"""
+"""Versions of the API that this client knows; each minor version only adds to the API."""
 
 from osc_lib import exceptions
 
@@ -13,9 +10,7 @@ OPTION = "--os-acstor-api-version"
 
 
 def parse(text: str) -> str:
-    """Return the version that an option requests; 1: the newest known to both sides.
-
-    :raises exceptions.CommandError: the version is unknown
+    """Return the version that an option requests; 1: the newest of both sides; or CommandError.
 
     >>> [parse(text) for text in ("latest", "1", "1.0")]
     ['1', '1', '1.0']
@@ -30,11 +25,7 @@ def parse(text: str) -> str:
 
 
 def version_to_send(asked: str, needed: str) -> str:
-    """Return the version to request from the service.
-
-    :param asked: result of :func:`parse`, for the whole call of ``openstack``
-    :param needed: by the command and its options
-    :raises exceptions.CommandError: ``asked`` is earlier
+    """Return the version to request; CommandError: the user ``asked`` for less than ``needed``.
 
     >>> version_to_send("1", "1.8"), version_to_send("1.9", "1.8")
     ('1.8', '1.9')

@@ -35,11 +35,7 @@ class Refused(osc_exceptions.CommandError):
 
 
 class Client:
-    """Client of the API with the user's credentials.
-
-    :param asked: version of the API, from :func:`api_versions.parse`
-    :param timeout_s: of a request, unless the session has a timeout
-    """
+    """Client of the API with the user's credentials; ``timeout_s`` unless the session has one."""
 
     _asked, _sent = api_versions.MAJOR, api_versions.KNOWN[0]
     _timeout_s: float | None = None
@@ -53,7 +49,7 @@ class Client:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._region, self._interface = region, interface or "public"
-        self._asked = asked
+        self._asked = asked  # of :func:`api_versions.parse`
         if session.timeout is None:
             self._timeout_s = timeout_s
         self._adapter = adapter.Adapter(
@@ -64,27 +60,18 @@ class Client:
         )
 
     def require_version(self, needed: str) -> "Client":
-        """Return a client that requests a version of the API which a command needs.
-
-        :raises osc_exceptions.CommandError: the user requested an earlier version
-        """
+        """Return a client that requests this version; CommandError: the user wants an older one."""
         made = copy.copy(self)
         made._sent = api_versions.version_to_send(self._asked, needed)
         return made
 
     def get(self, path: str, query: Mapping[str, object] | None = None) -> Any:
-        """Return the resource at a path.
-
-        :raises osc_exceptions.CommandError: the request failed; with a remedy
-        """
+        """Return the resource at a path, or raise CommandError with a remedy."""
         wanted = {name: value for name, value in (query or {}).items() if value is not None}
         return self._ask("GET", path, params=wanted)
 
     def post(self, path: str, body: Mapping[str, object] | None = None) -> Any:
-        """Request an action; return the response.
-
-        :raises osc_exceptions.CommandError: the request failed; with a remedy
-        """
+        """Request an action; return the response, or raise CommandError with a remedy."""
         return self._ask("POST", path, json=body or {})
 
     def _ask(self, method: str, path: str, **more: Any) -> Any:
@@ -130,10 +117,9 @@ def _message(answer: Any) -> str:
 
 
 def client_of(running: command.Command, needed: str = "") -> Client:
-    """Return the client for a command.
+    """Return the client for a command, or raise CommandError: the user wants an earlier version.
 
     :param needed: version of the API that options need; default: the command's attribute ``since``
-    :raises osc_exceptions.CommandError: the user requested an earlier version
     """
     manager: Any = running.app.client_manager  # openstackclient sets it from the plug-ins
     found: Client = manager.acstor
@@ -143,11 +129,10 @@ def client_of(running: command.Command, needed: str = "") -> Client:
 def wait_until_done(
     what: str, progress: Callable[[], tuple[int, int]], deadline_s: float, command_line: str = ""
 ) -> None:
-    """Wait until work is done, with a progress bar on a terminal.
+    """Wait until work is done, with a progress bar on a terminal; CommandError: too late.
 
     :param progress: returns the done and the total amount
     :param command_line: command that shows the progress
-    :raises osc_exceptions.CommandError: the deadline has passed
     """
     end_s = time.monotonic() + deadline_s
     done, whole = progress()

@@ -84,10 +84,7 @@ def with_wait(
 
 
 def parse_time(text: str) -> float:
-    """Return a time as seconds since 1970; without a zone it is local.
-
-    :raises argparse.ArgumentTypeError: it is malformed
-    """
+    """Return a time in seconds since 1970, local without a zone, or raise ArgumentTypeError."""
     try:
         return datetime.datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError) as e:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's events before a server's boot, from its instance actions.
-
-Their times are whole seconds by the clocks of Nova's hosts.
-"""
+"""Nova's events before a server's boot, from its instance actions, in whole seconds."""
 
 import datetime
 from typing import Any
@@ -21,11 +18,7 @@ MOST = 12
 def list_before(
     compute: Any, server_id: str, timeline: boot_timeline.Timeline
 ) -> list[boot_chart.Event]:
-    """Return Nova's events that led to a boot: the request, then those of services.
-
-    :param compute: the SDK's compute proxy
-    :return: empty if Nova shows none
-    """
+    """Return Nova's events that led to a boot: the request, then those of services, if any."""
     try:
         asked = [action for action in compute.server_actions(server_id) if action.action in BOOTING]
         led = [action for action in asked if _led_to(_at_s(action.start_time), timeline)]

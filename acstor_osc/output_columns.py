@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of command output, without control characters.
-
-Tenants or hosts chose some texts, so tables show a question mark for each character that is not
-printable. Machine formats (``-f json``, ``-f value``) have the original data.
-"""
+"""Columns of command output; tables, not ``-f json``, show ``?`` for control characters."""
 
 from collections.abc import Iterable
 from typing import Any

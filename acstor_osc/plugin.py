@@ -22,10 +22,7 @@ def make_client(instance: Any) -> client.Client:
 
 
 def check_api_version(version: str) -> bool:
-    """Return True for a valid version from the option or clouds.yaml.
-
-    :raises exceptions.CommandError: the version is unknown
-    """
+    """Return True for a valid version from the option or clouds.yaml, or raise CommandError."""
     if (
         version == api_versions.NEWEST
     ):  # openstackclient would look for a command group of this name

@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``anticipatory``: Iyer and Druschel 2001, in the shape that Linux 2.6 gave it (as-iosched).
 
-Like ``deadline`` with batches of time instead of requests, but after a read the
-disk may wait up to WAIT_S for the same stream's next one, if that stream usually
-thinks for less and stays nearer than the request that is pending.  It never
-waits for a stream that has a request pending, so for a guest with several
-readers, which is one stream, it hardly waits at all.
-
-Simplified: no exit probability (streams do not end while they are awaited), no
-merging, no cooperating processes.
+Like ``deadline`` with batches of time, but after a read the disk may wait up to WAIT_S for the same
+stream's next one, if that stream usually thinks for less and stays nearer than the pending request.
+It never waits for a stream with a pending request: for a guest with several readers, hardly ever.
+Simplified: no exit probability, no merging, no cooperating processes.
 """
 
 import collections
@@ -58,7 +54,7 @@ class Anticipatory(policy.SchedulingPolicy):
         self._has_idled = False
 
     def add(self, request: requests.DiskRequest, now_s: float) -> None:
-        """Take in a request and learn from it."""
+        """Add a request, and learn from it."""
         expire_s = WRITE_EXPIRE_S if request.is_write else READ_EXPIRE_S
         self._queues[request.is_write].add(request, now_s + expire_s)
         if request.is_write:
@@ -72,13 +68,12 @@ class Anticipatory(policy.SchedulingPolicy):
         habit.pending += 1
 
     def remove(self, request: requests.DiskRequest) -> None:
-        """Give up a request that waits."""
+        """Withdraw a pending request."""
         self._queues[request.is_write].remove(request)
         if not request.is_write:
             self._ended(request)
 
     def __iter__(self) -> Iterator[requests.DiskRequest]:
-        """Iterate over reads, then writes."""
         return itertools.chain(*self._queues.values())
 
     def request_completed(self, request: requests.DiskRequest, now_s: float) -> None:
@@ -101,11 +96,11 @@ class Anticipatory(policy.SchedulingPolicy):
             )
 
     def next_timeout(self) -> float | None:
-        """Return when the stream that is awaited will not be waited for any more."""
+        """Return the end of the wait for a stream."""
         return self._awaited_until_s if self._has_idled else None
 
     def pick_request(self, now_s: float) -> requests.DiskRequest | None:
-        """Go on with the batch, wait, or begin another batch."""
+        """Continue the batch, wait, or begin another batch."""
         if not self._queues[False] and not self._queues[True]:
             return None
         if now_s >= self._batch_ends_s and self._queues[not self._is_write]:

@@ -23,12 +23,10 @@ class FifoOrder(cache_slot.LruOrder):
 
 
 class LfuOrder(cache_slot.Order):
-    """Least frequently used first.
+    """Least frequently used first, by the power of two, then by the last use.
 
-    Frequencies are compared by their power of two and, when that is the same,
-    by the last use: 32 levels hold every count, so each step takes constant
-    time (the exact lists of Shah, Mitra, Matani 2010 do not, once slots leave
-    and come back), and a chunk is not kept for one read more than another.
+    Each step takes constant time; the exact lists of Shah, Mitra, Matani 2010 do not, once slots
+    leave and come back.
     """
 
     LEVELS = 32
@@ -40,7 +38,7 @@ class LfuOrder(cache_slot.Order):
         return self._levels[min(slot.frequency.bit_length(), self.LEVELS) - 1]
 
     def add(self, slot: cache_slot.Slot) -> None:
-        """Take in ``slot`` with the frequency that it brings."""
+        """Add ``slot`` with the frequency that it brings."""
         self._level(slot).add(slot)
 
     def note_use(self, slot: cache_slot.Slot) -> None:
@@ -55,11 +53,11 @@ class LfuOrder(cache_slot.Order):
             after.add(slot)
 
     def remove(self, slot: cache_slot.Slot) -> None:
-        """Forget ``slot``."""
+        """Remove ``slot``."""
         self._level(slot).remove(slot)
 
     def put_back(self, slot: cache_slot.Slot) -> None:
-        """Take ``slot`` back to its frequency."""
+        """Return ``slot`` to its frequency."""
         self._level(slot).put_back(slot)
 
     def demote(self, slot: cache_slot.Slot) -> None:

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cfq``: Linux 2.6's completely fair queuing (cfq-iosched), from which Ling 2015 starts.
 
-Streams take turns; each has the disk for a slice of time, in which its requests
-are served in ascending order.  When a stream has nothing pending before its
-slice is over the disk waits up to IDLE_S for it, IDLE_SEEKY_S if its requests
-lie far apart, and not at all if it usually thinks for longer.
-
-Simplified: all requests are synchronous and of one priority, no merging, no
-cooperating queues, and a deadline that has passed is looked at once a slice.
+Streams take turns; each has the disk for a slice of time, its requests in ascending order.  If a
+stream has nothing pending, the disk waits up to IDLE_S for it, IDLE_SEEKY_S if its requests lie far
+apart, and not at all if it usually thinks for longer.  Simplified: all requests are synchronous and
+of one priority, no merging, no cooperating queues, one check of deadlines a slice.
 """
 
 import collections
@@ -70,21 +67,20 @@ class Cfq(policy.SchedulingPolicy):
         self._head = 0
 
     def add(self, request: requests.DiskRequest, now_s: float) -> None:
-        """Take in a request; a stream that had none goes to the end of the round."""
+        """Add a request; a stream that had none goes to the end of the round."""
         stream = request.stream
         self._streams.setdefault(stream, _Stream()).arrived(request, now_s)
         if stream != self._current:
             self._round.setdefault(stream)
 
     def remove(self, request: requests.DiskRequest) -> None:
-        """Give up a request that waits."""
+        """Withdraw a pending request."""
         queue = self._streams[request.stream].queue
         queue.remove(request)
         if not queue:
             self._round.pop(request.stream, None)
 
     def __iter__(self) -> Iterator[requests.DiskRequest]:
-        """Iterate stream by stream."""
         return itertools.chain.from_iterable(
             stream_state.queue for stream_state in self._streams.values()
         )
@@ -99,11 +95,11 @@ class Cfq(policy.SchedulingPolicy):
             self._idle_until_s = min(now_s + stream_state.idle_s, self._slice_ends_s)
 
     def next_timeout(self) -> float | None:
-        """Return when the present stream will not be waited for any more."""
+        """Return the end of the wait for the current stream."""
         return self._idle_until_s
 
     def pick_request(self, now_s: float) -> requests.DiskRequest | None:
-        """Go on with the slice, wait, or begin another slice."""
+        """Continue the slice, wait, or begin another slice."""
         if self._current is not None and now_s < self._slice_ends_s:
             queue = self._streams[self._current].queue
             if queue:
@@ -147,7 +143,6 @@ class Cfq(policy.SchedulingPolicy):
         return self._serve(self._streams[self._current].queue, now_s)
 
     def _forget_silent(self) -> None:
-        """Forget streams that have nothing pending, but the one that has the disk."""
         self._streams = {
             stream: stream_state
             for stream, stream_state in self._streams.items()

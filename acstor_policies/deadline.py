@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``deadline``: Linux' deadline elevator, by its documentation (block/deadline-iosched).
+"""``deadline``: Linux' deadline elevator (block/deadline-iosched).
 
-Reads and writes are served in batches, each in ascending order of places;
-a batch begins with the oldest request if its deadline has passed.  Reads go
-before writes, which are passed over ``WRITES_STARVED`` times at most.
-
-Simplified: neighbouring requests are not merged, and the disk has one at a time.
-Linux 2.6.18, which Ling 2015 had, also ended a batch at the first request that did not
-begin where the last one ended; later versions go on to the next one, as is done here.
+Reads and writes are served in batches, each in ascending order; a batch begins with the oldest
+request if its deadline has passed.  Reads precede writes, WRITES_STARVED times at most.
+Simplified: no merging, and one request at a time.  As in Linux after 2.6.18, a batch may leave
+gaps.
 """
 
 import itertools
@@ -35,20 +32,19 @@ class Deadline(policy.SchedulingPolicy):
         self._starved = 0
 
     def add(self, request: requests.DiskRequest, now_s: float) -> None:
-        """Take in a request."""
+        """Add a request."""
         expire_s = WRITE_EXPIRE_S if request.is_write else READ_EXPIRE_S
         self._queues[request.is_write].add(request, now_s + expire_s)
 
     def remove(self, request: requests.DiskRequest) -> None:
-        """Give up a request that waits."""
+        """Withdraw a pending request."""
         self._queues[request.is_write].remove(request)
 
     def __iter__(self) -> Iterator[requests.DiskRequest]:
-        """Iterate over reads, then writes."""
         return itertools.chain(*self._queues.values())
 
     def pick_request(self, now_s: float) -> requests.DiskRequest | None:
-        """Go on with the batch, or begin another."""
+        """Continue the batch, or begin another."""
         found = self._queues[self._is_write].at_or_after(self._head) if self._left else None
         if found is None:
             found = self._begin_batch(now_s)

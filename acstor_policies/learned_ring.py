@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variant ``ring``: hosts in lock-step fetch from their predecessors (``lockstep``).
+"""The variant ``ring``: a busy host refers hosts in lockstep to their predecessor.
 
-A busy host refers requesters to hosts of a tree.  With this policy it refers hosts in lock-step to
-their predecessor.  It never names a host that stands behind the requester, or before the home of
-the chunk, by its own table.
+It names no host behind the requester, or before the chunk's home, by its own table.
 """
 
 from collections.abc import Callable
@@ -26,7 +24,7 @@ AWAITED_S = 0.5  # so long a request waits for what guests of this host are abou
 
 
 class LearnedRing(base.Lockstep):
-    """See above."""
+    """The scheme of the variant; :mod:`lockstep` describes the ring."""
 
     learns_ring: ClassVar[bool] = True
 
@@ -43,11 +41,11 @@ class LearnedRing(base.Lockstep):
         return self.predecessors.predecessor_of(image_id, home, self._context.now)
 
     def peer_named(self, image_id: ids.ImageId, host: ids.HostId) -> None:
-        """Take a host that was named alone for the predecessor: a tree has a choice."""
+        """Propose a host that was named alone as the predecessor: a tree has a choice."""
         self.predecessors.propose_predecessor(image_id, host, self._context.now)
 
     def chunk_received(self, image_id: ids.ImageId, host: ids.HostId) -> None:
-        """Keep a predecessor that gives."""
+        """Keep a predecessor that serves chunks."""
         self.predecessors.record_success(image_id, host, self._context.now)
 
     def peer_failed(self, image_id: ids.ImageId, host: ids.HostId) -> None:
@@ -61,11 +59,9 @@ class LearnedRing(base.Lockstep):
     def refer(
         self, pending: PendingRequest, is_named: Callable[[ids.HostId], bool]
     ) -> tuple[ids.HostId, ...] | None:
-        """Return who stands nearest before a peer, if nearer than this host, and than the home.
+        """Return the nearest host before a peer, if nearer than this host and the home.
 
-        It is noted where the peer reads.
-
-        :return: None: links have no queues, or nobody is in step with it
+        Record the peer's position.  None: links have no queues, or no host is in step with it.
         """
         context, ref, host = self._context, pending.ref, pending.host
         if pending.priority is PREFETCH or not context.uploads.has_met_queue(context.now):
@@ -84,10 +80,7 @@ class LearnedRing(base.Lockstep):
         return (nearest,) if is_nearer and pending.mode.may_refer else ()
 
     def wait_s(self, pending: PendingRequest, transfer: transfer.Transfer | None) -> float:
-        """Return how long a peer waits for what is not under way here, in seconds.
-
-        It does where guests here, which are in step with it, are about to read the same.
-        """
+        """Return the seconds that a peer in step with guests here waits for their next read."""
         context, ref = self._context, pending.ref
         if pending.mode is RELAYED or (transfer is not None and transfer.attempts):
             return 0.0

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts that read an image in lockstep fetch from their predecessor on a ring.
 
-Where links have queues, a distribution tree meets a queue at each hop. So hosts that read the same
-chunks at about the same time form a ring, ordered by the hashes of their names. A chunk travels
-around the ring from its home, and each link carries it once. A host that gets a request names the
-recent requester that is nearest before the sender: its *predecessor* until a nearer one is named or
-three requests in a row fail. A chain may be longer than the window of a reader.
-
-A host requests a chunk from its home if the home lies between them. So each hop brings a request
-nearer to the home, and two hosts that agree on the home never wait for each other.
+Where links have queues, a distribution tree meets a queue at each hop.  So hosts that read the same
+chunks at about the same time form a ring, ordered by the hashes of their names: each link carries a
+chunk once.  A host that gets a request names the recent requester nearest before the sender: its
+*predecessor* until a nearer one is named or three requests in a row fail.  A host asks the home if
+the home lies between them.  So each hop brings a request nearer to the home, and two hosts that
+agree on the home never wait for each other.
 """
 
 import functools
@@ -144,13 +142,13 @@ class Predecessors:
             self._predecessors[image_id] = _Predecessor(host, now + LEASE_S)
 
     def record_success(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
-        """Record that a host gave a chunk of an image."""
+        """Record that a host served a chunk of an image."""
         predecessor = self._predecessors.get(image_id)
         if predecessor is not None and predecessor.host == host:
             predecessor.misses, predecessor.until_s = 0, now + LEASE_S
 
     def record_failure(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
-        """Record that a host did not give a chunk of an image."""
+        """Record that a host did not serve a chunk of an image."""
         predecessor = self._predecessors.get(image_id)
         if predecessor is None or predecessor.host != host:
             return

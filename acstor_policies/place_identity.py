@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identity schemes by place: an OID is derived from image and offset, as in earlier systems.
-
-With :class:`ByPlace` a chunk is found only under images through which it was fetched.
-:class:`ByOid` is the two-level addressing of Wu et al. 2017, 3.4: the place selects the host, and
-that host looks up the content in its chunk map.
-"""
+"""Identity schemes by place: an OID is derived from image and offset, as in earlier systems."""
 
 import functools
 from collections.abc import Iterable
@@ -23,9 +18,8 @@ MAX_NAMES = 64  # of one chunk; the latest ones
 class ByPlace(identity.Identity):
     """Names a chunk by image and offset; equal bytes at two places have two names.
 
-    A cached chunk is served under the names under which it arrived. They are in memory only: after
-    a restart a cached chunk is served under a name once it arrived or a guest read it under that
-    name. Before that, a request that excludes reads of the source gets it
+    A cached chunk is served under the names, in memory only, by which it arrived.  After a restart,
+    a request that excludes reads of the source gets it by any
     (``authorization.Authorization.may_serve``).
     """
 
@@ -75,8 +69,7 @@ class ByPlace(identity.Identity):
 class ByOid(ByPlace):
     """Selects the host by place; the host finds the chunk by content (Wu et al. 2017, 3.4).
 
-    Image and offset select the host. That host takes the CID from its chunk map of the image, and
-    serves any cached chunk with this CID. So a chunk that several images share has as many homes.
+    It takes the CID from its chunk map, so a chunk that several images share has as many homes.
     """
 
     def may_serve(self, cid: ids.Cid, oid: ids.Oid) -> bool:
@@ -96,10 +89,7 @@ _ROUNDS = 2
 
 
 class _Mixer:
-    """A bijection from the offsets of one image to OIDs, which spread like random numbers.
-
-    Tenants choose image IDs, so the keys of the rounds are the BLAKE3 of the ID.
-    """
+    """A bijection from an image's offsets to OIDs, keyed by BLAKE3: tenants choose image IDs."""
 
     def __init__(self, image_id: ids.ImageId) -> None:
         raw = blake3.blake3(ids.image_id_bytes(image_id)).digest(length=8 * _ROUNDS)

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefetch that stops at a limit of unread chunks (Nicolae 2016, Algorithms 1 to 3).
 
-A chunk is *unmatched* from the time a prefetch brings it until a guest reads it.
+A chunk is *unmatched* from its prefetch until a guest reads it.
 
-* The policy prefetches an advertised REMOTE chunk at once if fewer than ``limit`` chunks are
-  unmatched. Chunks under way do not count, so one batch of advertisements may exceed the limit.
-* Else it holds the chunk back until a peer advertises it again.
-* After guests fetched ``limit`` held-back chunks on demand, the guests' patterns agree again: the
-  LOCAL chunks stop counting as unmatched (a reactivation).
-
-:mod:`~acstor_agent.core.images.prefetcher` has a tighter bound; the variant ``prefetch-by-limit``
-compares both.
+* An advertised REMOTE chunk is prefetched at once if fewer than ``limit`` chunks are unmatched.
+  Chunks under way do not count, so one batch of advertisements may exceed the limit.
+* Else it is held back until a peer advertises it again.
+* After guests fetched ``limit`` held-back chunks on demand, their patterns agree again: the LOCAL
+  chunks stop counting as unmatched (a reactivation).
 """
 
 from acstor_agent.core.images import chunk_state
@@ -22,8 +19,6 @@ _E = chunk_state.ChunkEvent
 
 class LimitPrefetcher:
     """Selects chunks as :class:`prefetcher.Prefetcher` does, by the rules of the paper.
-
-    :param limit: unmatched chunks from which on nothing is prefetched; None: no limit
 
     >>> states = chunk_state.ChunkStates(100)
     >>> prefetcher = LimitPrefetcher(states, limit=1)
@@ -45,7 +40,7 @@ class LimitPrefetcher:
         held_limit: int = prefetcher.HELD_LIMIT,
     ) -> None:
         self._states = states
-        self._limit, self._held_limit = limit, held_limit
+        self._limit, self._held_limit = limit, held_limit  # unmatched chunks; None: no limit
         self._next: lru_table.LruTable[int, None] = lru_table.LruTable(
             held_limit
         )  # to be requested when there is room

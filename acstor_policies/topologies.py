@@ -17,13 +17,11 @@ def nearest(
     locations: Mapping[ids.HostId, str],
     count: int = NEAREST_COUNT,
 ) -> tuple[ids.HostId, ...]:
-    """Return the hosts whose locations have most in common with that of ``own_host``.
+    """Return ``count`` hosts whose locations have most in common with that of ``own_host``.
 
     >>> places = {"h1": "a/1/h1", "h2": "b/1/h2", "h3": "a/1/h3", "h4": "a/2/h4"}
     >>> nearest(list(places), "h1", places, count=2)
     ('h3', 'h4')
-
-    :param count: how many; those equally near follow in the order of the ring
     """
     ours = locations.get(own_host, "").split("/")
     # Alternately from both sides, so that equally near ones are the closest on the ring.

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Readahead by vNavigator's sub-region units (Ling 2015, section 3).
 
-A read makes its zone denser (core/disk_scheduling/navigator.py). A read inside a sub-region unit
-fetches the rest of the unit, because the paper expects the next requests there, in any order. This
-helps readers that stay in a region without reading in order, which :class:`readahead.ReadAhead`
-ignores; it costs whole zones where one read would do.
+A read inside a unit fetches the rest of the unit: the paper expects the next requests there, in any
+order.  This helps readers that stay in a region, and costs whole zones where one read would do.
 """
 
 from acstor_agent.core.disk_scheduling import navigator
@@ -14,9 +12,7 @@ _Range = tuple[int, int]
 
 
 class UnitReadahead:
-    """The prediction for one image.
-
-    :param limit_bytes: most bytes to fetch after one read; 0 disables readahead
+    """The prediction for one image: up to ``limit_bytes`` after one read; 0: no readahead.
 
     >>> ahead = UnitReadahead(limit_bytes=8 << 20)
     >>> ahead.record_read(4096, 4096, now_s=0.0)
@@ -31,10 +27,7 @@ class UnitReadahead:
         self._asked: lru_table.LruTable[int, None] = lru_table.LruTable(navigator.ZONE_LIMIT)
 
     def record_read(self, offset: int, length: int, now_s: float) -> _Range:
-        """Record a read; return the range (start, stop) to fetch now, empty if none.
-
-        The range may include the read itself.
-        """
+        """Record a read; return the range (start, stop) to fetch, perhaps with it; empty: none."""
         if not self._limit_bytes or not length:
             return (0, 0)
         last = offset + length - 1

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants: named changes of :class:`acstor_agent.policies.Policies`, one entry point each.
-
-Guests read the same bytes with each of them.
-"""
+"""Variants: named changes of :class:`acstor_agent.policies.Policies`; guests read equal bytes."""
 
 import enum
 from typing import Any

@@ -122,10 +122,7 @@ class DeleteCheckpoint(command.Command):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Delete as many of the checkpoints as possible.
-
-        :raises exceptions.CommandError: some deletions failed; names them with reasons
-        """
+        """Delete as many checkpoints as possible; CommandError names the others with reasons."""
         api, failed = client.client_of(self), []
         body = {"force": True} if parsed_args.force else {}
         for checkpoint in parsed_args.checkpoints:

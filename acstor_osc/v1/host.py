@@ -94,7 +94,6 @@ class ListHost(output_columns.Lister):
 
 class _HostCommand(output_columns.ShowOne):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Return the parser of the command line."""
         return _with_host(super().get_parser(prog_name))
 
 
@@ -110,12 +109,10 @@ class _SetDrained(_HostCommand):
     action = ""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Return the parser of the command line."""
         parser = super().get_parser(prog_name)
         return command_arguments.with_wait(parser, WAIT_S, "the current v-node table says so")
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Return the fields of the host and their values."""
         api = client.client_of(self)
         path = f"/v1/hosts/{parsed_args.host}"
         before = api.post(f"{path}/{self.action}")["vnodes"]

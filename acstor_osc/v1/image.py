@@ -233,7 +233,6 @@ class _ReplicaTask(output_columns.Lister):
     action = ""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Return the parser of the command line."""
         parser = command_arguments.with_image(super().get_parser(prog_name))
         command_arguments.with_hosts(parser, "all that use it or have it pinned")
         return command_arguments.with_wait(
@@ -241,7 +240,6 @@ class _ReplicaTask(output_columns.Lister):
         )
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Return the hosts and the progress of each."""
         image_id = image_tasks.image_id_of(self.app.client_manager, parsed_args.image)
         body = {"hosts": parsed_args.hosts, **self.request_fields(parsed_args)}
         return image_tasks.send_task(self, parsed_args, image_id, self.action, body)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``openstack acstor server …``: a server's image on the server's host.
-
-Agents count by image, so figures include all servers of the image on the host.
-"""
+"""``openstack acstor server …``; figures are of all servers of an image on a host."""
 
 import argparse
 import contextlib

@@ -53,10 +53,7 @@ class _WordsColumn(columns.FormattableColumn[Any]):
 
 
 def _words(say: Any) -> type[_WordsColumn]:
-    """Return a column class whose text is ``say`` of the data.
-
-    The data is sanitized first, so only ``say`` adds line ends.
-    """
+    """Return a column class whose text is ``say`` of the sanitized data."""
 
     class Words(_WordsColumn):
         def human_readable(self) -> str:

@@ -4,9 +4,9 @@
 * ``none`` caches nothing and reads the storage each time; all others use ``acstor_agent.engine``;
 * ``local``: no ring, so each host reads the storage itself;
 * ``collaborative``: a fixed ring of equal hosts for each pod and only the paper's exchange: no
-referrals, announcements, hedges or choice of the storage over a slow peer;
+  referrals, announcements, hedges or choice of the storage over a slow peer;
 * ``acstor``: default settings, with a ring that the decision service adapts to traffic
-(``acstor-switches``: to switch loads too; ``acstor-still``: without moves of v-nodes);
+  (``acstor-switches``: to switch loads too; ``acstor-still``: without moves of v-nodes);
 * ``paper``: the exchange of ``collaborative``, and a ring by Equation 1 and Algorithms 1 and 2;
 * ``nova`` copies the image to the host before the boot, as Nova does;
 * ``today`` is ``acstor`` with boot images and a fill after the boot, as by default;

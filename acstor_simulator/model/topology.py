@@ -141,8 +141,7 @@ class Tree:
     def switch_loads(self) -> list[list[threshold.SwitchLoad]]:
         """Return the switch loads of each level, from the hosts up.
 
-        A switch's load is that of its uplink's busier direction; the root's is that of the busiest
-        pod.
+        A switch's load is that of its uplink's busier direction; the root's is the busiest pod's.
         """
         edges, pods = ([cable.load() for cable in level] for level in (self._edges, self._pods))
         return [edges, pods, [max(pods, key=lambda load: load.traffic / load.capacity)]]
