@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source gateway, and how the source glance leaves to it what Glance gives no ranges of."""
+"""The source gateway, and its use for images that Glance serves without ranges."""
 
 import json
 
@@ -22,7 +22,7 @@ AT_GATEWAY = f"v1/images/{IMAGE.image_id}/file"
 
 @pytest.fixture
 def server():
-    """Return a Glance of which a gateway reads the images."""
+    """Return a Glance whose images a gateway serves."""
     with fake_glance.serving({IMAGE.file_name: DATA}) as running:
         running.files[AT_GATEWAY] = running.files.pop(AT_GLANCE)
         yield running
@@ -41,7 +41,7 @@ async def test_bytes_come_from_the_gateway_and_the_record_from_glance(server, so
     assert source.location == server.url.rstrip("/")
 
 
-async def test_url_of_the_configuration_wins_over_the_catalog(server):
+async def test_configured_url_overrides_the_catalog(server):
     session = fake_glance.session("http://127.0.0.1:9")
     for url in (f"{server.url}", f"{server.url}v1/"):
         source = gateway.GatewaySource(session, endpoint=server.url, url=url)
@@ -49,7 +49,7 @@ async def test_url_of_the_configuration_wins_over_the_catalog(server):
         await source.aclose()
 
 
-async def test_catalog_without_a_gateway_is_told_of(server, monkeypatch):
+async def test_catalog_without_a_gateway_is_reported(server, monkeypatch):
     def endpoint(self, session, service_type="", **_options):
         return server.url if service_type == "image" else None
 
@@ -67,7 +67,7 @@ def conflict(words):
     return behave
 
 
-async def test_refusal_has_the_words_of_the_gateway(server, source):
+async def test_refusal_carries_the_message_of_the_gateway(server, source):
     said = json.dumps({"error": {"message": "store s9 is not read"}}).encode()
     server.behaviours = [http_server.fine, conflict(said), conflict(said)]
     with pytest.raises(errors.ChunkRefused, match="store s9 is not read"):
@@ -75,7 +75,7 @@ async def test_refusal_has_the_words_of_the_gateway(server, source):
 
 
 @pytest.mark.parametrize("words", [b"", b"no JSON", b'{"error": 5}', b"x" * 100_000])
-async def test_refusal_without_words_is_a_refusal_all_the_same(server, source, words):
+async def test_refusal_without_a_valid_message_is_raised(server, source, words):
     server.behaviours = [http_server.fine, conflict(words), conflict(words)]
     with pytest.raises(errors.ChunkRefused, match="the server answered 409"):
         await source.read(IMAGE, 0, 4)
@@ -91,7 +91,7 @@ def options(**of_glance):
     return conf
 
 
-async def test_gateway_signs_in_as_glance_does_unless_it_is_told_otherwise():
+async def test_gateway_credentials_default_to_those_of_glance():
     keystone = {"auth_url": "http://192.0.2.1:5000/v3"}
     user = {"username": "acstor", "password": "p$$1", "project_name": "service"}
     credential = {"application_credential_id": "i", "application_credential_secret": "s"}
@@ -110,7 +110,7 @@ def test_configuration_without_keystone_names_the_option():
         gateway.GatewaySource.from_conf(options()[gateway.GROUP])
 
 
-async def test_glance_is_asked_once_for_ranges_that_it_does_not_give(server):
+async def test_glance_without_ranges_is_asked_for_a_range_only_once(server):
     server.files[AT_GLANCE] = DATA
     first = glance.GlanceSource(fake_glance.session(server.url))
     both = source_client.SourceClient(
@@ -126,7 +126,7 @@ async def test_glance_is_asked_once_for_ranges_that_it_does_not_give(server):
     await both.aclose()
 
 
-async def test_glance_is_asked_again_when_that_is_old(server):
+async def test_glance_is_asked_for_ranges_again_after_a_while(server):
     server.files[AT_GLANCE] = DATA
     source = glance.GlanceSource(fake_glance.session(server.url), no_ranges_s=0.0)
     server.behaviours = [http_server.fine, http_server.status(400)]
@@ -136,7 +136,7 @@ async def test_glance_is_asked_again_when_that_is_old(server):
     await source.aclose()
 
 
-async def test_who_attaches_asks_glance_anew(server):
+async def test_size_request_asks_glance_for_ranges_again(server):
     server.files[AT_GLANCE] = DATA
     source = glance.GlanceSource(fake_glance.session(server.url))
     server.behaviours = [http_server.fine, http_server.status(400)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the source glance does when Glance or Keystone does not answer as it should."""
+"""The source glance, mostly with invalid answers of Glance or Keystone."""
 
 import hashlib
 import json
@@ -59,14 +59,14 @@ async def test_artefacts_are_found_through_the_image(source):
     assert await source.read(BOOT_IMAGE, 0, 4) == b"boot"
 
 
-async def test_token_that_is_not_taken_any_more_is_replaced_once(server, source):
+async def test_rejected_token_is_replaced_once(server, source):
     server.behaviours = [http_server.fine, http_server.status(401)]
     assert await source.read(IMAGE, 0, 4) == glance_records.BYTES[:4]
     tokens = [request["x-auth-token"] for request in server.asked]
     assert tokens == ["token-1", "token-1", "token-2"]
 
 
-async def test_user_whom_glance_never_takes_is_told_of_and_not_tried_for_ever(server, source):
+async def test_user_rejected_by_glance_is_reported_after_two_requests(server, source):
     server.always = http_server.status(401)
     with pytest.raises(errors.ChunkMissing, match="refuses our credentials"):
         await source.read(IMAGE, 0, 4)
@@ -74,13 +74,13 @@ async def test_user_whom_glance_never_takes_is_told_of_and_not_tried_for_ever(se
 
 
 @pytest.mark.parametrize("behaviour", [http_server.whole_file, http_server.status(400)])
-async def test_store_without_ranges_is_named_with_what_to_do(server, source, behaviour):
+async def test_error_for_a_store_without_ranges_names_the_remedy(server, source, behaviour):
     server.behaviours = [http_server.fine, behaviour]
     with pytest.raises(errors.ChunkMissing, match=r"only file and cinder stores do.*copy-image"):
         await source.size_bytes(IMAGE)
 
 
-async def test_hash_of_a_blob_is_known_while_its_bytes_come_from_glance(server, source):
+async def test_hash_of_a_blob_is_known_only_while_glance_serves_ranges(server, source):
     assert source.os_hash(CHUNK_MAP) == chunk_map.UNKNOWN_OS_HASH
     await source.size_bytes(CHUNK_MAP)
     known = source.os_hash(CHUNK_MAP)
@@ -112,7 +112,7 @@ async def test_stored_file_of_a_qcow2_image_is_read(server, source):
     assert await source.read(stored, 4, 4) == glance_records.BYTES[4:8]
 
 
-async def test_image_in_use_is_read_on_when_it_is_deactivated(server, source):
+async def test_image_in_use_stays_readable_after_deactivation(server, source):
     assert await source.size_bytes(IMAGE) == len(glance_records.BYTES)
     change(server, status="deactivated")
     assert await source.read(IMAGE, 4, 4) == glance_records.BYTES[4:8]
@@ -120,7 +120,7 @@ async def test_image_in_use_is_read_on_when_it_is_deactivated(server, source):
         await source.size_bytes(IMAGE)
 
 
-async def test_image_in_use_is_read_on_by_the_next_worker_though_it_is_deactivated(server, source):
+async def test_deactivated_image_in_use_is_readable_by_the_next_worker(server, source):
     change(server, status="deactivated")
     assert await source.read(IMAGE, 4, 4) == glance_records.BYTES[4:8]
     change(server, status="queued")
@@ -147,14 +147,14 @@ async def test_forged_pointer_is_ignored(server, source, forged, why):
         await source.size_bytes(CHUNK_MAP)
 
 
-async def test_image_without_artefact_says_how_far_it_is(server, source):
+async def test_error_for_an_image_without_artefact_names_its_state(server, source):
     change(server, acstor_chunk_map=None, acstor_state="hashed", acstor_state_of=IMAGE.image_id)
     with pytest.raises(errors.ChunkMissing, match=r"no chunk_map yet \(its state: hashed\)"):
         await source.size_bytes(CHUNK_MAP)
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"text"', b"x" * 2_000_000])
-async def test_answer_that_is_no_record_is_a_fault_that_may_pass(server, source, body):
+async def test_invalid_image_record_is_a_transient_failure(server, source, body):
     server.files[RECORD] = body
     with pytest.raises(errors.SourceUnreachable):
         await source.size_bytes(IMAGE)
@@ -168,7 +168,9 @@ async def test_answer_that_is_no_record_is_a_fault_that_may_pass(server, source,
         (exceptions.Unauthorized("wrong password"), errors.ChunkMissing),
     ],
 )
-async def test_failure_of_keystone_is_told_as_what_it_is(server, monkeypatch, failure, expected):
+async def test_keystone_failure_is_raised_as_the_matching_error(
+    server, monkeypatch, failure, expected
+):
     def fail(*_args, **_options):
         raise failure
 
@@ -194,7 +196,7 @@ def test_configuration_without_keystone_names_the_option():
         glance.GlanceSource.from_conf(configured())
 
 
-async def test_configuration_signs_in_with_a_password_or_an_application_credential():
+async def test_configuration_accepts_password_or_application_credential():
     keystone = {"auth_url": "http://192.0.2.1:5000/v3"}
     user = {"username": "acstor", "password": "p", "project_name": "service"}
     credential = {"application_credential_id": "i", "application_credential_secret": "s"}
@@ -207,7 +209,7 @@ async def test_configuration_signs_in_with_a_password_or_an_application_credenti
 
 @pytest.mark.allow_log("Failed to discover available identity versions")
 @pytest.mark.parametrize("kind", [glance.GlanceSource, gateway.GatewaySource])
-async def test_a_body_of_keystone_without_end_is_not_read_to_the_end(kind):
+async def test_endless_body_of_keystone_is_abandoned(kind):
     with http_server.serve({"v3/auth/tokens": b""}) as keystone:
         keystone.always = http_server.endless
         user = {"username": "acstor", "password": "p", "project_name": "service"}
@@ -218,7 +220,7 @@ async def test_a_body_of_keystone_without_end_is_not_read_to_the_end(kind):
         await source.aclose()
 
 
-async def test_stamp_is_another_one_when_the_image_points_to_another_artefact(server, source):
+async def test_stamp_changes_when_the_image_points_to_another_artefact(server, source):
     before = await source.find_blob(CHUNK_MAP), await source.find_blob(IMAGE)
     assert (await source.find_blob(CHUNK_MAP), await source.find_blob(IMAGE)) == before
     fake_glance.fill(server.files, BLOBS, "again")
@@ -227,9 +229,7 @@ async def test_stamp_is_another_one_when_the_image_points_to_another_artefact(se
 
 
 @pytest.mark.parametrize("blob", [IMAGE, CHUNK_MAP, BOOT_IMAGE])
-async def test_look_shows_an_image_that_was_deactivated_and_none_that_is_not_there(
-    server, source, blob
-):
+async def test_find_blob_accepts_a_deactivated_image_but_no_unfinished_one(server, source, blob):
     shown = await source.find_blob(blob)
     change(server, status="deactivated")
     assert await source.find_blob(blob) == shown
@@ -242,19 +242,19 @@ async def test_look_shows_an_image_that_was_deactivated_and_none_that_is_not_the
         await source.find_blob(blob)
 
 
-async def test_artefact_that_was_replaced_and_deleted_is_found_anew(server, source):
+async def test_replaced_artefact_is_found_after_one_failed_read(server, source):
     assert await source.read(CHUNK_MAP, 0, 3) == b"map"
     server.files.clear()
     fake_glance.fill(server.files, BLOBS | {CHUNK_MAP.file_name: b"new" * 100}, "again")
-    with pytest.raises(errors.ChunkMissing):  # who reads it part by part must not get parts of both
+    with pytest.raises(errors.ChunkMissing):  # a reader of several parts must not mix both
         await source.read(CHUNK_MAP, 0, 3)
     assert await source.read(CHUNK_MAP, 0, 3) == b"new"
     server.asked.clear()
     assert await source.read(CHUNK_MAP, 3, 3) == b"new"
-    assert len(server.asked) == 1  # where it is is known now
+    assert len(server.asked) == 1  # its location is cached now
 
 
-async def test_place_that_guests_read_from_is_not_the_one_that_is_forgotten(server, source):
+async def test_location_of_an_image_being_read_is_not_evicted(server, source):
     source._places = lru_table.LruTable(2)
     for blob in (CHUNK_MAP, BOOT_IMAGE, CHUNK_MAP, BOOT_IMAGE):
         assert await source.read(IMAGE, 0, 4) == glance_records.BYTES[:4]
@@ -269,7 +269,7 @@ CONVERTED = b"what the image was converted to"
 
 
 def convert(server, **changed):
-    """Let Glance have the image as vmdk, with what it was converted to."""
+    """Let Glance have the image as vmdk, with its conversion."""
     change(server, disk_format="vmdk", acstor_converted=CONVERTED_ID)
     record = glance_records.artefact_record(
         image_record.Image.from_record(json.loads(server.files[RECORD])),
@@ -279,7 +279,7 @@ def convert(server, **changed):
     fake_glance.put(server.files, record, CONVERTED)
 
 
-async def test_image_of_another_format_is_read_from_what_it_was_converted_to(server, source):
+async def test_image_of_another_format_is_read_from_its_conversion(server, source):
     convert(server)
     assert await source.size_bytes(QCOW2) == len(CONVERTED)
     assert await source.read(QCOW2, 5, 3) == CONVERTED[5:8]
@@ -299,21 +299,19 @@ async def test_image_of_another_format_is_read_from_what_it_was_converted_to(ser
     ],
 )
 @pytest.mark.expect_log("converted .* is ignored")
-async def test_conversion_that_is_not_the_images_own_is_not_read(server, source, forged):
+async def test_forged_conversion_is_not_read(server, source, forged):
     convert(server, **forged)
     with pytest.raises(errors.ChunkMissing):
         await source.size_bytes(QCOW2)
 
 
-async def test_image_of_another_format_that_was_not_converted_is_refused_with_what_to_do(
-    server, source
-):
+async def test_unconverted_image_of_another_format_is_refused_with_a_remedy(server, source):
     change(server, disk_format="vmdk")
     with pytest.raises(errors.ChunkRefused, match=r"disk format is vmdk.*convert_formats"):
         await source.size_bytes(QCOW2)
 
 
-async def test_conversion_that_was_deleted_is_looked_for_anew(server, source):
+async def test_deleted_conversion_is_looked_up_again(server, source):
     convert(server)
     assert await source.read(QCOW2, 0, 4) == CONVERTED[:4]
     served = server.files.pop(f"v2/images/{CONVERTED_ID}/file")
@@ -322,24 +320,24 @@ async def test_conversion_that_was_deleted_is_looked_for_anew(server, source):
     server.files[f"v2/images/{CONVERTED_ID}/file"] = served
     server.asked.clear()
     assert await source.read(QCOW2, 0, 4) == CONVERTED[:4]
-    assert len(server.asked) > 1  # its place was asked for
+    assert len(server.asked) > 1  # its location was requested
 
 
 class PublicUrls(fake_glance.ServiceUser):
-    """Signs in where the catalog has public URLs alone, as DevStack's."""
+    """A user whose catalog has only public URLs, as DevStack's."""
 
     def get_endpoint(self, session, interface=(), **_):
         return super().get_endpoint(session) if "public" in interface else None
 
 
-async def test_public_url_is_taken_where_the_catalog_has_no_internal_one(server):
+async def test_public_url_is_used_when_the_catalog_has_no_internal_one(server):
     signs_in = keystone_session.Session(auth=PublicUrls(server.url))
     source = glance.GlanceSource(signs_in)
     assert await source.read(IMAGE, 0, 4) == glance_records.BYTES[:4]
     await source.aclose()
 
 
-async def test_catalog_without_a_url_is_told_with_what_was_looked_for(server):
+async def test_error_for_a_catalog_without_url_names_region_and_interfaces(server):
     signs_in = keystone_session.Session(auth=PublicUrls(server.url))
     catalog = keystone_auth.Catalog("north", ["internal", "admin"])
     source = glance.GlanceSource(signs_in, catalog=catalog)
@@ -366,7 +364,7 @@ def test_interfaces_are_read_in_order(tmp_path, line, found):
     assert keystone_auth.Catalog.from_conf(conf[glance.GROUP]).interfaces == found
 
 
-def test_interface_that_there_is_not_is_refused(tmp_path):
+def test_unknown_interface_is_refused(tmp_path):
     file = tmp_path / "agent.conf"
     file.write_text(f"[{glance.GROUP}]\nvalid_interfaces = public,publik\n")
     conf = cfg.ConfigOpts()

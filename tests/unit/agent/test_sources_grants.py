@@ -30,7 +30,7 @@ SIGNERS = signing.read_public_keys(KEYS.signers)
 
 
 class User(v3.Password):
-    """Signs in without a Keystone, with roles."""
+    """A user with roles, who needs no Keystone."""
 
     def __init__(self, url: str, *roles: str) -> None:
         super().__init__(auth_url=url, password="p")
@@ -124,9 +124,7 @@ async def source(served, service):
     await made.aclose()
 
 
-async def test_records_and_bytes_of_image_and_artefact_are_read_by_one_grant(
-    served, service, source
-):
+async def test_one_grant_covers_record_image_and_artefact(served, service, source):
     assert await source.size_bytes(IMAGE) == len(DATA)
     assert await source.read(IMAGE, 5, 10) == DATA[5:15]
     assert await source.read(MAP, 0, len(MAPPED)) == MAPPED
@@ -134,7 +132,7 @@ async def test_records_and_bytes_of_image_and_artefact_are_read_by_one_grant(
     assert service.requested == [IMAGE.image_id]
 
 
-async def test_image_without_a_grant_is_not_asked_for(served, service, source):
+async def test_image_without_a_grant_is_not_requested(served, service, source):
     service.fault = errors.ChunkRefused("a grant", "the decision service", "no server uses it")
     with pytest.raises(errors.ChunkRefused, match="no server uses it"):
         await source.size_bytes(IMAGE)
@@ -150,7 +148,7 @@ async def test_refused_grant_is_replaced(served, service, source, monkeypatch):
     assert service.requested == [IMAGE.image_id] * 2
 
 
-async def test_user_without_the_role_reads_by_its_own_rights(served, service):
+async def test_user_without_the_host_role_requests_no_grant(served, service):
     source = source_of(served, "acstor-reader")
     source.use_grants(host_grants.HostGrants(service.request, service.files))
     with pytest.raises(errors.ChunkUnavailable):
@@ -159,7 +157,7 @@ async def test_user_without_the_role_reads_by_its_own_rights(served, service):
     await source.aclose()
 
 
-async def test_role_without_a_bus_names_the_option(served):
+async def test_error_for_the_host_role_without_a_bus_names_the_option(served):
     source = source_of(served, image_grants.HOST_ROLE)
     with pytest.raises(errors.SourceRefused, match="transport_url"):
         await source.read(base.Blob(IMAGE.image_id, base.BlobKind.IMAGE), 0, 4)

@@ -50,7 +50,7 @@ async def test_request_asks_for_one_range_unencoded(source, server):
     assert (asked["range"], asked["accept-encoding"]) == ("bytes=1000-1023", "identity")
 
 
-async def test_connection_is_used_again(source, server):
+async def test_connection_is_reused(source, server):
     for number in range(5):
         await source.read(BLOB, number * 1000, 1000)
     assert await source.size_bytes(BLOB) == len(DATA)
@@ -90,7 +90,7 @@ async def check_one_read_fails(source, server, kind, reason):
         (http_server.shorter_blob(10), "the blob ends at byte 10"),
     ],
 )
-async def test_what_asking_again_does_not_change_is_missing(source, server, behaviour, reason):
+async def test_permanent_failure_is_raised_as_missing(source, server, behaviour, reason):
     server.behaviours = [behaviour]
     await check_one_read_fails(source, server, errors.ChunkMissing, reason)
 
@@ -118,7 +118,7 @@ async def test_what_asking_again_does_not_change_is_missing(source, server, beha
         (http_server.slow(0.8), "silent for 0.5 s"),
     ],
 )
-async def test_what_may_pass_is_unreachable_and_the_next_read_works(
+async def test_transient_failure_is_unreachable_and_the_next_read_succeeds(
     source, server, behaviour, reason
 ):
     server.behaviours = [behaviour]
@@ -136,7 +136,7 @@ async def test_what_may_pass_is_unreachable_and_the_next_read_works(
         http_server.drip(0.001, 1000),
     ],
 )
-async def test_answer_that_is_right_in_another_way_is_read(source, server, behaviour):
+async def test_unusual_valid_response_is_read(source, server, behaviour):
     for _ in range(2):
         server.behaviours = [behaviour]
         assert await source.read(BLOB, 5, 4096) == DATA[5:4101]
@@ -162,7 +162,7 @@ async def test_five_redirects_are_followed_and_no_sixth(source, server):
     assert len(server.asked) == 12
 
 
-async def test_credentials_stay_at_the_server_they_are_for(server):
+async def test_credentials_are_sent_only_to_their_own_server(server):
     source = http.HttpSource(server.url.replace("://", "://user:password@"))
     with http_server.serve({BLOB.file_name: DATA}) as other:
         other.always = http_server.redirect(server.url + BLOB.file_name)
@@ -176,7 +176,7 @@ async def test_credentials_stay_at_the_server_they_are_for(server):
 
 
 @pytest.mark.parametrize("kind", ["loopback", "link-local"])
-async def test_nothing_is_sent_to_an_own_address_that_another_server_names(
+async def test_redirect_to_a_loopback_or_link_local_address_is_refused(
     source, server, monkeypatch, kind
 ):
     own = "127.0.0.2"  # as if the server were another host, and this an address of its kind
@@ -194,7 +194,7 @@ async def test_nothing_is_sent_to_an_own_address_that_another_server_names(
     assert "1234" not in str(no.value)
 
 
-async def test_server_that_a_redirect_leads_to_is_named_when_it_does_not_answer(source, server):
+async def test_error_names_an_unreachable_redirect_target_without_its_query(source, server):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -204,7 +204,7 @@ async def test_server_that_a_redirect_leads_to_is_named_when_it_does_not_answer(
     assert "1234" not in str(no.value)
 
 
-async def test_body_in_chunks_of_a_byte_lets_others_have_their_turn():
+async def test_one_byte_body_chunks_yield_to_other_tasks():
     asked = http_range.RangeRequest("a blob", "http://images.example/a", 0, 4096)
     head = b"HTTP/1.1 206 Fine\r\nTransfer-Encoding: chunked\r\n\r\n"
     ours, theirs = socket.socketpair()
@@ -219,7 +219,7 @@ async def test_body_in_chunks_of_a_byte_lets_others_have_their_turn():
         assert counted.turns == 4099 // 64
 
 
-async def test_bytes_that_nobody_asked_for_are_no_answer(source, server):
+async def test_unrequested_bytes_are_not_taken_for_a_response(source, server):
     server.behaviours = [http_server.answer_to_what_comes_next(b"x")] * 3
     for number in range(6):
         at = 4096 * number
@@ -228,7 +228,7 @@ async def test_bytes_that_nobody_asked_for_are_no_answer(source, server):
 
 
 @pytest.mark.parametrize("length", [1, 100])
-async def test_connection_with_more_than_an_answer_is_not_used_again(source, server, length):
+async def test_connection_with_surplus_bytes_is_not_reused(source, server, length):
     server.behaviours = [http_server.answer_to_what_comes_next(b"x")]
     assert await source.read(BLOB, 0, length) == DATA[:length]
     await trio.sleep(0.05)  # the rest is here before the next request
@@ -241,14 +241,14 @@ async def test_connection_with_more_than_an_answer_is_not_used_again(source, ser
     assert server.connections == 3
 
 
-async def test_connection_of_which_the_server_says_that_it_closes_is_not_used(source, server):
+async def test_connection_that_the_server_announces_to_close_is_not_reused(source, server):
     server.behaviours = [http_server.says_it_closes]
     await source.read(BLOB, 0, 10)
     assert await source.read(BLOB, 0, 10) == DATA[:10]
     assert server.connections == 2
 
 
-async def test_connection_that_the_server_has_closed_meanwhile_is_not_used(source, server):
+async def test_connection_that_the_server_closed_is_not_reused(source, server):
     await source.read(BLOB, 0, 10)
     server.links[0].shutdown(socket.SHUT_RDWR)
     await trio.sleep(0.05)
@@ -256,7 +256,7 @@ async def test_connection_that_the_server_has_closed_meanwhile_is_not_used(sourc
     assert server.connections == 2
 
 
-async def test_connection_that_was_idle_for_long_is_not_used(server):
+async def test_connection_idle_beyond_keep_alive_is_not_reused(server):
     source = http.HttpSource(server.url, http_pool.HttpLimits(keep_alive_s=0.1))
     await source.read(BLOB, 0, 10)
     await trio.sleep(0.2)
@@ -271,7 +271,7 @@ PIECES = [
 ]
 
 
-async def test_pieces_are_told_of_while_the_others_are_under_way(source, server):
+async def test_pieces_are_reported_while_others_are_in_flight(source, server):
     server.behaviours = [http_server.drip(0.03, 65_536)]
     told = {}
 
@@ -287,7 +287,7 @@ async def test_pieces_are_told_of_while_the_others_are_under_way(source, server)
     assert len(server.asked) == 1
 
 
-async def test_pieces_that_came_before_a_failure_are_kept(source, server):
+async def test_pieces_received_before_a_failure_are_kept(source, server):
     server.behaviours = [http_server.half_a_body]
     told = []
     await source.read_pieces(base.PieceRequest(BLOB, PIECES, told.extend))
@@ -308,8 +308,10 @@ async def test_pieces_before_the_end_of_a_shorter_blob_are_kept(source, server):
     assert {type(outcome) for _, outcome in told} == {http_range.RangeTruncated}
 
 
-async def test_bytes_behind_the_end_of_a_shorter_blob_are_no_part_of_it(source, server):
-    pieces = [base.BlobPiece(n * 65_536, 65_536) for n in range(8)]  # whatever they are
+async def test_bytes_beyond_the_end_of_a_shorter_blob_are_discarded(source, server):
+    pieces = [
+        base.BlobPiece(n * 65_536, 65_536) for n in range(8)
+    ]  # without content, so unverified
 
     def more(handler, asked):
         http_server.shorter_blob(3 * 65_536)(handler, asked)
@@ -325,7 +327,7 @@ async def test_bytes_behind_the_end_of_a_shorter_blob_are_no_part_of_it(source, 
     assert server.connections == 2
 
 
-async def test_only_what_failed_is_asked_for_again(source, server):
+async def test_only_failed_pieces_are_requested_again(source, server):
     server.behaviours = [http_server.half_a_body]
     told = []
     await source_client.SourceClient([source]).read_pieces(
@@ -335,7 +337,7 @@ async def test_only_what_failed_is_asked_for_again(source, server):
     assert [asked["range"] for asked in server.asked] == ["bytes=0-524287", "bytes=262144-524287"]
 
 
-async def test_server_that_drips_is_given_up_and_the_connection_closed(source, server):
+async def test_dripping_response_times_out_and_closes_the_connection(source, server):
     server.behaviours = [http_server.drip(0.02)]
     with trio.fail_after(5), pytest.raises(errors.SourceUnreachable, match="no answer within"):
         await deadline_source.DeadlineSource(source, 0.2).read(BLOB, 0, 4096)
@@ -345,7 +347,7 @@ async def test_server_that_drips_is_given_up_and_the_connection_closed(source, s
     assert server.body_bytes == sent < 100
 
 
-async def test_reader_who_gives_up_leaves_no_half_answer_to_the_next(source, server):
+async def test_cancelled_read_leaves_no_partial_response_to_the_next(source, server):
     server.behaviours = [http_server.drip(0.01, 8192)]
     with trio.move_on_after(0.03) as scope:
         await source.read(BLOB, 0, 65_536)
@@ -364,14 +366,14 @@ async def test_body_of_a_server_without_ranges_is_not_downloaded(source, server)
     assert server.body_bytes == 0  # it counts what it could write in full
 
 
-async def test_endless_body_is_left_early(source, server):
+async def test_endless_body_is_abandoned_early(source, server):
     server.behaviours = [http_server.too_long]
     with pytest.raises(errors.SourceUnreachable):
         await source.read(BLOB, 0, 4096)
     assert server.body_bytes < 32 << 20
 
 
-async def test_nobody_listening_is_unreachable():
+async def test_server_that_does_not_listen_is_unreachable():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         source = http.HttpSource(f"http://127.0.0.1:{taken.getsockname()[1]}/")
@@ -380,7 +382,7 @@ async def test_nobody_listening_is_unreachable():
         await source.aclose()
 
 
-async def test_resolver_that_hangs_takes_few_threads_and_none_of_others(monkeypatch):
+async def test_hanging_resolver_takes_few_threads_and_none_of_the_default_pool(monkeypatch):
     released, looking = threading.Event(), []
 
     def hang(*args, **kwargs):
@@ -409,7 +411,7 @@ async def fails_to_read(source, number, why):
         await source.read(BLOB, number, 1)
 
 
-async def test_name_that_does_not_exist_is_unreachable():
+async def test_unknown_host_name_is_unreachable():
     source = http.HttpSource("http://no-such-host.invalid/", http_pool.HttpLimits(timeout_s=5))
     with pytest.raises(errors.SourceUnreachable, match="gaierror"):
         await source.read(BLOB, 0, 1)
@@ -418,7 +420,7 @@ async def test_name_that_does_not_exist_is_unreachable():
 
 
 def addresses_of(monkeypatch, *addresses):
-    """Let every name have these addresses."""
+    """Resolve images.example to these addresses."""
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
     known = socket.getaddrinfo
 
@@ -444,7 +446,7 @@ async def test_next_address_of_a_name_is_tried_where_the_first_is_silent(server,
     port = int(server.url.rpartition(":")[2].strip("/"))
     with socket.create_server(("127.0.0.2", port), backlog=0) as silent:
         waiting = [socket.socket() for _ in range(4)]
-        for sock in waiting:  # who comes after them is not answered
+        for sock in waiting:  # later connections are not answered
             sock.setblocking(False)
             sock.connect_ex(silent.getsockname())
         addresses_of(monkeypatch, "127.0.0.2", "127.0.0.1")
@@ -457,7 +459,7 @@ async def test_next_address_of_a_name_is_tried_where_the_first_is_silent(server,
             sock.close()
 
 
-async def test_retry_after_holds_back_the_next_request(source, server):
+async def test_retry_after_delays_the_next_request(source, server):
     server.behaviours = [http_server.status(503, {"Retry-After": "1"})]
     with pytest.raises(errors.SourceUnreachable):
         await source.read(BLOB, 0, 1)
@@ -466,14 +468,14 @@ async def test_retry_after_holds_back_the_next_request(source, server):
     assert 0.8 < time.monotonic() - started < http_range.RETRY_AFTER_LIMIT_S
 
 
-async def test_size_that_the_range_does_not_tell_is_asked_for_by_head(source, server):
+async def test_size_missing_in_content_range_is_requested_by_head(source, server):
     server.behaviours = [http_server.content_range("bytes 0-0/*")]
     assert await source.size_bytes(BLOB) == len(DATA)
     assert await source.read(BLOB, 0, 10) == DATA[:10]
     assert server.connections == 1
 
 
-async def test_size_that_is_told_nowhere_is_refused(source, server):
+async def test_blob_of_unknown_size_is_refused(source, server):
     server.behaviours, server.head = [http_server.content_range("bytes 0-0/*")], {}
     with pytest.raises(errors.ChunkRefused, match="neither in Content-Range nor to HEAD"):
         await source.size_bytes(BLOB)
@@ -498,7 +500,7 @@ async def test_credentials_are_sent_but_never_shown(server, caplog):
 
 
 @pytest.mark.parametrize("token", ["secret\n", "secret\0", " secret", "secret\xe9"])
-async def test_token_that_is_no_header_is_sent_to_nobody_and_not_shown(server, token):
+async def test_token_invalid_as_a_header_is_neither_sent_nor_shown(server, token):
     link = http_pool.HttpPool("source_glance", http_pool.HttpLimits(timeout_s=0.5))
     asked = http_range.RangeRequest("a blob", server.url + BLOB.file_name, 0, 1)
     with pytest.raises(errors.SourceUnreachable, match="X-Auth-Token") as caught:
@@ -508,7 +510,7 @@ async def test_token_that_is_no_header_is_sent_to_nobody_and_not_shown(server, t
     await link.aclose()
 
 
-async def test_environment_does_not_redirect_requests(server, monkeypatch):
+async def test_proxy_environment_variables_are_ignored(server, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1/")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1/")
     source = http.HttpSource(server.url)
@@ -516,7 +518,7 @@ async def test_environment_does_not_redirect_requests(server, monkeypatch):
     await source.aclose()
 
 
-async def test_base_url_needs_no_slash_at_its_end(server):
+async def test_base_url_needs_no_trailing_slash(server):
     server.files["acstor/" + BLOB.file_name] = b"below"
     source = http.HttpSource(server.url + "acstor")
     assert await source.read(BLOB, 0, 5) == b"below"
@@ -535,7 +537,7 @@ async def test_base_url_needs_no_slash_at_its_end(server):
         "file:///x",
     ],
 )
-def test_url_that_makes_no_sense_is_refused_and_not_shown(url):
+def test_invalid_url_is_refused_without_showing_secrets(url):
     with pytest.raises(errors.Unusable, match=r"\[source_http\] url") as caught:
         http.HttpSource(url)
     assert "secret" not in str(caught.value)
@@ -543,7 +545,7 @@ def test_url_that_makes_no_sense_is_refused_and_not_shown(url):
 
 @pytest.fixture
 def tls_context(tmp_path):
-    """Return what a server is run with whom ``ca.pem`` vouches for."""
+    """Return the TLS context of a server that ``ca.pem`` authenticates."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -565,7 +567,7 @@ async def tls_source(tls_server, tmp_path):
     await source.aclose()
 
 
-async def test_many_pieces_by_tls_are_exact_over_one_connection(tls_source, tls_server):
+async def test_many_pieces_over_tls_are_exact_on_one_connection(tls_source, tls_server):
     for _ in range(3):
         told = []
         await tls_source.read_pieces(base.PieceRequest(BLOB, PIECES, told.extend))
@@ -585,9 +587,7 @@ async def test_many_pieces_by_tls_are_exact_over_one_connection(tls_source, tls_
         (http_server.too_long, "longer than 4096 bytes"),
     ],
 )
-async def test_faults_by_tls_pass_and_the_next_read_works(
-    tls_source, tls_server, behaviour, reason
-):
+async def test_read_succeeds_after_a_failure_over_tls(tls_source, tls_server, behaviour, reason):
     await tls_source.read(BLOB, 0, 10)
     tls_server.behaviours = [behaviour]
     with pytest.raises(errors.SourceUnreachable, match=reason):
@@ -595,13 +595,13 @@ async def test_faults_by_tls_pass_and_the_next_read_works(
     assert await tls_source.read(BLOB, 0, 4096) == DATA[:4096]
 
 
-async def test_server_that_sends_session_tickets_without_end_is_left(tls_context, tls_source):
+async def test_flood_of_tls_session_tickets_fails_the_read(tls_context, tls_source):
     tls_context.num_tickets = 2000
     with trio.fail_after(5), pytest.raises(errors.SourceUnreachable, match="TLS itself, again"):
         await tls_source.read(BLOB, 0, 10)
 
 
-async def test_records_of_a_byte_let_others_have_their_turn(tls_context, tmp_path):
+async def test_one_byte_tls_records_yield_to_other_tasks(tls_context, tmp_path):
     client = tls_session.TlsSession(
         ssl.create_default_context(cafile=str(tmp_path / "ca.pem")),
         is_server=False,
@@ -623,7 +623,7 @@ async def test_records_of_a_byte_let_others_have_their_turn(tls_context, tmp_pat
         assert counted.turns == 4000 // tls_session.RECORDS_IN_A_ROW // http_stream.CALLS_PER_TURN
 
 
-async def test_bytes_by_tls_that_nobody_asked_for_are_no_answer(tls_source, tls_server):
+async def test_unrequested_bytes_over_tls_are_not_taken_for_a_response(tls_source, tls_server):
     tls_server.behaviours = [http_server.answer_to_what_comes_next(b"x")] * 3
     for number in range(6):
         at = 4096 * number
@@ -640,7 +640,7 @@ async def test_server_that_speaks_no_tls_is_unreachable(server, tmp_path):
     await source.aclose()
 
 
-async def test_server_that_takes_connections_and_says_nothing_is_unreachable(tmp_path):
+async def test_server_that_accepts_but_never_answers_is_unreachable(tmp_path):
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
     limits = http_pool.HttpLimits(timeout_s=0.2, ca_file=str(tmp_path / "ca.pem"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -651,7 +651,7 @@ async def test_server_that_takes_connections_and_says_nothing_is_unreachable(tmp
             await source.aclose()
 
 
-async def test_certificate_of_another_server_is_not_believed(tmp_path):
+async def test_certificate_of_another_server_is_rejected(tmp_path):
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -682,7 +682,7 @@ async def test_server_of_another_authority_is_unreachable(server, tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, b"no certificate"])
-def test_ca_file_that_cannot_be_read_is_named(tmp_path, content):
+def test_error_names_an_unreadable_ca_file(tmp_path, content):
     path = tmp_path / "ca.pem"
     if content is not None:
         path.write_bytes(content)

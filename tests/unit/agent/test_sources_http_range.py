@@ -44,7 +44,7 @@ def test_exact_answer_gives_the_size(headers, size):
         (204, "answered 204"),
     ],
 )
-def test_status_that_will_not_change_is_missing_with_the_reason(status, reason):
+def test_permanent_status_is_missing_with_the_reason(status, reason):
     with pytest.raises(errors.ChunkMissing, match=rf"chunk 3 .* http://h/x.raw: .*{reason}") as no:
         http_range.check_range_response(ASKED, status, GOOD)
     may_be_there = status not in (404, 410, 416)
@@ -53,7 +53,7 @@ def test_status_that_will_not_change_is_missing_with_the_reason(status, reason):
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 599])
-def test_status_that_may_change_is_unreachable(status):
+def test_transient_status_is_unreachable(status):
     with pytest.raises(errors.SourceUnreachable, match=str(status)):
         http_range.check_range_response(ASKED, status, GOOD)
 
@@ -76,7 +76,7 @@ def test_status_that_may_change_is_unreachable(status):
         "bytes \u0661\u0660\u0660-149/1000",
     ],
 )
-def test_other_content_range_is_unreachable(text):
+def test_mismatched_content_range_is_unreachable(text):
     with pytest.raises(errors.SourceUnreachable):
         http_range.check_range_response(ASKED, 206, GOOD | {"Content-Range": text})
 
@@ -92,7 +92,7 @@ def test_encoded_blob_is_refused():
 
 
 @pytest.mark.parametrize("length", ["49", "51", "", "fifty", "050"])
-def test_other_content_length_is_unreachable(length):
+def test_mismatched_content_length_is_unreachable(length):
     with pytest.raises(errors.SourceUnreachable, match="Content-Length"):
         http_range.check_range_response(ASKED, 206, GOOD | {"Content-Length": length})
 
@@ -109,7 +109,7 @@ def test_other_content_length_is_unreachable(length):
         (404, {"Content-Length": "0"}, False),
     ],
 )
-def test_empty_blob_is_told_from_a_refusal(status, headers, is_empty):
+def test_empty_blob_is_distinguished_from_a_refusal(status, headers, is_empty):
     assert http_range.is_empty_blob(status, headers) is is_empty
 
 
@@ -139,7 +139,7 @@ def test_empty_blob_is_told_from_a_refusal(status, headers, is_empty):
         ({"Retry-After": "Fri, 31 Dec 1999 23:59:59", "Date": "Fri, 31 Dec 1999 23:59:56 GMT"}, 0),
     ],
 )
-def test_retry_after_is_heeded_within_reason(headers, pause_s):
+def test_retry_after_is_honoured_up_to_a_limit(headers, pause_s):
     assert http_range.retry_after_s(headers) == pause_s
 
 
@@ -154,7 +154,7 @@ def test_retry_after_is_heeded_within_reason(headers, pause_s):
         | st.just("50"),
     ),
 )
-def test_whatever_comes_is_the_exact_range_or_unavailable(status, headers):
+def test_any_response_is_the_exact_range_or_unavailable(status, headers):
     assert 0 <= http_range.retry_after_s(headers) <= http_range.RETRY_AFTER_LIMIT_S
     try:
         http_range.check_range_response(ASKED, status, headers)
@@ -165,7 +165,7 @@ def test_whatever_comes_is_the_exact_range_or_unavailable(status, headers):
 
 
 @pytest.mark.parametrize("status", [403, 404, 503])
-def test_each_of_those_who_asked_can_be_given_a_refusal_of_his_own(status):
+def test_status_errors_can_be_copied(status):
     made = http_range.status_error(ASKED, status)
     copied = copy.copy(made)
     assert (str(copied), type(copied)) == (str(made), type(made))

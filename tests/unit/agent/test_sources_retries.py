@@ -24,7 +24,7 @@ pytestmark = pytest.mark.allow_log("Source memory does not answer")
 
 
 class Flaky(faulty_source.FaultySource):
-    """Notes when it was asked, and has its size fail once as well."""
+    """Records the times of its reads, and fails its first size request."""
 
     def __init__(self, **faults):
         super().__init__(faulty_source.MemorySource({BLOB: b"0123456789"}), **faults)
@@ -46,17 +46,17 @@ def retried(inner, **limits):
     return source_client.SourceClient([inner], **limits)
 
 
-async def test_passing_faults_are_not_seen(autojump_clock):
+async def test_transient_failures_are_retried(autojump_clock):
     inner = Flaky(fail=[1, 2])
     assert await retried(inner, attempts=3).read(BLOB, 2, 3) == b"234"
     assert len(inner.reads) == 3
 
 
-async def test_size_is_asked_again_too(autojump_clock):
+async def test_size_request_is_retried(autojump_clock):
     assert await retried(Flaky()).size_bytes(BLOB) == 10
 
 
-async def test_last_fault_is_raised_after_all_attempts(autojump_clock):
+async def test_last_error_is_raised_after_all_attempts(autojump_clock):
     inner = Flaky(share=1.0)
     with pytest.raises(errors.SourceUnreachable, match="read 4 fails"):
         await retried(inner, attempts=4).read(BLOB, 0, 1)
@@ -64,7 +64,7 @@ async def test_last_fault_is_raised_after_all_attempts(autojump_clock):
 
 
 @pytest.mark.parametrize("kind", [errors.ChunkMissing, errors.ChunkInvalid])
-async def test_what_does_not_pass_is_not_retried(kind):
+async def test_permanent_failure_is_not_retried(kind):
     inner = Flaky(fail=[1], error=kind)
     with pytest.raises(kind):
         await retried(inner).read(BLOB, 0, 1)
@@ -83,7 +83,7 @@ async def test_pauses_double_up_to_the_longest_with_jitter(autojump_clock):
     assert len(set(shares)) == 6
 
 
-async def test_pause_beyond_the_deadline_is_not_made(autojump_clock):
+async def test_no_retry_is_made_beyond_the_deadline(autojump_clock):
     inner = Flaky(share=1.0)
     started = trio.current_time()
     with trio.fail_after(0.5), pytest.raises(errors.SourceUnreachable):
@@ -92,7 +92,7 @@ async def test_pause_beyond_the_deadline_is_not_made(autojump_clock):
     assert len(inner.reads) == 3
 
 
-async def test_only_pieces_that_failed_are_asked_for_again(autojump_clock):
+async def test_only_failed_pieces_are_retried(autojump_clock):
     lost, gone = errors.SourceUnreachable, errors.ChunkMissing
     inner = piecewise.PiecewiseSource(b"0123456789", fail={2: lost, 4: gone, 8: lost})
     told = []
@@ -112,7 +112,7 @@ async def test_only_pieces_that_failed_are_asked_for_again(autojump_clock):
     assert len(told) == 5
 
 
-async def test_pieces_are_given_on_before_the_others_are_asked_for_again(autojump_clock):
+async def test_pieces_are_passed_on_before_the_others_are_retried(autojump_clock):
     inner = piecewise.PiecewiseSource(b"0123456789", fail={0: errors.SourceUnreachable})
     told_s = {}
     await retried(inner).read_pieces(
@@ -125,7 +125,7 @@ async def test_pieces_are_given_on_before_the_others_are_asked_for_again(autojum
     assert told_s[1] == 0 < told_s[0]
 
 
-async def test_pieces_are_not_asked_for_again_when_the_caller_is_about_to_give_up(autojump_clock):
+async def test_pieces_are_not_retried_shortly_before_the_deadline(autojump_clock):
     inner = piecewise.PiecewiseSource(b"0123456789", fail={0: errors.SourceUnreachable})
     told = []
     with trio.fail_after(0.02):
@@ -140,7 +140,7 @@ async def test_pieces_are_not_asked_for_again_when_the_caller_is_about_to_give_u
 
 
 class Silent(faulty_source.MemorySource):
-    """A place that is silent, whatever it is asked."""
+    """A source that never answers."""
 
     async def size_bytes(self, blob):
         await trio.sleep(NEVER_S)
@@ -173,7 +173,7 @@ def memory(**faults):
         (lambda source: source.read(BLOB, 0, 10), "bytes 0-9"),
     ],
 )
-async def test_question_without_an_answer_ends_in_time(autojump_clock, ask, what):
+async def test_unanswered_request_times_out(autojump_clock, ask, what):
     source = attempts(Silent({}))
     with pytest.raises(errors.SourceUnreachable, match=f"{what}.*no answer within 30 s"):
         await ask(source)
@@ -183,7 +183,7 @@ async def test_question_without_an_answer_ends_in_time(autojump_clock, ask, what
     assert source.list_statuses()[0].health.missed_attempts == 2
 
 
-async def test_slow_link_costs_one_time_out_at_most(autojump_clock):
+async def test_slow_link_causes_at_most_one_timeout(autojump_clock):
     source = attempts(memory(delay=ALWAYS, delay_s=43.0))
     with pytest.raises(errors.SourceUnreachable):
         await source.read(BLOB, 0, 10)
@@ -191,14 +191,14 @@ async def test_slow_link_costs_one_time_out_at_most(autojump_clock):
         assert await source.read(BLOB, 0, 10) == DATA[:10]
 
 
-async def test_failure_before_the_deadline_is_passed_on_and_counts_as_no_time(autojump_clock):
+async def test_failure_before_the_timeout_is_no_missed_attempt(autojump_clock):
     source = attempts(memory(fail=[1], delay=[1], delay_s=20.0))
     with pytest.raises(errors.SourceUnreachable, match="by order"):
         await source.read(BLOB, 0, 10)
     assert source.list_statuses()[0].health.missed_attempts == 0
 
 
-async def test_reader_who_gives_up_is_no_missed_attempt(autojump_clock):
+async def test_cancelled_read_is_no_missed_attempt(autojump_clock):
     source = attempts(Silent({}))
     with trio.move_on_after(5) as scope:
         await source.read(BLOB, 0, 10)
@@ -206,13 +206,13 @@ async def test_reader_who_gives_up_is_no_missed_attempt(autojump_clock):
     assert source.list_statuses()[0].health.missed_attempts == 0
 
 
-async def test_missed_attempt_is_made_again(autojump_clock):
+async def test_timed_out_attempt_is_retried(autojump_clock):
     source = attempts(memory(delay=[1, 2], delay_s=NEVER_S), 3)
     assert await source.read(BLOB, 0, 10) == DATA[:10]
     assert 90 <= trio.current_time() < 92
 
 
-async def test_attempts_end_by_themselves_when_nobody_sets_a_deadline(autojump_clock):
+async def test_attempts_end_without_a_deadline_of_the_caller(autojump_clock):
     source = attempts(Silent({}), 3)
     for _ in range(3):
         with pytest.raises(errors.SourceUnreachable):
@@ -220,12 +220,12 @@ async def test_attempts_end_by_themselves_when_nobody_sets_a_deadline(autojump_c
     assert trio.current_time() < 3 * 3 * (attempt_timeout.MOST_S + failover.RETRY_LONGEST_S)
 
 
-async def test_closing_waits_for_nothing_that_hangs(autojump_clock):
+async def test_close_does_not_wait_for_a_hanging_source(autojump_clock):
     await attempts(Silent({})).aclose()
     assert trio.current_time() < 5
 
 
-async def test_pieces_that_came_in_time_are_told_and_the_rest_is_unreachable(autojump_clock):
+async def test_pieces_before_the_timeout_are_kept_and_the_rest_is_unreachable(autojump_clock):
     inner = piecewise.PiecewiseSource(DATA, delay_s={10: 20.0, 20: 20.0})
     told_s = {}
     outcomes = {}
@@ -246,8 +246,8 @@ async def test_pieces_that_came_in_time_are_told_and_the_rest_is_unreachable(aut
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-async def test_pieces_that_all_fail_once_keep_their_numbers(autojump_clock, order):
-    """As a qcow2 image has its faults told in the order of the file."""
+async def test_retried_pieces_keep_their_numbers(autojump_clock, order):
+    """A qcow2 image reports its failures in the order of its file."""
 
     class Mixed(Flaky):
         asked = 0
@@ -268,7 +268,7 @@ async def test_pieces_that_all_fail_once_keep_their_numbers(autojump_clock, orde
     assert found == {at: DATA[at * 100 : at * 100 + 100] for at in range(3)}
 
 
-async def test_bug_of_who_is_told_is_raised_though_nothing_is_left():
+async def test_exception_in_the_report_callback_is_raised():
     def told(some):
         raise ValueError("a bug")
 
@@ -278,7 +278,7 @@ async def test_bug_of_who_is_told_is_raised_though_nothing_is_left():
         )
 
 
-async def test_failure_that_a_source_raises_is_that_of_all_its_pieces():
+async def test_error_raised_by_a_source_applies_to_all_its_pieces():
     class Raising(Flaky):
         async def read_pieces(self, request):
             raise errors.ChunkMissing("a piece", self.location, "by order")

@@ -34,14 +34,14 @@ def of_image(host):
     )
 
 
-async def test_image_that_was_not_read_has_no_numbers(host):
+async def test_unopened_image_is_reported_without_sizes(host):
     shown = of_image(host)
     assert (shown["size_bytes"], shown["cached_bytes"], shown["touched_s"]) == (None, None, 1.5)
     assert shown["read"]["cache"] == {"requests": 0, "bytes": 0}
     assert (shown["is_used"], shown["is_open"]) == (True, True)
 
 
-async def test_image_in_numbers(host):
+async def test_image_report_counts_sizes_and_bytes_by_origin(host):
     image = await host.mirrors.attach_image(one_host.IMAGE)
     await image.read(2 * CHUNK, 4 * CHUNK)
     await image.read(2 * CHUNK, CHUNK)
@@ -64,14 +64,14 @@ async def test_image_in_numbers(host):
     assert status.of_cache(host.cache)["stored_bytes"] == 2 * CHUNK
 
 
-async def test_everything_goes_over_the_control_socket(host):
+async def test_status_can_be_encoded_as_json(host):
     await (await host.mirrors.attach_image(one_host.IMAGE)).read(0, CHUNK)
     exchanged = status.of_exchange(host.chunks, NET)
     picture = [of_image(host), exchanged, status.of_cache(host.cache)]
     assert msgspec.json.decode(msgspec.json.encode(picture)) == picture
 
 
-def test_source_that_hangs_or_is_down_is_a_trouble(monkeypatch):
+def test_hanging_or_down_source_is_reported_as_a_fault(monkeypatch):
     monkeypatch.setattr(status, "time", types.SimpleNamespace(time=lambda: 1000.0))
     down = health_issues.HealthIssue("no answer within 30 s", 900.0)
     sources = [

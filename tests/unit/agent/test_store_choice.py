@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who keeps the mount, where a holder runs, ran, or never did."""
+"""Which store keeps the mount: a holder or the service manager."""
 
 import threading
 
@@ -33,19 +33,17 @@ def answer_once(held):
         held._answer(client)
 
 
-def test_service_manager_keeps_it_where_no_holder_was(state_dir, under_systemd):
+def test_service_manager_keeps_the_mount_without_a_holder(state_dir, under_systemd):
     assert isinstance(agent.find_fd_store(state_dir), service_manager.DescriptorStore)
 
 
 @pytest.mark.expect_log("no holder answers; the service manager keeps the mount")
-def test_socket_that_a_holder_left_does_not_keep_a_service_manager_from_it(
-    state_dir, under_systemd
-):
+def test_service_manager_keeps_the_mount_despite_a_stale_holder_socket(state_dir, under_systemd):
     leave_a_socket(state_dir)
     assert isinstance(agent.find_fd_store(state_dir), service_manager.DescriptorStore)
 
 
-def test_holder_that_runs_keeps_it(state_dir, under_systemd):
+def test_running_holder_keeps_the_mount(state_dir, under_systemd):
     with fd_holder.FdHolder(state_dir) as held:
         answering = threading.Thread(target=answer_once, args=(held,), daemon=True)
         answering.start()
@@ -53,7 +51,7 @@ def test_holder_that_runs_keeps_it(state_dir, under_systemd):
         answering.join(30)
 
 
-def test_holder_is_waited_for_where_there_is_no_service_manager(state_dir, monkeypatch):
+def test_stopped_holder_is_chosen_without_a_service_manager(state_dir, monkeypatch):
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     leave_a_socket(state_dir)
     assert isinstance(agent.find_fd_store(state_dir), fd_holder.HolderStore)

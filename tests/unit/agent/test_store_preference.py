@@ -14,7 +14,7 @@ from tests.fakes import http_server
 IMAGE = fake_glance.IMAGE
 FILE, STORES = f"{fake_glance.RECORD}/file", "v2/info/stores"
 NEAR = bytes(len(glance_records.BYTES))
-"""What the preferred store has, so that a test sees which one was read."""
+"""The contents of the preferred store; they show which store was read."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ async def test_store_of_the_hosts_site_is_preferred(server, source):
 
 
 @pytest.mark.parametrize("levels", [[], [""], ["dcn3", "rack7"]])
-async def test_without_a_store_of_that_name_glance_chooses(server, source, levels):
+async def test_glance_chooses_the_store_when_no_name_matches(server, source, levels):
     source.prefer_location(levels)
     assert await source.read(IMAGE, 0, 4) == glance_records.BYTES[:4]
 
@@ -62,7 +62,7 @@ async def test_without_a_store_of_that_name_glance_chooses(server, source, level
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b'{"stores": 7}', b'{"stores": [{}]}', b'{"stores": [{"id": "x"}]}']
 )
-async def test_glance_that_lists_no_stores_is_read_as_it_is(server, source, body):
+async def test_glance_without_a_store_list_is_read_without_preference(server, source, body):
     server.files[STORES] = body
     assert await source.read(IMAGE, 0, 4) == glance_records.BYTES[:4]
     del server.files[STORES]  # one store, without a name
@@ -71,7 +71,7 @@ async def test_glance_that_lists_no_stores_is_read_as_it_is(server, source, body
 
 
 @pytest.mark.parametrize("status", [400, 403])
-async def test_refused_preference_costs_one_request_and_no_read(server, source, status):
+async def test_refused_preference_fails_no_read_and_is_not_repeated_soon(server, source, status):
     server.behaviours = [http_server.fine, http_server.fine, http_server.status(status)]
     assert await source.read(IMAGE, 0, 4) == glance_records.BYTES[:4]
     asked = len(server.asked)
@@ -80,12 +80,12 @@ async def test_refused_preference_costs_one_request_and_no_read(server, source, 
     assert await download(source) == glance_records.BYTES
 
 
-async def test_stream_goes_on_without_a_refused_preference(server, source):
+async def test_download_continues_without_a_refused_preference(server, source):
     server.behaviours = [http_server.fine, http_server.fine, http_server.status(403)]
     assert await download(source) == glance_records.BYTES
 
 
-async def test_image_that_is_gone_is_gone_in_every_store(server, source):
+async def test_missing_image_is_missing_despite_a_preferred_store(server, source):
     await source.read(IMAGE, 0, 4)
     server.always = http_server.status(404)
     with pytest.raises(errors.ChunkMissing):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that wait for long, told and ended; that real processes end is tested on real mounts."""
+"""Stuck requests are reported and aborted; functional tests abort those of real processes."""
 
 import dataclasses
 import threading
@@ -20,11 +20,11 @@ from tests.fakes import manual_clock
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 DISK = disk_header.DiskId("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 QUICK = stuck_requests.StuckLimits(check_interval_s=0.01, suspect_after_s=0.05, late_after_s=0.1)
-"""For tests with threads, which do not go with a clock that jumps."""
+"""For tests with threads, which do not work with an autojump clock."""
 
 
 class Mount:
-    """Guests that wait, the look after them, and what is found out about their processes."""
+    """Waiting guests, the watchdog, and scripted findings about their processes."""
 
     def __init__(self, nursery, monkeypatch, limits):
         self.known = inodes.Inodes(inodes.keyed(bytes(32)))
@@ -76,7 +76,7 @@ def mount(nursery, monkeypatch, limits):
 
 @pytest.mark.expect_log("have waited for up to")
 @pytest.mark.parametrize("limits", [QUICK])
-async def test_who_is_killed_is_ended_and_others_wait_on(mount):
+async def test_requests_of_a_killed_guest_are_aborted_and_others_wait_on(mount):
     killed, living = mount.guest(7), mount.guest(8)
     mount.read(killed)
     mount.read(living, "refused")
@@ -91,7 +91,7 @@ async def test_who_is_killed_is_ended_and_others_wait_on(mount):
 
 
 @pytest.mark.parametrize("limits", [dataclasses.replace(QUICK, late_after_s=1e9)])
-async def test_request_that_is_newer_than_the_look_at_processes_waits_on(mount, monkeypatch):
+async def test_request_newer_than_the_process_scan_is_not_aborted(mount, monkeypatch):
     killed = mount.guest(7)
     looks, goes_on = threading.Event(), threading.Event()
 
@@ -113,7 +113,7 @@ async def test_request_that_is_newer_than_the_look_at_processes_waits_on(mount, 
     assert (len(mount.ended), mount.rescue.aborted, len(mount.waiting.table)) == (1, 1, 1)
 
 
-async def test_nobody_is_asked_about_while_nothing_waits_for_long(mount, autojump_clock):
+async def test_processes_are_not_scanned_for_short_waits(mount, autojump_clock):
     for _ in range(20):
         with trio.move_on_after(1.5):
             await mount.waiting.run_admitted(mount.guest(7), trio.sleep_forever)
@@ -121,7 +121,9 @@ async def test_nobody_is_asked_about_while_nothing_waits_for_long(mount, autojum
 
 
 @pytest.mark.expect_log("nobody has answered yet")
-async def test_image_is_told_once_in_a_while_however_many_wait(mount, autojump_clock, caplog):
+async def test_late_requests_of_an_image_are_logged_once_per_interval(
+    mount, autojump_clock, caplog
+):
     for tag in range(1, 30):
         mount.read(mount.guest(tag))
     await trio.sleep(50)
@@ -133,7 +135,7 @@ async def test_image_is_told_once_in_a_while_however_many_wait(mount, autojump_c
 
 @pytest.mark.expect_log("have waited for up to")
 @pytest.mark.parametrize("limits", [QUICK])
-async def test_guest_whose_process_cannot_be_seen_is_never_ended(mount):
+async def test_guest_with_an_invisible_process_is_never_aborted(mount):
     unseen, disk = mount.guest(0), inodes.guest_of_disk(DISK)
     mount.killed |= {unseen, disk}
     mount.read(unseen)
@@ -145,10 +147,8 @@ async def test_guest_whose_process_cannot_be_seen_is_never_ended(mount):
     assert all(unseen not in asked for asked in mount.asked)
 
 
-async def test_what_is_taken_back_while_processes_are_looked_for_is_so_when_they_are_found(
-    mount, monkeypatch
-):
-    """Nova does not wait for the answer for long."""
+async def test_power_off_cancelled_during_its_process_scan_stays_cancelled(mount, monkeypatch):
+    """Nova does not wait long for the answer."""
     looks, goes_on = trio.Event(), threading.Event()
 
     def processes_of(instance_id):

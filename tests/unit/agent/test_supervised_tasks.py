@@ -7,7 +7,7 @@ from tests.fakes import manual_clock
 
 
 class Part:
-    """A part that fails so often before it begins, and so often afterwards."""
+    """A task that fails ``before`` times before its start, and ``after`` times later."""
 
     def __init__(self, before=0, after=0):
         self.before, self.after = before, after
@@ -24,7 +24,7 @@ class Part:
         await trio.sleep_forever()
 
 
-async def test_part_that_works_is_begun_once(nursery, autojump_clock):
+async def test_working_task_is_started_once(nursery, autojump_clock):
     parts, part = supervised_tasks.SupervisedTasks(nursery), Part()
     await parts.run_supervised("metrics", part.run)
     await trio.sleep(1000)
@@ -32,7 +32,7 @@ async def test_part_that_works_is_begun_once(nursery, autojump_clock):
 
 
 @pytest.mark.expect_log("metrics: .*Address already in use; guests read without it")
-async def test_part_that_cannot_begin_is_tried_less_and_less_often(nursery, autojump_clock):
+async def test_task_that_cannot_start_is_retried_with_backoff(nursery, autojump_clock):
     parts, part = (
         supervised_tasks.SupervisedTasks(nursery, clock=manual_clock.FunctionClock(lambda: 1234.0)),
         Part(before=12),
@@ -47,7 +47,7 @@ async def test_part_that_cannot_begin_is_tried_less_and_less_often(nursery, auto
 
 
 @pytest.mark.expect_log("metrics: a bug; guests")
-async def test_part_that_fails_later_is_begun_again(nursery, autojump_clock):
+async def test_task_that_fails_later_is_restarted(nursery, autojump_clock):
     parts, part = supervised_tasks.SupervisedTasks(nursery), Part(after=2)
     await parts.run_supervised("metrics", part.run)
     await trio.sleep(1.1)
@@ -57,7 +57,7 @@ async def test_part_that_fails_later_is_begun_again(nursery, autojump_clock):
 
 
 @pytest.mark.expect_log("pins.json: the disk is full; guests read without it")
-async def test_part_that_tells_of_itself_is_in_troubles_until_it_works(nursery):
+async def test_reported_state_is_a_health_issue_until_it_is_cleared(nursery):
     parts = supervised_tasks.SupervisedTasks(
         nursery, clock=manual_clock.FunctionClock(lambda: 1234.0)
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS from bytes to bytes: records that come in any pieces, and what is wrong with them."""
+"""TLS sessions on byte strings: records split in any way, and invalid records."""
 
 import contextlib
 import random
@@ -18,12 +18,12 @@ DATA = random.Random(1).randbytes(200_000)
 SMALL_BYTES = 8192
 PATIENCE_S = 20
 BROKEN = r"BAD_RECORD_MAC|DECRYPTION_FAILED|RECORD_LAYER_FAILURE"
-"""The last is what OpenSSL 3.5 says of all that is wrong with a record."""
+"""OpenSSL 3.5 reports every invalid record as the last one."""
 
 
 @pytest.fixture
 def contexts(tmp_path):
-    """Return what each side begins with, and the files that it has it from."""
+    """Return the TLS context of each side, and its files."""
     found = {host: security.Identity(tmp_path, host) for host in (CLIENT, SERVER)}
     return {
         host: (identity.read().tls_context(is_server=host == SERVER), identity.files)
@@ -56,7 +56,7 @@ def read(session, length, more=True):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_was_encrypted_in_any_pieces_and_comes_in_any_pieces_is_the_same(pair, seed):
+def test_data_survives_any_split_of_writes_and_reads(pair, seed):
     client, server = pair
     dice = random.Random(seed)
     sizes = [1, 5, 100, 16384, 16385, 70_000]
@@ -76,7 +76,7 @@ def test_what_was_encrypted_in_any_pieces_and_comes_in_any_pieces_is_the_same(pa
     assert not client.unread_bytes and not client.readable_bytes
 
 
-def test_beginning_of_a_frame_gets_no_more_than_a_record_and_the_rest_of_a_chunk_many(pair):
+def test_read_of_a_frame_start_takes_one_record_and_of_a_chunk_many(pair):
     client, server = pair
     client.add_received(
         b"".join(server.encrypt(DATA[start : start + 10]) for start in range(0, 100, 10))
@@ -85,7 +85,7 @@ def test_beginning_of_a_frame_gets_no_more_than_a_record_and_the_rest_of_a_chunk
     assert read(client, 50) == DATA[10:60]
 
 
-def test_part_of_a_record_is_unread_until_its_rest_comes(pair):
+def test_partial_record_is_unread_until_the_rest_arrives(pair):
     client, server = pair
     record = server.encrypt(DATA[:1000])
     for start, end in ((0, 3), (3, 500)):
@@ -97,7 +97,7 @@ def test_part_of_a_record_is_unread_until_its_rest_comes(pair):
 
 
 def test_openssl_is_given_one_record_at_a_time(pair):
-    """It keeps for each connection the memory for the most that it was ever given."""
+    """OpenSSL keeps, per connection, memory for the largest input so far."""
     client, server = pair
     client.add_received(server.encrypt(DATA[:65536]))
     read(client, 1, more=False)
@@ -106,7 +106,7 @@ def test_openssl_is_given_one_record_at_a_time(pair):
 
 
 @pytest.mark.parametrize("place", [5, 500, 1016])
-def test_bit_that_was_changed_is_found_out_and_the_other_side_told(pair, place):
+def test_flipped_bit_is_detected_and_alerted_to_the_peer(pair, place):
     client, server = pair
     record = bytearray(server.encrypt(DATA[:1000]))
     record[place] ^= 1
@@ -118,7 +118,7 @@ def test_bit_that_was_changed_is_found_out_and_the_other_side_told(pair, place):
         read(server, 1000)
 
 
-def test_record_that_was_left_out_is_found_out(pair):
+def test_missing_record_is_detected(pair):
     client, server = pair
     server.encrypt(DATA[:1000])
     client.add_received(server.encrypt(DATA[:1000]))
@@ -126,7 +126,7 @@ def test_record_that_was_left_out_is_found_out(pair):
         read(client, 1000)
 
 
-def test_record_that_says_to_be_longer_than_any_is_refused_before_it_is_whole(pair):
+def test_record_of_excessive_length_is_refused_before_it_is_complete(pair):
     client, _server = pair
     client.add_received(b"\x17\x03\x03\xff\xff")
     with pytest.raises(ssl.SSLError, match=rf"LENGTH|{BROKEN}"):
@@ -135,7 +135,7 @@ def test_record_that_says_to_be_longer_than_any_is_refused_before_it_is_whole(pa
             client.add_received(bytes(1024))
 
 
-def test_end_that_the_other_side_says_is_seen(pair):
+def test_close_notify_of_the_peer_ends_the_session(pair):
     client, server = pair
     last = server.encrypt(b"last")
     with contextlib.suppress(ssl.SSLWantReadError):  # it would wait for the other side's
@@ -146,7 +146,7 @@ def test_end_that_the_other_side_says_is_seen(pair):
     assert client.is_over
 
 
-def test_end_in_the_middle_of_the_handshake_is_an_error(contexts):
+def test_eof_during_the_handshake_is_an_error(contexts):
     server = tls_session.TlsSession(contexts[SERVER][0], is_server=True)
     assert not server.continue_handshake()
     server.receive_eof()
@@ -154,7 +154,7 @@ def test_end_in_the_middle_of_the_handshake_is_an_error(contexts):
         server.continue_handshake()
 
 
-def test_few_session_tickets_cost_nothing_and_many_are_left(contexts):
+def test_few_session_tickets_are_accepted_and_many_are_refused(contexts):
     for count, is_borne in ((20, True), (1000, False)):
         contexts[SERVER][0].num_tickets = count
         client, server = joined(contexts)
@@ -164,14 +164,14 @@ def test_few_session_tickets_cost_nothing_and_many_are_left(contexts):
             assert client._wordless_bytes > 20 * 100
             client.add_received(server.encrypt(DATA[:65_536]))
             assert len(read(client, 65_536)) == 65_536
-            assert client._wordless_bytes == 0  # who speaks may send some again
+            assert client._wordless_bytes == 0  # data resets the count
         else:
             with pytest.raises(OSError, match="records of TLS itself, again and again"):
                 read(client, 50)
             assert client.unread_bytes > 20_000
 
 
-def test_short_records_are_decrypted_some_at_a_time(contexts):
+def test_number_of_records_decrypted_per_read_is_limited(contexts):
     client, server = joined(contexts)
     row = tls_session.RECORDS_IN_A_ROW
     client.add_received(
@@ -184,7 +184,7 @@ def test_short_records_are_decrypted_some_at_a_time(contexts):
 
 @contextlib.contextmanager
 def asked_for_new_keys(contexts):
-    """Give a session, its socket, and the other side: Python cannot ask for new keys itself."""
+    """Yield a session, its socket and an openssl peer, as Python cannot request new keys."""
     context, files = contexts[SERVER][0], contexts[CLIENT][1]
     session = tls_session.TlsSession(context, is_server=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -214,7 +214,7 @@ NEEDS_OPENSSL = pytest.mark.skipif(
 
 
 @NEEDS_OPENSSL
-def test_new_keys_that_the_other_side_asks_for_cost_nothing(contexts):
+def test_key_updates_of_the_peer_are_accepted(contexts):
     with asked_for_new_keys(contexts) as (session, sock, other):
         for word, renewals in ((b"one", 0), (b"two", 5)):
             for _ in range(renewals):
@@ -234,7 +234,7 @@ def test_new_keys_that_the_other_side_asks_for_cost_nothing(contexts):
 
 
 @NEEDS_OPENSSL
-def test_who_asks_for_new_keys_again_and_again_is_left(contexts):
+def test_flood_of_key_updates_is_refused(contexts):
     with asked_for_new_keys(contexts) as (session, sock, other):
         with pytest.raises(OSError, match="new keys again and again"):
             for _ in range(1000):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Caps and marks of what agents send each other: in virtual time, and over real TCP."""
+"""Rate limits and DSCP marks of traffic between agents, in virtual time and over TCP."""
 
 import dataclasses
 import math
@@ -27,7 +27,7 @@ def capped(way, bytes_s=RATE):
     return traffic_control.TrafficControl(up, down)
 
 
-async def test_all_together_move_no_more_than_the_rate(autojump_clock):
+async def test_total_traffic_stays_within_the_rate(autojump_clock):
     pace, moved = traffic_control.TrafficLimiter(RATE), []
 
     async def move(size):
@@ -47,7 +47,7 @@ async def test_all_together_move_no_more_than_the_rate(autojump_clock):
     )  # each has its turn
 
 
-async def test_pause_saves_no_more_than_a_burst(autojump_clock):
+async def test_idle_time_accumulates_at_most_one_burst(autojump_clock):
     pace = traffic_control.TrafficLimiter(RATE)
     pace.charge_bytes(1)
     await trio.sleep(100.0)
@@ -57,7 +57,7 @@ async def test_pause_saves_no_more_than_a_burst(autojump_clock):
     assert trio.current_time() - began_s == pytest.approx(1.0 - traffic_control.BURST_S)
 
 
-async def test_no_cap_never_waits():
+async def test_unlimited_traffic_never_waits():
     pace = traffic_control.TrafficLimiter()
     pace.charge_bytes(1 << 60)
     assert pace.is_open
@@ -102,7 +102,7 @@ async def test_connections_of_all_classes_share_one_cap(tmp_path, way, mode):
 
 
 async def test_long_wait_for_the_download_limit_does_not_end_the_connection():
-    """A step of what is asked for takes more than twice as long as a host may be silent."""
+    """One step of the download takes more than twice the allowed silence of a host."""
     quick = dataclasses.replace(nets.QUICK, hello_s=5.0)
     slow = capped("download", CHUNK / 2)
     assert slow.download.step_bytes / (CHUNK / 2) > 2 * quick.silence_s
@@ -115,7 +115,7 @@ async def test_long_wait_for_the_download_limit_does_not_end_the_connection():
 
 
 @pytest.mark.parametrize("ip", ["127.0.0.1", "::1"])
-async def test_both_ends_mark_what_no_guest_waits_for(ip):
+async def test_both_ends_mark_bulk_connections_with_the_background_dscp(ip):
     marks = traffic_control.unbounded()._replace(background_dscp=8)
     server = peer_network.PeerNetwork(nets.SERVER, admission=nets.EVERYBODY, traffic=marks)
     async with trio.open_nursery() as nursery:

@@ -27,7 +27,7 @@ class Turns(trio.abc.Instrument):
 
 
 class Signs:
-    """What processes and disks of a host show, and its clock."""
+    """Signs of use by processes and disks of a host, and its clock."""
 
     def __init__(self, host):
         self.host, self.open, self.bases = host, set(), set()
@@ -52,7 +52,7 @@ class Signs:
         )
 
     def let_pass(self, uses, seconds=image_usage.IN_USE_S):
-        """Let time pass in which Nova touches another image, so that it counts."""
+        """Advance time while Nova touches another image, so that idle time counts."""
         while seconds > 0:
             self.now_s += min(seconds, HOUR_S)
             seconds -= HOUR_S
@@ -68,7 +68,7 @@ async def signs(tmp_path):
         yield Signs(host)
 
 
-async def test_everything_is_used_until_the_first_look_and_until_nova_had_time(signs):
+async def test_images_count_as_used_until_the_first_scan_and_a_nova_period(signs):
     uses = signs.uses()
     signs.let_pass(uses, DAY_S)
     assert uses.is_used(IMAGE)
@@ -81,7 +81,7 @@ async def test_everything_is_used_until_the_first_look_and_until_nova_had_time(s
     assert not uses.is_used(IMAGE)
 
 
-async def test_failed_look_shows_nothing(signs):
+async def test_images_count_as_used_after_a_failed_scan(signs):
     signs.open = OSError("no /proc")
     uses = signs.uses()
     with pytest.raises(OSError, match="no /proc"):
@@ -93,7 +93,7 @@ async def test_failed_look_shows_nothing(signs):
     assert not uses.is_used(IMAGE)
 
 
-async def test_guests_have_their_turns_while_images_are_looked_at(signs, monkeypatch):
+async def test_scan_of_images_yields_to_other_tasks(signs, monkeypatch):
     uses, looked_at = signs.uses(images_per_checkpoint=1), []
     stamp = signs.host.mirrors.touched_ns
     turns = Turns()
@@ -109,7 +109,7 @@ async def test_guests_have_their_turns_while_images_are_looked_at(signs, monkeyp
     assert first < second
 
 
-async def test_image_that_is_detached_during_a_look_is_forgotten(signs):
+async def test_image_detached_during_a_scan_is_forgotten(signs):
     uses = signs.uses(images_per_checkpoint=1)
     await uses.scan_processes()
 
@@ -140,7 +140,7 @@ async def test_image_is_used_while_it_is_open(signs):
     assert not uses.usage_of(IMAGE).is_open
 
 
-async def test_image_that_was_open_before_the_start_is_used_until_processes_close_it(signs):
+async def test_image_open_before_the_start_is_used_until_processes_close_it(signs):
     signs.open = {IMAGE}
     uses = signs.uses()
     await uses.scan_processes()
@@ -153,14 +153,14 @@ async def test_image_that_was_open_before_the_start_is_used_until_processes_clos
     assert not uses.is_used(IMAGE)
 
 
-async def test_processes_are_looked_at_only_while_something_may_be_open_from_before(signs):
+async def test_process_scan_stops_once_no_opening_predates_the_start(signs):
     uses = signs.uses()
     for _ in range(3):
         await uses.scan_processes()
     assert signs.looks == 1
 
 
-async def test_image_that_a_disk_began_as_is_used(signs):
+async def test_base_image_of_a_disk_is_used(signs):
     signs.bases = {IMAGE}
     uses = signs.uses()
     await uses.scan_processes()
@@ -172,7 +172,7 @@ async def test_image_that_a_disk_began_as_is_used(signs):
 
 
 @pytest.mark.parametrize("stamp_s", [5.0, 4e9])
-async def test_touch_shows_a_use_whatever_time_it_gives(signs, stamp_s):
+async def test_touch_counts_as_use_regardless_of_its_timestamp(signs, stamp_s):
     uses = signs.uses()
     await uses.scan_processes()
     signs.let_pass(uses)
@@ -184,8 +184,8 @@ async def test_touch_shows_a_use_whatever_time_it_gives(signs, stamp_s):
     assert not uses.is_used(IMAGE)
 
 
-async def test_reads_show_a_use(signs):
-    """A process that cannot be seen has opened the image before the start."""
+async def test_read_counts_as_use(signs):
+    """An invisible process opened the image before the start."""
     uses = signs.uses()
     await uses.scan_processes()
     signs.let_pass(uses, DAY_S)
@@ -195,7 +195,7 @@ async def test_reads_show_a_use(signs):
     assert uses.is_used(IMAGE)
 
 
-async def test_image_that_is_attached_again_is_used(signs):
+async def test_reattached_image_is_used(signs):
     uses = signs.uses()
     await uses.scan_processes()
     signs.host.mirrors.detach_image(IMAGE)
@@ -207,18 +207,18 @@ async def test_image_that_is_attached_again_is_used(signs):
 
 
 @pytest.mark.parametrize("stamp_s", [0.0, 1e9, 4e9])
-async def test_no_stamp_from_before_the_start_ends_a_use(signs, stamp_s):
+async def test_timestamp_from_before_the_start_ends_no_use(signs, stamp_s):
     """The host was off for days, or its date was wrong; the stamp of OTHER is of today."""
     signs.host.mirrors.save_time_stamp(IMAGE, int(stamp_s * 1e9))
     uses = signs.uses()
     await uses.scan_processes()
-    signs.host.mirrors.save_time_stamp(OTHER, int(2e9 * 1e9))  # Nova begins with another one
+    signs.host.mirrors.save_time_stamp(OTHER, int(2e9 * 1e9))  # Nova touches another image first
     signs.now_s += HOUR_S
     await uses.scan_processes()
     assert uses.is_used(IMAGE) and uses.is_used(OTHER)
 
 
-async def test_guest_that_is_the_first_after_a_silence_ends_no_use_of_others(signs):
+async def test_first_guest_after_a_nova_outage_ends_no_use_of_other_images(signs):
     uses = signs.uses()
     await uses.scan_processes()
     signs.let_pass(uses)
@@ -244,7 +244,7 @@ async def test_guest_that_is_the_first_after_a_silence_ends_no_use_of_others(sig
     assert not uses.is_used(IMAGE)
 
 
-async def test_only_what_shows_since_the_start_is_seen_to_be_used(signs):
+async def test_image_is_seen_only_by_evidence_since_the_start(signs):
     for show in (
         lambda uses: uses.image_opened(IMAGE),
         lambda uses: uses.image_touched(IMAGE),
@@ -269,7 +269,7 @@ async def test_only_what_shows_since_the_start_is_seen_to_be_used(signs):
     assert uses.is_seen(IMAGE)
 
 
-async def test_image_that_is_found_by_its_map_later_counts_as_at_the_start(signs):
+async def test_image_found_later_by_its_map_counts_as_present_at_start(signs):
     path = signs.host.maps / f"{IMAGE}.acmap"
     raw = path.read_bytes()
     signs.host.mirrors.detach_image(IMAGE)
@@ -289,4 +289,4 @@ async def test_image_that_is_found_by_its_map_later_counts_as_at_the_start(signs
     await uses.scan_processes()
     await signs.host.mirrors.attach_image(IMAGE)
     await uses.scan_processes()
-    assert uses.is_seen(IMAGE)  # it was attached for somebody
+    assert uses.is_seen(IMAGE)  # its attach request shows a use
