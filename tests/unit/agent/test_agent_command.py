@@ -18,8 +18,8 @@ def load(folder: pathlib.Path, **own: object):
     return agent.load_conf(["--config-file", str(path)])
 
 
-def test_mount_point_is_not_asked_for_anything(tmp_path, monkeypatch):
-    """A mount that a service manager kept has no worker yet: a look at it would never end."""
+def test_mount_point_is_not_accessed(tmp_path, monkeypatch):
+    """A mount that a service manager kept has no worker yet: an access would block forever."""
     asked = []
 
     def lstat(path, **options):
@@ -36,7 +36,7 @@ def test_mount_point_is_not_asked_for_anything(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("option", ["state_dir", "cache_dir"])
-def test_folder_that_would_hide_the_mirror_is_refused(tmp_path, option):
+def test_folder_that_contains_the_mount_point_is_refused(tmp_path, option):
     folders = {"state_dir": tmp_path / "state", "cache_dir": tmp_path / "cache", option: tmp_path}
     conf = load(tmp_path, **folders)
     with pytest.raises(errors.Unusable, match=f"it lies in .acstor_agent. {option}"):

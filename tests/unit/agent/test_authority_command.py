@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""acstor-authority: what it writes, for whose eyes, and what it refuses."""
+"""acstor-authority: the files that it writes, their modes, and what it refuses."""
 
 import pathlib
 import sys
@@ -26,7 +26,7 @@ def modes(folder: pathlib.Path) -> dict[str, int]:
     return {path.name: path.stat().st_mode & 0o777 for path in paths}
 
 
-def test_hosts_get_what_enrolment_would_give_them_and_nobody_else_reads_it(run, tmp_path, capsys):
+def test_issued_credentials_match_enrolment_and_are_private(run, tmp_path, capsys):
     assert run("init", tmp_path / "ca") == 0
     for host in ("h1", "h2"):
         assert run("issue", tmp_path / "ca", host, "--out", tmp_path / host, "--days", 7) == 0
@@ -51,7 +51,7 @@ def test_hosts_get_what_enrolment_would_give_them_and_nobody_else_reads_it(run, 
     assert "CN=acstor" in capsys.readouterr().out
 
 
-def test_an_authority_is_never_overwritten(run, tmp_path, capsys):
+def test_existing_authority_is_never_overwritten(run, tmp_path, capsys):
     assert run("init", tmp_path / "ca") == 0
     before = (tmp_path / "ca/ca.key.pem").read_bytes()
     assert run("init", tmp_path / "ca") == 1
@@ -60,7 +60,7 @@ def test_an_authority_is_never_overwritten(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o710, 0o701, 0o1777])
-def test_a_folder_that_is_there_keeps_its_mode_and_gets_no_key_that_others_could_reach(
+def test_key_is_not_written_to_an_existing_folder_that_others_can_access(
     run, tmp_path, capsys, mode
 ):
     shared, own = tmp_path / "shared", tmp_path / "own"
@@ -76,7 +76,7 @@ def test_a_folder_that_is_there_keeps_its_mode_and_gets_no_key_that_others_could
     assert own.stat().st_mode & 0o7777 == 0o2700
 
 
-def test_what_cannot_be_is_said(run, tmp_path, capsys):
+def test_invalid_arguments_and_files_are_reported(run, tmp_path, capsys):
     assert run("issue", tmp_path / "none", "h1", "--out", tmp_path / "h1") == 1
     assert "No such file" in capsys.readouterr().err
     with pytest.raises(SystemExit):

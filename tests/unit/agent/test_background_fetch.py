@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many chunks are fetched ahead run by run, and each is told of by itself."""
+"""Background fetches request chunks in runs and report each chunk separately."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def ahead(core):
 
 
 def numbers_of(core):
-    """Return what was asked for together since the last call."""
+    """Return the runs requested since the last call."""
     runs, core.runs = core.runs, []
     return [[*run.items] for run in runs]
 
@@ -50,18 +50,18 @@ def fetched(number):
         ([2, 2], [[2], [2]]),
     ],
 )
-def test_chunks_that_lie_side_by_side_are_wanted_together(core, ahead, numbers, runs):
+def test_adjacent_chunks_are_requested_as_runs(core, ahead, numbers, runs):
     ask(ahead, numbers)
     assert numbers_of(core) == runs and len(ahead) == len(numbers) == len(ahead.missing_items())
 
 
-def test_chunks_of_two_images_are_no_run(core, ahead):
+def test_chunks_of_two_images_are_separate_runs(core, ahead):
     refs = [one_machine.chunk(0), one_machine.chunk(1, one_machine.OTHER)]
     ahead.request_chunks(enumerate(refs))
     assert numbers_of(core) == [[0], [1]]
 
 
-async def test_each_chunk_of_a_run_that_came_is_told_of(core, ahead):
+async def test_each_chunk_of_an_arrived_run_is_reported(core, ahead):
     ask(ahead, range(4))
     (run,) = core.runs
     run.complete(actions.CompleteRead(run, [*map(fetched, range(4))], None, ""))
@@ -69,7 +69,7 @@ async def test_each_chunk_of_a_run_that_came_is_told_of(core, ahead):
     assert not len(ahead) and not ahead.missing_items()
 
 
-async def test_what_fails_of_a_run_is_asked_for_again_each_by_itself(core, ahead):
+async def test_failed_chunks_of_a_run_are_requested_again_separately(core, ahead):
     ask(ahead, range(4))
     (run,) = core.runs
     numbers_of(core)
@@ -85,17 +85,17 @@ async def test_what_fails_of_a_run_is_asked_for_again_each_by_itself(core, ahead
     assert not core.runs and not len(ahead)
 
 
-async def test_who_leaves_gives_up_the_runs_that_are_left(core, ahead):
+async def test_leaving_the_context_cancels_the_remaining_runs(core, ahead):
     with ahead:
         ask(ahead, range(8))
         first, second = core.runs
         first.complete(actions.CompleteRead(first, [*map(fetched, range(4))], None, ""))
     assert core.cancelled == [second]
     second.complete(actions.CompleteRead(second, [], GONE, ""))
-    assert numbers_of(core) == [[0, 1, 2, 3], [4, 5, 6, 7]]  # none again
+    assert numbers_of(core) == [[0, 1, 2, 3], [4, 5, 6, 7]]  # no run is requested again
 
 
-async def test_run_that_cannot_be_asked_for_fails_as_a_whole(core, ahead):
+async def test_run_that_cannot_be_requested_fails_completely(core, ahead):
     core.why = "a fault"
     ask(ahead, range(3))
     outcomes = await ahead.wait_for_arrivals()

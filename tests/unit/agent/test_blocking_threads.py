@@ -14,7 +14,7 @@ HANGS = pytest.mark.expect_log(r"the folder: \d calls? hangs?, the oldest for")
 
 
 class Place:
-    """A place whose calls hang until it answers, and a clock."""
+    """A folder whose calls hang until ``answers`` is set, with a manual clock."""
 
     def __init__(self, max_calls=2, max_hung_per_key=None):
         self.now_s = 0.0
@@ -33,7 +33,7 @@ class Place:
         return "an answer"
 
     async def hang(self, of="a"):
-        """Leave a call behind."""
+        """Start a call and abandon it while it hangs."""
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.threads.run, "a call", of, self.call)
@@ -54,7 +54,7 @@ async def until(is_true):
             await trio.sleep(0.01)
 
 
-async def test_call_returns_what_it_returns_and_raises_what_it_raises(place):
+async def test_result_or_exception_of_the_call_is_passed_on(place):
     assert await place.threads.run("a call", "a", lambda: 5) == 5
     with pytest.raises(ZeroDivisionError):
         await place.threads.run("a call", "a", lambda: 1 // 0)
@@ -62,10 +62,12 @@ async def test_call_returns_what_it_returns_and_raises_what_it_raises(place):
 
 
 @HANGS
-async def test_calls_that_hang_close_the_place_until_one_comes_back(place, watched_log):
+async def test_hung_calls_block_new_ones_until_one_returns(place, watched_log):
     for _ in range(2):
         await place.hang()
-    assert await place.threads.run("a call", "b", lambda: 5) == 5  # nobody calls it hanging yet
+    assert (
+        await place.threads.run("a call", "b", lambda: 5) == 5
+    )  # the calls do not count as hung yet
     place.now_s = hung_calls.HANGS_AFTER_S
     with pytest.raises(errors.SourceUnreachable, match="2 calls hang, the oldest for 5 s"):
         await place.threads.run("a call", "b", lambda: 5)
@@ -77,7 +79,7 @@ async def test_calls_that_hang_close_the_place_until_one_comes_back(place, watch
 
 
 @HANGS
-async def test_place_that_was_mounted_anew_is_used_though_old_calls_hang_for_ever(place):
+async def test_remounted_folder_is_used_although_old_calls_still_hang(place):
     for _ in range(2):
         await place.hang()
     place.now_s = hung_calls.TRY_AGAIN_S - 1
@@ -90,7 +92,7 @@ async def test_place_that_was_mounted_anew_is_used_though_old_calls_hang_for_eve
 
 
 @HANGS
-async def test_one_file_that_hangs_leaves_the_others_readable():
+async def test_hanging_file_leaves_the_others_readable():
     place = Place(max_calls=4, max_hung_per_key=1)
     try:
         await place.hang("a")
@@ -102,19 +104,19 @@ async def test_one_file_that_hangs_leaves_the_others_readable():
         place.answers.set()
 
 
-async def test_threads_are_bounded_also_before_calls_count_as_hanging(place):
+async def test_threads_are_bounded_before_calls_count_as_hung(place):
     for _ in range(6):
         await place.hang()
     with trio.move_on_after(0.1) as scope:
         await place.threads.run("a call", "a", place.call)
     assert scope.cancelled_caught
-    assert not place.began.acquire(blocking=False)  # the seventh never began
+    assert not place.began.acquire(blocking=False)  # the seventh call never began
     place.answers.set()
     with trio.fail_after(30):
         assert await place.threads.run("a call", "a", lambda: 5) == 5
 
 
-async def test_call_that_is_cancelled_before_its_thread_begins_takes_no_place(place):
+async def test_call_cancelled_before_its_thread_starts_takes_no_slot(place):
     for _ in range(20):
         with trio.CancelScope() as scope:
             scope.cancel()
@@ -124,7 +126,7 @@ async def test_call_that_is_cancelled_before_its_thread_begins_takes_no_place(pl
     assert place.threads.hanging.calls == 0
 
 
-def test_end_of_the_run_waits_for_no_call(place):
+def test_event_loop_ends_without_waiting_for_calls(place):
     async def main():
         with trio.move_on_after(0.1):
             await place.threads.run("a call", "a", place.call)

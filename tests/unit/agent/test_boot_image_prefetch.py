@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boot images come before they are needed: whose, how many bytes, and what a boot finds then."""
+"""Prefetch of boot images: conditions, limits, and the boot that follows."""
 
 import types
 
@@ -31,7 +31,7 @@ KEY, OTHER_KEY = (ids.ScopeKey(bytes([n]) * 32) for n in (7, 8))
 Mode = core.Mode
 BOOT_BLOB = base.Blob(NEW, base.BlobKind.BOOT_IMAGE)
 LATE = boot_image_prefetch.MAX_IN_FLIGHT + 2
-"""When some frames have come."""
+"""A turn at which some frames have arrived."""
 KeepClass = public_cache.KeepClass
 NO_HOSTS = hash_ring.Ring(0, ())
 
@@ -51,7 +51,7 @@ async def report(_done, _total):
 
 
 class Parts:
-    """A host, and what brings boot images there."""
+    """A host and the parts of its boot image prefetch."""
 
     def __init__(self, host):
         self.host, self.remote_idle_s, self.for_others = host, 100.0, set()
@@ -76,7 +76,7 @@ class Parts:
         self.progress.append((done, total))
 
     def name_by(self, image_id, key):
-        """Let an image be a project's own."""
+        """Make an image private to the project with this key."""
         cut = geometry.Geometry(len(DATA), CHUNK)
         cids = (ids.cid_of(DATA[at : at + CHUNK], key) for at in range(0, len(DATA), CHUNK))
         raw = chunk_maps.made(image_id, cut, cids, scope_keys=(key,))
@@ -106,7 +106,7 @@ async def parts(tmp_path):
         yield Parts(host)
 
 
-async def test_boot_of_a_new_version_reads_nothing_of_its_boot_image_from_elsewhere(parts):
+async def test_boot_of_a_new_version_reads_its_boot_image_from_the_cache(parts):
     host = parts.host
     await host.mirrors.attach_image(FORMER)
     ahead = parts.ahead()
@@ -137,7 +137,7 @@ async def test_boot_of_a_new_version_reads_nothing_of_its_boot_image_from_elsewh
     assert counted.prefetched_used_bytes == parts.frames_bytes
 
 
-async def test_what_is_here_already_is_kept_and_does_not_come_again(parts):
+async def test_cached_boot_image_is_not_fetched_again(parts):
     await parts.host.mirrors.attach_image(FORMER)
     ahead = parts.ahead()
     await ahead.prefetch_boot_image(task(FORMER), report)
@@ -150,13 +150,13 @@ async def test_what_is_here_already_is_kept_and_does_not_come_again(parts):
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-async def test_image_of_which_no_predecessor_is_here_comes_only_where_all_are_wanted(parts, mode):
+async def test_image_without_a_local_predecessor_is_prefetched_in_mode_all_only(parts, mode):
     ahead = parts.ahead(mode)
     assert ahead.is_for(task(FORMER, is_public=True)) is (mode is Mode.ALL)
     assert not ahead.is_for(task(FORMER))
 
 
-async def test_names_of_chunks_are_looked_up_only_where_a_predecessor_is(parts):
+async def test_chunk_map_is_read_only_if_a_predecessor_is_attached(parts):
     blob = base.Blob(NEW, base.BlobKind.CHUNK_MAP)
     parts.host.blobs[blob] = parts.host.blobs[blob][: chunk_map.HEADER_BYTES]
     came = await parts.ahead(Mode.ALL).prefetch_boot_image(task(FORMER, is_public=True), report)
@@ -166,14 +166,14 @@ async def test_names_of_chunks_are_looked_up_only_where_a_predecessor_is(parts):
         await parts.ahead(Mode.ALL).prefetch_boot_image(task(FORMER, is_public=True), report)
 
 
-async def test_image_that_is_here_for_other_hosts_alone_is_no_predecessor(parts):
+async def test_image_leased_to_other_hosts_only_is_no_predecessor(parts):
     parts.for_others.add(FORMER)
     await parts.host.mirrors.attach_image(FORMER)
     await parts.uses.scan_processes()
     assert not parts.ahead().is_for(task(FORMER))
 
 
-async def test_nothing_comes_where_boot_images_are_not_used(parts):
+async def test_nothing_is_prefetched_if_boot_images_are_disabled(parts):
     await parts.host.mirrors.attach_image(FORMER)
     parts.host.memory.limit_bytes = 0
     assert not parts.ahead(Mode.ALL).is_for(task(FORMER, is_public=True))
@@ -182,7 +182,7 @@ async def test_nothing_comes_where_boot_images_are_not_used(parts):
 @pytest.mark.parametrize(
     ("former_key", "is_served"), [(KEY, True), (OTHER_KEY, False), (None, False)]
 )
-async def test_private_image_comes_only_where_its_project_has_the_one_before(
+async def test_private_image_is_prefetched_if_its_project_has_the_predecessor(
     parts, former_key, is_served
 ):
     parts.name_by(NEW, KEY)
@@ -194,18 +194,18 @@ async def test_private_image_comes_only_where_its_project_has_the_one_before(
         await ahead.prefetch_boot_image(task(FORMER), report)
         assert parts.kept["ahead"] > 0
         return
-    with pytest.raises(errors.Unusable, match="project"):  # though the decision service says so
+    with pytest.raises(errors.Unusable, match="project"):  # although the decision service says so
         await ahead.prefetch_boot_image(task(FORMER, is_public=True), report)
     assert parts.kept["ahead"] == 0
 
 
-async def test_image_that_guests_of_this_host_use_needs_nothing_more(parts):
+async def test_image_in_use_on_this_host_is_not_prefetched(parts):
     for image_id in (FORMER, NEW):
         await parts.host.mirrors.attach_image(image_id)
     assert await parts.ahead().prefetch_boot_image(task(FORMER), report) == {"done_bytes": 0}
 
 
-async def test_image_that_was_deleted_is_not_brought(parts):
+async def test_deleted_image_is_not_prefetched(parts):
     await parts.host.mirrors.attach_image(FORMER)
     for kind in base.BlobKind:
         parts.host.blobs.pop(base.Blob(NEW, kind), None)
@@ -213,7 +213,7 @@ async def test_image_that_was_deleted_is_not_brought(parts):
         await parts.ahead().prefetch_boot_image(task(FORMER), report)
 
 
-async def test_boot_image_that_was_taken_away_or_damaged_is_not_brought(parts):
+async def test_missing_or_damaged_boot_image_is_not_prefetched(parts):
     await parts.host.mirrors.attach_image(FORMER)
     parts.host.blobs[BOOT_BLOB] = b"#!/bin/sh\n" * 100
     with pytest.raises(errors.BootImageFormatError):
@@ -224,7 +224,7 @@ async def test_boot_image_that_was_taken_away_or_damaged_is_not_brought(parts):
     assert parts.host.boots.counters.prefetched_bytes == 0
 
 
-async def test_parts_whose_chunks_the_version_before_has_brought_already_do_not_come(parts):
+async def test_frames_whose_chunks_are_cached_are_not_fetched(parts):
     former = await parts.host.mirrors.attach_image(FORMER)
     for chunk_no in (*TRACE[2:6], TRACE[6]):  # two frames, and half of one
         await former.read(chunk_no * CHUNK, CHUNK)
@@ -237,7 +237,7 @@ async def test_parts_whose_chunks_the_version_before_has_brought_already_do_not_
     }
 
 
-async def test_newer_boot_image_is_brought_though_the_one_before_was_looked_at_just_now(parts):
+async def test_newer_boot_image_is_fetched_after_a_recent_prefetch(parts):
     await parts.host.mirrors.attach_image(FORMER)
     ahead = parts.ahead()
     await ahead.prefetch_boot_image(task(FORMER), report)
@@ -247,7 +247,7 @@ async def test_newer_boot_image_is_brought_though_the_one_before_was_looked_at_j
         assert frame.cid in parts.host.cache
 
 
-async def test_no_more_comes_than_is_kept_of_such_nor_more_than_that_in_a_day(
+async def test_prefetch_is_bounded_by_the_cache_share_and_a_daily_limit(
     parts, monkeypatch, mock_clock
 ):
     await parts.host.mirrors.attach_image(FORMER)
@@ -271,7 +271,7 @@ async def test_no_more_comes_than_is_kept_of_such_nor_more_than_that_in_a_day(
     await ahead.prefetch_boot_image(task(FORMER), report)
 
 
-async def test_pins_and_what_boots_use_leave_it_less_room(parts):
+async def test_pins_and_boot_chunks_reduce_the_prefetch_limit(parts):
     cache = parts.host.cache
     limit = cache.statistics.limit_bytes
     assert cache.prefetched_limit_bytes == limit // public_cache.BOOT_SHARES[KeepClass.AHEAD]
@@ -286,9 +286,7 @@ async def test_pins_and_what_boots_use_leave_it_less_room(parts):
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])
-async def test_boot_image_that_goes_or_changes_midway_ends_it_and_what_came_stays(
-    parts, is_deleted
-):
+async def test_boot_image_changed_midway_ends_the_prefetch_and_keeps_its_frames(parts, is_deleted):
     await parts.host.mirrors.attach_image(FORMER)
     turns = []
 
@@ -307,14 +305,14 @@ async def test_boot_image_that_goes_or_changes_midway_ends_it_and_what_came_stay
     assert parts.host.boots.counters.prefetched == 0
 
 
-async def test_cache_that_takes_nothing_ends_it(parts, monkeypatch):
+async def test_cache_that_refuses_chunks_ends_the_prefetch(parts, monkeypatch):
     await parts.host.mirrors.attach_image(FORMER)
     monkeypatch.setattr(parts.host.cache, "store_chunk", lambda *what: False)
     with pytest.raises(errors.Unusable, match="the cache has no space"):
         await parts.ahead().prefetch_boot_image(task(FORMER), report)
 
 
-async def test_frames_wait_while_a_guest_waits_but_not_for_ever(parts):
+async def test_frames_yield_to_waiting_guests_for_a_bounded_time(parts):
     await parts.host.mirrors.attach_image(FORMER)
     parts.remote_idle_s = 0.0
     begun_s = trio.current_time()
@@ -323,7 +321,7 @@ async def test_frames_wait_while_a_guest_waits_but_not_for_ever(parts):
     assert trio.current_time() - begun_s >= 3 * 0.05
 
 
-async def test_hosts_begin_one_after_the_other_and_each_as_late_for_every_boot_image(parts):
+async def test_prefetches_of_hosts_start_at_evenly_spread_fixed_delays(parts):
     spread_s = core.spread_s(1000)
     hosts = (hash_ring.RingHost(f"h{n}", f"10.0.0.1:{n}", 1) for n in range(1, 1001))
     table = hash_ring.Ring(1, tuple(hosts))

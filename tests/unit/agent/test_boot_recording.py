@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boots are recorded, handed on, and cost nothing afterwards; a lost trace harms nobody."""
+"""Recording of boots, and delivery of traces without disturbing reads."""
 
 import msgspec
 import pytest
@@ -34,7 +34,7 @@ def boot(host, image, recording):
         image.recorder.record_read(opener, chunk_no * CHUNK, 1, host.now_s)
 
 
-async def test_boots_are_handed_on_and_then_reads_pay_for_nothing(host, autojump_clock):
+async def test_boots_are_recorded_and_sent_and_the_recorder_is_removed(host, autojump_clock):
     sent = []
     recording = boot_recording.BootRecording(
         "h1", LIMITS, sent.append, manual_clock.FunctionClock(lambda: host.now_s)
@@ -55,7 +55,7 @@ async def test_boots_are_handed_on_and_then_reads_pay_for_nothing(host, autojump
     assert msgspec.json.decode(encoded, type=trace_message.BootTrace) == sent[0]
 
 
-async def test_recording_can_be_turned_off(host):
+async def test_recording_can_be_disabled(host):
     off = LIMITS._replace(longest_s=0.0)
     recording = boot_recording.BootRecording("h1", off, lambda message: None)
     image = await host.mirrors.attach_image(one_host.IMAGE)
@@ -91,7 +91,7 @@ def message(**changes):
         {"trace": 7},
     ],
 )
-def test_message_that_is_no_trace_is_refused(wrong):
+def test_invalid_trace_message_is_refused(wrong):
     decode(message())
     with pytest.raises(msgspec.ValidationError):
         decode(message(**wrong))
@@ -109,7 +109,7 @@ def test_spool_keeps_a_bounded_number_of_traces(tmp_path):
 
 
 @pytest.mark.expect_log("boot trace of image .* is lost")
-def test_spool_whose_folder_is_gone_costs_the_trace(tmp_path):
+def test_trace_is_lost_if_the_spool_folder_is_gone(tmp_path):
     spool = trace_spool.TraceSpool(tmp_path / "traces")
     (tmp_path / "traces").rmdir()
     spool.write(decode(message()))
@@ -132,7 +132,7 @@ async def test_trace_is_written_by_a_thread(tmp_path, nursery):
 
 
 @pytest.mark.expect_log("boot trace of image .* is lost: the disk is slow")
-def test_trace_that_finds_too_many_waiting_is_lost_and_nobody_waits(tmp_path):
+def test_trace_is_dropped_without_waiting_if_the_spool_queue_is_full(tmp_path):
     spool = trace_spool.TraceSpool(tmp_path / "traces")
     for _ in range(trace_spool.UNWRITTEN + 1):
         spool.queue_trace(decode(message()))

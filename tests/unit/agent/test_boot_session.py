@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A boot image makes boots faster, or is of no use; it never changes what a guest reads."""
+"""Boot sessions: reads from a boot image in memory, and boots without one."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ CHUNK = one_host.CHUNK
 DATA = one_host.image_bytes(20 * CHUNK) + bytes(3 * CHUNK) + one_host.image_bytes(777, seed=2)
 TRACE = [5, 2, 20, 9, 10, 23, 7]
 BOOT_BLOB = base.Blob(one_host.IMAGE, base.BlobKind.BOOT_IMAGE)
-IN_MEMORY = 6  # chunk 20 has zeros only
+IN_MEMORY = 6  # chunk 20 is zeros
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def attached(host):
 
 
 async def loaded(host):
-    """Attach the image and have its boot image in memory."""
+    """Attach the image and load its boot image into memory."""
     host.add_boot_image(DATA, TRACE)
     image = await attached(host)
     image.boots.begin_boot()
@@ -79,13 +79,13 @@ async def test_chunks_of_the_boot_image_are_read_from_memory(host):
     }
 
 
-async def test_reads_that_cross_its_edges_are_right(host):
+async def test_reads_across_the_edges_of_the_boot_image_are_correct(host):
     image = await loaded(host)
     for offset, length in [(CHUNK, 5 * CHUNK), (4 * CHUNK + 5, 7 * CHUNK), (19 * CHUNK, 5 * CHUNK)]:
         assert bytes(await image.read(offset, length)) == DATA[offset : offset + length]
 
 
-async def test_each_byte_of_it_is_read_from_the_source_once(host):
+async def test_each_byte_of_the_boot_image_is_read_from_the_source_once(host):
     image = await loaded(host)
     raw = host.blobs[BOOT_BLOB]
     header = (0, boot_image.HEADER_BYTES)
@@ -96,11 +96,11 @@ async def test_each_byte_of_it_is_read_from_the_source_once(host):
     assert image.boots.head.header.frame_count == 3
 
 
-async def test_guest_that_is_early_hurries_the_frame_and_nothing_is_fetched_twice(host):
+async def test_early_guest_read_waits_for_its_frame_without_a_second_fetch(host):
     host.add_boot_image(DATA, TRACE)
     image = await attached(host)
     image.boots.begin_boot()
-    await check(image, *TRACE)  # at once: nothing of it is here yet
+    await check(image, *TRACE)  # at once, before any frame arrives
     await until(lambda: image.boots.state is boot_session.State.READY)
     asked = host.source.reads
     frames = [read for read in asked if CHUNK < read[1]]
@@ -108,7 +108,7 @@ async def test_guest_that_is_early_hurries_the_frame_and_nothing_is_fetched_twic
     assert not [read for read in asked if read[1] == CHUNK]
 
 
-async def test_chunks_that_are_here_are_not_fetched_with_a_frame(host):
+async def test_cached_chunks_are_not_loaded_from_frames(host):
     image = await attached(host)
     await check(image, 5, 2)
     host.add_boot_image(DATA, TRACE)
@@ -119,7 +119,7 @@ async def test_chunks_that_are_here_are_not_fetched_with_a_frame(host):
 
 
 @pytest.mark.parametrize("at", [1, -1])
-async def test_frames_and_chunks_that_are_wanted_at_once_are_read_each_where_they_lie(host, at):
+async def test_batch_of_a_frame_and_a_chunk_reads_each_at_its_own_location(host, at):
     raw = host.add_boot_image(DATA, TRACE)
     image, frame = await attached(host), raw[100:300]
     place = base.AT_BOOT_IMAGE + 100, len(frame)
@@ -133,7 +133,7 @@ async def test_frames_and_chunks_that_are_wanted_at_once_are_read_each_where_the
     assert sorted(host.source.reads[-2:]) == [(100, len(frame)), (5 * CHUNK, CHUNK)]
 
 
-async def test_boot_image_comes_from_this_host_the_second_time(host, tmp_path):
+async def test_second_boot_loads_the_boot_image_from_the_cache(host, tmp_path):
     image = await loaded(host)
     await until(lambda: (tmp_path / "maps" / BOOT_BLOB.file_name).exists())
     image.boots.drop()
@@ -147,7 +147,7 @@ async def test_boot_image_comes_from_this_host_the_second_time(host, tmp_path):
 
 
 async def press(host, seed, limit_bytes=8 * one_host.geometry.MIB):
-    """Let twice as much come into the cache as it may hold, of no boot image."""
+    """Store twice as many other bytes as the cache may hold."""
     data = one_host.image_bytes(2 * limit_bytes, seed)
     for start in range(0, len(data), CHUNK):
         chunk = data[start : start + CHUNK]
@@ -156,14 +156,14 @@ async def press(host, seed, limit_bytes=8 * one_host.geometry.MIB):
             await trio.lowlevel.checkpoint()
 
 
-async def test_boot_image_outlives_what_presses_on_the_cache_and_a_new_worker(tmp_path):
+async def test_boot_image_stays_cached_under_load_and_across_a_restart(tmp_path):
     async with one_host.one_host(tmp_path, data=DATA) as first:
         image = await loaded(first)
         await check(image, 0, 1)
         cids = [frame.cid for frame in image.boots.head.frames]
         image.boots.drop()
         await press(first, seed=3)
-        assert image.map.cid_of(0) not in first.cache  # what anybody can give again made room
+        assert image.map.cid_of(0) not in first.cache  # borrowed chunks are evicted first
         assert all(cid in first.cache for cid in cids)
         assert first.cache.statistics.chunks_by_class["boot"] == len(cids)
     async with one_host.one_host(tmp_path, data=DATA) as second:
@@ -177,7 +177,7 @@ async def test_boot_image_outlives_what_presses_on_the_cache_and_a_new_worker(tm
         assert second.chunks.counters.source_bytes == 0
 
 
-async def test_frame_that_finds_no_room_in_the_cache_boots_a_guest_all_the_same(host, monkeypatch):
+async def test_guest_boots_from_frames_that_the_cache_has_no_room_for(host, monkeypatch):
     monkeypatch.setattr(host.cache, "store_chunk", lambda *_: False)
     image = await loaded(host)
     await check(image, *TRACE)
@@ -185,7 +185,7 @@ async def test_frame_that_finds_no_room_in_the_cache_boots_a_guest_all_the_same(
     assert host.cache.statistics.chunks_by_class["boot"] == 0
 
 
-async def test_after_the_boot_its_chunks_come_out_of_its_frames_into_the_cache(host):
+async def test_after_the_boot_chunks_are_read_from_cached_frames(host):
     image = await loaded(host)
     image.boots.drop()
     before = host.chunks.counters.source_bytes
@@ -195,7 +195,7 @@ async def test_after_the_boot_its_chunks_come_out_of_its_frames_into_the_cache(h
     assert read_by(image, "cache") == 3
 
 
-async def test_it_is_dropped_when_no_guest_reads_it_any_more(host, autojump_clock):
+async def test_boot_image_is_dropped_from_memory_when_idle(host, autojump_clock):
     image = await loaded(host)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(host.boots.run)
@@ -213,7 +213,7 @@ async def test_it_is_dropped_when_no_guest_reads_it_any_more(host, autojump_cloc
     assert image_status.of_boots(host.boots)["dropped"] == 1
 
 
-async def test_another_guest_keeps_it(host):
+async def test_second_boot_keeps_the_boot_image_in_memory(host):
     image = await loaded(host)
     host.now_s = one_host.BOOT_IDLE_S - 1
     image.boots.begin_boot()
@@ -221,29 +221,29 @@ async def test_another_guest_keeps_it(host):
     assert host.boots.counters.loaded == 1
 
 
-async def test_image_without_a_boot_image_is_read_without(host):
+async def test_image_without_a_boot_image_boots_from_its_chunks(host):
     image = await attached(host)
     image.boots.begin_boot()
     await check(image, 5)
     await until(lambda: image.boots.state is boot_session.State.NONE)
     host.add_boot_image(DATA, TRACE)
     image.boots.begin_boot()
-    assert image.boots.state is boot_session.State.NONE  # not asked for again at once
+    assert image.boots.state is boot_session.State.NONE  # not looked up again at once
     host.now_s = boot_session.RECHECK_S
     image.boots.begin_boot()
     await until(lambda: image.boots.state is boot_session.State.READY)
 
 
-async def test_what_no_boot_image_brings_is_read_once_and_together(host):
+async def test_equal_chunks_are_read_once_while_the_boot_image_is_looked_up(host):
     host.add(8 * DATA[:CHUNK])
     image = await attached(host)
     image.boots.begin_boot()
-    assert image.boots.may_load_chunk(image.map.cid_of(0))  # nobody knows yet that there is none
+    assert image.boots.may_load_chunk(image.map.cid_of(0))  # the look-up has not ended yet
     assert bytes(await image.read(0, 8 * CHUNK)) == 8 * DATA[:CHUNK]
     assert [length for _, length in host.source.reads].count(CHUNK) == 1
 
 
-async def test_chunk_that_comes_otherwise_while_its_boot_image_is_tried_is_not_read_again(host):
+async def test_chunk_fetched_during_the_boot_image_lookup_is_not_read_again(host):
     image = await attached(host)
     image.boots.begin_boot()
     async with trio.open_nursery() as nursery:
@@ -252,7 +252,7 @@ async def test_chunk_that_comes_otherwise_while_its_boot_image_is_tried_is_not_r
     assert [length for _, length in host.source.reads].count(CHUNK) == 1
 
 
-async def test_without_memory_for_boot_images_nothing_is_asked(host):
+async def test_boot_image_is_not_looked_up_without_memory_for_it(host):
     host.memory.limit_bytes = 0
     image = await loaded_or_not(host)
     assert image.boots.state is boot_session.State.UNKNOWN
@@ -268,7 +268,7 @@ async def loaded_or_not(host):
 
 
 @pytest.mark.expect_log("no space for .* bytes in memory")
-async def test_boot_image_that_does_not_fit_is_not_used(host):
+async def test_boot_image_larger_than_its_memory_is_not_used(host):
     host.boots.memory = boot_memory.BootMemory(CHUNK, 60.0, 600.0)
     image = await loaded_or_not(host)
     await until(lambda: image.boots.state is boot_session.State.REFUSED)
@@ -276,7 +276,7 @@ async def test_boot_image_that_does_not_fit_is_not_used(host):
     await check(image, *TRACE)
 
 
-async def test_one_that_fell_quiet_makes_room_for_another(host):
+async def test_idle_boot_image_is_evicted_for_another(host):
     image = await loaded(host)
     host.boots.memory.limit_bytes = image.boots.head.raw_bytes
     host.add(DATA, one_host.OTHER)
@@ -310,7 +310,7 @@ def flipped(raw, at):
     ],
     ids="empty short rubbish header table frame cut other-image other-bytes other-size".split(),
 )
-async def test_damaged_boot_image_is_ignored_and_guests_read_on(host, damage):
+async def test_guests_read_on_without_a_damaged_boot_image(host, damage):
     raw = host.add_boot_image(DATA, TRACE)
     host.blobs[BOOT_BLOB] = damage(raw)
     image = await attached(host)
@@ -323,7 +323,7 @@ async def test_damaged_boot_image_is_ignored_and_guests_read_on(host, damage):
 
 
 @pytest.mark.expect_log("is not what the chunk map says; ignored; guests boot without it")
-async def test_boot_image_of_other_bytes_is_told_and_counted(host):
+async def test_boot_image_that_contradicts_the_chunk_map_is_logged_and_counted(host):
     host.blobs[BOOT_BLOB] = one_host.boot_image_of(DATA[::-1], TRACE)
     image = await attached(host)
     image.boots.begin_boot()
@@ -332,7 +332,7 @@ async def test_boot_image_of_other_bytes_is_told_and_counted(host):
 
 
 @pytest.mark.parametrize("nth", range(1, 12))
-async def test_source_that_fails_at_any_moment_costs_no_byte(tmp_path, nth):
+async def test_reads_are_correct_if_the_source_fails_at_any_point(tmp_path, nth):
     async with one_host.one_host(tmp_path, data=DATA) as host:
         image = await attached(host)
         host.source._fail = {len(host.source.reads) + nth}
@@ -343,11 +343,11 @@ async def test_source_that_fails_at_any_moment_costs_no_byte(tmp_path, nth):
         await check(image, *TRACE)
 
 
-async def test_better_boot_image_takes_the_place_of_the_one_that_is_here(host):
+async def test_newer_boot_image_replaces_the_cached_one(host):
     image = await loaded(host)
     image.boots.drop()
     host.add_boot_image(DATA, [1, 3, 4], revision=2)
-    for _ in range(2):  # the first boot sees that there is another one, the second one has it
+    for _ in range(2):  # the first boot finds the new revision, the second one loads it
         host.now_s += boot_session.RECHECK_S
         image.boots.begin_boot()
         await until(lambda: image.boots.state is boot_session.State.READY)
@@ -360,7 +360,7 @@ async def test_better_boot_image_takes_the_place_of_the_one_that_is_here(host):
     assert read_by(image, "boot") == 3
 
 
-async def test_image_that_is_dropped_takes_its_boot_image_along(host, tmp_path):
+async def test_forgotten_image_frees_its_boot_image(host, tmp_path):
     image = await loaded(host)
     host.boots.forget_image(one_host.IMAGE)
     assert not (tmp_path / "maps" / BOOT_BLOB.file_name).exists()
@@ -368,7 +368,7 @@ async def test_image_that_is_dropped_takes_its_boot_image_along(host, tmp_path):
     host.boots.forget_image(one_host.IMAGE)
 
 
-async def test_image_that_is_dropped_while_its_head_is_read_takes_no_memory(host, monkeypatch):
+async def test_image_forgotten_while_its_head_is_parsed_takes_no_memory(host, monkeypatch):
     host.add_boot_image(DATA, TRACE)
     image = await attached(host)
     parse, is_parsing, may_end = image.boots._head._parse, threading.Event(), threading.Event()
@@ -385,11 +385,11 @@ async def test_image_that_is_dropped_while_its_head_is_read_takes_no_memory(host
     may_end.set()
     await until(lambda: image.boots.head is not None)
     await trio.testing.wait_all_tasks_blocked()
-    assert host.memory.used_bytes == 0  # what is due to be dropped must be an image of this host
+    assert host.memory.used_bytes == 0  # memory must belong to attached images only
 
 
 @pytest.mark.expect_log("its head is not stored")
-async def test_boot_image_is_used_where_its_head_cannot_be_kept(host, monkeypatch):
+async def test_boot_image_is_used_if_its_head_cannot_be_stored(host, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -402,7 +402,7 @@ async def test_boot_image_is_used_where_its_head_cannot_be_kept(host, monkeypatc
 
 
 @pytest.mark.expect_log("Read-only file system")
-async def test_head_that_cannot_be_deleted_ends_nothing(host, monkeypatch):
+async def test_undeletable_head_does_not_prevent_forgetting_the_image(host, monkeypatch):
     image = await loaded(host)
 
     def read_only(*args, **kwargs):
@@ -413,7 +413,7 @@ async def test_head_that_cannot_be_deleted_ends_nothing(host, monkeypatch):
     assert host.memory.used_bytes == 0
 
 
-async def test_neighbours_news_of_chunks_in_the_boot_image_start_no_prefetch(host, monkeypatch):
+async def test_advertised_chunk_of_the_boot_image_is_not_prefetched(host, monkeypatch):
     image = await loaded(host)
     monkeypatch.setattr(host.chunks, "holders_bitmap", lambda ref: 1)
     cid = image.map.cid_of(5)
@@ -422,7 +422,7 @@ async def test_neighbours_news_of_chunks_in_the_boot_image_start_no_prefetch(hos
     assert image.boots.covers_chunk(cid) and not image.boots.covers_chunk(image.map.cid_of(6))
 
 
-async def test_faulty_source_gives_up_without_an_error_in_the_guest(tmp_path):
+async def test_failed_boot_image_load_causes_no_guest_error(tmp_path):
     async with one_host.one_host(tmp_path, data=DATA) as host:
         host.add_boot_image(DATA, TRACE)
         faulty = faulty_source.FaultySource(
@@ -437,7 +437,7 @@ async def test_faulty_source_gives_up_without_an_error_in_the_guest(tmp_path):
 
 
 @pytest.mark.parametrize("error", [errors.SourceUnreachable, errors.ChunkMissing])
-async def test_guest_does_not_wait_for_a_frame_that_the_source_does_not_give(
+async def test_guest_read_falls_back_when_the_source_fails_to_deliver_a_frame(
     host, autojump_clock, error
 ):
     image = await attached(host)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timelines of boots on one host whose source is real: whose they are, and what they tell."""
+"""Timelines of boots on one host with an in-memory source."""
 
 import msgspec
 import pytest
@@ -52,7 +52,7 @@ async def boots(tmp_path):
 
 @pytest.fixture
 def short(monkeypatch):
-    """Let boots be over, and be told, soon."""
+    """Shorten the idle time and the report interval of boots."""
     for name, seconds in (("IDLE_S", 0.6), ("TICK_S", 0.02), ("REPORT_INTERVAL_S", 0.3)):
         monkeypatch.setattr(boot_timelines, name, seconds)
 
@@ -63,7 +63,7 @@ async def until(is_true):
             await trio.sleep(0.01)
 
 
-async def test_bytes_are_told_by_the_way_they_came(boots):
+async def test_bytes_are_counted_by_origin(boots):
     boots.host.add_boot_image(DATA, range(20, 40))
     image = await boots.host.mirrors.attach_image(IMAGE)
     image.boots.begin_boot()
@@ -82,8 +82,8 @@ async def test_bytes_are_told_by_the_way_they_came(boots):
     assert sum(one.reads for one in told.slices) == CHUNKS
 
 
-async def test_chunks_that_come_with_the_boot_image_are_not_told_as_the_sources(boots):
-    """Who reads before the boot image is in memory waits for the part that has the chunk."""
+async def test_chunks_read_from_frames_do_not_count_as_source_bytes(boots):
+    """A read before the boot image is in memory waits for the frame with its chunk."""
     boots.host.add_boot_image(DATA, range(20, 40))
     image = await boots.host.mirrors.attach_image(IMAGE)
     image.boots.begin_boot()
@@ -96,10 +96,10 @@ async def test_chunks_that_come_with_the_boot_image_are_not_told_as_the_sources(
     assert came["boot image"]["source"] > 0
 
 
-async def test_boot_is_told_from_what_was_done_for_it_before_it_was_opened(boots):
+async def test_timeline_begins_with_the_attach_before_the_open(boots):
     image = await boots.host.mirrors.attach_image(IMAGE)
     began_s = trio.current_time()
-    boots.made.image_attached(IMAGE, began_s - 500)  # for another boot
+    boots.made.image_attached(IMAGE, began_s - 500)  # attached for another boot
     await trio.sleep(0.05)
     boots.made.image_attached(IMAGE, began_s)
     opened_s = trio.current_time()
@@ -112,7 +112,7 @@ async def test_boot_is_told_from_what_was_done_for_it_before_it_was_opened(boots
     assert told.began_at_s <= WALL_S + began_s + 0.1
 
 
-async def test_boot_that_reads_nothing_more_is_over_and_pays_no_more(boots, short):
+async def test_idle_boot_ends_and_stops_timing_reads(boots, short):
     boots.guests[7] = SERVER
     image = await boots.host.mirrors.attach_image(IMAGE)
     async with trio.open_nursery() as nursery:
@@ -130,7 +130,7 @@ async def test_boot_that_reads_nothing_more_is_over_and_pays_no_more(boots, shor
     assert boots.made.timelines_of() == [told]
 
 
-async def test_boots_of_servers_are_told_when_they_are_over_and_others_are_not(boots):
+async def test_finished_boots_are_reported_for_servers_only(boots):
     image = await boots.host.mirrors.attach_image(IMAGE)
     for number in (1, 2):
         boots.made.image_opened(image, guest(number), thread=number)
@@ -152,7 +152,7 @@ async def test_boots_of_servers_are_told_when_they_are_over_and_others_are_not(b
     assert boots.made.histograms.of_images(["another"]) == {}
 
 
-async def test_boot_that_goes_on_for_long_is_told_meanwhile(boots, short):
+async def test_long_boot_is_reported_while_it_continues(boots, short):
     boots.guests[7] = SERVER
     image = await boots.host.mirrors.attach_image(IMAGE)
     told = []
@@ -168,7 +168,7 @@ async def test_boot_that_goes_on_for_long_is_told_meanwhile(boots, short):
     assert told[0].reads < told[1].reads
 
 
-async def test_who_only_looks_at_an_image_leaves_nothing(boots):
+async def test_probe_of_an_image_leaves_no_timeline(boots):
     image = await boots.host.mirrors.attach_image(IMAGE)
     boots.made.image_opened(image, guest(1), thread=7)
     await boots.read(image, guest(1), range(4))
@@ -176,7 +176,7 @@ async def test_who_only_looks_at_an_image_leaves_nothing(boots):
     assert boots.made.timelines_of() == [] and not image.timelines
 
 
-async def test_what_is_noted_is_bounded_however_many_boot(boots):
+async def test_number_of_timelines_is_bounded(boots):
     image = await boots.host.mirrors.attach_image(IMAGE)
     for number in range(2 * boot_timelines.MAX_BOOTS):
         boots.made.image_opened(image, guest(number), thread=number)
@@ -199,7 +199,7 @@ async def test_what_is_noted_is_bounded_however_many_boot(boots):
     assert len(boots.made.histograms._by_image) == boot_phases.MAX_IMAGES
 
 
-async def test_number_that_is_used_again_is_another_boot(boots):
+async def test_reused_opener_number_begins_another_boot(boots):
     image = await boots.host.mirrors.attach_image(IMAGE)
     for _ in range(2):
         boots.made.image_opened(image, guest(1), thread=7)
@@ -207,7 +207,7 @@ async def test_number_that_is_used_again_is_another_boot(boots):
     assert [one.is_over for one in boots.made.timelines_of()] == [True, False]
 
 
-async def test_read_that_fails_is_told_with_what_it_waited_for(boots):
+async def test_failed_read_appears_in_the_timeline(boots):
     image = await boots.host.mirrors.attach_image(IMAGE)
     boots.made.image_opened(image, guest(1), thread=7)
     await boots.read(image, guest(1), range(CHUNKS))

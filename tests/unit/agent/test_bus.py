@@ -39,7 +39,7 @@ def link(tmp_path: pathlib.Path) -> Iterator[bus.Bus]:
 
 
 class Gate:
-    """Stands where the broker is: refuses, holds messages back, or lets them pass."""
+    """Replaces the broker: refuses messages, holds them back, or passes them on."""
 
     def __init__(self, link: bus.Bus, monkeypatch: pytest.MonkeyPatch) -> None:
         self.passed: queue.Queue[str] = queue.Queue()
@@ -56,13 +56,13 @@ class Gate:
         self.passed.put(message.method)
 
 
-def test_unknown_kind_of_broker_is_refused(tmp_path):
+def test_unknown_transport_is_refused(tmp_path):
     with pytest.raises(errors.Unusable, match="transport_url"):
         bus.open_bus("h1", configure(tmp_path, "transport_url = pigeon://loft/"))
 
 
 def cast_until(heard: queue.Queue[object], link: bus.Bus, payload: object, **how: bool) -> None:
-    """Cast again and again, for who is not there yet hears nothing."""
+    """Cast repeatedly: a listener that is not subscribed yet receives nothing."""
     for _ in range(int(WAIT_S / 0.1)):
         link.cast_message("towers", "lit", {"fires": payload}, **how)
         with contextlib.suppress(queue.Empty):
@@ -72,7 +72,7 @@ def cast_until(heard: queue.Queue[object], link: bus.Bus, payload: object, **how
     pytest.fail(f"nobody heard {payload}")
 
 
-def test_a_listener_hears_what_is_cast_to_all_and_to_its_topic(link):
+def test_listener_receives_fanout_and_topic_messages(link):
     heard: queue.Queue[object] = queue.Queue()
     link.subscribe("towers", {"lit": heard.put})
     cast_until(heard, link, 1)
@@ -81,7 +81,7 @@ def test_a_listener_hears_what_is_cast_to_all_and_to_its_topic(link):
 
 
 @pytest.mark.expect_log("message lit is of no use: no fire")
-def test_a_message_that_cannot_be_used_is_logged_and_the_next_one_is_heard(link):
+def test_message_that_its_callback_rejects_is_logged_and_skipped(link):
     heard: queue.Queue[object] = queue.Queue()
 
     def callback(payload: dict[str, object]) -> None:
@@ -94,10 +94,10 @@ def test_a_message_that_cannot_be_used_is_logged_and_the_next_one_is_heard(link)
     cast_until(heard, link, 1)
 
 
-def test_a_full_queue_drops_the_oldest(link, monkeypatch):
+def test_full_queue_drops_the_oldest_message(link, monkeypatch):
     gate = Gate(link, monkeypatch)
     link.cast_message("towers", "first", {})
-    assert gate.tried.get(timeout=WAIT_S) == "first"  # it is with the broker now
+    assert gate.tried.get(timeout=WAIT_S) == "first"  # the broker has it now
     for number in range(bus.QUEUE_LIMIT + 3):
         link.cast_message("towers", f"m{number}", {})
     assert link.dropped == 3
@@ -118,9 +118,7 @@ def test_a_full_queue_drops_the_oldest(link, monkeypatch):
         RuntimeError("no broker"),
     ],
 )
-def test_a_message_that_could_not_be_sent_is_sent_when_the_broker_is_back(
-    link, monkeypatch, refusal
-):
+def test_unsent_message_is_sent_when_the_broker_is_back(link, monkeypatch, refusal):
     gate = Gate(link, monkeypatch)
     gate.refusal = refusal
     gate.is_open.set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public cache on real files: what it answers, when it waits, what it survives."""
+"""The public cache on real files: reads, write-behind, faults and restarts."""
 
 import contextlib
 import errno
@@ -64,7 +64,7 @@ def knows_nowait(folder) -> bool:
 
 @pytest.fixture
 def disk_path(tmp_path):
-    """A folder whose file system knows RWF_NOWAIT; a tmpfs, Debian 13's /tmp, does not."""
+    """A folder on a file system with RWF_NOWAIT, which tmpfs (/tmp of Debian 13) lacks."""
     for parent in (tmp_path, "/var/tmp"):
         if knows_nowait(parent):
             with tempfile.TemporaryDirectory(dir=parent) as folder:
@@ -100,7 +100,7 @@ def flip_a_bit(folder: pathlib.Path, cid: ids.Cid) -> None:
     raise AssertionError("the chunk is in no slab file")
 
 
-async def test_chunk_is_answered_from_memory_and_then_from_disk(tmp_path):
+async def test_chunk_is_read_from_memory_until_it_is_on_disk(tmp_path):
     async with running(tmp_path) as cache:
         assert cache.store_chunk(CIDS[0], CHUNKS[0])
         assert cache.lookup(CIDS[0]).data is not None
@@ -121,7 +121,7 @@ async def written(cache, cid) -> None:
     raise AssertionError("it is not written")
 
 
-async def test_chunks_that_come_one_by_one_are_written_together(tmp_path, monkeypatch):
+async def test_chunks_stored_one_by_one_are_written_together(tmp_path, monkeypatch):
     batches = []
     perform = slab_files.SlabFiles.perform_batch
 
@@ -139,7 +139,7 @@ async def test_chunks_that_come_one_by_one_are_written_together(tmp_path, monkey
 
 
 @pytest.mark.parametrize("limit", ["enough_bytes", "pending_bytes", "batch_jobs"])
-async def test_chunks_that_are_enough_are_written_at_once(tmp_path, limit):
+async def test_full_write_batch_is_written_at_once(tmp_path, limit):
     enough = {limit: 20 * (64 * KIB if "bytes" in limit else 1)}
     limits = write_behind.WriteLimits(**{"enough_bytes": 1 << 30, "gather_s": 3600.0, **enough})
     async with running(tmp_path, write_limits=limits) as cache:
@@ -151,7 +151,7 @@ async def test_chunks_that_are_enough_are_written_at_once(tmp_path, limit):
         await written(cache, CIDS[19])
 
 
-async def test_chunk_without_room_hurries_those_that_wait_to_be_written(tmp_path):
+async def test_chunk_without_room_triggers_the_pending_writes(tmp_path):
     limits = write_behind.WriteLimits(gather_s=3600.0)
     async with running(tmp_path, limit_bytes=SLAB_BYTES, write_limits=limits) as cache:
         count = next(n for n in range(24) if not cache.store_chunk(CIDS[n], CHUNKS[n]))
@@ -159,7 +159,7 @@ async def test_chunk_without_room_hurries_those_that_wait_to_be_written(tmp_path
         assert cache.store_chunk(CIDS[count], CHUNKS[count])
 
 
-async def test_parts_fill_the_buffer_back_to_back_wherever_they_lie(disk_path):
+async def test_parts_fill_the_buffer_contiguously_from_memory_and_disk(disk_path):
     short = DICE.randbytes(5000)
     async with running(disk_path) as cache:
         for cid, chunk in zip(CIDS[:20], CHUNKS, strict=False):
@@ -181,7 +181,7 @@ async def test_parts_fill_the_buffer_back_to_back_wherever_they_lie(disk_path):
             assert bytes(buffer) == expected + b"\0\0\0"
 
 
-async def test_neighbours_on_disk_are_read_by_one_call_and_one_for_their_checksums(
+async def test_adjacent_chunks_are_read_with_one_call_plus_one_for_checksums(
     disk_path, monkeypatch
 ):
     calls = []
@@ -202,7 +202,7 @@ async def test_neighbours_on_disk_are_read_by_one_call_and_one_for_their_checksu
         assert len(calls) == 2
 
 
-async def test_after_a_restart_chunks_are_read_at_once(disk_path):
+async def test_chunks_are_readable_at_once_after_a_restart(disk_path):
     await fill(disk_path)
     async with running(disk_path) as cache:
         assert set(cache.iter_cids()) == set(CIDS)
@@ -213,7 +213,7 @@ async def test_after_a_restart_chunks_are_read_at_once(disk_path):
 
 @pytest.mark.expect_log(r"^Chunk .* is damaged in slab file 0; dropped")
 @pytest.mark.parametrize("is_read_before", [False, True])
-async def test_flipped_bit_is_seen_and_the_chunk_dropped_for_good(
+async def test_chunk_with_a_flipped_bit_is_detected_and_dropped_for_good(
     disk_path, caplog, is_read_before
 ):
     await fill(disk_path)
@@ -237,7 +237,7 @@ async def test_flipped_bit_is_seen_and_the_chunk_dropped_for_good(
         assert cache.statistics.corrupt_chunks == 0
 
 
-async def test_read_of_other_blocks_than_the_rotten_one_is_answered(disk_path):
+async def test_other_blocks_of_a_corrupt_chunk_are_readable(disk_path):
     await fill(disk_path, count=1)
     async with running(disk_path) as cache:
         flip_a_bit(disk_path, CIDS[0])  # in the tenth block
@@ -248,7 +248,7 @@ async def test_read_of_other_blocks_than_the_rotten_one_is_answered(disk_path):
 
 
 @pytest.mark.expect_log(r"^Chunk .* is damaged in slab file 0; dropped")
-async def test_chunk_whose_data_were_lost_in_a_power_failure_is_not_its_slots_former_one(tmp_path):
+async def test_chunk_lost_in_a_power_failure_is_not_read_as_the_former_one(tmp_path):
     await fill(tmp_path, count=1, limit_bytes=SLAB_BYTES)
     path = tmp_path / "slab-00000.acslab"
     former = path.read_bytes()
@@ -261,7 +261,7 @@ async def test_chunk_whose_data_were_lost_in_a_power_failure_is_not_its_slots_fo
         await settle(cache)
         slot = cache.lookup(CIDS[1])
         assert slot.slot_no == 0
-        set_bytes(path, sums_offset, former[sums_offset:])  # data and checksums never arrived
+        set_bytes(path, sums_offset, former[sums_offset:])  # data and checksums were not written
         assert former[data_offset : data_offset + 64 * KIB] == CHUNKS[0]
         assert await cache.read_chunk(CIDS[1]) is None
         assert cache.statistics.corrupt_chunks == 1
@@ -270,7 +270,7 @@ async def test_chunk_whose_data_were_lost_in_a_power_failure_is_not_its_slots_fo
 @pytest.mark.parametrize("is_data", [True, False])
 @pytest.mark.expect_log("cannot be read: .*Input/output error")
 @pytest.mark.expect_log("damaged in slab file 0")
-async def test_chunk_that_cannot_be_read_is_dropped(tmp_path, monkeypatch, is_data):
+async def test_unreadable_chunk_is_dropped(tmp_path, monkeypatch, is_data):
     await fill(tmp_path)
 
     def broken(fd, buffers, offset, flags=0):
@@ -287,7 +287,7 @@ async def test_chunk_that_cannot_be_read_is_dropped(tmp_path, monkeypatch, is_da
         assert CIDS[0] not in cache and cache.statistics.corrupt_chunks == 1
 
 
-async def test_what_is_not_in_the_page_cache_is_left_to_a_thread(disk_path):
+async def test_data_outside_the_page_cache_is_read_in_a_thread(disk_path):
     async with running(disk_path) as cache:
         cache.store_chunk(CIDS[0], CHUNKS[0])
         await settle(cache)
@@ -305,7 +305,7 @@ async def test_what_is_not_in_the_page_cache_is_left_to_a_thread(disk_path):
         assert cache.read_nowait(parts, view)
 
 
-async def test_disk_without_nowait_reads_is_read_in_threads():
+async def test_file_system_without_nowait_is_read_in_threads():
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         async with running(folder) as cache:
             cache.store_chunk(CIDS[0], CHUNKS[0])
@@ -322,7 +322,7 @@ async def test_disk_without_nowait_reads_is_read_in_threads():
             assert await cache.read_chunk(CIDS[0]) == CHUNKS[0]
 
 
-async def test_slot_that_was_dropped_since_its_look_up_gives_no_bytes(tmp_path):
+async def test_slot_dropped_after_its_lookup_yields_no_data(tmp_path):
     async with running(tmp_path) as cache:
         cache.store_chunk(CIDS[0], CHUNKS[0])
         parts, view = parts_of(cache, CIDS[:1]), memoryview(bytearray(64 * KIB))
@@ -344,7 +344,7 @@ async def test_dropped_chunk_does_not_come_back_after_a_restart(tmp_path):
         assert sorted(cache.iter_cids()) == sorted(CIDS[2:4])
 
 
-async def test_change_while_the_writer_is_busy_reaches_the_disk(tmp_path, monkeypatch):
+async def test_changes_during_a_write_reach_the_disk(tmp_path, monkeypatch):
     go_on, is_writing = threading.Event(), threading.Event()
 
     def slow(fd, pieces, offset):
@@ -373,7 +373,7 @@ async def test_change_while_the_writer_is_busy_reaches_the_disk(tmp_path, monkey
             assert await cache.read_chunk(CIDS[number]) == CHUNKS[number]
 
 
-async def test_chunk_that_is_here_is_only_promoted_and_that_survives_a_restart(tmp_path):
+async def test_storing_a_cached_chunk_promotes_it_across_a_restart(tmp_path):
     async with running(tmp_path) as cache:
         cache.store_chunk(CIDS[0], CHUNKS[0])
         await settle(cache)
@@ -384,7 +384,7 @@ async def test_chunk_that_is_here_is_only_promoted_and_that_survives_a_restart(t
         assert cache.statistics.chunks_by_class == {"borrowed": 0, "home": 0, "ahead": 0, "boot": 1}
 
 
-async def test_chunk_that_a_thread_reads_is_not_overwritten(tmp_path, monkeypatch):
+async def test_chunk_being_read_by_a_thread_is_not_overwritten(tmp_path, monkeypatch):
     go_on, is_reading = threading.Event(), threading.Event()
 
     def slow(fd, buffers, offset, flags=0):
@@ -403,7 +403,7 @@ async def test_chunk_that_a_thread_reads_is_not_overwritten(tmp_path, monkeypatc
 
     async with running(tmp_path, limit_bytes=SLAB_BYTES) as cache:
         for cid in CIDS[1:15]:
-            cache.lookup(cid)  # so the chunk that is being read would be the first to go
+            cache.lookup(cid)  # so the chunk being read is the least recently used
         monkeypatch.setattr(os, "preadv", slow)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read)
@@ -422,7 +422,7 @@ async def test_zero_chunk_is_never_stored(tmp_path):
         assert ids.ZERO_CID not in cache and cache.statistics.slabs == 0
 
 
-async def test_producers_wait_until_chunks_are_on_disk(tmp_path):
+async def test_producers_wait_while_too_many_bytes_are_pending(tmp_path):
     cache = open_cache(tmp_path, write_limits=write_behind.WriteLimits(pending_bytes=128 * KIB))
     for number in range(2):
         cache.store_chunk(CIDS[number], CHUNKS[number])
@@ -438,7 +438,7 @@ async def test_producers_wait_until_chunks_are_on_disk(tmp_path):
     await cache.aclose()
 
 
-async def test_memory_is_bounded_even_if_nobody_waits(tmp_path):
+async def test_pending_bytes_are_bounded_even_if_producers_do_not_wait(tmp_path):
     cache = open_cache(tmp_path, write_limits=write_behind.WriteLimits(pending_bytes=128 * KIB))
     stored = [cache.store_chunk(cid, chunk) for cid, chunk in zip(CIDS, CHUNKS, strict=True)]
     assert stored == [True] * 4 + [False] * 20
@@ -446,7 +446,7 @@ async def test_memory_is_bounded_even_if_nobody_waits(tmp_path):
     await cache.aclose()
 
 
-async def test_close_writes_what_is_pending(tmp_path):
+async def test_close_writes_pending_chunks(tmp_path):
     cache = open_cache(tmp_path)
     for cid, chunk in zip(CIDS, CHUNKS, strict=True):
         cache.store_chunk(cid, chunk)
@@ -457,9 +457,7 @@ async def test_close_writes_what_is_pending(tmp_path):
 
 
 @pytest.mark.expect_log(r"^1 chunks cannot be written: .*Input/output error")
-async def test_chunk_that_cannot_be_written_is_dropped_and_its_neighbours_are_not(
-    tmp_path, monkeypatch
-):
+async def test_failed_write_drops_only_its_own_chunk(tmp_path, monkeypatch):
     def broken(fd, pieces, offset):
         if CHUNKS[2] in pieces:
             raise OSError(errno.EIO, "Input/output error")
@@ -478,7 +476,7 @@ async def test_chunk_that_cannot_be_written_is_dropped_and_its_neighbours_are_no
 
 
 @pytest.mark.expect_log(r"The cache takes no new chunks: .*short write")
-async def test_short_write_counts_as_a_failed_one(tmp_path, monkeypatch):
+async def test_short_write_counts_as_a_failed_write(tmp_path, monkeypatch):
     def short(fd, pieces, offset):
         return os.pwrite(fd, pieces[0][:100], offset)
 
@@ -495,7 +493,7 @@ async def test_short_write_counts_as_a_failed_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.expect_log(r"The cache stops growing: .*No space left")
-async def test_full_disk_stops_the_growth_and_nothing_else(tmp_path, monkeypatch, caplog):
+async def test_full_disk_only_stops_the_growth_of_the_cache(tmp_path, monkeypatch, caplog):
     def full(fd, offset, length):
         if len(list(tmp_path.glob("slab-*.acslab"))) == 1:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -510,7 +508,7 @@ async def test_full_disk_stops_the_growth_and_nothing_else(tmp_path, monkeypatch
         await settle(cache)
         assert cache.statistics.slabs == 1 and cache.statistics.chunks == 15
         assert caplog.text.count("stops growing") == 1
-        assert CIDS[-1] in cache  # newcomers push out older ones
+        assert CIDS[-1] in cache  # new chunks evict older ones
         kept = [n for n, cid in enumerate(CIDS) if cid in cache]
         for number in kept:
             assert await cache.read_chunk(CIDS[number]) == CHUNKS[number]
@@ -518,7 +516,7 @@ async def test_full_disk_stops_the_growth_and_nothing_else(tmp_path, monkeypatch
 
 
 @pytest.mark.expect_log(r"The cache stops growing: .*No space left")
-async def test_disk_that_is_full_from_the_beginning_stores_nothing(tmp_path, monkeypatch):
+async def test_cache_on_a_full_disk_stores_nothing(tmp_path, monkeypatch):
     def full(fd, offset, length):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -532,7 +530,7 @@ async def test_disk_that_is_full_from_the_beginning_stores_nothing(tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_chunks_of_other_sizes_get_a_slab_of_their_own_and_take_one_over(tmp_path):
+async def test_chunk_of_another_size_takes_over_a_slab(tmp_path):
     async with running(tmp_path, limit_bytes=2 << 20) as cache:
         for cid, chunk in zip(CIDS, CHUNKS, strict=True):
             cache.store_chunk(cid, chunk)
@@ -557,7 +555,7 @@ async def test_smaller_limit_removes_slab_files(tmp_path):
         assert await cache.read_chunk(CIDS[-1]) == CHUNKS[-1]
 
 
-async def test_other_slab_size_keeps_what_is_there(tmp_path):
+async def test_changed_slab_size_keeps_the_existing_slabs(tmp_path):
     await fill(tmp_path)
     async with running(tmp_path, slab_bytes=512 * KIB) as cache:
         assert cache.statistics.chunks == 24
@@ -602,14 +600,14 @@ async def test_damaged_slab_file_is_replaced_with_a_warning(tmp_path, caplog, da
 
 
 @pytest.mark.expect_log(r"is not a slab file")
-async def test_file_that_is_not_ours_is_set_aside_and_not_lost(tmp_path, caplog):
+async def test_foreign_file_is_renamed_and_kept(tmp_path, caplog):
     text = b"Dear diary, " * 1000
     (tmp_path / "slab-00000.acslab").write_bytes(text)
     (tmp_path / "slab-00001.acslab").mkdir()
     (tmp_path / "slab-00002.acslab").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(tmp_path / "slab-00003.acslab")
     (tmp_path / "notes.txt").write_bytes(text)
-    (tmp_path / "slab-000001.acslab").write_bytes(text)  # would be number 1 a second time
+    (tmp_path / "slab-000001.acslab").write_bytes(text)  # would be a second slab 1
     await fill(tmp_path)
     assert caplog.text.count("is not a slab file") == 4
     aside = [path for path in tmp_path.iterdir() if ".foreign-" in path.name]
@@ -621,7 +619,7 @@ async def test_file_that_is_not_ours_is_set_aside_and_not_lost(tmp_path, caplog)
         assert cache.statistics.chunks == 24
 
 
-async def test_slab_file_whose_maker_was_killed_is_removed(tmp_path):
+async def test_incomplete_slab_file_is_removed_at_start(tmp_path):
     (tmp_path / "slab-00000.acslab.new").write_bytes(bytes(100))
     async with running(tmp_path) as cache:
         assert list(tmp_path.iterdir()) == [] and cache.statistics.slabs == 0
@@ -645,7 +643,7 @@ async def until(is_true) -> None:
 
 @pytest.mark.expect_log("The cache takes no new chunks: .*/file/cache: Not a directory")
 @pytest.mark.expect_log("The cache recovered: ")
-async def test_folder_that_cannot_be_made_is_tried_again_until_it_can(tmp_path):
+async def test_creation_of_the_folder_is_retried_until_it_succeeds(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     async with running(tmp_path / "file" / "cache", checks=OFTEN) as cache:
         assert not cache.store_chunk(CIDS[0], CHUNKS[0]) and cache.statistics.rejected_chunks == 1
@@ -662,7 +660,7 @@ async def test_folder_that_cannot_be_made_is_tried_again_until_it_can(tmp_path):
 
 @pytest.mark.expect_log("The cache takes no new chunks: ")
 @pytest.mark.expect_log("The cache recovered: ")
-async def test_chunks_of_a_folder_that_was_unreadable_at_the_start_come_back(tmp_path, monkeypatch):
+async def test_chunks_of_a_folder_unreadable_at_start_are_found_later(tmp_path, monkeypatch):
     await fill(tmp_path)
 
     def unreadable(path):
@@ -686,7 +684,7 @@ async def test_chunks_of_a_folder_that_was_unreadable_at_the_start_come_back(tmp
 
 @pytest.mark.expect_log("The cache takes no new chunks: .*Read-only file system")
 @pytest.mark.expect_log("The cache recovered: ")
-async def test_failing_disk_is_left_alone_and_used_again(tmp_path, monkeypatch):
+async def test_failing_disk_is_used_again_after_recovery(tmp_path, monkeypatch):
     def failing(fd, pieces, offset):
         calls.append(offset)
         raise OSError(errno.EROFS, "Read-only file system")
@@ -705,7 +703,7 @@ async def test_failing_disk_is_left_alone_and_used_again(tmp_path, monkeypatch):
                 assert await cache.read_chunk(CIDS[number]) == CHUNKS[number]
             cache.drop_chunk(CIDS[9])
             await settle(cache)
-            await until(lambda: len(calls) > 4)  # looked at again, in vain
+            await until(lambda: len(calls) > 4)  # checked again, and failed
         await until(lambda: cache.fault is None)
         assert cache.store_chunk(CIDS[11], CHUNKS[11])
     async with running(tmp_path, checks=OFTEN) as cache:
@@ -714,7 +712,7 @@ async def test_failing_disk_is_left_alone_and_used_again(tmp_path, monkeypatch):
 
 @pytest.mark.allow_log("The cache takes no new chunks: .*Input/output error")
 @pytest.mark.allow_log("The cache recovered: ")
-async def test_place_that_takes_no_bytes_is_not_used_again(tmp_path, monkeypatch):
+async def test_slot_with_a_write_error_is_not_used_again(tmp_path, monkeypatch):
     def bad_place(fd, pieces, offset):
         if offset == bad_offset:
             tried.append(offset)
@@ -737,7 +735,7 @@ async def test_place_that_takes_no_bytes_is_not_used_again(tmp_path, monkeypatch
 
 @pytest.mark.expect_log("The cache stops growing: .*No space left")
 @pytest.mark.expect_log("The cache recovered: ")
-async def test_cache_grows_again_when_there_is_room(tmp_path, monkeypatch):
+async def test_cache_grows_again_when_the_disk_has_space(tmp_path, monkeypatch):
     def full(fd, offset, length):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -758,7 +756,7 @@ async def test_cache_grows_again_when_there_is_room(tmp_path, monkeypatch):
 @pytest.mark.allow_log("The cache takes no new chunks: .*removed or replaced")
 @pytest.mark.allow_log("The cache recovered: ")
 @pytest.mark.parametrize("what", ["file", "folder"])
-async def test_slab_file_that_somebody_deletes_is_given_up(tmp_path, what):
+async def test_deleted_slab_file_is_forgotten_and_the_cache_continues(tmp_path, what):
     folder = tmp_path / "cache"
     await fill(folder, count=15)
     async with running(folder, checks=OFTEN) as cache:
@@ -776,7 +774,7 @@ async def test_slab_file_that_somebody_deletes_is_given_up(tmp_path, what):
         assert set(cache.iter_cids()) == set(CIDS)
 
 
-async def test_folder_and_files_are_the_agents_alone(tmp_path):
+async def test_folder_and_files_are_private_to_the_agent(tmp_path):
     await fill(tmp_path / "new")
     assert modes(tmp_path / "new") == {0o700, 0o600}
     (tmp_path / "new").chmod(0o755)
@@ -789,7 +787,7 @@ def modes(folder: pathlib.Path) -> set[int]:
     return {stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
 
 
-async def test_folder_in_use_is_refused_until_its_user_closes_it(tmp_path):
+async def test_folder_in_use_is_refused_until_it_is_closed(tmp_path):
     cache = open_cache(tmp_path)
     with pytest.raises(errors.Unusable, match="another process is using it"):
         open_cache(tmp_path)
@@ -800,7 +798,7 @@ async def test_folder_in_use_is_refused_until_its_user_closes_it(tmp_path):
 @pytest.mark.expect_log("Slab file . cannot be removed: .*x")
 @pytest.mark.expect_log("The cache takes no new chunks: .*: x")
 @pytest.mark.expect_log("The cache recovered: ")
-async def test_files_that_cannot_be_removed_yet_are_removed_later(tmp_path):
+async def test_slab_file_removal_is_retried(tmp_path):
     await fill(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -816,7 +814,7 @@ async def test_files_that_cannot_be_removed_yet_are_removed_later(tmp_path):
     await cache.aclose()
 
 
-async def test_folder_that_cannot_be_opened_leaves_no_open_file(tmp_path, monkeypatch):
+async def test_refused_folder_leaves_no_open_file(tmp_path, monkeypatch):
     await fill(tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     holder = open_cache(tmp_path)
@@ -826,7 +824,7 @@ async def test_folder_that_cannot_be_opened_leaves_no_open_file(tmp_path, monkey
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_membership_may_be_asked_from_another_thread(tmp_path):
+async def test_membership_may_be_tested_from_another_thread(tmp_path):
     async with running(tmp_path) as cache:
         for cid, chunk in zip(CIDS, CHUNKS, strict=True):
             cache.store_chunk(cid, chunk)
@@ -840,7 +838,7 @@ GUEST = requests.Stream(requests.Klass.GUEST, "a")
 
 
 @pytest.mark.parametrize("policy", ["none", "pregather"])
-async def test_what_was_fetched_ahead_is_written_as_a_stream_of_its_own(tmp_path, policy):
+async def test_prefetched_chunks_are_written_as_a_separate_stream(tmp_path, policy):
     async with trio.open_nursery() as nursery:
         io = disk_io.DiskIo(policy)
         await nursery.start(io.serve)

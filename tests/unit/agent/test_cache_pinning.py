@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pinned chunks on real files: kept under load, over restarts and a lost folder."""
+"""Pinned chunks on real files: under load, across restarts, and after loss of the folder."""
 
 import contextlib
 import random
@@ -56,7 +56,7 @@ def slab_files(folder) -> int:
     return len(list(folder.glob("slab-*.acslab")))
 
 
-async def test_pinned_chunks_stay_under_load_and_over_a_restart_under_load(tmp_path, pins):
+async def test_pinned_chunks_stay_under_load_and_across_a_restart(tmp_path, pins):
     async with running(tmp_path, pins) as cache:
         await store(cache, range(100))
         await read_all(cache)
@@ -68,7 +68,7 @@ async def test_pinned_chunks_stay_under_load_and_over_a_restart_under_load(tmp_p
         assert cache.pinned_missing == 0
 
 
-async def test_pinned_chunks_that_are_lost_are_counted_others_are_not(tmp_path, pins):
+async def test_only_lost_pinned_chunks_are_counted(tmp_path, pins):
     async with running(tmp_path, pins) as cache:
         await store(cache, range(40))
         before = cache.pinned_lost
@@ -77,7 +77,7 @@ async def test_pinned_chunks_that_are_lost_are_counted_others_are_not(tmp_path, 
         assert not cache.drop_chunk(CIDS[3]) and cache.pinned_lost == before + 1
 
 
-async def test_smaller_limit_costs_no_pinned_chunk(tmp_path, pins):
+async def test_smaller_limit_evicts_no_pinned_chunk(tmp_path, pins):
     async with running(tmp_path, pins) as cache:
         await store(cache, range(40))
     async with running(tmp_path, pins, limit_bytes=SLAB_BYTES) as cache:
@@ -96,7 +96,7 @@ async def test_smaller_limit_costs_no_pinned_chunk(tmp_path, pins):
         assert cache.statistics.chunks > 0
 
 
-async def test_small_pinned_chunk_in_a_large_slot_is_right_also_after_a_restart(tmp_path):
+async def test_small_pinned_chunk_in_a_large_slot_survives_a_restart(tmp_path):
     pins, small = cache_pins.Pins(), random.Random(9).randbytes(5001)
     for number in (0, 20):
         pins.add(CIDS[number], 64 * KIB)
@@ -122,7 +122,7 @@ OFTEN = folder_health.CheckIntervals(healthy_s=0.05, first_s=0.01, longest_s=0.0
 @pytest.mark.allow_log("Slab file . was deleted")
 @pytest.mark.allow_log("The cache takes no new chunks: .*removed or replaced")
 @pytest.mark.allow_log("The cache recovered: ")
-async def test_pins_outlive_the_loss_of_the_whole_folder(tmp_path, pins):
+async def test_pins_survive_the_loss_of_the_cache_folder(tmp_path, pins):
     folder = tmp_path / "cache"
     async with running(folder, pins, checks=OFTEN) as cache:
         await store(cache, range(20))

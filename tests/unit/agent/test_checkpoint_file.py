@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a checkpoint's chunks are in the file that it is shown as."""
+"""Positions of a checkpoint's chunks in its qcow2 file."""
 
 import random
 import types
@@ -26,7 +26,7 @@ def made(chunk_bytes, size_bytes, chunks):
     return manifest.Manifest.parse(plain, "it")
 
 
-def test_cluster_is_a_chunk():
+def test_chunk_is_one_cluster():
     chunks = {1: b"x" * 65536, 3: bytes(65536), 9: b"y" * 512}
     of = made(65536, 9 * 65536 + 512, chunks)
     assert checkpoint_file.cluster_bytes(of) == 65536
@@ -37,7 +37,7 @@ def test_cluster_is_a_chunk():
     assert checkpoint_file.disk_bytes(head) == 9 * 65536 + 512
 
 
-async def test_chunk_that_is_larger_than_clusters_can_be_is_two():
+async def test_chunk_larger_than_a_cluster_spans_two():
     data = random.Random(1).randbytes(4 * MIB)
     of = made(4 * MIB, 9 * MIB, {0: data, 1: bytes(4 * MIB), 2: data[:MIB]})
     assert list(checkpoint_file.data_clusters(of)) == [0, 1, 4]
@@ -57,6 +57,6 @@ async def test_chunk_that_is_larger_than_clusters_can_be_is_two():
 
 
 @pytest.mark.parametrize("backing", ["", "a", "./a", "nbd://a", "/a\0", "/a\n"])
-def test_path_that_is_none_is_refused(backing):
+def test_invalid_backing_path_is_refused(backing):
     with pytest.raises(checkpoint_file.errors.Unusable, match="no absolute path"):
         checkpoint_file.plan(made(65536, 65536, {}), backing)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that are made of checkpoints: every byte is the checkpoint's or the image's, or none."""
+"""Disks restored from checkpoints: each byte is from the checkpoint or its image."""
 
 import contextlib
 import math
@@ -34,14 +34,14 @@ SIZE = 10 * CHUNK + 512
 CUT = geometry.Geometry(SIZE, CHUNK)
 CHANGED = {
     1: one_host.image_bytes(CHUNK, seed=3),
-    3: bytes(CHUNK),  # the guest has deleted it
-    7: one_host.image_bytes(CHUNK, seed=4),  # begins before the image's end
+    3: bytes(CHUNK),  # deleted by the guest
+    7: one_host.image_bytes(CHUNK, seed=4),  # begins before the end of the image
     10: one_host.image_bytes(512, seed=5),
 }
 DISK = disk_header.parse_disk_id(str(uuid.UUID(int=7)))
 ONE, TWO = "10.0.0.2:7205", "10.0.0.3:7205"
 MIRROR = "/instances/_base/link"
-"""What the agent is told that the disk lies on: here nobody reads that."""
+"""Backing path of the disk; these tests never read it."""
 AWAY = errors.SourceUnreachable("it", "h2", "silent")
 
 
@@ -58,18 +58,18 @@ async def file_of(one) -> bytes:
 
 
 async def content(one) -> bytes:
-    """Return the disk: what its file has, over the image."""
+    """Return the contents of the disk: its file over the image."""
     return shown_checkpoints.over(await file_of(one), DATA)
 
 
 def cluster_of(one, chunk_no) -> int:
-    """Return where the file has a chunk of the checkpoint that is not zeros."""
+    """Return the cluster of a checkpoint's chunk that is not zeros."""
     own = [n for n, plain in CHANGED.items() if any(plain)]
     return one.size_bytes // CHUNK - len(own) + own.index(chunk_no)
 
 
 class Worker:
-    """What a worker has of disks; another one finds what this one has left."""
+    """The disks of one worker; the next worker finds the files that it left."""
 
     def __init__(self, host, folder, kept, boot=0) -> None:
         self.kept, self.link = kept, kept_checkpoints.Link(kept)
@@ -113,12 +113,12 @@ async def until_whole(worker):
 
 async def test_disk_is_the_checkpoint_over_its_image(worker, kept):
     one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
-    assert (one.header.disk_id, one.lacking_chunks) == (DISK, 3)  # the fourth one is zeros
+    assert (one.header.disk_id, one.lacking_chunks) == (DISK, 3)  # the fourth is zeros
     assert await content(one) == truth()
     assert one.lacking_chunks == 0
 
 
-async def test_chunks_come_when_they_are_read_and_once(worker, kept):
+async def test_chunk_is_fetched_once_when_it_is_read(worker, kept):
     one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     assert len(worker.link.asked) == 1  # for the manifest
     await one.read(0, CHUNK)
@@ -129,7 +129,7 @@ async def test_chunks_come_when_they_are_read_and_once(worker, kept):
     assert len(worker.link.asked) == 2 and not one._bringing
 
 
-async def test_file_is_one_that_qemu_finds_no_fault_with(worker, kept, tmp_path):
+async def test_file_passes_qemu_img_check(worker, kept, tmp_path):
     one = await worker.recovering.make_disk(kept.recovery(), str(tmp_path / "mirror"))
     (tmp_path / "mirror").write_bytes(DATA)
     (tmp_path / "shown").write_bytes(await file_of(one))
@@ -140,20 +140,20 @@ async def test_file_is_one_that_qemu_finds_no_fault_with(worker, kept, tmp_path)
 
 
 @pytest.mark.parametrize("backing", ["", "relative", "/a\0b", "/a\nb", "/" + "x" * 1023])
-async def test_what_cannot_be_lain_on_is_refused(worker, kept, backing):
+async def test_invalid_backing_path_is_refused(worker, kept, backing):
     with pytest.raises(errors.Unusable):
         await worker.recovering.make_disk(kept.recovery(), backing)
     assert worker.disks.list_disks() == [] and list(worker.disks.folder.iterdir()) == []
 
 
-async def test_disk_that_is_of_no_whole_sectors_is_refused(host, tmp_path):
+async def test_disk_size_that_is_no_multiple_of_a_sector_is_refused(host, tmp_path):
     cut = geometry.Geometry(SIZE + 1, CHUNK)
     worker = Worker(host, tmp_path, kept_checkpoints.Kept(one_host.IMAGE, cut, {}))
     with pytest.raises(errors.Unusable, match="not of whole sectors"):
         await worker.recovering.make_disk(worker.kept.recovery(), MIRROR)
 
 
-async def test_all_comes_by_itself_and_the_key_is_forgotten(worker, kept, tmp_path):
+async def test_restore_completes_in_the_background_and_deletes_the_key(worker, kept, tmp_path):
     async with running(worker):
         one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
         path = tmp_path / f"disks/{DISK}.acrecovery"
@@ -174,7 +174,7 @@ async def test_all_comes_by_itself_and_the_key_is_forgotten(worker, kept, tmp_pa
     ]
 
 
-async def test_next_worker_goes_on(host, worker, kept, tmp_path):
+async def test_next_worker_continues_the_restore(host, worker, kept, tmp_path):
     one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     await one.read(cluster_of(one, 1) * CHUNK, 10)
     following = Worker(host, tmp_path, kept)
@@ -186,7 +186,7 @@ async def test_next_worker_goes_on(host, worker, kept, tmp_path):
 
 
 @pytest.mark.expect_log("were not synced when the host went down")
-async def test_what_a_power_failure_takes_comes_again_and_not_from_the_image(
+async def test_chunks_lost_in_a_power_failure_are_fetched_from_the_holder_again(
     host, worker, kept, tmp_path
 ):
     await content(await worker.recovering.make_disk(kept.recovery(), MIRROR))
@@ -197,15 +197,17 @@ async def test_what_a_power_failure_takes_comes_again_and_not_from_the_image(
 @pytest.mark.parametrize(
     "fault", [AWAY, errors.ChunkMissing("it", "h2"), lambda data: data[:-1] + b"x", lambda _: b""]
 )
-async def test_holder_that_fails_or_lies_is_passed_over(worker, kept, fault):
+async def test_next_holder_is_asked_if_one_fails_or_sends_invalid_data(worker, kept, fault):
     worker.link.faults[ONE] = fault
     assert await content(await worker.recovering.make_disk(kept.recovery(), MIRROR)) == truth()
     asked = [address for address, _ in worker.link.asked]
-    # For the manifest, and for the first chunk: then it is asked last.  One that is silent once.
+    # Once for the manifest and once for a chunk, then last; a silent holder only once.
     assert asked.count(ONE) == (1 if fault is AWAY else 2)
 
 
-async def test_silent_holder_of_one_checkpoint_keeps_no_other_waiting(worker, kept, monkeypatch):
+async def test_silent_holder_of_one_checkpoint_does_not_delay_another_one(
+    worker, kept, monkeypatch
+):
     get = worker.link.get
 
     async def silent(url, limit_bytes):
@@ -218,7 +220,7 @@ async def test_silent_holder_of_one_checkpoint_keeps_no_other_waiting(worker, ke
     with trio.fail_after(5):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(worker.recovering.make_disk, late, MIRROR)
-            nursery.start_soon(worker.recovering.make_disk, late, MIRROR)  # waits for the other one
+            nursery.start_soon(worker.recovering.make_disk, late, MIRROR)  # waits for the first one
             await trio.testing.wait_all_tasks_blocked()
             assert (
                 await content(await worker.recovering.make_disk(kept.recovery(), MIRROR)) == truth()
@@ -227,7 +229,7 @@ async def test_silent_holder_of_one_checkpoint_keeps_no_other_waiting(worker, ke
     assert not worker.recovering._changing
 
 
-async def test_silent_holder_is_asked_last_by_all_for_a_while(worker, kept, mock_clock):
+async def test_silent_holder_is_asked_last_for_a_while(worker, kept, mock_clock):
     worker.link.faults[ONE] = AWAY
     for number in (7, 8, 9):
         if number == 9:
@@ -237,7 +239,7 @@ async def test_silent_holder_is_asked_last_by_all_for_a_while(worker, kept, mock
     assert [address for address, _ in worker.link.asked] == [ONE, TWO, TWO, ONE, TWO]
 
 
-async def test_crowded_holder_is_not_silent_and_answers_end_silence(worker, kept):
+async def test_overloaded_holder_is_not_silent_and_a_response_ends_silence(worker, kept):
     worker.link.faults[ONE] = errors.SourceOverloaded("it", "h2")
     await worker.recovering.make_disk(kept.recovery(), MIRROR)
     times = worker.link.times
@@ -249,7 +251,7 @@ async def test_crowded_holder_is_not_silent_and_answers_end_silence(worker, kept
     assert (times.expected_s(ONE), times.expected_s(TWO)) == (math.inf, 0.0)
 
 
-async def test_holders_of_which_times_are_remembered_are_bounded():
+async def test_remembered_response_times_are_bounded():
     times = checkpoint_client.ResponseTimes()
     for number in range(checkpoint_client.REMEMBERED + 1):
         times.record_time(str(number), 1.0)
@@ -257,7 +259,7 @@ async def test_holders_of_which_times_are_remembered_are_bounded():
     assert (times.expected_s("0"), times.expected_s("1")) == (0.0, 1.0)
 
 
-async def test_holders_to_which_connections_are_kept_are_bounded():
+async def test_connection_pools_to_holders_are_bounded():
     link = checkpoint_client.HolderConnections(types.SimpleNamespace(), 1.0)
     first = await link._pool_of("h0:1")
     for number in range(1, checkpoint_client.HOLDERS + 1):
@@ -266,7 +268,7 @@ async def test_holders_to_which_connections_are_kept_are_bounded():
     await link.aclose()
 
 
-async def test_holder_that_loses_is_asked_after_the_faster_one(worker, kept, monkeypatch):
+async def test_slower_holder_is_asked_after_the_faster_one(worker, kept, monkeypatch):
     get, one = worker.link.get, await worker.recovering.make_disk(kept.recovery(), MIRROR)
     asked = []
 
@@ -283,7 +285,7 @@ async def test_holder_that_loses_is_asked_after_the_faster_one(worker, kept, mon
     assert worker.link.times.expected_s(ONE) >= checkpoint_client.HEDGE_S
 
 
-async def test_larger_disk_than_the_server_can_have_had_is_refused(worker, kept):
+async def test_disk_larger_than_the_limit_of_the_server_is_refused(worker, kept):
     with pytest.raises(errors.Unusable, match=f"may have {SIZE - 1} at most"):
         await worker.recovering.make_disk(kept.recovery(), MIRROR, SIZE - 1)
     assert worker.disks.list_disks() == [] and list(worker.disks.folder.iterdir()) == []
@@ -292,7 +294,7 @@ async def test_larger_disk_than_the_server_can_have_had_is_refused(worker, kept)
     )
 
 
-async def test_other_disks_are_opened_while_tables_are_written(host, worker, kept):
+async def test_other_disks_can_be_opened_while_tables_are_written(host, worker, kept):
     one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     may_end = threading.Event()
 
@@ -314,15 +316,15 @@ async def test_other_disks_are_opened_while_tables_are_written(host, worker, kep
     assert worker.disks.has_disk(other)
 
 
-async def test_chunk_that_no_holder_has_is_lost_and_never_the_images(worker, kept):
+async def test_chunk_that_no_holder_has_is_lost_and_not_read_from_the_image(worker, kept):
     one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     worker.link.faults = dict.fromkeys((ONE, TWO), errors.ChunkMissing("it", "a holder"))
     with pytest.raises(errors.ChunkLost):
         await one.read(cluster_of(one, 1) * CHUNK, 10)
-    assert bytes(await one.read(0, 4)) == b"QFI\xfb"  # the tables are here
+    assert bytes(await one.read(0, 4)) == b"QFI\xfb"  # the tables are local
 
 
-async def test_read_waits_for_holders_that_are_away(worker, kept, autojump_clock):
+async def test_read_waits_for_unreachable_holders(worker, kept, autojump_clock):
     one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     worker.link.faults = {ONE: AWAY, TWO: AWAY}
     async with trio.open_nursery() as nursery:
@@ -337,7 +339,7 @@ async def test_read_waits_for_holders_that_are_away(worker, kept, autojump_clock
     assert got == [CHANGED[1][:10]]
 
 
-async def test_read_fails_in_time_when_no_holder_comes_back(worker, kept, autojump_clock):
+async def test_read_fails_at_its_deadline_if_no_holder_comes_back(worker, kept, autojump_clock):
     one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     worker.link.faults = {ONE: AWAY, TWO: AWAY}
     with pytest.raises(errors.DeadlineExceeded, match="silent"):
@@ -345,7 +347,7 @@ async def test_read_fails_in_time_when_no_holder_comes_back(worker, kept, autoju
 
 
 @pytest.mark.expect_log("not all of its checkpoint is here")
-async def test_what_failed_is_brought_when_it_can_be(worker, kept, caplog):
+async def test_failed_chunks_are_fetched_when_holders_come_back(worker, kept, caplog):
     worker.link.deadline_s = 0.05
     one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     worker.link.faults = {ONE: AWAY, TWO: AWAY}
@@ -359,7 +361,7 @@ async def test_what_failed_is_brought_when_it_can_be(worker, kept, caplog):
     assert await content(one) == truth()
 
 
-async def test_nobody_writes_to_it(host, worker, kept, tmp_path):
+async def test_restored_disk_is_read_only(host, worker, kept, tmp_path):
     one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     following = await Worker(host, tmp_path, kept).disks.open(DISK)
     for each in (one, following):
@@ -369,7 +371,7 @@ async def test_nobody_writes_to_it(host, worker, kept, tmp_path):
     assert await content(one) == truth()
 
 
-async def test_hydration_leaves_to_the_checkpoint_what_is_its_own(host, worker, kept):
+async def test_flatten_does_not_overwrite_chunks_of_the_checkpoint(host, worker, kept):
     one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     image = await host.mirrors.attach_image(one_host.IMAGE)
 
@@ -380,7 +382,7 @@ async def test_hydration_leaves_to_the_checkpoint_what_is_its_own(host, worker, 
     assert await content(one) == truth()
 
 
-async def test_making_it_twice_makes_one(worker, kept):
+async def test_repeated_restore_returns_the_same_disk(worker, kept):
     first = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     assert await worker.recovering.make_disk(kept.recovery(), MIRROR) is first
 
@@ -392,14 +394,14 @@ async def test_making_it_twice_makes_one(worker, kept):
         ({"image_id": one_host.OTHER}, "another disk, instance or image"),
     ],
 )
-async def test_manifest_of_something_else_is_refused(host, worker, kept, changed, why):
+async def test_manifest_of_another_instance_or_image_is_refused(host, worker, kept, changed, why):
     host.add(DATA, one_host.OTHER)
     with pytest.raises(errors.Unusable, match=why):
         await worker.recovering.make_disk(kept.recovery(**changed), MIRROR)
     assert worker.disks.list_disks() == [] and list(worker.disks.folder.iterdir()) == []
 
 
-async def test_image_with_other_bytes_than_then_is_refused(host, tmp_path):
+async def test_image_that_changed_since_the_checkpoint_is_refused(host, tmp_path):
     host.blobs.clear()
     algo = chunk_map.OsHash("sha512", b"now")
     host.add(DATA)
@@ -410,7 +412,7 @@ async def test_image_with_other_bytes_than_then_is_refused(host, tmp_path):
         await Worker(host, tmp_path, kept).recovering.make_disk(kept.recovery(), MIRROR)
 
 
-async def test_chunks_of_another_size_are_refused(host, tmp_path):
+async def test_manifest_with_another_chunk_size_is_refused(host, tmp_path):
     cut = geometry.Geometry(SIZE, 2 * CHUNK)
     kept = kept_checkpoints.Kept(one_host.IMAGE, cut, {})
     with pytest.raises(errors.Unusable, match="its image has others"):
@@ -422,12 +424,12 @@ async def test_wrong_key_is_refused(worker, kept):
         await worker.recovering.make_disk(kept.recovery(key="ab" * 32), MIRROR)
 
 
-async def test_manifest_that_no_holder_has_is_refused(worker, kept):
+async def test_manifest_that_no_holder_has_is_reported_lost(worker, kept):
     with pytest.raises(errors.ChunkLost):
         await worker.recovering.make_disk(kept.recovery(manifest_name="ab" * 32), MIRROR)
 
 
-async def test_other_disk_of_that_name_is_left_alone(host, worker, kept):
+async def test_other_disk_with_the_same_id_is_not_touched(host, worker, kept):
     image = await host.mirrors.attach_image(one_host.IMAGE)
     await worker.disks.make_disk(DISK, image, SIZE)
     with pytest.raises(errors.Unusable, match="was not made of this checkpoint"):
@@ -435,19 +437,19 @@ async def test_other_disk_of_that_name_is_left_alone(host, worker, kept):
     assert await file_of(await worker.disks.open(DISK)) == DATA.ljust(SIZE, b"\0")
 
 
-async def test_dropped_disk_leaves_nothing(worker, kept):
+async def test_dropped_disk_leaves_no_files(worker, kept):
     await worker.recovering.make_disk(kept.recovery(), MIRROR)
     await worker.disks.drop(DISK)
     assert list(worker.disks.folder.iterdir()) == []
 
 
 def leave(worker, kept):
-    """Leave what a kill leaves while the disk is made."""
+    """Leave the files of a worker killed while it created the disk."""
     restore_files.write(worker.disks.folder, kept.recovery(), kept.manifest)
     disk_files.data_path(worker.disks.folder, DISK).write_bytes(b"half of its tables")
 
 
-async def test_what_a_kill_has_left_before_there_was_a_disk_is_removed(worker, kept):
+async def test_incomplete_files_of_a_killed_worker_are_removed(worker, kept):
     leave(worker, kept)
     async with running(worker):
         with trio.fail_after(5):
@@ -455,19 +457,19 @@ async def test_what_a_kill_has_left_before_there_was_a_disk_is_removed(worker, k
                 await trio.sleep(0.01)
 
 
-async def test_what_a_kill_has_left_is_in_nobodys_way(worker, kept):
+async def test_restore_succeeds_over_incomplete_files_of_a_killed_worker(worker, kept):
     leave(worker, kept)
     assert await content(await worker.recovering.make_disk(kept.recovery(), MIRROR)) == truth()
 
 
-async def test_disk_without_its_manifest_is_not_served_as_its_image(host, worker, kept, tmp_path):
+async def test_disk_without_its_manifest_is_refused(host, worker, kept, tmp_path):
     await worker.recovering.make_disk(kept.recovery(), MIRROR)
     (tmp_path / f"disks/{DISK}.acmanifest").unlink()
     with pytest.raises(errors.FormatError, match="manifest is missing"):
         await Worker(host, tmp_path, kept).disks.open(DISK)
 
 
-def test_state_comes_back_as_it_was(kept):
+def test_restore_record_round_trips(kept):
     assert restore_record.unpack(restore_record.pack(kept.recovery()), "a file") == kept.recovery()
 
 
@@ -481,7 +483,7 @@ def test_state_comes_back_as_it_was(kept):
         b"[" * 100_000,
     ],
 )
-def test_damaged_state_is_refused(raw):
+def test_damaged_restore_record_is_refused(raw):
     with pytest.raises(errors.FormatError):
         restore_record.unpack(raw, "a file")
 
@@ -497,12 +499,12 @@ def test_damaged_state_is_refused(raw):
         {"checkpoint_id": "../../etc/passwd"},
     ],
 )
-def test_what_makes_no_sense_is_refused(kept, changed):
+def test_invalid_restore_request_is_refused(kept, changed):
     with pytest.raises(ValueError):
         kept.recovery(**changed)
 
 
-def test_state_of_version_1_is_read():
+def test_restore_record_of_version_1_is_read():
     raw = (pathlib.Path(__file__).parents[2] / "data" / "recovery-v1.acrecovery").read_bytes()
     found = restore_record.unpack(raw, "the golden file")
     assert found.holders[1] == ("h3", "[fd00::3]:7205")

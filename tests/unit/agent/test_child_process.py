@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a signal of the supervisor does to a worker."""
+"""Signals of the supervisor to a worker."""
 
 import ctypes
 import os
@@ -34,7 +34,7 @@ def has_heard(pid):
     return int(fields["ShdPnd"], 16) == 0
 
 
-def test_answer_that_is_on_its_way_is_not_broken_off(links):
+def test_signal_does_not_interrupt_a_response_being_written(links):
     ours, theirs = links
     theirs.setblocking(False)
     sent = 0
@@ -45,7 +45,9 @@ def test_answer_that_is_on_its_way_is_not_broken_off(links):
         theirs.setblocking(True)
     if not (pid := os.fork()):
         child_process.await_stored_mount(os.getppid())
-        length = _libc.write(theirs.fileno(), b"answer", 6)  # as libfuse: it is not repeated
+        length = _libc.write(
+            theirs.fileno(), b"answer", 6
+        )  # as in libfuse, which does not repeat it
         os._exit(0 if length == 6 else 1)
     try:
         hosts.wait_until(lambda: waits_for_room(pid), "the blocked write")
