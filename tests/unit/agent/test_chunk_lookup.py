@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What peers may ask for, with the chunk maps of a folder of images and a real source."""
+"""Authorization of peer requests by chunk maps of images in a folder."""
 
 import json
 import uuid
@@ -35,7 +35,7 @@ NOWHERE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 
 
 class FolderSource(reading_source.ReadingSource):
-    """A folder of images; counts what is asked, may be down or slow."""
+    """A folder of images that records requests and may be down or slow."""
 
     location = "the folder"
 
@@ -69,7 +69,7 @@ class FolderSource(reading_source.ReadingSource):
 
 
 class Host:
-    """What answers for images, with nothing attached but what a test says."""
+    """The look-up of a host without attached images, except those a test sets."""
 
     def __init__(self, images, nursery, **how):
         self.source = FolderSource(images)
@@ -93,7 +93,7 @@ class Host:
         return False
 
     async def ask(self, image_id, chunk_no=0, host=PEER, **changes):
-        """Look up what a request asks for, and admit it, as the exchange does."""
+        """Look up the content of a request and authorize it, as the exchange does."""
         cid = CIDS[chunk_no]
         length = min(CHUNK, len(DATA) - chunk_no * CHUNK)
         proof = peer_wire.proof_of(cid, host, HERE)
@@ -120,13 +120,13 @@ def image_id(images):
 
 
 def of_frame(frame):
-    """Return what a request for a frame of a boot image says."""
+    """Return the fields of a request for a frame of a boot image."""
     proof = peer_wire.proof_of(frame.cid, PEER, HERE)
     at = base.AT_BOOT_IMAGE + frame.offset
     return {"offset": at, "length": frame.stored_bytes, "proof": proof}
 
 
-async def test_whole_chunks_that_the_own_map_names_may_be_asked_for(host, image_id):
+async def test_requests_for_whole_chunks_of_the_map_are_authorized(host, image_id):
     for chunk_no in (0, 4, 9):
         ref = await host.ask(image_id, chunk_no)
         assert (ref.image_id, ref.offset, ref.cid) == (
@@ -135,7 +135,7 @@ async def test_whole_chunks_that_the_own_map_names_may_be_asked_for(host, image_
             CIDS[chunk_no],
         )
     reads = [kind for kind, _ in host.source.asked]
-    # Its length and its end, which a look is, the header, directory and CIDs of one page, once.
+    # Size and trailer for the check, then header, directory and the CIDs of one page, once.
     assert reads.count(base.BlobKind.CHUNK_MAP) == 5
 
 
@@ -157,7 +157,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("is_attached", [True, False], ids=["attached", "not attached"])
 @pytest.mark.parametrize("name", REFUSED)
-async def test_all_else_is_refused(host, image_id, name, is_attached):
+async def test_other_requests_are_refused(host, image_id, name, is_attached):
     if is_attached:
         cut = geometry.Geometry(len(DATA), CHUNK)
 
@@ -173,13 +173,13 @@ async def test_all_else_is_refused(host, image_id, name, is_attached):
     assert host.rights.refused == 1
 
 
-async def test_chunk_of_zeros_is_never_given(host, image_id):
+async def test_chunk_of_zeros_is_never_served(host, image_id):
     proof = peer_wire.proof_of(ids.ZERO_CID, PEER, HERE)
     with pytest.raises(errors.ChunkMissing):
         await host.ask(image_id, 3, proof=proof)
 
 
-async def test_image_that_is_not_there_is_remembered_for_a_moment(host, images, autojump_clock):
+async def test_missing_image_is_cached_as_missing_for_a_moment(host, images, autojump_clock):
     for _ in range(20):
         with pytest.raises(errors.ChunkMissing):
             await host.ask(NOWHERE)
@@ -189,11 +189,11 @@ async def test_image_that_is_not_there_is_remembered_for_a_moment(host, images, 
     assert (await host.ask(NOWHERE)).cid == CIDS[0]
 
 
-async def test_image_that_this_host_may_not_read_is_not_called_missing(
+async def test_image_that_the_source_refuses_is_not_reported_missing(
     host, image_id, autojump_clock
 ):
     host.source.is_forbidden = True
-    for _ in range(2):  # also when it is remembered
+    for _ in range(2):  # also from the negative cache
         with pytest.raises(errors.ChunkRefused):
             await host.ask(image_id)
     assert len(host.source.asked) == 1
@@ -202,9 +202,7 @@ async def test_image_that_this_host_may_not_read_is_not_called_missing(
     assert await host.ask(image_id)
 
 
-async def test_image_that_is_deleted_is_noticed_after_a_minute(
-    host, images, image_id, autojump_clock
-):
+async def test_deleted_image_is_noticed_after_a_minute(host, images, image_id, autojump_clock):
     await host.ask(image_id)
     images.path(image_id).unlink()
     await trio.sleep(detached_maps.RECHECK_S / 2)
@@ -215,7 +213,7 @@ async def test_image_that_is_deleted_is_noticed_after_a_minute(
     assert host.others.counts == {"images": 0, "map_bytes": 0}
 
 
-async def test_while_the_source_is_down_what_is_known_goes_on_and_nothing_is_learnt(
+async def test_known_images_are_served_while_the_source_is_down(
     host, images, image_id, autojump_clock
 ):
     await host.ask(image_id)
@@ -226,7 +224,7 @@ async def test_while_the_source_is_down_what_is_known_goes_on_and_nothing_is_lea
         await host.ask(images.add(DATA))
 
 
-async def test_map_of_another_image_is_of_no_use(host, images, image_id):
+async def test_map_of_another_image_is_refused(host, images, image_id):
     images.path(NOWHERE).write_bytes(DATA)
     images.map_path(NOWHERE).write_bytes(images.map_path(image_id).read_bytes())
     with pytest.raises(errors.ChunkMissing):
@@ -236,12 +234,12 @@ async def test_map_of_another_image_is_of_no_use(host, images, image_id):
         await host.ask(image_id)
 
 
-async def test_frames_of_boot_images_are_checked_in_the_same_way(host, images, image_id):
+async def test_request_for_a_boot_image_frame_is_authorized(host, images, image_id):
     frame = images.add_boot_image(image_id, [0, 1, 5]).frames[0]
     assert (await host.ask(image_id, **of_frame(frame))).cid == frame.cid
 
 
-async def test_hosts_take_turns_and_few_loads_are_under_way(host, images, autojump_clock):
+async def test_map_loads_are_bounded_per_host_and_hosts_take_turns(host, images, autojump_clock):
     host.source.delay_s = 1.0
     many = [images.add(DATA) for _ in range(30)]
     done = {}
@@ -257,10 +255,10 @@ async def test_hosts_take_turns_and_few_loads_are_under_way(host, images, autoju
         await trio.sleep(0.1)
         nursery.start_soon(ask, many[0], PEER)
     assert host.source.most <= detached_maps.MAX_LOADS_PER_HOST + 1
-    assert done[PEER] < 8  # its own six steps; those of the other took 29 * 6 / 2
+    assert done[PEER] < 8  # its own six steps; those of the other host take 29 * 6 / 2
 
 
-async def test_what_is_asked_for_and_given_up_does_not_pile_up(host, images, autojump_clock):
+async def test_abandoned_map_loads_do_not_accumulate(host, images, autojump_clock):
     host.source.delay_s = 1.0
     for _ in range(200):
         with trio.move_on_after(0.001):
@@ -271,7 +269,7 @@ async def test_what_is_asked_for_and_given_up_does_not_pile_up(host, images, aut
     assert not host.others._loads._in_flight and not host.others._limiters
 
 
-async def test_hosts_that_give_up_before_their_turn_leave_nothing(host, images):
+async def test_requests_cancelled_before_their_turn_leave_no_state(host, images):
     image_id = images.add(DATA)
     for number in range(10):
         with trio.CancelScope() as scope:
@@ -280,7 +278,7 @@ async def test_hosts_that_give_up_before_their_turn_leave_nothing(host, images):
     assert not host.others._limiters
 
 
-async def test_pages_and_images_that_are_remembered_are_bounded(images, nursery, autojump_clock):
+async def test_cached_images_and_pages_are_bounded(images, nursery, autojump_clock):
     host = Host(images, nursery, images_limit=3, pages_bytes=5 * 10 * 32)
     many = [images.add(DATA) for _ in range(8)]
     for image_id in many:
@@ -291,7 +289,7 @@ async def test_pages_and_images_that_are_remembered_are_bounded(images, nursery,
 
 
 async def ask_in_vain(host, name, times, pause_s=0.0):
-    """Ask for images that are not there; return how often the source was not asked."""
+    """Request images that do not exist; return how many requests were refused unasked."""
     refused = 0
     for _ in range(times):
         await trio.sleep(pause_s)
@@ -305,7 +303,7 @@ async def ask_in_vain(host, name, times, pause_s=0.0):
 
 
 @pytest.mark.expect_log("peer asks for images that are not here too often")
-async def test_ids_that_a_host_makes_up_are_soon_not_asked_for(host, image_id, autojump_clock):
+async def test_invented_image_ids_of_a_host_are_rate_limited(host, image_id, autojump_clock):
     times, pause_s = 6000, 0.01
     refused = await ask_in_vain(host, PEER, times, pause_s)
     each = 1 + detached_maps.MISS_COST
@@ -314,34 +312,28 @@ async def test_ids_that_a_host_makes_up_are_soon_not_asked_for(host, image_id, a
     assert len(host.source.asked) <= (2 * rate.burst + rate.per_s * times * pause_s) / each
     assert host.others.refused == refused
     assert len(host.others._missing) <= detached_maps.IMAGES
-    assert (await host.ask(image_id, host=OTHER)).cid == CIDS[0]  # others are looked up for
+    assert (await host.ask(image_id, host=OTHER)).cid == CIDS[0]  # other hosts are still served
 
 
 @pytest.mark.allow_log("too often")
-async def test_ids_that_many_hosts_make_up_are_asked_for_at_a_bounded_rate(
-    host, image_id, autojump_clock
-):
+async def test_invented_image_ids_of_all_hosts_are_rate_limited(host, image_id, autojump_clock):
     await host.ask(image_id)
     async with trio.open_nursery() as nursery:
         for number in range(200):
             nursery.start_soon(ask_in_vain, host, f"h{number}", 100, 0.1)
     each, rate = 1 + detached_maps.MISS_COST, detached_maps.LOADS_IN_ALL
     assert len(host.source.asked) <= 10 + (2 * rate.burst + rate.per_s * 10) / each
-    assert (await host.ask(image_id)).cid == CIDS[0]  # what is known goes on being given
+    assert (await host.ask(image_id)).cid == CIDS[0]  # known images are still served
 
 
-async def test_many_images_and_pages_that_are_there_are_asked_for_at_once(
-    host, images, autojump_clock
-):
+async def test_existing_images_are_looked_up_without_delay(host, images, autojump_clock):
     for number in range(60):
         assert await host.ask(images.add(DATA), host=f"h{number % 2}")
     assert host.others.refused == 0
 
 
 @pytest.mark.expect_log("too often")
-async def test_host_that_was_refused_is_looked_up_for_again_after_a_while(
-    host, image_id, autojump_clock
-):
+async def test_rate_limited_host_is_served_again_after_a_while(host, image_id, autojump_clock):
     assert await ask_in_vain(host, PEER, 2000)
     with pytest.raises(errors.SourceUnreachable):
         await host.ask(image_id)
@@ -349,13 +341,11 @@ async def test_host_that_was_refused_is_looked_up_for_again_after_a_while(
     assert (await host.ask(image_id)).cid == CIDS[0]
 
 
-# What is replaced
+# Replaced artefacts
 
 
-async def test_map_that_was_replaced_is_read_again_after_a_minute(
-    host, images, image_id, autojump_clock
-):
-    """The header of both maps is the same: what they name is not."""
+async def test_replaced_map_is_read_again_after_a_minute(host, images, image_id, autojump_clock):
+    """Both maps have the same header but different CIDs."""
     await host.ask(image_id)
     images.path(image_id).unlink()
     images.map_path(image_id).unlink()
@@ -368,7 +358,7 @@ async def test_map_that_was_replaced_is_read_again_after_a_minute(
     assert host.others.counts == {"images": 1, "map_bytes": 10 * ids.CID_BYTES}
 
 
-async def test_image_that_is_cut_otherwise_now_is_asked_for_as_it_is_cut(
+async def test_image_with_a_new_chunk_size_is_authorized_by_the_new_map(
     host, images, image_id, autojump_clock
 ):
     await host.ask(image_id)
@@ -381,7 +371,7 @@ async def test_image_that_is_cut_otherwise_now_is_asked_for_as_it_is_cut(
     assert (await host.ask(image_id, **wider)).cid == cid
 
 
-async def test_map_that_is_as_it_was_is_not_read_again(host, image_id, autojump_clock):
+async def test_unchanged_map_is_not_read_again(host, image_id, autojump_clock):
     await host.ask(image_id)
     for _ in range(3):
         host.source.asked.clear()
@@ -391,7 +381,7 @@ async def test_map_that_is_as_it_was_is_not_read_again(host, image_id, autojump_
         assert kinds == [base.BlobKind.CHUNK_MAP] * 2 + [base.BlobKind.IMAGE] * 2
 
 
-async def test_page_of_a_map_that_is_replaced_meanwhile_is_not_kept(
+async def test_page_of_a_map_replaced_while_loading_is_not_cached(
     host, images, image_id, autojump_clock
 ):
     await host.ask(image_id)
@@ -404,7 +394,7 @@ async def test_page_of_a_map_that_is_replaced_meanwhile_is_not_kept(
     assert not host.others._pages
 
 
-async def test_boot_image_that_was_replaced_is_read_again_after_a_minute(
+async def test_replaced_boot_image_is_read_again_after_a_minute(
     host, images, image_id, autojump_clock
 ):
     old = images.add_boot_image(image_id, [0, 1, 5]).frames[0]
@@ -415,16 +405,16 @@ async def test_boot_image_that_was_replaced_is_read_again_after_a_minute(
 
 
 class OnGlance:
-    """A host whose source is Glance, and the images there: those of the folder."""
+    """A host whose source is Glance, with the images of the folder."""
 
     def __init__(self, host, images, server):
         self.images, self.files, self.now_s = images, server.files, 0.0
         self.source = glance.GlanceSource(fake_glance.session(server.url))
         host.others._source = self.source
-        host.others._clock = lambda: self.now_s  # Glance answers in real time
+        host.others._clock = lambda: self.now_s  # Glance responds in real time
 
     def show(self, image_id, made=""):
-        """Let Glance have an image as it is now, and nothing else."""
+        """Store the current files of an image in Glance, and nothing else."""
         found = self.images.folder.glob(f"{image_id}.*")
         self.files.clear()
         fake_glance.fill(self.files, {path.name: path.read_bytes() for path in found}, made)
@@ -443,13 +433,13 @@ async def on_glance(host, images):
         await made.source.aclose()
 
 
-async def test_artefacts_that_are_replaced_in_glance_are_found_there(host, images, on_glance):
-    """By the id that the image points to; those which were there before are gone."""
+async def test_artefacts_replaced_in_glance_are_found(host, images, on_glance):
+    """The image points to their new ids; the former artefacts are deleted."""
     image_id = images.add(DATA)
     images.add_boot_image(image_id, [0, 1, 5])
     on_glance.show(image_id, "first")
     await host.ask(image_id)
-    with pytest.raises(errors.ChunkMissing):  # which loads the boot image's head
+    with pytest.raises(errors.ChunkMissing):  # loads the head of the boot image
         await host.ask(image_id, offset=base.AT_BOOT_IMAGE)
     images.path(image_id).unlink()
     images.map_path(image_id).unlink()
@@ -465,10 +455,10 @@ async def test_artefacts_that_are_replaced_in_glance_are_found_there(host, image
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["known before", "not known before"])
-async def test_image_that_was_deactivated_goes_on_for_who_knows_its_chunks(
+async def test_deactivated_image_is_still_served_for_valid_proofs(
     host, images, on_glance, is_known
 ):
-    """Guests of other hosts read on, whose home may have begun anew; nobody else gets anything."""
+    """Guests of other hosts read on, also after a restart of the home; all others are refused."""
     image_id = images.add(DATA)
     frame = images.add_boot_image(image_id, [0, 1, 5]).frames[0]
     on_glance.show(image_id)
@@ -488,9 +478,7 @@ async def test_image_that_was_deactivated_goes_on_for_who_knows_its_chunks(
     assert host.others.counts == {"images": 0, "map_bytes": 0}
 
 
-async def test_boot_image_of_an_image_that_was_deactivated_is_for_nobody_who_boots(
-    host, images, on_glance
-):
+async def test_boot_image_of_a_deactivated_image_is_refused_to_local_boots(host, images, on_glance):
     image_id = images.add(DATA)
     head = images.add_boot_image(image_id, [0, 1, 5])
     on_glance.show(image_id)
@@ -500,7 +488,7 @@ async def test_boot_image_of_an_image_that_was_deactivated_is_for_nobody_who_boo
         await host.others.boot_head(HERE, image_id)
 
 
-# Runs, and the segments that they touch
+# Runs and their segments
 
 SHORT = len(DATA) - (len(CIDS) - 1) * CHUNK
 
@@ -515,7 +503,7 @@ def run_of(image_id, first, count, last=CHUNK, **changes):
     return request._replace(**changes)
 
 
-async def test_run_of_an_image_that_is_not_attached_is_known_when_all_of_it_is(host, image_id):
+async def test_run_of_a_detached_image_is_known_once_its_pages_are_loaded(host, image_id):
     request = run_of(image_id, 0, 3)
     assert host.naming.contents_of(request) is None
     await host.naming.read_map_for_peer(PEER, image_id, 0, CHUNK)
@@ -525,7 +513,7 @@ async def test_run_of_an_image_that_is_not_attached_is_known_when_all_of_it_is(h
     assert [(ref.offset, ref.length) for ref in found] == [(n * CHUNK, CHUNK) for n in range(3)]
 
 
-async def test_segments_around_a_run_are_found_in_the_page_of_the_map(host, image_id):
+async def test_segments_of_a_run_are_found_in_its_map_page(host, image_id):
     await host.naming.read_map_for_peer(PEER, image_id, 0, CHUNK)
     assert host.naming.segments_of(run_of(image_id, 1, 2)) is None  # each chunk is a segment
     host.naming._rings = one_host.OneTable(hash_ring.Ring(1, (), segment_chunks=2))
@@ -539,10 +527,8 @@ async def test_segments_around_a_run_are_found_in_the_page_of_the_map(host, imag
     assert around.cids == [*CIDS[:3], ids.ZERO_CID, *CIDS[4:]]
 
 
-async def test_map_that_is_forgotten_between_look_up_and_answer_costs_the_segments_only(
-    host, image_id
-):
-    """Others' requests push pages out at any time; what was looked up is given all the same."""
+async def test_map_forgotten_after_the_lookup_loses_only_the_segments(host, image_id):
+    """Other requests may evict pages at any time; the looked-up contents are still served."""
     host.naming._rings = one_host.OneTable(hash_ring.Ring(1, (), segment_chunks=4))
     request = run_of(image_id, 1, 2)
     await host.naming.read_map_for_peer(PEER, image_id, 0, CHUNK)
@@ -556,9 +542,7 @@ async def test_map_that_is_forgotten_between_look_up_and_answer_costs_the_segmen
     assert host.rights.authorize(PEER, request, contents) == alone
 
 
-async def test_map_that_is_replaced_between_look_up_and_answer_names_no_segments(
-    host, images, image_id
-):
+async def test_map_replaced_after_the_lookup_yields_no_segments(host, images, image_id):
     host.naming._rings = one_host.OneTable(hash_ring.Ring(1, (), segment_chunks=4))
     request = run_of(image_id, 6, 3)
     await host.naming.read_map_for_peer(PEER, image_id, 0, CHUNK)

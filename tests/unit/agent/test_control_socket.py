@@ -19,7 +19,7 @@ def path(tmp_path):
 
 
 class Served:
-    """A control socket whose handler does what it is told."""
+    """A control socket with a handler that tests replace."""
 
     def __init__(self, path):
         self.path = path
@@ -33,7 +33,7 @@ class Served:
         return await self.handle(request, report)
 
     async def ask(self, data, replies=1):
-        """Send bytes; return so many replies, None for the end of the conversation."""
+        """Send bytes; return so many replies, with None for the end of the connection."""
         stream = await trio.open_unix_socket(str(self.path))
         async with stream:
             await stream.send_all(data)
@@ -59,7 +59,7 @@ async def test_request_is_answered(served):
 
 
 @pytest.mark.expect_log("image x: is open")
-async def test_conversation_goes_on_after_a_failure(served):
+async def test_connection_continues_after_a_failed_request(served):
     async def refuse(request, report):
         served.handle = served.echo
         raise errors.Unusable("image x", "is open")
@@ -73,7 +73,7 @@ async def test_conversation_goes_on_after_a_failure(served):
 
 @pytest.mark.expect_log("control request failed")
 @pytest.mark.parametrize("error", [OSError(28, "No space left"), ValueError("no"), KeyError("x")])
-async def test_whatever_a_handler_raises_is_an_answer(served, error):
+async def test_any_exception_of_a_handler_is_answered(served, error):
     async def fail(request, report):
         raise error
 
@@ -85,7 +85,7 @@ async def test_whatever_a_handler_raises_is_an_answer(served, error):
 
 
 @pytest.mark.expect_log("broke the protocol")
-async def test_rubbish_ends_the_conversation(served):
+async def test_invalid_line_closes_the_connection(served):
     failed, end = await served.ask(b"rubbish\n" + STATUS, replies=2)
     assert failed["kind"] == "RemoteProtocolError"
     assert end is None
@@ -93,13 +93,13 @@ async def test_rubbish_ends_the_conversation(served):
 
 @pytest.mark.expect_log("a line of over 100 bytes")
 @pytest.mark.parametrize("served", [(control_socket.MAX_CLIENTS, 100)], indirect=True)
-async def test_line_that_does_not_end_ends_the_conversation(served):
+async def test_overlong_line_closes_the_connection(served):
     failed, end = await served.ask(b"x" * 200, replies=2)
     assert "a line of over 100 bytes" in failed["error"]
     assert end is None
 
 
-async def test_request_in_pieces_is_one_request(served):
+async def test_fragmented_request_is_reassembled(served):
     stream = await trio.open_unix_socket(str(served.path))
     async with stream:
         for byte in STATUS:
@@ -119,7 +119,7 @@ async def test_progress_comes_before_the_result(served):
 
 
 async def leave_work(served, work, ended):
-    """Ask for work, hang up, and see that it ends and that others are served."""
+    """Start a request, disconnect, and check that it ends and that others are served."""
     served.handle = work
     await served.ask(STATUS)
     with trio.fail_after(5):
@@ -128,7 +128,7 @@ async def leave_work(served, work, ended):
     assert (await served.ask(STATUS))[0]["reply"] == "done"
 
 
-async def test_work_ends_when_nobody_waits_for_it(served):
+async def test_request_is_cancelled_when_its_client_disconnects(served):
     ended = trio.Event()
 
     async def work(request, report):
@@ -142,7 +142,7 @@ async def test_work_ends_when_nobody_waits_for_it(served):
     await leave_work(served, work, ended)
 
 
-async def test_work_ends_when_nobody_waits_for_it_even_inside_a_nursery(served):
+async def test_request_with_a_nursery_is_cancelled_when_its_client_disconnects(served):
     ended = trio.Event()
 
     async def work(request, report):
@@ -171,7 +171,7 @@ async def hung_up(stream):
 
 @pytest.mark.expect_log("control socket: more than 4 clients")
 @pytest.mark.parametrize("served", [(4,)], indirect=True)
-async def test_client_that_asked_nothing_for_longest_makes_room(served):
+async def test_client_idle_for_longest_is_disconnected_for_a_new_one(served):
     streams = await connected(served, 4)
     await trio.testing.wait_all_tasks_blocked()
     await streams[0].send_all(STATUS)
@@ -186,7 +186,7 @@ async def test_client_that_asked_nothing_for_longest_makes_room(served):
 
 @pytest.mark.expect_log("control socket: more than 4 clients")
 @pytest.mark.parametrize("served", [(4,)], indirect=True)
-async def test_client_whose_request_is_carried_out_keeps_its_place(served):
+async def test_client_with_a_request_in_progress_is_not_disconnected(served):
     may_end = trio.Event()
 
     async def work(request, report):
@@ -209,10 +209,10 @@ async def test_client_whose_request_is_carried_out_keeps_its_place(served):
 
 
 @pytest.mark.expect_log("control socket: more than 1 clients")
-async def test_client_whose_line_came_when_its_place_was_given_away_is_just_let_go():
+async def test_client_displaced_before_its_line_is_handled_is_disconnected():
     clients = control_socket._Clients(limit=1)
     with clients.one_more() as late:
-        with clients.one_more():  # before the first one's task goes on with its line
+        with clients.one_more():  # before the first client's task handles its line
             with clients.busy(late):
                 await trio.lowlevel.checkpoint()
                 raise AssertionError("it goes on")
@@ -220,7 +220,7 @@ async def test_client_whose_line_came_when_its_place_was_given_away_is_just_let_
     assert not clients._idle and not clients._busy
 
 
-async def test_socket_is_the_users_alone(path):
+async def test_socket_is_private_to_the_user(path):
     listener = control_socket.bind(path, None)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     await listener.aclose()
@@ -232,8 +232,8 @@ async def test_socket_of_a_dead_worker_is_replaced(path):
     await control_socket.bind(path, None).aclose()
 
 
-async def test_socket_of_a_worker_that_the_kernel_holds_is_replaced(path):
-    """It still takes connections, and nobody answers."""
+async def test_socket_of_a_zombie_worker_is_replaced(path):
+    """It still accepts connections, but never answers."""
     with socket.socket(socket.AF_UNIX) as held:
         held.bind(str(path))
         child = os.fork()
@@ -247,14 +247,14 @@ async def test_socket_of_a_worker_that_the_kernel_holds_is_replaced(path):
     await trio.to_thread.run_sync(os.waitpid, child, 0)
 
 
-async def test_socket_of_a_living_agent_is_left_alone(served):
+async def test_socket_of_a_running_agent_is_not_replaced(served):
     with pytest.raises(errors.Unusable, match="another agent listens there"):
         control_socket.bind(served.path, None)
     assert (await served.ask(STATUS))[0]["reply"] == "done"
 
 
 @pytest.mark.parametrize("bad", ["folder", "no/such/folder", "x" * 200])
-async def test_path_that_cannot_be_bound_is_named(tmp_path, bad):
+async def test_error_names_the_path_that_cannot_be_bound(tmp_path, bad):
     (tmp_path / "folder").mkdir()
     with pytest.raises(errors.Unusable, match=bad):
         control_socket.bind(tmp_path / bad, None)

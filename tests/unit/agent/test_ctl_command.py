@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``acstor-agent-ctl`` shows to people; what it asks an agent is in tests/functional."""
+"""Output of ``acstor-agent-ctl``; its requests to an agent are in tests/functional."""
 
 import json
 
@@ -39,7 +39,7 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         ),
     ],
 )
-def test_status_says_what_the_host_can_prove_and_why_not(identity, shown):
+def test_status_shows_the_certificate_and_enrolment_faults(identity, shown):
     assert ctl_tables._identity(identity) == shown
 
 
@@ -49,7 +49,7 @@ TABLE = """{"version": 1, "epoch": 3, "hosts": [
 """
 
 
-def test_a_table_on_several_lines_is_one_request(tmp_path):
+def test_multi_line_table_is_sent_as_one_line(tmp_path):
     file = tmp_path / "ring.json"
     file.write_text(TABLE)
     request = ctl._parser().parse_args(["set-ring", str(file)])
@@ -59,7 +59,7 @@ def test_a_table_on_several_lines_is_one_request(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", '{"version": 1, "epoch": 3, "hosts": [', '{"version": 9}'])
-def test_a_file_that_is_no_table_is_named_before_the_agent_is_asked(tmp_path, text):
+def test_invalid_table_file_is_reported_without_a_request(tmp_path, text):
     file = tmp_path / "ring.json"
     file.write_text(text)
     request = ctl._parser().parse_args(["set-ring", str(file)])
@@ -75,7 +75,7 @@ def test_hydrate_is_requested_with_and_without_a_deadline(given, deadline_s):
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5s", "1w", "nan", "1e3", "400d", "99999999999"])
-def test_deadline_that_makes_no_sense_is_refused(text, capsys):
+def test_invalid_deadline_is_refused(text, capsys):
     with pytest.raises(SystemExit):
         ctl._parser().parse_args(["hydrate", IMAGE, f"--deadline={text}"])
     assert "not a time up to" in capsys.readouterr().err
@@ -94,7 +94,7 @@ def test_deadline_of_an_image_is_shown(due_in_s, is_late, shown):
     assert ctl_tables._due(due_in_s, is_late) == shown
 
 
-def test_an_image_without_a_deadline_is_shown():
+def test_image_without_a_deadline_is_shown():
     told = {
         "state": "filling",
         "why": "",
@@ -108,17 +108,17 @@ def test_an_image_without_a_deadline_is_shown():
 
 
 @pytest.mark.parametrize("argv", [["--json", "status"], ["status", "--json"]])
-def test_json_may_stand_before_and_behind_the_command(argv):
+def test_json_option_is_accepted_before_and_after_the_command(argv):
     assert ctl._parser().parse_args(argv).json
     assert not ctl._parser().parse_args(["status"]).json
 
 
-def test_longest_turn_is_the_longest():
+def test_loop_lag_quantile_is_capped_by_the_maximum():
     shown = ctl_tables._loop_lag({"p99_s": 0.025, "longest_s": 0.0137})
     assert shown == "99 % within 13.7 ms, the longest 13.7 ms"
 
 
-def test_numbers_stand_right_and_words_left_in_a_table():
+def test_table_aligns_numbers_right_and_words_left():
     table = ctl_tables.format_table(["Disk", "MiB"], [["a", "1,024.0"], ["longer", "-"]])
     assert "| a      | 1,024.0 |" in table
     assert "| longer |       - |" in table

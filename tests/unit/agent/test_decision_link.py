@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of a host whose interfaces and bus the test holds in its hands."""
+"""Samples of a host with simulated interfaces and a simulated bus."""
 
 import pathlib
 import time
@@ -43,14 +43,14 @@ async def host(nursery: trio.Nursery, tmp_path: pathlib.Path) -> linked_host.Lin
     return made
 
 
-async def test_a_sample_says_what_was_carried_and_what_of_it_were_chunks(host):
+async def test_sample_reports_total_and_chunk_traffic(host):
     host.meter.received, host.meter.sent, host.chunks = (
         3000,
         500,
         interface_traffic.TrafficBytes(1000, 0),
     )
     host.link.count_received(ids.HostId("h2"), 500, 0.25)
-    host.link.count_received(ids.HostId("h2"), 0, 0.5)  # given up
+    host.link.count_received(ids.HostId("h2"), 0, 0.5)  # abandoned
     host.link.count_received(ids.HostId("h2"), 100, None)
     host.link.count_sent(ids.HostId("h2"), 7)
     host.link.count_received(ids.HostId("h3"), 400)
@@ -68,7 +68,7 @@ async def test_a_sample_says_what_was_carried_and_what_of_it_were_chunks(host):
     }
 
 
-async def test_sample_says_what_is_new_of_boots(host):
+async def test_sample_reports_new_boots(host):
     boot = boot_timeline.Timeline(image_id=IMAGE, began_at_s=1.0, opened_s=0.5, slice_s=0.25)
     host.boots = (boot,)
     await trio.sleep(COLLECTION_S)
@@ -78,8 +78,8 @@ async def test_sample_says_what_is_new_of_boots(host):
 
 
 @pytest.mark.expect_log("no samples and boot traces are sent: this host has no certificate")
-async def test_what_is_new_of_boots_is_told_when_a_sample_can_be_sent_again(host):
-    """What tells of it last does so once."""
+async def test_boots_are_kept_until_a_sample_can_be_sent(host):
+    """Each boot is reported once."""
     first, second = (
         boot_timeline.Timeline(image_id=IMAGE, began_at_s=at_s, opened_s=0.5, slice_s=0.25)
         for at_s in (1.0, 2.0)
@@ -96,7 +96,7 @@ async def test_what_is_new_of_boots_is_told_when_a_sample_can_be_sent_again(host
     assert [sample.boots for sample in host.bus.samples[:3]] == [(first,), (second,), ()]
 
 
-async def test_samples_are_numbered_and_each_counts_from_the_one_before(host):
+async def test_samples_are_numbered_and_report_differences(host):
     for received in (100, 100, 350):
         host.meter.received = received
         await trio.sleep(COLLECTION_S)
@@ -107,7 +107,7 @@ async def test_samples_are_numbered_and_each_counts_from_the_one_before(host):
     assert samples[-1].peers == {}
 
 
-async def test_agent_that_began_by_a_wrong_clock_is_dated_anew_when_that_is_set(
+async def test_start_time_of_an_agent_is_corrected_when_the_clock_is_set(
     nursery, tmp_path, monkeypatch
 ):
     right = time.time
@@ -121,7 +121,7 @@ async def test_agent_that_began_by_a_wrong_clock_is_dated_anew_when_that_is_set(
     assert len({(sample.session, sample.started_s) for sample in samples}) == 1
 
 
-async def test_link_that_fails_and_is_begun_again_has_one_listener(nursery, tmp_path):
+async def test_restarted_link_has_one_listener(nursery, tmp_path):
     host = linked_host.LinkedHost(tmp_path)
     failures = [RuntimeError("odd"), RuntimeError("odd")]
 
@@ -139,7 +139,7 @@ async def test_link_that_fails_and_is_begun_again_has_one_listener(nursery, tmp_
 
 
 @pytest.mark.expect_log("none of .* is there; the decision service gets no samples of this host")
-async def test_what_peers_gave_while_no_sample_could_be_made_is_not_kept(host):
+async def test_peer_traffic_is_discarded_while_no_sample_can_be_made(host):
     host.meter.failure = errors.Unusable("traffic_interfaces", "none of ['eth9'] is there")
     for number in range(100):
         host.link.count_received(ids.HostId(f"h{number}"), 1)
@@ -148,7 +148,7 @@ async def test_what_peers_gave_while_no_sample_could_be_made_is_not_kept(host):
 
 
 @pytest.mark.expect_log("none of .* is there; the decision service gets no samples of this host")
-async def test_without_an_interface_nothing_is_sent_and_then_it_goes_on(host):
+async def test_samples_pause_while_the_interface_is_missing(host):
     host.meter.failure = errors.Unusable("traffic_interfaces", "none of ['eth9'] is there")
     await trio.sleep(2 * COLLECTION_S)
     assert host.bus.samples == []
@@ -157,7 +157,7 @@ async def test_without_an_interface_nothing_is_sent_and_then_it_goes_on(host):
     assert [sample.number for sample in host.bus.samples] == [1]
 
 
-async def test_a_newer_table_is_taken_an_older_one_is_not(host):
+async def test_newer_table_is_accepted_and_older_one_is_refused(host):
     for epoch, in_force in ((3, 3), (9, 9), (9, 9)):
         await host.hear(decision_messages.RING_PUBLISHED, KEYS.table(hash_ring.Ring(epoch, ())))
         assert host.rings.ring.epoch == in_force
@@ -184,13 +184,13 @@ LEAP = 3 + 1_000_001
         (KEYS.table(hash_ring.Ring((1 << 53) - 1, ())), "leaps"),
     ],
 )
-async def test_a_table_that_proves_nothing_leaves_the_last_one_in_force(host, sent, why):
+async def test_unauthenticated_table_is_refused_and_the_current_one_stays(host, sent, why):
     with pytest.raises(errors.NotAuthenticated, match=why):
         await host.hear(decision_messages.RING_PUBLISHED, sent)
     assert host.rings.ring.epoch == 3
 
 
-async def test_what_a_signature_covers_is_not_looked_into_before(host, monkeypatch):
+async def test_table_is_not_parsed_before_its_signature_is_verified(host, monkeypatch):
     def decode(*_: object) -> None:
         pytest.fail("a table that nobody signed was read")
 
@@ -200,7 +200,7 @@ async def test_what_a_signature_covers_is_not_looked_into_before(host, monkeypat
 
 
 @pytest.mark.parametrize("table", ["", "{}", '{"version": 9}', "no table"])
-async def test_a_signed_table_that_makes_no_sense_leaves_the_last_one_in_force(host, table):
+async def test_signed_but_invalid_table_is_refused(host, table):
     signature = signed_messages.signature_of(signing.TABLE, table.encode(), KEYS.signing_key)
     with pytest.raises(errors.RingFormatError):
         await host.hear(
@@ -216,7 +216,7 @@ async def test_a_signed_table_that_makes_no_sense_leaves_the_last_one_in_force(h
     "v-node tables and tasks are refused for now: this host has no key of who signs"
 )
 @pytest.mark.expect_log("no samples and boot traces are sent: this host has no certificate")
-async def test_a_host_without_files_takes_and_sends_nothing_and_says_so_once(
+async def test_host_without_identity_files_sends_nothing_and_warns_once(
     tmp_path, nursery, watched_log
 ):
     made = linked_host.LinkedHost(tmp_path)
@@ -233,7 +233,7 @@ async def test_a_host_without_files_takes_and_sends_nothing_and_says_so_once(
 
 
 @pytest.mark.expect_log("no samples and boot traces are sent: this host has no certificate")
-async def test_a_host_without_a_certificate_sends_nothing_and_says_so_once(host, watched_log):
+async def test_host_without_a_certificate_sends_nothing_and_warns_once(host, watched_log):
     identity_files.write(host.folder, KEYS.host("h1")._replace(certificate=b""))
     host.files.invalidate()
     await trio.sleep(3 * COLLECTION_S)
@@ -245,7 +245,7 @@ async def test_a_host_without_a_certificate_sends_nothing_and_says_so_once(host,
     assert len(host.bus.samples) == 1
 
 
-async def test_a_sample_says_of_images_what_is_new(host):
+async def test_sample_reports_changed_images(host):
     image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
     host.images = {image_id: decision_messages.HeldImage(size_bytes=9, cached_bytes=4)}
     await trio.sleep(COLLECTION_S)
@@ -260,7 +260,7 @@ TASK = decision_messages.ImageTask(
 )
 
 
-async def test_a_signed_task_is_taken_and_a_copy_of_it_is_not(host):
+async def test_signed_task_is_accepted_once(host):
     given = KEYS.task(TASK, "h1")
     await host.hear(decision_messages.IMAGE_TASK_GIVEN, given)
     with pytest.raises(errors.NotAuthenticated, match=r"a task for image .*: it was taken before"):
@@ -276,7 +276,7 @@ async def test_a_signed_task_is_taken_and_a_copy_of_it_is_not(host):
         (lambda: KEYS.task(TASK, given_s=time.time() + 86_400), "one of the two clocks is wrong"),
     ],
 )
-async def test_a_task_of_others_or_of_another_day_is_not_taken(host, given, why):
+async def test_task_for_other_hosts_or_with_a_wrong_time_is_refused(host, given, why):
     with pytest.raises(errors.NotAuthenticated, match=why):
         await host.hear(decision_messages.IMAGE_TASK_GIVEN, given())
     assert host.tasks == []
@@ -288,7 +288,7 @@ async def test_a_task_of_others_or_of_another_day_is_not_taken(host, given, why)
         STRANGER.task(TASK),
         KEYS.task(TASK, purpose=signing.TABLE),
         msgspec.structs.replace(KEYS.task(TASK, "h2"), payload=KEYS.task(TASK).payload),
-        signed_messages.sign_payload(  # a host's own key signs no tasks
+        signed_messages.sign_payload(  # the key of a host must not sign tasks
             decision_messages.TaskForHosts(task=TASK, given_s=time.time()),
             signing.TASK,
             KEYS.host("h1").key,
@@ -296,13 +296,13 @@ async def test_a_task_of_others_or_of_another_day_is_not_taken(host, given, why)
         ),
     ],
 )
-async def test_a_forged_task_is_not_taken(host, forged):
+async def test_forged_task_is_refused(host, forged):
     with pytest.raises(errors.NotAuthenticated):
         await host.hear(decision_messages.IMAGE_TASK_GIVEN, forged)
     assert host.tasks == []
 
 
-async def test_a_task_that_makes_no_sense_is_not_taken(host):
+async def test_invalid_task_is_refused(host):
     task = decision_messages.encode(TASK)
     wrong = (task | {"kind": "erase"}, task | {"image_id": "../x"}, task | {"boots": 0})
     for one in ({}, task, *({"task": bad, "given_s": time.time()} for bad in wrong)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work of many images in a few threads: a long one is interrupted, and goes on where it was."""
+"""Decoding of many images in a few threads, with preemption of long work."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ def busy(seconds: float) -> None:
 
 
 def slow_steps(seconds: float, decoded_bytes: int = 1 << 20) -> Iterator[int]:
-    """Use a processor for so long, a millisecond at a time."""
+    """Use a processor for this time, one millisecond per step."""
     for _ in range(round(seconds * 1000)):
         busy(0.001)
         yield decoded_bytes
@@ -46,7 +46,7 @@ async def test_short_work_does_not_wait_for_the_end_of_long_work(nursery):
     nursery.cancel_scope.cancel()
 
 
-async def test_all_steps_are_gone_through_in_order_and_no_two_at_a_time(nursery):
+async def test_steps_run_in_order_and_never_concurrently(nursery):
     threads = decode_threads.DecodeThreads(nursery, 3)
     seen, lock = {number: [] for number in range(8)}, {n: threading.Lock() for n in range(8)}
 
@@ -64,7 +64,7 @@ async def test_all_steps_are_gone_through_in_order_and_no_two_at_a_time(nursery)
     assert all(found == list(range(20)) for found in seen.values())
 
 
-async def test_work_beyond_its_budget_goes_on_later_by_itself(nursery):
+async def test_work_beyond_its_budget_resumes_later(nursery):
     threads = decode_threads.DecodeThreads(nursery, 2)
     began_s = trio.current_time()
     await threads.run(SLOW, GUEST, slow_steps(decode_slots.BURST_S + 0.02, decoded_bytes=0))
@@ -72,7 +72,7 @@ async def test_work_beyond_its_budget_goes_on_later_by_itself(nursery):
     assert took_s > decode_slots.BURST_S + 0.015 / decode_slots.REFILL
 
 
-async def test_who_is_cancelled_gives_back_slot_and_place(nursery):
+async def test_cancelled_work_frees_its_slot(nursery):
     threads = decode_threads.DecodeThreads(nursery, 1)
     with trio.move_on_after(0.05):
         async with trio.open_nursery() as callers:
@@ -83,7 +83,7 @@ async def test_who_is_cancelled_gives_back_slot_and_place(nursery):
     assert threads._slots._waiting == 0
 
 
-async def test_who_may_begin_soon_does_not_wait_for_who_may_begin_late(nursery):
+async def test_job_with_a_short_delay_does_not_wait_for_one_with_a_long_delay(nursery):
     threads = decode_threads.DecodeThreads(nursery, 2)
 
     def owe(image_id, used_s):

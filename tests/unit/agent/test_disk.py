@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks on one host without a mount: what is fetched, what is kept, what a fault leaves."""
+"""Disks on one host without a mount: copy on write, durability and faults."""
 
 import errno
 import os
@@ -51,7 +51,7 @@ async def make(host, folder, size_bytes=SIZE):
 @pytest.fixture
 async def made(host, tmp_path):
     one = await make(host, tmp_path)
-    del host.source.reads[:]  # those of the chunk map
+    del host.source.reads[:]  # reads of the chunk map
     return one
 
 
@@ -68,12 +68,12 @@ def fresh_content() -> bytearray:
     return bytearray(DATA.ljust(SIZE, b"\0"))
 
 
-async def test_new_disk_is_the_image_with_zeros_behind(made):
+async def test_new_disk_reads_as_the_image_followed_by_zeros(made):
     assert await content(made) == fresh_content()
     assert (made.written_chunks, os.fstat(made.fd).st_blocks) == (0, 0)
 
 
-async def test_disk_of_no_given_size_is_as_long_as_its_image(host, tmp_path):
+async def test_disk_size_defaults_to_the_image_size(host, tmp_path):
     one = await make(host, tmp_path, None)
     assert await content(one) == DATA
 
@@ -100,7 +100,7 @@ async def test_write_of_a_whole_chunk_fetches_nothing(host, made):
     assert made.written_chunks == 4
 
 
-async def test_write_of_a_part_fetches_that_chunk_only(host, made):
+async def test_partial_write_fetches_only_its_chunk(host, made):
     await made.write(2 * CHUNK + 5, b"abc")
     assert host.source.reads == [(2 * CHUNK, CHUNK)]
     await made.write(2 * CHUNK + 500, b"def")
@@ -108,14 +108,14 @@ async def test_write_of_a_part_fetches_that_chunk_only(host, made):
     assert made.written_chunks == 1
 
 
-async def test_both_ends_of_a_write_are_fetched_at_once(host, made):
+async def test_both_ends_of_a_write_are_fetched_concurrently(host, made):
     host.source._delay, host.source._delay_s = range(1, 9), 0.05
     await made.write(CHUNK + 5, b"x" * 3 * CHUNK)
     assert sorted(host.source.reads) == [(CHUNK, CHUNK), (4 * CHUNK, CHUNK)]
     assert host.source.in_flight_most == 2
 
 
-async def test_writes_of_parts_of_one_chunk_at_once_lose_nothing(host, made):
+async def test_concurrent_partial_writes_of_a_chunk_lose_no_data(host, made):
     truth = fresh_content()
     async with trio.open_nursery() as nursery:
         for n in range(20):
@@ -128,7 +128,7 @@ async def test_writes_of_parts_of_one_chunk_at_once_lose_nothing(host, made):
 
 
 @pytest.mark.expect_log("data is lost")
-async def test_write_that_cannot_fetch_fails_and_changes_nothing(host, made):
+async def test_write_whose_fetch_fails_changes_nothing(host, made):
     fail_all_reads(host)
     with pytest.raises(errors.AcstorError):
         await made.write(CHUNK + 5, b"abc")
@@ -139,7 +139,7 @@ async def test_write_that_cannot_fetch_fails_and_changes_nothing(host, made):
 
 
 @pytest.mark.expect_log("data is lost")
-async def test_what_was_written_can_be_read_while_no_source_answers(host, made):
+async def test_written_data_is_readable_while_the_source_is_down(host, made):
     await made.write(CHUNK, b"x" * CHUNK)
     fail_all_reads(host)
     assert await made.read(CHUNK, CHUNK) == b"x" * CHUNK
@@ -147,7 +147,7 @@ async def test_what_was_written_can_be_read_while_no_source_answers(host, made):
         await made.read(CHUNK, CHUNK + 1)
 
 
-async def test_nothing_is_written_behind_the_end(made):
+async def test_write_beyond_the_end_is_refused_or_truncated(made):
     with pytest.raises(OSError, match="too large") as caught:
         await made.write(SIZE, b"x")
     assert caught.value.errno == errno.EFBIG
@@ -157,7 +157,7 @@ async def test_nothing_is_written_behind_the_end(made):
     assert await made.read(SIZE, 99) == b""
 
 
-async def test_written_bytes_are_not_among_those_that_peers_can_have(host, made):
+async def test_written_data_is_never_served_to_peers(host, made):
     secret = b"s" * CHUNK
     await made.write(CHUNK, secret)
     await made.write(2 * CHUNK + 5, b"abc")
@@ -175,7 +175,7 @@ async def test_written_bytes_are_not_among_those_that_peers_can_have(host, made)
     assert image == DATA[: 3 * CHUNK]
 
 
-async def test_next_worker_finds_what_was_written_without_a_sync(host, made, tmp_path):
+async def test_unsynced_writes_survive_a_worker_restart(host, made, tmp_path):
     await made.write(CHUNK + 5, b"abc")
     truth = fresh_content()
     truth[CHUNK + 5 : CHUNK + 8] = b"abc"
@@ -185,15 +185,15 @@ async def test_next_worker_finds_what_was_written_without_a_sync(host, made, tmp
 
 
 @pytest.mark.expect_log(r"1 chunks were not synced when the host went down")
-async def test_after_a_power_failure_a_chunk_is_the_guests_or_the_images(host, made, tmp_path):
+async def test_after_a_power_failure_a_chunk_is_from_the_guest_or_the_image(host, made, tmp_path):
     await made.write(CHUNK + 5, b"abc")
     await made.sync()
-    await made.write(CHUNK + 5, b"abd")  # the chunk itself is safe: written in place, as on a disk
+    await made.write(CHUNK + 5, b"abd")  # the chunk is synced and written in place
     await made.write(3 * CHUNK + 5, b"lost")
-    os.pwrite(made.fd, b"\xee" * CHUNK, 3 * CHUNK)  # whatever the failure has left of it
+    os.pwrite(made.fd, b"\xee" * CHUNK, 3 * CHUNK)  # leftovers of the failure
     truth = fresh_content()
     truth[CHUNK + 5 : CHUNK + 8] = b"abd"
-    for _ in range(2):  # the next worker of the new boot must not believe the old marks
+    for _ in range(2):  # the next worker after the reboot must not trust the old marks
         again = await all_disks(host, tmp_path, boot=1).open(DISK)
         assert await content(again) == truth
     await again.write(3 * CHUNK + 9, b"new")
@@ -203,7 +203,7 @@ async def test_after_a_power_failure_a_chunk_is_the_guests_or_the_images(host, m
     assert await content(same_boot) == truth
 
 
-async def test_synced_chunks_outlive_any_number_of_power_failures(host, made, tmp_path):
+async def test_synced_chunks_survive_repeated_power_failures(host, made, tmp_path):
     await made.write(0, b"x" * 3 * CHUNK)
     await made.sync()
     assert made.unsynced_chunks == 0
@@ -212,7 +212,7 @@ async def test_synced_chunks_outlive_any_number_of_power_failures(host, made, tm
         assert await again.read(0, 3 * CHUNK) == b"x" * 3 * CHUNK
 
 
-async def test_sync_marks_chunks_only_after_their_bytes_are_safe(made, monkeypatch):
+async def test_sync_marks_chunks_only_after_their_data_is_durable(made, monkeypatch):
     done = []
     for name in ("fdatasync", "pwritev"):
         real = getattr(os, name)
@@ -231,7 +231,7 @@ async def test_sync_marks_chunks_only_after_their_bytes_are_safe(made, monkeypat
 
 @pytest.mark.expect_log(r"syncs fail: \[Errno 5\] the disk is gone")
 @pytest.mark.expect_log("syncs fail: one has failed before")
-async def test_sync_that_fails_is_told_to_every_later_one(host, made, tmp_path, monkeypatch):
+async def test_failed_sync_fails_every_later_one(host, made, tmp_path, monkeypatch):
     await made.write(0, b"x" * CHUNK)
 
     def fail(fd):
@@ -256,7 +256,7 @@ async def test_sync_that_fails_is_told_to_every_later_one(host, made, tmp_path, 
 
 @pytest.mark.allow_log(r"syncs fail: .* ended")
 @pytest.mark.parametrize("nth", range(1, 6))
-async def test_worker_that_ends_between_two_steps_leaves_old_or_new_bytes(
+async def test_worker_killed_between_two_steps_leaves_old_or_new_data(
     host, made, tmp_path, monkeypatch, nth
 ):
     await made.write(5 * CHUNK + 3, b"before")
@@ -279,17 +279,19 @@ async def test_worker_that_ends_between_two_steps_leaves_old_or_new_bytes(
     with monkeypatch.context() as faults:
         for name in ("pwritev", "fdatasync"):
             faults.setattr(os, name, ends(name))
-        faults.setattr(disk_files.DiskFiles, "note_failure", lambda files: None)  # it has ended
+        faults.setattr(
+            disk_files.DiskFiles, "note_failure", lambda files: None
+        )  # the worker has ended
         with pytest.raises(OSError, match="ended"):
             await made.write(CHUNK + 5, b"n" * 2 * CHUNK)
             await made.sync()
     again = await all_disks(host, tmp_path).open(DISK)
     assert await content(again) == (old if nth <= 2 else new)
-    await again.write(CHUNK + 5, b"n" * 2 * CHUNK)  # as the kernel has it done again
+    await again.write(CHUNK + 5, b"n" * 2 * CHUNK)  # repeated by the kernel
     assert await content(again) == new
 
 
-async def test_full_disk_is_told_and_the_chunk_stays_as_it_was(made, monkeypatch):
+async def test_write_to_a_full_disk_fails_and_keeps_the_chunk(made, monkeypatch):
     real = os.pwritev
 
     def full(fd, parts, offset):
@@ -307,7 +309,7 @@ async def test_full_disk_is_told_and_the_chunk_stays_as_it_was(made, monkeypatch
     assert await made.read(CHUNK, CHUNK) == b"x" * CHUNK
 
 
-async def test_write_that_is_cut_short_is_finished(made, monkeypatch):
+async def test_short_write_is_completed(made, monkeypatch):
     real = os.pwritev
 
     def short(fd, parts, offset):
@@ -335,10 +337,10 @@ async def test_chunks_longer_than_a_read_are_copied_too(host, tmp_path):
     assert await content(one) == truth
 
 
-# The collection
+# The set of disks
 
 
-async def test_disk_is_made_once(host, made, tmp_path):
+async def test_existing_disk_is_not_created_again(host, made, tmp_path):
     await made.write(0, b"kept")
     with pytest.raises(errors.Unusable, match="exists already"):
         await make(host, tmp_path)
@@ -346,13 +348,13 @@ async def test_disk_is_made_once(host, made, tmp_path):
 
 
 @pytest.mark.parametrize("size_bytes", [len(DATA) - 1, 0, -5, 2**62])
-async def test_disk_that_cannot_be_is_refused_and_leaves_nothing(host, tmp_path, size_bytes):
+async def test_invalid_disk_size_is_refused_and_leaves_no_files(host, tmp_path, size_bytes):
     with pytest.raises(errors.Unusable, match=DISK):
         await make(host, tmp_path, size_bytes)
     assert list((tmp_path / "disks").iterdir()) == []
 
 
-async def test_dropped_disk_is_gone_and_can_be_made_again(host, tmp_path):
+async def test_dropped_disk_is_deleted_and_can_be_created_again(host, tmp_path):
     known = inodes.Inodes(inodes.keyed(bytes(inodes.KEY_BYTES)))
     every = disks.Disks(tmp_path / "disks", host.opened, inode_numbers=known)
     image = await host.mirrors.attach_image(one_host.IMAGE)
@@ -381,7 +383,7 @@ async def test_disks_know_their_images(host, tmp_path):
     assert every.list_base_images() == {one_host.IMAGE}
 
 
-async def test_images_of_disks_that_nobody_has_opened(made, host, tmp_path):
+async def test_base_images_of_unopened_disks_are_listed(made, host, tmp_path):
     folder = tmp_path / "disks"
     assert all_disks(host, tmp_path).list_base_images() == {one_host.IMAGE}
     disk_files.state_path(folder, OTHER_DISK).write_bytes(b"no state")
@@ -390,12 +392,12 @@ async def test_images_of_disks_that_nobody_has_opened(made, host, tmp_path):
     assert all_disks(host, tmp_path).list_base_images() == set()
 
 
-async def test_files_are_for_the_agent_alone(made, tmp_path):
+async def test_files_are_private_to_the_agent(made, tmp_path):
     assert stat.S_IMODE((tmp_path / "disks").stat().st_mode) == 0o700
     assert stat.S_IMODE(os.fstat(made.fd).st_mode) == 0o600
 
 
-async def test_bytes_of_a_lost_disk_are_not_overwritten(host, made, tmp_path):
+async def test_data_of_a_disk_without_state_is_not_overwritten(host, made, tmp_path):
     await made.write(0, b"precious")
     disk_files.state_path(tmp_path / "disks", DISK).unlink()
     with pytest.raises(errors.Unusable, match="state is lost"):
@@ -403,7 +405,7 @@ async def test_bytes_of_a_lost_disk_are_not_overwritten(host, made, tmp_path):
     assert disk_files.data_path(tmp_path / "disks", DISK).read_bytes()[:8] == b"precious"
 
 
-async def test_make_that_was_killed_half_way_can_be_done_again(host, tmp_path):
+async def test_interrupted_creation_can_be_repeated(host, tmp_path):
     every = all_disks(host, tmp_path)
     with disk_files.data_path(tmp_path / "disks", DISK).open("wb") as file:
         file.truncate(5)
@@ -412,7 +414,7 @@ async def test_make_that_was_killed_half_way_can_be_done_again(host, tmp_path):
     assert await content(one) == DATA
 
 
-async def test_drop_that_was_killed_half_way_can_be_done_again(host, made, tmp_path):
+async def test_interrupted_drop_can_be_repeated(host, made, tmp_path):
     disk_files.data_path(tmp_path / "disks", DISK).unlink()
     every = all_disks(host, tmp_path)
     with pytest.raises(errors.FormatError, match="is missing"):
@@ -422,7 +424,7 @@ async def test_drop_that_was_killed_half_way_can_be_done_again(host, made, tmp_p
 
 
 @pytest.mark.parametrize("spoil", [lambda raw: raw[:-1], lambda raw: raw + b"\0", lambda raw: b""])
-async def test_damaged_state_is_refused_and_left_as_it_is(host, made, tmp_path, spoil):
+async def test_damaged_state_is_refused_and_not_modified(host, made, tmp_path, spoil):
     path = disk_files.state_path(tmp_path / "disks", DISK)
     path.write_bytes(spoil(path.read_bytes()))
     before = path.read_bytes()
@@ -439,14 +441,14 @@ async def test_state_of_another_disk_is_refused(host, made, tmp_path):
         await all_disks(host, tmp_path).open(OTHER_DISK)
 
 
-async def test_image_that_has_another_length_now_is_not_taken_for_the_old_one(host, made, tmp_path):
+async def test_image_with_a_changed_size_is_refused(host, made, tmp_path):
     host.mirrors.detach_image(one_host.IMAGE)
     host.add(DATA + b"more")
     with pytest.raises(errors.Unusable, match=r"had \d+ bytes when it was made"):
         await made.read(0, 5)
 
 
-async def test_unsynced_chunks_are_synced_by_and_by(host, tmp_path, autojump_clock, nursery):
+async def test_unsynced_chunks_are_synced_periodically(host, tmp_path, autojump_clock, nursery):
     every = all_disks(host, tmp_path)
     one = await every.make_disk(DISK, await host.mirrors.attach_image(one_host.IMAGE))
     nursery.start_soon(every.run)
@@ -457,17 +459,17 @@ async def test_unsynced_chunks_are_synced_by_and_by(host, tmp_path, autojump_clo
 
 
 @pytest.mark.expect_log(r"not the name of a disk's state")
-async def test_foreign_files_are_left_alone(host, tmp_path):
+async def test_foreign_files_are_ignored(host, tmp_path):
     every = all_disks(host, tmp_path)
     (tmp_path / "disks" / "notes.acdisk").write_text("mine")
     assert every.list_disks() == []
 
 
-async def test_disks_wait_where_all_guests_of_the_host_do(host, tmp_path, nursery):
+async def test_disk_reads_wait_in_the_table_of_all_guests(host, tmp_path, nursery):
     made = disks.Disks(tmp_path / "more", host.opened, BOOTS[0], reads=host.waiting)
     one = await made.make_disk(DISK, await host.mirrors.attach_image(one_host.IMAGE))
     host.source._delay, host.source._delay_s = range(1, 100), 0.2
-    await one.write(0, b"x" * 10)  # a part of a chunk, so the next read is of both
+    await one.write(0, b"x" * 10)  # a partial chunk, so the next read covers both
     async with trio.open_nursery() as readers:
         readers.start_soon(one.read, 0, 2 * CHUNK)
         await trio.testing.wait_all_tasks_blocked()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's way to its disk: turns, errors, cancellation, stalls, other policies under load."""
+"""Disk I/O of the agent: scheduling, errors, cancellation, stalls and policy changes."""
 
 import contextlib
 import threading
@@ -13,7 +13,7 @@ from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.runtime import disk_io
 from acstor_policies import disk_schedulers
 
-pytestmark = pytest.mark.allow_log("the disk has not answered")  # so it seems on a busy machine
+pytestmark = pytest.mark.allow_log("the disk has not answered")  # happens on a busy machine
 GUEST = requests.Stream(requests.Klass.GUEST, "a")
 SCHEDULING = [name for name in disk_schedulers.SCHEDULERS if name != disk_io.NONE]
 
@@ -33,7 +33,7 @@ async def use(io, place, function, stream=GUEST):
 
 
 @pytest.mark.parametrize("policy", disk_schedulers.SCHEDULERS)
-async def test_everybody_gets_the_answer_to_its_own_question(policy):
+async def test_every_caller_gets_its_own_result(policy):
     answers = {}
 
     async def ask(io, number):
@@ -48,7 +48,7 @@ async def test_everybody_gets_the_answer_to_its_own_question(policy):
 
 
 @pytest.mark.parametrize("policy", SCHEDULING)
-async def test_error_reaches_the_one_who_asked_and_nobody_else(policy):
+async def test_error_reaches_only_its_caller(policy):
     outcomes = {}
 
     def fail():
@@ -67,7 +67,7 @@ async def test_error_reaches_the_one_who_asked_and_nobody_else(policy):
 
 
 @pytest.mark.parametrize("policy", SCHEDULING)
-async def test_the_disk_has_one_request_at_a_time(policy):
+async def test_disk_serves_one_request_at_a_time(policy):
     inside, most = 0, 0
     lock = threading.Lock()
 
@@ -86,7 +86,7 @@ async def test_the_disk_has_one_request_at_a_time(policy):
 
 
 @pytest.mark.parametrize("policy", SCHEDULING)
-async def test_who_is_cancelled_gives_up_its_place(policy):
+async def test_cancelled_request_leaves_the_queue(policy):
     hold = threading.Event()
     done = []
     async with serving(policy) as io, trio.open_nursery() as nursery:
@@ -116,11 +116,11 @@ async def test_policy_may_change_under_load(policy, other):
                 await trio.testing.wait_all_tasks_blocked(0.001)
                 io.change_policy(other)
     assert sorted(answers) == list(range(40))
-    assert io.policy == disk_io.NONE  # as after every end: nobody would give out turns
+    assert io.policy == disk_io.NONE  # as after every end: no scheduler runs
 
 
 @pytest.mark.expect_log("the disk has not answered")
-async def test_disk_that_stalls_does_not_stop_the_others():
+async def test_stalled_disk_does_not_block_other_requests():
     hold = threading.Event()
     async with serving("pregather") as io, trio.open_nursery() as nursery:
         nursery.start_soon(use, io, 0, hold.wait)
@@ -131,7 +131,7 @@ async def test_disk_that_stalls_does_not_stop_the_others():
         hold.set()
 
 
-async def test_end_lets_pass_what_waits():
+async def test_waiting_requests_run_when_the_scheduler_ends():
     hold = threading.Event()
     answers = []
     async with trio.open_nursery() as nursery:
@@ -157,13 +157,13 @@ async def test_streams_are_shown_by_name_in_status():
     }
 
 
-def test_none_is_a_call_in_a_thread_and_nothing_else():
+def test_policy_none_only_calls_in_a_thread():
     io = disk_io.DiskIo()
     assert trio.run(io.run, 0, 1, False, threading.get_ident) != threading.get_ident()
     assert not io.counters.streams
 
 
-def test_files_get_places_of_their_own():
+def test_files_get_separate_address_ranges():
     io = disk_io.DiskIo()
     assert io.address_of("one", 5, 100) == 5
     assert io.address_of("two", 5, 50) == 105
@@ -193,10 +193,10 @@ def test_policy_suits_the_device(tmp_path, rotational, link, policy, is_partitio
     assert disk_io.policy_for(tmp_path, tmp_path) == policy
 
 
-def test_file_that_is_gone_is_forgotten():
+def test_removed_file_is_forgotten():
     io = disk_io.DiskIo()
     for number in range(100):
         io.address_of(number, 0, 100)
         io.forget_file(number)
     assert io._bases == {}
-    assert io.address_of("next", 5, 50) == 100 * 100 + 5  # no place is given out twice
+    assert io.address_of("next", 5, 50) == 100 * 100 + 5  # no address range is used twice

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blobs in stores without ranges: Glance gives them whole, and a copy gives the parts."""
+"""Full downloads of blobs from stores without range reads, which serve the ranges."""
 
 import dataclasses
 import json
@@ -51,15 +51,15 @@ def server():
 
 @pytest.fixture
 def store(server):
-    """Return how the store answers."""
+    """A store without range reads."""
     server.always = rangeless.Rangeless()
     return server.always
 
 
 def over(server, folder, nursery, *others, delegated_host="", **limits):
-    """Return a source of what Glance has, and then others.
+    """Return a source client over Glance and further sources.
 
-    :param delegated_host: who takes images whole for all, if not this host
+    :param delegated_host: description of the host that downloads images, if not this one
     """
     driver = glance.GlanceSource(fake_glance.session(server.url))
     copies = download_source.DownloadSource(
@@ -70,7 +70,7 @@ def over(server, folder, nursery, *others, delegated_host="", **limits):
 
 
 def set_limits(source, **limits):
-    """Change limits of a source's copies."""
+    """Change limits of a source's downloads."""
     source._copies.limits = dataclasses.replace(source._copies.limits, **limits)
 
 
@@ -86,7 +86,7 @@ async def source(server, store, tmp_path, nursery):
     await made.aclose()
 
 
-async def test_default_limits_are_looked_up_when_a_source_is_made(
+async def test_default_limits_are_read_when_a_source_is_created(
     server, tmp_path, nursery, monkeypatch
 ):
     monkeypatch.setattr(attempt_timeout, "BASE_S", 7.0)
@@ -104,7 +104,7 @@ def artefact_path(server, blob=CHUNK_MAP):
 
 
 def nameless_files(folder):
-    """Return how many files without a name in a folder this process has open."""
+    """Return how many unlinked files of a folder this process has open."""
     names = []
     for link in pathlib.Path("/proc/self/fd").iterdir():
         try:
@@ -115,7 +115,7 @@ def nameless_files(folder):
 
 
 async def all_gone(folder):
-    """Return when no file without a name is open any more: its hash may be looked at still."""
+    """Wait until no unlinked file is open; a hash may still be computed."""
     with trio.fail_after(10):
         while nameless_files(folder):  # noqa: ASYNC110 - nothing says when it goes
             await trio.sleep(0.01)
@@ -124,7 +124,7 @@ async def all_gone(folder):
 @pytest.mark.parametrize(
     "refuse", [http_server.status(400), http_server.status(416), http_server.whole_file]
 )
-async def test_artefact_is_read_whole_once_and_in_parts_from_then_on(
+async def test_artefact_is_downloaded_once_and_then_read_in_ranges(
     server, store, source, refuse, tmp_path
 ):
     store._refuse = refuse
@@ -157,20 +157,20 @@ async def test_store_with_ranges_is_read_in_ranges(server, source):
     assert server.body_bytes < 100_000
 
 
-async def test_what_has_come_is_read_while_the_rest_comes(store, source):
+async def test_downloaded_part_is_readable_while_the_rest_arrives(store, source):
     go_on = threading.Event()
     store.streams = [rangeless.held_back(100_000, go_on)]
     with trio.fail_after(10):
         assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
         assert await source.read(BOOT_IMAGE, 99_990, 10) == BOOT[99_990:100_000]
-    with trio.move_on_after(0.1) as waited:  # who gives up harms nobody
+    with trio.move_on_after(0.1) as waited:  # a cancelled reader does not disturb others
         await source.read(BOOT_IMAGE, 99_990, 11)
     assert waited.cancelled_caught
     go_on.set()
     assert await source.read(BOOT_IMAGE, 0, len(BOOT)) == BOOT
 
 
-async def test_reader_of_what_is_long_in_coming_is_told_how_far_it_is(store, source):
+async def test_timed_out_reader_gets_the_progress_of_the_download(store, source):
     go_on = threading.Event()
     store.streams = [rangeless.held_back(100_000, go_on)]
     assert await source.read(BOOT_IMAGE, 0, 100_000) == BOOT[:100_000]
@@ -181,14 +181,14 @@ async def test_reader_of_what_is_long_in_coming_is_told_how_far_it_is(store, sou
     go_on.set()
 
 
-async def test_stream_that_breaks_is_begun_again_and_goes_on_where_it_was(server, store, source):
+async def test_broken_stream_is_restarted_and_resumes_at_its_position(server, store, source):
     store.streams = [rangeless.cut(n) for n in (MIB + 3, 10, 2 * MIB, 2 * MIB + 1)]
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
     assert store.whole == {artefact_path(server): 5}
 
 
 @pytest.mark.expect_log("not read whole, 10 of .* the body ended|not read whole, 10 of")
-async def test_stream_that_comes_no_further_is_given_up_and_begun_anew_later(server, store, source):
+async def test_stream_without_progress_is_abandoned_and_retried_later(server, store, source):
     store.streams = [rangeless.cut(10)] * 4
     with pytest.raises(errors.SourceUnreachable):
         await source.read(CHUNK_MAP, 5, 10)
@@ -201,9 +201,7 @@ async def test_stream_that_comes_no_further_is_given_up_and_begun_anew_later(ser
 
 
 @pytest.mark.expect_log("not read whole")
-async def test_stream_that_always_breaks_a_little_later_is_not_begun_for_ever(
-    server, store, source
-):
+async def test_stream_that_keeps_breaking_is_abandoned_after_some_tries(server, store, source):
     store.streams = [rangeless.cut(n * 1000) for n in range(1, 100)]
     with pytest.raises(errors.SourceUnreachable):
         await source.read(CHUNK_MAP, 0, len(MAP))
@@ -211,7 +209,7 @@ async def test_stream_that_always_breaks_a_little_later_is_not_begun_for_ever(
 
 
 @pytest.mark.expect_log("not read whole, .*less than 100000 bytes of it came in 0.2 s")
-async def test_stream_that_only_trickles_gives_its_turn_back(server, store, source):
+async def test_trickling_stream_is_abandoned_and_frees_its_slot(server, store, source):
     set_stream_limits(source, window_s=0.2, min_bytes=100_000)
     store.streams = [rangeless.trickling(0.02)] * STREAM.tries
     with trio.fail_after(25), pytest.raises(errors.SourceUnreachable, match="bytes of it came in"):
@@ -220,7 +218,7 @@ async def test_stream_that_only_trickles_gives_its_turn_back(server, store, sour
     assert source._copies._artefact_turns.borrowed_tokens == 0
 
 
-async def test_stream_that_is_slow_and_no_slower_than_it_may_be_comes_to_its_end(store, source):
+async def test_slow_stream_above_the_minimum_rate_completes(store, source):
     set_stream_limits(source, window_s=2.0, min_bytes=100_000)
     store.streams = [rangeless.trickling(0.2, 200_000)]
     began_s = trio.current_time()
@@ -229,9 +227,7 @@ async def test_stream_that_is_slow_and_no_slower_than_it_may_be_comes_to_its_end
     assert sum(store.whole.values()) == 1
 
 
-async def test_record_that_only_trickles_is_waited_for_no_longer_than_an_attempt_may_take(
-    server, store, source
-):
+async def test_trickling_image_record_times_out(server, store, source):
     set_limits(source, lookup_s=0.3)
     server.always = rangeless.trickling(0.1)
     with trio.fail_after(25), pytest.raises(errors.SourceUnreachable, match="no answer within"):
@@ -248,7 +244,7 @@ async def test_record_that_only_trickles_is_waited_for_no_longer_than_an_attempt
         (http_server.gzipped, errors.ChunkMissing, "answered 206"),
     ],
 )
-async def test_answer_that_is_not_the_whole_is_refused(store, source, behaviour, error, why):
+async def test_response_other_than_the_whole_blob_is_refused(store, source, behaviour, error, why):
     store.streams = [behaviour]
     with pytest.raises(error, match=why):
         await source.read(CHUNK_MAP, 0, 4)
@@ -256,7 +252,9 @@ async def test_answer_that_is_not_the_whole_is_refused(store, source, behaviour,
 
 @pytest.mark.expect_log("not read whole")
 @pytest.mark.parametrize("announced", [True, False])
-async def test_no_more_is_taken_in_than_the_record_says(server, store, source, announced, tmp_path):
+async def test_no_more_bytes_are_stored_than_the_record_says(
+    server, store, source, announced, tmp_path
+):
     path = artefact_path(server).lstrip("/")
     server.files[path] = MAP + b"more"
     if not announced:
@@ -267,10 +265,10 @@ async def test_no_more_is_taken_in_than_the_record_says(server, store, source, a
 
 
 @pytest.mark.expect_log("not read whole.*its sha512 is .* not what Glance has")
-async def test_artefact_that_was_changed_in_the_store_is_given_up(server, store, source):
+async def test_artefact_with_a_wrong_hash_is_discarded(server, store, source):
     path = artefact_path(server, BOOT_IMAGE).lstrip("/")
     server.files[path] = BOOT[::-1]
-    await source.read(BOOT_IMAGE, 0, len(BOOT))  # its reader checks what he reads
+    await source.read(BOOT_IMAGE, 0, len(BOOT))  # the reader verifies its data
     with trio.fail_after(10):
         while True:
             try:
@@ -284,14 +282,14 @@ async def test_artefact_that_was_changed_in_the_store_is_given_up(server, store,
     assert await source.read(BOOT_IMAGE, 0, len(BOOT)) == BOOT
 
 
-async def test_chunk_of_a_copy_is_checked(source):
+async def test_chunk_read_from_a_download_is_verified(source):
     right = ids.Content(ids.cid_of(BOOT[10:20]))
     assert await source.read(BOOT_IMAGE, 10, 10, right) == BOOT[10:20]
     with pytest.raises(errors.ChunkInvalid):
         await source.read(BOOT_IMAGE, 11, 10, right)
 
 
-async def test_artefact_that_took_the_place_of_another_is_found(server, source):
+async def test_replaced_artefact_is_found_after_the_recheck_time(server, source):
     assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
     better = BOOT[::-1]
     fake_glance.fill(server.files, {**BLOBS, BOOT_IMAGE.file_name: better}, made="later")
@@ -300,7 +298,7 @@ async def test_artefact_that_took_the_place_of_another_is_found(server, source):
     assert await source.read(BOOT_IMAGE, 0, 64) == better[:64]
 
 
-async def test_who_attaches_finds_the_artefact_that_is_there_now(server, source):
+async def test_attach_finds_the_current_artefact(server, source):
     assert await source.read(CHUNK_MAP, 0, 64) == MAP[:64]
     other = MAP[::-1]
     fake_glance.fill(server.files, {**BLOBS, CHUNK_MAP.file_name: other}, made="later")
@@ -313,20 +311,20 @@ def deactivate(server):
     server.files[RECORD] = json.dumps({**record, "status": "deactivated"}).encode()
 
 
-async def test_image_that_was_deactivated_is_refused(server, source):
+async def test_deactivated_image_is_refused(server, source):
     assert await source.size_bytes(CHUNK_MAP) == len(MAP)
     deactivate(server)
     with pytest.raises(errors.ChunkRefused, match="deactivated"):
         await source.size_bytes(CHUNK_MAP)
 
 
-async def test_token_that_is_not_taken_any_more_is_replaced(server, store, source):
+async def test_rejected_token_is_renewed(server, store, source):
     store.streams = [http_server.status(401)]
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
     assert server.asked[-1]["x-auth-token"] == "token-2"
 
 
-# Places come first
+# The gateway comes first
 
 
 def with_gateway(server, folder, nursery):
@@ -334,7 +332,7 @@ def with_gateway(server, folder, nursery):
 
 
 def let_gateway_answer(server, store, status):
-    """Let the gateway refuse a map that Glance gives only whole; return the map's path."""
+    """Let the gateway refuse a map that Glance serves only whole; return the map's path."""
     path = artefact_path(server).lstrip("/")
     server.files[path.replace("v2/", "v1/")] = MAP
     store._refuse = lambda handler, asked: http_server.status(
@@ -343,7 +341,7 @@ def let_gateway_answer(server, store, status):
     return path
 
 
-async def test_gateway_gives_ranges_before_anything_is_copied(server, store, tmp_path, nursery):
+async def test_gateway_is_read_in_ranges_before_any_download(server, store, tmp_path, nursery):
     path = artefact_path(server).lstrip("/")
     server.files[path.replace("v2/", "v1/")] = MAP
     server.always = lambda handler, asked: (
@@ -357,20 +355,20 @@ async def test_gateway_gives_ranges_before_anything_is_copied(server, store, tmp
 
 
 @pytest.mark.expect_log("Source .* refuses the size .* 409")
-async def test_store_that_the_gateway_refuses_is_read_whole(server, store, tmp_path, nursery):
+async def test_blob_that_the_gateway_refuses_is_downloaded(server, store, tmp_path, nursery):
     path = let_gateway_answer(server, store, 409)
     source = with_gateway(server, tmp_path, nursery)
     assert await source.size_bytes(CHUNK_MAP) == len(MAP)
     before = sum(store.ranges.values())
     for offset in range(0, 100, 10):
         assert await source.read(CHUNK_MAP, offset, 10) == MAP[offset : offset + 10]
-    assert sum(store.ranges.values()) == before  # nobody is asked for what all refuse
+    assert sum(store.ranges.values()) == before  # no request after all have refused
     assert store.whole == {f"/{path}": 1}
     await source.aclose()
 
 
 @pytest.mark.allow_log("does not answer")
-async def test_gateway_that_is_down_is_waited_for(server, store, tmp_path, nursery):
+async def test_nothing_is_downloaded_while_the_gateway_is_down(server, store, tmp_path, nursery):
     let_gateway_answer(server, store, 503)
     source = with_gateway(server, tmp_path, nursery)
     with pytest.raises(errors.SourceUnreachable):
@@ -381,7 +379,7 @@ async def test_gateway_that_is_down_is_waited_for(server, store, tmp_path, nurse
     await source.aclose()
 
 
-async def test_store_that_has_ranges_again_is_read_in_ranges_by_who_attaches(server, store, source):
+async def test_attach_uses_range_reads_once_the_store_has_them_again(server, store, source):
     assert await source.read(CHUNK_MAP, 0, 4) == MAP[:4]
     server.always = http_server.fine
     assert await source.size_bytes(CHUNK_MAP) == len(MAP)
@@ -391,10 +389,10 @@ async def test_store_that_has_ranges_again_is_read_in_ranges_by_who_attaches(ser
 
 
 @pytest.mark.parametrize(("blob", "data"), [(IMAGE, glance_records.BYTES), (BOOT_IMAGE, BOOT)])
-async def test_guests_read_on_of_a_deactivated_image_that_nobody_can_attach(
+async def test_guests_read_on_from_a_deactivated_image_that_cannot_be_attached(
     server, store, source, blob, data
 ):
-    """Who tries to attach it takes nothing from them, nor does a look for another boot image."""
+    """Neither an attach attempt nor a look-up of another boot image disturbs them."""
     assert await source.size_bytes(blob) == len(data)
     assert await source.read(blob, 0, 4) == data[:4]
     deactivate(server)
@@ -409,12 +407,12 @@ async def test_guests_read_on_of_a_deactivated_image_that_nobody_can_attach(
         await source.size_bytes(blob)
 
 
-# Images, which one host takes for all
+# Images, which one host downloads for all
 
 WORDS = "h7 reads it as one stream, for all hosts"
 
 
-async def test_image_is_read_whole_where_it_is_for_this_host_to_do(store, source):
+async def test_delegated_host_downloads_the_image(store, source):
     data = glance_records.BYTES
     assert await source.size_bytes(IMAGE) == len(data)
     assert source.source_access(IMAGE.image_id, 0) is placement.SourceAccess.WHOLE
@@ -427,7 +425,9 @@ async def test_image_is_read_whole_where_it_is_for_this_host_to_do(store, source
     assert source.source_access(IMAGE.image_id, 0) is placement.SourceAccess.WHOLE_HERE
 
 
-async def test_other_hosts_take_no_image_and_say_who_does(server, store, tmp_path, nursery):
+async def test_other_hosts_refuse_the_image_and_name_the_delegated_host(
+    server, store, tmp_path, nursery
+):
     source = over(server, tmp_path, nursery, delegated_host=WORDS)
     assert await source.size_bytes(IMAGE) == len(glance_records.BYTES)
     with pytest.raises(errors.ChunkRefused, match=f"no part of it comes alone; {WORDS}"):
@@ -437,7 +437,7 @@ async def test_other_hosts_take_no_image_and_say_who_does(server, store, tmp_pat
     await source.aclose()
 
 
-async def test_other_hosts_read_the_beginning_of_a_boot_image_alone(
+async def test_other_hosts_read_only_the_beginning_of_a_boot_image(
     server, store, tmp_path, nursery
 ):
     source = over(server, tmp_path, nursery, delegated_host=WORDS, head_bytes=100_000)
@@ -453,17 +453,15 @@ async def test_other_hosts_read_the_beginning_of_a_boot_image_alone(
     await source.aclose()
 
 
-async def test_host_that_is_to_take_a_boot_image_takes_more_than_its_beginning(
-    server, store, tmp_path, nursery
-):
+async def test_newly_delegated_host_reads_the_whole_boot_image(server, store, tmp_path, nursery):
     source = over(server, tmp_path, nursery, delegated_host=WORDS, head_bytes=100_000)
     assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
-    source._copies._delegated_host = lambda image_id: ""  # a new table
+    source._copies._delegated_host = lambda image_id: ""  # by a new table
     assert await source.read(BOOT_IMAGE, 0, len(BOOT)) == BOOT
     await source.aclose()
 
 
-async def test_what_lies_far_ahead_in_an_image_is_refused_at_once(store, source):
+async def test_read_far_ahead_of_the_download_is_refused_at_once(store, source):
     set_limits(source, near_bytes=1000, image_wait_s=60.0)
     go_on = threading.Event()
     store.streams = [rangeless.held_back(5000, go_on)]
@@ -473,7 +471,7 @@ async def test_what_lies_far_ahead_in_an_image_is_refused_at_once(store, source)
     go_on.set()
 
 
-async def test_image_begins_to_come_with_its_boot_image(server, store, source):
+async def test_read_of_the_boot_image_starts_the_image_download(server, store, source):
     await source.size_bytes(IMAGE)
     assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
     with trio.fail_after(10):
@@ -481,9 +479,7 @@ async def test_image_begins_to_come_with_its_boot_image(server, store, source):
             await trio.sleep(0.01)
 
 
-async def test_image_whose_store_has_ranges_does_not_come_with_its_boot_image(
-    server, store, source
-):
+async def test_boot_image_read_starts_no_download_of_an_image_with_ranges(server, store, source):
     server.always = lambda handler, asked: (
         http_server.fine if handler.path == f"/{RECORD}/file" else store
     )(handler, asked)
@@ -493,11 +489,11 @@ async def test_image_whose_store_has_ranges_does_not_come_with_its_boot_image(
     assert store.whole == {artefact_path(server, BOOT_IMAGE): 1}
 
 
-# The disk
+# Disk space
 
 
 @pytest.mark.expect_log("not read whole.*of which it may take half")
-async def test_copy_without_room_is_refused_with_what_it_needs(source, tmp_path):
+async def test_download_without_space_is_refused_with_its_size(source, tmp_path):
     set_limits(source, free_space_parts=1 << 60)
     why = f"needs {len(MAP)} bytes, and .* are free in {tmp_path}"
     with pytest.raises(errors.ChunkRefused, match=why):
@@ -506,8 +502,8 @@ async def test_copy_without_room_is_refused_with_what_it_needs(source, tmp_path)
 
 
 @pytest.mark.expect_log("not read whole.*of which it may take half")
-async def test_copies_that_begin_together_do_not_take_the_same_room(source, monkeypatch):
-    """The first one has room, and no file yet, when the second one looks."""
+async def test_concurrent_downloads_do_not_reserve_the_same_space(source, monkeypatch):
+    """The first one has reserved its space, but has no file yet, when the second one checks."""
     looked, go_on, nameless = threading.Event(), threading.Event(), full_download._open_unlinked
 
     def slow(folder):
@@ -531,10 +527,10 @@ async def test_copies_that_begin_together_do_not_take_the_same_room(source, monk
             go_on.set()
 
 
-async def test_unused_copy_makes_room_for_another(source, tmp_path, monkeypatch):
+async def test_unused_download_is_evicted_for_another(source, tmp_path, monkeypatch):
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
-    await trio.testing.wait_all_tasks_blocked(0.2)  # its hash is looked at
-    free = len(MAP)  # without the copy: too little as long as that is there
+    await trio.testing.wait_all_tasks_blocked(0.2)  # its hash is computed
+    free = len(MAP)  # too little while the first download exists
 
     def free_bytes(self):
         return 2 * len(BOOT) if nameless_files(tmp_path) == 0 else free
@@ -544,7 +540,7 @@ async def test_unused_copy_makes_room_for_another(source, tmp_path, monkeypatch)
     assert nameless_files(tmp_path) == 1
 
 
-async def test_copy_that_nobody_reads_goes(source, tmp_path):
+async def test_idle_download_expires(source, tmp_path):
     set_limits(source, sweep_interval_s=0.01)
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
     await trio.sleep(0.1)
@@ -555,14 +551,14 @@ async def test_copy_that_nobody_reads_goes(source, tmp_path):
 
 
 @pytest.mark.expect_log("not read whole.*No such file")
-async def test_folder_that_is_gone_is_told_of(server, store, tmp_path, nursery):
+async def test_missing_folder_is_reported(server, store, tmp_path, nursery):
     source = over(server, tmp_path / "gone", nursery)
     with pytest.raises(errors.ChunkRefused, match="No such file"):
         await source.read(CHUNK_MAP, 0, 4)
 
 
 @pytest.mark.expect_log("not read whole.*cannot be written: File too large")
-async def test_disk_that_takes_no_more_is_told_of(source):
+async def test_failed_write_of_a_download_is_reported(source):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))
     try:
@@ -573,7 +569,7 @@ async def test_disk_that_takes_no_more_is_told_of(source):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-async def test_readers_are_told_when_the_source_is_closed(store, source):
+async def test_readers_fail_when_the_source_is_closed(store, source):
     go_on = threading.Event()
     store.streams = [rangeless.held_back(100_000, go_on)]
     told = []

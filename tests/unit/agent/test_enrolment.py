@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that enrols at a decision service in the test's hands."""
+"""Enrolment of a host at a simulated decision service."""
 
 import json
 import logging
@@ -36,7 +36,7 @@ class Response:
 
 
 class Api:
-    """Issues certificates, or does what the test wants instead."""
+    """Issues certificates, or responds as the test sets."""
 
     def __init__(self, clock):
         self.keys = cloud_keys.CloudKeys(clock.time())
@@ -77,7 +77,7 @@ NO_TABLE = one_host.OneTable(hash_ring.Ring(0, ()))
 
 
 class Clock:
-    """The wall clock of a host: trio's, which jumps, and may be set."""
+    """The wall clock of a host, driven by trio's autojump clock; tests may set it."""
 
     set_by_s = 0.0
 
@@ -116,7 +116,7 @@ def enrolling(api, files, wall):
     return enrolment.HostEnrolment(H1, files, api, NO_TABLE, wall, lambda: 0.5)
 
 
-async def test_a_host_without_a_certificate_asks_for_one_at_once(
+async def test_host_without_a_certificate_requests_one_at_once(
     autojump_clock, enrolling, api, files, nursery
 ):
     nursery.start_soon(enrolling.run)
@@ -128,7 +128,7 @@ async def test_a_host_without_a_certificate_asks_for_one_at_once(
     assert enrolling.state._replace(clock_offset_s=0.0) == enrolment.EnrolmentState(enrolled=1)
 
 
-async def test_it_is_renewed_before_two_thirds_of_its_life_with_proof(
+async def test_certificate_is_renewed_before_two_thirds_of_its_life_with_proof(
     autojump_clock, enrolling, api, files, nursery
 ):
     nursery.start_soon(enrolling.run)
@@ -147,7 +147,7 @@ async def test_it_is_renewed_before_two_thirds_of_its_life_with_proof(
     assert certificates.request_key(body["csr"].encode()) == second.public_key
 
 
-async def test_a_worker_that_starts_with_a_certificate_does_not_ask(
+async def test_worker_that_starts_with_a_certificate_requests_none(
     autojump_clock, enrolling, api, files, nursery
 ):
     folder = files.files.ca.parent
@@ -159,9 +159,7 @@ async def test_a_worker_that_starts_with_a_certificate_does_not_ask(
 
 
 @pytest.mark.expect_log("no new certificate: .* it is revoked; trying again")
-async def test_a_revoked_host_asks_until_it_is_allowed_and_not_after_that(
-    autojump_clock, api, files, wall, nursery
-):
+async def test_revoked_host_retries_until_it_is_allowed(autojump_clock, api, files, wall, nursery):
     rings = one_host.OneTable(hash_ring.Ring(0, ()))
     revoked = rings.current_ring().revoked
     nursery.start_soon(enrolment.HostEnrolment(H1, files, api, rings, wall, lambda: 0.5).run)
@@ -202,7 +200,7 @@ async def test_a_revoked_host_asks_until_it_is_allowed_and_not_after_that(
     ],
 )
 @pytest.mark.expect_log("no new certificate: .*; trying again")
-async def test_what_goes_wrong_is_told_once_and_tried_again(
+async def test_failure_is_logged_once_and_retried(
     autojump_clock, enrolling, api, files, nursery, watched_log, instead, said
 ):
     api.instead = instead
@@ -220,7 +218,7 @@ async def test_what_goes_wrong_is_told_once_and_tried_again(
 
 
 @pytest.mark.expect_log("no new certificate: .*allow h1 --fingerprint KEY")
-async def test_a_host_that_waits_tells_its_key_once_in_the_log_and_in_its_status(
+async def test_waiting_host_shows_its_key_in_the_log_once_and_in_the_status(
     autojump_clock, enrolling, api, nursery, caplog
 ):
     caplog.set_level(logging.INFO)
@@ -237,7 +235,7 @@ async def test_a_host_that_waits_tells_its_key_once_in_the_log_and_in_its_status
 
 
 @pytest.mark.expect_log("clear text at http://d.example:9710: .*over TLS and name https://")
-async def test_an_endpoint_without_tls_is_told_once(
+async def test_endpoint_without_tls_is_logged_once(
     autojump_clock, enrolling, api, files, nursery, watched_log
 ):
     api.endpoint = "http://d.example:9710"
@@ -248,7 +246,7 @@ async def test_an_endpoint_without_tls_is_told_once(
 
 
 @pytest.mark.parametrize("endpoint", ["http://localhost:9710", "http://[::1]:9710", None])
-async def test_an_endpoint_on_the_loopback_needs_no_tls(
+async def test_loopback_endpoint_needs_no_tls(
     autojump_clock, enrolling, api, files, nursery, endpoint
 ):
     api.endpoint = endpoint
@@ -258,7 +256,7 @@ async def test_an_endpoint_on_the_loopback_needs_no_tls(
 
 
 @pytest.mark.expect_log("no new certificate: .*lost")
-async def test_a_lost_answer_locks_nobody_out_for_the_next_request_is_for_the_same_key(
+async def test_request_after_a_lost_response_uses_the_same_key(
     autojump_clock, enrolling, api, files, nursery, wall
 ):
     api.instead = exceptions.ConnectFailure("lost")
@@ -275,7 +273,7 @@ async def test_a_lost_answer_locks_nobody_out_for_the_next_request_is_for_the_sa
 
 
 @pytest.mark.expect_log("no new certificate: the certificate of h2 proves nothing: this host is h1")
-async def test_the_certificate_of_another_host_is_not_written(
+async def test_certificate_of_another_host_is_not_written(
     autojump_clock, enrolling, api, files, nursery
 ):
     api.host = ids.HostId("h2")
@@ -285,7 +283,7 @@ async def test_the_certificate_of_another_host_is_not_written(
 
 
 @pytest.mark.expect_log("no new certificate: .*No space left")
-async def test_a_full_disk_is_told_and_the_old_certificate_stays(
+async def test_full_disk_is_logged_and_the_old_certificate_stays(
     autojump_clock, enrolling, api, files, nursery, monkeypatch
 ):
     nursery.start_soon(enrolling.run)
@@ -303,7 +301,7 @@ async def test_a_full_disk_is_told_and_the_old_certificate_stays(
 
 @pytest.mark.parametrize("off_s", [86_400.0, -86_400.0])
 @pytest.mark.expect_log("this host's clock is 86400 s (ahead of|behind) that of the decision")
-async def test_a_clock_that_is_a_day_off_is_told_and_renewal_goes_by_the_services_clock(
+async def test_wrong_clock_is_logged_and_renewal_follows_the_services_clock(
     autojump_clock, enrolling, api, nursery, off_s
 ):
     api.off_s = off_s
@@ -319,7 +317,7 @@ async def test_a_clock_that_is_a_day_off_is_told_and_renewal_goes_by_the_service
 
 @pytest.mark.parametrize("off_s", [86_400.0, -86_400.0])
 @pytest.mark.expect_log("this host's clock is 86400 s (ahead of|behind) that of the decision")
-async def test_a_clock_that_is_set_right_is_no_fault_any_more_and_moves_no_renewal(
+async def test_corrected_clock_clears_the_fault_and_does_not_move_renewal(
     autojump_clock, enrolling, api, nursery, wall, off_s
 ):
     wall.set_by_s = off_s
@@ -336,7 +334,7 @@ async def test_a_clock_that_is_set_right_is_no_fault_any_more_and_moves_no_renew
     assert len(api.asked) == 2
 
 
-# What the configuration says
+# Configuration
 
 
 def configured(tmp_path, text):
@@ -360,13 +358,13 @@ ca_file = /etc/ssl/own.pem
 """
 
 
-def test_without_a_way_to_sign_in_no_host_enrols(tmp_path, files):
+def test_host_without_credentials_does_not_enrol(tmp_path, files):
     conf = configured(tmp_path, SOURCE)
     assert not enrolment.is_configured(conf)
     assert enrolment.from_conf(conf, H1, files, NO_TABLE) is None
 
 
-def test_the_source_glance_lends_its_section(tmp_path, files):
+def test_auth_section_may_name_the_glance_source(tmp_path, files):
     conf = configured(tmp_path, SOURCE + "[enrolment]\nauth_section = source_glance\n")
     assert enrolment.is_configured(conf)
     made = enrolment.from_conf(conf, H1, files, NO_TABLE)
@@ -376,14 +374,14 @@ def test_the_source_glance_lends_its_section(tmp_path, files):
     assert made._api.service_type == "acstor"
 
 
-def test_a_section_of_its_own_is_read(tmp_path, files):
+def test_own_credentials_section_is_read(tmp_path, files):
     text = "[enrolment]\nauth_type = v3applicationcredential\nauth_url = http://k.invalid/v3\n"
     text += "application_credential_id = 1\napplication_credential_secret = 2\n"
     made = enrolment.from_conf(configured(tmp_path, text), H1, files, NO_TABLE)
     assert made._api.session.auth.auth_url == "http://k.invalid/v3"
 
 
-def test_an_option_names_the_endpoint(tmp_path, files):
+def test_endpoint_override_sets_the_endpoint(tmp_path, files):
     text = SOURCE + "[enrolment]\nauth_section = source_glance\nendpoint_override = http://d/\n"
     assert (
         enrolment.from_conf(configured(tmp_path, text), H1, files, NO_TABLE)._api.get_endpoint()
@@ -399,12 +397,12 @@ def test_an_option_names_the_endpoint(tmp_path, files):
         "[enrolment]\nauth_section = nowhere\n",
     ],
 )
-def test_a_way_that_cannot_be_is_refused_by_name(tmp_path, files, text):
+def test_invalid_credentials_section_is_refused_by_name(tmp_path, files, text):
     with pytest.raises(errors.Unusable, match=r"enrolment|source_glance"):
         enrolment.from_conf(configured(tmp_path, text), H1, files, NO_TABLE)
 
 
-def test_certificates_of_two_sources_are_refused(tmp_path, files):
+def test_enrolment_with_an_identity_dir_is_refused(tmp_path, files):
     own = f"[acstor_agent]\nidentity_dir = {tmp_path}\n"
     conf = configured(tmp_path, own + SOURCE + "[enrolment]\nauth_section = source_glance\n")
     with pytest.raises(errors.Unusable, match="identity_dir would be replaced"):
@@ -412,7 +410,7 @@ def test_certificates_of_two_sources_are_refused(tmp_path, files):
 
 
 @pytest.mark.expect_log("no new certificate: no answer within 300 s; trying again")
-async def test_service_that_keeps_a_host_waiting_is_asked_again(
+async def test_request_without_a_response_times_out_and_is_retried(
     autojump_clock, enrolling, files, nursery, monkeypatch
 ):
     at_once = trio.to_thread.run_sync

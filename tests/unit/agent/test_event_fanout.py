@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What peers tell unasked: which copies may go says the home of a chunk, and nobody else."""
+"""Announcements and hints of peers: only the home of a chunk may send eviction hints."""
 
 import pytest
 
@@ -25,7 +25,7 @@ async def host(tmp_path):
         yield made
 
 
-async def test_home_of_a_chunk_may_say_that_a_copy_goes_first_and_nobody_else(host):
+async def test_eviction_hint_is_accepted_only_from_the_home_of_the_chunk(host):
     image = await host.mirrors.attach_image(one_host.IMAGE)
     await image.read(0, len(DATA))
     of_h2 = {image.map.cid_of(number) for number in (1, 4)}
@@ -53,7 +53,7 @@ async def in_segments(tmp_path):
         yield made
 
 
-async def test_announced_segment_is_the_chunks_of_its_bitmap_but_zeros(in_segments):
+async def test_announced_segment_yields_the_chunks_of_its_bitmap_without_zeros(in_segments):
     image = await in_segments.mirrors.attach_image(one_host.IMAGE)
     name = in_segments.chunks.chunk_ref_of(image.map, 0).ring_position
     found = image.prefetch.chunks_of((name, 0b1011))
@@ -61,18 +61,18 @@ async def test_announced_segment_is_the_chunks_of_its_bitmap_but_zeros(in_segmen
     assert all(ref.ring_position == name and ref.cid == image.map.cid_of(n) for n, ref in found)
 
 
-async def test_segment_that_is_not_of_the_image_has_no_chunks(in_segments):
+async def test_segment_of_another_image_yields_no_chunks(in_segments):
     image = await in_segments.mirrors.attach_image(one_host.IMAGE)
     names = {
         in_segments.chunks.chunk_ref_of(image.map, number).ring_position for number in range(16)
     }
     others = {ids.oid_of(image.map.cid_of(number)) for number in range(16)} - names
-    assert len(others) >= 12  # that of the zeros among them
+    assert len(others) >= 12  # including that of zeros
     for oid in (*others, ids.Oid(7)):
         assert not image.prefetch.chunks_of((oid, 0b1111))
 
 
-async def test_chunks_that_a_holder_announced_are_prefetched_unless_they_are_here(in_segments):
+async def test_announced_chunks_are_prefetched_unless_cached(in_segments):
     host = in_segments
     image = await host.mirrors.attach_image(one_host.IMAGE)
     refs = next(
@@ -94,7 +94,7 @@ async def test_chunks_that_a_holder_announced_are_prefetched_unless_they_are_her
     assert len(seen) == 2
 
 
-async def test_home_may_say_of_some_chunks_of_a_segment_that_copies_go_first(in_segments):
+async def test_eviction_hint_for_part_of_a_segment_is_accepted_from_its_home(in_segments):
     host = in_segments
     image = await host.mirrors.attach_image(one_host.IMAGE)
     refs = host.chunks.chunk_refs_of(image.map, range(4, 8))

@@ -75,7 +75,7 @@ async def test_whole_cloud_reads_a_chunk_from_the_source_once(cloud, autojump_cl
     assert sum(fetched.origin is Origin.HOME for fetched in got) == 9
 
 
-async def test_batch_is_one_wish_and_comes_in_its_order(cloud, autojump_clock):
+async def test_batch_completes_in_its_order(cloud, autojump_clock):
     refs = [cloud.ref_of(n) for n in (5, 3, 5, 20, 4)]
     with cloud.hosts["h1"].request_chunks(refs) as wish:
         got = await wish.wait()
@@ -83,14 +83,14 @@ async def test_batch_is_one_wish_and_comes_in_its_order(cloud, autojump_clock):
     assert not len(cloud.hosts["h1"].core)
 
 
-async def test_chunk_that_came_is_in_the_cache(cloud, autojump_clock):
+async def test_fetched_chunk_is_cached(cloud, autojump_clock):
     name = cloud.others(cloud.ref_of(3))[0]
     await read(cloud, name, cloud.ref_of(3))
     assert await cloud.caches[name].read_chunk(cloud.ref_of(3).cid) == bytes_of(3)
     assert (await read(cloud, name, cloud.ref_of(3))).origin is Origin.CACHE
 
 
-async def test_next_host_takes_a_dead_homes_part(cloud, autojump_clock):
+async def test_next_owner_acts_for_a_dead_home(cloud, autojump_clock):
     wanted = cloud.ref_of(0)
     cloud.dead.add(cloud.home(wanted))
     for name in cloud.others(wanted):
@@ -99,7 +99,7 @@ async def test_next_host_takes_a_dead_homes_part(cloud, autojump_clock):
 
 
 @pytest.mark.expect_log("is in backoff for .* s: invalid")
-async def test_lying_peer_costs_time_and_no_byte(cloud, autojump_clock):
+async def test_peer_that_sends_invalid_data_is_backed_off_and_bypassed(cloud, autojump_clock):
     wanted = cloud.ref_of(0)
     home, name = cloud.home(wanted), cloud.others(wanted)[0]
     cloud.lying.add(home)
@@ -111,7 +111,7 @@ async def test_lying_peer_costs_time_and_no_byte(cloud, autojump_clock):
     assert home not in {asked for _, asked, _, _ in cloud.asked}
 
 
-async def test_while_the_source_is_down_peers_that_hold_the_chunk_give_it(cloud, autojump_clock):
+async def test_peers_serve_a_chunk_while_the_source_is_down(cloud, autojump_clock):
     wanted = cloud.ref_of(0)
     owners = cloud.ring.owners_of(wanted.cid, 4)
     await read(cloud, owners[2], wanted)
@@ -122,7 +122,7 @@ async def test_while_the_source_is_down_peers_that_hold_the_chunk_give_it(cloud,
 
 
 @pytest.mark.allow_log("is in backoff")
-async def test_source_that_comes_back_before_the_deadline_is_waited_for(cloud, autojump_clock):
+async def test_read_waits_for_a_source_that_recovers_before_the_deadline(cloud, autojump_clock):
     cloud.source.failure = DOWN
 
     async def mend():
@@ -135,7 +135,7 @@ async def test_source_that_comes_back_before_the_deadline_is_waited_for(cloud, a
 
 
 @pytest.mark.allow_log("is in backoff")
-async def test_deadline_ends_a_read_and_says_why(cloud, autojump_clock):
+async def test_read_fails_at_its_deadline_with_the_reason(cloud, autojump_clock):
     cloud.source.failure = DOWN
     began = trio.current_time()
     with pytest.raises(errors.DeadlineExceeded, match=r"within 5 s.*down"):
@@ -144,7 +144,7 @@ async def test_deadline_ends_a_read_and_says_why(cloud, autojump_clock):
 
 
 @pytest.mark.expect_log("data is lost")
-async def test_chunk_that_nobody_has_is_not_waited_for(cloud, autojump_clock):
+async def test_read_of_a_lost_chunk_fails_at_once(cloud, autojump_clock):
     cloud.source.failure = errors.ChunkMissing("x", "memory")
     began = trio.current_time()
     with pytest.raises(errors.ChunkLost):
@@ -157,9 +157,7 @@ async def test_chunk_that_nobody_has_is_not_waited_for(cloud, autojump_clock):
     [(DOWN, errors.SourceUnreachable), (errors.ChunkMissing("x", "memory"), errors.ChunkMissing)],
     ids=["down", "missing"],
 )
-async def test_guest_who_can_do_without_waits_for_no_second_try(
-    cloud, autojump_clock, failure, kind
-):
+async def test_impatient_read_fails_without_a_retry(cloud, autojump_clock, failure, kind):
     wanted = cloud.ref_of(0)
     cloud.source.failure = failure
     began_s, one = trio.current_time(), cloud.hosts["h1"]
@@ -170,7 +168,7 @@ async def test_guest_who_can_do_without_waits_for_no_second_try(
 
 
 @pytest.mark.allow_log("is in backoff")
-async def test_guest_who_can_do_without_ends_nobody_elses_wait(cloud, autojump_clock):
+async def test_impatient_read_does_not_end_reads_of_others(cloud, autojump_clock):
     wanted, one, got = cloud.ref_of(0), cloud.hosts["h1"], []
     cloud.source.failure = DOWN
 
@@ -178,7 +176,7 @@ async def test_guest_who_can_do_without_ends_nobody_elses_wait(cloud, autojump_c
         got.append(await read(cloud, "h1", wanted, 30))
 
     async with trio.open_nursery() as nursery:
-        for at_s in (0.0, 0.0, 1.0):  # with him, and while he pauses
+        for at_s in (0.0, 0.0, 1.0):  # together with it, and during its retry delay
             await trio.sleep(at_s)
             nursery.start_soon(patient)
             with pytest.raises(errors.SourceUnreachable):
@@ -189,7 +187,7 @@ async def test_guest_who_can_do_without_ends_nobody_elses_wait(cloud, autojump_c
 
 
 @pytest.mark.expect_log("bytes of it cannot be had")
-async def test_bytes_that_are_not_lost_yet_are_told_once_a_minute_for_each_image(
+async def test_missing_chunks_are_logged_once_a_minute_for_each_image(
     tmp_path, autojump_clock, caplog
 ):
     async with exchange_cloud.running(tmp_path, ("h1",), lost_after_s=900.0) as cloud:
@@ -209,10 +207,8 @@ async def test_bytes_that_are_not_lost_yet_are_told_once_a_minute_for_each_image
 
 @pytest.mark.allow_log("data is lost")
 @pytest.mark.parametrize("is_by_peer", [False, True])
-async def test_image_that_its_owner_deletes_costs_readers_of_another_nothing(
-    cloud, autojump_clock, is_by_peer
-):
-    """Both have the same content, so they share a transfer, which may be the deleted one's."""
+async def test_deleted_image_does_not_fail_readers_of_another(cloud, autojump_clock, is_by_peer):
+    """Both contain the chunk, so they share a transfer, perhaps under the deleted image's name."""
     theirs, ours = cloud.ref_of(0, OTHER), cloud.ref_of(0)
     cloud.source.deleted.add(OTHER)
     home, other = cloud.home(theirs), cloud.others(theirs)[0]
@@ -236,7 +232,7 @@ async def test_image_that_its_owner_deletes_costs_readers_of_another_nothing(
     assert len(cloud.source.reads) <= 4
 
 
-async def test_source_is_read_in_the_turn_of_who_wants_it(cloud, autojump_clock):
+async def test_source_read_runs_in_the_stream_of_its_requester(cloud, autojump_clock):
     wanted = cloud.ref_of(0)
     home, name = cloud.home(wanted), cloud.others(wanted)[0]
     await exchange_cloud.bring(cloud.hosts[name], wanted, Priority.HYDRATE)
@@ -246,7 +242,7 @@ async def test_source_is_read_in_the_turn_of_who_wants_it(cloud, autojump_clock)
     assert cloud.source.streams[1].klass is requests.Klass.GUEST
 
 
-async def test_what_nobody_waited_for_is_written_as_a_stream_of_its_own(cloud):
+async def test_prefetched_chunks_are_written_in_their_own_streams(cloud):
     host, io = cloud.hosts["h1"], cloud.disks["h1"]
     io.change_policy("pregather")
     mine = [n for n in range(40) if cloud.home(cloud.ref_of(n)) == "h1"]
@@ -267,7 +263,7 @@ async def test_what_nobody_waited_for_is_written_as_a_stream_of_its_own(cloud):
     await read(cloud, "h2", cloud.ref_of(mine[0]))
     await exchange_cloud.bring(cloud.hosts["h2"], cloud.ref_of(mine[1]), Priority.HYDRATE)
     await cloud.caches["h1"].aclose()
-    written = {  # records that change alone count as a byte
+    written = {  # a change of a record alone counts as one byte
         str(stream): count.bytes // CHUNK for stream, count in io.counters.streams.items()
     }
     assert written == {
@@ -281,14 +277,14 @@ async def test_what_nobody_waited_for_is_written_as_a_stream_of_its_own(cloud):
     }
 
 
-async def test_source_is_read_in_the_turn_of_the_most_urgent_who_joins(tmp_path, autojump_clock):
+async def test_source_read_takes_the_stream_of_the_most_urgent_joiner(tmp_path, autojump_clock):
     async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3"), max_source_reads=1) as cloud:
-        cloud.source.delay_s = 0.4  # sooner than anybody is late
+        cloud.source.delay_s = 0.4  # below the late threshold
         home = cloud.home(cloud.ref_of(0))
         mine = [n for n in range(40) if cloud.home(cloud.ref_of(n)) == home]
         first, second = cloud.others(cloud.ref_of(0))[:2]
         async with trio.open_nursery() as nursery:
-            for number in mine[0:5:2]:  # they are no neighbours
+            for number in mine[0:5:2]:  # not adjacent
                 ref = cloud.ref_of(number)
                 nursery.start_soon(exchange_cloud.bring, cloud.hosts[first], ref, Priority.HYDRATE)
                 await trio.sleep(0.02)
@@ -302,9 +298,7 @@ async def test_source_is_read_in_the_turn_of_the_most_urgent_who_joins(tmp_path,
         assert cloud.source.streams[1].name == second and len(cloud.source.reads) == 3
 
 
-async def test_guest_who_reads_much_keeps_no_other_guest_of_the_image_waiting(
-    tmp_path, autojump_clock
-):
+async def test_large_reader_does_not_delay_other_guests_of_an_image(tmp_path, autojump_clock):
     took = {}
     here = exchange_cloud.running(tmp_path, ("h1",), max_source_reads=2)
     async with here as cloud, trio.open_nursery() as nursery:
@@ -324,7 +318,7 @@ async def test_guest_who_reads_much_keeps_no_other_guest_of_the_image_waiting(
     assert names == {f"{IMAGE}/1", f"{IMAGE}/2"}
 
 
-async def test_reader_who_gives_up_does_not_stop_the_others(cloud, autojump_clock):
+async def test_cancelled_reader_does_not_stop_the_others(cloud, autojump_clock):
     cloud.source.delay_s = 1.0
     home, got = cloud.home(cloud.ref_of(0)), []
 
@@ -340,7 +334,7 @@ async def test_reader_who_gives_up_does_not_stop_the_others(cloud, autojump_cloc
 
 
 async def test_two_homes_that_disagree_do_not_wait_for_each_other(cloud, autojump_clock):
-    """Each believes that the other one is the home, as while a new ring is on its way."""
+    """Each takes the other for the home, as during the distribution of a new ring."""
     cloud.views = {
         "h1": (hash_ring.Ring(2, (hash_ring.RingHost("h2", "10.0.0.2:7201", 1),)), None),
         "h2": (hash_ring.Ring(3, (hash_ring.RingHost("h1", "10.0.0.1:7201", 1),)), None),
@@ -351,7 +345,7 @@ async def test_two_homes_that_disagree_do_not_wait_for_each_other(cloud, autojum
             nursery.start_soon(read, cloud, "h2", cloud.ref_of(0))
 
 
-async def test_background_work_is_bounded_and_uses_the_bulk_connection(cloud, autojump_clock):
+async def test_readahead_requests_in_flight_are_bounded(cloud, autojump_clock):
     cloud.source.delay_s = 1.0
     name = cloud.others(cloud.ref_of(0))[0]
     host, most = cloud.hosts[name], 0
@@ -377,7 +371,7 @@ async def test_background_work_is_bounded_and_uses_the_bulk_connection(cloud, au
     assert not len(host.core)
 
 
-# Racing
+# Hedging
 
 
 async def seconds_to_read_all(cloud, name):
@@ -388,7 +382,7 @@ async def seconds_to_read_all(cloud, name):
 
 
 @pytest.mark.expect_log("is in backoff")
-async def test_frozen_home_is_raced_and_left_alone(cloud, autojump_clock):
+async def test_frozen_home_is_hedged_and_backed_off(cloud, autojump_clock):
     home, name = cloud.home(cloud.ref_of(0)), cloud.others(cloud.ref_of(0))[0]
     cloud.frozen.add(home)
     assert await seconds_to_read_all(cloud, name) < 5
@@ -396,7 +390,7 @@ async def test_frozen_home_is_raced_and_left_alone(cloud, autojump_clock):
 
 
 @pytest.mark.expect_log("is in backoff")
-async def test_slow_home_is_left_alone_though_it_answers_and_comes_back(cloud, autojump_clock):
+async def test_slow_home_is_backed_off_and_used_again_later(cloud, autojump_clock):
     home, name = cloud.home(cloud.ref_of(0)), cloud.others(cloud.ref_of(0))[0]
     cloud.slow.add(home)
     at_home = [n for n in range(40) if cloud.home(cloud.ref_of(n)) == home]
@@ -410,7 +404,7 @@ async def test_slow_home_is_left_alone_though_it_answers_and_comes_back(cloud, a
     assert not cloud.hosts[name].list_backoffs()
 
 
-async def test_races_are_bounded_where_everything_is_slow(cloud, autojump_clock):
+async def test_hedges_are_bounded_if_everything_is_slow(cloud, autojump_clock):
     host = cloud.hosts[cloud.others(cloud.ref_of(0))[0]]
     cloud.source.delay_s = 0.4
     for chunk_no in range(40):
@@ -421,7 +415,7 @@ async def test_races_are_bounded_where_everything_is_slow(cloud, autojump_clock)
 # Referrals
 
 
-async def test_requester_follows_a_referral_and_then_asks_plainly(cloud, autojump_clock):
+async def test_requester_follows_a_referral_and_falls_back_to_the_home(cloud, autojump_clock):
     wanted = cloud.ref_of(0)
     cloud.is_heard = False
     home = cloud.home(wanted)
@@ -448,7 +442,7 @@ def advertised(cloud, name):
     return oids
 
 
-async def test_chunk_that_came_is_advertised_to_the_neighbours_on_the_ring(cloud, autojump_clock):
+async def test_fetched_chunk_is_announced_to_ring_neighbours(cloud, autojump_clock):
     wanted = cloud.ref_of(0)
     name = cloud.others(wanted)[0]
     await read(cloud, name, wanted)
@@ -461,7 +455,7 @@ async def test_chunk_that_came_is_advertised_to_the_neighbours_on_the_ring(cloud
     assert cloud.hosts[name].counters.advertised == len(told)
 
 
-async def test_host_that_joins_the_ring_is_told_what_is_here_already(cloud, autojump_clock):
+async def test_new_neighbours_get_announcements_of_cached_chunks(cloud, autojump_clock):
     wanted, whole = cloud.ref_of(0), cloud.ring
     name = cloud.others(wanted)[0]
     alone = hash_ring.Ring(0, tuple(host for host in whole.hosts if host.host == name))
@@ -474,7 +468,7 @@ async def test_host_that_joins_the_ring_is_told_what_is_here_already(cloud, auto
     assert len(advertised(cloud, name)) == 2
 
 
-async def test_advertiser_is_asked_before_the_home(cloud, autojump_clock):
+async def test_announced_holder_is_asked_before_the_home(cloud, autojump_clock):
     wanted = cloud.ref_of(0)
     cloud.is_heard = False
     holder, requester, _ = cloud.others(wanted)
@@ -488,9 +482,9 @@ async def test_advertiser_is_asked_before_the_home(cloud, autojump_clock):
     assert [(who, whom) for who, whom, _, _ in cloud.asked] == [(requester, holder)]
 
 
-async def test_read_ahead_waits_for_no_prefetch(cloud, autojump_clock):
+async def test_readahead_does_not_wait_for_prefetches(cloud, autojump_clock):
     host = cloud.hosts["h1"]
-    cloud.frozen.update(cloud.hosts)  # what is only advertised never comes
+    cloud.frozen.update(cloud.hosts)  # advertised chunks never arrive
     far = [n for n in range(40) if cloud.home(cloud.ref_of(n)) != "h1"][:8]
     news = peer_wire.Advertise(announced.alone(*(cloud.ref_of(n).oid for n in far)))
     host.announcement_received(ids.HostId("h2"), news)
@@ -514,7 +508,7 @@ async def test_read_ahead_waits_for_no_prefetch(cloud, autojump_clock):
         nursery.cancel_scope.cancel()
 
 
-async def test_whoever_joins_a_fetch_from_holders_only_still_gets_the_chunk(cloud, autojump_clock):
+async def test_request_that_joins_a_holders_only_fetch_gets_the_chunk(cloud, autojump_clock):
     wanted = cloud.ref_of(0)
     liar, requester, _ = cloud.others(wanted)
     host = cloud.hosts[requester]
@@ -534,11 +528,11 @@ async def test_whoever_joins_a_fetch_from_holders_only_still_gets_the_chunk(clou
     async with trio.open_nursery() as nursery:
         nursery.start_soon(prefetch)
         nursery.start_soon(pre_seed)
-    assert failed == []  # more places were asked for the sake of the other
+    assert failed == []  # the other request added more sources
     assert [one.data for one in got] == [bytes_of(0)] and host.has_chunk(wanted.cid)
 
 
-async def test_advertiser_that_has_not_got_it_costs_one_question(cloud, autojump_clock):
+async def test_false_announcement_costs_one_request(cloud, autojump_clock):
     wanted = cloud.ref_of(0)
     holder, requester, _ = cloud.others(wanted)
     cloud.hosts[requester].announcement_received(
@@ -548,7 +542,7 @@ async def test_advertiser_that_has_not_got_it_costs_one_question(cloud, autojump
     assert cloud.hosts[requester].list_known() == []
 
 
-async def test_stranger_is_not_listened_to(cloud):
+async def test_announcement_of_an_unknown_host_is_ignored(cloud):
     cloud.hosts["h1"].announcement_received(
         ids.HostId("h99"), peer_wire.Advertise(announced.alone(1, 2, 3))
     )
@@ -576,9 +570,7 @@ async def test_each_pod_reads_a_chunk_from_the_source_once(cloud, autojump_clock
     assert all(pod_of[requester] == pod_of[host] for requester, host, *_ in cloud.asked)
 
 
-async def test_with_an_outer_group_the_cloud_reads_once_and_each_pod_copies_once(
-    cloud, autojump_clock
-):
+async def test_outer_group_reads_the_source_once_and_each_pod_relays_once(cloud, autojump_clock):
     cloud.ring = cloud.placed(2, threshold=1, outer_threshold=2)
     async with trio.open_nursery() as nursery:
         for name in cloud.hosts:
@@ -590,14 +582,14 @@ async def test_with_an_outer_group_the_cloud_reads_once_and_each_pod_copies_once
     assert sum(host.counters.relayed_bytes for host in cloud.hosts.values()) == 8 * CHUNK
 
 
-async def test_while_the_source_is_down_far_hosts_give_what_they_hold(cloud, autojump_clock):
+async def test_far_hosts_serve_chunks_while_the_source_is_down(cloud, autojump_clock):
     cloud.ring = cloud.placed(2, threshold=1)
     await read_everywhere(cloud, [0], ("h1", "h2"))
     cloud.source.failure = DOWN
     assert (await read(cloud, "h3", cloud.ref_of(0), 20)).origin is Origin.PEER
 
 
-async def test_new_homes_take_chunks_from_the_former_ones(cloud, autojump_clock):
+async def test_new_homes_fetch_chunks_from_the_former_ones(cloud, autojump_clock):
     before = cloud.ring
     cloud.is_heard = False
     await read_everywhere(cloud, range(40), ("h2",))
@@ -610,10 +602,8 @@ async def test_new_homes_take_chunks_from_the_former_ones(cloud, autojump_clock)
 
 
 @pytest.mark.parametrize("informed", range(16))
-async def test_whoever_has_the_new_table_already_the_source_is_read_once(
-    cloud, autojump_clock, informed
-):
-    """A table reaches hosts at different times: here each set of the four has it."""
+async def test_source_is_read_once_while_a_new_table_spreads(cloud, autojump_clock, informed):
+    """A table reaches hosts at different times: each subset of the four has it."""
     before, after = cloud.ring, cloud.placed(2, vnodes={"h1": 400})
     moved = [n for n in range(40) if homes(cloud, after, n) == "h1" != homes(cloud, before, n)]
     for number, name in enumerate(cloud.hosts):
@@ -646,11 +636,11 @@ async def test_former_home_that_left_is_asked_until_it_fails_once(cloud, autojum
     cloud.dead.add("h4")
     await read_everywhere(cloud, others, ("h1", "h2", "h3"))
     asked = [host for _, host, *_ in cloud.asked]
-    assert 2 <= asked.count("h4") <= 4  # each of the three may learn it for itself
+    assert 2 <= asked.count("h4") <= 4  # each of the three may find out itself
     assert cloud.hosts["h1"].counters.source_bytes > 0
 
 
-async def test_another_image_with_the_same_content_is_a_hit_at_the_new_home(cloud, autojump_clock):
+async def test_same_chunk_of_another_image_is_a_hit_at_the_new_home(cloud, autojump_clock):
     before = cloud.ring
     await read_everywhere(cloud, range(40), ("h2",))
     cloud.former, cloud.ring = before, cloud.placed(2, vnodes={"h1": 400})
@@ -660,10 +650,10 @@ async def test_another_image_with_the_same_content_is_a_hit_at_the_new_home(clou
     assert len(cloud.source.reads) == 40
 
 
-async def test_by_oid_another_image_with_the_same_content_is_a_hit_where_it_is_asked(
+async def test_by_oid_the_same_chunk_of_another_image_is_a_hit_at_shared_homes(
     tmp_path, autojump_clock
 ):
-    """It is read again where another host is the home of that image's chunk, and only there."""
+    """It is read again only where another host is the home of that image's chunk."""
     names = ("h1", "h2", "h3")
     async with exchange_cloud.running(tmp_path, names, place_identity.ByOid) as made:
         for chunk_no in range(30):
@@ -676,11 +666,11 @@ async def test_by_oid_another_image_with_the_same_content_is_a_hit_where_it_is_a
             made.caches["h3"].drop_chunk(elsewhere[chunk_no].cid)
             assert (await read(made, "h3", elsewhere[chunk_no], 20)).data
         misses = set(range(30)) - set(hits)
-        at_h3 = {n for n in hits if made.home(elsewhere[n]) == "h3"}  # dropped just now
+        at_h3 = {n for n in hits if made.home(elsewhere[n]) == "h3"}  # dropped above
         assert {at // CHUNK for at in made.source.reads[30:]} == misses | at_h3
 
 
-async def test_exchange_by_place_shares_nothing_between_images(tmp_path, autojump_clock):
+async def test_by_place_images_share_no_chunks(tmp_path, autojump_clock):
     names = ("h1", "h2", "h3")
     async with exchange_cloud.running(tmp_path, names, place_identity.ByPlace) as made:
         for chunk_no in range(10):
@@ -693,7 +683,7 @@ async def test_exchange_by_place_shares_nothing_between_images(tmp_path, autojum
         assert made.source.reads[10:] == [n * CHUNK for n in new_to_h3] != []
 
 
-async def test_where_homes_keep_a_chunk_lies_at_its_home_alone(tmp_path, autojump_clock):
+async def test_homes_keep_mode_caches_a_chunk_only_at_its_home(tmp_path, autojump_clock):
     async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3"), homes_keep=True) as made:
         for chunk_no in range(20):
             for name in ("h1", "h2", "h3"):
@@ -705,7 +695,7 @@ async def test_where_homes_keep_a_chunk_lies_at_its_home_alone(tmp_path, autojum
         assert not any(len(host.core.context.kept) for host in made.hosts.values())
 
 
-async def test_where_homes_keep_what_is_promised_is_kept_all_the_same(tmp_path, autojump_clock):
+async def test_homes_keep_mode_caches_pinned_chunks(tmp_path, autojump_clock):
     async with exchange_cloud.running(tmp_path, ("h1", "h2"), homes_keep=True) as made:
         of_h2 = [ref for ref in map(made.ref_of, range(40)) if made.home(ref) == "h2"]
         promised, other = of_h2[:2]
@@ -715,12 +705,14 @@ async def test_where_homes_keep_what_is_promised_is_kept_all_the_same(tmp_path, 
         assert promised.cid in made.caches["h1"] and other.cid not in made.caches["h1"]
 
 
-async def test_where_homes_keep_a_new_home_reads_once_and_keeps(tmp_path, autojump_clock):
+async def test_homes_keep_mode_new_home_reads_the_source_once_and_caches(tmp_path, autojump_clock):
     async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3"), homes_keep=True) as made:
         for chunk_no in range(40):
             await read(made, "h3", made.ref_of(chunk_no), 20)
         before = made.ring
-        made.ring = made.placed(2, vnodes={"h1": 5})  # traffic takes its v-nodes; it is in backoff
+        made.ring = made.placed(
+            2, vnodes={"h1": 5}
+        )  # traffic takes v-nodes of h1: it is deprioritized
         made.former = before
         moved = [
             n for n in range(40) if before.home_at(made.ref_of(n).oid) != made.home(made.ref_of(n))
@@ -733,10 +725,10 @@ async def test_where_homes_keep_a_new_home_reads_once_and_keeps(tmp_path, autoju
         assert sorted(made.source.reads[40:]) == [n * CHUNK for n in moved]
 
 
-# What is gone, and copies
+# Evictions and surplus copies
 
 
-async def test_neighbours_hear_what_is_gone_and_forget_it(cloud, autojump_clock):
+async def test_neighbours_are_told_of_an_eviction_and_forget_the_holder(cloud, autojump_clock):
     wanted = cloud.ref_of(0)
     name = cloud.others(wanted)[0]
     await read(cloud, name, wanted)
@@ -752,7 +744,7 @@ async def test_neighbours_hear_what_is_gone_and_forget_it(cloud, autojump_clock)
     assert cloud.hosts[name].counters.withdrawn == len(told)
 
 
-async def test_home_tells_the_holder_that_asked_longest_ago_to_let_go(cloud, autojump_clock):
+async def test_home_sends_eviction_hints_to_the_oldest_holders(cloud, autojump_clock):
     wanted = cloud.ref_of(0)
     cloud.is_heard = False
     home, *askers = [cloud.home(wanted), *cloud.others(wanted)]
@@ -765,7 +757,7 @@ async def test_home_tells_the_holder_that_asked_longest_ago_to_let_go(cloud, aut
     assert cloud.hosts[home].counters.copy_hints_sent == 2
 
 
-async def test_chunk_that_is_damaged_when_a_peer_wants_it_is_brought_anew(cloud, autojump_clock):
+async def test_corrupt_cached_chunk_is_fetched_again_for_a_peer(cloud, autojump_clock):
     wanted = cloud.ref_of(0)
     home, name = cloud.home(wanted), cloud.others(wanted)[0]
     await read(cloud, home, wanted)
@@ -781,7 +773,7 @@ async def test_chunk_that_is_damaged_when_a_peer_wants_it_is_brought_anew(cloud,
     assert cloud.source.reads == [0, 0]
 
 
-# Whoever has it, wherever he is
+# Broadcast lookup
 
 
 @pytest.fixture
@@ -792,13 +784,13 @@ async def wide_cloud(tmp_path):
 
 
 def far_holder(cloud, wanted):
-    """Return a reader, and a host that has the chunk and is asked by nobody as a rule."""
+    """Return a host with the chunk that is not usually asked for it, and a reader."""
     *_, holder, reader = cloud.ring.owners_of(wanted.cid, len(cloud.hosts))
     cloud.caches[holder].store_chunk(wanted.cid, bytes_of(0), KeepClass.BORROWED)
     return holder, reader
 
 
-async def test_chunk_of_an_image_that_is_gone_comes_from_any_host(wide_cloud, autojump_clock):
+async def test_chunk_of_a_deleted_image_is_found_on_any_host(wide_cloud, autojump_clock):
     wanted = wide_cloud.ref_of(0)
     holder, reader = far_holder(wide_cloud, wanted)
     wide_cloud.source.deleted.add(IMAGE)
@@ -810,7 +802,7 @@ async def test_chunk_of_an_image_that_is_gone_comes_from_any_host(wide_cloud, au
 
 
 @pytest.mark.allow_log("h. is in backoff")
-async def test_only_host_that_has_it_is_waited_for_while_it_is_cut_off(wide_cloud, autojump_clock):
+async def test_read_waits_for_the_only_holder_while_it_is_unreachable(wide_cloud, autojump_clock):
     wanted = wide_cloud.ref_of(0)
     holder, reader = far_holder(wide_cloud, wanted)
     wide_cloud.source.deleted.add(IMAGE)
@@ -831,7 +823,7 @@ async def test_only_host_that_has_it_is_waited_for_while_it_is_cut_off(wide_clou
 
 
 @pytest.mark.allow_log("h. is in backoff")
-async def test_hard_read_waits_for_the_source_for_minutes(cloud, autojump_clock):
+async def test_read_without_a_deadline_waits_minutes_for_the_source(cloud, autojump_clock):
     cloud.source.failure = errors.SourceUnreachable("x", "memory", "refused")
     came, waiting = [], blocked_requests.Wait(None, 0.0, None)
     name = cloud.home(cloud.ref_of(0))
@@ -853,7 +845,7 @@ async def test_hard_read_waits_for_the_source_for_minutes(cloud, autojump_clock)
 
 
 @pytest.mark.allow_log("h. is in backoff")
-async def test_refusal_of_the_source_is_no_loss(cloud, autojump_clock):
+async def test_chunk_is_not_lost_while_the_source_refuses_it(cloud, autojump_clock):
     cloud.source.failure = errors.ChunkRefused("x", "memory", "no credentials")
     with trio.move_on_after(45) as waited:
         await read(cloud, "h1", cloud.ref_of(0), 1000)
@@ -863,10 +855,8 @@ async def test_refusal_of_the_source_is_no_loss(cloud, autojump_clock):
 
 
 @pytest.mark.allow_log("h. is in backoff")
-async def test_home_that_is_left_alone_gives_what_it_has_while_the_source_is_away(
-    cloud, autojump_clock
-):
-    """It is in backoff because it could not read the source for others."""
+async def test_home_in_backoff_serves_cached_chunks_while_the_source_is_down(cloud, autojump_clock):
+    """The home is in backoff because it could not read the source."""
     wanted = cloud.ref_of(0)
     home, reader = cloud.home(wanted), cloud.others(wanted)[0]
     cloud.caches[home].store_chunk(wanted.cid, bytes_of(0), KeepClass.HOME)
@@ -879,7 +869,7 @@ async def test_home_that_is_left_alone_gives_what_it_has_while_the_source_is_awa
         assert (await read(cloud, reader, wanted)).data == bytes_of(0)
 
 
-async def test_nothing_is_lost_without_a_table_where_there_are_others(tmp_path, autojump_clock):
+async def test_chunk_is_not_lost_before_the_first_v_node_table(tmp_path, autojump_clock):
     async with exchange_cloud.running(tmp_path, ("h1",), has_others=True) as made:
         made.ring, made.source.deleted = hash_ring.Ring(0, ()), {IMAGE}
         with pytest.raises(errors.DeadlineExceeded, match="no v-node table yet"):
@@ -887,7 +877,7 @@ async def test_nothing_is_lost_without_a_table_where_there_are_others(tmp_path, 
 
 
 @pytest.mark.expect_log("bytes of it cannot be had")
-async def test_absence_ends_when_the_source_gives_something(tmp_path, autojump_clock):
+async def test_successful_source_read_resets_the_time_to_loss(tmp_path, autojump_clock):
     async with exchange_cloud.running(tmp_path, ("h1",), lost_after_s=900.0) as made:
         made.source.deleted.add(IMAGE)
         with pytest.raises(errors.DeadlineExceeded, match="lost if that is still so"):
@@ -900,7 +890,7 @@ async def test_absence_ends_when_the_source_gives_something(tmp_path, autojump_c
             await read(made, "h1", made.ref_of(2), 5)
 
 
-async def test_chunks_are_stored_in_the_turn_of_why_they_were_wanted(cloud, autojump_clock):
+async def test_chunks_are_stored_in_the_stream_of_their_request(cloud, autojump_clock):
     refs = [cloud.ref_of(n) for n in range(8)]
     name = cloud.others(refs[0])[0]
     here = next(n for n in range(40) if cloud.home(cloud.ref_of(n)) == name)
@@ -927,9 +917,7 @@ async def test_chunks_are_stored_in_the_turn_of_why_they_were_wanted(cloud, auto
 
 
 @pytest.mark.expect_log("storing chunks")
-async def test_cache_that_has_a_bug_keeps_no_chunk_back_and_nothing_in_memory(
-    cloud, autojump_clock
-):
+async def test_failing_cache_delays_no_read_and_holds_no_chunk_in_memory(cloud, autojump_clock):
     wanted = cloud.ref_of(0)
     name = cloud.others(wanted)[0]
     cloud.caches[name].store_chunk = None
@@ -937,17 +925,17 @@ async def test_cache_that_has_a_bug_keeps_no_chunk_back_and_nothing_in_memory(
     assert not cloud.hosts[name].core.context.kept
 
 
-async def test_former_table_that_counts_at_the_start_is_known_from_the_start(cloud):
+async def test_former_table_is_known_from_the_start(cloud):
     cloud.former = cloud.placed(0)
     started = cloud._host(ids.HostId("h1"))
     started.prefetch_soon([cloud.ref_of(0)])
     assert started.core.context.ring.former is cloud.former
 
 
-async def test_prefetch_that_hangs_keeps_back_no_other_of_its_image(cloud, autojump_clock):
-    """What came counts as come, and what is next begins, while a holder does not answer."""
+async def test_hanging_prefetch_does_not_block_others_of_its_image(cloud, autojump_clock):
+    """Other chunks arrive and further prefetches begin while one holder is silent."""
     image_map = chunk_map.ChunkMap.parse(one_host.map_of(exchange_cloud.BYTES), "a map")
-    name, hung, good = "h1", "h2", "h4"  # these two are its neighbours
+    name, hung, good = "h1", "h2", "h4"  # its two neighbours
     numbers = [n for n in range(40) if cloud.home(cloud.ref_of(n)) == "h3"][:4]
     oids = [cloud.ref_of(n).oid for n in numbers]
     for number in numbers:
@@ -973,7 +961,7 @@ async def test_prefetch_that_hangs_keeps_back_no_other_of_its_image(cloud, autoj
     assert cloud.hosts[name].counters.prefetched_bytes == 3 * CHUNK
 
 
-async def test_prefetch_begins_nothing_that_the_home_alone_has(cloud, autojump_clock):
+async def test_prefetch_skips_chunks_held_only_by_their_home(cloud, autojump_clock):
     image_map = chunk_map.ChunkMap.parse(one_host.map_of(exchange_cloud.BYTES), "a map")
     number = next(n for n in range(40) if cloud.home(cloud.ref_of(n)) == "h4")
     oid, host = cloud.ref_of(number).oid, cloud.hosts["h1"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One host's exchange and a peer that goes wrong within a batch: real TCP, real time.
+"""One host's exchange and a peer with faults within a batch, over TCP in real time.
 
-The peer runs in threads of its own, so it answers while this host's event loop stands still.
+The peer runs in threads of its own, so it responds while this host's event loop is blocked.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ COUNT = 8
 
 
 class OneOfTwo(exchange_cloud.Cloud):
-    """A host among two; what it asks ``h2`` goes over a connection."""
+    """One of two hosts; its requests to ``h2`` use a TCP connection."""
 
     def _net(self, here):
         net = peer_network.PeerNetwork(here, admission=nets.EVERYBODY)
@@ -38,7 +38,7 @@ class OneOfTwo(exchange_cloud.Cloud):
         return net
 
     def put_in_force(self, epoch, ports, vnodes=None):
-        """Put a table in force, without one before it."""
+        """Put a table in force without a former one."""
         weights = vnodes or {}
         self.ring = hash_ring.Ring(
             epoch,
@@ -50,10 +50,10 @@ class OneOfTwo(exchange_cloud.Cloud):
 
 
 class Peer:
-    """How ``h2`` answers: right, but for what a test says of some chunks.
+    """The responses of ``h2``: correct except for chunks that a test sets.
 
-    :ivar odd: what is done instead of the answer to some chunks, by number
-    :ivar asked: the chunks of each message that came
+    :ivar odd: replacements of responses, by chunk number
+    :ivar asked: the chunk numbers of each message
     """
 
     def __init__(self):
@@ -78,9 +78,9 @@ class Peer:
 
 @contextlib.asynccontextmanager
 async def asking_one(folder, version=peer_wire.MAJOR_VERSION, **chosen):
-    """Run a host that has a peer; gives both, and the chunks whose home the peer is.
+    """Run a host that has a peer; yield both, and set the chunks whose home the peer is.
 
-    :param version: of the protocol, that the peer's frames say
+    :param version: protocol version in the peer's frames
     """
     peer = Peer()
     more = {"timeout_s": TIMEOUT_S, "topology": None, **chosen}
@@ -98,7 +98,7 @@ async def asking_one(folder, version=peer_wire.MAJOR_VERSION, **chosen):
 
 
 async def read(cloud, numbers, deadline_s=15.0, within_s=12.0):
-    """Read chunks in one batch; fails if one byte is wrong."""
+    """Read chunks in one batch, and check their data."""
     refs = [cloud.ref_of(n) for n in numbers]
     with (
         trio.fail_after(within_s),
@@ -113,12 +113,12 @@ def counters(cloud):
 
 
 def from_source(cloud):
-    """Return how many chunks the source has given."""
+    """Return how many chunks the source delivered."""
     return cloud.hosts["h1"].counters.source_bytes // CHUNK
 
 
 def wrong_bytes(link, request, chunks):
-    """Give others, in the middle of right ones."""
+    """Send wrong data among correct chunks."""
     chunks.append(peer_wire.Chunk(request.request_id, bytes(CHUNK)))
 
 
@@ -130,10 +130,10 @@ def refuses(code):
 
 
 def is_silent(link, request, chunks):
-    """Forget it."""
+    """Never respond."""
 
 
-# A batch of which one chunk ...
+# Faults of one chunk in a batch
 
 
 @pytest.mark.parametrize(
@@ -141,23 +141,25 @@ def is_silent(link, request, chunks):
     [refuses(peer_wire.RefuseCode.MISSING), refuses(peer_wire.RefuseCode.BUSY), is_silent],
     ids=["missing", "busy", "silent"],
 )
-async def test_one_chunk_that_does_not_come_costs_one_read_and_no_trust(tmp_path, what):
+async def test_missing_chunk_of_a_batch_costs_one_source_read_and_no_backoff(tmp_path, what):
     async with asking_one(tmp_path) as (cloud, peer):
         numbers = cloud.peers[:COUNT]
         peer.odd[numbers[3]] = what
         await read(cloud, numbers)
-        assert [n for asked in peer.asked for n in asked] == numbers  # each was asked once
+        assert [n for asked in peer.asked for n in asked] == numbers  # each was requested once
         assert cloud.source.reads == [numbers[3] * CHUNK]
         assert not cloud.hosts["h1"].list_backoffs() and not counters(cloud).invalid
 
 
 @pytest.mark.expect_log("is in backoff for .*: invalid")
-async def test_one_wrong_chunk_costs_the_peer_its_trust_and_its_neighbours_nothing(tmp_path):
+async def test_invalid_chunk_backs_off_the_peer_but_keeps_the_rest_of_its_batch(tmp_path):
     async with asking_one(tmp_path, may_hedge=False) as (cloud, peer):
         numbers = cloud.peers[:COUNT]
         peer.odd[numbers[3]] = wrong_bytes
         await read(cloud, numbers)
-        assert cloud.source.reads == [numbers[3] * CHUNK]  # the others of the frame were right
+        assert cloud.source.reads == [
+            numbers[3] * CHUNK
+        ]  # the other chunks of the frame were correct
         assert counters(cloud).invalid == 1
         assert cloud.hosts["h1"].list_backoffs()["h2"] > 30
         asked = len(peer.asked)
@@ -165,8 +167,8 @@ async def test_one_wrong_chunk_costs_the_peer_its_trust_and_its_neighbours_nothi
         assert len(peer.asked) == asked and from_source(cloud) == 1 + COUNT
 
 
-async def test_chunk_that_nobody_waits_for_any_more_takes_no_other_of_its_batch_along(tmp_path):
-    """One guest of two who share a batch is killed; what was asked for him is stored."""
+async def test_cancelled_batch_does_not_cancel_chunks_that_others_wait_for(tmp_path):
+    """One of two guests that share a batch is killed; its chunks are stored."""
     async with asking_one(tmp_path) as (cloud, peer):
         peer.may_answer.clear()
         host, numbers = cloud.hosts["h1"], cloud.peers[:COUNT]
@@ -181,11 +183,11 @@ async def test_chunk_that_nobody_waits_for_any_more_takes_no_other_of_its_batch_
         assert not cloud.source.reads and not len(host.core)
 
 
-# A table that changes between a batch's request and its answer
+# Table changes while a batch is in flight
 
 
-async def test_answers_to_what_was_asked_by_the_table_before_are_taken(tmp_path):
-    """All homes move while the peer thinks."""
+async def test_responses_to_requests_by_the_former_table_are_accepted(tmp_path):
+    """All homes move before the peer responds."""
     async with asking_one(tmp_path, timeout_s=10.0) as (cloud, peer):
         peer.may_answer.clear()
         numbers = cloud.peers[:COUNT]
@@ -194,16 +196,14 @@ async def test_answers_to_what_was_asked_by_the_table_before_are_taken(tmp_path)
             nursery.start_soon(read, cloud, numbers)
             await nets.wait_until(lambda: peer.asked)
             cloud.put_in_force(3, cloud.ports, {"h1": 4000, "h2": 1})
-            cloud.hosts["h1"].handle_event(
-                cloud.hosts["h1"].core.run_due_timers
-            )  # whatever happens first
+            cloud.hosts["h1"].handle_event(cloud.hosts["h1"].core.run_due_timers)  # any event
             assert cloud.hosts["h1"].core.context.ring.table.epoch == 3
             peer.may_answer.set()
         assert cloud.source.reads == [numbers[3] * CHUNK]
         assert [n for asked in peer.asked for n in asked] == numbers
 
 
-async def test_host_that_leaves_the_table_with_a_batch_is_waited_for_and_not_asked_again(tmp_path):
+async def test_departed_host_may_finish_its_batch_and_is_not_asked_again(tmp_path):
     async with asking_one(tmp_path) as (cloud, peer):
         peer.may_answer.clear()
         numbers = cloud.peers[:COUNT]
@@ -222,7 +222,7 @@ async def test_host_that_leaves_the_table_with_a_batch_is_waited_for_and_not_ask
 
 
 @pytest.mark.expect_log("dropped: .* it speaks version", "is in backoff for 0")
-async def test_host_of_another_version_is_left_alone_as_a_silent_one_and_is_no_liar(tmp_path):
+async def test_host_of_another_protocol_version_is_backed_off_as_unreachable(tmp_path):
     async with asking_one(tmp_path, version=peer_wire.MAJOR_VERSION + 1) as (cloud, peer):
         for number in cloud.peers[:COUNT]:
             await read(cloud, [number])
@@ -231,10 +231,10 @@ async def test_host_of_another_version_is_left_alone_as_a_silent_one_and_is_no_l
         assert cloud.hosts["h1"].list_backoffs().get("h2", 0.0) < 2.0
 
 
-# A thousand waiters
+# Many waiters
 
 
-async def test_thousand_waiters_of_one_chunk_are_answered_and_ask_once(tmp_path):
+async def test_thousand_reads_of_one_chunk_share_one_request(tmp_path):
     async with asking_one(tmp_path) as (cloud, peer):
         peer.may_answer.clear()
         host, number = cloud.hosts["h1"], cloud.peers[0]
@@ -250,11 +250,11 @@ async def test_thousand_waiters_of_one_chunk_are_answered_and_ask_once(tmp_path)
         assert not host.core.pending and not len(host.core)
 
 
-# An event loop that stands still
+# A blocked event loop
 
 
-async def test_answers_that_came_while_this_host_stood_still_are_in_time(tmp_path):
-    """Nothing is held against a peer whose answer lies in the socket when this host goes on.
+async def test_responses_that_arrived_while_the_loop_was_blocked_are_not_late(tmp_path):
+    """A peer is not blamed if its response is in the socket when this host resumes.
 
     But for a host that stands still once more while it looks; without that look it is half of them.
     """
@@ -268,13 +268,13 @@ async def test_answers_that_came_while_this_host_stood_still_are_in_time(tmp_pat
                 nursery.start_soon(read, cloud, [number])
                 await nets.wait_until(lambda before=before: len(peer.asked) > before)
                 threading.Timer(0.1, peer.may_answer.set).start()
-                time.sleep(0.6)  # noqa: ASYNC251  that is what is tested
+                time.sleep(0.6)  # noqa: ASYNC251  the event loop must block here
             await trio.sleep(0.3)
         assert len(cloud.source.reads) <= 2 and not counters(cloud).backoffs
 
 
-async def test_guests_have_their_bytes_beside_what_takes_the_interpreter(tmp_path):
-    """Threads compute all the time; each turn of the loop waits for the interpreter's lock."""
+async def test_guest_reads_complete_beside_cpu_bound_threads(tmp_path):
+    """Threads compute all the time, so each turn of the loop waits for the GIL."""
     is_over = False
 
     def compute():

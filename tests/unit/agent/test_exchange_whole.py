@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts whose source gives no part of an image alone: one of them takes it whole for all."""
+"""Hosts whose source has no range reads: one host downloads an image for all."""
 
 import random
 import threading
@@ -61,7 +61,7 @@ class Cloud(exchange_cloud.Cloud):
         return placement.image_home(self.ring, IMAGE)
 
     def without(self, name):
-        """Return the next table, on which a host is not."""
+        """Return the next table without a host."""
         hosts = tuple(host for host in self.ring.hosts if host.host != name)
         return hash_ring.Ring(self.ring.epoch + 1, hosts)
 
@@ -97,7 +97,7 @@ async def read_everywhere(cloud, chunk_nos, names=NAMES):
             nursery.start_soon(read, cloud, name, chunk_nos)
 
 
-async def test_one_host_reads_an_image_once_for_all(cloud, store):
+async def test_one_host_downloads_an_image_for_all(cloud, store):
     await read_everywhere(cloud, range(CHUNKS))
     assert store.whole == {PATH: 1}
     for name, source in cloud.sources.items():
@@ -105,7 +105,7 @@ async def test_one_host_reads_an_image_once_for_all(cloud, store):
         assert has_copy == (name == cloud.image_home)
 
 
-async def test_guests_wait_for_what_is_still_to_come_and_hear_where_it_comes_from(cloud, store):
+async def test_waiting_guest_read_names_the_host_that_downloads_the_image(cloud, store):
     go_on = threading.Event()
     store.streams = [rangeless.held_back(10 * CHUNK, go_on)]
     await read_everywhere(cloud, range(10))
@@ -117,7 +117,7 @@ async def test_guests_wait_for_what_is_still_to_come_and_hear_where_it_comes_fro
             while "for all hosts" not in waiting.why:  # noqa: ASYNC110 - no event
                 await trio.sleep(0.02)
         assert f"{cloud.image_home} reads it as one stream" in waiting.why
-        await read(cloud, reader, range(10))  # what is here is read meanwhile
+        await read(cloud, reader, range(10))  # cached chunks are readable meanwhile
         go_on.set()
         with trio.fail_after(20):
             [got] = await wish.wait()
@@ -125,7 +125,7 @@ async def test_guests_wait_for_what_is_still_to_come_and_hear_where_it_comes_fro
     assert store.whole == {PATH: 1}
 
 
-async def test_guest_whose_time_ends_first_hears_what_happens(cloud, store):
+async def test_timed_out_guest_read_names_the_host_that_downloads_the_image(cloud, store):
     go_on = threading.Event()
     store.streams = [rangeless.held_back(CHUNK, go_on)]
     reader = next(name for name in NAMES if name != cloud.image_home)
@@ -136,7 +136,7 @@ async def test_guest_whose_time_ends_first_hears_what_happens(cloud, store):
     go_on.set()
 
 
-async def test_nobody_is_left_alone_for_what_has_not_come_yet(cloud, store):
+async def test_host_is_not_backed_off_for_data_not_downloaded_yet(cloud, store):
     go_on = threading.Event()
     store.streams = [rangeless.held_back(CHUNK, go_on)]
     async with trio.open_nursery() as nursery:
@@ -149,7 +149,7 @@ async def test_nobody_is_left_alone_for_what_has_not_come_yet(cloud, store):
 
 
 @pytest.mark.expect_log("is in backoff")
-async def test_next_host_begins_anew_when_the_images_home_died(cloud, store):
+async def test_next_image_home_restarts_the_download_after_a_death(cloud, store):
     go_on = threading.Event()
     store.streams = [rangeless.held_back(5 * CHUNK, go_on)]
     await read_everywhere(cloud, range(5))
@@ -159,16 +159,16 @@ async def test_next_host_begins_anew_when_the_images_home_died(cloud, store):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read_everywhere, cloud, range(CHUNKS), left)
         await trio.sleep(0.5)
-        assert store.whole == {PATH: 1}  # nobody else begins before the table says so
+        assert store.whole == {PATH: 1}  # no other host begins before the table changes
         cloud.former, cloud.ring = cloud.ring, cloud.without(dead)
     assert store.whole == {PATH: 2}
     go_on.set()
 
 
-async def test_copy_of_the_former_home_serves_while_the_former_table_counts(cloud, store):
+async def test_former_image_homes_download_serves_while_its_table_counts(cloud, store):
     await read_everywhere(cloud, range(3))
     former = cloud.image_home
-    for vnodes in range(1, 400):  # a table by which another one is the image's home
+    for vnodes in range(1, 400):  # a table with another image home
         hosts = tuple(
             msgspec.structs.replace(host, vnodes=vnodes) if host.host != former else host
             for host in cloud.ring.hosts
@@ -181,13 +181,13 @@ async def test_copy_of_the_former_home_serves_while_the_former_table_counts(clou
     assert store.whole == {PATH: 1}
 
 
-async def test_stream_that_breaks_is_begun_again_by_the_same_host(cloud, store):
+async def test_broken_stream_is_restarted_by_the_same_host(cloud, store):
     store.streams = [rangeless.cut(5 * CHUNK), rangeless.cut(7 * CHUNK + 1)]
     await read_everywhere(cloud, range(CHUNKS))
     assert store.whole == {PATH: 3}
 
 
-async def test_source_that_gives_ranges_again_is_read_in_ranges(cloud, store):
+async def test_source_with_ranges_again_is_read_in_ranges(cloud, store):
     await read_everywhere(cloud, range(3))
     store.server.always = http_server.fine
     for source in cloud.sources.values():
