@@ -2,8 +2,7 @@
 """Shares a limited resource, such as memory for responses, among many users.
 
 Dynamic threshold (Choudhury and Hahne, IEEE/ACM Transactions on Networking 6 (2), 1998, factor 1):
-a user may have as much as is free, and at most ``user_limit``. A quarter of the total is reserved
-for users that have nothing yet. The sum over all users never exceeds the total.
+a user may have as much as is free, up to ``user_limit``; a quarter is reserved for new users.
 """
 
 import collections
@@ -25,19 +24,14 @@ class Budget:
         self._taken: collections.Counter[Hashable] = collections.Counter()
 
     def may_take(self, user: Hashable, amount: int) -> bool:
-        """Return whether a user may take ``amount`` more.
-
-        A user that has nothing yet may also take the reserved quarter.
-        """
+        """Return whether a user may take ``amount`` more; its first may come from the reserve."""
         own, free = self._taken[user], self._total - self.used
         if not own:
             return amount <= free
         return own + amount <= min(self._user_limit, free - self._total // 4)
 
     def may_take_in_parts(self, user: Hashable, amount: int) -> bool:
-        """Return whether a user may take ``amount`` more, however it is split.
-
-        Every part then passes :meth:`may_take`. The reserved quarter stays reserved.
+        """Return whether a user may take ``amount`` more in parts, none from the reserve.
 
         >>> budget = Budget(total=8, user_limit=6)
         >>> budget.may_take_in_parts("h1", 3), budget.may_take_in_parts("h1", 4)

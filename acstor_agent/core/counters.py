@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of an agent: plain integers on the hot path, exported as metrics.
-
-``read`` counts bytes that guests got, ``fetched`` bytes that this host transferred for them.
-fetched / read over the non-local origins is the amplification.
-"""
+"""Counters of an agent: plain integers on the hot path, exported as metrics."""
 
 import bisect
 import collections
@@ -120,16 +116,13 @@ class Latency:
 
 
 class ReadCounters:
-    """Counters of reads, of one image or of all images of a host.
-
-    :param total: counters that count the same reads together with those of other images
-    """
+    """Counters of reads, of one image or of all images of a host."""
 
     __slots__ = ("_total", "failed_reads", "in_flight", "latency", "lost_reads", "read")
 
     def __init__(self, total: "ReadCounters | None" = None) -> None:
-        self._total = total
-        self.read: Tally = Tally(total.read if total else None)
+        self._total = total  # counts the same reads together with those of other images
+        self.read: Tally = Tally(total.read if total else None)  # bytes that guests got
         self.latency = Latency()
         self.in_flight = 0
         self.failed_reads = 0  # ended with an error
@@ -156,7 +149,7 @@ class ReadCounters:
 
 
 class ExchangeCounters:
-    """Counters of chunks that enter and leave the host."""
+    """Counters of moved chunks; fetched / read over the non-local origins is the amplification."""
 
     def __init__(self) -> None:
         self.fetched_total = Tally()  # includes detached images

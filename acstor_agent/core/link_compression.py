@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides which chunks to compress for a peer.
 
-A chunk of *n* bytes takes *n / link* to send plain, and *n / speed + share n / link* compressed.
-*speed* (compression) and *share* (of the bytes left after it) are measured. After a response whose
-first chunk does not shrink, the next ones are sent plain: twice as many each time.
+A chunk of *n* bytes takes *n / link* to send plain, and *n / speed + share n / link* compressed:
+*speed* and *share* (left by compression) are measured. After a response whose first chunk does not
+shrink, twice as many as before are sent plain.
 """
 
 SPEED_BYTES_S = 200e6

@@ -2,7 +2,7 @@
 """A bounded set of waiters: when it is full, the longest queue loses its newest.
 
 Longest queue drop (Suter et al., "Design considerations for supporting TCP with per-flow queueing",
-IEEE INFOCOM 1998): a light user is never refused because of a heavy one, without reserved shares.
+IEEE INFOCOM 1998): a heavy user never crowds out a light one.
 """
 
 import collections
@@ -14,9 +14,7 @@ Token = TypeVar("Token")
 
 
 class LongestQueueDrop(Generic[Owner, Token]):
-    """Weighted waiters, by owner.
-
-    :param limit: of all weights together
+    """Weighted waiters, by owner; ``limit``: of all weights together.
 
     >>> waiting = LongestQueueDrop(limit=3)
     >>> [waiting.add_waiter("flood", token, 1) for token in "abc"]

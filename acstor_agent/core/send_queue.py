@@ -2,9 +2,8 @@
 """Send queue of a connection to a peer (Nicolae 2016, 3.2).
 
 Requests that guests wait for go first, then announcements, then requests of low priority. But one
-of LOWER_EVERY turns goes to a lower kind, alternately, so none starves. A turn is one announcement,
-or as many requests as fit in a message. Within a kind, the order is first in, first out: of two
-announcements of a content the later one is true.
+of LOWER_EVERY turns, each an announcement or a message of requests, goes to a lower kind. Each kind
+is first in, first out: of two announcements of a content the later one is true.
 """
 
 import collections
@@ -85,10 +84,7 @@ class SendQueue:
             self._urgent[request.request_id] = request
 
     def drop_chunk(self, request_id: int) -> bool:
-        """Drop a chunk; return whether its whole request is dropped.
-
-        The request stays while other chunks of it are wanted: its proof covers them all.
-        """
+        """Drop a chunk; return whether its request is dropped: it stays while it has others."""
         request = self._left.pop(request_id, None)
         if request is None or any([number in self._left for number in request.numbers]):
             return False

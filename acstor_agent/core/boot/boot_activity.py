@@ -1,18 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether guests of this host boot from an image, from its remote reads.
-
-A boot ends when it fetched nothing for a while, and at the latest some time after it began.
-Back-to-back boots count as one, so an image that is opened often does not boot for ever. Times are
-seconds of one monotonic clock, given by the caller.
-"""
+"""Whether guests of this host boot from an image, judged by its remote reads."""
 
 import math
 
 
 class BootActivity:
-    """The boots from one image.
-
-    :param idle_s: a boot ends after so long without a fetch
+    """The boots from one image: over after ``idle_s`` without a fetch; back-to-back, they are one.
 
     >>> activity = BootActivity(idle_s=10.0, longest_s=60.0)
     >>> activity.last_begin(100.0)

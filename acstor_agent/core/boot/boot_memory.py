@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds the memory of boot images, and says how long each stays.
-
-A boot image stays from just before the boot until it was idle for a while, or until the longest
-boot must be over. An idle one may be dropped earlier for a new one.
-"""
+"""Bounds the memory of boot images, and says how long each stays."""
 
 from collections.abc import Iterator
 
@@ -28,9 +24,6 @@ class _Held:
 class BootMemory:
     """The bytes of boot images in memory.
 
-    :param idle_s: drop a boot image that was not read for this long
-    :param longest_s: drop it this long after the last guest began, even if it is read
-
     >>> memory = BootMemory(limit_bytes=100, idle_s=60, longest_s=600)
     >>> memory.reserve("a", 80, now_s=0.0), memory.reserve("b", 80, now_s=1.0)
     ([], None)
@@ -40,8 +33,8 @@ class BootMemory:
 
     def __init__(self, limit_bytes: int, idle_s: float, longest_s: float) -> None:
         self.limit_bytes = limit_bytes
-        self._idle_s = idle_s
-        self._longest_s = longest_s
+        self._idle_s = idle_s  # drop a boot image that was not read for this long
+        self._longest_s = longest_s  # drop it so long after the last boot began, even if it is read
         self._held: dict[ids.ImageId, _Held] = {}
 
     @property
@@ -52,10 +45,7 @@ class BootMemory:
     def reserve(
         self, image_id: ids.ImageId, size_bytes: int, now_s: float
     ) -> list[ids.ImageId] | None:
-        """Reserve memory for a boot image; None if there is not enough.
-
-        :return: boot images that the caller must drop first; they hold no reservation any more
-        """
+        """Reserve memory; return images that must be dropped first, or None if it is too little."""
         others = {other: held for other, held in self._held.items() if other != image_id}
         free_bytes = self.limit_bytes - sum(held.size_bytes for held in others.values())
         dropped = []

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records boot traces: the reads of one image by each booting guest.
-
-A guest is identified by the opener number of its handle. A recorder exists only while a window is
-open, and its memory is bounded.
-"""
+"""Records boot traces: the reads of one image by each guest, told apart by opener numbers."""
 
 from acstor_common.image import boot_trace
 from acstor_common.model import geometry
@@ -56,11 +52,7 @@ class BootRecorder:
             del self._open[opener], self._opened_s[opener]
 
     def take_finished_traces(self, now_s: float) -> list[tuple[int, ...]]:
-        """Close finished windows; return the traces that were boots.
-
-        An opener that read fewer than ``least_chunks``, or up to the limit, was no boot: it
-        inspected or copied the image.
-        """
+        """Close finished windows; return the traces that were boots."""
         traces = []
         for opener, recorder in list(self._open.items()):
             waits_s = now_s - self._opened_s[opener]
@@ -68,5 +60,5 @@ class BootRecorder:
             if recorder.is_over(now_s) or never_read:
                 del self._open[opener], self._opened_s[opener]
                 if recorder.chunk_count >= self._least_chunks and not recorder.is_full:
-                    traces.append(recorder.trace)
+                    traces.append(recorder.trace)  # other openers inspected or copied the image
         return traces

@@ -21,15 +21,11 @@ class BootSet(NamedTuple):
 
 def count(
     head: boot_image.Head,
-    cid_of: Callable[[int], ids.Cid],
+    cid_of: Callable[[int], ids.Cid],  # of a chunk of the image
     cache: Container[ids.Cid],
-    pause: layout.Pause = layout.no_pause,
+    pause: layout.Pause = layout.no_pause,  # called from time to time
 ) -> BootSet:
-    """Count the bytes of a boot set that are cached, as a frame or as its chunks.
-
-    :param cid_of: returns the CID of a chunk of the image
-    :param pause: called from time to time
-    """
+    """Count the bytes of a boot set that are cached, as a frame or as its chunks."""
     cached_bytes = 0
     for frame in head.frames:
         if frame.cid in cache:

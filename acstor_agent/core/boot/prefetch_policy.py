@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which new boot images a host prefetches before a guest boots, and how slowly.
 
-The decision service tells hosts of a new boot image. A host takes it only if its operator allows
-that, and if the image is public or of a project that the host serves already. In a day it takes at
-most as many bytes as it keeps of boot images.
+A host takes one only if its operator allows it, and if the image is public or of a project that the
+host serves already. In a day it takes at most as many bytes as it keeps of boot images.
 """
 
 import enum
@@ -27,9 +26,7 @@ class Mode(enum.StrEnum):
 
 
 def is_for(mode: Mode, *, is_open: bool, has_former: bool) -> bool:
-    """Return whether a host takes the boot image of an image.
-
-    :param has_former: this host mirrors an image that it replaces
+    """Return whether a host prefetches the boot image; ``has_former``: it mirrors the former image.
 
     >>> is_for(Mode.BOOTED, is_open=True, has_former=False)
     False
@@ -42,11 +39,8 @@ def is_for(mode: Mode, *, is_open: bool, has_former: bool) -> bool:
 
 
 def is_served(keys: chunk_map.ScopeKeys, formers: Iterable[chunk_map.ScopeKeys]) -> bool:
-    """Return whether an image is of a scope that this host serves.
-
-    :param keys: of the image's chunk map, its own scope first; empty: plain CIDs
-    """
-    return not keys or keys[0] in {its[0] for its in formers if its}
+    """Return whether this host serves the scope of an image; no ``keys``: plain CIDs."""
+    return not keys or keys[0] in {its[0] for its in formers if its}  # its own scope is first
 
 
 def spread_s(hosts: int) -> float:

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records the reads of one boot for its timeline of waits.
 
-At each moment the oldest outstanding read counts as the one waited for. So the times by cause add
-up to the time with outstanding reads, however many were outstanding at once.
-
-Memory is bounded: when all time slices are used, pairs are merged and slices become twice as long.
+At each moment the oldest outstanding read counts as the one waited for, so the times by cause add
+up. When all time slices are used, pairs are merged and slices become twice as long.
 """
 
 import collections
@@ -77,12 +75,10 @@ class TimelineRecorder:
     >>> recorder.end_read(second, 103.5)
     >>> recorder.waited_s(now_s=104.0)
     {'source': 2.0, 'boot': 0.5}
-
-    :param opened_s: time of the open, of one monotonic clock
     """
 
     def __init__(self, opened_s: float) -> None:
-        self.opened_s = self.last_s = opened_s
+        self.opened_s = self.last_s = opened_s  # of one monotonic clock
         self.reads = 0
         self.bytes: dict[str, int] = {}
         self._waited_s: collections.defaultdict[str, float] = collections.defaultdict(float)

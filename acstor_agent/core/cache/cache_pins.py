@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pins of the public cache, counted by content, because images share chunks.
-
-A pin exists independently of its chunk: it outlives the chunk's loss, and holds for a chunk that
-arrives later.
-"""
+"""Pins of the public cache, counted by content, cached or not, because images share chunks."""
 
 import collections
 import math
@@ -71,8 +67,7 @@ def lacking_bytes(slots: Mapping[int, int], limit_bytes: int, slab_bytes: int) -
     """Return the bytes that a cache lacks to keep these slots; 0 if it has capacity.
 
     Each size gets slabs of its own while the limit allows; the remainder goes into larger slots.
-    This is a lower bound: the order of arrival and chunks that are not pinned can spread pinned
-    ones over more slabs.
+    A lower bound: arrivals and other chunks can spread pinned ones over more slabs.
 
     >>> lacking_bytes({65536: 100}, limit_bytes=8 << 20, slab_bytes=1 << 20)
     0

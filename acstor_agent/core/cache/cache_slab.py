@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Format of a slab file: header, a record per slot, checksums, slots.
-
-See doc/source/format/cache_slab.rst. A record with a wrong CRC or out of bounds counts as free,
-because its chunk can be fetched again.
-"""
+"""Format of a slab file (doc/source/format/cache_slab.rst); invalid records count as free."""
 
 import dataclasses
 import struct
@@ -45,8 +41,7 @@ def slab_bytes_for(limit_bytes: int) -> int:
     >>> [slab_bytes_for(limit_mib << 20) >> 20 for limit_mib in (1, 20, 70, 1024, 1500, 20480)]
     [1, 1, 4, 64, 64, 256]
 
-    :param limit_bytes: of the cache; below 128 MiB, slabs are too short for the largest chunks (4
-        MiB)
+    :param limit_bytes: of the cache; below 128 MiB, slabs are too short for chunks of 4 MiB
     """
     share = max(MIN_SLAB_BYTES, limit_bytes // LEAST_SLABS)
     return min(MAX_SLAB_BYTES, 1 << (share.bit_length() - 1))
@@ -156,10 +151,7 @@ def pack_record(cid: ids.Cid, sequence: int, length: int, keep_class: int) -> by
 
 
 def unpack_records(table: bytes, slot_bytes: int) -> Iterator[SlotRecord]:
-    """Yield the slots in use of ``table`` (all records, without the header).
-
-    Invalid records are skipped: their slots are free.
-    """
+    """Yield the slots in use of ``table``, all records without the header; skip invalid ones."""
     view = memoryview(table)
     for slot_no, (cid, sequence, length, keep_class, crc) in enumerate(
         _STORED_RECORD.iter_unpack(table)

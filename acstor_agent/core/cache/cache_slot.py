@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots and slabs of the public cache, and the eviction order of slots.
-
-A policy is an :class:`Order` with constant-time operations; it knows nothing of classes and limits.
-"""
+"""Slots and slabs of the public cache, and the eviction order of slots."""
 
 import abc
 import collections
@@ -54,12 +51,7 @@ class Slab:
 
 
 class Slot:
-    """One chunk in the cache, and its position.
-
-    ``data`` is set until the bytes are in the file. ``offset`` is the chunk's first byte in the
-    slab file. A slot that ``is_gone`` is no longer in the cache; its holder must look the CID up
-    again.
-    """
+    """One chunk in the cache, and its position."""
 
     __slots__ = (
         "cid",
@@ -89,9 +81,9 @@ class Slot:
         self.slab = slab
         self.slot_no = slot_no
         self.order = slab.group.orders[keep_class]
-        self.offset = slab.data_offset + slot_no * slab.layout.slot_bytes
-        self.data: Data | None = None
-        self.is_gone = False
+        self.offset = slab.data_offset + slot_no * slab.layout.slot_bytes  # in the slab file
+        self.data: Data | None = None  # until the bytes are in the file
+        self.is_gone = False  # no longer in the cache; its holder must look the CID up again
         self.is_parked = False
         self.is_pinned = False
         self.is_bad_block = False
@@ -102,7 +94,7 @@ class Slot:
 
 
 class Order(abc.ABC):
-    """Eviction order of the slots of one size and one class."""
+    """Eviction order of the slots of one size and one class, with operations in constant time."""
 
     @abc.abstractmethod
     def add(self, slot: Slot) -> None:
@@ -193,14 +185,10 @@ class SizeGroup:
         self.evictions = 0
 
     def next_victim(self, newcomer_rank: int) -> Slot | None:
-        """Return the next victim for a newcomer's rank; park held slots on the way.
-
-        Return none of a class above the newcomer's while a lower class has chunks, even if all are
-        held.
-        """
+        """Return the next victim for a newcomer's rank; park held slots on the way."""
         has_cheaper = False
         for keep_class, order in zip(CLASSES, self.orders, strict=True):
-            if has_cheaper and keep_class > newcomer_rank:
+            if has_cheaper and keep_class > newcomer_rank:  # even if all of a lower class are held
                 return None
             while (slot := order.next_victim()) is not None:
                 if not slot.holds:

@@ -2,9 +2,8 @@
 """Checksums of a slot: whether bytes read from disk are those that were stored.
 
 Each checksum is seeded with the chunk's CID, so a former chunk of the slot never matches. There is
-one for each block of 4 KiB, for small reads, and one for each group of 16 blocks, for long ones
-(doc/source/format/cache_slab.rst). XXH3 detects corruption, not forgery: a process that can write
-the files could as well write the agent's memory.
+one for each block of 4 KiB, and one for each group of 16 (doc/source/format/cache_slab.rst). XXH3
+detects corruption, not forgery: a process that can write the files can write the agent's memory.
 """
 
 import xxhash
@@ -60,9 +59,7 @@ def widened(start: int, stop: int, length: int) -> tuple[int, int]:
 
 
 def table_range(start: int, stop: int) -> tuple[int, int]:
-    """Return the range of a slot's checksums for a range of bytes, in whole units.
-
-    A slot smaller than a group has fewer checksums than that.
+    """Return the range of checksums for a range of bytes, in whole units: small slots have fewer.
 
     >>> table_range(0, 4096), table_range(65535, 65537)
     ((0, 136), (0, 272))
@@ -71,10 +68,9 @@ def table_range(start: int, stop: int) -> tuple[int, int]:
 
 
 def are_right(view: memoryview, start: int, length: int, cid: ids.Cid, sums: Data, at: int) -> bool:
-    """Return whether bytes of a chunk match its checksums.
+    """Return whether bytes of a chunk, from ``start`` on, match checksums, from ``at`` on.
 
-    :param view: the chunk's bytes from ``start`` on, a range as :func:`widened` returns it
-    :param sums: checksums of the range (see :func:`table_range`) from byte ``at`` on
+    The range is as :func:`widened` returns it, the checksums are those of :func:`table_range`.
     """
     seed, size = int.from_bytes(cid[:_SEED_BYTES]), len(view)
     if size == length <= GROUP_BYTES:

@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fault state of the cache's folder, and when to check it again.
-
-A broken folder is checked for ever, at increasing intervals. The caller gives the time.
-"""
+"""Fault state of the cache's folder, and when to check it again: at growing intervals."""
 
 from typing import NamedTuple
 
 
 class CheckIntervals(NamedTuple):
-    """Intervals of the checks of a folder.
-
-    :param longest_s: up to this; after as long without a fault it starts at the first again
-    """
+    """Intervals of the checks of a folder."""
 
     healthy_s: float = 30.0  # without a fault, for deleted files
     first_s: float = 1.0  # after a fault; it doubles with each further one
-    longest_s: float = 60.0
+    longest_s: float = 60.0  # up to this; after as long without a fault, first_s holds again
 
 
 CHECK_INTERVALS = CheckIntervals()

@@ -2,10 +2,9 @@
 """Index of the public cache: the slot of each chunk, and evictions.
 
 A slot that is held (its bytes are being read or written) or pinned is never reused. A victim comes
-from the lowest class that has one, by policy within the class. Operations take constant time,
-except the creation of a slab, which examines all slabs. A held slot that comes up as victim is
-*parked* outside its order until its release, so no search passes it twice; a pinned slot is parked
-while it is pinned.
+from the lowest class that has one, by policy within the class. Operations take constant time, but
+the creation of a slab examines all slabs. A held victim is *parked* outside its order until its
+release, so no search passes it twice; a pinned slot is parked while it is pinned.
 """
 
 import operator
@@ -36,20 +35,14 @@ image's bytes."""
 
 
 class PublicCache:
-    """Index of one public cache.
-
-    :param limit_bytes: upper bound of the slab files' lengths, all together
-    :param slab_bytes: upper bound of one slab file's length
-    :param order: in which order chunks of one class are evicted
-    :param pins: the chunks that stay; from then on only this cache changes it
-    """
+    """Index of one public cache."""
 
     def __init__(
         self,
-        limit_bytes: int,
-        slab_bytes: int,
-        order: type[cache_slot.Order] = cache_slot.LruOrder,
-        pins: cache_pins.Pins | None = None,
+        limit_bytes: int,  # of all slab files together
+        slab_bytes: int,  # of one slab file
+        order: type[cache_slot.Order] = cache_slot.LruOrder,  # of evictions within a class
+        pins: cache_pins.Pins | None = None,  # from then on only this cache changes them
     ) -> None:
         self.limit_bytes = limit_bytes
         self.pins = cache_pins.Pins() if pins is None else pins
@@ -144,10 +137,7 @@ class PublicCache:
     def allocate_adjacent(
         self, cids: Sequence[ids.Cid], length: int, keep_class: KeepClass
     ) -> list[cache_slot.Slot]:
-        """Allocate adjacent free slots of one slab to the first of several chunks.
-
-        :return: their slots; empty if a chunk is cached, repeated, or pinned
-        """
+        """Allocate adjacent slots to the first chunks; none if one is cached, pinned or repeated."""
         group = self._slabs.size_group(cache_slab.slot_bytes_for(length))
         if not group.with_free or len(set(cids)) < len(cids):
             return []
@@ -229,10 +219,7 @@ class PublicCache:
         return True
 
     def bound_boot(self) -> None:
-        """Demote the least recent chunks of the boot classes beyond BOOT_SHARES.
-
-        They become BORROWED in memory only: after a restart they have the class stored on disk.
-        """
+        """Demote the least recent chunks of boot classes beyond BOOT_SHARES, until a restart."""
         for keep_class, part in BOOT_SHARES.items():
             while self.class_bytes[keep_class] > self.limit_bytes // part:
                 orders = (group.orders[keep_class] for group in self._slabs.groups.values())
@@ -286,10 +273,7 @@ class PublicCache:
             slot.order.put_back(slot)
 
     def drop_chunk(self, slot: cache_slot.Slot, is_bad_block: bool = False) -> None:
-        """Remove a chunk; its slot is free once it is not held.
-
-        :param is_bad_block: the disk rejects writes there: never reuse the slot
-        """
+        """Remove a chunk; its slot is free once it is not held, or never if ``is_bad_block``."""
         slot.is_bad_block = slot.is_bad_block or is_bad_block
         if slot.is_gone:
             return
@@ -321,14 +305,10 @@ class PublicCache:
         self.gone, self.pinned_lost = gone, lost + 1  # chunks of the former contents may be missing
 
     def restore_slabs(self, found: Iterable[FoundSlab]) -> list[SlabAction]:
-        """Load the slabs of a former run; call it once, on an empty cache.
-
-        Of two records with one CID the newer counts. Returns the removal of slabs beyond the limit,
-        the least valuable ones; slabs with pinned chunks stay.
-        """
+        """Load slabs of a former run, once, when empty; return removals of those over the limit."""
         taken, left = self._slabs.restore_slabs(found)
         entries = [(record, slab) for slab, records in taken for record in records]
-        entries.sort(key=lambda entry: entry[0].sequence)
+        entries.sort(key=lambda entry: entry[0].sequence)  # of two with one CID the newer counts
         for record, slab in entries:
             self._restore_slot(record, slab)
         self._slabs.restore_free_lists()

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slab files of the public cache: their total size and eviction order.
-
-The total is at most the limit; slabs with pinned chunks stay when the limit was lowered.
-"""
+"""The slab files of the public cache: their total size and eviction order."""
 
 import operator
 from collections.abc import Iterable
@@ -88,10 +85,7 @@ class Slabs:
     # Eviction
 
     def victims_for(self, layout: cache_slab.SlabLayout) -> list[cache_slot.Slab]:
-        """Return slabs of other slot sizes to evict for one of ``layout``, cheapest first.
-
-        The list is empty if they do not suffice.
-        """
+        """Return slabs of other slot sizes to evict for one, cheapest first; none if too few."""
         others = (s for s in self if s.layout.slot_bytes != layout.slot_bytes)
         victims = []
         surplus = self.surplus_bytes(layout)
@@ -117,11 +111,7 @@ class Slabs:
     def restore_slabs(
         self, found: Iterable[cache_actions.FoundSlab]
     ) -> tuple[list[tuple[cache_slot.Slab, list[cache_slab.SlotRecord]]], list[cache_slot.Slab]]:
-        """Add slabs of a former run, the most valuable first; call it once, when empty.
-
-        :return: added slabs with their records, and slabs to remove because they exceed the limit
-            (none of them has pinned chunks)
-        """
+        """Add slabs of a former run once; return them with records, and those to remove."""
         found = list(found)
         pinned = {found_slab.number for found_slab in found if self._has_pinned(found_slab)}
         free_bytes, kept, excess = self.limit_bytes, [], []

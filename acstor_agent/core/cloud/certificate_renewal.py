@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a host requests its next certificate: long before the current one expires.
 
-Requests are spread so that hosts started together do not act together. A host asks in the tenth of
-the lifetime before two thirds of it; after failures it waits twice as long each time, up to
-RETRY_LONGEST_S, plus or minus a quarter. With a lifetime of 24 h it has 8 h before expiry, and the
-days of ``certificates.GRACE_S`` after.
+Requests are spread, so that hosts started together do not act together. A host asks in the tenth of
+the lifetime before two thirds of it; after failures it waits twice as long each time, plus or minus
+a quarter. A lifetime of 24 h leaves it 8 h, and the days of ``certificates.GRACE_S`` after.
 """
 
 from acstor_common.identity import certificates

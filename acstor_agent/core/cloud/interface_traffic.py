@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selects the network interfaces of a host's traffic, and counts their bytes.
-
-Traffic of a VLAN also passes its lower interface, and traffic of a bond or bridge its ports. So
-only the lowest interfaces count, and each byte counts once.
-"""
+"""Selects the network interfaces of a host's traffic, and counts their bytes."""
 
 import dataclasses
 from collections.abc import Collection
@@ -64,7 +60,7 @@ class TrafficBytes:
 def lowest_interfaces(
     links: Iterable[NetworkInterface], wanted: Collection[int]
 ) -> list[NetworkInterface]:
-    """Return the lowest interfaces under those with the ``wanted`` indexes.
+    """Return the lowest interfaces under the ``wanted`` ones: all traffic passes them, once.
 
     >>> eth0 = NetworkInterface(2, "eth0", "", 0, 3, 10, 20)
     >>> bond0 = NetworkInterface(3, "bond0", "bond", 0, 0, 10, 20)
@@ -100,11 +96,7 @@ def _below(link: NetworkInterface, known: Mapping[int, NetworkInterface]) -> lis
 def traffic_between(
     before: Iterable[NetworkInterface], after: Iterable[NetworkInterface]
 ) -> TrafficBytes:
-    """Return the traffic of interfaces between two samples.
-
-    New interfaces, and those whose counters went back (recreated, reset, wrapped), count from the
-    next sample.
-    """
+    """Return the traffic between two samples; new or reset interfaces count from the next one."""
     old = {(link.index, link.name): link for link in before}
     received = sent = 0
     for link in after:

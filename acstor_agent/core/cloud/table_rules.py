@@ -14,14 +14,12 @@ MAX_LEAP = 1_000_000  # epochs that a host may have missed: two months of a new 
 
 
 def rejection_reason(epoch: int, current: int, *, is_signed: bool, is_current_signed: bool) -> str:
-    """Return why a table cannot replace the one in force; "" if it can.
+    """Return why a table cannot replace the ``current`` epoch (0: no table); "" if it can.
 
     >>> rejection_reason(7, 7, is_signed=True, is_current_signed=True)
     'epoch 7 is not higher than 7'
     >>> rejection_reason(1, 7, is_signed=True, is_current_signed=False)
     ''
-
-    :param current: of the table in force; 0 if there is none
     """
     if epoch >= EPOCH_END:
         return f"epoch {epoch} is out of range"
@@ -39,11 +37,7 @@ def rejection_reason(epoch: int, current: int, *, is_signed: bool, is_current_si
 def admission_error(
     host: ids.HostId, not_before_s: float, current: hash_ring.Ring, former: hash_ring.Ring | None
 ) -> str:
-    """Return why a host may not connect to this one; "" if it may.
-
-    :param not_before_s: start of the certificate's validity, wall clock
-    :param current: the table in force, with the revocations
-    """
+    """Return why a host, certified at ``not_before_s`` (Unix), may not connect; "" if it may."""
     if host not in current and (former is None or host not in former):
         return "it is not on the v-node table in force, nor on the one before it"
     if not_before_s < current.revoked.get(host, 0):

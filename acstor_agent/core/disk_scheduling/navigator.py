@@ -6,14 +6,13 @@ divides all densities by the decay (equations 1 to 3). A *dense* zone reaches th
 densities of 1 or more (equation 4); requests are expected there, and in its next neighbour if that
 is below the mean (equation 5). The mean time between a zone's requests predicts when (6, 7).
 
-A request costs constant time: the sum of the densities decays as a whole, and a zone leaves the sum
-in the window that was computed at its last request. At most ``zone_limit`` zones are remembered.
-
-Differences from the paper, which make a mean interval one that is worth waiting for:
+The sum of the densities decays as a whole, and a zone leaves it in the window computed at its last
+request, so a request costs constant time. Differences from the paper, so that a mean interval is
+worth waiting for:
 
 * an interval counts from the last answer to the next request, with nothing of the zone pending;
 * a mean of fewer than INTERVALS_KNOWN intervals is unknown: an indirect block and its data are two
-  requests in a row, and then none. Until then a dense zone has the interval of the one before it;
+  requests in a row. Until then a dense zone has the interval of the one before it;
 * a request counts when it is answered, because its weight would decay while it waits in the queue;
 * windows count only the time for which the guest was served; the caller passes such a clock.
 """
@@ -29,7 +28,7 @@ SECTOR_BYTES = 512
 ZONE_BYTES = 2000 * SECTOR_BYTES
 DECAY = 2.0
 WINDOW_S = 0.020
-ZONE_LIMIT = 1024
+ZONE_LIMIT = 1024  # zones that are remembered
 INTERVALS_KNOWN = 2  # from this many intervals of a zone on their mean is believed
 _NEVER = -1
 
@@ -65,10 +64,6 @@ class _Zone:
 class Navigator:
     """The prediction for one stream.
 
-    :param zone_bytes: B of the paper
-    :param decay: lambda of the paper, above 1
-    :param window_s: length of a prediction window
-
     >>> navigator = Navigator()
     >>> for number in range(30):
     ...     navigator.request_arrived(number * 45056, number * 0.001)
@@ -81,9 +76,9 @@ class Navigator:
 
     def __init__(
         self,
-        zone_bytes: int = ZONE_BYTES,
-        decay: float = DECAY,
-        window_s: float = WINDOW_S,
+        zone_bytes: int = ZONE_BYTES,  # B of the paper
+        decay: float = DECAY,  # lambda of the paper, above 1
+        window_s: float = WINDOW_S,  # length of a prediction window
         zone_limit: int = ZONE_LIMIT,
     ) -> None:
         self.zone_bytes = zone_bytes
@@ -97,10 +92,7 @@ class Navigator:
         self._count = 0
 
     def request_arrived(self, offset: int, now_s: float, was_awaited: bool = True) -> None:
-        """Record a request; an earlier time than the last counts as the last.
-
-        :param was_awaited: nothing else of its zone is pending
-        """
+        """Record a request; ``was_awaited``: nothing else of its zone is pending."""
         self.advance_time(now_s)
         zone = self._zones.get(offset // self.zone_bytes)
         if zone is not None and was_awaited:
@@ -123,7 +115,7 @@ class Navigator:
             self._leave(*evicted)
 
     def advance_time(self, now_s: float) -> None:
-        """Let time pass."""
+        """Let time pass; a time before the last one counts as the last."""
         self._now_s = max(self._now_s, now_s)
         window = int(self._now_s / self._window_s)
         if self._leaving and window > max(self._leaving):

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface of the disk scheduling policies, and the simplest policy.
-
-The disk serves one request at a time. When it is idle, the scheduler asks the policy for the next
-one. The policy may return None to keep the disk idle although requests are queued; it must then
-return a time from :meth:`SchedulingPolicy.next_timeout`, at which the scheduler asks again.
-"""
+"""Interface of the disk scheduling policies, and the simplest policy."""
 
 import abc
 import enum
@@ -44,7 +39,7 @@ class SchedulingPolicy(abc.ABC):
 
     @abc.abstractmethod
     def pick_request(self, now_s: float) -> requests.DiskRequest | None:
-        """Remove and return the request to serve now; None: keep the disk idle."""
+        """Remove and return the request to serve now; None: idle until :meth:`next_timeout`."""
 
     @abc.abstractmethod
     def __iter__(self) -> Iterator[requests.DiskRequest]:

@@ -12,9 +12,7 @@ whose next request is due. Until the timer expires only a worthwhile request is 
 * a slice never gets shorter by more locality, as equation 8 would have it for 55 to 56 %;
 * an overdue request of the stream itself goes first, once in READ_EXPIRE_S of its time on the disk.
   One of another stream ends a slice that is longer than the first one. As printed, any overdue
-  request ends a wait, and with four busy guests there always is one;
-* timers expire at ticks of 4 ms, as in the paper's kernel: a mean interval is exceeded half of the
-  time.
+  request ends a wait, and with four busy guests there always is one.
 """
 
 import dataclasses
@@ -32,22 +30,14 @@ from acstor_agent.core.disk_scheduling import stream_profile
 
 @dataclasses.dataclass(frozen=True)
 class PregatherParameters:
-    """What the rules are measured with: the paper's values, which experiments may change.
-
-    :param decay: what was read weighs less by this factor in each prediction window
-    :param window_s: length of a prediction window, counted while the stream has the disk
-    :param region_bytes: a stream whose requests are on average farther apart than this has no
-        regional locality (the paper takes the size of the guest's disk, 12 GB)
-    :param tick_s: timers expire at multiples of this, as in the paper's kernel; without a tick
-        half of the waits fail, and four guests get 19.8 MB/s instead of 33.0
-    """
+    """What the rules are measured with: the paper's values, which experiments may change."""
 
     zone_bytes: int = navigator.ZONE_BYTES  # predictions are made for zones of this length
-    decay: float = navigator.DECAY
-    window_s: float = navigator.WINDOW_S
-    region_bytes: int = 24_000_000 * navigator.SECTOR_BYTES
+    decay: float = navigator.DECAY  # by which each prediction window divides densities
+    window_s: float = navigator.WINDOW_S  # counted while the stream has the disk
+    region_bytes: int = 24_000_000 * navigator.SECTOR_BYTES  # above it, no regional locality
     slice_s: float = 0.2  # the first time slice of a stream, which adapts from there
-    tick_s: float = 0.004
+    tick_s: float = 0.004  # timers expire at multiples, as in the paper's kernel: else half fail
     stream_limit: int = 256  # streams that are remembered while they have nothing pending
     lends_slices: bool = True  # end a lengthened slice when another stream is overdue
 
@@ -194,11 +184,7 @@ class Pregather(policy.SchedulingPolicy):
         return self._take(found, now_s)
 
     def _next_of(self, profile: stream_profile.StreamProfile) -> requests.DiskRequest | None:
-        """Return the next one in the sorted queue.
-
-        The nearest one would be the last one of a run that lies behind the head, and the run would
-        be served backwards, each request a turn of the platters after the one before.
-        """
+        """Return the next one at or after the head, or the first: no run is served backwards."""
         return profile.queue.at_or_after(self._head) or profile.queue.at_or_after(0)
 
     def _next_of_neighbour(self, now_s: float) -> requests.DiskRequest | None:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request of the agent to its own disk, and its stream.
-
-Offsets are of one address space for all files; the caller lays it out.
-"""
+"""A request of the agent to its own disk, and its stream; all files share one address space."""
 
 import dataclasses
 import enum

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disk scheduler: checks requests, lets a policy choose, and counts.
-
-Every request is served or given up exactly once, also across changes of the policy. The disk has
-one request at a time.
-"""
+"""The disk scheduler: serves or gives up each request once, in the order of its policy."""
 
 import collections
 import dataclasses
@@ -111,9 +107,7 @@ class Account:
 
 
 class Scheduler:
-    """Requests in, requests out, one at a time.
-
-    :param size_bytes: length of the address space
+    """Requests in, requests out, one at a time, in an address space of ``size_bytes``.
 
     >>> scheduler = Scheduler(policies.Fifo(), size_bytes=100)
     >>> stream = requests.Stream(requests.Klass.GUEST, "a")
@@ -165,10 +159,7 @@ class Scheduler:
         return True
 
     def pick_request(self, now_s: float) -> requests.DiskRequest | None:
-        """Remove and return the request to serve now; None: keep the disk idle.
-
-        Ask again at :meth:`next_timeout`, and after every other call.
-        """
+        """Take the request to serve now; None: idle until :meth:`next_timeout` or another call."""
         found = self._policy.pick_request(self._at(now_s))
         self.account.count_waits(self._policy)
         if found is not None:

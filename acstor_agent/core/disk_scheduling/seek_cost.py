@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seek time of a rotating disk: ``a + b * sqrt(distance)``.
 
-Ruemmler and Wilkes, An Introduction to Disk Drive Modeling (IEEE Computer 27(3), 1994). They let
-long seeks grow linearly; the root alone stays within 20 % of that. The average is that of the
-Hitachi Deskstar 7K1000.C (7,200 rpm SATA, 1 TB; specification, table 9), the time from track to
-track that of the Hitachi 7K320 (table 7).
+Ruemmler and Wilkes, An Introduction to Disk Drive Modeling (IEEE Computer 27(3), 1994), let long
+seeks grow linearly; the root alone stays within 20 % of that.
 """
 
 import dataclasses
@@ -25,8 +23,8 @@ class SeekCost:
     """
 
     size_bytes: int = 10**12  # of the whole disk
-    track_s: float = 0.001  # from one track to the next
-    average_s: float = 0.0085  # between two places chosen at random
+    track_s: float = 0.001  # from one track to the next: Hitachi 7K320, table 7
+    average_s: float = 0.0085  # between two places chosen at random: Hitachi 7K1000.C, table 9
     turn_s: float = 60 / 7200  # one turn of the platters
 
     def seek_s(self, distance: int) -> float:

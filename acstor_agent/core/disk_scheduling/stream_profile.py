@@ -3,8 +3,7 @@
 
 Regional locality is the mean distance of the requests over the size of the region; sub-regional
 locality is the share of requests that begin where the last one ended. The mean interval (AvgT of
-the paper) counts from an answer to the next request, with nothing pending in between. From request
-to request it would include the time of others, and a sequential guest would look too slow.
+the paper) excludes pending time: with that of others, a sequential guest would look too slow.
 """
 
 from acstor_agent.core.disk_scheduling import navigator
@@ -37,10 +36,7 @@ class StreamProfile:
         self._next_detour_s = 0.0
 
     def request_arrived(self, request: requests.DiskRequest, now_s: float, served_s: float) -> None:
-        """Update the profile with a request.
-
-        :param served_s: time for which the stream has had the disk
-        """
+        """Update the profile with a request; ``served_s``: for which the stream had the disk."""
         if self._answered_s is not None and not self.queue and self.in_service is None:
             self.interval_s.add(now_s - self._answered_s)
         if self._arrived_stop is not None:
@@ -79,10 +75,7 @@ class StreamProfile:
         self.in_service = request
 
     def begin_slice(self, first_s: float, region_bytes: int) -> float:
-        """Return the length of the slice that begins now (equation 8).
-
-        It is halved if the last one was not used up.
-        """
+        """Return the length of the slice that begins (equation 8), halved after an idle one."""
         if self.distance.value > region_bytes:
             length_s = first_s / 2
         else:
@@ -91,9 +84,6 @@ class StreamProfile:
         return self.slice_s
 
     def end_slice(self, served_s: float, is_idle: bool) -> None:
-        """Record that the slice of the stream has ended.
-
-        :param is_idle: no request was pending before the end of the slice
-        """
+        """Record the end of the stream's slice; ``is_idle``: none was pending before its end."""
         self.served_s += served_s
         self._was_idle = is_idle

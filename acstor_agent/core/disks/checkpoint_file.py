@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The qcow2 file of a checkpoint: computed tables, with chunks as data clusters.
 
-A cluster is a chunk. Ranges without a chunk come from the raw backing file, the image's mirror.
-Guest bytes appear only in data clusters, so they are never parsed as metadata.
+Ranges without a chunk come from the raw backing file, the image's mirror. Guest bytes are only in
+data clusters, so they are never parsed as metadata.
 """
 
 import array

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Format of a disk's state file: header, and one mark for each chunk.
-
-See doc/source/format/disk.rst. A chunk counts as written only if its mark says so; an invalid file
-is refused, never repaired.
-"""
+"""Format of a disk's state file (doc/source/format/disk.rst); invalid ones are never repaired."""
 
 import dataclasses
 import uuid

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans reads and writes of a copy-on-reference disk (Nicolae 2016, Alg. 1, 2).
 
-A chunk is in the disk's own file as a whole or not at all (its state allows PART_WRITTEN).
-Otherwise its bytes are the image's, or zeros after the image's end. A write that covers a part of
-such a chunk is widened by the rest of it.
+A chunk is in the disk's own file as a whole or not at all; else its bytes are the image's, or zeros
+after the image's end. A write to a part of such a chunk is widened by the rest of it.
 """
 
 import enum

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record of a disk restored from a checkpoint: holders of its chunks, and the key.
-
-See doc/source/format/recovery.rst. The key opens all that the holders have of the disk; it is kept
-only while a chunk is missing.
-"""
+"""Record of a restored disk (doc/source/format/recovery.rst): holders of chunks, and the key."""
 
 from typing import Annotated
 from typing import Any
@@ -40,7 +36,7 @@ class RestoreRecord(NamedTuple):
     vault_disk: ids.ImageId  # ID of the disk in the holders' vaults
     manifest_name: bytes
     holders: tuple[CheckpointHolder, ...]
-    key: bytes  # of the disk; empty when no chunk is missing
+    key: bytes  # opens all that the holders have of the disk; empty when no chunk is missing
 
     @property
     def is_complete(self) -> bool:

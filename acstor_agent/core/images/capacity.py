@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cache capacity that images need, and images to evict for another one.
-
-Images share contents: a content takes capacity once.
-"""
+"""Cache capacity that images need, and images to evict; shared contents count once."""
 
 import collections
 from collections.abc import Callable
@@ -25,16 +22,11 @@ def slots_of(contents: Contents, pins: cache_pins.Pins) -> dict[int, int]:
 
 def images_to_evict(
     contents: Contents,
-    kept: Iterable[tuple[ids.ImageId, Iterable[Contents]]],
+    kept: Iterable[tuple[ids.ImageId, Iterable[Contents]]],  # candidates, with pinned contents
     pins: cache_pins.Pins,
     lacking_bytes: Callable[[Slots], int],
 ) -> list[ids.ImageId]:
-    """Return the images to evict for another one: as few as needed, in their order.
-
-    Return none if evicting all were not enough.
-
-    :param kept: candidates, with the contents pinned for each
-    """
+    """Return the images to evict, in order, as few as needed; none if all were not enough."""
     slots = collections.Counter(pins.slot_counts)
     slots.update(slots_of(contents, pins))
     taken: collections.Counter[ids.Cid] = collections.Counter()

@@ -2,11 +2,9 @@
 """State machine of one chunk of a mirror (Nicolae 2016, 3.2).
 
 A chunk starts REMOTE and follows TRANSITIONS. Every event that the network or the cache can cause
-is legal in every state: bytes may arrive late or twice, and a chunk may be evicted while it is
-REMOTE. An illegal event is a bug of the caller: reading or completing bytes that are not local (the
-paper's Algorithm 1 marks a chunk READ before its bytes arrive, so a second reader would see a
-hole), or requesting bytes that are. EVICTED concerns the public cache, which never holds written
-bytes.
+is legal in every state: bytes may arrive late or twice. An illegal event is a bug of the caller:
+reading or completing bytes that are not local, or requesting bytes that are. (The paper's Algorithm
+1 marks a chunk READ before its bytes arrive, so a second reader would see a hole.)
 """
 
 import enum
@@ -36,7 +34,7 @@ class ChunkEvent(enum.Enum):
     GUEST_READ = enum.auto()  # a guest read local bytes
     PART_WRITTEN = enum.auto()  # a guest changed a part of local bytes
     WHOLE_WRITTEN = enum.auto()  # a guest wrote all its bytes
-    EVICTED = enum.auto()  # the public cache evicted it
+    EVICTED = enum.auto()  # the public cache, which never holds written bytes, evicted it
 
 
 _S = ChunkState
@@ -120,8 +118,6 @@ def _remote(count: int) -> bytearray | mmap.mmap:
 
 class ChunkStates:
     """The states of all chunks of an image, one byte each, and counts of them.
-
-    Only :meth:`apply_event` and :meth:`accept_unmatched` change the counts.  An event takes 0.3 us.
 
     >>> states = ChunkStates(3)
     >>> states.apply_event(1, ChunkEvent.PREFETCH_SENT), states.in_flight

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates, deadlines and retries of background fills.
-
-A fill uses bandwidth that guests and other traffic leave over. Times are seconds of one monotonic
-clock, given by the caller.
-"""
+"""Rates, deadlines and retries of background fills; times are of one monotonic clock."""
 
 import math
 from collections.abc import Iterable
@@ -42,10 +38,7 @@ class SpareBandwidth:
         self._last, self._own_bytes = None, 0
 
     def spare_bytes_s(self, look: interface_traffic.InterfaceSample) -> float:
-        """Return the rate in bytes/s that other traffic leaves over; see :data:`SHARE`.
-
-        An increase of other traffic counts at once, a decrease by half.
-        """
+        """Return the bytes/s that other traffic leaves over; a decrease of it counts by half."""
         last, own_bytes = self._last, self._own_bytes * interface_traffic.HEADER_FACTOR
         self._last, self._own_bytes = look, 0
         if last is not None and look.at_s > last.at_s:
@@ -63,10 +56,7 @@ class Pacer:
     >>> pacer.bytes_s = 1000.0
     >>> [pacer.wait_s(500, now_s=10.0) for _ in range(3)]
     [0.0, 0.25, 0.25]
-
-    What was counted last takes its time at the rate that holds now:
-
-    >>> pacer.bytes_s = 100.0
+    >>> pacer.bytes_s = 100.0  # the latest 500 bytes take their time at this rate
     >>> pacer.wait_s(500, now_s=10.0)
     4.75
     """
@@ -76,10 +66,7 @@ class Pacer:
         self._last_s, self._last_bytes = -math.inf, 0
 
     def wait_s(self, count: int, now_s: float) -> float:
-        """Return the wait before ``count`` bytes may be requested.
-
-        :return: 0: they may be, and are counted; otherwise nothing is counted: ask again later
-        """
+        """Return the wait before ``count`` bytes may be requested; 0: now, and they are counted."""
         next_s = self._last_s + self._last_bytes / self.bytes_s
         begin_s = max(next_s, now_s - AHEAD_S)
         if begin_s > now_s:
@@ -122,10 +109,7 @@ class Deadline(NamedTuple):
         return left_bytes / (self.left_s(now_s) - min(RESERVE_SHARE * self.within_s, RESERVE_S))
 
     def is_late(self, takes_s: float | None, now_s: float) -> bool:
-        """Return whether the deadline is missed, or will be.
-
-        :param takes_s: time that the rest takes; None: unknown
-        """
+        """Return whether the deadline is missed, or will be (``takes_s`` None: unknown)."""
         left_s = self.left_s(now_s)
         return left_s <= 0 or (takes_s is not None and takes_s > left_s)
 

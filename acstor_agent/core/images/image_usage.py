@@ -2,7 +2,6 @@
 """Which images are in use, from evidence such as open files, touches and reads.
 
 Without evidence an image counts as used: an error in the other direction costs a guest its disk.
-Times are seconds of one monotonic clock, given by the caller.
 """
 
 import collections
@@ -124,9 +123,8 @@ class Openings:
 class Touches:
     """The last touch or read of each image.
 
-    Time counts only while Nova is present, because else it cannot touch the images that it uses.
-    Only touches by Nova show its presence. At the start Nova counts as present and each image as
-    touched: earlier times may be wrong.
+    Time counts only while touches show that Nova is present: else it cannot touch images in use.
+    At the start Nova counts as present and each image as touched: earlier times may be wrong.
 
     >>> image = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
     >>> touches = Touches(now_s=40.0, attached=[image])
@@ -135,8 +133,6 @@ class Touches:
     >>> touches.image_touched(image, at_s=100.0)
     >>> touches.idle_s(image, now_s=160.0), touches.is_seen(image)
     (60.0, True)
-
-    :param attached: images that are attached at the start
     """
 
     def __init__(self, now_s: float, attached: Collection[ids.ImageId] = ()) -> None:
@@ -177,12 +173,9 @@ class Touches:
         self._nova_s = max(at_s, self._nova_s)
 
     def idle_s(self, image_id: ids.ImageId, now_s: float) -> float:
-        """Return the seconds since the last touch; infinity if there was none.
-
-        Nova's absence does not count, up to SILENCE_S while it lasts. Any thread may call it.
-        """
+        """Return the seconds since the last touch, or infinity; any thread may call it."""
         at_s = self._at_s.get(image_id, -math.inf)
-        is_silent = SILENT_S < now_s - self._nova_s <= SILENCE_S
+        is_silent = SILENT_S < now_s - self._nova_s <= SILENCE_S  # Nova's absence does not count
         return max(0.0, (self._nova_s if is_silent else now_s) - at_s)
 
     def is_seen(self, image_id: ids.ImageId) -> bool:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pin file: images that this host keeps fully cached, oldest pin first.
-
-The order matters: when capacity is short, the oldest pins are kept.
-"""
+"""The pin file: images to keep fully cached, oldest first: those stay if capacity is short."""
 
 from collections.abc import Iterable
 
@@ -19,13 +16,7 @@ FillMode = control_wire.FillMode
 
 
 class ImagePin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One pinned image.
-
-    Fields with default values are not written, so an older agent can read a file that does not use
-    its unknown fields.
-
-    :param deadline_s: of a hydrate, seconds from the request; 0: as fast as possible
-    """
+    """One pinned image; fields with defaults are not written, for agents that do not know them."""
 
     image_id: str
     since_s: float  # time of the pin, wall clock; informational
@@ -33,7 +24,7 @@ class ImagePin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     mode: FillMode = FillMode.NORMAL
     is_replica: bool = False  # only other hosts use it; this host keeps its share
     leased_until_s: float = 0.0  # end of other hosts' leases, wall clock, to survive a restart
-    deadline_s: control_wire.Deadline = 0.0
+    deadline_s: control_wire.Deadline = 0.0  # of a hydrate; 0: as fast as possible
     due_at_s: float = 0.0  # the same deadline, wall clock
 
 

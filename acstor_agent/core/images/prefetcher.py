@@ -5,9 +5,8 @@ A chunk is *unmatched* while it was prefetched and no guest has read it. Announc
 prefetched while the unmatched ones are fewer than the allowance; others are held back. As in the
 paper, ``unmatched_limit`` held-back chunks that guests fetch on demand show that access patterns
 converged again: the LOCAL chunks stop counting. Unlike in the paper, chunks under way and chunks
-evicted unread count too, and the allowance starts at ``initial_allowance`` chunks and grows by
-``gain`` for each prefetched chunk that a guest read. doc/source/contributor/exchange_design.rst has
-the simulations behind INITIAL_ALLOWANCE and ALLOWANCE_GAIN.
+evicted unread count too, and the allowance grows by ``gain`` for each prefetched chunk that a guest
+read (simulations: doc/source/contributor/exchange_design.rst).
 """
 
 import collections
@@ -43,10 +42,6 @@ class PrefetchPolicy(Protocol):
 class Prefetcher:
     """The default policy for one image; see :class:`PrefetchPolicy`.
 
-    :param states: PREFETCH_SENT is applied here, other events by the caller
-    :param unmatched_limit: unmatched chunks at most; 0: never prefetch, None: no limit
-    :param initial_allowance: allowance before any prediction was right; None: the limit
-
     >>> prefetcher = Prefetcher(chunk_state.ChunkStates(100), unmatched_limit=2)
     >>> for chunk_no in (7, 8, 9):
     ...     prefetcher.chunk_advertised(chunk_no)
@@ -56,16 +51,15 @@ class Prefetcher:
 
     def __init__(
         self,
-        states: chunk_state.ChunkStates,
-        unmatched_limit: int | None = UNMATCHED_LIMIT,
-        initial_allowance: int | None = INITIAL_ALLOWANCE,
+        states: chunk_state.ChunkStates,  # only PREFETCH_SENT is applied here
+        unmatched_limit: int | None = UNMATCHED_LIMIT,  # 0: never prefetch, None: no limit
+        initial_allowance: int | None = INITIAL_ALLOWANCE,  # at the start; None: the limit
         gain: int = ALLOWANCE_GAIN,
     ) -> None:
         self._states = states
         self._limit = unmatched_limit
         self._first = initial_allowance
         self._gain = gain
-        # Announced and not prefetched yet, in order.
         self._held: collections.OrderedDict[int, None] = collections.OrderedDict()
         self._demanded = 0  # held-back chunks that were fetched on demand
         self._demanded_before = 0  # the same at the last re-activation
@@ -108,10 +102,7 @@ class Prefetcher:
             self._reactivate()
 
     def take_candidates(self, room: int) -> list[int]:
-        """Return at most ``room`` chunks to prefetch now; their state is PREFETCH then.
-
-        A returned chunk may be under way on demand: join that fetch.
-        """
+        """Return up to ``room`` chunks, now PREFETCH; join fetches on demand that are under way."""
         allowed = self.allowance
         if allowed is not None:
             room = min(room, allowed - self.unproven_chunks)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits a read into steps: zeros, memory, cache, or fetch.
-
-Adjacent chunks of one kind form one step, except in memory: there each chunk is a step, so a read
-of one chunk is answered without a copy.
-"""
+"""Splits a read into steps: runs of adjacent chunks of one kind; in memory single chunks."""
 
 import dataclasses
 import enum
@@ -23,7 +19,7 @@ class StepKind(enum.Enum):
     """Where the bytes of a step come from."""
 
     ZERO = enum.auto()
-    MEMORY = enum.auto()
+    MEMORY = enum.auto()  # a single chunk, so a read of one needs no copy
     CACHE = enum.auto()
     FETCH = enum.auto()
 

@@ -10,11 +10,8 @@ with each read. Unread bytes are bounded in two ways:
 * all windows of the image: 1/SHARE of what was read of it, because a booting guest begins and
   leaves many short runs.
 
-A window is a multiple of the reader's last read, and is refilled when half of it was read. Readers
-are identified by the offset where they stopped.
-
-The round-trip time is the least one, so a full link does not widen the window, as in BBR (Cardwell
-2016).
+A window is a multiple of the reader's last read, and is refilled when half of it was read. The
+least round-trip time counts, as in BBR (Cardwell 2016), so a full link does not widen the window.
 """
 
 import collections
@@ -98,9 +95,7 @@ class _Reader:
 
 
 class ReadAhead:
-    """The readahead of one image.
-
-    :param limit_bytes: widest window; 0 disables readahead
+    """The readahead of one image; ``limit_bytes`` is the widest window, 0 disables it.
 
     >>> ahead = ReadAhead(limit_bytes=1 << 20)
     >>> ahead.record_read(0, 131072, now_s=0.0)

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other hosts report of their shares of the images used here.
-
-This host sends each of them the images again and again; they answer with the state of their shares.
-Only a recent answer by the v-node table in force counts as kept. Times are seconds of one monotonic
-clock, given by the caller.
-"""
+"""Reports of other hosts about their shares of the images used here; only recent ones count."""
 
 from collections.abc import Collection
 from collections.abc import Iterable

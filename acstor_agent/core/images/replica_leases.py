@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases: images of which other hosts asked this host to keep its share.
-
-Leases are bounded per host and in total, and expire. When there are too many images, the host with
-most of them loses one. Times are seconds of one monotonic clock, given by the caller.
-"""
+"""Leases: images of which this host keeps its share for other hosts, until they expire."""
 
 import collections
 import math
@@ -12,7 +8,7 @@ from acstor_common.model import ids
 from acstor_common.wire.peer import replica_messages
 
 IMAGES_OF_HOST = replica_messages.MAX_REQUESTS
-IMAGES = 1024
+IMAGES = 1024  # beyond these, the host with the most images loses one
 LEASES = 1 << 18  # enough for 1,000 hosts with as many leases as they may have
 STEPS = 16  # most candidates to evict that are examined for one lease
 LEASE_S = float(replica_messages.MAX_LEASE_S)
@@ -65,10 +61,7 @@ class Leases:
     def grant_lease(
         self, host: ids.HostId, image_id: ids.ImageId, lease_s: float, now_s: float
     ) -> bool:
-        """Grant a lease; return whether there was capacity for it.
-
-        :param lease_s: at most LEASE_S counts; 0 ends the lease
-        """
+        """Grant a lease of at most LEASE_S, or end it (0); return whether there was capacity."""
         holders = self._until_s.get(image_id, {})
         if lease_s <= 0:
             self._end(host, image_id)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replica placement: the share of an image that each host keeps.
 
-A chunk belongs to the shares of the first COPIES owners of its OID on the ring. A share follows
-from the chunk map and the v-node table alone, so hosts with the same table agree. The chunk map's
-index lists contents in ring order, so a share is a few ranges of it. Contents missing from a wrong
-index are kept by no host.
+A chunk belongs to the shares of the first COPIES owners of its OID on the ring, so hosts with the
+same chunk map and v-node table agree. The map's index lists contents in ring order, so a share is a
+few ranges of it. Contents missing from a wrong index are kept by no host.
 """
 
 import array
@@ -108,14 +107,9 @@ class ReplicaPlacement:
         self,
         image_map: chunk_map.ChunkMap,
         table: hash_ring.Ring | None,
-        pause: layout.Pause = layout.no_pause,
+        pause: layout.Pause = layout.no_pause,  # called about every 0.5 ms of work
     ) -> ReplicaPart:
-        """Return this host's share of an image; all of it without a table.
-
-        By place, 1,000 chunks take about 5 ms.
-
-        :param pause: called about every 0.5 ms of work
-        """
+        """Return this host's share of an image; all of it without a table."""
         if table is not None and table.segment_chunks > 1:
             return self._part_by_segment(image_map, table, pause)
         if self._is_by_place:

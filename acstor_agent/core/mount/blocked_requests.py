@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table of waiting guest requests: guest, start and reason.
-
-A request is listed from its first wait until its answer. The mount's limit on concurrent requests
-bounds the table.
-"""
+"""Table of waiting guest requests, bounded by the mount's limit on concurrent requests."""
 
 import dataclasses
 from collections.abc import Hashable

@@ -41,10 +41,7 @@ def is_request(message: bytes) -> bool:
 
 
 def can_resend(request: bytes) -> bool:
-    """Return whether the kernel can resend unanswered requests to the next worker.
-
-    Linux 6.9 can, and older kernels with a backport.
-    """
+    """Return whether the kernel can resend unanswered requests: Linux 6.9, or a backport."""
     more_at = _FLAGS_AT + 4
     _, _, _, flags = _OFFER.unpack_from(request, _IN_HEADER.size)
     if not flags & _HAS_MORE_FLAGS or len(request) < more_at + _MORE_OFFER.size:
@@ -79,10 +76,7 @@ def with_longest(reply: bytes, longest_bytes: int) -> bytes:
 
 
 def offer_again(request: bytes, agreed: bytes) -> bytes:
-    """Return a FUSE_INIT reduced to the agreed flags.
-
-    :param agreed: the answer that the kernel got; if it is invalid, the whole offer is made
-    """
+    """Return a FUSE_INIT cut down to the flags of the answer ``agreed``; all if it is invalid."""
     answer = parse(agreed)
     if answer is None:
         return request

@@ -5,18 +5,12 @@ Numbers are computed from IDs by BLAKE3 in keyed mode, with one key per host, so
 the numbers of its predecessors, and tenants, who choose IDs, cannot aim at a collision. Each number
 keeps its whole ID; the second ID with a number is refused by name.
 
-========  ===========================================================
-bits      meaning
-========  ===========================================================
-63, 62    10 for an image, 01 for a disk; folders have numbers below
-61 to 56  opener; 0 in every inode
-55 to 42  tag of the opening process; 0 in every inode, and if unknown
-41 to 0   the last 42 bits of the keyed hash
-========  ===========================================================
+* Bits 63 and 62: 10 for an image, 01 for a disk; folders have numbers below.
+* Bits 61 to 56: the opener; bits 55 to 42: the tag of the opening process. In inodes they are 0.
+* Bits 41 to 0: the last 42 bits of the keyed hash.
 
 The tag, a keyed hash of a process's ID and start time, shows whether a handle may belong to a
-process (mount/killed_guests.py). A change of this layout must change :data:`LAYOUT`; no version
-serves a mount of another layout.
+process; 0: unknown. Each new layout has a new :data:`LAYOUT`; no version serves a mount of another.
 """
 
 import itertools
@@ -33,7 +27,7 @@ from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.util import lru_table
 
-LAYOUT = 1  # version of the table above and of the hashing of IDs
+LAYOUT = 1  # version of the bits above and of the hashing of IDs
 KEY_BYTES = 32
 _IMAGE, _DISK = 1 << 63, 1 << 62
 _OPENER_SHIFT, _OPENER_BITS = 56, 6
@@ -87,8 +81,6 @@ class Owner(NamedTuple):
 class Inodes:
     """The images and disks that are known by number.
 
-    ``openings`` maps handles of images that were seen (see :meth:`opening_of`).
-
     >>> inodes = Inodes(keyed(bytes(KEY_BYTES)))
     >>> inode = inodes.register_image(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"))
     >>> str(inodes.opening_of(inodes.open(inode, 3)).guest)
@@ -97,7 +89,7 @@ class Inodes:
 
     def __init__(self, number_of: Hash, detached_limit: int = DETACHED) -> None:
         self._number_of = number_of
-        self.openings: dict[int, Opening] = {}
+        self.openings: dict[int, Opening] = {}  # known handles of images, see opening_of
         self.disks: dict[int, disk_header.DiskId] = {}
         self._images: dict[int, ids.ImageId] = {}
         self._owners: dict[int, str] = {}
@@ -143,11 +135,7 @@ class Inodes:
             self.forget_image(evicted[0])
 
     def forget_image(self, image_id: ids.ImageId) -> None:
-        """Forget a detached image and its handles.
-
-        The kernel gets ESTALE for them from now on: lookups by name are repeated, handles get the
-        error.
-        """
+        """Forget a detached image and its handles, for which the kernel gets ESTALE from now on."""
         self._detached.pop(image_id, None)
         inode = self.of_image(image_id)
         if self._images.get(inode) == image_id:
@@ -169,10 +157,7 @@ class Inodes:
     def register_all(
         self, image_ids: Iterable[ids.ImageId], disk_ids: Iterable[disk_header.DiskId]
     ) -> list[errors.NumberInUse]:
-        """Register all images and disks of a host; return the colliding ones.
-
-        Both sides of a collision are refused: a guess could give a guest another's bytes.
-        """
+        """Register all images and disks of a host; return, and refuse, all colliding ones."""
         refused = []
         knows = itertools.chain(
             ((self.register_image, file_id) for file_id in image_ids),
@@ -182,7 +167,7 @@ class Inodes:
             try:
                 know(file_id)  # type: ignore[operator]  # each has its own kind of id
             except errors.NumberInUse as e:
-                self._disown(e)
+                self._disown(e)  # a guess could give a guest another's bytes
                 refused.append(e)
         return refused
 
@@ -196,11 +181,7 @@ class Inodes:
         return self._number_of(b"process %d %d" % (pid, started)) % ((1 << _TAG_BITS) - 1) + 1
 
     def open(self, inode: int, recorded_as: int, tag: int = 0) -> int:
-        """Return a handle for a new opener of a mirror.
-
-        :param recorded_as: opener number of the boot recorder, 0 if it does not record it
-        :param tag: of the opening process; 0 if unknown
-        """
+        """Return a handle for a new opener; ``recorded_as`` 0: not recorded, ``tag`` 0: unknown."""
         opener = recorded_as or next(self._other_openers)
         handle = inode | opener << _OPENER_SHIFT | tag << _TAG_SHIFT
         self.opening_of(handle)

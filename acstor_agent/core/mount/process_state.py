@@ -78,9 +78,7 @@ Shares = Callable[[FileHolder, FileHolder], bool]
 
 
 def may_end(tag: int, holders: Sequence[FileHolder], shares: Shares) -> bool:
-    """Return whether all processes that may use a handle are being killed.
-
-    :param tag: of the process that opened the handle; 0 if unknown
+    """Return whether all processes that may use a handle, opened by ``tag``, are being killed.
 
     >>> dying, living = FileHolder(7, 1, 7, (3,), True), FileHolder(8, 2, 8, (3,), False)
     >>> [may_end(tag, [dying, living], lambda one, other: False) for tag in (1, 2, 0)]

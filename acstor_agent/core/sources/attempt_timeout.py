@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adaptive timeout of one attempt at a source or peer.
 
-An attempt may take twice the longest of the latest ones; a timeout counts as its full time, so the
-timeout doubles with each miss, up to a bound. (RFC 6298 uses a smoothed mean; here attempts are few
-and of very different lengths.)
+An attempt may take TIMES the longest of the latest. A timeout counts in full, so each doubles the
+next, up to a bound. (RFC 6298's smoothed mean does not suit few attempts of different lengths.)
 """
 
 import collections

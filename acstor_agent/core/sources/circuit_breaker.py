@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Circuit breaker of a source.
+"""Circuit breaker of a source (Nygard, "Release It!", 2007) that is asked last while it is down.
 
-After Nygard ("Release It!", 2007), except that a source that is down is asked last instead of not
-at all. After a failure others are asked first, for a pause. Then one request tries the source
-first; if it fails, the pause doubles. Silence counts from the last answer to any request, or from
-the start of a wait.
+After a failure others are asked first, for a pause. Then one request tries the source first; if it
+fails, the pause doubles. Silence counts from the last answer, or from the start of a wait.
 """
 
 from acstor_common.util import backoff

@@ -2,9 +2,8 @@
 """Fair scheduling of decoding of compressed clusters, by image and guest.
 
 The image with the least time used goes first, and in it the guest served longest ago. A new image
-starts level with the others (start-time fair queueing, Goyal, Vin and Cheng 1996). A slot is held
-for SLICE_S while other images wait, for GUEST_SLICE_S while other guests of the image do. Beyond a
-second for FLOOR_BYTES_S decoded bytes, an image has a budget of BURST_S, refilled at REFILL of one
+starts level with the others (start-time fair queueing, Goyal, Vin and Cheng 1996). Beyond a second
+for FLOOR_BYTES_S decoded bytes, an image has a budget of BURST_S, refilled at REFILL of one
 processor; while it is in debt, one slot is left to others. Times are of a processor, except
 ``now_s``.
 """
@@ -16,8 +15,8 @@ from acstor_agent.core.disk_scheduling import request as requests
 from acstor_common.model import geometry
 from acstor_common.model import ids
 
-SLICE_S = 0.002
-GUEST_SLICE_S = 0.02
+SLICE_S = 0.002  # of a slot, while other images wait
+GUEST_SLICE_S = 0.02  # while other guests of the image wait
 FLOOR_BYTES_S = 8 * geometry.MIB
 BURST_S = 0.25
 REFILL = 0.1

@@ -4,10 +4,8 @@
 A request asks the preferred source, retries after transient faults with a jittered pause ("equal
 jitter", Brooker, 2015), then asks the next source for the missing pieces. A source that is down is
 asked last for a while (``circuit_breaker``). When a source is silent for longer than usual, the
-next one is asked as well, within a budget (``hedge``); one request may exceed it after
-SILENT_LONGEST_S, and requests to a source that is down always may. A source that answered nothing
-until the next one has given all counts as down. Pieces that every source refuses are read from
-local copies, for REFUSED_S without asking the sources again.
+next one is asked as well, within a budget (``hedge``), or, after SILENT_LONGEST_S, for one request.
+Pieces that every source refuses are read from local copies.
 """
 
 import math
@@ -34,7 +32,7 @@ SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S = 1.0, 2.0, 5.0
 """Silence before a hedge: minimum, while few latencies are known, maximum."""
 RETRY_FIRST_S, RETRY_LONGEST_S = 0.1, 2.0  # first and longest pause between tries
 TICK_S = 0.25  # interval at which a request without hedge budget checks it again
-REFUSED_S = 300.0
+REFUSED_S = 300.0  # for which pieces that all sources refused come from the copies only
 REFUSED_LIMIT = 4096
 
 _MOST_USEFUL_FIRST = (
@@ -90,17 +88,13 @@ class SourceState:
 
 
 class Failover:
-    """The sources of a host, the preferred one first.
-
-    :param random: returns a number in [0, 1), for the jitter
-    :param clock: of the Unix times that operators read; other times are arguments, and monotonic
-    """
+    """The sources of a host, the preferred one first."""
 
     def __init__(
         self,
         sources: Sequence[SourceState],
-        random: Callable[[], float],
-        clock: clocks.Clock,
+        random: Callable[[], float],  # returns a number in [0, 1), for the jitter
+        clock: clocks.Clock,  # of the Unix times that operators read; times of events are monotonic
         log: OperatorLog,
         attempts: int = ATTEMPTS,
         refused_limit: int = REFUSED_LIMIT,
@@ -108,7 +102,6 @@ class Failover:
         self.sources, self.random, self.attempts = sources, random, attempts
         self.copies = SourceState(_Copies())  # its health is not judged
         self.hedge = hedge.HedgeBudget(SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S)
-        # Until when requests for a key go to the copies directly.
         self.refused: lru_table.LruTable[Hashable, float] = lru_table.LruTable(refused_limit)
         self._clock, self._log = clock, log
 
@@ -203,10 +196,7 @@ class WantedPieces(Protocol):
 
 
 class SourceRequest:
-    """Pieces to read from sources in order; hedges ask several at a time.
-
-    :param sources: to be asked in order; none: all have refused the key recently
-    """
+    """Pieces to read from ``sources`` in order (none: all refused them); hedges ask several."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """When to hedge a request: to ask the next source too because an answer is late.
 
-A hedge costs bytes, and makes it worse where everything is slow at once, as on a full link. So it
-starts after several times the usual latency, for a small share of requests.
+A hedge makes it worse where all is slow at once, as on a full link. So hedges are late and few.
 """
 
 import bisect

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits the system calls that hang in the kernel at a dead file server.
 
-A thread in such a call cannot be ended, only abandoned. A call hangs if it is abandoned and older
-than HANGS_AFTER_S. With ``most`` hung calls no new one starts until one returns; a smaller limit
-holds for one file. A call that returns discounts abandoned calls that began before it. One call is
-tried after TRY_AGAIN_S, then after twice as long each time. Never more than twice ``most`` hang.
+A thread in such a call cannot be ended, only abandoned; then it hangs once it is older than
+HANGS_AFTER_S. With ``most`` hung calls no new one starts until one returns; a smaller limit holds
+for one file. One call is tried after TRY_AGAIN_S, then after twice as long each time, while fewer
+than twice ``most`` hang.
 """
 
 import dataclasses
@@ -40,9 +40,6 @@ class Hanging(NamedTuple):
 class Fence:
     """The calls under way at one place.
 
-    :param most: hung calls before it is closed
-    :param most_of_one: hung calls of one file before that is closed
-
     >>> fence = Fence(most=2, most_of_one=1)
     >>> call = fence.begin_call("a", now_s=0.0)
     >>> fence.abandon_call(call)
@@ -56,7 +53,7 @@ class Fence:
     """
 
     def __init__(self, most: int, most_of_one: int) -> None:
-        self._most, self._most_of_one = most, most_of_one
+        self._most, self._most_of_one = most, most_of_one  # hung calls that close it, or one file
         self._calls: set[Call] = set()
 
     def begin_call(self, of: Hashable, now_s: float) -> Call:

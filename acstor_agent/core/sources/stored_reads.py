@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Maps pieces of an image to ranges of its stored file.
 
-A piece needs fragments of extents. Adjacent fragments form a run, so adjacent compressed clusters
-are one read. Runs of several pieces may overlap, as with a cluster larger than a chunk; they are
-cut into tiles, which do not overlap and are read once.
+Adjacent fragments of the extents that a piece needs form a run, which is one read. Runs of pieces
+may overlap: they are cut into tiles, which do not overlap and are read once.
 """
 
 import bisect
@@ -73,9 +72,6 @@ class Tiles:
     >>> tiles = Tiles([(0, 100), (10, 20), (0, 30), (200, 210)])
     >>> tiles.ranges, tiles.tiles_of_run((0, 30)), tiles.tiles_of_run((10, 20))
     ([(0, 10), (10, 100), (200, 210)], range(0, 2), range(1, 2))
-
-    :param all_runs: of all pieces, in any order; each is a sequence of whole tiles, except for a
-        remainder at its end
     """
 
     def __init__(self, all_runs: Iterable[tuple[int, int]]) -> None:
@@ -94,7 +90,7 @@ class Tiles:
         self._data: dict[int, memoryview] = {}
 
     def tiles_of_run(self, run: tuple[int, int]) -> range:
-        """Return the numbers of the tiles of a run."""
+        """Return the numbers of the tiles of a run: whole ones, but for a remainder at its end."""
         first = bisect.bisect_right(self._starts, run[0]) - 1
         return range(first, bisect.bisect_left(self._starts, run[1]))
 
