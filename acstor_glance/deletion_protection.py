@@ -5,11 +5,10 @@ An image is *needed* while a host uses it and has not fully cached it. acstor se
 a needed image, and a mark: the tag ``acstor_protected=…`` of image, service project and time. It
 ignores marks of other images (copies) and of other projects (another acstor).
 
-acstor removes only protection that it has set. Where a user removed it (a mark without
-``protected``), acstor replaces the mark by ``acstor_unprotected=…``, and leaves the image alone
-until a user removes this tag. Protection is removed only after a while of complete answers without
-the image, and only while hosts report. Images marked before the decision service's database began
-keep it until that is a day old.
+acstor removes only protection that it has set, after a while of complete answers without the image
+while hosts report. Where a user removed it, acstor replaces the mark by ``acstor_unprotected=…``,
+and leaves the image alone until a user removes this tag. Images marked before the decision
+service's database began keep it until that is a day old.
 """
 
 import datetime

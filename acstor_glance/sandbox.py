@@ -2,13 +2,11 @@
 """Sandbox for QEMU with hostile images: bubblewrap, another user and limits.
 
 A guest that breaks out of QEMU finds a read-only /usr and a few empty devices: no other file of the
-host, no network, no other process, no /proc. Data passes through inherited descriptors and bound
-files.
+host, no network, no other process, no /proc.
 
-Root needs no user namespace, and becomes another user inside. Another user gets a user namespace in
-which it cannot create more (``--disable-userns``: bubblewrap 0.8, writable /proc/sys/user). Memory
-limits of control groups need privileges, so the builder watches :func:`resident_bytes` instead; the
-kernel kills QEMU first (``oom_score_adj``).
+Root becomes another user inside. Another user gets a user namespace in which it cannot create more
+(``--disable-userns``: bubblewrap 0.8, writable /proc/sys/user). Memory limits of control groups
+need privileges, so the builder watches :func:`resident_bytes`; the kernel kills QEMU first.
 """
 
 import contextlib
@@ -67,17 +65,12 @@ def check_sandbox(sandbox: Sandbox) -> None:
 
 def command_prefix(
     sandbox: Sandbox,
-    rlimits: Mapping[str, int | str],
-    devices: Sequence[str] = (),
+    rlimits: Mapping[str, int | str],  # of prlimit(1); a text is ``SOFT:HARD``
+    devices: Sequence[str] = (),  # files in /dev
     group: str = "",
-    files: Mapping[str, pathlib.Path] | None = None,
+    files: Mapping[str, pathlib.Path] | None = None,  # by their paths inside
 ) -> list[str]:
-    """Return the command prefix that starts a program in the sandbox.
-
-    :param rlimits: resource limits by names of prlimit(1); a text is ``SOFT:HARD``
-    :param devices: files in /dev that the program may use
-    :param files: files of this host by their paths inside; their modes apply
-    """
+    """Return the command prefix that starts a program in the sandbox."""
     limited = ["prlimit", *(f"--{name}={value}" for name, value in rlimits.items()), "--"]
     first_to_go = ["choom", "--adjust", "1000", "--"]
     die = ["setpriv", "--pdeathsig", "KILL", "--no-new-privs"]

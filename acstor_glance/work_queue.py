@@ -50,9 +50,8 @@ class WorkQueue:
     the project served longest ago; within a project by rank and arrival. A project uses all workers
     but one at most.
 
-    In a full queue, an image with rank BOOTED displaces a less urgent one, and an image of a known
-    project one of a project with more images. Images without a known project displace none, because
-    any publisher on the message bus may name them.
+    In a full queue, an image with rank BOOTED displaces a less urgent one, and one of a known
+    project one of a project with more images; any publisher on the bus may name the others.
     """
 
     def __init__(self, workers: int = 1, *, limit: int = MAX_QUEUED) -> None:

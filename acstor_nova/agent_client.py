@@ -43,8 +43,7 @@ class ZeroMap(NamedTuple):
 class AgentClient:
     """Client of one agent.
 
-    Every request raises errors.AgentUnreachable if no answer comes in time, and errors.AgentRefused
-    if the agent cannot execute it, or is too old for it.
+    Requests raise errors.AgentUnreachable without an answer in time, else errors.AgentRefused.
     """
 
     def __init__(self, socket_path: str, timeout_s: float) -> None:
@@ -54,14 +53,10 @@ class AgentClient:
     def attach_image(
         self,
         image_id: str,
-        head_bytes: int = 0,
-        os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,
+        head_bytes: int = 0,  # fetched because Nova reads it
+        os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,  # Glance's, to compare
     ) -> Stored:
-        """Attach an image; return its format and size.
-
-        :param head_bytes: length of the beginning, which the agent fetches because Nova reads it
-        :param os_hash: Glance's hash, to compare
-        """
+        """Attach an image; return its format and size."""
         asked = control_wire.AttachImage(image_id, head_bytes, os_hash.algo, os_hash.value.hex())
         answer = self._ask(asked)
         return Stored(answer["disk_format"], answer["stored_bytes"])
@@ -75,12 +70,12 @@ class AgentClient:
         self._ask(control_wire.PreSeed(image_id), timeout_s)
 
     def set_fill_mode(
-        self, image_id: str, mode: control_wire.FillMode, deadline_s: float = 0.0
+        self,
+        image_id: str,
+        mode: control_wire.FillMode,
+        deadline_s: float = 0.0,  # 0: soonest
     ) -> dict[str, Any]:
-        """Set how fast an image is cached completely; return the status of its fill.
-
-        :param deadline_s: of an urgent fill, in seconds from now; 0: as fast as possible
-        """
+        """Set how fast an image is cached completely; return the status of its fill."""
         result: dict[str, Any] = self._ask(control_wire.SetFillMode(image_id, mode, deadline_s))
         return result
 
@@ -105,10 +100,7 @@ class AgentClient:
     def attach_checkpoint(
         self, recovery: checkpoint_messages.RecoveryData, backing_file: str, max_bytes: int
     ) -> int:
-        """Make a disk of a checkpoint; return its size in bytes.
-
-        :param max_bytes: limit of the disk's size; 0: that of any image
-        """
+        """Make a disk of a checkpoint; return its size; ``max_bytes`` 0: that of any image."""
         fields = {name: getattr(recovery, name) for name in recovery.__struct_fields__}
         fields["holders"] = tuple((holder.host, holder.address) for holder in recovery.holders)
         fields |= {"backing_file": backing_file, "max_bytes": max_bytes}

@@ -2,12 +2,10 @@
 """The policy "cache first": a new server waits until its host has its whole image.
 
 A flavor (extra spec ``acstor:fully_cached_within``) or an image (property
-``img_fully_cached_within``) has it, as a time limit in seconds; a flavor's counts before an
-image's. Such a server never waits for the image store once it is ACTIVE.
+``img_fully_cached_within``) has it, as a time limit in seconds; a flavor's counts first.
 
-Operators make flavors, and tenants images. So the agent fetches an image before others for a
-flavor alone, and an image's limit is shorter: a build that waits has one of nova-compute's places.
-An operator's own decision about the image's fill stands.
+Tenants make images, so their limit is shorter (a build that waits has one of nova-compute's places)
+and their fill is not urgent. An operator's own decision about the image's fill stands.
 """
 
 import contextlib
@@ -45,10 +43,7 @@ class Policy(NamedTuple):
 
 
 def policy_of(instance: Any) -> Policy | None:
-    """Return the policy of an instance; None without one.
-
-    :raises ValueError: its limit is no whole number of seconds, or out of range
-    """
+    """Return the policy of an instance, None without one; ValueError if its limit is invalid."""
     flavor = getattr(instance, "flavor", None)
     extra_specs: Mapping[str, str] = getattr(flavor, "extra_specs", None) or {}
     # Nova copies an image's properties to the instance's system metadata when it is built.
@@ -73,11 +68,7 @@ def _parse_limit(what: str, text: str, most_s: int) -> int:
 def wait_until_cached(
     agent: agent_client.AgentClient, image_id: str, policy: Policy, poll_s: float
 ) -> None:
-    """Let the agent fill an image, and wait until it is fully cached.
-
-    :param poll_s: between two looks at the state of the fill
-    :raises NotCachedError: it is not in time, or cannot be
-    """
+    """Let the agent fill an image, and wait until it is fully cached; or raise NotCachedError."""
     began_s = time.monotonic()
     try:
         with _fill_mode(agent, image_id, policy):

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the user of nova-compute, so that checks run with its permissions.
 
-Only a process with the same permissions sees what nova-compute cannot access. Any process may be
-named nova-compute, and root reads the files in its command line. So a process counts only if it is
-a Python, and belongs only to root, the user ``nova`` or the owner of Nova's configuration folder. A
-program such as ``su`` belongs to its caller too.
+Any process may be named nova-compute, and root reads the files in its command line. So a process
+counts only if it is a Python, and belongs only to root, the user ``nova`` or the owner of Nova's
+configuration folder. A program such as ``su`` belongs to its caller too.
 """
 
 import contextlib
@@ -78,10 +77,7 @@ def account(name: str) -> User:
 def find_user(
     name: str, root: pathlib.Path = pathlib.Path("/"), service_account: str = ACCOUNT
 ) -> User:
-    """Return the user whose permissions to check.
-
-    :param name: empty: nova-compute's, or else ``service_account``, or else the current user
-    """
+    """Return the user to check; no name: nova-compute's, ``service_account`` or the current."""
     runs = running_user(root, service_account)
     if runs is not None and name in ("", runs.name):
         return runs

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of acstor in nova.conf, in the group [acstor].
-
-The group's option ``driver`` belongs to oslo.config and must be ``acstor``.
-"""
+"""Options of acstor in nova.conf, group [acstor]; ``driver`` there is oslo.config's."""
 
 from oslo_config import cfg
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enables and disables acstor in nova-compute by one configuration file.
-
-Nova's own files are never changed. Stock Nova accepts the file, so it may stay without acstor.
-"""
+"""Enables and disables acstor by one file, which stock Nova accepts as well."""
 
 import contextlib
 import pathlib

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts Nova's fallbacks by reason, and reports them to the agent.
-
-The agent shows them in status and metrics. While it is away, the most frequent reason, a thread
-retries. Counting never fails, and adds at most one request.
-"""
+"""Counts Nova's fallbacks by reason, and reports them to the agent, when it answers."""
 
 import collections
 import logging
@@ -21,10 +17,7 @@ RETRY_S = 10.0
 
 
 class Fallbacks:
-    """The fallback counters of one nova-compute.
-
-    :param retry_s: between two attempts to report them
-    """
+    """The fallback counters of one nova-compute, which never fail."""
 
     def __init__(self, retry_s: float = RETRY_S) -> None:
         self._retry_s = retry_s

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the backend knows of its host: Nova's functions, the agent, paths, fallbacks.
-
-Nothing of Nova is imported here: it comes as :class:`NovaFunctions`.
-"""
+"""What the backend knows of its host: Nova's functions, the agent, paths, fallbacks."""
 
 import dataclasses
 import logging
@@ -36,18 +33,13 @@ _REASONS = control_wire.Fallback
 
 @dataclasses.dataclass(frozen=True)
 class NovaFunctions:
-    """The functions of Nova that acstor uses.
-
-    :param get_image: returns an image in Glance; None if there is none, or no answer
-    :param inspect: raises Nova's error if a mirror, which is raw, has other or unsafe bytes
-    :param cannot_start: creates Nova's error for an instance with an unusable disk
-    """
+    """The functions of Nova that acstor uses."""
 
     conf: cfg.ConfigOpts
     base_name: Callable[[str], str]  # returns the file name of an image in Nova's image cache
-    get_image: Callable[[Any, str], image_record.Image | None]
-    inspect: Callable[[str, str], None]
-    cannot_start: Callable[[str], Exception]
+    get_image: Callable[[Any, str], image_record.Image | None]  # None: missing, or no answer
+    inspect: Callable[[str, str], None]  # raises Nova's error if a raw mirror is unsafe
+    cannot_start: Callable[[str], Exception]  # creates Nova's error
 
 
 class Timeouts(NamedTuple):
@@ -142,8 +134,7 @@ class HostContext:
             mirror_link.read_head(path)
         except OSError as e:
             raise NotEligibleError(_REASONS.MIRROR_UNREADABLE, str(e)) from e
-        # The mirror is raw, as after Nova's own conversion. The original was inspected when its
-        # chunk map was made.
+        # It is raw; the original was inspected when its chunk map was made.
         self.nova.inspect(image_id, path)
         mirror_link.make_link(path, link)
         self.fallbacks.report(self.agent)
@@ -197,10 +188,9 @@ class HostContext:
     def why_unreadable(
         self, base: str, image: image_record.Image | None = None
     ) -> Exception | None:
-        """Return why Nova cannot read the image behind a link; None if it probably can.
+        """Return why Nova cannot read the image behind a link; None if it can, or the agent starts.
 
-        The agent is asked first, because a read of the mirror may block Nova's process. An agent
-        that does not answer may be starting. Raises Nova's errors as :meth:`attach_image`.
+        A read of the mirror may block Nova's process. Raises Nova's errors as :meth:`attach_image`.
         """
         image_id = mirror_link.image_of(base)
         if image_id is not None:

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nova's image backend ``acstor``: a qcow2 disk on a mirror instead of a download.
 
-Only the origin of the base file differs from Nova's qcow2 backend, which can use these disks. If
-acstor, the image or the agent has a fault, Nova downloads the image, and the fallback is logged.
-
-Nothing of Nova is imported here: :mod:`acstor_nova.registration` derives the backend from
-:class:`MirrorBase` and Nova's class.
+Nova's qcow2 backend can use these disks. If acstor, the image or the agent has a fault, Nova
+downloads the image. :mod:`acstor_nova.registration` derives the backend from :class:`MirrorBase`.
 """
 
 import contextlib
@@ -52,10 +49,7 @@ class MirrorBase:
         self._instance = instance
 
     def cache(self, fetch_func: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Make the disk, on the image's mirror if possible.
-
-        Disks without an image ID (ephemeral, swap, copies from another host) are Nova's.
-        """
+        """Make the disk, on its image's mirror if possible; without image ID it is Nova's."""
         stock = super().cache  # type: ignore[misc]
 
         def make(fetch: Callable[..., None]) -> None:
@@ -158,10 +152,7 @@ class MirrorBase:
             download(target=target, **kwargs)
 
     def _record_hash(self, image_id: str, image: image_record.Image | None) -> None:
-        """Record the hash of the disk's image in the instance's system metadata.
-
-        An image ID may be reused. Nova saves the metadata, and moves them with the instance.
-        """
+        """Record the hash of the disk's image in the system metadata: its ID may be reused."""
         if getattr(self._instance, "task_state", None) == _MIGRATING:
             return
         os_hash = image.os_hash if image else _UNKNOWN

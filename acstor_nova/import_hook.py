@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls functions when modules of Nova are imported.
-
-Every process of Nova loads this module, so it imports only the standard library.
-"""
+"""Calls functions when modules of Nova are imported; it imports only the standard library."""
 
 import sys
 from collections.abc import Callable

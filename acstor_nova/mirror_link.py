@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Links in Nova's image cache to mirrors, in place of downloaded images.
 
-``<instances>/_base/<sha1 of the image id>`` -> ``<mount point>/images/<image id>.raw``. Nova,
-qemu-img and libvirt follow the link as if the image had been downloaded.
+``<instances>/_base/<sha1 of the image id>`` -> ``<mount point>/images/<image id>.raw``.
 """
 
 import contextlib

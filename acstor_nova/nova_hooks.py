@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists the internal names of Nova that acstor uses, and checks them.
 
-Every process of Nova loads this module, so it imports only the standard library until a check
-fails.
+Every process of Nova loads it: it imports only the standard library until a check fails.
 """
 
 import dataclasses

@@ -5,9 +5,9 @@ oslo.config loads :class:`Driver` for a configuration source before it reads opt
 ``acstor`` to the option's choices and supplies it where no file sets the option, so no file has a
 value that stock Nova rejects. Hooks are installed when Nova imports its libvirt modules.
 
-Nova must always start: if it differs from :data:`nova_hooks.HOOKS`, an error is logged and
-``acstor`` means ``qcow2``. Other processes of Nova, one of them with root's privileges, load this
-module too; so other libraries are imported only when they are needed.
+Nova must always start: if it differs from :data:`nova_hooks.HOOKS`, ``acstor`` means ``qcow2``.
+Other processes of Nova, one with root's privileges, load this module too, so others are imported
+only when needed.
 """
 
 import functools

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A weigher of nova-scheduler: hosts that have a server's image weigh more.
 
-``[filter_scheduler] weight_classes`` names it besides Nova's own. The decision service tells how
-much of an image each host has cached; :mod:`acstor_nova.locality` asks it.
-
-Nova normalizes the weights of each request from the smallest to the largest: the smallest
-difference between two hosts would count as much as the largest. This weigher fixes its range
-instead (``minval``, ``maxval``): a host with the complete image, an idle link and no build counts
-as 1, one that has nothing of the image as 0, whatever the others have. Nova's weighers for memory,
-processors and disk count what is free from 0 to the most, so a host that is fuller by a tenth loses
-a tenth of each. The multipliers decide how much fuller a host may become because it has the image.
+Nova normalizes weights from the smallest to the largest of a request, so the smallest difference
+would count as much as the largest. This weigher fixes its range instead (``minval``, ``maxval``): a
+host with the complete image, an idle link and no build counts as 1, one that has nothing of the
+image as 0, whatever the others have. Nova's weighers for memory, processors and disk count what is
+free from 0 to the most, so a host that is fuller by a tenth loses a tenth of each. The multipliers
+decide how much fuller a host may become because it has the image.
 """
 
 import logging
@@ -35,10 +32,7 @@ MULTIPLIER = "image_locality_weight_multiplier"
 
 
 class ImageLocalityWeigher(weights.BaseHostWeigher):  # type: ignore[misc]
-    """Weighs hosts by the part of the image that they have; never fails, see the module.
-
-    Without an answer of the decision service each host weighs 0, as without this weigher.
-    """
+    """Weighs hosts by the part of the image that they have; without an answer, each weighs 0."""
 
     minval = 0.0
     maxval = 1.0

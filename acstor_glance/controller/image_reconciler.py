@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reconciliation: one pass over all images and artefacts in Glance.
-
-Returns the images to prepare, and deletes orphaned artefacts after another look at their image.
-"""
+"""Reconciliation: one pass over all images and artefacts in Glance."""
 
 import collections
 import dataclasses
@@ -24,11 +21,10 @@ BootState = artefacts.BootState
 
 @dataclasses.dataclass
 class Findings:
-    """Findings and actions of a pass.
+    """Findings and actions of a pass; ``owners`` has the projects of images.
 
     :param to_prepare: in Glance's order: newest first, hidden ones last
     :param to_compare: images to compare with their backing image, or to deduplicate with it
-    :param owners: projects of the images in ``to_prepare`` and ``to_build``
     """
 
     images: int = 0
@@ -65,11 +61,10 @@ class ImageReconciler:
         self._images, self._desired, self._builds_boot_images = images, desired, builds_boot_images
 
     def run(self) -> Findings:
-        """Make one pass; delete orphaned artefacts."""
+        """Make one pass; delete orphaned artefacts after another look at their image."""
         now, project_id = datetime.datetime.now(datetime.UTC), self._images.project_id
         findings = Findings()
-        # Artefacts first: an image created in between then seems to lack one, which costs a look,
-        # whereas an artefact would seem to be an orphan.
+        # Artefacts first: an image created meanwhile costs a look; an artefact would be an orphan.
         left = self._artefacts_by_image(findings)
         orphans: list[image_record.Image] = []
         for image in self._images.list_images():
@@ -151,7 +146,6 @@ def _is_orphan(
 
 
 def _reduced(artefact: image_record.Image) -> image_record.Image:
-    """Return the part of an artefact that plans need, with shared values interned."""
     own = {name: artefact.text(name) for name in plan.UNIQUE_PROPERTIES}
     shared = {name: sys.intern(artefact.text(name)) for name in plan.SHARED_PROPERTIES}
     return image_record.Image(

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts all images by status: served, or the reason why not.
-
-Reasons match those of Nova's fallbacks (:class:`control_wire.Fallback`) where both exist.
-"""
+"""Counts all images by status: served, or why not, as in :class:`control_wire.Fallback`."""
 
 import dataclasses
 import enum

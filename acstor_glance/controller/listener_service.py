@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The listener service: notifications and reconciles fill a queue for workers.
-
-It keeps no state: after a restart the first reconcile finds every image that needs work.
-"""
+"""The listener service: notifications and reconciles fill a queue for workers, without state."""
 
 import datetime
 import functools

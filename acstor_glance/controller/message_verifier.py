@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verifies signatures of messages: hosts' traces, the decision service's requests.
-
-Signatures are checked before contents. A compromised host can send traces in its own name only.
-"""
+"""Verifies signatures of hosts' traces and of the decision service's requests."""
 
 import logging
 import time

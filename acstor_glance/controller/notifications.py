@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Listens for Glance's notifications, and extracts the IDs of images to look at.
 
-Only the IDs are used, so false, late and duplicate messages do no harm. oslo.messaging needs the
-process's global configuration object.
+Only the IDs are used, so false, late and duplicate messages do no harm.
 """
 
 import logging
@@ -75,8 +74,7 @@ class NotificationListener:
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Start listening as soon as the broker answers."""
-        # Connecting blocks while the broker is away.
+        """Start listening in the background, as soon as the broker answers."""
         supervision.start("acstor-broker", self._start, self._stopping)
 
     def _start(self) -> None:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protects images that hosts need against deletion (:mod:`deletion_protection`).
-
-One listener makes a pass at a time; two at once do no harm.
-"""
+"""Protects images that hosts need against deletion (:mod:`deletion_protection`)."""
 
 import collections
 import contextlib
@@ -185,7 +182,7 @@ class ProtectionReconciler:
 
     @contextlib.contextmanager
     def _leased(self) -> Iterator[bool]:
-        """Yield whether to make a pass; True if the coordination service fails."""
+        """Yield whether to make a pass; True if the coordination service fails: two do no harm."""
         with contextlib.ExitStack() as stack:
             try:
                 is_ours = stack.enter_context(self._leases.lease_image(ALL_IMAGES))

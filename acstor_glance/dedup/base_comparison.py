@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares images with their backing images, and deduplicates their blocks.
-
-Images in Glance are complete, so an image repeats the data of its backing image; a file store's
-file system can share the blocks.
-"""
+"""Compares images with their backing images, and deduplicates their blocks in a file store."""
 
 import logging
 import pathlib

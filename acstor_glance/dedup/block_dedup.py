@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares equal blocks of two files by ``FIDEDUPERANGE`` (XFS reflink=1, Btrfs).
 
-The kernel locks both files, compares the bytes, and shares them only if they are equal. So no
-file's content ever changes, and either file may be deleted.
+The kernel locks both files and compares the bytes, so no file's content ever changes.
 """
 
 import contextlib
@@ -66,9 +65,8 @@ def share_blocks(
     bytes_s: int,
     wait: Callable[[float], bool],
 ) -> int:
-    """Share ranges of two files; return the number of bytes shared.
+    """Share ranges of two files (descriptors); return the number of bytes shared.
 
-    :param image: a descriptor, as ``base`` is
     :param bytes_s: limit of the rate; 0: none
     :param wait: waits so many seconds; returns true to stop the work, which raises Stopped
     :raises errors.Unusable: the kernel refuses
@@ -100,7 +98,6 @@ def _calls(image: int, ranges: Iterable[common_ranges.Range]) -> Iterator[common
 
 
 def _data(descriptor: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield the data ranges of a file between two offsets, in whole blocks."""
     while start < stop:
         try:
             start = min(stop, os.lseek(descriptor, start, os.SEEK_DATA))

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the data that an image shares with its backing image. No I/O.
-
-The result comes from CIDs and layouts, and is a hint: users compare the bytes.
-"""
+"""Finds the data that an image probably shares with its backing image, by CIDs and layouts."""
 
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -32,10 +29,7 @@ def own_bytes(image: chunk_map.ChunkMap, base: chunk_map.ChunkMap) -> int:
 def find_ranges(
     image: chunk_map.ChunkMap, base: chunk_map.ChunkMap, block_bytes: int
 ) -> Iterator[Range]:
-    """Yield the ranges that both files have, in whole blocks, in disk order.
-
-    Leaves out compressed data, and data at different offsets within a block.
-    """
+    """Yield ranges that both files have uncompressed at equal offsets in a block, in disk order."""
     for run in _joined(_ranges(image, base)):
         before = -run.offset % block_bytes
         length = (run.length - before) // block_bytes * block_bytes
@@ -69,7 +63,6 @@ def _plain(of: chunk_map.ChunkMap, start: int, stop: int) -> Iterator[layout.Ext
 
 
 def _joined(ranges: Iterable[Range]) -> Iterator[Range]:
-    """Yield ranges, joined where they are contiguous in both files."""
     run: Range | None = None
     for common in ranges:
         if run and (run.offset + run.length, run.base_offset + run.length) == common[:2]:

@@ -122,7 +122,6 @@ def make_plain_app(
 def _record(
     lookup: image_lookup.ImageLookup, grants: grant_check.GrantCheck, image_id: str
 ) -> flask.Response:
-    """Answer a host without rights in Glance; others ask Glance."""
     wanted = _image_id(image_id)
     if image_grants.GRANT_HEADER not in flask.request.headers:
         raise exceptions.Forbidden("without a grant ask Glance for the record")

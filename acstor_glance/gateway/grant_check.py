@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Permits requests of hosts by grants of the decision service (``wire/image_grants``).
+"""Permits requests of hosts by grants, also for an image's artefacts (``wire/image_grants``).
 
-Such a request is carried out with the gateway's own credentials, since the host's user may read no
-image in Glance. A grant for an image also covers its artefacts.
+The gateway's own credentials carry them out: a host's user may read no image in Glance.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ class Request(NamedTuple):
 
 
 class GrantCheck:
-    """Checks grants; thread-safe. Trusted keys are fetched from the first request on."""
+    """Checks grants; thread-safe."""
 
     def __init__(
         self,

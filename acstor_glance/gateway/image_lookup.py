@@ -85,10 +85,7 @@ class ReadableImage(NamedTuple):
 
 
 def adapter_of(conf: cfg.ConfigOpts) -> adapter.Adapter:
-    """Return an adapter for the Glance that ``conf`` names.
-
-    The service user's session finds the address; requests with other tokens do not use its token.
-    """
+    """Return an adapter for the Glance of ``conf``; it sends each request's own token."""
     own = conf.acstor_glance
     return adapter.Adapter(
         session=glance_client.session_of(conf),
@@ -149,8 +146,7 @@ class ImageLookup:
     def quota_left(self, caller: Caller) -> int | None:
         """Return the rest of the quota of the caller's project, in bytes; None: unknown.
 
-        Quotas exist with ``use_keystone_limits`` only; Glance checks them before uploads, without
-        regard to their length.
+        Quotas exist with ``use_keystone_limits`` only.
         """
         answer = self._get("/v2/info/usage", caller)
         if answer.status_code != http.HTTPStatus.OK:
@@ -260,10 +256,7 @@ class ImageLookup:
 
 
 def parse_quota_left(usage: Mapping[str, Any]) -> int | None:
-    """Return the rest of a project's quota in bytes; None if it has none.
-
-    :param usage: Glance's answer to ``/v2/info/usage``, in MiB; a limit of -1 is none
-    """
+    """Return the rest of a quota in bytes, None if there is none, from ``/v2/info/usage`` (MiB)."""
     try:
         found = usage["usage"]["image_size_total"]
         limit_mib, used_mib = int(found["limit"]), int(found["usage"])

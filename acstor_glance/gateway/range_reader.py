@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a range of an image, after checking permission and integrity.
+"""Reads a range of an image, after checking permission, size and, if known, MD5.
 
-An object counts only if its size and, where both are known, its MD5 are those of Glance's record.
 If all cached locations fail, Glance is asked for them again.
 """
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits concurrent reads of a store, and the time that callers wait.
-
-A read in a thread cannot be cancelled: a late one holds its slot until it ends.
-"""
+"""Limits concurrent reads of a store; a late one cannot be cancelled, and holds its slot."""
 
 import http
 import threading

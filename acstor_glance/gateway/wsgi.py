@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """WSGI entry point of the gateway: ``acstor_glance.gateway.wsgi:application``.
 
-It reads Glance's configuration with the groups ``[acstor_glance]`` and ``[acstor_gateway]``, from
-the files in ``ACSTOR_GATEWAY_CONF``, separated by colons, else from the default files of
-``glance-api``.
+Glance's configuration is in the files of ``ACSTOR_GATEWAY_CONF``, separated by colons, else in the
+default files of ``glance-api``.
 """
 
 import logging

@@ -15,10 +15,7 @@ def append_cids(
     naming: deduplication.Naming,
     chunk_no: int,
 ) -> None:
-    """Append the CIDs of the chunks in the first ``length`` bytes of ``buffer``.
-
-    :param chunk_no: the buffer's first; only the image's last chunk may be short
-    """
+    """Append the CIDs of the first ``length`` bytes; only the image's last chunk may be short."""
     zeros = _zeros(chunk_bytes)
     window = memoryview(buffer)[:length]
     for number, start in enumerate(range(0, length, chunk_bytes), chunk_no):

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts an image of another format to a qcow2 file, which agents read instead.
 
-The image is hostile. oslo.utils inspects it first, as in Glance and Nova. qemu-img then runs in a
-:mod:`sandbox` with two files and limits of memory, time and output, which depend on the uploaded
-bytes, never on the size that the image states.
+The image is hostile. oslo.utils inspects it first. qemu-img then runs in a :mod:`sandbox` with two
+files and limits that depend on the uploaded bytes, never on the size that the image states.
 """
 
 import contextlib

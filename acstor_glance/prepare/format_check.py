@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that an image's bytes have the format that Glance states.
+"""Checks that an image has the format that Glance states, by oslo.utils, as Glance and Nova.
 
-A hypervisor that guesses formats would open the files that a qcow2 header names. oslo.utils does
-the check, as in Glance and Nova.
+A hypervisor that guesses formats would open the files that a qcow2 header names.
 """
 
 import io
@@ -33,10 +32,7 @@ def parse_disk_format(name: str) -> layout.DiskFormat:
 
 
 def why_not_raw(head: bytes) -> str:
-    """Return why an image is not raw, or unsafe by Glance's check; empty if neither.
-
-    :param head: the first INSPECTED_BYTES of the image, or all of a smaller one
-    """
+    """Return why an image of which ``head`` is the beginning is not raw, or unsafe; else ""."""
     try:
         found = {str(inspector): inspector for inspector in _inspectors_of(head)}
         foreign = found.keys() - RAW_FORMATS
@@ -69,7 +65,7 @@ def why_not_qcow2(head: bytes) -> str:
 
 
 def why_not_convertible(file: IO[bytes], disk_format: str) -> str:
-    """Return why an image is unsafe to convert; empty if it is safe.
+    """Return why an image is unsafe to convert, else "".
 
     :param file: is read to its end, where some formats have metadata, and closed
     """

@@ -37,10 +37,7 @@ CHUNK_MAP, CONVERTED = artefacts.Kind.CHUNK_MAP, artefacts.Kind.CONVERTED
 
 
 class PreparationLimits(NamedTuple):
-    """Limits of each preparation.
-
-    :param chunk_bytes: size of the chunks; 0: ``service_hashing.CHUNK_BYTES``
-    """
+    """Limits of each preparation; ``chunk_bytes`` 0: ``service_hashing.CHUNK_BYTES``."""
 
     chunk_bytes: int = 0
     cost_limits: preparation_budget.CostLimits = preparation_budget.COST_LIMITS
@@ -63,19 +60,15 @@ class PreparationTools(NamedTuple):
 
 
 class ImagePreparation:
-    """One attempt to make the artefacts of one image.
-
-    :param is_forced: make a new chunk map, despite an existing one
-    :param progress: called with the bytes done
-    """
+    """One attempt to make the artefacts of one image."""
 
     def __init__(
         self,
         image: image_record.Image,
         tools: PreparationTools,
         *,
-        is_forced: bool,
-        progress: prehash.Progress,
+        is_forced: bool,  # despite an existing chunk map
+        progress: prehash.Progress,  # called with the bytes done
     ) -> None:
         self._image, self._tools = image, tools
         self._is_forced, self._progress = is_forced, progress
@@ -223,14 +216,10 @@ class ImagePreparation:
     def _publish(
         self,
         file: IO[bytes],
-        as_read: image_record.Image | None = None,
-        pointers: Mapping[str, str] | None = None,
+        as_read: image_record.Image | None = None,  # of the bytes that agents read
+        pointers: Mapping[str, str] | None = None,  # to set together with the map's
     ) -> None:
-        """Publish a chunk map, after checking that it is of this image.
-
-        :param as_read: the record of the bytes that agents read, if not the image's
-        :param pointers: properties of the image to set together with the map's
-        """
+        """Publish a chunk map, after checking that it is of this image."""
         file.flush()
         count = os.fstat(file.fileno()).st_size
         self._budget.check_artefact(CHUNK_MAP, count)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Executes the plans of images: prepare, refuse, clean up, or record a failure.
-
-The result is recorded in the image's properties. Nothing changes while Glance is away.
-"""
+"""Executes the plans of images, and records the results in their properties."""
 
 import datetime
 import enum
@@ -83,15 +80,11 @@ class ImagePreparer:
         self,
         image_id: ids.ImageId,
         *,
-        is_forced: bool = False,
+        is_forced: bool = False,  # despite a chunk map or a failure
         progress: Progress | None = None,
         may_begin: MayBegin = lambda project: True,
     ) -> PreparationOutcome:
-        """Execute the image's plan, unless another process holds its lease.
-
-        :param is_forced: make a new chunk map, despite an existing one or a failed attempt
-        :param progress: called with the bytes done
-        """
+        """Execute the image's plan, unless another process holds its lease."""
         with self.leases.lease_image(image_id) as is_ours:
             if is_ours:
                 return self._execute(image_id, may_begin, progress, is_forced=is_forced)

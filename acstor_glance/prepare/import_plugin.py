@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``acstor_prehash``: plugin of Glance's image import that makes the chunk map.
 
-It runs in Glance's process and never raises, since an image whose plugin fails stays in
-``importing``; after any failure the listener does the work. Glance knows the image's hash only
-after the import, so the chunk map waits in the spool until a thread publishes it.
+It never raises, since an image whose plugin fails stays in ``importing``; after any failure the
+listener does the work. Glance knows the image's hash only after the import, so the chunk map waits
+in the spool until a thread publishes it.
 """
 
 import contextlib
@@ -56,10 +56,7 @@ def get_flow(**context: Any) -> linear_flow.Flow:
 
 
 class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
-    """Task that makes the chunk map of the staged file.
-
-    :param chunk_bytes: size of the chunks; 0: ``service_hashing.CHUNK_BYTES``
-    """
+    """Task that makes the chunk map of the staged file."""
 
     def __init__(
         self,
@@ -157,10 +154,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
 
 
 class PublishThread(threading.Thread):
-    """Thread that publishes the chunk map when its image is active.
-
-    It holds the image's lease, so that no listener reads the image again.
-    """
+    """Publishes the chunk map when its image is active; holds its lease against listeners."""
 
     def __init__(self, image_id: ids.ImageId, conf: cfg.ConfigOpts) -> None:
         super().__init__(name=f"acstor-publish-{image_id}", daemon=True)

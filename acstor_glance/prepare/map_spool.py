@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spool of chunk maps that were made before Glance knew the image's hash.
-
-A waiting map has no hash; :meth:`MapSpool.finished_map` adds it.
-"""
+"""Spool of chunk maps that were made before Glance knew the image's hash."""
 
 import contextlib
 import pathlib
@@ -69,7 +66,7 @@ class MapSpool:
     def finished_map(
         self, image: image_record.Image, scope_keys: chunk_map.ScopeKeys
     ) -> Iterator[IO[bytes] | None]:
-        """Yield the finished map of an active image; None if none valid waits.
+        """Yield the finished map, with the hash, of an active image; None if none valid waits.
 
         Other scope keys mean that the image's project or visibility has changed since.
         """

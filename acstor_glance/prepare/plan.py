@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans what an image needs, from its record: no I/O, no clock.
-
-After its execution, a plan is empty; so messages may come twice, late or in any order.
-"""
+"""Plans what an image needs, from its record; after its execution, a plan is empty."""
 
 import dataclasses
 import datetime
@@ -134,8 +131,7 @@ def next_boot_image_build(
 ) -> Retry | None:
     """Return when to build the image's boot image; None: never.
 
-    The builder records the next attempt before it starts, so an image that kills its builder is
-    retried with increasing delays.
+    The builder records the next attempt before it starts: an image may kill its builder.
     """
     if artefacts.state_of(image) is not artefacts.State.READY:
         return None

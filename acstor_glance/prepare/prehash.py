@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-hashing: makes the chunk map of an image file.
+"""Pre-hashing: makes the chunk map of an image file, in constant memory.
 
-A chunk map appears complete or not at all. The file must not change meanwhile, and must have
-Glance's hash if that is known. Memory is constant. Threads hash records of 32 MiB; finished records
-go in order to a log beside the map (``MAP.part``), from which a killed run resumes.
+A chunk map appears complete or not at all. Threads hash records of 32 MiB (BLAKE3 and preadv
+release the GIL); finished records go in order to a log beside the map (``MAP.part``), from which a
+killed run resumes.
 
 Glance's hash is serial and slower than BLAKE3 (SHA-512: 0.7 of 2.5 GB/s). For a raw image the
 caller's thread computes it from the buffers that the threads have read; for qcow2, whose chunks are
-the disk's, it reads the file beside them. Threads suffice: BLAKE3 and preadv release the GIL.
+the disk's, it reads the file beside them.
 """
 
 import collections
@@ -96,7 +96,6 @@ def prehash(
     :param image: a path, or an open file, whose position is restored
     :param os_hash: the file's hash in Glance, to compare; without value: compute it
     :param workers: threads; by default one per core, at most 8
-    :param progress: called with the bytes of the file done
     :param max_virtual_bytes: limit of a qcow2 image's disk
     :param budget: limits of the cost; None: only slow decoders are refused
     :raises errors.Unusable: the image or the map cannot be used, or another process makes the map;

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budget: limits of bytes and time for the preparation of one image.
 
-Limits depend on the uploaded bytes, never on the size that the image states: a qcow2 file of 20 MiB
-can state a disk of 2 TiB whose clusters all decode.
+They depend on the uploaded bytes: a qcow2 file of 20 MiB can state a disk of 2 TiB.
 """
 
 import math
@@ -27,32 +26,24 @@ NOT_RETRIED = "It is not tried again by itself"
 
 
 class CostLimits(NamedTuple):
-    """Costs that are allowed to every image, however few bytes were uploaded.
-
-    :param spare_artefact_bytes: length of an artefact; by default that of a 128 GiB disk's map
-    """
+    """Costs that are allowed to every image, however few bytes were uploaded."""
 
     spare_cpu_s: float = 1.0  # processor seconds for decoding
-    spare_artefact_bytes: int = 64 * geometry.MIB
+    spare_artefact_bytes: int = 64 * geometry.MIB  # of an artefact: a 128 GiB disk's map
 
 
 COST_LIMITS = CostLimits()
 
 
 class PreparationBudget:
-    """The remaining budget of one image; thread-safe; raises errors.LimitExceeded.
-
-    :param uploaded_bytes: its size in Glance; infinite: only slow decoders are refused
-    :param max_expansion_ratio: decoded bytes per uploaded byte
-    :param spare_s: part of the deadline that does not depend on bytes
-    """
+    """The remaining budget of one image; thread-safe; raises errors.LimitExceeded."""
 
     def __init__(
         self,
         what: str,
-        uploaded_bytes: float = math.inf,
-        max_expansion_ratio: int = 1,
-        spare_s: float = SPARE_S,
+        uploaded_bytes: float = math.inf,  # infinite: only slow decoders are refused
+        max_expansion_ratio: int = 1,  # decoded bytes per uploaded byte
+        spare_s: float = SPARE_S,  # of the deadline, apart from that of bytes
         clock: clocks.Clock = time,
         limits: CostLimits = COST_LIMITS,
     ) -> None:

@@ -56,10 +56,7 @@ def header_bytes(
 
 
 class ProgressLog:
-    """The finished records of an image, in order; locked for one process.
-
-    :raises errors.Unusable: another process has it open, or the file is no log
-    """
+    """The finished records of an image, in order; locked for one process, or Unusable."""
 
     def __init__(
         self, path: pathlib.Path, cut: geometry.Geometry, record_bytes: int, header: bytes

@@ -35,12 +35,11 @@ def write_map(
     pieces: Iterator[bytes],
     file: IO[bytes],
     hashing: service_hashing.ServiceHashing,
-    folder: pathlib.Path | None = None,
+    folder: pathlib.Path | None = None,  # None: the system's temporary one
     bytes_hash: chunk_map.OsHash | None = None,
 ) -> None:
     """Write the chunk map of ``image`` to ``file``.
 
-    :param folder: for the copy of a qcow2 image; None: the system's temporary folder
     :param bytes_hash: Glance's hash of a conversion, if ``pieces`` are of one
     :raises errors.Unusable: as in :func:`prehash.prehash`, or space is missing
     :raises errors.ImageServiceUnreachable: the stream has another length than Glance states
@@ -71,19 +70,15 @@ def work_folder(folder: pathlib.Path | None) -> Iterator[pathlib.Path]:
 
 
 def write_map_of_file(
-    image: image_record.Image,
+    image: image_record.Image,  # of the stored bytes (:func:`artefacts.as_read`)
     stored: IO[bytes],
     work: pathlib.Path,
     file: IO[bytes],
     hashing: service_hashing.ServiceHashing,
     *,
-    is_hashed: bool,
+    is_hashed: bool,  # they were verified, as a conversion
 ) -> None:
-    """Write the chunk map of an image in the file ``stored`` to ``file``.
-
-    :param image: the record of the stored bytes (:func:`artefacts.as_read`)
-    :param is_hashed: the bytes were verified, and are a conversion's
-    """
+    """Write the chunk map of an image in the file ``stored`` to ``file``."""
     map_path = work / "map"
     os_hash = chunk_map.UNKNOWN_OS_HASH if is_hashed else image.os_hash
     hashing.hash_file(stored, map_path, image.id, image.disk_format, os_hash)

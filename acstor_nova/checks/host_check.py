@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks whether Nova can use acstor on a compute host.
-
-Checks change nothing, and fetch no data through mirrors.
-"""
+"""Checks whether Nova can use acstor on a compute host; they fetch no data through mirrors."""
 
 import contextlib
 import errno
@@ -50,10 +47,7 @@ Level = check_results.Level
 
 
 def load_conf(config_files: list[str]) -> cfg.ConfigOpts:
-    """Return Nova's configuration, as far as the checks need it.
-
-    :param config_files: empty: those of the running nova-compute, or the default ones
-    """
+    """Return Nova's configuration; no files: those of the running nova-compute, or the default."""
     conf = cfg.ConfigOpts()
     args = [f"--config-file={name}" for name in config_files] or compute_user.config_args()
     common_conf.read(conf, args, "nova-compute", _register, nova_conf.list_opts(), project="nova")
@@ -73,10 +67,7 @@ def _register(conf: cfg.ConfigOpts) -> None:
 def check_host(
     conf: cfg.ConfigOpts, user: compute_user.User, root: pathlib.Path = pathlib.Path("/")
 ) -> list[CheckResult]:
-    """Return the findings.
-
-    :param user: the user with whose permissions agent and mirror are checked, if possible
-    """
+    """Return the findings, with the permissions of ``user`` if possible."""
     return [
         *_configuration(conf),
         _nova(),

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks whether the images of instances are fully cached, or will be.
-
-Warns before the cache is full, and counts images that the agent has not pinned yet.
-"""
+"""Checks whether the images of instances are fully cached, or will be."""
 
 import collections
 import math

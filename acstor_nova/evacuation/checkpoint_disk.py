@@ -2,8 +2,7 @@
 """Nova's disks on checkpoints: creates them, waits for the checkpoint, deletes it when unused.
 
 The agent shows a checkpoint as ``disks/<checkpoint id>.qcow2``, on the image's mirror; Nova's disk
-is based on it. When all data is on this host, ``acstor-checkpointd`` copies it into Nova's disk,
-which then is based on the mirror. Until then the server cannot move.
+is based on it, until ``acstor-checkpointd`` has copied all data into Nova's disk.
 """
 
 import functools
@@ -194,10 +193,7 @@ def _is_used(
     instance_id: str,
     instance_ids: Collection[str],
 ) -> bool:
-    """Return whether a disk is based on a checkpoint, even during a resize.
-
-    A disk that is missing or unreadable counts as based on it, since it has the only data.
-    """
+    """Return whether a disk, even during a resize, may be based on a checkpoint: the only data."""
     if checkpoint_id in _disks_in_progress:
         return True
     folder = glob.escape(os.path.join(host.nova.conf.instances_path, instance_id))

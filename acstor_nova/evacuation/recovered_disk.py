@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks recovered from checkpoints that may lack part of the checkpoint's data.
-
-A disk with a :mod:`recovery marker <acstor_common.disks.recovery_marker>` must not be read or
-moved by its own tables alone.
-"""
+"""Disks recovered from checkpoints, whose own tables may lack part of the data."""
 
 import os
 

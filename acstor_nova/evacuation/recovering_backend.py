@@ -5,7 +5,7 @@ Nova evacuates by a rebuild. Only the compute manager can tell it from a user's 
 an empty disk on purpose, so a hook there marks evacuations.
 
 Without a usable checkpoint the evacuation fails, unless ``[acstor] recover = preferred`` allows a
-disk from the image. A checkpoint that is only delayed is retried, and then the evacuation fails.
+disk from the image; a delayed checkpoint is retried, and then the evacuation fails.
 """
 
 import contextlib

@@ -22,10 +22,7 @@ LocalityTable = Mapping[str, CachedImage]
 
 
 def make_table(found: decision_messages.ImageLocality) -> LocalityTable:
-    """Return the table of an answer of the decision service.
-
-    Where the boot set is not known, the share of the image stands for that of the boot set.
-    """
+    """Return the table of an answer; the image's share stands for an unknown boot set's."""
     return {one.host: CachedImage(_share(one), one.link_load) for one in found.hosts}
 
 
@@ -35,12 +32,9 @@ def _share(one: decision_messages.HostLocality) -> float:
 
 
 def weight_of(cached: CachedImage | None, builds: int) -> float:
-    """Return the weight of a host.
+    """Return the weight of a host (None: it has nothing of the image).
 
-    It falls with each build under way and with the load of the link. So a burst of servers of one
-    image spreads over the hosts that have it, and then over others.
-
-    :param cached: None if the host has nothing of the image
+    Each build and the link's load lower it, so a burst of servers spreads over all such hosts.
 
     >>> weight_of(CachedImage(1.0, 0.0), 0), weight_of(CachedImage(1.0, 0.0), 4), weight_of(None, 0)
     (1.0, 0.5, 0.0)

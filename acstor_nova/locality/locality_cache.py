@@ -2,8 +2,7 @@
 """Tables of images' locality, which a thread fetches for the requests of nova-scheduler.
 
 A request waits WAIT_S at most, and only for an image without a fresh table, while the service
-answers. All else happens in the thread. It uses only threads and locks of the standard library, so
-it works with threads and with eventlet.
+answers. Only the standard library's threads and locks are used, which work with eventlet, too.
 """
 
 import logging
@@ -47,14 +46,11 @@ class _Entry(NamedTuple):
 
 
 class LocalityCache:
-    """The tables of one process; any thread may call it.
-
-    :param fetch: returns the locality of an image, or raises errors.AcstorError
-    """
+    """The tables of one process; any thread may call it."""
 
     def __init__(
         self,
-        fetch: Callable[[str], decision_messages.ImageLocality],
+        fetch: Callable[[str], decision_messages.ImageLocality],  # raises errors.AcstorError
         timings: Timings = DEFAULT_TIMINGS,
         clock: clocks.Clock = time,
     ) -> None:

@@ -22,10 +22,7 @@ WITHIN_S = 5.0  # deadline of each request, to Keystone and to the API
 
 
 class LocalityClient:
-    """Client with one session, for one thread.
-
-    :param conf: Nova's, with the options of [acstor]
-    """
+    """Client with one session, for one thread, by Nova's configuration."""
 
     def __init__(self, conf: cfg.ConfigOpts, within_s: float = WITHIN_S) -> None:
         self._conf, self._within_s = conf, within_s
@@ -34,10 +31,7 @@ class LocalityClient:
         self._transport = log_once.LogOnce(LOG)
 
     def get_locality(self, image_id: str) -> decision_messages.ImageLocality:
-        """Return the hosts that have data of an image.
-
-        :raises errors.DecisionUnreachable: there is no valid answer
-        """
+        """Return the hosts that have data of an image, or raise DecisionUnreachable."""
         url = f"{self._url}/v1/images/{image_id}/locality"
         with decision_client.translated_errors(url):
             ids.parse_image_id(image_id)

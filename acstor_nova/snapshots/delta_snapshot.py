@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends the delta of a disk on a mirror to the gateway, which makes the snapshot.
 
-Nova calls ``direct_snapshot`` before it makes a complete image. For a running guest, Nova's driver
-copies the disk as usual, and the copy's delta is sent instead of the conversion. After a failure
-Nova makes the snapshot itself, and the fallback is counted. An active image is always complete.
-
-Nothing of Nova is imported here; :mod:`acstor_nova.registration` announces each snapshot.
+For a running guest, Nova's driver copies the disk as usual, and the copy's delta is sent instead of
+the conversion. After a failure Nova makes the snapshot itself. An active image is always complete.
 """
 
 import contextlib
@@ -40,29 +37,22 @@ _Ineligible = host_context.NotEligibleError
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotHooks:
-    """The functions of Nova that delta snapshots use.
+    """The functions of Nova that delta snapshots use."""
 
-    :param token_headers: returns the headers that authenticate Nova's caller
-    :param disk_semaphore: returns the semaphore that limits disk operations
-    """
-
-    token_headers: Callable[[Any], dict[str, str]]
+    token_headers: Callable[[Any], dict[str, str]]  # authenticate Nova's caller
     update_image: Callable[[Any, str, dict[str, Any]], None]
-    disk_semaphore: Callable[[], contextlib.AbstractContextManager[Any]]
+    disk_semaphore: Callable[[], contextlib.AbstractContextManager[Any]]  # limits disk operations
 
 
 @dataclasses.dataclass(frozen=True)
 class PendingSnapshot:
-    """A snapshot that Nova's driver is making.
-
-    :param make_live: copies a disk in use, and converts the copy (:func:`send_delta`)
-    """
+    """A snapshot that Nova's driver is making."""
 
     hooks: SnapshotHooks
     is_live: bool
     is_suspended: bool
     record_of: Callable[[str], dict[str, Any]]
-    make_live: Callable[[str, str, str], None]
+    make_live: Callable[[str, str, str], None]  # copies a disk, converts it (:func:`send_delta`)
 
 
 _pending_snapshot: contextvars.ContextVar[PendingSnapshot | None] = contextvars.ContextVar(
@@ -234,10 +224,7 @@ class Snapshot:
             LOG.info(words, self._image_id, size, took_s)
 
     def _is_active(self) -> bool:
-        """Wait until the upload has ended; return whether the image is active.
-
-        The gateway completes only correct uploads.
-        """
+        """Wait until the upload has ended; return whether the image is active, so correct."""
         ends_s = time.monotonic() + self._host.timeouts.upload_end_s
         while True:
             image = self._host.nova.get_image(self._context, self._image_id)

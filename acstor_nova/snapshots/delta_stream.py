@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stream of the delta of a disk on a mirror.
+"""Stream of the delta of a disk on a mirror, which must not be written meanwhile.
 
-The file is read twice: for the table, without zeros, and for the data. So nothing is copied, and
-the length is known beforehand. The disk must not be written meanwhile.
+The file is read twice, for the table and for the data, so the length is known beforehand.
 """
 
 import logging
@@ -28,17 +27,13 @@ _ZEROS = bytes(BLOCK_BYTES)
 
 
 class DeltaBody:
-    """The delta of a disk as a stream, for one iteration.
-
-    :param zero_map: the zeros of the image that it is based on
-    :raises disk_delta.TooManyExtents: the delta is too fragmented
-    """
+    """The delta of a disk as a stream, for one iteration; may raise TooManyExtents."""
 
     def __init__(
         self,
         disk: qcow2.Qcow2,
         base: ids.ImageId,
-        zero_map: agent_client.ZeroMap,
+        zero_map: agent_client.ZeroMap,  # of its image
     ) -> None:
         self._disk = disk
         zeros = zero_extents(zero_map, disk.virtual_size)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client of the gateway, with the token of the snapshot's requester.
-
-Every failure is one of two errors, and every wait has a timeout.
-"""
+"""Client of the gateway, with the token of the snapshot's requester."""
 
 import contextlib
 import http
@@ -36,13 +33,12 @@ MAX_LINE_BYTES = 16 * 1024
 class GatewayLimits(NamedTuple):
     """Limits of a client.
 
-    :param ask_s: timeouts to connect and of silence; the gateway may ask Keystone and others
     :param idle_s: longest silence while a delta is sent; between two changes the gateway may copy
         much of the base, 45 GB at 25 MB/s in that time
     :param answer_bytes: of an answer; the gateway sends a line each five seconds
     """
 
-    ask_s: tuple[float, float] = (10.0, 60.0)
+    ask_s: tuple[float, float] = (10.0, 60.0)  # to connect, and of silence
     idle_s: float = 1800.0
     answer_bytes: int = 64 * geometry.MIB
 
@@ -73,10 +69,7 @@ class _Line(msgspec.Struct):
 
 
 class GatewayClient:
-    """Client for one caller; every method raises GatewayUnreachable or GatewayRefused.
-
-    Each answer has a deadline.  So has the upload of a delta.
-    """
+    """Client for one caller; methods raise GatewayUnreachable or GatewayRefused, with deadlines."""
 
     def __init__(
         self,
@@ -106,7 +99,6 @@ class GatewayClient:
     ) -> int:
         """Make an image from a delta; return its size in Glance in bytes.
 
-        :param image_id: the new image, whose record has the same format
         :param disk_bytes: size of its disk, for the deadlines of the upload and of the answer
         """
         path = f"/v1/images/{image_id}/delta"
@@ -194,7 +186,6 @@ def _cut(answer: requests.Response) -> Iterator[bytes]:
 
 
 def _check(answer: requests.Response, wanted: http.HTTPStatus) -> None:
-    """Raise errors.GatewayRefused for another status."""
     if answer.status_code != wanted:
         raise errors.GatewayRefused(answer.status_code, _words(answer))
 

@@ -3,8 +3,7 @@
 
 qemu-img asks raw files for their holes, but FUSE_LSEEK does not reach the agent. This file takes
 the place of the raw file: the mirror is its *external data file*, with each cluster at its own
-offset, and clusters of zero chunks are unallocated. Format: QEMU's ``docs/interop/qcow2.txt``. It
-is read-only, so it has no reference counts.
+offset, and clusters of zero chunks are unallocated. Format: QEMU's ``docs/interop/qcow2.txt``.
 """
 
 import struct

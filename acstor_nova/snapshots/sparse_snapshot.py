@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes complete snapshots without reading the zeros of an image from its mirror.
 
-Nova runs ``qemu-img`` on a disk and its base. A :mod:`hole_map` between disk and mirror lets it
-skip zeros and read the mirror with direct I/O. After a failure Nova makes the snapshot itself.
+A :mod:`hole_map` between disk and mirror lets Nova's ``qemu-img`` skip zeros.
 """
 
 import contextlib

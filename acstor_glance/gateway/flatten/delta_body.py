@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a delta from the request's body, as it arrives.
 
-The last bytes are returned only after the trailer was verified, so no image made of a truncated or
-altered body is ever complete.
+The last bytes are returned only after the trailer was verified: no altered body is ever complete.
 """
 
 import contextlib
@@ -29,12 +28,7 @@ SLOWEST_BYTES_S = 256 << 10  # slowest average rate of a client, which occupies 
 
 
 class DeltaBody:
-    """A delta from a client, read by one thread.
-
-    :param stream: ``wsgi.input``
-    :param length_bytes: ``Content-Length``
-    :param watch: is told of each read, and has the limit of a stall
-    """
+    """A delta from a client (``wsgi.input``), read by one thread."""
 
     def __init__(
         self,

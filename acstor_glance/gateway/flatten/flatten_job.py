@@ -84,10 +84,7 @@ class BackingImage(NamedTuple):
 
 
 class FlattenJob:
-    """One job; :meth:`run` executes it in a thread.
-
-    :param ratio: limit of decoded bytes per byte of the backing image and of the delta
-    """
+    """One job; :meth:`run` executes it in a thread."""
 
     def __init__(
         self,
@@ -97,7 +94,7 @@ class FlattenJob:
         request: FlattenRequest,
         body: delta_body.DeltaBody,
         watch: watchdog.Watchdog,
-        ratio: int,
+        ratio: int,  # limit of decoded bytes per byte of the file or the delta
     ) -> None:
         self._ratio, self._budget = ratio, preparation_budget.PreparationBudget("the base")
         self._lookup, self._reader, self._uploader = lookup, reader, uploader

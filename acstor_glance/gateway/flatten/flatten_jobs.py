@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts flatten jobs, reports their progress and counts results.
 
-A thread of the WSGI server waits for each job, which another thread executes. The first must not
-return before the body is read, because the server owns it. A failure before that has its own HTTP
-status. Afterwards lines of progress keep the connection alive, and the last one has the result.
+A thread of the WSGI server waits until another thread has read the body, because the server owns
+it. A failure before that has its own HTTP status. Afterwards lines of progress keep the connection
+alive, and the last one has the result.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of the bytes that a job makes, by the stored and the sent bytes. No I/O."""
+"""Limits of the bytes that a job makes, by the stored and the sent bytes."""
 
 import http
 from collections.abc import Iterable
@@ -30,9 +30,7 @@ def limits_for(
 ) -> FlattenLimits:
     """Return the limits for a backing image and a delta.
 
-    A body of 160 bytes, and an empty qcow2 file that states a disk of 2 TiB:
-
-    >>> limits_for(224 << 10, 2 << 40, 160, 64).file_bytes >> 20
+    >>> limits_for(224 << 10, 2 << 40, 160, 64).file_bytes >> 20  # an empty file of a 2 TiB disk
     512
 
     :param ratio: decoded bytes per stored byte (``max_expansion_ratio``)

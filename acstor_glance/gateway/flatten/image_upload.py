@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uploads an image's bytes to Glance with the caller's token, which Glance authorizes.
+"""Uploads an image's bytes to Glance with the caller's token, and their length.
 
-The length is stated, so Glance rejects an incomplete upload, and the image is ``queued`` again.
+Glance rejects an incomplete upload, and the image is ``queued`` again.
 """
 
 import http

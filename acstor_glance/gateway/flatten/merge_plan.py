@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans which bytes of an image come from the delta and which from the base.
-
-Zeros fill the rest. Compressed clusters of the base without changes are copied as stored. No I/O.
-"""
+"""Plans which bytes of an image come from the delta and which from the base, else zeros."""
 
 import enum
 from collections.abc import Iterable

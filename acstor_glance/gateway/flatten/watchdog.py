@@ -10,10 +10,7 @@ from acstor_glance.gateway import http_errors
 
 
 class Watchdog:
-    """Watchdog of one job, which stalls after ``stall_s`` without progress.
-
-    The working thread checks often, the waiting thread decides.
-    """
+    """Watchdog of one job, which stalls after ``stall_s`` without progress."""
 
     def __init__(self, stall_s: float, clock: clocks.Clock = time) -> None:
         self.stall_s, self._clock = stall_s, clock

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to web servers that tenants name: only to allowed addresses.
+"""Connections to web servers that tenants name: only to public or allowed addresses.
 
-They are public addresses, or in networks that the operator allows. A name is resolved once, and
-the checked address is used. The operator's proxies are not checked; they resolve names themselves.
+A name is resolved once, and the checked address is used; the operator's proxies resolve themselves.
 """
 
 import socket
@@ -40,19 +39,14 @@ def is_own(address: str) -> bool:
 
 
 class FilteredConnection:
-    """Mixin for urllib3's connections.
-
-    :cvar networks: allowed internal networks
-    """
+    """Mixin for urllib3's connections; ``networks`` are allowed internal ones."""
 
     networks: Sequence[addresses.Network] = ()
 
     def _new_conn(self: Any) -> socket.socket:
-        """Connect to an allowed address within the timeout; its rest is the TLS handshake's.
+        """Connect within the timeout, or raise InternalAddress; the rest is the TLS handshake's.
 
         Overrides urllib3's method, as urllib3.contrib.socks does.
-
-        :raises InternalAddress: there is none
         """
         until_s = time.monotonic() + self.timeout
         failed: Exception | None = None

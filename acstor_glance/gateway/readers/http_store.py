@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store ``http``: GET with a range, from the web server of a location.
 
-Tenants may name and run these servers. A read has a deadline (:mod:`bounded_responses`), and
-:mod:`address_filter` denies internal addresses. No more is read than was requested; no cookies are
-kept; redirects to other servers are not followed.
+Tenants may name and run these servers: a read has a deadline and limits (:mod:`bounded_responses`),
+:mod:`address_filter` denies internal addresses, redirects to other servers are not followed.
 """
 
 import http
@@ -99,7 +98,6 @@ class WebReader(base.Reader):
         )
 
     def _session(self) -> requests.Session:
-        """Return this thread's session; sessions are not thread-safe."""
         session: requests.Session | None = getattr(self._own, "session", None)
         if session is None:
             session = self._own.session = requests.Session()

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S3: GetObject with a range, with the store's access key.
-
-The ETag is the MD5 of an object that was uploaded in one part and is not encrypted by KMS.
-"""
+"""S3: GetObject with a range; the ETag is the MD5 of a single, unencrypted part."""
 
 import contextlib
 from typing import Any
@@ -45,7 +42,6 @@ class S3Reader(base.Reader):
 
 
 def _connect(options: Any, reads: int, timeout_s: float) -> Any:
-    """Return a client like the driver's, with other timeouts and connections."""
     host = options.s3_store_host
     region = options.s3_store_region_name or None
     amazon = driver.get_s3_location(host)
