@@ -97,7 +97,7 @@ def test_mount_of_another_filesystem_stays(point, connection):
     assert hosts.mounts(point) == [str(point)]
 
 
-def test_used_mount_of_another_namespace_is_refused_and_kept(point, connection):
+def test_used_mount_at_another_path_is_refused_and_kept(point, connection):
     store = Kept(connection)
     with pytest.raises(errors.Unusable, match="is in use, and is not seen here"):
         connect(point.with_name("elsewhere"), store)

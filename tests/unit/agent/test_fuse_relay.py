@@ -121,7 +121,7 @@ def test_longest_messages_pass_with_small_default_socket_buffers(world, monkeypa
 def test_worker_receives_no_request_before_it_asks(world):
     with world.relay.connect() as worker:
         world.kernel.send(request(2))
-        worker.send(answer(0x42))  # as that to FUSE_INIT
+        worker.send(answer(0x42))  # like the reply to FUSE_INIT
         assert world.kernel.recv(100) == answer(0x42)
         assert select.select([worker], [], [], 0.2)[0] == []
         worker.settimeout(WAIT_S)
@@ -178,9 +178,7 @@ def test_requests_of_a_killed_relay_are_replayed_until_answered(world):
         assert worker.recv(100) == second
         worker.send(answer(4))
         told = world.kernel.recv(100)
-        if told == answer(
-            2
-        ):  # sent again: the relay was killed before it noted the kernel's receipt
+        if told == answer(2):  # resent by the next relay; the kernel drops it
             told = world.kernel.recv(100)
         assert told == answer(4)
         world.kill()

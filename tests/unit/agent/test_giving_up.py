@@ -200,7 +200,7 @@ async def test_delivery_poll_stops_when_the_connection_ends(cloud, autojump_cloc
     ("place", "is_far", "is_delivered"),
     [("p2", True, True), ("p2", False, False), ("p1", True, False)],
 )
-async def test_delivery_to_far_peer_of_another_group_ends_at_the_socket(
+async def test_bytes_to_far_peer_of_another_group_count_as_delivered_once_sent(
     cloud, autojump_clock, place, is_far, is_delivered
 ):
     peer = Peer(cloud)

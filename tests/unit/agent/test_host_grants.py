@@ -22,7 +22,7 @@ WHERE = "the decision service"
 
 
 class Service:
-    """Gives grants to h1, or what it is told to raise; counts requests."""
+    """Gives grants to h1, or raises ``fault``; counts requests."""
 
     def __init__(self, folder):
         self.folder, self.fault, self.requests = folder, None, 0

@@ -131,7 +131,7 @@ async def test_fill_report_marks_evictable_and_failing_images_as_used(keeper):
     assert told.why == "x" * fill_progress.MAX_WHY
 
 
-async def test_restart_keeps_pins_and_adds_none_before_a_use_is_seen(tmp_path):
+async def test_start_keeps_pins_and_adds_none_before_a_use_is_seen(tmp_path):
     """Images of stopped instances that Nova has not touched yet stay pinned, too."""
     async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True, data=DATA) as host:
         host.add(SECOND, OTHER)
@@ -411,7 +411,7 @@ async def test_image_with_a_deadline_is_filled_at_the_required_rate(keeper):
     await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=4.0)
     assert 3.0 < keeper.whole.status.status_of(IMAGE)["due_in_s"] <= 4.0
     shown = await keeper.wait("fully_cached")
-    assert trio.current_time() - began_s > 2.0  # and not as fast as it can
+    assert trio.current_time() - began_s > 2.0  # not at full speed
     assert image.count_cached().missing_bytes == 0
     await until(lambda: keeper.whole.status.status_of(IMAGE)["due_in_s"] is None)
     assert keeper.host.pins.get(IMAGE).deadline_s == 0
@@ -494,7 +494,7 @@ async def test_deadline_survives_a_restart_and_clock_jumps(tmp_path, jumped_s, l
         made.wall_jumped_s = jumped_s
         assert (
             3500 < made.whole.status.status_of(IMAGE)["due_in_s"] <= 3600
-        )  # while it runs nothing jumps
+        )  # clock jumps have no effect while it runs
         kept = made.host.pins.get(IMAGE)
     async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True) as host:
         assert host.pins.get(IMAGE) == kept
@@ -779,9 +779,7 @@ async def test_image_with_unwritten_chunks_is_not_reported_fully_cached(tmp_path
             pinned = keeper.host.pins._pinned
             for _ in range(3):
                 await keeper.whole._settle()
-                pinned[IMAGE] = pinned[
-                    IMAGE
-                ]._replace()  # as after a new ring table: the image is counted again
+                pinned[IMAGE] = pinned[IMAGE]._replace()  # as after a new ring table
             await keeper.whole._settle()
             nursery.cancel_scope.cancel()
         told = keeper.told()

@@ -241,7 +241,7 @@ def test_process_scan_is_not_repeated_for_unchanged_waiters(image, hold, monkeyp
     found.find_killed([one, other], 30.0)  # one more waits
     assert len(scans) == 2
     lie(monkeypatch, pid)
-    assert found.find_killed([one], 31.0) == []  # so soon again
+    assert found.find_killed([one], 31.0) == []  # too soon after the last scan
     assert found.find_killed([one], 32.0) == [GUEST]
     found.find_killed([], 99.0)
 
@@ -253,7 +253,7 @@ def test_truncated_scan_yields_no_killed_guest(image, hold, monkeypatch):
     found, scans = killed_guests.KilledGuests(tag, links_limit=3), []
     real = found._holders
     monkeypatch.setattr(found, "_holders", lambda *at: scans.append(at) or real(*at))
-    for now_s in range(120):  # nor is it made again soon
+    for now_s in range(120):  # nor is the scan repeated soon
         assert found.find_killed([waiter(image, GUEST, pid)], float(now_s)) == []
     assert len(scans) == 2
 

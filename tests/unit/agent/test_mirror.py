@@ -109,7 +109,7 @@ async def test_buffer_of_a_failed_read_is_not_reused(host, image, autojump_clock
 
 async def test_read_combines_memory_and_fetched_chunks_without_a_thread(image, monkeypatch):
     await image.read(0, 4 * CHUNK)
-    monkeypatch.setattr(image._cache, "read", None)  # that is with a thread
+    monkeypatch.setattr(image._cache, "read", None)  # it would use a thread
     assert await read(image, 0, 8 * CHUNK) == DATA[: 8 * CHUNK]
 
 
@@ -175,7 +175,7 @@ async def test_readahead_window_is_requested_before_the_reader_waits(host, autoj
     for chunk_no in range(readahead.SEQUENTIAL_READS - 1):
         await image.read(chunk_no * CHUNK, CHUNK)
     before = len(host.source.reads)
-    host.source._delay, host.source._delay_s = range(10_000), 1e6  # nothing comes any more
+    host.source._delay, host.source._delay_s = range(10_000), 1e6  # no read completes
     with trio.move_on_after(1):
         await image.read((readahead.SEQUENTIAL_READS - 1) * CHUNK, CHUNK)
     assert len(host.source.reads[before:]) > 1
@@ -235,7 +235,7 @@ async def test_cached_image_needs_no_source_after_restart(tmp_path):
 async def test_damaged_cache_slots_are_refetched_transparently(tmp_path):
     async with one_host.one_host(tmp_path, data=DATA) as host:
         await (await host.mirrors.attach_image(one_host.IMAGE)).read(0, len(DATA))
-    for slab in (tmp_path / "cache").glob("*.acslab"):  # which is first: that of short chunks?
+    for slab in (tmp_path / "cache").glob("*.acslab"):  # in any order
         raw = bytearray(slab.read_bytes())
         for at in range(len(raw) // 6, len(raw), 5 * CHUNK):
             raw[at] ^= 1

@@ -168,7 +168,7 @@ async def test_size_of_an_unopened_image_is_known(tmp_path):
         assert host.mirrors.size_bytes(IMAGE) == len(DATA)
         assert host.mirrors.get_nowait(IMAGE) is None
         os.truncate(tmp_path / "maps" / f"{IMAGE}.acmap", 100)
-        assert host.mirrors.size_bytes(IMAGE) == len(DATA)  # it is looked at once
+        assert host.mirrors.size_bytes(IMAGE) == len(DATA)  # the size is read once
         host.mirrors.detach_image(IMAGE)
         assert host.mirrors.size_bytes(IMAGE) is None
     (tmp_path / "maps" / f"{IMAGE}.acmap").write_bytes(bytes(1000))

@@ -313,7 +313,7 @@ async def test_chunk_is_copied_out_of_a_frame_with_cancelled_chunks():
             connection.cancel_requests(given_up)
             await nets.wait_until(lambda: len(heard) == (1 if given_up else 4))  # noqa: B023
     assert heard == [chunk(request(n)) for n in (2, 4, 5, 6)]
-    assert isinstance(heard[0].data, bytes)  # its own
+    assert isinstance(heard[0].data, bytes)  # a copy of its own
     assert len({id(answer.data.obj) for answer in heard[1:]}) == 1  # adjacent, all requested
 
 
@@ -515,7 +515,7 @@ async def test_requests_to_an_unreachable_peer_fail_once_with_the_reason():
         urgent = [request(9, priority=peer_wire.Priority.PREFETCH)]
         client.net.send_requests(
             nets.SERVER, client.address, urgent, heard.extend
-        )  # no room for another
+        )  # over the limit of connections
         assert not heard
         await nets.wait_until(lambda: len(heard) == 9)
         await trio.sleep(0.05)

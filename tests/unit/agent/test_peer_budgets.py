@@ -287,7 +287,7 @@ def test_one_cancel_or_priority_raise_per_open_request_is_free():
 
 
 async def test_host_is_charged_for_missing_refusals_but_not_for_busy_ones():
-    # So slow that what was paid is seen afterwards.
+    # The refill is slow, so that charges stay visible.
     rate = token_buckets.Rate(per_s=0.01, burst=100.0)
     limits = peer_network.PeerLimits(small_messages=rate)
 

@@ -181,7 +181,7 @@ async def test_not_sent_limit_grows_only_while_the_link_drains_fast(credentials,
             for _ in range(6):
                 link._adapt_not_sent(200_000, 0.0001)  # 2 GB/s
                 kept.append(kept_unsent(link))
-            link._adapt_not_sent(64_000, 0.02)  # 3 MB/s: what is urgent waits behind what is there
+            link._adapt_not_sent(64_000, 0.02)  # 3 MB/s: urgent data waits behind queued data
             kept.append(kept_unsent(link))
             link._adapt_not_sent(40_000, 0.001)  # 40 MB/s
             kept.append(kept_unsent(link))

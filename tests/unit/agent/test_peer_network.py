@@ -499,7 +499,7 @@ async def test_server_closes_idle_connections_too():
         await stream.aclose()
 
 
-async def test_idle_connection_makes_room_for_a_new_one():
+async def test_idle_connection_is_closed_for_a_new_one():
     limits = peer_network.PeerLimits(outgoing=1)
     async with both(limits=limits) as (client, _server):
         await client.fetch(priority=PEER)

@@ -62,9 +62,7 @@ class Identity:
         identity_files.write(self.folder / "identity", made)
 
     def read(self, security=SECURE, grace_s=GRACE_S):
-        looks = itertools.count(
-            0, identity_files.CHECK_INTERVAL_S
-        )  # it checks the files at each call
+        looks = itertools.count(0, identity_files.CHECK_INTERVAL_S)  # a check at each call
         files = identity_files.IdentityFiles(
             self.host, self.files, manual_clock.FunctionClock(lambda: next(looks))
         )
@@ -301,7 +299,7 @@ async def test_certificate_renewal_under_load_closes_no_connection(identity):
         assert list(server._incoming) == [before] and not before.is_closed
         await client.fetch(0, 10, priority=nets.PREFETCH)
         newest = {c.link.certificate.pem for c in server._incoming}
-        assert len(newest) == 2  # a new connection is begun with the new certificate
+        assert len(newest) == 2  # a new connection uses the new certificate
 
 
 @pytest.mark.expect_log("Connection with .* dropped: none of the authorities")
@@ -494,7 +492,7 @@ def test_insecure_mode_off_the_loopback_is_logged_as_a_warning(identity):
 
 
 class Turns(trio.abc.Instrument):
-    """Counts the most events in one turn of the scheduler."""
+    """Counts events: in total, in this turn of the scheduler, and the most in a turn."""
 
     def __init__(self):
         self.done = self.most = self.total = 0

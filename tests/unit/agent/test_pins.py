@@ -46,7 +46,7 @@ def promised_bytes(host) -> int:
 
 async def test_shared_chunks_of_pinned_images_are_reserved_once(host):
     assert await make(host, IMAGE) == 0
-    assert promised_bytes(host) == 2 * MIB  # zeros need nothing
+    assert promised_bytes(host) == 2 * MIB  # zeros need no space
     assert await make(host, OTHER) == 0
     assert promised_bytes(host) == 3 * MIB
     await host.pins.unpin_image(IMAGE)

@@ -314,7 +314,7 @@ async def test_priority_raise_waits_behind_a_request_without_capacity():
         await stream.send_all(BULK_HELLO + frames(asked, raised))
         await nets.wait_until(lambda: giver.groups)
         await trio.sleep(0.05)
-        assert giver.groups == [[1]] and not giver.raises  # it came after what has to wait
+        assert giver.groups == [[1]] and not giver.raises  # it is behind the waiting request
         [connection] = net._incoming
         connection.send_answers([batches.chunk(later(1))])
         await nets.wait_until(lambda: giver.groups == [[1], [2]])

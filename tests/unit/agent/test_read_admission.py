@@ -115,7 +115,7 @@ async def test_late_guests_are_listed_with_the_reason_of_their_wait(nursery):
 
     async def wait():
         read_admission.note_wait("the source is away")
-        with room.waiting.track_request(OTHER):  # it is known already
+        with room.waiting.track_request(OTHER):  # already tracked
             assert len(room.waiting.table) == 1
         await room.is_over.wait()
 

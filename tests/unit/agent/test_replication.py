@@ -184,7 +184,7 @@ async def test_lease_survives_a_restart_and_ends_within_a_day_at_any_date(tmp_pa
         keeper.asks(H2, IMAGE, lease_s=86400)
         await keeper.answer(H2)
         await until(lambda: keeper.host.pins.get(IMAGE).leased_until_s)
-    place.wall_s = 0.0  # a host without a battery
+    place.wall_s = 0.0  # a host without a clock battery
     async with running(tmp_path, place) as keeper:
         await until(lambda: keeper.uses.is_leased(IMAGE))
         assert keeper.replicas.leased_until_s(IMAGE) <= 86400
@@ -326,7 +326,7 @@ async def test_share_without_space_is_reported(tmp_path, place):
 
 @pytest.mark.expect_log("no longer kept for other hosts: image .* needs the space")
 async def test_replica_share_is_dropped_for_an_image_used_here(tmp_path, place):
-    place.table = table_of("h1", "h2")  # each keeps all of everything
+    place.table = table_of("h1", "h2")  # each keeps every chunk
     async with running(tmp_path, place, 4 * MIB) as keeper:
         keeper.asks(H2, OTHER)
         await keeper.answer(H2, OTHER)

@@ -407,7 +407,7 @@ async def test_piece_given_by_both_sources_is_reported_once_and_credits_both(aut
     assert [state.issue.why for state in both.list_statuses()] == [
         "by order"
     ] * 2  # a piece of each
-    assert watch == pytest.approx([2.7, 2.7, 7.7, 7.7])  # the first of which both have given
+    assert watch == pytest.approx([2.7, 2.7, 7.7, 7.7])  # both gave the first one
 
 
 class Lingering(piecewise.PiecewiseSource):

@@ -372,7 +372,7 @@ async def test_image_in_a_glance_file_store_is_read_without_suffix(source, tmp_p
     store.write_bytes(b"abcdef")
     assert await source.size_bytes(BLOB) == 6
     assert await source.read(BLOB, 2, 3) == b"cde"
-    (tmp_path / BLOB.file_name).write_bytes(b"0123456789")  # one that was put there for agents
+    (tmp_path / BLOB.file_name).write_bytes(b"0123456789")  # a copy made for agents
     assert await source.read(BLOB, 2, 3) == b"234"
     with pytest.raises(errors.ChunkMissing, match="no such file"):
         await source.size_bytes(BLOB._replace(kind=base.BlobKind.CHUNK_MAP))

@@ -122,7 +122,7 @@ async def test_glance_without_ranges_is_asked_for_a_range_only_once(server):
     before = len(server.asked)
     for offset in range(0, 40, 4):
         assert await both.read(IMAGE, offset, 4) == DATA[offset : offset + 4]
-    assert len(server.asked) == before + 10  # ranges, of the gateway alone
+    assert len(server.asked) == before + 10  # ranges, only of the gateway
     await both.aclose()
 
 

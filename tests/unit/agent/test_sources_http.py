@@ -210,7 +210,7 @@ async def test_one_byte_body_chunks_yield_to_other_tasks():
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     with ours, theirs:
-        theirs.sendall(head + b"1\r\nx\r\n" * 4096 + b"0\r\n\r\n")  # all of it is here
+        theirs.sendall(head + b"1\r\nx\r\n" * 4096 + b"0\r\n\r\n")  # all of it has arrived
         answer = http_response.HttpResponse(asked, http_stream.Stream(ours, 1.0))
         request = h11.Request(method="GET", target="/a", headers=[("Host", "images.example")])
         with turns.counted() as counted:
@@ -224,14 +224,14 @@ async def test_unrequested_bytes_are_not_taken_for_a_response(source, server):
     for number in range(6):
         at = 4096 * number
         assert await source.read(BLOB, at, 4096) == DATA[at : at + 4096]
-        await trio.sleep(0.05)  # they are here before the next request
+        await trio.sleep(0.05)  # they arrive before the next request
 
 
 @pytest.mark.parametrize("length", [1, 100])
 async def test_connection_with_surplus_bytes_is_not_reused(source, server, length):
     server.behaviours = [http_server.answer_to_what_comes_next(b"x")]
     assert await source.read(BLOB, 0, length) == DATA[:length]
-    await trio.sleep(0.05)  # the rest is here before the next request
+    await trio.sleep(0.05)  # the rest arrives before the next request
     assert await source.size_bytes(BLOB) == len(DATA)
     assert server.connections == 2
     server.behaviours = [http_server.answer_to_what_comes_next(b"x")]
@@ -309,9 +309,7 @@ async def test_pieces_before_the_end_of_a_shorter_blob_are_kept(source, server):
 
 
 async def test_bytes_beyond_the_end_of_a_shorter_blob_are_discarded(source, server):
-    pieces = [
-        base.BlobPiece(n * 65_536, 65_536) for n in range(8)
-    ]  # without content, so unverified
+    pieces = [base.BlobPiece(n * 65_536, 65_536) for n in range(8)]  # unverified
 
     def more(handler, asked):
         http_server.shorter_blob(3 * 65_536)(handler, asked)

@@ -76,7 +76,7 @@ def test_data_survives_any_split_of_writes_and_reads(pair, seed):
     assert not client.unread_bytes and not client.readable_bytes
 
 
-def test_read_of_a_frame_start_takes_one_record_and_of_a_chunk_many(pair):
+def test_read_takes_one_record_at_a_frame_start_and_many_in_a_chunk(pair):
     client, server = pair
     client.add_received(
         b"".join(server.encrypt(DATA[start : start + 10]) for start in range(0, 100, 10))

@@ -22,7 +22,7 @@ BOTH_CLASSES = (peer_wire.Priority.PEER, peer_wire.Priority.PREFETCH)
 
 
 def capped(way, bytes_s=RATE):
-    """Return a cap of one direction."""
+    """Return a rate limit for one direction."""
     up, down = (traffic_control.TrafficLimiter(bytes_s if way == one else math.inf) for one in WAYS)
     return traffic_control.TrafficControl(up, down)
 
@@ -95,9 +95,7 @@ async def test_connections_of_all_classes_share_one_cap(tmp_path, way, mode):
                     nursery.start_soon(fetch, number, priority)
         took_s = trio.current_time() - began_s
     assert sum(got) == 2 * len(nets.DATA)
-    last = (
-        2 * traffic_control.BURST_S * RATE
-    )  # what both connections moved last need not be paid any more
+    last = 2 * traffic_control.BURST_S * RATE  # the last bytes of both connections cause no wait
     assert took_s >= (sum(got) - last) / RATE - traffic_control.BURST_S > 0.8
 
 

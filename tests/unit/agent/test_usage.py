@@ -68,7 +68,7 @@ async def signs(tmp_path):
         yield Signs(host)
 
 
-async def test_images_count_as_used_until_the_first_scan_and_a_nova_period(signs):
+async def test_images_count_as_used_until_a_scan_and_a_time_of_nova_activity(signs):
     uses = signs.uses()
     signs.let_pass(uses, DAY_S)
     assert uses.is_used(IMAGE)
