@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``acstor-agent`` checks before it mounts; starts and stops are in tests/functional."""
+"""Checks of ``acstor-agent`` before it mounts; starts and stops are in tests/functional."""
 
 import os
 import pathlib

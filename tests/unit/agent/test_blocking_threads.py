@@ -50,7 +50,7 @@ def place():
 
 async def until(is_true):
     with trio.fail_after(30):
-        while not is_true():  # noqa: ASYNC110 - a thread ends, and tells nobody
+        while not is_true():  # noqa: ASYNC110 - the end of a thread is no event
             await trio.sleep(0.01)
 
 

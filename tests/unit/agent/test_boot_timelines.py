@@ -59,7 +59,7 @@ def short(monkeypatch):
 
 async def until(is_true):
     with trio.fail_after(30):
-        while not is_true():  # noqa: ASYNC110 - timelines tell nobody
+        while not is_true():  # noqa: ASYNC110 - timelines have no event
             await trio.sleep(0.01)
 
 

@@ -637,7 +637,7 @@ OFTEN = folder_health.CheckIntervals(healthy_s=0.05, first_s=0.01, longest_s=0.0
 
 async def until(is_true) -> None:
     with trio.fail_after(10):
-        while not is_true():  # noqa: ASYNC110 - nothing says when it is
+        while not is_true():  # noqa: ASYNC110 - there is no event
             await trio.sleep(0.01)
 
 

@@ -107,7 +107,7 @@ async def running(worker):
 
 async def until_whole(worker):
     with trio.fail_after(5):
-        while not all(told["is_complete"] for told in worker.recovering.list_restored()):  # noqa: ASYNC110 - as whoever waits looks
+        while not all(told["is_complete"] for told in worker.recovering.list_restored()):  # noqa: ASYNC110 - there is no event
             await trio.sleep(0.01)
 
 
@@ -353,7 +353,7 @@ async def test_failed_chunks_are_fetched_when_holders_come_back(worker, kept, ca
     worker.link.faults = {ONE: AWAY, TWO: AWAY}
     async with running(worker):
         with trio.fail_after(5):
-            while "not all of its checkpoint" not in caplog.text:  # noqa: ASYNC110 - nobody says
+            while "not all of its checkpoint" not in caplog.text:  # noqa: ASYNC110 - there is no event
                 await trio.sleep(0.01)
         assert one.checkpoint is not None
         worker.link.faults = {}
@@ -453,7 +453,7 @@ async def test_incomplete_files_of_a_killed_worker_are_removed(worker, kept):
     leave(worker, kept)
     async with running(worker):
         with trio.fail_after(5):
-            while list(worker.disks.folder.iterdir()):  # noqa: ASYNC110 - as whoever waits looks
+            while list(worker.disks.folder.iterdir()):  # noqa: ASYNC110 - there is no event
                 await trio.sleep(0.01)
 
 

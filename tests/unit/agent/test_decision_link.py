@@ -31,7 +31,7 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 
 async def until(is_true: Callable[[], Any]) -> None:
     with trio.fail_after(60):
-        while not is_true():  # noqa: ASYNC110 - a link tells nobody of its samples
+        while not is_true():  # noqa: ASYNC110 - samples have no event
             await trio.sleep(0.01)
 
 

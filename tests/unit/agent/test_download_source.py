@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Full downloads of blobs from stores without range reads, which serve the ranges."""
+"""Blobs in stores without range reads: a full download serves the ranges."""
 
 import dataclasses
 import json
@@ -117,7 +117,7 @@ def nameless_files(folder):
 async def all_gone(folder):
     """Wait until no unlinked file is open; a hash may still be computed."""
     with trio.fail_after(10):
-        while nameless_files(folder):  # noqa: ASYNC110 - nothing says when it goes
+        while nameless_files(folder):  # noqa: ASYNC110 - there is no event
             await trio.sleep(0.01)
 
 
@@ -475,7 +475,7 @@ async def test_read_of_the_boot_image_starts_the_image_download(server, store, s
     await source.size_bytes(IMAGE)
     assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
     with trio.fail_after(10):
-        while not store.whole[f"/{RECORD}/file"]:  # noqa: ASYNC110 - nothing says when it is asked
+        while not store.whole[f"/{RECORD}/file"]:  # noqa: ASYNC110 - there is no event
             await trio.sleep(0.01)
 
 

@@ -431,7 +431,7 @@ async def test_requester_follows_a_referral_and_falls_back_to_the_home(cloud, au
     assert cloud.hosts[requester].counters.referrals == 1
 
 
-# Advertisements
+# Announcements
 
 
 def advertised(cloud, name):

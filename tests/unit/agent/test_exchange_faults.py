@@ -256,7 +256,7 @@ async def test_thousand_reads_of_one_chunk_share_one_request(tmp_path):
 async def test_responses_that_arrived_while_the_loop_was_blocked_are_not_late(tmp_path):
     """A peer is not blamed if its response is in the socket when this host resumes.
 
-    But for a host that stands still once more while it looks; without that look it is half of them.
+    This host may be blocked again while it checks, so two chunks may still come from the source.
     """
     async with asking_one(tmp_path, timeout_s=0.5) as (cloud, peer):
         await read(cloud, cloud.peers[:1])  # connected
