@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies: the parts of the agent that experiments replace, each with the agent's default.
 
-Each variant is an entry point of the namespace ``acstor.policies``: a mapping from fields of
-:class:`Policies` to other values.
+A variant is an entry point of ``acstor.policies``: a mapping from fields of :class:`Policies`.
 """
 
 import functools
@@ -69,7 +68,6 @@ def load(variants: tuple[str, ...]) -> Policies:
 
 
 def _installed(variants: tuple[str, ...]) -> dict[str, Any]:
-    """Return the changes of each variant, by its name."""
     if not variants:
         return {}
     found: stevedore.NamedExtensionManager[Any] = stevedore.NamedExtensionManager(

@@ -38,7 +38,7 @@ HOW_TO_GET_A_CERTIFICATE = (
 )
 MBIT_BYTES = 125_000
 LARGEST_GID = 2**32 - 2  # the one above means no group (chown(2))
-CONTROL_GROUP = "acstor"  # what etc/sysusers.d makes, with nova in it
+CONTROL_GROUP = "acstor"  # created by etc/sysusers.d, with the member nova
 MIRROR_GROUP = "kvm"
 """Default group that may read mirrors. systemd creates it on every host; the packages of libvirt
 and nova-compute add the users of QEMU and Nova."""
@@ -59,7 +59,7 @@ PEER_SILENCE_S = 5.0
 """Longest silence of a peer that owes Hello or chunks before the next provider is asked. A working
 peer sends four keepalives in it, and a packet that was lost several times in a row arrives."""
 
-PROVIDER_SHARE = 1 / 3  # no place may take more of a reader's time: two others must have their turn
+PROVIDER_SHARE = 1 / 3  # of a read's deadline for one provider: leaves time for two others
 
 VARIANTS = "[acstor_agent] variants"  # an option that no document for operators names
 

@@ -22,7 +22,7 @@ LOG = logging.getLogger(__name__)
 
 
 def run_worker(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: bytes) -> None:
-    """Run a worker with this host's secret until SIGTERM; raise Unusable for unusable options."""
+    """Run a worker with this host's secret until SIGTERM; raise Unusable for bad options."""
     trio.run(functools.partial(_work, conf, inheritance, secret))
 
 

@@ -48,11 +48,7 @@ class SlabFiles:
         return self._lock_fd >= 0
 
     def open(self) -> None:
-        """Create the folder, private to the agent's user, and lock it.
-
-        :raises errors.Unusable: another process uses it
-        :raises OSError: it cannot be created, read or locked
-        """
+        """Create and lock the folder, private to the agent's user; raise Unusable or OSError."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -43,8 +43,7 @@ class GrantClient:
     def request(self, image_id: ids.ImageId) -> decision_messages.Signed:
         """Return a grant; blocks, in a thread.
 
-        :raises errors.SourceUnreachable: the service does not respond, does not authenticate this
-            host, or may grant it later
+        :raises errors.SourceUnreachable: no response, this host is not authenticated, or try later
         :raises errors.ChunkRefused: no server uses the image
         """
         what = f"a grant for image {image_id}"
@@ -78,7 +77,7 @@ class GrantClient:
             image_grants.GrantResponse,
         )
         if (response.host, response.sent_s) != (asked.host, asked.sent_s):
-            # Anybody on the bus can repeat a former refusal.
+            # Any client of the bus can repeat a former refusal.
             why = response.why or "the response is to another request"
             raise errors.NotAuthenticated("a grant", why)
         return response

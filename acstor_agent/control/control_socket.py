@@ -39,10 +39,7 @@ Handler = Callable[[control_wire.AnyRequest, Report], Awaitable[Any]]
 
 
 def bind(path: pathlib.Path, gid: int | None) -> trio.SocketListener:
-    """Return a listening socket for the agent's user and, if given, a group.
-
-    :raises errors.Unusable: the path cannot be bound, or another agent uses it
-    """
+    """Return a socket that listens for the agent's user and a group, or raise Unusable."""
     plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if _is_served(path):

@@ -28,7 +28,7 @@ class Storage(NamedTuple):
     def open(
         cls, own: cfg.ConfigOpts.GroupAttr, host: ids.HostId, rings: ring_store.RingStore
     ) -> Self:
-        """Open the configured cache, or raise Unusable if the options are unusable; blocks."""
+        """Open the configured cache, or raise Unusable if it cannot be used; blocks."""
         chosen = settings.load_policies(own)
         policy = settings.disk_policy(own.disk_policy, own.cache_dir)
         io = disk_io.DiskIo(policy, chosen.disk_schedulers)

@@ -152,11 +152,7 @@ class CheckpointClient:
         return await self._first(path, ask, lambda _others: LONGEST_HEDGE_S, within_s)
 
     def open_manifest(self, sealed: bytes) -> checkpoint_manifest.Manifest:
-        """Return the manifest; blocks, up to a second for a large disk.
-
-        :raises errors.NotAuthenticated: it is not of this disk
-        :raises errors.CheckpointFormatError: it is malformed
-        """
+        """Return the manifest or raise NotAuthenticated or CheckpointFormatError; may block 1 s."""
         plain = self._seal.open_manifest(sealed, checkpoint_manifest.MAX_BYTES)
         what = f"the manifest of checkpoint {self._record.checkpoint_id}"
         return checkpoint_manifest.Manifest.parse(plain, what)

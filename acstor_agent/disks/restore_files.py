@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two files beside a restored disk: its restore record and sealed manifest.
+"""The restore record and sealed manifest of a disk, by its ID: they exist before and after it.
 
-The disk's ID is its checkpoint's, and names both. They exist before the disk and after it, because
-without them the disk would show zeros in place of the guest's bytes. All functions block.
+Without them the disk would show zeros in place of the guest's bytes. All functions block.
 """
 
 import contextlib

@@ -50,10 +50,7 @@ class DeadMounts:
 
 
 def guests_on_dead_mounts(mount_point: str) -> tuple[str, ...]:
-    """Return the guests with an image or disk open on a dead mount; do not access the live one.
-
-    :raises OSError: processes cannot be listed
-    """
+    """Return guests with files on a dead mount, or raise OSError; do not access the live one."""
     live = fuse_connection.device_number(mount_point)
     found = set()
     for pid in proc_files.pids():

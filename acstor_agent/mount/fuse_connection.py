@@ -2,13 +2,11 @@
 """A FUSE connection that outlives the process which serves it.
 
 The connection lives while any process holds its /dev/fuse descriptor. The supervisor opens and
-mounts it; each worker serves it after :func:`adopt`.
-
-libfuse serves only a session whose FUSE_INIT it answered, and the kernel sends that once. So
-libfuse first gets a socket pair, on which the recorded request is replayed; then the descriptor
-replaces the socket. The first answer is recorded and sent to the kernel; later ones must agree with
-it (core/mount/fuse_init.py). FUSE_NOTIFY_RESEND (Linux 6.9) makes the kernel queue unanswered
-requests again.
+mounts it; each worker serves it after :func:`adopt`. libfuse serves only a session whose FUSE_INIT
+it answered, and the kernel sends that once. So libfuse first gets a socket pair, on which the
+recorded request is replayed; then the descriptor replaces the socket. The first answer is recorded
+and sent to the kernel; later ones must agree with it (core/mount/fuse_init.py). FUSE_NOTIFY_RESEND
+(Linux 6.9) makes the kernel queue unanswered requests again.
 """
 
 import contextlib

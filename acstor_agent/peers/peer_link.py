@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A connection to another agent: bytes in and out, encrypted after a handshake.
 
-A link calls the non-blocking socket itself and uses trio only to wait: trio's socket methods take
-one turn of the scheduler per call, a third of the cost of a chunk.
+It calls the socket itself: trio's methods take a turn each, a third of the cost of a chunk.
 """
 
 import array

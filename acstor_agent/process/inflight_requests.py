@@ -189,7 +189,6 @@ def _at(slot: int) -> int:
 
 
 def _lock(fd: int, timeout_s: float) -> None:
-    """Lock the table for this process; wait for a former relay's exit."""
     ends_s = time.monotonic() + timeout_s
     while True:
         try:

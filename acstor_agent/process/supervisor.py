@@ -126,9 +126,7 @@ class Supervisor:
             self._disconnect(connection)
 
     def _connect(self) -> fuse_connection.MountConnection:
-        """Take back the kept connection if its mount exists, or mount.
-
-        A kept mount must not be accessed, because no worker answers yet.
+        """Take back the kept connection, if its mount exists, or mount; no worker answers accesses.
 
         :raises errors.Unusable: mounting failed, or guests use a mount that cannot be served here
         """

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Detects ended processes that the kernel still holds, and frees them.
 
-A killed process keeps its files and locks while one of its threads hangs in the kernel, as in a
-call to a dead file server. None of its code runs any more, so others need not wait for it.
+A thread that hangs in the kernel keeps a killed process's files and locks, but runs no more code.
 """
 
 import contextlib

@@ -220,7 +220,7 @@ class GlanceSource(driver.Driver):
         return self._places.get(blob)
 
     async def find(self, blob: base.Blob, *, is_in_use: bool) -> BlobLocation:
-        """Look up a blob that is usable, or deactivated but in use, or raise ChunkUnavailable."""
+        """Look up a blob (``is_in_use``: deactivated ones, too), or raise ChunkUnavailable."""
         what = f"the place of {blob.file_name}"
         return await self._find(blob, what, _IN_USE if is_in_use else _NEW)
 

@@ -87,12 +87,7 @@ class ChunkLookup(authorization.ChunkMaps):
     async def read_map_for_peer(
         self, host: ids.HostId, image_id: ids.ImageId, offset: int, length: int
     ) -> ids.Content:
-        """Return the content at a range; read the map from the source if needed.
-
-        :raises errors.ChunkMissing: there is no such image
-        :raises errors.ChunkRefused: this host may not read it
-        :raises errors.SourceUnreachable: the source does not answer, or peers exceed their limits
-        """
+        """Return the content at a range; raise as :meth:`.DetachedMaps.read_from_source`."""
         for _ in range(TRIES):  # other requests may evict the page at once
             if (found := self.content_at(image_id, offset, length)) is not None:
                 return found

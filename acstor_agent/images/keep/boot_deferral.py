@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Defers the background fill of an image while a guest boots from it.
 
-If the source is far, the fill waits for the boot image only: a guest waits for round trips, which
-the fill spares it, and not for the link.
+If the source is far, the fill waits for the boot image only: it spares the guest round trips.
 """
 
 from collections.abc import Collection

@@ -4,10 +4,8 @@
 It deletes the mirror and its inode, the chunk map and the boot image; chunks stay until evicted. An
 image that is gone from the source stays for KEEP_GONE_S after Nova's last touch, because guests of
 other hosts may need its chunks, which are not served without the chunk map. Then its chunks are
-dropped, except those of other attached images.
-
-An image in use is never detached: between the last check and the detach there is no await. A handle
-that is open nevertheless reattaches the image by its number.
+dropped, except those of other attached images. An image in use is never detached: there is no await
+after the last check. A handle that is open nevertheless reattaches the image by its number.
 """
 
 import dataclasses

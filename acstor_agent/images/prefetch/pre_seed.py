@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefetches whole images at low priority; each host begins with other chunks (its homes)."""
+"""Prefetches whole images at low priority; each host begins with the chunks at home there."""
 
 from collections.abc import Callable
 from collections.abc import Iterator

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefetches chunks of one image that neighbours advertise.
+"""Prefetches chunks of one image that neighbours advertise, after all reads of guests.
 
-The cores decide what to fetch (``chunk_state``, ``prefetch``, ``content_index``); the requests have
-lower priority than all reads of guests. The first chunk with a content represents all of them.
+The cores ``chunk_state`` and ``prefetch`` choose them. Equal chunks are represented by the first.
 """
 
 from collections.abc import Callable

@@ -93,10 +93,7 @@ class ClientConnection(base_connection.PeerConnection):
     def send_requests(
         self, requests: Sequence[peer_wire.ChunkRequest], on_answers: OnAnswers
     ) -> None:
-        """Send requests, each of which gets one answer, or queue them while the socket is full.
-
-        :raises errors.LocalProtocolError: a number is in use, or was cancelled recently
-        """
+        """Send or queue requests; raise LocalProtocolError for a number in use or remembered."""
         check_numbers(requests, *self.used_numbers)
         if not self._waiting:
             self.last_progress = trio.current_time()  # silence counts from now on

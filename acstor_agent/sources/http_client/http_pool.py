@@ -276,7 +276,6 @@ def _request_of(
 
 @functools.lru_cache(http_endpoint.URLS_REMEMBERED)
 def _request(method: str, target: str, headers: tuple[tuple[str, str], ...]) -> h11.Request:
-    """Return the head of a request without the range; raises on invalid values."""
     return h11.Request(method=method, target=target, headers=list(headers))
 
 

@@ -306,7 +306,6 @@ class FullDownload:
 
 
 def _open_unlinked(folder: pathlib.Path) -> int:
-    """Open a file that vanishes with its descriptor."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         return os.dup(file.fileno())
 
