@@ -15,10 +15,8 @@ class HealthIssues:
     """The failing parts, by name.
 
     >>> issues = HealthIssues()
-    >>> issues.record_failure("metrics", "Address already in use", 10.0)
-    True
-    >>> issues.record_failure("metrics", "Address already in use", 20.0)
-    False
+    >>> [issues.record_failure("metrics", "Address already in use", at_s) for at_s in (10.0, 20.0)]
+    [True, False]
     >>> issues.now["metrics"].since_s
     10.0
     >>> issues.clear_failure("metrics"), issues.clear_failure("metrics"), issues.now

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A bounded set of waiters: when it is full, the longest queue loses its newest.
 
-Longest queue drop (Suter et al., "Design considerations for supporting TCP with per-flow queueing",
-IEEE INFOCOM 1998): a heavy user never crowds out a light one.
+Longest queue drop (Suter et al., IEEE INFOCOM 1998): a heavy user never crowds out a light one.
 """
 
 import collections

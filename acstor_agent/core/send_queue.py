@@ -32,10 +32,8 @@ class SendQueue:
 
     >>> queue = SendQueue()
     >>> queue.queue_announcement(peer_wire.Advertise(((1, 1),)))
-    >>> queue.pop_next().chunks
-    ((1, 1),)
-    >>> queue.pop_next() is None
-    True
+    >>> queue.pop_next().chunks, queue.pop_next()
+    (((1, 1),), None)
     """
 
     __slots__ = (

@@ -25,10 +25,7 @@ class Index(abc.ABC):
 
     @abc.abstractmethod
     def parent_of(self, chunk_no: int) -> int:
-        """Return the first chunk with the same name, maybe ``chunk_no`` itself.
-
-        :raises IndexError: the image has no such chunk
-        """
+        """Return the first chunk with the same name, maybe ``chunk_no``, or raise IndexError."""
 
 
 class ContentIndex(Index):

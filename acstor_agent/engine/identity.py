@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identity schemes: how hosts name chunks, as OIDs; policies may bring others.
-
-An OID locates and never identifies: bytes are checked against the CID.
-"""
+"""Identity schemes: how hosts name chunks, as OIDs, which locate chunks and identify none."""
 
 import abc
 from collections.abc import Iterable
@@ -15,7 +12,7 @@ from acstor_common.model import ids
 
 
 class Identity(abc.ABC):
-    """Scheme by which hosts name chunks."""
+    """Scheme by which hosts name chunks; bytes are checked against the CID in any case."""
 
     is_by_place: ClassVar[bool] = False  # the name is derived from the offset
 

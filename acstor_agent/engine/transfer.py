@@ -2,11 +2,10 @@
 """A transfer: chunks on their way, their readers, and the attempts under way.
 
 A ``Transfer`` holds chunks of one image with the same waiters, providers and attempts; it is split
-when they differ (``fetch.transfers``). A chunk has one transfer, whatever its priority. A transfer
-has up to three *tracks*: the *fetch* for this host, provider by provider; the *relay*, in which a
-home asks another home before the source; the *read* of the source. A request that waits here for a
-track also waits for those listed after it, and for none before (``peer_request.Mode``). This
-prevents cycles of waiting hosts.
+when they differ (``fetch.transfers``). A chunk has one transfer. It has up to three *tracks*: the
+*fetch* for this host, provider by provider; the *relay*, in which a home asks another home before
+the source; the *read* of the source. A request that waits here for a track also waits for those
+listed after it, and for none before (``peer_request.Mode``), so hosts do not wait in a cycle.
 """
 
 import enum

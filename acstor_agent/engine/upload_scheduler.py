@@ -239,9 +239,7 @@ QUICK_S, QUICK_ONES = 0.005, 8  # so many answers in a row within this time have
 
 
 class UploadSlots:
-    """Adapts the number of upload slots to the latency of answers.
-
-    Few where bytes queue and nothing urgent can overtake them; else many, as tracking has a cost.
+    """Adapts the number of upload slots to the latency of answers: few where a queue delays them.
 
     >>> slots = UploadSlots()
     >>> slots.count

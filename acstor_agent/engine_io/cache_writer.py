@@ -50,7 +50,6 @@ class CacheWriter:
             self._driver.nursery.start_soon(self._wait_for_room)
 
     def _keep(self, run: actions.ArrivedRun) -> list[bool]:
-        """Count and store chunks; return of each whether it is in the cache now."""
         self._count(run)
         cids = [ref.cid for ref in run.refs]
         if not (run.is_stored or any(map(self._cache.is_pinned, cids))):

@@ -84,8 +84,6 @@ class Exchange(engine_driver.EngineDriver):
             actions.ForwardAnnouncement, lambda announcement: None
         )  # EventFanout takes them
 
-    # Local readers
-
     def chunk_ref_of(self, image_map: chunk_map.ChunkMap, chunk_no: int) -> chunk_ref.ChunkRef:
         """Return the reference to a chunk of an image."""
         first, refs = self.segment_of(image_map, chunk_no)
@@ -251,8 +249,6 @@ class Exchange(engine_driver.EngineDriver):
         """Send a message to a host on the table and not in backoff; never waits or fails."""
         self._peer_client.send_announcement_now(host, message, self.clock())
 
-    # Actions
-
     def _complete(self, complete: actions.CompleteRead) -> None:
         request: Any = complete.token
         if complete.failure is not None:
@@ -283,7 +279,6 @@ class Exchange(engine_driver.EngineDriver):
             request.guest_wait.why = why
 
     def _in_words(self, request: read_request.ReadRequest, why: str) -> str:
-        """Return why chunks are missing, with the source's last error for their image."""
         said = self._source_reader.last_errors.get(request.refs[0].image_id)
         return f"{why}; {said}" if said else why
 

@@ -194,8 +194,6 @@ class PeerClient:
                 right_bytes += len(data)
         self._driver.counters.relayed_bytes += right_bytes if sent.mode is _RELAYED else 0
 
-    # Announcements
-
     def _send_announcement(self, message: actions.SendAnnouncement) -> None:
         address = self._address_of(message.host)
         if address is None:
@@ -230,7 +228,6 @@ def _failure_of(answer: peer_wire.Refuse | client_connection.RequestLost) -> Fai
 def _count_received(
     meter: TransferMeter, host: ids.HostId, received: list[tuple[int, float | None]]
 ) -> None:
-    """Count received bytes, each with the time of its request if a guest waited."""
     now, count = trio.current_time(), sum(length for length, _ in received)
     timed = [(length, asked_s) for length, asked_s in received if asked_s is not None]
     timed_bytes = sum(length for length, _ in timed)

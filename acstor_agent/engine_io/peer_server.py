@@ -56,8 +56,6 @@ class PeerServer:
         driver.on_action(actions.SendKeepalives, self._send_keepalives)
         driver.on_action(actions.CloseConnection, self._close)
 
-    # Events of connections
-
     def requests_received(
         self,
         connection: server_connection.ServerConnection,
@@ -124,8 +122,6 @@ class PeerServer:
     def answers_drained(self, connection: server_connection.ServerConnection) -> None:
         """See :meth:`server_connection.RequestHandler.answers_drained`."""
         self._send_progress.poll_soon(connection)
-
-    # Actions
 
     def _send_answers(self, action: actions.SendAnswers) -> None:
         connection: server_connection.ServerConnection = action.connection  # type: ignore[assignment]

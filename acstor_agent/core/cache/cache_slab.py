@@ -48,12 +48,10 @@ def slab_bytes_for(limit_bytes: int) -> int:
 
 
 def slot_bytes_for(length: int) -> int:
-    """Return the slot size for a chunk of ``length`` bytes.
+    """Return the slot size for a chunk of ``length`` bytes, or raise ValueError if no chunk has it.
 
     >>> slot_bytes_for(65536), slot_bytes_for(65537), slot_bytes_for(1)
     (65536, 131072, 4096)
-
-    :raises ValueError: no chunk has this length
     """
     if not 0 < length <= MAX_SLOT_BYTES:
         raise ValueError(f"no chunk has {length} bytes")
@@ -128,10 +126,7 @@ def pack_header(layout: SlabLayout) -> bytes:
 
 
 def unpack_header(raw: bytes, file_bytes: int, what: str) -> SlabLayout:
-    """Return the layout in the header ``raw`` of the file ``what``.
-
-    :raises errors.CacheFormatError: not the header of a slab file of ``file_bytes``
-    """
+    """Return the layout in the header ``raw`` of a slab file, or raise CacheFormatError."""
     slot_bytes, slot_count = _HEADER.unpack(raw, what)
     is_power = slot_bytes & (slot_bytes - 1) == 0
     if not (is_power and MIN_SLOT_BYTES <= slot_bytes <= MAX_SLOT_BYTES):

@@ -68,10 +68,7 @@ def table_range(start: int, stop: int) -> tuple[int, int]:
 
 
 def are_right(view: memoryview, start: int, length: int, cid: ids.Cid, sums: Data, at: int) -> bool:
-    """Return whether bytes of a chunk, from ``start`` on, match checksums, from ``at`` on.
-
-    The range is as :func:`widened` returns it, the checksums are those of :func:`table_range`.
-    """
+    """Return whether a :func:`widened` range matches its :func:`table_range` of checksums."""
     seed, size = int.from_bytes(cid[:_SEED_BYTES]), len(view)
     if size == length <= GROUP_BYTES:
         return _digest(view, seed) == sums[at : at + SUM_BYTES]

@@ -26,10 +26,8 @@ class FolderHealth:
     """Whether a folder is usable, and when to check again.
 
     >>> health = FolderHealth()
-    >>> health.record_fault("No space left on device", now_s=5.0, time_s=1e9)
-    True
-    >>> health.record_fault("No space left on device", now_s=6.0, time_s=1e9)
-    False
+    >>> [health.record_fault("No space left on device", now_s, time_s=1e9) for now_s in (5.0, 6.0)]
+    [True, False]
     >>> health.next_check_s, health.fault
     (8.0, FolderFault(what='No space left on device', since_s=1000000000.0))
     >>> health.is_over(now_s=8.0)

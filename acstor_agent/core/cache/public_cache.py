@@ -137,7 +137,7 @@ class PublicCache:
     def allocate_adjacent(
         self, cids: Sequence[ids.Cid], length: int, keep_class: KeepClass
     ) -> list[cache_slot.Slot]:
-        """Allocate adjacent slots to the first chunks; none if one is cached, pinned or repeated."""
+        """Allocate adjacent slots to first chunks; none if any is cached, pinned or repeated."""
         group = self._slabs.size_group(cache_slab.slot_bytes_for(length))
         if not group.with_free or len(set(cids)) < len(cids):
             return []
@@ -371,7 +371,6 @@ class PublicCache:
             slab.group.with_free[slab] = None
 
     def _make_room(self, group: cache_slot.SizeGroup, newcomer_rank: int) -> list[SlabAction]:
-        """Free a slot: by a new slab, an eviction, or eviction of slabs of other sizes."""
         layout = group.layout
         if not layout.slot_count:
             raise errors.CacheFull(

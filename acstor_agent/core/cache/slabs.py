@@ -68,8 +68,6 @@ class Slabs:
         slab.group.with_free.pop(slab, None)
         self.disk_bytes -= slab.layout.file_bytes
 
-    # Limits
-
     def surplus_bytes(self, layout: cache_slab.SlabLayout) -> int:
         """Return how far one more slab would exceed the limit; at most 0 if it fits."""
         return self.disk_bytes + layout.file_bytes - self._ceiling_bytes
@@ -81,8 +79,6 @@ class Slabs:
     def grow_again(self) -> None:
         """Restore the configured limit."""
         self._ceiling_bytes = self.limit_bytes
-
-    # Eviction
 
     def victims_for(self, layout: cache_slab.SlabLayout) -> list[cache_slot.Slab]:
         """Return slabs of other slot sizes to evict for one, cheapest first; none if too few."""
@@ -105,8 +101,6 @@ class Slabs:
             surplus -= slab.layout.file_bytes
             victims.append(slab)
         return victims
-
-    # Restart
 
     def restore_slabs(
         self, found: Iterable[cache_actions.FoundSlab]

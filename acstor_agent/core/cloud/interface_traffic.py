@@ -43,10 +43,7 @@ class InterfaceCounters(Protocol):
     """Reads the counters of network interfaces."""
 
     def read_counters(self) -> InterfaceSample:
-        """Return the current counters; blocks.
-
-        :raises errors.Unusable: there is no such interface, or the kernel refuses
-        """
+        """Return the current counters, or raise Unusable if there is no such interface; blocks."""
 
 
 @dataclasses.dataclass(frozen=True)

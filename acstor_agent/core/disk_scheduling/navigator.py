@@ -6,9 +6,8 @@ divides all densities by the decay (equations 1 to 3). A *dense* zone reaches th
 densities of 1 or more (equation 4); requests are expected there, and in its next neighbour if that
 is below the mean (equation 5). The mean time between a zone's requests predicts when (6, 7).
 
-The sum of the densities decays as a whole, and a zone leaves it in the window computed at its last
-request, so a request costs constant time. Differences from the paper, so that a mean interval is
-worth waiting for:
+The sum of the densities decays as a whole, and zones leave it in a precomputed window: a request
+costs constant time. Differences from the paper, so that a mean interval is worth waiting for:
 
 * an interval counts from the last answer to the next request, with nothing of the zone pending;
 * a mean of fewer than INTERVALS_KNOWN intervals is unknown: an indirect block and its data are two
@@ -68,10 +67,8 @@ class Navigator:
     >>> for number in range(30):
     ...     navigator.request_arrived(number * 45056, number * 0.001)
     ...     navigator.request_answered(number * 45056, number * 0.001)
-    >>> navigator.unit_at(20 * 45056) is not None
-    True
-    >>> navigator.unit_at(10**9) is None
-    True
+    >>> navigator.unit_at(20 * 45056) is not None, navigator.unit_at(10**9) is None
+    (True, True)
     """
 
     def __init__(

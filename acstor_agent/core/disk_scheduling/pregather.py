@@ -86,8 +86,6 @@ class Pregather(policy.SchedulingPolicy):
         self._next_pick_s: float | None = None
         self._head = 0
 
-    # Requests that come and go
-
     def add(self, request: requests.DiskRequest, now_s: float) -> None:
         """Take in a request, and learn from it."""
         profile = self._streams.get(request.stream)
@@ -239,8 +237,6 @@ class Pregather(policy.SchedulingPolicy):
         self._all[found.stream.klass].remove(found)
         self._head = found.stop
         return found
-
-    # Slices
 
     def slice_s(self, stream: requests.Stream) -> float | None:
         """Return the length of a stream's last time slice, None if there was none."""

@@ -16,10 +16,8 @@ class SeekCost:
     """The seek curve of one disk.
 
     >>> cost = SeekCost()
-    >>> cost.seek_s(0)
-    0.0
-    >>> round(cost.seek_s(cost.size_bytes) * 1000, 1)  # from edge to edge
-    15.1
+    >>> cost.seek_s(0), round(cost.seek_s(cost.size_bytes) * 1000, 1)  # from edge to edge
+    (0.0, 15.1)
     """
 
     size_bytes: int = 10**12  # of the whole disk

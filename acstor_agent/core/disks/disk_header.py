@@ -32,10 +32,7 @@ HEADER_BYTES = _HEADER.size_bytes
 
 
 def parse_disk_id(text: str) -> DiskId:
-    """Return ``text`` as a disk ID.
-
-    :raises ValueError: it is not a UUID in its usual form with dashes
-    """
+    """Return ``text`` as a disk ID, or raise ValueError if it is no UUID with dashes."""
     try:
         return DiskId(ids.parse_image_id(text))
     except ValueError:
@@ -82,10 +79,7 @@ def pack(header: DiskHeader, boot_id: bytes) -> bytes:
 
 
 def unpack(raw: bytes, what: str) -> tuple[DiskHeader, bytes]:
-    """Return header and boot ID from the beginning of the file ``what``.
-
-    :raises errors.FormatError: it is not the beginning of a disk's state file
-    """
+    """Return header and boot ID from the beginning of the file ``what``, or raise FormatError."""
     if len(raw) < AT_MARKS:
         raise errors.FormatError(what, len(raw), "the file ends inside its header")
     _, chunk_bytes, size_bytes, image_bytes, disk, image = _HEADER.unpack(raw, what)
@@ -102,10 +96,7 @@ def unpack(raw: bytes, what: str) -> tuple[DiskHeader, bytes]:
 
 
 def check_marks(marks: bytes, header: DiskHeader, what: str) -> None:
-    """Check that there is exactly one valid mark for each chunk.
-
-    :raises errors.FormatError: a mark is missing or invalid
-    """
+    """Raise FormatError unless there is exactly one valid mark for each chunk."""
     if len(marks) != header.cut.chunk_count:
         raise errors.FormatError(
             what,

@@ -90,10 +90,7 @@ def pack(recovery: RestoreRecord) -> bytes:
 
 
 def unpack(raw: bytes, what: str) -> RestoreRecord:
-    """Return the record in the bytes of the file ``what``.
-
-    :raises errors.FormatError: they are not such a file's
-    """
+    """Return the record in the bytes of the file ``what``, or raise FormatError."""
     try:
         kept = _decoder.decode(raw)
         if kept.version != VERSION:

@@ -161,10 +161,7 @@ class ChunkStates:
         return _CODE_AFTER[event][self._codes[chunk_no]] is not None
 
     def apply_event(self, chunk_no: int, event: ChunkEvent) -> ChunkState:
-        """Apply ``event`` to a chunk and return its new state.
-
-        :raises errors.IllegalTransition: it is illegal in the chunk's state
-        """
+        """Apply ``event`` to a chunk, or raise IllegalTransition; return its new state."""
         before = self._codes[chunk_no]
         after = _CODE_AFTER[event][before]
         if after is None:

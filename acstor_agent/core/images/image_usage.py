@@ -36,10 +36,7 @@ class UsageEvidence(NamedTuple):
 
 
 class Openings:
-    """Counts the open files of each image.
-
-    An image counts as open until processes were inspected, because a former worker's opens are not
-    known. An image that no process had open then is *settled*: from then on the count is exact.
+    """Counts the open files of each image; exact once processes were inspected.
 
     >>> openings, image = Openings(), ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
     >>> openings.is_open(image), openings.is_inspection_due([image])
@@ -55,7 +52,7 @@ class Openings:
 
     def __init__(self) -> None:
         self._counts: collections.Counter[ids.ImageId] = collections.Counter()
-        self._settled: set[ids.ImageId] = set()
+        self._settled: set[ids.ImageId] = set()  # no process had them open: counts are exact
         self._found: set[ids.ImageId] | None = None
         self._changed: set[ids.ImageId] = set()
 
@@ -77,7 +74,7 @@ class Openings:
             del self._counts[image_id]
 
     def is_open(self, image_id: ids.ImageId) -> bool:
-        """Return whether a process has the image open, or may have."""
+        """Return whether a process has it open, or may have: opens before the start are unknown."""
         if self._counts[image_id] > 0:
             return True
         if image_id in self._settled:

@@ -4,9 +4,8 @@
 A chunk is *unmatched* while it was prefetched and no guest has read it. Announced chunks are
 prefetched while the unmatched ones are fewer than the allowance; others are held back. As in the
 paper, ``unmatched_limit`` held-back chunks that guests fetch on demand show that access patterns
-converged again: the LOCAL chunks stop counting. Unlike in the paper, chunks under way and chunks
-evicted unread count too, and the allowance grows by ``gain`` for each prefetched chunk that a guest
-read (simulations: doc/source/contributor/exchange_design.rst).
+converged again: the LOCAL chunks stop counting. Unlike in the paper, chunks under way and evicted
+unread count too, and each read adds ``gain`` (doc/source/contributor/exchange_design.rst).
 """
 
 import collections

@@ -68,8 +68,6 @@ LOCAL = Local()
 
 
 class _Refill(NamedTuple):
-    """A fetch at ``at_s``, when the reader had read to ``read_to``."""
-
     read_to: int
     at_s: float
 
@@ -86,7 +84,6 @@ class _Reader:
     )
 
     def note_refill(self, read_to: int, now_s: float) -> None:
-        """Note a fetch, and the rate of the reads up to ``read_to``."""
         first = self.refills[0] if self.refills else None
         if first is not None and now_s > first.at_s:
             rate_bytes_s = (read_to - first.read_to) / (now_s - first.at_s)
@@ -98,14 +95,8 @@ class ReadAhead:
     """The readahead of one image; ``limit_bytes`` is the widest window, 0 disables it.
 
     >>> ahead = ReadAhead(limit_bytes=1 << 20)
-    >>> ahead.record_read(0, 131072, now_s=0.0)
-    (0, 0)
-    >>> ahead.record_read(131072, 131072, now_s=0.0)
-    (0, 0)
-    >>> ahead.record_read(262144, 131072, now_s=0.0)
-    (393216, 655360)
-    >>> ahead.record_read(393216, 131072, now_s=0.0)
-    (655360, 917504)
+    >>> [ahead.record_read(n * 131072, 131072, now_s=0.0) for n in range(4)]
+    [(0, 0), (0, 0), (393216, 655360), (655360, 917504)]
     """
 
     def __init__(self, limit_bytes: int, source: Source = LOCAL) -> None:

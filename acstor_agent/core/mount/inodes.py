@@ -108,10 +108,7 @@ class Inodes:
         return self._number_of(name) & ((1 << _HASH_BITS) - 1)
 
     def register_image(self, image_id: ids.ImageId) -> int:
-        """Register an image and return its inode.
-
-        :raises errors.NumberInUse: another image has this number
-        """
+        """Register an image and return its inode, or raise NumberInUse if another has that."""
         inode = self.of_image(image_id)
         self._own(inode, f"image {image_id}")
         self._images[inode] = image_id
@@ -119,10 +116,7 @@ class Inodes:
         return inode
 
     def register_disk(self, disk_id: disk_header.DiskId) -> int:
-        """Register a disk and return its inode.
-
-        :raises errors.NumberInUse: another disk has this number
-        """
+        """Register a disk and return its inode, or raise NumberInUse if another has that."""
         inode = self.of_disk(disk_id)
         self._own(inode, f"disk {disk_id}")
         self.disks[inode] = disk_id

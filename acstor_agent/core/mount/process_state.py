@@ -42,12 +42,10 @@ class Thread(NamedTuple):
 
 
 def thread_of(stat: str) -> Thread:
-    """Return the contents of a ``stat`` file, whose name field may contain anything.
+    """Return the contents of a ``stat`` file with any name field, or raise ValueError.
 
     >>> thread_of("7 (a) b) D 1 7 7 0 -1 4194304 " + "0 " * 12 + "900 0 0 0 0 0 0 0 0 256 0")
     Thread(state='D', flags=4194304, started=900, pending=256)
-
-    :raises ValueError: it is malformed
     """
     fields = stat.rpartition(")")[2].split()
     try:

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive timeout of one attempt at a source or peer.
-
-An attempt may take TIMES the longest of the latest. A timeout counts in full, so each doubles the
-next, up to a bound. (RFC 6298's smoothed mean does not suit few attempts of different lengths.)
-"""
+"""Adaptive timeout of one attempt at a source or peer: each miss doubles it, up to a bound."""
 
 import collections
 
@@ -14,11 +10,11 @@ MOST_S = 480.0
 SLOWEST_BYTES_PER_S = 32 * 1024
 """A slower transfer counts as dead; a long read gets its time at this rate in addition."""
 LATEST = 16  # attempts remembered: two rounds of the usual eight in parallel
-TIMES = 2.0
+TIMES = 2.0  # an attempt may take this many times the longest; one that timed out counts in full
 
 
 class AttemptTimeout:
-    """Timeout from the latest attempts at one place.
+    """Timeout from the latest attempts at one place, too few and uneven for RFC 6298's mean.
 
     >>> timeout = AttemptTimeout(base_s=30.0)
     >>> timeout.deadline_s(), timeout.deadline_s(1 << 20)

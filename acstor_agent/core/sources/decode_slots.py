@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fair scheduling of decoding of compressed clusters, by image and guest.
 
-The image with the least time used goes first, and in it the guest served longest ago. A new image
+The image with the least time used goes first, in it the guest served longest ago; a new image
 starts level with the others (start-time fair queueing, Goyal, Vin and Cheng 1996). Beyond a second
-for FLOOR_BYTES_S decoded bytes, an image has a budget of BURST_S, refilled at REFILL of one
-processor; while it is in debt, one slot is left to others. Times are of a processor, except
-``now_s``.
+for FLOOR_BYTES_S decoded bytes, an image has a budget of BURST_S, refilled at REFILL of a second
+per second; while it is in debt, one slot is left to others. Times but ``now_s`` are of a processor.
 """
 
 import collections
@@ -33,10 +32,8 @@ class Job:
 
 
 class _Image:
-    """Queue and usage of one image; ``used_s``: virtual time, which advances while it is idle."""
-
     def __init__(self, used_s: float) -> None:
-        self.used_s = used_s
+        self.used_s = used_s  # virtual time, which advances while it is idle
         self.waiting: dict[Job, None] = {}
         self.running = 0
         self._served: collections.Counter[requests.Stream] = collections.Counter()

@@ -351,8 +351,6 @@ class SourceRequest:
         tries = 1 if attempt.source is self._failover.copies else self._failover.attempts
         return attempt.tries < tries - 1 and any(n in self.left for n in attempt.transient)
 
-    # Health of sources
-
     def _record_health(self, attempt: Attempt, answers: Answers, is_new: bool, now: float) -> None:
         if is_new and not self.left:
             self._record_winner(attempt, now)
@@ -379,8 +377,6 @@ class SourceRequest:
             if other is not attempt and max(other.began_s, since_s) <= attempt.began_s:
                 why = f"no answer for {now - since_s:.1f} s, while {winner.location} answered"
                 self._failover.note_down(other.source, why, now)
-
-    # Hedges
 
     def _last(self) -> SourceState:
         return next(reversed(self._in_flight)).source

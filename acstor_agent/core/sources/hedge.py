@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When to hedge a request: to ask the next source too because an answer is late.
-
-A hedge makes it worse where all is slow at once, as on a full link. So hedges are late and few.
-"""
+"""Hedges: requests to the next source too, late and few, as they load a full link further."""
 
 import bisect
 import collections

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits the system calls that hang in the kernel at a dead file server.
 
-A thread in such a call cannot be ended, only abandoned; then it hangs once it is older than
-HANGS_AFTER_S. With ``most`` hung calls no new one starts until one returns; a smaller limit holds
-for one file. One call is tried after TRY_AGAIN_S, then after twice as long each time, while fewer
-than twice ``most`` hang.
+A thread in such a call can only be abandoned; then it hangs once it is older than HANGS_AFTER_S.
+With ``most`` hung calls (fewer of one file) no new one starts until one returns, except one after
+TRY_AGAIN_S, then after twice as long each time, while fewer than twice ``most`` hang.
 """
 
 import dataclasses

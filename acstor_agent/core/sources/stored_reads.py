@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps pieces of an image to ranges of its stored file.
-
-Adjacent fragments of the extents that a piece needs form a run, which is one read. Runs of pieces
-may overlap: they are cut into tiles, which do not overlap and are read once.
-"""
+"""Maps pieces of an image to ranges of its stored file: runs, cut into tiles read once each."""
 
 import bisect
 from collections.abc import Iterable

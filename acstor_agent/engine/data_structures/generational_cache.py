@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cache of two generations, which approximates LRU without links.
-
-Used entries move to the young generation, which replaces the old one at half of the limit.
-"""
+"""An approximation of LRU without links: a young generation, which replaces the old one."""
 
 from collections.abc import Callable
 from collections.abc import Hashable

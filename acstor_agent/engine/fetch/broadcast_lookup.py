@@ -2,9 +2,8 @@
 """Broadcast lookup: asks every host for a chunk that the source denies.
 
 Former homes, and hosts that read the source themselves, may hold it. A chunk of an image is lost
-only when every host in the v-node table has denied it and the source has denied the image for
-``lost_after_s``: a source may deny wrongly, for instance while a folder is not mounted. A host that
-is silent, in backoff, or was in the table recently may still hold the chunk.
+only when every host in the v-node table has denied it, and the source, which may deny wrongly, has
+denied the image for ``lost_after_s``. A silent or departed host, or one in backoff, may hold it.
 """
 
 from acstor_agent.engine import chunk_ref

@@ -89,7 +89,6 @@ class PendingReads:
     def _fetch_missing(
         self, waiter: Waiter, priority: Priority, guest: Hashable, is_source_first: bool
     ) -> None:
-        """Give a waiter the chunks that are being stored; start or join transfers of the rest."""
         kept, index = self._context.kept, 0
         while index < len(waiter.refs) and not waiter.is_done:  # done: dropped from a full queue
             ref = waiter.refs[index]
@@ -165,7 +164,6 @@ class PendingReads:
             self._fail(forgotten, Failure.FORGOTTEN, "")
 
     def _is_source_first(self, priority: Priority) -> bool:
-        """Return whether a prefetch goes to the source, as guest reads do at the moment."""
         return (
             priority is READAHEAD
             and self.selection.preference.is_source_first

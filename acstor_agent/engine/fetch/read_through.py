@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read-through: a home fetches a chunk from the source once, for all requesters.
-
-Before the source, a home may ask upstreams (``placement``), in mode RELAYED: they ask only the
-source, so a request takes one more hop at most.
-"""
+"""Read-through: a home fetches a chunk from the source once, for all requesters."""
 
 from acstor_agent.engine import failure
 from acstor_agent.engine import peer_state

@@ -45,8 +45,6 @@ class Responses:
         self._context, self._read_through, self._pending = context, through, pending
         self.denied = 0  # announced chunks that the announcing host denied
 
-    # Peers
-
     def chunks_received(self, host: ids.HostId, chunks: Sequence[tuple[int, Bytes]]) -> None:
         """Take chunks of a peer, by number."""
         context, now = self._context, self._context.now
@@ -120,7 +118,6 @@ class Responses:
             self._pending.lookups.attempt_failed(attempt, failure)
 
     def _record_failure(self, host: ids.HostId, failure: Failure, why: str) -> None:
-        """Record a failure of a peer; redirect queued attempts if that starts a backoff."""
         context = self._context
         for_s = context.peers.record_failure(host, failure, context.now)
         if for_s:
@@ -128,8 +125,6 @@ class Responses:
             context.out.others.append(actions.ReportBackoff(host, for_s, why))
             for attempt in context.requests_out.take_queued(host):
                 self._failed(attempt, Failure.UNREACHABLE)
-
-    # Source
 
     def source_answered(self, number: int, outcomes: Iterable[tuple[int, Bytes | Failure]]) -> None:
         """Take chunks and failures of a source read, by index."""
@@ -172,8 +167,6 @@ class Responses:
         context.upstream_delays.record_source(oldest.begun_s, now)
         self._pending.selection.preference.record_source_wait(now - oldest.wanted_s, now)
 
-    # Peers and source
-
     def _chunks_arrived(
         self, transfer: transfer.Transfer, chunks: Sequence[Bytes], winner: Attempt | None
     ) -> None:
@@ -185,7 +178,6 @@ class Responses:
         self._pending.chunks_arrived(transfer, chunks, winner)
 
     def _record_relay(self, relay: Attempt, winner: Attempt | None) -> None:
-        """Record the delay of a relay, or that another provider was faster."""
         context = self._context
         if relay is not winner:
             if relay.is_late:
@@ -196,7 +188,6 @@ class Responses:
         context.upstream_delays.record_relay(group, relay.sent_s, context.now)
 
     def _record_slower(self, attempt: Attempt) -> None:
-        """Record that another provider was faster, once the attempt is late."""
         context, now = self._context, self._context.now
         assert attempt.host is not None
         if not context.requests_out.is_late(attempt, now):  # a trial: measure it further

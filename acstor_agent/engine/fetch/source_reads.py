@@ -79,8 +79,6 @@ class SourceRead:
 
 
 class _Range:
-    """A range that is being read: its reads by index, and the flow that has its slot."""
-
     __slots__ = ("flow", "is_for_guest", "reads")
 
     def __init__(self, first: SourceRead) -> None:
@@ -258,8 +256,6 @@ class SourceReads:
         self._starts = {read.start: read for read in self._queue}
         self._stops = {read.stop: read for read in self._queue}
 
-    # Queue
-
     def _enqueue(self, read: SourceRead) -> None:
         self._queue.put_item(read.priority, read.flow, read, read.guest)
         self._note_ends(read)
@@ -275,8 +271,6 @@ class SourceReads:
         for ends, place in ((self._starts, read.start), (self._stops, read.stop)):
             if ends.get(place) is read:
                 del ends[place]
-
-    # Ranges under way
 
     def _remove_from_range(self, read: SourceRead) -> bool:
         read_range = self._ranges.get(read.number)

@@ -2,11 +2,10 @@
 """Source selection: the ordered list of providers to fetch a chunk from.
 
 First come holders, those with the fewest pending attempts, unless the home has fewer. Then come the
-home, which reads the source once for all, the hosts that act for it while it is in backoff, and the
+home, which reads the source once for all, hosts that act for it while it is in backoff, and the
 source. Last come other ring owners, which never read the source for this host. The next provider is
-asked when an attempt fails and, for a guest, when it is late, within the hedge budget. The first
-answer cancels the others. No provider is asked twice, except after a referral, or under the name of
-another image.
+asked when an attempt fails or, for a guest, is late, within the hedge budget. The first answer
+cancels the others. None is asked twice, except after a referral or under another image's name.
 """
 
 import itertools

@@ -2,9 +2,8 @@
 """Delays of outer homes and of the source: a home asks no outer home that is much farther.
 
 It compares the outer home's group with the source and with groups nearer to itself: behind a WAN,
-those of its own site. So each site reads a chunk over the WAN once. The delay is the least time to
-an answer in the last WINDOW_S to twice that, as BBR measures round trips (Cardwell 2016), so load
-makes nothing far.
+those of its own site. So each site reads a chunk over the WAN once. The delay is the least time in
+the last WINDOW_S to twice that, as in BBR (Cardwell 2016), so load makes nothing far.
 """
 
 import math
@@ -56,8 +55,6 @@ class Delay:
 
 
 class _Group:
-    """The delay of the outer homes of one group."""
-
     __slots__ = ("asked", "delay", "first_s")
 
     def __init__(self, now: float) -> None:

@@ -46,8 +46,6 @@ _Skipped = tuple[ids.HostId, ...]
 
 
 class _Announced(NamedTuple):
-    """An announced chunk: its segment, its bit, and the neighbours that were skipped."""
-
     segment: ids.Oid | None  # None: a segment of its own
     bit: int
     skipped: _Skipped
@@ -58,9 +56,7 @@ _Chunks = Sequence[segments.Chunks]
 
 
 class AnnouncementLimits:
-    """Rate limits for announcements of peers; what exceeds them is dropped and counted.
-
-    Limited are chunks per peer, and look-ups per peer and in all: images attached + 1 per chunk.
+    """Limits of the chunks and look-ups of each peer's announcements, and of all look-ups.
 
     >>> h1, h2 = ids.HostId("h1"), ids.HostId("h2")
     >>> limits = AnnouncementLimits(token_buckets.Rate(per_s=10.0, burst=30.0), peers=100)
@@ -171,7 +167,6 @@ class Announcements:
         return chunks if accepted == count else segments.first(chunks, accepted)
 
     def _skip_known(self, host: ids.HostId, known: _Chunks) -> None:
-        """Drop queued announcements to a neighbour that announced the same chunks."""
         bits_of = dict(known)
         for oid, entry in self._held.items():
             if entry.bit & bits_of.get(_segment(oid, entry), 0):
@@ -296,7 +291,6 @@ class Announcements:
         evictable: tuple[segments.Chunks, ...],
         now: float,
     ) -> None:
-        """Send a message that is not empty to a host on the table and not in backoff."""
         if (held or evicted or evictable) and self._is_reachable(host, now):
             message = actions.SendAnnouncement(host, held, evicted, evictable, self._segment_chunks)
             self._out.others.append(message)

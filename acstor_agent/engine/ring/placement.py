@@ -2,9 +2,8 @@
 """Placement: owners of a chunk, and the hosts that a home asks before the source.
 
 The home depends on the requester's location (Wu et al. 2017, Algorithm 1): the first owner within
-the table's distance threshold. So each group of near hosts reads the source once. Its home may ask
-*upstreams* before, which probably hold the chunk. In mode RELAYED they ask no other host, so a
-request takes one more hop at most, whatever tables the hosts have.
+the table's distance threshold, so each group of near hosts reads the source once. Before, it may
+ask *upstreams* in mode RELAYED: they ask no other host, so a request takes one more hop at most.
 """
 
 import enum

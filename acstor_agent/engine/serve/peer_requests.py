@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of peers: for chunks that are cached, under way, or only at the source.
-
-Each request is answered once, cancelled, or times out. Its mode (``wire.peer.peer_request``) limits
-its waits. What one host can make this one hold and fetch is bounded, even after it cancels.
-"""
+"""Requests of peers, each answered once, cancelled or timed out, in bounded number per host."""
 
 import collections
 from collections.abc import Hashable
@@ -203,7 +199,6 @@ class PeerRequests:
     # Chunks that are not cached
 
     def _fetch_chunk(self, pending: PendingRequest) -> None:
-        """Let a request wait for a transfer, and start a read if its mode allows."""
         context, receiver, mode = self._context, pending.link.receiver, pending.mode
         if (kept := context.kept.get(pending.ref.key)) is not None:
             pending.data = kept
@@ -289,7 +284,6 @@ class PeerRequests:
             self._send_more()
 
     def _would_delay_guests(self, pending: PendingRequest) -> bool:
-        """Return whether a prefetch would take the uplink from waiting guests."""
         is_ahead = pending.priority is PREFETCH and not pending.mode.reads_source
         return is_ahead and self.uploads.is_busy
 
@@ -311,7 +305,6 @@ class PeerRequests:
         self._end(pending, actions.SendChunk(pending.number, ref, pending.data, pending.priority))
 
     def _send_more(self) -> None:
-        """Answer queued requests while there are slots; evicted chunks are fetched again."""
         while (pending := self.uploads.take_next_answer()) is not None:
             if pending.data is not None or self._is_cached(pending):
                 self._answer(pending)

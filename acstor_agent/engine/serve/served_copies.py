@@ -59,7 +59,6 @@ class ServedCopies:
     def _hint_surplus_copies(
         self, host: ids.HostId, refs: Sequence[chunk_ref.ChunkRef], known: Container[ids.Oid]
     ) -> None:
-        """Queue eviction hints for the oldest holders of chunks with too many copies."""
         context, limit = self._context, self._context.settings.copies_limit
         announcements, is_hinted = context.announcements, host in context.announcements.hints
         if not limit or not (known or is_hinted):
