@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decision service connects to agents, and to who is none, before it publishes an address.
+"""The decision service connects to an announced address before it publishes it.
 
-A real agent answers; the others are sockets of the test.  The whole service would take addresses
-of the loopback without a proof, so what connects is called here.
+One address belongs to a real agent, the others to sockets of the test.  The whole service would
+accept loopback addresses without a proof, so the tests call the verifier.
+
 """
 
 import contextlib
@@ -36,7 +37,7 @@ WAIT_S = 30.0
 
 
 def believed(*shown: bytes) -> trust_state.TrustState:
-    """Return who believes the lab's authority; hosts with these certificates have enrolled."""
+    """Return the trust state of the lab's authority, with hosts enrolled by certificate."""
     rows = {}
     for pem in shown:
         found = certificates.read_host_certificate(pem, identities.authority().certificate_pem)
@@ -55,14 +56,14 @@ def believed(*shown: bytes) -> trust_state.TrustState:
 
 @contextlib.contextmanager
 def listening() -> Iterator[address_book.Address]:
-    """Have somebody who takes connections and says nothing."""
+    """Run a listener that accepts connections and sends nothing."""
     with socket.create_server((local.LOOPBACK, 0), backlog=64) as server:
         yield address_book.Address(*server.getsockname())
 
 
 @contextlib.contextmanager
 def showing(files: identity_files.IdentitySet) -> Iterator[address_book.Address]:
-    """Have a server that shows a certificate."""
+    """Run a server with a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with credentials._in_memory(files.certificate + files.key) as path:
         context.load_cert_chain(path)
@@ -78,7 +79,7 @@ def showing(files: identity_files.IdentitySet) -> Iterator[address_book.Address]
         yield address_book.Address(*server.getsockname())
 
 
-def test_agent_proves_where_it_is_and_nobody_else_does(tmp_path: pathlib.Path) -> None:
+def test_only_the_agent_itself_proves_its_address(tmp_path: pathlib.Path) -> None:
     images = local.ImageFolder(tmp_path / "images")
     with hosts.cloud(tmp_path, images, ("h1",), security="secure", life_s=60) as cloud:
         pem = (cloud["h1"].state_dir / "identity" / "cert.pem").read_bytes()
@@ -94,7 +95,7 @@ def test_agent_proves_where_it_is_and_nobody_else_does(tmp_path: pathlib.Path) -
             (
                 identities.issue("h1"),
                 errors.NotAuthenticated,
-            ),  # of another key than the enrolled one
+            ),  # with another key than the enrolled one
         ):
             with showing(files) as address, pytest.raises(refusal):
                 address_verifier.verify_address(address, trusted, time.time())
@@ -105,7 +106,7 @@ def test_agent_proves_where_it_is_and_nobody_else_does(tmp_path: pathlib.Path) -
         assert cloud["h1"].status()["refused"]["connections"] == 0
 
 
-def test_addresses_where_nobody_answers_take_their_time_and_no_more(
+def test_silent_addresses_delay_verification_only_by_their_time_limit(
     tmp_path: pathlib.Path,
 ) -> None:
     files = identities.issue("h1")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs other guests of a real agent, and its memory, that an image claims to be large."""
+"""Cost of an image that claims to be large, for other guests and the memory of a real agent."""
 
 import os
 

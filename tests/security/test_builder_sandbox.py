@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whoever breaks out of QEMU: what he finds in the builder's sandbox, and what he can take.
+"""An attacker who breaks out of QEMU: what the builder's sandbox exposes and allows.
 
-The sandbox is the real one, as root and as an ordinary user; the attacker is a
-program that runs where QEMU would.
+The sandbox is real, run by root and by an ordinary user; the attacker is a program in QEMU's
+place.
+
 """
 
 import contextlib
@@ -59,13 +60,13 @@ print(*sandbox.command_prefix(sandbox.Sandbox(kind), bounds), sep=chr(10))
 
 @pytest.fixture(params=["root", "ordinary user"])
 def inside(request):
-    """Return what runs a program in the sandbox, as made by root or by an ordinary user."""
+    """Return a function that runs a program in the sandbox, as root or as an ordinary user."""
     is_other = request.param == "ordinary user" and os.geteuid() == 0
     if request.param == "root" and os.geteuid():
         pytest.skip("needs root")
 
     def run(code, bounds=None, **options):
-        """Run Python there; its arguments are made by a process of the user in question."""
+        """Run Python there; a process of that user makes its arguments."""
         who = AS_NOBODY if is_other else []
         argv = subprocess.run(
             [sys.executable, "-c", MAKE, json.dumps([is_other, BWRAP.value, bounds or {}])],
@@ -80,7 +81,7 @@ def inside(request):
     return run
 
 
-def test_there_is_no_file_of_this_host(inside, tmp_path):
+def test_sandbox_contains_no_file_of_this_host(inside, tmp_path):
     (tmp_path / "secret").write_text("x")
     code = f"""
 import os
@@ -101,7 +102,7 @@ for path in ("/x", "/usr/x", "/usr/bin/x", "/dev/x"):
     assert {"dev", "usr"} <= shown <= {"dev", "usr", *sandbox._LINKS}
 
 
-def test_there_is_no_network(inside):
+def test_sandbox_has_no_network(inside):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         code = f"""
@@ -118,7 +119,7 @@ for address in ("127.0.0.1", "192.0.2.1"):
     assert done.returncode == 0, done.stderr
 
 
-def test_abstract_sockets_of_this_host_are_not_reached(inside):
+def test_sandbox_cannot_reach_abstract_sockets_of_the_host(inside):
     name = f"acstor-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"\0{name}")
@@ -127,7 +128,7 @@ def test_abstract_sockets_of_this_host_are_not_reached(inside):
     assert "ConnectionRefusedError" in done.stderr
 
 
-def test_other_processes_are_neither_seen_nor_signalled(inside):
+def test_sandbox_cannot_see_or_signal_other_processes(inside):
     other = subprocess.Popen([*AS_NOBODY, "sleep", "60"] if not os.geteuid() else ["sleep", "60"])
     try:
         code = f"""
@@ -149,13 +150,13 @@ for number in (0, 9):
 
 
 @pytest.mark.parametrize("inside", ["ordinary user"], indirect=True)
-def test_no_user_namespace_can_be_made_inside(inside):
-    """In one of its own a program would have capabilities again."""
+def test_sandbox_cannot_create_a_user_namespace(inside):
+    """In its own user namespace a program would have capabilities again."""
     done = inside("import os; os.execvp('unshare', ['unshare', '--user', 'true'])")
     assert done.returncode and "unshare" in done.stderr
 
 
-def test_no_rights_are_left_and_none_can_be_had(inside):
+def test_sandbox_has_no_privileges_and_cannot_gain_any(inside):
     done = inside(
         "import ctypes, os; c = ctypes.CDLL(None, use_errno=True);"
         "print(os.getuid(), c.prctl(39, 0, 0, 0, 0),"  # PR_GET_NO_NEW_PRIVS
@@ -165,7 +166,7 @@ def test_no_rights_are_left_and_none_can_be_had(inside):
     assert done.stdout.split()[0] != "0"
 
 
-def test_only_what_was_handed_over_is_open(inside, tmp_path):
+def test_sandbox_inherits_only_the_passed_descriptors(inside, tmp_path):
     with (tmp_path / "kept").open("w") as kept, (tmp_path / "given").open("w") as given:
         os.set_inheritable(kept.fileno(), False)
         code = f"""
@@ -182,7 +183,7 @@ for fd in range(3, 256):
         assert done.stdout.split() == [str(given.fileno())], done.stderr
 
 
-def test_files_processes_and_address_space_are_bounded(inside):
+def test_sandbox_limits_files_processes_and_address_space(inside):
     bounds = {"fsize": MIB, "nproc": 16, "as": 512 * MIB, "nofile": 32}
     code = f"""
 import os, signal, time
@@ -210,8 +211,8 @@ except BlockingIOError:
     assert done.stdout.split("\n") == ["file 27", "memory", "processes True", ""], done.stderr
 
 
-def test_what_it_can_write_into_memory_is_bounded(inside):
-    """Files in memory belong to no process that could be limited."""
+def test_sandbox_limits_files_in_memory(inside):
+    """No process owns files in memory, so no limit of a process applies."""
     code = f"""
 import os
 written = 0
@@ -226,7 +227,7 @@ print(written <= {MIB})
     assert inside(code).stdout.strip() == "True"
 
 
-# The builder, where QEMU is another program
+# The builder with another program in QEMU's place
 
 
 def instead_of_qemu(monkeypatch, code):
@@ -242,7 +243,7 @@ def prepared(folder):
 
 
 @needs_qemu
-def test_memory_bomb_is_killed_and_told_as_that(tmp_path, monkeypatch):
+def test_memory_bomb_is_killed_and_reported(tmp_path, monkeypatch):
     image, image_map = prepared(tmp_path)
     bomb = f"import time\nkept = []\nwhile 1: kept.append(b'x' * {32 * MIB}); time.sleep(0.02)"
     instead_of_qemu(monkeypatch, bomb)
@@ -253,7 +254,7 @@ def test_memory_bomb_is_killed_and_told_as_that(tmp_path, monkeypatch):
 
 
 @needs_qemu
-def test_bomb_in_many_processes_is_counted_together(tmp_path, monkeypatch):
+def test_memory_bomb_of_many_processes_is_counted_together(tmp_path, monkeypatch):
     image, image_map = prepared(tmp_path)
     bomb = (
         "import os, time\nfor _ in range(3): os.fork()\n"
@@ -266,7 +267,7 @@ def test_bomb_in_many_processes_is_counted_together(tmp_path, monkeypatch):
 
 
 @needs_qemu
-def test_kernel_takes_it_first_where_memory_is_short(tmp_path, monkeypatch):
+def test_oom_killer_prefers_the_sandbox(tmp_path, monkeypatch):
     image, image_map = prepared(tmp_path)
     instead_of_qemu(monkeypatch, "import time\ntime.sleep(3)")
     seen = []
@@ -284,7 +285,7 @@ def test_kernel_takes_it_first_where_memory_is_short(tmp_path, monkeypatch):
 
 
 @needs_qemu
-def test_one_that_was_killed_inside_is_told_as_that(tmp_path, monkeypatch):
+def test_killed_qemu_is_reported(tmp_path, monkeypatch):
     image, image_map = prepared(tmp_path)
     instead_of_qemu(monkeypatch, "import os, time\ntime.sleep(1)\nos.kill(os.getpid(), 9)")
     with pytest.raises(errors.Unusable, match=r"was killed after . s, by a user or for lack of"):
@@ -292,7 +293,7 @@ def test_one_that_was_killed_inside_is_told_as_that(tmp_path, monkeypatch):
 
 
 @needs_qemu
-def test_flood_of_output_is_read_and_ended(tmp_path, monkeypatch):
+def test_flood_of_output_is_read_and_stopped(tmp_path, monkeypatch):
     image, image_map = prepared(tmp_path)
     flood = "import os\nwhile 1: os.write(1, b'x' * 65536), os.write(2, b'y' * 4096)"
     instead_of_qemu(monkeypatch, flood)
@@ -304,7 +305,7 @@ def test_flood_of_output_is_read_and_ended(tmp_path, monkeypatch):
 
 
 def no_sandbox_is_left():
-    """Say whether no process below this one has been started by bubblewrap, soon."""
+    """Return whether soon no bubblewrap process is left below this one."""
     end_s = time.monotonic() + 10.0
     while any(b"bwrap" in command_of(pid) for pid in sandbox.process_tree(os.getpid())):
         if time.monotonic() > end_s:
@@ -319,11 +320,11 @@ def command_of(pid):
     return b""
 
 
-# Where it cannot be made
+# Without a sandbox
 
 
 @needs_qemu
-def test_without_bubblewrap_nothing_is_booted_and_the_remedy_is_told(tmp_path, monkeypatch):
+def test_missing_bubblewrap_stops_the_build_and_names_the_remedy(tmp_path, monkeypatch):
     image, image_map = prepared(tmp_path)
     with monkeypatch.context() as patch:
         missing_programs.hide(patch, tmp_path / "programs", "bwrap")
@@ -338,8 +339,8 @@ def test_without_bubblewrap_nothing_is_booted_and_the_remedy_is_told(tmp_path, m
 
 
 @needs_root
-def test_where_namespaces_are_forbidden_the_remedy_is_told(tmp_path):
-    """The limit is set in a user namespace of its own, so this machine does not notice."""
+def test_forbidden_user_namespaces_are_reported_with_the_remedy(tmp_path):
+    """The limit applies to a user namespace of its own, so that this machine is not affected."""
     code = (
         "from acstor_glance import sandbox; from acstor_common import errors\n"
         "open('/proc/sys/user/max_user_namespaces', 'w').write('0')\n"
@@ -357,11 +358,11 @@ def test_where_namespaces_are_forbidden_the_remedy_is_told(tmp_path):
 
 
 @pytest.mark.expect_log(r"no boot images will be built: bwrap: the builder's sandbox")
-def test_listener_says_so_when_it_starts_and_does_the_rest(tmp_path, monkeypatch):
+def test_listener_without_bubblewrap_records_boots_only(tmp_path, monkeypatch):
     conf = glance_options.conf(state_dir=tmp_path, boot_images="both")
     missing_programs.hide(monkeypatch, tmp_path / "programs", "bwrap")
     ways = build_modes.choose_modes(conf)
-    assert ways == build_modes.BuildModes(builds=True, records=True)  # as it was told to
+    assert ways == build_modes.BuildModes(builds=True, records=True)  # as configured
     assert boot_image_maker.BootImageMaker(None, conf, ways).list_recorded() == []
     conf.clear_override("boot_images", "acstor_glance")
     assert build_modes.choose_modes(conf) == build_modes.BuildModes(builds=False, records=True)

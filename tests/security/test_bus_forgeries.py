@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whoever may publish on the broker: what he can do to agents and to who prepares images.
+"""An attacker with publish access to the broker: effects on agents and on the listener.
 
-The test is the decision service: it has the keys of a cloud, and a stranger's.  Two real
-agents hear it over a real broker and exchange chunks.
+The test acts as the decision service: it has the keys of a cloud, and a stranger's.  Two real
+agents receive its messages over a real broker and exchange chunks.
+
 """
 
 import contextlib
@@ -45,7 +46,7 @@ DATA = local.random_bytes(2 * geometry.MIB, seed=3)
 
 
 class Bus:
-    """The broker as everybody sees it who has its password: he may publish and hear all."""
+    """The broker for any client with its password, who may publish and receive all messages."""
 
     def __init__(self, folder: pathlib.Path, rabbit: rabbitmq_lab.RabbitMQ) -> None:
         self.rabbit = rabbit
@@ -77,7 +78,7 @@ class Bus:
         )
 
     def wait_heard(self, *names: str) -> None:
-        """Wait until these hosts hear what is sent to all."""
+        """Wait until these hosts receive broadcast messages."""
         wanted = {f"{decision_messages.AGENT_TOPIC}.{name}" for name in names}
         hosts.wait_until(lambda: wanted <= self.rabbit.heard(), "agents that listen", WAIT_S)
 
@@ -104,7 +105,7 @@ def image_id(images: local.ImageFolder) -> ids.ImageId:
 
 
 class Cloud:
-    """Two agents and the keys that they believe."""
+    """Two agents and the keys that they trust."""
 
     def __init__(self, keys: cloud_keys.CloudKeys, running: dict[str, agents.Agent], ports: Any):
         self.keys, self.running, self._ports = keys, running, ports
@@ -123,7 +124,7 @@ class Cloud:
         hosts.wait_until(lambda: self.epochs() == {epoch}, f"epoch {epoch}", WAIT_S)
 
     def wait_said(self, what: str) -> None:
-        """Wait until every agent has logged something."""
+        """Wait until every agent has logged a text."""
         hosts.wait_until(
             lambda: all(what in agent.log() for agent in self.running.values()), what, WAIT_S
         )
@@ -170,7 +171,7 @@ def exchanged(cloud: Cloud, image_id: ids.ImageId) -> int:
     return sum(one["home"]["bytes"] + one["peer"]["bytes"] for one in fetched)
 
 
-def test_tables_that_nobody_may_have_sent_change_nothing_and_are_told(cloud, bus, image_id):
+def test_forged_ring_tables_are_refused_and_logged(cloud, bus, image_id):
     stranger = cloud_keys.CloudKeys()
     bus.table(cloud.keys.table(cloud.ring(5)))
     cloud.wait_epoch(5)
@@ -200,7 +201,7 @@ def test_tables_that_nobody_may_have_sent_change_nothing_and_are_told(cloud, bus
     cloud.wait_epoch(6)
 
 
-def test_a_poisoned_table_in_the_state_folder_is_dropped_and_the_host_recovers(cloud, bus):
+def test_poisoned_stored_ring_table_is_dropped_and_replaced(cloud, bus):
     bus.table(cloud.keys.table(cloud.ring(5)))
     cloud.wait_epoch(5)
     agent = cloud.running["h1"]
@@ -227,7 +228,7 @@ def test_a_poisoned_table_in_the_state_folder_is_dropped_and_the_host_recovers(c
 
 @contextlib.contextmanager
 def hearing(bus: Bus, samples: "queue.Queue[decision_messages.Signed]") -> Iterator[None]:
-    """Hear samples as the decision service does."""
+    """Receive samples as the decision service does."""
 
     def heard(payload: object) -> None:
         samples.put(decision_messages.decode(payload, decision_messages.Signed))
@@ -249,7 +250,7 @@ def next_sample(
     host: str,
     epoch: int,
 ) -> decision_messages.Sample:
-    """Return the next sample of a host that shows an epoch; each proves who sent it."""
+    """Return a host's next sample with an epoch; each proves its sender."""
     deadline_s = time.monotonic() + WAIT_S
     while time.monotonic() < deadline_s:
         certificate, sample = signed_messages.verify_from_host(
@@ -264,7 +265,7 @@ def next_sample(
     pytest.fail(f"no sample of {host} shows epoch {epoch}")
 
 
-def test_tasks_that_nobody_gave_are_not_done_and_one_that_was_is_done_once(cloud, bus, image_id):
+def test_forged_tasks_are_ignored_and_a_valid_one_runs_once(cloud, bus, image_id):
     task = decision_messages.ImageTask(
         request=1, kind=decision_messages.TaskKind.PRE_SEED, image_id=image_id
     )
@@ -293,7 +294,7 @@ def test_tasks_that_nobody_gave_are_not_done_and_one_that_was_is_done_once(cloud
 
 
 @pytest.mark.expect_log("message boot_traced is of no use: ")
-def test_traces_that_prove_nothing_are_not_kept(bus, keys, tmp_path, watched_log):
+def test_unproven_traces_are_refused(bus, keys, tmp_path, watched_log):
     trust = trust_store.parse_trust(keys.authority.certificate_pem, keys.signers, {"h3": 1 << 40})
     checks, store = (
         message_verifier.MessageVerifier(),

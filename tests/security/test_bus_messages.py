@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that no client of oslo.messaging would send, over a real broker.
+"""Messages over a real broker that no client of oslo.messaging would send.
 
-Whoever may publish there fills no log, takes no threads, and ends no server.
+They must not fill a log, take threads, or end a server.
+
 """
 
 import logging
@@ -27,7 +28,7 @@ COPIES = 300
 
 
 class Lighthouse:
-    """A server that hears two methods; ``lit`` are the payloads of one."""
+    """A server with two methods; ``lit`` are the payloads of one."""
 
     def __init__(self, folder: pathlib.Path, url: str) -> None:
         path = folder / "bus.conf"
@@ -82,7 +83,7 @@ MESSAGES: dict[str, list[Any]] = {
 
 @pytest.mark.allow_log("of no use")
 @pytest.mark.parametrize("kind", MESSAGES)
-def test_messages_that_make_no_sense_cost_little(
+def test_malformed_messages_cost_few_log_lines_and_threads(
     lighthouse: tuple[Lighthouse, kombu.Producer], caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     server, producer = lighthouse

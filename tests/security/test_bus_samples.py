@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whoever may publish on the broker sends recorded samples again: whom that takes off the ring.
+"""A publisher on the broker replays recorded samples; no host may leave the ring for that.
 
-A real decision service hears them over a real broker; the test is its hosts.
+A real decision service receives them over a real broker; the test acts as its hosts.
+
 """
 
 import pathlib
@@ -49,7 +50,7 @@ def bus(tmp_path: pathlib.Path, rabbitmq: rabbitmq_lab.RabbitMQ) -> Iterator[sam
     made.close()
 
 
-def test_recorded_samples_that_are_sent_again_take_no_host_off_the_ring(tmp_path, instance, bus):
+def test_replayed_samples_remove_no_host_from_the_ring(tmp_path, instance, bus):
     senders = {
         name: sample_senders.Sender(instance, tmp_path / name, name) for name in (*NAMES, "h9")
     }

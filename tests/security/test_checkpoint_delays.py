@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hostile holder holds up no server's next checkpoint; libvirt, guests and TLS are real."""
+"""A hostile vault does not delay a server's next checkpoint; libvirt, guests and TLS are real."""
 
 import contextlib
 import pathlib
@@ -43,12 +43,12 @@ def lab(guest: domain_lab.Domain, tmp_path: pathlib.Path) -> Iterator[checkpoint
 
 
 @pytest.mark.expect_log("obsolete data is not deleted yet: h0 keeps no checkpoint: it is too slow")
-def test_holder_that_drips_its_answer_to_a_deletion_is_left_alone(
+def test_vault_that_trickles_its_response_to_a_deletion_is_avoided(
     lab: checkpoints.Lab,
     guest: domain_lab.Domain,
     tmp_path: pathlib.Path,
 ) -> None:
-    """The checkpoint counts, the others do not wait for it twice, and it is named."""
+    """The checkpoint counts, other vaults do not wait again, and the slow one is named."""
     limits = holder_group.HolderLimits(slack_s=3.0, stalled_s=1.5)
 
     def answer(line: str, tls: ssl.SSLSocket) -> bytes:
@@ -71,10 +71,10 @@ def test_holder_that_drips_its_answer_to_a_deletion_is_left_alone(
 
 @pytest.mark.expect_log("no checkpoint: h0 keeps no checkpoint: it is too slow")
 @pytest.mark.parametrize("answers", [0, 1])
-def test_silent_holder_makes_a_checkpoint_late_by_one_interval_at_most(
+def test_silent_vault_delays_a_checkpoint_by_at_most_one_interval(
     lab: checkpoints.Lab, guest: domain_lab.Domain, tmp_path: pathlib.Path, answers: int
 ) -> None:
-    """It never answers, or only once; the interval is the shortest there is."""
+    """The vault never responds, or only once; the interval is the shortest possible one."""
 
     def answer(_line: str, _tls: ssl.SSLSocket) -> bytes:
         if len(hostile.asked) > answers:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's QEMU that is the attacker's ends its own checkpoints at most; libvirt is real."""
+"""A malicious guest's QEMU ends at most its own checkpoints; libvirt is real."""
 
 import contextlib
 import os
@@ -53,7 +53,7 @@ def host() -> Iterator[machine.Machine]:
 
 @pytest.fixture
 def guests(host: machine.Machine, tmp_path: pathlib.Path) -> Iterator[list[domain_lab.Domain]]:
-    """Yield two guests that run: of the attacker, and of the victim."""
+    """Yield two running guests: the attacker's, and the victim's."""
     with contextlib.ExitStack() as stack:
         made = []
         for name in ("attacker", "victim"):
@@ -75,14 +75,14 @@ def owner(guests: list[domain_lab.Domain], tmp_path: pathlib.Path) -> Iterator[c
 
 
 def impatient(owner: checkpoints.Host) -> checkpoints.Host:
-    """Return the host anew, with a short timeout of calls to libvirt."""
+    """Return the host again, with a short timeout of calls to libvirt."""
     owner.options.libvirt = IMPATIENT
     return owner.started()
 
 
 @pytest.fixture
 def watching(owner: checkpoints.Host) -> Iterator[None]:
-    """Look at scratch files, as the product does."""
+    """Monitor scratch files, as the product does."""
     ended = threading.Event()
     thread = supervision.start("scratch files", lambda: owner.scratch.run(ended), ended)
     yield
@@ -112,10 +112,10 @@ def taken(owner: checkpoints.Host, guest: domain_lab.Domain) -> bool:
 
 
 @pytest.mark.expect_log("stays: .*[Ii]s a directory")
-def test_folder_in_the_place_of_a_scratch_file_ends_no_checkpoint(
+def test_folder_in_place_of_a_scratch_file_ends_no_checkpoint(
     owner: checkpoints.Host, guests: list[domain_lab.Domain]
 ) -> None:
-    """QEMU can write to the folder of scratch files; a former daemon was to remove one there."""
+    """QEMU can create a folder where the daemon expects to remove a scratch file."""
     attacker, victim = guests
     state = disk_states.new_state(ids.ImageId(attacker.image), CHUNK)
     state.obsolete_bitmaps = ["acstor-0123456789ab"]
@@ -127,10 +127,10 @@ def test_folder_in_the_place_of_a_scratch_file_ends_no_checkpoint(
         runs.wait_for(lambda: taken(owner, attacker), 60.0, "the attacker's checkpoint", str)
 
 
-def test_socket_that_another_guest_puts_in_the_place_is_refused(
+def test_socket_replaced_by_another_guest_is_refused(
     owner: checkpoints.Host, guests: list[domain_lab.Domain], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All QEMUs are one user; where nothing else confines them, one can replace another's."""
+    """All QEMUs run as one user; without other confinement one can replace another's socket."""
     attacker, victim = guests
     moment = libvirt_domain.Domain.export_snapshot
 
@@ -159,16 +159,17 @@ def scratch_bytes(owner: checkpoints.Host) -> int:
 
 
 def server_of(owner: checkpoints.Host, guest: domain_lab.Domain) -> domain_xml.Server:
-    """Return the server that a guest is."""
+    """Return the server of a guest."""
     return next(s for s in owner.domains.list_servers().servers if s.instance == guest.instance)
 
 
 def put_after(
     monkeypatch: pytest.MonkeyPatch, overwrite: Callable[[], None], pause_s: float = 0.0
 ) -> None:
-    """Have each part wait for ``overwrite``, one after the other, before a holder takes it.
+    """Run ``overwrite`` for each part, one after the other, before a vault gets it.
 
-    :param pause_s: how long each waits beside the others, after that
+    :param pause_s: additional pause of each, concurrent with the others
+
     """
     put, lock = vault_client.VaultClient.put, threading.Lock()
 
@@ -183,7 +184,7 @@ def put_after(
 
 @pytest.mark.allow_log("the capture is ended")
 @pytest.mark.parametrize("is_stuck", [False, True])
-def test_guest_that_overwrites_fills_no_more_than_its_bound(
+def test_scratch_file_of_an_overwriting_guest_stays_below_its_limit(
     owner: checkpoints.Host,
     guests: list[domain_lab.Domain],
     watching: None,
@@ -191,7 +192,7 @@ def test_guest_that_overwrites_fills_no_more_than_its_bound(
     caplog: pytest.LogCaptureFixture,
     is_stuck: bool,
 ) -> None:
-    """At half of it what was read is kept; at all of it the capture ends, whoever it waits for."""
+    """At half of the limit the read part is kept; at all of it the capture ends at once."""
     guest, most = guests[0], list[int]()
     monkeypatch.setattr(owner.scratch, "_limit_bytes", 16 * MIB)
     guest.write(0, 15 * MIB, 7)
@@ -207,7 +208,7 @@ def test_guest_that_overwrites_fills_no_more_than_its_bound(
     with pytest.raises(snapshot_window.PartialCapture):
         owner.taker.take_checkpoint(server)
     assert 6 * MIB < max(most) < 14 * MIB and scratch_bytes(owner) == 0
-    assert (most[-1] == 0) is is_stuck  # the job was ended while the holder took its time
+    assert (most[-1] == 0) is is_stuck  # the job ended while the vault was slow
     assert not guest.is_busy()
     assert ("the capture is ended: it has" in caplog.text) is is_stuck
     for _ in range(3):
@@ -216,13 +217,13 @@ def test_guest_that_overwrites_fills_no_more_than_its_bound(
     assert taken(owner, guest)
 
 
-def test_guest_whose_parts_get_nowhere_is_said_to_overwrite_too_much(
+def test_capture_without_progress_is_reported_as_overwritten(
     owner: checkpoints.Host,
     guests: list[domain_lab.Domain],
     watching: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What it overwrites is as much as what was read of it; as soon as it stops, all is well."""
+    """Each part is overwritten as fast as it is read; once the guest stops, captures succeed."""
     guest, is_busy = guests[0], list[bool]()
     monkeypatch.setattr(owner.scratch, "_limit_bytes", 16 * MIB)
     guest.write(0, 15 * MIB, 7)
@@ -252,7 +253,7 @@ def test_guest_whose_parts_get_nowhere_is_said_to_overwrite_too_much(
 
 
 @pytest.mark.expect_log("libvirt does not answer within")
-def test_qemu_that_does_not_answer_its_monitor_delays_no_other(
+def test_qemu_with_a_hung_monitor_delays_no_other_server(
     owner: checkpoints.Host, guests: list[domain_lab.Domain]
 ) -> None:
     owner = impatient(owner)
@@ -275,17 +276,17 @@ def test_qemu_that_does_not_answer_its_monitor_delays_no_other(
 
 
 def is_answered(owner: checkpoints.Host, server: domain_xml.Server) -> bool:
-    """Return whether libvirt answers calls of a server again, which runs."""
+    """Return whether libvirt responds again to calls about a running server."""
     with contextlib.suppress(errors.Unusable):
         return owner.domains.find_domain(server).is_active()
     return False
 
 
 @pytest.mark.allow_log("libvirt does not describe it now")
-def test_qemu_that_lets_another_program_wait_costs_one_list_of_servers(
+def test_qemu_that_blocks_another_client_delays_one_list_of_servers(
     owner: checkpoints.Host, guests: list[domain_lab.Domain]
 ) -> None:
-    """libvirt 11 describes no domain while any program's call waits for its QEMU."""
+    """libvirt 11 describes no domain while any client's call waits for its QEMU."""
     owner = impatient(owner)
     attacker = guests[0]
     servers = owner.domains.list_servers().servers
@@ -307,12 +308,12 @@ def test_qemu_that_lets_another_program_wait_costs_one_list_of_servers(
 
 @pytest.mark.expect_log("libvirt does not describe it now")
 @pytest.mark.expect_log("libvirt does not answer within")
-def test_qemu_that_hangs_while_the_daemon_starts_loses_nothing_of_its_server(
+def test_hung_qemu_at_the_start_of_the_daemon_keeps_its_checkpoint_data(
     owner: checkpoints.Host,
     guests: list[domain_lab.Domain],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As with libvirt 11, its description waits for it; a first checkpoint was not finished."""
+    """As in libvirt 11, the domain's XML waits for QEMU; a first checkpoint was incomplete."""
     attacker, victim = guests
     disks, kept = {}, dict[str, set[str]]()
     for guest in guests:
@@ -364,7 +365,7 @@ def test_qemu_that_hangs_while_the_daemon_starts_loses_nothing_of_its_server(
 
 
 def held_disks(owner: checkpoints.Host) -> set[str]:
-    """Return the disks of a host that both holders have something of."""
+    """Return the disks of a host of which both vaults hold objects."""
     found = []
     for holder in owner.places.other_hosts():
         with owner.places.client_of(holder) as client:
@@ -373,10 +374,10 @@ def held_disks(owner: checkpoints.Host) -> set[str]:
     return set(found[0])
 
 
-def test_job_that_begins_when_nobody_waits_for_it_any_more_is_ended(
+def test_backup_job_that_starts_after_its_timeout_is_ended(
     owner: checkpoints.Host, guests: list[domain_lab.Domain]
 ) -> None:
-    """Its scratch file would grow, and nobody would look at it."""
+    """Its scratch file would grow without a monitor."""
     owner = impatient(owner)
     attacker, bitmap = guests[0], "acstor-0123456789ab"
     server = server_of(owner, attacker)
@@ -394,13 +395,13 @@ def test_job_that_begins_when_nobody_waits_for_it_any_more_is_ended(
 
 
 @pytest.mark.expect_log("the capture is ended: it has")
-def test_scratch_file_is_watched_from_the_beginning_of_its_job(
+def test_scratch_file_is_monitored_from_the_start_of_its_job(
     owner: checkpoints.Host,
     guests: list[domain_lab.Domain],
     watching: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A guest overwrites its disk before anybody has connected to see what it was."""
+    """A guest overwrites its disk before a client has connected to the export."""
     guest, export, most = guests[0], libvirt_domain.Domain._export, list[int]()
     monkeypatch.setattr(owner.scratch, "_limit_bytes", 16 * MIB)
     guest.write(0, 15 * MIB, 7)
@@ -408,7 +409,7 @@ def test_scratch_file_is_watched_from_the_beginning_of_its_job(
     def export_later(domain: libvirt_domain.Domain, socket: str) -> Any:
         for at in range(15):
             guest.write(at * MIB, MIB, 8)
-            most.append(scratch_bytes(owner))  # before the watch may have ended the job
+            most.append(scratch_bytes(owner))  # before the monitor may have ended the job
             time.sleep(0.2)
             most.append(scratch_bytes(owner))
         return export(domain, socket)
@@ -422,7 +423,7 @@ def test_scratch_file_is_watched_from_the_beginning_of_its_job(
 
 @pytest.mark.allow_log("no checkpoint")
 @pytest.mark.allow_log("did not end")
-def test_server_that_goes_away_while_it_is_read_leaves_the_daemon_at_work(
+def test_server_that_ends_during_its_capture_does_not_stop_the_daemon(
     owner: checkpoints.Host, guests: list[domain_lab.Domain], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attacker, victim = guests
@@ -443,13 +444,13 @@ def test_server_that_goes_away_while_it_is_read_leaves_the_daemon_at_work(
 
 
 @pytest.mark.expect_log("the capture is ended: less than")
-def test_full_disk(
+def test_full_disk_ends_the_capture_before_a_guest_write_fails(
     owner: checkpoints.Host,
     guests: list[domain_lab.Domain],
     watching: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """QEMU fails a guest's write for which there is no room in the scratch file."""
+    """QEMU fails a guest's write if the scratch file has no space for it."""
     guest = guests[0]
     guest.write(0, 15 * MIB, 7)
     mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(owner.sockets)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hostile holder delays no checkpoint for long, and the collection of garbage by its budget."""
+"""A hostile vault delays checkpoints and garbage collection only up to its budget."""
 
 import contextlib
 import functools
@@ -44,7 +44,7 @@ NAMED = b"\n".join(str(uuid.uuid4()).encode() for _ in range(quota.MAX_DISKS))
 
 
 class Places:
-    """A hostile holder and an honest one, of which the former is asked first."""
+    """A hostile vault and an honest one; the hostile one comes first."""
 
     def __init__(
         self, proof: credentials.Credentials, *holders: checkpoint_record.VaultHolder
@@ -64,7 +64,7 @@ class Places:
 
 
 class NoServers:
-    """No server is on this host."""
+    """A host without servers."""
 
     def __init__(self) -> None:
         self.failures = failures.Failures()
@@ -101,16 +101,17 @@ def sealed(count: int) -> list[object_names.SealedChunk]:
 
 
 @pytest.mark.parametrize("is_slow", [True, False])
-def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
+def test_vault_that_names_thousands_of_disks_uses_only_its_own_budget(
     tmp_path: pathlib.Path,
     honest: vaults.Vault,
     proof: credentials.Credentials,
     monkeypatch: pytest.MonkeyPatch,
     is_slow: bool,
 ) -> None:
-    """It drips each answer to a DELETE, or answers each at once; the honest one has its turn.
+    """It trickles each response to a DELETE, or sends each at once; the honest one has its turn.
 
-    The one that drips is left alone for a while, and named.
+    The trickling one is avoided for a while, and named.
+
     """
     call_holders = functools.partial(holder_group.call_holders, stalled_s=1.5)
     monkeypatch.setattr(holder_group, "call_holders", call_holders)
@@ -149,7 +150,7 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
 
 
 class Taker:
-    """One server of this host, whose checkpoints are taken at once."""
+    """One server of this host with immediate checkpoints."""
 
     def __init__(self) -> None:
         disk = domain_xml.RootDisk("vda", "/disk", SERVER)
@@ -159,7 +160,7 @@ class Taker:
         return domain_xml.ServerList([self.server])
 
     def clean_up(self, _server: domain_xml.Server) -> None:
-        """Find nothing."""
+        """Clean up nothing."""
 
     def take_checkpoint(self, _server: domain_xml.Server, interval_s: int) -> types.SimpleNamespace:
         self.took_s.append(time.monotonic())
@@ -171,10 +172,10 @@ class Taker:
 
 
 @pytest.mark.parametrize("is_requested", [True, False])
-def test_due_checkpoint_waits_for_no_holder_that_is_slow_to_delete(
+def test_due_checkpoint_does_not_wait_for_a_slow_deletion(
     tmp_path: pathlib.Path, is_requested: bool
 ) -> None:
-    """Garbage collection gives the disk up at once, and goes on with the next holder."""
+    """Garbage collection gives the disk up at once, and continues with the next vault."""
 
     def answer(line: str, tls: object) -> bytes | None:
         if line.startswith("GET"):
@@ -219,7 +220,7 @@ def test_due_checkpoint_waits_for_no_holder_that_is_slow_to_delete(
 
 
 @pytest.mark.parametrize("how", ["is silent", "drips", "takes no bytes"])
-def test_slow_holder_is_replaced_after_the_time_of_a_request(
+def test_slow_vault_is_replaced_after_the_request_timeout(
     tmp_path: pathlib.Path,
     honest: vaults.Vault,
     proof: credentials.Credentials,
@@ -251,7 +252,7 @@ def test_slow_holder_is_replaced_after_the_time_of_a_request(
             ):
                 disk.put(sorted(chunks), chunks.__getitem__, 64 * 65536)
             assert time.monotonic() - began_s < 2.0 + 4.0 + 2.0  # 4 s are those of 4 MiB
-        with places.client_of(of(honest)) as client:  # it was asked at the same time
+        with places.client_of(of(honest)) as client:  # its request ran concurrently
             assert (
                 client.missing_chunks(object_names.VaultDisk(ids.HostId("owner"), DISK), chunks)
                 == set()
@@ -259,14 +260,14 @@ def test_slow_holder_is_replaced_after_the_time_of_a_request(
 
 
 class Denying(vault_store.VaultStore):
-    """Keeps what it gets, and says of each chunk that it is not there."""
+    """Stores its input, and claims that each chunk is missing."""
 
     def missing_chunks(self, disk: object_names.VaultDisk, asked: Sequence[bytes]) -> list[bytes]:
         return list(asked)
 
 
 class Slow(vault_store.VaultStore):
-    """Keeps what it gets, a little slower than others."""
+    """Stores its input, a little slower than others."""
 
     def begin_connection(self, disk: object_names.VaultDisk, connection: int) -> None:
         time.sleep(0.2)
@@ -291,10 +292,10 @@ def served(
     kept.close()
 
 
-def test_holder_that_denies_what_it_acknowledged_has_nothing_sent_again(
+def test_vault_that_denies_acknowledged_chunks_gets_none_again(
     tmp_path: pathlib.Path, honest: vaults.Vault, proof: credentials.Credentials
 ) -> None:
-    """It is asked for the names of the last checkpoint, and named; nothing is read for it."""
+    """It is asked for the names of the last checkpoint, and named; no chunk is read for it."""
     chunks = {chunk.name: chunk.data for chunk in sealed(holder_group.LIMITS.lost_chunks + 1)}
     cids = sorted(map(ids.Cid, chunks))
     with served(tmp_path / "h2", "h2", Denying) as hostile, contextlib.ExitStack() as stack:
@@ -302,7 +303,7 @@ def test_holder_that_denies_what_it_acknowledged_has_nothing_sent_again(
         holders = (hostile, of(honest))
         clients = [stack.enter_context(places.client_of(holder)) for holder in holders]
         first = holder_group.HolderGroup(disk, clients)
-        assert first.missing_names(cids) == set(cids)  # a new one lacks all, whoever it is
+        assert first.missing_names(cids) == set(cids)  # a new vault lacks all chunks
         assert first.put(cids, chunks.__getitem__, 1) == 2 * sum(map(len, chunks.values()))
         acknowledged = [holder.host for holder in holders]
         with pytest.raises(
@@ -314,7 +315,7 @@ def test_holder_that_denies_what_it_acknowledged_has_nothing_sent_again(
         )
 
 
-def test_holder_that_is_just_quick_enough_is_named(
+def test_vault_just_above_the_minimum_rate_is_reported_as_slow(
     tmp_path: pathlib.Path, honest: vaults.Vault, proof: credentials.Credentials
 ) -> None:
     chunks = {chunk.name: chunk.data for chunk in sealed(8)}
@@ -332,10 +333,10 @@ def test_holder_that_is_just_quick_enough_is_named(
 
 
 @pytest.mark.parametrize("status", [301, 400, 403, 404, 409, 410, 411, 413, 500, 503, 507])
-def test_holder_that_answers_with_an_error_is_replaced(
+def test_vault_that_responds_with_an_error_is_replaced(
     tmp_path: pathlib.Path, proof: credentials.Credentials, status: int
 ) -> None:
-    """It has no reason to: each request of a checkpoint can be done."""
+    """An honest vault has no reason: each request of a checkpoint can succeed."""
     with hostile_holder.HostileHolder(tmp_path / "h2", "h2", lambda *_: b"no", status) as hostile:
         with Places(proof).client_of(hostile.holder) as client:
             disk = holder_group.HolderGroup(
@@ -348,7 +349,7 @@ def test_holder_that_answers_with_an_error_is_replaced(
 
 
 @pytest.mark.parametrize("answer", [b"x" * 33, b"", b"x" * 32, b"9" * 5000, b"-1"])
-def test_holder_whose_answer_makes_no_sense_is_replaced(
+def test_vault_with_a_malformed_response_is_replaced(
     tmp_path: pathlib.Path, proof: credentials.Credentials, answer: bytes
 ) -> None:
     with hostile_holder.HostileHolder(tmp_path / "h2", "h2", lambda *_: answer) as hostile:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest that writes here and there all over a large disk takes little memory of the daemon."""
+"""A guest's scattered writes to a large disk take little memory of the daemon."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ from tests.fakes import nbd_server
 
 GIB = 1 << 30
 LIMIT_BYTES = 256 << 20
-"""Of the daemon; this process has as much of it as matters."""
+"""Limit of the daemon; the memory of this process is comparable."""
 SLACK_BYTES = 24 << 20
 PROGRAM = """
 import json, sys, threading
@@ -114,8 +114,8 @@ print(json.dumps([started_bytes, peak_bytes() - started_bytes, len(kept), sum(ke
 """A disk of 2 TiB whose chunks of 1 MiB all differ from its image has the largest manifest."""
 
 
-def test_largest_manifest_has_its_bytes_twice_in_memory_and_no_more(tmp_path: pathlib.Path) -> None:
-    """The daemon reads the last one, makes the next one, and drops what neither of them names."""
+def test_largest_manifest_takes_at_most_twice_its_size_in_memory(tmp_path: pathlib.Path) -> None:
+    """The daemon reads the last manifest, makes the next one, and drops unnamed chunks."""
     argv = [sys.executable, "-c", LARGEST, str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
@@ -127,7 +127,7 @@ def test_largest_manifest_has_its_bytes_twice_in_memory_and_no_more(tmp_path: pa
 
 
 def status(cookie: int, _at: int, length: int) -> bytes:
-    """Say that each second 64 KiB were written."""
+    """Report that every second 64 KiB were written."""
     return nbd_server.reply(5, struct.pack(">I", 7) + PAIR * (length >> 17), cookie)
 
 
@@ -138,7 +138,7 @@ PAIR = struct.pack(">IIII", 1 << 16, 1, 1 << 16, 0)
     ("size_bytes", "chunk_bytes", "is_too_large"),
     [(2048 * GIB, 1 << 16, True), (256 * GIB, 1 << 20, False)],
 )
-def test_each_second_64_kib_of_a_large_disk(
+def test_alternating_writes_of_a_large_disk_take_bounded_memory(
     tmp_path: pathlib.Path, size_bytes: int, chunk_bytes: int, is_too_large: bool
 ) -> None:
     with nbd_server.telling(tmp_path, size_bytes, status) as export:
@@ -149,7 +149,7 @@ def test_each_second_64_kib_of_a_large_disk(
     used, read_bytes, unread_bytes, error = json.loads(done.stdout)
     print(f"{size_bytes >> 30} GiB: {used >> 20} MiB, {error or 'all seen'}")
     assert used < LIMIT_BYTES
-    if is_too_large:  # before anything is read
+    if is_too_large:  # before any read
         assert "more than 128 GiB" in error and read_bytes == 0
     else:
         assert read_bytes + unread_bytes == size_bytes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts that register without end keep no honest host from registering; Nova answers over HTTP."""
+"""Hosts that register endlessly do not block honest hosts; Nova responds over HTTP."""
 
 import json
 import pathlib
@@ -18,7 +18,7 @@ from tests.fakes import http_server
 
 HOSTILE, HONEST, AT_A_TIME = 32, 200, 4
 NOVA_S = 0.2
-"""How long Nova takes for an answer."""
+"""Response time of Nova."""
 SERVER = ids.ImageId("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 
 
@@ -39,7 +39,9 @@ def asked(tmp_path: pathlib.Path) -> Iterator[nova_client.NovaClient]:
         yield nova_client.NovaClient(conf)
 
 
-def test_names_that_ask_without_end_leave_places_for_others(asked: nova_client.NovaClient) -> None:
+def test_endless_registrations_of_some_hosts_leave_slots_for_others(
+    asked: nova_client.NovaClient,
+) -> None:
     stopping, refused = threading.Event(), [0]
 
     def flood(name: str) -> None:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tenant looks by time which of his guesses another tenant's image holds.
+"""A tenant measures whether another tenant's image contains guessed chunks.
 
-The attack of Harnik et al. (2010, "Side channels in cloud services") on a real agent:
-the victim's guest has read its image, so its chunks are in the cache of the host.
-The attacker's image on the same host holds guesses, half of them right; he reads
-each once and times it.  The source answers slowly, as a source over a network does.
+The attack of Harnik et al. (2010, "Side channels in cloud services") on a real agent: the victim's
+guest has read its image, so its chunks are in the host's cache.  The attacker's image on the same
+host holds guesses, half of them right; the attacker reads and times each once.  The source responds
+slowly, as over a network.
 
-With names for all (``dedup_scope = cloud``) he knows them all, so the test can fail;
-with names in the scope of each project he knows nothing.
+With ``dedup_scope = cloud`` the attack succeeds, so the test is able to fail; with names in each
+project's scope it finds nothing.
+
 """
 
 import contextlib
@@ -30,12 +31,12 @@ from tests.lab import local
 
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 GUESSES = 24
-"""Right ones, and as many wrong ones."""
+"""Number of right guesses, and of wrong ones."""
 SOURCE_S = 0.01
 SECRET = b"the secret of this cloud in tests"[: deduplication.SECRET_BYTES]
 KNOWS, CHANCE = 0.95, 0.37
-"""Share of pairs in which the right guess came first: what tells guesses apart, and how far from a
-half chance brings it (four standard deviations of Mann and Whitney's U with 24 and 24: 0.34)."""
+"""Share of pairs with the right guess first: the attack's success, and how far chance moves it
+from a half (four standard deviations of Mann and Whitney's U with 24 and 24: 0.34)."""
 
 
 def chunk(number: int) -> bytes:
@@ -44,7 +45,7 @@ def chunk(number: int) -> bytes:
 
 VICTIM = b"".join(chunk(number) for number in range(GUESSES))
 RIGHT = random.Random(2010).sample(range(2 * GUESSES), GUESSES)
-"""Where in the attacker's image the right guesses lie."""
+"""Positions of the right guesses in the attacker's image."""
 
 
 def guesses() -> bytes:
@@ -100,7 +101,7 @@ def first_byte_s(path: pathlib.Path) -> list[float]:
 
 
 def share_right_first(took_s: list[float]) -> float:
-    """Return in what share of pairs of a right guess and a wrong one the right one was faster."""
+    """Return the share of pairs (right, wrong) in which the right guess was faster."""
     right = [took_s[place] for place in RIGHT]
     wrong = [took_s[place] for place in range(2 * GUESSES) if place not in RIGHT]
     return sum(r < w for r in right for w in wrong) / (len(right) * len(wrong))
@@ -108,7 +109,7 @@ def share_right_first(took_s: list[float]) -> float:
 
 @hosts.needs_fuse
 @pytest.mark.parametrize("dedup_scope", list(deduplication.DedupScope))
-def test_guesses_of_another_project_s_chunks_are_told_by_time_only_in_one_scope(
+def test_timing_reveals_chunks_of_another_project_only_in_a_common_scope(
     dedup_scope: deduplication.DedupScope, tmp_path: pathlib.Path
 ) -> None:
     cloud = Cloud(tmp_path, dedup_scope)
@@ -126,10 +127,10 @@ def test_guesses_of_another_project_s_chunks_are_told_by_time_only_in_one_scope(
 
 
 @pytest.mark.parametrize("dedup_scope", list(deduplication.DedupScope))
-def test_nothing_that_hosts_tell_each_other_is_of_two_projects(
+def test_names_in_messages_are_distinct_for_two_projects(
     dedup_scope: deduplication.DedupScope, tmp_path: pathlib.Path
 ) -> None:
-    """CIDs, and the OIDs and prefixes of them that advertisements and hints are made of."""
+    """CIDs, and their OIDs and prefixes in advertisements and hints."""
     cloud = Cloud(tmp_path, dedup_scope)
     victim, attacker = (
         {
@@ -149,7 +150,7 @@ def test_nothing_that_hosts_tell_each_other_is_of_two_projects(
 
 @hosts.needs_fuse
 @pytest.mark.parametrize("dedup_scope", list(deduplication.DedupScope))
-def test_hosts_exchange_private_chunks_and_none_of_another_project_s(
+def test_hosts_exchange_private_chunks_only_within_a_project(
     dedup_scope: deduplication.DedupScope, tmp_path: pathlib.Path
 ) -> None:
     cloud = Cloud(tmp_path, dedup_scope)
@@ -157,7 +158,7 @@ def test_hosts_exchange_private_chunks_and_none_of_another_project_s(
         assert two["h1"].image_path(cloud.victim).read_bytes() == VICTIM
         assert two["h2"].image_path(cloud.victim).read_bytes() == VICTIM
         before = source_bytes(two)
-        assert before == len(VICTIM)  # the other had all from it, and checked it with the key
+        assert before == len(VICTIM)  # the other host got all from it, and verified it with the key
         assert two["h1"].image_path(cloud.attacker).read_bytes() == guesses()
         new = 1 if dedup_scope is deduplication.DedupScope.CLOUD else 2
         assert source_bytes(two) - before == new * len(VICTIM)

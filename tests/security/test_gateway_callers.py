@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whoever reaches the gateway's port: strangers, tenants, and those who have lost a right.
+"""Callers of the gateway's port: strangers, tenants, and users who lost a permission.
 
-A real gateway under uWSGI beside a real Keystone and Glance.  What it hands out must be what Glance
-would give to this token now, and what a crowd sends must not keep it from others.
+A real gateway under uWSGI beside a real Keystone and Glance.  It must serve only data that Glance
+would give to this token now, and a crowd of clients must not block others.
+
 """
 
 import contextlib
@@ -30,7 +31,7 @@ CROWD = 100
 
 @pytest.fixture
 def image_id(place):
-    """Return a private image of the tenant's, whose right to it is remembered."""
+    """Return a private image of the tenant, whose authorization is cached."""
     made = place.upload("s3")
     assert place.read(made, user="tenant").content == DATA[:100]
     return made
@@ -42,34 +43,34 @@ def ask(place, image_id, **headers):
     return requests.get(url, headers={"Range": "bytes=0-99", **named}, timeout=30)
 
 
-# Whose right counts
+# Authorization
 
 
-def test_remembered_answer_to_one_is_none_to_another(place, image_id):
+def test_cached_authorization_of_one_user_does_not_apply_to_another(place, image_id):
     for _ in range(3):
         said(place.read(image_id, user="stranger"), 404)
         assert place.read(image_id, user="tenant").status_code == 206
 
 
-def test_token_in_another_header_is_none(place, image_id):
-    """keystonemiddleware takes it from there; all who send it so would be one and the same."""
+def test_token_in_another_header_is_ignored(place, image_id):
+    """keystonemiddleware accepts it there; all users of that header would count as one."""
     for user in ("tenant", "stranger", "tenant"):
         assert ask(place, image_id, X_Storage_Token=place.token(user)).status_code == 401
 
 
-def test_service_token_beside_ones_own_gives_no_right(place, image_id):
-    """Neither that of who sends it nor the gateway's own, whatever a policy grants to services."""
+def test_service_token_grants_no_additional_access(place, image_id):
+    """Neither the sender's service token nor the gateway's, whatever policies grant to services."""
     own, service = place.token("stranger"), place.token("nova")
     said(ask(place, image_id, X_Auth_Token=own, X_Service_Token=service), 404)
 
 
-def test_policy_for_services_is_none_for_who_asks_the_gateway(place, image_id, tmp_path):
+def test_policy_for_services_does_not_apply_to_clients_of_the_gateway(place, image_id, tmp_path):
     policy = tmp_path / "policy.json"
     rule = '{"download_image": "service_roles:service or role:admin"}'
     policy.write_text(rule)
     changes = {"oslo_policy": {"policy_file": policy}}
     with place.lab.glance.changed(ini.merged(place.stores(), changes)):
-        place.gateway.restart()  # nothing is remembered
+        place.gateway.restart()  # the cache is empty
         place.gateway.wait_ready()
         said(place.read(image_id, user="tenant"), 403)
         assert place.read(image_id, user="acstor").status_code == 206
@@ -87,11 +88,11 @@ def test_policy_for_services_is_none_for_who_asks_the_gateway(place, image_id, t
     ],
     ids=lambda headers: " ".join(headers),
 )
-def test_forged_headers_are_nobody(place, image_id, forged):
+def test_forged_identity_headers_are_refused(place, image_id, forged):
     assert ask(place, image_id, **forged).status_code == 401
 
 
-def test_two_tokens_in_one_request_are_none(place, image_id):
+def test_request_with_two_tokens_is_refused(place, image_id):
     head = (
         f"GET /v1/images/{image_id}/file HTTP/1.1\r\nHost: x\r\nRange: bytes=0-99\r\n"
         f"X-Auth-Token: {place.token('stranger')}\r\nX-Auth-Token: {place.token('tenant')}\r\n\r\n"
@@ -101,7 +102,7 @@ def test_two_tokens_in_one_request_are_none(place, image_id):
 
 
 def exchange(port, request):
-    """Send bytes, and return all that comes until the connection ends."""
+    """Send bytes, and return all bytes until the connection ends."""
     with socket.create_connection(("127.0.0.1", port), 30) as link:
         link.sendall(request)
         parts = []
@@ -112,16 +113,14 @@ def exchange(port, request):
 
 
 class Keyless(acstor_gateway.Gateway):
-    """A gateway that lets requests with bad tokens come further, as some operators' files say."""
+    """A gateway with delayed authorization, as in some operators' files."""
 
     def sections(self) -> ini.Sections:
         own = {"keystone_authtoken": {"delay_auth_decision": True}}
         return ini.merged(super().sections(), own)
 
 
-def test_bad_token_gets_nothing_where_its_check_is_left_to_the_application(
-    place, image_id, tmp_path
-):
+def test_bad_token_is_refused_with_delayed_authorization(place, image_id, tmp_path):
     lenient = Keyless(place.lab, tmp_path)
     lenient.start()
     try:
@@ -135,11 +134,11 @@ def test_bad_token_gets_nothing_where_its_check_is_left_to_the_application(
         lenient.stop()
 
 
-# What is asked
+# Requests
 
 
-def test_second_request_in_the_first_is_not_answered(place, image_id):
-    """Of one that a proxy took for a part of the first, the answer would go to somebody else."""
+def test_smuggled_request_is_not_answered(place, image_id):
+    """If a proxy took it as a part of the first, another client would get its response."""
     token = place.token("tenant")
     one = (
         f"GET /v1/images/{image_id}/file HTTP/1.1\r\nHost: x\r\nX-Auth-Token: {token}\r\n"
@@ -158,7 +157,7 @@ def test_second_request_in_the_first_is_not_answered(place, image_id):
 
 
 @pytest.mark.parametrize("count_bytes", [20_000, 1 << 20, 8 << 20])
-def test_huge_head_is_refused_and_costs_nothing(place, image_id, count_bytes):
+def test_huge_head_is_refused(place, image_id, count_bytes):
     line = f"GET /v1/images/{image_id}/file HTTP/1.1"
     head = f"{line}\r\nHost: x\r\nX-Filler: {'x' * count_bytes}\r\n\r\n"
     with contextlib.suppress(ConnectionError):
@@ -179,7 +178,7 @@ def test_huge_head_is_refused_and_costs_nothing(place, image_id, count_bytes):
         "/v1/images/{id};/file",
     ],
 )
-def test_odd_paths_give_no_bytes(place, image_id, path):
+def test_malformed_paths_return_no_data(place, image_id, path):
     target = path.format(id=image_id)
     for token in ("", f"X-Auth-Token: {place.token('stranger')}\r\n"):
         head = f"GET {target} HTTP/1.1\r\nHost: x\r\nRange: bytes=0-9\r\n{token}\r\n"
@@ -188,10 +187,10 @@ def test_odd_paths_give_no_bytes(place, image_id, path):
         assert DATA[:10] not in answer
 
 
-# Places that tenants name
+# Locations set by tenants
 
 
-def test_web_server_of_a_tenant_leads_to_no_other_one(place):
+def test_redirect_of_a_tenant_web_server_is_not_followed(place):
     with http_server.serve({"image": DATA}) as web, http_server.serve({"image": DATA}) as inside:
         image_id = place.on_the_web(web)
         assert place.read(image_id).content == DATA[:100]
@@ -209,7 +208,7 @@ def test_web_server_of_a_tenant_leads_to_no_other_one(place):
 
 @contextlib.contextmanager
 def links(port, request, receive_bytes=None):
-    """Let a crowd connect, send the same, and then nothing more."""
+    """Let a crowd of clients connect, send the same, and then stay silent."""
     with contextlib.ExitStack() as stack:
         for _ in range(CROWD):
             link = stack.enter_context(socket.socket())
@@ -222,7 +221,7 @@ def links(port, request, receive_bytes=None):
 
 @pytest.fixture
 def front(place, tmp_path):
-    """Return the port of what stands in front of the gateway, as the guide says."""
+    """Return the port of the proxy in front of the gateway, set up by the guide."""
     if nginx.PROGRAM is None:
         pytest.skip("needs Debian's package nginx-light")
     port = local.unused_port()
@@ -234,15 +233,13 @@ def front(place, tmp_path):
         yield port
 
 
-def test_slow_clients_hold_up_nobody_behind_what_takes_in_requests_and_answers(
-    place, front, image_id
-):
+def test_slow_clients_behind_a_buffering_proxy_delay_no_other_client(place, front, image_id):
     token = place.token("tenant")
     whole = (
         f"GET /v1/images/{image_id}/file HTTP/1.1\r\nHost: x\r\nX-Auth-Token: {token}\r\n"
         f"Range: bytes=0-{len(DATA) - 1}\r\n\r\n"
     ).encode()
-    # Each that reaches the gateway holds one of its 8 threads for 4 s, so CROWD of them for 50 s.
+    # Each client that reaches the gateway holds one of 8 threads for 4 s: CROWD of them for 50 s.
     url = f"http://127.0.0.1:{front}/v1/images/{image_id}/file"
     headers = {"X-Auth-Token": token, "Range": "bytes=0-99"}
 
@@ -254,11 +251,11 @@ def test_slow_clients_hold_up_nobody_behind_what_takes_in_requests_and_answers(
             runs.wait_for(is_read, 20, "an answer", place.gateway.log)
 
 
-# What is remembered; the last ones of the module, for which Glance remembers no tokens
+# Caches; the last tests of the module, with a Glance that caches no tokens
 
 
 class Forgetful(acstor_gateway.Gateway):
-    """A gateway that remembers nothing of what Glance and Keystone said."""
+    """A gateway that caches no responses of Glance and Keystone."""
 
     def __init__(self, lab: cloud.Cloud, folder: pathlib.Path) -> None:
         super().__init__(lab, folder, auth_cache_s=0)
@@ -281,19 +278,19 @@ def forgetful(all_stores, tmp_path_factory):
             made.stop()
 
 
-def test_revoked_token_reads_nothing_more(place, forgetful):
+def test_revoked_token_is_refused(place, forgetful):
     image_id = place.upload("s3")
     token = place.token("tenant")
     assert place.read(image_id, token=token, at=forgetful).status_code == 206
     own = {"X-Auth-Token": token, "X-Subject-Token": token}
     where = f"{place.lab.keystone.auth_url}/auth/tokens"
     requests.delete(where, headers=own, timeout=30).raise_for_status()
-    time.sleep(1.1)  # Keystone's times of revocation are whole seconds
+    time.sleep(1.1)  # Keystone's revocation times are whole seconds
     assert place.read(image_id, token=token, at=forgetful).status_code == 401
 
 
-def test_who_is_no_member_any_more_reads_on_no_longer_than_is_said(place, forgetful):
-    """At once where nothing is remembered; else for auth_cache_s."""
+def test_removed_member_loses_access_within_auth_cache_s(place, forgetful):
+    """At once without a cache; else after auth_cache_s."""
     image_id = place.upload("s3", visibility="shared")
     member = place.lab.session("stranger").get_project_id()
     path = f"/v2/images/{image_id}/members"

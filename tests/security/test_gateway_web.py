@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Web servers that tenants name as places of their images: what they can make the gateway do.
+"""Web servers that tenants set as locations of their images, and their effects on the gateway.
 
-Real sockets: each read has to end in its time, with nothing of any other server, and connects to no
-internal address that the operator does not allow.
+Real sockets: each read ends within its deadline, with no data of another server, and the gateway
+connects to no internal address that the operator does not allow.
+
 """
 
 import contextlib
@@ -32,7 +33,7 @@ ASKED = byte_range.ByteRange(1000, 5000)
 
 
 class Url:
-    """A location of the driver: all that is asked of it is its URL."""
+    """A location of the driver; the gateway uses only its URL."""
 
     def __init__(self, url):
         self._url = url
@@ -66,7 +67,7 @@ def ended_in_time(match="it took longer than 0.5 s"):
     assert time.monotonic() - began_s < TIMEOUT_S + SLACK_S
 
 
-def test_range_is_read_over_a_connection_that_is_kept(server, reader):
+def test_ranges_share_a_kept_connection(server, reader):
     for _ in range(3):
         part = read(f"{server.url}image", reader=reader)
         assert (part.data, part.size_bytes) == (DATA[1000:6000], len(DATA))
@@ -79,16 +80,16 @@ def test_range_is_read_over_a_connection_that_is_kept(server, reader):
 @pytest.mark.parametrize(
     "behaviour", [http_server.drip(0.05), http_server.stall(10, 3.0)], ids=["drips", "stalls"]
 )
-def test_body_that_does_not_come_is_given_up_in_time(server, behaviour):
+def test_missing_body_times_out(server, behaviour):
     server.always = behaviour
     with ended_in_time():
         read(f"{server.url}image")
 
 
-def test_time_begins_anew_with_each_read_of_a_kept_connection(server, reader):
+def test_each_read_of_a_kept_connection_has_its_own_deadline(server, reader):
     for _ in range(2):
         read(f"{server.url}image", reader=reader)
-        time.sleep(TIMEOUT_S)  # the deadline of the read before is over
+        time.sleep(TIMEOUT_S)  # the deadline of the former read is over
     server.always = http_server.drip(0.05)
     with ended_in_time():
         read(f"{server.url}image", reader=reader)
@@ -97,7 +98,7 @@ def test_time_begins_anew_with_each_read_of_a_kept_connection(server, reader):
 
 @contextlib.contextmanager
 def dripping(beginning=b"", again=b"x"):
-    """Give a port where a byte comes now and then after a beginning, for ever."""
+    """Run a server that sends a beginning and then trickles bytes endlessly."""
     listener = socket.create_server(("127.0.0.1", 0))
     is_over = threading.Event()
 
@@ -118,13 +119,13 @@ def dripping(beginning=b"", again=b"x"):
         listener.close()
 
 
-def test_head_that_does_not_end_is_given_up_in_time():
+def test_endless_head_times_out():
     with dripping(b"HTTP/1.1 206 Fine\r\nX-Slow: ") as port, ended_in_time():
         read(f"http://127.0.0.1:{port}/image")
 
 
-def test_body_that_is_quick_and_never_ends_is_given_up_in_time():
-    """Image data of other servers gains time by its rate."""
+def test_fast_endless_body_times_out():
+    """The fast rate of image data would extend the deadline."""
     head = b"HTTP/1.1 206 Fine\r\nContent-Type: application/octet-stream\r\n\r\n"
     with dripping(head, bytes(200)) as port, ended_in_time():
         read(f"http://127.0.0.1:{port}/image", byte_range.ByteRange(0, 1 << 20))
@@ -140,17 +141,17 @@ def test_redirects_share_one_deadline(server):
         read(f"{server.url}image")
 
 
-def test_tls_that_does_not_end_is_given_up_in_time():
-    hello = b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc"  # of a ServerHello that is 16 KiB long
+def test_endless_tls_handshake_times_out():
+    hello = b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc"  # of a ServerHello of 16 KiB
     with dripping(hello) as port, ended_in_time():
         read(f"https://127.0.0.1:{port}/image")
 
 
-def test_name_with_many_addresses_that_are_silent_is_given_up_in_time(monkeypatch):
+def test_name_with_many_silent_addresses_times_out(monkeypatch):
     with socket.socket() as full, contextlib.ExitStack() as stack:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        for _ in range(4):  # its queue is full: who connects now has no answer
+        for _ in range(4):  # the queue is full: a new client gets no response
             link = stack.enter_context(socket.socket())
             link.setblocking(False)
             link.connect_ex(full.getsockname())
@@ -160,7 +161,7 @@ def test_name_with_many_addresses_that_are_silent_is_given_up_in_time(monkeypatc
             read("http://many.example/image")
 
 
-# Places
+# Addresses
 
 
 REFUSED = "internal_web_networks does not allow its internal address"
@@ -187,7 +188,7 @@ REFUSED = "internal_web_networks does not allow its internal address"
         "224.0.0.1",
     ],
 )
-def test_internal_servers_are_not_connected_to(server, host):
+def test_internal_addresses_are_refused(server, host):
     port = int(server.url.rsplit(":", 1)[1].rstrip("/"))
     reader = http_store.WebReader("web", OPTIONS, TIMEOUT_S)
     with pytest.raises(base.RangesUnsupported, match=REFUSED):
@@ -232,13 +233,13 @@ def test_internal_servers_are_not_connected_to(server, host):
         ("ff0e::1", False),
     ],
 )
-def test_only_public_addresses_are_connected_to(address, is_allowed):
+def test_only_public_or_configured_addresses_are_allowed(address, is_allowed):
     assert address_filter.is_allowed(address) == is_allowed
     everywhere = [ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")]
     assert address_filter.is_allowed(address, everywhere)
 
 
-def test_public_addresses_of_this_host_are_internal(monkeypatch):
+def test_public_addresses_of_this_host_count_as_internal(monkeypatch):
     monkeypatch.setattr(address_filter.addresses, "is_public", lambda _: True)
     assert address_filter.is_allowed("192.0.2.1")
     assert not address_filter.is_allowed("127.0.0.1")
@@ -246,7 +247,7 @@ def test_public_addresses_of_this_host_are_internal(monkeypatch):
 
 
 def resolved(*found):
-    """Return what getaddrinfo says of a name with these addresses."""
+    """Return the result of getaddrinfo for a name with these addresses."""
     return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in found]
 
 
@@ -260,7 +261,7 @@ def test_name_is_resolved_once_and_only_its_allowed_addresses_are_used(monkeypat
         read("http://rebound.example/image")
 
 
-def test_name_that_leads_inside_after_a_redirect_is_refused(monkeypatch, server):
+def test_name_that_turns_internal_after_a_redirect_is_refused(monkeypatch, server):
     port = int(server.url.rsplit(":", 1)[1].rstrip("/"))
     with socket.create_server(("127.0.0.2", port)) as inside:
         inside.setblocking(False)
@@ -286,7 +287,7 @@ def test_redirect_to_another_server_is_not_followed(server):
         assert inside.connections == 0
 
 
-def test_redirect_on_the_same_server_is_followed_a_few_times(server):
+def test_redirects_on_the_same_server_are_followed_up_to_a_limit(server):
     there = http_server.status(302, {"Location": "/secret"})
     server.behaviours = [there] * http_store.REDIRECTS
     assert read(f"{server.url}image").data == DATA[1000:6000]
@@ -296,7 +297,7 @@ def test_redirect_on_the_same_server_is_followed_a_few_times(server):
 
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "http://[::1", "http://x:99999/"])
-def test_redirect_that_makes_no_sense_is_refused(server, target):
+def test_malformed_redirect_is_refused(server, target):
     server.behaviours = [http_server.status(302, {"Location": target})]
     with pytest.raises((base.RangesUnsupported, base.StoreUnreachable)):
         read(f"{server.url}image")
@@ -320,14 +321,14 @@ def test_redirect_that_makes_no_sense_is_refused(server, target):
     ],
     ids=lambda behaviour: behaviour.__qualname__,
 )
-def test_answer_that_is_not_what_was_asked_for_is_none(server, behaviour):
+def test_response_that_does_not_match_the_request_is_refused(server, behaviour):
     server.always = behaviour
     with ended_in_time("store web: "):
         read(f"{server.url}image")
-    assert server.body_bytes < 32 << 20  # of what does not end no more than buffers hold
+    assert server.body_bytes < 32 << 20  # of an endless body only the buffers' size
 
 
-def test_nothing_of_a_server_is_kept_for_the_next_read(server, reader):
+def test_cookies_and_redirects_are_not_kept_for_the_next_read(server, reader):
     names = {"Set-Cookie": "track=1; Path=/", "Location": "/secret"}
     server.behaviours = [http_server.status(302, names)]
     read(f"{server.url}image", reader=reader)

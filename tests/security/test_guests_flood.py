@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One guest asks for everything at once; the others must not notice."""
+"""A guest floods the agent with reads; other guests must not notice."""
 
 import contextlib
 import itertools
@@ -31,7 +31,7 @@ def read_direct(fd: int, offset: int, length: int = 4096) -> bytes:
 
 
 def p99_s(fd: int, data: bytes) -> float:
-    """Read 4 KiB here and there; every byte must be right."""
+    """Read 4 KiB at random offsets, and verify every byte."""
     took = []
     for number in range(READS):
         offset = number * 7 * 4096 % (len(data) - 4096) // 4096 * 4096
@@ -43,7 +43,7 @@ def p99_s(fd: int, data: bytes) -> float:
 
 
 class Source:
-    """A web server that answers for all images but those that hang, until the test ends."""
+    """A web server that responds for all images except the hanging ones, until the test ends."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
@@ -64,7 +64,7 @@ class Source:
 
 @pytest.fixture
 def two(images):
-    """The image of a guest that floods and that of another guest."""
+    """The image of a flooding guest and that of another guest."""
     made = {}
     for name, chunks in (("flood", 2048), ("other", 64)):
         data = local.random_bytes(chunks * CHUNK, seed=chunks)
@@ -101,9 +101,7 @@ def flooding(agent, source, image, reads, length):
 
 
 @pytest.mark.parametrize(("reads", "length"), [(300, 4096), (2000, 4096), (300, 1 << 20)])
-def test_cached_reads_do_not_wait_behind_those_of_a_guest_whose_source_hangs(
-    two, source, start, reads, length
-):
+def test_cached_reads_do_not_wait_for_a_guest_with_a_hung_source(two, source, start, reads, length):
     other, data = two["other"]
     agent = start(**hosts.http_options(source.url, timeout_s=60.0))
     fd = os.open(agent.image_path(other), os.O_RDONLY | os.O_DIRECT)
@@ -122,7 +120,7 @@ def test_cached_reads_do_not_wait_behind_those_of_a_guest_whose_source_hangs(
                 )
             )
             print(f"{reads} x {length}: p99 {took_s * 1e3:.3f} ms, {rss_kib >> 10} MiB")
-            hosts.kill_agent(agent)  # what waits for an answer cannot be killed before
+            hosts.kill_agent(agent)  # a process that waits for a response cannot be killed before
     finally:
         close(fd)
     assert waiting >= reads * 0.99
@@ -130,7 +128,7 @@ def test_cached_reads_do_not_wait_behind_those_of_a_guest_whose_source_hangs(
     assert rss_kib < 512 << 10
 
 
-def test_miss_of_another_guest_is_served_while_one_guests_source_hangs(two, source, start):
+def test_cache_miss_is_served_while_another_guest_has_a_hung_source(two, source, start):
     other, data = two["other"]
     agent = start(**hosts.http_options(source.url, timeout_s=60.0))
     fd = os.open(agent.image_path(other), os.O_RDONLY | os.O_DIRECT)
@@ -141,14 +139,14 @@ def test_miss_of_another_guest_is_served_while_one_guests_source_hangs(two, sour
             assert read_direct(fd, 0, len(data)) == data
             took_s = time.monotonic() - began
             assert agent.status()["guests"]["waiting_reads"] >= 297
-            hosts.kill_agent(agent)  # what waits for an answer cannot be killed before
+            hosts.kill_agent(agent)  # a process that waits for a response cannot be killed before
     finally:
         close(fd)
     assert took_s < 2
 
 
-def test_next_worker_keeps_them_apart_too(two, source, start):
-    """It is given again all that waits, and has not answered the kernel's INIT itself."""
+def test_new_worker_keeps_guests_isolated_from_a_hung_source(two, source, start):
+    """The kernel resends all waiting reads, and it has not answered the kernel's INIT itself."""
     other, data = two["other"]
     agent = start(**hosts.http_options(source.url, timeout_s=60.0))
     fd = os.open(agent.image_path(other), os.O_RDONLY | os.O_DIRECT)
@@ -161,7 +159,7 @@ def test_next_worker_keeps_them_apart_too(two, source, start):
             hosts.wait_until(lambda: agent.worker_pid() not in (None, former), "a worker")
             hosts.wait_until(lambda: waiting_reads(agent) >= 594, "what was given again")
             took_s = p99_s(fd, data)
-            hosts.kill_agent(agent)  # what waits for an answer cannot be killed before
+            hosts.kill_agent(agent)  # a process that waits for a response cannot be killed before
     finally:
         close(fd)
     assert took_s < P99_S

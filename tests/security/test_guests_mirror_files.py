@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A local user of the host knows an image's id and looks for it in the mirror."""
+"""A local user of the host who knows an image's id looks for it in the mirror."""
 
 import errno
 import grp
@@ -16,7 +16,7 @@ pytestmark = hosts.needs_fuse
 
 NOBODY = 65534
 GROUP = "daemon"
-PYTHON = "/usr/bin/python3"  # ours may lie where nobody else may enter, as in root's home
+PYTHON = "/usr/bin/python3"  # ours may lie in a private folder, such as root's home
 DATA = local.random_bytes(200_000)
 READ = """
 import os, sys
@@ -28,7 +28,7 @@ except OSError as e:
 
 
 def read_as(path, *, groups=()) -> tuple[int, bytes]:
-    """Read a file as a user of no rights in ``groups``; return the errno and the bytes."""
+    """Read a file as an unprivileged user in ``groups``; return the errno and the bytes."""
     done = subprocess.run(
         [PYTHON, "-c", READ, path],
         capture_output=True,
@@ -43,7 +43,7 @@ def read_as(path, *, groups=()) -> tuple[int, bytes]:
 
 @pytest.fixture
 def open_path(tmp_path):
-    """Let everybody come as far as the mirror itself; pytest's folders are for their owner."""
+    """Give all users access down to the mirror; pytest's folders are private."""
     folders = [tmp_path, *tmp_path.parents]
     before = {folder: stat.S_IMODE(folder.stat().st_mode) for folder in folders}
     ours = [folder for folder in folders if not before[folder] & stat.S_IXOTH]
@@ -54,13 +54,13 @@ def open_path(tmp_path):
         folder.chmod(before[folder])
 
 
-def test_user_who_is_not_of_the_group_reads_and_lists_nothing(images, start, open_path):
+def test_user_outside_the_group_can_neither_read_nor_list(images, start, open_path):
     agent = start(mirror_group=GROUP)
     path = agent.image_path(images.add(DATA))
     gid = grp.getgrnam(GROUP).gr_gid
     for folder in (agent.folder, agent.folder.parent):
         folder.chmod(0o755)
-    assert path.read_bytes() == DATA  # as root, who may all
+    assert path.read_bytes() == DATA  # as root
     assert read_as(path, groups=[gid]) == (0, DATA)
     assert read_as(path) == (errno.EACCES, b"")
     for what in (agent.mount_point, path.parent):
@@ -71,8 +71,8 @@ def test_user_who_is_not_of_the_group_reads_and_lists_nothing(images, start, ope
     assert stat.S_IMODE(path.stat().st_mode) == 0o440
 
 
-def test_qemus_user_reads_by_default(images, start, open_path):
-    """As libvirt's packages make it: libvirt-qemu on Debian, qemu elsewhere, both of group kvm."""
+def test_qemu_user_can_read_by_default(images, start, open_path):
+    """As in libvirt's packages: libvirt-qemu on Debian, qemu elsewhere, both in group kvm."""
     try:
         gid = grp.getgrnam("kvm").gr_gid
     except KeyError:
@@ -85,4 +85,4 @@ def test_qemus_user_reads_by_default(images, start, open_path):
     assert read_as(path) == (errno.EACCES, b"")
     with pytest.raises(OSError) as caught:
         os.chown(path, NOBODY, gid)
-    assert caught.value.errno == errno.EROFS  # libvirt's dynamic ownership takes this for an answer
+    assert caught.value.errno == errno.EROFS  # libvirt's dynamic ownership accepts this error

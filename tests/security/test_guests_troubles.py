@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What guests do not need is broken, at the start or when a worker is started again.
+"""Faults of services that guests do not need, at the start or at a restart of the worker.
 
-Guests are served all the same, and the operator sees what is wrong, since when, and that it ends.
+Guests are served all the same, and the operator sees each fault, its start, and its end.
+
 """
 
 import os
@@ -22,7 +23,7 @@ DATA = local.random_bytes(300_000)
 
 
 def taken() -> socket.socket:
-    """Return a socket that has a port for itself."""
+    """Return a socket that occupies a port."""
     return socket.create_server((local.LOOPBACK, local.unused_port()))
 
 
@@ -38,7 +39,7 @@ def next_worker(agent: agents.Agent) -> None:
 
 
 def read(agent: agents.Agent, image_id: str) -> bytes:
-    """Read an image past what the kernel remembers of it."""
+    """Read an image past the page cache."""
     fd = os.open(agent.image_path(image_id), os.O_RDONLY)
     try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -52,7 +53,7 @@ def troubles(agent: agents.Agent) -> dict:
 
 
 @pytest.mark.parametrize("option", ["metrics_listen", "peer_listen"])
-def test_taken_port_is_tried_again_while_guests_are_served(images, start, option):
+def test_busy_port_is_retried_while_guests_are_served(images, start, option):
     image_id = images.add(DATA)
     with taken() as other:
         agent = start(**{option: address_of(other)})
@@ -73,7 +74,7 @@ def other_port(agent: agents.Agent, option: str) -> int:
     return int(line.rpartition(":")[2])
 
 
-def test_worker_is_started_again_while_the_metrics_port_is_taken(images, start):
+def test_worker_is_restarted_while_the_metrics_port_is_busy(images, start):
     image_id = images.add(DATA)
     port = local.unused_port()
     agent = start(metrics_listen=f"{local.LOOPBACK}:{port}")
@@ -102,11 +103,11 @@ def test_worker_is_started_again_while_the_metrics_port_is_taken(images, start):
             other.close()
 
 
-def test_control_socket_that_cannot_be_made_is_made_later(images, tmp_path):
+def test_control_socket_is_created_once_its_folder_is_available(images, tmp_path):
     image_id = images.add(DATA)
     folder = tmp_path / "h1"
     folder.mkdir()
-    (folder / "run").touch()  # a file where its folder should be
+    (folder / "run").touch()  # a file in place of its folder
     config = hosts.configure(
         folder,
         {
@@ -133,14 +134,14 @@ def test_control_socket_that_cannot_be_made_is_made_later(images, tmp_path):
     assert not hosts.mounts(folder)
 
 
-def test_message_bus_that_makes_no_sense_is_said(images, start):
+def test_invalid_message_bus_url_is_reported(images, start):
     image_id = images.add(DATA)
     agent = start(sections={"DEFAULT": {"transport_url": "pigeon://nowhere"}})
     assert read(agent, image_id) == DATA
     assert "pigeon" in troubles(agent)["message bus"]["why"]
 
 
-def test_message_bus_that_does_not_answer_holds_nobody_back(images, start):
+def test_silent_message_bus_delays_no_guest(images, start):
     image_id = images.add(DATA)
     with taken() as silent:
         agent = start(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tenant chooses the id of his image so that a host takes it for another one.
+"""A tenant chooses an image id that a host confuses with another one.
 
-Before numbers were keyed this took no search at all: XXH3 of 16 bytes can be solved for its
-input, so one of two halves is chosen and the other one computed.
+With unkeyed inode numbers this took no search: XXH3 of 16 bytes can be solved for its input, so one
+half is chosen and the other one computed.
+
 """
 
 import os
@@ -45,7 +46,7 @@ def forged(victim: ids.ImageId) -> ids.ImageId:
 
 @pytest.fixture
 def pair(images):
-    """Two images of which one was made to be taken for the other, and their bytes."""
+    """Two images, one of them forged to collide with the other, and their bytes."""
     victim = ids.parse_image_id(str(uuid.uuid4()))
     attacker = forged(victim)
     numbers = {xxhash.xxh3_64_intdigest(ids.image_id_bytes(one)) for one in (victim, attacker)}
@@ -57,7 +58,7 @@ def pair(images):
 
 
 @pytest.mark.parametrize("first", ["victim", "attacker"])
-def test_forged_id_shows_nobody_anothers_bytes(pair, start, first):
+def test_forged_id_never_shows_bytes_of_another_image(pair, start, first):
     agent = start()
     order = list(pair) if first == "victim" else list(reversed(pair))
     numbers = set()
@@ -80,7 +81,7 @@ def test_forged_id_shows_nobody_anothers_bytes(pair, start, first):
     assert len(numbers) == 2
 
 
-def test_numbers_are_not_those_of_another_host(images, start):
+def test_inode_numbers_differ_between_hosts(images, start):
     image_id = images.add(b"x" * 5000)
     numbers = {start(name).image_path(image_id).stat().st_ino for name in ("h1", "h2")}
     assert len(numbers) == 2
@@ -88,7 +89,7 @@ def test_numbers_are_not_those_of_another_host(images, start):
     assert unkeyed not in numbers
 
 
-def test_numbers_stay_over_a_restart_of_the_whole_agent(images, start):
+def test_inode_numbers_survive_a_restart_of_the_agent(images, start):
     image_id = images.add(b"x" * 5000)
     agent = start()
     number = agent.image_path(image_id).stat().st_ino

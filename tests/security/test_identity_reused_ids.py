@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image id that is used again shows nobody the bytes of whom it was before.
+"""A reused image id never exposes bytes of the former image.
 
-Nova's hook asks a real agent on a real mount; the source stands for a Glance whose database was
+Nova's hook calls a real agent on a real mount; the source acts as a Glance whose database was
 purged: another project's image has the id and the length of a former one.
+
 """
 
 import pathlib
@@ -26,7 +27,7 @@ HASH = chunk_map.OsHash("sha512", b"")
 
 
 def put(images: local.ImageFolder, data: bytes) -> dict[str, str]:
-    """Let the source have an image under the id; return what Glance says of its bytes."""
+    """Put an image into the source under the id; return Glance's properties of its bytes."""
     images.path(IMAGE).write_bytes(data)
     images.map_path(IMAGE).unlink(missing_ok=True)
     made = prehash.prehash(images.path(IMAGE), images.map_path(IMAGE), IMAGE, os_hash=HASH)
@@ -53,7 +54,7 @@ def nova(tmp_path: pathlib.Path, agent: agents.Agent) -> nova_backend.Nova:
     return made
 
 
-def test_new_owner_never_reads_the_former_bytes_and_running_guests_keep_theirs(
+def test_owner_of_a_reused_id_never_reads_bytes_of_the_former_image(
     nova: nova_backend.Nova, images: local.ImageFolder
 ) -> None:
     nova.image |= put(images, FORMER)
@@ -67,15 +68,15 @@ def test_new_owner_never_reads_the_former_bytes_and_running_guests_keep_theirs(
     pathlib.Path(former.path).unlink()  # the former instance is deleted
     nova.spawn()
     assert nova.base.is_symlink()
-    assert nova.base.read_bytes() == LATER  # none of the pages that the kernel had
+    assert nova.base.read_bytes() == LATER  # none of the pages in the page cache
     assert not nova.host.fallbacks.counts_by_reason
 
 
 @pytest.mark.parametrize("moment", ["start", "live migration"])
-def test_instance_of_a_former_image_does_not_come_to_lie_on_the_later_bytes(
+def test_instance_of_a_former_image_is_not_started_on_the_reused_id(
     nova: nova_backend.Nova, images: local.ImageFolder, agent: agents.Agent, moment: str
 ) -> None:
-    """The host does not have the former map any more, or never had it."""
+    """The host has lost the former map, or never had it."""
     nova.image |= put(images, FORMER)
     made = nova.spawn()
     made.libvirt_info("none")
@@ -92,7 +93,7 @@ def test_instance_of_a_former_image_does_not_come_to_lie_on_the_later_bytes(
 
 
 @pytest.mark.expect_log("is open in processes")
-def test_image_that_is_open_where_nova_knows_no_disk_stays_and_the_new_one_is_downloaded(
+def test_open_former_image_stays_and_the_new_one_is_downloaded(
     nova: nova_backend.Nova, images: local.ImageFolder, agent: agents.Agent
 ) -> None:
     nova.image |= put(images, FORMER)
@@ -110,7 +111,7 @@ def test_image_that_is_open_where_nova_knows_no_disk_stays_and_the_new_one_is_do
 def test_new_image_without_a_chunk_map_is_downloaded(
     nova: nova_backend.Nova, images: local.ImageFolder
 ) -> None:
-    """The source still has what was prepared for the former image, as a stale copy does."""
+    """The source still has the artefacts of the former image, as a stale copy does."""
     nova.image |= put(images, FORMER)
     pathlib.Path(nova.spawn().path).unlink()
     nova.image |= {"os_hash_value": "ab" * 64}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may speak to a real agent, and what he may ask it for."""
+"""Authentication and authorization of requests to a real agent."""
 
 import contextlib
 import os
@@ -46,7 +46,7 @@ def mirrored(images):
 
 @pytest.fixture(scope="module")
 def cloud(folder, images, mirrored) -> Iterator[hosts.Cloud]:
-    """An agent with an image that its guest has read, and a host that the test plays."""
+    """An agent with an image that its guest has read, and a host played by the test."""
     with hosts.cloud(
         folder, images, ("h1",), in_ring_only={"evil": 1}, security="secure", life_s=120
     ) as made:
@@ -59,7 +59,7 @@ def ask(cloud, *question, **options):
         return peer.get("h1", *question, **options)
 
 
-def test_host_of_the_table_gets_a_chunk_that_it_knows(cloud, mirrored, images):
+def test_host_of_the_ring_gets_a_chunk_whose_cid_it_proves(cloud, mirrored, images):
     for image_id in (mirrored, images.add(DATA)):  # mirrored there, and not
         answer = ask(cloud, image_id, CHUNK, CHUNK, CIDS[1])
         assert isinstance(answer, peer_wire.Chunk) and answer.data == DATA[CHUNK : 2 * CHUNK]
@@ -77,7 +77,7 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_all_else_is_refused_with_one_word(cloud, mirrored, images, name):
+def test_other_requests_are_refused_as_missing(cloud, mirrored, images, name):
     offset, length, cid = QUESTIONS[name]
     for image_id in (mirrored, images.add(DATA)):
         answer = ask(cloud, image_id, offset, length, cid)
@@ -85,21 +85,21 @@ def test_all_else_is_refused_with_one_word(cloud, mirrored, images, name):
     assert "evil asked for " in cloud["h1"].log()
 
 
-def test_image_that_does_not_exist_looks_like_one_that_does(cloud, mirrored):
+def test_unknown_image_gets_the_same_refusal_as_an_existing_one(cloud, mirrored):
     wrong = ids.cid_of(b"guessed")
     answers = {ask(cloud, image_id, 0, CHUNK, wrong) for image_id in (NOWHERE, mirrored)}
     assert len(answers) == 1
 
 
-def test_proof_that_was_made_for_another_host_is_of_no_use(cloud, mirrored):
-    """What a home was shown it cannot show to others."""
+def test_proof_made_for_another_host_is_refused(cloud, mirrored):
+    """A home cannot forward a proof that it received."""
     stolen = peer_wire.proof_of(CIDS[0], ids.HostId("h2"), ids.HostId("evil"))
     for proof in (stolen, CIDS[0][:16], bytes(16)):
         answer = ask(cloud, mirrored, 0, CHUNK, CIDS[0], proof=proof)
         assert isinstance(answer, peer_wire.Refuse) and answer.code is MISSING
 
 
-# Who may speak
+# Authentication
 
 OTHER = certificates.Authority.create("another cloud", time.time(), DAY_S)
 UNAUTHENTICATED: dict[str, tuple[str, identity_files.IdentitySet | None, str]] = {
@@ -122,20 +122,20 @@ UNAUTHENTICATED: dict[str, tuple[str, identity_files.IdentitySet | None, str]] =
 
 
 @pytest.mark.parametrize("name", UNAUTHENTICATED)
-def test_stranger_gets_no_answer_and_is_named_in_the_log(cloud, name):
+def test_unauthenticated_host_gets_no_response_and_is_logged(cloud, name):
     host, files, said = UNAUTHENTICATED[name]
     with raw_peer.RawPeer(cloud.ports["h1"], host, files) as peer:
         assert not isinstance(peer.greet(), peer_wire.Hello)
     hosts.wait_until(lambda: said in cloud["h1"].log(), f"a line about {name}")
 
 
-def test_certificate_is_taken_for_a_while_after_its_end(cloud):
+def test_expired_certificate_is_accepted_within_its_grace_time(cloud):
     late = identities.issue("evil", age_s=3 * DAY_S)
     with raw_peer.greeted(cloud.ports["h1"], "evil", late) as peer:
         assert peer.name == "evil"
 
 
-def test_garbage_before_the_handshake_costs_nobody_else_anything(cloud, mirrored):
+def test_garbage_before_the_handshake_does_not_affect_other_hosts(cloud, mirrored):
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(2000), b"\x16\x03\x01\xff\xff" * 50):
         with raw_peer.RawPeer(cloud.ports["h1"], "evil", None) as peer:
             with contextlib.suppress(ConnectionError):
@@ -145,7 +145,7 @@ def test_garbage_before_the_handshake_costs_nobody_else_anything(cloud, mirrored
     assert isinstance(ask(cloud, mirrored, 0, CHUNK, CIDS[0]), peer_wire.Chunk)
 
 
-def test_host_that_leaves_the_table_loses_its_open_connections(tmp_path, images, mirrored):
+def test_host_removed_from_the_ring_loses_its_open_connections(tmp_path, images, mirrored):
     with hosts.cloud(
         tmp_path,
         images,
@@ -164,7 +164,7 @@ def test_host_that_leaves_the_table_loses_its_open_connections(tmp_path, images,
         assert "it is not on the v-node table" in cloud["h1"].log()
 
 
-def test_where_nothing_is_proven_nobody_takes_the_agents_own_name(tmp_path, images):
+def test_insecure_agent_refuses_a_peer_with_its_own_name(tmp_path, images):
     with hosts.cloud(tmp_path, images, ("h1", "h2"), security="insecure") as cloud:
         for name, is_answered in (("h1", False), ("h2", True)):
             with raw_peer.RawPeer(cloud.ports["h1"], name, None) as peer:

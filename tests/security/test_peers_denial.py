@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What peers and strangers can make real agents spend, and what bytes on the way can become."""
+"""Resource use that peers and strangers can cause in real agents, and bytes changed in transit."""
 
 import contextlib
 import json
@@ -44,12 +44,12 @@ def resident_bytes(pid: int | None) -> int:
 
 
 def given_bytes(agent: agents.Agent) -> int:
-    """Return what other hosts have given an agent."""
+    """Return how many bytes other hosts have sent to an agent."""
     fetched = agent.status()["fetched"]
     return int(fetched["home"]["bytes"] + fetched["peer"]["bytes"])
 
 
-def test_idle_strangers_do_not_keep_out_hosts(tmp_path, images, image_id):
+def test_idle_unauthenticated_connections_do_not_block_hosts(tmp_path, images, image_id):
     with hosts.cloud(
         tmp_path, images, ("h1", "h2"), security="secure", variants="no-read-ahead", life_s=90
     ) as cloud:
@@ -76,7 +76,7 @@ def test_idle_strangers_do_not_keep_out_hosts(tmp_path, images, image_id):
 
 
 def write_ring_with(cloud: hosts.Cloud, others: list[str]) -> None:
-    """Put hosts on the table that have a right to ask and next to no chunks."""
+    """Put hosts on the ring that may send requests and own next to no chunks."""
     ports = {name: number for number, name in enumerate(others, 1)}
     table = hosts.ring_table({**cloud.ports, **ports}, epoch=2)
     for host in table["hosts"]:
@@ -104,9 +104,7 @@ def ask_and_be_deaf(cloud: hosts.Cloud, name: str, image_id: ids.ImageId) -> raw
     return peer
 
 
-def test_hundred_peers_that_do_not_read_leave_the_agent_within_its_memory(
-    tmp_path, images, image_id
-):
+def test_hundred_peers_that_do_not_read_cost_bounded_memory(tmp_path, images, image_id):
     deaf = [f"deaf{number}" for number in range(DEAF)]
     with hosts.cloud(tmp_path, images, ("h1", "h2"), security="secure", life_s=90) as cloud:
         write_ring_with(cloud, deaf)
@@ -131,7 +129,7 @@ def test_hundred_peers_that_do_not_read_leave_the_agent_within_its_memory(
         print(f"{DEAF} deaf peers: {before >> 20} MiB before, {most >> 20} MiB at most")
 
 
-def test_certificates_that_are_replaced_under_load_cost_no_connection(tmp_path, images, image_id):
+def test_certificates_replaced_under_load_close_no_connection(tmp_path, images, image_id):
     with hosts.cloud(
         tmp_path, images, ("h1", "h2"), security="secure", variants="no-read-ahead"
     ) as cloud:
@@ -152,7 +150,7 @@ def test_certificates_that_are_replaced_under_load_cost_no_connection(tmp_path, 
 
 
 class FlippingProxy:
-    """Passes bytes between agents; changes a bit of every long answer while it is told to."""
+    """Passes bytes between agents; flips a bit of every long response while told to."""
 
     def __init__(self, port: int) -> None:
         self.is_flipping = False
@@ -185,7 +183,7 @@ class FlippingProxy:
         self._listener.close()
 
 
-def test_bit_that_was_changed_on_its_way_costs_a_connection_and_no_wrong_byte(
+def test_bit_flipped_in_transit_closes_the_connection_without_a_wrong_byte(
     tmp_path, images, image_id
 ):
     with hosts.cloud(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a crowd from many addresses can make a real agent spend, and whom it keeps out."""
+"""Floods of a real agent from many addresses: its resource use, and hosts that are blocked."""
 
 import contextlib
 import json
@@ -31,18 +31,18 @@ pytestmark = hosts.needs_fuse
 
 DATA = local.random_bytes(4 * geometry.MIB, seed=13)
 ADDRESSES = [f"127.0.{one}.{two}" for one in (1, 2) for two in range(1, 101)]
-"""Of the loopback, and none of a host: those are at 127.0.0.1."""
+"""Loopback addresses that no host has: those are at 127.0.0.1."""
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 CIDS = [ids.cid_of(DATA[start : start + CHUNK]) for start in range(0, len(DATA), CHUNK)]
 MIRRORED = 25
 TELLS_S = 3.0
 MESSAGES = 2000
-"""Made beforehand, so that a slow machine too tells more than is listened to."""
+"""Made beforehand, so that a slow machine too sends more than the agent accepts."""
 NEWS_SHARE = 0.12
-"""Of a processor, that the news of one host may take; without a bound for all images, 0.2."""
+"""Share of a processor that one host's advertisements may take; without a common limit, 0.2."""
 KNOCKS = 4000
 SPENT_S = 1.0
-"""Processor time of the agent meanwhile; to do as many handshakes takes it 3 s."""
+"""Processor time of the agent during the flood; so many handshakes would take it 3 s."""
 
 
 @pytest.fixture
@@ -51,13 +51,13 @@ def image_id(images):
 
 
 def processor_s(pid: int | None) -> float:
-    """Return the processor time that a process has taken."""
+    """Return the processor time of a process."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def client_hello() -> bytes:
-    """Return what begins a handshake: the agent has to answer it with a signature."""
+    """Return the start of a handshake, which the agent has to answer with a signature."""
     out = ssl.MemoryBIO()
     context = raw_peer.context_of(identities.issue("stranger"))
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -66,7 +66,7 @@ def client_hello() -> bytes:
 
 
 def knock(port: int, ip: str, said: bytes) -> bytes:
-    """Begin a handshake from an address; return what comes back first, b"" if nothing does."""
+    """Start a handshake from an address; return the first bytes of the response, or b""."""
     with contextlib.suppress(OSError):
         with socket.create_connection((local.LOOPBACK, port), 10, (ip, 0)) as link:
             link.sendall(said)
@@ -75,14 +75,14 @@ def knock(port: int, ip: str, said: bytes) -> bytes:
 
 
 def flood(port: int, count: int) -> int:
-    """Begin handshakes as quickly as can be; return how many the agent has answered."""
+    """Start handshakes as fast as possible; return how many the agent has answered."""
     said = client_hello()
     return sum(bool(knock(port, ADDRESSES[n % len(ADDRESSES)], said)) for n in range(count))
 
 
 @contextlib.contextmanager
 def flooded(port: int, answered: list[int]) -> Iterator[None]:
-    """Have the flood go on beside the block, until both have ended."""
+    """Run the flood beside the block, until both have ended."""
     thread = threading.Thread(target=lambda: answered.append(flood(port, KNOCKS)))
     thread.start()
     try:
@@ -91,7 +91,7 @@ def flooded(port: int, answered: list[int]) -> Iterator[None]:
         thread.join()
 
 
-def test_flood_of_handshakes_costs_little_and_hosts_are_served_beside_it(
+def test_flood_of_handshakes_costs_little_processor_time_and_blocks_no_host(
     tmp_path, images, image_id
 ):
     with hosts.cloud(
@@ -114,7 +114,7 @@ def test_flood_of_handshakes_costs_little_and_hosts_are_served_beside_it(
             <= handshake_limiter.OF_UNAUTHENTICATED.burst
             + handshake_limiter.OF_UNAUTHENTICATED.per_s * took_s
         )
-        assert refused["handshakes"] >= KNOCKS - answered[0] - 64  # others were pushed out
+        assert refused["handshakes"] >= KNOCKS - answered[0] - 64  # others were displaced
         assert spent_s < SPENT_S
         said = [line for line in log.splitlines() if "Handshakes come too quickly" in line]
         assert said and any(ip in said[0] for ip in ADDRESSES)
@@ -122,7 +122,7 @@ def test_flood_of_handshakes_costs_little_and_hosts_are_served_beside_it(
         print(f"{KNOCKS} handshakes asked for, {answered[0]} done: {spent_s:.2f} s of a processor")
 
 
-def test_crowd_from_many_addresses_does_not_push_out_a_host_before_its_hello(
+def test_crowd_from_many_addresses_does_not_displace_a_host_before_its_hello(
     tmp_path, images, image_id
 ):
     with hosts.cloud(tmp_path, images, ("h1", "h2"), security="secure", life_s=60) as cloud:
@@ -142,7 +142,7 @@ def test_crowd_from_many_addresses_does_not_push_out_a_host_before_its_hello(
 
 
 def write_ring_with(cloud: hosts.Cloud, name: str) -> None:
-    """Put one more host on the table, which has next to no chunks."""
+    """Put one more host on the ring, which owns next to no chunks."""
     table = hosts.ring_table({**cloud.ports, name: 1}, epoch=2)
     table["hosts"][-1]["vnodes"] = 1
     new = cloud.ring_file.with_suffix(".new")
@@ -151,7 +151,7 @@ def write_ring_with(cloud: hosts.Cloud, name: str) -> None:
     hosts.wait_until(lambda: cloud["h1"].status()["ring"]["epoch"] == 2, "the table")
 
 
-def test_flood_of_advertisements_costs_little_however_many_images_are_mirrored(tmp_path, images):
+def test_flood_of_advertisements_costs_little_with_many_images(tmp_path, images):
     many = [images.add(local.random_bytes(CHUNK, seed=n)) for n in range(MIRRORED)]
     with hosts.cloud(tmp_path, images, ("h1",), security="secure", life_s=60) as cloud:
         write_ring_with(cloud, "h9")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host with a certificate abuses the handshake with an agent, or the frames behind it."""
+"""A host with a certificate abuses the handshake with an agent, or the frames after it."""
 
 import contextlib
 
@@ -27,25 +27,25 @@ def tls(tmp_path):
 
 
 class Attacker:
-    """TLS with an agent, as a host that has a certificate."""
+    """A TLS client of an agent, as a host that has a certificate."""
 
     def __init__(self, credentials, stream):
         context = credentials.tls_context(is_server=False)
         self.session, self.stream = tls_session.TlsSession(context, is_server=False), stream
 
     async def prove(self):
-        """Do the handshake of TLS, and nothing else."""
+        """Do only the TLS handshake."""
         while not self.session.continue_handshake():
             await self.stream.send_all(self.session.take_outgoing())
             self.session.add_received(await self.stream.receive_some())
         await self.stream.send_all(self.session.take_outgoing())
 
     async def say(self, data):
-        """Send something by TLS."""
+        """Send data by TLS."""
         await self.stream.send_all(self.session.encrypt(data))
 
     async def is_dropped(self):
-        """Return when the agent has hung up."""
+        """Return when the agent has closed the connection."""
         with contextlib.suppress(trio.BrokenResourceError):
             while await self.stream.receive_some():
                 pass
@@ -53,7 +53,7 @@ class Attacker:
 
 @contextlib.asynccontextmanager
 async def attacking(tls, **options):
-    """Give an attacker who has proven that he is the client; the agent must drop him, and go on."""
+    """Yield an authenticated attacker; the agent must drop it, and keep running."""
     async with nets.serving(tls=tls[SERVER], **options) as (server, address):
         attacker = Attacker(tls[CLIENT], await nets.dial(address))
         await attacker.prove()
@@ -68,14 +68,14 @@ async def attacking(tls, **options):
 
 @pytest.mark.expect_log("no Hello in time")
 @pytest.mark.parametrize("said", [b"", SECRET[:31]], ids=["nothing", "all but a byte"])
-async def test_host_that_keeps_its_secret_is_dropped_when_its_time_is_over(tls, said):
+async def test_host_without_its_secret_is_dropped_at_the_deadline(tls, said):
     async with attacking(tls, limits=peer_network.PeerLimits(hello_s=0.5)) as attacker:
         if said:
             await attacker.say(said)
 
 
 @pytest.mark.expect_log("no Hello in time")
-async def test_host_that_sends_its_secret_byte_by_byte_has_no_more_time_than_others(tls):
+async def test_host_that_trickles_its_secret_is_dropped_at_the_deadline(tls):
     async with attacking(tls, limits=peer_network.PeerLimits(hello_s=0.5)) as attacker:
         with contextlib.suppress(trio.BrokenResourceError):
             for _ in range(peer_encryption.SECRET_BYTES):
@@ -84,14 +84,14 @@ async def test_host_that_sends_its_secret_byte_by_byte_has_no_more_time_than_oth
 
 
 @pytest.mark.expect_log("closed during the handshake")
-async def test_host_that_hangs_up_instead_of_its_secret_leaves_nothing(tls):
+async def test_host_that_disconnects_before_its_secret_is_dropped(tls):
     async with attacking(tls) as attacker:
         await attacker.say(SECRET[:5])
         await attacker.stream.send_eof()
 
 
 @pytest.mark.expect_log("more came by TLS than the handshake")
-async def test_secret_that_is_longer_is_refused(tls):
+async def test_oversized_secret_is_refused(tls):
     async with attacking(tls) as attacker:
         await attacker.say(SECRET + b"x")
 
@@ -104,23 +104,23 @@ async def test_frames_in_tls_are_refused(tls):
 
 
 @pytest.mark.expect_log("an encrypted frame of")
-async def test_frames_in_clear_text_behind_the_handshake_are_refused(tls):
+async def test_clear_text_frames_after_the_handshake_are_refused(tls):
     async with attacking(tls) as attacker:
         await attacker.say(SECRET)
         await attacker.stream.send_all(b"".join(peer_wire.encode(HELLO)))
 
 
 @pytest.mark.expect_log("its MAC is wrong")
-async def test_keys_of_another_connection_are_of_no_use(tls):
-    """Frames that were recorded on another connection are refused, whoever sends them again."""
+async def test_frames_with_keys_of_another_connection_are_refused(tls):
+    """Frames recorded on another connection are refused."""
     async with attacking(tls) as attacker:
         await attacker.say(SECRET)
-        key = peer_encryption.keys(SECRET, SECRET).client  # the server's secret is another one
+        key = peer_encryption.keys(SECRET, SECRET).client  # the server's secret differs
         encryption = peer_encryption.Encryption(key)
         await attacker.stream.send_all(b"".join(peer_wire.encode(HELLO, encryption)))
 
 
-async def test_each_direction_of_each_connection_has_a_key_of_its_own(tls):
+async def test_each_direction_of_each_connection_has_its_own_key(tls):
     async with nets.serving(tls=tls[SERVER]) as (server, address):
         async with nets.asking(address, tls=tls[CLIENT]) as client:
             await client.fetch(priority=nets.PEER)
@@ -132,7 +132,7 @@ async def test_each_direction_of_each_connection_has_a_key_of_its_own(tls):
             assert sending == {link.receiving._key for link in (*ours, *theirs)}
 
 
-# A server that lies, with the right keys
+# A lying server with valid keys
 
 
 def encoded(encryption, *messages):
@@ -140,7 +140,7 @@ def encoded(encryption, *messages):
 
 
 def skipped(link):
-    encoded(link.sending, peer_wire.Ping(1))  # is lost on the way
+    encoded(link.sending, peer_wire.Ping(1))  # lost in transit
     return encoded(link.sending, peer_wire.Ping(2))
 
 
@@ -170,7 +170,7 @@ LIES = {
 
 @contextlib.asynccontextmanager
 async def lying(tls, lie, *, hangs_up=False):
-    """Give a client of a server that answers the first request with a lie."""
+    """Yield a client of a server that answers the first request with a lie."""
 
     async def handler(stream):
         link = await connection_setup.accept(stream, tls[SERVER], 5.0)
@@ -198,8 +198,8 @@ async def test_lie_in_encrypted_frames_ends_the_connection(tls, name):
             await client.fetch()
 
 
-async def test_frame_that_is_cut_off_gives_nothing(tls):
-    """Nobody on the way can shorten an answer: what comes is all of a frame, or a lost request."""
+async def test_truncated_frame_is_not_delivered(tls):
+    """An attacker in transit cannot shorten a response: frames arrive completely or not at all."""
 
     def cut(link):
         return encoded(link.sending, peer_wire.Chunk(1, bytes(65536)))[:-1]

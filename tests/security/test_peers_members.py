@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts of the v-node table that flood an agent: what a guest of that host has to wait."""
+"""Hosts of the ring that flood an agent, and the latency of a guest of that host."""
 
 import mmap
 import os
@@ -20,10 +20,9 @@ MEMBERS = [f"bad{number}" for number in range(48)]
 KINDS = ("pings", "cancels", "hurries", "gets")
 ATTACK_S = 5.0
 BOUND_S, LONGEST_S = 0.010, 0.25
-"""p99 of the reads, and the longest one: the flood begins with all that its hosts may send at once.
-"""
+"""p99 of the reads, and the longest one: the flood starts with the full burst of its hosts."""
 NOISE = 10.0
-"""On a machine whose processors have other work, reads at rest take longer than the bound, too."""
+"""On a busy machine reads at rest take longer than the bound, too."""
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def image_id(images):
 
 
 def write_ring_with(cloud: hosts.Cloud, others: list[str]) -> None:
-    """Put hosts on the table that have next to no chunks."""
+    """Put hosts on the ring that own next to no chunks."""
     ports = {**cloud.ports, **{name: number for number, name in enumerate(others, 1)}}
     vnodes = dict.fromkeys(others, 1) | dict.fromkeys(cloud.ports, 1000)
     hosts.write_ring(cloud.ring_file, ports, 2, vnodes)
@@ -40,7 +39,7 @@ def write_ring_with(cloud: hosts.Cloud, others: list[str]) -> None:
 
 
 def reads_for(path: os.PathLike[str], time_s: float) -> list[float]:
-    """Return how long each of a guest's cached reads took, from the shortest on."""
+    """Return how long each of a guest's cached reads took, in ascending order."""
     fd, took = os.open(path, os.O_RDONLY | os.O_DIRECT), []
     try:
         with mmap.mmap(-1, 4096) as buffer:
@@ -60,7 +59,7 @@ def p99(took: list[float]) -> float:
     return took[len(took) * 99 // 100]
 
 
-def test_members_that_flood_small_messages_hold_up_no_guest(
+def test_flood_of_small_messages_from_members_delays_no_guest(
     tmp_path, images, image_id: ids.ImageId
 ):
     with hosts.cloud(tmp_path, images, ("h1",), security="secure", life_s=90) as cloud:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small upload that claims much work costs a listener little, and holds up nobody's image.
+"""A small upload that claims much work costs a listener little, and delays no other image.
 
-The listener is a process of its own, with a broker that is none and a Glance in memory.
+The listener is a process of its own, with a fake broker and a Glance in memory.
+
 """
 
 import random
@@ -13,13 +14,13 @@ from tests.fakes import listener_process
 from tests.fakes import qcow2_bombs
 
 MOST_CPU_S = 20.0
-"""Of the whole process for all hostile images, its start included; measured: 6 to 8 s."""
+"""Limit of the whole process for all hostile images, its start included; measured: 6 to 8 s."""
 DISK_BYTES = 2 << 40
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory):
-    """Return what became of hostile images, and of another project's honest one beside them."""
+    """Return the outcome of hostile images, and of another project's honest one beside them."""
     folder, state = tmp_path_factory.mktemp("images"), tmp_path_factory.mktemp("state")
     hostile = {
         # One cluster of 2 MiB, which takes a third of a second to decode, for a disk of 2 TiB.
@@ -42,26 +43,26 @@ def told(tmp_path_factory: pytest.TempPathFactory):
         ("slow", "decode too slowly"),
     ],
 )
-def test_hostile_image_fails_with_the_reason_and_is_not_tried_again(told, name, why):
+def test_hostile_image_fails_with_the_reason_and_is_not_retried(told, name, why):
     image = told["images"][name]
     assert image["state"] == "failed" and why in image["message"]
     assert "not tried again" in image["message"] and image["retry"] == "1 never"
     assert told["failed"] == 3  # each once, though each reconcile sees it
 
 
-def test_hostile_images_cost_some_seconds_of_a_processor(told):
+def test_hostile_images_take_bounded_processor_time(told):
     assert told["cpu_s"] < MOST_CPU_S
 
 
-def test_image_of_another_project_is_prepared_beside_them(told):
+def test_image_of_another_project_is_prepared_concurrently(told):
     honest = told["images"]["honest"]
     assert honest["state"] == "ready"
-    # It was found last.  One project leaves a worker to the others, so it waits for one at most.
+    # It came last.  A project leaves one worker to others, so it waits for one image at most.
     hostile = sorted(told["images"][name]["s"] for name in ("aliased", "shared", "slow"))
     assert honest["s"] < hostile[1]
 
 
-def test_empty_image_of_a_large_disk_takes_little_of_the_store(told):
+def test_empty_image_of_a_large_disk_takes_little_space_in_the_store(told):
     empty = told["images"]["empty"]
     assert empty["state"] == "ready"
     assert empty["artefact_bytes"] < 2 * geometry.MIB

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that rot on the cache's disk after they were read: nobody is given them.
+"""Bit rot on the cache's disk after a read: no reader gets wrong bytes.
 
-The slab files are changed through the page cache, as the agent sees them.
+The tests change slab files through the page cache, as the agent sees them.
+
 """
 
 import os
@@ -25,7 +26,7 @@ DATA = local.random_bytes(4 * MIB)
 
 
 def rot(folder: pathlib.Path, dice: random.Random, flips: int, data: bytes) -> set[int]:
-    """Flip bits of ``data`` in slab files; return which of its chunks they were in."""
+    """Flip bits of ``data`` in slab files; return the affected chunks."""
     hit = set()
     for path in sorted(folder.glob("slab-*.acslab")):
         raw = path.read_bytes()
@@ -42,14 +43,14 @@ def rot(folder: pathlib.Path, dice: random.Random, flips: int, data: bytes) -> s
 
 
 def read_at(path: pathlib.Path, offset: int, length: int) -> bytes:
-    """Read past the page cache of the mirror, wherever it begins."""
+    """Read past the page cache of the mirror, from any offset."""
     argv = ["dd", f"if={path}", f"bs={length}", "count=1", f"skip={offset}", "status=none"]
     argv.append("iflag=skip_bytes,direct")
     return subprocess.run(argv, check=True, capture_output=True, timeout=20).stdout
 
 
 def fill(agent: agents.Agent, image_id: str) -> None:
-    """Read all of the image, twice: the second time from the cache."""
+    """Read the whole image twice: the second time from the cache."""
     assert read_at(agent.image_path(image_id), 0, len(DATA)) == DATA
     hosts.wait_written(agent)
     before = agent.status()["read"]["cache"]["bytes"]
@@ -59,7 +60,7 @@ def fill(agent: agents.Agent, image_id: str) -> None:
 
 @hosts.needs_fuse
 @pytest.mark.parametrize("length", [4 * KIB, CHUNK, MIB])
-def test_guests_never_get_bytes_that_rotted_after_they_were_read(tmp_path, length):
+def test_guests_never_get_corrupted_bytes_of_the_cache(tmp_path, length):
     images = local.ImageFolder(tmp_path / "images")
     image_id = images.add(DATA)
     dice = random.Random(length)
@@ -69,7 +70,7 @@ def test_guests_never_get_bytes_that_rotted_after_they_were_read(tmp_path, lengt
         for _ in range(3):
             hit = rot(agent.folder / "cache", dice, 4, DATA)
             offsets = range(0, len(DATA), length)
-            if length < CHUNK:  # all blocks of the chunks that are hit
+            if length < CHUNK:  # all blocks of the affected chunks
                 offsets = [n * CHUNK + at for n in sorted(hit) for at in range(0, CHUNK, length)]
             for offset in offsets:
                 assert read_at(path, offset, length) == DATA[offset : offset + length]
@@ -78,13 +79,13 @@ def test_guests_never_get_bytes_that_rotted_after_they_were_read(tmp_path, lengt
             hosts.wait_written(agent)
         before = agent.status()["read"]["cache"]["bytes"]
         assert read_at(path, 0, len(DATA)) == DATA
-        assert agent.status()["read"]["cache"]["bytes"] - before == len(DATA)  # all healed
+        assert agent.status()["read"]["cache"]["bytes"] - before == len(DATA)  # all restored
         assert agent.log().count("is damaged in slab file") == healed
         assert agent.status()["images"][image_id]["failed_reads"] == 0
 
 
 @hosts.needs_fuse
-def test_peers_never_get_bytes_that_rotted_after_they_were_read(tmp_path):
+def test_peers_never_get_corrupted_bytes_of_the_cache(tmp_path):
     images = local.ImageFolder(tmp_path / "images")
     image_id = images.add(DATA)
     with hosts.cloud(tmp_path, images, ("h1", "h2")) as cloud:
@@ -102,7 +103,7 @@ SIZES = (64 * KIB, 256 * KIB, 5000, 70_000, 4096)
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.allow_log("is damaged in slab file")
-async def test_no_range_of_a_rotten_cache_differs_from_what_was_stored(tmp_path, seed):
+async def test_ranges_of_a_corrupted_cache_equal_the_stored_bytes(tmp_path, seed):
     dice = random.Random(seed)
     chunks = [dice.randbytes(SIZES[n % len(SIZES)]) for n in range(30)]
     stored = {ids.cid_of(chunk): chunk for chunk in chunks}
@@ -130,7 +131,7 @@ async def test_no_range_of_a_rotten_cache_differs_from_what_was_stored(tmp_path,
 
 
 def some_parts(cache, stored, dice):
-    """Choose ranges of chunks, neighbours more often than not."""
+    """Choose ranges of chunks, mostly adjacent ones."""
     first, count = dice.randrange(len(stored)), dice.randint(1, 6)
     parts, expected = [], b""
     for cid in list(stored)[first : first + count]:

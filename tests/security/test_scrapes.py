@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a local user who scrapes the metrics costs a real agent's guests, and learns."""
+"""A local user scrapes the metrics: the cost for a real agent's guests, and the exposed data."""
 
 import re
 import time
@@ -24,14 +24,14 @@ def shown(port: int) -> str:
 
 
 def read_all(agent: agents.Agent, images: local.ImageFolder, count: int) -> list[str]:
-    """Have images attached and read once; return their ids."""
+    """Attach images and read them once; return their ids."""
     names = [images.add(local.random_bytes(CHUNK, seed=number + 1)) for number in range(count)]
     for name in names:
         agent.image_path(name).read_bytes()
     return names
 
 
-def test_scrapes_do_not_hold_up_cached_reads_and_name_no_image(images, start):
+def test_scrapes_delay_no_cached_read_and_name_no_image(images, start):
     port = local.unused_port()
     agent = start(metrics_listen=f"127.0.0.1:{port}")
     data = local.random_bytes(64 * CHUNK)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One guest reads clusters that take long to decode; another one's compressed reads go on."""
+"""One guest reads clusters that decode slowly, while another one reads compressed clusters."""
 
 import shutil
 import statistics
@@ -23,7 +23,7 @@ READS = 150
 AT_MOST = 3.0
 NOISE_S = 0.1
 USUAL_NOISE_S = 0.02
-"""A busy machine delays the slowest reads, and the usual ones, by so much."""
+"""Delay of the slowest and of typical reads that a busy machine may add."""
 
 
 def test_compressed_reads_of_a_guest_do_not_wait_for_slow_clusters_of_another(images, start):
@@ -43,6 +43,6 @@ def test_compressed_reads_of_a_guest_do_not_wait_for_slow_clusters_of_another(im
         read = agent.status()["images"][slow]["read"]["source"]["requests"]
     for name, of in (("p99", denials.p99_s), ("median", statistics.median)):
         print(f"{name}: {of(rest) * 1000:.1f} ms, beside slow ones {of(beside) * 1000:.1f} ms")
-    assert read < denials.SLOW_CLUSTERS * 4  # they were decoded all the time
+    assert read < denials.SLOW_CLUSTERS * 4  # they were being decoded all the time
     assert denials.p99_s(beside) < max(AT_MOST * denials.p99_s(rest), NOISE_S)
     assert statistics.median(beside) < max(AT_MOST * statistics.median(rest), USUAL_NOISE_S)

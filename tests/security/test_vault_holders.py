@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A holder in wrong hands costs who asks it a bounded time and memory, whatever it answers."""
+"""A compromised vault costs its client bounded time and memory, whatever it responds."""
 
 import contextlib
 import pathlib
@@ -63,7 +63,7 @@ def drip(tls: ssl.SSLSocket, data: bytes) -> None:
 
 
 def slow(answer: bytes) -> hostile_vault.Answer:
-    """Return what takes most of a request's time for each answer."""
+    """Return a response that takes most of a request's time."""
 
     def answered(tls: ssl.SSLSocket, _head: bytes) -> None:
         time.sleep(0.7 * REQUEST_S)
@@ -102,7 +102,7 @@ def drop(client: vault_client.VaultClient) -> object:
 
 
 def drop_all(client: vault_client.VaultClient) -> object:
-    """Do what a sweep does with all disks that a holder names."""
+    """Sweep all disks that a vault names."""
     return [
         client.delete_disk(object_names.VaultDisk(DISK.owner, disk))
         for disk in client.list_disks(DISK.owner)
@@ -147,7 +147,7 @@ SLOW: dict[str, tuple[hostile_vault.Answer, Work]] = {
 def answering(
     folder: pathlib.Path, answer: hostile_vault.Answer, **more: int
 ) -> Iterator[tuple[hostile_vault.HostileVault, vault_client.VaultClient]]:
-    """Run a vault of h2 that answers so, and give a client of it to h1."""
+    """Run a vault of h2 with this response, and return a client of it for h1."""
     own, holder = (vaults.credentials_of(folder / name, name) for name in ("h1", "h2"))
     with hostile_vault.HostileVault(holder, answer) as hostile:
         limits = vault_client.ClientLimits(request_s=REQUEST_S, **more)
@@ -156,7 +156,7 @@ def answering(
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_holder_takes_bounded_time_and_memory(tmp_path: pathlib.Path, attack: str) -> None:
+def test_hostile_vault_takes_bounded_time_and_memory(tmp_path: pathlib.Path, attack: str) -> None:
     answer, work = ATTACKS[attack]
     with answering(tmp_path, answer) as (_, client):
         began_s = time.monotonic()
@@ -171,8 +171,8 @@ def test_holder_takes_bounded_time_and_memory(tmp_path: pathlib.Path, attack: st
 
 
 @pytest.mark.parametrize("attack", SLOW)
-def test_holder_that_is_slow_in_each_request_is_left(tmp_path: pathlib.Path, attack: str) -> None:
-    """Each request ends in time; all of them do not."""
+def test_vault_that_is_slow_in_each_request_times_out(tmp_path: pathlib.Path, attack: str) -> None:
+    """Each request ends in time; their sum does not."""
     answer, work = SLOW[attack]
     with answering(tmp_path, answer) as (hostile, client):
         began_s = time.monotonic()
@@ -182,8 +182,8 @@ def test_holder_that_is_slow_in_each_request_is_left(tmp_path: pathlib.Path, att
         assert len(hostile.requests) > 1
 
 
-def test_vault_far_away_is_asked_any_number_of_times(tmp_path: pathlib.Path) -> None:
-    """Round trips of all requests together take several times what one request may take."""
+def test_requests_to_a_distant_vault_are_not_limited_in_number(tmp_path: pathlib.Path) -> None:
+    """All requests together take several times the limit of one request."""
 
     def answer(tls: ssl.SSLSocket, _head: bytes) -> None:
         time.sleep(0.1 * REQUEST_S)
@@ -194,7 +194,7 @@ def test_vault_far_away_is_asked_any_number_of_times(tmp_path: pathlib.Path) -> 
             assert client.missing_chunks(DISK, [CHUNK.name]) == set()
 
 
-def test_client_that_was_given_up_connects_no_more(tmp_path: pathlib.Path) -> None:
+def test_abandoned_client_does_not_connect_again(tmp_path: pathlib.Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.2)
         own = vaults.credentials_of(tmp_path / "h1", "h1")
@@ -224,8 +224,8 @@ except (vault_client.HostFault, holder_group.HolderFailed) as e:
 """
 
 
-def test_route_that_this_host_lacks_is_no_fault_of_a_holder(tmp_path: pathlib.Path) -> None:
-    """It is its own table that says so, not a message, which the holder's network could send."""
+def test_missing_route_of_this_host_is_not_blamed_on_a_vault(tmp_path: pathlib.Path) -> None:
+    """The host's own routing table decides, not a message that the vault's network could send."""
     vaults.credentials_of(tmp_path / "h1", "h1")
     with subnets.ipv6_hosts("h1") as [host]:
         ask = [sys.executable, "-c", ASK, str(tmp_path / "h1"), "fd00:ac:99::2"]
@@ -238,7 +238,7 @@ def test_route_that_this_host_lacks_is_no_fault_of_a_holder(tmp_path: pathlib.Pa
     assert of_two.startswith("HolderFailed h2")
 
 
-def test_descriptors_that_this_host_lacks_are_no_fault_of_a_holder(tmp_path: pathlib.Path) -> None:
+def test_lack_of_descriptors_of_this_host_is_not_blamed_on_a_vault(tmp_path: pathlib.Path) -> None:
     own = vaults.credentials_of(tmp_path / "h1", "h1")
     client = vault_client.VaultClient(ids.HostId("h2"), ("127.0.0.1", 1), own)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -251,7 +251,7 @@ def test_descriptors_that_this_host_lacks_are_no_fault_of_a_holder(tmp_path: pat
             holder_group.call_holders([client], lambda one: one.list_disks(DISK.owner), 5.0)
 
 
-def test_certificate_that_this_host_lacks_is_no_fault_of_a_holder(tmp_path: pathlib.Path) -> None:
+def test_missing_certificate_of_this_host_is_not_blamed_on_a_vault(tmp_path: pathlib.Path) -> None:
     files = identity_files.IdentityFiles(ids.HostId("h1"), identity_files.files_in(tmp_path))
     own = credentials.Credentials(files, tls_channel.PROTOCOL, certificates.GRACE_S)
     client = vault_client.VaultClient(ids.HostId("h2"), ("127.0.0.1", 1), own)
@@ -259,8 +259,8 @@ def test_certificate_that_this_host_lacks_is_no_fault_of_a_holder(tmp_path: path
         holder_group.call_holders([client], lambda one: one.list_disks(DISK.owner), 5.0)
 
 
-def test_vault_that_takes_bytes_slowly_is_left(tmp_path: pathlib.Path) -> None:
-    """It takes some all the time, and less than it should."""
+def test_vault_that_receives_bytes_slowly_times_out(tmp_path: pathlib.Path) -> None:
+    """It receives bytes all the time, below the minimum rate."""
     with answering(tmp_path, silent, min_bytes_per_s=8 << 20) as (hostile, client), client:
         hostile.take_bytes = 16384
         began_s = time.monotonic()

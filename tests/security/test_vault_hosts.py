@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts that misuse a real vault keep no other host from it, and take no more than their quota."""
+"""Hosts that misuse a real vault block no other host, and stay within their quota."""
 
 import contextlib
 import itertools
@@ -38,7 +38,7 @@ CROWD = [
     f"c{n}" for n in range(connection_limit.CONNECTIONS // connection_limit.CONNECTIONS_OF_HOST)
 ]
 UPLOAD_S = 5.0
-"""For one chunk over a new connection, on a busy machine; alone it takes 0.03 s."""
+"""Limit for one chunk over a new connection, on a busy machine; alone it takes 0.03 s."""
 PUT = "PUT /v1/{host}/{disk}/chunks HTTP/1.1\r\nhost: v\r\ncontent-length: 1000000\r\n\r\n"
 
 ASKING_S = 8.0
@@ -49,7 +49,7 @@ Ask = Callable[[vault_client.VaultClient, object_names.VaultDisk, list[bytes]], 
 
 @pytest.fixture
 def start(tmp_path: pathlib.Path) -> Iterator[Start]:
-    """Return what starts the vault of h2; it ends with the test."""
+    """Return a function that starts the vault of h2; it ends with the test."""
     with contextlib.ExitStack() as stack:
 
         def begin(**options: object) -> vaults.Vault:
@@ -74,7 +74,7 @@ def chunk(number: int) -> object_names.SealedChunk:
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
-def test_hosts_that_hold_all_connections_keep_no_other_host_out(
+def test_hosts_that_hold_all_connections_block_no_other_host(
     start: Start, h1: vaults.Vault, tmp_path: pathlib.Path, is_busy: bool
 ) -> None:
     """16 hosts hold 16 connections each: idle ones, or ones with a request that never ends."""
@@ -95,7 +95,7 @@ def test_hosts_that_hold_all_connections_keep_no_other_host_out(
 
 
 class Asking:
-    """Asks a vault for names that it has not, or has it look through a disk, without a pause."""
+    """Continuously requests unknown names from a vault, or a scan of a disk."""
 
     def __init__(self, host: vaults.Vault, vault: vaults.Vault, ask: Ask) -> None:
         self.names = 0
@@ -134,7 +134,7 @@ def list_disks(
 
 
 @pytest.mark.parametrize("ask", [vault_client.VaultClient.missing_chunks, keep, list_disks])
-def test_one_host_has_a_vault_look_up_no_more_names_than_its_rate(
+def test_name_lookups_of_a_host_are_rate_limited(
     start: Start, h1: vaults.Vault, tmp_path: pathlib.Path, ask: Ask
 ) -> None:
     h2, rate = start(), lookup_rate.OF_HOST
@@ -153,10 +153,10 @@ def test_one_host_has_a_vault_look_up_no_more_names_than_its_rate(
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_one_host_reads_no_more_from_a_vault_than_its_rate(
+def test_reads_of_a_host_are_rate_limited(
     start: Start, h1: vaults.Vault, tmp_path: pathlib.Path, is_there: bool
 ) -> None:
-    """Also of chunks that are not there, and by many connections."""
+    """Also of missing chunks, and over many connections."""
     cost, rate, took, ended = 6400, lookup_rate.OF_HOST, list[int](), threading.Event()
     h2 = start(constants={"acstor_checkpoint.vault.lookup_rate.OF_REQUEST": cost})
     disk, other = object_names.VaultDisk(h1.name, DISK), vaults.Vault(tmp_path / "h3", "h3")
@@ -195,7 +195,7 @@ def begin_put(tls: ssl.SSLSocket) -> None:
 
 
 def drips(tls: ssl.SSLSocket, within_s: float) -> float:
-    """Put a chunk byte by byte until the vault ends the connection; return how long it took."""
+    """Put a chunk byte by byte until the vault closes the connection; return how long it took."""
     began_s = time.monotonic()
     with contextlib.suppress(OSError):
         while time.monotonic() - began_s < within_s:
@@ -208,9 +208,7 @@ def kept_in(vault: vaults.Vault) -> list[pathlib.Path]:
     return [path for path in vault.folder.glob("*/**/*") if path.is_file()]
 
 
-def test_host_that_is_revoked_in_the_middle_of_a_put_is_cut_off(
-    start: Start, h1: vaults.Vault
-) -> None:
+def test_host_revoked_during_a_put_is_disconnected(start: Start, h1: vaults.Vault) -> None:
     h2, within_s = start(), authorized_hosts.CHECK_INTERVAL_S + 5.0
     assert within_s < tls_channel.LIMITS.body_s(1_000_000)
     with h1.dial(h2) as tls:
@@ -222,7 +220,7 @@ def test_host_that_is_revoked_in_the_middle_of_a_put_is_cut_off(
     assert "Traceback" not in h2.log()
 
 
-def test_put_that_drips_ends_in_its_time(start: Start, h1: vaults.Vault) -> None:
+def test_trickling_put_times_out(start: Start, h1: vaults.Vault) -> None:
     h2 = start()
     within_s = tls_channel.LIMITS.body_s(1_000_000) + 3.0
     with h1.dial(h2) as tls:
@@ -234,22 +232,22 @@ def test_put_that_drips_ends_in_its_time(start: Start, h1: vaults.Vault) -> None
 
 
 def small_chunks(disk_no: int) -> tuple[object_names.VaultDisk, list[object_names.SealedChunk]]:
-    """Return the smallest chunks that there are, one for each folder of a disk."""
+    """Return the smallest possible chunks, one for each folder of a disk."""
     disk = object_names.VaultDisk(ids.HostId("h1"), ids.parse_image_id(str(uuid.UUID(int=disk_no))))
     length = checkpoint_encryption.SEAL_BYTES + 1
     return disk, [object_names.SealedChunk(bytes([n]) * 32, bytes(length)) for n in range(256)]
 
 
 def taken(folder: pathlib.Path) -> tuple[int, int]:
-    """Return how many inodes and bytes a folder and all below take of the disk."""
+    """Return how many inodes and bytes a folder tree uses on the disk."""
     found = [folder.lstat(), *(path.lstat() for path in folder.rglob("*"))]
     return len(found), sum(status.st_blocks * 512 for status in found)
 
 
-def test_one_host_takes_no_more_inodes_and_bytes_than_its_quota(
+def test_inodes_and_bytes_of_a_host_stay_within_its_quota(
     start: Start, h1: vaults.Vault, tmp_path: pathlib.Path
 ) -> None:
-    """It fills folders, drops what is in them, and goes on with the next disk."""
+    """It fills folders, drops their content, and continues with the next disk."""
     size_bytes = 26 << 20
     inodes = size_bytes // quota.INODE_BYTES
     h2 = start(vault_limit_bytes=2 * size_bytes, vault_quota_per_host_bytes=size_bytes)
@@ -267,7 +265,7 @@ def test_one_host_takes_no_more_inodes_and_bytes_than_its_quota(
     assert inodes * 0.5 < mine[0] <= inodes * 1.01
     assert mine[1] <= size_bytes * 1.01
     h2.kill()
-    h2.start()  # counts what is there
+    h2.start()  # counts its objects anew
     with h1.client(h2) as client, contextlib.suppress(errors.VaultFull):
         client.put(*small_chunks(99))
     assert taken(h2.folder / "h1")[0] <= inodes * 1.01
@@ -285,7 +283,7 @@ RECORDS_S = 6.0
 
 
 def fill_one_folder(vault: vaults.Vault) -> None:
-    """Let all chunks of a disk of h1 have names that begin alike, as their owner can choose."""
+    """Give all chunks of a disk of h1 names with the same beginning, as an owner can."""
     part = vault.folder / "h1" / DISK / "00"
     part.mkdir(mode=0o700, parents=True)
     vault.folder.chmod(0o700)
@@ -304,10 +302,10 @@ def most_memory_bytes(vault: vaults.Vault) -> int:
     return 1024 * int(line.split()[1])
 
 
-def test_host_whose_chunks_are_in_one_folder_takes_no_memory_for_their_names(
+def test_listing_a_folder_with_all_chunks_of_a_host_takes_bounded_memory(
     start: Start, h1: vaults.Vault, tmp_path: pathlib.Path
 ) -> None:
-    """Connections that may drop nothing have it listed again and again."""
+    """Connections that may drop nothing have it listed repeatedly."""
     (tmp_path / "h2").mkdir(exist_ok=True)
     fill_one_folder(vaults.Vault(tmp_path / "h2", "h2"))
     h2 = start()
@@ -346,10 +344,10 @@ def processor_s(vault: vaults.Vault) -> float:
 
 
 @pytest.mark.parametrize("is_body", [True, False])
-def test_host_that_sends_each_byte_in_a_record_takes_bounded_processor_time(
+def test_host_that_sends_one_byte_records_takes_bounded_processor_time(
     start: Start, h1: vaults.Vault, tmp_path: pathlib.Path, is_body: bool
 ) -> None:
-    """A record costs as much as a large one; another host is served meanwhile."""
+    """A small record costs as much as a large one; another host is served meanwhile."""
     h2, ended = start(), threading.Event()
     head = PUT.format(host="h1", disk=DISK)
     head = head if is_body else head.replace("host: v", f"host: {'v' * 12000}")

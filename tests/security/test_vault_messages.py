@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each message of the vaults' protocol, damaged: documented errors, and nothing is left behind."""
+"""Each message of the vaults' protocol, damaged: documented errors, and no resources left."""
 
 import contextlib
 import os
@@ -70,13 +70,13 @@ def say(tls: ssl.SSLSocket, data: bytes) -> None:
 
 
 def held(vault: vaults.Vault) -> tuple[int, int]:
-    """Return how many threads and descriptors a vault's process has."""
+    """Return the numbers of threads and descriptors of a vault's process."""
     assert vault.process is not None
     folder = pathlib.Path("/proc", str(vault.process.pid))
     return len(os.listdir(folder / "task")), len(os.listdir(folder / "fd"))
 
 
-def test_damaged_requests_leave_nothing_behind(tmp_path: pathlib.Path) -> None:
+def test_damaged_requests_leave_no_threads_and_descriptors(tmp_path: pathlib.Path) -> None:
     h1, h2, h3 = (vaults.Vault(tmp_path / name, name) for name in ("h1", "h2", "h3"))
     with contextlib.ExitStack() as stack:
         stack.callback(h2.close)
@@ -120,7 +120,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("what", ANSWERS)
-def test_damaged_answers_are_documented_errors(tmp_path: pathlib.Path, what: str) -> None:
+def test_damaged_responses_raise_documented_errors(tmp_path: pathlib.Path, what: str) -> None:
     ask, sound = ANSWERS[what]
     others = [data for other, (_, data) in ANSWERS.items() if other != what]
     own, holder = (vaults.credentials_of(tmp_path / name, name) for name in ("h1", "h2"))

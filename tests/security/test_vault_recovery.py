@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One holder in wrong hands neither keeps back nor slows down what an honest one gives."""
+"""A compromised vault neither blocks nor slows a recovery from an honest one."""
 
 import os
 import pathlib
@@ -31,11 +31,11 @@ DEADLINE_S = 60.0
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n"
 
 Given = dict[str, bytes]
-"""What a holder has, by path."""
+"""Content of a vault, by path."""
 
 
 class Hostile:
-    """What a holder in wrong hands does; it has all that an honest one has."""
+    """Behaviours of a compromised vault, which has the content of an honest one."""
 
     def __init__(self, given: Given) -> None:
         self.given, self.answered = given, 0
@@ -44,7 +44,7 @@ class Hostile:
         return self.given[head.split(b" ")[1].decode()]
 
     def drips(self, tls: ssl.SSLSocket, head: bytes) -> None:
-        """Send a byte every 4 s, before the silence of 5 s is over."""
+        """Send a byte every 4 s, before the silence limit of 5 s."""
         data = self.data(head)
         tls.sendall(HEAD % len(data))
         for at in range(len(data)):
@@ -55,7 +55,7 @@ class Hostile:
         tls.recv(1)
 
     def is_slow(self, tls: ssl.SSLSocket, head: bytes) -> None:
-        """Answer just before another holder is asked."""
+        """Respond just before another vault gets the request."""
         time.sleep(0.8 * checkpoint_client.HEDGE_S)
         self.gives(tls, head)
 
@@ -88,7 +88,7 @@ ATTACKS: list[Callable[[Hostile, ssl.SSLSocket, bytes], None]] = [
 
 
 class World:
-    """A checkpoint that a real vault keeps, and who reads it."""
+    """A checkpoint in a real vault, and its reader."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.kept = kept_checkpoints.Kept(IMAGE, CUT, CHUNKS)
@@ -106,7 +106,7 @@ class World:
         return kept_checkpoints.Link(self.kept).things
 
     def read(self, *others: tuple[str, int]) -> tuple[float, float]:
-        """Read all chunks as they are brought; return how long the manifest and the rest took."""
+        """Read all chunks in order; return how long the manifest and the rest took."""
         told = [(f"h{3 + n}", f"{ip}:{port}") for n, (ip, port) in enumerate(others)]
         told.append(("h2", f"127.0.0.1:{self.honest.port}"))
         recovery = self.kept.recovery(holders=told)
@@ -145,7 +145,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-def test_recovery_begins_and_is_read_beside_a_holder_in_wrong_hands(
+def test_recovery_proceeds_beside_a_compromised_vault(
     world: World, attack: Callable[[Hostile, ssl.SSLSocket, bytes], None]
 ) -> None:
     doing = Hostile(world.given())

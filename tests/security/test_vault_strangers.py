@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections without a certificate keep no host from a real vault, however many they are."""
+"""Connections without a certificate never block a host from a real vault, whatever their number."""
 
 import contextlib
 import pathlib
@@ -23,7 +23,7 @@ DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 UPLOADS = 20
 FLOOD_S = 4.0
 UPLOAD_S = 3.0
-"""For 256 KiB over a new connection, on a busy machine; alone it takes 0.03 s."""
+"""Limit for 256 KiB over a new connection, on a busy machine; alone it takes 0.03 s."""
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def pair(tmp_path: pathlib.Path) -> Iterator[tuple[vaults.Vault, vaults.Vault]]:
 
 
 def sealed(number: int) -> list[object_names.SealedChunk]:
-    """Return four chunks that no other number has."""
+    """Return four chunks that are unique to this number."""
     made = []
     for part in range(4):
         plain = random.Random(4 * number + part).randbytes(65536)
@@ -47,14 +47,14 @@ def sealed(number: int) -> list[object_names.SealedChunk]:
 
 
 def upload(h1: vaults.Vault, h2: vaults.Vault, number: int) -> float:
-    """Put chunks over a connection of their own; return how long it took."""
+    """Put chunks over a new connection; return how long it took."""
     began_s = time.monotonic()
     with h1.client(h2) as client:
         client.put(object_names.VaultDisk(h1.name, DISK), sealed(number))
     return time.monotonic() - began_s
 
 
-def test_hosts_come_in_and_go_on_beside_a_flood_of_silent_strangers(
+def test_hosts_connect_and_upload_beside_a_flood_of_silent_connections(
     pair: tuple[vaults.Vault, vaults.Vault],
 ) -> None:
     h1, h2 = pair
@@ -81,10 +81,10 @@ def test_hosts_come_in_and_go_on_beside_a_flood_of_silent_strangers(
         lambda n: "127.0.0.1",
     ],
 )
-def test_strangers_that_hold_all_places_are_displaced(
+def test_unauthenticated_connections_that_hold_all_slots_are_displaced(
     pair: tuple[vaults.Vault, vaults.Vault], address_of: Callable[[int], str]
 ) -> None:
-    """Also those at the address of the host, as a local user of its machine or a NAT has them."""
+    """Also at the host's own address, as of a local user of its machine or behind a NAT."""
     h1, h2 = pair
     count = len(vaults.HOSTS) * connection_limit.UNAUTHENTICATED_OF_HOST + 8
     assert count < len(vaults.HOSTS) * handshake_limiter.OF_HOST.burst

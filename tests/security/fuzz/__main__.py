@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fuzz the parsers of bytes from outside for as long as you like.
+"""Fuzz the parsers of untrusted bytes for as long as you like.
 
-Without a target each one gets its share of the time.  What is found is written to a file, and
-how to run it again is said; "--keep" of a mended finding makes it a regression test.
+Without a target the time is divided among all of them.  Each finding is written to a file, and the
+command to repeat it is printed; "--keep" of a fixed finding makes it a regression test.
+
 """
 
 import argparse
@@ -19,12 +20,12 @@ from tests.security.fuzz.target import Target
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FINDINGS = ROOT / ".cache" / "fuzz"
 KEPT_BYTES, GROWN = 2048, 12
-"""The corpus has to stay small: so long and so many; the rest is kept by hand."""
+"""Limits of inputs added to the corpus: length and number; larger ones are kept by hand."""
 COMMAND = "python -m tests.security.fuzz"
 
 
 def main() -> int:
-    """Return the exit status: 1 if something was found."""
+    """Return the exit status: 1 if there is a finding."""
     options = _arguments()
     names = options.target or sorted(targets.BY_NAME)
     if options.input:
@@ -73,7 +74,7 @@ def _keep(target: Target, data: bytes) -> None:
 
 
 def _fuzz(name: str, seconds: int, seed: int, grows: bool) -> bool:
-    """Run libFuzzer on one target; say whether it stood."""
+    """Run libFuzzer on one target; return whether it passed."""
     target = targets.BY_NAME[name]
     FINDINGS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +116,7 @@ def _say(name: str, done: "subprocess.CompletedProcess[str]") -> bool:
 
 
 def _grow(target: Target, reached: pathlib.Path) -> None:
-    """Keep the smallest inputs that reached what none before had reached."""
+    """Keep the smallest inputs that reached new code."""
     found = sorted((path.read_bytes() for path in reached.iterdir()), key=len)
     for data in found[:GROWN]:
         if len(data) <= KEPT_BYTES:

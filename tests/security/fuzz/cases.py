@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many cases of each kind are tried, from which seed, and the count of those taken."""
+"""Number of cases of each kind, their seed, and the count of accepted ones."""
 
 import os
 import time
@@ -10,10 +10,10 @@ SEED = int(os.environ.get("ACSTOR_FUZZ_SEED", "1"))
 
 
 def check_some_taken(what: str, is_taken: Callable[[], bool], case_s: float) -> None:
-    """Try all cases; check that some are taken and some refused, soon.
+    """Try all cases; check that some are accepted and some refused, in time.
 
-    :param is_taken: tries the next case; what it raises is a fault
-    :param case_s: how long a case may take, on average
+    :param is_taken: tries the next case; its exceptions are findings
+    :param case_s: time limit of a case, on average
     """
     found, began_s = 0, time.monotonic()
     for number in range(CASES):

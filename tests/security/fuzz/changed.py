@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets of changed disks: the stream of changes, an overlay, and a base that is composed."""
+"""Targets of disk deltas: the delta stream, an overlay, and a base to flatten."""
 
 import blake3
 
@@ -41,7 +41,7 @@ def _received(data: bytes) -> tuple[disk_delta.Head, disk_delta.ExtentTable]:
 
 
 def _check_stream(taken: tuple[disk_delta.Head, disk_delta.ExtentTable], data: bytes) -> None:
-    """See that no two changes are of one byte, and that it is written as it was read."""
+    """Check that no two changes overlap, and that it is written as it was read."""
     head, table = taken
     assert head.stream_bytes == len(data)
     assert [*disk_delta.overlay(table, [])] == [*table]
@@ -66,7 +66,7 @@ CHANGES = Target(
 
 
 def _changes_of(data: bytes) -> disk_delta.ExtentTable:
-    """Return what an overlay has, which always fits into a table, and read all of it."""
+    """Return an overlay's extents, which always fit into a table, and read all of it."""
     source = qcow2_files.Bytes(data)
     overlay = qcow2.Qcow2(source, stored.QCOW2_LIMIT, may_have_backing=True)
     table = disk_delta.ExtentTable.from_runs(overlay.iter_changes(), overlay.virtual_size)
@@ -104,7 +104,7 @@ COMPOSED_LIMIT = 8 << 20
 
 
 def _composed(data: bytes) -> bytes | None:
-    """Compose a file on a base, as far as it is not long."""
+    """Flatten a file onto a base, unless it is long."""
     base = qcow2.Qcow2(qcow2_files.Bytes(data), COMPOSED_LIMIT)
     file = bytearray()
     for part in changed_disks.compose(_stream(FOUND), base, "qcow2"):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Target of compressed clusters: an image's owner writes the stream, guests and Glance decode it.
 
-An input is a codec, the length that a layout states, and a stream.
+An input is a codec, the length stated by a layout, and a stream.
+
 """
 
 import random
@@ -22,9 +23,9 @@ CODECS = (layout.Codec.STORED, layout.Codec.DEFLATE, layout.Codec.ZSTD)
 
 
 class Decoded(NamedTuple):
-    """What came out; None: it was refused.
+    """The output; None: refused.
 
-    :param steps: bytes that each step made
+    :param steps: bytes of each step's output
     """
 
     length: int
@@ -57,7 +58,7 @@ def _decoded(data: bytes) -> Decoded:
 
 
 def _check(taken: Decoded, _data: bytes) -> None:
-    """See that both ways give the same, and that no step makes much."""
+    """Check that both decoders give the same bytes, and that no step's output is large."""
     assert taken.at_once == taken.stepped
     assert taken.at_once is not None and len(taken.at_once) == taken.length
     assert max(taken.steps, default=0) <= max(taken.length, geometry.MIB) + codecs.ZSTD_BLOCK_BYTES
@@ -66,7 +67,7 @@ def _check(taken: Decoded, _data: bytes) -> None:
 def _seeds() -> list[bytes]:
     rng = random.Random(1)
     text = b"".join(b"line %d of text that compresses\n" % number for number in range(200))
-    long = text + bytes(300 * geometry.KIB)  # so long that it is made in steps
+    long = text + bytes(300 * geometry.KIB)  # long enough for several steps
     noise = rng.randbytes(codecs.STEP_STORED_BYTES + 1000)
     sizeless = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     checked = zstandard.ZstdCompressor(write_checksum=True)
@@ -79,7 +80,7 @@ def _seeds() -> list[bytes]:
     ]
     seeds = []
     for codec, stream, data in streams:
-        slack = rng.randbytes(100)  # of the last sector, which the next cluster may begin in
+        slack = rng.randbytes(100)  # of the last sector, where the next cluster may start
         for length in (len(data), len(data) - 1000, len(data) // 2):
             seeds.append(_HEAD.pack(CODECS.index(codec), length) + stream + slack)
     return seeds

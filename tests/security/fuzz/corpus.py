@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept: inputs that writers make, and files of what reached or broke something once.
+"""The corpus: inputs made by writers, and files that once reached new code or a fault.
 
-The rule: a file's name is the beginning of its BLAKE3, so that the same input is kept once.
+A file's name is the beginning of its BLAKE3, so that equal inputs are stored once.
+
 """
 
 import pathlib
@@ -17,20 +18,20 @@ FOLDER = pathlib.Path(__file__).parent / "corpus"
 
 
 def name_of(data: bytes) -> str:
-    """Return what a file with this input is called."""
+    """Return the file name of this input."""
     return blake3.blake3(data).hexdigest()[:12]
 
 
 def inputs(target: Target) -> list[bytes]:
-    """Return what is kept for a target: seeds first, then its files in the order of their names."""
+    """Return the corpus of a target: seeds first, then its files in the order of their names."""
     files = sorted((FOLDER / target.name).glob("*"))
     return [*target.seeds(), *(path.read_bytes() for path in files)]
 
 
 def damaged(target: Target, seed: int) -> Iterator[bytes]:
-    """Yield inputs without end, the same ones for one seed: each is a kept one, damaged.
+    """Yield endless damaged corpus inputs, the same ones for one seed.
 
-    In two of three the checksums are right.
+    Two of three have right checksums.
     """
     rng = random.Random(seed)
     kept = inputs(target)

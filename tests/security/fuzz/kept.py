@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets of checkpoints: a manifest as it is opened, what a vault gave, and what it is asked."""
+"""Targets of checkpoints: a manifest, a vault's objects, and requests to a vault."""
 
 import pathlib
 import tempfile

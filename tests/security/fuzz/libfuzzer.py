@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One target under libFuzzer, which follows the code that inputs reach (the library atheris).
 
-A process of its own for each run: libFuzzer ends its process.  The first argument is the target's
-name, the others are libFuzzer's.  The rule: our own code is instrumented before it is imported.
+Each run needs its own process, which libFuzzer ends.  The first argument is the target's name, the
+others are libFuzzer's.  Our own code is instrumented before it is imported.
+
 """
 
 import random
@@ -18,7 +19,7 @@ with atheris.instrument_imports(include=OURS):
     from tests.security.fuzz import targets
 
 MEASURED = 512
-"""One input of so many is measured for memory too: that makes it many times slower."""
+"""One input of so many is also measured for memory, which makes it many times slower."""
 
 
 def main() -> None:
@@ -41,7 +42,7 @@ def main() -> None:
             target.mend(damaged)
         return bytes(damaged[:max_size])
 
-    # libFuzzer asks for splices with the mutator above as well; its own would break every checksum.
+    # libFuzzer uses the mutator above for splices as well; its own would break every checksum.
     atheris.Setup([sys.argv[0], *sys.argv[2:]], try_one, custom_mutator=mutate)
     atheris.Fuzz()
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage that knows what formats are made of: numbers, lengths, pieces, JSON values.
+"""Format-aware damage: of numbers, lengths, pieces, and JSON values.
 
-The rule: the same seed makes the same damage, so a finding is told by a number.
+The same seed makes the same damage, so that a number identifies a finding.
+
 """
 
 import json
@@ -31,7 +32,7 @@ def _overwrite(data: bytearray, rng: random.Random) -> None:
 
 
 def _number(data: bytearray, rng: random.Random) -> None:
-    """Put the edge of a range, or a neighbour of what is there, where a number may be."""
+    """Write a boundary value, or a neighbour of the present value, where a number may be."""
     width = rng.choice((1, 2, 4, 8))
     at = rng.randrange(max(1, len(data) - width + 1))
     if rng.random() < 0.7:
@@ -66,7 +67,7 @@ PLAIN: tuple[Mutation, ...] = (_flip, _overwrite, _number, _truncate, _cut_out, 
 
 
 def change_json(thing: Any, rng: random.Random) -> Any:
-    """Return ``thing`` with one of its values, names or lengths changed, somewhere in it."""
+    """Return ``thing`` with one of its values, names or lengths changed."""
     if isinstance(thing, dict) and thing and rng.random() < 0.9:
         name = rng.choice(list(thing))
         changed = dict(thing)
@@ -91,7 +92,7 @@ def change_json(thing: Any, rng: random.Random) -> Any:
 
 
 def _json(data: bytes, rng: random.Random) -> bytes | None:
-    """Return JSON whose values were changed; None if ``data`` is none."""
+    """Return JSON with changed values; None if ``data`` is not JSON."""
     try:
         thing = json.loads(data)
     except (ValueError, RecursionError):
@@ -102,7 +103,7 @@ def _json(data: bytes, rng: random.Random) -> bytes | None:
 
 
 def _text(text: str, rng: random.Random) -> str:
-    """Return a string of JSON damaged: as JSON, where it is some itself, else its letters."""
+    """Damage a string of JSON: as JSON if it contains JSON, else its letters."""
     changed = _json(text.encode(errors="replace"), rng) if text[:1] in ("{", "[") else None
     damaged = bytearray(changed or text.encode(errors="replace"))
     if changed is None:

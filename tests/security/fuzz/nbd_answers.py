@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Target: all that a QEMU says over NBD while a checkpoint is read, over a real socket.
+"""Target: all messages of a QEMU over NBD while a checkpoint is read, over a real socket.
 
-The disk ends in a short chunk, and is so large that its status takes three requests.
+The disk ends in a short chunk, and its status needs three requests.
+
 """
 
 import functools
@@ -36,7 +37,7 @@ def _qemu() -> fake.Repeater:
 
 
 def _capture(data: bytes) -> Taken:
-    """Take what was written since an empty checkpoint from a server that says ``data``."""
+    """Capture the writes since an empty checkpoint from a server that sends ``data``."""
     before = checkpoint_manifest.build(SUBJECT, ())
     manifest = checkpoint_manifest.Manifest.parse(before, "before")
     _qemu().said = data
@@ -54,7 +55,7 @@ def _capture(data: bytes) -> Taken:
 
 
 def _check(taken: Taken, _data: bytes) -> None:
-    """See that a manifest can be made of it, and that the holder has each chunk that is named."""
+    """Check that it gives a manifest, and that the vault holds each chunk named in it."""
     entries, holder, taking = taken
     manifest = checkpoint_manifest.build(SUBJECT, entries)
     names = checkpoint_manifest.Manifest.parse(manifest, "it").iter_names()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets that come over sockets and the bus: frames, control lines, tables, samples, HTTP."""
+"""Targets of sockets and the bus: frames, control lines, tables, samples, HTTP."""
 
 import contextlib
 import json
@@ -49,7 +49,7 @@ def _parse_frames(data: bytes) -> list[Any]:
 
 
 def _check_frames(taken: list[Any], data: bytes) -> None:
-    assert _received(data, random.Random(len(data))) == taken  # however the network cuts it
+    assert _received(data, random.Random(len(data))) == taken  # under every split by the network
     written = b"".join(bytes(part) for message in taken for part in peer_wire.encode(message))
     assert _parse_frames(written) == taken
 
@@ -123,17 +123,17 @@ RING = Target(
     _ring_seeds,
     _check_ring,
     max_bytes=1500,
-    time_limit_s=10.0,  # a table may make MAX_POINTS points of few bytes
+    time_limit_s=10.0,  # a table may encode MAX_POINTS points in few bytes
     floor_bytes=600 << 20,
 )
 
 
 class NotJson(Exception):
-    """The bus itself refuses what is no JSON."""
+    """The bus itself refuses anything but JSON."""
 
 
 def on_the_bus(data: bytes) -> Any:
-    """Return what oslo.messaging would hand over: it reads JSON with Python's own reader."""
+    """Return the output of oslo.messaging: it reads JSON with Python's own reader."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as e:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets that came over the bus signed: who could sign may still have written anything.
+"""Targets of signed bus messages: a valid signature does not make the content valid.
 
-What is damaged is signed anew by the host, or by the decision service, whose it is.
+After the damage the host or the decision service that owns a message signs it again.
+
 """
 
 import base64
@@ -29,7 +30,7 @@ REFUSALS = (said.NotJson, errors.RemoteProtocolError, errors.NotAuthenticated)
 
 
 def _mend(purpose: str, key: bytes, signed: str = "payload") -> Callable[[bytearray], None]:
-    """Return what signs the field ``signed`` of a message, if there is one."""
+    """Return a function that signs the field ``signed`` of a message, if present."""
 
     def mend(data: bytearray) -> None:
         try:
@@ -118,7 +119,7 @@ _ASKED = image_grants.GrantRequest("h1", IMAGE, GRANT_S)
 
 
 def _use_grant(data: bytes) -> image_grants.ImageGrant:
-    """Send the gateway a grant with a proof by the host, if there is something to prove."""
+    """Send the gateway a grant with the host's proof, if there is something to prove."""
     headers = {image_grants.GRANT_HEADER: base64.urlsafe_b64encode(data).decode()}
     target = image_grants.target_of(f"/v1/images/{IMAGE}/file", "bytes=0-9")
     with contextlib.suppress(msgspec.DecodeError, ValueError, RecursionError):

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets that lie on disks and in Glance: chunk map, boot image, disk header, slab file,
-qcow2 file."""
+"""Targets of disks and Glance: chunk map, boot image, disk header, slab file, qcow2 file."""
 
 import random
 import struct
@@ -34,7 +33,7 @@ DIGEST_BYTES = 32
 
 
 def _mend_digests(data: bytearray, header_bytes: int, stop: int) -> None:
-    """Make the checksum of the header right, and that of all before ``stop``."""
+    """Correct the checksum of the header, and the one of all bytes before ``stop``."""
     for end in (header_bytes, stop):
         body = end - DIGEST_BYTES
         if 0 < body and end <= len(data):
@@ -72,7 +71,7 @@ def _check_map(taken: chunk_map.ChunkMap, data: bytes) -> None:
     cids = {taken.cid_of(number) for number in range(len(taken))}
     assert all(cid in data for cid in cids)
     assert all(0 <= taken.first_chunk(n) < len(taken) for n in range(taken.tables.contents))
-    body = header + data[len(header) : -chunk_map.TRAILER_BYTES]  # what is reserved is not kept
+    body = header + data[len(header) : -chunk_map.TRAILER_BYTES]  # reserved bytes are not kept
     again = chunk_map.ChunkMap.parse(body + blake3.blake3(body).digest(), "again")
     assert again.subject == taken.subject
     for number in range(len(taken)):
@@ -223,7 +222,7 @@ SLAB = Target(
 
 
 QCOW2_LIMIT = 64 << 20
-"""Of disks that are read whole here."""
+"""Limit of disks that are read completely here."""
 
 
 def _read_qcow2(data: bytes) -> tuple[qcow2.Qcow2, list[layout.Extent], bytes]:
@@ -241,7 +240,7 @@ def _read_qcow2(data: bytes) -> tuple[qcow2.Qcow2, list[layout.Extent], bytes]:
 
 
 def _check_qcow2(taken: tuple[qcow2.Qcow2, list[layout.Extent], bytes], data: bytes) -> None:
-    """See that a chunk map takes the extents: in order, in the disk, and in the file."""
+    """Check that a chunk map accepts the extents: in order, inside the disk and the file."""
     disk, extents, _ = taken
     cut = geometry.Geometry(disk.virtual_size, geometry.DEFAULT_CHUNK_BYTES)
     stored = layout.Stored(layout.DiskFormat.QCOW2, len(data), len(extents))

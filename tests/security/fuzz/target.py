@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is fuzzed: one parser of bytes from outside, and what must be true of it.
+"""A fuzz target: one parser of untrusted bytes, and its invariants.
 
-The rule: bytes in, and only the documented refusals out, in bounded time and memory.
-What was taken means the same after it was written and read again, where the project
-writes it too.
+A parser takes bytes and raises only its documented refusals, in bounded time and memory.  If the
+project also writes the format, accepted input means the same after a write and another read.
+
 """
 
 import dataclasses
@@ -17,25 +17,24 @@ MEMORY_FACTOR = 200
 
 
 def nothing_to_mend(data: bytearray) -> None:
-    """Leave ``data``: its format has no checksums."""
+    """Leave ``data`` unchanged: its format has no checksums."""
 
 
 def nothing_to_check(taken: Any, data: bytes) -> None:
-    """Be content: the project never writes this."""
+    """Check nothing: the project never writes this format."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
     """One parser.
 
-    :param parse: takes bytes; raises only what ``refusals`` names
-    :param seeds: inputs that are taken, made by the project's own writers or by hand
-    :param check: given what was taken, and the input; its AssertionError is a finding
-    :param mend: makes the checksums of a damaged input right again, so that what lies behind them
-        is reached
-    :param max_bytes: longest input that is tried
+    :param parse: takes bytes; raises only ``refusals``
+    :param seeds: accepted inputs, made by the project's own writers or by hand
+    :param check: gets the result and the input; its AssertionError is a finding
+    :param mend: corrects the checksums of a damaged input, so that later code is reached
+    :param max_bytes: longest input
     :param time_limit_s: for one input; most take less than a thousandth of it
-    :param floor_bytes: what the shortest input may make it hold
+    :param floor_bytes: memory that the shortest input may take
     """
 
     name: str
@@ -49,7 +48,7 @@ class Target:
     floor_bytes: int = 24 << 20
 
     def try_one(self, data: bytes) -> bool:
-        """Say whether the parser took ``data``; anything but that or a refusal is raised."""
+        """Return whether the parser accepted ``data``; raise anything but a refusal."""
         began_s = time.monotonic()
         try:
             taken = self.parse(data)
@@ -63,7 +62,7 @@ class Target:
         return is_taken
 
     def try_measured(self, data: bytes) -> bool:
-        """Do as :meth:`try_one`, and see how much memory it takes."""
+        """Do as :meth:`try_one`, and check its memory use."""
         limit_bytes = self.floor_bytes + MEMORY_FACTOR * len(data)
         tracemalloc.start()
         try:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that enrols takes what Keystone and the decision service answer, or refuses it by name.
+"""An enrolling host accepts responses of Keystone and the decision service, or names its refusal.
 
-The host's identity is the checkpoint daemon's as well.  ``ACSTOR_FUZZ_CASES`` is another number of
-answers of each service than 100, and ``ACSTOR_FUZZ_SEED`` another seed than 1.
+The checkpoint daemon has the same identity.  ``ACSTOR_FUZZ_CASES`` sets the number of responses of
+each service (100), and ``ACSTOR_FUZZ_SEED`` the seed (1).
+
 """
 
 import contextlib
@@ -73,18 +74,18 @@ NOVA: dict[str, tuple[dict[str, Any], Callable[[nova_client.NovaClient], object]
         lambda nova: nova.list_aggregates(),
     ),
 }
-"""What Nova answers the decision service, and what asks for it."""
+"""Responses of Nova to the decision service, and the calls that request them."""
 
 Answer = tuple[int, dict[str, str], bytes]
 """Status, headers and body."""
 Change = Callable[[Answer, Any], Answer | None]
-"""Makes of an answer another one, or sends what it likes over the connection."""
+"""Changes a response, or sends bytes of its own over the connection."""
 
 
 class Services(http.server.ThreadingHTTPServer):
-    """Keystone and the decision service, whose certificates are good, in threads.
+    """Keystone and the decision service, with valid certificates, in threads.
 
-    ``change`` has what is made of the answers to a method and a path, by the beginning of both.
+    ``change`` maps the beginning of a method and path to the change of its responses.
     """
 
     daemon_threads = True
@@ -96,7 +97,7 @@ class Services(http.server.ThreadingHTTPServer):
         self.ended = threading.Event()
 
     def handle_error(self, *_: Any) -> None:
-        """Say nothing: a client that refuses an answer ends the connection."""
+        """Log nothing: a client that refuses a response closes the connection."""
 
     def answer(self, asked: str, body: bytes) -> Answer:
         if (nova := next((at for at in NOVA if asked.startswith(at)), None)) is not None:
@@ -147,7 +148,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         status, headers, data = found
         head = {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}
-        head["Connection"] = "close"  # what is damaged says nothing of what comes next
+        head["Connection"] = "close"  # a damaged message does not frame the next one
         lines = [f"HTTP/1.1 {status} Said", *(f"{name}: {said}" for name, said in head.items())]
         text = "\r\n".join([*lines, "", ""]).encode("latin-1", "replace")
         self.wfile.write(text + data)
@@ -166,7 +167,7 @@ def services() -> Iterator[Services]:
 
 
 def host_of(services: Services, folder: pathlib.Path) -> enrolment.HostEnrolment:
-    """Return what enrols a host, as the configuration says."""
+    """Return an enrolment client, configured as usual."""
     conf = cfg.ConfigOpts()
     agent_conf.register_opts(conf)
     (folder / "conf").write_text(
@@ -182,7 +183,7 @@ def host_of(services: Services, folder: pathlib.Path) -> enrolment.HostEnrolment
 
 
 def is_enrolled(host: enrolment.HostEnrolment) -> bool:
-    """Return whether a host has a new certificate; what refuses it has the product's name."""
+    """Return whether a host has a new certificate; refusals are the product's exceptions."""
     try:
         host._enrol(threading.Event())
     except REFUSED:
@@ -191,7 +192,7 @@ def is_enrolled(host: enrolment.HostEnrolment) -> bool:
 
 
 def changed(rng: random.Random) -> Change:
-    """Return what damages an answer in one way or more."""
+    """Return a change that damages a response in one way or more."""
 
     def change(answer: Answer, _out: Any) -> Answer:
         status, headers, body = answer
@@ -219,16 +220,16 @@ DECISION, TOKENS, VERSIONS = "POST /v1/hosts", "POST /v3/auth", "GET /v3"
 
 
 @pytest.mark.parametrize("at", [DECISION, TOKENS, VERSIONS])
-def test_answers_are_taken_or_refused_by_name(
+def test_responses_are_accepted_or_refused_with_a_named_error(
     services: Services, tmp_path: pathlib.Path, at: str
 ) -> None:
     services.change[at] = changed(random.Random(SEED))
-    # A host that asks each service anew.
+    # Each host requests from the service anew.
     cases.check_some_taken(at, lambda: is_enrolled(host_of(services, tmp_path)), CASE_S)
 
 
 def huge(answer: Answer, out: Any) -> None:
-    """Send a body of 64 MiB, whose length is not said."""
+    """Send a body of 64 MiB without a length."""
     out.write(f"HTTP/1.1 {answer[0]} Said\r\nX-Subject-Token: t\r\n\r\n".encode())
     with contextlib.suppress(OSError):
         for _ in range(64):
@@ -241,7 +242,7 @@ def deep(answer: Answer, _out: Any) -> Answer:
 
 @pytest.mark.parametrize("at", [DECISION, TOKENS])
 @pytest.mark.parametrize("change", [huge, deep])
-def test_huge_answer_is_refused_in_bounded_memory(
+def test_huge_response_is_refused_in_bounded_memory(
     services: Services, tmp_path: pathlib.Path, at: str, change: Change
 ) -> None:
     host = host_of(services, tmp_path)
@@ -254,10 +255,10 @@ def test_huge_answer_is_refused_in_bounded_memory(
 
 
 @pytest.mark.parametrize("at", [DECISION, TOKENS])
-def test_answer_that_drips_ends_at_the_deadline(
+def test_trickling_response_ends_at_the_deadline(
     services: Services, tmp_path: pathlib.Path, at: str
 ) -> None:
-    """It is never silent for long."""
+    """The server is never silent for long."""
 
     def drip(answer: Answer, out: Any) -> None:
         out.write(f"HTTP/1.1 {answer[0]} Said\r\nContent-Length: 1000\r\n\r\n".encode())
@@ -275,10 +276,10 @@ def test_answer_that_drips_ends_at_the_deadline(
 @pytest.mark.allow_log("Nova does not answer: ")
 @pytest.mark.parametrize("at", NOVA)
 @pytest.mark.parametrize("is_deep", [False, True])
-def test_novas_answers_are_taken_or_refused_by_name(
+def test_nova_responses_are_accepted_or_refused_with_a_named_error(
     services: Services, at: str, is_deep: bool
 ) -> None:
-    """Of servers, their metadata and aggregates: from them come hosts' rights and intervals."""
+    """Responses about servers, metadata and aggregates decide on hosts' rights and intervals."""
     conf = cfg.ConfigOpts()
     nova_client.register_opts(conf)
     conf([], project="acstor", default_config_files=[], default_config_dirs=[])
@@ -298,7 +299,7 @@ def test_novas_answers_are_taken_or_refused_by_name(
     assert found < count and found >= count // 40
 
 
-def test_redirects_without_end_are_refused(services: Services, tmp_path: pathlib.Path) -> None:
+def test_endless_redirects_are_refused(services: Services, tmp_path: pathlib.Path) -> None:
     host = host_of(services, tmp_path)
     again = {"Location": f"{services.url}/v1/hosts/h1"}
     services.change[DECISION] = lambda _answer, _out: (307, again, b"")

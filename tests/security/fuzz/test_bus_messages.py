@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every method that may be called over the bus takes, answers or refuses whatever it is sent.
+"""Every bus method accepts, answers or refuses any payload.
 
-Payloads are changed as anybody may who can publish, and what is signed in them as a host may that
-is enrolled.  ``ACSTOR_FUZZ_CASES`` is another number of payloads for each method than 100, and
-``ACSTOR_FUZZ_SEED`` another seed than 1.
+Payloads are changed as any publisher may, and their signed parts as an enrolled host may.
+``ACSTOR_FUZZ_CASES`` sets the number of payloads for each method (100), and ``ACSTOR_FUZZ_SEED``
+the seed (1).
+
 """
 
 import base64
@@ -64,12 +65,12 @@ KEPT = 2
 CASE_S = 0.25
 HUGE_BYTES, HUGE_S, HUGE_FACTOR = 4 << 20, 20.0, 40
 DEEP = 900
-"""Levels that the broker's JSON reader still takes."""
+"""Levels that the broker's JSON reader still accepts."""
 
 Example = Callable[[float], msgspec.Struct]
-"""Returns a message that was sent at a time."""
+"""Returns a message sent at a time."""
 Sign = Callable[[str], dict[str, Any]]
-"""Returns the signed message whose payload is a text."""
+"""Returns the signed message with a text as its payload."""
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +79,7 @@ def own_log_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def deep(rng: random.Random) -> Any:
-    """Return something nested as deeply as the bus lets it through."""
+    """Return an object nested as deeply as the bus accepts."""
     nested: Any = rng.choice(mutations.ODD_VALUES)
     for _ in range(DEEP):
         nested = rng.choice(([nested], {"host": nested}))
@@ -86,7 +87,7 @@ def deep(rng: random.Random) -> Any:
 
 
 def changed(example: msgspec.Struct, sign: Sign, rng: random.Random) -> Any:
-    """Return a signed message that is changed before or after it was signed, or is none."""
+    """Return a signed message changed before or after its signature, or no message at all."""
     text = msgspec.json.encode(example).decode()
     way = rng.randrange(8)
     if way == 0:
@@ -107,7 +108,7 @@ def changed(example: msgspec.Struct, sign: Sign, rng: random.Random) -> Any:
 
 
 class Bus:
-    """Takes all that is sent to agents."""
+    """Accepts all messages to agents."""
 
     def publish_table(self, table: decision_messages.RingTable) -> bool:
         return True
@@ -120,7 +121,7 @@ class Bus:
 
 
 class Leader:
-    """Leads always."""
+    """Always the leader."""
 
     instance = "one"
 
@@ -132,7 +133,7 @@ class Leader:
 
 
 class Decision:
-    """The decision service on SQLite, behind its endpoint, and hosts that are enrolled."""
+    """The decision service on SQLite, behind its endpoint, and enrolled hosts."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         conf = cfg.ConfigOpts()
@@ -176,7 +177,7 @@ class Decision:
         return getattr(self.endpoint, method)({}, payload)
 
     def signer(self, purpose: str) -> Sign:
-        """Return what signs as host h1."""
+        """Return a function that signs as host h1."""
         key, certificate = self.hosts.identity("h1")
 
         def sign(text: str) -> dict[str, Any]:
@@ -186,7 +187,7 @@ class Decision:
         return sign
 
     def concealed(self, sent_s: float) -> Sign:
-        """Return what signs as host h1 that only the service can read a text."""
+        """Return a function that signs as host h1 a text that only the service can read."""
         public = sealed_box.public_key(self.service.trust_state().signer)
         sign = self.signer(signing.CHECKPOINT)
 
@@ -243,13 +244,13 @@ CALLS: dict[str, tuple[Example, str, type[Any]]] = {
 
 
 def moments() -> Iterator[float]:
-    """Yield moments that the service takes for now; no two are the same."""
+    """Yield distinct times that the service accepts as the present."""
     return (NOW_S + number / 1000 for number in range(CASES))
 
 
 @pytest.mark.allow_log("checkpoints: ")
 @pytest.mark.parametrize("method", CALLS)
-def test_calls_of_hosts_are_answered(decision: Decision, method: str) -> None:
+def test_calls_of_hosts_are_answered_or_refused(decision: Decision, method: str) -> None:
     example, purpose, kind = CALLS[method]
     sign, rng, answered = decision.signer(signing.CHECKPOINT), random.Random(SEED), 0
     for sent_s in moments():
@@ -262,7 +263,7 @@ def test_calls_of_hosts_are_answered(decision: Decision, method: str) -> None:
 
 
 @pytest.mark.allow_log("checkpoints: |checkpoint .* is refused")
-def test_checkpoints_of_other_servers_are_registered_by_none(decision: Decision) -> None:
+def test_host_cannot_register_checkpoints_of_other_servers(decision: Decision) -> None:
     rng, store, registered = random.Random(SEED), decision.store, 0
     for number, sent_s in enumerate(moments(), 1):
         taken, conceal = checkpoint_hosts.taken(number, sent_s=sent_s), decision.concealed(sent_s)
@@ -284,13 +285,13 @@ def test_checkpoints_of_other_servers_are_registered_by_none(decision: Decision)
 @pytest.mark.allow_log("samples in the name of")
 @pytest.mark.allow_log("is refused: ")
 @pytest.mark.allow_log("more messages were ignored")
-def test_samples_are_taken_or_refused(decision: Decision) -> None:
+def test_samples_are_accepted_or_refused(decision: Decision) -> None:
     sign, rng = decision.signer(signing.SAMPLE), random.Random(SEED)
     for number, sent_s in enumerate(moments()):
         payload = changed(sample(sent_s), sign, rng)
         assert decision.call(decision_messages.SAMPLE_COLLECTED, payload) is None
         assert len(decision.service._inbox) <= sample_inbox.WAITING_OF_A_HOST
-        if number % 20 == 0:  # whose failure would be logged
+        if number % 20 == 0:  # its failure would be logged
             decision.service.run_round()
     assert decision.service._accepted > CASES // 100
     assert_nothing_leaked(decision)
@@ -301,14 +302,14 @@ def test_samples_are_taken_or_refused(decision: Decision) -> None:
 
 
 def assert_nothing_leaked(decision: Decision) -> None:
-    """See that no place is taken, and that rows are of hosts that are enrolled."""
+    """Check that no slot is taken, and that rows belong to enrolled hosts."""
     assert not decision.kept._asking
     assert decision.kept._freshness.keys() | decision.kept._noted_s.keys() <= {"h1"}
     assert decision.store.checkpoint_failures(NOW_S).keys() <= {"h1"}
     assert {row.host for row in decision.store.list_hosts()} <= {"h1"}
 
 
-async def test_agent_takes_or_refuses_tables_and_tasks(
+async def test_agent_accepts_or_refuses_tables_and_tasks(
     nursery: trio.Nursery, tmp_path: pathlib.Path
 ) -> None:
     host, rng, keys = linked_host.LinkedHost(tmp_path), random.Random(SEED), linked_host.KEYS
@@ -340,14 +341,14 @@ async def test_agent_takes_or_refuses_tables_and_tasks(
 
 
 def refused(hear: Callable[[Any], Any], payload: Any) -> Any:
-    """Return what a method of the bus makes of a payload; None if it refuses it by name."""
+    """Return a bus method's result for a payload; None if it refuses it by name."""
     try:
         return hear(payload)
     except (errors.AcstorError, ValueError, OSError):  # as message_bus.Endpoint does
         return None
 
 
-def test_daemon_heeds_what_the_service_wants_and_nothing_else(tmp_path: pathlib.Path) -> None:
+def test_daemon_obeys_only_valid_requests_of_the_service(tmp_path: pathlib.Path) -> None:
     rng, keys, asked = random.Random(SEED), linked_host.KEYS, list[str]()
     identity_files.write(tmp_path / "identity", keys.host("h1"))
     host = ids.HostId("h1")
@@ -401,10 +402,10 @@ ANSWERS: dict[str, tuple[msgspec.Struct, str]] = {
 
 
 class Answers:
-    """A decision service on the bus whose key is good, and whose answers may be changed.
+    """A decision service on the bus with a valid key, whose responses a test may change.
 
     :param keys: of the service
-    :ivar change: by method, makes of a signed answer and what signs it the payload that goes out
+    :ivar change: by method, makes the sent payload from a signed response and its signer
     """
 
     def __init__(self, transport: Any, keys: Any) -> None:
@@ -440,13 +441,13 @@ def bus() -> Iterator[Any]:
 
 @pytest.fixture
 def asking(bus: Any, tmp_path: pathlib.Path) -> Iterator[tuple[bus_client.BusClient, Answers]]:
-    """Yield a daemon that asks, and who answers."""
+    """Yield a daemon that sends requests, and the service that responds."""
     keys = linked_host.KEYS
     identity_files.write(tmp_path / "identity", keys.host("h1"))
     host = ids.HostId("h1")
     files = identity_files.IdentityFiles(host, identity_files.files_in(tmp_path / "identity"))
     daemon = bus_client.BusClient(host, files, bus, limits=bus_client.BusLimits(answer_s=10.0))
-    daemon._stopping.set()  # where it is to come again it does not wait
+    daemon._stopping.set()  # it does not wait before a retry
     service = Answers(bus, keys)
     yield daemon, service
     service.served.close()
@@ -456,7 +457,7 @@ Asks = Callable[[bus_client.BusClient], object]
 
 
 def tidying(folder: pathlib.Path, asks: Callable[[bus_client.BusClient], Any]) -> Asks:
-    """Return what asks which manifests stay, and does with them what a daemon does."""
+    """Return a request for the retained manifests, handled as a daemon does."""
     states, instance = disk_states.DiskStates(folder / "states"), checkpoint_hosts.SERVER
     state = disk_states.new_state(checkpoint_hosts.IMAGE, 65536)
 
@@ -481,7 +482,7 @@ def kept(daemon: bus_client.BusClient) -> set[str]:
 
 
 def asks_of(method: str, folder: pathlib.Path) -> Asks:
-    """Return what a daemon does that asks for an answer of a method."""
+    """Return a daemon's action that requests a response of a method."""
     return {
         messages.REGISTER_CHECKPOINT: tidying(folder, register),
         messages.SERVICE_KEY: register,
@@ -492,7 +493,7 @@ def asks_of(method: str, folder: pathlib.Path) -> Asks:
 
 
 def is_taken(asks: Asks, daemon: bus_client.BusClient) -> bool:
-    """Return whether an answer is taken; what refuses it has the product's name."""
+    """Return whether a response is accepted; refusals are the product's exceptions."""
     try:
         asks(daemon)
     except (
@@ -506,20 +507,20 @@ def is_taken(asks: Asks, daemon: bus_client.BusClient) -> bool:
 
 
 @pytest.mark.parametrize("method", ANSWERS)
-def test_answers_of_the_service_are_taken_or_refused(
+def test_responses_of_the_service_are_accepted_or_refused(
     asking: tuple[bus_client.BusClient, Answers], tmp_path: pathlib.Path, method: str
 ) -> None:
-    """The service is in wrong hands, or its answers are changed on their way."""
+    """The service is compromised, or its responses are changed in transit."""
     (daemon, service), rng = asking, random.Random(SEED)
     service.change[method] = lambda answer, sign: changed(answer, sign, rng)
     asks = asks_of(method, tmp_path)
     cases.check_some_taken(method, lambda: is_taken(asks, daemon), CASE_S)
 
 
-def test_huge_answer_is_refused_in_bounded_time_and_memory(
+def test_huge_response_is_refused_in_bounded_time_and_memory(
     asking: tuple[bus_client.BusClient, Answers],
 ) -> None:
-    """The broker bounds a message: here it has 4 MiB of words, of text or of levels."""
+    """The broker limits a message: here to 4 MiB of words, of text or of levels."""
     daemon, service = asking
     for huge in (
         lambda _answer, _sign: ["1"] * (HUGE_BYTES // 4),

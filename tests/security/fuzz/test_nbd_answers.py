@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of a QEMU that are damaged, dropped, repeated and out of order: 2,000 conversations.
+"""Responses of a QEMU damaged, dropped, repeated and reordered: 2,000 conversations.
 
-``ACSTOR_FUZZ_CASES`` is another number of them, and ``ACSTOR_FUZZ_SEED`` another seed than 1.
+``ACSTOR_FUZZ_CASES`` sets their number, and ``ACSTOR_FUZZ_SEED`` the seed (1).
+
 """
 
 import collections
@@ -21,19 +22,19 @@ from tests.security.fuzz import nbd_answers
 CASES = int(os.environ.get("ACSTOR_FUZZ_CASES", "2000"))
 SEED = int(os.environ.get("ACSTOR_FUZZ_SEED", "1"))
 MEASURED = 200
-"""Of so many conversations one is measured for memory, which makes it several times slower."""
+"""One conversation of so many is measured for memory, which makes it several times slower."""
 GROWTH_BYTES = 48 << 20
 GREETING_BYTES = 18
 OPTION_MAGIC = struct.pack(">Q", 0x3E889045565A9)
 HEADER_BYTES, LENGTH_AT = 20, 16
-"""Of answers to options and of those to requests: the last four say how long the body is."""
+"""Header of responses to options and to requests; its last four bytes are the body's length."""
 FIELDS = {True: ((8, 4), (12, 4), (16, 4)), False: ((4, 2), (6, 2), (8, 8), (16, 4))}
-"""Offset and size of what a header says: of an answer to an option, and to a request."""
+"""Offset and size of header fields: of a response to an option, and to a request."""
 LENGTHS = (0, 1, 511, 512, 4096, 65536, 1 << 20, 1 << 30, 1 << 31, (1 << 32) - 512, (1 << 32) - 1)
 
 
 def parts(said: bytes) -> list[bytes]:
-    """Return the greeting and each answer."""
+    """Return the greeting and each response."""
     found, at = [said[:GREETING_BYTES]], GREETING_BYTES
     while at < len(said):
         stop = at + HEADER_BYTES + int.from_bytes(said[at + LENGTH_AT : at + HEADER_BYTES])
@@ -43,7 +44,7 @@ def parts(said: bytes) -> list[bytes]:
 
 
 def damaged(part: bytes, rng: random.Random) -> bytes:
-    """Return an answer with a wrong header, or another body of the length that its header says."""
+    """Return a response with a wrong header, or another body of the stated length."""
     header, body = bytearray(part[:HEADER_BYTES]), part[HEADER_BYTES:]
     if len(header) < HEADER_BYTES or rng.randrange(4) == 0:
         return bytes(mutations.mutate(part, (), rng))
@@ -60,7 +61,7 @@ def damaged(part: bytes, rng: random.Random) -> bytes:
 
 
 def extents(rng: random.Random) -> bytes:
-    """Return the body of a status: a few extents or many, of every kind."""
+    """Return the body of a status: few extents or many, of every kind."""
     pool = [
         struct.pack(">II", rng.choice(LENGTHS), rng.choice((0, 1, 2, 3, 1 << 31)))
         for _ in range(rng.randrange(1, 6))
@@ -74,7 +75,7 @@ def changed(conversations: list[list[bytes]], rng: random.Random) -> bytes:
     """Return one of the conversations, damaged in one to five places."""
     said = list(rng.choice(conversations))
     for _ in range(rng.choice((1, 1, 2, 3, 5))):
-        at = max(rng.randrange(len(said)), rng.randrange(len(said)))  # refused late, not early
+        at = max(rng.randrange(len(said)), rng.randrange(len(said)))  # prefer late refusals
         match rng.randrange(8):
             case 0:
                 said[at : at + 1] = []
@@ -102,7 +103,7 @@ def resident_bytes() -> int:
 
 
 def held(known: Collection[threading.Thread]) -> tuple[int, int]:
-    """Count descriptors, and threads that are not known, once ended connections are gone."""
+    """Count descriptors and unknown threads, once closed connections are gone."""
     gc.collect()
     found: list[tuple[int, int]] = []
     for _ in range(LOOKS):
@@ -114,7 +115,7 @@ def held(known: Collection[threading.Thread]) -> tuple[int, int]:
     return found[-1]
 
 
-def test_whatever_a_qemu_says_ends_its_own_checkpoint_at_most() -> None:
+def test_nbd_messages_of_a_qemu_end_at_most_its_own_checkpoint() -> None:
     target, rng, found = nbd_answers.NBD_ANSWERS, random.Random(SEED), collections.Counter[bool]()
     inputs = [(parts(said), target.try_one(said)) for said in corpus.inputs(target)]
     assert sum(is_taken for _, is_taken in inputs) == 3  # what qemu-nbd said is one of them

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every parser of bytes from outside takes or refuses what it is given, and nothing else happens.
+"""Every parser of untrusted bytes accepts or refuses its input, without any other effect.
 
-Each input that was ever kept, and a few hundred damaged ones; ``python -m tests.security.fuzz``
-goes on for as long as one likes.
+Inputs are the corpus and a few hundred damaged ones; ``python -m tests.security.fuzz`` runs as long
+as you like.
+
 """
 
 import itertools
@@ -19,7 +20,7 @@ CORPUS_BYTES = 300_000
 
 
 @pytest.mark.parametrize("target", ALL)
-def test_what_the_writers_make_is_taken(target: fuzzed.Target) -> None:
+def test_seeds_of_the_writers_are_accepted(target: fuzzed.Target) -> None:
     assert target.seeds()
     for data in target.seeds():
         assert len(data) <= target.max_bytes
@@ -28,20 +29,20 @@ def test_what_the_writers_make_is_taken(target: fuzzed.Target) -> None:
 
 
 @pytest.mark.parametrize("target", ALL)
-def test_everything_that_was_kept_is_taken_or_refused(target: fuzzed.Target) -> None:
+def test_corpus_inputs_are_accepted_or_refused(target: fuzzed.Target) -> None:
     for data in corpus.inputs(target):
         target.try_measured(data)
 
 
 @pytest.mark.parametrize("target", ALL)
-def test_damage_is_taken_or_refused(target: fuzzed.Target) -> None:
+def test_damaged_inputs_are_accepted_or_refused(target: fuzzed.Target) -> None:
     taken = [
         target.try_one(data) for data in itertools.islice(corpus.damaged(target, seed=1), DAMAGED)
     ]
     assert any(taken), "all was refused: the damage does not get past the first check"
 
 
-def test_a_parser_that_fails_in_another_way_is_found() -> None:
+def test_parser_that_raises_another_exception_is_detected() -> None:
     def parse(data: bytes) -> int:
         return data[4]
 
@@ -51,7 +52,7 @@ def test_a_parser_that_fails_in_another_way_is_found() -> None:
             careless.try_one(data)
 
 
-def test_a_parser_that_takes_too_much_memory_is_found() -> None:
+def test_parser_that_takes_too_much_memory_is_detected() -> None:
     greedy = fuzzed.Target("greedy", lambda data: bytes(32 << 20), (), lambda: [b"1"])
     with pytest.raises(AssertionError, match="greedy: 3355"):
         greedy.try_measured(b"1")

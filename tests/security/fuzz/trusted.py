@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets that decide whom and what to trust: certificates, requests, keys, Glance's records.
+"""Targets that decide on trust: certificates, requests, keys, Glance's records.
 
-Certificates and requests are tried as DER, signed anew after each damage by the key that they are
-to be signed with: else the first check would be the only one that is ever tried.
+Certificates and requests are DER that the issuing key signs again after each damage; otherwise only
+the first check would ever run.
+
 """
 
 import base64
@@ -32,7 +33,7 @@ SIGNATURE_BYTES = 64
 
 
 def _key(first: int) -> bytes:
-    """Return a key that is always the same; it protects nothing."""
+    """Return a constant key that protects nothing."""
     key = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(first, first + 32)))
     plain = serialization.NoEncryption()
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
@@ -40,7 +41,7 @@ def _key(first: int) -> bytes:
 
 CA_KEY, HOST_KEY = _key(1), _key(100)
 CA = (pathlib.Path(__file__).parent / "ca.pem").read_bytes()
-"""Of CA_KEY.  Kept, as is the host's: what is made anew has another number each time."""
+"""Of CA_KEY.  Kept like the host's: a new one would have another number each time."""
 CERTIFICATE = (pathlib.Path(__file__).parent / "host.pem").read_bytes()
 """Of HOST_KEY."""
 
@@ -60,7 +61,7 @@ def _as_pem(data: bytes, label: str) -> bytes:
 
 
 def _sign(data: bytearray, key: bytes) -> None:
-    """Sign what an X.509 certificate or request says, as far as ``data`` looks like one."""
+    """Sign the content of an X.509 certificate or request, if ``data`` resembles one."""
     if data[4:6] != b"\x30\x82" or len(data) < 8 + SIGNATURE_BYTES:
         return
     stop = 8 + int.from_bytes(data[6:8], "big")
@@ -136,10 +137,10 @@ def _check_image(image: image_record.Image) -> None:
 
 
 def _check_record(record: dict[str, Any], _data: bytes) -> None:
-    """Ask all that the project asks of a record; nothing of it may raise but for its ID."""
+    """Use every property of a record; only its ID may raise."""
     try:
         image = image_record.Image.from_record(record)
-    except ValueError:  # its ID is none
+    except ValueError:  # its ID is invalid
         image = image_record.Image()
     _check_image(image)
     for event in notifications.EVENTS:
