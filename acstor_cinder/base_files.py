@@ -2,8 +2,7 @@
 """Base files of overlay volumes on a share, and the links that count their users.
 
 The bytes of an image have one base file, ``acstor-<image id>-<hash>``: first a symbolic link to the
-mirror on the host that opens it, later a copy.  Each volume has a link ``<volume name>.<image
-id>``.
+mirror on the host that opens it, later a copy.  A volume has a link ``<volume name>.<image id>``.
 """
 
 import contextlib

@@ -27,8 +27,6 @@ BACK_LIMIT_BYTES = 1 << 29
 
 
 class _Habit:
-    """How a stream behaves."""
-
     def __init__(self) -> None:
         self.think_s = ewma.Ewma(AVERAGED_REQUESTS)
         self.distance = ewma.Ewma(AVERAGED_REQUESTS)

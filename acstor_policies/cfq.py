@@ -27,8 +27,6 @@ MAX_IDLE_STREAMS = 256  # streams whose habits are known although they have noth
 
 
 class _Stream:
-    """One stream's queue and habits."""
-
     def __init__(self) -> None:
         self.queue = request_queue.RequestQueue()
         self.think_s = ewma.Ewma(AVERAGED_REQUESTS)
@@ -46,7 +44,6 @@ class _Stream:
 
     @property
     def idle_s(self) -> float:
-        """How long to wait for the stream."""
         if self.think_s.value > IDLE_S:
             return 0.0
         return IDLE_SEEKY_S if self.distance.value > SEEKY_BYTES else IDLE_S

@@ -3,8 +3,7 @@
 
 Reads and writes are served in batches, each in ascending order; a batch begins with the oldest
 request if its deadline has passed.  Reads precede writes, WRITES_STARVED times at most.
-Simplified: no merging, and one request at a time.  As in Linux after 2.6.18, a batch may leave
-gaps.
+Simplified: no merging, one request at a time.  As in Linux after 2.6.18, a batch may have gaps.
 """
 
 import itertools

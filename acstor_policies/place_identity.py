@@ -18,9 +18,8 @@ MAX_NAMES = 64  # of one chunk; the latest ones
 class ByPlace(identity.Identity):
     """Names a chunk by image and offset; equal bytes at two places have two names.
 
-    A cached chunk is served under the names, in memory only, by which it arrived.  After a restart,
-    a request that excludes reads of the source gets it by any
-    (``authorization.Authorization.may_serve``).
+    A cached chunk is served under the names, in memory only, by which it arrived.  After a restart
+    ``Authorization.may_serve`` lets requests that exclude reads of the source get it by any name.
     """
 
     is_by_place = True

@@ -14,12 +14,7 @@ LONGEST_S = 1800.0  # time after which a guest counts as unbooted
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """What is simulated.
-
-    :param busy: share of each link but the storage's that other traffic takes, besides ``mean``
-    :param warm_s: time without traffic in which half of the guests boot; the others boot some
-        collections after the traffic has begun
-    """
+    """What is simulated."""
 
     shape: topology.Shape = topology.ONE_SWITCH
     guests: int = 160
@@ -31,12 +26,12 @@ class Scenario:
     chunks: int = boot_traces.CHUNKS  # chunks that a guest reads
     common: float = 0.3  # share of an image's boot chunks that all images have
     seed: int = 1
-    busy: float = 0.0
+    busy: float = 0.0  # share of all links but the storage's that further traffic takes
     think_s: float = boot_traces.THINK_S  # boot time on a local disk
     sizes: boot_traces.Sizes = boot_traces.DEBIAN  # of images; the default is the demo's Debian
     longest_s: float = LONGEST_S
     workload: str = workloads.BOOT  # boot, or one of ``workloads.WORKLOADS``
-    warm_s: float = 0.0
+    warm_s: float = 0.0  # time before traffic, in which half of the guests boot
     factor: float = vnode_counts.LAMBDA  # lambda of Equation 1, for the policy ``paper``
 
 

@@ -203,10 +203,7 @@ def read_ca(ca_pem: bytes) -> list[x509.Certificate]:
 
 
 def _check_uses(certificate: x509.Certificate, what: str) -> None:
-    """Raise NotAuthenticated unless a certificate allows both ends of a connection.
-
-    OpenSSL applies an authority's usage to what it issues, and closes connections silently.
-    """
+    """Check that a certificate allows both ends; otherwise OpenSSL closes connections silently."""
     try:
         uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:

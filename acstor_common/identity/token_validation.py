@@ -39,10 +39,7 @@ def set_defaults() -> None:
 
 
 class TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without type hints
-    """WSGI middleware that validates tokens; cached ones also without Keystone.
-
-    :param unavailable: returns the response, with the text ``is_gone``, if Keystone does not answer
-    """
+    """WSGI middleware that validates tokens; cached ones also while Keystone is unavailable."""
 
     def __init__(
         self, app: Any, conf: cfg.ConfigOpts, unavailable: Unavailable, is_gone: str

@@ -190,10 +190,7 @@ def is_artefact(record: image_record.Image, project_id: str) -> bool:
 
 
 def is_excluded(record: image_record.Image, project_id: str) -> bool:
-    """Return whether acstor excludes an image: an artefact of any service project.
-
-    A second acstor may use the same Glance; a tenant excludes only own images by these properties.
-    """
+    """Return whether an image is an artefact of any service project: two may use one Glance."""
     is_anothers = KIND in record.properties and record.is_hidden
     return is_anothers or is_artefact(record, project_id)
 

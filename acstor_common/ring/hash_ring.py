@@ -229,8 +229,7 @@ class Ring:
     def owners_of(self, cid: ids.Cid, limit: int | None = None) -> tuple[ids.HostId, ...]:
         """Return the owners of content: its home, then the stand-ins in order; None: all.
 
-        They follow the order of their next points, so that many hosts share the load of a failed
-        home.
+        They follow the order of their next points, so many hosts share the load of a failed home.
         """
         return self.owners_at(ids.oid_of(cid), limit)
 

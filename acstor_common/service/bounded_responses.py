@@ -77,8 +77,6 @@ class Adapter(keystone_session.TCPKeepAliveAdapter):
     Image data that the caller streams has any size, and a least rate instead of a deadline.  A
     timeout (connect, read) bounds the wait for the answer to an upload; a urllib3.Timeout's shorter
     total is the deadline of a request without one.
-
-    :param connection_class: base of urllib3's connections, before their own
     """
 
     def __init__(
@@ -138,7 +136,7 @@ class Adapter(keystone_session.TCPKeepAliveAdapter):
 
 
 def _decode(decode: Callable[..., Any], **kwargs: Any) -> Any:
-    """Return a body's JSON; too deep nesting is an error of the JSON."""
+    """Return a body's JSON; raise JSONDecodeError if it is nested too deeply."""
     try:
         return decode(**kwargs)
     except RecursionError as e:

@@ -142,10 +142,7 @@ def warn_of_unknown(conf: cfg.ConfigOpts, options: Options) -> None:
 
 
 def unknown(conf: cfg.ConfigOpts, options: Options) -> list[unknown_options.UnknownOption]:
-    """Return unknown options in acstor's sections of the files that ``conf`` has read.
-
-    :param options: all options of the checked sections, registered or not
-    """
+    """Return unknown options in acstor's sections of files; ``options``: all, registered or not."""
     known = _known(conf, options)
     found: list[unknown_options.UnknownOption] = []
     for file in files(conf):

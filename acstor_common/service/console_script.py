@@ -17,11 +17,7 @@ NO_APPLICATION = 22  # uWSGI's exit status for "no application": uWSGI does not 
 
 
 def entry_point(command: str, module: str, extra: str) -> Callable[[], int]:
-    """Return the function that runs a command.
-
-    :param module: module with ``main``, imported when the command starts
-    :param extra: extra of the package ``acstor`` with the module's dependencies
-    """
+    """Return a function that imports ``module``, which needs ``extra`` of acstor, and runs it."""
 
     def start() -> int:
         if sys.argv[1:] == ["--version"]:
@@ -43,10 +39,7 @@ def entry_point(command: str, module: str, extra: str) -> Callable[[], int]:
 
 
 def import_for_life(module: str) -> types.ModuleType:
-    """Import a module for the life of the process; the garbage collector never looks at it.
-
-    Neither the import nor the end takes time for it, and forked children share the pages.
-    """
+    """Import a module for good; garbage collection skips it, so forked children share its pages."""
     gc.disable()
     try:
         return importlib.import_module(module)

@@ -8,10 +8,7 @@ from acstor_common.util import printable_text
 
 
 class Formatter(logging.Formatter):
-    """Makes another formatter's text printable, and drops repeated exception summaries.
-
-    oslo.log appends the active exception to each warning; most messages contain its text already.
-    """
+    """Makes another formatter's text printable; drops the exception if the message has its text."""
 
     def __init__(self, inner: logging.Formatter) -> None:
         super().__init__()

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signal handlers of daemons, except for SIGTERM and SIGINT.
-
-SIGHUP reopens log files and reloads options; SIGUSR2 writes all threads' stacks to stderr.
-"""
+"""Signal handlers of daemons: SIGHUP reopens logs, reloads options; SIGUSR2 writes stacks."""
 
 import faulthandler
 import logging

@@ -37,8 +37,7 @@ Notify = Callable[[dict[str, Any]], None]
 class SpanLimiter:
     """Forwards start and stop of spans to osprofiler's driver, within limits.
 
-    A failed or slow backend suspends tracing, never fails a request.  A forwarded start's stop is
-    always forwarded: drivers count on it.
+    A failed or slow backend suspends tracing.  Drivers count on the stop of each forwarded start.
     """
 
     def __init__(
@@ -203,8 +202,7 @@ def current_profiler() -> Any:
 class Span:
     """A step of a traced request, as a context manager; does nothing without a trace.
 
-    :param name: its last letter is none of "-", "a", "r", "s", "t": osprofiler's OTLP driver cuts
-        them
+    :param name: must not end in "-", "a", "r", "s" or "t", which osprofiler's OTLP driver cuts off
     :param facts: what the step is about; nothing secret
     """
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detection of unknown options, which oslo.config ignores, with suggestions.
-
-Only sections whose options are all known are checked.
-"""
+"""Detection of unknown options, which oslo.config ignores, in sections that are fully known."""
 
 import difflib
 from collections.abc import Iterator

@@ -24,10 +24,7 @@ class CallTimeout(errors.AcstorError):
 
 
 class CallDeadline:
-    """Calls to one service, one at a time, each in a thread with a deadline.
-
-    A late call keeps its thread and fails further calls: a hung service costs one thread.
-    """
+    """Calls to one service, one at a time, in a thread; while one is late, others fail."""
 
     def __init__(self, what: str, timeout_s: float) -> None:
         self._what, self._timeout_s = what, timeout_s

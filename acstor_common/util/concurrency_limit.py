@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fair limit on the threads that use another service, which may hang, at the same time.
 
-A free slot goes to the waiting caller with the fewest slots; among those, to the one served or
-refused longest ago.
+A free slot goes to the waiting caller with the fewest slots, then to the one served longest ago.
 """
 
 import contextlib
@@ -38,11 +37,7 @@ class _Call:
 
 
 class ConcurrencyLimit:
-    """Slots for calls to one service.
-
-    :param wait_s: longest wait; a call that runs longer counts as late
-    :param max_waiting: length of the queue; one more call evicts the lowest-ranked
-    """
+    """Slots for calls to one service; above ``max_waiting``, the lowest-ranked is evicted."""
 
     def __init__(
         self,
@@ -53,7 +48,7 @@ class ConcurrencyLimit:
         max_waiting: int = sys.maxsize,
     ) -> None:
         self._what, self._limit, self._clock = what, limit, clock
-        self._wait_s, self._max_waiting = wait_s, max_waiting
+        self._wait_s, self._max_waiting = wait_s, max_waiting  # a call that runs longer is late
         self._changed = threading.Condition()
         self._numbers = itertools.count()
         self._calls: list[_Call] = []

@@ -9,9 +9,7 @@ MAX_KEYS = 1024
 
 
 class LogLimit:
-    """Lets a few lines of each key through per interval, and counts the suppressed ones.
-
-    :param every_s: length of the interval, which a key's first line begins
+    """Lets a few lines of each key through per interval, which a key's first line begins.
 
     >>> limit = LogLimit(every_s=10.0)
     >>> [limit.take_line("disk", now_s) for now_s in (0.0, 1.0, 9.0, 10.0)]

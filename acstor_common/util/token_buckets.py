@@ -22,9 +22,7 @@ class Rate(NamedTuple):
 
 
 class TokenBuckets(Generic[Key]):
-    """One token bucket per key.
-
-    :param limit: number of keys; the least recently charged is forgotten
+    """One token bucket per key; of ``limit`` keys, the least recently charged is forgotten.
 
     >>> buckets = TokenBuckets(Rate(per_s=1.0, burst=2.0), limit=100)
     >>> [buckets.try_take("h1", 1.0, now=0.0) for _ in range(3)]

@@ -4,8 +4,7 @@
 Daemons call ``SERVICE_KEY`` for the encryption of a :class:`SealedMessage`, ``REGISTER_CHECKPOINT``
 when all replicas are stored, ``KEPT_CHECKPOINTS``, ``INTERVALS`` and ``OWNERS``.  Checkpoints that
 a :class:`CheckpointResponse` does not list are deleted.  The service calls ``CHECKPOINT_WANTED`` of
-one daemon (``DAEMON_TOPIC``).  All messages are signed for their purpose, and contain time and host
-against replay.
+one daemon (``DAEMON_TOPIC``).  All messages are signed, with time and host against replay.
 """
 
 from typing import Annotated

@@ -48,7 +48,7 @@ Errors are logged, and the reply is None."""
 def open_transport(
     conf: cfg.ConfigOpts, get: Callable[[cfg.ConfigOpts], Any] = oslo_messaging.get_rpc_transport
 ) -> Any:
-    """Return an unconnected transport of the global ``conf``, the only one that works.
+    """Return an unconnected transport of the global ``conf``, the only one for oslo.messaging.
 
     :raises errors.Unusable: no broker that oslo.messaging knows, or no option of _DEFAULTS
     """

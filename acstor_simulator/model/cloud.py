@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts on a tree of switches, and a storage.
+"""Hosts on a tree of switches, and a storage; hosts decide with ``acstor_agent.engine``.
 
-Hosts decide with ``acstor_agent.engine`` as agents do; ``doc/source/contributor/simulator.rst``
-lists what the model leaves out.
+``doc/source/contributor/simulator.rst`` lists what the model leaves out.
 """
 
 import dataclasses
@@ -79,11 +78,7 @@ class SimulatedHost(virtual_host.VirtualHost):
     def read_chunk(
         self, chunk: chunk_ref.ChunkRef, done: Callable[[], None], guest: Hashable = None
     ) -> bool:
-        """Read a chunk for a guest; return whether it is present.
-
-        :param done: called on arrival, unless the chunk is present
-        :param guest: key of fair queuing at the storage
-        """
+        """Read a chunk for a guest; return whether it is present, else call ``done`` later."""
         prefetching = self.images[chunk.image_id]
         if chunk.cid in self.cache:
             prefetching.on_read((chunk,))

@@ -21,11 +21,7 @@ _E = chunk_state.ChunkEvent
 
 
 class HostPrefetch:
-    """The prefetch of one image on one host; the decisions are the agent's.
-
-    :param chunks: of the image; a repeated content counts once
-    :ivar asked: numbers of requested chunks; ``prefetched`` counts arrivals
-    """
+    """The prefetch of one image on one host; of chunks with equal content one counts."""
 
     def __init__(
         self,
@@ -36,8 +32,8 @@ class HostPrefetch:
     ) -> None:
         self.states = chunk_state.ChunkStates(len(chunks))
         self.prefetcher = prefetcher.Prefetcher(self.states, *trust)
-        self.asked: set[int] = set()
-        self.prefetched = 0
+        self.asked: set[int] = set()  # numbers of requested chunks
+        self.prefetched = 0  # arrived chunks
         self._host, self._chunks, self._cached = host, chunks, cached
         self._index = {chunk.oid: number for number, chunk in reversed([*enumerate(chunks)])}
         self._segments: dict[ids.Oid, list[chunk_ref.ChunkRef]] = {}

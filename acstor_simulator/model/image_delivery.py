@@ -29,10 +29,7 @@ QUIET_S = 60.0  # delay between a boot and the fill
 
 
 class Delivery:
-    """Delivers an image; this base delivers nothing.
-
-    :param on_complete: called with the elapsed seconds when the image is complete
-    """
+    """Delivers an image (the base: nothing); ``on_complete`` gets the elapsed seconds."""
 
     continues_after_boot = False  # after guests have booted
 

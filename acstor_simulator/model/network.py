@@ -85,11 +85,7 @@ def send(
     arrive: Callable[..., None],
     *what: Any,
 ) -> None:
-    """Transfer ``size`` bytes along a path.
-
-    :param latency_s: of the whole path without load
-    :param arrive: called with ``what`` when the last byte arrives
-    """
+    """Transfer bytes along a path of ``latency_s``; call ``arrive`` with ``what`` at the end."""
     _pass(agenda, path, 0, size, agenda.now, latency_s, arrive, what)
 
 

@@ -32,15 +32,11 @@ PLAIN = AGENT._replace(copies_limit=0, topology=None, may_hedge=False, run_chunk
 
 
 class ExchangePolicy(NamedTuple):
-    """Parameters of a policy.
-
-    :param urgency: of guests' reads; below GUEST, the engine asks one host after another, and
-        judges no host by the response
-    """
+    """Parameters of a policy; below GUEST, the engine asks hosts in turn and judges none."""
 
     engine_settings: settings.Settings = PLAIN
     may_refer: bool = False
-    urgency: priority.Priority = priority.Priority.READAHEAD
+    urgency: priority.Priority = priority.Priority.READAHEAD  # of guests' reads
     arrival: type[image_delivery.Delivery] = image_delivery.Attach
     exchanges: bool = True  # hosts ask each other
     follows_traffic: bool = False  # the decision service makes the ring

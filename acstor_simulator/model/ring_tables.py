@@ -38,10 +38,7 @@ class Holding(Protocol):
 
 
 class FixedTable:
-    """A fixed ring of equal hosts.
-
-    :param near: threshold of homes, in levels (Wu 2017, Algorithm 1)
-    """
+    """A fixed ring of equal hosts; ``near`` is the threshold of homes (Wu 2017, Algorithm 1)."""
 
     def __init__(self, tree: topology.Tree, near: int | None = None) -> None:
         self.remaps = 0  # tables that moved v-nodes
@@ -66,10 +63,7 @@ class FixedTable:
 
 
 class TrafficTable(FixedTable):
-    """The ring that the decision service makes of the traffic.
-
-    :param follows_switches: busy switches set thresholds (Wu 2017, Algorithm 2)
-    """
+    """The decision service's ring; busy switches may set thresholds (Wu 2017, Algorithm 2)."""
 
     def __init__(
         self,

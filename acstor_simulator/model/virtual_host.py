@@ -92,14 +92,11 @@ class World(Protocol):
 
 
 class VirtualHost:
-    """An honest host whose peers keep to the protocol, and which knows all images.
-
-    :ivar core: its engine, which subclasses set
-    """
+    """An honest host whose peers keep to the protocol, and which knows all images."""
 
     may_refer = True  # peers may send referrals
     lag_s = 0.0  # delay of timers, so that one serves several deadlines
-    core: engine.Engine
+    core: engine.Engine  # set by subclasses
 
     def __init__(self, world: World, name: ids.HostId) -> None:
         self.world, self.name = world, name

@@ -62,9 +62,8 @@ class Priority(enum.IntEnum):
 class Mode(enum.IntEnum):
     """What the requester wants; ``ONLY`` modes exclude a referral.
 
-    To prevent deadlock, whatever v-node tables hosts have, a host waits only for later modes: HELD
-    for any pending fetch there, for a bounded time; HOME for another home or the source; RELAYED
-    for the source.
+    To prevent deadlock with any v-node tables, a host waits only for later modes: HELD for a
+    bounded time for any pending fetch; HOME for another home or the source; RELAYED for the source.
 
     >>> Mode.HOME.may_refer, Mode.HOME.plain, Mode.HELD.reads_source
     (True, <Mode.HOME_ONLY: 3>, False)
