@@ -44,7 +44,7 @@ class ChunkRef(NamedTuple):
 
     @property
     def content(self) -> ids.Content:
-        """What the bytes must match."""
+        """The CID and the scope keys that the bytes must match."""
         return ids.Content(self.cid, self.keys)
 
 

@@ -147,7 +147,7 @@ class Engine:
         return attempt.refs[attempt.numbers.index(number)] if attempt is not None else None
 
     def recover_from_fault(self, now: float, why: str) -> Actions:
-        """End what an event that raised has left half done; readers get ``why``."""
+        """Clean up after an event that raised: end half-done work; its readers get ``why``."""
         self.context.now = now
         self._recovery.recover_from_fault(why)
         return self._take_actions()

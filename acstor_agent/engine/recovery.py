@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recovery after an exception in the engine: ends what was left half done, after a full scan.
+"""Recovery after an exception in the engine: ends half-done work, by a scan of all state.
 
 A transfer is *whole* if an event will report its outcome: a pending attempt, a read of the source,
 a pause, a lookup, or an entry in the prefetch queue. All others end, with their readers.
@@ -27,7 +27,7 @@ class Recovery:
         self._context, self._pending, self._requests = context, pending, requests
 
     def recover_from_fault(self, why: str) -> None:
-        """End what is half done; local readers get ``why``."""
+        """End half-done work; local readers get ``why``."""
         context = self._context
         context.kept.clear()  # they may never be reported as stored
         context.source_reads.recount_reads()

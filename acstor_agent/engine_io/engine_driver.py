@@ -75,7 +75,7 @@ class EngineDriver:
         why = ""
         try:
             found = event(self.clock(), *what)
-        except Exception as error:  # only what it was about ends
+        except Exception as error:  # only what the event concerned ends
             why = self.faults.record_fault(f"the exchange, told {event.__name__}", error)
             found = self.core.recover_from_fault(self.clock(), why)
         for action in found:
@@ -90,7 +90,7 @@ class EngineDriver:
             self.faults.record_fault(f"the exchange's {type(action).__name__}", error)
 
     async def run(self, check_s: float = TABLE_CHECK_S) -> None:
-        """Feed due timers to the engine, for ever; look at the tables every ``check_s``."""
+        """Feed due timers to the engine; check the tables every ``check_s``; never returns."""
         while True:
             self._check_s = self.clock() + check_s
             self._due_s = min(self.core.next_s or self._check_s, self._check_s)

@@ -79,7 +79,7 @@ class SendProgress:
             self._sleep.deadline = now + wait_s
 
     async def run(self) -> None:
-        """Poll when it is time, for ever."""
+        """Poll connections that are due; never returns."""
         while True:
             self._sleep = trio.CancelScope(deadline=self._due[0][0] if self._due else math.inf)
             with self._sleep:

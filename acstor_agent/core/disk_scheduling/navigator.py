@@ -28,7 +28,7 @@ ZONE_BYTES = 2000 * SECTOR_BYTES
 DECAY = 2.0
 WINDOW_S = 0.020
 ZONE_LIMIT = 1024  # zones that are remembered
-INTERVALS_KNOWN = 2  # from this many intervals of a zone on their mean is believed
+INTERVALS_KNOWN = 2  # intervals of a zone from which on their mean is known
 _NEVER = -1
 
 

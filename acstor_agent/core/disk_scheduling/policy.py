@@ -19,7 +19,7 @@ class WaitEnd(enum.Enum):
 
 
 class SchedulingPolicy(abc.ABC):
-    """Chooses the order of service.  Callers pass a monotonic time."""
+    """Chooses the order of service; times are of a monotonic clock."""
 
     def __init__(self) -> None:
         self._ended_waits: list[tuple[requests.Stream, WaitEnd]] = []

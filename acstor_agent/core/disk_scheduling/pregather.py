@@ -30,7 +30,7 @@ from acstor_agent.core.disk_scheduling import stream_profile
 
 @dataclasses.dataclass(frozen=True)
 class PregatherParameters:
-    """What the rules are measured with: the paper's values, which experiments may change."""
+    """Parameters of the rules: the paper's values, which experiments may change."""
 
     zone_bytes: int = navigator.ZONE_BYTES  # predictions are made for zones of this length
     decay: float = navigator.DECAY  # by which each prediction window divides densities
@@ -53,11 +53,11 @@ class _Timer:
     expires_s: float
     interval_s: float
     unit: navigator.Unit | None
-    has_idled: bool = False  # while somebody else's request was pending
-    was_alone: bool = False  # while nothing was
+    has_idled: bool = False  # while a request of another stream was pending
+    was_alone: bool = False  # while no request was pending
 
     def end(self, now_s: float, has_met: bool) -> policy.WaitEnd | None:
-        """Return what the wait came to; None if there was none."""
+        """Return the outcome of the wait; None if there was none."""
         if self.has_idled:
             return policy.WaitEnd.MET if has_met else policy.WaitEnd.EXPIRED
         if self.was_alone and now_s > self.expires_s:
@@ -68,7 +68,7 @@ class _Timer:
 
 
 class Pregather(policy.SchedulingPolicy):
-    """Streams, the one that has the disk, and the timer."""
+    """The policy ``pregather``: its streams, the one that has the disk, and the timer."""
 
     def __init__(
         self, limits: PregatherParameters | None = None, cost: seek_cost.SeekCost | None = None
@@ -87,7 +87,7 @@ class Pregather(policy.SchedulingPolicy):
         self._head = 0
 
     def add(self, request: requests.DiskRequest, now_s: float) -> None:
-        """Take in a request, and learn from it."""
+        """Queue a request, and update the profile of its stream."""
         profile = self._streams.get(request.stream)
         if profile is None:
             profile = self._new_stream(request.stream)
@@ -116,7 +116,7 @@ class Pregather(policy.SchedulingPolicy):
         }
 
     def remove(self, request: requests.DiskRequest) -> None:
-        """Give up a request that waits."""
+        """Remove a queued request."""
         self._streams[request.stream].queue.remove(request)
         self._all[request.stream.klass].remove(request)
 
@@ -159,11 +159,11 @@ class Pregather(policy.SchedulingPolicy):
     # The next request: algorithm 2
 
     def next_timeout(self) -> float | None:
-        """Return when the wait, the slice or the patience of a request ends."""
+        """Return when the wait or the slice ends, or a request is overdue."""
         return self._next_pick_s
 
     def pick_request(self, now_s: float) -> requests.DiskRequest | None:
-        """Take out the request to serve now; None to wait for a better one."""
+        """Remove and return the request to serve now; None: wait for a better one."""
         self._next_pick_s = None
         if self._current is None or self._is_slice_over(now_s):
             self._end_timer(now_s)
@@ -182,7 +182,7 @@ class Pregather(policy.SchedulingPolicy):
         return self._take(found, now_s)
 
     def _next_of(self, profile: stream_profile.StreamProfile) -> requests.DiskRequest | None:
-        """Return the next one at or after the head, or the first: no run is served backwards."""
+        """Return the first request at or after the head, else the lowest: no run goes backwards."""
         return profile.queue.at_or_after(self._head) or profile.queue.at_or_after(0)
 
     def _next_of_neighbour(self, now_s: float) -> requests.DiskRequest | None:

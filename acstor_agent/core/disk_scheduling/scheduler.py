@@ -16,9 +16,9 @@ POLICIES: Mapping[str, type[policies.SchedulingPolicy]] = {
 }
 NEAR_BYTES = 24_000_000 * 512
 """Seeks within the size of a guest's disk: the classes of Ling 2015, table 4."""
-STREAM_LIMIT = 256  # streams that are counted each for itself, those that used the disk last
+STREAM_LIMIT = 256  # streams with counters of their own: those that used the disk last
 OTHERS = requests.Stream(requests.Klass.BACKGROUND, "others")
-"""Stands for all streams that used it before, in what is counted."""
+"""Counts for all streams beyond STREAM_LIMIT."""
 
 
 class BadRequest(ValueError):
@@ -59,7 +59,7 @@ class Account:
         self._last: requests.Stream | None = None
 
     def stream_account(self, stream: requests.Stream) -> StreamCount:
-        """Return a stream's count; where there are too many the idlest one's goes to OTHERS'."""
+        """Return a stream's counters; beyond STREAM_LIMIT, add those of the idlest to OTHERS."""
         found = self.streams.get(stream)
         if found is None:
             found = self.streams[stream] = StreamCount()

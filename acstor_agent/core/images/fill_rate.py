@@ -38,7 +38,7 @@ class SpareBandwidth:
         self._last, self._own_bytes = None, 0
 
     def spare_bytes_s(self, look: interface_traffic.InterfaceSample) -> float:
-        """Return the bytes/s that other traffic leaves over; a decrease of it counts by half."""
+        """Return the bytes/s for fills beside other traffic, whose decrease counts by half."""
         last, own_bytes = self._last, self._own_bytes * interface_traffic.HEADER_FACTOR
         self._last, self._own_bytes = look, 0
         if last is not None and look.at_s > last.at_s:

@@ -26,7 +26,7 @@ host whose last instance was deleted."""
 class UsageEvidence(NamedTuple):
     """Evidence that an image is in use."""
 
-    is_open: bool  # a process has it open, or that is not known yet
+    is_open: bool  # a process has it open, or may have
     is_base: bool  # a disk of this host is based on it
     idle_s: float  # seconds since the last touch or read, without Nova's absence
 

@@ -115,7 +115,7 @@ class ReplicaHolders:
             again_s = now_s + self.every_s if is_all else now_s
             del self._due_s[host]  # to the end
             self._due_s[host] = again_s
-            for at in range(0, len(now), most):  # more than one where much has ended
+            for at in range(0, len(now), most):  # several if many leases have ended
                 found.append((host, replica_messages.ReplicaRequest(tuple(now[at : at + most]))))
         return found
 

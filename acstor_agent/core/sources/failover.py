@@ -51,11 +51,11 @@ class Located(Protocol):
 
     @property
     def location(self) -> str:
-        """What it reads; some know it only after authentication."""
+        """Its location; some sources know it only after authentication."""
 
 
 class OperatorLog(Protocol):
-    """Tells operators; a logger."""
+    """Reports to operators, as a logger does."""
 
     def warning(self, text: str, /) -> None:
         """Report a fault."""
@@ -83,7 +83,7 @@ class SourceState:
 
     @property
     def location(self) -> str:
-        """What the source reads."""
+        """The location of the source."""
         return self._source.location
 
 
@@ -114,7 +114,7 @@ class Failover:
         return [] if self.refused.get(key, 0.0) > now else self.ordered_sources(now)
 
     def fault_of(self, source: SourceState) -> health_issues.HealthIssue | None:
-        """Return what is wrong with a source; may be called from any thread."""
+        """Return the fault of a source, if any; any thread may call it."""
         return source.down or source.refusals.last_refusal(self._clock.time())
 
     def note_refused(self, key: Hashable, now: float) -> None:
@@ -178,7 +178,7 @@ class WantedPieces(Protocol):
 
     @property
     def key(self) -> Hashable:
-        """What is read; a refusal holds for all of it."""
+        """Key of the content; a refusal holds for all of it."""
 
     @property
     def image_id(self) -> ids.ImageId:

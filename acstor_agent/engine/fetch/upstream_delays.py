@@ -14,7 +14,7 @@ from acstor_common.util import lru_table
 MIN_ANSWERS = 4  # answers below which a delay is unknown
 WINDOW_S = 30.0
 FAR_RATIO, FAR_S = 2.0, 0.005
-"""An outer home is far if its delay exceeds another one by this factor, and by so much."""
+"""An outer home is far if its delay exceeds another one by this factor and these seconds."""
 PROBE = 128  # one request of this many goes to a far group all the same
 GROUPS = 64  # groups that are remembered
 

@@ -2,8 +2,8 @@
 """Placement: owners of a chunk, and the hosts that a home asks before the source.
 
 The home depends on the requester's location (Wu et al. 2017, Algorithm 1): the first owner within
-the table's distance threshold, so each group of near hosts reads the source once. Before, it may
-ask *upstreams* in mode RELAYED: they ask no other host, so a request takes one more hop at most.
+the table's distance threshold, so each group of near hosts reads the source once. Before that, a
+home may ask *upstreams* in mode RELAYED, which ask no other host: a request takes one more hop.
 """
 
 import enum

@@ -209,7 +209,7 @@ class Referrals:
         """Return the hosts to refer ``host`` to: few recent referrals, and near to the root."""
         known, key = self._known.get(ref.ring_position), self._keys.key_of(host)
         if known is None or self._has(known, key, ref.bit):
-            return ()  # a host that asks again was not served
+            return ()  # a host that asks again was not served: do not refer it again
         full, unhinted = _HEAD.unpack_from(known)
         while _at(full) < len(known) and not self._has_room(known, _at(full)):
             full += 1
