@@ -76,7 +76,7 @@ class Adapter(keystone_session.TCPKeepAliveAdapter):
 
     Image data that the caller streams has any size, and a least rate instead of a deadline.  A
     timeout (connect, read) bounds the wait for the answer to an upload; a urllib3.Timeout's shorter
-    total is the deadline of a request without one.
+    total is the deadline of a request without an upload.
     """
 
     def __init__(

@@ -3,9 +3,9 @@
 
 Agents cast samples to all instances of the service (fanout of ``TOPIC``).  The service casts a new
 v-node table to all agents (fanout of ``AGENT_TOPIC``), and again to an agent whose sample shows an
-older epoch; ``GET_RING`` returns it at once.  Tasks are cast to agents, and requests to prepare an
-image to listeners, until samples or Glance show progress: receivers must be idempotent.  Topics,
-methods and field names are stable; a new field needs a default.
+older epoch; ``GET_RING`` returns it at once.  Tasks are cast to agents again until samples report
+them, so receivers must be idempotent; requests to prepare an image are cast to listeners, which
+report in Glance.  Topics, methods and field names are stable; a new field needs a default.
 """
 
 import contextlib
