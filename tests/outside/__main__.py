@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run other people's tests of image formats against acstor, and print where it answers otherwise.
+"""Run other people's tests against acstor, and print where it answers otherwise.
 
 ``samples``: QEMU's sample images.  ``iotests``: the images that QEMU's iotests make.  ``fuzz``:
 random and damaged images, compared with qemu-img.  ``inspector``: oslo.utils' tests of its format
-inspector.  ``readers``: acstor's qcow2 files, read by other programs than QEMU.
+inspector.  ``readers``: acstor's qcow2 files, read by other programs than QEMU.  ``rest``:
+schemathesis on the REST API, as each role.
 """
 
 import argparse
@@ -20,10 +21,11 @@ from tests.outside import iotests
 from tests.outside import judge
 from tests.outside import qemu_source
 from tests.outside import reader_tests
+from tests.outside import rest_roles
 from tests.outside import sample_images
 
 COMMAND = "tools/outside-tests.sh"
-PARTS = ("samples", "iotests", "fuzz", "inspector", "readers")
+PARTS = ("samples", "iotests", "fuzz", "inspector", "readers", "rest")
 KEPT = qemu_source.CACHE / "found"
 _PROGRESS = 1000  # images
 _WIDTHS = (44, 40, 40)
@@ -39,6 +41,7 @@ def main() -> int:
         "fuzz": lambda: run_fuzz(options),
         "inspector": lambda: run_inspector(),
         "readers": lambda: run_readers(),
+        "rest": lambda: run_rest(options),
     }
     failed = [part for part in options.part or PARTS if not run[part]()]
     print(f"failed: {', '.join(failed)}" if failed else "nothing is answered otherwise")
@@ -51,6 +54,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=10_000, help="of the fuzzer")
     parser.add_argument("--seed", type=int, default=1, help="the same seed makes the same images")
     parser.add_argument("--first", type=int, default=0, help="number of the fuzzer's first image")
+    parser.add_argument("--examples", type=int, default=10, help="of each REST operation")
     parser.add_argument("--minutes", type=float, default=60, help="the fuzzer's longest time")
     parser.add_argument("--test", action="append", help="run this iotest alone")
     parser.add_argument("--format", action="append", choices=iotests.FORMATS, help="of iotests")
@@ -111,6 +115,18 @@ def run_readers() -> bool:
     for kind, counts in found.items():
         print(f"readers: {kind}: {_counted(counts)}")
     return all(counts["imago"] for counts in found.values())
+
+
+def run_rest(options: argparse.Namespace) -> bool:
+    """Have schemathesis test the REST API, as each role."""
+    is_good = True
+    for verdict in rest_roles.run_roles(options.examples, options.seed):
+        counts = ", ".join(f"{n} of {status}" for status, n in sorted(verdict.statuses.items()))
+        print(f"rest: {verdict.role}: {verdict.statuses.total()} responses: {counts}", flush=True)
+        for failure in verdict.failures:
+            print(f"  {failure}")
+        is_good = is_good and not verdict.failures and verdict.statuses.total() > 0
+    return is_good
 
 
 def _show(part: str, rows: Iterable[judge.Row], is_whole: bool) -> bool:
