@@ -203,7 +203,7 @@ def cloud(
                 wait(instance.leads, "an instance that leads", made.logs)
         broker = f"rabbit://guest:guest@{door.address}/"
         for host in net.hosts:
-            options = {"constants": {tuned.PEER_SILENCE_S: 1.0}, "location": PLACES[host.name]}
+            options = {"location": PLACES[host.name]}
             agent = decision.agent(
                 host, made.instances[0], None, broker, LINK_MBIT, server.url, **options
             )

@@ -119,7 +119,7 @@ def cloud(
                 broker,
                 LINK_MBIT,
                 keep_images="host" if host.name == "h2" else "none",
-                constants={tuned.BOOT_IDLE_S: DEADLINE_S * 10, tuned.PEER_SILENCE_S: 2.0},
+                constants={tuned.BOOT_IDLE_S: DEADLINE_S * 10},
             )
             made.agents[host.name] = stack.enter_context(agent)
         stack.callback(agents.ask_to_end, made.agents.values())
