@@ -240,11 +240,11 @@ BROKER = cfg.StrOpt(
     help="URL of the message broker that connects the agent with the decision service. All other "
     "options of oslo.messaging apply as well.",
 )
-"""oslo.messaging's own, which looks in a configuration object of its own for it."""
+"""An option of oslo.messaging, which reads it from a configuration object of its own."""
 
 
 VARIANTS = cfg.ListOpt("variants", default=[], help="Variants of policies, for experiments.")
-"""No sample and no document for operators names it."""
+"""For experiments; in no sample and no document for operators."""
 
 
 def source_options() -> Iterator[tuple[cfg.OptGroup, list[cfg.Opt]]]:

@@ -227,7 +227,7 @@ def peer_traffic(own: Options) -> traffic_control.TrafficControl:
 
 
 def peer_security(own: Options) -> peer_network.SecurityMode:
-    """Return the mode for peers, by default insecure only on loopback, or raise Unusable."""
+    """Return the peers' security mode, by default insecure only on loopback, or raise Unusable."""
     if own.peer_security is not None:
         return peer_network.SecurityMode(own.peer_security)
     try:

@@ -296,7 +296,7 @@ class CacheFiles:
         return was_ahead
 
     def keep_prefetched(self, cid: ids.Cid) -> bool:
-        """Keep a prefetched part of a boot image, after parts in use; return whether it is here."""
+        """Keep a prefetched boot image part, below those in use; return whether it is here."""
         is_here = self.promote_chunk(cid, public_cache.KeepClass.AHEAD)
         self._core.bound_boot()
         return is_here

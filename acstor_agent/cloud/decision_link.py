@@ -59,7 +59,7 @@ def exchange_totals(chunks: exchange.Exchange, cache: cache_files.CacheFiles) ->
 
 
 class HostReport(Protocol):
-    """What samples tell of this host (:class:`acstor_agent.control.host_report.HostReport`)."""
+    """Contents of this host's samples (:class:`acstor_agent.control.host_report.HostReport`)."""
 
     def exchange_totals(self) -> ExchangeTotals:
         """Return the totals of exchange and cache."""

@@ -106,7 +106,7 @@ class Membership:
         )
 
     def image_grants(self) -> host_grants.HostGrants | None:
-        """Return what requests grants for this host; None without a bus."""
+        """Return this host's grants for images; None without a bus."""
         if self._bus is None:
             return None
         client = grant_client.GrantClient(self.host, self._bus, self.identity)

@@ -137,7 +137,7 @@ class ImageRequests:
         return {*self.mirrors.list_attached(), *self._uses.base_images()}
 
     def fetch_tally(self, image_id: ids.ImageId) -> counters.Tally | None:
-        """Return what this host fetched of an image."""
+        """Return the counters of what this host fetched of an image."""
         return self._chunks.counters.fetched.get(image_id)
 
     def fill_report(self, image_id: ids.ImageId) -> fill_progress.FillStatus:

@@ -55,7 +55,7 @@ class Collector(registry.Collector):
 
 
 def serve(address: str, read_status: ReadStatus) -> Callable[[], None]:
-    """Start the endpoint in a thread, or raise Unusable for a bad address; return what stops it."""
+    """Start the endpoint in a thread and return a function to stop it, or raise Unusable."""
     own = prometheus_client.CollectorRegistry()
     own.register(Collector(read_status))
     return metrics_endpoint.serve(address, own, "[acstor_agent] metrics_listen")

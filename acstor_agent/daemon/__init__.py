@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Composition of the agent: ``agent`` joins parts that each own what belongs together."""
+"""Composition of the agent: ``agent`` joins the parts of the other modules."""

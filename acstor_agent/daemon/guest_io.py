@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests of guests on a host: their admission, their disks, and what blocks them."""
+"""Requests of guests on a host: admission, disks, and the watch for blocked requests."""
 
 import pathlib
 from typing import Any

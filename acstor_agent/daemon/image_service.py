@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images of a host: who uses them, how they are read, which are kept and evicted."""
+"""The images of a host: usage, reads, pins and eviction."""
 
 import functools
 from typing import Any

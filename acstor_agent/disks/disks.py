@@ -166,7 +166,7 @@ class Disks:
             raise errors.Unusable(f"disk {disk_id}", "is being made")
 
     async def drop(self, disk_id: disk_header.DiskId) -> None:
-        """Delete a disk that no process has open; raise Unusable if it does not exist (yet)."""
+        """Delete a disk that no process has open; raise Unusable if there is no such disk (yet)."""
         async with self._opening:
             self._check_made(disk_id)
             opened = self._disks.pop(disk_id, None)

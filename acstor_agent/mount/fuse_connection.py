@@ -136,7 +136,7 @@ def resolve_path(mount_point: str) -> str:
 
 
 def mount(mount_point: str) -> MountConnection:
-    """Mount on a folder; raise Unusable without /dev/fuse or folder, or over another mount."""
+    """Mount on a folder; raise Unusable if it or /dev/fuse is missing, or it is a mount."""
     _free_mount_point(mount_point)
     try:
         fuse_fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)

@@ -70,7 +70,7 @@ class KilledGuests:
     def note_power_off(
         self, instance_id: str, processes: Iterable[tuple[int, int]], now_s: float
     ) -> None:
-        """Treat an instance's processes as dying for POWER_OFF_S; raise Unusable for too many."""
+        """Treat an instance's processes as dying for POWER_OFF_S; raise Unusable if too many."""
         known = {
             process: power_off
             for process, power_off in self._power_offs.items()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mount record: what the kernel was told of a mount, for later processes.
+"""The mount record: the agent's answers to the kernel on a mount, for later processes.
 
 JSON lines in a memfd shared by the supervisor, its workers and the holder, each appended by one
-write before the kernel is told. After them come a relay's requests (process/inflight_requests.py).
+write before the kernel gets it. After them come a relay's requests (process/inflight_requests.py).
 """
 
 import os

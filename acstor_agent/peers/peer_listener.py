@@ -45,7 +45,7 @@ Listeners = Sequence[trio.SocketListener]
 
 
 async def open_at(address: str) -> list[trio.SocketListener]:
-    """Return sockets that listen at ``ip:port``, or raise Unusable if that is impossible."""
+    """Return sockets that listen at ``ip:port``, or raise Unusable if it cannot be bound."""
     try:
         host, port = addresses.parse(address)
         return await trio.open_tcp_listeners(port, host=host)

@@ -38,7 +38,7 @@ class TrafficLimiter(rate_limiter.RateLimiter):
 
 
 class TrafficControl(NamedTuple):
-    """What bounds and marks what all connections with other agents move."""
+    """Rate limits and marks of the traffic with other agents."""
 
     upload: TrafficLimiter
     download: TrafficLimiter

@@ -8,7 +8,7 @@ from acstor_agent.mount import fuse_connection
 
 
 class StopReason(enum.Enum):
-    """Why a supervisor is told to stop."""
+    """Reason of a supervisor's stop."""
 
     SIGNALLED = enum.auto()  # by a signal; the next supervisor takes over
     UNIT_STOPS = enum.auto()  # the unit stops, and nothing is kept
@@ -31,7 +31,7 @@ class FdStore(Protocol):
         """Drop the connection."""
 
     def stop_reason(self) -> StopReason:
-        """Return why the supervisor is told to stop."""
+        """Return the reason of the supervisor's stop."""
 
     def wait_longer(self, why: str) -> None:
         """Extend the stop timeout, because the supervisor cannot stop yet."""

@@ -30,9 +30,8 @@ _ENDED = (errno.ENODEV, errno.ECONNABORTED)
 
 
 class Relay:
-    """The supervisor's handle of the relay process.
+    """The supervisor's handle of the relay process; recorded requests go to the first worker.
 
-    :param connection: the mount; recorded requests go to the first worker
     :raises errors.Unusable: the host's buffer limits are too low
     """
 

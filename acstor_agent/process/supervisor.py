@@ -64,14 +64,14 @@ class GuestStopPolicy(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Inheritance:
-    """What a worker gets from its supervisor."""
+    """The objects that a worker gets from its supervisor."""
 
     connection: fuse_connection.MountConnection
     ready: Callable[[], None]
 
 
 class Daemon(Protocol):
-    """What a supervisor runs."""
+    """The program that a supervisor runs."""
 
     def run_worker(self, inheritance: Inheritance) -> None:
         """Serve the mount until SIGTERM, in the worker's process."""

@@ -71,7 +71,7 @@ def deferred_stream() -> requests.Stream:
 
 
 def policy_for(folder: str | os.PathLike[str], devices: pathlib.Path = BLOCK_DEVICES) -> str:
-    """Return the policy that suits a folder's device; virtual disks only pretend to rotate."""
+    """Return the policy for a folder's device, ``none`` if virtual: it always claims to rotate."""
     try:
         number = os.stat(folder).st_dev
     except OSError:
@@ -87,10 +87,7 @@ def policy_for(folder: str | os.PathLike[str], devices: pathlib.Path = BLOCK_DEV
 
 
 class DiskIo:
-    """I/O of a worker on its own disk; keep :meth:`serve` running, except under ``none``.
-
-    :param schedulers: classes that order requests, by the names of policies
-    """
+    """I/O of a worker on its own disk; keep :meth:`serve` running, except under ``none``."""
 
     def __init__(
         self,

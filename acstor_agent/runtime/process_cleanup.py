@@ -57,7 +57,7 @@ def shut_sockets(pid: int) -> int:
 
 
 def free_memory(pid: int) -> bool:
-    """Release an ended process's memory, which the service is charged for; return the success."""
+    """Release an ended process's memory, charged to the service; return whether it worked."""
     try:
         process = os.pidfd_open(pid)
     except OSError:

@@ -27,7 +27,7 @@ class SupervisedTasks:
         self._clock = clock
 
     async def run_supervised(self, what: str, run: Callable[..., Awaitable[object]]) -> None:
-        """Run a part forever; return at its ``task_status.started()``, or when it failed once."""
+        """Run a part forever; return when it called ``task_status.started()``, or failed once."""
         await self._nursery.start(self._run_forever, what, run)
 
     async def _run_forever(

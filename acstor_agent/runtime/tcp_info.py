@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel measures of a TCP connection (struct tcp_info)."""
+"""The kernel's measurements of a TCP connection (struct tcp_info)."""
 
 import socket
 import struct

@@ -27,7 +27,7 @@ deliver them.
 
 
 class TlsSession:
-    """One side; ``server_hostname``: the name that the server must prove, if the context checks."""
+    """One side of a connection; the server must prove ``server_hostname`` if the context checks."""
 
     def __init__(
         self, context: ssl.SSLContext, *, is_server: bool, server_hostname: str | None = None

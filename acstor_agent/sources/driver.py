@@ -110,7 +110,7 @@ class Driver(base.Source):
         """Prefer copies at the host's location, the widest level first; by default does nothing."""
 
     def use_grants(self, grants: host_grants.HostGrants | None) -> None:
-        """Take what requests grants for images, if there is any; by default does nothing."""
+        """Use this host's grants for images, if any; by default does nothing."""
 
     @abc.abstractmethod
     async def fill_run(self, run: BlobRun) -> None:

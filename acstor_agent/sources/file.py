@@ -104,7 +104,7 @@ class _OpenFiles:
 
 
 class _Turn:
-    """When a thread may read: after the read that ends where it begins."""
+    """The turn of a read, after the read that ends where it begins."""
 
     def __init__(self, before: threading.Event | None, order_s: float) -> None:
         self._before, self._order_s = before, order_s

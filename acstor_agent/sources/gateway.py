@@ -66,7 +66,7 @@ class GatewaySource(glance.GlanceSource):
         self._grants: host_grants.HostGrants | None = None
 
     def use_grants(self, grants: host_grants.HostGrants | None) -> None:
-        """Request grants there if the user needs them."""
+        """Use this host's grants if the user needs them."""
         self._grants = grants
 
     @classmethod

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Timelines of the boots of this host: current ones, and the last finished ones.
 
-A boot lasts from the open of an image to its close, or to a long pause. An opener that reads next
-to nothing, such as Nova inspecting an image, leaves no timeline.
+A boot lasts from an image's open to its close or a long pause. Inspections leave no timeline.
 """
 
 import collections

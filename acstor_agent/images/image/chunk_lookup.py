@@ -87,7 +87,7 @@ class ChunkLookup(authorization.ChunkMaps):
     async def read_map_for_peer(
         self, host: ids.HostId, image_id: ids.ImageId, offset: int, length: int
     ) -> ids.Content:
-        """Return the content at a range; raise as :meth:`.DetachedMaps.read_from_source`."""
+        """Return the content at a range; raises as :meth:`.DetachedMaps.read_from_source`."""
         for _ in range(TRIES):  # other requests may evict the page at once
             if (found := self.content_at(image_id, offset, length)) is not None:
                 return found

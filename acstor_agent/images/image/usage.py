@@ -12,7 +12,8 @@ An image is in use while one of these holds:
 
 At the worker's start all images count as touched; :meth:`ImageUsage.is_seen` excludes that.
 :meth:`ImageUsage.is_used` is never False before the first scan, nor for an image opened since the
-start; the answer holds until the next await.
+start; the answer holds until the next await. It may stay True for ``within_s`` plus two
+SCAN_INTERVAL_S after the last use, or a week in Nova's absence.
 
 Processes that are invisible here (other pid namespace, no CAP_SYS_PTRACE) are missed if they opened
 an image before the start. With Nova's cache manager off (``manager_interval = -1``), an image of a

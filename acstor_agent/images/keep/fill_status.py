@@ -103,7 +103,7 @@ class FillStatus:
     def _in_cloud(
         self, progress: background_fill.FillProgress
     ) -> replica_holders.CloudProgress | None:
-        """Return the state of an image in the cloud; None if it is kept whole here."""
+        """Return the state of an image in the cloud; None if it is kept fully here."""
         part = progress.part
         if self._replicas is None or part is None or part.table is None:
             return None

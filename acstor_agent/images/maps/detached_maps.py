@@ -254,7 +254,7 @@ class DetachedMaps:
         await self._loads.wait(what)
 
     async def _wait_for_turn(self, host: ids.HostId) -> Callable[[], None]:
-        """Take one of the host's MAX_LOADS_PER_HOST turns; return what gives it back."""
+        """Take one of the host's MAX_LOADS_PER_HOST turns; return the function that releases it."""
         limiter = self._limiters.setdefault(host, trio.CapacityLimiter(MAX_LOADS_PER_HOST))
         turn = object()
 

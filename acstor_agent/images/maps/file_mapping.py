@@ -21,7 +21,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def read_only(fd: int, length: int) -> memoryview:
-    """Return 1 to all bytes of a file, mapped while a view of them exists, or raise OSError."""
+    """Return the first bytes (1 to all) of a file, mapped while views exist, or raise OSError."""
     address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
     if address == _FAILED:
         number = ctypes.get_errno()

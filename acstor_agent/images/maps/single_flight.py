@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs work once for all who wait for it; it goes on when they give up."""
+"""Runs work once for all waiting tasks; it continues when they are cancelled."""
 
 from collections.abc import Awaitable
 from collections.abc import Callable

@@ -50,7 +50,7 @@ async def pre_seed(
     is_home: Callable[[chunk_ref.ChunkRef], bool],
     first_chunk: int,
 ) -> dict[str, int]:
-    """Fetch an image's missing chunks; return byte counts, or raise AcstorError for one."""
+    """Fetch an image's missing chunks and return byte counts, or raise AcstorError."""
     cut = image.map.geometry
     homes = bytearray()
     for chunk_no in range(cut.chunk_count):

@@ -73,7 +73,10 @@ class AdvertisedPrefetch:
                 self.prefetcher.chunk_advertised(self._index.parent_of(chunk_no))
 
     def chunks_of(self, segment_chunks: segments.Chunks) -> list[tuple[int, chunk_ref.ChunkRef]]:
-        """Return a segment's chunks by number; none if its naming chunk is absent or repeated."""
+        """Return the chunks of a segment, by number; none if this image lacks it.
+
+        It returns none, too, if the chunk that names the segment occurs earlier in the image.
+        """
         named = self._index.find_parent(segment_chunks[0])
         return [] if named is None else self._chunks_of(named, *segment_chunks)
 

@@ -159,7 +159,7 @@ class Mirror:
         return self._chunks.chunk_ref_of(self.map, chunk_no)
 
     def content_at(self, offset: int, length: int) -> ids.Content | None:
-        """Return the content at a range of image or boot image; ZERO_CID: none, None: unknown."""
+        """Return the content at exactly this range; ZERO_CID if there is none, None if unknown."""
         if offset >= base.AT_BOOT_IMAGE:
             return self.boots.content_at(offset, length)
         chunk_no = self.map.geometry.chunk_at(offset, length)

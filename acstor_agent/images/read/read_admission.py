@@ -213,7 +213,10 @@ class _TrackedRequest:
 def fail_requests(
     table: blocked_requests.BlockedRequests, guest: requests.Stream, until_s: float
 ) -> int:
-    """Fail and count a killed guest's requests until ``until_s``; later ones may be another's."""
+    """Fail the waiting requests of a killed guest; return their number.
+
+    :param until_s: time of the check; newer requests may be of another process
+    """
     ended = [wait for wait in table.requests_of_guest(guest) if wait.since_s <= until_s]
     for wait in ended:
         assert isinstance(wait.token, _TrackedRequest)

@@ -93,7 +93,7 @@ class ClientConnection(base_connection.PeerConnection):
     def send_requests(
         self, requests: Sequence[peer_wire.ChunkRequest], on_answers: OnAnswers
     ) -> None:
-        """Send or queue requests; raise LocalProtocolError for a number in use or remembered."""
+        """Send or queue requests; raise LocalProtocolError if a number is, or just was, in use."""
         check_numbers(requests, *self.used_numbers)
         if not self._waiting:
             self.last_progress = trio.current_time()  # silence counts from now on

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits the time of a source's reads, without decoding (core/sources/attempt_timeout.py)."""
+"""A source with timeouts, decoding excluded (core/sources/attempt_timeout.py)."""
 
 from collections.abc import Awaitable
 from collections.abc import Callable
