@@ -49,10 +49,7 @@ _GONE = (enrolment_rules.EnrolmentState.REVOKED, enrolment_rules.EnrolmentState.
 
 
 class CheckpointRegistry:
-    """Handles checkpoint messages of hosts, and cleans up.
-
-    :ivar newest: the newest checkpoints of all servers, while this instance leads
-    """
+    """Handles checkpoint messages of hosts, and cleans up."""
 
     def __init__(
         self,
@@ -65,7 +62,7 @@ class CheckpointRegistry:
         kept_after_s: float,  # after Nova deleted the server
         clock: clocks.Clock = time,
     ) -> None:
-        self.newest: tuple[cloud_state.NewestCheckpoint, ...] = ()
+        self.newest: tuple[cloud_state.NewestCheckpoint, ...] = ()  # none unless it leads
         self.registered = 0
         self.refused = dict.fromkeys(("not_authentic", "not_its_own", "unknown", "stale"), 0)
         self._store, self._nova, self._trust, self._intervals = store, nova, trust, intervals

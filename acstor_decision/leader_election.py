@@ -35,11 +35,7 @@ def check_driver(url: str) -> None:
 
 
 class LeaderElection:
-    """One instance's candidacy.
-
-    :param instance: name of the instance, unique in the cloud
-    :param lease_s: lifetime of a dead instance's lock if the lock service does not notice its end
-    """
+    """The candidacy of an instance; its lock ends at most ``lease_s`` after the instance."""
 
     def __init__(
         self, url: str, instance: str, lease_s: float = 5.0, answer_s: float = ANSWER_S

@@ -112,10 +112,7 @@ class NovaClient:
         return bool(self._conf[GROUP.name].auth_type)
 
     def get_server(self, instance_id: ids.ImageId, requester: str = "") -> Server | None:
-        """Return Nova's current record of a server; None if it knows none.
-
-        :param requester: the host on whose behalf Nova is asked; "": the service itself
-        """
+        """Return Nova's current record of a server, for ``requester``; None if it knows none."""
         answer = self._get(f"/servers/{instance_id}", requester)
         if answer is None:
             return None

@@ -63,7 +63,6 @@ class _Endpoint(message_bus.Endpoint):
             raise
 
     def get_ring(self, _context: object, payload: object = None) -> dict[str, Any]:
-        """Return the current v-node table."""
         return decision_messages.encode(self._current_ring())
 
 
@@ -161,10 +160,7 @@ class TaskSender:
         self._limit = concurrency_limit.ConcurrencyLimit("the message bus", CALLERS, time)
 
     def send_task(self, task: decision_messages.ImageTask, hosts: Iterable[str] | None) -> None:
-        """Send a task to the agents of some hosts; None: of all.
-
-        :raises BusUnreachable: some hosts may have received the task
-        """
+        """Send a task to agents of ``hosts`` (None: all); BusUnreachable, maybe after some."""
         every: list[tuple[dict[str, Any], tuple[str, ...]]] = (
             [({"fanout": True}, ())]
             if hosts is None

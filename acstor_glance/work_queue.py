@@ -39,7 +39,6 @@ class _Project:
 
     @property
     def last_rank(self) -> Rank:
-        """The least urgent rank with a queued image."""
         return max(rank for rank, images in self.by_rank.items() if images)
 
 

@@ -41,10 +41,7 @@ class ZeroMap(NamedTuple):
 
 
 class AgentClient:
-    """Client of one agent.
-
-    Requests raise errors.AgentUnreachable without an answer in time, else errors.AgentRefused.
-    """
+    """Client of one agent; requests raise errors.AgentUnreachable or errors.AgentRefused."""
 
     def __init__(self, socket_path: str, timeout_s: float) -> None:
         self._socket_path = socket_path

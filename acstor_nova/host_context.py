@@ -215,10 +215,7 @@ class HostContext:
     def wait_until_readable(
         self, image_id: str, os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
     ) -> None:
-        """Wait until an image's mirror can be read; ``os_hash`` is the disk's, if known.
-
-        :raises errors.AcstorError: not readable within ``agent_start_s``, or other bytes
-        """
+        """Wait until an image's mirror with ``os_hash`` can be read, or raise AcstorError."""
         with tracing.Span("acstor_mirror_readable", image=image_id):
             self._wait_until_readable(image_id, os_hash)
 
@@ -251,10 +248,7 @@ def is_id_reused(error: Exception) -> bool:
 
 
 def notify_power_off(host: HostContext, instance_id: str, *, is_cancelled: bool = False) -> None:
-    """Tell the agent that an instance on a mirror is being switched off, or stays on.
-
-    Otherwise a QEMU whose reads wait ends only when libvirt kills it after 10 s.
-    """
+    """Tell the agent of a power-off, or libvirt would kill a waiting QEMU after 10 s."""
     folder = os.path.join(host.nova.conf.instances_path, instance_id)
     bases = [local_file.backing_of(os.path.join(folder, name)) for name in ROOT_DISKS]
     if any(base is not None and mirror_link.is_agent_file(base) for base in bases):

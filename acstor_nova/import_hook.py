@@ -28,7 +28,6 @@ class _Finder(abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> machinery.ModuleSpec | None:
-        """Return the other finders' spec with a loader that calls ``register``."""
         if fullname != self.name:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]

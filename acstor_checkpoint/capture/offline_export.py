@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NBD export of a powered-off server's disk.
-
-``qemu-nbd`` reads without a lock, so the server can start; data of a changed file is discarded.
-"""
+"""NBD export of a powered-off server's disk; no lock, so that the server can start."""
 
 import contextlib
 import json

@@ -36,10 +36,7 @@ def stamp(path: str) -> Stamp:
 
 
 def check_backing_file(fd: int, path: str, base: str) -> None:
-    """Raise Unusable if an open overlay has a backing file other than ``base``.
-
-    QEMU's tools run as root and follow the header, which the guest's QEMU could write.
-    """
+    """Raise Unusable unless ``base`` backs an open overlay: the guest's QEMU writes its header."""
     check_backing(fd, path, local_file.backing_of(local_file.path_of(fd)), base)
 
 

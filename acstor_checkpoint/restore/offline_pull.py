@@ -94,10 +94,7 @@ class OfflinePull:
         is_powered_off: Callable[[], bool],
         *more: int,
     ) -> None:
-        """Run a tool; abort it if the server starts or space gets short, and raise Unusable.
-
-        :param argv: without the output file ``fd``, which is last
-        """
+        """Run a tool, with ``fd`` as output; Unusable if the server starts or space gets short."""
         with _tool([*argv, local_file.path_of(fd)], (fd, *more), self._kill_s) as tool:
             while tool.poll() is None:
                 if self._ended.wait(_LOOK_EVERY_S) or not is_powered_off():
@@ -126,10 +123,7 @@ class OfflinePull:
 
 
 def rebase(path: str, checkpoint: str, base: str) -> None:
-    """Change the backing file of a disk that lacks data from ``base`` back to the checkpoint.
-
-    :raises errors.Unusable: the disk is open, or has another backing file
-    """
+    """Change a disk's backing file from ``base`` back to the checkpoint, or raise Unusable."""
     with overlay.open_file(path, os.O_RDWR) as fd:
         overlay.check_backing_file(fd, path, base)
         argv = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", checkpoint]

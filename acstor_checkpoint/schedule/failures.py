@@ -52,10 +52,7 @@ def _reason(e: Exception) -> FailureReason:
 
 
 class Failures:
-    """Failures since the daemon's start; thread-safe.
-
-    A server is listed until its next attempt succeeds without delay, or it leaves the host.
-    """
+    """Failures since the start; a server is listed until it succeeds or leaves; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -187,10 +187,7 @@ class GarbageCollection:
         client: vault_client.VaultClient,
         work: Callable[[vault_client.VaultClient], None],
     ) -> None:
-        """Run ``work`` with a holder within ``holder_s``; log its failure.
-
-        Report a holder as failed only if a single request stalls, not if it has much to delete.
-        """
+        """Run ``work`` with a holder; record a failure only if a single request stalls."""
         try:
             holder_group.call_holders([client], work, self._limits.holder_s)
         except holder_group.HolderSlow as e:
@@ -231,10 +228,7 @@ class GarbageCollection:
     def _unchanged(
         self, client: vault_client.VaultClient, disk: ids.ImageId, known: _Known
     ) -> Iterator[bool]:
-        """Yield whether a disk's state is unchanged, and block its checkpoints.
-
-        A due checkpoint aborts the client: vaults drop its requests when the checkpoint begins.
-        """
+        """Yield whether a disk's state is unchanged; a due checkpoint aborts the client."""
         if disk not in known:
             yield True
             return

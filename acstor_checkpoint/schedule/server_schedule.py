@@ -104,10 +104,7 @@ class ServerSchedule:
     def next_server(
         self, now_s: float, busy: Container[ids.ImageId] = (), *, may_retry: bool = True
     ) -> domain_xml.Server | None:
-        """Return the next due server but the ``busy`` ones; None if none is due.
-
-        :param may_retry: include servers with :meth:`is_retried`
-        """
+        """Return the next due server that is not ``busy``, nor retried unless ``may_retry``."""
         due = [
             entry
             for instance, entry in self._entries.items()

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker threads that take checkpoints of this host's servers.
-
-A server has at most one worker.  Servers whose last attempt failed or was delayed share
-RETRY_WORKERS, so that they do not block other servers.
-"""
+"""Worker threads that take checkpoints of this host's servers; a server has at most one."""
 
 import contextlib
 import logging
@@ -99,11 +95,9 @@ class WorkerPool:
         self._woken.set()
 
     def request_checkpoint(self, instance: ids.ImageId) -> int:
-        """Schedule a server next; return the number of its last started checkpoint.
+        """Schedule a server next, or raise Unusable; return its last started checkpoint's number.
 
         Later numbers have snapshots after this call.
-
-        :raises errors.Unusable: the server has no checkpoints here
         """
         with self._lock:
             is_here = self._schedule.has_server(instance)
@@ -143,10 +137,7 @@ class WorkerPool:
     def hold_server(
         self, instance: ids.ImageId, end_block: Callable[[], None] = lambda: None
     ) -> Iterator[bool]:
-        """Block checkpoints of a server during the block; yield False if one runs.
-
-        :param end_block: called, maybe repeatedly, when a checkpoint is due; must not wait
-        """
+        """Block a server's checkpoints; see :meth:`garbage_collection.Servers.hold_server`."""
         with self._lock:
             is_held = instance not in self._running and instance not in self._held
             if is_held:

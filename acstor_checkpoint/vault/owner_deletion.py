@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deletes data of hosts that left the cloud.
-
-The decision service must confirm it, and the owner must not access the data meanwhile: it may have
-returned.
-"""
+"""Deletes data of hosts that left the cloud, as the decision service confirms."""
 
 import contextlib
 import logging

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scrubber: reads the vault's files at a low rate, and removes corrupt ones.
-
-Their owner checks for missing chunks before each checkpoint, and sends them again.
-"""
+"""Scrubber: reads the vault's files slowly, and removes corrupt ones; owners send them again."""
 
 import errno
 import logging

@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 def locked(
     folder: pathlib.Path, why: str = "another process keeps a vault there"
 ) -> Iterator[None]:
-    """Create a private folder if needed, and lock it; OSError.
+    """Create a private folder if needed, and lock it, or raise OSError.
 
     :raises errors.Unusable: locked by another process (error text ``why``), or accessible to others
     """

@@ -48,10 +48,7 @@ class StoredObject:
 
 
 class VaultStore:
-    """Storage in a locked folder; thread-safe.  Methods raise OSError if the disk fails.
-
-    Creation reads all names and sizes in the folder for the quota.
-    """
+    """Storage in a locked folder; thread-safe; methods raise OSError if the disk fails."""
 
     def __init__(self, folder: pathlib.Path, limits: quota.VaultLimits, host: ids.HostId) -> None:
         self.folder = folder
@@ -277,10 +274,7 @@ class _Incoming:
 
 
 class Batch:
-    """Objects of one disk that are made durable together.
-
-    Objects of a failed batch may have names: their data is durable, and maybe stored by another.
-    """
+    """Objects of one disk that are made durable together; a failed batch may leave some."""
 
     def __init__(self, vault: VaultStore, folder: pathlib.Path, owner: ids.HostId) -> None:
         self._vault, self._folder, self._owner = vault, folder, owner

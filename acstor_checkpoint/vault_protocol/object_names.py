@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of disks, chunks and manifests in vaults, and lists of names.
-
-A list of names is strictly ascending, so it can be validated as a stream and searched in place.
-"""
+"""Names of disks, chunks and manifests in vaults, and strictly ascending lists of names."""
 
 import bisect
 import enum
@@ -84,7 +81,6 @@ class NameList(Sequence[bytes]):
     @overload
     def __getitem__(self, at: slice) -> list[bytes]: ...
     def __getitem__(self, at: int | slice) -> bytes | list[bytes]:
-        """Return a name, or a list of names."""
         if isinstance(at, slice):
             return [self[n] for n in range(*at.indices(len(self)))]
         if not 0 <= at < len(self):

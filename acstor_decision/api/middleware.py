@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""WSGI middleware around the application, from oslo.middleware.
-
-It runs before authentication, so it must not reveal anything about the cloud.
-"""
+"""WSGI middleware from oslo.middleware, before authentication: it must reveal nothing."""
 
 import ipaddress
 from collections.abc import Callable

@@ -51,14 +51,10 @@ class NoBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Page of a list.
-
-    :param limit: largest number of entries
-    :param marker: last entry of the previous page
-    """
+    """Page of a list."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
-    marker: Annotated[str, patterns.text(255)] = ""
+    marker: Annotated[str, patterns.text(255)] = ""  # last entry of the previous page
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,7 +87,6 @@ def run(conf: cfg.ConfigOpts) -> int:
 
 
 def _stop_event(conf: cfg.ConfigOpts) -> threading.Event:
-    """Install the signal handlers; return the event that ends the service."""
     signals.install(conf.mutate_config_files)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -136,11 +135,7 @@ def _serve_metrics(
 def _wait_for_database(
     store: database.Database, prepare: Callable[[], None], stopping: threading.Event
 ) -> bool:
-    """Wait until the database responds; return False if the service is stopped first.
-
-    :param prepare: reads what the service needs at its start
-    :raises errors.Unusable: the schema has another version; or as ``prepare`` raises
-    """
+    """Wait until the database responds, and ``prepare``; False if stopped; may raise Unusable."""
     was_logged = False
     while not stopping.is_set():
         try:

@@ -113,10 +113,7 @@ class Decider:
         self._revoked: Mapping[str, int] = table.revoked
 
     def observe_loads(self, busy: Collection[int] | None = ()) -> None:
-        """Record the slowness of locations and the busy levels; once in a collection.
-
-        :param busy: result of :func:`threshold.busy_levels`; None: unknown, keep the last one
-        """
+        """Record slowness and busy levels (None: the last ones), once in a collection."""
         self._busy = self._busy if busy is None else busy
         levels = {host: location.parse(place.location) for host, place in self.table.hosts.items()}
         self._observe_places(levels)
@@ -159,10 +156,7 @@ class Decider:
         self._revoked = dict(revoked)
 
     def decide_table(self, now_s: float, drained: Collection[str] = ()) -> Decision | None:
-        """Return the table to put in force; None if the current one stays.
-
-        :param drained: hosts that must not be homes
-        """
+        """Return the table to put in force, without ``drained`` homes; None: no change."""
         living = self._members.list_live(now_s)
         if self._revoked != self.table.revoked:
             return self._decision(self._steady(living, drained), ChangeReason.REVOKED)

@@ -12,13 +12,10 @@ from acstor_common.wire import checkpoint_messages
 def holder_fault(
     owner: str,
     holders: Iterable[checkpoint_messages.RegisteredHolder],
-    known: Mapping[str, str],
+    known: Mapping[str, str],  # ``ip:port`` of agents, as they report
     is_enrolled: Callable[[str], bool],
 ) -> str:
-    """Return why a host may not name these holders; "" if it may.
-
-    :param known: ``ip:port`` of agents, of the hosts that reported theirs
-    """
+    """Return why a host may not name these holders; "" if it may."""
     is_local = not (at := known.get(owner, "")) or addresses.is_loopback(addresses.parse(at)[0])
     for holder in holders:
         what, ip = f"{holder.host} at {holder.address}", addresses.parse(holder.address)[0]

@@ -106,14 +106,10 @@ def _families(
 def group_waits(
     group: WaitsByHost,
     levels: Mapping[ids.HostId, location.Levels],
-    near: int,
-    outers: Iterable[int],
+    near: int,  # hosts below this distance belong to the group
+    outers: Iterable[int],  # thresholds to evaluate
 ) -> dict[int, float]:
-    """Return a group's wait for homes below each threshold, in seconds a byte; 0 is the source.
-
-    :param near: hosts below this distance belong to the group
-    :param outers: thresholds to evaluate
-    """
+    """Return a group's wait for homes below each threshold, in seconds a byte; 0 is the source."""
     found: dict[int, list[float]] = collections.defaultdict(list)
     for reader in group.values():
         if reader.source is not None:

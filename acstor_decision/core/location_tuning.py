@@ -123,10 +123,7 @@ class LocationTuner:
     # Ways
 
     def record_waits(self, usual: int, waits: Mapping[str, Mapping[int, float]]) -> None:
-        """Record groups' waits (:func:`link_capacity.group_waits`), once a collection.
-
-        :param usual: the table's outer threshold
-        """
+        """Record groups' waits, once a collection; ``usual``: the table's outer threshold."""
         for group in list(self._detours):
             self._check_detour(group, waits.get(group, {}))
         self._ways = {group: self._ways.get(group, streak.Streak(0)) for group in waits}

@@ -27,10 +27,7 @@ def remap_vnodes(
     wanted: Mapping[ids.HostId, int],
     similarity: Similarity,
 ) -> Owners:
-    """Return the owners of v-nodes after each host has as many as wanted.
-
-    V-nodes of hosts that are not wanted are removed.
-    """
+    """Return the owners of v-nodes after each host has as many as ``wanted``, others none."""
     if {host: len(names) for host, names in owners.items()} == dict(wanted):
         return dict(owners)
     result = {host: set(owners.get(host, ())) for host in wanted}

@@ -27,10 +27,7 @@ def list_keys(session: orm.Session, kind: str) -> list[models.AuthorityKey]:
 
 
 def ensure_key(session: orm.Session, kind: str, make: MakeKey) -> list[models.AuthorityKey]:
-    """Return the keys of a kind, the newest first; create one if there is none.
-
-    Raises a duplicate key error if another instance was faster.
-    """
+    """Return the keys of a kind, newest first; create one, or raise a duplicate key error."""
     found = list_keys(session, kind)
     if not found:
         session.add(_numbered(make(), kind, 1))
@@ -145,10 +142,7 @@ def list_silent(session: orm.Session, before_s: float) -> Silent:
 def delete_host(
     session: orm.Session, host: str, change: Callable[[models.Enrolment], bool]
 ) -> bool:
-    """Delete the records of a host; return whether it was known.
-
-    :param change: updates its enrolment; returns whether to keep it
-    """
+    """Delete a host's records, but not what ``change`` keeps; return whether it was known."""
     row = session.get(models.Enrolment, host, with_for_update=True)
     is_known = session.get(models.Host, host) is not None
     if row is not None:

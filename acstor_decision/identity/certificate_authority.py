@@ -50,10 +50,7 @@ class IssuedCertificate(NamedTuple):
 
 
 class CertificateAuthority:
-    """The certificate authority; every method may raise DatabaseError.
-
-    :raises errors.Unusable: from every method: the operator's files cannot be used
-    """
+    """The certificate authority; methods raise DatabaseError, and Unusable for bad files."""
 
     def __init__(
         self,

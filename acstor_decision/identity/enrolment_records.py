@@ -141,10 +141,7 @@ def check_rate(row: models.Enrolment, now_s: float, least_interval_s: float) -> 
 def refusal(
     verdict: enrolment_rules.Verdict, host: str, row: models.Enrolment | None = None
 ) -> enrolment_rules.EnrolmentRefused:
-    """Return the refusal of a request, with the remedy.
-
-    It never suggests to allow the key of the request, which anybody may have sent.
-    """
+    """Return a refusal with its remedy, without the request's key, which anybody may send."""
     if (
         row is not None
         and row.state == enrolment_rules.EnrolmentState.WAITING

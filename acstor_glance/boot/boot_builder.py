@@ -248,7 +248,6 @@ class _BootRecorder:
                 self._recorder.record_read(*extent, self._now_s())
 
     def set_cpu_wait(self, cpu_wait_s: float) -> None:
-        """Set the time that the guest has waited for a processor so far."""
         with self._lock:
             self._cpu_wait_s = max(self._cpu_wait_s, cpu_wait_s)
 

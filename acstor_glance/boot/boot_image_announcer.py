@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Announces new boot images to hosts, so that they can prefetch them (``prefetch_boot_images``).
-
-A tenant's image without predecessors is not announced.
-"""
+"""Announces new boot images to hosts, except a tenant's without predecessors."""
 
 import logging
 from typing import Any

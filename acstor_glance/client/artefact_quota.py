@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Artefact quota: limits the chunk maps and boot images of one project.
-
-They belong to the service's project, so Glance's quota of the tenant does not count them.
-"""
+"""Artefact quota: limits a project's chunk maps and boot images; Glance's omits them."""
 
 import threading
 import time

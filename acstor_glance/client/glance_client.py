@@ -79,10 +79,7 @@ def connect(conf: cfg.ConfigOpts) -> "GlanceClient":
 
 
 class GlanceClient:
-    """Glance's images, and the artefacts among them; a client of glanceclient's API v2.
-
-    Every method raises :class:`errors.ImageServiceError` when Glance or Keystone fails or refuses.
-    """
+    """Glance's images and artefacts; methods raise ImageServiceError when Glance fails."""
 
     def __init__(self, client: Any, find_project_id: Any) -> None:
         self._client, self._find_project_id = client, find_project_id

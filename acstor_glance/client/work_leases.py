@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work leases: one plugin or listener at a time works on an image.
-
-A lease only saves work: if two work on one image anyway, one artefact is in force.
-"""
+"""Work leases: one plugin or listener at a time works on an image, which saves work."""
 
 import contextlib
 import logging
@@ -24,10 +21,7 @@ ANSWER_S = 20.0  # longest wait for the coordination service; most tooz drivers 
 
 
 class WorkLeases:
-    """Leases on images for one kind of work, over any driver of tooz; no ``url``: files.
-
-    Each lease has its own coordinator, because some drivers are not thread-safe.
-    """
+    """Leases for one kind of work, by tooz (a coordinator each: thread safety) or by files."""
 
     def __init__(
         self,

@@ -20,10 +20,7 @@ EXIT_FAILED, EXIT_STOPPED = 1, 130
 def run_command(
     program: str, run: Callable[[], int], stopped: str, *faults: type[Exception]
 ) -> int:
-    """Run a command, print its errors; return the exit status.
-
-    :param faults: errors besides acstor's that are printed in one line
-    """
+    """Run a command, print acstor's errors and ``faults`` in a line; return the exit status."""
     expected: tuple[type[Exception], ...] = (errors.AcstorError, *faults)
     try:
         return run()

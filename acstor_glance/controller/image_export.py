@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports images from Glance into a folder for the sources ``file`` and ``http``.
-
-Every name is a complete verified file, readable for owner and group; the chunk map comes last.
-"""
+"""Exports images for the sources ``file`` and ``http``: verified files, chunk map last."""
 
 import enum
 import hashlib

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listens for Glance's notifications, and extracts the IDs of images to look at.
-
-Only the IDs are used, so false, late and duplicate messages do no harm.
-"""
+"""Listens for Glance's notifications; uses only image IDs, so false ones do no harm."""
 
 import logging
 import threading

@@ -144,10 +144,7 @@ class ImageLookup:
         self._glance.invalidate()
 
     def quota_left(self, caller: Caller) -> int | None:
-        """Return the rest of the quota of the caller's project, in bytes; None: unknown.
-
-        Quotas exist with ``use_keystone_limits`` only.
-        """
+        """Return the rest of the project's quota in bytes; None: unknown, or no Keystone limits."""
         answer = self._get("/v2/info/usage", caller)
         if answer.status_code != http.HTTPStatus.OK:
             return None

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a range of an image, after checking permission, size and, if known, MD5.
-
-If all cached locations fail, Glance is asked for them again.
-"""
+"""Reads a range of an image, and checks permission, size and, if known, MD5."""
 
 import http
 import logging
@@ -62,10 +59,7 @@ class RangeReader:
         caller: image_lookup.Caller,
         if_range: str = "",
     ) -> ImageRange:
-        """Return the range of the Range header; raises HttpError.
-
-        :param if_range: the image's ETag, else the header is ignored; empty: it counts
-        """
+        """Return the range that headers Range and If-Range select; raises HttpError."""
         if if_range and if_range != image.etag:
             header = ""
         requested = byte_range.parse(header, image.size_bytes, self._max_bytes)

@@ -65,10 +65,7 @@ def why_not_qcow2(head: bytes) -> str:
 
 
 def why_not_convertible(file: IO[bytes], disk_format: str) -> str:
-    """Return why an image is unsafe to convert, else "".
-
-    :param file: is read to its end, where some formats have metadata, and closed
-    """
+    """Return why an image is unsafe to convert, else ""; reads ``file`` and closes it."""
     inspector = format_inspector.InspectWrapper(file)
     while inspector.read(geometry.MIB):
         pass

@@ -219,7 +219,6 @@ class ImagePreparation:
         as_read: image_record.Image | None = None,  # of the bytes that agents read
         pointers: Mapping[str, str] | None = None,  # to set together with the map's
     ) -> None:
-        """Publish a chunk map, after checking that it is of this image."""
         file.flush()
         count = os.fstat(file.fileno()).st_size
         self._budget.check_artefact(CHUNK_MAP, count)

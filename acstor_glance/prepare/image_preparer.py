@@ -46,10 +46,7 @@ class PreparationOutcome(enum.StrEnum):
 
 
 class ImagePreparer:
-    """Prepares images, one at a time in each calling thread.
-
-    Methods raise errors.ImageServiceUnreachable if Glance or the coordination service is away.
-    """
+    """Prepares images, one per thread; methods raise ImageServiceUnreachable without Glance."""
 
     def __init__(
         self,

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budget: limits of bytes and time for the preparation of one image.
-
-They depend on the uploaded bytes: a qcow2 file of 20 MiB can state a disk of 2 TiB.
-"""
+"""Budget: limits of bytes and time for an image, by uploaded bytes, not by stated size."""
 
 import math
 import threading

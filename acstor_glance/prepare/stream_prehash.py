@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-hashes an image that arrives as a stream from Glance's API.
-
-The tables of a qcow2 image can be anywhere in it, so it is copied to an unnamed file first.
-"""
+"""Pre-hashes an image that streams from Glance; a qcow2 image is copied to a file first."""
 
 import contextlib
 import hashlib

@@ -113,10 +113,7 @@ class RecoveringBase:
         return True
 
     def direct_snapshot(self, *args: Any, **kwargs: Any) -> Any:
-        """Make a snapshot, after restoring the checkpoint as base of an incomplete disk.
-
-        The QEMU of a running guest still has the checkpoint open.
-        """
+        """Make a snapshot, of an idle disk after restoring its checkpoint as base."""
         if not delta_snapshot.is_of_running_guest():
             recovered_disk.rebase_disk(self.host, self.path)
         return super().direct_snapshot(*args, **kwargs)  # type: ignore[misc]

@@ -66,10 +66,7 @@ class LocalityCache:
         self._trouble = log_once.LogOnce(LOG)
 
     def lookup(self, image_id: str) -> host_weight.LocalityTable | None:
-        """Return the table of an image; None if there is none in time.
-
-        :raises RuntimeError: no thread can be started
-        """
+        """Return the table of an image, None if not in time; RuntimeError without a thread."""
         ends_s = self._clock.monotonic() + self._timings.wait_s
         with self._changed:
             entry = self._tables.get_as_used(image_id)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stream of the delta of a disk on a mirror, which must not be written meanwhile.
-
-The file is read twice, for the table and for the data, so the length is known beforehand.
-"""
+"""Stream of the delta of a disk, which is read twice and must not change meanwhile."""
 
 import logging
 import time

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes complete snapshots without reading the zeros of an image from its mirror.
-
-A :mod:`hole_map` between disk and mirror lets Nova's ``qemu-img`` skip zeros.
-"""
+"""Makes complete snapshots; a :mod:`hole_map` lets qemu-img skip the mirror's zeros."""
 
 import contextlib
 import json

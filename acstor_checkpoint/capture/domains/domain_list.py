@@ -23,10 +23,7 @@ LibvirtLink = libvirt_link.LibvirtLink
 
 
 class Domains:
-    """libvirt of this host; connects on demand.
-
-    :param base_of: returns the image whose mirror backs an overlay
-    """
+    """libvirt of this host; connects on demand."""
 
     def __init__(
         self,

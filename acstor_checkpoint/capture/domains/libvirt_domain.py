@@ -149,12 +149,8 @@ class Domain:
                 raise
         return True
 
-    def pull_blocks(self, base: str, rate_bytes_s: int) -> bool:
-        """Start copying data between the disk and ``base`` into the disk.
-
-        :param rate_bytes_s: 0: no limit
-        :return: False: another job of this disk is running
-        """
+    def pull_blocks(self, base: str, rate_bytes_s: int) -> bool:  # a rate of 0: no limit
+        """Start pulling data above ``base`` into the disk; return False if another job runs."""
         return self._call(lambda: self._pulled(base, rate_bytes_s))
 
     def _pulled(self, base: str, rate_bytes_s: int) -> bool:

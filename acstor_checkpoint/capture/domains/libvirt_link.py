@@ -32,10 +32,7 @@ LIMITS = LibvirtLimits()
 
 
 class LibvirtLink:
-    """A libvirt connection for one server, with a timeout of its calls.
-
-    A hung QEMU blocks a call forever, and libvirt processes few calls of a connection at a time.
-    """
+    """A libvirt connection for one server only, because a hung QEMU blocks other calls."""
 
     def __init__(self, timeout_s: float = LIMITS.call_s) -> None:
         self.connection: Any = None
@@ -51,10 +48,7 @@ class LibvirtLink:
         return self._calls.is_busy
 
     def call(self, what: str, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
-        """Run calls to libvirt; return their result; ``undo`` is called if they succeed too late.
-
-        :raises errors.Unusable: they fail or time out, or a previous call still runs
-        """
+        """Run calls to libvirt, or raise Unusable; ``undo`` them if they succeed too late."""
         try:
             return self._calls.run_call(work, undo)
         except (libvirt.libvirtError, call_deadline.CallTimeout) as e:

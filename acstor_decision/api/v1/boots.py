@@ -55,10 +55,7 @@ class NewestBoots(msgspec.Struct, frozen=True):
 
 
 class BootQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Size of the list.
-
-    :param limit: largest number of boots
-    """
+    """Size of the list."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
 

@@ -68,18 +68,12 @@ class Checkpoints(msgspec.Struct, frozen=True):
 
 
 class CheckpointPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Filters and page of the list.
-
-    :param instance: only checkpoints of this server
-    :param host: only checkpoints that this host took
-    :param limit: largest number of checkpoints
-    :param marker: id of the last checkpoint of the previous page
-    """
+    """Filters and page of the list."""
 
     instance: patterns.OptionalUuid = ""
     host: Annotated[str, patterns.text(255)] = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
-    marker: Annotated[str, patterns.text(36)] = ""
+    marker: Annotated[str, patterns.text(36)] = ""  # last id of the previous page
 
 
 class CheckpointRecovery(checkpoint_messages.RecoveryData, frozen=True, kw_only=True):

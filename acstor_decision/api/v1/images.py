@@ -146,14 +146,10 @@ class ImageHosts(msgspec.Struct, frozen=True):
 
 
 class ImagePage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Page of the list.
-
-    :param limit: largest number of images
-    :param marker: id of the last image of the previous page
-    """
+    """Page of the list."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = PAGE
-    marker: Annotated[str, patterns.text(36)] = ""
+    marker: Annotated[str, patterns.text(36)] = ""  # last id of the previous page
 
 
 def list_images(call: operation.Call) -> Images:

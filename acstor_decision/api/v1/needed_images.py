@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images that must stay in the image store: used by hosts and not fully cached.
 
-A silent host counts for a day, so that an outage makes no image look unneeded; a revoked one not.
+A silent host counts for a day, so that an outage makes no image look unneeded.
 """
 
 from acstor_common.wire import decision_messages

@@ -72,14 +72,10 @@ class Rings(msgspec.Struct, frozen=True):
 
 
 class RingPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Page of the list.
-
-    :param limit: largest number of tables
-    :param marker: epoch of the last table of the previous page; 0: begin with the newest
-    """
+    """Page of the list."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
-    marker: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
+    marker: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0  # previous page's last; 0: newest
 
 
 def current(call: operation.Call) -> Ring:

@@ -37,13 +37,9 @@ class TrafficRecords(msgspec.Struct, frozen=True):
 
 
 class TrafficQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Filters of the list.
+    """Filters of the list."""
 
-    :param last_s: length of the period before now; 0: only the last collection of each host
-    :param host: only records of this host
-    """
-
-    last_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)] = 0.0
+    last_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)] = 0.0  # 0: last collection
     host: Annotated[str, patterns.text(255)] = ""
 
     def __post_init__(self) -> None:
@@ -84,10 +80,7 @@ class PeerFlows(msgspec.Struct, frozen=True):
 
 
 class PeerFlowQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Size of the list.
-
-    :param limit: largest number of hosts
-    """
+    """Size of the list."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=40)] = 24
 

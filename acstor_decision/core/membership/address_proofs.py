@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records which host proved which address, and schedules the verification.
-
-All agents connect to the addresses of a table, so the service first verifies them itself.
-"""
+"""Records which host proved which address, before a table sends agents there."""
 
 from collections.abc import Container
 from collections.abc import Iterable

@@ -141,10 +141,7 @@ class Members:
     def accept_sample(
         self, sample: decision_messages.Sample, now_s: float, wall_s: float
     ) -> Refusal | None:
-        """Accept a sample; return why it is refused, None if it is accepted.
-
-        :param wall_s: the clock that samples are stamped with
-        """
+        """Accept a sample, by the wall clock ``wall_s``; return why it is refused, or None."""
         refusal = self._refusal(sample, now_s, wall_s)
         if refusal is not None:
             self.refused[refusal] += 1

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uploads an image's bytes to Glance with the caller's token, and their length.
-
-Glance rejects an incomplete upload, and the image is ``queued`` again.
-"""
+"""Uploads an image to Glance with the caller's token; an incomplete one is queued again."""
 
 import http
 import logging
