@@ -194,7 +194,7 @@ class MirrorNfsDriver(nfs.NfsDriver):  # type: ignore[misc]  # Cinder has no typ
             return  # another cinder-volume of this backend copies it
         try:
             mirror, copy = self._mirror_of(base), base_files.copy_path(share, base)
-            copy.unlink(missing_ok=True)  # what an interrupted copy left, or a link of a stranger's
+            copy.unlink(missing_ok=True)  # of an interrupted copy, or a foreign link
             size_bytes = self._size_of(mirror)
             image_utils.convert_image(
                 str(mirror), str(copy), "raw", src_format="raw", run_as_root=self._execute_as_root

@@ -14,7 +14,7 @@ LONGEST_S = 1800.0  # time after which a guest counts as unbooted
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """What is simulated."""
+    """Parameters of a simulation."""
 
     shape: topology.Shape = topology.ONE_SWITCH
     guests: int = 160

@@ -50,7 +50,7 @@ class Consistency(enum.IntEnum):
 
 
 class Subject(NamedTuple):
-    """What a checkpoint is of, and when it was taken."""
+    """Subject of a checkpoint, and the time when it was taken."""
 
     disk: ids.ImageId  # a UUID for the disk's key; new for each full checkpoint
     instance: ids.ImageId

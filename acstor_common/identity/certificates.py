@@ -26,7 +26,7 @@ from acstor_common.model import ids
 
 BACKDATE_S: Final = 300
 GRACE_S: Final = 7 * 86400
-"""How long an expired certificate is accepted: renewal may fail for a weekend.
+"""Time for which an expired certificate is accepted: renewal may fail for a weekend.
 
 The decision service and Glance's listener use the same value."""
 CA_FILE: Final = "ca.pem"

@@ -93,7 +93,7 @@ PROTECTED = "acstor_protected="
 A tag, because Glance deletes hidden properties when a tenant updates the image."""
 
 UNPROTECTED = "acstor_unprotected="
-"""Prefix that replaces PROTECTED after somebody removed the protection."""
+"""Prefix that replaces PROTECTED when the protection was removed."""
 
 # Properties of artefacts.
 KIND = "acstor_kind"

@@ -3,8 +3,8 @@
 
 Plain CIDs let a tenant test whether some image contains guessed bytes: an own image with them comes
 from a cache (Harnik et al. 2010, "Side channels in cloud services: deduplication in cloud
-storage").  So CIDs of images that not everybody may read are keyed with their project's key (Storer
-et al. 2008, "Secure data deduplication").
+storage").  So the CIDs of private and shared images are keyed with their project's key (Storer et
+al. 2008, "Secure data deduplication").
 
 An image keeps the CID of its base's chunk at the same offset, if its owner may read the base.  At
 other offsets a base's owner could fill it with guesses and find them in other tenants' snapshots.

@@ -60,7 +60,7 @@ def _mount(session: requests.Session, adapter: "Adapter") -> None:
 
 
 class _Pace:
-    """What a response must keep up with: longest silence, and least rate."""
+    """Limits of a response: longest silence, and least rate."""
 
     def __init__(self, silence_s: float | None) -> None:
         self.silence_s = math.inf if silence_s is None else silence_s

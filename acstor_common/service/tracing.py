@@ -24,7 +24,7 @@ from acstor_common.model import clocks
 
 LOG = logging.getLogger(__name__)
 
-PUBLISHED_KEY = "SECRET_KEY"  # default of osprofiler's option ``hmac_keys``, known to everybody
+PUBLISHED_KEY = "SECRET_KEY"  # osprofiler's public default of ``hmac_keys``
 MAX_SPANS = 100  # of one request in one process; osprofiler itself has no limit
 MAX_HEADER_CHARS = 1024
 SLOW_S = 0.5

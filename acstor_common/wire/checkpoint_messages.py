@@ -48,7 +48,7 @@ class RegisteredHolder(msgspec.Struct, frozen=True):
 
 
 class RecoveryData(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent needs to make a disk of a checkpoint: REST's ``CheckpointRecovery``."""
+    """Data from which an agent makes a disk of a checkpoint: REST's ``CheckpointRecovery``."""
 
     checkpoint_id: str
     instance_id: str

@@ -56,7 +56,7 @@ class Alive(NamedTuple):
 
 
 class World(Protocol):
-    """What hosts share: the time, the network and the source."""
+    """Shared by hosts: the time, the network and the source."""
 
     @property
     def now(self) -> float:

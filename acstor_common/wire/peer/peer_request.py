@@ -60,7 +60,7 @@ class Priority(enum.IntEnum):
 
 
 class Mode(enum.IntEnum):
-    """What the requester wants; ``ONLY`` modes exclude a referral.
+    """Mode of a request; ``ONLY`` modes exclude a referral.
 
     To prevent deadlock with any v-node tables, a host waits only for later modes: HELD for a
     bounded time for any pending fetch; HOME for another home or the source; RELAYED for the source.

@@ -53,9 +53,9 @@ BULK_ONLY = frozenset(
     {Type.ADVERTISE, Type.GONE, Type.EVICTION_HINT, Type.KEEP, Type.KEPT, Type.RAISE_PRIORITY}
 )
 FROM_CLIENT = BULK_ONLY | {Type.HELLO, Type.GET, Type.CANCEL, Type.PING, Type.PONG}
-"""What the side that opened the connection may send."""
+"""Types that the side that opened the connection may send."""
 FROM_SERVER = frozenset({Type.HELLO, Type.CHUNK, Type.REFUSE, Type.PING, Type.PONG, Type.REFER})
-"""What the side that accepted the connection may send."""
+"""Types that the side that accepted the connection may send."""
 
 HEADER = struct.Struct(">HBBI")  # magic, major version, type, body length
 HEADER_BYTES = HEADER.size
