@@ -55,7 +55,10 @@ class HostGrants:
         self._threads = blocking_threads.BlockingThreads(WHERE, THREADS)
 
     async def headers_of(self, what: str, image_id: ids.ImageId, target: str) -> dict[str, str]:
-        """Return headers that permit a request (``target_of``), or raise ChunkUnavailable."""
+        """Return the headers that permit a request to the gateway, or raise ChunkUnavailable.
+
+        :param target: see :func:`image_grants.target_of`
+        """
         identity = self._files.current_credentials()
         if identity.certificate is None:
             raise errors.SourceUnreachable(what, WHERE, "this host has no certificate yet")
