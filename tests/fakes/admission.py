@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hosts a host admits, without a v-node table."""
+"""A host admission check without a v-node table."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -10,7 +10,10 @@ from acstor_common.ring import hash_ring
 
 
 class Admission:
-    """Stands in for ``ring_store.RingStore``; ``hosts``: how many hosts addresses have."""
+    """Stands in for ``ring_store.RingStore``.
+
+    :param hosts: the number of hosts, by IP address
+    """
 
     def __init__(
         self,
@@ -21,9 +24,9 @@ class Admission:
         self.ring = hash_ring.Ring(0, ())
 
     def admission_error(self, host: ids.HostId, not_before_s: float) -> str:
-        """Return why a host is refused; empty: it is not."""
+        """Return why a host is refused, "" if it is admitted."""
         return self._why_not(host, not_before_s)
 
     def hosts_at(self, ip: str) -> int:
-        """Return how many hosts an address has."""
+        """Return the number of hosts at an IP address."""
         return self._hosts.get(ip, 0)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks as announcements name them, where each chunk is a segment."""
+"""Chunks in the form of announcements, one chunk per segment."""
 
 from acstor_common.model import ids
 from acstor_common.model import segments
 
 
 def alone(*oids: int) -> tuple[segments.Chunks, ...]:
-    """Return chunks of which each is a segment."""
+    """Return chunks, each as a segment of its own."""
     return tuple([(ids.Oid(oid), 1) for oid in oids])

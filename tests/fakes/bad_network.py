@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A relay between real agents that loses and delays messages of the peer protocol.
+"""A relay between real agents that drops and delays messages of the peer protocol.
 
-It stands before an agent's port: others connect to the relay, and the relay to the
-agent.  It cuts each direction into frames, so what it loses is a whole message, as
-a host that forgets one would: the stream itself stays sound.  Hello gets through, or
-there would be no connection at all.  One generator with a seed decides for each
-direction of each connection.
+Peers connect to the relay, and the relay connects to the agent's port.  It splits each
+direction into frames and drops whole messages, so the stream stays well-formed.  It never
+drops Hello.  A seeded generator decides for each direction of each connection.
 """
 
 import contextlib
@@ -25,7 +23,7 @@ LONGEST_DELAY_S = 0.3
 
 
 class Relay:
-    """What a test holds of the relay; counts messages by what became of them."""
+    """A running relay; counts the passed, lost and late messages."""
 
     def __init__(self, port: int, to_port: int, seed: int, lost: float, late: float) -> None:
         self.port, self.to_port, self.seed = port, to_port, seed
@@ -35,16 +33,16 @@ class Relay:
         self.links: list[socket.socket] = []
 
     def cut(self) -> None:
-        """End all connections; new ones are refused until ``is_cut`` is taken back."""
+        """Close all connections, and refuse new ones while ``is_cut`` is set."""
         self.is_cut = True
         server_threads.shut_down(list(self.links))
 
     def tidy(self) -> None:
-        """Let go of connections that have ended."""
+        """Forget closed connections."""
         self.links[:] = [link for link in self.links if link.fileno() >= 0]
 
     def relay_both(self, incoming: socket.socket, outgoing: socket.socket, number: int) -> None:
-        """Pass on both directions until they end."""
+        """Relay both directions until they end."""
         ways = ((incoming, outgoing), (outgoing, incoming))
         threads = [
             threading.Thread(
@@ -61,7 +59,7 @@ class Relay:
                 thread.join()
 
     def relay(self, source: socket.socket, to: socket.socket, rng: random.Random) -> None:
-        """Pass on one direction until it ends, then end the connection."""
+        """Relay one direction until it ends, then close the connection."""
         with contextlib.suppress(OSError):
             while (head := read_exactly(source, HEADER.size)) is not None:
                 _, _, kind, length = HEADER.unpack(head)
@@ -87,7 +85,7 @@ class Relay:
 
 
 def read_exactly(link: socket.socket, count: int) -> bytes | None:
-    """Return so many bytes; None where the stream ends before."""
+    """Return exactly ``count`` bytes, None if the stream ends before."""
     parts = []
     while count:
         part = link.recv(min(count, 1 << 16))
@@ -100,10 +98,10 @@ def read_exactly(link: socket.socket, count: int) -> bytes | None:
 
 @contextlib.contextmanager
 def relaying(to_port: int, seed: int, lost: float, late: float) -> Iterator[Relay]:
-    """Run a relay before a port of the loopback until the block ends.
+    """Run a relay in front of a loopback port for the block.
 
-    :param lost: share of the messages that are lost
-    :param late: share that is delayed, and all behind them on their connection
+    :param lost: share of messages to drop
+    :param late: share of messages to delay, with all that follow on their connection
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         made = Relay(listener.getsockname()[1], to_port, seed, lost, late)
@@ -123,7 +121,7 @@ def _accept(listener: socket.socket, made: Relay) -> None:
             try:
                 outgoing = socket.create_connection(("127.0.0.1", made.to_port), timeout=5)
             except OSError:
-                incoming.close()  # nobody there: the agent sees what it would see without a relay
+                incoming.close()  # the agent sees a closed port
                 continue
             outgoing.settimeout(None)
             made.links += [incoming, outgoing]

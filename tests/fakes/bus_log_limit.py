@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A limit of oslo.messaging's log lines that belongs to one test, not to the process."""
+"""Isolates the rate limit of oslo.messaging's log lines per test."""
 
 import time
 
@@ -9,6 +9,6 @@ from acstor_common.wire import message_bus
 
 
 def renew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the test a limit that counts no lines of other tests in this process."""
+    """Give the test a new limit, which no other test of this process has used."""
     limit = message_bus.ThrottledWarnings(time)
     monkeypatch.setattr(message_bus._limit, "_warnings", limit)

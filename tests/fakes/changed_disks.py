@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that were changed, sent as changes and composed again, without a gateway or a Glance."""
+"""Deltas of changed disks, encoded and flattened without a gateway or a Glance."""
 
 import pathlib
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ PART_BYTES = 1 << 20
 
 
 class RawBase:
-    """A base that is stored as a guest reads it."""
+    """A raw backing image."""
 
     cluster_bytes, codec = 1 << 16, layout.Codec.STORED
 
@@ -42,9 +42,9 @@ def base_of(source: qcow2_header.Source, disk_format: str) -> Base:
 
 
 def stream_of(overlay: qcow2.Qcow2, found: Iterable[disk_delta.Extent] | None = None) -> bytes:
-    """Return what is sent of an overlay.
+    """Return the encoded delta of an overlay.
 
-    :param found: its changes, if they are not all that it has
+    :param found: the changed extents; None: all of the overlay's
     """
     found = overlay.iter_changes() if found is None else found
     table = disk_delta.ExtentTable.from_runs(found, overlay.virtual_size)
@@ -62,7 +62,7 @@ def stream_of(overlay: qcow2.Qcow2, found: Iterable[disk_delta.Extent] | None = 
 
 
 class Received:
-    """Changes that came in, given out as a composition asks for them."""
+    """A decoded delta, read as the flattening reads it."""
 
     def __init__(self, stream: bytes) -> None:
         self._stream, self._at = memoryview(stream), 0
@@ -85,7 +85,7 @@ class Received:
 
 
 def compose(stream: bytes, base: Base, disk_format: str) -> Iterator[bytes]:
-    """Yield the file, and check that it is as long as was known before."""
+    """Yield the flattened image; assert that its length equals the planned one."""
     received, done = Received(stream), 0
     size = received.head.virtual_size
 
@@ -113,7 +113,7 @@ def compose(stream: bytes, base: Base, disk_format: str) -> Iterator[bytes]:
 def bytes_of(
     pieces: Iterable[merge_plan.DiskPiece], base: Base, received: Received
 ) -> Iterator[bytes | memoryview]:
-    """Yield what pieces are, each read alone."""
+    """Yield the bytes of pieces, at most PART_BYTES at a time."""
     for piece in pieces:
         if piece.origin is merge_plan.PieceOrigin.COMPRESSED:
             assert piece.extent is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holders in memory, and disks that are made again of what they keep."""
+"""Checkpoint holders in memory, and disks restored from their chunks."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from acstor_common.model import ids
 
 
 class Holder:
-    """One holder, which may die after so many chunks."""
+    """A holder that can fail after a number of chunks."""
 
     def __init__(self) -> None:
         self.chunks: dict[ids.Cid, bytes] = {}
@@ -41,9 +41,9 @@ def rebuilt(
     seal: checkpoint_encryption.Seal,
     chunk: Callable[[ids.Cid], bytes],
 ) -> bytes:
-    """Return the disk that a manifest stands for.
+    """Return the disk that a manifest describes.
 
-    :param chunk: returns what a holder keeps under a name
+    :param chunk: returns a holder's sealed chunk by its name
     """
     cut = manifest.subject.cut
     disk = bytearray(base[: cut.size_bytes].ljust(cut.size_bytes, b"\0"))

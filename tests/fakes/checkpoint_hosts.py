@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints as hosts tell of them, their daemons, and a Nova that says where servers are."""
+"""Registered checkpoints, and stand-ins for checkpoint daemons and for Nova."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def checkpoint_id(number: int) -> str:
 
 
 def record() -> checkpoint_record.CheckpointRecord:
-    """Return a checkpoint of SERVER as its own host h1 knows it."""
+    """Return the record of a checkpoint of SERVER on its owner, h1."""
     return checkpoint_record.CheckpointRecord(
         checkpoint_id=checkpoint_id(1),
         instance_id=ids.ImageId(SERVER),
@@ -52,7 +52,7 @@ def record() -> checkpoint_record.CheckpointRecord:
 
 
 def taken(number: int, **changed: Any) -> messages.RegisteredCheckpoint:
-    """Return what host h1 tells of a checkpoint of SERVER."""
+    """Return a checkpoint of SERVER as h1 registers it."""
     told = {
         "checkpoint_id": checkpoint_id(number),
         "host": "h1",
@@ -79,7 +79,7 @@ def taken(number: int, **changed: Any) -> messages.RegisteredCheckpoint:
 
 
 class Nova:
-    """Says where servers are; ``failure`` is raised instead."""
+    """Looks up servers; raises ``failure`` if it is set."""
 
     is_there = True
 
@@ -88,7 +88,7 @@ class Nova:
         self.failure: Exception | None = None
         self.groups: list[nova_client.Aggregate] = []
         self.metadata: dict[str, dict[str, dict[str, str]]] = {}
-        """Of the servers of each host."""
+        """Server metadata, by host and server."""
 
     def get_server(self, instance_id: str, requester: str = "") -> nova_client.Server | None:
         self._fail()
@@ -110,8 +110,9 @@ class Nova:
 class Daemons:
     """The checkpoint daemons of all hosts, as the service reaches them over the bus.
 
-    ``heard`` is what they answer, None that nobody does; ``signer`` is who signs it if that is not
-    the one who was asked, and ``failure`` is raised instead.
+    :ivar heard: fields of the reply; None: no reply
+    :ivar signer: the host that signs the reply; "": the called host
+    :ivar failure: raised instead of a reply
     """
 
     def __init__(self, hosts: enrolled_hosts.EnrolledHosts) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunk maps of images that tests make up."""
+"""Chunk maps of generated images."""
 
 from collections.abc import Iterable
 
@@ -20,7 +20,7 @@ def made(
     entries: Iterable[bytes] = (),
     run_contents: int = chunk_map_writer.RUN_CONTENTS,
 ) -> bytes:
-    """Return a chunk map; see :func:`chunk_map_writer.write_map`.
+    """Return an encoded chunk map; see :func:`chunk_map_writer.write_map`.
 
     :param stored: the stored file; None: it is raw
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of a cloud in the test's hands: an authority, and what the decision service signs with.
+"""A cloud's certificate authority and signing key.
 
-Everything is made with the project's own code, as the decision service makes it.
+The project's own code makes them, as in the decision service.
 """
 
 import datetime
@@ -24,9 +24,9 @@ DAY_S = 86_400
 
 
 class CloudKeys:
-    """An authority and a signing key.
+    """A certificate authority and a signing key.
 
-    :param now_s: when all of it was made
+    :param now_s: creation time
     """
 
     def __init__(self, now_s: float | None = None) -> None:
@@ -36,20 +36,20 @@ class CloudKeys:
 
     @property
     def signers(self) -> bytes:
-        """The public half of the signing key, PEM."""
+        """The public signing key, PEM."""
         return signing.public_pem(self.signing_key)
 
     def host(
         self, name: str, now_s: float | None = None, valid_s: int = DAY_S
     ) -> identity_files.IdentitySet:
-        """Return what the files of a host hold, with a certificate issued at ``now_s``."""
+        """Return a host's identity files, with a certificate issued at ``now_s``."""
         issued_s = self.now_s if now_s is None else now_s
         return identities.issue(
             name, self.authority, now_s=issued_s, valid_s=valid_s, signers=self.signers
         )
 
     def give(self, state_dir: pathlib.Path, name: str) -> identity_files.IdentitySet:
-        """Put the files of a host in its state folder, which is made if it is not there."""
+        """Write a host's identity files into its state folder."""
         state_dir.mkdir(parents=True, exist_ok=True)
         made = self.host(name)
         identity_files.write(state_dir / "identity", made)
@@ -58,7 +58,7 @@ class CloudKeys:
     def table(self, table: hash_ring.Ring, told: int | None = None) -> decision_messages.RingTable:
         """Return a table as the decision service sends it.
 
-        :param told: the epoch beside it, if not its own
+        :param told: epoch of the message; None: the table's
         """
         data = hash_ring.encode(table)
         signature = signed_messages.signature_of(signing.TABLE, data, self.signing_key)
@@ -73,9 +73,9 @@ class CloudKeys:
         given_s: float | None = None,
         purpose: str = signing.TASK,
     ) -> decision_messages.Signed:
-        """Return a task as the decision service gives it.
+        """Return a task as the decision service sends it.
 
-        :param hosts: whom it is for; all if there are none
+        :param hosts: its addressees; none: all hosts
         """
         at_s = time.time() if given_s is None else given_s
         given = decision_messages.TaskForHosts(task=task, hosts=hosts, given_s=at_s)
@@ -84,14 +84,14 @@ class CloudKeys:
     def wanted(
         self, wanted: decision_messages.ImageWanted, request: int = 1, given_s: float | None = None
     ) -> decision_messages.Signed:
-        """Return a request to prepare an image as the decision service gives it."""
+        """Return a request to prepare an image as the decision service sends it."""
         at_s = time.time() if given_s is None else given_s
         sent = decision_messages.ImageWantedAt(wanted=wanted, request=request, given_s=at_s)
         return signed_messages.sign_payload(sent, signing.IMAGE_WANTED, self.signing_key)
 
 
 def own_authority(*uses: x509.ObjectIdentifier) -> tuple[bytes, bytes]:
-    """Return certificate and key (PEM) of an operator's authority, made as the project does not.
+    """Return an operator's CA certificate and key (PEM), made by cryptography alone.
 
     :param uses: its extended key usage
     """

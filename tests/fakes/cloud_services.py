@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of Keystone and Glance that the REST API asks, on one HTTP server.
+"""The calls of Keystone and Glance that the REST API uses, on one HTTP server.
 
-Tokens and images are those that a test gives; ``is_up`` False: every request fails.
+The test sets tokens and images.  If ``is_up`` is false, every request fails.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ LIFETIME = datetime.timedelta(hours=1)
 
 
 class CloudServices(http.server.ThreadingHTTPServer):
-    """The server.
+    """The HTTP server.
 
     :ivar roles: by token
     :ivar images: records of Glance's API
@@ -33,7 +33,7 @@ class CloudServices(http.server.ThreadingHTTPServer):
         self.is_up = True
 
     def token(self, text: str) -> dict[str, Any] | None:
-        """Return what Keystone says of a token; None: it is not valid."""
+        """Return Keystone's description of a token, None if it is invalid."""
         if text not in self.roles:
             return None
         now = datetime.datetime.now(datetime.UTC)
@@ -102,7 +102,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
-        """Be silent."""
+        """Log nothing."""
 
 
 def _time(moment: datetime.datetime) -> str:
@@ -111,7 +111,7 @@ def _time(moment: datetime.datetime) -> str:
 
 @contextlib.contextmanager
 def serve() -> Iterator[CloudServices]:
-    """Serve until the end of the block."""
+    """Serve for the block."""
     server = CloudServices()
     with server_threads.serving(server):
         yield server

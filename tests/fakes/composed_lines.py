@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of images: snapshots composed of a base and what QEMU wrote over it, with chunk maps.
+"""Chains of snapshots, flattened from a base and QEMU's writes, with chunk maps.
 
-What makes them is the gateway's own; there is no Glance and no HTTP between.
+The gateway's own code flattens them; no Glance and no HTTP is involved.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from tests.fakes import qcow2_corpus
 
 
 class Image(NamedTuple):
-    """A stored file, and the file of its chunk map."""
+    """A stored file and its chunk map file."""
 
     path: pathlib.Path
     disk_format: str
@@ -34,7 +34,7 @@ class Image(NamedTuple):
 
     @contextlib.contextmanager
     def chunk_map(self) -> Iterator[chunk_map.ChunkMap]:
-        """Yield its chunk map, of use in the block only."""
+        """Yield the chunk map, which is open within the block."""
         with (
             self.map_path.open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping,
@@ -43,7 +43,7 @@ class Image(NamedTuple):
             yield chunk_map.ChunkMap.parse(view, str(self.map_path))
 
     def guest_bytes(self) -> bytes:
-        """Return what a guest reads, as QEMU has it."""
+        """Return the guest's view of the disk, as QEMU reads it."""
         out = self.path.with_suffix(".guest")
         words = ["convert", "-f", self.disk_format, "-O", "raw", self.path, out]
         qcow2_corpus.qemu_img(*words)
@@ -54,7 +54,7 @@ class Image(NamedTuple):
 
 
 def stored(path: pathlib.Path, disk_format: str, maps: pathlib.Path) -> Image:
-    """Return the image that a file is, with its chunk map."""
+    """Return the image in a file, with its chunk map."""
     map_path = maps / f"{path.name}.acmap"
     image_id = ids.parse_image_id(str(uuid.uuid4()))
     prehash.prehash(
@@ -66,7 +66,7 @@ def stored(path: pathlib.Path, disk_format: str, maps: pathlib.Path) -> Image:
 def snapshot(
     base: Image, path: pathlib.Path, disk_format: str, maps: pathlib.Path, writes: Sequence[str]
 ) -> Image:
-    """Return the image that is composed of a base and of what ``qemu-io`` writes over it."""
+    """Return the image flattened from a base and the writes of ``qemu-io``."""
     overlay = maps / f"{path.name}.overlay"
     words = ["-b", base.path, "-F", base.disk_format, overlay]
     qcow2_corpus.qemu_img("create", "-q", "-f", "qcow2", *words)
@@ -81,7 +81,7 @@ def snapshot(
 
 
 def _write(path: pathlib.Path, parts: Iterable[bytes]) -> None:
-    """Write a file as a store of Glance's with thin provisioning does: zeros are holes."""
+    """Write a file as a Glance store with thin provisioning does: zeros are holes."""
     with path.open("wb") as file:
         for part in parts:
             if part.count(0) == len(part):
@@ -92,5 +92,5 @@ def _write(path: pathlib.Path, parts: Iterable[bytes]) -> None:
 
 
 def source_of(file: object) -> local_file.LocalFile:
-    """Return an open file as images are read."""
+    """Return an open file as an image source."""
     return local_file.LocalFile(file.fileno(), str(file.name))  # type: ignore[attr-defined]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Nova has on a host: its configuration, and disks of instances on mirrors of an agent."""
+"""Nova's files on a compute host: nova.conf, and instance disks on mirrors."""
 
 import contextlib
 import json
@@ -13,9 +13,9 @@ from tests.lab import runs
 
 
 class Compute:
-    """The files of Nova beside an agent, and the check of its host.
+    """Nova's files beside an agent, and the check command of the host.
 
-    :param program: ``acstor-nova-manage``, of an environment that has Nova or none
+    :param program: ``acstor-nova-manage``, from an environment with Nova or without
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Compute:
         )
 
     def make_instance(self, image_id: str) -> pathlib.Path:
-        """Make an instance's root disk as Nova does; return it."""
+        """Create an instance's root disk as Nova does; return its path."""
         link = self.instances / "_base" / image_id[:8]
         link.symlink_to(self.agent.image_path(image_id))
         disk = self.instances / image_id / "disk"
@@ -45,7 +45,7 @@ class Compute:
         return disk
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run the program with words; its status is for the caller."""
+        """Run the program; the caller checks the exit status."""
         argv = [self._program, *words, "--config-file", self.conf]
         environment = {**os.environ, "PYTHONPATH": str(runs.CHECKOUT)}
         return subprocess.run(
@@ -53,13 +53,13 @@ class Compute:
         )
 
     def check(self) -> dict[str, dict[str, str]]:
-        """Return what the check finds, by what it looked at."""
+        """Return the results of the check command, by subject."""
         return {one["what"]: one for one in json.loads(self.run("check", "--json").stdout)}
 
 
 @contextlib.contextmanager
 def guest(disk: pathlib.Path, image: pathlib.Path) -> Iterator[None]:
-    """Have a process that has open what the QEMU of an instance has: its disk and the image."""
+    """Run a process with the disk and the image open, like an instance's QEMU."""
     with image.open("rb") as backing, disk.open("r+b") as overlay:
         process = subprocess.Popen(["sleep", "300"], stdin=backing, stdout=overlay)
     try:

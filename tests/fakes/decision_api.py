@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The REST API with its token check on a server of this process, configured by a file."""
+"""The REST API with its token check, on a server in this process."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ from tests.lab import decision
 
 
 class Answer(NamedTuple):
-    """An answer of a proxy in front of the API."""
+    """A response of a proxy in front of the API."""
 
     status: str
     headers: Mapping[str, str] = MappingProxyType({"Content-Type": "text/html"})
@@ -41,9 +41,9 @@ def serve(
 ) -> Iterator[str]:
     """Serve the database ``decision.sqlite`` of a folder; yield the URL.
 
-    :param services_url: where Keystone and Glance answer
-    :param proxy_token: a proxy adds this token to requests that only read
-    :param answers: what the proxy answers itself, by path; may change
+    :param services_url: URL of Keystone and Glance
+    :param proxy_token: a proxy adds this token to read-only requests
+    :param answers: the proxy's own responses, by path; mutable
     """
     conf = _configuration(folder, services_url, policies or {})
     store = database.Database(conf)
@@ -77,7 +77,7 @@ def _configuration(
             "project_name": "acstor",
             "user_domain_id": "default",
             "project_domain_id": "default",
-            "token_cache_time": -1,  # a test takes tokens away
+            "token_cache_time": -1,  # a test revokes tokens
             "service_token_roles_required": True,
         },
     }
@@ -111,4 +111,4 @@ def _with_answers(served: middleware.Wsgi, answers: Mapping[str, Answer]) -> mid
 
 class _Handler(serving.WSGIRequestHandler):
     def log(self, *_: object) -> None:
-        """Be silent."""
+        """Log nothing."""

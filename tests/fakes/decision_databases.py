@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of the decision service's database, for every kind of database."""
+"""Contract tests of the decision service's database, for every backend."""
 
 import contextlib
 import functools
@@ -53,7 +53,7 @@ FILLING = fill_progress.FillStatus(
 def opened(
     connection: str, timeout_s: int = connection_url.TIMEOUT_S
 ) -> Iterator[database.Database]:
-    """Return a database with the tables of this version."""
+    """Open a database with the tables of this version."""
     conf = cfg.ConfigOpts()
     decision_conf.register_opts(conf)
     conf([], project="acstor", default_config_files=[], default_config_dirs=[])
@@ -123,7 +123,7 @@ def boot(server_id: str, reads: int) -> boot_timeline.Timeline:
 
 
 class Suite:
-    """Needs a fixture ``store``."""
+    """The contract tests; a subclass provides the fixture ``store``."""
 
     def test_migrations_make_what_the_models_say(self, store: database.Database) -> None:
         with store.engine().connect() as link:
@@ -242,7 +242,7 @@ class Suite:
         )
         told = {"h1": {ids[0]: whole, ids[1]: whole}, "h2": {ids[0]: part, ids[2]: part}}
         store.record_samples({h: (sample(h, images=told[h]), 0) for h in told})
-        store.record_samples({"h1": (sample("h1", 1001.0), 0)})  # says nothing of images
+        store.record_samples({"h1": (sample("h1", 1001.0), 0)})  # no images in it
         assert [image.image_id for image in store.list_images("", 9, 0)] == ids
         first = store.get_image(ids[0], 0)
         assert first is not None and (first.hosts, first.warm_hosts) == (2, 1)
@@ -307,7 +307,7 @@ class Suite:
                 for image_id, whole in by_host[host].items()
             }
             store.record_samples({host: (sample(host, sent_s, images=held), 0)})
-        # Those of the host that is known longest come first; of what one says nothing it may use.
+        # The host known longest comes first.  A host may use an image without a fill status.
         in_order = [ids[2], ids[4], ids[1], ids[3]]
         assert store.needed_images(1000, 0, 9) == (in_order, True, 2000.0, 1000.0, 0)
         assert store.needed_images(1000, 0, 4)[:2] == (in_order, True)
@@ -339,7 +339,7 @@ class Suite:
         held = {needed: decision_messages.HeldImage(fill=FILLING)}
         store.record_samples({"h1": (sample("h1", late_s, images=held), 0)})
         store.delete_stale(late_s)
-        assert not store.is_grantable(named, 1000.0)  # its row is gone
+        assert not store.is_grantable(named, 1000.0)  # its row is deleted
         assert store.is_grantable(needed, late_s)
         for state, is_grantable in (("revoked", False), ("enrolled", True)):
             store.change_enrolment("h1", functools.partial(_in_state, state))
@@ -376,7 +376,7 @@ class Suite:
         for host, sent_s, reads in (("h1", 1000.0, 1), ("h2", 2000.0, 2), ("h1", 3000.0, 3)):
             told = sample(host, sent_s, boots=(boot(SERVER, reads), boot("", 9)))
             store.record_samples({host: (told, 0)})
-        store.record_samples({"h2": (sample("h2", 2500.0), 0)})  # says nothing new
+        store.record_samples({"h2": (sample("h2", 2500.0), 0)})  # repeats known values
         rows = store.list_boots(SERVER)
         assert [(row.host, row.reported_s) for row in rows] == [("h2", 2000.0), ("h1", 3000.0)]
         assert [boot_queries.timeline_of(row).reads for row in rows] == [2, 3]
@@ -474,7 +474,7 @@ class Suite:
         assert {host.ring_epoch for host in store.list_hosts()} == {8}
 
     def test_writers_at_once_lose_nothing(self, store: database.Database) -> None:
-        """Rows are taken in various orders: what MariaDB answers with deadlocks."""
+        """Take rows in various orders, which MariaDB answers with deadlocks."""
         hosts = [f"h{n}" for n in range(1, 13)]
         store.record_samples({h: (sample(h), 0) for h in hosts})
         failures: list[Exception] = []
@@ -574,7 +574,7 @@ def key(secret: str) -> models.AuthorityKey:
 
 
 def run(work: Callable[[int], None], times: int) -> None:
-    """Call ``work`` in as many threads at once."""
+    """Call ``work`` in ``times`` concurrent threads."""
     threads = [threading.Thread(target=work, args=(number,)) for number in range(times)]
     for thread in threads:
         thread.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Denials of service for tests and benchmarks: what a tenant, a stranger or a local user does."""
+"""Denial-of-service attacks by a tenant, a stranger or a local user."""
 
 import collections
 import contextlib
@@ -33,25 +33,25 @@ CHUNK = geometry.DEFAULT_CHUNK_BYTES
 GIB = 1024 * geometry.MIB
 LARGE_GIB = 2048
 DENSE_CHUNKS = 1 << 19
-"""So many chunks of a large image are distinct, those of 32 GiB, as of a qcow2 of 10 MiB."""
+"""Distinct chunks of a large image: 32 GiB, as of a 10 MiB qcow2 file."""
 CLUSTER = 1 << qcow2_bombs.MAX_CLUSTER_BITS
 SLOW_CLUSTERS = 12
 SLOW_STORED_BYTES = 3 * geometry.MIB
 SCRAPERS = 16
 STRANGERS = [f"127.0.1.{n}" for n in range(1, 101)]
-"""Addresses of the loopback that no host has: the v-node table has those at 127.0.0.1."""
+"""Loopback addresses of no host: the v-node table has only hosts at 127.0.0.1."""
 READS = 500
 HELD = 300
-"""Silent connections that strangers keep open; older ones they leave."""
+"""Silent connections that strangers keep open; they close the oldest beyond it."""
 
 
 def large_image(
     images: local.ImageFolder, gib: int = LARGE_GIB, distinct: int = DENSE_CHUNKS
 ) -> ids.ImageId:
-    """Add a sparse file, and a map in which it is not sparse.
+    """Add a sparse image whose chunk map names no zero chunks.
 
-    :param gib: its size
-    :param distinct: of its first chunks, a multiple of a page of the map; the others are alike
+    :param distinct: number of distinct chunks at the start, a multiple of a map page; the
+        others are all alike
     """
     image_id = ids.parse_image_id(str(uuid.uuid4()))
     cut = geometry.Geometry(gib * GIB, CHUNK)
@@ -68,7 +68,7 @@ def large_image(
 
 
 def slow_image(images: local.ImageFolder) -> ids.ImageId:
-    """Add an image of SLOW_CLUSTERS clusters; the chunks in them are all different."""
+    """Add an image of SLOW_CLUSTERS clusters with distinct chunks."""
     data = b"".join(
         struct.pack(">Q", number + 1) * (CHUNK // 8)
         for number in range(SLOW_CLUSTERS * CLUSTER // CHUNK)
@@ -82,7 +82,7 @@ def slow_image(images: local.ImageFolder) -> ids.ImageId:
 
 
 def chunk_times_s(path: pathlib.Path, data: bytes, chunks: Sequence[int]) -> list[float]:
-    """Return how long reads of chunks took that are not in the cache; every byte must be right."""
+    """Return the read latencies of uncached chunks; assert that the data is right."""
     took, buffer = [], mmap.mmap(-1, 4096)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
@@ -118,7 +118,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def scraping(port: int) -> Iterator[None]:
-    """Scrape from another process, with SCRAPERS connections at a time."""
+    """Scrape from another process, on SCRAPERS connections at a time."""
     argv = ["nice", sys.executable, "-c", SCRAPE, str(port), str(SCRAPERS)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
@@ -130,7 +130,7 @@ def scraping(port: int) -> Iterator[None]:
 
 
 class Strangers:
-    """Silent connections from many addresses, made as quickly as can be while the block lasts."""
+    """Silent connections from many addresses, opened at full speed during the block."""
 
     def __init__(self, port: int) -> None:
         self.made = 0
@@ -166,7 +166,10 @@ def silent(port: int, address: str) -> socket.socket:
 
 
 def reads(path: pathlib.Path, data: bytes, until: threading.Event | None = None) -> list[float]:
-    """Read 4 KiB of a cached image here and there, READS times at least, and check them."""
+    """Read 4 KiB of a cached image at least READS times; return the latencies.
+
+    Assert that the data is right.
+    """
     took, buffer = [], mmap.mmap(-1, 4096)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
@@ -183,7 +186,7 @@ def reads(path: pathlib.Path, data: bytes, until: threading.Event | None = None)
 
 @contextlib.contextmanager
 def doing(action: Callable[[], object]) -> Iterator[threading.Event]:
-    """Do something in a thread while the block lasts; the event is set when it is done."""
+    """Run an action in a thread for the block; yield an event that its end sets."""
     done, failed = threading.Event(), list[OSError]()
 
     def run() -> None:
@@ -205,11 +208,11 @@ def doing(action: Callable[[], object]) -> Iterator[threading.Event]:
 
 
 def reads_beside(path: pathlib.Path, data: bytes, action: Callable[[], object]) -> list[float]:
-    """Do something in a thread, and read until it is done; see :func:`reads`."""
+    """Return the latencies of :func:`reads` while an action runs in a thread."""
     with doing(action) as done:
         return reads(path, data, done)
 
 
 def p99_s(took: Sequence[float]) -> float:
-    """Return the time that one read in a hundred exceeds."""
+    """Return the 99th percentile."""
     return statistics.quantiles(took, n=100)[98]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service manager with a descriptor store, as far as an agent meets one (sd_notify(3)).
+"""A service manager with a file descriptor store (sd_notify(3)), for agents.
 
-It really holds the descriptors that it is sent, and starts the agent with them
-as systemd does: from descriptor 3 on, named in the environment.
+It holds the descriptors it receives, and passes them to the agent as systemd does:
+from descriptor 3 on, with their names in the environment.
 """
 
 import os
@@ -22,7 +22,7 @@ ROOM = 4
 
 
 class DescriptorKeeper:
-    """Context manager: the socket, and what is kept."""
+    """Context manager: the notify socket and the stored descriptors."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
@@ -39,7 +39,7 @@ class DescriptorKeeper:
         self.drop()
 
     def drop(self) -> None:
-        """Let go of everything, as systemd does when a unit has stopped."""
+        """Close all descriptors, as systemd does when a unit has stopped."""
         for fd in self._all():
             os.close(fd)
         self.kept.clear()
@@ -53,9 +53,12 @@ class DescriptorKeeper:
         log: pathlib.Path,
         changes: Mapping[str, str] | None = None,
     ) -> subprocess.Popen:
-        """Start an agent, with all that is kept, and with changes of its environment."""
+        """Start an agent with all stored descriptors.
+
+        :param changes: environment variables to set
+        """
         names = [name for name, fds in self.kept.items() for _ in fds]
-        # A shell puts the descriptors in their places and says whom they are meant for.
+        # A shell moves the descriptors to their numbers and sets LISTEN_PID.
         moves = " ".join(f"{number}<&{fd}" for number, fd in enumerate(self._all(), FIRST_FD))
         script = f'export LISTEN_PID=$$; exec "$@" {moves}'
         environment = {
@@ -71,13 +74,16 @@ class DescriptorKeeper:
                 ["bash", "-c", script, "bash", *argv],
                 env=environment,
                 pass_fds=self._all(),
-                start_new_session=True,  # ^C at a terminal is not for the agent
+                start_new_session=True,  # a terminal's SIGINT must not reach the agent
                 stdout=out,
                 stderr=out,
             )
 
     def listen(self, until: str, deadline_s: float) -> None:
-        """Do what is asked for, until a message has ``until`` in it."""
+        """Handle messages up to one that contains ``until``.
+
+        :raises TimeoutError: it did not arrive in time
+        """
         ends_s = time.monotonic() + deadline_s
         while True:
             left_s = max(0.0, ends_s - time.monotonic())

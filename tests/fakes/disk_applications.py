@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's applications without a guest: threads that use one disk past the page cache.
+"""A guest's applications without a guest: threads that use one disk with O_DIRECT.
 
     python -m tests.fakes.disk_applications PATH SEED < APPLICATIONS
 
 The first line of standard input is a JSON list of applications (see :class:`Application`).  The
-process says "ready", begins at the second line, and prints a JSON list of the seconds that each
-took.
+process prints "ready", starts at the second line, and prints a JSON list of each application's
+run time in seconds.
 """
 
 import concurrent.futures
@@ -24,13 +24,13 @@ BLOCK = 16 * 1024
 
 @dataclasses.dataclass(frozen=True)
 class Application:
-    """What an application does.
+    """An application's I/O pattern.
 
-    :param kind: SR, SW: reads, writes in order, a window at a time; RR, RW: blocks at random
-    :param start: where its file lies
-    :param length: of its file, which one in order reads or writes once
-    :param count: blocks, of one at random
-    :param threads: that share the blocks of one at random
+    :param kind: SR, SW: sequential reads or writes, a window at a time; RR, RW: random blocks
+    :param start: offset of its file
+    :param length: of its file, which a sequential application reads or writes once
+    :param count: blocks of a random application
+    :param threads: that share the blocks of a random application
     """
 
     kind: str
@@ -49,11 +49,11 @@ class Application:
 
     @property
     def bytes(self) -> int:
-        """How much it reads or writes."""
+        """The number of bytes it reads or writes."""
         return self.length if self.is_in_order else self.count * BLOCK
 
     def places(self, rng: random.Random) -> Iterator[int]:
-        """Yield where it reads or writes."""
+        """Yield the offsets it reads or writes."""
         if self.is_in_order:
             yield from range(self.start, self.start + self.length, WINDOW)
         for _ in range(0 if self.is_in_order else self.count):
@@ -61,7 +61,7 @@ class Application:
 
 
 def run(path: str, application: Application, seed: str) -> float:
-    """Run an application; return how long it took."""
+    """Run an application; return its run time."""
     began_s = time.monotonic()
     places = list(application.places(random.Random(seed)))
     shares = [places[number :: application.threads] for number in range(application.threads)]
@@ -75,7 +75,7 @@ def _use(path: str, application: Application, places: list[int]) -> None:
     length = WINDOW if application.is_in_order else BLOCK
     fd = os.open(path, (os.O_RDWR if application.is_write else os.O_RDONLY) | os.O_DIRECT)
     try:
-        with mmap.mmap(-1, length) as buffer:  # on its own pages, as O_DIRECT wants it
+        with mmap.mmap(-1, length) as buffer:  # page-aligned, as O_DIRECT requires
             buffer[:8] = b"written "
             for at in places:
                 move = os.pwritev if application.is_write else os.preadv
@@ -86,7 +86,7 @@ def _use(path: str, application: Application, places: list[int]) -> None:
 
 
 def main() -> None:
-    """Run all applications at once."""
+    """Run all applications concurrently."""
     path, seed = sys.argv[1:]
     wanted = [Application(**fields) for fields in json.loads(sys.stdin.readline())]
     with concurrent.futures.ThreadPoolExecutor(len(wanted)) as threads:

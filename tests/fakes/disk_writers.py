@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's reads and writes without a guest: the same on a disk and on a plain file.
+"""A guest's reads and writes without a guest, made on a disk and on a plain file.
 
-As a process of its own (``Writer``) it goes on until its standard input ends
-or an operation fails, and reports as one line of JSON; what failed is named,
-because nobody can say whether it was done.
+As a process of its own (``Writer``) it runs until its standard input ends or an operation
+fails, and prints a report as one line of JSON.  The report names the failed operation, because
+its effect on the disk is unknown.
 
     python -m tests.fakes.disk_writers DISK PLAIN SEED WRITES
 
-WRITES is a descriptor: the file behind it has the number of writes done.
+WRITES is a file descriptor; the file holds the number of completed writes.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ COUNT = struct.Struct("=Q")
 
 @dataclasses.dataclass
 class Tally:
-    """What the writer met."""
+    """A writer's report."""
 
     writes: int = 0
     fsyncs: int = 0
@@ -46,9 +46,9 @@ class Tally:
 
 
 class Pair:
-    """A disk and a plain file of the same length, which must always be equal.
+    """A disk and a plain file that must stay equal.
 
-    :param flags: O_DIRECT, or 0; offsets and lengths are multiples of 4 KiB with O_DIRECT only
+    :param flags: O_DIRECT, or 0; with O_DIRECT, offsets and lengths are multiples of 4 KiB
     """
 
     def __init__(self, disk: str, plain: str, rng: random.Random, flags: int) -> None:
@@ -61,7 +61,7 @@ class Pair:
         self.tally = Tally()
 
     def close(self) -> None:
-        """Let go of both files."""
+        """Close both files."""
         os.close(self._disk)
         os.close(self._plain)
 
@@ -74,7 +74,10 @@ class Pair:
         return offset, min(length, self._size - offset)
 
     def step(self) -> None:
-        """Write (and perhaps fsync), or read, at random; an OSError of the disk is raised."""
+        """Make one random read or write, sometimes with fsync.
+
+        :raises OSError: the disk failed
+        """
         offset, length = self._where()
         self.tally.failed = (offset, length)
         began_s = time.monotonic()
@@ -97,7 +100,7 @@ class Pair:
 def differ(
     disk: pathlib.Path, plain: pathlib.Path, rng: random.Random, flags: int, steps: int
 ) -> list[str]:
-    """Do ``steps`` operations on both; return what was not the same."""
+    """Make ``steps`` operations on both; return the differences."""
     pair = Pair(str(disk), str(plain), rng, flags)
     try:
         for _ in range(steps):
@@ -108,7 +111,7 @@ def differ(
 
 
 class Writer:
-    """Context manager: the process that writes past the page cache."""
+    """Context manager: the writer's process, which uses O_DIRECT."""
 
     def __init__(self, disk: pathlib.Path, plain: pathlib.Path, seed: int) -> None:
         self._argv = [sys.executable, "-m", "tests.fakes.disk_writers", disk, plain, str(seed)]
@@ -128,15 +131,15 @@ class Writer:
         os.close(self._count)
 
     def writes(self) -> int:
-        """Return how many writes are done."""
+        """Return the number of completed writes."""
         return COUNT.unpack(os.pread(self._count, COUNT.size, 0))[0]
 
     def wait_failed(self) -> None:
-        """Wait until the disk has failed under the writer."""
+        """Wait until an operation of the disk fails."""
         self._process.wait(END_S)
 
     def stop(self) -> Tally:
-        """End the writer and return what it met; one that hangs is an error."""
+        """Stop the writer and return its report; fail if it hangs."""
         try:
             said, _ = self._process.communicate(timeout=END_S)
         except subprocess.TimeoutExpired:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that sends what a test says, in pieces, whatever a client may think of it."""
+"""A server that sends given pieces, whatever the client does."""
 
 import contextlib
 import itertools
@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 Pieces = Callable[[], Iterator[bytes]]
-"""What follows a request, in pieces."""
+"""The pieces that answer a request."""
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """Sends ``pieces`` after each request, or connection, with a pause before each of them."""
+    """Sends ``pieces`` after each request or connection, with a pause before each."""
 
     daemon_threads = True
 
@@ -25,7 +25,7 @@ class Server(socketserver.ThreadingTCPServer):
         self.ended, self.connections = threading.Event(), 0
 
     def handle_error(self, *_: Any) -> None:
-        """Say nothing: the client hangs up."""
+        """Ignore errors: the client disconnects."""
 
 
 class Handler(socketserver.StreamRequestHandler):
@@ -40,7 +40,7 @@ class Handler(socketserver.StreamRequestHandler):
                 self.wfile.write(piece)
 
     def _has_request(self) -> bool:
-        """Read a request with its body, whose length is announced or which is in chunks."""
+        """Read a request with a body of known length or in chunks."""
         lines = list(itertools.takewhile(bytes.strip, self.rfile))
         heads = dict(line.lower().strip().split(b": ", 1) for line in lines[1:])
         self.rfile.read(int(heads.get(b"content-length", 0)))
@@ -52,16 +52,16 @@ class Handler(socketserver.StreamRequestHandler):
 
 
 def drip(before: bytes = b"", again: bytes = b"x") -> Pieces:
-    """Return what comes at once, and what comes again and again, a byte at a time."""
+    """Return pieces: ``before`` at once, then ``again`` repeatedly, a byte at a time."""
     return lambda: itertools.chain([before], (bytes([one]) for one in itertools.cycle(again)))
 
 
 @contextlib.contextmanager
 def serve(pieces: Pieces, every_s: float = 0.0, is_spoken_to: bool = True) -> Iterator[Server]:
-    """Send pieces at a free port of the loopback until the block ends.
+    """Serve pieces at a free loopback port for the block.
 
-    :param every_s: the pause before each of them
-    :param is_spoken_to: whether they answer a request, or a connection
+    :param every_s: the pause before each piece
+    :param is_spoken_to: send after a request, not after a connection
     """
     with Server(pieces, every_s, is_spoken_to) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts that are enrolled in a database of the decision service, and sign what they send."""
+"""Hosts enrolled in a decision service's database, which sign their messages."""
 
 import weakref
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tests.fakes import manual_clock
 
 
 class EnrolledHosts:
-    """Hosts that enrol when they are first needed; their keys are remembered by database.
+    """Hosts that enrol at first use; caches their keys by database.
 
     :param wall: the clock of the service
     """
@@ -37,7 +37,7 @@ class EnrolledHosts:
         self._identities = self._by_database.setdefault(store, {})
 
     def identity(self, host: str) -> tuple[bytes, bytes]:
-        """Return a host's key and certificate; enrol it if it has none."""
+        """Return a host's key and certificate; enrol the host at first use."""
         if host not in self._identities:
             self.enrol(host)
         return self._identities[host]
@@ -51,7 +51,7 @@ class EnrolledHosts:
         return issued
 
     def sealed(self, sample: decision_messages.Sample, by: str = "") -> decision_messages.Signed:
-        """Return a sample as its host sends it, or as another one sends it in its name."""
+        """Return a host's sample, signed by that host or by ``by``."""
         return signed_messages.sign_payload(
             sample, signing.SAMPLE, *self.identity(by or sample.host)
         )

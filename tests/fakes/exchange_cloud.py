@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exchanges of several hosts, joined by calls instead of a network."""
+"""The exchanges of several hosts, connected by calls instead of a network."""
 
 import contextlib
 import pathlib
@@ -39,14 +39,14 @@ FROZEN_S = 60.0
 
 
 def bytes_of(chunk_no: int) -> bytes:
-    """Return a chunk of both images."""
+    """Return a chunk's bytes; both images have the same."""
     return BYTES[chunk_no * CHUNK : (chunk_no + 1) * CHUNK]
 
 
 async def bring(
     host: exchange.Exchange, wanted: chunk_ref.ChunkRef, priority: exchange.Priority
 ) -> exchange.FetchedChunk:
-    """Have a chunk brought that nobody waits for."""
+    """Fetch a chunk in the background."""
     with host.background_fetch(priority) as ahead:
         ahead.request_chunks([(None, wanted)])
         [(_, outcome)] = await ahead.wait_for_arrivals()
@@ -56,7 +56,7 @@ async def bring(
 
 
 class MemorySource(reading_source.ReadingSource):
-    """Holds BYTES; counts reads; may be told to fail or to be slow."""
+    """Serves BYTES and counts reads; a test can make it fail or slow."""
 
     def __init__(self) -> None:
         self.reads: list[int] = []
@@ -68,7 +68,7 @@ class MemorySource(reading_source.ReadingSource):
     location = "memory"
 
     async def read_pieces(self, request: base.PieceRequest) -> None:
-        """Note who reads."""
+        """Record the requester."""
         self.streams.append(request.requester)
         await super().read_pieces(request)
 
@@ -79,7 +79,7 @@ class MemorySource(reading_source.ReadingSource):
     async def read(
         self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
     ) -> bytes:
-        """Return some of BYTES."""
+        """Return a range of BYTES."""
         self.reads += range(offset, offset + length, CHUNK)
         await trio.sleep(self.delay_s)
         if self.failure:
@@ -89,11 +89,11 @@ class MemorySource(reading_source.ReadingSource):
         return BYTES[offset : offset + length]
 
     async def aclose(self) -> None:
-        """Let go of nothing."""
+        """Do nothing."""
 
 
 class Connection:
-    """What a host's exchange answers on."""
+    """The connection on which a host's exchange answers."""
 
     def __init__(self, cloud: "Cloud", host: ids.HostId, asked: ids.HostId) -> None:
         self.host, self.peer, self._cloud, self._asked = host, str(host), cloud, asked
@@ -101,7 +101,7 @@ class Connection:
         self.is_closed = False
 
     def send_answers(self, answers: Sequence[Any]) -> None:
-        """Let the requester hear."""
+        """Deliver answers to the requester."""
         for answer in answers:
             hear = self.hears.pop(answer.request_id, None)
             if hear is not None:
@@ -110,25 +110,25 @@ class Connection:
                 self._cloud.soon(hear, [answer])
 
     def send_messages(self, message: Any) -> None:
-        """Say nothing more."""
+        """Discard the message."""
 
     def close(self) -> None:
-        """End it."""
+        """Mark it closed."""
         self.is_closed = True
 
     @property
     def is_drained(self) -> bool:
-        """Nothing waits."""
+        """Always true: the send buffer is empty."""
         return True
 
     @property
     def is_delivered(self) -> bool:
-        """Be delivered."""
+        """Always true: all answers are delivered."""
         return True
 
 
 class Net:
-    """What a host's exchange asks others by, as ``PeerNetwork`` is."""
+    """Stands in for a host's ``PeerNetwork``."""
 
     def __init__(self, cloud: "Cloud", here: ids.HostId) -> None:
         self._cloud, self._here = cloud, here
@@ -194,7 +194,7 @@ class Net:
 
 
 class View:
-    """The tables that a host sees."""
+    """The v-node tables that a host sees."""
 
     def __init__(self, cloud: "Cloud", here: ids.HostId) -> None:
         self._cloud, self._here = cloud, here
@@ -204,32 +204,32 @@ class View:
         return self._cloud.views.get(self._here, (self._cloud.ring, None))[0]
 
     def former_ring(self) -> hash_ring.Ring | None:
-        """Return the one before it."""
+        """Return the previous table."""
         return self._cloud.views.get(self._here, (None, self._cloud.former))[1]
 
 
 class Meter:
-    """Notes what a host receives."""
+    """Records received transfers."""
 
     def __init__(self, cloud: "Cloud", here: ids.HostId) -> None:
         self._cloud, self._here = cloud, here
 
     def count_received(self, peer: ids.HostId, count: int, took_s: float | None) -> None:
-        """Note received bytes."""
+        """Record received bytes."""
         self._cloud.moved.append((self._here, peer, count, took_s))
 
     def count_sent(self, peer: ids.HostId, count: int) -> None:
-        """Note nothing."""
+        """Record nothing."""
 
 
 class Cloud:
-    """The hosts.
+    """The hosts, their source and their network.
 
-    :ivar asked: who asked whom, with what priority and in which mode
-    :ivar moved: what was received: by whom, from whom, how many bytes, in how many seconds
-    :ivar views: the tables of hosts that do not see ``ring`` and ``former``
-    :ivar is_heard: whether news arrive
-    :ivar unattached: images that hosts must look up, which ``learn`` does
+    :ivar asked: requests: requester, peer, priority, mode
+    :ivar moved: transfers: receiver, sender, bytes, seconds
+    :ivar views: tables of hosts that do not see ``ring`` and ``former``
+    :ivar is_heard: whether announcements arrive
+    :ivar unattached: images whose chunks hosts look up by ``learn``
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class Cloud:
         self.hosts = {name: self._host(ids.HostId(name)) for name in names}
 
     def soon(self, call: Any, *args: Any) -> None:
-        """Call something in the next turn."""
+        """Call a function in the next turn of the event loop."""
 
         async def later() -> None:
             await trio.lowlevel.checkpoint()
@@ -288,13 +288,13 @@ class Cloud:
         self.nursery.start_soon(later)
 
     def named(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
-        """Return what lies somewhere in an image, None if it must be looked up."""
+        """Return the content at a place in an image, None if it needs a lookup."""
         if image_id in self.unattached:
             return None
         return self.contents.get((image_id, offset), ids.Content(ids.ZERO_CID))
 
     async def read_map_for_peer(self, host: ids.HostId, *place: Any) -> ids.Content:
-        """Look up what a host wants of an image that is not attached."""
+        """Look up a peer's chunk in the map of a detached image."""
         return await self.learn(host, *place)
 
     async def _nothing(self, host: ids.HostId, *place: Any) -> ids.Content:
@@ -304,7 +304,7 @@ class Cloud:
         return Net(self, here)
 
     def _source_of(self, here: ids.HostId) -> tuple[base.Source, Any]:
-        """Return what a host reads, and what says how it is given."""
+        """Return a host's source and its access policy."""
         return base.Wrapper(self.source), lambda image_id, offset: placement.SourceAccess.IN_PARTS
 
     def _host(self, here: ids.HostId) -> exchange.Exchange:
@@ -335,11 +335,11 @@ class Cloud:
         return made
 
     def ref_of(self, chunk_no: int, image_id: ids.ImageId = IMAGE) -> chunk_ref.ChunkRef:
-        """Return what to ask for to have a chunk."""
+        """Return the reference of a chunk."""
         return self.chunk_ref_at(chunk_no, chunk_no * CHUNK, image_id)
 
     def chunk_ref_at(self, chunk_no: int, offset: int, image_id: ids.ImageId) -> chunk_ref.ChunkRef:
-        """Return what to ask for to have a chunk that lies elsewhere in an image."""
+        """Place a chunk at an offset of an image; return its reference."""
         cid = ids.cid_of(bytes_of(chunk_no))
         self.contents[image_id, offset] = ids.Content(cid)
         oid = next(iter(self.names.values())).oid_of(image_id, offset, cid)
@@ -350,7 +350,7 @@ class Cloud:
         return self.ring.home_at(wanted.oid)  # type: ignore[return-value]
 
     def others(self, wanted: chunk_ref.ChunkRef) -> list[str]:
-        """Return the other hosts."""
+        """Return all hosts but the home of a chunk."""
         return [name for name in self.hosts if name != self.home(wanted)]
 
     def placed(
@@ -379,7 +379,7 @@ async def running(
     kind: type[Cloud] = Cloud,
     **chosen: Any,
 ) -> AsyncIterator[Any]:
-    """Run hosts until the block ends."""
+    """Run hosts for the block."""
     for name in names:
         (folder / name).mkdir(mode=0o700)
     async with trio.open_nursery() as nursery:

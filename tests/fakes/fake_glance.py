@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of Glance that sources read, as files of ``http_server``, and who may read them.
+"""The part of Glance that sources use, on ``http_server``, with access control.
 
-Images and artefacts are bound to each other as the real listener does it.
+It binds images and artefacts to each other as the real listener does.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ RECORD = f"v2/images/{IMAGE.image_id}"
 
 
 class ServiceUser(plugin.BaseAuthPlugin):
-    """Signs in without a Keystone: each sign-in gives a new token."""
+    """A service user without Keystone: each authentication yields a new token."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__()
@@ -54,20 +54,20 @@ class ServiceUser(plugin.BaseAuthPlugin):
 
 
 def session(url: str) -> keystone_session.Session:
-    """Return a session of the service user at a Glance at ``url``."""
+    """Return a session of the service user at the Glance at ``url``."""
     return keystone_session.Session(auth=ServiceUser(url))
 
 
 def put(files: dict[str, bytes], record: Mapping[str, object], data: bytes) -> None:
-    """Let Glance have an image."""
+    """Add an image to Glance."""
     files[f"v2/images/{record['id']}"] = json.dumps(record).encode()
     files[f"v2/images/{record['id']}/file"] = data
 
 
 def fill(files: dict[str, bytes], blobs: Mapping[str, bytes], made: str = "") -> None:
-    """Let Glance have blobs by their names: images, and artefacts of images among them.
+    """Add blobs to Glance by name: images, and artefacts of them.
 
-    :param made: when; artefacts that are made at another time have other ids
+    :param made: creation time; it determines the ids of artefacts
     """
     images = {}
     kinds = {kind.value: kind for kind in base.BlobKind}
@@ -103,7 +103,7 @@ def fill(files: dict[str, bytes], blobs: Mapping[str, bytes], made: str = "") ->
 
 @contextlib.contextmanager
 def serving(blobs: Mapping[str, bytes]) -> Iterator[http_server.LocalServer]:
-    """Serve a Glance that has blobs by their names."""
+    """Serve a Glance with blobs by name."""
     with http_server.serve({}) as server:
         fill(server.files, blobs)
         yield server

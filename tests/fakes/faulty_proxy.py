@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TCP proxy in front of a real server that passes connections on, hangs, or refuses them.
+"""A TCP proxy that relays, hangs or refuses connections to a real server.
 
-``hang`` is what a stopped process does: its kernel accepts connections and acknowledges bytes, and
-nothing is answered, over open connections neither.  ``refuse`` resets open and new connections.
+``hang`` imitates a stopped process: the kernel accepts connections and acknowledges bytes, and
+no response comes on new or open connections.  ``refuse`` resets open and new connections.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 
 
 class Mode(enum.Enum):
-    """What happens to bytes and connections."""
+    """How the proxy treats connections."""
 
     PASS = enum.auto()
     HANG = enum.auto()
@@ -27,7 +27,7 @@ class Mode(enum.Enum):
 
 
 class FaultyProxy:
-    """What a test holds of the proxy; ``connections`` counts those that were accepted.
+    """A running proxy; ``connections`` counts the accepted ones.
 
     :param port: of the server, on the loopback
     """
@@ -40,20 +40,20 @@ class FaultyProxy:
 
     @property
     def address(self) -> str:
-        """Where clients connect to instead of the server."""
+        """The proxy's address."""
         return f"{LOOPBACK}:{self.port}"
 
     @property
     def url(self) -> str:
-        """The address as a URL of HTTP."""
+        """The proxy's HTTP URL."""
         return f"http://{self.address}"
 
     def pass_on(self) -> None:
-        """Pass on everything, also what came while it hung."""
+        """Relay everything, including what arrived while it hung."""
         self._become(Mode.PASS)
 
     def hang(self) -> None:
-        """Accept connections and bytes, and answer none."""
+        """Accept connections and bytes without any response."""
         self._become(Mode.HANG)
 
     def refuse(self) -> None:
@@ -75,7 +75,7 @@ class FaultyProxy:
                 threading.Thread(target=self._join, args=(link,), daemon=True).start()
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         self.refuse()
         self._listening.shutdown(socket.SHUT_RDWR)
 
@@ -95,7 +95,7 @@ class FaultyProxy:
         return links
 
     def _passes(self) -> bool:
-        """Wait while it hangs; say whether bytes are to be passed on then."""
+        """Wait while it hangs; return whether to relay afterwards."""
         with self._changed:
             self._changed.wait_for(lambda: self._mode is not Mode.HANG)
             return self._mode is Mode.PASS
@@ -123,7 +123,7 @@ class FaultyProxy:
 
 
 def _reset(link: socket.socket) -> None:
-    """Reset a connection, also one that another thread waits for."""
+    """Reset a connection, even if another thread blocks on it."""
     with contextlib.suppress(OSError):
         link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         link.shutdown(socket.SHUT_RDWR)  # wakes that thread
@@ -132,7 +132,7 @@ def _reset(link: socket.socket) -> None:
 
 @contextlib.contextmanager
 def before(port: int) -> Iterator[FaultyProxy]:
-    """Run a proxy in front of a port of the loopback until the block ends."""
+    """Run a proxy in front of a loopback port for the block."""
     with socket.create_server((LOOPBACK, 0), backlog=128) as listening:
         made = FaultyProxy(port, listening)
         thread = threading.Thread(target=made.run)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A source that goes wrong when it is told to, the same way each time for one seed."""
+"""A source that injects faults, repeatable by a seed."""
 
 import random
 from collections.abc import Collection
@@ -13,13 +13,13 @@ from tests.fakes import reading_source
 
 
 class FaultySource(reading_source.ReadingSource, base.Wrapper):
-    """Passes reads on, except those whose number (from 1) is named.
+    """Relays reads; injects faults into those with the given numbers (from 1).
 
     :param fail: these raise ``error``
-    :param corrupt: these have one byte changed, which one the seed decides
-    :param truncate: these come short, which no source may do
-    :param delay: these are answered ``delay_s`` late
-    :param share: every other read fails with this probability
+    :param corrupt: these have one byte changed, at a seeded place
+    :param truncate: these return too few bytes
+    :param delay: these answer ``delay_s`` late
+    :param share: probability that any other read fails
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class FaultySource(reading_source.ReadingSource, base.Wrapper):
     async def read(
         self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
     ) -> bytes:
-        """Read, or do the fault that is due."""
+        """Read, with the fault that is due."""
         self.reads.append((offset, length))
         self.in_flight_now += 1
         self.in_flight_most = max(self.in_flight_most, self.in_flight_now)
@@ -61,7 +61,7 @@ class FaultySource(reading_source.ReadingSource, base.Wrapper):
             self.in_flight_bytes -= length
 
     async def aclose(self) -> None:
-        """Close, and remember that it happened."""
+        """Close, and record it."""
         self.is_closed = True
         await self._inner.aclose()
 
@@ -82,14 +82,14 @@ class FaultySource(reading_source.ReadingSource, base.Wrapper):
 
 
 class MemorySource(reading_source.ReadingSource):
-    """Blobs held in memory; each read is one checkpoint."""
+    """Blobs in memory; each read is one trio checkpoint."""
 
     def __init__(self, blobs: dict[base.Blob, bytes]) -> None:
         self._blobs = blobs
 
     @property
     def location(self) -> str:
-        """Say that it is memory."""
+        """The name of the source."""
         return "memory"
 
     async def size_bytes(self, blob: base.Blob) -> int:
@@ -100,7 +100,7 @@ class MemorySource(reading_source.ReadingSource):
     async def read(
         self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
     ) -> bytes:
-        """Return a slice of the blob."""
+        """Return a range of the blob."""
         await trio.lowlevel.checkpoint()
         data = self._bytes(blob)[offset : offset + length]
         if len(data) < length:
@@ -110,7 +110,7 @@ class MemorySource(reading_source.ReadingSource):
         return data
 
     async def aclose(self) -> None:
-        """Let go of nothing."""
+        """Do nothing."""
 
     def _bytes(self, blob: base.Blob) -> bytes:
         if blob not in self._blobs:

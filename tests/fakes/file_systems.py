@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File systems of a test's own, in a file, where this machine lets them be mounted."""
+"""File systems in image files, on machines that can mount them."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ _READINGS = 50
 
 
 def why_not(kind: str = "xfs") -> str:
-    """Say why there can be none here; empty if there can."""
+    """Return why this machine cannot mount one, "" if it can."""
     tool = MAKE[kind][0]
     if os.geteuid():
         return "only root mounts file systems"
@@ -30,7 +30,7 @@ def why_not(kind: str = "xfs") -> str:
 
 @contextlib.contextmanager
 def small_disk(folder: pathlib.Path, size_bytes: int, mode: str = "1777") -> Iterator[pathlib.Path]:
-    """Mount a file system in memory on a new folder until the block ends.
+    """Mount a tmpfs on a new folder for the block.
 
     :param mode: of its root
     """
@@ -46,10 +46,10 @@ def small_disk(folder: pathlib.Path, size_bytes: int, mode: str = "1777") -> Ite
 def mounted(
     folder: pathlib.Path, size_bytes: int, kind: str = "xfs", *, direct: bool = False
 ) -> Iterator[pathlib.Path]:
-    """Yield the folder of a new file system, which is gone after the block.
+    """Yield the mount point of a new file system, removed after the block.
 
-    :param folder: where its file and its mount point are made
-    :param direct: its blocks are in no page cache but that of its files
+    :param folder: parent of its image file and mount point
+    :param direct: the loop device bypasses the page cache of the image file
     """
     device, at = folder / f"{kind}.img", folder / kind
     at.mkdir()
@@ -70,9 +70,9 @@ def mounted(
 
 
 def run(*words: str | os.PathLike[str]) -> str:
-    """Run a command that works; return what it says.
+    """Run a command; return its output.
 
-    :raises subprocess.CalledProcessError: it does not
+    :raises subprocess.CalledProcessError: it fails
     """
     done = subprocess.run(words, check=True, timeout=DEADLINE_S, capture_output=True, text=True)
     return done.stdout
@@ -80,7 +80,7 @@ def run(*words: str | os.PathLike[str]) -> str:
 
 @contextlib.contextmanager
 def shown_at(folder: pathlib.Path, at: pathlib.Path) -> Iterator[None]:
-    """Show a folder in the place of another one until the block ends."""
+    """Bind-mount a folder over another one for the block."""
     run("mount", "--bind", folder, at)
     try:
         yield
@@ -89,9 +89,9 @@ def shown_at(folder: pathlib.Path, at: pathlib.Path) -> Iterator[None]:
 
 
 def used_bytes(at: pathlib.Path) -> int:
-    """Return how much of a file system is used, when all is on its disk.
+    """Return the used bytes of a file system after a sync.
 
-    XFS frees what was deleted a little later, so two readings have to agree.
+    XFS frees deleted blocks later, so two consecutive readings must agree.
     """
     used = _used_bytes(at)
     for _ in range(_READINGS):

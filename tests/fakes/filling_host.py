@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that fills images in the background, with short intervals and a link of 1 Gbit/s."""
+"""A host with background fill, short intervals and a link of 1 Gbit/s."""
 
 import contextlib
 import dataclasses
@@ -29,14 +29,14 @@ USAGE_LIMITS = usage.UsageLimits(scan_interval_s=0.1)
 
 
 async def until(is_true: Callable[[], Any], within_s: float = PATIENCE_S) -> None:
-    """Wait until a condition holds, and fail if it does not."""
+    """Wait until a condition holds; fail after ``within_s``."""
     with trio.fail_after(within_s):
-        while not is_true():  # noqa: ASYNC110 - nothing says when it is
+        while not is_true():  # noqa: ASYNC110 - no event announces it
             await trio.sleep(0.01)
 
 
 class FillingHost:
-    """The background fill of a host; a subclass adds what pins images, and the loops to run."""
+    """A host's background fill; a subclass pins images and lists the loops to run."""
 
     loops: tuple[Callable[[], Awaitable[None]], ...]
     rtt_s: float  # of the source, as its connections measure it
@@ -66,14 +66,14 @@ class FillingHost:
         self.filler.limits = dataclasses.replace(self.filler.limits, **limits)
 
     def read_counters(self) -> interface_traffic.InterfaceSample:
-        """Return counters that do not grow."""
+        """Return counters that never increase."""
         self.looks += 1
         if self.link_fails:
             raise errors.Unusable("network interfaces", "there are none")
         return interface_traffic.InterfaceSample(float(self.looks), [], LINK_BYTES_S)
 
     def promised_bytes(self) -> int:
-        """Return the bytes of the cache that pins reserve."""
+        """Return the cache bytes that pins reserve."""
         return self.host.cache.statistics.reserved_bytes
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest that reads from many places at once and gets no answer: ``python -m tests.fakes.flood``.
+"""A guest with many reads and no reply: ``python -m tests.fakes.flood``.
 
-A process of its own, because what waits for an answer of FUSE cannot be interrupted but by killing
-it.  Each read is a thread's, as those of QEMU with ``aio=threads``.
+It is a process of its own, because only a kill interrupts a pending FUSE read.  Each read has a
+thread, as in QEMU with ``aio=threads``.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ STACK_BYTES = 64 * 1024
 
 @contextlib.contextmanager
 def reading(path: pathlib.Path, reads: int, length: int, step: int) -> Iterator[None]:
-    """Have ``reads`` reads of ``length`` bytes wait, each ``step`` after the one before it."""
+    """Keep ``reads`` reads of ``length`` bytes pending, at distance ``step``."""
     argv = [sys.executable, "-m", "tests.fakes.flood", path, reads, length, step]
     process = subprocess.Popen([str(one) for one in argv], stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -34,12 +34,12 @@ def reading(path: pathlib.Path, reads: int, length: int, step: int) -> Iterator[
 
 
 def main(path: str, reads: int, length: int, step: int) -> None:
-    """Begin all reads, and end with the last one."""
+    """Start all reads, and return after the last one."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     buffer = mmap.mmap(-1, length)
 
     def read(offset: int) -> None:
-        with contextlib.suppress(OSError):  # EIO when its time is over
+        with contextlib.suppress(OSError):  # EIO after its deadline
             os.preadv(fd, [buffer], offset)
 
     threading.stack_size(STACK_BYTES)

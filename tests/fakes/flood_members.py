@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts of the v-node table that send small messages to an agent as quickly as it takes them.
+"""Hosts of the v-node table that flood an agent with small messages.
 
-``python -m tests.fakes.flood_members`` reads from its standard input, in a line of JSON, what to
-do (:class:`Orders`).  It prints a line when all hosts have greeted, begins when it reads another
-line, and goes on until its standard input ends.  Real hosts have processors of their own, so it
-takes what the agent leaves.
+``python -m tests.fakes.flood_members`` reads its orders from standard input, a line of JSON
+(:class:`Orders`).  It prints a line after all handshakes, starts at the next input line, and
+runs until standard input ends.  Real attackers have processors of their own, so this process
+only takes CPU time that the agent leaves idle.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ ROUND_BYTES = 64 * geometry.KIB
 
 @dataclasses.dataclass(frozen=True)
 class Orders:
-    """What a process has to do.
+    """The orders of a process.
 
-    :param agent: the host that is attacked
-    :param kinds: of messages, names of functions below
+    :param agent: the attacked host
+    :param kinds: message kinds, names of functions below
     :param members: the certificate, key and authority of each host, in PEM
     """
 
@@ -45,7 +45,7 @@ class Orders:
 
 
 def pings(orders: Orders, number: int) -> peer_wire.Message:
-    """Return a question whether the agent lives."""
+    """Return a Ping."""
     return peer_wire.Ping(number)
 
 
@@ -55,12 +55,12 @@ def cancels(orders: Orders, number: int) -> peer_wire.Message:
 
 
 def hurries(orders: Orders, number: int) -> peer_wire.Message:
-    """RaisePriority requests that were never made."""
+    """RaisePriority for requests that were never made."""
     return peer_wire.RaisePriority((number,))
 
 
 def gets(orders: Orders, number: int) -> peer_wire.Message:
-    """Return a request that is refused: its proof is none."""
+    """Return a request with an invalid proof, which the agent refuses."""
     request = peer_wire.ChunkRequest(
         number,
         ids.parse_image_id(orders.image_id),
@@ -103,7 +103,7 @@ class Flood:
         return b"".join(parts)
 
     def go_on(self) -> None:
-        """Send what can be sent, and drop what has come."""
+        """Send as much as possible, and discard responses."""
         with contextlib.suppress(BlockingIOError, OSError):
             while self.peer.link.recv(ROUND_BYTES):
                 pass
@@ -114,13 +114,12 @@ class Flood:
 
 
 def take_what_is_left() -> None:
-    """Have this process, which must lead a session, take the processors that others leave.
+    """Lower this process to idle CPU priority; it must lead a session.
 
-    Where Linux schedules by sessions (``CONFIG_SCHED_AUTOGROUP``) a niceness counts within one, and
-    the session has its own.
+    With ``CONFIG_SCHED_AUTOGROUP``, niceness counts within a session, and each session has its own.
     """
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    with contextlib.suppress(OSError):  # a kernel without it, or who may not write there
+    with contextlib.suppress(OSError):  # a kernel without autogroups, or no permission
         pathlib.Path("/proc/self/autogroup").write_text("19")
 
 
@@ -132,7 +131,7 @@ def main() -> None:
         certificate, key, authority = (text.encode() for text in texts)
         files = identity_files.IdentitySet(authority, certificate, key, b"")
         floods += [Flood(orders, kind, name, files) for kind in orders.kinds]
-    take_what_is_left()  # not before: the time for a handshake is short
+    take_what_is_left()  # not before: the handshake timeout is short
     print(len(floods), flush=True)
     sys.stdin.readline()
     selector = selectors.DefaultSelector()
@@ -151,7 +150,7 @@ def main() -> None:
 def flooding(
     port: int, agent: str, image_id: str, names: Sequence[str], kinds: Sequence[str], processes: int
 ) -> Iterator[None]:
-    """Have hosts flood an agent from some processes while the block runs."""
+    """Flood an agent from several processes during the block."""
     running: list[subprocess.Popen[str]] = []
     with contextlib.ExitStack() as stack:
         for one in range(processes):

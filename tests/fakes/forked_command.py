@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command in a process of its own, which is forked: it imports nothing again."""
+"""Runs a command in a forked process, without a new import."""
 
 import logging
 import multiprocessing
@@ -19,7 +19,7 @@ _FORK = multiprocessing.get_context("fork")
 def run(
     main: Callable[[], int], *words: object, name: str = "command"
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``main`` with these arguments, and return its status and what it printed.
+    """Run ``main`` with arguments; return its exit status and output.
 
     :raises TimeoutError: it does not end
     """
@@ -40,6 +40,6 @@ def _become(main: Callable[[], int], argv: list[str], out: IO[str], err: IO[str]
     for file, number in ((out, 1), (err, 2)):
         os.dup2(file.fileno(), number)
     sys.argv, sys.stdout, sys.stderr = argv, out, err
-    logging.root.handlers.clear()  # pytest's: a command begins with none
+    logging.root.handlers.clear()  # pytest's handlers: a new process has none
     cfg.CONF.reset()  # another test may have parsed a command line
     sys.exit(main())

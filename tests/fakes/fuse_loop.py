@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the file systems of tests and benchmarks answer the kernel: until they are told to stop."""
+"""The main loop of FUSE file systems in tests and benchmarks."""
 
 import signal
 
@@ -8,7 +8,7 @@ import trio
 
 
 async def answer_until_stopped() -> None:
-    """Answer the kernel until SIGTERM comes, then unmount."""
+    """Serve requests until SIGTERM, then unmount."""
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pyfuse3.main)

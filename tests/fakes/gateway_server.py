@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gateway that keeps what it is sent, and answers well or as badly as it is told."""
+"""A gateway that stores what it receives, and responds well or badly."""
 
 import contextlib
 import http.server
@@ -15,10 +15,10 @@ UPLOADING, DONE = {"state": "uploading", "sent_bytes": 1}, {"state": "done", "si
 
 
 class Gateway:
-    """What a test holds of it.
+    """A running gateway.
 
-    ``composed`` has the path and the body of each request to make an image, ``asked`` the headers
-    of all requests.
+    :ivar composed: path and body of each request to make an image
+    :ivar asked: headers of all requests
     """
 
     def __init__(self, url: str) -> None:
@@ -32,13 +32,13 @@ class Gateway:
         self.before_answer: Callable[[], None] = lambda: None
 
     def refuse(self, method: str, status: int, message: str) -> None:
-        """Answer all requests with a method like this."""
+        """Refuse all requests with this method."""
         self.refused[method] = (status, message)
 
 
 @contextlib.contextmanager
 def running() -> Iterator[Gateway]:
-    """Let it answer on a free port of the loopback until the block ends."""
+    """Serve at a free loopback port for the block."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.gateway = Gateway(f"http://127.0.0.1:{server.server_address[1]}")
     with server_threads.serving(server):
@@ -58,7 +58,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         gateway.asked.append(dict(self.headers))
         if gateway.takes_bytes is not None:
             self.rfile.read(gateway.takes_bytes)
-            return  # and hang up
+            return  # and disconnect
         gateway.composed.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
         gateway.before_answer()
         time.sleep(gateway.stalls_s)
@@ -81,4 +81,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *args: object) -> None:
-        """Keep quiet."""
+        """Log nothing."""
