@@ -129,7 +129,9 @@ async def _read_cids(
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """>>> list(_runs([3, 4, 7]))
+    """Yield the runs (start, stop) of adjacent numbers.
+
+    >>> list(_runs([3, 4, 7]))
     [(3, 5), (7, 8)]
     """
     start = stop = numbers[0]
